@@ -1,0 +1,80 @@
+# /// script
+# dependencies = ["nox>=2024.10.9"]
+# ///
+"""The project's sessions: `nox -l` lists them, `nox -s NAME` sets one up and runs it."""
+
+import os
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2024.10.9"
+nox.options.default_venv_backend = "venv"  # pip finds wheels beside the index; not every backend does
+nox.options.reuse_existing_virtualenvs = True
+
+TORCH = "torch==2.13.0"  # of the test environment; the library itself takes a wide range
+PYPROJECT = nox.project.load_toml("pyproject.toml")
+ROOT = Path(__file__).parent
+
+
+def install(session: nox.Session, *groups: str) -> None:
+    """The library without a compiler, the pinned torch, and the groups of pyproject.toml."""
+    needs = nox.project.dependency_groups(PYPROJECT, *groups)
+    session.install("--quiet", TORCH, *needs)
+    session.install("--quiet", "-e", ".", env={"QLOAD_PYTHON_ONLY": "1"})
+
+
+@nox.session
+def unit(session: nox.Session) -> None:
+    """The tests that need no GPU and no compiler."""
+    install(session, "test")
+    session.run("pytest", "-m", "not gpu", "-n", "2", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Ruff, its formatter, and mypy in strict mode."""
+    install(session, "lint")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("mypy")
+
+
+@nox.session(default=False)
+def golden(session: nox.Session) -> None:
+    """Rewrite golden/. Then read the diff: each line of it is a decision."""
+    install(session, "test")
+    session.run("pytest", "-m", "not gpu", "--snapshot-update", *session.posargs)
+
+
+@nox.session(default=False)
+def demo(session: nox.Session) -> None:
+    """Inspect and verify the real checkpoints under fixtures/ and print the tables."""
+    install(session)
+    for config in sorted((ROOT / "fixtures").glob("*/model_*/config.json")):
+        checkpoint = str(config.parent.relative_to(ROOT))
+        session.run("qload", "inspect", "--table", checkpoint)
+        session.run("qload", "verify", "--table", checkpoint)
+
+
+@nox.session(default=False)
+def faults(session: nox.Session) -> None:
+    """Break the product on purpose, one seeded fault at a time, and print which tests die."""
+    install(session, "test")
+    session.run("python", "-m", "qload.testing.faults", *session.posargs)
+
+
+@nox.session(default=False)
+def cases(session: nox.Session) -> None:
+    """Every case of a foreign folder, against its owner's numbers: `QLOAD_CASES=DIR nox -s cases`."""
+    folder = os.environ.get("QLOAD_CASES")
+    if not folder or not Path(folder).is_dir():
+        session.error(f"QLOAD_CASES has to name a folder with an index.json of cases; it is {folder!r}")
+    install(session, "test")
+    session.run("pytest", "tests/cases", "-m", "not gpu", *session.posargs)
+
+
+@nox.session(default=False, venv_backend="none")
+def gpu(session: nox.Session) -> None:
+    """The tests that need a CUDA device, in the environment that is there; none run there is a failure."""
+    session.run("python", "-m", "pytest", "-m", "gpu", "-rs", *session.posargs)

@@ -1,0 +1,38 @@
+"""Where rich prints: never markup from a checkpoint, never a name cut short."""
+
+import os
+import sys
+from typing import IO
+
+from rich.console import Console
+
+WIDTH = 120  # of what does not go to a terminal
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Left to the group of verbs, which knows the exit code; rich would leave with 1, "there are findings"."""
+        raise
+
+
+def stdout() -> Console:
+    return _make(sys.stdout)
+
+
+def stderr() -> Console:
+    return _make(sys.stderr)
+
+
+def _make(file: IO[str]) -> Console:
+    if hasattr(file, "reconfigure") and "utf" not in (file.encoding or "").lower():
+        file.reconfigure(errors="backslashreplace")  # a name outside of the terminal's alphabet is no crash
+    fixed = None if file.isatty() or "COLUMNS" in os.environ else WIDTH
+    # NO_COLOR leaves rich its bold and dim; here it leaves no escape sequence at all.
+    return _Console(
+        file=file,
+        width=fixed,
+        markup=False,
+        emoji=False,
+        highlight=False,
+        color_system=None if os.environ.get("NO_COLOR") else "auto",
+    )

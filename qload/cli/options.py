@@ -1,0 +1,73 @@
+"""The options that several verbs share."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class CheckpointPath(click.Path):
+    """A path that need not exist (that is a verdict, not a usage error) but has to be named."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":  # an unset shell variable must not mean the current directory
+            self.fail("is empty", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+def path_argument(function: F) -> F:
+    """PATH, a checkpoint's directory or one of its files."""
+    return click.argument("path", type=CheckpointPath())(function)
+
+
+def as_json(function: F) -> F:
+    """--json/--table; None leaves it to what standard output is."""
+    return click.option(
+        "--json/--table",
+        "as_json",
+        default=None,
+        help="What to print. Default: tables on a terminal, JSON elsewhere.",
+    )(function)
+
+
+def verbose(function: F) -> F:
+    """-v, on the group and on each verb."""
+    return click.option(
+        "-v",
+        "--verbose",
+        count=True,
+        expose_value=False,
+        callback=_log,
+        help="Say on standard error what is being done; -vv for more.",
+    )(function)
+
+
+class _ToStandardError(logging.Handler):
+    """Written through click, which looks sys.stderr up each time: a progress bar may stand in for it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        from qload.cli.text import safe
+
+        click.echo(safe(self.format(record), keep="\n\t"), err=True)
+
+
+def _log(ctx: click.Context, _: click.Parameter, times: int) -> None:
+    if not times or ctx.resilient_parsing:
+        return
+    log, handler = logging.getLogger("qload"), _ToStandardError()
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    was = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO if times == 1 else logging.DEBUG)
+
+    @ctx.call_on_close
+    def _stop() -> None:
+        log.removeHandler(handler)
+        log.setLevel(was)

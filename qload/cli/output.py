@@ -1,0 +1,62 @@
+"""What a verb prints and how it ends: tables for people, JSON for programs, an exit code for both."""
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+from qload.cli.text import safe
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from qload.verify import Report
+
+Update = Callable[[str, int, int], None]
+
+
+def emit(
+    report: "Report", as_json: bool | None, tables: "Callable[[Report], Iterable[RenderableType]]"
+) -> int:
+    """Print the report, as JSON unless standard output is a terminal or tables were asked for; the exit code."""
+    if as_json or (as_json is None and not sys.stdout.isatty()):
+        click.echo(json.dumps(report.to_json(), indent=2))
+    else:
+        from qload.cli.console import stdout
+
+        out = stdout()
+        for table in tables(report):
+            out.print(table)
+    return 0 if report.verdict == "ok" else 1
+
+
+@contextmanager
+def progress_bar() -> Iterator[Update | None]:
+    """A bar a stage on standard error, gone when it is done; None where nobody would see it."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    from qload.cli.console import stderr
+
+    bar = Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+        console=stderr(),
+        transient=True,
+    )
+    stages: dict[str, TaskID] = {}
+
+    def update(stage: str, done: int, total: int) -> None:
+        if stage not in stages:
+            stages[stage] = bar.add_task(safe(stage))
+        bar.update(stages[stage], completed=done, total=total)
+
+    with bar:
+        yield update

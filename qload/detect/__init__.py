@@ -1,0 +1,26 @@
+"""From a checkpoint's JSON and tensors to the loader that reads it."""
+
+from qload.detect.claims import Claims, read_claims
+from qload.detect.files import Found, find_config, find_configs
+from qload.detect.loaders import (
+    AWQWeightsLoader,
+    DefaultWeightsLoader,
+    GPTQWeightsLoader,
+    loader_from_claims,
+    loader_from_config,
+    settle,
+)
+
+__all__ = [
+    "AWQWeightsLoader",
+    "Claims",
+    "DefaultWeightsLoader",
+    "Found",
+    "GPTQWeightsLoader",
+    "find_config",
+    "find_configs",
+    "loader_from_claims",
+    "loader_from_config",
+    "read_claims",
+    "settle",
+]

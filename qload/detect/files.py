@@ -1,0 +1,94 @@
+"""Where a checkpoint's quantization config stands, and the JSON of it, as hostile input."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from qload.errors import ConfigError, UnsupportedFormatError
+
+MAX_BYTES = 64 << 20  # a config larger than this is not a config
+SECTIONS = ("quantization_config", "compression_config")
+SIDE_FILES = ("quantize_config.json", "quant_config.json")
+
+
+@dataclass(frozen=True)
+class Found:
+    """A quantization config as it stands in a file: where, and what it says."""
+
+    file: str
+    section: str  # "quantization_config", "text_config.quantization_config", or "" for the whole file
+    values: Mapping[str, Any]
+
+    def key(self, name: str) -> str:
+        """`bits` -> `quantization_config.bits`."""
+        return f"{self.section}.{name}" if self.section else name
+
+
+def find_config(path: str | PathLike[str]) -> Found | None:
+    """The config of a checkpoint directory, or of the directory a file lies in; None if there is none."""
+    configs = find_configs(path)
+    return configs[0] if configs else None
+
+
+def find_configs(path: str | PathLike[str]) -> list[Found]:
+    """Every quantization config of a checkpoint, the one that counts first.
+
+    `config.json` (`quantization_config`, also inside of `text_config`) counts before
+    `quantize_config.json` (GPTQ's own) and `quant_config.json` (AWQ's own).
+    """
+    folder = Path(path) if Path(path).is_dir() else Path(path).parent
+    found = _sections(folder / "config.json")
+    found += [Found(name, "", read_json(folder / name)) for name in SIDE_FILES if (folder / name).is_file()]
+    if not found and (folder / "hf_quant_config.json").is_file():
+        raise UnsupportedFormatError(
+            "modelopt", "hf_quant_config.json is there, and no other quantization config"
+        )
+    return found
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; ConfigError for anything else."""
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise ConfigError(path.name, "size", f"at most {MAX_BYTES} bytes", str(path.stat().st_size))
+        value = json.loads(path.read_bytes(), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError, OSError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(path.name, "JSON", "a JSON object", f"{type(error).__name__}: {error}") from error
+    if not isinstance(value, dict):
+        raise ConfigError(path.name, "JSON", "an object", type(value).__name__)
+    return value
+
+
+def _sections(path: Path) -> list[Found]:
+    if not path.is_file():
+        return []
+    config = read_json(path)
+    text = config.get("text_config")
+    if text is not None and not isinstance(text, dict):
+        raise ConfigError(path.name, "text_config", "an object", type(text).__name__)
+    places = [("", config), ("text_config.", text or {})]
+    found = []
+    for lead, holder in places:
+        for section in SECTIONS:
+            values = holder.get(section)
+            if values is None:
+                continue
+            if not isinstance(values, dict):
+                raise ConfigError(
+                    path.name, lead + section, "an object", f"{type(values).__name__} {values!r:.60}"
+                )
+            found.append(Found(path.name, lead + section, values))
+    if len(found) > 1 and any(other.values != found[0].values for other in found[1:]):
+        raise ConfigError(
+            path.name, found[1].section, f"the same as {found[0].section}", "another quantization config"
+        )
+    return found[:1]
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")

@@ -1,0 +1,116 @@
+"""From what a checkpoint claims to the loader that reads it."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from qload.detect.claims import Claims, read_claims
+from qload.detect.files import Found
+from qload.errors import ConfigError
+from qload.formats import AWQConfig, AWQWeight, GPTQConfig, GPTQWeight, UnquantizedConfig, UnquantizedWeight
+from qload.layouts import STORED_MINUS_ONE, Stored, ZeroPoints
+from qload.loader import FormatLoader, Room
+from qload.storage import WeightStorage
+
+log = logging.getLogger("qload")
+
+PLAIN = Room(UnquantizedWeight, UnquantizedConfig())
+LEGACY = {"bits": "gptq_bits", "group_size": "gptq_groupsize", "sym": "gptq_sym"}
+
+
+class DefaultWeightsLoader(FormatLoader):
+    """Loads plain weights. A layer stored in another way is an error, never a guess."""
+
+    def __init__(self) -> None:
+        super().__init__(PLAIN)
+
+
+class GPTQWeightsLoader(FormatLoader):
+    """Loads GPTQ layers, and layers left plain as plain; which one a layer is, its tensors say."""
+
+    def __init__(
+        self,
+        *,
+        bits: int,
+        group_size: int,
+        zeros: ZeroPoints = STORED_MINUS_ONE,
+        desc_act: bool | None = None,
+    ) -> None:
+        super().__init__(Room(GPTQWeight, GPTQConfig(bits, group_size, zeros, desc_act=desc_act)), PLAIN)
+
+
+class AWQWeightsLoader(FormatLoader):
+    """Loads AWQ GEMM layers, and layers left plain as plain; which one a layer is, its tensors say."""
+
+    def __init__(self, *, group_size: int, bits: int = 4) -> None:
+        super().__init__(Room(AWQWeight, AWQConfig(group_size, bits)), PLAIN)
+
+
+def loader_from_config(
+    quantization_config: Mapping[str, Any] | None, storage: WeightStorage | None = None
+) -> FormatLoader:
+    """The loader for a `quantization_config`; None means plain weights.
+
+    `storage` is looked through for the tensors in which old GPTQ checkpoints keep their settings
+    (`gptq_bits`, `gptq_groupsize`): tensors are believed before the config. Raises ConfigError for
+    a malformed config, UnsupportedFormatError for a method that is not read.
+    """
+    if quantization_config is not None and not isinstance(quantization_config, Mapping):
+        raise ConfigError(
+            "quantization_config", "config", "a mapping or None", type(quantization_config).__name__
+        )
+    found = (
+        None if quantization_config is None else Found("config", "quantization_config", quantization_config)
+    )
+    return loader_from_claims(found, storage)
+
+
+def loader_from_claims(found: Found | None, storage: WeightStorage | None) -> FormatLoader:
+    """As `loader_from_config`, for a config as it was found in a file."""
+    claims = settle(found, storage)
+    if claims is None:
+        return DefaultWeightsLoader()
+    if claims.method == "awq":
+        return AWQWeightsLoader(group_size=claims.group_size, bits=claims.bits)
+    zeros: ZeroPoints = Stored() if claims.format == "gptq_v2" else STORED_MINUS_ONE
+    loader = GPTQWeightsLoader(
+        bits=claims.bits, group_size=claims.group_size, zeros=zeros, desc_act=claims.desc_act
+    )
+    stored = storage.keys() if storage else ()
+    loader.config_tensors = tuple(name for name in LEGACY.values() if name in stored)
+    return loader
+
+
+def settle(found: Found | None, storage: WeightStorage | None) -> Claims | None:
+    """The config's claims, overruled by the settings that a checkpoint keeps in tensors."""
+    claims = read_claims(found) if found else None
+    names = storage.keys() if storage else ()
+    if storage is None or LEGACY["bits"] not in names:
+        return claims
+    if claims and claims.method != "gptq":
+        raise ConfigError(claims.file, "quant_method", "gptq, as there is a tensor gptq_bits", claims.method)
+    stored = {key: _scalar(storage, name) for key, name in LEGACY.items() if name in names}
+    if "group_size" not in stored:
+        raise ConfigError("gptq_bits", LEGACY["group_size"], "a tensor, as there is gptq_bits", "nothing")
+    base = claims or Claims("gptq", "gptq", 0, 0, None, None, "gptq_bits")
+    sym = bool(stored["sym"]) if "sym" in stored else base.sym
+    settled = replace(base, bits=stored["bits"], group_size=stored["group_size"], sym=sym)
+    if claims and (claims.bits, claims.group_size) != (settled.bits, settled.group_size):
+        log.warning(
+            "%s claims %d bits, group size %d; gptq_bits and gptq_groupsize say %d, %d and are believed",
+            claims.file,
+            claims.bits,
+            claims.group_size,
+            settled.bits,
+            settled.group_size,
+        )
+    GPTQConfig(settled.bits, settled.group_size)  # refuses bits and group sizes there are none of
+    return settled
+
+
+def _scalar(storage: WeightStorage, name: str) -> int:
+    values = storage.read(name).flatten().tolist()
+    if len(values) != 1 or values[0] not in range(-1, 1 << 31):
+        raise ConfigError(name, "value", "one whole number, at least -1", f"{values!r:.60}")
+    return int(values[0])

@@ -1,0 +1,30 @@
+"""What is on disk and what it means: a file for each format, alike inside.
+
+To add one: a module with a frozen config and a frozen weight that declares its tensors, one line in
+`FORMATS` below, one line in the strategies for its config, one block worked by hand, and one fixture
+from the tool that writes the format. The loader, the checks, the sharding laws, the contract tests
+and a working linear come with the declaration.
+"""
+
+from qload.formats.awq import AWQConfig, AWQWeight
+from qload.formats.gptq import GPTQConfig, GPTQWeight
+from qload.formats.unquantized import UnquantizedConfig, UnquantizedWeight
+from qload.spec import Role, Weight
+
+FORMATS: tuple[type[Weight], ...] = (UnquantizedWeight, GPTQWeight, AWQWeight)
+
+# What a tensor is for, by the last part of its name.
+ROLES: dict[str, Role] = {
+    spec.suffix: spec.role for weight in FORMATS for spec in weight.tensors(weight.example)
+}
+
+__all__ = [
+    "FORMATS",
+    "ROLES",
+    "AWQConfig",
+    "AWQWeight",
+    "GPTQConfig",
+    "GPTQWeight",
+    "UnquantizedConfig",
+    "UnquantizedWeight",
+]

@@ -1,0 +1,117 @@
+"""GPTQ: integer codes, one scale and zero point per group of inputs.
+
+On disk, for a layer of K inputs and N outputs in G groups, b bits:
+
+    qweight  int32             (K*b/32, N)  codes, packed along K, first row in the low bits
+    qzeros   int32             (G, N*b/32)  zero points, packed along N, in the convention of `zeros`
+    scales   fp16, bf16, fp32  (G, N)
+    g_idx    int32             (K,)         the group of each row; any order (act order)
+
+    w[n, k] = scales[g, n] * (code[k, n] - zero[g, n]),   g = g_idx[k]
+
+Source: formats.md section 1, bit-equal to gptqmodel and auto-gptq.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from qload import spec
+from qload.errors import ArgumentError, MismatchError, ShapeError
+from qload.layouts import STORED_MINUS_ONE, ZeroPoints, gptq
+from qload.spec import Role, TensorSpec
+
+BITS = (2, 3, 4, 8)
+SCALES = (torch.float16, torch.bfloat16, torch.float32)
+INDICES = (torch.int32, torch.int64, torch.int16)
+
+
+@dataclass(frozen=True)
+class GPTQConfig(spec.Config):
+    """`group_size` -1: one group. `zeros`: what a stored zero point means. `positional`: whether the
+    groups of the whole layer lie in order, so that a cut between two groups cuts the scales too."""
+
+    name: ClassVar[str] = "gptq"
+
+    bits: int
+    group_size: int
+    zeros: ZeroPoints = STORED_MINUS_ONE
+    positional: bool = False
+    desc_act: bool | None = field(default=None, compare=False)  # only a claim
+
+    def __post_init__(self) -> None:
+        if self.bits not in BITS:
+            raise ArgumentError("gptq: bits", " or ".join(map(str, BITS)), str(self.bits))
+        if self.group_size != -1 and self.group_size < 1:
+            raise ArgumentError("gptq: group_size", "-1 or at least 1", str(self.group_size))
+
+    def study(self, seen: spec.Seen) -> "GPTQConfig":
+        """Positional or not, from `g_idx`; refuses group counts that contradict the group size."""
+        sizes = seen.sizes(GPTQWeight.tensors(replace(self, positional=False)))
+        K, G, N = sizes["K"], sizes["G"], sizes["N"]
+        group = K if self.group_size == -1 else self.group_size
+        if -(-K // group) != G:
+            raise ShapeError(
+                seen.names.full("scales"),
+                f"({-(-K // group)}, {N}) = (K/{group}^, N)",
+                seen.shapes["scales"],
+                seen.names.file("scales"),
+                f"for K = {K} and a group size of {self.group_size} in the config",
+            )
+        g_idx = seen.facts["g_idx"]
+        if G > 1 and not g_idx.any():
+            raise MismatchError(
+                seen.names.full("g_idx"),
+                "all zero, which has two readings",
+                f"the group of each row, 0 to {G - 1}",
+                f"0 for all {K} rows",
+                "remedy   write the groups out: some kernels take zeros for 'in order'",
+            )
+        in_order = torch.arange(K, device=g_idx.device) // group
+        return replace(self, positional=G > 1 and bool((g_idx == in_order).all()))
+
+    def notes(self, seen: spec.Seen) -> tuple[str, ...]:
+        """Act order is what `g_idx` says, whatever `desc_act` claims."""
+        act_order = not self.positional and bool(seen.facts["g_idx"].any())
+        if self.desc_act is None or self.desc_act == act_order:
+            return ()
+        found = "in act order" if act_order else "in order"
+        return (f"desc_act is {str(self.desc_act).lower()}, g_idx is {found} and is believed",)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class GPTQWeight(spec.Weight):
+    """A GPTQ layer, or a share of one."""
+
+    config: GPTQConfig
+    qweight: Tensor
+    qzeros: Tensor
+    scales: Tensor
+    g_idx: Tensor
+
+    format: ClassVar[str] = "gptq"
+    example: ClassVar[GPTQConfig] = GPTQConfig(bits=4, group_size=128, positional=True)
+
+    @classmethod
+    def tensors(cls, config: GPTQConfig) -> tuple[TensorSpec, ...]:
+        """Groups are cut with K where they lie in order and every cut falls between two of them."""
+        b, groups = config.bits, f"K/{config.group_size}^|G" if config.positional else "G"
+        return (
+            TensorSpec("qweight", (torch.int32,), f"K*{b}/32 N", Role.WORD),
+            TensorSpec("qzeros", (torch.int32,), f"{groups} N*{b}/32", Role.WORD),
+            TensorSpec("scales", SCALES, f"{groups} N", Role.SCALE),
+            TensorSpec("g_idx", INDICES, "K", Role.INDEX, fact=True, index_of="G"),
+        )
+
+    def codes(self) -> spec.Codes:
+        """Codes, zero points and scales in plain order, grouped by `g_idx`."""
+        bits = self.config.bits
+        return spec.Codes(
+            bits=bits,
+            codes=gptq.rows(bits).unpack(self.qweight).T,
+            scales=self.scales.float().T,
+            zeros=self.config.zeros.read(self.qzeros, gptq.columns(bits)).T,
+            k_group=self.g_idx.long(),
+        )

@@ -1,0 +1,60 @@
+"""Plain floating point weights.
+
+    weight  fp16, bf16, fp32 or fp64  (N, K)     w[n, k] = weight[n, k]
+
+A vector (N,), such as the weight of a norm, is stored the same way and has no K.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from qload import spec
+from qload.errors import UnsupportedFormatError
+from qload.spec import Role, TensorSpec
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+@dataclass(frozen=True)
+class UnquantizedConfig(spec.Config):
+    """`axes`: 2 for a matrix (N, K), 1 for a vector (N,)."""
+
+    name: ClassVar[str] = "unquantized"
+
+    axes: int = 2
+
+    def study(self, seen: spec.Seen) -> "UnquantizedConfig":
+        """Tells a vector from a matrix."""
+        return replace(self, axes=1 if len(seen.shapes["weight"]) == 1 else 2)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class UnquantizedWeight(spec.Weight):
+    """A plain weight (N, K), or a vector (N,)."""
+
+    weight: Tensor
+    config: UnquantizedConfig = field(default=UnquantizedConfig(), kw_only=True)
+
+    format: ClassVar[str] = "unquantized"
+    example: ClassVar[UnquantizedConfig] = UnquantizedConfig()
+
+    @classmethod
+    def tensors(cls, config: UnquantizedConfig) -> tuple[TensorSpec, ...]:
+        """One tensor."""
+        return (TensorSpec("weight", FLOATS, "N K" if config.axes == 2 else "N", Role.FLOAT),)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(N, K), or (N,) of a vector."""
+        return tuple(self.weight.shape)
+
+    def codes(self) -> spec.Codes:
+        """Refused: a plain weight has no codes."""
+        raise UnsupportedFormatError("unquantized", "a plain weight has no codes: take its dequantize()")
+
+    def dequantize(self) -> Tensor:
+        """The weight in float32: (N, K), or (N,) of a vector."""
+        return self.weight.to(torch.float32)

@@ -1,0 +1,15 @@
+"""Orders in memory, as data: one line in einops notation each, and its inverse."""
+
+from qload.layouts.order import Order
+from qload.layouts.packing import Packing
+from qload.layouts.zeros import STORED_MINUS_ONE, Stored, StoredMinusOne, StoredMinusOneUnmasked, ZeroPoints
+
+__all__ = [
+    "STORED_MINUS_ONE",
+    "Order",
+    "Packing",
+    "Stored",
+    "StoredMinusOne",
+    "StoredMinusOneUnmasked",
+    "ZeroPoints",
+]

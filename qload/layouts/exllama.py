@@ -1,0 +1,37 @@
+"""The order ExLlama's kernels read: within a word, the even rows of its codes before the odd.
+
+The kernel masks a word and its shifted self and gets pairs of neighbouring rows, half a word apart.
+8-bit words stay as GPTQ wrote them. Three words of 3 bits hold 32 codes: word a has the codes
+10a, 10a + 2, ... from bit 0 and 10a + 1, 10a + 3, ... from bit 16, and in its bits 15 and 31 the
+bits a of codes 30 and 31. Source: formats.md section 2, byte-equal to exllamav2 and vLLM.
+"""
+
+from functools import cache
+
+from qload.layouts import gptq
+from qload.layouts.packing import Field, Packing
+
+
+@cache
+def rows(bits: int) -> Packing:
+    """Codes (K, N), rows of a group together -> the shuffled words (K * bits / 32, N)."""
+    if bits == 3:
+        return Packing(3, "(kp i) n -> (kp w) n (i)", i=32, w=3, fields=_three_words())
+    if bits == 8:
+        return gptq.rows(8)
+    return Packing(bits, "(kp j r) n -> kp n (r j)", r=2, j=16 // bits)
+
+
+def _three_words() -> tuple[Field, ...]:
+    whole = [
+        Field(code=10 * word + 2 * i + odd, low=0, width=3, word=word, bit=16 * odd + 3 * i)
+        for word in range(3)
+        for i in range(5)
+        for odd in range(2)
+    ]
+    split = [
+        Field(code=30 + odd, low=word, width=1, word=word, bit=16 * odd + 15)
+        for word in range(3)
+        for odd in range(2)
+    ]
+    return tuple(whole + split)

@@ -1,0 +1,88 @@
+"""What a stored zero point means: a type for each reading, not a flag.
+
+`gptq_v2` stores the zero point. `gptq` (v1) stores it minus one, and where a zero point is 0 its
+readers part ways (formats.md section 1): its writer takes 1 from every field of a word at once, so
+that a borrow runs into the next field, and reads it back by adding; ExLlama's kernels add 1 to each
+field and do not mask, so that 15 on disk means 16. All agree unless a stored field is 2**bits - 1.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from qload.errors import ArgumentError
+from qload.layouts.packing import Packing
+
+_ONES = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}
+
+
+class ZeroPoints(ABC):
+    """How zero points are written in packed words."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def read(self, words: Tensor, packing: Packing) -> Tensor:
+        """int32 words -> zero points, int32, in plain order."""
+
+    @abstractmethod
+    def write(self, zeros: Tensor, packing: Packing) -> Tensor:
+        """Zero points in plain order -> int32 words; the inverse of `read`."""
+
+
+@dataclass(frozen=True)
+class Stored(ZeroPoints):
+    """The zero point itself (AWQ, gptq_v2)."""
+
+    name: ClassVar[str] = "stored"
+
+    def read(self, words: Tensor, packing: Packing) -> Tensor:
+        """int32 words -> zero points in [0, 2**bits)."""
+        return packing.unpack(words)
+
+    def write(self, zeros: Tensor, packing: Packing) -> Tensor:
+        """Zero points in [0, 2**bits) -> int32 words."""
+        return packing.pack(zeros)
+
+
+@dataclass(frozen=True)
+class StoredMinusOne(ZeroPoints):
+    """The zero point minus one, taken from whole words as gptqmodel writes it (3 bits: per field)."""
+
+    name: ClassVar[str] = "stored minus one"
+
+    def read(self, words: Tensor, packing: Packing) -> Tensor:
+        """int32 words -> zero points in [0, 2**bits)."""
+        if packing.bits in _ONES:
+            return packing.unpack(words.add(_ONES[packing.bits]))
+        return packing.unpack(words).add(1).remainder(2**packing.bits)
+
+    def write(self, zeros: Tensor, packing: Packing) -> Tensor:
+        """Zero points in [0, 2**bits) -> int32 words."""
+        if packing.bits in _ONES:
+            return packing.pack(zeros).sub(_ONES[packing.bits])
+        return packing.pack(zeros.sub(1).remainder(2**packing.bits))
+
+
+STORED_MINUS_ONE = StoredMinusOne()  # what GPTQ checkpoints mean unless they say gptq_v2
+
+
+@dataclass(frozen=True)
+class StoredMinusOneUnmasked(ZeroPoints):
+    """The zero point minus one, field by field, as ExLlama's kernels read it: up to 2**bits."""
+
+    name: ClassVar[str] = "stored minus one, unmasked"
+
+    def read(self, words: Tensor, packing: Packing) -> Tensor:
+        """int32 words -> zero points in [1, 2**bits]."""
+        return packing.unpack(words).add(1)
+
+    def write(self, zeros: Tensor, packing: Packing) -> Tensor:
+        """Zero points in [1, 2**bits] -> int32 words."""
+        if zeros.numel() and int(zeros.min()) < 1:
+            raise ArgumentError(
+                "zeros", f"1 <= zero <= {2**packing.bits}: 0 cannot be said", str(int(zeros.min()))
+            )
+        return packing.pack(zeros.sub(1))

@@ -1,0 +1,86 @@
+"""The five loads every loader answers, all of them one: parts of layers, and what the ranks share."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from operator import index
+from typing import Literal
+
+from qload.errors import ArgumentError, DivideError
+from qload.loader.source import TensorSource
+from qload.spec import Weight
+
+Split = Literal["N", "K"]
+Blocks = int | Iterable[int]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Outputs [start, stop) of the layer stored under a prefix; `stop` None: to the end."""
+
+    prefix: str
+    start: int = 0
+    stop: int | None = None
+
+
+class WeightsLoader(ABC):
+    """Turns named tensors into a typed weight. A subclass says `load` and `shape`; the rest follows.
+
+    Nothing here asks `weights` for another high-level load, so a loader that wraps a loader stays
+    in charge whatever loader is installed.
+    """
+
+    config_tensors: tuple[str, ...] = ()  # tensors that were read as settings, and mean no weight
+
+    @abstractmethod
+    def load(self, weights: TensorSource, parts: Sequence[Part], split: Split | None) -> Weight:
+        """The parts joined along N: this rank's share along `split`, or all of them where it is None."""
+
+    @abstractmethod
+    def shape(self, weights: TensorSource, prefix: str) -> tuple[int, int]:
+        """(N, K) of the layer stored under a prefix, from headers alone."""
+
+    def get_weights(self, weights: TensorSource, prefix: str) -> Weight:
+        """The whole layer, the same on every rank."""
+        return self.load(weights, [Part(prefix)], None)
+
+    def get_weights_col(self, weights: TensorSource, prefix: str) -> Weight:
+        """This rank's outputs."""
+        return self.load(weights, [Part(prefix)], "N")
+
+    def get_weights_row(self, weights: TensorSource, prefix: str) -> Weight:
+        """This rank's inputs."""
+        return self.load(weights, [Part(prefix)], "K")
+
+    def get_multi_weights_col(self, weights: TensorSource, prefixes: Sequence[str], dim: int = 0) -> Weight:
+        """This rank's outputs of each layer, joined along N (`dim` 0 or -2, the only one there is)."""
+        if dim not in (0, -2):
+            raise ArgumentError("dim", "0: the parts of a fused layer join along N", str(dim))
+        if isinstance(prefixes, str) or not prefixes:
+            raise ArgumentError("prefixes", "one or more prefixes", repr(prefixes))
+        return self.load(weights, [Part(prefix) for prefix in prefixes], "N")
+
+    def get_weights_col_packed(self, weights: TensorSource, prefix: str, block_sizes: Blocks) -> Weight:
+        """This rank's outputs of each block of a layer that is stored fused (qkv, gate_up)."""
+        edges = [0]
+        for size in split_blocks(prefix, "N", self.shape(weights, prefix)[0], block_sizes):
+            edges.append(edges[-1] + size)
+        parts = [Part(prefix, a, b) for a, b in pairwise(edges)]
+        return self.load(weights, parts, "N")
+
+
+def split_blocks(tensor: str, dim: int | str, total: int, blocks: Blocks) -> list[int]:
+    """Block sizes that sum to `total`, from a count, from proportions, or from the sizes themselves."""
+    if isinstance(blocks, bool) or (isinstance(blocks, int) and blocks < 1):
+        raise ArgumentError("block_sizes", "a count of at least 1", repr(blocks))
+    if isinstance(blocks, int):
+        if total % blocks:
+            raise DivideError(tensor, dim, total, f"{blocks} equal blocks")
+        return [total // blocks] * blocks
+    sizes = [index(size) for size in blocks]
+    if not sizes or min(sizes) < 1:
+        raise ArgumentError("block_sizes", "one or more sizes of at least 1", repr(sizes))
+    if total % sum(sizes):
+        raise DivideError(tensor, dim, total, f"blocks in proportion {' : '.join(map(str, sizes))}")
+    return [total // sum(sizes) * size for size in sizes]

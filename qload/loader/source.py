@@ -1,0 +1,37 @@
+"""What a loader asks of whoever holds the tensors: `Weights`, over any storage."""
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from torch import Tensor
+
+from qload.errors import MissingTensorError
+from qload.parallel import ProcessGroup
+from qload.spec import Role
+from qload.storage import TensorInfo
+
+
+class TensorSource(Protocol):
+    """Named tensors as one rank sees them: names resolved, moved to its device, cast by role."""
+
+    @property
+    def process_group(self) -> ProcessGroup:
+        """Which rank this is, and of how many."""
+
+    def has_tensor(self, name: str) -> bool:
+        """Whether a name, one of its aliases, or either under the prefix is stored."""
+
+    def info(self, name: str) -> TensorInfo:
+        """Dtype, shape and file, from the header alone; MissingTensorError."""
+
+    def read(self, name: str, index: tuple[slice, ...] = (), *, role: Role) -> Tensor:
+        """Those elements, on the device, in the dtype its role allows."""
+
+    def take(self, names: Iterable[str]) -> None:
+        """Enter into the ledger that a load has used these tensors."""
+
+    def note(self, text: str) -> None:
+        """Enter into the ledger that something disagreed without harm."""
+
+    def missing(self, name: str, hint: str = "") -> MissingTensorError:
+        """The error that says what was tried and what there is instead."""

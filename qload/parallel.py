@@ -1,0 +1,54 @@
+"""A rank's view of its world: anything with `rank()` and `size()`, as torch.distributed's groups have."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from qload.errors import ArgumentError
+
+
+@runtime_checkable
+class ProcessGroup(Protocol):
+    """What qload asks of a process group. `torch.distributed.ProcessGroup` answers as it is."""
+
+    def rank(self) -> int:
+        """This process' place, 0 <= rank < size."""
+
+    def size(self) -> int:
+        """How many processes share the layers."""
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One rank of a world, without any process behind it."""
+
+    place: int
+    world: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.place < self.world:
+            raise ArgumentError("process_group", f"0 <= rank < size = {self.world}", f"rank {self.place}")
+
+    def rank(self) -> int:
+        """This rank's place."""
+        return self.place
+
+    def size(self) -> int:
+        """The world's size."""
+        return self.world
+
+
+@dataclass(frozen=True)
+class FakeWorld:
+    """All the ranks of a world in one process: `for group in FakeWorld(4): ...`."""
+
+    world: int
+
+    def __iter__(self) -> Iterator[Rank]:
+        return (Rank(place, self.world) for place in range(self.world))
+
+    def __len__(self) -> int:
+        return self.world
+
+
+ALONE = Rank(0, 1)

@@ -1,0 +1,22 @@
+"""The contract between files and kernels: axis text, declarations, configs, typed weights."""
+
+from qload.spec.axis import LOGICAL, Axis
+from qload.spec.tensor import Names, Role, Shape, TensorSpec, check_dtypes, solve
+from qload.spec.weight import Codes, Config, Fields, Layer, Seen, Weight
+
+__all__ = [
+    "LOGICAL",
+    "Axis",
+    "Codes",
+    "Config",
+    "Fields",
+    "Layer",
+    "Names",
+    "Role",
+    "Seen",
+    "Shape",
+    "TensorSpec",
+    "Weight",
+    "check_dtypes",
+    "solve",
+]

@@ -1,0 +1,106 @@
+"""Axis text: how a stored axis follows from a layer's logical sizes, and where it may be cut.
+
+    axis := dim op* ["!"] ["|" free]          ops apply left to right to the logical size
+    dim  := N | K | free | integer            free (G R E ...): whole on every rank
+    op   := *i | /i | /i^ | @i | @i^          @i: whole runs of i (as /i*i); ^: a short tail is rounded up
+    !    :  never cut            |G : where the world's cuts do not suit this axis, it stays whole
+
+A cut is lawful where every division of the axis is exact; the end of the dimension always is.
+"""
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from math import lcm
+
+from qload.errors import PatternError
+
+LOGICAL = frozenset("NK")
+
+_AXIS = re.compile(r"(?P<dim>[A-Z]|\d+)(?P<ops>(?:[*/@]\d+\^?)*)(?P<never>!?)(?:\|(?P<free>[A-Z]))?")
+_OP = re.compile(r"([*/@])(\d+)(\^?)")
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of a stored tensor, as declared: `"K*4/32"`, `"N"`, `"K/128^|G"`, `"16"`."""
+
+    text: str
+
+    def __post_init__(self) -> None:
+        found = _AXIS.fullmatch(self.text)
+        if not found:
+            raise PatternError(
+                self.text, "not an axis: a dimension, then *i, /i, /i^, @i or @i^, then ! or |G"
+            )
+        for op, amount, up in self.ops:
+            if amount < 1 or (op == "*" and up):
+                raise PatternError(self.text, f"{op}{amount}{'^' * up} is not an operation")
+
+    @cached_property
+    def dim(self) -> str:
+        """The dimension it follows from: `N`, `K`, a free letter, or an integer."""
+        return self._part("dim")
+
+    @cached_property
+    def ops(self) -> tuple[tuple[str, int, bool], ...]:
+        """(operation, amount, rounded up) from left to right."""
+        return tuple((op, int(amount), up == "^") for op, amount, up in _OP.findall(self._part("ops")))
+
+    @cached_property
+    def never(self) -> bool:
+        """Whether this axis forbids every cut of its dimension."""
+        return self._part("never") == "!"
+
+    @cached_property
+    def free(self) -> str | None:
+        """The letter that names this axis where it stays whole although its dimension is cut."""
+        return self._part("free") or None
+
+    @cached_property
+    def factor(self) -> Fraction:
+        """Stored places for each logical one, rounding aside."""
+        factor = Fraction(1)
+        for op, amount, _ in self.ops:
+            factor = factor * amount if op == "*" else factor / amount if op == "/" else factor
+        return factor
+
+    @cached_property
+    def granule(self) -> int:
+        """The smallest step at which every division is exact."""
+        step, factor = 1, Fraction(1)
+        for op, amount, _ in self.ops:
+            if op == "*":
+                factor *= amount
+            else:
+                step = lcm(step, (factor / amount).denominator)
+                factor = factor / amount if op == "/" else factor
+        return step
+
+    @cached_property
+    def rounds(self) -> bool:
+        """Whether a short tail is rounded up, so that the stored size does not tell the logical one."""
+        return any(up for _, _, up in self.ops)
+
+    def size(self, logical: int) -> int | None:
+        """The stored size, or None where a division that has to be exact is not."""
+        size = logical
+        for op, amount, up in self.ops:
+            if op == "*":
+                size *= amount
+                continue
+            if size % amount and not up:
+                return None
+            runs = -(-size // amount)
+            size = runs if op == "/" else runs * amount
+        return size
+
+    def at(self, place: int, logical: int) -> int:
+        """Where a lawful cut at `place` falls on the stored axis."""
+        end = self.size(logical)
+        return end if place == logical and end is not None else int(place * self.factor)
+
+    def _part(self, name: str) -> str:
+        found = _AXIS.fullmatch(self.text)
+        return (found[name] or "") if found else ""

@@ -1,0 +1,124 @@
+"""A tensor's declaration, and the sizes of a layer that its tensors' shapes agree on."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+
+from qload.errors import DtypeError, ShapeError
+from qload.spec.axis import Axis
+
+Shape = tuple[int, ...]
+
+
+class Role(Enum):
+    """What a tensor is for. Only plain floats are ever cast to the dtype a user asks for."""
+
+    FLOAT = "float"  # plain weights, biases, norms
+    WORD = "word"  # packed codes or zero points
+    INDEX = "index"
+    SCALE = "scale"
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One tensor of a layer: field name, dtypes allowed, axis text such as `"K*4/32 N"`.
+
+    `fact`: small, read whole by every rank before anything is decided. `index_of`: its values point
+    into that free axis, and the loader checks and rebases them. `stored`: the on-disk suffix where
+    it differs from the field's name. `optional`: may be absent.
+    """
+
+    name: str
+    dtypes: tuple[torch.dtype, ...]
+    text: str
+    role: Role
+    stored: str | None = None
+    fact: bool = False
+    index_of: str | None = None
+    optional: bool = False
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        """The declared axes, outermost first."""
+        return tuple(Axis(text) for text in self.text.split())
+
+    @property
+    def suffix(self) -> str:
+        """What follows the layer's prefix on disk."""
+        return self.stored or self.name
+
+    def axis_of(self, dim: str) -> int | None:
+        """The position of the axis that follows from a dimension, or None."""
+        return next((i for i, axis in enumerate(self.axes) if axis.dim == dim), None)
+
+
+def check_dtypes(specs: Iterable[TensorSpec], seen: Mapping[str, torch.dtype], names: "Names") -> None:
+    """Every tensor has one of its declared dtypes, or DtypeError."""
+    for spec in specs:
+        if spec.name in seen and seen[spec.name] not in spec.dtypes:
+            allowed = [str(dtype).removeprefix("torch.") for dtype in spec.dtypes]
+            got = str(seen[spec.name]).removeprefix("torch.")
+            raise DtypeError(names.full(spec.name), allowed, got, names.file(spec.name))
+
+
+def solve(specs: Iterable[TensorSpec], shapes: Mapping[str, Shape], names: "Names") -> dict[str, int]:
+    """The size of each dimension, from shapes that all agree with their declarations, or ShapeError.
+
+    Axes that say a dimension as it is are believed first, so that the tensor which contradicts them
+    is the one named. An axis `"K/128^|G"` only tells G: whether it fits K is for the format to judge.
+    """
+    specs = [spec for spec in specs if spec.name in shapes]
+    for spec in specs:
+        if len(spec.axes) != len(shapes[spec.name]):
+            raise ShapeError(
+                names.full(spec.name),
+                f"{len(spec.axes)} axes: ({_formula(spec)})",
+                shapes[spec.name],
+                names.file(spec.name),
+            )
+    sizes: dict[str, int] = {}
+    axes = [(axis, shapes[spec.name][i]) for spec in specs for i, axis in enumerate(spec.axes)]
+    for axis, stored in sorted(axes, key=lambda pair: len(pair[0].ops)):
+        dim = axis.free or axis.dim
+        if dim.isalpha() and dim not in sizes and not (axis.rounds and not axis.free):
+            sizes[dim] = stored if axis.free else int(stored / axis.factor)
+    for spec in specs:
+        _compare(spec, sizes, shapes[spec.name], names)
+    return sizes
+
+
+class Names:
+    """How a layer's fields are called in messages: in full, and in which file."""
+
+    def full(self, field: str) -> str:
+        """`qweight` -> `layers.0.q_proj.qweight`."""
+        return field
+
+    def file(self, field: str) -> str | None:
+        """The file that holds it, or None."""
+        return None
+
+
+def _compare(spec: TensorSpec, sizes: Mapping[str, int], shape: Shape, names: Names) -> None:
+    expected = [_stored(axis, sizes) for axis in spec.axes]
+    if any(want != got for want, got in zip(expected, shape, strict=True)):
+        values = ", ".join("?" if want is None else str(want) for want in expected)
+        inexact = [axis for axis, want in zip(spec.axes, expected, strict=True) if want is None]
+        hint = "; ".join(
+            f"{axis.dim} = {sizes.get(axis.dim)} has to be a multiple of {axis.granule}" for axis in inexact
+        )
+        raise ShapeError(
+            names.full(spec.name), f"({values}) = ({_formula(spec)})", shape, names.file(spec.name), hint
+        )
+
+
+def _stored(axis: Axis, sizes: Mapping[str, int]) -> int | None:
+    if axis.dim.isdigit():
+        return axis.size(int(axis.dim))
+    return sizes[axis.free] if axis.free else axis.size(sizes[axis.dim]) if axis.dim in sizes else None
+
+
+def _formula(spec: TensorSpec) -> str:
+    return ", ".join(axis.free or axis.text for axis in spec.axes)

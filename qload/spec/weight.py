@@ -1,0 +1,198 @@
+"""The contract of a format: a frozen config, and a typed weight that says what it means."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field, fields
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from qload.errors import IndexValueError
+from qload.spec.tensor import Names, Shape, TensorSpec, check_dtypes, solve
+
+if TYPE_CHECKING:
+    from torch import nn
+
+# What makes a layer out of a weight lies to the right of this module: it is named, never imported.
+LINEAR = ("qload.linear", "linear_of")
+
+
+@dataclass(frozen=True)
+class Config:
+    """What a format's files leave to be said once for many layers. Frozen, compares by value."""
+
+    name: ClassVar[str]
+
+    def study(self, seen: "Seen") -> Self:
+        """This layer's own config, from shapes and facts; raises where they contradict the claims."""
+        return self
+
+    def notes(self, seen: "Seen") -> tuple[str, ...]:
+        """Where a flag of the config disagrees with the tensors, which are believed."""
+        return ()
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A layer's tensors before any weight is read: shapes and dtypes by field, facts whole."""
+
+    shapes: Mapping[str, Shape]
+    dtypes: Mapping[str, torch.dtype]
+    facts: Mapping[str, Tensor]
+    names: Names
+
+    def sizes(self, specs: Sequence[TensorSpec]) -> dict[str, int]:
+        """The layer's dimensions, where dtypes, shapes and index values fit a declaration."""
+        check_dtypes(specs, self.dtypes, self.names)
+        sizes = solve(specs, self.shapes, self.names)
+        for spec in specs:
+            if spec.index_of and spec.name in self.facts:
+                check_index(spec, self.facts[spec.name], sizes, self.names)
+        return sizes
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Which layer a weight is, and which share of it: N of each fused part, K, and the whole (N, K)."""
+
+    parts: tuple[int, ...]
+    K: int
+    whole: tuple[int, int]
+    name: str = ""
+    origin: Config | None = None  # what `restore` goes back to, for a weight that was repacked
+
+    @property
+    def N(self) -> int:
+        """Outputs of all parts together."""
+        return sum(self.parts)
+
+
+UNPLACED = Layer((), 0, (0, 0))  # of a weight made by hand, whose tensors tell the rest
+
+
+@dataclass(frozen=True)
+class Codes:
+    """A weight as codes: w = (code - zero) * scale[n_group, k_group].
+
+    codes (N, K) integers; scales and zeros (Gn, Gk) with Gn = N or 1; k_group (K,) int64 or None for
+    one group; zeros None where the type has none.
+    """
+
+    bits: int
+    codes: Tensor
+    scales: Tensor
+    zeros: Tensor | None
+    k_group: Tensor | None
+
+    def dequantize(self) -> Tensor:
+        """(N, K) float32: the integer difference, times the scale in float32."""
+        scales, difference = self._rows(self.scales), self.codes
+        if self.zeros is not None:
+            difference = difference - self._rows(self.zeros)
+        return difference.to(torch.float32).mul_(scales)
+
+    def _rows(self, per_group: Tensor) -> Tensor:
+        return per_group if self.k_group is None else per_group[:, self.k_group]
+
+
+@dataclass(frozen=True, eq=False)
+class Weight(ABC):
+    """A quantized weight of logical shape (N, K): its tensors as they are on disk, config and layer.
+
+    Constructing one checks every dtype, shape and index against the format's declaration.
+    """
+
+    config: Any = field(kw_only=True)
+    layer: Layer = field(default=UNPLACED, kw_only=True)
+
+    format: ClassVar[str]
+    example: ClassVar[Config]  # a config to show the declaration with
+
+    @classmethod
+    @abstractmethod
+    def tensors(cls, config: Any) -> tuple[TensorSpec, ...]:
+        """The declaration of every tensor a layer of this format has, for this config."""
+
+    @abstractmethod
+    def codes(self) -> Codes:
+        """The weight as integer codes, scales and zero points in plain order."""
+
+    def __post_init__(self) -> None:
+        held = self.fields()
+        seen = Seen(
+            shapes={name: tuple(tensor.shape) for name, tensor in held.items()},
+            dtypes={name: tensor.dtype for name, tensor in held.items()},
+            facts={spec.name: held[spec.name] for spec in self.tensors(self.config) if spec.fact},
+            names=Fields(self.layer.name or type(self).__name__),
+        )
+        unplaced = not self.layer.parts
+        if unplaced:
+            object.__setattr__(self, "config", self.config.study(seen))
+        sizes = seen.sizes(self.tensors(self.config))
+        if unplaced:
+            N, K = sizes["N"], sizes.get("K", 1)
+            object.__setattr__(self, "layer", Layer((N,), K, (N, K)))
+
+    def fields(self) -> dict[str, Tensor]:
+        """The tensors by field name, as they are on disk; an absent optional one is left out."""
+        held = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: value for name, value in held.items() if isinstance(value, Tensor)}
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(N, K): out_features, in_features of this share."""
+        return (self.layer.N, self.layer.K)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors lie."""
+        return next(iter(self.fields().values())).device
+
+    def dequantize(self) -> Tensor:
+        """(N, K) float32: what the weight means. The reference; there is no second one."""
+        return self.codes().dequantize()
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same weight on another device; no dtype changes."""
+        return self.holding({name: tensor.to(device) for name, tensor in self.fields().items()})
+
+    def holding(self, tensors: Mapping[str, Tensor]) -> Self:
+        """The same weight holding these tensors, which are taken to be equal and not checked again."""
+        twin = copy(self)
+        for name, tensor in tensors.items():
+            object.__setattr__(twin, name, tensor)
+        return twin
+
+    def get_linear(self, bias: Tensor | None = None) -> "nn.Module":
+        """A module that maps (..., K) to (..., N) in the dtype of its input; `bias` is (N,)."""
+        module: nn.Module = getattr(import_module(LINEAR[0]), LINEAR[1])(self, bias)
+        return module
+
+    def __repr__(self) -> str:
+        held = ", ".join(f"{name}={tuple(tensor.shape)}" for name, tensor in self.fields().items())
+        return f"{type(self).__name__}({self.layer.name or 'layer'}, {self.shape}, {self.config}, {held})"
+
+
+@dataclass(frozen=True)
+class Fields(Names):
+    """Names of a layer's fields: its prefix, a dot, the field."""
+
+    prefix: str
+
+    def full(self, field: str) -> str:
+        """`qweight` -> `layers.0.q_proj.qweight`."""
+        return f"{self.prefix}.{field}"
+
+
+def check_index(spec: TensorSpec, index: Tensor, sizes: Mapping[str, int], names: Names) -> None:
+    """Every value of an index tensor lies in the free axis it points into, or IndexValueError."""
+    limit = sizes[spec.index_of or ""]
+    wrong = ((index < 0) | (index >= limit)).nonzero()
+    if wrong.numel():
+        at = int(wrong[0, 0])
+        raise IndexValueError(
+            names.full(spec.name), int(index[at]), at, limit, wrong.shape[0], names.file(spec.name)
+        )

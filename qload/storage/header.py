@@ -1,0 +1,175 @@
+"""A safetensors header, checked before a byte of data is trusted.
+
+A file is 8 bytes with the header's length (little-endian), the header (JSON, `{` first, spaces after),
+and the data. The header maps each name to dtype, shape and `data_offsets`, which count from the end of
+the header; the tensors tile the data, without overlap or hole, to the end of the file.
+Source: the format section of the safetensors README.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from qload.errors import StorageError
+
+LENGTH_BYTES = 8
+MAX_HEADER = 100_000_000  # the format's own bound
+MAX_RANK = 64
+_DTYPES = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "C64": "complex64",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U64": "uint64",
+    "U32": "uint32",
+    "U16": "uint16",
+    "U8": "uint8",
+    "BOOL": "bool",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E8M0": "float8_e8m0fnu",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+}
+DTYPES: dict[str, torch.dtype] = {
+    name: getattr(torch, kind) for name, kind in _DTYPES.items() if hasattr(torch, kind)
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A tensor in a file: dtype, shape, and [begin, end) in bytes from the start of the file."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A file's tensors by name, its free-text metadata, and the length it was checked against."""
+
+    tensors: Mapping[str, Entry]
+    metadata: Mapping[str, str]
+    file_size: int
+
+
+def read_header(path: Path, file: str | None = None) -> Header:
+    """The header of a file, read without its data; StorageError, with the rule that was broken."""
+    label = file or path.name
+    try:
+        with path.open("rb") as stream:
+            size = stream.seek(0, 2)
+            stream.seek(0)
+            head = stream.read(LENGTH_BYTES)
+            length = int.from_bytes(head, "little")
+            if len(head) == LENGTH_BYTES and length <= min(MAX_HEADER, size - LENGTH_BYTES):
+                head += stream.read(length)
+    except OSError as error:
+        raise StorageError(label, "unreadable", f"cannot be read: {error.strerror or error}") from error
+    return parse_header(head, size, label)
+
+
+def parse_header(head: bytes, file_size: int, file: str) -> Header:
+    """The first bytes of a file, through its header -> what it says, checked against the file's size."""
+    if len(head) < LENGTH_BYTES:
+        raise StorageError(file, "header-length", f"{file_size} bytes long, too short for a header")
+    length = int.from_bytes(head[:LENGTH_BYTES], "little")
+    if length > MAX_HEADER or length > file_size - LENGTH_BYTES or len(head) < LENGTH_BYTES + length:
+        raise StorageError(
+            file,
+            "header-length",
+            f"says its header has {length} bytes; the file has {file_size}, the format allows {MAX_HEADER}",
+        )
+    text = head[LENGTH_BYTES : LENGTH_BYTES + length]
+    if text[:1] != b"{":
+        raise StorageError(file, "header-json", f"the header begins with {text[:1]!r}, not with '{{'")
+    entries = load_json(text, file, "header-json")
+    metadata = entries.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+        raise StorageError(file, "header-entry", "__metadata__ has to map text to text")
+    start = LENGTH_BYTES + length
+    tensors = {name: _entry(name, entry, start, file) for name, entry in entries.items()}
+    _check_tiling(tensors, start, file_size, file)
+    return Header(tensors, metadata, file_size)
+
+
+def load_json(text: bytes, file: str, rule: str) -> dict[str, Any]:
+    """Hostile bytes -> a JSON object without duplicate keys; StorageError with the rule."""
+    try:
+        value = json.loads(text.decode(), object_pairs_hook=lambda pairs: _unique(pairs, file))
+    except StorageError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise StorageError(file, rule, f"not JSON: {error!s:.160}") from error
+    if not isinstance(value, dict):
+        raise StorageError(file, rule, f"a JSON object is needed, not {type(value).__name__}")
+    return value
+
+
+def _unique(pairs: Sequence[tuple[str, Any]], file: str) -> dict[str, Any]:
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise StorageError(file, "duplicate-key", "stands twice in one JSON object", twice)
+    return entries
+
+
+def _entry(name: str, entry: Any, start: int, file: str) -> Entry:
+    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        raise StorageError(
+            file, "header-entry", "needs dtype, shape and data_offsets, and nothing else", name
+        )
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise StorageError(file, "dtype", f"has a dtype that is not read here: {dtype!r:.40}", name)
+    if not _naturals(shape) or len(shape) > MAX_RANK:
+        raise StorageError(file, "header-entry", f"has a shape that is none: {shape!r:.80}", name)
+    if not _naturals(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise StorageError(file, "header-entry", f"has data_offsets that are none: {offsets!r:.80}", name)
+    need = prod(shape) * DTYPES[dtype].itemsize
+    if need != offsets[1] - offsets[0]:
+        raise StorageError(
+            file,
+            "offset-span",
+            f"shape {shape} of {dtype} takes {need} bytes, data_offsets span {offsets[1] - offsets[0]}",
+            name,
+        )
+    return Entry(DTYPES[dtype], tuple(shape), start + offsets[0], start + offsets[1])
+
+
+def _naturals(value: Any) -> bool:
+    return isinstance(value, list) and all(type(part) is int and 0 <= part < 1 << 62 for part in value)
+
+
+def _check_tiling(tensors: Mapping[str, Entry], start: int, file_size: int, file: str) -> None:
+    at = start
+    for name, entry in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if entry.begin != at:
+            rule, word = (
+                ("offset-overlap", "overlaps the tensor before it by")
+                if entry.begin < at
+                else ("offset-gap", "leaves a hole before it of")
+            )
+            raise StorageError(file, rule, f"{word} {abs(entry.begin - at)} bytes", name)
+        at = entry.end
+    if at != file_size:
+        what = "truncated" if at > file_size else "too long"
+        raise StorageError(
+            file,
+            "file-length",
+            f"{what}: its header accounts for {at} bytes, the file has {file_size}",
+            remedy="fetch the file again",
+        )

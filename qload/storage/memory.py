@@ -1,0 +1,50 @@
+"""Tensors in a dict: the storage of tests, and of weights made in memory."""
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from typing import Self
+
+from torch import Tensor
+
+from qload.storage.protocol import TensorInfo, bounds, missing
+
+
+class MemoryStorage:
+    """A dict of tensors that takes copies in, hands copies out, and counts what is read."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        self.reads: Counter[str] = Counter()
+        self.bytes_read = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def keys(self) -> Collection[str]:
+        """The names of all tensors."""
+        return self._tensors.keys()
+
+    def info(self, name: str) -> TensorInfo:
+        """Dtype and shape."""
+        tensor = self._find(name)
+        return TensorInfo(tensor.dtype, tuple(tensor.shape))
+
+    def read(self, name: str, index: tuple[slice, ...] = ()) -> Tensor:
+        """A copy of those elements."""
+        tensor = self._find(name)
+        pairs = bounds(name, tuple(tensor.shape), index)
+        piece = tensor[tuple(slice(*pair) for pair in pairs)].cpu().clone().contiguous()
+        self.reads[name] += 1
+        self.bytes_read += piece.numel() * piece.element_size()
+        return piece
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+    def _find(self, name: str) -> Tensor:
+        if name not in self._tensors:
+            raise missing(name, self._tensors.keys())
+        return self._tensors[name]

@@ -1,0 +1,7 @@
+"""A rank's view of a checkpoint, and the ledger of what it used."""
+
+from qload.weights.checkpoint import open_checkpoint
+from qload.weights.ledger import LoadReport
+from qload.weights.weights import Weights
+
+__all__ = ["LoadReport", "Weights", "open_checkpoint"]

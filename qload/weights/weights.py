@@ -1,0 +1,242 @@
+"""`Weights`: the tensors of a checkpoint as one rank sees them, and the five typed loads."""
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from difflib import get_close_matches
+from types import TracebackType
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from qload.errors import ArgumentError, CastError, DivideError, MissingTensorError
+from qload.formats import ROLES
+from qload.formats.unquantized import FLOATS
+from qload.loader import Blocks, WeightsLoader, split_blocks
+from qload.parallel import ALONE, ProcessGroup, Rank
+from qload.spec import Role, Weight
+from qload.storage import TensorInfo, WeightStorage
+from qload.weights.ledger import Ledger, LoadReport
+
+log = logging.getLogger("qload")
+
+
+class Weights:
+    """Named tensors over any storage: aliases, prefix, device, dtype by role, and a ledger.
+
+    Parameters
+    ----------
+    storage
+        Where the tensors are.
+    loader
+        What turns them into typed weights; `use_loader` swaps it for a block.
+    device
+        Where tensors are put.
+    dtype
+        What plain floats are cast to; None keeps what is stored. Packed words, indices, scales,
+        integers and float8 are never cast. A cast that overflows raises CastError.
+    process_group
+        Anything with `rank()` and `size()`; None is a world of one.
+    aliases
+        Other names a tensor may have: `{"lm_head.weight": ["model.embed_tokens.weight"]}`.
+    prefix
+        Tried before a name that is not stored as it is.
+    """
+
+    def __init__(
+        self,
+        storage: WeightStorage,
+        *,
+        loader: WeightsLoader,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype | None = None,
+        process_group: ProcessGroup | None = None,
+        aliases: Mapping[str, Sequence[str]] | None = None,
+        prefix: str | None = None,
+    ) -> None:
+        if dtype is not None and dtype not in FLOATS:
+            raise ArgumentError("dtype", f"None or one of {', '.join(map(str, FLOATS))}", str(dtype))
+        self.storage, self.loader = storage, loader
+        self.device, self.dtype = torch.device(device), dtype
+        self.process_group = process_group or ALONE
+        Rank(self.process_group.rank(), self.process_group.size())  # refuses a rank outside of its world
+        self.aliases, self.prefix = dict(aliases or {}), prefix
+        self._ledger = Ledger()
+        self.exempt(*loader.config_tensors, reason="read as configuration")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.storage.close()
+
+    # The five typed loads
+
+    def get_weights(self, prefix: str) -> Weight:
+        """The whole layer, the same on every rank."""
+        return self.loader.get_weights(self, prefix)
+
+    def get_weights_col(self, prefix: str) -> Weight:
+        """This rank's outputs: N / ranks of them, and all inputs."""
+        return self.loader.get_weights_col(self, prefix)
+
+    def get_weights_col_packed(self, prefix: str, block_sizes: Blocks) -> Weight:
+        """This rank's outputs of each block of a fused layer.
+
+        `block_sizes`: how many equal blocks, or their sizes, or their proportions.
+        """
+        return self.loader.get_weights_col_packed(self, prefix, block_sizes)
+
+    def get_weights_col_packed_qkv(self, prefix: str, num_heads: int, num_key_value_heads: int) -> Weight:
+        """This rank's heads of a layer that holds queries, keys and values."""
+        return self.get_weights_col_packed(prefix, (num_heads, num_key_value_heads, num_key_value_heads))
+
+    def get_weights_col_packed_gate_up(self, prefix: str) -> Weight:
+        """This rank's outputs of a layer that holds gate and up."""
+        return self.get_weights_col_packed(prefix, 2)
+
+    def get_multi_weights_col(self, prefixes: Sequence[str], dim: int = 0) -> Weight:
+        """This rank's outputs of each of several layers, joined along N (`dim` 0)."""
+        return self.loader.get_multi_weights_col(self, prefixes, dim)
+
+    def get_weights_row(self, prefix: str) -> Weight:
+        """This rank's inputs: K / ranks of them, and all outputs."""
+        return self.loader.get_weights_row(self, prefix)
+
+    @contextmanager
+    def use_loader(self, loader: WeightsLoader) -> Iterator[Self]:
+        """Within the block, `loader` serves the typed loads; nests, and survives exceptions."""
+        before, self.loader = self.loader, loader
+        try:
+            yield self
+        finally:
+            self.loader = before
+
+    # Single tensors, any dimension
+
+    def has_tensor(self, name: str) -> bool:
+        """Whether the name, an alias, or either under the prefix is stored."""
+        return self._resolve(name) is not None
+
+    def get_shape(self, name: str) -> tuple[int, ...]:
+        """A tensor's shape, from the header."""
+        return self.info(name).shape
+
+    def get_tensor(self, name: str, *, role: Role | None = None) -> Tensor:
+        """The whole tensor."""
+        return self._get(name, (), role)
+
+    def get_sharded(self, name: str, dim: int, *, role: Role | None = None) -> Tensor:
+        """This rank's equal share along a dimension; DivideError where it does not divide."""
+        dim, size = self._dim(name, dim)
+        world, rank = self.process_group.size(), self.process_group.rank()
+        if size % world:
+            raise DivideError(name, dim, size, f"{world} ranks")
+        return self._get(name, _along(dim, rank * size // world, (rank + 1) * size // world), role)
+
+    def get_partial_sharded(self, name: str, dim: int, *, role: Role | None = None) -> Tensor:
+        """This rank's share in blocks of ceil(size / ranks); the last ranks' may be short or empty."""
+        dim, size = self._dim(name, dim)
+        block = -(-size // self.process_group.size())
+        start = min(self.process_group.rank() * block, size)
+        return self._get(name, _along(dim, start, min(start + block, size)), role)
+
+    def get_packed_sharded(
+        self, name: str, dim: int, block_sizes: Blocks, *, role: Role | None = None
+    ) -> Tensor:
+        """This rank's equal share of each block along a dimension, joined."""
+        dim, size = self._dim(name, dim)
+        world, rank = self.process_group.size(), self.process_group.rank()
+        pieces, start = [], 0
+        for block in split_blocks(name, dim, size, block_sizes):
+            if block % world:
+                raise DivideError(name, dim, block, f"{world} ranks", f"a block at {start} of {size}")
+            share = block // world
+            pieces.append(_along(dim, start + rank * share, start + (rank + 1) * share))
+            start += block
+        self.take([name])
+        return torch.cat([self.read(name, piece, role=role) for piece in pieces], dim)
+
+    # What a loader asks for (qload.loader.TensorSource)
+
+    def info(self, name: str) -> TensorInfo:
+        """Dtype, shape and file, from the header alone."""
+        stored = self._resolve(name)
+        if stored is None:
+            raise self.missing(name)
+        return self.storage.info(stored)
+
+    def read(self, name: str, index: tuple[slice, ...] = (), *, role: Role | None = None) -> Tensor:
+        """Those elements on the device, cast where the role allows; not entered into the ledger."""
+        stored = self._resolve(name)
+        if stored is None:
+            raise self.missing(name)
+        tensor = self.storage.read(stored, index).to(self.device)
+        role = role or ROLES.get(stored.rpartition(".")[2], Role.FLOAT)
+        if role is not Role.FLOAT or self.dtype in (None, tensor.dtype) or tensor.dtype not in FLOATS:
+            return tensor
+        return _cast(stored, tensor, self.dtype)
+
+    def take(self, names: Iterable[str]) -> None:
+        """Enter into the ledger that one load used these tensors."""
+        self._ledger.take(self._resolve(name) or name for name in names)
+
+    def note(self, text: str) -> None:
+        """Enter into the ledger that something disagreed without harm."""
+        log.info("%s", text)
+        self._ledger.notes.append(text)
+
+    def missing(self, name: str, hint: str = "") -> MissingTensorError:
+        """The error for a name that is not stored: what was tried, and what there is instead."""
+        keys = self.storage.keys()
+        parent = name.rpartition(".")[0]
+        beside = sorted(key for key in keys if parent and key.startswith(f"{parent}."))[:6]
+        return MissingTensorError(name, self._candidates(name), beside or get_close_matches(name, keys), hint)
+
+    # The ledger
+
+    def exempt(self, *names: str, reason: str) -> None:
+        """These tensors (`*` and `?` as in a shell) may stay unused, for this reason."""
+        self._ledger.exempt(names, reason)
+
+    def report(self) -> LoadReport:
+        """What became of every tensor: used, unused, used twice, exempted with the reason."""
+        return self._ledger.report(self.storage.keys())
+
+    def _get(self, name: str, index: tuple[slice, ...], role: Role | None) -> Tensor:
+        tensor = self.read(name, index, role=role)
+        self.take([name])
+        return tensor
+
+    def _candidates(self, name: str) -> list[str]:
+        names = [name, *self.aliases.get(name, ())]
+        if self.prefix:
+            prefixed = f"{self.prefix}.{name}"
+            names += [prefixed, *self.aliases.get(prefixed, ())]
+        return names
+
+    def _resolve(self, name: str) -> str | None:
+        keys = self.storage.keys()
+        return next((candidate for candidate in self._candidates(name) if candidate in keys), None)
+
+    def _dim(self, name: str, dim: int) -> tuple[int, int]:
+        shape = self.get_shape(name)
+        if not -len(shape) <= dim < len(shape):
+            raise ArgumentError("dim", f"a dimension of {name}, which has shape {shape}", str(dim))
+        return dim % len(shape), shape[dim]
+
+
+def _along(dim: int, start: int, stop: int) -> tuple[slice, ...]:
+    return (*[slice(None)] * dim, slice(start, stop))
+
+
+def _cast(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    cast = tensor.to(dtype)
+    lost = torch.isfinite(tensor) & ~torch.isfinite(cast)
+    if lost.any():
+        source, target = (str(kind).removeprefix("torch.") for kind in (tensor.dtype, dtype))
+        raise CastError(name, source, target, float(tensor[lost][0]), int(lost.sum()))
+    return cast

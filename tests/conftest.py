@@ -1,0 +1,54 @@
+"""What all tests share: goldens, fixtures from outside, Hypothesis profiles, the rule for GPUs."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+from syrupy.assertion import SnapshotAssertion
+from syrupy.extensions.amber import AmberSnapshotExtension
+from syrupy.location import PyTestLocation
+
+TESTS = Path(__file__).parent
+GOLDEN = TESTS.parent / "golden"
+FIXTURES = TESTS.parent / "fixtures"
+
+settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", settings.get_profile("default"), derandomize=True, print_blob=True)
+settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+
+class Golden(AmberSnapshotExtension):
+    """golden/ mirrors tests/, so two test files of one name do not collide."""
+
+    @classmethod
+    def dirname(cls, *, test_location: PyTestLocation) -> str:
+        return str(GOLDEN / Path(test_location.filepath).parent.relative_to(TESTS))
+
+
+@pytest.fixture
+def golden(snapshot: SnapshotAssertion) -> SnapshotAssertion:
+    """Compares with a file under golden/. `nox -s golden` rewrites them."""
+    return snapshot.use_extension(Golden)
+
+
+@pytest.fixture(scope="session")
+def fixtures() -> Path:
+    """The folder of input from outside."""
+    return FIXTURES
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device; torch sees none")
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """On a machine with a GPU, a run of `-m gpu` that executes no test has failed."""
+    if session.config.getoption("markexpr") != "gpu" or not torch.cuda.is_available():
+        return
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    executed = sum(len(reporter.stats.get(kind, ())) for kind in ("passed", "failed", "error"))
+    if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED) and not executed:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
