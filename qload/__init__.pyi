@@ -2,6 +2,7 @@ from .detect import AWQWeightsLoader as AWQWeightsLoader
 from .detect import DefaultWeightsLoader as DefaultWeightsLoader
 from .detect import GPTQWeightsLoader as GPTQWeightsLoader
 from .detect import loader_from_config as loader_from_config
+from .errors import AmbiguousIndexError as AmbiguousIndexError
 from .errors import ArgumentError as ArgumentError
 from .errors import CastError as CastError
 from .errors import ConfigError as ConfigError
@@ -16,6 +17,7 @@ from .errors import QloadError as QloadError
 from .errors import RepackError as RepackError
 from .errors import ShapeError as ShapeError
 from .errors import StorageError as StorageError
+from .errors import TwoFormatsError as TwoFormatsError
 from .errors import UnsupportedFormatError as UnsupportedFormatError
 from .formats import AWQConfig as AWQConfig
 from .formats import AWQWeight as AWQWeight

@@ -5,12 +5,14 @@ where it is certain. The facts survive pickling, so that a rank can hand them to
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
 
 
 class QloadError(Exception):
-    """Base of every error qload raises on purpose."""
+    """Base of every error qload raises on purpose. `rule` is the stable id under which it is reported."""
+
+    rule: ClassVar[str] = "error"
 
     def __reduce__(self) -> tuple[Any, ...]:
         if not hasattr(self, "__dataclass_fields__"):
@@ -21,6 +23,8 @@ class QloadError(Exception):
 @dataclass(eq=False)
 class MissingTensorError(QloadError, KeyError):
     """A tensor is not in the storage under any name that could mean it."""
+
+    rule: ClassVar[str] = "missing-tensor"
 
     tensor: str
     tried: Sequence[str] = ()
@@ -40,6 +44,8 @@ class MissingTensorError(QloadError, KeyError):
 @dataclass(eq=False)
 class ShapeError(QloadError, ValueError):
     """A tensor's shape is not what its declaration and its siblings say."""
+
+    rule: ClassVar[str] = "tensor-shape"
 
     tensor: str
     expected: str  # with the formula: "(32, 160) = (K*4/32, N)"
@@ -61,6 +67,8 @@ class ShapeError(QloadError, ValueError):
 class DtypeError(QloadError, TypeError):
     """A tensor's dtype is none of those its declaration allows."""
 
+    rule: ClassVar[str] = "tensor-dtype"
+
     tensor: str
     expected: Sequence[str]
     got: str
@@ -81,6 +89,8 @@ class DtypeError(QloadError, TypeError):
 class IndexValueError(QloadError, ValueError):
     """An index tensor points outside of what it indexes."""
 
+    rule: ClassVar[str] = "index-range"
+
     tensor: str
     value: int
     at: int
@@ -100,6 +110,8 @@ class IndexValueError(QloadError, ValueError):
 @dataclass(eq=False)
 class CutError(QloadError, ValueError):
     """A cut falls inside of something that has to stay whole."""
+
+    rule: ClassVar[str] = "tensor-parallel"
 
     tensor: str
     dim: str  # "K" or "N"
@@ -128,6 +140,8 @@ class CutError(QloadError, ValueError):
 class DivideError(QloadError, ValueError):
     """A dimension does not divide into the parts asked for."""
 
+    rule: ClassVar[str] = "tensor-parallel"
+
     tensor: str
     dim: int | str
     size: int
@@ -142,6 +156,8 @@ class DivideError(QloadError, ValueError):
 class MismatchError(QloadError, ValueError):
     """Two sources that have to agree do not."""
 
+    rule: ClassVar[str] = "mismatch"
+
     tensor: str
     what: str
     expected: str
@@ -155,8 +171,24 @@ class MismatchError(QloadError, ValueError):
 
 
 @dataclass(eq=False)
+class AmbiguousIndexError(MismatchError):
+    """An index that its readers take in two ways."""
+
+    rule: ClassVar[str] = "index-ambiguous"
+
+
+@dataclass(eq=False)
+class TwoFormatsError(MismatchError):
+    """A layer whose tensors belong to two formats."""
+
+    rule: ClassVar[str] = "two-formats"
+
+
+@dataclass(eq=False)
 class CastError(QloadError, OverflowError):
     """A cast would turn finite values into infinities."""
+
+    rule: ClassVar[str] = "cast"
 
     tensor: str
     source: str
@@ -177,7 +209,7 @@ class StorageError(QloadError, ValueError):
     """A file is not a checkpoint that can be trusted. `rule` is the stable id `verify` reports."""
 
     file: str
-    rule: str
+    rule: str = field()  # type: ignore[misc]
     detail: str
     tensor: str | None = None
     remedy: str = ""
@@ -190,6 +222,8 @@ class StorageError(QloadError, ValueError):
 @dataclass(eq=False)
 class ConfigError(QloadError, ValueError):
     """A config file does not say what it has to say."""
+
+    rule: ClassVar[str] = "config"
 
     file: str
     key: str
@@ -207,6 +241,8 @@ class ConfigError(QloadError, ValueError):
 class UnsupportedFormatError(QloadError, NotImplementedError):
     """A format that is known by name, or not at all, but not read here."""
 
+    rule: ClassVar[str] = "unsupported-format"
+
     format: str
     reason: str
     known: Sequence[str] = ()
@@ -223,6 +259,8 @@ class UnsupportedFormatError(QloadError, NotImplementedError):
 class RepackError(QloadError, ValueError):
     """A weight cannot be said in another layout."""
 
+    rule: ClassVar[str] = "repack"
+
     source: str
     layout: str
     reason: str
@@ -235,6 +273,8 @@ class RepackError(QloadError, ValueError):
 class PatternError(QloadError, ValueError):
     """A layout's sentence is not a permutation, or does not fit a tensor."""
 
+    rule: ClassVar[str] = "pattern"
+
     pattern: str
     detail: str
 
@@ -245,6 +285,8 @@ class PatternError(QloadError, ValueError):
 @dataclass(eq=False)
 class ArgumentError(QloadError, ValueError):
     """A caller's argument is not one qload can act on."""
+
+    rule: ClassVar[str] = "argument"
 
     argument: str
     expected: str

@@ -10,9 +10,9 @@ from syrupy.assertion import SnapshotAssertion
 from syrupy.extensions.amber import AmberSnapshotExtension
 from syrupy.location import PyTestLocation
 
-TESTS = Path(__file__).parent
-GOLDEN = TESTS.parent / "golden"
-FIXTURES = TESTS.parent / "fixtures"
+from tests.paths import FIXTURES, GOLDEN, TESTS
+
+torch.set_num_threads(1)  # the workers share the cores already
 
 settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", settings.get_profile("default"), derandomize=True, print_blob=True)

@@ -11,15 +11,17 @@ WIDTH = 120  # of what does not go to a terminal
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Left to the group of verbs, which knows the exit code; rich would leave with 1, "there are findings"."""
+        """Raise it to the group of verbs: rich itself would leave with 1, which means findings here."""
         raise
 
 
 def stdout() -> Console:
+    """For data."""
     return _make(sys.stdout)
 
 
 def stderr() -> Console:
+    """For progress."""
     return _make(sys.stderr)
 
 

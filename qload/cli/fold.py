@@ -1,4 +1,4 @@
-"""Sibling layers as one line: model.layers.{0..31}.self_attn.q_proj, counted, and never a name that is not there."""
+"""Sibling layers as one line, `model.layers.{0..31}.self_attn.q_proj`, that spells no name that is not there."""
 
 import math
 import re
@@ -35,7 +35,7 @@ def fold(items: Iterable[T], *, name: Callable[[T], str], alike: Callable[[T], H
 
     Each result is a product of sets of indices, so every name that it spells is an item's.
     """
-    rows = [_Row(_parts(name(item)), alike(item), item) for item in items]
+    rows = [_Row(_parts(name(item)), alike(item), item) for item in _in_order(items, name)]
     places = {at for row in rows for at, part in enumerate(row.parts) if isinstance(part, tuple)}
     for at in sorted(places, reverse=True):
         rows = _merge(rows, at)
@@ -44,7 +44,16 @@ def fold(items: Iterable[T], *, name: Callable[[T], str], alike: Callable[[T], H
 
 def unfolded(items: Iterable[T], *, name: Callable[[T], str]) -> list[Fold[T]]:
     """Each item on its own."""
-    return [Fold(name(item), 1, item) for item in items]
+    return [Fold(name(item), 1, item) for item in _in_order(items, name)]
+
+
+def _in_order(items: Iterable[T], name: Callable[[T], str]) -> list[T]:
+    """layers.2 before layers.10."""
+
+    def key(item: T) -> list[tuple[int, str]]:
+        return [(-1, part) if isinstance(part, str) else (part[0], "") for part in _parts(name(item))]
+
+    return sorted(items, key=key)
 
 
 def _merge(rows: list[_Row[T]], at: int) -> list[_Row[T]]:

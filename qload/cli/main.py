@@ -6,7 +6,9 @@ from typing import Any
 
 import click
 
+from qload.cli.inspect import inspect
 from qload.cli.options import verbose
+from qload.cli.verify import verify
 
 INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 READER_LEFT = 141  # 128 + SIGPIPE: neither 0 nor 1, because no verdict was delivered
@@ -27,6 +29,7 @@ class Verbs(click.Group):
     """A group whose exit codes mean what docs/cli.md says, also when it is interrupted."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        """Run the verb; an interrupt and a reader that leaves have exit codes of their own."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -54,6 +57,7 @@ def _print_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
 
 @click.group(
     cls=Verbs,
+    commands=[inspect, verify],
     epilog=EPILOG,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )

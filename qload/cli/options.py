@@ -17,6 +17,7 @@ class CheckpointPath(click.Path):
         super().__init__(path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path; an empty one is a usage error."""
         if value == "":  # an unset shell variable must not mean the current directory
             self.fail("is empty", param, ctx)
         return super().convert(value, param, ctx)
@@ -59,15 +60,15 @@ class _ToStandardError(logging.Handler):
 
 
 def _log(ctx: click.Context, _: click.Parameter, times: int) -> None:
-    if not times or ctx.resilient_parsing:
+    log = logging.getLogger("qload")
+    if not times or ctx.resilient_parsing or any(isinstance(h, _ToStandardError) for h in log.handlers):
         return
-    log, handler = logging.getLogger("qload"), _ToStandardError()
+    handler, level = _ToStandardError(), log.level
     handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
-    was = log.level
     log.addHandler(handler)
     log.setLevel(logging.INFO if times == 1 else logging.DEBUG)
 
     @ctx.call_on_close
     def _stop() -> None:
         log.removeHandler(handler)
-        log.setLevel(was)
+        log.setLevel(level)

@@ -21,7 +21,7 @@ Update = Callable[[str, int, int], None]
 def emit(
     report: "Report", as_json: bool | None, tables: "Callable[[Report], Iterable[RenderableType]]"
 ) -> int:
-    """Print the report, as JSON unless standard output is a terminal or tables were asked for; the exit code."""
+    """Print the report, by default as tables on a terminal and as JSON elsewhere; return the exit code."""
     if as_json or (as_json is None and not sys.stdout.isatty()):
         click.echo(json.dumps(report.to_json(), indent=2))
     else:

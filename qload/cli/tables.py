@@ -34,8 +34,9 @@ def findings(report: "Report") -> Iterator[RenderableType]:
         yield Text("note  ", "dim").append(_indented(str(note), 6), "none")
 
 
-def table(*, title: str | None = None) -> Table:
-    return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+def table() -> Table:
+    """An empty one, in the style of all."""
+    return Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
 
 
 def _findings(found: "Sequence[Finding]") -> Table:
@@ -56,7 +57,8 @@ def _findings(found: "Sequence[Finding]") -> Table:
 
 
 def _what(finding: "Finding") -> Text:
-    what = Text(safe(finding.message, keep="\n"))
+    message = finding.message.removeprefix(f"{finding.tensor}: ")  # it stands in the column before
+    what = Text(safe(message, keep="\n"))
     if finding.remedy:
         what.append("\nremedy  ", "green").append(_indented(finding.remedy, 8))
     return what

@@ -31,4 +31,5 @@ def size(count: int) -> str:
 
 
 def plural(count: int, noun: str) -> str:
+    """1 layer, 2 layers."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

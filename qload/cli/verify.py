@@ -1,11 +1,18 @@
 """qload verify: is this checkpoint true?"""
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from qload.cli.options import CheckpointPath, as_json, path_argument, verbose
 from qload.cli.output import emit, progress_bar
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from qload.verify import Report
 
 EPILOG = """\b
 Examples:
@@ -48,3 +55,10 @@ def verify(
 
         report = run(path, against=against, tp=tp, progress=progress)
     ctx.exit(emit(report, as_json, _tables))
+
+
+def _tables(report: "Report") -> "Iterator[RenderableType]":
+    from qload.cli.tables import findings, verdict
+
+    yield verdict(report)
+    yield from findings(report)

@@ -1,7 +1,7 @@
 """From a checkpoint's JSON and tensors to the loader that reads it."""
 
 from qload.detect.claims import Claims, read_claims
-from qload.detect.files import Found, find_config, find_configs
+from qload.detect.files import Found, find_config, find_configs, read_model_config
 from qload.detect.loaders import (
     AWQWeightsLoader,
     DefaultWeightsLoader,
@@ -22,5 +22,6 @@ __all__ = [
     "loader_from_claims",
     "loader_from_config",
     "read_claims",
+    "read_model_config",
     "settle",
 ]

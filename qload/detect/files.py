@@ -10,6 +10,7 @@ from typing import Any
 from qload.errors import ConfigError, UnsupportedFormatError
 
 MAX_BYTES = 64 << 20  # a config larger than this is not a config
+MODEL_CONFIG = "config.json"
 SECTIONS = ("quantization_config", "compression_config")
 SIDE_FILES = ("quantize_config.json", "quant_config.json")
 
@@ -39,8 +40,8 @@ def find_configs(path: str | PathLike[str]) -> list[Found]:
     `config.json` (`quantization_config`, also inside of `text_config`) counts before
     `quantize_config.json` (GPTQ's own) and `quant_config.json` (AWQ's own).
     """
-    folder = Path(path) if Path(path).is_dir() else Path(path).parent
-    found = _sections(folder / "config.json")
+    folder = _folder(path)
+    found = _sections(read_model_config(path))
     found += [Found(name, "", read_json(folder / name)) for name in SIDE_FILES if (folder / name).is_file()]
     if not found and (folder / "hf_quant_config.json").is_file():
         raise UnsupportedFormatError(
@@ -64,13 +65,20 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _sections(path: Path) -> list[Found]:
-    if not path.is_file():
-        return []
-    config = read_json(path)
+def read_model_config(path: str | PathLike[str]) -> dict[str, Any]:
+    """The `config.json` of a checkpoint, whole; empty if there is none."""
+    file = _folder(path) / MODEL_CONFIG
+    return read_json(file) if file.is_file() else {}
+
+
+def _folder(path: str | PathLike[str]) -> Path:
+    return Path(path) if Path(path).is_dir() else Path(path).parent
+
+
+def _sections(config: Mapping[str, Any]) -> list[Found]:
     text = config.get("text_config")
     if text is not None and not isinstance(text, dict):
-        raise ConfigError(path.name, "text_config", "an object", type(text).__name__)
+        raise ConfigError(MODEL_CONFIG, "text_config", "an object", type(text).__name__)
     places = [("", config), ("text_config.", text or {})]
     found = []
     for lead, holder in places:
@@ -80,12 +88,12 @@ def _sections(path: Path) -> list[Found]:
                 continue
             if not isinstance(values, dict):
                 raise ConfigError(
-                    path.name, lead + section, "an object", f"{type(values).__name__} {values!r:.60}"
+                    MODEL_CONFIG, lead + section, "an object", f"{type(values).__name__} {values!r:.60}"
                 )
-            found.append(Found(path.name, lead + section, values))
+            found.append(Found(MODEL_CONFIG, lead + section, values))
     if len(found) > 1 and any(other.values != found[0].values for other in found[1:]):
         raise ConfigError(
-            path.name, found[1].section, f"the same as {found[0].section}", "another quantization config"
+            MODEL_CONFIG, found[1].section, f"the same as {found[0].section}", "another quantization config"
         )
     return found[:1]
 

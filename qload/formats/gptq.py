@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from qload import spec
-from qload.errors import ArgumentError, MismatchError, ShapeError
+from qload.errors import AmbiguousIndexError, ArgumentError, ShapeError
 from qload.layouts import STORED_MINUS_ONE, ZeroPoints, gptq
 from qload.spec import Role, TensorSpec
 
@@ -62,7 +62,7 @@ class GPTQConfig(spec.Config):
             )
         g_idx = seen.facts["g_idx"]
         if G > 1 and not g_idx.any():
-            raise MismatchError(
+            raise AmbiguousIndexError(
                 seen.names.full("g_idx"),
                 "all zero, which has two readings",
                 f"the group of each row, 0 to {G - 1}",

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qload.errors import MismatchError
+from qload.errors import MismatchError, TwoFormatsError
 from qload.loader.source import TensorSource
 from qload.spec import Config, Names, Seen, TensorSpec, Weight
 
@@ -127,7 +127,7 @@ def _choose(weights: TensorSource, prefix: str, rooms: Sequence[Room]) -> Room:
     found = [room for room, suffixes in present.items() if suffixes]
     if len(found) > 1:
         a, b = found[:2]
-        raise MismatchError(
+        raise TwoFormatsError(
             prefix,
             "stored in two formats at once",
             f"either {a.weight.format} or {b.weight.format}",

@@ -1,0 +1,51 @@
+"""qload inspect: what a checkpoint holds, layer by layer."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from qload.cli.options import as_json, path_argument, verbose
+from qload.cli.output import emit
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from qload.verify import Report
+
+EPILOG = """\b
+Examples:
+  qload inspect ./Llama-3-8B-GPTQ
+  qload inspect ./Llama-3-8B-GPTQ --all
+  qload inspect ./Llama-3-8B-GPTQ/model-00001-of-00004.safetensors
+  qload inspect ./Llama-3-8B-GPTQ --json | jq '.layers[0]'
+
+Exit codes: 0 readable and in order, 1 findings or unreadable, 2 the command is wrong."""
+
+
+@click.command(epilog=EPILOG)
+@path_argument
+@click.option("--all", "every", is_flag=True, help="A line for every layer, siblings not folded.")
+@as_json
+@verbose
+@click.pass_context
+def inspect(ctx: click.Context, path: Path, every: bool, as_json: bool | None) -> None:
+    """Show what the checkpoint at PATH holds, per layer: format, bits, group size, symmetry, act order,
+    shape, dtype and bytes, and where its config claims something else.
+
+    Only headers and small tensors are read, so that 100 GB answer as fast as 100 MB. `qload verify`
+    reads the rest.
+    """
+
+    def tables(report: "Report") -> "Iterator[RenderableType]":
+        from qload.cli.layers import layers
+        from qload.cli.tables import findings, verdict
+
+        yield from layers(report, every=every)
+        yield verdict(report)
+        yield from findings(report)
+
+    from qload.verify import inspect as run
+
+    ctx.exit(emit(run(path), as_json, tables))

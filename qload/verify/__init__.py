@@ -1,0 +1,6 @@
+"""Is this checkpoint true? Rules in tiers, from headers to meaning; findings as data."""
+
+from qload.verify.examine import inspect, verify
+from qload.verify.report import Finding, LayerInfo, Report
+
+__all__ = ["Finding", "LayerInfo", "Report", "inspect", "verify"]

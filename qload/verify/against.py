@@ -1,0 +1,118 @@
+"""Layer by layer: do two checkpoints mean the same weights?
+
+A quantized reference has to agree exactly; a plain one exactly after one rounding to its dtype. Where a
+plain reference agrees nowhere it is taken for the float original, from which a quantized layer lawfully
+differs: then the layer is wrong only if it is no closer to the original than zeros are, or if another
+reading of the same tensors (zero points off by one, scales off by a group, another order) is closer.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from qload.errors import QloadError
+from qload.loader import Part, Studied
+from qload.spec import Weight
+from qload.verify.chunks import outputs
+from qload.verify.readings import other_readings
+from qload.verify.report import Finding, finding_of
+from qload.verify.subject import Subject
+
+MISSING, SHAPE, VALUE = "against-missing", "against-shape", "against-value"
+
+
+@dataclass
+class Comparison:
+    """What is known of a layer's distance to its reference, summed over runs of outputs."""
+
+    differing: int = 0
+    total: int = 0
+    first: tuple[int, int, float, float] | None = None
+    error: float = 0.0
+    norm: float = 0.0
+    others: dict[str, float] = field(default_factory=dict)  # squared error of every other reading
+    exact: set[str] = field(default_factory=set)  # readings that would agree in every run
+
+    def add(self, start: int, weight: Weight, reference: Weight) -> None:
+        """One more run of outputs, the first of which is `start`."""
+        want, got = reference.dequantize(), weight.dequantize()
+        self.total += got.numel()
+        apart = _apart(got, want, reference)
+        if self.first is None and bool(apart.any()):
+            n, k = (torch.nonzero(apart)[0].tolist() + [0])[:2]
+            place = (n, k) if got.ndim == 2 else (n,)
+            self.first = (start + n, k, float(got[place]), float(want[place]))
+        self.differing += int(apart.sum())
+        self.error += float((got - want).square().sum(dtype=torch.float64))
+        self.norm += float(want.square().sum(dtype=torch.float64))
+        readings = other_readings(weight) if self.differing else {}
+        fits = {name for name, other in readings.items() if not _apart(other, want, reference).any()}
+        self.exact = fits if not self.others else self.exact & fits
+        for name, other in readings.items():
+            self.others[name] = self.others.get(name, 0.0) + float(
+                (other - want).square().sum(dtype=torch.float64)
+            )
+
+
+def check(subject: Subject, reference: Subject) -> Iterator[Finding | str]:
+    """Findings for layers that mean something else; notes for lawful quantization errors."""
+    ours, theirs = _layers(subject), _layers(reference)
+    for prefix in sorted(ours.keys() ^ theirs.keys()):
+        where = subject.path if prefix in ours else reference.path
+        yield Finding(MISSING, "error", prefix, None, f"{prefix}: a layer of {where} only")
+    for prefix in sorted(ours.keys() & theirs.keys()):
+        yield from _layer(subject, ours[prefix], reference, theirs[prefix])
+
+
+def _layers(subject: Subject) -> dict[str, Studied]:
+    return {layer.prefix: layer for layer in subject.studied()}
+
+
+def _layer(subject: Subject, ours: Studied, reference: Subject, theirs: Studied) -> Iterator[Finding | str]:
+    name = ours.prefix
+    if (ours.N, ours.K) != (theirs.N, theirs.K):
+        shapes = f"({ours.N}, {ours.K}), the reference ({theirs.N}, {theirs.K})"
+        yield Finding(SHAPE, "error", name, None, f"{name}: (N, K) is {shapes}")
+        return
+    assert subject.weights is not None
+    assert reference.weights is not None
+    found = Comparison()
+    try:
+        for start, weight in outputs(subject.weights, subject.loader, ours):
+            part = Part(name, start, start + weight.layer.N)
+            found.add(start, weight, reference.loader.load(reference.weights, [part], None))
+    except QloadError as error:
+        yield finding_of(error)
+        return
+    plain = theirs.room.weight.format == "unquantized" != ours.room.weight.format
+    yield from _verdict(name, found, plain)
+
+
+def _verdict(name: str, found: Comparison, plain_reference: bool) -> Iterator[Finding | str]:
+    if found.first is None:
+        return
+    n, k, got, want = found.first
+    where = (
+        f"{name}: differs from the reference first at (n, k) = ({n}, {k}): {got:g}, the reference has {want:g}; "
+        f"{found.differing} of {found.total} differ"
+    )
+    closer = min(found.others, key=lambda reading: found.others[reading], default=None)
+    if plain_reference and not found.exact and found.error < found.norm:
+        if closer is None or found.others[closer] >= found.error:
+            yield f"{name}: relative error {(found.error / found.norm) ** 0.5:.3f} to a plain reference"
+            return
+    elif closer is not None and not found.exact:
+        closer = None
+    named = sorted(found.exact)[0] if found.exact else closer
+    what = f"\nread with {named}, it {'agrees' if found.exact else 'comes closer'}" if named else ""
+    yield Finding(VALUE, "error", name, None, where + what)
+
+
+def _apart(got: Tensor, want: Tensor, reference: Weight) -> Tensor:
+    """Where two floats differ, after one rounding to a plain reference's dtype; NaN differs from all."""
+    if reference.format == "unquantized":
+        dtype = reference.fields()["weight"].dtype
+        got, want = got.to(dtype), want.to(dtype)
+    return got != want

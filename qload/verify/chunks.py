@@ -1,0 +1,34 @@
+"""A checkpoint in pieces that fit in little memory, however large its tensors are."""
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from qload.loader import FormatLoader, Part, Studied
+from qload.loader.cuts import granule
+from qload.spec import Weight
+from qload.storage import WeightStorage
+from qload.weights import Weights
+
+ELEMENTS = 1 << 20  # of one piece; a dequantized piece and its working copies take some 32 MiB
+
+
+def rows(storage: WeightStorage, name: str) -> Iterator[tuple[int, Tensor]]:
+    """A tensor in runs of whole rows (of its first dimension): (first row, the run)."""
+    shape = storage.info(name).shape
+    if not shape:
+        yield 0, storage.read(name).reshape(1)
+        return
+    width = max(1, storage.info(name).nbytes // max(1, shape[0]) // storage.info(name).dtype.itemsize)
+    step = max(1, ELEMENTS // width)
+    for start in range(0, shape[0], step):
+        yield start, storage.read(name, (slice(start, min(start + step, shape[0])),))
+
+
+def outputs(weights: Weights, loader: FormatLoader, layer: Studied) -> Iterator[tuple[int, Weight]]:
+    """A layer in runs of outputs: (first output, their typed weight)."""
+    block = granule(layer, "N") or layer.N
+    step = max(1, ELEMENTS // max(1, layer.K) // block) * block
+    for start in range(0, layer.N, step):
+        part = Part(layer.prefix, start, min(start + step, layer.N))
+        yield start, loader.load(weights, [part], None)

@@ -1,0 +1,46 @@
+"""What is worth telling and needs no action: claims without harm, zero points with several readings."""
+
+from collections.abc import Iterator
+
+from qload.formats import GPTQConfig
+from qload.layouts import StoredMinusOne, StoredMinusOneUnmasked
+from qload.loader import Studied
+from qload.storage import WeightStorage
+from qload.verify.subject import Subject
+from qload.verify.zero_points import convention, words
+
+
+def flags(subject: Subject) -> Iterator[str]:
+    """A flag that claims act order over groups that lie in order."""
+    layers = [layer.room.config for layer in subject.studied() if isinstance(layer.room.config, GPTQConfig)]
+    in_order = [config for config in layers if config.positional]
+    if subject.claims and subject.claims.desc_act and in_order:
+        yield (
+            f"{subject.claims.file} says desc_act is true; the groups of {len(in_order)} of {len(layers)} layers "
+            "lie in order (static groups), and g_idx is believed"
+        )
+
+
+def readings(subject: Subject) -> Iterator[str]:
+    """Per layer, how many zero points the readers of gptq v1 take in more than one way."""
+    assert subject.weights is not None
+    for layer in subject.studied():
+        config = layer.room.config
+        if isinstance(config, GPTQConfig) and isinstance(config.zeros, StoredMinusOne):
+            count = _apart(subject.weights.storage, layer)
+            if count:
+                total = layer.sizes["G"] * layer.N
+                yield (
+                    f"{layer.prefix}.qzeros: {count} of {total} zero points have several readings: as their "
+                    f"writer meant them (taken here), and up to {2**config.bits} in kernels that do not mask"
+                )
+
+
+def _apart(storage: WeightStorage, layer: Studied) -> int:
+    known = convention(layer)
+    assert known is not None  # a GPTQ layer has zero points
+    zeros, packing = known
+    other = StoredMinusOneUnmasked()
+    return sum(
+        int((zeros.read(run, packing) != other.read(run, packing)).sum()) for _, run in words(storage, layer)
+    )

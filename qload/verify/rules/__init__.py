@@ -1,0 +1,30 @@
+"""The rules, in the order in which they run: headers, then values, then meaning."""
+
+from qload.verify.rules import (
+    act_order,
+    floats,
+    groups,
+    layer_count,
+    layers,
+    scales,
+    siblings,
+    side_files,
+    symmetry,
+    unexplained,
+)
+from qload.verify.rules.rule import Rule, Tier
+
+RULES: tuple[Rule, ...] = (
+    side_files.RULE,
+    layers.RULE,
+    siblings.RULE,
+    layer_count.RULE,
+    unexplained.RULE,
+    scales.RULE,
+    floats.RULE,
+    groups.RULE,
+    act_order.RULE,
+    symmetry.RULE,
+)
+
+__all__ = ["RULES", "Rule", "Tier"]

@@ -1,0 +1,24 @@
+"""What a rule is: a stable id, a tier, and a check that yields findings."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from qload.verify.report import Finding, Severity
+from qload.verify.subject import Subject
+
+Tier = Literal["headers", "values", "meaning"]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule about a checkpoint; its page is `docs/rules/<id>.md`."""
+
+    id: str
+    tier: Tier
+    check: Callable[["Rule", Subject], Iterator[Finding]]
+    severity: Severity = "error"
+
+    def finding(self, tensor: str | None, file: str | None, message: str, remedy: str = "") -> Finding:
+        """A finding of this rule."""
+        return Finding(self.id, self.severity, tensor, file, message, remedy)

@@ -1,0 +1,49 @@
+"""`sym: true` means that every zero point is 2**(bits - 1).
+
+Kernels for symmetric weights never look at `qzeros`. Zero points that are off by one tell that the file
+was written in the other convention (gptq stores them minus one, gptq_v2 as they are), and engines that
+do look would be off by one scale everywhere.
+"""
+
+from collections.abc import Iterator
+
+import torch
+
+from qload.formats import GPTQConfig
+from qload.verify.report import Finding
+from qload.verify.rules.rule import Rule
+from qload.verify.subject import Subject
+from qload.verify.zero_points import convention, words
+
+
+def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
+    """Each symmetric layer with another zero point: the first, and how many."""
+    claims = subject.claims
+    if claims is None or not claims.sym or subject.weights is None:
+        return
+    for layer in subject.studied():
+        known = convention(layer)
+        if known is None or not isinstance(layer.room.config, GPTQConfig):
+            continue
+        (zeros, packing), middle, count, first = known, 2 ** (layer.room.config.bits - 1), 0, None
+        for start, run in words(subject.weights.storage, layer):
+            values = zeros.read(run, packing)
+            wrong = torch.nonzero(values != middle)
+            if wrong.numel() and first is None:
+                g, n = wrong[0].tolist()
+                first = (start + g, n, int(values[g, n]))
+            count += wrong.shape[0]
+        if first is not None:
+            name = f"{layer.prefix}.qzeros"
+            g, n, value = first
+            total = layer.sizes["G"] * layer.N
+            yield rule.finding(
+                name,
+                layer.names.file("qzeros"),
+                f"{name}: zero point {value} at group {g}, column {n}, a symmetric layer of "
+                f"{layer.room.config.bits} bits has {middle}; {count} of {total} differ "
+                f"(read as {zeros.name}, as {claims.file} says checkpoint_format {claims.format})",
+            )
+
+
+RULE = Rule("symmetry", "meaning", check)

@@ -1,0 +1,138 @@
+"""A checkpoint under examination: whatever of it can be understood, and every error on the way."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from os import PathLike
+from typing import Self, TypeVar
+
+from qload.detect import Claims, Found, find_configs, loader_from_claims, read_model_config, settle
+from qload.errors import QloadError
+from qload.formats import ROLES
+from qload.loader import FormatLoader, Studied
+from qload.storage import Header, Located, SafetensorsStorage, check_index, locate, read_header
+from qload.verify.report import Finding, finding_of
+from qload.weights import Weights
+
+
+T = TypeVar("T")
+
+MAX_LAYERS = 1 << 16  # a config that counts more is not believed
+
+
+@dataclass
+class Subject:
+    """What the rules look at. `errors`: why it cannot be read further; then there are no `weights`."""
+
+    path: str
+    errors: list[Finding] = field(default_factory=list)
+    configs: list[Found] = field(default_factory=list)
+    claims: Claims | None = None
+    weights: Weights | None = None
+    notes: list[str] = field(default_factory=list)
+
+    @classmethod
+    def open(cls, path: str | PathLike[str]) -> Self:
+        """Headers and configs of a checkpoint, all errors collected; nothing is raised for what it holds."""
+        subject = cls(str(path))
+        located = subject._try(lambda: locate(path))
+        if located is not None:
+            subject._headers(located)
+            subject._config(path)
+        return subject
+
+    def close(self) -> None:
+        """Close the files."""
+        if self.weights is not None:
+            self.weights.storage.close()
+
+    @property
+    def loader(self) -> FormatLoader:
+        """The loader that the config asks for."""
+        assert self.weights is not None  # rules run on readable subjects only
+        assert isinstance(self.weights.loader, FormatLoader)
+        return self.weights.loader
+
+    @property
+    def num_hidden_layers(self) -> int | None:
+        """What config.json says, at its top or for its text model."""
+        config = read_model_config(self.path)
+        text = config.get("text_config")
+        places = [config, text if isinstance(text, dict) else {}]
+        claimed = [place.get("num_hidden_layers") for place in places]
+        return next((count for count in claimed if type(count) is int and 0 <= count < MAX_LAYERS), None)
+
+    @cached_property
+    def names(self) -> list[str]:
+        """All tensor names, sorted."""
+        assert self.weights is not None
+        return sorted(self.weights.storage.keys())
+
+    @cached_property
+    def suffixes(self) -> Mapping[str, list[str]]:
+        """prefix -> the last parts of the names under it."""
+        found: dict[str, list[str]] = {}
+        for name in self.names:
+            prefix, _, suffix = name.rpartition(".")
+            found.setdefault(prefix, []).append(suffix)
+        return found
+
+    @cached_property
+    def layers(self) -> Mapping[str, Studied | QloadError]:
+        """Every layer that some format could mean: what it is, or why it is none."""
+        return {prefix: self._study(prefix) for prefix in self.suffixes if self._is_layer(prefix)}
+
+    def studied(self) -> Iterator[Studied]:
+        """The layers that are what they should be."""
+        return (layer for layer in self.layers.values() if not isinstance(layer, QloadError))
+
+    def _is_layer(self, prefix: str) -> bool:
+        known = [suffix for suffix in self.suffixes[prefix] if suffix in ROLES]
+        if known != ["weight"]:
+            return bool(known)
+        assert self.weights is not None
+        return len(self.weights.info(f"{prefix}.weight").shape) in (1, 2)
+
+    def _study(self, prefix: str) -> Studied | QloadError:
+        assert self.weights is not None
+        try:
+            return self.loader.study(self.weights, prefix)
+        except QloadError as error:
+            return error
+
+    def _headers(self, located: Located) -> None:
+        headers: dict[str, Header] = {}
+        for file, place in located.files.items():
+            header = self._try(partial(read_header, place, file))
+            if header is not None:
+                headers[file] = header
+        if not self.errors:
+            self.errors += [finding_of(error) for error in check_index(located, headers)]
+
+    def _config(self, path: str | PathLike[str]) -> None:
+        configs = self._try(lambda: find_configs(path))
+        if configs is None:
+            return
+        self.configs = configs
+        found = configs[0] if configs else None
+        if self.errors:  # the config can still be wrong, but there is nothing to open
+            self._try(lambda: settle(found, None))
+            return
+        storage = self._try(lambda: SafetensorsStorage(path))
+        if storage is None:
+            return
+        self.claims = self._try(lambda: settle(found, storage))
+        loader = self._try(lambda: loader_from_claims(found, storage))
+        if loader is None:
+            storage.close()
+            return
+        self.weights = Weights(storage, loader=loader)
+
+    def _try(self, step: Callable[[], T]) -> T | None:
+        try:
+            return step()
+        except QloadError as error:
+            found = finding_of(error)
+            if found not in self.errors:
+                self.errors.append(found)
+            return None

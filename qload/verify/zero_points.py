@@ -1,0 +1,26 @@
+"""The zero points of a layer, run by run, in the readings that there are."""
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from qload.formats import AWQConfig, GPTQConfig
+from qload.layouts import Packing, Stored, ZeroPoints, awq, gptq
+from qload.loader import Studied
+from qload.storage import WeightStorage
+from qload.verify.chunks import rows
+
+
+def convention(layer: Studied) -> tuple[ZeroPoints, Packing] | None:
+    """How a layer stores its zero points; None where it has none."""
+    config = layer.room.config
+    if isinstance(config, GPTQConfig):
+        return config.zeros, gptq.columns(config.bits)
+    if isinstance(config, AWQConfig):
+        return Stored(), awq.columns(config.bits)
+    return None
+
+
+def words(storage: WeightStorage, layer: Studied) -> Iterator[tuple[int, Tensor]]:
+    """(first group, packed zero points) of each run of groups."""
+    return rows(storage, layer.names.full("qzeros"))
