@@ -2,7 +2,7 @@
 
 import os
 import sys
-from typing import IO
+from typing import TextIO
 
 from rich.console import Console
 
@@ -25,7 +25,7 @@ def stderr() -> Console:
     return _make(sys.stderr)
 
 
-def _make(file: IO[str]) -> Console:
+def _make(file: TextIO) -> Console:
     if hasattr(file, "reconfigure") and "utf" not in (file.encoding or "").lower():
         file.reconfigure(errors="backslashreplace")  # a name outside of the terminal's alphabet is no crash
     fixed = None if file.isatty() or "COLUMNS" in os.environ else WIDTH

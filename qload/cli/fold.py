@@ -1,4 +1,4 @@
-"""Sibling layers as one line, `model.layers.{0..31}.self_attn.q_proj`, that spells no name that is not there."""
+"""Sibling layers as one line, `layers.{0..31}.self_attn.q_proj`, that spells no name that is not there."""
 
 import math
 import re

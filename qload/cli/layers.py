@@ -1,10 +1,12 @@
-"""The table of layers: what the tensors say, and beside it what the config claims."""
+"""The layers of a checkpoint: what the tensors say, and beside it what the config claims."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rich.console import RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -17,14 +19,14 @@ if TYPE_CHECKING:
 
 PLAIN = "unquantized"
 ALIKE = ("format", "bits", "group_size", "sym", "act_order", "shape", "dtype", "bytes")
-CLAIMED = {  # a fact of the tensors -> its name in the config
+CLAIMS = {
     "format": "method",
     "bits": "bits",
     "group_size": "group_size",
     "sym": "sym",
     "act_order": "desc_act",
 }
-COLUMNS = ("layer", "count", "format", "bits", "group", "sym", "act\norder", "shape (N, K)", "dtype", "bytes")
+HEADER = ("format", "bits", "group", "sym", "act order", "(N, K)", "dtype", "bytes")
 
 
 def layers(report: "Report", *, every: bool) -> Iterator[RenderableType]:
@@ -35,45 +37,82 @@ def layers(report: "Report", *, every: bool) -> Iterator[RenderableType]:
         plain, listed = [], list(report.layers)
     if listed:
         rows = unfolded(listed, name=_prefix) if every else fold(listed, name=_prefix, alike=_kind)
-        yield _layers(rows, report.claims)
+        yield LayerTable(rows, report.claims)
     if plain:
-        yield Text(_plain(plain))
+        yield Text(_summary(plain))
     if report.layers:
         total = sum(layer.bytes for layer in report.layers)
         yield Text(f"{plural(len(report.layers), 'layer')} in all, {size(total)}")
 
 
-def _layers(rows: Iterable["Fold[LayerInfo]"], claims: Any) -> Table:
-    shown = table()
-    for column in COLUMNS:
-        shown.add_column(column, overflow="fold", justify="right" if column in ("count", "bytes") else "left")
-    if claims:
-        shown.add_row(*_claims(claims), style="italic", end_section=True)
-    for row in rows:
-        shown.add_row(*_layer(row, claims))
-    return shown
+@dataclass
+class LayerTable:
+    """A row a layer where names fit beside their facts, a name above its facts where they do not."""
+
+    rows: "Sequence[Fold[LayerInfo]]"
+    claims: Mapping[str, Any]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        wide = self._wide()
+        fits = Measurement.get(console, options.update(width=10_000), wide).maximum <= options.max_width
+        yield wide if fits else self._narrow()
+
+    def _wide(self) -> Table:
+        shown = table()
+        shown.add_column("layer")
+        shown.add_column("count", justify="right")
+        for column in HEADER:
+            shown.add_column(column, justify="right" if column == "bytes" else "left")
+        if self.claims:
+            shown.add_row(self._source(), "", *_claimed(self.claims), style="italic", end_section=True)
+        for row in self.rows:
+            count = str(row.count) if row.count > 1 else ""
+            shown.add_row(Text(name(row.name)), count, *_facts(row.first, self.claims))
+        return shown
+
+    def _narrow(self) -> Text:
+        lines = [_facts(row.first, self.claims) for row in self.rows]
+        cells = [[Text(column, "bold") for column in HEADER], _claimed(self.claims), *lines]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        names = [f"{name(row.name)}{f'  x{row.count}' if row.count > 1 else ''}" for row in self.rows]
+        shown = Text("\n").append(_aligned(cells[0], widths))
+        if self.claims:
+            shown.append(f"{self._source()}\n", "italic").append(_aligned(cells[1], widths))
+        for label, line in zip(names, lines, strict=True):
+            shown.append(f"{label}\n").append(_aligned(line, widths))
+        return shown
+
+    def _source(self) -> str:
+        return f"{safe(self.claims['file'])} claims"
 
 
-def _claims(claims: Any) -> list[Text]:
-    """The config's own row, above the layers."""
+def _aligned(cells: Sequence[Text], widths: Sequence[int]) -> Text:
+    line = Text("  ")
+    for cell, width in zip(cells, widths, strict=True):
+        line.append(cell).append(" " * (width - len(cell) + 2))
+    line.rstrip()
+    return line.append("\n")
+
+
+def _claimed(claims: Mapping[str, Any]) -> list[Text]:
+    """The config's own row."""
+    if not claims:
+        return [Text()] * len(HEADER)
     form = " ".join(dict.fromkeys((claims["method"], claims["format"])))
-    cells = [f"{claims['file']} claims", "", form]
-    cells += [_value(claims[CLAIMED[fact]]) for fact in ("bits", "group_size", "sym", "act_order")]
-    return [Text(safe(cell)) for cell in [*cells, "", "", ""]]
+    facts = [_value(claims[CLAIMS[fact]]) for fact in ("bits", "group_size", "sym", "act_order")]
+    return [Text(cell) for cell in (safe(form), *facts, "", "", "")]
 
 
-def _layer(row: "Fold[LayerInfo]", claims: Any) -> list[Text]:
-    layer = row.first
-    facts = [_beside(layer, fact, claims) for fact in ("format", "bits", "group_size", "sym", "act_order")]
-    count = Text(str(row.count) if row.count > 1 else "")
-    rest = [Text(str(layer.shape)), Text(safe(layer.dtype)), Text(size(layer.bytes))]
-    return [Text(name(row.name)), count, *facts, *rest]
+def _facts(layer: "LayerInfo", claims: Mapping[str, Any]) -> list[Text]:
+    """A layer's row."""
+    rest = (str(layer.shape), safe(layer.dtype), size(layer.bytes))
+    return [*(_beside(layer, fact, claims) for fact in CLAIMS), *map(Text, rest)]
 
 
-def _beside(layer: "LayerInfo", fact: str, claims: Any) -> Text:
+def _beside(layer: "LayerInfo", fact: str, claims: Mapping[str, Any]) -> Text:
     """What the tensors say; where the config claims something else, that too."""
     value = getattr(layer, fact)
-    claim = claims.get(CLAIMED[fact]) if claims and layer.format != PLAIN else None
+    claim = None if layer.format == PLAIN else claims.get(CLAIMS[fact])
     if claim is None or claim == value:
         return Text(_value(value))
     return Text(f"{_value(value)} (claimed {_value(claim)})", "yellow")
@@ -82,14 +121,14 @@ def _beside(layer: "LayerInfo", fact: str, claims: Any) -> Text:
 def _value(value: object) -> str:
     if value is None:
         return "-"
-    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else safe(value)
+    return ("no", "yes")[value] if isinstance(value, bool) else safe(value)
 
 
-def _plain(layers: Sequence["LayerInfo"]) -> str:
-    dtypes = Counter(layer.dtype for layer in layers)
+def _summary(plain: Sequence["LayerInfo"]) -> str:
+    dtypes = Counter(layer.dtype for layer in plain)
     kinds = ", ".join(f"{count} {safe(dtype)}" for dtype, count in dtypes.most_common())
-    total = size(sum(layer.bytes for layer in layers))
-    return f"and {plural(len(layers), 'plain tensor')} ({kinds}; {total}), listed by --all"
+    total = size(sum(layer.bytes for layer in plain))
+    return f"and {plural(len(plain), 'plain tensor')} ({kinds}; {total}), listed by --all"
 
 
 def _prefix(layer: "LayerInfo") -> str:

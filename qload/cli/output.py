@@ -35,28 +35,21 @@ def emit(
 
 @contextmanager
 def progress_bar() -> Iterator[Update | None]:
-    """A bar a stage on standard error, gone when it is done; None where nobody would see it."""
+    """A bar on standard error that is gone when the work is done; None where nobody would see it."""
     if not sys.stderr.isatty():
         yield None
         return
-    from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
     from qload.cli.console import stderr
 
-    bar = Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeRemainingColumn(),
-        console=stderr(),
-        transient=True,
-    )
-    stages: dict[str, TaskID] = {}
+    text = TextColumn("{task.description}", markup=False)
+    with Progress(
+        text, BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), console=stderr(), transient=True
+    ) as bar:
+        task = bar.add_task("opening", total=None)
 
-    def update(stage: str, done: int, total: int) -> None:
-        if stage not in stages:
-            stages[stage] = bar.add_task(safe(stage))
-        bar.update(stages[stage], completed=done, total=total)
+        def update(stage: str, done: int, total: int) -> None:
+            bar.update(task, description=safe(stage), completed=done, total=total)
 
-    with bar:
         yield update

@@ -1,11 +1,13 @@
-"""What every verb's tables share: the verdict in a line, the findings, the notes."""
+"""What every verb's output shares: the verdict in a line, the findings, the notes."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rich import box
-from rich.console import RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -15,10 +17,11 @@ if TYPE_CHECKING:
     from qload.verify import Finding, Report
 
 STYLE = {"ok": "bold green", "error": "red", "warning": "yellow"}
+ROOMY = 110  # columns from which findings are a table
 
 
 def verdict(report: "Report") -> Text:
-    """ok  ./model: 12 layers, nothing found"""
+    """ok  ./model: nothing found."""
     counts = Counter(finding.severity for finding in report.findings)
     found = [plural(counts[severity], severity) for severity in ("error", "warning") if counts[severity]]
     found += [plural(len(report.notes), "note")] if report.notes else []
@@ -27,11 +30,11 @@ def verdict(report: "Report") -> Text:
 
 
 def findings(report: "Report") -> Iterator[RenderableType]:
-    """A table of the findings, if there are any, and the notes under it."""
+    """The findings, if there are any, and the notes under them."""
     if report.findings:
-        yield _findings(report.findings)
+        yield FindingTable(report.findings)
     for note in report.notes:
-        yield Text("note  ", "dim").append(_indented(str(note), 6), "none")
+        yield Text("note  ", "dim").append(_indented(note, 6), "none")
 
 
 def table() -> Table:
@@ -39,28 +42,52 @@ def table() -> Table:
     return Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
 
 
-def _findings(found: "Sequence[Finding]") -> Table:
-    rows = table()
-    rows.add_column("severity", no_wrap=True)
-    rows.add_column("rule", overflow="fold")
-    rows.add_column("tensor, file", overflow="fold", ratio=2)
-    rows.add_column("message, remedy", overflow="fold", ratio=3)
-    for finding in found:
-        where = [name(part) for part in (finding.tensor, finding.file) if part]
-        rows.add_row(
-            Text(safe(finding.severity), STYLE.get(finding.severity, "")),
-            safe(finding.rule),
-            Text("\n".join(where) or "-"),
-            _what(finding),
-        )
-    return rows
+@dataclass
+class FindingTable:
+    """A row a finding where there is room for a table, a paragraph a finding where there is none."""
+
+    findings: "Sequence[Finding]"
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        if options.max_width >= ROOMY:
+            yield self._wide()
+        else:
+            yield ""
+            for finding in self.findings:
+                yield _title(finding)
+                yield Padding(_what(finding), (0, 0, 1, 4))
+
+    def _wide(self) -> Table:
+        shown = table()
+        shown.add_column("severity", no_wrap=True)
+        shown.add_column("rule", overflow="fold")
+        shown.add_column("tensor, file", overflow="fold", ratio=4)
+        shown.add_column("message, remedy", overflow="fold", ratio=5)
+        for finding in self.findings:
+            where = Text("\n".join(_where(finding)) or "-")
+            shown.add_row(_severity(finding), safe(finding.rule), where, _what(finding))
+        return shown
+
+
+def _title(finding: "Finding") -> Text:
+    return Text("  ").join([_severity(finding), *map(Text, (safe(finding.rule), *_where(finding)))])
+
+
+def _severity(finding: "Finding") -> Text:
+    return Text(safe(finding.severity), STYLE.get(finding.severity, ""))
+
+
+def _where(finding: "Finding") -> list[str]:
+    return [name(part) for part in (finding.tensor, finding.file) if part]
 
 
 def _what(finding: "Finding") -> Text:
-    message = finding.message.removeprefix(f"{finding.tensor}: ")  # it stands in the column before
+    message = finding.message
+    for shown in (finding.file, finding.tensor):  # beside it already
+        message = message.removeprefix(f"{shown}: ")
     what = Text(safe(message, keep="\n"))
     if finding.remedy:
-        what.append("\nremedy  ", "green").append(_indented(finding.remedy, 8))
+        what.append("\nremedy  ", "green").append(_indented(finding.remedy, 8), "none")
     return what
 
 

@@ -3,8 +3,8 @@
 import mmap
 import sys
 from collections.abc import Collection
+from io import BufferedReader
 from math import prod
-from pathlib import Path
 from threading import Lock
 from typing import Self
 
@@ -66,7 +66,10 @@ class SafetensorsStorage:
         extents = [stop - start for start, stop in pairs]
         if 0 in extents:
             return torch.empty(extents, dtype=entry.dtype)
-        piece = _copy(self._map(file), entry, pairs)
+        if all(pair == (0, size) for pair, size in zip(pairs[1:], entry.shape[1:], strict=True)):
+            piece = self._run(file, entry, pairs[0] if pairs else (0, 1))
+        else:
+            piece = _rectangle(self._map(file), entry, pairs)
         self.bytes_read += piece.nbytes
         return torch.from_numpy(piece).view(entry.dtype).reshape(extents)
 
@@ -83,33 +86,44 @@ class SafetensorsStorage:
             raise missing(name, self._entries.keys())
         return self._entries[name]
 
-    def _map(self, file: str) -> mmap.mmap:
-        path, size = self.files[file], self._sizes[file]
-        with self._lock:
-            if self._closed:
-                raise StorageError(file, "closed", "read after its storage was closed")
-            if _size(path, file) != size:
+    def _run(self, file: str, entry: Entry, rows: tuple[int, int]) -> NDArray[np.uint8]:
+        """Bytes that lie one after another: read, as a fault in a map makes the system read far ahead."""
+        row = prod(entry.shape[1:]) * entry.dtype.itemsize
+        run = np.empty((rows[1] - rows[0]) * row, np.uint8)
+        with self._open(file) as stream:
+            stream.seek(entry.begin + rows[0] * row)
+            if stream.readinto(run.data) != run.nbytes:
                 raise StorageError(
-                    file, "file-length", f"had {size} bytes when opened, now {_size(path, file)}"
+                    file, "file-length", f"ended before {run.nbytes} bytes of a tensor were read"
                 )
+        return run
+
+    def _map(self, file: str) -> mmap.mmap:
+        with self._lock, self._open(file) as stream:
             if file not in self._maps:
-                with path.open("rb") as stream:
-                    self._maps[file] = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+                self._maps[file] = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
             return self._maps[file]
 
+    def _open(self, file: str) -> BufferedReader:
+        """The file, if it still has the length that its header was checked against."""
+        if self._closed:
+            raise StorageError(file, "closed", "read after its storage was closed")
+        try:
+            stream = self.files[file].open("rb")
+        except OSError as error:
+            raise StorageError(file, "no-files", f"is gone: {error.strerror or error}") from error
+        size = stream.seek(0, 2)
+        if size != self._sizes[file]:
+            stream.close()
+            raise StorageError(file, "file-length", f"had {self._sizes[file]} bytes when opened, now {size}")
+        return stream
 
-def _size(path: Path, file: str) -> int:
-    try:
-        return path.stat().st_size
-    except OSError as error:
-        raise StorageError(file, "no-files", f"is gone: {error.strerror or error}") from error
 
-
-def _copy(mapped: mmap.mmap, entry: Entry, pairs: tuple[tuple[int, int], ...]) -> NDArray[np.uint8]:
-    """The bytes of a rectangle, row major. The last dimension is counted in bytes."""
+def _rectangle(mapped: mmap.mmap, entry: Entry, pairs: tuple[tuple[int, int], ...]) -> NDArray[np.uint8]:
+    """The bytes of a rectangle, row major, its last dimension counted in bytes."""
     size = entry.dtype.itemsize
-    *outer, last = entry.shape or (1,)
-    *rows, (start, stop) = pairs or ((0, 1),)
+    *outer, last = entry.shape
+    *rows, (start, stop) = pairs
     flat = np.frombuffer(mapped, np.uint8, prod(outer) * last * size, entry.begin)
     inner = slice(start * size, stop * size)
     return flat.reshape(*outer, last * size)[(*(slice(*pair) for pair in rows), inner)].copy()

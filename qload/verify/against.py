@@ -41,7 +41,7 @@ class Comparison:
         self.total += got.numel()
         apart = _apart(got, want, reference)
         if self.first is None and bool(apart.any()):
-            n, k = (torch.nonzero(apart)[0].tolist() + [0])[:2]
+            n, k, *_ = [*torch.nonzero(apart)[0].tolist(), 0]
             place = (n, k) if got.ndim == 2 else (n,)
             self.first = (start + n, k, float(got[place]), float(want[place]))
         self.differing += int(apart.sum())
@@ -95,7 +95,8 @@ def _verdict(name: str, found: Comparison, plain_reference: bool) -> Iterator[Fi
         return
     n, k, got, want = found.first
     where = (
-        f"{name}: differs from the reference first at (n, k) = ({n}, {k}): {got:g}, the reference has {want:g}; "
+        f"{name}: differs from the reference first at (n, k) = ({n}, {k}): {got:g}, "
+        f"the reference has {want:g}; "
         f"{found.differing} of {found.total} differ"
     )
     closer = min(found.others, key=lambda reading: found.others[reading], default=None)

@@ -10,7 +10,8 @@ from qload.spec import Weight
 from qload.storage import WeightStorage
 from qload.weights import Weights
 
-ELEMENTS = 1 << 20  # of one piece; a dequantized piece and its working copies take some 32 MiB
+OUTPUTS = 1 << 20  # elements of a dequantized run, which with its working copies takes some 32 MiB
+ROWS = 1 << 16  # elements of a run of rows: small, so that who stops at the first has read little
 
 
 def rows(storage: WeightStorage, name: str) -> Iterator[tuple[int, Tensor]]:
@@ -20,7 +21,7 @@ def rows(storage: WeightStorage, name: str) -> Iterator[tuple[int, Tensor]]:
         yield 0, storage.read(name).reshape(1)
         return
     width = max(1, storage.info(name).nbytes // max(1, shape[0]) // storage.info(name).dtype.itemsize)
-    step = max(1, ELEMENTS // width)
+    step = max(1, ROWS // width)
     for start in range(0, shape[0], step):
         yield start, storage.read(name, (slice(start, min(start + step, shape[0])),))
 
@@ -28,7 +29,7 @@ def rows(storage: WeightStorage, name: str) -> Iterator[tuple[int, Tensor]]:
 def outputs(weights: Weights, loader: FormatLoader, layer: Studied) -> Iterator[tuple[int, Weight]]:
     """A layer in runs of outputs: (first output, their typed weight)."""
     block = granule(layer, "N") or layer.N
-    step = max(1, ELEMENTS // max(1, layer.K) // block) * block
+    step = max(1, OUTPUTS // max(1, layer.K) // block) * block
     for start in range(0, layer.N, step):
         part = Part(layer.prefix, start, min(start + step, layer.N))
         yield start, loader.load(weights, [part], None)

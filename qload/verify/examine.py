@@ -16,7 +16,7 @@ from qload.verify import notes, parallel
 from qload.verify.report import Finding, LayerInfo, Report, finding_of
 from qload.verify.rules import RULES
 from qload.verify.subject import Subject
-from qload.verify.zero_points import convention, words
+from qload.verify.zero_points import convention, symmetric
 
 Progress = Callable[[str, int, int], None]
 
@@ -138,12 +138,9 @@ def _layer(storage: WeightStorage, layer: Studied) -> LayerInfo:
 
 
 def _symmetric(storage: WeightStorage, layer: Studied) -> bool | None:
-    known = convention(layer)
-    if known is None:
+    if convention(layer) is None:
         return None
-    zeros, packing = known
-    middle = 2 ** (packing.bits - 1)
-    return all(bool((zeros.read(run, packing) == middle).all()) for _, run in words(storage, layer))
+    return all(same for _, _, same in symmetric(storage, layer))
 
 
 def _act_order(layer: Studied) -> bool | None:

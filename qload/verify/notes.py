@@ -16,8 +16,8 @@ def flags(subject: Subject) -> Iterator[str]:
     in_order = [config for config in layers if config.positional]
     if subject.claims and subject.claims.desc_act and in_order:
         yield (
-            f"{subject.claims.file} says desc_act is true; the groups of {len(in_order)} of {len(layers)} layers "
-            "lie in order (static groups), and g_idx is believed"
+            f"{subject.claims.file} says desc_act is true; the groups of {len(in_order)} of {len(layers)} "
+            "layers lie in order (static groups), and g_idx is believed"
         )
 
 

@@ -14,7 +14,6 @@ from qload.storage import Header, Located, SafetensorsStorage, check_index, loca
 from qload.verify.report import Finding, finding_of
 from qload.weights import Weights
 
-
 T = TypeVar("T")
 
 MAX_LAYERS = 1 << 16  # a config that counts more is not believed

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor
 
 from qload.formats import AWQConfig, GPTQConfig
@@ -19,6 +20,17 @@ def convention(layer: Studied) -> tuple[ZeroPoints, Packing] | None:
     if isinstance(config, AWQConfig):
         return Stored(), awq.columns(config.bits)
     return None
+
+
+def symmetric(storage: WeightStorage, layer: Studied) -> Iterator[tuple[int, Tensor, bool]]:
+    """(first group, packed zero points, whether all are 2**(bits - 1)) of each run of groups."""
+    known = convention(layer)
+    if known is None:
+        return
+    zeros, packing = known
+    middle = zeros.write(torch.full((1, layer.N), 2 ** (packing.bits - 1)), packing)
+    for start, run in words(storage, layer):
+        yield start, run, bool((run == middle).all())
 
 
 def words(storage: WeightStorage, layer: Studied) -> Iterator[tuple[int, Tensor]]:

@@ -27,8 +27,8 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
                 yield rule.finding(
                     f"{block}.{index}.{lost}",
                     None,
-                    f"{block}.{index}.{lost}: missing, and {having} of its {len(layers) - 1} siblings have it, "
-                    f"such as {block}.{fuller}.{lost}",
+                    f"{block}.{index}.{lost}: missing, and {having} of its {len(layers) - 1} siblings "
+                    f"have it, such as {block}.{fuller}.{lost}",
                     "fetch or write the checkpoint again",
                 )
 

@@ -13,7 +13,7 @@ from qload.formats import GPTQConfig
 from qload.verify.report import Finding
 from qload.verify.rules.rule import Rule
 from qload.verify.subject import Subject
-from qload.verify.zero_points import convention, words
+from qload.verify.zero_points import convention, symmetric
 
 
 def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
@@ -26,7 +26,9 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
         if known is None or not isinstance(layer.room.config, GPTQConfig):
             continue
         (zeros, packing), middle, count, first = known, 2 ** (layer.room.config.bits - 1), 0, None
-        for start, run in words(subject.weights.storage, layer):
+        for start, run, same in symmetric(subject.weights.storage, layer):
+            if same:
+                continue
             values = zeros.read(run, packing)
             wrong = torch.nonzero(values != middle)
             if wrong.numel() and first is None:
