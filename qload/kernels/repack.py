@@ -40,7 +40,7 @@ def repack(weight: Weight, layout: str, *, out: Weight | None = None) -> Weight:
     made = _same(weight, layout) or _FROM_GPTQ[layout](_to_gptq(weight, layout))
     origin = weight.layer.origin or weight.config
     back = type(made.config) is type(origin) and made.config == origin
-    made = _relabel(made, None if back else origin)
+    made = _apart(_relabel(made, None if back else origin), weight)
     return made if out is None else _into(out, made)
 
 
@@ -50,11 +50,12 @@ def restore(weight: Weight) -> Weight:
     if origin is None and not isinstance(weight, ExllamaWeight):
         return weight
     through = _to_gptq(weight, "the checkpoint")
+    made: Weight = through
     if isinstance(origin, AWQConfig):
-        return _relabel(awq.from_gptq(through), None, origin)
-    if isinstance(origin, GPTQConfig):
-        return _relabel(_with_zeros(through, origin.zeros), None, origin)
-    return _relabel(through, None)
+        made = awq.from_gptq(through)
+    elif isinstance(origin, GPTQConfig):
+        made = _with_zeros(through, origin.zeros)
+    return _apart(_relabel(made, None, origin), weight)
 
 
 def _same(weight: Weight, layout: str) -> Weight | None:
@@ -84,6 +85,12 @@ def _with_zeros(weight: GPTQWeight, zeros: ZeroPoints) -> GPTQWeight:
 
 def _relabel(weight: Weight, origin: Any, config: Any = None) -> Weight:
     return replace(weight, config=config or weight.config, layer=replace(weight.layer, origin=origin))
+
+
+def _apart(made: Weight, source: Weight) -> Weight:
+    """No tensor in common: whoever overwrites the one, as `out` does, must not change the other."""
+    places = {tensor.data_ptr() for tensor in source.fields().values()}
+    return made.holding({n: t.clone() for n, t in made.fields().items() if t.data_ptr() in places})
 
 
 def _into(out: Weight, made: Weight) -> Weight:

@@ -1,0 +1,83 @@
+"""Checks that can fail: bits where bits are promised, and three oracles for anything that multiplies.
+
+A kernel is any callable from x (M, K) to y (M, N). `read_back` shows it one input at a time and gets the
+weights that it thinks it has; `exact_sums` uses numbers that every order of addition sums exactly;
+`derived_bound` allows what rounding can cost and not more. None takes a tolerance, none passes on NaN.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from qload.spec import Weight
+
+Kernel = Callable[[Tensor], Tensor]
+
+
+def assert_same_bits(got: Tensor, want: Tensor) -> None:
+    """Equal dtype, shape and bytes: -0.0 is not 0.0, and a NaN is itself."""
+    __tracebackhide__ = True
+    assert (got.dtype, tuple(got.shape)) == (want.dtype, tuple(want.shape))
+    size = want.element_size()
+    a, b = (t.contiguous().reshape(-1).view(torch.uint8).reshape(-1, size) for t in (got, want))
+    apart = (a != b).any(1).nonzero().flatten()
+    if apart.numel():
+        place = torch.unravel_index(apart[0], want.shape) if want.ndim else ()
+        at = tuple(int(i) for i in place)
+        raise AssertionError(
+            f"{apart.numel()} of {want.numel()} differ, first at {at}: got {got[at]}, expected {want[at]}"
+        )
+
+
+def assert_reads_back(kernel: Kernel, weight: Weight, dtype: torch.dtype) -> None:
+    """One-hot inputs return the columns of the weight, rounded once to `dtype`."""
+    __tracebackhide__ = True
+    N, K = weight.shape
+    want = weight.dequantize().to(dtype).T
+    for start in range(0, K, 256):
+        x = torch.eye(K, dtype=dtype, device=want.device)[start : start + 256]
+        got = kernel(x)
+        assert tuple(got.shape) == (x.shape[0], N)
+        wrong = (got != want[start : start + 256]).nonzero()
+        if wrong.numel():
+            k, n = wrong[0].tolist()
+            raise AssertionError(
+                f"the kernel has {got[k, n]:g} at (n, k) = ({n}, {start + k}), the weight {want[start + k, n]:g}; "
+                f"{wrong.shape[0]} wrong among inputs {start} to {start + x.shape[0]}"
+            )
+
+
+def assert_sums_exactly(kernel: Kernel, weight: Weight, dtype: torch.dtype, *, M: int = 3) -> None:
+    """Small integers times a weight of small integers and power-of-two scales: bit equality.
+
+    Raises ValueError for a weight whose sums float32 cannot hold exactly: then nothing would be shown.
+    """
+    __tracebackhide__ = True
+    w = weight.dequantize().double()
+    x = (torch.arange(M * w.shape[1], device=w.device) % 5 - 2).reshape(M, w.shape[1]).double()
+    unit = 2.0**-24
+    while bool((w.remainder(unit * 2) == 0).all()) and unit < 1:
+        unit *= 2
+    if bool((w.remainder(unit) != 0).any()) or float((x.abs() @ w.abs().T).max()) / unit >= 2**24:
+        raise ValueError("float32 cannot sum this weight exactly; take smaller codes and power-of-two scales")
+    assert_same_bits(kernel(x.to(dtype)), (x @ w.T).to(dtype))
+
+
+def assert_within_bound(kernel: Kernel, weight: Weight, x: Tensor) -> None:
+    """|y - exact| is at most what rounding the weight, K float32 additions and the result can cost."""
+    __tracebackhide__ = True
+    w, wide = weight.dequantize().double(), x.double()
+    exact, size = wide @ w.T, wide.abs() @ w.abs().T
+    unit, output = 2.0**-24, torch.finfo(x.dtype)
+    sums = (x.shape[-1] + 2) * unit / (1 - (x.shape[-1] + 2) * unit)
+    slack = (sums + output.eps / 2) * size
+    budget = slack + (exact.abs() + slack) * output.eps / 2 + output.tiny
+    error = (kernel(x).double() - exact).abs()
+    wrong = (~(error <= budget)).nonzero()
+    if wrong.numel():
+        m, n = wrong[0].tolist()
+        raise AssertionError(
+            f"y[{m}, {n}] is off by {error[m, n]:g}, rounding can cost {budget[m, n]:g}; "
+            f"{wrong.shape[0]} of {error.numel()} are"
+        )

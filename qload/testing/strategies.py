@@ -1,0 +1,166 @@
+"""Hypothesis strategies for layers, inferred from a format's own declaration of its tensors.
+
+A format gives only its configs; sizes follow from its axes, dtypes and fillings from its specs, group
+indices from the axis they point into. Nothing here knows a format by name.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import lcm
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from qload.loader import FormatLoader, Room
+from qload.spec import LOGICAL, Axis, Config, Role, TensorSpec, Weight
+from qload.storage import MemoryStorage
+
+PREFIX = "layer"
+FILLINGS = ("zeros", "count", "noise")  # the simplest first; all but noise are exact in every dtype
+
+
+@dataclass(frozen=True, repr=False)
+class Stored:
+    """A drawn layer as it would be stored: its format, config, tensors by field, and logical sizes."""
+
+    weight_type: type[Weight]
+    config: Config
+    tensors: dict[str, Tensor]
+    sizes: dict[str, int]
+    drawn: str
+
+    @property
+    def N(self) -> int:
+        """Outputs."""
+        return self.sizes["N"]
+
+    @property
+    def K(self) -> int:
+        """Inputs; 1 of a vector."""
+        return self.sizes.get("K", 1)
+
+    def named(self, prefix: str = PREFIX) -> dict[str, Tensor]:
+        """The tensors under their on-disk names."""
+        suffixes = {spec.name: spec.suffix for spec in self.weight_type.tensors(self.config)}
+        return {f"{prefix}.{suffixes[name]}": tensor for name, tensor in self.tensors.items()}
+
+    def storage(self, prefix: str = PREFIX) -> MemoryStorage:
+        """A storage that holds this layer alone."""
+        return MemoryStorage(self.named(prefix))
+
+    def loader(self) -> FormatLoader:
+        """The loader that reads it."""
+        return FormatLoader(Room(self.weight_type, self.config))
+
+    def weight(self) -> Weight:
+        """The typed weight."""
+        fields: dict[str, Any] = {"config": self.config, **self.tensors}
+        return self.weight_type(**fields)
+
+    def __repr__(self) -> str:
+        return f"Stored({self.config}, {self.sizes}, {self.drawn})"
+
+
+@st.composite
+def layers(
+    draw: st.DrawFn,
+    weight_type: type[Weight],
+    configs: st.SearchStrategy[Any],
+    *,
+    N: int | None = None,
+    K: int | None = None,
+    most: int = 4,
+    fillings: tuple[str, ...] = FILLINGS,
+) -> Stored:
+    """A layer of this format; N and K are `most` granules of its axes at the most, or as given."""
+    config = draw(configs)
+    specs = weight_type.tensors(config)
+    sizes = draw(_sizes(specs, {"N": N, "K": K}, most))
+    filling = draw(st.sampled_from(fillings))
+    act_order = draw(st.booleans())
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**16)))
+    tensors = {
+        spec.name: _index(spec, specs, sizes, act_order, generator)
+        if spec.index_of
+        else _FILL[spec.role](spec, _shape(spec, sizes), filling, generator)
+        for spec in specs
+        if not spec.optional
+    }
+    return Stored(weight_type, config, tensors, sizes, f"{filling}{', act order' * act_order}")
+
+
+@st.composite
+def _sizes(
+    draw: st.DrawFn, specs: tuple[TensorSpec, ...], given: dict[str, int | None], most: int
+) -> dict[str, int]:
+    axes = [axis for spec in specs for axis in spec.axes]
+    sizes: dict[str, int] = {}
+    for dim in sorted({axis.dim for axis in axes if axis.dim in LOGICAL}):
+        granule = lcm(*(axis.granule for axis in axes if axis.dim == dim and not axis.rounds))
+        sizes[dim] = given[dim] or granule * draw(st.integers(1, most), label=f"granules of {dim}")
+    for axis in axes:
+        letter = axis.free or axis.dim
+        if letter.isalpha() and letter not in sizes:
+            sizes[letter] = axis.size(sizes[axis.dim]) or 1 if axis.free else 1
+    return sizes
+
+
+def _shape(spec: TensorSpec, sizes: dict[str, int]) -> list[int]:
+    return [_extent(axis, sizes) for axis in spec.axes]
+
+
+def _extent(axis: Axis, sizes: dict[str, int]) -> int:
+    if axis.free:
+        return sizes[axis.free]
+    logical = int(axis.dim) if axis.dim.isdigit() else sizes[axis.dim]
+    return axis.size(logical) or 0
+
+
+def _index(
+    spec: TensorSpec,
+    specs: tuple[TensorSpec, ...],
+    sizes: dict[str, int],
+    act_order: bool,
+    generator: torch.Generator,
+) -> Tensor:
+    """Groups in order, or the same groups with their rows exchanged."""
+    groups = [axis for other in specs for axis in other.axes if axis.free == spec.index_of]
+    size = groups[0].ops[-1][1] if groups else sizes["K"]
+    index = torch.arange(sizes["K"]) // size
+    if act_order:
+        index = index[torch.randperm(sizes["K"], generator=generator)]
+    return index.to(spec.dtypes[0])
+
+
+def _words(spec: TensorSpec, shape: list[int], filling: str, generator: torch.Generator) -> Tensor:
+    if filling == "noise":  # every bit, the sign's too
+        return torch.randint(-(2**31), 2**31, shape, dtype=spec.dtypes[0], generator=generator)
+    return _count(shape, 0 if filling == "zeros" else 1).to(spec.dtypes[0])
+
+
+def _scales(spec: TensorSpec, shape: list[int], filling: str, generator: torch.Generator) -> Tensor:
+    if filling == "noise":
+        return (torch.rand(shape, generator=generator) + 2.0**-6).to(spec.dtypes[0])
+    return (2.0 ** (_count(shape, 1) % 4 - 2)).to(spec.dtypes[0])
+
+
+def _floats(spec: TensorSpec, shape: list[int], filling: str, generator: torch.Generator) -> Tensor:
+    if filling == "noise":
+        return torch.randn(shape, generator=generator).to(spec.dtypes[0])
+    return (_count(shape, 0 if filling == "zeros" else 1) % 17 - 8).to(spec.dtypes[0])
+
+
+def _count(shape: list[int], step: int) -> Tensor:
+    count = 1
+    for extent in shape:
+        count *= extent
+    return (torch.arange(count) * step).reshape(shape)
+
+
+_FILL: dict[Role, Callable[[TensorSpec, list[int], str, torch.Generator], Tensor]] = {
+    Role.WORD: _words,
+    Role.SCALE: _scales,
+    Role.FLOAT: _floats,
+}

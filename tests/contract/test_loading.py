@@ -1,0 +1,152 @@
+"""What every format promises about loading, whichever way the tensors come."""
+
+import inspect
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from qload.errors import DtypeError, IndexValueError, MissingTensorError, ShapeError
+from qload.formats import FORMATS
+from qload.spec import Role, Weight
+from qload.storage import MemoryStorage, SafetensorsStorage
+from qload.testing import assert_same_bits, layers
+from qload.weights import Weights
+from tests.rooms import CONFIGS, every_format
+
+few = settings(max_examples=15)
+
+
+@every_format
+@given(data=st.data())
+@few
+def test_files_and_memory_give_the_same_weight(
+    room: type[Weight], data: Any, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    stored = data.draw(layers(room, CONFIGS[room]))
+    file = tmp_path_factory.mktemp("files") / "model.safetensors"
+    save_file(stored.named(), file)
+
+    with Weights(SafetensorsStorage(file), loader=stored.loader()) as weights:
+        from_file = weights.get_weights("layer")
+    from_memory = Weights(stored.storage(), loader=stored.loader()).get_weights("layer")
+
+    for name, tensor in from_memory.fields().items():
+        assert_same_bits(from_file.fields()[name], tensor)
+    assert from_file.config == from_memory.config
+
+
+@every_format
+@given(data=st.data())
+@few
+def test_loading_twice_gives_the_same_and_the_ledger_says_so(room: type[Weight], data: Any) -> None:
+    stored = data.draw(layers(room, CONFIGS[room]))
+    weights = Weights(stored.storage(), loader=stored.loader())
+
+    first = weights.get_weights("layer")
+    assert weights.report().complete
+    second = weights.get_weights("layer")
+
+    assert_same_bits(first.dequantize(), second.dequantize())
+    assert set(weights.report().twice) == set(stored.named())
+
+
+@every_format
+@given(data=st.data())
+@few
+def test_a_loaded_weight_holds_what_is_stored(room: type[Weight], data: Any) -> None:
+    stored = data.draw(layers(room, CONFIGS[room]))
+
+    weight = Weights(stored.storage(), loader=stored.loader(), dtype=torch.bfloat16).get_weights("layer")
+
+    for spec in room.tensors(stored.config):
+        want = stored.tensors[spec.name]
+        assert_same_bits(weight.fields()[spec.name], want.bfloat16() if spec.role is Role.FLOAT else want)
+
+
+@every_format
+@given(data=st.data())
+@few
+def test_a_missing_tensor_is_named(room: type[Weight], data: Any) -> None:
+    stored = data.draw(layers(room, CONFIGS[room]))
+    lost = data.draw(st.sampled_from(sorted(stored.named())))
+    tensors = {name: tensor for name, tensor in stored.named().items() if name != lost}
+
+    with pytest.raises(MissingTensorError) as caught:
+        Weights(MemoryStorage(tensors), loader=stored.loader()).get_weights("layer")
+
+    assert caught.value.tensor == lost
+
+
+@every_format
+@given(data=st.data())
+@few
+def test_a_wrong_dtype_is_named(room: type[Weight], data: Any) -> None:
+    stored = data.draw(layers(room, CONFIGS[room]))
+    name = data.draw(st.sampled_from(sorted(stored.named())))
+    tensors = {**stored.named(), name: stored.named()[name].to(torch.int8)}
+
+    with pytest.raises(DtypeError) as caught:
+        Weights(MemoryStorage(tensors), loader=stored.loader()).get_weights("layer")
+
+    assert (caught.value.tensor, caught.value.got) == (name, "int8")
+
+
+@every_format
+@given(data=st.data())
+@few
+def test_one_more_column_is_a_wrong_shape(room: type[Weight], data: Any) -> None:
+    if room.format == "unquantized":
+        pytest.skip("one tensor has nothing to disagree with")
+    stored = data.draw(layers(room, CONFIGS[room]))
+    name = data.draw(st.sampled_from(sorted(stored.named())))
+    longer = torch.cat([stored.named()[name], stored.named()[name][..., :1]], dim=-1)
+
+    with pytest.raises(ShapeError):
+        Weights(MemoryStorage({**stored.named(), name: longer}), loader=stored.loader()).get_weights("layer")
+
+
+@every_format
+@given(data=st.data(), beyond=st.sampled_from([-1, 0, 5]))
+@few
+def test_an_index_out_of_range_is_named(room: type[Weight], data: Any, beyond: int) -> None:
+    stored = data.draw(layers(room, CONFIGS[room]))
+    indices = [spec for spec in room.tensors(stored.config) if spec.index_of]
+    for spec in indices:
+        limit = int(stored.tensors[spec.name].max()) + 1
+        stored.tensors[spec.name][-1] = beyond if beyond < 0 else limit + beyond
+
+        with pytest.raises(IndexValueError) as caught:
+            Weights(stored.storage(), loader=stored.loader()).get_weights("layer")
+
+        assert (caught.value.tensor, caught.value.at) == (f"layer.{spec.name}", stored.K - 1)
+
+
+@pytest.mark.parametrize("room", FORMATS, ids=lambda room: room.format)
+def test_a_format_documents_every_tensor_it_declares(room: type[Weight]) -> None:
+    text = inspect.getdoc(sys.modules[room.__module__]) or ""
+
+    documented = {line.split()[0] for line in text.splitlines() if line.startswith("    ") and line.split()}
+
+    assert {spec.suffix for spec in room.tensors(room.example)} <= documented
+
+
+def test_every_room_has_a_row_in_the_table_of_configs() -> None:
+    assert set(CONFIGS) == set(FORMATS)
+
+
+def test_a_weight_made_by_hand_is_checked_like_a_loaded_one(fixtures: Path) -> None:
+    room = FORMATS[1]
+    with pytest.raises(ShapeError, match=r"qzeros: wrong shape\n  expected \(1, 1\)"):
+        room(
+            config=room.example,
+            qweight=torch.zeros(1, 8, dtype=torch.int32),
+            qzeros=torch.zeros(1, 2, dtype=torch.int32),
+            scales=torch.ones(1, 8, dtype=torch.float16),
+            g_idx=torch.zeros(8, dtype=torch.int32),
+        )

@@ -1,0 +1,124 @@
+"""What every format promises about shares of a layer."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qload.errors import CutError, DivideError, QloadError
+from qload.parallel import FakeWorld
+from qload.spec import Weight
+from qload.testing import assert_same_bits, layers
+from qload.weights import Weights
+from tests.rooms import CONFIGS, every_format, lawful, small_integers
+
+WORLDS = st.sampled_from([2, 3, 4, 8])
+LOADS = {"N": Weights.get_weights_col, "K": Weights.get_weights_row}
+
+
+def shares(stored: Any, world: int, dim: str) -> list[Weight]:
+    return [
+        LOADS[dim](Weights(stored.storage(), loader=stored.loader(), process_group=rank), "layer")
+        for rank in FakeWorld(world)
+    ]
+
+
+@every_format
+@pytest.mark.parametrize("dim", ["N", "K"])
+@given(data=st.data(), world=WORLDS)
+@settings(max_examples=60)
+def test_shares_are_the_whole_or_every_rank_refuses_alike(
+    room: type[Weight], dim: str, data: Any, world: int
+) -> None:
+    stored = data.draw(layers(room, CONFIGS[room], most=8))
+
+    if not lawful(stored.config, dim, getattr(stored, dim), world):
+        assert_refused_alike(stored, dim, world)
+        return
+
+    parts = shares(stored, world, dim)
+    whole = stored.weight().dequantize()
+    assert_same_bits(torch.cat([part.dequantize() for part in parts], dim=0 if dim == "N" else 1), whole)
+    assert {part.layer.whole for part in parts} == {tuple(whole.shape)}
+
+
+def assert_refused_alike(stored: Any, dim: str, world: int) -> None:
+    """By every rank, in the same words, before any weight is read."""
+    texts = set()
+    for rank in FakeWorld(world):
+        storage = stored.storage()
+        weights = Weights(storage, loader=stored.loader(), process_group=rank)
+        with pytest.raises((CutError, DivideError)) as caught:
+            LOADS[dim](weights, "layer")
+        texts.add(str(caught.value))
+        assert set(storage.reads) <= {"layer.g_idx"}
+        assert not weights.report().used
+    assert len(texts) == 1
+
+
+@every_format
+@given(data=st.data(), world=st.sampled_from([2, 4]))
+@settings(max_examples=25)
+def test_row_shares_sum_to_the_whole_product(room: type[Weight], data: Any, world: int) -> None:
+    stored = data.draw(layers(room, CONFIGS[room], K=384 * world, most=1, fillings=("count",)))
+    x = small_integers((2, stored.K)).double()
+
+    parts = shares(stored, world, "K")
+
+    pieces = x.chunk(world, dim=1)
+    total = sum(piece @ part.dequantize().double().T for piece, part in zip(pieces, parts, strict=True))
+    assert torch.equal(torch.as_tensor(total), x @ stored.weight().dequantize().double().T)
+
+
+@every_format
+@given(data=st.data(), world=st.sampled_from([1, 2, 4]), how=st.sampled_from(["count", "sizes", "ratio"]))
+@settings(max_examples=25)
+def test_a_packed_layer_is_shared_block_by_block(room: type[Weight], data: Any, world: int, how: str) -> None:
+    stored = data.draw(layers(room, CONFIGS[room], N=32 * 4 * world))
+    quarter = stored.N // 4
+    sizes = [stored.N // 2] * 2 if how == "count" else [2 * quarter, quarter, quarter]
+    blocks = {"count": 2, "sizes": tuple(sizes), "ratio": iter([2, 1, 1])}
+
+    got = []
+    for rank in FakeWorld(world):
+        weights = Weights(stored.storage(), loader=stored.loader(), process_group=rank)
+        choice = iter([2, 1, 1]) if how == "ratio" else blocks[how]
+        got.append(weights.get_weights_col_packed("layer", choice))
+
+    whole = stored.weight().dequantize().split(sizes)
+    for rank, share in enumerate(got):
+        assert_same_bits(share.dequantize(), torch.cat([block.chunk(world)[rank] for block in whole]))
+        assert share.layer.parts == tuple(size // world for size in sizes)
+
+
+@every_format
+@given(data=st.data(), world=st.sampled_from([1, 2, 4]))
+@settings(max_examples=25)
+def test_fused_layers_are_shared_part_by_part(room: type[Weight], data: Any, world: int) -> None:
+    first = data.draw(layers(room, CONFIGS[room], N=32 * world))
+    other = data.draw(layers(room, st.just(first.config), N=64 * world, K=first.K))
+    for name in set(first.tensors) & {"g_idx"}:
+        other.tensors[name] = first.tensors[name]
+    tensors = {**first.named("a"), **other.named("b")}
+
+    for rank in FakeWorld(world):
+        weights = Weights(type(first.storage())(tensors), loader=first.loader(), process_group=rank)
+        fused = weights.get_multi_weights_col(["a", "b"], dim=0)
+
+        parts = [s.weight().dequantize().chunk(world)[rank.rank()] for s in (first, other)]
+        assert_same_bits(fused.dequantize(), torch.cat(parts))
+        assert weights.report().complete
+
+
+@every_format
+@given(data=st.data())
+@settings(max_examples=25)
+def test_layers_of_different_inputs_do_not_fuse(room: type[Weight], data: Any) -> None:
+    first = data.draw(layers(room, CONFIGS[room], N=32, K=384))
+    other = data.draw(layers(room, st.just(first.config), N=32, K=768))
+    weights = Weights(type(first.storage())({**first.named("a"), **other.named("b")}), loader=first.loader())
+
+    with pytest.raises(QloadError, match="differ in K"):
+        weights.get_multi_weights_col(["a", "b"])
