@@ -1,7 +1,7 @@
 """The one loader that serves every format: it knows declarations, and no format by name."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from torch import Tensor
@@ -59,6 +59,10 @@ class FormatLoader(WeightsLoader):
     def with_config(self, **changes: Any) -> "FormatLoader":
         """The same loader, its first format's config changed, as `zeros=StoredMinusOneUnmasked()`."""
         first, *rest = self.rooms
+        known = [field.name for field in fields(first.config)]
+        if not changes.keys() <= set(known):
+            settings = f"settings of {first.weight.format}: {', '.join(known)}"
+            raise ArgumentError("changes", settings, ", ".join(changes))
         return FormatLoader(replace(first, config=replace(first.config, **changes)), *rest)
 
     def __repr__(self) -> str:

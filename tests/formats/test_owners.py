@@ -1,0 +1,85 @@
+"""Every fixture has its owner's numbers, whole and shared."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from qload.errors import UnsupportedFormatError
+from qload.formats import UnquantizedWeight
+from qload.weights import open_checkpoint
+from tests import owners
+from tests.paths import cases
+
+LAYERS = [folder for folder in cases("gptq", "awq", "exllama") if (folder / "model.safetensors").is_file()]
+MODELS = [folder for folder in cases("gptq", "awq") if folder.name.startswith("model_")]
+
+
+def name(folder: Path) -> str:
+    return f"{folder.parent.name}-{folder.name}"
+
+
+def read(folder: Path) -> owners.Owned:
+    return owners.Owned(
+        load_file(folder / "model.safetensors"),
+        json.loads((folder / "config.json").read_text())["quantization_config"],
+        load_file(folder / "expected" / "expected.safetensors"),
+    )
+
+
+@pytest.mark.parametrize("folder", LAYERS, ids=name)
+def test_a_whole_layer_has_its_owners_numbers(folder: Path, tmp_path: Path) -> None:
+    owners.check_whole(read(folder), tmp_path)
+
+
+@pytest.mark.parametrize("folder", LAYERS, ids=name)
+def test_the_unmasked_reading_has_the_numbers_of_those_who_take_it(folder: Path, tmp_path: Path) -> None:
+    owners.check_unmasked(read(folder), tmp_path)
+
+
+@pytest.mark.parametrize("world", [2, 4, 8])
+@pytest.mark.parametrize("folder", LAYERS, ids=name)
+def test_shares_have_their_owners_numbers_or_are_refused(folder: Path, world: int, tmp_path: Path) -> None:
+    owners.check_shares(read(folder), tmp_path, world)
+
+
+@pytest.mark.parametrize("folder", LAYERS, ids=name)
+def test_exllamas_order_has_the_bytes_of_those_who_write_it(folder: Path, tmp_path: Path) -> None:
+    owners.check_repack(read(folder), tmp_path)
+
+
+@pytest.mark.parametrize("folder", MODELS, ids=name)
+def test_a_model_has_its_owners_numbers_and_nothing_is_left_over(folder: Path) -> None:
+    expected = load_file(folder / "expected" / "expected.safetensors")
+
+    with open_checkpoint(folder) as weights:
+        for prefix in sorted({key.rpartition(".")[0] for key in list(weights.storage.keys())}):
+            weight = weights.get_weights(prefix)
+            want = expected.get(f"dequant.{prefix}.weight")
+            if want is not None:
+                assert torch.equal(weight.dequantize().to(want.dtype), want)
+            assert isinstance(weight, UnquantizedWeight) == weights.has_tensor(f"{prefix}.weight")
+
+        assert weights.report().complete
+
+
+def test_some_fixtures_hold_both_readings_and_both_kernels_bytes() -> None:
+    held = {key for folder in LAYERS for key in read(folder).owner}
+
+    assert {"expected.weight_autogptq", "expected.weight_kernel_unmasked_zero"} <= held
+    assert {"repacked.vllm_exllama.qweight", "repacked.exllamav2.q_weight"} <= held
+
+
+@pytest.mark.parametrize(
+    ("folder", "method"),
+    [
+        ("gptq_p_b4_g128_sym", "gptq_p"),
+        ("awq_gemv_g32_256x96", "awq_gemv"),
+        ("awq_gemv_fast_g32_256x96", "awq_gemv_fast"),
+    ],
+)
+def test_a_variant_that_is_not_read_is_refused_by_name(folder: str, method: str, fixtures: Path) -> None:
+    with pytest.raises(UnsupportedFormatError, match=rf"{method}: not read by this qload"):
+        open_checkpoint(fixtures / "refused" / folder)
