@@ -21,7 +21,7 @@ def install(session: nox.Session, *groups: str) -> None:
     """The library without a compiler, the pinned torch, and the groups of pyproject.toml."""
     needs = nox.project.dependency_groups(PYPROJECT, *groups)
     session.install("--quiet", TORCH, *needs)
-    session.install("--quiet", "-e", ".", env={"QLOAD_PYTHON_ONLY": "1"})
+    session.install("--quiet", ".", env={"QLOAD_PYTHON_ONLY": "1"})
 
 
 @nox.session
