@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
 
 from qload.detect.files import Found
 from qload.errors import ConfigError, UnsupportedFormatError
@@ -30,6 +31,20 @@ class Claims:
     section: str = ""
 
 
+def _one_of(*allowed: int) -> BeforeValidator:
+    """A whole number that is one of these; 4.0 and True are none, although they are equal to one."""
+    text = " or ".join(
+        [", ".join(map(str, allowed[:-1])), str(allowed[-1])] if allowed[1:] else [str(allowed[0])]
+    )
+
+    def check(value: Any) -> Any:
+        if type(value) is not int or value not in allowed:
+            raise PydanticCustomError("one_of", "Input should be {text}", {"text": text})
+        return value
+
+    return BeforeValidator(check)
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="allow")
 
@@ -37,7 +52,7 @@ class _Section(BaseModel):
 
 
 class _GPTQ(_Section):
-    bits: Literal[2, 3, 4, 8]
+    bits: Annotated[int, _one_of(2, 3, 4, 8)]
     group_size: int = Field(ge=-1)
     desc_act: bool | None = None
     sym: bool | None = None
@@ -50,7 +65,7 @@ class _GPTQ(_Section):
 
 
 class _AWQ(_Section):
-    bits: Literal[4] = Field(validation_alias=AliasChoices("bits", "w_bit"))
+    bits: Annotated[int, _one_of(4)] = Field(validation_alias=AliasChoices("bits", "w_bit"))
     group_size: int = Field(ge=-1, validation_alias=AliasChoices("group_size", "q_group_size"))
     zero_point: bool | None = None
     version: str | None = None
