@@ -111,6 +111,7 @@ def settle(found: Found | None, storage: WeightStorage | None) -> Claims | None:
 
 def _scalar(storage: WeightStorage, name: str) -> int:
     values = storage.read(name).flatten().tolist()
-    if len(values) != 1 or values[0] not in range(-1, 1 << 31):
+    whole = len(values) == 1 and float(values[0]).is_integer()
+    if not whole or not -1 <= values[0] < 1 << 31:
         raise ConfigError(name, "value", "one whole number, at least -1", f"{values!r:.60}")
     return int(values[0])

@@ -69,7 +69,7 @@ def _to_gptq(weight: Weight, layout: str) -> GPTQWeight:
         return exllama.to_gptq(weight)
     if isinstance(weight, AWQWeight):
         return awq.to_gptq(weight, StoredMinusOne() if layout == "gptq" else Stored())
-    raise RepackError(weight.format, layout, f"a {type(weight).__name__} has no codes to repack")
+    raise RepackError(weight.format, layout, f"{type(weight).__name__} has no codes to repack")
 
 
 def _with_zeros(weight: GPTQWeight, zeros: ZeroPoints) -> GPTQWeight:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import lcm
 
-from qload.errors import CutError, DivideError
+from qload.errors import CutError, DivideError, worlds
 from qload.loader.base import Part, Split
 from qload.loader.study import Studied
 from qload.parallel import ProcessGroup
@@ -65,7 +65,7 @@ def _places(layer: Studied, dim: str, start: int, stop: int, world: int) -> tupl
             dim,
             width,
             f"{world} ranks",
-            f"lawful   {_offer(layer, dim, start, stop)}",
+            f"lawful   {worlds(_lawful(layer, dim, start, stop))}",
         )
     places = tuple(start + width // world * i for i in range(world + 1))
     _check(layer, dim, places, (start, stop, world))
@@ -125,8 +125,3 @@ def _lawful(layer: Studied, dim: str, start: int, stop: int) -> tuple[int, ...]:
             for i in range(world)
         )
     )
-
-
-def _offer(layer: Studied, dim: str, start: int, stop: int) -> str:
-    lawful = _lawful(layer, dim, start, stop)
-    return "world sizes " + ", ".join(map(str, lawful)) if lawful else "none but the whole"

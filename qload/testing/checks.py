@@ -43,7 +43,8 @@ def assert_reads_back(kernel: Kernel, weight: Weight, dtype: torch.dtype) -> Non
         if wrong.numel():
             k, n = wrong[0].tolist()
             raise AssertionError(
-                f"the kernel has {got[k, n]:g} at (n, k) = ({n}, {start + k}), the weight {want[start + k, n]:g}; "
+                f"the kernel has {got[k, n]:g} at (n, k) = ({n}, {start + k}), "
+                f"the weight {want[start + k, n]:g}; "
                 f"{wrong.shape[0]} wrong among inputs {start} to {start + x.shape[0]}"
             )
 

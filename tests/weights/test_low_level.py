@@ -50,7 +50,7 @@ def test_equal_shares_are_the_whole_along_any_dimension(shape: tuple[int, ...], 
 
 
 def test_a_dimension_that_does_not_divide_is_refused() -> None:
-    with pytest.raises(DivideError, match="t: 1 = 5 does not divide into 2 ranks"):
+    with pytest.raises(DivideError, match="t: dimension 1 = 5 does not divide into 2 ranks"):
         weights({"t": torch.zeros(4, 5)}, Rank(0, 2)).get_sharded("t", 1)
 
 
@@ -123,7 +123,9 @@ def test_blocks_that_are_none_are_refused(blocks: Any, error: type[Exception]) -
 
 
 def test_a_block_that_does_not_divide_is_refused_though_the_whole_does() -> None:
-    with pytest.raises(DivideError, match="t: 0 = 3 does not divide into 2 ranks\n  a block at 0 of 12"):
+    with pytest.raises(
+        DivideError, match="t: dimension 0 = 3 does not divide into 2 ranks\n  a block at 0 of 12"
+    ):
         weights({"t": torch.zeros(12)}, Rank(0, 2)).get_packed_sharded("t", 0, [3, 9])
 
 

@@ -1,0 +1,147 @@
+"""What an error says to someone who has only the log: every text is a golden, raised by a real mistake."""
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from syrupy.assertion import SnapshotAssertion
+from torch import Tensor
+
+from qload import errors
+from qload.detect import AWQWeightsLoader, DefaultWeightsLoader, GPTQWeightsLoader, loader_from_config
+from qload.errors import QloadError
+from qload.formats import GPTQConfig, UnquantizedWeight
+from qload.kernels import repack
+from qload.layouts import Order
+from qload.parallel import ALONE, Rank
+from qload.storage import MemoryStorage, parse_header
+from qload.weights import Weights
+
+
+def layer(**changes: Tensor) -> dict[str, Tensor]:
+    tensors = {
+        "qweight": torch.zeros(16, 32, dtype=torch.int32),
+        "qzeros": torch.zeros(2, 4, dtype=torch.int32),
+        "scales": torch.ones(2, 32, dtype=torch.float16),
+        "g_idx": torch.arange(128, dtype=torch.int32) // 64,
+    }
+    return {f"model.q_proj.{name}": tensor for name, tensor in {**tensors, **changes}.items()}
+
+
+def gptq(tensors: dict[str, Tensor], rank: Rank = ALONE, **options: Any) -> Weights:
+    loader = GPTQWeightsLoader(bits=4, group_size=64)
+    return Weights(MemoryStorage(tensors), loader=loader, process_group=rank, **options)
+
+
+def load(**changes: Tensor) -> Any:
+    return gptq(layer(**changes)).get_weights("model.q_proj")
+
+
+def awq_row() -> Any:
+    tensors = {
+        "a.qweight": torch.zeros(384, 1, dtype=torch.int32),
+        "a.qzeros": torch.zeros(3, 1, dtype=torch.int32),
+        "a.scales": torch.ones(3, 8, dtype=torch.float16),
+    }
+    loader = AWQWeightsLoader(group_size=128)
+    return Weights(MemoryStorage(tensors), loader=loader, process_group=Rank(1, 2)).get_weights_row("a")
+
+
+def fuse() -> Any:
+    other = {name.replace("q_proj", "k_proj"): tensor for name, tensor in layer().items()}
+    other["model.k_proj.g_idx"] = torch.arange(128, dtype=torch.int32).flip(0) // 64
+    return gptq({**layer(), **other}).get_multi_weights_col(["model.q_proj", "model.k_proj"])
+
+
+def plain(value: float, **options: Any) -> Weights:
+    storage = MemoryStorage({"norm.weight": torch.full((3,), value)})
+    return Weights(storage, loader=DefaultWeightsLoader(), **options)
+
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+MISTAKES: dict[str, Callable[[], Any]] = {
+    "a layer that is not there": lambda: gptq(layer()).get_weights("model.k_proj"),
+    "a tensor that is missing": lambda: gptq(
+        {name: tensor for name, tensor in layer().items() if "scales" not in name}
+    ).get_weights("model.q_proj"),
+    "eight bits claimed over four": lambda: Weights(
+        MemoryStorage(layer()), loader=GPTQWeightsLoader(bits=8, group_size=64)
+    ).get_weights("model.q_proj"),
+    "another group size claimed": lambda: Weights(
+        MemoryStorage(layer()), loader=GPTQWeightsLoader(bits=4, group_size=128)
+    ).get_weights("model.q_proj"),
+    "transposed scales": lambda: load(scales=torch.ones(32, 2, dtype=torch.float16)),
+    "words of 64 bits": lambda: load(qweight=torch.zeros(16, 32, dtype=torch.int64)),
+    "an index out of range": lambda: load(g_idx=torch.full((128,), 2, dtype=torch.int32)),
+    "an index of zeros": lambda: load(g_idx=torch.zeros(128, dtype=torch.int32)),
+    "columns cut inside of a word": lambda: gptq(layer(), Rank(0, 8)).get_weights_col("model.q_proj"),
+    "rows that do not divide": lambda: gptq(layer(), Rank(0, 3)).get_weights_row("model.q_proj"),
+    "rows cut inside of an AWQ group": awq_row,
+    "fused layers in different order": fuse,
+    "two formats at once": lambda: gptq({**layer(), "model.q_proj.weight": torch.ones(32, 128)}).get_weights(
+        "model.q_proj"
+    ),
+    "a cast that overflows": lambda: plain(1e6, dtype=torch.float16).get_tensor("norm.weight"),
+    "blocks that do not divide": lambda: plain(1).get_packed_sharded("norm.weight", 0, [1, 1]),
+    "blocks of nothing": lambda: plain(1).get_packed_sharded("norm.weight", 0, []),
+    "bits as text": lambda: loader_from_config({**GPTQ, "bits": "4"}),
+    "bits and groups missing": lambda: loader_from_config({"quant_method": "gptq"}),
+    "an unknown method": lambda: loader_from_config({"quant_method": "squeeze"}),
+    "a planar gptq": lambda: loader_from_config({**GPTQ, "checkpoint_format": "gptq_p"}),
+    "bits there are none of": lambda: GPTQConfig(bits=5, group_size=128),
+    "act order as AWQ": lambda: repack(load(g_idx=torch.arange(128, dtype=torch.int32).flip(0) // 64), "awq"),
+    "a layout there is none of": lambda: repack(load(), "marble"),
+    "a plain weight repacked": lambda: repack(UnquantizedWeight(weight=torch.ones(8, 8)), "gptq"),
+    "a sentence that is no permutation": lambda: Order("(a b) c -> a c", b=2),
+    "a truncated file": lambda: parse_header(
+        b'\x3a\0\0\0\0\0\0\0{"a":{"dtype":"I8","shape":[9],"data_offsets":[0,9]}}      ' + bytes(4),
+        70,
+        "x.safetensors",
+    ),
+    "an input of another width": lambda: load().get_linear()(torch.ones(1, 64)),
+}
+
+
+def raised(mistake: Callable[[], Any]) -> QloadError:
+    with pytest.raises(QloadError) as caught:
+        mistake()
+    return caught.value
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_the_text_of(mistake: str, golden: SnapshotAssertion) -> None:
+    error = raised(MISTAKES[mistake])
+
+    assert f"{type(error).__name__} ({error.rule})\n{error}" == golden
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_the_facts_of_an_error_survive_the_trip_to_another_process(mistake: str) -> None:
+    error = raised(MISTAKES[mistake])
+
+    arrived = pickle.loads(pickle.dumps(error))
+
+    assert (type(arrived), str(arrived), arrived.rule) == (type(error), str(error), error.rule)
+
+
+def test_every_error_class_is_raised_by_one_of_these_mistakes() -> None:
+    classes = {
+        value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, QloadError)
+    }
+
+    assert {type(raised(mistake)) for mistake in MISTAKES.values()} == classes - {QloadError}
+
+
+def test_a_file_is_named_where_there_is_one(fixtures: Path, tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    from qload.weights import open_checkpoint
+
+    save_file(layer(qweight=torch.zeros(15, 32, dtype=torch.int32)), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"quantization_config": ' + str(GPTQ).replace("'", '"') + "}")
+
+    with open_checkpoint(tmp_path) as weights:
+        assert "  in       model.safetensors" in str(raised(lambda: weights.get_weights("model.q_proj")))

@@ -1,0 +1,177 @@
+"""The structure of the project, held by tests: arrows, names, sizes, what it may read and say."""
+
+import ast
+import inspect
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from syrupy.assertion import SnapshotAssertion
+
+import qload
+from qload.testing.faults import FAULTS, Fault
+from qload.verify.rules import RULES
+from tests.paths import FIXTURES, ROOT
+
+# A module imports only from ranks to its left.
+RANKS = [
+    {"errors"},
+    {"spec", "layouts"},
+    {"storage", "parallel"},
+    {"loader"},
+    {"formats"},
+    {"detect"},
+    {"weights"},
+    {"kernels"},
+    {"linear"},
+    {"verify", "testing"},
+    {"cli"},
+]
+RANK = {name: place for place, names in enumerate(RANKS) for name in names}
+TOP = {
+    ".ci", ".gitignore", "CHANGELOG.md", "LICENSE", "README.md", "csrc", "docs", "fixtures", "golden",
+    "noxfile.py", "pyproject.toml", "qload", "tests",
+}  # fmt: skip
+VARIABLES = {
+    "QLOAD_PYTHON_ONLY",
+    "QLOAD_CUDA",
+    "QLOAD_CUDA_ARCHS",
+    "QLOAD_ISA",
+    "QLOAD_NUM_THREADS",
+    "QLOAD_CASES",
+}
+SOURCES = sorted((ROOT / "qload").rglob("*.py"))
+FIXTURE_BYTES = 8 << 20
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Every qload module that a file imports, wherever in the file."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in SOURCES if path.parent != ROOT / "qload" or path.stem in RANK], ids=name
+)
+def test_a_module_imports_only_from_its_left(path: Path) -> None:
+    own = path.relative_to(ROOT / "qload").parts[0].removesuffix(".py")
+    seen = {found.split(".")[1] for found in imports(path) if found.startswith("qload.")}
+
+    assert {other for other in seen - {own} if RANK[other] >= RANK[own]} == set()
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "qload" / "formats").glob("[a-z]*.py")), ids=name)
+def test_rooms_never_see_each_other(path: Path) -> None:
+    rooms = {other.stem for other in path.parent.glob("[a-z]*.py")} - {path.stem}
+    seen = {
+        part for found in imports(path) if found.startswith("qload.formats") for part in found.split(".")[2:]
+    }
+
+    assert not seen & rooms
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name)
+def test_a_file_holds_one_idea_and_does_not_print(path: Path) -> None:
+    text = path.read_text()
+    calls = [node.func for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+
+    assert len(text.splitlines()) <= 300
+    assert not [call for call in calls if isinstance(call, ast.Name) and call.id == "print"]
+
+
+def test_only_the_agreed_environment_variables_are_read() -> None:
+    texts = [path.read_text() for path in [*SOURCES, ROOT / "noxfile.py", ROOT / "pyproject.toml"]]
+
+    assert set(re.findall(r"QLOAD_[A-Z_]+", "\n".join(texts))) <= VARIABLES
+
+
+def tracked() -> list[Path]:
+    done = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip("not a git checkout")
+    return [ROOT / name for name in done.stdout.split("\0") if name and (ROOT / name).is_file()]
+
+
+def test_the_top_level_is_the_agreed_one() -> None:
+    assert {path.relative_to(ROOT).parts[0] for path in tracked()} <= TOP
+
+
+def test_the_project_speaks_only_of_itself() -> None:
+    machine = re.compile(r"(?<![\w.])/(work|tmp|root|opt|home)/[a-z]")
+    texts = [path for path in tracked() if path.suffix in {".py", ".md", ".toml", ".json", ".pyi", ""}]
+
+    assert [name(path) for path in texts if machine.search(path.read_text(errors="replace"))] == []
+
+
+def test_fixtures_are_small_and_say_where_they_come_from() -> None:
+    folders = {config.parent for config in FIXTURES.rglob("config.json")}
+
+    assert sum(path.stat().st_size for path in FIXTURES.rglob("*") if path.is_file()) <= FIXTURE_BYTES
+    for folder in folders:
+        assert tomllib.loads((folder / "ORIGIN.toml").read_text()).keys() >= {"tool", "seed"}
+
+
+def test_every_nox_session_explains_itself() -> None:
+    sessions = [
+        node
+        for node in ast.parse((ROOT / "noxfile.py").read_text()).body
+        if isinstance(node, ast.FunctionDef) and node.decorator_list
+    ]
+
+    assert {session.name for session in sessions} >= {
+        "unit",
+        "lint",
+        "golden",
+        "demo",
+        "faults",
+        "cases",
+        "gpu",
+    }
+    assert all((ast.get_docstring(session) or "").count("\n") == 0 for session in sessions)
+    assert all(ast.get_docstring(session) for session in sessions)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_every_seeded_fault_still_applies(fault: Fault) -> None:
+    assert (ROOT / fault.file).read_text().count(fault.before) == 1
+    assert fault.before != fault.after
+
+
+def test_the_public_names_are_pinned(golden: SnapshotAssertion) -> None:
+    """Each public name with its signature: a line of the diff is a promise broken or made."""
+    lines = []
+    for public in sorted(qload.__all__):
+        value = getattr(qload, public)
+        if inspect.isclass(value) and "Error" not in public:
+            methods = [n for n, m in vars(value).items() if not n.startswith("_") and callable(m)]
+            lines += [
+                public,
+                *(f"    {method}{inspect.signature(getattr(value, method))}" for method in methods),
+            ]
+        else:
+            lines.append(public if inspect.isclass(value) else f"{public}{inspect.signature(value)}")
+
+    assert "\n".join(lines) == golden
+
+
+def test_importing_qload_imports_no_torch() -> None:
+    code = "import sys, qload; sys.exit('torch' in sys.modules)"
+
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_every_rule_has_a_page() -> None:
+    pages = {page.stem for page in (ROOT / "docs" / "rules").glob("*.md")}
+
+    assert {rule.id for rule in RULES} - {"layer"} <= pages
