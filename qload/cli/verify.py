@@ -21,7 +21,9 @@ Examples:
   qload verify ./Llama-3-8B-GPTQ --against ./Llama-3-8B
   qload verify ./Llama-3-8B-GPTQ --json | jq -r '.findings[].message'
 
-Each rule has a page, docs/rules/RULE.md. Exit codes: 0 in order, 1 findings or unreadable, 2 the command is wrong."""
+Each rule has a page, docs/rules/RULE.md.
+
+Exit codes: 0 in order, 1 findings or unreadable, 2 the command is wrong."""
 
 
 @click.command(epilog=EPILOG)

@@ -24,6 +24,8 @@ log = logging.getLogger("qload")
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("qload", "tests", "fixtures", "golden", "docs", "pyproject.toml", "noxfile.py")
 LEAST_KILLS = 2
+# Not tests/meta, which knows every fault by its name.
+TESTS = "-m pytest -q -p no:cacheprovider -n 2 --tb=no -rfE --ignore=tests/meta".split() + ["-m", "not gpu"]
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 
 
@@ -154,7 +156,7 @@ FAULTS = (
 )
 
 
-def kills(fault: Fault, selection: list[str]) -> list[str]:
+def kills(fault: Fault) -> list[str]:
     """The tests that fail with this fault, of a copy of the project."""
     with tempfile.TemporaryDirectory(prefix="qload-fault-") as folder:
         root = Path(folder)
@@ -165,12 +167,10 @@ def kills(fault: Fault, selection: list[str]) -> list[str]:
             elif source.is_file():
                 shutil.copyfile(source, root / name)
         fault.apply(root)
-        command = [
-            sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not gpu", "-n", "2", "--tb=no",
-            "-rfE", *selection,
-        ]  # fmt: skip
         environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
-        done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [sys.executable, *TESTS], cwd=root, env=environment, capture_output=True, text=True, check=False
+        )
         log.info("%s: pytest ended with %d", fault.name, done.returncode)
         return FAILED.findall(done.stdout)
 
@@ -188,7 +188,7 @@ def main(arguments: list[str]) -> int:
     table = Table("fault", "file", "tests killed", "such as", title="kill matrix")
     unnoticed = 0
     for fault in track([known[name] for name in arguments or known], console=Console(stderr=True)):
-        killed = kills(fault, [])
+        killed = kills(fault)
         unnoticed += len(killed) < LEAST_KILLS
         table.add_row(fault.name, fault.file, str(len(killed)), "\n".join(killed[:2]))
     Console().print(table)
