@@ -25,7 +25,20 @@ ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("qload", "tests", "fixtures", "golden", "docs", "pyproject.toml", "noxfile.py")
 LEAST_KILLS = 2
 # Not tests/meta, which knows every fault by its name.
-TESTS = "-m pytest -q -p no:cacheprovider -n 2 --tb=no -rfE --ignore=tests/meta".split() + ["-m", "not gpu"]
+TESTS = [
+    "-m",
+    "pytest",
+    "-q",
+    "-p",
+    "no:cacheprovider",
+    "-n",
+    "2",
+    "--tb=no",
+    "-rfE",
+    "--ignore=tests/meta",
+    "-m",
+    "not gpu",
+]
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 
 
