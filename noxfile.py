@@ -3,7 +3,10 @@
 # ///
 """The project's sessions: `nox -l` lists them, `nox -s NAME` sets one up and runs it."""
 
+import importlib.util
 import os
+import shutil
+import sys
 from pathlib import Path
 
 import nox
@@ -77,4 +80,8 @@ def cases(session: nox.Session) -> None:
 @nox.session(default=False, venv_backend="none")
 def gpu(session: nox.Session) -> None:
     """The tests that need a CUDA device, in the environment that is there; none run there is a failure."""
-    session.run("python", "-m", "pytest", "-m", "gpu", "-rs", *session.posargs)
+    if importlib.util.find_spec("torch") is None:
+        if shutil.which("nvidia-smi"):
+            session.error("there is a GPU, and this environment has no torch to test it with")
+        session.skip("this environment has no torch, and this machine no GPU")
+    session.run(sys.executable, "-m", "pytest", "tests/gpu", "-m", "gpu", "-rs", *session.posargs)

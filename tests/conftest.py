@@ -2,15 +2,13 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
-from syrupy.assertion import SnapshotAssertion
-from syrupy.extensions.amber import AmberSnapshotExtension
-from syrupy.location import PyTestLocation
 
-from tests.paths import FIXTURES, GOLDEN, TESTS
+from tests.paths import FIXTURES
 
 torch.set_num_threads(1)  # the workers share the cores already
 
@@ -19,18 +17,13 @@ settings.register_profile("ci", settings.get_profile("default"), derandomize=Tru
 settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 
-class Golden(AmberSnapshotExtension):
-    """golden/ mirrors tests/, so two test files of one name do not collide."""
-
-    @classmethod
-    def dirname(cls, *, test_location: PyTestLocation) -> str:
-        return str(GOLDEN / Path(test_location.filepath).parent.relative_to(TESTS))
-
-
 @pytest.fixture
-def golden(snapshot: SnapshotAssertion) -> SnapshotAssertion:
+def golden(request: pytest.FixtureRequest) -> Any:
     """Compares with a file under golden/. `nox -s golden` rewrites them."""
-    return snapshot.use_extension(Golden)
+    pytest.importorskip("syrupy", reason="goldens are compared by syrupy, which is not installed here")
+    from tests.golden_files import Golden
+
+    return request.getfixturevalue("snapshot").use_extension(Golden)
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
-from qload.detect.files import Found
+from qload.detect.files import Found, shown
 from qload.errors import ConfigError, UnsupportedFormatError
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -45,6 +45,13 @@ def _one_of(*allowed: int) -> BeforeValidator:
     return BeforeValidator(check)
 
 
+def _none_for_false(value: Any) -> Any:
+    return None if value is False else value
+
+
+Name = Annotated[str, Field(min_length=1)] | None
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="allow")
 
@@ -56,21 +63,21 @@ class _GPTQ(_Section):
     group_size: int = Field(ge=-1)
     desc_act: bool | None = None
     sym: bool | None = None
-    checkpoint_format: str | None = None
-    format: str | None = None
+    checkpoint_format: Name = None
+    format: Name = None
     pack_dtype: Literal["int32"] | None = None
     is_marlin_format: bool | None = None
     lm_head: bool | None = None
-    dynamic: dict[str, dict[str, Any]] | Literal[False] | None = None
+    dynamic: Annotated[dict[str, dict[str, Any]] | None, BeforeValidator(_none_for_false)] = None
 
 
 class _AWQ(_Section):
     bits: Annotated[int, _one_of(4)] = Field(validation_alias=AliasChoices("bits", "w_bit"))
     group_size: int = Field(ge=-1, validation_alias=AliasChoices("group_size", "q_group_size"))
     zero_point: bool | None = None
-    version: str | None = None
-    checkpoint_format: str | None = None
-    format: str | None = None
+    version: Name = None
+    checkpoint_format: Name = None
+    format: Name = None
     pack_dtype: Literal["int32"] | None = None
     backend: str | None = None
 
@@ -101,7 +108,7 @@ def _gptq(found: Found) -> Claims:
         if changed and not rule.startswith("-:"):
             raise UnsupportedFormatError(
                 "gptq with dynamic rules",
-                f"rule {rule!r:.80} of {found.file} sets {changed}: modules differ",
+                f"rule {rule!r:.80} of {found.file} sets {shown(changed)}: modules differ",
                 KNOWN,
             )
     return Claims(
@@ -132,7 +139,7 @@ def _method(found: Found) -> str:
         method = _method_of_own_file(found.values)
     if not isinstance(method, str) or not method:
         raise ConfigError(
-            found.file, found.key("quant_method"), "the name of a quantization method", _shown(method)
+            found.file, found.key("quant_method"), "the name of a quantization method", shown(method)
         )
     return method
 
@@ -148,9 +155,9 @@ def _agree(found: Found, *keys: str) -> Any:
     """The value of a setting that has two spellings; ConfigError where they differ."""
     there = [(key, found.values[key]) for key in keys if found.values.get(key) is not None]
     for key, value in there[1:]:
-        if value != there[0][1]:
+        if shown(value) != shown(there[0][1]):  # so that 1 is not True, and no comparison goes deep
             raise ConfigError(
-                found.file, found.key(key), f"{there[0][1]!r} as in {there[0][0]}", _shown(value)
+                found.file, found.key(key), f"{shown(there[0][1])} as in {there[0][0]}", shown(value)
             )
     return there[0][1] if there else None
 
@@ -171,10 +178,6 @@ def _validate(model: type[Model], found: Found) -> Model:
             found.file,
             found.key(key),
             "a value" if missing else first["msg"].removeprefix("Input should be "),
-            "nothing" if missing else _shown(first["input"]),
+            "nothing" if missing else shown(first["input"]),
             "also     " + ", ".join(found.key(str(e["loc"][0])) for e in others) if others else "",
         ) from error
-
-
-def _shown(value: Any) -> str:
-    return "nothing" if value is None else f"{value!r:.60}"

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
+from reprlib import Repr
 from typing import Any
 
 from qload.errors import ConfigError, UnsupportedFormatError
@@ -13,6 +14,9 @@ MAX_BYTES = 64 << 20  # a config larger than this is not a config
 MODEL_CONFIG = "config.json"
 SECTIONS = ("quantization_config", "compression_config")
 SIDE_FILES = ("quantize_config.json", "quant_config.json")
+
+_SHORT = Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother, _SHORT.maxlong = 3, 60, 60, 60
 
 
 @dataclass(frozen=True)
@@ -42,8 +46,8 @@ def find_configs(path: str | PathLike[str]) -> list[Found]:
     """
     folder = _folder(path)
     found = _sections(read_model_config(path))
-    found += [Found(name, "", read_json(folder / name)) for name in SIDE_FILES if (folder / name).is_file()]
-    if not found and (folder / "hf_quant_config.json").is_file():
+    found += [Found(name, "", read_json(folder / name)) for name in SIDE_FILES if _stands(folder / name)]
+    if not found and _stands(folder / "hf_quant_config.json"):
         raise UnsupportedFormatError(
             "modelopt", "hf_quant_config.json is there, and no other quantization config"
         )
@@ -53,6 +57,10 @@ def find_configs(path: str | PathLike[str]) -> list[Found]:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file; ConfigError for anything else."""
     try:
+        if not path.is_file():
+            raise ConfigError(
+                path.name, "file", "a file", "a directory" if path.is_dir() else "a link to nothing"
+            )
         if path.stat().st_size > MAX_BYTES:
             raise ConfigError(path.name, "size", f"at most {MAX_BYTES} bytes", str(path.stat().st_size))
         value = json.loads(path.read_bytes(), parse_constant=_refuse_constant)
@@ -68,7 +76,12 @@ def read_json(path: Path) -> dict[str, Any]:
 def read_model_config(path: str | PathLike[str]) -> dict[str, Any]:
     """The `config.json` of a checkpoint, whole; empty if there is none."""
     file = _folder(path) / MODEL_CONFIG
-    return read_json(file) if file.is_file() else {}
+    return read_json(file) if _stands(file) else {}
+
+
+def _stands(path: Path) -> bool:
+    """Whether a name is taken, be it by a broken link: what cannot be read is not what is not there."""
+    return path.exists() or path.is_symlink()
 
 
 def _folder(path: str | PathLike[str]) -> Path:
@@ -88,7 +101,7 @@ def _sections(config: Mapping[str, Any]) -> list[Found]:
                 continue
             if not isinstance(values, dict):
                 raise ConfigError(
-                    MODEL_CONFIG, lead + section, "an object", f"{type(values).__name__} {values!r:.60}"
+                    MODEL_CONFIG, lead + section, "an object", f"{type(values).__name__} {shown(values)}"
                 )
             found.append(Found(MODEL_CONFIG, lead + section, values))
     if len(found) > 1 and any(other.values != found[0].values for other in found[1:]):
@@ -96,6 +109,11 @@ def _sections(config: Mapping[str, Any]) -> list[Found]:
             MODEL_CONFIG, found[1].section, f"the same as {found[0].section}", "another quantization config"
         )
     return found[:1]
+
+
+def shown(value: Any) -> str:
+    """A value as an error shows it: short, however long or deep it is."""
+    return "nothing" if value is None else f"{_SHORT.repr(value):.60}"
 
 
 def _refuse_constant(name: str) -> Any:

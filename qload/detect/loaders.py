@@ -3,12 +3,14 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 from qload.detect.claims import Claims, read_claims
 from qload.detect.files import Found
 from qload.errors import ConfigError
 from qload.formats import AWQConfig, AWQWeight, GPTQConfig, GPTQWeight, UnquantizedConfig, UnquantizedWeight
+from qload.formats.gptq import BITS
 from qload.layouts import STORED_MINUS_ONE, Stored, ZeroPoints
 from qload.loader import FormatLoader, Room
 from qload.storage import WeightStorage
@@ -105,13 +107,18 @@ def settle(found: Found | None, storage: WeightStorage | None) -> Claims | None:
             settled.bits,
             settled.group_size,
         )
-    GPTQConfig(settled.bits, settled.group_size)  # refuses bits and group sizes there are none of
+    if settled.bits not in BITS:
+        raise ConfigError(LEGACY["bits"], "value", "2, 3, 4 or 8", str(settled.bits))
+    if settled.group_size == 0:
+        raise ConfigError(LEGACY["group_size"], "value", "-1 or at least 1", "0")
     return settled
 
 
 def _scalar(storage: WeightStorage, name: str) -> int:
-    values = storage.read(name).flatten().tolist()
-    whole = len(values) == 1 and float(values[0]).is_integer()
-    if not whole or not -1 <= values[0] < 1 << 31:
-        raise ConfigError(name, "value", "one whole number, at least -1", f"{values!r:.60}")
-    return int(values[0])
+    shape = storage.info(name).shape
+    if prod(shape) != 1:
+        raise ConfigError(name, "value", "one whole number, at least -1", f"a tensor of shape {shape}")
+    value = storage.read(name).item()
+    if isinstance(value, complex) or not float(value).is_integer() or not -1 <= value < 1 << 31:
+        raise ConfigError(name, "value", "one whole number, at least -1", str(value))
+    return int(value)

@@ -25,7 +25,8 @@ class CutError(QloadError, ValueError):
     def __str__(self) -> str:
         ranks = f" for {self.world} ranks" if self.world else ""
         below = self.cut // self.block * self.block if self.block else 0
-        near = [at for at in (below, below + self.block) if 0 <= at <= self.size] if self.block else []
+        above = min(below + self.block, self.size)  # the end of a dimension is as good as a multiple
+        near = sorted({below, above} - {self.cut}) if self.block else []
         return lines(
             f"{self.tensor}: cannot cut {self.dim} = {self.size} at {self.cut}{ranks}",
             f"cuts must be multiples of {self.block}   {self.why}"

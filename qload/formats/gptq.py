@@ -51,11 +51,12 @@ class GPTQConfig(spec.Config):
         """Positional or not, from `g_idx`; refuses group counts that contradict the group size."""
         sizes = seen.sizes(GPTQWeight.tensors(replace(self, positional=False)))
         K, G, N = sizes["K"], sizes["G"], sizes["N"]
-        group = K if self.group_size == -1 else self.group_size
-        if -(-K // group) != G:
+        group = max(K, 1) if self.group_size == -1 else self.group_size
+        groups = 1 if self.group_size == -1 else -(-K // group)
+        if groups != G:
             raise ShapeError(
                 seen.names.full("scales"),
-                f"({-(-K // group)}, {N}) = (K/{group}^, N)",
+                f"({groups}, {N}) = (K/{group}^, N)",
                 seen.shapes["scales"],
                 seen.names.file("scales"),
                 f"for K = {K} and a group size of {self.group_size} in the config",

@@ -109,9 +109,9 @@ class Packing:
             raise ArgumentError(
                 "words", f"a multiple of {self.words} along axis {self._axis}", str(tuple(words.shape))
             )
-        runs = words.reshape(
-            *words.shape[: self._axis], -1, self.words, *words.shape[self._axis + 1 :]
-        ).movedim(self._axis + 1, -1)
+        shape, axis = tuple(words.shape), self._axis
+        apart = words.reshape(*shape[:axis], shape[axis] // self.words, self.words, *shape[axis + 1 :])
+        runs = apart.movedim(axis + 1, -1)
         count = WORD_BITS * self.words // self.bits
         codes = runs.new_zeros(*runs.shape[:-1], count)
         for f in self.fields:

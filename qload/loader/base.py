@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import index
-from typing import Literal
+from typing import Any, Literal
 
 from qload.errors import ArgumentError, DivideError
 from qload.loader.source import TensorSource
@@ -72,15 +72,30 @@ class WeightsLoader(ABC):
 
 def split_blocks(tensor: str, dim: int | str, total: int, blocks: Blocks) -> list[int]:
     """Block sizes that sum to `total`, from a count, from proportions, or from the sizes themselves."""
-    if isinstance(blocks, bool) or (isinstance(blocks, int) and blocks < 1):
-        raise ArgumentError("block_sizes", "a count of at least 1", repr(blocks))
-    if isinstance(blocks, int):
-        if total % blocks:
-            raise DivideError(tensor, dim, total, f"{blocks} equal blocks")
-        return [total // blocks] * blocks
-    sizes = [index(size) for size in blocks]
-    if not sizes or min(sizes) < 1:
-        raise ArgumentError("block_sizes", "one or more sizes of at least 1", repr(sizes))
+    asked: Any = blocks
+    try:
+        given, counted = list(asked), False
+    except TypeError:  # a count of any integer type, or nothing that means blocks
+        given, counted = [asked], True
+    sizes = [_natural(size) for size in given]
+    if not sizes or not all(sizes):
+        raise ArgumentError(
+            f"{tensor}: block_sizes",
+            "a count, or one or more sizes or proportions: whole numbers, at least 1",
+            f"{asked if counted else given!r:.80}",
+        )
     if total % sum(sizes):
-        raise DivideError(tensor, dim, total, f"blocks in proportion {' : '.join(map(str, sizes))}")
+        ratio = " : ".join(map(str, sizes))
+        parts = f"{sizes[0]} equal blocks" if counted else f"blocks in proportion {ratio}"
+        raise DivideError(tensor, dim, total, parts)
+    if counted:
+        return [total // sizes[0]] * sizes[0]
     return [total // sum(sizes) * size for size in sizes]
+
+
+def _natural(value: Any) -> int:
+    """A whole number of at least 1, or 0 for what is none: no fraction, no text, no boolean."""
+    try:
+        return 0 if isinstance(value, bool) else max(0, index(value))
+    except TypeError:
+        return 0

@@ -1,7 +1,7 @@
 """What a layer is, from headers and facts alone: its format, sizes and declaration, all checked."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
@@ -94,7 +94,7 @@ def check_alike(layers: Sequence[Studied]) -> None:
             ("parts of a fused layer differ in format", first.room.weight.format, other.room.weight.format),
             ("parts of a fused layer differ in K", first.K, other.K),
             ("parts of a fused layer differ in tensors", list(first.dtypes), list(other.dtypes)),
-            ("parts of a fused layer differ in config", first.room.config, other.room.config),
+            ("parts of a fused layer differ in config", *_apart(first.room.config, other.room.config)),
         ):
             if a != b:
                 raise _differ(first, other, what, a, b)
@@ -151,6 +151,14 @@ def _differ(first: Studied, other: Studied, what: str, a: Any, b: Any) -> Mismat
         _plain(b),
         "remedy   load them as layers of their own",
     )
+
+
+def _apart(a: Config, b: Config) -> tuple[str, str]:
+    """What two configs of one format do not agree in."""
+    alike = fields(a) if type(a) is type(b) else ()
+    names = [f.name for f in alike if f.compare and getattr(a, f.name) != getattr(b, f.name)]
+    one, two = (", ".join(f"{n} = {getattr(config, n)}" for n in names) for config in (a, b))
+    return one, two
 
 
 def _plain(value: Any) -> str:

@@ -58,10 +58,17 @@ class Weights:
         if dtype is not None and dtype not in FLOATS:
             raise ArgumentError("dtype", f"None or one of {', '.join(map(str, FLOATS))}", str(dtype))
         self.storage, self.loader = storage, loader
-        self.device, self.dtype = torch.device(device), dtype
-        self.process_group = process_group or ALONE
+        self.device, self.dtype = _device(device), dtype
+        self.process_group = ALONE if process_group is None else process_group
+        if not isinstance(self.process_group, ProcessGroup):
+            raise ArgumentError(
+                "process_group", "None, or anything with rank() and size()", repr(process_group)
+            )
         Rank(self.process_group.rank(), self.process_group.size())  # refuses a rank outside of its world
         self.aliases, self.prefix = dict(aliases or {}), prefix
+        for name, others in self.aliases.items():
+            if isinstance(others, str):  # a sequence too, of letters
+                raise ArgumentError("aliases", f"a list of names for {name}", repr(others))
         self._ledger = Ledger()
         self.exempt(*loader.config_tensors, reason="read as configuration")
 
@@ -157,8 +164,9 @@ class Weights:
             share = block // world
             pieces.append(_along(dim, start + rank * share, start + (rank + 1) * share))
             start += block
+        joined = torch.cat([self.read(name, piece, role=role) for piece in pieces], dim)
         self.take([name])
-        return torch.cat([self.read(name, piece, role=role) for piece in pieces], dim)
+        return joined
 
     # What a loader asks for (qload.loader.TensorSource)
 
@@ -192,9 +200,10 @@ class Weights:
     def missing(self, name: str, hint: str = "") -> MissingTensorError:
         """The error for a name that is not stored: what was tried, and what there is instead."""
         keys = self.storage.keys()
-        parent = name.rpartition(".")[0]
-        beside = sorted(key for key in keys if parent and key.startswith(f"{parent}."))[:6]
-        return MissingTensorError(name, self._candidates(name), beside or get_close_matches(name, keys), hint)
+        tried = self._candidates(name)
+        parents = tuple(f"{parent}." for parent, dot, _ in (one.rpartition(".") for one in tried) if dot)
+        beside = sorted(key for key in keys if key.startswith(parents))[:6]
+        return MissingTensorError(name, tried, beside or get_close_matches(name, keys), hint)
 
     # The ledger
 
@@ -227,6 +236,13 @@ class Weights:
         if not -len(shape) <= dim < len(shape):
             raise ArgumentError("dim", f"a dimension of {name}, which has shape {shape}", str(dim))
         return dim % len(shape), shape[dim]
+
+
+def _device(device: torch.device | str) -> torch.device:
+    try:
+        return torch.device(device)
+    except RuntimeError as error:
+        raise ArgumentError("device", "a device of torch's, as cpu or cuda:0", repr(device)) from error
 
 
 def _along(dim: int, start: int, stop: int) -> tuple[slice, ...]:

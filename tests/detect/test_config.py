@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qload.detect import Found, find_config, find_configs, loader_from_config, read_claims
+from qload.detect import Found, find_config, find_configs, loader_from_config, read_claims, settle
 from qload.errors import ConfigError, QloadError, UnsupportedFormatError
 from qload.formats import AWQConfig, GPTQConfig
 from qload.layouts import STORED_MINUS_ONE, Stored
@@ -207,6 +207,73 @@ def test_a_config_file_that_is_none_is_refused(content: Any, text: str, tmp_path
     assert text in caught.value.got
 
 
+CONFIGS = ["config.json", "quantize_config.json", "quant_config.json"]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_config_that_is_a_directory_is_not_taken_for_none(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).mkdir()
+
+    with pytest.raises(ConfigError, match=f"^{name}: file\n  expected a file\n  got      a directory"):
+        find_config(tmp_path)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_config_that_is_a_broken_link_is_not_taken_for_none(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).symlink_to("blobs/gone")
+
+    with pytest.raises(ConfigError, match=f"^{name}: file\n  expected a file\n  got      a link to nothing"):
+        find_config(tmp_path)
+
+
+def test_a_config_file_of_gigabytes_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "config.json").open("wb") as file:
+        file.truncate(5 << 30)
+
+    with pytest.raises(ConfigError, match=r"^config\.json: size\n  expected at most 67108864 bytes"):
+        find_config(tmp_path)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
+def test_json_in_any_encoding_of_unicode_is_read(encoding: str, tmp_path: Path) -> None:
+    write(tmp_path, "config.json", json.dumps({"quantization_config": GPTQ}).encode(encoding))
+
+    assert find_config(tmp_path) == Found("config.json", "quantization_config", GPTQ)
+
+
+@pytest.mark.parametrize(
+    "key", ["quant_method", "bits", "sym", "dynamic", "modules_to_not_convert", "format"]
+)
+def test_a_value_of_any_depth_is_refused_in_few_words(key: str) -> None:
+    value: list[Any] = []
+    for _ in range(100_000):
+        value = [value]
+
+    with pytest.raises(ConfigError) as caught:
+        loader_from_config({**GPTQ, key: value})
+
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("base", "key"), [(GPTQ, "checkpoint_format"), (GPTQ, "format"), (AWQ, "version")], ids=str
+)
+def test_a_variant_of_no_name_is_not_the_usual_one(base: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError, match=f"quantization_config.{key}\n  expected String should have"):
+        loader_from_config({**base, key: ""})
+
+
+def test_dynamic_rules_may_be_switched_off() -> None:
+    assert loader_from_config({**GPTQ, "dynamic": False}).rooms[0].config == GPTQConfig(4, 128)
+
+
+def test_a_dynamic_rule_that_is_none_is_named() -> None:
+    with pytest.raises(ConfigError) as caught:
+        loader_from_config({**GPTQ, "dynamic": {"-:lm_head": 3}})
+
+    assert caught.value.key == "quantization_config.dynamic.-:lm_head"
+
+
 @pytest.mark.parametrize("config", [[GPTQ], "gptq", 4])
 def test_a_config_that_is_no_mapping_is_refused(config: Any) -> None:
     with pytest.raises(ConfigError, match="a mapping or None"):
@@ -295,12 +362,40 @@ def test_settings_in_tensors_are_believed(dtype: torch.dtype, shape: tuple[int, 
         pytest.param(
             {"gptq_bits": torch.tensor(4), "gptq_groupsize": torch.tensor(0)}, None, id="groups of none"
         ),
+        pytest.param(
+            {"gptq_bits": torch.tensor(4 + 0j), "gptq_groupsize": torch.tensor(8)}, None, id="complex"
+        ),
+        pytest.param(
+            {"gptq_bits": torch.tensor(1 << 40), "gptq_groupsize": torch.tensor(8)}, None, id="40 bits long"
+        ),
         pytest.param({"gptq_bits": torch.tensor(4), "gptq_groupsize": torch.tensor(8)}, AWQ, id="beside AWQ"),
     ],
 )
 def test_settings_in_tensors_that_are_none_are_refused(tensors: Any, config: Any) -> None:
-    with pytest.raises(QloadError, match="gptq"):
+    with pytest.raises(ConfigError, match="gptq_"):
         loader_from_config(config, MemoryStorage(tensors))
+
+
+def test_a_setting_that_is_a_large_tensor_is_refused_unread() -> None:
+    storage = MemoryStorage({"gptq_bits": torch.zeros(1000), "gptq_groupsize": torch.tensor(8)})
+
+    with pytest.raises(ConfigError, match=r"^gptq_bits: value\n.*\n  got      a tensor of shape \(1000,\)"):
+        loader_from_config(None, storage)
+
+    assert not storage.reads["gptq_bits"]
+
+
+def test_symmetry_in_a_tensor_is_believed() -> None:
+    tensors = {
+        "gptq_bits": torch.tensor(4),
+        "gptq_groupsize": torch.tensor(8),
+        "gptq_sym": torch.tensor(True),
+    }
+
+    claims = settle(Found("config.json", "", {**GPTQ, "sym": False}), MemoryStorage(tensors))
+
+    assert claims is not None
+    assert (claims.bits, claims.group_size, claims.sym) == (4, 8, True)
 
 
 ANY = st.recursive(

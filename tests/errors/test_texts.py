@@ -145,3 +145,17 @@ def test_a_file_is_named_where_there_is_one(fixtures: Path, tmp_path: Path) -> N
 
     with open_checkpoint(tmp_path) as weights:
         assert "  in       model.safetensors" in str(raised(lambda: weights.get_weights("model.q_proj")))
+
+
+@pytest.mark.parametrize(
+    ("size", "cut", "near"),
+    [
+        pytest.param(384, 192, "128 or 256", id="between two multiples"),
+        pytest.param(288, 280, "256 or 288", id="the end is as good as a multiple"),
+        pytest.param(288, 288, "256", id="the end itself, where another part follows"),
+    ],
+)
+def test_the_nearest_lawful_cuts_are_offered(size: int, cut: int, near: str) -> None:
+    error = errors.CutError("a.scales", "K", size, cut, 128, "as scales is (K/128, N)")
+
+    assert str(error).splitlines()[-1] == f"  nearest  {near}"

@@ -69,7 +69,9 @@ def test_the_default_loader_never_guesses_a_quantized_layer() -> None:
             id="format",
         ),
         pytest.param(
-            {**gptq("a"), **gptq("b", act_order=True)}, "differ in config", id="order and act order"
+            {**gptq("a"), **gptq("b", act_order=True)},
+            "differ in config\n  expected positional = True as in a\n  got      positional = False",
+            id="order and act order",
         ),
         pytest.param(
             {**gptq("a"), **gptq("b", dtype=torch.bfloat16)}, "differ in the dtype of scales", id="dtype"
@@ -82,6 +84,31 @@ def test_parts_that_do_not_fit_together_are_not_fused(tensors: dict[str, Tensor]
 
     assert text in str(caught.value)
     assert "load them as layers of their own" in str(caught.value)
+
+
+@pytest.mark.parametrize("group_size", [8, -1])
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_a_layer_of_no_outputs_is_one(bits: int, group_size: int) -> None:
+    tensors = {name: tensor[..., :0] for name, tensor in gptq("a").items()}
+    tensors["a.qweight"] = torch.zeros(32 * bits // 32, 0, dtype=torch.int32)
+    tensors["a.g_idx"] = torch.arange(32, dtype=torch.int32) // (8 if group_size == 8 else 32)
+    groups = 4 if group_size == 8 else 1
+    tensors["a.qzeros"] = torch.zeros(groups, 0, dtype=torch.int32)
+    tensors["a.scales"] = torch.zeros(groups, 0, dtype=torch.float16)
+
+    weight = load(tensors, "a", loader=GPTQWeightsLoader(bits=bits, group_size=group_size))
+
+    assert weight.dequantize().shape == (0, 32)
+
+
+def test_a_layer_of_no_inputs_is_one() -> None:
+    tensors = gptq("a")
+    tensors["a.qweight"], tensors["a.g_idx"] = tensors["a.qweight"][:0], tensors["a.g_idx"][:0]
+    tensors["a.qzeros"], tensors["a.scales"] = tensors["a.qzeros"][:1], tensors["a.scales"][:1]
+
+    weight = load(tensors, "a", loader=GPTQWeightsLoader(bits=4, group_size=-1))
+
+    assert weight.dequantize().shape == (8, 0)
 
 
 def test_parts_in_different_act_order_are_not_fused() -> None:

@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from qload.detect import DefaultWeightsLoader
@@ -73,6 +75,28 @@ def test_partial_shares_may_be_short_or_empty_at_the_end(size: int, world: int, 
     assert_same_bits(torch.cat(parts, 1), tensor)
 
 
+@given(data=st.data())
+@settings(max_examples=60)
+def test_partial_shares_are_the_whole_for_any_shape_dimension_and_world(data: st.DataObject) -> None:
+    shape = data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=4))
+    dim = data.draw(st.integers(-len(shape), len(shape) - 1))
+    world = data.draw(st.integers(1, 9))
+    tensor = torch.arange(torch.Size(shape).numel()).reshape(shape)
+
+    parts = [weights({"t": tensor}, rank).get_partial_sharded("t", dim) for rank in FakeWorld(world)]
+
+    assert_same_bits(torch.cat(parts, dim), tensor)
+    assert [part.shape[dim] for part in parts] == sorted((part.shape[dim] for part in parts), reverse=True)
+
+
+def test_a_scalar_is_read_and_has_no_dimension_to_cut() -> None:
+    mine = weights({"t": torch.tensor(3)})
+
+    assert mine.get_tensor("t") == 3
+    with pytest.raises(ArgumentError, match=r"a dimension of t, which has shape \(\)"):
+        mine.get_sharded("t", 0)
+
+
 BLOCKS = [
     pytest.param(lambda: 3, [4, 4, 4], id="a count"),
     pytest.param(lambda: [2, 1], [8, 4], id="proportions"),
@@ -83,6 +107,8 @@ BLOCKS = [
     pytest.param(lambda: np.array([2, 1]), [8, 4], id="numpy integers"),
     pytest.param(lambda: (n for n in (2, 1)), [8, 4], id="a generator"),
     pytest.param(lambda: [12], [12], id="one block"),
+    pytest.param(lambda: np.int64(3), [4, 4, 4], id="a numpy count"),
+    pytest.param(lambda: torch.tensor([2]), [12], id="one block in a tensor"),
 ]
 
 
@@ -112,14 +138,33 @@ def test_packed_shares_take_a_piece_of_every_block(
         (True, ArgumentError),
         (5, DivideError),
         ([5, 2], DivideError),
-        ([1.5, 1.5], TypeError),
-        ("12", TypeError),
+        ([1.5, 1.5], ArgumentError),
+        ([True, 2], ArgumentError),
+        (3.0, ArgumentError),
+        (None, ArgumentError),
+        ("12", ArgumentError),
     ],
     ids=repr,
 )
 def test_blocks_that_are_none_are_refused(blocks: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
         weights({"t": torch.zeros(12)}).get_packed_sharded("t", 0, blocks)
+
+
+def test_blocks_that_are_none_are_shown_beside_the_tensor() -> None:
+    with pytest.raises(ArgumentError) as caught:
+        weights({"t": torch.zeros(12)}).get_packed_sharded("t", 0, [8, -4])
+
+    assert (caught.value.argument, caught.value.got) == ("t: block_sizes", "[8, -4]")
+
+
+def test_a_packed_read_that_fails_leaves_no_entry() -> None:
+    mine = weights({"t": torch.full((2,), 1e9)}, dtype=torch.float16)
+
+    with pytest.raises(CastError):
+        mine.get_packed_sharded("t", 0, 2)
+
+    assert not mine.report().used
 
 
 def test_a_block_that_does_not_divide_is_refused_though_the_whole_does() -> None:
@@ -243,3 +288,33 @@ def test_a_missing_name_says_what_was_tried_and_what_there_is() -> None:
     ]
     assert "p.a.qweight" in str(caught.value)
     assert not mine.has_tensor("a.weight")
+
+
+def test_what_lies_beside_a_missing_name_is_looked_for_under_the_prefix_too() -> None:
+    mine = weights({"model.a.qweight": torch.zeros(1), "model.b.weight": torch.zeros(1)}, prefix="model")
+
+    with pytest.raises(MissingTensorError) as caught:
+        mine.get_tensor("a.weight")
+
+    assert list(caught.value.near) == ["model.a.qweight"]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        pytest.param({"aliases": {"x": "other"}}, "aliases\n  expected a list of names for x", id="letters"),
+        pytest.param({"process_group": "nccl"}, "process_group\n  expected None, or anything", id="group"),
+        pytest.param({"device": "gpu0"}, "device\n  expected a device of torch's", id="device"),
+    ],
+)
+def test_arguments_of_weights_are_checked(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ArgumentError, match=text):
+        Weights(MemoryStorage({}), loader=DefaultWeightsLoader(), **options)
+
+
+def test_a_gift_of_a_tensor_is_a_copy() -> None:
+    mine = weights({"t": torch.zeros(4)})
+
+    mine.get_sharded("t", 0).fill_(7)
+
+    assert mine.get_tensor("t").tolist() == [0, 0, 0, 0]

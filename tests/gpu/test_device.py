@@ -1,0 +1,85 @@
+"""On a CUDA device weights hold, mean and multiply the same as on the CPU."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qload.kernels import repack, restore
+from qload.parallel import Rank
+from qload.spec import Weight
+from qload.testing import (
+    assert_reads_back,
+    assert_same_bits,
+    assert_sums_exactly,
+    assert_within_bound,
+    layers,
+)
+from qload.weights import Weights
+from tests.rooms import CONFIGS, every_format
+
+pytestmark = pytest.mark.gpu
+few = settings(max_examples=10)
+
+
+def on_device(stored: Any, rank: Rank) -> Weights:
+    return Weights(stored.storage(), loader=stored.loader(), device="cuda", process_group=rank)
+
+
+@every_format
+@given(data=st.data())
+@few
+def test_a_weight_on_the_device_means_what_it_means_on_the_cpu(room: type[Weight], data: Any) -> None:
+    stored = data.draw(layers(room, CONFIGS[room]))
+
+    weight = on_device(stored, Rank(0, 1)).get_weights("layer")
+
+    assert weight.device.type == "cuda"
+    assert_same_bits(weight.dequantize().cpu(), stored.weight().dequantize())
+    assert_same_bits(stored.weight().to("cuda").dequantize(), weight.dequantize())
+
+
+@every_format
+@given(data=st.data())
+@few
+def test_shares_on_the_device_are_the_whole(room: type[Weight], data: Any) -> None:
+    stored = data.draw(layers(room, CONFIGS[room], N=64, K=768))
+
+    columns = [on_device(stored, Rank(i, 2)).get_weights_col("layer").dequantize() for i in (0, 1)]
+    rows = [on_device(stored, Rank(i, 2)).get_weights_row("layer").dequantize() for i in (0, 1)]
+
+    whole = stored.weight().dequantize()
+    assert_same_bits(torch.cat(columns).cpu(), whole)
+    assert_same_bits(torch.cat(rows, 1).cpu(), whole)
+
+
+@pytest.mark.parametrize("layout", ["exllama", "gptq_v2"])
+@given(data=st.data())
+@few
+def test_repacking_on_the_device_has_the_bits_of_the_cpu(layout: str, data: Any) -> None:
+    room = next(room for room in CONFIGS if room.format == "awq")
+    stored = data.draw(layers(room, CONFIGS[room], K=768))
+
+    packed = repack(stored.weight().to("cuda"), layout)
+
+    for name, tensor in repack(stored.weight(), layout).fields().items():
+        assert_same_bits(packed.fields()[name].cpu(), tensor)
+    assert_same_bits(restore(packed).fields()["qweight"].cpu(), stored.tensors["qweight"])
+
+
+@every_format
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
+@given(data=st.data())
+@few
+def test_a_linear_on_the_device_passes_the_three_oracles(
+    room: type[Weight], dtype: torch.dtype, data: Any
+) -> None:
+    weight = data.draw(layers(room, CONFIGS[room], fillings=("count",))).weight()
+    linear = weight.get_linear().to("cuda")
+    there = weight.to("cuda")
+
+    assert_reads_back(linear, there, dtype)
+    assert_sums_exactly(linear, there, dtype)
+    assert_within_bound(linear, there, torch.randn(3, weight.layer.K, device="cuda").to(dtype))
