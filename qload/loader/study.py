@@ -10,7 +10,7 @@ from torch import Tensor
 
 from qload.errors import MismatchError, TwoFormatsError
 from qload.loader.source import TensorSource
-from qload.spec import Config, Names, Seen, TensorSpec, Weight
+from qload.spec import Config, Names, Seen, TensorSpec, Weight, named
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Stored(Names):
 
     def full(self, field: str) -> str:
         """`qweight` -> `layers.0.q_proj.qweight`."""
-        return f"{self.prefix}.{self.suffixes[field]}"
+        return named(self.prefix, self.suffixes[field])
 
     def file(self, field: str) -> str | None:
         """The file whose header lists it."""
@@ -121,7 +121,7 @@ def check_alike(layers: Sequence[Studied]) -> None:
 
 def _choose(weights: TensorSource, prefix: str, rooms: Sequence[Room]) -> Room:
     present = {
-        room: [spec.suffix for spec in room.specs() if weights.has_tensor(f"{prefix}.{spec.suffix}")]
+        room: [spec.suffix for spec in room.specs() if weights.has_tensor(named(prefix, spec.suffix))]
         for room in rooms
     }
     found = [room for room, suffixes in present.items() if suffixes]
@@ -139,7 +139,7 @@ def _choose(weights: TensorSource, prefix: str, rooms: Sequence[Room]) -> Room:
             hint = (
                 "" if found else f"formats  looked for {' and '.join(room.weight.format for room in rooms)}"
             )
-            raise weights.missing(f"{prefix}.{spec.suffix}", hint)
+            raise weights.missing(named(prefix, spec.suffix), hint)
     return room
 
 

@@ -1,7 +1,7 @@
 """The contract between files and kernels: axis text, declarations, configs, typed weights."""
 
 from qload.spec.axis import LOGICAL, Axis
-from qload.spec.tensor import Names, Role, Shape, TensorSpec, check_dtypes, solve
+from qload.spec.tensor import Names, Role, Shape, TensorSpec, check_dtypes, named, solve
 from qload.spec.weight import Codes, Config, Fields, Layer, Seen, Weight
 
 __all__ = [
@@ -18,5 +18,6 @@ __all__ = [
     "TensorSpec",
     "Weight",
     "check_dtypes",
+    "named",
     "solve",
 ]

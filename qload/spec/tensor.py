@@ -54,6 +54,11 @@ class TensorSpec:
         return next((i for i, axis in enumerate(self.axes) if axis.dim == dim), None)
 
 
+def named(prefix: str, suffix: str) -> str:
+    """`layers.0.q_proj`, `qweight` -> `layers.0.q_proj.qweight`; without a prefix, the suffix."""
+    return f"{prefix}.{suffix}" if prefix else suffix
+
+
 def check_dtypes(specs: Iterable[TensorSpec], seen: Mapping[str, torch.dtype], names: "Names") -> None:
     """Every tensor has one of its declared dtypes, or DtypeError."""
     for spec in specs:

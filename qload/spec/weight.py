@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from qload.errors import IndexValueError
-from qload.spec.tensor import Names, Shape, TensorSpec, check_dtypes, solve
+from qload.spec.tensor import Names, Shape, TensorSpec, check_dtypes, named, solve
 
 if TYPE_CHECKING:
     from torch import nn
@@ -92,7 +92,8 @@ class Codes:
         scales, difference = self._rows(self.scales), self.codes
         if self.zeros is not None:
             difference = difference - self._rows(self.zeros)
-        return difference.to(torch.float32).mul_(scales)
+        wide = difference.to(torch.float32, memory_format=torch.contiguous_format)
+        return wide.mul_(scales)
 
     def _rows(self, per_group: Tensor) -> Tensor:
         return per_group if self.k_group is None else per_group[:, self.k_group]
@@ -184,7 +185,7 @@ class Fields(Names):
 
     def full(self, field: str) -> str:
         """`qweight` -> `layers.0.q_proj.qweight`."""
-        return f"{self.prefix}.{field}"
+        return named(self.prefix, field)
 
 
 def check_index(spec: TensorSpec, index: Tensor, sizes: Mapping[str, int], names: Names) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from qload.loader import FormatLoader, Room
-from qload.spec import LOGICAL, Axis, Config, Role, TensorSpec, Weight
+from qload.spec import LOGICAL, Axis, Config, Role, TensorSpec, Weight, named
 from qload.storage import MemoryStorage
 
 PREFIX = "layer"
@@ -44,7 +44,7 @@ class Stored:
     def named(self, prefix: str = PREFIX) -> dict[str, Tensor]:
         """The tensors under their on-disk names."""
         suffixes = {spec.name: spec.suffix for spec in self.weight_type.tensors(self.config)}
-        return {f"{prefix}.{suffixes[name]}": tensor for name, tensor in self.tensors.items()}
+        return {named(prefix, suffixes[name]): tensor for name, tensor in self.tensors.items()}
 
     def storage(self, prefix: str = PREFIX) -> MemoryStorage:
         """A storage that holds this layer alone."""

@@ -10,6 +10,7 @@ from qload.detect import Claims, Found, find_configs, loader_from_claims, read_m
 from qload.errors import QloadError
 from qload.formats import ROLES
 from qload.loader import FormatLoader, Studied
+from qload.spec import Role, named
 from qload.storage import Header, Located, SafetensorsStorage, check_index, locate, read_header
 from qload.verify.report import Finding, finding_of
 from qload.weights import Weights
@@ -85,12 +86,18 @@ class Subject:
         """The layers that are what they should be."""
         return (layer for layer in self.layers.values() if not isinstance(layer, QloadError))
 
+    def is_quantized(self, prefix: str) -> bool:
+        """A quantized layer has codes, or at least two of its tensors: a lone `scales` is any parameter."""
+        suffixes = self.suffixes[prefix]
+        parts = [suffix for suffix in suffixes if ROLES.get(suffix, Role.FLOAT) is not Role.FLOAT]
+        return "qweight" in parts or len(parts) > 1
+
     def _is_layer(self, prefix: str) -> bool:
-        known = [suffix for suffix in self.suffixes[prefix] if suffix in ROLES]
-        if known != ["weight"]:
-            return bool(known)
+        if self.is_quantized(prefix):
+            return True
         assert self.weights is not None
-        return len(self.weights.info(f"{prefix}.weight").shape) in (1, 2)
+        held = "weight" in self.suffixes[prefix]
+        return held and len(self.weights.info(named(prefix, "weight")).shape) in (1, 2)
 
     def _study(self, prefix: str) -> Studied | QloadError:
         assert self.weights is not None

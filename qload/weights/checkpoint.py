@@ -25,10 +25,9 @@ def open_checkpoint(
     The loader follows from the config beside the files. The arguments are those of `Weights`. Use it
     as a context manager, which closes the files.
     """
-    claims = find_config(path)
     storage = SafetensorsStorage(path)
     try:
-        loader = loader_from_claims(claims, storage)
+        loader = loader_from_claims(find_config(path), storage)
         return Weights(
             storage,
             loader=loader,

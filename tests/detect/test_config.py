@@ -14,7 +14,6 @@ from qload.errors import ConfigError, QloadError, UnsupportedFormatError
 from qload.formats import AWQConfig, GPTQConfig
 from qload.layouts import STORED_MINUS_ONE, Stored
 from qload.storage import MemoryStorage
-from qload.weights import open_checkpoint
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True, "version": "gemm"}
@@ -70,6 +69,14 @@ def test_a_config_is_found_where_tools_write_it(
     assert found is not None
     assert (found.file, found.section) == (name, section)
     assert (read_claims(found).method, read_claims(found).bits) == (method, 4)
+
+
+def test_a_tools_own_file_that_could_be_any_tools_is_refused(tmp_path: Path) -> None:
+    found = find_config(write(tmp_path, "quantize_config.json", {"bits": 4, "group_size": 64}))
+
+    assert found is not None
+    with pytest.raises(ConfigError, match=r"^quantize_config\.json: quant_method\n  expected the name of"):
+        read_claims(found)
 
 
 def test_config_json_counts_before_the_tools_own_files(tmp_path: Path) -> None:
@@ -320,7 +327,7 @@ def test_another_tools_config_alone_is_not_taken_for_a_plain_model(tmp_path: Pat
     write(tmp_path, "hf_quant_config.json", {"quantization": {"quant_algo": "NVFP4"}})
 
     with pytest.raises(UnsupportedFormatError, match="modelopt"):
-        open_checkpoint(tmp_path)
+        find_config(tmp_path)
 
 
 # Settings that old GPTQ checkpoints keep in tensors

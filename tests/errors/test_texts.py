@@ -159,3 +159,22 @@ def test_the_nearest_lawful_cuts_are_offered(size: int, cut: int, near: str) -> 
     error = errors.CutError("a.scales", "K", size, cut, 128, "as scales is (K/128, N)")
 
     assert str(error).splitlines()[-1] == f"  nearest  {near}"
+
+
+@pytest.mark.parametrize(("count", "tail"), [(1, ""), (2, " (2 in all)")], ids=["one", "two"])
+def test_how_many_is_said_where_there_is_more_than_one(count: int, tail: str) -> None:
+    g_idx = torch.arange(128, dtype=torch.int32) // 64
+    g_idx[5 : 5 + count] = -3
+
+    assert f"got      -3 at 5{tail}\n" in f"{raised(lambda: load(g_idx=g_idx))}\n"
+
+
+@pytest.mark.parametrize(("count", "tail"), [(1, ""), (2, " (2 values in all)")], ids=["one", "two"])
+def test_how_many_values_overflow_is_said(count: int, tail: str) -> None:
+    mine = Weights(
+        MemoryStorage({"t": torch.tensor([1.0, 1e9, 1e9])[: 1 + count]}),
+        loader=DefaultWeightsLoader(),
+        dtype=torch.float16,
+    )
+
+    assert f"got      1e+09{tail}\n" in str(raised(lambda: mine.get_tensor("t")))

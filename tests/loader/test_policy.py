@@ -89,12 +89,13 @@ def test_parts_that_do_not_fit_together_are_not_fused(tensors: dict[str, Tensor]
 @pytest.mark.parametrize("group_size", [8, -1])
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 def test_a_layer_of_no_outputs_is_one(bits: int, group_size: int) -> None:
-    tensors = {name: tensor[..., :0] for name, tensor in gptq("a").items()}
-    tensors["a.qweight"] = torch.zeros(32 * bits // 32, 0, dtype=torch.int32)
-    tensors["a.g_idx"] = torch.arange(32, dtype=torch.int32) // (8 if group_size == 8 else 32)
     groups = 4 if group_size == 8 else 1
-    tensors["a.qzeros"] = torch.zeros(groups, 0, dtype=torch.int32)
-    tensors["a.scales"] = torch.zeros(groups, 0, dtype=torch.float16)
+    tensors = {
+        "a.qweight": torch.zeros(bits, 0, dtype=torch.int32),
+        "a.qzeros": torch.zeros(groups, 0, dtype=torch.int32),
+        "a.scales": torch.zeros(groups, 0, dtype=torch.float16),
+        "a.g_idx": torch.arange(32, dtype=torch.int32) * groups // 32,
+    }
 
     weight = load(tensors, "a", loader=GPTQWeightsLoader(bits=bits, group_size=group_size))
 

@@ -18,8 +18,9 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
     assert subject.weights is not None
     storage = subject.weights.storage
     for name in subject.names:
-        info = storage.info(name)
-        if info.dtype not in FLOATS or ROLES.get(name.rpartition(".")[2], Role.FLOAT) is not Role.FLOAT:
+        info, (prefix, _, suffix) = storage.info(name), name.rpartition(".")
+        of_a_layer = ROLES.get(suffix, Role.FLOAT) is not Role.FLOAT and subject.is_quantized(prefix)
+        if info.dtype not in FLOATS or of_a_layer:
             continue
         count, place, value = 0, (), 0.0
         for start, run in rows(storage, name):

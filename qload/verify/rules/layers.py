@@ -6,6 +6,7 @@ These are the checks that loading makes; here all layers are asked, and every er
 from collections.abc import Iterator
 
 from qload.errors import QloadError
+from qload.spec import named
 from qload.verify.report import Finding, finding_of
 from qload.verify.rules.rule import Rule
 from qload.verify.subject import Subject
@@ -28,7 +29,7 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
 def _evidence(subject: Subject, prefix: str) -> str:
     """What the shapes of a GPTQ layer say about bits and groups, beside the config."""
     weights, claims = subject.weights, subject.claims
-    needed = [f"{prefix}.{name}" for name in ("qweight", "scales", "g_idx")]
+    needed = [named(prefix, name) for name in ("qweight", "scales", "g_idx")]
     if (
         weights is None
         or claims is None

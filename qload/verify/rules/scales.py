@@ -21,8 +21,9 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
     assert subject.weights is not None
     storage = subject.weights.storage
     for name in subject.names:
-        info = storage.info(name)
-        if ROLES.get(name.rpartition(".")[2]) is not Role.SCALE or not info.dtype.is_floating_point:
+        info, (prefix, _, suffix) = storage.info(name), name.rpartition(".")
+        is_scale = ROLES.get(suffix) is Role.SCALE and subject.is_quantized(prefix)
+        if not is_scale or not info.dtype.is_floating_point:
             continue
         counts = {"NaN": 0, "infinite": 0, "negative": 0}
         places: dict[str, tuple[tuple[int, ...], float]] = {}

@@ -1,11 +1,13 @@
 """A tensor that all the other layers of a block have is missing from one.
 
-The rule compares `model.layers.0`, `model.layers.1`, ... by the names under them. Layers of a hybrid
+The rule compares `model.layers.0`, `model.layers.1`, ... and the experts of a layer by the names under
+them; the stages of a vision tower lawfully differ, and are left out. Layers of a hybrid
 model lawfully differ, but then neither holds a strict part of the other, or several are alike; a layer
 that is alone in having strictly less than others has lost something. It cannot see what every layer
 lost, nor what two layers lost alike.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 
 from qload.verify.report import Finding
@@ -14,10 +16,16 @@ from qload.verify.subject import Subject
 
 Names = frozenset[str]
 
+# Blocks whose members are alike, by the names of published checkpoints.
+BLOCK = re.compile(
+    r"(?:language_model\.)?model\.(?:language_model\.)?(?:decoder\.)?layers|(?:transformer\.)?h|gpt_neox\.layers|layers"
+    r"|.*\.experts"
+)
+
 
 def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
     """Each tensor that one layer lacks and its siblings have."""
-    for block, layers in _blocks(subject.names).items():
+    for block, layers in blocks_of(subject.names).items():
         for index, names in layers.items():
             fuller = _sibling(names, layers)
             if fuller is None or sum(other == names for other in layers.values()) > 1:
@@ -33,13 +41,13 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
                 )
 
 
-def _blocks(names: list[str]) -> Mapping[str, Mapping[str, Names]]:
+def blocks_of(names: list[str]) -> Mapping[str, Mapping[str, Names]]:
     """`model.layers` -> its indices -> the names under each."""
     blocks: dict[str, dict[str, set[str]]] = {}
     for name in names:
         parts = name.split(".")
         for at, part in enumerate(parts[:-1]):
-            if part.isdecimal() and at:
+            if part.isdecimal() and BLOCK.fullmatch(".".join(parts[:at])):
                 members = blocks.setdefault(".".join(parts[:at]), {}).setdefault(part, set())
                 members.add(".".join(parts[at + 1 :]))
     return {

@@ -1,0 +1,281 @@
+"""Where a rule has to speak, and where it has to keep quiet."""
+
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from qload.errors import ArgumentError, StorageError
+from qload.verify import Report, inspect, verify
+from qload.weights import open_checkpoint
+from tests.paths import cases
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 8, "desc_act": False, "sym": True}
+
+
+def model(folder: Path, tensors: dict[str, Tensor], **config: Any) -> Path:
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def gptq(prefix: str = "", *, zero: int = 7) -> dict[str, Tensor]:
+    g_idx = torch.arange(16, dtype=torch.int32) // 8
+    lead = f"{prefix}." if prefix else ""
+    return {
+        f"{lead}qweight": torch.zeros(2, 8, dtype=torch.int32),
+        f"{lead}qzeros": torch.full((2, 1), 0x11111111 * zero - (zero > 7) * 2**32, dtype=torch.int32),
+        f"{lead}scales": torch.ones(2, 8, dtype=torch.float16),
+        f"{lead}g_idx": g_idx,
+    }
+
+
+def plain(*names: str) -> dict[str, Tensor]:
+    return {name: torch.ones(4, 4) for name in names}
+
+
+def rules(report: Report) -> set[str]:
+    return {finding.rule for finding in report.findings}
+
+
+def test_tensors_without_a_prefix_are_a_layer(tmp_path: Path) -> None:
+    assert verify(model(tmp_path, gptq(), quantization_config=GPTQ)).findings == ()
+    with open_checkpoint(tmp_path) as weights:
+        assert weights.get_weights("").shape == (8, 16)
+
+
+def test_a_parameter_that_is_called_scales_is_no_layer(tmp_path: Path) -> None:
+    tensors = {"block.scales": torch.tensor([-1.0, 2.0]), **plain("block.weight")}
+
+    assert verify(model(tmp_path, tensors)).verdict == "ok"
+
+
+def test_stages_of_a_vision_tower_may_differ(tmp_path: Path) -> None:
+    tensors = plain(
+        "vision.layers.0.norm.weight", "vision.layers.0.down.weight", "vision.layers.1.norm.weight"
+    )
+
+    assert verify(model(tmp_path, tensors)).verdict == "ok"
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(
+            ["layers.0.mlp.gate", "layers.0.mlp.experts.0", "layers.1.mlp.up"], id="dense, then experts"
+        ),
+        pytest.param(["layers.0.attn.q", "layers.1.mamba.x", "layers.2.attn.q"], id="two kinds"),
+        pytest.param(
+            [f"layers.{i}.{part}" for i in range(6) for part in ("mlp", "attn")[: 1 + i % 2]],
+            id="several without attention",
+        ),
+    ],
+)
+def test_layers_of_a_hybrid_model_may_differ(names: list[str], tmp_path: Path) -> None:
+    tensors = plain(*(f"model.{name}.weight" for name in names))
+
+    assert verify(model(tmp_path, tensors)).findings == ()
+
+
+def test_a_lost_expert_is_found(tmp_path: Path) -> None:
+    tensors = plain(*(f"model.layers.{i}.mlp.experts.{e}.up.weight" for i in range(3) for e in range(4)))
+    del tensors["model.layers.1.mlp.experts.2.up.weight"]
+
+    (finding,) = verify(model(tmp_path, tensors)).findings
+
+    assert finding.rule == "missing-sibling"
+    assert finding.message == (
+        "model.layers.1.mlp.experts.2.up.weight: missing, and 2 of its 2 siblings have it, "
+        "such as model.layers.0.mlp.experts.2.up.weight"
+    )
+
+
+@pytest.mark.parametrize("place", ["top", "text_config"])
+def test_layers_that_the_config_counts_have_to_be_there(place: str, tmp_path: Path) -> None:
+    count = {"num_hidden_layers": 3}
+    config = count if place == "top" else {"text_config": count}
+
+    report = verify(model(tmp_path, plain("model.layers.0.a.weight", "model.layers.2.a.weight"), **config))
+
+    assert [finding.rule for finding in report.findings] == ["layer-count"]
+    assert report.findings[0].message.endswith("1 of these layers have no tensor: 1")
+
+
+def test_more_layers_than_the_config_counts_are_lawful(tmp_path: Path) -> None:
+    tensors = plain(*(f"model.layers.{i}.a.weight" for i in range(3)))
+
+    assert verify(model(tmp_path, tensors, num_hidden_layers=2)).verdict == "ok"
+
+
+@pytest.mark.parametrize(
+    ("other", "found"),
+    [
+        pytest.param({**GPTQ}, set(), id="the same"),
+        pytest.param({"bits": 4, "group_size": 8, "desc_act": False}, set(), id="less"),
+        pytest.param({**GPTQ, "bits": 8}, {"config-side-file"}, id="other bits"),
+        pytest.param({**GPTQ, "checkpoint_format": "gptq_v2"}, {"config-side-file"}, id="other zero points"),
+        pytest.param({**GPTQ, "bits": "8"}, {"config"}, id="malformed"),
+    ],
+)
+def test_a_second_config_has_to_agree(other: dict[str, Any], found: set[str], tmp_path: Path) -> None:
+    model(tmp_path, gptq("a"), quantization_config=GPTQ)
+    (tmp_path / "quantize_config.json").write_text(json.dumps(other))
+
+    assert rules(verify(tmp_path)) == found
+
+
+def test_static_groups_and_several_readings_are_notes(tmp_path: Path) -> None:
+    tensors = gptq("a", zero=15)
+    config = {**GPTQ, "desc_act": True, "sym": False}
+
+    report = verify(model(tmp_path, tensors, quantization_config=config))
+
+    assert report.verdict == "ok"
+    assert [note.split(":")[0].split(" says")[0] for note in report.notes] == ["config.json", "a.qzeros"]
+    assert "16 of 16 zero points have several readings" in report.notes[1]
+
+
+def test_a_quantized_checkpoint_without_a_config_is_not_taken_for_plain(tmp_path: Path) -> None:
+    report = verify(model(tmp_path, gptq("a")))
+
+    assert rules(report) == {"missing-tensor"}
+    assert "formats  looked for unquantized" in report.findings[0].message
+
+
+def test_a_plain_reference_of_the_dequantized_weights_agrees(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "reference").mkdir()
+    mine = model(tmp_path / "mine", gptq("a", zero=3), quantization_config={**GPTQ, "sym": False})
+    with open_checkpoint(mine) as weights:
+        dense = weights.get_weights("a").dequantize()
+    reference = model(tmp_path / "reference", {"a.weight": dense.half()})
+
+    assert verify(mine, against=reference).findings == ()
+
+
+@pytest.mark.parametrize(
+    ("noise", "found", "said"),
+    [
+        pytest.param(0.3, set(), "relative error", id="the float original"),
+        pytest.param(30.0, {"against-value"}, "differs", id="another model"),
+    ],
+)
+def test_a_float_original_may_differ_by_the_quantization_error(
+    noise: float, found: set[str], said: str, tmp_path: Path
+) -> None:
+    for name in ("mine", "reference"):
+        (tmp_path / name).mkdir()
+    tensors = gptq("a")
+    tensors["a.qweight"] = torch.randint(-(2**31), 2**31, (2, 8), dtype=torch.int32)
+    mine = model(tmp_path / "mine", tensors, quantization_config=GPTQ)
+    with open_checkpoint(mine) as weights:
+        dense = weights.get_weights("a").dequantize()
+    original = dense + noise * torch.randn(dense.shape, generator=torch.Generator().manual_seed(0))
+    if noise > 1:
+        original = -dense
+    reference = model(tmp_path / "reference", {"a.weight": original})
+
+    report = verify(mine, against=reference)
+
+    assert rules(report) == found
+    assert said in " ".join([*report.notes, *(finding.message for finding in report.findings)])
+
+
+@pytest.mark.parametrize(
+    ("mistake", "named"),
+    [
+        pytest.param({"zero": 8}, "zero points one lower", id="zeros one too high"),
+        pytest.param({"zero": 6}, "zero points one higher", id="zeros one too low"),
+    ],
+)
+def test_a_known_mistake_is_named(mistake: dict[str, Any], named: str, tmp_path: Path) -> None:
+    for name in ("mine", "reference"):
+        (tmp_path / name).mkdir()
+    config = {**GPTQ, "sym": False}
+    mine = model(tmp_path / "mine", gptq("a", **mistake), quantization_config=config)
+    reference = model(tmp_path / "reference", gptq("a"), quantization_config=config)
+
+    (finding,) = verify(mine, against=reference).findings
+
+    assert finding.message.endswith(f"read with {named}, it agrees")
+    assert "first at (n, k) = (0, 0)" in finding.message
+
+
+def test_a_world_that_cannot_share_a_layer_is_told_with_the_lawful_ones(tmp_path: Path) -> None:
+    tensors = {**gptq("model.q_proj"), **gptq("model.o_proj"), **gptq("model.other")}
+    folder = model(tmp_path, tensors, quantization_config=GPTQ)
+
+    report = verify(folder, tp=4)
+
+    assert verify(folder, tp=1).findings == ()
+    assert [(finding.rule, finding.tensor) for finding in report.findings] == [
+        ("tensor-parallel", "model.o_proj.qweight"),
+        ("tensor-parallel", "model.q_proj.qzeros"),
+    ]
+    assert "for 4 ranks, 1 other layers can be cut neither way: model.other" in report.notes
+
+
+def test_a_world_of_none_is_a_callers_mistake(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="tp\n  expected at least 1"):
+        verify(tmp_path, tp=0)
+
+
+@pytest.mark.parametrize("name", ["nowhere", "nowhere/model.safetensors"])
+def test_a_path_that_is_not_there_is_unreadable_whatever_lies_beside_it(name: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{")
+
+    assert verify(tmp_path / name).verdict == inspect(tmp_path / name).verdict == "unreadable"
+    assert rules(verify(tmp_path / name)) == {"no-files"}
+    with pytest.raises(StorageError):
+        open_checkpoint(tmp_path / name)
+
+
+def test_a_reference_that_cannot_be_read_is_a_finding(tmp_path: Path) -> None:
+    folder = model(tmp_path, gptq("a"), quantization_config=GPTQ)
+
+    assert rules(verify(folder, against=tmp_path / "nowhere")) == {"no-files"}
+
+
+def test_the_report_as_json_has_its_schema(tmp_path: Path) -> None:
+    folder = model(tmp_path, gptq("a", zero=8), quantization_config=GPTQ)
+
+    report = json.loads(json.dumps(verify(folder).to_json()))
+
+    assert (report["schema"], report["verdict"]) == (1, "findings")
+    assert set(report) == {"schema", "verdict", "findings", "notes", "claims", "layers"}
+    assert set(report["findings"][0]) == {"rule", "severity", "tensor", "file", "message", "remedy"}
+    assert report["findings"][0]["rule"] == "symmetry"
+    assert (report["layers"][0]["bits"], report["layers"][0]["group_size"]) == (4, 8)
+
+
+def mutilate(file: Path, chance: random.Random) -> None:
+    """A few bytes of a file changed, lost or added, mostly near its start, where the header is."""
+    data = bytearray(file.read_bytes())
+    for _ in range(chance.choice([1, 1, 2, 5])):
+        at = chance.randrange(min(len(data), 1500) if chance.random() < 0.7 else len(data))
+        kind = chance.randrange(3)
+        if kind == 0:
+            data[at] = chance.randrange(256)
+        else:
+            data[at : at + (kind == 1)] = chance.choice([b"", b"0", b"-1", b'"', b"null", b"1e9", b"[]"])
+    file.write_bytes(data)
+
+
+def test_whatever_the_bytes_nothing_is_raised(tmp_path: Path) -> None:
+    chance = random.Random(0)
+    folders = cases("gptq", "awq", "refused")
+    for number in range(60):
+        source, broken = chance.choice(folders), tmp_path / str(number)
+        shutil.copytree(source, broken, ignore=shutil.ignore_patterns("expected"))
+        mutilate(chance.choice([f for f in sorted(broken.iterdir()) if f.suffix != ".toml"]), chance)
+
+        reports = [inspect(broken), verify(broken, tp=2), verify(broken, against=source)]
+
+        assert all(finding.message for report in reports for finding in report.findings)
+        assert all((report.verdict == "ok") == (not report.findings) for report in reports)
