@@ -14,7 +14,12 @@ Model = TypeVar("Model", bound=BaseModel)
 
 GPTQ_FORMATS = ("gptq", "gptq_v2")
 AWQ_FORMATS = ("gemm",)
-KNOWN = ("gptq (checkpoint_format gptq, gptq_v2)", "awq (version gemm)")
+MARLIN_FORMATS = ("marlin", "marlin_24")
+KNOWN = (
+    "gptq (checkpoint_format gptq, gptq_v2, marlin, marlin_24)",
+    "awq (version gemm)",
+    "marlin (checkpoint_format marlin, marlin_24)",
+)
 
 
 @dataclass(frozen=True)
@@ -71,8 +76,20 @@ class _GPTQ(_Section):
     dynamic: Annotated[dict[str, dict[str, Any]] | None, BeforeValidator(_none_for_false)] = None
 
 
+class _Marlin(_Section):
+    bits: Annotated[int, _one_of(4, 8)] = 4
+    group_size: int = Field(ge=-1)
+    desc_act: Literal[False] | None = None
+    sym: Literal[True] | None = None
+    checkpoint_format: Name = None
+    format: Name = None
+    pack_dtype: Literal["int32"] | None = None
+    is_marlin_format: bool | None = None
+    is_marlin_24_format: bool | None = None
+
+
 class _AWQ(_Section):
-    bits: Annotated[int, _one_of(4)] = Field(validation_alias=AliasChoices("bits", "w_bit"))
+    bits: Annotated[int, _one_of(4, 8)] = Field(validation_alias=AliasChoices("bits", "w_bit"))
     group_size: int = Field(ge=-1, validation_alias=AliasChoices("group_size", "q_group_size"))
     zero_point: bool | None = None
     version: Name = None
@@ -88,6 +105,8 @@ def read_claims(found: Found) -> Claims:
     A method, or a variant of one, that this qload does not read is an UnsupportedFormatError.
     """
     method = _method(found)
+    if method in ("marlin", "gptq_marlin_24"):
+        return _marlin(found, "marlin_24" if method == "gptq_marlin_24" else "marlin")
     if method == "gptq":
         return _gptq(found)
     if method == "awq":
@@ -98,8 +117,8 @@ def read_claims(found: Found) -> Claims:
 def _gptq(found: Found) -> Claims:
     read = _validate(_GPTQ, found)
     stated = _agree(found, "checkpoint_format", "format") or "gptq"
-    if read.is_marlin_format:
-        stated = "marlin"
+    if stated in MARLIN_FORMATS or read.is_marlin_format:
+        return _marlin(found, "marlin")
     if stated not in GPTQ_FORMATS:
         raise UnsupportedFormatError(stated, f"the checkpoint_format of {found.file} has no reader", KNOWN)
     _group_size(found, read.group_size)
@@ -114,6 +133,19 @@ def _gptq(found: Found) -> Claims:
     return Claims(
         "gptq", stated, read.bits, read.group_size, read.sym, read.desc_act, found.file, found.section
     )
+
+
+def _marlin(found: Found, default: str) -> Claims:
+    """Codes that are packed for the kernel already: symmetric, groups in order."""
+    read = _validate(_Marlin, found)
+    stated = _agree(found, "checkpoint_format", "format")
+    if read.is_marlin_24_format or default == "marlin_24":
+        stated = stated if stated not in (None, "marlin", "gptq") else "marlin_24"
+    stated = stated or default
+    if stated not in MARLIN_FORMATS:
+        raise UnsupportedFormatError(stated, f"the checkpoint_format of {found.file} has no reader", KNOWN)
+    _group_size(found, read.group_size)
+    return Claims("marlin", stated, read.bits, read.group_size, True, False, found.file, found.section)
 
 
 def _awq(found: Found) -> Claims:

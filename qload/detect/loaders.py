@@ -9,7 +9,18 @@ from typing import Any
 from qload.detect.claims import Claims, read_claims
 from qload.detect.files import Found
 from qload.errors import ConfigError
-from qload.formats import AWQConfig, AWQWeight, GPTQConfig, GPTQWeight, UnquantizedConfig, UnquantizedWeight
+from qload.formats import (
+    AWQConfig,
+    AWQWeight,
+    GPTQConfig,
+    GPTQWeight,
+    Marlin24Config,
+    Marlin24Weight,
+    MarlinConfig,
+    MarlinWeight,
+    UnquantizedConfig,
+    UnquantizedWeight,
+)
 from qload.formats.gptq import BITS
 from qload.layouts import STORED_MINUS_ONE, Stored, ZeroPoints
 from qload.loader import FormatLoader, Room
@@ -45,8 +56,16 @@ class GPTQWeightsLoader(FormatLoader):
 class AWQWeightsLoader(FormatLoader):
     """Loads AWQ GEMM layers, and layers left plain as plain; which one a layer is, its tensors say."""
 
-    def __init__(self, *, group_size: int, bits: int = 4) -> None:
-        super().__init__(Room(AWQWeight, AWQConfig(group_size, bits)), PLAIN)
+    def __init__(self, *, group_size: int, bits: int = 4, zero_point: bool = True) -> None:
+        super().__init__(Room(AWQWeight, AWQConfig(group_size, bits, zero_point)), PLAIN)
+
+
+class MarlinWeightsLoader(FormatLoader):
+    """Loads layers that are stored as Marlin's kernel reads them, dense or 2:4 sparse, and plain ones."""
+
+    def __init__(self, *, group_size: int, bits: int = 4, is_marlin_24: bool = False) -> None:
+        dense, sparse = Room(MarlinWeight, MarlinConfig(group_size, bits)), Marlin24Config(group_size, bits)
+        super().__init__(Room(Marlin24Weight, sparse) if is_marlin_24 else dense, PLAIN)
 
 
 def loader_from_config(
@@ -74,7 +93,12 @@ def loader_from_claims(found: Found | None, storage: WeightStorage | None) -> Fo
     if claims is None:
         return DefaultWeightsLoader()
     if claims.method == "awq":
-        return AWQWeightsLoader(group_size=claims.group_size, bits=claims.bits)
+        return AWQWeightsLoader(
+            group_size=claims.group_size, bits=claims.bits, zero_point=claims.sym is not True
+        )
+    if claims.method == "marlin":
+        sparse = claims.format == "marlin_24"
+        return MarlinWeightsLoader(group_size=claims.group_size, bits=claims.bits, is_marlin_24=sparse)
     zeros: ZeroPoints = Stored() if claims.format == "gptq_v2" else STORED_MINUS_ONE
     loader = GPTQWeightsLoader(
         bits=claims.bits, group_size=claims.group_size, zeros=zeros, desc_act=claims.desc_act

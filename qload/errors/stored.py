@@ -84,11 +84,12 @@ class IndexValueError(QloadError, ValueError):
     limit: int
     count: int
     file: str | None = None
+    also: str = ""  # what is asked of the values beside their range
 
     def __str__(self) -> str:
         return lines(
             f"{self.tensor}: index out of range",
-            f"expected 0 <= index < {self.limit}",
+            f"expected 0 <= index < {self.limit}" + (f", {self.also}" if self.also else ""),
             f"got      {self.value} at {self.at}" + (f" ({self.count} in all)" if self.count > 1 else ""),
             self.file and f"in       {self.file}",
         )

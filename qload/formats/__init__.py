@@ -8,10 +8,18 @@ and a working linear come with the declaration.
 
 from qload.formats.awq import AWQConfig, AWQWeight
 from qload.formats.gptq import GPTQConfig, GPTQWeight
+from qload.formats.marlin import MarlinConfig, MarlinWeight
+from qload.formats.marlin_24 import Marlin24Config, Marlin24Weight
 from qload.formats.unquantized import UnquantizedConfig, UnquantizedWeight
 from qload.spec import Role, Weight
 
-FORMATS: tuple[type[Weight], ...] = (UnquantizedWeight, GPTQWeight, AWQWeight)
+FORMATS: tuple[type[Weight], ...] = (
+    UnquantizedWeight,
+    GPTQWeight,
+    AWQWeight,
+    MarlinWeight,
+    Marlin24Weight,
+)
 
 # What a tensor is for, by the last part of its name.
 ROLES: dict[str, Role] = {
@@ -25,6 +33,10 @@ __all__ = [
     "AWQWeight",
     "GPTQConfig",
     "GPTQWeight",
+    "Marlin24Config",
+    "Marlin24Weight",
+    "MarlinConfig",
+    "MarlinWeight",
     "UnquantizedConfig",
     "UnquantizedWeight",
 ]

@@ -1,15 +1,16 @@
-"""AWQ, the GEMM layout: 4-bit codes packed along N in an interleaved order, groups in order.
+"""AWQ, the GEMM layout: codes packed along N in an interleaved order, groups in order.
 
-On disk, for a layer of K inputs and N outputs, group size g:
+On disk, for a layer of K inputs and N outputs, group size g, b bits:
 
-    qweight  int32             (K, N/8)    codes, packed along N, even columns of eight first
-    qzeros   int32             (K/g, N/8)  zero points as they are, packed alike
+    qweight  int32             (K, N*b/32)    codes, packed along N, even columns of a word first
+    qzeros   int32             (K/g, N*b/32)  zero points as they are, packed alike
     scales   fp16, bf16, fp32  (K/g, N)
 
     w[n, k] = scales[k / g, n] * (code[k, n] - zero[k / g, n])
 
-There is no group index, so a cut of K inside a group is refused. Source: formats.md section 3,
-bit-equal to autoawq and gptqmodel.
+`zero_point: false` says that the zero points are 2**(b-1) and may be left out; where they are stored
+they are believed. There is no group index, so a cut of K inside a group is refused. Source: formats.md
+section 3, bit-equal to autoawq and gptqmodel for 4 bits, to vLLM for 8.
 """
 
 from dataclasses import dataclass, replace
@@ -19,33 +20,31 @@ import torch
 from torch import Tensor
 
 from qload import spec
-from qload.errors import ArgumentError
 from qload.layouts import Stored, awq
 from qload.spec import Role, TensorSpec
 
-BITS = 4
+BITS = (4, 8)
 SCALES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 @dataclass(frozen=True)
-class AWQConfig(spec.Config):
-    """`group_size` -1: one group, which every rank keeps whole."""
+class AWQConfig(spec.Grouped, spec.Config):
+    """`group_size` -1: one group, which every rank keeps whole. `zero_point`: whether qzeros are stored."""
 
     name: ClassVar[str] = "awq"
 
     group_size: int
-    bits: int = BITS
+    bits: int = 4
+    zero_point: bool = True
 
     def __post_init__(self) -> None:
-        if self.bits != BITS:
-            raise ArgumentError("awq: bits", str(BITS), str(self.bits))
-        if self.group_size != -1 and self.group_size < 1:
-            raise ArgumentError("awq: group_size", "-1 or at least 1", str(self.group_size))
+        self.check_bits(self.bits, *BITS)
+        self.check_group_size()
 
     def study(self, seen: spec.Seen) -> "AWQConfig":
         """One group that covers all of K is -1 from here on: there is nothing to cut."""
-        whole = seen.shapes["qweight"][:1] == (self.group_size,)
-        return replace(self, group_size=-1) if whole else self
+        stored = self.zero_point or "qzeros" in seen.shapes
+        return replace(self.one_group(sum(seen.shapes["qweight"][:1])), zero_point=stored)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -54,8 +53,8 @@ class AWQWeight(spec.Weight):
 
     config: AWQConfig
     qweight: Tensor
-    qzeros: Tensor
     scales: Tensor
+    qzeros: Tensor | None = None
 
     format: ClassVar[str] = "awq"
     example: ClassVar[AWQConfig] = AWQConfig(group_size=128)
@@ -64,20 +63,17 @@ class AWQWeight(spec.Weight):
     def tensors(cls, config: AWQConfig) -> tuple[TensorSpec, ...]:
         """Scales and zero points follow K, so that they bind its cuts."""
         groups = "1" if config.group_size == -1 else f"K/{config.group_size}"
+        words, optional = f"N/{32 // config.bits}", not config.zero_point
         return (
-            TensorSpec("qweight", (torch.int32,), "K N/8", Role.WORD),
-            TensorSpec("qzeros", (torch.int32,), f"{groups} N/8", Role.WORD),
+            TensorSpec("qweight", (torch.int32,), f"K {words}", Role.WORD),
+            TensorSpec("qzeros", (torch.int32,), f"{groups} {words}", Role.WORD, optional=optional),
             TensorSpec("scales", SCALES, f"{groups} N", Role.SCALE),
         )
 
     def codes(self) -> spec.Codes:
         """Codes, zero points and scales in plain order."""
-        packing, K = awq.columns(BITS), self.qweight.shape[0]
-        group = K if self.config.group_size == -1 else self.config.group_size
-        return spec.Codes(
-            bits=BITS,
-            codes=packing.unpack(self.qweight).T,
-            scales=self.scales.float().T,
-            zeros=Stored().read(self.qzeros, packing).T,
-            k_group=torch.arange(K, device=self.qweight.device) // group,
-        )
+        bits, K = self.config.bits, self.qweight.shape[0]
+        packing = awq.columns(bits)
+        codes = packing.unpack(self.qweight)
+        plain = spec.symmetric(bits, codes, self.scales, self.config.in_order(K, self.qweight.device))
+        return plain if self.qzeros is None else replace(plain, zeros=Stored().read(self.qzeros, packing).T)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from qload import spec
-from qload.errors import AmbiguousIndexError, ArgumentError, ShapeError
+from qload.errors import AmbiguousIndexError, ShapeError
 from qload.layouts import STORED_MINUS_ONE, ZeroPoints, gptq
 from qload.spec import Role, TensorSpec
 
@@ -29,7 +29,7 @@ INDICES = (torch.int32, torch.int64, torch.int16)
 
 
 @dataclass(frozen=True)
-class GPTQConfig(spec.Config):
+class GPTQConfig(spec.Grouped, spec.Config):
     """`group_size` -1: one group. `zeros`: what a stored zero point means. `positional`: whether the
     groups of the whole layer lie in order, so that a cut between two groups cuts the scales too."""
 
@@ -42,17 +42,14 @@ class GPTQConfig(spec.Config):
     desc_act: bool | None = field(default=None, compare=False)  # only a claim
 
     def __post_init__(self) -> None:
-        if self.bits not in BITS:
-            raise ArgumentError("gptq: bits", " or ".join(map(str, BITS)), str(self.bits))
-        if self.group_size != -1 and self.group_size < 1:
-            raise ArgumentError("gptq: group_size", "-1 or at least 1", str(self.group_size))
+        self.check_bits(self.bits, *BITS)
+        self.check_group_size()
 
     def study(self, seen: spec.Seen) -> "GPTQConfig":
         """Positional or not, from `g_idx`; refuses group counts that contradict the group size."""
         sizes = seen.sizes(GPTQWeight.tensors(replace(self, positional=False)))
         K, G, N = sizes["K"], sizes["G"], sizes["N"]
-        group = max(K, 1) if self.group_size == -1 else self.group_size
-        groups = 1 if self.group_size == -1 else -(-K // group)
+        group, groups = self.rows_of_a_group(K), self.groups(K)
         if groups != G:
             raise ShapeError(
                 seen.names.full("scales"),
@@ -70,8 +67,8 @@ class GPTQConfig(spec.Config):
                 f"0 for all {K} rows",
                 "remedy   write the groups out: some kernels take zeros for 'in order'",
             )
-        in_order = torch.arange(K, device=g_idx.device) // group
-        return replace(self, positional=G > 1 and bool((g_idx == in_order).all()))
+        in_order = bool((g_idx == self.in_order(K, g_idx.device)).all())
+        return replace(self, positional=G > 1 and in_order)
 
     def notes(self, seen: spec.Seen) -> tuple[str, ...]:
         """Act order is what `g_idx` says, whatever `desc_act` claims."""

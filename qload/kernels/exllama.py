@@ -18,6 +18,8 @@ from torch import Tensor
 from qload import spec
 from qload.formats import GPTQConfig, GPTQWeight
 from qload.formats.gptq import INDICES, SCALES
+from qload.kernels.gptq import config_of
+from qload.kernels.permutation import inverse, put_back
 from qload.layouts import STORED_MINUS_ONE, ZeroPoints, exllama, gptq
 from qload.spec import Role, TensorSpec
 
@@ -55,18 +57,25 @@ class ExllamaWeight(spec.Weight):
             TensorSpec("qzeros", (torch.int32,), f"G N*{b}/32", Role.WORD),
             TensorSpec("scales", SCALES, "G N", Role.SCALE),
             TensorSpec("g_idx", INDICES, "K!", Role.INDEX, fact=True, index_of="G"),
-            TensorSpec("q_perm", (torch.int32,), "K!", Role.INDEX, optional=True),
+            TensorSpec(
+                "q_perm", (torch.int32,), "K!", Role.INDEX, fact=True, optional=True, permutation=True
+            ),
         )
+
+    @property
+    def q_invperm(self) -> Tensor | None:
+        """int32 (K,): input k is row q_invperm[k] of qweight; None where rows are in order."""
+        return None if self.q_perm is None else inverse(self.q_perm)
 
     def codes(self) -> spec.Codes:
         """Codes with every row back at its input."""
         bits = self.config.bits
         return spec.Codes(
             bits=bits,
-            codes=_back(exllama.rows(bits).unpack(self.qweight), self.q_perm).T,
+            codes=put_back(exllama.rows(bits).unpack(self.qweight), self.q_perm).T,
             scales=self.scales.float().T,
             zeros=self.config.zeros.read(self.qzeros, gptq.columns(bits)).T,
-            k_group=_back(self.g_idx, self.q_perm).long(),
+            k_group=put_back(self.g_idx, self.q_perm).long(),
         )
 
 
@@ -89,21 +98,17 @@ def from_gptq(weight: GPTQWeight) -> ExllamaWeight:
 def to_gptq(weight: ExllamaWeight) -> GPTQWeight:
     """The inverse of `from_gptq`, bit for bit."""
     bits, origin = weight.config.bits, weight.layer.origin
-    config = origin if isinstance(origin, GPTQConfig) else GPTQConfig(bits, -1)
-    codes = _back(exllama.rows(bits).unpack(weight.qweight), weight.q_perm)
+    zeros, g_idx = weight.config.zeros, put_back(weight.g_idx, weight.q_perm)
+    if isinstance(origin, GPTQConfig):
+        config = replace(origin, zeros=zeros)
+    else:
+        config = config_of(bits, weight.scales.shape[0], g_idx, zeros)
+    codes = put_back(exllama.rows(bits).unpack(weight.qweight), weight.q_perm)
     return GPTQWeight(
-        config=replace(config, zeros=weight.config.zeros),
+        config=config,
         qweight=gptq.rows(bits).pack(codes),
         qzeros=weight.qzeros,
         scales=weight.scales,
-        g_idx=_back(weight.g_idx, weight.q_perm),
+        g_idx=g_idx,
         layer=weight.layer,
     )
-
-
-def _back(rows: Tensor, perm: Tensor | None) -> Tensor:
-    if perm is None:
-        return rows
-    back = torch.empty_like(rows)
-    back[perm.long()] = rows
-    return back

@@ -5,39 +5,85 @@ from dataclasses import replace
 from typing import Any
 
 from qload.errors import ArgumentError, RepackError
-from qload.formats import AWQConfig, AWQWeight, GPTQConfig, GPTQWeight
-from qload.kernels import awq, exllama
+from qload.formats import (
+    AWQConfig,
+    AWQWeight,
+    GPTQConfig,
+    GPTQWeight,
+    Marlin24Config,
+    Marlin24Weight,
+    MarlinConfig,
+    MarlinWeight,
+)
+from qload.kernels import awq, exllama, marlin, marlin_24
 from qload.kernels.exllama import ExllamaWeight
-from qload.layouts import Stored, StoredMinusOne, ZeroPoints, gptq
+from qload.kernels.gptq import with_zeros
+from qload.kernels.marlin import GPTQMarlinWeight
+from qload.layouts import Stored, StoredMinusOne, ZeroPoints
 from qload.spec import Weight
 
 # Every layout is reached through GPTQ's codes and groups, which can say all the others.
-_FROM_GPTQ: dict[str, Callable[[GPTQWeight], Weight]] = {
-    "gptq": lambda weight: _with_zeros(weight, StoredMinusOne()),
-    "gptq_v2": lambda weight: _with_zeros(weight, Stored()),
-    "awq": awq.from_gptq,
-    "exllama": exllama.from_gptq,
+_FROM_GPTQ: dict[str, tuple[type[Weight], Callable[[GPTQWeight], Weight]]] = {
+    "gptq": (GPTQWeight, lambda weight: with_zeros(weight, StoredMinusOne())),
+    "gptq_v2": (GPTQWeight, lambda weight: with_zeros(weight, Stored())),
+    "awq": (AWQWeight, awq.from_gptq),
+    "exllama": (ExllamaWeight, exllama.from_gptq),
+    "marlin": (GPTQMarlinWeight, marlin.from_gptq),
+    "marlin_24": (Marlin24Weight, marlin_24.from_gptq),
 }
 LAYOUTS = tuple(_FROM_GPTQ)
 
+_TO_GPTQ: dict[type[Weight], Callable[[Any], GPTQWeight]] = {
+    GPTQWeight: lambda weight: weight,
+    AWQWeight: awq.to_gptq,
+    ExllamaWeight: exllama.to_gptq,
+    GPTQMarlinWeight: marlin.to_gptq,
+    MarlinWeight: marlin.of_checkpoint,
+    Marlin24Weight: marlin_24.to_gptq,
+}
 
-def repack(weight: Weight, layout: str, *, out: Weight | None = None) -> Weight:
+# Back to what a checkpoint stored, by the config it was loaded with.
+_BACK: dict[type[Any], Callable[[GPTQWeight, Any], Weight]] = {
+    GPTQConfig: lambda weight, config: with_zeros(weight, config.zeros),
+    AWQConfig: lambda weight, config: awq.from_gptq(weight, config.zero_point),
+    MarlinConfig: marlin.to_checkpoint,
+    Marlin24Config: lambda weight, config: marlin_24.from_gptq(weight),
+}
+_NEVER_STORED = (ExllamaWeight, GPTQMarlinWeight)  # what only kernels read
+
+
+def repack(
+    weight: Weight, layout: str, *, out: Weight | None = None, zeros: ZeroPoints | None = None
+) -> Weight:
     """The same weight in another layout, as a typed weight with its own exact `dequantize()`.
 
     Parameters
     ----------
     weight
-        A GPTQ, AWQ or ExLlama weight, whole or a share.
+        A GPTQ, AWQ, ExLlama or Marlin weight, whole or a share.
     layout
-        "gptq" (zero points stored minus one), "gptq_v2" (stored), "awq" or "exllama".
+        "gptq" (zero points stored minus one), "gptq_v2" (stored), "awq", "exllama", "marlin" (as its
+        kernel reads it) or "marlin_24" (a weight that is 2:4 sparse).
     out
         A weight of the target's type and shapes, whose tensors are overwritten and returned.
+    zeros
+        How zero points are stored in "gptq" or "exllama", where it is not what the layout's name says:
+        `StoredMinusOne()` takes 1 from whole words, `StoredMinusOnePerField()` from each field.
 
     Raises RepackError where the layout cannot say the weight, with the reason.
     """
     if layout not in _FROM_GPTQ:
         raise ArgumentError("layout", f"one of {', '.join(LAYOUTS)}", repr(layout))
-    made = _same(weight, layout) or _FROM_GPTQ[layout](_to_gptq(weight, layout))
+    if zeros is not None and layout not in ("gptq", "exllama"):
+        raise ArgumentError("zeros", "None, as only gptq and exllama have a choice", f"{zeros} for {layout}")
+    target, make = _FROM_GPTQ[layout]
+    if isinstance(weight, target) and target is not GPTQWeight and zeros is None:
+        made: Weight = weight
+    else:
+        through = _through(weight, layout)
+        if zeros is not None:
+            through = with_zeros(through, zeros)
+        made = through if zeros is not None and layout == "gptq" else make(through)
     origin = weight.layer.origin or weight.config
     back = type(made.config) is type(origin) and made.config == origin
     made = _apart(_relabel(made, None if back else origin), weight)
@@ -47,40 +93,18 @@ def repack(weight: Weight, layout: str, *, out: Weight | None = None) -> Weight:
 def restore(weight: Weight) -> Weight:
     """The checkpoint weight that was repacked, bit for bit; a weight that never was comes back as it is."""
     origin = weight.layer.origin
-    if origin is None and not isinstance(weight, ExllamaWeight):
+    if origin is None and not isinstance(weight, _NEVER_STORED):
         return weight
-    through = _to_gptq(weight, "the checkpoint")
-    made: Weight = through
-    if isinstance(origin, AWQConfig):
-        made = awq.from_gptq(through)
-    elif isinstance(origin, GPTQConfig):
-        made = _with_zeros(through, origin.zeros)
-    return _apart(_relabel(made, None, origin), weight)
+    through = _through(weight, "the checkpoint")
+    back = _BACK.get(type(origin))
+    return _apart(_relabel(back(through, origin) if back else through, None, origin), weight)
 
 
-def _same(weight: Weight, layout: str) -> Weight | None:
-    return weight if weight.format == layout and not isinstance(weight, GPTQWeight) else None
-
-
-def _to_gptq(weight: Weight, layout: str) -> GPTQWeight:
-    if isinstance(weight, GPTQWeight):
-        return weight
-    if isinstance(weight, ExllamaWeight):
-        return exllama.to_gptq(weight)
-    if isinstance(weight, AWQWeight):
-        return awq.to_gptq(weight, StoredMinusOne() if layout == "gptq" else Stored())
-    raise RepackError(weight.format, layout, f"{type(weight).__name__} has no codes to repack")
-
-
-def _with_zeros(weight: GPTQWeight, zeros: ZeroPoints) -> GPTQWeight:
-    if weight.config.zeros == zeros:
-        return weight
-    packing = gptq.columns(weight.config.bits)
-    logical = weight.config.zeros.read(weight.qzeros, packing)
-    highest, limit = int(logical.max()), 2**weight.config.bits - 1
-    if highest > limit:
-        raise RepackError("gptq", f"zero points {zeros.name}", f"a zero point of {highest} is above {limit}")
-    return replace(weight, config=replace(weight.config, zeros=zeros), qzeros=zeros.write(logical, packing))
+def _through(weight: Weight, layout: str) -> GPTQWeight:
+    to_gptq = _TO_GPTQ.get(type(weight))
+    if to_gptq is None:
+        raise RepackError(weight.format, layout, f"{type(weight).__name__} has no codes to repack")
+    return to_gptq(weight)
 
 
 def _relabel(weight: Weight, origin: Any, config: Any = None) -> Weight:

@@ -2,7 +2,14 @@
 
 from qload.layouts.order import Order
 from qload.layouts.packing import Packing
-from qload.layouts.zeros import STORED_MINUS_ONE, Stored, StoredMinusOne, StoredMinusOneUnmasked, ZeroPoints
+from qload.layouts.zeros import (
+    STORED_MINUS_ONE,
+    Stored,
+    StoredMinusOne,
+    StoredMinusOnePerField,
+    StoredMinusOneUnmasked,
+    ZeroPoints,
+)
 
 __all__ = [
     "STORED_MINUS_ONE",
@@ -10,6 +17,7 @@ __all__ = [
     "Packing",
     "Stored",
     "StoredMinusOne",
+    "StoredMinusOnePerField",
     "StoredMinusOneUnmasked",
     "ZeroPoints",
 ]

@@ -2,8 +2,9 @@
 
 `gptq_v2` stores the zero point. `gptq` (v1) stores it minus one, and where a zero point is 0 its
 readers part ways (formats.md section 1): its writer takes 1 from every field of a word at once, so
-that a borrow runs into the next field, and reads it back by adding; ExLlama's kernels add 1 to each
-field and do not mask, so that 15 on disk means 16. All agree unless a stored field is 2**bits - 1.
+that a borrow runs into the next field, and reads it back by adding; others take 1 from each field and
+wrap; ExLlama's kernels add 1 to each field and do not mask, so that 15 on disk means 16. All agree
+unless a stored field is 2**bits - 1.
 """
 
 from abc import ABC, abstractmethod
@@ -22,6 +23,10 @@ class ZeroPoints(ABC):
     """How zero points are written in packed words."""
 
     name: ClassVar[str]
+
+    def span(self, bits: int) -> tuple[int, int]:
+        """The lowest and the highest zero point that can be said."""
+        return 0, 2**bits - 1
 
     @abstractmethod
     def read(self, words: Tensor, packing: Packing) -> Tensor:
@@ -57,16 +62,31 @@ class StoredMinusOne(ZeroPoints):
         """int32 words -> zero points in [0, 2**bits)."""
         if packing.bits in _ONES:
             return packing.unpack(words.add(_ONES[packing.bits]))
-        return packing.unpack(words).add(1).remainder(2**packing.bits)
+        return StoredMinusOnePerField().read(words, packing)
 
     def write(self, zeros: Tensor, packing: Packing) -> Tensor:
         """Zero points in [0, 2**bits) -> int32 words."""
         if packing.bits in _ONES:
             return packing.pack(zeros).sub(_ONES[packing.bits])
-        return packing.pack(zeros.sub(1).remainder(2**packing.bits))
+        return StoredMinusOnePerField().write(zeros, packing)
 
 
 STORED_MINUS_ONE = StoredMinusOne()  # what GPTQ checkpoints mean unless they say gptq_v2
+
+
+@dataclass(frozen=True)
+class StoredMinusOnePerField(ZeroPoints):
+    """The zero point minus one, field by field and wrapped: TGI's way to write AWQ's as GPTQ's."""
+
+    name: ClassVar[str] = "stored minus one, per field"
+
+    def read(self, words: Tensor, packing: Packing) -> Tensor:
+        """int32 words -> zero points in [0, 2**bits)."""
+        return packing.unpack(words).add(1).remainder(2**packing.bits)
+
+    def write(self, zeros: Tensor, packing: Packing) -> Tensor:
+        """Zero points in [0, 2**bits) -> int32 words."""
+        return packing.pack(zeros.sub(1).remainder(2**packing.bits))
 
 
 @dataclass(frozen=True)
@@ -74,6 +94,10 @@ class StoredMinusOneUnmasked(ZeroPoints):
     """The zero point minus one, field by field, as ExLlama's kernels read it: up to 2**bits."""
 
     name: ClassVar[str] = "stored minus one, unmasked"
+
+    def span(self, bits: int) -> tuple[int, int]:
+        """0 cannot be said, 2**bits can."""
+        return 1, 2**bits
 
     def read(self, words: Tensor, packing: Packing) -> Tensor:
         """int32 words -> zero points in [1, 2**bits]."""

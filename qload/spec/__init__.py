@@ -1,8 +1,9 @@
 """The contract between files and kernels: axis text, declarations, configs, typed weights."""
 
 from qload.spec.axis import LOGICAL, Axis
+from qload.spec.groups import Grouped
 from qload.spec.tensor import Names, Role, Shape, TensorSpec, check_dtypes, named, solve
-from qload.spec.weight import Codes, Config, Fields, Layer, Seen, Weight
+from qload.spec.weight import Codes, Config, Fields, Layer, Seen, Weight, symmetric
 
 __all__ = [
     "LOGICAL",
@@ -10,6 +11,7 @@ __all__ = [
     "Codes",
     "Config",
     "Fields",
+    "Grouped",
     "Layer",
     "Names",
     "Role",
@@ -20,4 +22,5 @@ __all__ = [
     "check_dtypes",
     "named",
     "solve",
+    "symmetric",
 ]

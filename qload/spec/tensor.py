@@ -26,7 +26,8 @@ class TensorSpec:
     """One tensor of a layer: field name, dtypes allowed, axis text such as `"K*4/32 N"`.
 
     `fact`: small, read whole by every rank before anything is decided. `index_of`: its values point
-    into that free axis, and the loader checks and rebases them. `stored`: the on-disk suffix where
+    into that free axis, and the loader checks and rebases them. `permutation`: it names each of its own
+    places once. `nibbles`: the only values its four-bit fields may have. `stored`: the on-disk suffix where
     it differs from the field's name. `optional`: may be absent.
     """
 
@@ -38,6 +39,8 @@ class TensorSpec:
     fact: bool = False
     index_of: str | None = None
     optional: bool = False
+    permutation: bool = False
+    nibbles: tuple[int, ...] = ()
 
     @property
     def axes(self) -> tuple[Axis, ...]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from qload.errors import IndexValueError
+from qload.errors import IndexValueError, MissingTensorError
 from qload.spec.tensor import Names, Shape, TensorSpec, check_dtypes, named, solve
 
 if TYPE_CHECKING:
@@ -51,6 +51,8 @@ class Seen:
         for spec in specs:
             if spec.index_of and spec.name in self.facts:
                 check_index(spec, self.facts[spec.name], sizes, self.names)
+            if spec.permutation and spec.name in self.facts:
+                check_permutation(spec, self.facts[spec.name], self.names)
         return sizes
 
 
@@ -78,7 +80,8 @@ class Codes:
     """A weight as codes: w = (code - zero) * scale[n_group, k_group].
 
     codes (N, K) integers; scales and zeros (Gn, Gk) with Gn = N or 1; k_group (K,) int64 or None for
-    one group; zeros None where the type has none.
+    one group; zeros None where the type has none. `lookup`: the value of each code, where a code is no
+    integer but the bits of a small float.
     """
 
     bits: int
@@ -86,10 +89,12 @@ class Codes:
     scales: Tensor
     zeros: Tensor | None
     k_group: Tensor | None
+    lookup: Tensor | None = None
 
     def dequantize(self) -> Tensor:
         """(N, K) float32: the integer difference, times the scale in float32."""
-        scales, difference = self._rows(self.scales), self.codes
+        scales = self._rows(self.scales)
+        difference = self.codes if self.lookup is None else self.lookup[self.codes.long()]
         if self.zeros is not None:
             difference = difference - self._rows(self.zeros)
         wide = difference.to(torch.float32, memory_format=torch.contiguous_format)
@@ -97,6 +102,12 @@ class Codes:
 
     def _rows(self, per_group: Tensor) -> Tensor:
         return per_group if self.k_group is None else per_group[:, self.k_group]
+
+
+def symmetric(bits: int, codes: Tensor, scales: Tensor, k_group: Tensor) -> Codes:
+    """Codes (K, N) and scales (G, N) of a type whose every zero point is 2**(bits - 1)."""
+    zeros = torch.full_like(scales, 2 ** (bits - 1), dtype=torch.int32)
+    return Codes(bits=bits, codes=codes.T, scales=scales.float().T, zeros=zeros.T, k_group=k_group)
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,11 +134,15 @@ class Weight(ABC):
 
     def __post_init__(self) -> None:
         held = self.fields()
+        names, specs = Fields(self.layer.name or type(self).__name__), self.tensors(self.config)
+        for spec in specs:
+            if not spec.optional and spec.name not in held:
+                raise MissingTensorError(names.full(spec.name))
         seen = Seen(
             shapes={name: tuple(tensor.shape) for name, tensor in held.items()},
             dtypes={name: tensor.dtype for name, tensor in held.items()},
-            facts={spec.name: held[spec.name] for spec in self.tensors(self.config) if spec.fact},
-            names=Fields(self.layer.name or type(self).__name__),
+            facts={spec.name: held[spec.name] for spec in specs if spec.fact and spec.name in held},
+            names=names,
         )
         unplaced = not self.layer.parts
         if unplaced:
@@ -196,4 +211,21 @@ def check_index(spec: TensorSpec, index: Tensor, sizes: Mapping[str, int], names
         at = int(wrong[0, 0])
         raise IndexValueError(
             names.full(spec.name), int(index[at]), at, limit, wrong.shape[0], names.file(spec.name)
+        )
+
+
+def check_permutation(spec: TensorSpec, index: Tensor, names: Names) -> None:
+    """An index tensor names every one of its places once, or IndexValueError."""
+    counts = torch.bincount(index.long().clamp(0, index.numel()), minlength=index.numel() + 1)
+    wrong = ((index < 0) | (index >= index.numel()) | (counts[index.long().clamp(0)] > 1)).nonzero()
+    if wrong.numel():
+        at = int(wrong[0, 0])
+        raise IndexValueError(
+            names.full(spec.name),
+            int(index[at]),
+            at,
+            index.numel(),
+            wrong.shape[0],
+            names.file(spec.name),
+            "each once",
         )

@@ -152,7 +152,12 @@ FAULTS = (
         "at += extent\n",
         "at += extent\n    whole = whole.roll(extents[0], join)\n",
     ),
-    Fault("permutation-ignored", "qload/kernels/exllama.py", "back[perm.long()] = rows", "back[:] = rows"),
+    Fault(
+        "permutation-ignored",
+        "qload/kernels/permutation.py",
+        "return rows if perm is None else rows[inverse(perm)]",
+        "return rows",
+    ),
     Fault(
         "tail-lost",
         "qload/storage/safetensors.py",

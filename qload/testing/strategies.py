@@ -135,9 +135,22 @@ def _index(
 
 
 def _words(spec: TensorSpec, shape: list[int], filling: str, generator: torch.Generator) -> Tensor:
+    limits = torch.iinfo(spec.dtypes[0])
+    if spec.nibbles:
+        return _nibbles(spec, shape, filling, generator)
     if filling == "noise":  # every bit, the sign's too
-        return torch.randint(-(2**31), 2**31, shape, dtype=spec.dtypes[0], generator=generator)
+        return torch.randint(limits.min, limits.max + 1, shape, dtype=spec.dtypes[0], generator=generator)
     return _count(shape, 0 if filling == "zeros" else 1).to(spec.dtypes[0])
+
+
+def _nibbles(spec: TensorSpec, shape: list[int], filling: str, generator: torch.Generator) -> Tensor:
+    """Words whose every four bits are a value that the declaration allows."""
+    fields = torch.iinfo(spec.dtypes[0]).bits // 4
+    choice = torch.randint(len(spec.nibbles), [*shape, fields], generator=generator)
+    if filling != "noise":
+        choice = _count([*shape, fields], 0 if filling == "zeros" else 1) % len(spec.nibbles)
+    values = torch.tensor(spec.nibbles)[choice] << (4 * torch.arange(fields))
+    return values.sum(-1).to(spec.dtypes[0])
 
 
 def _scales(spec: TensorSpec, shape: list[int], filling: str, generator: torch.Generator) -> Tensor:

@@ -5,11 +5,10 @@ from contextlib import closing
 from dataclasses import asdict
 from os import PathLike
 
-import torch
-
 from qload.errors import ArgumentError, QloadError
-from qload.formats import AWQConfig, GPTQConfig
+from qload.formats import AWQConfig, GPTQConfig, Marlin24Config, MarlinConfig
 from qload.loader import Studied
+from qload.spec import Role
 from qload.storage import WeightStorage
 from qload.verify import against as comparison
 from qload.verify import notes, parallel
@@ -18,6 +17,7 @@ from qload.verify.rules import RULES
 from qload.verify.subject import Subject
 from qload.verify.zero_points import convention, symmetric
 
+GROUPED = (GPTQConfig, AWQConfig, MarlinConfig, Marlin24Config)
 Progress = Callable[[str, int, int], None]
 
 
@@ -123,7 +123,8 @@ def _report(subject: Subject, found: list[Finding], told: list[str]) -> Report:
 
 def _layer(storage: WeightStorage, layer: Studied) -> LayerInfo:
     config = layer.room.config
-    grouped = config if isinstance(config, GPTQConfig | AWQConfig) else None
+    grouped = config if isinstance(config, GROUPED) else None
+    scales = next((spec.name for spec in layer.specs if spec.role is Role.SCALE), "weight")
     return LayerInfo(
         prefix=layer.prefix,
         format=layer.room.weight.format,
@@ -132,20 +133,19 @@ def _layer(storage: WeightStorage, layer: Studied) -> LayerInfo:
         sym=_symmetric(storage, layer),
         act_order=_act_order(layer),
         shape=(layer.N, layer.K) if "K" in layer.sizes else (layer.N,),
-        dtype=str(layer.dtypes["scales" if grouped else "weight"]).removeprefix("torch."),
+        dtype=str(layer.dtypes[scales]).removeprefix("torch."),
         bytes=sum(storage.info(layer.names.full(spec.name)).nbytes for spec in layer.specs),
     )
 
 
 def _symmetric(storage: WeightStorage, layer: Studied) -> bool | None:
-    if convention(layer) is None:
+    if not isinstance(layer.room.config, GROUPED):
         return None
-    return all(same for _, _, same in symmetric(storage, layer))
+    return convention(layer) is None or all(same for _, _, same in symmetric(storage, layer))
 
 
 def _act_order(layer: Studied) -> bool | None:
     config = layer.room.config
     if not isinstance(config, GPTQConfig):
-        return None
-    group = layer.K if config.group_size == -1 else config.group_size
-    return not bool((layer.facts["g_idx"] == torch.arange(layer.K) // group).all())
+        return False if isinstance(config, MarlinConfig | Marlin24Config) else None
+    return not bool((layer.facts["g_idx"] == config.in_order(layer.K)).all())

@@ -17,7 +17,7 @@ def convention(layer: Studied) -> tuple[ZeroPoints, Packing] | None:
     config = layer.room.config
     if isinstance(config, GPTQConfig):
         return config.zeros, gptq.columns(config.bits)
-    if isinstance(config, AWQConfig):
+    if isinstance(config, AWQConfig) and config.zero_point:
         return Stored(), awq.columns(config.bits)
     return None
 

@@ -8,10 +8,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qload.errors import ArgumentError, RepackError
-from qload.formats import AWQWeight, GPTQWeight, UnquantizedWeight
+from qload.formats import (
+    AWQConfig,
+    AWQWeight,
+    GPTQConfig,
+    GPTQWeight,
+    Marlin24Weight,
+    MarlinWeight,
+    UnquantizedWeight,
+)
 from qload.kernels import LAYOUTS, repack, restore
+from qload.parallel import FakeWorld
 from qload.spec import Weight
 from qload.testing import assert_same_bits, layers
+from qload.weights import Weights
 from tests.rooms import CONFIGS
 
 
@@ -21,26 +31,62 @@ def assert_same_weight(got: Weight, want: Weight) -> None:
         assert_same_bits(got.fields()[name], tensor)
 
 
+MARLIN_GROUPS = (-1, 32, 64, 128)
+DEFAULT_PLACES = {(): (2, 3), (0,): (0, 2), (1,): (1, 2), (2,): (2, 3), (3,): (2, 3)}
+SIZES = {GPTQWeight: [None, 288, 384], AWQWeight: [None, 384], MarlinWeight: [384], Marlin24Weight: [384]}
+
+
 def can_say(weight: Weight, layout: str) -> bool:
     """Whether a layout can say a weight: from the formats' facts, not from the product."""
+    if TARGETS.get(layout) is type(weight):
+        return True
     codes = weight.codes()
     assert codes.zeros is not None
-    K, highest = weight.layer.K, int(codes.zeros.max())
+    assert codes.k_group is not None
+    (N, K), bits, groups, highest = weight.shape, codes.bits, codes.scales.shape[1], int(codes.zeros.max())
+    if weight.format == "marlin_24" and not has_default_places(weight):
+        return False
+    if weight.format == "awq" and K % (32 // bits):  # codes of a row fill no word
+        return False
+    fits, in_order = highest < 2**bits, torch.equal(codes.k_group, torch.arange(K) // -(-K // groups))
     if layout == "awq":
-        in_order = torch.equal(codes.k_group, torch.arange(K) * codes.scales.shape[1] // K)
-        return codes.bits == 4 and highest <= 15 and K % codes.scales.shape[1] == 0 and in_order
-    fits = highest < 2**codes.bits or layout == "exllama" or weight.config.zeros.name == layout
-    return fits and (weight.format == "gptq" or K % 8 == 0)
+        return bits in (4, 8) and fits and K % groups == 0 and in_order
+    if layout == "marlin":
+        size = weight.config.group_size
+        return bits in (4, 8) and fits and (groups == 1 or size in MARLIN_GROUPS)
+    if layout == "marlin_24":
+        tiles = bits in (4, 8) and K % 32 == 0 and N % 64 == 0 and K % groups == 0 and in_order
+        sparse = tiles and int((codes.codes != 2 ** (bits - 1)).reshape(N, -1, 4).sum(-1).max()) <= 2
+        return sparse and bool((codes.zeros == 2 ** (bits - 1)).all())
+    return fits or layout == "exllama" or weight.config.zeros.name == layout
+
+
+def has_default_places(weight: Weight) -> bool:
+    """Whether quads with fewer than two codes of their own keep the rows that every packer keeps."""
+    present = (weight.codes().codes != 2 ** (weight.config.bits - 1)).T.reshape(-1, 4, weight.layer.N)
+    places = weight.positions().reshape(-1, 2, weight.layer.N)  # type: ignore[attr-defined]
+    for held in torch.tensor(list(DEFAULT_PLACES_MASKS)):
+        mask = (present == held[None, :, None]).all(1)
+        want = torch.tensor(DEFAULT_PLACES[tuple(held.nonzero().flatten().tolist())])
+        if not bool((places.movedim(1, 2)[mask] == want).all()):
+            return False
+    return True
+
+
+DEFAULT_PLACES_MASKS = [[i in held for i in range(4)] for held in DEFAULT_PLACES]
+TARGETS = {"awq": AWQWeight, "marlin_24": Marlin24Weight}
+ROOMS = [GPTQWeight, AWQWeight, MarlinWeight, Marlin24Weight]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("room", [GPTQWeight, AWQWeight], ids=lambda room: room.format)
+@pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.format)
 @given(data=st.data())
-@settings(max_examples=40)
+@settings(max_examples=25)
 def test_a_repacked_weight_means_the_same_and_can_be_restored(
     room: type[Weight], layout: str, data: Any
 ) -> None:
-    weight = data.draw(layers(room, CONFIGS[room])).weight()
+    K = data.draw(st.sampled_from(SIZES[room]))
+    weight = data.draw(layers(room, CONFIGS[room], K=K, most=2)).weight()
     try:
         packed = repack(weight, layout)
     except RepackError:
@@ -52,11 +98,35 @@ def test_a_repacked_weight_means_the_same_and_can_be_restored(
     assert_same_weight(restore(packed), weight)
 
 
-@pytest.mark.parametrize("layout", ["exllama", "gptq_v2"])
+@pytest.mark.parametrize("layout", ["marlin", "exllama"])
+@pytest.mark.parametrize("dim", ["N", "K"])
+@given(data=st.data(), world=st.sampled_from([2, 3, 4]))
+@settings(max_examples=25)
+def test_a_repacked_share_means_the_same_and_can_be_restored(
+    layout: str, dim: str, data: Any, world: int
+) -> None:
+    """Whichever way the groups were cut: between two of them, inside of one, or under an act order."""
+    config = st.builds(
+        lambda bits, group: GPTQConfig(bits, group, positional=True),
+        st.sampled_from([4, 8]), st.sampled_from([32, 64, 128]),
+    )  # fmt: skip
+    K = 128 * 3 * data.draw(st.sampled_from([1, 2]))
+    stored = data.draw(layers(GPTQWeight, config, N=96, K=K))
+    load = Weights.get_weights_col if dim == "N" else Weights.get_weights_row
+    for rank in FakeWorld(world):
+        share = load(Weights(stored.storage(), loader=stored.loader(), process_group=rank), "layer")
+
+        packed = repack(share, layout)
+
+        assert_same_bits(packed.dequantize(), share.dequantize())
+        assert_same_weight(restore(packed), share)
+
+
+@pytest.mark.parametrize("layout", ["exllama", "gptq_v2", "marlin"])
 @given(data=st.data())
 @settings(max_examples=20)
 def test_out_is_overwritten_and_returned(layout: str, data: Any) -> None:
-    weight = data.draw(layers(AWQWeight, CONFIGS[AWQWeight], K=768)).weight()
+    weight = data.draw(layers(AWQWeight, st.just(AWQConfig(128)), K=768)).weight()
     out = repack(weight, layout)
     fresh = {name: tensor.clone() for name, tensor in out.fields().items()}
     places = {name: tensor.data_ptr() for name, tensor in out.fields().items()}
@@ -74,7 +144,7 @@ def test_out_is_overwritten_and_returned(layout: str, data: Any) -> None:
 @settings(max_examples=10)
 def test_a_repacked_weight_shares_no_memory_with_its_source(data: Any) -> None:
     first = data.draw(layers(GPTQWeight, CONFIGS[GPTQWeight])).weight()
-    for layout in ("exllama", "gptq_v2"):
+    for layout in ("exllama", "gptq_v2", "marlin"):
         try:
             packed = repack(first, layout)
         except RepackError:
@@ -89,7 +159,7 @@ def test_a_repacked_weight_shares_no_memory_with_its_source(data: Any) -> None:
 @given(data=st.data())
 @settings(max_examples=5)
 def test_out_of_another_shape_is_refused(data: Any) -> None:
-    small, large = (data.draw(layers(AWQWeight, CONFIGS[AWQWeight], K=768, N=n)) for n in (32, 64))
+    small, large = (data.draw(layers(AWQWeight, st.just(AWQConfig(128)), K=768, N=n)) for n in (32, 64))
 
     with pytest.raises(ArgumentError, match="out\n  expected a ExllamaWeight"):
         repack(large.weight(), "exllama", out=repack(small.weight(), "exllama"))
@@ -98,7 +168,9 @@ def test_out_of_another_shape_is_refused(data: Any) -> None:
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        pytest.param(lambda w: repack(w, "marvellous"), "one of gptq, gptq_v2, awq, exllama", id="unknown"),
+        pytest.param(
+            lambda w: repack(w, "marvellous"), "one of gptq, gptq_v2, awq, exllama, marlin", id="unknown"
+        ),
         pytest.param(lambda w: repack(w, "gptq"), "has no codes to repack", id="plain"),
     ],
 )

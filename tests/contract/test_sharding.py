@@ -76,7 +76,7 @@ def test_row_shares_sum_to_the_whole_product(room: type[Weight], data: Any, worl
 @given(data=st.data(), world=st.sampled_from([1, 2, 4]), how=st.sampled_from(["count", "sizes", "ratio"]))
 @settings(max_examples=25)
 def test_a_packed_layer_is_shared_block_by_block(room: type[Weight], data: Any, world: int, how: str) -> None:
-    stored = data.draw(layers(room, CONFIGS[room], N=32 * 4 * world))
+    stored = data.draw(layers(room, CONFIGS[room], N=64 * 4 * world))
     quarter = stored.N // 4
     sizes = [stored.N // 2] * 2 if how == "count" else [2 * quarter, quarter, quarter]
     blocks = {"count": 2, "sizes": tuple(sizes), "ratio": iter([2, 1, 1])}
@@ -97,8 +97,8 @@ def test_a_packed_layer_is_shared_block_by_block(room: type[Weight], data: Any, 
 @given(data=st.data(), world=st.sampled_from([1, 2, 4]))
 @settings(max_examples=25)
 def test_fused_layers_are_shared_part_by_part(room: type[Weight], data: Any, world: int) -> None:
-    first = data.draw(layers(room, CONFIGS[room], N=32 * world))
-    other = data.draw(layers(room, st.just(first.config), N=64 * world, K=first.K))
+    first = data.draw(layers(room, CONFIGS[room], N=64 * world))
+    other = data.draw(layers(room, st.just(first.config), N=128 * world, K=first.K))
     for name in set(first.tensors) & {"g_idx"}:
         other.tensors[name] = first.tensors[name]
     tensors = {**first.named("a"), **other.named("b")}
@@ -116,8 +116,8 @@ def test_fused_layers_are_shared_part_by_part(room: type[Weight], data: Any, wor
 @given(data=st.data())
 @settings(max_examples=25)
 def test_layers_of_different_inputs_do_not_fuse(room: type[Weight], data: Any) -> None:
-    first = data.draw(layers(room, CONFIGS[room], N=32, K=384))
-    other = data.draw(layers(room, st.just(first.config), N=32, K=768))
+    first = data.draw(layers(room, CONFIGS[room], N=64, K=384))
+    other = data.draw(layers(room, st.just(first.config), N=64, K=768))
     weights = Weights(type(first.storage())({**first.named("a"), **other.named("b")}), loader=first.loader())
 
     with pytest.raises(QloadError, match="differ in K"):

@@ -122,9 +122,50 @@ def test_a_gptq_config_is_read_as_it_is_meant(change: dict[str, Any], config: GP
 
 def test_an_awq_config_is_read_as_it_is_meant() -> None:
     assert loader_from_config(AWQ).rooms[0].config == AWQConfig(64)
-    assert loader_from_config({**AWQ, "version": "GEMM", "zero_point": False}).rooms[0].config == AWQConfig(
-        64
-    )
+    assert loader_from_config({**AWQ, "version": "GEMM"}).rooms[0].config == AWQConfig(64)
+    assert loader_from_config({**AWQ, "zero_point": False}).rooms[0].config == AWQConfig(64, 4, False)
+    assert loader_from_config({**AWQ, "bits": 8}).rooms[0].config == AWQConfig(64, 8)
+
+
+MARLIN = {"bits": 4, "group_size": 128, "desc_act": False, "sym": True}
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        pytest.param({**MARLIN, "quant_method": "gptq", "checkpoint_format": "marlin"}, "marlin", id="gptq"),
+        pytest.param({**MARLIN, "quant_method": "gptq", "is_marlin_format": True}, "marlin", id="old gptq"),
+        pytest.param({"quant_method": "marlin", "group_size": 128}, "marlin", id="marlin"),
+        pytest.param(
+            {**MARLIN, "quant_method": "marlin", "checkpoint_format": "marlin_24"}, "marlin_24", id="2:4"
+        ),
+        pytest.param(
+            {**MARLIN, "quant_method": "gptq", "checkpoint_format": "marlin_24"}, "marlin_24", id="gptq 2:4"
+        ),
+        pytest.param(
+            {**MARLIN, "quant_method": "marlin", "is_marlin_24_format": True}, "marlin_24", id="old 2:4"
+        ),
+        pytest.param({**MARLIN, "quant_method": "gptq_marlin_24"}, "marlin_24", id="gptq_marlin_24"),
+    ],
+)
+def test_marlin_checkpoints_are_told_by_every_name_they_go_by(config: dict[str, Any], expected: str) -> None:
+    room = loader_from_config(config).rooms[0]
+
+    assert (room.weight.format, room.config.name, room.config.group_size) == (expected, expected, 128)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "text"),
+    [("desc_act", True, "False"), ("sym", False, "True"), ("bits", 3, "4 or 8"), ("group_size", 0, "-1 or")],
+)
+def test_a_marlin_config_claims_nothing_that_marlin_cannot_say(key: str, value: Any, text: str) -> None:
+    config = {**MARLIN, "quant_method": "marlin", key: value}
+
+    with pytest.raises(ConfigError) as caught:
+        loader_from_config(config)
+
+    assert caught.value.key == f"quantization_config.{key}"
+    assert text in caught.value.expected
 
 
 MALFORMED = [
@@ -164,8 +205,7 @@ MALFORMED = [
         "'lm_head'",
         id="modules",
     ),
-    pytest.param(AWQ, {"bits": 3}, "bits", "4", "3", id="AWQ of 3 bits"),
-    pytest.param(AWQ, {"bits": 8}, "bits", "4", "8", id="AWQ of 8 bits"),
+    pytest.param(AWQ, {"bits": 3}, "bits", "4 or 8", "3", id="AWQ of 3 bits"),
     pytest.param(AWQ, {"w_bit": 8}, "w_bit", "4 as in bits", "8", id="AWQ of two widths"),
     pytest.param(AWQ, {"group_size": ...}, "group_size", "a value", "nothing", id="AWQ group_size missing"),
     pytest.param(AWQ, {"version": 2}, "version", "string", "2", id="AWQ version as a number"),
@@ -299,14 +339,11 @@ def test_a_config_that_is_no_mapping_is_refused(config: Any) -> None:
             "eetq",
             "mxfp4",
             "hqq",
-            "marlin",
             "foo",
         )
     ]
     + [
         ({**GPTQ, "checkpoint_format": "gptq_p"}, "gptq_p"),
-        ({**GPTQ, "checkpoint_format": "marlin"}, "marlin"),
-        ({**GPTQ, "is_marlin_format": True}, "marlin"),
         ({**GPTQ, "dynamic": {"+:.*down.*": {"bits": 8}}}, "gptq with dynamic rules"),
         ({**AWQ, "version": "gemv"}, "awq_gemv"),
         ({**AWQ, "version": "GEMV_FAST"}, "awq_gemv_fast"),

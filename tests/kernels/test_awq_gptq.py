@@ -61,7 +61,7 @@ def unmasked(weight: GPTQWeight) -> GPTQWeight:
 @pytest.mark.parametrize(
     ("weight", "layout", "reason"),
     [
-        pytest.param(gptq(64, 2, bits=8), "awq", "awq has 4 bits, got 8", id="bits"),
+        pytest.param(gptq(64, 2, bits=2), "awq", "awq has 4 or 8 bits, got 2", id="bits"),
         pytest.param(gptq(288, 3), "awq", None, id="even groups"),
         pytest.param(gptq(40, 3), "awq", "K = 40 does not divide into 3 groups of one size", id="ragged"),
         pytest.param(shuffled(gptq(64, 2)), "awq", r"not in order along K \(act order\)", id="act order"),

@@ -100,7 +100,7 @@ TABLE = [
     Row(damage.act_order_denied, grouped, "", "act-order", "act-order against-value"),
     Row(damage.symmetric_zeros_off, symmetric, "", "symmetry", "symmetry against-value"),
     Row(damage.bits_claim, gptq, "tensor-shape", "tensor-shape", "tensor-shape against-missing"),
-    Row(damage.bits_claim, awq, "config", "config"),
+    Row(damage.bits_claim, awq, "tensor-shape", "tensor-shape", "tensor-shape against-missing"),
     Row(damage.group_claim, always, "tensor-shape", "tensor-shape", "tensor-shape against-missing"),
     Row(damage.nibble_order, four_bits, "", "", "against-value"),
     Row(damage.asymmetric_zeros_off, asymmetric, "", "", "against-value"),

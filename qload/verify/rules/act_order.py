@@ -22,16 +22,15 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
     for layer in subject.studied():
         if not isinstance(layer.room.config, GPTQConfig):
             continue
-        group = layer.K if layer.room.config.group_size == -1 else layer.room.config.group_size
-        g_idx = layer.facts["g_idx"]
-        apart = torch.nonzero(g_idx != torch.arange(layer.K) // group).flatten()
+        g_idx, in_order = layer.facts["g_idx"], layer.room.config.in_order(layer.K)
+        apart = torch.nonzero(g_idx != in_order).flatten()
         if apart.numel() and not claims.desc_act:
             first, name = int(apart[0]), f"{layer.prefix}.g_idx"
             yield rule.finding(
                 name,
                 layer.names.file("g_idx"),
                 f"{name}: row {first} is in group {int(g_idx[first])}, in order it would be in "
-                f"{first // group}; {claims.file} says desc_act is false",
+                f"{int(in_order[first])}; {claims.file} says desc_act is false",
                 f"set desc_act to true in {claims.file}, if the layer was quantized in act order",
             )
 

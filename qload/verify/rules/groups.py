@@ -21,9 +21,7 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
         if not isinstance(config, GPTQConfig):
             continue
         G, K = layer.sizes["G"], layer.K
-        group = K if config.group_size == -1 else config.group_size
-        expected = torch.full((G,), group)
-        expected[-1] = K - (G - 1) * group
+        expected = torch.bincount(config.in_order(K), minlength=G)
         counts = torch.bincount(layer.facts["g_idx"].long(), minlength=G)
         wrong = torch.nonzero(counts != expected).flatten()
         if wrong.numel():

@@ -1,0 +1,73 @@
+"""Marlin checkpoints: symmetric codes as Marlin's kernel reads them, scales permuted along.
+
+On disk, for a layer of K inputs and N outputs, group size g, b bits:
+
+    B  int32       (K/16, N*b/2)  codes in `layouts.marlin`, tiles of 16 rows and 64 columns
+    s  fp16, bf16  (K/g, N)       scales, in the order for groups, or for one scale a column
+
+    w[n, k] = s[k / g, n] * (code[k, n] - 2**(b-1))
+
+The order of the scales belongs to the whole layer: a row share left with one group keeps the order for
+groups. Source: formats.md section 4, bit-equal to IST's packer.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from qload import spec
+from qload.layouts import marlin
+from qload.spec import Role, TensorSpec
+
+SCALES = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class MarlinConfig(spec.Grouped, spec.Config):
+    """`group_size` -1: one scale a column, and the order of scales that goes with it."""
+
+    name: ClassVar[str] = "marlin"
+
+    group_size: int
+    bits: int = 4
+
+    def __post_init__(self) -> None:
+        self.check_bits(self.bits, *marlin.BITS)
+        self.check_group_size()
+
+    def study(self, seen: spec.Seen) -> "MarlinConfig":
+        """One group that covers all of K has the order of one scale a column."""
+        return self.one_group(sum(seen.shapes["B"][:1]) * marlin.TILE_K)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class MarlinWeight(spec.Weight):
+    """A layer of a Marlin checkpoint, or a share of one."""
+
+    config: MarlinConfig
+    B: Tensor
+    s: Tensor
+
+    format: ClassVar[str] = "marlin"
+    example: ClassVar[MarlinConfig] = MarlinConfig(group_size=128)
+
+    @classmethod
+    def tensors(cls, config: MarlinConfig) -> tuple[TensorSpec, ...]:
+        """Tiles bind both dimensions, groups bind K too."""
+        groups = "1" if config.group_size == -1 else f"K/{config.group_size}"
+        return (
+            TensorSpec("B", (torch.int32,), f"K/16 N@64*{config.bits // 2}", Role.WORD),
+            TensorSpec("s", SCALES, f"{groups} N@64", Role.SCALE),
+        )
+
+    def plain_scales(self) -> Tensor:
+        """The scales (G, N) in plain order, in their own dtype."""
+        per_column = self.config.group_size == -1
+        return (marlin.SCALES_PER_COLUMN if per_column else marlin.SCALES_GROUPED).undo(self.s)
+
+    def codes(self) -> spec.Codes:
+        """Codes and scales in plain order; every zero point is 2**(bits - 1)."""
+        bits, groups = self.config.bits, self.config.in_order(self.layer.K, self.B.device)
+        return spec.symmetric(bits, marlin.rows(bits).unpack(self.B), self.plain_scales(), groups)

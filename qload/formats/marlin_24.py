@@ -1,0 +1,94 @@
+"""Marlin 2:4 checkpoints: of every four rows two are kept, with the metadata that says which.
+
+On disk, for a layer of K inputs and N outputs, group size g, b bits:
+
+    B_24    int32       (K/32, N*b/2)  kept codes (K/2, N) in `layouts.marlin_24`
+    B_meta  int16       (K/32, 2*N)    the places of the kept codes, as sparse tensor cores load them
+    s       fp16, bf16  (K/g, N)       scales, permuted where there are groups
+
+    w[n, k] = s[k / g, n] * (code[k, n] - 2**(b-1)) where row k of column n is kept, else 0
+
+Source: formats.md section 5, bit-equal to vLLM.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from qload import spec
+from qload.errors import MismatchError
+from qload.layouts import marlin, marlin_24
+from qload.spec import Role, TensorSpec, named
+
+SCALES = (torch.float16, torch.bfloat16)
+ROWS = 32  # of the dense weight, in one row of B_24
+
+
+@dataclass(frozen=True)
+class Marlin24Config(spec.Grouped, spec.Config):
+    """`group_size` -1: one scale a column, which stay in plain order."""
+
+    name: ClassVar[str] = "marlin_24"
+
+    group_size: int
+    bits: int = 4
+
+    def __post_init__(self) -> None:
+        self.check_bits(self.bits, *marlin.BITS)
+        self.check_group_size()
+
+    def study(self, seen: spec.Seen) -> "Marlin24Config":
+        """One group that covers all of K leaves the scales in plain order."""
+        return self.one_group(sum(seen.shapes["B_24"][:1]) * ROWS)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Marlin24Weight(spec.Weight):
+    """A layer of a Marlin 2:4 checkpoint, or a share of one."""
+
+    config: Marlin24Config
+    B_24: Tensor
+    B_meta: Tensor
+    s: Tensor
+
+    format: ClassVar[str] = "marlin_24"
+    example: ClassVar[Marlin24Config] = Marlin24Config(group_size=128)
+
+    @classmethod
+    def tensors(cls, config: Marlin24Config) -> tuple[TensorSpec, ...]:
+        """Tiles of 32 dense rows and 64 columns; groups bind K too."""
+        groups = "1" if config.group_size == -1 else f"K/{config.group_size}"
+        return (
+            TensorSpec("B_24", (torch.int32,), f"K/32 N@64*{config.bits // 2}", Role.WORD),
+            TensorSpec("B_meta", (torch.int16,), "K/32 N@64*2", Role.WORD, nibbles=marlin_24.PAIRS),
+            TensorSpec("s", SCALES, f"{groups} N@64", Role.SCALE),
+        )
+
+    def plain_scales(self) -> Tensor:
+        """The scales (G, N) in plain order, in their own dtype."""
+        return self.s if self.config.group_size == -1 else marlin_24.SCALES_GROUPED.undo(self.s)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        wrong = marlin_24.invalid(self.B_meta)
+        if wrong:
+            place, count, total = wrong
+            raise MismatchError(
+                named(self.layer.name or type(self).__name__, "B_meta"),
+                "metadata that keeps no two places of four, in order",
+                "one of " + ", ".join(map(str, marlin_24.PAIRS)),
+                f"{place} ({count} of {total} fields)",
+            )
+
+    def positions(self) -> Tensor:
+        """The row, 0 to 3 of its four, of each kept code: (K / 2, N)."""
+        return marlin_24.read_positions(self.B_meta)
+
+    def codes(self) -> spec.Codes:
+        """Codes and scales in plain order; a row that is not kept has the code that means 0."""
+        bits, groups = self.config.bits, self.config.in_order(self.layer.K, self.B_24.device)
+        kept = marlin_24.rows(bits).unpack(self.B_24)
+        dense = marlin_24.spread(kept, self.positions(), 2 ** (bits - 1))
+        return spec.symmetric(bits, dense, self.plain_scales(), groups)

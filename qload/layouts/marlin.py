@@ -1,0 +1,52 @@
+"""Marlin's orders: what its tensor-core kernels read, 16 rows and 64 columns to a tile.
+
+A lane holds, of each 16 x 16 block, rows 2t, 2t + 1, 2t + 8, 2t + 9 of two columns 8 apart: what one
+matrix instruction takes. Within a word the rows 8 apart are neighbours, so that one mask and one shift
+give both halves of a register. Scales are permuted so that a lane loads its columns' scales at once:
+eight columns 8 apart where there are groups, pairs of columns where one scale serves a whole column.
+
+Source: formats.md section 4, byte-equal to IST's packer, vLLM and TGI.
+"""
+
+from functools import cache
+
+from qload.errors import ArgumentError
+from qload.layouts.order import Order
+from qload.layouts.packing import Packing
+
+TILE_K, TILE_N = 16, 64
+BITS = (4, 8)
+
+SCALES_GROUPED = Order("g (nt j c) -> g (nt c j)", j=8, c=8)
+SCALES_PER_COLUMN = Order("g (nt j t r) -> g (nt t j r)", j=4, t=4, r=2)
+BIAS = Order("(nt j t r) -> (nt t j r)", j=4, t=4, r=2)
+
+
+@cache
+def rows(bits: int) -> Packing:
+    """Codes (K, N) -> words (K / 16, N * bits / 2)."""
+    _check(bits)
+    if bits == 4:
+        pattern = "(kt h t r) (nt j b c) -> kt (nt c t j) (r b h)"
+    else:
+        pattern = "(kt h t r) (nt j b c) -> kt (nt c t j b) (r h)"
+    return Packing(bits, pattern, h=2, t=4, r=2, j=4, b=2, c=8)
+
+
+@cache
+def zeros(bits: int) -> Packing:
+    """Zero points (G, N) -> words (G, N * bits / 32), in the grouped order even for one group."""
+    _check(bits)
+    if bits == 4:
+        return Packing(4, "g (nt j r u) -> g (nt u) (r j)", j=4, r=2, u=8)
+    return Packing(8, "g (nt x j r u) -> g (nt u x) (r j)", x=2, j=2, r=2, u=8)
+
+
+def scales(groups: int) -> Order:
+    """The order of scales (G, N): the kernel takes one row of them to be per column."""
+    return SCALES_GROUPED if groups > 1 else SCALES_PER_COLUMN
+
+
+def _check(bits: int) -> None:
+    if bits not in BITS:
+        raise ArgumentError("bits", "4 or 8, which Marlin's kernels read", str(bits))

@@ -1,0 +1,242 @@
+"""Buffers read the way a GPU kernel's lanes read them, on the CPU.
+
+A second reading of the kernel layouts, written from the address of each element. It imports torch alone and
+shares no line with qload, so a mistake in qload's own layouts cannot repeat itself here. K is the number of
+inputs, N of outputs, G of groups; weights are (K, N), every row at its own input.
+"""
+
+import torch
+from torch import Tensor
+
+_WORD = 32
+# Which element a word's fields hold, lowest first: even ones fill the low half, so one mask yields a pair.
+_INTERLEAVE = {4: (0, 2, 4, 6, 1, 3, 5, 7), 8: (0, 2, 1, 3)}
+_SINGLE_OFFSETS = (0, 1, 8, 9, 16, 17, 24, 25)
+_SPARSE_OFFSETS = (0, 4, 1, 5, 2, 6, 3, 7)
+# By how much vLLM raises FP8 scales: its kernel widens e4m3 bits without correcting their exponent.
+_FP8_RAISED = {torch.float16: 2.0**8, torch.bfloat16: 2.0**120}
+
+
+def marlin_codes(words: Tensor, bits: int) -> Tensor:
+    """Return the unsigned codes (K, N) of Marlin words (K/16, N*bits/2), for 4 or 8 bits."""
+    k_size, n_size = 16 * words.shape[0], words.shape[1] * 2 // bits
+    sizes = (k_size // 16, n_size // 64, 32, 4, bits // 4)
+    k_tile, n_block, lane, j, word, field = _axes(*sizes, _WORD // bits)
+    element = 4 * word + torch.tensor(_INTERLEAVE[bits])[field]
+    n = 64 * n_block + 16 * j + lane // 4 + 8 * (element // 4)
+    return _scattered(
+        _fields(words.reshape(sizes), bits), _lane_row(k_tile, lane, element), n, k_size, n_size
+    )
+
+
+def marlin_scales(stored: Tensor, grouped: bool | None = None) -> Tensor:
+    """Return Marlin scales (G, N) in column order; `grouped` overrides what G says of their order."""
+    position = torch.arange(stored.shape[1])
+    if stored.shape[0] > 1 if grouped is None else grouped:
+        column = position // 64 * 64 + position % 64 // 8 + 8 * (position % 8)
+    else:
+        offset = torch.tensor(_SINGLE_OFFSETS)[position % 8]
+        column = position // 32 * 32 + 2 * (position % 32 // 8) + offset
+    return _at_columns(stored, column)
+
+
+def marlin_zeros(words: Tensor, bits: int) -> Tensor:
+    """Return Marlin zero points (G, N) from words (G, N*bits/32); their order does not depend on G."""
+    n_size = words.shape[1] * _WORD // bits
+    per_block = 2 * bits  # words of one block of 64 columns
+    sizes = (words.shape[0], n_size // 64, per_block)
+    group, n_block, word, field = _axes(*sizes, _WORD // bits)
+    position = word * (_WORD // bits) + torch.tensor(_INTERLEAVE[bits])[field]
+    n = 64 * n_block + position // 8 + 8 * (position % 8)
+    return _scattered(_fields(words.reshape(sizes), bits), group, n, words.shape[0], n_size)
+
+
+def marlin_weight(
+    qweight: Tensor,
+    scales: Tensor,
+    *,
+    bits: int,
+    qzeros: Tensor | None = None,
+    g_idx: Tensor | None = None,
+    perm: Tensor | None = None,
+    is_k_full: bool = True,
+    grouped: bool | None = None,
+) -> Tensor:
+    """Return the float32 weight (K, N) of Marlin buffers.
+
+    Stored row i is input perm[i]. `g_idx` is the group of each stored row, read only when not `is_k_full`:
+    this rank then holds part of K, and its groups are no equal runs. Empty `g_idx` and `perm` mean None.
+    """
+    codes = marlin_codes(qweight, bits)
+    given = None if is_k_full else _index(g_idx)
+    group = _even_groups(codes.shape[0], scales.shape[0]) if given is None else given
+    values = codes - (2 ** (bits - 1) if qzeros is None else marlin_zeros(qzeros, bits)[group])
+    weight = values.float() * marlin_scales(scales, grouped).float()[group]
+    return _at_inputs(weight, perm)
+
+
+def fp8_marlin_weight(qweight: Tensor, scales: Tensor, *, exponent_bias: bool) -> Tensor:
+    """Return the float32 weight (K, N) of e4m3 bytes in the 8-bit Marlin order.
+
+    `exponent_bias`: the stored scales carry the factor that vLLM folds into them (TGI folds none).
+    """
+    values = marlin_codes(qweight, 8).to(torch.uint8).view(torch.float8_e4m3fn).double()
+    factors = marlin_scales(scales).double()
+    if exponent_bias:
+        factors = factors / _FP8_RAISED[scales.dtype]
+    return (values * factors[_even_groups(values.shape[0], scales.shape[0])]).float()
+
+
+def marlin_24_codes(B_24: Tensor, bits: int) -> Tensor:
+    """Return the kept codes (K/2, N) of 2:4 words (K/32, N*bits/2)."""
+    kept_size, n_size = 16 * B_24.shape[0], B_24.shape[1] * 2 // bits
+    sizes = (kept_size // 16, n_size // 64, 32, 4, bits // 4)
+    k_tile, n_block, lane, j, word, field = _axes(*sizes, _WORD // bits)
+    element = 4 * word + torch.tensor(_INTERLEAVE[bits])[field]
+    n = 64 * n_block + 16 * (lane // 8) + 8 * (lane // 4 % 2) + 4 * (element // 4) + j
+    return _scattered(
+        _fields(B_24.reshape(sizes), bits), _lane_row(k_tile, lane, element), n, kept_size, n_size
+    )
+
+
+def marlin_24_positions(B_meta: Tensor, N: int) -> Tensor:
+    """Return where in its four inputs each kept value lies: int64 (K/4, 2, N), from the flat metadata."""
+    flat = B_meta.reshape(-1).long()
+    n, column, quad, half = _axes(N, flat.numel() // N, 4, 2)  # a column is 16 inputs, hence 4 quads
+    row = n // 64 * 64 + n % 2 * 2 + n % 8 // 4 + n % 4 // 2 * 32 + n % 64 // 8 * 4
+    # In each 2x2 square of int16 the two off the diagonal change places.
+    shift = row % 2 - column % 2
+    row, column = row - shift, column + shift
+    address = column // 2 * 2 * N + row * 2 + column % 2
+    return (flat[address] >> (4 * quad + 2 * half) & 3).permute(1, 2, 3, 0).reshape(-1, 2, N)
+
+
+def marlin_24_scales(stored: Tensor, grouped: bool | None = None) -> Tensor:
+    """Return 2:4 scales (G, N) in column order; `grouped` overrides what G says of their order."""
+    if not (stored.shape[0] > 1 if grouped is None else grouped):
+        return stored.clone()
+    position = torch.arange(stored.shape[1])
+    return _at_columns(stored, position // 8 * 8 + torch.tensor(_SPARSE_OFFSETS)[position % 8])
+
+
+def marlin_24_weight(
+    B_24: Tensor, B_meta: Tensor, s: Tensor, *, bits: int, grouped: bool | None = None
+) -> Tensor:
+    """Return the dense float32 weight (K, N) of 2:4 buffers; dropped positions are zero."""
+    values = marlin_24_codes(B_24, bits) - 2 ** (bits - 1)
+    kept_size, n_size = values.shape
+    group = _even_groups(2 * kept_size, s.shape[0])[2 * torch.arange(kept_size)]
+    kept = (values.float() * marlin_24_scales(s, grouped).float()[group]).reshape(-1, 2, n_size)
+    quads = torch.zeros(kept_size // 2, 4, n_size)
+    return quads.scatter_(1, marlin_24_positions(B_meta, n_size), kept).reshape(-1, n_size)
+
+
+def exllama_codes(words: Tensor, bits: int) -> Tensor:
+    """Return the codes (K, N), in stored row order, of shuffled ExLlama words (K*bits/32, N)."""
+    code, bit = _axes(words.shape[0] * _WORD // bits, bits)
+    if bits == 3:
+        # A word holds ten codes, five a half; the top bit of each half is one bit of code 30 or 31 of 32.
+        place, spilled = code % 32, code % 32 >= 30
+        word = code // 32 * 3 + torch.where(spilled, bit, place // 10)
+        shift = 16 * (code % 2) + torch.where(spilled, 15, 3 * (place % 10 // 2) + bit)
+    else:
+        per_word = _WORD // bits
+        place = code % per_word
+        field = place if bits == 8 else place // 2 + per_word // 2 * (place % 2)
+        word, shift = code // per_word, bits * field + bit
+    return _joined(words.long()[word] >> shift[..., None], bit)
+
+
+def exllama_weight(
+    qweight: Tensor,
+    qzeros: Tensor,
+    scales: Tensor,
+    *,
+    bits: int,
+    g_idx: Tensor,
+    q_perm: Tensor | None = None,
+    zero_offset: int = 1,
+    mask: bool = False,
+) -> Tensor:
+    """Return the float32 weight (K, N) of ExLlama buffers.
+
+    `g_idx` is the group of each stored row, and stored row i is input q_perm[i]. A zero point is the stored
+    one plus `zero_offset`, wrapped to its bits only when `mask` is set: the kernels leave it whole.
+    """
+    zeros = _stream(qzeros, bits)[:, : qweight.shape[1]] + zero_offset
+    zeros = zeros & (2**bits - 1) if mask else zeros
+    group = g_idx.long()
+    weight = (exllama_codes(qweight, bits) - zeros[group]).float() * scales.float()[group]
+    return _at_inputs(weight, q_perm)
+
+
+def multiply(x: Tensor, weight: Tensor) -> Tensor:
+    """Return x (M, K) times weight (K, N): products and sums in float32, rounded once to x's dtype."""
+    return (x.float() @ weight.float()).to(x.dtype)
+
+
+def _axes(*sizes: int) -> list[Tensor]:
+    """One index per axis, each shaped to broadcast against the others."""
+    rank = len(sizes)
+    return [
+        torch.arange(size).reshape([-1 if at == axis else 1 for at in range(rank)])
+        for axis, size in enumerate(sizes)
+    ]
+
+
+def _fields(words: Tensor, bits: int) -> Tensor:
+    """Each word's fields, lowest first, on a new last axis."""
+    shifted = torch.bitwise_right_shift(words.long()[..., None], torch.arange(0, _WORD, bits))
+    return shifted.bitwise_and(2**bits - 1)
+
+
+def _stream(words: Tensor, bits: int) -> Tensor:
+    """The codes of a little-endian bit stream along each row; a code may straddle two words."""
+    code, bit = _axes(words.shape[1] * _WORD // bits, bits)
+    at = code * bits + bit
+    return _joined((words.long()[:, at // _WORD] >> (at % _WORD)).movedim(0, -1), bit).T
+
+
+def _joined(at_bit: Tensor, bit: Tensor) -> Tensor:
+    """Codes (K, N) from words (K, bits, N) shifted so that each one's lowest bit is bit `bit` of the code."""
+    return torch.sum((at_bit & 1) << bit[..., None], dim=1)
+
+
+def _lane_row(k_tile: Tensor, lane: Tensor, element: Tensor) -> Tensor:
+    """The row an mma fragment gives a lane's element: a pair, and the pair eight rows below."""
+    row = element % 4
+    return 16 * k_tile + 2 * (lane % 4) + row % 2 + 8 * (row // 2)
+
+
+def _scattered(values: Tensor, row: Tensor, column: Tensor, rows: int, columns: int) -> Tensor:
+    """Values put at their (row, column); -1 marks an address that no lane reads."""
+    out = torch.full((rows, columns), -1)
+    out[row, column] = values
+    return out
+
+
+def _at_columns(stored: Tensor, column: Tensor) -> Tensor:
+    """Stored columns put where they belong."""
+    out = torch.empty_like(stored)
+    out[:, column] = stored
+    return out
+
+
+def _at_inputs(stored: Tensor, perm: Tensor | None) -> Tensor:
+    """Stored rows put at their inputs."""
+    row = _index(perm)
+    if row is None:
+        return stored
+    out = torch.empty_like(stored)
+    out[row] = stored
+    return out
+
+
+def _even_groups(k_size: int, groups: int) -> Tensor:
+    """The group of each row when groups are equal runs of rows."""
+    return torch.arange(k_size) // (k_size // groups)
+
+
+def _index(index: Tensor | None) -> Tensor | None:
+    """An index in the dtype torch indexes with; kernels are handed an empty tensor where there is none."""
+    return None if index is None or index.numel() == 0 else index.long()
