@@ -3,8 +3,9 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib import import_module
 from math import prod
-from typing import Any
+from typing import Any, Literal, overload
 
 from qload.detect.claims import Claims, read_claims
 from qload.detect.files import Found
@@ -23,7 +24,7 @@ from qload.formats import (
 )
 from qload.formats.gptq import BITS
 from qload.layouts import STORED_MINUS_ONE, Stored, ZeroPoints
-from qload.loader import FormatLoader, Room
+from qload.loader import FormatLoader, Room, WeightsLoader
 from qload.storage import WeightStorage
 
 log = logging.getLogger("qload")
@@ -68,11 +69,37 @@ class MarlinWeightsLoader(FormatLoader):
         super().__init__(Room(Marlin24Weight, sparse) if is_marlin_24 else dense, PLAIN)
 
 
+# What repacks lies to the right of this module: it is named, never imported.
+REPACKED = ("qload.kernels.loaders", "for_target")
+
+Target = Literal["auto", "marlin", "exllama"]
+
+
+@overload
 def loader_from_config(
-    quantization_config: Mapping[str, Any] | None, storage: WeightStorage | None = None
-) -> FormatLoader:
+    quantization_config: Mapping[str, Any] | None,
+    storage: WeightStorage | None = None,
+    *,
+    target: None = None,
+) -> FormatLoader: ...
+
+
+@overload
+def loader_from_config(
+    quantization_config: Mapping[str, Any] | None, storage: WeightStorage | None = None, *, target: Target
+) -> WeightsLoader: ...
+
+
+def loader_from_config(
+    quantization_config: Mapping[str, Any] | None,
+    storage: WeightStorage | None = None,
+    *,
+    target: Target | None = None,
+) -> WeightsLoader:
     """The loader for a `quantization_config`; None means plain weights.
 
+    `target`: what the loaded weights are repacked for: "marlin" or "exllama", or "auto", which is Marlin
+    wherever its kernel says yes; None keeps the checkpoint's own types.
     `storage` is looked through for the tensors in which old GPTQ checkpoints keep their settings
     (`gptq_bits`, `gptq_groupsize`): tensors are believed before the config. Raises ConfigError for
     a malformed config, UnsupportedFormatError for a method that is not read.
@@ -84,7 +111,15 @@ def loader_from_config(
     found = (
         None if quantization_config is None else Found("config", "quantization_config", quantization_config)
     )
-    return loader_from_claims(found, storage)
+    return for_target(loader_from_claims(found, storage), target)
+
+
+def for_target(loader: WeightsLoader, target: Target | None) -> WeightsLoader:
+    """A loader that repacks for a kernel what `loader` loads; None: as it is."""
+    if target is None:
+        return loader
+    made: WeightsLoader = getattr(import_module(REPACKED[0]), REPACKED[1])(loader, target)
+    return made
 
 
 def loader_from_claims(found: Found | None, storage: WeightStorage | None) -> FormatLoader:

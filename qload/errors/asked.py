@@ -1,6 +1,6 @@
 """What a caller asks for cannot be done."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -65,12 +65,13 @@ class CastError(QloadError, OverflowError):
     target: str
     value: float
     count: int
+    remedy: str = "load with dtype=None, which keeps what is stored, or with a wider dtype"
 
     def __str__(self) -> str:
         return lines(
             f"{self.tensor}: a cast from {self.source} to {self.target} overflows",
             f"got      {self.value:g}" + (f" ({self.count} values in all)" if self.count > 1 else ""),
-            "remedy   load with dtype=None, which keeps what is stored, or with a wider dtype",
+            f"remedy   {self.remedy}",
         )
 
 
@@ -86,6 +87,50 @@ class RepackError(QloadError, ValueError):
 
     def __str__(self) -> str:
         return lines(f"{self.source} to {self.layout}: cannot repack", f"reason   {self.reason}")
+
+
+@dataclass(eq=False)
+class KernelRefusedError(QloadError, ValueError, NotImplementedError):
+    """A kernel was made for a layer that it had said no to."""
+
+    rule: ClassVar[str] = "kernel"
+
+    kernel: str
+    reason: str
+
+    def __str__(self) -> str:
+        return lines(f"{self.kernel}: cannot run this layer", f"reason   {self.reason}")
+
+
+@dataclass(eq=False)
+class NoKernelError(QloadError, ValueError):
+    """Every kernel said no."""
+
+    rule: ClassVar[str] = "kernel"
+
+    layer: str
+    reasons: Mapping[str, str]  # by kernel
+
+    def __str__(self) -> str:
+        width = max(map(len, self.reasons), default=0)
+        said = (f"{kernel:{width}}  {reason}" for kernel, reason in self.reasons.items())
+        return lines(f"{self.layer}: no kernel", *said)
+
+
+@dataclass(eq=False)
+class NotWarmError(QloadError, RuntimeError):
+    """A layer was called before it had its scratch space."""
+
+    rule: ClassVar[str] = "warm-up"
+
+    tensor: str
+    device: str
+
+    def __str__(self) -> str:
+        return lines(
+            f"{self.tensor}: no scratch space on {self.device}",
+            "remedy   call qload.warm_up(model, max_input_len) once the weights are processed",
+        )
 
 
 @dataclass(eq=False)

@@ -1,15 +1,46 @@
 """From typed weights to what a kernel reads, and the calls: why not, repack, multiply."""
 
 from qload.kernels.exllama import ExllamaConfig, ExllamaWeight
+from qload.kernels.fp8_marlin import FP8MarlinConfig, FP8MarlinWeight, fp8_from_marlin, fp8_to_marlin
+from qload.kernels.loaders import GPTQMarlinWeightsLoader, RepackingLoader
 from qload.kernels.marlin import GPTQMarlinConfig, GPTQMarlinWeight
+from qload.kernels.mp_linear import (
+    KERNELS,
+    DequantizeLinearKernel,
+    ExllamaLinearKernel,
+    MarlinLinearKernel,
+    MPLinearKernel,
+    MPLinearLayerConfig,
+    choose_mp_linear_kernel,
+    permute_param_layout_,
+)
 from qload.kernels.repack import LAYOUTS, repack, restore
+from qload.kernels.scalar_type import ScalarType, scalar_types
+from qload.kernels.scratch import warm_up
 
 __all__ = [
+    "KERNELS",
     "LAYOUTS",
+    "DequantizeLinearKernel",
     "ExllamaConfig",
+    "ExllamaLinearKernel",
     "ExllamaWeight",
+    "FP8MarlinConfig",
+    "FP8MarlinWeight",
     "GPTQMarlinConfig",
     "GPTQMarlinWeight",
+    "GPTQMarlinWeightsLoader",
+    "MPLinearKernel",
+    "MPLinearLayerConfig",
+    "MarlinLinearKernel",
+    "RepackingLoader",
+    "ScalarType",
+    "choose_mp_linear_kernel",
+    "fp8_from_marlin",
+    "fp8_to_marlin",
+    "permute_param_layout_",
     "repack",
     "restore",
+    "scalar_types",
+    "warm_up",
 ]

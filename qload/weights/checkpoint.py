@@ -5,7 +5,7 @@ from os import PathLike
 
 import torch
 
-from qload.detect import find_config, loader_from_claims
+from qload.detect import Target, find_config, for_target, loader_from_claims
 from qload.parallel import ProcessGroup
 from qload.storage import SafetensorsStorage
 from qload.weights.weights import Weights
@@ -19,15 +19,16 @@ def open_checkpoint(
     process_group: ProcessGroup | None = None,
     aliases: Mapping[str, Sequence[str]] | None = None,
     prefix: str | None = None,
+    target: Target | None = None,
 ) -> Weights:
     """The tensors of a safetensors file, a directory, or a sharded index, as `Weights`.
 
-    The loader follows from the config beside the files. The arguments are those of `Weights`. Use it
-    as a context manager, which closes the files.
+    The loader follows from the config beside the files, and from `target` (`loader_from_config`). The
+    other arguments are those of `Weights`. Use it as a context manager, which closes the files.
     """
     storage = SafetensorsStorage(path)
     try:
-        loader = loader_from_claims(find_config(path), storage)
+        loader = for_target(loader_from_claims(find_config(path), storage), target)
         return Weights(
             storage,
             loader=loader,

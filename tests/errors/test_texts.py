@@ -2,6 +2,7 @@
 
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,15 @@ from torch import Tensor
 from qload import errors
 from qload.detect import AWQWeightsLoader, DefaultWeightsLoader, GPTQWeightsLoader, loader_from_config
 from qload.errors import QloadError
-from qload.formats import GPTQConfig, UnquantizedWeight
-from qload.kernels import repack
+from qload.formats import GPTQConfig, GPTQWeight, UnquantizedWeight
+from qload.kernels import (
+    ExllamaLinearKernel,
+    MPLinearLayerConfig,
+    choose_mp_linear_kernel,
+    fp8_to_marlin,
+    repack,
+    scalar_types,
+)
 from qload.layouts import Order
 from qload.parallel import ALONE, Rank
 from qload.storage import MemoryStorage, parse_header
@@ -61,6 +69,46 @@ def plain(value: float, **options: Any) -> Weights:
     return Weights(storage, loader=DefaultWeightsLoader(), **options)
 
 
+def fields(K: int, group: int, **changes: Tensor) -> dict[str, Tensor]:
+    groups = K // group
+    return {
+        "qweight": torch.zeros(K // 8, 64, dtype=torch.int32),
+        "qzeros": torch.full((groups, 8), 0x77777777, dtype=torch.int32),
+        "scales": torch.ones(groups, 64, dtype=torch.float16),
+        "g_idx": (torch.arange(K) // group).to(torch.int32),
+        **changes,
+    }
+
+
+def sparse(word: int) -> GPTQWeight:
+    words = torch.full((16, 64), word, dtype=torch.int64).to(torch.int32)
+    return GPTQWeight(config=GPTQConfig(4, 64), **fields(128, 64, qweight=words))
+
+
+def damaged(weight: Any) -> Any:
+    return replace(weight, B_meta=weight.B_meta.clone().fill_(0))
+
+
+def shuffled() -> GPTQWeight:
+    index = (torch.arange(128, dtype=torch.int32) % 2).contiguous()
+    return GPTQWeight(config=GPTQConfig(4, 64), **fields(128, 64, g_idx=index))
+
+
+def repeated(weight: Any) -> Any:
+    return replace(weight, q_perm=weight.q_perm.clone().fill_(3))
+
+
+def cold() -> Any:
+    config = replace(CODES, act_type=torch.float16)
+    module = torch.nn.Module()
+    for name, tensor in fields(128, 64).items():
+        module.register_parameter(name, torch.nn.Parameter(tensor, requires_grad=False))
+    kernel = ExllamaLinearKernel(config, "qweight", "scales")
+    kernel.process_weights_after_loading(module)
+    return kernel.apply_weights(module, torch.ones(1, 128).half())
+
+
+CODES = MPLinearLayerConfig((128, 64), (128, 64), scalar_types.uint4b8, torch.float64, 64, False)
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
 MISTAKES: dict[str, Callable[[], Any]] = {
     "a layer that is not there": lambda: gptq(layer()).get_weights("model.k_proj"),
@@ -101,6 +149,21 @@ MISTAKES: dict[str, Callable[[], Any]] = {
         70,
         "x.safetensors",
     ),
+    "three rows of four as 2:4": lambda: repack(sparse(0x76543210), "marlin_24"),
+    "metadata that keeps one place twice": lambda: damaged(repack(sparse(0x88988898), "marlin_24")),
+    "an index that is no permutation": lambda: repeated(repack(shuffled(), "exllama")),
+    "groups of 48 for Marlin": lambda: repack(
+        GPTQWeight(config=GPTQConfig(4, 48), **fields(96, 48)), "marlin"
+    ),
+    "an FP8 scale beyond fp16": lambda: fp8_to_marlin(
+        torch.ones(64, 128).to(torch.float8_e4m3fn),
+        torch.tensor(300.0),
+        dtype=torch.float16,
+        exponent_bias=True,
+    ),
+    "a kernel that said no": lambda: ExllamaLinearKernel(CODES, "qweight", "scales"),
+    "no kernel at all": lambda: choose_mp_linear_kernel(CODES, 75),
+    "a call before warm-up": cold,
     "an input of another width": lambda: load().get_linear()(torch.ones(1, 64)),
 }
 

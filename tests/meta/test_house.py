@@ -29,7 +29,7 @@ RANKS = [
     {"weights"},
     {"kernels"},
     {"linear"},
-    {"verify", "testing"},
+    {"methods", "verify", "testing"},
     {"cli"},
 ]
 RANK = {name: place for place, names in enumerate(RANKS) for name in names}

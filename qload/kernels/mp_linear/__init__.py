@@ -1,0 +1,42 @@
+"""Mixed-precision linear kernels: the contract, the kernels best first, and the choice among them."""
+
+from qload.errors import NoKernelError
+from qload.kernels.mp_linear.contract import MPLinearKernel, MPLinearLayerConfig
+from qload.kernels.mp_linear.exllama import ExllamaLinearKernel
+from qload.kernels.mp_linear.fallback import DequantizeLinearKernel
+from qload.kernels.mp_linear.marlin import MarlinLinearKernel
+from qload.kernels.mp_linear.parameters import permute_param_layout_
+
+KERNELS: tuple[type[MPLinearKernel], ...] = (MarlinLinearKernel, ExllamaLinearKernel, DequantizeLinearKernel)
+
+
+def choose_mp_linear_kernel(
+    config: MPLinearLayerConfig, compute_capability: int | None = None
+) -> type[MPLinearKernel]:
+    """The first kernel that says yes. `compute_capability`: the device's, times 10; None: no CUDA device.
+
+    Raises NoKernelError with every kernel's reason.
+    """
+    reasons = {}
+    for kernel in KERNELS:
+        least = kernel.get_min_capability()
+        able, reason = kernel.can_implement(config)
+        if able and compute_capability is not None and compute_capability < least:
+            able, reason = False, f"needs compute capability {least}, this device has {compute_capability}"
+        if able:
+            return kernel
+        reasons[kernel.__name__] = reason or ""
+    K, N = config.partition_weight_shape
+    raise NoKernelError(f"{config.weight_type} (K, N) = ({K}, {N})", reasons)
+
+
+__all__ = [
+    "KERNELS",
+    "DequantizeLinearKernel",
+    "ExllamaLinearKernel",
+    "MPLinearKernel",
+    "MPLinearLayerConfig",
+    "MarlinLinearKernel",
+    "choose_mp_linear_kernel",
+    "permute_param_layout_",
+]

@@ -1,0 +1,122 @@
+"""What a mixed-precision linear kernel promises: say no with a reason, prepare once, multiply.
+
+The shape of vLLM's `MPLinearKernel`, with what its config lacks: how zero points are stored, and in which
+order codes lie in a word. A kernel's yes is exact: a config it accepts is multiplied right.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from qload.errors import KernelRefusedError
+from qload.kernels.scalar_type import ScalarType
+from qload.layouts import ZeroPoints
+
+Order = Literal["gptq", "awq"]
+
+
+@dataclass(frozen=True)
+class MPLinearLayerConfig:
+    """A layer as a kernel has to know it before it sees a tensor. Shapes are (K, N), as in the engines.
+
+    `group_size` -1: one group. `zeros`: how stored zero points are meant; needed where `zero_points`.
+    `order`: whether a word's codes come one after another ("gptq", compressed-tensors) or interleaved
+    along N ("awq").
+    """
+
+    full_weight_shape: tuple[int, int]
+    partition_weight_shape: tuple[int, int]
+    weight_type: ScalarType
+    act_type: torch.dtype
+    group_size: int
+    zero_points: bool
+    has_g_idx: bool = False
+    out_type: torch.dtype | None = None
+    zeros: ZeroPoints | None = None
+    order: Order = "gptq"
+
+    @property
+    def is_k_partitioned(self) -> bool:
+        """Whether this rank has only some of the inputs."""
+        return self.partition_weight_shape[0] < self.full_weight_shape[0]
+
+    @property
+    def groups(self) -> int:
+        """Groups whose scales this rank holds: all of them where rows are grouped by index."""
+        K = self.full_weight_shape[0] if self.has_g_idx else self.partition_weight_shape[0]
+        return 1 if self.group_size == -1 else -(-K // self.group_size)
+
+
+class MPLinearKernel(ABC):
+    """Prepares a layer's parameters once, then multiplies with them.
+
+    Parameters may lie in either orientation: the tags `input_dim`, `output_dim` and `packed_dim` say which.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(
+        self,
+        c: MPLinearLayerConfig,
+        w_q_param_name: str,
+        w_s_param_name: str,
+        w_zp_param_name: str | None = None,
+        w_gidx_param_name: str | None = None,
+    ) -> None:
+        able, reason = self.can_implement(c)
+        if not able:
+            raise KernelRefusedError(type(self).__name__, reason or "")
+        for asked, name, what in (
+            (c.zero_points, w_zp_param_name, "zero points"),
+            (c.has_g_idx, w_gidx_param_name, "a group index"),
+        ):
+            if asked and name is None:
+                raise KernelRefusedError(
+                    type(self).__name__, f"{what} in the config, and no parameter for it"
+                )
+        self.config = c
+        self.w_q_name, self.w_s_name = w_q_param_name, w_s_param_name
+        self.w_zp_name, self.w_gidx_name = w_zp_param_name, w_gidx_param_name
+
+    @classmethod
+    @abstractmethod
+    def get_min_capability(cls) -> int:
+        """The lowest compute capability of a CUDA device, times 10; 0: any device."""
+
+    @classmethod
+    @abstractmethod
+    def can_implement(cls, c: MPLinearLayerConfig) -> tuple[bool, str | None]:
+        """(True, None), or (False, why not)."""
+
+    @abstractmethod
+    def process_weights_after_loading(self, layer: nn.Module) -> None:
+        """Repack the layer's parameters, under their names, into what `apply_weights` reads."""
+
+    @abstractmethod
+    def apply_weights(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x (..., K) -> (..., N), in x's dtype; `bias` (N,)."""
+
+    def _get_weight_params(self, layer: nn.Module) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """(codes, scales, zero points or None, group index or None) of a layer."""
+        zeros = self.w_zp_name if self.config.zero_points else None
+        index = self.w_gidx_name if self.config.has_g_idx else None
+        return (
+            getattr(layer, self.w_q_name),
+            getattr(layer, self.w_s_name),
+            None if zeros is None else getattr(layer, zeros),
+            None if index is None else getattr(layer, index),
+        )
+
+    def _transform_param(
+        self, layer: nn.Module, name: str | None, fn: Callable[[Tensor | None], Tensor]
+    ) -> None:
+        """Replace a parameter by what `fn` makes of it, as a plain parameter without tags."""
+        if name is not None:
+            made = fn(getattr(layer, name, None))
+            if hasattr(layer, name):
+                delattr(layer, name)
+            layer.register_parameter(name, nn.Parameter(made.detach(), requires_grad=False))

@@ -1,0 +1,51 @@
+"""ExLlama's kernel: 2, 3, 4 and 8 bits, any group size, every convention of zero points, fp16."""
+
+import torch
+from torch import Tensor, nn
+
+from qload.formats import GPTQWeight
+from qload.kernels import exllama
+from qload.kernels.mp_linear.contract import MPLinearLayerConfig
+from qload.kernels.mp_linear.typed import TypedLinearKernel
+from qload.kernels.scratch import Need, multiply
+from qload.spec import Weight
+
+
+class ExllamaLinearKernel(TypedLinearKernel):
+    """Weights in ExLlama's order, dequantized into scratch space that `warm_up` provides.
+
+    Weights without zero points get those of their type's bias, stored minus one.
+    """
+
+    name = "exllama"
+    bits = (2, 3, 4, 8)
+    act_types = (torch.float16,)
+
+    @classmethod
+    def get_min_capability(cls) -> int:
+        """Pascal's."""
+        return 60
+
+    @classmethod
+    def can_implement(cls, c: MPLinearLayerConfig) -> tuple[bool, str | None]:
+        """As every kernel; act order only where this rank has all rows."""
+        able, reason = super().can_implement(c)
+        if able and c.has_g_idx and c.is_k_partitioned:
+            here, full = c.partition_weight_shape[0], c.full_weight_shape[0]
+            return False, f"act order needs all rows of every group, and this rank has {here} of {full}"
+        return able, reason
+
+    def repacked(self, weight: GPTQWeight) -> Weight:
+        """Rows of a group together, each word shuffled."""
+        return exllama.from_gptq(weight)
+
+    def process_weights_after_loading(self, layer: nn.Module) -> None:
+        """As every kernel, and a note of how much scratch space the layer needs."""
+        super().process_weights_after_loading(layer)
+        K, N = self.config.partition_weight_shape
+        need: object = Need(self.w_q_name, K, N)
+        object.__setattr__(layer, "exllama_need", need)  # no parameter, buffer or module
+
+    def apply_weights(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x (..., K) fp16 -> (..., N) fp16: weights rounded to fp16 in scratch space, sums in float32."""
+        return multiply(layer, x, self.typed(layer), bias)

@@ -1,0 +1,37 @@
+"""Marlin's kernel: 4 and 8 bits, with or without zero points, act order too, any shape by padding."""
+
+import torch
+from torch import nn
+
+from qload.formats import GPTQWeight
+from qload.kernels import marlin
+from qload.kernels.marlin_shapes import GROUP_SIZES, locks
+from qload.kernels.mp_linear.typed import TypedLinearKernel
+from qload.spec import Weight
+
+MULTIPROCESSORS = 256  # more than any chip has: a layer may move to it after it was prepared
+
+
+class MarlinLinearKernel(TypedLinearKernel):
+    """Weights in Marlin's order."""
+
+    name = "marlin"
+    bits = (4, 8)
+    groups = GROUP_SIZES
+    act_types = (torch.float16, torch.bfloat16)
+
+    @classmethod
+    def get_min_capability(cls) -> int:
+        """Ampere's."""
+        return 80
+
+    def repacked(self, weight: GPTQWeight) -> Weight:
+        """In Marlin's order, padded to its thread blocks."""
+        return marlin.from_gptq(weight)
+
+    def process_weights_after_loading(self, layer: nn.Module) -> None:
+        """As every kernel, and a zeroed workspace of locks."""
+        super().process_weights_after_loading(layer)
+        device, N = getattr(layer, self.w_q_name).device, self.config.partition_weight_shape[1]
+        count = locks(N, MULTIPROCESSORS)
+        layer.register_buffer("workspace", torch.zeros(count, dtype=torch.int32, device=device), False)

@@ -1,0 +1,113 @@
+"""A layer's tagged parameters as a typed weight, whichever way round they lie."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qload.errors import ArgumentError, ShapeError
+from qload.formats import GPTQConfig, GPTQWeight
+from qload.kernels.gptq import from_codes
+from qload.kernels.mp_linear.contract import MPLinearLayerConfig
+from qload.layouts import STORED_MINUS_ONE, Packing, awq, gptq
+from qload.spec import Codes, Layer
+
+
+def permute_param_layout_(
+    param: Tensor, input_dim: int, output_dim: int, *, packed_dim: int | None = None
+) -> Tensor:
+    """Transpose a tagged parameter in place so that its tags are the ones asked for.
+
+    A parameter with one tag has the other one at its other axis. Raises ArgumentError where only a repack
+    could bring the packed axis to where it is asked.
+    """
+    tags: Any = param
+    here_in, here_out = _dims(param)
+    packed = getattr(tags, "packed_dim", None)
+    order = {input_dim: here_in, output_dim: here_out}
+    if packed_dim is not None and (packed is None or order[packed_dim] != packed):
+        raise ArgumentError(
+            "param", f"packed along what is to be axis {packed_dim}", f"packed along axis {packed}"
+        )
+    if (here_in, here_out) != (input_dim, output_dim):
+        param.data = param.data.t().contiguous()
+    tags.input_dim, tags.output_dim = input_dim, output_dim
+    if packed is not None:
+        tags.packed_dim = next(to for to, source in order.items() if source == packed)
+    return param
+
+
+def read_layer(
+    config: MPLinearLayerConfig,
+    name: str,
+    w_q: Tensor,
+    w_s: Tensor,
+    w_zp: Tensor | None,
+    g_idx: Tensor | None,
+) -> GPTQWeight:
+    """Parameters as the engines hold them -> a typed weight, every shape checked."""
+    K, N = config.partition_weight_shape
+    bits, groups = config.weight_type.size_bits, config.groups
+    codes = _codes(config, w_q)
+    _expect(f"{name}: weight", codes, (K, N), "(K, N) codes")
+    scales = _rows_first(w_s)
+    _expect(f"{name}: scales", scales, (groups, N), "(G, N)")
+    if w_zp is None:
+        zeros = torch.full_like(scales, config.weight_type.bias, dtype=torch.int32)
+    else:
+        zeros = (config.zeros or STORED_MINUS_ONE).read(_packed(w_zp), _along_n(config, bits))
+        _expect(f"{name}: zero points", zeros, (groups, N), "(G, N)")
+    known = GPTQConfig(bits, config.group_size, config.zeros or STORED_MINUS_ONE)
+    rows = known.in_order(K, codes.device) if g_idx is None or not g_idx.numel() else g_idx.long()
+    _expect(f"{name}: g_idx", rows, (K,), "(K,)")
+    whole = (config.full_weight_shape[1], config.full_weight_shape[0])
+    typed = Codes(bits, codes.T, scales.T, zeros.T, rows)
+    own = replace(known, positional=groups > 1 and g_idx is None)
+    return from_codes(typed, scales.data, Layer((N,), K, whole, name), own)
+
+
+def _codes(config: MPLinearLayerConfig, param: Tensor) -> Tensor:
+    bits, (here_in, _) = config.weight_type.size_bits, _dims(param)
+    along_k = getattr(param, "packed_dim", here_in) == here_in
+    words = param.data if here_in == 0 else param.data.t()
+    if along_k and config.order == "awq":
+        raise ArgumentError("weight", "packed along N, as AWQ's words are", "packed along K")
+    packing = gptq.rows(bits) if along_k else _along_n(config, bits)
+    return packing.unpack(words.contiguous())
+
+
+def _packed(param: Tensor) -> Tensor:
+    here_in, here_out = _dims(param)
+    if getattr(param, "packed_dim", here_out) != here_out:
+        raise ArgumentError("zero points", "packed along N", f"packed along axis {here_in}")
+    return _rows_first(param)
+
+
+def _along_n(config: MPLinearLayerConfig, bits: int) -> Packing:
+    return awq.columns(bits) if config.order == "awq" else gptq.columns(bits)
+
+
+def _rows_first(param: Tensor) -> Tensor:
+    return (param.data if _dims(param)[0] == 0 else param.data.t()).contiguous()
+
+
+def _dims(param: Tensor) -> tuple[int, int]:
+    """(input_dim, output_dim) of a matrix; an untagged one has its inputs first."""
+    here_in, here_out = getattr(param, "input_dim", None), getattr(param, "output_dim", None)
+    if here_in is None:
+        here_in = 0 if here_out is None else 1 - here_out
+    if here_out is None:
+        here_out = 1 - here_in
+    if param.ndim != 2 or {here_in, here_out} != {0, 1}:
+        raise ArgumentError(
+            "param",
+            "a matrix with input_dim and output_dim 0 and 1",
+            f"{tuple(param.shape)}: {here_in}, {here_out}",
+        )
+    return here_in, here_out
+
+
+def _expect(what: str, tensor: Tensor, shape: tuple[int, ...], formula: str) -> None:
+    if tuple(tensor.shape) != shape:
+        raise ShapeError(what, f"{shape} = {formula}", tuple(tensor.shape))

@@ -1,0 +1,90 @@
+"""Scratch space: the neediest layer's, per device, kept when asked again, asked for before the first call."""
+
+import pytest
+import torch
+from torch import nn
+
+from qload.errors import ArgumentError, NotWarmError
+from qload.kernels import ExllamaLinearKernel, warm_up
+from tests.kernels.mp_layers import Case
+
+CPU = torch.device("cpu")
+
+
+class Prepared(nn.Module):
+    def __init__(self, N: int, K: int) -> None:
+        super().__init__()
+        case = Case(N=N, K=K)
+        self.held = case.layer(case.weight())
+        self.kernel = ExllamaLinearKernel(case.config, "qweight", "scales")
+        self.kernel.process_weights_after_loading(self.held)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.kernel.apply_weights(self.held, x)
+
+    @property
+    def buffer(self) -> torch.Tensor:
+        return self.held.exllama_scratch.buffer
+
+
+def size(N: int, K: int, tokens: int) -> int:
+    return sum(-(-part // 128) * 128 for part in (2 * N * K, 4 * N * tokens))
+
+
+def test_the_neediest_layer_of_a_device_decides_and_all_share() -> None:
+    model = nn.ModuleList([Prepared(64, 256), Prepared(32, 768), Prepared(32, 64)])
+
+    assert warm_up(model, 10) == {CPU: max(size(64, 256, 10), size(32, 768, 10))}
+    assert len({layer.buffer.data_ptr() for layer in model}) == 1
+
+
+def test_it_grows_with_longer_inputs_and_more_layers_and_never_shrinks() -> None:
+    small, large = Prepared(32, 64), Prepared(64, 256)
+    model = nn.ModuleList([small])
+    warm_up(model, 7)
+    warm_up(model, 3)
+    assert small.buffer.numel() == size(32, 64, 7)
+    model.append(large)
+
+    warm_up(model, 5)
+
+    assert large.buffer.numel() == size(64, 256, 7)
+    assert large.buffer.numel() >= 2 * 64 * 256
+    large(torch.ones(7, 256).half())
+
+
+def test_a_model_without_such_layers_needs_none() -> None:
+    assert warm_up(nn.Linear(4, 4), 16) == {}
+
+
+def test_a_layer_that_is_called_before_refuses() -> None:
+    with pytest.raises(NotWarmError, match=r"no scratch space on cpu\n  remedy   call qload\.warm_up"):
+        Prepared(64, 256)(torch.ones(1, 256).half())
+
+
+def test_an_input_longer_than_said_is_refused() -> None:
+    layer = Prepared(64, 256)
+    warm_up(layer, 4)
+    layer(torch.ones(2, 2, 256).half())
+
+    with pytest.raises(ArgumentError, match="at most 4 tokens, as warm_up was told\n  got      5"):
+        layer(torch.ones(5, 256).half())
+
+
+def test_no_token_at_all_is_no_length() -> None:
+    with pytest.raises(ArgumentError, match="at least 1 token"):
+        warm_up(nn.Linear(4, 4), 0)
+
+
+def test_layers_keep_their_words_as_they_are_called() -> None:
+    """Kernels that shuffle in place, or write past the weight, would show here."""
+    first, second = Prepared(64, 256), Prepared(64, 256)
+    warm_up(nn.ModuleList([first, second]), 4)
+    x = torch.randn(3, 256, generator=torch.Generator().manual_seed(0)).half()
+    before = {name: tensor.clone() for name, tensor in first.held.named_parameters()}
+
+    one = first(x)
+    second(x * 2)
+
+    assert torch.equal(first(x), one)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in first.held.named_parameters())
