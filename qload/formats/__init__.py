@@ -23,7 +23,10 @@ FORMATS: tuple[type[Weight], ...] = (
 
 # What a tensor is for, by the last part of its name.
 ROLES: dict[str, Role] = {
-    spec.suffix: spec.role for weight in FORMATS for spec in weight.tensors(weight.example)
+    suffix.rpartition(".")[2]: spec.role
+    for weight in reversed(FORMATS)  # so that of formats that share a name the first one has its say
+    for spec in weight.tensors(weight.example)
+    for suffix in spec.suffixes
 }
 
 __all__ = [

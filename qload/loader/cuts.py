@@ -1,6 +1,6 @@
 """Where the world cuts a layer: every rank checks all the places, from declarations alone."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import lcm
 
@@ -8,40 +8,60 @@ from qload.errors import CutError, DivideError, worlds
 from qload.loader.base import Part, Split
 from qload.loader.study import Studied
 from qload.parallel import ProcessGroup
-from qload.spec import Axis
+from qload.spec import Axis, Place
 
 WORLDS = (2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 64)  # world sizes that an error offers, where lawful
 
 
 @dataclass(frozen=True)
 class Share:
-    """One rank's share of a part: outputs [n0, n1), inputs [k0, k1), and all the world's cuts of K."""
+    """One rank's share of a part: where it lies, all the world's cuts of K, and which part of how many."""
 
     layer: Studied
-    n0: int
-    n1: int
-    k0: int
-    k1: int
+    place: Place
     k_places: tuple[int, ...]
+    part: int = 0
 
     def piece(self, axis: Axis) -> tuple[int, int] | None:
         """[start, stop) of a stored axis, or None where it stays whole."""
+        here, K = self.place, self.layer.K
+        if axis.dim == "P" and self.layer.sizes["P"] > 1:
+            return self.part, self.part + 1
         if axis.dim == "N":
-            return axis.at(self.n0, self.layer.N), axis.at(self.n1, self.layer.N)
+            return axis.at(here.n0, here.N), axis.at(here.n1, here.N)
+        if axis.flat:
+            start = axis.at(here.n0 * K, here.N * K)
+            return start, start + (axis.size((here.n1 - here.n0) * K) or 0)
         if axis.dim == "K" and len(self.k_places) > 2 and self._suits(axis):
-            return axis.at(self.k0, self.layer.K), axis.at(self.k1, self.layer.K)
+            return axis.at(here.k0, K), axis.at(here.k1, K)
         return None
 
+    def extent(self, axis: Axis) -> int:
+        """How many entries of a stored axis along which parts are joined are here."""
+        if axis.dim == "P":
+            return 1
+        if axis.flat:
+            return self.place.extent(axis)
+        start, stop = self.piece(axis) or (0, 0)
+        return stop - start
+
     def _suits(self, axis: Axis) -> bool:
-        return axis.free is None or all(_exact(axis, place, self.layer.K) for place in self.k_places)
+        return axis.free is None or all(_exact(axis, "K", place, self.layer.sizes) for place in self.k_places)
 
 
 def share(
-    layer: Studied, part: Part, split: Split | None, group: ProcessGroup, *, joined: bool = False
+    layer: Studied,
+    part: Part,
+    split: Split | None,
+    group: ProcessGroup,
+    *,
+    joined: bool = False,
+    number: int = 0,
 ) -> Share:
     """This rank's share of a part; CutError or DivideError, the same on every rank.
 
-    `joined`: another part follows, so that the end of this one is a cut like any other.
+    `joined`: another part follows, so that the end of this one is a cut like any other. `number`: which
+    part of its layer this is.
     """
     world, rank = group.size(), group.rank()
     start, stop = part.start, layer.N if part.stop is None else part.stop
@@ -54,7 +74,7 @@ def share(
     if split == "K" and world > 1:
         k_places = _places(layer, "K", 0, layer.K, world)
         k = (k_places[rank], k_places[rank + 1])
-    return Share(layer, *n, *k, k_places)
+    return Share(layer, Place(*n, *k, layer.N, layer.K), k_places, number)
 
 
 def _places(layer: Studied, dim: str, start: int, stop: int, world: int) -> tuple[int, ...]:
@@ -77,18 +97,26 @@ def _check(
 ) -> None:
     size = layer.sizes.get(dim, 1)
     for place in places:
-        for spec in layer.specs:
-            for axis in spec.axes:
-                if axis.dim == dim and axis.free is None and not _exact(axis, place, size, joined):
-                    name, block, why = _binding(layer, dim)
-                    lawful = _lawful(layer, dim, *span[:2]) if span else ()
-                    raise CutError(name, dim, size, place, block, why, span and span[2], lawful)
+        for axis in _bound(layer, dim):
+            if not _exact(axis, dim, place, layer.sizes, joined):
+                name, block, why = _binding(layer, dim)
+                lawful = _lawful(layer, dim, *span[:2]) if span else ()
+                raise CutError(name, dim, size, place, block, why, span and span[2], lawful)
 
 
-def _exact(axis: Axis, place: int, size: int, joined: bool = False) -> bool:
-    if place == 0 or (place == size and not joined):
+def _bound(layer: Studied, dim: str) -> list[Axis]:
+    """The axes that a cut of a dimension has to be exact on."""
+    axes = [axis for spec in layer.specs for axis in spec.axes]
+    return [axis for axis in axes if axis.follows(dim) and axis.free is None]
+
+
+def _exact(axis: Axis, dim: str, place: int, sizes: Mapping[str, int], joined: bool = False) -> bool:
+    if place == 0 or (place == sizes.get(dim, 1) and not joined):
         return True
-    return place % axis.granule == 0 and (not axis.never or place == size)
+    step = axis.step(dim, sizes)
+    if axis.never:
+        return place == sizes.get(dim, 1) and place % axis.granule == 0
+    return step > 0 and place % step == 0
 
 
 def granule(layer: Studied, dim: str) -> int:
@@ -99,10 +127,10 @@ def granule(layer: Studied, dim: str) -> int:
 def _binding(layer: Studied, dim: str) -> tuple[str, int, str]:
     """The tensor that binds a dimension most, the joint granule, and the tensor's declaration."""
     bound = [
-        (0 if axis.never else axis.granule, spec)
+        (axis.step(dim, layer.sizes), spec)
         for spec in layer.specs
         for axis in spec.axes
-        if axis.dim == dim and axis.free is None
+        if axis.follows(dim) and axis.free is None
     ]
     if not bound:
         return layer.prefix, 1, f"no tensor has an axis {dim}"

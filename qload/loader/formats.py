@@ -1,17 +1,19 @@
 """The one loader that serves every format: it knows declarations, and no format by name."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
 from torch import Tensor
 
-from qload.errors import ArgumentError
+from qload.errors import ArgumentError, MismatchError
+from qload.loader import pieces
 from qload.loader.base import Part, Split, WeightsLoader
 from qload.loader.cuts import Share, share
 from qload.loader.source import TensorSource
 from qload.loader.study import Room, Studied, check_alike, study
-from qload.spec import Layer, TensorSpec, Weight
+from qload.spec import Layer, Weight
 
 
 class FormatLoader(WeightsLoader):
@@ -35,19 +37,16 @@ class FormatLoader(WeightsLoader):
         if len(layers) < len(parts) and any(part.stop is None for part in parts):
             raise ArgumentError("prefixes", "each layer once", ", ".join(part.prefix for part in parts))
         check_alike(list(layers.values()))
-        shares = [
-            share(layers[part.prefix], part, split, weights.process_group, joined=part is not parts[-1])
-            for part in parts
-        ]
+        shares = _shares(weights, layers, parts, split)
         first = shares[0]
-        tensors = {spec.name: _read(weights, spec, shares) for spec in first.layer.specs}
         widths = [(layers[p.prefix].N if p.stop is None else p.stop) - p.start for p in parts]
         layer = Layer(
-            parts=tuple(s.n1 - s.n0 for s in shares),
-            K=first.k1 - first.k0,
+            parts=tuple(one.place.n1 - one.place.n0 for one in shares),
+            K=first.place.k1 - first.place.k0,
             whole=(sum(widths), first.layer.K),
             name=", ".join(layers),
         )
+        tensors = _tensors(weights, shares)
         room = first.layer.room
         weight: Weight = room.weight(config=room.config, layer=layer, **tensors)
         for studied in layers.values():
@@ -69,38 +68,44 @@ class FormatLoader(WeightsLoader):
         return f"{type(self).__name__}({', '.join(f'{r.weight.format}: {r.config}' for r in self.rooms)})"
 
 
-def _read(weights: TensorSource, spec: TensorSpec, shares: Sequence[Share]) -> Tensor:
-    """One tensor of the layer, its parts joined along their N axis, or the first where it has none."""
-    join = spec.axis_of("N")
-    if join is None or len(shares) == 1:
-        return _slice(weights, spec, shares[0])
-    first = _slice(weights, spec, shares[0])
-    extents = [_extent(spec, one, join) for one in shares]
-    whole = first.new_empty([*first.shape[:join], sum(extents), *first.shape[join + 1 :]])
-    at = 0
-    for one, extent in zip(shares, extents, strict=True):
-        part = first if at == 0 else _slice(weights, spec, one)
-        whole.narrow(join, at, extent).copy_(part)
-        at += extent
-    return whole
+def _shares(
+    weights: TensorSource, layers: Mapping[str, Studied], parts: Sequence[Part], split: Split | None
+) -> list[Share]:
+    """This rank's share of each part, every cut checked before anything is read."""
+    numbers: Counter[str] = Counter()
+    shares = []
+    for part in parts:
+        joined, number = part is not parts[-1], numbers[part.prefix]
+        numbers[part.prefix] += 1
+        shares.append(
+            share(layers[part.prefix], part, split, weights.process_group, joined=joined, number=number)
+        )
+    for prefix, layer in layers.items():
+        stored = layer.sizes.get("P", 1)
+        if stored not in (1, numbers[prefix]):
+            raise MismatchError(
+                prefix,
+                "scales of fused parts",
+                f"a load in {stored} parts, as there are {stored} scales (get_weights_col_packed)",
+                f"{numbers[prefix]} parts",
+            )
+    return shares
 
 
-def _extent(spec: TensorSpec, share: Share, axis: int) -> int:
-    piece = share.piece(spec.axes[axis])
-    return piece[1] - piece[0] if piece else 0
-
-
-def _slice(weights: TensorSource, spec: TensorSpec, share: Share) -> Tensor:
-    pieces = [share.piece(axis) for axis in spec.axes]
-    index = tuple(slice(None) if piece is None else slice(*piece) for piece in pieces)
-    name = share.layer.names.full(spec.name)
-    if not spec.fact:
-        return weights.read(name, index, role=spec.role)
-    fact = share.layer.facts[spec.name][index].clone()
-    return fact - _first(spec.index_of, share) if spec.index_of else fact
-
-
-def _first(letter: str, share: Share) -> int:
-    """Where this rank's piece of a free axis begins, which an index into it counts from."""
-    cut = (share.piece(axis) for spec in share.layer.specs for axis in spec.axes if axis.free == letter)
-    return next((piece[0] for piece in cut if piece), 0)
+def _tensors(weights: TensorSource, shares: Sequence[Share]) -> dict[str, Tensor]:
+    """Every tensor of the typed weight, sliced, resolved where its format has to, and joined."""
+    layer = shares[0].layer
+    kept = [spec for spec in layer.specs if not spec.spent]
+    if len(kept) == len(layer.specs):
+        return {spec.name: pieces.read(weights, spec, shares) for spec in kept}
+    resolved = []
+    for one in shares:
+        raw = {spec.name: pieces.piece(weights, spec, one) for spec in one.layer.specs}
+        room = one.layer.room
+        resolved.append(room.weight.resolve(room.config, raw, one.place))
+    made = {name for tensors in resolved for name in tensors}
+    return {
+        spec.name: pieces.join([tensors[spec.name] for tensors in resolved], spec, shares)
+        for spec in kept
+        if spec.name in made
+    }

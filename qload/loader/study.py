@@ -1,6 +1,6 @@
 """What a layer is, from headers and facts alone: its format, sizes and declaration, all checked."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from qload.errors import MismatchError, TwoFormatsError
 from qload.loader.source import TensorSource
-from qload.spec import Config, Names, Seen, TensorSpec, Weight, named
+from qload.spec import PARTS, Config, Names, Seen, Shape, TensorSpec, Weight, named
 
 
 @dataclass(frozen=True)
@@ -69,21 +69,33 @@ class Studied:
 def study(weights: TensorSource, prefix: str, rooms: Sequence[Room]) -> Studied:
     """Tell the format by the tensors, read the facts, check shapes, dtypes and indices."""
     room = _choose(weights, prefix, rooms)
-    names = Stored(weights, prefix, {spec.name: spec.suffix for spec in room.specs()})
+    names = Stored(weights, prefix, {spec.name: _suffix(weights, prefix, spec) for spec in room.specs()})
     specs = tuple(
         spec for spec in room.specs() if not spec.optional or weights.has_tensor(names.full(spec.name))
     )
     infos = {spec.name: weights.info(names.full(spec.name)) for spec in specs}
     facts = {spec.name: weights.read(names.full(spec.name), role=spec.role) for spec in specs if spec.fact}
     seen = Seen(
-        shapes={name: info.shape for name, info in infos.items()},
+        shapes={spec.name: _shape(spec, infos[spec.name].shape) for spec in specs},
         dtypes={name: info.dtype for name, info in infos.items()},
         facts=facts,
         names=names,
     )
     own = Room(room.weight, room.config.study(seen))
     specs = tuple(spec for spec in own.specs() if spec.name in infos)
-    return Studied(prefix, own, specs, seen.sizes(specs), facts, seen.dtypes, names, own.config.notes(seen))
+    sizes = seen.sizes(specs, own.config.known())
+    return Studied(prefix, own, specs, sizes, facts, seen.dtypes, names, own.config.notes(seen))
+
+
+def _suffix(weights: TensorSource, prefix: str, spec: TensorSpec) -> str:
+    """Which of its names a tensor is stored under; the first where it is not stored at all."""
+    found = (suffix for suffix in spec.suffixes if weights.has_tensor(named(prefix, suffix)))
+    return next(found, spec.suffix)
+
+
+def _shape(spec: TensorSpec, stored: Shape) -> Shape:
+    """() is (1,) where one entry a part is declared."""
+    return (1,) if stored == () and [axis.dim for axis in spec.axes] == [PARTS] else stored
 
 
 def check_alike(layers: Sequence[Studied]) -> None:
@@ -98,8 +110,9 @@ def check_alike(layers: Sequence[Studied]) -> None:
         ):
             if a != b:
                 raise _differ(first, other, what, a, b)
+        kept = {spec.name for spec in first.specs if not spec.spent}
         for name, dtype in first.dtypes.items():
-            if dtype != other.dtypes[name]:
+            if name in kept and dtype != other.dtypes[name]:
                 raise _differ(
                     first,
                     other,
@@ -108,7 +121,7 @@ def check_alike(layers: Sequence[Studied]) -> None:
                     other.dtypes[name],
                 )
         for name, fact in first.facts.items():
-            if not torch.equal(fact, other.facts[name]):
+            if name in kept and not torch.equal(fact, other.facts[name]):
                 apart = int((fact != other.facts[name]).nonzero()[0, 0])
                 raise _differ(
                     first,
@@ -120,27 +133,55 @@ def check_alike(layers: Sequence[Studied]) -> None:
 
 
 def _choose(weights: TensorSource, prefix: str, rooms: Sequence[Room]) -> Room:
+    """The format whose tensors a layer has, or MissingTensorError, or TwoFormatsError.
+
+    Of formats that share names the one that explains more of what is there; of those that explain the
+    same, the one that lacks nothing, or whose dtypes these are.
+    """
     present = {
-        room: [spec.suffix for spec in room.specs() if weights.has_tensor(named(prefix, spec.suffix))]
+        room: frozenset(
+            suffix
+            for spec in room.specs()
+            for suffix in spec.suffixes
+            if weights.has_tensor(named(prefix, suffix))
+        )
         for room in rooms
     }
     found = [room for room, suffixes in present.items() if suffixes]
-    if len(found) > 1:
-        a, b = found[:2]
+    most = [room for room in found if not any(present[room] < present[other] for other in found)]
+    if len({present[room] for room in most}) > 1:
+        a, b = most[:2]
         raise TwoFormatsError(
             prefix,
             "stored in two formats at once",
             f"either {a.weight.format} or {b.weight.format}",
-            f"{', '.join(present[a])} and {', '.join(present[b])}",
+            f"{', '.join(sorted(present[a]))} and {', '.join(sorted(present[b]))}",
         )
-    room = found[0] if found else rooms[0]
-    for spec in room.specs():
-        if not spec.optional and spec.suffix not in present[room]:
-            hint = (
-                "" if found else f"formats  looked for {' and '.join(room.weight.format for room in rooms)}"
-            )
-            raise weights.missing(named(prefix, spec.suffix), hint)
+    fitting = [room for room in most if _fits(weights, prefix, room)]
+    room = next(
+        (room for room in fitting if not _missing(room, present[room])),
+        (fitting or most or list(rooms))[0],
+    )
+    missing = _missing(room, present.get(room, frozenset()))
+    if missing:
+        hint = "" if found else f"formats  looked for {' and '.join(room.weight.format for room in rooms)}"
+        raise weights.missing(named(prefix, missing[0]), hint)
     return room
+
+
+def _missing(room: Room, present: Collection[str]) -> list[str]:
+    """What a layer of this format has to have, and these are not."""
+    return [
+        spec.suffix
+        for spec in room.specs()
+        if not spec.optional and not any(suffix in present for suffix in spec.suffixes)
+    ]
+
+
+def _fits(weights: TensorSource, prefix: str, room: Room) -> bool:
+    """Whether the tensors that are there have dtypes of this format."""
+    stored = [(spec, named(prefix, _suffix(weights, prefix, spec))) for spec in room.specs()]
+    return all(weights.info(name).dtype in spec.dtypes for spec, name in stored if weights.has_tensor(name))
 
 
 def _differ(first: Studied, other: Studied, what: str, a: Any, b: Any) -> MismatchError:

@@ -1,12 +1,14 @@
 """The contract between files and kernels: axis text, declarations, configs, typed weights."""
 
-from qload.spec.axis import LOGICAL, Axis
+from qload.spec.axis import LOGICAL, PARTS, Axis
 from qload.spec.groups import Grouped
+from qload.spec.place import Place
 from qload.spec.tensor import Names, Role, Shape, TensorSpec, check_dtypes, named, solve
 from qload.spec.weight import Codes, Config, Fields, Layer, Seen, Weight, symmetric
 
 __all__ = [
     "LOGICAL",
+    "PARTS",
     "Axis",
     "Codes",
     "Config",
@@ -14,6 +16,7 @@ __all__ = [
     "Grouped",
     "Layer",
     "Names",
+    "Place",
     "Role",
     "Seen",
     "Shape",

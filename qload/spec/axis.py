@@ -1,24 +1,30 @@
 """Axis text: how a stored axis follows from a layer's logical sizes, and where it may be cut.
 
-    axis := dim op* ["!"] ["|" free]          ops apply left to right to the logical size
-    dim  := N | K | free | integer            free (G R E ...): whole on every rank
-    op   := *i | /i | /i^ | @i | @i^          @i: whole runs of i (as /i*i); ^: a short tail is rounded up
-    !    :  never cut            |G : where the world's cuts do not suit this axis, it stays whole
+    axis := dim op* ["!"] ["|" free]    ops apply left to right to the logical size
+    dim  := N | K | (NK) | P | free | integer
+            (NK): all elements, row by row; P: one entry a fused part, stored as () or (1,);
+            free (G R E ...): whole on every rank
+    op   := *i | /i | /i^ | @i | @i^    @i: whole runs of i (as /i*i); ^: a short tail is rounded up
+    !    :  never cut      |G : where the world's cuts do not suit this axis, it stays whole
 
-A cut is lawful where every division of the axis is exact; the end of the dimension always is.
+A cut is lawful where every division of the axis is exact; the end of the dimension always is. A cut of N
+at n is one of (NK) at element n * K; a cut of K at k has to be exact at k and at K.
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from math import lcm
+from math import gcd, lcm
 
 from qload.errors import PatternError
 
 LOGICAL = frozenset("NK")
+FLAT = "NK"
+PARTS = "P"
 
-_AXIS = re.compile(r"(?P<dim>[A-Z]|\d+)(?P<ops>(?:[*/@]\d+\^?)*)(?P<never>!?)(?:\|(?P<free>[A-Z]))?")
+_AXIS = re.compile(r"(?P<dim>[A-Z]|\d+|\(NK\))(?P<ops>(?:[*/@]\d+\^?)*)(?P<never>!?)(?:\|(?P<free>[A-Z]))?")
 _OP = re.compile(r"([*/@])(\d+)(\^?)")
 
 
@@ -40,8 +46,36 @@ class Axis:
 
     @cached_property
     def dim(self) -> str:
-        """The dimension it follows from: `N`, `K`, a free letter, or an integer."""
-        return self._part("dim")
+        """The dimension it follows from: `N`, `K`, `NK`, `P`, a free letter, or an integer."""
+        return self._part("dim").strip("()")
+
+    @cached_property
+    def flat(self) -> bool:
+        """Whether it counts all elements, row by row."""
+        return self.dim == FLAT
+
+    def follows(self, dim: str) -> bool:
+        """Whether its size follows from a dimension."""
+        return self.dim == dim or (self.flat and dim in LOGICAL)
+
+    def logical(self, sizes: Mapping[str, int]) -> int | None:
+        """The logical size its operations start from, or None where a dimension is not known."""
+        if self.dim.isdigit():
+            return int(self.dim)
+        if self.flat:
+            return sizes["N"] * sizes["K"] if sizes.keys() >= LOGICAL else None
+        return sizes.get(self.dim)
+
+    def step(self, dim: str, sizes: Mapping[str, int]) -> int:
+        """Cuts of a dimension it follows from are exact at multiples of this; 0: there are none."""
+        if self.never:
+            return 0
+        if not self.flat:
+            return self.granule
+        row = sizes["K"]
+        if dim == "N":
+            return self.granule // gcd(self.granule, row)
+        return 0 if row % self.granule else self.granule
 
     @cached_property
     def ops(self) -> tuple[tuple[str, int, bool], ...]:

@@ -7,7 +7,7 @@ from enum import Enum
 import torch
 
 from qload.errors import DtypeError, ShapeError
-from qload.spec.axis import Axis
+from qload.spec.axis import PARTS, Axis
 
 Shape = tuple[int, ...]
 
@@ -25,22 +25,36 @@ class Role(Enum):
 class TensorSpec:
     """One tensor of a layer: field name, dtypes allowed, axis text such as `"K*4/32 N"`.
 
-    `fact`: small, read whole by every rank before anything is decided. `index_of`: its values point
-    into that free axis, and the loader checks and rebases them. `permutation`: it names each of its own
-    places once. `nibbles`: the only values its four-bit fields may have. `stored`: the on-disk suffix where
-    it differs from the field's name. `optional`: may be absent.
+    stored
+        The on-disk suffix where it differs from the field's name; several where tools differ.
+    fact
+        Small, read whole by every rank before anything is decided.
+    index_of
+        Its values point into that free axis; the loader checks and rebases them.
+    permutation
+        It names each of its own places once.
+    nibbles
+        The only values its four-bit fields may have.
+    view
+        The axes to cut and join along, where the stored shape hides them.
+    spent
+        Used up by the format's `resolve`: the typed weight does not hold it.
+    optional
+        May be absent.
     """
 
     name: str
     dtypes: tuple[torch.dtype, ...]
     text: str
     role: Role
-    stored: str | None = None
+    stored: str | tuple[str, ...] | None = None
     fact: bool = False
     index_of: str | None = None
     optional: bool = False
     permutation: bool = False
     nibbles: tuple[int, ...] = ()
+    view: str | None = None
+    spent: bool = False
 
     @property
     def axes(self) -> tuple[Axis, ...]:
@@ -48,13 +62,23 @@ class TensorSpec:
         return tuple(Axis(text) for text in self.text.split())
 
     @property
-    def suffix(self) -> str:
-        """What follows the layer's prefix on disk."""
-        return self.stored or self.name
+    def places(self) -> tuple[Axis, ...]:
+        """The axes to cut and join along: those of the view, or the declared ones."""
+        return self.axes if self.view is None else tuple(Axis(text) for text in self.view.split())
 
-    def axis_of(self, dim: str) -> int | None:
-        """The position of the axis that follows from a dimension, or None."""
-        return next((i for i, axis in enumerate(self.axes) if axis.dim == dim), None)
+    @property
+    def suffixes(self) -> tuple[str, ...]:
+        """What may follow the layer's prefix on disk."""
+        return (self.stored,) if isinstance(self.stored, str) else self.stored or (self.name,)
+
+    @property
+    def suffix(self) -> str:
+        """What follows the layer's prefix on disk, the first of several names."""
+        return self.suffixes[0]
+
+    def joined(self) -> int | None:
+        """The place along which the parts of a fused layer are joined, or None."""
+        return next((i for i, axis in enumerate(self.places) if axis.follows("N") or axis.dim == PARTS), None)
 
 
 def named(prefix: str, suffix: str) -> str:
@@ -71,11 +95,17 @@ def check_dtypes(specs: Iterable[TensorSpec], seen: Mapping[str, torch.dtype], n
             raise DtypeError(names.full(spec.name), allowed, got, names.file(spec.name))
 
 
-def solve(specs: Iterable[TensorSpec], shapes: Mapping[str, Shape], names: "Names") -> dict[str, int]:
+def solve(
+    specs: Iterable[TensorSpec],
+    shapes: Mapping[str, Shape],
+    names: "Names",
+    known: Mapping[str, int] | None = None,
+) -> dict[str, int]:
     """The size of each dimension, from shapes that all agree with their declarations, or ShapeError.
 
     Axes that say a dimension as it is are believed first, so that the tensor which contradicts them
-    is the one named. An axis `"K/128^|G"` only tells G: whether it fits K is for the format to judge.
+    is the one named. An axis `"K/128^|G"` only tells G: whether it fits K is for the format to judge. What
+    no shape tells is taken from `known`.
     """
     specs = [spec for spec in specs if spec.name in shapes]
     for spec in specs:
@@ -90,8 +120,11 @@ def solve(specs: Iterable[TensorSpec], shapes: Mapping[str, Shape], names: "Name
     axes = [(axis, shapes[spec.name][i]) for spec in specs for i, axis in enumerate(spec.axes)]
     for axis, stored in sorted(axes, key=lambda pair: len(pair[0].ops)):
         dim = axis.free or axis.dim
-        if dim.isalpha() and dim not in sizes and not (axis.rounds and not axis.free):
+        tells = not axis.flat and not (axis.rounds and not axis.free)
+        if dim.isalpha() and dim not in sizes and tells:
             sizes[dim] = stored if axis.free else int(stored / axis.factor)
+    for dim, size in (known or {}).items():
+        sizes.setdefault(dim, size)
     for spec in specs:
         _compare(spec, sizes, shapes[spec.name], names)
     return sizes
@@ -115,7 +148,7 @@ def _compare(spec: TensorSpec, sizes: Mapping[str, int], shape: Shape, names: Na
         values = ", ".join("?" if want is None else str(want) for want in expected)
         inexact = [axis for axis, want in zip(spec.axes, expected, strict=True) if want is None]
         hint = "; ".join(
-            f"{axis.dim} = {sizes.get(axis.dim)} has to be a multiple of {axis.granule}" for axis in inexact
+            f"{axis.dim} = {axis.logical(sizes)} has to be a multiple of {axis.granule}" for axis in inexact
         )
         raise ShapeError(
             names.full(spec.name), f"({values}) = ({_formula(spec)})", shape, names.file(spec.name), hint
@@ -123,9 +156,10 @@ def _compare(spec: TensorSpec, sizes: Mapping[str, int], shape: Shape, names: Na
 
 
 def _stored(axis: Axis, sizes: Mapping[str, int]) -> int | None:
-    if axis.dim.isdigit():
-        return axis.size(int(axis.dim))
-    return sizes[axis.free] if axis.free else axis.size(sizes[axis.dim]) if axis.dim in sizes else None
+    if axis.free:
+        return sizes[axis.free]
+    logical = axis.logical(sizes)
+    return None if logical is None else axis.size(logical)
 
 
 def _formula(spec: TensorSpec) -> str:

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from qload.errors import IndexValueError, MissingTensorError
+from qload.errors import IndexValueError, MissingTensorError, ShapeError
+from qload.spec.axis import PARTS
+from qload.spec.place import Place
 from qload.spec.tensor import Names, Shape, TensorSpec, check_dtypes, named, solve
 
 if TYPE_CHECKING:
@@ -25,6 +27,10 @@ class Config:
     """What a format's files leave to be said once for many layers. Frozen, compares by value."""
 
     name: ClassVar[str]
+
+    def known(self) -> Mapping[str, int]:
+        """Sizes of the whole layer that only its facts tell, and no shape."""
+        return {}
 
     def study(self, seen: "Seen") -> Self:
         """This layer's own config, from shapes and facts; raises where they contradict the claims."""
@@ -44,10 +50,13 @@ class Seen:
     facts: Mapping[str, Tensor]
     names: Names
 
-    def sizes(self, specs: Sequence[TensorSpec]) -> dict[str, int]:
-        """The layer's dimensions, where dtypes, shapes and index values fit a declaration."""
+    def sizes(self, specs: Sequence[TensorSpec], known: Mapping[str, int] | None = None) -> dict[str, int]:
+        """The layer's dimensions, where dtypes, shapes and index values fit a declaration.
+
+        `known`: what no shape tells.
+        """
         check_dtypes(specs, self.dtypes, self.names)
-        sizes = solve(specs, self.shapes, self.names)
+        sizes = solve(specs, self.shapes, self.names, known)
         for spec in specs:
             if spec.index_of and spec.name in self.facts:
                 check_index(spec, self.facts[spec.name], sizes, self.names)
@@ -79,9 +88,10 @@ UNPLACED = Layer((), 0, (0, 0))  # of a weight made by hand, whose tensors tell 
 class Codes:
     """A weight as codes: w = (code - zero) * scale[n_group, k_group].
 
-    codes (N, K) integers; scales and zeros (Gn, Gk) with Gn = N or 1; k_group (K,) int64 or None for
-    one group; zeros None where the type has none. `lookup`: the value of each code, where a code is no
-    integer but the bits of a small float.
+    codes (N, K) integers; scales and zeros (Gn, Gk), with Gn = N or 1 where n_group is None; n_group (N,)
+    and k_group (K,) int64, or None: one output after another, one group; zeros None where the type has
+    none. `lookup`: the value of each code, where a code is no integer but the bits of a small float.
+    `divide`: by the scale, which some owners store the other way round.
     """
 
     bits: int
@@ -90,18 +100,21 @@ class Codes:
     zeros: Tensor | None
     k_group: Tensor | None
     lookup: Tensor | None = None
+    n_group: Tensor | None = None
+    divide: bool = False
 
     def dequantize(self) -> Tensor:
-        """(N, K) float32: the integer difference, times the scale in float32."""
+        """(N, K) float32: the integer difference, times (or by) the scale in float32."""
         scales = self._rows(self.scales)
         difference = self.codes if self.lookup is None else self.lookup[self.codes.long()]
         if self.zeros is not None:
             difference = difference - self._rows(self.zeros)
         wide = difference.to(torch.float32, memory_format=torch.contiguous_format)
-        return wide.mul_(scales)
+        return wide.div_(scales) if self.divide else wide.mul_(scales)
 
     def _rows(self, per_group: Tensor) -> Tensor:
-        return per_group if self.k_group is None else per_group[:, self.k_group]
+        rows = per_group if self.n_group is None else per_group[self.n_group]
+        return rows if self.k_group is None else rows[:, self.k_group]
 
 
 def symmetric(bits: int, codes: Tensor, scales: Tensor, k_group: Tensor) -> Codes:
@@ -136,7 +149,7 @@ class Weight(ABC):
         held = self.fields()
         names, specs = Fields(self.layer.name or type(self).__name__), self.tensors(self.config)
         for spec in specs:
-            if not spec.optional and spec.name not in held:
+            if not (spec.optional or spec.spent) and spec.name not in held:
                 raise MissingTensorError(names.full(spec.name))
         seen = Seen(
             shapes={name: tuple(tensor.shape) for name, tensor in held.items()},
@@ -147,7 +160,15 @@ class Weight(ABC):
         unplaced = not self.layer.parts
         if unplaced:
             object.__setattr__(self, "config", self.config.study(seen))
-        sizes = seen.sizes(self.tensors(self.config))
+        known = self.config.known() if unplaced else {"N": self.layer.N, "K": self.layer.K}
+        specs = tuple(spec for spec in self.tensors(self.config) if not spec.spent)
+        sizes = seen.sizes(specs, known)
+        parts = len(self.layer.parts) or 1
+        for spec in specs:
+            if sizes.get(PARTS, parts) != parts and any(axis.dim == PARTS for axis in spec.axes):
+                raise ShapeError(
+                    names.full(spec.name), f"({parts},) = (P,), one a part", seen.shapes[spec.name]
+                )
         if unplaced:
             N, K = sizes["N"], sizes.get("K", 1)
             object.__setattr__(self, "layer", Layer((N,), K, (N, K)))
@@ -156,6 +177,12 @@ class Weight(ABC):
         """The tensors by field name, as they are on disk; an absent optional one is left out."""
         held = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: value for name, value in held.items() if isinstance(value, Tensor)}
+
+    @classmethod
+    def resolve(cls, config: Any, tensors: Mapping[str, Tensor], place: Place) -> dict[str, Tensor]:
+        """What the typed weight holds, of one part's tensors as they were sliced; uses up the spent ones."""
+        spent = {spec.name for spec in cls.tensors(config) if spec.spent}
+        return {name: tensor for name, tensor in tensors.items() if name not in spent}
 
     @property
     def shape(self) -> tuple[int, ...]:

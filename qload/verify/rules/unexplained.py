@@ -17,7 +17,7 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
     for layer in subject.studied():
         if layer.room.weight.format == "unquantized":
             continue
-        known = {spec.suffix for spec in layer.room.specs()} | {"bias"}
+        known = {suffix for spec in layer.room.specs() for suffix in spec.suffixes} | {"bias"}
         for suffix in subject.suffixes[layer.prefix]:
             if suffix not in known:
                 name = f"{layer.prefix}.{suffix}"

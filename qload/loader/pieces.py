@@ -1,0 +1,80 @@
+"""One tensor of a layer: this rank's piece of each part, joined. No format slices by hand."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from qload.loader.cuts import Share
+from qload.loader.source import TensorSource
+from qload.spec import Axis, TensorSpec
+
+
+def read(weights: TensorSource, spec: TensorSpec, shares: Sequence[Share]) -> Tensor:
+    """The parts of a tensor joined along their N, or the first where it has none."""
+    first = piece(weights, spec, shares[0])
+    join = spec.joined()
+    if join is None or len(shares) == 1:
+        return _as_stored(first, spec, shares)
+    extents = [one.extent(spec.places[join]) for one in shares]
+    whole = first.new_empty([*first.shape[:join], sum(extents), *first.shape[join + 1 :]])
+    at = 0
+    for one, extent in zip(shares, extents, strict=True):
+        part = first if at == 0 else piece(weights, spec, one)
+        whole.narrow(join, at, extent).copy_(part)
+        at += extent
+    return _as_stored(whole, spec, shares)
+
+
+def join(parts: Sequence[Tensor], spec: TensorSpec, shares: Sequence[Share]) -> Tensor:
+    """Parts that `resolve` has made, joined as `read` joins what is stored."""
+    along = spec.joined()
+    whole = parts[0] if along is None or len(parts) == 1 else torch.cat(list(parts), along)
+    return _as_stored(whole, spec, shares)
+
+
+def piece(weights: TensorSource, spec: TensorSpec, share: Share) -> Tensor:
+    """This rank's piece of one part, along the places where the tensor is cut."""
+    name, places = share.layer.names.full(spec.name), spec.places
+    if spec.fact:
+        fact = share.layer.facts[spec.name][_index(share, places)].clone()
+        return fact - _first(spec.index_of, share) if spec.index_of else fact
+    strided = not share.place.all_inputs and any(axis.flat for axis in places)
+    if strided:
+        return _columns(weights.read(name, role=spec.role), places, share)
+    if spec.view is None:
+        read = weights.read(name, _index(share, places), role=spec.role)
+        return read.reshape(1) if read.ndim == 0 else read
+    sizes = share.layer.sizes
+    extents = [axis.size(axis.logical(sizes) or 0) or 0 for axis in places]
+    return weights.read(name, role=spec.role).reshape(extents)[_index(share, places)]
+
+
+def _columns(whole: Tensor, places: Sequence[Axis], share: Share) -> Tensor:
+    """Some columns of a tensor that lies flat, row by row."""
+    axis, here = places[0], share.place
+    rows = whole.reshape(here.N, -1, *whole.shape[1:])
+    columns = rows[here.n0 : here.n1, axis.at(here.k0, here.K) : axis.at(here.k1, here.K)]
+    return columns.reshape(-1, *whole.shape[1:])
+
+
+def _as_stored(tensor: Tensor, spec: TensorSpec, shares: Sequence[Share]) -> Tensor:
+    """From the places where it is cut back to the axes it is stored with."""
+    if spec.view is None:
+        return tensor
+    first = shares[0].place
+    sizes = {"N": sum(one.place.n1 - one.place.n0 for one in shares), "K": first.k1 - first.k0}
+    return tensor.reshape([axis.size(axis.logical(sizes) or 0) or 0 for axis in spec.axes])
+
+
+def _index(share: Share, places: Sequence[Axis]) -> tuple[slice, ...]:
+    found = [share.piece(axis) for axis in places]
+    if all(one is None for one in found):
+        return ()
+    return tuple(slice(None) if one is None else slice(*one) for one in found)
+
+
+def _first(letter: str, share: Share) -> int:
+    """Where this rank's piece of a free axis begins, which an index into it counts from."""
+    cut = (share.piece(axis) for spec in share.layer.specs for axis in spec.axes if axis.free == letter)
+    return next((found[0] for found in cut if found), 0)

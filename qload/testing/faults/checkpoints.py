@@ -1,0 +1,115 @@
+"""Faults of what is stored and how it is shared: storage, layouts, GPTQ, AWQ, the loader, the rules."""
+
+from qload.testing.faults.fault import Fault
+
+FAULTS = (
+    Fault(
+        "zero-plus-one",
+        "qload/layouts/zeros.py",
+        "        return packing.unpack(words)\n",
+        "        return packing.unpack(words).add(1)\n",
+    ),
+    Fault(
+        "zero-mask-lost",
+        "qload/layouts/zeros.py",
+        "packing.unpack(words.add(_ONES[packing.bits]))",
+        "packing.unpack(words).add(1)",
+    ),
+    Fault("nibble-order-awq", "qload/layouts/awq.py", "k (c j r) -> k c (r j)", "k (c j r) -> k c (j r)"),
+    Fault(
+        "nibble-order-gptq",
+        "qload/layouts/gptq.py",
+        '"(kp i) n -> kp n (i)", i=32 // bits',
+        '"(kp j r) n -> kp n (r j)", r=2, j=16 // bits',
+    ),
+    Fault("exllama-order", "qload/layouts/exllama.py", "kp n (r j)", "kp n (j r)"),
+    Fault(
+        "straddle-lost",
+        "qload/layouts/packing.py",
+        "while low < bits:\n",
+        "while low < bits and (low == 0 or bits != 3):\n",
+    ),
+    Fault(
+        "sign-extended",
+        "qload/layouts/packing.py",
+        "part = (runs[..., f.word] >> f.bit) & _mask(f.width)",
+        "part = runs[..., f.word] >> f.bit",
+    ),
+    Fault(
+        "scales-rolled",
+        "qload/spec/weight.py",
+        "rows if self.k_group is None else rows[:, self.k_group]",
+        "rows if self.k_group is None else rows.roll(1, 1)[:, self.k_group]",
+    ),
+    Fault(
+        "index-shifted-always",
+        "qload/loader/pieces.py",
+        "return fact - _first(spec.index_of, share)",
+        "return fact - fact[0]",
+    ),
+    Fault(
+        "index-never-rebased",
+        "qload/loader/pieces.py",
+        "return next((found[0] for found in cut if found), 0)",
+        "return 0",
+    ),
+    Fault(
+        "index-unchecked",
+        "qload/spec/weight.py",
+        "wrong = ((index < 0) | (index >= limit)).nonzero()",
+        "wrong = (index < 0).nonzero()[:0]",
+    ),
+    Fault(
+        "int64-cast",
+        "qload/weights/weights.py",
+        "or tensor.dtype not in FLOATS:",
+        "or tensor.dtype not in (*FLOATS, torch.int64):",
+    ),
+    Fault(
+        "scales-cast", "qload/weights/weights.py", "if role is not Role.FLOAT or", "if role is Role.WORD or"
+    ),
+    Fault("overflow-unseen", "qload/weights/weights.py", "if lost.any():", "if lost.all():"),
+    Fault(
+        "rank-0-everywhere",
+        "qload/loader/cuts.py",
+        "world, rank = group.size(), group.rank()",
+        "world, rank = group.size(), 0",
+    ),
+    Fault(
+        "cut-group",
+        "qload/loader/cuts.py",
+        "return axis.free is None or all(",
+        "return axis.free is None or any(",
+    ),
+    Fault(
+        "cut-unchecked",
+        "qload/loader/cuts.py",
+        "    return step > 0 and place % step == 0",
+        "    return step > 0 and place % 2 == 0",
+    ),
+    Fault(
+        "parts-swapped",
+        "qload/loader/pieces.py",
+        "at += extent\n",
+        "at += extent\n    whole = whole.roll(extents[0], join)\n",
+    ),
+    Fault(
+        "permutation-ignored",
+        "qload/kernels/permutation.py",
+        "return rows if perm is None else rows[inverse(perm)]",
+        "return rows",
+    ),
+    Fault(
+        "tail-lost",
+        "qload/storage/safetensors.py",
+        "run = np.empty((rows[1] - rows[0]) * row, np.uint8)",
+        "run = np.zeros((rows[1] - rows[0]) * row, np.uint8)[:-1]",
+    ),
+    Fault("overlap-unseen", "qload/storage/header.py", "if entry.begin != at:", "if entry.begin > at:"),
+    Fault(
+        "nan-scale-unseen",
+        "qload/verify/rules/scales.py",
+        '"NaN": run.isnan(),',
+        '"NaN": run.isnan() & False,',
+    ),
+)

@@ -1,0 +1,82 @@
+"""Breaks qload on purpose, one seeded fault at a time, and prints which tests notice: the kill matrix.
+
+    python -m qload.testing.faults                 every fault
+    python -m qload.testing.faults zero-plus-one   one of them
+
+A fault is a patch of one place: it is applied to a copy of the project, the tests run there, and a fault
+that fewer than two tests notice fails the run. No test knows the faults.
+"""
+
+import logging
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from qload.errors import ArgumentError
+from qload.testing.faults.fault import Fault
+from qload.testing.faults.tables import FAULTS
+
+log = logging.getLogger("qload")
+
+ROOT = Path(__file__).resolve().parents[3]
+COPIED = ("qload", "tests", "fixtures", "golden", "docs", "pyproject.toml", "noxfile.py")
+LEAST_KILLS = 2
+# Not tests/meta, which knows every fault by its name.
+TESTS = [
+    "-m",
+    "pytest",
+    "-q",
+    "-p",
+    "no:cacheprovider",
+    "-n",
+    "2",
+    "--tb=no",
+    "-rfE",
+    "--ignore=tests/meta",
+    "-m",
+    "not gpu",
+]
+FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
+
+
+def kills(fault: Fault) -> list[str]:
+    """The tests that fail with this fault, of a copy of the project."""
+    with tempfile.TemporaryDirectory(prefix="qload-fault-") as folder:
+        root = Path(folder)
+        for name in COPIED:
+            source = ROOT / name
+            if source.is_dir():
+                shutil.copytree(source, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+            elif source.is_file():
+                shutil.copyfile(source, root / name)
+        fault.apply(root)
+        environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
+        done = subprocess.run(
+            [sys.executable, *TESTS], cwd=root, env=environment, capture_output=True, text=True, check=False
+        )
+        log.info("%s: pytest ended with %d", fault.name, done.returncode)
+        return FAILED.findall(done.stdout)
+
+
+def main(arguments: list[str]) -> int:
+    """Run the faults named (all, if none is), print the matrix; 1 where one goes unnoticed."""
+    from rich.console import Console
+    from rich.progress import track
+    from rich.table import Table
+
+    known = {fault.name: fault for fault in FAULTS}
+    unknown = set(arguments) - set(known)
+    if unknown:
+        raise ArgumentError("fault", f"one of {', '.join(known)}", ", ".join(sorted(unknown)))
+    table = Table("fault", "file", "tests killed", "such as", title="kill matrix")
+    unnoticed = 0
+    for fault in track([known[name] for name in arguments or known], console=Console(stderr=True)):
+        killed = kills(fault)
+        unnoticed += len(killed) < LEAST_KILLS
+        table.add_row(fault.name, fault.file, str(len(killed)), "\n".join(killed[:2]))
+    Console().print(table)
+    return 1 if unnoticed else 0
