@@ -1,6 +1,6 @@
 """From a checkpoint's JSON and tensors to the loader that reads it."""
 
-from qload.detect.claims import Claims, read_claims
+from qload.detect.claims import read_claims
 from qload.detect.files import Found, find_config, find_configs, read_model_config
 from qload.detect.loaders import (
     AWQWeightsLoader,
@@ -13,6 +13,7 @@ from qload.detect.loaders import (
     loader_from_config,
     settle,
 )
+from qload.detect.validation import Claims
 
 __all__ = [
     "AWQWeightsLoader",

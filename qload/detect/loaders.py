@@ -7,8 +7,9 @@ from importlib import import_module
 from math import prod
 from typing import Any, Literal, overload
 
-from qload.detect.claims import Claims, read_claims
+from qload.detect.claims import read_claims
 from qload.detect.files import Found
+from qload.detect.validation import Claims
 from qload.errors import ConfigError
 from qload.formats import (
     AWQConfig,
@@ -127,17 +128,7 @@ def loader_from_claims(found: Found | None, storage: WeightStorage | None) -> Fo
     claims = settle(found, storage)
     if claims is None:
         return DefaultWeightsLoader()
-    if claims.method == "awq":
-        return AWQWeightsLoader(
-            group_size=claims.group_size, bits=claims.bits, zero_point=claims.sym is not True
-        )
-    if claims.method == "marlin":
-        sparse = claims.format == "marlin_24"
-        return MarlinWeightsLoader(group_size=claims.group_size, bits=claims.bits, is_marlin_24=sparse)
-    zeros: ZeroPoints = Stored() if claims.format == "gptq_v2" else STORED_MINUS_ONE
-    loader = GPTQWeightsLoader(
-        bits=claims.bits, group_size=claims.group_size, zeros=zeros, desc_act=claims.desc_act
-    )
+    loader = FormatLoader(*claims.rooms, PLAIN)
     stored = storage.keys() if storage else ()
     loader.config_tensors = tuple(name for name in LEGACY.values() if name in stored)
     return loader
@@ -154,7 +145,7 @@ def settle(found: Found | None, storage: WeightStorage | None) -> Claims | None:
     stored = {key: _scalar(storage, name) for key, name in LEGACY.items() if name in names}
     if "group_size" not in stored:
         raise ConfigError("gptq_bits", LEGACY["group_size"], "a tensor, as there is gptq_bits", "nothing")
-    base = claims or Claims("gptq", "gptq", 0, 0, None, None, "gptq_bits")
+    base = claims or Claims("gptq", "gptq", 0, 0, None, None, LEGACY["bits"])
     sym = bool(stored["sym"]) if "sym" in stored else base.sym
     settled = replace(base, bits=stored["bits"], group_size=stored["group_size"], sym=sym)
     if claims and (claims.bits, claims.group_size) != (settled.bits, settled.group_size):
@@ -170,7 +161,9 @@ def settle(found: Found | None, storage: WeightStorage | None) -> Claims | None:
         raise ConfigError(LEGACY["bits"], "value", "2, 3, 4 or 8", str(settled.bits))
     if settled.group_size == 0:
         raise ConfigError(LEGACY["group_size"], "value", "-1 or at least 1", "0")
-    return settled
+    zeros: ZeroPoints = Stored() if settled.format == "gptq_v2" else STORED_MINUS_ONE
+    config = GPTQConfig(stored["bits"], stored["group_size"], zeros, desc_act=settled.desc_act)
+    return replace(settled, rooms=(Room(GPTQWeight, config),))
 
 
 def _scalar(storage: WeightStorage, name: str) -> int:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable
 from contextlib import closing
-from dataclasses import asdict
 from os import PathLike
 
 from qload.errors import ArgumentError, QloadError
@@ -117,7 +116,7 @@ def _report(subject: Subject, found: list[Finding], told: list[str]) -> Report:
         findings=tuple(found),
         notes=(*subject.notes, *told),
         layers=tuple(_layer(storage, layer) for layer in subject.studied()),
-        claims={} if subject.claims is None else asdict(subject.claims),
+        claims={} if subject.claims is None else subject.claims.facts(),
     )
 
 
