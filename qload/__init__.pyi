@@ -10,6 +10,7 @@ from .errors import ConfigError as ConfigError
 from .errors import CutError as CutError
 from .errors import DivideError as DivideError
 from .errors import DtypeError as DtypeError
+from .errors import FieldValueError as FieldValueError
 from .errors import IndexValueError as IndexValueError
 from .errors import KernelRefusedError as KernelRefusedError
 from .errors import MismatchError as MismatchError
@@ -22,6 +23,7 @@ from .errors import RepackError as RepackError
 from .errors import ShapeError as ShapeError
 from .errors import StorageError as StorageError
 from .errors import TwoFormatsError as TwoFormatsError
+from .errors import UnknownMethodError as UnknownMethodError
 from .errors import UnsupportedFormatError as UnsupportedFormatError
 from .formats import AWQConfig as AWQConfig
 from .formats import AWQWeight as AWQWeight

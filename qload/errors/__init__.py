@@ -10,6 +10,7 @@ from qload.errors.asked import (
     NotWarmError,
     PatternError,
     RepackError,
+    UnknownMethodError,
     worlds,
 )
 from qload.errors.base import QloadError
@@ -17,6 +18,7 @@ from qload.errors.stored import (
     AmbiguousIndexError,
     ConfigError,
     DtypeError,
+    FieldValueError,
     IndexValueError,
     MismatchError,
     MissingTensorError,
@@ -34,6 +36,7 @@ __all__ = [
     "CutError",
     "DivideError",
     "DtypeError",
+    "FieldValueError",
     "IndexValueError",
     "KernelRefusedError",
     "MismatchError",
@@ -46,6 +49,7 @@ __all__ = [
     "ShapeError",
     "StorageError",
     "TwoFormatsError",
+    "UnknownMethodError",
     "UnsupportedFormatError",
     "worlds",
 ]

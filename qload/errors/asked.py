@@ -160,6 +160,21 @@ class ArgumentError(QloadError, ValueError):
         return lines(f"{self.argument}", f"expected {self.expected}", f"got      {self.got}")
 
 
+@dataclass(eq=False)
+class UnknownMethodError(QloadError, KeyError):
+    """No quantization method is registered under a name."""
+
+    rule: ClassVar[str] = "unknown-method"
+
+    name: str
+    known: Sequence[str]
+
+    def __str__(self) -> str:
+        return lines(
+            f"{self.name!r}: no such quantization method", f"known    {', '.join(self.known) or 'none'}"
+        )
+
+
 def worlds(lawful: Sequence[int]) -> str:
     """World sizes, as an error offers them."""
     return "world sizes " + ", ".join(map(str, lawful)) if lawful else "none but the whole"

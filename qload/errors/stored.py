@@ -121,6 +121,13 @@ class AmbiguousIndexError(MismatchError):
 
 
 @dataclass(eq=False)
+class FieldValueError(MismatchError):
+    """A packed field holds a value that its declaration does not allow."""
+
+    rule: ClassVar[str] = "field-value"
+
+
+@dataclass(eq=False)
 class TwoFormatsError(MismatchError):
     """A layer whose tensors belong to two formats."""
 

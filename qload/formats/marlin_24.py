@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from qload import spec
-from qload.errors import MismatchError
+from qload.errors import FieldValueError
 from qload.layouts import marlin, marlin_24
 from qload.spec import Role, TensorSpec, named
 
@@ -75,7 +75,7 @@ class Marlin24Weight(spec.Weight):
         wrong = marlin_24.invalid(self.B_meta)
         if wrong:
             place, count, total = wrong
-            raise MismatchError(
+            raise FieldValueError(
                 named(self.layer.name or type(self).__name__, "B_meta"),
                 "metadata that keeps no two places of four, in order",
                 "one of " + ", ".join(map(str, marlin_24.PAIRS)),

@@ -114,8 +114,11 @@ class GPTQMarlinWeight(spec.Weight):
         return replace(plain, zeros=zeros[:groups, :N].T)
 
 
-def from_gptq(weight: GPTQWeight) -> GPTQMarlinWeight:
-    """Codes, scales and zero points in Marlin's orders, padded; exact, or RepackError with the reason."""
+def from_gptq(weight: GPTQWeight, keep_zeros: bool = False) -> GPTQMarlinWeight:
+    """Codes, scales and zero points in Marlin's orders, padded; exact, or RepackError with the reason.
+
+    `keep_zeros`: zero points stay although all are 2**(bits - 1) and could be left out.
+    """
     reason = why_not(weight)
     if reason:
         raise RepackError("gptq", "marlin", reason)
@@ -124,7 +127,7 @@ def from_gptq(weight: GPTQWeight) -> GPTQMarlinWeight:
     config, perm, g_idx = _rows(weight)
     Np, Kp = padded(N, K, config.group_size)
     codes = gptq.rows(bits).unpack(weight.qweight)
-    symmetric, middle = is_symmetric(weight), 2 ** (bits - 1)
+    symmetric, middle = not keep_zeros and is_symmetric(weight), 2 ** (bits - 1)
 
     rows = groups if config.act_order and not config.is_k_full else config.groups(Kp)
     wide_zeros = _pad(zero_points(weight), rows, Np, middle)

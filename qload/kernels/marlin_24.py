@@ -19,8 +19,11 @@ def to_gptq(weight: Marlin24Weight) -> GPTQWeight:
     return from_codes(codes, weight.plain_scales(), weight.layer)
 
 
-def from_gptq(weight: GPTQWeight) -> Marlin24Weight:
-    """A weight of which two in every four rows are 0, without them; exact, or RepackError."""
+def from_gptq(weight: GPTQWeight, config: Marlin24Config | None = None) -> Marlin24Weight:
+    """A weight of which two in every four rows are 0, without them; exact, or RepackError.
+
+    `config`: of the checkpoint it goes back to, whose order of scales a share keeps.
+    """
     reason = _why_not(weight)
     if reason:
         raise RepackError("gptq", "marlin_24", reason)
@@ -30,11 +33,12 @@ def from_gptq(weight: GPTQWeight) -> Marlin24Weight:
         positions = marlin_24.choose(codes != 2 ** (bits - 1))
     except PatternError as error:
         raise RepackError("gptq", "marlin_24", error.detail) from error
+    config = config or Marlin24Config(weight.config.group_size if groups > 1 else -1, bits)
     return Marlin24Weight(
-        config=Marlin24Config(weight.config.group_size if groups > 1 else -1, bits),
+        config=config,
         B_24=marlin_24.rows(bits).pack(marlin_24.gather(codes, positions)),
         B_meta=marlin_24.write_positions(positions),
-        s=marlin_24.SCALES_GROUPED.apply(weight.scales) if groups > 1 else weight.scales,
+        s=weight.scales if config.group_size == -1 else marlin_24.SCALES_GROUPED.apply(weight.scales),
         layer=weight.layer,
     )
 

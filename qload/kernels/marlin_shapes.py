@@ -11,6 +11,7 @@ GROUP_SIZES = (-1, 32, 64, 128)
 THREAD_BLOCKS = ((64, 128), (128, 64))  # columns, rows
 MIN_THREAD_N = 64
 MAX_PARALLEL = 16
+LOCKS_PER_MULTIPROCESSOR = 4
 SPARSE_MIN_THREAD_N = 128
 SPARSE_MAX_PARALLEL = 64
 
@@ -30,11 +31,12 @@ def padded(N: int, K: int, group_size: int) -> tuple[int, int]:
 def locks(N: int, multiprocessors: int, *, sparse: bool = False) -> int:
     """How many int32 of zeroed workspace serve N columns: enough for the old kernels' rule and the new.
 
-    The old one counts blocks of columns, 16 (2:4: 64) times over; the new one, multiprocessors.
+    The old one counts blocks of columns, 16 (2:4: 64) times over; the new one multiprocessors, four
+    blocks on each at the most.
     """
     if sparse:
         return -(-N // SPARSE_MIN_THREAD_N) * SPARSE_MAX_PARALLEL
-    return max(-(-N // MIN_THREAD_N) * MAX_PARALLEL, multiprocessors)
+    return max(-(-N // MIN_THREAD_N) * MAX_PARALLEL, LOCKS_PER_MULTIPROCESSOR * multiprocessors)
 
 
 def _up(size: int, step: int) -> int:

@@ -28,7 +28,7 @@ _FROM_GPTQ: dict[str, tuple[type[Weight], Callable[[GPTQWeight], Weight]]] = {
     "gptq_v2": (GPTQWeight, lambda weight: with_zeros(weight, Stored())),
     "awq": (AWQWeight, awq.from_gptq),
     "exllama": (ExllamaWeight, exllama.from_gptq),
-    "marlin": (GPTQMarlinWeight, marlin.from_gptq),
+    "marlin": (GPTQMarlinWeight, lambda weight: marlin.from_gptq(weight, _keeps_zeros(weight))),
     "marlin_24": (Marlin24Weight, marlin_24.from_gptq),
 }
 LAYOUTS = tuple(_FROM_GPTQ)
@@ -47,7 +47,7 @@ _BACK: dict[type[Any], Callable[[GPTQWeight, Any], Weight]] = {
     GPTQConfig: lambda weight, config: with_zeros(weight, config.zeros),
     AWQConfig: lambda weight, config: awq.from_gptq(weight, config.zero_point),
     MarlinConfig: marlin.to_checkpoint,
-    Marlin24Config: lambda weight, config: marlin_24.from_gptq(weight),
+    Marlin24Config: marlin_24.from_gptq,
 }
 _NEVER_STORED = (ExllamaWeight, GPTQMarlinWeight)  # what only kernels read
 
@@ -77,14 +77,14 @@ def repack(
     if zeros is not None and layout not in ("gptq", "exllama"):
         raise ArgumentError("zeros", "None, as only gptq and exllama have a choice", f"{zeros} for {layout}")
     target, make = _FROM_GPTQ[layout]
+    origin = weight.layer.origin or weight.config
     if isinstance(weight, target) and target is not GPTQWeight and zeros is None:
         made: Weight = weight
     else:
-        through = _through(weight, layout)
+        through = _relabel(_through(weight, layout), origin)
         if zeros is not None:
             through = with_zeros(through, zeros)
         made = through if zeros is not None and layout == "gptq" else make(through)
-    origin = weight.layer.origin or weight.config
     back = type(made.config) is type(origin) and made.config == origin
     made = _apart(_relabel(made, None if back else origin), weight)
     return made if out is None else _into(out, made)
@@ -98,6 +98,12 @@ def restore(weight: Weight) -> Weight:
     through = _through(weight, "the checkpoint")
     back = _BACK.get(type(origin))
     return _apart(_relabel(back(through, origin) if back else through, None, origin), weight)
+
+
+def _keeps_zeros(weight: GPTQWeight) -> bool:
+    """AWQ's zero points go along even where all are 2**(bits - 1), as its kernels expect them."""
+    origin = weight.layer.origin
+    return isinstance(origin, AWQConfig) and origin.zero_point
 
 
 def _through(weight: Weight, layout: str) -> GPTQWeight:

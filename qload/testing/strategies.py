@@ -16,6 +16,8 @@ from torch import Tensor
 from qload.loader import FormatLoader, Room
 from qload.spec import LOGICAL, Axis, Config, Role, TensorSpec, Weight, named
 from qload.storage import MemoryStorage
+from qload.testing.samples import FACTS
+from qload.weights import Weights
 
 PREFIX = "layer"
 FILLINGS = ("zeros", "count", "noise")  # the simplest first; all but noise are exact in every dtype
@@ -55,7 +57,9 @@ class Stored:
         return FormatLoader(Room(self.weight_type, self.config))
 
     def weight(self) -> Weight:
-        """The typed weight."""
+        """The typed weight; of a format that has something to resolve, as it is loaded whole."""
+        if any(spec.spent for spec in self.weight_type.tensors(self.config)):
+            return Weights(self.storage(), loader=self.loader()).get_weights(PREFIX)
         fields: dict[str, Any] = {"config": self.config, **self.tensors}
         return self.weight_type(**fields)
 
@@ -78,15 +82,16 @@ def layers(
     config = draw(configs)
     specs = weight_type.tensors(config)
     sizes = draw(_sizes(specs, {"N": N, "K": K}, most))
+    facts = FACTS[weight_type](config, sizes) if weight_type in FACTS else {}
     filling = draw(st.sampled_from(fillings))
     act_order = draw(st.booleans())
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**16)))
-    tensors = {
+    tensors = facts | {
         spec.name: _index(spec, specs, sizes, act_order, generator)
         if spec.index_of
         else _FILL[spec.role](spec, _shape(spec, sizes), filling, generator)
         for spec in specs
-        if not spec.optional
+        if not spec.optional and spec.name not in facts
     }
     return Stored(weight_type, config, tensors, sizes, f"{filling}{', act order' * act_order}")
 
@@ -96,9 +101,11 @@ def _sizes(
     draw: st.DrawFn, specs: tuple[TensorSpec, ...], given: dict[str, int | None], most: int
 ) -> dict[str, int]:
     axes = [axis for spec in specs for axis in spec.axes]
+    flat = [axis.granule for axis in axes if axis.flat]
+    unit = lcm(*flat) // draw(st.sampled_from([1, 4, 64])) or 1  # so that blocks end in and between rows
     sizes: dict[str, int] = {}
-    for dim in sorted({axis.dim for axis in axes if axis.dim in LOGICAL}):
-        granule = lcm(*(axis.granule for axis in axes if axis.dim == dim and not axis.rounds))
+    for dim in sorted({dim for axis in axes for dim in LOGICAL if axis.follows(dim)}):
+        granule = lcm(unit, *(axis.granule for axis in axes if axis.dim == dim and not axis.rounds))
         sizes[dim] = given[dim] or granule * draw(st.integers(1, most), label=f"granules of {dim}")
     for axis in axes:
         letter = axis.free or axis.dim
@@ -114,8 +121,7 @@ def _shape(spec: TensorSpec, sizes: dict[str, int]) -> list[int]:
 def _extent(axis: Axis, sizes: dict[str, int]) -> int:
     if axis.free:
         return sizes[axis.free]
-    logical = int(axis.dim) if axis.dim.isdigit() else sizes[axis.dim]
-    return axis.size(logical) or 0
+    return axis.size(axis.logical(sizes) or 0) or 0
 
 
 def _index(

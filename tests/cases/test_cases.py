@@ -22,7 +22,9 @@ from qload.weights import Weights, open_checkpoint
 from tests import owners
 
 FOLDER = os.environ.get("QLOAD_CASES")
-READ = ("gptq", "awq_gemm", "exllama_gptq", "gptq_marlin", "awq_marlin")  # whose checkpoint tensors are read
+READ = (  # whose checkpoint tensors are read
+    "gptq", "awq_gemm", "exllama_gptq", "marlin", "gptq_marlin", "awq_marlin", "gptq_marlin_24",
+)  # fmt: skip
 CASES = json.loads((Path(FOLDER) / "index.json").read_text())["cases"] if FOLDER else []
 MODELS = sorted((Path(FOLDER) / "models").iterdir()) if FOLDER else []
 
@@ -47,8 +49,18 @@ def read(case: dict[str, Any]) -> owners.Owned:
 @pytest.mark.parametrize("case", of(*READ))
 def test_a_whole_layer_has_its_owners_numbers(case: dict[str, Any], tmp_path: Path) -> None:
     owners.check_whole(read(case), tmp_path)
-    owners.check_unmasked(read(case), tmp_path)
-    owners.check_repack(read(case), tmp_path)
+    owners.check_unmasked(read(case))
+
+
+@pytest.mark.parametrize("case", of(*READ))
+def test_every_kernel_tensor_has_the_bytes_of_those_who_write_it(case: dict[str, Any]) -> None:
+    owners.check_repacked(read(case))
+
+
+@pytest.mark.parametrize("case", of(*READ))
+def test_every_layout_means_the_same_goes_back_and_is_read_alike(case: dict[str, Any]) -> None:
+    owners.check_restored(read(case))
+    owners.check_emulated(read(case))
 
 
 @pytest.mark.parametrize("world", [2, 4, 8])

@@ -24,6 +24,7 @@ from qload.kernels import (
     scalar_types,
 )
 from qload.layouts import Order
+from qload.methods import get_quantization_config
 from qload.parallel import ALONE, Rank
 from qload.storage import MemoryStorage, parse_header
 from qload.weights import Weights
@@ -164,6 +165,7 @@ MISTAKES: dict[str, Callable[[], Any]] = {
     "a kernel that said no": lambda: ExllamaLinearKernel(CODES, "qweight", "scales"),
     "no kernel at all": lambda: choose_mp_linear_kernel(CODES, 75),
     "a call before warm-up": cold,
+    "a quantization method there is none of": lambda: get_quantization_config("awq_marble"),
     "an input of another width": lambda: load().get_linear()(torch.ones(1, 64)),
 }
 

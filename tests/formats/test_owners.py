@@ -13,7 +13,8 @@ from qload.weights import open_checkpoint
 from tests import owners
 from tests.paths import cases
 
-LAYERS = [folder for folder in cases("gptq", "awq", "exllama") if (folder / "model.safetensors").is_file()]
+ROOMS = ("gptq", "awq", "exllama", "marlin", "gptq_marlin", "awq_marlin", "gptq_marlin_24")
+LAYERS = [folder for folder in cases(*ROOMS) if (folder / "model.safetensors").is_file()]
 MODELS = [folder for folder in cases("gptq", "awq") if folder.name.startswith("model_")]
 
 
@@ -35,8 +36,8 @@ def test_a_whole_layer_has_its_owners_numbers(folder: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("folder", LAYERS, ids=name)
-def test_the_unmasked_reading_has_the_numbers_of_those_who_take_it(folder: Path, tmp_path: Path) -> None:
-    owners.check_unmasked(read(folder), tmp_path)
+def test_the_unmasked_reading_has_the_numbers_of_those_who_take_it(folder: Path) -> None:
+    owners.check_unmasked(read(folder))
 
 
 @pytest.mark.parametrize("world", [2, 4, 8])
@@ -46,8 +47,18 @@ def test_shares_have_their_owners_numbers_or_are_refused(folder: Path, world: in
 
 
 @pytest.mark.parametrize("folder", LAYERS, ids=name)
-def test_exllamas_order_has_the_bytes_of_those_who_write_it(folder: Path, tmp_path: Path) -> None:
-    owners.check_repack(read(folder), tmp_path)
+def test_every_kernel_tensor_has_the_bytes_of_those_who_write_it(folder: Path) -> None:
+    owners.check_repacked(read(folder))
+
+
+@pytest.mark.parametrize("folder", LAYERS, ids=name)
+def test_every_layout_goes_back_to_the_bits_of_the_checkpoint(folder: Path) -> None:
+    owners.check_restored(read(folder))
+
+
+@pytest.mark.parametrize("folder", LAYERS, ids=name)
+def test_a_kernel_that_reads_a_layout_reads_its_owners_numbers(folder: Path) -> None:
+    owners.check_emulated(read(folder))
 
 
 @pytest.mark.parametrize("folder", MODELS, ids=name)
@@ -65,11 +76,10 @@ def test_a_model_has_its_owners_numbers_and_nothing_is_left_over(folder: Path) -
         assert weights.report().complete
 
 
-def test_some_fixtures_hold_both_readings_and_both_kernels_bytes() -> None:
+def test_some_fixture_holds_every_reading_and_every_kernel_tensor_that_is_checked() -> None:
     held = {key for folder in LAYERS for key in read(folder).owner}
 
-    assert {"expected.weight_autogptq", "expected.weight_kernel_unmasked_zero"} <= held
-    assert {"repacked.vllm_exllama.qweight", "repacked.exllamav2.q_weight"} <= held
+    assert held == {"expected.weight", *owners.UNMASKED, *(f"repacked.{key}" for key in owners.REPACKED)}
 
 
 @pytest.mark.parametrize(

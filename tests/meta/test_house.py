@@ -25,7 +25,7 @@ RANKS = [
     {"storage", "parallel"},
     {"loader"},
     {"formats"},
-    {"detect"},
+    {"detect", "quantize"},
     {"weights"},
     {"kernels"},
     {"linear"},

@@ -37,13 +37,16 @@ class Case:
         return f"{self.prefix}.{name}"
 
 
+CODES = (".qweight", ".B", ".B_24")  # what a quantized layer has
+
+
 def read_case(folder: Path) -> Case:
     """The tensors and the config of a fixture; of a model, all of its shards."""
     tensors: Tensors = {}
     for file in sorted(folder.glob("*.safetensors")):
         tensors |= load_file(file)
     config = json.loads((folder / "config.json").read_text())
-    prefix = next(name for name in sorted(tensors) if name.endswith(".qweight")).removesuffix(".qweight")
+    prefix = next(name for name in sorted(tensors) if name.endswith(CODES)).rpartition(".")[0]
     return Case(tensors, config, prefix)
 
 

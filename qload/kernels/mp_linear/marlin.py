@@ -5,11 +5,10 @@ from torch import nn
 
 from qload.formats import GPTQWeight
 from qload.kernels import marlin
+from qload.kernels.devices import multiprocessors
 from qload.kernels.marlin_shapes import GROUP_SIZES, locks
 from qload.kernels.mp_linear.typed import TypedLinearKernel
 from qload.spec import Weight
-
-MULTIPROCESSORS = 256  # more than any chip has: a layer may move to it after it was prepared
 
 
 class MarlinLinearKernel(TypedLinearKernel):
@@ -27,11 +26,11 @@ class MarlinLinearKernel(TypedLinearKernel):
 
     def repacked(self, weight: GPTQWeight) -> Weight:
         """In Marlin's order, padded to its thread blocks."""
-        return marlin.from_gptq(weight)
+        return marlin.from_gptq(weight, self.config.zero_points)
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
         """As every kernel, and a zeroed workspace of locks."""
         super().process_weights_after_loading(layer)
         device, N = getattr(layer, self.w_q_name).device, self.config.partition_weight_shape[1]
-        count = locks(N, MULTIPROCESSORS)
+        count = locks(N, multiprocessors(device))
         layer.register_buffer("workspace", torch.zeros(count, dtype=torch.int32, device=device), False)

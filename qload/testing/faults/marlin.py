@@ -52,7 +52,7 @@ FAULTS = (
     Fault(
         "marlin-zero-point-dropped",
         _MARLIN,
-        "    symmetric, middle = is_symmetric(weight), 2 ** (bits - 1)\n",
+        "    symmetric, middle = not keep_zeros and is_symmetric(weight), 2 ** (bits - 1)\n",
         "    symmetric, middle = True, 2 ** (bits - 1)\n",
     ),
     Fault(
@@ -65,7 +65,7 @@ FAULTS = (
     Fault(
         "workspace-too-small",
         "qload/kernels/marlin_shapes.py",
-        "return max(-(-N // MIN_THREAD_N) * MAX_PARALLEL, multiprocessors)",
+        "return max(-(-N // MIN_THREAD_N) * MAX_PARALLEL, LOCKS_PER_MULTIPROCESSOR * multiprocessors)",
         "return multiprocessors",
     ),
     Fault(

@@ -2,6 +2,7 @@
 
 from qload.verify.rules import (
     act_order,
+    fields,
     floats,
     groups,
     layer_count,
@@ -22,6 +23,7 @@ RULES: tuple[Rule, ...] = (
     unexplained.RULE,
     scales.RULE,
     floats.RULE,
+    fields.RULE,
     groups.RULE,
     act_order.RULE,
     symmetry.RULE,

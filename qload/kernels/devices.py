@@ -1,0 +1,20 @@
+"""What kernels ask of the device a layer lies on."""
+
+import torch
+
+ANY_CHIP = 256  # multiprocessors; none has as many, and a layer on the CPU may move to one
+
+
+def multiprocessors(device: torch.device) -> int:
+    """Of a CUDA device; elsewhere more than any has."""
+    if device.type != "cuda":
+        return ANY_CHIP
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def compute_capability(device: torch.device) -> int | None:
+    """Of a CUDA device, times 10, as kernels state their least; None elsewhere."""
+    if device.type != "cuda":
+        return None
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor

@@ -1,0 +1,75 @@
+"""The engines' front door: a quantization by name, a config from JSON, a method for each layer.
+
+config = get_quantization_config("awq_marlin").from_config(quantization_config)
+method = config.get_quant_method(layer, "model.layers.0.mlp.up_proj")
+method.create_weights(layer, K, [N], K, N, torch.float16, weight_loader=load)
+...                                          # load(param, tensor) for each parameter of the layer
+method.process_weights_after_loading(layer)
+y = method.apply(layer, x, bias)
+"""
+
+from qload.methods.awq_marlin import AWQMarlinConfig
+from qload.methods.awq_marlin_linear import AWQMarlinLinearMethod
+from qload.methods.base import LinearMethodBase, QuantizationConfig, QuantizeMethodBase
+from qload.methods.fused_layers import MergedColumnParallelLinear, QKVParallelLinear
+from qload.methods.layers import ColumnParallelLinear, LinearBase, RowParallelLinear
+from qload.methods.marlin import (
+    GPTQ_MARLIN_MIN_THREAD_K,
+    GPTQ_MARLIN_MIN_THREAD_N,
+    GPTQ_MARLIN_TILE,
+    MARLIN_SUPPORTED_GROUP_SIZES,
+    SCALAR_TYPE_UINT4,
+    SCALAR_TYPE_UINT8,
+    awq_to_marlin_zero_points,
+    get_scale_perms,
+    marlin_make_empty_g_idx,
+    marlin_make_workspace,
+    marlin_permute_scales,
+    marlin_zero_points,
+    pack_cols,
+    unpack_cols,
+    verify_marlin_supported,
+    verify_marlin_supports_shape,
+)
+from qload.methods.parameters import replace_parameter, set_weight_attrs
+from qload.methods.registry import (
+    get_quantization_config,
+    list_quantization_methods,
+    register_quantization,
+)
+from qload.methods.unquantized import UnquantizedLinearMethod
+
+__all__ = [
+    "GPTQ_MARLIN_MIN_THREAD_K",
+    "GPTQ_MARLIN_MIN_THREAD_N",
+    "GPTQ_MARLIN_TILE",
+    "MARLIN_SUPPORTED_GROUP_SIZES",
+    "SCALAR_TYPE_UINT4",
+    "SCALAR_TYPE_UINT8",
+    "AWQMarlinConfig",
+    "AWQMarlinLinearMethod",
+    "ColumnParallelLinear",
+    "LinearBase",
+    "LinearMethodBase",
+    "MergedColumnParallelLinear",
+    "QKVParallelLinear",
+    "QuantizationConfig",
+    "QuantizeMethodBase",
+    "RowParallelLinear",
+    "UnquantizedLinearMethod",
+    "awq_to_marlin_zero_points",
+    "get_quantization_config",
+    "get_scale_perms",
+    "list_quantization_methods",
+    "marlin_make_empty_g_idx",
+    "marlin_make_workspace",
+    "marlin_permute_scales",
+    "marlin_zero_points",
+    "pack_cols",
+    "register_quantization",
+    "replace_parameter",
+    "set_weight_attrs",
+    "unpack_cols",
+    "verify_marlin_supported",
+    "verify_marlin_supports_shape",
+]

@@ -1,0 +1,114 @@
+"""`awq_marlin`: what a checkpoint says of its AWQ layers, and which of its layers those are."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+from qload.detect import loader_from_config
+from qload.errors import ArgumentError, ConfigError
+from qload.formats import AWQConfig
+from qload.formats.awq import BITS
+from qload.kernels.scalar_type import integer_type
+from qload.methods.awq_marlin_linear import AWQMarlinLinearMethod
+from qload.methods.base import QuantizationConfig
+from qload.methods.exclusion import is_excluded
+from qload.methods.layers import is_linear
+from qload.methods.marlin import verify_marlin_supported
+from qload.methods.registry import register_quantization
+from qload.methods.unquantized import UnquantizedLinearMethod
+
+NAME = "awq_marlin"
+
+
+@register_quantization(NAME)
+class AWQMarlinConfig(QuantizationConfig):
+    """AWQ's GEMM layout, multiplied in Marlin's; making one needs no GPU.
+
+    Parameters
+    ----------
+    weight_bits
+        4 or 8.
+    group_size
+        -1 (one group), 32, 64 or 128.
+    zero_point
+        Whether zero points are stored; without, all are 2**(bits - 1).
+    modules_to_not_convert
+        Names of layers left as they are, or runs of whole segments of their names.
+
+    Beside these, `pack_factor` is the number of codes in a word and `quant_type` what a code means.
+    """
+
+    def __init__(
+        self,
+        weight_bits: int,
+        group_size: int,
+        zero_point: bool,
+        modules_to_not_convert: Sequence[str] | None = None,
+    ) -> None:
+        if weight_bits not in BITS:
+            raise ArgumentError("weight_bits", " or ".join(map(str, BITS)), str(weight_bits))
+        names = modules_to_not_convert or ()
+        if isinstance(names, str) or "" in names:
+            raise ArgumentError("modules_to_not_convert", "a list of names", repr(modules_to_not_convert))
+        self.weight_bits, self.group_size, self.zero_point = weight_bits, group_size, zero_point
+        self.modules_to_not_convert = list(names)
+        self.pack_factor = 32 // weight_bits
+        self.quant_type = integer_type(weight_bits, zero_points=zero_point)
+        verify_marlin_supported(self.quant_type, group_size, has_zp=zero_point)
+
+    def __repr__(self) -> str:
+        return (
+            f"AWQMarlinConfig(weight_bits={self.weight_bits}, group_size={self.group_size}, "
+            f"zero_point={self.zero_point}, modules_to_not_convert={self.modules_to_not_convert})"
+        )
+
+    @classmethod
+    def get_name(cls) -> str:
+        """`awq_marlin`."""
+        return NAME
+
+    @classmethod
+    def get_supported_act_dtypes(cls) -> list[torch.dtype]:
+        """What Marlin's kernel multiplies."""
+        return [torch.float16, torch.bfloat16]
+
+    @classmethod
+    def get_min_capability(cls) -> int:
+        """Ampere's, which the kernel is compiled for; the CPU multiplies too."""
+        return 80
+
+    @staticmethod
+    def get_config_filenames() -> list[str]:
+        """AutoAWQ's own file is `quant_config.json`."""
+        return ["quantize_config.json", "quant_config.json"]
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """From a `quantization_config` of AWQ, in either spelling of its keys.
+
+        `bits` or `w_bit` and `group_size` or `q_group_size` have to be there; ConfigError says which key
+        is wrong or missing, and a layout other than GEMM is an UnsupportedFormatError.
+        """
+        values = dict(config)
+        if values.get("quant_method", NAME) == NAME and values.get("method") is None:
+            values["quant_method"] = "awq"
+        stored = loader_from_config(values).rooms[0].config
+        if not isinstance(stored, AWQConfig):
+            raise ConfigError("config", "quantization_config.quant_method", "awq", stored.name)
+        excluded = values.get("modules_to_not_convert")
+        return cls(stored.bits, stored.group_size, stored.zero_point, excluded)
+
+    def get_quant_method(
+        self, layer: nn.Module, prefix: str = ""
+    ) -> AWQMarlinLinearMethod | UnquantizedLinearMethod | None:
+        """Marlin's for a linear layer, a plain one for those excluded, None for what is no linear layer.
+
+        MismatchError for a fused layer of which only some parts are excluded.
+        """
+        if not is_linear(layer):
+            return None
+        if is_excluded(prefix, self.modules_to_not_convert):
+            return UnquantizedLinearMethod()
+        return AWQMarlinLinearMethod(self)

@@ -1,0 +1,158 @@
+"""Linear layers of a tensor-parallel model: a rank's share of the weights, held by a quantization's method.
+
+    layer = ColumnParallelLinear(K, N, quant_config=config, prefix="mlp.up_proj", process_group=group)
+    layer.qweight.weight_loader(layer.qweight, tensor)           # and so for every parameter, by its name
+    layer.quant_method.process_weights_after_loading(layer)
+    y = layer(x)
+
+Nothing here communicates: outputs of a column-parallel layer are a share, those of a row-parallel layer a
+summand, and the caller gathers or reduces.
+"""
+
+from typing import TypedDict, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from qload.errors import ArgumentError
+from qload.methods.base import LinearMethodBase, QuantizationConfig
+from qload.methods.parameters import blank_floats, fill, full_name, set_weight_attrs
+from qload.methods.shards import Shard, divided, load_inputs, load_outputs
+from qload.methods.unquantized import UnquantizedLinearMethod
+from qload.parallel import ALONE, ProcessGroup, Rank
+
+
+class Options(TypedDict, total=False):
+    """What all linear layers take by keyword; see `LinearBase`."""
+
+    params_dtype: torch.dtype | None
+    quant_config: QuantizationConfig | None
+    prefix: str
+    process_group: ProcessGroup | None
+
+
+class LinearBase(nn.Module):
+    """(..., K) -> (..., N), whose parameters its `quant_method` registers, prepares and multiplies with.
+
+    Parameters
+    ----------
+    input_size, output_size
+        K and N of the whole layer.
+    bias
+        Whether there is a parameter `bias`, of this rank's outputs.
+    params_dtype
+        Of the parameters that hold plain numbers; None: torch's default dtype.
+    quant_config
+        What chooses the method; None, or a config that has none for this layer: plain weights.
+    prefix
+        The layer's name in the checkpoint.
+    process_group
+        Anything with `rank()` and `size()`; None is a world of one.
+    """
+
+    bias: nn.Parameter | None
+
+    def __init__(
+        self, input_size: int, output_size: int, bias: bool = True, **options: Unpack[Options]
+    ) -> None:
+        super().__init__()
+        prefix, quant_config = options.get("prefix", ""), options.get("quant_config")
+        self.input_size, self.output_size, self.prefix = input_size, output_size, prefix
+        self.params_dtype = options.get("params_dtype") or torch.get_default_dtype()
+        group = options.get("process_group")
+        self.process_group = ALONE if group is None else group
+        Rank(self.process_group.rank(), self.process_group.size())  # refuses a rank outside of its world
+        method = quant_config.get_quant_method(self, prefix) if quant_config else None
+        if method is not None and not isinstance(method, LinearMethodBase):
+            raise ArgumentError("quant_config", "a LinearMethodBase for a linear layer", repr(method))
+        self.quant_method = method or UnquantizedLinearMethod()
+        self._create(bias)
+
+    def _create(self, bias: bool) -> None:
+        self.input_size_per_partition = self._inputs()
+        self.shards = self._shards()
+        self.output_partition_sizes = [shard.share for shard in self.shards]
+        self.output_size_per_partition = sum(self.output_partition_sizes)
+        self.quant_method.create_weights(
+            self,
+            self.input_size_per_partition,
+            self.output_partition_sizes,
+            self.input_size,
+            self.output_size,
+            self.params_dtype,
+            weight_loader=self.weight_loader,
+        )
+        own = blank_floats(self.output_size_per_partition, dtype=self.params_dtype) if bias else None
+        self.register_parameter("bias", own)
+        if own is not None:
+            set_weight_attrs(own, {"output_dim": 0, "weight_loader": self.weight_loader})
+
+    def _inputs(self) -> int:
+        """This rank's inputs."""
+        return self.input_size
+
+    def _shards(self) -> tuple[Shard, ...]:
+        """This rank's outputs, part by part."""
+        return (Shard(0, self.output_size, self.output_size, 0),)
+
+    def weight_loader(self, param: Tensor, loaded_weight: Tensor, shard_id: int | str | None = None) -> None:
+        """Fill a parameter with this rank's share of a checkpoint's tensor; here all of it."""
+        self._no_shard(param, shard_id)
+        fill(param.data, loaded_weight, self._name(param))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """This rank's inputs (..., K) -> its outputs (..., N), in x's dtype."""
+        return self.quant_method.apply(self, x, self.bias)
+
+    def extra_repr(self) -> str:
+        """This rank's sizes and the method."""
+        sizes = f"in_features={self.input_size_per_partition}, out_features={self.output_size_per_partition}"
+        rank = f"rank {self.process_group.rank()} of {self.process_group.size()}"
+        return f"{sizes}, bias={self.bias is not None}, {rank}, {type(self.quant_method).__name__}"
+
+    def _name(self, param: Tensor) -> str:
+        own = (name for name, each in self.named_parameters(recurse=False) if each is param)
+        return full_name(self, next(own, "parameter"))
+
+    def _no_shard(self, param: Tensor, shard_id: int | str | None) -> None:
+        if shard_id is not None:
+            raise ArgumentError(
+                f"{self._name(param)}: shard_id", "None, of a layer of one part", repr(shard_id)
+            )
+
+
+class ColumnParallelLinear(LinearBase):
+    """A rank has N / ranks of the outputs, and all inputs."""
+
+    def _shards(self) -> tuple[Shard, ...]:
+        group = self.process_group
+        share = divided(self.prefix or "layer", "N", self.output_size, group)
+        return (Shard(0, self.output_size, share, group.rank()),)
+
+    def weight_loader(self, param: Tensor, loaded_weight: Tensor, shard_id: int | str | None = None) -> None:
+        """Fill a parameter with this rank's outputs of a checkpoint's tensor; `shard_id`: of which part."""
+        load_outputs(param, loaded_weight, self.shards, shard_id, self._name(param))
+
+
+class RowParallelLinear(LinearBase):
+    """A rank has K / ranks of the inputs, and a summand of all outputs; rank 0 adds the bias."""
+
+    def _inputs(self) -> int:
+        return divided(self.prefix or "layer", "K", self.input_size, self.process_group)
+
+    def weight_loader(self, param: Tensor, loaded_weight: Tensor, shard_id: int | str | None = None) -> None:
+        """Fill a parameter with this rank's inputs of a checkpoint's tensor."""
+        self._no_shard(param, shard_id)
+        load_inputs(param, loaded_weight, self.process_group, self._name(param))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """This rank's inputs (..., K) -> a summand (..., N) of the layer's outputs, in x's dtype."""
+        return self.quant_method.apply(self, x, self.bias if self.process_group.rank() == 0 else None)
+
+
+def is_linear(layer: nn.Module) -> bool:
+    """Whether a module is a linear layer: one of ours, torch's, or one that says its sizes as they do."""
+    if isinstance(layer, (LinearBase, nn.Linear)):
+        return True
+    sizes = [("input_size", "output_size"), ("in_features", "out_features")]
+    return any(all(type(getattr(layer, name, None)) is int for name in pair) for pair in sizes)

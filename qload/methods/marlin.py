@@ -1,0 +1,138 @@
+"""Marlin's rules and orders as functions of plain tensors, under the names that engines call them by.
+
+K is `size_k`, N `size_n`, G the number of groups; 4 and 8 bits throughout. The orders themselves stand in
+`qload.layouts.marlin`.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from qload.errors import ArgumentError, ShapeError
+from qload.kernels.devices import multiprocessors
+from qload.kernels.marlin_shapes import GROUP_SIZES, MIN_THREAD_N, locks
+from qload.kernels.scalar_type import ScalarType, scalar_types
+from qload.layouts import awq, gptq, marlin
+
+MARLIN_SUPPORTED_GROUP_SIZES = list(GROUP_SIZES)
+GPTQ_MARLIN_MIN_THREAD_N = MIN_THREAD_N
+GPTQ_MARLIN_MIN_THREAD_K = 128
+GPTQ_MARLIN_TILE = marlin.TILE_K
+
+SCALAR_TYPE_UINT4 = scalar_types.uint4
+SCALAR_TYPE_UINT8 = scalar_types.uint8
+WITH_ZERO_POINTS = (SCALAR_TYPE_UINT4, SCALAR_TYPE_UINT8)
+SYMMETRIC = (scalar_types.uint4b8, scalar_types.uint8b128)
+
+
+def verify_marlin_supported(quant_type: ScalarType, group_size: int, has_zp: bool = True) -> None:
+    """ArgumentError where Marlin has no kernel for codes of this type in groups of this size."""
+    types = WITH_ZERO_POINTS if has_zp else SYMMETRIC
+    if quant_type not in types:
+        zeros = "with" if has_zp else "without"
+        known = " or ".join(map(str, types))
+        raise ArgumentError("quant_type", f"{known}, which Marlin reads {zeros} zero points", str(quant_type))
+    if group_size not in MARLIN_SUPPORTED_GROUP_SIZES:
+        sizes = ", ".join(map(str, MARLIN_SUPPORTED_GROUP_SIZES))
+        raise ArgumentError("group_size", f"one of {sizes}", str(group_size))
+
+
+def verify_marlin_supports_shape(
+    output_size_per_partition: int, input_size_per_partition: int, input_size: int, group_size: int
+) -> None:
+    """ArgumentError where Marlin's thread blocks or the groups do not divide a rank's share of a layer.
+
+    `AWQMarlinLinearMethod` pads to whole thread blocks, so that the first two rules do not bind it.
+    """
+    for argument, size, name, step in (
+        ("output_size_per_partition", output_size_per_partition, "min_thread_n", GPTQ_MARLIN_MIN_THREAD_N),
+        ("input_size_per_partition", input_size_per_partition, "min_thread_k", GPTQ_MARLIN_MIN_THREAD_K),
+    ):
+        if size % step:
+            raise ArgumentError(argument, f"a multiple of {name} = {step}", str(size))
+    if 0 < group_size < input_size and input_size_per_partition % group_size:
+        raise ArgumentError(
+            "input_size_per_partition",
+            f"a multiple of group_size = {group_size}, as input_size = {input_size} has several groups",
+            str(input_size_per_partition),
+        )
+
+
+def marlin_make_workspace(device: torch.device | str) -> Tensor:
+    """Zeroed int32 locks for one layer on a device, a few for each of its multiprocessors.
+
+    The kernel leaves them zero. On the CPU there are enough for any chip, as the layer may move to one.
+    """
+    device = torch.device(device)
+    return torch.zeros(locks(0, multiprocessors(device)), dtype=torch.int32, device=device)
+
+
+def marlin_make_empty_g_idx(device: torch.device | str) -> nn.Parameter:
+    """An int32 parameter of no elements: rows are in the order of their groups."""
+    return nn.Parameter(torch.empty(0, dtype=torch.int32, device=device), requires_grad=False)
+
+
+def get_scale_perms() -> tuple[list[int], list[int]]:
+    """Which column stands where: of 64 columns in groups, of 32 columns with one scale each."""
+    columns = torch.arange(64).unsqueeze(0)
+    grouped = marlin.SCALES_GROUPED.apply(columns)
+    single = marlin.SCALES_PER_COLUMN.apply(columns[:, :32])
+    return grouped.flatten().tolist(), single.flatten().tolist()
+
+
+def marlin_permute_scales(s: Tensor, size_k: int, size_n: int, group_size: int) -> Tensor:
+    """Scales (G, N), any dtype -> the same in Marlin's order, which depends on whether there are groups.
+
+    ShapeError where K and the group size call for another number of groups than there are rows: the kernel
+    infers the group size from the rows, and the wrong order or size would go unnoticed.
+    """
+    if group_size != -1 and group_size < 1:
+        raise ArgumentError("group_size", "-1 or at least 1", str(group_size))
+    groups = 1 if group_size == -1 else -(-size_k // group_size)
+    _expect("s", s, (groups, size_n), "(G, N)")
+    return marlin.scales(groups).apply(s)
+
+
+def pack_cols(q_w: Tensor, num_bits: int, size_k: int, size_n: int) -> Tensor:
+    """Codes (K, N), any integer dtype -> int32 words (K, N * bits / 32), first column in the low bits."""
+    _check_bits(num_bits)
+    _expect("q_w", q_w, (size_k, size_n), "(K, N)")
+    _check_columns(size_n, num_bits)
+    return gptq.columns(num_bits).pack(q_w)
+
+
+def unpack_cols(packed_q_w: Tensor, num_bits: int, size_k: int, size_n: int) -> Tensor:
+    """int32 words (K, N * bits / 32) -> codes (K, N), int32; the inverse of `pack_cols`."""
+    _check_bits(num_bits)
+    _check_columns(size_n, num_bits)
+    _expect("packed_q_w", packed_q_w, (size_k, size_n * num_bits // 32), f"(K, N*{num_bits}/32)")
+    return gptq.columns(num_bits).unpack(packed_q_w)
+
+
+def marlin_zero_points(zp: Tensor, size_k: int, size_n: int, num_bits: int) -> Tensor:
+    """Zero points (G, N) in [0, 2**bits), with G = `size_k` -> int32 words (G, N * bits / 32)."""
+    _check_bits(num_bits)
+    _expect("zp", zp, (size_k, size_n), "(G, N)")
+    return marlin.zeros(num_bits).pack(zp)
+
+
+def awq_to_marlin_zero_points(q_zp_packed: Tensor, size_k: int, size_n: int, num_bits: int) -> Tensor:
+    """AWQ's words (G, N * bits / 32), with G = `size_k` -> Marlin's of the same zero points."""
+    _check_bits(num_bits)
+    _check_columns(size_n, num_bits)
+    _expect("q_zp_packed", q_zp_packed, (size_k, size_n * num_bits // 32), f"(G, N*{num_bits}/32)")
+    return marlin_zero_points(awq.columns(num_bits).unpack(q_zp_packed), size_k, size_n, num_bits)
+
+
+def _check_bits(num_bits: int) -> None:
+    if num_bits not in marlin.BITS:
+        raise ArgumentError("num_bits", "4 or 8, which Marlin's kernels read", str(num_bits))
+
+
+def _check_columns(size_n: int, num_bits: int) -> None:
+    if size_n * num_bits % 32:
+        raise ArgumentError("size_n", f"a multiple of {32 // num_bits}, the codes of a word", str(size_n))
+
+
+def _expect(name: str, tensor: Tensor, shape: tuple[int, ...], formula: str) -> None:
+    if tuple(tensor.shape) != shape:
+        raise ShapeError(name, f"{shape} = {formula}", tuple(tensor.shape))
