@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 from tests.paths import FIXTURES
 
@@ -14,6 +14,10 @@ torch.set_num_threads(1)  # the workers share the cores already
 
 settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", settings.get_profile("default"), derandomize=True, print_blob=True)
+# A fault has only to be noticed: no time goes into the smallest example of it.
+settings.register_profile(
+    "faults", settings.get_profile("default"), derandomize=True, phases=(Phase.explicit, Phase.generate)
+)
 settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 

@@ -25,6 +25,7 @@ log = logging.getLogger("qload")
 ROOT = Path(__file__).resolve().parents[3]
 COPIED = ("qload", "tests", "fixtures", "golden", "docs", "pyproject.toml", "noxfile.py")
 LEAST_KILLS = 2
+ENOUGH = 10  # failures after which a fault is known well enough
 # Not tests/meta, which knows every fault by its name.
 TESTS = [
     "-m",
@@ -37,6 +38,8 @@ TESTS = [
     "--tb=no",
     "-rfE",
     "--ignore=tests/meta",
+    "--hypothesis-profile=faults",
+    f"--maxfail={ENOUGH}",
     "-m",
     "not gpu",
 ]
@@ -77,6 +80,6 @@ def main(arguments: list[str]) -> int:
     for fault in track([known[name] for name in arguments or known], console=Console(stderr=True)):
         killed = kills(fault)
         unnoticed += len(killed) < LEAST_KILLS
-        table.add_row(fault.name, fault.file, str(len(killed)), "\n".join(killed[:2]))
+        table.add_row(fault.name, fault.file, f"{len(killed)}{'+' * (len(killed) >= ENOUGH)}", "\n".join(killed[:2]))
     Console().print(table)
     return 1 if unnoticed else 0
