@@ -86,12 +86,13 @@ UNPLACED = Layer((), 0, (0, 0))  # of a weight made by hand, whose tensors tell 
 
 @dataclass(frozen=True)
 class Codes:
-    """A weight as codes: w = (code - zero) * scale[n_group, k_group].
+    """A weight as codes: w = (code - zero) * scale[n_group, k_group] * factor.
 
     codes (N, K) integers; scales and zeros (Gn, Gk), with Gn = N or 1 where n_group is None; n_group (N,)
     and k_group (K,) int64, or None: one output after another, one group; zeros None where the type has
     none. `lookup`: the value of each code, where a code is no integer but the bits of a small float.
-    `divide`: by the scale, which some owners store the other way round.
+    `divide`: by the scale, which some owners store the other way round. `factor`: of all scales, where the
+    owner rounds its product on its own.
     """
 
     bits: int
@@ -102,15 +103,17 @@ class Codes:
     lookup: Tensor | None = None
     n_group: Tensor | None = None
     divide: bool = False
+    factor: float = 1.0
 
     def dequantize(self) -> Tensor:
-        """(N, K) float32: the integer difference, times (or by) the scale in float32."""
+        """(N, K) float32: the integer difference, times (or by) the scale in float32, times the factor."""
         scales = self._rows(self.scales)
         difference = self.codes if self.lookup is None else self.lookup[self.codes.long()]
         if self.zeros is not None:
             difference = difference - self._rows(self.zeros)
         wide = difference.to(torch.float32, memory_format=torch.contiguous_format)
-        return wide.div_(scales) if self.divide else wide.mul_(scales)
+        scaled = wide.div_(scales) if self.divide else wide.mul_(scales)
+        return scaled if self.factor == 1 else scaled.mul_(self.factor)
 
     def _rows(self, per_group: Tensor) -> Tensor:
         rows = per_group if self.n_group is None else per_group[self.n_group]

@@ -80,6 +80,7 @@ def main(arguments: list[str]) -> int:
     for fault in track([known[name] for name in arguments or known], console=Console(stderr=True)):
         killed = kills(fault)
         unnoticed += len(killed) < LEAST_KILLS
-        table.add_row(fault.name, fault.file, f"{len(killed)}{'+' * (len(killed) >= ENOUGH)}", "\n".join(killed[:2]))
+        count = f"{len(killed)}{'+' * (len(killed) >= ENOUGH)}"
+        table.add_row(fault.name, fault.file, count, "\n".join(killed[:2]))
     Console().print(table)
     return 1 if unnoticed else 0
