@@ -1,0 +1,140 @@
+"""The command line prints what the library returns, and ends as docs/cli.md says."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from safetensors.torch import save_file
+
+from qload.cli import main
+from qload.verify import inspect, verify
+from tests.paths import FIXTURES, ROOT
+
+MODEL = FIXTURES / "gptq" / "model_g32_desc_act"
+
+
+def run(*arguments: Any) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def damaged(tmp_path: Path) -> Path:
+    save_file({"a.weight": torch.tensor([[1.0, float("nan")]])}, tmp_path / "model.safetensors")
+    return tmp_path
+
+
+@pytest.mark.parametrize("verb", ["inspect", "verify"])
+def test_in_a_pipe_it_prints_the_reports_json(verb: str) -> None:
+    result = run(verb, MODEL)
+
+    report = {"inspect": inspect, "verify": verify}[verb](MODEL)
+    assert json.loads(result.stdout) == json.loads(json.dumps(report.to_json()))
+    assert {"schema", "verdict", "findings"} <= json.loads(result.stdout).keys()
+    assert result.exit_code == 0
+
+
+def test_a_finding_has_the_agreed_keys_and_ends_with_1(damaged: Path) -> None:
+    result = run("verify", damaged)
+
+    (finding,) = json.loads(result.stdout)["findings"]
+    assert finding.keys() == {"rule", "severity", "tensor", "file", "message", "remedy"}
+    assert (finding["rule"], finding["tensor"], result.exit_code) == ("float-value", "a.weight", 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        pytest.param(["inspect", MODEL], 0, id="in order"),
+        pytest.param(["inspect", ROOT / "no" / "such" / "folder"], 1, id="unreadable"),
+        pytest.param(["inspect"], 2, id="no path"),
+        pytest.param(["inspect", ""], 2, id="an empty path"),
+        pytest.param(["verify", MODEL, "--tp", "0"], 2, id="no rank"),
+        pytest.param(["verify", MODEL, "--tensor"], 2, id="an unknown option"),
+        pytest.param(["prove", MODEL], 2, id="an unknown verb"),
+        pytest.param(["--version"], 0, id="the version"),
+    ],
+)
+def test_the_exit_code_tells_what_happened(arguments: list[Any], code: int) -> None:
+    assert run(*arguments).exit_code == code
+
+
+@pytest.mark.parametrize("arguments", [[], ["inspect"], ["verify"]], ids=["qload", "inspect", "verify"])
+def test_help_has_examples_and_the_exit_codes(arguments: list[str], golden: Any) -> None:
+    result = run(*arguments, "--help")
+
+    assert "Examples:" in result.stdout
+    assert "Exit codes: 0" in " ".join(result.stdout.split())
+    assert result.stdout == golden
+
+
+def test_help_answers_without_torch() -> None:
+    code = "import sys; from qload.cli import main; main(['--help'], standalone_mode=False)"
+
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}; sys.exit('torch' in sys.modules or 'rich' in sys.modules)"],
+        cwd=ROOT, capture_output=True, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 0
+
+
+def on_a_terminal(*arguments: Any, **environment: str) -> str:
+    """What the command writes to a terminal of 200 columns."""
+    pty = pytest.importorskip("pty", reason="this system has no pseudo terminals")
+    parent, child = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "qload", *map(str, arguments)],
+        stdout=child, stderr=subprocess.DEVNULL, cwd=ROOT,
+        env={**os.environ, "COLUMNS": "200", "TERM": "xterm-256color", **environment},
+    )  # fmt: skip
+    os.close(child)
+    written = b""
+    try:
+        while chunk := os.read(parent, 1 << 16):
+            written += chunk
+    except OSError:  # the other end is closed
+        pass
+    process.wait()
+    os.close(parent)
+    return written.decode()
+
+
+def test_a_terminal_gets_tables_in_colour_and_none_where_that_is_asked(damaged: Path) -> None:
+    coloured = on_a_terminal("inspect", MODEL)
+    plain = on_a_terminal("inspect", MODEL, NO_COLOR="1")
+
+    assert "model.layers.{0..1}.mlp.down_proj" in plain
+    assert "\x1b[" in coloured
+    assert "\x1b" not in plain
+
+
+def test_a_name_from_a_hostile_file_is_text_and_nothing_else(tmp_path: Path) -> None:
+    name = "a\x1b[2J[red]b[/red]\u202e.weight"
+    save_file({name: torch.tensor([[float("nan")]])}, tmp_path / "model.safetensors")
+
+    shown = run("verify", "--table", tmp_path).stdout
+
+    assert "\x1b[2J" not in shown
+    assert "\u202e" not in shown
+    assert "[red]b[/red]" in shown
+    assert r"\x1b" in shown
+
+
+def test_verbose_speaks_on_standard_error_alone() -> None:
+    result = run("-vv", "inspect", MODEL)
+
+    assert json.loads(result.stdout)["verdict"] == "ok"
+
+
+def test_layers_of_one_kind_are_folded_and_all_shows_each() -> None:
+    folded, every = (run("inspect", "--table", *more, MODEL).stdout for more in ([], ["--all"]))
+
+    assert "model.layers.{0..1}.mlp.up_proj" in folded
+    assert "model.layers.1.mlp.up_proj" not in folded
+    assert "model.layers.1.mlp.up_proj" in every
