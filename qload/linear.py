@@ -19,7 +19,7 @@ class Linear(nn.Module):
     def __init__(self, weight: Weight, bias: Tensor | None = None) -> None:
         super().__init__()
         if len(weight.shape) != 2:
-            raise ArgumentError("weight", "a matrix (N, K)", f"a vector {weight.shape}")
+            raise ArgumentError("weight", "a matrix (N, K)", f"a weight of shape {weight.shape}")
         if bias is not None and tuple(bias.shape) != (weight.layer.N,):
             raise ShapeError("bias", f"({weight.layer.N},) = (N,)", tuple(bias.shape))
         self._blueprint = weight

@@ -121,11 +121,11 @@ def check_unmasked(layer: Owned) -> None:
 
 def check_shares(layer: Owned, folder: Path, world: int) -> None:
     """Lawful cuts are the whole in pieces, all others are refused by every rank in the same words."""
-    config, expected = layer.loader.rooms[0].config, layer.expected
+    config, expected = layer.weight.config, layer.expected
     for storage in layer.storages(folder):
         for dim, load in (("N", Weights.get_weights_col), ("K", Weights.get_weights_row)):
             size = expected.shape[0 if dim == "N" else 1]
-            if lawful(config, dim, size, world):
+            if lawful(config, dim, size, world, expected.shape[1]):
                 parts = [load(w, layer.prefix).dequantize() for w in _ranks(storage, layer, world)]
                 whole = torch.cat(parts, 0 if dim == "N" else 1)
                 assert torch.equal(whole.to(expected.dtype), expected)

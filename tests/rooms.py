@@ -1,5 +1,7 @@
 """The table of formats that every contract test runs over: a line each for how its config is drawn."""
 
+from math import gcd, lcm
+
 import pytest
 import torch
 from hypothesis import strategies as st
@@ -8,18 +10,42 @@ from qload.formats import (
     FORMATS,
     AWQConfig,
     AWQWeight,
+    BNB4Config,
+    BNBConfig,
+    BNBFP4Weight,
+    BNBNF4Weight,
+    BNBWeight,
+    CTIntConfig,
+    CTIntWeight,
+    CTMXFP4Weight,
+    CTNVFP4Weight,
+    CTPackConfig,
+    CTPackWeight,
+    EETQConfig,
+    EETQWeight,
+    Exl2Config,
+    Exl2Weight,
+    Fp8Config,
+    Fp8Weight,
     GPTQConfig,
     GPTQWeight,
     Marlin24Config,
     Marlin24Weight,
     MarlinConfig,
     MarlinWeight,
+    ModelOptNVFP4Weight,
+    MXFP4Config,
+    MXFP4ExpertsWeight,
+    NVFP4Config,
     UnquantizedConfig,
     UnquantizedWeight,
 )
 from qload.layouts import STORED_MINUS_ONE, Stored, StoredMinusOnePerField, StoredMinusOneUnmasked
 from qload.spec import Config, Weight
 
+YES = st.booleans()
+SHARED = [(2, 3), (64, 128)]
+BLOCKS = st.sampled_from([*SHARED, (1, 128)])
 ZEROS = st.sampled_from([STORED_MINUS_ONE, Stored(), StoredMinusOnePerField(), StoredMinusOneUnmasked()])
 GROUPS = st.sampled_from([-1, 32, 48, 128])
 
@@ -31,19 +57,62 @@ CONFIGS: dict[type[Weight], st.SearchStrategy[Config]] = {
     ),
     AWQWeight: st.builds(AWQConfig, GROUPS, st.sampled_from([4, 8])),
     MarlinWeight: st.builds(MarlinConfig, GROUPS, st.sampled_from([4, 8])),
-    Marlin24Weight: st.builds(Marlin24Config, GROUPS, st.sampled_from([4, 8])),
+    Marlin24Weight: st.builds(Marlin24Config, GROUPS, st.sampled_from([4, 8]), compressed=YES),
+    Exl2Weight: st.just(Exl2Config()),
+    EETQWeight: st.just(EETQConfig()),
+    Fp8Weight: st.one_of(
+        st.builds(Fp8Config, st.sampled_from(["tensor", "channel"]), divide=YES, input_scale=YES),
+        st.builds(Fp8Config, st.just("block"), BLOCKS, divide=YES, input_scale=YES),
+    ),
+    BNBNF4Weight: st.builds(BNB4Config, st.just("nf4"), st.sampled_from([32, 64]), double_quant=YES),
+    BNBFP4Weight: st.builds(BNB4Config, st.just("fp4"), st.sampled_from([32, 64]), double_quant=YES),
+    BNBWeight: st.just(BNBConfig()),
+    CTPackWeight: st.builds(
+        lambda bits, group, symmetric, act_order: CTPackConfig(
+            bits, group, symmetric, act_order, dense=bits != 7,
+            groups_lie="in order" if not act_order else "anywhere" if group == -1 else "positional",
+        ),
+        st.integers(2, 8), GROUPS, YES, YES,
+    ),
+    CTIntWeight: st.builds(
+        CTIntConfig, st.sampled_from([None, (1, -1), (1, 48), *SHARED]), st.integers(2, 8), YES, YES,
+    ),
+    CTNVFP4Weight: st.just(NVFP4Config()),
+    ModelOptNVFP4Weight: st.just(NVFP4Config()),
+    CTMXFP4Weight: st.just(MXFP4Config()),
+    MXFP4ExpertsWeight: st.just(MXFP4Config()),
 }  # fmt: skip
 
 every_format = pytest.mark.parametrize("room", FORMATS, ids=lambda room: room.format)
 
 
-def lawful(config: Config, dim: str, size: int, world: int) -> bool:
+def lawful(config: Config, dim: str, size: int, world: int, K: int) -> bool:
     """Whether every cut for `world` ranks is lawful: from formats.md, not from the product."""
     if size % world:
         return False
     share = size // world
     if isinstance(config, GPTQConfig):
         return share % (32 if config.bits == 3 else 32 // config.bits) == 0
+    if isinstance(config, BNB4Config):
+        block = lcm(2 * config.storage.itemsize, config.blocksize)
+        return share * K % block == 0 if dim == "N" else share % block == K % block == 0
+    if isinstance(config, Fp8Config):
+        return config.block is None or share % config.block[dim == "K"] == 0
+    if isinstance(config, CTPackConfig):
+        word, group = (32 // gcd(config.bits, 32) if config.dense else 32 // config.bits), config.group_size
+        if dim == "N":
+            return config.symmetric or share % word == 0
+        return share % word == 0 and (config.act_order or group == -1 or group >= K or share % group == 0)
+    if isinstance(config, CTIntConfig):
+        rows, columns = config.block or (1, -1)
+        block = rows if dim == "N" else 1 if columns == -1 or (rows == 1 and columns >= K) else columns
+        return share % block == 0
+    if isinstance(config, NVFP4Config | MXFP4Config):
+        return dim == "N" or share % (16 if isinstance(config, NVFP4Config) else 32) == 0
+    if isinstance(config, Exl2Config):
+        return dim == "N" and share % 32 == 0
+    if isinstance(config, EETQConfig):
+        return share % 64 == 0
     granules = {
         AWQConfig: (32 // getattr(config, "bits", 4), 1),
         MarlinConfig: (64, 16),

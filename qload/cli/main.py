@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from qload.cli.formats import formats
 from qload.cli.inspect import inspect
 from qload.cli.options import verbose
 from qload.cli.verify import verify
@@ -57,7 +58,7 @@ def _print_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
 
 @click.group(
     cls=Verbs,
-    commands=[inspect, verify],
+    commands=[inspect, verify, formats],
     epilog=EPILOG,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )

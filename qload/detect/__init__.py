@@ -5,6 +5,8 @@ from qload.detect.files import Found, find_config, find_configs, read_model_conf
 from qload.detect.loaders import (
     AWQWeightsLoader,
     DefaultWeightsLoader,
+    EETQWeightsLoader,
+    Exl2WeightsLoader,
     GPTQWeightsLoader,
     MarlinWeightsLoader,
     Target,
@@ -19,6 +21,8 @@ __all__ = [
     "AWQWeightsLoader",
     "Claims",
     "DefaultWeightsLoader",
+    "EETQWeightsLoader",
+    "Exl2WeightsLoader",
     "Found",
     "GPTQWeightsLoader",
     "MarlinWeightsLoader",

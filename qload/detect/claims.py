@@ -4,7 +4,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from qload.detect.files import Found, shown
-from qload.detect.methods import awq, gptq, marlin
+from qload.detect.methods import (
+    awq,
+    bnb,
+    compressed_tensors,
+    eetq,
+    exl2,
+    fp8,
+    gptq,
+    marlin,
+    modelopt,
+    mxfp4,
+)
 from qload.detect.validation import Claims, agree
 from qload.errors import ConfigError, UnsupportedFormatError
 
@@ -14,8 +25,27 @@ METHODS: dict[str, Callable[[Found], Claims]] = {
     "awq": awq.read,
     "marlin": marlin.read,
     "gptq_marlin_24": marlin.read,
+    "exl2": exl2.read,
+    "eetq": eetq.read,
+    "fp8": fp8.read,
+    "fbgemm_fp8": fp8.read,
+    "bitsandbytes": bnb.read,
+    "compressed-tensors": compressed_tensors.read,
+    "modelopt": modelopt.read,
+    "mxfp4": mxfp4.read,
 }
-KNOWN = (*gptq.KNOWN, *awq.KNOWN, *marlin.KNOWN)
+KNOWN = (
+    *gptq.KNOWN,
+    *awq.KNOWN,
+    *marlin.KNOWN,
+    *exl2.KNOWN,
+    *eetq.KNOWN,
+    *fp8.KNOWN,
+    *bnb.KNOWN,
+    *compressed_tensors.KNOWN,
+    *modelopt.KNOWN,
+    *mxfp4.KNOWN,
+)
 
 
 def read_claims(found: Found) -> Claims:
@@ -33,6 +63,10 @@ def _method(found: Found) -> str:
     method = agree(found, "quant_method", "method")
     if method is None and not found.section:
         method = _method_of_own_file(found.values)
+    if method is None and any(key in found.values for key in compressed_tensors.KEYS):
+        method = "compressed-tensors"  # of configs from before there was quant_method
+    if method is None and any(found.values.get(flag) is True for flag in bnb.FLAGS):
+        method = "bitsandbytes"  # of configs from before there was quant_method
     if not isinstance(method, str) or not method:
         raise ConfigError(
             found.file, found.key("quant_method"), "the name of a quantization method", shown(method)

@@ -8,11 +8,12 @@ from pathlib import Path
 from reprlib import Repr
 from typing import Any
 
-from qload.errors import ConfigError, UnsupportedFormatError
+from qload.errors import ConfigError
 
 MAX_BYTES = 64 << 20  # a config larger than this is not a config
 MODEL_CONFIG = "config.json"
 SECTIONS = ("quantization_config", "compression_config")
+MODELOPT = "hf_quant_config.json"
 SIDE_FILES = ("quantize_config.json", "quant_config.json")
 
 _SHORT = Repr()
@@ -42,16 +43,23 @@ def find_configs(path: str | PathLike[str]) -> list[Found]:
     """Every quantization config of a checkpoint, the one that counts first.
 
     `config.json` (`quantization_config`, also inside of `text_config`) counts before
-    `quantize_config.json` (GPTQ's own) and `quant_config.json` (AWQ's own).
+    `quantize_config.json` (GPTQ's own), `quant_config.json` (AWQ's own) and, where there is nothing
+    else, `hf_quant_config.json` (ModelOpt's own).
     """
     folder = _folder(path)
     found = _sections(read_model_config(path))
     found += [Found(name, "", read_json(folder / name)) for name in SIDE_FILES if _stands(folder / name)]
-    if not found and _stands(folder / "hf_quant_config.json"):
-        raise UnsupportedFormatError(
-            "modelopt", "hf_quant_config.json is there, and no other quantization config"
-        )
-    return found
+    return found or _modelopt(folder)
+
+
+def _modelopt(folder: Path) -> list[Found]:
+    """ModelOpt's own file, which counts where there is no other."""
+    if not _stands(folder / MODELOPT):
+        return []
+    values = read_json(folder / MODELOPT).get("quantization")
+    if not isinstance(values, dict):
+        raise ConfigError(MODELOPT, "quantization", "an object", shown(values))
+    return [Found(MODELOPT, "quantization", {"quant_method": "modelopt", **values})]
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -14,6 +14,10 @@ from qload.errors import ConfigError
 from qload.formats import (
     AWQConfig,
     AWQWeight,
+    EETQConfig,
+    EETQWeight,
+    Exl2Config,
+    Exl2Weight,
     GPTQConfig,
     GPTQWeight,
     Marlin24Config,
@@ -68,6 +72,20 @@ class MarlinWeightsLoader(FormatLoader):
     def __init__(self, *, group_size: int, bits: int = 4, is_marlin_24: bool = False) -> None:
         dense, sparse = Room(MarlinWeight, MarlinConfig(group_size, bits)), Marlin24Config(group_size, bits)
         super().__init__(Room(Marlin24Weight, sparse) if is_marlin_24 else dense, PLAIN)
+
+
+class Exl2WeightsLoader(FormatLoader):
+    """Loads EXL2 layers, each of the widths that its own tensors say, and layers left plain as plain."""
+
+    def __init__(self) -> None:
+        super().__init__(Room(Exl2Weight, Exl2Config()), PLAIN)
+
+
+class EETQWeightsLoader(FormatLoader):
+    """Loads EETQ layers, and layers left plain as plain; which one a layer is, its tensors say."""
+
+    def __init__(self) -> None:
+        super().__init__(Room(EETQWeight, EETQConfig()), PLAIN)
 
 
 # What repacks lies to the right of this module: it is named, never imported.
@@ -128,7 +146,10 @@ def loader_from_claims(found: Found | None, storage: WeightStorage | None) -> Fo
     claims = settle(found, storage)
     if claims is None:
         return DefaultWeightsLoader()
-    loader = FormatLoader(*claims.rooms, PLAIN)
+    make = claims.loader or (lambda: FormatLoader(*claims.rooms, PLAIN, exclusions=claims.exclusions))
+    loader = make()
+    for note in claims.notes:
+        log.info("%s", note)
     stored = storage.keys() if storage else ()
     loader.config_tensors = tuple(name for name in LEGACY.values() if name in stored)
     return loader

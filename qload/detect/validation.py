@@ -1,6 +1,6 @@
 """What the readers of all methods share: claims, and configs validated by pydantic into qload's errors."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
@@ -9,8 +9,10 @@ from pydantic_core import PydanticCustomError
 
 from qload.detect.files import Found, shown
 from qload.errors import ConfigError
-from qload.loader import Room
+from qload.loader import FormatLoader, Room
+from qload.loader.exclusion import Exclusions
 
+NOTHING = Exclusions()
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -18,7 +20,8 @@ Model = TypeVar("Model", bound=BaseModel)
 class Claims:
     """What a config says about the layers it does not exclude; None where it says nothing.
 
-    `rooms`: the formats its layers may be stored in, as the loader takes them.
+    `rooms`: the formats its layers may be stored in, as the loader takes them. `loader`: what makes another
+    one, where modules differ. `notes`: what the config says beside, which changes no weight.
     """
 
     method: str
@@ -30,6 +33,9 @@ class Claims:
     file: str
     section: str = ""
     rooms: tuple[Room, ...] = ()
+    exclusions: Exclusions = NOTHING
+    loader: Callable[[], FormatLoader] | None = None
+    notes: tuple[str, ...] = ()
 
     def facts(self) -> Mapping[str, Any]:
         """The claims alone, for a report."""
@@ -64,7 +70,11 @@ class Section(BaseModel):
 
     model_config = ConfigDict(strict=True, frozen=True, extra="allow")
 
-    modules_to_not_convert: list[str] | None = None
+    modules_to_not_convert: list[Annotated[str, Field(min_length=1)]] | None = None
+
+    def exclusions(self) -> Exclusions:
+        """The modules that the section leaves out."""
+        return Exclusions(tuple(self.modules_to_not_convert or ()))
 
 
 def agree(found: Found, *keys: str) -> Any:

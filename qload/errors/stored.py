@@ -128,6 +128,13 @@ class FieldValueError(MismatchError):
 
 
 @dataclass(eq=False)
+class ExcludedModuleError(MismatchError):
+    """A layer that the config leaves out, and whose tensors are quantized."""
+
+    rule: ClassVar[str] = "excluded-module"
+
+
+@dataclass(eq=False)
 class TwoFormatsError(MismatchError):
     """A layer whose tensors belong to two formats."""
 

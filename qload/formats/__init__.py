@@ -7,9 +7,18 @@ and a working linear come with the declaration.
 """
 
 from qload.formats.awq import AWQConfig, AWQWeight
+from qload.formats.bnb import BNB4Config, BNB4Weight, BNBFP4Weight, BNBNF4Weight
+from qload.formats.bnb_int8 import BNBConfig, BNBWeight
+from qload.formats.ct_int import CTIntConfig, CTIntWeight
+from qload.formats.ct_pack import CTPackConfig, CTPackWeight
+from qload.formats.eetq import EETQConfig, EETQWeight
+from qload.formats.exl2 import Exl2Config, Exl2Weight
+from qload.formats.fp8 import Fp8Config, Fp8Weight
 from qload.formats.gptq import GPTQConfig, GPTQWeight
 from qload.formats.marlin import MarlinConfig, MarlinWeight
 from qload.formats.marlin_24 import Marlin24Config, Marlin24Weight
+from qload.formats.mxfp4 import CTMXFP4Weight, MXFP4Config, MXFP4ExpertsWeight
+from qload.formats.nvfp4 import CTNVFP4Weight, ModelOptNVFP4Weight, NVFP4Config
 from qload.formats.unquantized import UnquantizedConfig, UnquantizedWeight
 from qload.spec import Role, Weight
 
@@ -19,6 +28,18 @@ FORMATS: tuple[type[Weight], ...] = (
     AWQWeight,
     MarlinWeight,
     Marlin24Weight,
+    Exl2Weight,
+    EETQWeight,
+    Fp8Weight,
+    BNBNF4Weight,
+    BNBFP4Weight,
+    BNBWeight,
+    CTPackWeight,
+    CTIntWeight,
+    CTNVFP4Weight,
+    ModelOptNVFP4Weight,
+    CTMXFP4Weight,
+    MXFP4ExpertsWeight,
 )
 
 # What a tensor is for, by the last part of its name.
@@ -34,12 +55,34 @@ __all__ = [
     "ROLES",
     "AWQConfig",
     "AWQWeight",
+    "BNB4Config",
+    "BNB4Weight",
+    "BNBConfig",
+    "BNBFP4Weight",
+    "BNBNF4Weight",
+    "BNBWeight",
+    "CTIntConfig",
+    "CTIntWeight",
+    "CTMXFP4Weight",
+    "CTNVFP4Weight",
+    "CTPackConfig",
+    "CTPackWeight",
+    "EETQConfig",
+    "EETQWeight",
+    "Exl2Config",
+    "Exl2Weight",
+    "Fp8Config",
+    "Fp8Weight",
     "GPTQConfig",
     "GPTQWeight",
+    "MXFP4Config",
+    "MXFP4ExpertsWeight",
     "Marlin24Config",
     "Marlin24Weight",
     "MarlinConfig",
     "MarlinWeight",
+    "ModelOptNVFP4Weight",
+    "NVFP4Config",
     "UnquantizedConfig",
     "UnquantizedWeight",
 ]

@@ -6,12 +6,15 @@ On disk, for a layer of K inputs and N outputs, group size g, b bits:
     B_meta  int16       (K/32, 2*N)    the places of the kept codes, as sparse tensor cores load them
     s       fp16, bf16  (K/g, N)       scales, permuted where there are groups
 
+compressed-tensors (marlin-24) calls them `weight_packed`, `meta` and `scale_packed`, and permutes the scales
+only of groups of less than half of K.
+
     w[n, k] = s[k / g, n] * (code[k, n] - 2**(b-1)) where row k of column n is kept, else 0
 
-Source: formats.md section 5, bit-equal to vLLM.
+Source: formats.md section 5, bit-equal to vLLM and compressed-tensors.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -24,16 +27,20 @@ from qload.spec import Role, TensorSpec, named
 
 SCALES = (torch.float16, torch.bfloat16)
 ROWS = 32  # of the dense weight, in one row of B_24
+COMPRESSED = {"B_24": "weight_packed", "B_meta": "meta", "s": "scale_packed"}
 
 
 @dataclass(frozen=True)
 class Marlin24Config(spec.Grouped, spec.Config):
-    """`group_size` -1: one scale a column, which stay in plain order."""
+    """`group_size` -1: one scale a column, which stay in plain order. `compressed`: under the names, and by
+    the rule, of compressed-tensors. `plain`: the scales of this layer's groups are in plain order by it."""
 
     name: ClassVar[str] = "marlin_24"
 
     group_size: int
     bits: int = 4
+    compressed: bool = False
+    plain: bool = False
 
     def __post_init__(self) -> None:
         self.check_bits(self.bits, *marlin.BITS)
@@ -41,7 +48,13 @@ class Marlin24Config(spec.Grouped, spec.Config):
 
     def study(self, seen: spec.Seen) -> "Marlin24Config":
         """One group that covers all of K leaves the scales in plain order."""
-        return self.one_group(sum(seen.shapes["B_24"][:1]) * ROWS)
+        K = sum(seen.shapes["B_24"][:1]) * ROWS
+        return replace(self.one_group(K), plain=self.compressed and K <= 2 * self.group_size < 2 * K)
+
+    @property
+    def permuted(self) -> bool:
+        """Whether the scales are in the order for groups."""
+        return self.group_size != -1 and not self.plain
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -60,15 +73,17 @@ class Marlin24Weight(spec.Weight):
     def tensors(cls, config: Marlin24Config) -> tuple[TensorSpec, ...]:
         """Tiles of 32 dense rows and 64 columns; groups bind K too."""
         groups = "1" if config.group_size == -1 else f"K/{config.group_size}"
-        return (
+        specs = (
             TensorSpec("B_24", (torch.int32,), f"K/32 N@64*{config.bits // 2}", Role.WORD),
             TensorSpec("B_meta", (torch.int16,), "K/32 N@64*2", Role.WORD, nibbles=marlin_24.PAIRS),
             TensorSpec("s", SCALES, f"{groups} N@64", Role.SCALE),
         )
+        order = -1 if config.compressed else 1
+        return tuple(replace(one, stored=(one.name, COMPRESSED[one.name])[::order]) for one in specs)
 
     def plain_scales(self) -> Tensor:
         """The scales (G, N) in plain order, in their own dtype."""
-        return self.s if self.config.group_size == -1 else marlin_24.SCALES_GROUPED.undo(self.s)
+        return marlin_24.SCALES_GROUPED.undo(self.s) if self.config.permuted else self.s
 
     def __post_init__(self) -> None:
         super().__post_init__()

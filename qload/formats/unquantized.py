@@ -39,6 +39,7 @@ class UnquantizedWeight(spec.Weight):
     config: UnquantizedConfig = field(default=UnquantizedConfig(), kw_only=True)
 
     format: ClassVar[str] = "unquantized"
+    plain: ClassVar[bool] = True
     example: ClassVar[UnquantizedConfig] = UnquantizedConfig()
 
     @classmethod

@@ -1,5 +1,6 @@
 """From typed weights to what a kernel reads, and the calls: why not, repack, multiply."""
 
+from qload.kernels.exl2 import Exl2KernelWeight
 from qload.kernels.exllama import ExllamaConfig, ExllamaWeight
 from qload.kernels.fp8_marlin import FP8MarlinConfig, FP8MarlinWeight, fp8_from_marlin, fp8_to_marlin
 from qload.kernels.loaders import GPTQMarlinWeightsLoader, RepackingLoader
@@ -22,6 +23,7 @@ __all__ = [
     "KERNELS",
     "LAYOUTS",
     "DequantizeLinearKernel",
+    "Exl2KernelWeight",
     "ExllamaConfig",
     "ExllamaLinearKernel",
     "ExllamaWeight",

@@ -6,22 +6,30 @@ from torch import Tensor
 from qload.errors import ArgumentError, DtypeError, ShapeError
 from qload.spec import Weight
 
+WIDE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
 
 def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
     """(..., K) -> (..., N) in x's dtype: products and sums in float32 (float64 for float64), one rounding."""
-    check(x, weight)
+    check(x, weight, bias)
     wide = torch.promote_types(x.dtype, torch.float32)
     return torch.nn.functional.linear(
         x.to(wide), weight.dequantize().to(wide), None if bias is None else bias.to(wide)
     ).to(x.dtype)
 
 
-def check(x: Tensor, weight: Weight) -> None:
-    """x is a float tensor (..., K) on the weight's device, or an error that names it."""
+def check(x: Tensor, weight: Weight, bias: Tensor | None = None) -> None:
+    """x is a float tensor (..., K) on the weight's device, `bias` is (N,), or an error that names it."""
     name = weight.layer.name or type(weight).__name__
-    if not x.dtype.is_floating_point:
-        raise DtypeError(f"{name}: x", ["a floating point dtype"], str(x.dtype).removeprefix("torch."))
+    if x.dtype not in WIDE:
+        raise DtypeError(f"{name}: x", list(map(_plain, WIDE)), _plain(x.dtype))
+    if bias is not None and tuple(bias.shape) != (weight.layer.N,):
+        raise ShapeError(f"{name}: bias", f"({weight.layer.N},) = (N,)", tuple(bias.shape))
     if x.ndim == 0 or x.shape[-1] != weight.layer.K:
         raise ShapeError(f"{name}: x", f"(..., {weight.layer.K}) = (..., K)", tuple(x.shape))
     if x.device != weight.device:
         raise ArgumentError(f"{name}: x", f"a tensor on {weight.device}, as the weight", str(x.device))
+
+
+def _plain(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

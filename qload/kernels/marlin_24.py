@@ -38,7 +38,7 @@ def from_gptq(weight: GPTQWeight, config: Marlin24Config | None = None) -> Marli
         config=config,
         B_24=marlin_24.rows(bits).pack(marlin_24.gather(codes, positions)),
         B_meta=marlin_24.write_positions(positions),
-        s=weight.scales if config.group_size == -1 else marlin_24.SCALES_GROUPED.apply(weight.scales),
+        s=marlin_24.SCALES_GROUPED.apply(weight.scales) if config.permuted else weight.scales,
         layer=weight.layer,
     )
 

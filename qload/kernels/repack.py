@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from qload.errors import ArgumentError, RepackError
 from qload.formats import (
@@ -21,6 +21,8 @@ from qload.kernels.gptq import with_zeros
 from qload.kernels.marlin import GPTQMarlinWeight
 from qload.layouts import Stored, StoredMinusOne, ZeroPoints
 from qload.spec import Weight
+
+W = TypeVar("W", bound=Weight)
 
 # Every layout is reached through GPTQ's codes and groups, which can say all the others.
 _FROM_GPTQ: dict[str, tuple[type[Weight], Callable[[GPTQWeight], Weight]]] = {
@@ -100,6 +102,20 @@ def restore(weight: Weight) -> Weight:
     return _apart(_relabel(back(through, origin) if back else through, None, origin), weight)
 
 
+def targets(kind: type[Weight]) -> tuple[str, ...]:
+    """The layouts that weights of a kind are repacked to; some of its weights may still be refused."""
+    if kind not in _TO_GPTQ:
+        return ()
+    return tuple(
+        layout for layout, (target, _) in _FROM_GPTQ.items() if target is not kind or kind is GPTQWeight
+    )
+
+
+def restores(kind: type[Weight]) -> bool:
+    """Whether what weights of a kind were repacked to is taken back."""
+    return kind in _TO_GPTQ
+
+
 def _keeps_zeros(weight: GPTQWeight) -> bool:
     """AWQ's zero points go along even where all are 2**(bits - 1), as its kernels expect them."""
     origin = weight.layer.origin
@@ -113,7 +129,7 @@ def _through(weight: Weight, layout: str) -> GPTQWeight:
     return to_gptq(weight)
 
 
-def _relabel(weight: Weight, origin: Any, config: Any = None) -> Weight:
+def _relabel(weight: W, origin: Any, config: Any = None) -> W:
     return replace(weight, config=config or weight.config, layer=replace(weight.layer, origin=origin))
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from qload.errors import ArgumentError, NotWarmError
+from qload.errors import ArgumentError, DtypeError, NotWarmError
 from qload.kernels import dequantize
 from qload.spec import Weight
 
@@ -47,8 +47,8 @@ def warm_up(model: nn.Module, max_input_len: int) -> dict[torch.device, int]:
 
     May be called again, with more layers or longer inputs: what is there grows, it never shrinks.
     """
-    if max_input_len < 1:
-        raise ArgumentError("max_input_len", "at least 1 token", str(max_input_len))
+    if type(max_input_len) is not int or max_input_len < 1:
+        raise ArgumentError("max_input_len", "at least 1 token, a whole number", repr(max_input_len))
     layers: dict[torch.device, list[nn.Module]] = {}
     for layer in model.modules():
         if hasattr(layer, "exllama_need"):
@@ -73,7 +73,10 @@ def warm_up(model: nn.Module, max_input_len: int) -> dict[torch.device, int]:
 
 def multiply(layer: nn.Module, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
     """x (..., K) fp16 -> (..., N) fp16, through the layer's scratch space."""
-    dequantize.check(x, weight)
+    dequantize.check(x, weight, bias)
+    if x.dtype != torch.float16:
+        name = weight.layer.name or "weight"
+        raise DtypeError(f"{name}: x", ["float16"], str(x.dtype).removeprefix("torch."))
     need, scratch = _need(layer), _scratch(layer)
     if scratch is None or scratch.buffer.device != x.device:
         raise NotWarmError(weight.layer.name or need.weight, str(x.device))
@@ -87,9 +90,10 @@ def multiply(layer: nn.Module, x: Tensor, weight: Weight, bias: Tensor | None) -
     w = scratch.buffer[: 2 * K * N].view(torch.float16).view(N, K)
     sums = scratch.buffer[at : at + 4 * N * rows.shape[0]].view(torch.float32).view(-1, N)
     w.copy_(weight.dequantize())
-    torch.mm(rows.float(), w.float().T, out=sums)
-    if bias is not None:
-        sums += bias
+    with torch.no_grad():
+        torch.mm(rows.detach().float(), w.float().T, out=sums)
+        if bias is not None:
+            sums += bias
     return sums.to(x.dtype).reshape(*x.shape[:-1], N)
 
 

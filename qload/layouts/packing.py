@@ -5,7 +5,7 @@
 
 A digit `w` that stands only on the right counts the words that a run of codes fills, and says
 where these words go. Which bits of a run hold which code is a list of fields: by default the
-codes one after another, straddling words where they must.
+codes one after another, straddling words where they must; other fields may leave bits over.
 """
 
 from dataclasses import dataclass
@@ -61,7 +61,8 @@ class Packing:
         object.__setattr__(self, "pattern", pattern)
         object.__setattr__(self, "sizes", tuple(sorted(sizes.items())))
         run = prod(sizes[digit] for digit in self.codes.right[-1])
-        if run * bits != self.words * WORD_BITS:
+        room = self.words * WORD_BITS
+        if run != room // bits or (fields is None and run * bits != room):
             raise PatternError(
                 pattern, f"{run} codes of {bits} bits do not fill {self.words} words of {WORD_BITS}"
             )

@@ -2,12 +2,14 @@
 
 from qload.loader.base import Blocks, Part, Split, WeightsLoader, split_blocks
 from qload.loader.formats import FormatLoader
+from qload.loader.modules import ModuleLoader
 from qload.loader.source import TensorSource
 from qload.loader.study import Room, Studied
 
 __all__ = [
     "Blocks",
     "FormatLoader",
+    "ModuleLoader",
     "Part",
     "Room",
     "Split",

@@ -2,25 +2,30 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor
 
-from qload.errors import ArgumentError, MismatchError
+from qload.errors import ArgumentError, ExcludedModuleError, MismatchError
 from qload.loader import pieces
 from qload.loader.base import Part, Split, WeightsLoader
 from qload.loader.cuts import Share, share
+from qload.loader.exclusion import Exclusions
 from qload.loader.source import TensorSource
 from qload.loader.study import Room, Studied, check_alike, study
 from qload.spec import Layer, Weight
+
+NOTHING = Exclusions()
 
 
 class FormatLoader(WeightsLoader):
     """Loads every layer in whichever of its formats the layer's tensors are stored."""
 
-    def __init__(self, *rooms: Room) -> None:
+    def __init__(self, *rooms: Room, exclusions: Exclusions = NOTHING) -> None:
         self.rooms = rooms
+        self.exclusions = exclusions
 
     def shape(self, weights: TensorSource, prefix: str) -> tuple[int, int]:
         """(N, K) of the layer stored under a prefix."""
@@ -28,8 +33,20 @@ class FormatLoader(WeightsLoader):
         return layer.N, layer.K
 
     def study(self, weights: TensorSource, prefix: str) -> Studied:
-        """All that headers and facts tell about a layer; reads no weight."""
-        return study(weights, prefix, self.rooms)
+        """All that headers and facts tell about a layer; reads no weight.
+
+        ExcludedModuleError where the config leaves out what is quantized all the same.
+        """
+        layer = study(weights, prefix, self.rooms)
+        entry = None if layer.room.weight.plain else self.exclusions.entry(prefix)
+        if entry is not None:
+            raise ExcludedModuleError(
+                prefix,
+                "left out by the config, and quantized",
+                f"plain tensors, as {self.exclusions.key} has {entry!r:.80}",
+                f"{layer.room.weight.format}: {', '.join(spec.name for spec in layer.specs)}",
+            )
+        return layer
 
     def load(self, weights: TensorSource, parts: Sequence[Part], split: Split | None) -> Weight:
         """The parts joined along N, sliced before they are read, checked before they are sliced."""
@@ -55,14 +72,16 @@ class FormatLoader(WeightsLoader):
         weights.take(studied.names.full(spec.name) for studied in layers.values() for spec in studied.specs)
         return weight
 
-    def with_config(self, **changes: Any) -> "FormatLoader":
+    def with_config(self, **changes: Any) -> Self:
         """The same loader, its first format's config changed, as `zeros=StoredMinusOneUnmasked()`."""
         first, *rest = self.rooms
         known = [field.name for field in fields(first.config)]
         if not changes.keys() <= set(known):
             settings = f"settings of {first.weight.format}: {', '.join(known)}"
             raise ArgumentError("changes", settings, ", ".join(changes))
-        return FormatLoader(replace(first, config=replace(first.config, **changes)), *rest)
+        twin = copy(self)
+        twin.rooms = (replace(first, config=replace(first.config, **changes)), *rest)
+        return twin
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{r.weight.format}: {r.config}' for r in self.rooms)})"

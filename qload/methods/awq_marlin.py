@@ -11,9 +11,9 @@ from qload.errors import ArgumentError, ConfigError
 from qload.formats import AWQConfig
 from qload.formats.awq import BITS
 from qload.kernels.scalar_type import integer_type
+from qload.loader.exclusion import Exclusions
 from qload.methods.awq_marlin_linear import AWQMarlinLinearMethod
 from qload.methods.base import QuantizationConfig
-from qload.methods.exclusion import is_excluded
 from qload.methods.layers import is_linear
 from qload.methods.marlin import verify_marlin_supported
 from qload.methods.registry import register_quantization
@@ -109,6 +109,6 @@ class AWQMarlinConfig(QuantizationConfig):
         """
         if not is_linear(layer):
             return None
-        if is_excluded(prefix, self.modules_to_not_convert):
+        if Exclusions(tuple(self.modules_to_not_convert)).entry(prefix) is not None:
             return UnquantizedLinearMethod()
         return AWQMarlinLinearMethod(self)

@@ -82,8 +82,11 @@ class TensorSpec:
 
 
 def named(prefix: str, suffix: str) -> str:
-    """`layers.0.q_proj`, `qweight` -> `layers.0.q_proj.qweight`; without a prefix, the suffix."""
-    return f"{prefix}.{suffix}" if prefix else suffix
+    """`layers.0.q_proj`, `qweight` -> `layers.0.q_proj.qweight`; without a prefix, the suffix.
+
+    A suffix that begins with `_` goes on from the prefix: `experts.down_proj`, `_blocks`.
+    """
+    return f"{prefix}{'' if suffix.startswith('_') else '.'}{suffix}" if prefix else suffix
 
 
 def check_dtypes(specs: Iterable[TensorSpec], seen: Mapping[str, torch.dtype], names: "Names") -> None:

@@ -137,6 +137,7 @@ class Weight(ABC):
     layer: Layer = field(default=UNPLACED, kw_only=True)
 
     format: ClassVar[str]
+    plain: ClassVar[bool] = False  # whether its tensors are not quantized at all
     example: ClassVar[Config]  # a config to show the declaration with
 
     @classmethod

@@ -141,12 +141,23 @@ def _index(
 
 
 def _words(spec: TensorSpec, shape: list[int], filling: str, generator: torch.Generator) -> Tensor:
+    if spec.dtypes[0].is_floating_point:  # small floats, whose bytes are the codes
+        return _small_floats(spec, shape, filling, generator)
     limits = torch.iinfo(spec.dtypes[0])
     if spec.nibbles:
         return _nibbles(spec, shape, filling, generator)
     if filling == "noise":  # every bit, the sign's too
         return torch.randint(limits.min, limits.max + 1, shape, dtype=spec.dtypes[0], generator=generator)
     return _count(shape, 0 if filling == "zeros" else 1).to(spec.dtypes[0])
+
+
+def _small_floats(spec: TensorSpec, shape: list[int], filling: str, generator: torch.Generator) -> Tensor:
+    """Every byte that is a finite number, or numbers that every small float holds."""
+    if filling != "noise":
+        return _floats(spec, shape, filling, generator)
+    finite = torch.arange(256).to(torch.uint8).view(spec.dtypes[0])
+    finite = finite[finite.float().isfinite()]
+    return finite.view(torch.uint8)[torch.randint(len(finite), shape, generator=generator)].view(finite.dtype)
 
 
 def _nibbles(spec: TensorSpec, shape: list[int], filling: str, generator: torch.Generator) -> Tensor:
@@ -160,6 +171,13 @@ def _nibbles(spec: TensorSpec, shape: list[int], filling: str, generator: torch.
 
 
 def _scales(spec: TensorSpec, shape: list[int], filling: str, generator: torch.Generator) -> Tensor:
+    if not spec.dtypes[0].is_floating_point:  # the exponent alone, 127 for 1
+        powers = (
+            torch.randint(-6, 7, shape, generator=generator)
+            if filling == "noise"
+            else _count(shape, 1) % 4 - 2
+        )
+        return (powers + 127).to(spec.dtypes[0])
     if filling == "noise":
         return (torch.rand(shape, generator=generator) + 2.0**-6).to(spec.dtypes[0])
     return (2.0 ** (_count(shape, 1) % 4 - 2)).to(spec.dtypes[0])

@@ -34,14 +34,14 @@ def test_shares_are_the_whole_or_every_rank_refuses_alike(
 ) -> None:
     stored = data.draw(layers(room, CONFIGS[room], most=8))
 
-    if not lawful(stored.config, dim, getattr(stored, dim), world):
+    if not lawful(stored.config, dim, getattr(stored, dim), world, stored.K):
         assert_refused_alike(stored, dim, world)
         return
 
     parts = shares(stored, world, dim)
     whole = stored.weight().dequantize()
-    assert_same_bits(torch.cat([part.dequantize() for part in parts], dim=0 if dim == "N" else 1), whole)
-    assert {part.layer.whole for part in parts} == {tuple(whole.shape)}
+    assert_same_bits(torch.cat([part.dequantize() for part in parts], dim=-2 if dim == "N" else -1), whole)
+    assert {part.layer.whole for part in parts} == {tuple(whole.shape[-2:])}
 
 
 def assert_refused_alike(stored: Any, dim: str, world: int) -> None:
@@ -53,7 +53,8 @@ def assert_refused_alike(stored: Any, dim: str, world: int) -> None:
         with pytest.raises((CutError, DivideError)) as caught:
             LOADS[dim](weights, "layer")
         texts.add(str(caught.value))
-        assert set(storage.reads) <= {"layer.g_idx"}
+        facts = {spec.suffix for spec in stored.weight_type.tensors(stored.config) if spec.fact}
+        assert set(storage.reads) <= {f"layer.{fact}" for fact in facts}
         assert not weights.report().used
     assert len(texts) == 1
 
@@ -63,13 +64,16 @@ def assert_refused_alike(stored: Any, dim: str, world: int) -> None:
 @settings(max_examples=25)
 def test_row_shares_sum_to_the_whole_product(room: type[Weight], data: Any, world: int) -> None:
     stored = data.draw(layers(room, CONFIGS[room], K=384 * world, most=1, fillings=("count",)))
+    if not lawful(stored.config, "K", stored.K, world, stored.K):
+        assert_refused_alike(stored, "K", world)
+        return
     x = small_integers((2, stored.K)).double()
 
     parts = shares(stored, world, "K")
 
     pieces = x.chunk(world, dim=1)
-    total = sum(piece @ part.dequantize().double().T for piece, part in zip(pieces, parts, strict=True))
-    assert torch.equal(torch.as_tensor(total), x @ stored.weight().dequantize().double().T)
+    total = sum(piece @ part.dequantize().double().mT for piece, part in zip(pieces, parts, strict=True))
+    assert torch.equal(torch.as_tensor(total), x @ stored.weight().dequantize().double().mT)
 
 
 @every_format
@@ -87,9 +91,9 @@ def test_a_packed_layer_is_shared_block_by_block(room: type[Weight], data: Any, 
         choice = iter([2, 1, 1]) if how == "ratio" else blocks[how]
         got.append(weights.get_weights_col_packed("layer", choice))
 
-    whole = stored.weight().dequantize().split(sizes)
+    whole = stored.weight().dequantize().split(sizes, -2)
     for rank, share in enumerate(got):
-        assert_same_bits(share.dequantize(), torch.cat([block.chunk(world)[rank] for block in whole]))
+        assert_same_bits(share.dequantize(), torch.cat([block.chunk(world, -2)[rank] for block in whole], -2))
         assert share.layer.parts == tuple(size // world for size in sizes)
 
 
@@ -99,7 +103,7 @@ def test_a_packed_layer_is_shared_block_by_block(room: type[Weight], data: Any, 
 def test_fused_layers_are_shared_part_by_part(room: type[Weight], data: Any, world: int) -> None:
     first = data.draw(layers(room, CONFIGS[room], N=64 * world))
     other = data.draw(layers(room, st.just(first.config), N=128 * world, K=first.K))
-    for name in set(first.tensors) & {"g_idx"}:
+    for name in {spec.name for spec in room.tensors(first.config) if spec.index_of} & set(first.tensors):
         other.tensors[name] = first.tensors[name]
     tensors = {**first.named("a"), **other.named("b")}
 
@@ -107,8 +111,8 @@ def test_fused_layers_are_shared_part_by_part(room: type[Weight], data: Any, wor
         weights = Weights(type(first.storage())(tensors), loader=first.loader(), process_group=rank)
         fused = weights.get_multi_weights_col(["a", "b"], dim=0)
 
-        parts = [s.weight().dequantize().chunk(world)[rank.rank()] for s in (first, other)]
-        assert_same_bits(fused.dequantize(), torch.cat(parts))
+        parts = [s.weight().dequantize().chunk(world, -2)[rank.rank()] for s in (first, other)]
+        assert_same_bits(fused.dequantize(), torch.cat(parts, -2))
         assert weights.report().complete
 
 

@@ -166,6 +166,10 @@ MISTAKES: dict[str, Callable[[], Any]] = {
     "no kernel at all": lambda: choose_mp_linear_kernel(CODES, 75),
     "a call before warm-up": cold,
     "a quantization method there is none of": lambda: get_quantization_config("awq_marble"),
+    "a layer left out and quantized": lambda: Weights(
+        MemoryStorage(layer()),
+        loader=loader_from_config({**GPTQ, "group_size": 64, "modules_to_not_convert": ["q_proj"]}),
+    ).get_weights("model.q_proj"),
     "an input of another width": lambda: load().get_linear()(torch.ones(1, 64)),
 }
 

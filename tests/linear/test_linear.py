@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qload.errors import DtypeError, QloadError, ShapeError
-from qload.formats import UnquantizedWeight
+from qload.formats import FORMATS, MXFP4Config, MXFP4ExpertsWeight, UnquantizedWeight
 from qload.spec import Weight
 from qload.testing import (
     assert_reads_back,
@@ -17,13 +17,17 @@ from qload.testing import (
     assert_within_bound,
     layers,
 )
-from tests.rooms import CONFIGS, every_format
+from tests.rooms import CONFIGS
+
+# A stack of experts is no matrix: each of them is one, in a format that is in the table.
+MATRICES = [room for room in FORMATS if room is not MXFP4ExpertsWeight]
+every_matrix = pytest.mark.parametrize("room", MATRICES, ids=lambda room: room.format)
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
 
 
-@every_format
+@every_matrix
 @every_dtype
 @given(data=st.data())
 @settings(max_examples=10)
@@ -33,7 +37,7 @@ def test_one_hot_inputs_read_the_weight_back(room: type[Weight], dtype: torch.dt
     assert_reads_back(weight.get_linear(), weight, dtype)
 
 
-@every_format
+@every_matrix
 @every_dtype
 @given(data=st.data())
 @settings(max_examples=10)
@@ -43,7 +47,7 @@ def test_small_integers_sum_exactly(room: type[Weight], dtype: torch.dtype, data
     assert_sums_exactly(weight.get_linear(), weight, dtype)
 
 
-@every_format
+@every_matrix
 @every_dtype
 @given(data=st.data(), M=st.sampled_from([1, 3]))
 @settings(max_examples=10)
@@ -54,6 +58,17 @@ def test_any_input_stays_within_what_rounding_can_cost(
     x = torch.randn(M, weight.layer.K, generator=torch.Generator().manual_seed(M)).to(dtype)
 
     assert_within_bound(weight.get_linear(), weight, x)
+
+
+@given(data=st.data())
+@settings(max_examples=10)
+def test_an_expert_of_a_stack_multiplies(data: Any) -> None:
+    stack = data.draw(layers(MXFP4ExpertsWeight, st.just(MXFP4Config()), most=2)).weight()
+
+    for index, expected in enumerate(stack.dequantize()):
+        expert = stack.expert(index)
+        assert_same_bits(expert.dequantize(), expected)
+        assert_reads_back(expert.get_linear(), expert, torch.bfloat16)
 
 
 @pytest.fixture

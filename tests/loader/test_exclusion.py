@@ -22,7 +22,8 @@ def method(prefix: str, *names: str) -> type[object]:
         pytest.param("mlp.gate", "model.layers.0.mlp.gate_proj", False, id="a segment's beginning"),
         pytest.param("layers.1", "model.layers.10.mlp.up_proj", False, id="a number's first digit"),
         pytest.param("proj", "model.layers.0.mlp.up_proj", False, id="a segment's end"),
-        pytest.param("model.layers.0", "layers.0", False, id="more than the name"),
+        pytest.param("language_model.layers.0", "layers.0", True, id="more in front of the name"),
+        pytest.param("model.layers.0.mlp", "layers.0", False, id="more behind the name"),
         pytest.param("mlp.up_proj", "mlp.experts.up_proj", False, id="segments apart"),
     ],
 )

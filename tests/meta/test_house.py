@@ -30,6 +30,7 @@ RANKS = [
     {"kernels"},
     {"linear"},
     {"methods", "verify", "testing"},
+    {"overview"},
     {"cli"},
 ]
 RANK = {name: place for place, names in enumerate(RANKS) for name in names}

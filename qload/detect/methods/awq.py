@@ -50,5 +50,6 @@ def read(found: Found) -> Claims:
         desc_act=None,
         file=found.file,
         section=found.section,
+        exclusions=read.exclusions(),
         rooms=(Room(AWQWeight, config),),
     )

@@ -66,5 +66,6 @@ def read(found: Found) -> Claims:
         desc_act=read.desc_act,
         file=found.file,
         section=found.section,
+        exclusions=read.exclusions(),
         rooms=(Room(GPTQWeight, config),),
     )

@@ -52,5 +52,6 @@ def read(found: Found) -> Claims:
         desc_act=False,
         file=found.file,
         section=found.section,
+        exclusions=read.exclusions(),
         rooms=(room,),
     )

@@ -59,7 +59,9 @@ def read_layer(
         zeros = (config.zeros or STORED_MINUS_ONE).read(_packed(w_zp), _along_n(config, bits))
         _expect(f"{name}: zero points", zeros, (groups, N), "(G, N)")
     known = GPTQConfig(bits, config.group_size, config.zeros or STORED_MINUS_ONE)
-    rows = known.in_order(K, codes.device) if g_idx is None or not g_idx.numel() else g_idx.long()
+    if g_idx is not None and not g_idx.numel() and not config.is_k_partitioned:
+        g_idx = None  # rows in order; of a share nothing would tell from which group on
+    rows = known.in_order(K, codes.device) if g_idx is None else g_idx.long()
     _expect(f"{name}: g_idx", rows, (K,), "(K,)")
     whole = (config.full_weight_shape[1], config.full_weight_shape[0])
     typed = Codes(bits, codes.T, scales.T, zeros.T, rows)

@@ -34,7 +34,7 @@ TESTS = [
     "-p",
     "no:cacheprovider",
     "-n",
-    "2",
+    "auto",  # as many as there are cores
     "--tb=no",
     "-rfE",
     "--ignore=tests/meta",
@@ -43,6 +43,7 @@ TESTS = [
     "-m",
     "not gpu",
 ]
+RAN = (0, 1, 2)  # all passed, some failed, stopped after enough failures
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 
 
@@ -62,6 +63,9 @@ def kills(fault: Fault) -> list[str]:
             [sys.executable, *TESTS], cwd=root, env=environment, capture_output=True, text=True, check=False
         )
         log.info("%s: pytest ended with %d", fault.name, done.returncode)
+        if done.returncode not in RAN:
+            tail = done.stdout[-2000:] + done.stderr[-2000:]
+            raise ArgumentError("the tests", "a run of pytest", f"exit code {done.returncode}\n{tail}")
         return FAILED.findall(done.stdout)
 
 

@@ -1,0 +1,42 @@
+"""qload formats: what can be done with each format."""
+
+import json
+import sys
+
+import click
+
+from qload.cli.options import as_json, verbose
+
+EPILOG = """\b
+Examples:
+  qload formats
+  qload formats --json | jq '.formats.gptq'
+
+Exit codes: 0 always, 2 the command is wrong."""
+
+
+@click.command(epilog=EPILOG)
+@as_json
+@verbose
+def formats(as_json: bool | None) -> None:
+    """Show what can be done with each format, and where not, why: loading, detecting, dequantizing,
+    sharing by column and row, fusing, repacking and the way back, quantizing while loading, verifying.
+
+    The table is asked of the formats' own declarations.
+    """
+    from qload.overview import overview
+
+    table = overview()
+    if as_json or (as_json is None and not sys.stdout.isatty()):
+        cells = {name: {c: [cell.yes, cell.text] for c, cell in row.items()} for name, row in table.items()}
+        click.echo(json.dumps({"schema": 1, "formats": cells}, indent=2))
+        return
+    from rich.text import Text
+
+    from qload.cli.console import stdout
+
+    out = stdout()
+    for name, row in table.items():
+        out.print(Text(name, "bold"))
+        for column, cell in row.items():
+            out.print(Text(f"  {column:22}  {cell}", "" if cell.yes else "yellow"))

@@ -1,0 +1,142 @@
+"""`quant_method: compressed-tensors`: groups of modules, each with a scheme and a format of its own.
+
+Which group a module belongs to, its name says (`detect.matching`); of several entries that mean it, names
+come before patterns and patterns before classes, and of one kind the first. `ignore` comes before all. A
+module that no entry means is not quantized. Any module may be stored plain all the same: `Linear` as a target
+does not say which modules are linear, the tensors do.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from qload.detect.files import Found
+from qload.detect.matching import LINEAR, Ignored, check, matcher, precedence
+from qload.detect.methods import ct_schemes
+from qload.detect.methods.ct_schemes import Scheme
+from qload.detect.validation import Claims, Section, validate
+from qload.errors import ConfigError, UnsupportedFormatError
+from qload.formats import UnquantizedConfig, UnquantizedWeight
+from qload.loader import FormatLoader, Room
+from qload.loader.modules import ModuleLoader
+
+KNOWN = (f"compressed-tensors ({', '.join(ct_schemes.FORMATS)})",)
+PLAIN = Room(UnquantizedWeight, UnquantizedConfig())
+KEYS = ("config_groups", "sparsity_config")  # which no other method has
+DENSE_SINCE = (0, 18)  # the version that packs 3, 5, 6 and 7 bits as a stream
+
+Entries = list[Annotated[str, Field(min_length=1)]]
+
+
+class _Group(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True, extra="allow")
+
+    targets: Entries
+    weights: Scheme | None = None
+    input_activations: dict[str, Any] | None = None
+    output_activations: dict[str, Any] | None = None
+    format: str | None = None
+
+
+class _CompressedTensors(Section):
+    config_groups: dict[str, _Group] = Field(default_factory=dict)
+    format: str | None = None
+    ignore: Entries | None = None
+    quantization_status: Literal["compressed", "frozen"] | None = None
+    sparsity_config: dict[str, Any] | None = None
+    transform_config: dict[str, Any] | None = None
+    kv_cache_scheme: dict[str, Any] | None = None
+    version: str | None = None
+
+
+def read(found: Found) -> Claims:
+    """The claims of every group, and the loader that gives each module its own."""
+    read = validate(_CompressedTensors, found)
+    _refuse(read, found)
+    check(found, "ignore", read.ignore or ())
+    rooms: dict[str, Room] = {}
+    for name, group in read.config_groups.items():
+        room = _room(found, name, group, read)
+        if room:
+            rooms[name] = room
+    quantized = [group for name, group in read.config_groups.items() if name in rooms]
+    formats = {group.format or read.format or "" for group in quantized}
+    one = quantized[0].weights if len(set(rooms.values())) == 1 else None
+    return Claims(
+        method="compressed-tensors",
+        format=formats.pop() if len(formats) == 1 else "mixed-precision",
+        bits=one.num_bits if one else None,
+        group_size=one.rows_of_a_group if one else None,
+        sym=one.symmetric if one else None,
+        desc_act=None,
+        file=found.file,
+        section=found.section,
+        rooms=tuple(dict.fromkeys(rooms.values())),
+        loader=_loader(read, rooms),
+        notes=_notes(read, found),
+    )
+
+
+def _loader(read: _CompressedTensors, rooms: Mapping[str, Room]) -> Callable[[], FormatLoader]:
+    """What makes a loader that asks `ignore` first, then every target in the order of its precedence."""
+    ignore = tuple(read.ignore or ())
+    ignored = FormatLoader(*dict.fromkeys(rooms.values()), PLAIN, exclusions=Ignored(ignore))
+    targets = [
+        (target, FormatLoader(rooms[name], PLAIN) if name in rooms else FormatLoader(PLAIN))
+        for name, group in read.config_groups.items()
+        for target in group.targets
+    ]
+    targets.sort(key=lambda pair: precedence(pair[0]))
+    choices = [(matcher(target), loader) for target, loader in targets]
+    return lambda: ModuleLoader([(matcher(*ignore), ignored), *choices], FormatLoader(PLAIN))
+
+
+def _room(found: Found, name: str, group: _Group, read: _CompressedTensors) -> Room | None:
+    """The room of a group's weights, or None where they are plain."""
+    key = f"config_groups.{name}"
+    check(found, f"{key}.targets", group.targets)
+    for target in group.targets:
+        if target[0].isupper() and target.isidentifier() and target != LINEAR:
+            raise UnsupportedFormatError(
+                f"compressed-tensors for {target:.40}",
+                f"a target of {found.key(key)} in {found.file}: no tensor tells of which class a module is",
+                KNOWN,
+            )
+    stated = group.format or read.format
+    if group.weights is None or stated == "dense":
+        return None
+    if stated is None:
+        expected = "a format, there or for all groups"
+        raise ConfigError(found.file, found.key(f"{key}.format"), expected, "nothing")
+    version = re.match(r"(\d{1,9})\.(\d{1,9})", read.version or "")
+    dense = (int(version[1]), int(version[2])) >= DENSE_SINCE if version else None
+    static = bool(group.input_activations) and not (group.input_activations or {}).get("dynamic")
+    return ct_schemes.room(found, f"{key}.weights", stated, group.weights, static=static, dense=dense)
+
+
+def _refuse(read: _CompressedTensors, found: Found) -> None:
+    """What is known by name and not read, and a config that says nothing at all."""
+    sparse = (read.sparsity_config or {}).get("format", "dense")
+    if sparse != "dense":
+        raise UnsupportedFormatError(
+            f"compressed-tensors ({sparse!s:.40})",
+            f"the format in sparsity_config of {found.file} has no reader",
+            KNOWN,
+        )
+    if not read.config_groups and read.sparsity_config is None:
+        raise ConfigError(found.file, found.key("config_groups"), "one or more groups", "none")
+    if read.transform_config and any(read.transform_config.values()):
+        raise UnsupportedFormatError(
+            "compressed-tensors with transforms",
+            f"the transform_config of {found.file} turns weights, and nothing here turns them back",
+            KNOWN,
+        )
+
+
+def _notes(read: _CompressedTensors, found: Found) -> tuple[str, ...]:
+    """What the config says that no weight depends on."""
+    if not read.kv_cache_scheme:
+        return ()
+    return (f"{found.file} has a kv_cache_scheme, whose scales are no weights and are left to the engine",)

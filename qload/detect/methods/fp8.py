@@ -1,0 +1,90 @@
+"""`quant_method: fp8` and `fbgemm_fp8`, and GPTQModel's dialect of fp8, whose scales divide."""
+
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+
+from qload.detect.files import Found
+from qload.detect.validation import Claims, Section, agree, one_of, validate
+from qload.errors import ConfigError
+from qload.formats import Fp8Config, Fp8Weight
+from qload.formats.fp8 import Per
+from qload.loader import Room
+from qload.loader.exclusion import Exclusions
+
+KNOWN = ("fp8 (multiplying, or weight_scale_semantics inverse)", "fbgemm_fp8")
+TYPES = {
+    "e4m3": torch.float8_e4m3fn,
+    "float8_e4m3fn": torch.float8_e4m3fn,
+    "e5m2": torch.float8_e5m2,
+    "float8_e5m2": torch.float8_e5m2,
+}
+PER: dict[str, Per] = {"tensor": "tensor", "row": "channel", "block": "block"}
+
+Block = Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=2, max_length=2)]
+
+
+class _FP8(Section):
+    activation_scheme: Literal["dynamic", "static"] | None = None
+    weight_block_size: Block | None = None
+    fmt: Literal["e4m3", "float8_e4m3fn", "e5m2", "float8_e5m2"] | None = None
+    scale_fmt: Literal["float", "ue8m0"] | None = None
+    bits: Annotated[int, one_of(8)] | None = None
+    format: Literal["fp8"] | None = None
+    weight_scale_method: Literal["tensor", "row", "block"] | None = None
+    weight_scale_semantics: Literal["inverse"] | None = None
+    ignored_layers: list[Annotated[str, Field(min_length=1)]] | None = None
+
+    def exclusions(self) -> Exclusions:
+        """The modules that are left out, under either of the two names of that list."""
+        names = (*(self.modules_to_not_convert or ()), *(self.ignored_layers or ()))
+        return Exclusions(
+            names, "modules_to_not_convert" if self.modules_to_not_convert else "ignored_layers"
+        )
+
+
+class _FBGEMM(Section):
+    activation_scale_ub: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+
+
+def read(found: Found) -> Claims:
+    """The claims of weights in FP8; what shares a scale, where the config is silent, its shape tells."""
+    section: Section
+    if agree(found, "quant_method", "method") == "fbgemm_fp8":
+        section = limited = validate(_FBGEMM, found)
+        config = Fp8Config("channel", activation_scale_ub=limited.activation_scale_ub)
+    else:
+        section = stated = validate(_FP8, found)
+        config = _config(found, stated)
+    return Claims(
+        method="fp8",
+        format="fp8_inverse" if config.divide else "fp8",
+        bits=8,
+        group_size=None,
+        sym=True,
+        desc_act=None,
+        file=found.file,
+        section=found.section,
+        exclusions=section.exclusions(),
+        rooms=(Room(Fp8Weight, config),),
+    )
+
+
+def _config(found: Found, read: _FP8) -> Fp8Config:
+    method, size = read.weight_scale_method, read.weight_block_size
+    if method and read.weight_scale_semantics is None:
+        # Only GPTQModel says by which method, and its scales divide: unsaid, there are two readings.
+        key = found.key("weight_scale_semantics")
+        raise ConfigError(found.file, key, "'inverse', beside weight_scale_method", "nothing")
+    if method and (method == "block") != (size is not None):
+        expected = "[outputs, inputs]" if method == "block" else "nothing"
+        key = found.key("weight_block_size")
+        raise ConfigError(found.file, key, f"{expected}, beside weight_scale_method {method}", str(size))
+    return Fp8Config(
+        PER[method] if method else "block" if size else None,
+        (size[0], size[1]) if size else None,
+        divide=read.weight_scale_semantics == "inverse",
+        input_scale=True if read.activation_scheme == "static" else None,
+        dtype=TYPES[read.fmt] if read.fmt else None,
+    )

@@ -1,0 +1,51 @@
+"""`quant_method: modelopt`, and `hf_quant_config.json`, which ModelOpt writes beside the other config."""
+
+from typing import Any, Literal
+
+from qload.detect.files import Found
+from qload.detect.validation import Claims, Name, Section, validate
+from qload.errors import UnsupportedFormatError
+from qload.formats import Fp8Config, Fp8Weight, ModelOptNVFP4Weight, NVFP4Config
+from qload.loader import Room
+from qload.loader.exclusion import Exclusions
+
+KNOWN = ("modelopt (quant_algo NVFP4, FP8)",)
+ROOMS = {
+    "NVFP4": Room(ModelOptNVFP4Weight, NVFP4Config()),
+    "FP8": Room(Fp8Weight, Fp8Config("tensor")),
+}
+
+
+class _ModelOpt(Section):
+    quant_algo: str
+    group_size: Literal[16] | None = None
+    kv_cache_quant_algo: Name = None
+    exclude_modules: list[str] | None = None
+    ignore: list[str] | None = None
+    quantized_layers: dict[str, Any] | None = None
+
+
+def read(found: Found) -> Claims:
+    """The claims of an algorithm for all layers; one algorithm a layer is refused."""
+    read = validate(_ModelOpt, found)
+    if read.quant_algo not in ROOMS or read.quantized_layers:
+        raise UnsupportedFormatError(
+            f"modelopt ({read.quant_algo:.40})", f"the quant_algo of {found.file} has no reader", KNOWN
+        )
+    key = "ignore" if read.exclude_modules is None else "exclude_modules"
+    names = (read.exclude_modules or read.ignore) or []
+    named = tuple(
+        name for name in names if name and not set(name) & set("*?")
+    )  # of patterns the tensors tell
+    return Claims(
+        method="modelopt",
+        format=read.quant_algo.lower(),
+        bits=4 if read.quant_algo == "NVFP4" else 8,
+        group_size=16 if read.quant_algo == "NVFP4" else None,
+        sym=True,
+        desc_act=None,
+        file=found.file,
+        section=found.section,
+        exclusions=Exclusions(named, key),
+        rooms=(ROOMS[read.quant_algo],),
+    )

@@ -1,0 +1,24 @@
+"""`quant_method: mxfp4`, as gpt-oss is stored: its experts quantized, all else plain."""
+
+from qload.detect.files import Found
+from qload.detect.validation import Claims, Section, validate
+from qload.formats import MXFP4Config, MXFP4ExpertsWeight
+from qload.loader import Room
+
+KNOWN = ("mxfp4 (experts)",)
+
+
+def read(found: Found) -> Claims:
+    """The claims of gpt-oss. The modules it leaves out are patterns; the tensors say as much."""
+    validate(Section, found)
+    return Claims(
+        method="mxfp4",
+        format="mxfp4",
+        bits=4,
+        group_size=32,
+        sym=True,
+        desc_act=None,
+        file=found.file,
+        section=found.section,
+        rooms=(Room(MXFP4ExpertsWeight, MXFP4Config()),),
+    )

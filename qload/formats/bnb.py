@@ -1,0 +1,207 @@
+"""bitsandbytes 4-bit, NF4 and FP4: codes of a table of 16 values, in blocks that lie flat over the weight.
+
+On disk, for a layer of K inputs and N outputs, block size B:
+
+    weight                               uint8  (ceil(N*K/2), 1)  codes, row by row, the first of two in the
+                                                                  high bits; or these bytes as another dtype
+    weight.absmax                        fp32   (ceil(N*K/B),)    scales; uint8 where they are quantized too
+    weight.quant_map                     fp32   (16,)             the value of each code
+    weight.quant_state.bitsandbytes__nf4 uint8  (J,)              JSON: block sizes, dtype, N and K
+    weight.quant_state.bitsandbytes__fp4 uint8  (J,)              the same, of FP4
+    weight.nested_absmax                 fp32   (M,)              of quantized scales: a scale a run of them
+    weight.nested_quant_map              fp32   (256,)            and the value of each of their codes
+
+    w[n, k] = quant_map[code[e]] * absmax[e / B],   e = n * K + k
+    absmax[i] = nested_quant_map[code[i]] * nested_absmax[i / nested_blocksize] + nested_offset
+
+The typed weight holds absmax in fp32: a run of scales does not end where a share does. The owner rounds w
+once, to the dtype of the state. Source: formats.md section 9, bit-equal to bitsandbytes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from qload import spec
+from qload.errors import DtypeError, MissingTensorError, ShapeError
+from qload.spec import Role, TensorSpec
+from qload.spec.blob import read_blob, wrong
+
+BITS = 4
+STORAGES = (torch.uint8, torch.int8, torch.float16, torch.bfloat16, torch.float32, torch.float64)
+STATE = "quant_state"
+NESTED = ("nested_absmax", "nested_quant_map")
+
+_Size = Annotated[int, Field(ge=1, le=torch.iinfo(torch.int32).max)]
+_Float32 = Annotated[
+    float, Field(ge=torch.finfo(torch.float32).min, le=torch.finfo(torch.float32).max, allow_inf_nan=False)
+]
+
+
+class _State(BaseModel):
+    """What `quant_state` says. The typed weight never sees it."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+    quant_type: Literal["nf4", "fp4"]
+    blocksize: _Size
+    dtype: Literal["float16", "bfloat16", "float32"]
+    shape: tuple[_Size, _Size]
+    nested_blocksize: _Size | None = None
+    nested_dtype: Literal["float32"] | None = None
+    nested_offset: _Float32 | None = None
+
+
+@dataclass(frozen=True)
+class BNB4Config(spec.Config):
+    """All but the type is read from a layer's own `quant_state`; by hand, K has to be said.
+
+    `dtype`: what the owner rounds to. `storage`: what the bytes of codes are stored as. `double_quant`: only
+    a claim. What was used up when a layer was loaded, and its N, do not keep it from being fused.
+    """
+
+    name: ClassVar[str] = "bitsandbytes 4-bit"
+
+    quant_type: Literal["nf4", "fp4"]
+    blocksize: int = 64
+    dtype: torch.dtype = torch.bfloat16
+    storage: torch.dtype = torch.uint8
+    K: int = 0  # of the whole layer
+    double_quant: bool | None = field(default=None, compare=False, repr=False)
+    nested_blocksize: int = field(default=0, compare=False, repr=False)  # 0: scales are not quantized
+    offset: float = field(default=0.0, compare=False, repr=False)
+    N: int = field(default=0, compare=False, repr=False)
+
+    def known(self) -> Mapping[str, int]:
+        """N and K, which no flat shape tells."""
+        return {"N": self.N, "K": self.K} if self.K else {}
+
+    def study(self, seen: spec.Seen) -> "BNB4Config":
+        """Reads `quant_state`; what is made by hand does without, and its K tells N."""
+        spec.check_dtypes(BNB4Weight.tensors(self), seen.dtypes, seen.names)
+        own = replace(self, storage=seen.dtypes["weight"])
+        if STATE not in seen.facts:
+            codes = 2 * prod(seen.shapes["weight"]) * own.storage.itemsize
+            return replace(own, N=codes // self.K) if self.K > 1 else own
+        state = read_blob(seen, STATE, _State)
+        if state.quant_type != self.quant_type:
+            raise wrong(seen, STATE, "quant_type", f"{self.quant_type}, as in the name", state.quant_type)
+        N, K = state.shape
+        nested = _nested(seen, state, -(-N * K // state.blocksize))
+        return replace(
+            own,
+            blocksize=state.blocksize,
+            dtype=getattr(torch, state.dtype),
+            nested_blocksize=nested,
+            offset=state.nested_offset or 0.0,
+            N=N,
+            K=K,
+        )
+
+    def notes(self, seen: spec.Seen) -> tuple[str, ...]:
+        """Scales are quantized where their statistics are stored, whatever the config claims."""
+        if self.double_quant in (None, self.nested_blocksize > 0):
+            return ()
+        found = "are" if self.nested_blocksize else "are not"
+        claim = str(self.double_quant).lower()
+        return (f"bnb_4bit_use_double_quant is {claim}, scales {found} quantized and are believed",)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class BNB4Weight(spec.Weight):
+    """What NF4 and FP4 share, which is all but their name."""
+
+    config: BNB4Config
+    weight: Tensor
+    absmax: Tensor
+    quant_map: Tensor
+
+    format: ClassVar[str] = "bnb_4bit"
+    example: ClassVar[BNB4Config] = BNB4Config("nf4")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.absmax.dtype != torch.float32:
+            name = spec.Fields(self.layer.name or type(self).__name__).full("absmax")
+            raise DtypeError(name, ["float32"], str(self.absmax.dtype).removeprefix("torch."))
+
+    @classmethod
+    def tensors(cls, config: BNB4Config) -> tuple[TensorSpec, ...]:
+        """Flat axes: blocks and bytes bind every cut. Who knows K can do without the state."""
+        size = config.storage.itemsize
+        codes = "(NK)/2^" if size == 1 else f"(NK)/2^/{size}"
+        scales, state = (torch.float32, torch.uint8), f"weight.quant_state.bitsandbytes__{config.quant_type}"
+        return (
+            TensorSpec("weight", STORAGES, f"{codes} 1", Role.WORD),
+            TensorSpec("absmax", scales, f"(NK)/{config.blocksize}^", Role.SCALE, stored="weight.absmax"),
+            TensorSpec("quant_map", scales[:1], "16", Role.WORD, stored="weight.quant_map"),
+            *(
+                TensorSpec(name, scales[:1], size, role, f"weight.{name}", spent=True, optional=True)
+                for name, size, role in zip(NESTED, ("M", "256"), (Role.SCALE, Role.WORD), strict=True)
+            ),
+            TensorSpec(STATE, (torch.uint8,), "J", Role.WORD, state, True, spent=True, optional=config.K > 0),
+        )
+
+    @classmethod
+    def resolve(cls, config: Any, tensors: Mapping[str, Tensor], place: spec.Place) -> dict[str, Tensor]:
+        """Scales in float32, each by its position in the whole layer."""
+        kept = super().resolve(config, tensors, place)
+        if config.nested_blocksize:
+            run = place.positions(spec.Axis(f"(NK)/{config.blocksize}^")) // config.nested_blocksize
+            outer = tensors["nested_absmax"][run.to(kept["absmax"].device)]
+            values = tensors["nested_quant_map"][kept["absmax"].long()]
+            kept["absmax"] = values * outer + config.offset
+        return kept
+
+    def codes(self) -> spec.Codes:
+        """Codes, with their table; a scale for each element where blocks do not end with rows."""
+        N, K, B = self.layer.N, self.layer.K, self.config.blocksize
+        pairs = self.weight.contiguous().view(torch.uint8).flatten()
+        codes = torch.stack([pairs >> 4, pairs & 0xF], -1).flatten()[: N * K].reshape(N, K)
+        inputs = torch.arange(K, device=codes.device)
+        if K % B == 0:
+            return spec.Codes(BITS, codes, self.absmax.reshape(N, -1), None, inputs // B, self.quant_map)
+        each = self.absmax[torch.arange(N * K, device=codes.device) // B].reshape(N, K)
+        return spec.Codes(BITS, codes, each, None, inputs, self.quant_map)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class BNBNF4Weight(BNB4Weight):
+    """A layer of normal floats, or a share of one."""
+
+    format: ClassVar[str] = "bnb_nf4"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class BNBFP4Weight(BNB4Weight):
+    """A layer of 4-bit floats, or a share of one."""
+
+    format: ClassVar[str] = "bnb_fp4"
+    example: ClassVar[BNB4Config] = BNB4Config("fp4")
+
+
+def _nested(seen: spec.Seen, state: _State, blocks: int) -> int:
+    """How many scales share one, where tensors and state agree that they are quantized; else 0."""
+    run, stored = state.nested_blocksize, [name for name in NESTED if name in seen.shapes]
+    scales, got = torch.uint8 if run or stored else torch.float32, seen.dtypes["absmax"]
+    if got != scales:
+        expected, found = (str(dtype).removeprefix("torch.") for dtype in (scales, got))
+        raise DtypeError(seen.names.full("absmax"), [expected], found, seen.names.file("absmax"))
+    if not run and not stored:
+        return 0
+    for name in NESTED:
+        if name not in stored:
+            raise MissingTensorError(seen.names.full(name), hint="reason   absmax is quantized")
+    if run is None or state.nested_offset is None:
+        key = "nested_offset" if run else "nested_blocksize"
+        raise wrong(seen, STATE, key, "a value, as absmax is quantized", None)
+    runs, found_runs = -(-blocks // run), seen.shapes["nested_absmax"]
+    if found_runs != (runs,):
+        name, file = seen.names.full("nested_absmax"), seen.names.file("nested_absmax")
+        raise ShapeError(name, f"({runs},) = (blocks/{run}^,)", found_runs, file, f"for {blocks} blocks")
+    return run

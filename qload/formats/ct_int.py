@@ -1,0 +1,118 @@
+"""compressed-tensors, int-quantized: signed codes, a byte each, whatever their bits.
+
+On disk, for a layer of K inputs and N outputs:
+
+    weight             int8              (N, K)      signed codes of 2 to 8 bits
+    weight_scale       fp16, bf16, fp32  see below
+    weight_zero_point  int8              as weight_scale; asymmetric layers only
+    input_scale        fp16, bf16, fp32  () or (1,)  of the activations; static ones only
+    input_zero_point   int8              () or (1,)  likewise
+
+    w[n, k] = weight_scale * (weight[n, k] - weight_zero_point)
+
+The scale is one for the tensor, () or (1,); one an output, (N, 1); one a group of g inputs, (N, K/g); or one
+a block, (N/bn, K/bk), both rounded up. `codes()` counts from 0, so that zero points are 2**(b-1) higher than
+they are stored. Source: formats.md section 10, bit-equal to compressed-tensors after one rounding.
+"""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from qload import spec
+from qload.errors import ArgumentError, ShapeError
+from qload.spec import Role, TensorSpec
+
+SCALES = (torch.float16, torch.bfloat16, torch.float32)
+BITS = range(2, 9)
+
+
+@dataclass(frozen=True)
+class CTIntConfig(spec.Config):
+    """`block`: the (outputs, inputs) that share a scale, -1 for all inputs; None: one scale for the tensor.
+    `symmetric`: zero points need not be stored. `static`: the activations' scale has to be."""
+
+    name: ClassVar[str] = "ct_int"
+
+    block: tuple[int, int] | None
+    bits: int = 8
+    symmetric: bool = True
+    static: bool = False
+
+    def __post_init__(self) -> None:
+        if self.bits not in BITS:
+            raise ArgumentError("ct_int: bits", "2 to 8", str(self.bits))
+        if self.block and (self.block[0] < 1 or self.block[1] < -1 or self.block[1] == 0):
+            raise ArgumentError("ct_int: block", "(outputs, inputs), each at least 1", str(self.block))
+
+    def study(self, seen: spec.Seen) -> "CTIntConfig":
+        """A group that covers all inputs is -1 from here on; refuses several scales for one tensor."""
+        tensors = CTIntWeight.tensors(self)
+        K = seen.sizes(tensors[:1])["K"]
+        for name in (tensor.name for tensor in tensors if tensor.text == "P"):
+            if seen.shapes.get(name, (1,)) != (1,):
+                full, file = seen.names.full(name), seen.names.file(name)
+                raise ShapeError(full, "() or (1,)", seen.shapes[name], file)
+        one_group = self.block and self.block[0] == 1 and self.block[1] >= K
+        return replace(self, block=(1, -1)) if one_group else self
+
+    @property
+    def axes(self) -> str:
+        """The axes of the scale."""
+        if self.block is None:
+            return "P"
+        rows, columns = self.block
+        return f"{'N' if rows == 1 else f'N/{rows}^'} {'1' if columns == -1 else f'K/{columns}^'}"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class CTIntWeight(spec.Weight):
+    """An int-quantized layer, or a share of one; fused parts of a scale each keep theirs."""
+
+    config: CTIntConfig
+    weight: Tensor
+    weight_scale: Tensor
+    weight_zero_point: Tensor | None = None
+    input_scale: Tensor | None = None
+    input_zero_point: Tensor | None = None
+
+    format: ClassVar[str] = "ct_int"
+    example: ClassVar[CTIntConfig] = CTIntConfig((1, -1))
+
+    @classmethod
+    def tensors(cls, config: CTIntConfig) -> tuple[TensorSpec, ...]:
+        """Groups bind cuts of K, blocks bind both and seams, short only at the end of the layer."""
+        int8, axes = (torch.int8,), config.axes
+        return (
+            TensorSpec("weight", int8, "N K", Role.WORD),
+            TensorSpec("weight_scale", SCALES, axes, Role.SCALE),
+            TensorSpec("weight_zero_point", int8, axes, Role.WORD, optional=config.symmetric),
+            TensorSpec("input_scale", SCALES, "P", Role.SCALE, optional=not config.static),
+            TensorSpec("input_zero_point", int8, "P", Role.WORD, optional=True),
+        )
+
+    def codes(self) -> spec.Codes:
+        """Unsigned codes and zero points, and the groups of outputs and inputs."""
+        middle, zeros, device = 2 ** (self.config.bits - 1), self.weight_zero_point, self.device
+        k_group: Tensor | None = None
+        n_group: Tensor | None = None
+        if self.config.block is None:
+            if self.weight_scale.numel() > 1:
+                parts = torch.tensor(self.layer.parts, device=device)
+                n_group = torch.arange(parts.numel(), device=device).repeat_interleave(parts)
+        else:
+            rows, columns = self.config.block
+            n_group = torch.arange(self.layer.N, device=device) // rows if rows > 1 else None
+            k_group = torch.arange(self.layer.K, device=device) // columns if columns > 0 else None
+        scales = self.weight_scale.float().reshape(self.weight_scale.shape[0], -1)
+        stored = torch.zeros_like(scales, dtype=torch.int32) if zeros is None else zeros.reshape(scales.shape)
+        return spec.Codes(
+            bits=self.config.bits,
+            codes=self.weight.int() + middle,
+            scales=scales,
+            zeros=stored.int() + middle,
+            k_group=k_group,
+            n_group=n_group,
+        )

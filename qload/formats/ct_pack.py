@@ -1,0 +1,141 @@
+"""compressed-tensors, pack-quantized: integer codes of 2 to 8 bits in words along K.
+
+On disk, for a layer of K inputs and N outputs in G groups, b bits, w(X) = X*b/32 or X/(32//b), rounded up:
+
+    weight_packed      int32             (N, w(K))  codes, in one of the two packings of `layouts.compressed`
+    weight_scale       fp16, bf16, fp32  (N, G)
+    weight_zero_point  int32             (w(N), G)  zero points, packed along N; asymmetric layers only
+    weight_g_idx       int32             (K,)       the group of each input; act order only
+    weight_shape       int64             (2,)       N and K, which a short last word hides
+
+    w[n, k] = weight_scale[n, g] * (code[n, k] - zero[n, g]),   g = g_idx[k], or k / g where there is none
+
+A zero point that is not stored is 2**(b-1). The packing changed in version 0.18; the shapes tell which it is,
+and for the few that fit both, the version in the config. Source: formats.md section 10, bit-equal to
+compressed-tensors after one rounding to the dtype of the scales.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from qload import spec
+from qload.errors import AmbiguousIndexError, MismatchError, ShapeError
+from qload.layouts import compressed
+from qload.spec import Role, TensorSpec
+
+SCALES = (torch.float16, torch.bfloat16, torch.float32)
+INDICES = (torch.int32, torch.int64)
+LOOSE = {"weight_packed": "N W", "weight_scale": "N G", "weight_zero_point": "Z G", "weight_g_idx": "K"}
+
+
+@dataclass(frozen=True)
+class CTPackConfig(spec.Grouped, spec.Config):
+    """`group_size` -1: one group. `symmetric`: zero points need not be stored. `act_order`: `weight_g_idx`
+    has to be. `dense`: the packing; of a config, only what its version says. `groups`: in order without an
+    index, in order beside one, or wherever it says. `shape`: (N, K) of the whole layer, once studied."""
+
+    name: ClassVar[str] = "ct_pack"
+
+    bits: int
+    group_size: int
+    symmetric: bool = True
+    act_order: bool = False
+    dense: bool | None = None
+    groups_lie: Literal["in order", "positional", "anywhere"] = "in order"
+    shape: tuple[int, int] | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        self.check_bits(self.bits, *compressed.BITS)
+        self.check_group_size()
+
+    def known(self) -> dict[str, int]:
+        """N and K, as `weight_shape` says."""
+        return dict(zip("NK", self.shape, strict=True)) if self.shape else {}
+
+    def study(self, seen: spec.Seen) -> "CTPackConfig":
+        """The packing and the order of groups from shapes and facts; refuses what contradicts them."""
+        specs = CTPackWeight.tensors(self)
+        sizes = seen.sizes([replace(s, text=LOOSE.get(s.name, s.text), index_of=None) for s in specs])
+        N, W, G = sizes["N"], sizes["W"], sizes["G"]
+        fact, most = seen.facts.get("weight_shape"), compressed.most(W, self.bits, self.dense is not False)
+        shape = self.shape or (N, sizes.get("K", most)) if fact is None else tuple(fact.tolist())
+        if shape[0] != N or shape[1] < 1 or shape[1] != sizes.get("K", shape[1]):
+            raise MismatchError(
+                seen.names.full("weight_shape"), "not the shape of this layer", f"[{N}, K]", str([*shape])
+            )
+        K, g_idx = shape[1], seen.facts.get("weight_g_idx")
+        own = replace(self, shape=(N, K), dense=self._packing(seen, K, W, N, sizes.get("Z")))
+        seen.sizes(CTPackWeight.tensors(own)[:1], own.known())
+        if own.groups(K) != G:
+            group, (name, text) = self.rows_of_a_group(K), ("weight_scale", f"({N}, {self.groups(K)})")
+            hint = f"for K = {K} and a group size of {self.group_size} in the config"
+            full, file = seen.names.full(name), seen.names.file(name)
+            raise ShapeError(full, f"{text} = (N, K/{group}^)", seen.shapes[name], file, hint)
+        if g_idx is None:
+            return replace(own, group_size=-1) if G == 1 else own
+        if G > 1 and not g_idx.any():
+            full, want = seen.names.full("weight_g_idx"), f"the group of each input, 0 to {G - 1}"
+            what = "all zero, which has two readings"
+            raise AmbiguousIndexError(full, what, want, f"0 for all {K} inputs")
+        in_order = G > 1 and bool((g_idx == own.in_order(K, g_idx.device)).all())
+        return replace(own, groups_lie="positional" if in_order else "anywhere")
+
+    def _packing(self, seen: spec.Seen, K: int, W: int, N: int, Z: int | None) -> bool:
+        """Whether the words are dense, from the shapes of codes and zero points."""
+        counts = [(K, W)] if Z is None else [(K, W), (N, Z)]
+        if all(compressed.alike(count, self.bits) for count, _ in counts):
+            return True
+        fitting = [d for d in (True, False) if all(compressed.words(c, self.bits, d) == w for c, w in counts)]
+        if len(fitting) == 2 and self.dense is None:
+            raise MismatchError(
+                seen.names.full("weight_packed"),
+                f"two packings of {self.bits} bits fit its shape",
+                "the version of compressed-tensors in the config: before 0.18, or from it on",
+                "none",
+            )
+        return fitting[0] if len(fitting) == 1 else self.dense is not False
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class CTPackWeight(spec.Weight):
+    """A pack-quantized layer, or a share of one."""
+
+    config: CTPackConfig
+    weight_packed: Tensor
+    weight_scale: Tensor
+    weight_zero_point: Tensor | None = None
+    weight_g_idx: Tensor | None = None
+
+    format: ClassVar[str] = "ct_pack"
+    example: ClassVar[CTPackConfig] = CTPackConfig(4, 128, symmetric=False, act_order=True)
+
+    @classmethod
+    def tensors(cls, config: CTPackConfig) -> tuple[TensorSpec, ...]:
+        """Zero points bind N to whole words; groups bind K, but for those that an index names."""
+        ordered = "1" if config.group_size == -1 else f"K/{config.group_size}^"
+        groups = {"in order": ordered, "positional": f"{ordered}|G", "anywhere": "G"}[config.groups_lie]
+        K, N = (compressed.stored(dim, config.bits, config.dense is not False) for dim in "KN")
+        index = TensorSpec("weight_g_idx", INDICES, "K", Role.INDEX, fact=True, index_of="G")
+        return (
+            TensorSpec("weight_packed", (torch.int32,), f"N {K}", Role.WORD),
+            TensorSpec("weight_scale", SCALES, f"N {groups}", Role.SCALE),
+            TensorSpec(
+                "weight_zero_point", (torch.int32,), f"{N} {groups}", Role.WORD, optional=config.symmetric
+            ),
+            replace(index, optional=not config.act_order),
+            TensorSpec("weight_shape", INDICES, "2", Role.INDEX, fact=True, spent=True),
+        )
+
+    def codes(self) -> spec.Codes:
+        """Codes, zero points and scales in plain order."""
+        (N, K), bits, dense = self.shape, self.config.bits, self.config.dense is not False
+        index, zeros = self.weight_g_idx, self.weight_zero_point
+        groups = self.config.in_order(K, self.device) if index is None else index.long()
+        codes = compressed.unpack(self.weight_packed, K, bits, dense)
+        plain = spec.symmetric(bits, codes.T, self.weight_scale.T, groups)
+        if zeros is None:
+            return plain
+        return replace(plain, zeros=compressed.unpack(zeros.T, N, bits, dense).T)

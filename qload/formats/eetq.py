@@ -1,0 +1,76 @@
+"""EETQ: 8-bit codes as its W8A16 kernel reads them, one scale an output.
+
+On disk, for a layer of K inputs and N outputs, both multiples of 64:
+
+    weight         int8  (K, N)  codes + 128, in the bytes of `layouts.eetq`; EETQ's own layers say qweight
+    weight_scales  fp16  (N,)
+
+    w[n, k] = weight_scales[n] * (byte[n, k] - 128)
+
+In memory outputs lie in pairs: the stored shape hides it, so that a slice of it means nothing. The bytes are
+those for sm75 and sm80, which are the same; EETQ writes none for sm90. Its variant of 4 bits has the same
+config and is refused by its shapes. Source: formats.md section 7, bit-equal to EETQ.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from qload import spec
+from qload.errors import UnsupportedFormatError
+from qload.layouts import eetq
+from qload.spec import Role, TensorSpec
+
+BITS = 8
+
+
+@dataclass(frozen=True)
+class EETQConfig(spec.Config):
+    """Nothing has to be said: shapes tell all."""
+
+    name: ClassVar[str] = "eetq"
+
+    def study(self, seen: spec.Seen) -> "EETQConfig":
+        """Refuses two codes a byte by name: twice as many scales as columns."""
+        weight, scales = seen.shapes["weight"], seen.shapes["weight_scales"]
+        if len(weight) == 2 and scales == (2 * weight[1],) and weight[1]:
+            name = seen.names.full("weight")
+            raise UnsupportedFormatError(
+                "eetq_int4", f"{name} has two codes a byte: {weight[1]} columns for {scales[0]} scales"
+            )
+        return self
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class EETQWeight(spec.Weight):
+    """An EETQ layer, or a share of one."""
+
+    config: EETQConfig
+    weight: Tensor
+    weight_scales: Tensor
+
+    format: ClassVar[str] = "eetq"
+    example: ClassVar[EETQConfig] = EETQConfig()
+
+    @classmethod
+    def tensors(cls, config: EETQConfig) -> tuple[TensorSpec, ...]:
+        """Cut where pairs of outputs and runs of 64 inputs lie, at what EETQ takes as a layer."""
+        return (
+            TensorSpec(
+                "weight",
+                (torch.int8,),
+                "K@64 N@64",
+                Role.WORD,
+                stored=("weight", "qweight"),
+                view="N@64/2 K@64*2",
+            ),
+            TensorSpec("weight_scales", (torch.float16,), "N", Role.SCALE),
+        )
+
+    def codes(self) -> spec.Codes:
+        """Bytes in plain order, every zero point 128, one scale an output."""
+        scales = self.weight_scales.float()[:, None]
+        zeros = torch.full_like(scales, 2 ** (BITS - 1), dtype=torch.int32)
+        return spec.Codes(bits=BITS, codes=eetq.unpack(self.weight), scales=scales, zeros=zeros, k_group=None)

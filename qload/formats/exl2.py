@@ -1,0 +1,184 @@
+"""EXL2: rows sorted into groups of different widths, one four-bit scale a group and output.
+
+On disk, for a layer of K inputs and N outputs in G groups, R rows of words:
+
+    q_weight     int32         (R, N)    codes, packed along K, group after group, each a stream of its width
+    q_scale      int32         (G, N/8)  scales of four bits, packed along N
+    q_scale_max  fp16          (G,)      what a group's scales count in, times 256
+    q_groups     int16         (2*G,)    (bits, first row of q_weight) of each group; bits 8, 6, 5, 4, 3 or 2
+    q_invperm    int32, int16  (K,)      where in the order of q_weight each input lies; int16 has no sign
+    q_perm       int32, int16  (K,)      of some older files: the inverse of q_invperm, which is believed
+
+    s[g, n] = fp16((q + 1)**2 * fp16(q_scale_max[g] / 256)),   q the four bits of q_scale
+    w[n, k] = fp16((code[j, n] - 2**(bits - 1)) * s[g, n]),    j = q_invperm[k], g the group of j
+
+Every step is rounded to fp16, subnormal numbers too. N is stored as a multiple of 32, a layer's own outputs
+followed by codes that mean zero, and is taken as it is stored. Inputs are sorted by how many bits they got,
+so K is never cut, and layers are fused only where groups, order and q_scale_max are the same in all: load
+others as layers of their own. Source: formats.md section 6, bit-equal to exllamav2.
+"""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from qload import spec
+from qload.errors import IndexValueError, MismatchError, ShapeError
+from qload.layouts import gptq
+from qload.layouts.exl2 import RUNS, Groups
+from qload.layouts.packing import WORD_BITS
+from qload.spec import Role, TensorSpec
+
+INDICES = (torch.int32, torch.int16)
+
+
+@dataclass(frozen=True)
+class Exl2Config(spec.Config):
+    """`groups`: how many the layer has, once it was looked at. Nothing has to be said beforehand."""
+
+    name: ClassVar[str] = "exl2"
+
+    groups: int | None = None
+
+    def study(self, seen: spec.Seen) -> "Exl2Config":
+        """Groups in order that fill q_weight and have K rows, or the first thing that is wrong with them."""
+        specs = Exl2Weight.tensors(self)
+        spec.check_dtypes(specs, seen.dtypes, seen.names)
+        sizes = spec.solve(specs, seen.shapes, seen.names)
+        height, K = seen.shapes["q_weight"][0], sizes["K"]
+        groups = Groups.read(seen.facts["q_groups"], height)
+        check_groups(groups, seen.names)
+        rows = int(groups.rows.sum())
+        if rows != K:
+            raise ShapeError(
+                seen.names.full("q_invperm"),
+                f"({rows},) = (K,)",
+                seen.shapes["q_invperm"],
+                seen.names.file("q_invperm"),
+                f"for the {rows} rows that q_groups finds in q_weight",
+            )
+        check_permutation(seen.facts["q_invperm"], seen.names)
+        return replace(self, groups=sizes["G"])
+
+    def notes(self, seen: spec.Seen) -> tuple[str, ...]:
+        """What is stored twice, and widths that rise, which no kernel expects."""
+        found, bits = [], seen.facts["q_groups"][0::2]
+        if bool((bits[1:] > bits[:-1]).any()):
+            found.append("q_groups: widths rise, and are read as they stand; kernels take them to fall")
+        if "q_perm" in seen.facts:
+            q_perm, order = seen.facts["q_perm"], torch.argsort(places(seen.facts["q_invperm"]))
+            same = torch.equal(q_perm.to(torch.int16), order.to(torch.int16))
+            found.append(
+                f"q_perm is not read: q_invperm {'says the same' if same else 'differs and is believed'}"
+            )
+        return tuple(found)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Exl2Weight(spec.Weight):
+    """An EXL2 layer, or a share of its outputs."""
+
+    config: Exl2Config
+    q_weight: Tensor
+    q_scale: Tensor
+    q_scale_max: Tensor
+    q_groups: Tensor
+    q_invperm: Tensor
+
+    format: ClassVar[str] = "exl2"
+    example: ClassVar[Exl2Config] = Exl2Config()
+
+    @classmethod
+    def tensors(cls, config: Exl2Config) -> tuple[TensorSpec, ...]:
+        """Outputs are cut by 32, inputs never."""
+        return (
+            TensorSpec("q_weight", (torch.int32,), "R N@32", Role.WORD),
+            TensorSpec("q_groups", (torch.int16,), "G*2", Role.INDEX, fact=True),
+            TensorSpec("q_invperm", INDICES, "K!", Role.INDEX, fact=True),
+            TensorSpec("q_scale", (torch.int32,), "G N@32/8", Role.WORD),
+            TensorSpec("q_scale_max", (torch.float16,), "G", Role.SCALE, fact=True),
+            TensorSpec("q_perm", INDICES, "K!", Role.INDEX, fact=True, optional=True, spent=True),
+        )
+
+    def codes(self) -> spec.Codes:
+        """Codes with every row back at its input; the scales are the owner's, in fp16's values."""
+        groups, at = Groups.read(self.q_groups, self.q_weight.shape[0]), places(self.q_invperm)
+        return codes_of(
+            groups, groups.unpack(self.q_weight)[at], groups.of_rows()[at], self.q_scale, self.q_scale_max
+        )
+
+    def dequantize(self) -> Tensor:
+        """(N, K) float32 with the values that the owner's fp16 has."""
+        return super().dequantize().half().float()
+
+
+def codes_of(
+    groups: Groups, codes: Tensor, k_group: Tensor, q_scale: Tensor, q_scale_max: Tensor
+) -> spec.Codes:
+    """Codes (K, N) by input, the group of each, and a layer's scales. `bits` is the widest of its groups."""
+    squares = gptq.columns(4).unpack(q_scale).add(1).square()
+    unit = divided(q_scale_max).float()[:, None]
+    scales = (squares * unit).half().float()
+    zeros = (2 ** (groups.bits - 1)).to(torch.int32)[:, None].expand_as(scales)
+    return spec.Codes(
+        bits=int(groups.bits.max()), codes=codes.T, scales=scales.T, zeros=zeros.T, k_group=k_group
+    )
+
+
+def divided(q_scale_max: Tensor) -> Tensor:
+    """What scales count in: 1/256 of what is stored, rounded to fp16; the stored tensor stays as it is."""
+    return (q_scale_max.float() / 256).half()
+
+
+def places(index: Tensor) -> Tensor:
+    """The values of a permutation, int64; 16 bits have no sign."""
+    wide = index.to(torch.int64)
+    return wide % (1 << 16) if index.dtype == torch.int16 else wide
+
+
+def check_permutation(index: Tensor, names: spec.Names) -> None:
+    """Every input has a place of its own in q_weight, or IndexValueError."""
+    at, K = places(index), index.numel()
+    wrong = (at < 0) | (at >= K)
+    taken = torch.bincount(at[~wrong], minlength=K)
+    wrong[~wrong] = taken[at[~wrong]] > 1
+    if bool(wrong.any()):
+        first, file = int(wrong.nonzero()[0, 0]), names.file("q_invperm")
+        count = int(wrong.sum())
+        raise IndexValueError(names.full("q_invperm"), int(at[first]), first, K, count, file, "each once")
+
+
+def check_groups(groups: Groups, names: spec.Names) -> None:
+    """Every group has a width there is and fills runs of words, one after another, or MismatchError."""
+    name, height = names.full("q_groups"), int(groups.starts[-1])
+    wrong = _first_wrong(groups.bits.tolist(), groups.starts.tolist(), height)
+    if wrong:
+        raise MismatchError(name, *wrong)
+
+
+def _first_wrong(bits: list[int], starts: list[int], height: int) -> tuple[str, str, str] | None:
+    """(what, expected, got) of the first group that cannot be."""
+    if not bits:
+        return "no groups", "(bits, first row of q_weight) of each", "nothing"
+    if starts[0]:
+        return "first row of group 0", "0", str(starts[0])
+    groups = list(enumerate(zip(bits, starts, starts[1:], strict=False)))
+    for group, (width, start, end) in groups:
+        if width not in RUNS:
+            return f"bits of group {group}", "8, 6, 5, 4, 3 or 2", str(width)
+        if end <= start and group + 1 == len(bits):
+            return f"first row of group {group}", f"less than {height}, the rows of q_weight", str(start)
+        if end <= start:
+            return (
+                f"first row of group {group + 1}",
+                f"more than {start}, where group {group} begins",
+                str(end),
+            )
+    for group, (width, start, end) in groups:
+        words = RUNS[width] * width // WORD_BITS
+        if (end - start) % words:
+            held = f"a multiple of {words}, which hold {RUNS[width]} codes of {width} bits"
+            return f"rows of q_weight in group {group}", held, str(end - start)
+    return None

@@ -1,0 +1,186 @@
+"""FP8: a byte an element, and a scale for the tensor, for each output, or for each block.
+
+On disk, for a layer of K inputs and N outputs:
+
+    weight        e4m3fn, e5m2            (N, K)
+    weight_scale  fp32, bf16, fp16, e8m0  see below; `weight_scale_inv` is another name for it
+    input_scale   fp32, bf16, fp16        () or (1,), of the activations; optional
+
+    w[n, k] = weight[n, k] * weight_scale
+
+The scale is one for all, () or (1,) or (1, 1); one an output, (N,) or (N, 1) or (1, N); or one a block of bn
+outputs and bk inputs, (ceil(N / bn), ceil(K / bk)). A layer that is stored fused may have one a part, (P,).
+Either name multiplies; only GPTQModel's dialect divides by `weight_scale_inv`. Source: formats.md section 8,
+bit-equal to transformers, sglang, vLLM, compressed-tensors and gptqmodel.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from qload import spec
+from qload.errors import ArgumentError, DtypeError, MismatchError, ShapeError
+from qload.spec import Axis, Role, TensorSpec, named
+
+E4M3FN, FNUZ = torch.float8_e4m3fn, torch.float8_e4m3fnuz
+WEIGHTS = (E4M3FN, torch.float8_e5m2, FNUZ)
+ACTIVATIONS = (torch.float32, torch.bfloat16, torch.float16)
+SCALES = (*ACTIVATIONS, torch.float8_e8m0fnu)
+NAMES = ("weight_scale", "weight_scale_inv")
+NEGATIVE_ZERO, NAN = 0x80, 0x7F  # bytes of e4m3fn; the first is the NaN of e4m3fnuz, the second 240 there
+
+Per = Literal["tensor", "parts", "channel", "block"]
+AXES: dict[str, Per] = {"P": "tensor", "P 1": "tensor", "N": "channel", "N 1": "channel", "1 N": "channel"}
+
+
+@dataclass(frozen=True)
+class Fp8Config(spec.Config):
+    """`per`: what shares a scale, None where only its shape says so. `block`: (bn, bk) of blocks. `divide`:
+    by the scale. `input_scale`: whether it is stored, None where it may be. `axes`: of the scale,
+    once a layer was studied. `activation_scale_ub`: the largest absolute activation that scales look at."""
+
+    name: ClassVar[str] = "fp8"
+
+    per: Per | None = None
+    block: tuple[int, int] | None = None
+    divide: bool = False
+    input_scale: bool | None = None
+    axes: str = ""
+    activation_scale_ub: float | None = None
+    dtype: torch.dtype | None = field(default=None, compare=False)  # only a claim
+
+    def __post_init__(self) -> None:
+        if self.per not in (None, *get_args(Per)):
+            raise ArgumentError("fp8: per", f"None or one of {', '.join(get_args(Per))}", repr(self.per))
+        if (self.per == "block") != (self.block is not None):
+            raise ArgumentError("fp8: block", "(outputs, inputs) where per is 'block'", str(self.block))
+        if self.block is not None and min(self.block) < 1:
+            raise ArgumentError("fp8: block", "(outputs, inputs), each at least 1", str(self.block))
+
+    @property
+    def grid(self) -> str:
+        """The axes of scales of blocks."""
+        return "N/{}^ K/{}^".format(*self.block or (1, 1))
+
+    @property
+    def scale_axes(self) -> str:
+        """The axes of the scale: as studied, or as most tools store what is claimed."""
+        return self.axes or {"block": self.grid, "channel": "N 1"}.get(self.per or "", "P")
+
+    def study(self, seen: spec.Seen) -> "Fp8Config":
+        """What shares a scale, from its shape beside what is claimed; refuses a contradiction."""
+        sizes = {**seen.sizes(Fp8Weight.tensors(self)[:1]), "P": 1}
+        shape = seen.shapes["weight_scale"]
+        stored: dict[str, Per] = {self.grid: "block"} if self.per == "block" else AXES
+        fitting = [
+            (axes, per)
+            for axes, per in stored.items()
+            if self.per in (None, per) and _shape(axes, sizes) == shape
+        ]
+        if not fitting and self.per in (None, "parts") and len(shape) == 1:
+            fitting = [("P", "parts")]
+        if not fitting:
+            raise self._contradicted(seen, sizes)
+        axes, per = fitting[0]
+        if per != "parts" and seen.shapes.get("input_scale", (1,)) != (1,):
+            full, file = seen.names.full("input_scale"), seen.names.file("input_scale")
+            raise ShapeError(full, "() or (1,)", seen.shapes["input_scale"], file)
+        return replace(self, per=per, axes=axes)
+
+    def _contradicted(self, seen: spec.Seen, sizes: dict[str, int]) -> ShapeError:
+        N, hint = sizes["N"], "" if self.per else "blocks of scales need weight_block_size in the config"
+        expected = {
+            "tensor": "() or (1,), one for the tensor",
+            "parts": "(P,), one a fused part",
+            "channel": f"({N},), ({N}, 1) or (1, {N}), one an output",
+            "block": f"{_shape(self.grid, sizes)} = ({self.grid.replace(' ', ', ')})",
+            None: f"() or (1,) for the tensor; ({N},), ({N}, 1) or (1, {N}) for its outputs",
+        }[self.per]
+        full, file = seen.names.full("weight_scale"), seen.names.file("weight_scale")
+        return ShapeError(full, expected, seen.shapes["weight_scale"], file, hint)
+
+    def notes(self, seen: spec.Seen) -> tuple[str, ...]:
+        """A claimed type that is not the tensor's."""
+        got = seen.dtypes["weight"]
+        claim, is_ = (str(dtype).removeprefix("torch.") for dtype in (self.dtype, got))
+        return () if self.dtype in (None, got) else (f"the config says {claim}, the weight is {is_}",)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Fp8Weight(spec.Weight):
+    """An FP8 layer, or a share of one; fused parts of a scale each keep theirs."""
+
+    config: Fp8Config
+    weight: Tensor
+    weight_scale: Tensor
+    input_scale: Tensor | None = None
+
+    format: ClassVar[str] = "fp8"
+    example: ClassVar[Fp8Config] = Fp8Config()
+
+    @classmethod
+    def tensors(cls, config: Fp8Config) -> tuple[TensorSpec, ...]:
+        """Blocks bind cuts and seams, short only at the end of the layer; nothing else does."""
+        names = NAMES[1:] if config.divide else NAMES[::-1] if config.per == "block" else NAMES
+        specs = (
+            TensorSpec("weight", WEIGHTS, "N K", Role.WORD),
+            TensorSpec("weight_scale", SCALES, config.scale_axes, Role.SCALE, stored=names),
+            TensorSpec("input_scale", ACTIVATIONS, "P", Role.SCALE, optional=config.input_scale is None),
+        )
+        return specs[:2] if config.input_scale is False else specs
+
+    def codes(self) -> spec.Codes:
+        """The bytes, what each of them is, and the scales of their blocks, outputs or parts."""
+        device, scales = self.device, self.weight_scale.float()
+        n_group = k_group = None
+        if self.config.block:
+            n_group, k_group = (
+                torch.arange(size, device=device) // block
+                for size, block in zip(self.shape, self.config.block, strict=True)
+            )
+        else:
+            scales = scales.reshape(-1, 1)
+            if self.config.per != "channel" and len(self.layer.parts) > 1:
+                n_group = torch.tensor(self.layer.parts, device=device)
+                n_group = torch.arange(len(n_group), device=device).repeat_interleave(n_group)
+        return spec.Codes(
+            bits=8,
+            codes=self.weight.view(torch.uint8),
+            scales=scales,
+            zeros=None,
+            k_group=k_group,
+            lookup=torch.arange(256, device=device).to(torch.uint8).view(self.weight.dtype).float(),
+            n_group=n_group,
+            divide=self.config.divide,
+        )
+
+
+def to_fnuz(weight: Fp8Weight) -> Fp8Weight:
+    """The same e4m3fn weight as e4m3fnuz, which halves what a byte means and has no -0: scales double.
+
+    A byte that is NaN in e4m3fn is 240 or -240 in e4m3fnuz, and refused.
+    """
+    name = weight.layer.name or "Fp8Weight"
+    if weight.weight.dtype != E4M3FN:
+        got = str(weight.weight.dtype).removeprefix("torch.")
+        raise DtypeError(named(name, "weight"), ["float8_e4m3fn"], got)
+    stored = weight.weight.view(torch.uint8)
+    lost = int(((stored & NAN) == NAN).sum())
+    if lost:
+        what = "e4m3fnuz would read NaN as a number"
+        raise MismatchError(named(name, "weight"), what, "no byte 0x7F or 0xFF", f"{lost} of them")
+    bytes_ = torch.where(stored == NEGATIVE_ZERO, 0, stored).to(torch.uint8)
+    scale = weight.weight_scale.float() * (0.5 if weight.config.divide else 2)
+    return replace(
+        weight,
+        weight=bytes_.view(FNUZ),
+        weight_scale=scale.to(weight.weight_scale.dtype),
+        input_scale=None if weight.input_scale is None else weight.input_scale * 2,
+    )
+
+
+def _shape(axes: str, sizes: dict[str, int]) -> tuple[int | None, ...]:
+    found = (Axis(text) for text in axes.split())
+    return tuple(axis.size(axis.logical(sizes) or 0) for axis in found)

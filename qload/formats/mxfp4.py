@@ -1,0 +1,115 @@
+"""MXFP4: four-bit floats, and a power of two for every 32 inputs.
+
+On disk, for a layer of K inputs and N outputs, as compressed-tensors writes it (mxfp4-pack-quantized):
+
+    weight_packed  uint8  (N, K/2)          two e2m1 codes a byte, the first in the low bits
+    weight_scale   uint8  (N, K/32)         e8m0: an exponent alone
+
+    w[n, k] = e2m1[code] * 2**(weight_scale[n, k / 32] - 127)
+
+and as gpt-oss stores the experts of a layer, E of them, under a prefix that the names go on from:
+
+    _blocks        uint8  (E, N, K/32, 16)  the bytes of 32 inputs
+    _scales        uint8  (E, N, K/32)      e8m0
+
+An exponent of 255 is NaN, by the format's own words and here, although some readers take it for 2**128.
+Source: formats.md sections 10 and 11, bit-equal to compressed-tensors, transformers and torchao.
+"""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from qload import spec
+from qload.errors import ArgumentError
+from qload.layouts import fp4
+from qload.spec import Role, TensorSpec, named
+
+GROUP = 32
+BYTES = (torch.uint8,)
+
+
+@dataclass(frozen=True)
+class MXFP4Config(spec.Config):
+    """There is one MXFP4: nothing to say."""
+
+    name: ClassVar[str] = "mxfp4"
+
+
+def _codes(packed: Tensor, exponents: Tensor) -> spec.Codes:
+    """Of bytes (R, C/2) and exponents (R, C/32)."""
+    return spec.Codes(
+        bits=4,
+        codes=fp4.unpack(packed),
+        scales=fp4.e8m0(exponents),
+        zeros=None,
+        k_group=torch.arange(2 * packed.shape[1], device=packed.device) // GROUP,
+        lookup=fp4.values(packed.device),
+    )
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class CTMXFP4Weight(spec.Weight):
+    """A layer as compressed-tensors writes MXFP4, or a share of one."""
+
+    config: MXFP4Config
+    weight_packed: Tensor
+    weight_scale: Tensor
+
+    format: ClassVar[str] = "ct_mxfp4"
+    example: ClassVar[MXFP4Config] = MXFP4Config()
+
+    @classmethod
+    def tensors(cls, config: MXFP4Config) -> tuple[TensorSpec, ...]:
+        """Thirty-two inputs share a scale, so that cuts of K fall between them."""
+        return (
+            TensorSpec("weight_packed", BYTES, "N K/2", Role.WORD),
+            TensorSpec("weight_scale", BYTES, f"N K/{GROUP}", Role.SCALE),
+        )
+
+    def codes(self) -> spec.Codes:
+        """The bits of each float, what they mean, and the powers of two."""
+        return _codes(self.weight_packed, self.weight_scale)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class MXFP4ExpertsWeight(spec.Weight):
+    """All experts of a gpt-oss layer, or a share of each: (E, N, K)."""
+
+    config: MXFP4Config
+    blocks: Tensor
+    scales: Tensor
+
+    format: ClassVar[str] = "mxfp4_experts"
+    example: ClassVar[MXFP4Config] = MXFP4Config()
+
+    @classmethod
+    def tensors(cls, config: MXFP4Config) -> tuple[TensorSpec, ...]:
+        """Every rank holds a share of every expert; cuts of K fall between blocks."""
+        return (
+            TensorSpec("blocks", BYTES, f"E N K/{GROUP} 16", Role.WORD, stored="_blocks"),
+            TensorSpec("scales", BYTES, f"E N K/{GROUP}", Role.SCALE, stored="_scales"),
+        )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(E, N, K): experts, out_features, in_features of this share."""
+        return (self.scales.shape[0], self.layer.N, self.layer.K)
+
+    def expert(self, index: int) -> CTMXFP4Weight:
+        """One expert as a layer of its own, over the same memory: it multiplies, which a stack does not."""
+        if not 0 <= index < self.shape[0]:
+            raise ArgumentError("index", f"an expert, 0 to {self.shape[0] - 1}", str(index))
+        name = named(self.layer.name, f"expert {index}")
+        packed, exponents = self.blocks[index].flatten(1), self.scales[index]
+        return CTMXFP4Weight(self.config, packed, exponents, layer=replace(self.layer, name=name))
+
+    def codes(self) -> spec.Codes:
+        """The codes and powers of two of all experts, one under the other: (E * N, K)."""
+        return _codes(self.blocks.flatten(2).flatten(0, 1), self.scales.flatten(0, 1))
+
+    def dequantize(self) -> Tensor:
+        """(E, N, K) float32: what the experts mean."""
+        return super().dequantize().reshape(self.shape)

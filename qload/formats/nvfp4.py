@@ -1,0 +1,134 @@
+"""NVFP4: four-bit floats, an FP8 scale for every 16 inputs, and one scale more for the tensor.
+
+On disk, for a layer of K inputs and N outputs, as compressed-tensors writes it (nvfp4-pack-quantized):
+
+    weight_packed        uint8   (N, K/2)    two e2m1 codes a byte, the first in the low bits
+    weight_scale         e4m3fn  (N, K/16)
+    weight_global_scale  fp32    () or (1,)
+    input_global_scale   fp32    () or (1,)  of the activations; optional
+
+    w[n, k] = e2m1[code] * (weight_scale[n, k / 16] / weight_global_scale)
+
+and as ModelOpt writes it, whose second scale is the inverse of the other's:
+
+    weight               uint8   (N, K/2)    alike
+    weight_scale         e4m3fn  (N, K/16)
+    weight_scale_2       fp32    () or (1,)
+    input_scale          fp32    () or (1,)  of the activations; optional
+
+    w[n, k] = e2m1[code] * (weight_scale[n, k / 16] * weight_scale_2)
+
+Fused parts keep a second scale each. Source: formats.md sections 10 and 11, bit-equal to compressed-tensors
+(after one rounding) and modelopt.
+"""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from qload import spec
+from qload.errors import ShapeError
+from qload.layouts import fp4
+from qload.spec import Role, TensorSpec
+
+E4M3FN, GROUP = torch.float8_e4m3fn, 16
+SECOND = {"weight_global_scale", "input_global_scale", "weight_scale_2", "input_scale"}
+
+
+@dataclass(frozen=True)
+class NVFP4Config(spec.Config):
+    """There is one NVFP4: nothing to say."""
+
+    name: ClassVar[str] = "nvfp4"
+
+    def study(self, seen: spec.Seen) -> "NVFP4Config":
+        """Refuses several second scales for one tensor."""
+        for name in seen.shapes.keys() & SECOND:
+            if seen.shapes[name] != (1,):
+                full, file = seen.names.full(name), seen.names.file(name)
+                raise ShapeError(full, "() or (1,)", seen.shapes[name], file)
+        return self
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _NVFP4Weight(spec.Weight):
+    """What both ways to write NVFP4 have in common."""
+
+    config: NVFP4Config
+
+    example: ClassVar[NVFP4Config] = NVFP4Config()
+
+    @abstractmethod
+    def packed_and_scales(self) -> tuple[Tensor, Tensor]:
+        """The bytes (N, K/2), and the scale of each 16 inputs (N, K/16), float32."""
+
+    def codes(self) -> spec.Codes:
+        """The bits of each float, what they mean, and the product of both scales."""
+        packed, scales = self.packed_and_scales()
+        return spec.Codes(
+            bits=4,
+            codes=fp4.unpack(packed),
+            scales=scales,
+            zeros=None,
+            k_group=torch.arange(self.layer.K, device=packed.device) // GROUP,
+            lookup=fp4.values(packed.device),
+        )
+
+    def per_output(self, scale: Tensor) -> Tensor:
+        """The scale of the part that an output belongs to: (N, 1), or (1, 1) where there is one."""
+        parts = torch.tensor(self.layer.parts, device=scale.device)
+        return (scale.repeat_interleave(parts) if scale.numel() > 1 else scale).reshape(-1, 1)
+
+
+def _tensors(packed: str, second: str, inputs: str) -> tuple[TensorSpec, ...]:
+    return (
+        TensorSpec(packed, (torch.uint8,), "N K/2", Role.WORD),
+        TensorSpec("weight_scale", (E4M3FN,), f"N K/{GROUP}", Role.SCALE),
+        TensorSpec(second, (torch.float32,), "P", Role.SCALE),
+        TensorSpec(inputs, (torch.float32,), "P", Role.SCALE, optional=True),
+    )
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class CTNVFP4Weight(_NVFP4Weight):
+    """A layer as compressed-tensors writes NVFP4, or a share of one: the global scale divides."""
+
+    weight_packed: Tensor
+    weight_scale: Tensor
+    weight_global_scale: Tensor
+    input_global_scale: Tensor | None = None
+
+    format: ClassVar[str] = "ct_nvfp4"
+
+    @classmethod
+    def tensors(cls, config: NVFP4Config) -> tuple[TensorSpec, ...]:
+        """Sixteen inputs share a scale, so that cuts of K fall between them."""
+        return _tensors("weight_packed", "weight_global_scale", "input_global_scale")
+
+    def packed_and_scales(self) -> tuple[Tensor, Tensor]:
+        """Divided by the global scale, once, in float32."""
+        return self.weight_packed, self.weight_scale.float() / self.per_output(self.weight_global_scale)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ModelOptNVFP4Weight(_NVFP4Weight):
+    """A layer as ModelOpt writes NVFP4, or a share of one: the second scale multiplies."""
+
+    weight: Tensor
+    weight_scale: Tensor
+    weight_scale_2: Tensor
+    input_scale: Tensor | None = None
+
+    format: ClassVar[str] = "modelopt_nvfp4"
+
+    @classmethod
+    def tensors(cls, config: NVFP4Config) -> tuple[TensorSpec, ...]:
+        """Sixteen inputs share a scale, so that cuts of K fall between them."""
+        return _tensors("weight", "weight_scale_2", "input_scale")
+
+    def packed_and_scales(self) -> tuple[Tensor, Tensor]:
+        """Multiplied by the second scale, once, in float32."""
+        return self.weight, self.weight_scale.float() * self.per_output(self.weight_scale_2)

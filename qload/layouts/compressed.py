@@ -1,0 +1,62 @@
+"""compressed-tensors' order: unsigned codes along the last axis, in one of two packings.
+
+    dense     a little-endian stream; codes of 3, 5, 6 and 7 bits straddle words
+    by words  32 // bits codes a word, what is left of its upper bits unused; up to version 0.17
+
+With 2, 4 and 8 bits both are the same. The last word of a row may be short of codes. Signed codes are stored
+with 2**(bits - 1) added. Source: formats.md section 10, checked against compressed-tensors 0.14 and 0.20.
+"""
+
+from functools import cache
+from math import gcd
+
+from torch import Tensor
+from torch.nn.functional import pad
+
+from qload.layouts.packing import WORD_BITS, Field, Packing
+
+BITS = (2, 3, 4, 5, 6, 7, 8)
+
+
+@cache
+def rows(bits: int, dense: bool) -> Packing:
+    """Codes (R, C) -> words, for C in whole runs."""
+    if dense:
+        common = gcd(bits, WORD_BITS)
+        return Packing(bits, "r (cp i) -> r (cp w) (i)", i=WORD_BITS // common, w=bits // common)
+    run = WORD_BITS // bits
+    fields = tuple(Field(i, 0, bits, 0, i * bits) for i in range(run))
+    return Packing(bits, "r (cp i) -> r cp (i)", fields=fields, i=run)
+
+
+def stored(dim: str, bits: int, dense: bool) -> str:
+    """The axis of words that a dimension is packed along."""
+    return f"{dim}*{bits}/{WORD_BITS}^" if dense else f"{dim}/{WORD_BITS // bits}^"
+
+
+def words(count: int, bits: int, dense: bool) -> int:
+    """How many words that many codes fill."""
+    return -(-count * bits // WORD_BITS) if dense else -(-count // (WORD_BITS // bits))
+
+
+def most(words: int, bits: int, dense: bool) -> int:
+    """How many codes that many words can hold."""
+    return words * WORD_BITS // bits if dense else words * (WORD_BITS // bits)
+
+
+def alike(count: int, bits: int) -> bool:
+    """Whether both packings lay that many codes out the same way."""
+    return WORD_BITS % bits == 0 or count <= WORD_BITS // bits
+
+
+def unpack(tensor: Tensor, count: int, bits: int, dense: bool) -> Tensor:
+    """int32 words (R, W) -> the first `count` codes of each row (R, count), int32."""
+    packing = rows(bits, dense)
+    return packing.unpack(pad(tensor, (0, -tensor.shape[-1] % packing.words)))[:, :count].contiguous()
+
+
+def pack(codes: Tensor, bits: int, dense: bool) -> Tensor:
+    """The inverse of `unpack`; places without a code hold 0."""
+    packing, count = rows(bits, dense), codes.shape[-1]
+    full = packing.pack(pad(codes, (0, -count % packing.granule(1))))
+    return full[:, : words(count, bits, dense)].contiguous()

@@ -1,0 +1,37 @@
+"""Four-bit floats (e2m1), two a byte with the first in the low bits, and scales that are powers of two.
+
+e2m1 is a sign, two bits of exponent and one of mantissa; e8m0 is an exponent alone, and 255 is NaN.
+Source: formats.md sections 10 and 11, checked against compressed-tensors, modelopt, torchao and transformers.
+"""
+
+import torch
+from torch import Tensor
+
+_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+E2M1 = (*_MAGNITUDES, *(-value for value in _MAGNITUDES))  # the value of each code
+
+MANTISSA = 23  # bits of a float32's
+HALF, NAN = 0x400000, 0x7FC00000  # float32 bits of 2**-127, which is subnormal, and of NaN
+
+
+def values(device: torch.device) -> Tensor:
+    """What each code means, float32 (16,)."""
+    return torch.tensor(E2M1, device=device)
+
+
+def unpack(packed: Tensor) -> Tensor:
+    """Bytes (..., C / 2) -> codes (..., C), uint8."""
+    return torch.stack([packed & 15, packed >> 4], dim=-1).flatten(-2)
+
+
+def pack(codes: Tensor) -> Tensor:
+    """The inverse of `unpack`."""
+    low, high = codes.to(torch.uint8).reshape(*codes.shape[:-1], -1, 2).unbind(-1)
+    return low | (high << 4)
+
+
+def e8m0(exponents: Tensor) -> Tensor:
+    """uint8 exponents -> 2**(exponent - 127), float32 and exact; 255 -> NaN."""
+    bits = exponents.to(torch.int32) << MANTISSA
+    bits = bits.masked_fill(exponents == 0, HALF).masked_fill(exponents == 255, NAN)
+    return bits.view(torch.float32)

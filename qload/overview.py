@@ -1,0 +1,87 @@
+"""What qload can do with each format, asked of the rooms themselves: nothing here is a list kept by hand."""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import lcm
+
+from qload.detect.claims import METHODS
+from qload.formats import FORMATS
+from qload.kernels.repack import restores, targets
+from qload.quantize import QUANTIZERS
+from qload.spec import Weight
+from qload.verify.rules import RULES
+
+COLUMNS = (
+    "load",
+    "detect",
+    "dequantize",
+    "shard column",
+    "shard row",
+    "fused",
+    "repack to",
+    "undo",
+    "quantize while loading",
+    "verify",
+)
+LARGE = {"N": 1 << 14, "K": 1 << 14}  # sizes that every packing divides
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Yes or no, and how or why."""
+
+    yes: bool
+    text: str = ""
+
+    def __str__(self) -> str:
+        return f"{'yes' if self.yes else 'no'}{': ' * bool(self.text)}{self.text}"
+
+
+def overview() -> Mapping[str, Mapping[str, Cell]]:
+    """format -> column -> Cell, for every format that is read."""
+    return {room.format: dict(zip(COLUMNS, _row(room), strict=True)) for room in FORMATS}
+
+
+def _row(room: type[Weight]) -> tuple[Cell, ...]:
+    specs = room.tensors(room.example)
+    methods = [name for name, read in METHODS.items() if room in vars(sys.modules[read.__module__]).values()]
+    layouts, quantizer = targets(room), QUANTIZERS.get(room.format)
+    tensors = ", ".join(spec.suffix for spec in specs if not spec.optional)
+    return (
+        Cell(True, tensors),
+        Cell(True, ", ".join(methods)) if methods else Cell(room.plain, "where nothing else is claimed"),
+        Cell(True),
+        _cut(room, "N"),
+        _cut(room, "K"),
+        _fused(room),
+        Cell(True, ", ".join(layouts)) if layouts else Cell(False, _why_no_layout(room)),
+        Cell(True) if restores(room) else Cell(False, "what is never repacked needs no way back"),
+        Cell(True, quantizer.__name__) if quantizer else Cell(False, _why_no_quantizer(room)),
+        Cell(True, f"{len(RULES)} rules, --against, --tp"),
+    )
+
+
+def _cut(room: type[Weight], dim: str) -> Cell:
+    specs = room.tensors(room.example)
+    bound = [(spec, axis) for spec in specs for axis in spec.axes if axis.follows(dim) and axis.free is None]
+    if not bound:
+        return Cell(False, f"no tensor has an axis {dim}")
+    never = [spec.name for spec, axis in bound if axis.step(dim, LARGE) == 0]
+    if never:
+        return Cell(False, f"{never[0]} holds rows in an order of its own")
+    step = lcm(*(axis.step(dim, LARGE) for _, axis in bound))
+    return Cell(True, f"at multiples of {step}" if step > 1 else "anywhere")
+
+
+def _fused(room: type[Weight]) -> Cell:
+    alike = [spec.name for spec in room.tensors(room.example) if spec.joined() is None and not spec.spent]
+    return Cell(True, f"where {' and '.join(alike)} agree" if alike else "")
+
+
+def _why_no_layout(room: type[Weight]) -> str:
+    return "a plain weight has no codes" if room.plain else "no kernel of another order reads it"
+
+
+def _why_no_quantizer(room: type[Weight]) -> str:
+    return "there is nothing to quantize" if room.plain else "its codes need calibration data"

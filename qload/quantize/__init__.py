@@ -1,0 +1,29 @@
+"""Quantize while loading: plain layers become typed weights, the same model at every world size."""
+
+from qload.quantize.bnb import BNB4Quantizer, BNBInt8Quantizer
+from qload.quantize.eetq import EETQQuantizer
+from qload.quantize.fp8 import Fp8Quantizer, Requantized, requantize
+from qload.quantize.loading import Quantizer, QuantizingLoader, Statistics, check_finite
+
+# Who makes a format of plain weights.
+QUANTIZERS: dict[str, type] = {
+    "fp8": Fp8Quantizer,
+    "eetq": EETQQuantizer,
+    "bnb_nf4": BNB4Quantizer,
+    "bnb_fp4": BNB4Quantizer,
+    "bnb_int8": BNBInt8Quantizer,
+}
+
+__all__ = [
+    "QUANTIZERS",
+    "BNB4Quantizer",
+    "BNBInt8Quantizer",
+    "EETQQuantizer",
+    "Fp8Quantizer",
+    "Quantizer",
+    "QuantizingLoader",
+    "Requantized",
+    "Statistics",
+    "check_finite",
+    "requantize",
+]

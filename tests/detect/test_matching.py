@@ -1,0 +1,56 @@
+"""Which modules an entry of a config means."""
+
+import pytest
+
+from qload.detect.files import Found
+from qload.detect.matching import Ignored, check, matcher, matches, precedence
+from qload.errors import ConfigError, MismatchError
+
+NAME = "model.layers.1.mlp.down_proj"
+
+
+@pytest.mark.parametrize(
+    ("entry", "meant"),
+    [
+        pytest.param(NAME, True, id="its name"),
+        pytest.param("mlp.down_proj", True, id="its last segments"),
+        pytest.param("down_proj", True, id="its last segment"),
+        pytest.param("own_proj", False, id="a part of a segment"),
+        pytest.param("layers.1", False, id="what it lies in"),
+        pytest.param("x." + NAME, False, id="a longer name"),
+        pytest.param("re:.*down_proj$", True, id="a pattern"),
+        pytest.param("re:down_proj", False, id="a pattern counts from the start"),
+        pytest.param("re:model", True, id="a pattern need not reach the end"),
+        pytest.param("Linear", True, id="linear layers"),
+        pytest.param("linear", False, id="another name"),
+    ],
+)
+def test_an_entry_means_whole_segments_patterns_or_every_linear_layer(entry: str, meant: bool) -> None:
+    assert matches(entry, NAME) == meant
+
+
+def test_any_of_several_entries_will_do_and_none_of_none() -> None:
+    assert matcher("lm_head", "down_proj")(NAME)
+    assert not matcher()(NAME)
+
+
+def test_names_come_before_patterns_and_patterns_before_classes() -> None:
+    assert sorted(["Linear", "re:.*", "down_proj"], key=precedence) == ["down_proj", "re:.*", "Linear"]
+
+
+def test_a_pattern_that_is_not_read_is_named_with_its_place() -> None:
+    found = Found("config.json", "quantization_config", {})
+
+    with pytest.raises(ConfigError) as caught:
+        check(found, "ignore", ["lm_head", "re:(?!x)"])
+
+    assert (caught.value.file, caught.value.key) == ("config.json", "quantization_config.ignore")
+    assert "cannot read '?!x)'" in caught.value.got
+
+
+def test_trap_54_an_entry_inside_of_a_fused_set_is_an_error() -> None:
+    """An engine's qkv_proj is left out if q, k and v are, and is no layer if only q is."""
+    assert Ignored(("re:.*[qkv]_proj",)).entry("attn.qkv_proj") == "re:.*[qkv]_proj"
+    assert Ignored(("o_proj",)).entry("attn.qkv_proj") is None
+    with pytest.raises(MismatchError, match=r"attn\.q_proj left out, attn\.k_proj not"):
+        Ignored(("q_proj",)).entry("attn.qkv_proj")

@@ -1,0 +1,85 @@
+"""MXFP4, as compressed-tensors writes it and as gpt-oss stores its experts."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from qload.errors import ArgumentError, CutError
+from qload.formats import CTMXFP4Weight, MXFP4Config, MXFP4ExpertsWeight
+from qload.loader import FormatLoader, Room
+from qload.parallel import FakeWorld, Rank
+from qload.storage import MemoryStorage
+from qload.weights import Weights
+
+CODES = torch.arange(0x10, 0x100, 0x22).to(torch.uint8)  # 0x10, 0x32, ... 0xFE: the codes 0 to 15 in order
+VALUES = [0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6]
+
+
+def experts(E: int = 2, N: int = 4, groups: int = 2) -> dict[str, Tensor]:
+    """Every group holds the codes 0 to 15 twice; expert e, output n and group g scale by 2**(e + n + g)."""
+    exponents = torch.arange(E)[:, None, None] + torch.arange(N)[:, None] + torch.arange(groups) + 127
+    return {"_blocks": CODES.repeat(E, N, groups, 2), "_scales": exponents.to(torch.uint8)}
+
+
+def load(stored: dict[str, Tensor], kind: Any, rank: Any = None) -> Weights:
+    mark = "" if kind is MXFP4ExpertsWeight else "."
+    named = {f"mlp.up{mark}{name}": tensor for name, tensor in stored.items()}
+    loader = FormatLoader(Room(kind, MXFP4Config()))
+    return Weights(MemoryStorage(named), loader=loader, process_group=rank)
+
+
+def test_dequantize_by_hand() -> None:
+    """Scales of 2, of 2**-127 and of NaN."""
+    weight = CTMXFP4Weight(
+        config=MXFP4Config(),
+        weight_packed=CODES.repeat(1, 6),
+        weight_scale=torch.tensor([[128, 0, 255]], dtype=torch.uint8),
+    )
+
+    got = weight.dequantize()
+
+    assert got[0, :32].tolist() == [2 * value for value in VALUES] * 2
+    assert got[0, 32:64].tolist() == [2.0**-127 * value for value in VALUES] * 2
+    assert got[0, 64:].isnan().all()
+
+
+def test_experts_by_hand() -> None:
+    weight = load(experts(), MXFP4ExpertsWeight).get_weights("mlp.up")
+
+    assert weight.shape == (2, 4, 64)
+    assert weight.dequantize()[1, 2].tolist() == [8 * v for v in VALUES * 2] + [16 * v for v in VALUES * 2]
+
+
+@pytest.mark.parametrize(
+    ("dim", "load_share"), [(1, Weights.get_weights_col), (2, Weights.get_weights_row)], ids=["N", "K"]
+)
+def test_every_rank_has_its_share_of_every_expert(dim: int, load_share: Any) -> None:
+    whole = load(experts(), MXFP4ExpertsWeight).get_weights("mlp.up").dequantize()
+
+    shares = [load_share(load(experts(), MXFP4ExpertsWeight, rank), "mlp.up") for rank in FakeWorld(2)]
+
+    assert torch.equal(torch.cat([share.dequantize() for share in shares], dim), whole)
+
+
+def test_gate_and_up_that_are_stored_fused_are_shared_apart() -> None:
+    whole = load(experts(), MXFP4ExpertsWeight).get_weights("mlp.up").dequantize()
+
+    share = load(experts(), MXFP4ExpertsWeight, Rank(1, 2)).get_weights_col_packed("mlp.up", 2)
+
+    assert torch.equal(share.dequantize(), whole[:, [1, 3]])
+
+
+@pytest.mark.parametrize("kind", [CTMXFP4Weight, MXFP4ExpertsWeight], ids=lambda kind: kind.format)
+def test_a_cut_inside_of_a_block_is_refused(kind: Any) -> None:
+    plain = {"weight_packed": torch.zeros(1, 32).byte(), "weight_scale": torch.zeros(1, 2).byte()}
+    stored = experts() if kind is MXFP4ExpertsWeight else plain
+
+    with pytest.raises(CutError, match="cuts must be multiples of 32 "):
+        load(stored, kind, Rank(0, 4)).get_weights_row("mlp.up")
+
+
+def test_experts_are_no_single_linear() -> None:
+    with pytest.raises(ArgumentError, match=r"expected a matrix \(N, K\)"):
+        load(experts(), MXFP4ExpertsWeight).get_weights("mlp.up").get_linear()

@@ -1,0 +1,58 @@
+"""Who is quantized while loading: by whole names and blocks, never by a part of a name."""
+
+import pytest
+
+from qload.errors import ArgumentError, MismatchError
+from qload.quantize.policy import Modules, block_of, mlp_only
+
+
+@pytest.mark.parametrize(
+    ("prefix", "quantized"),
+    [
+        ("model.layers.0.mlp.gate_proj", True),
+        ("model.layers.31.mlp.down_proj", True),
+        ("model.layers.3.mlp.gate_up_proj", True),
+        ("model.layers.3.self_attn.q_proj", False),
+        ("model.layers.3.mlp.gate", False),
+        ("lm_head", False),
+        ("model.embed_tokens", False),
+    ],
+)
+def test_only_the_projections_of_the_mlp_are_quantized(prefix: str, quantized: bool) -> None:
+    assert mlp_only().quantizes(prefix) == quantized
+
+
+@pytest.mark.parametrize(
+    ("block", "quantized"), [(0, False), (1, True), (9, True), (30, True), (31, False), (310, True)]
+)
+def test_the_first_and_the_last_block_stay_plain_where_that_is_asked(block: int, quantized: bool) -> None:
+    policy = mlp_only(blocks=32, first_and_last=False)
+
+    assert policy.quantizes(f"model.layers.{block}.mlp.up_proj") == quantized
+
+
+def test_a_model_of_one_block_is_left_plain() -> None:
+    assert not mlp_only(blocks=1, first_and_last=False).quantizes("model.layers.0.mlp.up_proj")
+
+
+def test_without_the_number_of_blocks_the_last_one_is_not_known() -> None:
+    with pytest.raises(ArgumentError, match="the number of decoder blocks"):
+        mlp_only(first_and_last=False)
+
+
+def test_a_fused_layer_of_which_one_part_is_left_out_is_refused() -> None:
+    with pytest.raises(MismatchError, match=r"a\.k_proj left out, a\.q_proj not"):
+        Modules(without=("k_proj",)).quantizes("a.qkv_proj")
+
+
+@pytest.mark.parametrize(
+    ("prefix", "block"),
+    [
+        ("model.layers.12.mlp", 12),
+        ("transformer.h.3.mlp", 3),
+        ("layers.x.y", None),
+        ("layers.\u0663.y", None),
+    ],
+)
+def test_a_block_is_the_number_behind_its_segment(prefix: str, block: int | None) -> None:
+    assert block_of(prefix) == block
