@@ -163,6 +163,8 @@ def settle(found: Found | None, storage: WeightStorage | None) -> Claims | None:
         return claims
     if claims and claims.method != "gptq":
         raise ConfigError(claims.file, "quant_method", "gptq, as there is a tensor gptq_bits", claims.method)
+    if claims and claims.loader:
+        raise ConfigError(claims.file, "dynamic", "nothing, as gptq_bits holds for all modules", "rules")
     stored = {key: _scalar(storage, name) for key, name in LEGACY.items() if name in names}
     if "group_size" not in stored:
         raise ConfigError("gptq_bits", LEGACY["group_size"], "a tensor, as there is gptq_bits", "nothing")

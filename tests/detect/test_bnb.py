@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from qload.detect import Found, loader_from_config, read_claims
-from qload.errors import ConfigError
+from qload.errors import ConfigError, ExcludedModuleError
 from qload.formats import BNBFP4Weight, BNBNF4Weight, BNBWeight, UnquantizedWeight
 from qload.storage import MemoryStorage
 from qload.weights import Weights
@@ -80,3 +80,17 @@ def test_int8_layers_are_told_from_plain_ones() -> None:
     weights = Weights(MemoryStorage(tensors), loader=loader_from_config(INT8))
 
     assert [type(weights.get_weights(prefix)) for prefix in "ab"] == [BNBWeight, UnquantizedWeight]
+
+
+def test_modules_that_are_skipped_have_to_be_plain() -> None:
+    config = {"quant_method": "bitsandbytes", "load_in_8bit": True, "llm_int8_skip_modules": ["mlp.gate"]}
+    tensors = {
+        f"mlp.{name}.{suffix}": tensor
+        for name in ("gate", "gate_proj")
+        for suffix, tensor in {"weight": torch.ones(2, 4, dtype=torch.int8), "SCB": torch.ones(2)}.items()
+    }
+    weights = Weights(MemoryStorage(tensors), loader=loader_from_config(config))
+
+    assert weights.get_weights("mlp.gate_proj").format == "bnb_int8"
+    with pytest.raises(ExcludedModuleError, match="as llm_int8_skip_modules has"):
+        weights.get_weights("mlp.gate")

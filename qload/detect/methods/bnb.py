@@ -9,6 +9,7 @@ from qload.detect.validation import Claims, Section, agree, validate
 from qload.errors import ConfigError
 from qload.formats import BNB4Config, BNBConfig, BNBFP4Weight, BNBNF4Weight, BNBWeight
 from qload.loader import Room
+from qload.loader.exclusion import Exclusions
 
 KNOWN = ("bitsandbytes (load_in_4bit, load_in_8bit)",)
 FLAGS = ("load_in_4bit", "load_in_8bit")
@@ -22,7 +23,7 @@ class _BNB(Section):
     bnb_4bit_compute_dtype: Annotated[str, Field(min_length=1)] | None = None
     bnb_4bit_quant_storage: Annotated[str, Field(min_length=1)] | None = None
     llm_int8_threshold: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    llm_int8_skip_modules: list[str] | None = None
+    llm_int8_skip_modules: list[Annotated[str, Field(min_length=1)]] | None = None
     llm_int8_enable_fp32_cpu_offload: bool | None = None
     llm_int8_has_fp16_weight: bool | None = None
 
@@ -47,6 +48,7 @@ def read(found: Found) -> Claims:
         desc_act=None,
         file=found.file,
         section=found.section,
+        exclusions=Exclusions(tuple(read.llm_int8_skip_modules or ()), "llm_int8_skip_modules"),
         rooms=_four(read) if bits == 4 else (Room(BNBWeight, BNBConfig()),),
     )
 

@@ -1,10 +1,17 @@
-"""`quant_method: gptq`."""
+"""`quant_method: gptq`.
 
-from typing import Annotated, Any, Literal
+`dynamic` maps patterns to what holds for the modules they match, from the start of the name, instead of what
+the config says; `-:` before a pattern leaves them out. The first pattern that matches counts.
+"""
 
-from pydantic import BeforeValidator, Field
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Annotated, Literal
 
-from qload.detect.files import Found, shown
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from qload.detect.files import Found
+from qload.detect.matching import REGEX, Ignored, check, matcher
 from qload.detect.methods import marlin
 from qload.detect.validation import (
     Claims,
@@ -17,16 +24,31 @@ from qload.detect.validation import (
     validate,
 )
 from qload.errors import UnsupportedFormatError
-from qload.formats import GPTQConfig, GPTQWeight
+from qload.formats import GPTQConfig, GPTQWeight, UnquantizedConfig, UnquantizedWeight
 from qload.layouts import STORED_MINUS_ONE, Stored, ZeroPoints
-from qload.loader import Room
+from qload.loader import FormatLoader, Room
+from qload.loader.exclusion import Exclusions
+from qload.loader.modules import ModuleLoader
 
 KNOWN = ("gptq (checkpoint_format gptq, gptq_v2, marlin, marlin_24)",)
 FORMATS = ("gptq", "gptq_v2")
+PLAIN = Room(UnquantizedWeight, UnquantizedConfig())
+WITHOUT, WITH = "-:", "+:"  # before a pattern; nothing means the second
+
+Bits = Annotated[int, one_of(2, 3, 4, 8)]
+
+
+class _Rule(BaseModel):
+    """What a pattern changes; whatever else it says concerns whoever quantized."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="allow")
+
+    bits: Bits | None = None
+    group_size: int | None = Field(default=None, ge=-1)
 
 
 class _GPTQ(Section):
-    bits: Annotated[int, one_of(2, 3, 4, 8)]
+    bits: Bits
     group_size: int = Field(ge=-1)
     desc_act: bool | None = None
     sym: bool | None = None
@@ -35,7 +57,7 @@ class _GPTQ(Section):
     pack_dtype: Literal["int32"] | None = None
     is_marlin_format: bool | None = None
     lm_head: bool | None = None
-    dynamic: Annotated[dict[str, dict[str, Any]] | None, BeforeValidator(none_for_false)] = None
+    dynamic: Annotated[dict[str, _Rule] | None, BeforeValidator(none_for_false)] = None
 
 
 def read(found: Found) -> Claims:
@@ -47,16 +69,10 @@ def read(found: Found) -> Claims:
     if stated not in FORMATS:
         raise UnsupportedFormatError(stated, f"the checkpoint_format of {found.file} has no reader", KNOWN)
     check_group_size(found, read.group_size)
-    for rule, override in (read.dynamic or {}).items():
-        changed = {name: override[name] for name in ("bits", "group_size") if name in override}
-        if changed and not rule.startswith("-:"):
-            raise UnsupportedFormatError(
-                "gptq with dynamic rules",
-                f"rule {rule!r:.80} of {found.file} sets {shown(changed)}: modules differ",
-                KNOWN,
-            )
     zeros: ZeroPoints = Stored() if stated == "gptq_v2" else STORED_MINUS_ONE
     config = GPTQConfig(read.bits, read.group_size, zeros, desc_act=read.desc_act)
+    rules = _rules(found, read.dynamic or {})
+    rooms = {pattern: Room(GPTQWeight, _changed(config, rule)) for pattern, rule in rules.items() if rule}
     return Claims(
         method="gptq",
         format=stated,
@@ -67,5 +83,40 @@ def read(found: Found) -> Claims:
         file=found.file,
         section=found.section,
         exclusions=read.exclusions(),
-        rooms=(Room(GPTQWeight, config),),
+        rooms=tuple(dict.fromkeys([Room(GPTQWeight, config), *rooms.values()])),
+        loader=_loader(rules, rooms, Room(GPTQWeight, config), read.exclusions()) if rules else None,
     )
+
+
+def _rules(found: Found, dynamic: Mapping[str, _Rule]) -> dict[str, _Rule | None]:
+    """Entry -> what it changes, None where it leaves modules out; in the order they count."""
+    rules: dict[str, _Rule | None] = {}
+    for pattern, rule in dynamic.items():
+        entry = REGEX + pattern.removeprefix(WITHOUT).removeprefix(WITH)
+        check(found, "dynamic", [entry])
+        if rule.group_size is not None:
+            check_group_size(found, rule.group_size)
+        rules.setdefault(entry, None if pattern.startswith(WITHOUT) else rule)
+    return rules
+
+
+def _changed(config: GPTQConfig, rule: _Rule) -> GPTQConfig:
+    changes = {name: value for name in ("bits", "group_size") if (value := getattr(rule, name)) is not None}
+    return replace(config, **changes)
+
+
+def _loader(
+    rules: Mapping[str, _Rule | None], rooms: Mapping[str, Room], room: Room, exclusions: Exclusions
+) -> Callable[[], FormatLoader]:
+    """What makes a loader that asks one rule after another."""
+    everything = dict.fromkeys([room, *rooms.values()])
+    choices = [
+        (
+            matcher(entry),
+            FormatLoader(rooms[entry], PLAIN, exclusions=exclusions)
+            if rule
+            else FormatLoader(*everything, PLAIN, exclusions=Ignored((entry,), "dynamic")),
+        )
+        for entry, rule in rules.items()
+    ]
+    return lambda: ModuleLoader(choices, FormatLoader(room, PLAIN, exclusions=exclusions))

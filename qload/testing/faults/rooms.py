@@ -1,0 +1,149 @@
+"""Faults of the other quantizers: EXL2, EETQ, FP8, bitsandbytes, compressed-tensors, four-bit floats, and
+of who is quantized at all."""
+
+from qload.testing.faults.fault import Fault
+
+_EXL2, _GROUPS = "qload/formats/exl2.py", "qload/layouts/exl2.py"
+_FP8, _BNB = "qload/formats/fp8.py", "qload/formats/bnb.py"
+_PACK, _INT = "qload/formats/ct_pack.py", "qload/formats/ct_int.py"
+_FP4, _NV = "qload/layouts/fp4.py", "qload/formats/nvfp4.py"
+_MATCHING, _NAMES = "qload/detect/matching.py", "qload/loader/exclusion.py"
+
+FAULTS = (
+    Fault("exl2-scale-not-squared", _EXL2, ".add(1).square()", ".add(1)"),
+    Fault("exl2-scale-from-zero", _EXL2, ".unpack(q_scale).add(1)", ".unpack(q_scale)"),
+    Fault("exl2-unit-unrounded", _EXL2, "(q_scale_max.float() / 256).half()", "q_scale_max.float() / 256"),
+    Fault("exl2-order-inverted", _EXL2, "places(self.q_invperm)\n", "places(self.q_invperm).argsort()\n"),
+    Fault(
+        "exl2-sixteen-bits-signed",
+        _EXL2,
+        "wide % (1 << 16) if index.dtype == torch.int16 else wide",
+        "wide",
+    ),
+    Fault(
+        "exl2-map-counts-from-one",
+        _GROUPS,
+        "left = self.rows.cumsum(0)[group] -",
+        "left = -1 + self.rows.cumsum(0)[group] -",
+    ),
+    Fault("exl2-starts-signed", _GROUPS, "starts = pairs[:, 1] % STARTS", "starts = pairs[:, 1].clone()"),
+    Fault("exl2-six-bits-as-they-come", _GROUPS, "if bits not in (5, 6):", "if bits != 5:"),
+    Fault("eetq-pairs-apart", "qload/layouts/eetq.py", "np (kt u x t r h)", "np (u kt x t r h)"),
+    Fault(
+        "eetq-zero-127",
+        "qload/formats/eetq.py",
+        "torch.full_like(scales, 2 ** (BITS - 1),",
+        "torch.full_like(scales, 127,",
+    ),
+    Fault("eetq-cut-anywhere", "qload/formats/eetq.py", '"K@64 N@64"', '"K@2 N@2"'),
+    Fault(
+        "fp8-inverse-multiplies", _FP8, "divide=self.config.divide,\n        )", "divide=False,\n        )"
+    ),
+    Fault(
+        "fp8-blocks-transposed",
+        _FP8,
+        "zip(self.shape, self.config.block, strict=True)",
+        "zip(self.shape, self.config.block[::-1], strict=True)",
+    ),
+    Fault(
+        "fp8-parts-share-a-scale",
+        _FP8,
+        "n_group = torch.arange(len(n_group), device=device)",
+        "n_group = torch.zeros(len(n_group), dtype=torch.int64)",
+    ),
+    Fault("fnuz-scale-kept", _FP8, "(0.5 if weight.config.divide else 2)", "1"),
+    Fault("fnuz-negative-zero", _FP8, "torch.where(stored == NEGATIVE_ZERO, 0, stored)", "stored"),
+    Fault(
+        "bnb-nibbles-swapped",
+        _BNB,
+        "torch.stack([pairs >> 4, pairs & 0xF], -1)",
+        "torch.stack([pairs & 0xF, pairs >> 4], -1)",
+    ),
+    Fault("bnb-offset-lost", _BNB, "values * outer + config.offset", "values * outer"),
+    Fault(
+        "bnb-nested-by-share",
+        _BNB,
+        'place.positions(spec.Axis(f"(NK)/{config.blocksize}^"))',
+        'torch.arange(kept["absmax"].numel())',
+    ),
+    Fault("bnb-type-unchecked", _BNB, "if state.quant_type != self.quant_type:", "if False:"),
+    Fault("bnb-int8-unit", "qload/formats/bnb_int8.py", "UNIT = 1 / 127", "UNIT = 1 / 128"),
+    Fault("ct-zero-of-another-sign", _INT, "zeros=stored.int() + middle", "zeros=middle - stored.int()"),
+    Fault(
+        "ct-blocks-transposed",
+        _INT,
+        "rows, columns = self.config.block\n            n_group",
+        "columns, rows = self.config.block\n            n_group",
+    ),
+    Fault("ct-packing-by-claim", _PACK, "return fitting[0] if len(fitting) == 1 else", "return"),
+    Fault(
+        "ct-shape-unread",
+        _PACK,
+        'shape = self.shape or (N, sizes.get("K", most)) if fact is None else tuple(fact.tolist())',
+        'shape = self.shape or (N, sizes.get("K", most))',
+    ),
+    Fault(
+        "ct-last-word-short",
+        "qload/layouts/compressed.py",
+        "full[:, : words(count, bits, dense)]",
+        "full[:, : count * bits // WORD_BITS]",
+    ),
+    Fault(
+        "fp4-nibbles-swapped",
+        _FP4,
+        "torch.stack([packed & 15, packed >> 4], dim=-1)",
+        "torch.stack([packed >> 4, packed & 15], dim=-1)",
+    ),
+    Fault("fp4-three-is-two-and-a-half", _FP4, "2.0, 3.0, 4.0, 6.0", "2.0, 2.5, 4.0, 6.0"),
+    Fault("e8m0-nan-is-a-number", _FP4, ".masked_fill(exponents == 255, NAN)", ""),
+    Fault("e8m0-zero", _FP4, ".masked_fill(exponents == 0, HALF)", ""),
+    Fault(
+        "nvfp4-global-multiplies",
+        _NV,
+        "self.weight_scale.float() / self.per_output(",
+        "self.weight_scale.float() * self.per_output(",
+    ),
+    Fault(
+        "modelopt-global-divides",
+        _NV,
+        "self.weight_scale.float() * self.per_output(",
+        "self.weight_scale.float() / self.per_output(",
+    ),
+    Fault(
+        "excluded-by-substring",
+        _NAMES,
+        "return any(list(segments[start : start + len(entry)]) == list(entry) for start in starts)",
+        'return ".".join(entry) in ".".join(segments)',
+    ),
+    Fault(
+        "excluded-and-quantized",
+        "qload/loader/formats.py",
+        "if entry is not None:",
+        "if False:",
+    ),
+    Fault("ignored-by-ending", _MATCHING, 'name.endswith(f".{entry}")', "name.endswith(entry)"),
+    Fault(
+        "classes-before-names",
+        _MATCHING,
+        "return 1 if entry.startswith(REGEX) else 2 if entry == LINEAR else 0",
+        "return 0 if entry == LINEAR else 1",
+    ),
+    Fault(
+        "dynamic-last-rule-wins",
+        "qload/detect/methods/gptq.py",
+        "for entry, rule in rules.items()\n",
+        "for entry, rule in reversed(rules.items())\n",
+    ),
+    Fault(
+        "policy-quantizes-all",
+        "qload/quantize/loading.py",
+        "return self.policy is None or self.policy.quantizes(prefix)",
+        "return True",
+    ),
+    Fault(
+        "quantized-by-share",
+        "qload/quantize/loading.py",
+        'if self.statistics == "share" or alone:',
+        "if split:",
+    ),
+)

@@ -1,0 +1,98 @@
+"""GPTQ's `dynamic`: what holds for some modules only, and which are left out."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from qload.detect import loader_from_config
+from qload.errors import ConfigError, ExcludedModuleError, MismatchError, ShapeError
+from qload.formats import GPTQConfig, GPTQWeight, UnquantizedWeight
+from qload.layouts import Stored
+from qload.parallel import FakeWorld
+from qload.storage import MemoryStorage
+from qload.weights import Weights
+from tests.kernels.mp_layers import Case
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "checkpoint_format": "gptq_v2"}
+PLAIN = {"weight": torch.ones(64, 128)}
+
+
+def quantized(bits: int, group_size: int = 32) -> dict[str, Tensor]:
+    return Case(bits=bits, group=group_size, K=128).weight().fields()
+
+
+LAYERS = {
+    "layers.0.up_proj": quantized(4),
+    "layers.0.down_proj": quantized(8),
+    "layers.1.up_proj": quantized(4, 64),
+    "layers.1.down_proj": PLAIN,
+}
+
+
+def load(dynamic: dict[str, Any], rank: Any = None) -> Weights:
+    tensors = {f"{prefix}.{name}": t for prefix, layer in LAYERS.items() for name, t in layer.items()}
+    loader = loader_from_config({**GPTQ, "dynamic": dynamic})
+    return Weights(MemoryStorage(tensors), loader=loader, process_group=rank)
+
+
+RULES = {
+    r"-:.*1\.down": {},
+    r"+:.*down": {"bits": 8},
+    r"layers\.1": {"group_size": 64, "damp_percent": 0.1},
+}
+
+
+def test_the_first_rule_that_matches_a_module_has_its_say() -> None:
+    weights = load(RULES)
+
+    kinds = {prefix: weights.get_weights(prefix) for prefix in LAYERS}
+    assert isinstance(kinds["layers.1.down_proj"], UnquantizedWeight)
+    settings = {prefix: w.config for prefix, w in kinds.items() if isinstance(w, GPTQWeight)}
+    assert {prefix: (c.bits, c.group_size, c.zeros) for prefix, c in settings.items()} == {
+        "layers.0.up_proj": (4, 32, Stored()),
+        "layers.0.down_proj": (8, 32, Stored()),
+        "layers.1.up_proj": (4, 64, Stored()),
+    }
+
+
+def test_a_pattern_is_matched_from_the_start_and_not_to_the_end() -> None:
+    with pytest.raises(ShapeError):  # 8-bit words counted as 4-bit ones: no rule has meant the layer
+        load({"down": {"bits": 8}}).get_weights("layers.0.down_proj")
+
+    assert load({"layers.0.down": {"bits": 8}}).get_weights("layers.0.down_proj").config.bits == 8
+
+
+def test_a_layer_that_a_rule_leaves_out_and_that_is_quantized_is_refused_by_every_rank_alike() -> None:
+    texts = set()
+    for rank in FakeWorld(2):
+        with pytest.raises(ExcludedModuleError, match=r"as dynamic has 're:\.\*up'") as caught:
+            load({"-:.*up": {}}, rank).get_weights_col("layers.0.up_proj")
+        texts.add(str(caught.value))
+
+    assert len(texts) == 1
+
+
+def test_parts_of_different_rules_are_not_fused() -> None:
+    with pytest.raises(MismatchError, match="differ in config"):
+        load(RULES).get_multi_weights_col(["layers.0.up_proj", "layers.0.down_proj"])
+
+
+@pytest.mark.parametrize(
+    ("rules", "key"),
+    [
+        pytest.param({"+:x": {"bits": 5}}, r"dynamic\.\+:x\.bits", id="bits that GPTQ has not"),
+        pytest.param({"+:x": {"bits": True}}, r"dynamic\.\+:x\.bits", id="a truth value as bits"),
+        pytest.param({"+:x": {"group_size": 0}}, "group_size", id="groups of nothing"),
+        pytest.param({"+:(": {}}, "dynamic", id="a pattern that is none"),
+        pytest.param({"-:(?!x)y": {}}, "dynamic", id="a pattern that looks ahead"),
+    ],
+)
+def test_a_rule_that_cannot_be_is_named(rules: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError, match=key):
+        loader_from_config({**GPTQ, "dynamic": rules})
+
+
+def test_no_rule_changes_what_the_others_get() -> None:
+    assert loader_from_config({**GPTQ, "dynamic": RULES}).rooms[0].config == GPTQConfig(4, 32, Stored())
