@@ -1,9 +1,10 @@
 """What qload can do with each format, asked of the rooms themselves: nothing here is a list kept by hand."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import lcm
+from types import ModuleType
 
 from qload.detect.claims import METHODS
 from qload.formats import FORMATS
@@ -24,6 +25,7 @@ COLUMNS = (
     "quantize while loading",
     "verify",
 )
+METHODS_HOME = "qload.detect.methods"
 LARGE = {"N": 1 << 14, "K": 1 << 14}  # sizes that every packing divides
 
 
@@ -39,18 +41,27 @@ class Cell:
 
 
 def overview() -> Mapping[str, Mapping[str, Cell]]:
-    """format -> column -> Cell, for every format that is read."""
+    """format -> column -> Cell, for every format that is read, with the config it names as its example."""
     return {room.format: dict(zip(COLUMNS, _row(room), strict=True)) for room in FORMATS}
+
+
+def markdown() -> str:
+    """The page of docs: a section a format, a line a column."""
+    parts = ["# Formats", "What can be done with each format, as `qload formats` prints it."]
+    for name, row in overview().items():
+        lines = (f"| {column} | {cell} |" for column, cell in row.items())
+        parts.append("\n".join([f"## {name}", "", "| | |", "|---|---|", *lines]))
+    return "\n\n".join(parts) + "\n"
 
 
 def _row(room: type[Weight]) -> tuple[Cell, ...]:
     specs = room.tensors(room.example)
-    methods = [name for name, read in METHODS.items() if room in vars(sys.modules[read.__module__]).values()]
+    methods = [name for name, read in METHODS.items() if room in _rooms(sys.modules[read.__module__])]
     layouts, quantizer = targets(room), QUANTIZERS.get(room.format)
     tensors = ", ".join(spec.suffix for spec in specs if not spec.optional)
     return (
-        Cell(True, tensors),
-        Cell(True, ", ".join(methods)) if methods else Cell(room.plain, "where nothing else is claimed"),
+        Cell(True, f"{tensors}; as {room.example}"),
+        Cell(True, "where no method is claimed" if room.plain else ", ".join(methods)),
         Cell(True),
         _cut(room, "N"),
         _cut(room, "K"),
@@ -60,6 +71,15 @@ def _row(room: type[Weight]) -> tuple[Cell, ...]:
         Cell(True, quantizer.__name__) if quantizer else Cell(False, _why_no_quantizer(room)),
         Cell(True, f"{len(RULES)} rules, --against, --tp"),
     )
+
+
+def _rooms(module: ModuleType) -> Iterator[object]:
+    """The formats that the reader of a method names, or the readers it asks."""
+    for value in vars(module).values():
+        if isinstance(value, ModuleType) and value.__name__.startswith(f"{METHODS_HOME}."):
+            yield from _rooms(value)
+        else:
+            yield value
 
 
 def _cut(room: type[Weight], dim: str) -> Cell:
@@ -80,7 +100,7 @@ def _fused(room: type[Weight]) -> Cell:
 
 
 def _why_no_layout(room: type[Weight]) -> str:
-    return "a plain weight has no codes" if room.plain else "no kernel of another order reads it"
+    return "a plain weight has no codes" if room.plain else "there is no kernel format for it"
 
 
 def _why_no_quantizer(room: type[Weight]) -> str:

@@ -11,22 +11,27 @@ EPILOG = """\b
 Examples:
   qload formats
   qload formats --json | jq '.formats.gptq'
+  qload formats --markdown > docs/formats.md
 
 Exit codes: 0 always, 2 the command is wrong."""
 
 
 @click.command(epilog=EPILOG)
 @as_json
+@click.option("--markdown", is_flag=True, help="Print the table as the page of docs.")
 @verbose
-def formats(as_json: bool | None) -> None:
+def formats(as_json: bool | None, markdown: bool) -> None:
     """Show what can be done with each format, and where not, why: loading, detecting, dequantizing,
     sharing by column and row, fusing, repacking and the way back, quantizing while loading, verifying.
 
     The table is asked of the formats' own declarations.
     """
-    from qload.overview import overview
+    from qload import overview
 
-    table = overview()
+    if markdown:
+        click.echo(overview.markdown(), nl=False)
+        return
+    table = overview.overview()
     if as_json or (as_json is None and not sys.stdout.isatty()):
         cells = {name: {c: [cell.yes, cell.text] for c, cell in row.items()} for name, row in table.items()}
         click.echo(json.dumps({"schema": 1, "formats": cells}, indent=2))

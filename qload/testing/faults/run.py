@@ -75,10 +75,11 @@ def _failures(change: Callable[[Path], object], known: Sequence[str] = ()) -> li
         environment = {**os.environ, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"}
         command = [sys.executable, *TESTS, *(f"--deselect={test}" for test in known)]
         done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
-        if done.returncode not in RAN:
+        failed = FAILED.findall(done.stdout)
+        if done.returncode not in RAN and len(failed) < ENOUGH:  # enough of them end a run in several ways
             tail = done.stdout[-2000:] + done.stderr[-2000:]
             raise ArgumentError("the tests", "a run of pytest", f"exit code {done.returncode}\n{tail}")
-        return FAILED.findall(done.stdout)
+        return failed
 
 
 def main(arguments: list[str]) -> int:

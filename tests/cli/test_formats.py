@@ -1,0 +1,66 @@
+"""`qload formats`: the table that the rooms themselves answer for."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qload.errors import RepackError
+from qload.formats import FORMATS
+from qload.kernels import repack, restore
+from qload.kernels.repack import LAYOUTS, restores, targets
+from qload.overview import COLUMNS, markdown, overview
+from qload.quantize import QUANTIZERS
+from qload.spec import Weight
+from qload.testing import assert_same_bits, layers
+from tests.cli.test_command_line import run
+from tests.paths import ROOT
+from tests.rooms import CONFIGS, every_format
+
+
+def test_the_page_of_docs_is_what_the_command_prints() -> None:
+    page = (ROOT / "docs" / "formats.md").read_text()
+
+    assert page == markdown(), "qload formats --markdown > docs/formats.md"
+    assert run("formats", "--markdown").stdout == page
+
+
+def test_json_has_every_format_and_column() -> None:
+    table = json.loads(run("formats", "--json").stdout)["formats"]
+
+    assert list(table) == [room.format for room in FORMATS]
+    assert all(list(row) == list(COLUMNS) for row in table.values())
+
+
+def test_every_no_has_its_reason() -> None:
+    assert all(cell.text for row in overview().values() for cell in row.values() if not cell.yes)
+
+
+def test_every_format_is_detected() -> None:
+    assert all(row["detect"].yes and row["detect"].text for row in overview().values())
+
+
+@every_format
+@given(data=st.data())
+@settings(max_examples=5)
+def test_what_is_said_of_repacking_holds(room: type[Weight], data: Any) -> None:
+    weight = data.draw(layers(room, CONFIGS[room], most=2)).weight()
+
+    for layout in LAYOUTS:
+        try:
+            other = repack(weight, layout)
+        except RepackError:
+            continue  # this one cannot be said in it; that some can, the rooms' own tests show
+        assert isinstance(other, room) or layout in targets(room)
+        assert restores(room)
+        back = restore(other)
+        assert all(assert_same_bits(back.fields()[name], t) is None for name, t in weight.fields().items())
+
+
+@pytest.mark.parametrize("name", QUANTIZERS)
+def test_a_quantizer_stands_beside_the_format_that_it_makes(name: str) -> None:
+    settings_of = {"bnb_fp4": {"quant_type": "fp4"}}
+
+    assert QUANTIZERS[name](**settings_of.get(name, {})).format == name
