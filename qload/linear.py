@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from qload.errors import ArgumentError, ShapeError
 from qload.kernels import dequantize
+from qload.kernels.devices import uncast
 from qload.spec import Weight
 
 
@@ -39,13 +40,8 @@ class Linear(nn.Module):
         return dequantize.linear(x, self.typed, self.bias)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Follow a move to another device, and no cast: `.half()` must not round a float32 scale."""
-
-        def move(tensor: Tensor) -> Tensor:
-            moved = fn(tensor)
-            return moved if moved.dtype == tensor.dtype else tensor.to(moved.device)
-
-        super()._apply(move, recurse)  # type: ignore[no-untyped-call]
+        """Follow a move to another device, and no cast."""
+        super()._apply(uncast(fn), recurse)  # type: ignore[no-untyped-call]
         self._blueprint = self.typed  # lets go of the tensors it came from
         return self
 

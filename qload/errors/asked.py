@@ -56,7 +56,7 @@ class DivideError(QloadError, ValueError):
 
 @dataclass(eq=False)
 class CastError(QloadError, OverflowError):
-    """A cast would turn finite values into infinities."""
+    """A cast would turn finite values into infinities, or small ones into 0 or fewer bits."""
 
     rule: ClassVar[str] = "cast"
 
@@ -68,8 +68,9 @@ class CastError(QloadError, OverflowError):
     remedy: str = "load with dtype=None, which keeps what is stored, or with a wider dtype"
 
     def __str__(self) -> str:
+        way = "underflows" if abs(self.value) < 1 else "overflows"
         return lines(
-            f"{self.tensor}: a cast from {self.source} to {self.target} overflows",
+            f"{self.tensor}: a cast from {self.source} to {self.target} {way}",
             f"got      {self.value:g}" + (f" ({self.count} values in all)" if self.count > 1 else ""),
             f"remedy   {self.remedy}",
         )

@@ -1,6 +1,9 @@
-"""What kernels ask of the device a layer lies on."""
+"""What kernels ask of the device a layer lies on, and how a layer goes to another one."""
+
+from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 ANY_CHIP = 256  # multiprocessors; none has as many, and a layer on the CPU may move to one
 
@@ -18,3 +21,13 @@ def compute_capability(device: torch.device) -> int | None:
         return None
     major, minor = torch.cuda.get_device_capability(device)
     return 10 * major + minor
+
+
+def uncast(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """What `nn.Module._apply` is given, without its casts: `.half()` must not round a float32 scale."""
+
+    def move(tensor: Tensor) -> Tensor:
+        moved = fn(tensor)
+        return moved if moved.dtype == tensor.dtype else tensor.to(moved.device)
+
+    return move

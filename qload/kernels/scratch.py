@@ -19,6 +19,7 @@ from qload.spec import Weight
 log = logging.getLogger("qload")
 
 ALIGNMENT = 128  # bytes
+NEEDS, SCRATCH = "exllama_needs", "exllama_scratch"  # of a module: by weight, by device
 
 
 @dataclass(frozen=True)
@@ -49,37 +50,44 @@ def warm_up(model: nn.Module, max_input_len: int) -> dict[torch.device, int]:
     """
     if type(max_input_len) is not int or max_input_len < 1:
         raise ArgumentError("max_input_len", "at least 1 token, a whole number", repr(max_input_len))
-    layers: dict[torch.device, list[nn.Module]] = {}
+    if not isinstance(model, nn.Module):
+        raise ArgumentError("model", "a torch.nn.Module", type(model).__name__)
+    layers: dict[torch.device, dict[nn.Module, list[Need]]] = {}
     for layer in model.modules():
-        if hasattr(layer, "exllama_need"):
-            layers.setdefault(getattr(layer, _need(layer).weight).device, []).append(layer)
-    given = {}
-    for device, members in layers.items():
-        before = [s for layer in members if (s := _scratch(layer)) is not None and s.buffer.device == device]
-        longest = max([max_input_len, *(scratch.max_input_len for scratch in before)])
-        size = max([_need(layer).bytes(longest) for layer in members])
-        kept = max(before, key=lambda scratch: scratch.buffer.numel(), default=None)
-        if kept is None or kept.buffer.numel() < size:
-            buffer = torch.empty(size, dtype=torch.uint8, device=device)
-        else:
-            buffer = kept.buffer
-        scratch = Scratch(buffer, longest)
-        for layer in members:
-            object.__setattr__(layer, "exllama_scratch", scratch)  # no parameter, buffer or module
-        given[device] = buffer.numel()
-        log.info("scratch space of %d ExLlama layers on %s: %d bytes", len(members), device, buffer.numel())
-    return given
+        for need in _needs(layer).values():
+            layers.setdefault(getattr(layer, need.weight).device, {}).setdefault(layer, []).append(need)
+    return {device: _share(device, needs, max_input_len) for device, needs in layers.items()}
 
 
-def multiply(layer: nn.Module, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
-    """x (..., K) fp16 -> (..., N) fp16, through the layer's scratch space."""
+def add_need(layer: nn.Module, need: Need) -> None:
+    """Note what a weight of a module dequantizes, for `warm_up`; survives a copy of the module."""
+    setattr(layer, NEEDS, {**_needs(layer), need.weight: need})
+
+
+def _share(device: torch.device, needs: dict[nn.Module, list[Need]], max_input_len: int) -> int:
+    """Give all these modules one buffer -> its bytes."""
+    before = [_given(layer)[device] for layer in needs if device in _given(layer)]
+    longest = max([max_input_len, *(scratch.max_input_len for scratch in before)])
+    size = max(need.bytes(longest) for each in needs.values() for need in each)
+    kept = max(before, key=lambda scratch: scratch.buffer.numel(), default=None)
+    if kept is None or kept.buffer.numel() < size:
+        buffer = torch.empty(size, dtype=torch.uint8, device=device)
+    else:
+        buffer = kept.buffer
+    for layer in needs:
+        setattr(layer, SCRATCH, {**_given(layer), device: Scratch(buffer, longest)})
+    log.info("scratch space of %d modules on %s: %d bytes", len(needs), device, buffer.numel())
+    return buffer.numel()
+
+
+def multiply(layer: nn.Module, x: Tensor, weight: Weight, name: str, bias: Tensor | None) -> Tensor:
+    """x (..., K) fp16 -> (..., N) fp16, through the layer's scratch space; `name`: of the weight there."""
     dequantize.check(x, weight, bias)
     if x.dtype != torch.float16:
-        name = weight.layer.name or "weight"
         raise DtypeError(f"{name}: x", ["float16"], str(x.dtype).removeprefix("torch."))
-    need, scratch = _need(layer), _scratch(layer)
-    if scratch is None or scratch.buffer.device != x.device:
-        raise NotWarmError(weight.layer.name or need.weight, str(x.device))
+    need, scratch = _needs(layer)[name], _given(layer).get(x.device)
+    if scratch is None:
+        raise NotWarmError(name, str(x.device))
     rows = x.reshape(-1, need.K)
     if rows.shape[0] > scratch.max_input_len:
         raise ArgumentError(
@@ -97,14 +105,12 @@ def multiply(layer: nn.Module, x: Tensor, weight: Weight, bias: Tensor | None) -
     return sums.to(x.dtype).reshape(*x.shape[:-1], N)
 
 
-def _need(layer: nn.Module) -> Need:
-    need: Need = layer.exllama_need  # type: ignore[assignment]
-    return need
+def _needs(layer: nn.Module) -> dict[str, Need]:
+    return getattr(layer, NEEDS, {})
 
 
-def _scratch(layer: nn.Module) -> Scratch | None:
-    scratch: Scratch | None = getattr(layer, "exllama_scratch", None)
-    return scratch
+def _given(layer: nn.Module) -> dict[torch.device, Scratch]:
+    return getattr(layer, SCRATCH, {})
 
 
 def _aligned(size: int) -> int:

@@ -2,14 +2,15 @@
 
 An entry excludes the layers in whose dotted name it stands as a run of whole segments: `layers.1` excludes
 `model.layers.1.mlp.up_proj` and not `model.layers.10.mlp.up_proj`. An entry that only has more in front,
-as `language_model.model.layers.1` beside `model.layers.1`, means the same layer. A layer that is fused out
-of several of the checkpoint's is excluded if all of these are.
+as `language_model.model.layers.1` beside `model.layers.1`, means the same layer. A dot at an end of an
+entry is what other readers need to tell `mlp.gate.` from `mlp.gate_proj`, and says nothing here. A layer
+that is fused out of several of the checkpoint's is excluded if all of these are.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from qload.errors import MismatchError
+from qload.errors import ArgumentError, MismatchError
 
 # What engines make of one layer and checkpoints of several, by the last segment of the name.
 FUSED: Mapping[str, tuple[str, ...]] = {
@@ -25,6 +26,11 @@ class Exclusions:
     names: tuple[str, ...] = ()
     key: str = "modules_to_not_convert"
     fused: tuple[tuple[str, tuple[str, ...]], ...] = tuple(FUSED.items())
+
+    def __post_init__(self) -> None:
+        for name in self.names:
+            if "" in name.strip(".").split("."):
+                raise ArgumentError(self.key, "dotted names without an empty segment", repr(name))
 
     def entry(self, prefix: str) -> str | None:
         """The entry that leaves a layer out, or None; MismatchError for a fused one whose parts differ."""
@@ -46,7 +52,7 @@ class Exclusions:
 
     def _entry(self, prefix: str) -> str | None:
         segments = prefix.split(".")
-        return next((entry for entry in self.names if _means(entry.split("."), segments)), None)
+        return next((entry for entry in self.names if _means(entry.strip(".").split("."), segments)), None)
 
 
 def _means(entry: Sequence[str], segments: Sequence[str]) -> bool:

@@ -15,7 +15,7 @@ from qload.loader.exclusion import Exclusions
 from qload.methods.awq_marlin_linear import AWQMarlinLinearMethod
 from qload.methods.base import QuantizationConfig
 from qload.methods.layers import is_linear
-from qload.methods.marlin import verify_marlin_supported
+from qload.methods.marlin import MARLIN_SUPPORTED_GROUP_SIZES, verify_marlin_supported
 from qload.methods.registry import register_quantization
 from qload.methods.unquantized import UnquantizedLinearMethod
 
@@ -31,7 +31,7 @@ class AWQMarlinConfig(QuantizationConfig):
     weight_bits
         4 or 8.
     group_size
-        -1 (one group), 32, 64 or 128.
+        -1 (one group), 32, 64 or 128; a larger one for layers of so many inputs, which have one group.
     zero_point
         Whether zero points are stored; without, all are 2**(bits - 1).
     modules_to_not_convert
@@ -47,16 +47,22 @@ class AWQMarlinConfig(QuantizationConfig):
         zero_point: bool,
         modules_to_not_convert: Sequence[str] | None = None,
     ) -> None:
-        if weight_bits not in BITS:
+        if type(weight_bits) is not int or weight_bits not in BITS:
             raise ArgumentError("weight_bits", " or ".join(map(str, BITS)), str(weight_bits))
-        names = modules_to_not_convert or ()
-        if isinstance(names, str) or "" in names:
+        if type(group_size) is not int:
+            raise ArgumentError("group_size", "a whole number", repr(group_size))
+        if type(zero_point) is not bool:
+            raise ArgumentError("zero_point", "true or false", repr(zero_point))
+        names = () if modules_to_not_convert is None else modules_to_not_convert
+        if not isinstance(names, list | tuple) or not all(isinstance(name, str) and name for name in names):
             raise ArgumentError("modules_to_not_convert", "a list of names", repr(modules_to_not_convert))
         self.weight_bits, self.group_size, self.zero_point = weight_bits, group_size, zero_point
         self.modules_to_not_convert = list(names)
         self.pack_factor = 32 // weight_bits
         self.quant_type = integer_type(weight_bits, zero_points=zero_point)
-        verify_marlin_supported(self.quant_type, group_size, has_zp=zero_point)
+        # Whether a size beyond the kernel's is that of one group for all inputs, a layer says.
+        largest = max(MARLIN_SUPPORTED_GROUP_SIZES)
+        verify_marlin_supported(self.quant_type, min(group_size, largest), has_zp=zero_point)
 
     def __repr__(self) -> str:
         return (
@@ -91,6 +97,8 @@ class AWQMarlinConfig(QuantizationConfig):
         `bits` or `w_bit` and `group_size` or `q_group_size` have to be there; ConfigError says which key
         is wrong or missing, and a layout other than GEMM is an UnsupportedFormatError.
         """
+        if not isinstance(config, Mapping):
+            raise ConfigError("config", "quantization_config", "an object", type(config).__name__)
         values = dict(config)
         if values.get("quant_method", NAME) == NAME and values.get("method") is None:
             values["quant_method"] = "awq"
@@ -109,6 +117,8 @@ class AWQMarlinConfig(QuantizationConfig):
         """
         if not is_linear(layer):
             return None
+        if not isinstance(prefix, str):
+            raise ArgumentError("prefix", "a layer's name", repr(prefix))
         if Exclusions(tuple(self.modules_to_not_convert)).entry(prefix) is not None:
             return UnquantizedLinearMethod()
         return AWQMarlinLinearMethod(self)

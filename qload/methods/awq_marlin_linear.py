@@ -6,14 +6,13 @@ As loaded, for a rank's K inputs and N outputs, f = 32 / bits codes a word, G gr
     qzeros   int32         (G, N/f)   the same tags
     scales   params_dtype  (G, N)     input_dim 0, output_dim 1
 
-Afterwards these names hold what the kernel reads: padded, and `qzeros` empty where the config says that
-there are none and all are 2**(bits - 1). `g_idx` and `g_idx_sort_indices` are empty, and `workspace`
-holds the kernel's locks.
+Afterwards these names hold what the kernel reads. Marlin's are padded, and `qzeros` is empty where the
+config says that there are none and all are 2**(bits - 1); `g_idx` and `g_idx_sort_indices` are empty unless
+the kernel has an index of its own, and `workspace` holds its locks.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -25,17 +24,24 @@ from qload.kernels.devices import compute_capability
 from qload.kernels.scalar_type import integer_type
 from qload.layouts import Stored, awq
 from qload.methods.base import LinearMethodBase
-from qload.methods.marlin import marlin_make_empty_g_idx, marlin_make_workspace
+from qload.methods.marlin import (
+    MARLIN_SUPPORTED_GROUP_SIZES,
+    marlin_make_empty_g_idx,
+    marlin_make_workspace,
+)
 from qload.methods.parameters import (
+    UNWRITTEN,
     blank_floats,
     blank_words,
     check_loaded,
+    close_weights,
     full_name,
-    load_whole,
+    register_weight,
     replace_parameter,
-    set_weight_attrs,
 )
+from qload.methods.tags import put_tags_back
 
+NAMES = ("qweight", "qzeros", "scales")
 MOST_RANKS = 64  # that an error offers
 
 
@@ -67,9 +73,12 @@ class AWQMarlinLinearMethod(LinearMethodBase):
     ) -> None:
         """Register `qweight`, `qzeros` and `scales`, recognisably empty until they are loaded.
 
-        A share that cuts a group or a word is a CutError. Where the checkpoint need not store zero
-        points, `qzeros` holds those it means from the start.
+        A share that cuts a group or a word is a CutError.
         """
+        if hasattr(layer, "mp_linear_kernel"):
+            raise ArgumentError(
+                full_name(layer, "qweight"), "a layer without weights", "one that is prepared"
+            )
         config, shape = self.quant_config, (input_size_per_partition, sum(output_partition_sizes))
         (K, N), words = shape, shape[1] // config.pack_factor
         self._check_outputs(layer, output_partition_sizes, output_size)
@@ -79,8 +88,6 @@ class AWQMarlinLinearMethod(LinearMethodBase):
         layer.mp_linear_config = linear  # type: ignore[assignment]
         groups, whole = (1, 1) if size == -1 else (K // size, input_size // size)
         qzeros = blank_words(groups, words)
-        if not config.zero_point:
-            qzeros.data.copy_(self._middle(groups, N))
         scales = blank_floats(groups, N, dtype=params_dtype)
         self._register(layer, "qweight", blank_words(K, words), input_size, extra_weight_attrs)
         self._register(layer, "qzeros", qzeros, whole, extra_weight_attrs)
@@ -90,7 +97,10 @@ class AWQMarlinLinearMethod(LinearMethodBase):
         """Repack for the kernel; a second call does nothing. MismatchError names what was not loaded."""
         if hasattr(layer, "mp_linear_kernel"):
             return
-        check_loaded(layer, "qweight", "qzeros", "scales")
+        put_tags_back(layer)
+        if not self.quant_config.zero_point:
+            self._fill_middle(layer)
+        check_loaded(layer, *NAMES)
         config: MPLinearLayerConfig = layer.mp_linear_config  # type: ignore[assignment]
         if not config.zero_points and not self._symmetric(layer):  # what is stored is believed
             stored = integer_type(self.quant_config.weight_bits, zero_points=True)
@@ -101,10 +111,12 @@ class AWQMarlinLinearMethod(LinearMethodBase):
         )
         kernel.process_weights_after_loading(layer)
         for name in ("g_idx", "g_idx_sort_indices"):
-            replace_parameter(layer, name, marlin_make_empty_g_idx(device))
+            if not hasattr(layer, name):  # another kernel than Marlin's has an index under this name
+                replace_parameter(layer, name, marlin_make_empty_g_idx(device))
         if not hasattr(layer, "workspace"):
             layer.register_buffer("workspace", marlin_make_workspace(device), persistent=False)
         layer.mp_linear_kernel = kernel  # type: ignore[assignment]
+        close_weights(layer, *NAMES)
 
     def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """x (..., K) -> (..., N), in x's dtype; `bias` (N,)."""
@@ -129,6 +141,7 @@ class AWQMarlinLinearMethod(LinearMethodBase):
             zero_points=self.quant_config.zero_point,
             zeros=Stored(),
             order="awq",
+            scale_type=dtype,
         )
 
     def _register(
@@ -137,13 +150,12 @@ class AWQMarlinLinearMethod(LinearMethodBase):
         tags = {"input_dim": 0, "output_dim": 1, "input_dim_whole": whole}
         if name != "scales":
             tags |= {"packed_dim": 1, "packed_factor": self.quant_config.pack_factor}
-        loader = partial(load_whole, tensor=full_name(layer, name))
-        set_weight_attrs(param, {"weight_loader": loader, **extra})
-        set_weight_attrs(param, tags)
-        layer.register_parameter(name, param)
+        register_weight(layer, name, param, extra, tags)
 
     def _check_outputs(self, layer: nn.Module, sizes: Sequence[int], whole: int) -> None:
         factor = self.quant_config.pack_factor
+        if not sizes or min(sizes) < 1:
+            raise ArgumentError("output_partition_sizes", "sizes of at least 1", repr(sizes))
         for place in (sum(sizes[: end + 1]) for end in range(len(sizes))):
             if place % factor:
                 raise CutError(
@@ -155,6 +167,10 @@ class AWQMarlinLinearMethod(LinearMethodBase):
         size = self.quant_config.group_size
         if size in (-1, whole):
             return -1
+        if size not in MARLIN_SUPPORTED_GROUP_SIZES:
+            sizes = ", ".join(map(str, MARLIN_SUPPORTED_GROUP_SIZES))
+            known = f"one of {sizes}, or all {whole} inputs as one group"
+            raise ArgumentError(f"{full_name(layer, 'scales')}: group_size", known, str(size))
         if whole % size:
             raise ArgumentError(
                 full_name(layer, "scales"),
@@ -167,9 +183,13 @@ class AWQMarlinLinearMethod(LinearMethodBase):
             raise CutError(full_name(layer, "scales"), "K", whole, K, size, why, world, lawful)
         return size
 
-    def _middle(self, groups: int, N: int) -> Tensor:
+    def _fill_middle(self, layer: nn.Module) -> None:
+        """The zero points that a checkpoint need not store, where it stores none."""
+        qzeros: Tensor = layer.qzeros.data  # type: ignore[assignment]
         bits = self.quant_config.weight_bits
-        return awq.columns(bits).pack(torch.full((groups, N), 2 ** (bits - 1)))
+        if not qzeros.is_meta and bool(qzeros.eq(UNWRITTEN).all()):
+            codes = torch.full((qzeros.shape[0], qzeros.shape[1] * 32 // bits), 2 ** (bits - 1))
+            qzeros.copy_(awq.columns(bits).pack(codes))
 
     def _symmetric(self, layer: nn.Module) -> bool:
         qzeros: Tensor = layer.qzeros.data  # type: ignore[assignment]

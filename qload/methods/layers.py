@@ -9,15 +9,18 @@ Nothing here communicates: outputs of a column-parallel layer are a share, those
 summand, and the caller gathers or reduces.
 """
 
-from typing import TypedDict, Unpack
+from collections.abc import Callable
+from typing import Self, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from qload.errors import ArgumentError
+from qload.kernels.devices import uncast
 from qload.methods.base import LinearMethodBase, QuantizationConfig
-from qload.methods.parameters import blank_floats, fill, full_name, set_weight_attrs
+from qload.methods.parameters import blank_floats, fill, full_name, make_blank, register_weight
 from qload.methods.shards import Shard, divided, load_inputs, load_outputs
+from qload.methods.tags import Tagged
 from qload.methods.unquantized import UnquantizedLinearMethod
 from qload.parallel import ALONE, ProcessGroup, Rank
 
@@ -31,8 +34,10 @@ class Options(TypedDict, total=False):
     process_group: ProcessGroup | None
 
 
-class LinearBase(nn.Module):
+class LinearBase(Tagged):
     """(..., K) -> (..., N), whose parameters its `quant_method` registers, prepares and multiplies with.
+
+    Moving the module moves them; only plain weights follow a cast.
 
     Parameters
     ----------
@@ -82,10 +87,11 @@ class LinearBase(nn.Module):
             self.params_dtype,
             weight_loader=self.weight_loader,
         )
-        own = blank_floats(self.output_size_per_partition, dtype=self.params_dtype) if bias else None
-        self.register_parameter("bias", own)
-        if own is not None:
-            set_weight_attrs(own, {"output_dim": 0, "weight_loader": self.weight_loader})
+        if not bias:
+            self.register_parameter("bias", None)
+            return
+        own = blank_floats(self.output_size_per_partition, dtype=self.params_dtype)
+        register_weight(self, "bias", own, {"output_dim": 0, "weight_loader": self.weight_loader})
 
     def _inputs(self) -> int:
         """This rank's inputs."""
@@ -103,6 +109,15 @@ class LinearBase(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """This rank's inputs (..., K) -> its outputs (..., N), in x's dtype."""
         return self.quant_method.apply(self, x, self.bias)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Follow a move, and a cast where weights are plain; memory that is new holds nothing yet."""
+        before = {name for name, param in self.named_parameters(recurse=False) if param.is_meta}
+        super()._apply(fn if isinstance(self.quant_method, UnquantizedLinearMethod) else uncast(fn), recurse)
+        for name in before:
+            if not getattr(self, name).is_meta:
+                make_blank(getattr(self, name))
+        return self
 
     def extra_repr(self) -> str:
         """This rank's sizes and the method."""

@@ -7,7 +7,7 @@ K is `size_k`, N `size_n`, G the number of groups; 4 and 8 bits throughout. The 
 import torch
 from torch import Tensor, nn
 
-from qload.errors import ArgumentError, ShapeError
+from qload.errors import ArgumentError, DtypeError, ShapeError
 from qload.kernels.devices import multiprocessors
 from qload.kernels.marlin_shapes import GROUP_SIZES, MIN_THREAD_N, locks
 from qload.kernels.scalar_type import ScalarType, scalar_types
@@ -66,6 +66,14 @@ def marlin_make_workspace(device: torch.device | str) -> Tensor:
     return torch.zeros(locks(0, multiprocessors(device)), dtype=torch.int32, device=device)
 
 
+def marlin_24_make_workspace(size_n: int, device: torch.device | str) -> Tensor:
+    """Zeroed int32 locks for one 2:4 sparse layer of N columns: its kernel counts blocks of them."""
+    if type(size_n) is not int or size_n < 1:
+        raise ArgumentError("size_n", "at least 1", repr(size_n))
+    count = locks(size_n, multiprocessors(torch.device(device)), sparse=True)
+    return torch.zeros(count, dtype=torch.int32, device=device)
+
+
 def marlin_make_empty_g_idx(device: torch.device | str) -> nn.Parameter:
     """An int32 parameter of no elements: rows are in the order of their groups."""
     return nn.Parameter(torch.empty(0, dtype=torch.int32, device=device), requires_grad=False)
@@ -92,11 +100,19 @@ def marlin_permute_scales(s: Tensor, size_k: int, size_n: int, group_size: int) 
     return marlin.scales(groups).apply(s)
 
 
+def marlin_permute_bias(b: Tensor) -> Tensor:
+    """A bias (N,), N a multiple of 32 -> the same in the order of scales that serve a whole column."""
+    if b.ndim != 1:
+        raise ShapeError("b", "(N,)", tuple(b.shape))
+    return marlin.BIAS.apply(b)
+
+
 def pack_cols(q_w: Tensor, num_bits: int, size_k: int, size_n: int) -> Tensor:
     """Codes (K, N), any integer dtype -> int32 words (K, N * bits / 32), first column in the low bits."""
     _check_bits(num_bits)
     _expect("q_w", q_w, (size_k, size_n), "(K, N)")
     _check_columns(size_n, num_bits)
+    _check_integers("q_w", q_w)
     return gptq.columns(num_bits).pack(q_w)
 
 
@@ -112,6 +128,7 @@ def marlin_zero_points(zp: Tensor, size_k: int, size_n: int, num_bits: int) -> T
     """Zero points (G, N) in [0, 2**bits), with G = `size_k` -> int32 words (G, N * bits / 32)."""
     _check_bits(num_bits)
     _expect("zp", zp, (size_k, size_n), "(G, N)")
+    _check_integers("zp", zp)
     return marlin.zeros(num_bits).pack(zp)
 
 
@@ -121,6 +138,11 @@ def awq_to_marlin_zero_points(q_zp_packed: Tensor, size_k: int, size_n: int, num
     _check_columns(size_n, num_bits)
     _expect("q_zp_packed", q_zp_packed, (size_k, size_n * num_bits // 32), f"(G, N*{num_bits}/32)")
     return marlin_zero_points(awq.columns(num_bits).unpack(q_zp_packed), size_k, size_n, num_bits)
+
+
+def _check_integers(name: str, tensor: Tensor) -> None:
+    if tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool:
+        raise DtypeError(name, ["an integer dtype"], str(tensor.dtype).removeprefix("torch."))
 
 
 def _check_bits(num_bits: int) -> None:

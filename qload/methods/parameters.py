@@ -5,15 +5,19 @@ every pattern is a lawful one, are born as one pattern throughout, and a whole c
 written.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from qload.errors import ArgumentError, CastError, DtypeError, MismatchError, ShapeError
+from qload.errors import ArgumentError, DtypeError, MismatchError, ShapeError
+from qload.kernels.casts import check_cast
+from qload.methods.tags import drop_tags, keep_tags
 
 UNWRITTEN = -0x61C88647  # in no way a likely run of codes or zero points
+SCALES = "scales"  # whose every bit is in a whole group of weights
 
 
 def blank_words(*shape: int) -> nn.Parameter:
@@ -24,6 +28,31 @@ def blank_words(*shape: int) -> nn.Parameter:
 def blank_floats(*shape: int, dtype: torch.dtype) -> nn.Parameter:
     """A parameter of plain numbers that holds none yet."""
     return nn.Parameter(torch.full(shape, torch.nan, dtype=dtype), requires_grad=False)
+
+
+def make_blank(param: Tensor) -> None:
+    """Forget what a parameter holds, as one whose memory is new does not hold anything yet."""
+    param.data.fill_(torch.nan if param.dtype.is_floating_point else UNWRITTEN)
+
+
+def register_weight(layer: nn.Module, name: str, param: nn.Parameter, *attrs: Mapping[str, Any]) -> None:
+    """Register a tagged parameter, whose `weight_loader` takes all of a tensor unless its tags bring one."""
+    loader: Callable[..., None] = partial(load_whole, tensor=full_name(layer, name))
+    brought = any("weight_loader" in each for each in attrs)
+    tags: dict[str, Any] = {} if brought else {"weight_loader": loader}
+    for each in (dict(tags), *attrs):
+        set_weight_attrs(param, each)
+        tags.update(each)
+    layer.register_parameter(name, param)
+    keep_tags(layer, name, tags)
+
+
+def close_weights(layer: nn.Module, *names: str) -> None:
+    """Nothing is loaded into these parameters from here on: they hold what a kernel reads."""
+    drop_tags(layer, *names)
+    for name in names:
+        loader = partial(refuse_to_load, tensor=full_name(layer, name))
+        set_weight_attrs(getattr(layer, name), {"weight_loader": loader})
 
 
 def set_weight_attrs(weight: Tensor, weight_attrs: Mapping[str, Any] | None) -> None:
@@ -38,8 +67,13 @@ def set_weight_attrs(weight: Tensor, weight_attrs: Mapping[str, Any] | None) -> 
 
 def replace_parameter(layer: nn.Module, param_name: str, new_data: Tensor) -> None:
     """Put a plain parameter under a name, without the tags and the loader of the one that was there."""
-    if hasattr(layer, param_name):
+    if not hasattr(new_data, "detach"):
+        raise ArgumentError(param_name, "a tensor", type(new_data).__name__)
+    own = (vars(layer), layer._parameters, layer._buffers)
+    if any(param_name in each for each in own):
         delattr(layer, param_name)
+    elif hasattr(layer, param_name):
+        raise ArgumentError("param_name", f"a parameter of {type(layer).__name__}", repr(param_name))
     layer.register_parameter(param_name, nn.Parameter(new_data.detach(), requires_grad=False))
 
 
@@ -54,12 +88,28 @@ def load_whole(param: Tensor, loaded_weight: Tensor, *, tensor: str = "parameter
     fill(param.data, loaded_weight, tensor)
 
 
+def refuse_to_load(param: Tensor, loaded_weight: Tensor, *_: object, tensor: str) -> None:
+    """The loader of a parameter that a kernel has repacked."""
+    raise ArgumentError(tensor, "a tensor loaded before process_weights_after_loading", "one loaded after")
+
+
+def check_tensor(loaded: object, tensor: str) -> None:
+    """What a loader is given is a tensor that holds values, or ArgumentError."""
+    if not isinstance(loaded, Tensor):
+        raise ArgumentError(tensor, "a tensor", type(loaded).__name__)
+    if loaded.is_meta:
+        raise ArgumentError(tensor, "a tensor with values", "one on meta, which has none")
+
+
 def fill(target: Tensor, loaded: Tensor, tensor: str) -> None:
     """Copy into (a part of) a parameter of the same shape.
 
     Words and integers keep their dtype, or DtypeError; floats are cast to the parameter's, and CastError
-    where that makes an infinity of a number.
+    where that makes an infinity of a number, or takes bits of a small scale.
     """
+    check_tensor(loaded, tensor)
+    if target.is_meta:
+        raise ArgumentError(tensor, "a parameter with memory: to_empty before loading", "one on meta")
     if target.shape != loaded.shape:
         raise ShapeError(tensor, str(tuple(target.shape)), tuple(loaded.shape))
     floats = target.dtype.is_floating_point and loaded.dtype.is_floating_point
@@ -67,10 +117,8 @@ def fill(target: Tensor, loaded: Tensor, tensor: str) -> None:
         raise DtypeError(tensor, [_short(target.dtype)], _short(loaded.dtype))
     cast = loaded.detach().to(target.device, target.dtype)
     if cast.dtype != loaded.dtype:
-        lost = torch.isinf(cast) & torch.isfinite(loaded.to(cast.device))
-        if bool(lost.any()):
-            value = float(loaded.to(cast.device)[lost][0])
-            raise CastError(tensor, _short(loaded.dtype), _short(target.dtype), value, int(lost.sum()))
+        tiny = tensor.rpartition(".")[2] == SCALES
+        check_cast(tensor, loaded, cast, tiny=tiny, remedy="a params_dtype that holds it, such as float32")
     target.copy_(cast)
 
 
@@ -80,6 +128,8 @@ def check_loaded(layer: nn.Module, *names: str) -> None:
     for name in (*names, *["bias"] * biased):
         param = getattr(layer, name).data
         tensor = full_name(layer, name)
+        if param.is_meta:
+            raise MismatchError(tensor, "not loaded", "values", "a tensor on meta, which has none")
         if param.dtype.is_floating_point:
             _check_floats(param, tensor)
         else:

@@ -14,7 +14,12 @@ _METHODS: dict[str, type[QuantizationConfig]] = {}
 def register_quantization(name: str) -> Callable[[type[Config]], type[Config]]:
     """A class decorator: `name` means this config from here on; ArgumentError where it means one already."""
 
+    if type(name) is not str or not name:
+        raise ArgumentError("name", "a quantization method's name", repr(name))
+
     def register(config: type[Config]) -> type[Config]:
+        if QuantizationConfig not in getattr(config, "__mro__", ()):
+            raise ArgumentError("config", "a class of QuantizationConfig", repr(config))
         if name in _METHODS:
             holder = _METHODS[name].__qualname__
             raise ArgumentError("name", "a quantization method's name that is free", f"{name!r}: {holder}")
@@ -26,7 +31,7 @@ def register_quantization(name: str) -> Callable[[type[Config]], type[Config]]:
 
 def get_quantization_config(name: str) -> type[QuantizationConfig]:
     """The config class registered under a name; UnknownMethodError, a KeyError, lists those there are."""
-    if name not in _METHODS:
+    if type(name) is not str or name not in _METHODS:
         raise UnknownMethodError(name, tuple(list_quantization_methods()))
     return _METHODS[name]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from qload.errors import ArgumentError, CutError, DivideError, ShapeError
-from qload.methods.parameters import fill
+from qload.methods.parameters import check_tensor, fill
 from qload.parallel import ProcessGroup
 
 
@@ -42,12 +42,14 @@ def load_outputs(
     param: Tensor, loaded: Tensor, shards: Sequence[Shard], shard_id: int | str | None, tensor: str
 ) -> None:
     """Fill a rank's outputs: of one shard from its own tensor, or (`shard_id` None) of all from one."""
+    check_tensor(loaded, tensor)
     dim = getattr(param, "output_dim", None)
     if dim is None:
         fill(param.data, loaded, tensor)
         return
     factor = _factor(param, dim)
-    chosen = [shard for shard in shards if shard_id is None or shard.id == shard_id]
+    same = [type(shard.id) is type(shard_id) and shard.id == shard_id for shard in shards]
+    chosen = [shard for shard, asked in zip(shards, same, strict=True) if shard_id is None or asked]
     if not chosen:
         known = ", ".join(repr(shard.id) for shard in shards)
         raise ArgumentError(f"{tensor}: shard_id", f"None or one of {known}", repr(shard_id))
@@ -64,6 +66,7 @@ def load_outputs(
 
 def load_inputs(param: Tensor, loaded: Tensor, group: ProcessGroup, tensor: str) -> None:
     """Fill a rank's inputs from the whole tensor; a parameter that has no inputs is filled with all of it."""
+    check_tensor(loaded, tensor)
     dim = getattr(param, "input_dim", None)
     if dim is None or loaded.ndim != param.ndim:
         fill(param.data, loaded, tensor)

@@ -1,13 +1,13 @@
 """Linear layers left as they are."""
 
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from qload.errors import DtypeError, ShapeError
 from qload.methods.base import LinearMethodBase
-from qload.methods.parameters import blank_floats, check_loaded, full_name, load_whole, set_weight_attrs
+from qload.methods.parameters import blank_floats, check_loaded, full_name, register_weight
 
 
 class UnquantizedLinearMethod(LinearMethodBase):
@@ -25,16 +25,22 @@ class UnquantizedLinearMethod(LinearMethodBase):
     ) -> None:
         """Register `weight`, NaN until it is loaded."""
         weight = blank_floats(sum(output_partition_sizes), input_size_per_partition, dtype=params_dtype)
-        layer.register_parameter("weight", weight)
-        set_weight_attrs(weight, {"input_dim": 1, "output_dim": 0, "input_dim_whole": input_size})
-        loader = partial(load_whole, tensor=full_name(layer, "weight"))
-        set_weight_attrs(weight, {"weight_loader": loader, **extra_weight_attrs})
+        tags = {"input_dim": 1, "output_dim": 0, "input_dim_whole": input_size}
+        register_weight(layer, "weight", weight, tags, extra_weight_attrs)
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
         """Refuse a layer that was not loaded."""
         check_loaded(layer, "weight")
 
     def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x (..., K) -> (..., N)."""
+        """x (..., K) -> (..., N), both in the weight's dtype; `bias` (N,)."""
         weight: Tensor = layer.weight  # type: ignore[assignment]
-        return nn.functional.linear(x, weight, bias)
+        name, (N, K) = full_name(layer, "weight"), weight.shape
+        if x.dtype != weight.dtype:
+            known, got = (str(tensor.dtype).removeprefix("torch.") for tensor in (weight, x))
+            raise DtypeError(f"{name}: x", [known], got)
+        if x.ndim == 0 or x.shape[-1] != K:
+            raise ShapeError(f"{name}: x", f"(..., {K}) = (..., K)", tuple(x.shape))
+        if bias is not None and tuple(bias.shape) != (N,):
+            raise ShapeError(full_name(layer, "bias"), f"({N},) = (N,)", tuple(bias.shape))
+        return nn.functional.linear(x, weight, None if bias is None else bias.to(x.dtype))

@@ -13,7 +13,7 @@ from qload.detect import loader_from_config
 from qload.errors import ArgumentError, NotWarmError, RepackError
 from qload.formats import Exl2Weight
 from qload.kernels.exl2 import Exl2KernelWeight, from_exl2, to_exl2
-from qload.kernels.scratch import Need, multiply, warm_up
+from qload.kernels.scratch import Need, add_need, multiply, warm_up
 from qload.parallel import Rank
 from qload.storage import MemoryStorage
 from qload.testing import assert_same_bits
@@ -151,11 +151,12 @@ class Called(nn.Module):
     def __init__(self, N: int) -> None:
         super().__init__()
         self.typed = from_exl2(draw(*MIXED, N=N).weight())
-        self.exllama_need = Need("q_weight", *reversed(self.typed.shape))
+        self.need = Need("q_weight", *reversed(self.typed.shape))
+        add_need(self, self.need)
         self.register_buffer("q_weight", self.typed.q_weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        return multiply(self, x, self.typed, None)
+        return multiply(self, x, self.typed, "q_weight", None)
 
 
 def test_trap_49_scratch_space_is_what_the_largest_layer_needs_and_never_shrinks() -> None:
@@ -165,7 +166,7 @@ def test_trap_49_scratch_space_is_what_the_largest_layer_needs_and_never_shrinks
     assert warm_up(nn.ModuleList(), 8) == {}
     given = warm_up(model, 8)[cpu]
 
-    assert given == large.exllama_need.bytes(8) >= 2 * K * 64
+    assert given == large.need.bytes(8) >= 2 * K * 64
     assert warm_up(nn.ModuleList([small]), 4)[cpu] == given
     assert warm_up(model, 16)[cpu] > given
 

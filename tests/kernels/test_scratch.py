@@ -24,7 +24,7 @@ class Prepared(nn.Module):
 
     @property
     def buffer(self) -> torch.Tensor:
-        return self.held.exllama_scratch.buffer
+        return self.held.exllama_scratch[CPU].buffer
 
 
 def size(N: int, K: int, tokens: int) -> int:

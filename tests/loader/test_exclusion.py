@@ -3,7 +3,7 @@
 import pytest
 from torch import nn
 
-from qload.errors import MismatchError
+from qload.errors import ArgumentError, MismatchError
 from qload.methods import AWQMarlinConfig, AWQMarlinLinearMethod, UnquantizedLinearMethod
 
 
@@ -25,10 +25,21 @@ def method(prefix: str, *names: str) -> type[object]:
         pytest.param("language_model.layers.0", "layers.0", True, id="more in front of the name"),
         pytest.param("model.layers.0.mlp", "layers.0", False, id="more behind the name"),
         pytest.param("mlp.up_proj", "mlp.experts.up_proj", False, id="segments apart"),
+        pytest.param("mlp.gate.", "layers.0.mlp.gate", True, id="a dot behind"),
+        pytest.param("mlp.gate.", "layers.0.mlp.gate_proj", False, id="a dot behind a segment's beginning"),
+        pytest.param(".mlp.gate", "layers.0.mlp.gate", True, id="a dot in front"),
     ],
 )
 def test_an_entry_excludes_layers_by_whole_segments(name: str, prefix: str, excluded: bool) -> None:
     assert method(prefix, name) is (UnquantizedLinearMethod if excluded else AWQMarlinLinearMethod)
+
+
+@pytest.mark.parametrize("name", [".", "mlp..gate", "...", "..a..b"])
+def test_an_entry_with_an_empty_segment_is_refused(name: str) -> None:
+    with pytest.raises(
+        ArgumentError, match="modules_to_not_convert\n  expected dotted names without an empty"
+    ):
+        method("layers.0.mlp.gate", name)
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,9 @@ def test_zero_points_of_awq_are_the_same_numbers_in_marlins_order(
             r"\(G, N\*4/32\)",
             id="zeros",
         ),
-        pytest.param(lambda: marlin_zero_points(torch.zeros(1, 72), 1, 72, 4), "72", id="no whole tile"),
+        pytest.param(
+            lambda: marlin_zero_points(torch.zeros(1, 72).int(), 1, 72, 4), "72", id="no whole tile"
+        ),
         pytest.param(lambda: marlin_permute_scales(torch.ones(1, 64), 64, 64, 0), "-1 or at least 1", id="g"),
     ],
 )

@@ -1,11 +1,12 @@
 """Mixed-precision linear kernels: the contract, the kernels best first, and the choice among them."""
 
-from qload.errors import NoKernelError
+from qload.errors import ArgumentError, NoKernelError
 from qload.kernels.mp_linear.contract import MPLinearKernel, MPLinearLayerConfig
 from qload.kernels.mp_linear.exllama import ExllamaLinearKernel
 from qload.kernels.mp_linear.fallback import DequantizeLinearKernel
 from qload.kernels.mp_linear.marlin import MarlinLinearKernel
 from qload.kernels.mp_linear.parameters import permute_param_layout_
+from qload.kernels.mp_linear.reasons import malformed
 
 KERNELS: tuple[type[MPLinearKernel], ...] = (MarlinLinearKernel, ExllamaLinearKernel, DequantizeLinearKernel)
 
@@ -17,6 +18,8 @@ def choose_mp_linear_kernel(
 
     Raises NoKernelError with every kernel's reason.
     """
+    if type(compute_capability) is not int and compute_capability is not None:
+        raise ArgumentError("compute_capability", "a whole number, such as 90", repr(compute_capability))
     reasons = {}
     for kernel in KERNELS:
         least = kernel.get_min_capability()
@@ -26,6 +29,8 @@ def choose_mp_linear_kernel(
         if able:
             return kernel
         reasons[kernel.__name__] = reason or ""
+    if malformed(config):
+        raise NoKernelError("a malformed config", reasons)
     K, N = config.partition_weight_shape
     raise NoKernelError(f"{config.weight_type} (K, N) = ({K}, {N})", reasons)
 

@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from qload.errors import KernelRefusedError
+from qload.errors import ArgumentError, KernelRefusedError
 from qload.kernels.scalar_type import ScalarType
 from qload.layouts import ZeroPoints
 
@@ -23,9 +23,9 @@ Order = Literal["gptq", "awq"]
 class MPLinearLayerConfig:
     """A layer as a kernel has to know it before it sees a tensor. Shapes are (K, N), as in the engines.
 
-    `group_size` -1: one group. `zeros`: how stored zero points are meant; needed where `zero_points`.
-    `order`: whether a word's codes come one after another ("gptq", compressed-tensors) or interleaved
-    along N ("awq").
+    `group_size` -1, or all inputs and more: one group. `zeros`: how stored zero points are meant; needed
+    where `zero_points`. `order`: whether a word's codes come one after another ("gptq", compressed-tensors)
+    or interleaved along N ("awq"). `scale_type`: of the scales; None: not known before they are seen.
     """
 
     full_weight_shape: tuple[int, int]
@@ -38,6 +38,7 @@ class MPLinearLayerConfig:
     out_type: torch.dtype | None = None
     zeros: ZeroPoints | None = None
     order: Order = "gptq"
+    scale_type: torch.dtype | None = None
 
     @property
     def is_k_partitioned(self) -> bool:
@@ -45,10 +46,15 @@ class MPLinearLayerConfig:
         return self.partition_weight_shape[0] < self.full_weight_shape[0]
 
     @property
+    def is_one_group(self) -> bool:
+        """Whether the whole layer has one group, which every rank then holds."""
+        return self.group_size == -1 or self.group_size >= self.full_weight_shape[0]
+
+    @property
     def groups(self) -> int:
         """Groups whose scales this rank holds: all of them where rows are grouped by index."""
         K = self.full_weight_shape[0] if self.has_g_idx else self.partition_weight_shape[0]
-        return 1 if self.group_size == -1 else -(-K // self.group_size)
+        return 1 if self.is_one_group else -(-K // self.group_size)
 
 
 class MPLinearKernel(ABC):
@@ -105,11 +111,17 @@ class MPLinearKernel(ABC):
         zeros = self.w_zp_name if self.config.zero_points else None
         index = self.w_gidx_name if self.config.has_g_idx else None
         return (
-            getattr(layer, self.w_q_name),
-            getattr(layer, self.w_s_name),
-            None if zeros is None else getattr(layer, zeros),
-            None if index is None else getattr(layer, index),
+            self._held(layer, self.w_q_name),
+            self._held(layer, self.w_s_name),
+            None if zeros is None else self._held(layer, zeros),
+            None if index is None else self._held(layer, index),
         )
+
+    def _held(self, layer: nn.Module, name: str) -> Tensor:
+        held = getattr(layer, name, None)
+        if not isinstance(held, Tensor):
+            raise ArgumentError(type(self).__name__, f"a layer with a tensor {name}", type(held).__name__)
+        return held
 
     def _transform_param(
         self, layer: nn.Module, name: str | None, fn: Callable[[Tensor | None], Tensor]

@@ -3,18 +3,23 @@
 import torch
 from torch import Tensor, nn
 
+from qload.errors import DtypeError
 from qload.formats import GPTQWeight
 from qload.kernels import exllama
+from qload.kernels.casts import check_cast
 from qload.kernels.mp_linear.contract import MPLinearLayerConfig
 from qload.kernels.mp_linear.typed import TypedLinearKernel
-from qload.kernels.scratch import Need, multiply
+from qload.kernels.scratch import Need, add_need, multiply
 from qload.spec import Weight
+
+OTHERWISE = "another kernel, which scales in float32: scale_type in the config asks for one"
 
 
 class ExllamaLinearKernel(TypedLinearKernel):
     """Weights in ExLlama's order, dequantized into scratch space that `warm_up` provides.
 
-    Weights without zero points get those of their type's bias, stored minus one.
+    Weights without zero points get those of their type's bias, stored minus one. Scales are fp16: others
+    have bits or a range that the weights, which are fp16 in scratch space, would lose.
     """
 
     name = "exllama"
@@ -28,24 +33,29 @@ class ExllamaLinearKernel(TypedLinearKernel):
 
     @classmethod
     def can_implement(cls, c: MPLinearLayerConfig) -> tuple[bool, str | None]:
-        """As every kernel; act order only where this rank has all rows."""
+        """As every kernel; fp16 scales; act order only where this rank has all rows."""
         able, reason = super().can_implement(c)
+        if able and c.scale_type not in (None, torch.float16):
+            return False, f"multiplies by scales of float16, got {c.scale_type}".replace("torch.", "")
         if able and c.has_g_idx and c.is_k_partitioned:
             here, full = c.partition_weight_shape[0], c.full_weight_shape[0]
             return False, f"act order needs all rows of every group, and this rank has {here} of {full}"
         return able, reason
 
     def repacked(self, weight: GPTQWeight) -> Weight:
-        """Rows of a group together, each word shuffled."""
+        """Rows of a group together, each word shuffled; refuses what fp16 cannot hold."""
+        if weight.scales.dtype != torch.float16:
+            got = str(weight.scales.dtype).removeprefix("torch.")
+            raise DtypeError(f"{self.w_q_name}: scales", ["float16"], got, hint=f"remedy   {OTHERWISE}")
+        wide = weight.dequantize()
+        check_cast(self.w_q_name, wide, wide.half(), tiny=True, remedy=OTHERWISE)
         return exllama.from_gptq(weight)
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
         """As every kernel, and a note of how much scratch space the layer needs."""
         super().process_weights_after_loading(layer)
-        K, N = self.config.partition_weight_shape
-        need: object = Need(self.w_q_name, K, N)
-        object.__setattr__(layer, "exllama_need", need)  # no parameter, buffer or module
+        add_need(layer, Need(self.w_q_name, *self.config.partition_weight_shape))
 
     def apply_weights(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """x (..., K) fp16 -> (..., N) fp16: weights rounded to fp16 in scratch space, sums in float32."""
-        return multiply(layer, x, self.typed(layer), bias)
+        return multiply(layer, x, self.typed(layer), self.w_q_name, bias)

@@ -7,6 +7,8 @@ from qload.formats import GPTQWeight
 from qload.kernels import marlin
 from qload.kernels.devices import multiprocessors
 from qload.kernels.marlin_shapes import GROUP_SIZES, locks
+from qload.kernels.mp_linear.contract import MPLinearLayerConfig
+from qload.kernels.mp_linear.owners import free_name
 from qload.kernels.mp_linear.typed import TypedLinearKernel
 from qload.spec import Weight
 
@@ -24,6 +26,16 @@ class MarlinLinearKernel(TypedLinearKernel):
         """Ampere's."""
         return 80
 
+    @classmethod
+    def can_implement(cls, c: MPLinearLayerConfig) -> tuple[bool, str | None]:
+        """As every kernel; zero points only that a code can be."""
+        able, reason = super().can_implement(c)
+        bits = c.weight_type.size_bits if able else 0
+        highest = c.zeros.span(bits)[1] if able and c.zero_points and c.zeros else 0
+        if able and highest >= 2**bits:
+            return False, f"a zero point of {highest}, which `zeros` can say, does not fit {bits} bits"
+        return able, reason
+
     def repacked(self, weight: GPTQWeight) -> Weight:
         """In Marlin's order, padded to its thread blocks."""
         return marlin.from_gptq(weight, self.config.zero_points)
@@ -33,4 +45,5 @@ class MarlinLinearKernel(TypedLinearKernel):
         super().process_weights_after_loading(layer)
         device, N = getattr(layer, self.w_q_name).device, self.config.partition_weight_shape[1]
         count = locks(N, multiprocessors(device))
-        layer.register_buffer("workspace", torch.zeros(count, dtype=torch.int32, device=device), False)
+        name = free_name(layer, self.w_q_name, "workspace")
+        layer.register_buffer(name, torch.zeros(count, dtype=torch.int32, device=device), False)

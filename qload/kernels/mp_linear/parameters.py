@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qload.errors import ArgumentError, ShapeError
+from qload.errors import AmbiguousIndexError, ArgumentError, DtypeError, ShapeError
 from qload.formats import GPTQConfig, GPTQWeight
 from qload.kernels.gptq import from_codes
 from qload.kernels.mp_linear.contract import MPLinearLayerConfig
@@ -47,6 +47,12 @@ def read_layer(
     g_idx: Tensor | None,
 ) -> GPTQWeight:
     """Parameters as the engines hold them -> a typed weight, every shape checked."""
+    for part, tensor in (("weight", w_q), ("scales", w_s), ("zero points", w_zp), ("g_idx", g_idx)):
+        if tensor is not None and tensor.is_meta:
+            raise ArgumentError(f"{name}: {part}", "values", "a tensor on meta, which has none")
+    if config.scale_type not in (None, w_s.dtype):
+        stated, got = (str(dtype).removeprefix("torch.") for dtype in (config.scale_type, w_s.dtype))
+        raise DtypeError(f"{name}: scales", [stated], got)
     K, N = config.partition_weight_shape
     bits, groups = config.weight_type.size_bits, config.groups
     codes = _codes(config, w_q)
@@ -61,6 +67,9 @@ def read_layer(
     known = GPTQConfig(bits, config.group_size, config.zeros or STORED_MINUS_ONE)
     if g_idx is not None and not g_idx.numel() and not config.is_k_partitioned:
         g_idx = None  # rows in order; of a share nothing would tell from which group on
+    if g_idx is not None and g_idx.numel() > config.group_size and groups > 1 and not g_idx.any():
+        what, wanted = "all zero, which has two readings", f"the group of each row, 0 to {groups - 1}"
+        raise AmbiguousIndexError(f"{name}: g_idx", what, wanted, f"0 for all {K} rows")
     rows = known.in_order(K, codes.device) if g_idx is None else g_idx.long()
     _expect(f"{name}: g_idx", rows, (K,), "(K,)")
     whole = (config.full_weight_shape[1], config.full_weight_shape[0])

@@ -5,10 +5,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from qload.errors import ArgumentError
+from qload.errors import ArgumentError, DtypeError, ShapeError
 from qload.formats import GPTQWeight
 from qload.kernels import dequantize
 from qload.kernels.mp_linear.contract import MPLinearKernel, MPLinearLayerConfig
+from qload.kernels.mp_linear.owners import check_unowned, free_name, is_prepared, own
 from qload.kernels.mp_linear.parameters import read_layer
 from qload.kernels.mp_linear.reasons import why_not
 from qload.spec import Weight
@@ -37,23 +38,31 @@ class TypedLinearKernel(MPLinearKernel):
         """Parameters -> the tensors of `repacked`, under the parameters' names where they have one."""
         if self._prepared is not None:
             raise ArgumentError(type(self).__name__, "weights to be processed once", "a second time")
+        given = self._given()
+        check_unowned(layer, given.values())
         weight = read_layer(self.config, self.w_q_name, *self._get_weight_params(layer))
         typed = self.repacked(weight)
-        self._names = {field: self._name(field) for field in typed.fields()}
-        for name in {*self._given().values()} - {*self._names.values(), None}:
+        names = {f: given.get(f) or free_name(layer, self.w_q_name, f) for f in typed.fields()}
+        unread = [name for name in given.values() if name is not None and name not in names.values()]
+        for name in unread:
             self._transform_param(layer, name, _emptied)  # this kernel reads no such tensor
         for field, tensor in typed.fields().items():
-            self._transform_param(layer, self._names[field], lambda _, made=tensor: made)  # type: ignore[misc]
+            self._transform_param(layer, names[field], lambda _, made=tensor: made)  # type: ignore[misc]
+        own(layer, self.w_q_name, [*names.values(), *unread])
+        self._names = names
         # Without its tensors: they are the layer's, and move with it.
         self._prepared = typed.holding({f: tensor.to("meta") for f, tensor in typed.fields().items()})
 
     def typed(self, layer: nn.Module) -> Weight:
-        """The typed weight over the layer's parameters."""
-        if self._prepared is None:
+        """The typed weight over the layer's parameters, which were moved at the most since."""
+        if self._prepared is None or not is_prepared(layer, self.w_q_name):
             raise ArgumentError(
                 type(self).__name__, "process_weights_after_loading before the first call", "a call"
             )
-        return self._prepared.holding({f: getattr(layer, name).data for f, name in self._names.items()})
+        held = {f: self._held(layer, name).data for f, name in self._names.items()}
+        for field, made in self._prepared.fields().items():
+            _check_unchanged(self._names[field], held[field], made)
+        return self._prepared.holding(held)
 
     def apply_weights(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """x (..., K) -> (..., N), in x's dtype; products and sums in float32."""
@@ -67,9 +76,14 @@ class TypedLinearKernel(MPLinearKernel):
             "g_idx": self.w_gidx_name,
         }
 
-    def _name(self, field: str) -> str:
-        return self._given().get(field) or field
-
 
 def _emptied(old: Tensor | None) -> Tensor:
     return torch.empty(0, dtype=torch.int32) if old is None else old.data.new_empty(0)
+
+
+def _check_unchanged(name: str, now: Tensor, made: Tensor) -> None:
+    if now.dtype != made.dtype:
+        was, got = (str(tensor.dtype).removeprefix("torch.") for tensor in (made, now))
+        raise DtypeError(name, [was], got, hint="remedy   move a prepared layer, but do not cast it")
+    if now.shape != made.shape:
+        raise ShapeError(name, f"{tuple(made.shape)}, as it was prepared", tuple(now.shape))

@@ -115,8 +115,8 @@ FAULTS = (
     Fault(
         "scratch-of-the-last-layer",
         "qload/kernels/scratch.py",
-        "size = max([_need(layer).bytes(longest) for layer in members])",
-        "size = _need(members[-1]).bytes(longest)",
+        "size = max(need.bytes(longest) for each in needs.values() for need in each)",
+        "size = [need.bytes(longest) for each in needs.values() for need in each][-1]",
     ),
     Fault(
         "scratch-shrinks",
