@@ -1,4 +1,4 @@
-"""Where the engine whose names these are goes wrong on AWQ, one test each (a survey ran it)."""
+"""Where the engine whose names these are goes wrong, one test each (a survey ran it)."""
 
 from typing import Any
 
@@ -6,19 +6,25 @@ import pytest
 import torch
 from torch import nn
 
-from qload.errors import ConfigError, UnsupportedFormatError
+from qload.detect import loader_from_config
+from qload.errors import ConfigError, ExcludedModuleError, UnsupportedFormatError
 from qload.formats import AWQConfig, AWQWeight
+from qload.loader import WeightsLoader
 from qload.methods import (
     SCALAR_TYPE_UINT4,
     SCALAR_TYPE_UINT8,
     AWQMarlinConfig,
+    AWQMarlinLinearMethod,
     ColumnParallelLinear,
     QKVParallelLinear,
     RowParallelLinear,
     UnquantizedLinearMethod,
 )
-from qload.parallel import Rank
+from qload.parallel import FakeWorld, Rank
+from qload.storage import MemoryStorage
 from qload.testing import assert_reads_back
+from qload.weights import Weights
+from tests.formats.test_ct_pack import tensors
 from tests.methods.engine import awq, config_of, load, ranks, ready
 
 
@@ -209,3 +215,68 @@ def test_keys_and_values_may_differ_in_width() -> None:
 
     for got, weight in zip(outputs, parts.values(), strict=True):
         assert torch.equal(got.T, weight.dequantize())
+
+
+PACKED = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 8, "symmetric": True}
+CHANNEL = {"num_bits": 4, "type": "int", "strategy": "channel", "symmetric": True}
+
+
+def compressed(groups: dict[str, Any], *ignore: str) -> WeightsLoader:
+    return loader_from_config(
+        {
+            "quant_method": "compressed-tensors",
+            "format": "pack-quantized",
+            "config_groups": groups,
+            "ignore": list(ignore),
+        }
+    )
+
+
+def counted(loader: WeightsLoader, prefix: str, group: int, rank: Rank | None = None) -> Any:
+    """A layer of 2 outputs and 16 inputs under a prefix, loaded by rows."""
+    codes = (torch.arange(32) % 16).reshape(2, 16)
+    named = {f"{prefix}.{name}": tensor for name, tensor in tensors(codes, group).items()}
+    return Weights(MemoryStorage(named), loader=loader, process_group=rank).get_weights_row(prefix)
+
+
+def test_groups_of_128_are_accepted_as_its_kernel_reads_them() -> None:
+    """Its own test expects them to be refused."""
+    method = read(bits=4, group_size=128).get_quant_method(nn.Linear(128, 64), "a")
+
+    assert isinstance(method, AWQMarlinLinearMethod)
+
+
+def test_a_group_size_of_minus_one_is_one_group_of_compressed_tensors_too() -> None:
+    weight = counted(compressed({"group_0": {"targets": ["Linear"], "weights": CHANNEL}}), "a", -1)
+
+    assert tuple(weight.weight_scale.shape) == (2, 1)
+    assert torch.equal(weight.dequantize(), (torch.arange(32) % 16).reshape(2, 16).float() - 8)
+
+
+def test_groups_of_a_config_have_any_name_and_all_are_read_for_their_targets() -> None:
+    loader = compressed(
+        {
+            "attention": {"targets": ["re:.*attn.*"], "weights": PACKED},
+            "mlp": {"targets": ["re:.*mlp.*"], "weights": CHANNEL},
+        }
+    )
+
+    assert counted(loader, "layers.0.attn.q_proj", 8).config.group_size == 8
+    assert counted(loader, "layers.0.mlp.up_proj", -1).config.group_size == -1
+
+
+def test_an_ignored_layers_1_is_not_layers_10() -> None:
+    loader = compressed({"group_0": {"targets": ["Linear"], "weights": PACKED}}, "layers.1")
+
+    assert counted(loader, "layers.10", 8).format == "ct_pack"
+    with pytest.raises(ExcludedModuleError, match=r"layers\.1"):
+        counted(loader, "layers.1", 8)
+
+
+def test_rows_of_compressed_tensors_are_cut_with_their_scales() -> None:
+    loader = compressed({"group_0": {"targets": ["Linear"], "weights": PACKED}})
+    whole = counted(loader, "a", 8).dequantize()
+
+    parts = [counted(loader, "a", 8, rank).dequantize() for rank in FakeWorld(2)]
+
+    assert torch.equal(torch.cat(parts, 1), whole)
