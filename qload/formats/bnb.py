@@ -36,6 +36,17 @@ BITS = 4
 STORAGES = (torch.uint8, torch.int8, torch.float16, torch.bfloat16, torch.float32, torch.float64)
 STATE = "quant_state"
 NESTED = ("nested_absmax", "nested_quant_map")
+TABLES = {
+    "nf4": (
+        -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+        -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
+        0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
+        0.7229568362236023, 1.0,
+    ),
+    "fp4": tuple(
+        sign * twelfths / 12 for sign in (1, -1) for twelfths in (0, 0.0625, 8, 12, 4, 6, 2, 3)
+    ),
+}  # fmt: skip
 
 _Size = Annotated[int, Field(ge=1, le=torch.iinfo(torch.int32).max)]
 _Float32 = Annotated[
@@ -139,7 +150,14 @@ class BNB4Weight(spec.Weight):
         return (
             TensorSpec("weight", STORAGES, f"{codes} 1", Role.WORD),
             TensorSpec("absmax", scales, f"(NK)/{config.blocksize}^", Role.SCALE, stored="weight.absmax"),
-            TensorSpec("quant_map", scales[:1], "16", Role.WORD, stored="weight.quant_map"),
+            TensorSpec(
+                "quant_map",
+                scales[:1],
+                "16",
+                Role.WORD,
+                stored="weight.quant_map",
+                holds=TABLES[config.quant_type],
+            ),
             *(
                 TensorSpec(name, scales[:1], size, role, f"weight.{name}", spent=True, optional=True)
                 for name, size, role in zip(NESTED, ("M", "256"), (Role.SCALE, Role.WORD), strict=True)

@@ -59,7 +59,7 @@ class BNBWeight(spec.Weight):
     def tensors(cls, config: BNBConfig) -> tuple[TensorSpec, ...]:
         """Every output is on its own, so that every cut is lawful."""
         return (
-            TensorSpec("weight", (torch.int8,), "N K", Role.WORD),
+            TensorSpec("weight", (torch.int8,), "N K", Role.WORD, between=(-127, 127)),
             TensorSpec("SCB", (torch.float32,), "N", Role.SCALE),
             TensorSpec(
                 "weight_format", (torch.uint8,), "P", Role.INDEX, fact=True, spent=True, optional=True

@@ -84,12 +84,13 @@ class CTIntWeight(spec.Weight):
     @classmethod
     def tensors(cls, config: CTIntConfig) -> tuple[TensorSpec, ...]:
         """Groups bind cuts of K, blocks bind both and seams, short only at the end of the layer."""
-        int8, axes = (torch.int8,), config.axes
+        int8, axes, half = (torch.int8,), config.axes, 2 ** (config.bits - 1)
+        codes = (-half, half - 1)
         return (
-            TensorSpec("weight", int8, "N K", Role.WORD),
+            TensorSpec("weight", int8, "N K", Role.WORD, between=codes),
             TensorSpec("weight_scale", SCALES, axes, Role.SCALE),
-            TensorSpec("weight_zero_point", int8, axes, Role.WORD, optional=config.symmetric),
-            TensorSpec("input_scale", SCALES, "P", Role.SCALE, optional=not config.static),
+            TensorSpec("weight_zero_point", int8, axes, Role.WORD, optional=config.symmetric, between=codes),
+            TensorSpec("input_scale", SCALES, "P", Role.SCALE, optional=not config.static, divides=True),
             TensorSpec("input_zero_point", int8, "P", Role.WORD, optional=True),
         )
 

@@ -126,8 +126,17 @@ class Fp8Weight(spec.Weight):
         names = NAMES[1:] if config.divide else NAMES[::-1] if config.per == "block" else NAMES
         specs = (
             TensorSpec("weight", WEIGHTS, "N K", Role.WORD),
-            TensorSpec("weight_scale", SCALES, config.scale_axes, Role.SCALE, stored=names),
-            TensorSpec("input_scale", ACTIVATIONS, "P", Role.SCALE, optional=config.input_scale is None),
+            TensorSpec(
+                "weight_scale", SCALES, config.scale_axes, Role.SCALE, stored=names, divides=config.divide
+            ),
+            TensorSpec(
+                "input_scale",
+                ACTIVATIONS,
+                "P",
+                Role.SCALE,
+                optional=config.input_scale is None,
+                divides=True,  # activations, by it
+            ),
         )
         return specs[:2] if config.input_scale is False else specs
 

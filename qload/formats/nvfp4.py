@@ -87,8 +87,8 @@ def _tensors(packed: str, second: str, inputs: str) -> tuple[TensorSpec, ...]:
     return (
         TensorSpec(packed, (torch.uint8,), "N K/2", Role.WORD),
         TensorSpec("weight_scale", (E4M3FN,), f"N K/{GROUP}", Role.SCALE),
-        TensorSpec(second, (torch.float32,), "P", Role.SCALE),
-        TensorSpec(inputs, (torch.float32,), "P", Role.SCALE, optional=True),
+        TensorSpec(second, (torch.float32,), "P", Role.SCALE, divides=True),  # or is the inverse of one
+        TensorSpec(inputs, (torch.float32,), "P", Role.SCALE, optional=True, divides=True),
     )
 
 

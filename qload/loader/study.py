@@ -69,7 +69,7 @@ class Studied:
 def study(weights: TensorSource, prefix: str, rooms: Sequence[Room]) -> Studied:
     """Tell the format by the tensors, read the facts, check shapes, dtypes and indices."""
     room = _choose(weights, prefix, rooms)
-    names = Stored(weights, prefix, {spec.name: _suffix(weights, prefix, spec) for spec in room.specs()})
+    names = Stored(weights, prefix, {spec.name: _one_suffix(weights, prefix, spec) for spec in room.specs()})
     specs = tuple(
         spec for spec in room.specs() if not spec.optional or weights.has_tensor(names.full(spec.name))
     )
@@ -87,10 +87,22 @@ def study(weights: TensorSource, prefix: str, rooms: Sequence[Room]) -> Studied:
     return Studied(prefix, own, specs, sizes, facts, seen.dtypes, names, own.config.notes(seen))
 
 
-def _suffix(weights: TensorSource, prefix: str, spec: TensorSpec) -> str:
-    """Which of its names a tensor is stored under; the first where it is not stored at all."""
-    found = (suffix for suffix in spec.suffixes if weights.has_tensor(named(prefix, suffix)))
-    return next(found, spec.suffix)
+def _suffixes(weights: TensorSource, prefix: str, spec: TensorSpec) -> list[str]:
+    """Which of its names a tensor is stored under."""
+    return [suffix for suffix in spec.suffixes if weights.has_tensor(named(prefix, suffix))]
+
+
+def _one_suffix(weights: TensorSource, prefix: str, spec: TensorSpec) -> str:
+    """The name that a tensor is stored under; the first where it is not stored at all; TwoFormatsError."""
+    found = _suffixes(weights, prefix, spec)
+    if len(found) > 1:
+        raise TwoFormatsError(
+            named(prefix, found[0]),
+            "stored under two names, which has two readings",
+            f"either {' or '.join(found)}",
+            " and ".join(found),
+        )
+    return found[0] if found else spec.suffix
 
 
 def _shape(spec: TensorSpec, stored: Shape) -> Shape:
@@ -122,14 +134,15 @@ def check_alike(layers: Sequence[Studied]) -> None:
                 )
         for name, fact in first.facts.items():
             if name in kept and not torch.equal(fact, other.facts[name]):
-                apart = int((fact != other.facts[name]).nonzero()[0, 0])
-                raise _differ(
-                    first,
-                    other,
-                    f"parts of a fused layer differ in {name}, from row {apart} on",
-                    int(fact[apart]),
-                    int(other.facts[name][apart]),
-                )
+                raise _differ(first, other, *_facts_apart(name, fact, other.facts[name]))
+
+
+def _facts_apart(name: str, a: Tensor, b: Tensor) -> tuple[str, Any, Any]:
+    """What two facts that are not equal do not agree in: their lengths, or the first entry that differs."""
+    if a.shape != b.shape:
+        return f"parts of a fused layer differ in the shape of {name}", tuple(a.shape), tuple(b.shape)
+    row = int((a != b).nonzero()[0, 0])
+    return f"parts of a fused layer differ in {name}, from row {row} on", a[row].tolist(), b[row].tolist()
 
 
 def _choose(weights: TensorSource, prefix: str, rooms: Sequence[Room]) -> Room:
@@ -180,8 +193,11 @@ def _missing(room: Room, present: Collection[str]) -> list[str]:
 
 def _fits(weights: TensorSource, prefix: str, room: Room) -> bool:
     """Whether the tensors that are there have dtypes of this format."""
-    stored = [(spec, named(prefix, _suffix(weights, prefix, spec))) for spec in room.specs()]
-    return all(weights.info(name).dtype in spec.dtypes for spec, name in stored if weights.has_tensor(name))
+    return all(
+        weights.info(named(prefix, suffix)).dtype in spec.dtypes
+        for spec in room.specs()
+        for suffix in _suffixes(weights, prefix, spec)
+    )
 
 
 def _differ(first: Studied, other: Studied, what: str, a: Any, b: Any) -> MismatchError:

@@ -29,17 +29,11 @@ from torch.nn.functional import pad
 
 from qload.errors import ArgumentError, CastError
 from qload.formats import BNB4Config, BNB4Weight, BNBConfig, BNBFP4Weight, BNBNF4Weight, BNBWeight
+from qload.formats.bnb import TABLES
 from qload.quantize.loading import check_finite
 from qload.spec import Layer, named
 
 WEIGHTS: dict[str, type[BNB4Weight]] = {"nf4": BNBNF4Weight, "fp4": BNBFP4Weight}
-NF4 = (
-    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
-    -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
-    0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
-    0.7229568362236023, 1.0,
-)  # fmt: skip
-FP4 = tuple(sign * twelfths / 12 for sign in (1, -1) for twelfths in (0, 0.0625, 8, 12, 4, 6, 2, 3))
 SMALLEST = 1e-38  # what a block is divided by at least
 RUN = 256  # scales that share one
 
@@ -132,7 +126,7 @@ def _quantized(absmax: Tensor) -> Tensor:
 
 @cache
 def _table(quant_type: str) -> Tensor:
-    return torch.tensor(NF4 if quant_type == "nf4" else FP4)
+    return torch.tensor(TABLES[quant_type])
 
 
 @cache

@@ -35,6 +35,12 @@ class TensorSpec:
         It names each of its own places once.
     nibbles
         The only values its four-bit fields may have.
+    between
+        The least and the greatest value that a writer ever stores.
+    divides
+        Something is divided by its values: none may be zero.
+    holds
+        The values that it always has, entry by entry: kernels know them and never look.
     view
         The axes to cut and join along, where the stored shape hides them.
     spent
@@ -53,6 +59,9 @@ class TensorSpec:
     optional: bool = False
     permutation: bool = False
     nibbles: tuple[int, ...] = ()
+    between: tuple[int, int] | None = None
+    divides: bool = False
+    holds: tuple[float, ...] = ()
     view: str | None = None
     spent: bool = False
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from qload.errors import IndexValueError, MissingTensorError, ShapeError
+from qload.errors import IndexValueError, MismatchError, MissingTensorError
 from qload.spec.axis import PARTS
 from qload.spec.place import Place
 from qload.spec.tensor import Names, Shape, TensorSpec, check_dtypes, named, solve
@@ -170,8 +170,8 @@ class Weight(ABC):
         parts = len(self.layer.parts) or 1
         for spec in specs:
             if sizes.get(PARTS, parts) != parts and any(axis.dim == PARTS for axis in spec.axes):
-                raise ShapeError(
-                    names.full(spec.name), f"({parts},) = (P,), one a part", seen.shapes[spec.name]
+                raise MismatchError(
+                    names.full(spec.name), "scales of fused parts", f"{parts}, one a part", str(sizes[PARTS])
                 )
         if unplaced:
             N, K = sizes["N"], sizes.get("K", 1)
@@ -247,16 +247,18 @@ def check_index(spec: TensorSpec, index: Tensor, sizes: Mapping[str, int], names
 
 def check_permutation(spec: TensorSpec, index: Tensor, names: Names) -> None:
     """An index tensor names every one of its places once, or IndexValueError."""
-    counts = torch.bincount(index.long().clamp(0, index.numel()), minlength=index.numel() + 1)
-    wrong = ((index < 0) | (index >= index.numel()) | (counts[index.long().clamp(0)] > 1)).nonzero()
-    if wrong.numel():
-        at = int(wrong[0, 0])
+    at, size = index.long(), index.numel()
+    wrong = (at < 0) | (at >= size)
+    taken = torch.bincount(at[~wrong], minlength=size)  # what lies outside has no place to be counted at
+    wrong[~wrong] = taken[at[~wrong]] > 1
+    if bool(wrong.any()):
+        first = int(wrong.nonzero()[0, 0])
         raise IndexValueError(
             names.full(spec.name),
-            int(index[at]),
-            at,
-            index.numel(),
-            wrong.shape[0],
+            int(at[first]),
+            first,
+            size,
+            int(wrong.sum()),
             names.file(spec.name),
             "each once",
         )

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor
 
+from qload.formats.unquantized import FLOATS
 from qload.loader import FormatLoader, Part, Studied
 from qload.loader.cuts import granule
-from qload.spec import Weight
+from qload.spec import TensorSpec, Weight
 from qload.storage import WeightStorage
 from qload.weights import Weights
 
@@ -24,6 +26,20 @@ def rows(storage: WeightStorage, name: str) -> Iterator[tuple[int, Tensor]]:
     step = max(1, ROWS // width)
     for start in range(0, shape[0], step):
         yield start, storage.read(name, (slice(start, min(start + step, shape[0])),))
+
+
+def values(storage: WeightStorage, name: str, spec: TensorSpec | None) -> Iterator[tuple[int, Tensor]]:
+    """The runs of a tensor of floats, as floats that can be compared; nothing where it holds none.
+
+    Of a tensor that is declared as bytes and nothing else, each is an exponent (e8m0).
+    """
+    dtype = storage.info(name).dtype
+    exponents = spec is not None and spec.dtypes == (torch.uint8,)
+    if not dtype.is_floating_point and not exponents:
+        return
+    for start, run in rows(storage, name):
+        floats = run.view(torch.float8_e8m0fnu) if exponents else run
+        yield start, floats if dtype in FLOATS else floats.float()
 
 
 def outputs(weights: Weights, loader: FormatLoader, layer: Studied) -> Iterator[tuple[int, Weight]]:

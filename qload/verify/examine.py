@@ -12,7 +12,7 @@ from qload.storage import WeightStorage
 from qload.verify import against as comparison
 from qload.verify import notes, parallel
 from qload.verify.report import Finding, LayerInfo, Report, finding_of
-from qload.verify.rules import RULES
+from qload.verify.rules import INSPECTED, RULES
 from qload.verify.subject import Subject
 from qload.verify.zero_points import convention, symmetric
 
@@ -30,6 +30,8 @@ def inspect(path: str | PathLike[str]) -> Report:
         if subject.weights is None or subject.errors:
             return _unreadable(subject)
         found = [finding_of(layer) for layer in subject.layers.values() if isinstance(layer, QloadError)]
+        for rule in INSPECTED:
+            found += rule.check(rule, subject)
         return _report(subject, found, [])
 
 
@@ -61,7 +63,7 @@ def verify(
         if subject.weights is None or subject.errors:
             return _unreadable(subject)
         found: list[Finding] = []
-        told: list[str] = [*notes.flags(subject), *notes.readings(subject)]
+        told: list[str] = [*notes.flags(subject), *notes.readings(subject), *notes.subnormals(subject)]
         for done, rule in enumerate(RULES):
             _tell(progress, rule.tier, done, len(RULES))
             found += rule.check(rule, subject)

@@ -2,7 +2,10 @@
 
 from collections.abc import Iterator
 
-from qload.formats import GPTQConfig
+import torch
+
+from qload.formats import Exl2Config, GPTQConfig
+from qload.formats.exl2 import divided
 from qload.layouts import StoredMinusOne, StoredMinusOneUnmasked
 from qload.loader import Studied
 from qload.storage import WeightStorage
@@ -33,6 +36,19 @@ def readings(subject: Subject) -> Iterator[str]:
                 yield (
                     f"{layer.prefix}.qzeros: {count} of {total} zero points have several readings: as their "
                     f"writer meant them (taken here), and up to {2**config.bits} in kernels that do not mask"
+                )
+
+
+def subnormals(subject: Subject) -> Iterator[str]:
+    """Per EXL2 layer, how many groups have scales that fp16 rounds hard, and float32 does not."""
+    for layer in subject.studied():
+        if isinstance(layer.room.config, Exl2Config):
+            units = divided(layer.facts["q_scale_max"]).abs()
+            count = int(((units > 0) & (units < torch.finfo(torch.float16).smallest_normal)).sum())
+            if count:
+                yield (
+                    f"{layer.prefix}.q_scale_max: {count} of {units.numel()} units are subnormal in fp16, as "
+                    "their writer had them (taken here); readers that divide in float32 differ by up to 0.2 %"
                 )
 
 

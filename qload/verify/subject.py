@@ -9,9 +9,11 @@ from typing import Self, TypeVar
 from qload.detect import Claims, Found, find_configs, loader_from_claims, read_model_config, settle
 from qload.errors import QloadError
 from qload.formats import ROLES
+from qload.formats.unquantized import FLOATS
 from qload.loader import FormatLoader, Studied
-from qload.spec import Role, named
+from qload.spec import Role, TensorSpec, named
 from qload.storage import Header, Located, SafetensorsStorage, check_index, locate, read_header
+from qload.verify.place import parted
 from qload.verify.report import Finding, finding_of
 from qload.weights import Weights
 
@@ -70,27 +72,65 @@ class Subject:
 
     @cached_property
     def suffixes(self) -> Mapping[str, list[str]]:
-        """prefix -> the last parts of the names under it."""
+        """prefix -> what the names under it go on with."""
         found: dict[str, list[str]] = {}
         for name in self.names:
-            prefix, _, suffix = name.rpartition(".")
+            prefix, suffix = parted(name, set(self.names))
             found.setdefault(prefix, []).append(suffix)
         return found
+
+    @cached_property
+    def prefixes(self) -> Mapping[str, str]:
+        """name -> the prefix that it is stored under."""
+        return {
+            named(prefix, suffix): prefix for prefix, suffixes in self.suffixes.items() for suffix in suffixes
+        }
 
     @cached_property
     def layers(self) -> Mapping[str, Studied | QloadError]:
         """Every layer that some format could mean: what it is, or why it is none."""
         return {prefix: self._study(prefix) for prefix in self.suffixes if self._is_layer(prefix)}
 
+    @cached_property
+    def specs(self) -> Mapping[str, TensorSpec]:
+        """name -> its declaration, of every tensor of a layer that is what it should be."""
+        return {layer.names.full(spec.name): spec for layer in self.studied() for spec in layer.specs}
+
+    def role(self, name: str) -> Role:
+        """What a tensor is for: as its layer declares it, or else as its name tells."""
+        if name in self.specs:
+            return self.specs[name].role
+        quantized = self.is_quantized(self.prefixes[name])
+        return self._guess(name) if quantized else Role.FLOAT
+
     def studied(self) -> Iterator[Studied]:
         """The layers that are what they should be."""
         return (layer for layer in self.layers.values() if not isinstance(layer, QloadError))
 
     def is_quantized(self, prefix: str) -> bool:
-        """A quantized layer has codes, or at least two of its tensors: a lone `scales` is any parameter."""
+        """A quantized layer has codes, or at least two of its tensors, or one that the config asks for.
+
+        Where no config does, a lone `scales` is any parameter.
+        """
+        assert self.weights is not None
         suffixes = self.suffixes[prefix]
-        parts = [suffix for suffix in suffixes if ROLES.get(suffix, Role.FLOAT) is not Role.FLOAT]
-        return "qweight" in parts or len(parts) > 1
+        if not self.claimed.isdisjoint(suffixes):
+            return True
+        parts = [suffix for suffix in suffixes if self._guess(suffix) is not Role.FLOAT]
+        codes = [named(prefix, suffix) for suffix in parts if self._guess(suffix) is Role.WORD]
+        return len(parts) > 1 or any(self.weights.info(name).dtype not in FLOATS for name in codes)
+
+    @cached_property
+    def claimed(self) -> frozenset[str]:
+        """The suffixes of the formats that the config claims, but for those that plain layers have too."""
+        specs = [spec for room in (self.claims.rooms if self.claims else ()) for spec in room.specs()]
+        return frozenset(
+            suffix for spec in specs for suffix in spec.suffixes if self._guess(suffix) is not Role.FLOAT
+        )
+
+    @staticmethod
+    def _guess(suffix: str) -> Role:
+        return ROLES.get(suffix.rpartition(".")[2], Role.FLOAT)
 
     def _is_layer(self, prefix: str) -> bool:
         if self.is_quantized(prefix):

@@ -2,6 +2,8 @@
 
 from qload.verify.rules import (
     act_order,
+    bias,
+    claimed,
     fields,
     floats,
     groups,
@@ -18,6 +20,8 @@ from qload.verify.rules.rule import Rule, Tier
 RULES: tuple[Rule, ...] = (
     side_files.RULE,
     layers.RULE,
+    claimed.RULE,
+    bias.RULE,
     siblings.RULE,
     layer_count.RULE,
     unexplained.RULE,
@@ -29,4 +33,7 @@ RULES: tuple[Rule, ...] = (
     symmetry.RULE,
 )
 
-__all__ = ["RULES", "Rule", "Tier"]
+# What `inspect` reports beside the layers that contradict themselves: headers tell it all.
+INSPECTED: tuple[Rule, ...] = (claimed.RULE, bias.RULE)
+
+__all__ = ["INSPECTED", "RULES", "Rule", "Tier"]

@@ -1,0 +1,31 @@
+"""Where a tensor's name parts into the prefix of its layer and what the layer's format calls it."""
+
+from collections.abc import Collection
+
+from qload.formats import FORMATS
+
+SUFFIXES = {
+    suffix for weight in FORMATS for spec in weight.tensors(weight.example) for suffix in spec.suffixes
+}
+DOTTED = sorted((suffix for suffix in SUFFIXES if "." in suffix), key=len, reverse=True)
+JOINED = [suffix for suffix in SUFFIXES if suffix.startswith("_")]  # which go on from the prefix
+
+
+def parted(name: str, names: Collection[str]) -> tuple[str, str]:
+    """`a.b.weight.absmax` -> `a.b`, `weight.absmax`; what no format knows parts at its last dot.
+
+    `names`: all of the checkpoint. What stands under another tensor, as `a.weight.x` beside `a.weight`,
+    belongs to that tensor's layer.
+    """
+    for suffix in DOTTED:
+        if name.endswith(f".{suffix}"):
+            return name[: -len(suffix) - 1], suffix
+    parent, _, last = name.rpartition(".")
+    if last not in SUFFIXES:
+        joined = next((suffix for suffix in JOINED if last.endswith(suffix) and last != suffix), None)
+        if joined:
+            return name[: -len(joined)], joined
+        if parent in names:
+            prefix, suffix = parted(parent, names)
+            return prefix, f"{suffix}.{last}"
+    return parent, last

@@ -1,0 +1,40 @@
+"""Of the method that the config claims, some layer is there.
+
+A checkpoint that says `marlin` and holds plain tensors only has lost what it was made for: nothing that is
+left contradicts anything. One file of several is not asked: the layers may be in another.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from qload.errors import QloadError
+from qload.storage.locate import INDEX
+from qload.verify.report import Finding
+from qload.verify.rules.rule import Rule
+from qload.verify.subject import Subject
+
+
+def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
+    """The method, where no layer has a format of it and none failed to have one."""
+    claims = subject.claims
+    if claims is None or not claims.rooms or _one_of_several(Path(subject.path)):
+        return
+    formats = {room.weight.format for room in claims.rooms}
+    there = {
+        "wrong" if isinstance(layer, QloadError) else layer.room.weight.format
+        for layer in subject.layers.values()
+    }
+    if not there & {*formats, "wrong"}:
+        yield rule.finding(
+            None,
+            claims.file,
+            f"{claims.file}: quant_method is {claims.method}, and no layer is stored as "
+            f"{' or '.join(sorted(formats))}: {len(subject.layers)} layers are plain",
+        )
+
+
+def _one_of_several(path: Path) -> bool:
+    return path.is_file() and not path.name.endswith(INDEX) and any(path.parent.glob(f"*{INDEX}"))
+
+
+RULE = Rule("claimed-method", "headers", check)
