@@ -29,7 +29,7 @@ class Comparison:
 
     differing: int = 0
     total: int = 0
-    first: tuple[int, int, float, float] | None = None
+    first: tuple[tuple[int, ...], float, float] | None = None  # place, ours, the reference's
     error: float = 0.0
     norm: float = 0.0
     others: dict[str, float] = field(default_factory=dict)  # squared error of every other reading
@@ -41,13 +41,14 @@ class Comparison:
         self.total += got.numel()
         apart = _apart(got, want, reference)
         if self.first is None and bool(apart.any()):
-            n, k, *_ = [*torch.nonzero(apart)[0].tolist(), 0]
-            place = (n, k) if got.ndim == 2 else (n,)
-            self.first = (start + n, k, float(got[place]), float(want[place]))
+            at = torch.nonzero(apart)[0].tolist()
+            *experts, n, k = at if got.ndim > 1 else [*at, 0]
+            self.first = ((*experts, start + n, k), float(got[tuple(at)]), float(want[tuple(at)]))
         self.differing += int(apart.sum())
         self.error += float((got - want).square().sum(dtype=torch.float64))
         self.norm += float(want.square().sum(dtype=torch.float64))
-        readings = other_readings(weight) if self.differing else {}
+        found = other_readings(weight) if self.differing else {}
+        readings = {name: other.reshape(want.shape) for name, other in found.items()}
         fits = {name for name, other in readings.items() if not _apart(other, want, reference).any()}
         self.exact = fits if not self.others else self.exact & fits
         for name, other in readings.items():
@@ -93,9 +94,10 @@ def _layer(subject: Subject, ours: Studied, reference: Subject, theirs: Studied)
 def _verdict(name: str, found: Comparison, plain_reference: bool) -> Iterator[Finding | str]:
     if found.first is None:
         return
-    n, k, got, want = found.first
+    place, got, want = found.first
+    letters = ", ".join("enk"[-len(place) :])
     where = (
-        f"{name}: differs from the reference first at (n, k) = ({n}, {k}): {got:g}, "
+        f"{name}: differs from the reference first at ({letters}) = {place}: {got:g}, "
         f"the reference has {want:g}; "
         f"{found.differing} of {found.total} differ"
     )

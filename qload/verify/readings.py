@@ -8,6 +8,7 @@ from torch import Tensor
 from qload.spec import Codes, Weight
 
 EVEN_FIRST = (0, 2, 4, 6, 1, 3, 5, 7)  # AWQ's order of the eight codes in a word
+SWAPPED = (1, 0, 3, 2, 5, 4, 7, 6)  # the two codes of a byte, the high one first
 
 
 def other_readings(weight: Weight) -> dict[str, Tensor]:
@@ -44,7 +45,8 @@ def _orders(codes: Codes) -> dict[str, Codes]:
         if size % len(EVEN_FIRST):
             continue
         order = torch.tensor(EVEN_FIRST)
-        for words, way in (("even codes first", order), ("even codes first undone", order.argsort())):
+        ways = {"even codes first": order, "even codes first undone": order.argsort()}
+        for words, way in {**ways, "codes of a byte swapped": torch.tensor(SWAPPED)}.items():
             index = (torch.arange(0, size, 8)[:, None] + way).flatten()
             readings[f"{words} along {letter}"] = replace(codes, codes=codes.codes.index_select(axis, index))
     return readings

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +41,18 @@ CODES = (".qweight", ".B", ".B_24")  # what a quantized layer has
 
 
 def read_case(folder: Path) -> Case:
+    """The tensors and the config of a fixture, and its first quantized layer."""
+    case = read_tensors(folder)
+    prefix = next(name for name in sorted(case.tensors) if name.endswith(CODES)).rpartition(".")[0]
+    return replace(case, prefix=prefix)
+
+
+def read_tensors(folder: Path) -> Case:
     """The tensors and the config of a fixture; of a model, all of its shards."""
     tensors: Tensors = {}
     for file in sorted(folder.glob("*.safetensors")):
         tensors |= load_file(file)
-    config = json.loads((folder / "config.json").read_text())
-    prefix = next(name for name in sorted(tensors) if name.endswith(CODES)).rpartition(".")[0]
-    return Case(tensors, config, prefix)
+    return Case(tensors, json.loads((folder / "config.json").read_text()), "")
 
 
 def write_case(case: Case, folder: Path) -> Path:
