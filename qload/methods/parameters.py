@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from qload.errors import ArgumentError, DtypeError, MismatchError, ShapeError
 from qload.kernels.casts import check_cast
-from qload.methods.tags import drop_tags, keep_tags
+from qload.methods.tags import keep_tags
 
 UNWRITTEN = -0x61C88647  # in no way a likely run of codes or zero points
 SCALES = "scales"  # whose every bit is in a whole group of weights
@@ -49,10 +49,10 @@ def register_weight(layer: nn.Module, name: str, param: nn.Parameter, *attrs: Ma
 
 def close_weights(layer: nn.Module, *names: str) -> None:
     """Nothing is loaded into these parameters from here on: they hold what a kernel reads."""
-    drop_tags(layer, *names)
     for name in names:
-        loader = partial(refuse_to_load, tensor=full_name(layer, name))
-        set_weight_attrs(getattr(layer, name), {"weight_loader": loader})
+        tags = {"weight_loader": partial(refuse_to_load, tensor=full_name(layer, name))}
+        set_weight_attrs(getattr(layer, name), tags)
+        keep_tags(layer, name, tags)
 
 
 def set_weight_attrs(weight: Tensor, weight_attrs: Mapping[str, Any] | None) -> None:

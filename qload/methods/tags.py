@@ -14,13 +14,8 @@ TAGS = "weight_tags"  # of a module: tags by parameter
 
 
 def keep_tags(layer: nn.Module, name: str, tags: Mapping[str, Any]) -> None:
-    """Note a parameter's tags with its layer."""
+    """Note a parameter's tags with its layer, instead of those it had."""
     setattr(layer, TAGS, {**_kept(layer), name: dict(tags)})
-
-
-def drop_tags(layer: nn.Module, *names: str) -> None:
-    """Forget the tags of parameters that are replaced for good."""
-    setattr(layer, TAGS, {name: tags for name, tags in _kept(layer).items() if name not in names})
 
 
 def put_tags_back(layer: nn.Module) -> None:

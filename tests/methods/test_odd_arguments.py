@@ -154,11 +154,15 @@ def test_scales_of_any_float_dtype_are_loaded(dtype: torch.dtype) -> None:
 
 def test_a_small_number_of_a_plain_weight_may_become_0() -> None:
     """It is lost alone, and not with all the weights of a group."""
-    module = ColumnParallelLinear(2, 1, bias=False, params_dtype=torch.float16)
+    module = ColumnParallelLinear(2, 1, bias=False, params_dtype=torch.float16, prefix="a")
 
     load(module, {"weight": torch.tensor([[1e-9, 1.0]])})
 
     assert module.weight.tolist() == [[0, 1]]
+    with pytest.raises(
+        CastError, match=r"a\.weight: a cast from float32 to float16 overflows\n  got      70000"
+    ):
+        load(module, {"weight": torch.tensor([[7e4, torch.inf]])})
 
 
 @pytest.mark.parametrize(

@@ -170,6 +170,20 @@ def test_nothing_is_loaded_into_a_layer_that_is_ready(name: str) -> None:
     assert_reads_back(module, WEIGHT, torch.float16)
 
 
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_what_a_kernel_reads_has_no_tags_of_the_checkpoint_and_no_copy_of_it_is_loaded(
+    change: Callable[[Any], Any],
+) -> None:
+    module = made()
+    load(module, {**WEIGHT.fields(), "bias": torch.zeros(64).half()})
+
+    copied = change(ready(module))
+
+    assert set(vars(copied.scales)) == {"weight_loader"}
+    with pytest.raises(ArgumentError, match="scales\n  expected a tensor loaded before process_weights"):
+        load(copied, {"scales": WEIGHT.scales})
+
+
 def test_weights_are_not_created_in_a_layer_that_is_ready() -> None:
     layer = engines()
     load(layer, WEIGHT.fields())
