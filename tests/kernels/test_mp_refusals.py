@@ -23,6 +23,7 @@ from qload.kernels import (
     MPLinearKernel,
     ScalarType,
     choose_mp_linear_kernel,
+    permute_param_layout_,
     scalar_types,
 )
 from qload.layouts import StoredMinusOneUnmasked
@@ -70,6 +71,14 @@ def test_a_malformed_config_is_answered_with_a_no(
         kind(config, "qweight", "scales")
     with pytest.raises(NoKernelError, match="no kernel"):
         choose_mp_linear_kernel(config)
+
+
+@pytest.mark.parametrize("axes", [(0, 0, None), (0, 2, None), (1, 1, 0), (0, 1, 2), (0, 1, "1")], ids=str)
+def test_a_matrix_has_two_axes(axes: tuple[Any, ...]) -> None:
+    layer = Case().layer(Case().weight())
+
+    with pytest.raises(ArgumentError, match="input_dim, output_dim, packed_dim\n  expected the axes 0 and 1"):
+        permute_param_layout_(layer.qweight, axes[0], axes[1], packed_dim=axes[2])
 
 
 @every_kernel

@@ -22,6 +22,9 @@ def permute_param_layout_(
     A parameter with one tag has the other one at its other axis. Raises ArgumentError where only a repack
     could bring the packed axis to where it is asked.
     """
+    if {input_dim, output_dim} != {0, 1} or packed_dim not in (None, 0, 1):
+        asked = f"{input_dim}, {output_dim}, {packed_dim}"
+        raise ArgumentError("input_dim, output_dim, packed_dim", "the axes 0 and 1 of a matrix", asked)
     tags: Any = param
     here_in, here_out = _dims(param)
     packed = getattr(tags, "packed_dim", None)
