@@ -12,7 +12,8 @@ def check_cast(tensor: str, before: Tensor, after: Tensor, *, tiny: bool, remedy
     `tiny`: also where a number costs more than one rounding, as it is 0 or subnormal now: a scale's bits
     are lost in every weight of its group.
     """
-    wide, got = before.detach().to(after.device, torch.float64), after.detach().double()
+    dtype = torch.float64 if before.dtype == torch.float64 else torch.float32  # a weight is large
+    wide, got = before.detach().to(after.device, dtype), after.detach().to(dtype)
     lost = torch.isinf(got) & torch.isfinite(wide)
     if tiny:
         unit = torch.finfo(after.dtype).eps / 2

@@ -47,8 +47,8 @@ class ExllamaLinearKernel(TypedLinearKernel):
         if weight.scales.dtype != torch.float16:
             got = str(weight.scales.dtype).removeprefix("torch.")
             raise DtypeError(f"{self.w_q_name}: scales", ["float16"], got, hint=f"remedy   {OTHERWISE}")
-        wide = weight.dequantize()
-        check_cast(self.w_q_name, wide, wide.half(), tiny=True, remedy=OTHERWISE)
+        wide = weight.dequantize()  # small ones keep their bits: multiples of scales that are fp16
+        check_cast(self.w_q_name, wide, wide.half(), tiny=False, remedy=OTHERWISE)
         return exllama.from_gptq(weight)
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
