@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qload.errors import MismatchError, TwoFormatsError
+from qload.errors import MismatchError, ShapeError, TwoFormatsError
 from qload.loader.source import TensorSource
 from qload.spec import PARTS, Config, Names, Seen, Shape, TensorSpec, Weight, named
 
@@ -81,6 +81,10 @@ def study(weights: TensorSource, prefix: str, rooms: Sequence[Room]) -> Studied:
         facts=facts,
         names=names,
     )
+    for spec in specs:
+        if 0 in seen.shapes[spec.name] and any(axis.dim == PARTS for axis in spec.axes):
+            full, got = names.full(spec.name), seen.shapes[spec.name]
+            raise ShapeError(full, "(), or one entry a fused part", got, names.file(spec.name))
     own = Room(room.weight, room.config.study(seen))
     specs = tuple(spec for spec in own.specs() if spec.name in infos)
     sizes = seen.sizes(specs, own.config.known())

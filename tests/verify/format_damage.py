@@ -110,6 +110,11 @@ def longer(suffix: str) -> Damage:
     return _changed(suffix, lambda tensor: torch.cat([tensor, tensor[:1]]))
 
 
+def without_rows(suffix: str) -> Damage:
+    """A tensor of no rows."""
+    return _changed(suffix, lambda tensor: tensor.reshape(-1, *tensor.shape[1:])[:0])
+
+
 def truncated(suffix: str) -> Damage:
     """A blob that ends before its JSON does."""
     return _changed(suffix, lambda tensor: tensor[:-3])

@@ -22,7 +22,8 @@ TYPES = {
 }
 PER: dict[str, Per] = {"tensor": "tensor", "row": "channel", "block": "block"}
 
-Block = Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=2, max_length=2)]
+MOST = (1 << 31) - 1  # no layer has more inputs or outputs
+Block = Annotated[list[Annotated[int, Field(ge=1, le=MOST)]], Field(min_length=2, max_length=2)]
 
 
 class _FP8(Section):

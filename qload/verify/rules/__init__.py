@@ -4,11 +4,13 @@ from qload.verify.rules import (
     act_order,
     bias,
     claimed,
+    empty,
     fields,
     floats,
     groups,
     layer_count,
     layers,
+    overflow,
     scales,
     siblings,
     side_files,
@@ -20,12 +22,14 @@ from qload.verify.rules.rule import Rule, Tier
 RULES: tuple[Rule, ...] = (
     side_files.RULE,
     layers.RULE,
+    empty.RULE,
     claimed.RULE,
     bias.RULE,
     siblings.RULE,
     layer_count.RULE,
     unexplained.RULE,
     scales.RULE,
+    overflow.RULE,
     floats.RULE,
     fields.RULE,
     groups.RULE,
@@ -34,6 +38,6 @@ RULES: tuple[Rule, ...] = (
 )
 
 # What `inspect` reports beside the layers that contradict themselves: headers tell it all.
-INSPECTED: tuple[Rule, ...] = (claimed.RULE, bias.RULE)
+INSPECTED: tuple[Rule, ...] = (empty.RULE, claimed.RULE, bias.RULE)
 
 __all__ = ["INSPECTED", "RULES", "Rule", "Tier"]

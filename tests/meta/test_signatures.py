@@ -1,0 +1,81 @@
+"""A quantizer is an object: no public signature takes one by name, or as a tuple or dict of settings."""
+
+import ast
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import qload
+
+NAMES = ("quantize", "quantizer")
+LOOSE = ("str", "Literal", "tuple", "Tuple", "list", "Sequence", "dict", "Dict", "Mapping", "Any")
+
+
+def public_modules() -> list[str]:
+    found = [info.name for info in pkgutil.walk_packages(qload.__path__, "qload.")]
+    return ["qload", *(name for name in found if "._" not in name and ".testing.faults" not in name)]
+
+
+def functions(module: str) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Every public function of a module, and every public method and constructor of its classes."""
+    loaded = importlib.import_module(module)
+    names = getattr(loaded, "__all__", None) or [name for name in vars(loaded) if not name.startswith("_")]
+    for name in names:
+        value = getattr(loaded, name)
+        if inspect.isfunction(value):
+            yield f"{module}.{name}", value
+        elif inspect.isclass(value) and value.__module__.startswith("qload"):
+            for method, held in vars(value).items():
+                made = getattr(held, "__func__", held)
+                if inspect.isfunction(made) and (method == "__init__" or not method.startswith("_")):
+                    yield f"{module}.{name}.{method}", made
+
+
+def takes_it_loosely(name: str, annotation: str) -> bool:
+    """Whether a parameter is a quantizer by its name, and text or loose settings by its annotation."""
+    if name not in NAMES and not name.startswith("quantizer_"):
+        return False
+    used = {node.id for node in ast.walk(ast.parse(annotation or "Any")) if isinstance(node, ast.Name)}
+    return not used.isdisjoint(LOOSE) or name.startswith("quantizer_")
+
+
+@pytest.mark.parametrize("module", public_modules())
+def test_no_public_signature_takes_a_quantizer_as_text_or_loose_settings(module: str) -> None:
+    wrong = [
+        f"{where}({name}: {annotation})"
+        for where, function in functions(module)
+        for name, parameter in inspect.signature(function).parameters.items()
+        for annotation in [inspect.formatannotation(parameter.annotation).replace("typing.", "")]
+        if takes_it_loosely(name, "" if parameter.annotation is parameter.empty else annotation)
+    ]
+
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("name", "annotation", "loose"),
+    [
+        ("quantizer", "str", True),
+        ("quantizer", "str | None", True),
+        ("quantize", "Literal['fp8', 'eetq'] | None", True),
+        ("quantizer", "tuple[int, int, str, bool]", True),
+        ("quantizer", "dict[str, int]", True),
+        ("quantizer", "", True),
+        ("quantizer_params", "Params", True),
+        ("quantizer", "qload.quantize.loading.Quantizer", False),
+        ("prefix", "str", False),
+    ],
+)
+def test_the_walk_knows_what_is_loose(name: str, annotation: str, loose: bool) -> None:
+    assert takes_it_loosely(name, annotation) == loose
+
+
+def test_the_walk_sees_the_constructor_that_takes_a_quantizer() -> None:
+    (loader,) = [f for name, f in functions("qload.quantize.loading") if name.endswith("QuantizingLoader.__init__")]
+
+    assert "quantizer" in inspect.signature(loader).parameters
+    assert all(any(True for _ in functions(module)) for module in ("qload", "qload.weights", "qload.methods"))
