@@ -75,7 +75,9 @@ def test_the_walk_knows_what_is_loose(name: str, annotation: str, loose: bool) -
 
 
 def test_the_walk_sees_the_constructor_that_takes_a_quantizer() -> None:
-    (loader,) = [f for name, f in functions("qload.quantize.loading") if name.endswith("QuantizingLoader.__init__")]
+    (loader,) = [
+        f for name, f in functions("qload.quantize.loading") if name.endswith("QuantizingLoader.__init__")
+    ]
 
     assert "quantizer" in inspect.signature(loader).parameters
     assert all(any(True for _ in functions(module)) for module in ("qload", "qload.weights", "qload.methods"))
