@@ -3,6 +3,7 @@ from .detect import DefaultWeightsLoader as DefaultWeightsLoader
 from .detect import EETQWeightsLoader as EETQWeightsLoader
 from .detect import Exl2WeightsLoader as Exl2WeightsLoader
 from .detect import GPTQWeightsLoader as GPTQWeightsLoader
+from .detect import KernelTarget as KernelTarget
 from .detect import MarlinWeightsLoader as MarlinWeightsLoader
 from .detect import loader_from_config as loader_from_config
 from .errors import AmbiguousIndexError as AmbiguousIndexError
@@ -75,8 +76,6 @@ from .kernels import MPLinearLayerConfig as MPLinearLayerConfig
 from .kernels import RepackingLoader as RepackingLoader
 from .kernels import ScalarType as ScalarType
 from .kernels import choose_mp_linear_kernel as choose_mp_linear_kernel
-from .kernels import fp8_from_marlin as fp8_from_marlin
-from .kernels import fp8_to_marlin as fp8_to_marlin
 from .kernels import repack as repack
 from .kernels import restore as restore
 from .kernels import scalar_types as scalar_types

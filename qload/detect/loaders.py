@@ -2,15 +2,17 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib import import_module
 from math import prod
 from typing import Any, Literal, overload
 
+import torch
+
 from qload.detect.claims import read_claims
 from qload.detect.files import Found
 from qload.detect.validation import Claims
-from qload.errors import ConfigError
+from qload.errors import ArgumentError, ConfigError
 from qload.formats import (
     AWQConfig,
     AWQWeight,
@@ -90,8 +92,33 @@ class EETQWeightsLoader(FormatLoader):
 
 # What repacks lies to the right of this module: it is named, never imported.
 REPACKED = ("qload.kernels.loaders", "for_target")
+KERNELS = ("auto", "marlin", "exllama")
 
-Target = Literal["auto", "marlin", "exllama"]
+
+@dataclass(frozen=True)
+class KernelTarget:
+    """What weights are repacked for: "marlin", "exllama", or "auto": Marlin's wherever it says yes.
+
+    `zeros`: how "exllama" stores zero points, None: as the checkpoint does. `dtype` and `exponent_bias`: of
+    FP8 for Marlin's kernel (`repack`); without a dtype "auto" leaves FP8 as it is stored.
+    """
+
+    kernel: Literal["auto", "marlin", "exllama"]
+    zeros: ZeroPoints | None = None
+    dtype: torch.dtype | None = None
+    exponent_bias: bool = True
+
+    def __post_init__(self) -> None:
+        if self.kernel not in KERNELS:
+            expected = f"None, a KernelTarget, or one of {', '.join(KERNELS)}"
+            raise ArgumentError("target", expected, repr(self.kernel))
+        if self.zeros is not None and self.kernel != "exllama":
+            raise ArgumentError("target: zeros", "None, as only exllama has a choice", repr(self.zeros))
+        if self.dtype is not None and self.kernel == "exllama":
+            raise ArgumentError("target: dtype", "None, as only FP8 for Marlin takes one", str(self.dtype))
+
+
+Target = Literal["auto", "marlin", "exllama"] | KernelTarget
 
 
 @overload
@@ -118,7 +145,7 @@ def loader_from_config(
     """The loader for a `quantization_config`; None means plain weights.
 
     `target`: what the loaded weights are repacked for: "marlin" or "exllama", or "auto", which is Marlin
-    wherever its kernel says yes; None keeps the checkpoint's own types.
+    wherever its kernel says yes, or a `KernelTarget` with more to say; None keeps the checkpoint's own types.
     `storage` is looked through for the tensors in which old GPTQ checkpoints keep their settings
     (`gptq_bits`, `gptq_groupsize`): tensors are believed before the config. Raises ConfigError for
     a malformed config, UnsupportedFormatError for a method that is not read.
@@ -137,7 +164,8 @@ def for_target(loader: WeightsLoader, target: Target | None) -> WeightsLoader:
     """A loader that repacks for a kernel what `loader` loads; None: as it is."""
     if target is None:
         return loader
-    made: WeightsLoader = getattr(import_module(REPACKED[0]), REPACKED[1])(loader, target)
+    named = target if isinstance(target, KernelTarget) else KernelTarget(target)
+    made: WeightsLoader = getattr(import_module(REPACKED[0]), REPACKED[1])(loader, named)
     return made
 
 

@@ -33,9 +33,10 @@ LOOSE = {"weight_packed": "N W", "weight_scale": "N G", "weight_zero_point": "Z 
 
 @dataclass(frozen=True)
 class CTPackConfig(spec.Grouped, spec.Config):
-    """`group_size` -1: one group. `symmetric`: zero points need not be stored. `act_order`: `weight_g_idx`
-    has to be. `dense`: the packing; of a config, only what its version says. `groups`: in order without an
-    index, in order beside one, or wherever it says. `shape`: (N, K) of the whole layer, once studied."""
+    """`group_size` -1: one group. `symmetric`: zero points need not be stored; once studied, none are.
+    `act_order`: `weight_g_idx` has to be. `dense`: the packing; of a config, only what its version says.
+    `groups`: in order without an index, in order beside one, or wherever it says. `shape`: (N, K) of the
+    whole layer, once studied."""
 
     name: ClassVar[str] = "ct_pack"
 
@@ -68,6 +69,7 @@ class CTPackConfig(spec.Grouped, spec.Config):
             )
         K, g_idx = shape[1], seen.facts.get("weight_g_idx")
         own = replace(self, shape=(N, K), dense=self._packing(seen, K, W, N, sizes.get("Z")))
+        own = replace(own, symmetric="Z" not in sizes)
         seen.sizes(CTPackWeight.tensors(own)[:1], own.known())
         if own.groups(K) != G:
             group, (name, text) = self.rows_of_a_group(K), ("weight_scale", f"({N}, {self.groups(K)})")

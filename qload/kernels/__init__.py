@@ -2,7 +2,7 @@
 
 from qload.kernels.exl2 import Exl2KernelWeight
 from qload.kernels.exllama import ExllamaConfig, ExllamaWeight
-from qload.kernels.fp8_marlin import FP8MarlinConfig, FP8MarlinWeight, fp8_from_marlin, fp8_to_marlin
+from qload.kernels.fp8_marlin import FP8MarlinConfig, FP8MarlinWeight
 from qload.kernels.loaders import GPTQMarlinWeightsLoader, RepackingLoader
 from qload.kernels.marlin import GPTQMarlinConfig, GPTQMarlinWeight
 from qload.kernels.mp_linear import (
@@ -38,8 +38,6 @@ __all__ = [
     "RepackingLoader",
     "ScalarType",
     "choose_mp_linear_kernel",
-    "fp8_from_marlin",
-    "fp8_to_marlin",
     "permute_param_layout_",
     "repack",
     "restore",

@@ -1,49 +1,62 @@
-"""AWQ <-> GPTQ: the same codes packed along the other axis, groups written out or left implied."""
-
-import torch
+"""AWQ: words along N, groups of one size in order, zero points as they are."""
 
 from qload.errors import RepackError
-from qload.formats import AWQConfig, AWQWeight, GPTQWeight
+from qload.formats import AWQConfig, AWQWeight
 from qload.formats.awq import BITS
-from qload.kernels import gptq
+from qload.kernels.integers import Integers, Origin, middles, placed
 from qload.layouts import Stored, awq
 
 
-def to_gptq(weight: AWQWeight) -> GPTQWeight:
-    """Exact for every zero point, which are stored as they are; K has to fill whole words."""
-    return gptq.from_codes(weight.codes(), weight.scales, weight.layer)
+def read(weight: AWQWeight) -> Integers:
+    """Codes and zero points; exact for every zero point."""
+    config, packing = weight.config, awq.columns(weight.config.bits)
+    zeros = None if weight.qzeros is None else packing.unpack(weight.qzeros)
+    return Integers(
+        bits=config.bits,
+        group_size=config.group_size,
+        unpack=lambda: packing.unpack(weight.qweight),
+        scales=weight.scales,
+        zeros=middles(config.bits, weight.scales) if zeros is None else zeros,
+        g_idx=config.in_order(weight.layer.K, weight.scales.device),
+        layer=placed(weight, keeps_zeros=zeros is not None),
+    )
 
 
-def from_gptq(weight: GPTQWeight, zero_point: bool = True) -> AWQWeight:
+def write(integers: Integers, zero_point: bool = True) -> AWQWeight:
     """Exact, or refused: AWQ has 4 or 8 bits, groups of one size in order, and zero points of those bits.
 
     `zero_point`: whether zero points are stored, or left out because all are 2**(bits - 1).
     """
-    reason = _why_not(weight, zero_point)
+    reason = _why_not(integers, zero_point)
     if reason:
-        raise RepackError("gptq", "awq", reason)
-    bits, groups, K = weight.config.bits, weight.scales.shape[0], weight.layer.K
+        raise RepackError(integers.source, "awq", reason)
+    bits, groups, K = integers.bits, integers.groups, integers.layer.K
     packing = awq.columns(bits)
     return AWQWeight(
         config=AWQConfig(-1 if groups == 1 else K // groups, bits, zero_point),
-        qweight=packing.pack(weight.codes().codes.T),
-        qzeros=Stored().write(gptq.zero_points(weight), packing) if zero_point else None,
-        scales=weight.scales,
-        layer=weight.layer,
+        qweight=packing.pack(integers.unpack()),
+        qzeros=Stored().write(integers.zeros, packing) if zero_point else None,
+        scales=integers.scales.contiguous(),
+        layer=integers.layer,
     )
 
 
-def _why_not(weight: GPTQWeight, zero_point: bool) -> str | None:
-    bits, groups, K = weight.config.bits, weight.scales.shape[0], weight.layer.K
+def back(integers: Integers, origin: Origin) -> AWQWeight:
+    """As it was stored."""
+    return write(integers, origin.keeps_zeros)
+
+
+def _why_not(integers: Integers, zero_point: bool) -> str | None:
+    bits, N, highest = integers.bits, integers.layer.N, integers.span[1]
     if bits not in BITS:
         return f"awq has {' or '.join(map(str, BITS))} bits, got {bits}"
-    if K % groups:
-        return f"K = {K} does not divide into {groups} groups of one size"
-    if not bool((weight.g_idx == torch.arange(K, device=weight.device) // (K // groups)).all()):
-        return "the groups are not in order along K (act order), and awq has no g_idx"
-    highest = int(gptq.zero_points(weight).max())
+    if N % (32 // bits):
+        return f"N = {N} is not a multiple of {32 // bits}: short words"
+    reason = integers.why_no_index()
+    if reason:
+        return reason
     if highest >= 2**bits:
         return f"a zero point of {highest} does not fit {bits} bits"
-    if not zero_point and not gptq.is_symmetric(weight):
+    if not zero_point and not integers.symmetric:
         return f"a zero point is not {2 ** (bits - 1)}, and none are stored"
     return None

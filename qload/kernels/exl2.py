@@ -22,6 +22,7 @@ from torch import Tensor
 from qload import spec
 from qload.errors import RepackError
 from qload.formats.exl2 import Exl2Config, Exl2Weight, codes_of, divided, places
+from qload.kernels.integers import placed
 from qload.kernels.permutation import inverse, put_back
 from qload.layouts.exl2 import STARTS, Groups
 from qload.spec import Role, TensorSpec
@@ -85,7 +86,7 @@ def from_exl2(weight: Exl2Weight) -> Exl2KernelWeight:
         q_invperm=weight.q_invperm.clone(),
         q_perm=inverse(places(weight.q_invperm).to(torch.int32)),
         q_group_map=groups.map(),
-        layer=weight.layer,
+        layer=placed(weight),
     )
 
 

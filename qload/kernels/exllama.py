@@ -9,16 +9,17 @@
 Source: formats.md section 2, byte-equal to exllamav2 and vLLM.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from qload import spec
-from qload.formats import GPTQConfig, GPTQWeight
+from qload.errors import RepackError
 from qload.formats.gptq import INDICES, SCALES
-from qload.kernels.gptq import config_of
+from qload.kernels.gptq import size_of, why_not, words
+from qload.kernels.integers import Integers, Origin, placed
 from qload.kernels.permutation import inverse, put_back
 from qload.layouts import STORED_MINUS_ONE, ZeroPoints, exllama, gptq
 from qload.spec import Role, TensorSpec
@@ -79,36 +80,40 @@ class ExllamaWeight(spec.Weight):
         )
 
 
-def from_gptq(weight: GPTQWeight) -> ExllamaWeight:
-    """Rows sorted by group, stable, then each word shuffled; zero points and scales untouched."""
-    bits, order = weight.config.bits, torch.argsort(weight.g_idx, stable=True)
-    in_order = bool((order[1:] > order[:-1]).all())
-    codes = gptq.rows(bits).unpack(weight.qweight)
-    return ExllamaWeight(
-        config=ExllamaConfig(bits, weight.config.zeros),
-        qweight=exllama.rows(bits).pack(codes if in_order else codes[order]),
-        qzeros=weight.qzeros,
+def read(weight: ExllamaWeight) -> Integers:
+    """Every row back at its input."""
+    bits, zeros = weight.config.bits, weight.config.zeros
+    g_idx = put_back(weight.g_idx, weight.q_perm)
+    layer = placed(weight, weight.g_idx)
+    known = layer.origin.config if isinstance(layer.origin, Origin) else None
+    return Integers(
+        bits=bits,
+        group_size=getattr(known, "group_size", None) or size_of(weight.scales.shape[0], g_idx),
+        unpack=lambda: put_back(exllama.rows(bits).unpack(weight.qweight), weight.q_perm),
         scales=weight.scales,
-        g_idx=weight.g_idx if in_order else weight.g_idx[order],
-        q_perm=None if in_order else order.to(torch.int32),
-        layer=weight.layer,
+        zeros=zeros.read(weight.qzeros, gptq.columns(bits)),
+        g_idx=g_idx,
+        layer=layer,
+        convention=zeros,
     )
 
 
-def to_gptq(weight: ExllamaWeight) -> GPTQWeight:
-    """The inverse of `from_gptq`, bit for bit."""
-    bits, origin = weight.config.bits, weight.layer.origin
-    zeros, g_idx = weight.config.zeros, put_back(weight.g_idx, weight.q_perm)
-    if isinstance(origin, GPTQConfig):
-        config = replace(origin, zeros=zeros)
-    else:
-        config = config_of(bits, weight.scales.shape[0], g_idx, zeros)
-    codes = put_back(exllama.rows(bits).unpack(weight.qweight), weight.q_perm)
-    return GPTQWeight(
-        config=config,
-        qweight=gptq.rows(bits).pack(codes),
-        qzeros=weight.qzeros,
-        scales=weight.scales,
-        g_idx=g_idx,
-        layer=weight.layer,
+def write(integers: Integers, zeros: ZeroPoints | None = None) -> ExllamaWeight:
+    """Rows sorted by group, stable, then each word shuffled; `zeros`: None for how they were stored."""
+    reason, zeros = why_not(integers), zeros or integers.convention
+    if reason:
+        raise RepackError(integers.source, "exllama", reason)
+    codes, g_idx, perm = integers.unpack(), integers.g_idx, None
+    order = torch.argsort(g_idx, stable=True)
+    if not bool((order[1:] > order[:-1]).all()):
+        codes, g_idx, perm = codes[order], g_idx[order], order.to(torch.int32)
+    index = torch.int32 if integers.origin.index is None else integers.origin.index
+    return ExllamaWeight(
+        config=ExllamaConfig(integers.bits, zeros),
+        qweight=exllama.rows(integers.bits).pack(codes),
+        qzeros=words(integers, zeros),
+        scales=integers.scales,
+        g_idx=g_idx.to(index),
+        q_perm=perm,
+        layer=integers.layer,
     )

@@ -4,6 +4,7 @@
     scales        fp16, bf16  (G, N)       permuted; one row is one scale a column; times 2**8 (fp16) or
                                            2**120 (bf16) where `exponent_bias`
     weight_scale  fp32, ...   as stored    the checkpoint's own scales, from which `scales` were rounded
+    input_scale   fp32, ...   as stored    of the activations; absent where the checkpoint has none
 
     w[n, k] = scales[k / g, n] * 2**-bias * e4m3fn(byte[k, n])
 
@@ -13,19 +14,21 @@ as in `kernels.marlin`, with bytes and scales of 0. Source: formats.md section 4
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from qload import spec
-from qload.errors import ArgumentError, CastError, DtypeError, ShapeError
-from qload.kernels.marlin_shapes import padded
+from qload.errors import ArgumentError, CastError, RepackError
+from qload.formats import Fp8Weight
+from qload.formats.fp8 import E4M3FN
+from qload.kernels.integers import Origin, placed
+from qload.kernels.marlin_shapes import GROUP_SIZES, padded
 from qload.layouts import marlin
-from qload.spec import Layer, Role, TensorSpec
+from qload.spec import Role, TensorSpec, named
 
 EXPONENT_BIAS = {torch.float16: 8, torch.bfloat16: 120}
-STORED = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ class FP8MarlinWeight(spec.Weight):
     qweight: Tensor
     scales: Tensor
     weight_scale: Tensor
+    input_scale: Tensor | None = None
 
     format: ClassVar[str] = "fp8_marlin"
     example: ClassVar[FP8MarlinConfig] = FP8MarlinConfig(group_size=-1, exponent_bias=True)
@@ -79,89 +83,92 @@ class FP8MarlinWeight(spec.Weight):
         )
 
 
-def fp8_to_marlin(
-    weight: Tensor,
-    scale: Tensor,
-    *,
-    dtype: torch.dtype,
-    exponent_bias: bool,
-    block: tuple[int, int] | None = None,
-    name: str = "",
+def write(
+    weight: Fp8Weight, *, dtype: Any, exponent_bias: Any, whole: Fp8Weight | None = None
 ) -> FP8MarlinWeight:
-    """e4m3fn (N, K) and its multiplying scales -> Marlin's order; scales are rounded once to `dtype`.
+    """Bytes and scales in Marlin's order, scales rounded once to `dtype`; RepackError with the reason.
 
-    Parameters
-    ----------
-    scale
-        One for all: () or (1,) or (1, 1); one an output: (N,), (N, 1) or (1, N); with `block`:
-        (ceil(N / rows), ceil(K / columns)).
-    dtype
-        float16 or bfloat16, of the activations.
-    exponent_bias
-        True: scales as vLLM's kernel takes them; False: as TGI's does.
-    block
-        (outputs, inputs) that share a scale.
-
-    CastError where a scale is too large for `dtype`.
+    `dtype`: float16 or bfloat16, of the activations. `exponent_bias`: True: scales as vLLM's kernel takes
+    them; False: as TGI's does. `whole`: the layer that this is a share of, looked at first.
+    CastError where a scale is too large for `dtype`, or so small that it would be 0.
     """
-    name = name or "weight"
-    if weight.dtype != torch.float8_e4m3fn:
-        raise DtypeError(name, ["float8_e4m3fn"], str(weight.dtype).removeprefix("torch."))
     if dtype not in EXPONENT_BIAS:
-        raise ArgumentError("dtype", "torch.float16 or torch.bfloat16", str(dtype))
-    N, K = weight.shape
-    rows = _per_group(name, scale, N, K, block)
-    config = FP8MarlinConfig(-1 if rows.shape[0] == 1 else block[1] if block else -1, exponent_bias)
+        raise ArgumentError("dtype", "torch.float16 or torch.bfloat16, as the activations", str(dtype))
+    if not isinstance(exponent_bias, bool):
+        expected = "True: scales carry the factor of the exponent; False: the kernel applies it"
+        raise ArgumentError("exponent_bias", expected, str(exponent_bias))
+    reason = why_not(whole or weight)
+    if reason:
+        raise RepackError("fp8", "marlin", reason)
+    if whole is not None:
+        _rounded(whole, dtype, exponent_bias)
+    (N, K), rounded, block = weight.shape, _rounded(weight, dtype, exponent_bias), weight.config.block
+    config = FP8MarlinConfig(-1 if block is None or rounded.shape[0] == 1 else block[1], exponent_bias)
     Np, Kp = padded(N, K, config.group_size)
     wide = torch.zeros(Kp, Np, dtype=torch.uint8, device=weight.device)
-    wide[:K, :N] = weight.view(torch.uint8).T
+    wide[:K, :N] = weight.weight.view(torch.uint8).T
     scales = torch.zeros(config.groups(Kp), Np, dtype=dtype, device=weight.device)
-    scales[: rows.shape[0], :N] = _rounded(name, rows, dtype, exponent_bias)
+    scales[: rounded.shape[0], :N] = rounded
     return FP8MarlinWeight(
         config=config,
         qweight=marlin.rows(8).pack(wide),
         scales=marlin.scales(scales.shape[0]).apply(scales),
-        weight_scale=scale.clone(),
-        layer=Layer((N,), K, (N, K), name),
+        weight_scale=weight.weight_scale,
+        input_scale=weight.input_scale,
+        layer=placed(weight),
     )
 
 
-def fp8_from_marlin(weight: FP8MarlinWeight) -> tuple[Tensor, Tensor]:
-    """The e4m3fn (N, K) and the scales that `fp8_to_marlin` was given, bit for bit."""
+def read(weight: FP8MarlinWeight) -> Fp8Weight:
+    """The inverse of `write`, bit for bit."""
+    origin = weight.layer.origin
+    if not isinstance(origin, Origin):
+        reason = "it was made by hand, and nothing says what the stored scales cover"
+        raise RepackError("fp8_marlin", "fp8", reason)
     bytes_ = weight.codes().codes.to(torch.uint8).contiguous()
-    return bytes_.view(torch.float8_e4m3fn), weight.weight_scale.clone()
+    return Fp8Weight(
+        config=origin.config,
+        weight=bytes_.view(E4M3FN),
+        weight_scale=weight.weight_scale,
+        input_scale=weight.input_scale,
+        layer=weight.layer,
+    )
 
 
-def _per_group(name: str, scale: Tensor, N: int, K: int, block: tuple[int, int] | None) -> Tensor:
-    """Scales (G, N), repeated from whatever they cover."""
-    if scale.dtype not in STORED:
-        got = str(scale.dtype).removeprefix("torch.")
-        raise DtypeError(f"{name}_scale", ["float32", "bfloat16", "float16"], got)
-    if block is not None:
-        n, k = block
-        want = (-(-N // n), -(-K // k))
-        if tuple(scale.shape) != want:
-            raise ShapeError(f"{name}_scale", f"{want} = (N/{n}^, K/{k}^)", tuple(scale.shape))
-        return scale.T.repeat_interleave(n, 1)[:, :N]
-    if scale.numel() == 1 and scale.ndim <= 2:
-        return scale.reshape(1, 1).expand(1, N)
-    if tuple(scale.shape) not in ((N,), (N, 1), (1, N)):
-        expected = f"(), (1,), ({N},), ({N}, 1) or (1, {N}); blocks of scales need `block`"
-        raise ShapeError(f"{name}_scale", expected, tuple(scale.shape))
-    return scale.reshape(1, N)
+def why_not(weight: Fp8Weight) -> str | None:
+    """Why Marlin's kernel cannot read a weight, or None; of a whole layer, the same on every rank."""
+    if weight.weight.dtype != E4M3FN:
+        return f"Marlin's kernel reads float8_e4m3fn, got {str(weight.weight.dtype).removeprefix('torch.')}"
+    block, K = weight.config.block, weight.layer.K
+    if block is not None and block[1] < K and block[1] not in GROUP_SIZES:
+        sizes = ", ".join(map(str, GROUP_SIZES[1:]))
+        return f"Marlin's kernel reads blocks of {sizes} inputs or one of all, got {block[1]}"
+    return None
 
 
-def _rounded(name: str, scales: Tensor, dtype: torch.dtype, exponent_bias: bool) -> Tensor:
-    """The factor first, while the scale is wide: a small scale would lose bits as a subnormal fp16."""
-    factor = 2.0 ** EXPONENT_BIAS[dtype] if exponent_bias else 1.0
-    exact = scales.double() * factor
+def _rounded(weight: Fp8Weight, dtype: torch.dtype, exponent_bias: bool) -> Tensor:
+    """Scales (G, N), each written out for its outputs and rounded.
+
+    The factor first, while the scale is wide: a small scale would lose bits as a subnormal fp16.
+    """
+    codes, N = weight.codes(), weight.layer.N
+    stored = (codes.scales.expand(N, -1) if codes.n_group is None else codes.scales[codes.n_group]).T.double()
+    exact = stored.reciprocal() if codes.divide else stored
+    exact = exact * 2.0 ** (EXPONENT_BIAS[dtype] if exponent_bias else 0)
     rounded = exact.to(dtype)
-    lost = torch.isfinite(exact) & ~torch.isfinite(rounded)
-    if lost.any():
-        source, target = (str(kind).removeprefix("torch.") for kind in (scales.dtype, dtype))
-        times = f" * 2**{EXPONENT_BIAS[dtype]}" if exponent_bias else ""
-        remedy = "pack for bfloat16 activations, whose range is that of float32"
-        raise CastError(
-            f"{name}_scale{times}", source, target, float(exact[lost][0]), int(lost.sum()), remedy
-        )
+    for lost in (torch.isfinite(exact) & ~torch.isfinite(rounded), (exact != 0) & (rounded == 0)):
+        if lost.any():
+            times = f" * 2**{EXPONENT_BIAS[dtype]}" if exponent_bias else ""
+            name = named(weight.layer.name or "Fp8Weight", f"weight_scale{times}")
+            source, target = (str(kind).removeprefix("torch.") for kind in (weight.weight_scale.dtype, dtype))
+            value, count, remedy = float(exact[lost][0]), int(lost.sum()), _remedy(dtype, exponent_bias)
+            raise CastError(name, source, target, value, count, remedy)
     return rounded
+
+
+def _remedy(dtype: torch.dtype, exponent_bias: bool) -> str:
+    if dtype == torch.float16:
+        return "pack for bfloat16 activations, whose range is that of float32"
+    if exponent_bias:
+        return "pack with exponent_bias=False, for a kernel that applies the factor itself"
+    return "leave this layer as it is stored: no scale of Marlin's holds the value"

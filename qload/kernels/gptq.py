@@ -1,4 +1,4 @@
-"""GPTQ as the layout through which all others are reached: it can say every group, zero point and order."""
+"""GPTQ: words along K, an index of groups, and zero points in any of their conventions."""
 
 from dataclasses import replace
 
@@ -7,75 +7,100 @@ from torch import Tensor
 
 from qload.errors import RepackError
 from qload.formats import GPTQConfig, GPTQWeight
+from qload.kernels.integers import Integers, Origin, placed
 from qload.layouts import Stored, ZeroPoints, gptq
+from qload.layouts.packing import WORD_BITS
 from qload.spec import Codes, Layer
 
 
-def from_codes(
-    codes: Codes,
-    scales: Tensor,
-    layer: Layer,
-    config: GPTQConfig | None = None,
-    *,
-    index: torch.dtype = torch.int32,
-) -> GPTQWeight:
-    """Codes in words along K, and scales (G, N) in their own dtype, as a GPTQ weight.
+def read(weight: GPTQWeight) -> Integers:
+    """Codes, zero points as they are meant, and the group of each row."""
+    config = weight.config
+    return Integers(
+        bits=config.bits,
+        group_size=config.group_size,
+        unpack=lambda: gptq.rows(config.bits).unpack(weight.qweight),
+        scales=weight.scales,
+        zeros=config.zeros.read(weight.qzeros, gptq.columns(config.bits)),
+        g_idx=weight.g_idx,
+        layer=placed(weight, weight.g_idx),
+        convention=config.zeros,
+    )
 
-    `config`: of the GPTQ weight it once was; without it groups in order and stored zero points.
-    """
-    assert codes.zeros is not None  # every format that is repacked has them, and groups
-    assert codes.k_group is not None
-    K, groups, fill = codes.codes.shape[1], scales.shape[0], 32 // codes.bits if codes.bits != 3 else 32
-    if K % fill:
-        raise RepackError(layer.name or "weight", "gptq", f"K = {K} is not a multiple of {fill}: short words")
-    if config is None:
-        config = config_of(codes.bits, groups, codes.k_group)
+
+def write(integers: Integers, zeros: ZeroPoints) -> GPTQWeight:
+    """Exact, or RepackError where rows fill no words or a zero point cannot be said."""
+    reason = why_not(integers)
+    if reason:
+        raise RepackError(integers.source, "gptq", reason)
+    bits, origin = integers.bits, integers.origin
+    index = torch.int32 if origin.index is None else origin.index
     return GPTQWeight(
-        config=config,
-        qweight=gptq.rows(codes.bits).pack(codes.codes.T),
-        qzeros=config.zeros.write(codes.zeros.T, gptq.columns(codes.bits)),
-        scales=scales.contiguous(),
-        g_idx=codes.k_group.to(index),
+        config=config_of(integers, zeros),
+        qweight=gptq.rows(bits).pack(integers.unpack()),
+        qzeros=words(integers, zeros),
+        scales=integers.scales.contiguous(),
+        g_idx=integers.g_idx.to(index),
+        layer=integers.layer,
+    )
+
+
+def back(integers: Integers, origin: Origin) -> GPTQWeight:
+    """As it was stored."""
+    return write(integers, origin.config.zeros)
+
+
+def from_codes(codes: Codes, scales: Tensor, layer: Layer, config: GPTQConfig) -> GPTQWeight:
+    """Codes in plain order, and scales (G, N) in their own dtype, as a GPTQ weight of this config."""
+    assert codes.zeros is not None
+    assert codes.k_group is not None
+    return replace(
+        write(
+            Integers(
+                bits=codes.bits,
+                group_size=config.group_size,
+                unpack=lambda: codes.codes.T,
+                scales=scales,
+                zeros=codes.zeros.T,
+                g_idx=codes.k_group,
+                layer=replace(layer, origin=Origin(GPTQWeight, config)),
+            ),
+            config.zeros,
+        ),
         layer=layer,
     )
 
 
-def with_zeros(weight: GPTQWeight, zeros: ZeroPoints) -> GPTQWeight:
-    """The same weight, its zero points in another convention, or RepackError where it cannot say them."""
-    if weight.config.zeros == zeros:
-        return weight
-    logical = zero_points(weight)
-    lowest, highest = zeros.span(weight.config.bits)
-    for value, wrong in ((int(logical.max()), f"above {highest}"), (int(logical.min()), f"below {lowest}")):
+def words(integers: Integers, zeros: ZeroPoints) -> Tensor:
+    """Zero points along N in a convention, or RepackError where it cannot say them."""
+    lowest, highest = zeros.span(integers.bits)
+    least, most = integers.span
+    for value, wrong in ((most, f"above {highest}"), (least, f"below {lowest}")):
         if value > highest or value < lowest:
-            raise RepackError("gptq", f"zero points {zeros.name}", f"a zero point of {value} is {wrong}")
-    words = zeros.write(logical, gptq.columns(weight.config.bits))
-    return replace(weight, config=replace(weight.config, zeros=zeros), qzeros=words)
+            reason = f"a zero point of {value} is {wrong}"
+            raise RepackError(integers.source, f"zero points {zeros.name}", reason)
+    return zeros.write(integers.zeros, gptq.columns(integers.bits))
 
 
-def zero_points(weight: GPTQWeight) -> Tensor:
-    """Zero points (G, N) as they are meant."""
-    return weight.config.zeros.read(weight.qzeros, gptq.columns(weight.config.bits))
+def why_not(integers: Integers) -> str | None:
+    """Why rows or columns do not fill GPTQ's words, or None."""
+    fill = WORD_BITS if integers.bits == 3 else WORD_BITS // integers.bits
+    for dim, size in zip("NK", integers.shape, strict=True):
+        if size % fill:
+            return f"{dim} = {size} is not a multiple of {fill}: short words"
+    return None
 
 
-def is_symmetric(weight: GPTQWeight) -> bool:
-    """Whether every zero point is 2**(bits - 1), so that a kernel need not read them."""
-    return bool((zero_points(weight) == 2 ** (weight.config.bits - 1)).all())
+def config_of(integers: Integers, zeros: ZeroPoints | None = None) -> GPTQConfig:
+    """That of the GPTQ weight it once was, or of its groups as they lie."""
+    zeros, origin = zeros or Stored(), integers.origin
+    if isinstance(origin.config, GPTQConfig):
+        return replace(origin.config, zeros=zeros)
+    several = integers.groups > 1
+    size = integers.group_size if several else -1
+    return GPTQConfig(integers.bits, size, zeros, positional=several and integers.in_order)
 
 
-def in_order(weight: GPTQWeight) -> bool:
-    """Whether rows and groups follow each other, groups of one size but the last."""
-    config, (_, K) = weight.config, weight.shape
-    groups = weight.scales.shape[0]
-    if groups == 1:
-        return True
-    here = config.in_order(K, weight.device)
-    return config.groups(K) == groups and bool((weight.g_idx == here).all())
-
-
-def config_of(bits: int, groups: int, k_group: Tensor, zeros: ZeroPoints | None = None) -> GPTQConfig:
-    """The config of groups whose size is that of the largest, or of one group for all."""
-    size = int(torch.bincount(k_group.long()).max()) if groups > 1 else -1
-    config = GPTQConfig(bits, size, zeros or Stored())
-    ordered = groups > 1 and bool((k_group == config.in_order(k_group.numel(), k_group.device)).all())
-    return replace(config, positional=ordered)
+def size_of(groups: int, g_idx: Tensor) -> int:
+    """How many rows a group has, where only the index tells: as many as the largest; -1: one group."""
+    return int(torch.bincount(g_idx.long()).max()) if groups > 1 else -1

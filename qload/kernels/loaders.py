@@ -1,27 +1,30 @@
 """Loaders that repack what another loader loads: the conversion belongs to the kernel that asks for it."""
 
 from collections.abc import Sequence
+from copy import copy
+from typing import Any, Self
 
-from qload.errors import ArgumentError, RepackError
-from qload.formats import Marlin24Weight, UnquantizedWeight
-from qload.kernels.repack import repack
-from qload.loader import Part, Split, TensorSource, WeightsLoader
+from qload.detect import KernelTarget
+from qload.errors import ArgumentError, CastError, RepackError
+from qload.formats import Marlin24Weight
+from qload.kernels.hollow import HollowSource
+from qload.kernels.repack import options, repack, undecisive
+from qload.loader import FormatLoader, Part, Split, TensorSource, WeightsLoader
 from qload.spec import Weight
 
-TARGETS = ("auto", "marlin", "exllama")
+READ_AS_STORED = {"marlin": (Marlin24Weight,)}  # what a kernel of the same family reads as it is
 
 
 class RepackingLoader(WeightsLoader):
     """Loads with another loader, whole or a share, then repacks; plain layers stay plain.
 
     `strict`: a weight that the layout cannot say is a RepackError; otherwise it stays as it was loaded, and
-    the reason goes into the ledger's notes.
+    the reason goes into the ledger's notes. `asked`: options of `repack`, for the weights that take them.
+    What is left out or refused is decided for the whole layer, on every rank alike.
     """
 
-    untouched: tuple[type[Weight], ...] = (UnquantizedWeight,)
-
-    def __init__(self, inner: WeightsLoader, layout: str, *, strict: bool = True) -> None:
-        self.inner, self.layout, self.strict = inner, layout, strict
+    def __init__(self, inner: WeightsLoader, layout: str, *, strict: bool = True, **asked: Any) -> None:
+        self.inner, self.layout, self.strict, self.asked = inner, layout, strict, asked
         self.config_tensors = inner.config_tensors
 
     def shape(self, weights: TensorSource, prefix: str) -> tuple[int, int]:
@@ -31,38 +34,52 @@ class RepackingLoader(WeightsLoader):
     def load(self, weights: TensorSource, parts: Sequence[Part], split: Split | None) -> Weight:
         """As the inner loader, repacked."""
         weight = self.inner.load(weights, parts, split)
-        if isinstance(weight, self.untouched):
+        if weight.plain or isinstance(weight, READ_AS_STORED.get(self.layout, ())):
             return weight
+        taken = options(type(weight), self.layout)
+        asked = {option: value for option, value in self.asked.items() if option in taken}
         try:
-            return repack(weight, self.layout)
-        except RepackError as error:
+            if "dtype" in taken and asked.get("dtype") is None:
+                reason = "its scales need the dtype of the activations, and the target says none"
+                raise RepackError(weight.format, self.layout, reason)
+            whole = self._whole(weights, parts, weight) if split else None
+            return repack(weight, self.layout, whole=whole, **asked)
+        except (RepackError, CastError) as error:
+            reason = error.reason if isinstance(error, RepackError) else str(error)
             if self.strict:
-                raise RepackError(
-                    f"{weight.layer.name}: {weight.format}", error.layout, error.reason
-                ) from error
-            weights.note(f"{weight.layer.name}: stays {weight.format}: {error.reason}")
+                raise RepackError(f"{weight.layer.name}: {weight.format}", self.layout, reason) from error
+            weights.note(f"{weight.layer.name}: stays {weight.format}: {reason}")
             return weight
+
+    def with_config(self, **changes: Any) -> Self:
+        """The same loader, the config of what it loads changed, as `FormatLoader.with_config`."""
+        if not isinstance(self.inner, FormatLoader | RepackingLoader):
+            raise ArgumentError("changes", "none, as the inner loader has no config", ", ".join(changes))
+        twin = copy(self)
+        twin.inner = self.inner.with_config(**changes)
+        return twin
+
+    def _whole(self, weights: TensorSource, parts: Sequence[Part], share: Weight) -> Weight | None:
+        """The layer that a share is of, read but for its codes, where the codes decide nothing."""
+        if weights.process_group.size() == 1:
+            return None
+        bulk = undecisive(type(share), self.layout) if isinstance(self.inner, FormatLoader) else ""
+        return self.inner.load(HollowSource(weights, bulk), parts, None)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.inner!r}, {self.layout})"
 
 
 class GPTQMarlinWeightsLoader(RepackingLoader):
-    """Wraps a loader of GPTQ, AWQ or Marlin layers and repacks them for Marlin's kernel.
+    """Wraps a loader and repacks what it loads for Marlin's kernel; 2:4 sparse layers have their own."""
 
-    A 2:4 sparse layer has a kernel of its own and stays as it is stored.
-    """
-
-    untouched = (UnquantizedWeight, Marlin24Weight)
-
-    def __init__(self, inner: WeightsLoader, *, strict: bool = True) -> None:
-        super().__init__(inner, "marlin", strict=strict)
+    def __init__(self, inner: WeightsLoader, *, strict: bool = True, **asked: Any) -> None:
+        super().__init__(inner, "marlin", strict=strict, **asked)
 
 
-def for_target(inner: WeightsLoader, target: str) -> WeightsLoader:
+def for_target(inner: WeightsLoader, target: KernelTarget) -> WeightsLoader:
     """The loader of what a kernel reads: "auto" is Marlin's wherever it says yes."""
-    if target not in TARGETS:
-        raise ArgumentError("target", f"None or one of {', '.join(TARGETS)}", repr(target))
-    if target == "exllama":
-        return RepackingLoader(inner, "exllama")
-    return GPTQMarlinWeightsLoader(inner, strict=target == "marlin")
+    if target.kernel == "exllama":
+        return RepackingLoader(inner, "exllama", zeros=target.zeros)
+    asked = {"dtype": target.dtype, "exponent_bias": target.exponent_bias}
+    return GPTQMarlinWeightsLoader(inner, strict=target.kernel == "marlin", **asked)

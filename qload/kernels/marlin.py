@@ -22,12 +22,12 @@ from torch import Tensor
 
 from qload import spec
 from qload.errors import RepackError, ShapeError
-from qload.formats import GPTQConfig, GPTQWeight, MarlinConfig, MarlinWeight
+from qload.formats import GPTQConfig, MarlinWeight
 from qload.formats.gptq import SCALES
-from qload.kernels.gptq import from_codes, in_order, is_symmetric, zero_points
+from qload.kernels.integers import Integers, Origin, middles, placed
 from qload.kernels.marlin_shapes import GROUP_SIZES, padded
 from qload.kernels.permutation import put_back
-from qload.layouts import Stored, gptq, marlin
+from qload.layouts import Stored, marlin
 from qload.spec import Role, TensorSpec
 
 
@@ -42,7 +42,6 @@ class GPTQMarlinConfig(spec.Grouped, spec.Config):
     zero_point: bool = False
     act_order: bool = False
     is_k_full: bool = True
-    index: torch.dtype = torch.int32  # of the g_idx that `restore` writes
 
     def __post_init__(self) -> None:
         self.check_bits(self.bits, *marlin.BITS)
@@ -114,24 +113,41 @@ class GPTQMarlinWeight(spec.Weight):
         return replace(plain, zeros=zeros[:groups, :N].T)
 
 
-def from_gptq(weight: GPTQWeight, keep_zeros: bool = False) -> GPTQMarlinWeight:
+def read(weight: GPTQMarlinWeight) -> Integers:
+    """Every row back at its input, without the padding."""
+    codes, bits = weight.codes(), weight.config.bits
+    assert codes.k_group is not None
+    assert codes.zeros is not None
+    layer = placed(weight, weight.g_idx, keeps_zeros=weight.config.zero_point)
+    origin = layer.origin.config if isinstance(layer.origin, Origin) else None
+    return Integers(
+        bits=bits,
+        group_size=weight.config.group_size,
+        unpack=lambda: codes.codes.T,
+        scales=weight.plain_scales()[: codes.scales.shape[1], : weight.layer.N],
+        zeros=codes.zeros.T,
+        g_idx=codes.k_group,
+        layer=layer,
+        convention=origin.zeros if isinstance(origin, GPTQConfig) else Stored(),
+    )
+
+
+def write(integers: Integers, keep_zeros: bool = False) -> GPTQMarlinWeight:
     """Codes, scales and zero points in Marlin's orders, padded; exact, or RepackError with the reason.
 
     `keep_zeros`: zero points stay although all are 2**(bits - 1) and could be left out.
     """
-    reason = why_not(weight)
+    reason = why_not(integers)
     if reason:
-        raise RepackError("gptq", "marlin", reason)
-    (N, K), bits = weight.shape, weight.config.bits
-    groups = weight.scales.shape[0]
-    config, perm, g_idx = _rows(weight)
+        raise RepackError(integers.source, "marlin", reason)
+    (N, K), bits, groups = integers.shape, integers.bits, integers.groups
+    config, perm, g_idx = _rows(integers)
     Np, Kp = padded(N, K, config.group_size)
-    codes = gptq.rows(bits).unpack(weight.qweight)
-    symmetric, middle = not keep_zeros and is_symmetric(weight), 2 ** (bits - 1)
+    symmetric, codes = not keep_zeros and integers.symmetric, integers.unpack()
 
     rows = groups if config.act_order and not config.is_k_full else config.groups(Kp)
-    wide_zeros = _pad(zero_points(weight), rows, Np, middle)
-    wide_scales = _pad(weight.scales, rows, Np, 0)
+    wide_zeros = _pad(integers.zeros, rows, Np, 2 ** (bits - 1))
+    wide_scales = _pad(integers.scales, rows, Np, 0)
     wide = wide_zeros[g_idx]  # padding has the code that means 0
     wide[:K, :N] = codes if perm is None else codes[perm[:K]]
     return GPTQMarlinWeight(
@@ -141,75 +157,59 @@ def from_gptq(weight: GPTQWeight, keep_zeros: bool = False) -> GPTQMarlinWeight:
         qzeros=None if symmetric else Stored().write(wide_zeros, marlin.zeros(bits)),
         g_idx=None if perm is None else g_idx.to(torch.int32),
         perm=None if perm is None else perm.to(torch.int32),
-        layer=weight.layer,
+        layer=integers.layer,
     )
 
 
-def to_gptq(weight: GPTQMarlinWeight) -> GPTQWeight:
-    """The inverse of `from_gptq`, bit for bit, in the zero-point convention of what was repacked."""
-    codes, origin = weight.codes(), weight.layer.origin
-    scales = weight.plain_scales()[: codes.scales.shape[1], : weight.layer.N]
-    config = origin if isinstance(origin, GPTQConfig) else None
-    return from_codes(codes, scales, weight.layer, config, index=weight.config.index)
+def read_checkpoint(weight: MarlinWeight) -> Integers:
+    """A Marlin checkpoint's layer: symmetric, in order."""
+    bits, scales = weight.config.bits, weight.plain_scales()
+    return Integers(
+        bits=bits,
+        group_size=weight.config.group_size,
+        unpack=lambda: marlin.rows(bits).unpack(weight.B),
+        scales=scales,
+        zeros=middles(bits, scales),
+        g_idx=weight.config.in_order(weight.layer.K, scales.device),
+        layer=placed(weight),
+    )
 
 
-def of_checkpoint(weight: MarlinWeight) -> GPTQWeight:
-    """A Marlin checkpoint's layer as GPTQ."""
-    return from_codes(weight.codes(), weight.plain_scales(), weight.layer)
-
-
-def to_checkpoint(weight: GPTQWeight, config: MarlinConfig) -> MarlinWeight:
-    """A GPTQ weight as a Marlin checkpoint has it: symmetric, in order, in whole tiles."""
-    bits = weight.config.bits
-    reason = _why_no_checkpoint(weight, config)
-    if reason:
-        raise RepackError("gptq", "a Marlin checkpoint", reason)
-    order = marlin.SCALES_PER_COLUMN if config.group_size == -1 else marlin.SCALES_GROUPED
+def back_to_checkpoint(integers: Integers, origin: Origin) -> MarlinWeight:
+    """As a Marlin checkpoint had it."""
+    order = marlin.SCALES_PER_COLUMN if origin.config.group_size == -1 else marlin.SCALES_GROUPED
     return MarlinWeight(
-        config=config,
-        B=marlin.rows(bits).pack(gptq.rows(bits).unpack(weight.qweight)),
-        s=order.apply(weight.scales),
-        layer=weight.layer,
+        config=origin.config,
+        B=marlin.rows(integers.bits).pack(integers.unpack()),
+        s=order.apply(integers.scales),
+        layer=integers.layer,
     )
 
 
-def _why_no_checkpoint(weight: GPTQWeight, config: MarlinConfig) -> str | None:
-    N, K = weight.shape
-    if K % marlin.TILE_K or N % marlin.TILE_N:
-        return f"needs K, N in multiples of {marlin.TILE_K}, {marlin.TILE_N}; got {K}, {N}"
-    if not in_order(weight) or K % config.rows_of_a_group(K):
-        return "the groups are not in order along K, all of one size, and there is no g_idx"
-    if not is_symmetric(weight):
-        return f"a zero point is not {2 ** (weight.config.bits - 1)}, and none are stored"
-    return None
-
-
-def why_not(weight: GPTQWeight) -> str | None:
-    """Why Marlin's kernel cannot read a weight, or None."""
-    config = weight.config
-    if config.bits not in marlin.BITS:
-        return f"Marlin's kernel reads 4 or 8 bits, got {config.bits}"
-    if weight.scales.shape[0] > 1 and config.group_size not in GROUP_SIZES:
+def why_not(integers: Integers) -> str | None:
+    """Why Marlin's kernel cannot read a weight, or None; the same on every rank."""
+    bits, size, highest = integers.bits, integers.decides.group_size, integers.span[1]
+    if bits not in marlin.BITS:
+        return f"Marlin's kernel reads 4 or 8 bits, got {bits}"
+    if integers.decides.groups > 1 and size not in GROUP_SIZES:
         sizes = ", ".join(map(str, GROUP_SIZES[1:]))
-        return f"Marlin's kernel reads groups of {sizes} or one group, got {config.group_size}"
-    highest = int(zero_points(weight).max())
-    if highest >= 2**config.bits:
-        return f"a zero point of {highest} does not fit {config.bits} bits"
+        return f"Marlin's kernel reads groups of {sizes} or one group, got {size}"
+    if highest >= 2**bits:
+        return f"a zero point of {highest} does not fit {bits} bits"
     return None
 
 
-def _rows(weight: GPTQWeight) -> tuple[GPTQMarlinConfig, Tensor | None, Tensor]:
+def _rows(integers: Integers) -> tuple[GPTQMarlinConfig, Tensor | None, Tensor]:
     """The kernel's config, the permutation of the padded rows or None, and the group of each padded row."""
-    (N, K), groups, size = weight.shape, weight.scales.shape[0], weight.config.group_size
-    config = GPTQMarlinConfig(weight.config.bits, size if groups > 1 else -1, index=weight.g_idx.dtype)
+    (N, K), groups, device = integers.shape, integers.groups, integers.g_idx.device
+    config = GPTQMarlinConfig(integers.bits, integers.group_size if groups > 1 else -1)
     _, Kp = padded(N, K, config.group_size)
-    device = weight.g_idx.device
     here, there = config.in_order(K, device), config.in_order(Kp, device)
-    if in_order(weight):
+    if integers.in_order:
         return config, None, there
-    perm = torch.argsort(weight.g_idx, stable=True)
-    ordered = weight.g_idx[perm].long()
-    whole = weight.layer.whole[1] == weight.layer.K
+    perm = torch.argsort(integers.g_idx, stable=True)
+    ordered = integers.g_idx[perm].long()
+    whole = integers.layer.whole[1] == K
     is_k_full = whole and config.groups(K) == groups and bool((ordered == here).all())
     rest = there[K:] if is_k_full else torch.full_like(there[K:], groups - 1)
     config = replace(config, act_order=True, is_k_full=is_k_full)

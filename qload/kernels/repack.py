@@ -1,139 +1,226 @@
-"""One weight, other layouts: `repack` says it in another one, `restore` brings it back bit for bit."""
+"""One weight, other layouts: `repack` says it in another one, `restore` brings it back bit for bit.
+
+Every kind of weight is read into one of three meanings (integer codes in plain order, EXL2, FP8), and every
+layout is written from one. Nothing else here knows a kind or a layout by name.
+"""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
+
+import torch
 
 from qload.errors import ArgumentError, RepackError
 from qload.formats import (
-    AWQConfig,
     AWQWeight,
-    GPTQConfig,
+    CTPackWeight,
+    Exl2Weight,
+    Fp8Weight,
     GPTQWeight,
-    Marlin24Config,
     Marlin24Weight,
-    MarlinConfig,
     MarlinWeight,
 )
-from qload.kernels import awq, exllama, marlin, marlin_24
+from qload.kernels import awq, compressed, exl2, exllama, fp8_marlin, gptq, marlin, marlin_24
+from qload.kernels.exl2 import Exl2KernelWeight
 from qload.kernels.exllama import ExllamaWeight
-from qload.kernels.gptq import with_zeros
+from qload.kernels.fp8_marlin import FP8MarlinWeight
+from qload.kernels.integers import Integers, Origin
 from qload.kernels.marlin import GPTQMarlinWeight
 from qload.layouts import Stored, StoredMinusOne, ZeroPoints
 from qload.spec import Weight
 
 W = TypeVar("W", bound=Weight)
 
-# Every layout is reached through GPTQ's codes and groups, which can say all the others.
-_FROM_GPTQ: dict[str, tuple[type[Weight], Callable[[GPTQWeight], Weight]]] = {
-    "gptq": (GPTQWeight, lambda weight: with_zeros(weight, StoredMinusOne())),
-    "gptq_v2": (GPTQWeight, lambda weight: with_zeros(weight, Stored())),
-    "awq": (AWQWeight, awq.from_gptq),
-    "exllama": (ExllamaWeight, exllama.from_gptq),
-    "marlin": (GPTQMarlinWeight, lambda weight: marlin.from_gptq(weight, _keeps_zeros(weight))),
-    "marlin_24": (Marlin24Weight, marlin_24.from_gptq),
-}
-LAYOUTS = tuple(_FROM_GPTQ)
 
-_TO_GPTQ: dict[type[Weight], Callable[[Any], GPTQWeight]] = {
-    GPTQWeight: lambda weight: weight,
-    AWQWeight: awq.to_gptq,
-    ExllamaWeight: exllama.to_gptq,
-    GPTQMarlinWeight: marlin.to_gptq,
-    MarlinWeight: marlin.of_checkpoint,
-    Marlin24Weight: marlin_24.to_gptq,
+@dataclass(frozen=True)
+class Kind:
+    """What a kind of weight is read into, and how; `bulk`: the tensor whose values decide nothing."""
+
+    meaning: type[Any]
+    read: Callable[[Any], Any] = lambda weight: weight
+    back: Callable[[Any, Origin], Weight] | None = None  # None: what only kernels read
+    bulk: str = ""
+
+
+@dataclass(frozen=True)
+class Way:
+    """From a meaning to a layout: the type that is made, the options it takes, and how."""
+
+    made: type[Weight]
+    write: Callable[..., Weight]
+    options: tuple[str, ...] = ()
+    looks_at_codes: bool = False  # to decide what it refuses
+
+
+KINDS: dict[type[Weight], Kind] = {
+    GPTQWeight: Kind(Integers, gptq.read, gptq.back, "qweight"),
+    AWQWeight: Kind(Integers, awq.read, awq.back, "qweight"),
+    CTPackWeight: Kind(Integers, compressed.read, compressed.back, "weight_packed"),
+    MarlinWeight: Kind(Integers, marlin.read_checkpoint, marlin.back_to_checkpoint, "B"),
+    Marlin24Weight: Kind(Integers, marlin_24.read, marlin_24.back),
+    ExllamaWeight: Kind(Integers, exllama.read),
+    GPTQMarlinWeight: Kind(Integers, marlin.read),
+    Exl2Weight: Kind(Exl2Weight, back=lambda weight, _: weight, bulk="q_weight"),
+    Exl2KernelWeight: Kind(Exl2Weight, exl2.to_exl2),
+    Fp8Weight: Kind(Fp8Weight, back=lambda weight, _: weight, bulk="weight"),
+    FP8MarlinWeight: Kind(Fp8Weight, fp8_marlin.read),
 }
 
-# Back to what a checkpoint stored, by the config it was loaded with.
-_BACK: dict[type[Any], Callable[[GPTQWeight, Any], Weight]] = {
-    GPTQConfig: lambda weight, config: with_zeros(weight, config.zeros),
-    AWQConfig: lambda weight, config: awq.from_gptq(weight, config.zero_point),
-    MarlinConfig: marlin.to_checkpoint,
-    Marlin24Config: marlin_24.from_gptq,
+WAYS: dict[tuple[type[Any], str], Way] = {
+    (Integers, "gptq"): Way(
+        GPTQWeight, lambda integers, zeros: gptq.write(integers, zeros or StoredMinusOne()), ("zeros",)
+    ),
+    (Integers, "gptq_v2"): Way(GPTQWeight, lambda integers: gptq.write(integers, Stored())),
+    (Integers, "awq"): Way(AWQWeight, awq.write),
+    (Integers, "exllama"): Way(ExllamaWeight, exllama.write, ("zeros",)),
+    (Integers, "marlin"): Way(
+        GPTQMarlinWeight, lambda integers: marlin.write(integers, integers.origin.keeps_zeros)
+    ),
+    (Integers, "marlin_24"): Way(Marlin24Weight, marlin_24.write, looks_at_codes=True),
+    (Exl2Weight, "exllama"): Way(Exl2KernelWeight, exl2.from_exl2),
+    (Fp8Weight, "marlin"): Way(FP8MarlinWeight, fp8_marlin.write, ("dtype", "exponent_bias", "whole")),
 }
-_NEVER_STORED = (ExllamaWeight, GPTQMarlinWeight)  # what only kernels read
+LAYOUTS = tuple(dict.fromkeys(layout for _, layout in WAYS))
 
 
 def repack(
-    weight: Weight, layout: str, *, out: Weight | None = None, zeros: ZeroPoints | None = None
+    weight: Weight,
+    layout: str,
+    *,
+    out: Weight | None = None,
+    zeros: ZeroPoints | None = None,
+    dtype: torch.dtype | None = None,
+    exponent_bias: bool | None = None,
+    whole: Weight | None = None,
 ) -> Weight:
     """The same weight in another layout, as a typed weight with its own exact `dequantize()`.
 
     Parameters
     ----------
     weight
-        A GPTQ, AWQ, ExLlama or Marlin weight, whole or a share.
+        A weight that `targets` knows a layout for, whole or a share.
     layout
-        "gptq" (zero points stored minus one), "gptq_v2" (stored), "awq", "exllama", "marlin" (as its
-        kernel reads it) or "marlin_24" (a weight that is 2:4 sparse).
+        "gptq" (zero points stored minus one), "gptq_v2" (stored), "awq", "exllama" and "marlin" (as their
+        kernels read them) or "marlin_24" (a weight that is 2:4 sparse).
     out
         A weight of the target's type and shapes, whose tensors are overwritten and returned.
     zeros
         How zero points are stored in "gptq" or "exllama", where it is not what the layout's name says:
         `StoredMinusOne()` takes 1 from whole words, `StoredMinusOnePerField()` from each field.
+    dtype, exponent_bias
+        Of FP8 for "marlin", and needed there: float16 or bfloat16, as the activations; whether scales carry
+        the factor of the exponent (vLLM's kernel) or the kernel applies it (TGI's).
+    whole
+        The layer that the weight is a share of, whose facts then decide what is left out or refused, on
+        every rank alike. Its codes are not looked at, but for "marlin_24".
 
     Raises RepackError where the layout cannot say the weight, with the reason.
     """
-    if layout not in _FROM_GPTQ:
+    if layout not in LAYOUTS:
         raise ArgumentError("layout", f"one of {', '.join(LAYOUTS)}", repr(layout))
-    if zeros is not None and layout not in ("gptq", "exllama"):
-        raise ArgumentError("zeros", "None, as only gptq and exllama have a choice", f"{zeros} for {layout}")
-    target, make = _FROM_GPTQ[layout]
-    origin = weight.layer.origin or weight.config
-    if isinstance(weight, target) and target is not GPTQWeight and zeros is None:
+    kind, way = _kind(weight, layout), _way(weight, layout)
+    asked = {"zeros": zeros, "dtype": dtype, "exponent_bias": exponent_bias}
+    for option, value in asked.items():
+        if value is not None and option not in way.options:
+            raise ArgumentError(option, _takers(option), f"{value} for {weight.format} to {layout}")
+    chosen = any(value is not None for value in asked.values())
+    if isinstance(weight, way.made) and way.made is not GPTQWeight and not chosen:
         made: Weight = weight
     else:
-        through = _relabel(_through(weight, layout), origin)
-        if zeros is not None:
-            through = with_zeros(through, zeros)
-        made = through if zeros is not None and layout == "gptq" else make(through)
-    back = type(made.config) is type(origin) and made.config == origin
-    made = _apart(_relabel(made, None if back else origin), weight)
+        meant = None if whole is None else _kind(whole, layout).read(whole)  # which refuses for every rank
+        meaning = kind.read(weight)
+        if isinstance(meaning, Integers) and meant is not None:
+            meaning = replace(meaning, whole=meant)
+        asked["whole"] = meant
+        made = way.write(meaning, **{option: asked[option] for option in way.options})
+    made = _apart(_relabel(made, _origin(made)), weight)
     return made if out is None else _into(out, made)
 
 
 def restore(weight: Weight) -> Weight:
-    """The checkpoint weight that was repacked, bit for bit; a weight that never was comes back as it is."""
-    origin = weight.layer.origin
-    if origin is None and not isinstance(weight, _NEVER_STORED):
+    """The checkpoint weight that was repacked, bit for bit; a weight that never was comes back as it is.
+
+    A kernel's integers that were made by hand come back as GPTQ.
+    """
+    origin, kind = weight.layer.origin, KINDS.get(type(weight))
+    if kind is None or (origin is None and kind.back is not None):
         return weight
-    through = _through(weight, "the checkpoint")
-    back = _BACK.get(type(origin))
-    return _apart(_relabel(back(through, origin) if back else through, None, origin), weight)
+    meaning = kind.read(weight)
+    if not isinstance(origin, Origin):
+        made = gptq.write(meaning, meaning.convention) if isinstance(meaning, Integers) else meaning
+    else:
+        back = KINDS[origin.kind].back
+        assert back is not None  # of what only kernels read, `_origin` leaves none
+        made = replace(back(meaning, origin), config=origin.config)
+    return _apart(_relabel(made, None), weight)
 
 
 def targets(kind: type[Weight]) -> tuple[str, ...]:
     """The layouts that weights of a kind are repacked to; some of its weights may still be refused."""
-    if kind not in _TO_GPTQ:
-        return ()
+    meaning = KINDS[kind].meaning if kind in KINDS else None
     return tuple(
-        layout for layout, (target, _) in _FROM_GPTQ.items() if target is not kind or kind is GPTQWeight
+        layout
+        for (source, layout), way in WAYS.items()
+        if source is meaning and (way.made is not kind or kind is GPTQWeight)
     )
 
 
 def restores(kind: type[Weight]) -> bool:
     """Whether what weights of a kind were repacked to is taken back."""
-    return kind in _TO_GPTQ
+    return kind in KINDS
 
 
-def _keeps_zeros(weight: GPTQWeight) -> bool:
-    """AWQ's zero points go along even where all are 2**(bits - 1), as its kernels expect them."""
-    origin = weight.layer.origin
-    return isinstance(origin, AWQConfig) and origin.zero_point
+def options(kind: type[Weight], layout: str) -> tuple[str, ...]:
+    """Which options `repack` takes for a kind of weight and a layout."""
+    way = WAYS.get((KINDS[kind].meaning, layout)) if kind in KINDS else None
+    return way.options if way else ()
 
 
-def _through(weight: Weight, layout: str) -> GPTQWeight:
-    to_gptq = _TO_GPTQ.get(type(weight))
-    if to_gptq is None:
+def undecisive(kind: type[Weight], layout: str) -> str:
+    """The tensor whose values do not decide what is refused or left out; "" where all do."""
+    if kind not in KINDS:
+        return ""
+    way = WAYS.get((KINDS[kind].meaning, layout))
+    return "" if way is None or way.looks_at_codes else KINDS[kind].bulk
+
+
+def _kind(weight: Weight, layout: str) -> Kind:
+    if type(weight) not in KINDS:
         raise RepackError(weight.format, layout, f"{type(weight).__name__} has no codes to repack")
-    return to_gptq(weight)
+    return KINDS[type(weight)]
 
 
-def _relabel(weight: W, origin: Any, config: Any = None) -> W:
-    return replace(weight, config=config or weight.config, layer=replace(weight.layer, origin=origin))
+def _way(weight: Weight, layout: str) -> Way:
+    way = WAYS.get((_kind(weight, layout).meaning, layout))
+    if way is None:
+        known = ", ".join(targets(type(weight)))
+        raise RepackError(weight.format, layout, f"{weight.format} is repacked to {known}, and nothing else")
+    return way
 
 
-def _apart(made: Weight, source: Weight) -> Weight:
+def _takers(option: str) -> str:
+    """Who takes an option, for messages."""
+    found = {
+        f"{layout}" if meaning is Integers else f"{meaning.format} to {layout}"
+        for (meaning, layout), way in WAYS.items()
+        if option in way.options
+    }
+    return f"None, as only {' and '.join(sorted(found, reverse=True))} have a choice"
+
+
+def _origin(made: Weight) -> Origin | None:
+    """What a repacked weight goes back to; None where it is that again, or was only a kernel's by hand."""
+    origin = made.layer.origin
+    if not isinstance(origin, Origin) or KINDS[origin.kind].back is None:
+        return None
+    return None if type(made) is origin.kind and made.config == origin.config else origin
+
+
+def _relabel(weight: W, origin: Origin | None) -> W:
+    return replace(weight, layer=replace(weight.layer, origin=origin))
+
+
+def _apart(made: W, source: Weight) -> W:
     """No tensor in common: whoever overwrites the one, as `out` does, must not change the other."""
     places = {tensor.data_ptr() for tensor in source.fields().values()}
     return made.holding({n: t.clone() for n, t in made.fields().items() if t.data_ptr() in places})

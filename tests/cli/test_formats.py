@@ -4,13 +4,14 @@ import json
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qload.errors import RepackError
 from qload.formats import FORMATS
 from qload.kernels import repack, restore
-from qload.kernels.repack import LAYOUTS, restores, targets
+from qload.kernels.repack import LAYOUTS, options, restores, targets
 from qload.overview import COLUMNS, markdown, overview
 from qload.quantize import QUANTIZERS
 from qload.spec import Weight
@@ -18,6 +19,10 @@ from qload.testing import assert_same_bits, layers
 from tests.cli.test_command_line import run
 from tests.paths import ROOT
 from tests.rooms import CONFIGS, every_format
+
+
+# What `repack` has to be told for a layout that asks for it.
+OPTIONS = {"dtype": torch.bfloat16, "exponent_bias": False}
 
 
 def test_the_page_of_docs_is_what_the_command_prints() -> None:
@@ -49,8 +54,9 @@ def test_what_is_said_of_repacking_holds(room: type[Weight], data: Any) -> None:
     weight = data.draw(layers(room, CONFIGS[room], most=2)).weight()
 
     for layout in LAYOUTS:
+        given = {name: OPTIONS[name] for name in options(room, layout) if name in OPTIONS}
         try:
-            other = repack(weight, layout)
+            other = repack(weight, layout, **given)
         except RepackError:
             continue  # this one cannot be said in it; that some can, the rooms' own tests show
         assert isinstance(other, room) or layout in targets(room)

@@ -46,7 +46,7 @@ def can_say(weight: Weight, layout: str) -> bool:
     (N, K), bits, groups, highest = weight.shape, codes.bits, codes.scales.shape[1], int(codes.zeros.max())
     if weight.format == "marlin_24" and not has_default_places(weight):
         return False
-    if weight.format == "awq" and K % (32 // bits):  # codes of a row fill no word
+    if weight.format == "awq" and K % (32 // bits) and layout != "marlin":  # which pads
         return False
     fits, in_order = highest < 2**bits, torch.equal(codes.k_group, torch.arange(K) // -(-K // groups))
     if layout == "awq":

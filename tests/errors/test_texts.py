@@ -14,12 +14,11 @@ from torch import Tensor
 from qload import errors
 from qload.detect import AWQWeightsLoader, DefaultWeightsLoader, GPTQWeightsLoader, loader_from_config
 from qload.errors import QloadError
-from qload.formats import GPTQConfig, GPTQWeight, UnquantizedWeight
+from qload.formats import Fp8Config, Fp8Weight, GPTQConfig, GPTQWeight, UnquantizedWeight
 from qload.kernels import (
     ExllamaLinearKernel,
     MPLinearLayerConfig,
     choose_mp_linear_kernel,
-    fp8_to_marlin,
     repack,
     scalar_types,
 )
@@ -47,6 +46,11 @@ def gptq(tensors: dict[str, Tensor], rank: Rank = ALONE, **options: Any) -> Weig
 
 def load(**changes: Tensor) -> Any:
     return gptq(layer(**changes)).get_weights("model.q_proj")
+
+
+def fp8(scale: float) -> Fp8Weight:
+    ones = torch.ones(64, 128).to(torch.float8_e4m3fn)
+    return Fp8Weight(config=Fp8Config(), weight=ones, weight_scale=torch.tensor([scale]))
 
 
 def awq_row() -> Any:
@@ -156,11 +160,9 @@ MISTAKES: dict[str, Callable[[], Any]] = {
     "groups of 48 for Marlin": lambda: repack(
         GPTQWeight(config=GPTQConfig(4, 48), **fields(96, 48)), "marlin"
     ),
-    "an FP8 scale beyond fp16": lambda: fp8_to_marlin(
-        torch.ones(64, 128).to(torch.float8_e4m3fn),
-        torch.tensor(300.0),
-        dtype=torch.float16,
-        exponent_bias=True,
+    "an FP8 scale beyond fp16": lambda: repack(fp8(300.0), "marlin", dtype=torch.float16, exponent_bias=True),
+    "an FP8 scale that would be 0": lambda: repack(
+        fp8(1e-12), "marlin", dtype=torch.float16, exponent_bias=False
     ),
     "a kernel that said no": lambda: ExllamaLinearKernel(CODES, "qweight", "scales"),
     "no kernel at all": lambda: choose_mp_linear_kernel(CODES, 75),

@@ -7,13 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qload.formats import GPTQConfig, GPTQWeight, Marlin24Weight, MarlinWeight
-from qload.kernels import FP8MarlinWeight, GPTQMarlinWeight, fp8_from_marlin, fp8_to_marlin, repack
+from qload.formats import Fp8Config, Fp8Weight, GPTQConfig, GPTQWeight, Marlin24Weight, MarlinWeight
+from qload.kernels import FP8MarlinWeight, GPTQMarlinWeight, repack
 from qload.layouts import STORED_MINUS_ONE, StoredMinusOne, gptq
 from qload.spec import Weight
 from qload.testing import (
     assert_reads_back,
-    assert_same_bits,
     assert_sums_exactly,
     assert_within_bound,
     emulators,
@@ -61,7 +60,7 @@ ANY_GPTQ = st.builds(
 
 
 @st.composite
-def fp8_arguments(draw: st.DrawFn, *, exact: bool = False) -> dict[str, Any]:
+def fp8_weights(draw: st.DrawFn, *, exact: bool = False) -> Fp8Weight:
     """An e4m3fn weight with one scale, one an output, or one a block; small integers if `exact`."""
     N, K = draw(st.sampled_from([64, 72, 192])), draw(st.sampled_from([100, 128, 288]))
     blocks = (-(-N // 128), -(-K // 128))
@@ -73,19 +72,18 @@ def fp8_arguments(draw: st.DrawFn, *, exact: bool = False) -> dict[str, Any]:
     scale = torch.rand(shape, generator=generator) + 0.01
     if exact:
         weight, scale = (torch.arange(N * K) % 17 - 8).reshape(N, K).float(), torch.full(shape, 0.5)
-    return {
-        "weight": weight.to(torch.float8_e4m3fn),
-        "scale": scale,
-        "dtype": draw(st.sampled_from([torch.float16, torch.bfloat16])),
-        "exponent_bias": draw(st.booleans()),
-        "block": block,
-    }
+    config = Fp8Config("block", block) if block else Fp8Config()
+    return Fp8Weight(
+        config=config, weight=weight.to(torch.float8_e4m3fn), weight_scale=scale.reshape(shape or (1,))
+    )
 
 
 def drawn(kind: str, data: Any, *, exact: bool = False) -> Weight:
     """A weight in a kernel's order."""
     if kind == "fp8":
-        return fp8_to_marlin(**data.draw(fp8_arguments(exact=exact)))
+        dtype = data.draw(st.sampled_from([torch.float16, torch.bfloat16]))
+        weight = data.draw(fp8_weights(exact=exact))
+        return repack(weight, "marlin", dtype=dtype, exponent_bias=data.draw(st.booleans()))
     fillings = ("count",) if exact else ("zeros", "count", "noise")
     if kind in ("marlin", "marlin_24"):
         room = MarlinWeight if kind == "marlin" else Marlin24Weight
@@ -124,12 +122,3 @@ def test_the_lanes_multiply_like_the_linear(kind: str, data: Any, dtype: torch.d
             assert_reads_back(made(weight), weight, dtype)
             assert_within_bound(made(weight), weight, x)
         assert_sums_exactly(made(exact), exact, dtype)
-
-
-@given(arguments=fp8_arguments())
-@settings(max_examples=40)
-def test_fp8_comes_back_bit_for_bit(arguments: dict[str, Any]) -> None:
-    weight, scale = fp8_from_marlin(fp8_to_marlin(**arguments))
-
-    assert_same_bits(weight.view(torch.uint8), arguments["weight"].view(torch.uint8))
-    assert_same_bits(scale, arguments["scale"])

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from qload.detect import loader_from_config
 from qload.errors import ArgumentError, NotWarmError, RepackError
 from qload.formats import Exl2Weight
-from qload.kernels.exl2 import Exl2KernelWeight, from_exl2, to_exl2
+from qload.kernels import Exl2KernelWeight, repack, restore
 from qload.kernels.scratch import Need, add_need, multiply, warm_up
 from qload.parallel import Rank
 from qload.storage import MemoryStorage
@@ -34,8 +34,14 @@ def read(folder: Path) -> tuple[Any, dict[str, Tensor]]:
     return weight, load_file(folder / "expected" / "expected.safetensors")
 
 
+def kernel_weight(weight: Exl2Weight) -> Exl2KernelWeight:
+    made = repack(weight, "exllama")
+    assert isinstance(made, Exl2KernelWeight)
+    return made
+
+
 def assert_undone(kernel: Exl2KernelWeight, weight: Exl2Weight) -> None:
-    back = to_exl2(kernel)
+    back = restore(kernel)
     assert (back.config, back.layer) == (weight.config, weight.layer)
     for name, tensor in weight.fields().items():
         assert_same_bits(back.fields()[name], tensor)
@@ -45,7 +51,7 @@ def assert_undone(kernel: Exl2KernelWeight, weight: Exl2Weight) -> None:
 def test_every_kernel_tensor_has_the_bytes_of_its_owner(folder: Path) -> None:
     weight, owner = read(folder)
 
-    kernel = from_exl2(weight)
+    kernel = kernel_weight(weight)
 
     assert_same_bits(kernel.q_weight, owner["repacked.shuffled.q_weight"])
     assert_same_bits(kernel.q_group_map, owner["repacked.q_group_map"])
@@ -56,7 +62,7 @@ def test_every_kernel_tensor_has_the_bytes_of_its_owner(folder: Path) -> None:
 def test_a_kernel_weight_means_what_its_owner_means_and_is_undone(folder: Path) -> None:
     weight, owner = read(folder)
 
-    kernel = from_exl2(weight)
+    kernel = kernel_weight(weight)
 
     assert torch.equal(kernel.dequantize().T, owner["expected.weight"].float())
     assert_undone(kernel, weight)
@@ -67,7 +73,7 @@ def test_all_widths_are_undone(dtype: torch.dtype) -> None:
     drawn = draw(*MIXED, N=64)
     weight = drawn.weight(q_invperm=drawn.tensors["q_invperm"].to(dtype))
 
-    kernel = from_exl2(weight)
+    kernel = kernel_weight(weight)
 
     assert_same_bits(kernel.dequantize(), drawn.meaning())
     assert kernel.q_perm.dtype == torch.int32
@@ -78,7 +84,7 @@ def test_a_share_is_repacked_and_undone() -> None:
     share = weights(draw(*MIXED, N=64).named("a"), Rank(1, 2)).get_weights_col("a")
     assert isinstance(share, Exl2Weight)
 
-    kernel = from_exl2(share)
+    kernel = kernel_weight(share)
 
     assert_same_bits(kernel.dequantize(), share.dequantize())
     assert_undone(kernel, share)
@@ -86,7 +92,7 @@ def test_a_share_is_repacked_and_undone() -> None:
 
 def test_trap_48_the_map_of_mixed_groups_counts_down_to_the_last_row() -> None:
     """Rows of 8 bits: 4 and 8; then a last group of 16 rows of 2 bits."""
-    pairs = from_exl2(draw((8, 4), (8, 8), (2, 16)).weight()).q_group_map.reshape(-1, 2).tolist()
+    pairs = kernel_weight(draw((8, 4), (8, 8), (2, 16)).weight()).q_group_map.reshape(-1, 2).tolist()
 
     assert pairs[:4] == [[0, 4], [0, 3], [0, 2], [0, 1]]
     assert pairs[4:12] == [[1, left] for left in range(8, 0, -1)]
@@ -98,7 +104,7 @@ def test_trap_48_rows_beyond_32767_keep_their_place() -> None:
     drawn = draw((8, 36_000), (4, 4_000))
     weight = drawn.weight()
 
-    kernel = from_exl2(weight)
+    kernel = kernel_weight(weight)
 
     assert torch.equal(kernel.q_perm.long(), torch.argsort(weight.q_invperm.long()))
     assert kernel.q_group_map[1].item() == 36_000 - (1 << 16)
@@ -108,7 +114,7 @@ def test_trap_48_rows_beyond_32767_keep_their_place() -> None:
 
 def test_trap_48_kernels_are_given_the_256th_and_the_stored_scale_is_kept() -> None:
     weight = draw(*MIXED, largest=2.0**-10).weight()
-    kernel = from_exl2(weight)
+    kernel = kernel_weight(weight)
 
     once, twice = kernel.divided_scale_max, kernel.divided_scale_max
 
@@ -122,14 +128,14 @@ def test_trap_50_a_kernel_that_writes_into_its_tensors_leaves_the_checkpoints_al
     weight = drawn.weight()
     before = {name: tensor.clone() for name, tensor in weight.fields().items()}
 
-    for tensor in from_exl2(weight).fields().values():
+    for tensor in kernel_weight(weight).fields().values():
         tensor.fill_(1)
-    for tensor in to_exl2(from_exl2(weight)).fields().values():
+    for tensor in restore(kernel_weight(weight)).fields().values():
         tensor.fill_(1)
 
     for name, tensor in weight.fields().items():
         assert_same_bits(tensor, before[name])
-    assert_same_bits(from_exl2(weight).dequantize(), drawn.meaning())
+    assert_same_bits(kernel_weight(weight).dequantize(), drawn.meaning())
 
 
 @pytest.mark.parametrize(
@@ -142,7 +148,7 @@ def test_trap_50_a_kernel_that_writes_into_its_tensors_leaves_the_checkpoints_al
 )  # fmt: skip
 def test_what_kernels_cannot_count_is_refused(groups: list[tuple[int, int]], reason: str) -> None:
     with pytest.raises(RepackError, match=f"exl2 to ExLlama's kernels: cannot repack\n  reason   {reason}"):
-        from_exl2(draw(*groups).weight())
+        kernel_weight(draw(*groups).weight())
 
 
 class Called(nn.Module):
@@ -150,7 +156,7 @@ class Called(nn.Module):
 
     def __init__(self, N: int) -> None:
         super().__init__()
-        self.typed = from_exl2(draw(*MIXED, N=N).weight())
+        self.typed = kernel_weight(draw(*MIXED, N=N).weight())
         self.need = Need("q_weight", *reversed(self.typed.shape))
         add_need(self, self.need)
         self.register_buffer("q_weight", self.typed.q_weight)

@@ -1,10 +1,14 @@
 """FP8 bytes in Marlin's order: every shape of scales, both dialects, and what is refused."""
 
+from typing import Any
+
 import pytest
 import torch
 
-from qload.errors import ArgumentError, CastError, DtypeError, ShapeError
-from qload.kernels import fp8_to_marlin
+from qload.errors import ArgumentError, CastError, RepackError
+from qload.formats import Fp8Config, Fp8Weight
+from qload.kernels import FP8MarlinWeight, repack, restore
+from qload.spec import Layer
 from qload.testing import assert_same_bits, emulators
 
 
@@ -12,8 +16,24 @@ def ones(N: int = 64, K: int = 128) -> torch.Tensor:
     return torch.ones(N, K).to(torch.float8_e4m3fn)
 
 
-def pack(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype = torch.float16, **more: object):  # type: ignore[no-untyped-def]
-    return fp8_to_marlin(weight, scale, dtype=dtype, exponent_bias=True, **more)  # type: ignore[arg-type]
+def stored(
+    weight: torch.Tensor, scale: torch.Tensor, block: tuple[int, int] | None = None, **more: Any
+) -> Fp8Weight:
+    config = Fp8Config("block", block) if block else Fp8Config()
+    scale = scale.reshape(1) if scale.ndim == 0 else scale
+    return Fp8Weight(config=config, weight=weight, weight_scale=scale, **more)
+
+
+def pack(
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    dtype: torch.dtype = torch.float16,
+    bias: bool = True,
+    **more: Any,
+) -> FP8MarlinWeight:
+    made = repack(stored(weight, scale, **more), "marlin", dtype=dtype, exponent_bias=bias)
+    assert isinstance(made, FP8MarlinWeight)
+    return made
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1)], ids=str)
@@ -57,8 +77,8 @@ def test_a_scale_a_block_covers_its_outputs_and_inputs_ragged_ones_too() -> None
 @pytest.mark.parametrize(("dtype", "power"), [(torch.float16, 8), (torch.bfloat16, 120)], ids=str)
 def test_the_two_dialects_differ_by_the_exponent_and_mean_the_same(dtype: torch.dtype, power: int) -> None:
     scale = torch.tensor([0.5])
-    with_bias = fp8_to_marlin(ones(), scale, dtype=dtype, exponent_bias=True)
-    without = fp8_to_marlin(ones(), scale, dtype=dtype, exponent_bias=False)
+    with_bias = pack(ones(), scale, dtype)
+    without = pack(ones(), scale, dtype, bias=False)
 
     assert torch.equal(with_bias.scales.double(), without.scales.double() * 2.0**power)
     assert torch.equal(with_bias.dequantize(), without.dequantize())
@@ -85,23 +105,109 @@ def test_padding_holds_zeros_and_is_cut_off_again() -> None:
     assert whole.sum() == packed.dequantize().sum() == 72 * 100
 
 
+HALF = {"dtype": torch.float16, "exponent_bias": True}
+
+
+@pytest.mark.parametrize(
+    ("scale", "block"),
+    [
+        pytest.param(torch.tensor([0.3]), None, id="tensor"),
+        pytest.param(torch.rand(1, 1).half() + 0.1, None, id="one by one"),
+        pytest.param(torch.rand(72, 1) + 0.1, None, id="channel"),
+        pytest.param(torch.rand(1, 3).bfloat16() + 0.1, (128, 128), id="blocks"),
+        pytest.param(
+            torch.full((1, 3), 0.25).to(torch.float8_e8m0fnu), (128, 128), id="blocks of powers of 2"
+        ),
+    ],
+)
+@pytest.mark.parametrize("input_scale", [None, torch.tensor([0.7])], ids=["dynamic", "static"])
+@pytest.mark.parametrize("divide", [False, True])
+def test_every_fp8_weight_comes_back_bit_for_bit(
+    scale: torch.Tensor, block: Any, input_scale: torch.Tensor | None, divide: bool
+) -> None:
+    config = Fp8Config("block", block, divide=divide) if block else Fp8Config(divide=divide)
+    bytes_ = torch.arange(72 * 300).remainder(256).to(torch.uint8).reshape(72, 300)
+    weight = Fp8Weight(
+        config=config, weight=bytes_.view(torch.float8_e4m3fn), weight_scale=scale, input_scale=input_scale
+    )
+
+    packed = repack(weight, "marlin", **HALF)  # type: ignore[arg-type]
+    back = restore(packed)
+
+    assert type(packed) is FP8MarlinWeight
+    assert (type(back), back.config, back.layer) == (Fp8Weight, weight.config, weight.layer)
+    assert back.fields().keys() == weight.fields().keys()
+    for name, tensor in weight.fields().items():
+        assert_same_bits(back.fields()[name].view(torch.uint8), tensor.view(torch.uint8))
+
+
+def test_fused_parts_have_their_own_scale_in_their_own_columns() -> None:
+    weight = Fp8Weight(
+        config=Fp8Config("parts", axes="P"),
+        weight=ones(96),
+        weight_scale=torch.tensor([0.5, 4.0]),
+        layer=Layer((32, 64), 128, (96, 128), "qk"),
+    )
+
+    packed = repack(weight, "marlin", **HALF)  # type: ignore[arg-type]
+
+    assert packed.dequantize()[:, 0].tolist() == [0.5] * 32 + [4.0] * 64
+    assert_same_bits(restore(packed).fields()["weight_scale"], weight.weight_scale)
+
+
+def test_what_was_made_by_hand_is_refused_and_never_itself() -> None:
+    made = pack(ones(), torch.tensor(1.0))
+    by_hand = FP8MarlinWeight(config=made.config, layer=Layer((64,), 128, (64, 128)), **made.fields())
+
+    with pytest.raises(RepackError, match="made by hand"):
+        restore(by_hand)
+
+
+E5M2 = ones().to(torch.float8_e5m2)
 REFUSED = [
-    pytest.param({"scale": torch.ones(2, 3)}, ShapeError, "scales need `block`", id="blocks unsaid"),
-    pytest.param({"scale": torch.ones(2, 2), "block": (128, 128)}, ShapeError, "N/128", id="other blocks"),
-    pytest.param({"weight": torch.ones(64, 128).to(torch.float8_e5m2)}, DtypeError, "e5m2", id="e5m2"),
-    pytest.param({"dtype": torch.float32}, ArgumentError, "float16 or torch.bfloat16", id="float32"),
-    pytest.param({"scale": torch.tensor(300.0)}, CastError, "overflows", id="a scale beyond fp16"),
+    pytest.param(stored(E5M2, torch.ones(1)), {}, RepackError, "e4m3fn, got float8_e5m2", id="e5m2"),
     pytest.param(
-        {"scale": torch.ones(1, dtype=torch.int32)}, DtypeError, "got      int32", id="codes as scale"
+        stored(ones(), torch.ones(1, 3), block=(64, 48)), {}, RepackError, "got 48", id="blocks of 48"
+    ),
+    pytest.param(
+        stored(ones(), torch.ones(1)), {"dtype": torch.float32}, ArgumentError, "float16 or", id="float32"
+    ),
+    pytest.param(
+        stored(ones(), torch.ones(1)), {"dtype": None}, ArgumentError, "got      None", id="no dtype"
+    ),
+    pytest.param(
+        stored(ones(), torch.ones(1)),
+        {"exponent_bias": None},
+        ArgumentError,
+        "the kernel applies",
+        id="no bias",
+    ),
+    pytest.param(
+        stored(ones(), torch.ones(1)), {"zeros": object()}, ArgumentError, "None, as only", id="zero points"
+    ),
+    pytest.param(
+        stored(ones(), torch.tensor(300.0)),
+        {},
+        CastError,
+        "overflows\n(.|\n)*bfloat16 activ",
+        id="beyond fp16",
+    ),
+    pytest.param(
+        stored(ones(), torch.tensor(2.0**10)),
+        {"dtype": torch.bfloat16},
+        CastError,
+        "exponent_bias=False",
+        id="beyond bf16 with its factor",
+    ),
+    pytest.param(
+        stored(ones(), torch.tensor(1e-12)), {}, CastError, "underflows", id="a scale that would be 0"
     ),
 ]
 
 
-@pytest.mark.parametrize(("change", "error", "text"), REFUSED)
+@pytest.mark.parametrize(("weight", "change", "error", "text"), REFUSED)
 def test_what_cannot_be_packed_is_refused(
-    change: dict[str, object], error: type[Exception], text: str
+    weight: Fp8Weight, change: dict[str, Any], error: type[Exception], text: str
 ) -> None:
-    arguments = {"weight": ones(), "scale": torch.tensor(1.0), "dtype": torch.float16, **change}
-
     with pytest.raises(error, match=text):
-        fp8_to_marlin(exponent_bias=True, **arguments)  # type: ignore[arg-type]
+        repack(weight, "marlin", **{**HALF, **change})

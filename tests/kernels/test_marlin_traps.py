@@ -15,7 +15,6 @@ from qload.kernels import (
     DequantizeLinearKernel,
     MarlinLinearKernel,
     MPLinearKernel,
-    fp8_to_marlin,
     repack,
     restore,
 )
@@ -27,6 +26,7 @@ from qload.testing.emulators import marlin_codes, marlin_scales, marlin_zeros
 from qload.weights import Weights
 from tests.kernels.marlin_layers import layer, row_share
 from tests.kernels.mp_layers import Case
+from tests.kernels.test_fp8_marlin import pack as pack_fp8
 from tests.kernels.test_mp_modules import prepared
 from tests.kernels.test_traps import awq_of
 
@@ -208,7 +208,7 @@ def test_trap_40_an_input_of_any_shape_and_stride_is_multiplied(
 def test_trap_41_four_bytes_of_fp8_are_a_word_and_rows_that_fill_none_are_padded() -> None:
     weight = torch.randn(64, 102, generator=torch.Generator().manual_seed(0)).to(torch.float8_e4m3fn)
 
-    packed = fp8_to_marlin(weight, torch.tensor(1.0), dtype=torch.float16, exponent_bias=True)
+    packed = pack_fp8(weight, torch.tensor(1.0))
 
     assert packed.qweight.shape[0] % 4 == 0
     assert torch.equal(packed.dequantize(), weight.float())
@@ -220,7 +220,7 @@ def test_trap_41_a_scale_of_any_shape_covers_its_outputs(shape: tuple[int, ...])
     scale = (torch.arange(64) % 8 + 1.0).reshape(shape) if 64 in shape else torch.full(shape, 3.0)
     weight = torch.ones(64, 128).to(torch.float8_e4m3fn)
 
-    packed = fp8_to_marlin(weight, scale, dtype=torch.float16, exponent_bias=True)
+    packed = pack_fp8(weight, scale)
 
     assert torch.equal(packed.dequantize(), scale.reshape(-1, 1).expand(64, 128))
 
@@ -228,8 +228,8 @@ def test_trap_41_a_scale_of_any_shape_covers_its_outputs(shape: tuple[int, ...])
 def test_trap_41_scales_of_blocks_are_expanded_where_the_block_is_said_and_refused_where_not() -> None:
     weight, scale = torch.ones(128, 256).to(torch.float8_e4m3fn), torch.tensor([[1.0, 2.0]])
 
-    packed = fp8_to_marlin(weight, scale, dtype=torch.float16, exponent_bias=True, block=(128, 128))
+    packed = pack_fp8(weight, scale, block=(128, 128))
 
     assert packed.dequantize()[5].tolist() == [1.0] * 128 + [2.0] * 128
-    with pytest.raises(ShapeError, match="blocks of scales need `block`"):
-        fp8_to_marlin(weight, scale, dtype=torch.float16, exponent_bias=True)
+    with pytest.raises(ShapeError, match="blocks of scales need weight_block_size"):
+        pack_fp8(weight, scale)

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from qload.errors import DtypeError
 from qload.formats import GPTQWeight
-from qload.kernels import exllama
+from qload.kernels import exllama, gptq
 from qload.kernels.casts import check_cast
 from qload.kernels.mp_linear.contract import MPLinearLayerConfig
 from qload.kernels.mp_linear.typed import TypedLinearKernel
@@ -49,7 +49,7 @@ class ExllamaLinearKernel(TypedLinearKernel):
             raise DtypeError(f"{self.w_q_name}: scales", ["float16"], got, hint=f"remedy   {OTHERWISE}")
         wide = weight.dequantize()  # small ones keep their bits: multiples of scales that are fp16
         check_cast(self.w_q_name, wide, wide.half(), tiny=False, remedy=OTHERWISE)
-        return exllama.from_gptq(weight)
+        return exllama.write(gptq.read(weight))
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
         """As every kernel, and a note of how much scratch space the layer needs."""

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from qload.formats import GPTQWeight
-from qload.kernels import marlin
+from qload.kernels import gptq, marlin
 from qload.kernels.devices import multiprocessors
 from qload.kernels.marlin_shapes import GROUP_SIZES, locks
 from qload.kernels.mp_linear.contract import MPLinearLayerConfig
@@ -38,7 +38,7 @@ class MarlinLinearKernel(TypedLinearKernel):
 
     def repacked(self, weight: GPTQWeight) -> Weight:
         """In Marlin's order, padded to its thread blocks."""
-        return marlin.from_gptq(weight, self.config.zero_points)
+        return marlin.write(gptq.read(weight), self.config.zero_points)
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
         """As every kernel, and a zeroed workspace of locks."""

@@ -48,12 +48,12 @@ FAULTS = (
     ),
     Fault("is-k-full-always", _MARLIN, "is_k_full = whole and", "is_k_full ="),
     Fault("marlin-padding-not-zero", _MARLIN, "wide = wide_zeros[g_idx]", "wide = wide_zeros[g_idx] * 0"),
-    Fault("marlin-group-unchecked", _MARLIN, "config.group_size not in GROUP_SIZES", "config.group_size < 0"),
+    Fault("marlin-group-unchecked", _MARLIN, "size not in GROUP_SIZES", "size < 0"),
     Fault(
         "marlin-zero-point-dropped",
         _MARLIN,
-        "    symmetric, middle = not keep_zeros and is_symmetric(weight), 2 ** (bits - 1)\n",
-        "    symmetric, middle = True, 2 ** (bits - 1)\n",
+        "symmetric, codes = not keep_zeros and integers.symmetric, ",
+        "symmetric, codes = True, ",
     ),
     Fault(
         "marlin-checkpoint-scales",
@@ -84,14 +84,14 @@ FAULTS = (
     Fault(
         "fp8-rounded-twice",
         "qload/kernels/fp8_marlin.py",
-        "exact = scales.double() * factor",
-        "exact = scales.to(dtype).double() * factor",
+        ".T.double()\n",
+        ".T.to(dtype).double()\n",
     ),
     Fault(
         "fp8-blocks-along-n",
-        "qload/kernels/fp8_marlin.py",
-        "scale.T.repeat_interleave(n, 1)[:, :N]",
-        "scale.T.repeat(1, n)[:, :N]",
+        "qload/formats/fp8.py",
+        "torch.arange(size, device=device) // block\n",
+        "torch.arange(size, device=device) % -(-size // block)\n",
     ),
     Fault(
         "exllama-zero-not-minus-one",

@@ -1,0 +1,44 @@
+"""compressed-tensors, pack-quantized: words along K whose last may be short, everything else along N."""
+
+from qload.errors import RepackError
+from qload.formats import CTPackWeight
+from qload.formats.gptq import BITS
+from qload.kernels.integers import Integers, Origin, middles, placed
+from qload.layouts import compressed
+
+
+def read(weight: CTPackWeight) -> Integers:
+    """Codes, zero points where there are some, and the group of each input, written out or not."""
+    (N, K), bits, config = weight.shape, weight.config.bits, weight.config
+    if bits not in BITS:
+        raise RepackError(
+            weight.layer.name or weight.format,
+            "other layouts",
+            f"they have {', '.join(map(str, BITS[:-1]))} or {BITS[-1]} bits, got {bits}",
+        )
+    dense, index, zeros = config.dense is not False, weight.weight_g_idx, weight.weight_zero_point
+    scales = weight.weight_scale.T.contiguous()
+    return Integers(
+        bits=bits,
+        group_size=config.group_size,
+        unpack=lambda: compressed.unpack(weight.weight_packed, K, bits, dense).T,
+        scales=scales,
+        zeros=compressed.unpack(zeros.T, N, bits, dense) if zeros is not None else middles(bits, scales),
+        g_idx=config.in_order(K, scales.device) if index is None else index,
+        layer=placed(weight, index, keeps_zeros=zeros is not None),
+    )
+
+
+def back(integers: Integers, origin: Origin) -> CTPackWeight:
+    """The tensors there were, in the packing they were in."""
+    config = origin.config
+    dense = config.dense is not False
+    zeros = compressed.pack(integers.zeros, integers.bits, dense).T if origin.keeps_zeros else None
+    return CTPackWeight(
+        config=config,
+        weight_packed=compressed.pack(integers.unpack().T, integers.bits, dense),
+        weight_scale=integers.scales.T.contiguous(),
+        weight_zero_point=None if zeros is None else zeros.contiguous(),
+        weight_g_idx=None if origin.index is None else integers.g_idx.to(origin.index),
+        layer=integers.layer,
+    )

@@ -1,0 +1,52 @@
+"""A layer whose bulk is not read: enough to decide by, at the cost of its small tensors."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from qload.errors import MissingTensorError
+from qload.loader import TensorSource
+from qload.parallel import ALONE, ProcessGroup
+from qload.spec import Role
+from qload.storage import TensorInfo
+
+
+class HollowSource:
+    """What another source holds, as a single rank sees it; tensors named `bulk` have shapes and no values.
+
+    Nothing is entered into the ledger: whoever only decides has loaded nothing.
+    """
+
+    def __init__(self, inner: TensorSource, bulk: str) -> None:
+        self.inner, self.bulk = inner, bulk
+
+    @property
+    def process_group(self) -> ProcessGroup:
+        """All of the layer is here."""
+        return ALONE
+
+    def has_tensor(self, name: str) -> bool:
+        """As the other source."""
+        return self.inner.has_tensor(name)
+
+    def info(self, name: str) -> TensorInfo:
+        """As the other source."""
+        return self.inner.info(name)
+
+    def read(self, name: str, index: tuple[slice, ...] = (), *, role: Role) -> Tensor:
+        """As the other source, or a tensor of the meta device."""
+        if not self.bulk or name.rpartition(".")[2] != self.bulk:
+            return self.inner.read(name, index, role=role)
+        info = self.inner.info(name)
+        return torch.empty(info.shape, dtype=info.dtype, device="meta")[index]
+
+    def take(self, names: Iterable[str]) -> None:
+        """Nothing was loaded."""
+
+    def note(self, text: str) -> None:
+        """The load itself notes what there is to note."""
+
+    def missing(self, name: str, hint: str = "") -> MissingTensorError:
+        """As the other source."""
+        return self.inner.missing(name, hint)

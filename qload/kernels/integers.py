@@ -1,0 +1,124 @@
+"""Integer codes in plain order: what GPTQ, AWQ, ExLlama's, Marlin's and compressed-tensors' words all say.
+
+Every layout of integer weights is read into this and written from it, so that none knows another. Nothing is
+padded or permuted, and K need not fill words: whether it has to, the layout that is written says.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from qload import spec
+from qload.layouts import Stored, ZeroPoints
+from qload.spec import Layer, Weight
+
+
+@dataclass(frozen=True)
+class Origin(spec.Config):
+    """What `restore` goes back to: a kind of weight and its config, and what other layouts leave out.
+
+    `index`: the dtype of the group index, None where there is none. `keeps_zeros`: zero points are stored
+    that may be left out, and go along although all are 2**(bits - 1).
+    """
+
+    name: ClassVar[str] = "origin"
+
+    kind: type[Weight]
+    config: Any
+    index: torch.dtype | None = None
+    keeps_zeros: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Integers:
+    """w[k, n] = scales[g, n] * (codes[k, n] - zeros[g, n]),  g = g_idx[k]
+
+    `unpack` makes the codes (K, N), which whoever only asks what fits does not need. `group_size` is -1 for
+    one group. `convention`: how zero points were stored. `whole`: the layer that this is a share of; where
+    it is known, it decides what is refused or left out, so that every rank decides alike.
+    """
+
+    bits: int
+    group_size: int
+    unpack: Callable[[], Tensor]
+    scales: Tensor
+    zeros: Tensor
+    g_idx: Tensor
+    layer: Layer
+    convention: ZeroPoints = field(default_factory=Stored)
+    whole: "Integers | None" = None
+
+    @property
+    def origin(self) -> Origin:
+        """What it was read from, at first."""
+        origin = self.layer.origin
+        assert isinstance(origin, Origin)  # every reader says
+        return origin
+
+    @property
+    def source(self) -> str:
+        """The format it was read from, at first, for messages."""
+        return self.origin.kind.format
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, K)."""
+        return self.layer.N, self.layer.K
+
+    @property
+    def groups(self) -> int:
+        """How many groups there are here."""
+        return self.scales.shape[0]
+
+    @property
+    def decides(self) -> "Integers":
+        """The layer whose facts decide."""
+        return self.whole or self
+
+    @cached_property
+    def span(self) -> tuple[int, int]:
+        """The lowest and the highest zero point of the layer that decides."""
+        zeros = self.decides.zeros
+        return int(zeros.min()), int(zeros.max())
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether every zero point is 2**(bits - 1), so that a kernel need not read them."""
+        return self.span == (2 ** (self.bits - 1),) * 2
+
+    @property
+    def in_order(self) -> bool:
+        """Whether rows and groups follow each other here, groups of one size but the last."""
+        if self.groups == 1:
+            return True
+        rows, K = self.group_size, self.layer.K
+        here = torch.arange(K, device=self.g_idx.device) // rows if rows != -1 else None
+        return here is not None and -(-K // rows) == self.groups and bool((self.g_idx == here).all())
+
+    def why_no_index(self) -> str | None:
+        """Why a layout without a group index cannot say these groups on every rank, or None."""
+        decides, size, K = self.decides, self.decides.group_size, self.layer.K
+        if decides.groups == 1:
+            return None
+        if K % size and size % K:
+            return f"K = {K} does not divide into groups of {size}"
+        if not decides.in_order or not self.in_order:
+            return "the groups are not in order along K (act order), and there is no g_idx"
+        return None
+
+
+def placed(weight: Weight, index: Tensor | None = None, *, keeps_zeros: bool = False) -> Layer:
+    """The layer of a weight that is read, which knows from now on what it was."""
+    if weight.layer.origin is not None:
+        return weight.layer
+    origin = Origin(type(weight), weight.config, None if index is None else index.dtype, keeps_zeros)
+    return replace(weight.layer, origin=origin)
+
+
+def middles(bits: int, scales: Tensor) -> Tensor:
+    """The zero points (G, N) of a type that stores none."""
+    return torch.full_like(scales, 2 ** (bits - 1), dtype=torch.int32)
