@@ -41,4 +41,5 @@ class Grouped:
 
     def in_order(self, K: int, device: torch.device | None = None) -> Tensor:
         """The group of each row, int64 (K,), where groups follow each other."""
-        return torch.arange(K, device=device) // self.rows_of_a_group(K)
+        rows = min(self.rows_of_a_group(K), max(K, 1))  # a config may say more than an int64 holds
+        return torch.arange(K, device=device) // rows

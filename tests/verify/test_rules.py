@@ -8,42 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
-from torch import Tensor
 
 from qload.errors import ArgumentError, StorageError
-from qload.verify import Report, inspect, verify
+from qload.verify import inspect, verify
 from qload.weights import open_checkpoint
-from tests.paths import FIXTURES, cases
-from tests.verify.damage import read_tensors, write_case
-from tests.verify.format_damage import nibbles_swapped
-
-GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 8, "desc_act": False, "sym": True}
-
-
-def model(folder: Path, tensors: dict[str, Tensor], **config: Any) -> Path:
-    save_file(tensors, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
-
-
-def gptq(prefix: str = "", *, zero: int = 7) -> dict[str, Tensor]:
-    g_idx = torch.arange(16, dtype=torch.int32) // 8
-    lead = f"{prefix}." if prefix else ""
-    return {
-        f"{lead}qweight": torch.zeros(2, 8, dtype=torch.int32),
-        f"{lead}qzeros": torch.full((2, 1), 0x11111111 * zero - (zero > 7) * 2**32, dtype=torch.int32),
-        f"{lead}scales": torch.ones(2, 8, dtype=torch.float16),
-        f"{lead}g_idx": g_idx,
-    }
-
-
-def plain(*names: str) -> dict[str, Tensor]:
-    return {name: torch.ones(4, 4) for name in names}
-
-
-def rules(report: Report) -> set[str]:
-    return {finding.rule for finding in report.findings}
+from tests.paths import cases
+from tests.verify.checkpoints import GPTQ, gptq, model, plain, rules
 
 
 def test_tensors_without_a_prefix_are_a_layer(tmp_path: Path) -> None:
@@ -281,91 +251,3 @@ def test_whatever_the_bytes_nothing_is_raised(tmp_path: Path) -> None:
 
         assert all(finding.message for report in reports for finding in report.findings)
         assert all((report.verdict == "ok") == (not report.findings) for report in reports)
-
-
-def test_a_shard_on_its_own_need_not_hold_what_the_config_claims(tmp_path: Path) -> None:
-    model(tmp_path, plain("model.norm.weight"), quantization_config=GPTQ)
-    shard = tmp_path / "model.safetensors"
-    assert rules(inspect(shard)) == rules(verify(shard)) == {"claimed-method"}
-
-    (tmp_path / "model.safetensors.index.json").write_text("{}")
-
-    assert verify(shard).verdict == inspect(shard).verdict == "ok"
-
-
-def test_a_layer_that_is_wrong_is_not_reported_as_lost_too(tmp_path: Path) -> None:
-    tensors = gptq("a")
-    del tensors["a.scales"]
-
-    assert rules(verify(model(tmp_path, tensors, quantization_config=GPTQ))) == {"missing-tensor"}
-
-
-def test_a_tensor_under_another_belongs_to_its_layer(tmp_path: Path) -> None:
-    tensors = {**gptq("a"), "a.qweight.old": torch.ones(1)}
-
-    (finding,) = verify(model(tmp_path, tensors, quantization_config=GPTQ)).findings
-
-    assert (finding.rule, finding.tensor) == ("unexplained-tensor", "a.qweight.old")
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_a_bias_of_any_float_is_sound(dtype: torch.dtype, tmp_path: Path) -> None:
-    tensors = {**gptq("a"), "a.bias": torch.ones(8, dtype=dtype)}
-
-    assert verify(model(tmp_path, tensors, quantization_config=GPTQ)).findings == ()
-
-
-def test_scales_of_zero_are_sound_where_the_layer_is_zero(tmp_path: Path) -> None:
-    tensors = gptq("a")
-    tensors["a.scales"].zero_()
-    assert verify(model(tmp_path, tensors, quantization_config=GPTQ)).findings == ()
-
-    tensors["a.qweight"][1, 3] = 1
-
-    assert rules(verify(model(tmp_path, tensors, quantization_config=GPTQ))) == {"scale-value"}
-
-
-def test_codes_of_four_bits_in_bytes_need_no_fifth(tmp_path: Path) -> None:
-    scheme = {"num_bits": 4, "type": "int", "strategy": "channel", "symmetric": True}
-    group = {"targets": ["Linear"], "weights": scheme}
-    config = {"quant_method": "compressed-tensors", "format": "int-quantized", "config_groups": {"g": group}}
-    tensors = {
-        "a.weight": torch.tensor([[-8, 7], [0, 1]], dtype=torch.int8),
-        "a.weight_scale": torch.ones(2, 1),
-    }
-    assert verify(model(tmp_path, tensors, quantization_config=config)).findings == ()
-
-    tensors["a.weight"][1, 0] = 8
-
-    (finding,) = verify(model(tmp_path, tensors, quantization_config=config)).findings
-    assert finding.rule == "field-value"
-    assert finding.message == "a.weight: code 8 at (1, 0), it has to be -8 to 7; 1 in all"
-
-
-def test_units_that_fp16_rounds_hard_are_told_and_lawful() -> None:
-    counts = [verify(folder).notes for folder in cases("exl2")]
-
-    assert [len(notes) for notes in counts] == [0, 0, 1]
-    assert "1 of 13 units are subnormal in fp16" in counts[2][0]
-
-
-def test_experts_are_compared_expert_by_expert(tmp_path: Path) -> None:
-    (folder,) = cases("mxfp4")
-    case = read_tensors(folder)
-    name = next(name for name in case.tensors if name.endswith("_blocks"))
-    case.tensors[name][1, 5, 1, 15] ^= 0x10
-
-    (finding,) = verify(write_case(case, tmp_path / "broken"), against=folder).findings
-
-    assert finding.rule == "against-value"
-    assert "first at (e, n, k) = (1, 5, 63)" in finding.message
-
-
-def test_swapped_codes_of_a_byte_are_named(tmp_path: Path) -> None:
-    folder = FIXTURES / "compressed_tensors" / "nvfp4"
-    case = read_tensors(folder)
-    nibbles_swapped("weight_packed")(case)
-
-    (finding,) = verify(write_case(case, tmp_path / "broken"), against=folder).findings
-
-    assert finding.message.endswith("read with codes of a byte swapped along K, it agrees")

@@ -1,0 +1,38 @@
+"""Small checkpoints made by hand, plain and GPTQ, for the tests of rules."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from qload.verify import Report
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 8, "desc_act": False, "sym": True}
+
+
+def model(folder: Path, tensors: dict[str, Tensor], **config: Any) -> Path:
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def gptq(prefix: str = "", *, zero: int = 7) -> dict[str, Tensor]:
+    g_idx = torch.arange(16, dtype=torch.int32) // 8
+    lead = f"{prefix}." if prefix else ""
+    return {
+        f"{lead}qweight": torch.zeros(2, 8, dtype=torch.int32),
+        f"{lead}qzeros": torch.full((2, 1), 0x11111111 * zero - (zero > 7) * 2**32, dtype=torch.int32),
+        f"{lead}scales": torch.ones(2, 8, dtype=torch.float16),
+        f"{lead}g_idx": g_idx,
+    }
+
+
+def plain(*names: str) -> dict[str, Tensor]:
+    return {name: torch.ones(4, 4) for name in names}
+
+
+def rules(report: Report) -> set[str]:
+    return {finding.rule for finding in report.findings}
