@@ -20,7 +20,6 @@ from tests.cli.test_command_line import run
 from tests.paths import ROOT
 from tests.rooms import CONFIGS, every_format
 
-
 # What `repack` has to be told for a layout that asks for it.
 OPTIONS = {"dtype": torch.bfloat16, "exponent_bias": False}
 

@@ -96,6 +96,9 @@ class Prepared(nn.Module):
         ExllamaLinearKernel(case.config, "qweight", "scales").process_weights_after_loading(self.held)
         self.held.to(device)
 
+    def scratch(self, device: str) -> Tensor:
+        return self.held.exllama_scratch[torch.device(device)].buffer
+
 
 def test_trap_49_each_device_has_scratch_space_of_its_own_and_a_second_model_takes_none_away() -> None:
     here, there = Prepared(64, 256, "cpu"), Prepared(32, 64, "meta")
@@ -104,8 +107,8 @@ def test_trap_49_each_device_has_scratch_space_of_its_own_and_a_second_model_tak
     again = warm_up(Prepared(32, 64, "cpu"), 1)
 
     assert {device.type for device in given} == {"cpu", "meta"}
-    assert here.held.exllama_scratch.buffer.numel() == given[torch.device("cpu")] >= 2 * 64 * 256
-    assert there.held.exllama_scratch.buffer.device.type == "meta"
+    assert here.scratch("cpu").numel() == given[torch.device("cpu")] >= 2 * 64 * 256
+    assert there.scratch("meta").device.type == "meta"
     assert again[torch.device("cpu")] < given[torch.device("cpu")]
 
 
