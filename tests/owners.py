@@ -11,15 +11,26 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from qload.detect import loader_from_config
-from qload.errors import CutError, DivideError
-from qload.formats import GPTQWeight, Marlin24Weight, MarlinWeight
-from qload.kernels import repack, restore
+from qload.errors import CutError, DivideError, RepackError
+from qload.formats import (
+    AWQWeight,
+    CTPackWeight,
+    EETQWeight,
+    Exl2Weight,
+    Fp8Weight,
+    GPTQWeight,
+    Marlin24Weight,
+    MarlinWeight,
+)
+from qload.formats.fp8 import to_fnuz
+from qload.kernels import LAYOUTS, repack, restore
 from qload.layouts import (
     Stored,
     StoredMinusOne,
     StoredMinusOnePerField,
     StoredMinusOneUnmasked,
     ZeroPoints,
+    eetq,
     marlin_24,
 )
 from qload.loader import FormatLoader
@@ -27,13 +38,13 @@ from qload.parallel import FakeWorld
 from qload.spec import Weight
 from qload.storage import MemoryStorage, SafetensorsStorage, WeightStorage
 from qload.testing import assert_same_bits, emulators
-from qload.weights import Weights
+from qload.weights import Weights, open_checkpoint
 from tests.rooms import lawful
 
 
 @dataclass(frozen=True)
 class Owned:
-    """A layer, its config, and its owner's tensors (`expected.*`, `repacked.*`)."""
+    """A layer, its config, and its owner's tensors (`expected.*`, `repacked.*`, `extra.*`)."""
 
     tensors: Mapping[str, Tensor]
     config: Mapping[str, Any]
@@ -41,7 +52,7 @@ class Owned:
 
     @property
     def prefix(self) -> str:
-        return next(iter(self.tensors)).rpartition(".")[0]
+        return prefix_of(min(self.tensors))
 
     @property
     def loader(self) -> FormatLoader:
@@ -53,8 +64,10 @@ class Owned:
 
     @property
     def expected(self) -> Tensor:
-        """(N, K) in the owner's dtype."""
-        return self.owner["expected.weight"].T
+        """(N, K) in the owner's dtype; of experts (E, N, K)."""
+        weight = self.owner["expected.weight"]
+        names = {name.removeprefix(self.prefix) for name in self.tensors}
+        return weight.mT if names & INPUTS_FIRST else weight
 
     @property
     def unmasked(self) -> Tensor:
@@ -68,10 +81,18 @@ class Owned:
         return [MemoryStorage(self.tensors), SafetensorsStorage(file)]
 
 
+INPUTS_FIRST = {".qweight", ".q_weight", ".B", ".B_24", ".weight_scales", "_blocks"}  # of whose owners
 UNMASKED = ("expected.weight_autogptq", "expected.weight_kernel_unmasked_zero")
 
 # Each `repacked.*` of an owner, as qload makes it; None where qload has no tensor and the owner an empty one.
 REPACKED: dict[str, Callable[[Any], Tensor | None]] = {
+    "shuffled.q_weight": lambda weight: packed(weight, "exllama", "q_weight"),
+    "q_group_map": lambda weight: packed(weight, "exllama", "q_group_map"),
+    "q_perm": lambda weight: repack(weight, "exllama").fields()["q_perm"].to(torch.int16),
+    "unprocessed.int8": lambda weight: (weight.codes().codes.T - 128).to(torch.int8),
+    "fnuz.weight_bytes": lambda weight: to_fnuz(weight).weight.view(torch.uint8),
+    "fnuz.weight_scale": lambda weight: to_fnuz(weight).weight_scale,
+    "fnuz.input_scale": lambda weight: to_fnuz(weight).input_scale,
     "vllm_exllama.qweight": lambda weight: packed(weight, "exllama", "qweight"),
     "exllamav2.q_weight": lambda weight: packed(weight, "exllama", "qweight"),
     "perm": lambda weight: packed(weight, "exllama", "q_perm"),
@@ -89,12 +110,36 @@ REPACKED: dict[str, Callable[[Any], Tensor | None]] = {
     ),
     "gptq_v1.qzeros_tgi_fieldwise": lambda weight: packed(weight, "gptq", "qzeros", StoredMinusOnePerField()),
 }
+# The same of what takes the dtype of the activations, which is that of the owner's scales.
+REPACKED_FP8: dict[str, Callable[[Any, torch.dtype], Tensor]] = {
+    "vllm011.weight": lambda weight, dtype: fp8_marlin(weight, dtype, "qweight", True),
+    "vllm011.weight_scale_fused_expbias": lambda weight, dtype: fp8_marlin(weight, dtype, "scales", True),
+    "tgi.qweight": lambda weight, dtype: fp8_marlin(weight, dtype, "qweight", False),
+    "tgi.scales": lambda weight, dtype: fp8_marlin(weight, dtype, "scales", False),
+}
+EXTRA: dict[str, Callable[[Any], Tensor]] = {
+    "absmax_f32": lambda weight: weight.absmax,
+}
 MARLIN = ("qweight", "scales", "qzeros", "g_idx_sorted", "perm")
 MARLIN_GROUPS = (32, 64, 128)
+FP8_SCALES = ("vllm011.weight_scale_fused_expbias", "tgi.scales")
+INTEGERS = (GPTQWeight, AWQWeight, MarlinWeight, Marlin24Weight, CTPackWeight)
 
 
 def packed(weight: Weight, layout: str, name: str, zeros: ZeroPoints | None = None) -> Tensor | None:
     return repack(weight, layout, zeros=zeros).fields().get(name)
+
+
+def fp8_marlin(weight: Fp8Weight, dtype: torch.dtype, name: str, exponent_bias: bool) -> Tensor:
+    return repack(weight, "marlin", dtype=dtype, exponent_bias=exponent_bias).fields()[name]
+
+
+def prefix_of(name: str) -> str:
+    """The module that a stored name belongs to, whose weight may have tensors of its own."""
+    for last in (".weight", "_blocks", "_scales", "_bias"):
+        if last in name and (last == ".weight" or name.endswith(last)):
+            return name.partition(last)[0]
+    return name.rpartition(".")[0]
 
 
 def kept(weight: Marlin24Weight) -> Tensor:
@@ -107,7 +152,9 @@ def check_whole(layer: Owned, folder: Path) -> None:
         with Weights(storage, loader=layer.loader) as weights:
             got = weights.get_weights(layer.prefix).dequantize()
             assert torch.equal(got.to(layer.expected.dtype), layer.expected)
-            assert weights.report().unused == [name for name in layer.tensors if name.endswith(".bias")]
+            assert weights.report().unused == [name for name in layer.tensors if name.endswith("bias")]
+            if "expected.weight_f32" in layer.owner:
+                assert torch.equal(got, layer.owner["expected.weight_f32"])
 
 
 def check_unmasked(layer: Owned) -> None:
@@ -124,10 +171,10 @@ def check_shares(layer: Owned, folder: Path, world: int) -> None:
     config, expected = layer.weight.config, layer.expected
     for storage in layer.storages(folder):
         for dim, load in (("N", Weights.get_weights_col), ("K", Weights.get_weights_row)):
-            size = expected.shape[0 if dim == "N" else 1]
-            if lawful(config, dim, size, world, expected.shape[1]):
+            axis = "NK".index(dim) - 2
+            if lawful(config, dim, expected.shape[axis], world, expected.shape[-1]):
                 parts = [load(w, layer.prefix).dequantize() for w in _ranks(storage, layer, world)]
-                whole = torch.cat(parts, 0 if dim == "N" else 1)
+                whole = torch.cat(parts, axis)
                 assert torch.equal(whole.to(expected.dtype), expected)
             else:
                 assert len({_refusal(load, weights, layer) for weights in _ranks(storage, layer, world)}) == 1
@@ -139,8 +186,9 @@ def check_repacked(layer: Owned) -> None:
     theirs = {
         name.removeprefix("repacked."): t for name, t in layer.owner.items() if name.startswith("repacked.")
     }
+    scales = [theirs[name].dtype for name in FP8_SCALES if name in theirs]
     for name, tensor in theirs.items():
-        ours = REPACKED[name](weight)
+        ours = REPACKED_FP8[name](weight, scales[0]) if name in REPACKED_FP8 else REPACKED[name](weight)
         if tensor.numel():
             assert_same_bits(torch.empty(0) if ours is None else ours, tensor)
         else:
@@ -148,33 +196,73 @@ def check_repacked(layer: Owned) -> None:
     if "marlin.qweight" in theirs:
         absent = {f"marlin.{name}" for name in MARLIN} - set(theirs)
         assert all(REPACKED[name](weight) is None for name in absent)
+    if isinstance(weight, EETQWeight):
+        assert_same_bits(eetq.pack(theirs["unprocessed.int8"].T.int() + 128), weight.weight)
+
+
+def check_extras(layer: Owned) -> None:
+    """What else the owner told, of what a typed weight holds too."""
+    for name, ours in EXTRA.items():
+        if f"extra.{name}" in layer.owner:
+            assert_same_bits(ours(layer.weight), layer.owner[f"extra.{name}"])
+
+
+def check_model(folder: Path, expected: Mapping[str, Tensor]) -> None:
+    """Every layer that the owner dequantized, whole, and nothing that no layer has taken."""
+    kinds = set()
+    with open_checkpoint(folder) as weights:
+        for prefix in sorted({prefix_of(name) for name in list(weights.storage.keys())}):
+            weight = weights.get_weights(prefix)
+            kinds.add(weight.plain)
+            want = expected.get(f"dequant.{prefix}.weight")
+            if want is not None:
+                assert torch.equal(weight.dequantize().to(want.dtype), want)
+        assert weights.report().complete
+    assert kinds == {True, False}
 
 
 def layouts(weight: Any) -> list[str]:
     """The layouts that have to hold a weight: from formats.md, not from the product."""
-    codes, always = weight.codes(), ["gptq", "gptq_v2", "exllama"]
+    if isinstance(weight, Exl2Weight):
+        return ["exllama"]
+    if isinstance(weight, Fp8Weight):
+        return ["marlin"] if weight.weight.dtype == torch.float8_e4m3fn else []
+    if not isinstance(weight, INTEGERS):
+        return []
+    codes, (N, K) = weight.codes(), weight.shape
+    fill = 32 if codes.bits == 3 else 32 // codes.bits
+    words = codes.bits in (2, 3, 4, 8) and N % fill == 0 and K % fill == 0
     one_group = codes.scales.shape[1] == 1
     fits = codes.bits in (4, 8) and (one_group or weight.config.group_size in MARLIN_GROUPS)
-    return [*always, "marlin"] if fits else always
+    return ["gptq", "gptq_v2", "exllama"] * words + ["marlin"] * fits
 
 
 def check_restored(layer: Owned) -> None:
-    """Every layout means the same, and goes back to the checkpoint's bits."""
+    """Every layout that holds a weight means the same, and goes back to the checkpoint's bits."""
     weight = layer.weight
-    for layout in layouts(weight):
-        other = repack(weight, layout)
+    held = layouts(weight)
+    asked: dict[str, Any] = {}
+    if isinstance(weight, Fp8Weight):
+        asked = {"dtype": torch.bfloat16, "exponent_bias": False}
+    for layout in {*LAYOUTS} - {*held, "awq", "marlin_24"}:
+        with pytest.raises(RepackError):
+            repack(weight, layout)
+    for layout in held:
+        other = repack(weight, layout, **asked)
         back = restore(other)
-        assert_same_bits(other.dequantize(), weight.dequantize())
+        if not asked:  # whose scales are rounded
+            assert_same_bits(other.dequantize(), weight.dequantize())
         assert (type(back), back.config, set(back.fields())) == (
             type(weight), weight.config, set(weight.fields()),
         )  # fmt: skip
         for name, tensor in weight.fields().items():
-            assert_same_bits(back.fields()[name], tensor)
+            assert_same_bits(back.fields()[name].view(torch.uint8), tensor.view(torch.uint8))
 
 
 def check_emulated(layer: Owned) -> None:
     """What a kernel's lanes read, by a second reading of the layouts, is what the owner means."""
     weight = layer.weight
+    assert isinstance(weight, INTEGERS)
     for read in emulated(weight):
         assert_reads(read, layer.expected.T)
     if isinstance(weight, GPTQWeight):
@@ -186,14 +274,18 @@ def check_emulated(layer: Owned) -> None:
 
 def emulated(weight: Any) -> Iterator[Tensor]:
     """The weight (K, N) as each kernel reads it whose layout has to hold it, zero points plain."""
-    bits, shuffled = weight.config.bits, repack(weight, "exllama", zeros=Stored())
-    yield emulators.exllama_weight(**shuffled.fields(), bits=bits, zero_offset=0)
+    bits = weight.config.bits
+    if "exllama" in layouts(weight):
+        shuffled = repack(weight, "exllama", zeros=Stored())
+        yield emulators.exllama_weight(**shuffled.fields(), bits=bits, zero_offset=0)
     if "marlin" in layouts(weight):
         other = repack(weight, "marlin")
         yield emulators.marlin_weight(**other.fields(), bits=bits, is_k_full=other.config.is_k_full)
     if isinstance(weight, MarlinWeight):
         yield emulators.marlin_weight(weight.B, weight.s, bits=bits)
     if isinstance(weight, Marlin24Weight):
+        if weight.config.plain:  # scales that its kernel would read in another order than they are in
+            weight = repack(repack(weight, "gptq"), "marlin_24")
         yield emulators.marlin_24_weight(**weight.fields(), bits=bits)
 
 

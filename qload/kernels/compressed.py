@@ -1,5 +1,8 @@
 """compressed-tensors, pack-quantized: words along K whose last may be short, everything else along N."""
 
+import torch
+from torch import Tensor
+
 from qload.errors import RepackError
 from qload.formats import CTPackWeight
 from qload.formats.gptq import BITS
@@ -37,8 +40,13 @@ def back(integers: Integers, origin: Origin) -> CTPackWeight:
     return CTPackWeight(
         config=config,
         weight_packed=compressed.pack(integers.unpack().T, integers.bits, dense),
-        weight_scale=integers.scales.T.contiguous(),
-        weight_zero_point=None if zeros is None else zeros.contiguous(),
+        weight_scale=_stored(integers.scales.T),
+        weight_zero_point=None if zeros is None else _stored(zeros),
         weight_g_idx=None if origin.index is None else integers.g_idx.to(origin.index),
         layer=integers.layer,
     )
+
+
+def _stored(tensor: Tensor) -> Tensor:
+    """With the strides of a tensor that was read; `contiguous` leaves those of an axis of 1 alone."""
+    return tensor.clone(memory_format=torch.contiguous_format)

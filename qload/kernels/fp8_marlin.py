@@ -92,14 +92,14 @@ def write(
     them; False: as TGI's does. `whole`: the layer that this is a share of, looked at first.
     CastError where a scale is too large for `dtype`, or so small that it would be 0.
     """
+    reason = why_not(whole or weight)
+    if reason:
+        raise RepackError("fp8", "marlin", reason)
     if dtype not in EXPONENT_BIAS:
         raise ArgumentError("dtype", "torch.float16 or torch.bfloat16, as the activations", str(dtype))
     if not isinstance(exponent_bias, bool):
         expected = "True: scales carry the factor of the exponent; False: the kernel applies it"
         raise ArgumentError("exponent_bias", expected, str(exponent_bias))
-    reason = why_not(whole or weight)
-    if reason:
-        raise RepackError("fp8", "marlin", reason)
     if whole is not None:
         _rounded(whole, dtype, exponent_bias)
     (N, K), rounded, block = weight.shape, _rounded(weight, dtype, exponent_bias), weight.config.block

@@ -4,17 +4,23 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 from safetensors.torch import load_file
 
 from qload.errors import UnsupportedFormatError
-from qload.formats import UnquantizedWeight
+from qload.formats import FORMATS
 from qload.weights import open_checkpoint
 from tests import owners
 from tests.paths import cases
 
-ROOMS = ("gptq", "awq", "exllama", "marlin", "gptq_marlin", "awq_marlin", "gptq_marlin_24")
-LAYERS = [folder for folder in cases(*ROOMS) if (folder / "model.safetensors").is_file()]
+INTEGERS = ("gptq", "awq", "exllama", "marlin", "gptq_marlin", "awq_marlin", "gptq_marlin_24")
+OTHERS = ("exl2", "eetq", "fp8", "bnb", "compressed_tensors", "modelopt", "mxfp4")
+LAYERS = [folder for folder in cases(*INTEGERS, *OTHERS) if (folder / "expected").is_dir()]
+LAYERS = [folder for folder in LAYERS if not folder.name.startswith("model_")]
+LANES = [
+    folder
+    for folder in LAYERS
+    if folder.parent.name in INTEGERS or folder.name.startswith(("pack_", "marlin_24_"))
+]
 MODELS = [folder for folder in cases("gptq", "awq") if folder.name.startswith("model_")]
 
 
@@ -36,8 +42,9 @@ def test_a_whole_layer_has_its_owners_numbers(folder: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("folder", LAYERS, ids=name)
-def test_the_unmasked_reading_has_the_numbers_of_those_who_take_it(folder: Path) -> None:
+def test_every_other_reading_and_every_other_tensor_is_its_owners(folder: Path) -> None:
     owners.check_unmasked(read(folder))
+    owners.check_extras(read(folder))
 
 
 @pytest.mark.parametrize("world", [2, 4, 8])
@@ -56,30 +63,27 @@ def test_every_layout_goes_back_to_the_bits_of_the_checkpoint(folder: Path) -> N
     owners.check_restored(read(folder))
 
 
-@pytest.mark.parametrize("folder", LAYERS, ids=name)
+@pytest.mark.parametrize("folder", LANES, ids=name)
 def test_a_kernel_that_reads_a_layout_reads_its_owners_numbers(folder: Path) -> None:
     owners.check_emulated(read(folder))
 
 
 @pytest.mark.parametrize("folder", MODELS, ids=name)
 def test_a_model_has_its_owners_numbers_and_nothing_is_left_over(folder: Path) -> None:
-    expected = load_file(folder / "expected" / "expected.safetensors")
+    owners.check_model(folder, load_file(folder / "expected" / "expected.safetensors"))
 
-    with open_checkpoint(folder) as weights:
-        for prefix in sorted({key.rpartition(".")[0] for key in list(weights.storage.keys())}):
-            weight = weights.get_weights(prefix)
-            want = expected.get(f"dequant.{prefix}.weight")
-            if want is not None:
-                assert torch.equal(weight.dequantize().to(want.dtype), want)
-            assert isinstance(weight, UnquantizedWeight) == weights.has_tensor(f"{prefix}.weight")
 
-        assert weights.report().complete
+def test_some_fixture_holds_every_format_that_is_read() -> None:
+    assert {read(folder).weight.format for folder in LAYERS} | {"unquantized"} == {
+        room.format for room in FORMATS
+    }
 
 
 def test_some_fixture_holds_every_reading_and_every_kernel_tensor_that_is_checked() -> None:
     held = {key for folder in LAYERS for key in read(folder).owner}
+    checked = {"expected.weight", *owners.UNMASKED, *(f"extra.{key}" for key in owners.EXTRA)}
 
-    assert held == {"expected.weight", *owners.UNMASKED, *(f"repacked.{key}" for key in owners.REPACKED)}
+    assert held == {*checked, *(f"repacked.{key}" for key in owners.REPACKED)}
 
 
 @pytest.mark.parametrize(
