@@ -8,6 +8,7 @@ from qload.formats import CTPackWeight
 from qload.formats.gptq import BITS
 from qload.kernels.integers import Integers, Origin, middles, placed
 from qload.layouts import compressed
+from qload.layouts.packing import WORD_BITS
 
 
 def read(weight: CTPackWeight) -> Integers:
@@ -20,6 +21,14 @@ def read(weight: CTPackWeight) -> Integers:
             f"they have {', '.join(map(str, BITS[:-1]))} or {BITS[-1]} bits, got {bits}",
         )
     dense, index, zeros = config.dense is not False, weight.weight_g_idx, weight.weight_zero_point
+    for count, stored in ((K, weight.weight_packed), (N, None if zeros is None else zeros.T)):
+        if stored is not None and _spare(count, bits, dense):
+            again = compressed.pack(compressed.unpack(stored, count, bits, dense), bits, dense)
+            if not torch.equal(again, stored):
+                name = weight.layer.name or weight.format
+                raise RepackError(
+                    name, "other layouts", "bits that hold no code are not 0, and would be lost"
+                )
     scales = weight.weight_scale.T.contiguous()
     return Integers(
         bits=bits,
@@ -30,6 +39,12 @@ def read(weight: CTPackWeight) -> Integers:
         g_idx=config.in_order(K, scales.device) if index is None else index,
         layer=placed(weight, index, keeps_zeros=zeros is not None),
     )
+
+
+def bulk(weight: CTPackWeight) -> str:
+    """The words of codes decide nothing, where all of their bits hold codes."""
+    config, K = weight.config, weight.layer.whole[1]
+    return "" if _spare(K, config.bits, config.dense is not False) else "weight_packed"
 
 
 def back(integers: Integers, origin: Origin) -> CTPackWeight:
@@ -45,6 +60,11 @@ def back(integers: Integers, origin: Origin) -> CTPackWeight:
         weight_g_idx=None if origin.index is None else integers.g_idx.to(origin.index),
         layer=integers.layer,
     )
+
+
+def _spare(count: int, bits: int, dense: bool) -> bool:
+    """Whether words have bits that hold none of so many codes."""
+    return compressed.words(count, bits, dense) * WORD_BITS != count * bits
 
 
 def _stored(tensor: Tensor) -> Tensor:

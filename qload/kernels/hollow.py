@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 
-import torch
 from torch import Tensor
 
 from qload.errors import MissingTensorError
@@ -35,11 +34,11 @@ class HollowSource:
         return self.inner.info(name)
 
     def read(self, name: str, index: tuple[slice, ...] = (), *, role: Role) -> Tensor:
-        """As the other source, or a tensor of the meta device."""
+        """As the other source, or a single zero that stands for all elements."""
         if not self.bulk or name.rpartition(".")[2] != self.bulk:
             return self.inner.read(name, index, role=role)
-        info = self.inner.info(name)
-        return torch.empty(info.shape, dtype=info.dtype, device="meta")[index]
+        nothing = self.inner.read(name, (slice(0, 0),), role=role)
+        return nothing.new_zeros(()).expand(self.inner.info(name).shape)[index]
 
     def take(self, names: Iterable[str]) -> None:
         """Nothing was loaded."""

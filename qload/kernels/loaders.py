@@ -63,7 +63,7 @@ class RepackingLoader(WeightsLoader):
         """The layer that a share is of, read but for its codes, where the codes decide nothing."""
         if weights.process_group.size() == 1:
             return None
-        bulk = undecisive(type(share), self.layout) if isinstance(self.inner, FormatLoader) else ""
+        bulk = undecisive(share, self.layout) if isinstance(self.inner, FormatLoader) else ""
         return self.inner.load(HollowSource(weights, bulk), parts, None)
 
     def __repr__(self) -> str:

@@ -34,12 +34,12 @@ W = TypeVar("W", bound=Weight)
 
 @dataclass(frozen=True)
 class Kind:
-    """What a kind of weight is read into, and how; `bulk`: the tensor whose values decide nothing."""
+    """What a kind of weight is read into, and how; `bulk`: its tensor whose values decide nothing, or ""."""
 
     meaning: type[Any]
     read: Callable[[Any], Any] = lambda weight: weight
     back: Callable[[Any, Origin], Weight] | None = None  # None: what only kernels read
-    bulk: str = ""
+    bulk: Callable[[Any], str] = lambda weight: ""
 
 
 @dataclass(frozen=True)
@@ -53,16 +53,16 @@ class Way:
 
 
 KINDS: dict[type[Weight], Kind] = {
-    GPTQWeight: Kind(Integers, gptq.read, gptq.back, "qweight"),
-    AWQWeight: Kind(Integers, awq.read, awq.back, "qweight"),
-    CTPackWeight: Kind(Integers, compressed.read, compressed.back, "weight_packed"),
-    MarlinWeight: Kind(Integers, marlin.read_checkpoint, marlin.back_to_checkpoint, "B"),
+    GPTQWeight: Kind(Integers, gptq.read, gptq.back, lambda _: "qweight"),
+    AWQWeight: Kind(Integers, awq.read, awq.back, lambda _: "qweight"),
+    CTPackWeight: Kind(Integers, compressed.read, compressed.back, compressed.bulk),
+    MarlinWeight: Kind(Integers, marlin.read_checkpoint, marlin.back_to_checkpoint, lambda _: "B"),
     Marlin24Weight: Kind(Integers, marlin_24.read, marlin_24.back),
     ExllamaWeight: Kind(Integers, exllama.read),
     GPTQMarlinWeight: Kind(Integers, marlin.read),
-    Exl2Weight: Kind(Exl2Weight, back=lambda weight, _: weight, bulk="q_weight"),
+    Exl2Weight: Kind(Exl2Weight, back=lambda weight, _: weight, bulk=lambda _: "q_weight"),
     Exl2KernelWeight: Kind(Exl2Weight, exl2.to_exl2),
-    Fp8Weight: Kind(Fp8Weight, back=lambda weight, _: weight, bulk="weight"),
+    Fp8Weight: Kind(Fp8Weight, back=lambda weight, _: weight, bulk=lambda _: "weight"),
     FP8MarlinWeight: Kind(Fp8Weight, fp8_marlin.read),
 }
 
@@ -176,12 +176,11 @@ def options(kind: type[Weight], layout: str) -> tuple[str, ...]:
     return way.options if way else ()
 
 
-def undecisive(kind: type[Weight], layout: str) -> str:
+def undecisive(weight: Weight, layout: str) -> str:
     """The tensor whose values do not decide what is refused or left out; "" where all do."""
-    if kind not in KINDS:
-        return ""
-    way = WAYS.get((KINDS[kind].meaning, layout))
-    return "" if way is None or way.looks_at_codes else KINDS[kind].bulk
+    kind = KINDS.get(type(weight))
+    way = WAYS.get((kind.meaning, layout)) if kind else None
+    return "" if kind is None or way is None or way.looks_at_codes else kind.bulk(weight)
 
 
 def _kind(weight: Weight, layout: str) -> Kind:

@@ -7,10 +7,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qload.errors import ArgumentError, RepackError
+from qload.errors import ArgumentError, CutError, RepackError
 from qload.formats import (
     AWQConfig,
     AWQWeight,
+    CTPackWeight,
+    Exl2Config,
+    Exl2Weight,
+    Fp8Weight,
     GPTQConfig,
     GPTQWeight,
     Marlin24Weight,
@@ -28,12 +32,18 @@ from tests.rooms import CONFIGS
 def assert_same_weight(got: Weight, want: Weight) -> None:
     assert (type(got), got.config, got.layer) == (type(want), want.config, want.layer)
     for name, tensor in want.fields().items():
-        assert_same_bits(got.fields()[name], tensor)
+        assert_same_bits(got.fields()[name].view(torch.uint8), tensor.view(torch.uint8))
 
 
 MARLIN_GROUPS = (-1, 32, 64, 128)
 DEFAULT_PLACES = {(): (2, 3), (0,): (0, 2), (1,): (1, 2), (2,): (2, 3), (3,): (2, 3)}
-SIZES = {GPTQWeight: [None, 288, 384], AWQWeight: [None, 384], MarlinWeight: [384], Marlin24Weight: [384]}
+SIZES = {
+    GPTQWeight: [None, 288, 384],
+    AWQWeight: [None, 384],
+    MarlinWeight: [384],
+    Marlin24Weight: [384],
+    CTPackWeight: [None, 100, 384],
+}
 
 
 def can_say(weight: Weight, layout: str) -> bool:
@@ -46,7 +56,14 @@ def can_say(weight: Weight, layout: str) -> bool:
     (N, K), bits, groups, highest = weight.shape, codes.bits, codes.scales.shape[1], int(codes.zeros.max())
     if weight.format == "marlin_24" and not has_default_places(weight):
         return False
-    if weight.format == "awq" and K % (32 // bits) and layout != "marlin":  # which pads
+    if bits not in (2, 3, 4, 8):
+        return False
+    fill = 32 if bits == 3 else 32 // bits
+    if weight.format == "ct_pack" and not says_all_bits(weight):
+        return False
+    if layout in ("gptq", "gptq_v2", "exllama") and (K % fill or N % fill):  # which leave no word short
+        return False
+    if layout == "awq" and N % fill:
         return False
     fits, in_order = highest < 2**bits, torch.equal(codes.k_group, torch.arange(K) // -(-K // groups))
     if layout == "awq":
@@ -58,7 +75,14 @@ def can_say(weight: Weight, layout: str) -> bool:
         tiles = bits in (4, 8) and K % 32 == 0 and N % 64 == 0 and K % groups == 0 and in_order
         sparse = tiles and int((codes.codes != 2 ** (bits - 1)).reshape(N, -1, 4).sum(-1).max()) <= 2
         return sparse and bool((codes.zeros == 2 ** (bits - 1)).all())
-    return fits or layout == "exllama" or weight.config.zeros.name == layout
+    return fits or layout == "exllama"
+
+
+def says_all_bits(weight: Weight) -> bool:
+    """Whether what a last word has beyond K is 0: nobody could restore anything else."""
+    rest = weight.layer.K * weight.config.bits % 32
+    last = weight.fields()["weight_packed"][:, -1].long() % 2**32
+    return rest == 0 or bool((last < 2**rest).all())
 
 
 def has_default_places(weight: Weight) -> bool:
@@ -75,7 +99,7 @@ def has_default_places(weight: Weight) -> bool:
 
 DEFAULT_PLACES_MASKS = [[i in held for i in range(4)] for held in DEFAULT_PLACES]
 TARGETS = {"awq": AWQWeight, "marlin_24": Marlin24Weight}
-ROOMS = [GPTQWeight, AWQWeight, MarlinWeight, Marlin24Weight]
+ROOMS = [GPTQWeight, AWQWeight, MarlinWeight, Marlin24Weight, CTPackWeight]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -120,6 +144,40 @@ def test_a_repacked_share_means_the_same_and_can_be_restored(
 
         assert_same_bits(packed.dequantize(), share.dequantize())
         assert_same_weight(restore(packed), share)
+
+
+OTHERS: list[tuple[type[Weight], Any, str, dict[str, Any]]] = [
+    (CTPackWeight, CONFIGS[CTPackWeight], "gptq_v2", {}),
+    (CTPackWeight, CONFIGS[CTPackWeight], "marlin", {}),
+    (Exl2Weight, st.just(Exl2Config()), "exllama", {}),
+    (Fp8Weight, CONFIGS[Fp8Weight], "marlin", {"dtype": torch.bfloat16, "exponent_bias": False}),
+]
+
+
+@pytest.mark.parametrize(
+    ("room", "config", "layout", "asked"), OTHERS, ids=[f"{each[0].format}-{each[2]}" for each in OTHERS]
+)
+@given(data=st.data(), world=st.sampled_from([2, 4]), load=st.sampled_from(["col", "row"]))
+@settings(max_examples=40)
+def test_a_share_of_every_other_format_is_restored(
+    room: type[Weight], config: Any, layout: str, asked: dict[str, Any], data: Any, world: int, load: str
+) -> None:
+    stored = data.draw(layers(room, config, N=256, K=1536))
+    ranks = [Weights(stored.storage(), loader=stored.loader(), process_group=r) for r in FakeWorld(world)]
+    try:
+        shares = [getattr(each, f"get_weights_{load}")("layer") for each in ranks]
+        packed = [repack(share, layout, **asked) for share in shares]
+    except CutError:
+        assert load == "row"
+        return
+    except RepackError as error:
+        assert any(word in error.reason for word in ("bits", "reads"))  # noqa: PT017
+        return
+
+    for share, each in zip(shares, packed, strict=True):
+        assert_same_weight(restore(each), share)
+        if not asked:  # whose scales are rounded
+            assert_same_bits(each.dequantize(), share.dequantize())
 
 
 @pytest.mark.parametrize("layout", ["exllama", "gptq_v2", "marlin"])
