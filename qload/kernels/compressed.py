@@ -18,7 +18,7 @@ def read(weight: CTPackWeight) -> Integers:
         raise RepackError(
             weight.layer.name or weight.format,
             "other layouts",
-            f"they have {', '.join(map(str, BITS[:-1]))} or {BITS[-1]} bits, got {bits}",
+            f"other layouts have {', '.join(map(str, BITS[:-1]))} or {BITS[-1]} bits, got {bits}",
         )
     dense, index, zeros = config.dense is not False, weight.weight_g_idx, weight.weight_zero_point
     for count, stored in ((K, weight.weight_packed), (N, None if zeros is None else zeros.T)):

@@ -55,6 +55,19 @@ FAULTS = (
         "symmetric, codes = not keep_zeros and integers.symmetric, ",
         "symmetric, codes = True, ",
     ),
+    Fault("repack-by-share", "qload/kernels/integers.py", "return self.whole or self", "return self"),
+    Fault(
+        "repack-index-dtype",
+        "qload/kernels/integers.py",
+        "None if index is None else index.dtype",
+        "None if index is None else torch.int32",
+    ),
+    Fault(
+        "repack-scale-lost",
+        "qload/kernels/fp8_marlin.py",
+        "(exact != 0) & (rounded == 0)",
+        "(exact != 0) & (rounded != rounded)",
+    ),
     Fault(
         "marlin-checkpoint-scales",
         "qload/formats/marlin.py",
