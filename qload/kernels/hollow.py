@@ -6,13 +6,13 @@ from torch import Tensor
 
 from qload.errors import MissingTensorError
 from qload.loader import TensorSource
-from qload.parallel import ALONE, ProcessGroup
+from qload.parallel import ProcessGroup
 from qload.spec import Role
 from qload.storage import TensorInfo
 
 
 class HollowSource:
-    """What another source holds, as a single rank sees it; tensors named `bulk` have shapes and no values.
+    """What another source holds; tensors named `bulk` have their shape and no values.
 
     Nothing is entered into the ledger: whoever only decides has loaded nothing.
     """
@@ -22,8 +22,8 @@ class HollowSource:
 
     @property
     def process_group(self) -> ProcessGroup:
-        """All of the layer is here."""
-        return ALONE
+        """As the other source; whoever loads all of a layer does not ask."""
+        return self.inner.process_group
 
     def has_tensor(self, name: str) -> bool:
         """As the other source."""

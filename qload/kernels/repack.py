@@ -116,6 +116,7 @@ def repack(
 
     Raises RepackError where the layout cannot say the weight, with the reason.
     """
+    _check_typed(weight)
     if layout not in LAYOUTS:
         raise ArgumentError("layout", f"one of {', '.join(LAYOUTS)}", repr(layout))
     kind, way = _kind(weight, layout), _way(weight, layout)
@@ -142,6 +143,7 @@ def restore(weight: Weight) -> Weight:
 
     A kernel's integers that were made by hand come back as GPTQ.
     """
+    _check_typed(weight)
     origin, kind = weight.layer.origin, KINDS.get(type(weight))
     if kind is None or (origin is None and kind.back is not None):
         return weight
@@ -181,6 +183,11 @@ def undecisive(weight: Weight, layout: str) -> str:
     kind = KINDS.get(type(weight))
     way = WAYS.get((kind.meaning, layout)) if kind else None
     return "" if kind is None or way is None or way.looks_at_codes else kind.bulk(weight)
+
+
+def _check_typed(weight: object) -> None:
+    if not isinstance(weight, Weight):
+        raise ArgumentError("weight", "a typed weight, as loaders return", type(weight).__name__)
 
 
 def _kind(weight: Weight, layout: str) -> Kind:
