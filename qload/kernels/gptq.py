@@ -25,6 +25,7 @@ def read(weight: GPTQWeight) -> Integers:
         g_idx=weight.g_idx,
         layer=placed(weight, weight.g_idx),
         convention=config.zeros,
+        words=weight.qweight,
     )
 
 
@@ -37,7 +38,7 @@ def write(integers: Integers, zeros: ZeroPoints) -> GPTQWeight:
     index = torch.int32 if origin.index is None else origin.index
     return GPTQWeight(
         config=config_of(integers, zeros),
-        qweight=gptq.rows(bits).pack(integers.unpack()),
+        qweight=gptq.rows(bits).pack(integers.unpack()) if integers.words is None else integers.words,
         qzeros=words(integers, zeros),
         scales=integers.scales.contiguous(),
         g_idx=integers.g_idx.to(index),

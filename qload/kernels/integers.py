@@ -37,9 +37,10 @@ class Origin(spec.Config):
 class Integers:
     """w[k, n] = scales[g, n] * (codes[k, n] - zeros[g, n]),  g = g_idx[k]
 
-    `unpack` makes the codes (K, N), which whoever only asks what fits does not need. `group_size` is -1 for
-    one group. `convention`: how zero points were stored. `whole`: the layer that this is a share of; where
-    it is known, it decides what is refused or left out, so that every rank decides alike.
+    `unpack` makes the codes (K, N), which whoever only asks what fits does not need; `words` are they as
+    GPTQ has them, where they were read as such. `group_size` is -1 for one group. `convention`: how zero
+    points were stored. `whole`: the layer that this is a share of; where it is known, it decides what is
+    refused or left out, so that every rank decides alike.
     """
 
     bits: int
@@ -51,6 +52,7 @@ class Integers:
     layer: Layer
     convention: ZeroPoints = field(default_factory=Stored)
     whole: "Integers | None" = None
+    words: Tensor | None = None
 
     @property
     def origin(self) -> Origin:
