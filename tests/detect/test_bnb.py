@@ -94,3 +94,13 @@ def test_modules_that_are_skipped_have_to_be_plain() -> None:
     assert weights.get_weights("mlp.gate_proj").format == "bnb_int8"
     with pytest.raises(ExcludedModuleError, match="as llm_int8_skip_modules has"):
         weights.get_weights("mlp.gate")
+
+
+@pytest.mark.parametrize("claimed", ["nf4", "fp4"])
+def test_a_state_of_another_type_than_its_name_is_read_as_neither(claimed: str) -> None:
+    config = {**NF4, "bnb_4bit_quant_type": claimed}
+    for kind, other in (("nf4", "fp4"), ("fp4", "nf4")):
+        stored = layer(4, 4, 4, kind=kind, quant_type=other)
+
+        with pytest.raises(ConfigError, match="quant_type"):
+            Weights(MemoryStorage(stored), loader=loader_from_config(config)).get_weights("a")

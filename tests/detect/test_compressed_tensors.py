@@ -261,3 +261,11 @@ def test_modelopt_is_found_in_its_own_file(algorithm: str, weight: str, tmp_path
 def test_other_algorithms_of_modelopt_are_refused(values: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedFormatError, match=r"modelopt \((W4A8_AWQ|FP8)\): not read"):
         loader_from_config({"quant_method": "modelopt", **values})
+
+
+def test_a_module_whose_name_only_ends_like_an_ignored_one_is_quantized() -> None:
+    ignoring = config(group(GROUP), ignore=["gate"])
+
+    assert load(ignoring, "mlp.up_gate", layer()).format == "ct_pack"
+    with pytest.raises(ExcludedModuleError, match="as ignore has 'gate'"):
+        load(ignoring, "mlp.gate", layer())

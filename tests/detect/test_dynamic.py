@@ -57,6 +57,14 @@ def test_the_first_rule_that_matches_a_module_has_its_say() -> None:
     }
 
 
+def test_of_two_rules_for_a_module_the_later_one_is_not_asked() -> None:
+    both = {"+:.*up": {"group_size": 32}, r"+:layers\.0\.up": {"group_size": 64}}
+
+    assert load(both).get_weights("layers.0.up_proj").config.group_size == 32
+    with pytest.raises(ShapeError, match="group size of 64"):
+        load(dict(reversed(both.items()))).get_weights("layers.0.up_proj")
+
+
 def test_a_pattern_is_matched_from_the_start_and_not_to_the_end() -> None:
     with pytest.raises(ShapeError):  # 8-bit words counted as 4-bit ones: no rule has meant the layer
         load({"down": {"bits": 8}}).get_weights("layers.0.down_proj")

@@ -120,3 +120,15 @@ def test_several_scales_for_one_tensor_are_refused() -> None:
 def test_bits_and_blocks_there_are_none_of_are_refused(block: tuple[int, int], bits: int) -> None:
     with pytest.raises(ArgumentError, match=r"ct_int: (bits|block)"):
         CTIntConfig(block, bits)
+
+
+def test_a_zero_point_is_taken_away_from_codes_of_few_bits_too() -> None:
+    stored = {
+        "weight": torch.tensor([[-8, 0, 7]], dtype=torch.int8),
+        "weight_scale": torch.tensor([[0.5]]),
+        "weight_zero_point": torch.tensor([[5]], dtype=torch.int8),
+    }
+
+    weight = load(CTIntConfig((1, -1), bits=4, symmetric=False), stored)
+
+    assert weight.dequantize().tolist() == [[-6.5, -2.5, 1.0]]

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from qload.errors import IndexValueError, MismatchError, ShapeError
 from qload.formats import Exl2Config, Exl2Weight
+from qload.formats.exl2 import places
 from qload.testing import assert_same_bits
 from tests.formats.exl2_layers import Drawn, draw
 
@@ -213,3 +214,10 @@ def test_trap_48_a_permutation_of_16_bits_is_read_as_one_of_32(groups: list[tupl
     short = drawn.weight(q_invperm=drawn.tensors["q_invperm"].to(torch.int16))
 
     assert_same_bits(short.dequantize(), drawn.meaning())
+
+
+def test_places_of_sixteen_bits_have_no_sign() -> None:
+    stored = torch.tensor([0, 32767, -32768, -1], dtype=torch.int16)
+
+    assert places(stored).tolist() == [0, 32767, 32768, 65535]
+    assert places(torch.tensor([-1], dtype=torch.int32)).tolist() == [-1]

@@ -92,7 +92,9 @@ def main(arguments: list[str]) -> int:
     unknown = set(arguments) - set(known)
     if unknown:
         raise ArgumentError("fault", f"one of {', '.join(known)}", ", ".join(sorted(unknown)))
-    table = Table("fault", "file", "tests killed", "such as", title="kill matrix")
+    table = Table(title="kill matrix")
+    for heading in ("fault", "file", "tests killed", "such as"):
+        table.add_column(heading, overflow="fold")
     unnoticed, failing = 0, already_failing()
     for test in failing:
         log.warning("left out, as it fails without a fault: %s", test)
