@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from qload.errors import ArgumentError
@@ -27,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[3]
 COPIED = ("qload", "tests", "fixtures", "golden", "docs", "pyproject.toml", "noxfile.py")
 LEAST_KILLS = 2
 ENOUGH = 10  # failures after which a fault is known well enough
+CORES_OF_A_RUN = 2
 # Not tests/meta, which knows every fault by its name.
 TESTS = [
     "-m",
@@ -35,12 +37,11 @@ TESTS = [
     "-p",
     "no:cacheprovider",
     "-n",
-    "auto",  # as many as there are cores
+    str(CORES_OF_A_RUN),
     "--tb=no",
     "-rfE",
     "--ignore=tests/meta",
     "--hypothesis-profile=faults",
-    f"--maxfail={ENOUGH}",
     "-m",
     "not gpu",
 ]
@@ -50,18 +51,17 @@ FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 
 def kills(fault: Fault, known: Sequence[str] = ()) -> list[str]:
     """The tests that fail with this fault, of a copy of the project; `known` ones fail without it too."""
-    return _failures(fault.apply, known)
+    failed = _failures(fault.apply, f"--maxfail={ENOUGH}", *(f"--deselect={test}" for test in known))
+    log.info("%s: killed by %d tests", fault.name, len(failed))
+    return failed
 
 
 def already_failing() -> list[str]:
     """The tests that fail on this machine with no fault at all: they can tell nothing."""
-    failing = _failures(lambda root: None)
-    if len(failing) >= ENOUGH:
-        raise ArgumentError("the tests", "to pass without a fault", f"{ENOUGH} failures, as {failing[0]}")
-    return failing
+    return _failures(lambda root: None)
 
 
-def _failures(change: Callable[[Path], object], known: Sequence[str] = ()) -> list[str]:
+def _failures(change: Callable[[Path], object], *options: str) -> list[str]:
     with tempfile.TemporaryDirectory(prefix="qload-fault-") as folder:
         root = Path(folder)
         for name in COPIED:
@@ -73,7 +73,7 @@ def _failures(change: Callable[[Path], object], known: Sequence[str] = ()) -> li
         change(root)
         paths = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
         environment = {**os.environ, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"}
-        command = [sys.executable, *TESTS, *(f"--deselect={test}" for test in known)]
+        command = [sys.executable, *TESTS, *options]
         done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
         failed = FAILED.findall(done.stdout)
         if done.returncode not in RAN and len(failed) < ENOUGH:  # enough of them end a run in several ways
@@ -98,8 +98,12 @@ def main(arguments: list[str]) -> int:
     unnoticed, failing = 0, already_failing()
     for test in failing:
         log.warning("left out, as it fails without a fault: %s", test)
-    for fault in track([known[name] for name in arguments or known], console=Console(stderr=True)):
-        killed = kills(fault, failing)
+    chosen = [known[name] for name in arguments or known]
+    at_once = max(1, (os.cpu_count() or 1) // CORES_OF_A_RUN)
+    with ThreadPoolExecutor(at_once) as pool:
+        runs = pool.map(lambda fault: kills(fault, failing), chosen)
+        matrix = list(track(zip(chosen, runs, strict=True), total=len(chosen), console=Console(stderr=True)))
+    for fault, killed in matrix:
         unnoticed += len(killed) < LEAST_KILLS
         count = f"{len(killed)}{'+' * (len(killed) >= ENOUGH)}"
         table.add_row(fault.name, fault.file, count, "\n".join(killed[:2]))
