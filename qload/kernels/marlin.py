@@ -209,8 +209,7 @@ def _rows(integers: Integers) -> tuple[GPTQMarlinConfig, Tensor | None, Tensor]:
         return config, None, there
     perm = torch.argsort(integers.g_idx, stable=True)
     ordered = integers.g_idx[perm].long()
-    whole = integers.layer.whole[1] == K
-    is_k_full = whole and config.groups(K) == groups and bool((ordered == here).all())
+    is_k_full = config.groups(K) == groups and bool((ordered == here).all())
     rest = there[K:] if is_k_full else torch.full_like(there[K:], groups - 1)
     config = replace(config, act_order=True, is_k_full=is_k_full)
     return config, torch.cat([perm, torch.arange(K, Kp, device=device)]), torch.cat([ordered, rest])

@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 class Prepared(nn.Module):
     def __init__(self, N: int, K: int) -> None:
         super().__init__()
-        case = Case(N=N, K=K)
+        self.K, case = K, Case(N=N, K=K)
         self.held = case.layer(case.weight())
         self.kernel = ExllamaLinearKernel(case.config, "qweight", "scales")
         self.kernel.process_weights_after_loading(self.held)
@@ -51,6 +51,29 @@ def test_it_grows_with_longer_inputs_and_more_layers_and_never_shrinks() -> None
     assert large.buffer.numel() == size(64, 256, 7)
     assert large.buffer.numel() >= 2 * 64 * 256
     large(torch.ones(7, 256).half())
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)], ids=str)
+def test_which_layer_comes_last_decides_nothing(order: tuple[int, ...]) -> None:
+    layers = [Prepared(32, 64), Prepared(64, 256), Prepared(32, 128)]
+    model = nn.ModuleList([layers[place] for place in order])
+
+    assert warm_up(model, 4) == {CPU: size(64, 256, 4)}
+    assert [tuple(layer(torch.ones(4, layer.K).half()).shape) for layer in layers] == [
+        (4, 32),
+        (4, 64),
+        (4, 32),
+    ]
+
+
+def test_a_shorter_length_later_takes_nothing_away() -> None:
+    layer = Prepared(64, 256)
+    warm_up(layer, 7)
+    before = layer(torch.ones(7, 256).half())
+
+    warm_up(layer, 2)
+
+    assert torch.equal(layer(torch.ones(7, 256).half()), before)
 
 
 def test_a_model_without_such_layers_needs_none() -> None:

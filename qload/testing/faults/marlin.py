@@ -46,7 +46,7 @@ FAULTS = (
         "if self.g_idx is not None and not self.config.is_k_full:",
         "if self.g_idx is not None and self.config.is_k_full:",
     ),
-    Fault("is-k-full-always", _MARLIN, "is_k_full = whole and", "is_k_full ="),
+    Fault("is-k-full-always", _MARLIN, "bool((ordered == here).all())", "True"),
     Fault("marlin-padding-not-zero", _MARLIN, "wide = wide_zeros[g_idx]", "wide = wide_zeros[g_idx] * 0"),
     Fault("marlin-group-unchecked", _MARLIN, "size not in GROUP_SIZES", "size < 0"),
     Fault(
