@@ -18,6 +18,25 @@ from qload.detect.methods import (
 )
 from qload.detect.validation import Claims, agree
 from qload.errors import ConfigError, UnsupportedFormatError
+from qload.formats import (
+    AWQWeight,
+    BNBFP4Weight,
+    BNBNF4Weight,
+    BNBWeight,
+    CTIntWeight,
+    CTMXFP4Weight,
+    CTNVFP4Weight,
+    CTPackWeight,
+    EETQWeight,
+    Exl2Weight,
+    Fp8Weight,
+    GPTQWeight,
+    Marlin24Weight,
+    MarlinWeight,
+    ModelOptNVFP4Weight,
+    MXFP4ExpertsWeight,
+)
+from qload.spec import Weight
 
 # The reader of each quant_method.
 METHODS: dict[str, Callable[[Found], Claims]] = {
@@ -33,6 +52,28 @@ METHODS: dict[str, Callable[[Found], Claims]] = {
     "compressed-tensors": compressed_tensors.read,
     "modelopt": modelopt.read,
     "mxfp4": mxfp4.read,
+}
+# Which weights each of them finds; a test holds it to the loaders that configs make.
+READS: dict[str, tuple[type[Weight], ...]] = {
+    "gptq": (GPTQWeight, MarlinWeight, Marlin24Weight),
+    "awq": (AWQWeight,),
+    "marlin": (MarlinWeight, Marlin24Weight),
+    "gptq_marlin_24": (Marlin24Weight,),
+    "exl2": (Exl2Weight,),
+    "eetq": (EETQWeight,),
+    "fp8": (Fp8Weight,),
+    "fbgemm_fp8": (Fp8Weight,),
+    "bitsandbytes": (BNBNF4Weight, BNBFP4Weight, BNBWeight),
+    "compressed-tensors": (
+        CTPackWeight,
+        CTIntWeight,
+        Fp8Weight,
+        Marlin24Weight,
+        CTNVFP4Weight,
+        CTMXFP4Weight,
+    ),
+    "modelopt": (ModelOptNVFP4Weight, Fp8Weight),
+    "mxfp4": (MXFP4ExpertsWeight,),
 }
 KNOWN = (
     *gptq.KNOWN,

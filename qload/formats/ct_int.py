@@ -80,6 +80,7 @@ class CTIntWeight(spec.Weight):
 
     format: ClassVar[str] = "ct_int"
     example: ClassVar[CTIntConfig] = CTIntConfig((1, -1))
+    further: ClassVar[tuple[CTIntConfig, ...]] = (CTIntConfig((1, 128)), CTIntConfig((128, 128)))
 
     @classmethod
     def tensors(cls, config: CTIntConfig) -> tuple[TensorSpec, ...]:

@@ -119,6 +119,7 @@ class Fp8Weight(spec.Weight):
 
     format: ClassVar[str] = "fp8"
     example: ClassVar[Fp8Config] = Fp8Config()
+    further: ClassVar[tuple[Fp8Config, ...]] = (Fp8Config("block", (128, 128)),)
 
     @classmethod
     def tensors(cls, config: Fp8Config) -> tuple[TensorSpec, ...]:

@@ -139,6 +139,7 @@ class Weight(ABC):
     format: ClassVar[str]
     plain: ClassVar[bool] = False  # whether its tensors are not quantized at all
     example: ClassVar[Config]  # a config to show the declaration with
+    further: ClassVar[tuple[Config, ...]] = ()  # others, whose layers are cut otherwise
 
     @classmethod
     @abstractmethod

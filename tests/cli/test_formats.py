@@ -1,6 +1,7 @@
 """`qload formats`: the table that the rooms themselves answer for."""
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -8,7 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qload.errors import RepackError
+from qload.detect import Found, find_config, read_claims
+from qload.detect.claims import READS
+from qload.errors import RepackError, UnsupportedFormatError
 from qload.formats import FORMATS
 from qload.kernels import repack, restore
 from qload.kernels.repack import LAYOUTS, options, restores, targets
@@ -17,9 +20,17 @@ from qload.quantize import QUANTIZERS
 from qload.spec import Weight
 from qload.testing import assert_same_bits, layers
 from tests.cli.test_command_line import run
-from tests.paths import ROOT
+from tests.paths import FIXTURES, ROOT
 from tests.rooms import CONFIGS, every_format
 
+FOUR_BITS = {"bits": 4, "group_size": 128}
+UNSTORED: tuple[dict[str, Any], ...] = (
+    {"quant_method": "modelopt", "quant_algo": "FP8"},
+    {"quant_method": "marlin", **FOUR_BITS},
+    {"quant_method": "gptq_marlin_24", **FOUR_BITS},
+    {"quant_method": "gptq", "checkpoint_format": "marlin", **FOUR_BITS},
+    {"quant_method": "gptq", "checkpoint_format": "marlin_24", **FOUR_BITS},
+)
 # What `repack` has to be told for a layout that asks for it.
 OPTIONS = {"dtype": torch.bfloat16, "exponent_bias": False}
 
@@ -40,6 +51,17 @@ def test_json_has_every_format_and_column() -> None:
 
 def test_every_no_has_its_reason() -> None:
     assert all(cell.text for row in overview().values() for cell in row.values() if not cell.yes)
+
+
+def test_what_a_method_reads_is_what_its_configs_are_read_as() -> None:
+    """Of every embedded checkpoint, and of the dialects that none of them speaks."""
+    found: dict[str, set[type[Weight]]] = {name: set() for name in READS}
+    configs = [find_config(path.parent) for path in FIXTURES.rglob("config.json")]
+    for config in [*filter(None, configs), *(Found("config.json", "", values) for values in UNSTORED)]:
+        with suppress(UnsupportedFormatError):  # of what is embedded to be refused
+            found[config.values["quant_method"]] |= {room.weight for room in read_claims(config).rooms}
+
+    assert found == {name: set(rooms) for name, rooms in READS.items()}
 
 
 def test_every_format_is_detected() -> None:
