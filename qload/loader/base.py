@@ -17,11 +17,15 @@ Blocks = int | Iterable[int]
 
 @dataclass(frozen=True)
 class Part:
-    """Outputs [start, stop) of the layer stored under a prefix; `stop` None: to the end."""
+    """Outputs [start, stop) of the layer stored under a prefix; `stop` None: to the end.
+
+    `copies`: how many ranks, one after another, hold the same share of these outputs.
+    """
 
     prefix: str
     start: int = 0
     stop: int | None = None
+    copies: int = 1
 
 
 class WeightsLoader(ABC):

@@ -69,8 +69,8 @@ def share(
     n, k = (start, stop), (0, layer.K)
     k_places: tuple[int, ...] = k
     if split == "N" and world > 1:
-        places = _places(layer, "N", start, stop, world)
-        n = (places[rank], places[rank + 1])
+        places, at = _places(layer, "N", start, stop, world // part.copies), rank // part.copies
+        n = (places[at], places[at + 1])
     if split == "K" and world > 1:
         k_places = _places(layer, "K", 0, layer.K, world)
         k = (k_places[rank], k_places[rank + 1])

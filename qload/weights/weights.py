@@ -17,6 +17,7 @@ from qload.loader import Blocks, WeightsLoader, split_blocks
 from qload.parallel import ALONE, ProcessGroup, Rank
 from qload.spec import Role, Weight
 from qload.storage import TensorInfo, WeightStorage
+from qload.weights.heads import qkv_parts
 from qload.weights.ledger import Ledger, LoadReport
 
 log = logging.getLogger("qload")
@@ -98,8 +99,13 @@ class Weights:
         return self.loader.get_weights_col_packed(self, prefix, block_sizes)
 
     def get_weights_col_packed_qkv(self, prefix: str, num_heads: int, num_key_value_heads: int) -> Weight:
-        """This rank's heads of a layer that holds queries, keys and values."""
-        return self.get_weights_col_packed(prefix, (num_heads, num_key_value_heads, num_key_value_heads))
+        """This rank's heads, whole ones, of a layer that holds queries, keys and values.
+
+        Of fewer key and value heads than ranks each is on several ranks: head `rank * heads // ranks`.
+        DivideError where the heads cannot be shared so.
+        """
+        N, world = self.loader.shape(self, prefix)[0], self.process_group.size()
+        return self.loader.load(self, qkv_parts(prefix, N, num_heads, num_key_value_heads, world), "N")
 
     def get_weights_col_packed_gate_up(self, prefix: str) -> Weight:
         """This rank's outputs of a layer that holds gate and up."""

@@ -98,6 +98,25 @@ def test_a_packed_layer_is_shared_block_by_block(room: type[Weight], data: Any, 
 
 
 @every_format
+@given(data=st.data(), world=st.sampled_from([1, 2, 4, 8]))
+@settings(max_examples=25)
+def test_heads_are_shared_whole(room: type[Weight], data: Any, world: int) -> None:
+    stored = data.draw(layers(room, CONFIGS[room], N=64 * (8 + 2 + 2), most=1))
+    heads = stored.weight().dequantize().split(64, -2)
+    own = [(range(8), 8), (range(8, 10), 2), (range(10, 12), 2)]
+
+    for rank in FakeWorld(world):
+        weights = Weights(stored.storage(), loader=stored.loader(), process_group=rank)
+        share = weights.get_weights_col_packed_qkv("layer", 8, 2)
+
+        mine = [
+            block[rank.rank() * count // world :][: max(1, count // world)] for block, count in own
+        ]  # of two keys on four ranks: 0, 0, 1, 1
+        assert_same_bits(share.dequantize(), torch.cat([heads[head] for block in mine for head in block], -2))
+        assert share.layer.parts == tuple(64 * len(block) for block in mine)
+
+
+@every_format
 @given(data=st.data(), world=st.sampled_from([1, 2, 4]))
 @settings(max_examples=25)
 def test_fused_layers_are_shared_part_by_part(room: type[Weight], data: Any, world: int) -> None:
