@@ -4,6 +4,10 @@
     "re:.*\\.mlp\\.(gate|up)_proj"   what `re.match` matches: from the start of the name
     "Linear"                      every linear layer: a checkpoint has names, and no classes
 
+Other methods' lists have dotted names, as `loader.exclusion` reads them, and patterns as in a shell:
+
+    "model.layers.0*"             `*` is any letters, `?` one; what lies under such a module is meant too
+
 Never a part of a segment: `layers.1` is not in `layers.10`. Patterns are matched in bounded time (`regex`).
 """
 
@@ -17,12 +21,24 @@ from qload.errors import ConfigError, PatternError
 from qload.loader.exclusion import Exclusions
 
 REGEX = "re:"
+GLOB = {"*": ".*", "?": "."}  # the signs of a shell's patterns
+SIGNS = frozenset("\\.()[]{}+|^$")  # which are letters of a shell's pattern
 LINEAR = "Linear"  # the class that every typed weight is loaded for
+
+
+def is_regex(entry: str) -> bool:
+    """Whether an entry is a regular expression."""
+    return entry.startswith(REGEX)
+
+
+def is_glob(entry: str) -> bool:
+    """Whether an entry is a pattern as in a shell."""
+    return not GLOB.keys().isdisjoint(entry)
 
 
 def matches(entry: str, name: str) -> bool:
     """Whether an entry means a module."""
-    if entry.startswith(REGEX):
+    if is_regex(entry):
         return _regex(entry).match(name)
     return entry == LINEAR or name == entry or name.endswith(f".{entry}")
 
@@ -32,11 +48,13 @@ def matcher(*entries: str) -> Callable[[str], bool]:
     return lambda name: any(matches(entry, name) for entry in entries)
 
 
-def check(found: Found, key: str, entries: Iterable[str]) -> None:
+def check(
+    found: Found, key: str, entries: Iterable[str], is_pattern: Callable[[str], bool] = is_regex
+) -> None:
     """Every pattern among the entries can be read, or ConfigError."""
     for entry in entries:
         try:
-            if entry.startswith(REGEX):
+            if is_pattern(entry):
                 _regex(entry)
         except PatternError as error:
             raise ConfigError(
@@ -46,7 +64,10 @@ def check(found: Found, key: str, entries: Iterable[str]) -> None:
 
 @cache
 def _regex(entry: str) -> Regex:
-    return Regex(entry.removeprefix(REGEX))
+    if is_regex(entry):
+        return Regex(entry.removeprefix(REGEX))
+    letters = (GLOB.get(letter) or (f"\\{letter}" if letter in SIGNS else letter) for letter in entry)
+    return Regex("".join(letters) + r"(\..*)?$")
 
 
 def precedence(entry: str) -> int:
@@ -60,5 +81,19 @@ class Ignored(Exclusions):
 
     key: str = "ignore"
 
-    def _entry(self, prefix: str) -> str | None:
-        return next((entry for entry in self.names if matches(entry, prefix)), None)
+    def _is_name(self, entry: str) -> bool:
+        return not is_regex(entry)
+
+    def _knows(self, entry: str, prefix: str) -> bool:
+        return matches(entry, prefix)
+
+
+@dataclass(frozen=True)
+class Globs(Exclusions):
+    """The modules that are left out by whole names, or by patterns as in a shell."""
+
+    def _is_name(self, entry: str) -> bool:
+        return not is_glob(entry)
+
+    def _knows(self, entry: str, prefix: str) -> bool:
+        return _regex(entry).match(prefix) if is_glob(entry) else super()._knows(entry, prefix)

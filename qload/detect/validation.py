@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
@@ -72,9 +72,12 @@ class Section(BaseModel):
 
     modules_to_not_convert: list[Annotated[str, Field(min_length=1)]] | None = None
 
-    def exclusions(self) -> Exclusions:
-        """The modules that the section leaves out."""
-        return Exclusions(tuple(self.modules_to_not_convert or ()))
+    lists: ClassVar[tuple[str, ...]] = ("modules_to_not_convert",)  # the keys of what is left out
+
+    def exclusions(self, kind: type[Exclusions] = Exclusions) -> Exclusions:
+        """The modules that the section leaves out, under whichever keys."""
+        said = {key: names for key in self.lists if (names := getattr(self, key))}
+        return kind(tuple(name for names in said.values() for name in names), " or ".join(said or self.lists))
 
 
 def agree(found: Found, *keys: str) -> Any:

@@ -4,10 +4,10 @@ An entry excludes the layers in whose dotted name it stands as a run of whole se
 `model.layers.1.mlp.up_proj` and not `model.layers.10.mlp.up_proj`. An entry that only has more in front,
 as `language_model.model.layers.1` beside `model.layers.1`, means the same layer. A dot at an end of an
 entry is what other readers need to tell `mlp.gate.` from `mlp.gate_proj`, and says nothing here. A layer
-that is fused out of several of the checkpoint's is excluded if all of these are.
+that is fused out of several of the checkpoint's is excluded if all of these are, and with it all of these.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from qload.errors import ArgumentError, MismatchError
@@ -17,6 +17,36 @@ FUSED: Mapping[str, tuple[str, ...]] = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
 }
+
+
+def parts(prefix: str, fused: Iterable[tuple[str, tuple[str, ...]]] = FUSED.items()) -> list[str]:
+    """The layers that a fused one is made of; none of any other."""
+    own = prefix.rpartition(".")[2]
+    return [_sibling(prefix, part) for part in dict(fused).get(own, ())]
+
+
+def wholes(prefix: str, fused: Iterable[tuple[str, tuple[str, ...]]] = FUSED.items()) -> list[str]:
+    """The fused layers that a layer may become a part of."""
+    own = prefix.rpartition(".")[2]
+    return [_sibling(prefix, whole) for whole, made_of in fused if own in made_of]
+
+
+def check_agreed(prefix: str, said: Mapping[str, str], key: str) -> None:
+    """A config says the same of all parts of a fused layer (`said`: in words), or MismatchError."""
+    first = next((part for part in said if said[part] == LEFT_OUT), next(iter(said)))
+    other = next((part for part in said if said[part] != said[first]), None)
+    if other is not None:
+        raise MismatchError(
+            prefix,
+            "fused of layers that are not all quantized or all left out"
+            if LEFT_OUT in said.values()
+            else "fused of layers that are not quantized alike",
+            f"{' and '.join(said)} alike in {key}",
+            f"{first} {said[first]}, {other} {said[other]}",
+        )
+
+
+LEFT_OUT = "left out"  # what a config can say of a layer
 
 
 @dataclass(frozen=True)
@@ -29,30 +59,40 @@ class Exclusions:
 
     def __post_init__(self) -> None:
         for name in self.names:
-            if "" in name.strip(".").split("."):
+            if self._is_name(name) and "" in name.strip(".").split("."):
                 raise ArgumentError(self.key, "dotted names without an empty segment", repr(name))
 
     def entry(self, prefix: str) -> str | None:
         """The entry that leaves a layer out, or None; MismatchError for a fused one whose parts differ."""
-        found = self._entry(prefix)
-        if found is not None:
-            return found
-        parent, _, own = prefix.rpartition(".")
-        parts = [f"{parent}.{part}" if parent else part for part in dict(self.fused).get(own, ())]
-        entries = {part: entry for part in parts if (entry := self._entry(part)) is not None}
-        if entries and len(entries) < len(parts):
-            kept = next(part for part in parts if part not in entries)
-            raise MismatchError(
-                prefix,
-                "fused of layers that are not all quantized or all left out",
-                f"{' and '.join(parts)} alike in {self.key}",
-                f"{next(iter(entries))} left out, {kept} not",
-            )
+        for name in (prefix, *wholes(prefix, self.fused)):
+            found = self._entry(name)
+            if found is not None:
+                return found
+        entries = {part: self._entry(part) for part in parts(prefix, self.fused)}
+        if entries:
+            said = {part: "not" if entry is None else LEFT_OUT for part, entry in entries.items()}
+            check_agreed(prefix, said, self.key)
         return next(iter(entries.values()), None)
 
+    def reason(self, entry: str) -> str:
+        """Why an entry that was found leaves a layer out."""
+        return f"{self.key} has {entry!r:.80}"
+
+    def _is_name(self, entry: str) -> bool:
+        """Whether an entry is a dotted name, and not a pattern of them."""
+        return True
+
     def _entry(self, prefix: str) -> str | None:
-        segments = prefix.split(".")
-        return next((entry for entry in self.names if _means(entry.strip(".").split("."), segments)), None)
+        return next((entry for entry in self.names if self._knows(entry, prefix)), None)
+
+    def _knows(self, entry: str, prefix: str) -> bool:
+        """Whether an entry means a layer of this very name."""
+        return _means(entry.strip(".").split("."), prefix.split("."))
+
+
+def _sibling(prefix: str, own: str) -> str:
+    parent = prefix.rpartition(".")[0]
+    return f"{parent}.{own}" if parent else own
 
 
 def _means(entry: Sequence[str], segments: Sequence[str]) -> bool:

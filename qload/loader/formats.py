@@ -43,7 +43,7 @@ class FormatLoader(WeightsLoader):
             raise ExcludedModuleError(
                 prefix,
                 "left out by the config, and quantized",
-                f"plain tensors, as {self.exclusions.key} has {entry!r:.80}",
+                f"plain tensors, as {self.exclusions.reason(entry)}",
                 f"{layer.room.weight.format}: {', '.join(spec.name for spec in layer.specs)}",
             )
         return layer

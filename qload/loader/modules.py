@@ -1,9 +1,11 @@
 """A loader that has another one for some modules: configs with several groups, or that leave modules out."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Self
 
-from qload.errors import ArgumentError
+from qload.errors import ArgumentError, MismatchError, QloadError
+from qload.loader.exclusion import LEFT_OUT, check_agreed, parts, wholes
 from qload.loader.formats import FormatLoader
 from qload.loader.source import TensorSource
 from qload.loader.study import Studied
@@ -24,12 +26,42 @@ class ModuleLoader(FormatLoader):
         self.choices, self.default = tuple(choices), default
 
     def chosen(self, prefix: str) -> FormatLoader:
-        """The loader of a module."""
-        return next((loader for matches, loader in self.choices if matches(prefix)), self.default)
+        """The loader of a module.
+
+        That of the parts of a fused layer, or of the layer that a module is a part of, where a choice which
+        comes earlier knows these: what a config says of one name it means for the other. MismatchError for
+        parts that it does not mean alike.
+        """
+        places = {name: self._place(name) for name in (prefix, *wholes(prefix), *parts(prefix))}
+        first = min(places.values())
+        if first < min(places[name] for name in (prefix, *wholes(prefix))):
+            check_agreed(
+                prefix, {part: self._said(places[part], part) for part in parts(prefix)}, "the config"
+            )
+        return self._at(first)
 
     def study(self, weights: TensorSource, prefix: str) -> Studied:
         """All that headers and facts tell about a layer, as its own loader reads it."""
-        return self.chosen(prefix).study(weights, prefix)
+        try:
+            loader = self.chosen(prefix)
+        except MismatchError as error:
+            with suppress(QloadError):
+                layer = super().study(weights, prefix)
+                if layer.room.weight.plain:
+                    return layer  # of what is not quantized nothing has two meanings
+            raise error from None
+        return loader.study(weights, prefix)
+
+    def _place(self, name: str) -> int:
+        """Of the first choice that knows a name; the default comes last."""
+        return next((at for at, (knows, _) in enumerate(self.choices) if knows(name)), len(self.choices))
+
+    def _at(self, place: int) -> FormatLoader:
+        return self.choices[place][1] if place < len(self.choices) else self.default
+
+    def _said(self, place: int, name: str) -> str:
+        loader = self._at(place)
+        return f"as {loader}" if loader.exclusions.entry(name) is None else LEFT_OUT
 
     def with_config(self, **changes: Any) -> Self:
         """Refused: there is no one config."""

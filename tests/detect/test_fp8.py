@@ -108,7 +108,11 @@ def test_a_loader_of_fp8_reads_plain_layers_too() -> None:
     [
         ({"modules_to_not_convert": ["lm_head"]}, ("lm_head",), "modules_to_not_convert"),
         ({"ignored_layers": ["lm_head"]}, ("lm_head",), "ignored_layers"),
-        ({"modules_to_not_convert": ["a"], "ignored_layers": ["b"]}, ("a", "b"), "modules_to_not_convert"),
+        (
+            {"modules_to_not_convert": ["a"], "ignored_layers": ["b"]},
+            ("a", "b"),
+            "modules_to_not_convert or ignored_layers",
+        ),
         ({"quant_method": "fbgemm_fp8", "modules_to_not_convert": ["a"]}, ("a",), "modules_to_not_convert"),
     ],
     ids=["transformers", "vllm", "both", "fbgemm"],

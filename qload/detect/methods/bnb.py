@@ -9,7 +9,6 @@ from qload.detect.validation import Claims, Section, agree, validate
 from qload.errors import ConfigError
 from qload.formats import BNB4Config, BNBConfig, BNBFP4Weight, BNBNF4Weight, BNBWeight
 from qload.loader import Room
-from qload.loader.exclusion import Exclusions
 
 KNOWN = ("bitsandbytes (load_in_4bit, load_in_8bit)",)
 FLAGS = ("load_in_4bit", "load_in_8bit")
@@ -26,6 +25,8 @@ class _BNB(Section):
     llm_int8_skip_modules: list[Annotated[str, Field(min_length=1)]] | None = None
     llm_int8_enable_fp32_cpu_offload: bool | None = None
     llm_int8_has_fp16_weight: bool | None = None
+
+    lists = ("llm_int8_skip_modules", "modules_to_not_convert")
 
 
 def read(found: Found) -> Claims:
@@ -48,7 +49,7 @@ def read(found: Found) -> Claims:
         desc_act=None,
         file=found.file,
         section=found.section,
-        exclusions=Exclusions(tuple(read.llm_int8_skip_modules or ()), "llm_int8_skip_modules"),
+        exclusions=read.exclusions(),
         rooms=_four(read) if bits == 4 else (Room(BNBWeight, BNBConfig()),),
     )
 

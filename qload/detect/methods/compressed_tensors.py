@@ -8,6 +8,7 @@ does not say which modules are linear, the tensors do.
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -20,6 +21,7 @@ from qload.detect.validation import Claims, Section, validate
 from qload.errors import ConfigError, UnsupportedFormatError
 from qload.formats import UnquantizedConfig, UnquantizedWeight
 from qload.loader import FormatLoader, Room
+from qload.loader.exclusion import Exclusions
 from qload.loader.modules import ModuleLoader
 
 KNOWN = (f"compressed-tensors ({', '.join(ct_schemes.FORMATS)})",)
@@ -49,6 +51,18 @@ class _CompressedTensors(Section):
     transform_config: dict[str, Any] | None = None
     kv_cache_scheme: dict[str, Any] | None = None
     version: str | None = None
+
+
+@dataclass(frozen=True)
+class Untargeted(Exclusions):
+    """All modules that no target means, which is as much as leaving them out."""
+
+    def _entry(self, prefix: str) -> str:
+        return prefix
+
+    def reason(self, entry: str) -> str:
+        """Which keys were looked at."""
+        return f"no entry of {self.key} means it"
 
 
 def read(found: Found) -> Claims:
@@ -82,15 +96,21 @@ def read(found: Found) -> Claims:
 def _loader(read: _CompressedTensors, rooms: Mapping[str, Room]) -> Callable[[], FormatLoader]:
     """What makes a loader that asks `ignore` first, then every target in the order of its precedence."""
     ignore = tuple(read.ignore or ())
-    ignored = FormatLoader(*dict.fromkeys(rooms.values()), PLAIN, exclusions=Ignored(ignore))
+    everything = (*dict.fromkeys(rooms.values()), PLAIN)
+    ignored = FormatLoader(*everything, exclusions=Ignored(ignore))
+    own = read.exclusions()
     targets = [
-        (target, FormatLoader(rooms[name], PLAIN) if name in rooms else FormatLoader(PLAIN))
+        (target, FormatLoader(rooms[name], PLAIN, exclusions=own) if name in rooms else FormatLoader(PLAIN))
         for name, group in read.config_groups.items()
         for target in group.targets
     ]
     targets.sort(key=lambda pair: precedence(pair[0]))
     choices = [(matcher(target), loader) for target, loader in targets]
-    return lambda: ModuleLoader([(matcher(*ignore), ignored), *choices], FormatLoader(PLAIN))
+    keys = tuple(f"config_groups.{name}.targets" for name in read.config_groups)
+    others = FormatLoader(*everything, exclusions=Untargeted(key=" or ".join(keys)))
+    return lambda: ModuleLoader(
+        [(matcher(*ignore), ignored), *choices], others if rooms else FormatLoader(PLAIN)
+    )
 
 
 def _room(found: Found, name: str, group: _Group, read: _CompressedTensors) -> Room | None:

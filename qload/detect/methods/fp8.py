@@ -11,7 +11,6 @@ from qload.errors import ConfigError
 from qload.formats import Fp8Config, Fp8Weight
 from qload.formats.fp8 import Per
 from qload.loader import Room
-from qload.loader.exclusion import Exclusions
 
 KNOWN = ("fp8 (multiplying, or weight_scale_semantics inverse)", "fbgemm_fp8")
 TYPES = {
@@ -37,12 +36,7 @@ class _FP8(Section):
     weight_scale_semantics: Literal["inverse"] | None = None
     ignored_layers: list[Annotated[str, Field(min_length=1)]] | None = None
 
-    def exclusions(self) -> Exclusions:
-        """The modules that are left out, under either of the two names of that list."""
-        names = (*(self.modules_to_not_convert or ()), *(self.ignored_layers or ()))
-        return Exclusions(
-            names, "modules_to_not_convert" if self.modules_to_not_convert else "ignored_layers"
-        )
+    lists = ("modules_to_not_convert", "ignored_layers")
 
 
 class _FBGEMM(Section):

@@ -110,12 +110,13 @@ def _loader(
 ) -> Callable[[], FormatLoader]:
     """What makes a loader that asks one rule after another."""
     everything = dict.fromkeys([room, *rooms.values()])
+    without = Ignored(tuple(entry for entry, rule in rules.items() if rule is None), "dynamic")
     choices = [
         (
             matcher(entry),
             FormatLoader(rooms[entry], PLAIN, exclusions=exclusions)
             if rule
-            else FormatLoader(*everything, PLAIN, exclusions=Ignored((entry,), "dynamic")),
+            else FormatLoader(*everything, PLAIN, exclusions=without),
         )
         for entry, rule in rules.items()
     ]

@@ -1,13 +1,15 @@
 """`quant_method: modelopt`, and `hf_quant_config.json`, which ModelOpt writes beside the other config."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator
 
 from qload.detect.files import Found
+from qload.detect.matching import Globs, check, is_glob
 from qload.detect.validation import Claims, Name, Section, validate
 from qload.errors import UnsupportedFormatError
 from qload.formats import Fp8Config, Fp8Weight, ModelOptNVFP4Weight, NVFP4Config
 from qload.loader import Room
-from qload.loader.exclusion import Exclusions
 
 KNOWN = ("modelopt (quant_algo NVFP4, FP8)",)
 ROOMS = {
@@ -16,13 +18,18 @@ ROOMS = {
 }
 
 
+Entries = Annotated[list[str], AfterValidator(lambda names: [name for name in names if name])]
+
+
 class _ModelOpt(Section):
     quant_algo: str
     group_size: Literal[16] | None = None
     kv_cache_quant_algo: Name = None
-    exclude_modules: list[str] | None = None
-    ignore: list[str] | None = None
+    exclude_modules: Entries | None = None
+    ignore: Entries | None = None
     quantized_layers: dict[str, Any] | None = None
+
+    lists = ("exclude_modules", "ignore", "modules_to_not_convert")
 
 
 def read(found: Found) -> Claims:
@@ -32,11 +39,8 @@ def read(found: Found) -> Claims:
         raise UnsupportedFormatError(
             f"modelopt ({read.quant_algo:.40})", f"the quant_algo of {found.file} has no reader", KNOWN
         )
-    key = "ignore" if read.exclude_modules is None else "exclude_modules"
-    names = (read.exclude_modules or read.ignore) or []
-    named = tuple(
-        name for name in names if name and not set(name) & set("*?")
-    )  # of patterns the tensors tell
+    for key in read.lists:
+        check(found, key, getattr(read, key) or (), is_glob)
     return Claims(
         method="modelopt",
         format=read.quant_algo.lower(),
@@ -46,6 +50,6 @@ def read(found: Found) -> Claims:
         desc_act=None,
         file=found.file,
         section=found.section,
-        exclusions=Exclusions(named, key),
+        exclusions=read.exclusions(Globs),
         rooms=(ROOMS[read.quant_algo],),
     )

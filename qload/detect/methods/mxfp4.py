@@ -1,6 +1,7 @@
 """`quant_method: mxfp4`, as gpt-oss is stored: its experts quantized, all else plain."""
 
 from qload.detect.files import Found
+from qload.detect.matching import Globs, check, is_glob
 from qload.detect.validation import Claims, Section, validate
 from qload.formats import MXFP4Config, MXFP4ExpertsWeight
 from qload.loader import Room
@@ -9,8 +10,9 @@ KNOWN = ("mxfp4 (experts)",)
 
 
 def read(found: Found) -> Claims:
-    """The claims of gpt-oss. The modules it leaves out are patterns; the tensors say as much."""
-    validate(Section, found)
+    """The claims of gpt-oss, whose list of what is left out has patterns."""
+    read = validate(Section, found)
+    check(found, "modules_to_not_convert", read.modules_to_not_convert or (), is_glob)
     return Claims(
         method="mxfp4",
         format="mxfp4",
@@ -20,5 +22,6 @@ def read(found: Found) -> Claims:
         desc_act=None,
         file=found.file,
         section=found.section,
+        exclusions=read.exclusions(Globs),
         rooms=(Room(MXFP4ExpertsWeight, MXFP4Config()),),
     )
