@@ -20,6 +20,7 @@ once, to the dtype of the state. Source: formats.md section 9, bit-equal to bits
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from math import prod
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -47,6 +48,17 @@ TABLES = {
         sign * twelfths / 12 for sign in (1, -1) for twelfths in (0, 0.0625, 8, 12, 4, 6, 2, 3)
     ),
 }  # fmt: skip
+
+
+@cache
+def dynamic_map() -> tuple[float, ...]:
+    """The 256 values of the 8-bit codes of quantized scales: more digits for larger powers of ten."""
+    positive = []
+    for i in range(7):
+        edges = torch.linspace(0.1, 1, 2**i + 1)
+        positive += (10.0 ** (i - 6) * ((edges[:-1] + edges[1:]) / 2)).tolist()
+    return tuple(sorted([*positive, *(-value for value in positive), 0.0, 1.0]))
+
 
 _Size = Annotated[int, Field(ge=1, le=torch.iinfo(torch.int32).max)]
 _Float32 = Annotated[
@@ -146,6 +158,7 @@ class BNB4Weight(spec.Weight):
         """Flat axes: blocks and bytes bind every cut. Who knows K can do without the state."""
         size = config.storage.itemsize
         codes = "(NK)/2^" if size == 1 else f"(NK)/2^/{size}"
+        outer, table = NESTED
         scales, state = (torch.float32, torch.uint8), f"weight.quant_state.bitsandbytes__{config.quant_type}"
         return (
             TensorSpec("weight", STORAGES, f"{codes} 1", Role.WORD),
@@ -158,9 +171,16 @@ class BNB4Weight(spec.Weight):
                 stored="weight.quant_map",
                 holds=TABLES[config.quant_type],
             ),
-            *(
-                TensorSpec(name, scales[:1], size, role, f"weight.{name}", spent=True, optional=True)
-                for name, size, role in zip(NESTED, ("M", "256"), (Role.SCALE, Role.WORD), strict=True)
+            TensorSpec(outer, scales[:1], "M", Role.SCALE, f"weight.{outer}", optional=True, spent=True),
+            TensorSpec(
+                table,
+                scales[:1],
+                "256",
+                Role.WORD,
+                stored=f"weight.{table}",
+                optional=True,
+                holds=dynamic_map(),
+                spent=True,
             ),
             TensorSpec(STATE, (torch.uint8,), "J", Role.WORD, state, True, spent=True, optional=config.K > 0),
         )

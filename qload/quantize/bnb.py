@@ -29,7 +29,7 @@ from torch.nn.functional import pad
 
 from qload.errors import ArgumentError, CastError
 from qload.formats import BNB4Config, BNB4Weight, BNBConfig, BNBFP4Weight, BNBNF4Weight, BNBWeight
-from qload.formats.bnb import TABLES
+from qload.formats.bnb import TABLES, dynamic_map
 from qload.quantize.loading import check_finite
 from qload.spec import Layer, named
 
@@ -118,7 +118,7 @@ def _nearest(values: Tensor, table: Tensor) -> Tensor:
 
 def _quantized(absmax: Tensor) -> Tensor:
     """Scales as they are after they were quantized too, float32."""
-    offset, table = absmax.mean(), _dynamic_map()
+    offset, table = absmax.mean(), torch.tensor(dynamic_map())
     outer, scaled = _blocks(absmax - offset, RUN)
     values = table.to(absmax.device)[_nearest(scaled, table).long()]
     return values * outer.repeat_interleave(RUN)[: values.numel()] + offset
@@ -127,13 +127,3 @@ def _quantized(absmax: Tensor) -> Tensor:
 @cache
 def _table(quant_type: str) -> Tensor:
     return torch.tensor(TABLES[quant_type])
-
-
-@cache
-def _dynamic_map() -> Tensor:
-    """The 256 values of an 8-bit code: more digits for larger powers of ten."""
-    positive = []
-    for i in range(7):
-        edges = torch.linspace(0.1, 1, 2**i + 1)
-        positive += (10.0 ** (i - 6) * ((edges[:-1] + edges[1:]) / 2)).tolist()
-    return torch.tensor(sorted([*positive, *(-value for value in positive), 0.0, 1.0]))

@@ -28,13 +28,18 @@ def rows(storage: WeightStorage, name: str) -> Iterator[tuple[int, Tensor]]:
         yield start, storage.read(name, (slice(start, min(start + step, shape[0])),))
 
 
+def is_exponents(spec: TensorSpec) -> bool:
+    """Whether a scale is an exponent alone (e8m0): those are the ones that are declared as bytes."""
+    return spec.dtypes == (torch.uint8,)
+
+
 def values(storage: WeightStorage, name: str, spec: TensorSpec | None) -> Iterator[tuple[int, Tensor]]:
     """The runs of a tensor of floats, as floats that can be compared; nothing where it holds none.
 
     Of a tensor that is declared as bytes and nothing else, each is an exponent (e8m0).
     """
     dtype = storage.info(name).dtype
-    exponents = spec is not None and spec.dtypes == (torch.uint8,)
+    exponents = spec is not None and is_exponents(spec)
     if not dtype.is_floating_point and not exponents:
         return
     for start, run in rows(storage, name):

@@ -9,7 +9,7 @@ from qload.verify import inspect, verify
 from tests.paths import FIXTURES, cases
 from tests.verify.checkpoints import GPTQ, gptq, model, plain, rules
 from tests.verify.damage import read_tensors, write_case
-from tests.verify.format_damage import nibbles_swapped
+from tests.verify.format_damage import nibbles_swapped, zeros
 
 
 def test_a_shard_on_its_own_need_not_hold_what_the_config_claims(tmp_path: Path) -> None:
@@ -52,6 +52,26 @@ def test_scales_of_zero_are_sound_where_the_layer_is_zero(tmp_path: Path) -> Non
     tensors["a.qweight"][1, 3] = 1
 
     assert rules(verify(model(tmp_path, tensors, quantization_config=GPTQ))) == {"scale-value"}
+
+
+@pytest.mark.parametrize(
+    ("case", "codes", "scales"),
+    [
+        ("bnb/fp4_nested_ragged_60x100", ".absmax", "nested_absmax"),
+        ("compressed_tensors/mxfp4", "weight_packed", "weight_scale"),
+    ],
+    ids=["scales of scales", "exponents"],
+)
+def test_scales_that_say_nothing_are_sound_over_codes_that_are_alike(
+    case: str, codes: str, scales: str, tmp_path: Path
+) -> None:
+    damaged = read_tensors(FIXTURES / case)
+    zeros(scales)(damaged)
+    assert rules(verify(write_case(damaged, tmp_path / "differing"))) == {"scale-value"}
+
+    zeros(codes)(damaged)
+
+    assert rules(verify(write_case(damaged, tmp_path / "alike"))) == set()
 
 
 def test_codes_of_four_bits_in_bytes_need_no_fifth(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """Scales are finite and not negative; none that divides is zero, and not all are of a layer that has codes.
 
 A NaN or infinite scale turns whole groups into NaN; a negative one mirrors them. Zero is lawful where it
-multiplies: it is how a quantizer writes a group of zeros. A layer whose every scale is zero, and whose words
-differ, was not all zeros.
+multiplies: it is how a quantizer writes a group of zeros. A layer whose every scale is zero, or of exponents the least,
+and whose words differ, was not all zeros; so it is with scales that are codes, and what scales these.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from torch import Tensor
 from qload.loader import Studied
 from qload.spec import Role, TensorSpec
 from qload.storage import WeightStorage
-from qload.verify.chunks import rows, values
+from qload.verify.chunks import is_exponents, rows, values
 from qload.verify.report import Finding
 from qload.verify.rules.rule import Rule
 from qload.verify.subject import Subject
@@ -29,8 +29,9 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
             yield from _check(rule, storage, name, spec)
             layer = subject.layers.get(subject.prefixes[name])
             if spec and isinstance(layer, Studied) and _lost(storage, name, spec, layer):
+                least = "2**-127" if is_exponents(spec) else "zero"
                 yield rule.finding(
-                    name, storage.info(name).file, f"{name}: all scales are zero, and the codes differ"
+                    name, storage.info(name).file, f"{name}: all scales are {least}, and the codes differ"
                 )
 
 
@@ -59,17 +60,24 @@ def _wrong(run: Tensor, spec: TensorSpec | None) -> dict[str, Tensor]:
 
 def _lost(storage: WeightStorage, name: str, spec: TensorSpec, layer: Studied) -> bool:
     """Whether no scale says anything while the codes do."""
-    floats = storage.info(name).dtype.is_floating_point and not (spec.spent or spec.divides)
-    if not floats or any(bool(run.any()) for _, run in values(storage, name, spec)):
+    if spec.divides or not (storage.info(name).dtype.is_floating_point or is_exponents(spec)):
         return False
-    codes = next(spec for spec in layer.specs if spec.role is Role.WORD)
-    words = (run.contiguous().view(torch.uint8) for _, run in rows(storage, layer.names.full(codes.name)))
+    told = rows(storage, name) if is_exponents(spec) else values(storage, name, spec)
+    if any(bool(run.any()) for _, run in told):
+        return False
+    words = (run.contiguous().view(torch.uint8) for _, run in rows(storage, _codes(spec, layer)))
     first = None
     for run in words:
         first = run.flatten()[0] if first is None else first
         if bool((run != first).any()):
             return True
     return False
+
+
+def _codes(spec: TensorSpec, layer: Studied) -> str:
+    """The name of what a scale multiplies: the layer's codes, or where it is spent, scales in codes."""
+    role = Role.SCALE if spec.spent else Role.WORD
+    return next(layer.names.full(other.name) for other in layer.specs if other.role is role)
 
 
 RULE = Rule("scale-value", "values", check)
