@@ -30,6 +30,11 @@ SCALES = (torch.float16, torch.bfloat16, torch.float32)
 INDICES = (torch.int32, torch.int64)
 LOOSE = {"weight_packed": "N W", "weight_scale": "N G", "weight_zero_point": "Z G", "weight_g_idx": "K"}
 
+UNSAID = (
+    "reason   by the actorder of the config any input may be of any group: nothing else says of which\n"
+    "  remedy   save the layer with it, or, if the inputs lie in order, an actorder of 'weight' or null"
+)
+
 
 @dataclass(frozen=True)
 class CTPackConfig(spec.Grouped, spec.Config):
@@ -120,7 +125,7 @@ class CTPackWeight(spec.Weight):
         ordered = "1" if config.group_size == -1 else f"K/{config.group_size}^"
         groups = {"in order": ordered, "positional": f"{ordered}|G", "anywhere": "G"}[config.groups_lie]
         K, N = (compressed.stored(dim, config.bits, config.dense is not False) for dim in "KN")
-        index = TensorSpec("weight_g_idx", INDICES, "K", Role.INDEX, fact=True, index_of="G")
+        index = TensorSpec("weight_g_idx", INDICES, "K", Role.INDEX, fact=True, index_of="G", reason=UNSAID)
         return (
             TensorSpec("weight_packed", (torch.int32,), f"N {K}", Role.WORD),
             TensorSpec("weight_scale", SCALES, f"N {groups}", Role.SCALE),

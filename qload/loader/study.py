@@ -181,15 +181,15 @@ def _choose(weights: TensorSource, prefix: str, rooms: Sequence[Room]) -> Room:
     )
     missing = _missing(room, present.get(room, frozenset()))
     if missing:
-        hint = "" if found else f"formats  looked for {' and '.join(room.weight.format for room in rooms)}"
-        raise weights.missing(named(prefix, missing[0]), hint)
+        looked = f"formats  looked for {' and '.join(room.weight.format for room in rooms)}"
+        raise weights.missing(named(prefix, missing[0].suffix), missing[0].reason if found else looked)
     return room
 
 
-def _missing(room: Room, present: Collection[str]) -> list[str]:
+def _missing(room: Room, present: Collection[str]) -> list[TensorSpec]:
     """What a layer of this format has to have, and these are not."""
     return [
-        spec.suffix
+        spec
         for spec in room.specs()
         if not spec.optional and not any(suffix in present for suffix in spec.suffixes)
     ]

@@ -47,6 +47,8 @@ class TensorSpec:
         Used up by the format's `resolve`: the typed weight does not hold it.
     optional
         May be absent.
+    reason
+        Why it may not, where it may elsewhere, and what to do if it is.
     """
 
     name: str
@@ -64,6 +66,7 @@ class TensorSpec:
     holds: tuple[float, ...] = ()
     view: str | None = None
     spent: bool = False
+    reason: str = ""
 
     @property
     def axes(self) -> tuple[Axis, ...]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from qload.detect import find_config, loader_from_config
-from qload.errors import ConfigError, ExcludedModuleError, UnsupportedFormatError
+from qload.errors import ConfigError, ExcludedModuleError, MissingTensorError, UnsupportedFormatError
 from qload.formats import (
     CTIntConfig,
     CTNVFP4Weight,
@@ -131,6 +131,20 @@ def test_trap_54_a_module_that_no_target_means_is_not_quantized() -> None:
     assert load(only_mlp, "mlp.up_proj", layer()).config.bits == 4
     with pytest.raises(ExcludedModuleError, match=r"no entry of config_groups\.group_0\.targets means it"):
         load(only_mlp, "attn.q_proj", layer())
+
+
+@pytest.mark.parametrize("actorder", ["group", "dynamic", True], ids=repr)
+def test_an_act_order_without_its_index_says_why_it_is_needed(actorder: Any) -> None:
+    with pytest.raises(MissingTensorError) as caught:
+        load(config(group({**GROUP, "actorder": actorder})), "a", layer())
+
+    assert str(caught.value).splitlines() == [
+        "a.weight_g_idx: not in the checkpoint",
+        "  there is a.weight_packed, a.weight_scale, a.weight_shape",
+        "  reason   by the actorder of the config any input may be of any group: nothing else says of which",
+        "  remedy   save the layer with it, or, if the inputs lie in order, an actorder of 'weight' or null",
+    ]
+    assert load(config(group({**GROUP, "actorder": "weight"})), "a", layer()).format == "ct_pack"
 
 
 @pytest.mark.parametrize(

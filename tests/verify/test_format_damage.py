@@ -73,7 +73,7 @@ TABLE = [
     headers(NESTED, "one inner scale more", do.longer("nested_absmax"), "tensor-shape"),
     values(NESTED, "NaN inner scale", do.set_to("nested_absmax", NAN), "scale-value"),
     values(NESTED, "inner scales of zero", do.zeros("nested_absmax"), "scale-value"),
-    values(NESTED, "NaN in the inner table", do.set_to("nested_quant_map", NAN), "field-value float-value", ""),
+    values(NESTED, "NaN in its table", do.set_to("nested_quant_map", NAN), "field-value float-value", ""),
     values(NESTED, "another inner table", do.rolled("nested_quant_map"), "field-value"),
     only_against(NESTED, "blocks rolled", do.rolled(".weight.absmax")),
     headers(INT8, "scales lost", do.dropped("SCB"), LOST),

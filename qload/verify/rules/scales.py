@@ -1,8 +1,9 @@
 """Scales are finite and not negative; none that divides is zero, and not all are of a layer that has codes.
 
 A NaN or infinite scale turns whole groups into NaN; a negative one mirrors them. Zero is lawful where it
-multiplies: it is how a quantizer writes a group of zeros. A layer whose every scale is zero, or of exponents the least,
-and whose words differ, was not all zeros; so it is with scales that are codes, and what scales these.
+multiplies: it is how a quantizer writes a group of zeros. A layer whose every scale is zero, or of exponents
+the least, and whose words differ, was not all zeros; so it is with scales that are codes, and what scales
+these.
 """
 
 from collections.abc import Iterator
