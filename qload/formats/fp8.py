@@ -23,6 +23,7 @@ from torch import Tensor
 from qload import spec
 from qload.errors import ArgumentError, DtypeError, MismatchError, ShapeError
 from qload.spec import Axis, Role, TensorSpec, named
+from qload.spec.casts import check_cast
 
 E4M3FN, FNUZ = torch.float8_e4m3fn, torch.float8_e4m3fnuz
 WEIGHTS = (E4M3FN, torch.float8_e5m2, FNUZ)
@@ -47,7 +48,7 @@ class Fp8Config(spec.Config):
     block: tuple[int, int] | None = None
     divide: bool = False
     input_scale: bool | None = None
-    axes: str = ""
+    axes: str = field(default="", compare=False)  # one meaning in whichever shape
     activation_scale_ub: float | None = None
     dtype: torch.dtype | None = field(default=None, compare=False)  # only a claim
 
@@ -68,6 +69,11 @@ class Fp8Config(spec.Config):
     def scale_axes(self) -> str:
         """The axes of the scale: as studied, or as most tools store what is claimed."""
         return self.axes or {"block": self.grid, "channel": "N 1"}.get(self.per or "", "P")
+
+    @property
+    def scale_view(self) -> str | None:
+        """The one axis of a scale that is no block's: parts join along it, in the first one's shape."""
+        return {"block": None, "channel": "N"}.get(self.per or "", "P")
 
     def study(self, seen: spec.Seen) -> "Fp8Config":
         """What shares a scale, from its shape beside what is claimed; refuses a contradiction."""
@@ -128,7 +134,13 @@ class Fp8Weight(spec.Weight):
         specs = (
             TensorSpec("weight", WEIGHTS, "N K", Role.WORD),
             TensorSpec(
-                "weight_scale", SCALES, config.scale_axes, Role.SCALE, stored=names, divides=config.divide
+                "weight_scale",
+                SCALES,
+                config.scale_axes,
+                Role.SCALE,
+                stored=names,
+                divides=config.divide,
+                view=config.scale_view,
             ),
             TensorSpec(
                 "input_scale",
@@ -170,7 +182,8 @@ class Fp8Weight(spec.Weight):
 def to_fnuz(weight: Fp8Weight) -> Fp8Weight:
     """The same e4m3fn weight as e4m3fnuz, which halves what a byte means and has no -0: scales double.
 
-    A byte that is NaN in e4m3fn is 240 or -240 in e4m3fnuz, and refused.
+    A byte that is NaN in e4m3fn is 240 or -240 in e4m3fnuz, and refused. CastError where a scale's own dtype
+    does not hold its double, or the half of one that divides.
     """
     name = weight.layer.name or "Fp8Weight"
     if weight.weight.dtype != E4M3FN:
@@ -182,13 +195,22 @@ def to_fnuz(weight: Fp8Weight) -> Fp8Weight:
         what = "e4m3fnuz would read NaN as a number"
         raise MismatchError(named(name, "weight"), what, "no byte 0x7F or 0xFF", f"{lost} of them")
     bytes_ = torch.where(stored == NEGATIVE_ZERO, 0, stored).to(torch.uint8)
-    scale = weight.weight_scale.float() * (0.5 if weight.config.divide else 2)
+    times, limit = (0.5 if weight.config.divide else 2), weight.input_scale
     return replace(
         weight,
         weight=bytes_.view(FNUZ),
-        weight_scale=scale.to(weight.weight_scale.dtype),
-        input_scale=None if weight.input_scale is None else weight.input_scale * 2,
+        weight_scale=_scaled(named(name, "weight_scale"), weight.weight_scale, times),
+        input_scale=None if limit is None else _scaled(named(name, "input_scale"), limit, 2),
     )
+
+
+def _scaled(name: str, scale: Tensor, times: float) -> Tensor:
+    """A power of two times a scale, in the dtype of the scale, or CastError where that loses anything."""
+    exact = scale.double() * times
+    made = exact.to(scale.dtype)
+    remedy = "keep this layer in e4m3fn, or store its scales in float32"
+    check_cast(name, exact, made, tiny=True, remedy=remedy, stored=scale.dtype)
+    return made
 
 
 def _shape(axes: str, sizes: dict[str, int]) -> tuple[int | None, ...]:

@@ -20,13 +20,14 @@ import torch
 from torch import Tensor
 
 from qload import spec
-from qload.errors import ArgumentError, CastError, RepackError
+from qload.errors import ArgumentError, RepackError
 from qload.formats import Fp8Weight
 from qload.formats.fp8 import E4M3FN
 from qload.kernels.integers import Origin, placed
 from qload.kernels.marlin_shapes import GROUP_SIZES, padded
 from qload.layouts import marlin
 from qload.spec import Role, TensorSpec, named
+from qload.spec.casts import check_cast
 
 EXPONENT_BIAS = {torch.float16: 8, torch.bfloat16: 120}
 
@@ -90,12 +91,12 @@ def write(
 
     `dtype`: float16 or bfloat16, of the activations. `exponent_bias`: True: scales as vLLM's kernel takes
     them; False: as TGI's does. `whole`: the layer that this is a share of, looked at first.
-    CastError where a scale is too large for `dtype`, or so small that it would be 0.
+    CastError where a scale is too large for `dtype`, or so small that it would be 0 or lose bits.
     """
     reason = why_not(whole or weight)
     if reason:
         raise RepackError("fp8", "marlin", reason)
-    if dtype not in EXPONENT_BIAS:
+    if not isinstance(dtype, torch.dtype) or dtype not in EXPONENT_BIAS:
         raise ArgumentError("dtype", "torch.float16 or torch.bfloat16, as the activations", str(dtype))
     if not isinstance(exponent_bias, bool):
         expected = "True: scales carry the factor of the exponent; False: the kernel applies it"
@@ -156,13 +157,10 @@ def _rounded(weight: Fp8Weight, dtype: torch.dtype, exponent_bias: bool) -> Tens
     exact = stored.reciprocal() if codes.divide else stored
     exact = exact * 2.0 ** (EXPONENT_BIAS[dtype] if exponent_bias else 0)
     rounded = exact.to(dtype)
-    for lost in (torch.isfinite(exact) & ~torch.isfinite(rounded), (exact != 0) & (rounded == 0)):
-        if lost.any():
-            times = f" * 2**{EXPONENT_BIAS[dtype]}" if exponent_bias else ""
-            name = named(weight.layer.name or "Fp8Weight", f"weight_scale{times}")
-            source, target = (str(kind).removeprefix("torch.") for kind in (weight.weight_scale.dtype, dtype))
-            value, count, remedy = float(exact[lost][0]), int(lost.sum()), _remedy(dtype, exponent_bias)
-            raise CastError(name, source, target, value, count, remedy)
+    times = f" * 2**{EXPONENT_BIAS[dtype]}" if exponent_bias else ""
+    name = named(weight.layer.name or "Fp8Weight", f"weight_scale{times}")
+    remedy, source = _remedy(dtype, exponent_bias), weight.weight_scale.dtype
+    check_cast(name, exact, rounded, tiny=True, remedy=remedy, stored=source)
     return rounded
 
 

@@ -63,7 +63,8 @@ def _as_stored(tensor: Tensor, spec: TensorSpec, shares: Sequence[Share]) -> Ten
     if spec.view is None:
         return tensor
     first = shares[0].place
-    sizes = {"N": sum(one.place.n1 - one.place.n0 for one in shares), "K": first.k1 - first.k0}
+    outputs = sum(one.place.n1 - one.place.n0 for one in shares)
+    sizes = {"N": outputs, "K": first.k1 - first.k0, "P": len(shares)}
     return tensor.reshape([axis.size(axis.logical(sizes) or 0) or 0 for axis in spec.axes])
 
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from qload.errors import ArgumentError, DtypeError, MismatchError, ShapeError
-from qload.kernels.casts import check_cast
 from qload.methods.tags import keep_tags
+from qload.spec.casts import check_cast
 
 UNWRITTEN = -0x61C88647  # in no way a likely run of codes or zero points
 SCALES = "scales"  # whose every bit is in a whole group of weights

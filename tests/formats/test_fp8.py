@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from qload.errors import ArgumentError, DtypeError, MismatchError, MissingTensorError, ShapeError
+from qload.errors import ArgumentError, CastError, DtypeError, MismatchError, MissingTensorError, ShapeError
 from qload.formats import Fp8Config, Fp8Weight
 from qload.formats.fp8 import to_fnuz
 from qload.testing import assert_same_bits
@@ -112,6 +112,32 @@ def test_trap_45_nan_does_not_become_a_number_of_fnuz(byte: int) -> None:
     weight = Fp8Weight(config=Fp8Config(), weight=e4m3fn([ONE, byte]), weight_scale=torch.tensor([1.0]))
 
     with pytest.raises(MismatchError, match="e4m3fnuz would read NaN as a number"):
+        to_fnuz(weight)
+
+
+@pytest.mark.parametrize(
+    ("scale", "divide", "text"),
+    [
+        (torch.tensor([40000.0], dtype=torch.float16), False, "float16 overflows\n  got      80000"),
+        (torch.tensor([2.0**127]).to(torch.float8_e8m0fnu), False, "float8_e8m0fnu overflows"),
+        (torch.tensor([6e-8], dtype=torch.float16), True, "float16 underflows"),
+        (torch.tensor([3e38]), False, "float32 overflows\n  got      6e"),
+    ],
+    ids=["fp16", "e8m0", "half of a divisor", "fp32"],
+)
+def test_trap_45_a_scale_whose_double_has_no_room_is_refused(scale: Tensor, divide: bool, text: str) -> None:
+    config = Fp8Config(divide=divide)
+    weight = Fp8Weight(config=config, weight=codes(4, 64), weight_scale=scale)
+
+    with pytest.raises(CastError, match=rf"weight_scale: .*{text}"):
+        to_fnuz(weight)
+
+
+def test_trap_45_a_scale_of_activations_whose_double_has_no_room_is_refused() -> None:
+    limit = torch.tensor([40000.0], dtype=torch.float16)
+    weight = Fp8Weight(config=Fp8Config(), weight=codes(4, 64), weight_scale=torch.ones(1), input_scale=limit)
+
+    with pytest.raises(CastError, match="input_scale: a cast from float16 to float16 overflows"):
         to_fnuz(weight)
 
 

@@ -100,14 +100,34 @@ def test_trap_43_a_layer_that_is_stored_fused_may_have_a_scale_for_each_part(wor
         weights(tensors).get_weights("qkv")
 
 
-@pytest.mark.parametrize(("shape", "other"), [((), (N,)), ((N,), (N, 1)), ((), (3,))], ids=str)
-def test_parts_whose_scales_are_stored_otherwise_do_not_fuse(
+@pytest.mark.parametrize(("shape", "other"), [((), (N,)), ((N, 1), (1,)), ((), (3,))], ids=str)
+def test_parts_whose_scales_mean_something_else_do_not_fuse(
     shape: tuple[int, ...], other: tuple[int, ...]
 ) -> None:
     tensors = {**layer("q", codes(N, K), torch.ones(shape)), **layer("k", codes(N, K), torch.ones(other))}
 
     with pytest.raises(MismatchError, match="parts of a fused layer differ in config"):
         weights(tensors).get_multi_weights_col(["q", "k"])
+
+
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize(
+    ("shape", "other"),
+    [((), (1, 1)), ((1, 1), (1,)), ((N,), (N, 1)), ((1, N), (N,)), ((N, 1), (1, N))],
+    ids=str,
+)
+def test_parts_whose_scales_mean_the_same_fuse_in_the_shape_of_the_first(
+    shape: tuple[int, ...], other: tuple[int, ...], world: int
+) -> None:
+    a, b = 1 + torch.rand(shape), 1 + torch.rand(other)
+    tensors = {**layer("q", codes(N, K), a), **layer("k", codes(N, K, 1), b)}
+
+    for rank in FakeWorld(world):
+        fused: Any = weights(tensors, rank=rank).get_multi_weights_col(["q", "k"])
+
+        both = [codes(N, K, i).float() * s.reshape(-1, 1) for i, s in enumerate((a, b))]
+        assert_same_bits(fused.dequantize(), torch.cat([w.chunk(world)[rank.rank()] for w in both]))
+        assert fused.weight_scale.ndim == max(len(shape), 1)
 
 
 def test_trap_46_parts_of_which_one_has_an_activation_scale_do_not_fuse() -> None:

@@ -202,6 +202,20 @@ REFUSED = [
     pytest.param(
         stored(ones(), torch.tensor(1e-12)), {}, CastError, "underflows", id="a scale that would be 0"
     ),
+    pytest.param(
+        stored(ones(), torch.tensor(1.2e-8)),
+        {},
+        CastError,
+        r"weight_scale \* 2\*\*8: a cast from float32 to float16 underflows",
+        id="a scale that loses bits as a subnormal",
+    ),
+    pytest.param(
+        stored(ones(), torch.tensor([1.0] * 63 + [1e-5])),
+        {"exponent_bias": False},
+        CastError,
+        "got      1e-05\n",
+        id="one output's scale loses bits",
+    ),
 ]
 
 

@@ -6,11 +6,11 @@ from torch import Tensor, nn
 from qload.errors import DtypeError
 from qload.formats import GPTQWeight
 from qload.kernels import exllama, gptq
-from qload.kernels.casts import check_cast
 from qload.kernels.mp_linear.contract import MPLinearLayerConfig
 from qload.kernels.mp_linear.typed import TypedLinearKernel
 from qload.kernels.scratch import Need, add_need, multiply
 from qload.spec import Weight
+from qload.spec.casts import check_cast
 
 OTHERWISE = "another kernel, which scales in float32: scale_type in the config asks for one"
 

@@ -65,8 +65,8 @@ FAULTS = (
     Fault(
         "repack-scale-lost",
         "qload/kernels/fp8_marlin.py",
-        "(exact != 0) & (rounded == 0)",
-        "(exact != 0) & (rounded != rounded)",
+        "tiny=True,",
+        "tiny=False,",
     ),
     Fault(
         "marlin-checkpoint-scales",
