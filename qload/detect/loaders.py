@@ -112,6 +112,10 @@ class KernelTarget:
         if self.kernel not in KERNELS:
             expected = f"None, a KernelTarget, or one of {', '.join(KERNELS)}"
             raise ArgumentError("target", expected, repr(self.kernel))
+        if not isinstance(self.zeros, ZeroPoints | None):
+            raise ArgumentError("target: zeros", "None, or such as StoredMinusOne()", repr(self.zeros))
+        if not isinstance(self.exponent_bias, bool):
+            raise ArgumentError("target: exponent_bias", "True or False", repr(self.exponent_bias))
         if self.zeros is not None and self.kernel != "exllama":
             raise ArgumentError("target: zeros", "None, as only exllama has a choice", repr(self.zeros))
         if self.dtype is not None and self.kernel == "exllama":

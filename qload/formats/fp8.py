@@ -15,6 +15,7 @@ bit-equal to transformers, sglang, vLLM, compressed-tensors and gptqmodel.
 """
 
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import ClassVar, Literal, get_args
 
 import torch
@@ -34,6 +35,10 @@ NEGATIVE_ZERO, NAN = 0x80, 0x7F  # bytes of e4m3fn; the first is the NaN of e4m3
 
 Per = Literal["tensor", "parts", "channel", "block"]
 AXES: dict[str, Per] = {"P": "tensor", "P 1": "tensor", "N": "channel", "N 1": "channel", "1 N": "channel"}
+
+
+def _is_block(block: object) -> bool:
+    return isinstance(block, tuple) and len(block) == 2 and all(type(b) is int and b >= 1 for b in block)
 
 
 @dataclass(frozen=True)
@@ -57,8 +62,12 @@ class Fp8Config(spec.Config):
             raise ArgumentError("fp8: per", f"None or one of {', '.join(get_args(Per))}", repr(self.per))
         if (self.per == "block") != (self.block is not None):
             raise ArgumentError("fp8: block", "(outputs, inputs) where per is 'block'", str(self.block))
-        if self.block is not None and min(self.block) < 1:
-            raise ArgumentError("fp8: block", "(outputs, inputs), each at least 1", str(self.block))
+        if self.block is not None and not _is_block(self.block):
+            expected = "(outputs, inputs), whole numbers, each at least 1"
+            raise ArgumentError("fp8: block", expected, repr(self.block))
+        limit = self.activation_scale_ub
+        if limit is not None and not (type(limit) in (int, float) and 0 < limit < inf):
+            raise ArgumentError("fp8: activation_scale_ub", "None or a number above 0", repr(limit))
 
     @property
     def grid(self) -> str:

@@ -3,7 +3,8 @@
 from qload.quantize.bnb import BNB4Quantizer, BNBInt8Quantizer
 from qload.quantize.eetq import EETQQuantizer
 from qload.quantize.fp8 import Fp8Quantizer, Requantized, requantize
-from qload.quantize.loading import Quantizer, QuantizingLoader, Statistics, check_finite
+from qload.quantize.loading import Quantizer, QuantizingLoader, Statistics
+from qload.quantize.values import check_finite
 
 # Who makes a format of plain weights.
 QUANTIZERS: dict[str, type] = {

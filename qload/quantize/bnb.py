@@ -27,15 +27,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from qload.errors import ArgumentError, CastError
+from qload.errors import ArgumentError
 from qload.formats import BNB4Config, BNB4Weight, BNBConfig, BNBFP4Weight, BNBNF4Weight, BNBWeight
 from qload.formats.bnb import TABLES, dynamic_map
-from qload.quantize.loading import check_finite
-from qload.spec import Layer, named
+from qload.quantize.values import floats
+from qload.spec import Layer
 
 WEIGHTS: dict[str, type[BNB4Weight]] = {"nf4": BNBNF4Weight, "fp4": BNBFP4Weight}
 SMALLEST = 1e-38  # what a block is divided by at least
 RUN = 256  # scales that share one
+PLAIN = "leave this layer plain: bitsandbytes quantizes what float32 holds"
+HALF = "leave this layer plain: bitsandbytes quantizes what fp16 holds"
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,8 @@ class BNB4Quantizer:
     def __post_init__(self) -> None:
         if self.quant_type not in WEIGHTS:
             raise ArgumentError("quant_type", " or ".join(WEIGHTS), repr(self.quant_type))
-        if self.blocksize < 1:
-            raise ArgumentError("blocksize", "at least 1", str(self.blocksize))
+        if type(self.blocksize) is not int or self.blocksize < 1:
+            raise ArgumentError("blocksize", "a whole number, at least 1", repr(self.blocksize))
 
     @property
     def format(self) -> str:
@@ -61,10 +63,10 @@ class BNB4Quantizer:
 
     def quantize(self, weight: Tensor, layer: Layer, dtype: torch.dtype) -> BNB4Weight:
         """A float (N, K) in 4 bits; NaN and infinity are refused."""
-        check_finite(weight, layer.name)
+        wide = floats(weight, torch.float32, layer.name, PLAIN)
         N, K = weight.shape
         table = _table(self.quant_type)
-        absmax, scaled = _blocks(weight.float().flatten(), self.blocksize)
+        absmax, scaled = _blocks(wide.flatten(), self.blocksize)
         codes = _nearest(pad(scaled, (0, N * K % 2)), table)
         return WEIGHTS[self.quant_type](
             config=BNB4Config(self.quant_type, self.blocksize, dtype, N=N, K=K),
@@ -83,15 +85,8 @@ class BNBInt8Quantizer:
     per_share: ClassVar[bool] = True
 
     def quantize(self, weight: Tensor, layer: Layer, dtype: torch.dtype) -> BNBWeight:
-        """A float (N, K) in int8; what fp16 cannot hold is refused."""
-        check_finite(weight, layer.name)
-        half = weight.half()
-        beyond = weight[half.isinf()]
-        if beyond.numel():
-            source = str(weight.dtype).removeprefix("torch.")
-            remedy = "leave this layer plain: bitsandbytes quantizes what fp16 holds"
-            name = named(layer.name, "weight")
-            raise CastError(name, source, "float16", float(beyond[0]), beyond.numel(), remedy)
+        """A float (N, K) in int8; what fp16 cannot hold is refused, as are outputs that would be zeros."""
+        half = floats(weight, torch.float16, layer.name, HALF)
         scales = half.abs().amax(1).float()
         steps = torch.where(scales > 0, 127.0 / scales, 0)  # an output of zeros is zeros
         codes = (half * steps[:, None]).round().to(torch.int8)

@@ -3,6 +3,7 @@
     s[n] = fp16(max |w[n]| / 128)
     code[n, k] = w[n, k] / (max |w[n]| / 128) in float32, rounded half away from zero, within -128 and 127
 
+A small scale loses bits, as EETQ's own does; an output whose scale would be 0 is refused, unless it is zeros.
 Source: formats.md section 7.
 """
 
@@ -12,13 +13,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from qload.errors import CastError, ShapeError
+from qload.errors import ShapeError
 from qload.formats import EETQConfig, EETQWeight
 from qload.layouts import eetq
-from qload.quantize.loading import check_finite
+from qload.quantize.values import check_outputs, floats
 from qload.spec import Layer, named
+from qload.spec.casts import check_cast
 
 LEVELS = 128
+PLAIN = "leave this layer plain: its largest or its smallest outputs have no scale in fp16"
 
 
 @dataclass(frozen=True)
@@ -26,19 +29,16 @@ class EETQQuantizer:
     """Plain layers to EETQ: 8 bits, one scale an output."""
 
     format: ClassVar[str] = "eetq"
-    per_share: ClassVar[bool] = True  # outputs know nothing of each other, and shares are multiples of 64
+    per_share: ClassVar[bool] = True  # outputs know nothing of each other
 
     def quantize(self, weight: Tensor, layer: Layer, dtype: torch.dtype = torch.float16) -> EETQWeight:
         """A float (N, K) as an EETQWeight; scales are fp16 whatever `dtype` is: the kernel takes no other."""
-        N, K = weight.shape
-        if N % eetq.TILE or K % eetq.TILE:
-            needs = f"(N, K), both multiples of {eetq.TILE}, which EETQ needs"
-            raise ShapeError(named(layer.name, "weight"), needs, (N, K))
-        check_finite(weight, layer.name)
-        wide = weight.float()
+        _check_tiles(tuple(weight.shape), layer)
+        wide = floats(weight, torch.float32, layer.name, PLAIN)
         steps = wide.abs().amax(1) / LEVELS
-        scales = steps.half()
-        self._check_range(scales, steps, layer.name)
+        scales, name = steps.half(), named(layer.name, "weight_scales")
+        check_cast(name, steps, scales, tiny=False, remedy=PLAIN)
+        check_outputs(name, steps, scales, PLAIN)
         codes = _round_half_away(wide / steps.where(steps > 0, 1)[:, None]).clamp(-LEVELS, LEVELS - 1)
         return EETQWeight(
             config=EETQConfig(),
@@ -47,17 +47,14 @@ class EETQQuantizer:
             layer=layer,
         )
 
-    def _check_range(self, scales: Tensor, steps: Tensor, name: str) -> None:
-        beyond = steps[scales.isinf()]
-        if beyond.numel():
-            raise CastError(
-                named(name, "weight_scales"),
-                "float32",
-                "float16",
-                float(beyond[0]),
-                beyond.numel(),
-                "leave this layer plain: its largest values have no fp16 scale",
-            )
+
+def _check_tiles(shape: tuple[int, ...], layer: Layer) -> None:
+    """A share may fill no tiles where the layer does: the world size is at fault then."""
+    remedy = f"remedy   cut {layer.whole} into fewer shares, or leave this layer plain"
+    for size, hint in ((layer.whole, ""), (shape, remedy)):
+        if any(length % eetq.TILE for length in size):
+            needs = f"(N, K), both multiples of {eetq.TILE}, which EETQ needs"
+            raise ShapeError(named(layer.name, "weight"), needs, size, hint=hint)
 
 
 def _round_half_away(values: Tensor) -> Tensor:

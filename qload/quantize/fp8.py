@@ -9,7 +9,7 @@ from torch.nn.functional import pad
 
 from qload.errors import ArgumentError, MismatchError
 from qload.formats import Fp8Config, Fp8Weight
-from qload.quantize.loading import check_finite
+from qload.quantize.values import floats
 from qload.spec import Layer, named
 
 E4M3FN = torch.float8_e4m3fn
@@ -47,8 +47,9 @@ class Fp8Quantizer:
 
     def quantize(self, weight: Tensor, layer: Layer, dtype: torch.dtype) -> Fp8Weight:
         """(N, K) in FP8, its scales in float32 whatever `dtype` is; NaN and infinity are refused."""
-        wide = weight.float()
-        check_finite(wide, layer.name)
+        wide = floats(
+            weight, torch.float32, layer.name, "leave this layer plain: its values are beyond float32"
+        )
         N, K = wide.shape
         rows, columns = {"tensor": (N, K), "channel": (1, K)}.get(self.per) or self.block or (1, 1)
         blocks = pad(wide.abs(), (0, -K % columns, 0, -N % rows))

@@ -9,13 +9,16 @@ from torch import Tensor
 
 from qload.errors import ArgumentError, MismatchError
 from qload.formats import UnquantizedWeight
+from qload.formats.unquantized import FLOATS
 from qload.loader import FormatLoader, ModuleLoader, Part, Split, Studied, TensorSource, WeightsLoader
-from qload.parallel import ALONE
+from qload.parallel import ALONE, ProcessGroup
 from qload.quantize.made import cut
 from qload.quantize.policy import Policy
-from qload.spec import Layer, Weight, named
+from qload.spec import Layer, Weight
 
 Statistics = Literal["whole", "share"]
+RUN = 1 << 26  # elements that are quantized at once, where that does not matter
+TILE = 256  # no format has larger tiles of outputs
 
 
 class Quantizer(Protocol):
@@ -23,7 +26,7 @@ class Quantizer(Protocol):
 
     per_share
         Outputs are quantized one by one: a share of them, quantized alone, is that share of the quantized
-        whole, and `quantize` refuses what the format could not cut. Then only the share is read.
+        whole. Then a large layer is quantized in runs of outputs, which takes less memory at once.
     """
 
     @property
@@ -32,7 +35,7 @@ class Quantizer(Protocol):
 
     @property
     def per_share(self) -> bool:
-        """Whether a share of outputs may be quantized alone; see above."""
+        """Whether outputs are quantized one by one; see above."""
 
     def quantize(self, weight: Tensor, layer: Layer, dtype: torch.dtype) -> Weight:
         """A float (N, K) as a typed weight that has this layer, which has one part.
@@ -52,9 +55,11 @@ class QuantizingLoader(WeightsLoader):
         Which plain layers are quantized; None: all but those that the checkpoint's config leaves out, which
         no policy overrules.
     statistics
-        "whole": the layer is quantized before it is cut, so that every world size gives the same model;
-        a cut that the format refuses is refused. "share": only what this rank reads is quantized, which is
-        cheaper for a cut of inputs, and another model at another world size.
+        "whole": every rank reads the layer and quantizes it before it is cut, so that every world size gives
+        the same model, and what cannot be quantized or cut is refused by all ranks alike. "share": each
+        rank reads and quantizes its share alone, which is cheaper; cut by inputs, or with scales of more
+        than one output, it is another model at another world size. What cannot be quantized is then refused
+        only by the ranks that read it: whoever asks for it has to stop the others.
     dtype
         Of the activations; None: that of the plain weight.
     """
@@ -68,6 +73,12 @@ class QuantizingLoader(WeightsLoader):
         statistics: Statistics = "whole",
         dtype: torch.dtype | None = None,
     ) -> None:
+        given: object = inner
+        if not isinstance(given, FormatLoader):
+            expected = "a loader of the checkpoint's own types, as loader_from_config makes without a target"
+            raise ArgumentError("inner", expected, repr(given))
+        if dtype is not None and dtype not in FLOATS:
+            raise ArgumentError("dtype", f"None or one of {', '.join(map(str, FLOATS))}", str(dtype))
         if statistics not in ("whole", "share"):
             raise ArgumentError("statistics", "'whole' or 'share'", repr(statistics))
         self.inner, self.quantizer, self.policy = inner, quantizer, policy
@@ -83,14 +94,11 @@ class QuantizingLoader(WeightsLoader):
         layers = {part.prefix: self.inner.study(weights, part.prefix) for part in parts}
         if not self._are_quantized(layers):
             return self.inner.load(weights, parts, split)
-        alone = split == "N" and self.quantizer.per_share
-        if self.statistics == "share" or alone:
+        if self.statistics == "share":
             return self._share(weights, parts, split)
-        whole = {
-            prefix: self._quantized(self.inner.load(weights, [Part(prefix)], None), prefix)
-            for prefix in layers
-        }
-        return cut(whole, weights.process_group, parts, split)
+        return cut(
+            {prefix: self._whole(weights, prefix) for prefix in layers}, weights.process_group, parts, split
+        )
 
     def _are_quantized(self, layers: Mapping[str, Studied]) -> bool:
         """Whether the parts of a layer are to be quantized, all of them or none."""
@@ -116,32 +124,38 @@ class QuantizingLoader(WeightsLoader):
     def _share(self, weights: TensorSource, parts: Sequence[Part], split: Split | None) -> Weight:
         """This rank's share of each part, quantized alone, and joined as any other fused layer."""
         plain = self.inner.load(weights, parts, split)
-        made = {}
-        for part, rows in zip(parts, torch.split(_matrix(plain), list(plain.layer.parts)), strict=True):
-            name = part.prefix if part.stop is None else f"{part.prefix}[{part.start}:{part.stop}]"
-            layer = replace(plain.layer, parts=(rows.shape[0],), name=name)
-            made[name] = self.quantizer.quantize(rows, layer, self.dtype or rows.dtype)
+        pieces = torch.split(_matrix(plain), list(plain.layer.parts))
+        regions = {
+            _region(part, rows, split, weights.process_group): rows
+            for part, rows in zip(parts, pieces, strict=True)
+        }
+        return self._joined(plain, regions)
+
+    def _whole(self, weights: TensorSource, prefix: str) -> Weight:
+        """A layer quantized, in runs of outputs where they may be quantized one by one."""
+        plain = self.inner.load(weights, [Part(prefix)], None)
+        matrix = _matrix(plain)
+        N, K = matrix.shape
+        rows = max(RUN // max(K, 1) // TILE, 1) * TILE if self.quantizer.per_share else N
+        if rows >= N:
+            return self._quantized(matrix, plain.layer, prefix)
+        return self._joined(
+            plain, {f"{prefix}[{n}:{min(n + rows, N)}]": matrix[n : n + rows] for n in range(0, N, rows)}
+        )
+
+    def _joined(self, plain: Weight, pieces: Mapping[str, Tensor]) -> Weight:
+        """Pieces of a plain layer, each quantized alone, as one weight of that layer."""
+        made = {
+            name: self._quantized(rows, replace(plain.layer, parts=(rows.shape[0],)), name)
+            for name, rows in pieces.items()
+        }
         return replace(cut(made, ALONE, [Part(name) for name in made], None), layer=plain.layer)
 
-    def _quantized(self, plain: Weight, prefix: str) -> Weight:
-        matrix = _matrix(plain)
-        return self.quantizer.quantize(matrix, replace(plain.layer, name=prefix), self.dtype or matrix.dtype)
+    def _quantized(self, matrix: Tensor, layer: Layer, name: str) -> Weight:
+        return self.quantizer.quantize(matrix, replace(layer, name=name), self.dtype or matrix.dtype)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.inner!r}, {self.quantizer!r}, statistics={self.statistics!r})"
-
-
-def check_finite(weight: Tensor, name: str) -> None:
-    """No NaN and no infinity, or MismatchError: neither has a scale."""
-    wrong = (~torch.isfinite(weight)).nonzero()
-    if wrong.numel():
-        n, k = wrong[0].tolist()
-        raise MismatchError(
-            named(name, "weight"),
-            "cannot be quantized",
-            "finite values",
-            f"{weight[n, k]:g} at ({n}, {k}) ({wrong.shape[0]} in all)",
-        )
 
 
 def _is_plain(layer: Studied) -> bool:
@@ -152,3 +166,13 @@ def _matrix(plain: Weight) -> Tensor:
     if not isinstance(plain, UnquantizedWeight):
         raise TypeError(f"{plain.layer.name}: {plain.format} where a plain weight was studied")
     return plain.weight
+
+
+def _region(part: Part, here: Tensor, split: Split | None, group: ProcessGroup) -> str:
+    """What a rank reads of a part, in the layer's own places: `q[64:128]`, `q[0:128, 32:64]`."""
+    rank, (n, k) = group.rank(), here.shape
+    if group.size() == 1 or split is None:
+        return part.prefix if part.stop is None else f"{part.prefix}[{part.start}:{part.stop}]"
+    start = part.start + (rank * n if split == "N" else 0)
+    inputs = f", {rank * k}:{rank * k + k}" if split == "K" else ""
+    return f"{part.prefix}[{start}:{start + n}{inputs}]"

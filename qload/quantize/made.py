@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from qload.errors import MismatchError, MissingTensorError
-from qload.loader import FormatLoader, Part, Room, Split
+from qload.loader import FormatLoader, ModuleLoader, Part, Room, Split
 from qload.parallel import ProcessGroup
 from qload.spec import Role, Weight, named
 from qload.storage import TensorInfo
@@ -26,8 +26,8 @@ def cut(
                 f"{first.config} as {first.layer.name}",
                 str(other.config),
             )
-    one = FormatLoader(Room(type(first), first.config))
-    return one.load(Made(layers, group), parts, split)
+    own = [(name.__eq__, FormatLoader(Room(type(made), made.config))) for name, made in layers.items()]
+    return ModuleLoader(own, own[0][1]).load(Made(layers, group), parts, split)
 
 
 class Made:

@@ -54,12 +54,12 @@ def mlp_only(*, blocks: int | None = None, first_and_last: bool = True) -> Modul
     `first_and_last` False: those of the first and the last of `blocks` decoder blocks stay plain too, as
     they hurt most. One block is both.
     """
-    if first_and_last:
+    counted = type(blocks) is int and blocks >= 1
+    if not counted and (blocks is not None or not first_and_last):
+        expected = "the number of decoder blocks, as the last one stays plain"
+        raise ArgumentError("blocks", expected, repr(blocks))
+    if first_and_last or blocks is None:
         return Modules(MLP)
-    if blocks is None or blocks < 1:
-        raise ArgumentError(
-            "blocks", "the number of decoder blocks, as the last one stays plain", str(blocks)
-        )
     return Modules(MLP, plain_blocks=frozenset({0, blocks - 1}))
 
 

@@ -11,7 +11,7 @@ from qload.formats import Fp8Config, Fp8Weight, UnquantizedConfig, UnquantizedWe
 from qload.loader import FormatLoader, Room
 from qload.loader.exclusion import Exclusions
 from qload.parallel import ALONE, FakeWorld, Rank
-from qload.quantize import Fp8Quantizer, QuantizingLoader
+from qload.quantize import Fp8Quantizer, QuantizingLoader, loading
 from qload.quantize.policy import Modules, mlp_only
 from qload.spec import Layer
 from qload.storage import MemoryStorage
@@ -80,14 +80,39 @@ def test_the_ledger_counts_what_was_stored_once() -> None:
     assert not view.report().twice
 
 
-def test_a_share_of_outputs_with_scales_of_their_own_is_all_that_is_read() -> None:
-    views = {per: weights(Fp8Quantizer(per), Rank(1, 4)) for per in ("channel", "tensor")}
+@pytest.mark.parametrize("per", ["channel", "tensor"])
+def test_a_rank_reads_the_layer_once_or_its_share_alone(per: Any) -> None:
+    """Whatever shares a scale: only who has read all values knows what has to be refused."""
+    views = {name: weights(Fp8Quantizer(per), Rank(1, 4), statistics=name) for name in ("whole", "share")}
 
     for view in views.values():
         view.get_weights_col("q")
 
-    read = {per: view.storage.bytes_read for per, view in views.items()}  # type: ignore[attr-defined]
-    assert read == {"channel": N // 4 * K * 2, "tensor": N * K * 2}
+    read = {name: view.storage.bytes_read for name, view in views.items()}  # type: ignore[attr-defined]
+    assert read == {"whole": N * K * 2, "share": N // 4 * K * 2}
+    assert not views["whole"].report().twice
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_large_layer_is_quantized_in_runs_of_outputs_to_the_same_bits(
+    world: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = weights(Fp8Quantizer()).get_weights("q")
+    monkeypatch.setattr(loading, "TILE", 24)
+    monkeypatch.setattr(loading, "RUN", 50 * K)
+    seen = []
+
+    class Watched(Fp8Quantizer):
+        def quantize(self, weight: Tensor, layer: Layer, dtype: torch.dtype) -> Fp8Weight:
+            seen.append((layer.name, weight.shape[0]))
+            return super().quantize(weight, layer, dtype)
+
+    for rank in FakeWorld(world):
+        got = weights(Watched(), rank).get_weights_col("q")
+
+        assert_same_bits(got.dequantize(), whole.dequantize().chunk(world)[rank.rank()])
+        assert got.layer.whole == (N, K)
+    assert seen == [("q[0:48]", 48), ("q[48:96]", 48), ("q[96:128]", 32)] * world
 
 
 def test_statistics_of_the_share_are_cheaper_and_another_model() -> None:

@@ -143,7 +143,7 @@ FAULTS = (
     Fault(
         "quantized-by-share",
         "qload/quantize/loading.py",
-        'if self.statistics == "share" or alone:',
+        'if self.statistics == "share":',
         "if split:",
     ),
 )
