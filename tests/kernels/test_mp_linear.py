@@ -114,8 +114,6 @@ def test_exllama_refuses_act_order_where_k_is_partitioned() -> None:
     assert MarlinLinearKernel.can_implement(config) == (True, None)
 
 
-@pytest.mark.parametrize("place", [0, 1])
-@pytest.mark.parametrize("kind", [MarlinLinearKernel, DequantizeLinearKernel], ids=lambda kind: kind.name)
 def test_a_share_in_act_order_is_given_to_a_kernel_that_can() -> None:
     config = replace(Case(act_order=True, group=48, K=96).config, full_weight_shape=(192, 64))
 
@@ -123,6 +121,8 @@ def test_a_share_in_act_order_is_given_to_a_kernel_that_can() -> None:
     assert choose_mp_linear_kernel(replace(config, full_weight_shape=(96, 64))) is ExllamaLinearKernel
 
 
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("kind", [MarlinLinearKernel, DequantizeLinearKernel], ids=lambda kind: kind.name)
 def test_act_order_over_ranks_is_right_with_all_scales_on_every_rank(
     kind: type[MPLinearKernel], place: int
 ) -> None:

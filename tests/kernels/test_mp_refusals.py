@@ -25,6 +25,7 @@ from qload.kernels import (
     choose_mp_linear_kernel,
     permute_param_layout_,
     scalar_types,
+    warm_up,
 )
 from qload.layouts import StoredMinusOneUnmasked
 from qload.testing import assert_reads_back
@@ -174,15 +175,30 @@ def test_an_index_of_zeros_over_several_groups_is_refused(kind: type[MPLinearKer
         kind(case.config, "qweight", "scales", None, "g_idx").process_weights_after_loading(layer)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_exllama_refuses_scales_that_fp16_weights_would_round(dtype: torch.dtype) -> None:
+@every_kernel
+@pytest.mark.parametrize("act", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_scales_are_of_the_inputs_dtype_where_a_config_says_no_other(
+    kind: type[MPLinearKernel], act: torch.dtype, dtype: torch.dtype
+) -> None:
+    config = replace(Case().config, act_type=act)
     layer = Case().layer(Case().weight())
     layer.scales = torch.nn.Parameter(layer.scales.to(dtype), requires_grad=False)
+    able, _ = kind.can_implement(config)
+    assert kind.can_implement(replace(config, scale_type=act))[0] is able
+    if not able:
+        return
+    kernel = kind(config, "qweight", "scales")
 
-    with pytest.raises(
-        DtypeError, match=r"qweight: scales: .*\n  expected float16\n.*\n  remedy   another kernel"
-    ):
-        ExllamaLinearKernel(Case().config, "qweight", "scales").process_weights_after_loading(layer)
+    if dtype == act:
+        kernel.process_weights_after_loading(layer)
+        warm_up(layer, 1)
+        assert kernel.apply_weights(layer, torch.ones(1, 256, dtype=act)).dtype == act
+    else:
+        stated, got = (str(each).removeprefix("torch.") for each in (act, dtype))
+        text = f"qweight: scales: wrong dtype\n  expected {stated}\n  got      {got}\n  remedy   .*is {got}$"
+        with pytest.raises(DtypeError, match=text):
+            kernel.process_weights_after_loading(layer)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)

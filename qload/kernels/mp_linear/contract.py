@@ -25,7 +25,8 @@ class MPLinearLayerConfig:
 
     `group_size` -1, or all inputs and more: one group. `zeros`: how stored zero points are meant; needed
     where `zero_points`. `order`: whether a word's codes come one after another ("gptq", compressed-tensors)
-    or interleaved along N ("awq"). `scale_type`: of the scales; None: not known before they are seen.
+    or interleaved along N ("awq"). `scale_type`: of the scales; None: `act_type`, as engines make
+    them. Scales of another dtype are refused when they are prepared, by every kernel.
     """
 
     full_weight_shape: tuple[int, int]
@@ -49,6 +50,11 @@ class MPLinearLayerConfig:
     def is_one_group(self) -> bool:
         """Whether the whole layer has one group, which every rank then holds."""
         return self.group_size == -1 or self.group_size >= self.full_weight_shape[0]
+
+    @property
+    def scale_dtype(self) -> torch.dtype:
+        """What a kernel's answer is about, and the only dtype of scales it then prepares."""
+        return self.act_type if self.scale_type is None else self.scale_type
 
     @property
     def groups(self) -> int:

@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor, nn
 
-from qload.errors import DtypeError
 from qload.formats import GPTQWeight
 from qload.kernels import exllama, gptq
 from qload.kernels.mp_linear.contract import MPLinearLayerConfig
@@ -12,7 +11,7 @@ from qload.kernels.scratch import Need, add_need, multiply
 from qload.spec import Weight
 from qload.spec.casts import check_cast
 
-OTHERWISE = "another kernel, which scales in float32: scale_type in the config asks for one"
+OTHERWISE = "another kernel, which scales in float32: DequantizeLinearKernel"
 
 
 class ExllamaLinearKernel(TypedLinearKernel):
@@ -35,8 +34,8 @@ class ExllamaLinearKernel(TypedLinearKernel):
     def can_implement(cls, c: MPLinearLayerConfig) -> tuple[bool, str | None]:
         """As every kernel; fp16 scales; act order only where this rank has all rows."""
         able, reason = super().can_implement(c)
-        if able and c.scale_type not in (None, torch.float16):
-            return False, f"multiplies by scales of float16, got {c.scale_type}".replace("torch.", "")
+        if able and c.scale_dtype != torch.float16:
+            return False, f"multiplies by scales of float16, got {c.scale_dtype}".replace("torch.", "")
         if able and c.has_g_idx and c.is_k_partitioned:
             here, full = c.partition_weight_shape[0], c.full_weight_shape[0]
             return False, f"act order needs all rows of every group, and this rank has {here} of {full}"
@@ -44,9 +43,6 @@ class ExllamaLinearKernel(TypedLinearKernel):
 
     def repacked(self, weight: GPTQWeight) -> Weight:
         """Rows of a group together, each word shuffled; refuses what fp16 cannot hold."""
-        if weight.scales.dtype != torch.float16:
-            got = str(weight.scales.dtype).removeprefix("torch.")
-            raise DtypeError(f"{self.w_q_name}: scales", ["float16"], got, hint=f"remedy   {OTHERWISE}")
         wide = weight.dequantize()  # small ones keep their bits: multiples of scales that are fp16
         check_cast(self.w_q_name, wide, wide.half(), tiny=False, remedy=OTHERWISE)
         return exllama.write(gptq.read(weight))

@@ -53,9 +53,10 @@ def read_layer(
     for part, tensor in (("weight", w_q), ("scales", w_s), ("zero points", w_zp), ("g_idx", g_idx)):
         if tensor is not None and tensor.is_meta:
             raise ArgumentError(f"{name}: {part}", "values", "a tensor on meta, which has none")
-    if config.scale_type not in (None, w_s.dtype):
-        stated, got = (str(dtype).removeprefix("torch.") for dtype in (config.scale_type, w_s.dtype))
-        raise DtypeError(f"{name}: scales", [stated], got)
+    if w_s.dtype != config.scale_dtype:
+        stated, got = (str(dtype).removeprefix("torch.") for dtype in (config.scale_dtype, w_s.dtype))
+        hint = f"remedy   choose a kernel for a config whose scale_type is {got}"
+        raise DtypeError(f"{name}: scales", [stated], got, hint=hint)
     K, N = config.partition_weight_shape
     bits, groups = config.weight_type.size_bits, config.groups
     codes = _codes(config, w_q)
