@@ -114,6 +114,8 @@ class KernelTarget:
             raise ArgumentError("target", expected, repr(self.kernel))
         if not isinstance(self.zeros, ZeroPoints | None):
             raise ArgumentError("target: zeros", "None, or such as StoredMinusOne()", repr(self.zeros))
+        if not isinstance(self.dtype, torch.dtype | None):
+            raise ArgumentError("target: dtype", "None, or a dtype of torch's", repr(self.dtype))
         if not isinstance(self.exponent_bias, bool):
             raise ArgumentError("target: exponent_bias", "True or False", repr(self.exponent_bias))
         if self.zeros is not None and self.kernel != "exllama":

@@ -83,8 +83,10 @@ class Integers:
 
     @cached_property
     def span(self) -> tuple[int, int]:
-        """The lowest and the highest zero point of the layer that decides."""
+        """The lowest and the highest zero point of the layer that decides; of no outputs, the middle."""
         zeros = self.decides.zeros
+        if not zeros.numel():
+            return (2 ** (self.bits - 1),) * 2
         return int(zeros.min()), int(zeros.max())
 
     @property

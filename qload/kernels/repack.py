@@ -116,14 +116,20 @@ def repack(
 
     Raises RepackError where the layout cannot say the weight, with the reason.
     """
-    _check_typed(weight)
+    for argument, given in {"weight": weight, "out": out, "whole": whole}.items():
+        if given is not None or argument == "weight":
+            _check_typed(argument, given)
     if layout not in LAYOUTS:
         raise ArgumentError("layout", f"one of {', '.join(LAYOUTS)}", repr(layout))
     kind, way = _kind(weight, layout), _way(weight, layout)
+    if whole is not None and _kind(whole, layout).meaning is not kind.meaning:
+        raise ArgumentError("whole", f"the layer that the {weight.format} weight is of", whole.format)
     asked = {"zeros": zeros, "dtype": dtype, "exponent_bias": exponent_bias}
     for option, value in asked.items():
         if value is not None and option not in way.options:
             raise ArgumentError(option, _takers(option), f"{value} for {weight.format} to {layout}")
+    if not isinstance(zeros, ZeroPoints | None):
+        raise ArgumentError("zeros", "None, or such as StoredMinusOne()", repr(zeros))
     chosen = any(value is not None for value in asked.values())
     if isinstance(weight, way.made) and way.made is not GPTQWeight and not chosen:
         made: Weight = weight
@@ -143,7 +149,7 @@ def restore(weight: Weight) -> Weight:
 
     A kernel's integers that were made by hand come back as GPTQ.
     """
-    _check_typed(weight)
+    _check_typed("weight", weight)
     origin, kind = weight.layer.origin, KINDS.get(type(weight))
     if kind is None or (origin is None and kind.back is not None):
         return weight
@@ -185,9 +191,9 @@ def undecisive(weight: Weight, layout: str) -> str:
     return "" if kind is None or way is None or way.looks_at_codes else kind.bulk(weight)
 
 
-def _check_typed(weight: object) -> None:
-    if not isinstance(weight, Weight):
-        raise ArgumentError("weight", "a typed weight, as loaders return", type(weight).__name__)
+def _check_typed(argument: str, given: object) -> None:
+    if not isinstance(given, Weight):
+        raise ArgumentError(argument, "a typed weight, as loaders return", type(given).__name__)
 
 
 def _kind(weight: Weight, layout: str) -> Kind:

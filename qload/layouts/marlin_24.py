@@ -49,7 +49,8 @@ def read_positions(meta: Tensor) -> Tensor:
 
 def write_positions(positions: Tensor) -> Tensor:
     """The inverse of `read_positions`."""
-    fields = positions.to(torch.int32).reshape(-1, 2 * QUADS, positions.shape[1])
+    fields = positions.to(torch.int32)
+    fields = fields.reshape(positions.shape[0] // (2 * QUADS), 2 * QUADS, positions.shape[1])
     words = torch.zeros_like(fields[:, 0])
     for i in range(2 * QUADS):
         words |= fields[:, i] << (2 * i)
@@ -77,8 +78,9 @@ def choose(present: Tensor) -> Tensor:
     Where a quad holds fewer than two, they fill up from fixed places: none or only one of the last two
     are kept as (2, 3), the second alone as (1, 2), the first alone as (0, 2).
     """
-    first, second, third, fourth = present.reshape(-1, QUAD, present.shape[1]).unbind(1)
-    if bool((present.reshape(-1, QUAD, present.shape[1]).sum(1) > 2).any()):
+    quads = present.reshape(present.shape[0] // QUAD, QUAD, present.shape[1])
+    first, second, third, fourth = quads.unbind(1)
+    if bool((quads.sum(1) > 2).any()):
         raise PatternError("2:4", "more than two of four neighbouring rows hold a value")
     low = torch.where(first, 0, torch.where(second, 1, 2))
     other = torch.where(first & second, 1, torch.where(third | ~(first | second) | ~fourth, 2, 3))

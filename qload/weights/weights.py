@@ -36,7 +36,8 @@ class Weights:
         Where tensors are put.
     dtype
         What plain floats are cast to; None keeps what is stored. Packed words, indices, scales,
-        integers and float8 are never cast. A cast that overflows raises CastError.
+        integers and float8 are never cast. A cast that overflows raises CastError, on the ranks that
+        read the value: of a sharded tensor no rank sees all. dtype=None casts nothing.
     process_group
         Anything with `rank()` and `size()`; None is a world of one.
     aliases
