@@ -8,12 +8,14 @@ backwards is the inverse. At most one digit of an axis may lack a size: it follo
 """
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
 from torch import Tensor
 
+from qload import native
 from qload.errors import PatternError
 
 _TOKEN = re.compile(r"\(|\)|[a-z]+|\S")
@@ -63,14 +65,20 @@ class Order:
         return dict(self.sizes)
 
     def _move(self, tensor: Tensor, source: Groups, target: Groups) -> Tensor:
-        size = self._digits(tuple(tensor.shape), source)
+        size = self.digits(tuple(tensor.shape), source)
+        wide = tensor.new_empty([prod(size[digit] for digit in group) for group in target])
+        here, there = strides(source, size, tensor.stride()), strides(target, size, wide.stride())
+        moves = [native.Digit(size[digit], here[digit], there[digit]) for digit in size]
+        if native.move(tensor, wide, 8 * tensor.itemsize, moves):
+            return wide
         digits = [digit for group in source for digit in group]
         wanted = [digit for group in target for digit in group]
         apart = tensor.reshape([size[digit] for digit in digits])
         moved = apart.permute([digits.index(digit) for digit in wanted])
         return moved.reshape([prod(size[digit] for digit in group) for group in target]).contiguous()
 
-    def _digits(self, shape: tuple[int, ...], groups: Groups) -> dict[str, int]:
+    def digits(self, shape: tuple[int, ...], groups: Groups) -> dict[str, int]:
+        """The size of each digit, from a shape and the digits of its axes."""
         if len(shape) != len(groups):
             raise PatternError(self.pattern, f"needs {len(groups)} axes, got shape {shape}")
         size = dict(self._size)
@@ -109,6 +117,16 @@ class Order:
                     self.pattern,
                     f"({' '.join(group)}) leaves {' and '.join(free)} open: give all sizes but one",
                 )
+
+
+def strides(groups: Groups, size: Mapping[str, int], of_axes: Sequence[int]) -> dict[str, int]:
+    """The stride of each digit, from those of the axes that the digits make."""
+    found = {}
+    for group, stride in zip(groups, of_axes, strict=True):
+        for digit in reversed(group):
+            found[digit] = stride
+            stride *= size[digit]
+    return found
 
 
 def parse_side(pattern: str, side: str) -> Groups:

@@ -10,13 +10,15 @@ codes one after another, straddling words where they must; other fields may leav
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from math import prod
 
 import torch
 from torch import Tensor
 
 from qload.errors import ArgumentError, PatternError
-from qload.layouts.order import Order, parse_side
+from qload.layouts import natively
+from qload.layouts.order import Groups, Order, parse_side
 
 WORD_BITS = 32
 
@@ -82,8 +84,12 @@ class Packing:
     @cached_property
     def _axis(self) -> int:
         """The axis of the stored tensor along which a run's words lie, innermost."""
-        groups = parse_side(self.pattern, self.pattern.split("->")[1])
-        return next((axis for axis, group in enumerate(groups) if group[-1] == "w"), 0)
+        return next((axis for axis, group in enumerate(self.stored) if group[-1] == "w"), 0)
+
+    @cached_property
+    def stored(self) -> Groups:
+        """The digits of each axis of words."""
+        return parse_side(self.pattern, self.pattern.split("->")[1])[:-1]
 
     def granule(self, axis: int) -> int:
         """Where codes in plain order may be cut along an axis: at multiples of this."""
@@ -91,34 +97,72 @@ class Packing:
 
     def pack(self, codes: Tensor) -> Tensor:
         """Codes in [0, 2**bits), any integer dtype, in plain order -> int32 words."""
-        if codes.numel() and not 0 <= int(codes.min()) <= int(codes.max()) < 2**self.bits:
-            raise ArgumentError(
-                "codes", f"0 <= code < {2**self.bits}", f"{int(codes.min())} to {int(codes.max())}"
-            )
-        runs = self.codes.apply(codes.to(torch.int32))
-        words = runs.new_zeros(*runs.shape[:-1], self.words)
-        for f in self.fields:
-            part = (runs[..., f.code] >> f.low) & _mask(f.width)
-            words[..., f.word] |= part << f.bit
-        return words.movedim(-1, self._axis + 1).flatten(self._axis, self._axis + 1).contiguous()
+        if codes.dtype != torch.int32:
+            self._check(codes)
+        wide = codes.to(torch.int32)
+        size = {**self.codes.digits(tuple(codes.shape), self.codes.left), "w": self.words}
+        words = wide.new_empty([prod(size[digit] for digit in group) for group in self.stored])
+        seen = natively.pack(self, wide, words)
+        if seen is None or not 0 <= seen < 2**self.bits:
+            self._check(codes)
+        if seen is None:
+            self._pack(wide, words.zero_())
+        return words
 
     def unpack(self, words: Tensor) -> Tensor:
         """int32 words -> codes in [0, 2**bits), int32, in plain order."""
         if words.dtype != torch.int32:
             raise ArgumentError("words", "dtype int32", str(words.dtype).removeprefix("torch."))
-        if words.shape[self._axis] % self.words:
-            raise ArgumentError(
-                "words", f"a multiple of {self.words} along axis {self._axis}", str(tuple(words.shape))
-            )
-        shape, axis = tuple(words.shape), self._axis
-        apart = words.reshape(*shape[:axis], shape[axis] // self.words, self.words, *shape[axis + 1 :])
-        runs = apart.movedim(axis + 1, -1)
-        count = WORD_BITS * self.words // self.bits
-        codes = runs.new_zeros(*runs.shape[:-1], count)
+        codes = words.new_empty(self._shape_of(words))
+        if not natively.unpack(self, words, codes):
+            self._unpack(words, codes)
+        return codes
+
+    def _pack(self, codes: Tensor, words: Tensor) -> None:
+        runs, parts = self._apart(codes, words)
+        part = parts[0].new_empty(parts[0].shape)  # one for all fields: fresh memory costs more than a shift
         for f in self.fields:
-            part = (runs[..., f.word] >> f.bit) & _mask(f.width)
-            codes[..., f.code] |= part << f.low
-        return self.codes.undo(codes)
+            if f.width < self.bits:
+                torch.bitwise_right_shift(runs[f.code], f.low, out=part).bitwise_and_(_mask(f.width))
+                parts[f.word].bitwise_or_(part.bitwise_left_shift_(f.bit))
+            else:
+                parts[f.word].bitwise_or_(torch.bitwise_left_shift(runs[f.code], f.bit, out=part))
+
+    def _unpack(self, words: Tensor, codes: Tensor) -> None:
+        runs, parts = self._apart(codes, words)
+        part = parts[0].new_empty(parts[0].shape)
+        for f in self.fields:
+            torch.bitwise_right_shift(parts[f.word], f.bit, out=part).bitwise_and_(_mask(f.width))
+            if f.low:
+                runs[f.code].bitwise_or_(part.bitwise_left_shift_(f.low))
+            else:
+                runs[f.code].copy_(part)
+
+    def _apart(self, codes: Tensor, words: Tensor) -> tuple[list[Tensor], tuple[Tensor, ...]]:
+        """Views of the codes of each place of a run, and of the words of each; nothing is moved."""
+        size = {**self.codes.digits(tuple(codes.shape), self.codes.left), "w": self.words}
+        digits = [digit for group in self.codes.left for digit in group]
+        stored = [digit for group in self.stored for digit in group]
+        outer, run = [digit for digit in stored if digit != "w"], self.codes.right[-1]
+        each = codes.reshape([size[d] for d in digits]).permute([digits.index(d) for d in (*run, *outer)])
+        apart = words.reshape([size[d] for d in stored])
+        parts = apart.unbind(stored.index("w")) if "w" in stored else (apart,)
+        return [each[place] for place in product(*(range(size[d]) for d in run))], parts
+
+    def _shape_of(self, words: Tensor) -> list[int]:
+        """The shape of the codes that lie in words."""
+        shape, axis = list(words.shape), self._axis
+        if shape[axis] % self.words:
+            raise ArgumentError("words", f"a multiple of {self.words} along axis {axis}", str(tuple(shape)))
+        shape[axis] //= self.words
+        run = WORD_BITS * self.words // self.bits
+        size = self.codes.digits((*shape, run), self.codes.right)
+        return [prod(size[digit] for digit in group) for group in self.codes.left]
+
+    def _check(self, codes: Tensor) -> None:
+        low, high = map(int, codes.aminmax()) if codes.numel() else (0, 0)
+        if low < 0 or high >= 2**self.bits:
+            raise ArgumentError("codes", f"0 <= code < {2**self.bits}", f"{low} to {high}")
 
 
 def _mask(width: int) -> int:

@@ -21,6 +21,7 @@ from tests.paths import FIXTURES, ROOT
 # A module imports only from ranks to its left.
 RANKS = [
     {"errors"},
+    {"native"},
     {"spec", "layouts"},
     {"storage", "parallel"},
     {"loader"},

@@ -32,8 +32,8 @@ FAULTS = (
     Fault(
         "sign-extended",
         "qload/layouts/packing.py",
-        "part = (runs[..., f.word] >> f.bit) & _mask(f.width)",
-        "part = runs[..., f.word] >> f.bit",
+        "torch.bitwise_right_shift(parts[f.word], f.bit, out=part).bitwise_and_(_mask(f.width))",
+        "torch.bitwise_right_shift(parts[f.word], f.bit, out=part)",
     ),
     Fault(
         "scales-rolled",

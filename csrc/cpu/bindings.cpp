@@ -1,0 +1,146 @@
+// The CPU module: pointers as integers, sizes and strides; whoever calls has checked that they fit.
+//
+//   isas()                                                                      instruction sets, best first
+//   move(isa, bits, digits, from, to, threads)                                  see plan.h
+//   pack(isa, bits, rows, columns, codes, pitch, source, shift, words, threads) see boxes.h
+//   unpack(isa, bits, rows, columns, words, codes, pitch, threads)
+//   fields(isa, fields, from_words, to_words, from_word, to_word, lanes, from, to, threads)   see streams.h
+//   dequantize(isa, bits, rows, columns, values, words, out, pitch, threads)
+//   dequantize_rows(isa, bits, values, codes, row_bytes, rows, columns, out, pitch, threads)
+//
+//   digits   [(size, from_stride, to_stride)]     strides in elements
+//   rows     [(size, stride)], innermost first    strides in codes; columns alike
+//   fields   [(from, to, from_bit, to_bit, width)]
+//   lanes    [(size, from, to)], outermost first  strides in words
+//   values   (high_first, lookup, scale, zero, groups, group, run, row_group, row_run, place, divide, factor,
+//             out_type): see Meaning (kernels.h) and Values (boxes.h); out_type 0 float32, 1 float16, 2 bfloat16
+//
+// A pointer that may be absent is 0 then. The interpreter's lock is released for the whole of each call.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <stdexcept>
+#include <string>
+#include <tuple>
+
+#include "boxes.h"
+#include "move.h"
+#include "streams.h"
+
+namespace py = pybind11;
+
+namespace qload::cpu {
+namespace {
+
+using Triples = std::vector<std::tuple<int64_t, int64_t, int64_t>>;
+using Places = std::vector<std::pair<int64_t, int64_t>>;
+using Fields = std::vector<std::tuple<int, int, int, int, int>>;
+using Meant = std::tuple<bool, uintptr_t, uintptr_t, uintptr_t, int64_t, uintptr_t, int64_t, uintptr_t, int64_t,
+                         uintptr_t, bool, float, int>;
+
+template <class T>
+T* at(uintptr_t address) {
+  return reinterpret_cast<T*>(address);
+}
+
+const Kernels& named(const std::string& isa) {
+  for (const Isa each : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512})
+    if (isa == kIsaNames[static_cast<int>(each)]) return kernels(each);
+  throw std::invalid_argument("no instruction set is called " + isa);
+}
+
+std::vector<std::string> isas() {
+  std::vector<std::string> found;
+  for (const Isa isa : {Isa::kAvx512, Isa::kAvx2, Isa::kScalar})
+    if (has(isa)) found.emplace_back(kIsaNames[static_cast<int>(isa)]);
+  return found;
+}
+
+void check_bits(int bits, int most) {
+  if ((bits != 2 && bits != 4 && bits != 8 && bits != 16 && bits != 32) || bits > most)
+    throw std::invalid_argument("elements of " + std::to_string(bits) + " bits are not moved here");
+}
+
+Packed packed(int bits, const Places& rows, const Places& columns) {
+  check_bits(bits, 8);
+  if (rows.empty() || columns.empty() || rows.size() + columns.size() > kMostDigits)
+    throw std::invalid_argument("an axis needs a digit, and both together at most 16");
+  Packed all{bits, {}, {}};
+  for (const auto& [size, stride] : rows) all.rows.push_back({size, stride});
+  for (const auto& [size, stride] : columns) all.columns.push_back({size, stride});
+  if (!fits(all)) throw std::invalid_argument("the granules of this order do not fit the scratch space");
+  return all;
+}
+
+Values meant(int bits, const Meant& m) {
+  check_bits(bits, 8);
+  const auto& [high_first, lookup, scale, zero, groups, group, run, row_group, row_run, place, divide, factor, out] = m;
+  if (out < 0 || out > 2 || run < 1 || row_run < 1) throw std::invalid_argument("no such dtype, or an empty run");
+  const Meaning meaning{bits, high_first, at<const float>(lookup), at<const float>(scale), at<const float>(zero),
+                        at<const int32_t>(group), run, at<const int32_t>(place), divide, factor,
+                        static_cast<Float>(out)};
+  return {meaning, groups, at<const int32_t>(row_group), row_run};
+}
+
+void move_digits(const std::string& isa, int bits, const Triples& digits, uintptr_t from, uintptr_t to, int threads) {
+  check_bits(bits, 32);
+  if (digits.size() > kMostDigits) throw std::invalid_argument("a move has at most 16 digits");
+  std::vector<Digit> all;
+  for (const auto& [size, source, target] : digits) all.push_back({size, source, target});
+  move(named(isa), bits, all, at<const uint8_t>(from), at<uint8_t>(to), threads);
+}
+
+uint32_t pack_rows(const std::string& isa, int bits, const Places& rows, const Places& columns, uintptr_t codes,
+                   int64_t pitch, uintptr_t source, uintptr_t shift, uintptr_t words, int threads) {
+  return pack(named(isa), packed(bits, rows, columns), at<const int32_t>(codes), pitch, at<const int64_t>(source),
+              at<const int32_t>(shift), at<uint8_t>(words), threads);
+}
+
+void unpack_rows(const std::string& isa, int bits, const Places& rows, const Places& columns, uintptr_t words,
+                 uintptr_t codes, int64_t pitch, int threads) {
+  unpack(named(isa), packed(bits, rows, columns), at<const uint8_t>(words), at<int32_t>(codes), pitch, threads);
+}
+
+uint32_t fields_of_runs(const std::string& isa, const Fields& list, int from_words, int to_words, int64_t from_word,
+                        int64_t to_word, const Triples& axes, uintptr_t from, uintptr_t to, int threads) {
+  std::vector<Field> fields;
+  for (const auto& [source, target, from_bit, to_bit, width] : list) {
+    if (source < 0 || source >= from_words || target < 0 || target >= to_words || width < 1 || from_bit < 0 ||
+        to_bit < 0 || from_bit + width > 32 || to_bit + width > 32)
+      throw std::invalid_argument("a field lies outside of its words");
+    fields.push_back({source, target, from_bit, to_bit, width});
+  }
+  std::vector<Lanes> lanes;
+  for (const auto& [size, source, target] : axes) lanes.push_back({size, source, target});
+  return move_fields(named(isa), fields, from_words, to_words, from_word, to_word, lanes, at<const uint32_t>(from),
+                     at<uint32_t>(to), threads);
+}
+
+void dequantize_words(const std::string& isa, int bits, const Places& rows, const Places& columns, const Meant& values,
+                      uintptr_t words, uintptr_t out, int64_t pitch, int threads) {
+  dequantize(named(isa), packed(bits, rows, columns), meant(bits, values), at<const uint8_t>(words), at<uint8_t>(out),
+             pitch, threads);
+}
+
+void dequantize_plain(const std::string& isa, int bits, const Meant& values, uintptr_t codes, int64_t row_bytes,
+                      int64_t rows, int64_t columns, uintptr_t out, int64_t pitch, int threads) {
+  dequantize_rows(named(isa), meant(bits, values), at<const uint8_t>(codes), row_bytes, rows, columns,
+                  at<uint8_t>(out), pitch, threads);
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_cpu, m) {
+  using Unlocked = py::call_guard<py::gil_scoped_release>;
+  m.doc() = "Packed codes on a CPU: moved, packed, unpacked, dequantized.";
+  m.attr("SCRATCH_BYTES") = kScratch;
+  m.def("isas", isas);
+  m.def("move", move_digits, Unlocked());
+  m.def("pack", pack_rows, Unlocked());
+  m.def("unpack", unpack_rows, Unlocked());
+  m.def("fields", fields_of_runs, Unlocked());
+  m.def("dequantize", dequantize_words, Unlocked());
+  m.def("dequantize_rows", dequantize_plain, Unlocked());
+}
+
+}  // namespace qload::cpu

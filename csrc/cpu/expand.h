@@ -1,0 +1,174 @@
+// What packed codes mean, row by row: the last step of every dequantize on a CPU.
+//
+//   row[place[k]] = (value(code[k]) - zero[g]) * scale[g] * factor,   g = group[k] or k / run
+//
+//   in   codes   2, 4 or 8 bits, plain order, packed
+//        lookup  fp32  (2**bits,)   what a code stands for; without one, the code itself
+//        scale   fp32  (G,)         of this row; `divide`: by it
+//        zero    fp32  (G,)         of this row; may be absent
+//        group   int32 (K,)         each 0 <= g < G: who made the weight has checked
+//   out  row     fp32, fp16, bf16
+//
+// Codes of up to 4 bits that share a scale have 16 values at most: these are computed and rounded once for
+// a run, and looked up in a register. All other codes are computed in blocks that stay in the cache. `S` has
+// the shuffles and conversions of an instruction set; it may do less than it is asked and says how much.
+//
+// Equals Codes.dequantize (qload/spec/weight.py) followed by one `.to(dtype)`, bit for bit: float32 products
+// in the same order, one rounding to nearest even each.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "kernels.h"
+#include "narrow.h"
+
+namespace qload::cpu {
+namespace {
+
+constexpr int kBlock = 256;  // codes computed at a time
+
+inline uint32_t bits_of(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+inline uint16_t bfloat16_of(float value) {
+  const uint32_t bits = bits_of(value);
+  const uint32_t rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
+  return static_cast<uint16_t>((bits & 0x7FFFFFFF) > 0x7F800000 ? 0x7FC0 : rounded);
+}
+
+inline uint16_t float16_of(float value) {
+  const uint32_t bits = bits_of(value), sign = bits >> 16 & 0x8000, magnitude = bits & 0x7FFFFFFF;
+  uint32_t half;
+  if (magnitude > 0x7F800000) {
+    half = 0x7E00;
+  } else if (magnitude >= 0x477FF000) {  // 65520 and more round to infinity
+    half = 0x7C00;
+  } else if (magnitude < 0x38800000) {  // below 2**-14: a sum with 0.5 rounds to multiples of 2**-24
+    float small;
+    std::memcpy(&small, &magnitude, sizeof small);
+    half = bits_of(small + 0.5f) - bits_of(0.5f);
+  } else {
+    half = (magnitude - (112u << 23) + 0xFFF + (magnitude >> 13 & 1)) >> 13;
+  }
+  return static_cast<uint16_t>(sign | half);
+}
+
+template <class S>
+void round_all(const float* values, int64_t count, Float type, void* out) {
+  if (type == Float::kFloat32) {
+    std::memcpy(out, values, static_cast<size_t>(count) * 4);
+    return;
+  }
+  uint16_t* to = static_cast<uint16_t*>(out);
+  if (type == Float::kBfloat16) {
+    for (int64_t i = 0; i < count; ++i) to[i] = bfloat16_of(values[i]);
+    return;
+  }
+  for (int64_t i = S::halves(values, count, to); i < count; ++i) to[i] = float16_of(values[i]);
+}
+
+inline float meant(const Meaning& m, float value, int64_t group) {
+  if (m.zero) value -= m.zero[group];
+  value = m.divide ? value / m.scale[group] : value * m.scale[group];
+  return m.factor == 1 ? value : value * m.factor;
+}
+
+inline int64_t code_at(const Meaning& m, const uint8_t* codes, int64_t i) {
+  if (m.bits == 8) return codes[i];
+  if (m.bits == 2) return codes[i / 4] >> (2 * (i % 4)) & 3;
+  return codes[i / 2] >> (i % 2 == m.high_first ? 0 : 4) & 15;
+}
+
+template <class Word>
+int64_t look_up(const Meaning& m, const uint8_t* codes, int64_t done, int64_t count, const Word* table, Word* out) {
+  for (; done < count; ++done) out[done] = table[code_at(m, codes, done)];
+  return done;
+}
+
+// A run of one scale, of at most 4 bits a code: its values looked up.
+template <class S, class Word>
+void expand_run(const Meaning& m, const uint8_t* codes, int64_t group, int64_t count, Word* out, bool stream) {
+  float values[16];
+  alignas(64) Word table[16];
+  for (int code = 0; code < 16; ++code)
+    values[code] = meant(m, m.lookup ? m.lookup[code & ((1 << m.bits) - 1)] : static_cast<float>(code), group);
+  round_all<S>(values, 16, m.out, table);
+  const int64_t done = m.bits == 4 ? S::look_up(codes, m.high_first, count, table, out, stream) : 0;
+  look_up(m, codes, done, count, table, out);
+}
+
+// Codes [begin, begin + count) of a row, whatever they share, as float32.
+void compute(const Meaning& m, const uint8_t* codes, int64_t begin, int64_t count, float* values) {
+  int32_t code[kBlock];
+  if (m.bits == 4 && m.high_first)
+    for (int64_t i = 0; i < count; ++i) code[i] = static_cast<int32_t>(code_at(m, codes, i));
+  else
+    widen(m.bits, codes, count, code);
+  if (m.lookup)
+    for (int64_t i = 0; i < count; ++i) values[i] = m.lookup[code[i]];
+  else
+    for (int64_t i = 0; i < count; ++i) values[i] = static_cast<float>(code[i]);
+  for (int64_t i = 0; i < count;) {
+    int64_t next = count;
+    if (!m.group) {
+      const int64_t group = (begin + i) / m.run, end = (group + 1) * m.run - begin;
+      next = end < count ? end : count;
+      const float zero = m.zero ? m.zero[group] : 0, scale = m.scale[group];
+      if (m.zero)
+        for (int64_t j = i; j < next; ++j) values[j] -= zero;
+      if (m.divide)
+        for (int64_t j = i; j < next; ++j) values[j] /= scale;
+      else
+        for (int64_t j = i; j < next; ++j) values[j] *= scale;
+    } else {
+      const int32_t* group = m.group + begin;
+      if (m.zero)
+        for (int64_t j = 0; j < count; ++j) values[j] -= m.zero[group[j]];
+      if (m.divide)
+        for (int64_t j = 0; j < count; ++j) values[j] /= m.scale[group[j]];
+      else
+        for (int64_t j = 0; j < count; ++j) values[j] *= m.scale[group[j]];
+    }
+    i = next;
+  }
+  if (m.factor != 1)
+    for (int64_t i = 0; i < count; ++i) values[i] *= m.factor;
+}
+
+template <class S, class Word>
+void expand_as(const Meaning& m, const uint8_t* codes, int64_t begin, int64_t end, Word* row, bool stream) {
+  const int64_t per = 8 / m.bits;
+  if (m.bits <= 4 && !m.group && !m.place && m.run % per == 0 && begin % per == 0 && m.run >= 16) {
+    for (int64_t k = begin; k < end;) {
+      const int64_t group = k / m.run, next = (group + 1) * m.run < end ? (group + 1) * m.run : end;
+      expand_run<S>(m, codes + (k - begin) / per, group, next - k, row + k, stream);
+      k = next;
+    }
+    return;
+  }
+  float values[kBlock];
+  alignas(64) Word rounded[kBlock];
+  for (int64_t k = begin; k < end; k += kBlock) {
+    const int64_t count = end - k < kBlock ? end - k : kBlock;
+    compute(m, codes + (k - begin) / per, k, count, values);
+    round_all<S>(values, count, m.out, rounded);
+    if (m.place)
+      for (int64_t i = 0; i < count; ++i) row[m.place[k + i]] = rounded[i];
+    else
+      S::copy(reinterpret_cast<const uint8_t*>(rounded), reinterpret_cast<uint8_t*>(row + k),
+              count * static_cast<int64_t>(sizeof(Word)), stream);
+  }
+}
+
+template <class S>
+void expand(const Meaning& m, const uint8_t* codes, int64_t begin, int64_t end, void* row, bool stream) {
+  if (m.out == Float::kFloat32) return expand_as<S>(m, codes, begin, end, static_cast<uint32_t*>(row), stream);
+  expand_as<S>(m, codes, begin, end, static_cast<uint16_t*>(row), stream);
+}
+
+}  // namespace
+}  // namespace qload::cpu

@@ -1,0 +1,39 @@
+// Which instruction sets this machine has, asked once.
+#include "kernels.h"
+
+#include <stdexcept>
+
+namespace qload::cpu {
+
+bool has(Isa isa) {
+  switch (isa) {
+    case Isa::kScalar:
+      return true;
+#ifdef QLOAD_X86
+    case Isa::kAvx2:
+      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+    case Isa::kAvx512:
+      return has(Isa::kAvx2) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+             __builtin_cpu_supports("avx512vbmi");
+#endif
+    default:
+      return false;
+  }
+}
+
+Isa best() {
+  static const Isa found = has(Isa::kAvx512) ? Isa::kAvx512 : has(Isa::kAvx2) ? Isa::kAvx2 : Isa::kScalar;
+  return found;
+}
+
+const Kernels& kernels(Isa isa) {
+  if (!has(isa)) throw std::invalid_argument("this CPU does not have the instructions asked for");
+#ifdef QLOAD_X86
+  if (isa == Isa::kAvx512) return kAvx512Kernels;
+  if (isa == Isa::kAvx2) return kAvx2Kernels;
+#endif
+  return kScalarKernels;
+}
+
+}  // namespace qload::cpu

@@ -1,0 +1,69 @@
+// What every instruction set implements, and which of them this machine has.
+#pragma once
+
+#include <cstdint>
+
+#include "plan.h"
+
+namespace qload::cpu {
+
+enum class Isa : int { kScalar, kAvx2, kAvx512 };
+constexpr const char* kIsaNames[] = {"scalar", "avx2", "avx512"};
+
+enum class Float : int { kFloat32, kFloat16, kBfloat16 };
+
+constexpr int kMostWords = 32;  // of a run
+
+/// Some bits of a run of words: `width` bits from bit `from_bit` of word `from` go to bit `to_bit` of word `to`.
+struct Field {
+  int from, to, from_bit, to_bit, width;
+};
+
+struct Runs {  // words that a list of fields is applied to, lane by lane
+  const uint32_t* from;
+  uint32_t* to;
+  int64_t from_word, to_word;  // between the words of a run
+  int64_t from_lane, to_lane;  // between lanes
+};
+
+/// What codes of a row mean: (value - zero) * scale * factor in float32, rounded to the dtype of the output.
+struct Meaning {
+  int bits;           // 2, 4 or 8
+  bool high_first;    // 4 bits: whether the first of two codes lies in the high bits
+  const float* lookup;     // the value of each code, or null: the code itself
+  const float* scale;      // of a row, by group
+  const float* zero;       // of a row, by group, or null
+  const int32_t* group;    // of each code; null: code / run
+  int64_t run;
+  const int32_t* place;    // where in the row each value goes; null: where its code is
+  bool divide;             // by the scale
+  float factor;
+  Float out;
+};
+
+struct Kernels {
+  int widest;
+  /// Tiles of a plan; see network.h.
+  void (*run)(const Plan&, const uint8_t* from, uint8_t* to, int64_t begin, int64_t end, bool stream);
+  /// `count` words, shifted right, cut to 2, 4 or 8 bits and packed; returns the bits that any of them had.
+  uint32_t (*narrow)(int bits, const int32_t* words, int64_t count, int shift, uint8_t* codes);
+  /// The inverse: packed codes to int32.
+  void (*widen)(int bits, const uint8_t* codes, int64_t count, int32_t* words);
+  /// Fields of `lanes` runs; returns the bits that any of the words read had.
+  uint32_t (*fields)(const Runs&, const Field*, int count, int from_words, int to_words, int64_t lanes);
+  /// The values of codes [begin, end) of a row; `codes` and `out` start at `begin`, `row` at the row's 0.
+  void (*expand)(const Meaning&, const uint8_t* codes, int64_t begin, int64_t end, void* row, bool stream);
+  void (*copy)(const uint8_t* from, uint8_t* to, int64_t bytes, bool stream);
+  void (*fence)();  // after streamed stores
+};
+
+extern const Kernels kScalarKernels;
+#ifdef QLOAD_X86
+extern const Kernels kAvx2Kernels, kAvx512Kernels;
+#endif
+
+bool has(Isa isa);
+Isa best();
+const Kernels& kernels(Isa isa);
+
+}  // namespace qload::cpu

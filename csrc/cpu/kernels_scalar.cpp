@@ -1,0 +1,34 @@
+// The kernels for any machine.
+#include "expand.h"
+#include "kernels.h"
+#include "narrow.h"
+#include "network.h"
+#include "vector_scalar.h"
+
+namespace qload::cpu {
+namespace {
+
+struct Plain {
+  template <class Word>
+  static int64_t look_up(const uint8_t*, bool, int64_t, const Word*, Word*, bool) {
+    return 0;
+  }
+  static int64_t halves(const float*, int64_t, uint16_t*) { return 0; }
+  static void copy(const uint8_t* from, uint8_t* to, int64_t bytes, bool) {
+    std::memcpy(to, from, static_cast<size_t>(bytes));
+  }
+};
+
+void run_any(const Plan& plan, const uint8_t* from, uint8_t* to, int64_t begin, int64_t end, bool stream) {
+  if (plan.width == 8) return run<Scalar8>(plan, from, to, begin, end, stream);
+  run<Scalar4>(plan, from, to, begin, end, stream);
+}
+
+void fence() {}
+
+}  // namespace
+
+extern const Kernels kScalarKernels;
+const Kernels kScalarKernels{8, run_any, narrow, widen, fields, expand<Plain>, Plain::copy, fence};
+
+}  // namespace qload::cpu

@@ -1,0 +1,126 @@
+// Codes in int32 to packed codes and back, row by row, in loops that compilers make vectors of.
+//
+//   narrow  int32 (count,) -> bytes (ceil(count * bits / 8),), first code in the low bits
+//   widen   the inverse
+//   fields  words to words, bit field by bit field, a lane for each run of words
+//
+// 2, 4 and 8 bits; fields of any width. Memory is the limit: 4 bytes of int32 for half a byte of codes.
+// Equal Packing.pack and Packing.unpack (qload/layouts/packing.py) for the plain order, bit for bit.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "kernels.h"
+
+namespace qload::cpu {
+namespace {
+
+template <int Bits>
+uint32_t narrow_bits(const int32_t* words, int64_t count, int shift, uint8_t* codes) {
+  constexpr int per = 8 / Bits;
+  constexpr uint32_t mask = (1u << Bits) - 1;
+  const int64_t whole = count / per;
+  uint32_t seen = 0;
+  for (int64_t i = 0; i < whole; ++i) {
+    uint32_t byte = 0;
+    for (int j = 0; j < per; ++j) {
+      const uint32_t code = static_cast<uint32_t>(words[i * per + j]) >> shift;
+      seen |= code;
+      byte |= (code & mask) << (j * Bits);
+    }
+    codes[i] = static_cast<uint8_t>(byte);
+  }
+  if (whole * per == count) return seen;
+  uint32_t byte = 0;
+  for (int64_t j = whole * per; j < count; ++j) {
+    const uint32_t code = static_cast<uint32_t>(words[j]) >> shift;
+    seen |= code;
+    byte |= (code & mask) << ((j - whole * per) * Bits);
+  }
+  codes[whole] = static_cast<uint8_t>(byte);
+  return seen;
+}
+
+// Pairs of words at once: the shift that brings the second beside the first is one instruction.
+template <>
+uint32_t narrow_bits<4>(const int32_t* words, int64_t count, int shift, uint8_t* codes) {
+  const int64_t whole = count / 2;
+  const uint64_t mask = 0x0000000F0000000F;
+  uint64_t seen = 0;
+  for (int64_t i = 0; i < whole; ++i) {
+    uint64_t pair;
+    std::memcpy(&pair, words + 2 * i, 8);
+    seen |= pair;
+    pair = (pair >> shift) & mask;
+    codes[i] = static_cast<uint8_t>(pair | (pair >> 28));
+  }
+  uint32_t both = static_cast<uint32_t>(seen) | static_cast<uint32_t>(seen >> 32);
+  if (count % 2) {
+    const uint32_t last = static_cast<uint32_t>(words[count - 1]);
+    both |= last;
+    codes[whole] = static_cast<uint8_t>((last >> shift) & 0xF);
+  }
+  return both >> shift;
+}
+
+uint32_t narrow(int bits, const int32_t* words, int64_t count, int shift, uint8_t* codes) {
+  if (bits == 2) return narrow_bits<2>(words, count, shift, codes);
+  if (bits == 4) return narrow_bits<4>(words, count, shift, codes);
+  return narrow_bits<8>(words, count, shift, codes);
+}
+
+template <int Bits>
+void widen_bits(const uint8_t* codes, int64_t count, int32_t* words) {
+  constexpr int per = 8 / Bits;
+  constexpr int mask = (1 << Bits) - 1;
+  const int64_t whole = count / per;
+  for (int64_t i = 0; i < whole; ++i)
+    for (int j = 0; j < per; ++j) words[i * per + j] = (codes[i] >> (j * Bits)) & mask;
+  for (int64_t j = whole * per; j < count; ++j) words[j] = (codes[whole] >> ((j - whole * per) * Bits)) & mask;
+}
+
+void widen(int bits, const uint8_t* codes, int64_t count, int32_t* words) {
+  if (bits == 2) return widen_bits<2>(codes, count, words);
+  if (bits == 4) return widen_bits<4>(codes, count, words);
+  widen_bits<8>(codes, count, words);
+}
+
+constexpr int kLanes = 64;
+
+template <bool Unit>
+uint32_t fields_of(const Runs& runs, const Field* fields, int count, int from_words, int to_words, int lanes) {
+  uint32_t in[kMostWords][kLanes], out[kMostWords][kLanes], seen = 0;
+  for (int w = 0; w < from_words; ++w)
+    for (int lane = 0; lane < lanes; ++lane)
+      seen |= in[w][lane] = runs.from[w * runs.from_word + lane * (Unit ? 1 : runs.from_lane)];
+  for (int w = 0; w < to_words; ++w)
+    for (int lane = 0; lane < lanes; ++lane) out[w][lane] = 0;
+  for (int f = 0; f < count; ++f) {
+    const Field& field = fields[f];
+    const uint32_t mask = field.width == 32 ? ~0u : (1u << field.width) - 1;
+    for (int lane = 0; lane < lanes; ++lane)
+      out[field.to][lane] |= ((in[field.from][lane] >> field.from_bit) & mask) << field.to_bit;
+  }
+  for (int w = 0; w < to_words; ++w)
+    for (int lane = 0; lane < lanes; ++lane)
+      runs.to[w * runs.to_word + lane * (Unit ? 1 : runs.to_lane)] = out[w][lane];
+  return seen;
+}
+
+uint32_t fields(const Runs& runs, const Field* list, int count, int from_words, int to_words, int64_t lanes) {
+  uint32_t seen = 0;
+  Runs here = runs;
+  const bool unit = runs.from_lane == 1 && runs.to_lane == 1;
+  for (int64_t done = 0; done < lanes; done += kLanes) {
+    const int some = static_cast<int>(lanes - done < kLanes ? lanes - done : kLanes);
+    seen |= unit ? fields_of<true>(here, list, count, from_words, to_words, some)
+                 : fields_of<false>(here, list, count, from_words, to_words, some);
+    here.from += kLanes * runs.from_lane;
+    here.to += kLanes * runs.to_lane;
+  }
+  return seen;
+}
+
+}  // namespace
+}  // namespace qload::cpu

@@ -1,0 +1,56 @@
+// Bit streams: a list of bit fields, applied to run after run of words.
+//
+//   to[run][field.to] |= (from[run][field.from] >> from_bit & mask) << to_bit      for every field
+//
+//   in   from  uint32  runs of `from_words` words
+//   out  to    uint32  runs of `to_words` words
+//
+// The innermost axis of lanes goes to the kernel (narrow.h), which keeps 64 runs in the cache; threads share
+// out what is left. Equals Packing.pack and Packing.unpack (qload/layouts/packing.py) of any fields.
+#include "streams.h"
+
+#include <atomic>
+#include <stdexcept>
+
+#include "move.h"
+#include "parallel.h"
+
+namespace qload::cpu {
+namespace {
+
+constexpr int64_t kRuns = 1024;  // of one call of the kernel: shares of one long axis for several threads
+
+}  // namespace
+
+uint32_t move_fields(const Kernels& kernels, const std::vector<Field>& fields, int from_words, int to_words,
+                     int64_t from_word, int64_t to_word, const std::vector<Lanes>& lanes, const uint32_t* from,
+                     uint32_t* to, int threads) {
+  if (from_words > kMostWords || to_words > kMostWords || lanes.empty())
+    throw std::invalid_argument("runs of fields have at most 32 words, and an axis to lie along");
+  const Lanes& inner = lanes.back();
+  const int64_t parts = (inner.size + kRuns - 1) / kRuns;
+  int64_t count = parts;
+  for (size_t axis = 0; axis + 1 < lanes.size(); ++axis) count *= lanes[axis].size;
+  const int64_t bytes = 4 * (from_words + to_words) * std::min(inner.size, kRuns);
+  std::atomic<uint32_t> seen{0};
+  parallel_for(count, kLeastBytes / std::max<int64_t>(bytes, 1) + 1, threads, [&](int64_t begin, int64_t end) {
+    uint32_t here = 0;
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t first = i % parts * kRuns;
+      Runs runs{from + first * inner.from, to + first * inner.to, from_word, to_word, inner.from, inner.to};
+      int64_t rest = i / parts;
+      for (size_t axis = lanes.size() - 1; axis-- > 0;) {
+        const int64_t at = rest % lanes[axis].size;
+        rest /= lanes[axis].size;
+        runs.from += at * lanes[axis].from;
+        runs.to += at * lanes[axis].to;
+      }
+      here |= kernels.fields(runs, fields.data(), static_cast<int>(fields.size()), from_words, to_words,
+                             std::min(kRuns, inner.size - first));
+    }
+    seen.fetch_or(here, std::memory_order_relaxed);
+  });
+  return seen;
+}
+
+}  // namespace qload::cpu

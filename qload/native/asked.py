@@ -1,0 +1,88 @@
+"""What the native code is asked to use: an instruction set, threads, or nothing at all.
+
+QLOAD_ISA          scalar, avx2 or avx512; by default the best that this CPU has
+QLOAD_NUM_THREADS  by default as many as torch uses
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+
+import torch
+
+from qload.errors import ArgumentError
+from qload.native.built import load
+
+ISAS = ("scalar", "avx2", "avx512")
+
+
+@dataclass(frozen=True)
+class _Asked:
+    on: bool = True
+    isa: str | None = None
+    threads: int | None = None
+
+
+_NOTHING = _Asked()
+_asked: ContextVar[_Asked] = ContextVar("native", default=_NOTHING)
+
+
+@contextmanager
+def reference() -> Iterator[None]:
+    """Inside, everything runs on plain torch, the reference that native code equals bit for bit."""
+    token = _asked.set(replace(_asked.get(), on=False))
+    try:
+        yield
+    finally:
+        _asked.reset(token)
+
+
+@contextmanager
+def using(isa: str | None = None, threads: int | None = None) -> Iterator[None]:
+    """Inside, native code uses this instruction set and so many threads, whatever the environment says."""
+    token = _asked.set(_Asked(True, isa, threads))
+    try:
+        yield
+    finally:
+        _asked.reset(token)
+
+
+def is_on() -> bool:
+    """Whether native code is used where there is some."""
+    return _asked.get().on
+
+
+def available() -> tuple[str, ...]:
+    """The instruction sets that there are kernels for and that this CPU has, best first."""
+    found = load("cpu").found
+    return tuple(found.isas()) if found else ()
+
+
+def isa() -> str:
+    """The instruction set in use, or ArgumentError where the one asked for is not to be had."""
+    asked, said = _asked.get().isa, "isa"
+    if asked is None:
+        asked, said = os.environ.get("QLOAD_ISA") or None, "QLOAD_ISA"
+    here = available()
+    if asked is None:
+        return here[0]
+    if asked not in ISAS:
+        raise ArgumentError(said, f"one of {', '.join(ISAS)}", repr(asked))
+    if asked not in here:
+        raise ArgumentError(said, f"one of {', '.join(here)}, which this CPU has", repr(asked))
+    return asked
+
+
+def threads() -> int:
+    """How many threads a call may use."""
+    asked = _asked.get().threads
+    if asked is not None:
+        return asked
+    said = os.environ.get("QLOAD_NUM_THREADS")
+    if not said:
+        return torch.get_num_threads()
+    if not said.isdecimal() or int(said) < 1:
+        raise ArgumentError("QLOAD_NUM_THREADS", "a number of at least 1", repr(said))
+    return int(said)

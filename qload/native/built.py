@@ -1,0 +1,40 @@
+"""Which native modules this installation has, and why one is missing."""
+
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from importlib.machinery import EXTENSION_SUFFIXES
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+
+MODULES = ("cpu", "cuda")
+PURE = "not built: there was no compiler, or QLOAD_PYTHON_ONLY=1 asked for none"
+NO_CUDA = "not built: there was no nvcc, or QLOAD_CUDA=0 asked for none"
+
+
+@dataclass(frozen=True)
+class Module:
+    """A native module, or why there is none."""
+
+    found: ModuleType | None
+    reason: str = ""
+
+
+@cache
+def load(name: str) -> Module:
+    """The module `qload.native._<name>`, imported once."""
+    full = f"{__package__}._{name}"
+    if find_spec(full) is None:
+        return Module(None, _why_not(name))
+    try:
+        return Module(import_module(full))
+    except ImportError as error:  # built for other libraries than this machine has
+        return Module(None, f"built, and cannot be loaded: {error}")
+
+
+def _why_not(name: str) -> str:
+    here = [file.name for file in sorted(Path(__file__).parent.glob(f"_{name}.*"))]
+    if here:
+        return f"built for another Python: {', '.join(here)}; this one loads {EXTENSION_SUFFIXES[0]}"
+    return NO_CUDA if name == "cuda" and load("cpu").found else PURE
