@@ -60,9 +60,12 @@ bool lowest(const std::vector<Digit>& digits, int need, Side& side, int& cut, in
   return true;
 }
 
-struct Bits {  // a tile's, by number
-  std::vector<int64_t> from, to;  // strides in elements
-};
+// Whether registers of one side start at whole bytes, wherever the digits outside of them stand.
+bool at_bytes(const std::vector<Digit>& digits, int bits, const Side& side) {
+  for (size_t d = 0; d < digits.size(); ++d)
+    if (digits[d].size >> side.taken[d] > 1 && (digits[d].*side.stride << side.taken[d]) * bits % 8) return false;
+  return true;
+}
 
 Shuffle shuffle_of(const std::vector<int>& place, int width, int low) {
   // place[p - low]: the position whose bit comes to position p.
@@ -253,7 +256,8 @@ void plan_piece(int bits, const Piece& piece, int widest, std::vector<Plan>& pla
     int64_t multiple = 1;
     const bool whole = need > 0 && lowest(piece.digits, need, from, cut, multiple) &&
                        lowest(piece.digits, need, to, cut, multiple);
-    if (whole && piece.from * bits % 8 == 0 && piece.to * bits % 8 == 0) {
+    if (whole && piece.from * bits % 8 == 0 && piece.to * bits % 8 == 0 && at_bytes(piece.digits, bits, from) &&
+        at_bytes(piece.digits, bits, to)) {
       Plan plan;
       plan.width = width;
       plan.bits = bits;

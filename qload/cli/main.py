@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from qload.cli.doctor import doctor
 from qload.cli.formats import formats
 from qload.cli.inspect import inspect
 from qload.cli.options import verbose
@@ -58,7 +59,7 @@ def _print_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
 
 @click.group(
     cls=Verbs,
-    commands=[inspect, verify, formats],
+    commands=[inspect, verify, formats, doctor],
     epilog=EPILOG,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )

@@ -1,18 +1,22 @@
 """Packings as the native routines take them: where each code lies, or which bits of a run go where."""
 
+from dataclasses import replace
 from functools import cache
 from math import prod
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from qload import native
 from qload.layouts.order import strides
 
 if TYPE_CHECKING:
+    from qload.layouts.packed import Packed
     from qload.layouts.packing import Packing
 
 Axis = list[native.Place]
+WORD_BITS = 32
 MOST_WORDS = 32  # of a run, codes as well as words
 
 
@@ -82,3 +86,88 @@ def lanes(
 def run_of(packing: "Packing") -> int:
     """How many codes a run has."""
     return prod(size for digit, size in packing.codes.sizes if digit in packing.codes.right[-1])
+
+
+def repack(packed: "Packed", target: "Packing", words: Tensor) -> bool:
+    """From the words of one packing to those of another, or False where codes have to be spelled out."""
+    source = packed.packing
+    if source.bits != target.bits:
+        return False
+    if is_whole(source) and is_whole(target):
+        return _gather(packed, target, words) if packed.order is not None else _move(packed, target, words)
+    alike = (source.pattern, source.sizes) == (target.pattern, target.sizes)
+    if not alike or packed.turned or packed.order is not None:
+        return False
+    run = lanes(target, packed.words.new_empty(packed.shape, device="meta"), words)
+    if run is None:
+        return False
+    fields = [
+        native.Field(a.word, b.word, a.bit + low - a.low, b.bit + low - b.low, high - low)
+        for a in source.fields
+        for b in target.fields
+        for low, high in [(max(a.low, b.low), min(a.low + a.width, b.low + b.width))]
+        if a.code == b.code and low < high
+    ]
+    (_, word), there = run
+    back = [native.Digit(lane.size, lane.target, lane.target) for lane in there]
+    words_of_run = (source.words, target.words)
+    return (
+        native.fields(packed.words.contiguous(), words, fields, words_of_run, (word, word), back) is not None
+    )
+
+
+def _move(packed: "Packed", target: "Packing", words: Tensor) -> bool:
+    here = places(packed.packing, tuple(packed.packing.shape_of(packed.words)))
+    there = places(target, packed.shape)
+    digits = []
+    for ours, theirs in zip(here[::-1] if packed.turned else here, there, strict=True):
+        both = common(ours, theirs)
+        if both is None:
+            return False
+        digits += both
+    return native.move(packed.words.contiguous(), words, target.bits, digits)
+
+
+def common(ours: Axis, theirs: Axis) -> list[native.Digit] | None:
+    """The digits of an axis that both sides are made of, innermost first; None where one cuts another's."""
+    digits, left, right = [], list(ours), list(theirs)
+    while left and right:
+        (a, source), (b, target) = left.pop(0), right.pop(0)
+        size = min(a, b)
+        if size == 0:
+            return [native.Digit(0, 0, 0)]
+        if a % size or b % size:
+            return None
+        digits.append(native.Digit(size, source, target))
+        if a > size:
+            left.insert(0, native.Place(a // size, source * size))
+        if b > size:
+            right.insert(0, native.Place(b // size, target * size))
+    return digits
+
+
+def _gather(packed: "Packed", target: "Packing", words: Tensor) -> bool:
+    """Rows in another order, where each row lies in words side by side."""
+    source, codes_of_a_word = packed.packing, WORD_BITS // packed.packing.bits
+    rows, columns = places(source, tuple(source.shape_of(packed.words)))
+    if packed.order is None or len(columns) > 1 or columns[0].stride != codes_of_a_word:
+        return False
+    at = torch.zeros(1, dtype=torch.int64)
+    for size, stride in rows:
+        at = (torch.arange(size)[:, None] * stride + at).flatten()
+    at = at[packed.order.long()]
+    shifts = (at % codes_of_a_word * source.bits).to(torch.int32)
+    there = places(target, packed.shape)
+    starts = at // codes_of_a_word
+    axes = there[::-1] if packed.turned else there
+    return native.gather(packed.words.contiguous(), target.bits, *axes, starts, shifts, words)
+
+
+def of_order(meaning: native.Meaning, order: Tensor) -> native.Meaning:
+    """With the group of each code, in the order that codes lie in: value i is of code order[i]."""
+    groups = meaning.k_group
+    if groups is None:
+        groups = torch.arange(order.numel(), dtype=torch.int32) // meaning.run
+    lying = torch.empty_like(groups)
+    lying[order.long()] = groups
+    return replace(meaning, k_group=lying)

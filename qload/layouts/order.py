@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
+import torch
 from torch import Tensor
 
 from qload import native
-from qload.errors import PatternError
+from qload.errors import ArgumentError, PatternError
 
 _TOKEN = re.compile(r"\(|\)|[a-z]+|\S")
 
@@ -35,9 +36,12 @@ class Order:
         object.__setattr__(self, "sizes", tuple(sorted(sizes.items())))
         self._check()
 
-    def apply(self, tensor: Tensor) -> Tensor:
-        """The tensor in this order; shape of the left side -> shape of the right side, contiguous."""
-        return self._move(tensor, self.left, self.right)
+    def apply(self, tensor: Tensor, out: Tensor | None = None) -> Tensor:
+        """The tensor in this order; shape of the left side -> shape of the right side, contiguous.
+
+        `out`: a contiguous tensor to write it to, which is returned.
+        """
+        return self._move(tensor, self.left, self.right, out)
 
     def undo(self, tensor: Tensor) -> Tensor:
         """The inverse of `apply`; shape of the right side -> shape of the left side, contiguous."""
@@ -64,9 +68,9 @@ class Order:
     def _size(self) -> dict[str, int]:
         return dict(self.sizes)
 
-    def _move(self, tensor: Tensor, source: Groups, target: Groups) -> Tensor:
+    def _move(self, tensor: Tensor, source: Groups, target: Groups, out: Tensor | None = None) -> Tensor:
         size = self.digits(tuple(tensor.shape), source)
-        wide = tensor.new_empty([prod(size[digit] for digit in group) for group in target])
+        wide = fresh(tensor, [prod(size[digit] for digit in group) for group in target], tensor.dtype, out)
         here, there = strides(source, size, tensor.stride()), strides(target, size, wide.stride())
         moves = [native.Digit(size[digit], here[digit], there[digit]) for digit in size]
         if native.move(tensor, wide, 8 * tensor.itemsize, moves):
@@ -75,7 +79,8 @@ class Order:
         wanted = [digit for group in target for digit in group]
         apart = tensor.reshape([size[digit] for digit in digits])
         moved = apart.permute([digits.index(digit) for digit in wanted])
-        return moved.reshape([prod(size[digit] for digit in group) for group in target]).contiguous()
+        wide.view([size[digit] for digit in wanted]).copy_(moved)
+        return wide
 
     def digits(self, shape: tuple[int, ...], groups: Groups) -> dict[str, int]:
         """The size of each digit, from a shape and the digits of its axes."""
@@ -127,6 +132,22 @@ def strides(groups: Groups, size: Mapping[str, int], of_axes: Sequence[int]) -> 
             found[digit] = stride
             stride *= size[digit]
     return found
+
+
+def fresh(like: Tensor, shape: Sequence[int], dtype: torch.dtype, out: Tensor | None) -> Tensor:
+    """A tensor to write to: `out`, which has to be one, or a new one on the device of another."""
+    if out is None:
+        return like.new_empty(shape, dtype=dtype)
+    apart = out.untyped_storage().data_ptr() != like.untyped_storage().data_ptr()
+    got = tuple(out.shape), out.dtype, out.device
+    if got != (tuple(shape), dtype, like.device) or not out.is_contiguous() or not (apart or not out.numel()):
+        raise ArgumentError(
+            "out",
+            f"a contiguous {str(dtype).removeprefix('torch.')} tensor {tuple(shape)} on {like.device}, "
+            "with no memory in common with what it is made of",
+            f"{str(out.dtype).removeprefix('torch.')} {tuple(out.shape)} on {out.device}",
+        )
+    return out
 
 
 def parse_side(pattern: str, side: str) -> Groups:

@@ -16,9 +16,11 @@ from math import prod
 import torch
 from torch import Tensor
 
+from qload import native
 from qload.errors import ArgumentError, PatternError
 from qload.layouts import natively
-from qload.layouts.order import Groups, Order, parse_side
+from qload.layouts.order import Groups, Order, fresh, parse_side
+from qload.layouts.packed import Packed
 
 WORD_BITS = 32
 
@@ -95,25 +97,35 @@ class Packing:
         """Where codes in plain order may be cut along an axis: at multiples of this."""
         return self.codes.granule(axis)
 
-    def pack(self, codes: Tensor) -> Tensor:
-        """Codes in [0, 2**bits), any integer dtype, in plain order -> int32 words."""
-        if codes.dtype != torch.int32:
-            self._check(codes)
-        wide = codes.to(torch.int32)
+    def packed(self, words: Tensor) -> Packed:
+        """int32 words -> their codes, not spelled out: to be packed again, or dequantized."""
+        self._check_words(words)
+        return Packed(self, words)
+
+    def pack(self, codes: Tensor | native.Held, out: Tensor | None = None) -> Tensor:
+        """Codes in [0, 2**bits), any integer dtype, in plain order -> int32 words, new or `out`."""
         size = {**self.codes.digits(tuple(codes.shape), self.codes.left), "w": self.words}
-        words = wide.new_empty([prod(size[digit] for digit in group) for group in self.stored])
+        shape = [prod(size[digit] for digit in group) for group in self.stored]
+        if isinstance(codes, Packed):
+            words = fresh(codes.words, shape, torch.int32, out)
+            if natively.repack(codes, self, words):
+                return words
+        wide = codes if isinstance(codes, Tensor) else codes.plain()
+        if wide.dtype != torch.int32:
+            self._check(wide)
+            wide = wide.to(torch.int32)
+        words = fresh(wide, shape, torch.int32, out)
         seen = natively.pack(self, wide, words)
         if seen is None or not 0 <= seen < 2**self.bits:
-            self._check(codes)
+            self._check(wide)
         if seen is None:
             self._pack(wide, words.zero_())
         return words
 
     def unpack(self, words: Tensor) -> Tensor:
         """int32 words -> codes in [0, 2**bits), int32, in plain order."""
-        if words.dtype != torch.int32:
-            raise ArgumentError("words", "dtype int32", str(words.dtype).removeprefix("torch."))
-        codes = words.new_empty(self._shape_of(words))
+        self._check_words(words)
+        codes = words.new_empty(self.shape_of(words))
         if not natively.unpack(self, words, codes):
             self._unpack(words, codes)
         return codes
@@ -149,7 +161,7 @@ class Packing:
         parts = apart.unbind(stored.index("w")) if "w" in stored else (apart,)
         return [each[place] for place in product(*(range(size[d]) for d in run))], parts
 
-    def _shape_of(self, words: Tensor) -> list[int]:
+    def shape_of(self, words: Tensor) -> tuple[int, int]:
         """The shape of the codes that lie in words."""
         shape, axis = list(words.shape), self._axis
         if shape[axis] % self.words:
@@ -157,7 +169,12 @@ class Packing:
         shape[axis] //= self.words
         run = WORD_BITS * self.words // self.bits
         size = self.codes.digits((*shape, run), self.codes.right)
-        return [prod(size[digit] for digit in group) for group in self.codes.left]
+        rows, columns = (prod(size[digit] for digit in group) for group in self.codes.left)
+        return rows, columns
+
+    def _check_words(self, words: Tensor) -> None:
+        if words.dtype != torch.int32:
+            raise ArgumentError("words", "dtype int32", str(words.dtype).removeprefix("torch."))
 
     def _check(self, codes: Tensor) -> None:
         low, high = map(int, codes.aminmax()) if codes.numel() else (0, 0)

@@ -2,17 +2,35 @@
 
 from qload.native.asked import available, isa, reference, threads, using
 from qload.native.built import MODULES, Module, load
-from qload.native.cpu import PACKED, Digit, Field, Place, fields, move, pack, unpack
+from qload.native.cpu import (
+    PACKED,
+    Digit,
+    Field,
+    Place,
+    dequantize,
+    dequantize_rows,
+    fields,
+    gather,
+    move,
+    pack,
+    unpack,
+)
+from qload.native.held import Held, Meaning
 
 __all__ = [
     "MODULES",
     "PACKED",
     "Digit",
     "Field",
+    "Held",
+    "Meaning",
     "Module",
     "Place",
     "available",
+    "dequantize",
+    "dequantize_rows",
     "fields",
+    "gather",
     "isa",
     "load",
     "move",

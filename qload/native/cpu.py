@@ -12,6 +12,7 @@ from torch import Tensor
 
 from qload.native.asked import is_on, isa, threads
 from qload.native.built import load
+from qload.native.held import OUT, Meaning
 
 PLAIN = (Tensor, torch.nn.Parameter)  # what is a tensor by another name has no memory of its own
 PACKED = (2, 4, 8)  # bits of codes that words hold in whole numbers
@@ -54,32 +55,43 @@ def move(source: Tensor, target: Tensor, bits: int, digits: Sequence[Digit]) -> 
 
 
 def pack(
-    codes: Tensor,
-    bits: int,
-    rows: Sequence[Place],
-    columns: Sequence[Place],
-    words: Tensor,
+    codes: Tensor, bits: int, rows: Sequence[Place], columns: Sequence[Place], words: Tensor
 ) -> int | None:
     """int32 codes (rows, columns) -> words; all bits that the codes had, or None if nothing was done."""
-    cpu = _module(codes, words)
-    if cpu is None or bits not in PACKED:
-        return None
     if codes.stride(1) != 1:
         codes, rows, columns = codes.T, columns, rows
     if codes.stride(1) != 1 and codes.shape[1] > 1:
         return None
-    seen: int = cpu.pack(
-        isa(),
-        bits,
-        list(rows),
-        list(columns),
-        codes.data_ptr(),
-        codes.stride(0),
-        0,
-        0,
-        words.data_ptr(),
-        threads(),
-    )
+    return _pack(codes, bits, rows, columns, None, None, words)
+
+
+def gather(
+    source: Tensor,
+    bits: int,
+    rows: Sequence[Place],
+    columns: Sequence[Place],
+    starts: Tensor,
+    shifts: Tensor,
+    words: Tensor,
+) -> bool:
+    """Packs rows of which each lies in words of its own: from word starts[r] of `source`, bit shifts[r]."""
+    return _pack(source, bits, rows, columns, starts, shifts, words) is not None
+
+
+def _pack(
+    codes: Tensor,
+    bits: int,
+    rows: Sequence[Place],
+    columns: Sequence[Place],
+    starts: Tensor | None,
+    shifts: Tensor | None,
+    words: Tensor,
+) -> int | None:
+    cpu = _module(codes, words)
+    if cpu is None or bits not in PACKED:
+        return None
+    at = codes.data_ptr(), codes.stride(0), _address(starts), _address(shifts), words.data_ptr()
+    seen: int = cpu.pack(isa(), bits, list(rows), list(columns), *at, threads())
     return seen
 
 
@@ -115,6 +127,66 @@ def fields(
     return seen
 
 
+def dequantize(
+    words: Tensor,
+    bits: int,
+    rows: Sequence[Place],
+    columns: Sequence[Place],
+    meaning: Meaning,
+    place: Tensor | None,
+    out: Tensor,
+) -> bool:
+    """Packed codes -> floats, rows of `out`; the value of column k goes to column place[k]."""
+    cpu = _module(words, out, *meaning.tensors())
+    if cpu is None or bits not in PACKED or not _takes(meaning, out):
+        return False
+    meant = _meant(meaning, place, out, high_first=False)
+    at = words.data_ptr(), out.data_ptr(), out.stride(0)
+    cpu.dequantize(isa(), bits, list(rows), list(columns), meant, *at, threads())
+    return True
+
+
+def dequantize_rows(codes: Tensor, bits: int, meaning: Meaning, high_first: bool, out: Tensor) -> bool:
+    """uint8 codes in plain order, packed row by row -> floats, rows of `out`."""
+    cpu = _module(codes, out, *meaning.tensors())
+    if cpu is None or not _takes(meaning, out) or codes.stride(-1) != 1:
+        return False
+    meant = _meant(meaning, None, out, high_first)
+    at = codes.data_ptr(), codes.stride(0), *out.shape, out.data_ptr(), out.stride(0)
+    cpu.dequantize_rows(isa(), bits, meant, *at, threads())
+    return True
+
+
+def _takes(meaning: Meaning, out: Tensor) -> bool:
+    return (
+        out.dtype in OUT and out.stride(-1) == 1 and all(each.is_contiguous() for each in meaning.tensors())
+    )
+
+
+def _meant(meaning: Meaning, place: Tensor | None, out: Tensor, high_first: bool) -> tuple[object, ...]:
+    """What the module calls `values`."""
+    tables, groups = meaning.scales.shape
+    return (
+        high_first,
+        _address(meaning.lookup),
+        meaning.scales.data_ptr(),
+        _address(meaning.zeros),
+        groups,
+        _address(meaning.k_group),
+        meaning.run,
+        _address(meaning.n_group),
+        max(1, out.shape[0] // max(1, tables)),
+        _address(place),
+        meaning.divide,
+        meaning.factor,
+        OUT[out.dtype],
+    )
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
 def _module(*tensors: Tensor) -> ModuleType | None:
     """The CPU module, where it may touch these tensors."""
     found = load("cpu").found
@@ -125,5 +197,6 @@ def _module(*tensors: Tensor) -> ModuleType | None:
 
 def _is_plain(tensor: Tensor) -> bool:
     grad = tensor.requires_grad and torch.is_grad_enabled()
-    strided = tensor.layout == torch.strided
-    return type(tensor) in PLAIN and tensor.device.type == "cpu" and strided and not grad
+    if type(tensor) not in PLAIN or tensor.device.type != "cpu" or tensor.layout != torch.strided or grad:
+        return False
+    return tensor.data_ptr() % tensor.itemsize == 0  # a file may hold a tensor at an odd byte

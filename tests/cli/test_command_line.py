@@ -64,7 +64,9 @@ def test_the_exit_code_tells_what_happened(arguments: list[Any], code: int) -> N
     assert run(*arguments).exit_code == code
 
 
-@pytest.mark.parametrize("arguments", [[], ["inspect"], ["verify"]], ids=["qload", "inspect", "verify"])
+@pytest.mark.parametrize(
+    "arguments", [[], ["inspect"], ["verify"], ["doctor"]], ids=["qload", "inspect", "verify", "doctor"]
+)
 def test_help_has_examples_and_the_exit_codes(arguments: list[str], golden: Any) -> None:
     result = run(*arguments, "--help")
 

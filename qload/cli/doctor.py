@@ -1,0 +1,88 @@
+"""qload doctor: what this installation can do natively, and what is missing and why."""
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from qload.cli.options import as_json, verbose
+
+EPILOG = """\b
+Examples:
+  qload doctor
+  qload doctor --json | jq .isa
+
+Exit codes: 0 all is in order, also where a native module is missing, 1 a variable of the environment asks for
+what is not to be had, 2 the command is wrong."""
+
+
+@click.command(epilog=EPILOG)
+@as_json
+@verbose
+@click.pass_context
+def doctor(ctx: click.Context, as_json: bool | None) -> None:
+    """Say which native modules were built, and if not, why; the instruction set and threads in use; the
+    version of torch and the CUDA devices that it sees.
+
+    Without native modules everything works, on plain torch. docs/native.md says how they are built.
+    """
+    report = examine()
+    if as_json or (as_json is None and not sys.stdout.isatty()):
+        click.echo(json.dumps(report, indent=2))
+    else:
+        _print(report)
+    ctx.exit(1 if report["wrong"] else 0)
+
+
+def examine() -> dict[str, Any]:
+    """What `qload doctor` prints, as JSON."""
+    import torch
+
+    from qload import native
+    from qload.errors import ArgumentError
+
+    wrong: list[str] = []
+
+    def asked(what: Callable[[], Any]) -> Any:
+        try:
+            return what()
+        except ArgumentError as error:
+            wrong.append(str(error))
+            return None
+
+    modules = {name: native.load(name) for name in native.MODULES}
+    cuda = torch.cuda
+    devices = [cuda.get_device_name(i) for i in range(cuda.device_count())] if cuda.is_available() else []
+    return {
+        "schema": 1,
+        "modules": {n: {"built": m.found is not None, "reason": m.reason} for n, m in modules.items()},
+        "isas": list(native.available()),
+        "isa": asked(native.isa) if modules["cpu"].found else None,
+        "threads": asked(native.threads),
+        "torch": torch.__version__,
+        "cuda_devices": devices,
+        "wrong": wrong,
+    }
+
+
+def _print(report: dict[str, Any]) -> None:
+    from rich.text import Text
+
+    from qload.cli.console import stdout
+
+    out = stdout()
+    for name, module in report["modules"].items():
+        found = Text("built", "green") if module["built"] else Text(module["reason"], "yellow")
+        out.print(Text(f"{name:13} ") + found)
+    rows = {
+        "isa": f"{report['isa'] or 'none'}   of {', '.join(report['isas']) or 'none'}",
+        "threads": str(report["threads"]),
+        "torch": report["torch"],
+        "CUDA devices": ", ".join(report["cuda_devices"]) or "none",
+    }
+    for name, value in rows.items():
+        out.print(Text(f"{name:13} {value}"))
+    for text in report["wrong"]:
+        out.print(Text(text, "red"))

@@ -1,0 +1,71 @@
+"""Codes that still lie in words: turned, gathered, packed again or dequantized without being spelled out.
+
+    marlin.rows(4).pack(gptq.rows(4).packed(qweight)[perm])
+
+is one pass over the words where there is native code, and `pack(unpack(qweight)[perm])` where there is none.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Self
+
+import torch
+from torch import Tensor
+
+from qload import native
+from qload.layouts import natively
+
+if TYPE_CHECKING:
+    from qload.layouts.packing import Packing
+
+
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """Codes (R, C) in the words of a packing. `turned`: the words hold (C, R).
+
+    `order`: row i, or column i of turned ones, is row order[i] of what the words hold.
+    """
+
+    packing: "Packing"
+    words: Tensor
+    turned: bool = False
+    order: Tensor | None = None
+
+    @cached_property
+    def shape(self) -> tuple[int, int]:
+        """(R, C)."""
+        rows, columns = self.packing.shape_of(self.words)
+        rows = rows if self.order is None else self.order.numel()
+        return (columns, rows) if self.turned else (rows, columns)
+
+    @property
+    def T(self) -> Self:
+        """(C, R)."""
+        return replace(self, turned=not self.turned)
+
+    def __getitem__(self, rows: Tensor) -> Self:
+        """Row i is row rows[i]; before they are turned."""
+        assert not self.turned
+        return replace(self, order=rows if self.order is None else self.order[rows])
+
+    def plain(self) -> Tensor:
+        """The codes as numbers, int32."""
+        codes = self.packing.unpack(self.words)
+        codes = codes if self.order is None else codes[self.order]
+        return codes.T if self.turned else codes
+
+    def dequantize(self, meaning: native.Meaning, out: Tensor) -> bool:
+        """What the codes mean, in one pass from the words to `out`; False where nothing was done."""
+        if not natively.is_whole(self.packing) or (self.order is not None and not self.turned):
+            return False
+        axes = natively.places(self.packing, tuple(self.packing.shape_of(self.words)))
+        rows, columns = axes[::-1] if self.turned else axes
+        place = None
+        if self.order is not None:
+            K = self.order.numel()
+            place = torch.empty(K, dtype=torch.int32)
+            place[self.order.long()] = torch.arange(K, dtype=torch.int32)
+            meaning = natively.of_order(meaning, self.order)
+        return native.dequantize(
+            self.words.contiguous(), self.packing.bits, rows, columns, meaning, place, out
+        )

@@ -1,0 +1,118 @@
+"""What native code is asked to use, and what is said where it cannot."""
+
+import importlib.util
+import json
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from qload import native
+from qload.cli import main
+from qload.errors import ArgumentError
+from qload.layouts import gptq
+from qload.native import asked, built
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A CPU that has no AVX-512."""
+    module = built.Module(SimpleNamespace(isas=lambda: ["avx2", "scalar"]))  # type: ignore[arg-type]
+    monkeypatch.setattr(asked, "load", lambda name: module)
+    monkeypatch.delenv("QLOAD_ISA", raising=False)
+    monkeypatch.delenv("QLOAD_NUM_THREADS", raising=False)
+    return
+
+
+@pytest.mark.usefixtures("fake")
+def test_by_default_the_best_instructions_and_torchs_threads() -> None:
+    assert native.isa() == "avx2"
+    assert native.threads() == torch.get_num_threads()
+
+
+@pytest.mark.usefixtures("fake")
+def test_the_environment_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QLOAD_ISA", "scalar")
+    monkeypatch.setenv("QLOAD_NUM_THREADS", "3")
+
+    assert (native.isa(), native.threads()) == ("scalar", 3)
+    with native.using("avx2", 5):
+        assert (native.isa(), native.threads()) == ("avx2", 5)
+
+
+@pytest.mark.usefixtures("fake")
+@pytest.mark.parametrize(
+    ("variable", "value", "expected"),
+    [
+        ("QLOAD_ISA", "neon", "one of scalar, avx2, avx512"),
+        ("QLOAD_ISA", "avx512", "one of avx2, scalar, which this CPU has"),
+        ("QLOAD_NUM_THREADS", "0", "a number of at least 1"),
+        ("QLOAD_NUM_THREADS", "many", "a number of at least 1"),
+    ],
+)
+def test_what_is_not_to_be_had_is_refused(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, expected: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+
+    with pytest.raises(ArgumentError, match=f"{variable}\n  expected {expected}\n  got      '{value}'"):
+        native.isa() if variable == "QLOAD_ISA" else native.threads()
+    assert CliRunner().invoke(main, ["doctor"]).exit_code == (
+        1 if native.load("cpu").found else expected[0] == "a"
+    )
+
+
+@pytest.fixture
+def empty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    built.load.cache_clear()
+    yield
+    monkeypatch.undo()
+    built.load.cache_clear()
+
+
+@pytest.mark.usefixtures("empty")
+def test_a_module_that_is_not_there_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setattr(built, "find_spec", lambda name: None)
+    monkeypatch.setattr(built, "__file__", str(tmp_path / "built.py"))
+    assert native.load("cpu") == built.Module(None, built.PURE)
+    built.load.cache_clear()
+
+    (tmp_path / "_cpu.cpython-39-x86_64-linux-gnu.so").touch()
+    assert native.load("cpu").reason.startswith(
+        "built for another Python: _cpu.cpython-39-x86_64-linux-gnu.so"
+    )
+
+
+@pytest.mark.usefixtures("empty")
+def test_a_module_that_cannot_be_loaded_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str) -> None:
+        raise ImportError("libcudart.so.12: cannot open shared object file")
+
+    monkeypatch.setattr(built, "find_spec", importlib.util.find_spec)
+    monkeypatch.setattr(built, "find_spec", lambda name: object())
+    monkeypatch.setattr(built, "import_module", fail)
+
+    reason = "built, and cannot be loaded: libcudart.so.12: cannot open shared object file"
+    assert native.load("cuda") == built.Module(None, reason)
+
+
+def test_without_native_code_everything_works() -> None:
+    codes = torch.arange(64, dtype=torch.int32).reshape(8, 8) % 16
+
+    with native.reference():
+        assert native.pack(codes, 4, [], [], codes) is None
+        assert gptq.rows(4).unpack(gptq.rows(4).pack(codes)).equal(codes)
+
+
+def test_the_doctor_says_what_is_here_in_json_and_in_words() -> None:
+    report = json.loads(CliRunner().invoke(main, ["doctor", "--json"]).stdout)
+    words = CliRunner().invoke(main, ["doctor", "--table"])
+
+    assert report["modules"].keys() == {"cpu", "cuda"}
+    assert report["modules"]["cpu"]["built"] == bool(report["isas"])
+    assert report["torch"] == torch.__version__
+    assert torch.__version__ in words.stdout
+    assert words.exit_code == 0
