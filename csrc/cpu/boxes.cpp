@@ -20,7 +20,7 @@
 namespace qload::cpu {
 namespace {
 
-constexpr int64_t kColumns = 1024;  // of a box, where an axis has as many
+constexpr int64_t kColumns = 1024;  // of a box, where an axis has as many and a granule of rows leaves room
 
 int64_t product(const std::vector<Place>& axis, size_t count) {
   int64_t size = 1;
@@ -42,6 +42,16 @@ struct Cut {  // an axis in runs of granules
   int64_t offset(int64_t box) const { return box * run * axis.back().stride; }  // codes
 };
 
+// Rows of the scratch space start at whole registers: its columns are multiples of this.
+int64_t unit_of(int bits) { return 512 / bits; }
+
+int64_t pitch_of(int64_t columns, int bits) { return (columns + unit_of(bits) - 1) / unit_of(bits) * unit_of(bits); }
+
+int64_t most_columns(const Cut& rows, int bits) {
+  const int64_t room = kScratch * 8 / bits / std::max<int64_t>(rows.granule, 1);
+  return std::min(kColumns, room / unit_of(bits) * unit_of(bits));
+}
+
 struct Box {
   int64_t row, rows, column, columns, offset;  // offset: of its first code among the packed
   const std::vector<Plan>& plans;
@@ -51,9 +61,8 @@ class Boxes {
  public:
   Boxes(const Kernels& kernels, const Packed& packed, bool pack)
       : kernels_(kernels), bits_(packed.bits), rows_(packed.rows), columns_(packed.columns) {
-    columns_.reach(kColumns);
-    const int64_t unit = 512 / bits_;  // rows of the scratch space start at whole registers
-    pitch_ = (columns_.run * columns_.granule + unit - 1) / unit * unit;
+    columns_.reach(most_columns(rows_, bits_));
+    pitch_ = pitch_of(columns_.run * columns_.granule, bits_);
     rows_.reach(kScratch * 8 / bits_ / pitch_);
     for (int kind = 0; kind < 4; ++kind) {
       const int64_t row_box = kind & 1 ? rows_.boxes() - 1 : 0, column_box = kind & 2 ? columns_.boxes() - 1 : 0;
@@ -130,10 +139,8 @@ Meaning of_row(const Values& values, int64_t row) {
 bool fits(const Packed& packed) {
   if (empty(packed)) return true;
   const Cut rows(packed.rows), columns(packed.columns);
-  const int64_t unit = 512 / packed.bits;
-  const int64_t widest = std::max(columns.granule, std::min(kColumns, columns.granule * columns.count));
   const bool bytes = rows.axis.back().stride * packed.bits % 8 == 0 && columns.axis.back().stride * packed.bits % 8 == 0;
-  return bytes && rows.granule * ((widest + unit - 1) / unit * unit) * packed.bits / 8 <= kScratch;
+  return bytes && rows.granule * pitch_of(columns.granule, packed.bits) * packed.bits / 8 <= kScratch;
 }
 
 uint32_t pack(const Kernels& kernels, const Packed& packed, const int32_t* codes, int64_t pitch,

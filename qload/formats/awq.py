@@ -74,6 +74,6 @@ class AWQWeight(spec.Weight):
         """Codes, zero points and scales in plain order."""
         bits, K = self.config.bits, self.qweight.shape[0]
         packing = awq.columns(bits)
-        codes = packing.unpack(self.qweight)
+        codes = packing.packed(self.qweight)
         plain = spec.symmetric(bits, codes, self.scales, self.config.in_order(K, self.qweight.device))
         return plain if self.qzeros is None else replace(plain, zeros=Stored().read(self.qzeros, packing).T)

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from qload import spec
 from qload.errors import DtypeError, MissingTensorError, ShapeError
+from qload.layouts import Pairs
 from qload.spec import Role, TensorSpec
 from qload.spec.blob import read_blob, wrong
 
@@ -200,12 +201,13 @@ class BNB4Weight(spec.Weight):
         """Codes, with their table; a scale for each element where blocks do not end with rows."""
         N, K, B = self.layer.N, self.layer.K, self.config.blocksize
         pairs = self.weight.contiguous().view(torch.uint8).flatten()
-        codes = torch.stack([pairs >> 4, pairs & 0xF], -1).flatten()[: N * K].reshape(N, K)
-        inputs = torch.arange(K, device=codes.device)
-        if K % B == 0:
+        inputs = torch.arange(K, device=pairs.device)
+        if K % B == 0 and K % 2 == 0:
+            codes = Pairs(pairs.reshape(N, K // 2), high_first=True)
             return spec.Codes(BITS, codes, self.absmax.reshape(N, -1), None, inputs // B, self.quant_map)
-        each = self.absmax[torch.arange(N * K, device=codes.device) // B].reshape(N, K)
-        return spec.Codes(BITS, codes, each, None, inputs, self.quant_map)
+        flat = Pairs(pairs[None], high_first=True).plain()[0, : N * K]
+        each = self.absmax[torch.arange(N * K, device=pairs.device) // B].reshape(N, K)
+        return spec.Codes(BITS, flat.reshape(N, K), each, None, inputs, self.quant_map)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

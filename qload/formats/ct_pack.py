@@ -141,7 +141,7 @@ class CTPackWeight(spec.Weight):
         (N, K), bits, dense = self.shape, self.config.bits, self.config.dense is not False
         index, zeros = self.weight_g_idx, self.weight_zero_point
         groups = self.config.in_order(K, self.device) if index is None else index.long()
-        codes = compressed.unpack(self.weight_packed, K, bits, dense)
+        codes = compressed.held(self.weight_packed, K, bits, dense)
         plain = spec.symmetric(bits, codes.T, self.weight_scale.T, groups)
         if zeros is None:
             return plain

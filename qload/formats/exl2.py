@@ -109,9 +109,9 @@ class Exl2Weight(spec.Weight):
             groups, groups.unpack(self.q_weight)[at], groups.of_rows()[at], self.q_scale, self.q_scale_max
         )
 
-    def dequantize(self) -> Tensor:
-        """(N, K) float32 with the values that the owner's fp16 has."""
-        return super().dequantize().half().float()
+    def dequantize(self, dtype: torch.dtype = torch.float32, out: Tensor | None = None) -> Tensor:
+        """(N, K) with the values that the owner's fp16 has."""
+        return spec.rounded(super().dequantize(torch.float16), dtype, out)
 
 
 def codes_of(

@@ -108,7 +108,7 @@ class GPTQWeight(spec.Weight):
         bits = self.config.bits
         return spec.Codes(
             bits=bits,
-            codes=gptq.rows(bits).unpack(self.qweight).T,
+            codes=gptq.rows(bits).packed(self.qweight).T,
             scales=self.scales.float().T,
             zeros=self.config.zeros.read(self.qzeros, gptq.columns(bits)).T,
             k_group=self.g_idx.long(),

@@ -70,4 +70,4 @@ class MarlinWeight(spec.Weight):
     def codes(self) -> spec.Codes:
         """Codes and scales in plain order; every zero point is 2**(bits - 1)."""
         bits, groups = self.config.bits, self.config.in_order(self.layer.K, self.B.device)
-        return spec.symmetric(bits, marlin.rows(bits).unpack(self.B), self.plain_scales(), groups)
+        return spec.symmetric(bits, marlin.rows(bits).packed(self.B), self.plain_scales(), groups)

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from qload import spec
 from qload.errors import ArgumentError
-from qload.layouts import fp4
+from qload.layouts import Pairs, fp4
 from qload.spec import Role, TensorSpec, named
 
 GROUP = 32
@@ -42,7 +42,7 @@ def _codes(packed: Tensor, exponents: Tensor) -> spec.Codes:
     """Of bytes (R, C/2) and exponents (R, C/32)."""
     return spec.Codes(
         bits=4,
-        codes=fp4.unpack(packed),
+        codes=Pairs(packed, high_first=False),
         scales=fp4.e8m0(exponents),
         zeros=None,
         k_group=torch.arange(2 * packed.shape[1], device=packed.device) // GROUP,
@@ -110,6 +110,7 @@ class MXFP4ExpertsWeight(spec.Weight):
         """The codes and powers of two of all experts, one under the other: (E * N, K)."""
         return _codes(self.blocks.flatten(2).flatten(0, 1), self.scales.flatten(0, 1))
 
-    def dequantize(self) -> Tensor:
-        """(E, N, K) float32: what the experts mean."""
-        return super().dequantize().reshape(self.shape)
+    def dequantize(self, dtype: torch.dtype = torch.float32, out: Tensor | None = None) -> Tensor:
+        """(E, N, K): what the experts mean."""
+        flat = None if out is None else out.flatten(0, 1)
+        return super().dequantize(dtype, flat).reshape(self.shape)

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from qload import spec
 from qload.errors import ShapeError
-from qload.layouts import fp4
+from qload.layouts import Pairs, fp4
 from qload.spec import Role, TensorSpec
 
 E4M3FN, GROUP = torch.float8_e4m3fn, 16
@@ -70,7 +70,7 @@ class _NVFP4Weight(spec.Weight):
         packed, scales = self.packed_and_scales()
         return spec.Codes(
             bits=4,
-            codes=fp4.unpack(packed),
+            codes=Pairs(packed, high_first=False),
             scales=scales,
             zeros=None,
             k_group=torch.arange(self.layer.K, device=packed.device) // GROUP,

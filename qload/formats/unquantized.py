@@ -56,6 +56,6 @@ class UnquantizedWeight(spec.Weight):
         """Refused: a plain weight has no codes."""
         raise UnsupportedFormatError("unquantized", "a plain weight has no codes: take its dequantize()")
 
-    def dequantize(self) -> Tensor:
-        """The weight in float32: (N, K), or (N,) of a vector."""
-        return self.weight.to(torch.float32)
+    def dequantize(self, dtype: torch.dtype = torch.float32, out: Tensor | None = None) -> Tensor:
+        """The weight: (N, K), or (N,) of a vector."""
+        return spec.rounded(self.weight, dtype, out)

@@ -66,9 +66,9 @@ class Exl2KernelWeight(spec.Weight):
         codes = put_back(groups.unpack(self.q_weight, shuffle=True), self.q_perm)
         return codes_of(groups, codes, put_back(group, self.q_perm), self.q_scale, self.q_scale_max)
 
-    def dequantize(self) -> Tensor:
-        """(N, K) float32 with the values that the owner's fp16 has."""
-        return super().dequantize().half().float()
+    def dequantize(self, dtype: torch.dtype = torch.float32, out: Tensor | None = None) -> Tensor:
+        """(N, K) with the values that the owner's fp16 has."""
+        return spec.rounded(super().dequantize(torch.float16), dtype, out)
 
 
 def from_exl2(weight: Exl2Weight) -> Exl2KernelWeight:

@@ -73,7 +73,7 @@ class ExllamaWeight(spec.Weight):
         bits = self.config.bits
         return spec.Codes(
             bits=bits,
-            codes=put_back(exllama.rows(bits).unpack(self.qweight), self.q_perm).T,
+            codes=put_back(exllama.rows(bits).packed(self.qweight), self.q_perm).T,
             scales=self.scales.float().T,
             zeros=self.config.zeros.read(self.qzeros, gptq.columns(bits)).T,
             k_group=put_back(self.g_idx, self.q_perm).long(),

@@ -126,7 +126,7 @@ def read(weight: FP8MarlinWeight) -> Fp8Weight:
     if not isinstance(origin, Origin):
         reason = "it was made by hand, and nothing says what the stored scales cover"
         raise RepackError("fp8_marlin", "fp8", reason)
-    bytes_ = weight.codes().codes.to(torch.uint8).contiguous()
+    bytes_ = weight.codes().plain().to(torch.uint8).contiguous()
     return Fp8Weight(
         config=origin.config,
         weight=bytes_.view(E4M3FN),

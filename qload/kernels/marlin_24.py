@@ -12,7 +12,7 @@ from qload.layouts import marlin, marlin_24
 def read(weight: Marlin24Weight) -> Integers:
     """The dense codes; refused where nothing could say again which codes of 0 the metadata keeps."""
     bits, scales = weight.config.bits, weight.plain_scales()
-    codes = weight.codes().codes.T
+    codes = weight.codes().plain().T
     apart = (marlin_24.choose(2 ** (bits - 1) != codes) != weight.positions()).nonzero()
     if apart.numel():
         row, n = apart[0].tolist()

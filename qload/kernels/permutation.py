@@ -1,10 +1,16 @@
 """Rows that a kernel reads in another order than the layer has them."""
 
+from typing import TypeVar
+
 import torch
 from torch import Tensor
 
+from qload.layouts import Packed
 
-def put_back(rows: Tensor, perm: Tensor | None) -> Tensor:
+R = TypeVar("R", Tensor, Packed)
+
+
+def put_back(rows: R, perm: Tensor | None) -> R:
     """Row i goes to place perm[i]; None: they are in order."""
     return rows if perm is None else rows[inverse(perm)]
 

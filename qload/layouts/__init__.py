@@ -1,7 +1,9 @@
 """Orders in memory, as data: one line in einops notation each, and its inverse."""
 
 from qload.layouts.order import Order
+from qload.layouts.packed import Packed
 from qload.layouts.packing import Packing
+from qload.layouts.pairs import Pairs
 from qload.layouts.zeros import (
     STORED_MINUS_ONE,
     Stored,
@@ -14,7 +16,9 @@ from qload.layouts.zeros import (
 __all__ = [
     "STORED_MINUS_ONE",
     "Order",
+    "Packed",
     "Packing",
+    "Pairs",
     "Stored",
     "StoredMinusOne",
     "StoredMinusOnePerField",

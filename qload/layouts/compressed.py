@@ -13,6 +13,7 @@ from math import gcd
 from torch import Tensor
 from torch.nn.functional import pad
 
+from qload.layouts.packed import Packed
 from qload.layouts.packing import WORD_BITS, Field, Packing
 
 BITS = (2, 3, 4, 5, 6, 7, 8)
@@ -53,6 +54,13 @@ def unpack(tensor: Tensor, count: int, bits: int, dense: bool) -> Tensor:
     """int32 words (R, W) -> the first `count` codes of each row (R, count), int32."""
     packing = rows(bits, dense)
     return packing.unpack(pad(tensor, (0, -tensor.shape[-1] % packing.words)))[:, :count].contiguous()
+
+
+def held(tensor: Tensor, count: int, bits: int, dense: bool) -> Tensor | Packed:
+    """What `unpack` says, still packed where the words hold these codes and no others."""
+    packing = rows(bits, dense)
+    whole = tensor.shape[-1] % packing.words == 0 and most(tensor.shape[-1], bits, dense) == count
+    return packing.packed(tensor) if whole else unpack(tensor, count, bits, dense)
 
 
 def pack(codes: Tensor, bits: int, dense: bool) -> Tensor:

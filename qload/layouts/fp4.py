@@ -19,13 +19,8 @@ def values(device: torch.device) -> Tensor:
     return torch.tensor(E2M1, device=device)
 
 
-def unpack(packed: Tensor) -> Tensor:
-    """Bytes (..., C / 2) -> codes (..., C), uint8."""
-    return torch.stack([packed & 15, packed >> 4], dim=-1).flatten(-2)
-
-
 def pack(codes: Tensor) -> Tensor:
-    """The inverse of `unpack`."""
+    """Codes (..., C) -> bytes (..., C / 2), as `Pairs` holds them, the first in the low bits."""
     low, high = codes.to(torch.uint8).reshape(*codes.shape[:-1], -1, 2).unbind(-1)
     return low | (high << 4)
 

@@ -49,6 +49,8 @@ def unpack(packing: "Packing", words: Tensor, codes: Tensor) -> bool:
 @cache
 def is_whole(packing: "Packing") -> bool:
     """Whether words hold whole codes one after another, so that each digit of codes has one stride."""
+    if not native.fits(packing.bits, packing.granule(0), packing.granule(1)):
+        return False
     plain = [(f.code, f.low, f.word, f.bit) for f in packing.fields]
     return packing.bits in native.PACKED and plain == [
         (i, 0, 0, i * packing.bits) for i in range(run_of(packing))

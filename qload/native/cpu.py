@@ -16,6 +16,8 @@ from qload.native.held import OUT, Meaning
 
 PLAIN = (Tensor, torch.nn.Parameter)  # what is a tensor by another name has no memory of its own
 PACKED = (2, 4, 8)  # bits of codes that words hold in whole numbers
+SCRATCH = 1 << 15  # bytes on each thread's stack, where a granule of a packing is spelled out
+REGISTER = 64
 
 
 class Digit(NamedTuple):
@@ -52,6 +54,12 @@ def move(source: Tensor, target: Tensor, bits: int, digits: Sequence[Digit]) -> 
         bits, digits = 32, [Digit(2, 1, 1), *(Digit(size, 2 * a, 2 * b) for size, a, b in digits)]
     cpu.move(isa(), bits, list(digits), source.data_ptr(), target.data_ptr(), threads())
     return True
+
+
+def fits(bits: int, rows: int, columns: int) -> bool:
+    """Whether granules of a packing fit the scratch space, whichever axis is taken for rows."""
+    lines = (a * -(-b * bits // (8 * REGISTER)) * REGISTER for a, b in ((rows, columns), (columns, rows)))
+    return max(lines) <= SCRATCH
 
 
 def pack(
@@ -185,6 +193,11 @@ def _meant(meaning: Meaning, place: Tensor | None, out: Tensor, high_first: bool
 
 def _address(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
+
+
+def takes(*tensors: Tensor) -> bool:
+    """Whether there is native code for tensors like these."""
+    return _module(*tensors) is not None
 
 
 def _module(*tensors: Tensor) -> ModuleType | None:

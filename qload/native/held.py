@@ -41,11 +41,8 @@ class Held(Protocol):
         """(R, C)."""
 
     @property
-    def T(self) -> "Held":
+    def T(self) -> "Tensor | Held":
         """(C, R)."""
-
-    def __getitem__(self, rows: Tensor) -> "Held":
-        """Row i is row rows[i]."""
 
     def plain(self) -> Tensor:
         """The codes as numbers, int32 or uint8 (R, C)."""

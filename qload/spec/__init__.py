@@ -4,7 +4,7 @@ from qload.spec.axis import LOGICAL, PARTS, Axis
 from qload.spec.groups import Grouped
 from qload.spec.place import Place
 from qload.spec.tensor import Names, Role, Shape, TensorSpec, check_dtypes, named, solve
-from qload.spec.weight import Codes, Config, Fields, Layer, Seen, Weight, symmetric
+from qload.spec.weight import Codes, Config, Fields, Layer, Seen, Weight, rounded, symmetric
 
 __all__ = [
     "LOGICAL",
@@ -24,6 +24,7 @@ __all__ = [
     "Weight",
     "check_dtypes",
     "named",
+    "rounded",
     "solve",
     "symmetric",
 ]

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from qload import native
 from qload.errors import IndexValueError, MismatchError, MissingTensorError
 from qload.spec.axis import PARTS
+from qload.spec.meaning import meaning_of
 from qload.spec.place import Place
 from qload.spec.tensor import Names, Shape, TensorSpec, check_dtypes, named, solve
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 # What makes a layer out of a weight lies to the right of this module: it is named, never imported.
+BYTE = 8  # bits of a code that is spelled out in uint8
 LINEAR = ("qload.linear", "linear_of")
 
 
@@ -88,15 +91,15 @@ UNPLACED = Layer((), 0, (0, 0))  # of a weight made by hand, whose tensors tell 
 class Codes:
     """A weight as codes: w = (code - zero) * scale[n_group, k_group] * factor.
 
-    codes (N, K) integers; scales and zeros (Gn, Gk), with Gn = N or 1 where n_group is None; n_group (N,)
-    and k_group (K,) int64, or None: one output after another, one group; zeros None where the type has
-    none. `lookup`: the value of each code, where a code is no integer but the bits of a small float.
-    `divide`: by the scale, which some owners store the other way round. `factor`: of all scales, where the
-    owner rounds its product on its own.
+    codes (N, K) integers, or still packed; scales and zeros (Gn, Gk), with Gn = N or 1 where n_group is
+    None; n_group (N,) and k_group (K,) int64, or None: one output after another, one group; zeros None where
+    the type has none. `lookup`: the value of each code, where a code is no integer but the bits of a small
+    float. `divide`: by the scale, which some owners store the other way round. `factor`: of all scales,
+    where the owner rounds its product on its own.
     """
 
     bits: int
-    codes: Tensor
+    codes: Tensor | native.Held
     scales: Tensor
     zeros: Tensor | None
     k_group: Tensor | None
@@ -105,10 +108,33 @@ class Codes:
     divide: bool = False
     factor: float = 1.0
 
-    def dequantize(self) -> Tensor:
-        """(N, K) float32: the integer difference, times (or by) the scale in float32, times the factor."""
-        scales = self._rows(self.scales)
-        difference = self.codes if self.lookup is None else self.lookup[self.codes.long()]
+    def plain(self) -> Tensor:
+        """The codes as numbers (N, K), of an integer dtype."""
+        return self.codes if isinstance(self.codes, Tensor) else self.codes.plain()
+
+    def dequantize(self, dtype: torch.dtype = torch.float32, out: Tensor | None = None) -> Tensor:
+        """(N, K): the integer difference, times (or by) the scale in float32, times the factor.
+
+        Rounded once to `dtype`, or to that of `out`, a tensor to write to.
+        """
+        device = self.scales.device
+        wide = torch.empty(self.codes.shape, dtype=dtype, device=device) if out is None else out
+        return wide if self._natively(wide) else rounded(self._exact(), dtype, out)
+
+    def _natively(self, out: Tensor) -> bool:
+        codes, bytes_ = self.codes, isinstance(self.codes, Tensor) and self.codes.dtype == torch.uint8
+        if not native.takes(out, self.scales) or (isinstance(codes, Tensor) and not bytes_):
+            return False
+        meaning = meaning_of(self)
+        if meaning is None:
+            return False
+        if isinstance(codes, Tensor):
+            return native.dequantize_rows(codes, BYTE, meaning, False, out)
+        return codes.dequantize(meaning, out)
+
+    def _exact(self) -> Tensor:
+        codes, scales = self.plain(), self._rows(self.scales)
+        difference = codes if self.lookup is None else self.lookup[codes.long()]
         if self.zeros is not None:
             difference = difference - self._rows(self.zeros)
         wide = difference.to(torch.float32, memory_format=torch.contiguous_format)
@@ -120,7 +146,12 @@ class Codes:
         return rows if self.k_group is None else rows[:, self.k_group]
 
 
-def symmetric(bits: int, codes: Tensor, scales: Tensor, k_group: Tensor) -> Codes:
+def rounded(exact: Tensor, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
+    """What a weight means in a dtype, or in `out`, whose dtype it takes."""
+    return exact.to(dtype) if out is None else out.copy_(exact)
+
+
+def symmetric(bits: int, codes: Tensor | native.Held, scales: Tensor, k_group: Tensor) -> Codes:
     """Codes (K, N) and scales (G, N) of a type whose every zero point is 2**(bits - 1)."""
     zeros = torch.full_like(scales, 2 ** (bits - 1), dtype=torch.int32)
     return Codes(bits=bits, codes=codes.T, scales=scales.float().T, zeros=zeros.T, k_group=k_group)
@@ -199,9 +230,12 @@ class Weight(ABC):
         """Where the tensors lie."""
         return next(iter(self.fields().values())).device
 
-    def dequantize(self) -> Tensor:
-        """(N, K) float32: what the weight means. The reference; there is no second one."""
-        return self.codes().dequantize()
+    def dequantize(self, dtype: torch.dtype = torch.float32, out: Tensor | None = None) -> Tensor:
+        """(N, K): what the weight means in float32, the reference; rounded once to another dtype.
+
+        `out`: a tensor (N, K) to write to, whose dtype it takes.
+        """
+        return self.codes().dequantize(dtype, out)
 
     def to(self, device: torch.device | str) -> Self:
         """The same weight on another device; no dtype changes."""

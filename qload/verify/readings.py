@@ -48,5 +48,7 @@ def _orders(codes: Codes) -> dict[str, Codes]:
         ways = {"even codes first": order, "even codes first undone": order.argsort()}
         for words, way in {**ways, "codes of a byte swapped": torch.tensor(SWAPPED)}.items():
             index = (torch.arange(0, size, 8)[:, None] + way).flatten()
-            readings[f"{words} along {letter}"] = replace(codes, codes=codes.codes.index_select(axis, index))
+            readings[f"{words} along {letter}"] = replace(
+                codes, codes=codes.plain().index_select(axis, index)
+            )
     return readings

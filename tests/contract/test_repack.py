@@ -73,7 +73,7 @@ def can_say(weight: Weight, layout: str) -> bool:
         return bits in (4, 8) and fits and (groups == 1 or size in MARLIN_GROUPS)
     if layout == "marlin_24":
         tiles = bits in (4, 8) and K % 32 == 0 and N % 64 == 0 and K % groups == 0 and in_order
-        sparse = tiles and int((codes.codes != 2 ** (bits - 1)).reshape(N, -1, 4).sum(-1).max()) <= 2
+        sparse = tiles and int((codes.plain() != 2 ** (bits - 1)).reshape(N, -1, 4).sum(-1).max()) <= 2
         return sparse and bool((codes.zeros == 2 ** (bits - 1)).all())
     return fits or layout == "exllama"
 
@@ -87,7 +87,7 @@ def says_all_bits(weight: Weight) -> bool:
 
 def has_default_places(weight: Weight) -> bool:
     """Whether quads with fewer than two codes of their own keep the rows that every packer keeps."""
-    present = (weight.codes().codes != 2 ** (weight.config.bits - 1)).T.reshape(-1, 4, weight.layer.N)
+    present = (weight.codes().plain() != 2 ** (weight.config.bits - 1)).T.reshape(-1, 4, weight.layer.N)
     places = weight.positions().reshape(-1, 2, weight.layer.N)  # type: ignore[attr-defined]
     for held in torch.tensor(list(DEFAULT_PLACES_MASKS)):
         mask = (present == held[None, :, None]).all(1)

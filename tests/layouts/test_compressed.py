@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qload.layouts import compressed, fp4
+from qload.layouts import Pairs, compressed, fp4
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,9 @@ def test_every_value_of_e2m1_by_its_bits() -> None:
 
 
 def test_the_first_of_two_codes_lies_in_the_low_bits() -> None:
-    assert fp4.unpack(torch.tensor([[0x21, 0xF0]], dtype=torch.uint8)).tolist() == [[1, 2, 0, 15]]
+    two = torch.tensor([[0x21, 0xF0]], dtype=torch.uint8)
+
+    assert Pairs(two, high_first=False).plain().tolist() == [[1, 2, 0, 15]]
     assert fp4.pack(torch.tensor([[1, 2, 0, 15]])).tolist() == [[0x21, 0xF0]]
 
 

@@ -1,0 +1,45 @@
+"""What codes mean, as a fused dequantize takes it: tables in float32, groups as runs where they are."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from qload import native
+
+if TYPE_CHECKING:
+    from qload.spec.weight import Codes
+
+
+def meaning_of(codes: "Codes") -> native.Meaning | None:
+    """None where scales lie in a way that only torch reads."""
+    N, K = codes.codes.shape
+    scales, zeros, lookup = codes.scales, codes.zeros, codes.lookup
+    tables = scales.shape[0] if codes.n_group is None else N
+    if scales.ndim != 2 or tables not in (1, N) or (zeros is not None and zeros.shape != scales.shape):
+        return None
+    if codes.k_group is None and scales.shape[1] != 1:
+        return None
+    if lookup is not None and (lookup.numel() < 2**codes.bits or lookup.dtype != torch.float32):
+        return None
+    run, index = _runs(codes.k_group, max(K, 1))
+    return native.Meaning(
+        scales=scales.float().contiguous(),
+        zeros=None if zeros is None else zeros.float().contiguous(),
+        lookup=None if lookup is None else lookup.contiguous(),
+        n_group=None if codes.n_group is None else codes.n_group.to(torch.int32),
+        k_group=index,
+        run=run,
+        divide=codes.divide,
+        factor=codes.factor,
+    )
+
+
+def _runs(group: Tensor | None, K: int) -> tuple[int, Tensor | None]:
+    """(rows of a group, None) where groups follow each other, else (1, the group of each row)."""
+    if group is None or not group.numel():
+        return K, None
+    run = int((group == 0).sum()) or 1
+    if bool((group == torch.arange(group.numel(), device=group.device) // run).all()):
+        return run, None
+    return 1, group.to(torch.int32)
