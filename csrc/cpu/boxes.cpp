@@ -20,7 +20,8 @@
 namespace qload::cpu {
 namespace {
 
-constexpr int64_t kColumns = 1024;  // of a box, where an axis has as many and a granule of rows leaves room
+constexpr int64_t kBox = kScratch / 2;  // bytes of a box, where granules leave a choice: beside tiles in the L1
+constexpr int64_t kColumns = 2048;  // of a box, where an axis has as many and a granule of rows leaves room
 
 int64_t product(const std::vector<Place>& axis, size_t count) {
   int64_t size = 1;
@@ -48,7 +49,7 @@ int64_t unit_of(int bits) { return 512 / bits; }
 int64_t pitch_of(int64_t columns, int bits) { return (columns + unit_of(bits) - 1) / unit_of(bits) * unit_of(bits); }
 
 int64_t most_columns(const Cut& rows, int bits) {
-  const int64_t room = kScratch * 8 / bits / std::max<int64_t>(rows.granule, 1);
+  const int64_t room = kBox * 8 / bits / std::max<int64_t>(rows.granule, 1);
   return std::min(kColumns, room / unit_of(bits) * unit_of(bits));
 }
 
@@ -63,7 +64,7 @@ class Boxes {
       : kernels_(kernels), bits_(packed.bits), rows_(packed.rows), columns_(packed.columns) {
     columns_.reach(most_columns(rows_, bits_));
     pitch_ = pitch_of(columns_.run * columns_.granule, bits_);
-    rows_.reach(kScratch * 8 / bits_ / pitch_);
+    rows_.reach(kBox * 8 / bits_ / pitch_);
     for (int kind = 0; kind < 4; ++kind) {
       const int64_t row_box = kind & 1 ? rows_.boxes() - 1 : 0, column_box = kind & 2 ? columns_.boxes() - 1 : 0;
       plans_[kind] = plans(rows_.granules(row_box), columns_.granules(column_box), pack);

@@ -27,6 +27,7 @@ namespace qload::cpu {
 namespace {
 
 constexpr int kBlock = 256;  // codes computed at a time
+constexpr int kValues = 16;  // that a code of 4 bits can have
 
 inline uint32_t bits_of(float value) {
   uint32_t bits;
@@ -71,10 +72,19 @@ void round_all(const float* values, int64_t count, Float type, void* out) {
   for (int64_t i = S::halves(values, count, to); i < count; ++i) to[i] = float16_of(values[i]);
 }
 
-inline float meant(const Meaning& m, float value, int64_t group) {
-  if (m.zero) value -= m.zero[group];
-  value = m.divide ? value / m.scale[group] : value * m.scale[group];
-  return m.factor == 1 ? value : value * m.factor;
+// Values that share a scale and a zero point: a loop for each step, so that each is a vector's.
+inline void mean(const Meaning& m, int64_t group, int64_t count, float* values) {
+  if (m.zero) {
+    const float zero = m.zero[group];
+    for (int64_t i = 0; i < count; ++i) values[i] -= zero;
+  }
+  const float scale = m.scale[group];
+  if (m.divide)
+    for (int64_t i = 0; i < count; ++i) values[i] /= scale;
+  else
+    for (int64_t i = 0; i < count; ++i) values[i] *= scale;
+  if (m.factor != 1)
+    for (int64_t i = 0; i < count; ++i) values[i] *= m.factor;
 }
 
 inline int64_t code_at(const Meaning& m, const uint8_t* codes, int64_t i) {
@@ -89,14 +99,12 @@ int64_t look_up(const Meaning& m, const uint8_t* codes, int64_t done, int64_t co
   return done;
 }
 
-// A run of one scale, of at most 4 bits a code: its values looked up.
+// A run of one scale, of at most 4 bits a code: its values, computed once, looked up.
 template <class S, class Word>
-void expand_run(const Meaning& m, const uint8_t* codes, int64_t group, int64_t count, Word* out, bool stream) {
-  float values[16];
-  alignas(64) Word table[16];
-  for (int code = 0; code < 16; ++code)
-    values[code] = meant(m, m.lookup ? m.lookup[code & ((1 << m.bits) - 1)] : static_cast<float>(code), group);
-  round_all<S>(values, 16, m.out, table);
+void expand_run(const Meaning& m, const float* all, const uint8_t* codes, int64_t group, int64_t count, Word* out,
+                bool stream) {
+  alignas(64) Word table[kValues];
+  S::table(m, all, group, table);
   const int64_t done = m.bits == 4 ? S::look_up(codes, m.high_first, count, table, out, stream) : 0;
   look_up(m, codes, done, count, table, out);
 }
@@ -117,13 +125,7 @@ void compute(const Meaning& m, const uint8_t* codes, int64_t begin, int64_t coun
     if (!m.group) {
       const int64_t group = (begin + i) / m.run, end = (group + 1) * m.run - begin;
       next = end < count ? end : count;
-      const float zero = m.zero ? m.zero[group] : 0, scale = m.scale[group];
-      if (m.zero)
-        for (int64_t j = i; j < next; ++j) values[j] -= zero;
-      if (m.divide)
-        for (int64_t j = i; j < next; ++j) values[j] /= scale;
-      else
-        for (int64_t j = i; j < next; ++j) values[j] *= scale;
+      mean(m, group, next - i, values + i);
     } else {
       const int32_t* group = m.group + begin;
       if (m.zero)
@@ -132,20 +134,23 @@ void compute(const Meaning& m, const uint8_t* codes, int64_t begin, int64_t coun
         for (int64_t j = 0; j < count; ++j) values[j] /= m.scale[group[j]];
       else
         for (int64_t j = 0; j < count; ++j) values[j] *= m.scale[group[j]];
+      for (int64_t j = 0; j < count; ++j) values[j] *= m.factor;
     }
     i = next;
   }
-  if (m.factor != 1)
-    for (int64_t i = 0; i < count; ++i) values[i] *= m.factor;
 }
 
 template <class S, class Word>
 void expand_as(const Meaning& m, const uint8_t* codes, int64_t begin, int64_t end, Word* row, bool stream) {
   const int64_t per = 8 / m.bits;
   if (m.bits <= 4 && !m.group && !m.place && m.run % per == 0 && begin % per == 0 && m.run >= 16) {
-    for (int64_t k = begin; k < end;) {
-      const int64_t group = k / m.run, next = (group + 1) * m.run < end ? (group + 1) * m.run : end;
-      expand_run<S>(m, codes + (k - begin) / per, group, next - k, row + k, stream);
+    float all[kValues];
+    for (int code = 0; code < kValues; ++code)
+      all[code] = m.lookup ? m.lookup[code & ((1 << m.bits) - 1)] : static_cast<float>(code);
+    int64_t group = begin / m.run;
+    for (int64_t k = begin; k < end; ++group) {
+      const int64_t next = (group + 1) * m.run < end ? (group + 1) * m.run : end;
+      expand_run<S>(m, all, codes + (k - begin) / per, group, next - k, row + k, stream);
       k = next;
     }
     return;

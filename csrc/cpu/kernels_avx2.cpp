@@ -9,14 +9,34 @@ namespace qload::cpu {
 namespace {
 
 struct Wide {
+  template <class Word>
+  static void table(const Meaning& m, const float* all, int64_t group, Word* table) {
+    __m256 values[2] = {_mm256_loadu_ps(all), _mm256_loadu_ps(all + 8)};
+    for (int half = 0; half < 2; ++half) {
+      __m256& of = values[half];
+      if (m.zero) of = _mm256_sub_ps(of, _mm256_set1_ps(m.zero[group]));
+      const __m256 scale = _mm256_set1_ps(m.scale[group]);
+      of = m.divide ? _mm256_div_ps(of, scale) : _mm256_mul_ps(of, scale);
+      if (m.factor != 1) of = _mm256_mul_ps(of, _mm256_set1_ps(m.factor));
+      if constexpr (sizeof(Word) == 4)
+        _mm256_store_ps(reinterpret_cast<float*>(table) + 8 * half, of);
+      else
+        _mm_store_si128(reinterpret_cast<__m128i*>(table) + half,
+                        m.out == Float::kFloat16 ? _mm256_cvtps_ph(of, 0) : bfloat16s(of));
+    }
+  }
+
   /// 32 codes at a time, tables of 16 halves as two of bytes.
   static int64_t look_up(const uint8_t* codes, bool high_first, int64_t count, const uint16_t* table,
                          uint16_t* out, bool stream) {
-    alignas(16) uint8_t bytes[2][16];
-    for (int i = 0; i < 16; ++i) bytes[0][i] = static_cast<uint8_t>(table[i]), bytes[1][i] = table[i] >> 8;
+    const __m128i first8 = _mm_load_si128(reinterpret_cast<const __m128i*>(table));
+    const __m128i last8 = _mm_load_si128(reinterpret_cast<const __m128i*>(table + 8));
+    const __m128i byte = _mm_set1_epi16(255);
+    const __m128i lower = _mm_packus_epi16(_mm_and_si128(first8, byte), _mm_and_si128(last8, byte));
+    const __m128i upper = _mm_packus_epi16(_mm_srli_epi16(first8, 8), _mm_srli_epi16(last8, 8));
     const __m128i nibble = _mm_set1_epi8(15);
-    const __m256i low = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(bytes[0])));
-    const __m256i high = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(bytes[1])));
+    const __m256i low = _mm256_broadcastsi128_si256(lower);
+    const __m256i high = _mm256_broadcastsi128_si256(upper);
     stream = stream && reinterpret_cast<uintptr_t>(out) % 32 == 0;
     int64_t done = 0;
     for (; done + 32 <= count; done += 32) {
@@ -73,6 +93,15 @@ struct Wide {
   }
 
  private:
+  static __m128i bfloat16s(__m256 values) {  // see bfloat16_of
+    const __m256i bits = _mm256_castps_si256(values);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF)));
+    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(values, values, _CMP_UNORD_Q));
+    const __m256i upper = _mm256_blendv_epi8(_mm256_srli_epi32(rounded, 16), _mm256_set1_epi32(0x7FC0), nan);
+    return _mm_packus_epi32(_mm256_castsi256_si128(upper), _mm256_extracti128_si256(upper, 1));
+  }
+
   static void put(void* out, __m256i value, bool stream) {
     if (stream)
       Avx2::stream(static_cast<uint8_t*>(out), value);

@@ -10,6 +10,21 @@ namespace qload::cpu {
 namespace {
 
 struct Wide {
+  /// All 16 values in one register: nothing waits for a store.
+  template <class Word>
+  static void table(const Meaning& m, const float* all, int64_t group, Word* table) {
+    __m512 values = _mm512_loadu_ps(all);
+    if (m.zero) values = _mm512_sub_ps(values, _mm512_set1_ps(m.zero[group]));
+    const __m512 scale = _mm512_set1_ps(m.scale[group]);
+    values = m.divide ? _mm512_div_ps(values, scale) : _mm512_mul_ps(values, scale);
+    if (m.factor != 1) values = _mm512_mul_ps(values, _mm512_set1_ps(m.factor));
+    if constexpr (sizeof(Word) == 4)
+      _mm512_store_ps(table, values);
+    else
+      _mm256_store_si256(reinterpret_cast<__m256i*>(table),
+                         m.out == Float::kFloat16 ? _mm512_cvtps_ph(values, 0) : bfloat16s(values));
+  }
+
   /// 32 codes at a time: two shifted copies of a byte are the indices of its codes, for only the low five
   /// bits of an index count, and the table stands twice.
   static int64_t look_up(const uint8_t* codes, bool high_first, int64_t count, const uint16_t* table,
@@ -57,6 +72,15 @@ struct Wide {
   }
 
  private:
+  static __m256i bfloat16s(__m512 values) {  // see bfloat16_of
+    const __m512i bits = _mm512_castps_si512(values);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
+    const __mmask16 nan = _mm512_cmp_ps_mask(values, values, _CMP_UNORD_Q);
+    const __m512i upper = _mm512_srli_epi32(rounded, 16);
+    return _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(upper, nan, _mm512_set1_epi32(0x7FC0)));
+  }
+
   static void put(void* out, __m512i value, bool stream) {
     if (stream)
       Avx512::stream(static_cast<uint8_t*>(out), value);

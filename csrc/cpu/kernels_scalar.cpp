@@ -10,6 +10,16 @@ namespace {
 
 struct Plain {
   template <class Word>
+  static void table(const Meaning& m, const float* all, int64_t group, Word* table) {
+    alignas(64) float values[kValues];
+    std::memcpy(values, all, sizeof values);
+    mean(m, group, kValues, values);
+    if constexpr (sizeof(Word) == 4)
+      std::memcpy(table, values, sizeof values);
+    else
+      round_all<Plain>(values, kValues, m.out, table);
+  }
+  template <class Word>
   static int64_t look_up(const uint8_t*, bool, int64_t, const Word*, Word*, bool) {
     return 0;
   }
