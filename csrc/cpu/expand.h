@@ -59,12 +59,7 @@ inline uint16_t float16_of(float value) {
 }
 
 template <class S>
-void round_all(const float* values, int64_t count, Float type, void* out) {
-  if (type == Float::kFloat32) {
-    std::memcpy(out, values, static_cast<size_t>(count) * 4);
-    return;
-  }
-  uint16_t* to = static_cast<uint16_t*>(out);
+void round_halves(const float* values, int64_t count, Float type, uint16_t* to) {
   if (type == Float::kBfloat16) {
     for (int64_t i = 0; i < count; ++i) to[i] = bfloat16_of(values[i]);
     return;
@@ -160,7 +155,10 @@ void expand_as(const Meaning& m, const uint8_t* codes, int64_t begin, int64_t en
   for (int64_t k = begin; k < end; k += kBlock) {
     const int64_t count = end - k < kBlock ? end - k : kBlock;
     compute(m, codes + (k - begin) / per, k, count, values);
-    round_all<S>(values, count, m.out, rounded);
+    if constexpr (sizeof(Word) == 4)
+      std::memcpy(rounded, values, static_cast<size_t>(count) * 4);
+    else
+      round_halves<S>(values, count, m.out, rounded);
     if (m.place)
       for (int64_t i = 0; i < count; ++i) row[m.place[k + i]] = rounded[i];
     else

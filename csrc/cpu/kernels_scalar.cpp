@@ -17,7 +17,7 @@ struct Plain {
     if constexpr (sizeof(Word) == 4)
       std::memcpy(table, values, sizeof values);
     else
-      round_all<Plain>(values, kValues, m.out, table);
+      round_halves<Plain>(values, kValues, m.out, table);
   }
   template <class Word>
   static int64_t look_up(const uint8_t*, bool, int64_t, const Word*, Word*, bool) {

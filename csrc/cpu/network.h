@@ -3,7 +3,7 @@
 //   in   from  bytes, read in whole registers at `plan.from`, any alignment
 //   out  to    bytes, written in whole registers at `plan.to`; `stream` needs each to be aligned
 //
-// A tile lies in the first-level cache between two steps (at most 16 KiB), so that a plan costs a few
+// A tile lies in the first-level cache between two steps (at most 16 KiB, mostly 2), so that a plan costs a few
 // instructions a register and step, and memory is the limit. `V` is a register: see vector_*.h. Compiled
 // once for each instruction set, under the names of that set alone: what is inlined here must never be
 // shared with code that runs on lesser machines.
@@ -12,29 +12,39 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "plan.h"
+#include "vector_scalar.h"
 
 namespace qload::cpu {
 namespace {
 
-template <class V, int Position>
-void exchange(typename V::T* tile, int registers, int reg) {
+// `number` with a 0 put in as bit `bit`.
+inline int open_at(int number, int bit) {
+  const int below = (1 << bit) - 1;
+  return (number & ~below) << 1 | (number & below);
+}
+
+// Steps take registers from `in(i)`, memory or the tile itself, and leave them in the tile.
+template <class V, int Position, class In>
+void exchange(typename V::T* tile, const In& in, int registers, int reg) {
   const int apart = 1 << reg;
-  for (int block = 0; block < registers; block += 2 * apart)
-    for (int i = block; i < block + apart; ++i) {
-      const typename V::T a = tile[i], b = tile[i + apart];
-      V::template exchange<Position>(a, b, tile[i], tile[i + apart]);
-    }
+  for (int count = 0; count < registers / 2; ++count) {
+    const int i = open_at(count, reg);
+    const typename V::T a = in(i), b = in(i + apart);
+    V::template exchange<Position>(a, b, tile[i], tile[i + apart]);
+  }
 }
 
 // Two exchanges of different positions and registers at once: half the way to the cache and back.
-template <class V, int First, int Second>
-void exchange_two(typename V::T* tile, int registers, int first, int second) {
+template <class V, int First, int Second, class In>
+void exchange_two(typename V::T* tile, const In& in, int registers, int first, int second) {
   const int one = 1 << first, two = 1 << second;
-  for (int i = 0; i < registers; ++i) {
-    if (i & (one | two)) continue;
-    typename V::T a = tile[i], b = tile[i + one], c = tile[i + two], d = tile[i + one + two];
+  const int lower = first < second ? first : second, upper = first < second ? second : first;
+  for (int count = 0; count < registers / 4; ++count) {
+    const int i = open_at(open_at(count, lower), upper);
+    const typename V::T a = in(i), b = in(i + one), c = in(i + two), d = in(i + one + two);
     typename V::T e, f, g, h;
     V::template exchange<First>(a, b, e, f);
     V::template exchange<First>(c, d, g, h);
@@ -43,48 +53,73 @@ void exchange_two(typename V::T* tile, int registers, int first, int second) {
   }
 }
 
-template <class V>
-void swap(typename V::T* tile, int registers, int low, int high) {
+template <class V, class In>
+void swap(typename V::T* tile, const In& in, int registers, int low, int high) {
   const int distance = (1 << high) - (1 << low);
-  uint64_t mask = 0;
-  for (int bit = 0; bit < 64; ++bit)
-    if ((bit >> low & 1) && !(bit >> high & 1)) mask |= uint64_t{1} << bit;
-  for (int i = 0; i < registers; ++i) tile[i] = V::swap(tile[i], distance, mask);
+  const uint64_t mask = ~kBelow[low] & kBelow[high];
+  for (int i = 0; i < registers; ++i) tile[i] = V::swap(in(i), distance, mask);
 }
 
-template <class V>
-void permute(typename V::T* tile, int registers, const Shuffle& shuffle) {
+template <class V, class In>
+void permute(typename V::T* tile, const In& in, int registers, const Shuffle& shuffle) {
   const typename V::Table table(shuffle);
-  for (int i = 0; i < registers; ++i) tile[i] = table.apply(tile[i]);
+  for (int i = 0; i < registers; ++i) tile[i] = table.apply(in(i));
 }
 
-template <class V, int First, int Last>
-void exchange_at(typename V::T* tile, int registers, const Step& step) {
-  if constexpr (First < Last) {
-    if (step.low == First) return exchange<V, First>(tile, registers, step.reg);
-    exchange_at<V, First + 1, Last>(tile, registers, step);
+// Which of the positions [1, V::kPositions) a step has, as a constant: `work` gets it.
+template <class V, int Position, class Work>
+void at_position(int position, const Work& work) {
+  if constexpr (Position < V::kPositions) {
+    if (position == Position) return work(std::integral_constant<int, Position>{});
+    at_position<V, Position + 1>(position, work);
   }
 }
 
-template <class V>
-void apply(const Plan& plan, const Step& step, typename V::T* tile) {
-  if (step.kind == Step::kExchange) return exchange_at<V, 1, V::kPositions>(tile, plan.registers, step);
-  if (step.kind == Step::kSwap) return swap<V>(tile, plan.registers, step.low, step.high);
-  permute<V>(tile, plan.registers, plan.shuffle[step.table]);
+bool go_together(const Step& first, const Step& second) {
+  return first.kind == Step::kExchange && second.kind == Step::kExchange && first.reg != second.reg &&
+         first.low != second.low;
 }
 
-template <class V>
-void store(const Plan& plan, const typename V::T* tile, uint8_t* to, bool stream) {
+// The step `s` of a plan, and the next where both go together; returns how many were done.
+template <class V, class In>
+int step(const Plan& plan, int s, int count, typename V::T* tile, const In& in) {
+  const int registers = plan.registers;
+  const Step &one = plan.step[s], &two = plan.step[s + 1 < count ? s + 1 : s];
+  if (one.kind == Step::kSwap) return swap<V>(tile, in, registers, one.low, one.high), 1;
+  if (one.kind == Step::kPermute) return permute<V>(tile, in, registers, plan.shuffle[one.table]), 1;
+  const bool both = go_together(one, two);
+  at_position<V, 1>(one.low, [&](auto first) {
+    if (!both) return exchange<V, first>(tile, in, registers, one.reg);
+    at_position<V, 1>(two.low, [&](auto second) {
+      exchange_two<V, first, second>(tile, in, registers, one.reg, two.reg);
+    });
+  });
+  return both ? 2 : 1;
+}
+
+struct AsItIs {
+  template <class T>
+  T apply(T value) const {
+    return value;
+  }
+};
+
+template <class V, class Table>
+void store(const Plan& plan, const typename V::T* tile, uint8_t* to, bool stream, const Table& table) {
   if (stream)
-    for (int reg = 0; reg < plan.registers; ++reg) V::stream(to + plan.to[reg], tile[plan.last[reg]]);
+    for (int reg = 0; reg < plan.registers; ++reg) V::stream(to + plan.to[reg], table.apply(tile[plan.last[reg]]));
   else
-    for (int reg = 0; reg < plan.registers; ++reg) V::store(to + plan.to[reg], tile[plan.last[reg]]);
+    for (int reg = 0; reg < plan.registers; ++reg) V::store(to + plan.to[reg], table.apply(tile[plan.last[reg]]));
 }
 
 /// The tiles [begin, end) of a plan.
 template <class V>
 void run(const Plan& plan, const uint8_t* from, uint8_t* to, int64_t begin, int64_t end, bool stream) {
   alignas(64) typename V::T tile[kMostRegisters];
+  // A shuffle that comes last is done on the way out.
+  const bool shuffled = plan.steps > 0 && plan.step[plan.steps - 1].kind == Step::kPermute;
+  const typename V::Table last(plan.shuffle[shuffled ? plan.step[plan.steps - 1].table : 0]);
+  const int steps = plan.steps - (shuffled ? 1 : 0);
   int64_t at[kMostDigits];
   int64_t rest = begin;
   for (int l = plan.loops - 1; l >= 0; --l) {
@@ -94,9 +129,8 @@ void run(const Plan& plan, const uint8_t* from, uint8_t* to, int64_t begin, int6
     to += at[l] * plan.loop[l].to;
   }
   for (int64_t count = begin; count < end; ++count) {
-    for (int reg = 0; reg < plan.registers; ++reg) tile[reg] = V::load(from + plan.from[reg]);
-    for (int s = 0; s < plan.steps; ++s) apply<V>(plan, plan.step[s], tile);
-    store<V>(plan, tile, to, stream);
+    const uint8_t* const source = from;
+    uint8_t* const target = to;
     for (int l = plan.loops - 1; l >= 0; --l) {
       const Loop& loop = plan.loop[l];
       from += loop.from;
@@ -106,6 +140,20 @@ void run(const Plan& plan, const uint8_t* from, uint8_t* to, int64_t begin, int6
       to -= loop.to * loop.size;
       at[l] = 0;
     }
+    if (count + 1 < end)  // the next tile comes while this one is worked on
+      for (int reg = 0; reg < plan.registers; ++reg) V::prefetch(from + plan.from[reg]);
+    const auto loaded = [&](int reg) { return V::load(source + plan.from[reg]); };
+    const auto kept = [&](int reg) { return tile[reg]; };
+    int done = 0;
+    if (steps > 0)
+      done = step<V>(plan, 0, steps, tile, loaded);
+    else
+      for (int reg = 0; reg < plan.registers; ++reg) tile[reg] = loaded(reg);
+    while (done < steps) done += step<V>(plan, done, steps, tile, kept);
+    if (shuffled)
+      store<V>(plan, tile, target, stream, last);
+    else
+      store<V>(plan, tile, target, stream, AsItIs{});
   }
 }
 

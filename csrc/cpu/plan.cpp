@@ -185,7 +185,8 @@ void fill(Plan& plan, const Piece& piece, Side& from, Side& to) {
   std::vector<int> taken(piece.digits.size());
   int bits = 0;
   for (size_t d = 0; d < taken.size(); ++d) bits += taken[d] = std::max(from.taken[d], to.taken[d]);
-  while ((1 << (bits - (top - low))) < kBatch) {  // more of the digit that lies closest together
+  const auto registers = [&] { return 1 << (bits - (top - low)); };
+  while (registers() * plan.width < kTileBytes && registers() < kMostRegisters) {  // more of the digit that lies closest together
     int best = -1;
     for (size_t d = 0; d < taken.size(); ++d) {
       const auto& digit = piece.digits[d];

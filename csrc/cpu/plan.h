@@ -24,7 +24,7 @@ struct Digit {
 };
 
 constexpr int kMostRegisters = 256;
-constexpr int kBatch = 32;  // registers that a step goes through, where the move has as many
+constexpr int kTileBytes = 1 << 11;  // that a step goes through, where the move has as many
 constexpr int kMostSteps = 32;
 constexpr int kMostShuffles = 8;
 constexpr int kMostDigits = 16;

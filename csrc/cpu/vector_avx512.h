@@ -15,6 +15,7 @@ struct Avx512 {
   static constexpr int kPositions = 9;
 
   static T load(const uint8_t* from) { return _mm512_loadu_si512(from); }
+  static void prefetch(const uint8_t* from) { _mm_prefetch(reinterpret_cast<const char*>(from), _MM_HINT_T0); }
   static void store(uint8_t* to, T value) { _mm512_storeu_si512(to, value); }
   static void stream(uint8_t* to, T value) { _mm512_stream_si512(reinterpret_cast<T*>(to), value); }
 

@@ -25,6 +25,8 @@ constexpr uint64_t below(int position) {
   return mask;
 }
 
+constexpr uint64_t kBelow[] = {below(0), below(1), below(2), below(3), below(4), below(5)};
+
 template <class Word, int Positions>
 struct Scalar {
   using T = Word;
@@ -35,6 +37,7 @@ struct Scalar {
     std::memcpy(&value, from, sizeof value);
     return value;
   }
+  static void prefetch(const uint8_t*) {}
   static void store(uint8_t* to, T value) { std::memcpy(to, &value, sizeof value); }
   static void stream(uint8_t* to, T value) { store(to, value); }
 
