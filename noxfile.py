@@ -18,6 +18,7 @@ nox.options.reuse_existing_virtualenvs = True
 TORCH = "torch==2.13.0"  # of the test environment; the library itself takes a wide range
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 ROOT = Path(__file__).parent
+NATIVE = ("tests/native", "tests/layouts", "tests/formats", "tests/kernels")  # what stands on native code
 
 
 def install(session: nox.Session, *groups: str) -> None:
@@ -32,6 +33,30 @@ def unit(session: nox.Session) -> None:
     """The tests that need no GPU and no compiler."""
     install(session, "test")
     session.run("pytest", "-m", "not gpu", "-n", "2", *session.posargs)
+
+
+@nox.session(default=False)
+def native(session: nox.Session) -> None:
+    """The CPU module: its tests under each instruction set of this machine, then under ASan and UBSan."""
+    needs = nox.project.dependency_groups(PYPROJECT, "test", "build")
+    session.install("--quiet", TORCH, *needs, *PYPROJECT["project"]["dependencies"])
+    build(session)
+    found = session.run("python", "-c", "from qload import native; print(*native.available())", silent=True)
+    for isa in str(found).split():
+        session.run("pytest", *NATIVE, "-m", "not gpu", "-n", "2", *session.posargs, env={"QLOAD_ISA": isa})
+    build(session, CXXFLAGS="-fsanitize=address,undefined -fno-sanitize-recover=undefined -g1")
+    runtimes = (
+        session.run(os.environ.get("CXX", "c++"), f"-print-file-name={name}", external=True, silent=True)
+        for name in ("libasan.so", "libubsan.so", "libstdc++.so.6")  # before python, which knows none of them
+    )
+    preload = " ".join(str(path).strip() for path in runtimes)
+    session.run("pytest", "tests/native", env={"LD_PRELOAD": preload, "ASAN_OPTIONS": "detect_leaks=0"})
+
+
+def build(session: nox.Session, **flags: str) -> None:
+    """The CPU module alone, into an editable install."""
+    options = ("--quiet", "--no-build-isolation", "--no-deps", "--force-reinstall")
+    session.install(*options, "--editable", ".", env={"QLOAD_CUDA": "0", **flags})
 
 
 @nox.session

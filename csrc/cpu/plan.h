@@ -58,7 +58,7 @@ struct Plan {
   int steps = 0;
   Step step[kMostSteps];
   int shuffles = 0;
-  Shuffle shuffle[kMostShuffles];
+  Shuffle shuffle[kMostShuffles] = {};
   int loops = 0;
   Loop loop[kMostDigits];  // outermost first
   int64_t tiles = 1;

@@ -15,7 +15,7 @@ from qload.layouts import Packing, Pairs, awq, compressed, gptq, marlin
 from qload.spec import Codes
 from qload.testing import assert_same_bits
 from qload.testing.strategies import layers
-from tests.native.memory import GUARD, each_isa, guarded, offsets, placed, threads
+from tests.native.memory import GUARD, each_isa, guarded, isas, offsets, placed, threads
 from tests.rooms import CONFIGS
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -103,7 +103,7 @@ def test_from_bytes(data: Any, count: int, dtype: torch.dtype, N: int, K: int) -
 def test_nothing_around_the_values_is_written(count: int, offset: int, dtype: torch.dtype, step: int) -> None:
     N, K = 5, 131
     codes = Codes(8, torch.randint(0, 256, (N, K), dtype=torch.uint8), floats(N, 1).abs(), None, None)
-    for isa in native.available():
+    for isa in isas():
         with native.using(isa, count), guarded((N, K + step), dtype, offset) as around:
             around.view(torch.uint8).fill_(0x5A)
             codes.dequantize(out=around[:, :K])

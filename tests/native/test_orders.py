@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from qload import native
 from qload.layouts import Order, awq, gptq, marlin, marlin_24
-from tests.native.memory import each_isa, guarded, offsets, placed, threads
+from tests.native.memory import each_isa, guarded, isas, offsets, placed, threads
 
 DTYPES = (torch.uint8, torch.float16, torch.bfloat16, torch.int32, torch.float32, torch.int64)
 ORDERS = [
@@ -65,7 +65,7 @@ def test_nothing_around_the_target_is_written(
 ) -> None:
     order, shape = drawn
     tensor = noise(shape, torch.int16)
-    for isa in native.available():
+    for isa in isas():
         with native.using(isa, count), guarded(order.apply(tensor).shape, torch.int16, offset) as out:
             assert order.apply(tensor, out=out) is out
 
@@ -88,7 +88,7 @@ def test_elements_smaller_than_a_byte(bits: int, data: Any, count: int) -> None:
     source = (torch.cat([codes, short]).view(-1, per) << shifts).sum(1).to(torch.uint8)
     want = codes.view(sizes).permute(order).flatten()
 
-    for isa in native.available():
+    for isa in isas():
         with native.using(isa, count), guarded(source.shape, torch.uint8, 1) as out:
             assert native.move(source, out, bits, digits)
             got = (out[:, None] >> shifts & (2**bits - 1)).flatten()[:total]

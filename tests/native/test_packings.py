@@ -11,7 +11,7 @@ from torch import Tensor
 from qload import native
 from qload.errors import ArgumentError
 from qload.layouts import Packing, awq, compressed, exl2, exllama, gptq, marlin, marlin_24
-from tests.native.memory import each_isa, guarded, offsets, placed, threads
+from tests.native.memory import each_isa, guarded, isas, offsets, placed, threads
 
 NAMED = {
     **{f"gptq rows {bits}": gptq.rows(bits) for bits in (2, 3, 4, 8)},
@@ -51,7 +51,7 @@ def test_packing(packing: Packing, rows: int, columns: int, count: int, offset: 
 @given(count=threads, offset=offsets, columns=st.integers(0, 5))
 def test_nothing_around_the_words_is_written(packing: Packing, count: int, offset: int, columns: int) -> None:
     codes = drawn(packing, 3, columns)
-    for isa in native.available():
+    for isa in isas():
         with (
             native.using(isa, count),
             guarded(packing.pack(codes).shape, torch.int32, offset) as words,
@@ -68,7 +68,7 @@ def test_a_code_that_does_not_fit_is_seen(packing: Packing, wrong: int | None) -
     codes = drawn(packing, 2, 3)
     codes[-1, -1] = 2**packing.bits if wrong is None else wrong
 
-    for isa in native.available():
+    for isa in isas():
         with native.using(isa), pytest.raises(ArgumentError, match=f"0 <= code < {2**packing.bits}"):
             packing.pack(codes)
 
