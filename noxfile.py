@@ -18,7 +18,7 @@ nox.options.reuse_existing_virtualenvs = True
 TORCH = "torch==2.13.0"  # of the test environment; the library itself takes a wide range
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 ROOT = Path(__file__).parent
-NATIVE = ("tests/native", "tests/layouts", "tests/formats", "tests/kernels")  # what stands on native code
+NATIVE = ("tests/native", "tests/layouts", "tests/formats")  # what stands on native code
 
 
 def install(session: nox.Session, *groups: str) -> None:

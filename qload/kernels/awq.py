@@ -14,7 +14,7 @@ def read(weight: AWQWeight) -> Integers:
     return Integers(
         bits=config.bits,
         group_size=config.group_size,
-        unpack=lambda: packing.unpack(weight.qweight),
+        unpack=lambda: packing.packed(weight.qweight),
         scales=weight.scales,
         zeros=middles(config.bits, weight.scales) if zeros is None else zeros,
         g_idx=config.in_order(weight.layer.K, weight.scales.device),
@@ -34,7 +34,7 @@ def write(integers: Integers, zero_point: bool = True) -> AWQWeight:
     packing = awq.columns(bits)
     return AWQWeight(
         config=AWQConfig(-1 if groups == 1 else K // groups, bits, zero_point),
-        qweight=packing.pack(integers.unpack()),
+        qweight=packing.pack(integers.unpack(), integers.room("qweight")),
         qzeros=Stored().write(integers.zeros, packing) if zero_point else None,
         scales=integers.scales.contiguous(),
         layer=integers.layer,

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from qload import native
 from qload.errors import RepackError
 from qload.formats import CTPackWeight
 from qload.formats.gptq import BITS
@@ -33,7 +34,7 @@ def read(weight: CTPackWeight) -> Integers:
     return Integers(
         bits=bits,
         group_size=config.group_size,
-        unpack=lambda: compressed.unpack(weight.weight_packed, K, bits, dense).T,
+        unpack=lambda: compressed.held(weight.weight_packed, K, bits, dense).T,
         scales=scales,
         zeros=compressed.unpack(zeros.T, N, bits, dense) if zeros is not None else middles(bits, scales),
         g_idx=config.in_order(K, scales.device) if index is None else index,
@@ -54,7 +55,7 @@ def back(integers: Integers, origin: Origin) -> CTPackWeight:
     zeros = compressed.pack(integers.zeros, integers.bits, dense).T if origin.keeps_zeros else None
     return CTPackWeight(
         config=config,
-        weight_packed=compressed.pack(integers.unpack().T, integers.bits, dense),
+        weight_packed=compressed.pack(native.plain(integers.unpack()).T, integers.bits, dense),
         weight_scale=_stored(integers.scales.T),
         weight_zero_point=None if zeros is None else _stored(zeros),
         weight_g_idx=None if origin.index is None else integers.g_idx.to(origin.index),

@@ -89,7 +89,7 @@ def read(weight: ExllamaWeight) -> Integers:
     return Integers(
         bits=bits,
         group_size=getattr(known, "group_size", None) or size_of(weight.scales.shape[0], g_idx),
-        unpack=lambda: put_back(exllama.rows(bits).unpack(weight.qweight), weight.q_perm),
+        unpack=lambda: put_back(exllama.rows(bits).packed(weight.qweight), weight.q_perm),
         scales=weight.scales,
         zeros=zeros.read(weight.qzeros, gptq.columns(bits)),
         g_idx=g_idx,
@@ -110,7 +110,7 @@ def write(integers: Integers, zeros: ZeroPoints | None = None) -> ExllamaWeight:
     index = torch.int32 if integers.origin.index is None else integers.origin.index
     return ExllamaWeight(
         config=ExllamaConfig(integers.bits, zeros),
-        qweight=exllama.rows(integers.bits).pack(codes),
+        qweight=exllama.rows(integers.bits).pack(codes, integers.room("qweight")),
         qzeros=words(integers, zeros),
         scales=integers.scales,
         g_idx=g_idx.to(index),

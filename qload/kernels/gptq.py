@@ -19,7 +19,7 @@ def read(weight: GPTQWeight) -> Integers:
     return Integers(
         bits=config.bits,
         group_size=config.group_size,
-        unpack=lambda: gptq.rows(config.bits).unpack(weight.qweight),
+        unpack=lambda: gptq.rows(config.bits).packed(weight.qweight),
         scales=weight.scales,
         zeros=config.zeros.read(weight.qzeros, gptq.columns(config.bits)),
         g_idx=weight.g_idx,
@@ -34,16 +34,20 @@ def write(integers: Integers, zeros: ZeroPoints) -> GPTQWeight:
     reason = why_not(integers)
     if reason:
         raise RepackError(integers.source, "gptq", reason)
-    bits, origin = integers.bits, integers.origin
+    origin = integers.origin
     index = torch.int32 if origin.index is None else origin.index
     return GPTQWeight(
         config=config_of(integers, zeros),
-        qweight=gptq.rows(bits).pack(integers.unpack()) if integers.words is None else integers.words,
+        qweight=_rows(integers) if integers.words is None else integers.words,
         qzeros=words(integers, zeros),
         scales=integers.scales.contiguous(),
         g_idx=integers.g_idx.to(index),
         layer=integers.layer,
     )
+
+
+def _rows(integers: Integers) -> Tensor:
+    return gptq.rows(integers.bits).pack(integers.unpack(), integers.room("qweight"))
 
 
 def back(integers: Integers, origin: Origin) -> GPTQWeight:

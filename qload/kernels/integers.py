@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from qload import spec
+from qload import native, spec
 from qload.layouts import Stored, ZeroPoints
 from qload.spec import Layer, Weight
 
@@ -40,12 +40,12 @@ class Integers:
     `unpack` makes the codes (K, N), which whoever only asks what fits does not need; `words` are they as
     GPTQ has them, where they were read as such. `group_size` is -1 for one group. `convention`: how zero
     points were stored. `whole`: the layer that this is a share of; where it is known, it decides what is
-    refused or left out, so that every rank decides alike.
+    refused or left out, so that every rank decides alike. `out`: a weight whose large tensors are written to.
     """
 
     bits: int
     group_size: int
-    unpack: Callable[[], Tensor]
+    unpack: Callable[[], Tensor | native.Held]
     scales: Tensor
     zeros: Tensor
     g_idx: Tensor
@@ -53,6 +53,12 @@ class Integers:
     convention: ZeroPoints = field(default_factory=Stored)
     whole: "Integers | None" = None
     words: Tensor | None = None
+    out: Weight | None = None
+
+    def room(self, name: str) -> Tensor | None:
+        """The tensor of `out` to write to, where there is one in one piece."""
+        tensor: Tensor | None = getattr(self.out, name, None)
+        return tensor if tensor is not None and tensor.is_contiguous() else None
 
     @property
     def origin(self) -> Origin:

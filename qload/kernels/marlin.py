@@ -20,7 +20,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from qload import spec
+from qload import native, spec
 from qload.errors import RepackError, ShapeError
 from qload.formats import GPTQConfig, MarlinWeight
 from qload.formats.gptq import SCALES
@@ -100,11 +100,12 @@ class GPTQMarlinWeight(spec.Weight):
     def codes(self) -> spec.Codes:
         """Codes with every row back at its input, as the kernel groups them, without the padding."""
         (N, K), bits = self.shape, self.config.bits
-        codes = marlin.rows(bits).unpack(self.qweight)
-        k_group = self.config.in_order(codes.shape[0], codes.device)
+        packed = put_back(marlin.rows(bits).packed(self.qweight), self.perm)
+        codes = packed if packed.shape == (K, N) else packed.plain()[:K, :N]
+        k_group = self.config.in_order(packed.shape[0], self.qweight.device)
         if self.g_idx is not None and not self.config.is_k_full:
             k_group = self.g_idx.long()
-        codes, k_group = put_back(codes, self.perm)[:K, :N], put_back(k_group, self.perm)[:K]
+        k_group = put_back(k_group, self.perm)[:K]
         groups = self.config.groups(K) if self.config.is_k_full else self.scales.shape[0]
         plain = spec.symmetric(bits, codes, self.plain_scales()[:groups, :N], k_group)
         if self.qzeros is None:
@@ -148,12 +149,14 @@ def write(integers: Integers, keep_zeros: bool = False) -> GPTQMarlinWeight:
     rows = groups if config.act_order and not config.is_k_full else config.groups(Kp)
     wide_zeros = _pad(integers.zeros, rows, Np, 2 ** (bits - 1))
     wide_scales = _pad(integers.scales, rows, Np, 0)
-    wide = wide_zeros[g_idx]  # padding has the code that means 0
-    wide[:K, :N] = codes if perm is None else codes[perm[:K]]
+    wide = codes if perm is None else codes[perm[:K]]
+    if (Np, Kp) != (N, K):
+        inner, wide = native.plain(wide), wide_zeros[g_idx]  # padding has the code that means 0
+        wide[:K, :N] = inner
     return GPTQMarlinWeight(
         config=replace(config, zero_point=not symmetric),
-        qweight=marlin.rows(bits).pack(wide),
-        scales=marlin.scales(rows).apply(wide_scales),
+        qweight=marlin.rows(bits).pack(wide, integers.room("qweight")),
+        scales=marlin.scales(rows).apply(wide_scales, integers.room("scales")),
         qzeros=None if symmetric else Stored().write(wide_zeros, marlin.zeros(bits)),
         g_idx=None if perm is None else g_idx.to(torch.int32),
         perm=None if perm is None else perm.to(torch.int32),
@@ -167,7 +170,7 @@ def read_checkpoint(weight: MarlinWeight) -> Integers:
     return Integers(
         bits=bits,
         group_size=weight.config.group_size,
-        unpack=lambda: marlin.rows(bits).unpack(weight.B),
+        unpack=lambda: marlin.rows(bits).packed(weight.B),
         scales=scales,
         zeros=middles(bits, scales),
         g_idx=weight.config.in_order(weight.layer.K, scales.device),
@@ -180,7 +183,7 @@ def back_to_checkpoint(integers: Integers, origin: Origin) -> MarlinWeight:
     order = marlin.SCALES_PER_COLUMN if origin.config.group_size == -1 else marlin.SCALES_GROUPED
     return MarlinWeight(
         config=origin.config,
-        B=marlin.rows(integers.bits).pack(integers.unpack()),
+        B=marlin.rows(integers.bits).pack(integers.unpack(), integers.room("B")),
         s=order.apply(integers.scales),
         layer=integers.layer,
     )

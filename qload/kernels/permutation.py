@@ -12,7 +12,11 @@ R = TypeVar("R", Tensor, Packed)
 
 def put_back(rows: R, perm: Tensor | None) -> R:
     """Row i goes to place perm[i]; None: they are in order."""
-    return rows if perm is None else rows[inverse(perm)]
+    if perm is None:
+        return rows
+    moved = rows[inverse(perm)]
+    assert isinstance(moved, type(rows))  # packed codes are put back before they are turned
+    return moved
 
 
 def inverse(perm: Tensor) -> Tensor:

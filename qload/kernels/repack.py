@@ -136,8 +136,9 @@ def repack(
     else:
         meant = None if whole is None else _kind(whole, layout).read(whole)  # which refuses for every rank
         meaning = kind.read(weight)
-        if isinstance(meaning, Integers) and meant is not None:
-            meaning = replace(meaning, whole=meant)
+        if isinstance(meaning, Integers):
+            room = out if type(out) is way.made and not _share(out, weight) else None
+            meaning = replace(meaning, whole=meant, out=room)
         asked["whole"] = meant
         made = way.write(meaning, **{option: asked[option] for option in way.options})
     made = _apart(_relabel(made, _origin(made)), weight)
@@ -236,6 +237,12 @@ def _apart(made: W, source: Weight) -> W:
     """No tensor in common: whoever overwrites the one, as `out` does, must not change the other."""
     places = {tensor.data_ptr() for tensor in source.fields().values()}
     return made.holding({n: t.clone() for n, t in made.fields().items() if t.data_ptr() in places})
+
+
+def _share(out: Weight, source: Weight) -> bool:
+    """Whether writing to the one would change the other."""
+    held, given = ({t.untyped_storage().data_ptr() for t in w.fields().values()} for w in (out, source))
+    return bool(held & given)
 
 
 def _into(out: Weight, made: Weight) -> Weight:

@@ -43,9 +43,10 @@ class Packed:
         """(C, R)."""
         return replace(self, turned=not self.turned)
 
-    def __getitem__(self, rows: Tensor) -> Self:
-        """Row i is row rows[i]; before they are turned."""
-        assert not self.turned
+    def __getitem__(self, rows: Tensor) -> "Packed | Tensor":
+        """Row i is row rows[i]; of turned ones spelled out."""
+        if self.turned:
+            return self.plain()[rows]
         return replace(self, order=rows if self.order is None else self.order[rows])
 
     def plain(self) -> Tensor:

@@ -110,7 +110,7 @@ class Packing:
             words = fresh(codes.words, shape, torch.int32, out)
             if natively.repack(codes, self, words):
                 return words
-        wide = codes if isinstance(codes, Tensor) else codes.plain()
+        wide = native.plain(codes)
         if wide.dtype != torch.int32:
             self._check(wide)
             wide = wide.to(torch.int32)

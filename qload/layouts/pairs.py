@@ -28,6 +28,10 @@ class Pairs:
         """(C, R), as numbers."""
         return self.plain().T
 
+    def __getitem__(self, rows: Tensor) -> "Pairs":
+        """Row i is row rows[i]."""
+        return Pairs(self.bytes[rows], self.high_first)
+
     def plain(self) -> Tensor:
         """The codes as numbers, uint8."""
         halves = [self.bytes & 15, self.bytes >> 4]

@@ -17,7 +17,7 @@ from qload.native.cpu import (
     takes,
     unpack,
 )
-from qload.native.held import Held, Meaning
+from qload.native.held import Held, Meaning, plain
 
 __all__ = [
     "MODULES",
@@ -38,6 +38,7 @@ __all__ = [
     "load",
     "move",
     "pack",
+    "plain",
     "reference",
     "takes",
     "threads",

@@ -44,8 +44,16 @@ class Held(Protocol):
     def T(self) -> "Tensor | Held":
         """(C, R)."""
 
+    def __getitem__(self, rows: Tensor) -> "Tensor | Held":
+        """Row i is row rows[i]."""
+
     def plain(self) -> Tensor:
         """The codes as numbers, int32 or uint8 (R, C)."""
 
     def dequantize(self, meaning: Meaning, out: Tensor) -> bool:
         """What the codes mean, in one pass from the words to `out`; False where nothing was done."""
+
+
+def plain(codes: Tensor | Held) -> Tensor:
+    """Codes as numbers, whether they still lie in words or not."""
+    return codes if isinstance(codes, Tensor) else codes.plain()

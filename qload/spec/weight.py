@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 # What makes a layer out of a weight lies to the right of this module: it is named, never imported.
-BYTE = 8  # bits of a code that is spelled out in uint8
 LINEAR = ("qload.linear", "linear_of")
+BYTE = 8  # bits of a code that is spelled out in uint8
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Codes:
 
     def plain(self) -> Tensor:
         """The codes as numbers (N, K), of an integer dtype."""
-        return self.codes if isinstance(self.codes, Tensor) else self.codes.plain()
+        return native.plain(self.codes)
 
     def dequantize(self, dtype: torch.dtype = torch.float32, out: Tensor | None = None) -> Tensor:
         """(N, K): the integer difference, times (or by) the scale in float32, times the factor.

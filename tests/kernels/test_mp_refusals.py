@@ -253,4 +253,4 @@ def test_a_bias_that_is_not_in_the_middle_is_the_zero_point(kind: type[MPLinearK
 
     codes = kernel.typed(layer).codes()  # type: ignore[attr-defined]
     assert codes.zeros.unique().tolist() == [3]
-    assert torch.equal(codes.codes, case.weight().codes().codes)
+    assert torch.equal(codes.plain(), case.weight().codes().plain())

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
+from hypothesis import settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from qload.testing import assert_same_bits
 GUARD = 64  # elements on either side
 MARK = 0x5A
 
+few = settings(max_examples=30)  # of each of many packings or formats
 threads = st.integers(1, 8)
 offsets = st.integers(0, 17)  # elements past a boundary of 64 bytes
 

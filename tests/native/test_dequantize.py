@@ -15,7 +15,7 @@ from qload.layouts import Packing, Pairs, awq, compressed, gptq, marlin
 from qload.spec import Codes
 from qload.testing import assert_same_bits
 from qload.testing.strategies import layers
-from tests.native.memory import GUARD, each_isa, guarded, isas, offsets, placed, threads
+from tests.native.memory import GUARD, each_isa, few, guarded, isas, offsets, placed, threads
 from tests.rooms import CONFIGS
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -69,6 +69,7 @@ def check(codes: Codes, dtype: torch.dtype, count: int) -> None:
 
 
 @pytest.mark.parametrize("name", PACKINGS)
+@few
 @given(data=st.data(), count=threads, offset=offsets, dtype=st.sampled_from(DTYPES))
 def test_from_words(name: str, data: Any, count: int, offset: int, dtype: torch.dtype) -> None:
     packing: Packing = PACKINGS[name]
@@ -124,6 +125,7 @@ def test_large_tensors_go_past_the_caches() -> None:
 
 
 @pytest.mark.parametrize("room", FORMATS, ids=lambda room: room.format)
+@few
 @given(data=st.data(), dtype=st.sampled_from(DTYPES))
 def test_every_format(room: Any, data: Any, dtype: torch.dtype) -> None:
     weight = data.draw(layers(room, CONFIGS[room])).weight()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from qload import native
 from qload.layouts import Order, awq, gptq, marlin, marlin_24
-from tests.native.memory import each_isa, guarded, isas, offsets, placed, threads
+from tests.native.memory import each_isa, few, guarded, isas, offsets, placed, threads
 
 DTYPES = (torch.uint8, torch.float16, torch.bfloat16, torch.int32, torch.float32, torch.int64)
 ORDERS = [
@@ -50,6 +50,7 @@ def test_any_sentence(drawn: tuple[Order, list[int]], dtype: torch.dtype, offset
 
 
 @pytest.mark.parametrize("order", ORDERS)
+@few
 @given(rows=st.integers(0, 5), columns=st.integers(0, 9), count=threads, step=st.integers(1, 3))
 def test_scales_and_metadata(order: Order, rows: int, columns: int, count: int, step: int) -> None:
     shape = (rows * order.granule(0), columns * order.granule(1))

@@ -11,7 +11,7 @@ from torch import Tensor
 from qload import native
 from qload.errors import ArgumentError
 from qload.layouts import Packing, awq, compressed, exl2, exllama, gptq, marlin, marlin_24
-from tests.native.memory import each_isa, guarded, isas, offsets, placed, threads
+from tests.native.memory import each_isa, few, guarded, isas, offsets, placed, threads
 
 NAMED = {
     **{f"gptq rows {bits}": gptq.rows(bits) for bits in (2, 3, 4, 8)},
@@ -35,6 +35,7 @@ def drawn(packing: Packing, rows: int, columns: int) -> Tensor:
 
 
 @pytest.mark.parametrize("packing", PACKINGS)
+@few
 @given(rows=st.integers(0, 9), columns=st.integers(0, 9), count=threads, offset=offsets, turned=st.booleans())
 def test_packing(packing: Packing, rows: int, columns: int, count: int, offset: int, turned: bool) -> None:
     codes = placed(drawn(packing, rows, columns), offset)
@@ -48,6 +49,7 @@ def test_packing(packing: Packing, rows: int, columns: int, count: int, offset: 
 
 
 @pytest.mark.parametrize("packing", PACKINGS)
+@few
 @given(count=threads, offset=offsets, columns=st.integers(0, 5))
 def test_nothing_around_the_words_is_written(packing: Packing, count: int, offset: int, columns: int) -> None:
     codes = drawn(packing, 3, columns)
@@ -74,6 +76,7 @@ def test_a_code_that_does_not_fit_is_seen(packing: Packing, wrong: int | None) -
 
 
 @pytest.mark.parametrize("source", PACKINGS)
+@few
 @given(data=st.data(), count=threads, offset=offsets, turned=st.booleans())
 def test_words_to_words(source: Packing, data: Any, count: int, offset: int, turned: bool) -> None:
     others = [packing for packing in NAMED.values() if packing.bits == source.bits]
@@ -87,6 +90,7 @@ def test_words_to_words(source: Packing, data: Any, count: int, offset: int, tur
 
 
 @pytest.mark.parametrize("name", ROWWISE)
+@few
 @given(data=st.data(), count=threads, turned=st.booleans())
 def test_rows_gathered_on_the_way(name: str, data: Any, count: int, turned: bool) -> None:
     source = NAMED[name]

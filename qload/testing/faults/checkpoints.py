@@ -96,8 +96,8 @@ FAULTS = (
     Fault(
         "permutation-ignored",
         "qload/kernels/permutation.py",
-        "return rows if perm is None else rows[inverse(perm)]",
-        "return rows",
+        "moved = rows[inverse(perm)]",
+        "moved = rows",
     ),
     Fault(
         "tail-lost",

@@ -37,8 +37,8 @@ FAULTS = (
     Fault(
         "marlin-perm-ignored",
         _MARLIN,
-        "wide[:K, :N] = codes if perm is None else codes[perm[:K]]",
-        "wide[:K, :N] = codes",
+        "wide = codes if perm is None else codes[perm[:K]]",
+        "wide = codes",
     ),
     Fault(
         "is-k-full-inverted",
@@ -47,7 +47,12 @@ FAULTS = (
         "if self.g_idx is not None and self.config.is_k_full:",
     ),
     Fault("is-k-full-always", _MARLIN, "bool((ordered == here).all())", "True"),
-    Fault("marlin-padding-not-zero", _MARLIN, "wide = wide_zeros[g_idx]", "wide = wide_zeros[g_idx] * 0"),
+    Fault(
+        "marlin-padding-not-zero",
+        _MARLIN,
+        "native.plain(wide), wide_zeros[g_idx]",
+        "native.plain(wide), wide_zeros[g_idx] * 0",
+    ),
     Fault("marlin-group-unchecked", _MARLIN, "size not in GROUP_SIZES", "size < 0"),
     Fault(
         "marlin-zero-point-dropped",

@@ -56,8 +56,8 @@ FAULTS = (
     Fault(
         "bnb-nibbles-swapped",
         _BNB,
-        "torch.stack([pairs >> 4, pairs & 0xF], -1)",
-        "torch.stack([pairs & 0xF, pairs >> 4], -1)",
+        "Pairs(pairs.reshape(N, K // 2), high_first=True)",
+        "Pairs(pairs.reshape(N, K // 2), high_first=False)",
     ),
     Fault("bnb-offset-lost", _BNB, "values * outer + config.offset", "values * outer"),
     Fault(
@@ -90,9 +90,9 @@ FAULTS = (
     ),
     Fault(
         "fp4-nibbles-swapped",
-        _FP4,
-        "torch.stack([packed & 15, packed >> 4], dim=-1)",
-        "torch.stack([packed >> 4, packed & 15], dim=-1)",
+        "qload/layouts/pairs.py",
+        "halves[::-1] if self.high_first else halves",
+        "halves[::-1]",
     ),
     Fault("fp4-three-is-two-and-a-half", _FP4, "2.0, 3.0, 4.0, 6.0", "2.0, 2.5, 4.0, 6.0"),
     Fault("e8m0-nan-is-a-number", _FP4, ".masked_fill(exponents == 255, NAN)", ""),
