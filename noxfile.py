@@ -38,9 +38,7 @@ def unit(session: nox.Session) -> None:
 @nox.session(default=False)
 def native(session: nox.Session) -> None:
     """The CPU module: its tests under each instruction set of this machine, then under ASan and UBSan."""
-    needs = nox.project.dependency_groups(PYPROJECT, "test", "build")
-    session.install("--quiet", TORCH, *needs, *PYPROJECT["project"]["dependencies"])
-    build(session)
+    build(session, "test")
     found = session.run("python", "-c", "from qload import native; print(*native.available())", silent=True)
     for isa in str(found).split():
         session.run("pytest", *NATIVE, "-m", "not gpu", "-n", "2", *session.posargs, env={"QLOAD_ISA": isa})
@@ -53,8 +51,19 @@ def native(session: nox.Session) -> None:
     session.run("pytest", "tests/native", env={"LD_PRELOAD": preload, "ASAN_OPTIONS": "detect_leaks=0"})
 
 
-def build(session: nox.Session, **flags: str) -> None:
+@nox.session(default=False)
+def bench(session: nox.Session) -> None:
+    """The CPU code beside a copy of as many bytes, and beside what peers can be installed."""
+    build(session)
+    for peer in ("compressed-tensors", "bitsandbytes"):  # what is not to be had is left out of the table
+        session.run("python", "-m", "pip", "install", "--quiet", TORCH, peer, success_codes=[0, 1])
+    session.run("python", "tests/bench.py", *session.posargs)
+
+
+def build(session: nox.Session, *groups: str, **flags: str) -> None:
     """The CPU module alone, into an editable install."""
+    needs = nox.project.dependency_groups(PYPROJECT, "build", *groups)
+    session.install("--quiet", TORCH, *needs, *PYPROJECT["project"]["dependencies"])
     options = ("--quiet", "--no-build-isolation", "--no-deps", "--force-reinstall")
     session.install(*options, "--editable", ".", env={"QLOAD_CUDA": "0", **flags})
 

@@ -86,10 +86,12 @@ void widen(int bits, const uint8_t* codes, int64_t count, int32_t* words) {
   widen_bits<8>(codes, count, words);
 }
 
-constexpr int kLanes = 64;
+constexpr int kLanes = 128;
 
-template <bool Unit>
-uint32_t fields_of(const Runs& runs, const Field* fields, int count, int from_words, int to_words, int lanes) {
+// `Lanes`: how many there are, where that is known when it is compiled; 0: `some`.
+template <bool Unit, int Lanes>
+uint32_t fields_of(const Runs& runs, const Field* fields, int count, int from_words, int to_words, int some) {
+  const int lanes = Lanes ? Lanes : some;
   uint32_t in[kMostWords][kLanes], out[kMostWords][kLanes], seen = 0;
   for (int w = 0; w < from_words; ++w)
     for (int lane = 0; lane < lanes; ++lane)
@@ -98,9 +100,14 @@ uint32_t fields_of(const Runs& runs, const Field* fields, int count, int from_wo
     for (int lane = 0; lane < lanes; ++lane) out[w][lane] = 0;
   for (int f = 0; f < count; ++f) {
     const Field& field = fields[f];
-    const uint32_t mask = field.width == 32 ? ~0u : (1u << field.width) - 1;
-    for (int lane = 0; lane < lanes; ++lane)
-      out[field.to][lane] |= ((in[field.from][lane] >> field.from_bit) & mask) << field.to_bit;
+    const uint32_t mask = (field.width == 32 ? ~0u : (1u << field.width) - 1) << field.to_bit;
+    const uint32_t* const source = in[field.from];
+    uint32_t* const target = out[field.to];
+    const int up = field.to_bit - field.from_bit;  // one shift, then the mask: of what is cut off, none is meant
+    if (up >= 0)
+      for (int lane = 0; lane < lanes; ++lane) target[lane] |= source[lane] << up & mask;
+    else
+      for (int lane = 0; lane < lanes; ++lane) target[lane] |= source[lane] >> -up & mask;
   }
   for (int w = 0; w < to_words; ++w)
     for (int lane = 0; lane < lanes; ++lane)
@@ -114,8 +121,9 @@ uint32_t fields(const Runs& runs, const Field* list, int count, int from_words, 
   const bool unit = runs.from_lane == 1 && runs.to_lane == 1;
   for (int64_t done = 0; done < lanes; done += kLanes) {
     const int some = static_cast<int>(lanes - done < kLanes ? lanes - done : kLanes);
-    seen |= unit ? fields_of<true>(here, list, count, from_words, to_words, some)
-                 : fields_of<false>(here, list, count, from_words, to_words, some);
+    seen |= !unit ? fields_of<false, 0>(here, list, count, from_words, to_words, some)
+            : some < kLanes ? fields_of<true, 0>(here, list, count, from_words, to_words, some)
+                            : fields_of<true, kLanes>(here, list, count, from_words, to_words, some);
     here.from += kLanes * runs.from_lane;
     here.to += kLanes * runs.to_lane;
   }

@@ -9,8 +9,10 @@
 // out what is left. Equals Packing.pack and Packing.unpack (qload/layouts/packing.py) of any fields.
 #include "streams.h"
 
+#include <algorithm>
 #include <atomic>
 #include <stdexcept>
+#include <utility>
 
 #include "move.h"
 #include "parallel.h"
@@ -20,6 +22,17 @@ namespace {
 
 constexpr int64_t kRuns = 1024;  // of one call of the kernel: shares of one long axis for several threads
 
+// Fields of one target wait for each other: those of different ones in turns.
+std::vector<Field> in_turns(const std::vector<Field>& fields) {
+  int before[kMostWords] = {};
+  std::vector<std::pair<int, Field>> turns;
+  for (const Field& field : fields) turns.emplace_back(before[field.to]++, field);
+  std::stable_sort(turns.begin(), turns.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::vector<Field> sorted;
+  for (const auto& turn : turns) sorted.push_back(turn.second);
+  return sorted;
+}
+
 }  // namespace
 
 uint32_t move_fields(const Kernels& kernels, const std::vector<Field>& fields, int from_words, int to_words,
@@ -27,6 +40,7 @@ uint32_t move_fields(const Kernels& kernels, const std::vector<Field>& fields, i
                      uint32_t* to, int threads) {
   if (from_words > kMostWords || to_words > kMostWords || lanes.empty())
     throw std::invalid_argument("runs of fields have at most 32 words, and an axis to lie along");
+  const std::vector<Field> sorted = in_turns(fields);
   const Lanes& inner = lanes.back();
   const int64_t parts = (inner.size + kRuns - 1) / kRuns;
   int64_t count = parts;
@@ -45,7 +59,7 @@ uint32_t move_fields(const Kernels& kernels, const std::vector<Field>& fields, i
         runs.from += at * lanes[axis].from;
         runs.to += at * lanes[axis].to;
       }
-      here |= kernels.fields(runs, fields.data(), static_cast<int>(fields.size()), from_words, to_words,
+      here |= kernels.fields(runs, sorted.data(), static_cast<int>(sorted.size()), from_words, to_words,
                              std::min(kRuns, inner.size - first));
     }
     seen.fetch_or(here, std::memory_order_relaxed);

@@ -1,0 +1,167 @@
+"""How fast the CPU code is, beside a copy of as many bytes and beside other programs: `nox -s bench`.
+
+A row is the best of several rounds over a layer of 4096 inputs and 14336 outputs. What is read is rotated
+over 1 GiB, as a cache may hold a layer; what is written is one buffer, as a loader reuses it. Before every
+call a copy of the same bytes is timed, from as far apart to the same buffer: `of a copy` is the share of its
+rate.
+"""
+
+import importlib.util
+import time
+from collections.abc import Callable, Iterator
+from itertools import product
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from qload import native
+from qload.layouts import Packing, Pairs, awq, compressed, exllama, gptq, marlin
+from qload.spec import Codes
+
+K, N = 4096, 14336
+POOL = torch.randint(0, 256, (1 << 30,), dtype=torch.uint8)
+OUT = torch.zeros(4 * K * N, dtype=torch.uint8)
+SCALES, VALUES = torch.rand(N, K // 64), torch.linspace(-1, 1, 16)
+GROUPS = torch.arange(K) // 64
+
+Row = tuple[str, str, int, float, float]  # what, how, bytes that have to move, seconds, seconds of a copy
+Work = Callable[[Tensor], object]
+
+
+def seconds(work: Work, x: Tensor) -> float:
+    start = time.perf_counter()
+    work(x)
+    return time.perf_counter() - start
+
+
+def measure(what: str, how: str, read: int, written: int, work: Work, rounds: int) -> Row:
+    """Work on `read` bytes, and a copy that moves as many, in turns; the best of each."""
+    half = (read + written) // 2
+    took = copied = float("inf")
+    for turn in range(rounds):
+        at = turn * half % (POOL.numel() - half)
+        copied = min(copied, seconds(lambda x: OUT[:half].copy_(x), POOL[at : at + half]))
+        at = (turn * read + POOL.numel() // 2) // 64 * 64 % (POOL.numel() - read)
+        took = min(took, seconds(work, POOL[at : at + read].view(torch.int32)))
+    return what, how, read + written, took, copied
+
+
+def each(what: str, read: int, written: int, work: Work) -> Iterator[Row]:
+    """By every instruction set, on one thread and on all."""
+    for isa, threads in product(native.available(), sorted({1, torch.get_num_threads()})):
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)  # of the copy
+        with native.using(isa, threads):
+            yield measure(what, f"{isa}, {threads}", read, written, work, 12 if isa == "scalar" else 120)
+        torch.set_num_threads(before)
+
+
+def repack(what: str, source: Packing, target: Packing, order: Tensor | None = None) -> Iterator[Row]:
+    codes = torch.zeros(K, N, dtype=torch.int32)
+    shape, made = source.pack(codes).shape, target.pack(codes)
+    out, size = OUT.view(torch.int32)[: made.numel()].view(made.shape), 4 * made.numel()
+
+    def work(x: Tensor) -> None:
+        packed = source.packed(x.view(shape))
+        target.pack(packed if order is None else packed[order], out)
+
+    yield from each(what, size, size, work)
+
+
+def repacks() -> Iterator[Row]:
+    yield from repack("gptq to marlin", gptq.rows(4), marlin.rows(4))
+    yield from repack("gptq to marlin, act order", gptq.rows(4), marlin.rows(4), torch.randperm(K))
+    yield from repack("awq to marlin", awq.columns(4), marlin.rows(4))
+    yield from repack("marlin to gptq", marlin.rows(4), gptq.rows(4))
+    yield from repack("awq to gptq", awq.columns(4), gptq.rows(4))
+    yield from repack("gptq to awq", gptq.rows(4), awq.columns(4))
+    yield from repack("gptq to exllama", gptq.rows(4), exllama.rows(4))
+    yield from repack("zero points to marlin's", gptq.columns(4), marlin.zeros(4))
+    yield from repack("gptq to marlin, 8 bits", gptq.rows(8), marlin.rows(8))
+    yield from repack("gptq to exllama, 3 bits", gptq.rows(3), exllama.rows(3))
+    size, out = 2 * K * N // 4, OUT.view(torch.float16)[: K * N // 4].view(K // 4, N)
+    for order in (marlin.SCALES_GROUPED, marlin.SCALES_PER_COLUMN):
+        yield from each(
+            f"scales {order.pattern}",
+            size,
+            size,
+            lambda x, o=order: o.apply(x.view(torch.float16).view(out.shape), out),
+        )
+
+
+def dequantizes() -> Iterator[Row]:
+    half, out = K * N // 2, OUT.view(torch.bfloat16)[: K * N].view(N, K)
+    ways: dict[str, Callable[[Tensor], Codes]] = {
+        "nf4 to bfloat16": lambda x: Codes(
+            4, Pairs(x.view(torch.uint8).view(N, K // 2), True), SCALES, None, GROUPS, VALUES
+        ),
+        "gptq to bfloat16": lambda x: Codes(4, gptq.rows(4).packed(x.view(-1, N)).T, SCALES, None, GROUPS),
+        "marlin to bfloat16": lambda x: Codes(
+            4, marlin.rows(4).packed(x.view(-1, 2 * N)).T, SCALES, None, GROUPS
+        ),
+    }
+    for what, codes in ways.items():
+        yield from each(what, half, 2 * K * N, lambda x, codes=codes: codes(x).dequantize(out=out))
+
+
+def plain() -> Iterator[Row]:
+    """What a machine without a compiler has, and what others have."""
+    codes = torch.randint(0, 16, (N, K), dtype=torch.int32)
+    words, packing = torch.randint(0, 2**31, (N, K // 8), dtype=torch.int32), compressed.rows(4, dense=True)
+    small, large = K * N // 2, 4 * K * N
+    with native.reference():
+        yield measure("pack", "torch", large, small, lambda _: packing.pack(codes), 3)
+        yield measure("unpack to int32", "torch", small, large, lambda _: packing.unpack(words), 3)
+        made = Codes(4, Pairs(words.view(torch.uint8), True), SCALES, None, GROUPS, VALUES)
+        yield measure(
+            "nf4 to bfloat16", "torch", small, 2 * K * N, lambda _: made.dequantize(torch.bfloat16), 3
+        )
+    if importlib.util.find_spec("compressed_tensors") and importlib.util.find_spec("loguru"):
+        from compressed_tensors.compressors.quantized_compressors.pack_quantized import (
+            pack_to_int32,
+            unpack_from_int32,
+        )
+
+        signed, shape = (codes - 8).to(torch.int8), torch.Size((N, K))
+        yield measure("pack", "compressed-tensors", large, small, lambda _: pack_to_int32(signed, 4), 3)
+        yield measure(
+            "unpack to int8",
+            "compressed-tensors",
+            small,
+            K * N,
+            lambda _: unpack_from_int32(words, 4, shape),
+            3,
+        )
+    if importlib.util.find_spec("bitsandbytes"):
+        from bitsandbytes.functional import dequantize_4bit, quantize_4bit
+
+        weight, state = quantize_4bit(torch.rand(N, K, dtype=torch.bfloat16), quant_type="nf4", blocksize=64)
+        yield measure(
+            "nf4 to bfloat16", "bitsandbytes", small, 2 * K * N, lambda _: dequantize_4bit(weight, state), 3
+        )
+
+
+def main() -> None:
+    """Print the tables."""
+    console = Console(width=110)
+    for title, rows in {
+        "Repack": repacks(),
+        "Dequantize": dequantizes(),
+        "Without native code": plain(),
+    }.items():
+        table = Table("what", "how", "MB to move", "ms", "GB/s", "of a copy", title=title)
+        for what, how, moved, took, copied in rows:
+            cells = (
+                f"{moved / 1e6:.0f}",
+                f"{took * 1e3:.2f}",
+                f"{moved / took / 1e9:.1f}",
+                f"{copied / took:.0%}",
+            )
+            table.add_row(what, how, *cells)
+        console.print(table)
+
+
+if __name__ == "__main__":
+    main()
