@@ -11,8 +11,8 @@ only of groups of less than half of K.
 
     w[n, k] = s[k / g, n] * (code[k, n] - 2**(b-1)) where row k of column n is kept, else 0
 
-A field of B_meta that says no pair of places is refused by the ranks whose share holds it: metadata is half as
-large as the codes, too much for every rank to read whole. `qload verify` reads all of it.
+A field of B_meta that says no pair of places is refused by the ranks whose share holds it: metadata is half
+as large as 4-bit codes, too much for every rank to read whole. `qload verify` reads all of it.
 
 Source: formats.md section 5, bit-equal to vLLM and compressed-tensors.
 """
