@@ -1,9 +1,11 @@
-"""The kernel that always works: say what the weight means, then multiply."""
+"""The kernel that always works: say what the weight means, then multiply; a native one where it fits."""
 
 import torch
 from torch import Tensor
 
 from qload.errors import ArgumentError, DtypeError, ShapeError
+from qload.kernels import cuda
+from qload.kernels.marlin import GPTQMarlinWeight
 from qload.spec import Weight
 
 WIDE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -12,6 +14,8 @@ WIDE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
     """(..., K) -> (..., N) in x's dtype: products and sums in float32 (float64 for float64), one rounding."""
     check(x, weight, bias)
+    if x.is_cuda and isinstance(weight, GPTQMarlinWeight) and cuda.takes(x, weight, bias):
+        return cuda.linear(x, weight, bias)
     wide = torch.promote_types(x.dtype, torch.float32)
     return torch.nn.functional.linear(
         x.to(wide), weight.dequantize().to(wide), None if bias is None else bias.to(wide)

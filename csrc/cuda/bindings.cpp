@@ -1,0 +1,111 @@
+// The module qload.native._cuda: pointers as integers, sizes, a stream. Who calls has checked them.
+#include <cuda_runtime_api.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <array>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "dequantize/dequantize.h"
+#include "move/move.h"
+#include "read/read.h"
+#include "w4a16/w4a16.h"
+
+namespace py = pybind11;
+using namespace qload::cuda;
+
+namespace {
+
+template <class T>
+T* at(uintptr_t pointer) {
+  return reinterpret_cast<T*>(pointer);
+}
+
+void check(cudaError_t error, const char* what) {
+  if (error != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
+}
+
+using Strides = std::vector<std::array<int64_t, 4>>;
+
+std::vector<Digit> digits_of(const Strides& strides) {
+  std::vector<Digit> digits;
+  for (const auto& [size, from, to, row] : strides) digits.push_back({size, from, to, row});
+  return digits;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_cuda, module) {
+  module.def(
+      "move",
+      [](int bits, const Strides& digits, uintptr_t from, uintptr_t rows, uintptr_t to, uintptr_t stream) {
+        check(move(bits, digits_of(digits), at<const void>(from), at<const int64_t>(rows), at<void>(to),
+                   at<CUstream_st>(stream)),
+              "move");
+      },
+      "to[sum digit * to] = from[sum digit * from], digits as (size, from, to, row); rows: 0, or int64 starts.");
+
+  py::class_<Meaning>(module, "Meaning", "What codes mean; see meaning.h.")
+      .def(py::init<>())
+      .def_readwrite("lookup", &Meaning::lookup)
+      .def_readwrite("scales", &Meaning::scales)
+      .def_readwrite("scale_type", &Meaning::scale_type)
+      .def_readwrite("scale_n", &Meaning::scale_n)
+      .def_readwrite("scale_k", &Meaning::scale_k)
+      .def_readwrite("zeros_kind", &Meaning::zeros_kind)
+      .def_readwrite("zero", &Meaning::zero)
+      .def_readwrite("zeros", &Meaning::zeros)
+      .def_readwrite("zero_n", &Meaning::zero_n)
+      .def_readwrite("zero_k", &Meaning::zero_k)
+      .def_readwrite("scale_places", &Meaning::scale_places)
+      .def_readwrite("zero_places", &Meaning::zero_places)
+      .def_readwrite("zero_bits", &Meaning::zero_bits)
+      .def_readwrite("zero_word", &Meaning::zero_word)
+      .def_readwrite("zero_add", &Meaning::zero_add)
+      .def_readwrite("zero_mask", &Meaning::zero_mask)
+      .def_readwrite("n_table", &Meaning::n_table)
+      .def_readwrite("k_table", &Meaning::k_table)
+      .def_readwrite("n_run", &Meaning::n_run)
+      .def_readwrite("k_run", &Meaning::k_run)
+      .def_readwrite("divide", &Meaning::divide)
+      .def_readwrite("factor", &Meaning::factor);
+  module.def(
+      "dequantize",
+      [](int bits, const Strides& digits, int row_bits, bool high_first, const Meaning& meaning, uintptr_t codes,
+         int64_t N, int64_t K, int type, uintptr_t out, uintptr_t stream) {
+        check(dequantize(bits, digits_of(digits), row_bits, high_first, meaning, at<const void>(codes),
+                         {N, K, at<void>(out), static_cast<Float>(type)}, at<CUstream_st>(stream)),
+              "dequantize");
+      },
+      "Packed codes to rows of floats; digits move them to rows that are 2**row_bits codes apart.");
+  module.def(
+      "dequantize_single",
+      [](int bytes, int64_t stride_n, int64_t stride_k, const Meaning& meaning, uintptr_t codes, int64_t N,
+         int64_t K, int type, uintptr_t out, uintptr_t stream) {
+        check(dequantize_single(bytes, stride_n, stride_k, meaning, at<const void>(codes),
+                                {N, K, at<void>(out), static_cast<Float>(type)}, at<CUstream_st>(stream)),
+              "dequantize_single");
+      },
+      "Codes that lie one by one to rows of floats; bytes of a code, negative for signed ones.");
+  module.def(
+      "w4a16",
+      [](uintptr_t x, uintptr_t weights, uintptr_t scales, uintptr_t zeros, uintptr_t perm, uintptr_t bias,
+         uintptr_t y, const std::array<int, 5>& sizes, int group, bool bfloat16, int columns, int split, bool early,
+         uintptr_t stream) {
+        const auto [M, K, N, inputs, outputs] = sizes;
+        check(w4a16({at<const void>(x), at<const void>(weights), at<const void>(scales), at<const void>(zeros),
+                     at<const int32_t>(perm), at<const void>(bias), at<void>(y), M, K, N, inputs, outputs, group,
+                     bfloat16, columns, split, early},
+                    at<CUstream_st>(stream)),
+              "w4a16");
+      },
+      "x times a 4-bit weight in Marlin's order; sizes: M, K, N, inputs, outputs.");
+  module.def(
+      "read",
+      [](uintptr_t from, int64_t bytes, uintptr_t sink, uintptr_t stream) {
+        check(read(at<const void>(from), bytes, at<uint32_t>(sink), at<CUstream_st>(stream)), "read");
+      },
+      "Read bytes, a multiple of 16, and nothing else: the floor of a kernel's time.");
+}

@@ -1,0 +1,35 @@
+// What codes mean, as a kernel needs to know it. Pointers are integers: Python fills this in.
+//
+//   w[n, k] = (value(code) - zero) * scale * factor        scale and zero at (n's group, k's group)
+#pragma once
+
+#include <cstdint>
+
+namespace qload::cuda {
+
+enum class Float : int { kFloat32, kFloat16, kBfloat16 };
+enum class Zeros : int { kNone, kConstant, kWords, kInt32 };
+
+struct Meaning {
+  uintptr_t lookup = 0;  // fp32 (2**bits,), the value of each code; 0: the code itself
+  uintptr_t scales = 0;
+  int scale_type = 0;  // Float
+  int64_t scale_n = 0, scale_k = 0;  // strides of a group, in elements
+  uint32_t scale_places = 0x543210;    // hex digit i: where bit i of a group of n goes, in a kernel's order
+  int zeros_kind = 0;  // Zeros
+  int zero = 0;        // kConstant: of all
+  uintptr_t zeros = 0;
+  int64_t zero_n = 0, zero_k = 0;
+  uint32_t zero_places = 0x543210;  // as scale_places
+  int zero_bits = 4;       // kWords: fields of int32 words, numbered by the strides
+  uint32_t zero_word = 0;  // is added to a whole word,
+  int zero_add = 0;        // and this to a field,
+  int zero_mask = -1;      // of which these bits count
+  uintptr_t n_table = 0, k_table = 0;  // int32, the group of each; 0: n / n_run, k / k_run
+  int64_t n_run = 1, k_run = 1;
+  int k_shift = -1;  // k / k_run is a shift by so many bits; filled in by the launch
+  bool divide = false;  // by the scale
+  float factor = 1;
+};
+
+}  // namespace qload::cuda

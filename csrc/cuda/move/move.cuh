@@ -1,0 +1,135 @@
+// Move elements between two packed orders.
+//
+//   to[sum digit * to_stride] = from[sum digit * from_stride]
+//
+//   in   from   elements of 2, 4, 8, 16 or 32 bits, packed
+//        rows   int64 (R,)  of `gather`: where the elements of row r start in `from`, in elements
+//   out  to     as many, packed in the other order; bits that no digit reaches stay as they are
+//
+//   needs    a plan (plan.h); `move_elements` needs none
+//   grid     plan.blocks, 2**plan.thread_bits threads; a block has a tile of up to 2**13 units
+//   a thread loads units, exchanges their elements in registers, and puts them into shared memory, from where
+//   the block stores them in the order of `to`. Memory is the limit: some 20 instructions a unit.
+//
+// Equals Packing.pack(Packing.unpack(...)) of the two orders (qload/layouts/packing.py), bit for bit.
+#pragma once
+
+#include <cstdint>
+
+#include "../device/tile.cuh"
+
+namespace qload::cuda {
+
+/// The block's units, from shared memory to where they belong, up to 16 bytes at a time.
+template <int register_bits, bool runs, class Unit>
+__device__ __forceinline__ void store(const Plan& plan, const Unit* shared, Unit* __restrict__ to) {
+  constexpr int run_bits = runs ? 2 : 0, stores = (1 << register_bits) >> run_bits;
+  const int thread = threadIdx.x, places = 1 << (plan.thread_bits + plan.register_bits);
+  const int32_t own = along(plan.to_bit + run_bits, plan.thread_bits, thread);
+#pragma unroll
+  for (int i = 0; i < stores; ++i) {
+    const int place = (thread + (i << plan.thread_bits)) << run_bits;
+    if (place >= places) break;
+    int32_t target = own;
+#pragma unroll
+    for (int bit = 0; 1 << bit < stores; ++bit)
+      if (i >> bit & 1) target += plan.to_bit[run_bits + plan.thread_bits + bit];
+    const Unit* source = shared + bank<run_bits>(place);
+    if constexpr (runs)
+      *reinterpret_cast<uint4*>(to + target) = *reinterpret_cast<const uint4*>(source);
+    else
+      to[target] = *source;
+  }
+}
+
+template <int register_bits, bool runs, class Unit>
+__global__ void __launch_bounds__(kThreads)
+move_tiles(const __grid_constant__ Plan plan, const Unit* __restrict__ from, Unit* __restrict__ to) {
+  __shared__ __align__(16) Unit shared[kThreads << register_bits];
+  const Start start = start_of(plan, blockIdx.x);
+  uint32_t units[1 << register_bits];
+  load<register_bits>(plan, from + start.from + along(plan.from_thread, plan.thread_bits, threadIdx.x), units);
+  settle<register_bits>(plan, units);
+  share<register_bits, runs ? 2 : 0>(plan, units, shared);
+  __syncthreads();
+  store<register_bits, runs>(plan, shared, to + start.to);
+}
+
+/// As `move_tiles`, of rows in any order: a thread looks every element of its units up.
+template <int register_bits, bool runs>
+__global__ void __launch_bounds__(kThreads)
+gather_tiles(const __grid_constant__ Plan plan, const __grid_constant__ Look look, int bits,
+             const uint32_t* __restrict__ from, const int64_t* __restrict__ rows, uint32_t* __restrict__ to) {
+  __shared__ __align__(16) uint32_t shared[kThreads << register_bits];
+  const Start start = start_of(plan, blockIdx.x);
+  const int per_unit = 32 / bits, thread = threadIdx.x;
+  const uint32_t mask = bits == 32 ? ~0u : (1u << bits) - 1;
+  int64_t own = start.from * per_unit, row = start.row;
+  for (int bit = 0; bit < plan.thread_bits; ++bit)
+    if (thread >> bit & 1) own += look.from_thread[bit], row += look.row_thread[bit];
+  uint32_t units[1 << register_bits];
+#pragma unroll
+  for (int i = 0; i < 1 << register_bits; ++i) {
+    units[i] = 0;
+    if (i >> plan.register_bits) continue;
+    for (int e = 0; e < per_unit; ++e) {
+      const int64_t source = own + look.from_register[i] + look.from_element[e] +
+                             rows[row + look.row_register[i] + look.row_element[e]];
+      units[i] |= (__ldg(from + source / per_unit) >> (source % per_unit * bits) & mask) << (e * bits);
+    }
+  }
+  share<register_bits, runs ? 2 : 0>(plan, units, shared);
+  __syncthreads();
+  store<register_bits, runs>(plan, shared, to + start.to);
+}
+
+template <class Word>
+__device__ __forceinline__ void put(const void* from, void* to, int64_t source, int64_t target) {
+  static_cast<Word*>(to)[target] = static_cast<const Word*>(from)[source];
+}
+
+struct Digits {
+  int count;
+  Digit digit[kMostLoops + 2];  // innermost of `to` first
+};
+
+/// Element by element. Fields of a word that several threads write are exchanged by atomics: slow, and right
+/// for any strides; `to` starts at a whole word.
+__global__ void __launch_bounds__(kThreads)
+move_elements(const __grid_constant__ Digits digits, int bits, int64_t count, const void* __restrict__ from,
+              const int64_t* __restrict__ rows, void* __restrict__ to) {
+  for (int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x; i < count; i += gridDim.x * int64_t{kThreads}) {
+    int64_t rest = i, source = 0, target = 0, row = 0;
+    for (int d = 0; d < digits.count; ++d) {
+      const Digit& digit = digits.digit[d];
+      const int64_t next = rest / digit.size, at = rest - next * digit.size;
+      source += at * digit.from;
+      target += at * digit.to;
+      row += at * digit.row;
+      rest = next;
+    }
+    if (rows) source += rows[row];
+    switch (bits) {
+      case 8:
+        put<uint8_t>(from, to, source, target);
+        break;
+      case 16:
+        put<uint16_t>(from, to, source, target);
+        break;
+      case 32:
+        put<uint32_t>(from, to, source, target);
+        break;
+      default: {
+        const int per_byte = 8 / bits, per_word = 32 / bits;
+        const uint32_t mask = (1u << bits) - 1;
+        const uint32_t code = static_cast<const uint8_t*>(from)[source / per_byte] >> (source % per_byte * bits) & mask;
+        const int shift = static_cast<int>(target % per_word) * bits;
+        uint32_t* word = static_cast<uint32_t*>(to) + target / per_word;
+        atomicAnd(word, ~(mask << shift));
+        atomicOr(word, code << shift);
+      }
+    }
+  }
+}
+
+}  // namespace qload::cuda

@@ -1,0 +1,59 @@
+"""The native CUDA module: whether it is here, and what every call of it needs."""
+
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qload.errors import ArgumentError
+
+NAME = "qload.native._cuda"
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)  # in the order of the native enumeration
+
+
+@cache
+def _found() -> tuple[Any, str]:
+    try:
+        return import_module(NAME), ""
+    except ImportError as error:
+        return None, f"the native CUDA module is missing: {error}"
+
+
+def why_not() -> str | None:
+    """Why no native CUDA operator can run here, or None."""
+    module, reason = _found()
+    if module is None:
+        return reason
+    return None if torch.cuda.is_available() else "torch sees no CUDA device"
+
+
+def native() -> Any:
+    """The module; who calls has asked `why_not`."""
+    module, reason = _found()
+    if module is None:
+        raise ArgumentError("qload", "a build with CUDA", reason)
+    return module
+
+
+def pointer(tensor: Tensor | None) -> int:
+    """Where a tensor starts; 0 where there is none."""
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def stream(tensor: Tensor) -> int:
+    """The stream that is current on a tensor's device."""
+    return int(torch.cuda.current_stream(tensor.device).cuda_stream)
+
+
+def check(name: str, tensor: Tensor | None, like: Tensor, *dtypes: torch.dtype) -> None:
+    """A contiguous tensor of one of some dtypes on the device of another, or ArgumentError."""
+    if tensor is None:
+        return
+    if tensor.device != like.device or not tensor.is_contiguous():
+        raise ArgumentError(
+            name, f"contiguous, on {like.device}", f"strides {tensor.stride()}, on {tensor.device}"
+        )
+    if dtypes and tensor.dtype not in dtypes:
+        raise ArgumentError(name, " or ".join(map(str, dtypes)), str(tensor.dtype))
