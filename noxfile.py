@@ -111,11 +111,64 @@ def cases(session: nox.Session) -> None:
     session.run("pytest", "tests/cases", "-m", "not gpu", *session.posargs)
 
 
+def build_cuda(session: nox.Session, archs: str = "") -> None:
+    """The CUDA module, put where this checkout looks for it; needs cmake, ninja, nvcc and pybind11."""
+    folder = ROOT / "build" / "cuda"
+    options = [f"-DPython_EXECUTABLE={sys.executable}", f"-DQLOAD_CUDA_ARCHS={archs}"]
+    session.run("cmake", "-S", "csrc/cuda", "-B", str(folder), "-G", "Ninja", *options, external=True)
+    session.run("cmake", "--build", str(folder), external=True)
+    session.run("cmake", "--install", str(folder), "--prefix", str(ROOT), external=True)
+
+
+def has_gpu(session: nox.Session) -> bool:
+    """Whether this environment has torch and this machine a GPU; the one without the other is an error."""
+    if importlib.util.find_spec("torch") is not None:
+        return shutil.which("nvidia-smi") is not None
+    if shutil.which("nvidia-smi"):
+        session.error("there is a GPU, and this environment has no torch to test it with")
+    return False
+
+
+@nox.session(default=False, venv_backend="none")
+def cuda_build(session: nox.Session) -> None:
+    """Compile the CUDA module for every architecture, or those of QLOAD_CUDA_ARCHS, and run nothing."""
+    build_cuda(session, os.environ.get("QLOAD_CUDA_ARCHS", ""))
+
+
 @nox.session(default=False, venv_backend="none")
 def gpu(session: nox.Session) -> None:
-    """The tests that need a CUDA device, in the environment that is there; none run there is a failure."""
-    if importlib.util.find_spec("torch") is None:
-        if shutil.which("nvidia-smi"):
-            session.error("there is a GPU, and this environment has no torch to test it with")
-        session.skip("this environment has no torch, and this machine no GPU")
+    """Build the CUDA module and run the tests that need a device, in the environment that is there."""
+    if not has_gpu(session):
+        session.skip("this environment has no torch, or this machine no GPU")
+    if shutil.which("nvcc"):
+        build_cuda(session, "native")
     session.run(sys.executable, "-m", "pytest", "tests/gpu", "-m", "gpu", "-rs", *session.posargs)
+
+
+@nox.session(default=False, venv_backend="none")
+def sanitize(session: nox.Session) -> None:
+    """Small shapes of every CUDA operator under compute-sanitizer: memory, races, what was never written."""
+    if not has_gpu(session) or not shutil.which("compute-sanitizer"):
+        session.skip("needs torch, a GPU and compute-sanitizer")
+    build_cuda(session, "native")
+    for tool in ("memcheck", "racecheck", "initcheck", "synccheck"):
+        checker = [
+            "compute-sanitizer",
+            "--tool",
+            tool,
+            "--error-exitcode",
+            "1",
+            "--kernel-regex",
+            "kns=qload",
+        ]
+        session.run(*checker, sys.executable, "-m", "tests.gpu.small", *session.posargs, external=True)
+
+
+@nox.session(default=False, venv_backend="none")
+def bench_gpu(session: nox.Session) -> None:
+    """Tables of the CUDA operators' times beside a copy, the floor of a read, and fp16 matmul."""
+    if not has_gpu(session):
+        session.skip("this environment has no torch, or this machine no GPU")
+    build_cuda(session, "native")
+    session.run(sys.executable, "-m", "tests.bench.moves")
+    session.run(sys.executable, "-m", "tests.bench.linear", *session.posargs)

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from qload.errors import CutError, DivideError
 from qload.kernels import repack, restore
 from qload.parallel import Rank
 from qload.spec import Weight
@@ -45,14 +46,17 @@ def test_a_weight_on_the_device_means_what_it_means_on_the_cpu(room: type[Weight
 @given(data=st.data())
 @few
 def test_shares_on_the_device_are_the_whole(room: type[Weight], data: Any) -> None:
-    stored = data.draw(layers(room, CONFIGS[room], N=64, K=768))
+    stored = data.draw(layers(room, CONFIGS[room], N=256, K=768))
 
-    columns = [on_device(stored, Rank(i, 2)).get_weights_col("layer").dequantize() for i in (0, 1)]
-    rows = [on_device(stored, Rank(i, 2)).get_weights_row("layer").dequantize() for i in (0, 1)]
+    try:
+        columns = [on_device(stored, Rank(i, 2)).get_weights_col("layer").dequantize() for i in (0, 1)]
+        rows = [on_device(stored, Rank(i, 2)).get_weights_row("layer").dequantize() for i in (0, 1)]
+    except (CutError, DivideError) as refused:
+        pytest.skip(str(refused))
 
     whole = stored.weight().dequantize()
-    assert_same_bits(torch.cat(columns).cpu(), whole)
-    assert_same_bits(torch.cat(rows, 1).cpu(), whole)
+    assert_same_bits(torch.cat(columns, -2).cpu(), whole)
+    assert_same_bits(torch.cat(rows, -1).cpu(), whole)
 
 
 @pytest.mark.parametrize("layout", ["exllama", "gptq_v2"])
@@ -77,6 +81,8 @@ def test_a_linear_on_the_device_passes_the_three_oracles(
     room: type[Weight], dtype: torch.dtype, data: Any
 ) -> None:
     weight = data.draw(layers(room, CONFIGS[room], fillings=("count",))).weight()
+    if len(weight.shape) != 2:
+        pytest.skip("no matrix: a stack of experts")
     linear = weight.get_linear().to("cuda")
     there = weight.to("cuda")
 

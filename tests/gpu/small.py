@@ -1,0 +1,72 @@
+"""Every CUDA operator once, on shapes that a sanitizer gets through: `nox -s sanitize`.
+
+Results are compared too, so that a checker that runs nothing is seen.
+"""
+
+import torch
+from torch import Tensor
+
+from qload.formats import AWQConfig, AWQWeight
+from qload.kernels import GPTQMarlinWeight, cuda, repack
+from qload.layouts import awq, gptq, marlin, strides
+
+K, N, GROUP = 512, 128, 64
+
+
+def same(got: Tensor, want: Tensor) -> None:
+    """Equal, or the run ends with an error."""
+    if not torch.equal(got.cpu(), want.cpu()):
+        raise SystemExit("a result differs from the reference")
+
+
+def moves() -> None:
+    """Tiles, rows that are looked up, elements one by one."""
+    codes = torch.randint(16, (K, N), dtype=torch.int32)
+    one, other = gptq.rows(4), marlin.rows(4)
+    words, want = one.pack(codes).cuda(), other.pack(codes)
+    same(cuda.reorder(words, one, other, (K, N)), want)
+    same(cuda.reorder(words, one, awq.columns(4), (K, N)), awq.columns(4).pack(codes))
+    perm = torch.randperm(K)
+    places = strides.places(one.codes, (K, N)), strides.places(other.codes, (K, N))
+    starts = torch.tensor(strides.starts(places[0][0], K))[perm].cuda()
+    digits = strides.digits(*places, rows=0) or []
+    same(cuda.move(words, 4, digits, want.shape, rows=starts), other.pack(codes[perm]))
+    plain = torch.arange(33 * 65, dtype=torch.int16).reshape(33, 65)
+    turned = strides.digits(strides.strided((33, 65), (65, 1)), strides.strided((33, 65), (1, 33))) or []
+    same(cuda.move(plain.cuda(), 16, turned, (65, 33)), plain.T)
+
+
+def weight() -> AWQWeight:
+    """Random codes, zero points and scales."""
+    groups = K // GROUP
+    return AWQWeight(
+        config=AWQConfig(GROUP),
+        qweight=torch.randint(-(2**31), 2**31, (K, N // 8), dtype=torch.int64).to(torch.int32),
+        qzeros=torch.randint(-(2**31), 2**31, (groups, N // 8), dtype=torch.int64).to(torch.int32),
+        scales=(torch.rand(groups, N) * 0.02).half(),
+    )
+
+
+def main() -> None:
+    """All of it, and the linear in every division."""
+    torch.manual_seed(0)
+    moves()
+    made = weight()
+    for layout in ("awq", "gptq_v2", "marlin"):
+        held = made if layout == "awq" else repack(made, layout)
+        for dtype in (torch.float16, torch.float32):
+            same(cuda.dequantize(held.to("cuda"), dtype), made.dequantize().to(dtype))
+    read = repack(made, "marlin").to("cuda")
+    assert isinstance(read, GPTQMarlinWeight)
+    w = read.dequantize()
+    for M in (1, 8, 9, 17, 64):
+        x = torch.eye(K, dtype=torch.float16, device="cuda")[:M].contiguous()
+        for columns, split in ((1, 1), (1, 2), (2, 2), (0, 0)):
+            y = torch.ops.qload.w4a16(
+                x, read.qweight, read.scales, read.qzeros, None, None, N, GROUP, columns, split
+            )
+            same(y, w.T[:M].half())
+
+
+if __name__ == "__main__":
+    main()
