@@ -152,15 +152,9 @@ def sanitize(session: nox.Session) -> None:
         session.skip("needs torch, a GPU and compute-sanitizer")
     build_cuda(session, "native")
     for tool in ("memcheck", "racecheck", "initcheck", "synccheck"):
-        checker = [
-            "compute-sanitizer",
-            "--tool",
-            tool,
-            "--error-exitcode",
-            "1",
-            "--kernel-regex",
-            "kns=qload",
-        ]
+        checker = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "1"]
+        if tool != "initcheck":  # which has to see what torch writes
+            checker += ["--kernel-regex", "kns=qload"]
         session.run(*checker, sys.executable, "-m", "tests.gpu.small", *session.posargs, external=True)
 
 
