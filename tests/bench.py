@@ -7,6 +7,7 @@ rate.
 """
 
 import importlib.util
+import sys
 import time
 from collections.abc import Callable, Iterator
 from itertools import product
@@ -118,11 +119,8 @@ def plain() -> Iterator[Row]:
         yield measure(
             "nf4 to bfloat16", "torch", small, 2 * K * N, lambda _: made.dequantize(torch.bfloat16), 3
         )
-    if importlib.util.find_spec("compressed_tensors") and importlib.util.find_spec("loguru"):
-        from compressed_tensors.compressors.quantized_compressors.pack_quantized import (
-            pack_to_int32,
-            unpack_from_int32,
-        )
+    if importlib.util.find_spec("compressed_tensors"):
+        from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32, unpack_from_int32
 
         signed, shape = (codes - 8).to(torch.int8), torch.Size((N, K))
         yield measure("pack", "compressed-tensors", large, small, lambda _: pack_to_int32(signed, 4), 3)
@@ -143,23 +141,17 @@ def plain() -> Iterator[Row]:
         )
 
 
+TABLES = {"repack": repacks, "dequantize": dequantizes, "torch": plain}
+
+
 def main() -> None:
-    """Print the tables."""
+    """Print the tables, or those that the command line names."""
     console = Console(width=110)
-    for title, rows in {
-        "Repack": repacks(),
-        "Dequantize": dequantizes(),
-        "Without native code": plain(),
-    }.items():
+    for title in sys.argv[1:] or TABLES:
         table = Table("what", "how", "MB to move", "ms", "GB/s", "of a copy", title=title)
-        for what, how, moved, took, copied in rows:
-            cells = (
-                f"{moved / 1e6:.0f}",
-                f"{took * 1e3:.2f}",
-                f"{moved / took / 1e9:.1f}",
-                f"{copied / took:.0%}",
-            )
-            table.add_row(what, how, *cells)
+        for what, how, moved, took, copied in TABLES[title]():
+            rate, share = f"{moved / took / 1e9:.1f}", f"{copied / took:.0%}"
+            table.add_row(what, how, f"{moved / 1e6:.0f}", f"{took * 1e3:.2f}", rate, share)
         console.print(table)
 
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <exception>
 #include <system_error>
@@ -10,26 +11,30 @@
 
 namespace qload::cpu {
 
-/// `work(begin, end)` over [0, count) in at most `threads` parts of at least `least` each.
+constexpr int64_t kChunks = 8;  // of each thread: one that is held up leaves them to the others
+
+/// `work(begin, end)` over [0, count), by at most `threads` threads, in chunks of at least `least`.
 template <class Work>
 void parallel_for(int64_t count, int64_t least, int threads, const Work& work) {
-  const int64_t parts = std::max<int64_t>(1, std::min<int64_t>(threads, count / std::max<int64_t>(least, 1)));
-  std::vector<std::thread> others;
-  std::vector<std::exception_ptr> failed(static_cast<size_t>(parts));
-  const auto part = [&](int64_t i) {
+  const int64_t most = std::max<int64_t>(1, count / std::max<int64_t>(least, 1));
+  const int64_t several = std::min<int64_t>(threads, most);
+  if (several <= 1) return work(0, count);
+  const int64_t chunks = std::min(several * kChunks, most);
+  std::atomic<int64_t> next{0};
+  std::vector<std::exception_ptr> failed(static_cast<size_t>(several));
+  const auto share = [&](int64_t thread) {
     try {
-      work(count * i / parts, count * (i + 1) / parts);
+      for (int64_t i = next++; i < chunks; i = next++) work(count * i / chunks, count * (i + 1) / chunks);
     } catch (...) {
-      failed[static_cast<size_t>(i)] = std::current_exception();
+      failed[static_cast<size_t>(thread)] = std::current_exception();
     }
   };
-  int64_t started = 1;
+  std::vector<std::thread> others;
   try {
-    for (; started < parts; ++started) others.emplace_back(part, started);
-  } catch (const std::system_error&) {  // no more threads to be had: this one does the rest
+    for (int64_t thread = 1; thread < several; ++thread) others.emplace_back(share, thread);
+  } catch (const std::system_error&) {  // no more threads to be had: those that are do the work
   }
-  part(0);
-  for (int64_t i = started; i < parts; ++i) part(i);
+  share(0);
   for (auto& other : others) other.join();
   for (const auto& error : failed)
     if (error) std::rethrow_exception(error);
