@@ -46,7 +46,12 @@ FAULTS = (
         "if self.g_idx is not None and not self.config.is_k_full:",
         "if self.g_idx is not None and self.config.is_k_full:",
     ),
-    Fault("is-k-full-always", _MARLIN, "bool((ordered == here).all())", "True"),
+    Fault(
+        "is-k-full-always",
+        _MARLIN,
+        "is_k_full = config.groups(K) == groups and bool((ordered == here).all())",
+        "is_k_full = bool(groups)",
+    ),
     Fault(
         "marlin-padding-not-zero",
         _MARLIN,
