@@ -1,5 +1,6 @@
 """Packings as the native routines take them: where each code lies, or which bits of a run go where."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from math import prod
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from qload.layouts.packing import Packing
 
 Axis = list[native.Place]
+Place = tuple[int, int]  # size and stride
 WORD_BITS = 32
 MOST_WORDS = 32  # of a run, codes as well as words
 
@@ -130,7 +132,7 @@ def _move(packed: "Packed", target: "Packing", words: Tensor) -> bool:
     return native.move(packed.words.contiguous(), words, target.bits, digits)
 
 
-def common(ours: Axis, theirs: Axis) -> list[native.Digit] | None:
+def common(ours: Sequence[Place], theirs: Sequence[Place]) -> list[native.Digit] | None:
     """The digits of an axis that both sides are made of, innermost first; None where one cuts another's."""
     digits, left, right = [], list(ours), list(theirs)
     while left and right:
@@ -142,9 +144,9 @@ def common(ours: Axis, theirs: Axis) -> list[native.Digit] | None:
             return None
         digits.append(native.Digit(size, source, target))
         if a > size:
-            left.insert(0, native.Place(a // size, source * size))
+            left.insert(0, (a // size, source * size))
         if b > size:
-            right.insert(0, native.Place(b // size, target * size))
+            right.insert(0, (b // size, target * size))
     return digits
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import cache
 from math import prod
 
-from qload.errors import PatternError
+from qload.layouts.natively import common
 from qload.layouts.order import Order, parse_side
 from qload.layouts.packing import Packing, stream
 
@@ -28,7 +28,7 @@ def moves(packing: Packing) -> bool:
 @cache
 def places(order: Order, shape: tuple[int, ...]) -> tuple[tuple[Place, ...], ...]:
     """The digits of each plain axis, innermost first, and their strides in the ordered tensor."""
-    size = _sizes(order, shape)
+    size = order.digits(shape, order.left)
     stride, reached = {}, 1
     for group in reversed(order.right):
         for digit in reversed(group):
@@ -39,7 +39,7 @@ def places(order: Order, shape: tuple[int, ...]) -> tuple[tuple[Place, ...], ...
 def shape_of(packing: Packing, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The shape of the words that hold codes of a plain shape."""
     groups = parse_side(packing.pattern, packing.pattern.split("->")[1])[:-1]
-    size = _sizes(packing.codes, shape) | {"w": packing.words}
+    size = packing.codes.digits(shape, packing.codes.left) | {"w": packing.words}
     return tuple(prod(size[digit] for digit in group) for group in groups)
 
 
@@ -65,27 +65,10 @@ def digits(
     """
     found: list[Digit] = []
     for axis, (left, right) in enumerate(zip(source, target, strict=True)):
-        a, b, reached = list(left), list(right), 1
-        while a and b:
-            (size_a, from_a), (size_b, to_b) = a.pop(0), b.pop(0)
-            size = min(size_a, size_b) if min(size_a, size_b) > 0 else 0
-            if size and (size_a % size or size_b % size):
-                return None
-            found.append((size, from_a, to_b, reached if axis == rows else 0))
+        both, reached = common(left, right), 1
+        if both is None:
+            return None
+        for size, here, there in both:
+            found.append((size, here, there, reached if axis == rows else 0))
             reached *= size
-            if size and size_a > size:
-                a.insert(0, (size_a // size, from_a * size))
-            if size and size_b > size:
-                b.insert(0, (size_b // size, to_b * size))
     return found
-
-
-def _sizes(order: Order, shape: tuple[int, ...]) -> dict[str, int]:
-    """The size of each digit; the one that an axis leaves open follows from the shape."""
-    size = dict(order.sizes)
-    for extent, group in zip(shape, order.left, strict=True):
-        inner = prod(size.get(digit, 1) for digit in group)
-        if extent % inner:
-            raise PatternError(order.pattern, f"axis ({' '.join(group)}): {extent} is no multiple of {inner}")
-        size |= {digit: extent // inner for digit in group if digit not in size}
-    return size

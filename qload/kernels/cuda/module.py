@@ -1,40 +1,32 @@
 """The native CUDA module: whether it is here, and what every call of it needs."""
 
-from functools import cache
-from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from qload.errors import ArgumentError
+from qload.native import load
 
-NAME = "qload.native._cuda"
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)  # in the order of the native enumeration
-
-
-@cache
-def _found() -> tuple[Any, str]:
-    try:
-        return import_module(NAME), ""
-    except ImportError as error:
-        return None, f"the native CUDA module is missing: {error}"
 
 
 def why_not() -> str | None:
     """Why no native CUDA operator can run here, or None."""
-    module, reason = _found()
-    if module is None:
-        return reason
+    module = load("cuda")
+    if module.found is None:
+        return f"the native CUDA module is missing: {module.reason}"
     return None if torch.cuda.is_available() else "torch sees no CUDA device"
 
 
 def native() -> Any:
     """The module; who calls has asked `why_not`."""
-    module, reason = _found()
-    if module is None:
-        raise ArgumentError("qload", "a build with CUDA", reason)
-    return module
+    module = load("cuda")
+    if module.found is None:
+        raise ArgumentError(
+            "qload", "a build with CUDA", f"the native CUDA module is missing: {module.reason}"
+        )
+    return module.found
 
 
 def pointer(tensor: Tensor | None) -> int:
