@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from qload.kernels import GPTQMarlinConfig, GPTQMarlinWeight, cuda
+from qload.kernels.cuda import w4a16
+from qload.kernels.cuda.marlin import MarlinCall
 from qload.kernels.cuda.module import native, stream
 from tests.bench.timing import copies, microseconds
 
@@ -51,11 +53,8 @@ def wrong(y: Tensor, x: Tensor, w: Tensor) -> bool:
 
 
 def call(x: Tensor, w: GPTQMarlinWeight, columns: int, split: int, early: bool) -> Tensor:
-    N = w.layer.N
-    y: Tensor = torch.ops.qload.w4a16(
-        x, w.qweight, w.scales, None, None, None, N, GROUP, columns, split, early
-    )
-    return y
+    made = MarlinCall(x, w.qweight, w.scales, *[None] * 4, w.layer.N, 4, GROUP, True)
+    return w4a16.run(made, columns, split, early)
 
 
 def best_division(x: Tensor, weights: list[GPTQMarlinWeight]) -> tuple[int, int, list[Any]]:

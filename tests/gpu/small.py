@@ -8,6 +8,8 @@ from torch import Tensor
 
 from qload.formats import AWQConfig, AWQWeight
 from qload.kernels import GPTQMarlinWeight, cuda, repack
+from qload.kernels.cuda import w4a16
+from qload.kernels.cuda.marlin import MarlinCall
 from qload.layouts import awq, gptq, marlin, strides
 
 K, N, GROUP = 512, 128, 64
@@ -62,10 +64,8 @@ def main() -> None:
     for M in (1, 8, 9, 17, 64):
         x = torch.eye(K, dtype=torch.float16, device="cuda")[:M].contiguous()
         for columns, split in ((1, 1), (1, 2), (2, 2), (0, 0)):
-            y = torch.ops.qload.w4a16(
-                x, read.qweight, read.scales, read.qzeros, None, None, N, GROUP, columns, split
-            )
-            same(y, w.T[:M].half())
+            call = MarlinCall(x, read.qweight, read.scales, read.qzeros, *[None] * 3, N, 4, GROUP, True)
+            same(w4a16.run(call, columns, split), w.T[:M].half())
 
 
 if __name__ == "__main__":

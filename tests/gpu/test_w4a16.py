@@ -9,6 +9,7 @@ from torch import Tensor
 from qload.errors import ArgumentError
 from qload.formats import GPTQConfig, GPTQWeight
 from qload.kernels import GPTQMarlinWeight, cuda, repack
+from qload.kernels.cuda import marlin, w4a16
 from qload.layouts import Stored, gptq
 from qload.spec import Weight
 from qload.testing import assert_reads_back, assert_same_bits, assert_sums_exactly, assert_within_bound
@@ -68,6 +69,11 @@ def kernel(weight: GPTQMarlinWeight, bias: Tensor | None = None) -> Any:
     return lambda x: cuda.linear(x, weight, bias)
 
 
+def call(x: Tensor, w: GPTQMarlinWeight) -> marlin.MarlinCall:
+    read = (w.qweight, w.scales, w.qzeros, w.g_idx, w.perm, None, w.layer.N)
+    return marlin.MarlinCall(x, *read, w.config.bits, w.config.group_size, w.config.is_k_full)
+
+
 def inputs(M: int, weight: Weight, dtype: torch.dtype) -> Tensor:
     make = torch.Generator(device="cuda").manual_seed(M)
     return torch.randn(M, weight.layer.K, device="cuda", generator=make).to(dtype)
@@ -121,8 +127,7 @@ def test_every_division_of_a_layer_sums_exactly(columns: int, split: int, M: int
     w = layer(2048, 512, 128, True, False, torch.float16, exact=True)
 
     def divided(x: Tensor) -> Tensor:
-        read = (x, w.qweight, w.scales, w.qzeros, None, None, 512, 128)
-        return torch.ops.qload.w4a16(*read, columns, split, False)
+        return w4a16.run(call(x, w), columns, split, False)
 
     assert_sums_exactly(divided, w, torch.float16, M=M)
 
@@ -133,8 +138,7 @@ def test_blocks_that_take_several_tiles_in_turns_sum_exactly(M: int) -> None:
     for columns, split in ((1, 1), (1, 2), (2, 2), (4, 1), (0, 0)):
 
         def divided(x: Tensor, columns: int = columns, split: int = split) -> Tensor:
-            read = (x, w.qweight, w.scales, w.qzeros, None, None, 64 * 700, 128)
-            return torch.ops.qload.w4a16(*read, columns, split, True)
+            return w4a16.run(call(x, w), columns, split, True)
 
         assert_sums_exactly(divided, w, torch.float16, M=M)
 
@@ -222,14 +226,14 @@ def test_no_token_is_no_launch_and_what_does_not_fit_is_refused() -> None:
 
     assert cuda.linear(inputs(0, w, torch.float16), w).shape == (0, 64)
     with pytest.raises(ArgumentError, match="scales"):
-        torch.ops.qload.w4a16(inputs(1, w, torch.bfloat16), w.qweight, w.scales, None, None, None, 64, 128)
+        marlin.linear(inputs(1, w, torch.bfloat16), w)
 
 
 def test_the_operator_has_a_schema_and_a_shape_rule_that_hold() -> None:
     w = layer(1024, 256, 128, True, False, torch.float16)
     x = inputs(3, w, torch.float16)
-    arguments = (x, w.qweight, w.scales, w.qzeros, None, None, 256, 128)
+    arguments = (x, w.qweight, w.scales, w.qzeros, None, None, None, 256, 4, 128, True)
 
-    torch.library.opcheck(torch.ops.qload.w4a16.default, arguments)
+    torch.library.opcheck(torch.ops.qload.marlin.default, arguments)
     compiled = torch.compile(lambda x: cuda.linear(x, w) * 2, fullgraph=True, backend="eager")
     assert_same_bits(compiled(x), cuda.linear(x, w) * 2)

@@ -1,0 +1,73 @@
+"""Which kernel multiplies: the one that was fastest on such a layer, in a table that bench_gpu writes.
+
+A row of the table: for a layout and width on chips of a capability, layers of up to so many bytes and up to
+so many tokens, the kernels from the fastest on.
+"""
+
+import json
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from torch import Tensor
+
+from qload.errors import ArgumentError, NoKernelError
+
+TABLE = "dispatch.json"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One way to multiply: why not, or y (M, N), of a call."""
+
+    name: str
+    why_not: Callable[[Any], str | None]
+    run: Callable[[Any], Tensor]
+
+
+def choose(
+    kernels: Sequence[Kernel], call: Any, *, layout: str, capability: tuple[int, int], asked: str = ""
+) -> Kernel:
+    """The fastest kernel that takes a call, or the one that is asked for by name.
+
+    `call` has `tokens`, `bits` and `bytes` (of the weight's codes). Raises ArgumentError for a name that no
+    kernel has, NoKernelError with every reason where none takes the call.
+    """
+    by_name = {kernel.name: kernel for kernel in kernels}
+    if asked and asked not in by_name:
+        raise ArgumentError("kernel", " or ".join(by_name), repr(asked))
+    names = (asked,) if asked else ranked(layout, call.bits, capability, call.bytes, call.tokens)
+    reasons = {}
+    for name in names or tuple(by_name):
+        reason = by_name[name].why_not(call) if name in by_name else "is not one of this layout's kernels"
+        if reason is None:
+            return by_name[name]
+        reasons[name] = reason
+    raise NoKernelError(f"{call.bits}-bit {layout}, {call.tokens} tokens", reasons)
+
+
+@cache
+def ranked(layout: str, bits: int, capability: tuple[int, int], size: int, tokens: int) -> tuple[str, ...]:
+    """Kernels from the fastest on; of the nearest chip that is no newer, else (): as they are listed."""
+    known = {chip for name, width, chip in _rows() if (name, width) == (layout, bits) and chip <= capability}
+    if not known:
+        return ()
+    rows = _rows()[layout, bits, max(known)]
+    sizes = sorted({row[0] for row in rows})
+    of_size = sizes[min(bisect_left(sizes, size), len(sizes) - 1)]
+    here = sorted(row[1:] for row in rows if row[0] == of_size)
+    found: tuple[str, ...] = here[min(bisect_left([row[0] for row in here], tokens), len(here) - 1)][1]
+    return found
+
+
+@cache
+def _rows() -> dict[tuple[str, int, tuple[int, int]], list[tuple[int, int, tuple[str, ...]]]]:
+    text = resources.files(__package__).joinpath(TABLE).read_text("utf-8")
+    found: dict[Any, list[Any]] = {}
+    for row in json.loads(text):
+        key = row["layout"], row["bits"], tuple(row["capability"])
+        found.setdefault(key, []).append((row["bytes"], row["tokens"], tuple(row["kernels"])))
+    return found

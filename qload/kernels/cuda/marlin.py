@@ -1,0 +1,168 @@
+"""`qload::marlin`: x times a weight in Marlin's order, by whichever kernel is fastest for so many tokens."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qload.errors import ArgumentError
+from qload.kernels.cuda import w4a16
+from qload.kernels.cuda.choice import Kernel, choose
+from qload.kernels.cuda.dequantize import dequantize
+from qload.kernels.cuda.library import operator
+from qload.kernels.cuda.module import check
+from qload.kernels.marlin import GPTQMarlinConfig, GPTQMarlinWeight
+from qload.spec import Layer
+
+ACTIVATIONS = (torch.float16, torch.bfloat16)
+CAPABILITY = (8, 0)
+LAYOUT = "marlin"
+
+
+@dataclass(frozen=True)
+class MarlinCall:
+    """x (M, K) and a weight whose rows and columns may be padded; `group_size` -1: one scale a column."""
+
+    x: Tensor
+    weights: Tensor
+    scales: Tensor
+    zeros: Tensor | None
+    g_idx: Tensor | None
+    perm: Tensor | None
+    bias: Tensor | None
+    N: int
+    bits: int
+    group_size: int
+    is_k_full: bool
+
+    @property
+    def tokens(self) -> int:
+        """M."""
+        return self.x.shape[0]
+
+    @property
+    def bytes(self) -> int:
+        """Of the codes."""
+        return 4 * self.weights.numel()
+
+    @property
+    def rows(self) -> int:
+        """K as it is padded."""
+        return self.weights.shape[0] * 16
+
+    @property
+    def columns(self) -> int:
+        """N as it is padded."""
+        return self.weights.shape[1] * 2 // self.bits
+
+    @property
+    def group(self) -> int:
+        """Rows of a group."""
+        return self.rows if self.group_size == -1 else self.group_size
+
+
+def why_not_large(call: MarlinCall) -> str | None:
+    """Every call is taken."""
+    return None
+
+
+def large(call: MarlinCall) -> Tensor:
+    """The weight rounded to the type of x, then the vendor's product."""
+    config = GPTQMarlinConfig(
+        call.bits, call.group_size, call.zeros is not None, call.perm is not None, call.is_k_full
+    )
+    layer = Layer((call.N,), call.x.shape[1], (call.N, call.x.shape[1]), "weight")
+    weight = GPTQMarlinWeight(
+        config, call.weights, call.scales, call.zeros, call.g_idx, call.perm, layer=layer
+    )
+    return torch.nn.functional.linear(call.x, dequantize(weight, call.x.dtype), call.bias)
+
+
+KERNELS = (Kernel("w4a16", w4a16.why_not, w4a16.run), Kernel("large", why_not_large, large))
+
+
+def why_not(weight: GPTQMarlinWeight, dtype: torch.dtype) -> str | None:
+    """Why activations of a dtype cannot be multiplied with a weight as it lies, or None."""
+    device = weight.device
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < CAPABILITY:
+        return f"needs a CUDA device of capability 8.0, the weight is on {device}"
+    if dtype not in ACTIVATIONS or weight.scales.dtype != dtype:
+        return f"needs float16 or bfloat16 of both, got {dtype} activations, {weight.scales.dtype} scales"
+    return None
+
+
+def linear(x: Tensor, weight: GPTQMarlinWeight, bias: Tensor | None = None, kernel: str = "") -> Tensor:
+    """x (M, K) -> (M, N) in x's dtype, sums in float32; `kernel`: by name, else the fastest that fits."""
+    config = weight.config
+    y: Tensor = torch.ops.qload.marlin(
+        x.contiguous(),
+        weight.qweight,
+        weight.scales,
+        weight.qzeros,
+        weight.g_idx,
+        weight.perm,
+        bias,
+        weight.layer.N,
+        config.bits,
+        config.group_size,
+        config.is_k_full,
+        kernel,
+    )
+    return y
+
+
+def _marlin(*arguments: Any) -> Tensor:
+    *read, kernel = arguments
+    call = MarlinCall(*read)
+    _check(call)
+    if not call.tokens or not call.N:
+        return call.x.new_empty(call.tokens, call.N)
+    capability = torch.cuda.get_device_capability(call.x.device)
+    return choose(KERNELS, call, layout=LAYOUT, capability=capability, asked=kernel).run(call)
+
+
+def _check(call: MarlinCall) -> None:
+    x, ints = call.x, (torch.int32,)
+    for name, tensor, dtypes in (
+        ("x", x, ACTIVATIONS),
+        ("weights", call.weights, ints),
+        ("scales", call.scales, (x.dtype,)),
+        ("zeros", call.zeros, ints),
+        ("g_idx", call.g_idx, ints),
+        ("perm", call.perm, ints),
+        ("bias", call.bias, (x.dtype,)),
+    ):
+        check(name, tensor, x, *dtypes)
+    K, N, groups = call.rows, call.columns, call.scales.shape[0]
+    if call.is_k_full and groups != -(-K // call.group):
+        raise ArgumentError("scales", f"{-(-K // call.group)} rows of scales", str(groups))
+    shapes: tuple[tuple[str, Tensor | None, tuple[int, ...]], ...] = (
+        ("scales", call.scales, (groups, N)),
+        ("zeros", call.zeros, (groups, N * call.bits // 32)),
+        ("g_idx", call.g_idx, (K,)),
+        ("perm", call.perm, (K,)),
+        ("bias", call.bias, (call.N,)),
+    )
+    for name, tensor, shape in shapes:
+        if tensor is not None and tuple(tensor.shape) != shape:
+            raise ArgumentError(name, f"shape {shape}", str(tuple(tensor.shape)))
+    if x.ndim != 2 or not (0 < x.shape[1] <= K and N >= call.N):
+        raise ArgumentError("x", f"(M, K) of a layer of at most {K} x {N}", str(tuple(x.shape)))
+    if call.bits not in (4, 8) or call.group not in (32, 64, 128, K):
+        raise ArgumentError(
+            "group_size", "32, 64, 128 or -1 of 4 or 8 bits", f"{call.group_size} of {call.bits} bits"
+        )
+
+
+def _fake(x: Tensor, *rest: Any) -> Tensor:
+    return x.new_empty(x.shape[0], rest[6])
+
+
+operator(
+    "marlin",
+    "(Tensor x, Tensor weights, Tensor scales, Tensor? zeros, Tensor? g_idx, Tensor? perm, Tensor? bias, "
+    'int N, int bits, int group_size, bool is_k_full, str kernel="") -> Tensor',
+    _marlin,
+    _fake,
+)

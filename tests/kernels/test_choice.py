@@ -1,0 +1,100 @@
+"""Which kernel a call gets: the first of the table that takes it, by chip, size and number of tokens."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import resources
+
+import pytest
+
+from qload.errors import ArgumentError, NoKernelError
+from qload.kernels.cuda import choice, marlin
+
+ROWS = [
+    ("marlin", 4, (8, 0), 1000, 16, ["small", "large"]),
+    ("marlin", 4, (8, 0), 1000, 64, ["large", "small"]),
+    ("marlin", 4, (9, 0), 1000, 16, ["tiny", "large"]),
+    ("marlin", 4, (9, 0), 1000, 64, ["small"]),
+    ("marlin", 4, (9, 0), 9000, 16, ["large"]),
+]
+
+
+@dataclass(frozen=True)
+class Call:
+    tokens: int
+    bytes: int = 500
+    bits: int = 4
+
+
+@pytest.fixture(autouse=True)
+def _table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    rows: dict = {}
+    for layout, bits, capability, size, tokens, kernels in ROWS:
+        rows.setdefault((layout, bits, capability), []).append((size, tokens, tuple(kernels)))
+    monkeypatch.setattr(choice, "_rows", lambda: rows)
+    choice.ranked.cache_clear()
+    yield
+    choice.ranked.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("capability", "size", "tokens", "first"),
+    [
+        pytest.param((8, 0), 500, 16, "small", id="up to the tokens of a row"),
+        pytest.param((8, 0), 500, 17, "large", id="from one more on the next row"),
+        pytest.param((8, 0), 500, 65, "large", id="more tokens than any row: the last"),
+        pytest.param((8, 6), 500, 1, "small", id="a chip without rows: the nearest older one's"),
+        pytest.param((9, 0), 500, 1, "tiny", id="a chip's own rows"),
+        pytest.param((12, 0), 1000, 1, "tiny", id="a newer chip: the newest known"),
+        pytest.param((9, 0), 1001, 1, "large", id="a larger layer"),
+        pytest.param((9, 0), 99999, 1, "large", id="larger than any row: the largest"),
+    ],
+)
+def test_the_table_is_read(capability: tuple[int, int], size: int, tokens: int, first: str) -> None:
+    assert choice.ranked("marlin", 4, capability, size, tokens)[0] == first
+
+
+def test_without_rows_kernels_come_as_they_are_listed() -> None:
+    assert choice.ranked("marlin", 8, (9, 0), 1, 1) == ()
+    assert choice.ranked("marlin", 4, (7, 5), 1, 1) == ()
+    assert pick(Call(1, bits=8)).name == "tiny"
+
+
+def kernel(name: str, most: int) -> choice.Kernel:
+    def why_not(call: Call) -> str | None:
+        return None if call.tokens <= most else f"takes {most} tokens, got {call.tokens}"
+
+    return choice.Kernel(name, why_not, lambda call: call)
+
+
+def pick(call: Call, asked: str = "") -> choice.Kernel:
+    kernels = [kernel("tiny", 4), kernel("small", 32), kernel("large", 100)]
+    return choice.choose(kernels, call, layout="marlin", capability=(9, 0), asked=asked)
+
+
+def test_a_kernel_that_refuses_leaves_the_call_to_the_next() -> None:
+    assert pick(Call(4)).name == "tiny"
+    assert pick(Call(5)).name == "large"
+
+
+def test_a_kernel_can_be_asked_for_and_says_why_not() -> None:
+    assert pick(Call(1), "small").name == "small"
+    with pytest.raises(NoKernelError, match="takes 4 tokens, got 5"):
+        pick(Call(5), "tiny")
+    with pytest.raises(ArgumentError, match="tiny or small or large"):
+        pick(Call(1), "huge")
+
+
+def test_where_all_refuse_every_reason_is_told() -> None:
+    with pytest.raises(NoKernelError, match="takes 32 tokens, got 40"):
+        pick(Call(40))
+
+
+def test_the_table_that_is_shipped_names_kernels_that_there_are() -> None:
+    rows = json.loads(resources.files("qload.kernels.cuda").joinpath(choice.TABLE).read_text("utf-8"))
+    known = {"marlin": {kernel.name for kernel in marlin.KERNELS}}
+
+    assert rows
+    for row in rows:
+        assert row["kernels"], row
+        assert set(row["kernels"]) <= known[row["layout"]], row
