@@ -127,7 +127,7 @@ def test_every_division_of_a_layer_sums_exactly(columns: int, split: int, M: int
     w = layer(2048, 512, 128, True, False, torch.float16, exact=True)
 
     def divided(x: Tensor) -> Tensor:
-        return w4a16.run(call(x, w), columns, split, False)
+        return w4a16.run(call(x, w), columns, split)
 
     assert_sums_exactly(divided, w, torch.float16, M=M)
 
@@ -138,7 +138,7 @@ def test_blocks_that_take_several_tiles_in_turns_sum_exactly(M: int) -> None:
     for columns, split in ((1, 1), (1, 2), (2, 2), (4, 1), (0, 0)):
 
         def divided(x: Tensor, columns: int = columns, split: int = split) -> Tensor:
-            return w4a16.run(call(x, w), columns, split, True)
+            return w4a16.run(call(x, w), columns, split)
 
         assert_sums_exactly(divided, w, torch.float16, M=M)
 

@@ -1,6 +1,6 @@
 """`qload::marlin`: x times a weight in Marlin's order, by whichever kernel is fastest for so many tokens."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,7 +22,10 @@ LAYOUT = "marlin"
 
 @dataclass(frozen=True)
 class MarlinCall:
-    """x (M, K) and a weight whose rows and columns may be padded; `group_size` -1: one scale a column."""
+    """x (M, K) and a weight whose rows and columns may be padded; `group_size` -1: one scale a column.
+
+    `early`: a kernel may start before the one ahead of it has ended.
+    """
 
     x: Tensor
     weights: Tensor
@@ -35,6 +38,7 @@ class MarlinCall:
     bits: int
     group_size: int
     is_k_full: bool
+    early: bool = True
 
     @property
     def tokens(self) -> int:
@@ -92,7 +96,9 @@ def why_not(weight: GPTQMarlinWeight, dtype: torch.dtype) -> str | None:
     return None
 
 
-def linear(x: Tensor, weight: GPTQMarlinWeight, bias: Tensor | None = None, kernel: str = "") -> Tensor:
+def linear(
+    x: Tensor, weight: GPTQMarlinWeight, bias: Tensor | None = None, kernel: str = "", early: bool = True
+) -> Tensor:
     """x (M, K) -> (M, N) in x's dtype, sums in float32; `kernel`: by name, else the fastest that fits."""
     config = weight.config
     y: Tensor = torch.ops.qload.marlin(
@@ -108,13 +114,14 @@ def linear(x: Tensor, weight: GPTQMarlinWeight, bias: Tensor | None = None, kern
         config.group_size,
         config.is_k_full,
         kernel,
+        early,
     )
     return y
 
 
-def _marlin(*arguments: Any) -> Tensor:
-    *read, kernel = arguments
-    call = MarlinCall(*read)
+def _marlin(x: Tensor, *rest: Any) -> Tensor:
+    *read, kernel, early = rest
+    call = replace(MarlinCall(x, *read), early=early)
     _check(call)
     if not call.tokens or not call.N:
         return call.x.new_empty(call.tokens, call.N)
@@ -162,7 +169,7 @@ def _fake(x: Tensor, *rest: Any) -> Tensor:
 operator(
     "marlin",
     "(Tensor x, Tensor weights, Tensor scales, Tensor? zeros, Tensor? g_idx, Tensor? perm, Tensor? bias, "
-    'int N, int bits, int group_size, bool is_k_full, str kernel="") -> Tensor',
+    'int N, int bits, int group_size, bool is_k_full, str kernel="", bool early=True) -> Tensor',
     _marlin,
     _fake,
 )

@@ -21,8 +21,8 @@ def why_not(call: Any) -> str | None:
     return None
 
 
-def run(call: Any, columns: int = 0, split: int = 0, early: bool = True) -> Tensor:
-    """y (M, N); `early`: may start before the kernel ahead ends. A division of 0 is left to the kernel."""
+def run(call: Any, columns: int = 0, split: int = 0) -> Tensor:
+    """y (M, N); a division of 0 is left to the kernel."""
     x = call.x
     y: Tensor = x.new_empty(x.shape[0], call.N)
     with torch.cuda.device(x.device):
@@ -33,7 +33,7 @@ def run(call: Any, columns: int = 0, split: int = 0, early: bool = True) -> Tens
             x.dtype == torch.bfloat16,
             columns,
             split,
-            early,
+            call.early,
             stream(x),
         )
     return y
