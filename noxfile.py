@@ -57,7 +57,7 @@ def bench(session: nox.Session) -> None:
     build(session)
     for peer in ("compressed-tensors", "bitsandbytes"):  # what is not to be had is left out of the table
         session.run("python", "-m", "pip", "install", "--quiet", TORCH, peer, success_codes=[0, 1])
-    session.run("python", "tests/bench.py", *session.posargs)
+    session.run("python", "-m", "tests.bench.cpu", *session.posargs)
 
 
 def build(session: nox.Session, *groups: str, **flags: str) -> None:
@@ -160,9 +160,10 @@ def sanitize(session: nox.Session) -> None:
 
 @nox.session(default=False, venv_backend="none")
 def bench_gpu(session: nox.Session) -> None:
-    """Tables of the CUDA operators' times beside a copy, the floor of a read, and fp16 matmul."""
+    """Times of CUDA operators beside a copy, limits, fp16 and peers; with arguments only of linears."""
     if not has_gpu(session):
         session.skip("this environment has no torch, or this machine no GPU")
     build_cuda(session, "native")
-    session.run(sys.executable, "-m", "tests.bench.moves")
+    if not session.posargs:
+        session.run(sys.executable, "-m", "tests.bench.moves")
     session.run(sys.executable, "-m", "tests.bench.linear", *session.posargs)

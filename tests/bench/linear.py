@@ -1,48 +1,49 @@
-"""The 4-bit linear beside the floor of reading its weights and fp16 matmul: `nox -s bench_gpu`."""
+"""Linears of quantized layers beside their limits, fp16 matmul and peers: `nox -s bench_gpu -- --help`.
+
+The limit of a cell is the larger of two times measured in the same run: reading the layer's codes and nothing
+else, and M x K x N at the rate of a large fp16 product. No time is shown for a result that fails its check.
+"""
 
 import argparse
 import json
 import sys
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
+from rich.console import Console
+from rich.table import Table
 from torch import Tensor
 
-from qload.kernels import GPTQMarlinConfig, GPTQMarlinWeight, cuda
-from qload.kernels.cuda import w4a16
-from qload.kernels.cuda.marlin import MarlinCall
+from qload.kernels import cuda
+from qload.kernels.cuda.linear import able
 from qload.kernels.cuda.module import native, stream
+from qload.spec import Weight
+from tests.bench import dispatch, peers, plot
+from tests.bench.layers import SHAPES, TOKENS, checkpoint, largest, layers
 from tests.bench.timing import copies, microseconds
 
-SHAPES = [  # K, N: Llama 3 8B and 70B
-    (4096, 4096),
-    (4096, 6144),
-    (4096, 28672),
-    (14336, 4096),
-    (8192, 8192),
-    (8192, 57344),
-    (28672, 8192),
-]
-TOKENS = [1, 2, 4, 8, 16, 32, 64, 128, 256, 1024, 4096]
-GROUP = 128
-LINE = "{:>13} {:>5} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>10}"
-HEAD = ("K x N", "M", "floor", "us", "no pdl", "fp16", "x floor", "x fp16", "division")
+SQUARE = 8192  # of the product whose rate is the limit of arithmetic
+CHECKED = 256  # tokens at most
+COLUMNS = ("layer", "M", "floor", "limit", "us", "x limit", "no pdl", "fp16", "x fp16", "kernel")
 
 
-def weight(K: int, N: int) -> GPTQMarlinWeight:
-    words = torch.randint(-(2**31), 2**31, (K // 16, 2 * N), dtype=torch.int32, device="cuda")
-    scales = (torch.rand(K // GROUP, N, device="cuda") * 0.02 + 0.001).half()
-    return GPTQMarlinWeight(config=GPTQMarlinConfig(4, GROUP), qweight=words, scales=scales)
-
-
-def floor(words: list[Tensor]) -> float:
+def floor(codes: Sequence[Tensor]) -> float:
+    """Microseconds of reading these codes and nothing else."""
     sink = torch.zeros(4, dtype=torch.int32, device="cuda")
 
     def read(tensor: Tensor) -> None:
-        native().read(tensor.data_ptr(), tensor.numel() * 4, sink.data_ptr(), stream(tensor))
+        bytes_read = tensor.numel() * tensor.itemsize
+        native().read(tensor.data_ptr(), bytes_read, sink.data_ptr(), stream(tensor))
 
-    return microseconds([partial(read, w) for w in words])
+    return microseconds([partial(read, each) for each in codes])
+
+
+def rate() -> float:
+    """Multiplications and additions per microsecond of a large fp16 product of random numbers."""
+    a, b = (torch.randn(SQUARE, SQUARE, device="cuda", dtype=torch.float16) for _ in range(2))
+    return 2 * SQUARE**3 / microseconds([partial(torch.mm, a, b)])
 
 
 def wrong(y: Tensor, x: Tensor, w: Tensor) -> bool:
@@ -52,77 +53,125 @@ def wrong(y: Tensor, x: Tensor, w: Tensor) -> bool:
     return not bool(((y.double() - exact).abs() <= (unit + x.shape[1] * 2.0**-24) * size + unit).all())
 
 
-def call(x: Tensor, w: GPTQMarlinWeight, columns: int, split: int, early: bool) -> Tensor:
-    made = MarlinCall(x, w.qweight, w.scales, *[None] * 4, w.layer.N, 4, GROUP, True)
-    return w4a16.run(made, columns, split, early)
+def timed(calls: Sequence[Any], x: Tensor, w: Tensor) -> float | None:
+    """Microseconds of one of these calls of x, or None if the first one's result is wrong."""
+    few = x[:CHECKED]
+    if wrong(calls[0](few), few, w) or not torch.equal(calls[0](x)[:1], calls[0](x)[:1]):
+        return None
+    return microseconds([partial(call, x) for call in calls])
 
 
-def best_division(x: Tensor, weights: list[GPTQMarlinWeight]) -> tuple[int, int, list[Any]]:
-    seen = []
-    for columns in (1, 2, 4):
-        for split in (1, 2, 4, 8):
-            calls = [partial(call, x, w, columns, split, True) for w in weights]
-            try:
-                seen.append((round(microseconds(calls), 2), columns, split))
-            except RuntimeError as refused:
-                if "not supported" not in str(refused):
-                    raise
-    return (*min(seen)[1:], sorted(seen))
+def ours(weights: Sequence[Weight], **options: Any) -> list[Any]:
+    """Calls of x with each of these weights."""
+    return [partial(lambda x, w: cuda.linear(x, w, **options), w=w) for w in weights]
 
 
-def measure(K: int, N: int, tokens: list[int], sweep: bool) -> list[dict[str, Any]]:
-    weights = [weight(K, N) for _ in range(copies(K * N // 2))]
-    lowest = floor([w.qweight for w in weights])
-    plain = [weights[0].dequantize().half()]
-    plain += [torch.randn(N, K, device="cuda", dtype=torch.float16) for _ in range(copies(K * N * 2) - 1)]
-    rows = []
-    for M in tokens:
+def measure(asked: argparse.Namespace, K: int, N: int, matmul: float) -> Iterator[dict[str, Any]]:
+    """One row for each number of tokens."""
+    size = K * N * asked.bits // 8
+    weights = layers(asked.layout, K, N, asked.bits, asked.group, copies(size))
+    codes = [largest(list(weight.fields().values())) for weight in weights]
+    lowest, w = floor(codes), weights[0].dequantize().half()
+    dense = [w, *(torch.randn_like(w) for _ in range(copies(K * N * 2) - 1))]
+    others = {peer.name: prepared(peer, asked, K, N) for peer in peers.PEERS if peer.name in asked.peers}
+    for M in asked.tokens:
         x = torch.randn(M, K, device="cuda", dtype=torch.float16)
-        dense = microseconds([partial(torch.nn.functional.linear, x, w) for w in plain])
-        row: dict[str, Any] = {"K": K, "N": N, "M": M, "floor": lowest, "fp16": dense}
-        if wrong(cuda.linear(x[:256], weights[0]), x[:256], plain[0]):
-            rows.append(row | {"wrong": True})
-            continue
-        row["us"] = microseconds([partial(cuda.linear, x, w) for w in weights])
-        if M <= 64:
-            row["plain"] = microseconds([partial(call, x, w, 0, 0, False) for w in weights])
-            if sweep:
-                columns, split, seen = best_division(x, weights)
-                row |= {"columns": columns, "split": split, "best": seen[0][0], "sweep": seen}
-        rows.append(row)
-    return rows
+        row: dict[str, Any] = {"layout": asked.layout, "bits": asked.bits, "group": asked.group}
+        row |= {"K": K, "N": N, "M": M, "floor": lowest, "limit": max(lowest, 2 * M * K * N / matmul)}
+        row["fp16"] = timed([partial(torch.nn.functional.linear, weight=each) for each in dense], x, w)
+        row["us"] = timed(ours(weights), x, w)
+        row["plain"] = timed(ours(weights, early=False), x, w)
+        row["kernels"] = {}
+        for name in able(x, weights[0]) if asked.kernels else ():
+            row["kernels"][name] = timed(ours(weights, kernel=name), x, w)
+        row["peers"] = {name: peer_time(made, x) for name, made in others.items()}
+        yield row
 
 
-def show(row: dict[str, Any]) -> str:
-    name = f"{row['K']}x{row['N']}"
-    if row.get("wrong"):
-        return LINE.format(
-            name, row["M"], f"{row['floor']:.1f}", "wrong", "", f"{row['fp16']:.1f}", "", "", ""
-        )
-    plain = f"{row['plain']:.1f}" if "plain" in row else ""
-    division = f"{row['columns']},{row['split']}:{row['best']:.1f}" if "best" in row else ""
-    ratios = f"{row['us'] / row['floor']:.2f}", f"{row['fp16'] / row['us']:.2f}"
-    times = (f"{row[key]:.1f}" for key in ("floor", "us"))
-    return LINE.format(name, row["M"], *times, plain, f"{row['fp16']:.1f}", *ratios, division)
+def prepared(peer: peers.Peer, asked: argparse.Namespace, K: int, N: int) -> Any:
+    """As many of a peer's layers as are rotated, or why there are none."""
+    if not peer.here:
+        return "not installed"
+    try:
+        count = copies(K * N * asked.bits // 8)
+        made = [peer.prepare(checkpoint(K, N, asked.bits, asked.group)) for _ in range(count)]
+    except (peers.Refused, RuntimeError, ImportError) as refused:
+        return str(refused).splitlines()[0]
+    return peer, [call for call, _ in made], made[0][1]
+
+
+def peer_time(made: Any, x: Tensor) -> float | str | None:
+    """Microseconds, None if its result is wrong, or why it does not run."""
+    if isinstance(made, str):
+        return made
+    peer, calls, w = made
+    try:
+        return timed(calls, x.to(peer.dtype), w)
+    except RuntimeError as refused:
+        return str(refused).splitlines()[0]
+
+
+def cells(row: dict[str, Any], names: Sequence[str]) -> list[str]:
+    """A row as the table shows it."""
+    us, fp16 = row["us"], row["fp16"]
+    fastest = min((time, name) for name, time in row["kernels"].items() if time)[1] if row["kernels"] else ""
+    shown = [f"{row['K']} x {row['N']}", str(row["M"]), f"{row['floor']:.1f}", f"{row['limit']:.1f}"]
+    shown += [_us(us), f"{us / row['limit']:.2f}" if us else "", _us(row["plain"]), _us(fp16)]
+    shown += [f"{fp16 / us:.2f}" if us and fp16 else "", fastest]
+    return shown + [_us(row["peers"].get(name)) for name in names]
+
+
+def _us(time: float | str | None) -> str:
+    if isinstance(time, str):
+        return "-"
+    return "wrong" if time is None else f"{time:.1f}"
+
+
+def arguments() -> argparse.Namespace:
+    """What is asked for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="example: nox -s bench_gpu -- --tokens 1 16 64 --json times.json --plot times.png",
+    )
+    names = [peer.name for peer in peers.PEERS]
+    parser.add_argument("--layout", default="marlin", help="what the layers are repacked to")
+    parser.add_argument("--bits", type=int, default=4)
+    parser.add_argument("--group", type=int, default=128, help="-1: one scale a column")
+    parser.add_argument("--tokens", type=int, nargs="*", default=TOKENS)
+    parser.add_argument("--shapes", nargs="*", default=[], metavar="KxN", help="default: Llama 3 8B and 70B")
+    parser.add_argument("--peers", nargs="*", default=names, choices=names, metavar="NAME")
+    parser.add_argument("--kernels", action="store_true", help="time every kernel, not only the chosen one")
+    parser.add_argument("--json", help="a file for all numbers")
+    parser.add_argument("--plot", help="a PNG of the ratio to the limit over M")
+    parser.add_argument("--dispatch", action="store_true", help="write the table of kernels")
+    asked = parser.parse_args()
+    asked.kernels |= asked.dispatch
+    asked.shapes = [tuple(map(int, shape.split("x"))) for shape in asked.shapes] or SHAPES
+    return asked
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tokens", type=int, nargs="*", default=TOKENS)
-    parser.add_argument("--sweep", action="store_true", help="try every division of a layer")
-    parser.add_argument("--json", help="a file for all numbers")
-    asked = parser.parse_args()
-    put = sys.stdout.write
-    put(LINE.format(*HEAD) + "\n")
-    rows = []
-    for K, N in SHAPES:
-        for row in measure(K, N, asked.tokens, asked.sweep):
+    """Measure, and put the table on stdout."""
+    asked = arguments()
+    there = [peer.name for peer in peers.PEERS if peer.here and peer.name in asked.peers]
+    table = Table(*COLUMNS, *there, box=None)
+    matmul, rows = rate(), []
+    sys.stderr.write(f"fp16 product of {SQUARE}: {matmul / 1e6:.0f} TFLOP/s\n")
+    for K, N in asked.shapes:
+        for row in measure(asked, K, N, matmul):
             rows.append(row)
-            put(show(row) + "\n")
+            table.add_row(*cells(row, there))
+            sys.stderr.write(" ".join(cells(row, there)) + "\n")
         torch.cuda.empty_cache()
+    Console(width=24 * len(table.columns)).print(table)
     if asked.json:
         with open(asked.json, "w") as file:
-            json.dump(rows, file)
+            json.dump({"TFLOP/s": matmul / 1e6, "rows": rows}, file)
+    if asked.plot:
+        plot.ratios(rows, asked.plot)
+    if asked.dispatch:
+        dispatch.write(rows, torch.cuda.get_device_capability())
 
 
 if __name__ == "__main__":

@@ -63,6 +63,12 @@ def ranked(layout: str, bits: int, capability: tuple[int, int], size: int, token
     return found
 
 
+def forget() -> None:
+    """Read the table again, which has changed."""
+    ranked.cache_clear()
+    _rows.cache_clear()
+
+
 @cache
 def _rows() -> dict[tuple[str, int, tuple[int, int]], list[tuple[int, int, tuple[str, ...]]]]:
     text = resources.files(__package__).joinpath(TABLE).read_text("utf-8")

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from qload.kernels.cuda import marlin
+from qload.kernels.cuda.choice import Kernel
 from qload.kernels.cuda.module import why_not
 from qload.kernels.marlin import GPTQMarlinWeight
 from qload.spec import Weight
@@ -15,13 +16,20 @@ from qload.spec import Weight
 
 @dataclass(frozen=True)
 class Way:
-    """How weights of one type are multiplied: why not, or y (M, N) of x (M, K), weight and bias."""
+    """How weights of one type are multiplied: why not, or y (M, N) of x (M, K), weight and bias.
+
+    And the kernels among which is chosen, each with its reason why not.
+    """
 
     why_not: Callable[[Any, torch.dtype], str | None]
     linear: Callable[..., Tensor]
+    kernels: tuple[Kernel, ...]
+    why_not_kernel: Callable[[Kernel, Tensor, Any], str | None]
 
 
-WAYS: dict[type[Weight], Way] = {GPTQMarlinWeight: Way(marlin.why_not, marlin.linear)}
+WAYS: dict[type[Weight], Way] = {
+    GPTQMarlinWeight: Way(marlin.why_not, marlin.linear, marlin.KERNELS, marlin.why_not_kernel)
+}
 
 
 def why_not_linear(weight: Weight, dtype: torch.dtype) -> str | None:
@@ -44,3 +52,9 @@ def linear(x: Tensor, weight: Weight, bias: Tensor | None = None, **options: Any
     N, K = weight.shape
     y = WAYS[type(weight)].linear(x.reshape(-1, K), weight, bias, **options)
     return y.reshape(*x.shape[:-1], N)
+
+
+def able(x: Tensor, weight: Weight) -> list[str]:
+    """The names of the kernels that multiply these two."""
+    way = WAYS[type(weight)]
+    return [kernel.name for kernel in way.kernels if way.why_not_kernel(kernel, x, weight) is None]

@@ -100,23 +100,20 @@ def linear(
     x: Tensor, weight: GPTQMarlinWeight, bias: Tensor | None = None, kernel: str = "", early: bool = True
 ) -> Tensor:
     """x (M, K) -> (M, N) in x's dtype, sums in float32; `kernel`: by name, else the fastest that fits."""
-    config = weight.config
-    y: Tensor = torch.ops.qload.marlin(
-        x.contiguous(),
-        weight.qweight,
-        weight.scales,
-        weight.qzeros,
-        weight.g_idx,
-        weight.perm,
-        bias,
-        weight.layer.N,
-        config.bits,
-        config.group_size,
-        config.is_k_full,
-        kernel,
-        early,
-    )
+    y: Tensor = torch.ops.qload.marlin(*arguments(x.contiguous(), weight, bias), kernel, early)
     return y
+
+
+def arguments(x: Tensor, weight: GPTQMarlinWeight, bias: Tensor | None = None) -> tuple[Any, ...]:
+    """What a `MarlinCall` is made of."""
+    config = weight.config
+    stored = weight.qweight, weight.scales, weight.qzeros, weight.g_idx, weight.perm
+    return x, *stored, bias, weight.layer.N, config.bits, config.group_size, config.is_k_full
+
+
+def why_not_kernel(kernel: Kernel, x: Tensor, weight: GPTQMarlinWeight) -> str | None:
+    """Why one of the kernels does not multiply these two, or None."""
+    return kernel.why_not(MarlinCall(*arguments(x, weight)))
 
 
 def _marlin(x: Tensor, *rest: Any) -> Tensor:

@@ -1,0 +1,25 @@
+"""The ratio to the limit over the number of tokens, a line a layer."""
+
+from typing import Any
+
+
+def ratios(rows: list[dict[str, Any]], path: str) -> None:
+    """A PNG; needs matplotlib."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.subplots()
+    for shape in dict.fromkeys((row["K"], row["N"]) for row in rows):
+        points = [row for row in rows if (row["K"], row["N"]) == shape and row["us"]]
+        axes.plot(
+            [row["M"] for row in points],
+            [row["us"] / row["limit"] for row in points],
+            marker="o",
+            label=f"{shape[0]} x {shape[1]}",
+        )
+    axes.set(xscale="log", xlabel="tokens (M)", ylabel="time / limit", ylim=(0, None))
+    axes.set_xticks(sorted({row["M"] for row in rows}), [str(M) for M in sorted({row["M"] for row in rows})])
+    axes.axhline(1, color="grey", linewidth=0.8)
+    axes.set_title(f"{rows[0]['layout']}, {rows[0]['bits']} bits, groups of {rows[0]['group']}")
+    axes.legend(title="K x N")
+    figure.savefig(path, dpi=120)

@@ -1,0 +1,49 @@
+"""The table of kernels made of measured times."""
+
+from qload.kernels.cuda import choice
+from tests.bench import dispatch
+
+
+def row(M: int, K: int = 8, **times: float | None) -> dict:
+    return {"layout": "marlin", "bits": 4, "K": K, "N": 8, "M": M, "kernels": times}
+
+
+def test_kernels_are_ranked_and_neighbours_that_agree_are_one_row() -> None:
+    rows = [row(1, a=2.0, b=1.0), row(4, a=3.0, b=1.5), row(16, a=1.0, b=1.5), row(64, b=1.0)]
+
+    made = dispatch.merge([], rows, (9, 0))
+
+    assert [(line["tokens"], line["kernels"]) for line in made] == [
+        (4, ["b", "a"]),
+        (16, ["a", "b"]),
+        (64, ["b"]),
+    ]
+    assert all(line["bytes"] == 32 and line["capability"] == [9, 0] for line in made)
+
+
+def test_a_kernel_whose_result_was_wrong_is_not_in_the_table() -> None:
+    assert dispatch.merge([], [row(1, a=None, b=1.0)], (9, 0))[0]["kernels"] == ["b"]
+
+
+def test_only_what_was_measured_is_replaced() -> None:
+    other = {"layout": "marlin", "bits": 8, "capability": [9, 0], "bytes": 1, "tokens": 1, "kernels": ["a"]}
+    older = other | {"bits": 4, "capability": [8, 0]}
+    stale = other | {"bits": 4}
+
+    made = dispatch.merge([other, older, stale], [row(1, b=1.0)], (9, 0))
+
+    assert made[:2] == [other, older]
+    assert [line["kernels"] for line in made[2:]] == [["b"]]
+
+
+def test_what_is_written_is_read(tmp_path, monkeypatch) -> None:
+    file = tmp_path / "dispatch.json"
+    file.write_text("[]")
+    monkeypatch.setattr(dispatch, "FILE", file)
+    monkeypatch.setattr(choice.resources, "files", lambda package: tmp_path)
+    dispatch.write([row(1, a=1.0, b=2.0), row(16, K=16, b=2.0)], (9, 0))
+    try:
+        assert choice.ranked("marlin", 4, (9, 0), 32, 1) == ("a", "b")
+        assert choice.ranked("marlin", 4, (9, 0), 33, 1) == ("b",)
+    finally:
+        choice.forget()
