@@ -100,7 +100,7 @@ def linear(
     x: Tensor, weight: GPTQMarlinWeight, bias: Tensor | None = None, kernel: str = "", early: bool = True
 ) -> Tensor:
     """x (M, K) -> (M, N) in x's dtype, sums in float32; `kernel`: by name, else the fastest that fits."""
-    y: Tensor = torch.ops.qload.marlin(*arguments(x.contiguous(), weight, bias), kernel, early)
+    y: Tensor = torch.ops.qload.marlin(*arguments(x.contiguous(), weight, bias), kernel=kernel, early=early)
     return y
 
 
@@ -116,9 +116,8 @@ def why_not_kernel(kernel: Kernel, x: Tensor, weight: GPTQMarlinWeight) -> str |
     return kernel.why_not(MarlinCall(*arguments(x, weight)))
 
 
-def _marlin(x: Tensor, *rest: Any) -> Tensor:
-    *read, kernel, early = rest
-    call = replace(MarlinCall(x, *read), early=early)
+def _marlin(*read: Any, kernel: str = "", early: bool = True) -> Tensor:
+    call = replace(MarlinCall(*read), early=early)
     _check(call)
     if not call.tokens or not call.N:
         return call.x.new_empty(call.tokens, call.N)
@@ -159,14 +158,14 @@ def _check(call: MarlinCall) -> None:
         )
 
 
-def _fake(x: Tensor, *rest: Any) -> Tensor:
+def _fake(x: Tensor, *rest: Any, **options: Any) -> Tensor:
     return x.new_empty(x.shape[0], rest[6])
 
 
 operator(
     "marlin",
     "(Tensor x, Tensor weights, Tensor scales, Tensor? zeros, Tensor? g_idx, Tensor? perm, Tensor? bias, "
-    'int N, int bits, int group_size, bool is_k_full, str kernel="", bool early=True) -> Tensor',
+    'int N, int bits, int group_size, bool is_k_full, *, str kernel="", bool early=True) -> Tensor',
     _marlin,
     _fake,
 )
