@@ -56,7 +56,7 @@ def wrong(y: Tensor, x: Tensor, w: Tensor) -> bool:
 def timed(calls: Sequence[Any], x: Tensor, w: Tensor) -> float | None:
     """Microseconds of one of these calls of x, or None if the first one's result is wrong."""
     few = x[:CHECKED]
-    if wrong(calls[0](few), few, w) or not torch.equal(calls[0](x)[:1], calls[0](x)[:1]):
+    if wrong(calls[0](few), few, w):
         return None
     return microseconds([partial(call, x) for call in calls])
 
