@@ -10,6 +10,7 @@
 
 #include "dequantize/dequantize.h"
 #include "move/move.h"
+#include "move/narrow.h"
 #include "read/read.h"
 #include "w4a16/w4a16.h"
 
@@ -47,6 +48,20 @@ PYBIND11_MODULE(_cuda, module) {
       },
       "to[sum digit * to] = from[sum digit * from], digits as (size, from, to, row); rows: 0, or int64 starts.");
 
+  module.def(
+      "narrow",
+      [](int bits, uintptr_t codes, int64_t count, uintptr_t words, uintptr_t seen, uintptr_t stream) {
+        check(narrow(bits, at<const void>(codes), count, at<void>(words), at<uint32_t>(seen), at<CUstream_st>(stream)),
+              "narrow");
+      },
+      "int32 codes to `count` words; `seen` gets all bits that the codes had.");
+  module.def(
+      "widen",
+      [](int bits, uintptr_t words, int64_t count, uintptr_t codes, uintptr_t stream) {
+        check(widen(bits, at<const void>(words), count, at<void>(codes), at<CUstream_st>(stream)), "widen");
+      },
+      "`count` words to int32 codes.");
+
   py::class_<Meaning>(module, "Meaning", "What codes mean; see meaning.h.")
       .def(py::init<>())
       .def_readwrite("lookup", &Meaning::lookup)
@@ -73,13 +88,24 @@ PYBIND11_MODULE(_cuda, module) {
       .def_readwrite("factor", &Meaning::factor);
   module.def(
       "dequantize",
-      [](int bits, const Strides& digits, int row_bits, bool high_first, const Meaning& meaning, uintptr_t codes,
-         int64_t N, int64_t K, int type, uintptr_t out, uintptr_t stream) {
-        check(dequantize(bits, digits_of(digits), row_bits, high_first, meaning, at<const void>(codes),
-                         {N, K, at<void>(out), static_cast<Float>(type)}, at<CUstream_st>(stream)),
-              "dequantize");
+      [](int bits, const Strides& digits, int row_bits, const Meaning& meaning, uintptr_t codes, int64_t N, int64_t K,
+         int type, uintptr_t out, uintptr_t stream) {
+        const Matrix matrix{N, K, at<void>(out), static_cast<Float>(type)};
+        const cudaError_t error = dequantize(bits, digits_of(digits), row_bits, meaning, at<const void>(codes), matrix,
+                                             at<CUstream_st>(stream));
+        if (error != cudaErrorNotSupported) check(error, "dequantize");
+        return error == cudaSuccess;
       },
-      "Packed codes to rows of floats; digits move them to rows that are 2**row_bits codes apart.");
+      "Packed codes to rows of floats; digits move them to rows that are 2**row_bits codes apart. False: no plan does.");
+  module.def(
+      "dequantize_table",
+      [](uintptr_t codes, uintptr_t table, uintptr_t scales, int block_bits, int64_t N, int64_t K, int type,
+         uintptr_t out, uintptr_t stream) {
+        check(dequantize_table(at<const void>(codes), at<const float>(table), at<const float>(scales), block_bits,
+                               {N, K, at<void>(out), static_cast<Float>(type)}, at<CUstream_st>(stream)),
+              "dequantize_table");
+      },
+      "Codes of a table of 16, two a byte, the first in the high bits, in flat blocks of 2**block_bits codes.");
   module.def(
       "dequantize_single",
       [](int bytes, int64_t stride_n, int64_t stride_k, const Meaning& meaning, uintptr_t codes, int64_t N,

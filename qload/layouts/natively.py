@@ -151,20 +151,13 @@ def common(ours: Sequence[Place], theirs: Sequence[Place]) -> list[native.Digit]
 
 
 def _gather(packed: "Packed", target: "Packing", words: Tensor) -> bool:
-    """Rows in another order, where each row lies in words side by side."""
-    source, codes_of_a_word = packed.packing, WORD_BITS // packed.packing.bits
-    rows, columns = places(source, tuple(source.shape_of(packed.words)))
-    if packed.order is None or len(columns) > 1 or columns[0].stride != codes_of_a_word:
+    """Rows in another order."""
+    if packed.order is None:
         return False
-    at = torch.zeros(1, dtype=torch.int64)
-    for size, stride in rows:
-        at = (torch.arange(size)[:, None] * stride + at).flatten()
-    at = at[packed.order.long()]
-    shifts = (at % codes_of_a_word * source.bits).to(torch.int32)
-    there = places(target, packed.shape)
-    starts = at // codes_of_a_word
-    axes = there[::-1] if packed.turned else there
-    return native.gather(packed.words.contiguous(), target.bits, *axes, starts, shifts, words)
+    lying = places(packed.packing, tuple(packed.packing.shape_of(packed.words)))
+    rows, columns = places(target, packed.shape)[:: -1 if packed.turned else 1]
+    source = packed.words.contiguous()
+    return native.gather(source, target.bits, packed.order, lying, rows, columns, words)
 
 
 def of_order(meaning: native.Meaning, order: Tensor) -> native.Meaning:

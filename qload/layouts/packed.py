@@ -59,6 +59,9 @@ class Packed:
         """What the codes mean, in one pass from the words to `out`; False where nothing was done."""
         if not natively.is_whole(self.packing) or (self.order is not None and not self.turned):
             return False
+        if self.order is not None and self.words.is_cuda:
+            ordered = self._in_order()
+            return ordered is not None and ordered.dequantize(meaning, out)
         axes = natively.places(self.packing, tuple(self.packing.shape_of(self.words)))
         rows, columns = axes[::-1] if self.turned else axes
         place = None
@@ -70,3 +73,12 @@ class Packed:
         return native.dequantize(
             self.words.contiguous(), self.packing.bits, rows, columns, meaning, place, out
         )
+
+    def _in_order(self) -> "Packed | None":
+        """The same codes in words of their own, row by row and in order, where they fill words."""
+        packing, (_, columns) = self.packing, self.shape
+        count = natively.WORD_BITS // packing.bits
+        if columns % count:
+            return None
+        rows = type(packing)(packing.bits, "r (cp i) -> r cp i", i=count)
+        return rows.packed(rows.pack(self))

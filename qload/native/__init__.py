@@ -2,22 +2,19 @@
 
 from qload.native.asked import available, isa, reference, threads, using
 from qload.native.built import MODULES, Module, load
-from qload.native.cpu import (
-    PACKED,
-    Digit,
-    Field,
-    Place,
+from qload.native.cpu import PACKED, Digit, Field, Place, fits
+from qload.native.held import Held, Meaning, plain
+from qload.native.routines import (
     dequantize,
+    dequantize_numbers,
     dequantize_rows,
     fields,
-    fits,
     gather,
     move,
     pack,
     takes,
     unpack,
 )
-from qload.native.held import Held, Meaning, plain
 
 __all__ = [
     "MODULES",
@@ -30,6 +27,7 @@ __all__ = [
     "Place",
     "available",
     "dequantize",
+    "dequantize_numbers",
     "dequantize_rows",
     "fields",
     "fits",

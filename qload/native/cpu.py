@@ -12,9 +12,8 @@ from torch import Tensor
 
 from qload.native.asked import is_on, isa, threads
 from qload.native.built import load
-from qload.native.held import OUT, Meaning
+from qload.native.held import OUT, PLAIN, Meaning
 
-PLAIN = (Tensor, torch.nn.Parameter)  # what is a tensor by another name has no memory of its own
 PACKED = (2, 4, 8)  # bits of codes that words hold in whole numbers
 SCRATCH = 1 << 15  # bytes on each thread's stack, where a granule of a packing is spelled out
 REGISTER = 64

@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+PLAIN = (Tensor, torch.nn.Parameter)  # what is a tensor by another name has no memory of its own
 OUT = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # what values are rounded to
 
 

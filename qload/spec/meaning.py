@@ -1,5 +1,6 @@
 """What codes mean, as a fused dequantize takes it: tables in float32, groups as runs where they are."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 import torch
@@ -8,7 +9,10 @@ from torch import Tensor
 from qload import native
 
 if TYPE_CHECKING:
-    from qload.spec.weight import Codes
+    from qload.spec.weight import Codes, Weight
+
+# What reads words as they lie on a device is to the right of this module: it is named, never imported.
+STORED = ("qload.kernels.cuda", "as_stored")
 
 
 def meaning_of(codes: "Codes") -> native.Meaning | None:
@@ -39,7 +43,18 @@ def _runs(group: Tensor | None, K: int) -> tuple[int, Tensor | None]:
     """(rows of a group, None) where groups follow each other, else (1, the group of each row)."""
     if group is None or not group.numel():
         return K, None
+    if group.is_cuda:  # whose values would have to be waited for
+        return 1, group.to(torch.int32)
     run = int((group == 0).sum()) or 1
     if bool((group == torch.arange(group.numel(), device=group.device) // run).all()):
         return run, None
     return 1, group.to(torch.int32)
+
+
+def as_stored(weight: "Weight", dtype: torch.dtype, out: Tensor | None) -> Tensor | None:
+    """What a weight on a CUDA device means, from its words as they lie; None where that is not to be had."""
+    tensors = list(weight.fields().values())
+    if not (tensors[0].is_cuda and native.takes(*tensors)):
+        return None
+    made: Tensor | None = getattr(import_module(STORED[0]), STORED[1])(weight, dtype, out)
+    return made

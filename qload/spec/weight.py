@@ -13,7 +13,7 @@ from torch import Tensor
 from qload import native
 from qload.errors import IndexValueError, MismatchError, MissingTensorError
 from qload.spec.axis import PARTS
-from qload.spec.meaning import meaning_of
+from qload.spec.meaning import as_stored, meaning_of
 from qload.spec.place import Place
 from qload.spec.tensor import Names, Shape, TensorSpec, check_dtypes, named, solve
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 # What makes a layer out of a weight lies to the right of this module: it is named, never imported.
 LINEAR = ("qload.linear", "linear_of")
-BYTE = 8  # bits of a code that is spelled out in uint8
 
 
 @dataclass(frozen=True)
@@ -122,15 +121,14 @@ class Codes:
         return wide if self._natively(wide) else rounded(self._exact(), dtype, out)
 
     def _natively(self, out: Tensor) -> bool:
-        codes, bytes_ = self.codes, isinstance(self.codes, Tensor) and self.codes.dtype == torch.uint8
-        if not native.takes(out, self.scales) or (isinstance(codes, Tensor) and not bytes_):
-            return False
-        meaning = meaning_of(self)
+        meaning = meaning_of(self) if native.takes(out, self.scales) else None
         if meaning is None:
             return False
-        if isinstance(codes, Tensor):
-            return native.dequantize_rows(codes, BYTE, meaning, False, out)
-        return codes.dequantize(meaning, out)
+        if isinstance(self.codes, Tensor):
+            return native.dequantize_numbers(self.codes, meaning, out)
+        if self.codes.dequantize(meaning, out):
+            return True
+        return out.is_cuda and native.dequantize_numbers(self.codes.plain(), meaning, out)
 
     def _exact(self) -> Tensor:
         codes, scales = self.plain(), self._rows(self.scales)
@@ -235,7 +233,8 @@ class Weight(ABC):
 
         `out`: a tensor (N, K) to write to, whose dtype it takes.
         """
-        return self.codes().dequantize(dtype, out)
+        made = as_stored(self, dtype, out)
+        return self.codes().dequantize(dtype, out) if made is None else made
 
     def to(self, device: torch.device | str) -> Self:
         """The same weight on another device; no dtype changes."""

@@ -2,11 +2,13 @@
 
 import argparse
 import sys
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from qload.formats import AWQConfig, AWQWeight, BNB4Config, BNBNF4Weight
+from qload import native
+from qload.formats import AWQConfig, AWQWeight, BNB4Config, BNBNF4Weight, GPTQWeight
 from qload.kernels import cuda, repack
 from qload.layouts import awq, exllama, gptq, marlin, strides
 from qload.layouts.packing import Packing
@@ -44,11 +46,26 @@ def move_line(name: str, one: Packing, other: Packing, K: int, N: int) -> str:
     total = 2 * K * N * one.bits // 8
     sources = [words(*strides.shape_of(one, (K, N))) for _ in range(copies(total))]
     if K * N <= 1 << 26:
-        want = other.pack(one.unpack(sources[0]))
+        with native.reference():
+            want = other.pack(one.unpack(sources[0]))
         if not torch.equal(cuda.reorder(sources[0], one, other, (K, N)), want):
             return LINE.format(name, f"{K} x {N}", "wrong", "", "")
         del want
     time = microseconds([lambda s=s: cuda.reorder(s, one, other, (K, N)) for s in sources])  # type: ignore[misc]
+    return line(name, K, N, total, time)
+
+
+def rows_line(name: str, one: Packing, other: Packing, K: int, N: int) -> str:
+    total = 2 * K * N * one.bits // 8
+    sources = [words(*strides.shape_of(one, (K, N))) for _ in range(copies(total))]
+    order = torch.randperm(K, device="cuda")
+    if K * N <= 1 << 26:
+        with native.reference():
+            want = other.pack(one.unpack(sources[0])[order])
+        if not torch.equal(other.pack(one.packed(sources[0])[order]), want):
+            return LINE.format(name, f"{K} x {N}", "wrong", "", "")
+        del want
+    time = microseconds([lambda s=s: other.pack(one.packed(s)[order]) for s in sources])  # type: ignore[misc]
     return line(name, K, N, total, time)
 
 
@@ -60,6 +77,10 @@ def line(name: str, K: int, N: int, total: int, time: float) -> str:
 
 
 def weights(layout: str, K: int, N: int, group: int = 128) -> Weight:
+    if layout == "act order":
+        weight = weights("gptq", K, N, group)
+        assert isinstance(weight, GPTQWeight)
+        return replace(weight, g_idx=weight.g_idx[torch.randperm(K, device="cuda")])
     if layout == "nf4":
         absmax, table = torch.rand(N * K // 64, device="cuda"), torch.linspace(-1, 1, 16, device="cuda")
         codes = words(N * K // 8).view(torch.uint8).reshape(-1, 1)
@@ -74,10 +95,12 @@ def dequantize_line(layout: str, K: int, N: int, dtype: torch.dtype) -> str:
     total = K * N * 4 // 8 + K * N * dtype.itemsize
     held = [weights(layout, K, N) for _ in range(copies(total))]
     name = f"{layout} to {str(dtype).removeprefix('torch.')}"
-    if K * N <= 1 << 26 and not torch.equal(
-        cuda.dequantize(held[0], dtype).view(torch.uint8), held[0].dequantize().to(dtype).view(torch.uint8)
-    ):
+    with native.reference():
+        want = held[0].dequantize(dtype) if K * N <= 1 << 26 else None
+    got = cuda.dequantize(held[0], dtype)
+    if want is not None and not torch.equal(got.view(torch.uint8), want.view(torch.uint8)):
         return LINE.format(name, f"{K} x {N}", "wrong", "", "")
+    del want, got
     time = microseconds([lambda w=w: cuda.dequantize(w, dtype) for w in held])  # type: ignore[misc]
     return line(name, K, N, total, time)
 
@@ -91,8 +114,12 @@ def main() -> None:
     for K, N in () if asked.dequantize else SHAPES:
         for name, one, other in MOVES:
             put(move_line(name, one, other, K, N) + "\n")
-    for K, N in SHAPES[:2]:
-        for layout in ("gptq", "awq", "marlin", "nf4"):
+        for name, one, other in MOVES[0], MOVES[2], MOVES[4]:
+            put(rows_line(f"{name}, rows looked up", one, other, K, N) + "\n")
+    for K, N in SHAPES:
+        for layout in ("gptq", "awq", "marlin", "exllama", "nf4", "act order"):
+            if layout == "act order" and (K, N) != SHAPES[0]:
+                continue
             for dtype in (torch.float16, torch.bfloat16, torch.float32):
                 put(dequantize_line(layout, K, N, dtype) + "\n")
 

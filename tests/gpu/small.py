@@ -34,6 +34,9 @@ def moves() -> None:
     digits = strides.digits(*places, rows=0) or []
     same(cuda.move(words, 4, digits, want.shape, rows=starts), other.pack(codes[perm]))
     plain = torch.arange(33 * 65, dtype=torch.int16).reshape(33, 65)
+    packed = one.packed(words)[perm.cuda()]
+    same(other.pack(packed), other.pack(codes[perm]))  # rows in two passes
+    same(one.pack(one.unpack(words)), words)  # numbers
     turned = strides.digits(strides.strided((33, 65), (65, 1)), strides.strided((33, 65), (1, 33))) or []
     same(cuda.move(plain.cuda(), 16, turned, (65, 33)), plain.T)
 
@@ -56,8 +59,16 @@ def main() -> None:
     made = weight()
     for layout in ("awq", "gptq_v2", "marlin"):
         held = made if layout == "awq" else repack(made, layout)
-        for dtype in (torch.float16, torch.float32):
+        for dtype in (torch.float16, torch.bfloat16, torch.float32):
             same(cuda.dequantize(held.to("cuda"), dtype), made.dequantize().to(dtype))
+            same(held.codes().dequantize(dtype), made.dequantize().to(dtype))
+    table, scales = torch.rand(16), torch.rand(9)
+    flat = torch.randint(256, (33 * 17 // 2 + 1,), dtype=torch.uint8)
+    values = torch.stack([flat >> 4, flat & 15], 1).flatten()[: 33 * 17].long()
+    want = table[values] * scales.repeat_interleave(64)[: 33 * 17]
+    for dtype in (torch.float16, torch.float32):
+        got = torch.ops.qload.dequantize_table(flat.cuda(), table.cuda(), scales.cuda(), 6, 33, 17, dtype)
+        same(got, want.reshape(33, 17).to(dtype))
     read = repack(made, "marlin").to("cuda")
     assert isinstance(read, GPTQMarlinWeight)
     w = read.dequantize()

@@ -1,29 +1,17 @@
-// Launches of dequantize.cuh: a kernel for each width of a code and each type of the result.
+// Launches: a kernel for each width of a code, type of the result and arithmetic.
 #include "dequantize.h"
 
 #include <algorithm>
 
-#include "dequantize.cuh"
+#include "general.cuh"
+#include "single.cuh"
+#include "table.cuh"
+#include "tiles.cuh"
 
 namespace qload::cuda {
 namespace {
 
-constexpr int kRegisterBits = 4;  // as many loads are in flight; 2 bits need as many
 constexpr int64_t kMostRows = 65535;
-
-template <class Out, int bits>
-cudaError_t launch(const Plan& plan, const Meaning& meaning, const Rows& rows, const void* codes, void* out,
-                   cudaStream_t stream) {
-  if (plan.register_bits > kRegisterBits) return cudaErrorNotSupported;
-  const bool simple = rows.whole && rows.same >= kLeastSame && !meaning.divide && meaning.factor == 1;
-  const bool zeros = meaning.zeros_kind != static_cast<int>(Zeros::kNone);
-  auto* kernel = dequantize_tiles<Out, bits, kRegisterBits, Rule::kGeneral>;
-  if (simple && !meaning.lookup) kernel = dequantize_tiles<Out, bits, kRegisterBits, Rule::kPlain>;
-  if (simple && meaning.lookup && !zeros) kernel = dequantize_tiles<Out, bits, kRegisterBits, Rule::kTable>;
-  kernel<<<static_cast<unsigned>(plan.blocks), 1 << plan.thread_bits, 0, stream>>>(
-      plan, meaning, rows, static_cast<const uint32_t*>(codes), static_cast<Out*>(out));
-  return cudaGetLastError();
-}
 
 /// The meaning, with what a division by a power of two saves.
 Meaning shifted(Meaning meaning) {
@@ -33,12 +21,56 @@ Meaning shifted(Meaning meaning) {
   return meaning;
 }
 
-template <class Out>
-cudaError_t launch_bits(int bits, const Plan& plan, const Meaning& meaning, const Rows& rows, const void* codes,
-                        void* out, cudaStream_t stream) {
-  if (bits == 2) return launch<Out, 2>(plan, meaning, rows, codes, out, stream);
-  if (bits == 4) return launch<Out, 4>(plan, meaning, rows, codes, out, stream);
-  return launch<Out, 8>(plan, meaning, rows, codes, out, stream);
+/// Whether codes, zero points and scales are numbers that 16 bits hold exactly.
+template <class Out, int bits>
+bool takes_pairs(const Meaning& meaning) {
+  if (bits > Pairs<Out>::most_bits || meaning.zeros_kind == static_cast<int>(Zeros::kInt32)) return false;
+  const auto scale = static_cast<Float>(meaning.scale_type);
+  return scale == Float::kFloat16 || (scale == Float::kBfloat16 && std::is_same_v<Out, __nv_bfloat16>);
+}
+
+struct Call {
+  const Plan& plan;
+  const Meaning& meaning;
+  const Tiles& tiles;
+  const uint32_t* codes;
+  cudaStream_t stream;
+};
+
+template <class Out, int bits, int register_bits>
+void launch_tiles(const Call& call, bool pairs, Out* out) {
+  auto* kernel = dequantize_tiles<Out, bits, register_bits, Arithmetic::kFloat>;
+  if constexpr (bits <= Pairs<Out>::most_bits)
+    if (pairs) kernel = dequantize_tiles<Out, bits, register_bits, Arithmetic::kPairs>;
+  const int words = kThreads << register_bits, bytes = 4 * words + (8 * words >> call.tiles.same);
+  kernel<<<static_cast<unsigned>(call.plan.blocks), kThreads, bytes, call.stream>>>(call.plan, call.meaning, call.tiles,
+                                                                                   call.codes, out);
+}
+
+template <class Out, int bits>
+cudaError_t launch(const std::vector<Digit>& digits, int row_bits, const Meaning& meaning, const void* codes,
+                   const Matrix& matrix, cudaStream_t stream) {
+  constexpr int inside_log = bits == 8 ? 2 : bits == 4 ? 3 : 4;
+  const bool pairs = takes_pairs<Out, bits>(meaning);
+  const bool simple =
+      !meaning.divide && meaning.factor == 1 && !meaning.lookup && !meaning.n_table && meaning.n_run == 1;
+  const auto start = reinterpret_cast<uintptr_t>(codes);
+  auto* out = static_cast<Out*>(matrix.out);
+  Plan plan;
+  Tiles tiles{matrix.K, row_bits - inside_log};
+  const Call call{plan, meaning, tiles, static_cast<const uint32_t*>(codes), stream};
+  if (!make_packed(bits, digits, start, pairs && simple, plan, tiles.paired)) return cudaErrorNotSupported;
+  if (simple && fill_tiles(plan, meaning, matrix, bits, tiles)) {
+    if (plan.register_bits == 3)
+      launch_tiles<Out, bits, 3>(call, pairs, out);
+    else
+      launch_tiles<Out, bits, bits == 8 ? 3 : 4>(call, pairs, out);
+    return cudaGetLastError();
+  }
+  if (tiles.paired) make_packed(bits, digits, start, false, plan, tiles.paired);
+  dequantize_any<Out, bits><<<static_cast<unsigned>(plan.blocks), 1 << plan.thread_bits, 0, stream>>>(
+      plan, meaning, tiles, call.codes, out);
+  return cudaGetLastError();
 }
 
 template <class Out, class Code>
@@ -79,23 +111,31 @@ cudaError_t with_type(Float type, const Call& call) {
 
 }  // namespace
 
-cudaError_t dequantize(int bits, const std::vector<Digit>& digits, int row_bits, bool high_first,
-                       const Meaning& meaning, const void* codes, const Matrix& matrix, cudaStream_t stream) {
+cudaError_t dequantize(int bits, const std::vector<Digit>& digits, int row_bits, const Meaning& meaning,
+                       const void* codes, const Matrix& matrix, cudaStream_t stream) {
   bool empty = false;
   const std::vector<Digit> all = merged(digits, empty);
   if (empty) return cudaSuccess;
-  Plan plan;
   if ((matrix.N << row_bits) * bits / 32 >= int64_t{1} << 32) return cudaErrorNotSupported;
-  if (!make_plan(bits, all, reinterpret_cast<uintptr_t>(codes), 0, kRegisterBits, plan, 0) || plan.unit != 4)
-    return cudaErrorNotSupported;
-  const int size = matrix.type == Float::kFloat32 ? 4 : 2;
-  Rows rows{matrix.K, row_bits, high_first, false, 0};
-  rows.whole = reinterpret_cast<uintptr_t>(matrix.out) % 16 == 0 && matrix.K * size % 16 == 0;
-  while (!meaning.k_table && rows.same < plan.thread_bits && plan.to_bit[rows.same] == 1 << rows.same &&
-         meaning.k_run % (int64_t{64 / bits} << rows.same) == 0)
-    ++rows.same;
+  const Meaning meant = shifted(meaning);
   return with_type(matrix.type, [&](auto out) {
-    return launch_bits<decltype(out)>(bits, plan, shifted(meaning), rows, codes, matrix.out, stream);
+    using Out = decltype(out);
+    if (bits == 2) return launch<Out, 2>(all, row_bits, meant, codes, matrix, stream);
+    if (bits == 4) return launch<Out, 4>(all, row_bits, meant, codes, matrix, stream);
+    return launch<Out, 8>(all, row_bits, meant, codes, matrix, stream);
+  });
+}
+
+cudaError_t dequantize_table(const void* codes, const float* table, const float* scales, int block_bits,
+                             const Matrix& matrix, cudaStream_t stream) {
+  const int64_t count = matrix.N * matrix.K;
+  if (count == 0) return cudaSuccess;
+  return with_type(matrix.type, [&](auto out) {
+    using Out = decltype(out);
+    constexpr int64_t each = kThreads * kTableWords * kTableCodes;
+    dequantize_table<Out><<<static_cast<unsigned>((count + each - 1) / each), kThreads, 0, stream>>>(
+        static_cast<const uint32_t*>(codes), table, scales, block_bits, count, static_cast<Out*>(matrix.out));
+    return cudaGetLastError();
   });
 }
 

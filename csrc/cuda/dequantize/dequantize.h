@@ -1,4 +1,4 @@
-// Packed codes, or single ones, to rows of floats; see dequantize.cuh.
+// Packed codes, or single ones, to rows of floats; see tiles.cuh, table.cuh, general.cuh, single.cuh.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -17,8 +17,12 @@ struct Matrix {
 };
 
 /// `digits` move codes to rows that are 2**row_bits codes apart. cudaErrorNotSupported: no plan moves them.
-cudaError_t dequantize(int bits, const std::vector<Digit>& digits, int row_bits, bool high_first,
-                       const Meaning& meaning, const void* codes, const Matrix& matrix, cudaStream_t stream);
+cudaError_t dequantize(int bits, const std::vector<Digit>& digits, int row_bits, const Meaning& meaning,
+                       const void* codes, const Matrix& matrix, cudaStream_t stream);
+
+/// Codes of a table of 16 values, two a byte, flat; scales fp32, one a block of 2**block_bits codes.
+cudaError_t dequantize_table(const void* codes, const float* table, const float* scales, int block_bits,
+                             const Matrix& matrix, cudaStream_t stream);
 
 /// `bytes` of a code, negative for signed ones.
 cudaError_t dequantize_single(int bytes, int64_t stride_n, int64_t stride_k, const Meaning& meaning,

@@ -28,19 +28,19 @@ struct Affine {
   float scale, zero;
 };
 
-__device__ __forceinline__ float zero_at(const Meaning& m, int64_t n, int64_t k) {
+__device__ __forceinline__ int zero_at(const Meaning& m, int64_t n, int64_t k) {
   const int64_t i = placed(n, m.zero_places) * m.zero_n + k * m.zero_k;
   switch (static_cast<Zeros>(m.zeros_kind)) {
     case Zeros::kConstant:
-      return static_cast<float>(m.zero);
+      return m.zero;
     case Zeros::kInt32:
-      return static_cast<float>(reinterpret_cast<const int32_t*>(m.zeros)[i]);
+      return reinterpret_cast<const int32_t*>(m.zeros)[i];
     case Zeros::kWords: {
       const int bits_log = 31 - __clz(m.zero_bits), per_word_log = 5 - bits_log;
       const uint32_t word = reinterpret_cast<const uint32_t*>(m.zeros)[i >> per_word_log] + m.zero_word;
       const int place = static_cast<int>(i) & ((1 << per_word_log) - 1);
       const int field = static_cast<int>(word >> (place << bits_log) & ((1u << m.zero_bits) - 1));
-      return static_cast<float>((field + m.zero_add) & m.zero_mask);
+      return (field + m.zero_add) & m.zero_mask;
     }
     default:
       return 0;
@@ -52,11 +52,21 @@ __device__ __forceinline__ int64_t group_of(uintptr_t table, int64_t run, int64_
   return static_cast<uint32_t>(i) / static_cast<uint32_t>(run);
 }
 
+__device__ __forceinline__ int64_t column_of(const Meaning& m, int64_t k) {
+  return m.k_shift >= 0 ? k >> m.k_shift : group_of(m.k_table, m.k_run, k);
+}
+
+/// Where the scale of a row and column of groups is.
+__device__ __forceinline__ int64_t scale_of(const Meaning& m, int64_t row, int64_t column) {
+  return placed(row, m.scale_places) * m.scale_n + column * m.scale_k;
+}
+
 /// Scale and zero point of output n, input k.
 __device__ __forceinline__ Affine affine_at(const Meaning& m, int64_t n, int64_t k) {
   const int64_t row = m.n_table == 0 && m.n_run == 1 ? n : group_of(m.n_table, m.n_run, n);
-  const int64_t column = m.k_shift >= 0 ? k >> m.k_shift : group_of(m.k_table, m.k_run, k);
-  return {read_float(m.scales, m.scale_type, placed(row, m.scale_places) * m.scale_n + column * m.scale_k), zero_at(m, row, column)};
+  const int64_t column = column_of(m, k);
+  return {read_float(m.scales, m.scale_type, scale_of(m, row, column)),
+          static_cast<float>(zero_at(m, row, column))};
 }
 
 __device__ __forceinline__ float meant(const Meaning& m, const Affine& affine, float value) {

@@ -3,22 +3,17 @@
 
 #include <cstdint>
 
+#include "../move/bank.h"
 #include "../move/plan.h"
 
 namespace qload::cuda {
 
 constexpr int kThreads = 1 << kThreadBits;
 
-/// Where place `place` lies in shared memory. Linear over the bits of a place; runs of 2**run_bits stay whole.
-template <int run_bits>
-__device__ __forceinline__ int bank(int place) {
-  constexpr int bits = 5 - run_bits, mask = (1 << bits) - 1;
-  return place ^ ((((place >> 5) ^ (place >> (5 + bits))) & mask) << run_bits);
-}
-
 /// Sum of the strides of the bits that a number has.
-__device__ __forceinline__ int32_t along(const int32_t* strides, int bits, int number) {
-  int32_t sum = 0;
+template <class Stride>
+__device__ __forceinline__ Stride along(const Stride* strides, int bits, int number) {
+  Stride sum = 0;
 #pragma unroll
   for (int bit = 0; bit < kThreadBits; ++bit)
     if (bit < bits && (number >> bit & 1)) sum += strides[bit];
@@ -34,7 +29,7 @@ __device__ __forceinline__ Start start_of(const Plan& plan, uint32_t block) {
   Start start{0, 0, 0};
   for (int i = 0; i < plan.loops; ++i) {
     const Loop& loop = plan.loop[i];
-    const uint32_t rest = block / loop.size, at = block - rest * loop.size;
+    const uint32_t rest = __umulhi(block, loop.factor) >> loop.shift, at = block - rest * loop.size;
     start.from += at * loop.from;
     start.to += at * loop.to;
     start.row += at * loop.row;

@@ -33,6 +33,19 @@ void launch_gather(const Plan& plan, const Look& look, int bits, const void* fro
       plan, look, bits, static_cast<const uint32_t*>(from), rows, static_cast<uint32_t*>(to));
 }
 
+int log2_of(int power) {
+  int log = 0;
+  while (1 << log < power) ++log;
+  return log;
+}
+
+template <bool runs>
+void launch_units_of_rows(const Plan& plan, const Look& look, int bits, const void* from, const int64_t* rows, void* to,
+                          cudaStream_t stream) {
+  gather_units<kLeastRegisterBits, runs><<<static_cast<unsigned>(plan.blocks), 1 << plan.thread_bits, 0, stream>>>(
+      plan, look, bits, log2_of(32 / bits), static_cast<const uint32_t*>(from), rows, static_cast<uint32_t*>(to));
+}
+
 cudaError_t by_element(int bits, const std::vector<Digit>& all, const void* from, const int64_t* rows, void* to,
                        cudaStream_t stream) {
   Digits digits{};
@@ -59,6 +72,14 @@ cudaError_t move(int bits, const std::vector<Digit>& digits, const void* from, c
   const auto a = reinterpret_cast<uintptr_t>(from), b = reinterpret_cast<uintptr_t>(to);
   Plan plan;
   Look look;
+  if (rows && make_plan(bits, all, a, b, kLeastRegisterBits, plan, 5, &look) && look.whole &&
+      plan.register_bits <= kLeastRegisterBits) {
+    if (plan.run == 16)
+      launch_units_of_rows<true>(plan, look, bits, from, rows, to, stream);
+    else
+      launch_units_of_rows<false>(plan, look, bits, from, rows, to, stream);
+    return cudaGetLastError();
+  }
   if (rows) {
     if (!make_plan(bits, all, a, b, kGatherRegisterBits, plan, 5, &look) || plan.register_bits > 3)
       return by_element(bits, all, from, rows, to, stream);

@@ -55,6 +55,32 @@ move_tiles(const __grid_constant__ Plan plan, const Unit* __restrict__ from, Uni
   store<register_bits, runs>(plan, shared, to + start.to);
 }
 
+/// As `move_tiles`, of rows in any order where every unit is of one row.
+template <int register_bits, bool runs>
+__global__ void __launch_bounds__(kThreads)
+gather_units(const __grid_constant__ Plan plan, const __grid_constant__ Look look, int bits, int per_unit_bits,
+             const uint32_t* __restrict__ from, const int64_t* __restrict__ rows, uint32_t* __restrict__ to) {
+  __shared__ __align__(16) uint32_t shared[kThreads << register_bits];
+  const Start start = start_of(plan, blockIdx.x);
+  from += start.from + along(look.from_thread, plan.thread_bits, threadIdx.x);
+  rows += start.row + along(look.row_thread, plan.thread_bits, threadIdx.x);
+  uint32_t units[1 << register_bits];
+#pragma unroll
+  for (int i = 0; i < 1 << register_bits; ++i) {
+    units[i] = 0;
+    if (i >> plan.register_bits) continue;
+    const int64_t row = __ldg(rows + look.row_register[i]);
+    const uint32_t* at = from + look.from_register[i] + (row >> per_unit_bits);
+    const int inside = static_cast<int>(row) & ((1 << per_unit_bits) - 1);
+    units[i] = __ldg(at);
+    if (inside) units[i] = __funnelshift_r(units[i], __ldg(at + 1), inside * bits);  // rows between units
+  }
+  settle<register_bits>(plan, units);
+  share<register_bits, runs ? 2 : 0>(plan, units, shared);
+  __syncthreads();
+  store<register_bits, runs>(plan, shared, to + start.to);
+}
+
 /// As `move_tiles`, of rows in any order: a thread looks every element of its units up.
 template <int register_bits, bool runs>
 __global__ void __launch_bounds__(kThreads)

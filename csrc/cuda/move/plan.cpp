@@ -43,7 +43,8 @@ class Planner {
       for (const auto* side : {&from, &to})
         for (const Bit& bit : *side)
           if (bit.digit == static_cast<int>(d)) taken_[d] = std::max(taken_[d], bit.level + 1);
-    std::vector<Bit> others = choose(kThreadBits + std::max<int>(0, least_register_bits - static_cast<int>(apart.size())));
+    const int more = std::max<int>(0, least_register_bits - static_cast<int>(apart.size()));
+    std::vector<Bit> others = choose(kThreadBits + more);
     if (static_cast<int>(others.size()) < least_thread_bits) return false;
     plan_.thread_bits = std::min<int>(kThreadBits, static_cast<int>(others.size()));
     const std::vector<Bit> threads(others.begin(), others.begin() + plan_.thread_bits);
@@ -52,7 +53,14 @@ class Planner {
     if (plan_.register_bits > kMostRegisterBits) return false;
     std::vector<Bit> loaded = apart;
     route(from, to, apart);
-    if (look) fill(*look, threads, apart, to);
+    if (look) {
+      *look = Look{};
+      look->whole = std::all_of(from.begin(), from.end(), [&](const Bit& bit) { return !digits_[bit.digit].row; });
+      if (look->whole)
+        fill(*look, per_unit_, threads, loaded, {});
+      else
+        fill(*look, 1, threads, apart, to);
+    }
     return place(threads, loaded, apart) && loops(look != nullptr);
   }
 
@@ -178,19 +186,18 @@ class Planner {
     return whole && most_from < limit && most_to < limit;
   }
 
-  void fill(Look& look, const std::vector<Bit>& threads, const std::vector<Bit>& stored,
+  void fill(Look& look, int64_t unit, const std::vector<Bit>& threads, const std::vector<Bit>& registers,
             const std::vector<Bit>& inside) const {
-    look = Look{};
     const auto add = [&](const Bit& bit, int64_t& from, int64_t& row) {
       const int64_t rows = stride(bit, &Digit::row);
       row += rows;
-      if (!rows) from += stride(bit, &Digit::from);
+      if (!rows) from += stride(bit, &Digit::from) / unit;
     };
     for (size_t i = 0; i < threads.size(); ++i) add(threads[i], look.from_thread[i], look.row_thread[i]);
-    for (int reg = 0; reg < 1 << stored.size(); ++reg)
-      for (size_t bit = 0; bit < stored.size(); ++bit)
-        if (reg >> bit & 1) add(stored[bit], look.from_register[reg], look.row_register[reg]);
-    for (int e = 0; e < per_unit_; ++e)
+    for (int reg = 0; reg < 1 << registers.size(); ++reg)
+      for (size_t bit = 0; bit < registers.size(); ++bit)
+        if (reg >> bit & 1) add(registers[bit], look.from_register[reg], look.row_register[reg]);
+    for (int e = 0; e < per_unit_ && !inside.empty(); ++e)
       for (size_t bit = 0; bit < inside.size(); ++bit)
         if (e >> bit & 1) add(inside[bit], look.from_element[e], look.row_element[e]);
   }
@@ -200,11 +207,15 @@ class Planner {
     for (size_t d = 0; d < digits_.size(); ++d) {
       const int64_t size = digits_[d].size >> taken_[d];
       if (size == 1) continue;
+      if (size > std::numeric_limits<int32_t>::max()) return false;
       const int64_t from = digits_[d].from << taken_[d], to = digits_[d].to << taken_[d];
       if (from % per_unit_ || to % per_unit_ || plan_.loops == kMostLoops) return false;
       if (to / per_unit_ % (plan_.run / plan_.unit)) plan_.run = plan_.unit;
-      plan_.loop[plan_.loops++] = {static_cast<uint32_t>(size), look && digits_[d].row ? 0 : from / per_unit_,
-                                   to / per_unit_, digits_[d].row << taken_[d]};
+      const int log = log2_of(size);
+      const auto factor = static_cast<uint32_t>(((int64_t{1} << (31 + log)) + size - 1) / size);
+      plan_.loop[plan_.loops++] = {static_cast<uint32_t>(size), factor, static_cast<uint32_t>(log - 1),
+                                   look && digits_[d].row ? 0 : from / per_unit_, to / per_unit_,
+                                   digits_[d].row << taken_[d]};
       plan_.blocks *= size;
     }
     return plan_.blocks <= std::numeric_limits<int32_t>::max();

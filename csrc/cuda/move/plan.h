@@ -36,7 +36,8 @@ struct Step {
 
 struct Loop {
   uint32_t size;
-  int64_t from, to, row;  // strides in units, of a row in rows
+  uint32_t factor, shift;  // a number below 2**31 divided by size: its product with factor, >> 32, >> shift
+  int64_t from, to, row;   // strides in units, of a row in rows
 };
 
 struct Plan {
@@ -54,8 +55,9 @@ struct Plan {
   int64_t blocks;
 };
 
-/// Where the elements of a unit come from when rows are looked up: what each bit adds, in elements and rows.
+/// Where units come from when rows are looked up: what each bit adds, in elements and rows.
 struct Look {
+  bool whole;  // every unit is of one row, and loaded as one: then in units, of registers as they are loaded
   int64_t from_thread[kThreadBits], row_thread[kThreadBits];
   int64_t from_register[kMostRegisters], row_register[kMostRegisters];
   int64_t from_element[16], row_element[16];

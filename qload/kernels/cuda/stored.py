@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qload.formats import AWQWeight, BNBFP4Weight, BNBNF4Weight, GPTQWeight, MarlinWeight
+from qload.formats import AWQWeight, BNBFP4Weight, BNBNF4Weight, CTPackWeight, GPTQWeight, MarlinWeight
 from qload.kernels.exllama import ExllamaWeight
 from qload.kernels.marlin import GPTQMarlinWeight
 from qload.layouts import (
@@ -16,6 +16,7 @@ from qload.layouts import (
     StoredMinusOneUnmasked,
     ZeroPoints,
     awq,
+    compressed,
     exllama,
     gptq,
     marlin,
@@ -48,7 +49,16 @@ class Packed:
     bits: int
     digits: list[places.Digit]
     row_bits: int
-    high_first: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """Codes of a table of 16 values, two a byte, high bits first, in flat blocks of 2**block_bits."""
+
+    codes: Tensor
+    table: Tensor
+    scales: Tensor
+    block_bits: int
 
 
 def of_codes(codes: Codes) -> Single:
@@ -86,15 +96,24 @@ def packed(weight: Weight) -> Packed | None:
         return _marlin(weight) if weight.perm is None and whole == weight.shape else None
     if isinstance(weight, MarlinWeight):
         return _marlin_checkpoint(weight)
-    if isinstance(weight, BNBNF4Weight | BNBFP4Weight):
-        return _bnb(weight)
-    return None
+    return _compressed(weight) if isinstance(weight, CTPackWeight) else None
+
+
+def table(weight: Weight) -> Table | None:
+    """A weight whose codes lie flat and say which value of a table they are; None for every other."""
+    if not isinstance(weight, BNBNF4Weight | BNBFP4Weight):
+        return None
+    codes, size = weight.weight.contiguous(), weight.config.blocksize
+    tensors = (weight.absmax, weight.quant_map)
+    if size % 8 or size & (size - 1) or codes.data_ptr() % 4 or not all(t.is_contiguous() for t in tensors):
+        return None
+    return Table(codes.view(torch.uint8), weight.quant_map, weight.absmax, size.bit_length() - 1)
 
 
 def _gptq(weight: Any, rows: Packing, in_order: bool) -> Packed | None:
     groups = weight.scales.shape[0]
     run = weight.config.group_size if in_order and weight.config.group_size > 0 else weight.shape[1]
-    table = None if in_order or groups == 1 else weight.g_idx.to(torch.int32)
+    table = None if in_order or groups == 1 else weight.g_idx.to(torch.int32).contiguous()
     zero = zero_rule(weight.config.zeros, weight.config.bits)
     return _rows(weight, weight.qweight, rows, weight.scales, weight.qzeros, zero, run, table)
 
@@ -122,18 +141,25 @@ def _marlin_checkpoint(weight: MarlinWeight) -> Packed | None:
     return _rows(weight, weight.B, rows, weight.s, None, _stored(rows.bits), run, here=here)
 
 
-def _bnb(weight: Any) -> Packed | None:
-    (N, K), B = weight.shape, weight.config.blocksize
-    if K % B or K % 8 or not weight.weight.is_contiguous() or weight.weight.data_ptr() % 4:
+def _compressed(weight: CTPackWeight) -> Packed | None:
+    (N, K), config, scales = weight.shape, weight.config, weight.weight_scale
+    rows = compressed.rows(config.bits, True)
+    if not places.moves(rows) or not scales.is_contiguous() or K % (WORD_BITS // config.bits):
         return None
-    flat = places.strided((N, K), (K, 1))
+    index, zeros = weight.weight_g_idx, weight.weight_zero_point
     target, row_bits = _target(N, K)
-    digits = places.digits(flat, target)
+    digits = places.digits(places.places(rows.codes, (N, K)), target)
     if digits is None:
         return None
-    strides = [K // B, 1, 0, 0, 1, B]
-    meaning = (weight.absmax, None, weight.quant_map, None, None, strides, [NONE, 0, 4, 0, 0, -1], False, 1.0)
-    return Packed(weight.weight, (*meaning, N, K), 4, digits, row_bits, high_first=True)
+    groups, zero, at = scales.shape[1], [CONSTANT, 2 ** (config.bits - 1), 4, 0, 0, -1], (0, 0)
+    if zeros is not None:  # packed along N, beside each other along G
+        zeros, zero = compressed.unpack(zeros.T, N, config.bits, True), [INT32, 0, 4, 0, 0, -1]
+        at = (zeros.stride(1), zeros.stride(0))
+    run = config.group_size if config.group_size > 0 else max(K, 1)
+    strides = [groups, 1, *at, 1, run]
+    table = None if index is None else index.to(torch.int32).contiguous()
+    meaning = (scales, zeros, None, None, table, strides, zero, False, 1.0)
+    return Packed(weight.weight_packed.contiguous(), (*meaning, N, K), config.bits, digits, row_bits)
 
 
 def _rows(
@@ -158,8 +184,10 @@ def _rows(
     strides = [1, N, 1, N, 1, run, *here]
     if zeros is None:
         zero = [CONSTANT, 2 ** (rows.bits - 1), 4, 0, 0, -1]
+    else:
+        zeros = zeros.contiguous()
     meaning = (scales, zeros, None, None, table, strides, zero, False, 1.0)
-    return Packed(words, (*meaning, N, K), rows.bits, digits, row_bits)
+    return Packed(words.contiguous(), (*meaning, N, K), rows.bits, digits, row_bits)
 
 
 def _target(N: int, K: int) -> tuple[tuple[tuple[places.Place, ...], ...], int]:

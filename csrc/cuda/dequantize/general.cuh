@@ -1,0 +1,51 @@
+// Packed codes to rows of floats, whatever they mean and however few they are.
+//
+//   out[n, k] = round((value(code[n, k]) - zero[n, k]) * scale[n, k] * factor)
+//
+//   in   codes   2, 4 or 8 bits in words, in any order that a plan moves to rows
+//        meaning scales fp32, fp16, bf16; zero points in words, int32, one for all, or none (meaning.h)
+//   out  out     fp32, fp16, bf16  (N, K)
+//
+//   needs    K is a multiple of the codes of a word
+//   grid     plan.blocks, 2**plan.thread_bits threads
+//   a block brings a tile of words into the order of `out` (as move.cuh), then a thread takes words and looks
+//   scale and zero point of every code up: slow, and for few codes or groups in any order.
+#pragma once
+
+#include "tiles.cuh"
+
+namespace qload::cuda {
+
+template <class Out, int bits>
+__device__ __forceinline__ void expand_word(const Meaning& meaning, const Tiles& tiles, uint32_t word, Place at,
+                                            Out* __restrict__ out) {
+  const float* lookup = reinterpret_cast<const float*>(meaning.lookup);
+  Out* to = out + int64_t{at.n} * tiles.pitch + at.k;
+#pragma unroll 4
+  for (int i = 0; i < 32 / bits; ++i) {
+    const uint32_t code = word >> (i * bits) & ((1u << bits) - 1);
+    const float value = lookup ? lookup[code] : static_cast<float>(code);
+    round_to(meant(meaning, affine_at(meaning, at.n, at.k + i), value), to[i]);
+  }
+}
+
+template <class Out, int bits>
+__global__ void __launch_bounds__(kThreads)
+dequantize_any(const __grid_constant__ Plan plan, const __grid_constant__ Meaning meaning,
+               const __grid_constant__ Tiles tiles, const uint32_t* __restrict__ codes, Out* __restrict__ out) {
+  __shared__ uint32_t shared[kThreads << kMostTileRegisterBits];
+  const Start start = start_of(plan, blockIdx.x);
+  uint32_t words[kMostTileRegisters];
+  load<kMostTileRegisterBits>(plan, codes + start.from + along(plan.from_thread, plan.thread_bits, threadIdx.x), words);
+  settle<kMostTileRegisterBits>(plan, words);
+  share<kMostTileRegisterBits, 0>(plan, words, shared);
+  __syncthreads();
+  for (int i = threadIdx.x; i >> (plan.thread_bits + plan.register_bits) == 0; i += blockDim.x) {
+    auto target = static_cast<uint32_t>(start.to);
+    for (int bit = 0; i >> bit; ++bit)
+      if (i >> bit & 1) target += plan.to_bit[bit];
+    expand_word<Out, bits>(meaning, tiles, shared[bank<0>(i)], place_of<bits>(tiles, target), out);
+  }
+}
+
+}  // namespace qload::cuda
