@@ -118,7 +118,7 @@ def main() -> None:
             put(rows_line(f"{name}, rows looked up", one, other, K, N) + "\n")
     for K, N in SHAPES:
         for layout in ("gptq", "awq", "marlin", "exllama", "nf4", "act order"):
-            if layout == "act order" and (K, N) != SHAPES[0]:
+            if layout == "act order" and SHAPES[0] != (K, N):
                 continue
             for dtype in (torch.float16, torch.bfloat16, torch.float32):
                 put(dequantize_line(layout, K, N, dtype) + "\n")
