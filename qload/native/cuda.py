@@ -18,6 +18,7 @@ from qload.native.cpu import PACKED, Digit, Place
 from qload.native.held import OUT, PLAIN, Meaning
 
 WORD_BITS = 32
+RUN = 16  # bytes that numbers are read and written by
 MOVED = (*PACKED, 16, 32)  # bits of elements that the module moves
 CODES = {torch.uint8: 1, torch.int8: -1, torch.int16: -2, torch.int32: -4, torch.int64: -8, torch.bool: 1}
 NONE, CONSTANT, WORDS, INT32 = range(4)  # kinds of zero points
@@ -55,6 +56,7 @@ def pack(
     cuda = _module(codes, words)
     if cuda is None or bits not in PACKED or C % per_word or not codes.is_contiguous():
         return None
+    codes = codes if codes.data_ptr() % RUN == 0 else codes.clone()
     plain, seen = codes.new_empty((R, C // per_word)), codes.new_zeros(1)
     with torch.cuda.device(codes.device):
         cuda.narrow(bits, codes.data_ptr(), plain.numel(), plain.data_ptr(), seen.data_ptr(), stream(codes))
@@ -67,6 +69,8 @@ def unpack(words: Tensor, bits: int, rows: Sequence[Place], columns: Sequence[Pl
     (R, C), per_word = codes.shape, WORD_BITS // bits
     cuda = _module(words, codes)
     if cuda is None or bits not in PACKED or C % per_word or not codes.is_contiguous():
+        return False
+    if codes.data_ptr() % RUN:
         return False
     plain = words.new_empty((R, C // per_word))
     if not move(words, plain, bits, _digits((C, 1), rows, columns)):
