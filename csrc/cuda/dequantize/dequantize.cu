@@ -60,14 +60,17 @@ cudaError_t launch(const std::vector<Digit>& digits, int row_bits, const Meaning
   Tiles tiles{matrix.K, row_bits - inside_log};
   const Call call{plan, meaning, tiles, static_cast<const uint32_t*>(codes), stream};
   if (!make_packed(bits, digits, start, pairs && simple, plan, tiles.paired)) return cudaErrorNotSupported;
-  if (simple && fill_tiles(plan, meaning, matrix, bits, tiles)) {
+  if (fill_tiles(plan, meaning, matrix, bits, tiles) && simple) {
     if (plan.register_bits == 3)
       launch_tiles<Out, bits, 3>(call, pairs, out);
     else
       launch_tiles<Out, bits, bits == 8 ? 3 : 4>(call, pairs, out);
     return cudaGetLastError();
   }
-  if (tiles.paired) make_packed(bits, digits, start, false, plan, tiles.paired);
+  if (tiles.paired) {
+    make_packed(bits, digits, start, false, plan, tiles.paired);
+    fill_tiles(plan, meaning, matrix, bits, tiles);
+  }
   dequantize_any<Out, bits><<<static_cast<unsigned>(plan.blocks), 1 << plan.thread_bits, 0, stream>>>(
       plan, meaning, tiles, call.codes, out);
   return cudaGetLastError();

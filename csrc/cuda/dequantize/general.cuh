@@ -9,7 +9,8 @@
 //   needs    K is a multiple of the codes of a word
 //   grid     plan.blocks, 2**plan.thread_bits threads
 //   a block brings a tile of words into the order of `out` (as move.cuh), then a thread takes words and looks
-//   scale and zero point of every code up: slow, and for few codes or groups in any order.
+//   scale and zero point of every code up; neighbours take neighbouring outputs, whose scales lie together.
+//   Instructions are the limit: it is for few codes, and for groups in any order.
 #pragma once
 
 #include "tiles.cuh"
@@ -19,14 +20,23 @@ namespace qload::cuda {
 template <class Out, int bits>
 __device__ __forceinline__ void expand_word(const Meaning& meaning, const Tiles& tiles, uint32_t word, Place at,
                                             Out* __restrict__ out) {
+  constexpr int codes = 32 / bits, runs = codes * sizeof(Out) / 16;
   const float* lookup = reinterpret_cast<const float*>(meaning.lookup);
   Out* to = out + int64_t{at.n} * tiles.pitch + at.k;
-#pragma unroll 4
-  for (int i = 0; i < 32 / bits; ++i) {
+  alignas(16) Out values[codes];
+#pragma unroll
+  for (int i = 0; i < codes; ++i) {
     const uint32_t code = word >> (i * bits) & ((1u << bits) - 1);
     const float value = lookup ? lookup[code] : static_cast<float>(code);
-    round_to(meant(meaning, affine_at(meaning, at.n, at.k + i), value), to[i]);
+    round_to(meant(meaning, affine_at(meaning, at.n, at.k + i), value), values[i]);
   }
+  if (runs && tiles.whole) {
+#pragma unroll
+    for (int i = 0; i < runs; ++i) reinterpret_cast<uint4*>(to)[i] = reinterpret_cast<const uint4*>(values)[i];
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < codes; ++i) to[i] = values[i];
 }
 
 template <class Out, int bits>
@@ -40,11 +50,16 @@ dequantize_any(const __grid_constant__ Plan plan, const __grid_constant__ Meanin
   settle<kMostTileRegisterBits>(plan, words);
   share<kMostTileRegisterBits, 0>(plan, words, shared);
   __syncthreads();
-  for (int i = threadIdx.x; i >> (plan.thread_bits + plan.register_bits) == 0; i += blockDim.x) {
+  const int places = 1 << (plan.thread_bits + plan.register_bits);
+  for (int i = threadIdx.x; i < places; i += blockDim.x) {
     auto target = static_cast<uint32_t>(start.to);
-    for (int bit = 0; i >> bit; ++bit)
-      if (i >> bit & 1) target += plan.to_bit[bit];
-    expand_word<Out, bits>(meaning, tiles, shared[bank<0>(i)], place_of<bits>(tiles, target), out);
+    int place = 0;
+    for (int bit = 0; i >> bit; ++bit) {
+      if (!(i >> bit & 1)) continue;
+      place |= 1 << tiles.bit[bit];
+      target += plan.to_bit[tiles.bit[bit]];
+    }
+    expand_word<Out, bits>(meaning, tiles, shared[bank<0>(place)], place_of<bits>(tiles, target), out);
   }
 }
 

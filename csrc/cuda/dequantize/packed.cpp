@@ -50,11 +50,16 @@ bool make_packed(int bits, const std::vector<Digit>& digits, uintptr_t codes, bo
 bool fill_tiles(const Plan& plan, const Meaning& meaning, const Matrix& matrix, int bits, Tiles& tiles) {
   const int size = matrix.type == Float::kFloat32 ? 4 : 2, per_word = 32 / bits;
   const int parts = std::max(1, per_word * size / 16), own_bits = kThreadBits - (parts == 4 ? 2 : parts - 1);
+  tiles.same = 0;
   while (!meaning.k_table && tiles.same < own_bits && plan.to_bit[tiles.same] == 1 << tiles.same &&
          meaning.k_run % (2 * int64_t{per_word} << tiles.same) == 0)
     ++tiles.same;
-  const bool whole = reinterpret_cast<uintptr_t>(matrix.out) % 16 == 0 && matrix.K * size % 16 == 0;
-  if (!whole || plan.thread_bits != kThreadBits || plan.register_bits < kRegisterBits ||
+  tiles.whole = reinterpret_cast<uintptr_t>(matrix.out) % 16 == 0 && matrix.K * size % 16 == 0;
+  int found = 0;
+  for (const bool rows : {true, false})
+    for (int bit = 0; bit < plan.thread_bits + plan.register_bits; ++bit)
+      if ((plan.to_bit[bit] >> tiles.row_words_bits != 0) == rows) tiles.bit[found++] = static_cast<int8_t>(bit);
+  if (!tiles.whole || plan.thread_bits != kThreadBits || plan.register_bits < kRegisterBits ||
       (bits == 8 && plan.register_bits > kRegisterBits) || tiles.same < kLeastSame)
     return false;
   const int tile_bits = kThreadBits + plan.register_bits;

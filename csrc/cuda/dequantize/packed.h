@@ -16,7 +16,7 @@ constexpr int kLeastSame = 2;  // for which a block makes a table of what its wo
 bool make_packed(int bits, const std::vector<Digit>& digits, uintptr_t codes, bool pairs, Plan& plan,
                  bool& is_paired);
 
-/// All of `tiles` but what its first three fields are given; false: only general.cuh takes this plan.
+/// All of `tiles` but pitch, row_words_bits and paired; false: only general.cuh takes this plan.
 bool fill_tiles(const Plan& plan, const Meaning& meaning, const Matrix& matrix, int bits, Tiles& tiles);
 
 }  // namespace qload::cuda

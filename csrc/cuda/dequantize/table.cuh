@@ -35,7 +35,8 @@ __device__ __forceinline__ void look_up(const float* table, uint32_t word, int f
 /// The bytes of a word that hold `count` codes, or none.
 __device__ __forceinline__ uint32_t last_word(const uint32_t* codes, int64_t count) {
   uint32_t word = 0;
-  for (int byte = 0; 2 * byte < count; ++byte) word |= uint32_t{reinterpret_cast<const uint8_t*>(codes)[byte]} << (8 * byte);
+  for (int byte = 0; 2 * byte < count; ++byte)
+    word |= uint32_t{reinterpret_cast<const uint8_t*>(codes)[byte]} << (8 * byte);
   return word;
 }
 
@@ -60,7 +61,7 @@ dequantize_table(const uint32_t* __restrict__ codes, const float* __restrict__ v
 #pragma unroll
   for (int i = 0; i < kTableWords; ++i) {
 #pragma unroll
-    for (int turn = 0; turn < parts; ++turn) {  // neighbours store neighbours: a word of another lane where it has parts
+    for (int turn = 0; turn < parts; ++turn) {  // neighbours store neighbours: parts of another lane's word
       const int from = turn * words_of_a_turn + lane / parts;
       const uint32_t word = parts == 1 ? words[i] : __shfl_sync(~0u, words[i], from);
       const float scale = parts == 1 ? found[i] : __shfl_sync(~0u, found[i], from);

@@ -230,28 +230,6 @@ class Planner {
 
 }  // namespace
 
-std::vector<Digit> merged(const std::vector<Digit>& digits, bool& empty) {
-  std::vector<Digit> all;
-  empty = false;
-  for (const Digit& digit : digits) {
-    empty |= digit.size == 0;
-    if (digit.size > 1) all.push_back(digit);
-  }
-  std::sort(all.begin(), all.end(), [](const Digit& a, const Digit& b) { return a.to < b.to; });
-  for (size_t d = 0; d + 1 < all.size();) {
-    Digit& inner = all[d];
-    const Digit& outer = all[d + 1];
-    if (outer.from != inner.from * inner.size || outer.to != inner.to * inner.size ||
-        outer.row != inner.row * inner.size) {
-      ++d;
-      continue;
-    }
-    inner.size *= outer.size;
-    all.erase(all.begin() + static_cast<int64_t>(d) + 1);
-  }
-  return all;
-}
-
 bool make_plan(int bits, const std::vector<Digit>& digits, uintptr_t from, uintptr_t to, int least_register_bits,
                Plan& plan, int least_thread_bits, Look* look) {
   for (const int unit : {4, 2, 1}) {
