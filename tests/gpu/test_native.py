@@ -10,6 +10,7 @@ from torch import Tensor
 
 from qload.errors import ArgumentError
 from qload.kernels import cuda, repack
+from qload.kernels.cuda import stored
 from qload.layouts import awq, exllama, gptq, marlin, strides
 from qload.layouts.packing import Packing
 from qload.spec import Weight
@@ -208,5 +209,17 @@ def test_operators_have_a_schema_and_a_shape_rule_that_hold() -> None:
         torch.ops.qload.move.default, (words, None, 32, [64, 64, 1, 0, 64, 1, 64, 0], [64, 64])
     )
     torch.library.opcheck(torch.ops.qload.dequantize_single.default, (words % 16, *meaning, torch.float16))
+    flat = torch.zeros(32 * 64, dtype=torch.uint8, device=DEVICE)
+    table, absmax = torch.rand(16, device=DEVICE), torch.rand(64, device=DEVICE)
+    torch.library.opcheck(
+        torch.ops.qload.dequantize_table.default, (flat, table, absmax, 6, 64, 64, torch.bfloat16)
+    )
+    found = stored.packed(noise(32, 128, 64).to(DEVICE))
+    assert found is not None
+    digits = [number for digit in found.digits for number in digit]
+    torch.library.opcheck(
+        torch.ops.qload.dequantize.default,
+        (found.codes, *found.meaning, torch.float16, found.bits, digits, found.row_bits),
+    )
     meta = torch.ops.qload.move(words.to("meta"), None, 32, [64, 64, 1, 0], [64, 1])
     assert (meta.device.type, tuple(meta.shape), meta.dtype) == ("meta", (64, 1), torch.int32)
