@@ -71,6 +71,7 @@ cudaError_t launch(const std::vector<Digit>& digits, int row_bits, const Meaning
     make_packed(bits, digits, start, false, plan, tiles.paired);
     fill_tiles(plan, meaning, matrix, bits, tiles);
   }
+  tiles.grouped = simple && meaning.k_table && meaning.k_table % 16 == 0;
   dequantize_any<Out, bits><<<static_cast<unsigned>(plan.blocks), 1 << plan.thread_bits, 0, stream>>>(
       plan, meaning, tiles, call.codes, out);
   return cudaGetLastError();

@@ -17,6 +17,42 @@
 
 namespace qload::cuda {
 
+/// Scale and zero point of row n in any column of groups: what is the same for a row is found once.
+struct Row {
+  int64_t scale, zero;
+
+  __device__ Row(const Meaning& m, uint32_t n)
+      : scale(placed(n, m.scale_places) * m.scale_n), zero(placed(n, m.zero_places) * m.zero_n) {}
+
+  template <Zeros zeros>
+  __device__ Affine at(const Meaning& m, int64_t column) const {
+    const float found = read_float(m.scales, m.scale_type, scale + column * m.scale_k);
+    const int64_t place = zero + column * m.zero_k;
+    if constexpr (zeros == Zeros::kWords) return {found, static_cast<float>(field_at(m, place))};
+    if constexpr (zeros == Zeros::kInt32)
+      return {found, static_cast<float>(reinterpret_cast<const int32_t*>(m.zeros)[place])};
+    return {found, static_cast<float>(m.zero)};
+  }
+};
+
+/// Values of a word whose groups lie in any order: (code - zero) * scale.
+template <class Out, int bits, Zeros zeros>
+__device__ __forceinline__ void expand_groups(const Meaning& meaning, uint32_t word, Place at, Out* values) {
+  const Row row(meaning, at.n);
+  const int4* groups = reinterpret_cast<const int4*>(reinterpret_cast<const int32_t*>(meaning.k_table) + at.k);
+#pragma unroll
+  for (int four = 0; four < 8 / bits; ++four) {
+    const int4 group = __ldg(groups + four);
+    const int32_t columns[4] = {group.x, group.y, group.z, group.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const Affine found = row.at<zeros>(meaning, columns[i]);
+      const float code = static_cast<float>(word >> ((4 * four + i) * bits) & ((1u << bits) - 1));
+      round_to(__fmul_rn(__fsub_rn(code, found.zero), found.scale), values[4 * four + i]);
+    }
+  }
+}
+
 template <class Out, int bits>
 __device__ __forceinline__ void expand_word(const Meaning& meaning, const Tiles& tiles, uint32_t word, Place at,
                                             Out* __restrict__ out) {
@@ -24,11 +60,20 @@ __device__ __forceinline__ void expand_word(const Meaning& meaning, const Tiles&
   const float* lookup = reinterpret_cast<const float*>(meaning.lookup);
   Out* to = out + int64_t{at.n} * tiles.pitch + at.k;
   alignas(16) Out values[codes];
+  const auto zeros = static_cast<Zeros>(meaning.zeros_kind);
+  if (tiles.grouped && zeros == Zeros::kWords) {
+    expand_groups<Out, bits, Zeros::kWords>(meaning, word, at, values);
+  } else if (tiles.grouped && zeros == Zeros::kInt32) {
+    expand_groups<Out, bits, Zeros::kInt32>(meaning, word, at, values);
+  } else if (tiles.grouped && zeros == Zeros::kConstant) {
+    expand_groups<Out, bits, Zeros::kConstant>(meaning, word, at, values);
+  } else {
 #pragma unroll
-  for (int i = 0; i < codes; ++i) {
-    const uint32_t code = word >> (i * bits) & ((1u << bits) - 1);
-    const float value = lookup ? lookup[code] : static_cast<float>(code);
-    round_to(meant(meaning, affine_at(meaning, at.n, at.k + i), value), values[i]);
+    for (int i = 0; i < codes; ++i) {
+      const uint32_t code = word >> (i * bits) & ((1u << bits) - 1);
+      const float value = lookup ? lookup[code] : static_cast<float>(code);
+      round_to(meant(meaning, affine_at(meaning, at.n, at.k + i), value), values[i]);
+    }
   }
   if (runs && tiles.whole) {
 #pragma unroll

@@ -28,6 +28,15 @@ struct Affine {
   float scale, zero;
 };
 
+/// Field i of words that hold zero points.
+__device__ __forceinline__ int field_at(const Meaning& m, int64_t i) {
+  const int bits_log = 31 - __clz(m.zero_bits), per_word_log = 5 - bits_log;
+  const uint32_t word = reinterpret_cast<const uint32_t*>(m.zeros)[i >> per_word_log] + m.zero_word;
+  const int place = static_cast<int>(i) & ((1 << per_word_log) - 1);
+  const int field = static_cast<int>(word >> (place << bits_log) & ((1u << m.zero_bits) - 1));
+  return (field + m.zero_add) & m.zero_mask;
+}
+
 __device__ __forceinline__ int zero_at(const Meaning& m, int64_t n, int64_t k) {
   const int64_t i = placed(n, m.zero_places) * m.zero_n + k * m.zero_k;
   switch (static_cast<Zeros>(m.zeros_kind)) {
@@ -35,13 +44,8 @@ __device__ __forceinline__ int zero_at(const Meaning& m, int64_t n, int64_t k) {
       return m.zero;
     case Zeros::kInt32:
       return reinterpret_cast<const int32_t*>(m.zeros)[i];
-    case Zeros::kWords: {
-      const int bits_log = 31 - __clz(m.zero_bits), per_word_log = 5 - bits_log;
-      const uint32_t word = reinterpret_cast<const uint32_t*>(m.zeros)[i >> per_word_log] + m.zero_word;
-      const int place = static_cast<int>(i) & ((1 << per_word_log) - 1);
-      const int field = static_cast<int>(word >> (place << bits_log) & ((1u << m.zero_bits) - 1));
-      return (field + m.zero_add) & m.zero_mask;
-    }
+    case Zeros::kWords:
+      return field_at(m, i);
     default:
       return 0;
   }

@@ -16,6 +16,7 @@ struct Tiles {         // places in bytes
   int row_words_bits;  // rows of the plan's target are so many words apart, as a power of two
   int same;            // 2**same neighbouring places share scale and zero point
   bool paired;         // codes of a pair lie four apart in a word (packed.cpp)
+  bool grouped;        // the group of every code is looked up in a table, and nothing else is unusual
   bool whole;          // `out` and its rows start at multiples of 16 bytes
   int8_t bit[kMostTileBits];  // the bits of a place, those that count rows first
   uint32_t put[kMostTileRegisters];   // where a thread's words go in shared memory
