@@ -34,11 +34,11 @@ def pack(packing: "Packing", codes: Tensor, words: Tensor) -> int | None:
 
 
 def unpack(packing: "Packing", words: Tensor, codes: Tensor) -> bool:
-    """Words -> new int32 codes, or False where torch has to do it."""
+    """Words -> codes that are new, or False where torch has to do it."""
     if is_whole(packing):
         return native.unpack(words.contiguous(), packing.bits, *places(packing, tuple(codes.shape)), codes)
     run = lanes(packing, codes, words)
-    if run is None:
+    if run is None or codes.dtype != torch.int32:
         return False
     (code, word), there = run
     back = [native.Digit(lane.size, lane.target, lane.source) for lane in there]
@@ -51,12 +51,15 @@ def unpack(packing: "Packing", words: Tensor, codes: Tensor) -> bool:
 @cache
 def is_whole(packing: "Packing") -> bool:
     """Whether words hold whole codes one after another, so that each digit of codes has one stride."""
-    if not native.fits(packing.bits, packing.granule(0), packing.granule(1)):
-        return False
-    plain = [(f.code, f.low, f.word, f.bit) for f in packing.fields]
-    return packing.bits in native.PACKED and plain == [
-        (i, 0, 0, i * packing.bits) for i in range(run_of(packing))
-    ]
+    small = native.fits(packing.bits, packing.granule(0), packing.granule(1))
+    return small and packing.bits in native.PACKED and in_turn(packing)
+
+
+@cache
+def in_turn(packing: "Packing") -> bool:
+    """Whether a run is one word, which holds whole codes one after another."""
+    found = [(f.code, f.low, f.word, f.bit) for f in packing.fields]
+    return found == [(i, 0, 0, i * packing.bits) for i in range(run_of(packing))]
 
 
 @cache

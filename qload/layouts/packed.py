@@ -5,6 +5,7 @@
 is one pass over the words where there is native code, and `pack(unpack(qweight)[perm])` where there is none.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Self
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from qload import native
-from qload.layouts import natively
+from qload.layouts import natively, plainly
 
 if TYPE_CHECKING:
     from qload.layouts.packing import Packing
@@ -54,6 +55,15 @@ class Packed:
         codes = self.packing.unpack(self.words)
         codes = codes if self.order is None else codes[self.order]
         return codes.T if self.turned else codes
+
+    def values(self, lookup: Tensor | None, count: int) -> Iterator[tuple[slice, Tensor]]:
+        """What the codes stand for, rows after rows, see `native.values`."""
+        if self.order is not None and not self.turned:  # rows from anywhere
+            yield from native.values(self.plain(), lookup, count)
+            return
+        for rows, codes in plainly.rows(self.packing, self.words, self.turned, count):
+            ordered = codes if self.order is None else codes.index_select(1, self.order)
+            yield rows, native.stood_for(ordered, lookup)
 
     def dequantize(self, meaning: native.Meaning, out: Tensor) -> bool:
         """What the codes mean, in one pass from the words to `out`; False where nothing was done."""

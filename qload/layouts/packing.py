@@ -10,7 +10,6 @@ codes one after another, straddling words where they must; other fields may leav
 
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
 from math import prod
 
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from qload import native
 from qload.errors import ArgumentError, PatternError
-from qload.layouts import natively
+from qload.layouts import natively, plainly
 from qload.layouts.order import Groups, Order, fresh, parse_side
 from qload.layouts.packed import Packed
 
@@ -119,47 +118,17 @@ class Packing:
         if seen is None or not 0 <= seen < 2**self.bits:
             self._check(wide)
         if seen is None:
-            self._pack(wide, words.zero_())
+            plainly.pack(self, wide, words)
         return words
 
-    def unpack(self, words: Tensor) -> Tensor:
-        """int32 words -> codes in [0, 2**bits), int32, in plain order."""
+    def unpack(self, words: Tensor, out: Tensor | None = None) -> Tensor:
+        """int32 words -> codes in [0, 2**bits) in plain order, int32, new, or `out`, which may be uint8."""
         self._check_words(words)
-        codes = words.new_empty(self.shape_of(words))
+        dtype = torch.uint8 if out is not None and out.dtype == torch.uint8 else torch.int32
+        codes = fresh(words, self.shape_of(words), dtype, out)
         if not natively.unpack(self, words, codes):
-            self._unpack(words, codes)
+            plainly.unpack(self, words, codes)
         return codes
-
-    def _pack(self, codes: Tensor, words: Tensor) -> None:
-        runs, parts = self._apart(codes, words)
-        part = parts[0].new_empty(parts[0].shape)  # one for all fields: fresh memory costs more than a shift
-        for f in self.fields:
-            if f.width < self.bits:
-                torch.bitwise_right_shift(runs[f.code], f.low, out=part).bitwise_and_(_mask(f.width))
-                parts[f.word].bitwise_or_(part.bitwise_left_shift_(f.bit))
-            else:
-                parts[f.word].bitwise_or_(torch.bitwise_left_shift(runs[f.code], f.bit, out=part))
-
-    def _unpack(self, words: Tensor, codes: Tensor) -> None:
-        runs, parts = self._apart(codes, words)
-        part = parts[0].new_empty(parts[0].shape)
-        for f in self.fields:
-            torch.bitwise_right_shift(parts[f.word], f.bit, out=part).bitwise_and_(_mask(f.width))
-            if f.low:
-                runs[f.code].bitwise_or_(part.bitwise_left_shift_(f.low))
-            else:
-                runs[f.code].copy_(part)
-
-    def _apart(self, codes: Tensor, words: Tensor) -> tuple[list[Tensor], tuple[Tensor, ...]]:
-        """Views of the codes of each place of a run, and of the words of each; nothing is moved."""
-        size = {**self.codes.digits(tuple(codes.shape), self.codes.left), "w": self.words}
-        digits = [digit for group in self.codes.left for digit in group]
-        stored = [digit for group in self.stored for digit in group]
-        outer, run = [digit for digit in stored if digit != "w"], self.codes.right[-1]
-        each = codes.reshape([size[d] for d in digits]).permute([digits.index(d) for d in (*run, *outer)])
-        apart = words.reshape([size[d] for d in stored])
-        parts = apart.unbind(stored.index("w")) if "w" in stored else (apart,)
-        return [each[place] for place in product(*(range(size[d]) for d in run))], parts
 
     def shape_of(self, words: Tensor) -> tuple[int, int]:
         """The shape of the codes that lie in words."""
@@ -180,7 +149,3 @@ class Packing:
         low, high = map(int, codes.aminmax()) if codes.numel() else (0, 0)
         if low < 0 or high >= 2**self.bits:
             raise ArgumentError("codes", f"0 <= code < {2**self.bits}", f"{low} to {high}")
-
-
-def _mask(width: int) -> int:
-    return (1 << width) - 1

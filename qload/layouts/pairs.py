@@ -1,5 +1,6 @@
 """Codes of four bits, two a byte, row by row: what bitsandbytes and the four-bit floats are stored as."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -36,6 +37,16 @@ class Pairs:
         """The codes as numbers, uint8."""
         halves = [self.bytes & 15, self.bytes >> 4]
         return torch.stack(halves[::-1] if self.high_first else halves, dim=-1).flatten(-2)
+
+    def values(self, lookup: Tensor | None, count: int) -> Iterator[tuple[slice, Tensor]]:
+        """What the codes stand for, rows after rows, see `native.values`; the two of a byte at once."""
+        if lookup is None:
+            yield from native.values(self.plain(), None, count)
+            return
+        low, high = lookup[: 1 << BITS].repeat(1 << BITS), lookup[: 1 << BITS].repeat_interleave(1 << BITS)
+        two = torch.view_as_complex(torch.stack([high, low] if self.high_first else [low, high], dim=1))
+        for rows, both in native.values(self.bytes, two, count // 2):
+            yield rows, torch.view_as_real(both).flatten(1)
 
     def dequantize(self, meaning: native.Meaning, out: Tensor) -> bool:
         """What the codes mean, in one pass from the bytes to `out`; False where nothing was done."""

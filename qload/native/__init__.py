@@ -3,7 +3,7 @@
 from qload.native.asked import available, isa, reference, threads, using
 from qload.native.built import MODULES, Module, load
 from qload.native.cpu import PACKED, Digit, Field, Place, fits
-from qload.native.held import Held, Meaning, plain
+from qload.native.held import Held, Meaning, block, plain, stood_for, values
 from qload.native.routines import (
     dequantize,
     dequantize_numbers,
@@ -26,6 +26,7 @@ __all__ = [
     "Module",
     "Place",
     "available",
+    "block",
     "dequantize",
     "dequantize_numbers",
     "dequantize_rows",
@@ -38,8 +39,10 @@ __all__ = [
     "pack",
     "plain",
     "reference",
+    "stood_for",
     "takes",
     "threads",
     "unpack",
     "using",
+    "values",
 ]

@@ -105,7 +105,7 @@ def _pack(
 def unpack(words: Tensor, bits: int, rows: Sequence[Place], columns: Sequence[Place], codes: Tensor) -> bool:
     """Words -> int32 codes (rows, columns), contiguous."""
     cpu = _module(words, codes)
-    if cpu is None or bits not in PACKED:
+    if cpu is None or bits not in PACKED or codes.dtype != torch.int32:
         return False
     cpu.unpack(
         isa(), bits, list(rows), list(columns), words.data_ptr(), codes.data_ptr(), codes.stride(0), threads()

@@ -1,6 +1,6 @@
 """Codes that are not spelled out as numbers, and what a code means: what a fused dequantize needs to know."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 PLAIN = (Tensor, torch.nn.Parameter)  # what is a tensor by another name has no memory of its own
+BLOCK = 1 << 19  # elements that plain torch works on at a time, for each thread
 OUT = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # what values are rounded to
 
 
@@ -51,6 +52,9 @@ class Held(Protocol):
     def plain(self) -> Tensor:
         """The codes as numbers, int32 or uint8 (R, C)."""
 
+    def values(self, lookup: Tensor | None, count: int) -> Iterator[tuple[slice, Tensor]]:
+        """What the codes stand for, see `values`."""
+
     def dequantize(self, meaning: Meaning, out: Tensor) -> bool:
         """What the codes mean, in one pass from the words to `out`; False where nothing was done."""
 
@@ -58,3 +62,32 @@ class Held(Protocol):
 def plain(codes: Tensor | Held) -> Tensor:
     """Codes as numbers, whether they still lie in words or not."""
     return codes if isinstance(codes, Tensor) else codes.plain()
+
+
+def block(like: Tensor) -> int:
+    """How many elements plain torch works on at a time: what a CPU's caches hold, elsewhere all."""
+    if type(like) not in PLAIN or like.device.type != "cpu" or torch.compiler.is_compiling():
+        return like.numel()
+    return BLOCK * torch.get_num_threads()
+
+
+def values(codes: Tensor | Held, lookup: Tensor | None, count: int) -> Iterator[tuple[slice, Tensor]]:
+    """Rows after rows, about `count` codes at a time, and what they stand for, new float32 (rows, C).
+
+    `lookup`: (2**bits,) what each code stands for; None: itself.
+    """
+    if not isinstance(codes, Tensor):
+        yield from codes.values(lookup, count)
+        return
+    R, C = codes.shape
+    step = max(1, count // max(C, 1))
+    for start in range(0, R, step):
+        rows = slice(start, min(start + step, R))
+        yield rows, stood_for(codes[rows], lookup)
+
+
+def stood_for(codes: Tensor, lookup: Tensor | None) -> Tensor:
+    """What codes stand for, new float32."""
+    if lookup is None:
+        return codes.to(torch.float32, memory_format=torch.contiguous_format)
+    return lookup.gather(0, codes.flatten().long()).view(codes.shape)

@@ -39,6 +39,38 @@ def meaning_of(codes: "Codes") -> native.Meaning | None:
     )
 
 
+def plainly(codes: "Codes", out: Tensor) -> Tensor:
+    """What codes mean in plain torch, the reference: rows after rows, rounded once to `out`."""
+    (N, K), count = codes.codes.shape, native.block(out)
+    run = 0
+    if codes.k_group is not None and count < N * K:  # several blocks: worth a look at the groups
+        run, _ = _runs(codes.k_group, max(K, 1))
+        run = 0 if run == 1 or K % run else run
+    scales, zeros = codes.scales.float(), None if codes.zeros is None else codes.zeros.float()
+    lookup = None if codes.lookup is None else codes.lookup.float()
+    for rows, values in native.values(codes.codes, lookup, count):
+        wide = values.view(-1, K // run, run) if run else values
+        if zeros is not None:
+            wide.sub_(_of_rows(codes, zeros, rows, run))
+        scale = _of_rows(codes, scales, rows, run)
+        wide = wide.div_(scale) if codes.divide else wide.mul_(scale)
+        out[rows] = values if codes.factor == 1 else values.mul_(codes.factor)
+    return out
+
+
+def _of_rows(codes: "Codes", of_groups: Tensor, rows: slice, run: int) -> Tensor:
+    """Scales or zeros of some rows, one for each code, or one for each `run` of codes."""
+    if codes.n_group is not None:
+        of_groups = of_groups[codes.n_group[rows]]
+    elif of_groups.shape[0] > 1:
+        of_groups = of_groups[rows]
+    if codes.k_group is None:
+        return of_groups
+    if run:
+        return of_groups[:, : codes.k_group.numel() // run, None]
+    return of_groups.gather(1, codes.k_group.expand(of_groups.shape[0], -1))
+
+
 def _runs(group: Tensor | None, K: int) -> tuple[int, Tensor | None]:
     """(rows of a group, None) where groups follow each other, else (1, the group of each row)."""
     if group is None or not group.numel():

@@ -13,7 +13,7 @@ from torch import Tensor
 from qload import native
 from qload.errors import IndexValueError, MismatchError, MissingTensorError
 from qload.spec.axis import PARTS
-from qload.spec.meaning import as_stored, meaning_of
+from qload.spec.meaning import as_stored, meaning_of, plainly
 from qload.spec.place import Place
 from qload.spec.tensor import Names, Shape, TensorSpec, check_dtypes, named, solve
 
@@ -118,7 +118,7 @@ class Codes:
         """
         device = self.scales.device
         wide = torch.empty(self.codes.shape, dtype=dtype, device=device) if out is None else out
-        return wide if self._natively(wide) else rounded(self._exact(), dtype, out)
+        return wide if self._natively(wide) else plainly(self, wide)
 
     def _natively(self, out: Tensor) -> bool:
         meaning = meaning_of(self) if native.takes(out, self.scales) else None
@@ -129,19 +129,6 @@ class Codes:
         if self.codes.dequantize(meaning, out):
             return True
         return out.is_cuda and native.dequantize_numbers(self.codes.plain(), meaning, out)
-
-    def _exact(self) -> Tensor:
-        codes, scales = self.plain(), self._rows(self.scales)
-        difference = codes if self.lookup is None else self.lookup[codes.long()]
-        if self.zeros is not None:
-            difference = difference - self._rows(self.zeros)
-        wide = difference.to(torch.float32, memory_format=torch.contiguous_format)
-        scaled = wide.div_(scales) if self.divide else wide.mul_(scales)
-        return scaled if self.factor == 1 else scaled.mul_(self.factor)
-
-    def _rows(self, per_group: Tensor) -> Tensor:
-        rows = per_group if self.n_group is None else per_group[self.n_group]
-        return rows if self.k_group is None else rows[:, self.k_group]
 
 
 def rounded(exact: Tensor, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:

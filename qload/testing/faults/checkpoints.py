@@ -31,15 +31,15 @@ FAULTS = (
     ),
     Fault(
         "sign-extended",
-        "qload/layouts/packing.py",
+        "qload/layouts/plainly.py",
         "torch.bitwise_right_shift(parts[f.word], f.bit, out=part).bitwise_and_(_mask(f.width))",
         "torch.bitwise_right_shift(parts[f.word], f.bit, out=part)",
     ),
     Fault(
         "scales-rolled",
-        "qload/spec/weight.py",
-        "rows if self.k_group is None else rows[:, self.k_group]",
-        "rows if self.k_group is None else rows.roll(1, 1)[:, self.k_group]",
+        "qload/spec/meaning.py",
+        "return of_groups.gather(1, ",
+        "return of_groups.roll(1, 1).gather(1, ",
     ),
     Fault(
         "index-shifted-always",

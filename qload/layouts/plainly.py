@@ -1,0 +1,164 @@
+"""Packings in plain torch, the reference: blocks of a size that a cache holds, one after another.
+
+Words come first into the order that their codes are wanted in: they are an eighth as many as codes of four
+bits. Then codes are shifted out place by place or, where those of one word stay neighbours, all at once.
+"""
+
+from collections.abc import Iterator, Mapping
+from itertools import product
+from math import prod
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from qload import native
+from qload.layouts.natively import in_turn
+
+if TYPE_CHECKING:
+    from qload.layouts.packing import Packing
+
+Sizes = Mapping[str, int]
+BYTE = 8
+# How a byte of codes becomes a byte each: in integers of as many bytes, by shifts up and masks.
+SPREAD = {2: (torch.int32, ((12, 0x000F000F), (6, 0x03030303))), 4: (torch.int16, ((4, 0x0F0F),))}
+
+
+def pack(packing: "Packing", codes: Tensor, words: Tensor) -> None:
+    """int32 codes -> words, all of which are written."""
+    axis = 0 if codes.stride(0) >= codes.stride(1) else 1
+    for part, at in _blocks(packing, codes, axis):
+        _pack(packing, part, _cut(packing, words, tuple(codes.shape), axis, at))
+
+
+def unpack(packing: "Packing", words: Tensor, codes: Tensor) -> None:
+    """Words -> int32 or uint8 codes, laid out in any way."""
+    axis = 0 if codes.stride(0) >= codes.stride(1) else 1
+    for part, at in _blocks(packing, codes, axis):
+        _unpack(packing, _cut(packing, words, tuple(codes.shape), axis, at), part)
+
+
+def rows(packing: "Packing", words: Tensor, turned: bool, count: int) -> Iterator[tuple[slice, Tensor]]:
+    """Rows after rows of the codes, or of turned ones, about `count` codes at a time: uint8, contiguous."""
+    shape, axis = packing.shape_of(words), 1 if turned else 0
+    for at in _cuts(packing, shape, axis, count):
+        codes = words.new_empty((at.stop - at.start, shape[1 - axis]), dtype=torch.uint8)
+        _unpack(packing, _cut(packing, words, shape, axis, at), codes.T if turned else codes)
+        yield at, codes
+
+
+def _blocks(packing: "Packing", codes: Tensor, axis: int) -> Iterator[tuple[Tensor, slice]]:
+    count = native.block(codes)
+    for at in _cuts(packing, tuple(codes.shape), axis, count):
+        yield codes.narrow(axis, at.start, at.stop - at.start), at
+
+
+def _cuts(packing: "Packing", shape: tuple[int, ...], axis: int, count: int) -> Iterator[slice]:
+    granule, extent = packing.granule(axis), shape[axis]
+    step = max(1, count // max(1, shape[1 - axis] * granule)) * granule
+    if packing.codes.left[axis][0] in packing.codes.right[-1]:  # a run is not cut
+        step = max(1, extent)
+    if prod(shape):
+        yield from (slice(start, min(start + step, extent)) for start in range(0, extent, step))
+
+
+def _cut(packing: "Packing", words: Tensor, shape: tuple[int, ...], axis: int, at: slice) -> Tensor:
+    """The words of some rows or columns of codes: an axis a digit, as `stored` has them."""
+    size = {**packing.codes.digits(shape, packing.codes.left), "w": packing.words}
+    stored, outermost = _stored(packing), packing.codes.left[axis][0]
+    apart = words.reshape([size[digit] for digit in stored])
+    if outermost not in stored:
+        return apart
+    granule = packing.granule(axis)
+    return apart.narrow(stored.index(outermost), at.start // granule, (at.stop - at.start) // granule)
+
+
+def _stored(packing: "Packing") -> list[str]:
+    return [digit for group in packing.stored for digit in group]
+
+
+def _apart(packing: "Packing", codes: Tensor) -> tuple[Tensor, list[str], Sizes]:
+    """Codes with an axis a digit, nothing moved, and the digits' names and sizes."""
+    size = packing.codes.digits(tuple(codes.shape), packing.codes.left)
+    digits = [digit for group in packing.codes.left for digit in group]
+    return codes.reshape([size[digit] for digit in digits]), digits, size
+
+
+def _neighbours(packing: "Packing", each: Tensor, digits: list[str]) -> bool:
+    """Whether the codes that lie closest together are those of one word, in its order."""
+    if len(packing.codes.right[-1]) > 1 or packing.bits not in native.PACKED or not in_turn(packing):
+        return False
+    closest = min(
+        (step, d) for d, step, size in zip(digits, each.stride(), each.shape, strict=True) if size > 1
+    )
+    return closest[1] in packing.codes.right[-1]
+
+
+def _unpack(packing: "Packing", words: Tensor, codes: Tensor) -> None:
+    each, digits, size = _apart(packing, codes)
+    stored, run = _stored(packing), packing.codes.right[-1]
+    outer = [digit for digit in stored if digit != "w"]
+    outer.sort(key=lambda digit: each.stride(digits.index(digit)), reverse=True)
+    target = each.permute([digits.index(digit) for digit in (*run, *outer)])
+    source = words.permute([stored.index(d) for d in (["w"] if "w" in stored else []) + outer])
+    parts = [part.contiguous() for part in (source if "w" in stored else [source])]
+    if _neighbours(packing, each, digits):
+        spread = _spread(parts[0], packing.bits).view([size[digit] for digit in (*outer, *run)])
+        target.copy_(spread.permute([*range(len(outer), spread.ndim), *range(len(outer))]))
+        return
+    places = [target[place] for place in product(*(range(size[digit]) for digit in run))]
+    part = torch.empty_like(parts[0])  # one for all fields: fresh memory costs more than a shift
+    for f in packing.fields:
+        torch.bitwise_right_shift(parts[f.word], f.bit, out=part).bitwise_and_(_mask(f.width))
+        if f.low:
+            places[f.code].bitwise_or_(part.bitwise_left_shift_(f.low))
+        else:
+            places[f.code].copy_(part)
+
+
+def _pack(packing: "Packing", codes: Tensor, words: Tensor) -> None:
+    each, digits, size = _apart(packing, codes)
+    stored, run = _stored(packing), packing.codes.right[-1]
+    outer = [digit for digit in stored if digit != "w"]
+    parts = words.unbind(stored.index("w")) if "w" in stored else (words,)
+    if _neighbours(packing, each, digits):
+        source = each.permute([digits.index(digit) for digit in (*outer, *run)])
+        narrow = source.to(torch.uint8, memory_format=torch.contiguous_format)
+        parts[0].copy_(_squeezed(narrow, packing.bits))
+        return
+    source = each.permute([digits.index(digit) for digit in (*run, *outer)])
+    places = [source[place] for place in product(*(range(size[digit]) for digit in run))]
+    words.zero_()
+    part = torch.empty_like(parts[0], memory_format=torch.contiguous_format)
+    for f in packing.fields:
+        if f.width < packing.bits:
+            torch.bitwise_right_shift(places[f.code], f.low, out=part).bitwise_and_(_mask(f.width))
+            parts[f.word].bitwise_or_(part.bitwise_left_shift_(f.bit))
+        else:
+            parts[f.word].bitwise_or_(torch.bitwise_left_shift(places[f.code], f.bit, out=part))
+
+
+def _spread(words: Tensor, bits: int) -> Tensor:
+    """Words that hold their codes in turn -> uint8, the codes of each side by side."""
+    if bits == BYTE:
+        return words.view(torch.uint8)
+    dtype, steps = SPREAD[bits]
+    codes = words.view(torch.uint8).to(dtype)
+    for up, mask in steps:
+        codes = codes.bitwise_or_(codes << up).bitwise_and_(mask)
+    return codes.view(torch.uint8)
+
+
+def _squeezed(codes: Tensor, bits: int) -> Tensor:
+    """The inverse of `_spread`: uint8 codes whose last axis fills a word -> int32, without that axis."""
+    if bits != BYTE:
+        dtype, steps = SPREAD[bits]
+        codes = codes.view(dtype)
+        for up, _ in reversed(steps):
+            codes = codes.bitwise_or(codes >> up)
+        codes = codes.to(torch.uint8)
+    return codes.view(torch.int32)[..., 0]
+
+
+def _mask(width: int) -> int:
+    return (1 << width) - 1
