@@ -20,8 +20,9 @@
 namespace qload::cpu {
 namespace {
 
-constexpr int64_t kBox = kScratch / 2;  // bytes of a box, where granules leave a choice: beside tiles in the L1
+constexpr int64_t kBox = kScratch / 2;  // bytes of a box, where granules leave a choice
 constexpr int64_t kColumns = 2048;  // of a box, where an axis has as many and a granule of rows leaves room
+constexpr int64_t kGathered = 512;  // columns of rows from anywhere: all that a strip needs stays in the L2
 
 int64_t product(const std::vector<Place>& axis, size_t count) {
   int64_t size = 1;
@@ -60,9 +61,9 @@ struct Box {
 
 class Boxes {
  public:
-  Boxes(const Kernels& kernels, const Packed& packed, bool pack)
+  Boxes(const Kernels& kernels, const Packed& packed, bool pack, int64_t most = kColumns)
       : kernels_(kernels), bits_(packed.bits), rows_(packed.rows), columns_(packed.columns) {
-    columns_.reach(most_columns(rows_, bits_));
+    columns_.reach(std::min(most, most_columns(rows_, bits_)));
     pitch_ = pitch_of(columns_.run * columns_.granule, bits_);
     rows_.reach(kBox * 8 / bits_ / pitch_);
     for (int kind = 0; kind < 4; ++kind) {
@@ -107,7 +108,7 @@ class Boxes {
     };
     add(columns_.axis, columns, 1);
     add(rows_.axis, rows, pitch_);
-    return make_plans(bits_, digits, kernels_.widest);
+    return make_plans(bits_, digits, kernels_.widest, pack ? Pace::kTarget : Pace::kSource);
   }
 
   const Kernels& kernels_;
@@ -147,7 +148,7 @@ bool fits(const Packed& packed) {
 uint32_t pack(const Kernels& kernels, const Packed& packed, const int32_t* codes, int64_t pitch,
               const int64_t* source, const int32_t* shift, uint8_t* words, int threads) {
   if (empty(packed)) return 0;
-  const Boxes boxes(kernels, packed, true);
+  const Boxes boxes(kernels, packed, true, source ? kGathered : kColumns);
   const bool stream = all_bytes(packed) >= kStreamBytes;
   std::atomic<uint32_t> seen{0};
   boxes.each(threads, source != nullptr, [&](const Box& box) {

@@ -8,7 +8,7 @@
 
 namespace qload::cpu {
 
-constexpr int64_t kScratch = 1 << 15;  // bytes of packed codes in plain order that a thread keeps on its stack
+constexpr int64_t kScratch = 1 << 17;  // bytes of packed codes in plain order that a thread keeps on its stack
 
 struct Place {  // a digit of one axis of a packed tensor
   int64_t size, stride;  // in codes

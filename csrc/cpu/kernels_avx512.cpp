@@ -64,6 +64,7 @@ struct Wide {
     return done;
   }
 
+  static int64_t narrow(const int32_t*, int64_t, int, uint8_t*, uint32_t&) { return 0; }
   static void copy(const uint8_t* from, uint8_t* to, int64_t bytes, bool stream) {
     int64_t done = 0;
     if (stream && reinterpret_cast<uintptr_t>(to) % 64 == 0)
@@ -101,6 +102,6 @@ void fence() { _mm_sfence(); }
 }  // namespace
 
 extern const Kernels kAvx512Kernels;
-const Kernels kAvx512Kernels{64, run_any, narrow, widen, fields, expand<Wide>, Wide::copy, fence};
+const Kernels kAvx512Kernels{64, run_any, narrow<Wide>, widen, fields, expand<Wide>, Wide::copy, fence};
 
 }  // namespace qload::cpu

@@ -24,6 +24,7 @@ struct Plain {
     return 0;
   }
   static int64_t halves(const float*, int64_t, uint16_t*) { return 0; }
+  static int64_t narrow(const int32_t*, int64_t, int, uint8_t*, uint32_t&) { return 0; }
   static void copy(const uint8_t* from, uint8_t* to, int64_t bytes, bool) {
     std::memcpy(to, from, static_cast<size_t>(bytes));
   }
@@ -39,6 +40,6 @@ void fence() {}
 }  // namespace
 
 extern const Kernels kScalarKernels;
-const Kernels kScalarKernels{8, run_any, narrow, widen, fields, expand<Plain>, Plain::copy, fence};
+const Kernels kScalarKernels{8, run_any, narrow<Plain>, widen, fields, expand<Plain>, Plain::copy, fence};
 
 }  // namespace qload::cpu

@@ -64,9 +64,15 @@ uint32_t narrow_bits<4>(const int32_t* words, int64_t count, int shift, uint8_t*
   return both >> shift;
 }
 
+/// `S` packs as many codes of four bits as it likes, an even number, and says how many.
+template <class S>
 uint32_t narrow(int bits, const int32_t* words, int64_t count, int shift, uint8_t* codes) {
   if (bits == 2) return narrow_bits<2>(words, count, shift, codes);
-  if (bits == 4) return narrow_bits<4>(words, count, shift, codes);
+  if (bits == 4) {
+    uint32_t seen = 0;
+    const int64_t done = S::narrow(words, count, shift, codes, seen);
+    return seen | narrow_bits<4>(words + done, count - done, shift, codes + done / 2);
+  }
   return narrow_bits<8>(words, count, shift, codes);
 }
 

@@ -180,7 +180,7 @@ class Network {
 };
 
 // The tile of a move, its steps and the loops around it.
-void fill(Plan& plan, const Piece& piece, Side& from, Side& to) {
+void fill(Plan& plan, const Piece& piece, Side& from, Side& to, Pace pace) {
   const int low = log2_of(plan.bits), top = kByte + log2_of(plan.width);
   std::vector<int> taken(piece.digits.size());
   int bits = 0;
@@ -239,7 +239,9 @@ void fill(Plan& plan, const Piece& piece, Side& from, Side& to) {
     if (digit.size >> taken[d] > 1)
       loops.push_back({digit.size >> taken[d], (digit.from << taken[d]) * plan.bits / 8, (digit.to << taken[d]) * plan.bits / 8});
   }
-  std::sort(loops.begin(), loops.end(), [](const Loop& a, const Loop& b) { return a.to > b.to; });
+  std::sort(loops.begin(), loops.end(), [&](const Loop& a, const Loop& b) {
+    return pace == Pace::kTarget ? a.to > b.to : a.from > b.from;
+  });
   for (const auto& loop : loops) {
     plan.loop[plan.loops++] = loop;
     plan.tiles *= loop.size;
@@ -247,7 +249,7 @@ void fill(Plan& plan, const Piece& piece, Side& from, Side& to) {
   }
 }
 
-void plan_piece(int bits, const Piece& piece, int widest, std::vector<Plan>& plans) {
+void plan_piece(int bits, const Piece& piece, int widest, Pace pace, std::vector<Plan>& plans) {
   const int low = log2_of(bits);
   for (const int width : kWidths) {
     if (width > widest) continue;
@@ -264,7 +266,7 @@ void plan_piece(int bits, const Piece& piece, int widest, std::vector<Plan>& pla
       plan.bits = bits;
       plan.from_element = piece.from;
       plan.to_element = piece.to;
-      fill(plan, piece, from, to);
+      fill(plan, piece, from, to, pace);
       plans.push_back(std::move(plan));
       return;
     }
@@ -277,8 +279,8 @@ void plan_piece(int bits, const Piece& piece, int widest, std::vector<Plan>& pla
     rest.from += kept * digit.from;
     rest.to += kept * digit.to;
     digit.size = kept;
-    plan_piece(bits, main, width, plans);
-    plan_piece(bits, rest, width, plans);
+    plan_piece(bits, main, width, pace, plans);
+    plan_piece(bits, rest, width, pace, plans);
     return;
   }
   Plan plan;
@@ -292,7 +294,7 @@ void plan_piece(int bits, const Piece& piece, int widest, std::vector<Plan>& pla
 
 }  // namespace
 
-std::vector<Plan> make_plans(int bits, const std::vector<Digit>& digits, int widest) {
+std::vector<Plan> make_plans(int bits, const std::vector<Digit>& digits, int widest, Pace pace) {
   Piece piece{{}, 0, 0};
   for (const auto& digit : digits) {
     if (digit.size == 0) return {};
@@ -311,7 +313,7 @@ std::vector<Plan> make_plans(int bits, const std::vector<Digit>& digits, int wid
     all.erase(all.begin() + static_cast<int64_t>(d) + 1);
   }
   std::vector<Plan> plans;
-  plan_piece(bits, piece, widest, plans);
+  plan_piece(bits, piece, widest, pace, plans);
   return plans;
 }
 

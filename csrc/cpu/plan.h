@@ -68,7 +68,9 @@ struct Plan {
   Digit digit[kMostDigits];  // element by element: outermost first
 };
 
+enum class Pace { kTarget, kSource };  // the side in whose memory tiles follow each other: what no cache holds
+
 /// Plans that together move every element once. `widest`: bytes of the widest register.
-std::vector<Plan> make_plans(int bits, const std::vector<Digit>& digits, int widest);
+std::vector<Plan> make_plans(int bits, const std::vector<Digit>& digits, int widest, Pace pace = Pace::kTarget);
 
 }  // namespace qload::cpu

@@ -15,7 +15,7 @@ from qload.native.built import load
 from qload.native.held import OUT, PLAIN, Meaning
 
 PACKED = (2, 4, 8)  # bits of codes that words hold in whole numbers
-SCRATCH = 1 << 15  # bytes on each thread's stack, where a granule of a packing is spelled out
+SCRATCH = 1 << 17  # bytes on each thread's stack, where a granule of a packing is spelled out
 REGISTER = 64
 
 
