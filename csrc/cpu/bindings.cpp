@@ -5,7 +5,7 @@
 //   pack(isa, bits, rows, columns, codes, pitch, source, shift, words, threads) see boxes.h
 //   unpack(isa, bits, rows, columns, words, codes, pitch, threads)
 //   fields(isa, fields, from_words, to_words, from_word, to_word, lanes, from, to, threads)   see streams.h
-//   dequantize(isa, bits, rows, columns, values, words, out, pitch, threads)
+//   dequantize(isa, bits, rows, columns, values, words, height, width, out, pitch, threads)
 //   dequantize_rows(isa, bits, values, codes, row_bytes, rows, columns, out, pitch, threads)
 //
 //   digits   [(size, from_stride, to_stride)]     strides in elements
@@ -73,7 +73,7 @@ Packed packed(int bits, const Places& rows, const Places& columns) {
 }
 
 Values meant(int bits, const Meant& m) {
-  check_bits(bits, 8);
+  if (bits < 2 || bits > 8) throw std::invalid_argument("codes of " + std::to_string(bits) + " bits are not read here");
   const auto& [high_first, lookup, scale, zero, groups, group, run, row_group, row_run, place, divide, factor, out] = m;
   if (out < 0 || out > 2 || run < 1 || row_run < 1) throw std::invalid_argument("no such dtype, or an empty run");
   const Meaning meaning{bits, high_first, at<const float>(lookup), at<const float>(scale), at<const float>(zero),
@@ -117,9 +117,9 @@ uint32_t fields_of_runs(const std::string& isa, const Fields& list, int from_wor
 }
 
 void dequantize_words(const std::string& isa, int bits, const Places& rows, const Places& columns, const Meant& values,
-                      uintptr_t words, uintptr_t out, int64_t pitch, int threads) {
-  dequantize(named(isa), packed(bits, rows, columns), meant(bits, values), at<const uint8_t>(words), at<uint8_t>(out),
-             pitch, threads);
+                      uintptr_t words, int64_t height, int64_t width, uintptr_t out, int64_t pitch, int threads) {
+  dequantize(named(isa), packed(bits, rows, columns), meant(bits, values), at<const uint8_t>(words), height, width,
+             at<uint8_t>(out), pitch, threads);
 }
 
 void dequantize_plain(const std::string& isa, int bits, const Meant& values, uintptr_t codes, int64_t row_bytes,

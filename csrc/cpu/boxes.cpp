@@ -179,17 +179,19 @@ void unpack(const Kernels& kernels, const Packed& packed, const uint8_t* words, 
 }
 
 void dequantize(const Kernels& kernels, const Packed& packed, const Values& values, const uint8_t* words,
-                uint8_t* out, int64_t pitch, int threads) {
+                int64_t height, int64_t width, uint8_t* out, int64_t pitch, int threads) {
   if (empty(packed)) return;
   const Boxes boxes(kernels, packed, false);
   const int64_t size = size_of(values.meaning.out);
   const bool stream = all_bytes(packed) >= kStreamBytes;
   boxes.each(threads, false, [&](const Box& box) {
     alignas(64) uint8_t plain[kScratch];
+    const int64_t rows = std::min(box.rows, height - box.row), end = std::min(box.column + box.columns, width);
+    if (rows <= 0 || end <= box.column) return;
     boxes.run(box, words + box.offset * packed.bits / 8, plain, false);
-    for (int64_t r = 0; r < box.rows; ++r)
-      kernels.expand(of_row(values, box.row + r), plain + r * boxes.row_bytes(), box.column,
-                     box.column + box.columns, out + (box.row + r) * pitch * size, stream);
+    for (int64_t r = 0; r < rows; ++r)
+      kernels.expand(of_row(values, box.row + r), plain + r * boxes.row_bytes(), box.column, end,
+                     out + (box.row + r) * pitch * size, stream);
   });
 }
 

@@ -38,11 +38,11 @@ struct Values {  // what codes mean, see Meaning; tables of scales and zeros hav
   int64_t row_run;
 };
 
-/// Packed words to rows of floats.
-void dequantize(const Kernels&, const Packed&, const Values&, const uint8_t* words, uint8_t* out, int64_t pitch,
-                int threads);
+/// Packed words to floats: the first `height` rows, and `width` columns of each.
+void dequantize(const Kernels&, const Packed&, const Values&, const uint8_t* words, int64_t height, int64_t width,
+                uint8_t* out, int64_t pitch, int threads);
 
-/// Rows of plain packed codes, `row_bytes` apart, to rows of floats.
+/// Rows of plain packed codes, 2 to 8 bits each, `row_bytes` apart, to rows of floats.
 void dequantize_rows(const Kernels&, const Values&, const uint8_t* codes, int64_t row_bytes, int64_t rows,
                      int64_t columns, uint8_t* out, int64_t pitch, int threads);
 

@@ -2,7 +2,7 @@
 //
 //   row[place[k]] = (value(code[k]) - zero[g]) * scale[g] * factor,   g = group[k] or k / run
 //
-//   in   codes   2, 4 or 8 bits, plain order, packed
+//   in   codes   2 to 8 bits, plain order, packed: a stream
 //        lookup  fp32  (2**bits,)   what a code stands for; without one, the code itself
 //        scale   fp32  (G,)         of this row; `divide`: by it
 //        zero    fp32  (G,)         of this row; may be absent
@@ -10,7 +10,7 @@
 //   out  row     fp32, fp16, bf16
 //
 // Codes of up to 4 bits that share a scale have 16 values at most: these are computed and rounded once for
-// a run, and looked up in a register. All other codes are computed in blocks that stay in the cache. `S` has
+// a run, and looked up in a register; codes of 3 bits are spread to 4 before. All other codes are computed in blocks that stay in the cache. `S` has
 // the shuffles and conversions of an instruction set; it may do less than it is asked and says how much.
 //
 // Equals Codes.dequantize (qload/spec/weight.py) followed by one `.to(dtype)`, bit for bit: float32 products
@@ -28,6 +28,7 @@ namespace {
 
 constexpr int kBlock = 256;  // codes computed at a time
 constexpr int kValues = 16;  // that a code of 4 bits can have
+constexpr int kSpread = 2048;  // codes of 3 bits spread at a time
 
 inline uint32_t bits_of(float value) {
   uint32_t bits;
@@ -135,8 +136,47 @@ void compute(const Meaning& m, const uint8_t* codes, int64_t begin, int64_t coun
   }
 }
 
+inline uint32_t spread_eight(uint32_t eight) {
+  eight = (eight & 0xFFF) | (eight & 0xFFF000) << 4;
+  eight = (eight & 0x003F003F) | (eight & 0x0FC00FC0) << 2;
+  return (eight & 0x07070707) | (eight & 0x38383838) << 1;
+}
+
+// Codes of 3 bits -> of 4, whole words of eight.
+template <class S>
+void spread_three(const uint8_t* codes, int64_t count, uint8_t* nibbles) {
+  const int64_t whole = count / 8;
+  for (int64_t i = S::spread(codes, count, nibbles) / 8; i < whole; ++i) {
+    const uint32_t eight = spread_eight(static_cast<uint32_t>(few<3>(codes + 3 * i)));
+    std::memcpy(nibbles + 4 * i, &eight, 4);
+  }
+  uint32_t last = 0;
+  std::memcpy(&last, codes + 3 * whole, static_cast<size_t>((count % 8 * 3 + 7) / 8));
+  last = spread_eight(last);
+  if (count % 8) std::memcpy(nibbles + 4 * whole, &last, 4);
+}
+
+template <class S, class Word>
+void expand_as(const Meaning& m, const uint8_t* codes, int64_t begin, int64_t end, Word* row, bool stream);
+
+template <class S, class Word>
+void expand_three(const Meaning& m, const uint8_t* codes, int64_t begin, int64_t end, Word* row, bool stream) {
+  alignas(64) uint8_t nibbles[kSpread / 2];
+  float values[kValues];
+  Meaning wide = m;
+  wide.bits = 4;
+  for (int code = 0; m.lookup && code < kValues; ++code) values[code] = m.lookup[code & 7];
+  if (m.lookup) wide.lookup = values;
+  for (int64_t k = begin; k < end; k += kSpread) {
+    const int64_t next = k + kSpread < end ? k + kSpread : end;
+    spread_three<S>(codes + (k - begin) / 8 * 3, next - k, nibbles);
+    expand_as<S>(wide, nibbles, k, next, row, stream);
+  }
+}
+
 template <class S, class Word>
 void expand_as(const Meaning& m, const uint8_t* codes, int64_t begin, int64_t end, Word* row, bool stream) {
+  if (m.bits == 3) return expand_three<S>(m, codes, begin, end, row, stream);
   const int64_t per = 8 / m.bits;
   if (m.bits <= 4 && !m.group && !m.place && m.run % per == 0 && begin % per == 0 && m.run >= 16) {
     float all[kValues];
@@ -154,7 +194,7 @@ void expand_as(const Meaning& m, const uint8_t* codes, int64_t begin, int64_t en
   alignas(64) Word rounded[kBlock];
   for (int64_t k = begin; k < end; k += kBlock) {
     const int64_t count = end - k < kBlock ? end - k : kBlock;
-    compute(m, codes + (k - begin) / per, k, count, values);
+    compute(m, codes + (k - begin) * m.bits / 8, k, count, values);
     if constexpr (sizeof(Word) == 4)
       std::memcpy(rounded, values, static_cast<size_t>(count) * 4);
     else

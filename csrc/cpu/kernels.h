@@ -28,7 +28,7 @@ struct Runs {  // words that a list of fields is applied to, lane by lane
 
 /// What codes of a row mean: (value - zero) * scale * factor in float32, rounded to the dtype of the output.
 struct Meaning {
-  int bits;           // 2, 4 or 8
+  int bits;           // 2 to 8
   bool high_first;    // 4 bits: whether the first of two codes lies in the high bits
   const float* lookup;     // the value of each code, or null: the code itself
   const float* scale;      // of a row, by group
@@ -47,7 +47,7 @@ struct Kernels {
   void (*run)(const Plan&, const uint8_t* from, uint8_t* to, int64_t begin, int64_t end, bool stream);
   /// `count` words, shifted right, cut to 2, 4 or 8 bits and packed; returns the bits that any of them had.
   uint32_t (*narrow)(int bits, const int32_t* words, int64_t count, int shift, uint8_t* codes);
-  /// The inverse: packed codes to int32.
+  /// The inverse: packed codes, or a stream of any width up to 8, to int32.
   void (*widen)(int bits, const uint8_t* codes, int64_t count, int32_t* words);
   /// Fields of `lanes` runs; returns the bits that any of the words read had.
   uint32_t (*fields)(const Runs&, const Field*, int count, int from_words, int to_words, int64_t lanes);

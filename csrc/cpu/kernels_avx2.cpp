@@ -3,6 +3,7 @@
 #include "kernels.h"
 #include "narrow.h"
 #include "network.h"
+#include "spread_avx2.h"
 #include "vector_avx2.h"
 
 namespace qload::cpu {
@@ -76,6 +77,10 @@ struct Wide {
           stream);
     }
     return done;
+  }
+
+  static int64_t spread(const uint8_t* codes, int64_t count, uint8_t* nibbles) {
+    return spread_64(codes, count, nibbles);
   }
 
   static int64_t halves(const float* values, int64_t count, uint16_t* out) {

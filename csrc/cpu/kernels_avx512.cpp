@@ -3,6 +3,7 @@
 #include "kernels.h"
 #include "narrow.h"
 #include "network.h"
+#include "spread_avx2.h"
 #include "vector_avx2.h"
 #include "vector_avx512.h"
 
@@ -55,6 +56,10 @@ struct Wide {
       put(out + done, _mm512_permutexvar_epi32(index, values), stream);
     }
     return done;
+  }
+
+  static int64_t spread(const uint8_t* codes, int64_t count, uint8_t* nibbles) {
+    return spread_64(codes, count, nibbles);
   }
 
   static int64_t halves(const float* values, int64_t count, uint16_t* out) {

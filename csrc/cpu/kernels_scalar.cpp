@@ -23,6 +23,7 @@ struct Plain {
   static int64_t look_up(const uint8_t*, bool, int64_t, const Word*, Word*, bool) {
     return 0;
   }
+  static int64_t spread(const uint8_t*, int64_t, uint8_t*) { return 0; }
   static int64_t halves(const float*, int64_t, uint16_t*) { return 0; }
   static int64_t narrow(const int32_t*, int64_t, int, uint8_t*, uint32_t&) { return 0; }
   static void copy(const uint8_t* from, uint8_t* to, int64_t bytes, bool) {

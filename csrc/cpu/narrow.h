@@ -1,15 +1,16 @@
 // Codes in int32 to packed codes and back, row by row, in loops that compilers make vectors of.
 //
 //   narrow  int32 (count,) -> bytes (ceil(count * bits / 8),), first code in the low bits
-//   widen   the inverse
+//   widen   the inverse; also of 3, 5, 6 and 7 bits, a stream that straddles bytes
 //   fields  words to words, bit field by bit field, a lane for each run of words
 //
-// 2, 4 and 8 bits; fields of any width. Memory is the limit: 4 bytes of int32 for half a byte of codes.
+// Else 2, 4 and 8 bits; fields of any width. Memory is the limit: 4 bytes of int32 for half a byte of codes.
 // Equal Packing.pack and Packing.unpack (qload/layouts/packing.py) for the plain order, bit for bit.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "kernels.h"
 
@@ -86,7 +87,49 @@ void widen_bits(const uint8_t* codes, int64_t count, int32_t* words) {
   for (int64_t j = whole * per; j < count; ++j) words[j] = (codes[whole] >> ((j - whole * per) * Bits)) & mask;
 }
 
+/// 3 to 7 bytes as a number, by two loads that overlap: put together in memory, they would wait for it.
+template <int Bytes>
+uint64_t few(const uint8_t* from) {
+  using Half = std::conditional_t<(Bytes < 4), uint16_t, uint32_t>;
+  constexpr int rest = Bytes - static_cast<int>(sizeof(Half));
+  Half first, last;
+  std::memcpy(&first, from, sizeof first);
+  std::memcpy(&last, from + rest, sizeof last);
+  return first | static_cast<uint64_t>(last) << 8 * rest;
+}
+
+// Eight codes of a stream to a byte each: halves, quarters and eighths of the 64 bits, one after another.
+template <int Bits>
+uint64_t apart(uint64_t eight) {
+  constexpr uint64_t pair = ((1u << 2 * Bits) - 1) * 0x0000000100000001ull;
+  constexpr uint64_t one = ((1u << Bits) - 1) * 0x0001000100010001ull;
+  eight = (eight & ((1ull << 4 * Bits) - 1)) | eight >> 4 * Bits << 32;
+  eight = (eight & pair) | (eight >> 2 * Bits & pair) << 16;
+  return (eight & one) | (eight >> Bits & one) << 8;
+}
+
+// Eight codes are as many bytes as a code has bits.
+template <int Bits>
+void widen_stream(const uint8_t* codes, int64_t count, int32_t* words) {
+  constexpr int64_t most = 32;
+  uint64_t bytes[most];
+  for (int64_t done = 0; done < count; done += 8 * most, codes += most * Bits) {
+    const int64_t some = count - done < 8 * most ? count - done : 8 * most, whole = some / 8;
+    for (int64_t run = 0; run < whole; ++run) bytes[run] = apart<Bits>(few<Bits>(codes + run * Bits));
+    if (some % 8) {
+      uint64_t last = 0;
+      std::memcpy(&last, codes + whole * Bits, static_cast<size_t>((some % 8 * Bits + 7) / 8));
+      bytes[whole] = apart<Bits>(last & ((1ull << some % 8 * Bits) - 1));
+    }
+    widen_bits<8>(reinterpret_cast<const uint8_t*>(bytes), some, words + done);
+  }
+}
+
 void widen(int bits, const uint8_t* codes, int64_t count, int32_t* words) {
+  if (bits == 3) return widen_stream<3>(codes, count, words);
+  if (bits == 5) return widen_stream<5>(codes, count, words);
+  if (bits == 6) return widen_stream<6>(codes, count, words);
+  if (bits == 7) return widen_stream<7>(codes, count, words);
   if (bits == 2) return widen_bits<2>(codes, count, words);
   if (bits == 4) return widen_bits<4>(codes, count, words);
   widen_bits<8>(codes, count, words);

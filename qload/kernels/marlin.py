@@ -27,7 +27,7 @@ from qload.formats.gptq import SCALES
 from qload.kernels.integers import Integers, Origin, middles, placed
 from qload.kernels.marlin_shapes import GROUP_SIZES, padded
 from qload.kernels.permutation import put_back
-from qload.layouts import Stored, marlin
+from qload.layouts import Clipped, Stored, marlin
 from qload.spec import Role, TensorSpec
 
 
@@ -101,7 +101,7 @@ class GPTQMarlinWeight(spec.Weight):
         """Codes with every row back at its input, as the kernel groups them, without the padding."""
         (N, K), bits = self.shape, self.config.bits
         packed = put_back(marlin.rows(bits).packed(self.qweight), self.perm)
-        codes = packed if packed.shape == (K, N) else packed.plain()[:K, :N]
+        codes = packed if packed.shape == (K, N) else Clipped(packed, (K, N))
         k_group = self.config.in_order(packed.shape[0], self.qweight.device)
         if self.g_idx is not None and not self.config.is_k_full:
             k_group = self.g_idx.long()

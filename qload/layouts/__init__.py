@@ -1,5 +1,6 @@
 """Orders in memory, as data: one line in einops notation each, and its inverse."""
 
+from qload.layouts.clipped import Clipped
 from qload.layouts.order import Order
 from qload.layouts.packed import Packed
 from qload.layouts.packing import Packing
@@ -15,6 +16,7 @@ from qload.layouts.zeros import (
 
 __all__ = [
     "STORED_MINUS_ONE",
+    "Clipped",
     "Order",
     "Packed",
     "Packing",

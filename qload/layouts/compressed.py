@@ -13,6 +13,7 @@ from math import gcd
 from torch import Tensor
 from torch.nn.functional import pad
 
+from qload.layouts.clipped import Clipped
 from qload.layouts.packed import Packed
 from qload.layouts.packing import WORD_BITS, Field, Packing
 
@@ -56,11 +57,13 @@ def unpack(tensor: Tensor, count: int, bits: int, dense: bool) -> Tensor:
     return packing.unpack(pad(tensor, (0, -tensor.shape[-1] % packing.words)))[:, :count].contiguous()
 
 
-def held(tensor: Tensor, count: int, bits: int, dense: bool) -> Tensor | Packed:
-    """What `unpack` says, still packed where the words hold these codes and no others."""
+def held(tensor: Tensor, count: int, bits: int, dense: bool) -> Packed | Clipped:
+    """What `unpack` says, still packed."""
     packing = rows(bits, dense)
-    whole = tensor.shape[-1] % packing.words == 0 and most(tensor.shape[-1], bits, dense) == count
-    return packing.packed(tensor) if whole else unpack(tensor, count, bits, dense)
+    short = -tensor.shape[-1] % packing.words
+    packed = packing.packed(pad(tensor, (0, short)) if short else tensor)
+    R, C = packed.shape
+    return packed if count == C else Clipped(packed, (R, count))
 
 
 def pack(codes: Tensor, bits: int, dense: bool) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from qload import native
-from qload.layouts.order import strides
+from qload.layouts.order import Order, strides
 
 if TYPE_CHECKING:
     from qload.layouts.packed import Packed
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 Axis = list[native.Place]
 Place = tuple[int, int]  # size and stride
 WORD_BITS = 32
+TURNED = Order("w n -> n w")
 MOST_WORDS = 32  # of a run, codes as well as words
 
 
@@ -161,6 +162,43 @@ def _gather(packed: "Packed", target: "Packing", words: Tensor) -> bool:
     rows, columns = places(target, packed.shape)[:: -1 if packed.turned else 1]
     source = packed.words.contiguous()
     return native.gather(source, target.bits, packed.order, lying, rows, columns, words)
+
+
+@cache
+def stream_along(packing: "Packing") -> int | None:
+    """The axis that codes of any width follow each other along, bit after bit; None where they do not."""
+    (*outer, run), stored = packing.codes.right, packing.stored
+    straight = all(f.word * WORD_BITS + f.bit == f.code * packing.bits + f.low for f in packing.fields)
+    if not straight or run_of(packing) * packing.bits != packing.words * WORD_BITS:
+        return None
+    for axis, digits in enumerate(packing.codes.left):
+        here, other = stored[axis], 1 - axis
+        alike = len(outer) == 2 and packing.codes.left[other] == stored[other]
+        if alike and here in ((*digits[:-1], "w"), digits[:-1]) and digits[-1:] == run and len(digits) == 2:
+            return axis
+    return None
+
+
+def dequantize_stream(packed: "Packed", meaning: native.Meaning, out: Tensor) -> bool:
+    """Rows that are streams of codes of any width; where words lie the other way, a block at a time."""
+    words, bits = packed.words, packed.packing.bits
+    if packed.order is not None or words.device.type != "cpu" or not native.takes(words, out):
+        return False
+    if stream_along(packed.packing) != (0 if packed.turned else 1):
+        return False
+    if not packed.turned:
+        return native.dequantize_rows(words.contiguous().view(torch.uint8), bits, meaning, False, out)
+    step = max(1, 8 * native.block(out) // max(1, out.shape[1]))
+    return not out.numel() or all(
+        native.dequantize_rows(
+            TURNED.apply(words[:, start : start + step]).view(torch.uint8),
+            bits,
+            meaning.of_rows(slice(start, start + step)),
+            False,
+            out[start : start + step],
+        )
+        for start in range(0, out.shape[0], step)
+    )
 
 
 def of_order(meaning: native.Meaning, order: Tensor) -> native.Meaning:

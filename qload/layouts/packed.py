@@ -67,7 +67,9 @@ class Packed:
 
     def dequantize(self, meaning: native.Meaning, out: Tensor) -> bool:
         """What the codes mean, in one pass from the words to `out`; False where nothing was done."""
-        if not natively.is_whole(self.packing) or (self.order is not None and not self.turned):
+        if not natively.is_whole(self.packing):
+            return natively.dequantize_stream(self, meaning, out)
+        if self.order is not None and not self.turned:
             return False
         if self.order is not None and self.words.is_cuda:
             ordered = self._in_order()

@@ -143,18 +143,18 @@ def dequantize(
     place: Tensor | None,
     out: Tensor,
 ) -> bool:
-    """Packed codes -> floats, rows of `out`; the value of column k goes to column place[k]."""
+    """Packed codes -> floats, rows of `out`, as many as it has, as its columns; column k goes to place[k]."""
     cpu = _module(words, out, *meaning.tensors())
     if cpu is None or bits not in PACKED or not _takes(meaning, out):
         return False
     meant = _meant(meaning, place, out, high_first=False)
-    at = words.data_ptr(), out.data_ptr(), out.stride(0)
+    at = words.data_ptr(), *out.shape, out.data_ptr(), out.stride(0)
     cpu.dequantize(isa(), bits, list(rows), list(columns), meant, *at, threads())
     return True
 
 
 def dequantize_rows(codes: Tensor, bits: int, meaning: Meaning, high_first: bool, out: Tensor) -> bool:
-    """uint8 codes in plain order, packed row by row -> floats, rows of `out`."""
+    """Bytes that hold codes of 2 to 8 bits in plain order, row by row -> floats, rows of `out`."""
     cpu = _module(codes, out, *meaning.tensors())
     if cpu is None or not _takes(meaning, out) or codes.stride(-1) != 1:
         return False

@@ -1,7 +1,7 @@
 """Codes that are not spelled out as numbers, and what a code means: what a fused dequantize needs to know."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -28,6 +28,15 @@ class Meaning:
     run: int
     divide: bool
     factor: float
+
+    def of_rows(self, rows: slice) -> "Meaning":
+        """That of some rows."""
+        if self.n_group is not None:
+            return replace(self, n_group=self.n_group[rows])
+        if self.scales.shape[0] == 1:
+            return self
+        zeros = None if self.zeros is None else self.zeros[rows]
+        return replace(self, scales=self.scales[rows], zeros=zeros)
 
     def tensors(self) -> Sequence[Tensor]:
         """All whose memory is read."""

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from qload import native
 from qload.formats import FORMATS
-from qload.layouts import Packing, Pairs, awq, compressed, gptq, marlin
+from qload.layouts import Clipped, Packing, Pairs, awq, compressed, gptq, marlin
 from qload.spec import Codes
+from qload.spec.meaning import meaning_of
 from qload.testing import assert_same_bits
 from qload.testing.strategies import layers
 from tests.native.memory import GUARD, each_isa, few, guarded, isas, offsets, placed, threads
@@ -20,10 +21,10 @@ from tests.rooms import CONFIGS
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 PACKINGS = {
-    **{f"gptq {bits}": gptq.rows(bits) for bits in (2, 4, 8)},
+    **{f"gptq {bits}": gptq.rows(bits) for bits in (2, 3, 4, 8)},
     **{f"awq {bits}": awq.columns(bits) for bits in (4, 8)},
     **{f"marlin {bits}": marlin.rows(bits) for bits in (4, 8)},
-    **{f"compressed {bits}": compressed.rows(bits, dense=True) for bits in (2, 4, 8)},
+    **{f"compressed {bits}": compressed.rows(bits, dense=True) for bits in (2, 3, 4, 5, 6, 7, 8)},
 }
 
 
@@ -132,3 +133,23 @@ def test_every_format(room: Any, data: Any, dtype: torch.dtype) -> None:
 
     each_isa(lambda: weight.dequantize(dtype).nan_to_num(7), 2)
     each_isa(lambda: weight.dequantize(out=torch.empty(weight.shape, dtype=dtype)).nan_to_num(7), 2)
+
+
+@pytest.mark.parametrize("name", PACKINGS)
+@few
+@given(data=st.data(), count=threads, offset=offsets, dtype=st.sampled_from(DTYPES))
+def test_words_that_hold_more_than_there_is(
+    name: str, data: Any, count: int, offset: int, dtype: torch.dtype
+) -> None:
+    packing: Packing = PACKINGS[name]
+    K, N = (packing.granule(axis) * data.draw(st.integers(1, 5)) for axis in (0, 1))
+    packed = packing.packed(packing.pack(torch.randint(0, 2**packing.bits, (K, N), dtype=torch.int32)))
+    shape = (data.draw(st.integers(1, K)), data.draw(st.integers(1, N)))
+    clipped = Clipped(replace(packed, words=placed(packed.words, offset)), shape)
+
+    codes = Codes(packing.bits, clipped.T, **data.draw(meanings(packing.bits, *clipped.T.shape)))
+    check(codes, dtype, count)
+    assert torch.equal(codes.plain(), packed.plain().T[: shape[1], : shape[0]])
+    if packing.bits in native.PACKED or packing.pattern.startswith("(kp"):
+        out = torch.empty(codes.codes.shape, dtype=dtype)
+        assert meaning_of(codes) is None or clipped.T.dequantize(meaning_of(codes), out)  # type: ignore[arg-type]

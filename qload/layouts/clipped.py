@@ -1,0 +1,43 @@
+"""Words that hold more codes than there are: a kernel's padding, or a last word that is short of codes."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from qload import native
+from qload.layouts.packed import Packed
+
+
+@dataclass(frozen=True, eq=False)
+class Clipped:
+    """The first rows and columns of packed codes, `shape` of them, still in words."""
+
+    packed: Packed
+    shape: tuple[int, int]
+
+    @property
+    def T(self) -> "Clipped":
+        """(C, R)."""
+        return Clipped(self.packed.T, self.shape[::-1])
+
+    def __getitem__(self, rows: Tensor) -> Tensor:
+        """Row i is row rows[i], spelled out."""
+        return self.plain()[rows]
+
+    def plain(self) -> Tensor:
+        """The codes as numbers, int32."""
+        R, C = self.shape
+        return self.packed.plain()[:R, :C]
+
+    def values(self, lookup: Tensor | None, count: int) -> Iterator[tuple[slice, Tensor]]:
+        """What the codes stand for, rows after rows, see `native.values`."""
+        R, C = self.shape
+        for rows, values in self.packed.values(lookup, count):
+            if rows.start < R:
+                yield slice(rows.start, min(rows.stop, R)), values[: R - rows.start, :C].contiguous()
+
+    def dequantize(self, meaning: native.Meaning, out: Tensor) -> bool:
+        """What the codes mean, in one pass from the words to `out`; False where nothing was done."""
+        lies_in_order = self.packed.order is None and self.packed.words.device.type == "cpu"
+        return lies_in_order and self.packed.dequantize(meaning, out)
