@@ -164,6 +164,12 @@ def _gather(packed: "Packed", target: "Packing", words: Tensor) -> bool:
     return native.gather(source, target.bits, packed.order, lying, rows, columns, words)
 
 
+def dense(words: Tensor) -> Tensor:
+    """Contiguous, and also seen as bytes: an axis of one word may have any stride and be contiguous."""
+    whole = words.contiguous()
+    return whole if whole.stride(-1) == 1 else whole.clone(memory_format=torch.contiguous_format)
+
+
 @cache
 def stream_along(packing: "Packing") -> int | None:
     """The axis that codes of any width follow each other along, bit after bit; None where they do not."""
@@ -187,7 +193,7 @@ def dequantize_stream(packed: "Packed", meaning: native.Meaning, out: Tensor) ->
     if stream_along(packed.packing) != (0 if packed.turned else 1):
         return False
     if not packed.turned:
-        return native.dequantize_rows(words.contiguous().view(torch.uint8), bits, meaning, False, out)
+        return native.dequantize_rows(dense(words).view(torch.uint8), bits, meaning, False, out)
     step = max(1, 8 * native.block(out) // max(1, out.shape[1]))
     return not out.numel() or all(
         native.dequantize_rows(

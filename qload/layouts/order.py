@@ -137,7 +137,7 @@ def strides(groups: Groups, size: Mapping[str, int], of_axes: Sequence[int]) -> 
 def fresh(like: Tensor, shape: Sequence[int], dtype: torch.dtype, out: Tensor | None) -> Tensor:
     """A tensor to write to: `out`, which has to be one, or a new one on the device of another."""
     if out is None:
-        return like.new_empty(shape, dtype=dtype)
+        return native.in_large_pages(like.new_empty(shape, dtype=dtype))
     apart = out.untyped_storage().data_ptr() != like.untyped_storage().data_ptr()
     got = tuple(out.shape), out.dtype, out.device
     if got != (tuple(shape), dtype, like.device) or not out.is_contiguous() or not (apart or not out.numel()):

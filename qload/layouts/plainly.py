@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from qload import native
-from qload.layouts.natively import in_turn
+from qload.layouts.natively import dense, in_turn
 
 if TYPE_CHECKING:
     from qload.layouts.packing import Packing
@@ -101,7 +101,7 @@ def _unpack(packing: "Packing", words: Tensor, codes: Tensor) -> None:
     outer.sort(key=lambda digit: each.stride(digits.index(digit)), reverse=True)
     target = each.permute([digits.index(digit) for digit in (*run, *outer)])
     source = words.permute([stored.index(d) for d in (["w"] if "w" in stored else []) + outer])
-    parts = [part.contiguous() for part in (source if "w" in stored else [source])]
+    parts = [dense(part) for part in (source if "w" in stored else [source])]
     if _neighbours(packing, each, digits):
         spread = _spread(parts[0], packing.bits).view([size[digit] for digit in (*outer, *run)])
         target.copy_(spread.permute([*range(len(outer), spread.ndim), *range(len(outer))]))

@@ -4,6 +4,7 @@ from qload.native.asked import available, isa, reference, threads, using
 from qload.native.built import MODULES, Module, load
 from qload.native.cpu import PACKED, Digit, Field, Place, fits
 from qload.native.held import Held, Meaning, block, plain, stood_for, values
+from qload.native.pages import in_large_pages
 from qload.native.routines import (
     dequantize,
     dequantize_numbers,
@@ -33,6 +34,7 @@ __all__ = [
     "fields",
     "fits",
     "gather",
+    "in_large_pages",
     "isa",
     "load",
     "move",

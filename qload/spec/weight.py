@@ -116,9 +116,11 @@ class Codes:
 
         Rounded once to `dtype`, or to that of `out`, a tensor to write to.
         """
-        device = self.scales.device
-        wide = torch.empty(self.codes.shape, dtype=dtype, device=device) if out is None else out
+        wide = self._new(dtype) if out is None else out
         return wide if self._natively(wide) else plainly(self, wide)
+
+    def _new(self, dtype: torch.dtype) -> Tensor:
+        return native.in_large_pages(torch.empty(self.codes.shape, dtype=dtype, device=self.scales.device))
 
     def _natively(self, out: Tensor) -> bool:
         meaning = meaning_of(self) if native.takes(out, self.scales) else None

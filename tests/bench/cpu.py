@@ -27,6 +27,7 @@ OUT = torch.zeros(4 * K * N, dtype=torch.uint8)
 SCALES, VALUES = torch.rand(N, K // 64), torch.linspace(-1, 1, 16)
 GROUPS = torch.arange(K) // 64
 
+PEER = "peer: "
 Row = tuple[str, str, int, float, float]  # what, how, bytes that have to move, seconds, seconds of a copy
 Work = Callable[[Tensor], object]
 
@@ -99,6 +100,10 @@ def dequantizes() -> Iterator[Row]:
             4, Pairs(x.view(torch.uint8).view(N, K // 2), True), SCALES, None, GROUPS, VALUES
         ),
         "gptq to bfloat16": lambda x: Codes(4, gptq.rows(4).packed(x.view(-1, N)).T, SCALES, None, GROUPS),
+        "awq to bfloat16": lambda x: Codes(4, awq.columns(4).packed(x.view(K, -1)).T, SCALES, None, GROUPS),
+        "gptq to bfloat16, 3 bits": lambda x: Codes(
+            3, gptq.rows(3).packed(x[: 3 * K * N // 32].view(-1, N)).T, SCALES, None, GROUPS
+        ),
         "marlin to bfloat16": lambda x: Codes(
             4, marlin.rows(4).packed(x.view(-1, 2 * N)).T, SCALES, None, GROUPS
         ),
@@ -108,37 +113,71 @@ def dequantizes() -> Iterator[Row]:
 
 
 def plain() -> Iterator[Row]:
-    """What a machine without a compiler has, and what others have."""
+    """What a machine without a compiler has, what native code has, and what others have."""
     codes = torch.randint(0, 16, (N, K), dtype=torch.int32)
     words, packing = torch.randint(0, 2**31, (N, K // 8), dtype=torch.int32), compressed.rows(4, dense=True)
-    small, large = K * N // 2, 4 * K * N
-    with native.reference():
-        yield measure("pack", "torch", large, small, lambda _: packing.pack(codes), 3)
-        yield measure("unpack to int32", "torch", small, large, lambda _: packing.unpack(words), 3)
-        made = Codes(4, Pairs(words.view(torch.uint8), True), SCALES, None, GROUPS, VALUES)
-        yield measure(
-            "nf4 to bfloat16", "torch", small, 2 * K * N, lambda _: made.dequantize(torch.bfloat16), 3
-        )
-    if importlib.util.find_spec("compressed_tensors"):
-        from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32, unpack_from_int32
+    made = Codes(4, Pairs(words.view(torch.uint8), True), SCALES, None, GROUPS, VALUES)
+    small, wide, packed = (
+        torch.empty(N, K, dtype=torch.uint8),
+        torch.empty_like(codes),
+        torch.empty_like(words),
+    )
+    floats = torch.empty(N, K, dtype=torch.bfloat16)
+    read, large = K * N // 2, 4 * K * N
+    ways: list[tuple[str, str, int, int, Work]] = [
+        ("pack", "", large, read, lambda _: packing.pack(codes)),
+        ("pack", " to a buffer", large, read, lambda _: packing.pack(codes, packed)),
+        ("unpack", " to new int32", read, large, lambda _: packing.unpack(words)),
+        ("unpack", " to an int32 buffer", read, large, lambda _: packing.unpack(words, wide)),
+        ("unpack", " to a uint8 buffer", read, K * N, lambda _: packing.unpack(words, small)),
+        ("nf4 to bfloat16", "", read, 2 * K * N, lambda _: made.dequantize(torch.bfloat16)),
+        ("nf4 to bfloat16", " to a buffer", read, 2 * K * N, lambda _: made.dequantize(out=floats)),
+    ]
+    for what, how, before, after, work in ways:
+        with native.reference():
+            yield measure(what, f"torch{how}", before, after, work, 5)
+        if native.available():
+            yield measure(what, f"native{how}", before, after, work, 5)
+    yield from peers(codes, words)
 
-        signed, shape = (codes - 8).to(torch.int8), torch.Size((N, K))
-        yield measure("pack", "compressed-tensors", large, small, lambda _: pack_to_int32(signed, 4), 3)
-        yield measure(
-            "unpack to int8",
-            "compressed-tensors",
-            small,
-            K * N,
-            lambda _: unpack_from_int32(words, 4, shape),
-            3,
-        )
+
+def peers(codes: Tensor, words: Tensor) -> Iterator[Row]:
+    """Other programs, where they are installed."""
+    read, shape, ways = K * N // 2, torch.Size((N, K)), list[tuple[str, str, int, int, Work]]()
+    if importlib.util.find_spec("compressed_tensors"):
+        from compressed_tensors.compressors.pack_quantized import helpers
+
+        small = (codes - 8).to(torch.int8)
+        ways += [
+            ("pack", "compressed-tensors, from int8", K * N, read, lambda _: helpers.pack_to_int32(small, 4)),
+            (
+                "unpack",
+                "compressed-tensors, to int8",
+                read,
+                K * N,
+                lambda _: helpers.unpack_from_int32(words, 4, shape),
+            ),
+        ]
     if importlib.util.find_spec("bitsandbytes"):
+        from bitsandbytes.backends.default import ops
         from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 
         weight, state = quantize_4bit(torch.rand(N, K, dtype=torch.bfloat16), quant_type="nf4", blocksize=64)
-        yield measure(
-            "nf4 to bfloat16", "bitsandbytes", small, 2 * K * N, lambda _: dequantize_4bit(weight, state), 3
-        )
+        given = (weight.flatten(), state.absmax, state.code, 64, shape, torch.bfloat16)
+        what, bytes_ = "nf4 to bfloat16", (read, 2 * K * N)
+        ways.append((what, "bitsandbytes, its C++", *bytes_, lambda _: dequantize_4bit(weight, state)))
+        if hasattr(ops, "_dequantize_4bit_compute"):  # what it does where its C++ cannot
+            ways.append(
+                (what, "bitsandbytes, its torch", *bytes_, lambda _: ops._dequantize_4bit_compute(*given))
+            )
+    for what, how, before, after, work in ways:
+        yield measure(what, PEER + how, before, after, work, 5)
+
+
+def beside(rows: list[Row], row: Row) -> str:
+    """The time of a row as a multiple of the best peer's for the same."""
+    others = [took for what, how, _, took, _ in rows if what == row[0] and how.startswith(PEER)]
+    return f"{row[3] / min(others):.2f}" if others else ""
 
 
 TABLES = {"repack": repacks, "dequantize": dequantizes, "torch": plain}
@@ -146,12 +185,16 @@ TABLES = {"repack": repacks, "dequantize": dequantizes, "torch": plain}
 
 def main() -> None:
     """Print the tables, or those that the command line names."""
-    console = Console(width=110)
+    console = Console(width=120)
     for title in sys.argv[1:] or TABLES:
-        table = Table("what", "how", "MB to move", "ms", "GB/s", "of a copy", title=title)
-        for what, how, moved, took, copied in TABLES[title]():
+        rows = list(TABLES[title]())
+        table = Table("what", "how", "MB to move", "ms", "GB/s", "of a copy", "x best peer", title=title)
+        for row in rows:
+            what, how, moved, took, copied = row
             rate, share = f"{moved / took / 1e9:.1f}", f"{copied / took:.0%}"
-            table.add_row(what, how, f"{moved / 1e6:.0f}", f"{took * 1e3:.2f}", rate, share)
+            table.add_row(
+                what, how, f"{moved / 1e6:.0f}", f"{took * 1e3:.2f}", rate, share, beside(rows, row)
+            )
         console.print(table)
 
 

@@ -7,7 +7,7 @@ import pytest
 from qload import native
 
 HERE = Path(__file__).parent
-WITHOUT = {"test_settings.py", "test_plain.py"}  # what holds with and without native modules
+WITHOUT = {"test_settings.py", "test_pages.py", "test_plain.py"}  # what holds with and without native modules
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -125,3 +125,11 @@ def test_gradients_of_scales_pass_through_blocks() -> None:
 
     assert scales.grad is not None
     assert torch.equal(scales.grad, codes.plain().float().reshape(4, 2, 3).sum(-1))
+
+
+def test_one_word_of_any_stride() -> None:
+    words = torch.arange(6, dtype=torch.int32).reshape(3, 2)[1:2, :1].T  # (1, 1), two apart
+    packing = NAMED["compressed 4"]
+
+    assert packing.unpack(words).tolist() == [[2, 0, 0, 0, 0, 0, 0, 0]]
+    assert packing.packed(words).plain().tolist() == [[2, 0, 0, 0, 0, 0, 0, 0]]

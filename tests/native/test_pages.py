@@ -1,0 +1,61 @@
+"""Advice about pages reaches the system for large new tensors on a CPU, and for nothing else."""
+
+import ctypes
+from typing import Any
+
+import pytest
+import torch
+
+from qload import native
+from qload.layouts import gptq
+from qload.native import pages
+
+Asked = list[tuple[int, int, int]]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
+    """What the system is asked for: start, bytes, advice."""
+    calls: Asked = []
+
+    def advise(start: Any, size: ctypes.c_size_t, advice: int) -> None:
+        calls.append((start.value, size.value, advice))
+
+    monkeypatch.setattr(pages, "_madvise", lambda: advise)
+    return calls
+
+
+@pytest.mark.parametrize("offset", [0, 1, 4096, 5000])
+def test_whole_pages_inside_of_a_large_tensor(asked: Asked, offset: int) -> None:
+    tensor = torch.empty(pages.LEAST + 8191, dtype=torch.uint8)[offset:]
+    assert native.in_large_pages(tensor) is tensor
+
+    assert len(asked) == (1 if tensor.numel() >= pages.LEAST else 0)
+    for start, size, advice in asked:
+        assert start % pages.PAGE == size % pages.PAGE == 0
+        assert 0 <= start - tensor.data_ptr() < pages.PAGE
+        assert 0 <= tensor.data_ptr() + tensor.numel() - (start + size) < pages.PAGE
+        assert advice == pages.HUGEPAGE
+
+
+def test_small_tensors_and_those_elsewhere_are_left_alone(asked: Asked) -> None:
+    native.in_large_pages(torch.empty(pages.LEAST - 1, dtype=torch.uint8))
+    native.in_large_pages(torch.empty(pages.LEAST, dtype=torch.uint8, device="meta"))
+
+    assert asked == []
+
+
+def test_what_is_packed_into_new_memory_asks_and_a_buffer_does_not(asked: Asked) -> None:
+    codes = torch.zeros(2048, 4096, dtype=torch.int32)
+    words = gptq.rows(4).pack(codes)
+    assert len(asked) == 1
+
+    gptq.rows(4).pack(codes, out=words)
+    assert len(asked) == 1
+
+
+def test_a_system_that_cannot_advise_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "_madvise", lambda: None)
+    tensor = torch.empty(pages.LEAST, dtype=torch.uint8)
+
+    assert native.in_large_pages(tensor) is tensor
