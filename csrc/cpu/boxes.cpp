@@ -6,7 +6,8 @@
 //
 // A box is a few whole granules of both axes whose codes, packed in plain order, fit kScratch bytes: one side
 // of it is a move between two packed orders (move.h), the other runs along rows (narrow.h, expand.h). That is
-// all the transient memory there is: kScratch bytes a thread, on its stack.
+// all the transient memory there is: kScratch bytes a thread, on its stack. Boxes of 2048 columns write a page of
+// bfloat16 to each row: shorter pieces of more rows cost more to write than larger boxes cost in the L2.
 //
 // Equal Packing.pack, Packing.unpack (qload/layouts/packing.py) and Codes.dequantize (qload/spec/weight.py).
 #include "boxes.h"
