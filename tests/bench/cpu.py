@@ -56,7 +56,7 @@ def each(what: str, read: int, written: int, work: Work) -> Iterator[Row]:
         before = torch.get_num_threads()
         torch.set_num_threads(threads)  # of the copy
         with native.using(isa, threads):
-            yield measure(what, f"{isa}, {threads}", read, written, work, 6 if isa == "scalar" else 50)
+            yield measure(what, f"{isa}, {threads}", read, written, work, 5 if isa == "scalar" else 30)
         torch.set_num_threads(before)
 
 
