@@ -70,7 +70,7 @@ def unpack(words: Tensor, bits: int, rows: Sequence[Place], columns: Sequence[Pl
     cuda = _module(words, codes)
     if cuda is None or bits not in PACKED or C % per_word or not codes.is_contiguous():
         return False
-    if codes.data_ptr() % RUN:
+    if codes.dtype != torch.int32 or codes.data_ptr() % RUN:  # it writes numbers of 32 bits, a run at a time
         return False
     plain = words.new_empty((R, C // per_word))
     if not move(words, plain, bits, _digits((C, 1), rows, columns)):
