@@ -50,6 +50,8 @@ def test_packing(packing: Packing, rows: int, columns: int, offset: int, turned:
     stored = placed(both(lambda: packing.pack(codes)), offset)
 
     assert torch.equal(both(lambda: packing.unpack(stored)), codes)
+    bytes_ = torch.empty(codes.shape, dtype=torch.uint8, device="cuda")
+    assert torch.equal(packing.unpack(stored, bytes_).int(), codes)
 
 
 @PACKINGS
