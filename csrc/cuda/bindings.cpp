@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "decode/decode.h"
 #include "dequantize/dequantize.h"
 #include "move/move.h"
 #include "move/narrow.h"
@@ -115,6 +116,19 @@ PYBIND11_MODULE(_cuda, module) {
               "dequantize_single");
       },
       "Codes that lie one by one to rows of floats; bytes of a code, negative for signed ones.");
+  module.def(
+      "decode",
+      [](uintptr_t x, uintptr_t weights, uintptr_t scales, uintptr_t zeros, uintptr_t g_idx, uintptr_t perm,
+         uintptr_t bias, uintptr_t y, const std::array<int, 5>& sizes, int bits, int group, bool own, bool bfloat16,
+         int columns, int split, bool early, uintptr_t stream) {
+        const auto [M, K, N, inputs, outputs] = sizes;
+        check(decode({at<const void>(x), at<const void>(weights), at<const void>(scales), at<const void>(zeros),
+                      at<const int32_t>(g_idx), at<const int32_t>(perm), at<const void>(bias), at<void>(y), M, K, N,
+                      inputs, outputs, bits, group, own, bfloat16, columns, split, early},
+                     at<CUstream_st>(stream)),
+              "decode");
+      },
+      "x times a 4-bit or 8-bit weight in Marlin's order or our own; sizes: M, K, N, inputs, outputs.");
   module.def(
       "w4a16",
       [](uintptr_t x, uintptr_t weights, uintptr_t scales, uintptr_t zeros, uintptr_t perm, uintptr_t bias,

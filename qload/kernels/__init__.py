@@ -18,6 +18,7 @@ from qload.kernels.mp_linear import (
 from qload.kernels.repack import LAYOUTS, repack, restore
 from qload.kernels.scalar_type import ScalarType, scalar_types
 from qload.kernels.scratch import warm_up
+from qload.kernels.strips import StripsConfig, StripsWeight
 
 __all__ = [
     "KERNELS",
@@ -37,6 +38,8 @@ __all__ = [
     "MarlinLinearKernel",
     "RepackingLoader",
     "ScalarType",
+    "StripsConfig",
+    "StripsWeight",
     "choose_mp_linear_kernel",
     "permute_param_layout_",
     "repack",

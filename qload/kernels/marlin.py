@@ -28,6 +28,7 @@ from qload.kernels.integers import Integers, Origin, middles, placed
 from qload.kernels.marlin_shapes import GROUP_SIZES, padded
 from qload.kernels.permutation import put_back
 from qload.layouts import Clipped, Stored, marlin
+from qload.layouts.packing import Packing
 from qload.spec import Role, TensorSpec
 
 
@@ -74,15 +75,34 @@ class GPTQMarlinWeight(spec.Weight):
     format: ClassVar[str] = "gptq_marlin"
     example: ClassVar[GPTQMarlinConfig] = GPTQMarlinConfig(4, 128, zero_point=True, act_order=True)
 
+    @staticmethod
+    def order(bits: int) -> Packing:
+        """Where codes lie."""
+        return marlin.rows(bits)
+
+    @staticmethod
+    def axes(config: GPTQMarlinConfig) -> str:
+        """Of the words."""
+        return f"K/16{'!' if config.act_order else ''} N@64*{config.bits // 2}"
+
+    @staticmethod
+    def padded(N: int, K: int, group_size: int) -> tuple[int, int]:
+        """(N, K) with whole thread blocks and whole groups."""
+        return padded(N, K, group_size)
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """(N, K) with the padding."""
+        return self.scales.shape[1], self.qweight.shape[0] * marlin.TILE_K
+
     @classmethod
     def tensors(cls, config: GPTQMarlinConfig) -> tuple[TensorSpec, ...]:
         """Of the padded K and N. Rows of an act order are permuted, so that K is never cut."""
         groups = "1" if config.group_size == -1 else f"K/{config.group_size}"
-        never = "!" if config.act_order else ""
         if config.act_order:
             groups = "G"
         specs = [
-            TensorSpec("qweight", (torch.int32,), f"K/16{never} N@64*{config.bits // 2}", Role.WORD),
+            TensorSpec("qweight", (torch.int32,), cls.axes(config), Role.WORD),
             TensorSpec("scales", SCALES, f"{groups} N@64", Role.SCALE),
         ]
         if config.zero_point:
@@ -100,7 +120,7 @@ class GPTQMarlinWeight(spec.Weight):
     def codes(self) -> spec.Codes:
         """Codes with every row back at its input, as the kernel groups them, without the padding."""
         (N, K), bits = self.shape, self.config.bits
-        packed = put_back(marlin.rows(bits).packed(self.qweight), self.perm)
+        packed = put_back(self.order(bits).packed(self.qweight), self.perm)
         codes = packed if packed.shape == (K, N) else Clipped(packed, (K, N))
         k_group = self.config.in_order(packed.shape[0], self.qweight.device)
         if self.g_idx is not None and not self.config.is_k_full:
@@ -133,17 +153,20 @@ def read(weight: GPTQMarlinWeight) -> Integers:
     )
 
 
-def write(integers: Integers, keep_zeros: bool = False) -> GPTQMarlinWeight:
+def write(
+    integers: Integers, keep_zeros: bool = False, made: type[GPTQMarlinWeight] = GPTQMarlinWeight
+) -> GPTQMarlinWeight:
     """Codes, scales and zero points in Marlin's orders, padded; exact, or RepackError with the reason.
 
-    `keep_zeros`: zero points stay although all are 2**(bits - 1) and could be left out.
+    `keep_zeros`: zero points stay although all are 2**(bits - 1) and could be left out. `made`: with codes in
+    another order.
     """
     reason = why_not(integers)
     if reason:
-        raise RepackError(integers.source, "marlin", reason)
+        raise RepackError(integers.source, made.example.name, reason)
     (N, K), bits, groups = integers.shape, integers.bits, integers.groups
-    config, perm, g_idx = _rows(integers)
-    Np, Kp = padded(N, K, config.group_size)
+    config, perm, g_idx = _rows(integers, made)
+    Np, Kp = made.padded(N, K, config.group_size)
     symmetric, codes = not keep_zeros and integers.symmetric, integers.unpack()
 
     rows = groups if config.act_order and not config.is_k_full else config.groups(Kp)
@@ -153,9 +176,9 @@ def write(integers: Integers, keep_zeros: bool = False) -> GPTQMarlinWeight:
     if (Np, Kp) != (N, K):
         inner, wide = native.plain(wide), wide_zeros[g_idx]  # padding has the code that means 0
         wide[:K, :N] = inner
-    return GPTQMarlinWeight(
+    return made(
         config=replace(config, zero_point=not symmetric),
-        qweight=marlin.rows(bits).pack(wide, integers.room("qweight")),
+        qweight=made.order(bits).pack(wide, integers.room("qweight")),
         scales=marlin.scales(rows).apply(wide_scales, integers.room("scales")),
         qzeros=None if symmetric else Stored().write(wide_zeros, marlin.zeros(bits)),
         g_idx=None if perm is None else g_idx.to(torch.int32),
@@ -202,11 +225,11 @@ def why_not(integers: Integers) -> str | None:
     return None
 
 
-def _rows(integers: Integers) -> tuple[GPTQMarlinConfig, Tensor | None, Tensor]:
+def _rows(integers: Integers, made: type[GPTQMarlinWeight]) -> tuple[GPTQMarlinConfig, Tensor | None, Tensor]:
     """The kernel's config, the permutation of the padded rows or None, and the group of each padded row."""
     (N, K), groups, device = integers.shape, integers.groups, integers.g_idx.device
-    config = GPTQMarlinConfig(integers.bits, integers.group_size if groups > 1 else -1)
-    _, Kp = padded(N, K, config.group_size)
+    config = type(made.example)(integers.bits, integers.group_size if groups > 1 else -1)
+    _, Kp = made.padded(N, K, config.group_size)
     here, there = config.in_order(K, device), config.in_order(Kp, device)
     if integers.in_order:
         return config, None, there

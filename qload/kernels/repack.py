@@ -20,12 +20,13 @@ from qload.formats import (
     Marlin24Weight,
     MarlinWeight,
 )
-from qload.kernels import awq, compressed, exl2, exllama, fp8_marlin, gptq, marlin, marlin_24
+from qload.kernels import awq, compressed, exl2, exllama, fp8_marlin, gptq, marlin, marlin_24, strips
 from qload.kernels.exl2 import Exl2KernelWeight
 from qload.kernels.exllama import ExllamaWeight
 from qload.kernels.fp8_marlin import FP8MarlinWeight
 from qload.kernels.integers import Integers, Origin
 from qload.kernels.marlin import GPTQMarlinWeight
+from qload.kernels.strips import StripsWeight
 from qload.layouts import Stored, StoredMinusOne, ZeroPoints
 from qload.spec import Weight
 
@@ -60,6 +61,7 @@ KINDS: dict[type[Weight], Kind] = {
     Marlin24Weight: Kind(Integers, marlin_24.read, marlin_24.back),
     ExllamaWeight: Kind(Integers, exllama.read),
     GPTQMarlinWeight: Kind(Integers, marlin.read),
+    StripsWeight: Kind(Integers, marlin.read),
     Exl2Weight: Kind(Exl2Weight, back=lambda weight, _: weight, bulk=lambda _: "q_weight"),
     Exl2KernelWeight: Kind(Exl2Weight, exl2.to_exl2),
     Fp8Weight: Kind(Fp8Weight, back=lambda weight, _: weight, bulk=lambda _: "weight"),
@@ -75,6 +77,9 @@ WAYS: dict[tuple[type[Any], str], Way] = {
     (Integers, "exllama"): Way(ExllamaWeight, exllama.write, ("zeros",)),
     (Integers, "marlin"): Way(
         GPTQMarlinWeight, lambda integers: marlin.write(integers, integers.origin.keeps_zeros)
+    ),
+    (Integers, "strips"): Way(
+        StripsWeight, lambda integers: strips.write(integers, integers.origin.keeps_zeros)
     ),
     (Integers, "marlin_24"): Way(Marlin24Weight, marlin_24.write, looks_at_codes=True),
     (Exl2Weight, "exllama"): Way(Exl2KernelWeight, exl2.from_exl2),
@@ -101,7 +106,8 @@ def repack(
         A weight that `targets` knows a layout for, whole or a share.
     layout
         "gptq" (zero points stored minus one), "gptq_v2" (stored), "awq", "exllama" and "marlin" (as their
-        kernels read them) or "marlin_24" (a weight that is 2:4 sparse).
+        kernels read them), "strips" (as our kernel for few tokens does) or "marlin_24" (a weight that is 2:4
+        sparse).
     out
         A weight of the target's type and shapes, whose tensors are overwritten and returned.
     zeros

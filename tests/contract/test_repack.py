@@ -68,9 +68,15 @@ def can_say(weight: Weight, layout: str) -> bool:
     fits, in_order = highest < 2**bits, torch.equal(codes.k_group, torch.arange(K) // -(-K // groups))
     if layout == "awq":
         return bits in (4, 8) and fits and K % groups == 0 and in_order
-    if layout == "marlin":
+    if layout in ("marlin", "strips"):
         size = weight.config.group_size
-        return bits in (4, 8) and fits and (groups == 1 or size in MARLIN_GROUPS)
+        whole = groups == 1 or torch.equal(codes.k_group.sort().values, torch.arange(K) // size)
+        return (
+            bits in (4, 8)
+            and fits
+            and (groups == 1 or size in MARLIN_GROUPS)
+            and (layout == "marlin" or whole)
+        )
     if layout == "marlin_24":
         tiles = bits in (4, 8) and K % 32 == 0 and N % 64 == 0 and K % groups == 0 and in_order
         sparse = tiles and int((codes.plain() != 2 ** (bits - 1)).reshape(N, -1, 4).sum(-1).max()) <= 2

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from qload.formats import AWQConfig, AWQWeight
 from qload.kernels import GPTQMarlinWeight, cuda, repack
-from qload.kernels.cuda import w4a16
-from qload.kernels.cuda.marlin import MarlinCall
+from qload.kernels.cuda import decode, w4a16
+from qload.kernels.cuda.marlin import MarlinCall, arguments
+from qload.kernels.cuda.strips import StripsCall
 from qload.layouts import awq, gptq, marlin, strides
 
 K, N, GROUP = 512, 128, 64
@@ -77,6 +78,13 @@ def main() -> None:
         for columns, split in ((1, 1), (1, 2), (2, 2), (0, 0)):
             call = MarlinCall(x, read.qweight, read.scales, read.qzeros, *[None] * 3, N, 4, GROUP, True)
             same(w4a16.run(call, columns, split), w.T[:M].half())
+    for layout, kind in (("marlin", MarlinCall), ("strips", StripsCall)):
+        held = repack(made, layout).to("cuda")
+        assert isinstance(held, GPTQMarlinWeight)
+        for M in (1, 8, 9, 16):
+            x = torch.eye(K, dtype=torch.float16, device="cuda")[:M].contiguous()
+            for columns, split in ((1, 1), (1, 2), (2, 2), (0, 0)):
+                same(decode.run(kind(*arguments(x, held)), columns, split), w.T[:M].half())
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "../device/launch.h"
 #include "w4a16.cuh"
 
 namespace qload::cuda {
@@ -33,24 +34,6 @@ template <class T>
 Kernel kernel_of(int token_tiles, bool has_zeros, bool small) {
   if (has_zeros) return small ? of_tokens<T, true, true>(token_tiles) : of_tokens<T, true, false>(token_tiles);
   return small ? of_tokens<T, false, true>(token_tiles) : of_tokens<T, false, false>(token_tiles);
-}
-
-struct Device {
-  int multiprocessors, major, shared;
-};
-
-Device this_device() {
-  static thread_local int known = -1;
-  static thread_local Device device;
-  int now = 0;
-  cudaGetDevice(&now);
-  if (now != known) {
-    cudaDeviceGetAttribute(&device.multiprocessors, cudaDevAttrMultiProcessorCount, now);
-    cudaDeviceGetAttribute(&device.major, cudaDevAttrComputeCapabilityMajor, now);
-    cudaDeviceGetAttribute(&device.shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, now);
-    known = now;
-  }
-  return device;
 }
 
 // What lies in shared memory: x, sums of the warps behind it if they fit, twice the sums that other blocks send.
@@ -138,25 +121,8 @@ cudaError_t w4a16(const W4A16& call, cudaStream_t stream) {
                                       : kernel_of<__half>(token_tiles, zeros, small);
   const cudaError_t raised = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, device.shared - 64);
   if (raised != cudaSuccess) return raised;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(work.split, rows_of_grid);
-  config.blockDim = dim3(kBlock);
-  config.dynamicSmemBytes = shared;
-  config.stream = stream;
-  cudaLaunchAttribute attributes[2];
-  if (work.split > 1) {
-    attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
-    attributes[config.numAttrs].val.clusterDim.x = work.split;
-    attributes[config.numAttrs].val.clusterDim.y = attributes[config.numAttrs].val.clusterDim.z = 1;
-    ++config.numAttrs;
-  }
-  if (call.early && device.major >= 9) {
-    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[config.numAttrs].val.programmaticStreamSerializationAllowed = 1;
-    ++config.numAttrs;
-  }
-  config.attrs = attributes;
-  return cudaLaunchKernelEx(&config, kernel, call, work);
+  return launch(kernel, dim3(work.split, rows_of_grid), kBlock, shared, work.split, call.early && device.major >= 9,
+                stream, call, work);
 }
 
 }  // namespace qload::cuda

@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qload.kernels.cuda import marlin
+from qload.kernels.cuda import marlin, strips
 from qload.kernels.cuda.choice import Kernel
 from qload.kernels.cuda.module import why_not
 from qload.kernels.marlin import GPTQMarlinWeight
+from qload.kernels.strips import StripsWeight
 from qload.spec import Weight
 
 
@@ -28,7 +29,8 @@ class Way:
 
 
 WAYS: dict[type[Weight], Way] = {
-    GPTQMarlinWeight: Way(marlin.why_not, marlin.linear, marlin.KERNELS, marlin.why_not_kernel)
+    GPTQMarlinWeight: Way(marlin.why_not, marlin.linear, marlin.KERNELS, marlin.why_not_kernel),
+    StripsWeight: Way(strips.why_not, strips.linear, strips.KERNELS, strips.why_not_kernel),
 }
 
 

@@ -1,23 +1,22 @@
 """`qload::marlin`: x times a weight in Marlin's order, by whichever kernel is fastest for so many tokens."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from qload.errors import ArgumentError
-from qload.kernels.cuda import w4a16
+from qload.kernels.cuda import decode, w4a16
 from qload.kernels.cuda.choice import Kernel, choose
 from qload.kernels.cuda.dequantize import dequantize
 from qload.kernels.cuda.library import operator
 from qload.kernels.cuda.module import check
-from qload.kernels.marlin import GPTQMarlinConfig, GPTQMarlinWeight
+from qload.kernels.marlin import GPTQMarlinWeight
 from qload.spec import Layer
 
 ACTIVATIONS = (torch.float16, torch.bfloat16)
 CAPABILITY = (8, 0)
-LAYOUT = "marlin"
 
 
 @dataclass(frozen=True)
@@ -39,6 +38,9 @@ class MarlinCall:
     group_size: int
     is_k_full: bool
     early: bool = True
+
+    layout: ClassVar[str] = "marlin"
+    made: ClassVar[type[GPTQMarlinWeight]] = GPTQMarlinWeight
 
     @property
     def tokens(self) -> int:
@@ -73,17 +75,19 @@ def why_not_large(call: MarlinCall) -> str | None:
 
 def large(call: MarlinCall) -> Tensor:
     """The weight rounded to the type of x, then the vendor's product."""
-    config = GPTQMarlinConfig(
+    config = type(call.made.example)(
         call.bits, call.group_size, call.zeros is not None, call.perm is not None, call.is_k_full
     )
     layer = Layer((call.N,), call.x.shape[1], (call.N, call.x.shape[1]), "weight")
-    weight = GPTQMarlinWeight(
-        config, call.weights, call.scales, call.zeros, call.g_idx, call.perm, layer=layer
-    )
+    weight = call.made(config, call.weights, call.scales, call.zeros, call.g_idx, call.perm, layer=layer)
     return torch.nn.functional.linear(call.x, dequantize(weight, call.x.dtype), call.bias)
 
 
-KERNELS = (Kernel("w4a16", w4a16.why_not, w4a16.run), Kernel("large", why_not_large, large))
+KERNELS = (
+    Kernel("decode", decode.why_not, decode.run),
+    Kernel("w4a16", w4a16.why_not, w4a16.run),
+    Kernel("large", why_not_large, large),
+)
 
 
 def why_not(weight: GPTQMarlinWeight, dtype: torch.dtype) -> str | None:
@@ -116,13 +120,17 @@ def why_not_kernel(kernel: Kernel, x: Tensor, weight: GPTQMarlinWeight) -> str |
     return kernel.why_not(MarlinCall(*arguments(x, weight)))
 
 
-def _marlin(*read: Any, kernel: str = "", early: bool = True) -> Tensor:
-    call = replace(MarlinCall(*read), early=early)
+def multiply(kernels: tuple[Kernel, ...], call: MarlinCall, kernel: str) -> Tensor:
+    """y (M, N) by one of the kernels, which is asked for by name or the fastest that takes the call."""
     _check(call)
     if not call.tokens or not call.N:
         return call.x.new_empty(call.tokens, call.N)
     capability = torch.cuda.get_device_capability(call.x.device)
-    return choose(KERNELS, call, layout=LAYOUT, capability=capability, asked=kernel).run(call)
+    return choose(kernels, call, layout=call.layout, capability=capability, asked=kernel).run(call)
+
+
+def _marlin(*read: Any, kernel: str = "", early: bool = True) -> Tensor:
+    return multiply(KERNELS, replace(MarlinCall(*read), early=early), kernel)
 
 
 def _check(call: MarlinCall) -> None:
@@ -158,14 +166,13 @@ def _check(call: MarlinCall) -> None:
         )
 
 
-def _fake(x: Tensor, *rest: Any, **options: Any) -> Tensor:
+def fake(x: Tensor, *rest: Any, **options: Any) -> Tensor:
+    """The shape of y."""
     return x.new_empty(x.shape[0], rest[6])
 
 
-operator(
-    "marlin",
+SCHEMA = (
     "(Tensor x, Tensor weights, Tensor scales, Tensor? zeros, Tensor? g_idx, Tensor? perm, Tensor? bias, "
-    'int N, int bits, int group_size, bool is_k_full, *, str kernel="", bool early=True) -> Tensor',
-    _marlin,
-    _fake,
+    'int N, int bits, int group_size, bool is_k_full, *, str kernel="", bool early=True) -> Tensor'
 )
+operator("marlin", SCHEMA, _marlin, fake)

@@ -95,8 +95,7 @@ def packed(weight: Weight) -> Packed | None:
     if isinstance(weight, AWQWeight):
         return _awq(weight)
     if isinstance(weight, GPTQMarlinWeight):
-        whole = (weight.scales.shape[1], weight.qweight.shape[0] * marlin.TILE_K)
-        return _marlin(weight) if weight.perm is None and whole == weight.shape else None
+        return _marlin(weight) if weight.perm is None and weight.held == weight.shape else None
     if isinstance(weight, MarlinWeight):
         return _marlin_checkpoint(weight)
     return _compressed(weight) if isinstance(weight, CTPackWeight) else None
@@ -152,7 +151,7 @@ def _awq(weight: AWQWeight) -> Packed | None:
 def _marlin(weight: GPTQMarlinWeight) -> Packed | None:
     bits, groups, K = weight.config.bits, weight.scales.shape[0], weight.shape[1]
     here = columns_in(marlin.scales(groups)), columns_in(marlin.zeros(bits).codes)
-    run, rows = weight.config.rows_of_a_group(K), marlin.rows(bits)
+    run, rows = weight.config.rows_of_a_group(K), weight.order(bits)
     return _rows(weight, weight.qweight, rows, weight.scales, weight.qzeros, _stored(bits), run, here=here)
 
 

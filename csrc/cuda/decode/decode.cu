@@ -1,0 +1,114 @@
+// Launches of decode.cuh: how a layer is divided, and the list of kernels.
+#include "decode.h"
+
+#include <algorithm>
+
+#include "../device/launch.h"
+#include "decode.cuh"
+
+namespace qload::cuda {
+namespace {
+
+using Kernel = void (*)(const Decode, const Division);
+
+template <class T, int bits, Order order>
+Kernel kernel_of(int token_tiles, Groups groups) {
+  if (groups == Groups::kSmall)
+    return token_tiles == 1 ? decode_kernel<T, bits, 1, order, Groups::kSmall>
+                            : decode_kernel<T, bits, 2, order, Groups::kSmall>;
+  return token_tiles == 1 ? decode_kernel<T, bits, 1, order, Groups::kChunks>
+                          : decode_kernel<T, bits, 2, order, Groups::kChunks>;
+}
+
+template <class T>
+Kernel kernel_of(const Decode& call, int token_tiles, Groups groups) {
+  const bool narrow = call.bits == 4;
+  if (groups == Groups::kLookedUp)
+    return narrow ? decode_kernel<T, 4, 2, Order::kMarlin, Groups::kLookedUp>
+                  : decode_kernel<T, 8, 2, Order::kMarlin, Groups::kLookedUp>;
+  if (call.own)
+    return narrow ? kernel_of<T, 4, Order::kOwn>(token_tiles, groups) : kernel_of<T, 8, Order::kOwn>(token_tiles, groups);
+  return narrow ? kernel_of<T, 4, Order::kMarlin>(token_tiles, groups)
+                : kernel_of<T, 8, Order::kMarlin>(token_tiles, groups);
+}
+
+struct Plan {
+  Division work;
+  int warps, rows_of_grid, shared;
+};
+
+// How many blocks there is a place for at once, one a multiprocessor; clusters do not fit every group of them.
+int places(Kernel kernel, const Device& device, const Plan& plan) {
+  const int split = plan.work.split;
+  if (split == 1) return device.multiprocessors;
+  static thread_local int known[9] = {};  // of the chips of one host, which are alike
+  if (known[split] == 0) {
+    cudaLaunchAttribute attribute;
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = split, attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(split, device.multiprocessors), config.blockDim = dim3(32 * plan.warps);
+    config.dynamicSmemBytes = plan.shared, config.attrs = &attribute, config.numAttrs = 1;
+    int clusters = 0;
+    if (cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) != cudaSuccess) clusters = 1;
+    known[split] = split * std::max(clusters, 1);
+  }
+  return known[split];
+}
+
+// The division in which each warp has the fewest chunks one after another. Sums of a cluster cost a part of a chunk's
+// time, and blocks that wait for a place come too late to ask for weights early.
+bool divide(const Decode& call, const Device& device, Kernel kernel, int token_tiles, Plan& plan) {
+  const int tiles = call.N / kTileN;
+  double best = 0;
+  Plan found{};
+  for (int split = 1; split <= (device.major >= 9 ? 8 : 1); split *= 2)
+    for (int columns = 1; columns <= std::min(plan.warps, tiles); ++columns) {
+      if (split > plan.work.chunks || (call.split && split != call.split) || (call.columns && columns != call.columns))
+        continue;
+      Plan here = plan;
+      here.work.columns = columns, here.work.split = split;
+      here.rows_of_grid = (tiles + columns - 1) / columns;
+      here.work.room_at = plan.warps * warp_bytes(8 * token_tiles, call.own ? Order::kOwn : Order::kMarlin);
+      here.shared = here.work.room_at + (split > 1 ? columns * kTileN * call.M * 4 : 0);
+      if (here.shared > device.shared) continue;
+      here.shared = std::max(here.shared, device.shared / 2 + 1024);  // one block a multiprocessor
+      const int blocks = here.rows_of_grid * split, room = places(kernel, device, here);
+      const int waves = (blocks + room - 1) / room, row_warps = plan.warps / columns;
+      const int share = (plan.work.chunks + split - 1) / split;
+      const double cost = waves * ((share + row_warps - 1) / row_warps) + 0.25 * (split > 1) * split / 2 + 0.01 * waves;
+      if (best == 0 || cost < best) best = cost, found = here;
+    }
+  plan = found;
+  return best > 0;
+}
+
+}  // namespace
+
+cudaError_t decode(const Decode& call, cudaStream_t stream) {
+  if (call.M == 0 || call.outputs == 0) return cudaSuccess;
+  if (call.M > kMostDecoded || call.K % kTileN || call.N % kTileN) return cudaErrorNotSupported;
+  const Device device = this_device();
+  const bool clusters = device.major >= 9, per_column = call.group >= call.K;
+  if (call.own && (call.K % kChunk || call.g_idx)) return cudaErrorNotSupported;
+  const int token_tiles = call.M <= 8 && !call.g_idx ? 1 : 2;
+  Plan plan{};
+  plan.warps = device.shared > 160 << 10 ? most_warps(token_tiles) : 8;
+  Division& work = plan.work;
+  work.chunks = (call.K + kChunk - 1) / kChunk;
+  const int groups = per_column ? 1 : std::max(1, kChunk / call.group);
+  work.ends = groups == 1 ? 8 : groups == 2 ? 10 : 15;
+  work.runs = !call.perm && (call.own ? call.inputs == call.K : call.inputs % 8 == 0) &&
+              reinterpret_cast<uintptr_t>(call.x) % 16 == 0;
+  const Groups kind = call.g_idx ? Groups::kLookedUp : groups > 1 ? Groups::kSmall : Groups::kChunks;
+  const Kernel kernel = call.bfloat16 ? kernel_of<__nv_bfloat16>(call, token_tiles, kind)
+                                      : kernel_of<__half>(call, token_tiles, kind);
+  const cudaError_t raised = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, device.shared);
+  if (raised != cudaSuccess) return raised;
+  if (!divide(call, device, kernel, token_tiles, plan)) return cudaErrorNotSupported;
+  work.group_step = 1, work.chunk_step = per_column ? 0 : groups * (plan.warps / work.columns - 1) + 1;
+  return launch(kernel, dim3(work.split, plan.rows_of_grid), 32 * plan.warps, plan.shared, work.split,
+                call.early && clusters, stream, call, work);
+}
+
+}  // namespace qload::cuda

@@ -1,0 +1,115 @@
+// x times a 4-bit or 8-bit weight in Marlin's order or our own, up to 16 tokens.
+//
+//   y[m, n] = sum over k of x[m, perm[k]] * scale[g, n] * (code[k, n] - zero[g, n])  + bias[n]
+//             g = k / group, or g_idx[k]
+//
+//   in   see decode.h; scales and zero points in Marlin's orders
+//   out  y      fp16 or bf16 (M, outputs), rounded once from fp32
+//
+//   needs    K, N in multiples of 64, K of 128 in our own order; groups of 32, 64, 128, or one; or the group of each row
+//   grid     (split, tiles / columns), up to 512 threads; blocks of one row of the grid are a cluster
+//   Weights are the 16-row operand of m16n8k16, tokens its 8 columns. A block has `columns` tiles of 64 columns and
+//   1 / split of K; its warps share out the tiles and take chunks of 128 rows in turns, each on its own until the end:
+//   weights go straight to registers (stream.cuh), asked for before the kernel ahead has ended, since only x may
+//   depend on it; a warp loads x of its rows itself (inputs.cuh).
+//   Operands are bare codes; y of a group is scale * (x times codes - zero * sum of x), in fp32. At the end warps add
+//   through shared memory, then blocks of a cluster send each other their sums (sums.cuh). No order of additions
+//   depends on timing. Where the group of each row is looked up, operands are scaled and rounded instead.
+//   Memory is the limit up to 8 tokens; at 16, the matrix unit is near it.
+//
+// Equals x @ weight.dequantize().T (qload/kernels/marlin.py) up to the rounding of fp32 sums.
+#pragma once
+
+#include "inputs.cuh"
+#include "looked_up.cuh"
+#include "stream.cuh"
+#include "sums.cuh"
+
+namespace qload::cuda {
+
+template <class T, int bits, int token_tiles, Order order, Groups groups>
+__global__ void __launch_bounds__(32 * most_warps(token_tiles), 1)
+decode_kernel(const __grid_constant__ Decode call, const __grid_constant__ Division work) {
+  using C = Codes<T, bits>;
+  constexpr bool looked_up = groups == Groups::kLookedUp;
+  // Columns b = 1 of our own order are 16 times too large.
+  constexpr bool sixteenth = bits == 4 && C::kTiny && order == Order::kOwn;
+  constexpr int pieces = bits / 2;  // of 32 rows
+  constexpr int own_bytes = warp_bytes(8 * token_tiles, order);
+  extern __shared__ __align__(128) unsigned char memory[];
+
+  const int warp = threadIdx.x / 32, row_warps = blockDim.x / 32 / work.columns, row_warp = warp / work.columns;
+  const int tile = blockIdx.y * work.columns + warp % work.columns;
+  const int first = work.chunks * blockIdx.x / work.split, last = work.chunks * (blockIdx.x + 1) / work.split;
+  const int start = first + row_warp;
+  const bool busy = row_warp < row_warps && tile < call.N / kTileN && start < last;
+
+  let_dependents_start();
+  Words<bits, order, token_tiles == 2 ? 4 : 8> stream(call, tile, start, row_warps);
+  Scales<T, bits> scales(call, tile, work.chunk_step ? start * __popc(work.ends) : 0);
+  if (busy) {
+    stream.ask_first();
+    if (!looked_up) work.chunk_step ? scales.ask() : scales.ask_per_column();
+  }
+  if (work.split > 1) cluster_arrive();
+  wait_for_earlier_kernels();
+
+  Inputs<T, token_tiles, order> inputs(call, work, memory + warp * own_bytes);
+  if (busy) inputs.ask(start * kChunk);
+  float sum[4][token_tiles][4] = {};
+  const bool has_zeros = call.zeros;
+  const uint32_t magic = in_register(Number<T>::kMagic);
+  const uint32_t ones[4] = {C::kOnes, C::kOnes, C::kOnes, C::kOnes};
+  for (int chunk = start; busy && chunk < last; chunk += row_warps) {
+    const bool more = chunk + row_warps < last;
+    inputs.turn();
+    if (more) inputs.advance((chunk + row_warps) * kChunk, row_warps * kChunk);
+    float part[4][token_tiles][4], x_sum[token_tiles][4];
+    const auto products = [&](int j, int m, int i) {
+      return sixteenth && i >= 2 ? part[j][m][i] * 0.0625f : part[j][m][i];
+    };
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      uint32_t words[pieces][4], in[token_tiles][4];
+      inputs.operands(step, in);
+#pragma unroll
+      for (int i = 0; i < pieces; ++i) stream.take(step * pieces + i, more, words[i]);
+      const bool fresh = step == 0;
+      const bool ends = groups == Groups::kSmall ? work.ends >> step & 1 : step == kSteps - 1;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        uint32_t operand[2][4];
+        if constexpr (looked_up)
+          scaled_pair<T, bits>(call, words, chunk * kChunk + step * 32, tile, j, operand);
+        else
+          C::template pair<order>(words, j, magic, operand);
+#pragma unroll
+        for (int m = 0; m < token_tiles; ++m) {
+          float(&to)[4] = looked_up ? sum[j][m] : part[j][m];
+          multiply(to, operand[0], in[m][0], in[m][1], fresh && !looked_up, T{});
+          multiply(to, operand[1], in[m][2], in[m][3], false, T{});
+        }
+      }
+      if constexpr (!looked_up) {
+#pragma unroll
+        for (int m = 0; m < token_tiles; ++m) {
+          multiply(x_sum[m], ones, in[m][0], in[m][1], fresh, T{});
+          multiply(x_sum[m], ones, in[m][2], in[m][3], false, T{});
+        }
+      }
+      if (more) inputs.ask_step(step);
+      if (!looked_up && ends) {
+        scales.enter(step == kSteps - 1 ? work.chunk_step : work.group_step);
+        if (has_zeros)
+          scales.template add<true>(products, x_sum, sum);
+        else
+          scales.template add<false>(products, x_sum, sum);
+        if (step < kSteps - 1) clear(part), clear(x_sum);
+      }
+    }
+  }
+  __syncwarp();  // x is no longer read: sums lie there
+  add_up<T>(call, work, sum, memory, own_bytes, looked_up ? 1.0f : C::kUnit);
+}
+
+}  // namespace qload::cuda

@@ -1,0 +1,32 @@
+// x times a 4-bit or 8-bit weight in Marlin's order or our own, up to 16 tokens; see decode.cuh.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace qload::cuda {
+
+constexpr int kMostDecoded = 16;  // tokens
+
+struct Decode {
+  const void* x;         // fp16 or bf16 (M, inputs)
+  const void* weights;   // int32 (K / 16, N * bits / 2) in Marlin's order, (N / 64, K * bits * 2) in our own
+  const void* scales;    // as x (G, N), Marlin's order
+  const void* zeros;     // int32 (G, N * bits / 32), Marlin's order; null: all are 2**(bits - 1)
+  const int32_t* g_idx;  // (K,) the group of each row; null: row i is of group i / group
+  const int32_t* perm;   // (K,) the input of each row; null: in order
+  const void* bias;      // as x (outputs,), plain; null
+  void* y;               // as x (M, outputs)
+  int M, K, N;           // K, N padded to 64
+  int inputs, outputs;   // at most K, N
+  int bits, group;       // group: 32, 64, 128; K or more: one scale a column
+  bool own, bfloat16;
+  int columns, split;    // tiles of 64 columns of a block, blocks that share columns; 0: chosen here
+  bool early;            // may start before the kernel ahead ends
+};
+
+/// cudaErrorNotSupported: no kernel for this.
+cudaError_t decode(const Decode& call, cudaStream_t stream);
+
+}  // namespace qload::cuda

@@ -1,0 +1,144 @@
+// x of a chunk of 128 rows, as operands of 32 rows at a time. Each warp gets its own: no warp waits for another.
+//
+// For Marlin's order by way of shared memory, where the next chunk arrives while one is used. Our own order has eight
+// neighbouring rows for a lane, which loads them as they are.
+#pragma once
+
+#include "../device/ptx.cuh"
+#include "../w4a16/weights.cuh"
+#include "decode.h"
+#include "division.h"
+#include "stream.cuh"
+
+namespace qload::cuda {
+
+/// Which input a row takes, or one that there is not.
+__device__ __forceinline__ int source_of(const Decode& call, int row) {
+  return row >= call.K ? call.inputs : call.perm ? call.perm[row] : row;
+}
+
+template <class T>
+__device__ __forceinline__ T input_at(const Decode& call, int m, int source) {
+  return source >= call.inputs ? narrow<T>(0) : static_cast<const T*>(call.x)[int64_t{m} * call.inputs + source];
+}
+
+template <class T, int token_tiles, Order order>
+class Inputs;
+
+template <class T, int token_tiles>
+class Inputs<T, token_tiles, Order::kMarlin> {
+ public:
+  /// `shared`: room of the warp.
+  __device__ __forceinline__ Inputs(const Decode& call, const Division& work, unsigned char* shared)
+      : call_(call), work_(work), now_(reinterpret_cast<T*>(shared)), next_(now_ + kTokens * kPitch) {
+    const int lane = threadIdx.x % 32;
+    own_ = lane / 8 * 8 + lane % 8 * kPitch;
+    last_ = own_ + (call.M - 1 - lane % 8) * kPitch;  // of tokens that are not there any will do
+  }
+
+  /// Ask for the next chunk, from `row` on.
+  __device__ __forceinline__ void ask(int row) {
+    const int lane = threadIdx.x % 32;
+    const T* x = static_cast<const T*>(call_.x);
+    if (work_.runs) {
+#pragma unroll 1
+      for (int i = lane; i < call_.M * (kChunk / 8); i += 32) {
+        const int m = i / (kChunk / 8), k = i % (kChunk / 8) * 8;
+        const bool none = row + k >= call_.inputs;
+        copy_async(next_ + m * kPitch + k, none ? x : x + int64_t{m} * call_.inputs + row + k, none);
+      }
+    } else {
+#pragma unroll 1
+      for (int k = lane; k < kChunk; k += 32) {
+        const int source = source_of(call_, row + k);
+#pragma unroll 1
+        for (int m = 0; m < call_.M; ++m) next_[m * kPitch + k] = input_at<T>(call_, m, source);
+      }
+    }
+  }
+  __device__ __forceinline__ void advance(int row, int) { ask(row); }
+  __device__ __forceinline__ void ask_step(int) {}
+
+  /// What was asked for is there, and is used from here on.
+  __device__ __forceinline__ void turn() {
+    wait_for_copies();
+    __syncwarp();
+    T* used = now_;
+    now_ = next_, next_ = used;
+  }
+  __device__ __forceinline__ void operands(int step, uint32_t (&to)[token_tiles][4]) {
+#pragma unroll
+    for (int m = 0; m < token_tiles; ++m) load_matrices(to[m], now_ + min(own_ + 8 * m * kPitch, last_) + step * 32);
+  }
+
+ private:
+  static constexpr int kPitch = kChunk + 8, kTokens = 8 * token_tiles;
+  const Decode& call_;
+  const Division& work_;
+  T *now_, *next_;
+  int own_, last_;
+};
+
+template <class T, int token_tiles>
+class Inputs<T, token_tiles, Order::kOwn> {
+ public:
+  /// Where x cannot be loaded as it is, the warp gathers a chunk in `shared` first.
+  __device__ __forceinline__ Inputs(const Decode& call, const Division& work, unsigned char* shared)
+      : call_(call), runs_(work.runs), shared_(reinterpret_cast<T*>(shared)) {
+    const T* x = runs_ ? static_cast<const T*>(call.x) : shared_;
+    const int lane = threadIdx.x % 32, pitch = runs_ ? call.inputs : kPitch;
+#pragma unroll
+    for (int tile = 0; tile < token_tiles; ++tile)  // of tokens that are not there any will do
+      at_[tile] = x + int64_t{min(8 * tile + lane / 4, call.M - 1)} * pitch + lane % 4 * 8;
+  }
+
+  __device__ __forceinline__ void ask(int row) {
+#pragma unroll
+    for (int tile = 0; tile < token_tiles; ++tile) at_[tile] = as_it_is(at_[tile] + (runs_ ? row : 0));
+    if (!runs_) gather(row);
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) ask_step(step);
+  }
+  /// The next chunk is that from `row` on, `rows` after this one.
+  __device__ __forceinline__ void advance(int row, int rows) {
+    if (!runs_) return gather(row);
+#pragma unroll
+    for (int tile = 0; tile < token_tiles; ++tile) at_[tile] = as_it_is(at_[tile] + rows);
+  }
+  /// Its rows of one step, into the registers that the step before it has used.
+  __device__ __forceinline__ void ask_step(int step) {
+#pragma unroll
+    for (int tile = 0; tile < token_tiles; ++tile)
+      held_[step][tile] = *reinterpret_cast<const uint4*>(at_[tile] + step * 32);
+  }
+  __device__ __forceinline__ void turn() {}
+  __device__ __forceinline__ void operands(int step, uint32_t (&to)[token_tiles][4]) const {
+#pragma unroll
+    for (int m = 0; m < token_tiles; ++m) {
+      const uint4& x = held_[step][m];
+      to[m][0] = x.x, to[m][1] = x.y, to[m][2] = x.z, to[m][3] = x.w;
+    }
+  }
+
+ private:
+  static constexpr int kPitch = kChunk + 8;
+
+  __device__ __forceinline__ void gather(int row) {
+    __syncwarp();
+#pragma unroll 1
+    for (int k = threadIdx.x % 32; k < kChunk; k += 32) {
+      const int source = source_of(call_, row + k);
+#pragma unroll 1
+      for (int m = 0; m < call_.M; ++m) shared_[m * kPitch + k] = input_at<T>(call_, m, source);
+    }
+    __syncwarp();
+  }
+
+  const Decode& call_;
+  bool runs_;
+  T* shared_;
+  const T* at_[token_tiles];
+  uint4 held_[kSteps][token_tiles];
+};
+
+}  // namespace qload::cuda

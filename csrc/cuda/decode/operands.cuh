@@ -1,0 +1,97 @@
+// Codes as operands of matrix products, 32 rows of 64 columns at a time.
+//
+// An operand's registers are columns c and c + 8 (b) of two pairs of rows (h): of Marlin's order rows 2t, 2t + 1 and
+// 2t + 8, 2t + 9 of 16; of our own rows 8t + 4p + 2h and the next of 32. Codes stay unscaled: `kUnit` and `kOffset` say
+// what a product with them is off by.
+#pragma once
+
+#include <type_traits>
+
+#include "../device/ptx.cuh"
+#include "../w4a16/weights.cuh"
+#include "division.h"
+
+namespace qload::cuda {
+
+template <class T, int bits>
+struct Codes;
+
+// A code of 4 bits in the last bits of a half is 2**-24 of itself, and 16 bits as 2**-20. In a bfloat16 128 is added.
+template <class T>
+struct Codes<T, 4> {
+  static constexpr bool kTiny = Number<T>::kMagic == 0;
+  static constexpr float kUnit = Number<T>::kUnit, kOffset = Number<T>::kOffset;
+  static constexpr uint32_t kOnes = Number<T>::kOnes;
+
+  /// Two operands of 16 rows; nibbles r b h (Marlin's), r h b (our own, b = 1 times 16 where codes are tiny).
+  template <Order order>
+  static __device__ __forceinline__ void pair(const uint32_t (&words)[2][4], int j, uint32_t magic,
+                                              uint32_t (&to)[2][4]) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t word = words[i][j], other = word >> 8;
+      if constexpr (order == Order::kMarlin) {
+        operand_of(word, magic, to[i]);
+      } else if constexpr (kTiny) {
+        to[i][0] = word & 0x000F000F, to[i][1] = word & 0x00F000F0;
+        to[i][2] = other & 0x000F000F, to[i][3] = other & 0x00F000F0;
+      } else {
+        to[i][0] = two_codes(word, magic), to[i][1] = two_codes(word >> 4, magic);
+        to[i][2] = two_codes(other, magic), to[i][3] = two_codes(word >> 12, magic);
+      }
+    }
+  }
+};
+
+// Codes of 8 bits lie in a word as r h, a word for each b, in both orders.
+template <class T>
+struct Codes<T, 8> {
+  static constexpr bool kTiny = Number<T>::kMagic == 0;
+  static constexpr float kUnit = Number<T>::kUnit, kOffset = kTiny ? 0 : -128;
+  static constexpr uint32_t kOnes = Number<T>::kOnes;
+
+  /// Two codes as T. A bfloat16 has 8 digits: code - 128 is exact, by way of fp32, whose upper half it fits.
+  static __device__ __forceinline__ uint32_t two(uint32_t word, int first) {
+    if constexpr (kTiny) return word >> (8 * first) & 0x00FF00FF;
+    const float low = __uint_as_float(__byte_perm(word, 0x4B000000, 0x7650 | first)) - 8388736.0f;
+    const float high = __uint_as_float(__byte_perm(word, 0x4B000000, 0x7652 | first)) - 8388736.0f;
+    return __byte_perm(__float_as_uint(low), __float_as_uint(high), 0x7632);
+  }
+  template <Order>
+  static __device__ __forceinline__ void pair(const uint32_t (&words)[4][4], int j, uint32_t, uint32_t (&to)[2][4]) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+#pragma unroll
+      for (int b = 0; b < 2; ++b) {
+        const uint32_t word = words[2 * i + j / 2][j % 2 * 2 + b];
+        to[i][b] = two(word, 0), to[i][2 + b] = two(word, 1);
+      }
+  }
+};
+
+/// The zero point of column c + 8b + 16j, of a lane's words in Marlin's order.
+template <int bits>
+__device__ __forceinline__ uint32_t zero_of(const uint32_t (&words)[bits / 4], int j, int b) {
+  if constexpr (bits == 4) return words[0] >> (4 * (4 * b + j)) & 15;
+  return words[j / 2 & (bits / 4 - 1)] >> (8 * (2 * b + j % 2)) & 255;
+}
+
+/// sum (+)= a * b; `fresh`: what was in sum is left out.
+template <class T>
+__device__ __forceinline__ void multiply(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, bool fresh,
+                                         T type) {
+  if (fresh)
+    multiply_first(sum, a, b0, b1, type);
+  else
+    multiply(sum, a, b0, b1, type);
+}
+
+template <class Sums>
+__device__ __forceinline__ void clear(Sums& sums) {
+  if constexpr (std::is_array_v<Sums>)
+    for (auto& each : sums) clear(each);
+  else
+    sums = 0;
+}
+
+}  // namespace qload::cuda

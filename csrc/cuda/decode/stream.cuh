@@ -1,0 +1,149 @@
+// The weights of one warp, and the scales and zero points of its groups, asked for ahead of their use.
+#pragma once
+
+#include <cstring>
+
+#include "../device/ptx.cuh"
+#include "decode.h"
+#include "division.h"
+#include "operands.cuh"
+
+namespace qload::cuda {
+
+/// A pointer that the compiler takes as it is: left to itself it makes sums of many registers of each address.
+template <class T>
+__device__ __forceinline__ T* as_it_is(T* pointer) {
+  asm volatile("" : "+l"(pointer));
+  return pointer;
+}
+
+/// 16 bytes of each lane at a time, `kept` of them on their way; chunks `turn` apart of one tile of 64 columns.
+template <int bits, Order order, int kept>
+class Words {
+ public:
+  static constexpr int kPieces = 2 * bits;  // of a chunk
+
+  __device__ __forceinline__ Words(const Decode& call, int tile, int chunk, int turn)
+      : rows_left_(call.K - chunk * kChunk), turn_rows_(turn * kChunk) {
+    const int lane = threadIdx.x % 32;
+    step_ = order == Order::kOwn ? 1024 * bits : call.N * 2 * bits;
+    turn_step_ = order == Order::kOwn ? int64_t{turn} * step_ : int64_t{8} * (turn - 1) * step_;
+    const int64_t first = order == Order::kOwn ? (int64_t{tile} * (call.K / kChunk) + chunk) * step_ + lane * 16
+                                               : int64_t{8} * chunk * step_ + tile * (128 * bits) + lane * (4 * bits);
+    at_ = as_it_is(static_cast<const unsigned char*>(call.weights) + first);
+  }
+
+  __device__ __forceinline__ void ask_first() {
+#pragma unroll
+    for (int i = 0; i < kept; ++i) held_[i] = load(i);
+  }
+  /// Piece `i` of this chunk; its register is for the piece `kept` later, of the next chunk if there are `more`.
+  __device__ __forceinline__ void take(int i, bool more, uint32_t (&to)[4]) {
+    const uint4 taken = held_[i % kept];
+    to[0] = taken.x, to[1] = taken.y, to[2] = taken.z, to[3] = taken.w;
+    if (i + kept < kPieces || more) held_[i % kept] = load((i + kept) % kPieces);
+  }
+
+ private:
+  /// One after another, chunk after chunk.
+  __device__ __forceinline__ uint4 load(int i) {
+    if constexpr (order == Order::kOwn) {
+      const uint4 piece = load_once(reinterpret_cast<const uint4*>(at_ + i * 512));
+      if (i == kPieces - 1) at_ = as_it_is(at_ + turn_step_);
+      return piece;
+    }
+    // Of 8 bits two pieces lie together, and what the memory gives at once is both: from the L1.
+    const bool first = bits == 8 && i % 2 == 0;
+    const uint4* from = reinterpret_cast<const uint4*>(at_ + (bits == 8 && !first ? 16 : 0));
+    const uint4 piece = bits == 8 ? __ldg(from) : load_once(from);
+    if (first) return piece;
+    int64_t on = step_;
+    // Where there is no second half, the first is read again: x is zero there.
+    if (i == kPieces / 2 - 1 && rows_left_ <= kChunk / 2) on -= 4 * step_;
+    if (i == kPieces - 1) on += turn_step_, rows_left_ -= turn_rows_;
+    at_ = as_it_is(at_ + on);
+    return piece;
+  }
+
+  const unsigned char* at_;
+  int64_t step_, turn_step_;  // bytes: 16 rows, or a chunk in our own order; what a turn adds
+  int rows_left_, turn_rows_;
+  uint4 held_[kept];
+};
+
+/// Scales of columns c + 8b + 16j as 2j + b, and words with their zero points, a group ahead.
+template <class T, int bits>
+class Scales {
+ public:
+  __device__ __forceinline__ Scales(const Decode& call, int tile, int group) : N_(call.N), has_zeros_(call.zeros) {
+    const int column = threadIdx.x % 32 / 4;
+    groups_left_ = call.group >= call.K ? 1 : call.K / call.group - group;
+    const int64_t at = int64_t{group} * call.N + tile * kTileN;
+    scales_ = as_it_is(static_cast<const T*>(call.scales) + at + column * 8);
+    zeros_at_ = as_it_is(static_cast<const uint32_t*>(call.zeros) + at * bits / 32 + column * (bits / 4));
+  }
+
+  __device__ __forceinline__ void ask() {
+    if (groups_left_ <= 0) return;
+    next_ = __ldg(reinterpret_cast<const uint4*>(scales_));
+    ask_zeros();
+  }
+  /// Where one scale serves a column, its order is another: n = 32 a + 8 j + 2 t + r lies at 32 a + 8 t + 2 j + r.
+  __device__ __forceinline__ void ask_per_column() {
+    const int column = threadIdx.x % 32 / 4;
+    const T* from = scales_ - column * 8 + column / 2 * 8 + column % 2;
+    T own[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) own[i] = from[i / 4 * 32 + i % 4 * 2];
+    memcpy(&next_, own, sizeof next_);
+    ask_zeros();
+  }
+  /// The group that was asked for is used; the next is `step` on.
+  __device__ __forceinline__ void enter(int step) {
+    now_ = next_;
+#pragma unroll
+    for (int i = 0; i < bits / 4; ++i) zeros_[i] = next_zeros_[i];
+    if (step == 0) return;
+    groups_left_ -= step;
+    scales_ = as_it_is(scales_ + int64_t{step} * N_);
+    if (has_zeros_) zeros_at_ = as_it_is(zeros_at_ + int64_t{step} * N_ * bits / 32);
+    ask();
+  }
+
+  /// sums += scale * (products with codes - zero point * sum of x)
+  template <bool has_zeros, int token_tiles, class Products>
+  __device__ __forceinline__ void add(const Products& products, const float (&x_sum)[token_tiles][4],
+                                      float (&sum)[4][token_tiles][4]) const {
+    T own[8];
+    memcpy(own, &now_, sizeof own);
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+#pragma unroll
+      for (int b = 0; b < 2; ++b) {
+        const float scale = wide(own[2 * j + b]);
+        float off = Codes<T, bits>::kOffset + (1 << (bits - 1));
+        if (has_zeros) off = Codes<T, bits>::kOffset + float_of(zero_of<bits>(zeros_, j, b));
+#pragma unroll
+        for (int m = 0; m < token_tiles; ++m)
+#pragma unroll
+          for (int i = 0; i < 2; ++i)
+            sum[j][m][2 * b + i] += scale * fmaf(-off, x_sum[m][i], products(j, m, 2 * b + i));
+      }
+  }
+
+ private:
+  __device__ __forceinline__ void ask_zeros() {
+    if (!has_zeros_) return;
+#pragma unroll
+    for (int i = 0; i < bits / 4; ++i) next_zeros_[i] = __ldg(zeros_at_ + i);
+  }
+
+  const T* scales_;
+  const uint32_t* zeros_at_;
+  int N_, groups_left_;
+  bool has_zeros_;
+  uint4 now_{}, next_{};
+  uint32_t zeros_[bits / 4], next_zeros_[bits / 4];
+};
+
+}  // namespace qload::cuda

@@ -1,0 +1,61 @@
+"""`qload::strips`: x times a weight in strips, by whichever kernel is fastest for so many tokens."""
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from qload.kernels.cuda import decode, marlin
+from qload.kernels.cuda.choice import Kernel
+from qload.kernels.cuda.library import operator
+from qload.kernels.cuda.marlin import MarlinCall, arguments, why_not
+from qload.kernels.marlin import GPTQMarlinWeight
+from qload.kernels.strips import StripsWeight
+from qload.layouts import strips
+
+__all__ = ["KERNELS", "StripsCall", "linear", "why_not", "why_not_kernel"]
+
+
+@dataclass(frozen=True)
+class StripsCall(MarlinCall):
+    """As for Marlin's order; weights (N / 64, K * bits * 2)."""
+
+    layout: ClassVar[str] = "strips"
+    made: ClassVar[type[GPTQMarlinWeight]] = StripsWeight
+
+    @property
+    def rows(self) -> int:
+        """K as it is padded."""
+        return self.weights.shape[1] // (2 * self.bits)
+
+    @property
+    def columns(self) -> int:
+        """N as it is padded."""
+        return self.weights.shape[0] * strips.TILE_N
+
+
+KERNELS = (
+    Kernel("decode", decode.why_not, decode.run),
+    Kernel("large", marlin.why_not_large, marlin.large),
+)
+
+
+def linear(
+    x: Tensor, weight: StripsWeight, bias: Tensor | None = None, kernel: str = "", early: bool = True
+) -> Tensor:
+    """x (M, K) -> (M, N) in x's dtype, sums in float32; `kernel`: by name, else the fastest that fits."""
+    y: Tensor = torch.ops.qload.strips(*arguments(x.contiguous(), weight, bias), kernel=kernel, early=early)
+    return y
+
+
+def why_not_kernel(kernel: Kernel, x: Tensor, weight: StripsWeight) -> str | None:
+    """Why one of the kernels does not multiply these two, or None."""
+    return kernel.why_not(StripsCall(*arguments(x, weight)))
+
+
+def _strips(*read: Any, kernel: str = "", early: bool = True) -> Tensor:
+    return marlin.multiply(KERNELS, replace(StripsCall(*read), early=early), kernel)
+
+
+operator("strips", marlin.SCHEMA, _strips, marlin.fake)

@@ -1,0 +1,77 @@
+"""Small layers of every kind for kernels to multiply, in Marlin's order and in strips, on the device."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from qload.formats import GPTQConfig, GPTQWeight
+from qload.kernels import GPTQMarlinWeight, StripsWeight, cuda, repack
+from qload.kernels.cuda.marlin import MarlinCall, arguments
+from qload.kernels.cuda.strips import StripsCall
+from qload.layouts import Stored, gptq
+from qload.spec import Weight
+
+DTYPES = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
+
+
+def layer(
+    K: int,
+    N: int,
+    group: int,
+    zeros: bool = False,
+    act_order: bool = False,
+    dtype: torch.dtype = torch.float16,
+    *,
+    exact: bool = False,
+    bits: int = 4,
+    share: int = 1,
+    layout: str = "marlin",
+) -> GPTQMarlinWeight:
+    """Random codes. `exact`: scales that are powers of two. `share`: one of so many ranks has these K rows.
+
+    Of an act order a share has rows of groups that others have rows of too.
+    """
+    make = torch.Generator().manual_seed(K + N)
+    groups = 1 if group == -1 else -(-K * share // group)
+    codes = torch.randint(2**bits, (K, N), generator=make)
+    points = torch.randint(2**bits, (groups, N), generator=make)
+    stored = points if zeros else torch.full_like(points, 2 ** (bits - 1))
+    scales = 2.0 ** torch.randint(-3, 0, (groups, N), generator=make)
+    if not exact:
+        scales = torch.rand(groups, N, generator=make) * 0.02 + 0.001
+    g_idx = torch.arange(K * share) // (K * share if group == -1 else group)
+    if act_order:
+        g_idx = g_idx[torch.randperm(K * share, generator=make)]
+    weight = GPTQWeight(
+        config=GPTQConfig(bits, group, zeros=Stored()),
+        qweight=gptq.rows(bits).pack(codes),
+        qzeros=Stored().write(stored, gptq.columns(bits)),
+        scales=scales.to(dtype),
+        g_idx=g_idx[:K].to(torch.int32),
+    )
+    made = repack(weight, layout)
+    assert isinstance(made, GPTQMarlinWeight)
+    assert (made.config.zero_point, made.config.is_k_full) == (zeros, share == 1)
+    assert cuda.why_not_linear(made.to("cuda"), dtype) is None
+    return made.to("cuda")
+
+
+def call(x: Tensor, weight: GPTQMarlinWeight) -> MarlinCall:
+    """What a kernel gets of x and a weight."""
+    kind = StripsCall if isinstance(weight, StripsWeight) else MarlinCall
+    return kind(*arguments(x, weight))
+
+
+def divided(
+    run: Callable[..., Tensor], weight: GPTQMarlinWeight, columns: int, split: int
+) -> Callable[[Tensor], Tensor]:
+    """A kernel with a division of the layer that it does not choose."""
+    return lambda x: run(call(x, weight), columns, split)
+
+
+def inputs(M: int, weight: Weight, dtype: torch.dtype) -> Tensor:
+    """Random x (M, K)."""
+    make = torch.Generator(device="cuda").manual_seed(M)
+    return torch.randn(M, weight.layer.K, device="cuda", generator=make).to(dtype)

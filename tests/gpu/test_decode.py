@@ -1,0 +1,225 @@
+"""Few tokens times a weight in Marlin's order, 4 or 8 bits: read-back, exact sums, a bound, the same bits."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from qload.kernels import GPTQMarlinWeight, cuda
+from qload.kernels.cuda import decode
+from qload.testing import assert_reads_back, assert_same_bits, assert_sums_exactly, assert_within_bound
+from tests.gpu.layers import DTYPES, call, divided, inputs, layer
+
+pytestmark = pytest.mark.gpu
+Kind = dict[str, Any]
+BITS = pytest.mark.parametrize("bits", [4, 8], ids=["4 bits", "8 bits"])
+LAYOUT = pytest.mark.parametrize("layout", ["marlin", "strips"])
+TOKENS = pytest.mark.parametrize("M", [1, 2, 7, 8, 9, 15, 16])
+LAYERS = pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param({"K": 128, "N": 64, "group": 128}, id="one tile"),
+        pytest.param({"K": 1024, "N": 256, "group": 128}, id="groups of 128"),
+        pytest.param({"K": 1152, "N": 320, "group": 128, "zeros": True}, id="groups of 128 with zero points"),
+        pytest.param({"K": 1024, "N": 256, "group": 64, "zeros": True}, id="groups of 64 with zero points"),
+        pytest.param({"K": 960, "N": 192, "group": 32, "zeros": True}, id="groups of 32 with zero points"),
+        pytest.param({"K": 1984, "N": 128, "group": -1}, id="one scale a column"),
+        pytest.param(
+            {"K": 768, "N": 128, "group": -1, "zeros": True}, id="one scale and zero point a column"
+        ),
+        pytest.param({"K": 1024, "N": 320, "group": 128, "zeros": True, "act_order": True}, id="act order"),
+        pytest.param(
+            {"K": 416, "N": 72, "group": 32, "zeros": True, "act_order": True}, id="padded act order"
+        ),
+        pytest.param(
+            {"K": 512, "N": 128, "group": 128, "zeros": True, "act_order": True, "share": 2},
+            id="a share of one",
+        ),
+        pytest.param(
+            {"K": 416, "N": 72, "group": 32, "act_order": True, "share": 4}, id="a padded share of one"
+        ),
+        pytest.param({"K": 12352, "N": 1088, "group": 32}, id="K of several phases"),
+    ],
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _built() -> None:
+    reason = cuda.why_not()
+    if reason:
+        pytest.skip(reason)
+
+
+def drawn(kind: Kind, layout: str, bits: int, dtype: torch.dtype, exact: bool = False) -> GPTQMarlinWeight:
+    if layout == "strips" and "share" in kind:
+        pytest.skip("whose groups have rows elsewhere")
+    return layer(**kind, dtype=dtype, bits=bits, exact=exact, layout=layout)
+
+
+def kernel(weight: GPTQMarlinWeight, bias: Tensor | None = None) -> Any:
+    return lambda x: cuda.linear(x, weight, bias, kernel="decode")
+
+
+@DTYPES
+@BITS
+@LAYOUT
+@LAYERS
+def test_one_input_at_a_time_reads_the_weight_back(
+    kind: Kind, layout: str, bits: int, dtype: torch.dtype
+) -> None:
+    weight = drawn(kind, layout, bits, dtype)
+
+    def in_pieces(x: Tensor) -> Tensor:  # the kernel of eight tokens, then that of sixteen
+        pieces = (*x[:128].split(8), *x[128:].split(16))
+        return torch.cat([kernel(weight)(each) for each in pieces])
+
+    assert_reads_back(in_pieces, weight, dtype)
+
+
+@DTYPES
+@BITS
+@TOKENS
+@LAYOUT
+@LAYERS
+def test_sums_are_exact_where_they_can_be(
+    kind: Kind, layout: str, bits: int, M: int, dtype: torch.dtype
+) -> None:
+    weight = drawn(kind, layout, bits, dtype, exact=True)
+
+    assert_sums_exactly(kernel(weight), weight, dtype, M=M)
+
+
+@DTYPES
+@BITS
+@TOKENS
+@LAYOUT
+@LAYERS
+def test_sums_are_within_what_rounding_costs(
+    kind: Kind, layout: str, bits: int, M: int, dtype: torch.dtype
+) -> None:
+    weight = drawn(kind, layout, bits, dtype)
+
+    assert_within_bound(kernel(weight), weight, inputs(M, weight, dtype))
+
+
+@pytest.mark.parametrize("columns", [1, 2, 3, 7, 8, 16])
+@pytest.mark.parametrize("split", [1, 2, 4, 8])
+@pytest.mark.parametrize("M", [5, 16])
+@BITS
+def test_every_division_of_a_layer_sums_exactly(columns: int, split: int, M: int, bits: int) -> None:
+    if split > 1 and torch.cuda.get_device_capability()[0] < 9:
+        pytest.skip("needs clusters")
+    w = layer(2048, 576, 128, zeros=True, exact=True, bits=bits)
+
+    assert_sums_exactly(divided(decode.run, w, columns, split), w, torch.float16, M=M)
+
+
+@DTYPES
+@BITS
+@pytest.mark.parametrize("M", [1, 16])
+def test_a_bias_is_added_before_the_one_rounding(M: int, bits: int, dtype: torch.dtype) -> None:
+    weight = layer(1024, 256, 128, zeros=True, dtype=dtype, exact=True, bits=bits)
+    x, bias = inputs(M, weight, dtype).round(), torch.arange(256, device="cuda").to(dtype) / 8
+
+    got = kernel(weight, bias)(x)
+
+    wide = x.double() @ weight.dequantize().double().T + bias.double()
+    torch.testing.assert_close(got.double(), wide, rtol=torch.finfo(dtype).eps, atol=torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("K", [1024, 1000], ids=["in runs", "padded"])
+@pytest.mark.parametrize("M", [1, 9])
+def test_only_the_rows_of_a_token_reach_it(K: int, M: int) -> None:
+    weight = layer(K, 256, 32)
+    x = inputs(M, weight, torch.float16)
+    want = kernel(weight)(x)
+    memory = torch.full((M + 2, K), torch.nan, device="cuda", dtype=torch.float16)
+    memory[1:-1] = x
+
+    assert_same_bits(kernel(weight)(memory[1:-1]), want)
+
+
+def test_x_at_an_odd_address_is_read_as_it_lies() -> None:
+    weight = layer(1024, 256, 128, zeros=True)
+    memory = torch.randn(3 * 1024 + 1, device="cuda").half()
+    x = memory[1:].view(3, 1024)
+
+    assert_same_bits(kernel(weight)(x), kernel(weight)(x.clone()))
+
+
+@BITS
+@pytest.mark.parametrize("M", [1, 8, 16])
+def test_a_hundred_runs_have_the_same_bits(M: int, bits: int) -> None:
+    weight = layer(4096, 1024, 128, zeros=True, bits=bits)
+    x = inputs(M, weight, torch.float16)
+    want = kernel(weight)(x)
+
+    for _ in range(100):
+        assert_same_bits(kernel(weight)(x), want)
+
+
+def test_layers_one_after_another_in_a_graph_see_each_other() -> None:
+    """What a kernel reads the kernel before has written, though it may start before that ends."""
+    weights = [layer(1024, 1024, 128, bits=bits) for bits in (4, 8)]
+    x = inputs(4, weights[0], torch.float16) / 32
+
+    def chain() -> Tensor:
+        y = x
+        for _ in range(10):
+            for weight in weights:
+                y = kernel(weight)(y)
+        return y
+
+    want = chain()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        chain()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        got = chain()
+    for _ in range(20):
+        got.fill_(torch.nan)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert_same_bits(got, want)
+
+
+def test_two_streams_do_not_meet() -> None:
+    weight = layer(2048, 1024, 128, zeros=True)
+    x = [inputs(M, weight, torch.float16) for M in (3, 16)]
+    want = [kernel(weight)(each) for each in x]
+    streams, got = [torch.cuda.Stream(), torch.cuda.Stream()], []
+
+    torch.cuda.synchronize()
+    for _ in range(50):
+        for i in (0, 1):
+            with torch.cuda.stream(streams[i]):
+                got.append((i, kernel(weight)(x[i])))
+    torch.cuda.synchronize()
+
+    for i, y in got:
+        assert_same_bits(y, want[i])
+
+
+def test_nothing_but_y_is_written() -> None:
+    weight = layer(1000, 88, 32, zeros=True)
+    x = inputs(3, weight, torch.float16)
+    read = (x, weight.qweight, weight.scales, weight.qzeros)
+    before = [each.clone() for each in read if each is not None]
+    pool = torch.full((64, 3, 88), torch.nan, device="cuda", dtype=torch.float16)
+    del pool  # y comes from this memory: what a kernel leaves out is NaN
+
+    y = decode.run(call(x, weight))
+
+    assert not bool(y.isnan().any())
+    for each, was in zip((tensor for tensor in read if tensor is not None), before, strict=True):
+        assert_same_bits(each, was)
+
+
+def test_seventeen_tokens_are_refused() -> None:
+    weight = layer(128, 64, 128)
+
+    assert decode.why_not(call(inputs(17, weight, torch.float16), weight)) == "takes 16 tokens, got 17"
