@@ -11,7 +11,11 @@ from qload.kernels import GPTQMarlinWeight, StripsWeight, cuda, repack
 from qload.kernels.cuda.marlin import MarlinCall, arguments
 from qload.kernels.cuda.strips import StripsCall
 from qload.layouts import Stored, gptq
+from qload.loader import FormatLoader, Room
+from qload.parallel import Rank
 from qload.spec import Weight
+from qload.storage import MemoryStorage
+from qload.weights import Weights
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
 
@@ -33,25 +37,29 @@ def layer(
 
     Of an act order a share has rows of groups that others have rows of too.
     """
-    make = torch.Generator().manual_seed(K + N)
-    groups = 1 if group == -1 else -(-K * share // group)
-    codes = torch.randint(2**bits, (K, N), generator=make)
+    make, whole = torch.Generator().manual_seed(K + N), K * share
+    groups = 1 if group == -1 else -(-whole // group)
+    codes = torch.randint(2**bits, (whole, N), generator=make)
     points = torch.randint(2**bits, (groups, N), generator=make)
     stored = points if zeros else torch.full_like(points, 2 ** (bits - 1))
     scales = 2.0 ** torch.randint(-3, 0, (groups, N), generator=make)
     if not exact:
         scales = torch.rand(groups, N, generator=make) * 0.02 + 0.001
-    g_idx = torch.arange(K * share) // (K * share if group == -1 else group)
+    g_idx = torch.arange(whole) // (whole if group == -1 else group)
     if act_order:
-        g_idx = g_idx[torch.randperm(K * share, generator=make)]
+        g_idx = g_idx[torch.randperm(whole, generator=make)]
+    config = GPTQConfig(bits, group, zeros=Stored())
     weight = GPTQWeight(
-        config=GPTQConfig(bits, group, zeros=Stored()),
+        config=config,
         qweight=gptq.rows(bits).pack(codes),
         qzeros=Stored().write(stored, gptq.columns(bits)),
         scales=scales.to(dtype),
-        g_idx=g_idx[:K].to(torch.int32),
+        g_idx=g_idx.to(torch.int32),
     )
-    made = repack(weight, layout)
+    storage = MemoryStorage({f"layer.{name}": tensor for name, tensor in weight.fields().items()})
+    loader = FormatLoader(Room(GPTQWeight, config))
+    held = Weights(storage, loader=loader, process_group=Rank(0, share)).get_weights_row("layer")
+    made = repack(held, layout)
     assert isinstance(made, GPTQMarlinWeight)
     assert (made.config.zero_point, made.config.is_k_full) == (zeros, share == 1)
     assert cuda.why_not_linear(made.to("cuda"), dtype) is None
