@@ -27,7 +27,8 @@ Kernel kernel_of(const Decode& call, int token_tiles, Groups groups) {
     return narrow ? decode_kernel<T, 4, 2, Order::kMarlin, Groups::kLookedUp>
                   : decode_kernel<T, 8, 2, Order::kMarlin, Groups::kLookedUp>;
   if (call.own)
-    return narrow ? kernel_of<T, 4, Order::kOwn>(token_tiles, groups) : kernel_of<T, 8, Order::kOwn>(token_tiles, groups);
+    return narrow ? kernel_of<T, 4, Order::kOwn>(token_tiles, groups)
+                  : kernel_of<T, 8, Order::kOwn>(token_tiles, groups);
   return narrow ? kernel_of<T, 4, Order::kMarlin>(token_tiles, groups)
                 : kernel_of<T, 8, Order::kMarlin>(token_tiles, groups);
 }

@@ -6,7 +6,7 @@
 //   in   see decode.h; scales and zero points in Marlin's orders
 //   out  y      fp16 or bf16 (M, outputs), rounded once from fp32
 //
-//   needs    K, N in multiples of 64, K of 128 in our own order; groups of 32, 64, 128, or one; or the group of each row
+//   needs    K, N in multiples of 64, K of 128 in our own order; groups of 32, 64, 128, or one, or of each row
 //   grid     (split, tiles / columns), up to 512 threads; blocks of one row of the grid are a cluster
 //   Weights are the 16-row operand of m16n8k16, tokens its 8 columns. A block has `columns` tiles of 64 columns and
 //   1 / split of K; its warps share out the tiles and take chunks of 128 rows in turns, each on its own until the end:

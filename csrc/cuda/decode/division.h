@@ -18,7 +18,7 @@ struct Division {
   int columns, split;           // tiles of a block, blocks of a cluster that share them
   int chunks;                   // of K
   int ends;                     // bit i: a group ends with step i of a chunk
-  int group_step, chunk_step;   // to the next group inside of a chunk, to that of a warp's next chunk; 0: one scale a column
+  int group_step, chunk_step;   // to the next group of a chunk, to that of a warp's next; 0: one scale a column
   bool runs;                    // x can be read 16 bytes at a time
   int room_at;                  // bytes: where in shared memory other blocks put their sums
 };

@@ -17,15 +17,6 @@ __device__ __forceinline__ uint4 load_once(const uint4* from) {
   return value;
 }
 
-/// 16 bytes that an earlier kernel may just have written and other blocks read too: from the L2.
-__device__ __forceinline__ uint4 load_shared_by_all(const uint4* from) {
-  uint4 value;
-  asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-               : "l"(from));
-  return value;
-}
-
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
@@ -35,20 +26,6 @@ __device__ __forceinline__ void copy_async(void* to, const void* from, bool zero
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
                "r"(zeros ? 0 : 16)
                : "memory");
-}
-
-/// The same to an address in shared memory.
-__device__ __forceinline__ void copy_async(uint32_t to, const void* from, bool zeros) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(zeros ? 0 : 16) : "memory");
-}
-
-/// Copies asked for since the last time are one group.
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-/// Until all groups of copies but the last few are there.
-template <int few>
-__device__ __forceinline__ void wait_for_copies_but() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(few) : "memory");
 }
 
 __device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
@@ -78,7 +55,8 @@ __device__ __forceinline__ void multiply(float (&sum)[4], const uint32_t (&a)[4]
 }
 
 /// sum = a (16 x 16) * b (16 x 8)
-__device__ __forceinline__ void multiply_first(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, __half) {
+__device__ __forceinline__ void multiply_first(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
+                                               __half) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
       "{%10, %10, %10, %10};"
       : "=f"(sum[0]), "=f"(sum[1]), "=f"(sum[2]), "=f"(sum[3])
@@ -109,9 +87,9 @@ __device__ __forceinline__ void wait_for_earlier_kernels() {
 
 /// A barrier in shared memory that one thread arrives at, for other blocks of the cluster to see.
 __device__ __forceinline__ void start_barrier(uint64_t* barrier) {
-  asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
 #if __CUDA_ARCH__ >= 900
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  asm volatile("mbarrier.init.shared.b64 [%0], 1;\nfence.mbarrier_init.release.cluster;" ::"r"(shared_address(barrier))
+               : "memory");
 #endif
 }
 
@@ -135,28 +113,6 @@ __device__ __forceinline__ void wait_for_bytes(uint64_t* barrier, int parity) {
 #endif
 }
 
-/// The one arrival that ends a phase without bytes.
-__device__ __forceinline__ void arrive(uint64_t* barrier) {
-  asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(shared_address(barrier))
-               : "memory");
-}
-
-/// Until a phase of this block alone has ended: what other blocks wrote need not be seen.
-__device__ __forceinline__ void wait_for_own_bytes(uint64_t* barrier, int parity) {
-#if __CUDA_ARCH__ >= 900
-#define QLOAD_WAIT "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64"
-#else
-#define QLOAD_WAIT "mbarrier.test_wait.parity.shared.b64"
-#endif
-  asm volatile(
-      "{\n.reg .pred done;\n"
-      "again:\n" QLOAD_WAIT " done, [%0], %1;\n"
-      "@done bra finished;\nbra again;\nfinished:\n}" ::"r"(shared_address(barrier)),
-      "r"(parity)
-      : "memory");
-#undef QLOAD_WAIT
-}
-
 /// A float to where `own` lies in the shared memory of another block of the cluster, counted by its barrier.
 __device__ __forceinline__ void send(float value, const float* own, const uint64_t* barrier, int rank) {
 #if __CUDA_ARCH__ >= 900
@@ -169,23 +125,13 @@ __device__ __forceinline__ void send(float value, const float* own, const uint64
 #endif
 }
 
-/// Bytes from global to shared memory, a multiple of 16, counted by a barrier.
-__device__ __forceinline__ void copy_run(void* to, const void* from, int bytes, uint64_t* barrier) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                   shared_address(to)),
-               "l"(from), "r"(bytes), "r"(shared_address(barrier))
-               : "memory");
-#endif
-}
-
 /// Four floats to where `own` lies in the shared memory of another block of the cluster.
 __device__ __forceinline__ void store_there(float4 value, const float4* own, int rank) {
 #if __CUDA_ARCH__ >= 900
   uint32_t there;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(own)), "r"(rank));
-  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(there), "f"(value.x), "f"(value.y), "f"(value.z),
-               "f"(value.w)
+  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(there), "f"(value.x), "f"(value.y),
+               "f"(value.z), "f"(value.w)
                : "memory");
 #endif
 }
