@@ -234,7 +234,9 @@ def layouts(weight: Any) -> list[str]:
     words = codes.bits in (2, 3, 4, 8) and N % fill == 0 and K % fill == 0
     one_group = codes.scales.shape[1] == 1
     fits = codes.bits in (4, 8) and (one_group or weight.config.group_size in MARLIN_GROUPS)
-    return ["gptq", "gptq_v2", "exllama"] * words + ["marlin"] * fits
+    size = weight.config.group_size
+    whole = one_group or torch.equal(codes.k_group.sort().values.long(), torch.arange(K) // size)
+    return ["gptq", "gptq_v2", "exllama"] * words + ["marlin"] * fits + ["strips"] * (fits and whole)
 
 
 def check_restored(layer: Owned) -> None:

@@ -58,6 +58,8 @@ def drawn(kind: Kind, layout: str, bits: int, dtype: torch.dtype, exact: bool = 
 
 
 def kernel(weight: GPTQMarlinWeight, bias: Tensor | None = None) -> Any:
+    if not weight.config.is_k_full:  # which is not chosen yet
+        return lambda x: decode.run(call(x, weight))
     return lambda x: cuda.linear(x, weight, bias, kernel="decode")
 
 

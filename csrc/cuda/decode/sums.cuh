@@ -8,7 +8,7 @@
 
 namespace qload::cuda {
 
-/// y = bias + unit * sum, of four neighbouring columns.
+/// y = bias + unit * sum of four neighbouring columns.
 template <class T>
 __device__ __forceinline__ void put(const Decode& call, int m, int n, float4 sums, float unit) {
   const float values[4] = {sums.x, sums.y, sums.z, sums.w};

@@ -14,6 +14,8 @@ def why_not(call: Any) -> str | None:
     """Why this kernel does not take a call, or None."""
     if call.tokens > MOST_TOKENS:
         return f"takes {MOST_TOKENS} tokens, got {call.tokens}"
+    if call.perm is not None and not call.is_k_full:
+        return "rows of a permuted group are missing here, and that it looks them up right is not yet seen"
     return None
 
 
