@@ -94,7 +94,7 @@ cudaError_t decode(const Decode& call, cudaStream_t stream) {
   if (call.own && (call.K % kChunk || call.g_idx)) return cudaErrorNotSupported;
   const int token_tiles = call.M <= 8 && !call.g_idx ? 1 : 2;
   Plan plan{};
-  plan.warps = device.shared > 160 << 10 ? most_warps(token_tiles, call.own ? Order::kOwn : Order::kMarlin) : 8;
+  plan.warps = device.shared > 160 << 10 ? most_warps(token_tiles) : 8;
   Division& work = plan.work;
   work.chunks = (call.K + kChunk - 1) / kChunk;
   const int groups = per_column ? 1 : std::max(1, kChunk / call.group);

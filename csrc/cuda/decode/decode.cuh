@@ -28,7 +28,7 @@
 namespace qload::cuda {
 
 template <class T, int bits, int token_tiles, Order order, Groups groups>
-__global__ void __launch_bounds__(32 * most_warps(token_tiles, order), 1)
+__global__ void __launch_bounds__(32 * most_warps(token_tiles), 1)
 decode_kernel(const __grid_constant__ Decode call, const __grid_constant__ Division work) {
   using C = Codes<T, bits>;
   constexpr bool looked_up = groups == Groups::kLookedUp;
@@ -64,8 +64,7 @@ decode_kernel(const __grid_constant__ Decode call, const __grid_constant__ Divis
     const bool more = chunk + row_warps < last;
     inputs.turn();
     if (more) inputs.advance((chunk + row_warps) * kChunk, row_warps * kChunk);
-    stream.advance();
-    float part[4][token_tiles][4] = {}, x_sum[token_tiles][4] = {};
+    float part[4][token_tiles][4], x_sum[token_tiles][4];
     const auto products = [&](int j, int m, int i) {
       return sixteenth && i >= 2 ? part[j][m][i] * 0.0625f : part[j][m][i];
     };

@@ -11,10 +11,8 @@ constexpr int kSumPitch = kTileN + 4;  // elements between tokens: lanes of a wa
 enum class Order : int { kMarlin, kOwn };
 enum class Groups : int { kChunks, kSmall, kLookedUp };  // of 128 rows or all; of 32 or 64; of any rows
 
-/// Up to 16 tokens in our own order need more registers than 16 warps have.
-__host__ __device__ constexpr int most_warps(int token_tiles, Order order) {
-  return token_tiles == 2 && order == Order::kOwn ? 12 : 16;
-}
+/// Up to 16 tokens need more registers than 16 warps have.
+__host__ __device__ constexpr int most_warps(int token_tiles) { return token_tiles == 2 ? 12 : 16; }
 
 struct Division {
   int columns, split;           // tiles of a block, blocks of a cluster that share them

@@ -41,6 +41,7 @@ class Inputs<T, token_tiles, Order::kMarlin> {
     const int lane = threadIdx.x % 32;
     const T* x = static_cast<const T*>(call_.x);
     if (work_.runs) {
+#pragma unroll 1
       for (int i = lane; i < call_.M * (kChunk / 8); i += 32) {
         const int m = i / (kChunk / 8), k = i % (kChunk / 8) * 8;
         const bool none = row + k >= call_.inputs;

@@ -29,8 +29,9 @@ __device__ __forceinline__ void scaled_pair(const Decode& call, const uint32_t (
             memcpy(zeros, static_cast<const uint32_t*>(call.zeros) + n * bits / 32 + column * (bits / 4), sizeof zeros);
             zero = zero_of<bits>(zeros, j, b);
           }
-          const uint32_t word = bits == 4 ? words[i][j] : words[(2 * i + j / 2) % (bits / 2)][j % 2 * 2 + b];
-          const uint32_t code = bits == 4 ? word >> (4 * (4 * r + 2 * b + h)) & 15 : word >> (8 * (2 * r + h)) & 255;
+          const uint32_t code = bits == 4 ? words[i][j] >> (4 * (4 * r + 2 * b + h)) & 15
+                                          : words[2 * i + j / 2 & (bits / 2 - 1)][j % 2 * 2 + b] >>
+                                                    (8 * (2 * r + h)) & 255;
           const T scale = static_cast<const T*>(call.scales)[n + column * 8 + 2 * j + b];
           two[r] = narrow<T>((float_of(code) - float_of(zero)) * wide(scale));
         }

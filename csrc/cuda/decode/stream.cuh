@@ -23,52 +23,50 @@ class Words {
  public:
   static constexpr int kPieces = 2 * bits;  // of a chunk
 
-  __device__ __forceinline__ Words(const Decode& call, int tile, int chunk, int turn) {
+  __device__ __forceinline__ Words(const Decode& call, int tile, int chunk, int turn)
+      : rows_left_(call.K - chunk * kChunk), turn_rows_(turn * kChunk) {
     const int lane = threadIdx.x % 32;
-    const int64_t rows = int64_t{call.N} * 2 * bits;  // bytes of 16 rows
-    step_ = order == Order::kOwn ? 512 : rows;
-    turn_step_ = turn * (order == Order::kOwn ? int64_t{1024} * bits : 8 * rows);
-    const int64_t first = order == Order::kOwn ? (int64_t{tile} * (call.K / kChunk) + chunk) * (1024 * bits) + lane * 16
-                                               : chunk * 8 * rows + tile * (128 * bits) + lane * (4 * bits);
-    next_ = as_it_is(static_cast<const unsigned char*>(call.weights) + first);
-    rows_left_ = call.K - chunk * kChunk, turn_rows_ = turn * kChunk;
-    next_half_ = half();
+    step_ = order == Order::kOwn ? 1024 * bits : call.N * 2 * bits;
+    turn_step_ = order == Order::kOwn ? int64_t{turn} * step_ : int64_t{8} * (turn - 1) * step_;
+    const int64_t first = order == Order::kOwn ? (int64_t{tile} * (call.K / kChunk) + chunk) * step_ + lane * 16
+                                               : int64_t{8} * chunk * step_ + tile * (128 * bits) + lane * (4 * bits);
+    at_ = as_it_is(static_cast<const unsigned char*>(call.weights) + first);
   }
 
   __device__ __forceinline__ void ask_first() {
 #pragma unroll
-    for (int i = 0; i < kept; ++i) held_[i] = load(next_, next_half_, i);
-  }
-  /// To the warp's next chunk: from here on pieces of it are asked for too.
-  __device__ __forceinline__ void advance() {
-    now_ = next_, now_half_ = next_half_;
-    next_ = as_it_is(next_ + turn_step_);
-    rows_left_ -= turn_rows_, next_half_ = half();
+    for (int i = 0; i < kept; ++i) held_[i] = load(i);
   }
   /// Piece `i` of this chunk; its register is for the piece `kept` later, of the next chunk if there are `more`.
   __device__ __forceinline__ void take(int i, bool more, uint32_t (&to)[4]) {
     const uint4 taken = held_[i % kept];
     to[0] = taken.x, to[1] = taken.y, to[2] = taken.z, to[3] = taken.w;
-    if (i + kept < kPieces)
-      held_[i % kept] = load(now_, now_half_, i + kept);
-    else if (more)
-      held_[i % kept] = load(next_, next_half_, i + kept - kPieces);
+    if (i + kept < kPieces || more) held_[i % kept] = load((i + kept) % kPieces);
   }
 
  private:
-  /// Where the second half of the chunk starts. Where it has none, the first is read again: x is zero there.
-  __device__ __forceinline__ int64_t half() const { return rows_left_ > kChunk / 2 ? 4 * step_ : 0; }
-
-  __device__ __forceinline__ uint4 load(const unsigned char* chunk, int64_t half, int i) const {
-    if constexpr (order == Order::kOwn) return load_once(reinterpret_cast<const uint4*>(chunk + i * 512));
-    if (i >= kPieces / 2) chunk += half, i -= kPieces / 2;
-    if (bits == 4) return load_once(reinterpret_cast<const uint4*>(chunk + i * step_));
-    // The other half of what the memory gives at once is asked for next: from the L1.
-    return __ldg(reinterpret_cast<const uint4*>(chunk + i / 2 * step_ + i % 2 * 16));
+  /// One after another, chunk after chunk.
+  __device__ __forceinline__ uint4 load(int i) {
+    if constexpr (order == Order::kOwn) {
+      const uint4 piece = load_once(reinterpret_cast<const uint4*>(at_ + i * 512));
+      if (i == kPieces - 1) at_ = as_it_is(at_ + turn_step_);
+      return piece;
+    }
+    // Of 8 bits two pieces lie together, and what the memory gives at once is both: from the L1.
+    const bool first = bits == 8 && i % 2 == 0;
+    const uint4* from = reinterpret_cast<const uint4*>(at_ + (bits == 8 && !first ? 16 : 0));
+    const uint4 piece = bits == 8 ? __ldg(from) : load_once(from);
+    if (first) return piece;
+    int64_t on = step_;
+    // Where there is no second half, the first is read again: x is zero there.
+    if (i == kPieces / 2 - 1 && rows_left_ <= kChunk / 2) on -= 4 * step_;
+    if (i == kPieces - 1) on += turn_step_, rows_left_ -= turn_rows_;
+    at_ = as_it_is(at_ + on);
+    return piece;
   }
 
-  const unsigned char *now_, *next_;
-  int64_t step_, turn_step_, now_half_, next_half_;
+  const unsigned char* at_;
+  int64_t step_, turn_step_;  // bytes: 16 rows, or a chunk in our own order; what a turn adds
   int rows_left_, turn_rows_;
   uint4 held_[kept];
 };

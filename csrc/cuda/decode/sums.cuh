@@ -44,10 +44,9 @@ __device__ __forceinline__ void add_up(const Decode& call, const Division& work,
 #pragma unroll
     for (int m = 0; m < token_tiles; ++m)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const bool there = 8 * m + lane % 4 * 2 + i % 2 < call.M;
-        if (there) own[(8 * m + i % 2) * kSumPitch + 16 * j + 8 * (i / 2)] = sum[j][m][i];
-      }
+      for (int i = 0; i < 4; ++i)
+        if (8 * m + lane % 4 * 2 + i % 2 < call.M)
+          own[(8 * m + i % 2) * kSumPitch + 16 * j + 8 * (i / 2)] = sum[j][m][i];
   __syncthreads();
 
   // Four columns i % 16 of tile i / 16 % columns, of token i / 16 / columns.

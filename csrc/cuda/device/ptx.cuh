@@ -87,9 +87,9 @@ __device__ __forceinline__ void wait_for_earlier_kernels() {
 
 /// A barrier in shared memory that one thread arrives at, for other blocks of the cluster to see.
 __device__ __forceinline__ void start_barrier(uint64_t* barrier) {
+  asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
 #if __CUDA_ARCH__ >= 900
-  asm volatile("mbarrier.init.shared.b64 [%0], 1;\nfence.mbarrier_init.release.cluster;" ::"r"(shared_address(barrier))
-               : "memory");
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 #endif
 }
 
