@@ -10,6 +10,7 @@
 
 #include "decode/decode.h"
 #include "dequantize/dequantize.h"
+#include "middle/middle.h"
 #include "move/move.h"
 #include "move/narrow.h"
 #include "read/read.h"
@@ -129,6 +130,19 @@ PYBIND11_MODULE(_cuda, module) {
               "decode");
       },
       "x times a 4-bit or 8-bit weight in Marlin's order or our own; sizes: M, K, N, inputs, outputs.");
+  module.def(
+      "middle",
+      [](uintptr_t x, uintptr_t weights, uintptr_t scales, uintptr_t zeros, uintptr_t bias, uintptr_t y,
+         const std::array<int, 5>& sizes, int bits, int group, bool bfloat16, int columns, int split, bool early,
+         uintptr_t stream) {
+        const auto [M, K, N, inputs, outputs] = sizes;
+        check(middle({at<const void>(x), at<const void>(weights), at<const void>(scales), at<const void>(zeros),
+                      at<const void>(bias), at<void>(y), M, K, N, inputs, outputs, bits, group, bfloat16, columns, split,
+                      early},
+                     at<CUstream_st>(stream)),
+              "middle");
+      },
+      "17 tokens and more times a weight in Marlin's order; sizes: M, K, N, inputs, outputs.");
   module.def(
       "w4a16",
       [](uintptr_t x, uintptr_t weights, uintptr_t scales, uintptr_t zeros, uintptr_t perm, uintptr_t bias,

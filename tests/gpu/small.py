@@ -8,7 +8,7 @@ from torch import Tensor
 
 from qload.formats import AWQConfig, AWQWeight
 from qload.kernels import GPTQMarlinWeight, cuda, repack
-from qload.kernels.cuda import decode, w4a16
+from qload.kernels.cuda import decode, large, middle, w4a16
 from qload.kernels.cuda.marlin import MarlinCall, arguments
 from qload.kernels.cuda.strips import StripsCall
 from qload.layouts import awq, gptq, marlin, strides
@@ -85,6 +85,13 @@ def main() -> None:
             x = torch.eye(K, dtype=torch.float16, device="cuda")[:M].contiguous()
             for columns, split in ((1, 1), (1, 2), (2, 2), (0, 0)):
                 same(decode.run(kind(*arguments(x, held)), columns, split), w.T[:M].half())
+    for M in (17, 64, 100):
+        x = torch.eye(K, dtype=torch.float16, device="cuda")[:M].contiguous()
+        call = MarlinCall(x, read.qweight, read.scales, read.qzeros, *[None] * 3, N, 4, GROUP, True)
+        same(large.run(call), w.T[:M].half())
+        for columns, split in ((256, 1), (256, 3), (512, 2)):
+            if middle.why_not(call) is None:
+                same(middle.run(call, columns, split), w.T[:M].half())
 
 
 if __name__ == "__main__":

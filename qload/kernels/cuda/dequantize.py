@@ -11,7 +11,7 @@ from torch import Tensor
 from qload.errors import ArgumentError
 from qload.kernels.cuda.library import operator
 from qload.kernels.cuda.module import FLOATS, check, native, pointer, stream
-from qload.kernels.cuda.stored import PLAIN, of_codes, packed, table
+from qload.kernels.cuda.stored import PLAIN, Packed, of_codes, packed, table
 from qload.spec import Weight
 
 CODES = {torch.uint8: 1, torch.int8: -1, torch.int16: -2, torch.int32: -4, torch.int64: -8, torch.bool: 1}
@@ -52,8 +52,11 @@ def _as_stored(weight: Weight, dtype: torch.dtype, out: Tensor | None = None) ->
         made: Tensor = torch.ops.qload.dequantize_table(*given) if out is None else _table(*given, out=out)
         return made
     found = packed(weight)
-    if found is None:
-        return None
+    return None if found is None else of_words(found, dtype, out)
+
+
+def of_words(found: Packed, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
+    """(N, K) in a dtype, of codes in words that a plan moves."""
     digits = [stride for digit in found.digits for stride in digit]
     read = found.codes, *found.meaning, dtype, found.bits, digits, found.row_bits
     words: Tensor = torch.ops.qload.dequantize(*read) if out is None else _packed(*read, out=out)

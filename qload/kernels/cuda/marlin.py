@@ -7,13 +7,11 @@ import torch
 from torch import Tensor
 
 from qload.errors import ArgumentError
-from qload.kernels.cuda import decode, w4a16
+from qload.kernels.cuda import decode, large, middle, w4a16
 from qload.kernels.cuda.choice import Kernel, choose
-from qload.kernels.cuda.dequantize import dequantize
 from qload.kernels.cuda.library import operator
 from qload.kernels.cuda.module import check
 from qload.kernels.marlin import GPTQMarlinWeight
-from qload.spec import Layer
 
 ACTIVATIONS = (torch.float16, torch.bfloat16)
 CAPABILITY = (8, 0)
@@ -68,25 +66,11 @@ class MarlinCall:
         return self.rows if self.group_size == -1 else self.group_size
 
 
-def why_not_large(call: MarlinCall) -> str | None:
-    """Every call is taken."""
-    return None
-
-
-def large(call: MarlinCall) -> Tensor:
-    """The weight rounded to the type of x, then the vendor's product."""
-    config = type(call.made.example)(
-        call.bits, call.group_size, call.zeros is not None, call.perm is not None, call.is_k_full
-    )
-    layer = Layer((call.N,), call.x.shape[1], (call.N, call.x.shape[1]), "weight")
-    weight = call.made(config, call.weights, call.scales, call.zeros, call.g_idx, call.perm, layer=layer)
-    return torch.nn.functional.linear(call.x, dequantize(weight, call.x.dtype), call.bias)
-
-
 KERNELS = (
     Kernel("decode", decode.why_not, decode.run),
     Kernel("w4a16", w4a16.why_not, w4a16.run),
-    Kernel("large", why_not_large, large),
+    Kernel("middle", middle.why_not, middle.run),
+    Kernel("large", large.why_not, large.run),
 )
 
 

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from qload.kernels.cuda import decode, marlin
+from qload.kernels.cuda import decode, large, marlin
 from qload.kernels.cuda.choice import Kernel
 from qload.kernels.cuda.library import operator
 from qload.kernels.cuda.marlin import MarlinCall, arguments, why_not
@@ -37,7 +37,7 @@ class StripsCall(MarlinCall):
 
 KERNELS = (
     Kernel("decode", decode.why_not, decode.run),
-    Kernel("large", marlin.why_not_large, marlin.large),
+    Kernel("large", large.why_not, large.run),
 )
 
 

@@ -1,0 +1,88 @@
+// A ring in shared memory on Hopper: bulk copies fill it, barriers count their bytes and who is done with them.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "ptx.cuh"
+
+namespace qload::cuda {
+
+/// A barrier in shared memory whose phase ends once so many have arrived and all announced bytes have come.
+__device__ __forceinline__ void start_barrier(uint64_t* barrier, int arrivals) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+#endif
+}
+
+/// Barriers that were started can be seen by copies.
+__device__ __forceinline__ void publish_barriers() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ void arrive(uint64_t* barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+#endif
+}
+
+/// How the L2 takes what is copied: as what nobody reads again, or as anything else.
+__device__ __forceinline__ uint64_t leaves_first() {
+  uint64_t policy = 0;
+#if __CUDA_ARCH__ >= 900
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+#endif
+  return policy;
+}
+
+__device__ __forceinline__ uint64_t stays() {
+  uint64_t policy = 0;
+#if __CUDA_ARCH__ >= 900
+  asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+#endif
+  return policy;
+}
+
+/// A box of a matrix, whose first element is at (row, column); zeros beyond the edges. Its barrier counts the bytes.
+__device__ __forceinline__ void copy_box(void* to, const CUtensorMap& matrix, int column, int row, uint64_t* barrier,
+                                         uint64_t policy) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(shared_address(to)),
+      "l"(&matrix), "r"(column), "r"(row), "r"(shared_address(barrier)), "l"(policy)
+      : "memory");
+#endif
+}
+
+/// Four floats where `own` lies in the shared memory of another block of the cluster.
+__device__ __forceinline__ float4 load_from(const float4* own, int rank) {
+  float4 value{};
+#if __CUDA_ARCH__ >= 900
+  uint32_t there;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(own)), "r"(rank));
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+               : "r"(there)
+               : "memory");
+#endif
+  return value;
+}
+
+/// Until so many threads of the block are here.
+template <int threads>
+__device__ __forceinline__ void barrier_of() {
+  asm volatile("bar.sync 1, %0;" ::"n"(threads) : "memory");
+}
+
+/// Until all threads of the cluster are here; what they wrote before can be read.
+__device__ __forceinline__ void cluster_barrier() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+}  // namespace qload::cuda

@@ -1,0 +1,120 @@
+// Matrix products of four warps on Hopper: their 64-row operand in registers, the other in shared memory.
+//
+// Each warp has 16 of the 64 rows, in registers as mma.m16n8k16 has them; its sums are one m16n8 after another.
+// What these instructions read and write may not be touched before `wait_for_products` says that they are done.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "ptx.cuh"
+
+namespace qload::cuda {
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define QLOAD_WGMMA 1
+#else
+#define QLOAD_WGMMA 0
+#endif
+
+/// Rows of 64 elements, 128 bytes each and swizzled as TMA does, groups of eight rows one after another. Sixteen
+/// elements along are 2 more.
+__device__ __forceinline__ uint64_t described(const void* rows) {
+  const uint64_t address = (shared_address(rows) & 0x3FFFF) >> 4, next_eight = 1024 >> 4, swizzle_128 = 1;
+  return address | uint64_t{1} << 16 | next_eight << 32 | swizzle_128 << 62;
+}
+
+/// Registers that the next products read or add to have been written.
+__device__ __forceinline__ void fence_products() {
+#if QLOAD_WGMMA
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#endif
+}
+
+/// The products since the last call are a group.
+__device__ __forceinline__ void group_products() {
+#if QLOAD_WGMMA
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+#endif
+}
+
+/// Until all groups but the last `left` are done.
+template <int left>
+__device__ __forceinline__ void wait_for_products() {
+#if QLOAD_WGMMA
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(left) : "memory");
+#endif
+}
+
+/// Four warps give registers back, or wait until they have got more; `count` for each thread.
+template <int count>
+__device__ __forceinline__ void give_registers() {
+#if QLOAD_WGMMA
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count));
+#endif
+}
+
+template <int count>
+__device__ __forceinline__ void take_registers() {
+#if QLOAD_WGMMA
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(count));
+#endif
+}
+
+/// Four 8 x 8 matrices of 16-bit elements to shared memory, turned; lane i: where column i % 8 of matrix i / 8 goes.
+__device__ __forceinline__ void store_turned(void* column, const uint32_t (&from)[4]) {
+#if QLOAD_WGMMA
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(column)),
+               "r"(from[0]), "r"(from[1]), "r"(from[2]), "r"(from[3])
+               : "memory");
+#endif
+}
+
+#define QLOAD_8_SUMS(i)                                                                                     \
+  "+f"(sum[i]), "+f"(sum[i + 1]), "+f"(sum[i + 2]), "+f"(sum[i + 3]), "+f"(sum[i + 4]), "+f"(sum[i + 5]), \
+      "+f"(sum[i + 6]), "+f"(sum[i + 7])
+#define QLOAD_16_SUMS(i) QLOAD_8_SUMS(i), QLOAD_8_SUMS(i + 8)
+#define QLOAD_32_SUMS(i) QLOAD_16_SUMS(i), QLOAD_16_SUMS(i + 16)
+#define QLOAD_16_NAMES "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define QLOAD_32_NAMES \
+  QLOAD_16_NAMES ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define QLOAD_64_NAMES                                                                                          \
+  QLOAD_32_NAMES ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, " \
+                 "%50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define QLOAD_PRODUCT(n, type, names, operand, ...)                                                             \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" names "}, " operand         \
+               ", 1, 1, 1, 0;"                                                                                  \
+               : __VA_ARGS__                                                                                    \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+#if QLOAD_WGMMA
+#define QLOAD_PRODUCTS(n, values, names, operand, ...)                                                    \
+  __device__ __forceinline__ void multiply_async(float(&sum)[values], const uint32_t(&a)[4], uint64_t b, __half) { \
+    QLOAD_PRODUCT(n, "f16", names, operand, __VA_ARGS__);                                                 \
+  }                                                                                                       \
+  __device__ __forceinline__ void multiply_async(float(&sum)[values], const uint32_t(&a)[4], uint64_t b,  \
+                                                 __nv_bfloat16) {                                         \
+    QLOAD_PRODUCT(n, "bf16", names, operand, __VA_ARGS__);                                                \
+  }
+#else
+#define QLOAD_PRODUCTS(n, values, names, operand, ...)                                                    \
+  template <class T>                                                                                      \
+  __device__ __forceinline__ void multiply_async(float (&)[values], const uint32_t (&)[4], uint64_t, T) {}
+#endif
+
+/// sum (64 x n) += a (64 x 16) * b (16 x n); `b` as `described`, rows are columns of the product.
+QLOAD_PRODUCTS(32, 16, QLOAD_16_NAMES, "{%16, %17, %18, %19}, %20", QLOAD_16_SUMS(0))
+QLOAD_PRODUCTS(64, 32, QLOAD_32_NAMES, "{%32, %33, %34, %35}, %36", QLOAD_32_SUMS(0))
+QLOAD_PRODUCTS(128, 64, QLOAD_64_NAMES, "{%64, %65, %66, %67}, %68", QLOAD_32_SUMS(0), QLOAD_32_SUMS(32))
+
+#undef QLOAD_PRODUCTS
+#undef QLOAD_PRODUCT
+#undef QLOAD_64_NAMES
+#undef QLOAD_32_NAMES
+#undef QLOAD_16_NAMES
+#undef QLOAD_32_SUMS
+#undef QLOAD_16_SUMS
+#undef QLOAD_8_SUMS
+
+}  // namespace qload::cuda

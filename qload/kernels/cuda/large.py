@@ -1,0 +1,80 @@
+"""Any number of tokens times a weight in Marlin's order or strips: rounded to the type of x, then a GEMM.
+
+All of the rounded weight is there at once, 2 K N bytes, unless `scratch` says how many may be: then as many
+columns as fit, one slice after another, in memory that torch's allocator gives to each of them in turn.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qload.kernels.cuda.dequantize import dequantize, of_words
+from qload.kernels.cuda.inputs import in_rows
+from qload.kernels.cuda.stored import Packed, packed
+from qload.kernels.marlin import GPTQMarlinWeight
+from qload.layouts import marlin
+from qload.spec import Layer
+
+EVEN = 1024  # columns, of which a slice has a multiple: tiles of the vendor's kernels divide it
+
+
+def why_not(call: Any) -> str | None:
+    """Every call is taken."""
+    return None
+
+
+def run(call: Any, scratch: int | None = None) -> Tensor:
+    """y (M, N); `scratch`: bytes of the rounded weight at once, but no fewer than `EVEN` columns."""
+    if call.perm is not None and not call.is_k_full:  # its rows have groups that only g_idx knows
+        K = call.x.shape[1]
+        weight = _weight(call, (call.N, K), call.g_idx, call.perm)
+        return torch.nn.functional.linear(call.x, dequantize(weight, call.x.dtype), call.bias)
+    x = in_rows(call, call.rows)
+    found = packed(_weight(call, (call.columns, call.rows)))
+    assert found is not None  # the layer as it is padded has whole words
+    columns = call.columns
+    if scratch is not None:
+        columns = max(EVEN, scratch // (call.rows * x.element_size()) // EVEN * EVEN)
+    if columns >= call.columns:
+        return torch.nn.functional.linear(x, of_words(found, x.dtype)[: call.N], call.bias)
+    y: Tensor = x.new_empty(x.shape[0], call.N)
+    for start in range(0, call.N, columns):
+        stop = min(start + columns, call.N)
+        w = of_words(_slice(found, start, min(start + columns, call.columns)), x.dtype)[: stop - start]
+        if call.bias is None:
+            torch.mm(x, w.T, out=y[:, start:stop])
+        else:  # added before the one rounding, which addmm to rows that lie apart does not do
+            y[:, start:stop] = torch.nn.functional.linear(x, w, call.bias[start:stop])
+        del w  # before the next slice asks for its memory
+    return y
+
+
+def _weight(
+    call: Any, shape: tuple[int, int], g_idx: Tensor | None = None, perm: Tensor | None = None
+) -> GPTQMarlinWeight:
+    """The weight; without a permutation that of inputs in the order of its rows."""
+    config = type(call.made.example)(
+        call.bits, call.group_size, call.zeros is not None, perm is not None, call.is_k_full
+    )
+    layer = Layer((shape[0],), shape[1], shape, "weight")
+    made: GPTQMarlinWeight = call.made(
+        config, call.weights, call.scales, call.zeros, g_idx, perm, layer=layer
+    )
+    return made
+
+
+def _slice(whole: Packed, start: int, stop: int) -> Packed:
+    """Columns [start, stop) of a weight in Marlin's order, whole tiles."""
+    tile = marlin.TILE_N << whole.row_bits
+    tiles = (stop - start) // marlin.TILE_N
+    scales, zeros, *rest, _, K = whole.meaning
+    first = start * marlin.TILE_K * whole.bits // 32
+    here = scales.view(-1)[start:], None if zeros is None else zeros.view(-1)[start * whole.bits // 32 :]
+    return replace(
+        whole,
+        codes=whole.codes.view(-1)[first:],
+        digits=[(tiles, *digit[1:]) if digit[2] == tile else digit for digit in whole.digits],
+        meaning=(*here, *rest, stop - start, K),
+    )

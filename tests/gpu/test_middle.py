@@ -1,0 +1,202 @@
+"""17 tokens and more on Marlin's order: read-back, exact sums, a derived bound, the same bits every time."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from qload.kernels import GPTQMarlinWeight, cuda
+from qload.kernels.cuda import marlin, middle
+from qload.testing import assert_reads_back, assert_same_bits, assert_sums_exactly, assert_within_bound
+from tests.gpu.layers import DTYPES, call, divided, inputs, layer
+
+pytestmark = pytest.mark.gpu
+TOKENS = [17, 24, 31, 32, 33, 63, 64, 65, 100, 128, 256]
+LAYERS = [  # K, N, group, zero points, act order, bits
+    pytest.param(128, 64, 128, False, False, 4, id="one tile"),
+    pytest.param(1024, 256, 128, False, False, 4, id="groups of 128"),
+    pytest.param(1024, 576, 64, True, False, 4, id="groups of 64 with zero points"),
+    pytest.param(960, 192, 32, True, False, 4, id="groups of 32 with zero points"),
+    pytest.param(960, 320, 32, False, False, 4, id="groups of 32"),
+    pytest.param(1984, 128, -1, False, False, 4, id="one scale a column"),
+    pytest.param(768, 128, -1, True, False, 4, id="one scale and zero point a column"),
+    pytest.param(1024, 320, 128, True, True, 4, id="act order"),
+    pytest.param(416, 72, 32, True, True, 4, id="padded act order"),
+    pytest.param(1024, 256, 128, False, False, 8, id="8 bits, groups of 128"),
+    pytest.param(960, 192, 32, True, False, 8, id="8 bits, groups of 32 with zero points"),
+    pytest.param(768, 640, -1, False, False, 8, id="8 bits, one scale a column"),
+]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _hopper() -> None:
+    reason = cuda.why_not()
+    if reason or torch.cuda.get_device_capability()[0] != middle.CAPABILITY:
+        pytest.skip(reason or "needs Hopper")
+
+
+def kernel(weight: GPTQMarlinWeight, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
+    return lambda x: marlin.linear(x, weight, bias, kernel="middle")
+
+
+@DTYPES
+@pytest.mark.parametrize("M", [32, 64, 128])
+@pytest.mark.parametrize(("K", "N", "group", "zeros", "act_order", "bits"), LAYERS)
+def test_one_input_at_a_time_reads_the_weight_back(
+    K: int, N: int, group: int, zeros: bool, act_order: bool, bits: int, M: int, dtype: torch.dtype
+) -> None:
+    weight = layer(K, N, group, zeros, act_order, dtype, bits=bits)
+
+    def in_pieces(x: Tensor) -> Tensor:
+        wide = torch.nn.functional.pad(x, (0, 0, 0, -x.shape[0] % M))
+        return torch.cat([kernel(weight)(each) for each in wide.split(M)])[: x.shape[0]]
+
+    assert_reads_back(in_pieces, weight, dtype)
+
+
+@DTYPES
+@pytest.mark.parametrize("M", TOKENS)
+@pytest.mark.parametrize(("K", "N", "group", "zeros", "act_order", "bits"), LAYERS)
+def test_sums_are_exact_where_they_can_be_and_within_what_rounding_costs(
+    K: int, N: int, group: int, zeros: bool, act_order: bool, bits: int, M: int, dtype: torch.dtype
+) -> None:
+    exact = layer(K, N, group, zeros, act_order, dtype, exact=True, bits=bits)
+    rounded = layer(K, N, group, zeros, act_order, dtype, bits=bits)
+
+    assert_sums_exactly(kernel(exact), exact, dtype, M=M)
+    assert_within_bound(kernel(rounded), rounded, inputs(M, rounded, dtype))
+
+
+@pytest.mark.parametrize("columns", [256, 512])
+@pytest.mark.parametrize("split", range(1, 9))
+@pytest.mark.parametrize("M", [30, 64, 128, 200])
+@pytest.mark.parametrize("group", [32, 128])
+def test_every_division_of_a_layer_sums_exactly(columns: int, split: int, M: int, group: int) -> None:
+    weight = layer(1984, 832, group, True, False, torch.float16, exact=True)
+
+    assert_sums_exactly(divided(middle.run, weight, columns, split), weight, torch.float16, M=M)
+
+
+@pytest.mark.parametrize(("K", "N"), [(64, 64), (128, 4096), (28672, 128), (4096, 64 * 700)])
+@pytest.mark.parametrize("M", [32, 64, 256])
+def test_the_division_that_is_chosen_sums_exactly(K: int, N: int, M: int) -> None:
+    weight = layer(K, N, -1, False, False, torch.float16, exact=True)
+
+    assert_sums_exactly(kernel(weight), weight, torch.float16, M=M)
+
+
+@DTYPES
+@pytest.mark.parametrize("split", [1, 4])
+@pytest.mark.parametrize("M", [17, 64, 128])
+def test_a_bias_is_added_before_the_one_rounding(M: int, split: int, dtype: torch.dtype) -> None:
+    weight = layer(1024, 256, 128, True, False, dtype, exact=True)
+    x, bias = inputs(M, weight, dtype).round(), torch.arange(256, device="cuda").to(dtype) / 8
+
+    got = middle.run(replace(call(x, weight), bias=bias), 0, split)
+
+    wide = x.double() @ weight.dequantize().double().T + bias.double()
+    torch.testing.assert_close(got.double(), wide, rtol=torch.finfo(dtype).eps, atol=torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("split", [1, 3])
+@pytest.mark.parametrize("M", [19, 40, 100, 129])
+def test_only_the_rows_of_a_token_reach_it_and_nothing_else_is_written(M: int, split: int) -> None:
+    weight = layer(1024, 320, 128, False, False, torch.float16)
+    x = inputs(M, weight, torch.float16)
+    want = middle.run(call(x, weight), 0, split)
+    memory = torch.full((M + 2, 1024), torch.nan, device="cuda", dtype=torch.float16)
+    memory[1:-1] = x
+    torch.cuda.empty_cache()
+    around = [torch.full((1 << 20,), torch.nan, device="cuda", dtype=torch.float16) for _ in range(4)]
+
+    got = middle.run(call(memory[1:-1], weight), 0, split)
+
+    assert_same_bits(got, want)
+    assert all(bool(each.isnan().all()) for each in around)
+
+
+@pytest.mark.parametrize("M", [17, 100])
+def test_inputs_may_start_anywhere(M: int) -> None:
+    weight = layer(1024, 320, 128, False, False, torch.float16)
+    x = inputs(M, weight, torch.float16)
+    memory = torch.empty(M * 1024 + 1, device="cuda", dtype=torch.float16)
+    moved = memory[1:].view(M, 1024).copy_(x)
+
+    assert_same_bits(kernel(weight)(moved), kernel(weight)(x))
+
+
+@pytest.mark.parametrize("M", [17, 33, 64, 128, 256])
+def test_a_hundred_runs_have_the_same_bits(M: int) -> None:
+    weight = layer(4096, 1024, 128, True, False, torch.float16)
+    x = inputs(M, weight, torch.float16)
+    want = kernel(weight)(x)
+
+    for _ in range(100):
+        assert_same_bits(kernel(weight)(x), want)
+
+
+def test_layers_one_after_another_in_a_graph_see_each_other() -> None:
+    """What a kernel reads the kernel before has written, though it may start before that ends."""
+    weights = [layer(1024, 1024, 128, False, False, torch.float16) for _ in range(2)]
+    x = inputs(40, weights[0], torch.float16)
+
+    def chain() -> Tensor:
+        y = x
+        for _ in range(10):
+            for weight in weights:
+                y = kernel(weight)(y)
+        return y
+
+    want = chain()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        chain()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        got = chain()
+    for _ in range(20):
+        got.fill_(torch.nan)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert_same_bits(got, want)
+
+
+def test_two_streams_do_not_meet() -> None:
+    weight = layer(2048, 1024, 128, True, False, torch.float16)
+    x = [inputs(M, weight, torch.float16) for M in (20, 128)]
+    want = [kernel(weight)(each) for each in x]
+    streams, got = [torch.cuda.Stream(), torch.cuda.Stream()], []
+
+    torch.cuda.synchronize()
+    for _ in range(50):
+        for i in (0, 1):
+            with torch.cuda.stream(streams[i]):
+                got.append((i, kernel(weight)(x[i])))
+    torch.cuda.synchronize()
+
+    for i, y in got:
+        assert_same_bits(y, want[i])
+
+
+def test_what_does_not_fit_is_refused_with_a_reason() -> None:
+    weight = layer(128, 64, 128, False, False, torch.float16)
+    few, many = (call(inputs(M, weight, torch.float16), weight) for M in (16, 257))
+    memory = torch.empty(weight.qweight.numel() + 1, dtype=torch.int32, device="cuda")
+    moved = memory[1:].view(weight.qweight.shape)
+
+    assert "takes 17 to 256 tokens, got 16" in str(middle.why_not(few))
+    assert "takes 17 to 256 tokens, got 257" in str(middle.why_not(many))
+    assert "multiples of 16 bytes" in str(middle.why_not(replace(few, x=many.x[:20], weights=moved)))
+
+
+def test_a_compiled_model_calls_it_whole() -> None:
+    weight = layer(1024, 256, 128, True, False, torch.float16)
+    x = inputs(33, weight, torch.float16)
+
+    torch.library.opcheck(torch.ops.qload.marlin.default, marlin.arguments(x, weight), {"kernel": "middle"})
+    compiled = torch.compile(lambda x: kernel(weight)(x) * 2, fullgraph=True, backend="eager")
+    assert_same_bits(compiled(x), kernel(weight)(x) * 2)
