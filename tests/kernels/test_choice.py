@@ -8,7 +8,7 @@ from importlib import resources
 import pytest
 
 from qload.errors import ArgumentError, NoKernelError
-from qload.kernels.cuda import choice, marlin
+from qload.kernels.cuda import choice, marlin, strips
 
 ROWS = [
     ("marlin", 4, (8, 0), 1000, 16, ["small", "large"]),
@@ -92,7 +92,8 @@ def test_where_all_refuse_every_reason_is_told() -> None:
 
 def test_the_table_that_is_shipped_names_kernels_that_there_are() -> None:
     rows = json.loads(resources.files("qload.kernels.cuda").joinpath(choice.TABLE).read_text("utf-8"))
-    known = {"marlin": {kernel.name for kernel in marlin.KERNELS}}
+    layouts = {"marlin": marlin.KERNELS, "strips": strips.KERNELS}
+    known = {layout: {kernel.name for kernel in kernels} for layout, kernels in layouts.items()}
 
     assert rows
     for row in rows:
