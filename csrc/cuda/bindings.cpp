@@ -10,6 +10,7 @@
 
 #include "decode/decode.h"
 #include "dequantize/dequantize.h"
+#include "exllama/exllama.h"
 #include "middle/middle.h"
 #include "move/move.h"
 #include "move/narrow.h"
@@ -143,6 +144,20 @@ PYBIND11_MODULE(_cuda, module) {
               "middle");
       },
       "17 tokens and more times a weight in Marlin's order; sizes: M, K, N, inputs, outputs.");
+  module.def(
+      "exllama",
+      [](uintptr_t x, uintptr_t weights, uintptr_t zeros, uintptr_t scales, uintptr_t g_idx, uintptr_t perm,
+         uintptr_t bias, uintptr_t y, const std::array<int, 4>& sizes, int bits, int group,
+         const std::array<int, 3>& zero, bool bfloat16, int columns, int split, bool early, uintptr_t stream) {
+        const auto [M, K, N, groups] = sizes;
+        check(exllama({at<const void>(x), at<const void>(weights), at<const void>(zeros), at<const void>(scales),
+                       at<const int32_t>(g_idx), at<const int32_t>(perm), at<const void>(bias), at<void>(y), M, K, N,
+                       groups, bits, group, static_cast<uint32_t>(zero[0]), static_cast<uint32_t>(zero[2]), zero[1],
+                       bfloat16, columns, split, early},
+                      at<CUstream_st>(stream)),
+              "exllama");
+      },
+      "x times a weight in ExLlama's order; sizes: M, K, N, groups; zero: added to a word, to a field, its mask.");
   module.def(
       "w4a16",
       [](uintptr_t x, uintptr_t weights, uintptr_t scales, uintptr_t zeros, uintptr_t perm, uintptr_t bias,

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from qload.formats import AWQConfig, AWQWeight
-from qload.kernels import GPTQMarlinWeight, cuda, repack
-from qload.kernels.cuda import decode, large, middle, w4a16
+from qload.kernels import ExllamaWeight, GPTQMarlinWeight, cuda, repack
+from qload.kernels.cuda import decode, exllama, large, middle, w4a16
 from qload.kernels.cuda.marlin import MarlinCall, arguments
 from qload.kernels.cuda.strips import StripsCall
 from qload.layouts import awq, gptq, marlin, strides
@@ -92,6 +92,13 @@ def main() -> None:
         for columns, split in ((256, 1), (256, 3), (512, 2)):
             if middle.why_not(call) is None:
                 same(middle.run(call, columns, split), w.T[:M].half())
+    shuffled = repack(made, "exllama").to("cuda")
+    assert isinstance(shuffled, ExllamaWeight)
+    for M in (1, 8, 9, 33):
+        x = torch.eye(K, dtype=torch.float16, device="cuda")[:M].contiguous()
+        for columns, split in ((1, 1), (1, 2), (2, 2), (0, 0)):
+            rows = exllama.ExllamaCall(*exllama.arguments(x, shuffled))
+            same(exllama.few(rows, columns, split), w.T[:M].half())
 
 
 if __name__ == "__main__":

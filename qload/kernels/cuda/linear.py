@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qload.kernels.cuda import marlin, strips
+from qload.kernels.cuda import exllama, marlin, strips
 from qload.kernels.cuda.choice import Kernel
 from qload.kernels.cuda.module import why_not
+from qload.kernels.exllama import ExllamaWeight
 from qload.kernels.marlin import GPTQMarlinWeight
 from qload.kernels.strips import StripsWeight
 from qload.spec import Weight
@@ -29,6 +30,7 @@ class Way:
 
 
 WAYS: dict[type[Weight], Way] = {
+    ExllamaWeight: Way(exllama.why_not, exllama.linear, exllama.KERNELS, exllama.why_not_kernel),
     GPTQMarlinWeight: Way(marlin.why_not, marlin.linear, marlin.KERNELS, marlin.why_not_kernel),
     StripsWeight: Way(strips.why_not, strips.linear, strips.KERNELS, strips.why_not_kernel),
 }

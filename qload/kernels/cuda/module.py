@@ -49,3 +49,13 @@ def check(name: str, tensor: Tensor | None, like: Tensor, *dtypes: torch.dtype) 
         )
     if dtypes and tensor.dtype not in dtypes:
         raise ArgumentError(name, " or ".join(map(str, dtypes)), str(tensor.dtype))
+
+
+def check_operands(
+    like: Tensor, *operands: tuple[str, Tensor | None, tuple[torch.dtype, ...], tuple[int, ...]]
+) -> None:
+    """Each a tensor as `check` wants it, and of a shape, or ArgumentError that names it."""
+    for name, tensor, dtypes, shape in operands:
+        check(name, tensor, like, *dtypes)
+        if tensor is not None and tuple(tensor.shape) != shape:
+            raise ArgumentError(name, f"shape {shape}", str(tuple(tensor.shape)))

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from qload.formats import GPTQWeight
-from qload.kernels import exllama, gptq
+from qload.kernels import cuda, dequantize, exllama, gptq
 from qload.kernels.mp_linear.contract import MPLinearLayerConfig
 from qload.kernels.mp_linear.typed import TypedLinearKernel
 from qload.kernels.scratch import Need, add_need, multiply
@@ -53,5 +53,11 @@ class ExllamaLinearKernel(TypedLinearKernel):
         add_need(layer, Need(self.w_q_name, *self.config.partition_weight_shape))
 
     def apply_weights(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x (..., K) fp16 -> (..., N) fp16: weights rounded to fp16 in scratch space, sums in float32."""
-        return multiply(layer, x, self.typed(layer), self.w_q_name, bias)
+        """x (..., K) fp16 -> (..., N) fp16, sums in float32.
+
+        By a CUDA kernel that needs no scratch space, or with weights rounded to fp16 there.
+        """
+        weight = self.typed(layer)
+        if x.is_cuda and cuda.takes(x, weight, bias):
+            return dequantize.linear(x, weight, bias)
+        return multiply(layer, x, weight, self.w_q_name, bias)

@@ -1,0 +1,69 @@
+// Codes in ExLlama's order as operands of matrix products.
+//
+// A lane has kOwn neighbouring rows of a column: kWords words of it, and kOwn consecutive inputs of each token, so
+// that rows of a step and their inputs meet without a shuffle. Its pair q is rows 2q and 2q + 1, for the order puts
+// neighbours half a word apart; 8 bits lie as GPTQ has them.
+#pragma once
+
+#include "../w4a16/weights.cuh"
+
+namespace qload::cuda::exl {
+
+template <int bits>
+struct Rows {
+  static constexpr int kOwn = bits == 3 ? 32 : bits == 2 ? 16 : 8;       // of a lane
+  static constexpr int kStep = 4 * kOwn;                                 // of a warp
+  static constexpr int kWords = kOwn * bits / 32, kPairs = kOwn / 2;     // of a lane and column
+  static constexpr int kDepth = bits == 3 ? 1 : bits == 4 ? 4 : 2;       // steps in flight
+};
+
+template <int bits>
+using Words = uint32_t[Rows<bits>::kWords][2][4];  // columns 4c ... 4c + 3 of each half of a tile
+
+/// (word & mask) | magic in one instruction, if `magic` lies in a register.
+template <uint32_t mask>
+__device__ __forceinline__ uint32_t masked(uint32_t word, uint32_t magic) {
+  uint32_t codes;
+  asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(codes) : "r"(word), "n"(mask), "r"(magic));
+  return codes;
+}
+
+/// Two codes as T has them: times a unit, or plus an offset.
+template <class T, int bits>
+struct Codes {
+  static constexpr float kUnit = Number<T>::kUnit, kOffset = Number<T>::kOffset;
+
+  static __device__ __forceinline__ uint32_t pair(const Words<bits>& words, int half, int column, int q, uint32_t magic) {
+    if constexpr (bits == 3) {
+      const auto word = [&](int i) { return words[i][half][column]; };
+      if (q < 15) return masked<0x00070007>(word(q / 5) >> (3 * (q % 5)), magic);
+      return (word(0) >> 15 & 0x00010001) | (word(1) >> 14 & 0x00020002) | masked<0x00040004>(word(2) >> 13, magic);
+    }
+    constexpr uint32_t mask = bits == 2 ? 0x00030003 : 0x000F000F;
+    return masked<mask>(words[0][half][column] >> (bits * q), magic);
+  }
+};
+
+template <>
+struct Codes<__half, 8> {
+  static constexpr float kUnit = Number<__half>::kUnit, kOffset = 0;
+
+  static __device__ __forceinline__ uint32_t pair(const Words<8>& words, int half, int column, int q, uint32_t) {
+    return __byte_perm(words[q / 2][half][column], 0, q % 2 ? 0x4342 : 0x4140);
+  }
+};
+
+// A bfloat16 has 8 digits: code - 128 is exact, by way of fp32, whose upper half it fits.
+template <>
+struct Codes<__nv_bfloat16, 8> {
+  static constexpr float kUnit = 1, kOffset = -128;
+
+  static __device__ __forceinline__ uint32_t pair(const Words<8>& words, int half, int column, int q, uint32_t) {
+    const uint32_t word = words[q / 2][half][column];
+    const float low = __uint_as_float(__byte_perm(word, 0x4B000000, q % 2 ? 0x7652 : 0x7650)) - 8388736.0f;
+    const float high = __uint_as_float(__byte_perm(word, 0x4B000000, q % 2 ? 0x7653 : 0x7651)) - 8388736.0f;
+    return __byte_perm(__float_as_uint(low), __float_as_uint(high), 0x7632);
+  }
+};
+
+}  // namespace qload::cuda::exl

@@ -1,0 +1,96 @@
+// Launches of exllama.cuh: how a layer is divided, and the list of kernels.
+#include "exllama.h"
+
+#include <algorithm>
+
+#include "../device/launch.h"
+#include "exllama.cuh"
+
+namespace qload::cuda {
+namespace {
+
+using namespace exl;
+
+constexpr int kMostShared = 96 << 10;  // bytes of a block; what is left is the L1's, where warps share x
+constexpr double kPerBlock = 0.15;     // what each further block of a cluster costs, of the time of a block
+
+using Kernel = void (*)(const Exllama, const Division);
+
+template <class T, int bits>
+Kernel of_tokens(int token_tiles) {
+  return token_tiles == 1 ? exllama_kernel<T, bits, 1> : exllama_kernel<T, bits, 2>;
+}
+
+template <class T>
+Kernel of_bits(int bits, int token_tiles) {
+  switch (bits) {
+    case 2:
+      return of_tokens<T, 2>(token_tiles);
+    case 3:
+      return of_tokens<T, 3>(token_tiles);
+    case 4:
+      return of_tokens<T, 4>(token_tiles);
+    case 8:
+      return of_tokens<T, 8>(token_tiles);
+    default:
+      return nullptr;
+  }
+}
+
+int rows_of_step(int bits) { return bits == 2 ? Rows<2>::kStep : bits == 3 ? Rows<3>::kStep : Rows<4>::kStep; }
+
+struct Plan {
+  Division work;
+  int warps, rows_of_grid, shared;
+};
+
+// The division that gives the busiest multiprocessor the least to read, by most of the warps that it can have, in the
+// fewest turns; a further block costs more than it saves where others are idle anyway.
+bool divide(const Exllama& call, const Device& device, int token_tiles, Plan& plan) {
+  const int tiles = (call.N + kTileN - 1) / kTileN, most = warps_of(token_tiles), tokens = std::min(call.M, kTokens);
+  const int token_blocks = (call.M + kTokens - 1) / kTokens;
+  double best = 0;
+  Plan found{};
+  for (int split = 1; split <= (device.major >= 9 ? 8 : 1); split *= 2)
+    for (int columns = 1; columns <= most; ++columns) {
+      if ((call.split && split != call.split) || (call.columns && columns != call.columns)) continue;
+      Plan here = plan;
+      here.work.columns = columns, here.work.split = split;
+      const int row_warps = most / columns;
+      here.warps = row_warps * columns;
+      if (4 * here.warps < 3 * most && !call.columns) continue;
+      here.rows_of_grid = (tiles + columns - 1) / columns;
+      here.work.room_at = here.warps * 8 * token_tiles * kSumPitch * 4;
+      here.shared = here.work.room_at + (split > 1 ? columns * kTileN * tokens * 4 : 0);
+      if (here.shared > std::min(kMostShared, device.shared)) continue;
+      const int blocks = here.rows_of_grid * token_blocks, places = std::max(1, device.multiprocessors / split);
+      const int waves = (blocks + places - 1) / places, steps = (plan.work.steps + split * row_warps - 1) / (split * row_warps);
+      const double cost = (waves * steps * here.warps + waves) * (1 + kPerBlock * (split - 1));
+      if (best == 0 || cost < best) best = cost, found = here;
+    }
+  plan = found;
+  return best > 0;
+}
+
+}  // namespace
+
+cudaError_t exllama(const Exllama& call, cudaStream_t stream) {
+  if (call.M == 0 || call.N == 0) return cudaSuccess;
+  const int token_tiles = call.M <= 8 ? 1 : 2;
+  const Kernel kernel = call.bfloat16 ? of_bits<__nv_bfloat16>(call.bits, token_tiles) : of_bits<__half>(call.bits, token_tiles);
+  if (!kernel || call.N % 4 || call.group < 1) return cudaErrorNotSupported;
+  const Device device = this_device();
+  const bool clusters = device.major >= 9;
+  Plan plan{};
+  const int rows = rows_of_step(call.bits);
+  plan.work.steps = (call.K + rows - 1) / rows;
+  plan.work.runs = !call.perm && call.K % 8 == 0 && reinterpret_cast<uintptr_t>(call.x) % 16 == 0;
+  if (!divide(call, device, token_tiles, plan)) return cudaErrorNotSupported;
+
+  const cudaError_t raised = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.shared);
+  if (raised != cudaSuccess) return raised;
+  const dim3 grid(plan.work.split, plan.rows_of_grid, (call.M + kTokens - 1) / kTokens);
+  return launch(kernel, grid, 32 * plan.warps, plan.shared, plan.work.split, call.early && clusters, stream, call, plan.work);
+}
+
+}  // namespace qload::cuda

@@ -1,0 +1,200 @@
+"""`qload::exllama`: x times a weight in ExLlama's order, by the fastest kernel for so many tokens."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qload.errors import ArgumentError
+from qload.kernels.cuda.choice import Kernel, choose, ranked
+from qload.kernels.cuda.dequantize import dequantize
+from qload.kernels.cuda.library import operator
+from qload.kernels.cuda.module import check_operands, native, pointer, stream
+from qload.kernels.cuda.stored import zero_rule
+from qload.kernels.exllama import ExllamaConfig, ExllamaWeight
+from qload.layouts import (
+    STORED_MINUS_ONE,
+    Stored,
+    StoredMinusOnePerField,
+    StoredMinusOneUnmasked,
+    ZeroPoints,
+)
+from qload.spec import Layer
+
+ACTIVATIONS = (torch.float16, torch.bfloat16)
+BITS = (2, 3, 4, 8)
+CAPABILITY = (8, 0)
+LAYOUT = "exllama"
+MOST_TOKENS = 64
+ZEROS: dict[str, ZeroPoints] = {
+    kind.name: kind
+    for kind in (Stored(), STORED_MINUS_ONE, StoredMinusOnePerField(), StoredMinusOneUnmasked())
+}
+
+
+@dataclass(frozen=True)
+class ExllamaCall:
+    """x (M, K) and a weight; `convention`: the name of what its zero points mean.
+
+    `early`: a kernel may start before the one ahead of it has ended.
+    """
+
+    x: Tensor
+    weights: Tensor
+    zeros: Tensor
+    scales: Tensor
+    g_idx: Tensor
+    perm: Tensor | None
+    bias: Tensor | None
+    bits: int
+    convention: str
+    early: bool = True
+
+    @property
+    def tokens(self) -> int:
+        """M."""
+        return self.x.shape[0]
+
+    @property
+    def bytes(self) -> int:
+        """Of the codes."""
+        return 4 * self.weights.numel()
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """K, N, and how many groups."""
+        return self.weights.shape[0] * 32 // self.bits, self.weights.shape[1], self.scales.shape[0]
+
+
+def why_not_few(call: ExllamaCall) -> str | None:
+    """Why the kernel of csrc/cuda/exllama does not take a call, or None."""
+    return None if call.tokens <= MOST_TOKENS else f"takes {MOST_TOKENS} tokens, got {call.tokens}"
+
+
+def few(call: ExllamaCall, columns: int = 0, split: int = 0) -> Tensor:
+    """y (M, N); a division of 0 is left to the kernel."""
+    y: Tensor = call.x.new_empty(call.tokens, call.shape[1])
+    few_into(y, call, columns, split)
+    return y
+
+
+def few_into(y: Tensor, call: ExllamaCall, columns: int = 0, split: int = 0) -> None:
+    """The same where memory is given; nobody checks it."""
+    x, (K, N, groups) = call.x, call.shape
+    weights, scales = map(_aligned, (call.weights, call.scales))
+    _, _, _, word, add, mask = zero_rule(ZEROS[call.convention], call.bits)
+    with torch.cuda.device(x.device):
+        native().exllama(
+            *map(pointer, (x, weights, call.zeros, scales, call.g_idx, call.perm, call.bias, y)),
+            [x.shape[0], K, N, groups],
+            call.bits,
+            max(1, -(-K // max(groups, 1))),
+            [word, add, mask],
+            x.dtype == torch.bfloat16,
+            columns,
+            split,
+            call.early,
+            stream(x),
+        )
+
+
+def why_not_large(call: ExllamaCall) -> str | None:
+    """Every call is taken."""
+    return None
+
+
+def large(call: ExllamaCall) -> Tensor:
+    """The weight rounded to the type of x, its rows as they lie, then the vendor's product."""
+    K, N, _ = call.shape
+    x = call.x if call.perm is None else call.x.index_select(1, call.perm)
+    config = ExllamaConfig(call.bits, ZEROS[call.convention])
+    layer = Layer((N,), K, (N, K), "weight")
+    weight = ExllamaWeight(config, call.weights, call.zeros, call.scales, call.g_idx, layer=layer)
+    return torch.nn.functional.linear(x, dequantize(weight, x.dtype), call.bias)
+
+
+KERNELS = (Kernel("few", why_not_few, few), Kernel("large", why_not_large, large))
+
+
+def why_not(weight: ExllamaWeight, dtype: torch.dtype) -> str | None:
+    """Why activations of a dtype are not multiplied with a weight as it lies, or None."""
+    device, config = weight.device, weight.config
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+    if capability < CAPABILITY:
+        return f"needs a CUDA device of capability 8.0, the weight is on {device}"
+    if dtype not in ACTIVATIONS or weight.scales.dtype != dtype:
+        return f"needs float16 or bfloat16 of both, got {dtype} activations, {weight.scales.dtype} scales"
+    if config.bits not in BITS or config.zeros.name not in ZEROS:
+        return f"reads 2, 3, 4 and 8 bits, got {config.bits} with zero points {config.zeros.name}"
+    if not ranked(LAYOUT, config.bits, capability, 4 * weight.qweight.numel(), 1):
+        return f"no kernel of {config.bits} bits was timed on such a device: see docs/cuda-exllama.md"
+    return None
+
+
+def linear(
+    x: Tensor, weight: ExllamaWeight, bias: Tensor | None = None, kernel: str = "", early: bool = True
+) -> Tensor:
+    """x (M, K) -> (M, N) in x's dtype, sums in float32; `kernel`: by name, else the fastest that fits."""
+    y: Tensor = torch.ops.qload.exllama(*arguments(x.contiguous(), weight, bias), kernel=kernel, early=early)
+    return y
+
+
+def arguments(x: Tensor, weight: ExllamaWeight, bias: Tensor | None = None) -> tuple[Any, ...]:
+    """What an `ExllamaCall` is made of."""
+    stored = weight.qweight, weight.qzeros, weight.scales, weight.g_idx.to(torch.int32), weight.q_perm
+    return x, *stored, bias, weight.config.bits, weight.config.zeros.name
+
+
+def why_not_kernel(kernel: Kernel, x: Tensor, weight: ExllamaWeight) -> str | None:
+    """Why one of the kernels does not multiply these two, or None."""
+    return kernel.why_not(ExllamaCall(*arguments(x, weight)))
+
+
+def _exllama(*read: Any, kernel: str = "", early: bool = True) -> Tensor:
+    call = checked(replace(ExllamaCall(*read), early=early))
+    if not call.tokens or not call.shape[1]:
+        return call.x.new_empty(call.tokens, call.shape[1])
+    capability = torch.cuda.get_device_capability(call.x.device)
+    return choose(KERNELS, call, layout=LAYOUT, capability=capability, asked=kernel).run(call)
+
+
+def checked(call: ExllamaCall) -> ExllamaCall:
+    """The call, or ArgumentError that names what does not fit."""
+    x, ints = call.x, (torch.int32,)
+    if call.bits not in BITS:
+        raise ArgumentError("bits", "2, 3, 4 or 8", str(call.bits))
+    if call.convention not in ZEROS:
+        raise ArgumentError("convention", " or ".join(ZEROS), repr(call.convention))
+    K, N, groups = call.shape
+    check_operands(
+        x,
+        ("x", x, ACTIVATIONS, (call.tokens, K)),
+        ("weights", call.weights, ints, (K * call.bits // 32, N)),
+        ("zeros", call.zeros, ints, (groups, N * call.bits // 32)),
+        ("scales", call.scales, (x.dtype,), (groups, N)),
+        ("g_idx", call.g_idx, ints, (K,)),
+        ("perm", call.perm, ints, (K,)),
+        ("bias", call.bias, (x.dtype,), (N,)),
+    )
+    if N * call.bits % 32:
+        raise ArgumentError("zeros", f"whole words of zero points, {call.bits} bits each", f"{N} columns")
+    return call
+
+
+def _aligned(tensor: Tensor) -> Tensor:
+    """The same numbers where 16 bytes can be read at once."""
+    return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
+
+
+def _fake(x: Tensor, weights: Tensor, *rest: Any, **options: Any) -> Tensor:
+    return x.new_empty(x.shape[0], weights.shape[1])
+
+
+operator(
+    "exllama",
+    "(Tensor x, Tensor weights, Tensor zeros, Tensor scales, Tensor g_idx, Tensor? perm, Tensor? bias, "
+    'int bits, str convention, *, str kernel="", bool early=True) -> Tensor',
+    _exllama,
+    _fake,
+)
