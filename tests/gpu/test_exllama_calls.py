@@ -63,69 +63,6 @@ def test_only_the_rows_of_a_token_are_read_and_only_y_is_written(M: int, act_ord
     assert bool((guarded[0] == 7).all() & (guarded[-1] == 7).all())
 
 
-def test_x_at_an_odd_address_is_read_as_it_lies() -> None:
-    weight = layer(1152, 256, 128)
-    x = torch.randn(3 * 1152 + 1, device="cuda").half()[1:].view(3, 1152)
-
-    assert_same_bits(kernel(weight)(x), kernel(weight)(x.clone()))
-
-
-@BITS
-@pytest.mark.parametrize("M", [1, 8, 16, 33])
-def test_a_hundred_runs_have_the_same_bits(M: int, bits: int) -> None:
-    weight = layer(4096, 1024, 48, bits)
-    x = inputs(M, weight, torch.float16)
-    want = kernel(weight)(x)
-
-    for _ in range(100):
-        assert_same_bits(kernel(weight)(x), want)
-
-
-def test_layers_one_after_another_in_a_graph_see_each_other() -> None:
-    """What a kernel reads the kernel before has written, though it may start before that ends."""
-    weights = [layer(1024, 1024, 128, bits, act_order=bits == 8) for bits in (4, 8)]
-    x = inputs(4, weights[0], torch.float16) / 64
-
-    def chain() -> Tensor:
-        y = x
-        for _ in range(10):
-            for weight in weights:
-                y = kernel(weight)(y) / 64
-        return y
-
-    want = chain()
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        chain()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        got = chain()
-    for _ in range(20):
-        got.fill_(torch.nan)
-        graph.replay()
-        torch.cuda.synchronize()
-        assert_same_bits(got, want)
-
-
-def test_two_streams_do_not_meet() -> None:
-    weight = layer(2048, 1024, 128)
-    x = [inputs(M, weight, torch.float16) for M in (3, 16)]
-    want = [kernel(weight)(each) for each in x]
-    streams, got = [torch.cuda.Stream(), torch.cuda.Stream()], []
-
-    torch.cuda.synchronize()
-    for _ in range(50):
-        for i in (0, 1):
-            with torch.cuda.stream(streams[i]):
-                got.append((i, kernel(weight)(x[i])))
-    torch.cuda.synchronize()
-
-    for i, y in got:
-        assert_same_bits(y, want[i])
-
-
 def test_a_layer_without_rows_columns_or_tokens() -> None:
     weight = layer(1152, 256, 128)
     fields = weight.fields()
