@@ -10,7 +10,7 @@ from qload.errors import ArgumentError
 from qload.kernels.cuda import decode, large, middle, w4a16
 from qload.kernels.cuda.choice import Kernel, choose
 from qload.kernels.cuda.library import operator
-from qload.kernels.cuda.module import check
+from qload.kernels.cuda.module import check_operands
 from qload.kernels.marlin import GPTQMarlinWeight
 
 ACTIVATIONS = (torch.float16, torch.bfloat16)
@@ -118,30 +118,18 @@ def _marlin(*read: Any, kernel: str = "", early: bool = True) -> Tensor:
 
 
 def _check(call: MarlinCall) -> None:
-    x, ints = call.x, (torch.int32,)
-    for name, tensor, dtypes in (
-        ("x", x, ACTIVATIONS),
-        ("weights", call.weights, ints),
-        ("scales", call.scales, (x.dtype,)),
-        ("zeros", call.zeros, ints),
-        ("g_idx", call.g_idx, ints),
-        ("perm", call.perm, ints),
-        ("bias", call.bias, (x.dtype,)),
-    ):
-        check(name, tensor, x, *dtypes)
-    K, N, groups = call.rows, call.columns, call.scales.shape[0]
-    if call.is_k_full and groups != -(-K // call.group):
-        raise ArgumentError("scales", f"{-(-K // call.group)} rows of scales", str(groups))
-    shapes: tuple[tuple[str, Tensor | None, tuple[int, ...]], ...] = (
-        ("scales", call.scales, (groups, N)),
-        ("zeros", call.zeros, (groups, N * call.bits // 32)),
-        ("g_idx", call.g_idx, (K,)),
-        ("perm", call.perm, (K,)),
-        ("bias", call.bias, (call.N,)),
+    x, ints, K, N = call.x, (torch.int32,), call.rows, call.columns
+    groups = -(-K // call.group) if call.is_k_full else call.scales.shape[0]
+    check_operands(
+        x,
+        ("x", x, ACTIVATIONS, tuple(x.shape)),
+        ("weights", call.weights, ints, tuple(call.weights.shape)),
+        ("scales", call.scales, (x.dtype,), (groups, N)),
+        ("zeros", call.zeros, ints, (groups, N * call.bits // 32)),
+        ("g_idx", call.g_idx, ints, (K,)),
+        ("perm", call.perm, ints, (K,)),
+        ("bias", call.bias, (x.dtype,), (call.N,)),
     )
-    for name, tensor, shape in shapes:
-        if tensor is not None and tuple(tensor.shape) != shape:
-            raise ArgumentError(name, f"shape {shape}", str(tuple(tensor.shape)))
     if x.ndim != 2 or not (0 < x.shape[1] <= K and N >= call.N):
         raise ArgumentError("x", f"(M, K) of a layer of at most {K} x {N}", str(tuple(x.shape)))
     if call.bits not in (4, 8) or call.group not in (32, 64, 128, K):
