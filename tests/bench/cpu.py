@@ -6,8 +6,8 @@ call a copy of the same bytes is timed, from as far apart to the same buffer: `o
 rate.
 """
 
+import argparse
 import importlib.util
-import sys
 import time
 from collections.abc import Callable, Iterator
 from itertools import product
@@ -184,9 +184,13 @@ TABLES = {"repack": repacks, "dequantize": dequantizes, "torch": plain}
 
 
 def main() -> None:
-    """Print the tables, or those that the command line names."""
+    """Print the tables, or those that are asked for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, epilog=f"example: nox -s bench -- --only {next(iter(TABLES))}"
+    )
+    parser.add_argument("--only", action="append", choices=list(TABLES), help="may be given several times")
     console = Console(width=120)
-    for title in sys.argv[1:] or TABLES:
+    for title in parser.parse_args().only or TABLES:
         rows = list(TABLES[title]())
         table = Table("what", "how", "MB to move", "ms", "GB/s", "of a copy", "x best peer", title=title)
         for row in rows:
