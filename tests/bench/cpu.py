@@ -7,9 +7,9 @@ rate.
 """
 
 import argparse
-import importlib.util
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import product
 
 import torch
@@ -142,9 +142,9 @@ def plain() -> Iterator[Row]:
 
 
 def peers(codes: Tensor, words: Tensor) -> Iterator[Row]:
-    """Other programs, where they are installed."""
+    """Other programs, where they can be imported."""
     read, shape, ways = K * N // 2, torch.Size((N, K)), list[tuple[str, str, int, int, Work]]()
-    if importlib.util.find_spec("compressed_tensors"):
+    with suppress(ImportError):
         from compressed_tensors.compressors.pack_quantized import helpers
 
         small = (codes - 8).to(torch.int8)
@@ -158,7 +158,7 @@ def peers(codes: Tensor, words: Tensor) -> Iterator[Row]:
                 lambda _: helpers.unpack_from_int32(words, 4, shape),
             ),
         ]
-    if importlib.util.find_spec("bitsandbytes"):
+    with suppress(ImportError):
         from bitsandbytes.backends.default import ops
         from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 
