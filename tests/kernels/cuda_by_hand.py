@@ -1,0 +1,162 @@
+"""The CUDA module on memory of the CPU, slowly: what its headers say, from pointers and sizes alone."""
+
+from ctypes import c_uint8
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qload.kernels.cuda.module import FLOATS
+from qload.layouts import exllama as shuffled
+from qload.layouts import gptq, marlin, strips
+
+STREAM = 7
+WORD = torch.int32
+LIMITS = {"decode": (1, 16), "w4a16": (1, 64), "middle": (17, 256), "exllama": (1, 64)}
+
+
+def at(pointer: int, dtype: torch.dtype, *shape: int) -> Tensor:
+    """The numbers that start at a pointer; a kernel that copies in bulk would trap at any other address."""
+    count = torch.Size(shape).numel()
+    assert pointer
+    assert pointer % dtype.itemsize == 0
+    if not count:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer((c_uint8 * (count * dtype.itemsize)).from_address(pointer), dtype=dtype).view(
+        shape
+    )
+
+
+class Hand:
+    """A module `_cuda`; `called`: names, in turns."""
+
+    Meaning = SimpleNamespace
+
+    def __init__(self, capability: tuple[int, int]) -> None:
+        self.capability, self.called = capability, list[str]()
+
+    def decode(self, x, weights, scales, zeros, g_idx, perm, bias, y, sizes, bits, group, own, *rest) -> None:
+        """See decode.h."""
+        assert (own and g_idx, weights % 16, scales % 16) in ((False, 0, 0), (0, 0, 0))
+        self._multiply(
+            "decode", x, weights, scales, zeros, g_idx, perm, bias, y, sizes, bits, group, own, *rest
+        )
+
+    def w4a16(self, x, weights, scales, zeros, perm, bias, y, sizes, group, *rest) -> None:
+        """See w4a16.h."""
+        assert (weights % 16, scales % 16) == (0, 0)
+        self._multiply("w4a16", x, weights, scales, zeros, 0, perm, bias, y, sizes, 4, group, False, *rest)
+
+    def middle(self, x, weights, scales, zeros, bias, y, sizes, bits, group, *rest) -> None:
+        """See middle.h."""
+        assert self.capability[0] == 9
+        assert (sizes[3] % 8, [each % 16 for each in (x, weights, scales, zeros)]) == (0, [0] * 4)
+        self._multiply("middle", x, weights, scales, zeros, 0, 0, bias, y, sizes, bits, group, False, *rest)
+
+    def _multiply(
+        self, name, x, weights, scales, zeros, g_idx, perm, bias, y, sizes, bits, group, own, *rest
+    ) -> None:
+        bf16, columns, split, early, stream = rest
+        M, K, N, inputs, outputs = sizes
+        fewest, most = LIMITS[name]
+        assert (fewest <= M <= most, K % 64, N % 64, stream) == (True, 0, 0, STREAM)
+        assert (type(own), type(bf16), type(early)) == (bool, bool, bool)
+        assert columns >= 0 <= split
+        assert inputs <= K
+        assert outputs <= N
+        T = torch.bfloat16 if bf16 else torch.float16
+        order = strips.rows(bits) if own else marlin.rows(bits)
+        shape = (N // 64, K * bits * 2) if own else (K // 16, N * bits // 2)
+        of_row = torch.zeros(K, dtype=torch.long) if group >= K else torch.arange(K) // group
+        if g_idx:
+            of_row = at(g_idx, WORD, K).long()
+        G = int(of_row.max()) + 1
+        per_column = group >= K and not g_idx
+        plain = (marlin.SCALES_PER_COLUMN if per_column else marlin.SCALES_GROUPED).undo(at(scales, T, G, N))
+        points = torch.full((G, N), 2 ** (bits - 1))
+        if zeros:
+            points = marlin.zeros(bits).unpack(at(zeros, WORD, G, N * bits // 32))
+        codes = order.unpack(at(weights, WORD, *shape))
+        wide = torch.nn.functional.pad(at(x, T, M, inputs), (0, K - inputs)).double()
+        if perm:
+            wide = wide[:, at(perm, WORD, K).long()]
+        w = plain.double()[of_row] * (codes.double() - points.double()[of_row])
+        self._put(name, wide @ w, bias, y, T, M, outputs)
+
+    def exllama(
+        self, x, weights, zeros, scales, g_idx, perm, bias, y, sizes, bits, group, zero, *rest
+    ) -> None:
+        """See exllama.h."""
+        bf16, *_, stream = rest
+        M, K, N, G = sizes
+        word, add, mask = zero
+        assert (N % 4, stream, group >= 1, weights % 16, scales % 8) == (0, STREAM, True, 0, 0)
+        T = torch.bfloat16 if bf16 else torch.float16
+        words = at(zeros, WORD, G, N * bits // 32)
+        fields = gptq.columns(bits).unpack((words.long() + word).to(WORD))
+        points = ((fields.long() + add) & mask).double()
+        of_row = at(g_idx, WORD, K).long()
+        codes = shuffled.rows(bits).unpack(at(weights, WORD, K * bits // 32, N)).double()
+        w = at(scales, T, G, N).double()[of_row] * (codes - points[of_row])
+        wide = at(x, T, M, K).double()
+        self._put("exllama", (wide[:, at(perm, WORD, K).long()] if perm else wide) @ w, bias, y, T, M, N)
+
+    def _put(self, name: str, sums: Tensor, bias: int, y: int, T: torch.dtype, M: int, N: int) -> None:
+        made = sums[:, :N]
+        at(y, T, M, N).copy_(made + at(bias, T, N).double() if bias else made)
+        self.called.append(name)
+
+    def dequantize(self, bits, quads, row_bits, meaning, codes, N, K, kind, out, stream) -> bool:
+        """See dequantize.h."""
+        here = there = torch.zeros(1, dtype=torch.long)
+        for size, source, target, _ in quads:
+            steps = torch.arange(size)[:, None]
+            here, there = (steps * source + here).flatten(), (steps * target + there).flatten()
+        words = at(codes, WORD, int(here.max()) * bits // 32 + 1).long()
+        found = words[here * bits // 32] >> (here * bits % 32) & 2**bits - 1
+        n, k = there >> row_bits, there & (1 << row_bits) - 1
+        inside = (n < N) & (k < K)
+        made = torch.full((N, K), -1, dtype=torch.long)
+        made[n[inside], k[inside]] = found[inside]
+        assert bool((made >= 0).all())
+        self._mean(made, meaning, N, K, kind, out, stream, "dequantize")
+        return True
+
+    def dequantize_single(self, kind, stride_n, stride_k, meaning, codes, N, K, to, out, stream) -> None:
+        """See dequantize.h."""
+        dtype = {1: torch.uint8, -1: torch.int8, -2: torch.int16, -4: WORD, -8: torch.int64}[kind]
+        flat = at(codes, dtype, (N - 1) * stride_n + (K - 1) * stride_k + 1)
+        made = flat.as_strided((N, K), (stride_n, stride_k)).long()
+        self._mean(made, meaning, N, K, to, out, stream, "dequantize_single")
+
+    def _mean(
+        self, codes: Tensor, m: Any, N: int, K: int, kind: int, out: int, stream: int, name: str
+    ) -> None:
+        assert (stream, m.divide, m.factor, m.lookup) == (STREAM, False, 1.0, 0)
+        n, k = torch.arange(N), torch.arange(K)
+        n_group = at(m.n_table, WORD, N).long() if m.n_table else n // m.n_run
+        k_group = at(m.k_table, WORD, K).long() if m.k_table else k // m.k_run
+        scale_at = (placed(n_group, m.scale_places) * m.scale_n)[:, None] + k_group * m.scale_k
+        points = (placed(n_group, m.zero_places) * m.zero_n)[:, None] + k_group * m.zero_k
+        scales = at(m.scales, FLOATS[m.scale_type], int(scale_at.max()) + 1).float()[scale_at]
+        if m.zeros_kind == 1:
+            zero = torch.full_like(codes, m.zero)
+        elif m.zeros_kind == 2:
+            bit = points * m.zero_bits
+            words = at(m.zeros, WORD, int(bit.max()) // 32 + 1).long() + m.zero_word
+            zero = ((words[bit // 32] >> (bit % 32) & 2**m.zero_bits - 1) + m.zero_add) & m.zero_mask
+        else:
+            zero = (
+                at(m.zeros, WORD, int(points.max()) + 1)[points] if m.zeros_kind else torch.zeros_like(codes)
+            )
+        at(out, FLOATS[kind], N, K).copy_(scales * (codes - zero).float())
+        self.called.append(name)
+
+
+def placed(n: Tensor, places: int) -> Tensor:
+    """Bit i of the last six goes to where hex digit i of `places` says."""
+    moved = n >> 6 << 6
+    for bit in range(6):
+        moved = moved | (n >> bit & 1) << (places >> 4 * bit & 15)
+    return moved

@@ -1,0 +1,164 @@
+"""The way from a typed weight to the CUDA module and back, its routines computed by hand on CPU tensors.
+
+Which kernel is called, with which pointers, sizes and units: all but the device code.
+"""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from qload.errors import NoKernelError
+from qload.formats import GPTQConfig, GPTQWeight
+from qload.kernels import repack
+from qload.kernels.cuda import exllama, linear, marlin, module, strips
+from qload.layouts import STORED_MINUS_ONE, Stored, gptq
+from qload.native.built import Module
+from qload.testing import assert_sums_exactly
+from tests.kernels.cuda_by_hand import STREAM, Hand
+from tests.kernels.marlin_layers import row_share
+
+AMPERE, HOPPER = (8, 0), (9, 0)
+TOKENS = [1, 16, 17, 64, 65, 256, 257]
+SHAPES = [
+    pytest.param({"K": 256, "N": 128, "group": 128}, id="groups of 128"),
+    pytest.param({"K": 192, "N": 72, "group": 32, "zeros": True}, id="padded columns"),
+    pytest.param({"K": 104, "N": 64, "group": -1, "zeros": True}, id="padded rows, one scale a column"),
+    pytest.param({"K": 256, "N": 64, "group": 64, "act_order": True}, id="act order"),
+    pytest.param({"K": 160, "N": 72, "group": 32, "zeros": True, "act_order": True}, id="padded act order"),
+    pytest.param({"K": 128, "N": 64, "group": 64, "act_order": True, "share": 2}, id="a share of one"),
+]
+CHIPS = pytest.mark.parametrize("chip", [AMPERE, HOPPER], ids=["8.0", "9.0"])
+BITS = pytest.mark.parametrize("bits", [4, 8], ids=["4 bits", "8 bits"])
+DTYPES = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
+written: Any = import_module("qload.kernels.cuda.dequantize")  # whose name in the package is a function
+OPERATORS = {
+    "marlin": marlin._marlin,
+    "strips": strips._strips,
+    "exllama": exllama._exllama,
+    "dequantize": written._packed,
+    "dequantize_single": written._single,
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _operators() -> Iterator[None]:
+    library = torch.library.Library("qload", "IMPL")
+    for name, run in OPERATORS.items():
+        library.impl(name, run, "CPU")
+    yield
+    library._destroy()
+
+
+@pytest.fixture
+def hand(chip: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> Hand:
+    made = Hand(chip)
+    monkeypatch.setattr(module, "load", lambda name: Module(made))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: chip)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=STREAM))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    return made
+
+
+def layer(
+    K: int, N: int, group: int, bits: int, dtype: torch.dtype, layout: str = "marlin",
+    zeros: bool = False, act_order: bool = False, share: int = 1,
+) -> Any:  # fmt: skip
+    """Random codes, scales that are powers of two; `share`: one of so many ranks has these rows."""
+    make, whole = torch.Generator().manual_seed(K + N), K * share
+    groups = 1 if group == -1 else whole // group
+    g_idx = torch.arange(whole) // (whole if group == -1 else group)
+    points = torch.randint(1, 2**bits, (groups, N), generator=make)
+    convention = STORED_MINUS_ONE if layout == "exllama" else Stored()
+    stored = points if zeros else torch.full_like(points, 2 ** (bits - 1))
+    weight = GPTQWeight(
+        config=GPTQConfig(bits, group, convention),
+        qweight=gptq.rows(bits).pack(torch.randint(2**bits, (whole, N), generator=make)),
+        qzeros=convention.write(stored, gptq.columns(bits)),
+        scales=(2.0 ** torch.randint(-3, 0, (groups, N), generator=make)).to(dtype),
+        g_idx=(g_idx[torch.randperm(whole, generator=make)] if act_order else g_idx).to(torch.int32),
+    )
+    return repack(weight if share == 1 else row_share(weight, 0, share), layout)
+
+
+@CHIPS
+@DTYPES
+@BITS
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("M", TOKENS)
+def test_a_layer_in_marlins_order_is_multiplied(
+    hand: Hand, shape: dict, bits: int, dtype: torch.dtype, M: int, chip: tuple[int, int]
+) -> None:
+    weight = layer(**shape, bits=bits, dtype=dtype)
+
+    assert_sums_exactly(lambda x: linear(x, weight), weight, dtype, M=M)
+
+    assert len(hand.called) == 1
+    assert chip == HOPPER or hand.called[0] in ("w4a16", "dequantize", "dequantize_single")
+    if "share" not in shape and chip == HOPPER and bits == 4:
+        wanted = "decode" if M <= 16 else "middle" if M <= 256 else "dequantize"
+        assert hand.called == [wanted]
+
+
+@CHIPS
+@BITS
+@pytest.mark.parametrize("shape", SHAPES[:5])
+@pytest.mark.parametrize("M", [1, 16, 17])
+def test_a_layer_in_strips_is_multiplied(hand: Hand, shape: dict, bits: int, M: int) -> None:
+    weight = layer(**shape, bits=bits, dtype=torch.float16, layout="strips")
+
+    assert_sums_exactly(lambda x: linear(x, weight), weight, torch.float16, M=M)
+
+    assert hand.called == ["decode" if M <= 16 and hand.capability == HOPPER else "dequantize"]
+
+
+@CHIPS
+@DTYPES
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("act_order", [False, True], ids=["in order", "act order"])
+@pytest.mark.parametrize(("kernel", "M"), [("few", 1), ("few", 64), ("large", 1), ("large", 65)])
+def test_a_layer_in_exllamas_order_is_multiplied(
+    hand: Hand, kernel: str, M: int, bits: int, dtype: torch.dtype, act_order: bool
+) -> None:
+    weight = layer(96, 64, 48, bits, dtype, "exllama", zeros=True, act_order=act_order)
+
+    assert_sums_exactly(lambda x: linear(x, weight, kernel=kernel), weight, dtype, M=M)
+
+
+@CHIPS
+@pytest.mark.parametrize("kernel", ["decode", "w4a16", "middle", "large"])
+def test_a_kernel_can_be_asked_for_and_adds_a_bias(hand: Hand, kernel: str) -> None:
+    if kernel == "middle" and hand.capability != HOPPER:
+        with pytest.raises(NoKernelError, match="needs a device of capability 9"):
+            linear(torch.ones(17, 128).half(), layer(128, 64, 128, 4, torch.float16), kernel=kernel)
+        return
+    weight = layer(256, 72, 128, 4, torch.float16)
+    M, bias = 17 if kernel == "middle" else 16, torch.arange(72).half()
+    x = torch.ones(M, 2, 256).half()[:, 1]
+
+    y = linear(x, weight, bias, kernel=kernel)
+
+    torch.testing.assert_close(y, (x.double() @ weight.dequantize().double().T + bias.double()).half())
+
+
+@CHIPS
+@pytest.mark.parametrize("layout", ["marlin", "strips", "exllama"])
+def test_no_tokens_call_nothing(hand: Hand, layout: str) -> None:
+    weight = layer(128, 64, 32, 4, torch.float16, layout)
+
+    assert linear(torch.empty(3, 0, 128).half(), weight).shape == (3, 0, 64)
+    assert not hand.called
+
+
+@CHIPS
+@pytest.mark.parametrize("M", [1, 17, 100])
+def test_inputs_may_start_at_any_address(hand: Hand, M: int) -> None:
+    weight = layer(256, 64, 128, 4, torch.float16)
+    x = torch.ones(M * 256 + 1).half()[1:].view(M, 256)
+
+    torch.testing.assert_close(linear(x, weight), (x.double() @ weight.dequantize().double().T).half())
