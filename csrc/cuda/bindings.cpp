@@ -42,6 +42,11 @@ std::vector<Digit> digits_of(const Strides& strides) {
 }  // namespace
 
 PYBIND11_MODULE(_cuda, module) {
+#ifdef QLOAD_HOPPER
+  module.attr("hopper") = true;  // whether there is machine code with Hopper's matrix instructions
+#else
+  module.attr("hopper") = false;
+#endif
   module.def(
       "move",
       [](int bits, const Strides& digits, uintptr_t from, uintptr_t rows, uintptr_t to, uintptr_t stream) {

@@ -112,5 +112,5 @@ class MXFP4ExpertsWeight(spec.Weight):
 
     def dequantize(self, dtype: torch.dtype = torch.float32, out: Tensor | None = None) -> Tensor:
         """(E, N, K): what the experts mean."""
-        flat = None if out is None else out.flatten(0, 1)
-        return super().dequantize(dtype, flat).reshape(self.shape)
+        made = super().dequantize(dtype if out is None else getattr(out, "dtype", dtype)).reshape(self.shape)
+        return spec.rounded(made, dtype, out)

@@ -50,7 +50,7 @@ class GPTQMarlinConfig(spec.Grouped, spec.Config):
 
     def study(self, seen: spec.Seen) -> "GPTQMarlinConfig":
         """Rows that are all here have all their groups, or ShapeError."""
-        sizes = seen.sizes(GPTQMarlinWeight.tensors(self))
+        sizes = seen.sizes(self.declared())
         groups = self.groups(sizes["K"])
         if self.act_order and self.is_k_full and sizes["G"] != groups:
             raise ShapeError(
@@ -59,6 +59,10 @@ class GPTQMarlinConfig(spec.Grouped, spec.Config):
                 seen.shapes["scales"],
             )
         return self
+
+    def declared(self) -> tuple[TensorSpec, ...]:
+        """The declaration of every tensor of such a layer."""
+        return GPTQMarlinWeight.tensors(self)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

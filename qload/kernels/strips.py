@@ -20,6 +20,7 @@ from qload.kernels.integers import Integers
 from qload.kernels.marlin import GPTQMarlinConfig, GPTQMarlinWeight
 from qload.layouts import strips
 from qload.layouts.packing import Packing
+from qload.spec import TensorSpec
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,10 @@ class StripsConfig(GPTQMarlinConfig):
     """As Marlin's, of layers whose groups are whole."""
 
     name: ClassVar[str] = "strips"
+
+    def declared(self) -> tuple[TensorSpec, ...]:
+        """The declaration of every tensor of such a layer."""
+        return StripsWeight.tensors(self)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -3,7 +3,7 @@
 from qload.native.asked import available, isa, reference, threads, using
 from qload.native.built import MODULES, Module, load
 from qload.native.cpu import PACKED, Digit, Field, Place, fits
-from qload.native.held import Held, Meaning, block, plain, stood_for, values
+from qload.native.held import Held, Meaning, block, plain, shares_memory, stood_for, values
 from qload.native.pages import in_large_pages
 from qload.native.routines import (
     dequantize,
@@ -41,6 +41,7 @@ __all__ = [
     "pack",
     "plain",
     "reference",
+    "shares_memory",
     "stood_for",
     "takes",
     "threads",

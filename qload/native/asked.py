@@ -16,6 +16,7 @@ from qload.errors import ArgumentError
 from qload.native.built import load
 
 ISAS = ("scalar", "avx2", "avx512")
+MOST_THREADS = 4096
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,8 @@ def reference() -> Iterator[None]:
 @contextmanager
 def using(isa: str | None = None, threads: int | None = None) -> Iterator[None]:
     """Inside, native code uses this instruction set and so many threads, whatever the environment says."""
+    if threads is not None and not (type(threads) is int and 1 <= threads <= MOST_THREADS):
+        raise ArgumentError("threads", f"a number from 1 to {MOST_THREADS}", repr(threads))
     token = _asked.set(_Asked(True, isa, threads))
     try:
         yield
@@ -83,6 +86,6 @@ def threads() -> int:
     said = os.environ.get("QLOAD_NUM_THREADS")
     if not said:
         return torch.get_num_threads()
-    if not said.isdecimal() or int(said) < 1:
-        raise ArgumentError("QLOAD_NUM_THREADS", "a number of at least 1", repr(said))
+    if not said.isdecimal() or not 1 <= int(said) <= MOST_THREADS:
+        raise ArgumentError("QLOAD_NUM_THREADS", f"a number from 1 to {MOST_THREADS}", repr(said))
     return int(said)

@@ -47,7 +47,7 @@ class Field(NamedTuple):
 def move(source: Tensor, target: Tensor, bits: int, digits: Sequence[Digit]) -> bool:
     """target[digits] = source[digits], for elements of `bits` bits that lie in both."""
     cpu = _module(source, target)
-    if cpu is None:
+    if cpu is None or bits > 64:
         return False
     if bits == 64:
         bits, digits = 32, [Digit(2, 1, 1), *(Digit(size, 2 * a, 2 * b) for size, a, b in digits)]
@@ -210,5 +210,7 @@ def _module(*tensors: Tensor) -> ModuleType | None:
 def _is_plain(tensor: Tensor) -> bool:
     grad = tensor.requires_grad and torch.is_grad_enabled()
     if type(tensor) not in PLAIN or tensor.device.type != "cpu" or tensor.layout != torch.strided or grad:
+        return False
+    if tensor.is_conj() or tensor.is_neg():  # whose memory holds other values
         return False
     return tensor.data_ptr() % tensor.itemsize == 0  # a file may hold a tensor at an odd byte

@@ -199,4 +199,6 @@ def _is_plain(tensor: Tensor) -> bool:
     grad = tensor.requires_grad and torch.is_grad_enabled()
     if type(tensor) not in PLAIN or tensor.device.type != "cuda" or tensor.layout != torch.strided or grad:
         return False
+    if tensor.is_conj() or tensor.is_neg():  # whose memory holds other values
+        return False
     return tensor.data_ptr() % tensor.itemsize == 0

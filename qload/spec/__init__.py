@@ -2,9 +2,10 @@
 
 from qload.spec.axis import LOGICAL, PARTS, Axis
 from qload.spec.groups import Grouped
+from qload.spec.out import rounded
 from qload.spec.place import Place
 from qload.spec.tensor import Names, Role, Shape, TensorSpec, check_dtypes, named, solve
-from qload.spec.weight import Codes, Config, Fields, Layer, Seen, Weight, rounded, symmetric
+from qload.spec.weight import Codes, Config, Fields, Layer, Seen, Weight, symmetric
 
 __all__ = [
     "LOGICAL",

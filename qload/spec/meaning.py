@@ -26,6 +26,8 @@ def meaning_of(codes: "Codes") -> native.Meaning | None:
         return None
     if lookup is not None and (lookup.numel() < 2**codes.bits or lookup.dtype != torch.float32):
         return None
+    if not (_fits(codes.k_group, K, scales.shape[1]) and _fits(codes.n_group, N, scales.shape[0])):
+        return None
     run, index = _runs(codes.k_group, max(K, 1))
     return native.Meaning(
         scales=scales.float().contiguous(),
@@ -37,6 +39,14 @@ def meaning_of(codes: "Codes") -> native.Meaning | None:
         divide=codes.divide,
         factor=codes.factor,
     )
+
+
+def _fits(group: Tensor | None, count: int, groups: int) -> bool:
+    """Whether an index has a group for each of so many; on a device nobody looks at its values."""
+    if group is None or (group.numel() == count and (group.is_cuda or not count)):
+        return True
+    low, high = (int(end) for end in group.aminmax()) if group.numel() else (-1, -1)
+    return group.numel() == count and low >= 0 and high < groups
 
 
 def plainly(codes: "Codes", out: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from qload import native
 from qload.errors import IndexValueError, MismatchError, MissingTensorError
 from qload.spec.axis import PARTS
 from qload.spec.meaning import as_stored, meaning_of, plainly
+from qload.spec.out import check_out
 from qload.spec.place import Place
 from qload.spec.tensor import Names, Shape, TensorSpec, check_dtypes, named, solve
 
@@ -116,6 +117,8 @@ class Codes:
 
         Rounded once to `dtype`, or to that of `out`, a tensor to write to.
         """
+        if out is not None:
+            check_out(out, tuple(self.codes.shape), self.scales.device)
         wide = self._new(dtype) if out is None else out
         return wide if self._natively(wide) else plainly(self, wide)
 
@@ -131,11 +134,6 @@ class Codes:
         if self.codes.dequantize(meaning, out):
             return True
         return out.is_cuda and native.dequantize_numbers(self.codes.plain(), meaning, out)
-
-
-def rounded(exact: Tensor, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
-    """What a weight means in a dtype, or in `out`, whose dtype it takes."""
-    return exact.to(dtype) if out is None else out.copy_(exact)
 
 
 def symmetric(bits: int, codes: Tensor | native.Held, scales: Tensor, k_group: Tensor) -> Codes:
@@ -222,12 +220,22 @@ class Weight(ABC):
 
         `out`: a tensor (N, K) to write to, whose dtype it takes.
         """
+        if out is not None:
+            check_out(out, self.shape, self.device, *self.fields().values())
         made = as_stored(self, dtype, out)
         return self.codes().dequantize(dtype, out) if made is None else made
 
     def to(self, device: torch.device | str) -> Self:
         """The same weight on another device; no dtype changes."""
         return self.holding({name: tensor.to(device) for name, tensor in self.fields().items()})
+
+    @classmethod
+    def unchecked(cls, config: Config, layer: Layer, tensors: Mapping[str, Tensor | None]) -> Self:
+        """A weight of tensors that were checked before: no value is read, so that no device is waited for."""
+        made = object.__new__(cls)
+        for name, held in {"config": config, "layer": layer, **tensors}.items():
+            object.__setattr__(made, name, held)
+        return made
 
     def holding(self, tensors: Mapping[str, Tensor]) -> Self:
         """The same weight holding these tensors, which are taken to be equal and not checked again."""

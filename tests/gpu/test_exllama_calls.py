@@ -104,7 +104,7 @@ def test_a_weight_is_multiplied_natively_where_kernels_were_timed(monkeypatch: p
     assert "no kernel of 4 bits was timed" in str(cuda.why_not_linear(weight, torch.float16))
 
     row = {("exllama", 4, (8, 0)): [(0, 64, ("few", "large"))]}
-    monkeypatch.setattr(choice, "_rows", lambda: row)
+    monkeypatch.setattr(choice, "ROWS", row)
     choice.ranked.cache_clear()
     try:
         assert cuda.why_not_linear(weight, torch.float16) is None

@@ -34,7 +34,7 @@ class Hand:
     Meaning = SimpleNamespace
 
     def __init__(self, capability: tuple[int, int]) -> None:
-        self.capability, self.called = capability, list[str]()
+        self.capability, self.called, self.hopper = capability, list[str](), True
 
     def decode(self, x, weights, scales, zeros, g_idx, perm, bias, y, sizes, bits, group, own, *rest) -> None:
         """See decode.h."""

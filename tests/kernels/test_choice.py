@@ -8,7 +8,7 @@ from importlib import resources
 import pytest
 
 from qload.errors import ArgumentError, NoKernelError
-from qload.kernels.cuda import choice, marlin, strips
+from qload.kernels.cuda import choice, exllama, marlin, strips
 
 ROWS = [
     ("marlin", 4, (8, 0), 1000, 16, ["small", "large"]),
@@ -31,7 +31,7 @@ def _table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     rows: dict = {}
     for layout, bits, capability, size, tokens, kernels in ROWS:
         rows.setdefault((layout, bits, capability), []).append((size, tokens, tuple(kernels)))
-    monkeypatch.setattr(choice, "_rows", lambda: rows)
+    monkeypatch.setattr(choice, "ROWS", rows)
     choice.ranked.cache_clear()
     yield
     choice.ranked.cache_clear()
@@ -92,7 +92,7 @@ def test_where_all_refuse_every_reason_is_told() -> None:
 
 def test_the_table_that_is_shipped_names_kernels_that_there_are() -> None:
     rows = json.loads(resources.files("qload.kernels.cuda").joinpath(choice.TABLE).read_text("utf-8"))
-    layouts = {"marlin": marlin.KERNELS, "strips": strips.KERNELS}
+    layouts = {"exllama": exllama.KERNELS, "marlin": marlin.KERNELS, "strips": strips.KERNELS}
     known = {layout: {kernel.name for kernel in kernels} for layout, kernels in layouts.items()}
 
     assert rows

@@ -5,6 +5,7 @@ Which kernel is called, with which pointers, sizes and units: all but the device
 
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from qload.errors import NoKernelError
+from qload.errors import ArgumentError, NoKernelError
 from qload.formats import GPTQConfig, GPTQWeight
 from qload.kernels import repack
 from qload.kernels.cuda import exllama, linear, marlin, module, strips
@@ -30,7 +31,6 @@ SHAPES = [
     pytest.param({"K": 104, "N": 64, "group": -1, "zeros": True}, id="padded rows, one scale a column"),
     pytest.param({"K": 256, "N": 64, "group": 64, "act_order": True}, id="act order"),
     pytest.param({"K": 160, "N": 72, "group": 32, "zeros": True, "act_order": True}, id="padded act order"),
-    pytest.param({"K": 128, "N": 64, "group": 64, "act_order": True, "share": 2}, id="a share of one"),
 ]
 CHIPS = pytest.mark.parametrize("chip", [AMPERE, HOPPER], ids=["8.0", "9.0"])
 BITS = pytest.mark.parametrize("bits", [4, 8], ids=["4 bits", "8 bits"])
@@ -100,14 +100,14 @@ def test_a_layer_in_marlins_order_is_multiplied(
 
     assert len(hand.called) == 1
     assert chip == HOPPER or hand.called[0] in ("w4a16", "dequantize", "dequantize_single")
-    if "share" not in shape and chip == HOPPER and bits == 4:
+    if chip == HOPPER and bits == 4:
         wanted = "decode" if M <= 16 else "middle" if M <= 256 else "dequantize"
         assert hand.called == [wanted]
 
 
 @CHIPS
 @BITS
-@pytest.mark.parametrize("shape", SHAPES[:5])
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("M", [1, 16, 17])
 def test_a_layer_in_strips_is_multiplied(hand: Hand, shape: dict, bits: int, M: int) -> None:
     weight = layer(**shape, bits=bits, dtype=torch.float16, layout="strips")
@@ -162,3 +162,59 @@ def test_inputs_may_start_at_any_address(hand: Hand, M: int) -> None:
     x = torch.ones(M * 256 + 1).half()[1:].view(M, 256)
 
     torch.testing.assert_close(linear(x, weight), (x.double() @ weight.dequantize().double().T).half())
+
+
+@CHIPS
+def test_shares_whose_groups_have_rows_elsewhere_are_left_to_torch(hand: Hand) -> None:
+    weight = layer(128, 64, 64, 4, torch.float16, act_order=True, share=2)
+
+    with pytest.raises(NoKernelError, match="rows of a permuted group are missing here"):
+        linear(torch.ones(1, 128).half(), weight)
+    assert not hand.called
+
+
+@pytest.mark.parametrize("chip", [HOPPER])
+def test_without_hoppers_instructions_another_kernel_multiplies(hand: Hand) -> None:
+    weight = layer(256, 64, 128, 4, torch.float16)
+    hand.hopper = False
+
+    assert_sums_exactly(lambda x: linear(x, weight), weight, torch.float16, M=33)
+
+    assert hand.called == ["w4a16"]
+
+
+@pytest.mark.parametrize("chip", [HOPPER])
+@pytest.mark.parametrize("M", [1, 17])
+def test_a_weight_that_starts_between_two_loads_is_dequantized(hand: Hand, M: int) -> None:
+    weight = layer(256, 64, 128, 4, torch.float16)
+    memory = torch.empty(weight.qweight.numel() + 1, dtype=torch.int32)
+    moved = weight.holding({"qweight": memory[1:].view(weight.qweight.shape).copy_(weight.qweight)})
+
+    assert_sums_exactly(lambda x: linear(x, moved), weight, torch.float16, M=M)
+
+    assert hand.called == ["dequantize"]
+
+
+@pytest.mark.parametrize("chip", [HOPPER])
+@pytest.mark.parametrize(
+    ("changed", "wrong"),
+    [
+        ({"bits": 0}, "group_size"),
+        ({"group_size": 0}, "group_size"),
+        ({"group_size": 128}, "scales"),
+        ({"weights": torch.zeros(12, 129, dtype=torch.int32)}, "weights"),
+        ({"weights": torch.zeros(12, dtype=torch.int32)}, "weights"),
+        ({"perm": torch.arange(192, dtype=torch.int32)}, "perm"),
+        ({"is_k_full": False}, "perm"),
+        ({"scales": torch.zeros(5, 64).half()}, "scales"),
+        ({"N": -1}, "x"),
+        ({"N": 65}, "x"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(hand: Hand, changed: dict, wrong: str) -> None:
+    weight = layer(192, 64, 64, 4, torch.float16)
+    read = marlin.MarlinCall(*marlin.arguments(torch.ones(1, 192).half(), weight))
+
+    with pytest.raises(ArgumentError, match=wrong):
+        marlin.multiply(marlin.KERNELS, replace(read, **changed), "")
+    assert not hand.called

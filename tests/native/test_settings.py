@@ -49,8 +49,9 @@ def test_the_environment_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None
     [
         ("QLOAD_ISA", "neon", "one of scalar, avx2, avx512"),
         ("QLOAD_ISA", "avx512", "one of avx2, scalar, which this CPU has"),
-        ("QLOAD_NUM_THREADS", "0", "a number of at least 1"),
-        ("QLOAD_NUM_THREADS", "many", "a number of at least 1"),
+        ("QLOAD_NUM_THREADS", "0", "a number from 1 to 4096"),
+        ("QLOAD_NUM_THREADS", "many", "a number from 1 to 4096"),
+        ("QLOAD_NUM_THREADS", "99999999999", "a number from 1 to 4096"),
     ],
 )
 def test_what_is_not_to_be_had_is_refused(

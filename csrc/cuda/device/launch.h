@@ -3,11 +3,17 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
+
 namespace qload::cuda {
 
 struct Device {
-  int multiprocessors, major, shared;  // shared: bytes a block can have
+  int multiprocessors, major, shared;  // major: of what the code may use; shared: bytes a block can have
 };
+
+// A newer chip runs code that was made for older ones, which has none of its instructions.
+constexpr int kCompiled[] = {__CUDA_ARCH_LIST__};
+constexpr int kNewest = kCompiled[sizeof kCompiled / sizeof *kCompiled - 1] / 100;
 
 inline Device this_device() {
   static thread_local int known = -1;
@@ -17,6 +23,7 @@ inline Device this_device() {
   if (now != known) {
     cudaDeviceGetAttribute(&device.multiprocessors, cudaDevAttrMultiProcessorCount, now);
     cudaDeviceGetAttribute(&device.major, cudaDevAttrComputeCapabilityMajor, now);
+    device.major = std::min(device.major, kNewest);
     cudaDeviceGetAttribute(&device.shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, now);
     known = now;
   }

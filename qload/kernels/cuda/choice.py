@@ -8,7 +8,7 @@ import json
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from importlib import resources
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor
 from qload.errors import ArgumentError, NoKernelError
 
 TABLE = "dispatch.json"
+Rows = dict[tuple[str, int, tuple[int, int]], list[tuple[int, int, tuple[str, ...]]]]
 
 
 @dataclass(frozen=True)
@@ -49,13 +50,18 @@ def choose(
     raise NoKernelError(f"{call.bits}-bit {layout}, {call.tokens} tokens", reasons)
 
 
-@cache
+def known(layout: str, bits: int, capability: tuple[int, int]) -> bool:
+    """Whether the table has rows for a layout and width, of a chip or an older one."""
+    return any((name, width) == (layout, bits) and chip <= capability for name, width, chip in ROWS)
+
+
+@lru_cache(maxsize=4096)
 def ranked(layout: str, bits: int, capability: tuple[int, int], size: int, tokens: int) -> tuple[str, ...]:
     """Kernels from the fastest on; of the nearest chip that is no newer, else (): as they are listed."""
-    known = {chip for name, width, chip in _rows() if (name, width) == (layout, bits) and chip <= capability}
-    if not known:
+    chips = [chip for name, width, chip in ROWS if (name, width) == (layout, bits) and chip <= capability]
+    if not chips:
         return ()
-    rows = _rows()[layout, bits, max(known)]
+    rows = ROWS[layout, bits, max(chips)]
     sizes = sorted({row[0] for row in rows})
     of_size = sizes[min(bisect_left(sizes, size), len(sizes) - 1)]
     here = sorted(row[1:] for row in rows if row[0] == of_size)
@@ -66,14 +72,17 @@ def ranked(layout: str, bits: int, capability: tuple[int, int], size: int, token
 def forget() -> None:
     """Read the table again, which has changed."""
     ranked.cache_clear()
-    _rows.cache_clear()
+    ROWS.clear()
+    ROWS.update(_read())
 
 
-@cache
-def _rows() -> dict[tuple[str, int, tuple[int, int]], list[tuple[int, int, tuple[str, ...]]]]:
+def _read() -> Rows:
     text = resources.files(__package__).joinpath(TABLE).read_text("utf-8")
-    found: dict[Any, list[Any]] = {}
+    found: Rows = {}
     for row in json.loads(text):
         key = row["layout"], row["bits"], tuple(row["capability"])
         found.setdefault(key, []).append((row["bytes"], row["tokens"], tuple(row["kernels"])))
     return found
+
+
+ROWS = _read()  # once: a model that is compiled cannot open files

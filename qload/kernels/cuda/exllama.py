@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from qload.errors import ArgumentError
-from qload.kernels.cuda.choice import Kernel, choose, ranked
+from qload.kernels.cuda.choice import Kernel, choose, known
 from qload.kernels.cuda.dequantize import dequantize
 from qload.kernels.cuda.library import operator
 from qload.kernels.cuda.module import check_operands, native, pointer, stream
@@ -94,7 +94,7 @@ def few_into(y: Tensor, call: ExllamaCall, columns: int = 0, split: int = 0) -> 
             x.dtype == torch.bfloat16,
             columns,
             split,
-            call.early,
+            call.early and weights is call.weights and scales is call.scales,
             stream(x),
         )
 
@@ -110,7 +110,8 @@ def large(call: ExllamaCall) -> Tensor:
     x = call.x if call.perm is None else call.x.index_select(1, call.perm)
     config = ExllamaConfig(call.bits, ZEROS[call.convention])
     layer = Layer((N,), K, (N, K), "weight")
-    weight = ExllamaWeight(config, call.weights, call.zeros, call.scales, call.g_idx, layer=layer)
+    held = {"qweight": call.weights, "qzeros": call.zeros, "scales": call.scales, "g_idx": call.g_idx}
+    weight = ExllamaWeight.unchecked(config, layer, held)
     return torch.nn.functional.linear(x, dequantize(weight, x.dtype), call.bias)
 
 
@@ -127,7 +128,7 @@ def why_not(weight: ExllamaWeight, dtype: torch.dtype) -> str | None:
         return f"needs float16 or bfloat16 of both, got {dtype} activations, {weight.scales.dtype} scales"
     if config.bits not in BITS or config.zeros.name not in ZEROS:
         return f"reads 2, 3, 4 and 8 bits, got {config.bits} with zero points {config.zeros.name}"
-    if not ranked(LAYOUT, config.bits, capability, 4 * weight.qweight.numel(), 1):
+    if not known(LAYOUT, config.bits, capability):
         return f"no kernel of {config.bits} bits was timed on such a device: see docs/cuda-exllama.md"
     return None
 
@@ -136,6 +137,7 @@ def linear(
     x: Tensor, weight: ExllamaWeight, bias: Tensor | None = None, kernel: str = "", early: bool = True
 ) -> Tensor:
     """x (M, K) -> (M, N) in x's dtype, sums in float32; `kernel`: by name, else the fastest that fits."""
+    early = early and weight.g_idx.dtype == torch.int32  # else it is made just before
     y: Tensor = torch.ops.qload.exllama(*arguments(x.contiguous(), weight, bias), kernel=kernel, early=early)
     return y
 
@@ -177,6 +179,8 @@ def checked(call: ExllamaCall) -> ExllamaCall:
         ("perm", call.perm, ints, (K,)),
         ("bias", call.bias, (x.dtype,), (N,)),
     )
+    if K and not groups:
+        raise ArgumentError("scales", "a group for each row", "no group")
     if N * call.bits % 32:
         raise ArgumentError("zeros", f"whole words of zero points, {call.bits} bits each", f"{N} columns")
     return call

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qload.kernels.cuda.dequantize import dequantize, of_words
+from qload.kernels.cuda.dequantize import of_words
 from qload.kernels.cuda.inputs import in_rows
 from qload.kernels.cuda.stored import Packed, packed
 from qload.kernels.marlin import GPTQMarlinWeight
@@ -21,21 +21,19 @@ EVEN = 1024  # columns, of which a slice has a multiple: tiles of the vendor's k
 
 
 def why_not(call: Any) -> str | None:
-    """Every call is taken."""
+    """Every call is taken whose rows are all here."""
+    if call.perm is not None and not call.is_k_full:
+        return "rows of a permuted group are missing here, which torch looks up"
     return None
 
 
 def run(call: Any, scratch: int | None = None) -> Tensor:
     """y (M, N); `scratch`: bytes of the rounded weight at once, but no fewer than `EVEN` columns."""
-    if call.perm is not None and not call.is_k_full:  # its rows have groups that only g_idx knows
-        K = call.x.shape[1]
-        weight = _weight(call, (call.N, K), call.g_idx, call.perm)
-        return torch.nn.functional.linear(call.x, dequantize(weight, call.x.dtype), call.bias)
     x = in_rows(call, call.rows)
-    found = packed(_weight(call, (call.columns, call.rows)))
+    found = packed(_weight(call))
     assert found is not None  # the layer as it is padded has whole words
     columns = call.columns
-    if scratch is not None:
+    if scratch is not None and call.layout == "marlin":
         columns = max(EVEN, scratch // (call.rows * x.element_size()) // EVEN * EVEN)
     if columns >= call.columns:
         return torch.nn.functional.linear(x, of_words(found, x.dtype)[: call.N], call.bias)
@@ -51,17 +49,12 @@ def run(call: Any, scratch: int | None = None) -> Tensor:
     return y
 
 
-def _weight(
-    call: Any, shape: tuple[int, int], g_idx: Tensor | None = None, perm: Tensor | None = None
-) -> GPTQMarlinWeight:
-    """The weight; without a permutation that of inputs in the order of its rows."""
-    config = type(call.made.example)(
-        call.bits, call.group_size, call.zeros is not None, perm is not None, call.is_k_full
-    )
-    layer = Layer((shape[0],), shape[1], shape, "weight")
-    made: GPTQMarlinWeight = call.made(
-        config, call.weights, call.scales, call.zeros, g_idx, perm, layer=layer
-    )
+def _weight(call: Any) -> GPTQMarlinWeight:
+    """The weight as it is padded, of inputs in the order of its rows."""
+    shape = call.columns, call.rows
+    config = type(call.made.example)(call.bits, call.group_size, call.zeros is not None)
+    held = {"qweight": call.weights, "scales": call.scales, "qzeros": call.zeros}
+    made: GPTQMarlinWeight = call.made.unchecked(config, Layer((shape[0],), shape[1], shape, "weight"), held)
     return made
 
 

@@ -12,6 +12,7 @@ from qload.kernels.cuda.choice import Kernel, choose
 from qload.kernels.cuda.library import operator
 from qload.kernels.cuda.module import check_operands
 from qload.kernels.marlin import GPTQMarlinWeight
+from qload.layouts import marlin
 
 ACTIVATIONS = (torch.float16, torch.bfloat16)
 CAPABILITY = (8, 0)
@@ -61,6 +62,12 @@ class MarlinCall:
         return self.weights.shape[1] * 2 // self.bits
 
     @property
+    def stored(self) -> tuple[int, ...]:
+        """The shape of the words of so many whole tiles."""
+        rows, columns = self.rows // marlin.TILE_K, self.columns // marlin.TILE_N
+        return rows, columns * marlin.TILE_N * self.bits // 2
+
+    @property
     def group(self) -> int:
         """Rows of a group."""
         return self.rows if self.group_size == -1 else self.group_size
@@ -81,6 +88,8 @@ def why_not(weight: GPTQMarlinWeight, dtype: torch.dtype) -> str | None:
         return f"needs a CUDA device of capability 8.0, the weight is on {device}"
     if dtype not in ACTIVATIONS or weight.scales.dtype != dtype:
         return f"needs float16 or bfloat16 of both, got {dtype} activations, {weight.scales.dtype} scales"
+    if weight.config.act_order and not weight.config.is_k_full:
+        return "rows of a permuted group are missing here, and kernels count groups by their size"
     return None
 
 
@@ -118,24 +127,28 @@ def _marlin(*read: Any, kernel: str = "", early: bool = True) -> Tensor:
 
 
 def _check(call: MarlinCall) -> None:
-    x, ints, K, N = call.x, (torch.int32,), call.rows, call.columns
-    groups = -(-K // call.group) if call.is_k_full else call.scales.shape[0]
+    x, ints, size = call.x, (torch.int32,), call.group_size
+    if call.bits not in (4, 8) or size not in (-1, 32, 64, 128):
+        raise ArgumentError("group_size", "32, 64, 128 or -1 of 4 or 8 bits", f"{size} of {call.bits} bits")
+    if call.weights.ndim != 2 or call.weights.shape != call.stored or call.rows % call.group:
+        whole = f"whole tiles and groups of {size}"
+        raise ArgumentError("weights", whole, f"shape {tuple(call.weights.shape)}")
+    if (call.perm is None) != (call.g_idx is None) or not (call.is_k_full or call.g_idx is not None):
+        raise ArgumentError("perm", "g_idx with it, and both where rows of groups are missing", "one of them")
+    K, N = call.rows, call.columns
+    groups = K // call.group if call.is_k_full else call.scales.shape[0]
     check_operands(
         x,
         ("x", x, ACTIVATIONS, tuple(x.shape)),
-        ("weights", call.weights, ints, tuple(call.weights.shape)),
+        ("weights", call.weights, ints, call.stored),
         ("scales", call.scales, (x.dtype,), (groups, N)),
         ("zeros", call.zeros, ints, (groups, N * call.bits // 32)),
         ("g_idx", call.g_idx, ints, (K,)),
         ("perm", call.perm, ints, (K,)),
         ("bias", call.bias, (x.dtype,), (call.N,)),
     )
-    if x.ndim != 2 or not (0 < x.shape[1] <= K and N >= call.N):
+    if x.ndim != 2 or not (0 < x.shape[1] <= K and 0 <= call.N <= N):
         raise ArgumentError("x", f"(M, K) of a layer of at most {K} x {N}", str(tuple(x.shape)))
-    if call.bits not in (4, 8) or call.group not in (32, 64, 128, K):
-        raise ArgumentError(
-            "group_size", "32, 64, 128 or -1 of 4 or 8 bits", f"{call.group_size} of {call.bits} bits"
-        )
 
 
 def fake(x: Tensor, *rest: Any, **options: Any) -> Tensor:

@@ -7,11 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qload.kernels.cuda.inputs import in_rows
+from qload.kernels.cuda.inputs import ALIGNED, in_rows, why_not_aligned
 from qload.kernels.cuda.module import native, pointer, stream
 
 CAPABILITY = 9
-ALIGNED = 16  # bytes, where what is copied in bulk starts
 FEWEST_TOKENS, MOST_TOKENS = 17, 256
 STAGE = 64  # rows that a block has at a time
 TURN = 2.0  # microseconds until blocks that follow others multiply
@@ -45,21 +44,21 @@ def why_not(call: Any) -> str | None:
     major, minor = torch.cuda.get_device_capability(call.x.device)
     if major != CAPABILITY:
         return f"needs a device of capability {CAPABILITY}.0, got {major}.{minor}"
+    if not native().hopper:
+        return "the CUDA module was built without QLOAD_CUDA_ARCHS=90a"
     if not FEWEST_TOKENS <= call.tokens <= MOST_TOKENS:
         return f"takes {FEWEST_TOKENS} to {MOST_TOKENS} tokens, got {call.tokens}"
     if call.perm is not None and not call.is_k_full:
         return "rows of a permuted group are missing here, and it counts groups by their size"
-    if any(pointer(tensor) % ALIGNED for tensor in (call.weights, call.scales, call.zeros)):
-        return f"copies from multiples of {ALIGNED} bytes, the weight starts between two"
-    return None
+    return why_not_aligned(call)
 
 
 def run(call: Any, columns: int = 0, split: int = 0) -> Tensor:
     """y (M, N) by blocks of 256 or 512 columns, `split` of which share K; 0: as `division` says."""
     x = in_rows(call, ALIGNED // call.x.element_size())
     x = x.clone() if pointer(x) % ALIGNED else x
-    if not columns or not split:
-        columns, split = _seen(call)
+    seen = _seen(call)
+    columns, split = columns or seen[0], split or seen[1]
     y: Tensor = x.new_empty(x.shape[0], call.N)
     with torch.cuda.device(x.device):
         native().middle(

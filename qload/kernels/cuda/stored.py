@@ -129,13 +129,14 @@ def run_of(g_idx: Tensor) -> int:
 
     Asked of a tensor once, as its values have to be waited for; 0 where a graph is being captured.
     """
+    version = -1 if g_idx.is_inference() else g_idx._version  # those of inference do not count theirs
     known = _RUNS.get(g_idx)
-    if known is None or known[0] != g_idx._version:
+    if known is None or known[0] != version or version < 0:
         if torch.cuda.is_current_stream_capturing():
             return 0
         run = int((g_idx == 0).sum()) or 1
         alike = bool((g_idx == torch.arange(g_idx.numel(), device=g_idx.device) // run).all())
-        known = _RUNS[g_idx] = (g_idx._version, run if alike else 0)
+        known = _RUNS[g_idx] = (version, run if alike else 0)
     return known[1]
 
 

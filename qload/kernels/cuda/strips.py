@@ -34,6 +34,11 @@ class StripsCall(MarlinCall):
         """N as it is padded."""
         return self.weights.shape[0] * strips.TILE_N
 
+    @property
+    def stored(self) -> tuple[int, ...]:
+        """The shape of the words of so many whole units."""
+        return self.columns // strips.TILE_N, self.rows // strips.TILE_K * strips.TILE_K * 2 * self.bits
+
 
 KERNELS = (
     Kernel("decode", decode.why_not, decode.run),

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qload.kernels.cuda.inputs import why_not_aligned
 from qload.kernels.cuda.module import native, pointer, stream
 
 MOST_TOKENS = 64
@@ -18,7 +19,7 @@ def why_not(call: Any) -> str | None:
         return f"takes {MOST_TOKENS} tokens, got {call.tokens}"
     if call.perm is not None and not call.is_k_full:
         return "rows of a permuted group are missing here, and it counts groups by their size"
-    return None
+    return why_not_aligned(call)
 
 
 def run(call: Any, columns: int = 0, split: int = 0) -> Tensor:
