@@ -48,11 +48,11 @@ class Hand:
         assert (weights % 16, scales % 16) == (0, 0)
         self._multiply("w4a16", x, weights, scales, zeros, 0, perm, bias, y, sizes, 4, group, False, *rest)
 
-    def middle(self, x, weights, scales, zeros, bias, y, sizes, bits, group, *rest) -> None:
+    def middle(self, x, weights, scales, zeros, bias, y, sizes, bits, group, own, *rest) -> None:
         """See middle.h."""
         assert self.capability[0] == 9
         assert (sizes[3] % 8, [each % 16 for each in (x, weights, scales, zeros)]) == (0, [0] * 4)
-        self._multiply("middle", x, weights, scales, zeros, 0, 0, bias, y, sizes, bits, group, False, *rest)
+        self._multiply("middle", x, weights, scales, zeros, 0, 0, bias, y, sizes, bits, group, own, *rest)
 
     def _multiply(
         self, name, x, weights, scales, zeros, g_idx, perm, bias, y, sizes, bits, group, own, *rest

@@ -29,6 +29,41 @@ __device__ __forceinline__ void arrive(uint64_t* barrier) {
 #endif
 }
 
+/// Until the phase of this parity has ended; for what comes from this block and its copies alone.
+__device__ __forceinline__ void wait_for(uint64_t* barrier, int parity) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{\n.reg .pred done;\n"
+      "again:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra finished;\nbra again;\nfinished:\n}" ::"r"(shared_address(barrier)),
+      "r"(parity)
+      : "memory");
+#endif
+}
+
+/// Four bytes from global to shared memory, or as many zeros.
+__device__ __forceinline__ void copy_four(void* to, const void* from, bool zeros) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)), "l"(from),
+               "r"(zeros ? 0 : 4)
+               : "memory");
+}
+
+/// The copies that a thread asked for since the last call are a group.
+__device__ __forceinline__ void group_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+/// Until all groups but the last `left` are there.
+template <int left>
+__device__ __forceinline__ void wait_for_groups() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(left) : "memory");
+}
+
+/// What this thread has written to shared memory can be read by matrix products and bulk copies.
+__device__ __forceinline__ void publish_writes() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
 /// How the L2 takes what is copied: as what nobody reads again, or as anything else.
 __device__ __forceinline__ uint64_t leaves_first() {
   uint64_t policy = 0;

@@ -21,20 +21,28 @@ struct Shape {
   int columns() const { return strips * 2 * kTile; }
 };
 
-template <class T, int bits, bool has_zeros>
+template <class T, int bits, bool own, bool has_zeros>
 Kernel of_shape(const Shape& shape) {
-  const bool wide = shape.strips == 4;
-  if (shape.tokens == 32)
-    return wide ? middle_kernel<T, bits, has_zeros, 32, 4, 4, 1> : middle_kernel<T, bits, has_zeros, 32, 2, 4, 2>;
-  if (shape.tokens == 64)
-    return wide ? middle_kernel<T, bits, has_zeros, 64, 4, 2, 1> : middle_kernel<T, bits, has_zeros, 64, 2, 2, 1>;
-  return middle_kernel<T, bits, has_zeros, 128, 2, 2, 1>;
+  if (shape.tokens == 128) return middle_kernel<T, bits, own, has_zeros, 128, 2, 1>;
+  const bool few = shape.tokens == 32;
+  if (shape.strips == 4)
+    return few ? middle_kernel<T, bits, own, has_zeros, 32, 4, 1> : middle_kernel<T, bits, own, has_zeros, 64, 4, 1>;
+  if (shape.together == 1)
+    return few ? middle_kernel<T, bits, own, has_zeros, 32, 2, 1> : middle_kernel<T, bits, own, has_zeros, 64, 2, 1>;
+  if constexpr (bits == 4)
+    if (!few) return middle_kernel<T, bits, own, has_zeros, 64, 2, 2>;
+  return middle_kernel<T, bits, own, has_zeros, 32, 2, 2>;
+}
+
+template <class T, int bits, bool own>
+Kernel of_order(const Middle& call, const Shape& shape) {
+  return call.zeros ? of_shape<T, bits, own, true>(shape) : of_shape<T, bits, own, false>(shape);
 }
 
 template <class T>
 Kernel kernel_of(const Middle& call, const Shape& shape) {
-  if (call.bits == 4) return call.zeros ? of_shape<T, 4, true>(shape) : of_shape<T, 4, false>(shape);
-  return call.zeros ? of_shape<T, 8, true>(shape) : of_shape<T, 8, false>(shape);
+  if (call.bits == 4) return call.own ? of_order<T, 4, true>(call, shape) : of_order<T, 4, false>(call, shape);
+  return call.own ? of_order<T, 8, true>(call, shape) : of_order<T, 8, false>(call, shape);
 }
 
 /// The driver's function that describes a matrix to copies, or null.
@@ -65,8 +73,9 @@ bool describe(const Middle& call, int tokens, const Work& work, Matrices& matric
   return encode() &&
          describe(matrices.inputs, call.x, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, call.inputs, call.M, kStage, tokens,
                   true) &&
-         describe(matrices.weights, call.weights, CU_TENSOR_MAP_DATA_TYPE_INT64, 8, int64_t{call.N} * call.bits / 4,
-                  call.K / 16, 256, kSteps) &&
+         describe(matrices.weights, call.weights, CU_TENSOR_MAP_DATA_TYPE_INT64, 8,
+                  call.own ? int64_t{call.K} * call.bits : int64_t{call.N} * call.bits / 4,
+                  call.own ? call.N / kTile : call.K / 16, 256, call.own ? kQuad : kSteps) &&
          describe(matrices.scales, call.scales, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, call.N, groups, kQuad * kTile,
                   work.group_rows) &&
          (!call.zeros || describe(matrices.zeros, call.zeros, CU_TENSOR_MAP_DATA_TYPE_INT32, 4,
@@ -76,7 +85,7 @@ bool describe(const Middle& call, int tokens, const Work& work, Matrices& matric
 Work lay_out(const Middle& call, const Shape& shape, int split) {
   Work work{};
   const int tiles = shape.strips * 2;
-  work.split = split, work.group = call.group, work.has_zeros = call.zeros != nullptr;
+  work.all = call.K / kStage, work.split = split, work.group = call.group, work.has_zeros = call.zeros != nullptr;
   work.group_rows = call.group < kStage ? kStage / call.group : 1;
   work.scales_at = shape.tokens * kStage * 2 + kSteps * tiles * 128 * call.bits;
   work.zeros_at = work.scales_at + work.group_rows * tiles * kTile * 2;
@@ -94,14 +103,17 @@ cudaError_t middle(const Middle& call, cudaStream_t stream) {
   const int split = call.split ? call.split : 1;
   const int tokens = call.M <= 32 ? 32 : call.M <= 64 ? 64 : 128;
   const bool wide = call.columns == 512 && tokens < 128;
-  const Shape shape{tokens, wide ? 4 : 2, tokens == 32 && !wide ? 2 : 1};
+  const bool two = call.together == 2 && !wide && tokens * call.bits <= 256;  // their registers are enough
+  const Shape shape{tokens, wide ? 4 : 2, two ? 2 : 1};
   const Work work = lay_out(call, shape, split);
   Matrices matrices{};
   if (split > kMostSplit || split > call.K / kStage || !describe(call, tokens, work, matrices))
     return cudaErrorNotSupported;
 
   const Kernel kernel = call.bfloat16 ? kernel_of<__nv_bfloat16>(call, shape) : kernel_of<__half>(call, shape);
-  const int sums = split > 1 ? shape.columns() * tokens * 4 : (shape.columns() + 8) * tokens * 2;  // where the ring was
+  const int parts = shape.strips * tokens / 8, share = (parts + split - 1) / split;  // of a thread's sums, in fours
+  const int sums =
+      split > 1 ? split * share * kMultiply * 16 : (shape.columns() + 8) * tokens * 2;  // where the ring was
   const int shared = std::max(work.stages * work.stage_bytes, sums);
   const cudaError_t raised = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared - kOwn);
   if (raised != cudaSuccess) return raised;

@@ -27,91 +27,104 @@
 
 namespace qload::cuda::middle_room {
 
-/// `depth`: steps that have operands in registers, two or all of a stage. `together`: blocks of a multiprocessor.
-template <class T, int bits, bool has_zeros, int tokens, int strips, int depth, int together>
+/// `together`: blocks of a multiprocessor.
+template <class T, int bits, bool own, bool has_zeros, int tokens, int strips, int together>
 __global__ void __launch_bounds__(kMultiply + kFill, together)
 middle_kernel(const __grid_constant__ Matrices from, const __grid_constant__ Middle call,
               const __grid_constant__ Work work) {
   constexpr int quads = strips / 2, warps = kMultiply / 32;
-  constexpr int words = bits / 4;  // of a lane's part of a strip
+  constexpr bool turns = own && tokens <= kMostTurned;
+  // Words of the stage to come, where there are registers for them; two blocks hide each other's waits.
+  constexpr bool ahead = together == 1 || tokens == 32;
   extern __shared__ __align__(1024) unsigned char memory[];
-  __shared__ uint64_t full[kMostStages], empty[kMostStages];
+  __shared__ uint64_t came[kMostStages], full[kMostStages], empty[kMostStages];
 
-  const int all = call.K / kStage;
-  const int first = all * blockIdx.x / work.split, last = all * (blockIdx.x + 1) / work.split;
   let_dependents_start();
   if (threadIdx.x == 0) {
     for (int i = 0; i < work.stages; ++i) {
-      start_barrier(full + i, 1);
+      start_barrier(came + i, 1);
+      start_barrier(full + i, turns ? 1 + kTurning : 1);
       start_barrier(empty + i, warps);
     }
     publish_barriers();
   }
   __syncthreads();
   if (threadIdx.x >= kMultiply) {
-    give_registers<24>();
-    if (threadIdx.x == kMultiply)
-      Filling<bits, tokens, quads>{from, work, memory, full, first, static_cast<int>(blockIdx.y) * tokens,
-                                   gridDim.y == 1 ? leaves_first() : stays()}
-          .all(last, empty);
+    give_registers<together == 1 ? 40 : tokens == 32 ? 48 : 32>();
+    const int warp = (threadIdx.x - kMultiply) / 32;
+    const Filling<bits, own, turns, tokens, quads> filling{from, work, memory, came, full, empty};
+    if (turns && warp < kTurning)
+      filling.turn(warp);
+    else if (threadIdx.x == kMultiply + 32 * kTurning)
+      filling.ask();
     return;
   }
 
-  take_registers<together == 1 ? 240 : 104>();
+  take_registers<together == 1 ? 232 : tokens == 32 ? 96 : 104>();
+  const int first = first_of(work), last = last_of(work);
   const Place<strips> place;
+  const Lane<bits, own, strips> lane(place, work, tokens * kStage * 2);
   const bool grouped = work.group < call.K;
   const int inside = grouped ? work.group / 16 - 1 : -1;  // bits of a step's number: none is set where a group begins
-  float sum[strips][tokens / 2] = {};
+  const auto enters = [&](int stage, int step) { return !((stage * kSteps + step) & inside); };
+  typename Lane<bits, own, strips>::Words word[kSteps];
+  Group<bits, strips> next;
   Columns at[strips];
-  uint32_t operand[depth][strips][4];
+  float sum[strips][tokens / 2] = {};
+  constexpr int sets = ahead ? 2 : 1;
+  uint32_t operand[sets][strips][4];
+  const unsigned char* here = memory;
   int slot = 0, parity = 0, before = 0;
-  for (int stage = first; stage < last; ++stage) {
-    const unsigned char* here = memory + slot * work.stage_bytes;
-    wait_for_bytes(full + slot, parity);
-    const uint64_t rows = described(here);
-    const unsigned char* box = here + tokens * kStage * 2 + place.quad * kBoxBytes<bits>;
-    uint32_t word[kSteps][strips][words];
+  wait_for(full, 0);
+  if (grouped)
+    lane.template group<has_zeros>(here, 0, next);
+  else
+    lane.template whole<has_zeros>(here, next);
+  lane.template enter<T, has_zeros>(next, at);
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {  // a row of a box has four tiles of 4 bits, or two of 8
-      const int tile = bits == 4 ? (step * kQuad + place.tile) * 512
-                                 : place.tile / 2 * kBoxBytes<4> + (step * 2 + place.tile % 2) * 1024;
-      const auto lane = reinterpret_cast<const uint32_t*>(box + tile) + place.lane * bits + place.first_strip * words;
-      memcpy(word[step], __builtin_assume_aligned(lane, strips * words == 2 ? 8 : 16), sizeof word[step]);
-    }
+  for (int step = 0; step < kSteps; ++step) lane.words(here, step, word[step]);
+
+  for (int stage = first; stage < last; ++stage) {
+    const uint64_t rows = described(here);
+    const bool more = stage + 1 < last;
+    const int now = slot;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      if ((step % 2 == 0 && !((stage * kSteps + step) & inside)) || (step == 0 && stage == first)) {
-        const int row = place.quad * work.group_rows + (step != 0);
-        const T* scales = reinterpret_cast<const T*>(here + work.scales_at) + (row * kQuad + place.tile) * kTile;
-        const uint32_t* zeros =
-            reinterpret_cast<const uint32_t*>(here + work.zeros_at) + (row * kQuad + place.tile) * 2 * bits;
-        enter_group<T, bits, has_zeros>(scales, zeros, place.first_strip, place.lane / 4, grouped, at);
-      }
-      auto& own = operand[step % depth];
+      if (step % 2 == 0 && enters(stage, step)) lane.template enter<T, has_zeros>(next, at);
 #pragma unroll
-      for (int j = 0; j < strips; ++j) operand_of<T, has_zeros>(word[step][j], at[j], own[j]);
+      for (int j = 0; j < strips; ++j) operand_of<T, own, has_zeros>(word[step][j], at[j], operand[step % sets][j]);
       fence_products();
 #pragma unroll
-      for (int j = 0; j < strips; ++j) multiply_async(sum[j], own[j], rows + 2 * step, T{});
+      for (int j = 0; j < strips; ++j) multiply_async(sum[j], operand[step % sets][j], rows + 2 * step, T{});
       group_products();
-      if constexpr (depth == kSteps) {
-        if (step == kSteps - 1) wait_for_products<0>();
-      } else {
-        wait_for_products<1>();
+      if (step == 0 && enters(stage, 2)) lane.template group<has_zeros>(here, 1, next);
+      if (step == (ahead ? 2 : kSteps - 1)) {
+        if (++slot == work.stages) slot = 0, parity ^= 1;
+        here = memory + slot * work.stage_bytes;
+        if (more) {
+          wait_for(full + slot, parity);
+          if (enters(stage + 1, 0)) lane.template group<has_zeros>(here, 0, next);
+        }
       }
-      if (step == 1 && stage > first && place.lane == 0) arrive(empty + before);  // its products are done
+      const int loaded = ahead ? step - 2 : step == kSteps - 1 ? 0 : -1;
+      if (loaded >= 0 && more) {
+#pragma unroll
+        for (int i = 0; i < (ahead ? 2 : kSteps); ++i) lane.words(here, 2 * loaded + i, word[2 * loaded + i]);
+      }
+      wait_for_products<sets - 1>();
+      if (step == 0 && stage > first && place.lane == 0) arrive(empty + before);  // its products are done
     }
-    before = slot;
-    if (++slot == work.stages) slot = 0, parity ^= 1;
+    before = now;
   }
   wait_for_products<0>();
 
-  barrier_of<kMultiply>();  // the ring is free
-  if (work.split == 1)
+  if (work.split == 1) {
+    barrier_of<kMultiply>();  // the ring is free
     store<T, tokens, strips, quads * kQuad * kTile>(call, place, reinterpret_cast<T*>(memory), sum);
-  else
+  } else {
     store_share<T, tokens, strips, quads * kQuad * kTile>(call, work.split, place, reinterpret_cast<float4*>(memory),
                                                           sum);
+  }
 }
 
 }  // namespace qload::cuda::middle_room

@@ -9,7 +9,7 @@ namespace qload::cuda {
 
 struct Middle {
   const void* x;        // fp16 or bf16 (M, inputs), inputs a multiple of 8
-  const void* weights;  // int32 (K / 16, N bits / 2), Marlin's order
+  const void* weights;  // int32 (K / 16, N bits / 2) in Marlin's order, (N / 64, K bits * 2) in our own
   const void* scales;   // as x (G, N), Marlin's order
   const void* zeros;    // int32 (G, N bits / 32), Marlin's order; null: all are 2**(bits - 1)
   const void* bias;     // as x (outputs,), plain; null
@@ -17,8 +17,9 @@ struct Middle {
   int M, K, N;          // K, N padded to 64
   int inputs, outputs;  // at most K, N
   int bits, group;      // 32, 64, 128; K or more: one scale a column
-  bool bfloat16;
-  int columns, split;   // of a block, 512 or else 256, and blocks that share columns; up to 8
+  bool own, bfloat16;
+  int columns;          // of a block, 512 or else 256
+  int together, split;  // blocks of a multiprocessor, two or else one, and blocks that share columns; up to 8
   bool early;           // may start before the kernel ahead ends
 };
 

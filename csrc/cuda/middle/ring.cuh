@@ -6,7 +6,10 @@
 namespace qload::cuda::middle_room {
 
 constexpr int kStage = 64, kSteps = kStage / 16, kMostStages = 16;
-constexpr int kTile = 64, kQuad = 4;  // columns of a tile, tiles of a box
+constexpr int kTile = 64, kQuad = 4;           // columns of a tile, tiles of a box
+constexpr int kMultiply = 256, kFill = 128;    // threads of a block: those that multiply, and of the ring
+constexpr int kTurning = 2;                    // warps that turn x
+constexpr int kMostTurned = 64;                // tokens: more of them are turned before
 
 /// What copies read: boxes of a stage and a quad of tiles, or as many tokens as a block has.
 struct Matrices {
@@ -14,44 +17,98 @@ struct Matrices {
 };
 
 struct Work {  // how a launch divides a layer
-  int split;
+  int all, split;                           // stages of K, blocks that share them
   int stages;                               // of the ring,
   int stage_bytes, scales_at, zeros_at;     // each with x first; weights lie behind
   int group, group_rows;                    // rows of a group, and groups that begin in a stage or are all of it
   bool has_zeros;
 };
 
+/// The stages of a block: it computes them where it needs them, rather than keep them from here to there.
+__device__ __forceinline__ int first_of(const Work& work) { return work.all * blockIdx.x / work.split; }
+__device__ __forceinline__ int last_of(const Work& work) { return work.all * (blockIdx.x + 1) / work.split; }
+
 template <int bits>
 constexpr int kBoxBytes = kSteps * kQuad * 128 * bits;  // of weights
 
-/// Of one thread: fills stages with the block's `quads` and tokens.
-template <int bits, int tokens, int quads>
+/// Fills stages with the block's `quads` and tokens.
+template <int bits, bool own, bool turns, int tokens, int quads>
 struct Filling {
   const Matrices& from;
   const Work& work;
   unsigned char* memory;
-  uint64_t* full;
-  int first, first_token;  // stage and token
-  uint64_t policy;         // of weights
+  uint64_t *came, *full, *empty;  // barriers of a slot: x that is yet to be turned, all of it, nothing of it
 
-  __device__ __forceinline__ bool brings_scales(int stage) const {
-    return stage == first || stage * kStage % work.group == 0;
+  /// Of one thread: asks for all stages. Only x waits for the kernel ahead.
+  __device__ __forceinline__ void ask() const {
+    const uint64_t policy = gridDim.y == 1 ? leaves_first() : stays();  // of weights
+    const int first = first_of(work), last = last_of(work), ahead = min(last - first, work.stages);
+#pragma unroll 1
+    for (int i = 0; i < ahead; ++i) weights(first + i, i, first, policy);
+    wait_for_earlier_kernels();
+#pragma unroll 1
+    for (int i = 0; i < ahead; ++i) inputs(first + i, i);
+    int slot = 0, parity = 0;
+#pragma unroll 1
+    for (int stage = first + ahead; stage < last; ++stage) {
+      wait_for(empty + slot, parity);
+      weights(stage, slot, first, policy);
+      inputs(stage, slot);
+      if (++slot == work.stages) slot = 0, parity ^= 1;
+    }
   }
 
+  /// Of `kTurning` warps: puts x where it came into the order that our own operands need. Of 32 rows, 8t + 4p + 2h + r
+  /// goes to 16p + 8h + 2t + r, within the same 64 bytes.
+  __device__ __forceinline__ void turn(int warp) const {
+    const int lane = threadIdx.x % 32, part = lane % 4, half = lane / 4 % 2, row = lane / 8;
+    const int to = row * 128 + ((half * 4 + part) ^ row) * 16;
+    int at[4];
+#pragma unroll
+    for (int t = 0; t < 4; ++t) at[t] = row * 128 + ((half * 4 + t) ^ row) * 16 + part * 4;
+    const int stages = last_of(work) - first_of(work);
+    int slot = 0, parity = 0;
+#pragma unroll 1
+    for (int stage = 0; stage < stages; ++stage) {
+      wait_for(came + slot, parity);
+#pragma unroll 1
+      for (int i = 0; i < tokens / 8 / kTurning; ++i) {
+        unsigned char* rows = memory + slot * work.stage_bytes + (i * kTurning + warp) * 1024;
+        uint32_t x[2][4];
+#pragma unroll
+        for (int four = 0; four < 2; ++four)
+#pragma unroll
+          for (int t = 0; t < 4; ++t)
+            x[four][t] = *reinterpret_cast<const uint32_t*>(rows + four * 512 + (at[t] ^ four * 64));
+        __syncwarp();
+#pragma unroll
+        for (int four = 0; four < 2; ++four)
+          *reinterpret_cast<uint4*>(rows + four * 512 + (to ^ four * 64)) =
+              make_uint4(x[four][0], x[four][1], x[four][2], x[four][3]);
+      }
+      publish_writes();
+      __syncwarp();
+      if (lane == 0) arrive(full + slot);
+      if (++slot == work.stages) slot = 0, parity ^= 1;
+    }
+  }
+
+ private:
   /// All but x.
-  __device__ __forceinline__ void weights(int stage, int slot) const {
+  __device__ __forceinline__ void weights(int stage, int slot, int first, uint64_t policy) const {
     unsigned char* to = memory + slot * work.stage_bytes;
     const int scale_bytes = work.group_rows * kQuad * kTile * 2, zero_bytes = work.group_rows * kQuad * 8 * bits;
-    const bool scales = brings_scales(stage);
-    expect_bytes(full + slot, tokens * kStage * 2 + quads * (kBoxBytes<bits> + (scales ? scale_bytes : 0) +
-                                                             (scales && work.has_zeros ? zero_bytes : 0)));
+    const bool scales = stage == first || stage * kStage % work.group == 0;
+    expect_bytes(full + slot, (turns ? 0 : kInputBytes) + quads * (kBoxBytes<bits> + (scales ? scale_bytes : 0) +
+                                                                 (scales && work.has_zeros ? zero_bytes : 0)));
 #pragma unroll
     for (int quad = 0; quad < quads; ++quad) {
       const int box = blockIdx.z * quads + quad;
 #pragma unroll
       for (int half = 0; half < bits / 4; ++half)  // a box has at most 256 elements of eight bytes a row
-        copy_box(to + tokens * kStage * 2 + quad * kBoxBytes<bits> + half * kBoxBytes<4>, from.weights,
-                 (box * bits / 4 + half) * 256, stage * kSteps, full + slot, policy);
+        copy_box(to + kInputBytes + quad * kBoxBytes<bits> + half * kBoxBytes<4>, from.weights,
+                 ((own ? stage : box) * bits / 4 + half) * 256, own ? box * kQuad : stage * kSteps, full + slot,
+                 policy);
       if (!scales) continue;
       const int group = stage * kStage / work.group;
       copy_box(to + work.scales_at + quad * scale_bytes, from.scales, box * kQuad * kTile, group, full + slot, policy);
@@ -61,24 +118,13 @@ struct Filling {
     }
   }
 
-  /// All stages; only x waits for the kernel ahead.
-  __device__ __forceinline__ void all(int last, uint64_t* empty) const {
-    const int ahead = min(last - first, work.stages);
-    for (int i = 0; i < ahead; ++i) weights(first + i, i);
-    wait_for_earlier_kernels();
-    for (int i = 0; i < ahead; ++i) inputs(first + i, i);
-    int slot = 0, parity = 0;
-    for (int stage = first + ahead; stage < last; ++stage) {
-      wait_for_bytes(empty + slot, parity);
-      weights(stage, slot);
-      inputs(stage, slot);
-      if (++slot == work.stages) slot = 0, parity ^= 1;
-    }
+  __device__ __forceinline__ void inputs(int stage, int slot) const {
+    if (turns) expect_bytes(came + slot, kInputBytes);
+    copy_box(memory + slot * work.stage_bytes, from.inputs, stage * kStage, blockIdx.y * tokens,
+             (turns ? came : full) + slot, stays());
   }
 
-  __device__ __forceinline__ void inputs(int stage, int slot) const {
-    copy_box(memory + slot * work.stage_bytes, from.inputs, stage * kStage, first_token, full + slot, stays());
-  }
+  static constexpr int kInputBytes = tokens * kStage * 2;
 };
 
 }  // namespace qload::cuda::middle_room

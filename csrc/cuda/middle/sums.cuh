@@ -10,17 +10,6 @@
 namespace qload::cuda::middle_room {
 
 constexpr int kMostSplit = 8;
-constexpr int kMultiply = 256, kFill = 128;  // threads of a block: those that multiply, and of the ring
-
-/// Where the strips of a warp lie in the tiles of its block: warps of four beside each other share a quad of tiles.
-template <int strips>
-struct Place {
-  static constexpr int kShare = 4 / strips;
-  int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  int quad = warp / 4 / kShare, tile = warp % 4, first_strip = warp / 4 % kShare * strips;
-
-  __device__ int column(int strip) const { return (quad * kQuad + tile) * kTile + 16 * (first_strip + strip); }
-};
 
 template <class T>
 __device__ __forceinline__ float bias_of(const Middle& call, int n) {
@@ -63,24 +52,29 @@ __device__ __forceinline__ void store(const Middle& call, const Place<strips>& p
   }
 }
 
-/// A share of y: every block of the cluster lays its sums out, and adds those of one share in the blocks' order.
+/// A share of y: every block of the cluster sends its sums to the blocks that add them, in the blocks' order.
 template <class T, int tokens, int strips, int columns>
 __device__ __forceinline__ void store_share(const Middle& call, int split, const Place<strips>& place, float4* shared,
                                             const float (&sum)[strips][tokens / 2]) {
   constexpr int eights = tokens / 8, count = strips * eights;
+  const int most = (count + split - 1) / split;  // of a share
   float4* own = shared + threadIdx.x;
+  cluster_barrier();  // nobody's ring is in use
+  int rank = 0, at = 0;
 #pragma unroll
   for (int i = 0; i < count; ++i) {
     const float* four = &sum[i / eights][i % eights * 4];
-    own[i * kMultiply] = make_float4(four[0], four[1], four[2], four[3]);
+    store_there(make_float4(four[0], four[1], four[2], four[3]), own + (blockIdx.x * most + at) * kMultiply, rank);
+    if (++at == most) at = 0, ++rank;
   }
   cluster_barrier();
-  const int last = count * (blockIdx.x + 1) / split;
-  for (int i = count * blockIdx.x / split; i < last; ++i) {
+  for (int k = 0; k < most; ++k) {
+    const int i = blockIdx.x * most + k;
+    if (i >= count) break;
     float4 part[kMostSplit];
 #pragma unroll
     for (int rank = 0; rank < kMostSplit; ++rank)
-      if (rank < split) part[rank] = load_from(own + i * kMultiply, rank);
+      if (rank < split) part[rank] = own[(rank * most + k) * kMultiply];
     float value[4] = {part[0].x, part[0].y, part[0].z, part[0].w};
 #pragma unroll
     for (int rank = 1; rank < kMostSplit; ++rank)
@@ -98,7 +92,6 @@ __device__ __forceinline__ void store_share(const Middle& call, int split, const
             narrow<T>(value[j] + bias_of<T>(call, own_n));
     }
   }
-  cluster_barrier();  // nobody leaves before the others have read
 }
 
 }  // namespace qload::cuda::middle_room

@@ -1,4 +1,4 @@
-"""17 tokens and more times a weight in Marlin's order, on Hopper: the kernel of csrc/cuda/middle."""
+"""17 tokens and more times a weight in Marlin's order or in strips, on Hopper: the kernel of csrc/cuda/middle."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -66,6 +66,7 @@ def run(call: Any, columns: int = 0, split: int = 0) -> Tensor:
             [x.shape[0], call.rows, call.columns, x.shape[1], call.N],
             call.bits,
             call.group,
+            call.layout == "strips",
             x.dtype == torch.bfloat16,
             columns,
             split,

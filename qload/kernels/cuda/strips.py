@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from qload.kernels.cuda import decode, large, marlin
+from qload.kernels.cuda import decode, large, marlin, middle
 from qload.kernels.cuda.choice import Kernel
 from qload.kernels.cuda.library import operator
 from qload.kernels.cuda.marlin import MarlinCall, arguments, why_not
@@ -42,6 +42,7 @@ class StripsCall(MarlinCall):
 
 KERNELS = (
     Kernel("decode", decode.why_not, decode.run),
+    Kernel("middle", middle.why_not, middle.run),
     Kernel("large", large.why_not, large.run),
 )
 
