@@ -12,6 +12,7 @@ from torch import Tensor
 
 from qload.kernels.cuda.dequantize import of_words
 from qload.kernels.cuda.inputs import in_rows
+from qload.kernels.cuda.launch import ROWS_MISSING
 from qload.kernels.cuda.stored import Packed, packed
 from qload.kernels.marlin import GPTQMarlinWeight
 from qload.layouts import marlin
@@ -22,9 +23,7 @@ EVEN = 1024  # columns, of which a slice has a multiple: tiles of the vendor's k
 
 def why_not(call: Any) -> str | None:
     """Every call is taken whose rows are all here."""
-    if call.perm is not None and not call.is_k_full:
-        return "rows of a permuted group are missing here, which torch looks up"
-    return None
+    return ROWS_MISSING if call.perm is not None and not call.is_k_full else None
 
 
 def run(call: Any, scratch: int | None = None) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 from qload.errors import ArgumentError
 from qload.kernels.cuda import decode, large, middle, w4a16
 from qload.kernels.cuda.choice import Kernel, choose
+from qload.kernels.cuda.launch import ROWS_MISSING
 from qload.kernels.cuda.library import operator
 from qload.kernels.cuda.module import check_operands
 from qload.kernels.marlin import GPTQMarlinWeight
@@ -89,7 +90,7 @@ def why_not(weight: GPTQMarlinWeight, dtype: torch.dtype) -> str | None:
     if dtype not in ACTIVATIONS or weight.scales.dtype != dtype:
         return f"needs float16 or bfloat16 of both, got {dtype} activations, {weight.scales.dtype} scales"
     if weight.config.act_order and not weight.config.is_k_full:
-        return "rows of a permuted group are missing here, and kernels count groups by their size"
+        return ROWS_MISSING
     return None
 
 

@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qload.kernels.cuda.inputs import ALIGNED, in_rows, why_not_aligned
-from qload.kernels.cuda.module import native, pointer, stream
+from qload.kernels.cuda import launch
+from qload.kernels.cuda.inputs import in_rows
+from qload.kernels.cuda.launch import ALIGNED
+from qload.kernels.cuda.module import native, pointer
 
 CAPABILITY = 9
 FEWEST_TOKENS, MOST_TOKENS = 17, 256
@@ -48,9 +50,7 @@ def why_not(call: Any) -> str | None:
         return "the CUDA module was built without QLOAD_CUDA_ARCHS=90a"
     if not FEWEST_TOKENS <= call.tokens <= MOST_TOKENS:
         return f"takes {FEWEST_TOKENS} to {MOST_TOKENS} tokens, got {call.tokens}"
-    if call.perm is not None and not call.is_k_full:
-        return "rows of a permuted group are missing here, and it counts groups by their size"
-    return why_not_aligned(call)
+    return launch.why_not(call)
 
 
 def run(call: Any, columns: int = 0, split: int = 0) -> Tensor:
@@ -59,20 +59,7 @@ def run(call: Any, columns: int = 0, split: int = 0) -> Tensor:
     x = x.clone() if pointer(x) % ALIGNED else x
     seen = _seen(call)
     columns, split = columns or seen[0], split or seen[1]
-    y: Tensor = x.new_empty(x.shape[0], call.N)
-    with torch.cuda.device(x.device):
-        native().middle(
-            *map(pointer, (x, call.weights, call.scales, call.zeros, call.bias, y)),
-            [x.shape[0], call.rows, call.columns, x.shape[1], call.N],
-            call.bits,
-            call.group,
-            x.dtype == torch.bfloat16,
-            columns,
-            split,
-            call.early,
-            stream(x),
-        )
-    return y
+    return launch.launch("middle", call, x, (), (call.bits, call.group), columns, split)
 
 
 def _seen(call: Any) -> tuple[int, int]:
