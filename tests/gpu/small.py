@@ -1,6 +1,7 @@
-"""Every CUDA operator once, on shapes that a sanitizer gets through: `nox -s sanitize`.
+"""Every CUDA kernel of ours once, on shapes that a sanitizer gets through: `nox -s sanitize`.
 
-Results are compared too, so that a checker that runs nothing is seen.
+Results are compared too, so that a checker that runs nothing is seen. `large` is left out: what it adds to
+dequantize is the vendor's product, whose copies sanitizers do not follow.
 """
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from qload.formats import AWQConfig, AWQWeight
 from qload.kernels import ExllamaWeight, GPTQMarlinWeight, cuda, repack
-from qload.kernels.cuda import decode, exllama, large, middle, w4a16
+from qload.kernels.cuda import decode, exllama, middle, w4a16
 from qload.kernels.cuda.marlin import MarlinCall, arguments
 from qload.kernels.cuda.strips import StripsCall
 from qload.layouts import awq, gptq, marlin, strides
@@ -88,7 +89,6 @@ def main() -> None:
     for M in (17, 64, 100):
         x = torch.eye(K, dtype=torch.float16, device="cuda")[:M].contiguous()
         call = MarlinCall(x, read.qweight, read.scales, read.qzeros, *[None] * 3, N, 4, GROUP, True)
-        same(large.run(call), w.T[:M].half())
         for columns, split in ((256, 1), (256, 3), (512, 2)):
             if middle.why_not(call) is None:
                 same(middle.run(call, columns, split), w.T[:M].half())

@@ -60,10 +60,11 @@ def test_the_three_oracles(
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
-def test_rows_whose_groups_only_an_index_knows_are_multiplied(dtype: torch.dtype) -> None:
-    whole = layer(512, 128, 32, True, True, dtype, exact=True)
-    weight = replace(whole, config=replace(whole.config, is_k_full=False))
+@pytest.mark.parametrize("K", [512, 416], ids=["whole", "padded"])
+def test_rows_whose_groups_only_an_index_knows_are_multiplied(K: int, dtype: torch.dtype) -> None:
+    weight = layer(K, 128, 32, True, True, dtype, exact=True, share=4)
 
+    assert_reads_back(kernel(weight, 0), weight, dtype)
     assert_sums_exactly(kernel(weight, 0), weight, dtype, M=70)
 
 

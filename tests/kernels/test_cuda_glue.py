@@ -164,12 +164,30 @@ def test_inputs_may_start_at_any_address(hand: Hand, M: int) -> None:
     torch.testing.assert_close(linear(x, weight), (x.double() @ weight.dequantize().double().T).half())
 
 
-@CHIPS
-def test_shares_whose_groups_have_rows_elsewhere_are_left_to_torch(hand: Hand) -> None:
+@pytest.mark.parametrize(
+    ("chip", "M", "called"),
+    [(HOPPER, 16, "decode"), (HOPPER, 17, "dequantize_single"), (AMPERE, 1, "dequantize_single")],
+)
+@BITS
+@pytest.mark.parametrize("K", [128, 96], ids=["whole", "padded"])
+def test_the_group_of_each_row_is_looked_up_where_groups_have_rows_elsewhere(
+    hand: Hand, M: int, called: str, bits: int, K: int
+) -> None:
+    weight = layer(K, 64, 32, bits, torch.float16, zeros=True, act_order=True, share=2)
+    assert not weight.config.is_k_full
+
+    assert_sums_exactly(lambda x: linear(x, weight), weight, torch.float16, M=M)
+
+    assert hand.called == [called]
+
+
+@pytest.mark.parametrize("chip", [HOPPER])
+@pytest.mark.parametrize("kernel", ["w4a16", "middle"])
+def test_kernels_that_count_groups_refuse_shares_of_an_act_order(hand: Hand, kernel: str) -> None:
     weight = layer(128, 64, 64, 4, torch.float16, act_order=True, share=2)
 
     with pytest.raises(NoKernelError, match="rows of a permuted group are missing here"):
-        linear(torch.ones(1, 128).half(), weight)
+        marlin.linear(torch.ones(17, 128).half(), weight, kernel=kernel)
     assert not hand.called
 
 

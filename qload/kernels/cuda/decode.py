@@ -13,7 +13,7 @@ def why_not(call: Any) -> str | None:
     """Why this kernel does not take a call, or None."""
     if call.tokens > MOST_TOKENS:
         return f"takes {MOST_TOKENS} tokens, got {call.tokens}"
-    return launch.why_not(call)
+    return launch.why_not(call, looks_up=True)
 
 
 def run(call: Any, columns: int = 0, split: int = 0) -> Tensor:

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qload.kernels.cuda.dequantize import of_words
+from qload.kernels.cuda.dequantize import dequantize, of_words
 from qload.kernels.cuda.inputs import in_rows
-from qload.kernels.cuda.launch import ROWS_MISSING
 from qload.kernels.cuda.stored import Packed, packed
 from qload.kernels.marlin import GPTQMarlinWeight
 from qload.layouts import marlin
@@ -22,12 +21,15 @@ EVEN = 1024  # columns, of which a slice has a multiple: tiles of the vendor's k
 
 
 def why_not(call: Any) -> str | None:
-    """Every call is taken whose rows are all here."""
-    return ROWS_MISSING if call.perm is not None and not call.is_k_full else None
+    """Every call is taken."""
+    return None
 
 
 def run(call: Any, scratch: int | None = None) -> Tensor:
     """y (M, N); `scratch`: bytes of the rounded weight at once, but no fewer than `EVEN` columns."""
+    if not call.is_k_full:  # groups are looked up for every row, and rows go back to their inputs
+        w = dequantize(_weight(call, g_idx=call.g_idx, perm=call.perm), call.x.dtype)
+        return torch.nn.functional.linear(call.x, w[: call.N, : call.x.shape[1]], call.bias)
     x = in_rows(call, call.rows)
     found = packed(_weight(call))
     assert found is not None  # the layer as it is padded has whole words
@@ -48,11 +50,11 @@ def run(call: Any, scratch: int | None = None) -> Tensor:
     return y
 
 
-def _weight(call: Any) -> GPTQMarlinWeight:
-    """The weight as it is padded, of inputs in the order of its rows."""
-    shape = call.columns, call.rows
-    config = type(call.made.example)(call.bits, call.group_size, call.zeros is not None)
-    held = {"qweight": call.weights, "scales": call.scales, "qzeros": call.zeros}
+def _weight(call: Any, **index: Tensor) -> GPTQMarlinWeight:
+    """The weight as it is padded, of inputs in the order of its rows, or of `index`."""
+    shape, zero_point = (call.columns, call.rows), call.zeros is not None
+    config = type(call.made.example)(call.bits, call.group_size, zero_point, bool(index), call.is_k_full)
+    held = {"qweight": call.weights, "scales": call.scales, "qzeros": call.zeros, **index}
     made: GPTQMarlinWeight = call.made.unchecked(config, Layer((shape[0],), shape[1], shape, "weight"), held)
     return made
 

@@ -8,13 +8,12 @@ from torch import Tensor
 from qload.kernels.cuda.module import native, pointer, stream
 
 ALIGNED = 16  # bytes that are loaded at once
-ROWS_MISSING = "rows of a permuted group are missing here, and kernels count groups by their size"
 
 
-def why_not(call: Any) -> str | None:
-    """Why kernels cannot read a weight as it lies, or None."""
-    if call.perm is not None and not call.is_k_full:
-        return ROWS_MISSING
+def why_not(call: Any, looks_up: bool = False) -> str | None:
+    """Why kernels cannot read a weight as it lies, or None; `looks_up`: they read the group of each row."""
+    if not (call.is_k_full or looks_up):
+        return "rows of a permuted group are missing here, and it counts groups by their size"
     if any(pointer(tensor) % ALIGNED for tensor in (call.weights, call.scales, call.zeros)):
         return f"loads from multiples of {ALIGNED} bytes, the weight starts between two"
     return None

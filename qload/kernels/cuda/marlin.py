@@ -9,7 +9,6 @@ from torch import Tensor
 from qload.errors import ArgumentError
 from qload.kernels.cuda import decode, large, middle, w4a16
 from qload.kernels.cuda.choice import Kernel, choose
-from qload.kernels.cuda.launch import ROWS_MISSING
 from qload.kernels.cuda.library import operator
 from qload.kernels.cuda.module import check_operands
 from qload.kernels.marlin import GPTQMarlinWeight
@@ -89,8 +88,6 @@ def why_not(weight: GPTQMarlinWeight, dtype: torch.dtype) -> str | None:
         return f"needs a CUDA device of capability 8.0, the weight is on {device}"
     if dtype not in ACTIVATIONS or weight.scales.dtype != dtype:
         return f"needs float16 or bfloat16 of both, got {dtype} activations, {weight.scales.dtype} scales"
-    if weight.config.act_order and not weight.config.is_k_full:
-        return ROWS_MISSING
     return None
 
 

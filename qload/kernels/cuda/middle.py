@@ -10,7 +10,7 @@ from torch import Tensor
 from qload.kernels.cuda import launch
 from qload.kernels.cuda.inputs import in_rows
 from qload.kernels.cuda.launch import ALIGNED
-from qload.kernels.cuda.module import native, pointer
+from qload.kernels.cuda.module import native
 
 CAPABILITY = 9
 FEWEST_TOKENS, MOST_TOKENS = 17, 256
@@ -56,7 +56,6 @@ def why_not(call: Any) -> str | None:
 def run(call: Any, columns: int = 0, split: int = 0) -> Tensor:
     """y (M, N) by blocks of 256 or 512 columns, `split` of which share K; 0: as `division` says."""
     x = in_rows(call, ALIGNED // call.x.element_size())
-    x = x.clone() if pointer(x) % ALIGNED else x
     seen = _seen(call)
     columns, split = columns or seen[0], split or seen[1]
     return launch.launch("middle", call, x, (), (call.bits, call.group), columns, split)
