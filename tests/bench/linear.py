@@ -72,7 +72,8 @@ def measure(asked: argparse.Namespace, K: int, N: int, matmul: float) -> Iterato
     weights = layers(asked.layout, K, N, asked.bits, asked.group, copies(size))
     codes = [largest(list(weight.fields().values())) for weight in weights]
     lowest, w = floor(codes), weights[0].dequantize().half()
-    dense = [w, *(torch.randn_like(w) for _ in range(copies(K * N * 2) - 1))]
+    different = [w, *(torch.randn_like(w) for _ in range(copies(K * N * 2) - 1))]
+    dense = [different[i % len(different)] for i in range(len(weights))]  # as many: clocks fall under load
     others = {peer.name: prepared(peer, asked, K, N) for peer in peers.PEERS if peer.name in asked.peers}
     for M in asked.tokens:
         x = torch.randn(M, K, device="cuda", dtype=torch.float16)

@@ -16,7 +16,7 @@ import torch
 from qload.errors import ArgumentError, NoKernelError
 from qload.formats import GPTQConfig, GPTQWeight
 from qload.kernels import repack
-from qload.kernels.cuda import exllama, linear, marlin, module, strips
+from qload.kernels.cuda import exllama, large, linear, marlin, module, strips
 from qload.layouts import STORED_MINUS_ONE, Stored, gptq
 from qload.native.built import Module
 from qload.testing import assert_sums_exactly
@@ -162,6 +162,20 @@ def test_inputs_may_start_at_any_address(hand: Hand, M: int) -> None:
     x = torch.ones(M * 256 + 1).half()[1:].view(M, 256)
 
     torch.testing.assert_close(linear(x, weight), (x.double() @ weight.dequantize().double().T).half())
+
+
+@pytest.mark.parametrize("chip", [HOPPER])
+@BITS
+@pytest.mark.parametrize("layout", ["marlin", "strips"])
+def test_a_rounded_weight_is_there_in_slices(
+    hand: Hand, layout: str, bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = layer(256, 2120, 64, bits, torch.float16, layout, zeros=True)
+    monkeypatch.setattr(large, "SCRATCH", 0)
+
+    assert_sums_exactly(lambda x: linear(x, weight, kernel="large"), weight, torch.float16, M=33)
+
+    assert hand.called == ["dequantize"] * 3  # of 1024, 1024 and 72 columns
 
 
 @pytest.mark.parametrize(

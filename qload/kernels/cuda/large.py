@@ -1,7 +1,7 @@
 """Any number of tokens times a weight in Marlin's order or strips: rounded to the type of x, then a GEMM.
 
-All of the rounded weight is there at once, 2 K N bytes, unless `scratch` says how many may be: then as many
-columns as fit, one slice after another, in memory that torch's allocator gives to each of them in turn.
+No more than `SCRATCH` bytes of the rounded weight are there at once: as many columns as fit, one slice after
+another, in memory that torch's allocator gives to each of them in turn.
 """
 
 from dataclasses import replace
@@ -17,6 +17,7 @@ from qload.kernels.marlin import GPTQMarlinWeight
 from qload.layouts import marlin
 from qload.spec import Layer
 
+SCRATCH = 235 << 20  # bytes of rounded columns: more are slower at 1024 tokens, fewer at 4096
 EVEN = 1024  # columns, of which a slice has a multiple: tiles of the vendor's kernels divide it
 
 
@@ -33,9 +34,9 @@ def run(call: Any, scratch: int | None = None) -> Tensor:
     x = in_rows(call, call.rows)
     found = packed(_weight(call))
     assert found is not None  # the layer as it is padded has whole words
-    columns = call.columns
-    if scratch is not None and call.layout == "marlin":
-        columns = max(EVEN, scratch // (call.rows * x.element_size()) // EVEN * EVEN)
+    columns = max(
+        EVEN, (SCRATCH if scratch is None else scratch) // (call.rows * x.element_size()) // EVEN * EVEN
+    )
     if columns >= call.columns:
         return torch.nn.functional.linear(x, of_words(found, x.dtype)[: call.N], call.bias)
     y: Tensor = x.new_empty(x.shape[0], call.N)
@@ -60,11 +61,12 @@ def _weight(call: Any, **index: Tensor) -> GPTQMarlinWeight:
 
 
 def _slice(whole: Packed, start: int, stop: int) -> Packed:
-    """Columns [start, stop) of a weight in Marlin's order, whole tiles."""
+    """Columns [start, stop) of a weight, whole tiles."""
     tile = marlin.TILE_N << whole.row_bits
     tiles = (stop - start) // marlin.TILE_N
     scales, zeros, *rest, _, K = whole.meaning
-    first = start * marlin.TILE_K * whole.bits // 32
+    apart = next(digit[1] for digit in whole.digits if digit[2] == tile)  # codes, from a tile to the next
+    first = start // marlin.TILE_N * apart * whole.bits // 32
     here = scales.view(-1)[start:], None if zeros is None else zeros.view(-1)[start * whole.bits // 32 :]
     return replace(
         whole,
