@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from tests.bench.timing import copies, microseconds
 
 SQUARE = 8192  # of the product whose rate is the limit of arithmetic
 CHECKED = 256  # tokens at most
-COLUMNS = ("layer", "M", "floor", "limit", "us", "x limit", "no pdl", "fp16", "x fp16", "kernel")
+COLUMNS = ("order", "layer", "M", "floor", "limit", "us", "x limit", "no pdl", "fp16", "x fp16", "kernel")
 
 
 def floor(codes: Sequence[Tensor]) -> float:
@@ -66,10 +67,12 @@ def ours(weights: Sequence[Weight], **options: Any) -> list[Any]:
     return [partial(lambda x, w: cuda.linear(x, w, **options), w=w) for w in weights]
 
 
-def measure(asked: argparse.Namespace, K: int, N: int, matmul: float) -> Iterator[dict[str, Any]]:
+def measure(
+    asked: argparse.Namespace, layout: str, K: int, N: int, matmul: float
+) -> Iterator[dict[str, Any]]:
     """One row for each number of tokens."""
     size = K * N * asked.bits // 8
-    weights = layers(asked.layout, K, N, asked.bits, asked.group, copies(size))
+    weights = layers(layout, K, N, asked.bits, asked.group, copies(size))
     codes = [largest(list(weight.fields().values())) for weight in weights]
     lowest, w = floor(codes), weights[0].dequantize().half()
     different = [w, *(torch.randn_like(w) for _ in range(copies(K * N * 2) - 1))]
@@ -77,7 +80,7 @@ def measure(asked: argparse.Namespace, K: int, N: int, matmul: float) -> Iterato
     others = {peer.name: prepared(peer, asked, K, N) for peer in peers.PEERS if peer.name in asked.peers}
     for M in asked.tokens:
         x = torch.randn(M, K, device="cuda", dtype=torch.float16)
-        row: dict[str, Any] = {"layout": asked.layout, "bits": asked.bits, "group": asked.group}
+        row: dict[str, Any] = {"layout": layout, "bits": asked.bits, "group": asked.group}
         row |= {"K": K, "N": N, "M": M, "floor": lowest, "limit": max(lowest, 2 * M * K * N / matmul)}
         row["fp16"] = timed([partial(torch.nn.functional.linear, weight=each) for each in dense], x, w)
         row["us"] = timed(ours(weights), x, w)
@@ -116,7 +119,13 @@ def cells(row: dict[str, Any], names: Sequence[str]) -> list[str]:
     """A row as the table shows it."""
     us, fp16 = row["us"], row["fp16"]
     fastest = min((time, name) for name, time in row["kernels"].items() if time)[1] if row["kernels"] else ""
-    shown = [f"{row['K']} x {row['N']}", str(row["M"]), f"{row['floor']:.1f}", f"{row['limit']:.1f}"]
+    shown = [
+        row["layout"],
+        f"{row['K']} x {row['N']}",
+        str(row["M"]),
+        f"{row['floor']:.1f}",
+        f"{row['limit']:.1f}",
+    ]
     shown += [_us(us), f"{us / row['limit']:.2f}" if us else "", _us(row["plain"]), _us(fp16)]
     shown += [f"{fp16 / us:.2f}" if us and fp16 else "", fastest]
     return shown + [_us(row["peers"].get(name)) for name in names]
@@ -136,7 +145,9 @@ def arguments() -> argparse.Namespace:
         epilog="example: nox -s bench_gpu -- --tokens 1 16 64 --json times.json --plot times.png",
     )
     names = [peer.name for peer in peers.PEERS]
-    parser.add_argument("--layout", default="marlin", help="what the layers are repacked to")
+    parser.add_argument(
+        "--layout", nargs="*", default=["strips", "marlin"], help="what the layers are repacked to"
+    )
     parser.add_argument("--bits", type=int, default=4)
     parser.add_argument("--group", type=int, default=128, help="-1: one scale a column")
     parser.add_argument("--tokens", type=int, nargs="*", default=TOKENS)
@@ -159,8 +170,8 @@ def main() -> None:
     table = Table(*COLUMNS, *there, box=None)
     matmul, rows = rate(), []
     sys.stderr.write(f"fp16 product of {SQUARE}: {matmul / 1e6:.0f} TFLOP/s\n")
-    for K, N in asked.shapes:
-        for row in measure(asked, K, N, matmul):
+    for layout, (K, N) in product(asked.layout, asked.shapes):
+        for row in measure(asked, layout, K, N, matmul):
             rows.append(row)
             table.add_row(*cells(row, there))
             sys.stderr.write(" ".join(cells(row, there)) + "\n")
