@@ -139,12 +139,12 @@ PYBIND11_MODULE(_cuda, module) {
   module.def(
       "middle",
       [](uintptr_t x, uintptr_t weights, uintptr_t scales, uintptr_t zeros, uintptr_t bias, uintptr_t y,
-         const std::array<int, 5>& sizes, int bits, int group, bool own, bool bfloat16, int columns, int split,
-         bool early, uintptr_t stream) {
+         const std::array<int, 5>& sizes, int bits, int group, bool own, bool bfloat16, int columns, int together,
+         int split, bool early, uintptr_t stream) {
         const auto [M, K, N, inputs, outputs] = sizes;
         check(middle({at<const void>(x), at<const void>(weights), at<const void>(scales), at<const void>(zeros),
                       at<const void>(bias), at<void>(y), M, K, N, inputs, outputs, bits, group, own, bfloat16, columns,
-                      split, early},
+                      together, split, early},
                      at<CUstream_st>(stream)),
               "middle");
       },

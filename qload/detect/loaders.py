@@ -92,18 +92,19 @@ class EETQWeightsLoader(FormatLoader):
 
 # What repacks lies to the right of this module: it is named, never imported.
 REPACKED = ("qload.kernels.loaders", "for_target")
-KERNELS = ("auto", "marlin", "exllama")
+KERNELS = ("auto", "marlin", "strips", "exllama")
 
 
 @dataclass(frozen=True)
 class KernelTarget:
-    """What weights are repacked for: "marlin", "exllama", or "auto": Marlin's wherever it says yes.
+    """What weights are repacked for: "marlin", "strips", "exllama", or "auto": the fastest that says yes.
 
+    "auto" is our own strips for weights on a CUDA device from Hopper on, Marlin's order elsewhere.
     `zeros`: how "exllama" stores zero points, None: as the checkpoint does. `dtype` and `exponent_bias`: of
     FP8 for Marlin's kernel (`repack`); without a dtype "auto" leaves FP8 as it is stored.
     """
 
-    kernel: Literal["auto", "marlin", "exllama"]
+    kernel: Literal["auto", "marlin", "strips", "exllama"]
     zeros: ZeroPoints | None = None
     dtype: torch.dtype | None = None
     exponent_bias: bool = True
@@ -120,11 +121,11 @@ class KernelTarget:
             raise ArgumentError("target: exponent_bias", "True or False", repr(self.exponent_bias))
         if self.zeros is not None and self.kernel != "exllama":
             raise ArgumentError("target: zeros", "None, as only exllama has a choice", repr(self.zeros))
-        if self.dtype is not None and self.kernel == "exllama":
+        if self.dtype is not None and self.kernel in ("strips", "exllama"):
             raise ArgumentError("target: dtype", "None, as only FP8 for Marlin takes one", str(self.dtype))
 
 
-Target = Literal["auto", "marlin", "exllama"] | KernelTarget
+Target = Literal["auto", "marlin", "strips", "exllama"] | KernelTarget
 
 
 @overload
@@ -150,8 +151,9 @@ def loader_from_config(
 ) -> WeightsLoader:
     """The loader for a `quantization_config`; None means plain weights.
 
-    `target`: what the loaded weights are repacked for: "marlin" or "exllama", or "auto", which is Marlin
-    wherever its kernel says yes, or a `KernelTarget` with more to say; None keeps the checkpoint's own types.
+    `target`: what the loaded weights are repacked for: "marlin", "strips", "exllama", or "auto", the fastest
+    that says yes where a weight lies, or a `KernelTarget` with more to say; None keeps the checkpoint's own
+    types.
     `storage` is looked through for the tensors in which old GPTQ checkpoints keep their settings
     (`gptq_bits`, `gptq_groupsize`): tensors are believed before the config. Raises ConfigError for
     a malformed config, UnsupportedFormatError for a method that is not read.

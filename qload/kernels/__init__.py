@@ -12,6 +12,7 @@ from qload.kernels.mp_linear import (
     MarlinLinearKernel,
     MPLinearKernel,
     MPLinearLayerConfig,
+    StripsLinearKernel,
     choose_mp_linear_kernel,
     permute_param_layout_,
 )
@@ -39,6 +40,7 @@ __all__ = [
     "RepackingLoader",
     "ScalarType",
     "StripsConfig",
+    "StripsLinearKernel",
     "StripsWeight",
     "choose_mp_linear_kernel",
     "permute_param_layout_",

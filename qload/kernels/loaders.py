@@ -1,18 +1,22 @@
 """Loaders that repack what another loader loads: the conversion belongs to the kernel that asks for it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
+from functools import partial
 from typing import Any, Self
 
 from qload.detect import KernelTarget
 from qload.errors import ArgumentError, CastError, RepackError
 from qload.formats import Marlin24Weight
+from qload.kernels import strips
+from qload.kernels.devices import compute_capability
 from qload.kernels.hollow import HollowSource
 from qload.kernels.repack import options, repack, undecisive
 from qload.loader import FormatLoader, Part, Split, TensorSource, WeightsLoader
 from qload.spec import Weight
 
 READ_AS_STORED = {"marlin": (Marlin24Weight,)}  # what a kernel of the same family reads as it is
+Whole = Callable[[str], Weight | None]  # for a layout, the layer that a share is of
 
 
 class RepackingLoader(WeightsLoader):
@@ -36,14 +40,9 @@ class RepackingLoader(WeightsLoader):
         weight = self.inner.load(weights, parts, split)
         if weight.plain or isinstance(weight, READ_AS_STORED.get(self.layout, ())):
             return weight
-        taken = options(type(weight), self.layout)
-        asked = {option: value for option, value in self.asked.items() if option in taken}
+        whole = partial(self._whole, weights, parts, weight) if split else lambda layout: None
         try:
-            if "dtype" in taken and asked.get("dtype") is None:
-                reason = "its scales need the dtype of the activations, and the target says none"
-                raise RepackError(weight.format, self.layout, reason)
-            whole = self._whole(weights, parts, weight) if split else None
-            return repack(weight, self.layout, whole=whole, **asked)
+            return self._repacked(weight, whole)
         except (RepackError, CastError) as error:
             reason = error.reason if isinstance(error, RepackError) else str(error)
             if self.strict:
@@ -59,11 +58,25 @@ class RepackingLoader(WeightsLoader):
         twin.inner = self.inner.with_config(**changes)
         return twin
 
-    def _whole(self, weights: TensorSource, parts: Sequence[Part], share: Weight) -> Weight | None:
+    def _repacked(self, weight: Weight, whole: Whole) -> Weight:
+        """In the loader's layout; RepackError or CastError with the reason why not."""
+        return self._in_layout(self.layout, weight, whole)
+
+    def _in_layout(self, layout: str, weight: Weight, whole: Whole) -> Weight:
+        taken = options(type(weight), layout)
+        asked = {option: value for option, value in self.asked.items() if option in taken}
+        if "dtype" in taken and asked.get("dtype") is None:
+            reason = "its scales need the dtype of the activations, and the target says none"
+            raise RepackError(weight.format, layout, reason)
+        return repack(weight, layout, whole=whole(layout), **asked)
+
+    def _whole(
+        self, weights: TensorSource, parts: Sequence[Part], share: Weight, layout: str
+    ) -> Weight | None:
         """The layer that a share is of, read but for its codes, where the codes decide nothing."""
         if weights.process_group.size() == 1:
             return None
-        bulk = undecisive(share, self.layout) if isinstance(self.inner, FormatLoader) else ""
+        bulk = undecisive(share, layout) if isinstance(self.inner, FormatLoader) else ""
         return self.inner.load(HollowSource(weights, bulk), parts, None)
 
     def __repr__(self) -> str:
@@ -77,9 +90,24 @@ class GPTQMarlinWeightsLoader(RepackingLoader):
         super().__init__(inner, "marlin", strict=strict, **asked)
 
 
+class FastestLoader(GPTQMarlinWeightsLoader):
+    """Repacks for the fastest kernel where a weight lies: strips from Hopper on, else Marlin's order."""
+
+    def _repacked(self, weight: Weight, whole: Whole) -> Weight:
+        capability = compute_capability(weight.device)
+        if capability is not None and capability >= strips.CAPABILITY:
+            try:
+                return self._in_layout("strips", weight, whole)
+            except RepackError:  # Marlin's order can say more, or why not
+                pass
+        return super()._repacked(weight, whole)
+
+
 def for_target(inner: WeightsLoader, target: KernelTarget) -> WeightsLoader:
-    """The loader of what a kernel reads: "auto" is Marlin's wherever it says yes."""
-    if target.kernel == "exllama":
-        return RepackingLoader(inner, "exllama", zeros=target.zeros)
-    asked = {"dtype": target.dtype, "exponent_bias": target.exponent_bias}
-    return GPTQMarlinWeightsLoader(inner, strict=target.kernel == "marlin", **asked)
+    """The loader of what a kernel reads: "auto" is the fastest that says yes where the weight lies."""
+    asked: dict[str, Any] = {"dtype": target.dtype, "exponent_bias": target.exponent_bias}
+    if target.kernel == "auto":
+        return FastestLoader(inner, strict=False, **asked)
+    if target.kernel == "marlin":
+        return GPTQMarlinWeightsLoader(inner, **asked)
+    return RepackingLoader(inner, target.kernel, zeros=target.zeros)

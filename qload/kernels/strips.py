@@ -22,6 +22,8 @@ from qload.layouts import strips
 from qload.layouts.packing import Packing
 from qload.spec import TensorSpec
 
+CAPABILITY = 90  # of the chips, and newer ones, on which kernels read strips faster than Marlin's order
+
 
 @dataclass(frozen=True)
 class StripsConfig(GPTQMarlinConfig):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from qload.native.asked import is_on, isa, threads
 from qload.native.built import load
-from qload.native.held import OUT, PLAIN, Meaning
+from qload.native.held import OUT, Meaning, address, is_plain
 
 PACKED = (2, 4, 8)  # bits of codes that words hold in whole numbers
 SCRATCH = 1 << 17  # bytes on each thread's stack, where a granule of a packing is spelled out
@@ -97,7 +97,7 @@ def _pack(
     cpu = _module(codes, words)
     if cpu is None or bits not in PACKED:
         return None
-    at = codes.data_ptr(), codes.stride(0), _address(starts), _address(shifts), words.data_ptr()
+    at = codes.data_ptr(), codes.stride(0), address(starts), address(shifts), words.data_ptr()
     seen: int = cpu.pack(isa(), bits, list(rows), list(columns), *at, threads())
     return seen
 
@@ -175,23 +175,19 @@ def _meant(meaning: Meaning, place: Tensor | None, out: Tensor, high_first: bool
     tables, groups = meaning.scales.shape
     return (
         high_first,
-        _address(meaning.lookup),
+        address(meaning.lookup),
         meaning.scales.data_ptr(),
-        _address(meaning.zeros),
+        address(meaning.zeros),
         groups,
-        _address(meaning.k_group),
+        address(meaning.k_group),
         meaning.run,
-        _address(meaning.n_group),
+        address(meaning.n_group),
         max(1, out.shape[0] // max(1, tables)),
-        _address(place),
+        address(place),
         meaning.divide,
         meaning.factor,
         OUT[out.dtype],
     )
-
-
-def _address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
 
 
 def takes(*tensors: Tensor) -> bool:
@@ -204,13 +200,4 @@ def _module(*tensors: Tensor) -> ModuleType | None:
     found = load("cpu").found
     if found is None or not is_on() or torch.compiler.is_compiling():
         return None
-    return found if all(map(_is_plain, tensors)) else None
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    grad = tensor.requires_grad and torch.is_grad_enabled()
-    if type(tensor) not in PLAIN or tensor.device.type != "cpu" or tensor.layout != torch.strided or grad:
-        return False
-    if tensor.is_conj() or tensor.is_neg():  # whose memory holds other values
-        return False
-    return tensor.data_ptr() % tensor.itemsize == 0  # a file may hold a tensor at an odd byte
+    return found if all(is_plain(tensor, "cpu") for tensor in tensors) else None

@@ -15,7 +15,7 @@ from torch import Tensor
 from qload.native.asked import is_on
 from qload.native.built import load
 from qload.native.cpu import PACKED, Digit, Place
-from qload.native.held import OUT, PLAIN, Meaning
+from qload.native.held import OUT, Meaning, address, is_plain
 
 WORD_BITS = 32
 RUN = 16  # bytes that numbers are read and written by
@@ -42,7 +42,7 @@ def move(
     starts, counts = rows or (None, [0] * len(digits))
     quads = [(*digit, count) for digit, count in zip(digits, counts, strict=True)]
     with torch.cuda.device(target.device):
-        cuda.move(bits, quads, source.data_ptr(), _address(starts), target.data_ptr(), stream(target))
+        cuda.move(bits, quads, source.data_ptr(), address(starts), target.data_ptr(), stream(target))
     return True
 
 
@@ -149,9 +149,9 @@ def _meant(cuda: ModuleType, meaning: Meaning) -> tuple[Any, Tensor | None]:
     made.scales, made.scale_type = meaning.scales.data_ptr(), OUT[torch.float32]
     made.scale_n = made.zero_n = 0 if tables == 1 and meaning.n_group is None else groups
     made.scale_k = made.zero_k = 1
-    made.lookup, made.zeros = _address(meaning.lookup), _address(zeros)
+    made.lookup, made.zeros = address(meaning.lookup), address(zeros)
     made.zeros_kind = NONE if zeros is None else INT32
-    made.n_table, made.k_table = _address(meaning.n_group), _address(meaning.k_group)
+    made.n_table, made.k_table = address(meaning.n_group), address(meaning.k_group)
     made.k_run = meaning.run
     made.divide, made.factor = meaning.divide, meaning.factor
     return made, zeros
@@ -177,10 +177,6 @@ def stream(tensor: Tensor) -> int:
     return int(torch.cuda.current_stream(tensor.device).cuda_stream)
 
 
-def _address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
-
-
 def takes(*tensors: Tensor) -> bool:
     """Whether there is native code for tensors like these."""
     return _module(*tensors) is not None
@@ -192,13 +188,4 @@ def _module(*tensors: Tensor) -> ModuleType | None:
     if found is None or not is_on() or torch.compiler.is_compiling():
         return None
     device = tensors[0].device
-    return found if all(_is_plain(tensor) and tensor.device == device for tensor in tensors) else None
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    grad = tensor.requires_grad and torch.is_grad_enabled()
-    if type(tensor) not in PLAIN or tensor.device.type != "cuda" or tensor.layout != torch.strided or grad:
-        return False
-    if tensor.is_conj() or tensor.is_neg():  # whose memory holds other values
-        return False
-    return tensor.data_ptr() % tensor.itemsize == 0
+    return found if all(is_plain(tensor, "cuda") and tensor.device == device for tensor in tensors) else None

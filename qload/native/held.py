@@ -107,3 +107,18 @@ def shares_memory(one: Tensor, other: Tensor) -> bool:
     if type(one) not in PLAIN or type(other) not in PLAIN or one.is_meta:
         return False
     return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr() != 0
+
+
+def is_plain(tensor: Tensor, device: str) -> bool:
+    """Whether native code may touch a tensor: it is on such a device, and its memory holds its values."""
+    grad = tensor.requires_grad and torch.is_grad_enabled()
+    if type(tensor) not in PLAIN or tensor.device.type != device or tensor.layout != torch.strided or grad:
+        return False
+    if tensor.is_conj() or tensor.is_neg():  # whose memory holds other values
+        return False
+    return tensor.data_ptr() % tensor.itemsize == 0  # a file may hold a tensor at an odd byte
+
+
+def address(tensor: Tensor | None) -> int:
+    """Where a tensor starts; 0 where there is none."""
+    return 0 if tensor is None else tensor.data_ptr()

@@ -8,7 +8,9 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -22,11 +24,20 @@ from qload.kernels.cuda.module import native, stream
 from qload.spec import Weight
 from tests.bench import dispatch, peers, plot
 from tests.bench.layers import SHAPES, TOKENS, checkpoint, largest, layers
-from tests.bench.timing import copies, microseconds
+from tests.bench.timing import copies, medians, microseconds
 
 SQUARE = 8192  # of the product whose rate is the limit of arithmetic
 CHECKED = 256  # tokens at most
-COLUMNS = ("layer", "M", "floor", "limit", "us", "x limit", "no pdl", "fp16", "x fp16", "kernel")
+COLUMNS = ("order", "layer", "M", "floor", "limit", "us", "x limit", "no pdl", "fp16", "x fp16", "kernel")
+
+
+@dataclass(frozen=True)
+class Group:
+    """Calls of x that do the same with other memory; the first multiplies with w."""
+
+    calls: Sequence[Any]
+    x: Tensor
+    w: Tensor
 
 
 def floor(codes: Sequence[Tensor]) -> float:
@@ -53,12 +64,10 @@ def wrong(y: Tensor, x: Tensor, w: Tensor) -> bool:
     return not bool(((y.double() - exact).abs() <= (unit + x.shape[1] * 2.0**-24) * size + unit).all())
 
 
-def timed(calls: Sequence[Any], x: Tensor, w: Tensor) -> float | None:
-    """Microseconds of one of these calls of x, or None if the first one's result is wrong."""
-    few = x[:CHECKED]
-    if wrong(calls[0](few), few, w):
-        return None
-    return microseconds([partial(call, x) for call in calls])
+def right(call: Any, x: Tensor, w: Tensor) -> bool:
+    """Whether rows of the result of all of x, spread over it, pass the check."""
+    rows = torch.linspace(0, x.shape[0] - 1, min(x.shape[0], CHECKED), device=x.device).long()
+    return not wrong(call(x)[rows], x[rows], w)
 
 
 def ours(weights: Sequence[Weight], **options: Any) -> list[Any]:
@@ -66,26 +75,51 @@ def ours(weights: Sequence[Weight], **options: Any) -> list[Any]:
     return [partial(lambda x, w: cuda.linear(x, w, **options), w=w) for w in weights]
 
 
-def measure(asked: argparse.Namespace, K: int, N: int, matmul: float) -> Iterator[dict[str, Any]]:
+def measure(
+    asked: argparse.Namespace, layout: str, K: int, N: int, matmul: float
+) -> Iterator[dict[str, Any]]:
     """One row for each number of tokens."""
     size = K * N * asked.bits // 8
-    weights = layers(asked.layout, K, N, asked.bits, asked.group, copies(size))
+    weights = layers(layout, K, N, asked.bits, asked.group, copies(size))
     codes = [largest(list(weight.fields().values())) for weight in weights]
     lowest, w = floor(codes), weights[0].dequantize().half()
-    dense = [w, *(torch.randn_like(w) for _ in range(copies(K * N * 2) - 1))]
+    different = [w, *(torch.randn_like(w) for _ in range(copies(K * N * 2) - 1))]
+    dense = [different[i % len(different)] for i in range(len(weights))]  # as many calls of each
     others = {peer.name: prepared(peer, asked, K, N) for peer in peers.PEERS if peer.name in asked.peers}
     for M in asked.tokens:
         x = torch.randn(M, K, device="cuda", dtype=torch.float16)
-        row: dict[str, Any] = {"layout": asked.layout, "bits": asked.bits, "group": asked.group}
+        row: dict[str, Any] = {"layout": layout, "bits": asked.bits, "group": asked.group}
         row |= {"K": K, "N": N, "M": M, "floor": lowest, "limit": max(lowest, 2 * M * K * N / matmul)}
-        row["fp16"] = timed([partial(torch.nn.functional.linear, weight=each) for each in dense], x, w)
-        row["us"] = timed(ours(weights), x, w)
-        row["plain"] = timed(ours(weights, early=False), x, w)
-        row["kernels"] = {}
-        for name in able(x, weights[0]) if asked.kernels else ():
-            row["kernels"][name] = timed(ours(weights, kernel=name), x, w)
-        row["peers"] = {name: peer_time(made, x) for name, made in others.items()}
+        ables = able(x, weights[0]) if asked.kernels else ()
+        groups = {
+            ("fp16",): Group([partial(torch.nn.functional.linear, weight=each) for each in dense], x, w),
+            ("us",): Group(ours(weights), x, w),
+            ("plain",): Group(ours(weights, early=False), x, w),
+            **{("kernels", name): Group(ours(weights, kernel=name), x, w) for name in ables},
+            **{("peers", name): peer_group(made, x) for name, made in others.items()},
+        }
+        row |= {"kernels": {}, "peers": {}}
+        for (field, *names), time in timed(groups).items():
+            place = row[field] if names else row
+            place[names[0] if names else field] = time
         yield row
+
+
+def timed(groups: dict[tuple[str, ...], Group | str]) -> dict[tuple[str, ...], float | str | None]:
+    """Microseconds of a call of each group, in turns; None: its result is wrong; else why it does not run."""
+    found: dict[tuple[str, ...], float | str | None] = {}
+    there: dict[tuple[str, ...], Group] = {}
+    for key, group in groups.items():
+        found[key] = group if isinstance(group, str) else None
+        try:
+            if isinstance(group, Group) and right(group.calls[0], group.x, group.w):
+                there[key] = group
+        except RuntimeError as refused:
+            if key[0] != "peers":
+                raise
+            found[key] = str(refused).splitlines()[0]
+    times = medians([[partial(call, group.x) for call in group.calls] for group in there.values()])
+    return found | dict(zip(there, times, strict=True))
 
 
 def prepared(peer: peers.Peer, asked: argparse.Namespace, K: int, N: int) -> Any:
@@ -100,22 +134,25 @@ def prepared(peer: peers.Peer, asked: argparse.Namespace, K: int, N: int) -> Any
     return peer, [call for call, _ in made], made[0][1]
 
 
-def peer_time(made: Any, x: Tensor) -> float | str | None:
-    """Microseconds, None if its result is wrong, or why it does not run."""
+def peer_group(made: Any, x: Tensor) -> Group | str:
+    """A peer's calls, or why there are none."""
     if isinstance(made, str):
         return made
     peer, calls, w = made
-    try:
-        return timed(calls, x.to(peer.dtype), w)
-    except RuntimeError as refused:
-        return str(refused).splitlines()[0]
+    return Group(calls, x.to(peer.dtype), w)
 
 
 def cells(row: dict[str, Any], names: Sequence[str]) -> list[str]:
     """A row as the table shows it."""
     us, fp16 = row["us"], row["fp16"]
     fastest = min((time, name) for name, time in row["kernels"].items() if time)[1] if row["kernels"] else ""
-    shown = [f"{row['K']} x {row['N']}", str(row["M"]), f"{row['floor']:.1f}", f"{row['limit']:.1f}"]
+    shown = [
+        row["layout"],
+        f"{row['K']} x {row['N']}",
+        str(row["M"]),
+        f"{row['floor']:.1f}",
+        f"{row['limit']:.1f}",
+    ]
     shown += [_us(us), f"{us / row['limit']:.2f}" if us else "", _us(row["plain"]), _us(fp16)]
     shown += [f"{fp16 / us:.2f}" if us and fp16 else "", fastest]
     return shown + [_us(row["peers"].get(name)) for name in names]
@@ -135,7 +172,9 @@ def arguments() -> argparse.Namespace:
         epilog="example: nox -s bench_gpu -- --tokens 1 16 64 --json times.json --plot times.png",
     )
     names = [peer.name for peer in peers.PEERS]
-    parser.add_argument("--layout", default="marlin", help="what the layers are repacked to")
+    parser.add_argument(
+        "--layout", nargs="*", default=["strips", "marlin"], help="what the layers are repacked to"
+    )
     parser.add_argument("--bits", type=int, default=4)
     parser.add_argument("--group", type=int, default=128, help="-1: one scale a column")
     parser.add_argument("--tokens", type=int, nargs="*", default=TOKENS)
@@ -158,8 +197,8 @@ def main() -> None:
     table = Table(*COLUMNS, *there, box=None)
     matmul, rows = rate(), []
     sys.stderr.write(f"fp16 product of {SQUARE}: {matmul / 1e6:.0f} TFLOP/s\n")
-    for K, N in asked.shapes:
-        for row in measure(asked, K, N, matmul):
+    for layout, (K, N) in product(asked.layout, asked.shapes):
+        for row in measure(asked, layout, K, N, matmul):
             rows.append(row)
             table.add_row(*cells(row, there))
             sys.stderr.write(" ".join(cells(row, there)) + "\n")

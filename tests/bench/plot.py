@@ -7,8 +7,15 @@ def ratios(rows: list[dict[str, Any]], path: str) -> None:
     """A PNG; needs matplotlib."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    axes = figure.subplots()
+    layouts = list(dict.fromkeys(row["layout"] for row in rows))
+    figure = Figure(figsize=(8 * len(layouts), 5), layout="constrained")
+    panels = figure.subplots(1, len(layouts), squeeze=False, sharey=True)[0]
+    for axes, layout in zip(panels, layouts, strict=True):
+        _panel(axes, [row for row in rows if row["layout"] == layout])
+    figure.savefig(path, dpi=120)
+
+
+def _panel(axes: Any, rows: list[dict[str, Any]]) -> None:
     for shape in dict.fromkeys((row["K"], row["N"]) for row in rows):
         points = [row for row in rows if (row["K"], row["N"]) == shape and row["us"]]
         axes.plot(
@@ -22,4 +29,3 @@ def ratios(rows: list[dict[str, Any]], path: str) -> None:
     axes.axhline(1, color="grey", linewidth=0.8)
     axes.set_title(f"{rows[0]['layout']}, {rows[0]['bits']} bits, groups of {rows[0]['group']}")
     axes.legend(title="K x N")
-    figure.savefig(path, dpi=120)

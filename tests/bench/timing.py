@@ -5,6 +5,7 @@ from statistics import median
 
 import torch
 
+Call = Callable[[], object]
 ROTATE = 256 << 20  # bytes; several times the L2
 REPLAYS = 15
 
@@ -14,25 +15,38 @@ def copies(bytes_each: int) -> int:
     return max(2, -(-ROTATE // bytes_each))
 
 
-def microseconds(calls: Sequence[Callable[[], object]], *, rounds: int = 1) -> float:
+def microseconds(calls: Sequence[Call], *, rounds: int = 1) -> float:
     """The median time of one call, of graph replays that make every call `rounds` times in turn."""
+    return medians([calls], rounds=rounds)[0]
+
+
+def medians(groups: Sequence[Sequence[Call]], *, rounds: int = 1) -> list[float]:
+    """The same of each group, replayed in turns: as clocks fall under load, they fall for all of them."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        for call in calls:
-            call()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        kept = []
-        with torch.cuda.graph(graph, stream=stream):
-            for _ in range(rounds):
-                kept.append([call() for call in calls])
-        times = []
+        replays = [_captured(calls, rounds, stream) for calls in groups]
+        times: list[list[float]] = [[] for _ in groups]
         for _ in range(REPLAYS + 2):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            times.append(start.elapsed_time(end))
-    del kept, graph
-    return median(times[2:]) * 1000 / (len(calls) * rounds)
+            for (graph, _), found in zip(replays, times, strict=True):
+                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                start.record()
+                graph.replay()
+                end.record()
+                end.synchronize()
+                found.append(start.elapsed_time(end))
+    counts = [len(calls) * rounds for calls in groups]
+    return [median(found[2:]) * 1000 / count for found, count in zip(times, counts, strict=True)]
+
+
+def _captured(
+    calls: Sequence[Call], rounds: int, stream: torch.cuda.Stream
+) -> tuple[torch.cuda.CUDAGraph, list[object]]:
+    """The calls as a graph, and their results, whose memory it writes."""
+    for call in calls:
+        call()
+    torch.cuda.synchronize()
+    graph, kept = torch.cuda.CUDAGraph(), []
+    with torch.cuda.graph(graph, stream=stream):
+        for _ in range(rounds):
+            kept.append([call() for call in calls])
+    return graph, kept

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from qload.formats import GPTQConfig, GPTQWeight
-from qload.kernels import GPTQMarlinWeight, StripsWeight, cuda, repack
+from qload.kernels import GPTQMarlinWeight, StripsWeight, repack
 from qload.kernels.cuda.marlin import MarlinCall, arguments
 from qload.kernels.cuda.strips import StripsCall
 from qload.layouts import Stored, gptq
@@ -62,7 +62,6 @@ def layer(
     made = repack(held, layout)
     assert isinstance(made, GPTQMarlinWeight)
     assert (made.config.zero_point, made.config.is_k_full) == (zeros, share == 1)
-    assert cuda.why_not_linear(made.to("cuda"), dtype) is None
     return made.to("cuda")
 
 

@@ -1,6 +1,7 @@
-"""Every CUDA operator once, on shapes that a sanitizer gets through: `nox -s sanitize`.
+"""Every CUDA kernel of ours once, on shapes that a sanitizer gets through: `nox -s sanitize`.
 
-Results are compared too, so that a checker that runs nothing is seen.
+Results are compared too, so that a checker that runs nothing is seen. `large` is left out: what it adds to
+dequantize is the vendor's product, whose copies sanitizers do not follow.
 """
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from qload.formats import AWQConfig, AWQWeight
 from qload.kernels import ExllamaWeight, GPTQMarlinWeight, cuda, repack
-from qload.kernels.cuda import decode, exllama, large, middle, w4a16
+from qload.kernels.cuda import decode, exllama, middle, w4a16
 from qload.kernels.cuda.marlin import MarlinCall, arguments
 from qload.kernels.cuda.strips import StripsCall
 from qload.layouts import awq, gptq, marlin, strides
@@ -85,13 +86,12 @@ def main() -> None:
             x = torch.eye(K, dtype=torch.float16, device="cuda")[:M].contiguous()
             for columns, split in ((1, 1), (1, 2), (2, 2), (0, 0)):
                 same(decode.run(kind(*arguments(x, held)), columns, split), w.T[:M].half())
-    for M in (17, 64, 100):
-        x = torch.eye(K, dtype=torch.float16, device="cuda")[:M].contiguous()
-        call = MarlinCall(x, read.qweight, read.scales, read.qzeros, *[None] * 3, N, 4, GROUP, True)
-        same(large.run(call), w.T[:M].half())
-        for columns, split in ((256, 1), (256, 3), (512, 2)):
-            if middle.why_not(call) is None:
-                same(middle.run(call, columns, split), w.T[:M].half())
+        for M in (17, 64, 100):
+            x = torch.eye(K, dtype=torch.float16, device="cuda")[:M].contiguous()
+            call = kind(*arguments(x, held))
+            for columns, split, together in ((256, 1, 1), (256, 3, 2), (512, 2, 1)):
+                if middle.why_not(call) is None:
+                    same(middle.run(call, columns, split, together), w.T[:M].half())
     shuffled = repack(made, "exllama").to("cuda")
     assert isinstance(shuffled, ExllamaWeight)
     for M in (1, 8, 9, 33):

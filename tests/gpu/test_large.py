@@ -24,7 +24,8 @@ LAYERS = [  # K, N, group, zero points, act order, bits
     pytest.param(1024, 2112, 128, False, False, 8, id="8 bits, groups of 128"),
     pytest.param(768, 1088, -1, True, False, 8, id="8 bits, one scale and zero point a column"),
 ]
-WAYS = pytest.mark.parametrize("scratch", [0, None], ids=["in slices", "whole"])
+WAYS = pytest.mark.parametrize("scratch", [0, large.SCRATCH], ids=["in slices", "whole"])
+LAYOUT = pytest.mark.parametrize("layout", ["marlin", "strips"])
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -34,11 +35,12 @@ def _built() -> None:
         pytest.skip(reason)
 
 
-def kernel(weight: GPTQMarlinWeight, scratch: int | None) -> Callable[[Tensor], Tensor]:
+def kernel(weight: GPTQMarlinWeight, scratch: int) -> Callable[[Tensor], Tensor]:
     return lambda x: large.run(call(x, weight), scratch)
 
 
 @WAYS
+@LAYOUT
 @DTYPES
 @pytest.mark.parametrize(("K", "N", "group", "zeros", "act_order", "bits"), LAYERS)
 def test_the_three_oracles(
@@ -48,11 +50,12 @@ def test_the_three_oracles(
     zeros: bool,
     act_order: bool,
     bits: int,
-    scratch: int | None,
+    scratch: int,
+    layout: str,
     dtype: torch.dtype,
 ) -> None:
-    exact = layer(K, N, group, zeros, act_order, dtype, exact=True, bits=bits)
-    rounded = layer(K, N, group, zeros, act_order, dtype, bits=bits)
+    exact = layer(K, N, group, zeros, act_order, dtype, exact=True, bits=bits, layout=layout)
+    rounded = layer(K, N, group, zeros, act_order, dtype, bits=bits, layout=layout)
 
     assert_reads_back(kernel(rounded, scratch), rounded, dtype)
     assert_sums_exactly(kernel(exact, scratch), exact, dtype, M=100)
@@ -60,16 +63,17 @@ def test_the_three_oracles(
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
-def test_rows_whose_groups_only_an_index_knows_are_multiplied(dtype: torch.dtype) -> None:
-    whole = layer(512, 128, 32, True, True, dtype, exact=True)
-    weight = replace(whole, config=replace(whole.config, is_k_full=False))
+@pytest.mark.parametrize("K", [512, 416], ids=["whole", "padded"])
+def test_rows_whose_groups_only_an_index_knows_are_multiplied(K: int, dtype: torch.dtype) -> None:
+    weight = layer(K, 128, 32, True, True, dtype, exact=True, share=4)
 
+    assert_reads_back(kernel(weight, 0), weight, dtype)
     assert_sums_exactly(kernel(weight, 0), weight, dtype, M=70)
 
 
 @WAYS
 @DTYPES
-def test_a_bias_is_added(scratch: int | None, dtype: torch.dtype) -> None:
+def test_a_bias_is_added(scratch: int, dtype: torch.dtype) -> None:
     weight = layer(1024, 1344, 128, True, False, dtype, exact=True)
     x, bias = inputs(90, weight, dtype).round(), torch.arange(1344, device="cuda").to(dtype) / 8
 

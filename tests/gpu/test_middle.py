@@ -1,18 +1,20 @@
-"""17 tokens and more on Marlin's order: read-back, exact sums, a derived bound, the same bits every time."""
+"""17 tokens and more on Marlin's order and strips: read-back, exact sums, a derived bound, the same bits."""
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from qload.kernels import GPTQMarlinWeight, cuda
-from qload.kernels.cuda import marlin, middle
+from qload.kernels.cuda import linear, marlin, middle
 from qload.testing import assert_reads_back, assert_same_bits, assert_sums_exactly, assert_within_bound
-from tests.gpu.layers import DTYPES, call, divided, inputs, layer
+from tests.gpu.layers import DTYPES, call, inputs, layer
 
 pytestmark = pytest.mark.gpu
+LAYOUT = pytest.mark.parametrize("layout", ["marlin", "strips"])
 TOKENS = [17, 24, 31, 32, 33, 63, 64, 65, 100, 128, 256]
 LAYERS = [  # K, N, group, zero points, act order, bits
     pytest.param(128, 64, 128, False, False, 4, id="one tile"),
@@ -38,16 +40,17 @@ def _hopper() -> None:
 
 
 def kernel(weight: GPTQMarlinWeight, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
-    return lambda x: marlin.linear(x, weight, bias, kernel="middle")
+    return lambda x: linear(x, weight, bias, kernel="middle")
 
 
 @DTYPES
+@LAYOUT
 @pytest.mark.parametrize("M", [32, 64, 128])
 @pytest.mark.parametrize(("K", "N", "group", "zeros", "act_order", "bits"), LAYERS)
 def test_one_input_at_a_time_reads_the_weight_back(
-    K: int, N: int, group: int, zeros: bool, act_order: bool, bits: int, M: int, dtype: torch.dtype
+    K: int, N: int, group: int, zeros: bool, act_order: bool, bits: int, M: int, layout: str, dtype: Any
 ) -> None:
-    weight = layer(K, N, group, zeros, act_order, dtype, bits=bits)
+    weight = layer(K, N, group, zeros, act_order, dtype, bits=bits, layout=layout)
 
     def in_pieces(x: Tensor) -> Tensor:
         wide = torch.nn.functional.pad(x, (0, 0, 0, -x.shape[0] % M))
@@ -57,41 +60,53 @@ def test_one_input_at_a_time_reads_the_weight_back(
 
 
 @DTYPES
+@LAYOUT
 @pytest.mark.parametrize("M", TOKENS)
 @pytest.mark.parametrize(("K", "N", "group", "zeros", "act_order", "bits"), LAYERS)
 def test_sums_are_exact_where_they_can_be_and_within_what_rounding_costs(
-    K: int, N: int, group: int, zeros: bool, act_order: bool, bits: int, M: int, dtype: torch.dtype
+    K: int, N: int, group: int, zeros: bool, act_order: bool, bits: int, M: int, layout: str, dtype: Any
 ) -> None:
-    exact = layer(K, N, group, zeros, act_order, dtype, exact=True, bits=bits)
-    rounded = layer(K, N, group, zeros, act_order, dtype, bits=bits)
+    exact = layer(K, N, group, zeros, act_order, dtype, exact=True, bits=bits, layout=layout)
+    rounded = layer(K, N, group, zeros, act_order, dtype, bits=bits, layout=layout)
 
     assert_sums_exactly(kernel(exact), exact, dtype, M=M)
     assert_within_bound(kernel(rounded), rounded, inputs(M, rounded, dtype))
 
 
-@pytest.mark.parametrize("columns", [256, 512])
+@DTYPES
+@LAYOUT
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(("columns", "together"), [(256, 1), (256, 2), (512, 1)])
 @pytest.mark.parametrize("split", range(1, 9))
 @pytest.mark.parametrize("M", [30, 64, 128, 200])
 @pytest.mark.parametrize("group", [32, 128])
-def test_every_division_of_a_layer_sums_exactly(columns: int, split: int, M: int, group: int) -> None:
-    weight = layer(1984, 832, group, True, False, torch.float16, exact=True)
+def test_every_division_of_a_layer_sums_exactly(
+    columns: int, together: int, split: int, M: int, group: int, bits: int, layout: str, dtype: torch.dtype
+) -> None:
+    weight = layer(1984, 832, group, True, False, dtype, exact=True, bits=bits, layout=layout)
 
-    assert_sums_exactly(divided(middle.run, weight, columns, split), weight, torch.float16, M=M)
+    def divided(x: Tensor) -> Tensor:
+        return middle.run(call(x, weight), columns, split, together)
+
+    assert_sums_exactly(divided, weight, dtype, M=M)
 
 
+@LAYOUT
+@pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize(("K", "N"), [(64, 64), (128, 4096), (28672, 128), (4096, 64 * 700)])
 @pytest.mark.parametrize("M", [32, 64, 256])
-def test_the_division_that_is_chosen_sums_exactly(K: int, N: int, M: int) -> None:
-    weight = layer(K, N, -1, False, False, torch.float16, exact=True)
+def test_the_division_that_is_chosen_sums_exactly(K: int, N: int, M: int, bits: int, layout: str) -> None:
+    weight = layer(K, N, -1, False, False, torch.float16, exact=True, bits=bits, layout=layout)
 
     assert_sums_exactly(kernel(weight), weight, torch.float16, M=M)
 
 
 @DTYPES
+@LAYOUT
 @pytest.mark.parametrize("split", [1, 4])
 @pytest.mark.parametrize("M", [17, 64, 128])
-def test_a_bias_is_added_before_the_one_rounding(M: int, split: int, dtype: torch.dtype) -> None:
-    weight = layer(1024, 256, 128, True, False, dtype, exact=True)
+def test_a_bias_is_added_before_the_one_rounding(M: int, split: int, layout: str, dtype: torch.dtype) -> None:
+    weight = layer(1024, 256, 128, True, False, dtype, exact=True, layout=layout)
     x, bias = inputs(M, weight, dtype).round(), torch.arange(256, device="cuda").to(dtype) / 8
 
     got = middle.run(replace(call(x, weight), bias=bias), 0, split)
@@ -111,10 +126,13 @@ def test_what_does_not_fit_is_refused_with_a_reason() -> None:
     assert "multiples of 16 bytes" in str(middle.why_not(replace(few, x=many.x[:20], weights=moved)))
 
 
-def test_a_compiled_model_calls_it_whole() -> None:
-    weight = layer(1024, 256, 128, True, False, torch.float16)
-    x = inputs(33, weight, torch.float16)
+@LAYOUT
+@pytest.mark.parametrize("M", [33, 65])
+def test_a_compiled_model_calls_it_whole(M: int, layout: str) -> None:
+    weight = layer(1024, 256, 128, True, False, torch.float16, layout=layout)
+    x = inputs(M, weight, torch.float16)
+    operator = {"marlin": torch.ops.qload.marlin, "strips": torch.ops.qload.strips}[layout]
 
-    torch.library.opcheck(torch.ops.qload.marlin.default, marlin.arguments(x, weight), {"kernel": "middle"})
+    torch.library.opcheck(operator.default, marlin.arguments(x, weight), {"kernel": "middle"})
     compiled = torch.compile(lambda x: kernel(weight)(x) * 2, fullgraph=True, backend="eager")
     assert_same_bits(compiled(x), kernel(weight)(x) * 2)

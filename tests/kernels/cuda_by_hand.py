@@ -50,9 +50,16 @@ class Hand:
 
     def middle(self, x, weights, scales, zeros, bias, y, sizes, bits, group, own, *rest) -> None:
         """See middle.h."""
+        bf16, columns, together, *rest = rest
         assert self.capability[0] == 9
+        assert (columns in (256, 512), together in (1, 2), rest[0] >= 1) == (True, True, True)
         assert (sizes[3] % 8, [each % 16 for each in (x, weights, scales, zeros)]) == (0, [0] * 4)
-        self._multiply("middle", x, weights, scales, zeros, 0, 0, bias, y, sizes, bits, group, own, *rest)
+        M, inputs = sizes[0], sizes[3]
+        if own and M > 64:
+            turned = at(x, torch.int16, M, inputs).view(M, -1, 4, 4, 2).transpose(2, 3).contiguous()
+            x = turned.data_ptr()
+        kind = bits, group, own, bf16, columns
+        self._multiply("middle", x, weights, scales, zeros, 0, 0, bias, y, sizes, *kind, *rest)
 
     def _multiply(
         self, name, x, weights, scales, zeros, g_idx, perm, bias, y, sizes, bits, group, own, *rest

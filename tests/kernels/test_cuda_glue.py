@@ -16,7 +16,7 @@ import torch
 from qload.errors import ArgumentError, NoKernelError
 from qload.formats import GPTQConfig, GPTQWeight
 from qload.kernels import repack
-from qload.kernels.cuda import exllama, linear, marlin, module, strips
+from qload.kernels.cuda import exllama, large, linear, marlin, module, strips
 from qload.layouts import STORED_MINUS_ONE, Stored, gptq
 from qload.native.built import Module
 from qload.testing import assert_sums_exactly
@@ -117,6 +117,21 @@ def test_a_layer_in_strips_is_multiplied(hand: Hand, shape: dict, bits: int, M: 
     assert hand.called == ["decode" if M <= 16 and hand.capability == HOPPER else "dequantize"]
 
 
+@pytest.mark.parametrize("chip", [HOPPER])
+@DTYPES
+@BITS
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("M", [17, 64, 65, 256])
+def test_17_tokens_and_more_are_multiplied_with_strips(
+    hand: Hand, shape: dict, bits: int, dtype: torch.dtype, M: int
+) -> None:
+    weight = layer(**shape, bits=bits, dtype=dtype, layout="strips")
+
+    assert_sums_exactly(lambda x: linear(x, weight, kernel="middle"), weight, dtype, M=M)
+
+    assert hand.called == ["middle"]
+
+
 @CHIPS
 @DTYPES
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
@@ -164,12 +179,44 @@ def test_inputs_may_start_at_any_address(hand: Hand, M: int) -> None:
     torch.testing.assert_close(linear(x, weight), (x.double() @ weight.dequantize().double().T).half())
 
 
-@CHIPS
-def test_shares_whose_groups_have_rows_elsewhere_are_left_to_torch(hand: Hand) -> None:
+@pytest.mark.parametrize("chip", [HOPPER])
+@BITS
+@pytest.mark.parametrize("layout", ["marlin", "strips"])
+def test_a_rounded_weight_is_there_in_slices(
+    hand: Hand, layout: str, bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = layer(256, 2120, 64, bits, torch.float16, layout, zeros=True)
+    monkeypatch.setattr(large, "SCRATCH", 0)
+
+    assert_sums_exactly(lambda x: linear(x, weight, kernel="large"), weight, torch.float16, M=33)
+
+    assert hand.called == ["dequantize"] * 3  # of 1024, 1024 and 72 columns
+
+
+@pytest.mark.parametrize(
+    ("chip", "M", "called"),
+    [(HOPPER, 16, "decode"), (HOPPER, 17, "dequantize_single"), (AMPERE, 1, "dequantize_single")],
+)
+@BITS
+@pytest.mark.parametrize("K", [128, 96], ids=["whole", "padded"])
+def test_the_group_of_each_row_is_looked_up_where_groups_have_rows_elsewhere(
+    hand: Hand, M: int, called: str, bits: int, K: int
+) -> None:
+    weight = layer(K, 64, 32, bits, torch.float16, zeros=True, act_order=True, share=2)
+    assert not weight.config.is_k_full
+
+    assert_sums_exactly(lambda x: linear(x, weight), weight, torch.float16, M=M)
+
+    assert hand.called == [called]
+
+
+@pytest.mark.parametrize("chip", [HOPPER])
+@pytest.mark.parametrize("kernel", ["w4a16", "middle"])
+def test_kernels_that_count_groups_refuse_shares_of_an_act_order(hand: Hand, kernel: str) -> None:
     weight = layer(128, 64, 64, 4, torch.float16, act_order=True, share=2)
 
     with pytest.raises(NoKernelError, match="rows of a permuted group are missing here"):
-        linear(torch.ones(1, 128).half(), weight)
+        marlin.linear(torch.ones(17, 128).half(), weight, kernel=kernel)
     assert not hand.called
 
 

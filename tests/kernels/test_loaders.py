@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from qload.detect import loader_from_config
 from qload.errors import ArgumentError, CutError, RepackError
 from qload.formats import AWQWeight, GPTQWeight, Marlin24Weight, MarlinWeight, UnquantizedWeight
-from qload.kernels import ExllamaWeight, GPTQMarlinWeight, GPTQMarlinWeightsLoader, restore
+from qload.kernels import ExllamaWeight, GPTQMarlinWeight, GPTQMarlinWeightsLoader, RepackingLoader, restore
 from qload.parallel import FakeWorld
 from qload.storage import MemoryStorage
 from qload.testing import assert_same_bits, layers
@@ -65,7 +65,7 @@ def test_plain_layers_stay_plain() -> None:
 
 
 def test_an_unknown_target_is_refused() -> None:
-    with pytest.raises(ArgumentError, match=r"one of auto, marlin, exllama\n  got      'tpu'"):
+    with pytest.raises(ArgumentError, match=r"one of auto, marlin, strips, exllama\n  got      'tpu'"):
         weights(Case(), "tpu")
 
 
@@ -74,10 +74,13 @@ ROOMS = [GPTQWeight, AWQWeight, MarlinWeight]
 
 @pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.format)
 @given(data=st.data(), world=st.sampled_from([1, 2, 4]))
+@pytest.mark.parametrize("layout", ["marlin", "strips"])
 @settings(max_examples=20)
-def test_shares_through_the_marlin_loader_are_the_whole(room: Any, data: Any, world: int) -> None:
+def test_shares_through_a_repacking_loader_are_the_whole(
+    room: Any, layout: str, data: Any, world: int
+) -> None:
     stored = data.draw(layers(room, CONFIGS[room], N=256, K=1536 if room is not GPTQWeight else 512))
-    loader = GPTQMarlinWeightsLoader(stored.loader(), strict=False)
+    loader = RepackingLoader(stored.loader(), layout, strict=False)
     whole = stored.weight().dequantize()
 
     for name, dim in (("get_weights_col", 0), ("get_weights_row", 1)):

@@ -16,6 +16,7 @@ from qload.kernels import (
     ExllamaLinearKernel,
     MarlinLinearKernel,
     MPLinearKernel,
+    StripsLinearKernel,
     choose_mp_linear_kernel,
     permute_param_layout_,
     scalar_types,
@@ -104,14 +105,16 @@ def test_a_type_that_says_no_meaning_is_not_implemented(kind: type[MPLinearKerne
         kind(config, "qweight", "scales")
 
 
-def test_exllama_refuses_act_order_where_k_is_partitioned() -> None:
+@pytest.mark.parametrize("kind", [StripsLinearKernel, ExllamaLinearKernel], ids=lambda kind: kind.name)
+def test_act_order_is_refused_where_k_is_partitioned(kind: type[MPLinearKernel]) -> None:
     config = replace(Case(act_order=True).config, full_weight_shape=(512, 64))
 
-    assert ExllamaLinearKernel.can_implement(config) == (
+    assert kind.can_implement(config) == (
         False,
         "act order needs all rows of every group, and this rank has 256 of 512",
     )
     assert MarlinLinearKernel.can_implement(config) == (True, None)
+    assert choose_mp_linear_kernel(config, 90) is MarlinLinearKernel
 
 
 def test_a_share_in_act_order_is_given_to_a_kernel_that_can() -> None:
@@ -186,6 +189,8 @@ def test_zero_points_without_their_convention_are_refused() -> None:
 
 def test_the_best_kernel_that_can_is_chosen() -> None:
     assert choose_mp_linear_kernel(Case().config) is MarlinLinearKernel
+    assert choose_mp_linear_kernel(Case().config, 90) is StripsLinearKernel
+    assert choose_mp_linear_kernel(Case().config, 89) is MarlinLinearKernel
     assert choose_mp_linear_kernel(Case(group=48).config) is ExllamaLinearKernel
     assert choose_mp_linear_kernel(Case(bits=3).config) is ExllamaLinearKernel
     assert choose_mp_linear_kernel(Case().config, 75) is ExllamaLinearKernel

@@ -21,11 +21,14 @@ from qload.kernels import (
     FP8MarlinWeight,
     GPTQMarlinWeight,
     GPTQMarlinWeightsLoader,
+    StripsWeight,
+    loaders,
     restore,
 )
 from qload.kernels.repack import LAYOUTS, options, restores, targets
 from qload.layouts import STORED_MINUS_ONE, Stored, StoredMinusOneUnmasked
 from qload.loader import Split, TensorSource, WeightsLoader
+from qload.parallel import Rank
 from qload.spec import Weight
 from qload.testing import assert_same_bits
 from qload.weights import open_checkpoint
@@ -40,6 +43,7 @@ HALF = KernelTarget("auto", dtype=torch.float16)
     ("folder", "target", "kind"),
     [
         ("compressed_tensors/pack_w4_g128", "auto", GPTQMarlinWeight),
+        ("compressed_tensors/pack_w4_g128", "strips", StripsWeight),
         ("compressed_tensors/pack_w4_g128", "exllama", ExllamaWeight),
         ("compressed_tensors/pack_w6_g128_dense", "auto", CTPackWeight),
         ("exl2/b6_g128_256x32", "auto", Exl2Weight),
@@ -67,6 +71,35 @@ def test_every_kind_of_layer_is_repacked_or_stays_with_a_note(folder: str, targe
         assert_same_bits(tensor.view(torch.uint8), want.fields()[name].view(torch.uint8))
 
 
+@pytest.mark.parametrize(
+    ("folder", "target", "capability", "kind"),
+    [
+        ("gptq/b4_g64_sym_noact_v1", "auto", 90, StripsWeight),
+        ("gptq/b4_g64_sym_noact_v1", "auto", 100, StripsWeight),
+        ("gptq/b4_g64_sym_noact_v1", "auto", 89, GPTQMarlinWeight),
+        ("gptq/b4_g64_sym_noact_v1", "marlin", 90, GPTQMarlinWeight),
+        ("fp8/block_132x32", HALF, 90, FP8MarlinWeight),
+        ("exl2/b6_g128_256x32", "auto", 90, Exl2Weight),
+    ],
+)
+def test_auto_is_the_order_that_a_device_reads_fastest(
+    monkeypatch: pytest.MonkeyPatch, folder: str, target: Any, capability: int, kind: type
+) -> None:
+    monkeypatch.setattr(loaders, "compute_capability", lambda device: capability)
+    with open_checkpoint(FIXTURES / folder, target=target) as source:
+        assert type(source.get_weights(prefix_of(min(source.storage.keys())))) is kind
+
+
+def test_auto_leaves_shares_of_an_act_order_to_marlins_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loaders, "compute_capability", lambda device: 90)
+    folder, prefix = FIXTURES / "gptq" / "model_g32_desc_act", "model.layers.0.mlp.down_proj"
+    with open_checkpoint(folder, target="auto", process_group=Rank(1, 2)) as source:
+        whole, share = source.get_weights(prefix), source.get_weights_row(prefix)
+
+        assert (type(whole), type(share)) == (StripsWeight, GPTQMarlinWeight)
+        assert not source.report().notes
+
+
 def test_fp8_for_marlin_says_what_is_missing() -> None:
     folder = FIXTURES / "fp8" / "block_132x32"
     with open_checkpoint(folder, target="marlin") as source, pytest.raises(RepackError) as caught:
@@ -84,7 +117,9 @@ def test_exllama_stores_zero_points_as_it_is_told(zeros: Any) -> None:
     assert weight.config.zeros == zeros
 
 
-@pytest.mark.parametrize("target", ["auto", "marlin", "exllama", KernelTarget("exllama", zeros=Stored())])
+@pytest.mark.parametrize(
+    "target", ["auto", "marlin", "strips", "exllama", KernelTarget("exllama", zeros=Stored())]
+)
 def test_a_target_loader_can_be_told_another_config(target: Any) -> None:
     loader: Any = loader_from_config(GPTQ, target=target)
 
@@ -113,7 +148,7 @@ def test_a_loader_around_one_without_a_config_says_so() -> None:
 @pytest.mark.parametrize(
     ("asked", "text"),
     [
-        ({"kernel": "tpu"}, "one of auto, marlin, exllama"),
+        ({"kernel": "tpu"}, "one of auto, marlin, strips, exllama"),
         ({"kernel": "marlin", "zeros": Stored()}, "only exllama has a choice"),
         ({"kernel": "exllama", "dtype": torch.float16}, "only FP8 for Marlin takes one"),
     ],

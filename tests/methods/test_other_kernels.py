@@ -7,7 +7,13 @@ import torch
 
 from qload.errors import ArgumentError, CutError
 from qload.formats import AWQWeight
-from qload.kernels import DequantizeLinearKernel, ExllamaLinearKernel, MarlinLinearKernel, warm_up
+from qload.kernels import (
+    DequantizeLinearKernel,
+    ExllamaLinearKernel,
+    MarlinLinearKernel,
+    StripsLinearKernel,
+    warm_up,
+)
 from qload.methods import AWQMarlinConfig, ColumnParallelLinear, RowParallelLinear, awq_marlin_linear
 from qload.testing import assert_reads_back
 from tests.methods.engine import awq, config_of, load, ranks, ready
@@ -36,7 +42,8 @@ def test_the_default_dtype_of_torch_is_multiplied_too(bits: int) -> None:
 @pytest.mark.parametrize(
     ("capability", "kind"),
     [
-        pytest.param(90, MarlinLinearKernel, id="Hopper"),
+        pytest.param(90, StripsLinearKernel, id="Hopper"),
+        pytest.param(80, MarlinLinearKernel, id="Ampere"),
         pytest.param(75, ExllamaLinearKernel, id="Turing"),
         pytest.param(50, DequantizeLinearKernel, id="Maxwell"),
     ],
@@ -53,7 +60,7 @@ def test_a_device_below_marlins_gets_another_kernel(
     warm_up(module, 128)
 
     assert type(module.mp_linear_kernel) is kind
-    assert bool(module.g_idx.numel()) == (kind is not MarlinLinearKernel)
+    assert bool(module.g_idx.numel()) == (kind not in (StripsLinearKernel, MarlinLinearKernel))
     assert_reads_back(module, weight, torch.float16)
 
 

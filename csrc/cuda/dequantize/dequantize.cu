@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "../device/launch.h"
 #include "general.cuh"
 #include "single.cuh"
 #include "table.cuh"
@@ -38,13 +39,14 @@ struct Call {
 };
 
 template <class Out, int bits, int register_bits>
-void launch_tiles(const Call& call, bool pairs, Out* out) {
+cudaError_t launch_tiles(const Call& call, bool pairs, Out* out) {
   auto* kernel = dequantize_tiles<Out, bits, register_bits, Arithmetic::kFloat>;
   if constexpr (bits <= Pairs<Out>::most_bits)
     if (pairs) kernel = dequantize_tiles<Out, bits, register_bits, Arithmetic::kPairs>;
   const int words = kThreads << register_bits, bytes = 4 * words + (8 * words >> call.tiles.same);
-  kernel<<<static_cast<unsigned>(call.plan.blocks), kThreads, bytes, call.stream>>>(call.plan, call.meaning, call.tiles,
-                                                                                   call.codes, out);
+  const bool early = this_device().major >= 9;  // its launch takes no time then, it still waits for what it reads
+  return launch(kernel, dim3(static_cast<unsigned>(call.plan.blocks)), kThreads, bytes, 1, early, call.stream,
+                call.plan, call.meaning, call.tiles, call.codes, out);
 }
 
 template <class Out, int bits>
@@ -61,11 +63,8 @@ cudaError_t launch(const std::vector<Digit>& digits, int row_bits, const Meaning
   const Call call{plan, meaning, tiles, static_cast<const uint32_t*>(codes), stream};
   if (!make_packed(bits, digits, start, pairs && simple, plan, tiles.paired)) return cudaErrorNotSupported;
   if (fill_tiles(plan, meaning, matrix, bits, tiles) && simple) {
-    if (plan.register_bits == 3)
-      launch_tiles<Out, bits, 3>(call, pairs, out);
-    else
-      launch_tiles<Out, bits, bits == 8 ? 3 : 4>(call, pairs, out);
-    return cudaGetLastError();
+    if (plan.register_bits == 3) return launch_tiles<Out, bits, 3>(call, pairs, out);
+    return launch_tiles<Out, bits, bits == 8 ? 3 : 4>(call, pairs, out);
   }
   if (tiles.paired) {
     make_packed(bits, digits, start, false, plan, tiles.paired);

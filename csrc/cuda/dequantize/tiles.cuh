@@ -15,6 +15,7 @@
 
 #include <cstdint>
 
+#include "../device/ptx.cuh"
 #include "../device/tile.cuh"
 #include "meaning.cuh"
 #include "packed.h"
@@ -163,6 +164,7 @@ dequantize_tiles(const __grid_constant__ Plan plan, const __grid_constant__ Mean
   extern __shared__ uint32_t shared[];  // words, then the table
   uint2* table = reinterpret_cast<uint2*>(shared + (kThreads << register_bits));
   const Start start = start_of(plan, blockIdx.x);
+  wait_for_earlier_kernels();
   codes += start.from + along(plan.from_thread, kThreadBits, threadIdx.x);
   uint32_t words[1 << register_bits];
 #pragma unroll

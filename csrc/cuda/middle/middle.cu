@@ -24,14 +24,12 @@ struct Shape {
 template <class T, int bits, bool own, bool has_zeros>
 Kernel of_shape(const Shape& shape) {
   if (shape.tokens == 128) return middle_kernel<T, bits, own, has_zeros, 128, 2, 1>;
-  const bool few = shape.tokens == 32;
-  if (shape.strips == 4)
-    return few ? middle_kernel<T, bits, own, has_zeros, 32, 4, 1> : middle_kernel<T, bits, own, has_zeros, 64, 4, 1>;
-  if (shape.together == 1)
-    return few ? middle_kernel<T, bits, own, has_zeros, 32, 2, 1> : middle_kernel<T, bits, own, has_zeros, 64, 2, 1>;
-  if constexpr (bits == 4)
-    if (!few) return middle_kernel<T, bits, own, has_zeros, 64, 2, 2>;
-  return middle_kernel<T, bits, own, has_zeros, 32, 2, 2>;
+  if (shape.tokens == 64)
+    return shape.strips == 4 ? middle_kernel<T, bits, own, has_zeros, 64, 4, 1>
+                             : middle_kernel<T, bits, own, has_zeros, 64, 2, 1>;
+  if (shape.strips == 4) return middle_kernel<T, bits, own, has_zeros, 32, 4, 1>;
+  return shape.together == 2 ? middle_kernel<T, bits, own, has_zeros, 32, 2, 2>
+                             : middle_kernel<T, bits, own, has_zeros, 32, 2, 1>;
 }
 
 template <class T, int bits, bool own>
@@ -103,17 +101,14 @@ cudaError_t middle(const Middle& call, cudaStream_t stream) {
   const int split = call.split ? call.split : 1;
   const int tokens = call.M <= 32 ? 32 : call.M <= 64 ? 64 : 128;
   const bool wide = call.columns == 512 && tokens < 128;
-  const bool two = call.together == 2 && !wide && tokens * call.bits <= 256;  // their registers are enough
-  const Shape shape{tokens, wide ? 4 : 2, two ? 2 : 1};
+  const Shape shape{tokens, wide ? 4 : 2, call.together == 2 && tokens == 32 && !wide ? 2 : 1};
   const Work work = lay_out(call, shape, split);
   Matrices matrices{};
   if (split > kMostSplit || split > call.K / kStage || !describe(call, tokens, work, matrices))
     return cudaErrorNotSupported;
 
   const Kernel kernel = call.bfloat16 ? kernel_of<__nv_bfloat16>(call, shape) : kernel_of<__half>(call, shape);
-  const int parts = shape.strips * tokens / 8, share = (parts + split - 1) / split;  // of a thread's sums, in fours
-  const int sums =
-      split > 1 ? split * share * kMultiply * 16 : (shape.columns() + 8) * tokens * 2;  // where the ring was
+  const int sums = split > 1 ? shape.columns() * tokens * 4 : (shape.columns() + 8) * tokens * 2;  // where the ring was
   const int shared = std::max(work.stages * work.stage_bytes, sums);
   const cudaError_t raised = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared - kOwn);
   if (raised != cudaSuccess) return raised;

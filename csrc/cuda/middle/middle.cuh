@@ -34,8 +34,6 @@ middle_kernel(const __grid_constant__ Matrices from, const __grid_constant__ Mid
               const __grid_constant__ Work work) {
   constexpr int quads = strips / 2, warps = kMultiply / 32;
   constexpr bool turns = own && tokens <= kMostTurned;
-  // Words of the stage to come, where there are registers for them; two blocks hide each other's waits.
-  constexpr bool ahead = together == 1 || tokens == 32;
   extern __shared__ __align__(1024) unsigned char memory[];
   __shared__ uint64_t came[kMostStages], full[kMostStages], empty[kMostStages];
 
@@ -50,7 +48,7 @@ middle_kernel(const __grid_constant__ Matrices from, const __grid_constant__ Mid
   }
   __syncthreads();
   if (threadIdx.x >= kMultiply) {
-    give_registers<together == 1 ? 40 : tokens == 32 ? 48 : 32>();
+    give_registers<together == 1 ? 40 : 48>();
     const int warp = (threadIdx.x - kMultiply) / 32;
     const Filling<bits, own, turns, tokens, quads> filling{from, work, memory, came, full, empty};
     if (turns && warp < kTurning)
@@ -60,7 +58,7 @@ middle_kernel(const __grid_constant__ Matrices from, const __grid_constant__ Mid
     return;
   }
 
-  take_registers<together == 1 ? 232 : tokens == 32 ? 96 : 104>();
+  take_registers<together == 1 ? 232 : 96>();
   const int first = first_of(work), last = last_of(work);
   const Place<strips> place;
   const Lane<bits, own, strips> lane(place, work, tokens * kStage * 2);
@@ -71,18 +69,20 @@ middle_kernel(const __grid_constant__ Matrices from, const __grid_constant__ Mid
   Group<bits, strips> next;
   Columns at[strips];
   float sum[strips][tokens / 2] = {};
-  constexpr int sets = ahead ? 2 : 1;
-  uint32_t operand[sets][strips][4];
+  uint32_t operand[2][strips][4];
   const unsigned char* here = memory;
   int slot = 0, parity = 0, before = 0;
+  const auto load = [&](int first_step, int steps) {
+#pragma unroll
+    for (int i = 0; i < steps; ++i) lane.words(here, first_step + i, word[first_step + i]);
+  };
   wait_for(full, 0);
   if (grouped)
     lane.template group<has_zeros>(here, 0, next);
   else
     lane.template whole<has_zeros>(here, next);
   lane.template enter<T, has_zeros>(next, at);
-#pragma unroll
-  for (int step = 0; step < kSteps; ++step) lane.words(here, step, word[step]);
+  load(0, kSteps);
 
   for (int stage = first; stage < last; ++stage) {
     const uint64_t rows = described(here);
@@ -92,39 +92,33 @@ middle_kernel(const __grid_constant__ Matrices from, const __grid_constant__ Mid
     for (int step = 0; step < kSteps; ++step) {
       if (step % 2 == 0 && enters(stage, step)) lane.template enter<T, has_zeros>(next, at);
 #pragma unroll
-      for (int j = 0; j < strips; ++j) operand_of<T, own, has_zeros>(word[step][j], at[j], operand[step % sets][j]);
+      for (int j = 0; j < strips; ++j) operand_of<T, own, has_zeros>(word[step][j], at[j], operand[step % 2][j]);
       fence_products();
 #pragma unroll
-      for (int j = 0; j < strips; ++j) multiply_async(sum[j], operand[step % sets][j], rows + 2 * step, T{});
+      for (int j = 0; j < strips; ++j) multiply_async(sum[j], operand[step % 2][j], rows + 2 * step, T{});
       group_products();
+      // What comes next is loaded while products are under way.
       if (step == 0 && enters(stage, 2)) lane.template group<has_zeros>(here, 1, next);
-      if (step == (ahead ? 2 : kSteps - 1)) {
+      if (step == kSteps / 2) {
         if (++slot == work.stages) slot = 0, parity ^= 1;
         here = memory + slot * work.stage_bytes;
-        if (more) {
-          wait_for(full + slot, parity);
-          if (enters(stage + 1, 0)) lane.template group<has_zeros>(here, 0, next);
-        }
+        if (more) wait_for(full + slot, parity);
+        if (more && enters(stage + 1, 0)) lane.template group<has_zeros>(here, 0, next);
       }
-      const int loaded = ahead ? step - 2 : step == kSteps - 1 ? 0 : -1;
-      if (loaded >= 0 && more) {
-#pragma unroll
-        for (int i = 0; i < (ahead ? 2 : kSteps); ++i) lane.words(here, 2 * loaded + i, word[2 * loaded + i]);
-      }
-      wait_for_products<sets - 1>();
+      if (more && step >= kSteps / 2) load(2 * step - kSteps, 2);
+      wait_for_products<1>();
       if (step == 0 && stage > first && place.lane == 0) arrive(empty + before);  // its products are done
     }
     before = now;
   }
   wait_for_products<0>();
 
-  if (work.split == 1) {
-    barrier_of<kMultiply>();  // the ring is free
+  barrier_of<kMultiply>();  // the ring is free
+  if (work.split == 1)
     store<T, tokens, strips, quads * kQuad * kTile>(call, place, reinterpret_cast<T*>(memory), sum);
-  } else {
+  else
     store_share<T, tokens, strips, quads * kQuad * kTile>(call, work.split, place, reinterpret_cast<float4*>(memory),
                                                           sum);
-  }
 }
 
 }  // namespace qload::cuda::middle_room

@@ -12,9 +12,8 @@ from qload.errors import ArgumentError
 from qload.kernels.cuda.library import operator
 from qload.kernels.cuda.module import FLOATS, check, native, pointer, stream
 from qload.kernels.cuda.stored import PLAIN, Packed, of_codes, packed, table
+from qload.native.cuda import CODES
 from qload.spec import Weight
-
-CODES = {torch.uint8: 1, torch.int8: -1, torch.int16: -2, torch.int32: -4, torch.int64: -8, torch.bool: 1}
 
 _MEANING = (
     "Tensor scales, Tensor? zeros, Tensor? lookup, Tensor? n_table, Tensor? k_table, "

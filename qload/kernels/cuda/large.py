@@ -1,7 +1,7 @@
 """Any number of tokens times a weight in Marlin's order or strips: rounded to the type of x, then a GEMM.
 
-All of the rounded weight is there at once, 2 K N bytes, unless `scratch` says how many may be: then as many
-columns as fit, one slice after another, in memory that torch's allocator gives to each of them in turn.
+No more than `SCRATCH` bytes of the rounded weight are there at once: as many columns as fit, one slice after
+another, in memory that torch's allocator gives to each of them in turn.
 """
 
 from dataclasses import replace
@@ -10,31 +10,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qload.kernels.cuda.dequantize import of_words
+from qload.kernels.cuda.dequantize import dequantize, of_words
 from qload.kernels.cuda.inputs import in_rows
 from qload.kernels.cuda.stored import Packed, packed
 from qload.kernels.marlin import GPTQMarlinWeight
 from qload.layouts import marlin
 from qload.spec import Layer
 
+SCRATCH = 235 << 20  # bytes of rounded columns: more are slower at 1024 tokens, fewer at 4096
 EVEN = 1024  # columns, of which a slice has a multiple: tiles of the vendor's kernels divide it
 
 
 def why_not(call: Any) -> str | None:
-    """Every call is taken whose rows are all here."""
-    if call.perm is not None and not call.is_k_full:
-        return "rows of a permuted group are missing here, which torch looks up"
+    """Every call is taken."""
     return None
 
 
 def run(call: Any, scratch: int | None = None) -> Tensor:
     """y (M, N); `scratch`: bytes of the rounded weight at once, but no fewer than `EVEN` columns."""
+    if not call.is_k_full:  # groups are looked up for every row, and rows go back to their inputs
+        w = dequantize(_weight(call, g_idx=call.g_idx, perm=call.perm), call.x.dtype)
+        return torch.nn.functional.linear(call.x, w[: call.N, : call.x.shape[1]], call.bias)
     x = in_rows(call, call.rows)
     found = packed(_weight(call))
     assert found is not None  # the layer as it is padded has whole words
-    columns = call.columns
-    if scratch is not None and call.layout == "marlin":
-        columns = max(EVEN, scratch // (call.rows * x.element_size()) // EVEN * EVEN)
+    columns = max(
+        EVEN, (SCRATCH if scratch is None else scratch) // (call.rows * x.element_size()) // EVEN * EVEN
+    )
     if columns >= call.columns:
         return torch.nn.functional.linear(x, of_words(found, x.dtype)[: call.N], call.bias)
     y: Tensor = x.new_empty(x.shape[0], call.N)
@@ -49,21 +51,22 @@ def run(call: Any, scratch: int | None = None) -> Tensor:
     return y
 
 
-def _weight(call: Any) -> GPTQMarlinWeight:
-    """The weight as it is padded, of inputs in the order of its rows."""
-    shape = call.columns, call.rows
-    config = type(call.made.example)(call.bits, call.group_size, call.zeros is not None)
-    held = {"qweight": call.weights, "scales": call.scales, "qzeros": call.zeros}
+def _weight(call: Any, **index: Tensor) -> GPTQMarlinWeight:
+    """The weight as it is padded, of inputs in the order of its rows, or of `index`."""
+    shape, zero_point = (call.columns, call.rows), call.zeros is not None
+    config = type(call.made.example)(call.bits, call.group_size, zero_point, bool(index), call.is_k_full)
+    held = {"qweight": call.weights, "scales": call.scales, "qzeros": call.zeros, **index}
     made: GPTQMarlinWeight = call.made.unchecked(config, Layer((shape[0],), shape[1], shape, "weight"), held)
     return made
 
 
 def _slice(whole: Packed, start: int, stop: int) -> Packed:
-    """Columns [start, stop) of a weight in Marlin's order, whole tiles."""
+    """Columns [start, stop) of a weight, whole tiles."""
     tile = marlin.TILE_N << whole.row_bits
     tiles = (stop - start) // marlin.TILE_N
     scales, zeros, *rest, _, K = whole.meaning
-    first = start * marlin.TILE_K * whole.bits // 32
+    apart = next(digit[1] for digit in whole.digits if digit[2] == tile)  # codes, from a tile to the next
+    first = start // marlin.TILE_N * apart * whole.bits // 32
     here = scales.view(-1)[start:], None if zeros is None else zeros.view(-1)[start * whole.bits // 32 :]
     return replace(
         whole,

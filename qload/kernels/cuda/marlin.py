@@ -88,8 +88,6 @@ def why_not(weight: GPTQMarlinWeight, dtype: torch.dtype) -> str | None:
         return f"needs a CUDA device of capability 8.0, the weight is on {device}"
     if dtype not in ACTIVATIONS or weight.scales.dtype != dtype:
         return f"needs float16 or bfloat16 of both, got {dtype} activations, {weight.scales.dtype} scales"
-    if weight.config.act_order and not weight.config.is_k_full:
-        return "rows of a permuted group are missing here, and kernels count groups by their size"
     return None
 
 

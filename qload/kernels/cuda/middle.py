@@ -1,17 +1,21 @@
-"""17 tokens and more times a weight in Marlin's order or in strips, on Hopper: the kernel of csrc/cuda/middle."""
+"""17 tokens and more times a weight in Marlin's order or in strips, on Hopper: csrc/cuda/middle."""
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from qload.kernels.cuda.inputs import ALIGNED, in_rows, why_not_aligned
-from qload.kernels.cuda.module import native, pointer, stream
+from qload.kernels.cuda import launch
+from qload.kernels.cuda.inputs import in_rows
+from qload.kernels.cuda.launch import ALIGNED
+from qload.kernels.cuda.module import native
 
 CAPABILITY = 9
 FEWEST_TOKENS, MOST_TOKENS = 17, 256
+MOST_TURNED = 64  # tokens whose inputs the kernel puts into the order of operands of strips itself
+GROUP = 32  # inputs that change places
 STAGE = 64  # rows that a block has at a time
 TURN = 2.0  # microseconds until blocks that follow others multiply
 
@@ -48,49 +52,43 @@ def why_not(call: Any) -> str | None:
         return "the CUDA module was built without QLOAD_CUDA_ARCHS=90a"
     if not FEWEST_TOKENS <= call.tokens <= MOST_TOKENS:
         return f"takes {FEWEST_TOKENS} to {MOST_TOKENS} tokens, got {call.tokens}"
-    if call.perm is not None and not call.is_k_full:
-        return "rows of a permuted group are missing here, and it counts groups by their size"
-    return why_not_aligned(call)
+    return launch.why_not(call)
 
 
-def run(call: Any, columns: int = 0, split: int = 0) -> Tensor:
-    """y (M, N) by blocks of 256 or 512 columns, `split` of which share K; 0: as `division` says."""
-    x = in_rows(call, ALIGNED // call.x.element_size())
-    x = x.clone() if pointer(x) % ALIGNED else x
-    seen = _seen(call)
-    columns, split = columns or seen[0], split or seen[1]
-    y: Tensor = x.new_empty(x.shape[0], call.N)
-    with torch.cuda.device(x.device):
-        native().middle(
-            *map(pointer, (x, call.weights, call.scales, call.zeros, call.bias, y)),
-            [x.shape[0], call.rows, call.columns, x.shape[1], call.N],
-            call.bits,
-            call.group,
-            call.layout == "strips",
-            x.dtype == torch.bfloat16,
-            columns,
-            split,
-            call.early,
-            stream(x),
-        )
-    return y
+def run(call: Any, columns: int = 0, split: int = 0, together: int = 0) -> Tensor:
+    """y (M, N) by blocks of 256 or 512 columns, `split` of which share K, one or two of a multiprocessor.
+
+    0: as `division` says.
+    """
+    own = call.layout == "strips"
+    turned = own and call.tokens > MOST_TURNED
+    x = in_rows(call, GROUP if turned else ALIGNED // call.x.element_size())
+    found = division(call.tokens, call.rows, call.columns, call.bits)
+    how = columns or found.columns, together or found.together, split or found.split
+    return launch.launch("middle", call, _turned(x) if turned else x, (), (call.bits, call.group, own), *how)
 
 
-def _seen(call: Any) -> tuple[int, int]:
-    """The division that is best of those that tests have run on a device."""
-    if call.bits == 8:
-        return 256, 1
-    return division(call.tokens, call.rows, call.columns, call.x.dtype == torch.float16)
+def _turned(x: Tensor) -> Tensor:
+    """Of each 32 inputs 8t + 2i, 8t + 2i + 1 at 8i + 2t: as operands of strips lie."""
+    return x.view(x.shape[0], -1, 4, 4, 2).transpose(2, 3).reshape(x.shape)
+
+
+class Division(NamedTuple):
+    """Columns of a block, blocks of a multiprocessor, blocks that share K."""
+
+    columns: int
+    together: int
+    split: int
 
 
 @cache
-def division(tokens: int, K: int, N: int, wide: bool) -> tuple[int, int]:
-    """Columns of a block and blocks that share K, of the least time expected; `wide`: also 512 columns."""
+def division(tokens: int, K: int, N: int, bits: int) -> Division:
+    """The division of the least time expected."""
     fits = min((kind.tokens for kind in KINDS if kind.tokens >= tokens), default=128)
-    kinds = [kind for kind in KINDS if kind.tokens == fits and (wide or kind.columns == 256)]
+    kinds = [kind for kind in KINDS if kind.tokens == fits]
     splits = range(1, min(8, K // STAGE) + 1)
-    _, columns, split = min((_time(kind, s, tokens, K, N), kind.columns, s) for kind in kinds for s in splits)
-    return columns, split
+    ways = ((_time(kind, s, tokens, K, N), kind.columns, kind.together, s) for kind in kinds for s in splits)
+    return Division(*min(ways)[1:])
 
 
 def _time(kind: Kind, split: int, tokens: int, K: int, N: int) -> float:

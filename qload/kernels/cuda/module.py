@@ -7,6 +7,10 @@ from torch import Tensor
 
 from qload.errors import ArgumentError
 from qload.native import load
+from qload.native.cuda import stream
+from qload.native.held import address as pointer
+
+__all__ = ["FLOATS", "check", "check_operands", "native", "pointer", "stream", "why_not"]
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)  # in the order of the native enumeration
 
@@ -27,16 +31,6 @@ def native() -> Any:
             "qload", "a build with CUDA", f"the native CUDA module is missing: {module.reason}"
         )
     return module.found
-
-
-def pointer(tensor: Tensor | None) -> int:
-    """Where a tensor starts; 0 where there is none."""
-    return 0 if tensor is None else tensor.data_ptr()
-
-
-def stream(tensor: Tensor) -> int:
-    """The stream that is current on a tensor's device."""
-    return int(torch.cuda.current_stream(tensor.device).cuda_stream)
 
 
 def check(name: str, tensor: Tensor | None, like: Tensor, *dtypes: torch.dtype) -> None:

@@ -26,9 +26,9 @@ from qload.layouts import (
 from qload.layouts import strides as places
 from qload.layouts.order import Order
 from qload.layouts.packing import Packing
+from qload.native.cuda import CONSTANT, INT32, NONE, WORDS
 from qload.spec import Codes, Weight
 
-NONE, CONSTANT, WORDS, INT32 = range(4)
 WORD_BITS = 32
 PLAIN = 0x543210  # hex digit i: where bit i of a column's number goes in a kernel's order
 _RUNS: MutableMapping[Tensor, tuple[int, int]] = WeakIdKeyDictionary()

@@ -2,11 +2,9 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from qload.kernels.cuda.inputs import why_not_aligned
-from qload.kernels.cuda.module import native, pointer, stream
+from qload.kernels.cuda import launch
 
 MOST_TOKENS = 64
 
@@ -17,24 +15,9 @@ def why_not(call: Any) -> str | None:
         return f"reads 4 bits, got {call.bits}"
     if call.tokens > MOST_TOKENS:
         return f"takes {MOST_TOKENS} tokens, got {call.tokens}"
-    if call.perm is not None and not call.is_k_full:
-        return "rows of a permuted group are missing here, and it counts groups by their size"
-    return why_not_aligned(call)
+    return launch.why_not(call)
 
 
 def run(call: Any, columns: int = 0, split: int = 0) -> Tensor:
     """y (M, N); a division of 0 is left to the kernel."""
-    x = call.x
-    y: Tensor = x.new_empty(x.shape[0], call.N)
-    with torch.cuda.device(x.device):
-        native().w4a16(
-            *map(pointer, (x, call.weights, call.scales, call.zeros, call.perm, call.bias, y)),
-            [x.shape[0], call.rows, call.columns, x.shape[1], call.N],
-            call.group,
-            x.dtype == torch.bfloat16,
-            columns,
-            split,
-            call.early,
-            stream(x),
-        )
-    return y
+    return launch.launch("w4a16", call, call.x, (call.perm,), (call.group,), columns, split)

@@ -7,8 +7,14 @@ from qload.kernels.mp_linear.fallback import DequantizeLinearKernel
 from qload.kernels.mp_linear.marlin import MarlinLinearKernel
 from qload.kernels.mp_linear.parameters import permute_param_layout_
 from qload.kernels.mp_linear.reasons import malformed
+from qload.kernels.mp_linear.strips import StripsLinearKernel
 
-KERNELS: tuple[type[MPLinearKernel], ...] = (MarlinLinearKernel, ExllamaLinearKernel, DequantizeLinearKernel)
+KERNELS: tuple[type[MPLinearKernel], ...] = (
+    StripsLinearKernel,
+    MarlinLinearKernel,
+    ExllamaLinearKernel,
+    DequantizeLinearKernel,
+)
 
 
 def choose_mp_linear_kernel(
@@ -24,6 +30,8 @@ def choose_mp_linear_kernel(
     for kernel in KERNELS:
         least = kernel.get_min_capability()
         able, reason = kernel.can_implement(config)
+        if able and compute_capability is None and kernel.needs_device:
+            able, reason = False, f"is for CUDA devices of compute capability {least}, and there is none"
         if able and compute_capability is not None and compute_capability < least:
             able, reason = False, f"needs compute capability {least}, this device has {compute_capability}"
         if able:
@@ -42,6 +50,7 @@ __all__ = [
     "MPLinearKernel",
     "MPLinearLayerConfig",
     "MarlinLinearKernel",
+    "StripsLinearKernel",
     "choose_mp_linear_kernel",
     "permute_param_layout_",
 ]

@@ -70,6 +70,7 @@ class MPLinearKernel(ABC):
     """
 
     name: ClassVar[str]
+    needs_device: ClassVar[bool] = False  # whether its order gains nothing without a CUDA device
 
     def __init__(
         self,

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from qload.formats import GPTQWeight
 from qload.kernels import cuda, dequantize, exllama, gptq
 from qload.kernels.mp_linear.contract import MPLinearLayerConfig
+from qload.kernels.mp_linear.reasons import rows_missing
 from qload.kernels.mp_linear.typed import TypedLinearKernel
 from qload.kernels.scratch import Need, add_need, multiply
 from qload.spec import Weight
@@ -36,10 +37,7 @@ class ExllamaLinearKernel(TypedLinearKernel):
         able, reason = super().can_implement(c)
         if able and c.scale_dtype != torch.float16:
             return False, f"multiplies by scales of float16, got {c.scale_dtype}".replace("torch.", "")
-        if able and c.has_g_idx and c.is_k_partitioned:
-            here, full = c.partition_weight_shape[0], c.full_weight_shape[0]
-            return False, f"act order needs all rows of every group, and this rank has {here} of {full}"
-        return able, reason
+        return (False, rows_missing(c)) if able and rows_missing(c) else (able, reason)
 
     def repacked(self, weight: GPTQWeight) -> Weight:
         """Rows of a group together, each word shuffled; refuses what fp16 cannot hold."""

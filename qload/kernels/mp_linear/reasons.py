@@ -21,6 +21,14 @@ def why_not(
     return malformed(c) or next(_reasons(c, bits, groups, act_types), None)
 
 
+def rows_missing(c: MPLinearLayerConfig) -> str | None:
+    """Why a kernel that counts groups by their size cannot multiply a share of an act order, or None."""
+    if not (c.has_g_idx and c.is_k_partitioned):
+        return None
+    here, full = c.partition_weight_shape[0], c.full_weight_shape[0]
+    return f"act order needs all rows of every group, and this rank has {here} of {full}"
+
+
 def malformed(c: Any) -> str | None:
     """What in a config is of another type than it is declared to be, or None."""
     if not isinstance(c, MPLinearLayerConfig):

@@ -1,0 +1,34 @@
+"""The kernel of our own order: what Marlin's takes, with the codes where Hopper reads them faster."""
+
+from qload.formats import GPTQWeight
+from qload.kernels import gptq, strips
+from qload.kernels.mp_linear.contract import MPLinearLayerConfig
+from qload.kernels.mp_linear.marlin import MarlinLinearKernel
+from qload.kernels.mp_linear.reasons import rows_missing
+from qload.kernels.mp_linear.typed import TypedLinearKernel
+from qload.spec import Weight
+
+
+class StripsLinearKernel(TypedLinearKernel):
+    """Weights in strips."""
+
+    name = "strips"
+    bits = MarlinLinearKernel.bits
+    groups = MarlinLinearKernel.groups
+    act_types = MarlinLinearKernel.act_types
+    needs_device = True
+
+    @classmethod
+    def get_min_capability(cls) -> int:
+        """Hopper's: chips before it have no kernel that reads strips."""
+        return strips.CAPABILITY
+
+    @classmethod
+    def can_implement(cls, c: MPLinearLayerConfig) -> tuple[bool, str | None]:
+        """As Marlin's; act order only where this rank has all rows."""
+        able, reason = MarlinLinearKernel.can_implement(c)
+        return (False, rows_missing(c)) if able and rows_missing(c) else (able, reason)
+
+    def repacked(self, weight: GPTQWeight) -> Weight:
+        """In strips of 64 columns, padded to whole ones."""
+        return strips.write(gptq.read(weight), self.config.zero_points)
