@@ -41,22 +41,6 @@ __device__ __forceinline__ void wait_for(uint64_t* barrier, int parity) {
 #endif
 }
 
-/// Four bytes from global to shared memory, or as many zeros.
-__device__ __forceinline__ void copy_four(void* to, const void* from, bool zeros) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)), "l"(from),
-               "r"(zeros ? 0 : 4)
-               : "memory");
-}
-
-/// The copies that a thread asked for since the last call are a group.
-__device__ __forceinline__ void group_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-/// Until all groups but the last `left` are there.
-template <int left>
-__device__ __forceinline__ void wait_for_groups() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(left) : "memory");
-}
-
 /// What this thread has written to shared memory can be read by matrix products and bulk copies.
 __device__ __forceinline__ void publish_writes() {
 #if __CUDA_ARCH__ >= 900

@@ -1,28 +1,29 @@
-// x times a weight of 4 or 8 bits in Marlin's order, for 17 tokens and more, on Hopper.
+// x times a weight of 4 or 8 bits in Marlin's order or our own, for 17 tokens and more, on Hopper.
 //
 //   y[m, n] = sum over k of x[m, k] * round(scale[g, n] * (code[k, n] - zero[g, n]))  + bias[n],   g = k / group
 //
 //   in   see middle.h, through the boxes of ring.cuh; x swizzled by 128 bytes
 //   out  y      fp16 or bf16 (M, outputs), rounded once from fp32
 //
-//   needs    K, N in multiples of 64; groups of 32, 64, 128, or one; a ring of at least two stages
+//   needs    K, N in multiples of 64, K of 128 in our own order; groups of 32, 64, 128, or one; a ring of two stages
 //   grid     (split, M / tokens, N / columns), 384 threads; blocks of a row of the grid are a cluster: they share K
 //   Weights are the 64-row operand of wgmma, in registers, tokens its columns: y^T = w^T x^T. Any 64 columns of w may
 //   be those rows, so a warp takes strips of 16 columns of a tile of its own, and the words of a lane are its part of
 //   the operand of as many products. Eight warps multiply, two groups of four: words become operands in their
-//   registers while the products before are under way. One thread of four more fills a ring with x and weights.
+//   registers while the products before are under way. One thread of four more warps fills a ring with x and weights.
+//   Our own order's operands take rows of 32 in another order: two of these warps turn x where it lies. Of more tokens
+//   that would keep the shared memory as busy as the products do, and x comes turned.
 //   At the end each block of a cluster gets its share of the sums from all others and adds them in their order.
 //   Weights are asked for before the kernel ahead has ended: only x may depend on it.
-//   Memory is the limit up to 64 tokens, the matrix unit above.
+//   What the L2 gives a multiprocessor, and products that wait, are the limit up to 64 tokens, the matrix unit above.
 //
 // Equals x @ GPTQMarlinWeight.dequantize().T (qload/kernels/marlin.py), the weight rounded to the type of x, up to the
 // rounding of fp32 sums.
 #pragma once
 
 #include "../device/wgmma.cuh"
+#include "lane.cuh"
 #include "middle.h"
-#include "operands.cuh"
-#include "ring.cuh"
 #include "sums.cuh"
 
 namespace qload::cuda::middle_room {

@@ -1,4 +1,4 @@
-// x times a weight of 4 or 8 bits in Marlin's order, for 17 tokens and more; see middle.cuh.
+// x times a weight of 4 or 8 bits in Marlin's order or our own, for 17 tokens and more; see middle.cuh.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -7,14 +7,17 @@
 
 namespace qload::cuda {
 
+// Tokens of which x is as it is. Of more, with our own order: of each 32 inputs, 8t + 4p + 2h + r at 16p + 8h + 2t + r.
+constexpr int kMostTurned = 64;
+
 struct Middle {
-  const void* x;        // fp16 or bf16 (M, inputs), inputs a multiple of 8
+  const void* x;        // fp16 or bf16 (M, inputs), inputs a multiple of 8; see kMostTurned
   const void* weights;  // int32 (K / 16, N bits / 2) in Marlin's order, (N / 64, K bits * 2) in our own
   const void* scales;   // as x (G, N), Marlin's order
   const void* zeros;    // int32 (G, N bits / 32), Marlin's order; null: all are 2**(bits - 1)
   const void* bias;     // as x (outputs,), plain; null
   void* y;              // as x (M, outputs)
-  int M, K, N;          // K, N padded to 64
+  int M, K, N;          // K, N padded to 64, K to 128 in our own order
   int inputs, outputs;  // at most K, N
   int bits, group;      // 32, 64, 128; K or more: one scale a column
   bool own, bfloat16;

@@ -6,10 +6,9 @@
 namespace qload::cuda::middle_room {
 
 constexpr int kStage = 64, kSteps = kStage / 16, kMostStages = 16;
-constexpr int kTile = 64, kQuad = 4;           // columns of a tile, tiles of a box
-constexpr int kMultiply = 256, kFill = 128;    // threads of a block: those that multiply, and of the ring
-constexpr int kTurning = 2;                    // warps that turn x
-constexpr int kMostTurned = 64;                // tokens: more of them are turned before
+constexpr int kTile = 64, kQuad = 4;         // columns of a tile, tiles of a box
+constexpr int kMultiply = 256, kFill = 128;  // threads of a block: those that multiply, and of the ring,
+constexpr int kTurning = 2;                  // two warps of which turn x
 
 /// What copies read: boxes of a stage and a quad of tiles, or as many tokens as a block has.
 struct Matrices {

@@ -3,9 +3,8 @@
 
 #include "../device/ring.cuh"
 #include "../device/wgmma.cuh"
+#include "lane.cuh"
 #include "middle.h"
-#include "operands.cuh"
-#include "ring.cuh"
 
 namespace qload::cuda::middle_room {
 
