@@ -24,10 +24,8 @@ struct Shape {
 template <class T, int bits, bool own, bool has_zeros>
 Kernel of_shape(const Shape& shape) {
   if (shape.tokens == 128) return middle_kernel<T, bits, own, has_zeros, 128, 2, 1>;
-  if (shape.tokens == 64)
-    return shape.strips == 4 ? middle_kernel<T, bits, own, has_zeros, 64, 4, 1>
-                             : middle_kernel<T, bits, own, has_zeros, 64, 2, 1>;
-  if (shape.strips == 4) return middle_kernel<T, bits, own, has_zeros, 32, 4, 1>;
+  if (shape.strips == 4) return middle_kernel<T, bits, own, has_zeros, 64, 4, 1>;
+  if (shape.tokens == 64) return middle_kernel<T, bits, own, has_zeros, 64, 2, 1>;
   return shape.together == 2 ? middle_kernel<T, bits, own, has_zeros, 32, 2, 2>
                              : middle_kernel<T, bits, own, has_zeros, 32, 2, 1>;
 }
@@ -100,8 +98,7 @@ cudaError_t middle(const Middle& call, cudaStream_t stream) {
   if (this_device().major != 9 || call.K % kStage || call.N % kTile || call.inputs % 8) return cudaErrorNotSupported;
   const int split = call.split ? call.split : 1;
   const int tokens = call.M <= 32 ? 32 : call.M <= 64 ? 64 : 128;
-  const bool wide = call.columns == 512 && tokens < 128;
-  const Shape shape{tokens, wide ? 4 : 2, call.together == 2 && tokens == 32 && !wide ? 2 : 1};
+  const Shape shape{tokens, call.columns == 512 && tokens == 64 ? 4 : 2, call.together == 2 && tokens == 32 ? 2 : 1};
   const Work work = lay_out(call, shape, split);
   Matrices matrices{};
   if (split > kMostSplit || split > call.K / kStage || !describe(call, tokens, work, matrices))

@@ -10,7 +10,7 @@
 //   Weights are the 64-row operand of wgmma, in registers, tokens its columns: y^T = w^T x^T. Any 64 columns of w may
 //   be those rows, so a warp takes strips of 16 columns of a tile of its own, and the words of a lane are its part of
 //   the operand of as many products. Eight warps multiply, two groups of four: words become operands in their
-//   registers while the products before are under way. One thread of four more warps fills a ring with x and weights.
+//   registers while the products before are under way. Of four more one thread fills a ring with weights, one with x.
 //   Our own order's operands take rows of 32 in another order: two of these warps turn x where it lies. Of more tokens
 //   that would keep the shared memory as busy as the products do, and x comes turned.
 //   At the end each block of a cluster gets its share of the sums from all others and adds them in their order.
@@ -42,7 +42,7 @@ middle_kernel(const __grid_constant__ Matrices from, const __grid_constant__ Mid
   if (threadIdx.x == 0) {
     for (int i = 0; i < work.stages; ++i) {
       start_barrier(came + i, 1);
-      start_barrier(full + i, turns ? 1 + kTurning : 1);
+      start_barrier(full + i, turns ? 1 + kTurning : 2);
       start_barrier(empty + i, warps);
     }
     publish_barriers();
@@ -55,7 +55,9 @@ middle_kernel(const __grid_constant__ Matrices from, const __grid_constant__ Mid
     if (turns && warp < kTurning)
       filling.turn(warp);
     else if (threadIdx.x == kMultiply + 32 * kTurning)
-      filling.ask();
+      filling.weights();
+    else if (threadIdx.x == kMultiply + 32 * (kTurning + 1))
+      filling.inputs();
     return;
   }
 

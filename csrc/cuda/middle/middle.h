@@ -21,8 +21,9 @@ struct Middle {
   int inputs, outputs;  // at most K, N
   int bits, group;      // 32, 64, 128; K or more: one scale a column
   bool own, bfloat16;
-  int columns;          // of a block, 512 or else 256
-  int together, split;  // blocks of a multiprocessor, two or else one, and blocks that share columns; up to 8
+  int columns;          // of a block: 512 of 33 to 64 tokens, or else 256
+  int together;         // blocks of a multiprocessor: two up to 32 tokens, or else one
+  int split;            // blocks that share columns; up to 8
   bool early;           // may start before the kernel ahead ends
 };
 

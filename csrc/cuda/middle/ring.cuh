@@ -38,23 +38,22 @@ struct Filling {
   unsigned char* memory;
   uint64_t *came, *full, *empty;  // barriers of a slot: x that is yet to be turned, all of it, nothing of it
 
-  /// Of one thread: asks for all stages. Only x waits for the kernel ahead.
-  __device__ __forceinline__ void ask() const {
-    const uint64_t policy = gridDim.y == 1 ? leaves_first() : stays();  // of weights
-    const int first = first_of(work), last = last_of(work), ahead = min(last - first, work.stages);
-#pragma unroll 1
-    for (int i = 0; i < ahead; ++i) weights(first + i, i, first, policy);
+  /// Of one thread: asks for the weights, scales and zero points of all stages.
+  __device__ __forceinline__ void weights() const {
+    const uint64_t policy = gridDim.y == 1 ? leaves_first() : stays();
+    const int first = first_of(work);
+    each([&](int stage, int slot) { weights(stage, slot, stage == first, policy); });
+  }
+
+  /// Of another, so that x comes as soon as it may, and not behind all weights that there is room for.
+  __device__ __forceinline__ void inputs() const {
     wait_for_earlier_kernels();
-#pragma unroll 1
-    for (int i = 0; i < ahead; ++i) inputs(first + i, i);
-    int slot = 0, parity = 0;
-#pragma unroll 1
-    for (int stage = first + ahead; stage < last; ++stage) {
-      wait_for(empty + slot, parity);
-      weights(stage, slot, first, policy);
-      inputs(stage, slot);
-      if (++slot == work.stages) slot = 0, parity ^= 1;
-    }
+    uint64_t* counts = turns ? came : full;
+    each([&](int stage, int slot) {
+      expect_bytes(counts + slot, tokens * kStage * 2);
+      copy_box(memory + slot * work.stage_bytes, from.inputs, stage * kStage, blockIdx.y * tokens, counts + slot,
+               stays());
+    });
   }
 
   /// Of `kTurning` warps: puts x where it came into the order that our own operands need. Of 32 rows, 8t + 4p + 2h + r
@@ -93,19 +92,31 @@ struct Filling {
   }
 
  private:
-  /// All but x.
-  __device__ __forceinline__ void weights(int stage, int slot, int first, uint64_t policy) const {
+  /// Stages and their slots, in turns, once these are empty.
+  template <class Ask>
+  __device__ __forceinline__ void each(const Ask& ask) const {
+    const int first = first_of(work), last = last_of(work);
+    int slot = 0, parity = 1;
+#pragma unroll 1
+    for (int stage = first; stage < last; ++stage) {
+      if (stage - first >= work.stages) wait_for(empty + slot, parity);
+      ask(stage, slot);
+      if (++slot == work.stages) slot = 0, parity ^= 1;
+    }
+  }
+
+  __device__ __forceinline__ void weights(int stage, int slot, bool begins, uint64_t policy) const {
     unsigned char* to = memory + slot * work.stage_bytes;
     const int scale_bytes = work.group_rows * kQuad * kTile * 2, zero_bytes = work.group_rows * kQuad * 8 * bits;
-    const bool scales = stage == first || stage * kStage % work.group == 0;
-    expect_bytes(full + slot, (turns ? 0 : kInputBytes) + quads * (kBoxBytes<bits> + (scales ? scale_bytes : 0) +
-                                                                 (scales && work.has_zeros ? zero_bytes : 0)));
+    const bool scales = begins || stage * kStage % work.group == 0;
+    expect_bytes(full + slot, quads * (kBoxBytes<bits> + (scales ? scale_bytes : 0) +
+                                       (scales && work.has_zeros ? zero_bytes : 0)));
 #pragma unroll
     for (int quad = 0; quad < quads; ++quad) {
       const int box = blockIdx.z * quads + quad;
 #pragma unroll
       for (int half = 0; half < bits / 4; ++half)  // a box has at most 256 elements of eight bytes a row
-        copy_box(to + kInputBytes + quad * kBoxBytes<bits> + half * kBoxBytes<4>, from.weights,
+        copy_box(to + tokens * kStage * 2 + quad * kBoxBytes<bits> + half * kBoxBytes<4>, from.weights,
                  ((own ? stage : box) * bits / 4 + half) * 256, own ? box * kQuad : stage * kSteps, full + slot,
                  policy);
       if (!scales) continue;
@@ -116,14 +127,6 @@ struct Filling {
                  policy);
     }
   }
-
-  __device__ __forceinline__ void inputs(int stage, int slot) const {
-    if (turns) expect_bytes(came + slot, kInputBytes);
-    copy_box(memory + slot * work.stage_bytes, from.inputs, stage * kStage, blockIdx.y * tokens,
-             (turns ? came : full) + slot, stays());
-  }
-
-  static constexpr int kInputBytes = tokens * kStage * 2;
 };
 
 }  // namespace qload::cuda::middle_room

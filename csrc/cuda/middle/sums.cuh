@@ -55,7 +55,7 @@ __device__ __forceinline__ void store(const Middle& call, const Place<strips>& p
 template <class T, int tokens, int strips, int columns>
 __device__ __forceinline__ void store_share(const Middle& call, int split, const Place<strips>& place, float4* shared,
                                             const float (&sum)[strips][tokens / 2]) {
-  constexpr int eights = tokens / 8, count = strips * eights, kAtOnce = 2;
+  constexpr int eights = tokens / 8, count = strips * eights;
   float4* own = shared + threadIdx.x;
 #pragma unroll
   for (int i = 0; i < count; ++i) {
@@ -64,33 +64,26 @@ __device__ __forceinline__ void store_share(const Middle& call, int split, const
   }
   cluster_barrier();
   const int last = count * (blockIdx.x + 1) / split;
-  for (int first = count * blockIdx.x / split; first < last; first += kAtOnce) {
-    float4 part[kAtOnce][kMostSplit];
+  for (int i = count * blockIdx.x / split; i < last; ++i) {
+    float4 part[kMostSplit];
 #pragma unroll
-    for (int k = 0; k < kAtOnce; ++k)
+    for (int rank = 0; rank < kMostSplit; ++rank)
+      if (rank < split) part[rank] = load_from(own + i * kMultiply, rank);
+    float value[4] = {part[0].x, part[0].y, part[0].z, part[0].w};
 #pragma unroll
-      for (int rank = 0; rank < kMostSplit; ++rank)
-        if (rank < split && first + k < last) part[k][rank] = load_from(own + (first + k) * kMultiply, rank);
-#pragma unroll
-    for (int k = 0; k < kAtOnce; ++k) {
-      const int i = first + k;
-      if (i >= last) break;
-      float value[4] = {part[k][0].x, part[k][0].y, part[k][0].z, part[k][0].w};
-#pragma unroll
-      for (int rank = 1; rank < kMostSplit; ++rank)
-        if (rank < split) {
-          value[0] += part[k][rank].x, value[1] += part[k][rank].y;
-          value[2] += part[k][rank].z, value[3] += part[k][rank].w;
-        }
-      const int n = blockIdx.z * columns + place.column(i / eights) + place.lane / 4;
-      const int m = blockIdx.y * tokens + i % eights * 8 + place.lane % 4 * 2;
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int own_n = n + j / 2 * 8, own_m = m + j % 2;
-        if (own_n < call.outputs && own_m < call.M)
-          static_cast<T*>(call.y)[static_cast<int64_t>(own_m) * call.outputs + own_n] =
-              narrow<T>(value[j] + bias_of<T>(call, own_n));
+    for (int rank = 1; rank < kMostSplit; ++rank)
+      if (rank < split) {
+        value[0] += part[rank].x, value[1] += part[rank].y;
+        value[2] += part[rank].z, value[3] += part[rank].w;
       }
+    const int n = blockIdx.z * columns + place.column(i / eights) + place.lane / 4;
+    const int m = blockIdx.y * tokens + i % eights * 8 + place.lane % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int own_n = n + j / 2 * 8, own_m = m + j % 2;
+      if (own_n < call.outputs && own_m < call.M)
+        static_cast<T*>(call.y)[static_cast<int64_t>(own_m) * call.outputs + own_n] =
+            narrow<T>(value[j] + bias_of<T>(call, own_n));
     }
   }
   cluster_barrier();  // nobody leaves before the others have read

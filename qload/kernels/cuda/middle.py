@@ -35,11 +35,11 @@ class Kind:
 
 
 KINDS = (
-    Kind(32, 256, 2, 0.85, 4.0),
-    Kind(32, 512, 1, 0.88, 4.5),
-    Kind(64, 256, 1, 0.60, 5.7),
-    Kind(64, 512, 1, 1.05, 8.0),
-    Kind(128, 256, 1, 0.75, 7.0),
+    Kind(32, 256, 1, 0.50, 3.2),
+    Kind(32, 256, 2, 0.74, 3.7),
+    Kind(64, 256, 1, 0.57, 5.2),
+    Kind(64, 512, 1, 0.98, 7.5),
+    Kind(128, 256, 1, 0.71, 7.0),
 )
 
 
@@ -63,7 +63,7 @@ def run(call: Any, columns: int = 0, split: int = 0, together: int = 0) -> Tenso
     own = call.layout == "strips"
     turned = own and call.tokens > MOST_TURNED
     x = in_rows(call, GROUP if turned else ALIGNED // call.x.element_size())
-    found = division(call.tokens, call.rows, call.columns, call.bits)
+    found = division(call.tokens, call.rows, call.columns)
     how = columns or found.columns, together or found.together, split or found.split
     return launch.launch("middle", call, _turned(x) if turned else x, (), (call.bits, call.group, own), *how)
 
@@ -82,8 +82,8 @@ class Division(NamedTuple):
 
 
 @cache
-def division(tokens: int, K: int, N: int, bits: int) -> Division:
-    """The division of the least time expected."""
+def division(tokens: int, K: int, N: int) -> Division:
+    """The division of the least time expected, which is the same of 4 bits and 8."""
     fits = min((kind.tokens for kind in KINDS if kind.tokens >= tokens), default=128)
     kinds = [kind for kind in KINDS if kind.tokens == fits]
     splits = range(1, min(8, K // STAGE) + 1)
