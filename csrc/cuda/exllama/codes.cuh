@@ -14,11 +14,25 @@ struct Rows {
   static constexpr int kOwn = bits == 3 ? 32 : bits == 2 ? 16 : 8;       // of a lane
   static constexpr int kStep = 4 * kOwn;                                 // of a warp
   static constexpr int kWords = kOwn * bits / 32, kPairs = kOwn / 2;     // of a lane and column
-  static constexpr int kDepth = bits == 3 ? 1 : bits == 4 ? 4 : 2;       // steps in flight
+  static constexpr int kSteps = bits == 3 ? 1 : bits == 4 ? 4 : 2;       // of a chunk
+  static constexpr int kRows = kSteps * kStep, kIndices = kStep / 32;    // of a chunk; of a step, and of each lane
 };
 
 template <int bits>
 using Words = uint32_t[Rows<bits>::kWords][2][4];  // columns 4c ... 4c + 3 of each half of a tile
+
+/// A pointer that the compiler takes as it is: left to itself it makes sums of many registers of each address.
+template <class T>
+__device__ __forceinline__ T* as_it_is(T* pointer) {
+  asm volatile("" : "+l"(pointer));
+  return pointer;
+}
+
+/// A number that the compiler does not know to be the same as elsewhere.
+__device__ __forceinline__ int as_it_is(int number) {
+  asm volatile("" : "+r"(number));
+  return number;
+}
 
 /// (word & mask) | magic in one instruction, if `magic` lies in a register.
 template <uint32_t mask>
@@ -34,13 +48,25 @@ struct Codes {
   static constexpr float kUnit = Number<T>::kUnit, kOffset = Number<T>::kOffset;
 
   static __device__ __forceinline__ uint32_t pair(const Words<bits>& words, int half, int column, int q, uint32_t magic) {
+    const auto word = [&](int i) { return words[i][half][column]; };
     if constexpr (bits == 3) {
-      const auto word = [&](int i) { return words[i][half][column]; };
-      if (q < 15) return masked<0x00070007>(word(q / 5) >> (3 * (q % 5)), magic);
-      return (word(0) >> 15 & 0x00010001) | (word(1) >> 14 & 0x00020002) | masked<0x00040004>(word(2) >> 13, magic);
+      if (q == 15)
+        return (word(0) >> 15 & 0x00010001) | (word(1) >> 14 & 0x00020002) | masked<0x00040004>(word(2) >> 13, magic);
+      return two<7>(word(q / 5), 3 * (q % 5), magic);
     }
-    constexpr uint32_t mask = bits == 2 ? 0x00030003 : 0x000F000F;
-    return masked<mask>(words[0][half][column] >> (bits * q), magic);
+    return two<(1 << bits) - 1>(word(0), bits * q, magic);
+  }
+
+ private:
+  /// Those from bit `low` of each half of a word. In fp16, ten bits of a word need no shift but a product by a power of
+  /// two, which is exact, and another unit's work.
+  template <uint32_t mask>
+  static __device__ __forceinline__ uint32_t two(uint32_t word, int low, uint32_t magic) {
+    constexpr int kRoom = bits == 3 ? 9 : 8;
+    if constexpr (Number<T>::kMagic != 0) return masked<mask * 0x10001>(word >> low, magic);
+    const int left = low % kRoom;
+    const uint32_t codes = word >> (low - left) & mask * 0x10001 << left;
+    return left == 0 ? codes : as<uint32_t>(__hmul2(as<__half2>(codes), __float2half2_rn(1.0f / (1 << left))));
   }
 };
 

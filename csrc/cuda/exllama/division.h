@@ -11,7 +11,9 @@ constexpr int warps_of(int token_tiles) { return token_tiles == 1 ? 16 : 12; }
 
 struct Division {
   int columns, split;  // tiles of a block, blocks of a cluster that share them
-  int steps;           // of K
+  int row_warps;       // of a block, for each tile
+  int column_factor;   // a warp's number times this, shifted by 16, is divided by columns
+  int share, rest;     // chunks of a warp; how many of the first warps have one more
   int room_at;         // bytes: where in shared memory sums of other blocks lie
   bool runs;           // rows of x are in order and lie so that 16 bytes of them can be read at once
 };

@@ -12,7 +12,7 @@ namespace {
 using namespace exl;
 
 constexpr int kMostShared = 96 << 10;  // bytes of a block; what is left is the L1's, where warps share x
-constexpr double kPerBlock = 0.15;     // what each further block of a cluster costs, of the time of a block
+constexpr double kPerBlock = 0.12;     // what each further block of a cluster costs, of the time of a block
 
 using Kernel = void (*)(const Exllama, const Division);
 
@@ -37,16 +37,18 @@ Kernel of_bits(int bits, int token_tiles) {
   }
 }
 
-int rows_of_step(int bits) { return bits == 2 ? Rows<2>::kStep : bits == 3 ? Rows<3>::kStep : Rows<4>::kStep; }
+int rows_of_chunk(int bits) {
+  return bits == 2 ? Rows<2>::kRows : bits == 3 ? Rows<3>::kRows : bits == 4 ? Rows<4>::kRows : Rows<8>::kRows;
+}
 
 struct Plan {
   Division work;
   int warps, rows_of_grid, shared;
 };
 
-// The division that gives the busiest multiprocessor the least to read, by most of the warps that it can have, in the
-// fewest turns; a further block costs more than it saves where others are idle anyway.
-bool divide(const Exllama& call, const Device& device, int token_tiles, Plan& plan) {
+// The division that gives the busiest multiprocessor the least to read, by most of the warps that it can have; a wave
+// of blocks costs a chunk's time more, a further block more than it saves where others are idle anyway.
+bool divide(const Exllama& call, const Device& device, int token_tiles, int chunks, Plan& plan) {
   const int tiles = (call.N + kTileN - 1) / kTileN, most = warps_of(token_tiles), tokens = std::min(call.M, kTokens);
   const int token_blocks = (call.M + kTokens - 1) / kTokens;
   double best = 0;
@@ -56,16 +58,18 @@ bool divide(const Exllama& call, const Device& device, int token_tiles, Plan& pl
       if ((call.split && split != call.split) || (call.columns && columns != call.columns)) continue;
       Plan here = plan;
       here.work.columns = columns, here.work.split = split;
-      const int row_warps = most / columns;
-      here.warps = row_warps * columns;
+      here.work.row_warps = most / columns, here.work.column_factor = (1 << 16) / columns + 1;
+      here.warps = here.work.row_warps * columns;
       if (4 * here.warps < 3 * most && !call.columns) continue;
       here.rows_of_grid = (tiles + columns - 1) / columns;
       here.work.room_at = here.warps * 8 * token_tiles * kSumPitch * 4;
       here.shared = here.work.room_at + (split > 1 ? columns * kTileN * tokens * 4 : 0);
       if (here.shared > std::min(kMostShared, device.shared)) continue;
       const int blocks = here.rows_of_grid * token_blocks, places = std::max(1, device.multiprocessors / split);
-      const int waves = (blocks + places - 1) / places, steps = (plan.work.steps + split * row_warps - 1) / (split * row_warps);
-      const double cost = (waves * steps * here.warps + waves) * (1 + kPerBlock * (split - 1));
+      const int sharers = split * here.work.row_warps, waves = (blocks + places - 1) / places;
+      here.work.share = chunks / sharers, here.work.rest = chunks % sharers;
+      const int share = here.work.share + (here.work.rest > 0);
+      const double cost = waves * (share + 1) * here.warps * (1 + kPerBlock * (split - 1));
       if (best == 0 || cost < best) best = cost, found = here;
     }
   plan = found;
@@ -82,10 +86,9 @@ cudaError_t exllama(const Exllama& call, cudaStream_t stream) {
   const Device device = this_device();
   const bool clusters = device.major >= 9;
   Plan plan{};
-  const int rows = rows_of_step(call.bits);
-  plan.work.steps = (call.K + rows - 1) / rows;
+  const int rows = rows_of_chunk(call.bits), chunks = (call.K + rows - 1) / rows;
   plan.work.runs = !call.perm && call.K % 8 == 0 && reinterpret_cast<uintptr_t>(call.x) % 16 == 0;
-  if (!divide(call, device, token_tiles, plan)) return cudaErrorNotSupported;
+  if (!divide(call, device, token_tiles, chunks, plan)) return cudaErrorNotSupported;
 
   const cudaError_t raised = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.shared);
   if (raised != cudaSuccess) return raised;

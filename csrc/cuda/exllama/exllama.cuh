@@ -9,12 +9,13 @@
 //   grid     (split, tiles / columns, tokens / 16), 512 threads, 384 for more than 8 tokens; blocks that differ in
 //            their x alone are a cluster
 //   Weights are the 16-row operand of m16n8k16, tokens its 8 columns. A block has `columns` tiles of 64 columns; the
-//   warps of its cluster that have the same tile share out K, each a run of steps of 32 rows (2 bits: 64, 3: 128).
-//   Words, x and g_idx of several steps are in flight in registers, and a lane's words are its operands: see codes.cuh.
-//   A warp waits for no other before its sums are done. Operands are bare codes; y of a group is
-//   scale * (x times codes - zero * sum of x), in fp32. A step with rows of several groups is multiplied once for
-//   each, with x zero elsewhere. At the end warps add through shared memory, then blocks of a cluster send each
-//   other their sums. No order of additions depends on timing.
+//   warps of its cluster that have the same tile share out K, each a run of chunks of 128 rows (8 bits: 64), multiplied
+//   in steps of 32 rows (2 bits: 64, 3: 128). Words and g_idx are in flight in registers a chunk ahead, x a step, and a
+//   lane's words are its operands: see codes.cuh. A warp waits for no other before its sums are done.
+//   Operands are bare codes; y of a group is scale * (x times codes - zero * sum of x), in fp32. In a chunk that has
+//   steps with rows of several groups each step is multiplied once for each of its groups, with x zero elsewhere.
+//   At the end warps add through shared memory, then blocks of a cluster send each other their sums. No order of
+//   additions depends on timing.
 //   Weights are asked for before the kernel ahead has ended: only x may depend on it.
 //   Memory is the limit up to 8 tokens.
 //
@@ -38,75 +39,76 @@ __global__ void __launch_bounds__(32 * warps_of(token_tiles), 1)
 exllama_kernel(const __grid_constant__ Exllama call, const __grid_constant__ Division work) {
   using R = Rows<bits>;
   using C = Codes<T, bits>;
-  constexpr int kDepth = R::kDepth, kIndices = R::kStep / 32;
+  constexpr int kSteps = R::kSteps, kInputs = bits == 4 && token_tiles == 1 ? 2 : 1;  // of a chunk; whose x is held
   extern __shared__ __align__(16) unsigned char memory[];
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, column = lane / 4, part_of_step = lane % 4;
-  const int row_warps = blockDim.x / 32 / work.columns, sharers = row_warps * work.split;
-  const int tile_column = (blockIdx.y * work.columns + warp % work.columns) * kTileN;
-  const int sharer = blockIdx.x * row_warps + warp / work.columns;
-  const int first = work.steps * sharer / sharers;
-  const int count = tile_column < call.N ? work.steps * (sharer + 1) / sharers - first : 0;
+  const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0);  // the compiler then knows what a warp has in common
+  const int lane = in_register(threadIdx.x % 32), column = lane / 4, part_of_step = lane % 4;
+  const int row_warp = warp * work.column_factor >> 16;
+  const int tile_column = (blockIdx.y * work.columns + warp - row_warp * work.columns) * kTileN;
+  const int sharer = blockIdx.x * work.row_warps + row_warp;
+  const int first = sharer * work.share + min(sharer, work.rest);
+  const int last = tile_column < call.N ? first + work.share + (sharer < work.rest) : first;
 
   let_dependents_start();
 
-  // Weights and groups of rows. Those that are not there are zeros and the group of the step's first row.
-  uint32_t words[kDepth][R::kWords][2][4] = {};
-  int groups[kDepth][kIndices];
-  const int word_rows = call.K / 4 * bits / 8;
-  const bool there[2] = {tile_column + 4 * column < call.N, tile_column + 32 + 4 * column < call.N};
-  const uint32_t* columns = static_cast<const uint32_t*>(call.weights) + tile_column + 4 * column;
-  const auto ask = [&](int step, int slot) {
-    if (step >= count) return;
-    const int row = ((first + step) * 4 + part_of_step) * R::kWords;
+  // Weights and groups of rows. Of rows and columns that are not there the last will do: x is zero there, or nobody
+  // reads the sums.
+  uint32_t words[kSteps][R::kWords][2][4];
+  int groups[kSteps][R::kIndices];
+  const int last_word = call.K / 4 * bits / 8 - 1, pitch = 4 * call.N;
+  const unsigned char* columns[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half)
+    columns[half] = as_it_is(static_cast<const unsigned char*>(call.weights) +
+                             int64_t{4} * min(tile_column + 32 * half + 4 * column, call.N - 4));
+  const auto ask = [&](int chunk, int step) {
+    chunk = as_it_is(chunk);  // were it known to be the same, words of several steps would be asked for at once, late
+    if (chunk >= last) return;
+    const int row = (chunk * kSteps + step) * R::kStep;
 #pragma unroll
     for (int w = 0; w < R::kWords; ++w)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        uint4 four{};
-        if (there[half] && row + w < word_rows)
-          four = load_once(reinterpret_cast<const uint4*>(columns + int64_t{row + w} * call.N + 32 * half));
-        auto& to = words[slot][w][half];
+        const int64_t at = min(row / 32 * bits + part_of_step * R::kWords + w, last_word);
+        const uint4 four = load_once(reinterpret_cast<const uint4*>(columns[half] + at * pitch));
+        auto& to = words[step][w][half];
         to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
       }
-    const int at = (first + step) * R::kStep;
+  };
+  const auto ask_groups = [&](int chunk, int step) {
+    if (chunk >= last) return;
 #pragma unroll
-    for (int i = 0; i < kIndices; ++i) {
-      const int k = at + 32 * i + lane;
-      groups[slot][i] = __ldg(call.g_idx + (k < call.K ? k : at));
+    for (int i = 0; i < R::kIndices; ++i) {
+      const int row = ((chunk * kSteps + step) * R::kIndices + i) * 32;
+      groups[step][i] = __ldg(call.g_idx + min(row + lane, call.K - 1));
     }
   };
 #pragma unroll
-  for (int slot = 0; slot < kDepth; ++slot) ask(slot, slot);
+  for (int step = 0; step < kSteps; ++step) ask(first, step), ask_groups(first, step);
 
-  // Scales and zero points: those of the group that sums are of, and of the group that follows.
-  Group<T, bits> now{}, ahead{};
-  int group_now = kNone, group_ahead = kNone, last_group = -1;
-  const auto look_ahead = [&](int group) {
-    group_ahead = group;
-    ahead.read(call, group, tile_column, column);
-  };
-  if (count > 0) {
-    look_ahead(min(first * R::kStep / call.group, call.groups - 1));
-    last_group = __ldg(call.g_idx + min((first + count) * R::kStep, call.K) - 1);
-  }
+  // Scales and zero points are asked for where a group begins, and used where it ends.
+  Group<T, bits> held{};
+  int group_now = ~min(first * R::kRows / call.group, call.groups - 1);  // before the first: which one is looked for
+  if (first < last) held.read(call, ~group_now, tile_column, column);
 
   float sum[4][token_tiles][4] = {}, part[4][token_tiles][4] = {}, x_sum[token_tiles][4] = {};
   const auto leave_group = [&] {
 #pragma unroll
-    for (int j = 0; j < 4; ++j)
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t zeros = held.fields(call, half, column);
 #pragma unroll
-      for (int b = 0; b < 2; ++b) {
-        const int at = 2 * (j % 2) + b;
-        const float scale = now.scale(j / 2, at), zero = C::kOffset + now.zero(call, j / 2, column, at);
+      for (int at = 0; at < 4; ++at) {
+        const float scale = held.scale(half, at), zero = held.zero(call, zeros, at);
 #pragma unroll
         for (int m = 0; m < token_tiles; ++m)
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
-            float& codes = part[j][m][2 * b + i];
-            sum[j][m][2 * b + i] += scale * fmaf(-zero, x_sum[m][i], codes);
+            float& codes = part[2 * half + at / 2][m][2 * (at % 2) + i];
+            sum[2 * half + at / 2][m][2 * (at % 2) + i] += scale * fmaf(-zero, x_sum[m][i], codes);
             codes = 0;
           }
       }
+    }
 #pragma unroll
     for (int m = 0; m < token_tiles; ++m)
 #pragma unroll
@@ -114,13 +116,9 @@ exllama_kernel(const __grid_constant__ Exllama call, const __grid_constant__ Div
   };
   const auto enter_group = [&](int group) {
     if (group == group_now) return;
-    if (group_now != kNone) leave_group();
-    if (group == group_ahead)
-      now = ahead;
-    else
-      now.read(call, group, tile_column, column);
+    if (group_now >= 0) leave_group();
+    if (group != ~group_now) held.read(call, group, tile_column, column);
     group_now = group;
-    if (group < last_group) look_ahead(group + 1);
   };
 
   const uint32_t magic = in_register(Number<T>::kMagic);
@@ -140,59 +138,83 @@ exllama_kernel(const __grid_constant__ Exllama call, const __grid_constant__ Div
       for (int m = 0; m < token_tiles; ++m) multiply(x_sum[m], ones, in[m][q], in[m][q + 1], T{});
     }
   };
-  /// The inputs whose rows are of one group; the others are zero.
-  const auto only = [&](int group, int k, uint32_t (&in)[token_tiles][R::kPairs]) {
+  /// Makes inputs zero whose rows are of another group.
+  const auto only = [&](const int (&indices)[R::kIndices], int group, uint32_t (&in)[token_tiles][R::kPairs]) {
+    uint32_t own = 0;
+#pragma unroll
+    for (int i = 0; i < R::kIndices; ++i) {
+      const uint32_t rows = __ballot_sync(0xFFFFFFFF, indices[i] == group);
+      if (i == part_of_step * R::kOwn / 32) own = rows >> part_of_step * R::kOwn % 32;
+    }
 #pragma unroll
     for (int q = 0; q < R::kPairs; ++q) {
-      uint32_t kept = 0;
-#pragma unroll
-      for (int r = 0; r < 2; ++r)
-        if (k + 2 * q + r < call.K && __ldg(call.g_idx + k + 2 * q + r) == group) kept |= 0xFFFFu << (16 * r);
+      const uint32_t kept = (own >> 2 * q & 1) * 0xFFFF | (own >> 2 * q & 2) * 0x7FFF8000;
 #pragma unroll
       for (int m = 0; m < token_tiles; ++m) in[m][q] &= kept;
     }
+  };
+  /// A step once for each group that it has rows of; `again` gets its inputs back.
+  const auto multiply_each = [&](const int (&indices)[R::kIndices], const uint32_t (&own)[R::kWords][2][4],
+                                 uint32_t (&in)[token_tiles][R::kPairs], const auto& again) {
+    const auto next_after = [&](int before) {
+      int least = kNone;
+#pragma unroll
+      for (int index : indices)
+        if (index > before) least = min(least, index);
+      return __reduce_min_sync(0xFFFFFFFF, least);
+    };
+    int group = next_after(-1);
+    do {
+      enter_group(group);
+      only(indices, group, in);
+      multiply_step(own, in);
+      group = next_after(group);
+      if (group != kNone) again(in);
+    } while (group != kNone);
   };
 
   if (work.split > 1) cluster_arrive();
   wait_for_earlier_kernels();
   const int first_token = blockIdx.z * kTokens, tokens = min(kTokens, call.M - first_token);
-  const Inputs<T, bits, token_tiles> inputs(call, first_token, tokens, lane);
-  uint32_t x[kDepth][token_tiles][R::kPairs] = {};
-  const auto row_of = [&](int step) { return (first + step) * R::kStep + part_of_step * R::kOwn; };
-#pragma unroll
-  for (int slot = 0; slot < kDepth; ++slot)
-    if (slot < count) inputs.read(call, work.runs, row_of(slot), x[slot]);
+  float* own_sums = reinterpret_cast<float*>(memory) + warp * (8 * token_tiles * kSumPitch);
+  uint32_t x[kInputs][token_tiles][R::kPairs];
+  Inputs<T, bits, token_tiles> inputs(call, work.runs, first_token, tokens, first * R::kRows, own_sums);
+  if (first < last) inputs.read(0, x[0]);
 
-  for (int base = 0; base < count; base += kDepth)
+  for (int chunk = first; chunk < last; ++chunk) {
+    const auto steps = [&](const auto& multiply) {
 #pragma unroll
-    for (int slot = 0; slot < kDepth; ++slot) {
-      const int step = base + slot;
-      if (step >= count) break;
-      int group = __shfl_sync(0xFFFFFFFF, groups[slot][0], 0);
-      bool same = true;
+      for (int step = 0; step < kSteps; ++step) {
+        const bool more = step + 1 < kSteps;
+        if (more && kInputs == 2) inputs.read(step + 1, x[(step + 1) % kInputs]);
+        multiply(step, x[step % kInputs]);
+        ask(chunk + 1, step);
+        if (more && kInputs == 1) inputs.read(step + 1, x[0]);
+        if (more || chunk + 1 >= last) continue;
+        inputs.turn((chunk + 1) * R::kRows);
+        inputs.read(0, x[0]);
+      }
+    };
+    const int group = __shfl_sync(0xFFFFFFFF, groups[0][0], 0);
+    bool same = true;
 #pragma unroll
-      for (int i = 0; i < kIndices; ++i) same = same && groups[slot][i] == group;
-      const bool mixed = !__all_sync(0xFFFFFFFF, same);
-      const auto next_after = [&](int before) {
-        int least = kNone;
+    for (int step = 0; step < kSteps; ++step)
 #pragma unroll
-        for (int i = 0; i < kIndices; ++i)
-          if (groups[slot][i] > before) least = min(least, groups[slot][i]);
-        return __reduce_min_sync(0xFFFFFFFF, least);
-      };
-      if (mixed) group = next_after(-1);
-      do {
-        enter_group(group);
-        uint32_t in[token_tiles][R::kPairs];
-        memcpy(in, x[slot], sizeof in);
-        if (mixed) only(group, row_of(step), in);
-        multiply_step(words[slot], in);
-        group = mixed ? next_after(group) : kNone;
-      } while (group != kNone);
-      ask(step + kDepth, slot);
-      if (step + kDepth < count) inputs.read(call, work.runs, row_of(step + kDepth), x[slot]);
+      for (int index : groups[step]) same = same && index == group;
+    if (__all_sync(0xFFFFFFFF, same)) {
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) ask_groups(chunk + 1, step);
+      enter_group(group);
+      steps([&](int step, const auto& in) { multiply_step(words[step], in); });
+    } else {
+      steps([&](int step, auto& in) {
+        multiply_each(groups[step], words[step], in, [&](auto& to) { inputs.read(step, to); });
+        ask_groups(chunk + 1, step);
+      });
     }
-  if (group_now != kNone) leave_group();
+  }
+  if (group_now >= 0) leave_group();
+  __syncwarp();  // x is no longer read: sums lie there
   add_up<T>(call, work, first_token, tokens, sum, memory, C::kUnit);
 }
 

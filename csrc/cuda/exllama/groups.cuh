@@ -16,16 +16,16 @@ struct Group {
 
   /// Those of a tile whose first column is `first`; nothing of columns that are not there.
   __device__ __forceinline__ void read(const Exllama& call, int group, int first, int column) {
+    const T* scales_at = static_cast<const T*>(call.scales) + first + 4 * column + int64_t{group} * call.N;
+    const uint32_t* zeros_at = static_cast<const uint32_t*>(call.zeros) + first / 32 * bits;
+    zeros_at += int64_t{group} * static_cast<int>(static_cast<unsigned>(call.N) / 4 * bits / 8);
+    const int at = 4 * column * bits / 32;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int n = first + 32 * half;
-      if (n + 4 * column >= call.N) continue;
-      const T* from = static_cast<const T*>(call.scales) + int64_t{group} * call.N + n + 4 * column;
-      scales[half] = __ldg(reinterpret_cast<const uint2*>(from));
-      const uint32_t* words = static_cast<const uint32_t*>(call.zeros) + int64_t{group} * (call.N / 4 * bits / 8) + n / 32 * bits;
-      const int at = 4 * column * bits / 32;
+      if (first + 32 * half + 4 * column >= call.N) continue;
+      scales[half] = __ldg(reinterpret_cast<const uint2*>(scales_at + 32 * half));
 #pragma unroll
-      for (int i = 0; i < kWords; ++i) zeros[half][i] = __ldg(words + min(at + i, bits - 1));
+      for (int i = 0; i < kWords; ++i) zeros[half][i] = __ldg(zeros_at + half * bits + min(at + i, bits - 1));
     }
   }
 
@@ -35,14 +35,18 @@ struct Group {
     return wide(own[i]);
   }
 
-  __device__ __forceinline__ float zero(const Exllama& call, int half, int column, int i) const {
-    const int low = 4 * column * bits % 32 + bits * i;
-    uint32_t field;
-    if constexpr (bits == 3)
-      field = (low < 32 ? __funnelshift_r(zeros[half][0], zeros[half][1], low) : zeros[half][1] >> (low - 32)) & 7;
-    else
-      field = (zeros[half][0] + call.zero_word) >> low & ((1 << bits) - 1);
-    return float_of(field + call.zero_add & call.zero_mask);
+  /// The four fields of a half, from the lowest bit.
+  __device__ __forceinline__ uint32_t fields(const Exllama& call, int half, int column) const {
+    const int low = 4 * column * bits % 32;
+    if constexpr (bits == 3) return __funnelshift_r(zeros[half][0], zeros[half][1], low);
+    return (zeros[half][0] + call.zero_word) >> low;
+  }
+
+  /// A zero point as products with codes have it.
+  static __device__ __forceinline__ float zero(const Exllama& call, uint32_t fields, int i) {
+    const uint32_t field = fields >> (bits * i) & ((1 << bits) - 1);
+    const uint32_t zero = field + call.zero_add & call.zero_mask;
+    return __uint_as_float(0x4B000000 | zero) - (8388608.0f - Codes<T, bits>::kOffset);  // exact
   }
 };
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "../device/ptx.cuh"
-#include "../device/ptx.cuh"
 #include "../w4a16/weights.cuh"
 #include "division.h"
 #include "exllama.h"
@@ -30,7 +29,7 @@ template <class T, int token_tiles>
 __device__ __forceinline__ void add_up(const Exllama& call, const Division& work, int first_token, int tokens,
                                        const float (&sum)[4][token_tiles][4], unsigned char* memory, float unit) {
   constexpr int own_size = 8 * token_tiles * kSumPitch;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row_warps = blockDim.x / 32 / work.columns;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   float* sums = reinterpret_cast<float*>(memory);
   float* own = sums + warp * own_size + lane / 4 * 4;
 #pragma unroll
@@ -55,7 +54,8 @@ __device__ __forceinline__ void add_up(const Exllama& call, const Division& work
     const int m = i / 16 / work.columns, tile = i / 16 - m * work.columns;
     const float* at = sums + tile * own_size + m * kSumPitch + i % 16 * 4;
     float4 total = *reinterpret_cast<const float4*>(at);
-    for (int w = 1; w < row_warps; ++w) add(total, *reinterpret_cast<const float4*>(at + w * work.columns * own_size));
+#pragma unroll 5
+    for (int w = 1; w < work.row_warps; ++w) add(total, *reinterpret_cast<const float4*>(at + w * work.columns * own_size));
     if (work.split == 1)
       put<T>(call, first_token + m, first + tile * kTileN + i % 16 * 4, total, unit);
     else

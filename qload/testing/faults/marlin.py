@@ -124,9 +124,9 @@ FAULTS = (
     ),
     Fault(
         "act-order-over-ranks",
-        f"{_KERNELS}/exllama.py",
-        "c.has_g_idx and c.is_k_partitioned",
-        "c.has_g_idx and False",
+        f"{_KERNELS}/reasons.py",
+        "if not (c.has_g_idx and c.is_k_partitioned):",
+        "if True:",
     ),
     Fault(
         "orientation-ignored",

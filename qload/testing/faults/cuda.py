@@ -1,0 +1,26 @@
+"""Faults of the way to the CUDA kernels: our own order, which kernel is chosen, what it is given."""
+
+from qload.testing.faults.fault import Fault
+
+_STRIPS = "qload/layouts/strips.py"
+_CUDA = "qload/kernels/cuda"
+
+FAULTS = (
+    Fault("strips-nibbles", _STRIPS, "(kt i p c t j) (r h b)", "(kt i p c t j) (r b h)"),
+    Fault("strips-8-bit-columns", _STRIPS, "nt (kt i p a c t j b)", "nt (kt i p a c t b j)"),
+    Fault("strips-before-hopper", "qload/kernels/strips.py", "CAPABILITY = 90", "CAPABILITY = 80"),
+    Fault(
+        "auto-gives-up",
+        "qload/kernels/loaders.py",
+        "except RepackError:  # Marlin's",
+        "except KeyError:  # Marlin's",
+    ),
+    Fault("slice-of-other-columns", f"{_CUDA}/large.py", "marlin.TILE_N * apart *", "marlin.TILE_N * 1024 *"),
+    Fault("groups-counted-in-shares", f"{_CUDA}/large.py", "if not call.is_k_full:", "if False:"),
+    Fault("groups-counted-by-decode", f"{_CUDA}/decode.py", "None if call.is_k_full else call.g_idx", "None"),
+    Fault("address-between-two-loads", f"{_CUDA}/inputs.py", "x.clone() if pointer(x) % ALIGNED else x", "x"),
+    Fault("kernel-of-a-smaller-layer", f"{_CUDA}/choice.py", "bisect_left(sizes, size)", "0"),
+    Fault(
+        "kernel-of-fewer-tokens", f"{_CUDA}/choice.py", "for row in here], tokens)", "for row in here], 0)"
+    ),
+)
