@@ -148,7 +148,7 @@ PYBIND11_MODULE(_cuda, module) {
                      at<CUstream_st>(stream)),
               "middle");
       },
-      "17 tokens and more times a weight in Marlin's order or our own; sizes: M, K, N, inputs, outputs.");
+      "Any number of tokens, best from 17 on, times a weight in Marlin's order or our own; sizes: M, K, N, inputs, outputs.");
   module.def(
       "exllama",
       [](uintptr_t x, uintptr_t weights, uintptr_t zeros, uintptr_t scales, uintptr_t g_idx, uintptr_t perm,

@@ -13,7 +13,7 @@ from qload.layouts import gptq, marlin, strips
 
 STREAM = 7
 WORD = torch.int32
-LIMITS = {"decode": (1, 16), "w4a16": (1, 64), "middle": (17, 256), "exllama": (1, 64)}
+LIMITS = {"decode": (1, 16), "w4a16": (1, 64), "middle": (1, 256), "exllama": (1, 64)}
 
 
 def at(pointer: int, dtype: torch.dtype, *shape: int) -> Tensor:

@@ -11,31 +11,33 @@ namespace {
 
 using Kernel = void (*)(const Decode, const Division);
 
-template <class T, int bits, Order order>
-Kernel kernel_of(int token_tiles, Groups groups) {
-  if (groups == Groups::kSmall)
-    return token_tiles == 1 ? decode_kernel<T, bits, 1, order, Groups::kSmall>
-                            : decode_kernel<T, bits, 2, order, Groups::kSmall>;
-  return token_tiles == 1 ? decode_kernel<T, bits, 1, order, Groups::kChunks>
-                          : decode_kernel<T, bits, 2, order, Groups::kChunks>;
+template <class T, int bits, int token_tiles, Order order, int kept>
+Kernel kernel_of(Groups groups) {
+  return groups == Groups::kSmall ? decode_kernel<T, bits, token_tiles, order, Groups::kSmall, kept>
+                                  : decode_kernel<T, bits, token_tiles, order, Groups::kChunks, kept>;
+}
+
+// Our own order keeps half a chunk on its way, and all of one where registers allow it and a warp has many.
+template <class T, int bits>
+Kernel kernel_of(const Decode& call, int token_tiles, Groups groups, bool brief) {
+  if (groups == Groups::kLookedUp) return decode_kernel<T, bits, 2, Order::kMarlin, Groups::kLookedUp, 4>;
+  if (!call.own)
+    return token_tiles == 1 ? kernel_of<T, bits, 1, Order::kMarlin, 8>(groups)
+                            : kernel_of<T, bits, 2, Order::kMarlin, 4>(groups);
+  if (token_tiles == 2) return kernel_of<T, bits, 2, Order::kOwn, bits>(groups);
+  return brief ? kernel_of<T, bits, 1, Order::kOwn, bits>(groups) : kernel_of<T, bits, 1, Order::kOwn, 8>(groups);
 }
 
 template <class T>
-Kernel kernel_of(const Decode& call, int token_tiles, Groups groups) {
-  const bool narrow = call.bits == 4;
-  if (groups == Groups::kLookedUp)
-    return narrow ? decode_kernel<T, 4, 2, Order::kMarlin, Groups::kLookedUp>
-                  : decode_kernel<T, 8, 2, Order::kMarlin, Groups::kLookedUp>;
-  if (call.own)
-    return narrow ? kernel_of<T, 4, Order::kOwn>(token_tiles, groups)
-                  : kernel_of<T, 8, Order::kOwn>(token_tiles, groups);
-  return narrow ? kernel_of<T, 4, Order::kMarlin>(token_tiles, groups)
-                : kernel_of<T, 8, Order::kMarlin>(token_tiles, groups);
+Kernel kernel_of(const Decode& call, int token_tiles, Groups groups, bool brief) {
+  return call.bits == 4 ? kernel_of<T, 4>(call, token_tiles, groups, brief)
+                        : kernel_of<T, 8>(call, token_tiles, groups, brief);
 }
 
 struct Plan {
   Division work;
   int warps, rows_of_grid, shared;
+  int turns;  // chunks of a warp
 };
 
 // How many blocks there is a place for at once, one a multiprocessor; clusters do not fit every group of them.
@@ -77,7 +79,8 @@ bool divide(const Decode& call, const Device& device, Kernel kernel, int token_t
       const int blocks = here.rows_of_grid * split, room = places(kernel, device, here);
       const int waves = (blocks + room - 1) / room, row_warps = plan.warps / columns;
       const int share = (plan.work.chunks + split - 1) / split;
-      const double cost = waves * ((share + row_warps - 1) / row_warps) + 0.25 * (split > 1) * split / 2 + 0.01 * waves;
+      here.turns = (share + row_warps - 1) / row_warps;
+      const double cost = waves * here.turns + 0.25 * (split > 1) * split / 2 + 0.01 * waves;
       if (best == 0 || cost < best) best = cost, found = here;
     }
   plan = found;
@@ -102,11 +105,16 @@ cudaError_t decode(const Decode& call, cudaStream_t stream) {
   work.runs = !call.perm && (call.own ? call.inputs == call.K : call.inputs % 8 == 0) &&
               reinterpret_cast<uintptr_t>(call.x) % 16 == 0;
   const Groups kind = call.g_idx ? Groups::kLookedUp : groups > 1 ? Groups::kSmall : Groups::kChunks;
-  const Kernel kernel = call.bfloat16 ? kernel_of<__nv_bfloat16>(call, token_tiles, kind)
-                                      : kernel_of<__half>(call, token_tiles, kind);
-  const cudaError_t raised = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, device.shared);
-  if (raised != cudaSuccess) return raised;
+  Kernel kernel;
+  const auto take = [&](bool brief) {
+    kernel = call.bfloat16 ? kernel_of<__nv_bfloat16>(call, token_tiles, kind, brief)
+                           : kernel_of<__half>(call, token_tiles, kind, brief);
+    return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, device.shared);
+  };
+  if (const cudaError_t error = take(false)) return error;
   if (!divide(call, device, kernel, token_tiles, plan)) return cudaErrorNotSupported;
+  if (plan.turns <= 2)
+    if (const cudaError_t error = take(true)) return error;
   work.group_step = 1, work.chunk_step = per_column ? 0 : groups * (plan.warps / work.columns - 1) + 1;
   return launch(kernel, dim3(work.split, plan.rows_of_grid), 32 * plan.warps, plan.shared, work.split,
                 call.early && clusters, stream, call, work);

@@ -15,7 +15,7 @@
 //   Operands are bare codes; y of a group is scale * (x times codes - zero * sum of x), in fp32. At the end warps add
 //   through shared memory, then blocks of a cluster send each other their sums (sums.cuh). No order of additions
 //   depends on timing. Where the group of each row is looked up, operands are scaled and rounded instead.
-//   Memory is the limit up to 8 tokens; at 16, the matrix unit is near it.
+//   Memory is the limit up to 8 tokens; at 16, instructions are as near, since hardly any go out beside a product.
 //
 // Equals x @ weight.dequantize().T (qload/kernels/marlin.py) up to the rounding of fp32 sums.
 #pragma once
@@ -27,7 +27,8 @@
 
 namespace qload::cuda {
 
-template <class T, int bits, int token_tiles, Order order, Groups groups>
+/// `kept`: 16 bytes of weights that each lane has on their way.
+template <class T, int bits, int token_tiles, Order order, Groups groups, int kept>
 __global__ void __launch_bounds__(32 * most_warps(token_tiles), 1)
 decode_kernel(const __grid_constant__ Decode call, const __grid_constant__ Division work) {
   using C = Codes<T, bits>;
@@ -35,6 +36,8 @@ decode_kernel(const __grid_constant__ Decode call, const __grid_constant__ Divis
   // Columns b = 1 of our own order are 16 times too large.
   constexpr bool sixteenth = bits == 4 && C::kTiny && order == Order::kOwn;
   constexpr int pieces = bits / 2;  // of 32 rows
+  // Of 8 bits a chunk takes twice as long, and its words more registers.
+  constexpr int held = bits == 8 && order == Order::kOwn ? kSteps / 2 : kSteps;
   constexpr int own_bytes = warp_bytes(8 * token_tiles, order);
   extern __shared__ __align__(128) unsigned char memory[];
 
@@ -45,7 +48,7 @@ decode_kernel(const __grid_constant__ Decode call, const __grid_constant__ Divis
   const bool busy = row_warp < row_warps && tile < call.N / kTileN && start < last;
 
   let_dependents_start();
-  Words<bits, order, token_tiles == 2 ? 4 : 8> stream(call, tile, start, row_warps);
+  Words<bits, order, kept> stream(call, tile, start, row_warps);
   Scales<T, bits> scales(call, tile, work.chunk_step ? start * __popc(work.ends) : 0);
   if (busy) {
     stream.ask_first();
@@ -54,23 +57,19 @@ decode_kernel(const __grid_constant__ Decode call, const __grid_constant__ Divis
   if (work.split > 1) cluster_arrive();
   wait_for_earlier_kernels();
 
-  Inputs<T, token_tiles, order> inputs(call, work, memory + warp * own_bytes);
+  Inputs<T, token_tiles, order, held> inputs(call, work, memory + warp * own_bytes);
   if (busy) inputs.ask(start * kChunk);
   float sum[4][token_tiles][4] = {};
   const bool has_zeros = call.zeros;
   const uint32_t magic = in_register(Number<T>::kMagic);
-  const uint32_t ones[4] = {C::kOnes, C::kOnes, C::kOnes, C::kOnes};
   for (int chunk = start; busy && chunk < last; chunk += row_warps) {
     const bool more = chunk + row_warps < last;
     inputs.turn();
-    if (more) inputs.advance((chunk + row_warps) * kChunk, row_warps * kChunk);
-    float part[4][token_tiles][4], x_sum[token_tiles][4];
-    const auto products = [&](int j, int m, int i) {
-      return sixteenth && i >= 2 ? part[j][m][i] * 0.0625f : part[j][m][i];
-    };
+    float part[4][token_tiles][4], x_sums[token_tiles][4];
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       uint32_t words[pieces][4], in[token_tiles][4];
+      if (more && step == kSteps - held) inputs.advance((chunk + row_warps) * kChunk, row_warps * kChunk);
       inputs.operands(step, in);
 #pragma unroll
       for (int i = 0; i < pieces; ++i) stream.take(step * pieces + i, more, words[i]);
@@ -90,21 +89,19 @@ decode_kernel(const __grid_constant__ Decode call, const __grid_constant__ Divis
           multiply(to, operand[1], in[m][2], in[m][3], false, T{});
         }
       }
-      if constexpr (!looked_up) {
+      if constexpr (!looked_up)
 #pragma unroll
-        for (int m = 0; m < token_tiles; ++m) {
-          multiply(x_sum[m], ones, in[m][0], in[m][1], fresh, T{});
-          multiply(x_sum[m], ones, in[m][2], in[m][3], false, T{});
-        }
-      }
-      if (more) inputs.ask_step(step);
+        for (int m = 0; m < token_tiles; ++m) multiply(x_sums[m], in[m], C::kOnes, C::kOnes, fresh, T{});
+      if (more || step < kSteps - held) inputs.ask_step(step);
       if (!looked_up && ends) {
         scales.enter(step == kSteps - 1 ? work.chunk_step : work.group_step);
+        float x_sum[token_tiles][2];
+        sums_of_own(x_sums, x_sum);
         if (has_zeros)
-          scales.template add<true>(products, x_sum, sum);
+          scales.template add<true, sixteenth>(part, x_sum, sum);
         else
-          scales.template add<false>(products, x_sum, sum);
-        if (step < kSteps - 1) clear(part), clear(x_sum);
+          scales.template add<false, sixteenth>(part, x_sum, sum);
+        if (step < kSteps - 1) clear(part), clear(x_sums);
       }
     }
   }

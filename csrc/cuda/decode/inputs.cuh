@@ -22,11 +22,12 @@ __device__ __forceinline__ T input_at(const Decode& call, int m, int source) {
   return source >= call.inputs ? narrow<T>(0) : static_cast<const T*>(call.x)[int64_t{m} * call.inputs + source];
 }
 
-template <class T, int token_tiles, Order order>
+/// `held`: steps that are on their way or there, of `kSteps`.
+template <class T, int token_tiles, Order order, int held>
 class Inputs;
 
-template <class T, int token_tiles>
-class Inputs<T, token_tiles, Order::kMarlin> {
+template <class T, int token_tiles, int held>
+class Inputs<T, token_tiles, Order::kMarlin, held> {
  public:
   /// `shared`: room of the warp.
   __device__ __forceinline__ Inputs(const Decode& call, const Division& work, unsigned char* shared)
@@ -79,8 +80,8 @@ class Inputs<T, token_tiles, Order::kMarlin> {
   int own_, last_;
 };
 
-template <class T, int token_tiles>
-class Inputs<T, token_tiles, Order::kOwn> {
+template <class T, int token_tiles, int held>
+class Inputs<T, token_tiles, Order::kOwn, held> {
  public:
   /// Where x cannot be loaded as it is, the warp gathers a chunk in `shared` first.
   __device__ __forceinline__ Inputs(const Decode& call, const Division& work, unsigned char* shared)
@@ -97,25 +98,21 @@ class Inputs<T, token_tiles, Order::kOwn> {
     for (int tile = 0; tile < token_tiles; ++tile) at_[tile] = as_it_is(at_[tile] + (runs_ ? row : 0));
     if (!runs_) gather(row);
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) ask_step(step);
+    for (int step = 0; step < held; ++step) load(step);
   }
-  /// The next chunk is that from `row` on, `rows` after this one.
+  /// Steps of the next chunk are asked for from here on: that from `row` on, `rows` after this one.
   __device__ __forceinline__ void advance(int row, int rows) {
     if (!runs_) return gather(row);
 #pragma unroll
     for (int tile = 0; tile < token_tiles; ++tile) at_[tile] = as_it_is(at_[tile] + rows);
   }
-  /// Its rows of one step, into the registers that the step before it has used.
-  __device__ __forceinline__ void ask_step(int step) {
-#pragma unroll
-    for (int tile = 0; tile < token_tiles; ++tile)
-      held_[step][tile] = *reinterpret_cast<const uint4*>(at_[tile] + step * 32);
-  }
+  /// The rows `held` steps on, into the registers that this step has used.
+  __device__ __forceinline__ void ask_step(int step) { load((step + held) % kSteps); }
   __device__ __forceinline__ void turn() {}
   __device__ __forceinline__ void operands(int step, uint32_t (&to)[token_tiles][4]) const {
 #pragma unroll
     for (int m = 0; m < token_tiles; ++m) {
-      const uint4& x = held_[step][m];
+      const uint4& x = held_[step % held][m];
       to[m][0] = x.x, to[m][1] = x.y, to[m][2] = x.z, to[m][3] = x.w;
     }
   }
@@ -123,6 +120,11 @@ class Inputs<T, token_tiles, Order::kOwn> {
  private:
   static constexpr int kPitch = kChunk + 8;
 
+  __device__ __forceinline__ void load(int step) {
+#pragma unroll
+    for (int tile = 0; tile < token_tiles; ++tile)
+      held_[step % held][tile] = *reinterpret_cast<const uint4*>(at_[tile] + step * 32);
+  }
   __device__ __forceinline__ void gather(int row) {
     __syncwarp();
 #pragma unroll 1
@@ -138,7 +140,7 @@ class Inputs<T, token_tiles, Order::kOwn> {
   bool runs_;
   T* shared_;
   const T* at_[token_tiles];
-  uint4 held_[kSteps][token_tiles];
+  uint4 held_[held][token_tiles];
 };
 
 }  // namespace qload::cuda

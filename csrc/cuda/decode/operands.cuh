@@ -86,6 +86,16 @@ __device__ __forceinline__ void multiply(float (&sum)[4], const uint32_t (&a)[4]
     multiply(sum, a, b0, b1, type);
 }
 
+/// Sums of x of a lane's tokens 2t, 2t + 1. In `sums` x was the first operand, one product for 32 rows instead of two:
+/// a lane's registers are rows c and c + 8 there, all of token c, and every column is their sum.
+template <int token_tiles>
+__device__ __forceinline__ void sums_of_own(const float (&sums)[token_tiles][4], float (&own)[token_tiles][2]) {
+#pragma unroll
+  for (int m = 0; m < token_tiles; ++m)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) own[m][i] = __shfl_sync(~0u, sums[m][0] + sums[m][2], threadIdx.x % 4 * 8 + 4 * i);
+}
+
 template <class Sums>
 __device__ __forceinline__ void clear(Sums& sums) {
   if constexpr (std::is_array_v<Sums>)

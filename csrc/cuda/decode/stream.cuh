@@ -110,9 +110,9 @@ class Scales {
     ask();
   }
 
-  /// sums += scale * (products with codes - zero point * sum of x)
-  template <bool has_zeros, int token_tiles, class Products>
-  __device__ __forceinline__ void add(const Products& products, const float (&x_sum)[token_tiles][4],
+  /// sums += scale * (products with codes - zero point * sum of x); `sixteenth`: those of b = 1 are 16 times too large.
+  template <bool has_zeros, bool sixteenth, int token_tiles>
+  __device__ __forceinline__ void add(const float (&products)[4][token_tiles][4], const float (&x_sum)[token_tiles][2],
                                       float (&sum)[4][token_tiles][4]) const {
     T own[8];
     memcpy(own, &now_, sizeof own);
@@ -120,14 +120,18 @@ class Scales {
     for (int j = 0; j < 4; ++j)
 #pragma unroll
       for (int b = 0; b < 2; ++b) {
-        const float scale = wide(own[2 * j + b]);
+        constexpr float kTimes[2] = {1, sixteenth ? 16 : 1};
+        const float scale = wide(own[2 * j + b]) * (1 / kTimes[b]);
         float off = Codes<T, bits>::kOffset + (1 << (bits - 1));
         if (has_zeros) off = Codes<T, bits>::kOffset + float_of(zero_of<bits>(zeros_, j, b));
+        off *= kTimes[b];
 #pragma unroll
         for (int m = 0; m < token_tiles; ++m)
 #pragma unroll
-          for (int i = 0; i < 2; ++i)
-            sum[j][m][2 * b + i] += scale * fmaf(-off, x_sum[m][i], products(j, m, 2 * b + i));
+          for (int i = 0; i < 2; ++i) {
+            float& to = sum[j][m][2 * b + i];  // as `+=` the compiler shares the last addition between both cases
+            to = fmaf(scale, fmaf(-off, x_sum[m][i], products[j][m][2 * b + i]), to);
+          }
       }
   }
 

@@ -1,4 +1,4 @@
-// x times a weight of 4 or 8 bits in Marlin's order or our own, for 17 tokens and more, on Hopper.
+// x times a weight of 4 or 8 bits in Marlin's order or our own, best from 17 tokens on, on Hopper.
 //
 //   y[m, n] = sum over k of x[m, k] * round(scale[g, n] * (code[k, n] - zero[g, n]))  + bias[n],   g = k / group
 //

@@ -1,4 +1,4 @@
-// x times a weight of 4 or 8 bits in Marlin's order or our own, for 17 tokens and more; see middle.cuh.
+// x times a weight of 4 or 8 bits in Marlin's order or our own, best from 17 tokens on; see middle.cuh.
 #pragma once
 
 #include <cuda_runtime_api.h>
