@@ -1,4 +1,4 @@
-"""Up to 256 tokens, best from 17 on, times a weight in Marlin's order or strips, on Hopper: csrc/cuda/middle."""
+"""Up to 256 tokens, best from 17 on, times a weight in Marlin's order or strips: csrc/cuda/middle."""
 
 from dataclasses import dataclass
 from functools import cache
