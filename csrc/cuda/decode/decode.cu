@@ -59,8 +59,10 @@ int places(Kernel kernel, const Device& device, const Plan& plan) {
   return known[split];
 }
 
-// The division in which each warp has the fewest chunks one after another. Sums of a cluster cost a part of a chunk's
-// time, and blocks that wait for a place come too late to ask for weights early.
+constexpr double kWave = 1.5;        // in chunks of a warp: blocks that follow others start and end alone
+constexpr double kPerBlock = 0.125;  // what sums of a cluster cost, for each of its blocks
+
+// The division in which each warp has the fewest chunks one after another.
 bool divide(const Decode& call, const Device& device, Kernel kernel, int token_tiles, Plan& plan) {
   const int tiles = call.N / kTileN;
   double best = 0;
@@ -80,7 +82,7 @@ bool divide(const Decode& call, const Device& device, Kernel kernel, int token_t
       const int waves = (blocks + room - 1) / room, row_warps = plan.warps / columns;
       const int share = (plan.work.chunks + split - 1) / split;
       here.turns = (share + row_warps - 1) / row_warps;
-      const double cost = waves * here.turns + 0.25 * (split > 1) * split / 2 + 0.01 * waves;
+      const double cost = waves * (here.turns + kWave + (split > 1 ? kPerBlock * split : 0));
       if (best == 0 || cost < best) best = cost, found = here;
     }
   plan = found;

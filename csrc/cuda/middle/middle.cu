@@ -95,7 +95,10 @@ Work lay_out(const Middle& call, const Shape& shape, int split) {
 
 cudaError_t middle(const Middle& call, cudaStream_t stream) {
   if (call.M == 0 || call.outputs == 0) return cudaSuccess;
-  if (this_device().major != 9 || call.K % kStage || call.N % kTile || call.inputs % 8) return cudaErrorNotSupported;
+  const bool turned = call.own && call.M > kMostTurned;
+  if (this_device().major != 9 || call.K % (call.own ? 2 * kStage : kStage) || call.N % kTile ||
+      call.inputs % (turned ? 32 : 8))
+    return cudaErrorNotSupported;
   const int split = call.split ? call.split : 1;
   const int tokens = call.M <= 32 ? 32 : call.M <= 64 ? 64 : 128;
   const Shape shape{tokens, call.columns == 512 && tokens == 64 ? 4 : 2, call.together == 2 && tokens == 32 ? 2 : 1};

@@ -7,11 +7,11 @@
 
 namespace qload::cuda {
 
-// Tokens of which x is as it is. Of more, with our own order: of each 32 inputs, 8t + 4p + 2h + r at 16p + 8h + 2t + r.
+// Of more tokens, with our own order, x comes turned: of each 32 inputs 8t + 4p + 2h + r lies at 16p + 8h + 2t + r.
 constexpr int kMostTurned = 64;
 
 struct Middle {
-  const void* x;        // fp16 or bf16 (M, inputs), inputs a multiple of 8; see kMostTurned
+  const void* x;        // fp16 or bf16 (M, inputs), inputs a multiple of 8, or of 32 if turned
   const void* weights;  // int32 (K / 16, N bits / 2) in Marlin's order, (N / 64, K bits * 2) in our own
   const void* scales;   // as x (G, N), Marlin's order
   const void* zeros;    // int32 (G, N bits / 32), Marlin's order; null: all are 2**(bits - 1)
