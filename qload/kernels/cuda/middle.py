@@ -70,7 +70,8 @@ def run(call: Any, columns: int = 0, split: int = 0, together: int = 0) -> Tenso
 
 def _turned(x: Tensor) -> Tensor:
     """Of each 32 inputs 8t + 2i, 8t + 2i + 1 at 8i + 2t: as operands of strips lie."""
-    return x.view(x.shape[0], -1, 4, 4, 2).transpose(2, 3).reshape(x.shape)
+    pairs = x.view(torch.int32).view(x.shape[0], -1, 4, 4)
+    return pairs.transpose(2, 3).reshape(x.shape[0], -1).view(x.dtype)
 
 
 class Division(NamedTuple):
