@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Self
 
+import torch
 from torch import Tensor, nn
 
 from qload.errors import ArgumentError, ShapeError
@@ -44,6 +45,17 @@ class Linear(nn.Module):
         super()._apply(uncast(fn), recurse)  # type: ignore[no-untyped-call]
         self._blueprint = self.typed  # lets go of the tensors it came from
         return self
+
+    def get_extra_state(self) -> Tensor:
+        """What the buffers mean, for a state dict: uint8, the words of format and config."""
+        said = f"{self._blueprint.format} {self._blueprint.config}"
+        return torch.frombuffer(bytearray(said.encode()), dtype=torch.uint8)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """ArgumentError where a state dict holds another format: tensors of some look alike."""
+        said, own = (bytes(each.tolist()).decode() for each in (state, self.get_extra_state()))
+        if said != own:
+            raise ArgumentError(f"{self._blueprint.layer.name or 'weight'}: state dict", own, said)
 
     def extra_repr(self) -> str:
         """Shape, format and config."""

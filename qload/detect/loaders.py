@@ -99,7 +99,7 @@ KERNELS = ("auto", "marlin", "strips", "exllama")
 class KernelTarget:
     """What weights are repacked for: "marlin", "strips", "exllama", or "auto": the fastest that says yes.
 
-    "auto" is our own strips for weights on a CUDA device from Hopper on, Marlin's order elsewhere.
+    "auto" is our own strips for weights on a Hopper GPU, Marlin's order elsewhere.
     `zeros`: how "exllama" stores zero points, None: as the checkpoint does. `dtype` and `exponent_bias`: of
     FP8 for Marlin's kernel (`repack`); without a dtype "auto" leaves FP8 as it is stored.
     """

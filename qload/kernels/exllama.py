@@ -9,7 +9,7 @@
 Source: formats.md section 2, byte-equal to exllamav2 and vLLM.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -27,12 +27,20 @@ from qload.spec import Role, TensorSpec
 
 @dataclass(frozen=True)
 class ExllamaConfig(spec.Config):
-    """Bits, and what a stored zero point means."""
+    """Bits, what a stored zero point means, and `run`: rows of a group, where a weight's `g_idx` only counts.
+
+    `run` is asked of the index when a weight is made, 0 where its groups have several sizes or another order.
+    """
 
     name: ClassVar[str] = "exllama"
 
     bits: int
     zeros: ZeroPoints = STORED_MINUS_ONE
+    run: int = 0
+
+    def study(self, seen: spec.Seen) -> "ExllamaConfig":
+        """What the index says, whatever was claimed."""
+        return replace(self, run=run_of(seen.facts["g_idx"]))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -80,6 +88,15 @@ class ExllamaWeight(spec.Weight):
         )
 
 
+def run_of(g_idx: Tensor) -> int:
+    """How many rows a group has, where groups of one size follow each other, else 0."""
+    if g_idx.is_meta:
+        return 0
+    run = int((g_idx == 0).sum()) or 1
+    counted = torch.arange(g_idx.numel(), device=g_idx.device) // run
+    return run if bool((g_idx == counted).all()) else 0
+
+
 def read(weight: ExllamaWeight) -> Integers:
     """Every row back at its input."""
     bits, zeros = weight.config.bits, weight.config.zeros
@@ -109,7 +126,7 @@ def write(integers: Integers, zeros: ZeroPoints | None = None) -> ExllamaWeight:
         codes, g_idx, perm = codes[order], g_idx[order], order.to(torch.int32)
     index = torch.int32 if integers.origin.index is None else integers.origin.index
     return ExllamaWeight(
-        config=ExllamaConfig(integers.bits, zeros),
+        config=ExllamaConfig(integers.bits, zeros, run_of(g_idx)),
         qweight=exllama.rows(integers.bits).pack(codes, integers.room("qweight")),
         qzeros=words(integers, zeros),
         scales=integers.scales,

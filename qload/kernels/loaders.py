@@ -91,11 +91,10 @@ class GPTQMarlinWeightsLoader(RepackingLoader):
 
 
 class FastestLoader(GPTQMarlinWeightsLoader):
-    """Repacks for the fastest kernel where a weight lies: strips from Hopper on, else Marlin's order."""
+    """Repacks for the fastest kernel where a weight lies: strips on Hopper, else Marlin's order."""
 
     def _repacked(self, weight: Weight, whole: Whole) -> Weight:
-        capability = compute_capability(weight.device)
-        if capability is not None and capability >= strips.CAPABILITY:
+        if strips.gains(compute_capability(weight.device)):
             try:
                 return self._in_layout("strips", weight, whole)
             except RepackError:  # Marlin's order can say more, or why not

@@ -22,7 +22,7 @@ from qload.layouts import strips
 from qload.layouts.packing import Packing
 from qload.spec import TensorSpec
 
-CAPABILITY = 90  # of the chips, and newer ones, on which kernels read strips faster than Marlin's order
+CAPABILITY = 90  # of the chips whose kernels read strips faster than Marlin's order
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,11 @@ class StripsWeight(GPTQMarlinWeight):
     def held(self) -> tuple[int, int]:
         """(N, K) with the padding."""
         return self.qweight.shape[0] * strips.TILE_N, self.qweight.shape[1] // (2 * self.config.bits)
+
+
+def gains(capability: int | None) -> bool:
+    """Whether kernels read strips faster than Marlin's order on a CUDA device of a compute capability."""
+    return capability is not None and capability // 10 == CAPABILITY // 10
 
 
 def write(integers: Integers, keep_zeros: bool = False) -> StripsWeight:

@@ -1,7 +1,6 @@
 """Which native modules this installation has, and why one is missing."""
 
 from dataclasses import dataclass
-from functools import cache
 from importlib import import_module
 from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.util import find_spec
@@ -21,9 +20,17 @@ class Module:
     reason: str = ""
 
 
-@cache
+_LOADED: dict[str, Module] = {}  # plain, for what traces a model to look into
+
+
 def load(name: str) -> Module:
     """The module `qload.native._<name>`, imported once."""
+    if name not in _LOADED:
+        _LOADED[name] = _import(name)
+    return _LOADED[name]
+
+
+def _import(name: str) -> Module:
     full = f"{__package__}._{name}"
     if find_spec(full) is None:
         return Module(None, _why_not(name))

@@ -21,28 +21,30 @@ def merge(
 ) -> list[dict[str, Any]]:
     """Rows of the table: kernels of each layer and number of tokens, from the fastest on.
 
-    Neighbouring numbers of tokens with the same order of kernels are one row, up to the larger.
+    Neighbouring numbers of tokens with the same order of kernels are one row, up to the larger. What was not
+    measured stays: layers of other sizes, more tokens.
     """
-    replaced = {(row["layout"], row["bits"]) for row in rows}
-    made = [
-        row
-        for row in known
-        if tuple(row["capability"]) != capability or (row["layout"], row["bits"]) not in replaced
-    ]
-    layers = dict.fromkeys((row["layout"], row["bits"], row["K"] * row["N"]) for row in rows)
-    for layout, bits, size in sorted(layers):
-        points = sorted(
-            (row["M"], _order(row["kernels"]))
-            for row in rows
-            if (row["layout"], row["bits"], row["K"] * row["N"]) == (layout, bits, size)
-        )
-        for i, (M, kernels) in enumerate(points):
-            if i + 1 < len(points) and points[i + 1][1] == kernels:
+    measured: dict[tuple[str, int, int], dict[int, list[dict[str, float | None]]]] = {}
+    for row in rows:
+        layer = row["layout"], row["bits"], row["K"] * row["N"] * row["bits"] // 8
+        measured.setdefault(layer, {}).setdefault(row["M"], []).append(row["kernels"])
+
+    def stays(row: dict[str, Any]) -> bool:
+        of_layer = measured.get((row["layout"], row["bits"], row["bytes"]), {})
+        return tuple(row["capability"]) != capability or row["tokens"] > max(of_layer, default=0)
+
+    made = [row for row in known if stays(row)]
+    for (layout, bits, size), points in sorted(measured.items()):
+        order = [(M, _order(times)) for M, times in sorted(points.items())]
+        for i, (M, kernels) in enumerate(order):
+            if i + 1 < len(order) and order[i + 1][1] == kernels:
                 continue
             line = {"layout": layout, "bits": bits, "capability": list(capability)}
-            made.append(line | {"bytes": size * bits // 8, "tokens": M, "kernels": kernels})
+            made.append(line | {"bytes": size, "tokens": M, "kernels": kernels})
     return made
 
 
-def _order(times: dict[str, float | None]) -> list[str]:
-    return [name for _, name in sorted((time, name) for name, time in times.items() if time is not None)]
+def _order(layers: list[dict[str, float | None]]) -> list[str]:
+    """Kernels by their time on all layers of one size, of those that were right on each."""
+    right = [name for name in layers[0] if all(times.get(name) is not None for times in layers)]
+    return sorted(right, key=lambda name: sum(times[name] or 0 for times in layers))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from statistics import median
+from typing import Any
 
 import torch
 
@@ -17,17 +18,20 @@ def copies(bytes_each: int) -> int:
 
 def microseconds(calls: Sequence[Call], *, rounds: int = 1) -> float:
     """The median time of one call, of graph replays that make every call `rounds` times in turn."""
-    return medians([calls], rounds=rounds)[0]
+    return replayed([calls], rounds=rounds)[0][0]
 
 
-def medians(groups: Sequence[Sequence[Call]], *, rounds: int = 1) -> list[float]:
-    """The same of each group, replayed in turns: as clocks fall under load, they fall for all of them."""
+def replayed(groups: Sequence[Sequence[Call]], *, rounds: int = 1) -> list[tuple[float, Any]]:
+    """The same of each group, and what its first call has left after the last replay.
+
+    Groups are replayed in turns: as clocks fall under load, they fall for all of them.
+    """
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        replays = [_captured(calls, rounds, stream) for calls in groups]
+        captured = [_captured(calls, rounds, stream) for calls in groups]
         times: list[list[float]] = [[] for _ in groups]
         for _ in range(REPLAYS + 2):
-            for (graph, _), found in zip(replays, times, strict=True):
+            for (graph, _), found in zip(captured, times, strict=True):
                 start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
                 start.record()
                 graph.replay()
@@ -35,18 +39,18 @@ def medians(groups: Sequence[Sequence[Call]], *, rounds: int = 1) -> list[float]
                 end.synchronize()
                 found.append(start.elapsed_time(end))
     counts = [len(calls) * rounds for calls in groups]
-    return [median(found[2:]) * 1000 / count for found, count in zip(times, counts, strict=True)]
+    medians = [median(found[2:]) * 1000 / count for found, count in zip(times, counts, strict=True)]
+    return [(time, kept[0]) for time, (_, kept) in zip(medians, captured, strict=True)]
 
 
 def _captured(
     calls: Sequence[Call], rounds: int, stream: torch.cuda.Stream
-) -> tuple[torch.cuda.CUDAGraph, list[object]]:
+) -> tuple[torch.cuda.CUDAGraph, list[Any]]:
     """The calls as a graph, and their results, whose memory it writes."""
     for call in calls:
         call()
     torch.cuda.synchronize()
-    graph, kept = torch.cuda.CUDAGraph(), []
+    graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
-        for _ in range(rounds):
-            kept.append([call() for call in calls])
+        kept = [call() for _ in range(rounds) for call in calls]
     return graph, kept

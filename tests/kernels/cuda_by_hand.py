@@ -35,6 +35,7 @@ class Hand:
 
     def __init__(self, capability: tuple[int, int]) -> None:
         self.capability, self.called, self.hopper = capability, list[str](), True
+        self.early = True  # as the last call was
 
     def decode(self, x, weights, scales, zeros, g_idx, perm, bias, y, sizes, bits, group, own, *rest) -> None:
         """See decode.h."""
@@ -65,6 +66,7 @@ class Hand:
         self, name, x, weights, scales, zeros, g_idx, perm, bias, y, sizes, bits, group, own, *rest
     ) -> None:
         bf16, columns, split, early, stream = rest
+        self.early = early
         M, K, N, inputs, outputs = sizes
         fewest, most = LIMITS[name]
         assert (fewest <= M <= most, K % 64, N % 64, stream) == (True, 0, 0, STREAM)
@@ -95,7 +97,7 @@ class Hand:
         self, x, weights, zeros, scales, g_idx, perm, bias, y, sizes, bits, group, zero, *rest
     ) -> None:
         """See exllama.h."""
-        bf16, *_, stream = rest
+        bf16, *_, self.early, stream = rest
         M, K, N, G = sizes
         word, add, mask = zero
         assert (N % 4, stream, group >= 1, weights % 16, scales % 8) == (0, STREAM, True, 0, 0)

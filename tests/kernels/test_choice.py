@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
+from pathlib import Path
 
 import pytest
 
@@ -86,8 +87,29 @@ def test_a_kernel_can_be_asked_for_and_says_why_not() -> None:
 
 
 def test_where_all_refuse_every_reason_is_told() -> None:
-    with pytest.raises(NoKernelError, match="takes 32 tokens, got 40"):
-        pick(Call(40))
+    with pytest.raises(NoKernelError, match="takes 32 tokens, got 101") as caught:
+        pick(Call(101))
+
+    assert set(caught.value.reasons) == {"tiny", "small", "large"}
+
+
+def test_where_those_of_the_table_refuse_another_takes_the_call() -> None:
+    assert pick(Call(40)).name == "large"  # the row names "small" alone
+
+
+@pytest.mark.parametrize("text", ["", "[{", '[{"layout": "marlin"}]', "[1]", "{}x"])
+def test_a_damaged_table_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str) -> None:
+    (tmp_path / choice.TABLE).write_text(text)
+    monkeypatch.setattr(choice.resources, "files", lambda package: tmp_path)
+
+    with pytest.raises(ArgumentError, match=choice.TABLE):
+        choice._read()
+
+
+def test_rows_of_newer_chips_are_not_known_to_older_ones() -> None:
+    assert choice.known("marlin", 4, (8, 6))
+    assert not choice.known("marlin", 4, (7, 5))
+    assert not choice.known("marlin", 8, (9, 0))
 
 
 def test_the_table_that_is_shipped_names_kernels_that_there_are() -> None:

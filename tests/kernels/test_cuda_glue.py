@@ -188,10 +188,62 @@ def test_a_rounded_weight_is_there_in_slices(
 ) -> None:
     weight = layer(256, 2120, 64, bits, torch.float16, layout, zeros=True)
     monkeypatch.setattr(large, "SCRATCH", 0)
+    bias = torch.arange(2120).half()
 
     assert_sums_exactly(lambda x: linear(x, weight, kernel="large"), weight, torch.float16, M=33)
+    got = linear(torch.zeros(1, 256).half(), weight, bias, kernel="large")
 
-    assert hand.called == ["dequantize"] * 3  # of 1024, 1024 and 72 columns
+    assert hand.called == ["dequantize"] * 6  # of 1024, 1024 and 72 columns
+    assert torch.equal(got[0], bias)
+
+
+@pytest.mark.parametrize("chip", [HOPPER])
+@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize("layout", ["marlin", "strips", "exllama"])
+def test_a_kernel_starts_early_where_it_may(hand: Hand, layout: str, early: bool) -> None:
+    weight = layer(256, 64, 128, 4, torch.float16, layout)
+
+    linear(torch.ones(1, 256).half(), weight, early=early)
+
+    assert hand.early == early
+
+
+@pytest.mark.parametrize("chip", [HOPPER])
+@pytest.mark.parametrize("name", ["scales", "qzeros"])
+def test_scales_and_zero_points_that_start_between_two_loads_are_dequantized(hand: Hand, name: str) -> None:
+    weight = layer(256, 64, 128, 4, torch.float16, zeros=True)
+    held = weight.fields()[name]
+    memory = torch.empty(held.numel() + 1, dtype=held.dtype)
+    moved = weight.holding({name: memory[1:].view(held.shape).copy_(held)})
+
+    assert_sums_exactly(lambda x: linear(x, moved), weight, torch.float16, M=1)
+
+    assert hand.called == ["dequantize"]
+
+
+def test_a_compiled_model_asks_for_the_module_as_it_is_traced() -> None:
+    torch._dynamo.reset()
+    asked = torch.compile(lambda x: x if module.why_not() else x * 2, fullgraph=True, backend="eager")
+
+    assert torch.equal(asked(torch.ones(2)), torch.ones(2) if module.why_not() else torch.full((2,), 2.0))
+
+
+@pytest.mark.parametrize("chip", [HOPPER])
+def test_what_torch_has_to_multiply_is_left_to_it(hand: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
+    ways: Any = import_module("qload.kernels.cuda.linear")
+    monkeypatch.setattr(ways, "why_not_linear", lambda weight, dtype: None)
+    weight = layer(256, 64, 128, 4, torch.float16)
+    x, bias = torch.ones(1, 256).half(), torch.zeros(64).half()
+    differentiable = x.clone().requires_grad_()
+
+    assert ways.takes(x, weight, None)
+    assert ways.takes(x, weight, bias)
+    assert not ways.takes(x, weight, bias.float())
+    assert not ways.takes(x, weight, torch.zeros(128).half()[::2])
+    assert not ways.takes(differentiable, weight, None)
+    assert not ways.takes(x, weight, bias.clone().requires_grad_())
+    with torch.no_grad():
+        assert ways.takes(differentiable, weight, None)
 
 
 @pytest.mark.parametrize(

@@ -28,12 +28,20 @@ def test_a_kernel_whose_result_was_wrong_is_not_in_the_table() -> None:
 def test_only_what_was_measured_is_replaced() -> None:
     other = {"layout": "marlin", "bits": 8, "capability": [9, 0], "bytes": 1, "tokens": 1, "kernels": ["a"]}
     older = other | {"bits": 4, "capability": [8, 0]}
-    stale = other | {"bits": 4}
+    larger = other | {"bits": 4}
+    more = larger | {"bytes": 32, "tokens": 64}
+    stale = more | {"tokens": 8}
 
-    made = dispatch.merge([other, older, stale], [row(1, b=1.0)], (9, 0))
+    made = dispatch.merge([other, older, larger, more, stale], [row(8, b=1.0)], (9, 0))
 
-    assert made[:2] == [other, older]
-    assert [line["kernels"] for line in made[2:]] == [["b"]]
+    assert made[:-1] == [other, older, larger, more]
+    assert made[-1] == stale | {"kernels": ["b"]}
+
+
+def test_layers_of_one_size_are_ranked_together() -> None:
+    rows = [row(1, a=1.0, b=2.0, c=None), row(1, a=9.0, b=2.0, c=1.0)]
+
+    assert [line["kernels"] for line in dispatch.merge([], rows, (9, 0))] == [["b", "a"]]
 
 
 def test_what_is_written_is_read(tmp_path, monkeypatch) -> None:

@@ -75,7 +75,7 @@ def test_every_kind_of_layer_is_repacked_or_stays_with_a_note(folder: str, targe
     ("folder", "target", "capability", "kind"),
     [
         ("gptq/b4_g64_sym_noact_v1", "auto", 90, StripsWeight),
-        ("gptq/b4_g64_sym_noact_v1", "auto", 100, StripsWeight),
+        ("gptq/b4_g64_sym_noact_v1", "auto", 100, GPTQMarlinWeight),
         ("gptq/b4_g64_sym_noact_v1", "auto", 89, GPTQMarlinWeight),
         ("gptq/b4_g64_sym_noact_v1", "marlin", 90, GPTQMarlinWeight),
         ("fp8/block_132x32", HALF, 90, FP8MarlinWeight),

@@ -7,8 +7,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qload.errors import DtypeError, QloadError, ShapeError
-from qload.formats import FORMATS, MXFP4Config, MXFP4ExpertsWeight, UnquantizedWeight
+from qload.errors import ArgumentError, DtypeError, QloadError, ShapeError
+from qload.formats import (
+    FORMATS,
+    GPTQConfig,
+    GPTQWeight,
+    MXFP4Config,
+    MXFP4ExpertsWeight,
+    UnquantizedWeight,
+)
+from qload.kernels import repack
+from qload.layouts import Stored
 from qload.spec import Weight
 from qload.testing import (
     assert_reads_back,
@@ -118,4 +127,22 @@ def test_casting_a_module_casts_no_weight(data: Any) -> None:
 
     for name, tensor in weight.fields().items():
         assert_same_bits(module.typed.fields()[name], tensor)
-    assert set(module.state_dict()) == set(weight.fields())
+    assert set(module.state_dict()) == {*weight.fields(), "_extra_state"}
+
+
+def test_a_state_dict_of_another_order_is_refused_though_its_shapes_fit() -> None:
+    """Marlin's words of N = 4 K have the shape of strips."""
+    weight = GPTQWeight(
+        config=GPTQConfig(4, 128, zeros=Stored()),
+        qweight=torch.arange(16 * 512, dtype=torch.int32).view(16, 512),
+        qzeros=torch.full((1, 64), -0x77777778, dtype=torch.int32),
+        scales=torch.ones(1, 512).half(),
+        g_idx=torch.zeros(128, dtype=torch.int32),
+    )
+    one, other = (repack(weight, layout).get_linear() for layout in ("marlin", "strips"))
+    shapes = [{n: t.shape for n, t in each.typed.fields().items()} for each in (one, other)]
+    assert shapes[0] == shapes[1]
+
+    with pytest.raises(ArgumentError, match="expected strips"):
+        other.load_state_dict(one.state_dict())
+    other.load_state_dict(repack(weight, "strips").get_linear().state_dict())

@@ -68,10 +68,10 @@ def test_what_is_not_to_be_had_is_refused(
 
 @pytest.fixture
 def empty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    built.load.cache_clear()
+    built._LOADED.clear()
     yield
     monkeypatch.undo()
-    built.load.cache_clear()
+    built._LOADED.clear()
 
 
 @pytest.mark.usefixtures("empty")
@@ -79,7 +79,7 @@ def test_a_module_that_is_not_there_says_why(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setattr(built, "find_spec", lambda name: None)
     monkeypatch.setattr(built, "__file__", str(tmp_path / "built.py"))
     assert native.load("cpu") == built.Module(None, built.PURE)
-    built.load.cache_clear()
+    built._LOADED.clear()
 
     (tmp_path / "_cpu.cpython-39-x86_64-linux-gnu.so").touch()
     assert native.load("cpu").reason.startswith(

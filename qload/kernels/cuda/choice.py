@@ -42,7 +42,7 @@ def choose(
         raise ArgumentError("kernel", " or ".join(by_name), repr(asked))
     names = (asked,) if asked else ranked(layout, call.bits, capability, call.bytes, call.tokens)
     reasons = {}
-    for name in names or tuple(by_name):
+    for name in names if asked else dict.fromkeys((*names, *by_name)):
         reason = by_name[name].why_not(call) if name in by_name else "is not one of this layout's kernels"
         if reason is None:
             return by_name[name]
@@ -77,11 +77,13 @@ def forget() -> None:
 
 
 def _read() -> Rows:
-    text = resources.files(__package__).joinpath(TABLE).read_text("utf-8")
     found: Rows = {}
-    for row in json.loads(text):
-        key = row["layout"], row["bits"], tuple(row["capability"])
-        found.setdefault(key, []).append((row["bytes"], row["tokens"], tuple(row["kernels"])))
+    try:
+        for row in json.loads(resources.files(__package__).joinpath(TABLE).read_text("utf-8")):
+            key = row["layout"], row["bits"], tuple(row["capability"])
+            found.setdefault(key, []).append((row["bytes"], row["tokens"], tuple(row["kernels"])))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ArgumentError(f"{__package__}/{TABLE}", "the table as it is installed", repr(error)) from error
     return found
 
 

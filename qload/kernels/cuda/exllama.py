@@ -12,6 +12,7 @@ from qload.kernels.cuda.dequantize import dequantize
 from qload.kernels.cuda.library import operator
 from qload.kernels.cuda.module import check_operands, native, pointer, stream
 from qload.kernels.cuda.stored import zero_rule
+from qload.kernels.cuda.sums import in_float32
 from qload.kernels.exllama import ExllamaConfig, ExllamaWeight
 from qload.layouts import (
     STORED_MINUS_ONE,
@@ -37,6 +38,7 @@ ZEROS: dict[str, ZeroPoints] = {
 class ExllamaCall:
     """x (M, K) and a weight; `convention`: the name of what its zero points mean.
 
+    `run`: rows of a group, where g_idx only counts; 0: it has to be looked at.
     `early`: a kernel may start before the one ahead of it has ended.
     """
 
@@ -49,6 +51,7 @@ class ExllamaCall:
     bias: Tensor | None
     bits: int
     convention: str
+    run: int = 0
     early: bool = True
 
     @property
@@ -104,11 +107,12 @@ def why_not_large(call: ExllamaCall) -> str | None:
     return None
 
 
+@in_float32()
 def large(call: ExllamaCall) -> Tensor:
     """The weight rounded to the type of x, its rows as they lie, then the vendor's product."""
     K, N, _ = call.shape
     x = call.x if call.perm is None else call.x.index_select(1, call.perm)
-    config = ExllamaConfig(call.bits, ZEROS[call.convention])
+    config = ExllamaConfig(call.bits, ZEROS[call.convention], call.run)
     layer = Layer((N,), K, (N, K), "weight")
     held = {"qweight": call.weights, "qzeros": call.zeros, "scales": call.scales, "g_idx": call.g_idx}
     weight = ExllamaWeight.unchecked(config, layer, held)
@@ -145,7 +149,7 @@ def linear(
 def arguments(x: Tensor, weight: ExllamaWeight, bias: Tensor | None = None) -> tuple[Any, ...]:
     """What an `ExllamaCall` is made of."""
     stored = weight.qweight, weight.qzeros, weight.scales, weight.g_idx.to(torch.int32), weight.q_perm
-    return x, *stored, bias, weight.config.bits, weight.config.zeros.name
+    return x, *stored, bias, weight.config.bits, weight.config.zeros.name, weight.config.run
 
 
 def why_not_kernel(kernel: Kernel, x: Tensor, weight: ExllamaWeight) -> str | None:
@@ -179,6 +183,8 @@ def checked(call: ExllamaCall) -> ExllamaCall:
         ("perm", call.perm, ints, (K,)),
         ("bias", call.bias, (x.dtype,), (N,)),
     )
+    if call.run < 0 or (call.run and -(-K // call.run) > groups):
+        raise ArgumentError("run", f"0, or rows of {groups} groups of {K} rows", str(call.run))
     if K and not groups:
         raise ArgumentError("scales", "a group for each row", "no group")
     if N * call.bits % 32:
@@ -198,7 +204,7 @@ def _fake(x: Tensor, weights: Tensor, *rest: Any, **options: Any) -> Tensor:
 operator(
     "exllama",
     "(Tensor x, Tensor weights, Tensor zeros, Tensor scales, Tensor g_idx, Tensor? perm, Tensor? bias, "
-    'int bits, str convention, *, str kernel="", bool early=True) -> Tensor',
+    'int bits, str convention, int run=0, *, str kernel="", bool early=True) -> Tensor',
     _exllama,
     _fake,
 )

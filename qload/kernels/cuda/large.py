@@ -13,6 +13,7 @@ from torch import Tensor
 from qload.kernels.cuda.dequantize import dequantize, of_words
 from qload.kernels.cuda.inputs import in_rows
 from qload.kernels.cuda.stored import Packed, packed
+from qload.kernels.cuda.sums import in_float32
 from qload.kernels.marlin import GPTQMarlinWeight
 from qload.layouts import marlin
 from qload.spec import Layer
@@ -26,6 +27,7 @@ def why_not(call: Any) -> str | None:
     return None
 
 
+@in_float32()
 def run(call: Any, scratch: int | None = None) -> Tensor:
     """y (M, N); `scratch`: bytes of the rounded weight at once, but no fewer than `EVEN` columns."""
     if not call.is_k_full:  # groups are looked up for every row, and rows go back to their inputs

@@ -12,6 +12,8 @@ from qload.native.held import address as pointer
 
 __all__ = ["FLOATS", "check", "check_operands", "native", "pointer", "stream", "why_not"]
 
+load("cuda")  # before a model is compiled: what traces it cannot import
+
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)  # in the order of the native enumeration
 
 

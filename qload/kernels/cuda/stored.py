@@ -1,12 +1,10 @@
 """How typed weights lie in memory, as the dequantize kernel takes it: codes, digits, scales, zero points."""
 
-from collections.abc import MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
 
 from qload.formats import AWQWeight, BNBFP4Weight, BNBNF4Weight, CTPackWeight, GPTQWeight, MarlinWeight
 from qload.kernels.exllama import ExllamaWeight
@@ -31,7 +29,6 @@ from qload.spec import Codes, Weight
 
 WORD_BITS = 32
 PLAIN = 0x543210  # hex digit i: where bit i of a column's number goes in a kernel's order
-_RUNS: MutableMapping[Tensor, tuple[int, int]] = WeakIdKeyDictionary()
 _ONES = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}
 
 
@@ -117,27 +114,10 @@ def _gptq(weight: Any, rows: Packing, in_order: bool) -> Packed | None:
     if in_order and weight.config.group_size > 0:
         run = weight.config.group_size
     elif groups > 1 and isinstance(weight, ExllamaWeight):
-        run = run_of(weight.g_idx)
-        in_order = run > 0
+        run, in_order = weight.config.run, weight.config.run > 0
     table = None if in_order or groups == 1 else weight.g_idx.to(torch.int32).contiguous()
     zero = zero_rule(weight.config.zeros, weight.config.bits)
     return _rows(weight, weight.qweight, rows, weight.scales, weight.qzeros, zero, run, table)
-
-
-def run_of(g_idx: Tensor) -> int:
-    """How many rows a group has, where groups of one size follow each other, else 0.
-
-    Asked of a tensor once, as its values have to be waited for; 0 where a graph is being captured.
-    """
-    version = -1 if g_idx.is_inference() else g_idx._version  # those of inference do not count theirs
-    known = _RUNS.get(g_idx)
-    if known is None or known[0] != version or version < 0:
-        if torch.cuda.is_current_stream_capturing():
-            return 0
-        run = int((g_idx == 0).sum()) or 1
-        alike = bool((g_idx == torch.arange(g_idx.numel(), device=g_idx.device) // run).all())
-        known = _RUNS[g_idx] = (version, run if alike else 0)
-    return known[1]
 
 
 def _awq(weight: AWQWeight) -> Packed | None:

@@ -30,9 +30,9 @@ def choose_mp_linear_kernel(
     for kernel in KERNELS:
         least = kernel.get_min_capability()
         able, reason = kernel.can_implement(config)
-        if able and compute_capability is None and kernel.needs_device:
-            able, reason = False, f"is for CUDA devices of compute capability {least}, and there is none"
-        if able and compute_capability is not None and compute_capability < least:
+        if able and not kernel.gains(compute_capability):
+            able, reason = False, f"gains nothing on other devices than those of compute capability {least}"
+        elif able and compute_capability is not None and compute_capability < least:
             able, reason = False, f"needs compute capability {least}, this device has {compute_capability}"
         if able:
             return kernel

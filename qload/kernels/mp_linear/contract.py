@@ -70,7 +70,6 @@ class MPLinearKernel(ABC):
     """
 
     name: ClassVar[str]
-    needs_device: ClassVar[bool] = False  # whether its order gains nothing without a CUDA device
 
     def __init__(
         self,
@@ -99,6 +98,11 @@ class MPLinearKernel(ABC):
     @abstractmethod
     def get_min_capability(cls) -> int:
         """The lowest compute capability of a CUDA device, times 10; 0: any device."""
+
+    @classmethod
+    def gains(cls, compute_capability: int | None) -> bool:
+        """Whether there is a reason to choose it on a device; None: no CUDA device."""
+        return True
 
     @classmethod
     @abstractmethod

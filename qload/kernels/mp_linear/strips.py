@@ -16,12 +16,16 @@ class StripsLinearKernel(TypedLinearKernel):
     bits = MarlinLinearKernel.bits
     groups = MarlinLinearKernel.groups
     act_types = MarlinLinearKernel.act_types
-    needs_device = True
 
     @classmethod
     def get_min_capability(cls) -> int:
         """Hopper's: chips before it have no kernel that reads strips."""
         return strips.CAPABILITY
+
+    @classmethod
+    def gains(cls, compute_capability: int | None) -> bool:
+        """On Hopper: elsewhere Marlin's order has more kernels."""
+        return strips.gains(compute_capability)
 
     @classmethod
     def can_implement(cls, c: MPLinearLayerConfig) -> tuple[bool, str | None]:
