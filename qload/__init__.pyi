@@ -75,6 +75,8 @@ from .kernels import MPLinearKernel as MPLinearKernel
 from .kernels import MPLinearLayerConfig as MPLinearLayerConfig
 from .kernels import RepackingLoader as RepackingLoader
 from .kernels import ScalarType as ScalarType
+from .kernels import StripsLinearKernel as StripsLinearKernel
+from .kernels import StripsWeight as StripsWeight
 from .kernels import choose_mp_linear_kernel as choose_mp_linear_kernel
 from .kernels import repack as repack
 from .kernels import restore as restore

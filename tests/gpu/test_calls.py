@@ -46,8 +46,15 @@ CALLERS = pytest.mark.parametrize(
     "caller",
     [
         pytest.param(Caller("w4a16", marlin.linear, grouped, MORE), id="w4a16"),
-        pytest.param(Caller("middle", marlin.linear, grouped, MIDDLE), id="middle"),
-        pytest.param(Caller("large", marlin.linear, grouped, (1, 65)), id="large"),
+        *(
+            pytest.param(
+                Caller(kernel, way, partial(grouped, bits=bits, layout=layout), tokens, DEPTH[bits]),
+                id=f"{kernel}, {layout}, {bits} bits",
+            )
+            for kernel, tokens in (("middle", MIDDLE), ("large", (1, 65)))
+            for layout, way in (("marlin", marlin.linear), ("strips", strips.linear))
+            for bits in (4, 8)
+        ),
         *(
             pytest.param(
                 Caller("decode", way, partial(grouped, bits=bits, layout=layout), FEW, DEPTH[bits]),

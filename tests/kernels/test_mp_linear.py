@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from qload.errors import ArgumentError, KernelRefusedError, NoKernelError, ShapeError
+from qload.errors import ArgumentError, CastError, KernelRefusedError, NoKernelError, ShapeError
 from qload.kernels import (
     KERNELS,
     DequantizeLinearKernel,
@@ -258,3 +258,13 @@ def test_marlin_zeroes_a_workspace_that_serves_every_chip() -> None:
     assert layer.workspace.numel() >= 9600 // 64 * 16
     assert not layer.workspace.any()
     assert layer.workspace.dtype == torch.int32
+
+
+@pytest.mark.parametrize("kind", [StripsLinearKernel, MarlinLinearKernel], ids=lambda kind: kind.name)
+def test_weights_beyond_the_range_that_is_multiplied_in_are_refused(kind: type[MPLinearKernel]) -> None:
+    """Many tokens are multiplied with weights rounded to fp16, where these are infinite."""
+    case = Case(zeros=Stored())
+
+    with pytest.raises(CastError, match="DequantizeLinearKernel"):
+        prepare(kind, case, case.weight(scale=16384.0))
+    prepare(kind, case, case.weight(scale=2048.0))

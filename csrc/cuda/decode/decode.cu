@@ -53,7 +53,10 @@ int places(Kernel kernel, const Device& device, const Plan& plan) {
     config.gridDim = dim3(split, device.multiprocessors), config.blockDim = dim3(32 * plan.warps);
     config.dynamicSmemBytes = plan.shared, config.attrs = &attribute, config.numAttrs = 1;
     int clusters = 0;
-    if (cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) != cudaSuccess) clusters = 1;
+    if (cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) != cudaSuccess) {
+      clusters = 1;
+      cudaGetLastError();  // is no later launch's
+    }
     known[split] = split * std::max(clusters, 1);
   }
   return known[split];

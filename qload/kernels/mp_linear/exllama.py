@@ -10,9 +10,6 @@ from qload.kernels.mp_linear.reasons import rows_missing
 from qload.kernels.mp_linear.typed import TypedLinearKernel
 from qload.kernels.scratch import Need, add_need, multiply
 from qload.spec import Weight
-from qload.spec.casts import check_cast
-
-OTHERWISE = "another kernel, which scales in float32: DequantizeLinearKernel"
 
 
 class ExllamaLinearKernel(TypedLinearKernel):
@@ -41,8 +38,7 @@ class ExllamaLinearKernel(TypedLinearKernel):
 
     def repacked(self, weight: GPTQWeight) -> Weight:
         """Rows of a group together, each word shuffled; refuses what fp16 cannot hold."""
-        wide = weight.dequantize()  # small ones keep their bits: multiples of scales that are fp16
-        check_cast(self.w_q_name, wide, wide.half(), tiny=False, remedy=OTHERWISE)
+        self.check_range(weight)  # small ones keep their bits: multiples of scales that are fp16
         return exllama.write(gptq.read(weight))
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:

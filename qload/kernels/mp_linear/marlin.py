@@ -37,7 +37,8 @@ class MarlinLinearKernel(TypedLinearKernel):
         return able, reason
 
     def repacked(self, weight: GPTQWeight) -> Weight:
-        """In Marlin's order, padded to its thread blocks."""
+        """In Marlin's order, padded to its thread blocks; refuses what cannot be rounded for many tokens."""
+        self.check_range(weight)
         return marlin.write(gptq.read(weight), self.config.zero_points)
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:

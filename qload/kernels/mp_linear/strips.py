@@ -34,5 +34,6 @@ class StripsLinearKernel(TypedLinearKernel):
         return (False, rows_missing(c)) if able and rows_missing(c) else (able, reason)
 
     def repacked(self, weight: GPTQWeight) -> Weight:
-        """In strips of 64 columns, padded to whole ones."""
+        """In strips of 64 columns, padded to whole ones; refuses what cannot be rounded for many tokens."""
+        self.check_range(weight)
         return strips.write(gptq.read(weight), self.config.zero_points)

@@ -13,6 +13,9 @@ from qload.kernels.mp_linear.owners import check_unowned, free_name, is_prepared
 from qload.kernels.mp_linear.parameters import read_layer
 from qload.kernels.mp_linear.reasons import why_not
 from qload.spec import Weight
+from qload.spec.casts import check_cast
+
+OTHERWISE = "another kernel, which scales in float32: DequantizeLinearKernel"
 
 
 class TypedLinearKernel(MPLinearKernel):
@@ -33,6 +36,14 @@ class TypedLinearKernel(MPLinearKernel):
     def repacked(self, weight: GPTQWeight) -> Weight:
         """The layer in the order this kernel reads."""
         return weight
+
+    def check_range(self, weight: GPTQWeight) -> None:
+        """CastError where what a weight means is not in the range of the dtype that is multiplied in."""
+        dtype = self.config.act_type
+        most = float(weight.scales.abs().max()) * 2**weight.config.bits if weight.scales.numel() else 0.0
+        if not most <= torch.finfo(dtype).max:
+            wide = weight.dequantize()
+            check_cast(self.w_q_name, wide, wide.to(dtype), tiny=False, remedy=OTHERWISE)
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
         """Parameters -> the tensors of `repacked`, under the parameters' names where they have one."""
