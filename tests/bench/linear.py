@@ -132,12 +132,22 @@ def timed(groups: dict[tuple[str, ...], Group | str]) -> dict[tuple[str, ...], f
             if key[0] != "peers":
                 raise
             found[key] = _first_line(refused)
+    try:
+        return found | _replayed(there)
+    except Exception as refused:
+        peers_there = [key for key in there if key[0] == "peers"]
+        if not peers_there:
+            raise
+        found |= dict.fromkeys(peers_there, _first_line(refused))
+        return found | _replayed({key: group for key, group in there.items() if key not in peers_there})
+
+
+def _replayed(there: dict[tuple[str, ...], Group]) -> dict[tuple[str, ...], float | None]:
     calls = [[partial(call, group.x) for call in group.calls] for group in there.values()]
     few = all(group.x.shape[0] <= CHECKED for group in there.values())
     rounds = rounds_of(min(map(len, calls))) if few and calls else 1
-    for (key, group), (time, y) in zip(there.items(), replayed(calls, rounds=rounds), strict=True):
-        found[key] = time if right(y, group.x, group.w) else None
-    return found
+    ended = zip(there.items(), replayed(calls, rounds=rounds), strict=True)
+    return {key: time if right(y, group.x, group.w) else None for (key, group), (time, y) in ended}
 
 
 def prepared(peer: peers.Peer, asked: argparse.Namespace, K: int, N: int) -> Any:
