@@ -44,13 +44,6 @@ LAYERS = pytest.mark.parametrize(
 )
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _built() -> None:
-    reason = cuda.why_not()
-    if reason:
-        pytest.skip(reason)
-
-
 def drawn(kind: Kind, layout: str, bits: int, dtype: torch.dtype, exact: bool = False) -> GPTQMarlinWeight:
     if layout == "strips" and "share" in kind:
         pytest.skip("whose groups have rows elsewhere")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from qload import native
 from qload.formats import AWQConfig, AWQWeight, CTPackConfig, CTPackWeight
-from qload.kernels import cuda, repack, restore
+from qload.kernels import repack, restore
 from qload.spec import Weight
 from qload.testing import assert_same_bits, layers
 from tests.gpu.device_tensors import DTYPES, GUARD, act_order, both, codes_of, guarded, words
@@ -17,13 +17,6 @@ from tests.rooms import CONFIGS, every_format
 
 pytestmark = pytest.mark.gpu
 few = settings(max_examples=12)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _built() -> None:
-    reason = cuda.why_not()
-    if reason:
-        pytest.skip(reason)
 
 
 @every_format

@@ -11,7 +11,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from qload import native
 from qload.errors import ArgumentError
-from qload.kernels import cuda
 from qload.layouts import Order, Packing, gptq, marlin
 from qload.testing import assert_same_bits
 from tests.gpu.device_tensors import act_order, both, codes_of, placed, words
@@ -21,13 +20,6 @@ pytestmark = pytest.mark.gpu
 few = settings(max_examples=12)
 PACKINGS = pytest.mark.parametrize("packing", [pytest.param(p, id=name) for name, p in NAMED.items()])
 offsets = st.integers(0, 5)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _built() -> None:
-    reason = cuda.why_not()
-    if reason:
-        pytest.skip(reason)
 
 
 def test_there_is_native_code_for_what_lies_on_the_device() -> None:

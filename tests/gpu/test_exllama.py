@@ -6,20 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from qload.kernels import cuda
 from qload.kernels.cuda import exllama
 from qload.testing import assert_reads_back, assert_sums_exactly, assert_within_bound
 from tests.gpu.exllama_layers import BITS, KINDS, TOKENS, Kind, call, kernel, layer
 from tests.gpu.test_w4a16 import DTYPES, inputs
 
 pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _built() -> None:
-    reason = cuda.why_not()
-    if reason:
-        pytest.skip(reason)
 
 
 @DTYPES

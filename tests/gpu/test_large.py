@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from qload.kernels import GPTQMarlinWeight, cuda
+from qload.kernels import GPTQMarlinWeight
 from qload.kernels.cuda import large, marlin
 from qload.testing import assert_reads_back, assert_same_bits, assert_sums_exactly, assert_within_bound
 from tests.gpu.layers import DTYPES, call, inputs, layer
@@ -26,13 +26,6 @@ LAYERS = [  # K, N, group, zero points, act order, bits
 ]
 WAYS = pytest.mark.parametrize("scratch", [0, large.SCRATCH], ids=["in slices", "whole"])
 LAYOUT = pytest.mark.parametrize("layout", ["marlin", "strips"])
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _built() -> None:
-    reason = cuda.why_not()
-    if reason:
-        pytest.skip(reason)
 
 
 def kernel(weight: GPTQMarlinWeight, scratch: int) -> Callable[[Tensor], Tensor]:

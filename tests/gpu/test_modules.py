@@ -3,20 +3,12 @@
 import pytest
 import torch
 
-from qload.kernels import cuda
 from qload.spec import Weight
 from qload.testing import assert_same_bits
 from tests.gpu import exllama_layers
 from tests.gpu.layers import inputs, layer
 
 pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _built() -> None:
-    reason = cuda.why_not()
-    if reason:
-        pytest.skip(reason)
 
 
 def made(layout: str) -> Weight:

@@ -40,13 +40,6 @@ DTYPES = pytest.mark.parametrize(
 )
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _built() -> None:
-    reason = cuda.why_not()
-    if reason:
-        pytest.skip(reason)
-
-
 def drawn(bits: int, K: int, N: int) -> Tensor:
     return torch.randint(2**bits, (K, N), dtype=torch.int32, generator=torch.Generator().manual_seed(K + N))
 

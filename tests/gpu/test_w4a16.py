@@ -27,13 +27,6 @@ LAYERS = [  # K, N, group, zero points, act order
 ]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _built() -> None:
-    reason = cuda.why_not()
-    if reason:
-        pytest.skip(reason)
-
-
 def kernel(weight: GPTQMarlinWeight, bias: Tensor | None = None) -> Any:
     return lambda x: marlin.linear(x, weight, bias, kernel="w4a16")
 
