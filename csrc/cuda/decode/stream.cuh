@@ -10,13 +10,6 @@
 
 namespace qload::cuda {
 
-/// A pointer that the compiler takes as it is: left to itself it makes sums of many registers of each address.
-template <class T>
-__device__ __forceinline__ T* as_it_is(T* pointer) {
-  asm volatile("" : "+l"(pointer));
-  return pointer;
-}
-
 /// 16 bytes of each lane at a time, `kept` of them on their way; chunks `turn` apart of one tile of 64 columns.
 template <int bits, Order order, int kept>
 class Words {

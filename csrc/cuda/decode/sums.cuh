@@ -28,10 +28,6 @@ __device__ __forceinline__ void put(const Decode& call, int m, int n, float4 sum
     if (n + i < call.outputs) to[i] = rounded[i];
 }
 
-__device__ __forceinline__ void add(float4& sum, float4 other) {
-  sum.x += other.x, sum.y += other.y, sum.z += other.z, sum.w += other.w;
-}
-
 /// A warp's sums of its 64 columns lie where its x was.
 template <class T, int token_tiles>
 __device__ __forceinline__ void add_up(const Decode& call, const Division& work, const float (&sum)[4][token_tiles][4],

@@ -73,14 +73,6 @@ __device__ __forceinline__ void fill(const Plan& plan, const Meaning& meaning, c
   }
 }
 
-/// word & mask | bits, in one instruction: of two immediates the compiler makes two.
-template <uint32_t mask>
-__device__ __forceinline__ uint32_t masked_or(uint32_t word, uint32_t bits) {
-  uint32_t made;
-  asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(made) : "r"(word), "n"(mask), "r"(bits));
-  return made;
-}
-
 /// Values of the codes of one part of a word.
 template <class Out, int bits>
 __device__ __forceinline__ void by_pairs(uint32_t word, int part, uint2 shared, bool paired,

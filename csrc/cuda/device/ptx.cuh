@@ -17,6 +17,31 @@ __device__ __forceinline__ uint4 load_once(const uint4* from) {
   return value;
 }
 
+/// A pointer that the compiler takes as it is: left to itself it makes sums of many registers of each address.
+template <class T>
+__device__ __forceinline__ T* as_it_is(T* pointer) {
+  asm volatile("" : "+l"(pointer));
+  return pointer;
+}
+
+/// A number that the compiler does not know to be the same as elsewhere.
+__device__ __forceinline__ int as_it_is(int number) {
+  asm volatile("" : "+r"(number));
+  return number;
+}
+
+/// (word & mask) | bits in one instruction, if `bits` lies in a register: of two immediates the compiler makes two.
+template <uint32_t mask>
+__device__ __forceinline__ uint32_t masked_or(uint32_t word, uint32_t bits) {
+  uint32_t made;
+  asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(made) : "r"(word), "n"(mask), "r"(bits));
+  return made;
+}
+
+__device__ __forceinline__ void add(float4& sum, float4 other) {
+  sum.x += other.x, sum.y += other.y, sum.z += other.z, sum.w += other.w;
+}
+
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }

@@ -21,27 +21,6 @@ struct Rows {
 template <int bits>
 using Words = uint32_t[Rows<bits>::kWords][2][4];  // columns 4c ... 4c + 3 of each half of a tile
 
-/// A pointer that the compiler takes as it is: left to itself it makes sums of many registers of each address.
-template <class T>
-__device__ __forceinline__ T* as_it_is(T* pointer) {
-  asm volatile("" : "+l"(pointer));
-  return pointer;
-}
-
-/// A number that the compiler does not know to be the same as elsewhere.
-__device__ __forceinline__ int as_it_is(int number) {
-  asm volatile("" : "+r"(number));
-  return number;
-}
-
-/// (word & mask) | magic in one instruction, if `magic` lies in a register.
-template <uint32_t mask>
-__device__ __forceinline__ uint32_t masked(uint32_t word, uint32_t magic) {
-  uint32_t codes;
-  asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(codes) : "r"(word), "n"(mask), "r"(magic));
-  return codes;
-}
-
 /// Two codes as T has them: times a unit, or plus an offset.
 template <class T, int bits>
 struct Codes {
@@ -51,7 +30,7 @@ struct Codes {
     const auto word = [&](int i) { return words[i][half][column]; };
     if constexpr (bits == 3) {
       if (q == 15)
-        return (word(0) >> 15 & 0x00010001) | (word(1) >> 14 & 0x00020002) | masked<0x00040004>(word(2) >> 13, magic);
+        return (word(0) >> 15 & 0x00010001) | (word(1) >> 14 & 0x00020002) | masked_or<0x00040004>(word(2) >> 13, magic);
       return two<7>(word(q / 5), 3 * (q % 5), magic);
     }
     return two<(1 << bits) - 1>(word(0), bits * q, magic);
@@ -63,7 +42,7 @@ struct Codes {
   template <uint32_t mask>
   static __device__ __forceinline__ uint32_t two(uint32_t word, int low, uint32_t magic) {
     constexpr int kRoom = bits == 3 ? 9 : 8;
-    if constexpr (Number<T>::kMagic != 0) return masked<mask * 0x10001>(word >> low, magic);
+    if constexpr (Number<T>::kMagic != 0) return masked_or<mask * 0x10001>(word >> low, magic);
     const int left = low % kRoom;
     const uint32_t codes = word >> (low - left) & mask * 0x10001 << left;
     return left == 0 ? codes : as<uint32_t>(__hmul2(as<__half2>(codes), __float2half2_rn(1.0f / (1 << left))));

@@ -8,10 +8,6 @@
 
 namespace qload::cuda::exl {
 
-__device__ __forceinline__ void add(float4& sum, float4 other) {
-  sum.x += other.x, sum.y += other.y, sum.z += other.z, sum.w += other.w;
-}
-
 /// y = bias + unit * sum of four neighbouring columns.
 template <class T>
 __device__ __forceinline__ void put(const Exllama& call, int m, int n, float4 sums, float unit) {

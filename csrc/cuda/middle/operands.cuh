@@ -13,14 +13,6 @@ namespace qload::cuda::middle_room {
 template <class T>
 constexpr bool is_half = Number<T>::kMagic == 0;
 
-/// (word & mask) | magic in one instruction, if `magic` lies in a register.
-template <uint32_t mask>
-__device__ __forceinline__ uint32_t pick(uint32_t word, uint32_t magic) {
-  uint32_t codes;
-  asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(codes) : "r"(word), "n"(mask), "r"(magic));
-  return codes;
-}
-
 template <class T>
 __device__ __forceinline__ uint32_t scaled(uint32_t codes, uint32_t zero, uint32_t scale) {
   using Two = typename Number<T>::Two;
@@ -57,9 +49,9 @@ __device__ __forceinline__ void operand_of(const uint32_t (&word)[1], const Colu
     for (int i = 0; i < 2; ++i) {
       const int low = own ? 2 * i : i, high = own ? low + 1 : low + 2;
       const uint32_t here = word[0] >> (8 * i);
-      to[low] = scaled<T>(pick<0x000F000F>(here, exact), has_zeros ? at.zero[low % 2] : exact | 0x00080008,
+      to[low] = scaled<T>(masked_or<0x000F000F>(here, exact), has_zeros ? at.zero[low % 2] : exact | 0x00080008,
                           at.scale(low % 2));
-      to[high] = scaled<T>(pick<0x00F000F0>(here, kHigher), has_zeros ? at.zero[high % 2] : kHigher | 0x00800080,
+      to[high] = scaled<T>(masked_or<0x00F000F0>(here, kHigher), has_zeros ? at.zero[high % 2] : kHigher | 0x00800080,
                            at.scale(high % 2));
     }
   } else {
@@ -67,7 +59,7 @@ __device__ __forceinline__ void operand_of(const uint32_t (&word)[1], const Colu
     for (int i = 0; i < 4; ++i) {
       const uint32_t here = word[0] >> (own ? 4 * i : 8 * (i % 2) + 4 * (i / 2));
       const uint32_t zero = has_zeros ? at.zero[i % 2] : exact | 0x00080008;
-      to[i] = scaled<T>(pick<0x000F000F>(here, exact), zero, at.scale(i % 2));
+      to[i] = scaled<T>(masked_or<0x000F000F>(here, exact), zero, at.scale(i % 2));
     }
   }
 }
