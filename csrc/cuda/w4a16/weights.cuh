@@ -10,6 +10,8 @@
 
 #include <cstdint>
 
+#include "../device/ptx.cuh"
+
 namespace qload::cuda {
 
 template <class T>
@@ -39,11 +41,9 @@ __device__ __forceinline__ To as(From value) {
   return to;
 }
 
-/// (word & 0x000F000F) | magic in one instruction, if `magic` lies in a register.
+/// Two codes of a word, beside an offset.
 __device__ __forceinline__ uint32_t two_codes(uint32_t word, uint32_t magic) {
-  uint32_t codes;
-  asm("lop3.b32 %0, %1, 0x000F000F, %2, 0xEA;" : "=r"(codes) : "r"(word), "r"(magic));
-  return codes;
+  return masked_or<0x000F000F>(word, magic);
 }
 
 /// A constant that the compiler keeps in a register.
