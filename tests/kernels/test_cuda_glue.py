@@ -198,6 +198,21 @@ def test_a_rounded_weight_is_there_in_slices(
 
 
 @pytest.mark.parametrize("chip", [HOPPER])
+@pytest.mark.parametrize(
+    ("bits", "M", "called"),
+    [(3, 64, ["exllama"]), (3, 130, ["exllama"] * 3), (4, 64, ["exllama"]), (4, 65, ["dequantize"])],
+)
+def test_more_tokens_of_three_bits_are_multiplied_in_turns(
+    hand: Hand, bits: int, M: int, called: list[str]
+) -> None:
+    weight = layer(96, 64, 48, bits, torch.float16, "exllama", zeros=True)
+
+    assert_sums_exactly(lambda x: linear(x, weight), weight, torch.float16, M=M)
+
+    assert hand.called == called
+
+
+@pytest.mark.parametrize("chip", [HOPPER])
 @pytest.mark.parametrize("early", [True, False])
 @pytest.mark.parametrize("layout", ["marlin", "strips", "exllama"])
 def test_a_kernel_starts_early_where_it_may(hand: Hand, layout: str, early: bool) -> None:

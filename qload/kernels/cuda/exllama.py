@@ -28,6 +28,7 @@ BITS = (2, 3, 4, 8)
 CAPABILITY = (8, 0)
 LAYOUT = "exllama"
 MOST_TOKENS = 64
+MOST_IN_TURNS = 1024  # tokens of 3 bits, whose words are spelled out by torch before they are dequantized
 ZEROS: dict[str, ZeroPoints] = {
     kind.name: kind
     for kind in (Stored(), STORED_MINUS_ONE, StoredMinusOnePerField(), StoredMinusOneUnmasked())
@@ -72,13 +73,16 @@ class ExllamaCall:
 
 def why_not_few(call: ExllamaCall) -> str | None:
     """Why the kernel of csrc/cuda/exllama does not take a call, or None."""
-    return None if call.tokens <= MOST_TOKENS else f"takes {MOST_TOKENS} tokens, got {call.tokens}"
+    most = MOST_IN_TURNS if call.bits == 3 else MOST_TOKENS
+    return None if call.tokens <= most else f"takes {most} tokens, got {call.tokens}"
 
 
 def few(call: ExllamaCall, columns: int = 0, split: int = 0) -> Tensor:
     """y (M, N); a division of 0 is left to the kernel."""
     y: Tensor = call.x.new_empty(call.tokens, call.shape[1])
-    few_into(y, call, columns, split)
+    for start in range(0, call.tokens, MOST_TOKENS):
+        rows = slice(start, start + MOST_TOKENS)
+        few_into(y[rows], replace(call, x=call.x[rows]), columns, split)
     return y
 
 
