@@ -7,6 +7,7 @@ A fault is a patch of one place: it is applied to a copy of the project, the tes
 that fewer than two tests notice fails the run. No test knows the faults.
 """
 
+import argparse
 import logging
 import os
 import re
@@ -89,6 +90,14 @@ def main(arguments: list[str]) -> int:
     from rich.table import Table
 
     known = {fault.name: fault for fault in FAULTS}
+    parser = argparse.ArgumentParser(
+        prog="python -m qload.testing.faults",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=f"faults: {', '.join(known)}",
+    )
+    parser.add_argument("faults", nargs="*", metavar="FAULT", help="names of faults; default: all")
+    arguments = parser.parse_args(arguments).faults
     unknown = set(arguments) - set(known)
     if unknown:
         raise ArgumentError("fault", f"one of {', '.join(known)}", ", ".join(sorted(unknown)))
