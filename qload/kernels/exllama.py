@@ -40,7 +40,7 @@ class ExllamaConfig(spec.Config):
 
     def study(self, seen: spec.Seen) -> "ExllamaConfig":
         """What the index says, whatever was claimed."""
-        return replace(self, run=run_of(seen.facts["g_idx"]))
+        return replace(self, run=spec.run_of(seen.facts["g_idx"]))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -88,15 +88,6 @@ class ExllamaWeight(spec.Weight):
         )
 
 
-def run_of(g_idx: Tensor) -> int:
-    """How many rows a group has, where groups of one size follow each other, else 0."""
-    if g_idx.is_meta:
-        return 0
-    run = int((g_idx == 0).sum()) or 1
-    counted = torch.arange(g_idx.numel(), device=g_idx.device) // run
-    return run if bool((g_idx == counted).all()) else 0
-
-
 def read(weight: ExllamaWeight) -> Integers:
     """Every row back at its input."""
     bits, zeros = weight.config.bits, weight.config.zeros
@@ -126,7 +117,7 @@ def write(integers: Integers, zeros: ZeroPoints | None = None) -> ExllamaWeight:
         codes, g_idx, perm = codes[order], g_idx[order], order.to(torch.int32)
     index = torch.int32 if integers.origin.index is None else integers.origin.index
     return ExllamaWeight(
-        config=ExllamaConfig(integers.bits, zeros, run_of(g_idx)),
+        config=ExllamaConfig(integers.bits, zeros, spec.run_of(g_idx)),
         qweight=exllama.rows(integers.bits).pack(codes, integers.room("qweight")),
         qzeros=words(integers, zeros),
         scales=integers.scales,

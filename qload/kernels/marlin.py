@@ -77,6 +77,7 @@ class GPTQMarlinWeight(spec.Weight):
     perm: Tensor | None = None
 
     format: ClassVar[str] = "gptq_marlin"
+    takes_shares: ClassVar[bool] = True  # of an act order, whose groups have rows elsewhere
     example: ClassVar[GPTQMarlinConfig] = GPTQMarlinConfig(4, 128, zero_point=True, act_order=True)
 
     @staticmethod
@@ -170,6 +171,9 @@ def write(
         raise RepackError(integers.source, made.example.name, reason)
     (N, K), bits, groups = integers.shape, integers.bits, integers.groups
     config, perm, g_idx = _rows(integers, made)
+    if not (config.is_k_full or made.takes_shares):
+        name = made.example.name
+        raise RepackError(integers.source, name, "rows of its groups are on other ranks (act order)")
     Np, Kp = made.padded(N, K, config.group_size)
     symmetric, codes = not keep_zeros and integers.symmetric, integers.unpack()
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from math import lcm
 from typing import ClassVar
 
-from qload.errors import RepackError
 from qload.kernels import marlin
 from qload.kernels.integers import Integers
 from qload.kernels.marlin import GPTQMarlinConfig, GPTQMarlinWeight
@@ -43,6 +42,7 @@ class StripsWeight(GPTQMarlinWeight):
     config: StripsConfig
 
     format: ClassVar[str] = "strips"
+    takes_shares: ClassVar[bool] = False
     example: ClassVar[StripsConfig] = StripsConfig(4, 128, zero_point=True, act_order=True)
 
     @staticmethod
@@ -77,6 +77,4 @@ def write(integers: Integers, keep_zeros: bool = False) -> StripsWeight:
     """Codes in strips, scales and zero points in Marlin's orders; exact, or RepackError with the reason."""
     made = marlin.write(integers, keep_zeros, StripsWeight)
     assert isinstance(made, StripsWeight)
-    if not made.config.is_k_full:
-        raise RepackError(integers.source, "strips", "rows of its groups are on other ranks (act order)")
     return made

@@ -2,6 +2,7 @@
 
 from qload.spec.axis import LOGICAL, PARTS, Axis
 from qload.spec.groups import Grouped
+from qload.spec.meaning import run_of
 from qload.spec.out import rounded
 from qload.spec.place import Place
 from qload.spec.tensor import Names, Role, Shape, TensorSpec, check_dtypes, named, solve
@@ -26,6 +27,7 @@ __all__ = [
     "check_dtypes",
     "named",
     "rounded",
+    "run_of",
     "solve",
     "symmetric",
 ]

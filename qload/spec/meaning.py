@@ -87,10 +87,16 @@ def _runs(group: Tensor | None, K: int) -> tuple[int, Tensor | None]:
         return K, None
     if group.is_cuda:  # whose values would have to be waited for
         return 1, group.to(torch.int32)
+    run = run_of(group)
+    return (run, None) if run else (1, group.to(torch.int32))
+
+
+def run_of(group: Tensor) -> int:
+    """How many rows a group has, where groups of one size follow each other, else 0; waits for a device."""
+    if group.is_meta:
+        return 0
     run = int((group == 0).sum()) or 1
-    if bool((group == torch.arange(group.numel(), device=group.device) // run).all()):
-        return run, None
-    return 1, group.to(torch.int32)
+    return run if bool((group == torch.arange(group.numel(), device=group.device) // run).all()) else 0
 
 
 def as_stored(weight: "Weight", dtype: torch.dtype, out: Tensor | None) -> Tensor | None:

@@ -24,11 +24,10 @@ from qload.kernels.cuda.module import native, stream
 from qload.spec import Weight
 from tests.bench import dispatch, peers, plot
 from tests.bench.layers import SHAPES, TOKENS, checkpoint, largest, layers
-from tests.bench.timing import copies, microseconds, replayed
+from tests.bench.timing import copies, microseconds, replayed, rounds_of
 
 SQUARE = 8192  # of the product whose rate is the limit of arithmetic
 CHECKED = 256  # tokens at most
-LEAST_CALLS = 12  # of a graph
 COLUMNS = ("order", "layer", "M", "floor", "limit", "us", "x limit", "no pdl", "fp16", "x fp16", "kernel")
 
 
@@ -50,11 +49,6 @@ def floor(codes: Sequence[Tensor]) -> float:
         native().read(tensor.data_ptr(), bytes_read, sink.data_ptr(), stream(tensor))
 
     return microseconds([partial(read, each) for each in codes], rounds=rounds_of(len(codes)))
-
-
-def rounds_of(calls: int) -> int:
-    """How often a graph makes its calls, so that its start does not count."""
-    return -(-LEAST_CALLS // calls)
 
 
 def rate() -> float:

@@ -14,7 +14,7 @@ from qload.kernels import cuda, repack
 from qload.layouts import awq, exllama, gptq, marlin, strides
 from qload.layouts.packing import Packing
 from qload.spec import Weight
-from tests.bench.timing import copies
+from tests.bench.timing import copies, rounds_of
 from tests.bench.timing import microseconds as timed
 
 SHAPES = [(8192, 8192), (14336, 4096), (8192, 57344)]  # K, N
@@ -29,7 +29,6 @@ MOVES: list[tuple[str, Packing, Packing]] = [
     ("gptq to awq", gptq.rows(4), awq.columns(4)),
     ("gptq to marlin, 8 bits", gptq.rows(8), marlin.rows(8)),
 ]
-CALLS = 12  # of a graph at least, so that its start does not count
 LINE = "{:<34} {:>14} {:>9} {:>9} {:>10}"
 
 
@@ -38,7 +37,7 @@ def words(*shape: int) -> Tensor:
 
 
 def microseconds(calls: Sequence[Callable[[], object]]) -> float:
-    return timed(calls, rounds=-(-CALLS // len(calls)))
+    return timed(calls, rounds=rounds_of(len(calls)))
 
 
 def copy_rate(total: int) -> float:

@@ -9,11 +9,17 @@ import torch
 Call = Callable[[], object]
 ROTATE = 256 << 20  # bytes; several times the L2
 REPLAYS = 15
+LEAST_CALLS = 12  # of a graph
 
 
 def copies(bytes_each: int) -> int:
     """How many sets of buffers a rotation needs."""
     return max(2, -(-ROTATE // bytes_each))
+
+
+def rounds_of(calls: int) -> int:
+    """How often a graph makes so many calls, that its start does not count."""
+    return -(-LEAST_CALLS // calls)
 
 
 def microseconds(calls: Sequence[Call], *, rounds: int = 1) -> float:

@@ -17,6 +17,7 @@ from qload.errors import ArgumentError, NoKernelError
 from qload.formats import GPTQConfig, GPTQWeight
 from qload.kernels import repack
 from qload.kernels.cuda import exllama, large, linear, marlin, module, strips
+from qload.kernels.cuda.linear import able
 from qload.layouts import STORED_MINUS_ONE, Stored, gptq
 from qload.native.built import Module
 from qload.testing import assert_sums_exactly
@@ -333,3 +334,20 @@ def test_what_does_not_fit_is_refused_by_name(hand: Hand, changed: dict, wrong: 
     with pytest.raises(ArgumentError, match=wrong):
         marlin.multiply(marlin.KERNELS, replace(read, **changed), "")
     assert not hand.called
+
+
+@pytest.mark.parametrize("chip", [HOPPER])
+@pytest.mark.parametrize(
+    ("layout", "M", "names"),
+    [
+        ("marlin", 16, ["decode", "w4a16", "middle", "large"]),
+        ("marlin", 65, ["middle", "large"]),
+        ("strips", 17, ["middle", "large"]),
+        ("exllama", 64, ["few", "large"]),
+        ("exllama", 65, ["large"]),
+    ],
+)
+def test_the_bench_is_told_which_kernels_there_are(hand: Hand, layout: str, M: int, names: list[str]) -> None:
+    weight = layer(256, 64, 128, 4, torch.float16, layout)
+
+    assert able(torch.ones(M, 256).half(), weight) == names

@@ -29,6 +29,11 @@ class Kernel:
     run: Callable[[Any], Tensor]
 
 
+def takes_every_call(call: Any) -> str | None:
+    """The `why_not` of a kernel that refuses nothing."""
+    return None
+
+
 def choose(
     kernels: Sequence[Kernel], call: Any, *, layout: str, capability: tuple[int, int], asked: str = ""
 ) -> Kernel:

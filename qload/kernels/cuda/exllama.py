@@ -1,13 +1,15 @@
 """`qload::exllama`: x times a weight in ExLlama's order, by the fastest kernel for so many tokens."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from qload.errors import ArgumentError
-from qload.kernels.cuda.choice import Kernel, choose, known
+from qload.kernels.cuda import calls
+from qload.kernels.cuda.calls import ACTIVATIONS, Call, multiply
+from qload.kernels.cuda.choice import Kernel, known, takes_every_call
 from qload.kernels.cuda.dequantize import dequantize
 from qload.kernels.cuda.library import operator
 from qload.kernels.cuda.module import check_operands, native, pointer, stream
@@ -23,10 +25,7 @@ from qload.layouts import (
 )
 from qload.spec import Layer
 
-ACTIVATIONS = (torch.float16, torch.bfloat16)
 BITS = (2, 3, 4, 8)
-CAPABILITY = (8, 0)
-LAYOUT = "exllama"
 MOST_TOKENS = 64
 MOST_IN_TURNS = 1024  # tokens of 3 bits, whose words are spelled out by torch before they are dequantized
 ZEROS: dict[str, ZeroPoints] = {
@@ -36,15 +35,13 @@ ZEROS: dict[str, ZeroPoints] = {
 
 
 @dataclass(frozen=True)
-class ExllamaCall:
+class ExllamaCall(Call):
     """x (M, K) and a weight; `convention`: the name of what its zero points mean.
 
     `run`: rows of a group, where g_idx only counts; 0: it has to be looked at.
     `early`: a kernel may start before the one ahead of it has ended.
     """
 
-    x: Tensor
-    weights: Tensor
     zeros: Tensor
     scales: Tensor
     g_idx: Tensor
@@ -55,20 +52,17 @@ class ExllamaCall:
     run: int = 0
     early: bool = True
 
-    @property
-    def tokens(self) -> int:
-        """M."""
-        return self.x.shape[0]
+    layout: ClassVar[str] = "exllama"
 
     @property
-    def bytes(self) -> int:
-        """Of the codes."""
-        return 4 * self.weights.numel()
+    def N(self) -> int:
+        """Columns."""
+        return self.weights.shape[1]
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """K, N, and how many groups."""
-        return self.weights.shape[0] * 32 // self.bits, self.weights.shape[1], self.scales.shape[0]
+        return self.weights.shape[0] * 32 // self.bits, self.N, self.scales.shape[0]
 
 
 def why_not_few(call: ExllamaCall) -> str | None:
@@ -79,7 +73,7 @@ def why_not_few(call: ExllamaCall) -> str | None:
 
 def few(call: ExllamaCall, columns: int = 0, split: int = 0) -> Tensor:
     """y (M, N); a division of 0 is left to the kernel."""
-    y: Tensor = call.x.new_empty(call.tokens, call.shape[1])
+    y: Tensor = call.x.new_empty(call.tokens, call.N)
     for start in range(0, call.tokens, MOST_TOKENS):
         rows = slice(start, start + MOST_TOKENS)
         few_into(y[rows], replace(call, x=call.x[rows]), columns, split)
@@ -106,11 +100,6 @@ def few_into(y: Tensor, call: ExllamaCall, columns: int = 0, split: int = 0) -> 
         )
 
 
-def why_not_large(call: ExllamaCall) -> str | None:
-    """Every call is taken."""
-    return None
-
-
 @in_float32()
 def large(call: ExllamaCall) -> Tensor:
     """The weight rounded to the type of x, its rows as they lie, then the vendor's product."""
@@ -123,20 +112,17 @@ def large(call: ExllamaCall) -> Tensor:
     return torch.nn.functional.linear(x, dequantize(weight, x.dtype), call.bias)
 
 
-KERNELS = (Kernel("few", why_not_few, few), Kernel("large", why_not_large, large))
+KERNELS = (Kernel("few", why_not_few, few), Kernel("large", takes_every_call, large))
 
 
 def why_not(weight: ExllamaWeight, dtype: torch.dtype) -> str | None:
     """Why activations of a dtype are not multiplied with a weight as it lies, or None."""
-    device, config = weight.device, weight.config
-    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
-    if capability < CAPABILITY:
-        return f"needs a CUDA device of capability 8.0, the weight is on {device}"
-    if dtype not in ACTIVATIONS or weight.scales.dtype != dtype:
-        return f"needs float16 or bfloat16 of both, got {dtype} activations, {weight.scales.dtype} scales"
+    reason, config = calls.why_not(weight, dtype), weight.config
+    if reason:
+        return reason
     if config.bits not in BITS or config.zeros.name not in ZEROS:
         return f"reads 2, 3, 4 and 8 bits, got {config.bits} with zero points {config.zeros.name}"
-    if not known(LAYOUT, config.bits, capability):
+    if not known(ExllamaCall.layout, config.bits, torch.cuda.get_device_capability(weight.device)):
         return f"no kernel of {config.bits} bits was timed on such a device: see docs/cuda-exllama.md"
     return None
 
@@ -156,17 +142,8 @@ def arguments(x: Tensor, weight: ExllamaWeight, bias: Tensor | None = None) -> t
     return x, *stored, bias, weight.config.bits, weight.config.zeros.name, weight.config.run
 
 
-def why_not_kernel(kernel: Kernel, x: Tensor, weight: ExllamaWeight) -> str | None:
-    """Why one of the kernels does not multiply these two, or None."""
-    return kernel.why_not(ExllamaCall(*arguments(x, weight)))
-
-
 def _exllama(*read: Any, kernel: str = "", early: bool = True) -> Tensor:
-    call = checked(replace(ExllamaCall(*read), early=early))
-    if not call.tokens or not call.shape[1]:
-        return call.x.new_empty(call.tokens, call.shape[1])
-    capability = torch.cuda.get_device_capability(call.x.device)
-    return choose(KERNELS, call, layout=LAYOUT, capability=capability, asked=kernel).run(call)
+    return multiply(KERNELS, checked(replace(ExllamaCall(*read), early=early)), kernel)
 
 
 def checked(call: ExllamaCall) -> ExllamaCall:

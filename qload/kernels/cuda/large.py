@@ -22,11 +22,6 @@ SCRATCH = 235 << 20  # bytes of rounded columns: more are slower at 1024 tokens,
 EVEN = 1024  # columns, of which a slice has a multiple: tiles of the vendor's kernels divide it
 
 
-def why_not(call: Any) -> str | None:
-    """Every call is taken."""
-    return None
-
-
 @in_float32()
 def run(call: Any, scratch: int | None = None) -> Tensor:
     """y (M, N); `scratch`: bytes of the rounded weight at once, but no fewer than `EVEN` columns."""

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qload.kernels.cuda import exllama, marlin, strips
+from qload.kernels.cuda import calls, exllama, marlin, strips
+from qload.kernels.cuda.calls import Call
 from qload.kernels.cuda.choice import Kernel
 from qload.kernels.cuda.module import why_not
 from qload.kernels.exllama import ExllamaWeight
@@ -20,19 +21,22 @@ from qload.spec import Weight
 class Way:
     """How weights of one type are multiplied: why not, or y (M, N) of x (M, K), weight and bias.
 
-    And the kernels among which is chosen, each with its reason why not.
+    And the kernels among which is chosen, by a call that is made of these arguments.
     """
 
     why_not: Callable[[Any, torch.dtype], str | None]
     linear: Callable[..., Tensor]
     kernels: tuple[Kernel, ...]
-    why_not_kernel: Callable[[Kernel, Tensor, Any], str | None]
+    call: Callable[..., Call]
+    arguments: Callable[[Tensor, Any], tuple[Any, ...]]
 
 
 WAYS: dict[type[Weight], Way] = {
-    ExllamaWeight: Way(exllama.why_not, exllama.linear, exllama.KERNELS, exllama.why_not_kernel),
-    GPTQMarlinWeight: Way(marlin.why_not, marlin.linear, marlin.KERNELS, marlin.why_not_kernel),
-    StripsWeight: Way(strips.why_not, strips.linear, strips.KERNELS, strips.why_not_kernel),
+    ExllamaWeight: Way(
+        exllama.why_not, exllama.linear, exllama.KERNELS, exllama.ExllamaCall, exllama.arguments
+    ),
+    GPTQMarlinWeight: Way(calls.why_not, marlin.linear, marlin.KERNELS, marlin.MarlinCall, marlin.arguments),
+    StripsWeight: Way(calls.why_not, strips.linear, strips.KERNELS, strips.StripsCall, marlin.arguments),
 }
 
 
@@ -61,4 +65,5 @@ def linear(x: Tensor, weight: Weight, bias: Tensor | None = None, **options: Any
 def able(x: Tensor, weight: Weight) -> list[str]:
     """The names of the kernels that multiply these two."""
     way = WAYS[type(weight)]
-    return [kernel.name for kernel in way.kernels if way.why_not_kernel(kernel, x, weight) is None]
+    call = way.call(*way.arguments(x, weight))
+    return [kernel.name for kernel in way.kernels if kernel.why_not(call) is None]

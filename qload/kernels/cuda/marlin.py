@@ -7,26 +7,22 @@ import torch
 from torch import Tensor
 
 from qload.errors import ArgumentError
-from qload.kernels.cuda import decode, large, middle, w4a16
-from qload.kernels.cuda.choice import Kernel, choose
+from qload.kernels.cuda import calls, decode, large, middle, w4a16
+from qload.kernels.cuda.calls import ACTIVATIONS, Call
+from qload.kernels.cuda.choice import Kernel, takes_every_call
 from qload.kernels.cuda.library import operator
 from qload.kernels.cuda.module import check_operands
 from qload.kernels.marlin import GPTQMarlinWeight
 from qload.layouts import marlin
 
-ACTIVATIONS = (torch.float16, torch.bfloat16)
-CAPABILITY = (8, 0)
-
 
 @dataclass(frozen=True)
-class MarlinCall:
+class MarlinCall(Call):
     """x (M, K) and a weight whose rows and columns may be padded; `group_size` -1: one scale a column.
 
     `early`: a kernel may start before the one ahead of it has ended.
     """
 
-    x: Tensor
-    weights: Tensor
     scales: Tensor
     zeros: Tensor | None
     g_idx: Tensor | None
@@ -40,16 +36,6 @@ class MarlinCall:
 
     layout: ClassVar[str] = "marlin"
     made: ClassVar[type[GPTQMarlinWeight]] = GPTQMarlinWeight
-
-    @property
-    def tokens(self) -> int:
-        """M."""
-        return self.x.shape[0]
-
-    @property
-    def bytes(self) -> int:
-        """Of the codes."""
-        return 4 * self.weights.numel()
 
     @property
     def rows(self) -> int:
@@ -77,18 +63,8 @@ KERNELS = (
     Kernel("decode", decode.why_not, decode.run),
     Kernel("w4a16", w4a16.why_not, w4a16.run),
     Kernel("middle", middle.why_not, middle.run),
-    Kernel("large", large.why_not, large.run),
+    Kernel("large", takes_every_call, large.run),
 )
-
-
-def why_not(weight: GPTQMarlinWeight, dtype: torch.dtype) -> str | None:
-    """Why activations of a dtype cannot be multiplied with a weight as it lies, or None."""
-    device = weight.device
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) < CAPABILITY:
-        return f"needs a CUDA device of capability 8.0, the weight is on {device}"
-    if dtype not in ACTIVATIONS or weight.scales.dtype != dtype:
-        return f"needs float16 or bfloat16 of both, got {dtype} activations, {weight.scales.dtype} scales"
-    return None
 
 
 def linear(
@@ -106,18 +82,10 @@ def arguments(x: Tensor, weight: GPTQMarlinWeight, bias: Tensor | None = None) -
     return x, *stored, bias, weight.layer.N, config.bits, config.group_size, config.is_k_full
 
 
-def why_not_kernel(kernel: Kernel, x: Tensor, weight: GPTQMarlinWeight) -> str | None:
-    """Why one of the kernels does not multiply these two, or None."""
-    return kernel.why_not(MarlinCall(*arguments(x, weight)))
-
-
 def multiply(kernels: tuple[Kernel, ...], call: MarlinCall, kernel: str) -> Tensor:
-    """y (M, N) by one of the kernels, which is asked for by name or the fastest that takes the call."""
+    """y (M, N) of a call that is checked here, as `calls.multiply`."""
     _check(call)
-    if not call.tokens or not call.N:
-        return call.x.new_empty(call.tokens, call.N)
-    capability = torch.cuda.get_device_capability(call.x.device)
-    return choose(kernels, call, layout=call.layout, capability=capability, asked=kernel).run(call)
+    return calls.multiply(kernels, call, kernel)
 
 
 def _marlin(*read: Any, kernel: str = "", early: bool = True) -> Tensor:

@@ -7,14 +7,12 @@ import torch
 from torch import Tensor
 
 from qload.kernels.cuda import decode, large, marlin, middle
-from qload.kernels.cuda.choice import Kernel
+from qload.kernels.cuda.choice import Kernel, takes_every_call
 from qload.kernels.cuda.library import operator
-from qload.kernels.cuda.marlin import MarlinCall, arguments, why_not
+from qload.kernels.cuda.marlin import MarlinCall, arguments
 from qload.kernels.marlin import GPTQMarlinWeight
 from qload.kernels.strips import StripsWeight
 from qload.layouts import strips
-
-__all__ = ["KERNELS", "StripsCall", "linear", "why_not", "why_not_kernel"]
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ class StripsCall(MarlinCall):
 KERNELS = (
     Kernel("decode", decode.why_not, decode.run),
     Kernel("middle", middle.why_not, middle.run),
-    Kernel("large", large.why_not, large.run),
+    Kernel("large", takes_every_call, large.run),
 )
 
 
@@ -53,11 +51,6 @@ def linear(
     """x (M, K) -> (M, N) in x's dtype, sums in float32; `kernel`: by name, else the fastest that fits."""
     y: Tensor = torch.ops.qload.strips(*arguments(x.contiguous(), weight, bias), kernel=kernel, early=early)
     return y
-
-
-def why_not_kernel(kernel: Kernel, x: Tensor, weight: StripsWeight) -> str | None:
-    """Why one of the kernels does not multiply these two, or None."""
-    return kernel.why_not(StripsCall(*arguments(x, weight)))
 
 
 def _strips(*read: Any, kernel: str = "", early: bool = True) -> Tensor:

@@ -34,7 +34,8 @@ class ExllamaLinearKernel(TypedLinearKernel):
         able, reason = super().can_implement(c)
         if able and c.scale_dtype != torch.float16:
             return False, f"multiplies by scales of float16, got {c.scale_dtype}".replace("torch.", "")
-        return (False, rows_missing(c)) if able and rows_missing(c) else (able, reason)
+        reason = reason or rows_missing(c)
+        return reason is None, reason
 
     def repacked(self, weight: GPTQWeight) -> Weight:
         """Rows of a group together, each word shuffled; refuses what fp16 cannot hold."""

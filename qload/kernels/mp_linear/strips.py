@@ -30,8 +30,9 @@ class StripsLinearKernel(TypedLinearKernel):
     @classmethod
     def can_implement(cls, c: MPLinearLayerConfig) -> tuple[bool, str | None]:
         """As Marlin's; act order only where this rank has all rows."""
-        able, reason = MarlinLinearKernel.can_implement(c)
-        return (False, rows_missing(c)) if able and rows_missing(c) else (able, reason)
+        _, reason = MarlinLinearKernel.can_implement(c)
+        reason = reason or rows_missing(c)
+        return reason is None, reason
 
     def repacked(self, weight: GPTQWeight) -> Weight:
         """In strips of 64 columns, padded to whole ones; refuses what cannot be rounded for many tokens."""

@@ -1,0 +1,51 @@
+"""What the linear operators share: what a call knows, which weights none of them reads, and the choice."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from qload.kernels.cuda.choice import Kernel, choose
+
+ACTIVATIONS = (torch.float16, torch.bfloat16)
+CAPABILITY = (8, 0)
+
+
+@dataclass(frozen=True)
+class Call:
+    """x (M, K) and the words of a weight; operators add the rest, `bits` and `N` among it."""
+
+    x: Tensor
+    weights: Tensor
+
+    layout: ClassVar[str]
+
+    @property
+    def tokens(self) -> int:
+        """M."""
+        return self.x.shape[0]
+
+    @property
+    def bytes(self) -> int:
+        """Of the codes."""
+        return 4 * self.weights.numel()
+
+
+def why_not(weight: Any, dtype: torch.dtype) -> str | None:
+    """Why activations of a dtype cannot be multiplied with a weight as it lies, or None."""
+    device = weight.device
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < CAPABILITY:
+        return f"needs a CUDA device of capability 8.0, the weight is on {device}"
+    if dtype not in ACTIVATIONS or weight.scales.dtype != dtype:
+        return f"needs float16 or bfloat16 of both, got {dtype} activations, {weight.scales.dtype} scales"
+    return None
+
+
+def multiply(kernels: Sequence[Kernel], call: Any, kernel: str) -> Tensor:
+    """y (M, N) by one of the kernels, which is asked for by name or the fastest that takes a checked call."""
+    if not call.tokens or not call.N:
+        return call.x.new_empty(call.tokens, call.N)  # type: ignore[no-any-return]
+    capability = torch.cuda.get_device_capability(call.x.device)
+    return choose(kernels, call, layout=call.layout, capability=capability, asked=kernel).run(call)
