@@ -16,7 +16,7 @@ import torch
 from qload.errors import ArgumentError, NoKernelError
 from qload.formats import GPTQConfig, GPTQWeight
 from qload.kernels import repack
-from qload.kernels.cuda import exllama, large, linear, marlin, module, strips
+from qload.kernels.cuda import calls, exllama, large, linear, marlin, module, strips
 from qload.kernels.cuda.linear import able
 from qload.layouts import STORED_MINUS_ONE, Stored, gptq
 from qload.native.built import Module
@@ -351,3 +351,29 @@ def test_the_bench_is_told_which_kernels_there_are(hand: Hand, layout: str, M: i
     weight = layer(256, 64, 128, 4, torch.float16, layout)
 
     assert able(torch.ones(M, 256).half(), weight) == names
+
+
+@pytest.mark.parametrize("chip", [AMPERE, HOPPER, (7, 5)])
+def test_a_weight_is_multiplied_in_its_own_16_bits_from_ampere_on(hand: Hand) -> None:
+    half, single = (
+        SimpleNamespace(device=torch.device("cuda"), scales=torch.ones(1, dtype=dtype))
+        for dtype in (torch.float16, torch.float32)
+    )
+
+    if hand.capability < calls.CAPABILITY:
+        assert "needs a CUDA device of capability 8.0" in str(calls.why_not(half, torch.float16))
+        return
+    assert calls.why_not(half, torch.float16) is None
+    for weight, dtype in ((half, torch.bfloat16), (single, torch.float16), (single, torch.float32)):
+        assert "needs float16 or bfloat16 of both" in str(calls.why_not(weight, dtype))
+
+
+@pytest.mark.parametrize("chip", [HOPPER])
+@pytest.mark.parametrize("kernel", ["few", "large"])
+def test_groups_of_several_sizes_are_looked_up(hand: Hand, kernel: str) -> None:
+    weight = layer(96, 64, 48, 4, torch.float16, "exllama", zeros=True)
+    index = torch.arange(96, dtype=torch.int32).ge(32).to(torch.int32)
+    uneven = replace(weight, g_idx=index, layer=replace(weight.layer, parts=()))
+    assert (weight.config.run, uneven.config.run) == (48, 0)
+
+    assert_sums_exactly(lambda x: linear(x, uneven, kernel=kernel), uneven, torch.float16, M=9)
