@@ -6,7 +6,7 @@ from math import lcm
 
 from qload.detect.claims import READS
 from qload.formats import FORMATS
-from qload.kernels.repack import restores, targets
+from qload.kernel_formats.repack import restores, targets
 from qload.quantize import QUANTIZERS
 from qload.spec import Config, Role, TensorSpec, Weight
 

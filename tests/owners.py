@@ -23,7 +23,7 @@ from qload.formats import (
     MarlinWeight,
 )
 from qload.formats.fp8 import to_fnuz
-from qload.kernels import LAYOUTS, repack, restore
+from qload.kernel_formats import LAYOUTS, repack, restore
 from qload.layouts import (
     Stored,
     StoredMinusOne,

@@ -91,7 +91,7 @@ class EETQWeightsLoader(FormatLoader):
 
 
 # What repacks lies to the right of this module: it is named, never imported.
-REPACKED = ("qload.kernels.loaders", "for_target")
+REPACKED = ("qload.repacking.loaders", "for_target")
 KERNELS = ("auto", "marlin", "strips", "exllama")
 
 

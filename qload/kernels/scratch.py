@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from qload.errors import ArgumentError, DtypeError, NotWarmError
-from qload.kernels import dequantize
+from qload.kernels import reference
 from qload.spec import Weight
 
 log = logging.getLogger("qload")
@@ -82,7 +82,7 @@ def _share(device: torch.device, needs: dict[nn.Module, list[Need]], max_input_l
 
 def multiply(layer: nn.Module, x: Tensor, weight: Weight, name: str, bias: Tensor | None) -> Tensor:
     """x (..., K) fp16 -> (..., N) fp16, through the layer's scratch space; `name`: of the weight there."""
-    dequantize.check(x, weight, bias)
+    reference.check(x, weight, bias)
     if x.dtype != torch.float16:
         raise DtypeError(f"{name}: x", ["float16"], str(x.dtype).removeprefix("torch."))
     need, scratch = _needs(layer)[name], _given(layer).get(x.device)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from qload.errors import ArgumentError, CutError, ShapeError
 from qload.kernels import MPLinearKernel, MPLinearLayerConfig, ScalarType, choose_mp_linear_kernel
-from qload.kernels.devices import compute_capability
+from qload.kernels.chips import compute_capability
 from qload.kernels.scalar_type import integer_type
 from qload.layouts import Stored, awq
 from qload.methods.base import LinearMethodBase

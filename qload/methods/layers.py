@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from qload.errors import ArgumentError
-from qload.kernels.devices import uncast
+from qload.kernels.chips import uncast
 from qload.methods.base import LinearMethodBase, QuantizationConfig
 from qload.methods.parameters import blank_floats, fill, full_name, make_blank, register_weight
 from qload.methods.shards import Shard, divided, load_inputs, load_outputs

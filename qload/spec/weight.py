@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 # What makes a layer out of a weight lies to the right of this module: it is named, never imported.
-LINEAR = ("qload.linear", "linear_of")
+LINEAR = ("qload.kernels.linear", "linear_of")
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from qload.formats import GPTQConfig, GPTQWeight
-from qload.kernels import repack
+from qload.kernel_formats import repack
 from qload.layouts import Stored, gptq
 from qload.spec import Weight
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from qload import native
 from qload.formats import AWQConfig, AWQWeight, BNB4Config, BNBNF4Weight, GPTQWeight
-from qload.kernels import cuda, repack
+from qload.kernel_formats import repack
+from qload.kernels import cuda
 from qload.layouts import awq, exllama, gptq, marlin, strides
 from qload.layouts.packing import Packing
 from qload.spec import Weight

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from qload.formats import GPTQWeight
-from qload.kernels import repack
+from qload.kernel_formats import repack
 from qload.layouts import gptq
 
 Call = Callable[[Tensor], Tensor]

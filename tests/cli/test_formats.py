@@ -13,8 +13,8 @@ from qload.detect import Found, find_config, read_claims
 from qload.detect.claims import READS
 from qload.errors import RepackError, UnsupportedFormatError
 from qload.formats import FORMATS
-from qload.kernels import repack, restore
-from qload.kernels.repack import LAYOUTS, options, restores, targets
+from qload.kernel_formats import repack, restore
+from qload.kernel_formats.repack import LAYOUTS, options, restores, targets
 from qload.overview import COLUMNS, markdown, overview
 from qload.quantize import QUANTIZERS
 from qload.spec import Weight

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from qload import native
 from qload.errors import ArgumentError, ShapeError
 from qload.formats import GPTQConfig, GPTQWeight
-from qload.kernels import StripsWeight, repack
+from qload.kernel_formats import StripsWeight, repack
 from qload.layouts import STORED_MINUS_ONE, gptq
 from qload.layouts.order import Order
 from qload.testing import assert_same_bits, layers

@@ -21,7 +21,7 @@ from qload.formats import (
     MarlinWeight,
     UnquantizedWeight,
 )
-from qload.kernels import LAYOUTS, repack, restore
+from qload.kernel_formats import LAYOUTS, repack, restore
 from qload.parallel import FakeWorld
 from qload.spec import Weight
 from qload.testing import assert_same_bits, layers

@@ -15,13 +15,8 @@ from qload import errors
 from qload.detect import AWQWeightsLoader, DefaultWeightsLoader, GPTQWeightsLoader, loader_from_config
 from qload.errors import QloadError
 from qload.formats import Fp8Config, Fp8Weight, GPTQConfig, GPTQWeight, UnquantizedWeight
-from qload.kernels import (
-    ExllamaLinearKernel,
-    MPLinearLayerConfig,
-    choose_mp_linear_kernel,
-    repack,
-    scalar_types,
-)
+from qload.kernel_formats import repack
+from qload.kernels import ExllamaLinearKernel, MPLinearLayerConfig, choose_mp_linear_kernel, scalar_types
 from qload.layouts import Order
 from qload.methods import get_quantization_config
 from qload.parallel import ALONE, Rank

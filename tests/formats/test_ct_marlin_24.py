@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from qload.formats import Marlin24Config, Marlin24Weight
-from qload.kernels import repack, restore
+from qload.kernel_formats import repack, restore
 from qload.loader import FormatLoader, Room
 from qload.parallel import Rank
 from qload.storage import MemoryStorage

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from qload.formats import GPTQConfig, GPTQWeight
-from qload.kernels import ExllamaWeight, repack
+from qload.kernel_formats import ExllamaWeight, repack
 from qload.kernels.cuda import exllama
 from qload.layouts import (
     STORED_MINUS_ONE,

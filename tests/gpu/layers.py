@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from qload.formats import GPTQConfig, GPTQWeight
-from qload.kernels import GPTQMarlinWeight, StripsWeight, repack
+from qload.kernel_formats import GPTQMarlinWeight, StripsWeight, repack
 from qload.kernels.cuda.marlin import MarlinCall, arguments
 from qload.kernels.cuda.strips import StripsCall
 from qload.layouts import Stored, gptq

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from qload.formats import AWQConfig, AWQWeight
-from qload.kernels import ExllamaWeight, GPTQMarlinWeight, cuda, repack
+from qload.kernel_formats import ExllamaWeight, GPTQMarlinWeight, repack
+from qload.kernels import cuda
 from qload.kernels.cuda import decode, exllama, middle, w4a16
 from qload.kernels.cuda.marlin import MarlinCall, arguments
 from qload.kernels.cuda.strips import StripsCall

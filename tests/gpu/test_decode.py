@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from qload.kernels import GPTQMarlinWeight, cuda
+from qload.kernel_formats import GPTQMarlinWeight
+from qload.kernels import cuda
 from qload.kernels.cuda import decode
 from qload.testing import assert_reads_back, assert_same_bits, assert_sums_exactly, assert_within_bound
 from tests.gpu.layers import DTYPES, call, divided, inputs, layer

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qload.errors import CutError, DivideError
-from qload.kernels import repack, restore
+from qload.kernel_formats import repack, restore
 from qload.parallel import Rank
 from qload.spec import Weight
 from qload.testing import (

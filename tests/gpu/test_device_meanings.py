@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from qload import native
 from qload.formats import AWQConfig, AWQWeight, CTPackConfig, CTPackWeight
-from qload.kernels import repack, restore
+from qload.kernel_formats import repack, restore
 from qload.spec import Weight
 from qload.testing import assert_same_bits, layers
 from tests.gpu.device_tensors import DTYPES, GUARD, act_order, both, codes_of, guarded, words

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from qload.kernels import GPTQMarlinWeight
+from qload.kernel_formats import GPTQMarlinWeight
 from qload.kernels.cuda import large, marlin
 from qload.testing import assert_reads_back, assert_same_bits, assert_sums_exactly, assert_within_bound
 from tests.gpu.layers import DTYPES, call, inputs, layer

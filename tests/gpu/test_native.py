@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from qload.errors import ArgumentError
-from qload.kernels import cuda, repack
+from qload.kernel_formats import repack
+from qload.kernels import cuda
 from qload.kernels.cuda import stored
 from qload.layouts import awq, exllama, gptq, marlin, strides
 from qload.layouts.packing import Packing

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from qload.errors import ArgumentError
-from qload.kernels import GPTQMarlinWeight, cuda
+from qload.kernel_formats import GPTQMarlinWeight
+from qload.kernels import cuda
 from qload.kernels.cuda import marlin, w4a16
 from qload.testing import assert_reads_back, assert_same_bits, assert_sums_exactly, assert_within_bound
 from tests.gpu.layers import DTYPES, divided, inputs, layer

@@ -15,14 +15,14 @@ import torch
 
 from qload.errors import ArgumentError, NoKernelError
 from qload.formats import GPTQConfig, GPTQWeight
-from qload.kernels import repack
+from qload.kernel_formats import repack
 from qload.kernels.cuda import calls, exllama, large, linear, marlin, module, strips
 from qload.kernels.cuda.linear import able
 from qload.layouts import STORED_MINUS_ONE, Stored, gptq
 from qload.native.built import Module
 from qload.testing import assert_sums_exactly
+from tests.kernel_formats.marlin_layers import row_share
 from tests.kernels.cuda_by_hand import STREAM, Hand
-from tests.kernels.marlin_layers import row_share
 
 AMPERE, HOPPER = (8, 0), (9, 0)
 TOKENS = [1, 16, 17, 64, 65, 256, 257]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from qload.errors import ArgumentError
 from qload.formats import GPTQConfig, GPTQWeight
-from qload.kernels import ExllamaWeight, repack
+from qload.kernel_formats import ExllamaWeight, repack
 from qload.kernels.cuda import exllama
 from qload.layouts import gptq
 

@@ -11,13 +11,7 @@ from torch import Tensor, nn
 
 from qload.errors import ArgumentError, DtypeError, NotWarmError, ShapeError
 from qload.formats import GPTQWeight
-from qload.kernels import (
-    KERNELS,
-    ExllamaLinearKernel,
-    MarlinLinearKernel,
-    MPLinearKernel,
-    warm_up,
-)
+from qload.kernels import KERNELS, ExllamaLinearKernel, MarlinLinearKernel, MPLinearKernel, warm_up
 from qload.layouts import Stored
 from qload.testing import assert_reads_back, assert_same_bits
 from tests.kernels.mp_layers import Case

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from qload.errors import ArgumentError, CastError, DtypeError, MismatchError, NoKernelError, ShapeError
 from qload.formats import AWQWeight
-from qload.kernels import repack
+from qload.kernel_formats import repack
 from qload.layouts import awq as order
 from qload.methods import (
     AWQMarlinConfig,

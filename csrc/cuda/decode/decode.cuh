@@ -17,7 +17,7 @@
 //   depends on timing. Where the group of each row is looked up, operands are scaled and rounded instead.
 //   Memory is the limit up to 8 tokens; at 16, instructions are as near, since hardly any go out beside a product.
 //
-// Equals x @ weight.dequantize().T (qload/kernels/marlin.py) up to the rounding of fp32 sums.
+// Equals x @ weight.dequantize().T (qload/kernel_formats/marlin.py) up to the rounding of fp32 sums.
 #pragma once
 
 #include "inputs.cuh"

@@ -19,7 +19,7 @@
 //   Weights are asked for before the kernel ahead has ended: only x may depend on it.
 //   Memory is the limit up to 8 tokens.
 //
-// Equals x @ ExllamaWeight.dequantize().T (qload/kernels/exllama.py) up to the rounding of fp32 sums.
+// Equals x @ ExllamaWeight.dequantize().T (qload/kernel_formats/exllama.py) up to the rounding of fp32 sums.
 #pragma once
 
 #include "../device/ptx.cuh"

@@ -17,7 +17,7 @@
 //   Weights are asked for before the kernel ahead has ended: only x may depend on it.
 //   What the L2 gives a multiprocessor, and products that wait, are the limit up to 64 tokens, the matrix unit above.
 //
-// Equals x @ GPTQMarlinWeight.dequantize().T (qload/kernels/marlin.py), the weight rounded to the type of x, up to the
+// Equals x @ GPTQMarlinWeight.dequantize().T (qload/kernel_formats/marlin.py), the weight rounded to the type of x, up to the
 // rounding of fp32 sums.
 #pragma once
 

@@ -17,7 +17,7 @@
 //   Weights are asked for before the kernel ahead has ended: only x may depend on it.
 //   Memory is the limit up to 16 tokens, the matrix unit above.
 //
-// Equals x @ GPTQMarlinWeight.dequantize().T (qload/kernels/marlin.py) up to the rounding of fp32 sums.
+// Equals x @ GPTQMarlinWeight.dequantize().T (qload/kernel_formats/marlin.py) up to the rounding of fp32 sums.
 #pragma once
 
 #include "../device/ptx.cuh"

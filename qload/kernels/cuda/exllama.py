@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from qload.errors import ArgumentError
+from qload.kernel_formats.exllama import ExllamaConfig, ExllamaWeight
 from qload.kernels.cuda import calls
 from qload.kernels.cuda.calls import ACTIVATIONS, Call, multiply
 from qload.kernels.cuda.choice import Kernel, known, takes_every_call
@@ -15,7 +16,6 @@ from qload.kernels.cuda.library import operator
 from qload.kernels.cuda.module import check_operands, native, pointer, stream
 from qload.kernels.cuda.stored import zero_rule
 from qload.kernels.cuda.sums import in_float32
-from qload.kernels.exllama import ExllamaConfig, ExllamaWeight
 from qload.layouts import (
     STORED_MINUS_ONE,
     Stored,

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qload.kernel_formats.marlin import GPTQMarlinWeight
 from qload.kernels.cuda.dequantize import dequantize, of_words
 from qload.kernels.cuda.inputs import in_rows
 from qload.kernels.cuda.stored import Packed, packed
 from qload.kernels.cuda.sums import in_float32
-from qload.kernels.marlin import GPTQMarlinWeight
 from qload.layouts import marlin
 from qload.spec import Layer
 

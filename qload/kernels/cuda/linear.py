@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qload.kernel_formats.exllama import ExllamaWeight
+from qload.kernel_formats.marlin import GPTQMarlinWeight
+from qload.kernel_formats.strips import StripsWeight
 from qload.kernels.cuda import calls, exllama, marlin, strips
 from qload.kernels.cuda.calls import Call
 from qload.kernels.cuda.choice import Kernel
 from qload.kernels.cuda.module import why_not
-from qload.kernels.exllama import ExllamaWeight
-from qload.kernels.marlin import GPTQMarlinWeight
-from qload.kernels.strips import StripsWeight
 from qload.spec import Weight
 
 

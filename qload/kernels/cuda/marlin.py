@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from qload.errors import ArgumentError
+from qload.kernel_formats.marlin import GPTQMarlinWeight
 from qload.kernels.cuda import calls, decode, large, middle, w4a16
 from qload.kernels.cuda.calls import ACTIVATIONS, Call
 from qload.kernels.cuda.choice import Kernel, takes_every_call
 from qload.kernels.cuda.library import operator
 from qload.kernels.cuda.module import check_operands
-from qload.kernels.marlin import GPTQMarlinWeight
 from qload.layouts import marlin
 
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from qload.formats import AWQWeight, BNBFP4Weight, BNBNF4Weight, CTPackWeight, GPTQWeight, MarlinWeight
-from qload.kernels.exllama import ExllamaWeight
-from qload.kernels.marlin import GPTQMarlinWeight
+from qload.kernel_formats.exllama import ExllamaWeight
+from qload.kernel_formats.marlin import GPTQMarlinWeight
 from qload.layouts import (
     Stored,
     StoredMinusOne,

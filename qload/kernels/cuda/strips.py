@@ -6,12 +6,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from qload.kernel_formats.marlin import GPTQMarlinWeight
+from qload.kernel_formats.strips import StripsWeight
 from qload.kernels.cuda import decode, large, marlin, middle
 from qload.kernels.cuda.choice import Kernel, takes_every_call
 from qload.kernels.cuda.library import operator
 from qload.kernels.cuda.marlin import MarlinCall, arguments
-from qload.kernels.marlin import GPTQMarlinWeight
-from qload.kernels.strips import StripsWeight
 from qload.layouts import strips
 
 

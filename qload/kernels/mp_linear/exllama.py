@@ -4,7 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from qload.formats import GPTQWeight
-from qload.kernels import cuda, dequantize, exllama, gptq
+from qload.kernel_formats import exllama, gptq
+from qload.kernels import cuda, reference
 from qload.kernels.mp_linear.contract import MPLinearLayerConfig
 from qload.kernels.mp_linear.reasons import rows_missing
 from qload.kernels.mp_linear.typed import TypedLinearKernel
@@ -54,5 +55,5 @@ class ExllamaLinearKernel(TypedLinearKernel):
         """
         weight = self.typed(layer)
         if x.is_cuda and cuda.takes(x, weight, bias):
-            return dequantize.linear(x, weight, bias)
+            return reference.linear(x, weight, bias)
         return multiply(layer, x, weight, self.w_q_name, bias)

@@ -4,9 +4,9 @@ import torch
 from torch import nn
 
 from qload.formats import GPTQWeight
-from qload.kernels import gptq, marlin
-from qload.kernels.devices import multiprocessors
-from qload.kernels.marlin_shapes import GROUP_SIZES, locks
+from qload.kernel_formats import gptq, marlin
+from qload.kernel_formats.marlin_shapes import GROUP_SIZES, locks
+from qload.kernels.chips import multiprocessors
 from qload.kernels.mp_linear.contract import MPLinearLayerConfig
 from qload.kernels.mp_linear.owners import free_name
 from qload.kernels.mp_linear.typed import TypedLinearKernel

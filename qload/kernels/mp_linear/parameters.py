@@ -8,7 +8,7 @@ from torch import Tensor
 
 from qload.errors import AmbiguousIndexError, ArgumentError, DtypeError, ShapeError
 from qload.formats import GPTQConfig, GPTQWeight
-from qload.kernels.gptq import from_codes
+from qload.kernel_formats.gptq import from_codes
 from qload.kernels.mp_linear.contract import MPLinearLayerConfig
 from qload.layouts import STORED_MINUS_ONE, Packing, awq, gptq
 from qload.spec import Codes, Layer

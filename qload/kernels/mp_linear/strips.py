@@ -1,7 +1,7 @@
 """The kernel of our own order: what Marlin's takes, with the codes where Hopper reads them faster."""
 
 from qload.formats import GPTQWeight
-from qload.kernels import gptq, strips
+from qload.kernel_formats import gptq, strips
 from qload.kernels.mp_linear.contract import MPLinearLayerConfig
 from qload.kernels.mp_linear.marlin import MarlinLinearKernel
 from qload.kernels.mp_linear.reasons import rows_missing

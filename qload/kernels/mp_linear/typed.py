@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from qload.errors import ArgumentError, DtypeError, ShapeError
 from qload.formats import GPTQWeight
-from qload.kernels import dequantize
+from qload.kernels import reference
 from qload.kernels.mp_linear.contract import MPLinearKernel, MPLinearLayerConfig
 from qload.kernels.mp_linear.owners import check_unowned, free_name, is_prepared, own
 from qload.kernels.mp_linear.parameters import read_layer
@@ -77,7 +77,7 @@ class TypedLinearKernel(MPLinearKernel):
 
     def apply_weights(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """x (..., K) -> (..., N), in x's dtype; products and sums in float32."""
-        return dequantize.linear(x, self.typed(layer), bias)
+        return reference.linear(x, self.typed(layer), bias)
 
     def _given(self) -> dict[str, str | None]:
         return {

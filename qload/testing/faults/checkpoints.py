@@ -95,7 +95,7 @@ FAULTS = (
     ),
     Fault(
         "permutation-ignored",
-        "qload/kernels/permutation.py",
+        "qload/kernel_formats/permutation.py",
         "moved = rows[inverse(perm)]",
         "moved = rows",
     ),

@@ -8,10 +8,10 @@ _CUDA = "qload/kernels/cuda"
 FAULTS = (
     Fault("strips-nibbles", _STRIPS, "(kt i p c t j) (r h b)", "(kt i p c t j) (r b h)"),
     Fault("strips-8-bit-columns", _STRIPS, "nt (kt i p a c t j b)", "nt (kt i p a c t b j)"),
-    Fault("strips-before-hopper", "qload/kernels/strips.py", "CAPABILITY = 90", "CAPABILITY = 80"),
+    Fault("strips-before-hopper", "qload/kernel_formats/strips.py", "CAPABILITY = 90", "CAPABILITY = 80"),
     Fault(
         "auto-gives-up",
-        "qload/kernels/loaders.py",
+        "qload/repacking/loaders.py",
         "except RepackError:  # Marlin's",
         "except KeyError:  # Marlin's",
     ),

@@ -4,7 +4,7 @@ from qload.testing.faults.fault import Fault
 
 _ORDERS = "qload/layouts/marlin.py"
 _SPARSE = "qload/layouts/marlin_24.py"
-_MARLIN = "qload/kernels/marlin.py"
+_MARLIN = "qload/kernel_formats/marlin.py"
 _KERNELS = "qload/kernels/mp_linear"
 
 FAULTS = (
@@ -65,16 +65,16 @@ FAULTS = (
         "symmetric, codes = not keep_zeros and integers.symmetric, ",
         "symmetric, codes = True, ",
     ),
-    Fault("repack-by-share", "qload/kernels/integers.py", "return self.whole or self", "return self"),
+    Fault("repack-by-share", "qload/kernel_formats/integers.py", "return self.whole or self", "return self"),
     Fault(
         "repack-index-dtype",
-        "qload/kernels/integers.py",
+        "qload/kernel_formats/integers.py",
         "None if index is None else index.dtype",
         "None if index is None else torch.int32",
     ),
     Fault(
         "repack-scale-lost",
-        "qload/kernels/fp8_marlin.py",
+        "qload/kernel_formats/fp8_marlin.py",
         "tiny=True,",
         "tiny=False,",
     ),
@@ -84,10 +84,15 @@ FAULTS = (
         "(marlin.SCALES_PER_COLUMN if per_column else marlin.SCALES_GROUPED)",
         "marlin.scales(self.s.shape[0])",
     ),
-    Fault("marlin-padding-shape", "qload/kernels/marlin_shapes.py", "((64, 128), (128, 64))", "((64, 64),)"),
+    Fault(
+        "marlin-padding-shape",
+        "qload/kernel_formats/marlin_shapes.py",
+        "((64, 128), (128, 64))",
+        "((64, 64),)",
+    ),
     Fault(
         "workspace-too-small",
-        "qload/kernels/marlin_shapes.py",
+        "qload/kernel_formats/marlin_shapes.py",
         "return max(-(-N // MIN_THREAD_N) * MAX_PARALLEL, LOCKS_PER_MULTIPROCESSOR * multiprocessors)",
         "return multiprocessors",
     ),
@@ -97,16 +102,16 @@ FAULTS = (
         "return packing.pack(zeros.sub(1).remainder(2**packing.bits))",
         "return packing.pack(zeros.sub(1).clamp(0))",
     ),
-    Fault("fp8-bias-forgotten", "qload/kernels/fp8_marlin.py", "(scales * 2.0**-bias).T", "scales.T"),
+    Fault("fp8-bias-forgotten", "qload/kernel_formats/fp8_marlin.py", "(scales * 2.0**-bias).T", "scales.T"),
     Fault(
         "fp8-bias-twice",
-        "qload/kernels/fp8_marlin.py",
+        "qload/kernel_formats/fp8_marlin.py",
         "EXPONENT_BIAS = {torch.float16: 8, torch.bfloat16: 120}",
         "EXPONENT_BIAS = {torch.float16: 7, torch.bfloat16: 120}",
     ),
     Fault(
         "fp8-rounded-twice",
-        "qload/kernels/fp8_marlin.py",
+        "qload/kernel_formats/fp8_marlin.py",
         ".T.double()\n",
         ".T.to(dtype).double()\n",
     ),

@@ -1,0 +1,23 @@
+"""Weights in the orders that kernels read, a module each, and the ways between them: `repack`, `restore`."""
+
+from qload.kernel_formats.exl2 import Exl2KernelWeight
+from qload.kernel_formats.exllama import ExllamaConfig, ExllamaWeight
+from qload.kernel_formats.fp8_marlin import FP8MarlinConfig, FP8MarlinWeight
+from qload.kernel_formats.marlin import GPTQMarlinConfig, GPTQMarlinWeight
+from qload.kernel_formats.repack import LAYOUTS, repack, restore
+from qload.kernel_formats.strips import StripsConfig, StripsWeight
+
+__all__ = [
+    "LAYOUTS",
+    "Exl2KernelWeight",
+    "ExllamaConfig",
+    "ExllamaWeight",
+    "FP8MarlinConfig",
+    "FP8MarlinWeight",
+    "GPTQMarlinConfig",
+    "GPTQMarlinWeight",
+    "StripsConfig",
+    "StripsWeight",
+    "repack",
+    "restore",
+]

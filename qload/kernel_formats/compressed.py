@@ -1,0 +1,73 @@
+"""compressed-tensors, pack-quantized: words along K whose last may be short, everything else along N."""
+
+import torch
+from torch import Tensor
+
+from qload import native
+from qload.errors import RepackError
+from qload.formats import CTPackWeight
+from qload.formats.gptq import BITS
+from qload.kernel_formats.integers import Integers, Origin, middles, placed
+from qload.layouts import compressed
+from qload.layouts.packing import WORD_BITS
+
+
+def read(weight: CTPackWeight) -> Integers:
+    """Codes, zero points where there are some, and the group of each input, written out or not."""
+    (N, K), bits, config = weight.shape, weight.config.bits, weight.config
+    if bits not in BITS:
+        raise RepackError(
+            weight.layer.name or weight.format,
+            "other layouts",
+            f"other layouts have {', '.join(map(str, BITS[:-1]))} or {BITS[-1]} bits, got {bits}",
+        )
+    dense, index, zeros = config.dense is not False, weight.weight_g_idx, weight.weight_zero_point
+    for count, stored in ((K, weight.weight_packed), (N, None if zeros is None else zeros.T)):
+        if stored is not None and _spare(count, bits, dense):
+            again = compressed.pack(compressed.unpack(stored, count, bits, dense), bits, dense)
+            if not torch.equal(again, stored):
+                name = weight.layer.name or weight.format
+                raise RepackError(
+                    name, "other layouts", "bits that hold no code are not 0, and would be lost"
+                )
+    scales = weight.weight_scale.T.contiguous()
+    return Integers(
+        bits=bits,
+        group_size=config.group_size,
+        unpack=lambda: compressed.held(weight.weight_packed, K, bits, dense).T,
+        scales=scales,
+        zeros=compressed.unpack(zeros.T, N, bits, dense) if zeros is not None else middles(bits, scales),
+        g_idx=config.in_order(K, scales.device) if index is None else index,
+        layer=placed(weight, index, keeps_zeros=zeros is not None),
+    )
+
+
+def bulk(weight: CTPackWeight) -> str:
+    """The words of codes decide nothing, where all of their bits hold codes."""
+    config, K = weight.config, weight.layer.whole[1]
+    return "" if _spare(K, config.bits, config.dense is not False) else "weight_packed"
+
+
+def back(integers: Integers, origin: Origin) -> CTPackWeight:
+    """The tensors there were, in the packing they were in."""
+    config = origin.config
+    dense = config.dense is not False
+    zeros = compressed.pack(integers.zeros, integers.bits, dense).T if origin.keeps_zeros else None
+    return CTPackWeight(
+        config=config,
+        weight_packed=compressed.pack(native.plain(integers.unpack()).T, integers.bits, dense),
+        weight_scale=_stored(integers.scales.T),
+        weight_zero_point=None if zeros is None else _stored(zeros),
+        weight_g_idx=None if origin.index is None else integers.g_idx.to(origin.index),
+        layer=integers.layer,
+    )
+
+
+def _spare(count: int, bits: int, dense: bool) -> bool:
+    """Whether words have bits that hold none of so many codes."""
+    return compressed.words(count, bits, dense) * WORD_BITS != count * bits
+
+
+def _stored(tensor: Tensor) -> Tensor:
+    """With the strides of a tensor that was read; `contiguous` leaves those of an axis of 1 alone."""
+    return tensor.clone(memory_format=torch.contiguous_format)

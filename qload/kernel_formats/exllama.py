@@ -1,0 +1,127 @@
+"""ExLlama's shuffled GPTQ: rows of a group together, the codes of a word in the kernel's order.
+
+    qweight  int32             (K*b/32, N)  codes in `layouts.exllama`, rows in the order of q_perm
+    qzeros   int32             (G, N*b/32)  as in GPTQ
+    scales   fp16, bf16, fp32  (G, N)       as in GPTQ
+    g_idx    int32             (K,)         the group of each row of qweight: sorted
+    q_perm   int32             (K,)         row i of qweight is input q_perm[i]; absent: in order
+
+Source: formats.md section 2, byte-equal to exllamav2 and vLLM.
+"""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from qload import spec
+from qload.errors import RepackError
+from qload.formats.gptq import INDICES, SCALES
+from qload.kernel_formats.gptq import size_of, why_not, words
+from qload.kernel_formats.integers import Integers, Origin, placed
+from qload.kernel_formats.permutation import inverse, put_back
+from qload.layouts import STORED_MINUS_ONE, ZeroPoints, exllama, gptq
+from qload.spec import Role, TensorSpec
+
+
+@dataclass(frozen=True)
+class ExllamaConfig(spec.Config):
+    """Bits, what a stored zero point means, and `run`: rows of a group, where a weight's `g_idx` only counts.
+
+    `run` is asked of the index when a weight is made, 0 where its groups have several sizes or another order.
+    """
+
+    name: ClassVar[str] = "exllama"
+
+    bits: int
+    zeros: ZeroPoints = STORED_MINUS_ONE
+    run: int = 0
+
+    def study(self, seen: spec.Seen) -> "ExllamaConfig":
+        """What the index says, whatever was claimed."""
+        return replace(self, run=spec.run_of(seen.facts["g_idx"]))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ExllamaWeight(spec.Weight):
+    """A GPTQ weight in the order ExLlama's kernels read."""
+
+    config: ExllamaConfig
+    qweight: Tensor
+    qzeros: Tensor
+    scales: Tensor
+    g_idx: Tensor
+    q_perm: Tensor | None = None
+
+    format: ClassVar[str] = "exllama"
+    example: ClassVar[ExllamaConfig] = ExllamaConfig(bits=4)
+
+    @classmethod
+    def tensors(cls, config: ExllamaConfig) -> tuple[TensorSpec, ...]:
+        """As GPTQ's, rows permuted, so that K is never cut."""
+        b = config.bits
+        return (
+            TensorSpec("qweight", (torch.int32,), f"K*{b}/32! N", Role.WORD),
+            TensorSpec("qzeros", (torch.int32,), f"G N*{b}/32", Role.WORD),
+            TensorSpec("scales", SCALES, "G N", Role.SCALE),
+            TensorSpec("g_idx", INDICES, "K!", Role.INDEX, fact=True, index_of="G"),
+            TensorSpec(
+                "q_perm", (torch.int32,), "K!", Role.INDEX, fact=True, optional=True, permutation=True
+            ),
+        )
+
+    @property
+    def q_invperm(self) -> Tensor | None:
+        """int32 (K,): input k is row q_invperm[k] of qweight; None where rows are in order."""
+        return None if self.q_perm is None else inverse(self.q_perm)
+
+    def codes(self) -> spec.Codes:
+        """Codes with every row back at its input."""
+        bits = self.config.bits
+        return spec.Codes(
+            bits=bits,
+            codes=put_back(exllama.rows(bits).packed(self.qweight), self.q_perm).T,
+            scales=self.scales.float().T,
+            zeros=self.config.zeros.read(self.qzeros, gptq.columns(bits)).T,
+            k_group=put_back(self.g_idx, self.q_perm).long(),
+        )
+
+
+def read(weight: ExllamaWeight) -> Integers:
+    """Every row back at its input."""
+    bits, zeros = weight.config.bits, weight.config.zeros
+    g_idx = put_back(weight.g_idx, weight.q_perm)
+    layer = placed(weight, weight.g_idx)
+    known = layer.origin.config if isinstance(layer.origin, Origin) else None
+    return Integers(
+        bits=bits,
+        group_size=getattr(known, "group_size", None) or size_of(weight.scales.shape[0], g_idx),
+        unpack=lambda: put_back(exllama.rows(bits).packed(weight.qweight), weight.q_perm),
+        scales=weight.scales,
+        zeros=zeros.read(weight.qzeros, gptq.columns(bits)),
+        g_idx=g_idx,
+        layer=layer,
+        convention=zeros,
+    )
+
+
+def write(integers: Integers, zeros: ZeroPoints | None = None) -> ExllamaWeight:
+    """Rows sorted by group, stable, then each word shuffled; `zeros`: None for how they were stored."""
+    reason, zeros = why_not(integers), zeros or integers.convention
+    if reason:
+        raise RepackError(integers.source, "exllama", reason)
+    codes, g_idx, perm = integers.unpack(), integers.g_idx, None
+    order = torch.argsort(g_idx, stable=True)
+    if not bool((order[1:] > order[:-1]).all()):
+        codes, g_idx, perm = codes[order], g_idx[order], order.to(torch.int32)
+    index = torch.int32 if integers.origin.index is None else integers.origin.index
+    return ExllamaWeight(
+        config=ExllamaConfig(integers.bits, zeros, spec.run_of(g_idx)),
+        qweight=exllama.rows(integers.bits).pack(codes, integers.room("qweight")),
+        qzeros=words(integers, zeros),
+        scales=integers.scales,
+        g_idx=g_idx.to(index),
+        q_perm=perm,
+        layer=integers.layer,
+    )

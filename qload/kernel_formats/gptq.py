@@ -1,0 +1,111 @@
+"""GPTQ: words along K, an index of groups, and zero points in any of their conventions."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from qload.errors import RepackError
+from qload.formats import GPTQConfig, GPTQWeight
+from qload.kernel_formats.integers import Integers, Origin, placed
+from qload.layouts import Stored, ZeroPoints, gptq
+from qload.layouts.packing import WORD_BITS
+from qload.spec import Codes, Layer
+
+
+def read(weight: GPTQWeight) -> Integers:
+    """Codes, zero points as they are meant, and the group of each row."""
+    config = weight.config
+    return Integers(
+        bits=config.bits,
+        group_size=config.group_size,
+        unpack=lambda: gptq.rows(config.bits).packed(weight.qweight),
+        scales=weight.scales,
+        zeros=config.zeros.read(weight.qzeros, gptq.columns(config.bits)),
+        g_idx=weight.g_idx,
+        layer=placed(weight, weight.g_idx),
+        convention=config.zeros,
+        words=weight.qweight,
+    )
+
+
+def write(integers: Integers, zeros: ZeroPoints) -> GPTQWeight:
+    """Exact, or RepackError where rows fill no words or a zero point cannot be said."""
+    reason = why_not(integers)
+    if reason:
+        raise RepackError(integers.source, "gptq", reason)
+    origin = integers.origin
+    index = torch.int32 if origin.index is None else origin.index
+    return GPTQWeight(
+        config=config_of(integers, zeros),
+        qweight=_rows(integers) if integers.words is None else integers.words,
+        qzeros=words(integers, zeros),
+        scales=integers.scales.contiguous(),
+        g_idx=integers.g_idx.to(index),
+        layer=integers.layer,
+    )
+
+
+def _rows(integers: Integers) -> Tensor:
+    return gptq.rows(integers.bits).pack(integers.unpack(), integers.room("qweight"))
+
+
+def back(integers: Integers, origin: Origin) -> GPTQWeight:
+    """As it was stored."""
+    return write(integers, origin.config.zeros)
+
+
+def from_codes(codes: Codes, scales: Tensor, layer: Layer, config: GPTQConfig) -> GPTQWeight:
+    """Codes in plain order, and scales (G, N) in their own dtype, as a GPTQ weight of this config."""
+    assert codes.zeros is not None
+    assert codes.k_group is not None
+    return replace(
+        write(
+            Integers(
+                bits=codes.bits,
+                group_size=config.group_size,
+                unpack=lambda: codes.codes.T,
+                scales=scales,
+                zeros=codes.zeros.T,
+                g_idx=codes.k_group,
+                layer=replace(layer, origin=Origin(GPTQWeight, config)),
+            ),
+            config.zeros,
+        ),
+        layer=layer,
+    )
+
+
+def words(integers: Integers, zeros: ZeroPoints) -> Tensor:
+    """Zero points along N in a convention, or RepackError where it cannot say them."""
+    lowest, highest = zeros.span(integers.bits)
+    least, most = integers.span
+    for value, wrong in ((most, f"above {highest}"), (least, f"below {lowest}")):
+        if value > highest or value < lowest:
+            reason = f"a zero point of {value} is {wrong}"
+            raise RepackError(integers.source, f"zero points {zeros.name}", reason)
+    return zeros.write(integers.zeros, gptq.columns(integers.bits))
+
+
+def why_not(integers: Integers) -> str | None:
+    """Why rows or columns do not fill GPTQ's words, or None."""
+    fill = WORD_BITS if integers.bits == 3 else WORD_BITS // integers.bits
+    for dim, size in zip("NK", integers.shape, strict=True):
+        if size % fill:
+            return f"{dim} = {size} is not a multiple of {fill}: short words"
+    return None
+
+
+def config_of(integers: Integers, zeros: ZeroPoints | None = None) -> GPTQConfig:
+    """That of the GPTQ weight it once was, or of its groups as they lie."""
+    zeros, origin = zeros or Stored(), integers.origin
+    if isinstance(origin.config, GPTQConfig):
+        return replace(origin.config, zeros=zeros)
+    several = integers.groups > 1
+    size = integers.group_size if several else -1
+    return GPTQConfig(integers.bits, size, zeros, positional=several and integers.in_order)
+
+
+def size_of(groups: int, g_idx: Tensor) -> int:
+    """How many rows a group has, where only the index tells: as many as the largest; -1: one group."""
+    return int(torch.bincount(g_idx.long()).max()) if groups > 1 else -1

@@ -1,0 +1,255 @@
+"""Marlin's kernel format: GPTQ and AWQ as its tensor-core kernel reads them, and the way back.
+
+    qweight  int32             (K/16, N*b/2)     codes in `layouts.marlin`, rows in the order of perm
+    scales   fp16, bf16, fp32  (G, N)            permuted; one row is one scale a column
+    qzeros   int32             (G, N*b/32)       zero points, permuted; absent: all are 2**(b-1)
+    g_idx    int32             (K,)              the group of each row of qweight, sorted; absent: in order
+    perm     int32             (K,)              row i of qweight is input perm[i]; absent: in order
+
+K and N are padded to what the kernel's thread blocks divide: rows whose value is 0 (x gets zeros there),
+columns that are cut off the output. `is_k_full` says that the rows of every group are here, so that the
+kernel may take row i to be of group i / group_size; where a cut of K took rows of a permuted group away,
+it looks every row's group up.
+
+Source: formats.md section 4, byte-equal to vLLM and TGI.
+"""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from qload import native, spec
+from qload.errors import RepackError, ShapeError
+from qload.formats import GPTQConfig, MarlinWeight
+from qload.formats.gptq import SCALES
+from qload.kernel_formats.integers import Integers, Origin, middles, placed
+from qload.kernel_formats.marlin_shapes import GROUP_SIZES, padded
+from qload.kernel_formats.permutation import put_back
+from qload.layouts import Clipped, Stored, marlin
+from qload.layouts.packing import Packing
+from qload.spec import Role, TensorSpec
+
+
+@dataclass(frozen=True)
+class GPTQMarlinConfig(spec.Grouped, spec.Config):
+    """`group_size` -1: one scale a column. `act_order`: whether rows are permuted and grouped by index."""
+
+    name: ClassVar[str] = "marlin"
+
+    bits: int
+    group_size: int
+    zero_point: bool = False
+    act_order: bool = False
+    is_k_full: bool = True
+
+    def __post_init__(self) -> None:
+        self.check_bits(self.bits, *marlin.BITS)
+        self.check_group_size()
+
+    def study(self, seen: spec.Seen) -> "GPTQMarlinConfig":
+        """Rows that are all here have all their groups, or ShapeError."""
+        sizes = seen.sizes(self.declared())
+        groups = self.groups(sizes["K"])
+        if self.act_order and self.is_k_full and sizes["G"] != groups:
+            raise ShapeError(
+                seen.names.full("scales"),
+                f"({groups}, {sizes['N']}) = (K/{self.group_size}, N), as is_k_full says",
+                seen.shapes["scales"],
+            )
+        return self
+
+    def declared(self) -> tuple[TensorSpec, ...]:
+        """The declaration of every tensor of such a layer."""
+        return GPTQMarlinWeight.tensors(self)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class GPTQMarlinWeight(spec.Weight):
+    """A GPTQ or AWQ weight in the order Marlin's kernel reads."""
+
+    config: GPTQMarlinConfig
+    qweight: Tensor
+    scales: Tensor
+    qzeros: Tensor | None = None
+    g_idx: Tensor | None = None
+    perm: Tensor | None = None
+
+    format: ClassVar[str] = "gptq_marlin"
+    takes_shares: ClassVar[bool] = True  # of an act order, whose groups have rows elsewhere
+    example: ClassVar[GPTQMarlinConfig] = GPTQMarlinConfig(4, 128, zero_point=True, act_order=True)
+
+    @staticmethod
+    def order(bits: int) -> Packing:
+        """Where codes lie."""
+        return marlin.rows(bits)
+
+    @staticmethod
+    def axes(config: GPTQMarlinConfig) -> str:
+        """Of the words."""
+        return f"K/16{'!' if config.act_order else ''} N@64*{config.bits // 2}"
+
+    @staticmethod
+    def padded(N: int, K: int, group_size: int) -> tuple[int, int]:
+        """(N, K) with whole thread blocks and whole groups."""
+        return padded(N, K, group_size)
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """(N, K) with the padding."""
+        return self.scales.shape[1], self.qweight.shape[0] * marlin.TILE_K
+
+    @classmethod
+    def tensors(cls, config: GPTQMarlinConfig) -> tuple[TensorSpec, ...]:
+        """Of the padded K and N. Rows of an act order are permuted, so that K is never cut."""
+        groups = "1" if config.group_size == -1 else f"K/{config.group_size}"
+        if config.act_order:
+            groups = "G"
+        specs = [
+            TensorSpec("qweight", (torch.int32,), cls.axes(config), Role.WORD),
+            TensorSpec("scales", SCALES, f"{groups} N@64", Role.SCALE),
+        ]
+        if config.zero_point:
+            specs.append(TensorSpec("qzeros", (torch.int32,), f"{groups} N@64*{config.bits}/32", Role.WORD))
+        if config.act_order:
+            index = (torch.int32,)
+            specs.append(TensorSpec("g_idx", index, "K!", Role.INDEX, fact=True, index_of="G"))
+            specs.append(TensorSpec("perm", index, "K!", Role.INDEX, fact=True, permutation=True))
+        return tuple(specs)
+
+    def plain_scales(self) -> Tensor:
+        """The scales (G, N), padding included, in plain order and their own dtype."""
+        return marlin.scales(self.scales.shape[0]).undo(self.scales)
+
+    def codes(self) -> spec.Codes:
+        """Codes with every row back at its input, as the kernel groups them, without the padding."""
+        (N, K), bits = self.shape, self.config.bits
+        packed = put_back(self.order(bits).packed(self.qweight), self.perm)
+        codes = packed if packed.shape == (K, N) else Clipped(packed, (K, N))
+        k_group = self.config.in_order(packed.shape[0], self.qweight.device)
+        if self.g_idx is not None and not self.config.is_k_full:
+            k_group = self.g_idx.long()
+        k_group = put_back(k_group, self.perm)[:K]
+        groups = self.config.groups(K) if self.config.is_k_full else self.scales.shape[0]
+        plain = spec.symmetric(bits, codes, self.plain_scales()[:groups, :N], k_group)
+        if self.qzeros is None:
+            return plain
+        zeros = Stored().read(self.qzeros, marlin.zeros(bits))
+        return replace(plain, zeros=zeros[:groups, :N].T)
+
+
+def read(weight: GPTQMarlinWeight) -> Integers:
+    """Every row back at its input, without the padding."""
+    codes, bits = weight.codes(), weight.config.bits
+    assert codes.k_group is not None
+    assert codes.zeros is not None
+    layer = placed(weight, weight.g_idx, keeps_zeros=weight.config.zero_point)
+    origin = layer.origin.config if isinstance(layer.origin, Origin) else None
+    return Integers(
+        bits=bits,
+        group_size=weight.config.group_size,
+        unpack=lambda: codes.codes.T,
+        scales=weight.plain_scales()[: codes.scales.shape[1], : weight.layer.N],
+        zeros=codes.zeros.T,
+        g_idx=codes.k_group,
+        layer=layer,
+        convention=origin.zeros if isinstance(origin, GPTQConfig) else Stored(),
+    )
+
+
+def write(
+    integers: Integers, keep_zeros: bool = False, made: type[GPTQMarlinWeight] = GPTQMarlinWeight
+) -> GPTQMarlinWeight:
+    """Codes, scales and zero points in Marlin's orders, padded; exact, or RepackError with the reason.
+
+    `keep_zeros`: zero points stay although all are 2**(bits - 1) and could be left out. `made`: with codes in
+    another order.
+    """
+    reason = why_not(integers)
+    if reason:
+        raise RepackError(integers.source, made.example.name, reason)
+    (N, K), bits, groups = integers.shape, integers.bits, integers.groups
+    config, perm, g_idx = _rows(integers, made)
+    if not (config.is_k_full or made.takes_shares):
+        name = made.example.name
+        raise RepackError(integers.source, name, "rows of its groups are on other ranks (act order)")
+    Np, Kp = made.padded(N, K, config.group_size)
+    symmetric, codes = not keep_zeros and integers.symmetric, integers.unpack()
+
+    rows = groups if config.act_order and not config.is_k_full else config.groups(Kp)
+    wide_zeros = _pad(integers.zeros, rows, Np, 2 ** (bits - 1))
+    wide_scales = _pad(integers.scales, rows, Np, 0)
+    wide = codes if perm is None else codes[perm[:K]]
+    if (Np, Kp) != (N, K):
+        inner, wide = native.plain(wide), wide_zeros[g_idx]  # padding has the code that means 0
+        wide[:K, :N] = inner
+    return made(
+        config=replace(config, zero_point=not symmetric),
+        qweight=made.order(bits).pack(wide, integers.room("qweight")),
+        scales=marlin.scales(rows).apply(wide_scales, integers.room("scales")),
+        qzeros=None if symmetric else Stored().write(wide_zeros, marlin.zeros(bits)),
+        g_idx=None if perm is None else g_idx.to(torch.int32),
+        perm=None if perm is None else perm.to(torch.int32),
+        layer=integers.layer,
+    )
+
+
+def read_checkpoint(weight: MarlinWeight) -> Integers:
+    """A Marlin checkpoint's layer: symmetric, in order."""
+    bits, scales = weight.config.bits, weight.plain_scales()
+    return Integers(
+        bits=bits,
+        group_size=weight.config.group_size,
+        unpack=lambda: marlin.rows(bits).packed(weight.B),
+        scales=scales,
+        zeros=middles(bits, scales),
+        g_idx=weight.config.in_order(weight.layer.K, scales.device),
+        layer=placed(weight),
+    )
+
+
+def back_to_checkpoint(integers: Integers, origin: Origin) -> MarlinWeight:
+    """As a Marlin checkpoint had it."""
+    order = marlin.SCALES_PER_COLUMN if origin.config.group_size == -1 else marlin.SCALES_GROUPED
+    return MarlinWeight(
+        config=origin.config,
+        B=marlin.rows(integers.bits).pack(integers.unpack(), integers.room("B")),
+        s=order.apply(integers.scales),
+        layer=integers.layer,
+    )
+
+
+def why_not(integers: Integers) -> str | None:
+    """Why Marlin's kernel cannot read a weight, or None; the same on every rank."""
+    bits, size, highest = integers.bits, integers.decides.group_size, integers.span[1]
+    if bits not in marlin.BITS:
+        return f"Marlin's kernel reads 4 or 8 bits, got {bits}"
+    if integers.decides.groups > 1 and size not in GROUP_SIZES:
+        sizes = ", ".join(map(str, GROUP_SIZES[1:]))
+        return f"Marlin's kernel reads groups of {sizes} or one group, got {size}"
+    if highest >= 2**bits:
+        return f"a zero point of {highest} does not fit {bits} bits"
+    return None
+
+
+def _rows(integers: Integers, made: type[GPTQMarlinWeight]) -> tuple[GPTQMarlinConfig, Tensor | None, Tensor]:
+    """The kernel's config, the permutation of the padded rows or None, and the group of each padded row."""
+    (N, K), groups, device = integers.shape, integers.groups, integers.g_idx.device
+    config = type(made.example)(integers.bits, integers.group_size if groups > 1 else -1)
+    _, Kp = made.padded(N, K, config.group_size)
+    here, there = config.in_order(K, device), config.in_order(Kp, device)
+    if integers.in_order:
+        return config, None, there
+    perm = torch.argsort(integers.g_idx, stable=True)
+    ordered = integers.g_idx[perm].long()
+    is_k_full = config.groups(K) == groups and bool((ordered == here).all())
+    rest = there[K:] if is_k_full else torch.full_like(there[K:], groups - 1)
+    config = replace(config, act_order=True, is_k_full=is_k_full)
+    return config, torch.cat([perm, torch.arange(K, Kp, device=device)]), torch.cat([ordered, rest])
+
+
+def _pad(tensor: Tensor, rows: int, columns: int, value: int) -> Tensor:
+    wide = tensor.new_full((rows, columns), value)
+    wide[: tensor.shape[0], : tensor.shape[1]] = tensor
+    return wide

@@ -1,0 +1,68 @@
+"""A typed weight as a layer of a model."""
+
+from collections.abc import Callable
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from qload.errors import ArgumentError, ShapeError
+from qload.kernels import reference
+from qload.kernels.chips import uncast
+from qload.spec import Weight
+
+
+class Linear(nn.Module):
+    """(..., K) -> (..., N) with a typed weight, whose tensors are this module's buffers.
+
+    Moving the module moves them; no dtype of a packed word, index or scale ever changes with it.
+    """
+
+    def __init__(self, weight: Weight, bias: Tensor | None = None) -> None:
+        super().__init__()
+        if len(weight.shape) != 2:
+            raise ArgumentError("weight", "a matrix (N, K)", f"a weight of shape {weight.shape}")
+        if bias is not None and tuple(bias.shape) != (weight.layer.N,):
+            raise ShapeError("bias", f"({weight.layer.N},) = (N,)", tuple(bias.shape))
+        self._blueprint = weight
+        for name, tensor in weight.fields().items():
+            self.register_buffer(name, tensor)
+        self.bias: Tensor | None
+        self.register_buffer("bias", bias)
+
+    @property
+    def typed(self) -> Weight:
+        """The typed weight, over this module's buffers."""
+        held = {name: self.get_buffer(name) for name in self._blueprint.fields()}
+        return self._blueprint.holding(held)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., K) -> (..., N), in x's dtype."""
+        return reference.linear(x, self.typed, self.bias)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Follow a move to another device, and no cast."""
+        super()._apply(uncast(fn), recurse)  # type: ignore[no-untyped-call]
+        self._blueprint = self.typed  # lets go of the tensors it came from
+        return self
+
+    def get_extra_state(self) -> Tensor:
+        """What the buffers mean, for a state dict: uint8, the words of format and config."""
+        said = f"{self._blueprint.format} {self._blueprint.config}"
+        return torch.frombuffer(bytearray(said.encode()), dtype=torch.uint8)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """ArgumentError where a state dict holds another format: tensors of some look alike."""
+        said, own = (bytes(each.tolist()).decode() for each in (state, self.get_extra_state()))
+        if said != own:
+            raise ArgumentError(f"{self._blueprint.layer.name or 'weight'}: state dict", own, said)
+
+    def extra_repr(self) -> str:
+        """Shape, format and config."""
+        N, K = self._blueprint.shape
+        return f"in_features={K}, out_features={N}, {self._blueprint.format}, {self._blueprint.config}"
+
+
+def linear_of(weight: Weight, bias: Tensor | None = None) -> Any:
+    """The module that `Weight.get_linear` hands out."""
+    return Linear(weight, bias)

@@ -1,0 +1,112 @@
+"""Loaders that repack what another loader loads: the conversion belongs to the kernel that asks for it."""
+
+from collections.abc import Callable, Sequence
+from copy import copy
+from functools import partial
+from typing import Any, Self
+
+from qload.detect import KernelTarget
+from qload.errors import ArgumentError, CastError, RepackError
+from qload.formats import Marlin24Weight
+from qload.kernel_formats import strips
+from qload.kernel_formats.repack import options, repack, undecisive
+from qload.kernels.chips import compute_capability
+from qload.loader import FormatLoader, Part, Split, TensorSource, WeightsLoader
+from qload.repacking.header_only import HollowSource
+from qload.spec import Weight
+
+READ_AS_STORED = {"marlin": (Marlin24Weight,)}  # what a kernel of the same family reads as it is
+Whole = Callable[[str], Weight | None]  # for a layout, the layer that a share is of
+
+
+class RepackingLoader(WeightsLoader):
+    """Loads with another loader, whole or a share, then repacks; plain layers stay plain.
+
+    `strict`: a weight that the layout cannot say is a RepackError; otherwise it stays as it was loaded, and
+    the reason goes into the ledger's notes. `asked`: options of `repack`, for the weights that take them.
+    What is left out or refused is decided for the whole layer, on every rank alike.
+    """
+
+    def __init__(self, inner: WeightsLoader, layout: str, *, strict: bool = True, **asked: Any) -> None:
+        self.inner, self.layout, self.strict, self.asked = inner, layout, strict, asked
+        self.config_tensors = inner.config_tensors
+
+    def shape(self, weights: TensorSource, prefix: str) -> tuple[int, int]:
+        """(N, K) of the layer stored under a prefix."""
+        return self.inner.shape(weights, prefix)
+
+    def load(self, weights: TensorSource, parts: Sequence[Part], split: Split | None) -> Weight:
+        """As the inner loader, repacked."""
+        weight = self.inner.load(weights, parts, split)
+        if weight.plain or isinstance(weight, READ_AS_STORED.get(self.layout, ())):
+            return weight
+        whole = partial(self._whole, weights, parts, weight) if split else lambda layout: None
+        try:
+            return self._repacked(weight, whole)
+        except (RepackError, CastError) as error:
+            reason = error.reason if isinstance(error, RepackError) else str(error)
+            if self.strict:
+                raise RepackError(f"{weight.layer.name}: {weight.format}", self.layout, reason) from error
+            weights.note(f"{weight.layer.name}: stays {weight.format}: {reason}")
+            return weight
+
+    def with_config(self, **changes: Any) -> Self:
+        """The same loader, the config of what it loads changed, as `FormatLoader.with_config`."""
+        if not isinstance(self.inner, FormatLoader | RepackingLoader):
+            raise ArgumentError("changes", "none, as the inner loader has no config", ", ".join(changes))
+        twin = copy(self)
+        twin.inner = self.inner.with_config(**changes)
+        return twin
+
+    def _repacked(self, weight: Weight, whole: Whole) -> Weight:
+        """In the loader's layout; RepackError or CastError with the reason why not."""
+        return self._in_layout(self.layout, weight, whole)
+
+    def _in_layout(self, layout: str, weight: Weight, whole: Whole) -> Weight:
+        taken = options(type(weight), layout)
+        asked = {option: value for option, value in self.asked.items() if option in taken}
+        if "dtype" in taken and asked.get("dtype") is None:
+            reason = "its scales need the dtype of the activations, and the target says none"
+            raise RepackError(weight.format, layout, reason)
+        return repack(weight, layout, whole=whole(layout), **asked)
+
+    def _whole(
+        self, weights: TensorSource, parts: Sequence[Part], share: Weight, layout: str
+    ) -> Weight | None:
+        """The layer that a share is of, read but for its codes, where the codes decide nothing."""
+        if weights.process_group.size() == 1:
+            return None
+        bulk = undecisive(share, layout) if isinstance(self.inner, FormatLoader) else ""
+        return self.inner.load(HollowSource(weights, bulk), parts, None)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.inner!r}, {self.layout})"
+
+
+class GPTQMarlinWeightsLoader(RepackingLoader):
+    """Wraps a loader and repacks what it loads for Marlin's kernel; 2:4 sparse layers have their own."""
+
+    def __init__(self, inner: WeightsLoader, *, strict: bool = True, **asked: Any) -> None:
+        super().__init__(inner, "marlin", strict=strict, **asked)
+
+
+class FastestLoader(GPTQMarlinWeightsLoader):
+    """Repacks for the fastest kernel where a weight lies: strips on Hopper, else Marlin's order."""
+
+    def _repacked(self, weight: Weight, whole: Whole) -> Weight:
+        if strips.gains(compute_capability(weight.device)):
+            try:
+                return self._in_layout("strips", weight, whole)
+            except RepackError:  # Marlin's order can say more, or why not
+                pass
+        return super()._repacked(weight, whole)
+
+
+def for_target(inner: WeightsLoader, target: KernelTarget) -> WeightsLoader:
+    """The loader of what a kernel reads: "auto" is the fastest that says yes where the weight lies."""
+    asked: dict[str, Any] = {"dtype": target.dtype, "exponent_bias": target.exponent_bias}
+    if target.kernel == "auto":
+        return FastestLoader(inner, strict=False, **asked)
+    if target.kernel == "marlin":
+        return GPTQMarlinWeightsLoader(inner, **asked)
+    return RepackingLoader(inner, target.kernel, zeros=target.zeros)

@@ -1,0 +1,124 @@
+"""Every kernel format, read by a second program: the emulators know lanes and words, and no layout."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qload.formats import Fp8Config, Fp8Weight, GPTQConfig, GPTQWeight, Marlin24Weight, MarlinWeight
+from qload.kernel_formats import FP8MarlinWeight, GPTQMarlinWeight, repack
+from qload.layouts import STORED_MINUS_ONE, StoredMinusOne, gptq
+from qload.spec import Weight
+from qload.testing import (
+    assert_reads_back,
+    assert_sums_exactly,
+    assert_within_bound,
+    emulators,
+    layers,
+)
+from tests.rooms import CONFIGS
+
+
+def emulate(weight: Any) -> torch.Tensor:
+    """What the kernel's lanes hold: (N, K) float32, without the padding."""
+    N, K = weight.shape
+    if isinstance(weight, GPTQMarlinWeight):
+        rows = emulators.marlin_weight(
+            weight.qweight, weight.scales, bits=weight.config.bits, qzeros=weight.qzeros,
+            g_idx=weight.g_idx, perm=weight.perm, is_k_full=weight.config.is_k_full,
+        )  # fmt: skip
+    elif isinstance(weight, MarlinWeight):
+        grouped = weight.config.group_size != -1
+        rows = emulators.marlin_weight(weight.B, weight.s, bits=weight.config.bits, grouped=grouped)
+    elif isinstance(weight, Marlin24Weight):
+        grouped = weight.config.group_size != -1
+        rows = emulators.marlin_24_weight(
+            weight.B_24, weight.B_meta, weight.s, bits=weight.config.bits, grouped=grouped
+        )
+    elif isinstance(weight, FP8MarlinWeight):
+        rows = emulators.fp8_marlin_weight(
+            weight.qweight, weight.scales, exponent_bias=weight.config.exponent_bias
+        )
+    else:
+        rows = emulators.exllama_weight(
+            weight.qweight, weight.qzeros, weight.scales, bits=weight.config.bits, g_idx=weight.g_idx,
+            q_perm=weight.q_perm, zero_offset=int(isinstance(weight.config.zeros, StoredMinusOne)),
+        )  # fmt: skip
+    return rows[:K, :N].T.float().contiguous()
+
+
+GPTQ = st.builds(
+    lambda bits, group, zeros: GPTQConfig(bits, group, zeros, positional=group != -1),
+    st.sampled_from([4, 8]), st.sampled_from([-1, 32, 64, 128]), st.just(STORED_MINUS_ONE),
+)  # fmt: skip
+ANY_GPTQ = st.builds(
+    lambda bits, group: GPTQConfig(bits, group, positional=group != -1),
+    st.sampled_from([2, 3, 4, 8]), st.sampled_from([-1, 16, 32, 96, 192]),
+)  # fmt: skip
+
+
+@st.composite
+def fp8_weights(draw: st.DrawFn, *, exact: bool = False) -> Fp8Weight:
+    """An e4m3fn weight with one scale, one an output, or one a block; small integers if `exact`."""
+    N, K = draw(st.sampled_from([64, 72, 192])), draw(st.sampled_from([100, 128, 288]))
+    blocks = (-(-N // 128), -(-K // 128))
+    shape, block = draw(
+        st.sampled_from([((), None), ((1,), None), ((N, 1), None), ((1, N), None), (blocks, (128, 128))])
+    )
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 99)))
+    weight = torch.randn(N, K, generator=generator)
+    scale = torch.rand(shape, generator=generator) + 0.01
+    if exact:
+        weight, scale = (torch.arange(N * K) % 17 - 8).reshape(N, K).float(), torch.full(shape, 0.5)
+    config = Fp8Config("block", block) if block else Fp8Config()
+    return Fp8Weight(
+        config=config, weight=weight.to(torch.float8_e4m3fn), weight_scale=scale.reshape(shape or (1,))
+    )
+
+
+def drawn(kind: str, data: Any, *, exact: bool = False) -> Weight:
+    """A weight in a kernel's order."""
+    if kind == "fp8":
+        dtype = data.draw(st.sampled_from([torch.float16, torch.bfloat16]))
+        weight = data.draw(fp8_weights(exact=exact))
+        return repack(weight, "marlin", dtype=dtype, exponent_bias=data.draw(st.booleans()))
+    fillings = ("count",) if exact else ("zeros", "count", "noise")
+    if kind in ("marlin", "marlin_24"):
+        room = MarlinWeight if kind == "marlin" else Marlin24Weight
+        return data.draw(layers(room, CONFIGS[room], K=384, most=2, fillings=fillings)).weight()
+    configs, K = (GPTQ, 288) if kind == "gptq_marlin" else (ANY_GPTQ, 192)
+    weight = data.draw(layers(GPTQWeight, configs, N=96, K=K, fillings=fillings)).weight()
+    if kind == "exllama":  # its kernel does not mask: a logical zero point of 0 is another weight there
+        packing = gptq.columns(weight.config.bits)
+        points = weight.config.zeros.read(weight.qzeros, packing).clamp(1)
+        weight.qzeros.copy_(weight.config.zeros.write(points, packing))
+    return repack(weight, "marlin" if kind == "gptq_marlin" else "exllama")
+
+
+KINDS = ["gptq_marlin", "marlin", "marlin_24", "exllama", "fp8"]
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+@every_kind
+@given(data=st.data())
+@settings(max_examples=40)
+def test_lanes_and_layout_hold_the_same_weight(kind: str, data: Any) -> None:
+    weight = drawn(kind, data)
+    got, want = emulate(weight), weight.dequantize()
+
+    assert torch.equal(got.nan_to_num(7e7), want.nan_to_num(7e7))
+
+
+@every_kind
+@given(data=st.data(), dtype=st.sampled_from([torch.float16, torch.bfloat16]), M=st.sampled_from([1, 3]))
+@settings(max_examples=15)
+def test_the_lanes_multiply_like_the_linear(kind: str, data: Any, dtype: torch.dtype, M: int) -> None:
+    weight, exact = drawn(kind, data), drawn(kind, data, exact=True)
+    x = torch.randn(M, weight.layer.K, generator=torch.Generator().manual_seed(M)).to(dtype)
+    for made in (lambda w: lambda x: emulators.multiply(x, emulate(w).T), lambda w: w.get_linear()):
+        if not weight.dequantize().isnan().any():
+            assert_reads_back(made(weight), weight, dtype)
+            assert_within_bound(made(weight), weight, x)
+        assert_sums_exactly(made(exact), exact, dtype)

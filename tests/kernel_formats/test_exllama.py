@@ -1,0 +1,78 @@
+"""ExLlama's order: by hand, against the tools that write it (tests/formats), and where K is large."""
+
+import pytest
+import torch
+
+from qload.formats import GPTQConfig, GPTQWeight
+from qload.kernel_formats import repack, restore
+from qload.layouts import Stored, exllama
+from qload.testing import assert_same_bits
+
+
+@pytest.mark.parametrize(
+    ("bits", "k", "word", "bit"),
+    [
+        pytest.param(4, 0, 0, 0, id="4 bits: origin"),
+        pytest.param(4, 2, 0, 4, id="4 bits: even rows first"),
+        pytest.param(4, 1, 0, 16, id="4 bits: odd rows in the upper half"),
+        pytest.param(4, 9, 1, 16, id="4 bits: eight rows are a word"),
+        pytest.param(2, 14, 0, 14, id="2 bits: eight even rows"),
+        pytest.param(2, 15, 0, 30, id="2 bits: eight odd rows"),
+        pytest.param(8, 3, 0, 24, id="8 bits: as they come"),
+        pytest.param(3, 10, 1, 0, id="3 bits: ten rows a word"),
+        pytest.param(3, 13, 1, 19, id="3 bits: odd rows from bit 16"),
+        pytest.param(3, 30, 0, 15, id="3 bits: row 30 in the bits 15"),
+        pytest.param(3, 31, 0, 31, id="3 bits: row 31 in the bits 31"),
+    ],
+)
+def test_one_element(bits: int, k: int, word: int, bit: int) -> None:
+    codes = torch.zeros(32, 2, dtype=torch.int32)
+    codes[k, 1] = 1
+
+    words = exllama.rows(bits).pack(codes)
+
+    assert words.nonzero().tolist() == [[word, 1]]
+    assert int(words[word, 1]) & 0xFFFFFFFF == 1 << bit
+
+
+def test_the_three_bits_of_row_31_lie_in_three_words() -> None:
+    codes = torch.zeros(32, 1, dtype=torch.int32)
+    codes[31] = 0b101
+
+    words = exllama.rows(3).pack(codes).flatten().tolist()
+
+    assert [value & 0xFFFFFFFF for value in words] == [1 << 31, 0, 1 << 31]
+
+
+def test_the_permutation_holds_beyond_32767_rows() -> None:
+    """Where a 16-bit permutation turns negative."""
+    K, N = 40_000, 8
+    order = torch.randperm(K, generator=torch.Generator().manual_seed(0))
+    weight = GPTQWeight(
+        config=GPTQConfig(4, 8, Stored()),
+        qweight=torch.arange(K // 8 * N, dtype=torch.int32).reshape(-1, N) * 0x9E3779B1,
+        qzeros=torch.zeros(K // 8, 1, dtype=torch.int32),
+        scales=torch.ones(K // 8, N, dtype=torch.float16),
+        g_idx=(order // 8).to(torch.int32),
+    )
+
+    packed = repack(weight, "exllama")
+
+    assert int(packed.fields()["q_perm"].max()) == K - 1
+    assert_same_bits(packed.dequantize(), weight.dequantize())
+    assert_same_bits(restore(packed).fields()["qweight"], weight.qweight)
+
+
+def test_rows_in_order_need_no_permutation() -> None:
+    weight = GPTQWeight(
+        config=GPTQConfig(4, 8, Stored()),
+        qweight=torch.full((2, 8), 0x76543210, dtype=torch.int32),
+        qzeros=torch.zeros(2, 1, dtype=torch.int32),
+        scales=torch.ones(2, 8, dtype=torch.float16),
+        g_idx=torch.arange(16, dtype=torch.int32) // 8,
+    )
+
+    packed = repack(weight, "exllama")
+
+    assert "q_perm" not in packed.fields()
+    assert int(packed.fields()["qweight"][0, 0]) == 0x75316420

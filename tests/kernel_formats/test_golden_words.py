@@ -1,0 +1,81 @@
+"""What every layout of `LAYOUTS` makes of one small weight, as text: each line of its diff is a decision."""
+
+import pytest
+import torch
+from syrupy.assertion import SnapshotAssertion
+from torch import Tensor
+
+from qload.formats import GPTQConfig, GPTQWeight
+from qload.kernel_formats import LAYOUTS, repack
+from qload.layouts import Stored, gptq
+from qload.spec import Weight
+
+K, N, GROUP = 64, 64, 32
+PAIRS = torch.tensor(
+    [[1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 0, 1], [0, 1, 1, 0], [0, 1, 0, 1], [0, 0, 1, 1]]
+).bool()
+A_LINE = 16  # words
+
+
+def counted(bits: int, codes: Tensor, zeros: Tensor, g_idx: Tensor) -> GPTQWeight:
+    """Two groups whose scales count through the columns, the second's from 64 on."""
+    return GPTQWeight(
+        config=GPTQConfig(bits, GROUP, Stored(), positional=bool(g_idx[0] == 0)),
+        qweight=gptq.rows(bits).pack(codes),
+        qzeros=Stored().write(zeros, gptq.columns(bits)),
+        scales=torch.arange(2 * N).reshape(2, N).half(),
+        g_idx=g_idx.int(),
+    )
+
+
+def dense(bits: int, act: bool = False) -> GPTQWeight:
+    """Codes and zero points that count, without what does not fit; in act order group 1 comes first."""
+    k, n = torch.arange(K)[:, None], torch.arange(N)
+    zeros = (n + n // 16 + torch.tensor([[0], [3]])) % 2**bits
+    groups = torch.arange(K) // GROUP
+    codes = (k + k // 8 + 5 * n + n // 8) % 2**bits  # neighbours in no order have the same
+    return counted(bits, codes, zeros, 1 - groups if act else groups)
+
+
+def sparse(bits: int) -> GPTQWeight:
+    """Of every four rows two hold codes; which pair of them goes round with columns and quads."""
+    k, n = torch.arange(K)[:, None], torch.arange(N)
+    held = PAIRS[(n + n // 8 + 5 * (k // 4)) % 6, k % 4]
+    middle = 2 ** (bits - 1)
+    codes = torch.where(held, (n + k) % (middle - 1), middle)
+    return counted(bits, codes, torch.full((2, N), middle), torch.arange(K) // GROUP)
+
+
+def shown(row: Tensor) -> list[str]:
+    """Words in hexadecimal, scales as integers."""
+    if row.dtype.is_floating_point:
+        return [str(int(value)) for value in row.tolist()]
+    digits = 2 * row.element_size()
+    return [f"{word & (16**digits - 1):0{digits}x}" for word in row.tolist()]
+
+
+def text(weight: Weight) -> str:
+    """The first row of every matrix, 16 words a line, how its last row begins, and every index whole."""
+    lines = []
+    for name, tensor in weight.fields().items():
+        lines.append(f"{name} {tuple(tensor.shape)}")
+        if tensor.ndim == 1:
+            lines.append("  " + " ".join(map(str, tensor.tolist())))
+        else:
+            first, last = shown(tensor[0]), shown(tensor[-1])
+            runs = [first[at : at + A_LINE] for at in range(0, len(first), A_LINE)]
+            lines += ["  " + " ".join(run) for run in [*runs, last[:A_LINE]]]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_words_of_every_layout_are_pinned(layout: str, bits: int, golden: SnapshotAssertion) -> None:
+    weight = sparse(bits) if layout == "marlin_24" else dense(bits)
+
+    assert text(repack(weight, layout)) == golden
+
+
+@pytest.mark.parametrize("layout", ["exllama", "marlin"])
+def test_the_words_of_an_act_order_are_pinned(layout: str, golden: SnapshotAssertion) -> None:
+    assert text(repack(dense(4, act=True), layout)) == golden

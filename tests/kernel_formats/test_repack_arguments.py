@@ -1,0 +1,64 @@
+"""Repacking asked for what is no weight or no setting; and a layer of no outputs."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from qload.detect import KernelTarget
+from qload.errors import ArgumentError
+from qload.formats import Fp8Config, Fp8Weight
+from qload.formats.fp8 import E4M3FN
+from qload.kernel_formats import LAYOUTS, repack, restore
+from qload.layouts import Stored
+from qload.testing import assert_same_bits
+from tests.kernel_formats.marlin_layers import layer
+
+INTEGERS = layer(128, 64, 32)
+FP8 = Fp8Weight(config=Fp8Config(), weight=torch.ones(64, 128).to(E4M3FN), weight_scale=torch.ones(1))
+HALF: dict[str, Any] = {"dtype": torch.float16, "exponent_bias": True}
+
+
+@pytest.mark.parametrize(
+    ("weight", "layout", "asked", "argument"),
+    [
+        (None, "marlin", {}, "weight"),
+        (FP8, "marlin", {**HALF, "whole": INTEGERS}, "whole"),
+        (INTEGERS, "marlin", {"whole": FP8}, "whole"),
+        (INTEGERS, "awq", {"whole": torch.ones(2)}, "whole"),
+        (INTEGERS, "awq", {"out": torch.ones(2)}, "out"),
+        (INTEGERS, "exllama", {"zeros": "x"}, "zeros"),
+        (INTEGERS, "gptq", {"zeros": Stored}, "zeros"),
+        (FP8, "marlin", {**HALF, "dtype": [1]}, "dtype"),
+        (FP8, "marlin", {**HALF, "exponent_bias": 1}, "exponent_bias"),
+    ],
+)
+def test_an_argument_of_another_kind_is_refused_by_name(
+    weight: Any, layout: str, asked: dict[str, Any], argument: str
+) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        repack(weight, layout, **asked)
+
+    assert caught.value.argument == argument
+
+
+@pytest.mark.parametrize(
+    ("kernel", "setting"),
+    [("exllama", {"zeros": "x"}), ("marlin", {"exponent_bias": "x"}), ("marlin", {"dtype": [1]})],
+)
+def test_a_target_of_other_settings_is_refused_when_it_is_made(kernel: Any, setting: Any) -> None:
+    with pytest.raises(ArgumentError, match=f"target: {next(iter(setting))}"):
+        KernelTarget(kernel, **setting)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_layer_of_no_outputs_goes_there_and_back(layout: str) -> None:
+    empty = layer(128, 0, 32)
+
+    packed = repack(empty, layout)
+
+    assert packed.dequantize().shape == (0, 128)
+    back = restore(packed)
+    assert back.config == empty.config
+    for name, tensor in empty.fields().items():
+        assert_same_bits(back.fields()[name], tensor)

@@ -1,0 +1,148 @@
+"""`get_linear` of every format, by read-back, exact sums and a derived bound."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qload.errors import ArgumentError, DtypeError, QloadError, ShapeError
+from qload.formats import (
+    FORMATS,
+    GPTQConfig,
+    GPTQWeight,
+    MXFP4Config,
+    MXFP4ExpertsWeight,
+    UnquantizedWeight,
+)
+from qload.kernel_formats import repack
+from qload.layouts import Stored
+from qload.spec import Weight
+from qload.testing import (
+    assert_reads_back,
+    assert_same_bits,
+    assert_sums_exactly,
+    assert_within_bound,
+    layers,
+)
+from tests.rooms import CONFIGS
+
+# A stack of experts is no matrix: each of them is one, in a format that is in the table.
+MATRICES = [room for room in FORMATS if room is not MXFP4ExpertsWeight]
+every_matrix = pytest.mark.parametrize("room", MATRICES, ids=lambda room: room.format)
+
+DTYPES = [torch.float16, torch.bfloat16, torch.float32]
+every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
+
+
+@every_matrix
+@every_dtype
+@given(data=st.data())
+@settings(max_examples=10)
+def test_one_hot_inputs_read_the_weight_back(room: type[Weight], dtype: torch.dtype, data: Any) -> None:
+    weight = data.draw(layers(room, CONFIGS[room], most=2)).weight()
+
+    assert_reads_back(weight.get_linear(), weight, dtype)
+
+
+@every_matrix
+@every_dtype
+@given(data=st.data())
+@settings(max_examples=10)
+def test_small_integers_sum_exactly(room: type[Weight], dtype: torch.dtype, data: Any) -> None:
+    weight = data.draw(layers(room, CONFIGS[room], most=2, fillings=("count",))).weight()
+
+    assert_sums_exactly(weight.get_linear(), weight, dtype)
+
+
+@every_matrix
+@every_dtype
+@given(data=st.data(), M=st.sampled_from([1, 3]))
+@settings(max_examples=10)
+def test_any_input_stays_within_what_rounding_can_cost(
+    room: type[Weight], dtype: torch.dtype, data: Any, M: int
+) -> None:
+    weight = data.draw(layers(room, CONFIGS[room], most=2)).weight()
+    x = torch.randn(M, weight.layer.K, generator=torch.Generator().manual_seed(M)).to(dtype)
+
+    assert_within_bound(weight.get_linear(), weight, x)
+
+
+@given(data=st.data())
+@settings(max_examples=10)
+def test_an_expert_of_a_stack_multiplies(data: Any) -> None:
+    stack = data.draw(layers(MXFP4ExpertsWeight, st.just(MXFP4Config()), most=2)).weight()
+
+    for index, expected in enumerate(stack.dequantize()):
+        expert = stack.expert(index)
+        assert_same_bits(expert.dequantize(), expected)
+        assert_reads_back(expert.get_linear(), expert, torch.bfloat16)
+
+
+@pytest.fixture
+def linear() -> torch.nn.Module:
+    matrix = torch.arange(12.0).reshape(3, 4).half()
+    return UnquantizedWeight(weight=matrix).get_linear(bias=torch.tensor([1.0, 2.0, 3.0]))
+
+
+def test_leading_dimensions_and_empty_batches_pass_through(linear: torch.nn.Module) -> None:
+    assert linear(torch.ones(2, 5, 4)).shape == (2, 5, 3)
+    assert linear(torch.ones(0, 4)).shape == (0, 3)
+    assert linear(torch.ones(4)).tolist() == [6 + 1, 22 + 2, 38 + 3]
+
+
+def test_an_input_need_not_be_contiguous(linear: torch.nn.Module) -> None:
+    x = torch.arange(8.0).reshape(4, 2).T
+
+    assert torch.equal(linear(x), linear(x.contiguous()))
+
+
+@pytest.mark.parametrize(
+    ("x", "error", "text"),
+    [
+        pytest.param(torch.ones(2, 3), ShapeError, r"expected \(\.\.\., 4\) = \(\.\.\., K\)", id="K"),
+        pytest.param(torch.ones(2, 4, dtype=torch.int32), DtypeError, "got      int32", id="dtype"),
+    ],
+)
+def test_a_wrong_input_is_named(
+    linear: torch.nn.Module, x: torch.Tensor, error: type[QloadError], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        linear(x)
+
+
+def test_a_bias_of_another_length_is_refused() -> None:
+    with pytest.raises(ShapeError, match=r"bias: wrong shape\n  expected \(3,\)"):
+        UnquantizedWeight(weight=torch.ones(3, 4)).get_linear(bias=torch.ones(4))
+
+
+@given(data=st.data())
+@settings(max_examples=5)
+def test_casting_a_module_casts_no_weight(data: Any) -> None:
+    room = list(CONFIGS)[1]
+    weight = data.draw(layers(room, CONFIGS[room])).weight()
+
+    module = weight.get_linear().half().float().double()
+
+    for name, tensor in weight.fields().items():
+        assert_same_bits(module.typed.fields()[name], tensor)
+    assert set(module.state_dict()) == {*weight.fields(), "_extra_state"}
+
+
+def test_a_state_dict_of_another_order_is_refused_though_its_shapes_fit() -> None:
+    """Marlin's words of N = 4 K have the shape of strips."""
+    weight = GPTQWeight(
+        config=GPTQConfig(4, 128, zeros=Stored()),
+        qweight=torch.arange(16 * 512, dtype=torch.int32).view(16, 512),
+        qzeros=torch.full((1, 64), -0x77777778, dtype=torch.int32),
+        scales=torch.ones(1, 512).half(),
+        g_idx=torch.zeros(128, dtype=torch.int32),
+    )
+    one, other = (repack(weight, layout).get_linear() for layout in ("marlin", "strips"))
+    shapes = [{n: t.shape for n, t in each.typed.fields().items()} for each in (one, other)]
+    assert shapes[0] == shapes[1]
+
+    with pytest.raises(ArgumentError, match="expected strips"):
+        other.load_state_dict(one.state_dict())
+    other.load_state_dict(repack(weight, "strips").get_linear().state_dict())

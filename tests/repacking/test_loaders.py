@@ -1,0 +1,121 @@
+"""Loaders that repack for a kernel: the same meaning, whole and shared, and a reason where they do not."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qload.detect import loader_from_config
+from qload.errors import ArgumentError, CutError, RepackError
+from qload.formats import AWQWeight, GPTQWeight, Marlin24Weight, MarlinWeight, UnquantizedWeight
+from qload.kernel_formats import ExllamaWeight, GPTQMarlinWeight, restore
+from qload.parallel import FakeWorld
+from qload.repacking import GPTQMarlinWeightsLoader, RepackingLoader
+from qload.storage import MemoryStorage
+from qload.testing import assert_same_bits, layers
+from qload.weights import Weights, open_checkpoint
+from tests.kernels.mp_layers import Case
+from tests.paths import FIXTURES
+from tests.rooms import CONFIGS
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True}
+
+
+def weights(case: Case, target: Any, **more: torch.Tensor) -> Weights:
+    tensors = {f"a.{name}": tensor for name, tensor in case.weight().fields().items()}
+    config = {**GPTQ, "checkpoint_format": "gptq_v2", "bits": case.bits, "group_size": case.group}
+    storage = MemoryStorage({**tensors, **more})
+    return Weights(storage, loader=loader_from_config(config, storage, target=target))
+
+
+@pytest.mark.parametrize(
+    ("target", "bits", "kind"),
+    [
+        pytest.param(None, 4, GPTQWeight, id="its own"),
+        pytest.param("auto", 4, GPTQMarlinWeight, id="auto is Marlin"),
+        pytest.param("auto", 3, GPTQWeight, id="auto where Marlin says no"),
+        pytest.param("marlin", 8, GPTQMarlinWeight, id="Marlin"),
+        pytest.param("exllama", 3, ExllamaWeight, id="ExLlama"),
+    ],
+)
+def test_the_target_decides_what_is_loaded(target: Any, bits: int, kind: type) -> None:
+    case = Case(bits=bits)
+
+    loaded = weights(case, target).get_weights("a")
+
+    assert type(loaded) is kind
+    assert_same_bits(loaded.dequantize(), case.weight().dequantize())
+
+
+def test_auto_notes_why_a_layer_stays_and_marlin_raises_with_its_name() -> None:
+    relaxed, strict = weights(Case(bits=3), "auto"), weights(Case(bits=3), "marlin")
+
+    relaxed.get_weights("a")
+
+    assert relaxed.report().notes == ("a: stays gptq: Marlin's kernel reads 4 or 8 bits, got 3",)
+    with pytest.raises(RepackError, match="a: gptq to marlin: cannot repack"):
+        strict.get_weights("a")
+
+
+def test_plain_layers_stay_plain() -> None:
+    loaded = weights(Case(), "marlin", **{"norm.weight": torch.ones(4)}).get_weights("norm")
+
+    assert isinstance(loaded, UnquantizedWeight)
+
+
+def test_an_unknown_target_is_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"one of auto, marlin, strips, exllama\n  got      'tpu'"):
+        weights(Case(), "tpu")
+
+
+ROOMS = [GPTQWeight, AWQWeight, MarlinWeight]
+
+
+@pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.format)
+@given(data=st.data(), world=st.sampled_from([1, 2, 4]))
+@pytest.mark.parametrize("layout", ["marlin", "strips"])
+@settings(max_examples=20)
+def test_shares_through_a_repacking_loader_are_the_whole(
+    room: Any, layout: str, data: Any, world: int
+) -> None:
+    stored = data.draw(layers(room, CONFIGS[room], N=256, K=1536 if room is not GPTQWeight else 512))
+    loader = RepackingLoader(stored.loader(), layout, strict=False)
+    whole = stored.weight().dequantize()
+
+    for name, dim in (("get_weights_col", 0), ("get_weights_row", 1)):
+        ranks = [Weights(stored.storage(), loader=loader, process_group=rank) for rank in FakeWorld(world)]
+        try:
+            parts = [getattr(each, name)("layer") for each in ranks]
+        except CutError:
+            assert dim == 1  # inside of a group, refused before anything is repacked
+            continue
+        assert_same_bits(torch.cat([part.dequantize() for part in parts], dim), whole)
+
+
+@pytest.mark.parametrize(
+    ("folder", "kind"),
+    [("gptq/model_g32_desc_act", GPTQMarlinWeight), ("awq/model_gemm_g64", GPTQMarlinWeight)],
+)
+def test_a_real_checkpoint_opens_for_marlin_and_comes_back(folder: str, kind: type) -> None:
+    prefix = "model.layers.0.mlp.down_proj"
+    with (
+        open_checkpoint(FIXTURES / folder, target="auto") as packed,
+        open_checkpoint(FIXTURES / folder) as plain,
+    ):
+        got, want = packed.get_weights(prefix), plain.get_weights(prefix)
+
+        assert type(got) is kind
+        assert_same_bits(got.dequantize(), want.dequantize())
+        for name, tensor in restore(got).fields().items():
+            assert_same_bits(tensor, want.fields()[name])
+        assert packed.report().notes == plain.report().notes
+
+
+@given(stored=layers(Marlin24Weight, CONFIGS[Marlin24Weight], most=1))
+@settings(max_examples=3)
+def test_a_sparse_layer_has_a_kernel_of_its_own_and_stays(stored: Any) -> None:
+    loader = GPTQMarlinWeightsLoader(stored.loader())
+
+    assert isinstance(Weights(stored.storage(), loader=loader).get_weights("layer"), Marlin24Weight)

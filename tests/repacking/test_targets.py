@@ -1,0 +1,163 @@
+"""What each target makes of every kind of layer, and what it can be told."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from qload.detect import KernelTarget, loader_from_config
+from qload.errors import ArgumentError, RepackError
+from qload.formats import (
+    FORMATS,
+    CTPackWeight,
+    EETQWeight,
+    Exl2Weight,
+    Fp8Weight,
+    MarlinWeight,
+)
+from qload.kernel_formats import (
+    Exl2KernelWeight,
+    ExllamaWeight,
+    FP8MarlinWeight,
+    GPTQMarlinWeight,
+    StripsWeight,
+    restore,
+)
+from qload.kernel_formats.repack import LAYOUTS, options, restores, targets
+from qload.layouts import STORED_MINUS_ONE, Stored, StoredMinusOneUnmasked
+from qload.loader import Split, TensorSource, WeightsLoader
+from qload.parallel import Rank
+from qload.repacking import GPTQMarlinWeightsLoader, loaders
+from qload.spec import Weight
+from qload.testing import assert_same_bits
+from qload.weights import open_checkpoint
+from tests.owners import prefix_of
+from tests.paths import FIXTURES
+from tests.repacking.test_loaders import GPTQ
+
+HALF = KernelTarget("auto", dtype=torch.float16)
+
+
+@pytest.mark.parametrize(
+    ("folder", "target", "kind"),
+    [
+        ("compressed_tensors/pack_w4_g128", "auto", GPTQMarlinWeight),
+        ("compressed_tensors/pack_w4_g128", "strips", StripsWeight),
+        ("compressed_tensors/pack_w4_g128", "exllama", ExllamaWeight),
+        ("compressed_tensors/pack_w6_g128_dense", "auto", CTPackWeight),
+        ("exl2/b6_g128_256x32", "auto", Exl2Weight),
+        ("exl2/b6_g128_256x32", "exllama", Exl2KernelWeight),
+        ("eetq/128x64", "auto", EETQWeight),
+        ("fp8/block_132x32", "auto", Fp8Weight),
+        ("fp8/block_132x32", HALF, FP8MarlinWeight),
+        ("fp8/inverse_tensor_e5m2_16x64", HALF, Fp8Weight),
+        ("marlin/g128_256x128", "auto", GPTQMarlinWeight),
+        ("marlin/g128_256x128", None, MarlinWeight),
+    ],
+)
+def test_every_kind_of_layer_is_repacked_or_stays_with_a_note(folder: str, target: Any, kind: type) -> None:
+    with (
+        open_checkpoint(FIXTURES / folder) as plain,
+        open_checkpoint(FIXTURES / folder, target=target) as source,
+    ):
+        prefix = prefix_of(min(plain.storage.keys()))
+        want, got = plain.get_weights(prefix), source.get_weights(prefix)
+        stays = source.report().notes != plain.report().notes
+
+    assert type(got) is kind
+    assert stays == (target is not None and type(got) is type(want))
+    for name, tensor in restore(got).fields().items():
+        assert_same_bits(tensor.view(torch.uint8), want.fields()[name].view(torch.uint8))
+
+
+@pytest.mark.parametrize(
+    ("folder", "target", "capability", "kind"),
+    [
+        ("gptq/b4_g64_sym_noact_v1", "auto", 90, StripsWeight),
+        ("gptq/b4_g64_sym_noact_v1", "auto", 100, GPTQMarlinWeight),
+        ("gptq/b4_g64_sym_noact_v1", "auto", 89, GPTQMarlinWeight),
+        ("gptq/b4_g64_sym_noact_v1", "marlin", 90, GPTQMarlinWeight),
+        ("fp8/block_132x32", HALF, 90, FP8MarlinWeight),
+        ("exl2/b6_g128_256x32", "auto", 90, Exl2Weight),
+    ],
+)
+def test_auto_is_the_order_that_a_device_reads_fastest(
+    monkeypatch: pytest.MonkeyPatch, folder: str, target: Any, capability: int, kind: type
+) -> None:
+    monkeypatch.setattr(loaders, "compute_capability", lambda device: capability)
+    with open_checkpoint(FIXTURES / folder, target=target) as source:
+        assert type(source.get_weights(prefix_of(min(source.storage.keys())))) is kind
+
+
+def test_auto_leaves_shares_of_an_act_order_to_marlins_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loaders, "compute_capability", lambda device: 90)
+    folder, prefix = FIXTURES / "gptq" / "model_g32_desc_act", "model.layers.0.mlp.down_proj"
+    with open_checkpoint(folder, target="auto", process_group=Rank(1, 2)) as source:
+        whole, share = source.get_weights(prefix), source.get_weights_row(prefix)
+
+        assert (type(whole), type(share)) == (StripsWeight, GPTQMarlinWeight)
+        assert not source.report().notes
+
+
+def test_fp8_for_marlin_says_what_is_missing() -> None:
+    folder = FIXTURES / "fp8" / "block_132x32"
+    with open_checkpoint(folder, target="marlin") as source, pytest.raises(RepackError) as caught:
+        source.get_weights(prefix_of(min(source.storage.keys())))
+
+    assert "need the dtype of the activations" in caught.value.reason
+
+
+@pytest.mark.parametrize("zeros", [STORED_MINUS_ONE, Stored()])
+def test_exllama_stores_zero_points_as_it_is_told(zeros: Any) -> None:
+    folder, target = FIXTURES / "awq" / "g128_256x512", KernelTarget("exllama", zeros=zeros)
+    with open_checkpoint(folder, target=target) as source:
+        weight: Any = source.get_weights(prefix_of(min(source.storage.keys())))
+
+    assert weight.config.zeros == zeros
+
+
+@pytest.mark.parametrize(
+    "target", ["auto", "marlin", "strips", "exllama", KernelTarget("exllama", zeros=Stored())]
+)
+def test_a_target_loader_can_be_told_another_config(target: Any) -> None:
+    loader: Any = loader_from_config(GPTQ, target=target)
+
+    changed = loader.with_config(zeros=StoredMinusOneUnmasked())
+
+    assert (type(changed), changed.layout, changed.strict) == (type(loader), loader.layout, loader.strict)
+    assert changed.inner.rooms[0].config.zeros == StoredMinusOneUnmasked()
+    assert loader.inner.rooms[0].config.zeros == STORED_MINUS_ONE
+
+
+class Nothing(WeightsLoader):
+    """A loader without a config."""
+
+    def load(self, weights: TensorSource, parts: Any, split: Split | None) -> Weight:
+        raise AssertionError(parts)
+
+    def shape(self, weights: TensorSource, prefix: str) -> tuple[int, int]:
+        return 0, 0
+
+
+def test_a_loader_around_one_without_a_config_says_so() -> None:
+    with pytest.raises(ArgumentError, match="changes\n  expected none, as the inner loader has no config"):
+        GPTQMarlinWeightsLoader(Nothing()).with_config(bits=8)
+
+
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        ({"kernel": "tpu"}, "one of auto, marlin, strips, exllama"),
+        ({"kernel": "marlin", "zeros": Stored()}, "only exllama has a choice"),
+        ({"kernel": "exllama", "dtype": torch.float16}, "only FP8 for Marlin takes one"),
+    ],
+)
+def test_a_target_that_cannot_be_is_refused(asked: dict[str, Any], text: str) -> None:
+    with pytest.raises(ArgumentError, match=text):
+        KernelTarget(**asked)
+
+
+@pytest.mark.parametrize("room", FORMATS, ids=lambda room: room.format)
+def test_a_kind_has_targets_where_it_can_be_restored_and_options_only_for_them(room: type[Weight]) -> None:
+    assert bool(targets(room)) == restores(room)
+    assert all(not options(room, layout) for layout in {*LAYOUTS} - {*targets(room)})
