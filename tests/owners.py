@@ -39,7 +39,7 @@ from qload.spec import Weight
 from qload.storage import MemoryStorage, SafetensorsStorage, WeightStorage
 from qload.testing import assert_same_bits, emulators
 from qload.weights import Weights, open_checkpoint
-from tests.rooms import lawful
+from tests.format_cases import lawful
 
 
 @dataclass(frozen=True)

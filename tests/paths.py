@@ -8,7 +8,7 @@ GOLDEN = ROOT / "golden"
 FIXTURES = ROOT / "fixtures"
 
 
-def cases(*rooms: str) -> list[Path]:
-    """The fixture folders of these rooms that hold a checkpoint."""
-    folders = (folder for room in rooms for folder in (FIXTURES / room).iterdir())
+def cases(*formats: str) -> list[Path]:
+    """The fixture folders of these formats that hold a checkpoint."""
+    folders = (folder for weight_type in formats for folder in (FIXTURES / weight_type).iterdir())
     return sorted(folder for folder in folders if (folder / "config.json").is_file())

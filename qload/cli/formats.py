@@ -26,12 +26,12 @@ def formats(as_json: bool | None, markdown: bool) -> None:
 
     The table is asked of the formats' own declarations.
     """
-    from qload import overview
+    from qload.capabilities import as_markdown, overview
 
     if markdown:
-        click.echo(overview.markdown(), nl=False)
+        click.echo(as_markdown(), nl=False)
         return
-    table = overview.overview()
+    table = overview()
     if as_json or (as_json is None and not sys.stdout.isatty()):
         cells = {name: {c: [cell.yes, cell.text] for c, cell in row.items()} for name, row in table.items()}
         click.echo(json.dumps({"schema": 1, "formats": cells}, indent=2))

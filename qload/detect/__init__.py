@@ -1,7 +1,7 @@
 """From a checkpoint's JSON and tensors to the loader that reads it."""
 
 from qload.detect.claims import read_claims
-from qload.detect.files import Found, find_config, find_configs, read_model_config
+from qload.detect.files import FoundConfig, find_config, find_configs, read_model_config
 from qload.detect.loaders import (
     AWQWeightsLoader,
     DefaultWeightsLoader,
@@ -24,7 +24,7 @@ __all__ = [
     "DefaultWeightsLoader",
     "EETQWeightsLoader",
     "Exl2WeightsLoader",
-    "Found",
+    "FoundConfig",
     "GPTQWeightsLoader",
     "KernelTarget",
     "MarlinWeightsLoader",

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from qload.detect.files import Found, shown
+from qload.detect.files import FoundConfig, shown
 from qload.detect.methods import (
     awq,
     bnb,
@@ -39,7 +39,7 @@ from qload.formats import (
 from qload.spec import Weight
 
 # The reader of each quant_method.
-METHODS: dict[str, Callable[[Found], Claims]] = {
+METHODS: dict[str, Callable[[FoundConfig], Claims]] = {
     "gptq": gptq.read,
     "awq": awq.read,
     "marlin": marlin.read,
@@ -89,7 +89,7 @@ KNOWN = (
 )
 
 
-def read_claims(found: Found) -> Claims:
+def read_claims(found: FoundConfig) -> Claims:
     """A config's claims; ConfigError names file, key, what was expected and what is there.
 
     A method, or a variant of one, that this qload does not read is an UnsupportedFormatError.
@@ -100,7 +100,7 @@ def read_claims(found: Found) -> Claims:
     return METHODS[method](found)
 
 
-def _method(found: Found) -> str:
+def _method(found: FoundConfig) -> str:
     method = agree(found, "quant_method", "method")
     if method is None and not found.section:
         method = _method_of_own_file(found.values)

@@ -21,7 +21,7 @@ _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother, _SHORT.maxlong = 3, 60, 60, 
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundConfig:
     """A quantization config as it stands in a file: where, and what it says."""
 
     file: str
@@ -33,13 +33,13 @@ class Found:
         return f"{self.section}.{name}" if self.section else name
 
 
-def find_config(path: str | PathLike[str]) -> Found | None:
+def find_config(path: str | PathLike[str]) -> FoundConfig | None:
     """The config of a checkpoint directory, or of the directory a file lies in; None if there is none."""
     configs = find_configs(path)
     return configs[0] if configs else None
 
 
-def find_configs(path: str | PathLike[str]) -> list[Found]:
+def find_configs(path: str | PathLike[str]) -> list[FoundConfig]:
     """Every quantization config of a checkpoint, the one that counts first.
 
     `config.json` (`quantization_config`, also inside of `text_config`) counts before
@@ -48,18 +48,20 @@ def find_configs(path: str | PathLike[str]) -> list[Found]:
     """
     folder = _folder(path)
     found = _sections(read_model_config(path))
-    found += [Found(name, "", read_json(folder / name)) for name in SIDE_FILES if _stands(folder / name)]
+    found += [
+        FoundConfig(name, "", read_json(folder / name)) for name in SIDE_FILES if _stands(folder / name)
+    ]
     return found or _modelopt(folder)
 
 
-def _modelopt(folder: Path) -> list[Found]:
+def _modelopt(folder: Path) -> list[FoundConfig]:
     """ModelOpt's own file, which counts where there is no other."""
     if not _stands(folder / MODELOPT):
         return []
     values = read_json(folder / MODELOPT).get("quantization")
     if not isinstance(values, dict):
         raise ConfigError(MODELOPT, "quantization", "an object", shown(values))
-    return [Found(MODELOPT, "quantization", {"quant_method": "modelopt", **values})]
+    return [FoundConfig(MODELOPT, "quantization", {"quant_method": "modelopt", **values})]
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -96,7 +98,7 @@ def _folder(path: str | PathLike[str]) -> Path:
     return Path(path) if Path(path).is_dir() else Path(path).parent
 
 
-def _sections(config: Mapping[str, Any]) -> list[Found]:
+def _sections(config: Mapping[str, Any]) -> list[FoundConfig]:
     text = config.get("text_config")
     if text is not None and not isinstance(text, dict):
         raise ConfigError(MODEL_CONFIG, "text_config", "an object", type(text).__name__)
@@ -111,7 +113,7 @@ def _sections(config: Mapping[str, Any]) -> list[Found]:
                 raise ConfigError(
                     MODEL_CONFIG, lead + section, "an object", f"{type(values).__name__} {shown(values)}"
                 )
-            found.append(Found(MODEL_CONFIG, lead + section, values))
+            found.append(FoundConfig(MODEL_CONFIG, lead + section, values))
     if len(found) > 1 and any(other.values != found[0].values for other in found[1:]):
         raise ConfigError(
             MODEL_CONFIG, found[1].section, f"the same as {found[0].section}", "another quantization config"

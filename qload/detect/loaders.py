@@ -10,7 +10,7 @@ from typing import Any, Literal, overload
 import torch
 
 from qload.detect.claims import read_claims
-from qload.detect.files import Found
+from qload.detect.files import FoundConfig
 from qload.detect.validation import Claims
 from qload.errors import ArgumentError, ConfigError
 from qload.formats import (
@@ -31,12 +31,12 @@ from qload.formats import (
 )
 from qload.formats.gptq import BITS
 from qload.layouts import STORED_MINUS_ONE, Stored, ZeroPoints
-from qload.loader import FormatLoader, Room, WeightsLoader
+from qload.loader import ConfiguredFormat, FormatLoader, WeightsLoader
 from qload.storage import WeightStorage
 
 log = logging.getLogger("qload")
 
-PLAIN = Room(UnquantizedWeight, UnquantizedConfig())
+PLAIN = ConfiguredFormat(UnquantizedWeight, UnquantizedConfig())
 LEGACY = {"bits": "gptq_bits", "group_size": "gptq_groupsize", "sym": "gptq_sym"}
 
 
@@ -58,36 +58,41 @@ class GPTQWeightsLoader(FormatLoader):
         zeros: ZeroPoints = STORED_MINUS_ONE,
         desc_act: bool | None = None,
     ) -> None:
-        super().__init__(Room(GPTQWeight, GPTQConfig(bits, group_size, zeros, desc_act=desc_act)), PLAIN)
+        super().__init__(
+            ConfiguredFormat(GPTQWeight, GPTQConfig(bits, group_size, zeros, desc_act=desc_act)), PLAIN
+        )
 
 
 class AWQWeightsLoader(FormatLoader):
     """Loads AWQ GEMM layers, and layers left plain as plain; which one a layer is, its tensors say."""
 
     def __init__(self, *, group_size: int, bits: int = 4, zero_point: bool = True) -> None:
-        super().__init__(Room(AWQWeight, AWQConfig(group_size, bits, zero_point)), PLAIN)
+        super().__init__(ConfiguredFormat(AWQWeight, AWQConfig(group_size, bits, zero_point)), PLAIN)
 
 
 class MarlinWeightsLoader(FormatLoader):
     """Loads layers that are stored as Marlin's kernel reads them, dense or 2:4 sparse, and plain ones."""
 
     def __init__(self, *, group_size: int, bits: int = 4, is_marlin_24: bool = False) -> None:
-        dense, sparse = Room(MarlinWeight, MarlinConfig(group_size, bits)), Marlin24Config(group_size, bits)
-        super().__init__(Room(Marlin24Weight, sparse) if is_marlin_24 else dense, PLAIN)
+        dense, sparse = (
+            ConfiguredFormat(MarlinWeight, MarlinConfig(group_size, bits)),
+            Marlin24Config(group_size, bits),
+        )
+        super().__init__(ConfiguredFormat(Marlin24Weight, sparse) if is_marlin_24 else dense, PLAIN)
 
 
 class Exl2WeightsLoader(FormatLoader):
     """Loads EXL2 layers, each of the widths that its own tensors say, and layers left plain as plain."""
 
     def __init__(self) -> None:
-        super().__init__(Room(Exl2Weight, Exl2Config()), PLAIN)
+        super().__init__(ConfiguredFormat(Exl2Weight, Exl2Config()), PLAIN)
 
 
 class EETQWeightsLoader(FormatLoader):
     """Loads EETQ layers, and layers left plain as plain; which one a layer is, its tensors say."""
 
     def __init__(self) -> None:
-        super().__init__(Room(EETQWeight, EETQConfig()), PLAIN)
+        super().__init__(ConfiguredFormat(EETQWeight, EETQConfig()), PLAIN)
 
 
 # What repacks lies to the right of this module: it is named, never imported.
@@ -163,7 +168,9 @@ def loader_from_config(
             "quantization_config", "config", "a mapping or None", type(quantization_config).__name__
         )
     found = (
-        None if quantization_config is None else Found("config", "quantization_config", quantization_config)
+        None
+        if quantization_config is None
+        else FoundConfig("config", "quantization_config", quantization_config)
     )
     return for_target(loader_from_claims(found, storage), target)
 
@@ -177,12 +184,12 @@ def for_target(loader: WeightsLoader, target: Target | None) -> WeightsLoader:
     return made
 
 
-def loader_from_claims(found: Found | None, storage: WeightStorage | None) -> FormatLoader:
+def loader_from_claims(found: FoundConfig | None, storage: WeightStorage | None) -> FormatLoader:
     """As `loader_from_config`, for a config as it was found in a file."""
     claims = settle(found, storage)
     if claims is None:
         return DefaultWeightsLoader()
-    make = claims.loader or (lambda: FormatLoader(*claims.rooms, PLAIN, exclusions=claims.exclusions))
+    make = claims.loader or (lambda: FormatLoader(*claims.formats, PLAIN, exclusions=claims.exclusions))
     loader = make()
     for note in claims.notes:
         log.info("%s", note)
@@ -191,7 +198,7 @@ def loader_from_claims(found: Found | None, storage: WeightStorage | None) -> Fo
     return loader
 
 
-def settle(found: Found | None, storage: WeightStorage | None) -> Claims | None:
+def settle(found: FoundConfig | None, storage: WeightStorage | None) -> Claims | None:
     """The config's claims, overruled by the settings that a checkpoint keeps in tensors."""
     claims = read_claims(found) if found else None
     names = storage.keys() if storage else ()
@@ -222,7 +229,7 @@ def settle(found: Found | None, storage: WeightStorage | None) -> Claims | None:
         raise ConfigError(LEGACY["group_size"], "value", "-1 or at least 1", "0")
     zeros: ZeroPoints = Stored() if settled.format == "gptq_v2" else STORED_MINUS_ONE
     config = GPTQConfig(stored["bits"], stored["group_size"], zeros, desc_act=settled.desc_act)
-    return replace(settled, rooms=(Room(GPTQWeight, config),))
+    return replace(settled, formats=(ConfiguredFormat(GPTQWeight, config),))
 
 
 def _scalar(storage: WeightStorage, name: str) -> int:

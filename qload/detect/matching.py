@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 
-from qload.detect.files import Found
+from qload.detect.files import FoundConfig
 from qload.detect.regex import Regex
 from qload.errors import ConfigError, PatternError
 from qload.loader.exclusion import Exclusions
@@ -49,7 +49,7 @@ def matcher(*entries: str) -> Callable[[str], bool]:
 
 
 def check(
-    found: Found, key: str, entries: Iterable[str], is_pattern: Callable[[str], bool] = is_regex
+    found: FoundConfig, key: str, entries: Iterable[str], is_pattern: Callable[[str], bool] = is_regex
 ) -> None:
     """Every pattern among the entries can be read, or ConfigError."""
     for entry in entries:

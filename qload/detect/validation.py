@@ -7,9 +7,9 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
-from qload.detect.files import Found, shown
+from qload.detect.files import FoundConfig, shown
 from qload.errors import ConfigError
-from qload.loader import FormatLoader, Room
+from qload.loader import ConfiguredFormat, FormatLoader
 from qload.loader.exclusion import Exclusions
 
 NOTHING = Exclusions()
@@ -20,7 +20,7 @@ Model = TypeVar("Model", bound=BaseModel)
 class Claims:
     """What a config says about the layers it does not exclude; None where it says nothing.
 
-    `rooms`: the formats its layers may be stored in, as the loader takes them. `loader`: what makes another
+    `formats`: the formats its layers may be stored in, as the loader takes them. `loader`: what makes another
     one, where modules differ. `notes`: what the config says beside, which changes no weight.
     """
 
@@ -32,7 +32,7 @@ class Claims:
     desc_act: bool | None
     file: str
     section: str = ""
-    rooms: tuple[Room, ...] = ()
+    formats: tuple[ConfiguredFormat, ...] = ()
     exclusions: Exclusions = NOTHING
     loader: Callable[[], FormatLoader] | None = None
     notes: tuple[str, ...] = ()
@@ -80,7 +80,7 @@ class Section(BaseModel):
         return kind(tuple(name for names in said.values() for name in names), " or ".join(said or self.lists))
 
 
-def agree(found: Found, *keys: str) -> Any:
+def agree(found: FoundConfig, *keys: str) -> Any:
     """The value of a setting that has two spellings; ConfigError where they differ."""
     there = [(key, found.values[key]) for key in keys if found.values.get(key) is not None]
     for key, value in there[1:]:
@@ -91,13 +91,13 @@ def agree(found: Found, *keys: str) -> Any:
     return there[0][1] if there else None
 
 
-def check_group_size(found: Found, size: int) -> None:
+def check_group_size(found: FoundConfig, size: int) -> None:
     """A group of no rows is none, or ConfigError."""
     if size == 0:
         raise ConfigError(found.file, found.key("group_size"), "-1 or at least 1", "0")
 
 
-def validate(model: type[Model], found: Found) -> Model:
+def validate(model: type[Model], found: FoundConfig) -> Model:
     """The section as the model has it, or ConfigError with the key, what it has to be, and what it is."""
     try:
         return model.model_validate(dict(found.values))

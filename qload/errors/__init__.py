@@ -1,6 +1,6 @@
 """Every error qload raises on purpose."""
 
-from qload.errors.asked import (
+from qload.errors.arguments import (
     ArgumentError,
     CastError,
     CutError,
@@ -14,7 +14,7 @@ from qload.errors.asked import (
     worlds,
 )
 from qload.errors.base import QloadError
-from qload.errors.stored import (
+from qload.errors.checkpoint import (
     AmbiguousIndexError,
     ConfigError,
     DtypeError,

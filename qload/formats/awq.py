@@ -41,10 +41,10 @@ class AWQConfig(spec.Grouped, spec.Config):
         self.check_bits(self.bits, *BITS)
         self.check_group_size()
 
-    def study(self, seen: spec.Seen) -> "AWQConfig":
+    def for_layer(self, headers: spec.LayerHeaders) -> "AWQConfig":
         """One group that covers all of K is -1 from here on: there is nothing to cut."""
-        stored = self.zero_point or "qzeros" in seen.shapes
-        return replace(self.one_group(sum(seen.shapes["qweight"][:1])), zero_point=stored)
+        stored = self.zero_point or "qzeros" in headers.shapes
+        return replace(self.one_group(sum(headers.shapes["qweight"][:1])), zero_point=stored)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

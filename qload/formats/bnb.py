@@ -30,7 +30,7 @@ from torch import Tensor
 
 from qload import spec
 from qload.errors import DtypeError, MissingTensorError, ShapeError
-from qload.layouts import Pairs
+from qload.layouts import NibblePairs
 from qload.spec import Role, TensorSpec
 from qload.spec.blob import read_blob, wrong
 
@@ -105,18 +105,18 @@ class BNB4Config(spec.Config):
         """N and K, which no flat shape tells."""
         return {"N": self.N, "K": self.K} if self.K else {}
 
-    def study(self, seen: spec.Seen) -> "BNB4Config":
+    def for_layer(self, headers: spec.LayerHeaders) -> "BNB4Config":
         """Reads `quant_state`; what is made by hand does without, and its K tells N."""
-        spec.check_dtypes(BNB4Weight.tensors(self), seen.dtypes, seen.names)
-        own = replace(self, storage=seen.dtypes["weight"])
-        if STATE not in seen.facts:
-            codes = 2 * prod(seen.shapes["weight"]) * own.storage.itemsize
+        spec.check_dtypes(BNB4Weight.tensors(self), headers.dtypes, headers.names)
+        own = replace(self, storage=headers.dtypes["weight"])
+        if STATE not in headers.facts:
+            codes = 2 * prod(headers.shapes["weight"]) * own.storage.itemsize
             return replace(own, N=codes // self.K) if self.K > 1 else own
-        state = read_blob(seen, STATE, _State)
+        state = read_blob(headers, STATE, _State)
         if state.quant_type != self.quant_type:
-            raise wrong(seen, STATE, "quant_type", f"{self.quant_type}, as in the name", state.quant_type)
+            raise wrong(headers, STATE, "quant_type", f"{self.quant_type}, as in the name", state.quant_type)
         N, K = state.shape
-        nested = _nested(seen, state, -(-N * K // state.blocksize))
+        nested = _nested(headers, state, -(-N * K // state.blocksize))
         return replace(
             own,
             blocksize=state.blocksize,
@@ -127,7 +127,7 @@ class BNB4Config(spec.Config):
             K=K,
         )
 
-    def notes(self, seen: spec.Seen) -> tuple[str, ...]:
+    def notes(self, headers: spec.LayerHeaders) -> tuple[str, ...]:
         """Scales are quantized where their statistics are stored, whatever the config claims."""
         if self.double_quant in (None, self.nested_blocksize > 0):
             return ()
@@ -151,7 +151,7 @@ class BNB4Weight(spec.Weight):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.absmax.dtype != torch.float32:
-            name = spec.Fields(self.layer.name or type(self).__name__).full("absmax")
+            name = spec.FieldNames(self.layer.name or type(self).__name__).full("absmax")
             raise DtypeError(name, ["float32"], str(self.absmax.dtype).removeprefix("torch."))
 
     @classmethod
@@ -187,11 +187,13 @@ class BNB4Weight(spec.Weight):
         )
 
     @classmethod
-    def resolve(cls, config: Any, tensors: Mapping[str, Tensor], place: spec.Place) -> dict[str, Tensor]:
+    def resolve(
+        cls, config: Any, tensors: Mapping[str, Tensor], bounds: spec.ShareBounds
+    ) -> dict[str, Tensor]:
         """Scales in float32, each by its position in the whole layer."""
-        kept = super().resolve(config, tensors, place)
+        kept = super().resolve(config, tensors, bounds)
         if config.nested_blocksize:
-            run = place.positions(spec.Axis(f"(NK)/{config.blocksize}^")) // config.nested_blocksize
+            run = bounds.positions(spec.Axis(f"(NK)/{config.blocksize}^")) // config.nested_blocksize
             outer = tensors["nested_absmax"][run.to(kept["absmax"].device)]
             values = tensors["nested_quant_map"][kept["absmax"].long()]
             kept["absmax"] = values * outer + config.offset
@@ -203,9 +205,9 @@ class BNB4Weight(spec.Weight):
         pairs = self.weight.contiguous().view(torch.uint8).flatten()
         inputs = torch.arange(K, device=pairs.device)
         if K % B == 0 and K % 2 == 0:
-            codes = Pairs(pairs.reshape(N, K // 2), high_first=True)
+            codes = NibblePairs(pairs.reshape(N, K // 2), high_first=True)
             return spec.Codes(BITS, codes, self.absmax.reshape(N, -1), None, inputs // B, self.quant_map)
-        flat = Pairs(pairs[None], high_first=True).plain()[0, : N * K]
+        flat = NibblePairs(pairs[None], high_first=True).plain()[0, : N * K]
         each = self.absmax[torch.arange(N * K, device=pairs.device) // B].reshape(N, K)
         return spec.Codes(BITS, flat.reshape(N, K), each, None, inputs, self.quant_map)
 
@@ -225,23 +227,23 @@ class BNBFP4Weight(BNB4Weight):
     example: ClassVar[BNB4Config] = BNB4Config("fp4")
 
 
-def _nested(seen: spec.Seen, state: _State, blocks: int) -> int:
+def _nested(headers: spec.LayerHeaders, state: _State, blocks: int) -> int:
     """How many scales share one, where tensors and state agree that they are quantized; else 0."""
-    run, stored = state.nested_blocksize, [name for name in NESTED if name in seen.shapes]
-    scales, got = torch.uint8 if run or stored else torch.float32, seen.dtypes["absmax"]
+    run, stored = state.nested_blocksize, [name for name in NESTED if name in headers.shapes]
+    scales, got = torch.uint8 if run or stored else torch.float32, headers.dtypes["absmax"]
     if got != scales:
         expected, found = (str(dtype).removeprefix("torch.") for dtype in (scales, got))
-        raise DtypeError(seen.names.full("absmax"), [expected], found, seen.names.file("absmax"))
+        raise DtypeError(headers.names.full("absmax"), [expected], found, headers.names.file("absmax"))
     if not run and not stored:
         return 0
     for name in NESTED:
         if name not in stored:
-            raise MissingTensorError(seen.names.full(name), hint="reason   absmax is quantized")
+            raise MissingTensorError(headers.names.full(name), hint="reason   absmax is quantized")
     if run is None or state.nested_offset is None:
         key = "nested_offset" if run else "nested_blocksize"
-        raise wrong(seen, STATE, key, "a value, as absmax is quantized", None)
-    runs, found_runs = -(-blocks // run), seen.shapes["nested_absmax"]
+        raise wrong(headers, STATE, key, "a value, as absmax is quantized", None)
+    runs, found_runs = -(-blocks // run), headers.shapes["nested_absmax"]
     if found_runs != (runs,):
-        name, file = seen.names.full("nested_absmax"), seen.names.file("nested_absmax")
+        name, file = headers.names.full("nested_absmax"), headers.names.file("nested_absmax")
         raise ShapeError(name, f"({runs},) = (blocks/{run}^,)", found_runs, file, f"for {blocks} blocks")
     return run

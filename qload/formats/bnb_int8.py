@@ -32,14 +32,14 @@ class BNBConfig(spec.Config):
 
     name: ClassVar[str] = "bitsandbytes int8"
 
-    def study(self, seen: spec.Seen) -> "BNBConfig":
+    def for_layer(self, headers: spec.LayerHeaders) -> "BNBConfig":
         """Refuses the orders of kernels that are no more."""
-        spec.check_dtypes(BNBWeight.tensors(self), seen.dtypes, seen.names)
-        stored = seen.facts.get("weight_format")
+        spec.check_dtypes(BNBWeight.tensors(self), headers.dtypes, headers.names)
+        stored = headers.facts.get("weight_format")
         if stored is not None and bool(stored.any()):
             value = int(stored.max())
             order = ORDERS[value] if value < len(ORDERS) else str(value)
-            reason = f"{seen.names.full('weight_format')} is {value}; only 0, row by row, is read"
+            reason = f"{headers.names.full('weight_format')} is {value}; only 0, row by row, is read"
             raise UnsupportedFormatError(f"bnb_int8 in the order {order}", reason)
         return self
 

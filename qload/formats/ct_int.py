@@ -47,14 +47,14 @@ class CTIntConfig(spec.Config):
         if self.block and (self.block[0] < 1 or self.block[1] < -1 or self.block[1] == 0):
             raise ArgumentError("ct_int: block", "(outputs, inputs), each at least 1", str(self.block))
 
-    def study(self, seen: spec.Seen) -> "CTIntConfig":
+    def for_layer(self, headers: spec.LayerHeaders) -> "CTIntConfig":
         """A group that covers all inputs is -1 from here on; refuses several scales for one tensor."""
         tensors = CTIntWeight.tensors(self)
-        K = seen.sizes(tensors[:1])["K"]
+        K = headers.sizes(tensors[:1])["K"]
         for name in (tensor.name for tensor in tensors if tensor.text == "P"):
-            if seen.shapes.get(name, (1,)) != (1,):
-                full, file = seen.names.full(name), seen.names.file(name)
-                raise ShapeError(full, "() or (1,)", seen.shapes[name], file)
+            if headers.shapes.get(name, (1,)) != (1,):
+                full, file = headers.names.full(name), headers.names.file(name)
+                raise ShapeError(full, "() or (1,)", headers.shapes[name], file)
         one_group = self.block and self.block[0] == 1 and self.block[1] >= K
         return replace(self, block=(1, -1)) if one_group else self
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from qload import spec
 from qload.errors import AmbiguousIndexError, MismatchError, ShapeError
-from qload.layouts import compressed
+from qload.layouts import compressed_tensors
 from qload.spec import Role, TensorSpec
 
 SCALES = (torch.float16, torch.bfloat16, torch.float32)
@@ -54,51 +54,56 @@ class CTPackConfig(spec.Grouped, spec.Config):
     shape: tuple[int, int] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        self.check_bits(self.bits, *compressed.BITS)
+        self.check_bits(self.bits, *compressed_tensors.BITS)
         self.check_group_size()
 
     def known(self) -> dict[str, int]:
         """N and K, as `weight_shape` says."""
         return dict(zip("NK", self.shape, strict=True)) if self.shape else {}
 
-    def study(self, seen: spec.Seen) -> "CTPackConfig":
+    def for_layer(self, headers: spec.LayerHeaders) -> "CTPackConfig":
         """The packing and the order of groups from shapes and facts; refuses what contradicts them."""
         specs = CTPackWeight.tensors(self)
-        sizes = seen.sizes([replace(s, text=LOOSE.get(s.name, s.text), index_of=None) for s in specs])
+        sizes = headers.sizes([replace(s, text=LOOSE.get(s.name, s.text), index_of=None) for s in specs])
         N, W, G = sizes["N"], sizes["W"], sizes["G"]
-        fact, most = seen.facts.get("weight_shape"), compressed.most(W, self.bits, self.dense is not False)
+        fact, most = (
+            headers.facts.get("weight_shape"),
+            compressed_tensors.most(W, self.bits, self.dense is not False),
+        )
         shape = self.shape or (N, sizes.get("K", most)) if fact is None else tuple(fact.tolist())
         if shape[0] != N or shape[1] < 1 or shape[1] != sizes.get("K", shape[1]):
             raise MismatchError(
-                seen.names.full("weight_shape"), "not the shape of this layer", f"[{N}, K]", str([*shape])
+                headers.names.full("weight_shape"), "not the shape of this layer", f"[{N}, K]", str([*shape])
             )
-        K, g_idx = shape[1], seen.facts.get("weight_g_idx")
-        own = replace(self, shape=(N, K), dense=self._packing(seen, K, W, N, sizes.get("Z")))
+        K, g_idx = shape[1], headers.facts.get("weight_g_idx")
+        own = replace(self, shape=(N, K), dense=self._packing(headers, K, W, N, sizes.get("Z")))
         own = replace(own, symmetric="Z" not in sizes)
-        seen.sizes(CTPackWeight.tensors(own)[:1], own.known())
+        headers.sizes(CTPackWeight.tensors(own)[:1], own.known())
         if own.groups(K) != G:
             group, (name, text) = self.rows_of_a_group(K), ("weight_scale", f"({N}, {self.groups(K)})")
             hint = f"for K = {K} and a group size of {self.group_size} in the config"
-            full, file = seen.names.full(name), seen.names.file(name)
-            raise ShapeError(full, f"{text} = (N, K/{group}^)", seen.shapes[name], file, hint)
+            full, file = headers.names.full(name), headers.names.file(name)
+            raise ShapeError(full, f"{text} = (N, K/{group}^)", headers.shapes[name], file, hint)
         if g_idx is None:
             return replace(own, group_size=-1) if G == 1 else own
         if G > 1 and not g_idx.any():
-            full, want = seen.names.full("weight_g_idx"), f"the group of each input, 0 to {G - 1}"
+            full, want = headers.names.full("weight_g_idx"), f"the group of each input, 0 to {G - 1}"
             what = "all zero, which has two readings"
             raise AmbiguousIndexError(full, what, want, f"0 for all {K} inputs")
         in_order = G > 1 and bool((g_idx == own.in_order(K, g_idx.device)).all())
         return replace(own, groups_lie="positional" if in_order else "anywhere")
 
-    def _packing(self, seen: spec.Seen, K: int, W: int, N: int, Z: int | None) -> bool:
+    def _packing(self, headers: spec.LayerHeaders, K: int, W: int, N: int, Z: int | None) -> bool:
         """Whether the words are dense, from the shapes of codes and zero points."""
         counts = [(K, W)] if Z is None else [(K, W), (N, Z)]
-        if all(compressed.alike(count, self.bits) for count, _ in counts):
+        if all(compressed_tensors.alike(count, self.bits) for count, _ in counts):
             return True
-        fitting = [d for d in (True, False) if all(compressed.words(c, self.bits, d) == w for c, w in counts)]
+        fitting = [
+            d for d in (True, False) if all(compressed_tensors.words(c, self.bits, d) == w for c, w in counts)
+        ]
         if len(fitting) == 2 and self.dense is None:
             raise MismatchError(
-                seen.names.full("weight_packed"),
+                headers.names.full("weight_packed"),
                 f"two packings of {self.bits} bits fit its shape",
                 "the version of compressed-tensors in the config: before 0.18, or from it on",
                 "none",
@@ -124,7 +129,7 @@ class CTPackWeight(spec.Weight):
         """Zero points bind N to whole words; groups bind K, but for those that an index names."""
         ordered = "1" if config.group_size == -1 else f"K/{config.group_size}^"
         groups = {"in order": ordered, "positional": f"{ordered}|G", "anywhere": "G"}[config.groups_lie]
-        K, N = (compressed.stored(dim, config.bits, config.dense is not False) for dim in "KN")
+        K, N = (compressed_tensors.stored(dim, config.bits, config.dense is not False) for dim in "KN")
         index = TensorSpec("weight_g_idx", INDICES, "K", Role.INDEX, fact=True, index_of="G", reason=UNSAID)
         return (
             TensorSpec("weight_packed", (torch.int32,), f"N {K}", Role.WORD),
@@ -141,8 +146,8 @@ class CTPackWeight(spec.Weight):
         (N, K), bits, dense = self.shape, self.config.bits, self.config.dense is not False
         index, zeros = self.weight_g_idx, self.weight_zero_point
         groups = self.config.in_order(K, self.device) if index is None else index.long()
-        codes = compressed.held(self.weight_packed, K, bits, dense)
+        codes = compressed_tensors.held(self.weight_packed, K, bits, dense)
         plain = spec.symmetric(bits, codes.T, self.weight_scale.T, groups)
         if zeros is None:
             return plain
-        return replace(plain, zeros=compressed.unpack(zeros.T, N, bits, dense).T)
+        return replace(plain, zeros=compressed_tensors.unpack(zeros.T, N, bits, dense).T)

@@ -32,11 +32,11 @@ class EETQConfig(spec.Config):
 
     name: ClassVar[str] = "eetq"
 
-    def study(self, seen: spec.Seen) -> "EETQConfig":
+    def for_layer(self, headers: spec.LayerHeaders) -> "EETQConfig":
         """Refuses two codes a byte by name: twice as many scales as columns."""
-        weight, scales = seen.shapes["weight"], seen.shapes["weight_scales"]
+        weight, scales = headers.shapes["weight"], headers.shapes["weight_scales"]
         if len(weight) == 2 and scales == (2 * weight[1],) and weight[1]:
-            name = seen.names.full("weight")
+            name = headers.names.full("weight")
             raise UnsupportedFormatError(
                 "eetq_int4", f"{name} has two codes a byte: {weight[1]} columns for {scales[0]} scales"
             )

@@ -27,7 +27,7 @@ from torch import Tensor
 from qload import spec
 from qload.errors import IndexValueError, MismatchError, ShapeError
 from qload.layouts import gptq
-from qload.layouts.exl2 import RUNS, Groups
+from qload.layouts.exl2 import RUNS, Exl2Groups
 from qload.layouts.packing import WORD_BITS
 from qload.spec import Role, TensorSpec
 
@@ -42,33 +42,33 @@ class Exl2Config(spec.Config):
 
     groups: int | None = None
 
-    def study(self, seen: spec.Seen) -> "Exl2Config":
+    def for_layer(self, headers: spec.LayerHeaders) -> "Exl2Config":
         """Groups in order that fill q_weight and have K rows, or the first thing that is wrong with them."""
         specs = Exl2Weight.tensors(self)
-        spec.check_dtypes(specs, seen.dtypes, seen.names)
-        sizes = spec.solve(specs, seen.shapes, seen.names)
-        height, K = seen.shapes["q_weight"][0], sizes["K"]
-        groups = Groups.read(seen.facts["q_groups"], height)
-        check_groups(groups, seen.names)
+        spec.check_dtypes(specs, headers.dtypes, headers.names)
+        sizes = spec.solve(specs, headers.shapes, headers.names)
+        height, K = headers.shapes["q_weight"][0], sizes["K"]
+        groups = Exl2Groups.read(headers.facts["q_groups"], height)
+        check_groups(groups, headers.names)
         rows = int(groups.rows.sum())
         if rows != K:
             raise ShapeError(
-                seen.names.full("q_invperm"),
+                headers.names.full("q_invperm"),
                 f"({rows},) = (K,)",
-                seen.shapes["q_invperm"],
-                seen.names.file("q_invperm"),
+                headers.shapes["q_invperm"],
+                headers.names.file("q_invperm"),
                 f"for the {rows} rows that q_groups finds in q_weight",
             )
-        check_permutation(seen.facts["q_invperm"], seen.names)
+        check_permutation(headers.facts["q_invperm"], headers.names)
         return replace(self, groups=sizes["G"])
 
-    def notes(self, seen: spec.Seen) -> tuple[str, ...]:
+    def notes(self, headers: spec.LayerHeaders) -> tuple[str, ...]:
         """What is stored twice, and widths that rise, which no kernel expects."""
-        found, bits = [], seen.facts["q_groups"][0::2]
+        found, bits = [], headers.facts["q_groups"][0::2]
         if bool((bits[1:] > bits[:-1]).any()):
             found.append("q_groups: widths rise, and are read as they stand; kernels take them to fall")
-        if "q_perm" in seen.facts:
-            q_perm, order = seen.facts["q_perm"], torch.argsort(places(seen.facts["q_invperm"]))
+        if "q_perm" in headers.facts:
+            q_perm, order = headers.facts["q_perm"], torch.argsort(places(headers.facts["q_invperm"]))
             same = torch.equal(q_perm.to(torch.int16), order.to(torch.int16))
             found.append(
                 f"q_perm is not read: q_invperm {'says the same' if same else 'differs and is believed'}"
@@ -104,7 +104,7 @@ class Exl2Weight(spec.Weight):
 
     def codes(self) -> spec.Codes:
         """Codes with every row back at its input; the scales are the owner's, in fp16's values."""
-        groups, at = Groups.read(self.q_groups, self.q_weight.shape[0]), places(self.q_invperm)
+        groups, at = Exl2Groups.read(self.q_groups, self.q_weight.shape[0]), places(self.q_invperm)
         return codes_of(
             groups, groups.unpack(self.q_weight)[at], groups.of_rows()[at], self.q_scale, self.q_scale_max
         )
@@ -115,7 +115,7 @@ class Exl2Weight(spec.Weight):
 
 
 def codes_of(
-    groups: Groups, codes: Tensor, k_group: Tensor, q_scale: Tensor, q_scale_max: Tensor
+    groups: Exl2Groups, codes: Tensor, k_group: Tensor, q_scale: Tensor, q_scale_max: Tensor
 ) -> spec.Codes:
     """Codes (K, N) by input, the group of each, and a layer's scales. `bits` is the widest of its groups."""
     squares = gptq.columns(4).unpack(q_scale).add(1).square()
@@ -150,7 +150,7 @@ def check_permutation(index: Tensor, names: spec.Names) -> None:
         raise IndexValueError(names.full("q_invperm"), int(at[first]), first, K, count, file, "each once")
 
 
-def check_groups(groups: Groups, names: spec.Names) -> None:
+def check_groups(groups: Exl2Groups, names: spec.Names) -> None:
     """Every group has a width there is and fills runs of words, one after another, or MismatchError."""
     name, height = names.full("q_groups"), int(groups.starts[-1])
     wrong = _first_wrong(groups.bits.tolist(), groups.starts.tolist(), height)

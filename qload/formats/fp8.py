@@ -84,10 +84,10 @@ class Fp8Config(spec.Config):
         """The one axis of a scale that is no block's: parts join along it, in the first one's shape."""
         return {"block": None, "channel": "N"}.get(self.per or "", "P")
 
-    def study(self, seen: spec.Seen) -> "Fp8Config":
+    def for_layer(self, headers: spec.LayerHeaders) -> "Fp8Config":
         """What shares a scale, from its shape beside what is claimed; refuses a contradiction."""
-        sizes = {**seen.sizes(Fp8Weight.tensors(self)[:1]), "P": 1}
-        shape = seen.shapes["weight_scale"]
+        sizes = {**headers.sizes(Fp8Weight.tensors(self)[:1]), "P": 1}
+        shape = headers.shapes["weight_scale"]
         stored: dict[str, Per] = {self.grid: "block"} if self.per == "block" else AXES
         fitting = [
             (axes, per)
@@ -97,14 +97,14 @@ class Fp8Config(spec.Config):
         if not fitting and self.per in (None, "parts") and len(shape) == 1:
             fitting = [("P", "parts")]
         if not fitting:
-            raise self._contradicted(seen, sizes)
+            raise self._contradicted(headers, sizes)
         axes, per = fitting[0]
-        if per != "parts" and seen.shapes.get("input_scale", (1,)) != (1,):
-            full, file = seen.names.full("input_scale"), seen.names.file("input_scale")
-            raise ShapeError(full, "() or (1,)", seen.shapes["input_scale"], file)
+        if per != "parts" and headers.shapes.get("input_scale", (1,)) != (1,):
+            full, file = headers.names.full("input_scale"), headers.names.file("input_scale")
+            raise ShapeError(full, "() or (1,)", headers.shapes["input_scale"], file)
         return replace(self, per=per, axes=axes)
 
-    def _contradicted(self, seen: spec.Seen, sizes: dict[str, int]) -> ShapeError:
+    def _contradicted(self, headers: spec.LayerHeaders, sizes: dict[str, int]) -> ShapeError:
         N, hint = sizes["N"], "" if self.per else "blocks of scales need weight_block_size in the config"
         expected = {
             "tensor": "() or (1,), one for the tensor",
@@ -113,12 +113,12 @@ class Fp8Config(spec.Config):
             "block": f"{_shape(self.grid, sizes)} = ({self.grid.replace(' ', ', ')})",
             None: f"() or (1,) for the tensor; ({N},), ({N}, 1) or (1, {N}) for its outputs",
         }[self.per]
-        full, file = seen.names.full("weight_scale"), seen.names.file("weight_scale")
-        return ShapeError(full, expected, seen.shapes["weight_scale"], file, hint)
+        full, file = headers.names.full("weight_scale"), headers.names.file("weight_scale")
+        return ShapeError(full, expected, headers.shapes["weight_scale"], file, hint)
 
-    def notes(self, seen: spec.Seen) -> tuple[str, ...]:
+    def notes(self, headers: spec.LayerHeaders) -> tuple[str, ...]:
         """A claimed type that is not the tensor's."""
-        got = seen.dtypes["weight"]
+        got = headers.dtypes["weight"]
         claim, is_ = (str(dtype).removeprefix("torch.") for dtype in (self.dtype, got))
         return () if self.dtype in (None, got) else (f"the config says {claim}, the weight is {is_}",)
 

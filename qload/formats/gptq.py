@@ -45,23 +45,23 @@ class GPTQConfig(spec.Grouped, spec.Config):
         self.check_bits(self.bits, *BITS)
         self.check_group_size()
 
-    def study(self, seen: spec.Seen) -> "GPTQConfig":
+    def for_layer(self, headers: spec.LayerHeaders) -> "GPTQConfig":
         """Positional or not, from `g_idx`; refuses group counts that contradict the group size."""
-        sizes = seen.sizes(GPTQWeight.tensors(replace(self, positional=False)))
+        sizes = headers.sizes(GPTQWeight.tensors(replace(self, positional=False)))
         K, G, N = sizes["K"], sizes["G"], sizes["N"]
         group, groups = self.rows_of_a_group(K), self.groups(K)
         if groups != G:
             raise ShapeError(
-                seen.names.full("scales"),
+                headers.names.full("scales"),
                 f"({groups}, {N}) = (K/{group}^, N)",
-                seen.shapes["scales"],
-                seen.names.file("scales"),
+                headers.shapes["scales"],
+                headers.names.file("scales"),
                 f"for K = {K} and a group size of {self.group_size} in the config",
             )
-        g_idx = seen.facts["g_idx"]
+        g_idx = headers.facts["g_idx"]
         if G > 1 and not g_idx.any():
             raise AmbiguousIndexError(
-                seen.names.full("g_idx"),
+                headers.names.full("g_idx"),
                 "all zero, which has two readings",
                 f"the group of each row, 0 to {G - 1}",
                 f"0 for all {K} rows",
@@ -70,9 +70,9 @@ class GPTQConfig(spec.Grouped, spec.Config):
         in_order = bool((g_idx == self.in_order(K, g_idx.device)).all())
         return replace(self, positional=G > 1 and in_order)
 
-    def notes(self, seen: spec.Seen) -> tuple[str, ...]:
+    def notes(self, headers: spec.LayerHeaders) -> tuple[str, ...]:
         """Act order is what `g_idx` says, whatever `desc_act` claims."""
-        act_order = not self.positional and bool(seen.facts["g_idx"].any())
+        act_order = not self.positional and bool(headers.facts["g_idx"].any())
         if self.desc_act is None or self.desc_act == act_order:
             return ()
         found = "in act order" if act_order else "in order"

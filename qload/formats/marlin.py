@@ -37,9 +37,9 @@ class MarlinConfig(spec.Grouped, spec.Config):
         self.check_bits(self.bits, *marlin.BITS)
         self.check_group_size()
 
-    def study(self, seen: spec.Seen) -> "MarlinConfig":
+    def for_layer(self, headers: spec.LayerHeaders) -> "MarlinConfig":
         """One group that covers all of K has the order of one scale a column."""
-        return self.one_group(sum(seen.shapes["B"][:1]) * marlin.TILE_K)
+        return self.one_group(sum(headers.shapes["B"][:1]) * marlin.TILE_K)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

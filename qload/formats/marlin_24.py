@@ -49,9 +49,9 @@ class Marlin24Config(spec.Grouped, spec.Config):
         self.check_bits(self.bits, *marlin.BITS)
         self.check_group_size()
 
-    def study(self, seen: spec.Seen) -> "Marlin24Config":
+    def for_layer(self, headers: spec.LayerHeaders) -> "Marlin24Config":
         """One group that covers all of K leaves the scales in plain order."""
-        K = sum(seen.shapes["B_24"][:1]) * ROWS
+        K = sum(headers.shapes["B_24"][:1]) * ROWS
         return replace(self.one_group(K), plain=self.compressed and K <= 2 * self.group_size < 2 * K)
 
     @property

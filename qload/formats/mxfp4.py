@@ -24,7 +24,7 @@ from torch import Tensor
 
 from qload import spec
 from qload.errors import ArgumentError
-from qload.layouts import Pairs, fp4
+from qload.layouts import NibblePairs, fp4
 from qload.spec import Role, TensorSpec, named
 
 GROUP = 32
@@ -42,7 +42,7 @@ def _codes(packed: Tensor, exponents: Tensor) -> spec.Codes:
     """Of bytes (R, C/2) and exponents (R, C/32)."""
     return spec.Codes(
         bits=4,
-        codes=Pairs(packed, high_first=False),
+        codes=NibblePairs(packed, high_first=False),
         scales=fp4.e8m0(exponents),
         zeros=None,
         k_group=torch.arange(2 * packed.shape[1], device=packed.device) // GROUP,

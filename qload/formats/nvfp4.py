@@ -31,7 +31,7 @@ from torch import Tensor
 
 from qload import spec
 from qload.errors import ShapeError
-from qload.layouts import Pairs, fp4
+from qload.layouts import NibblePairs, fp4
 from qload.spec import Role, TensorSpec
 
 E4M3FN, GROUP = torch.float8_e4m3fn, 16
@@ -44,12 +44,12 @@ class NVFP4Config(spec.Config):
 
     name: ClassVar[str] = "nvfp4"
 
-    def study(self, seen: spec.Seen) -> "NVFP4Config":
+    def for_layer(self, headers: spec.LayerHeaders) -> "NVFP4Config":
         """Refuses several second scales for one tensor."""
-        for name in seen.shapes.keys() & SECOND:
-            if seen.shapes[name] != (1,):
-                full, file = seen.names.full(name), seen.names.file(name)
-                raise ShapeError(full, "() or (1,)", seen.shapes[name], file)
+        for name in headers.shapes.keys() & SECOND:
+            if headers.shapes[name] != (1,):
+                full, file = headers.names.full(name), headers.names.file(name)
+                raise ShapeError(full, "() or (1,)", headers.shapes[name], file)
         return self
 
 
@@ -70,7 +70,7 @@ class _NVFP4Weight(spec.Weight):
         packed, scales = self.packed_and_scales()
         return spec.Codes(
             bits=4,
-            codes=Pairs(packed, high_first=False),
+            codes=NibblePairs(packed, high_first=False),
             scales=scales,
             zeros=None,
             k_group=torch.arange(self.layer.K, device=packed.device) // GROUP,

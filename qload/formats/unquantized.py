@@ -26,9 +26,9 @@ class UnquantizedConfig(spec.Config):
 
     axes: int = 2
 
-    def study(self, seen: spec.Seen) -> "UnquantizedConfig":
+    def for_layer(self, headers: spec.LayerHeaders) -> "UnquantizedConfig":
         """Tells a vector from a matrix."""
-        return replace(self, axes=1 if len(seen.shapes["weight"]) == 1 else 2)
+        return replace(self, axes=1 if len(headers.shapes["weight"]) == 1 else 2)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -2,7 +2,7 @@
 
 from qload.kernel_formats.exl2 import Exl2KernelWeight
 from qload.kernel_formats.exllama import ExllamaConfig, ExllamaWeight
-from qload.kernel_formats.fp8_marlin import FP8MarlinConfig, FP8MarlinWeight
+from qload.kernel_formats.fp8_marlin import Fp8MarlinConfig, Fp8MarlinWeight
 from qload.kernel_formats.marlin import GPTQMarlinConfig, GPTQMarlinWeight
 from qload.kernel_formats.repack import LAYOUTS, repack, restore
 from qload.kernel_formats.strips import StripsConfig, StripsWeight
@@ -12,8 +12,8 @@ __all__ = [
     "Exl2KernelWeight",
     "ExllamaConfig",
     "ExllamaWeight",
-    "FP8MarlinConfig",
-    "FP8MarlinWeight",
+    "Fp8MarlinConfig",
+    "Fp8MarlinWeight",
     "GPTQMarlinConfig",
     "GPTQMarlinWeight",
     "StripsConfig",

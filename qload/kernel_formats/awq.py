@@ -3,7 +3,7 @@
 from qload.errors import RepackError
 from qload.formats import AWQConfig, AWQWeight
 from qload.formats.awq import BITS
-from qload.kernel_formats.integers import Integers, Origin, middles, placed
+from qload.kernel_formats.integers import Integers, Origin, middle_zero_points, with_origin
 from qload.layouts import Stored, awq
 
 
@@ -16,9 +16,9 @@ def read(weight: AWQWeight) -> Integers:
         group_size=config.group_size,
         unpack=lambda: packing.packed(weight.qweight),
         scales=weight.scales,
-        zeros=middles(config.bits, weight.scales) if zeros is None else zeros,
+        zeros=middle_zero_points(config.bits, weight.scales) if zeros is None else zeros,
         g_idx=config.in_order(weight.layer.K, weight.scales.device),
-        layer=placed(weight, keeps_zeros=zeros is not None),
+        layer=with_origin(weight, keeps_zeros=zeros is not None),
     )
 
 
@@ -34,7 +34,7 @@ def write(integers: Integers, zero_point: bool = True) -> AWQWeight:
     packing = awq.columns(bits)
     return AWQWeight(
         config=AWQConfig(-1 if groups == 1 else K // groups, bits, zero_point),
-        qweight=packing.pack(integers.unpack(), integers.room("qweight")),
+        qweight=packing.pack(integers.unpack(), integers.destination("qweight")),
         qzeros=Stored().write(integers.zeros, packing) if zero_point else None,
         scales=integers.scales.contiguous(),
         layer=integers.layer,

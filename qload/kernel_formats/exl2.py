@@ -22,9 +22,9 @@ from torch import Tensor
 from qload import spec
 from qload.errors import RepackError
 from qload.formats.exl2 import Exl2Config, Exl2Weight, codes_of, divided, places
-from qload.kernel_formats.integers import placed
+from qload.kernel_formats.integers import with_origin
 from qload.kernel_formats.permutation import inverse, put_back
-from qload.layouts.exl2 import STARTS, Groups
+from qload.layouts.exl2 import STARTS, Exl2Groups
 from qload.spec import Role, TensorSpec
 
 
@@ -61,7 +61,7 @@ class Exl2KernelWeight(spec.Weight):
 
     def codes(self) -> spec.Codes:
         """As EXL2's, read from what a kernel reads: q_perm and q_group_map."""
-        groups = Groups.read(self.q_groups, self.q_weight.shape[0])
+        groups = Exl2Groups.read(self.q_groups, self.q_weight.shape[0])
         group = self.q_group_map[0::2].long() % STARTS
         codes = put_back(groups.unpack(self.q_weight, shuffle=True), self.q_perm)
         return codes_of(groups, codes, put_back(group, self.q_perm), self.q_scale, self.q_scale_max)
@@ -73,7 +73,7 @@ class Exl2KernelWeight(spec.Weight):
 
 def from_exl2(weight: Exl2Weight) -> Exl2KernelWeight:
     """Each width shuffled, rows where they lie; RepackError for what kernels cannot count or expect."""
-    groups = Groups.read(weight.q_groups, weight.q_weight.shape[0])
+    groups = Exl2Groups.read(weight.q_groups, weight.q_weight.shape[0])
     reason = why_not(groups)
     if reason:
         raise RepackError(f"{weight.layer.name or 'layer'}: exl2", "ExLlama's kernels", reason)
@@ -86,13 +86,13 @@ def from_exl2(weight: Exl2Weight) -> Exl2KernelWeight:
         q_invperm=weight.q_invperm.clone(),
         q_perm=inverse(places(weight.q_invperm).to(torch.int32)),
         q_group_map=groups.map(),
-        layer=placed(weight),
+        layer=with_origin(weight),
     )
 
 
 def to_exl2(weight: Exl2KernelWeight) -> Exl2Weight:
     """The inverse of `from_exl2`, bit for bit."""
-    groups = Groups.read(weight.q_groups, weight.q_weight.shape[0])
+    groups = Exl2Groups.read(weight.q_groups, weight.q_weight.shape[0])
     return Exl2Weight(
         config=weight.config,
         q_weight=groups.pack(groups.unpack(weight.q_weight, shuffle=True)),
@@ -104,7 +104,7 @@ def to_exl2(weight: Exl2KernelWeight) -> Exl2Weight:
     )
 
 
-def why_not(groups: Groups) -> str | None:
+def why_not(groups: Exl2Groups) -> str | None:
     """Why kernels cannot read these groups, or None."""
     height, most = int(groups.starts[-1]), int(groups.rows.max())
     if bool((groups.bits.diff() > 0).any()):

@@ -19,7 +19,7 @@ from qload import spec
 from qload.errors import RepackError
 from qload.formats.gptq import INDICES, SCALES
 from qload.kernel_formats.gptq import size_of, why_not, words
-from qload.kernel_formats.integers import Integers, Origin, placed
+from qload.kernel_formats.integers import Integers, Origin, with_origin
 from qload.kernel_formats.permutation import inverse, put_back
 from qload.layouts import STORED_MINUS_ONE, ZeroPoints, exllama, gptq
 from qload.spec import Role, TensorSpec
@@ -38,9 +38,9 @@ class ExllamaConfig(spec.Config):
     zeros: ZeroPoints = STORED_MINUS_ONE
     run: int = 0
 
-    def study(self, seen: spec.Seen) -> "ExllamaConfig":
+    def for_layer(self, headers: spec.LayerHeaders) -> "ExllamaConfig":
         """What the index says, whatever was claimed."""
-        return replace(self, run=spec.run_of(seen.facts["g_idx"]))
+        return replace(self, run=spec.run_of(headers.facts["g_idx"]))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -92,7 +92,7 @@ def read(weight: ExllamaWeight) -> Integers:
     """Every row back at its input."""
     bits, zeros = weight.config.bits, weight.config.zeros
     g_idx = put_back(weight.g_idx, weight.q_perm)
-    layer = placed(weight, weight.g_idx)
+    layer = with_origin(weight, weight.g_idx)
     known = layer.origin.config if isinstance(layer.origin, Origin) else None
     return Integers(
         bits=bits,
@@ -118,7 +118,7 @@ def write(integers: Integers, zeros: ZeroPoints | None = None) -> ExllamaWeight:
     index = torch.int32 if integers.origin.index is None else integers.origin.index
     return ExllamaWeight(
         config=ExllamaConfig(integers.bits, zeros, spec.run_of(g_idx)),
-        qweight=exllama.rows(integers.bits).pack(codes, integers.room("qweight")),
+        qweight=exllama.rows(integers.bits).pack(codes, integers.destination("qweight")),
         qzeros=words(integers, zeros),
         scales=integers.scales,
         g_idx=g_idx.to(index),

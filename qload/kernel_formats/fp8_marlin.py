@@ -23,7 +23,7 @@ from qload import spec
 from qload.errors import ArgumentError, RepackError
 from qload.formats import Fp8Weight
 from qload.formats.fp8 import E4M3FN
-from qload.kernel_formats.integers import Origin, placed
+from qload.kernel_formats.integers import Origin, with_origin
 from qload.kernel_formats.marlin_shapes import GROUP_SIZES, padded
 from qload.layouts import marlin
 from qload.spec import Role, TensorSpec, named
@@ -33,7 +33,7 @@ EXPONENT_BIAS = {torch.float16: 8, torch.bfloat16: 120}
 
 
 @dataclass(frozen=True)
-class FP8MarlinConfig(spec.Grouped, spec.Config):
+class Fp8MarlinConfig(spec.Grouped, spec.Config):
     """`group_size` -1: one scale a column; else rows of a block. `exponent_bias`: see the module."""
 
     name: ClassVar[str] = "fp8_marlin"
@@ -46,20 +46,20 @@ class FP8MarlinConfig(spec.Grouped, spec.Config):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class FP8MarlinWeight(spec.Weight):
+class Fp8MarlinWeight(spec.Weight):
     """An e4m3fn weight in the order Marlin's kernel reads."""
 
-    config: FP8MarlinConfig
+    config: Fp8MarlinConfig
     qweight: Tensor
     scales: Tensor
     weight_scale: Tensor
     input_scale: Tensor | None = None
 
     format: ClassVar[str] = "fp8_marlin"
-    example: ClassVar[FP8MarlinConfig] = FP8MarlinConfig(group_size=-1, exponent_bias=True)
+    example: ClassVar[Fp8MarlinConfig] = Fp8MarlinConfig(group_size=-1, exponent_bias=True)
 
     @classmethod
-    def tensors(cls, config: FP8MarlinConfig) -> tuple[TensorSpec, ...]:
+    def tensors(cls, config: Fp8MarlinConfig) -> tuple[TensorSpec, ...]:
         """Of the padded K and N; the checkpoint's scales have a shape of their own."""
         groups = "1" if config.group_size == -1 else f"K/{config.group_size}"
         return (
@@ -86,7 +86,7 @@ class FP8MarlinWeight(spec.Weight):
 
 def write(
     weight: Fp8Weight, *, dtype: Any, exponent_bias: Any, whole: Fp8Weight | None = None
-) -> FP8MarlinWeight:
+) -> Fp8MarlinWeight:
     """Bytes and scales in Marlin's order, scales rounded once to `dtype`; RepackError with the reason.
 
     `dtype`: float16 or bfloat16, of the activations. `exponent_bias`: True: scales as vLLM's kernel takes
@@ -104,23 +104,23 @@ def write(
     if whole is not None:
         _rounded(whole, dtype, exponent_bias)
     (N, K), rounded, block = weight.shape, _rounded(weight, dtype, exponent_bias), weight.config.block
-    config = FP8MarlinConfig(-1 if block is None or rounded.shape[0] == 1 else block[1], exponent_bias)
+    config = Fp8MarlinConfig(-1 if block is None or rounded.shape[0] == 1 else block[1], exponent_bias)
     Np, Kp = padded(N, K, config.group_size)
     wide = torch.zeros(Kp, Np, dtype=torch.uint8, device=weight.device)
     wide[:K, :N] = weight.weight.view(torch.uint8).T
     scales = torch.zeros(config.groups(Kp), Np, dtype=dtype, device=weight.device)
     scales[: rounded.shape[0], :N] = rounded
-    return FP8MarlinWeight(
+    return Fp8MarlinWeight(
         config=config,
         qweight=marlin.rows(8).pack(wide),
         scales=marlin.scales(scales.shape[0]).apply(scales),
         weight_scale=weight.weight_scale,
         input_scale=weight.input_scale,
-        layer=placed(weight),
+        layer=with_origin(weight),
     )
 
 
-def read(weight: FP8MarlinWeight) -> Fp8Weight:
+def read(weight: Fp8MarlinWeight) -> Fp8Weight:
     """The inverse of `write`, bit for bit."""
     origin = weight.layer.origin
     if not isinstance(origin, Origin):

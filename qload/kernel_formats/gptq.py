@@ -7,7 +7,7 @@ from torch import Tensor
 
 from qload.errors import RepackError
 from qload.formats import GPTQConfig, GPTQWeight
-from qload.kernel_formats.integers import Integers, Origin, placed
+from qload.kernel_formats.integers import Integers, Origin, with_origin
 from qload.layouts import Stored, ZeroPoints, gptq
 from qload.layouts.packing import WORD_BITS
 from qload.spec import Codes, Layer
@@ -23,7 +23,7 @@ def read(weight: GPTQWeight) -> Integers:
         scales=weight.scales,
         zeros=config.zeros.read(weight.qzeros, gptq.columns(config.bits)),
         g_idx=weight.g_idx,
-        layer=placed(weight, weight.g_idx),
+        layer=with_origin(weight, weight.g_idx),
         convention=config.zeros,
         words=weight.qweight,
     )
@@ -47,7 +47,7 @@ def write(integers: Integers, zeros: ZeroPoints) -> GPTQWeight:
 
 
 def _rows(integers: Integers) -> Tensor:
-    return gptq.rows(integers.bits).pack(integers.unpack(), integers.room("qweight"))
+    return gptq.rows(integers.bits).pack(integers.unpack(), integers.destination("qweight"))
 
 
 def back(integers: Integers, origin: Origin) -> GPTQWeight:

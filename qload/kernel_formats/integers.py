@@ -19,7 +19,7 @@ from qload.spec import Layer, Weight
 
 @dataclass(frozen=True)
 class Origin(spec.Config):
-    """What `restore` goes back to: a kind of weight and its config, and what other layouts leave out.
+    """What `restore` goes back to: a type of weight and its config, and what other layouts leave out.
 
     `index`: the dtype of the group index, None where there is none. `keeps_zeros`: zero points are stored
     that may be left out, and go along although all are 2**(bits - 1).
@@ -27,7 +27,7 @@ class Origin(spec.Config):
 
     name: ClassVar[str] = "origin"
 
-    kind: type[Weight]
+    weight_type: type[Weight]
     config: Any
     index: torch.dtype | None = None
     keeps_zeros: bool = False
@@ -45,7 +45,7 @@ class Integers:
 
     bits: int
     group_size: int
-    unpack: Callable[[], Tensor | native.Held]
+    unpack: Callable[[], Tensor | native.LazyCodes]
     scales: Tensor
     zeros: Tensor
     g_idx: Tensor
@@ -55,7 +55,7 @@ class Integers:
     words: Tensor | None = None
     out: Weight | None = None
 
-    def room(self, name: str) -> Tensor | None:
+    def destination(self, name: str) -> Tensor | None:
         """The tensor of `out` to write to, where there is one in one piece."""
         tensor: Tensor | None = getattr(self.out, name, None)
         return tensor if tensor is not None and tensor.is_contiguous() else None
@@ -70,7 +70,7 @@ class Integers:
     @property
     def source(self) -> str:
         """The format it was read from, at first, for messages."""
-        return self.origin.kind.format
+        return self.origin.weight_type.format
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -121,7 +121,7 @@ class Integers:
         return None
 
 
-def placed(weight: Weight, index: Tensor | None = None, *, keeps_zeros: bool = False) -> Layer:
+def with_origin(weight: Weight, index: Tensor | None = None, *, keeps_zeros: bool = False) -> Layer:
     """The layer of a weight that is read, which knows from now on what it was."""
     if weight.layer.origin is not None:
         return weight.layer
@@ -129,6 +129,6 @@ def placed(weight: Weight, index: Tensor | None = None, *, keeps_zeros: bool = F
     return replace(weight.layer, origin=origin)
 
 
-def middles(bits: int, scales: Tensor) -> Tensor:
+def middle_zero_points(bits: int, scales: Tensor) -> Tensor:
     """The zero points (G, N) of a type that stores none."""
     return torch.full_like(scales, 2 ** (bits - 1), dtype=torch.int32)

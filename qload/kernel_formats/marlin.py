@@ -24,10 +24,10 @@ from qload import native, spec
 from qload.errors import RepackError, ShapeError
 from qload.formats import GPTQConfig, MarlinWeight
 from qload.formats.gptq import SCALES
-from qload.kernel_formats.integers import Integers, Origin, middles, placed
+from qload.kernel_formats.integers import Integers, Origin, middle_zero_points, with_origin
 from qload.kernel_formats.marlin_shapes import GROUP_SIZES, padded
 from qload.kernel_formats.permutation import put_back
-from qload.layouts import Clipped, Stored, marlin
+from qload.layouts import ClippedCodes, Stored, marlin
 from qload.layouts.packing import Packing
 from qload.spec import Role, TensorSpec
 
@@ -48,15 +48,15 @@ class GPTQMarlinConfig(spec.Grouped, spec.Config):
         self.check_bits(self.bits, *marlin.BITS)
         self.check_group_size()
 
-    def study(self, seen: spec.Seen) -> "GPTQMarlinConfig":
+    def for_layer(self, headers: spec.LayerHeaders) -> "GPTQMarlinConfig":
         """Rows that are all here have all their groups, or ShapeError."""
-        sizes = seen.sizes(self.declared())
+        sizes = headers.sizes(self.declared())
         groups = self.groups(sizes["K"])
         if self.act_order and self.is_k_full and sizes["G"] != groups:
             raise ShapeError(
-                seen.names.full("scales"),
+                headers.names.full("scales"),
                 f"({groups}, {sizes['N']}) = (K/{self.group_size}, N), as is_k_full says",
-                seen.shapes["scales"],
+                headers.shapes["scales"],
             )
         return self
 
@@ -77,7 +77,7 @@ class GPTQMarlinWeight(spec.Weight):
     perm: Tensor | None = None
 
     format: ClassVar[str] = "gptq_marlin"
-    takes_shares: ClassVar[bool] = True  # of an act order, whose groups have rows elsewhere
+    allows_shares: ClassVar[bool] = True  # of an act order, whose groups have rows elsewhere
     example: ClassVar[GPTQMarlinConfig] = GPTQMarlinConfig(4, 128, zero_point=True, act_order=True)
 
     @staticmethod
@@ -96,7 +96,7 @@ class GPTQMarlinWeight(spec.Weight):
         return padded(N, K, group_size)
 
     @property
-    def held(self) -> tuple[int, int]:
+    def padded_shape(self) -> tuple[int, int]:
         """(N, K) with the padding."""
         return self.scales.shape[1], self.qweight.shape[0] * marlin.TILE_K
 
@@ -126,7 +126,7 @@ class GPTQMarlinWeight(spec.Weight):
         """Codes with every row back at its input, as the kernel groups them, without the padding."""
         (N, K), bits = self.shape, self.config.bits
         packed = put_back(self.order(bits).packed(self.qweight), self.perm)
-        codes = packed if packed.shape == (K, N) else Clipped(packed, (K, N))
+        codes = packed if packed.shape == (K, N) else ClippedCodes(packed, (K, N))
         k_group = self.config.in_order(packed.shape[0], self.qweight.device)
         if self.g_idx is not None and not self.config.is_k_full:
             k_group = self.g_idx.long()
@@ -144,7 +144,7 @@ def read(weight: GPTQMarlinWeight) -> Integers:
     codes, bits = weight.codes(), weight.config.bits
     assert codes.k_group is not None
     assert codes.zeros is not None
-    layer = placed(weight, weight.g_idx, keeps_zeros=weight.config.zero_point)
+    layer = with_origin(weight, weight.g_idx, keeps_zeros=weight.config.zero_point)
     origin = layer.origin.config if isinstance(layer.origin, Origin) else None
     return Integers(
         bits=bits,
@@ -171,7 +171,7 @@ def write(
         raise RepackError(integers.source, made.example.name, reason)
     (N, K), bits, groups = integers.shape, integers.bits, integers.groups
     config, perm, g_idx = _rows(integers, made)
-    if not (config.is_k_full or made.takes_shares):
+    if not (config.is_k_full or made.allows_shares):
         name = made.example.name
         raise RepackError(integers.source, name, "rows of its groups are on other ranks (act order)")
     Np, Kp = made.padded(N, K, config.group_size)
@@ -186,8 +186,8 @@ def write(
         wide[:K, :N] = inner
     return made(
         config=replace(config, zero_point=not symmetric),
-        qweight=made.order(bits).pack(wide, integers.room("qweight")),
-        scales=marlin.scales(rows).apply(wide_scales, integers.room("scales")),
+        qweight=made.order(bits).pack(wide, integers.destination("qweight")),
+        scales=marlin.scales(rows).apply(wide_scales, integers.destination("scales")),
         qzeros=None if symmetric else Stored().write(wide_zeros, marlin.zeros(bits)),
         g_idx=None if perm is None else g_idx.to(torch.int32),
         perm=None if perm is None else perm.to(torch.int32),
@@ -203,9 +203,9 @@ def read_checkpoint(weight: MarlinWeight) -> Integers:
         group_size=weight.config.group_size,
         unpack=lambda: marlin.rows(bits).packed(weight.B),
         scales=scales,
-        zeros=middles(bits, scales),
+        zeros=middle_zero_points(bits, scales),
         g_idx=weight.config.in_order(weight.layer.K, scales.device),
-        layer=placed(weight),
+        layer=with_origin(weight),
     )
 
 
@@ -214,7 +214,7 @@ def back_to_checkpoint(integers: Integers, origin: Origin) -> MarlinWeight:
     order = marlin.SCALES_PER_COLUMN if origin.config.group_size == -1 else marlin.SCALES_GROUPED
     return MarlinWeight(
         config=origin.config,
-        B=marlin.rows(integers.bits).pack(integers.unpack(), integers.room("B")),
+        B=marlin.rows(integers.bits).pack(integers.unpack(), integers.destination("B")),
         s=order.apply(integers.scales),
         layer=integers.layer,
     )

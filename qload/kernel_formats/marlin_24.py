@@ -6,7 +6,7 @@ from qload import native
 from qload.errors import PatternError, RepackError
 from qload.formats import Marlin24Config, Marlin24Weight
 from qload.formats.marlin_24 import ROWS, SCALES
-from qload.kernel_formats.integers import Integers, Origin, middles, placed
+from qload.kernel_formats.integers import Integers, Origin, middle_zero_points, with_origin
 from qload.layouts import marlin, marlin_24
 
 
@@ -25,9 +25,9 @@ def read(weight: Marlin24Weight) -> Integers:
         group_size=weight.config.group_size,
         unpack=lambda: codes,
         scales=scales,
-        zeros=middles(bits, scales),
+        zeros=middle_zero_points(bits, scales),
         g_idx=weight.config.in_order(weight.layer.K, scales.device),
-        layer=placed(weight),
+        layer=with_origin(weight),
     )
 
 

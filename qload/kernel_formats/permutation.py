@@ -5,9 +5,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from qload.layouts import Packed
+from qload.layouts import PackedCodes
 
-R = TypeVar("R", Tensor, Packed)
+R = TypeVar("R", Tensor, PackedCodes)
 
 
 def put_back(rows: R, perm: Tensor | None) -> R:

@@ -1,7 +1,7 @@
 """One weight, other layouts: `repack` says it in another one, `restore` brings it back bit for bit.
 
-Every kind of weight is read into one of three meanings (integer codes in plain order, EXL2, FP8), and every
-layout is written from one. Nothing else here knows a kind or a layout by name.
+Every type of weight is read into one of three meanings (integer codes in plain order, EXL2, FP8), and every
+layout is written from one. Nothing else here knows a type or a layout by name.
 """
 
 from collections.abc import Callable
@@ -20,10 +20,20 @@ from qload.formats import (
     Marlin24Weight,
     MarlinWeight,
 )
-from qload.kernel_formats import awq, compressed, exl2, exllama, fp8_marlin, gptq, marlin, marlin_24, strips
+from qload.kernel_formats import (
+    awq,
+    compressed_tensors,
+    exl2,
+    exllama,
+    fp8_marlin,
+    gptq,
+    marlin,
+    marlin_24,
+    strips,
+)
 from qload.kernel_formats.exl2 import Exl2KernelWeight
 from qload.kernel_formats.exllama import ExllamaWeight
-from qload.kernel_formats.fp8_marlin import FP8MarlinWeight
+from qload.kernel_formats.fp8_marlin import Fp8MarlinWeight
 from qload.kernel_formats.integers import Integers, Origin
 from qload.kernel_formats.marlin import GPTQMarlinWeight
 from qload.kernel_formats.strips import StripsWeight
@@ -34,17 +44,20 @@ W = TypeVar("W", bound=Weight)
 
 
 @dataclass(frozen=True)
-class Kind:
-    """What a kind of weight is read into, and how; `bulk`: its tensor whose values decide nothing, or ""."""
+class Reader:
+    """What a type of weight is read into, and how.
+
+    `skippable`: the tensor whose values decide nothing, or "".
+    """
 
     meaning: type[Any]
     read: Callable[[Any], Any] = lambda weight: weight
     back: Callable[[Any, Origin], Weight] | None = None  # None: what only kernels read
-    bulk: Callable[[Any], str] = lambda weight: ""
+    skippable: Callable[[Any], str] = lambda weight: ""
 
 
 @dataclass(frozen=True)
-class Way:
+class Writer:
     """From a meaning to a layout: the type that is made, the options it takes, and how."""
 
     made: type[Weight]
@@ -53,39 +66,39 @@ class Way:
     looks_at_codes: bool = False  # to decide what it refuses
 
 
-KINDS: dict[type[Weight], Kind] = {
-    GPTQWeight: Kind(Integers, gptq.read, gptq.back, lambda _: "qweight"),
-    AWQWeight: Kind(Integers, awq.read, awq.back, lambda _: "qweight"),
-    CTPackWeight: Kind(Integers, compressed.read, compressed.back, compressed.bulk),
-    MarlinWeight: Kind(Integers, marlin.read_checkpoint, marlin.back_to_checkpoint, lambda _: "B"),
-    Marlin24Weight: Kind(Integers, marlin_24.read, marlin_24.back),
-    ExllamaWeight: Kind(Integers, exllama.read),
-    GPTQMarlinWeight: Kind(Integers, marlin.read),
-    StripsWeight: Kind(Integers, marlin.read),
-    Exl2Weight: Kind(Exl2Weight, back=lambda weight, _: weight, bulk=lambda _: "q_weight"),
-    Exl2KernelWeight: Kind(Exl2Weight, exl2.to_exl2),
-    Fp8Weight: Kind(Fp8Weight, back=lambda weight, _: weight, bulk=lambda _: "weight"),
-    FP8MarlinWeight: Kind(Fp8Weight, fp8_marlin.read),
+READERS: dict[type[Weight], Reader] = {
+    GPTQWeight: Reader(Integers, gptq.read, gptq.back, lambda _: "qweight"),
+    AWQWeight: Reader(Integers, awq.read, awq.back, lambda _: "qweight"),
+    CTPackWeight: Reader(Integers, compressed_tensors.read, compressed_tensors.back, compressed_tensors.bulk),
+    MarlinWeight: Reader(Integers, marlin.read_checkpoint, marlin.back_to_checkpoint, lambda _: "B"),
+    Marlin24Weight: Reader(Integers, marlin_24.read, marlin_24.back),
+    ExllamaWeight: Reader(Integers, exllama.read),
+    GPTQMarlinWeight: Reader(Integers, marlin.read),
+    StripsWeight: Reader(Integers, marlin.read),
+    Exl2Weight: Reader(Exl2Weight, back=lambda weight, _: weight, skippable=lambda _: "q_weight"),
+    Exl2KernelWeight: Reader(Exl2Weight, exl2.to_exl2),
+    Fp8Weight: Reader(Fp8Weight, back=lambda weight, _: weight, skippable=lambda _: "weight"),
+    Fp8MarlinWeight: Reader(Fp8Weight, fp8_marlin.read),
 }
 
-WAYS: dict[tuple[type[Any], str], Way] = {
-    (Integers, "gptq"): Way(
+WRITERS: dict[tuple[type[Any], str], Writer] = {
+    (Integers, "gptq"): Writer(
         GPTQWeight, lambda integers, zeros: gptq.write(integers, zeros or StoredMinusOne()), ("zeros",)
     ),
-    (Integers, "gptq_v2"): Way(GPTQWeight, lambda integers: gptq.write(integers, Stored())),
-    (Integers, "awq"): Way(AWQWeight, awq.write),
-    (Integers, "exllama"): Way(ExllamaWeight, exllama.write, ("zeros",)),
-    (Integers, "marlin"): Way(
+    (Integers, "gptq_v2"): Writer(GPTQWeight, lambda integers: gptq.write(integers, Stored())),
+    (Integers, "awq"): Writer(AWQWeight, awq.write),
+    (Integers, "exllama"): Writer(ExllamaWeight, exllama.write, ("zeros",)),
+    (Integers, "marlin"): Writer(
         GPTQMarlinWeight, lambda integers: marlin.write(integers, integers.origin.keeps_zeros)
     ),
-    (Integers, "strips"): Way(
+    (Integers, "strips"): Writer(
         StripsWeight, lambda integers: strips.write(integers, integers.origin.keeps_zeros)
     ),
-    (Integers, "marlin_24"): Way(Marlin24Weight, marlin_24.write, looks_at_codes=True),
-    (Exl2Weight, "exllama"): Way(Exl2KernelWeight, exl2.from_exl2),
-    (Fp8Weight, "marlin"): Way(FP8MarlinWeight, fp8_marlin.write, ("dtype", "exponent_bias", "whole")),
+    (Integers, "marlin_24"): Writer(Marlin24Weight, marlin_24.write, looks_at_codes=True),
+    (Exl2Weight, "exllama"): Writer(Exl2KernelWeight, exl2.from_exl2),
+    (Fp8Weight, "marlin"): Writer(Fp8MarlinWeight, fp8_marlin.write, ("dtype", "exponent_bias", "whole")),
 }
-LAYOUTS = tuple(dict.fromkeys(layout for _, layout in WAYS))
+LAYOUTS = tuple(dict.fromkeys(layout for _, layout in WRITERS))
 
 
 def repack(
@@ -127,26 +140,26 @@ def repack(
             _check_typed(argument, given)
     if layout not in LAYOUTS:
         raise ArgumentError("layout", f"one of {', '.join(LAYOUTS)}", repr(layout))
-    kind, way = _kind(weight, layout), _way(weight, layout)
-    if whole is not None and _kind(whole, layout).meaning is not kind.meaning:
+    reader, writer = _reader(weight, layout), _writer(weight, layout)
+    if whole is not None and _reader(whole, layout).meaning is not reader.meaning:
         raise ArgumentError("whole", f"the layer that the {weight.format} weight is of", whole.format)
-    asked = {"zeros": zeros, "dtype": dtype, "exponent_bias": exponent_bias}
-    for option, value in asked.items():
-        if value is not None and option not in way.options:
+    options_given = {"zeros": zeros, "dtype": dtype, "exponent_bias": exponent_bias}
+    for option, value in options_given.items():
+        if value is not None and option not in writer.options:
             raise ArgumentError(option, _takers(option), f"{value} for {weight.format} to {layout}")
     if not isinstance(zeros, ZeroPoints | None):
         raise ArgumentError("zeros", "None, or such as StoredMinusOne()", repr(zeros))
-    chosen = any(value is not None for value in asked.values())
-    if isinstance(weight, way.made) and way.made is not GPTQWeight and not chosen:
+    chosen = any(value is not None for value in options_given.values())
+    if isinstance(weight, writer.made) and writer.made is not GPTQWeight and not chosen:
         made: Weight = weight
     else:
-        meant = None if whole is None else _kind(whole, layout).read(whole)  # which refuses for every rank
-        meaning = kind.read(weight)
+        meant = None if whole is None else _reader(whole, layout).read(whole)  # which refuses for every rank
+        meaning = reader.read(weight)
         if isinstance(meaning, Integers):
-            room = out if type(out) is way.made and not _share(out, weight) else None
-            meaning = replace(meaning, whole=meant, out=room)
-        asked["whole"] = meant
-        made = way.write(meaning, **{option: asked[option] for option in way.options})
+            destination = out if type(out) is writer.made and not _share(out, weight) else None
+            meaning = replace(meaning, whole=meant, out=destination)
+        options_given["whole"] = meant
+        made = writer.write(meaning, **{option: options_given[option] for option in writer.options})
     made = _apart(_relabel(made, _origin(made)), weight)
     return made if out is None else _into(out, made)
 
@@ -157,45 +170,45 @@ def restore(weight: Weight) -> Weight:
     A kernel's integers that were made by hand come back as GPTQ.
     """
     _check_typed("weight", weight)
-    origin, kind = weight.layer.origin, KINDS.get(type(weight))
-    if kind is None or (origin is None and kind.back is not None):
+    origin, reader = weight.layer.origin, READERS.get(type(weight))
+    if reader is None or (origin is None and reader.back is not None):
         return weight
-    meaning = kind.read(weight)
+    meaning = reader.read(weight)
     if not isinstance(origin, Origin):
         made = gptq.write(meaning, meaning.convention) if isinstance(meaning, Integers) else meaning
     else:
-        back = KINDS[origin.kind].back
+        back = READERS[origin.weight_type].back
         assert back is not None  # of what only kernels read, `_origin` leaves none
         made = replace(back(meaning, origin), config=origin.config)
     return _apart(_relabel(made, None), weight)
 
 
-def targets(kind: type[Weight]) -> tuple[str, ...]:
-    """The layouts that weights of a kind are repacked to; some of its weights may still be refused."""
-    meaning = KINDS[kind].meaning if kind in KINDS else None
+def targets(weight_type: type[Weight]) -> tuple[str, ...]:
+    """The layouts that weights of a type are repacked to; some of its weights may still be refused."""
+    meaning = READERS[weight_type].meaning if weight_type in READERS else None
     return tuple(
         layout
-        for (source, layout), way in WAYS.items()
-        if source is meaning and (way.made is not kind or kind is GPTQWeight)
+        for (source, layout), writer in WRITERS.items()
+        if source is meaning and (writer.made is not weight_type or weight_type is GPTQWeight)
     )
 
 
-def restores(kind: type[Weight]) -> bool:
-    """Whether what weights of a kind were repacked to is taken back."""
-    return kind in KINDS
+def restores(weight_type: type[Weight]) -> bool:
+    """Whether what weights of a type were repacked to is taken back."""
+    return weight_type in READERS
 
 
-def options(kind: type[Weight], layout: str) -> tuple[str, ...]:
-    """Which options `repack` takes for a kind of weight and a layout."""
-    way = WAYS.get((KINDS[kind].meaning, layout)) if kind in KINDS else None
-    return way.options if way else ()
+def options(weight_type: type[Weight], layout: str) -> tuple[str, ...]:
+    """Which options `repack` takes for a type of weight and a layout."""
+    writer = WRITERS.get((READERS[weight_type].meaning, layout)) if weight_type in READERS else None
+    return writer.options if writer else ()
 
 
-def undecisive(weight: Weight, layout: str) -> str:
+def skippable_tensor(weight: Weight, layout: str) -> str:
     """The tensor whose values do not decide what is refused or left out; "" where all do."""
-    kind = KINDS.get(type(weight))
-    way = WAYS.get((kind.meaning, layout)) if kind else None
-    return "" if kind is None or way is None or way.looks_at_codes else kind.bulk(weight)
+    reader = READERS.get(type(weight))
+    writer = WRITERS.get((reader.meaning, layout)) if reader else None
+    return "" if reader is None or writer is None or writer.looks_at_codes else reader.skippable(weight)
 
 
 def _check_typed(argument: str, given: object) -> None:
@@ -203,26 +216,26 @@ def _check_typed(argument: str, given: object) -> None:
         raise ArgumentError(argument, "a typed weight, as loaders return", type(given).__name__)
 
 
-def _kind(weight: Weight, layout: str) -> Kind:
-    if type(weight) not in KINDS:
+def _reader(weight: Weight, layout: str) -> Reader:
+    if type(weight) not in READERS:
         raise RepackError(weight.format, layout, f"{type(weight).__name__} has no codes to repack")
-    return KINDS[type(weight)]
+    return READERS[type(weight)]
 
 
-def _way(weight: Weight, layout: str) -> Way:
-    way = WAYS.get((_kind(weight, layout).meaning, layout))
-    if way is None:
+def _writer(weight: Weight, layout: str) -> Writer:
+    writer = WRITERS.get((_reader(weight, layout).meaning, layout))
+    if writer is None:
         known = ", ".join(targets(type(weight)))
         raise RepackError(weight.format, layout, f"{weight.format} is repacked to {known}, and nothing else")
-    return way
+    return writer
 
 
 def _takers(option: str) -> str:
     """Who takes an option, for messages."""
     found = {
         f"{layout}" if meaning is Integers else f"{meaning.format} to {layout}"
-        for (meaning, layout), way in WAYS.items()
-        if option in way.options
+        for (meaning, layout), writer in WRITERS.items()
+        if option in writer.options
     }
     return f"None, as only {' and '.join(sorted(found, reverse=True))} have a choice"
 
@@ -230,9 +243,9 @@ def _takers(option: str) -> str:
 def _origin(made: Weight) -> Origin | None:
     """What a repacked weight goes back to; None where it is that again, or was only a kernel's by hand."""
     origin = made.layer.origin
-    if not isinstance(origin, Origin) or KINDS[origin.kind].back is None:
+    if not isinstance(origin, Origin) or READERS[origin.weight_type].back is None:
         return None
-    return None if type(made) is origin.kind and made.config == origin.config else origin
+    return None if type(made) is origin.weight_type and made.config == origin.config else origin
 
 
 def _relabel(weight: W, origin: Origin | None) -> W:

@@ -42,7 +42,7 @@ class StripsWeight(GPTQMarlinWeight):
     config: StripsConfig
 
     format: ClassVar[str] = "strips"
-    takes_shares: ClassVar[bool] = False
+    allows_shares: ClassVar[bool] = False
     example: ClassVar[StripsConfig] = StripsConfig(4, 128, zero_point=True, act_order=True)
 
     @staticmethod
@@ -63,7 +63,7 @@ class StripsWeight(GPTQMarlinWeight):
         return -(-N // strips.TILE_N) * strips.TILE_N, -(-K // step) * step
 
     @property
-    def held(self) -> tuple[int, int]:
+    def padded_shape(self) -> tuple[int, int]:
         """(N, K) with the padding."""
         return self.qweight.shape[0] * strips.TILE_N, self.qweight.shape[1] // (2 * self.config.bits)
 

@@ -13,7 +13,7 @@ WIDE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
     """(..., K) -> (..., N) in x's dtype: products and sums in float32 (float64 for float64), one rounding."""
     check(x, weight, bias)
-    if x.is_cuda and cuda.takes(x, weight, bias):
+    if x.is_cuda and cuda.can_multiply(x, weight, bias):
         return cuda.linear(x, weight, bias)
     wide = torch.promote_types(x.dtype, torch.float32)
     return torch.nn.functional.linear(

@@ -23,7 +23,7 @@ NEEDS, SCRATCH = "exllama_needs", "exllama_scratch"  # of a module: by weight, b
 
 
 @dataclass(frozen=True)
-class Need:
+class ScratchRequest:
     """What a layer dequantizes: a weight (K, N), on the device of the parameter `weight`."""
 
     weight: str
@@ -36,7 +36,7 @@ class Need:
 
 
 @dataclass(frozen=True)
-class Scratch:
+class ScratchBuffer:
     """A buffer of bytes, and the longest input it was made for."""
 
     buffer: Tensor
@@ -52,19 +52,19 @@ def warm_up(model: nn.Module, max_input_len: int) -> dict[torch.device, int]:
         raise ArgumentError("max_input_len", "at least 1 token, a whole number", repr(max_input_len))
     if not isinstance(model, nn.Module):
         raise ArgumentError("model", "a torch.nn.Module", type(model).__name__)
-    layers: dict[torch.device, dict[nn.Module, list[Need]]] = {}
+    layers: dict[torch.device, dict[nn.Module, list[ScratchRequest]]] = {}
     for layer in model.modules():
         for need in _needs(layer).values():
             layers.setdefault(getattr(layer, need.weight).device, {}).setdefault(layer, []).append(need)
     return {device: _share(device, needs, max_input_len) for device, needs in layers.items()}
 
 
-def add_need(layer: nn.Module, need: Need) -> None:
+def add_scratch_request(layer: nn.Module, need: ScratchRequest) -> None:
     """Note what a weight of a module dequantizes, for `warm_up`; survives a copy of the module."""
     setattr(layer, NEEDS, {**_needs(layer), need.weight: need})
 
 
-def _share(device: torch.device, needs: dict[nn.Module, list[Need]], max_input_len: int) -> int:
+def _share(device: torch.device, needs: dict[nn.Module, list[ScratchRequest]], max_input_len: int) -> int:
     """Give all these modules one buffer -> its bytes."""
     before = [_given(layer)[device] for layer in needs if device in _given(layer)]
     longest = max([max_input_len, *(scratch.max_input_len for scratch in before)])
@@ -75,7 +75,7 @@ def _share(device: torch.device, needs: dict[nn.Module, list[Need]], max_input_l
     else:
         buffer = kept.buffer
     for layer in needs:
-        setattr(layer, SCRATCH, {**_given(layer), device: Scratch(buffer, longest)})
+        setattr(layer, SCRATCH, {**_given(layer), device: ScratchBuffer(buffer, longest)})
     log.info("scratch space of %d modules on %s: %d bytes", len(needs), device, buffer.numel())
     return buffer.numel()
 
@@ -105,11 +105,11 @@ def multiply(layer: nn.Module, x: Tensor, weight: Weight, name: str, bias: Tenso
     return sums.to(x.dtype).reshape(*x.shape[:-1], N)
 
 
-def _needs(layer: nn.Module) -> dict[str, Need]:
+def _needs(layer: nn.Module) -> dict[str, ScratchRequest]:
     return getattr(layer, NEEDS, {})
 
 
-def _given(layer: nn.Module) -> dict[torch.device, Scratch]:
+def _given(layer: nn.Module) -> dict[torch.device, ScratchBuffer]:
     return getattr(layer, SCRATCH, {})
 
 

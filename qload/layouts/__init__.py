@@ -1,10 +1,10 @@
 """Orders in memory, as data: one line in einops notation each, and its inverse."""
 
-from qload.layouts.clipped import Clipped
+from qload.layouts.clipped_codes import ClippedCodes
+from qload.layouts.nibble_pairs import NibblePairs
 from qload.layouts.order import Order
-from qload.layouts.packed import Packed
+from qload.layouts.packed_codes import PackedCodes
 from qload.layouts.packing import Packing
-from qload.layouts.pairs import Pairs
 from qload.layouts.zeros import (
     STORED_MINUS_ONE,
     Stored,
@@ -16,11 +16,11 @@ from qload.layouts.zeros import (
 
 __all__ = [
     "STORED_MINUS_ONE",
-    "Clipped",
+    "ClippedCodes",
+    "NibblePairs",
     "Order",
-    "Packed",
+    "PackedCodes",
     "Packing",
-    "Pairs",
     "Stored",
     "StoredMinusOne",
     "StoredMinusOnePerField",

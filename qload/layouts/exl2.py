@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from qload.layouts import exllama
-from qload.layouts.packing import WORD_BITS, Field, Packing
+from qload.layouts.packing import WORD_BITS, CodeField, Packing
 
 RUNS = {8: 4, 6: 16, 5: 32, 4: 8, 3: 32, 2: 16}  # codes that fill whole words
 STARTS = 1 << 16  # q_groups keeps starts in 16 bits without a sign
@@ -49,7 +49,7 @@ def shuffled(bits: int) -> Packing:
 
 
 @dataclass(frozen=True, eq=False)
-class Groups:
+class Exl2Groups:
     """The width of each group of rows (G,), and where in q_weight it begins, with the end (G + 1,); int64."""
 
     bits: Tensor
@@ -111,24 +111,24 @@ class Groups:
         return list(zip(bits.tolist(), *sums, strict=True))
 
 
-def _five_words() -> tuple[Field, ...]:
+def _five_words() -> tuple[CodeField, ...]:
     whole = [
-        Field(code=6 * word + 2 * i + odd, low=0, width=5, word=word, bit=16 * odd + 5 * i)
+        CodeField(code=6 * word + 2 * i + odd, low=0, width=5, word=word, bit=16 * odd + 5 * i)
         for word in range(5)
         for i in range(3)
         for odd in range(2)
     ]
     split = [
-        Field(code=30 + odd, low=word, width=1, word=word, bit=16 * odd + 15)
+        CodeField(code=30 + odd, low=word, width=1, word=word, bit=16 * odd + 15)
         for word in range(5)
         for odd in range(2)
     ]
     return tuple(whole + split)
 
 
-def _three_words_of_six() -> tuple[Field, ...]:
+def _three_words_of_six() -> tuple[CodeField, ...]:
     whole = [
-        Field(code=4 * word + 2 * i + odd, low=0, width=6, word=word, bit=16 * odd + 6 * i)
+        CodeField(code=4 * word + 2 * i + odd, low=0, width=6, word=word, bit=16 * odd + 6 * i)
         for word in range(3)
         for i in range(2)
         for odd in range(2)
@@ -139,8 +139,8 @@ def _three_words_of_six() -> tuple[Field, ...]:
         for odd in range(2)
         for code in [12 + 2 * pair + odd]
         for field in (
-            Field(code=code, low=0, width=4, word=pair, bit=16 * odd + 12),
-            Field(code=code, low=4, width=2, word=2, bit=16 * odd + 12 + 2 * pair),
+            CodeField(code=code, low=0, width=4, word=pair, bit=16 * odd + 12),
+            CodeField(code=code, low=4, width=2, word=2, bit=16 * odd + 12 + 2 * pair),
         )
     ]
     return tuple(whole + split)

@@ -9,7 +9,7 @@ bits a of codes 30 and 31. Source: formats.md section 2, byte-equal to exllamav2
 from functools import cache
 
 from qload.layouts import gptq
-from qload.layouts.packing import Field, Packing
+from qload.layouts.packing import CodeField, Packing
 
 
 @cache
@@ -22,15 +22,15 @@ def rows(bits: int) -> Packing:
     return Packing(bits, "(kp j r) n -> kp n (r j)", r=2, j=16 // bits)
 
 
-def _three_words() -> tuple[Field, ...]:
+def _three_words() -> tuple[CodeField, ...]:
     whole = [
-        Field(code=10 * word + 2 * i + odd, low=0, width=3, word=word, bit=16 * odd + 3 * i)
+        CodeField(code=10 * word + 2 * i + odd, low=0, width=3, word=word, bit=16 * odd + 3 * i)
         for word in range(3)
         for i in range(5)
         for odd in range(2)
     ]
     split = [
-        Field(code=30 + odd, low=word, width=1, word=word, bit=16 * odd + 15)
+        CodeField(code=30 + odd, low=word, width=1, word=word, bit=16 * odd + 15)
         for word in range(3)
         for odd in range(2)
     ]

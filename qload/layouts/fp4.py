@@ -20,7 +20,7 @@ def values(device: torch.device) -> Tensor:
 
 
 def pack(codes: Tensor) -> Tensor:
-    """Codes (..., C) -> bytes (..., C / 2), as `Pairs` holds them, the first in the low bits."""
+    """Codes (..., C) -> bytes (..., C / 2), as `NibblePairs` holds them, the first in the low bits."""
     low, high = codes.to(torch.uint8).reshape(*codes.shape[:-1], -1, 2).unbind(-1)
     return low | (high << 4)
 

@@ -13,10 +13,10 @@ from qload import native
 from qload.layouts.order import Order, strides
 
 if TYPE_CHECKING:
-    from qload.layouts.packed import Packed
+    from qload.layouts.packed_codes import PackedCodes
     from qload.layouts.packing import Packing
 
-Axis = list[native.Place]
+Axis = list[native.AxisDigit]
 Place = tuple[int, int]  # size and stride
 WORD_BITS = 32
 TURNED = Order("w n -> n w")
@@ -30,7 +30,7 @@ def pack(packing: "Packing", codes: Tensor, words: Tensor) -> int | None:
     run = lanes(packing, codes, words)
     if run is None:
         return None
-    fields = [native.Field(f.code, f.word, f.low, f.bit, f.width) for f in packing.fields]
+    fields = [native.FieldMove(f.code, f.word, f.low, f.bit, f.width) for f in packing.fields]
     return native.fields(codes, words, fields, (run_of(packing), packing.words), *run)
 
 
@@ -43,7 +43,7 @@ def unpack(packing: "Packing", words: Tensor, codes: Tensor) -> bool:
         return False
     (code, word), there = run
     back = [native.Digit(lane.size, lane.target, lane.source) for lane in there]
-    fields = [native.Field(f.word, f.code, f.bit, f.low, f.width) for f in packing.fields]
+    fields = [native.FieldMove(f.word, f.code, f.bit, f.low, f.width) for f in packing.fields]
     return (
         native.fields(words, codes, fields, (packing.words, run_of(packing)), (word, code), back) is not None
     )
@@ -71,7 +71,7 @@ def places(packing: "Packing", shape: tuple[int, ...]) -> tuple[Axis, Axis]:
     extents = [prod(size[digit] for digit in group) for group in order.right]
     stride = strides(order.right, size, [prod(extents[axis + 1 :]) for axis in range(len(extents))])
     rows, columns = (
-        [native.Place(size[digit], stride[digit]) for digit in reversed(group)] for group in order.left
+        [native.AxisDigit(size[digit], stride[digit]) for digit in reversed(group)] for group in order.left
     )
     return rows, columns
 
@@ -96,7 +96,7 @@ def run_of(packing: "Packing") -> int:
     return prod(size for digit, size in packing.codes.sizes if digit in packing.codes.right[-1])
 
 
-def repack(packed: "Packed", target: "Packing", words: Tensor) -> bool:
+def repack(packed: "PackedCodes", target: "Packing", words: Tensor) -> bool:
     """From the words of one packing to those of another, or False where codes have to be spelled out."""
     source = packed.packing
     if source.bits != target.bits:
@@ -110,7 +110,7 @@ def repack(packed: "Packed", target: "Packing", words: Tensor) -> bool:
     if run is None:
         return False
     fields = [
-        native.Field(a.word, b.word, a.bit + low - a.low, b.bit + low - b.low, high - low)
+        native.FieldMove(a.word, b.word, a.bit + low - a.low, b.bit + low - b.low, high - low)
         for a in source.fields
         for b in target.fields
         for low, high in [(max(a.low, b.low), min(a.low + a.width, b.low + b.width))]
@@ -124,7 +124,7 @@ def repack(packed: "Packed", target: "Packing", words: Tensor) -> bool:
     )
 
 
-def _move(packed: "Packed", target: "Packing", words: Tensor) -> bool:
+def _move(packed: "PackedCodes", target: "Packing", words: Tensor) -> bool:
     here = places(packed.packing, tuple(packed.packing.shape_of(packed.words)))
     there = places(target, packed.shape)
     digits = []
@@ -154,7 +154,7 @@ def common(ours: Sequence[Place], theirs: Sequence[Place]) -> list[native.Digit]
     return digits
 
 
-def _gather(packed: "Packed", target: "Packing", words: Tensor) -> bool:
+def _gather(packed: "PackedCodes", target: "Packing", words: Tensor) -> bool:
     """Rows in another order."""
     if packed.order is None:
         return False
@@ -185,10 +185,10 @@ def stream_along(packing: "Packing") -> int | None:
     return None
 
 
-def dequantize_stream(packed: "Packed", meaning: native.Meaning, out: Tensor) -> bool:
+def dequantize_stream(packed: "PackedCodes", meaning: native.Meaning, out: Tensor) -> bool:
     """Rows that are streams of codes of any width; where words lie the other way, a block at a time."""
     words, bits = packed.words, packed.packing.bits
-    if packed.order is not None or words.device.type != "cpu" or not native.takes(words, out):
+    if packed.order is not None or words.device.type != "cpu" or not native.has_routines(words, out):
         return False
     if stream_along(packed.packing) != (0 if packed.turned else 1):
         return False

@@ -21,7 +21,7 @@ from qload.errors import ArgumentError, PatternError
 
 _TOKEN = re.compile(r"\(|\)|[a-z]+|\S")
 
-Groups = tuple[tuple[str, ...], ...]
+AxisDigits = tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,12 @@ class Order:
         return self._move(tensor, self.right, self.left)
 
     @cached_property
-    def left(self) -> Groups:
+    def left(self) -> AxisDigits:
         """The digits of each axis of a tensor in plain order, outermost first."""
         return parse_side(self.pattern, self.pattern.split("->")[0])
 
     @cached_property
-    def right(self) -> Groups:
+    def right(self) -> AxisDigits:
         """The digits of each axis of a tensor in this order, outermost first."""
         return parse_side(self.pattern, self.pattern.split("->")[1])
 
@@ -68,7 +68,9 @@ class Order:
     def _size(self) -> dict[str, int]:
         return dict(self.sizes)
 
-    def _move(self, tensor: Tensor, source: Groups, target: Groups, out: Tensor | None = None) -> Tensor:
+    def _move(
+        self, tensor: Tensor, source: AxisDigits, target: AxisDigits, out: Tensor | None = None
+    ) -> Tensor:
         size = self.digits(tuple(tensor.shape), source)
         wide = fresh(tensor, [prod(size[digit] for digit in group) for group in target], tensor.dtype, out)
         here, there = strides(source, size, tensor.stride()), strides(target, size, wide.stride())
@@ -82,7 +84,7 @@ class Order:
         wide.view([size[digit] for digit in wanted]).copy_(moved)
         return wide
 
-    def digits(self, shape: tuple[int, ...], groups: Groups) -> dict[str, int]:
+    def digits(self, shape: tuple[int, ...], groups: AxisDigits) -> dict[str, int]:
         """The size of each digit, from a shape and the digits of its axes."""
         if len(shape) != len(groups):
             raise PatternError(self.pattern, f"needs {len(groups)} axes, got shape {shape}")
@@ -124,7 +126,7 @@ class Order:
                 )
 
 
-def strides(groups: Groups, size: Mapping[str, int], of_axes: Sequence[int]) -> dict[str, int]:
+def strides(groups: AxisDigits, size: Mapping[str, int], of_axes: Sequence[int]) -> dict[str, int]:
     """The stride of each digit, from those of the axes that the digits make."""
     found = {}
     for group, stride in zip(groups, of_axes, strict=True):
@@ -150,7 +152,7 @@ def fresh(like: Tensor, shape: Sequence[int], dtype: torch.dtype, out: Tensor | 
     return out
 
 
-def parse_side(pattern: str, side: str) -> Groups:
+def parse_side(pattern: str, side: str) -> AxisDigits:
     """One side of a pattern -> its axes, each a tuple of digits."""
     groups: list[tuple[str, ...]] = []
     inside: list[str] | None = None

@@ -18,14 +18,14 @@ from torch import Tensor
 from qload import native
 from qload.errors import ArgumentError, PatternError
 from qload.layouts import natively, plainly
-from qload.layouts.order import Groups, Order, fresh, parse_side
-from qload.layouts.packed import Packed
+from qload.layouts.order import AxisDigits, Order, fresh, parse_side
+from qload.layouts.packed_codes import PackedCodes
 
 WORD_BITS = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class CodeField:
     """`width` bits of code `code` from its bit `low` up lie at bit `bit` of word `word`."""
 
     code: int
@@ -35,7 +35,7 @@ class Field:
     bit: int
 
 
-def stream(bits: int, count: int) -> tuple[Field, ...]:
+def stream(bits: int, count: int) -> tuple[CodeField, ...]:
     """`count` codes one after another: code i at bits [i * bits, (i + 1) * bits) of the words."""
     fields = []
     for code in range(count):
@@ -43,7 +43,7 @@ def stream(bits: int, count: int) -> tuple[Field, ...]:
         while low < bits:
             word, bit = divmod(start + low, WORD_BITS)
             width = min(bits - low, WORD_BITS - bit)
-            fields.append(Field(code, low, width, word, bit))
+            fields.append(CodeField(code, low, width, word, bit))
             low += width
     return tuple(fields)
 
@@ -55,10 +55,10 @@ class Packing:
     bits: int
     pattern: str
     sizes: tuple[tuple[str, int], ...]
-    fields: tuple[Field, ...]
+    fields: tuple[CodeField, ...]
 
     def __init__(
-        self, bits: int, pattern: str, *, fields: tuple[Field, ...] | None = None, **sizes: int
+        self, bits: int, pattern: str, *, fields: tuple[CodeField, ...] | None = None, **sizes: int
     ) -> None:
         object.__setattr__(self, "bits", bits)
         object.__setattr__(self, "pattern", pattern)
@@ -88,7 +88,7 @@ class Packing:
         return next((axis for axis, group in enumerate(self.stored) if group[-1] == "w"), 0)
 
     @cached_property
-    def stored(self) -> Groups:
+    def stored(self) -> AxisDigits:
         """The digits of each axis of words."""
         return parse_side(self.pattern, self.pattern.split("->")[1])[:-1]
 
@@ -96,16 +96,16 @@ class Packing:
         """Where codes in plain order may be cut along an axis: at multiples of this."""
         return self.codes.granule(axis)
 
-    def packed(self, words: Tensor) -> Packed:
+    def packed(self, words: Tensor) -> PackedCodes:
         """int32 words -> their codes, not spelled out: to be packed again, or dequantized."""
         self._check_words(words)
-        return Packed(self, words)
+        return PackedCodes(self, words)
 
-    def pack(self, codes: Tensor | native.Held, out: Tensor | None = None) -> Tensor:
+    def pack(self, codes: Tensor | native.LazyCodes, out: Tensor | None = None) -> Tensor:
         """Codes in [0, 2**bits), any integer dtype, in plain order -> int32 words, new or `out`."""
         size = {**self.codes.digits(tuple(codes.shape), self.codes.left), "w": self.words}
         shape = [prod(size[digit] for digit in group) for group in self.stored]
-        if isinstance(codes, Packed):
+        if isinstance(codes, PackedCodes):
             words = fresh(codes.words, shape, torch.int32, out)
             if natively.repack(codes, self, words):
                 return words

@@ -6,9 +6,9 @@ from math import lcm
 
 from qload.errors import CutError, DivideError, worlds
 from qload.loader.base import Part, Split
-from qload.loader.study import Studied
+from qload.loader.description import LayerDescription
 from qload.parallel import ProcessGroup
-from qload.spec import Axis, Place
+from qload.spec import Axis, ShareBounds
 
 WORLDS = (2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 64)  # world sizes that an error offers, where lawful
 
@@ -17,14 +17,14 @@ WORLDS = (2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 64)  # world sizes that an error 
 class Share:
     """One rank's share of a part: where it lies, all the world's cuts of K, and which part of how many."""
 
-    layer: Studied
-    place: Place
+    layer: LayerDescription
+    bounds: ShareBounds
     k_places: tuple[int, ...]
     part: int = 0
 
     def piece(self, axis: Axis) -> tuple[int, int] | None:
         """[start, stop) of a stored axis, or None where it stays whole."""
-        here, K = self.place, self.layer.K
+        here, K = self.bounds, self.layer.K
         if axis.dim == "P" and self.layer.sizes["P"] > 1:
             return self.part, self.part + 1
         if axis.dim == "N":
@@ -41,7 +41,7 @@ class Share:
         if axis.dim == "P":
             return 1
         if axis.flat:
-            return self.place.extent(axis)
+            return self.bounds.extent(axis)
         start, stop = self.piece(axis) or (0, 0)
         return stop - start
 
@@ -50,7 +50,7 @@ class Share:
 
 
 def share(
-    layer: Studied,
+    layer: LayerDescription,
     part: Part,
     split: Split | None,
     group: ProcessGroup,
@@ -74,10 +74,10 @@ def share(
     if split == "K" and world > 1:
         k_places = _places(layer, "K", 0, layer.K, world)
         k = (k_places[rank], k_places[rank + 1])
-    return Share(layer, Place(*n, *k, layer.N, layer.K), k_places, number)
+    return Share(layer, ShareBounds(*n, *k, layer.N, layer.K), k_places, number)
 
 
-def _places(layer: Studied, dim: str, start: int, stop: int, world: int) -> tuple[int, ...]:
+def _places(layer: LayerDescription, dim: str, start: int, stop: int, world: int) -> tuple[int, ...]:
     width = stop - start
     if width % world:
         raise DivideError(
@@ -93,7 +93,11 @@ def _places(layer: Studied, dim: str, start: int, stop: int, world: int) -> tupl
 
 
 def _check(
-    layer: Studied, dim: str, places: Sequence[int], span: tuple[int, int, int] | None, joined: bool = False
+    layer: LayerDescription,
+    dim: str,
+    places: Sequence[int],
+    span: tuple[int, int, int] | None,
+    joined: bool = False,
 ) -> None:
     size = layer.sizes.get(dim, 1)
     for place in places:
@@ -104,7 +108,7 @@ def _check(
                 raise CutError(name, dim, size, place, block, why, span and span[2], lawful)
 
 
-def _bound(layer: Studied, dim: str) -> list[Axis]:
+def _bound(layer: LayerDescription, dim: str) -> list[Axis]:
     """The axes that a cut of a dimension has to be exact on."""
     axes = [axis for spec in layer.specs for axis in spec.axes]
     return [axis for axis in axes if axis.follows(dim) and axis.free is None]
@@ -119,12 +123,12 @@ def _exact(axis: Axis, dim: str, place: int, sizes: Mapping[str, int], joined: b
     return step > 0 and place % step == 0
 
 
-def granule(layer: Studied, dim: str) -> int:
+def granule(layer: LayerDescription, dim: str) -> int:
     """Cuts of a dimension are lawful at multiples of this; 0 where it is never cut."""
     return _binding(layer, dim)[1]
 
 
-def _binding(layer: Studied, dim: str) -> tuple[str, int, str]:
+def _binding(layer: LayerDescription, dim: str) -> tuple[str, int, str]:
     """The tensor that binds a dimension most, the joint granule, and the tensor's declaration."""
     bound = [
         (axis.step(dim, layer.sizes), spec)
@@ -140,7 +144,7 @@ def _binding(layer: Studied, dim: str) -> tuple[str, int, str]:
     return layer.names.full(spec.name), block, f"as {spec.name} is ({', '.join(spec.text.split())})"
 
 
-def _lawful(layer: Studied, dim: str, start: int, stop: int) -> tuple[int, ...]:
+def _lawful(layer: LayerDescription, dim: str, start: int, stop: int) -> tuple[int, ...]:
     block = granule(layer, dim)
     size, width = layer.sizes.get(dim, 1), stop - start
     return tuple(

@@ -12,9 +12,9 @@ from qload.errors import ArgumentError, ExcludedModuleError, MismatchError
 from qload.loader import pieces
 from qload.loader.base import Part, Split, WeightsLoader
 from qload.loader.cuts import Share, share
+from qload.loader.description import ConfiguredFormat, LayerDescription, check_alike, describe
 from qload.loader.exclusion import Exclusions
 from qload.loader.source import TensorSource
-from qload.loader.study import Room, Studied, check_alike, study
 from qload.spec import Layer, Weight
 
 NOTHING = Exclusions()
@@ -23,34 +23,34 @@ NOTHING = Exclusions()
 class FormatLoader(WeightsLoader):
     """Loads every layer in whichever of its formats the layer's tensors are stored."""
 
-    def __init__(self, *rooms: Room, exclusions: Exclusions = NOTHING) -> None:
-        self.rooms = rooms
+    def __init__(self, *formats: ConfiguredFormat, exclusions: Exclusions = NOTHING) -> None:
+        self.formats = formats
         self.exclusions = exclusions
 
     def shape(self, weights: TensorSource, prefix: str) -> tuple[int, int]:
         """(N, K) of the layer stored under a prefix."""
-        layer = self.study(weights, prefix)
+        layer = self.describe(weights, prefix)
         return layer.N, layer.K
 
-    def study(self, weights: TensorSource, prefix: str) -> Studied:
+    def describe(self, weights: TensorSource, prefix: str) -> LayerDescription:
         """All that headers and facts tell about a layer; reads no weight.
 
         ExcludedModuleError where the config leaves out what is quantized all the same.
         """
-        layer = study(weights, prefix, self.rooms)
-        entry = None if layer.room.weight.plain else self.exclusions.entry(prefix)
+        layer = describe(weights, prefix, self.formats)
+        entry = None if layer.format.weight_type.plain else self.exclusions.entry(prefix)
         if entry is not None:
             raise ExcludedModuleError(
                 prefix,
                 "left out by the config, and quantized",
                 f"plain tensors, as {self.exclusions.reason(entry)}",
-                f"{layer.room.weight.format}: {', '.join(spec.name for spec in layer.specs)}",
+                f"{layer.format.weight_type.format}: {', '.join(spec.name for spec in layer.specs)}",
             )
         return layer
 
     def load(self, weights: TensorSource, parts: Sequence[Part], split: Split | None) -> Weight:
         """The parts joined along N, sliced before they are read, checked before they are sliced."""
-        layers = {part.prefix: self.study(weights, part.prefix) for part in parts}
+        layers = {part.prefix: self.describe(weights, part.prefix) for part in parts}
         if len(layers) < len(parts) and any(part.stop is None for part in parts):
             raise ArgumentError("prefixes", "each layer once", ", ".join(part.prefix for part in parts))
         check_alike(list(layers.values()))
@@ -58,14 +58,14 @@ class FormatLoader(WeightsLoader):
         first = shares[0]
         widths = [(layers[p.prefix].N if p.stop is None else p.stop) - p.start for p in parts]
         layer = Layer(
-            parts=tuple(one.place.n1 - one.place.n0 for one in shares),
-            K=first.place.k1 - first.place.k0,
+            parts=tuple(one.bounds.n1 - one.bounds.n0 for one in shares),
+            K=first.bounds.k1 - first.bounds.k0,
             whole=(sum(widths), first.layer.K),
             name=", ".join(layers),
         )
         tensors = _tensors(weights, shares)
-        room = first.layer.room
-        weight: Weight = room.weight(config=room.config, layer=layer, **tensors)
+        fmt = first.layer.format
+        weight: Weight = fmt.weight_type(config=fmt.config, layer=layer, **tensors)
         for studied in layers.values():
             for note in studied.notes:
                 weights.note(f"{studied.prefix}: {note}")
@@ -74,21 +74,23 @@ class FormatLoader(WeightsLoader):
 
     def with_config(self, **changes: Any) -> Self:
         """The same loader, its first format's config changed, as `zeros=StoredMinusOneUnmasked()`."""
-        first, *rest = self.rooms
+        first, *rest = self.formats
         known = [field.name for field in fields(first.config)]
         if not changes.keys() <= set(known):
-            settings = f"settings of {first.weight.format}: {', '.join(known)}"
+            settings = f"settings of {first.weight_type.format}: {', '.join(known)}"
             raise ArgumentError("changes", settings, ", ".join(changes))
         twin = copy(self)
-        twin.rooms = (replace(first, config=replace(first.config, **changes)), *rest)
+        twin.formats = (replace(first, config=replace(first.config, **changes)), *rest)
         return twin
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{r.weight.format}: {r.config}' for r in self.rooms)})"
+        return (
+            f"{type(self).__name__}({', '.join(f'{r.weight_type.format}: {r.config}' for r in self.formats)})"
+        )
 
 
 def _shares(
-    weights: TensorSource, layers: Mapping[str, Studied], parts: Sequence[Part], split: Split | None
+    weights: TensorSource, layers: Mapping[str, LayerDescription], parts: Sequence[Part], split: Split | None
 ) -> list[Share]:
     """This rank's share of each part, every cut checked before anything is read."""
     numbers: Counter[str] = Counter()
@@ -120,8 +122,8 @@ def _tensors(weights: TensorSource, shares: Sequence[Share]) -> dict[str, Tensor
     resolved = []
     for one in shares:
         raw = {spec.name: pieces.piece(weights, spec, one) for spec in one.layer.specs}
-        room = one.layer.room
-        resolved.append(room.weight.resolve(room.config, raw, one.place))
+        fmt = one.layer.format
+        resolved.append(fmt.weight_type.resolve(fmt.config, raw, one.bounds))
     made = {name for tensors in resolved for name in tensors}
     return {
         spec.name: pieces.join([tensors[spec.name] for tensors in resolved], spec, shares)

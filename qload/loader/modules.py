@@ -5,10 +5,10 @@ from contextlib import suppress
 from typing import Any, Self
 
 from qload.errors import ArgumentError, MismatchError, QloadError
+from qload.loader.description import LayerDescription
 from qload.loader.exclusion import LEFT_OUT, check_agreed, parts, wholes
 from qload.loader.formats import FormatLoader
 from qload.loader.source import TensorSource
-from qload.loader.study import Studied
 
 Matcher = Callable[[str], bool]
 
@@ -22,7 +22,7 @@ class ModuleLoader(FormatLoader):
 
     def __init__(self, choices: Sequence[tuple[Matcher, FormatLoader]], default: FormatLoader) -> None:
         loaders = [*(loader for _, loader in choices), default]
-        super().__init__(*dict.fromkeys(room for loader in loaders for room in loader.rooms))
+        super().__init__(*dict.fromkeys(fmt for loader in loaders for fmt in loader.formats))
         self.choices, self.default = tuple(choices), default
 
     def chosen(self, prefix: str) -> FormatLoader:
@@ -40,17 +40,17 @@ class ModuleLoader(FormatLoader):
             )
         return self._at(first)
 
-    def study(self, weights: TensorSource, prefix: str) -> Studied:
+    def describe(self, weights: TensorSource, prefix: str) -> LayerDescription:
         """All that headers and facts tell about a layer, as its own loader reads it."""
         try:
             loader = self.chosen(prefix)
         except MismatchError as error:
             with suppress(QloadError):
-                layer = super().study(weights, prefix)
-                if layer.room.weight.plain:
+                layer = super().describe(weights, prefix)
+                if layer.format.weight_type.plain:
                     return layer  # of what is not quantized nothing has two meanings
             raise error from None
-        return loader.study(weights, prefix)
+        return loader.describe(weights, prefix)
 
     def _place(self, name: str) -> int:
         """Of the first choice that knows a name; the default comes last."""

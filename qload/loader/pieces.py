@@ -39,7 +39,7 @@ def piece(weights: TensorSource, spec: TensorSpec, share: Share) -> Tensor:
     if spec.fact:
         fact = share.layer.facts[spec.name][_index(share, places)].clone()
         return fact - _first(spec.index_of, share) if spec.index_of else fact
-    strided = not share.place.all_inputs and any(axis.flat for axis in places)
+    strided = not share.bounds.all_inputs and any(axis.flat for axis in places)
     if strided:
         return _columns(weights.read(name, role=spec.role), places, share)
     if spec.view is None:
@@ -52,7 +52,7 @@ def piece(weights: TensorSource, spec: TensorSpec, share: Share) -> Tensor:
 
 def _columns(whole: Tensor, places: Sequence[Axis], share: Share) -> Tensor:
     """Some columns of a tensor that lies flat, row by row."""
-    axis, here = places[0], share.place
+    axis, here = places[0], share.bounds
     rows = whole.reshape(here.N, -1, *whole.shape[1:])
     columns = rows[here.n0 : here.n1, axis.at(here.k0, here.K) : axis.at(here.k1, here.K)]
     return columns.reshape(-1, *whole.shape[1:])
@@ -62,8 +62,8 @@ def _as_stored(tensor: Tensor, spec: TensorSpec, shares: Sequence[Share]) -> Ten
     """From the places where it is cut back to the axes it is stored with."""
     if spec.view is None:
         return tensor
-    first = shares[0].place
-    outputs = sum(one.place.n1 - one.place.n0 for one in shares)
+    first = shares[0].bounds
+    outputs = sum(one.bounds.n1 - one.bounds.n0 for one in shares)
     sizes = {"N": outputs, "K": first.k1 - first.k0, "P": len(shares)}
     return tensor.reshape([axis.size(axis.logical(sizes) or 0) or 0 for axis in spec.axes])
 

@@ -102,7 +102,7 @@ class AWQMarlinConfig(QuantizationConfig):
         values = dict(config)
         if values.get("quant_method", NAME) == NAME and values.get("method") is None:
             values["quant_method"] = "awq"
-        stored = loader_from_config(values).rooms[0].config
+        stored = loader_from_config(values).formats[0].config
         if not isinstance(stored, AWQConfig):
             raise ConfigError("config", "quantization_config.quant_method", "awq", stored.name)
         excluded = values.get("modules_to_not_convert")

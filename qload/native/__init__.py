@@ -1,9 +1,8 @@
 """Native code: the same bits as the torch code, at the speed of memory. Whatever is missing, torch does."""
 
-from qload.native.asked import available, isa, reference, threads, using
-from qload.native.built import MODULES, Module, load
-from qload.native.cpu import PACKED, Digit, Field, Place, fits
-from qload.native.held import Held, Meaning, block, plain, shares_memory, stood_for, values
+from qload.native.cpu import PACKED, AxisDigit, Digit, FieldMove, fits
+from qload.native.held import LazyCodes, Meaning, block, plain, shares_memory, stood_for, values
+from qload.native.modules import MODULES, NativeModule, load
 from qload.native.pages import in_large_pages
 from qload.native.routines import (
     dequantize,
@@ -11,21 +10,22 @@ from qload.native.routines import (
     dequantize_rows,
     fields,
     gather,
+    has_routines,
     move,
     pack,
-    takes,
     unpack,
 )
+from qload.native.settings import available, isa, reference, threads, using
 
 __all__ = [
     "MODULES",
     "PACKED",
+    "AxisDigit",
     "Digit",
-    "Field",
-    "Held",
+    "FieldMove",
+    "LazyCodes",
     "Meaning",
-    "Module",
-    "Place",
+    "NativeModule",
     "available",
     "block",
     "dequantize",
@@ -34,6 +34,7 @@ __all__ = [
     "fields",
     "fits",
     "gather",
+    "has_routines",
     "in_large_pages",
     "isa",
     "load",
@@ -43,7 +44,6 @@ __all__ = [
     "reference",
     "shares_memory",
     "stood_for",
-    "takes",
     "threads",
     "unpack",
     "using",

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from qload.native.asked import is_on, isa, threads
-from qload.native.built import load
 from qload.native.held import OUT, Meaning, address, is_plain
+from qload.native.modules import load
+from qload.native.settings import is_on, isa, threads
 
 PACKED = (2, 4, 8)  # bits of codes that words hold in whole numbers
 SCRATCH = 1 << 17  # bytes on each thread's stack, where a granule of a packing is spelled out
@@ -27,14 +27,14 @@ class Digit(NamedTuple):
     target: int
 
 
-class Place(NamedTuple):
+class AxisDigit(NamedTuple):
     """A digit of one axis of packed codes: how many values it has, and its stride in codes."""
 
     size: int
     stride: int
 
 
-class Field(NamedTuple):
+class FieldMove(NamedTuple):
     """`width` bits from bit `source_bit` of word `source` of a run to bit `target_bit` of word `target`."""
 
     source: int
@@ -62,7 +62,7 @@ def fits(bits: int, rows: int, columns: int) -> bool:
 
 
 def pack(
-    codes: Tensor, bits: int, rows: Sequence[Place], columns: Sequence[Place], words: Tensor
+    codes: Tensor, bits: int, rows: Sequence[AxisDigit], columns: Sequence[AxisDigit], words: Tensor
 ) -> int | None:
     """int32 codes (rows, columns) -> words; all bits that the codes had, or None if nothing was done."""
     if codes.stride(1) != 1:
@@ -75,8 +75,8 @@ def pack(
 def gather(
     source: Tensor,
     bits: int,
-    rows: Sequence[Place],
-    columns: Sequence[Place],
+    rows: Sequence[AxisDigit],
+    columns: Sequence[AxisDigit],
     starts: Tensor,
     shifts: Tensor,
     words: Tensor,
@@ -88,8 +88,8 @@ def gather(
 def _pack(
     codes: Tensor,
     bits: int,
-    rows: Sequence[Place],
-    columns: Sequence[Place],
+    rows: Sequence[AxisDigit],
+    columns: Sequence[AxisDigit],
     starts: Tensor | None,
     shifts: Tensor | None,
     words: Tensor,
@@ -102,7 +102,9 @@ def _pack(
     return seen
 
 
-def unpack(words: Tensor, bits: int, rows: Sequence[Place], columns: Sequence[Place], codes: Tensor) -> bool:
+def unpack(
+    words: Tensor, bits: int, rows: Sequence[AxisDigit], columns: Sequence[AxisDigit], codes: Tensor
+) -> bool:
     """Words -> int32 codes (rows, columns), contiguous."""
     cpu = _module(words, codes)
     if cpu is None or bits not in PACKED or codes.dtype != torch.int32:
@@ -116,7 +118,7 @@ def unpack(words: Tensor, bits: int, rows: Sequence[Place], columns: Sequence[Pl
 def fields(
     source: Tensor,
     target: Tensor,
-    moved: Sequence[Field],
+    moved: Sequence[FieldMove],
     words: tuple[int, int],
     strides: tuple[int, int],
     lanes: Sequence[Digit],
@@ -137,8 +139,8 @@ def fields(
 def dequantize(
     words: Tensor,
     bits: int,
-    rows: Sequence[Place],
-    columns: Sequence[Place],
+    rows: Sequence[AxisDigit],
+    columns: Sequence[AxisDigit],
     meaning: Meaning,
     place: Tensor | None,
     out: Tensor,
@@ -190,7 +192,7 @@ def _meant(meaning: Meaning, place: Tensor | None, out: Tensor, high_first: bool
     )
 
 
-def takes(*tensors: Tensor) -> bool:
+def has_routines(*tensors: Tensor) -> bool:
     """Whether there is native code for tensors like these."""
     return _module(*tensors) is not None
 

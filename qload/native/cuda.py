@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qload.native.asked import is_on
-from qload.native.built import load
-from qload.native.cpu import PACKED, Digit, Place
+from qload.native.cpu import PACKED, AxisDigit, Digit
 from qload.native.held import OUT, Meaning, address, is_plain
+from qload.native.modules import load
+from qload.native.settings import is_on
 
 WORD_BITS = 32
 RUN = 16  # bytes that numbers are read and written by
@@ -47,7 +47,7 @@ def move(
 
 
 def pack(
-    codes: Tensor, bits: int, rows: Sequence[Place], columns: Sequence[Place], words: Tensor
+    codes: Tensor, bits: int, rows: Sequence[AxisDigit], columns: Sequence[AxisDigit], words: Tensor
 ) -> int | None:
     """int32 codes (rows, columns) -> words; all bits that the codes had, or None if nothing was done."""
     if codes.stride(1) != 1:
@@ -64,7 +64,9 @@ def pack(
     return int(seen) if move(plain, words, bits, digits) else None
 
 
-def unpack(words: Tensor, bits: int, rows: Sequence[Place], columns: Sequence[Place], codes: Tensor) -> bool:
+def unpack(
+    words: Tensor, bits: int, rows: Sequence[AxisDigit], columns: Sequence[AxisDigit], codes: Tensor
+) -> bool:
     """Words -> int32 codes (rows, columns), contiguous."""
     (R, C), per_word = codes.shape, WORD_BITS // bits
     cuda = _module(words, codes)
@@ -84,9 +86,9 @@ def gather(
     source: Tensor,
     bits: int,
     order: Tensor,
-    lying: tuple[Sequence[Place], Sequence[Place]],
-    rows: Sequence[Place],
-    columns: Sequence[Place],
+    lying: tuple[Sequence[AxisDigit], Sequence[AxisDigit]],
+    rows: Sequence[AxisDigit],
+    columns: Sequence[AxisDigit],
     words: Tensor,
 ) -> bool:
     """Packs rows order[0], order[1], ... of codes; `lying`: where their rows and columns are in `source`.
@@ -112,7 +114,12 @@ def gather(
 
 
 def dequantize(
-    words: Tensor, bits: int, rows: Sequence[Place], columns: Sequence[Place], meaning: Meaning, out: Tensor
+    words: Tensor,
+    bits: int,
+    rows: Sequence[AxisDigit],
+    columns: Sequence[AxisDigit],
+    meaning: Meaning,
+    out: Tensor,
 ) -> bool:
     """Packed codes -> floats, rows of `out`."""
     cuda = _module(words, out, *meaning.tensors())
@@ -162,7 +169,7 @@ def _takes(meaning: Meaning, out: Tensor) -> bool:
     return whole and out.dtype in OUT and out.is_contiguous()
 
 
-def _digits(strides: Sequence[int], *axes: Sequence[Place]) -> list[Digit]:
+def _digits(strides: Sequence[int], *axes: Sequence[AxisDigit]) -> list[Digit]:
     """From the places of each axis to a strided matrix."""
     digits = []
     for stride, axis in zip(strides, axes, strict=True):
@@ -177,7 +184,7 @@ def stream(tensor: Tensor) -> int:
     return int(torch.cuda.current_stream(tensor.device).cuda_stream)
 
 
-def takes(*tensors: Tensor) -> bool:
+def has_routines(*tensors: Tensor) -> bool:
     """Whether there is native code for tensors like these."""
     return _module(*tensors) is not None
 

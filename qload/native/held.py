@@ -44,7 +44,7 @@ class Meaning:
         return [tensor for tensor in every if tensor is not None]
 
 
-class Held(Protocol):
+class LazyCodes(Protocol):
     """Integer codes (R, C), still packed."""
 
     @property
@@ -52,10 +52,10 @@ class Held(Protocol):
         """(R, C)."""
 
     @property
-    def T(self) -> "Tensor | Held":
+    def T(self) -> "Tensor | LazyCodes":
         """(C, R)."""
 
-    def __getitem__(self, rows: Tensor) -> "Tensor | Held":
+    def __getitem__(self, rows: Tensor) -> "Tensor | LazyCodes":
         """Row i is row rows[i]."""
 
     def plain(self) -> Tensor:
@@ -68,7 +68,7 @@ class Held(Protocol):
         """What the codes mean, in one pass from the words to `out`; False where nothing was done."""
 
 
-def plain(codes: Tensor | Held) -> Tensor:
+def plain(codes: Tensor | LazyCodes) -> Tensor:
     """Codes as numbers, whether they still lie in words or not."""
     return codes if isinstance(codes, Tensor) else codes.plain()
 
@@ -80,7 +80,7 @@ def block(like: Tensor) -> int:
     return BLOCK * torch.get_num_threads()
 
 
-def values(codes: Tensor | Held, lookup: Tensor | None, count: int) -> Iterator[tuple[slice, Tensor]]:
+def values(codes: Tensor | LazyCodes, lookup: Tensor | None, count: int) -> Iterator[tuple[slice, Tensor]]:
     """Rows after rows, about `count` codes at a time, and what they stand for, new float32 (rows, C).
 
     `lookup`: (2**bits,) what each code stands for; None: itself.

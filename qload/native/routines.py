@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from qload.native import cpu, cuda
-from qload.native.cpu import Digit, Field, Place
+from qload.native.cpu import AxisDigit, Digit, FieldMove
 from qload.native.held import Meaning
 
 BYTE, WORD_BITS = 8, 32
@@ -23,7 +23,7 @@ def move(source: Tensor, target: Tensor, bits: int, digits: Sequence[Digit]) -> 
 
 
 def pack(
-    codes: Tensor, bits: int, rows: Sequence[Place], columns: Sequence[Place], words: Tensor
+    codes: Tensor, bits: int, rows: Sequence[AxisDigit], columns: Sequence[AxisDigit], words: Tensor
 ) -> int | None:
     """int32 codes (rows, columns) -> words; all bits that the codes had, or None if nothing was done."""
     if words.is_cuda:
@@ -31,7 +31,9 @@ def pack(
     return cpu.pack(codes, bits, rows, columns, words)
 
 
-def unpack(words: Tensor, bits: int, rows: Sequence[Place], columns: Sequence[Place], codes: Tensor) -> bool:
+def unpack(
+    words: Tensor, bits: int, rows: Sequence[AxisDigit], columns: Sequence[AxisDigit], codes: Tensor
+) -> bool:
     """Words -> codes (rows, columns), contiguous."""
     if codes.is_cuda:
         return cuda.unpack(words, bits, rows, columns, codes)
@@ -42,9 +44,9 @@ def gather(
     source: Tensor,
     bits: int,
     order: Tensor,
-    lying: tuple[Sequence[Place], Sequence[Place]],
-    rows: Sequence[Place],
-    columns: Sequence[Place],
+    lying: tuple[Sequence[AxisDigit], Sequence[AxisDigit]],
+    rows: Sequence[AxisDigit],
+    columns: Sequence[AxisDigit],
     words: Tensor,
 ) -> bool:
     """Packs rows order[0], order[1], ... of codes; `lying`: where their rows and columns are in `source`."""
@@ -64,7 +66,7 @@ def gather(
 def fields(
     source: Tensor,
     target: Tensor,
-    moved: Sequence[Field],
+    moved: Sequence[FieldMove],
     words: tuple[int, int],
     strides: tuple[int, int],
     lanes: Sequence[Digit],
@@ -76,8 +78,8 @@ def fields(
 def dequantize(
     words: Tensor,
     bits: int,
-    rows: Sequence[Place],
-    columns: Sequence[Place],
+    rows: Sequence[AxisDigit],
+    columns: Sequence[AxisDigit],
     meaning: Meaning,
     place: Tensor | None,
     out: Tensor,
@@ -102,6 +104,6 @@ def dequantize_numbers(codes: Tensor, meaning: Meaning, out: Tensor) -> bool:
     return codes.dtype == torch.uint8 and cpu.dequantize_rows(codes, BYTE, meaning, False, out)
 
 
-def takes(*tensors: Tensor) -> bool:
+def has_routines(*tensors: Tensor) -> bool:
     """Whether there is native code for tensors like these."""
-    return cuda.takes(*tensors) if tensors[0].is_cuda else cpu.takes(*tensors)
+    return cuda.has_routines(*tensors) if tensors[0].is_cuda else cpu.has_routines(*tensors)

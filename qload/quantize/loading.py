@@ -10,9 +10,17 @@ from torch import Tensor
 from qload.errors import ArgumentError, MismatchError
 from qload.formats import UnquantizedWeight
 from qload.formats.unquantized import FLOATS
-from qload.loader import FormatLoader, ModuleLoader, Part, Split, Studied, TensorSource, WeightsLoader
+from qload.loader import (
+    FormatLoader,
+    LayerDescription,
+    ModuleLoader,
+    Part,
+    Split,
+    TensorSource,
+    WeightsLoader,
+)
 from qload.parallel import ALONE, ProcessGroup
-from qload.quantize.made import cut
+from qload.quantize.in_memory import cut
 from qload.quantize.policy import Policy
 from qload.spec import Layer, Weight
 
@@ -91,7 +99,7 @@ class QuantizingLoader(WeightsLoader):
 
     def load(self, weights: TensorSource, parts: Sequence[Part], split: Split | None) -> Weight:
         """As the inner loader, plain matrices quantized."""
-        layers = {part.prefix: self.inner.study(weights, part.prefix) for part in parts}
+        layers = {part.prefix: self.inner.describe(weights, part.prefix) for part in parts}
         if not self._are_quantized(layers):
             return self.inner.load(weights, parts, split)
         if self.statistics == "share":
@@ -100,7 +108,7 @@ class QuantizingLoader(WeightsLoader):
             {prefix: self._whole(weights, prefix) for prefix in layers}, weights.process_group, parts, split
         )
 
-    def _are_quantized(self, layers: Mapping[str, Studied]) -> bool:
+    def _are_quantized(self, layers: Mapping[str, LayerDescription]) -> bool:
         """Whether the parts of a layer are to be quantized, all of them or none."""
         if not all(_is_plain(layer) for layer in layers.values()):
             return False
@@ -158,8 +166,8 @@ class QuantizingLoader(WeightsLoader):
         return f"{type(self).__name__}({self.inner!r}, {self.quantizer!r}, statistics={self.statistics!r})"
 
 
-def _is_plain(layer: Studied) -> bool:
-    return layer.room.weight is UnquantizedWeight and "K" in layer.sizes
+def _is_plain(layer: LayerDescription) -> bool:
+    return layer.format.weight_type is UnquantizedWeight and "K" in layer.sizes
 
 
 def _matrix(plain: Weight) -> Tensor:

@@ -1,4 +1,4 @@
-"""A layer whose bulk is not read: enough to decide by, at the cost of its small tensors."""
+"""A layer whose skipped is not read: enough to decide by, at the cost of its small tensors."""
 
 from collections.abc import Iterable
 
@@ -11,14 +11,14 @@ from qload.spec import Role
 from qload.storage import TensorInfo
 
 
-class HollowSource:
-    """What another source holds; tensors named `bulk` have their shape and no values.
+class HeaderOnlySource:
+    """What another source holds; tensors named `skipped` have their shape and no values.
 
     Nothing is entered into the ledger: whoever only decides has loaded nothing.
     """
 
-    def __init__(self, inner: TensorSource, bulk: str) -> None:
-        self.inner, self.bulk = inner, bulk
+    def __init__(self, inner: TensorSource, skipped: str) -> None:
+        self.inner, self.skipped = inner, skipped
 
     @property
     def process_group(self) -> ProcessGroup:
@@ -35,7 +35,7 @@ class HollowSource:
 
     def read(self, name: str, index: tuple[slice, ...] = (), *, role: Role) -> Tensor:
         """As the other source, or a single zero that stands for all elements."""
-        if not self.bulk or name.rpartition(".")[2] != self.bulk:
+        if not self.skipped or name.rpartition(".")[2] != self.skipped:
             return self.inner.read(name, index, role=role)
         nothing = self.inner.read(name, (slice(0, 0),), role=role)
         return nothing.new_zeros(()).expand(self.inner.info(name).shape)[index]

@@ -9,10 +9,10 @@ from qload.detect import KernelTarget
 from qload.errors import ArgumentError, CastError, RepackError
 from qload.formats import Marlin24Weight
 from qload.kernel_formats import strips
-from qload.kernel_formats.repack import options, repack, undecisive
+from qload.kernel_formats.repack import options, repack, skippable_tensor
 from qload.kernels.chips import compute_capability
 from qload.loader import FormatLoader, Part, Split, TensorSource, WeightsLoader
-from qload.repacking.header_only import HollowSource
+from qload.repacking.header_only import HeaderOnlySource
 from qload.spec import Weight
 
 READ_AS_STORED = {"marlin": (Marlin24Weight,)}  # what a kernel of the same family reads as it is
@@ -23,12 +23,12 @@ class RepackingLoader(WeightsLoader):
     """Loads with another loader, whole or a share, then repacks; plain layers stay plain.
 
     `strict`: a weight that the layout cannot say is a RepackError; otherwise it stays as it was loaded, and
-    the reason goes into the ledger's notes. `asked`: options of `repack`, for the weights that take them.
+    the reason goes into the ledger's notes. `options`: those of `repack`, for the weights that take them.
     What is left out or refused is decided for the whole layer, on every rank alike.
     """
 
-    def __init__(self, inner: WeightsLoader, layout: str, *, strict: bool = True, **asked: Any) -> None:
-        self.inner, self.layout, self.strict, self.asked = inner, layout, strict, asked
+    def __init__(self, inner: WeightsLoader, layout: str, *, strict: bool = True, **options: Any) -> None:
+        self.inner, self.layout, self.strict, self.options = inner, layout, strict, options
         self.config_tensors = inner.config_tensors
 
     def shape(self, weights: TensorSource, prefix: str) -> tuple[int, int]:
@@ -64,7 +64,7 @@ class RepackingLoader(WeightsLoader):
 
     def _in_layout(self, layout: str, weight: Weight, whole: Whole) -> Weight:
         taken = options(type(weight), layout)
-        asked = {option: value for option, value in self.asked.items() if option in taken}
+        asked = {option: value for option, value in self.options.items() if option in taken}
         if "dtype" in taken and asked.get("dtype") is None:
             reason = "its scales need the dtype of the activations, and the target says none"
             raise RepackError(weight.format, layout, reason)
@@ -76,8 +76,8 @@ class RepackingLoader(WeightsLoader):
         """The layer that a share is of, read but for its codes, where the codes decide nothing."""
         if weights.process_group.size() == 1:
             return None
-        bulk = undecisive(share, layout) if isinstance(self.inner, FormatLoader) else ""
-        return self.inner.load(HollowSource(weights, bulk), parts, None)
+        skipped = skippable_tensor(share, layout) if isinstance(self.inner, FormatLoader) else ""
+        return self.inner.load(HeaderOnlySource(weights, skipped), parts, None)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.inner!r}, {self.layout})"
@@ -86,8 +86,8 @@ class RepackingLoader(WeightsLoader):
 class GPTQMarlinWeightsLoader(RepackingLoader):
     """Wraps a loader and repacks what it loads for Marlin's kernel; 2:4 sparse layers have their own."""
 
-    def __init__(self, inner: WeightsLoader, *, strict: bool = True, **asked: Any) -> None:
-        super().__init__(inner, "marlin", strict=strict, **asked)
+    def __init__(self, inner: WeightsLoader, *, strict: bool = True, **options: Any) -> None:
+        super().__init__(inner, "marlin", strict=strict, **options)
 
 
 class FastestLoader(GPTQMarlinWeightsLoader):

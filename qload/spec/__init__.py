@@ -4,9 +4,9 @@ from qload.spec.axis import LOGICAL, PARTS, Axis
 from qload.spec.groups import Grouped
 from qload.spec.meaning import run_of
 from qload.spec.out import rounded
-from qload.spec.place import Place
+from qload.spec.share_bounds import ShareBounds
 from qload.spec.tensor import Names, Role, Shape, TensorSpec, check_dtypes, named, solve
-from qload.spec.weight import Codes, Config, Fields, Layer, Seen, Weight, symmetric
+from qload.spec.weight import Codes, Config, FieldNames, Layer, LayerHeaders, Weight, symmetric
 
 __all__ = [
     "LOGICAL",
@@ -14,14 +14,14 @@ __all__ = [
     "Axis",
     "Codes",
     "Config",
-    "Fields",
+    "FieldNames",
     "Grouped",
     "Layer",
+    "LayerHeaders",
     "Names",
-    "Place",
     "Role",
-    "Seen",
     "Shape",
+    "ShareBounds",
     "TensorSpec",
     "Weight",
     "check_dtypes",

@@ -5,14 +5,14 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from qload.errors import ConfigError, ShapeError
-from qload.spec.weight import Seen
+from qload.spec.weight import LayerHeaders
 
 Model = TypeVar("Model", bound=BaseModel)
 
 MOST_BYTES = 4096  # some 170 are usual
 
 
-def read_blob(seen: Seen, field: str, model: type[Model]) -> Model:
+def read_blob(seen: LayerHeaders, field: str, model: type[Model]) -> Model:
     """A fact as the model has it, or ShapeError, or ConfigError with the key and what it has to be."""
     blob = seen.facts[field]
     if blob.numel() > MOST_BYTES:
@@ -29,7 +29,7 @@ def read_blob(seen: Seen, field: str, model: type[Model]) -> Model:
         ) from error
 
 
-def wrong(seen: Seen, field: str, key: str, expected: str, got: Any) -> ConfigError:
+def wrong(seen: LayerHeaders, field: str, key: str, expected: str, got: Any) -> ConfigError:
     """The error for a value of a blob."""
     file = seen.names.file(field)
     shown = "nothing" if got is None else f"{got!r:.60}"

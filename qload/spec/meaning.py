@@ -102,7 +102,7 @@ def run_of(group: Tensor) -> int:
 def as_stored(weight: "Weight", dtype: torch.dtype, out: Tensor | None) -> Tensor | None:
     """What a weight on a CUDA device means, from its words as they lie; None where that is not to be had."""
     tensors = list(weight.fields().values())
-    if not (tensors[0].is_cuda and native.takes(*tensors)):
+    if not (tensors[0].is_cuda and native.has_routines(*tensors)):
         return None
     made: Tensor | None = getattr(import_module(STORED[0]), STORED[1])(weight, dtype, out)
     return made

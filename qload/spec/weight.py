@@ -15,7 +15,7 @@ from qload.errors import IndexValueError, MismatchError, MissingTensorError
 from qload.spec.axis import PARTS
 from qload.spec.meaning import as_stored, meaning_of, plainly
 from qload.spec.out import check_out
-from qload.spec.place import Place
+from qload.spec.share_bounds import ShareBounds
 from qload.spec.tensor import Names, Shape, TensorSpec, check_dtypes, named, solve
 
 if TYPE_CHECKING:
@@ -35,17 +35,17 @@ class Config:
         """Sizes of the whole layer that only its facts tell, and no shape."""
         return {}
 
-    def study(self, seen: "Seen") -> Self:
+    def for_layer(self, headers: "LayerHeaders") -> Self:
         """This layer's own config, from shapes and facts; raises where they contradict the claims."""
         return self
 
-    def notes(self, seen: "Seen") -> tuple[str, ...]:
+    def notes(self, headers: "LayerHeaders") -> tuple[str, ...]:
         """Where a flag of the config disagrees with the tensors, which are believed."""
         return ()
 
 
 @dataclass(frozen=True)
-class Seen:
+class LayerHeaders:
     """A layer's tensors before any weight is read: shapes and dtypes by field, facts whole."""
 
     shapes: Mapping[str, Shape]
@@ -99,7 +99,7 @@ class Codes:
     """
 
     bits: int
-    codes: Tensor | native.Held
+    codes: Tensor | native.LazyCodes
     scales: Tensor
     zeros: Tensor | None
     k_group: Tensor | None
@@ -126,7 +126,7 @@ class Codes:
         return native.in_large_pages(torch.empty(self.codes.shape, dtype=dtype, device=self.scales.device))
 
     def _natively(self, out: Tensor) -> bool:
-        meaning = meaning_of(self) if native.takes(out, self.scales) else None
+        meaning = meaning_of(self) if native.has_routines(out, self.scales) else None
         if meaning is None:
             return False
         if isinstance(self.codes, Tensor):
@@ -136,7 +136,7 @@ class Codes:
         return out.is_cuda and native.dequantize_numbers(self.codes.plain(), meaning, out)
 
 
-def symmetric(bits: int, codes: Tensor | native.Held, scales: Tensor, k_group: Tensor) -> Codes:
+def symmetric(bits: int, codes: Tensor | native.LazyCodes, scales: Tensor, k_group: Tensor) -> Codes:
     """Codes (K, N) and scales (G, N) of a type whose every zero point is 2**(bits - 1)."""
     zeros = torch.full_like(scales, 2 ** (bits - 1), dtype=torch.int32)
     return Codes(bits=bits, codes=codes.T, scales=scales.float().T, zeros=zeros.T, k_group=k_group)
@@ -168,11 +168,11 @@ class Weight(ABC):
 
     def __post_init__(self) -> None:
         held = self.fields()
-        names, specs = Fields(self.layer.name or type(self).__name__), self.tensors(self.config)
+        names, specs = FieldNames(self.layer.name or type(self).__name__), self.tensors(self.config)
         for spec in specs:
             if not (spec.optional or spec.spent) and spec.name not in held:
                 raise MissingTensorError(names.full(spec.name))
-        seen = Seen(
+        headers = LayerHeaders(
             shapes={name: tuple(tensor.shape) for name, tensor in held.items()},
             dtypes={name: tensor.dtype for name, tensor in held.items()},
             facts={spec.name: held[spec.name] for spec in specs if spec.fact and spec.name in held},
@@ -180,10 +180,10 @@ class Weight(ABC):
         )
         unplaced = not self.layer.parts
         if unplaced:
-            object.__setattr__(self, "config", self.config.study(seen))
+            object.__setattr__(self, "config", self.config.for_layer(headers))
         known = self.config.known() if unplaced else {"N": self.layer.N, "K": self.layer.K}
         specs = tuple(spec for spec in self.tensors(self.config) if not spec.spent)
-        sizes = seen.sizes(specs, known)
+        sizes = headers.sizes(specs, known)
         parts = len(self.layer.parts) or 1
         for spec in specs:
             if sizes.get(PARTS, parts) != parts and any(axis.dim == PARTS for axis in spec.axes):
@@ -200,7 +200,7 @@ class Weight(ABC):
         return {name: value for name, value in held.items() if isinstance(value, Tensor)}
 
     @classmethod
-    def resolve(cls, config: Any, tensors: Mapping[str, Tensor], place: Place) -> dict[str, Tensor]:
+    def resolve(cls, config: Any, tensors: Mapping[str, Tensor], bounds: ShareBounds) -> dict[str, Tensor]:
         """What the typed weight holds, of one part's tensors as they were sliced; uses up the spent ones."""
         spent = {spec.name for spec in cls.tensors(config) if spec.spent}
         return {name: tensor for name, tensor in tensors.items() if name not in spent}
@@ -255,7 +255,7 @@ class Weight(ABC):
 
 
 @dataclass(frozen=True)
-class Fields(Names):
+class FieldNames(Names):
     """Names of a layer's fields: its prefix, a dot, the field."""
 
     prefix: str

@@ -1,16 +1,16 @@
 """Where tensors are: in memory, or in safetensors files that are checked before they are trusted."""
 
 from qload.storage.header import DTYPES, Entry, Header, parse_header, read_header
-from qload.storage.locate import Located, check_index, locate
+from qload.storage.locate import CheckpointFiles, check_index, locate
 from qload.storage.memory import MemoryStorage
 from qload.storage.protocol import TensorInfo, WeightStorage
 from qload.storage.safetensors import SafetensorsStorage
 
 __all__ = [
     "DTYPES",
+    "CheckpointFiles",
     "Entry",
     "Header",
-    "Located",
     "MemoryStorage",
     "SafetensorsStorage",
     "TensorInfo",

@@ -14,7 +14,7 @@ PathLikes = str | PathLike[str] | Sequence[str | PathLike[str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Located:
+class CheckpointFiles:
     """The files to read, by the name they go by in messages, and the index' weight_map, if there is one."""
 
     files: Mapping[str, Path]
@@ -22,20 +22,20 @@ class Located:
     index: str | None = None
 
 
-def locate(path: PathLikes) -> Located:
+def locate(path: PathLikes) -> CheckpointFiles:
     """One file, several, a directory, or an index file -> the files to read; StorageError."""
     if not isinstance(path, (str, PathLike)):
         files = [Path(one) for one in path]
-        return Located({str(file): _tensor_file(file) for file in files})
+        return CheckpointFiles({str(file): _tensor_file(file) for file in files})
     place = Path(path)
     if place.name.endswith(INDEX):
         return _indexed(place)
     if place.is_dir():
         return _directory(place)
-    return Located({place.name: _tensor_file(place)})
+    return CheckpointFiles({place.name: _tensor_file(place)})
 
 
-def check_index(located: Located, headers: Mapping[str, Header]) -> Iterator[StorageError]:
+def check_index(located: CheckpointFiles, headers: Mapping[str, Header]) -> Iterator[StorageError]:
     """Every tensor that two files hold, and every disagreement between index and headers."""
     holders: dict[str, str] = {}
     for file, header in headers.items():
@@ -54,7 +54,7 @@ def check_index(located: Located, headers: Mapping[str, Header]) -> Iterator[Sto
             yield StorageError(file, "index-mismatch", f"is here, and {located.index} does not name it", name)
 
 
-def _directory(place: Path) -> Located:
+def _directory(place: Path) -> CheckpointFiles:
     indices = sorted(file for file in place.iterdir() if file.name.endswith(INDEX))
     usual = [file for file in indices if file.name == f"model{INDEX}"]
     if len(indices) > 1 and not usual:
@@ -67,10 +67,10 @@ def _directory(place: Path) -> Located:
     files = sorted(place.glob("*.safetensors"))
     if not files:
         raise StorageError(str(place), "no-files", "no *.safetensors file in this directory")
-    return Located({file.name: file for file in files})
+    return CheckpointFiles({file.name: file for file in files})
 
 
-def _indexed(index: Path) -> Located:
+def _indexed(index: Path) -> CheckpointFiles:
     try:
         if index.stat().st_size > MAX_INDEX:
             raise StorageError(index.name, "index-json", f"larger than {MAX_INDEX} bytes")
@@ -91,7 +91,7 @@ def _indexed(index: Path) -> Located:
             f"{', '.join(lost)} not there, with {count} tensors",
             remedy="fetch the missing files",
         )
-    return Located({name: index.parent / name for name in names}, weight_map, index.name)
+    return CheckpointFiles({name: index.parent / name for name in names}, weight_map, index.name)
 
 
 def _refuse_path(name: str, index: str) -> None:

@@ -16,10 +16,10 @@ from qload.testing.checks import (
     assert_sums_exactly,
     assert_within_bound,
 )
-from qload.testing.strategies import Stored, layers
+from qload.testing.strategies import DrawnLayer, layers
 
 __all__ = [
-    "Stored",
+    "DrawnLayer",
     "assert_reads_back",
     "assert_same_bits",
     "assert_sums_exactly",

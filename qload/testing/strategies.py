@@ -13,7 +13,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from qload.loader import FormatLoader, Room
+from qload.loader import ConfiguredFormat, FormatLoader
 from qload.spec import LOGICAL, Axis, Config, Role, TensorSpec, Weight, named
 from qload.storage import MemoryStorage
 from qload.testing.samples import FACTS
@@ -24,7 +24,7 @@ FILLINGS = ("zeros", "count", "noise")  # the simplest first; all but noise are 
 
 
 @dataclass(frozen=True, repr=False)
-class Stored:
+class DrawnLayer:
     """A drawn layer as it would be stored: its format, config, tensors by field, and logical sizes."""
 
     weight_type: type[Weight]
@@ -54,7 +54,7 @@ class Stored:
 
     def loader(self) -> FormatLoader:
         """The loader that reads it."""
-        return FormatLoader(Room(self.weight_type, self.config))
+        return FormatLoader(ConfiguredFormat(self.weight_type, self.config))
 
     def weight(self) -> Weight:
         """The typed weight; of a format that has something to resolve, as it is loaded whole."""
@@ -64,7 +64,7 @@ class Stored:
         return self.weight_type(**fields)
 
     def __repr__(self) -> str:
-        return f"Stored({self.config}, {self.sizes}, {self.drawn})"
+        return f"DrawnLayer({self.config}, {self.sizes}, {self.drawn})"
 
 
 @st.composite
@@ -77,7 +77,7 @@ def layers(
     K: int | None = None,
     most: int = 4,
     fillings: tuple[str, ...] = FILLINGS,
-) -> Stored:
+) -> DrawnLayer:
     """A layer of this format; N and K are `most` granules of its axes at the most, or as given."""
     config = draw(configs)
     specs = weight_type.tensors(config)
@@ -93,7 +93,7 @@ def layers(
         for spec in specs
         if not spec.optional and spec.name not in facts
     }
-    return Stored(weight_type, config, tensors, sizes, f"{filling}{', act order' * act_order}")
+    return DrawnLayer(weight_type, config, tensors, sizes, f"{filling}{', act order' * act_order}")
 
 
 @st.composite

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from qload.errors import QloadError
-from qload.loader import Part, Studied
+from qload.loader import LayerDescription, Part
 from qload.spec import Weight
 from qload.verify.chunks import outputs
-from qload.verify.readings import other_readings
+from qload.verify.misreadings import other_readings
 from qload.verify.report import Finding, finding_of
 from qload.verify.subject import Subject
 
@@ -67,11 +67,13 @@ def check(subject: Subject, reference: Subject) -> Iterator[Finding | str]:
         yield from _layer(subject, ours[prefix], reference, theirs[prefix])
 
 
-def _layers(subject: Subject) -> dict[str, Studied]:
-    return {layer.prefix: layer for layer in subject.studied()}
+def _layers(subject: Subject) -> dict[str, LayerDescription]:
+    return {layer.prefix: layer for layer in subject.described()}
 
 
-def _layer(subject: Subject, ours: Studied, reference: Subject, theirs: Studied) -> Iterator[Finding | str]:
+def _layer(
+    subject: Subject, ours: LayerDescription, reference: Subject, theirs: LayerDescription
+) -> Iterator[Finding | str]:
     name = ours.prefix
     if (ours.N, ours.K) != (theirs.N, theirs.K):
         shapes = f"({ours.N}, {ours.K}), the reference ({theirs.N}, {theirs.K})"
@@ -87,7 +89,7 @@ def _layer(subject: Subject, ours: Studied, reference: Subject, theirs: Studied)
     except QloadError as error:
         yield finding_of(error)
         return
-    plain = theirs.room.weight.format == "unquantized" != ours.room.weight.format
+    plain = theirs.format.weight_type.format == "unquantized" != ours.format.weight_type.format
     yield from _verdict(name, found, plain)
 
 

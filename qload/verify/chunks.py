@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from qload.formats.unquantized import FLOATS
-from qload.loader import FormatLoader, Part, Studied
+from qload.loader import FormatLoader, LayerDescription, Part
 from qload.loader.cuts import granule
 from qload.spec import TensorSpec, Weight
 from qload.storage import WeightStorage
@@ -47,7 +47,7 @@ def values(storage: WeightStorage, name: str, spec: TensorSpec | None) -> Iterat
         yield start, floats if dtype in FLOATS else floats.float()
 
 
-def outputs(weights: Weights, loader: FormatLoader, layer: Studied) -> Iterator[tuple[int, Weight]]:
+def outputs(weights: Weights, loader: FormatLoader, layer: LayerDescription) -> Iterator[tuple[int, Weight]]:
     """A layer in runs of outputs: (first output, their typed weight)."""
     block = granule(layer, "N") or layer.N
     step = max(1, OUTPUTS // max(1, layer.K) // block) * block

@@ -6,7 +6,7 @@ from os import PathLike
 
 from qload.errors import ArgumentError, QloadError
 from qload.formats import AWQConfig, GPTQConfig, Marlin24Config, MarlinConfig
-from qload.loader import Studied
+from qload.loader import LayerDescription
 from qload.spec import Role
 from qload.storage import WeightStorage
 from qload.verify import against as comparison
@@ -86,7 +86,7 @@ def _compare(
         if reference.weights is None or reference.errors:
             found += reference.errors
             return
-        total = sum(1 for _ in subject.studied())
+        total = sum(1 for _ in subject.described())
         for done, item in enumerate(comparison.check(subject, reference)):
             _tell(progress, "against", min(done, total), total)
             _sort([item], found, told)
@@ -117,18 +117,18 @@ def _report(subject: Subject, found: list[Finding], told: list[str]) -> Report:
         path=subject.path,
         findings=tuple(found),
         notes=(*subject.notes, *told),
-        layers=tuple(_layer(storage, layer) for layer in subject.studied()),
+        layers=tuple(_layer(storage, layer) for layer in subject.described()),
         claims={} if subject.claims is None else subject.claims.facts(),
     )
 
 
-def _layer(storage: WeightStorage, layer: Studied) -> LayerInfo:
-    config = layer.room.config
+def _layer(storage: WeightStorage, layer: LayerDescription) -> LayerInfo:
+    config = layer.format.config
     grouped = config if isinstance(config, GROUPED) else None
     scales = next((spec.name for spec in layer.specs if spec.role is Role.SCALE), "weight")
     return LayerInfo(
         prefix=layer.prefix,
-        format=layer.room.weight.format,
+        format=layer.format.weight_type.format,
         bits=grouped.bits if grouped else None,
         group_size=grouped.group_size if grouped else None,
         sym=_symmetric(storage, layer),
@@ -139,14 +139,14 @@ def _layer(storage: WeightStorage, layer: Studied) -> LayerInfo:
     )
 
 
-def _symmetric(storage: WeightStorage, layer: Studied) -> bool | None:
-    if not isinstance(layer.room.config, GROUPED):
+def _symmetric(storage: WeightStorage, layer: LayerDescription) -> bool | None:
+    if not isinstance(layer.format.config, GROUPED):
         return None
     return convention(layer) is None or all(same for _, _, same in symmetric(storage, layer))
 
 
-def _act_order(layer: Studied) -> bool | None:
-    config = layer.room.config
+def _act_order(layer: LayerDescription) -> bool | None:
+    config = layer.format.config
     if not isinstance(config, GPTQConfig):
         return False if isinstance(config, MarlinConfig | Marlin24Config) else None
     return not bool((layer.facts["g_idx"] == config.in_order(layer.K)).all())

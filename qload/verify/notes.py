@@ -7,7 +7,7 @@ import torch
 from qload.formats import Exl2Config, GPTQConfig
 from qload.formats.exl2 import divided
 from qload.layouts import StoredMinusOne, StoredMinusOneUnmasked
-from qload.loader import Studied
+from qload.loader import LayerDescription
 from qload.storage import WeightStorage
 from qload.verify.subject import Subject
 from qload.verify.zero_points import convention, words
@@ -15,7 +15,9 @@ from qload.verify.zero_points import convention, words
 
 def flags(subject: Subject) -> Iterator[str]:
     """A flag that claims act order over groups that lie in order."""
-    layers = [layer.room.config for layer in subject.studied() if isinstance(layer.room.config, GPTQConfig)]
+    layers = [
+        layer.format.config for layer in subject.described() if isinstance(layer.format.config, GPTQConfig)
+    ]
     in_order = [config for config in layers if config.positional]
     if subject.claims and subject.claims.desc_act and in_order:
         yield (
@@ -27,8 +29,8 @@ def flags(subject: Subject) -> Iterator[str]:
 def readings(subject: Subject) -> Iterator[str]:
     """Per layer, how many zero points the readers of gptq v1 take in more than one way."""
     assert subject.weights is not None
-    for layer in subject.studied():
-        config = layer.room.config
+    for layer in subject.described():
+        config = layer.format.config
         if isinstance(config, GPTQConfig) and isinstance(config.zeros, StoredMinusOne):
             count = _apart(subject.weights.storage, layer)
             if count:
@@ -41,8 +43,8 @@ def readings(subject: Subject) -> Iterator[str]:
 
 def subnormals(subject: Subject) -> Iterator[str]:
     """Per EXL2 layer, how many groups have scales that fp16 rounds hard, and float32 does not."""
-    for layer in subject.studied():
-        if isinstance(layer.room.config, Exl2Config):
+    for layer in subject.described():
+        if isinstance(layer.format.config, Exl2Config):
             units = divided(layer.facts["q_scale_max"]).abs()
             count = int(((units > 0) & (units < torch.finfo(torch.float16).smallest_normal)).sum())
             if count:
@@ -52,7 +54,7 @@ def subnormals(subject: Subject) -> Iterator[str]:
                 )
 
 
-def _apart(storage: WeightStorage, layer: Studied) -> int:
+def _apart(storage: WeightStorage, layer: LayerDescription) -> int:
     known = convention(layer)
     assert known is not None  # a GPTQ layer has zero points
     zeros, packing = known

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from qload.errors import CutError, DivideError
-from qload.loader import Part, Split, Studied
+from qload.loader import LayerDescription, Part, Split
 from qload.loader.cuts import share
 from qload.parallel import Rank
 from qload.verify.report import Finding, finding_of
@@ -20,7 +20,7 @@ ROW = re.compile(r"(o|out|down)_proj|w2|fc2|dense|dense_4h_to_h|c_proj")
 def check(subject: Subject, tp: int) -> Iterator[Finding | str]:
     """A finding for each layer that its usual cut refuses, a note for layers of no usual cut."""
     unusual = []
-    for layer in subject.studied():
+    for layer in subject.described():
         name = layer.prefix.rpartition(".")[2]
         split: Split | None = "N" if COLUMN.fullmatch(name) else "K" if ROW.fullmatch(name) else None
         if split:
@@ -33,7 +33,7 @@ def check(subject: Subject, tp: int) -> Iterator[Finding | str]:
         yield f"for {tp} ranks, {len(unusual)} other layers can be cut neither way: {', '.join(unusual[:4])}"
 
 
-def _refusal(layer: Studied, split: Split, tp: int) -> CutError | DivideError | None:
+def _refusal(layer: LayerDescription, split: Split, tp: int) -> CutError | DivideError | None:
     try:
         share(layer, Part(layer.prefix), split, Rank(0, tp))
     except (CutError, DivideError) as error:

@@ -6,14 +6,14 @@ from functools import cached_property, partial
 from os import PathLike
 from typing import Self, TypeVar
 
-from qload.detect import Claims, Found, find_configs, loader_from_claims, read_model_config, settle
+from qload.detect import Claims, FoundConfig, find_configs, loader_from_claims, read_model_config, settle
 from qload.errors import QloadError
 from qload.formats import ROLES
 from qload.formats.unquantized import FLOATS
-from qload.loader import FormatLoader, Studied
+from qload.loader import FormatLoader, LayerDescription
 from qload.spec import Role, TensorSpec, named
-from qload.storage import Header, Located, SafetensorsStorage, check_index, locate, read_header
-from qload.verify.place import parted
+from qload.storage import CheckpointFiles, Header, SafetensorsStorage, check_index, locate, read_header
+from qload.verify.names import split_name
 from qload.verify.report import Finding, finding_of
 from qload.weights import Weights
 
@@ -28,7 +28,7 @@ class Subject:
 
     path: str
     errors: list[Finding] = field(default_factory=list)
-    configs: list[Found] = field(default_factory=list)
+    configs: list[FoundConfig] = field(default_factory=list)
     claims: Claims | None = None
     weights: Weights | None = None
     notes: list[str] = field(default_factory=list)
@@ -75,7 +75,7 @@ class Subject:
         """prefix -> what the names under it go on with."""
         found: dict[str, list[str]] = {}
         for name in self.names:
-            prefix, suffix = parted(name, set(self.names))
+            prefix, suffix = split_name(name, set(self.names))
             found.setdefault(prefix, []).append(suffix)
         return found
 
@@ -87,14 +87,14 @@ class Subject:
         }
 
     @cached_property
-    def layers(self) -> Mapping[str, Studied | QloadError]:
+    def layers(self) -> Mapping[str, LayerDescription | QloadError]:
         """Every layer that some format could mean: what it is, or why it is none."""
-        return {prefix: self._study(prefix) for prefix in self.suffixes if self._is_layer(prefix)}
+        return {prefix: self._describe(prefix) for prefix in self.suffixes if self._is_layer(prefix)}
 
     @cached_property
     def specs(self) -> Mapping[str, TensorSpec]:
         """name -> its declaration, of every tensor of a layer that is what it should be."""
-        return {layer.names.full(spec.name): spec for layer in self.studied() for spec in layer.specs}
+        return {layer.names.full(spec.name): spec for layer in self.described() for spec in layer.specs}
 
     def role(self, name: str) -> Role:
         """What a tensor is for: as its layer declares it, or else as its name tells."""
@@ -103,7 +103,7 @@ class Subject:
         quantized = self.is_quantized(self.prefixes[name])
         return self._guess(name) if quantized else Role.FLOAT
 
-    def studied(self) -> Iterator[Studied]:
+    def described(self) -> Iterator[LayerDescription]:
         """The layers that are what they should be."""
         return (layer for layer in self.layers.values() if not isinstance(layer, QloadError))
 
@@ -123,7 +123,7 @@ class Subject:
     @cached_property
     def claimed(self) -> frozenset[str]:
         """The suffixes of the formats that the config claims, but for those that plain layers have too."""
-        specs = [spec for room in (self.claims.rooms if self.claims else ()) for spec in room.specs()]
+        specs = [spec for fmt in (self.claims.formats if self.claims else ()) for spec in fmt.specs()]
         return frozenset(
             suffix for spec in specs for suffix in spec.suffixes if self._guess(suffix) is not Role.FLOAT
         )
@@ -139,14 +139,14 @@ class Subject:
         held = "weight" in self.suffixes[prefix]
         return held and len(self.weights.info(named(prefix, "weight")).shape) in (1, 2)
 
-    def _study(self, prefix: str) -> Studied | QloadError:
+    def _describe(self, prefix: str) -> LayerDescription | QloadError:
         assert self.weights is not None
         try:
-            return self.loader.study(self.weights, prefix)
+            return self.loader.describe(self.weights, prefix)
         except QloadError as error:
             return error
 
-    def _headers(self, located: Located) -> None:
+    def _headers(self, located: CheckpointFiles) -> None:
         headers: dict[str, Header] = {}
         for file, place in located.files.items():
             header = self._try(partial(read_header, place, file))

@@ -7,14 +7,14 @@ from torch import Tensor
 
 from qload.formats import AWQConfig, GPTQConfig
 from qload.layouts import Packing, Stored, ZeroPoints, awq, gptq
-from qload.loader import Studied
+from qload.loader import LayerDescription
 from qload.storage import WeightStorage
 from qload.verify.chunks import rows
 
 
-def convention(layer: Studied) -> tuple[ZeroPoints, Packing] | None:
+def convention(layer: LayerDescription) -> tuple[ZeroPoints, Packing] | None:
     """How a layer stores its zero points; None where it has none."""
-    config = layer.room.config
+    config = layer.format.config
     if isinstance(config, GPTQConfig):
         return config.zeros, gptq.columns(config.bits)
     if isinstance(config, AWQConfig) and config.zero_point:
@@ -22,7 +22,7 @@ def convention(layer: Studied) -> tuple[ZeroPoints, Packing] | None:
     return None
 
 
-def symmetric(storage: WeightStorage, layer: Studied) -> Iterator[tuple[int, Tensor, bool]]:
+def symmetric(storage: WeightStorage, layer: LayerDescription) -> Iterator[tuple[int, Tensor, bool]]:
     """(first group, packed zero points, whether all are 2**(bits - 1)) of each run of groups."""
     known = convention(layer)
     if known is None:
@@ -33,6 +33,6 @@ def symmetric(storage: WeightStorage, layer: Studied) -> Iterator[tuple[int, Ten
         yield start, run, bool((run == middle).all())
 
 
-def words(storage: WeightStorage, layer: Studied) -> Iterator[tuple[int, Tensor]]:
+def words(storage: WeightStorage, layer: LayerDescription) -> Iterator[tuple[int, Tensor]]:
     """(first group, packed zero points) of each run of groups."""
     return rows(storage, layer.names.full("qzeros"))

@@ -18,7 +18,7 @@ from rich.table import Table
 from torch import Tensor
 
 from qload import native
-from qload.layouts import Packing, Pairs, awq, compressed, exllama, gptq, marlin
+from qload.layouts import NibblePairs, Packing, awq, compressed_tensors, exllama, gptq, marlin
 from qload.spec import Codes
 
 K, N = 4096, 14336
@@ -97,7 +97,7 @@ def dequantizes() -> Iterator[Row]:
     half, out = K * N // 2, OUT.view(torch.bfloat16)[: K * N].view(N, K)
     ways: dict[str, Callable[[Tensor], Codes]] = {
         "nf4 to bfloat16": lambda x: Codes(
-            4, Pairs(x.view(torch.uint8).view(N, K // 2), True), SCALES, None, GROUPS, VALUES
+            4, NibblePairs(x.view(torch.uint8).view(N, K // 2), True), SCALES, None, GROUPS, VALUES
         ),
         "gptq to bfloat16": lambda x: Codes(4, gptq.rows(4).packed(x.view(-1, N)).T, SCALES, None, GROUPS),
         "awq to bfloat16": lambda x: Codes(4, awq.columns(4).packed(x.view(K, -1)).T, SCALES, None, GROUPS),
@@ -115,8 +115,11 @@ def dequantizes() -> Iterator[Row]:
 def plain() -> Iterator[Row]:
     """What a machine without a compiler has, what native code has, and what others have."""
     codes = torch.randint(0, 16, (N, K), dtype=torch.int32)
-    words, packing = torch.randint(0, 2**31, (N, K // 8), dtype=torch.int32), compressed.rows(4, dense=True)
-    made = Codes(4, Pairs(words.view(torch.uint8), True), SCALES, None, GROUPS, VALUES)
+    words, packing = (
+        torch.randint(0, 2**31, (N, K // 8), dtype=torch.int32),
+        compressed_tensors.rows(4, dense=True),
+    )
+    made = Codes(4, NibblePairs(words.view(torch.uint8), True), SCALES, None, GROUPS, VALUES)
     small, wide, packed = (
         torch.empty(N, K, dtype=torch.uint8),
         torch.empty_like(codes),

@@ -16,7 +16,7 @@ from qload.formats import GPTQWeight
 from qload.kernel_formats import repack
 from qload.layouts import gptq
 
-Call = Callable[[Tensor], Tensor]
+LinearCall = Callable[[Tensor], Tensor]
 GROUPS = (32, 64, 128, 256)
 
 
@@ -31,7 +31,7 @@ class Peer:
     name: str
     module: str
     dtype: torch.dtype
-    prepare: Callable[[GPTQWeight], tuple[Call, Tensor]]
+    prepare: Callable[[GPTQWeight], tuple[LinearCall, Tensor]]
 
     @property
     def here(self) -> bool:
@@ -39,7 +39,7 @@ class Peer:
         return find_spec(self.module) is not None
 
 
-def tinygemm(layer: GPTQWeight) -> tuple[Call, Tensor]:
+def tinygemm(layer: GPTQWeight) -> tuple[LinearCall, Tensor]:
     """torch's own: bf16, (code - 8) * scale + zero."""
     bits, size = layer.config.bits, layer.config.group_size
     if bits != 4 or size not in GROUPS:
@@ -53,7 +53,7 @@ def tinygemm(layer: GPTQWeight) -> tuple[Call, Tensor]:
     return lambda x: torch.ops.aten._weight_int4pack_mm(x, packed, size, both), rounded.bfloat16()
 
 
-def vllm_marlin(layer: GPTQWeight) -> tuple[Call, Tensor]:
+def vllm_marlin(layer: GPTQWeight) -> tuple[LinearCall, Tensor]:
     """vLLM's Marlin, fp16, symmetric."""
     from vllm import _custom_ops as ops
     from vllm.scalar_type import scalar_types
@@ -73,7 +73,7 @@ def vllm_marlin(layer: GPTQWeight) -> tuple[Call, Tensor]:
     return call, layer.dequantize().half()
 
 
-def vllm_machete(layer: GPTQWeight) -> tuple[Call, Tensor]:
+def vllm_machete(layer: GPTQWeight) -> tuple[LinearCall, Tensor]:
     """vLLM's Machete, fp16, symmetric."""
     from vllm import _custom_ops as ops
     from vllm.scalar_type import scalar_types
@@ -90,7 +90,7 @@ def vllm_machete(layer: GPTQWeight) -> tuple[Call, Tensor]:
     return call, layer.dequantize().half()
 
 
-def humming(layer: GPTQWeight) -> tuple[Call, Tensor]:
+def humming(layer: GPTQWeight) -> tuple[LinearCall, Tensor]:
     """Humming, fp16, symmetric, loaded as the GPTQ layer it is."""
     from humming.layer import HummingLayer
 
@@ -105,7 +105,7 @@ def humming(layer: GPTQWeight) -> tuple[Call, Tensor]:
     return made, layer.dequantize().half()
 
 
-def gemlite(layer: GPTQWeight) -> tuple[Call, Tensor]:
+def gemlite(layer: GPTQWeight) -> tuple[LinearCall, Tensor]:
     """GemLite, fp16, with its own tuning."""
     from gemlite.core import DType, GemLiteLinear
 
@@ -119,7 +119,7 @@ def gemlite(layer: GPTQWeight) -> tuple[Call, Tensor]:
     return made, layer.dequantize().half()
 
 
-def bitsandbytes(layer: GPTQWeight) -> tuple[Call, Tensor]:
+def bitsandbytes(layer: GPTQWeight) -> tuple[LinearCall, Tensor]:
     """bitsandbytes' nf4 of a layer of this shape, fp16: its own codes."""
     from bitsandbytes import functional, matmul_4bit
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-Call = Callable[[], object]
+LinearCall = Callable[[], object]
 ROTATE = 256 << 20  # bytes; several times the L2
 REPLAYS = 15
 LEAST_CALLS = 12  # of a graph
@@ -22,12 +22,12 @@ def rounds_of(calls: int) -> int:
     return -(-LEAST_CALLS // calls)
 
 
-def microseconds(calls: Sequence[Call], *, rounds: int = 1) -> float:
+def microseconds(calls: Sequence[LinearCall], *, rounds: int = 1) -> float:
     """The median time of one call, of graph replays that make every call `rounds` times in turn."""
     return replayed([calls], rounds=rounds)[0][0]
 
 
-def replayed(groups: Sequence[Sequence[Call]], *, rounds: int = 1) -> list[tuple[float, Any]]:
+def replayed(groups: Sequence[Sequence[LinearCall]], *, rounds: int = 1) -> list[tuple[float, Any]]:
     """The same of each group, and what its first call has left after the last replay.
 
     Groups are replayed in turns: as clocks fall under load, they fall for all of them.
@@ -50,7 +50,7 @@ def replayed(groups: Sequence[Sequence[Call]], *, rounds: int = 1) -> list[tuple
 
 
 def _captured(
-    calls: Sequence[Call], rounds: int, stream: torch.cuda.Stream
+    calls: Sequence[LinearCall], rounds: int, stream: torch.cuda.Stream
 ) -> tuple[torch.cuda.CUDAGraph, list[Any]]:
     """The calls as a graph, and their results, whose memory it writes."""
     for call in calls:

@@ -1,4 +1,4 @@
-"""`qload formats`: the table that the rooms themselves answer for."""
+"""`qload formats`: the table that the formats themselves answer for."""
 
 import json
 from contextlib import suppress
@@ -9,19 +9,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qload.detect import Found, find_config, read_claims
+from qload.capabilities import COLUMNS, as_markdown, overview
+from qload.detect import FoundConfig, find_config, read_claims
 from qload.detect.claims import READS
 from qload.errors import RepackError, UnsupportedFormatError
 from qload.formats import FORMATS
 from qload.kernel_formats import repack, restore
 from qload.kernel_formats.repack import LAYOUTS, options, restores, targets
-from qload.overview import COLUMNS, markdown, overview
 from qload.quantize import QUANTIZERS
 from qload.spec import Weight
 from qload.testing import assert_same_bits, layers
 from tests.cli.test_command_line import run
+from tests.format_cases import CONFIGS, every_format
 from tests.paths import FIXTURES, ROOT
-from tests.rooms import CONFIGS, every_format
 
 FOUR_BITS = {"bits": 4, "group_size": 128}
 UNSTORED: tuple[dict[str, Any], ...] = (
@@ -38,14 +38,14 @@ OPTIONS = {"dtype": torch.bfloat16, "exponent_bias": False}
 def test_the_page_of_docs_is_what_the_command_prints() -> None:
     page = (ROOT / "docs" / "formats.md").read_text()
 
-    assert page == markdown(), "qload formats --markdown > docs/formats.md"
+    assert page == as_markdown(), "qload formats --markdown > docs/formats.md"
     assert run("formats", "--markdown").stdout == page
 
 
 def test_json_has_every_format_and_column() -> None:
     table = json.loads(run("formats", "--json").stdout)["formats"]
 
-    assert list(table) == [room.format for room in FORMATS]
+    assert list(table) == [weight_type.format for weight_type in FORMATS]
     assert all(list(row) == list(COLUMNS) for row in table.values())
 
 
@@ -57,11 +57,11 @@ def test_what_a_method_reads_is_what_its_configs_are_read_as() -> None:
     """Of every embedded checkpoint, and of the dialects that none of them speaks."""
     found: dict[str, set[type[Weight]]] = {name: set() for name in READS}
     configs = [find_config(path.parent) for path in FIXTURES.rglob("config.json")]
-    for config in [*filter(None, configs), *(Found("config.json", "", values) for values in UNSTORED)]:
+    for config in [*filter(None, configs), *(FoundConfig("config.json", "", values) for values in UNSTORED)]:
         with suppress(UnsupportedFormatError):  # of what is embedded to be refused
-            found[config.values["quant_method"]] |= {room.weight for room in read_claims(config).rooms}
+            found[config.values["quant_method"]] |= {fmt.weight_type for fmt in read_claims(config).formats}
 
-    assert found == {name: set(rooms) for name, rooms in READS.items()}
+    assert found == {name: set(formats) for name, formats in READS.items()}
 
 
 def test_every_format_is_detected() -> None:
@@ -71,17 +71,17 @@ def test_every_format_is_detected() -> None:
 @every_format
 @given(data=st.data())
 @settings(max_examples=5)
-def test_what_is_said_of_repacking_holds(room: type[Weight], data: Any) -> None:
-    weight = data.draw(layers(room, CONFIGS[room], most=2)).weight()
+def test_what_is_said_of_repacking_holds(weight_type: type[Weight], data: Any) -> None:
+    weight = data.draw(layers(weight_type, CONFIGS[weight_type], most=2)).weight()
 
     for layout in LAYOUTS:
-        given = {name: OPTIONS[name] for name in options(room, layout) if name in OPTIONS}
+        given = {name: OPTIONS[name] for name in options(weight_type, layout) if name in OPTIONS}
         try:
             other = repack(weight, layout, **given)
         except RepackError:
-            continue  # this one cannot be said in it; that some can, the rooms' own tests show
-        assert isinstance(other, room) or layout in targets(room)
-        assert restores(room)
+            continue  # this one cannot be said in it; that some can, the formats' own tests show
+        assert isinstance(other, weight_type) or layout in targets(weight_type)
+        assert restores(weight_type)
         back = restore(other)
         assert all(assert_same_bits(back.fields()[name], t) is None for name, t in weight.fields().items())
 

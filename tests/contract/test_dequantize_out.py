@@ -16,7 +16,7 @@ from qload.kernel_formats import StripsWeight, repack
 from qload.layouts import STORED_MINUS_ONE, gptq
 from qload.layouts.order import Order
 from qload.testing import assert_same_bits, layers
-from tests.rooms import CONFIGS, every_format
+from tests.format_cases import CONFIGS, every_format
 
 BOTH = pytest.mark.parametrize("how", [nullcontext, native.reference], ids=["native", "reference"])
 few = settings(max_examples=5)
@@ -38,8 +38,8 @@ def layer(K: int = 256, N: int = 128, group: int = 32) -> GPTQWeight:
 @BOTH
 @few
 @given(data=st.data())
-def test_only_a_tensor_of_the_weights_shape_is_written_to(room: Any, how: Any, data: Any) -> None:
-    weight = data.draw(layers(room, CONFIGS[room])).weight()
+def test_only_a_tensor_of_the_weights_shape_is_written_to(weight_type: Any, how: Any, data: Any) -> None:
+    weight = data.draw(layers(weight_type, CONFIGS[weight_type])).weight()
     *rest, last = weight.shape
     wrong = [(*rest, last + 1), (2 * rest[0], *rest[1:], last), (1, *weight.shape), ()]
 

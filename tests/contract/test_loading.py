@@ -17,7 +17,7 @@ from qload.spec import Role, TensorSpec, Weight, named
 from qload.storage import MemoryStorage, SafetensorsStorage
 from qload.testing import assert_same_bits, layers
 from qload.weights import Weights
-from tests.rooms import CONFIGS, every_format
+from tests.format_cases import CONFIGS, every_format
 
 few = settings(max_examples=15)
 
@@ -26,9 +26,9 @@ few = settings(max_examples=15)
 @given(data=st.data())
 @few
 def test_files_and_memory_give_the_same_weight(
-    room: type[Weight], data: Any, tmp_path_factory: pytest.TempPathFactory
+    weight_type: type[Weight], data: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    stored = data.draw(layers(room, CONFIGS[room]))
+    stored = data.draw(layers(weight_type, CONFIGS[weight_type]))
     file = tmp_path_factory.mktemp("files") / "model.safetensors"
     save_file(stored.named(), file)
 
@@ -44,8 +44,8 @@ def test_files_and_memory_give_the_same_weight(
 @every_format
 @given(data=st.data())
 @few
-def test_loading_twice_gives_the_same_and_the_ledger_says_so(room: type[Weight], data: Any) -> None:
-    stored = data.draw(layers(room, CONFIGS[room]))
+def test_loading_twice_gives_the_same_and_the_ledger_says_so(weight_type: type[Weight], data: Any) -> None:
+    stored = data.draw(layers(weight_type, CONFIGS[weight_type]))
     weights = Weights(stored.storage(), loader=stored.loader())
 
     first = weights.get_weights("layer")
@@ -59,12 +59,12 @@ def test_loading_twice_gives_the_same_and_the_ledger_says_so(room: type[Weight],
 @every_format
 @given(data=st.data())
 @few
-def test_a_loaded_weight_holds_what_is_stored(room: type[Weight], data: Any) -> None:
-    stored = data.draw(layers(room, CONFIGS[room]))
+def test_a_loaded_weight_holds_what_is_stored(weight_type: type[Weight], data: Any) -> None:
+    stored = data.draw(layers(weight_type, CONFIGS[weight_type]))
 
     weight = Weights(stored.storage(), loader=stored.loader(), dtype=torch.bfloat16).get_weights("layer")
 
-    specs = [spec for spec in room.tensors(stored.config) if not spec.spent]
+    specs = [spec for spec in weight_type.tensors(stored.config) if not spec.spent]
     for spec in (spec for spec in specs if spec.name in stored.tensors):
         want, got = stored.tensors[spec.name], weight.fields()[spec.name]
         if want.dtype == got.dtype or spec.role is Role.FLOAT:  # or it was resolved
@@ -74,8 +74,8 @@ def test_a_loaded_weight_holds_what_is_stored(room: type[Weight], data: Any) -> 
 @every_format
 @given(data=st.data())
 @few
-def test_a_missing_tensor_is_named(room: type[Weight], data: Any) -> None:
-    stored = data.draw(layers(room, CONFIGS[room]))
+def test_a_missing_tensor_is_named(weight_type: type[Weight], data: Any) -> None:
+    stored = data.draw(layers(weight_type, CONFIGS[weight_type]))
     lost = data.draw(st.sampled_from(sorted(stored.named())))
     tensors = {name: tensor for name, tensor in stored.named().items() if name != lost}
 
@@ -88,8 +88,8 @@ def test_a_missing_tensor_is_named(room: type[Weight], data: Any) -> None:
 @every_format
 @given(data=st.data())
 @few
-def test_a_wrong_dtype_is_named(room: type[Weight], data: Any) -> None:
-    stored = data.draw(layers(room, CONFIGS[room]))
+def test_a_wrong_dtype_is_named(weight_type: type[Weight], data: Any) -> None:
+    stored = data.draw(layers(weight_type, CONFIGS[weight_type]))
     name = data.draw(st.sampled_from(sorted(stored.named())))
     tensors = {**stored.named(), name: stored.named()[name].to(torch.bool)}
 
@@ -102,13 +102,13 @@ def test_a_wrong_dtype_is_named(room: type[Weight], data: Any) -> None:
 @every_format
 @given(data=st.data())
 @few
-def test_one_more_column_is_a_wrong_shape(room: type[Weight], data: Any) -> None:
-    if room.format == "unquantized":
+def test_one_more_column_is_a_wrong_shape(weight_type: type[Weight], data: Any) -> None:
+    if weight_type.format == "unquantized":
         pytest.skip("one tensor has nothing to disagree with")
-    stored = data.draw(layers(room, CONFIGS[room]))
-    if room is CTPackWeight:  # of other widths, one more word may be the other packing
+    stored = data.draw(layers(weight_type, CONFIGS[weight_type]))
+    if weight_type is CTPackWeight:  # of other widths, one more word may be the other packing
         assume(stored.config.bits in (2, 4, 8))
-    specs = [spec for spec in room.tensors(stored.config) if spec.name in stored.tensors]
+    specs = [spec for spec in weight_type.tensors(stored.config) if spec.name in stored.tensors]
     names = [named("layer", spec.suffix) for spec in specs if is_told(spec, specs)]
     assume(names)
     name = data.draw(st.sampled_from(names))
@@ -128,9 +128,9 @@ def is_told(spec: TensorSpec, specs: list[TensorSpec]) -> bool:
 @every_format
 @given(data=st.data(), beyond=st.sampled_from([-1, 0, 5]))
 @few
-def test_an_index_out_of_range_is_named(room: type[Weight], data: Any, beyond: int) -> None:
-    stored = data.draw(layers(room, CONFIGS[room]))
-    specs = [spec for spec in room.tensors(stored.config) if spec.name in stored.tensors]
+def test_an_index_out_of_range_is_named(weight_type: type[Weight], data: Any, beyond: int) -> None:
+    stored = data.draw(layers(weight_type, CONFIGS[weight_type]))
+    specs = [spec for spec in weight_type.tensors(stored.config) if spec.name in stored.tensors]
     indices = [spec for spec in specs if spec.index_of]
     for spec in indices:
         limit = int(stored.tensors[spec.name].max()) + 1
@@ -142,13 +142,13 @@ def test_an_index_out_of_range_is_named(room: type[Weight], data: Any, beyond: i
         assert (caught.value.tensor, caught.value.at) == (f"layer.{spec.name}", stored.K - 1)
 
 
-@pytest.mark.parametrize("room", FORMATS, ids=lambda room: room.format)
-def test_a_format_documents_every_tensor_it_declares(room: type[Weight]) -> None:
-    text = inspect.getdoc(sys.modules[room.__module__]) or ""
+@pytest.mark.parametrize("weight_type", FORMATS, ids=lambda weight_type: weight_type.format)
+def test_a_format_documents_every_tensor_it_declares(weight_type: type[Weight]) -> None:
+    text = inspect.getdoc(sys.modules[weight_type.__module__]) or ""
 
     documented = {line.split()[0] for line in text.splitlines() if line.startswith("    ") and line.split()}
 
-    assert {spec.suffix for spec in room.tensors(room.example)} <= documented
+    assert {spec.suffix for spec in weight_type.tensors(weight_type.example)} <= documented
 
 
 def test_every_room_has_a_row_in_the_table_of_configs() -> None:
@@ -156,10 +156,10 @@ def test_every_room_has_a_row_in_the_table_of_configs() -> None:
 
 
 def test_a_weight_made_by_hand_is_checked_like_a_loaded_one(fixtures: Path) -> None:
-    room = FORMATS[1]
+    weight_type = FORMATS[1]
     with pytest.raises(ShapeError, match=r"qzeros: wrong shape\n  expected \(1, 1\)"):
-        room(
-            config=room.example,
+        weight_type(
+            config=weight_type.example,
             qweight=torch.zeros(1, 8, dtype=torch.int32),
             qzeros=torch.zeros(1, 2, dtype=torch.int32),
             scales=torch.ones(1, 8, dtype=torch.float16),

@@ -26,7 +26,7 @@ from qload.parallel import FakeWorld
 from qload.spec import Weight
 from qload.testing import assert_same_bits, layers
 from qload.weights import Weights
-from tests.rooms import CONFIGS
+from tests.format_cases import CONFIGS
 
 
 def assert_same_weight(got: Weight, want: Weight) -> None:
@@ -105,18 +105,18 @@ def has_default_places(weight: Weight) -> bool:
 
 DEFAULT_PLACES_MASKS = [[i in held for i in range(4)] for held in DEFAULT_PLACES]
 TARGETS = {"awq": AWQWeight, "marlin_24": Marlin24Weight}
-ROOMS = [GPTQWeight, AWQWeight, MarlinWeight, Marlin24Weight, CTPackWeight]
+FORMATS_HERE = [GPTQWeight, AWQWeight, MarlinWeight, Marlin24Weight, CTPackWeight]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.format)
+@pytest.mark.parametrize("weight_type", FORMATS_HERE, ids=lambda weight_type: weight_type.format)
 @given(data=st.data())
 @settings(max_examples=25)
 def test_a_repacked_weight_means_the_same_and_can_be_restored(
-    room: type[Weight], layout: str, data: Any
+    weight_type: type[Weight], layout: str, data: Any
 ) -> None:
-    K = data.draw(st.sampled_from(SIZES[room]))
-    weight = data.draw(layers(room, CONFIGS[room], K=K, most=2)).weight()
+    K = data.draw(st.sampled_from(SIZES[weight_type]))
+    weight = data.draw(layers(weight_type, CONFIGS[weight_type], K=K, most=2)).weight()
     try:
         packed = repack(weight, layout)
     except RepackError:
@@ -161,14 +161,22 @@ OTHERS: list[tuple[type[Weight], Any, str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(
-    ("room", "config", "layout", "asked"), OTHERS, ids=[f"{each[0].format}-{each[2]}" for each in OTHERS]
+    ("weight_type", "config", "layout", "asked"),
+    OTHERS,
+    ids=[f"{each[0].format}-{each[2]}" for each in OTHERS],
 )
 @given(data=st.data(), world=st.sampled_from([2, 4]), load=st.sampled_from(["col", "row"]))
 @settings(max_examples=40)
 def test_a_share_of_every_other_format_is_restored(
-    room: type[Weight], config: Any, layout: str, asked: dict[str, Any], data: Any, world: int, load: str
+    weight_type: type[Weight],
+    config: Any,
+    layout: str,
+    asked: dict[str, Any],
+    data: Any,
+    world: int,
+    load: str,
 ) -> None:
-    stored = data.draw(layers(room, config, N=256, K=1536))
+    stored = data.draw(layers(weight_type, config, N=256, K=1536))
     ranks = [Weights(stored.storage(), loader=stored.loader(), process_group=r) for r in FakeWorld(world)]
     try:
         shares = [getattr(each, f"get_weights_{load}")("layer") for each in ranks]

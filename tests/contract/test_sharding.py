@@ -12,7 +12,7 @@ from qload.parallel import FakeWorld
 from qload.spec import Weight
 from qload.testing import assert_same_bits, layers
 from qload.weights import Weights
-from tests.rooms import CONFIGS, every_format, lawful, small_integers
+from tests.format_cases import CONFIGS, every_format, lawful, small_integers
 
 WORLDS = st.sampled_from([2, 3, 4, 8])
 LOADS = {"N": Weights.get_weights_col, "K": Weights.get_weights_row}
@@ -30,9 +30,9 @@ def shares(stored: Any, world: int, dim: str) -> list[Weight]:
 @given(data=st.data(), world=WORLDS)
 @settings(max_examples=60)
 def test_shares_are_the_whole_or_every_rank_refuses_alike(
-    room: type[Weight], dim: str, data: Any, world: int
+    weight_type: type[Weight], dim: str, data: Any, world: int
 ) -> None:
-    stored = data.draw(layers(room, CONFIGS[room], most=8))
+    stored = data.draw(layers(weight_type, CONFIGS[weight_type], most=8))
 
     if not lawful(stored.config, dim, getattr(stored, dim), world, stored.K):
         assert_refused_alike(stored, dim, world)
@@ -62,8 +62,8 @@ def assert_refused_alike(stored: Any, dim: str, world: int) -> None:
 @every_format
 @given(data=st.data(), world=st.sampled_from([2, 4]))
 @settings(max_examples=25)
-def test_row_shares_sum_to_the_whole_product(room: type[Weight], data: Any, world: int) -> None:
-    stored = data.draw(layers(room, CONFIGS[room], K=384 * world, most=1, fillings=("count",)))
+def test_row_shares_sum_to_the_whole_product(weight_type: type[Weight], data: Any, world: int) -> None:
+    stored = data.draw(layers(weight_type, CONFIGS[weight_type], K=384 * world, most=1, fillings=("count",)))
     if not lawful(stored.config, "K", stored.K, world, stored.K):
         assert_refused_alike(stored, "K", world)
         return
@@ -79,8 +79,10 @@ def test_row_shares_sum_to_the_whole_product(room: type[Weight], data: Any, worl
 @every_format
 @given(data=st.data(), world=st.sampled_from([1, 2, 4]), how=st.sampled_from(["count", "sizes", "ratio"]))
 @settings(max_examples=25)
-def test_a_packed_layer_is_shared_block_by_block(room: type[Weight], data: Any, world: int, how: str) -> None:
-    stored = data.draw(layers(room, CONFIGS[room], N=64 * 4 * world))
+def test_a_packed_layer_is_shared_block_by_block(
+    weight_type: type[Weight], data: Any, world: int, how: str
+) -> None:
+    stored = data.draw(layers(weight_type, CONFIGS[weight_type], N=64 * 4 * world))
     quarter = stored.N // 4
     sizes = [stored.N // 2] * 2 if how == "count" else [2 * quarter, quarter, quarter]
     blocks = {"count": 2, "sizes": tuple(sizes), "ratio": iter([2, 1, 1])}
@@ -100,8 +102,8 @@ def test_a_packed_layer_is_shared_block_by_block(room: type[Weight], data: Any, 
 @every_format
 @given(data=st.data(), world=st.sampled_from([1, 2, 4, 8]))
 @settings(max_examples=25)
-def test_heads_are_shared_whole(room: type[Weight], data: Any, world: int) -> None:
-    stored = data.draw(layers(room, CONFIGS[room], N=64 * (8 + 2 + 2), most=1))
+def test_heads_are_shared_whole(weight_type: type[Weight], data: Any, world: int) -> None:
+    stored = data.draw(layers(weight_type, CONFIGS[weight_type], N=64 * (8 + 2 + 2), most=1))
     heads = stored.weight().dequantize().split(64, -2)
     own = [(range(8), 8), (range(8, 10), 2), (range(10, 12), 2)]
 
@@ -119,10 +121,12 @@ def test_heads_are_shared_whole(room: type[Weight], data: Any, world: int) -> No
 @every_format
 @given(data=st.data(), world=st.sampled_from([1, 2, 4]))
 @settings(max_examples=25)
-def test_fused_layers_are_shared_part_by_part(room: type[Weight], data: Any, world: int) -> None:
-    first = data.draw(layers(room, CONFIGS[room], N=64 * world))
-    other = data.draw(layers(room, st.just(first.config), N=128 * world, K=first.K))
-    for name in {spec.name for spec in room.tensors(first.config) if spec.index_of} & set(first.tensors):
+def test_fused_layers_are_shared_part_by_part(weight_type: type[Weight], data: Any, world: int) -> None:
+    first = data.draw(layers(weight_type, CONFIGS[weight_type], N=64 * world))
+    other = data.draw(layers(weight_type, st.just(first.config), N=128 * world, K=first.K))
+    for name in {spec.name for spec in weight_type.tensors(first.config) if spec.index_of} & set(
+        first.tensors
+    ):
         other.tensors[name] = first.tensors[name]
     tensors = {**first.named("a"), **other.named("b")}
 
@@ -138,9 +142,9 @@ def test_fused_layers_are_shared_part_by_part(room: type[Weight], data: Any, wor
 @every_format
 @given(data=st.data())
 @settings(max_examples=25)
-def test_layers_of_different_inputs_do_not_fuse(room: type[Weight], data: Any) -> None:
-    first = data.draw(layers(room, CONFIGS[room], N=64, K=384))
-    other = data.draw(layers(room, st.just(first.config), N=64, K=768))
+def test_layers_of_different_inputs_do_not_fuse(weight_type: type[Weight], data: Any) -> None:
+    first = data.draw(layers(weight_type, CONFIGS[weight_type], N=64, K=384))
+    other = data.draw(layers(weight_type, st.just(first.config), N=64, K=768))
     weights = Weights(type(first.storage())({**first.named("a"), **other.named("b")}), loader=first.loader())
 
     with pytest.raises(QloadError, match="differ in K"):

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from qload.detect import Found, loader_from_config, read_claims
+from qload.detect import FoundConfig, loader_from_config, read_claims
 from qload.errors import ConfigError, ExcludedModuleError
 from qload.formats import BNBFP4Weight, BNBNF4Weight, BNBWeight, UnquantizedWeight
 from qload.storage import MemoryStorage
@@ -17,7 +17,7 @@ INT8 = {"quant_method": "bitsandbytes", "load_in_4bit": False, "load_in_8bit": T
 
 
 def claims(config: dict[str, Any]) -> Any:
-    return read_claims(Found("config.json", "quantization_config", config))
+    return read_claims(FoundConfig("config.json", "quantization_config", config))
 
 
 @pytest.mark.parametrize(

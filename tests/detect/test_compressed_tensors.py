@@ -44,8 +44,8 @@ def config(*groups: dict[str, Any], **more: Any) -> dict[str, Any]:
     }
 
 
-def room(*groups: dict[str, Any], **more: Any) -> Any:
-    return loader_from_config(config(*groups, **more)).rooms[0]
+def weight_type(*groups: dict[str, Any], **more: Any) -> Any:
+    return loader_from_config(config(*groups, **more)).formats[0]
 
 
 def layer(bits: int = 4, size: int = 8) -> dict[str, Tensor]:
@@ -88,15 +88,15 @@ def load(config: dict[str, Any], prefix: str, stored: dict[str, Tensor]) -> Any:
     ],
 )
 def test_every_format_has_its_room(stated: str, weights: Any, want: Any) -> None:
-    assert room(group(weights), format=stated).config == want
+    assert weight_type(group(weights), format=stated).config == want
 
 
 def test_activations_with_stored_scales_have_to_have_them() -> None:
     static, dynamic = {**CHANNEL, "dynamic": False}, {**CHANNEL, "dynamic": True}
 
-    assert room(group(CHANNEL, input_activations=static), format="int-quantized").config.static
-    assert not room(group(CHANNEL, input_activations=dynamic), format="int-quantized").config.static
-    assert room(group(FLOAT, input_activations=static), format="float-quantized").config.input_scale
+    assert weight_type(group(CHANNEL, input_activations=static), format="int-quantized").config.static
+    assert not weight_type(group(CHANNEL, input_activations=dynamic), format="int-quantized").config.static
+    assert weight_type(group(FLOAT, input_activations=static), format="float-quantized").config.input_scale
 
 
 @pytest.mark.parametrize(
@@ -104,13 +104,16 @@ def test_activations_with_stored_scales_have_to_have_them() -> None:
     [(None, None), ("0.17.1", False), ("0.18.0", True), ("0.9", False), ("1.0.dev3", True)],
 )
 def test_the_version_says_which_packing_a_shape_that_fits_both_has(version: Any, dense: Any) -> None:
-    assert room(group(GROUP), version=version).config.dense == dense
+    assert weight_type(group(GROUP), version=version).config.dense == dense
 
 
 def test_a_format_of_a_group_comes_before_that_of_all() -> None:
     nvfp4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
 
-    assert room(group(nvfp4, format="nvfp4-pack-quantized"), format="mixed-precision").weight is CTNVFP4Weight
+    assert (
+        weight_type(group(nvfp4, format="nvfp4-pack-quantized"), format="mixed-precision").weight_type
+        is CTNVFP4Weight
+    )
 
 
 def test_trap_52_a_layer_of_every_tensor_under_its_own_name_is_read() -> None:
@@ -178,7 +181,7 @@ def test_a_linear_target_does_not_make_a_norm_quantized() -> None:
 def test_a_group_without_weights_is_plain() -> None:
     loader = loader_from_config(config(group(None, "re:.*attn.*"), group(GROUP)))
 
-    assert [each.weight.format for each in loader.rooms] == ["ct_pack", "unquantized"]
+    assert [each.weight_type.format for each in loader.formats] == ["ct_pack", "unquantized"]
 
 
 @pytest.mark.parametrize(
@@ -237,7 +240,7 @@ def test_a_config_that_is_none_is_named_by_its_key(values: dict[str, Any], key: 
 
 def test_a_cache_of_its_own_is_noted(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="qload"):
-        room(group(GROUP), kv_cache_scheme={"num_bits": 8})
+        weight_type(group(GROUP), kv_cache_scheme={"num_bits": 8})
 
     assert "has a kv_cache_scheme" in caplog.text
 
@@ -248,7 +251,7 @@ def test_the_old_section_needs_no_method(tmp_path: Path) -> None:
     found = find_config(tmp_path)
 
     assert found is not None
-    assert loader_from_config(found.values).rooms[0].config == CTPackConfig(4, 8)
+    assert loader_from_config(found.values).formats[0].config == CTPackConfig(4, 8)
 
 
 # ModelOpt
@@ -265,7 +268,7 @@ def test_modelopt_is_found_in_its_own_file(algorithm: str, weight: str, tmp_path
     assert found is not None
     loader = loader_from_config(found.values)
     assert isinstance(loader, FormatLoader)
-    assert loader.rooms[0].weight.format == weight
+    assert loader.formats[0].weight_type.format == weight
     assert loader.exclusions.names == ("lm_head", "*router*")
 
 

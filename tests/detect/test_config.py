@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qload.detect import Found, find_config, find_configs, loader_from_config, read_claims, settle
+from qload.detect import FoundConfig, find_config, find_configs, loader_from_config, read_claims, settle
 from qload.errors import ConfigError, QloadError, UnsupportedFormatError
 from qload.formats import AWQConfig, GPTQConfig
 from qload.layouts import STORED_MINUS_ONE, Stored
@@ -89,7 +89,7 @@ def test_config_json_counts_before_the_tools_own_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [{}, {"quantization_config": None}, {"text_config": {}}])
 def test_a_model_without_a_quantization_config_is_plain(content: Any, tmp_path: Path) -> None:
     assert find_config(write(tmp_path, "config.json", content)) is None
-    assert [room.weight.format for room in loader_from_config(None).rooms] == ["unquantized"]
+    assert [fmt.weight_type.format for fmt in loader_from_config(None).formats] == ["unquantized"]
 
 
 def test_a_config_without_its_model_config_is_found_beside_a_file(tmp_path: Path) -> None:
@@ -117,14 +117,14 @@ def test_a_config_without_its_model_config_is_found_beside_a_file(tmp_path: Path
     ],
 )
 def test_a_gptq_config_is_read_as_it_is_meant(change: dict[str, Any], config: GPTQConfig) -> None:
-    assert loader_from_config({**GPTQ, **change}).rooms[0].config == config
+    assert loader_from_config({**GPTQ, **change}).formats[0].config == config
 
 
 def test_an_awq_config_is_read_as_it_is_meant() -> None:
-    assert loader_from_config(AWQ).rooms[0].config == AWQConfig(64)
-    assert loader_from_config({**AWQ, "version": "GEMM"}).rooms[0].config == AWQConfig(64)
-    assert loader_from_config({**AWQ, "zero_point": False}).rooms[0].config == AWQConfig(64, 4, False)
-    assert loader_from_config({**AWQ, "bits": 8}).rooms[0].config == AWQConfig(64, 8)
+    assert loader_from_config(AWQ).formats[0].config == AWQConfig(64)
+    assert loader_from_config({**AWQ, "version": "GEMM"}).formats[0].config == AWQConfig(64)
+    assert loader_from_config({**AWQ, "zero_point": False}).formats[0].config == AWQConfig(64, 4, False)
+    assert loader_from_config({**AWQ, "bits": 8}).formats[0].config == AWQConfig(64, 8)
 
 
 MARLIN = {"bits": 4, "group_size": 128, "desc_act": False, "sym": True}
@@ -149,9 +149,13 @@ MARLIN = {"bits": 4, "group_size": 128, "desc_act": False, "sym": True}
     ],
 )
 def test_marlin_checkpoints_are_told_by_every_name_they_go_by(config: dict[str, Any], expected: str) -> None:
-    room = loader_from_config(config).rooms[0]
+    weight_type = loader_from_config(config).formats[0]
 
-    assert (room.weight.format, room.config.name, room.config.group_size) == (expected, expected, 128)
+    assert (weight_type.weight_type.format, weight_type.config.name, weight_type.config.group_size) == (
+        expected,
+        expected,
+        128,
+    )
 
 
 @pytest.mark.parametrize(
@@ -220,7 +224,7 @@ def test_a_malformed_config_is_refused_by_file_key_and_value(
     config = {name: value for name, value in changed.items() if value is not ...}
 
     with pytest.raises(ConfigError) as caught:
-        read_claims(Found("config.json", "quantization_config", config))
+        read_claims(FoundConfig("config.json", "quantization_config", config))
 
     assert (caught.value.file, caught.value.key.split(".")[1]) == ("config.json", key)
     assert expected in caught.value.expected
@@ -285,7 +289,7 @@ def test_a_config_file_of_gigabytes_is_not_read(tmp_path: Path) -> None:
 def test_json_in_any_encoding_of_unicode_is_read(encoding: str, tmp_path: Path) -> None:
     write(tmp_path, "config.json", json.dumps({"quantization_config": GPTQ}).encode(encoding))
 
-    assert find_config(tmp_path) == Found("config.json", "quantization_config", GPTQ)
+    assert find_config(tmp_path) == FoundConfig("config.json", "quantization_config", GPTQ)
 
 
 @pytest.mark.parametrize(
@@ -311,7 +315,7 @@ def test_a_variant_of_no_name_is_not_the_usual_one(base: dict[str, Any], key: st
 
 
 def test_dynamic_rules_may_be_switched_off() -> None:
-    assert loader_from_config({**GPTQ, "dynamic": False}).rooms[0].config == GPTQConfig(4, 128)
+    assert loader_from_config({**GPTQ, "dynamic": False}).formats[0].config == GPTQConfig(4, 128)
 
 
 def test_a_dynamic_rule_that_is_none_is_named() -> None:
@@ -370,7 +374,7 @@ def test_settings_in_tensors_are_believed(dtype: torch.dtype, shape: tuple[int, 
 
     loader = loader_from_config(config, storage)
 
-    assert loader.rooms[0].config == GPTQConfig(8, -1, STORED_MINUS_ONE)
+    assert loader.formats[0].config == GPTQConfig(8, -1, STORED_MINUS_ONE)
     assert loader.config_tensors == ("gptq_bits", "gptq_groupsize")
 
 
@@ -423,7 +427,7 @@ def test_symmetry_in_a_tensor_is_believed() -> None:
         "gptq_sym": torch.tensor(True),
     }
 
-    claims = settle(Found("config.json", "", {**GPTQ, "sym": False}), MemoryStorage(tensors))
+    claims = settle(FoundConfig("config.json", "", {**GPTQ, "sym": False}), MemoryStorage(tensors))
 
     assert claims is not None
     assert (claims.bits, claims.group_size, claims.sym) == (4, 8, True)
@@ -449,8 +453,8 @@ def test_a_changed_config_is_understood_or_refused_and_nothing_else(
 ) -> None:
     config = {name: value for name, value in {**base, **change}.items() if name not in lost}
     try:
-        rooms = loader_from_config(config).rooms
+        formats = loader_from_config(config).formats
     except QloadError:
         return
 
-    assert rooms[0].config.bits == config.get("bits", config.get("w_bit"))
+    assert formats[0].config.bits == config.get("bits", config.get("w_bit"))

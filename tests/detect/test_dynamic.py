@@ -103,4 +103,4 @@ def test_a_rule_that_cannot_be_is_named(rules: dict[str, Any], key: str) -> None
 
 
 def test_no_rule_changes_what_the_others_get() -> None:
-    assert loader_from_config({**GPTQ, "dynamic": RULES}).rooms[0].config == GPTQConfig(4, 32, Stored())
+    assert loader_from_config({**GPTQ, "dynamic": RULES}).formats[0].config == GPTQConfig(4, 32, Stored())

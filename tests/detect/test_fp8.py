@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from qload.detect import loader_from_config, read_claims
-from qload.detect.files import Found
+from qload.detect.files import FoundConfig
 from qload.errors import ConfigError
 from qload.formats import Fp8Config
 
 INVERSE = {"quant_method": "fp8", "format": "fp8", "bits": 8, "weight_scale_semantics": "inverse"}
 
 
-def found(**values: Any) -> Found:
-    return Found("config.json", "quantization_config", {"quant_method": "fp8", **values})
+def found(**values: Any) -> FoundConfig:
+    return FoundConfig("config.json", "quantization_config", {"quant_method": "fp8", **values})
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_a_section_says_what_shares_a_scale_and_which_way_it_works(
 ) -> None:
     claims = read_claims(found(**section))
 
-    assert claims.rooms[0].config == config
+    assert claims.formats[0].config == config
     assert (claims.method, claims.bits, claims.sym) == ("fp8", 8, True)
     assert claims.format == ("fp8_inverse" if config.divide else "fp8")
 
@@ -61,7 +61,7 @@ def test_a_section_says_what_shares_a_scale_and_which_way_it_works(
     ],
 )
 def test_the_type_is_a_claim_that_does_not_make_configs_differ(fmt: str, dtype: torch.dtype) -> None:
-    config = read_claims(found(fmt=fmt)).rooms[0].config
+    config = read_claims(found(fmt=fmt)).formats[0].config
 
     assert config == Fp8Config()
     assert config.dtype == dtype  # type: ignore[attr-defined]
@@ -100,7 +100,7 @@ def test_a_malformed_section_is_refused_by_its_key(section: dict[str, Any], key:
 def test_a_loader_of_fp8_reads_plain_layers_too() -> None:
     loader = loader_from_config({"quant_method": "fp8", "weight_block_size": [128, 128]})
 
-    assert [room.weight.format for room in loader.rooms] == ["fp8", "unquantized"]
+    assert [fmt.weight_type.format for fmt in loader.formats] == ["fp8", "unquantized"]
 
 
 @pytest.mark.parametrize(

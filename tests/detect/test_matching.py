@@ -2,7 +2,7 @@
 
 import pytest
 
-from qload.detect.files import Found
+from qload.detect.files import FoundConfig
 from qload.detect.matching import Ignored, check, matcher, matches, precedence
 from qload.errors import ConfigError, MismatchError
 
@@ -39,7 +39,7 @@ def test_names_come_before_patterns_and_patterns_before_classes() -> None:
 
 
 def test_a_pattern_that_is_not_read_is_named_with_its_place() -> None:
-    found = Found("config.json", "quantization_config", {})
+    found = FoundConfig("config.json", "quantization_config", {})
 
     with pytest.raises(ConfigError) as caught:
         check(found, "ignore", ["lm_head", "re:(?!x)"])

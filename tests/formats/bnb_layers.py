@@ -7,12 +7,14 @@ import torch
 from torch import Tensor
 
 from qload.formats import BNB4Config, BNBFP4Weight, BNBNF4Weight
-from qload.loader import FormatLoader, Room
+from qload.loader import ConfiguredFormat, FormatLoader
 from qload.parallel import Rank
 from qload.storage import MemoryStorage
 from qload.weights import Weights
 
-LOADER = FormatLoader(Room(BNBNF4Weight, BNB4Config("nf4")), Room(BNBFP4Weight, BNB4Config("fp4")))
+LOADER = FormatLoader(
+    ConfiguredFormat(BNBNF4Weight, BNB4Config("nf4")), ConfiguredFormat(BNBFP4Weight, BNB4Config("fp4"))
+)
 
 
 def blob(state: Any) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from qload.formats import Exl2Config, Exl2Weight
-from qload.loader import FormatLoader, Room
+from qload.loader import ConfiguredFormat, FormatLoader
 from qload.parallel import Rank
 from qload.storage import MemoryStorage
 from qload.weights import Weights
@@ -70,5 +70,5 @@ def stream(codes: np.ndarray[Any, Any], bits: int) -> np.ndarray[Any, Any]:
 
 
 def weights(tensors: dict[str, Tensor], rank: Rank | None = None) -> Weights:
-    loader = FormatLoader(Room(Exl2Weight, Exl2Config()))
+    loader = FormatLoader(ConfiguredFormat(Exl2Weight, Exl2Config()))
     return Weights(MemoryStorage(tensors), loader=loader, process_group=rank)

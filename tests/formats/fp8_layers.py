@@ -7,7 +7,7 @@ from torch import Tensor
 
 from qload.formats import Fp8Config, Fp8Weight
 from qload.formats.unquantized import UnquantizedConfig, UnquantizedWeight
-from qload.loader import FormatLoader, Room
+from qload.loader import ConfiguredFormat, FormatLoader
 from qload.parallel import ALONE, Rank
 from qload.storage import MemoryStorage
 from qload.weights import Weights
@@ -33,5 +33,7 @@ def weights(
     dtype: torch.dtype | None = None,
 ) -> Weights:
     """One rank's view of FP8 layers, and of plain ones beside them."""
-    loader = FormatLoader(Room(Fp8Weight, config), Room(UnquantizedWeight, UnquantizedConfig()))
+    loader = FormatLoader(
+        ConfiguredFormat(Fp8Weight, config), ConfiguredFormat(UnquantizedWeight, UnquantizedConfig())
+    )
     return Weights(MemoryStorage(tensors), loader=loader, process_group=rank, dtype=dtype)

@@ -6,7 +6,7 @@ import torch
 from qload.errors import ArgumentError, CutError, ShapeError
 from qload.formats import AWQConfig, AWQWeight
 from qload.layouts import awq
-from qload.loader import FormatLoader, Room
+from qload.loader import ConfiguredFormat, FormatLoader
 from qload.parallel import Rank
 from qload.storage import MemoryStorage
 from qload.weights import Weights
@@ -64,7 +64,7 @@ def test_dequantize_by_hand() -> None:
 def test_one_group_is_kept_whole_by_every_rank(group: int) -> None:
     weight = layer(K=64, N=8, group=group)
     tensors = {f"a.{name}": tensor for name, tensor in weight.fields().items()}
-    loader = FormatLoader(Room(AWQWeight, AWQConfig(group)))
+    loader = FormatLoader(ConfiguredFormat(AWQWeight, AWQConfig(group)))
 
     share = Weights(MemoryStorage(tensors), loader=loader, process_group=Rank(2, 4)).get_weights_row("a")
 
@@ -73,7 +73,7 @@ def test_one_group_is_kept_whole_by_every_rank(group: int) -> None:
 
 def test_a_cut_inside_a_group_is_refused_with_the_lawful_ones() -> None:
     tensors = {f"a.{name}": tensor for name, tensor in layer(K=192, N=8, group=64).fields().items()}
-    loader = FormatLoader(Room(AWQWeight, AWQConfig(64)))
+    loader = FormatLoader(ConfiguredFormat(AWQWeight, AWQConfig(64)))
     weights = Weights(MemoryStorage(tensors), loader=loader, process_group=Rank(0, 2))
 
     with pytest.raises(CutError) as caught:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from qload.errors import CutError, DtypeError, MismatchError, MissingTensorError, UnsupportedFormatError
 from qload.formats import BNB4Config, BNBConfig, BNBFP4Weight, BNBNF4Weight, BNBWeight
-from qload.loader import FormatLoader, Room
+from qload.loader import ConfiguredFormat, FormatLoader
 from qload.parallel import FakeWorld, Rank
 from qload.storage import MemoryStorage
 from qload.testing import assert_same_bits
@@ -186,7 +186,7 @@ def test_a_weight_made_by_hand_says_k_and_has_its_scales_in_float32() -> None:
 def test_int8_in_the_order_of_a_kernel_is_refused(value: int) -> None:
     tensors = {"a.weight": torch.ones(2, 4).to(torch.int8), "a.SCB": torch.ones(2)}
     tensors["a.weight_format"] = torch.tensor(value, dtype=torch.uint8)
-    load = Weights(MemoryStorage(tensors), loader=FormatLoader(Room(BNBWeight, BNBConfig())))
+    load = Weights(MemoryStorage(tensors), loader=FormatLoader(ConfiguredFormat(BNBWeight, BNBConfig())))
 
     if value:
         with pytest.raises(UnsupportedFormatError, match=f"weight_format is {value}"):

@@ -7,7 +7,7 @@ import torch
 
 from qload.errors import ConfigError, DtypeError, MissingTensorError, ShapeError
 from qload.formats import BNB4Config, BNBNF4Weight
-from qload.loader import FormatLoader, Room
+from qload.loader import ConfiguredFormat, FormatLoader
 from qload.storage import MemoryStorage
 from qload.weights import Weights
 from tests.formats.bnb_layers import blob, layer, nested, whole
@@ -116,7 +116,7 @@ def test_scales_are_bytes_where_they_are_quantized_and_only_there(make: Any) -> 
 
 @pytest.mark.parametrize(("claim", "make", "told"), [(True, layer, 1), (True, nested, 0), (False, nested, 1)])
 def test_a_claim_of_double_quant_that_is_wrong_is_noted(claim: bool, make: Any, told: int) -> None:
-    loader = FormatLoader(Room(BNBNF4Weight, BNB4Config("nf4", double_quant=claim)))
+    loader = FormatLoader(ConfiguredFormat(BNBNF4Weight, BNB4Config("nf4", double_quant=claim)))
     load = Weights(MemoryStorage(make(4, 4, 2)), loader=loader)
 
     load.get_weights("a")

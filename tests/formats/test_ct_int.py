@@ -8,7 +8,7 @@ from torch import Tensor
 
 from qload.errors import ArgumentError, CutError, MissingTensorError, ShapeError
 from qload.formats import CTIntConfig, CTIntWeight
-from qload.loader import FormatLoader, Room
+from qload.loader import ConfiguredFormat, FormatLoader
 from qload.parallel import Rank
 from qload.storage import MemoryStorage
 from qload.weights import Weights
@@ -16,7 +16,7 @@ from qload.weights import Weights
 
 def load(config: CTIntConfig, *layers: dict[str, Tensor], dim: str = "N", rank: Any = None) -> Any:
     named = {f"{i}.{name}": tensor for i, one in enumerate(layers) for name, tensor in one.items()}
-    loader = FormatLoader(Room(CTIntWeight, config))
+    loader = FormatLoader(ConfiguredFormat(CTIntWeight, config))
     weights = Weights(MemoryStorage(named), loader=loader, process_group=rank)
     if len(layers) > 1:
         return weights.get_multi_weights_col([str(i) for i in range(len(layers))])

@@ -5,7 +5,7 @@ import torch
 
 from qload.formats import Marlin24Config, Marlin24Weight
 from qload.kernel_formats import repack, restore
-from qload.loader import FormatLoader, Room
+from qload.loader import ConfiguredFormat, FormatLoader
 from qload.parallel import Rank
 from qload.storage import MemoryStorage
 from qload.testing import assert_same_bits
@@ -23,8 +23,8 @@ def weights(K: int, group: int, *, compressed: bool = True, rank: Rank | None = 
         (torch.arange(64) + 100 * torch.arange(K // group)[:, None]).half(),
     )
     stored = {f"a.{name}": tensor for name, tensor in zip(names, tensors, strict=True)}
-    room = Room(Marlin24Weight, Marlin24Config(group, compressed=compressed))
-    return Weights(MemoryStorage(stored), loader=FormatLoader(room), process_group=rank)
+    weight_type = ConfiguredFormat(Marlin24Weight, Marlin24Config(group, compressed=compressed))
+    return Weights(MemoryStorage(stored), loader=FormatLoader(weight_type), process_group=rank)
 
 
 @pytest.mark.parametrize(

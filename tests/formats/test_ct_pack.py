@@ -15,8 +15,8 @@ from qload.errors import (
     ShapeError,
 )
 from qload.formats import CTPackConfig, CTPackWeight
-from qload.layouts import compressed
-from qload.loader import FormatLoader, Room
+from qload.layouts import compressed_tensors
+from qload.loader import ConfiguredFormat, FormatLoader
 from qload.parallel import FakeWorld, Rank
 from qload.storage import MemoryStorage
 from qload.weights import Weights
@@ -29,7 +29,7 @@ def tensors(
     N, K = codes.shape
     groups = 1 if group == -1 else -(-K // group)
     return {
-        "weight_packed": compressed.pack(codes, bits, dense),
+        "weight_packed": compressed_tensors.pack(codes, bits, dense),
         "weight_scale": (torch.arange(groups) + 1).expand(N, groups).to(dtype).contiguous(),
         "weight_shape": torch.tensor([N, K]),
     }
@@ -37,13 +37,13 @@ def tensors(
 
 def with_zeros(stored: dict[str, Tensor], zeros: Tensor, bits: int = 4) -> dict[str, Tensor]:
     """Zero points (N, G), packed along N."""
-    return {**stored, "weight_zero_point": compressed.pack(zeros.T, bits, True).T.contiguous()}
+    return {**stored, "weight_zero_point": compressed_tensors.pack(zeros.T, bits, True).T.contiguous()}
 
 
 def load(config: CTPackConfig, *layers: dict[str, Tensor], dim: str = "N", rank: Any = None) -> Any:
     named = {f"{i}.{name}": tensor for i, one in enumerate(layers) for name, tensor in one.items()}
     weights = Weights(
-        MemoryStorage(named), loader=FormatLoader(Room(CTPackWeight, config)), process_group=rank
+        MemoryStorage(named), loader=FormatLoader(ConfiguredFormat(CTPackWeight, config)), process_group=rank
     )
     if len(layers) > 1:
         return weights.get_multi_weights_col([str(i) for i in range(len(layers))])

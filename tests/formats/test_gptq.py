@@ -7,7 +7,7 @@ from torch import Tensor
 from qload.errors import AmbiguousIndexError, ArgumentError, ShapeError
 from qload.formats import GPTQConfig, GPTQWeight
 from qload.layouts import STORED_MINUS_ONE, Stored, StoredMinusOneUnmasked, ZeroPoints
-from qload.loader import FormatLoader, Room
+from qload.loader import ConfiguredFormat, FormatLoader
 from qload.parallel import FakeWorld
 from qload.storage import MemoryStorage
 from qload.weights import Weights
@@ -155,7 +155,7 @@ def test_a_ragged_last_group_is_cut_with_whole_scales() -> None:
         "a.scales": torch.arange(1, 3 * N + 1).reshape(3, N).half(),
         "a.g_idx": torch.arange(K, dtype=torch.int32) // 128,
     }
-    loader = FormatLoader(Room(GPTQWeight, GPTQConfig(4, 128)))
+    loader = FormatLoader(ConfiguredFormat(GPTQWeight, GPTQConfig(4, 128)))
 
     parts = [
         Weights(MemoryStorage(tensors), loader=loader, process_group=rank).get_weights_row("a")

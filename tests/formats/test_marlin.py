@@ -8,7 +8,7 @@ from torch import Tensor
 
 from qload.errors import ArgumentError, CutError, DtypeError, MismatchError, ShapeError
 from qload.formats import Marlin24Config, Marlin24Weight, MarlinConfig, MarlinWeight
-from qload.loader import FormatLoader, Room
+from qload.loader import ConfiguredFormat, FormatLoader
 from qload.parallel import FakeWorld, Rank
 from qload.storage import MemoryStorage
 from qload.weights import Weights
@@ -49,7 +49,7 @@ def marlin_24(K: int, group: int, *, N: int = 64, bits: int = 4) -> Marlin24Weig
 
 def weights(weight: Any, config: Any, rank: Rank | None = None) -> Weights:
     tensors = {f"a.{name}": tensor for name, tensor in weight.fields().items()}
-    loader = FormatLoader(Room(type(weight), config))
+    loader = FormatLoader(ConfiguredFormat(type(weight), config))
     return Weights(MemoryStorage(tensors), loader=loader, process_group=rank)
 
 

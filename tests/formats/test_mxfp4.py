@@ -8,7 +8,7 @@ from torch import Tensor
 
 from qload.errors import ArgumentError, CutError
 from qload.formats import CTMXFP4Weight, MXFP4Config, MXFP4ExpertsWeight
-from qload.loader import FormatLoader, Room
+from qload.loader import ConfiguredFormat, FormatLoader
 from qload.parallel import FakeWorld, Rank
 from qload.storage import MemoryStorage
 from qload.weights import Weights
@@ -26,7 +26,7 @@ def experts(E: int = 2, N: int = 4, groups: int = 2) -> dict[str, Tensor]:
 def load(stored: dict[str, Tensor], kind: Any, rank: Any = None) -> Weights:
     mark = "" if kind is MXFP4ExpertsWeight else "."
     named = {f"mlp.up{mark}{name}": tensor for name, tensor in stored.items()}
-    loader = FormatLoader(Room(kind, MXFP4Config()))
+    loader = FormatLoader(ConfiguredFormat(kind, MXFP4Config()))
     return Weights(MemoryStorage(named), loader=loader, process_group=rank)
 
 

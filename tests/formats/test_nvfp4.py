@@ -8,7 +8,7 @@ from torch import Tensor
 
 from qload.errors import CutError, ShapeError
 from qload.formats import CTNVFP4Weight, ModelOptNVFP4Weight, NVFP4Config
-from qload.loader import FormatLoader, Room
+from qload.loader import ConfiguredFormat, FormatLoader
 from qload.parallel import Rank
 from qload.storage import MemoryStorage
 from qload.weights import Weights
@@ -35,7 +35,7 @@ def layer(kind: Any, N: int = 1, groups: int = 2, second: float = 4.0) -> dict[s
 
 def load(kind: Any, *layers: dict[str, Tensor], dim: str = "N", rank: Any = None) -> Any:
     named = {f"{i}.{name}": tensor for i, one in enumerate(layers) for name, tensor in one.items()}
-    loader = FormatLoader(Room(kind, NVFP4Config()))
+    loader = FormatLoader(ConfiguredFormat(kind, NVFP4Config()))
     weights = Weights(MemoryStorage(named), loader=loader, process_group=rank)
     if len(layers) > 1:
         return weights.get_multi_weights_col([str(i) for i in range(len(layers))])

@@ -75,7 +75,7 @@ def test_a_model_has_its_owners_numbers_and_nothing_is_left_over(folder: Path) -
 
 def test_some_fixture_holds_every_format_that_is_read() -> None:
     assert {read(folder).weight.format for folder in LAYERS} | {"unquantized"} == {
-        room.format for room in FORMATS
+        weight_type.format for weight_type in FORMATS
     }
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from qload.detect import loader_from_config
 from qload.errors import ShapeError, TwoFormatsError
 from qload.kernels import ExllamaLinearKernel, warm_up
-from qload.layouts import compressed
+from qload.layouts import compressed_tensors
 from qload.parallel import FakeWorld, Rank
 from qload.storage import MemoryStorage, TensorInfo
 from qload.testing import assert_same_bits
@@ -140,9 +140,9 @@ def packed(prefix: str, *, order: Tensor | None = None, seed: int = 0) -> dict[s
         return torch.randint(0, 16, shape, generator=generator, dtype=torch.int32)
 
     return {
-        f"{prefix}.weight_packed": compressed.pack(drawn(N, K), 4, True),
+        f"{prefix}.weight_packed": compressed_tensors.pack(drawn(N, K), 4, True),
         f"{prefix}.weight_scale": torch.rand(N, K // GROUP, generator=generator) + 0.5,
-        f"{prefix}.weight_zero_point": compressed.pack(drawn(K // GROUP, N), 4, True).T.contiguous(),
+        f"{prefix}.weight_zero_point": compressed_tensors.pack(drawn(K // GROUP, N), 4, True).T.contiguous(),
         f"{prefix}.weight_shape": torch.tensor([N, K]),
         **({} if order is None else {f"{prefix}.weight_g_idx": order}),
     }
@@ -175,8 +175,8 @@ def test_trap_53_an_order_that_was_undone_when_written_needs_no_index(actorder: 
 
     got = view(MemoryStorage(tensors), actorder, Rank(0, 1)).get_weights("q").dequantize()
 
-    codes = compressed.unpack(tensors["q.weight_packed"], K, 4, True)
-    zeros = compressed.unpack(tensors["q.weight_zero_point"].T, N, 4, True).T
+    codes = compressed_tensors.unpack(tensors["q.weight_packed"], K, 4, True)
+    zeros = compressed_tensors.unpack(tensors["q.weight_zero_point"].T, N, 4, True).T
     group = torch.arange(K) // GROUP
     assert_same_bits(got, (codes - zeros[:, group]) * tensors["q.weight_scale"][:, group])
 
@@ -189,8 +189,8 @@ def test_trap_53_an_order_by_groups_has_an_index_and_is_believed() -> None:
         got = view(MemoryStorage(tensors), "group", rank).get_weights_row("q").dequantize()
 
         own = order.long().chunk(2)[rank.rank()]
-        codes = compressed.unpack(tensors["q.weight_packed"], K, 4, True).chunk(2, 1)[rank.rank()]
-        zeros = compressed.unpack(tensors["q.weight_zero_point"].T, N, 4, True).T
+        codes = compressed_tensors.unpack(tensors["q.weight_packed"], K, 4, True).chunk(2, 1)[rank.rank()]
+        zeros = compressed_tensors.unpack(tensors["q.weight_zero_point"].T, N, 4, True).T
         assert_same_bits(got, (codes - zeros[:, own]) * tensors["q.weight_scale"][:, own])
 
 
@@ -199,7 +199,7 @@ def test_trap_55_signed_bytes_and_words_with_an_offset_mean_the_same(value: int)
     scale = torch.full((8, 1), 0.5)
     as_bytes = {"weight": torch.full((8, 8), value, dtype=torch.int8), "weight_scale": scale}
     as_words = {
-        "weight_packed": compressed.pack(torch.full((8, 8), value + 8, dtype=torch.int32), 4, True),
+        "weight_packed": compressed_tensors.pack(torch.full((8, 8), value + 8, dtype=torch.int32), 4, True),
         "weight_scale": scale,
         "weight_shape": torch.tensor([8, 8]),
     }

@@ -11,7 +11,7 @@ from qload.kernel_formats import GPTQMarlinWeight, StripsWeight, repack
 from qload.kernels.cuda.marlin import MarlinCall, arguments
 from qload.kernels.cuda.strips import StripsCall
 from qload.layouts import Stored, gptq
-from qload.loader import FormatLoader, Room
+from qload.loader import ConfiguredFormat, FormatLoader
 from qload.parallel import Rank
 from qload.spec import Weight
 from qload.storage import MemoryStorage
@@ -57,7 +57,7 @@ def layer(
         g_idx=g_idx.to(torch.int32),
     )
     storage = MemoryStorage({f"layer.{name}": tensor for name, tensor in weight.fields().items()})
-    loader = FormatLoader(Room(GPTQWeight, config))
+    loader = FormatLoader(ConfiguredFormat(GPTQWeight, config))
     held = Weights(storage, loader=loader, process_group=Rank(0, share)).get_weights_row("layer")
     made = repack(held, layout)
     assert isinstance(made, GPTQMarlinWeight)

@@ -19,7 +19,7 @@ from qload.testing import (
     layers,
 )
 from qload.weights import Weights
-from tests.rooms import CONFIGS, every_format
+from tests.format_cases import CONFIGS, every_format
 
 pytestmark = pytest.mark.gpu
 few = settings(max_examples=10)
@@ -32,8 +32,8 @@ def on_device(stored: Any, rank: Rank) -> Weights:
 @every_format
 @given(data=st.data())
 @few
-def test_a_weight_on_the_device_means_what_it_means_on_the_cpu(room: type[Weight], data: Any) -> None:
-    stored = data.draw(layers(room, CONFIGS[room]))
+def test_a_weight_on_the_device_means_what_it_means_on_the_cpu(weight_type: type[Weight], data: Any) -> None:
+    stored = data.draw(layers(weight_type, CONFIGS[weight_type]))
 
     weight = on_device(stored, Rank(0, 1)).get_weights("layer")
 
@@ -45,8 +45,8 @@ def test_a_weight_on_the_device_means_what_it_means_on_the_cpu(room: type[Weight
 @every_format
 @given(data=st.data())
 @few
-def test_shares_on_the_device_are_the_whole(room: type[Weight], data: Any) -> None:
-    stored = data.draw(layers(room, CONFIGS[room], N=256, K=768))
+def test_shares_on_the_device_are_the_whole(weight_type: type[Weight], data: Any) -> None:
+    stored = data.draw(layers(weight_type, CONFIGS[weight_type], N=256, K=768))
 
     try:
         columns = [on_device(stored, Rank(i, 2)).get_weights_col("layer").dequantize() for i in (0, 1)]
@@ -63,8 +63,8 @@ def test_shares_on_the_device_are_the_whole(room: type[Weight], data: Any) -> No
 @given(data=st.data())
 @few
 def test_repacking_on_the_device_has_the_bits_of_the_cpu(layout: str, data: Any) -> None:
-    room = next(room for room in CONFIGS if room.format == "awq")
-    stored = data.draw(layers(room, CONFIGS[room], K=768))
+    weight_type = next(weight_type for weight_type in CONFIGS if weight_type.format == "awq")
+    stored = data.draw(layers(weight_type, CONFIGS[weight_type], K=768))
 
     packed = repack(stored.weight().to("cuda"), layout)
 
@@ -78,9 +78,9 @@ def test_repacking_on_the_device_has_the_bits_of_the_cpu(layout: str, data: Any)
 @given(data=st.data())
 @few
 def test_a_linear_on_the_device_passes_the_three_oracles(
-    room: type[Weight], dtype: torch.dtype, data: Any
+    weight_type: type[Weight], dtype: torch.dtype, data: Any
 ) -> None:
-    weight = data.draw(layers(room, CONFIGS[room], fillings=("count",))).weight()
+    weight = data.draw(layers(weight_type, CONFIGS[weight_type], fillings=("count",))).weight()
     if len(weight.shape) != 2:
         pytest.skip("no matrix: a stack of experts")
     linear = weight.get_linear().to("cuda")

@@ -12,8 +12,8 @@ from qload.formats import AWQConfig, AWQWeight, CTPackConfig, CTPackWeight
 from qload.kernel_formats import repack, restore
 from qload.spec import Weight
 from qload.testing import assert_same_bits, layers
+from tests.format_cases import CONFIGS, every_format
 from tests.gpu.device_tensors import DTYPES, GUARD, act_order, both, codes_of, guarded, words
-from tests.rooms import CONFIGS, every_format
 
 pytestmark = pytest.mark.gpu
 few = settings(max_examples=12)
@@ -23,8 +23,10 @@ few = settings(max_examples=12)
 @DTYPES
 @given(data=st.data())
 @few
-def test_a_weight_means_the_same_in_a_buffer_too(room: type[Weight], dtype: torch.dtype, data: Any) -> None:
-    weight = data.draw(layers(room, CONFIGS[room])).weight().to("cuda")
+def test_a_weight_means_the_same_in_a_buffer_too(
+    weight_type: type[Weight], dtype: torch.dtype, data: Any
+) -> None:
+    weight = data.draw(layers(weight_type, CONFIGS[weight_type])).weight().to("cuda")
     out, memory = guarded(weight.shape, dtype)
 
     want = both(lambda: weight.dequantize(dtype))

@@ -23,11 +23,11 @@ offsets = st.integers(0, 5)
 
 
 def test_there_is_native_code_for_what_lies_on_the_device() -> None:
-    assert native.takes(torch.zeros(4, device="cuda"))
+    assert native.has_routines(torch.zeros(4, device="cuda"))
     with native.reference():
-        assert not native.takes(torch.zeros(4, device="cuda"))
+        assert not native.has_routines(torch.zeros(4, device="cuda"))
     with FakeTensorMode():
-        assert not native.takes(torch.zeros(4, device="cuda"))
+        assert not native.has_routines(torch.zeros(4, device="cuda"))
 
 
 @PACKINGS

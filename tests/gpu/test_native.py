@@ -16,7 +16,7 @@ from qload.layouts import awq, exllama, gptq, marlin, strides
 from qload.layouts.packing import Packing
 from qload.spec import Weight
 from qload.testing import assert_same_bits, layers
-from tests.rooms import CONFIGS, every_format
+from tests.format_cases import CONFIGS, every_format
 
 pytestmark = pytest.mark.gpu
 few = settings(max_examples=10)
@@ -141,8 +141,10 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
 @DTYPES
 @given(data=st.data())
 @few
-def test_a_weight_is_dequantized_with_one_rounding(room: type[Weight], dtype: torch.dtype, data: Any) -> None:
-    weight = data.draw(layers(room, CONFIGS[room])).weight()
+def test_a_weight_is_dequantized_with_one_rounding(
+    weight_type: type[Weight], dtype: torch.dtype, data: Any
+) -> None:
+    weight = data.draw(layers(weight_type, CONFIGS[weight_type])).weight()
 
     got = cuda.dequantize(weight.to(DEVICE), dtype)
 
@@ -164,16 +166,16 @@ def test_a_repacked_weight_is_dequantized_with_one_rounding(
 
 def noise(group: int, K: int, N: int) -> Weight:
     """An AWQ weight of random codes, zero points and scales that use all of fp16's digits."""
-    room = next(room for room in CONFIGS if room.format == "awq")
+    weight_type = next(weight_type for weight_type in CONFIGS if weight_type.format == "awq")
     make = torch.Generator().manual_seed(group)
     groups = 1 if group == -1 else K // group
 
     def words(*shape: int) -> Tensor:
         return torch.randint(-(2**31), 2**31, shape, generator=make, dtype=torch.int64).to(torch.int32)
 
-    config = type(room.example)(group)  # type: ignore[call-arg]
+    config = type(weight_type.example)(group)  # type: ignore[call-arg]
     scales = (torch.rand(groups, N, generator=make) * 0.02).half()
-    return room(config=config, qweight=words(K, N // 8), qzeros=words(groups, N // 8), scales=scales)  # type: ignore[call-arg]
+    return weight_type(config=config, qweight=words(K, N // 8), qzeros=words(groups, N // 8), scales=scales)  # type: ignore[call-arg]
 
 
 def test_two_streams_do_not_meet() -> None:

@@ -7,7 +7,7 @@ import torch
 from qload.formats import GPTQConfig, GPTQWeight
 from qload.kernel_formats import repack, restore
 from qload.layouts import STORED_MINUS_ONE, gptq
-from qload.loader import FormatLoader, Room
+from qload.loader import ConfiguredFormat, FormatLoader
 from qload.parallel import Rank
 from qload.storage import MemoryStorage
 from qload.testing import assert_same_bits, emulators
@@ -35,7 +35,9 @@ def layer(
 
 def row_share(weight: GPTQWeight, rank: int, world: int) -> Any:
     tensors = {f"a.{name}": tensor for name, tensor in weight.fields().items()}
-    loader = FormatLoader(Room(GPTQWeight, GPTQConfig(weight.config.bits, weight.config.group_size)))
+    loader = FormatLoader(
+        ConfiguredFormat(GPTQWeight, GPTQConfig(weight.config.bits, weight.config.group_size))
+    )
     return Weights(MemoryStorage(tensors), loader=loader, process_group=Rank(rank, world)).get_weights_row(
         "a"
     )

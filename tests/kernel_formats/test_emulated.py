@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qload.formats import Fp8Config, Fp8Weight, GPTQConfig, GPTQWeight, Marlin24Weight, MarlinWeight
-from qload.kernel_formats import FP8MarlinWeight, GPTQMarlinWeight, repack
+from qload.kernel_formats import Fp8MarlinWeight, GPTQMarlinWeight, repack
 from qload.layouts import STORED_MINUS_ONE, StoredMinusOne, gptq
 from qload.spec import Weight
 from qload.testing import (
@@ -18,7 +18,7 @@ from qload.testing import (
     emulators,
     layers,
 )
-from tests.rooms import CONFIGS
+from tests.format_cases import CONFIGS
 
 
 def emulate(weight: Any) -> torch.Tensor:
@@ -37,7 +37,7 @@ def emulate(weight: Any) -> torch.Tensor:
         rows = emulators.marlin_24_weight(
             weight.B_24, weight.B_meta, weight.s, bits=weight.config.bits, grouped=grouped
         )
-    elif isinstance(weight, FP8MarlinWeight):
+    elif isinstance(weight, Fp8MarlinWeight):
         rows = emulators.fp8_marlin_weight(
             weight.qweight, weight.scales, exponent_bias=weight.config.exponent_bias
         )
@@ -86,8 +86,8 @@ def drawn(kind: str, data: Any, *, exact: bool = False) -> Weight:
         return repack(weight, "marlin", dtype=dtype, exponent_bias=data.draw(st.booleans()))
     fillings = ("count",) if exact else ("zeros", "count", "noise")
     if kind in ("marlin", "marlin_24"):
-        room = MarlinWeight if kind == "marlin" else Marlin24Weight
-        return data.draw(layers(room, CONFIGS[room], K=384, most=2, fillings=fillings)).weight()
+        weight_type = MarlinWeight if kind == "marlin" else Marlin24Weight
+        return data.draw(layers(weight_type, CONFIGS[weight_type], K=384, most=2, fillings=fillings)).weight()
     configs, K = (GPTQ, 288) if kind == "gptq_marlin" else (ANY_GPTQ, 192)
     weight = data.draw(layers(GPTQWeight, configs, N=96, K=K, fillings=fillings)).weight()
     if kind == "exllama":  # its kernel does not mask: a logical zero point of 0 is another weight there

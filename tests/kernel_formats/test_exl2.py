@@ -13,7 +13,7 @@ from qload.detect import loader_from_config
 from qload.errors import ArgumentError, NotWarmError, RepackError
 from qload.formats import Exl2Weight
 from qload.kernel_formats import Exl2KernelWeight, repack, restore
-from qload.kernels.scratch import Need, add_need, multiply, warm_up
+from qload.kernels.scratch import ScratchRequest, add_scratch_request, multiply, warm_up
 from qload.parallel import Rank
 from qload.storage import MemoryStorage
 from qload.testing import assert_same_bits
@@ -157,8 +157,8 @@ class Called(nn.Module):
     def __init__(self, N: int) -> None:
         super().__init__()
         self.typed = kernel_weight(draw(*MIXED, N=N).weight())
-        self.need = Need("q_weight", *reversed(self.typed.shape))
-        add_need(self, self.need)
+        self.need = ScratchRequest("q_weight", *reversed(self.typed.shape))
+        add_scratch_request(self, self.need)
         self.register_buffer("q_weight", self.typed.q_weight)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 
 from qload.errors import ArgumentError, CastError, RepackError
 from qload.formats import Fp8Config, Fp8Weight
-from qload.kernel_formats import FP8MarlinWeight, repack, restore
+from qload.kernel_formats import Fp8MarlinWeight, repack, restore
 from qload.spec import Layer
 from qload.testing import assert_same_bits, emulators
 
@@ -30,9 +30,9 @@ def pack(
     dtype: torch.dtype = torch.float16,
     bias: bool = True,
     **more: Any,
-) -> FP8MarlinWeight:
+) -> Fp8MarlinWeight:
     made = repack(stored(weight, scale, **more), "marlin", dtype=dtype, exponent_bias=bias)
-    assert isinstance(made, FP8MarlinWeight)
+    assert isinstance(made, Fp8MarlinWeight)
     return made
 
 
@@ -134,7 +134,7 @@ def test_every_fp8_weight_comes_back_bit_for_bit(
     packed = repack(weight, "marlin", **HALF)  # type: ignore[arg-type]
     back = restore(packed)
 
-    assert type(packed) is FP8MarlinWeight
+    assert type(packed) is Fp8MarlinWeight
     assert (type(back), back.config, back.layer) == (Fp8Weight, weight.config, weight.layer)
     assert back.fields().keys() == weight.fields().keys()
     for name, tensor in weight.fields().items():
@@ -157,7 +157,7 @@ def test_fused_parts_have_their_own_scale_in_their_own_columns() -> None:
 
 def test_what_was_made_by_hand_is_refused_and_never_itself() -> None:
     made = pack(ones(), torch.tensor(1.0))
-    by_hand = FP8MarlinWeight(config=made.config, layer=Layer((64,), 128, (64, 128)), **made.fields())
+    by_hand = Fp8MarlinWeight(config=made.config, layer=Layer((64,), 128, (64, 128)), **made.fields())
 
     with pytest.raises(RepackError, match="made by hand"):
         restore(by_hand)

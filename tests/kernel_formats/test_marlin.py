@@ -9,7 +9,7 @@ from qload.formats import AWQConfig, AWQWeight, GPTQConfig, GPTQWeight
 from qload.kernel_formats import repack
 from qload.kernel_formats.marlin_shapes import divides, locks, padded
 from qload.layouts import STORED_MINUS_ONE, Stored, StoredMinusOneUnmasked, ZeroPoints, awq, gptq
-from qload.loader import FormatLoader, Room
+from qload.loader import ConfiguredFormat, FormatLoader
 from qload.parallel import FakeWorld
 from qload.storage import MemoryStorage
 from qload.testing import assert_same_bits
@@ -135,7 +135,7 @@ def test_k_is_full_unless_a_cut_took_rows_of_a_group(
 def test_a_column_share_of_an_act_order_has_all_rows() -> None:
     weight = layer(384, 128, 64, act=True)
     tensors = {f"a.{name}": tensor for name, tensor in weight.fields().items()}
-    loader = FormatLoader(Room(GPTQWeight, GPTQConfig(4, 64)))
+    loader = FormatLoader(ConfiguredFormat(GPTQWeight, GPTQConfig(4, 64)))
 
     for rank in FakeWorld(2):
         weights = Weights(MemoryStorage(tensors), loader=loader, process_group=rank)

@@ -8,7 +8,7 @@ import torch
 from qload.errors import RepackError
 from qload.formats import GPTQWeight, Marlin24Config, Marlin24Weight, MarlinConfig, MarlinWeight
 from qload.kernel_formats import repack, restore
-from qload.loader import FormatLoader, Room
+from qload.loader import ConfiguredFormat, FormatLoader
 from qload.parallel import FakeWorld
 from qload.storage import MemoryStorage
 from qload.testing import assert_same_bits
@@ -18,12 +18,12 @@ from tests.kernel_formats.marlin_layers import layer
 COUNT = torch.arange(64)  # the scale of each column, wherever it is stored
 
 
-def checkpoint(room: type[MarlinWeight | Marlin24Weight], K: int, group: int) -> Any:
+def checkpoint(weight_type: type[MarlinWeight | Marlin24Weight], K: int, group: int) -> Any:
     """Random codes; 2:4 in pairs of the first and the third of four rows."""
     noise = torch.Generator().manual_seed(K)
     words = torch.randint(-(2**31), 2**31, (K // 16, 128), generator=noise).int()
     scales = (COUNT + 100 * torch.arange(K // group)[:, None]).half()
-    if room is MarlinWeight:
+    if weight_type is MarlinWeight:
         return MarlinWeight(config=MarlinConfig(group), B=words, s=scales)
     words = words[::2] | 0x11111111  # no code is the 8 that means 0, which metadata may keep elsewhere
     meta = torch.full((K // 32, 128), -0x7778, dtype=torch.int16)
@@ -32,14 +32,16 @@ def checkpoint(room: type[MarlinWeight | Marlin24Weight], K: int, group: int) ->
 
 @pytest.mark.parametrize("layout", ["gptq", "gptq_v2", "exllama", "marlin", "awq"])
 @pytest.mark.parametrize("world", [1, 2, 4])
-@pytest.mark.parametrize("room", [MarlinWeight, Marlin24Weight], ids=lambda room: room.format)
+@pytest.mark.parametrize(
+    "weight_type", [MarlinWeight, Marlin24Weight], ids=lambda weight_type: weight_type.format
+)
 def test_a_row_share_of_a_checkpoint_comes_back_bit_for_bit(
-    room: type[MarlinWeight | Marlin24Weight], world: int, layout: str
+    weight_type: type[MarlinWeight | Marlin24Weight], world: int, layout: str
 ) -> None:
     """With four ranks each is left with one group, in the order of groups that the checkpoint has."""
-    whole = checkpoint(room, 128, 32)
+    whole = checkpoint(weight_type, 128, 32)
     tensors = {f"a.{name}": tensor for name, tensor in whole.fields().items()}
-    loader = FormatLoader(Room(room, whole.config))
+    loader = FormatLoader(ConfiguredFormat(weight_type, whole.config))
     for rank in FakeWorld(world):
         share = Weights(MemoryStorage(tensors), loader=loader, process_group=rank).get_weights_row("a")
 

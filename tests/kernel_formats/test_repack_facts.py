@@ -10,8 +10,8 @@ from qload.detect import loader_from_config
 from qload.errors import RepackError
 from qload.formats import CTPackConfig, CTPackWeight, GPTQWeight, MarlinConfig, MarlinWeight
 from qload.kernel_formats import GPTQMarlinWeight, repack, restore
-from qload.layouts import compressed
-from qload.loader import FormatLoader, Room
+from qload.layouts import compressed_tensors
+from qload.loader import ConfiguredFormat, FormatLoader
 from qload.spec import Weight
 from qload.storage import MemoryStorage
 from qload.testing import assert_same_bits, emulators
@@ -95,17 +95,19 @@ def ct(
     groups = -(-K // group)
     config = CTPackConfig(bits, group, symmetric, dense=dense)
     fields: dict[str, Tensor] = {
-        "weight_packed": compressed.pack((torch.arange(N * K) % 2**bits).reshape(N, K).int(), bits, dense),
+        "weight_packed": compressed_tensors.pack(
+            (torch.arange(N * K) % 2**bits).reshape(N, K).int(), bits, dense
+        ),
         "weight_scale": (torch.arange(N * groups) % 32 + 1).reshape(N, groups).bfloat16(),
         "weight_shape": torch.tensor([N, K]),
     }
     if zeros:
         points = torch.full((groups, N), 2 ** (bits - 1), dtype=torch.int32)
-        fields["weight_zero_point"] = compressed.pack(points, bits, dense).T.contiguous()
+        fields["weight_zero_point"] = compressed_tensors.pack(points, bits, dense).T.contiguous()
     if index is not None:
         fields["weight_g_idx"] = (torch.arange(K) // group).to(index)
     stored = {f"a.{name}": tensor for name, tensor in fields.items()}
-    loader = FormatLoader(Room(CTPackWeight, config))
+    loader = FormatLoader(ConfiguredFormat(CTPackWeight, config))
     weight = Weights(MemoryStorage(stored), loader=loader).get_weights("a")
     assert isinstance(weight, CTPackWeight)
     return weight

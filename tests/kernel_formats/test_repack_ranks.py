@@ -16,7 +16,7 @@ from qload.formats import (
     Marlin24Weight,
 )
 from qload.layouts import Stored, StoredMinusOneUnmasked, ZeroPoints, gptq, marlin_24
-from qload.loader import FormatLoader, Room
+from qload.loader import ConfiguredFormat, FormatLoader
 from qload.parallel import FakeWorld
 from qload.repacking import RepackingLoader
 from qload.spec import Config, Weight
@@ -77,7 +77,7 @@ def loads(
 ) -> list[Weight | str]:
     """What each rank gets, or the words in which it is refused."""
     tensors = {f"a.{name}": tensor for name, tensor in weight.fields().items()}
-    inner = FormatLoader(Room(type(weight), claimed(weight)))
+    inner = FormatLoader(ConfiguredFormat(type(weight), claimed(weight)))
     loader, found = RepackingLoader(inner, layout, strict=strict, **asked), []
     for rank in FakeWorld(world):
         source = Weights(MemoryStorage(tensors), loader=loader, process_group=rank)
@@ -181,7 +181,7 @@ def test_of_codes_only_the_share_is_read_where_they_decide_nothing(
     weight = integers()
     weight.qweight.fill_(-0x77777778)
     storage = MemoryStorage({f"a.{name}": tensor for name, tensor in weight.fields().items()})
-    loader = RepackingLoader(FormatLoader(Room(GPTQWeight, claimed(weight))), layout)
+    loader = RepackingLoader(FormatLoader(ConfiguredFormat(GPTQWeight, claimed(weight))), layout)
 
     source = Weights(storage, loader=loader, process_group=next(iter(FakeWorld(world))))
     source.get_weights_col("a")
@@ -198,7 +198,7 @@ def test_fused_parts_decide_together(world: int) -> None:
     tensors = {
         f"{p}.{name}": tensor for p, weight in parts.items() for name, tensor in weight.fields().items()
     }
-    loader = RepackingLoader(FormatLoader(Room(GPTQWeight, claimed(parts["q"]))), "marlin")
+    loader = RepackingLoader(FormatLoader(ConfiguredFormat(GPTQWeight, claimed(parts["q"]))), "marlin")
 
     found: list[Any] = [
         Weights(MemoryStorage(tensors), loader=loader, process_group=rank).get_multi_weights_col(["q", "k"])

@@ -14,7 +14,7 @@ from qload.formats import AWQConfig, AWQWeight, GPTQConfig, GPTQWeight, MarlinCo
 from qload.kernel_formats import GPTQMarlinWeight, repack, restore
 from qload.kernels import ExllamaLinearKernel, MarlinLinearKernel
 from qload.layouts import STORED_MINUS_ONE, Stored, StoredMinusOne, StoredMinusOneUnmasked, awq, gptq
-from qload.loader import FormatLoader, Room
+from qload.loader import ConfiguredFormat, FormatLoader
 from qload.parallel import FakeWorld, Rank
 from qload.storage import MemoryStorage
 from qload.testing import assert_reads_back, assert_same_bits
@@ -225,7 +225,7 @@ def test_trap_38_blocks_that_end_inside_of_a_marlin_tile_are_refused(blocks: tup
         "a.B": torch.zeros(8, 256, dtype=torch.int32),
         "a.s": torch.ones(1, 128, dtype=torch.float16),
     }
-    loader = FormatLoader(Room(MarlinWeight, MarlinConfig(-1)))
+    loader = FormatLoader(ConfiguredFormat(MarlinWeight, MarlinConfig(-1)))
 
     for rank in FakeWorld(2):
         weights = Weights(MemoryStorage(tensors), loader=loader, process_group=rank)
@@ -277,7 +277,7 @@ def test_a_row_share_of_a_marlin_checkpoint_left_with_one_group_keeps_its_meanin
         "a.B": torch.randint(-(2**31), 2**31, (16, 128), generator=generator).to(torch.int32),
         "a.s": torch.rand(2, 64, generator=generator).half(),
     }
-    loader = FormatLoader(Room(MarlinWeight, MarlinConfig(128)))
+    loader = FormatLoader(ConfiguredFormat(MarlinWeight, MarlinConfig(128)))
     whole = Weights(MemoryStorage(tensors), loader=loader).get_weights("a").dequantize()
 
     for place in range(2):

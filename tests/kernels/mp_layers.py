@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from qload.formats import GPTQConfig, GPTQWeight
 from qload.kernels import MPLinearLayerConfig, scalar_types
 from qload.layouts import Stored, ZeroPoints, awq, gptq
-from qload.loader import FormatLoader, Room
+from qload.loader import ConfiguredFormat, FormatLoader
 from qload.parallel import Rank
 from qload.storage import MemoryStorage
 from qload.weights import Weights
@@ -96,6 +96,6 @@ class Case:
 def row_share(case: Case, weight: GPTQWeight, place: int, world: int) -> GPTQWeight:
     """One rank's rows of a weight, as a loader cuts it."""
     tensors = {f"a.{name}": tensor for name, tensor in weight.fields().items()}
-    loader = FormatLoader(Room(GPTQWeight, weight.config))
+    loader = FormatLoader(ConfiguredFormat(GPTQWeight, weight.config))
     share = Weights(MemoryStorage(tensors), loader=loader, process_group=Rank(place, world))
     return share.get_weights_row("a")  # type: ignore[return-value]

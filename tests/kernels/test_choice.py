@@ -21,7 +21,7 @@ ROWS = [
 
 
 @dataclass(frozen=True)
-class Call:
+class LinearCall:
     tokens: int
     bytes: int = 500
     bits: int = 4
@@ -58,43 +58,43 @@ def test_the_table_is_read(capability: tuple[int, int], size: int, tokens: int, 
 def test_without_rows_kernels_come_as_they_are_listed() -> None:
     assert choice.ranked("marlin", 8, (9, 0), 1, 1) == ()
     assert choice.ranked("marlin", 4, (7, 5), 1, 1) == ()
-    assert pick(Call(1, bits=8)).name == "tiny"
+    assert pick(LinearCall(1, bits=8)).name == "tiny"
 
 
-def kernel(name: str, most: int) -> choice.Kernel:
-    def why_not(call: Call) -> str | None:
+def kernel(name: str, most: int) -> choice.CudaKernel:
+    def why_not(call: LinearCall) -> str | None:
         return None if call.tokens <= most else f"takes {most} tokens, got {call.tokens}"
 
-    return choice.Kernel(name, why_not, lambda call: call)
+    return choice.CudaKernel(name, why_not, lambda call: call)
 
 
-def pick(call: Call, asked: str = "") -> choice.Kernel:
+def pick(call: LinearCall, asked: str = "") -> choice.CudaKernel:
     kernels = [kernel("tiny", 4), kernel("small", 32), kernel("large", 100)]
     return choice.choose(kernels, call, layout="marlin", capability=(9, 0), asked=asked)
 
 
 def test_a_kernel_that_refuses_leaves_the_call_to_the_next() -> None:
-    assert pick(Call(4)).name == "tiny"
-    assert pick(Call(5)).name == "large"
+    assert pick(LinearCall(4)).name == "tiny"
+    assert pick(LinearCall(5)).name == "large"
 
 
 def test_a_kernel_can_be_asked_for_and_says_why_not() -> None:
-    assert pick(Call(1), "small").name == "small"
+    assert pick(LinearCall(1), "small").name == "small"
     with pytest.raises(NoKernelError, match="takes 4 tokens, got 5"):
-        pick(Call(5), "tiny")
+        pick(LinearCall(5), "tiny")
     with pytest.raises(ArgumentError, match="tiny or small or large"):
-        pick(Call(1), "huge")
+        pick(LinearCall(1), "huge")
 
 
 def test_where_all_refuse_every_reason_is_told() -> None:
     with pytest.raises(NoKernelError, match="takes 32 tokens, got 101") as caught:
-        pick(Call(101))
+        pick(LinearCall(101))
 
     assert set(caught.value.reasons) == {"tiny", "small", "large"}
 
 
 def test_where_those_of_the_table_refuse_another_takes_the_call() -> None:
-    assert pick(Call(40)).name == "large"  # the row names "small" alone
+    assert pick(LinearCall(40)).name == "large"  # the row names "small" alone
 
 
 @pytest.mark.parametrize("text", ["", "[{", '[{"layout": "marlin"}]', "[1]", "{}x"])

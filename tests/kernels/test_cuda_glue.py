@@ -19,7 +19,7 @@ from qload.kernel_formats import repack
 from qload.kernels.cuda import calls, exllama, large, linear, marlin, module, strips
 from qload.kernels.cuda.linear import able
 from qload.layouts import STORED_MINUS_ONE, Stored, gptq
-from qload.native.built import Module
+from qload.native.modules import NativeModule
 from qload.testing import assert_sums_exactly
 from tests.kernel_formats.marlin_layers import row_share
 from tests.kernels.cuda_by_hand import STREAM, Hand
@@ -58,7 +58,7 @@ def _operators() -> Iterator[None]:
 @pytest.fixture
 def hand(chip: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> Hand:
     made = Hand(chip)
-    monkeypatch.setattr(module, "load", lambda name: Module(made))
+    monkeypatch.setattr(module, "load", lambda name: NativeModule(made))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: chip)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=STREAM))

@@ -26,11 +26,11 @@ from qload.testing import (
     assert_within_bound,
     layers,
 )
-from tests.rooms import CONFIGS
+from tests.format_cases import CONFIGS
 
 # A stack of experts is no matrix: each of them is one, in a format that is in the table.
-MATRICES = [room for room in FORMATS if room is not MXFP4ExpertsWeight]
-every_matrix = pytest.mark.parametrize("room", MATRICES, ids=lambda room: room.format)
+MATRICES = [weight_type for weight_type in FORMATS if weight_type is not MXFP4ExpertsWeight]
+every_matrix = pytest.mark.parametrize("weight_type", MATRICES, ids=lambda weight_type: weight_type.format)
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
@@ -40,8 +40,10 @@ every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dty
 @every_dtype
 @given(data=st.data())
 @settings(max_examples=10)
-def test_one_hot_inputs_read_the_weight_back(room: type[Weight], dtype: torch.dtype, data: Any) -> None:
-    weight = data.draw(layers(room, CONFIGS[room], most=2)).weight()
+def test_one_hot_inputs_read_the_weight_back(
+    weight_type: type[Weight], dtype: torch.dtype, data: Any
+) -> None:
+    weight = data.draw(layers(weight_type, CONFIGS[weight_type], most=2)).weight()
 
     assert_reads_back(weight.get_linear(), weight, dtype)
 
@@ -50,8 +52,8 @@ def test_one_hot_inputs_read_the_weight_back(room: type[Weight], dtype: torch.dt
 @every_dtype
 @given(data=st.data())
 @settings(max_examples=10)
-def test_small_integers_sum_exactly(room: type[Weight], dtype: torch.dtype, data: Any) -> None:
-    weight = data.draw(layers(room, CONFIGS[room], most=2, fillings=("count",))).weight()
+def test_small_integers_sum_exactly(weight_type: type[Weight], dtype: torch.dtype, data: Any) -> None:
+    weight = data.draw(layers(weight_type, CONFIGS[weight_type], most=2, fillings=("count",))).weight()
 
     assert_sums_exactly(weight.get_linear(), weight, dtype)
 
@@ -61,9 +63,9 @@ def test_small_integers_sum_exactly(room: type[Weight], dtype: torch.dtype, data
 @given(data=st.data(), M=st.sampled_from([1, 3]))
 @settings(max_examples=10)
 def test_any_input_stays_within_what_rounding_can_cost(
-    room: type[Weight], dtype: torch.dtype, data: Any, M: int
+    weight_type: type[Weight], dtype: torch.dtype, data: Any, M: int
 ) -> None:
-    weight = data.draw(layers(room, CONFIGS[room], most=2)).weight()
+    weight = data.draw(layers(weight_type, CONFIGS[weight_type], most=2)).weight()
     x = torch.randn(M, weight.layer.K, generator=torch.Generator().manual_seed(M)).to(dtype)
 
     assert_within_bound(weight.get_linear(), weight, x)
@@ -120,8 +122,8 @@ def test_a_bias_of_another_length_is_refused() -> None:
 @given(data=st.data())
 @settings(max_examples=5)
 def test_casting_a_module_casts_no_weight(data: Any) -> None:
-    room = list(CONFIGS)[1]
-    weight = data.draw(layers(room, CONFIGS[room])).weight()
+    weight_type = list(CONFIGS)[1]
+    weight = data.draw(layers(weight_type, CONFIGS[weight_type])).weight()
 
     module = weight.get_linear().half().float().double()
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from qload.kernels.cuda.middle import CLUSTERS, KINDS, division
+from qload.kernels.cuda.middle import BLOCK_SHAPES, CLUSTERS, division
 
 SEEN = [  # K, N, and for 32, 64 and 128 tokens columns, blocks of a multiprocessor, blocks that share K
     (4096, 4096, [(256, 1, 6), (256, 1, 6), (256, 1, 6)]),
@@ -27,8 +27,10 @@ def test_every_block_has_a_stage_and_columns_that_a_kernel_has(M: int, K: int, N
     columns, together, split = division(M, K, N)
 
     assert 1 <= split <= min(8, K // 64)
-    tokens = min(kind.tokens for kind in KINDS if kind.tokens >= min(M, 128))
-    assert (tokens, columns, together) in [(kind.tokens, kind.columns, kind.together) for kind in KINDS]
+    tokens = min(kind.tokens for kind in BLOCK_SHAPES if kind.tokens >= min(M, 128))
+    assert (tokens, columns, together) in [
+        (kind.tokens, kind.columns, kind.together) for kind in BLOCK_SHAPES
+    ]
 
 
 def test_fewer_and_larger_clusters_never_hold_more_blocks_than_single_ones() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qload.layouts import exl2, exllama
-from qload.layouts.exl2 import Groups
+from qload.layouts.exl2 import Exl2Groups
 from qload.testing import assert_same_bits
 
 WIDTHS = [8, 6, 5, 4, 3, 2]
@@ -74,7 +74,7 @@ def test_other_widths_are_shuffled_as_gptqs(bits: int) -> None:
 
 
 @st.composite
-def layers(draw: st.DrawFn) -> tuple[Groups, torch.Tensor]:
+def layers(draw: st.DrawFn) -> tuple[Exl2Groups, torch.Tensor]:
     """Groups of any widths in any order, and words for them."""
     widths = draw(st.lists(st.sampled_from(WIDTHS), min_size=1, max_size=5))
     heights = [exl2.RUNS[bits] * bits // 32 * draw(st.integers(1, 3)) for bits in widths]
@@ -83,12 +83,12 @@ def layers(draw: st.DrawFn) -> tuple[Groups, torch.Tensor]:
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**16)))
     height = int(starts[-1])
     words = torch.randint(-(2**31), 2**31, (height, 2), dtype=torch.int32, generator=generator)
-    return Groups.read(q_groups, height), words
+    return Exl2Groups.read(q_groups, height), words
 
 
 @given(drawn=layers(), shuffle=st.booleans())
 @settings(max_examples=40)
-def test_what_is_unpacked_is_packed_again(drawn: tuple[Groups, torch.Tensor], shuffle: bool) -> None:
+def test_what_is_unpacked_is_packed_again(drawn: tuple[Exl2Groups, torch.Tensor], shuffle: bool) -> None:
     groups, words = drawn
 
     codes = groups.unpack(words, shuffle=shuffle)
@@ -100,7 +100,7 @@ def test_what_is_unpacked_is_packed_again(drawn: tuple[Groups, torch.Tensor], sh
 
 @given(drawn=layers())
 @settings(max_examples=40)
-def test_the_map_says_the_group_of_each_row_and_the_rows_left(drawn: tuple[Groups, torch.Tensor]) -> None:
+def test_the_map_says_the_group_of_each_row_and_the_rows_left(drawn: tuple[Exl2Groups, torch.Tensor]) -> None:
     groups = drawn[0]
 
     pairs = groups.map().reshape(-1, 2).tolist()
@@ -112,11 +112,11 @@ def test_the_map_says_the_group_of_each_row_and_the_rows_left(drawn: tuple[Group
 def test_starts_are_16_bits_without_a_sign() -> None:
     q_groups = torch.tensor([8, 0, 8, -25536], dtype=torch.int16)
 
-    assert Groups.read(q_groups, 50_000).starts.tolist() == [0, 40_000, 50_000]
+    assert Exl2Groups.read(q_groups, 50_000).starts.tolist() == [0, 40_000, 50_000]
 
 
 def test_a_start_that_does_not_rise_has_passed_65536_only_where_words_reach_there() -> None:
     q_groups = torch.tensor([8, 0, 8, -25536, 8, 14_464, 8, -11_072], dtype=torch.int16)
 
-    assert Groups.read(q_groups, 130_000).starts.tolist() == [0, 40_000, 80_000, 120_000, 130_000]
-    assert Groups.read(q_groups, 65_536).starts.tolist() == [0, 40_000, 14_464, 54_464, 65_536]
+    assert Exl2Groups.read(q_groups, 130_000).starts.tolist() == [0, 40_000, 80_000, 120_000, 130_000]
+    assert Exl2Groups.read(q_groups, 65_536).starts.tolist() == [0, 40_000, 14_464, 54_464, 65_536]

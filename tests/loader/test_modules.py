@@ -8,13 +8,13 @@ from torch import Tensor
 
 from qload.errors import ArgumentError, MismatchError, MissingTensorError
 from qload.formats import CTIntConfig, CTIntWeight, UnquantizedConfig, UnquantizedWeight
-from qload.loader import FormatLoader, ModuleLoader, Room
+from qload.loader import ConfiguredFormat, FormatLoader, ModuleLoader
 from qload.parallel import FakeWorld
 from qload.storage import MemoryStorage
 from qload.weights import Weights
 
-PLAIN = Room(UnquantizedWeight, UnquantizedConfig())
-CHANNEL, GROUPS = (Room(CTIntWeight, CTIntConfig(block)) for block in ((1, -1), (1, 2)))
+PLAIN = ConfiguredFormat(UnquantizedWeight, UnquantizedConfig())
+CHANNEL, GROUPS = (ConfiguredFormat(CTIntWeight, CTIntConfig(block)) for block in ((1, -1), (1, 2)))
 
 
 def quantized(scale: Tensor) -> dict[str, Tensor]:
@@ -29,10 +29,15 @@ LAYERS = {
 }
 
 
-def load(*choices: tuple[str, Room], default: Room = PLAIN, rank: Any = None) -> Weights:
+def load(
+    *choices: tuple[str, ConfiguredFormat], default: ConfiguredFormat = PLAIN, rank: Any = None
+) -> Weights:
     stored = {f"{prefix}.{name}": t for prefix, layer in LAYERS.items() for name, t in layer.items()}
     loader = ModuleLoader(
-        [(lambda name, end=end: name.endswith(end), FormatLoader(room)) for end, room in choices],
+        [
+            (lambda name, end=end: name.endswith(end), FormatLoader(weight_type))
+            for end, weight_type in choices
+        ],
         FormatLoader(default),
     )
     return Weights(MemoryStorage(stored), loader=loader, process_group=rank)
@@ -49,7 +54,7 @@ def test_each_module_is_loaded_by_the_first_that_knows_it() -> None:
 def test_a_module_that_none_knows_is_loaded_by_the_default() -> None:
     assert load(default=CHANNEL).get_weights("a.q").config == CTIntConfig((1, -1))
     with pytest.raises(MissingTensorError, match=r"a\.q\.weight_zero_point"):
-        load(default=Room(CTIntWeight, CTIntConfig((1, -1), symmetric=False))).get_weights("a.q")
+        load(default=ConfiguredFormat(CTIntWeight, CTIntConfig((1, -1), symmetric=False))).get_weights("a.q")
 
 
 @pytest.mark.parametrize(
@@ -82,6 +87,6 @@ def test_every_room_is_listed_once_and_no_single_config_can_be_changed() -> None
     loader = load(("q", CHANNEL), ("k", GROUPS), ("w", CHANNEL)).loader
 
     assert isinstance(loader, ModuleLoader)
-    assert loader.rooms == (CHANNEL, GROUPS, PLAIN)
+    assert loader.formats == (CHANNEL, GROUPS, PLAIN)
     with pytest.raises(ArgumentError, match="each module has its own config"):
         loader.with_config(bits=4)

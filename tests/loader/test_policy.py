@@ -11,7 +11,7 @@ from qload import spec
 from qload.detect import AWQWeightsLoader, DefaultWeightsLoader, GPTQWeightsLoader
 from qload.errors import ArgumentError, CutError, MismatchError, MissingTensorError, TwoFormatsError
 from qload.formats import UnquantizedWeight
-from qload.loader import FormatLoader, Room
+from qload.loader import ConfiguredFormat, FormatLoader
 from qload.parallel import Rank
 from qload.spec import Config, Role, TensorSpec
 from qload.storage import MemoryStorage
@@ -191,7 +191,7 @@ def padded(prefix: str, N: int) -> dict[str, Tensor]:
     }
 
 
-PADDED = FormatLoader(Room(PaddedWeight, PaddedConfig()))
+PADDED = FormatLoader(ConfiguredFormat(PaddedWeight, PaddedConfig()))
 
 
 def test_the_end_of_a_part_that_another_follows_is_a_cut() -> None:

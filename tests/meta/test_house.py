@@ -80,12 +80,12 @@ def test_a_module_imports_only_from_its_left(path: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted((ROOT / "qload" / "formats").glob("[a-z]*.py")), ids=name)
 def test_rooms_never_see_each_other(path: Path) -> None:
-    rooms = {other.stem for other in path.parent.glob("[a-z]*.py")} - {path.stem}
+    formats = {other.stem for other in path.parent.glob("[a-z]*.py")} - {path.stem}
     seen = {
         part for found in imports(path) if found.startswith("qload.formats") for part in found.split(".")[2:]
     }
 
-    assert not seen & rooms
+    assert not seen & formats
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=name)

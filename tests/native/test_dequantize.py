@@ -11,20 +11,20 @@ from torch import Tensor
 
 from qload import native
 from qload.formats import FORMATS
-from qload.layouts import Clipped, Packing, Pairs, awq, compressed, gptq, marlin
+from qload.layouts import ClippedCodes, NibblePairs, Packing, awq, compressed_tensors, gptq, marlin
 from qload.spec import Codes
 from qload.spec.meaning import meaning_of
 from qload.testing import assert_same_bits
 from qload.testing.strategies import layers
+from tests.format_cases import CONFIGS
 from tests.native.memory import GUARD, each_isa, few, guarded, isas, offsets, placed, threads
-from tests.rooms import CONFIGS
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 PACKINGS = {
     **{f"gptq {bits}": gptq.rows(bits) for bits in (2, 3, 4, 8)},
     **{f"awq {bits}": awq.columns(bits) for bits in (4, 8)},
     **{f"marlin {bits}": marlin.rows(bits) for bits in (4, 8)},
-    **{f"compressed {bits}": compressed.rows(bits, dense=True) for bits in (2, 3, 4, 5, 6, 7, 8)},
+    **{f"compressed {bits}": compressed_tensors.rows(bits, dense=True) for bits in (2, 3, 4, 5, 6, 7, 8)},
 }
 
 
@@ -87,7 +87,7 @@ def test_from_words(name: str, data: Any, count: int, offset: int, dtype: torch.
 @given(data=st.data(), count=threads, dtype=st.sampled_from(DTYPES), high=st.booleans(), N=st.integers(0, 9))
 def test_from_pairs(data: Any, count: int, dtype: torch.dtype, high: bool, N: int) -> None:
     half = data.draw(st.integers(0, 300))
-    pairs = Pairs(torch.randint(0, 256, (N, half + 3), dtype=torch.uint8)[:, 2 : half + 2], high)
+    pairs = NibblePairs(torch.randint(0, 256, (N, half + 3), dtype=torch.uint8)[:, 2 : half + 2], high)
 
     check(Codes(4, pairs, **data.draw(meanings(4, N, 2 * half))), dtype, count)
 
@@ -117,7 +117,7 @@ def test_nothing_around_the_values_is_written(count: int, offset: int, dtype: to
 
 def test_large_tensors_go_past_the_caches() -> None:
     torch.manual_seed(1)
-    pairs = Pairs(torch.randint(0, 256, (512, 2048), dtype=torch.uint8), high_first=True)
+    pairs = NibblePairs(torch.randint(0, 256, (512, 2048), dtype=torch.uint8), high_first=True)
     codes = Codes(4, pairs, floats(512, 64), None, torch.arange(4096) // 64, floats(16))
 
     for dtype in DTYPES:
@@ -125,11 +125,11 @@ def test_large_tensors_go_past_the_caches() -> None:
         check(replace(codes, codes=gptq.rows(4).packed(pairs.bytes.view(torch.int32)).T), dtype, 2)
 
 
-@pytest.mark.parametrize("room", FORMATS, ids=lambda room: room.format)
+@pytest.mark.parametrize("weight_type", FORMATS, ids=lambda weight_type: weight_type.format)
 @few
 @given(data=st.data(), dtype=st.sampled_from(DTYPES))
-def test_every_format(room: Any, data: Any, dtype: torch.dtype) -> None:
-    weight = data.draw(layers(room, CONFIGS[room])).weight()
+def test_every_format(weight_type: Any, data: Any, dtype: torch.dtype) -> None:
+    weight = data.draw(layers(weight_type, CONFIGS[weight_type])).weight()
 
     each_isa(lambda: weight.dequantize(dtype).nan_to_num(7), 2)
     each_isa(lambda: weight.dequantize(out=torch.empty(weight.shape, dtype=dtype)).nan_to_num(7), 2)
@@ -145,7 +145,7 @@ def test_words_that_hold_more_than_there_is(
     K, N = (packing.granule(axis) * data.draw(st.integers(1, 5)) for axis in (0, 1))
     packed = packing.packed(packing.pack(torch.randint(0, 2**packing.bits, (K, N), dtype=torch.int32)))
     shape = (data.draw(st.integers(1, K)), data.draw(st.integers(1, N)))
-    clipped = Clipped(replace(packed, words=placed(packed.words, offset)), shape)
+    clipped = ClippedCodes(replace(packed, words=placed(packed.words, offset)), shape)
 
     codes = Codes(packing.bits, clipped.T, **data.draw(meanings(packing.bits, *clipped.T.shape)))
     check(codes, dtype, count)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from qload import native
 from qload.errors import ArgumentError
-from qload.layouts import Packing, awq, compressed, exl2, exllama, gptq, marlin, marlin_24
+from qload.layouts import Packing, awq, compressed_tensors, exl2, exllama, gptq, marlin, marlin_24
 from tests.native.memory import each_isa, few, guarded, isas, offsets, placed, threads
 
 NAMED = {
@@ -21,8 +21,8 @@ NAMED = {
     **{f"marlin {bits}": marlin.rows(bits) for bits in (4, 8)},
     **{f"marlin zeros {bits}": marlin.zeros(bits) for bits in (4, 8)},
     **{f"marlin 2:4 {bits}": marlin_24.rows(bits) for bits in (4, 8)},
-    **{f"compressed {bits}": compressed.rows(bits, dense=True) for bits in (2, 3, 4, 5, 6, 7, 8)},
-    **{f"compressed by words {bits}": compressed.rows(bits, dense=False) for bits in (3, 5, 6, 7)},
+    **{f"compressed {bits}": compressed_tensors.rows(bits, dense=True) for bits in (2, 3, 4, 5, 6, 7, 8)},
+    **{f"compressed by words {bits}": compressed_tensors.rows(bits, dense=False) for bits in (3, 5, 6, 7)},
     **{f"exl2 shuffled {bits}": exl2.shuffled(bits) for bits in (5, 6)},
 }
 PACKINGS = [pytest.param(packing, id=name) for name, packing in NAMED.items()]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from qload import native
-from qload.layouts import Packing, Pairs
+from qload.layouts import NibblePairs, Packing
 from qload.native import held
 from qload.spec import Codes
 from qload.testing import assert_same_bits
@@ -108,7 +108,7 @@ def test_weights(name: str, data: Any, block: int, dtype: torch.dtype) -> None:
 @given(data=st.data(), block=blocks, high=st.booleans(), N=st.integers(0, 9), half=st.integers(0, 300))
 def test_pairs(data: Any, block: int, high: bool, N: int, half: int) -> None:
     held.BLOCK = block
-    pairs = Pairs(torch.randint(0, 256, (N, half + 3), dtype=torch.uint8)[:, 2 : half + 2], high)
+    pairs = NibblePairs(torch.randint(0, 256, (N, half + 3), dtype=torch.uint8)[:, 2 : half + 2], high)
     codes = Codes(4, pairs, **data.draw(meanings(4, N, 2 * half)))
 
     assert_same_bits(codes.dequantize().nan_to_num(7), meant(codes).nan_to_num(7))

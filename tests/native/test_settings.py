@@ -14,14 +14,14 @@ from qload import native
 from qload.cli import main
 from qload.errors import ArgumentError
 from qload.layouts import gptq
-from qload.native import asked, built
+from qload.native import modules, settings
 
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A CPU that has no AVX-512."""
-    module = built.Module(SimpleNamespace(isas=lambda: ["avx2", "scalar"]))  # type: ignore[arg-type]
-    monkeypatch.setattr(asked, "load", lambda name: module)
+    module = modules.NativeModule(SimpleNamespace(isas=lambda: ["avx2", "scalar"]))  # type: ignore[arg-type]
+    monkeypatch.setattr(settings, "load", lambda name: module)
     monkeypatch.delenv("QLOAD_ISA", raising=False)
     monkeypatch.delenv("QLOAD_NUM_THREADS", raising=False)
     return
@@ -68,22 +68,22 @@ def test_what_is_not_to_be_had_is_refused(
 
 @pytest.fixture
 def empty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    built._LOADED.clear()
+    modules._LOADED.clear()
     yield
     monkeypatch.undo()
-    built._LOADED.clear()
+    modules._LOADED.clear()
 
 
 @pytest.mark.usefixtures("empty")
 def test_a_module_that_is_not_there_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    monkeypatch.setattr(built, "find_spec", lambda name: None)
-    monkeypatch.setattr(built, "__file__", str(tmp_path / "built.py"))
-    assert native.load("cpu") == built.Module(None, built.PURE)
-    built._LOADED.clear()
+    monkeypatch.setattr(modules, "find_spec", lambda name: None)
+    monkeypatch.setattr(modules, "__file__", str(tmp_path / "modules.py"))
+    assert native.load("cpu") == modules.NativeModule(None, modules.PURE)
+    modules._LOADED.clear()
 
     (tmp_path / "_cpu.cpython-39-x86_64-linux-gnu.so").touch()
     assert native.load("cpu").reason.startswith(
-        "built for another Python: _cpu.cpython-39-x86_64-linux-gnu.so"
+        "modules for another Python: _cpu.cpython-39-x86_64-linux-gnu.so"
     )
 
 
@@ -92,12 +92,12 @@ def test_a_module_that_cannot_be_loaded_says_why(monkeypatch: pytest.MonkeyPatch
     def fail(name: str) -> None:
         raise ImportError("libcudart.so.12: cannot open shared object file")
 
-    monkeypatch.setattr(built, "find_spec", importlib.util.find_spec)
-    monkeypatch.setattr(built, "find_spec", lambda name: object())
-    monkeypatch.setattr(built, "import_module", fail)
+    monkeypatch.setattr(modules, "find_spec", importlib.util.find_spec)
+    monkeypatch.setattr(modules, "find_spec", lambda name: object())
+    monkeypatch.setattr(modules, "import_module", fail)
 
-    reason = "built, and cannot be loaded: libcudart.so.12: cannot open shared object file"
-    assert native.load("cuda") == built.Module(None, reason)
+    reason = "modules, and cannot be loaded: libcudart.so.12: cannot open shared object file"
+    assert native.load("cuda") == modules.NativeModule(None, reason)
 
 
 def test_without_native_code_everything_works() -> None:
@@ -113,7 +113,7 @@ def test_the_doctor_says_what_is_here_in_json_and_in_words() -> None:
     words = CliRunner().invoke(main, ["doctor", "--table"])
 
     assert report["modules"].keys() == {"cpu", "cuda"}
-    assert report["modules"]["cpu"]["built"] == bool(report["isas"])
+    assert report["modules"]["cpu"]["modules"] == bool(report["isas"])
     assert report["torch"] == torch.__version__
     assert torch.__version__ in words.stdout
     assert words.exit_code == 0

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from qload.errors import ArgumentError, CutError, DtypeError, MismatchError
 from qload.formats import Fp8Config, Fp8Weight, UnquantizedConfig, UnquantizedWeight
-from qload.loader import FormatLoader, Room
+from qload.loader import ConfiguredFormat, FormatLoader
 from qload.loader.exclusion import Exclusions
 from qload.parallel import ALONE, FakeWorld, Rank
 from qload.quantize import Fp8Quantizer, QuantizingLoader, loading
@@ -19,8 +19,8 @@ from qload.testing import assert_same_bits
 from qload.weights import Weights
 from tests.formats.fp8_layers import codes, layer
 
-PLAIN = Room(UnquantizedWeight, UnquantizedConfig())
-BLOCKS = Room(Fp8Weight, Fp8Config("block", (128, 128)))
+PLAIN = ConfiguredFormat(UnquantizedWeight, UnquantizedConfig())
+BLOCKS = ConfiguredFormat(Fp8Weight, Fp8Config("block", (128, 128)))
 QUANTIZERS = [
     pytest.param(Fp8Quantizer("tensor"), id="tensor"),
     pytest.param(Fp8Quantizer("channel"), id="channel"),
@@ -41,11 +41,11 @@ STORED = {"q.weight": plain(0), "k.weight": plain(1), "norm.weight": torch.ones(
 def weights(
     quantizer: Fp8Quantizer,
     rank: Rank = ALONE,
-    *rooms: Room,
+    *formats: ConfiguredFormat,
     tensors: dict[str, Tensor] = STORED,
     **settings: Any,
 ) -> Weights:
-    loader = QuantizingLoader(FormatLoader(*rooms, PLAIN), quantizer, **settings)
+    loader = QuantizingLoader(FormatLoader(*formats, PLAIN), quantizer, **settings)
     return Weights(MemoryStorage(tensors), loader=loader, process_group=rank)
 
 

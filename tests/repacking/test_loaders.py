@@ -16,9 +16,9 @@ from qload.repacking import GPTQMarlinWeightsLoader, RepackingLoader
 from qload.storage import MemoryStorage
 from qload.testing import assert_same_bits, layers
 from qload.weights import Weights, open_checkpoint
+from tests.format_cases import CONFIGS
 from tests.kernels.mp_layers import Case
 from tests.paths import FIXTURES
-from tests.rooms import CONFIGS
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True}
 
@@ -70,17 +70,19 @@ def test_an_unknown_target_is_refused() -> None:
         weights(Case(), "tpu")
 
 
-ROOMS = [GPTQWeight, AWQWeight, MarlinWeight]
+FORMATS_HERE = [GPTQWeight, AWQWeight, MarlinWeight]
 
 
-@pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.format)
+@pytest.mark.parametrize("weight_type", FORMATS_HERE, ids=lambda weight_type: weight_type.format)
 @given(data=st.data(), world=st.sampled_from([1, 2, 4]))
 @pytest.mark.parametrize("layout", ["marlin", "strips"])
 @settings(max_examples=20)
 def test_shares_through_a_repacking_loader_are_the_whole(
-    room: Any, layout: str, data: Any, world: int
+    weight_type: Any, layout: str, data: Any, world: int
 ) -> None:
-    stored = data.draw(layers(room, CONFIGS[room], N=256, K=1536 if room is not GPTQWeight else 512))
+    stored = data.draw(
+        layers(weight_type, CONFIGS[weight_type], N=256, K=1536 if weight_type is not GPTQWeight else 512)
+    )
     loader = RepackingLoader(stored.loader(), layout, strict=False)
     whole = stored.weight().dequantize()
 

@@ -18,7 +18,7 @@ from qload.formats import (
 from qload.kernel_formats import (
     Exl2KernelWeight,
     ExllamaWeight,
-    FP8MarlinWeight,
+    Fp8MarlinWeight,
     GPTQMarlinWeight,
     StripsWeight,
     restore,
@@ -49,7 +49,7 @@ HALF = KernelTarget("auto", dtype=torch.float16)
         ("exl2/b6_g128_256x32", "exllama", Exl2KernelWeight),
         ("eetq/128x64", "auto", EETQWeight),
         ("fp8/block_132x32", "auto", Fp8Weight),
-        ("fp8/block_132x32", HALF, FP8MarlinWeight),
+        ("fp8/block_132x32", HALF, Fp8MarlinWeight),
         ("fp8/inverse_tensor_e5m2_16x64", HALF, Fp8Weight),
         ("marlin/g128_256x128", "auto", GPTQMarlinWeight),
         ("marlin/g128_256x128", None, MarlinWeight),
@@ -77,7 +77,7 @@ def test_every_kind_of_layer_is_repacked_or_stays_with_a_note(folder: str, targe
         ("gptq/b4_g64_sym_noact_v1", "auto", 100, GPTQMarlinWeight),
         ("gptq/b4_g64_sym_noact_v1", "auto", 89, GPTQMarlinWeight),
         ("gptq/b4_g64_sym_noact_v1", "marlin", 90, GPTQMarlinWeight),
-        ("fp8/block_132x32", HALF, 90, FP8MarlinWeight),
+        ("fp8/block_132x32", HALF, 90, Fp8MarlinWeight),
         ("exl2/b6_g128_256x32", "auto", 90, Exl2Weight),
     ],
 )
@@ -125,8 +125,8 @@ def test_a_target_loader_can_be_told_another_config(target: Any) -> None:
     changed = loader.with_config(zeros=StoredMinusOneUnmasked())
 
     assert (type(changed), changed.layout, changed.strict) == (type(loader), loader.layout, loader.strict)
-    assert changed.inner.rooms[0].config.zeros == StoredMinusOneUnmasked()
-    assert loader.inner.rooms[0].config.zeros == STORED_MINUS_ONE
+    assert changed.inner.formats[0].config.zeros == StoredMinusOneUnmasked()
+    assert loader.inner.formats[0].config.zeros == STORED_MINUS_ONE
 
 
 class Nothing(WeightsLoader):
@@ -157,7 +157,9 @@ def test_a_target_that_cannot_be_is_refused(asked: dict[str, Any], text: str) ->
         KernelTarget(**asked)
 
 
-@pytest.mark.parametrize("room", FORMATS, ids=lambda room: room.format)
-def test_a_kind_has_targets_where_it_can_be_restored_and_options_only_for_them(room: type[Weight]) -> None:
-    assert bool(targets(room)) == restores(room)
-    assert all(not options(room, layout) for layout in {*LAYOUTS} - {*targets(room)})
+@pytest.mark.parametrize("weight_type", FORMATS, ids=lambda weight_type: weight_type.format)
+def test_a_kind_has_targets_where_it_can_be_restored_and_options_only_for_them(
+    weight_type: type[Weight],
+) -> None:
+    assert bool(targets(weight_type)) == restores(weight_type)
+    assert all(not options(weight_type, layout) for layout in {*LAYOUTS} - {*targets(weight_type)})

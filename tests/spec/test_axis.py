@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from qload.errors import PatternError, ShapeError
-from qload.spec import Axis, Fields, Role, TensorSpec, solve
+from qload.spec import Axis, FieldNames, Role, TensorSpec, solve
 
 
 @pytest.mark.parametrize(
@@ -86,21 +86,21 @@ SPECS = [spec("words", "K/8 N"), spec("scales", "G N"), spec("index", "K")]
 def test_the_sizes_of_a_layer_are_those_its_shapes_agree_on() -> None:
     shapes = {"words": (4, 6), "scales": (2, 6), "index": (32,)}
 
-    assert solve(SPECS, shapes, Fields("a")) == {"K": 32, "N": 6, "G": 2}
+    assert solve(SPECS, shapes, FieldNames("a")) == {"K": 32, "N": 6, "G": 2}
 
 
 def test_an_axis_that_says_its_dimension_as_it_is_is_believed_first() -> None:
     with pytest.raises(ShapeError) as caught:
-        solve(SPECS, {"words": (8, 6), "scales": (2, 6), "index": (32,)}, Fields("a"))
+        solve(SPECS, {"words": (8, 6), "scales": (2, 6), "index": (32,)}, FieldNames("a"))
 
     assert str(caught.value) == "a.words: wrong shape\n  expected (4, 6) = (K/8, N)\n  got      (8, 6)"
 
 
 def test_a_dimension_that_cannot_be_divided_says_by_what_it_has_to_be() -> None:
     with pytest.raises(ShapeError, match="K = 33 has to be a multiple of 8"):
-        solve(SPECS, {"words": (4, 6), "scales": (2, 6), "index": (33,)}, Fields("a"))
+        solve(SPECS, {"words": (4, 6), "scales": (2, 6), "index": (33,)}, FieldNames("a"))
 
 
 def test_a_tensor_of_other_dimensions_is_refused() -> None:
     with pytest.raises(ShapeError, match=r"a\.scales: wrong shape\n  expected 2 axes: \(G, N\)"):
-        solve(SPECS, {"words": (4, 6), "scales": (6,), "index": (32,)}, Fields("a"))
+        solve(SPECS, {"words": (4, 6), "scales": (6,), "index": (32,)}, FieldNames("a"))

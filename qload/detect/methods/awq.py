@@ -4,11 +4,11 @@ from typing import Annotated, Literal
 
 from pydantic import AliasChoices, Field
 
-from qload.detect.files import Found
+from qload.detect.files import FoundConfig
 from qload.detect.validation import Claims, Name, Section, agree, check_group_size, one_of, validate
 from qload.errors import UnsupportedFormatError
 from qload.formats import AWQConfig, AWQWeight
-from qload.loader import Room
+from qload.loader import ConfiguredFormat
 
 KNOWN = ("awq (version gemm)",)
 FORMATS = ("gemm",)
@@ -25,7 +25,7 @@ class _AWQ(Section):
     backend: str | None = None
 
 
-def read(found: Found) -> Claims:
+def read(found: FoundConfig) -> Claims:
     """The claims of `quant_method: awq`; only the GEMM layout is read."""
     read = validate(_AWQ, found)
     agree(found, "bits", "w_bit")
@@ -51,5 +51,5 @@ def read(found: Found) -> Claims:
         file=found.file,
         section=found.section,
         exclusions=read.exclusions(),
-        rooms=(Room(AWQWeight, config),),
+        formats=(ConfiguredFormat(AWQWeight, config),),
     )

@@ -4,11 +4,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from qload.detect.files import Found
+from qload.detect.files import FoundConfig
 from qload.detect.validation import Claims, Section, agree, validate
 from qload.errors import ConfigError
 from qload.formats import BNB4Config, BNBConfig, BNBFP4Weight, BNBNF4Weight, BNBWeight
-from qload.loader import Room
+from qload.loader import ConfiguredFormat
 
 KNOWN = ("bitsandbytes (load_in_4bit, load_in_8bit)",)
 FLAGS = ("load_in_4bit", "load_in_8bit")
@@ -29,7 +29,7 @@ class _BNB(Section):
     lists = ("llm_int8_skip_modules", "modules_to_not_convert")
 
 
-def read(found: Found) -> Claims:
+def read(found: FoundConfig) -> Claims:
     """The claims of bitsandbytes; which type of 4 bits a layer has, its own state says."""
     read = validate(_BNB, found)
     for flag in FLAGS:
@@ -50,13 +50,13 @@ def read(found: Found) -> Claims:
         file=found.file,
         section=found.section,
         exclusions=read.exclusions(),
-        rooms=_four(read) if bits == 4 else (Room(BNBWeight, BNBConfig()),),
+        formats=_four(read) if bits == 4 else (ConfiguredFormat(BNBWeight, BNBConfig()),),
     )
 
 
-def _four(read: _BNB) -> tuple[Room, ...]:
+def _four(read: _BNB) -> tuple[ConfiguredFormat, ...]:
     """Both types, the one that is claimed first."""
     claim = read.bnb_4bit_use_double_quant
-    nf4 = Room(BNBNF4Weight, BNB4Config("nf4", double_quant=claim))
-    fp4 = Room(BNBFP4Weight, BNB4Config("fp4", double_quant=claim))
+    nf4 = ConfiguredFormat(BNBNF4Weight, BNB4Config("nf4", double_quant=claim))
+    fp4 = ConfiguredFormat(BNBFP4Weight, BNB4Config("fp4", double_quant=claim))
     return (nf4, fp4) if read.bnb_4bit_quant_type == "nf4" else (fp4, nf4)

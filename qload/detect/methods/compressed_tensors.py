@@ -13,19 +13,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from qload.detect.files import Found
+from qload.detect.files import FoundConfig
 from qload.detect.matching import LINEAR, Ignored, check, matcher, precedence
 from qload.detect.methods import ct_schemes
 from qload.detect.methods.ct_schemes import Scheme
 from qload.detect.validation import Claims, Section, validate
 from qload.errors import ConfigError, UnsupportedFormatError
 from qload.formats import UnquantizedConfig, UnquantizedWeight
-from qload.loader import FormatLoader, Room
+from qload.loader import ConfiguredFormat, FormatLoader
 from qload.loader.exclusion import Exclusions
 from qload.loader.modules import ModuleLoader
 
 KNOWN = (f"compressed-tensors ({', '.join(ct_schemes.FORMATS)})",)
-PLAIN = Room(UnquantizedWeight, UnquantizedConfig())
+PLAIN = ConfiguredFormat(UnquantizedWeight, UnquantizedConfig())
 KEYS = ("config_groups", "sparsity_config")  # which no other method has
 DENSE_SINCE = (0, 18)  # the version that packs 3, 5, 6 and 7 bits as a stream
 
@@ -65,42 +65,45 @@ class Untargeted(Exclusions):
         return f"no entry of {self.key} means it"
 
 
-def read(found: Found) -> Claims:
+def read(found: FoundConfig) -> Claims:
     """The claims of every group, and the loader that gives each module its own."""
     read = validate(_CompressedTensors, found)
     _refuse(read, found)
     check(found, "ignore", read.ignore or ())
-    rooms: dict[str, Room] = {}
+    formats: dict[str, ConfiguredFormat] = {}
     for name, group in read.config_groups.items():
-        room = _room(found, name, group, read)
-        if room:
-            rooms[name] = room
-    quantized = [group for name, group in read.config_groups.items() if name in rooms]
-    formats = {group.format or read.format or "" for group in quantized}
-    one = quantized[0].weights if len(set(rooms.values())) == 1 else None
+        fmt = _format_of(found, name, group, read)
+        if fmt:
+            formats[name] = fmt
+    quantized = [group for name, group in read.config_groups.items() if name in formats]
+    packings = {group.format or read.format or "" for group in quantized}
+    one = quantized[0].weights if len(set(formats.values())) == 1 else None
     return Claims(
         method="compressed-tensors",
-        format=formats.pop() if len(formats) == 1 else "mixed-precision",
+        format=packings.pop() if len(packings) == 1 else "mixed-precision",
         bits=one.num_bits if one else None,
         group_size=one.rows_of_a_group if one else None,
         sym=one.symmetric if one else None,
         desc_act=None,
         file=found.file,
         section=found.section,
-        rooms=tuple(dict.fromkeys(rooms.values())),
-        loader=_loader(read, rooms),
+        formats=tuple(dict.fromkeys(formats.values())),
+        loader=_loader(read, formats),
         notes=_notes(read, found),
     )
 
 
-def _loader(read: _CompressedTensors, rooms: Mapping[str, Room]) -> Callable[[], FormatLoader]:
+def _loader(read: _CompressedTensors, formats: Mapping[str, ConfiguredFormat]) -> Callable[[], FormatLoader]:
     """What makes a loader that asks `ignore` first, then every target in the order of its precedence."""
     ignore = tuple(read.ignore or ())
-    everything = (*dict.fromkeys(rooms.values()), PLAIN)
+    everything = (*dict.fromkeys(formats.values()), PLAIN)
     ignored = FormatLoader(*everything, exclusions=Ignored(ignore))
     own = read.exclusions()
     targets = [
-        (target, FormatLoader(rooms[name], PLAIN, exclusions=own) if name in rooms else FormatLoader(PLAIN))
+        (
+            target,
+            FormatLoader(formats[name], PLAIN, exclusions=own) if name in formats else FormatLoader(PLAIN),
+        )
         for name, group in read.config_groups.items()
         for target in group.targets
     ]
@@ -109,12 +112,14 @@ def _loader(read: _CompressedTensors, rooms: Mapping[str, Room]) -> Callable[[],
     keys = tuple(f"config_groups.{name}.targets" for name in read.config_groups)
     others = FormatLoader(*everything, exclusions=Untargeted(key=" or ".join(keys)))
     return lambda: ModuleLoader(
-        [(matcher(*ignore), ignored), *choices], others if rooms else FormatLoader(PLAIN)
+        [(matcher(*ignore), ignored), *choices], others if formats else FormatLoader(PLAIN)
     )
 
 
-def _room(found: Found, name: str, group: _Group, read: _CompressedTensors) -> Room | None:
-    """The room of a group's weights, or None where they are plain."""
+def _format_of(
+    found: FoundConfig, name: str, group: _Group, read: _CompressedTensors
+) -> ConfiguredFormat | None:
+    """The format of a group's weights, or None where they are plain."""
     key = f"config_groups.{name}"
     check(found, f"{key}.targets", group.targets)
     for target in group.targets:
@@ -133,10 +138,10 @@ def _room(found: Found, name: str, group: _Group, read: _CompressedTensors) -> R
     version = re.match(r"(\d{1,9})\.(\d{1,9})", read.version or "")
     dense = (int(version[1]), int(version[2])) >= DENSE_SINCE if version else None
     static = bool(group.input_activations) and not (group.input_activations or {}).get("dynamic")
-    return ct_schemes.room(found, f"{key}.weights", stated, group.weights, static=static, dense=dense)
+    return ct_schemes.format_of(found, f"{key}.weights", stated, group.weights, static=static, dense=dense)
 
 
-def _refuse(read: _CompressedTensors, found: Found) -> None:
+def _refuse(read: _CompressedTensors, found: FoundConfig) -> None:
     """What is known by name and not read, and a config that says nothing at all."""
     sparse = (read.sparsity_config or {}).get("format", "dense")
     if sparse != "dense":
@@ -155,7 +160,7 @@ def _refuse(read: _CompressedTensors, found: Found) -> None:
         )
 
 
-def _notes(read: _CompressedTensors, found: Found) -> tuple[str, ...]:
+def _notes(read: _CompressedTensors, found: FoundConfig) -> tuple[str, ...]:
     """What the config says that no weight depends on."""
     if not read.kv_cache_scheme:
         return ()

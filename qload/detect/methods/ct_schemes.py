@@ -1,10 +1,10 @@
-"""From a group's scheme and format to the room that reads its weights, as compressed-tensors means them."""
+"""From a group's scheme and format to the format that reads its weights, as compressed-tensors means them."""
 
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from qload.detect.files import Found, shown
+from qload.detect.files import FoundConfig, shown
 from qload.errors import ConfigError, UnsupportedFormatError
 from qload.formats import (
     CTIntConfig,
@@ -20,7 +20,7 @@ from qload.formats import (
     MXFP4Config,
     NVFP4Config,
 )
-from qload.loader import Room
+from qload.loader import ConfiguredFormat
 
 # What each format stores: the type, the bits, and how weights may share a scale.
 PER = Literal["tensor", "channel", "group", "block", "tensor_group"]
@@ -67,8 +67,13 @@ class Scheme(BaseModel):
         )
 
 
-def room(found: Found, key: str, stated: str, scheme: Scheme, *, static: bool, dense: bool | None) -> Room:
-    """The room of a format. `static`: activations have stored scales. `dense`: what the version says."""
+def format_of(
+    found: FoundConfig, key: str, stated: str, scheme: Scheme, *, static: bool, dense: bool | None
+) -> ConfiguredFormat:
+    """The format that reads a scheme.
+
+    `static`: activations have stored scales. `dense`: what the version says.
+    """
     if stated not in FORMATS:
         raise UnsupportedFormatError(
             f"compressed-tensors ({stated:.40})",
@@ -78,25 +83,25 @@ def room(found: Found, key: str, stated: str, scheme: Scheme, *, static: bool, d
     block, size = _checked(found, key, stated, scheme), scheme.rows_of_a_group or -1
     symmetric, bits = scheme.symmetric, scheme.num_bits
     if stated == "nvfp4-pack-quantized":
-        return Room(CTNVFP4Weight, NVFP4Config())
+        return ConfiguredFormat(CTNVFP4Weight, NVFP4Config())
     if stated == "mxfp4-pack-quantized":
-        return Room(CTMXFP4Weight, MXFP4Config())
+        return ConfiguredFormat(CTMXFP4Weight, MXFP4Config())
     if stated == "marlin-24":
-        return Room(Marlin24Weight, Marlin24Config(size, bits, compressed=True))
+        return ConfiguredFormat(Marlin24Weight, Marlin24Config(size, bits, compressed=True))
     if stated == "pack-quantized":
         act_order = scheme.actorder in ("group", "dynamic", True)
-        return Room(CTPackWeight, CTPackConfig(bits, size, symmetric, act_order, dense))
+        return ConfiguredFormat(CTPackWeight, CTPackConfig(bits, size, symmetric, act_order, dense))
     if scheme.type == "int":
-        return Room(CTIntWeight, CTIntConfig(block, bits, symmetric, static))
+        return ConfiguredFormat(CTIntWeight, CTIntConfig(block, bits, symmetric, static))
     inputs = True if static else None
     if scheme.per in ("tensor", "channel"):
-        return Room(
+        return ConfiguredFormat(
             Fp8Weight, Fp8Config("tensor" if scheme.per == "tensor" else "channel", input_scale=inputs)
         )
-    return Room(Fp8Weight, Fp8Config("block", block, input_scale=inputs))
+    return ConfiguredFormat(Fp8Weight, Fp8Config("block", block, input_scale=inputs))
 
 
-def _checked(found: Found, key: str, stated: str, scheme: Scheme) -> tuple[int, int] | None:
+def _checked(found: FoundConfig, key: str, stated: str, scheme: Scheme) -> tuple[int, int] | None:
     """What shares a scale, as (outputs, inputs); ConfigError for what the format does not store."""
     types, bits, strategies = FORMATS[stated]
     bits = range(8, 9) if scheme.type == "float" and stated == "naive-quantized" else bits

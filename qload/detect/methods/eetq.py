@@ -1,10 +1,10 @@
 """`quant_method: eetq`."""
 
-from qload.detect.files import Found
+from qload.detect.files import FoundConfig
 from qload.detect.validation import Claims, Name, Section, validate
 from qload.errors import UnsupportedFormatError
 from qload.formats import EETQConfig, EETQWeight
-from qload.loader import Room
+from qload.loader import ConfiguredFormat
 
 KNOWN = ("eetq (weights int8)",)
 WEIGHTS = "int8"
@@ -14,7 +14,7 @@ class _EETQ(Section):
     weights: Name = None
 
 
-def read(found: Found) -> Claims:
+def read(found: FoundConfig) -> Claims:
     """The claims of `quant_method: eetq`; only weights of 8 bits are read."""
     read = validate(_EETQ, found)
     weights = read.weights or WEIGHTS
@@ -32,5 +32,5 @@ def read(found: Found) -> Claims:
         file=found.file,
         section=found.section,
         exclusions=read.exclusions(),
-        rooms=(Room(EETQWeight, EETQConfig()),),
+        formats=(ConfiguredFormat(EETQWeight, EETQConfig()),),
     )

@@ -4,10 +4,10 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from qload.detect.files import Found
+from qload.detect.files import FoundConfig
 from qload.detect.validation import Claims, Name, Section, validate
 from qload.formats import Exl2Config, Exl2Weight
-from qload.loader import Room
+from qload.loader import ConfiguredFormat
 
 KNOWN = ("exl2",)
 
@@ -19,7 +19,7 @@ class _EXL2(Section):
     calibration: dict[str, Any] | None = None
 
 
-def read(found: Found) -> Claims:
+def read(found: FoundConfig) -> Claims:
     """The claims of `quant_method: exl2`: none that a layer depends on, each says its own widths."""
     read = validate(_EXL2, found)
     return Claims(
@@ -32,5 +32,5 @@ def read(found: Found) -> Claims:
         file=found.file,
         section=found.section,
         exclusions=read.exclusions(),
-        rooms=(Room(Exl2Weight, Exl2Config()),),
+        formats=(ConfiguredFormat(Exl2Weight, Exl2Config()),),
     )

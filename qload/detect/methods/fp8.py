@@ -5,12 +5,12 @@ from typing import Annotated, Literal
 import torch
 from pydantic import Field
 
-from qload.detect.files import Found
+from qload.detect.files import FoundConfig
 from qload.detect.validation import Claims, Section, agree, one_of, validate
 from qload.errors import ConfigError
 from qload.formats import Fp8Config, Fp8Weight
 from qload.formats.fp8 import Per
-from qload.loader import Room
+from qload.loader import ConfiguredFormat
 
 KNOWN = ("fp8 (multiplying, or weight_scale_semantics inverse)", "fbgemm_fp8")
 TYPES = {
@@ -43,7 +43,7 @@ class _FBGEMM(Section):
     activation_scale_ub: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
 
 
-def read(found: Found) -> Claims:
+def read(found: FoundConfig) -> Claims:
     """The claims of weights in FP8; what shares a scale, where the config is silent, its shape tells."""
     section: Section
     if agree(found, "quant_method", "method") == "fbgemm_fp8":
@@ -62,11 +62,11 @@ def read(found: Found) -> Claims:
         file=found.file,
         section=found.section,
         exclusions=section.exclusions(),
-        rooms=(Room(Fp8Weight, config),),
+        formats=(ConfiguredFormat(Fp8Weight, config),),
     )
 
 
-def _config(found: Found, read: _FP8) -> Fp8Config:
+def _config(found: FoundConfig, read: _FP8) -> Fp8Config:
     method, size = read.weight_scale_method, read.weight_block_size
     if method and read.weight_scale_semantics is None:
         # Only GPTQModel says by which method, and its scales divide: unsaid, there are two readings.

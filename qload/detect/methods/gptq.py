@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from qload.detect.files import Found
+from qload.detect.files import FoundConfig
 from qload.detect.matching import REGEX, Ignored, check, matcher
 from qload.detect.methods import marlin
 from qload.detect.validation import (
@@ -26,13 +26,13 @@ from qload.detect.validation import (
 from qload.errors import UnsupportedFormatError
 from qload.formats import GPTQConfig, GPTQWeight, UnquantizedConfig, UnquantizedWeight
 from qload.layouts import STORED_MINUS_ONE, Stored, ZeroPoints
-from qload.loader import FormatLoader, Room
+from qload.loader import ConfiguredFormat, FormatLoader
 from qload.loader.exclusion import Exclusions
 from qload.loader.modules import ModuleLoader
 
 KNOWN = ("gptq (checkpoint_format gptq, gptq_v2, marlin, marlin_24)",)
 FORMATS = ("gptq", "gptq_v2")
-PLAIN = Room(UnquantizedWeight, UnquantizedConfig())
+PLAIN = ConfiguredFormat(UnquantizedWeight, UnquantizedConfig())
 WITHOUT, WITH = "-:", "+:"  # before a pattern; nothing means the second
 
 Bits = Annotated[int, one_of(2, 3, 4, 8)]
@@ -60,7 +60,7 @@ class _GPTQ(Section):
     dynamic: Annotated[dict[str, _Rule] | None, BeforeValidator(none_for_false)] = None
 
 
-def read(found: Found) -> Claims:
+def read(found: FoundConfig) -> Claims:
     """The claims of `quant_method: gptq`, Marlin checkpoints that say gptq among them."""
     read = validate(_GPTQ, found)
     stated = agree(found, "checkpoint_format", "format") or "gptq"
@@ -72,7 +72,11 @@ def read(found: Found) -> Claims:
     zeros: ZeroPoints = Stored() if stated == "gptq_v2" else STORED_MINUS_ONE
     config = GPTQConfig(read.bits, read.group_size, zeros, desc_act=read.desc_act)
     rules = _rules(found, read.dynamic or {})
-    rooms = {pattern: Room(GPTQWeight, _changed(config, rule)) for pattern, rule in rules.items() if rule}
+    formats = {
+        pattern: ConfiguredFormat(GPTQWeight, _changed(config, rule))
+        for pattern, rule in rules.items()
+        if rule
+    }
     return Claims(
         method="gptq",
         format=stated,
@@ -83,12 +87,14 @@ def read(found: Found) -> Claims:
         file=found.file,
         section=found.section,
         exclusions=read.exclusions(),
-        rooms=tuple(dict.fromkeys([Room(GPTQWeight, config), *rooms.values()])),
-        loader=_loader(rules, rooms, Room(GPTQWeight, config), read.exclusions()) if rules else None,
+        formats=tuple(dict.fromkeys([ConfiguredFormat(GPTQWeight, config), *formats.values()])),
+        loader=_loader(rules, formats, ConfiguredFormat(GPTQWeight, config), read.exclusions())
+        if rules
+        else None,
     )
 
 
-def _rules(found: Found, dynamic: Mapping[str, _Rule]) -> dict[str, _Rule | None]:
+def _rules(found: FoundConfig, dynamic: Mapping[str, _Rule]) -> dict[str, _Rule | None]:
     """Entry -> what it changes, None where it leaves modules out; in the order they count."""
     rules: dict[str, _Rule | None] = {}
     for pattern, rule in dynamic.items():
@@ -106,18 +112,21 @@ def _changed(config: GPTQConfig, rule: _Rule) -> GPTQConfig:
 
 
 def _loader(
-    rules: Mapping[str, _Rule | None], rooms: Mapping[str, Room], room: Room, exclusions: Exclusions
+    rules: Mapping[str, _Rule | None],
+    formats: Mapping[str, ConfiguredFormat],
+    fmt: ConfiguredFormat,
+    exclusions: Exclusions,
 ) -> Callable[[], FormatLoader]:
     """What makes a loader that asks one rule after another."""
-    everything = dict.fromkeys([room, *rooms.values()])
+    everything = dict.fromkeys([fmt, *formats.values()])
     without = Ignored(tuple(entry for entry, rule in rules.items() if rule is None), "dynamic")
     choices = [
         (
             matcher(entry),
-            FormatLoader(rooms[entry], PLAIN, exclusions=exclusions)
+            FormatLoader(formats[entry], PLAIN, exclusions=exclusions)
             if rule
             else FormatLoader(*everything, PLAIN, exclusions=without),
         )
         for entry, rule in rules.items()
     ]
-    return lambda: ModuleLoader(choices, FormatLoader(room, PLAIN, exclusions=exclusions))
+    return lambda: ModuleLoader(choices, FormatLoader(fmt, PLAIN, exclusions=exclusions))

@@ -4,11 +4,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from qload.detect.files import Found
+from qload.detect.files import FoundConfig
 from qload.detect.validation import Claims, Name, Section, agree, check_group_size, one_of, validate
 from qload.errors import UnsupportedFormatError
 from qload.formats import Marlin24Config, Marlin24Weight, MarlinConfig, MarlinWeight
-from qload.loader import Room
+from qload.loader import ConfiguredFormat
 
 KNOWN = ("marlin (checkpoint_format marlin, marlin_24)",)
 FORMATS = ("marlin", "marlin_24")
@@ -26,7 +26,7 @@ class _Marlin(Section):
     is_marlin_24_format: bool | None = None
 
 
-def read(found: Found) -> Claims:
+def read(found: FoundConfig) -> Claims:
     """The claims of codes that are packed for the kernel already: symmetric, groups in order."""
     default = "marlin_24" if found.values.get("quant_method") == "gptq_marlin_24" else "marlin"
     read = validate(_Marlin, found)
@@ -38,10 +38,10 @@ def read(found: Found) -> Claims:
         raise UnsupportedFormatError(stated, f"the checkpoint_format of {found.file} has no reader", KNOWN)
     check_group_size(found, read.group_size)
     sparse = stated == "marlin_24"
-    room = (
-        Room(Marlin24Weight, Marlin24Config(read.group_size, read.bits))
+    fmt = (
+        ConfiguredFormat(Marlin24Weight, Marlin24Config(read.group_size, read.bits))
         if sparse
-        else Room(MarlinWeight, MarlinConfig(read.group_size, read.bits))
+        else ConfiguredFormat(MarlinWeight, MarlinConfig(read.group_size, read.bits))
     )
     return Claims(
         method="marlin",
@@ -53,5 +53,5 @@ def read(found: Found) -> Claims:
         file=found.file,
         section=found.section,
         exclusions=read.exclusions(),
-        rooms=(room,),
+        formats=(fmt,),
     )

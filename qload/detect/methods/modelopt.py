@@ -4,17 +4,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator
 
-from qload.detect.files import Found
+from qload.detect.files import FoundConfig
 from qload.detect.matching import Globs, check, is_glob
 from qload.detect.validation import Claims, Name, Section, validate
 from qload.errors import UnsupportedFormatError
 from qload.formats import Fp8Config, Fp8Weight, ModelOptNVFP4Weight, NVFP4Config
-from qload.loader import Room
+from qload.loader import ConfiguredFormat
 
 KNOWN = ("modelopt (quant_algo NVFP4, FP8)",)
-ROOMS = {
-    "NVFP4": Room(ModelOptNVFP4Weight, NVFP4Config()),
-    "FP8": Room(Fp8Weight, Fp8Config("tensor")),
+FORMATS_READ = {
+    "NVFP4": ConfiguredFormat(ModelOptNVFP4Weight, NVFP4Config()),
+    "FP8": ConfiguredFormat(Fp8Weight, Fp8Config("tensor")),
 }
 
 
@@ -32,10 +32,10 @@ class _ModelOpt(Section):
     lists = ("exclude_modules", "ignore", "modules_to_not_convert")
 
 
-def read(found: Found) -> Claims:
+def read(found: FoundConfig) -> Claims:
     """The claims of an algorithm for all layers; one algorithm a layer is refused."""
     read = validate(_ModelOpt, found)
-    if read.quant_algo not in ROOMS or read.quantized_layers:
+    if read.quant_algo not in FORMATS_READ or read.quantized_layers:
         raise UnsupportedFormatError(
             f"modelopt ({read.quant_algo:.40})", f"the quant_algo of {found.file} has no reader", KNOWN
         )
@@ -51,5 +51,5 @@ def read(found: Found) -> Claims:
         file=found.file,
         section=found.section,
         exclusions=read.exclusions(Globs),
-        rooms=(ROOMS[read.quant_algo],),
+        formats=(FORMATS_READ[read.quant_algo],),
     )

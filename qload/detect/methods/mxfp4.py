@@ -1,15 +1,15 @@
 """`quant_method: mxfp4`, as gpt-oss is stored: its experts quantized, all else plain."""
 
-from qload.detect.files import Found
+from qload.detect.files import FoundConfig
 from qload.detect.matching import Globs, check, is_glob
 from qload.detect.validation import Claims, Section, validate
 from qload.formats import MXFP4Config, MXFP4ExpertsWeight
-from qload.loader import Room
+from qload.loader import ConfiguredFormat
 
 KNOWN = ("mxfp4 (experts)",)
 
 
-def read(found: Found) -> Claims:
+def read(found: FoundConfig) -> Claims:
     """The claims of gpt-oss, whose list of what is left out has patterns."""
     read = validate(Section, found)
     check(found, "modules_to_not_convert", read.modules_to_not_convert or (), is_glob)
@@ -23,5 +23,5 @@ def read(found: Found) -> Claims:
         file=found.file,
         section=found.section,
         exclusions=read.exclusions(Globs),
-        rooms=(Room(MXFP4ExpertsWeight, MXFP4Config()),),
+        formats=(ConfiguredFormat(MXFP4ExpertsWeight, MXFP4Config()),),
     )

@@ -7,14 +7,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from qload.kernels.cuda.choice import Kernel, choose
+from qload.kernels.cuda.choice import CudaKernel, choose
 
 ACTIVATIONS = (torch.float16, torch.bfloat16)
 CAPABILITY = (8, 0)
 
 
 @dataclass(frozen=True)
-class Call:
+class LinearCall:
     """x (M, K) and the words of a weight; operators add the rest, `bits` and `N` among it."""
 
     x: Tensor
@@ -43,7 +43,7 @@ def why_not(weight: Any, dtype: torch.dtype) -> str | None:
     return None
 
 
-def multiply(kernels: Sequence[Kernel], call: Any, kernel: str) -> Tensor:
+def multiply(kernels: Sequence[CudaKernel], call: Any, kernel: str) -> Tensor:
     """y (M, N) by one of the kernels, which is asked for by name or the fastest that takes a checked call."""
     if not call.tokens or not call.N:
         return call.x.new_empty(call.tokens, call.N)  # type: ignore[no-any-return]

@@ -21,7 +21,7 @@ Rows = dict[tuple[str, int, tuple[int, int]], list[tuple[int, int, tuple[str, ..
 
 
 @dataclass(frozen=True)
-class Kernel:
+class CudaKernel:
     """One way to multiply: why not, or y (M, N), of a call."""
 
     name: str
@@ -29,14 +29,14 @@ class Kernel:
     run: Callable[[Any], Tensor]
 
 
-def takes_every_call(call: Any) -> str | None:
+def every_call(call: Any) -> str | None:
     """The `why_not` of a kernel that refuses nothing."""
     return None
 
 
 def choose(
-    kernels: Sequence[Kernel], call: Any, *, layout: str, capability: tuple[int, int], asked: str = ""
-) -> Kernel:
+    kernels: Sequence[CudaKernel], call: Any, *, layout: str, capability: tuple[int, int], asked: str = ""
+) -> CudaKernel:
     """The fastest kernel that takes a call, or the one that is asked for by name.
 
     `call` has `tokens`, `bits` and `bytes` (of the weight's codes). Raises ArgumentError for a name that no

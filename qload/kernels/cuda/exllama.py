@@ -9,8 +9,8 @@ from torch import Tensor
 from qload.errors import ArgumentError
 from qload.kernel_formats.exllama import ExllamaConfig, ExllamaWeight
 from qload.kernels.cuda import calls
-from qload.kernels.cuda.calls import ACTIVATIONS, Call, multiply
-from qload.kernels.cuda.choice import Kernel, known, takes_every_call
+from qload.kernels.cuda.calls import ACTIVATIONS, LinearCall, multiply
+from qload.kernels.cuda.choice import CudaKernel, every_call, known
 from qload.kernels.cuda.dequantize import dequantize
 from qload.kernels.cuda.library import operator
 from qload.kernels.cuda.module import check_operands, native, pointer, stream
@@ -35,7 +35,7 @@ ZEROS: dict[str, ZeroPoints] = {
 
 
 @dataclass(frozen=True)
-class ExllamaCall(Call):
+class ExllamaCall(LinearCall):
     """x (M, K) and a weight; `convention`: the name of what its zero points mean.
 
     `run`: rows of a group, where g_idx only counts; 0: it has to be looked at.
@@ -112,7 +112,7 @@ def large(call: ExllamaCall) -> Tensor:
     return torch.nn.functional.linear(x, dequantize(weight, x.dtype), call.bias)
 
 
-KERNELS = (Kernel("few", why_not_few, few), Kernel("large", takes_every_call, large))
+KERNELS = (CudaKernel("few", why_not_few, few), CudaKernel("large", every_call, large))
 
 
 def why_not(weight: ExllamaWeight, dtype: torch.dtype) -> str | None:

@@ -51,9 +51,13 @@ def run(call: Any, scratch: int | None = None) -> Tensor:
 def _weight(call: Any, **index: Tensor) -> GPTQMarlinWeight:
     """The weight as it is padded, of inputs in the order of its rows, or of `index`."""
     shape, zero_point = (call.columns, call.rows), call.zeros is not None
-    config = type(call.made.example)(call.bits, call.group_size, zero_point, bool(index), call.is_k_full)
+    config = type(call.weight_type.example)(
+        call.bits, call.group_size, zero_point, bool(index), call.is_k_full
+    )
     held = {"qweight": call.weights, "scales": call.scales, "qzeros": call.zeros, **index}
-    made: GPTQMarlinWeight = call.made.unchecked(config, Layer((shape[0],), shape[1], shape, "weight"), held)
+    made: GPTQMarlinWeight = call.weight_type.unchecked(
+        config, Layer((shape[0],), shape[1], shape, "weight"), held
+    )
     return made
 
 

@@ -11,14 +11,14 @@ from qload.kernel_formats.exllama import ExllamaWeight
 from qload.kernel_formats.marlin import GPTQMarlinWeight
 from qload.kernel_formats.strips import StripsWeight
 from qload.kernels.cuda import calls, exllama, marlin, strips
-from qload.kernels.cuda.calls import Call
-from qload.kernels.cuda.choice import Kernel
+from qload.kernels.cuda.calls import LinearCall
+from qload.kernels.cuda.choice import CudaKernel
 from qload.kernels.cuda.module import why_not
 from qload.spec import Weight
 
 
 @dataclass(frozen=True)
-class Way:
+class LinearOperator:
     """How weights of one type are multiplied: why not, or y (M, N) of x (M, K), weight and bias.
 
     And the kernels among which is chosen, by a call that is made of these arguments.
@@ -26,29 +26,33 @@ class Way:
 
     why_not: Callable[[Any, torch.dtype], str | None]
     linear: Callable[..., Tensor]
-    kernels: tuple[Kernel, ...]
-    call: Callable[..., Call]
+    kernels: tuple[CudaKernel, ...]
+    call: Callable[..., LinearCall]
     arguments: Callable[[Tensor, Any], tuple[Any, ...]]
 
 
-WAYS: dict[type[Weight], Way] = {
-    ExllamaWeight: Way(
+OPERATORS: dict[type[Weight], LinearOperator] = {
+    ExllamaWeight: LinearOperator(
         exllama.why_not, exllama.linear, exllama.KERNELS, exllama.ExllamaCall, exllama.arguments
     ),
-    GPTQMarlinWeight: Way(calls.why_not, marlin.linear, marlin.KERNELS, marlin.MarlinCall, marlin.arguments),
-    StripsWeight: Way(calls.why_not, strips.linear, strips.KERNELS, strips.StripsCall, marlin.arguments),
+    GPTQMarlinWeight: LinearOperator(
+        calls.why_not, marlin.linear, marlin.KERNELS, marlin.MarlinCall, marlin.arguments
+    ),
+    StripsWeight: LinearOperator(
+        calls.why_not, strips.linear, strips.KERNELS, strips.StripsCall, marlin.arguments
+    ),
 }
 
 
 def why_not_linear(weight: Weight, dtype: torch.dtype) -> str | None:
     """Why activations of a dtype cannot be multiplied with a weight as it lies, or None."""
-    way = WAYS.get(type(weight))
-    if way is None:
+    operator = OPERATORS.get(type(weight))
+    if operator is None:
         return f"no CUDA kernel reads {type(weight).__name__}"
-    return why_not() or way.why_not(weight, dtype)
+    return why_not() or operator.why_not(weight, dtype)
 
 
-def takes(x: Tensor, weight: Weight, bias: Tensor | None) -> bool:
+def can_multiply(x: Tensor, weight: Weight, bias: Tensor | None) -> bool:
     """Whether `linear` multiplies this: a weight that fits, a bias in x's dtype, no gradient asked for."""
     wanted = torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad))
     same = bias is None or (bias.dtype == x.dtype and bias.is_contiguous())
@@ -58,12 +62,12 @@ def takes(x: Tensor, weight: Weight, bias: Tensor | None) -> bool:
 def linear(x: Tensor, weight: Weight, bias: Tensor | None = None, **options: Any) -> Tensor:
     """(..., K) -> (..., N) in x's dtype, sums in float32; asks nobody whether the weight fits."""
     N, K = weight.shape
-    y = WAYS[type(weight)].linear(x.reshape(-1, K), weight, bias, **options)
+    y = OPERATORS[type(weight)].linear(x.reshape(-1, K), weight, bias, **options)
     return y.reshape(*x.shape[:-1], N)
 
 
 def able(x: Tensor, weight: Weight) -> list[str]:
     """The names of the kernels that multiply these two."""
-    way = WAYS[type(weight)]
-    call = way.call(*way.arguments(x, weight))
-    return [kernel.name for kernel in way.kernels if kernel.why_not(call) is None]
+    operator = OPERATORS[type(weight)]
+    call = operator.call(*operator.arguments(x, weight))
+    return [kernel.name for kernel in operator.kernels if kernel.why_not(call) is None]

@@ -9,15 +9,15 @@ from torch import Tensor
 from qload.errors import ArgumentError
 from qload.kernel_formats.marlin import GPTQMarlinWeight
 from qload.kernels.cuda import calls, decode, large, middle, w4a16
-from qload.kernels.cuda.calls import ACTIVATIONS, Call
-from qload.kernels.cuda.choice import Kernel, takes_every_call
+from qload.kernels.cuda.calls import ACTIVATIONS, LinearCall
+from qload.kernels.cuda.choice import CudaKernel, every_call
 from qload.kernels.cuda.library import operator
 from qload.kernels.cuda.module import check_operands
 from qload.layouts import marlin
 
 
 @dataclass(frozen=True)
-class MarlinCall(Call):
+class MarlinCall(LinearCall):
     """x (M, K) and a weight whose rows and columns may be padded; `group_size` -1: one scale a column.
 
     `early`: a kernel may start before the one ahead of it has ended.
@@ -35,7 +35,7 @@ class MarlinCall(Call):
     early: bool = True
 
     layout: ClassVar[str] = "marlin"
-    made: ClassVar[type[GPTQMarlinWeight]] = GPTQMarlinWeight
+    weight_type: ClassVar[type[GPTQMarlinWeight]] = GPTQMarlinWeight
 
     @property
     def rows(self) -> int:
@@ -60,10 +60,10 @@ class MarlinCall(Call):
 
 
 KERNELS = (
-    Kernel("decode", decode.why_not, decode.run),
-    Kernel("w4a16", w4a16.why_not, w4a16.run),
-    Kernel("middle", middle.why_not, middle.run),
-    Kernel("large", takes_every_call, large.run),
+    CudaKernel("decode", decode.why_not, decode.run),
+    CudaKernel("w4a16", w4a16.why_not, w4a16.run),
+    CudaKernel("middle", middle.why_not, middle.run),
+    CudaKernel("large", every_call, large.run),
 )
 
 
@@ -82,7 +82,7 @@ def arguments(x: Tensor, weight: GPTQMarlinWeight, bias: Tensor | None = None) -
     return x, *stored, bias, weight.layer.N, config.bits, config.group_size, config.is_k_full
 
 
-def multiply(kernels: tuple[Kernel, ...], call: MarlinCall, kernel: str) -> Tensor:
+def multiply(kernels: tuple[CudaKernel, ...], call: MarlinCall, kernel: str) -> Tensor:
     """y (M, N) of a call that is checked here, as `calls.multiply`."""
     _check(call)
     return calls.multiply(kernels, call, kernel)

@@ -24,7 +24,7 @@ CLUSTERS = {1: (132, 66, 39, 30, 22, 17, 15, 15), 2: (264, 132, 79, 62, 47, 39, 
 
 
 @dataclass(frozen=True)
-class Kind:
+class BlockShape:
     """Blocks of so many columns and tokens, and what they took on an H200, in microseconds."""
 
     tokens: int
@@ -34,12 +34,12 @@ class Kind:
     share: float  # of a cluster, to add up
 
 
-KINDS = (
-    Kind(32, 256, 1, 0.49, 1.9),
-    Kind(32, 256, 2, 0.76, 3.7),
-    Kind(64, 256, 1, 0.57, 3.1),
-    Kind(64, 512, 1, 0.99, 5.0),
-    Kind(128, 256, 1, 0.73, 5.3),
+BLOCK_SHAPES = (
+    BlockShape(32, 256, 1, 0.49, 1.9),
+    BlockShape(32, 256, 2, 0.76, 3.7),
+    BlockShape(64, 256, 1, 0.57, 3.1),
+    BlockShape(64, 512, 1, 0.99, 5.0),
+    BlockShape(128, 256, 1, 0.73, 5.3),
 )
 
 
@@ -74,7 +74,7 @@ def _turned(x: Tensor) -> Tensor:
     return pairs.transpose(2, 3).reshape(x.shape[0], -1).view(x.dtype)
 
 
-class Division(NamedTuple):
+class WorkDivision(NamedTuple):
     """Columns of a block, blocks of a multiprocessor, blocks that share K."""
 
     columns: int
@@ -83,16 +83,16 @@ class Division(NamedTuple):
 
 
 @cache
-def division(tokens: int, K: int, N: int) -> Division:
+def division(tokens: int, K: int, N: int) -> WorkDivision:
     """The division of the least time expected, which is the same of 4 bits and 8."""
-    fits = min((kind.tokens for kind in KINDS if kind.tokens >= tokens), default=128)
-    kinds = [kind for kind in KINDS if kind.tokens == fits]
+    fits = min((kind.tokens for kind in BLOCK_SHAPES if kind.tokens >= tokens), default=128)
+    kinds = [kind for kind in BLOCK_SHAPES if kind.tokens == fits]
     splits = range(1, min(8, K // STAGE) + 1)
     ways = ((_time(kind, s, tokens, K, N), kind.columns, kind.together, s) for kind in kinds for s in splits)
-    return Division(*min(ways)[1:])
+    return WorkDivision(*min(ways)[1:])
 
 
-def _time(kind: Kind, split: int, tokens: int, K: int, N: int) -> float:
+def _time(kind: BlockShape, split: int, tokens: int, K: int, N: int) -> float:
     clusters = -(-N // kind.columns) * -(-tokens // kind.tokens)
     turns = -(-clusters // CLUSTERS[kind.together][split - 1])
     return turns * (-(-K // STAGE // split) * kind.stage + TURN) + (kind.share if split > 1 else 0)

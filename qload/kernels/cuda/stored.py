@@ -16,7 +16,7 @@ from qload.layouts import (
     StoredMinusOneUnmasked,
     ZeroPoints,
     awq,
-    compressed,
+    compressed_tensors,
     exllama,
     gptq,
     marlin,
@@ -92,7 +92,7 @@ def packed(weight: Weight) -> Packed | None:
     if isinstance(weight, AWQWeight):
         return _awq(weight)
     if isinstance(weight, GPTQMarlinWeight):
-        return _marlin(weight) if weight.perm is None and weight.held == weight.shape else None
+        return _marlin(weight) if weight.perm is None and weight.padded_shape == weight.shape else None
     if isinstance(weight, MarlinWeight):
         return _marlin_checkpoint(weight)
     return _compressed(weight) if isinstance(weight, CTPackWeight) else None
@@ -145,7 +145,7 @@ def _marlin_checkpoint(weight: MarlinWeight) -> Packed | None:
 
 def _compressed(weight: CTPackWeight) -> Packed | None:
     (N, K), config, scales = weight.shape, weight.config, weight.weight_scale
-    rows = compressed.rows(config.bits, True)
+    rows = compressed_tensors.rows(config.bits, True)
     if not places.moves(rows) or not scales.is_contiguous() or K % (WORD_BITS // config.bits):
         return None
     index, zeros = weight.weight_g_idx, weight.weight_zero_point
@@ -155,7 +155,7 @@ def _compressed(weight: CTPackWeight) -> Packed | None:
         return None
     groups, zero, at = scales.shape[1], [CONSTANT, 2 ** (config.bits - 1), 4, 0, 0, -1], (0, 0)
     if zeros is not None:  # packed along N, beside each other along G
-        zeros, zero = compressed.unpack(zeros.T, N, config.bits, True), [INT32, 0, 4, 0, 0, -1]
+        zeros, zero = compressed_tensors.unpack(zeros.T, N, config.bits, True), [INT32, 0, 4, 0, 0, -1]
         at = (zeros.stride(1), zeros.stride(0))
     run = config.group_size if config.group_size > 0 else max(K, 1)
     strides = [groups, 1, *at, 1, run]

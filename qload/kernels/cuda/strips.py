@@ -9,7 +9,7 @@ from torch import Tensor
 from qload.kernel_formats.marlin import GPTQMarlinWeight
 from qload.kernel_formats.strips import StripsWeight
 from qload.kernels.cuda import decode, large, marlin, middle
-from qload.kernels.cuda.choice import Kernel, takes_every_call
+from qload.kernels.cuda.choice import CudaKernel, every_call
 from qload.kernels.cuda.library import operator
 from qload.kernels.cuda.marlin import MarlinCall, arguments
 from qload.layouts import strips
@@ -20,7 +20,7 @@ class StripsCall(MarlinCall):
     """As for Marlin's order; weights (N / 64, K * bits * 2)."""
 
     layout: ClassVar[str] = "strips"
-    made: ClassVar[type[GPTQMarlinWeight]] = StripsWeight
+    weight_type: ClassVar[type[GPTQMarlinWeight]] = StripsWeight
 
     @property
     def rows(self) -> int:
@@ -39,9 +39,9 @@ class StripsCall(MarlinCall):
 
 
 KERNELS = (
-    Kernel("decode", decode.why_not, decode.run),
-    Kernel("middle", middle.why_not, middle.run),
-    Kernel("large", takes_every_call, large.run),
+    CudaKernel("decode", decode.why_not, decode.run),
+    CudaKernel("middle", middle.why_not, middle.run),
+    CudaKernel("large", every_call, large.run),
 )
 
 

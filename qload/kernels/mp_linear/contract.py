@@ -16,7 +16,7 @@ from qload.errors import ArgumentError, KernelRefusedError
 from qload.kernels.scalar_type import ScalarType
 from qload.layouts import ZeroPoints
 
-Order = Literal["gptq", "awq"]
+PackedOrder = Literal["gptq", "awq"]
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class MPLinearLayerConfig:
     has_g_idx: bool = False
     out_type: torch.dtype | None = None
     zeros: ZeroPoints | None = None
-    order: Order = "gptq"
+    order: PackedOrder = "gptq"
     scale_type: torch.dtype | None = None
 
     @property

@@ -9,7 +9,7 @@ from qload.kernels import cuda, reference
 from qload.kernels.mp_linear.contract import MPLinearLayerConfig
 from qload.kernels.mp_linear.reasons import rows_missing
 from qload.kernels.mp_linear.typed import TypedLinearKernel
-from qload.kernels.scratch import Need, add_need, multiply
+from qload.kernels.scratch import ScratchRequest, add_scratch_request, multiply
 from qload.spec import Weight
 
 
@@ -46,7 +46,7 @@ class ExllamaLinearKernel(TypedLinearKernel):
     def process_weights_after_loading(self, layer: nn.Module) -> None:
         """As every kernel, and a note of how much scratch space the layer needs."""
         super().process_weights_after_loading(layer)
-        add_need(layer, Need(self.w_q_name, *self.config.partition_weight_shape))
+        add_scratch_request(layer, ScratchRequest(self.w_q_name, *self.config.partition_weight_shape))
 
     def apply_weights(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """x (..., K) fp16 -> (..., N) fp16, sums in float32.
@@ -54,6 +54,6 @@ class ExllamaLinearKernel(TypedLinearKernel):
         By a CUDA kernel that needs no scratch space, or with weights rounded to fp16 there.
         """
         weight = self.typed(layer)
-        if x.is_cuda and cuda.takes(x, weight, bias):
+        if x.is_cuda and cuda.can_multiply(x, weight, bias):
             return reference.linear(x, weight, bias)
         return multiply(layer, x, weight, self.w_q_name, bias)

@@ -6,7 +6,7 @@ from typing import Any, get_args
 import torch
 
 from qload.formats.awq import BITS as AWQ_BITS
-from qload.kernels.mp_linear.contract import MPLinearLayerConfig, Order
+from qload.kernels.mp_linear.contract import MPLinearLayerConfig, PackedOrder
 from qload.kernels.scalar_type import ScalarType
 from qload.layouts import ZeroPoints
 
@@ -44,7 +44,7 @@ def malformed(c: Any) -> str | None:
         ("zero_points", type(c.zero_points) is bool, "true or false"),
         ("has_g_idx", type(c.has_g_idx) is bool, "true or false"),
         ("zeros", isinstance(c.zeros, ZeroPoints | None), "Stored(), StoredMinusOne() or None"),
-        ("order", c.order in get_args(Order), " or ".join(map(repr, get_args(Order)))),
+        ("order", c.order in get_args(PackedOrder), " or ".join(map(repr, get_args(PackedOrder)))),
     ]
     wrong = next(((name, wanted) for name, well, wanted in checks if not well), None)
     return wrong and f"{wrong[0]} has to be {wrong[1]}, got {getattr(c, wrong[0])!r}"

@@ -1,6 +1,6 @@
 """Every seeded fault, by what it breaks."""
 
-from qload.testing.faults import checkpoints, cuda, marlin, rooms
+from qload.testing.faults import checkpoints, cuda, formats, marlin
 from qload.testing.faults.fault import Fault
 
-FAULTS: tuple[Fault, ...] = (*checkpoints.FAULTS, *marlin.FAULTS, *cuda.FAULTS, *rooms.FAULTS)
+FAULTS: tuple[Fault, ...] = (*checkpoints.FAULTS, *marlin.FAULTS, *cuda.FAULTS, *formats.FAULTS)

@@ -19,10 +19,10 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
     claims = subject.claims
     if claims is None or claims.desc_act is None:
         return
-    for layer in subject.studied():
-        if not isinstance(layer.room.config, GPTQConfig):
+    for layer in subject.described():
+        if not isinstance(layer.format.config, GPTQConfig):
             continue
-        g_idx, in_order = layer.facts["g_idx"], layer.room.config.in_order(layer.K)
+        g_idx, in_order = layer.facts["g_idx"], layer.format.config.in_order(layer.K)
         apart = torch.nonzero(g_idx != in_order).flatten()
         if apart.numel() and not claims.desc_act:
             first, name = int(apart[0]), f"{layer.prefix}.g_idx"

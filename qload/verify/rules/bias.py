@@ -15,9 +15,9 @@ from qload.verify.subject import Subject
 def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
     """Each bias of another length, or of whole numbers."""
     assert subject.weights is not None
-    for layer in subject.studied():
+    for layer in subject.described():
         name = named(layer.prefix, "_bias" if layer.specs[0].suffix.startswith("_") else "bias")
-        if layer.room.weight.plain or not subject.weights.has_tensor(name):
+        if layer.format.weight_type.plain or not subject.weights.has_tensor(name):
             continue
         info, dims = subject.weights.info(name), [dim for dim in "EN" if dim in layer.sizes]
         expected = tuple(layer.sizes[dim] for dim in dims)

@@ -17,11 +17,11 @@ from qload.verify.subject import Subject
 def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
     """The method, where no layer has a format of it and none failed to have one."""
     claims = subject.claims
-    if claims is None or not claims.rooms or _one_of_several(Path(subject.path)):
+    if claims is None or not claims.formats or _one_of_several(Path(subject.path)):
         return
-    formats = {room.weight.format for room in claims.rooms}
+    formats = {fmt.weight_type.format for fmt in claims.formats}
     there = {
-        "wrong" if isinstance(layer, QloadError) else layer.room.weight.format
+        "wrong" if isinstance(layer, QloadError) else layer.format.weight_type.format
         for layer in subject.layers.values()
     }
     if not there & {*formats, "wrong"}:

@@ -12,8 +12,8 @@ from qload.verify.subject import Subject
 
 def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
     """Each quantized layer of no outputs, or of no inputs."""
-    for layer in subject.studied():
-        if not layer.room.weight.plain and 0 in (layer.N, layer.K):
+    for layer in subject.described():
+        if not layer.format.weight_type.plain and 0 in (layer.N, layer.K):
             codes = layer.specs[0].name
             name = layer.names.full(codes)
             yield rule.finding(

@@ -25,7 +25,7 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
     """Each tensor with another value: the first, its place, and how many."""
     assert subject.weights is not None
     storage = subject.weights.storage
-    for layer in subject.studied():
+    for layer in subject.described():
         for spec in layer.specs:
             name = layer.names.full(spec.name)
             for what, allowed, split in _declared(spec):

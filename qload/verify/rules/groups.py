@@ -16,8 +16,8 @@ from qload.verify.subject import Subject
 
 def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
     """Each layer with a group that has too few or too many rows."""
-    for layer in subject.studied():
-        config = layer.room.config
+    for layer in subject.described():
+        config = layer.format.config
         if not isinstance(config, GPTQConfig):
             continue
         G, K = layer.sizes["G"], layer.K

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 
 from qload.errors import QloadError
-from qload.loader import Studied
+from qload.loader import LayerDescription
 from qload.spec import Role
 from qload.storage import WeightStorage
 from qload.verify.chunks import outputs, values
@@ -24,7 +24,7 @@ LARGEST_CODE = 1 << 16
 def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
     """Each layer with an infinite weight whose own scales and codes are finite, and its first place."""
     assert subject.weights is not None
-    for layer in subject.studied():
+    for layer in subject.described():
         name = _extreme(subject.weights.storage, layer)
         if name is None:
             continue
@@ -44,7 +44,7 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
             yield finding_of(error)
 
 
-def _extreme(storage: WeightStorage, layer: Studied) -> str | None:
+def _extreme(storage: WeightStorage, layer: LayerDescription) -> str | None:
     """The scales that come near the end of their range; None where a value is not finite anyway."""
     found = None
     for spec in layer.specs:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from qload.loader import Studied
+from qload.loader import LayerDescription
 from qload.spec import Role, TensorSpec
 from qload.storage import WeightStorage
 from qload.verify.chunks import is_exponents, rows, values
@@ -29,7 +29,7 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
             spec = subject.specs.get(name)
             yield from _check(rule, storage, name, spec)
             layer = subject.layers.get(subject.prefixes[name])
-            if spec and isinstance(layer, Studied) and _lost(storage, name, spec, layer):
+            if spec and isinstance(layer, LayerDescription) and _lost(storage, name, spec, layer):
                 least = "2**-127" if is_exponents(spec) else "zero"
                 yield rule.finding(
                     name, storage.info(name).file, f"{name}: all scales are {least}, and the codes differ"
@@ -59,7 +59,7 @@ def _wrong(run: Tensor, spec: TensorSpec | None) -> dict[str, Tensor]:
     return {**found, "zero": run == 0} if spec and spec.divides else found
 
 
-def _lost(storage: WeightStorage, name: str, spec: TensorSpec, layer: Studied) -> bool:
+def _lost(storage: WeightStorage, name: str, spec: TensorSpec, layer: LayerDescription) -> bool:
     """Whether no scale says anything while the codes do."""
     if spec.divides or not (storage.info(name).dtype.is_floating_point or is_exponents(spec)):
         return False
@@ -75,7 +75,7 @@ def _lost(storage: WeightStorage, name: str, spec: TensorSpec, layer: Studied) -
     return False
 
 
-def _codes(spec: TensorSpec, layer: Studied) -> str:
+def _codes(spec: TensorSpec, layer: LayerDescription) -> str:
     """The name of what a scale multiplies: the layer's codes, or where it is spent, scales in codes."""
     role = Role.SCALE if spec.spent else Role.WORD
     return next(layer.names.full(other.name) for other in layer.specs if other.role is role)

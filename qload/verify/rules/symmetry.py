@@ -21,11 +21,11 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
     claims = subject.claims
     if claims is None or not claims.sym or subject.weights is None:
         return
-    for layer in subject.studied():
+    for layer in subject.described():
         known = convention(layer)
-        if known is None or not isinstance(layer.room.config, GPTQConfig):
+        if known is None or not isinstance(layer.format.config, GPTQConfig):
             continue
-        (zeros, packing), middle, count, first = known, 2 ** (layer.room.config.bits - 1), 0, None
+        (zeros, packing), middle, count, first = known, 2 ** (layer.format.config.bits - 1), 0, None
         for start, run, same in symmetric(subject.weights.storage, layer):
             if same:
                 continue
@@ -43,7 +43,7 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
                 name,
                 layer.names.file("qzeros"),
                 f"{name}: zero point {value} at group {g}, column {n}, a symmetric layer of "
-                f"{layer.room.config.bits} bits has {middle}; {count} of {total} differ "
+                f"{layer.format.config.bits} bits has {middle}; {count} of {total} differ "
                 f"(read as {zeros.name}, as {claims.file} says checkpoint_format {claims.format})",
             )
 

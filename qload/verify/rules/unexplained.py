@@ -14,17 +14,18 @@ from qload.verify.subject import Subject
 def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
     """Each stranger among the tensors of a quantized layer."""
     assert subject.weights is not None
-    for layer in subject.studied():
-        if layer.room.weight.format == "unquantized":
+    for layer in subject.described():
+        if layer.format.weight_type.format == "unquantized":
             continue
-        known = {suffix for spec in layer.room.specs() for suffix in spec.suffixes} | {"bias"}
+        known = {suffix for spec in layer.format.specs() for suffix in spec.suffixes} | {"bias"}
         for suffix in subject.suffixes[layer.prefix]:
             if suffix not in known:
                 name = f"{layer.prefix}.{suffix}"
                 yield rule.finding(
                     name,
                     subject.weights.info(name).file,
-                    f"{name}: no part of a {layer.room.weight.format} layer, so that nothing will read it",
+                    f"{name}: no part of a {layer.format.weight_type.format} layer, "
+                    "so that nothing will read it",
                 )
 
 

@@ -10,23 +10,23 @@ from torch import Tensor
 
 from qload.errors import MismatchError, ShapeError, TwoFormatsError
 from qload.loader.source import TensorSource
-from qload.spec import PARTS, Config, Names, Seen, Shape, TensorSpec, Weight, named
+from qload.spec import PARTS, Config, LayerHeaders, Names, Shape, TensorSpec, Weight, named
 
 
 @dataclass(frozen=True)
-class Room:
+class ConfiguredFormat:
     """A format with the config that its files gave."""
 
-    weight: type[Weight]
+    weight_type: type[Weight]
     config: Config
 
     def specs(self) -> tuple[TensorSpec, ...]:
         """The declaration before any layer was looked at."""
-        return self.weight.tensors(self.config)
+        return self.weight_type.tensors(self.config)
 
 
 @dataclass(frozen=True)
-class Stored(Names):
+class LayerNames(Names):
     """A layer's names in messages: prefix and on-disk suffix, and the file."""
 
     weights: TensorSource
@@ -43,11 +43,11 @@ class Stored(Names):
 
 
 @dataclass(frozen=True)
-class Studied:
+class LayerDescription:
     """A layer before any of its weights is read."""
 
     prefix: str
-    room: Room  # with the layer's own config
+    format: ConfiguredFormat  # with the layer's own config
     specs: tuple[TensorSpec, ...]  # of the tensors that are there
     sizes: Mapping[str, int]
     facts: Mapping[str, Tensor]
@@ -66,16 +66,18 @@ class Studied:
         return self.sizes.get("K", 1)
 
 
-def study(weights: TensorSource, prefix: str, rooms: Sequence[Room]) -> Studied:
+def describe(weights: TensorSource, prefix: str, formats: Sequence[ConfiguredFormat]) -> LayerDescription:
     """Tell the format by the tensors, read the facts, check shapes, dtypes and indices."""
-    room = _choose(weights, prefix, rooms)
-    names = Stored(weights, prefix, {spec.name: _one_suffix(weights, prefix, spec) for spec in room.specs()})
+    fmt = _choose(weights, prefix, formats)
+    names = LayerNames(
+        weights, prefix, {spec.name: _one_suffix(weights, prefix, spec) for spec in fmt.specs()}
+    )
     specs = tuple(
-        spec for spec in room.specs() if not spec.optional or weights.has_tensor(names.full(spec.name))
+        spec for spec in fmt.specs() if not spec.optional or weights.has_tensor(names.full(spec.name))
     )
     infos = {spec.name: weights.info(names.full(spec.name)) for spec in specs}
     facts = {spec.name: weights.read(names.full(spec.name), role=spec.role) for spec in specs if spec.fact}
-    seen = Seen(
+    seen = LayerHeaders(
         shapes={spec.name: _shape(spec, infos[spec.name].shape) for spec in specs},
         dtypes={name: info.dtype for name, info in infos.items()},
         facts=facts,
@@ -85,10 +87,10 @@ def study(weights: TensorSource, prefix: str, rooms: Sequence[Room]) -> Studied:
         if 0 in seen.shapes[spec.name] and any(axis.dim == PARTS for axis in spec.axes):
             full, got = names.full(spec.name), seen.shapes[spec.name]
             raise ShapeError(full, "(), or one entry a fused part", got, names.file(spec.name))
-    own = Room(room.weight, room.config.study(seen))
+    own = ConfiguredFormat(fmt.weight_type, fmt.config.for_layer(seen))
     specs = tuple(spec for spec in own.specs() if spec.name in infos)
     sizes = seen.sizes(specs, own.config.known())
-    return Studied(prefix, own, specs, sizes, facts, seen.dtypes, names, own.config.notes(seen))
+    return LayerDescription(prefix, own, specs, sizes, facts, seen.dtypes, names, own.config.notes(seen))
 
 
 def _suffixes(weights: TensorSource, prefix: str, spec: TensorSpec) -> list[str]:
@@ -114,15 +116,19 @@ def _shape(spec: TensorSpec, stored: Shape) -> Shape:
     return (1,) if stored == () and [axis.dim for axis in spec.axes] == [PARTS] else stored
 
 
-def check_alike(layers: Sequence[Studied]) -> None:
+def check_alike(layers: Sequence[LayerDescription]) -> None:
     """Layers that are to be fused agree in all that their join cannot carry, or MismatchError."""
     first = layers[0]
     for other in layers[1:]:
         for what, a, b in (
-            ("parts of a fused layer differ in format", first.room.weight.format, other.room.weight.format),
+            (
+                "parts of a fused layer differ in format",
+                first.format.weight_type.format,
+                other.format.weight_type.format,
+            ),
             ("parts of a fused layer differ in K", first.K, other.K),
             ("parts of a fused layer differ in tensors", list(first.dtypes), list(other.dtypes)),
-            ("parts of a fused layer differ in config", *_apart(first.room.config, other.room.config)),
+            ("parts of a fused layer differ in config", *_apart(first.format.config, other.format.config)),
         ):
             if a != b:
                 raise _differ(first, other, what, a, b)
@@ -149,62 +155,62 @@ def _facts_apart(name: str, a: Tensor, b: Tensor) -> tuple[str, Any, Any]:
     return f"parts of a fused layer differ in {name}, from row {row} on", a[row].tolist(), b[row].tolist()
 
 
-def _choose(weights: TensorSource, prefix: str, rooms: Sequence[Room]) -> Room:
+def _choose(weights: TensorSource, prefix: str, formats: Sequence[ConfiguredFormat]) -> ConfiguredFormat:
     """The format whose tensors a layer has, or MissingTensorError, or TwoFormatsError.
 
     Of formats that share names the one that explains more of what is there; of those that explain the
     same, the one that lacks nothing, or whose dtypes these are.
     """
     present = {
-        room: frozenset(
+        fmt: frozenset(
             suffix
-            for spec in room.specs()
+            for spec in fmt.specs()
             for suffix in spec.suffixes
             if weights.has_tensor(named(prefix, suffix))
         )
-        for room in rooms
+        for fmt in formats
     }
-    found = [room for room, suffixes in present.items() if suffixes]
-    most = [room for room in found if not any(present[room] < present[other] for other in found)]
-    if len({present[room] for room in most}) > 1:
+    found = [fmt for fmt, suffixes in present.items() if suffixes]
+    most = [fmt for fmt in found if not any(present[fmt] < present[other] for other in found)]
+    if len({present[fmt] for fmt in most}) > 1:
         a, b = most[:2]
         raise TwoFormatsError(
             prefix,
             "stored in two formats at once",
-            f"either {a.weight.format} or {b.weight.format}",
+            f"either {a.weight_type.format} or {b.weight_type.format}",
             f"{', '.join(sorted(present[a]))} and {', '.join(sorted(present[b]))}",
         )
-    fitting = [room for room in most if _fits(weights, prefix, room)]
-    room = next(
-        (room for room in fitting if not _missing(room, present[room])),
-        (fitting or most or list(rooms))[0],
+    fitting = [fmt for fmt in most if _fits(weights, prefix, fmt)]
+    fmt = next(
+        (fmt for fmt in fitting if not _missing(fmt, present[fmt])),
+        (fitting or most or list(formats))[0],
     )
-    missing = _missing(room, present.get(room, frozenset()))
+    missing = _missing(fmt, present.get(fmt, frozenset()))
     if missing:
-        looked = f"formats  looked for {' and '.join(room.weight.format for room in rooms)}"
+        looked = f"formats  looked for {' and '.join(fmt.weight_type.format for fmt in formats)}"
         raise weights.missing(named(prefix, missing[0].suffix), missing[0].reason if found else looked)
-    return room
+    return fmt
 
 
-def _missing(room: Room, present: Collection[str]) -> list[TensorSpec]:
+def _missing(fmt: ConfiguredFormat, present: Collection[str]) -> list[TensorSpec]:
     """What a layer of this format has to have, and these are not."""
     return [
         spec
-        for spec in room.specs()
+        for spec in fmt.specs()
         if not spec.optional and not any(suffix in present for suffix in spec.suffixes)
     ]
 
 
-def _fits(weights: TensorSource, prefix: str, room: Room) -> bool:
+def _fits(weights: TensorSource, prefix: str, fmt: ConfiguredFormat) -> bool:
     """Whether the tensors that are there have dtypes of this format."""
     return all(
         weights.info(named(prefix, suffix)).dtype in spec.dtypes
-        for spec in room.specs()
+        for spec in fmt.specs()
         for suffix in _suffixes(weights, prefix, spec)
     )
 
 
-def _differ(first: Studied, other: Studied, what: str, a: Any, b: Any) -> MismatchError:
+def _differ(first: LayerDescription, other: LayerDescription, what: str, a: Any, b: Any) -> MismatchError:
     return MismatchError(
         other.prefix,
         what,

@@ -9,7 +9,7 @@ from qload.spec.axis import Axis
 
 
 @dataclass(frozen=True)
-class Place:
+class ShareBounds:
     """Outputs [n0, n1) and inputs [k0, k1) of a layer of N outputs and K inputs."""
 
     n0: int

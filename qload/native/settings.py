@@ -13,31 +13,31 @@ from dataclasses import dataclass, replace
 import torch
 
 from qload.errors import ArgumentError
-from qload.native.built import load
+from qload.native.modules import load
 
 ISAS = ("scalar", "avx2", "avx512")
 MOST_THREADS = 4096
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Settings:
     on: bool = True
     isa: str | None = None
     threads: int | None = None
 
 
-_NOTHING = _Asked()
-_asked: ContextVar[_Asked] = ContextVar("native", default=_NOTHING)
+_NOTHING = _Settings()
+_settings: ContextVar[_Settings] = ContextVar("native", default=_NOTHING)
 
 
 @contextmanager
 def reference() -> Iterator[None]:
     """Inside, everything runs on plain torch, the reference that native code equals bit for bit."""
-    token = _asked.set(replace(_asked.get(), on=False))
+    token = _settings.set(replace(_settings.get(), on=False))
     try:
         yield
     finally:
-        _asked.reset(token)
+        _settings.reset(token)
 
 
 @contextmanager
@@ -45,16 +45,16 @@ def using(isa: str | None = None, threads: int | None = None) -> Iterator[None]:
     """Inside, native code uses this instruction set and so many threads, whatever the environment says."""
     if threads is not None and not (type(threads) is int and 1 <= threads <= MOST_THREADS):
         raise ArgumentError("threads", f"a number from 1 to {MOST_THREADS}", repr(threads))
-    token = _asked.set(_Asked(True, isa, threads))
+    token = _settings.set(_Settings(True, isa, threads))
     try:
         yield
     finally:
-        _asked.reset(token)
+        _settings.reset(token)
 
 
 def is_on() -> bool:
     """Whether native code is used where there is some."""
-    return _asked.get().on
+    return _settings.get().on
 
 
 def available() -> tuple[str, ...]:
@@ -65,7 +65,7 @@ def available() -> tuple[str, ...]:
 
 def isa() -> str:
     """The instruction set in use, or ArgumentError where the one asked for is not to be had."""
-    asked, said = _asked.get().isa, "isa"
+    asked, said = _settings.get().isa, "isa"
     if asked is None:
         asked, said = os.environ.get("QLOAD_ISA") or None, "QLOAD_ISA"
     here = available()
@@ -80,7 +80,7 @@ def isa() -> str:
 
 def threads() -> int:
     """How many threads a call may use."""
-    asked = _asked.get().threads
+    asked = _settings.get().threads
     if asked is not None:
         return asked
     said = os.environ.get("QLOAD_NUM_THREADS")

@@ -56,8 +56,8 @@ FAULTS = (
     Fault(
         "bnb-nibbles-swapped",
         _BNB,
-        "Pairs(pairs.reshape(N, K // 2), high_first=True)",
-        "Pairs(pairs.reshape(N, K // 2), high_first=False)",
+        "NibblePairs(pairs.reshape(N, K // 2), high_first=True)",
+        "NibblePairs(pairs.reshape(N, K // 2), high_first=False)",
     ),
     Fault("bnb-offset-lost", _BNB, "values * outer + config.offset", "values * outer"),
     Fault(
@@ -84,13 +84,13 @@ FAULTS = (
     ),
     Fault(
         "ct-last-word-short",
-        "qload/layouts/compressed.py",
+        "qload/layouts/compressed_tensors.py",
         "full[:, : words(count, bits, dense)]",
         "full[:, : count * bits // WORD_BITS]",
     ),
     Fault(
         "fp4-nibbles-swapped",
-        "qload/layouts/pairs.py",
+        "qload/layouts/nibble_pairs.py",
         "halves[::-1] if self.high_first else halves",
         "halves[::-1]",
     ),

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qload.layouts import Pairs, compressed, fp4
+from qload.layouts import NibblePairs, compressed_tensors, fp4
 
 
 @pytest.mark.parametrize(
@@ -18,14 +18,14 @@ from qload.layouts import Pairs, compressed, fp4
 def test_eleven_codes_of_three_bits(dense: bool, words: list[int]) -> None:
     codes = torch.tensor([[1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 7]])
 
-    packed = compressed.pack(codes, 3, dense)
+    packed = compressed_tensors.pack(codes, 3, dense)
 
     assert (packed.long() & 0xFFFFFFFF).tolist() == [words]
-    assert compressed.unpack(packed, 11, 3, dense).tolist() == codes.tolist()
+    assert compressed_tensors.unpack(packed, 11, 3, dense).tolist() == codes.tolist()
 
 
 @given(
-    bits=st.sampled_from(compressed.BITS),
+    bits=st.sampled_from(compressed_tensors.BITS),
     dense=st.booleans(),
     count=st.integers(1, 80),
     seed=st.integers(0, 99),
@@ -34,22 +34,23 @@ def test_packing_has_an_inverse_at_every_length(bits: int, dense: bool, count: i
     generator = torch.Generator().manual_seed(seed)
     codes = torch.randint(2**bits, (3, count), generator=generator, dtype=torch.int32)
 
-    packed = compressed.pack(codes, bits, dense)
+    packed = compressed_tensors.pack(codes, bits, dense)
 
-    assert packed.shape == (3, compressed.words(count, bits, dense))
-    assert compressed.most(packed.shape[1], bits, dense) >= count
-    assert torch.equal(compressed.unpack(packed, count, bits, dense), codes)
+    assert packed.shape == (3, compressed_tensors.words(count, bits, dense))
+    assert compressed_tensors.most(packed.shape[1], bits, dense) >= count
+    assert torch.equal(compressed_tensors.unpack(packed, count, bits, dense), codes)
 
 
-@given(bits=st.sampled_from(compressed.BITS), count=st.integers(1, 80))
+@given(bits=st.sampled_from(compressed_tensors.BITS), count=st.integers(1, 80))
 def test_both_packings_are_alike_where_they_say_so_and_nowhere_else(bits: int, count: int) -> None:
     codes = torch.full((1, count), 2**bits - 1)
 
     same = torch.equal(
-        compressed.pack(codes, bits, True), compressed.pack(codes, bits, False)[:, : len(codes[0])]
+        compressed_tensors.pack(codes, bits, True),
+        compressed_tensors.pack(codes, bits, False)[:, : len(codes[0])],
     )
 
-    assert same == compressed.alike(count, bits)
+    assert same == compressed_tensors.alike(count, bits)
 
 
 def test_every_value_of_e2m1_by_its_bits() -> None:
@@ -63,7 +64,7 @@ def test_every_value_of_e2m1_by_its_bits() -> None:
 def test_the_first_of_two_codes_lies_in_the_low_bits() -> None:
     two = torch.tensor([[0x21, 0xF0]], dtype=torch.uint8)
 
-    assert Pairs(two, high_first=False).plain().tolist() == [[1, 2, 0, 15]]
+    assert NibblePairs(two, high_first=False).plain().tolist() == [[1, 2, 0, 15]]
     assert fp4.pack(torch.tensor([[1, 2, 0, 15]])).tolist() == [[0x21, 0xF0]]
 
 

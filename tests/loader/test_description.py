@@ -9,8 +9,8 @@ from torch import Tensor
 from qload.detect import loader_from_config
 from qload.errors import IndexValueError, MismatchError, QloadError, TwoFormatsError
 from qload.formats import Fp8Config, Fp8Weight
-from qload.loader.study import check_alike
-from qload.spec import Fields, Layer, Role, TensorSpec
+from qload.loader.description import check_alike
+from qload.spec import FieldNames, Layer, Role, TensorSpec
 from qload.spec.weight import check_permutation
 from qload.storage import MemoryStorage
 from qload.weights import Weights
@@ -34,15 +34,15 @@ def weights(tensors: dict[str, Tensor], **config: object) -> Weights:
 )
 def test_what_is_no_permutation_is_refused_by_name(index: list[int], value: int, at: int, count: int) -> None:
     with pytest.raises(IndexValueError) as caught:
-        check_permutation(PERM, torch.tensor(index, dtype=torch.int32), Fields("a"))
+        check_permutation(PERM, torch.tensor(index, dtype=torch.int32), FieldNames("a"))
 
     error = caught.value
     assert (error.tensor, error.value, error.at, error.limit, error.count) == ("a.perm", value, at, 4, count)
 
 
 def test_a_permutation_is_let_through() -> None:
-    check_permutation(PERM, torch.tensor([2, 0, 3, 1], dtype=torch.int32), Fields("a"))
-    check_permutation(PERM, torch.tensor([], dtype=torch.int32), Fields("a"))
+    check_permutation(PERM, torch.tensor([2, 0, 3, 1], dtype=torch.int32), FieldNames("a"))
+    check_permutation(PERM, torch.tensor([], dtype=torch.int32), FieldNames("a"))
 
 
 @pytest.mark.parametrize("block", [None, [2, 2]])
@@ -82,7 +82,7 @@ def test_parts_that_differ_in_a_fact_of_floats_are_told_by_their_values() -> Non
 
 def test_parts_whose_facts_have_other_lengths_are_refused_by_name() -> None:
     stored = weights(exl2("q", 1.0, (4, 2)), quant_method="exl2")
-    layer = stored.loader.study(stored, "q")
+    layer = stored.loader.describe(stored, "q")
     shorter = {name: fact[:-1] for name, fact in layer.facts.items()}
 
     with pytest.raises(MismatchError, match=r"(?s)in the shape of q_groups.*\(4,\) as in q.*got +\(3,\)"):

@@ -7,8 +7,8 @@ from qload import native
 from qload.errors import RepackError
 from qload.formats import CTPackWeight
 from qload.formats.gptq import BITS
-from qload.kernel_formats.integers import Integers, Origin, middles, placed
-from qload.layouts import compressed
+from qload.kernel_formats.integers import Integers, Origin, middle_zero_points, with_origin
+from qload.layouts import compressed_tensors
 from qload.layouts.packing import WORD_BITS
 
 
@@ -24,7 +24,9 @@ def read(weight: CTPackWeight) -> Integers:
     dense, index, zeros = config.dense is not False, weight.weight_g_idx, weight.weight_zero_point
     for count, stored in ((K, weight.weight_packed), (N, None if zeros is None else zeros.T)):
         if stored is not None and _spare(count, bits, dense):
-            again = compressed.pack(compressed.unpack(stored, count, bits, dense), bits, dense)
+            again = compressed_tensors.pack(
+                compressed_tensors.unpack(stored, count, bits, dense), bits, dense
+            )
             if not torch.equal(again, stored):
                 name = weight.layer.name or weight.format
                 raise RepackError(
@@ -34,11 +36,13 @@ def read(weight: CTPackWeight) -> Integers:
     return Integers(
         bits=bits,
         group_size=config.group_size,
-        unpack=lambda: compressed.held(weight.weight_packed, K, bits, dense).T,
+        unpack=lambda: compressed_tensors.held(weight.weight_packed, K, bits, dense).T,
         scales=scales,
-        zeros=compressed.unpack(zeros.T, N, bits, dense) if zeros is not None else middles(bits, scales),
+        zeros=compressed_tensors.unpack(zeros.T, N, bits, dense)
+        if zeros is not None
+        else middle_zero_points(bits, scales),
         g_idx=config.in_order(K, scales.device) if index is None else index,
-        layer=placed(weight, index, keeps_zeros=zeros is not None),
+        layer=with_origin(weight, index, keeps_zeros=zeros is not None),
     )
 
 
@@ -52,10 +56,10 @@ def back(integers: Integers, origin: Origin) -> CTPackWeight:
     """The tensors there were, in the packing they were in."""
     config = origin.config
     dense = config.dense is not False
-    zeros = compressed.pack(integers.zeros, integers.bits, dense).T if origin.keeps_zeros else None
+    zeros = compressed_tensors.pack(integers.zeros, integers.bits, dense).T if origin.keeps_zeros else None
     return CTPackWeight(
         config=config,
-        weight_packed=compressed.pack(native.plain(integers.unpack()).T, integers.bits, dense),
+        weight_packed=compressed_tensors.pack(native.plain(integers.unpack()).T, integers.bits, dense),
         weight_scale=_stored(integers.scales.T),
         weight_zero_point=None if zeros is None else _stored(zeros),
         weight_g_idx=None if origin.index is None else integers.g_idx.to(origin.index),
@@ -65,7 +69,7 @@ def back(integers: Integers, origin: Origin) -> CTPackWeight:
 
 def _spare(count: int, bits: int, dense: bool) -> bool:
     """Whether words have bits that hold none of so many codes."""
-    return compressed.words(count, bits, dense) * WORD_BITS != count * bits
+    return compressed_tensors.words(count, bits, dense) * WORD_BITS != count * bits
 
 
 def _stored(tensor: Tensor) -> Tensor:

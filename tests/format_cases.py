@@ -83,7 +83,7 @@ CONFIGS: dict[type[Weight], st.SearchStrategy[Config]] = {
     MXFP4ExpertsWeight: st.just(MXFP4Config()),
 }  # fmt: skip
 
-every_format = pytest.mark.parametrize("room", FORMATS, ids=lambda room: room.format)
+every_format = pytest.mark.parametrize("weight_type", FORMATS, ids=lambda weight_type: weight_type.format)
 
 
 def lawful(config: Config, dim: str, size: int, world: int, K: int) -> bool:

@@ -11,7 +11,7 @@ DOTTED = sorted((suffix for suffix in SUFFIXES if "." in suffix), key=len, rever
 JOINED = [suffix for suffix in SUFFIXES if suffix.startswith("_")]  # which go on from the prefix
 
 
-def parted(name: str, names: Collection[str]) -> tuple[str, str]:
+def split_name(name: str, names: Collection[str]) -> tuple[str, str]:
     """`a.b.weight.absmax` -> `a.b`, `weight.absmax`; what no format knows parts at its last dot.
 
     `names`: all of the checkpoint. What stands under another tensor, as `a.weight.x` beside `a.weight`,
@@ -26,6 +26,6 @@ def parted(name: str, names: Collection[str]) -> tuple[str, str]:
         if joined:
             return name[: -len(joined)], joined
         if parent in names:
-            prefix, suffix = parted(parent, names)
+            prefix, suffix = split_name(parent, names)
             return prefix, f"{suffix}.{last}"
     return parent, last

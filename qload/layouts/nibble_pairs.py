@@ -12,7 +12,7 @@ BITS = 4
 
 
 @dataclass(frozen=True, eq=False)
-class Pairs:
+class NibblePairs:
     """Codes (R, C) in bytes, uint8 (R, C / 2). `high_first`: the first of two lies in the high bits."""
 
     bytes: Tensor
@@ -29,9 +29,9 @@ class Pairs:
         """(C, R), as numbers."""
         return self.plain().T
 
-    def __getitem__(self, rows: Tensor) -> "Pairs":
+    def __getitem__(self, rows: Tensor) -> "NibblePairs":
         """Row i is row rows[i]."""
-        return Pairs(self.bytes[rows], self.high_first)
+        return NibblePairs(self.bytes[rows], self.high_first)
 
     def plain(self) -> Tensor:
         """The codes as numbers, uint8."""

@@ -13,31 +13,31 @@ NO_CUDA = "not built: there was no nvcc, or QLOAD_CUDA=0 asked for none"
 
 
 @dataclass(frozen=True)
-class Module:
+class NativeModule:
     """A native module, or why there is none."""
 
     found: ModuleType | None
     reason: str = ""
 
 
-_LOADED: dict[str, Module] = {}  # plain, for what traces a model to look into
+_LOADED: dict[str, NativeModule] = {}  # plain, for what traces a model to look into
 
 
-def load(name: str) -> Module:
+def load(name: str) -> NativeModule:
     """The module `qload.native._<name>`, imported once."""
     if name not in _LOADED:
         _LOADED[name] = _import(name)
     return _LOADED[name]
 
 
-def _import(name: str) -> Module:
+def _import(name: str) -> NativeModule:
     full = f"{__package__}._{name}"
     if find_spec(full) is None:
-        return Module(None, _why_not(name))
+        return NativeModule(None, _why_not(name))
     try:
-        return Module(import_module(full))
+        return NativeModule(import_module(full))
     except ImportError as error:  # built for other libraries than this machine has
-        return Module(None, f"built, and cannot be loaded: {error}")
+        return NativeModule(None, f"built, and cannot be loaded: {error}")
 
 
 def _why_not(name: str) -> str:

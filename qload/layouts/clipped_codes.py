@@ -6,20 +6,20 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from qload import native
-from qload.layouts.packed import Packed
+from qload.layouts.packed_codes import PackedCodes
 
 
 @dataclass(frozen=True, eq=False)
-class Clipped:
+class ClippedCodes:
     """The first rows and columns of packed codes, `shape` of them, still in words."""
 
-    packed: Packed
+    packed: PackedCodes
     shape: tuple[int, int]
 
     @property
-    def T(self) -> "Clipped":
+    def T(self) -> "ClippedCodes":
         """(C, R)."""
-        return Clipped(self.packed.T, self.shape[::-1])
+        return ClippedCodes(self.packed.T, self.shape[::-1])
 
     def __getitem__(self, rows: Tensor) -> Tensor:
         """Row i is row rows[i], spelled out."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Packed:
+class PackedCodes:
     """Codes (R, C) in the words of a packing. `turned`: the words hold (C, R).
 
     `order`: row i, or column i of turned ones, is row order[i] of what the words hold.
@@ -44,7 +44,7 @@ class Packed:
         """(C, R)."""
         return replace(self, turned=not self.turned)
 
-    def __getitem__(self, rows: Tensor) -> "Packed | Tensor":
+    def __getitem__(self, rows: Tensor) -> "PackedCodes | Tensor":
         """Row i is row rows[i]; of turned ones spelled out."""
         if self.turned:
             return self.plain()[rows]
@@ -86,7 +86,7 @@ class Packed:
             self.words.contiguous(), self.packing.bits, rows, columns, meaning, place, out
         )
 
-    def _in_order(self) -> "Packed | None":
+    def _in_order(self) -> "PackedCodes | None":
         """The same codes in words of their own, row by row and in order, where they fill words."""
         packing, (_, columns) = self.packing, self.shape
         count = natively.WORD_BITS // packing.bits

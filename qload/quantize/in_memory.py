@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from qload.errors import MismatchError, MissingTensorError
-from qload.loader import FormatLoader, ModuleLoader, Part, Room, Split
+from qload.loader import ConfiguredFormat, FormatLoader, ModuleLoader, Part, Split
 from qload.parallel import ProcessGroup
 from qload.spec import Role, Weight, named
 from qload.storage import TensorInfo
@@ -26,11 +26,14 @@ def cut(
                 f"{first.config} as {first.layer.name}",
                 str(other.config),
             )
-    own = [(name.__eq__, FormatLoader(Room(type(made), made.config))) for name, made in layers.items()]
-    return ModuleLoader(own, own[0][1]).load(Made(layers, group), parts, split)
+    own = [
+        (name.__eq__, FormatLoader(ConfiguredFormat(type(made), made.config)))
+        for name, made in layers.items()
+    ]
+    return ModuleLoader(own, own[0][1]).load(InMemorySource(layers, group), parts, split)
 
 
-class Made:
+class InMemorySource:
     """Typed weights in memory as a source of tensors, so that they are cut as stored ones are."""
 
     def __init__(self, layers: Mapping[str, Weight], group: ProcessGroup) -> None:

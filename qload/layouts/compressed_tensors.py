@@ -13,9 +13,9 @@ from math import gcd
 from torch import Tensor
 from torch.nn.functional import pad
 
-from qload.layouts.clipped import Clipped
-from qload.layouts.packed import Packed
-from qload.layouts.packing import WORD_BITS, Field, Packing
+from qload.layouts.clipped_codes import ClippedCodes
+from qload.layouts.packed_codes import PackedCodes
+from qload.layouts.packing import WORD_BITS, CodeField, Packing
 
 BITS = (2, 3, 4, 5, 6, 7, 8)
 
@@ -27,7 +27,7 @@ def rows(bits: int, dense: bool) -> Packing:
         common = gcd(bits, WORD_BITS)
         return Packing(bits, "r (cp i) -> r (cp w) (i)", i=WORD_BITS // common, w=bits // common)
     run = WORD_BITS // bits
-    fields = tuple(Field(i, 0, bits, 0, i * bits) for i in range(run))
+    fields = tuple(CodeField(i, 0, bits, 0, i * bits) for i in range(run))
     return Packing(bits, "r (cp i) -> r cp (i)", fields=fields, i=run)
 
 
@@ -57,13 +57,13 @@ def unpack(tensor: Tensor, count: int, bits: int, dense: bool) -> Tensor:
     return packing.unpack(pad(tensor, (0, -tensor.shape[-1] % packing.words)))[:, :count].contiguous()
 
 
-def held(tensor: Tensor, count: int, bits: int, dense: bool) -> Packed | Clipped:
+def held(tensor: Tensor, count: int, bits: int, dense: bool) -> PackedCodes | ClippedCodes:
     """What `unpack` says, still packed."""
     packing = rows(bits, dense)
     short = -tensor.shape[-1] % packing.words
     packed = packing.packed(pad(tensor, (0, short)) if short else tensor)
     R, C = packed.shape
-    return packed if count == C else Clipped(packed, (R, count))
+    return packed if count == C else ClippedCodes(packed, (R, count))
 
 
 def pack(codes: Tensor, bits: int, dense: bool) -> Tensor:
