@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from qload import spec
+from qload.devices import StoredCodes
 from qload.layouts import Stored, awq
 from qload.spec import Role, TensorSpec
 
@@ -68,6 +69,18 @@ class AWQWeight(spec.Weight):
             TensorSpec("qweight", (torch.int32,), f"K {words}", Role.WORD),
             TensorSpec("qzeros", (torch.int32,), f"{groups} {words}", Role.WORD, optional=optional),
             TensorSpec("scales", SCALES, f"{groups} N", Role.SCALE),
+        )
+
+    def stored(self) -> StoredCodes:
+        """As it lies."""
+        packing, K = awq.columns(self.config.bits), self.qweight.shape[0]
+        return StoredCodes(
+            codes=packing.packed(self.qweight).T,
+            scales=self.scales.T,
+            zeros=self.qzeros,
+            zero_rule=Stored().rule(packing.bits),
+            run=max(K // max(self.scales.shape[0], 1), 1),
+            zero_order=packing.codes,
         )
 
     def codes(self) -> spec.Codes:

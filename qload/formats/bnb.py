@@ -29,6 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from qload import spec
+from qload.devices import StoredTable
 from qload.errors import DtypeError, MissingTensorError, ShapeError
 from qload.layouts import NibblePairs
 from qload.spec import Role, TensorSpec
@@ -198,6 +199,11 @@ class BNB4Weight(spec.Weight):
             values = tensors["nested_quant_map"][kept["absmax"].long()]
             kept["absmax"] = values * outer + config.offset
         return kept
+
+    def stored(self) -> StoredTable:
+        """As it lies: codes of a table in flat blocks."""
+        codes = self.weight.contiguous().view(torch.uint8)
+        return StoredTable(codes, self.quant_map, self.absmax, self.config.blocksize)
 
     def codes(self) -> spec.Codes:
         """Codes, with their table; a scale for each element where blocks do not end with rows."""

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from qload import spec
+from qload.devices import StoredCodes
 from qload.errors import AmbiguousIndexError, MismatchError, ShapeError
 from qload.layouts import compressed_tensors
 from qload.spec import Role, TensorSpec
@@ -139,6 +140,24 @@ class CTPackWeight(spec.Weight):
             ),
             replace(index, optional=not config.act_order),
             TensorSpec("weight_shape", INDICES, "2", Role.INDEX, fact=True, spent=True),
+        )
+
+    def stored(self) -> StoredCodes | None:
+        """As it lies, zero points as numbers: they are packed the other way than codes."""
+        packing, zeros = compressed_tensors.rows(self.config.bits, True), self.weight_zero_point
+        if not self.weight_packed.is_contiguous() or self.layer.K % packing.granule(1):
+            return None
+        points = None if zeros is None else zeros.T
+        if points is not None:
+            points = compressed_tensors.unpack(points, self.layer.N, self.config.bits, True).T
+        index = self.weight_g_idx
+        return StoredCodes(
+            codes=packing.packed(self.weight_packed),
+            scales=self.weight_scale,
+            zeros=points,
+            zero_rule=None,
+            run=self.config.rows_of_a_group(self.layer.K),
+            k_group=None if index is None else index.to(torch.int32).contiguous(),
         )
 
     def codes(self) -> spec.Codes:

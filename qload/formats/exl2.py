@@ -28,7 +28,7 @@ from qload import spec
 from qload.errors import IndexValueError, MismatchError, ShapeError
 from qload.layouts import gptq
 from qload.layouts.exl2 import RUNS, Exl2Groups
-from qload.layouts.packing import WORD_BITS
+from qload.sentences import WORD_BITS
 from qload.spec import Role, TensorSpec
 
 INDICES = (torch.int32, torch.int16)

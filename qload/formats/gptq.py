@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from qload import spec
+from qload.devices import StoredCodes
 from qload.errors import AmbiguousIndexError, ShapeError
 from qload.layouts import STORED_MINUS_ONE, ZeroPoints, gptq
 from qload.spec import Role, TensorSpec
@@ -101,6 +102,19 @@ class GPTQWeight(spec.Weight):
             TensorSpec("qzeros", (torch.int32,), f"{groups} N*{b}/32", Role.WORD),
             TensorSpec("scales", SCALES, f"{groups} N", Role.SCALE),
             TensorSpec("g_idx", INDICES, "K", Role.INDEX, fact=True, index_of="G"),
+        )
+
+    def stored(self) -> StoredCodes:
+        """As it lies."""
+        bits, size, groups = self.config.bits, self.config.group_size, self.scales.shape[0]
+        in_runs = self.config.positional or groups == 1
+        return StoredCodes(
+            codes=gptq.rows(bits).packed(self.qweight).T,
+            scales=self.scales.T,
+            zeros=self.qzeros,
+            zero_rule=self.config.zeros.rule(bits),
+            run=size if self.config.positional and size > 0 else max(self.layer.K, 1),
+            k_group=None if in_runs else self.g_idx.to(torch.int32).contiguous(),
         )
 
     def codes(self) -> spec.Codes:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from qload import spec
+from qload.devices import StoredCodes
 from qload.layouts import marlin
 from qload.spec import Role, TensorSpec
 
@@ -66,6 +67,18 @@ class MarlinWeight(spec.Weight):
         """The scales (G, N) in plain order, in their own dtype."""
         per_column = self.config.group_size == -1
         return (marlin.SCALES_PER_COLUMN if per_column else marlin.SCALES_GROUPED).undo(self.s)
+
+    def stored(self) -> StoredCodes:
+        """As it lies."""
+        per_column = self.config.group_size == -1
+        return StoredCodes(
+            codes=marlin.rows(self.config.bits).packed(self.B).T,
+            scales=self.s.T,
+            zeros=None,
+            zero_rule=None,
+            run=self.config.rows_of_a_group(self.layer.K),
+            scale_order=marlin.SCALES_PER_COLUMN if per_column else marlin.SCALES_GROUPED,
+        )
 
     def codes(self) -> spec.Codes:
         """Codes and scales in plain order; every zero point is 2**(bits - 1)."""

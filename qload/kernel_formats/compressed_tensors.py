@@ -3,13 +3,13 @@
 import torch
 from torch import Tensor
 
-from qload import native
+from qload import devices
 from qload.errors import RepackError
 from qload.formats import CTPackWeight
 from qload.formats.gptq import BITS
 from qload.kernel_formats.integers import Integers, Origin, middle_zero_points, with_origin
 from qload.layouts import compressed_tensors
-from qload.layouts.packing import WORD_BITS
+from qload.sentences import WORD_BITS
 
 
 def read(weight: CTPackWeight) -> Integers:
@@ -59,7 +59,7 @@ def back(integers: Integers, origin: Origin) -> CTPackWeight:
     zeros = compressed_tensors.pack(integers.zeros, integers.bits, dense).T if origin.keeps_zeros else None
     return CTPackWeight(
         config=config,
-        weight_packed=compressed_tensors.pack(native.plain(integers.unpack()).T, integers.bits, dense),
+        weight_packed=compressed_tensors.pack(devices.plain(integers.unpack()).T, integers.bits, dense),
         weight_scale=_stored(integers.scales.T),
         weight_zero_point=None if zeros is None else _stored(zeros),
         weight_g_idx=None if origin.index is None else integers.g_idx.to(origin.index),

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from qload import spec
+from qload.devices import StoredCodes
 from qload.errors import RepackError
 from qload.formats.gptq import INDICES, SCALES
 from qload.kernel_formats.gptq import size_of, why_not, words
@@ -75,6 +76,20 @@ class ExllamaWeight(spec.Weight):
     def q_invperm(self) -> Tensor | None:
         """int32 (K,): input k is row q_invperm[k] of qweight; None where rows are in order."""
         return None if self.q_perm is None else inverse(self.q_perm)
+
+    def stored(self) -> StoredCodes | None:
+        """As it lies, where rows are in order."""
+        bits, groups, run = self.config.bits, self.scales.shape[0], self.config.run
+        if self.q_perm is not None:
+            return None
+        return StoredCodes(
+            codes=exllama.rows(bits).packed(self.qweight).T,
+            scales=self.scales.T,
+            zeros=self.qzeros,
+            zero_rule=self.config.zeros.rule(bits),
+            run=run if groups > 1 and run > 0 else max(self.layer.K, 1),
+            k_group=None if groups == 1 or run > 0 else self.g_idx.to(torch.int32).contiguous(),
+        )
 
     def codes(self) -> spec.Codes:
         """Codes with every row back at its input."""

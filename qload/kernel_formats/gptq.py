@@ -9,7 +9,7 @@ from qload.errors import RepackError
 from qload.formats import GPTQConfig, GPTQWeight
 from qload.kernel_formats.integers import Integers, Origin, with_origin
 from qload.layouts import Stored, ZeroPoints, gptq
-from qload.layouts.packing import WORD_BITS
+from qload.sentences import WORD_BITS
 from qload.spec import Codes, Layer
 
 

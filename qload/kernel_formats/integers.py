@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from qload import native, spec
+from qload import devices, spec
 from qload.layouts import Stored, ZeroPoints
 from qload.spec import Layer, Weight
 
@@ -45,7 +45,7 @@ class Integers:
 
     bits: int
     group_size: int
-    unpack: Callable[[], Tensor | native.LazyCodes]
+    unpack: Callable[[], Tensor | devices.LazyCodes]
     scales: Tensor
     zeros: Tensor
     g_idx: Tensor

@@ -20,7 +20,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from qload import native, spec
+from qload import devices, spec
+from qload.devices import StoredCodes
 from qload.errors import RepackError, ShapeError
 from qload.formats import GPTQConfig, MarlinWeight
 from qload.formats.gptq import SCALES
@@ -122,6 +123,21 @@ class GPTQMarlinWeight(spec.Weight):
         """The scales (G, N), padding included, in plain order and their own dtype."""
         return marlin.scales(self.scales.shape[0]).undo(self.scales)
 
+    def stored(self) -> StoredCodes | None:
+        """As it lies, where nothing is padded and rows are in order."""
+        bits, groups = self.config.bits, self.scales.shape[0]
+        if self.perm is not None or self.padded_shape != self.shape:
+            return None
+        return StoredCodes(
+            codes=self.order(bits).packed(self.qweight).T,
+            scales=self.scales.T,
+            zeros=self.qzeros,
+            zero_rule=Stored().rule(bits),
+            run=self.config.rows_of_a_group(self.layer.K),
+            scale_order=marlin.scales(groups),
+            zero_order=marlin.zeros(bits).codes,
+        )
+
     def codes(self) -> spec.Codes:
         """Codes with every row back at its input, as the kernel groups them, without the padding."""
         (N, K), bits = self.shape, self.config.bits
@@ -182,7 +198,7 @@ def write(
     wide_scales = _pad(integers.scales, rows, Np, 0)
     wide = codes if perm is None else codes[perm[:K]]
     if (Np, Kp) != (N, K):
-        inner, wide = native.plain(wide), wide_zeros[g_idx]  # padding has the code that means 0
+        inner, wide = devices.plain(wide), wide_zeros[g_idx]  # padding has the code that means 0
         wide[:K, :N] = inner
     return made(
         config=replace(config, zero_point=not symmetric),

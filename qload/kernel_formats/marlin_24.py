@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from qload import native
+from qload import devices
 from qload.errors import PatternError, RepackError
 from qload.formats import Marlin24Config, Marlin24Weight
 from qload.formats.marlin_24 import ROWS, SCALES
@@ -41,7 +41,7 @@ def write(integers: Integers, config: Marlin24Config | None = None) -> Marlin24W
         raise RepackError(integers.source, "marlin_24", reason)
     if integers.whole is not None:
         _positions(integers.whole)  # refused here, it is refused by every rank in the same words
-    bits, codes, positions = integers.bits, native.plain(integers.unpack()), _positions(integers)
+    bits, codes, positions = integers.bits, devices.plain(integers.unpack()), _positions(integers)
     config = config or Marlin24Config(integers.group_size if integers.groups > 1 else -1, bits)
     scales = marlin_24.SCALES_GROUPED.apply(integers.scales) if config.permuted else integers.scales
     return Marlin24Weight(
@@ -60,7 +60,7 @@ def back(integers: Integers, origin: Origin) -> Marlin24Weight:
 
 def _positions(integers: Integers) -> Tensor:
     try:
-        return marlin_24.choose(native.plain(integers.unpack()) != 2 ** (integers.bits - 1))
+        return marlin_24.choose(devices.plain(integers.unpack()) != 2 ** (integers.bits - 1))
     except PatternError as error:
         raise RepackError(integers.source, "marlin_24", error.detail) from error
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from qload import native
+from qload.devices import Meaning
 from qload.layouts.packed_codes import PackedCodes
 
 
@@ -31,13 +31,12 @@ class ClippedCodes:
         return self.packed.plain()[:R, :C]
 
     def values(self, lookup: Tensor | None, count: int) -> Iterator[tuple[slice, Tensor]]:
-        """What the codes stand for, rows after rows, see `native.values`."""
+        """What the codes stand for, rows after rows, see `qload.devices.values`."""
         R, C = self.shape
         for rows, values in self.packed.values(lookup, count):
             if rows.start < R:
                 yield slice(rows.start, min(rows.stop, R)), values[: R - rows.start, :C].contiguous()
 
-    def dequantize(self, meaning: native.Meaning, out: Tensor) -> bool:
+    def dequantize(self, meaning: Meaning, out: Tensor) -> bool:
         """What the codes mean, in one pass from the words to `out`; False where nothing was done."""
-        lies_in_order = self.packed.order is None and self.packed.words.device.type == "cpu"
-        return lies_in_order and self.packed.dequantize(meaning, out)
+        return self.packed.order is None and self.packed.dequantize(meaning, out)

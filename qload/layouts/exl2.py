@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from qload.layouts import exllama
-from qload.layouts.packing import WORD_BITS, CodeField, Packing
+from qload.layouts.packing import Packing
+from qload.sentences import WORD_BITS, CodeField
 
 RUNS = {8: 4, 6: 16, 5: 32, 4: 8, 3: 32, 2: 16}  # codes that fill whole words
 STARTS = 1 << 16  # q_groups keeps starts in 16 bits without a sign

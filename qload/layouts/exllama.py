@@ -9,7 +9,8 @@ bits a of codes 30 and 31. Source: formats.md section 2, byte-equal to exllamav2
 from functools import cache
 
 from qload.layouts import gptq
-from qload.layouts.packing import CodeField, Packing
+from qload.layouts.packing import Packing
+from qload.sentences import CodeField
 
 
 @cache

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from qload import native
+from qload import devices
+from qload.devices import Meaning
 
 BITS = 4
 
@@ -39,15 +40,15 @@ class NibblePairs:
         return torch.stack(halves[::-1] if self.high_first else halves, dim=-1).flatten(-2)
 
     def values(self, lookup: Tensor | None, count: int) -> Iterator[tuple[slice, Tensor]]:
-        """What the codes stand for, rows after rows, see `native.values`; the two of a byte at once."""
+        """What the codes stand for, rows after rows, see `devices.values`; the two of a byte at once."""
         if lookup is None:
-            yield from native.values(self.plain(), None, count)
+            yield from devices.values(self.plain(), None, count)
             return
         low, high = lookup[: 1 << BITS].repeat(1 << BITS), lookup[: 1 << BITS].repeat_interleave(1 << BITS)
         two = torch.view_as_complex(torch.stack([high, low] if self.high_first else [low, high], dim=1))
-        for rows, both in native.values(self.bytes, two, count // 2):
+        for rows, both in devices.values(self.bytes, two, count // 2):
             yield rows, torch.view_as_real(both).flatten(1)
 
-    def dequantize(self, meaning: native.Meaning, out: Tensor) -> bool:
+    def dequantize(self, meaning: Meaning, out: Tensor) -> bool:
         """What the codes mean, in one pass from the bytes to `out`; False where nothing was done."""
-        return native.dequantize_rows(self.bytes, BITS, meaning, self.high_first, out)
+        return devices.dequantize_rows(self.bytes, BITS, meaning, self.high_first, out)

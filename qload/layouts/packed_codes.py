@@ -7,37 +7,21 @@ is one pass over the words where there is native code, and `pack(unpack(qweight)
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from qload import native
-from qload.layouts import natively, plainly
-
-if TYPE_CHECKING:
-    from qload.layouts.packing import Packing
+from qload import devices
+from qload.devices import CodesInWords, Meaning
 
 
 @dataclass(frozen=True, eq=False)
-class PackedCodes:
+class PackedCodes(CodesInWords):
     """Codes (R, C) in the words of a packing. `turned`: the words hold (C, R).
 
     `order`: row i, or column i of turned ones, is row order[i] of what the words hold.
     """
-
-    packing: "Packing"
-    words: Tensor
-    turned: bool = False
-    order: Tensor | None = None
-
-    @cached_property
-    def shape(self) -> tuple[int, int]:
-        """(R, C)."""
-        rows, columns = self.packing.shape_of(self.words)
-        rows = rows if self.order is None else self.order.numel()
-        return (columns, rows) if self.turned else (rows, columns)
 
     @property
     def T(self) -> Self:
@@ -52,45 +36,20 @@ class PackedCodes:
 
     def plain(self) -> Tensor:
         """The codes as numbers, int32."""
-        codes = self.packing.unpack(self.words)
+        codes = devices.writable(self.words, self.packing.shape_of_codes(self.words.shape), torch.int32, None)
+        devices.unpack(self.packing, self.words, codes)
         codes = codes if self.order is None else codes[self.order]
         return codes.T if self.turned else codes
 
     def values(self, lookup: Tensor | None, count: int) -> Iterator[tuple[slice, Tensor]]:
-        """What the codes stand for, rows after rows, see `native.values`."""
+        """What the codes stand for, rows after rows, see `qload.devices.values`."""
         if self.order is not None and not self.turned:  # rows from anywhere
-            yield from native.values(self.plain(), lookup, count)
+            yield from devices.values(self.plain(), lookup, count)
             return
-        for rows, codes in plainly.rows(self.packing, self.words, self.turned, count):
+        for rows, codes in devices.rows_of_codes(self.packing, self.words, self.turned, count):
             ordered = codes if self.order is None else codes.index_select(1, self.order)
-            yield rows, native.stood_for(ordered, lookup)
+            yield rows, devices.stood_for(ordered, lookup)
 
-    def dequantize(self, meaning: native.Meaning, out: Tensor) -> bool:
+    def dequantize(self, meaning: Meaning, out: Tensor) -> bool:
         """What the codes mean, in one pass from the words to `out`; False where nothing was done."""
-        if not natively.is_whole(self.packing):
-            return natively.dequantize_stream(self, meaning, out)
-        if self.order is not None and not self.turned:
-            return False
-        if self.order is not None and self.words.is_cuda:
-            ordered = self._in_order()
-            return ordered is not None and ordered.dequantize(meaning, out)
-        axes = natively.places(self.packing, tuple(self.packing.shape_of(self.words)))
-        rows, columns = axes[::-1] if self.turned else axes
-        place = None
-        if self.order is not None:
-            K = self.order.numel()
-            place = torch.empty(K, dtype=torch.int32)
-            place[self.order.long()] = torch.arange(K, dtype=torch.int32)
-            meaning = natively.of_order(meaning, self.order)
-        return native.dequantize(
-            self.words.contiguous(), self.packing.bits, rows, columns, meaning, place, out
-        )
-
-    def _in_order(self) -> "PackedCodes | None":
-        """The same codes in words of their own, row by row and in order, where they fill words."""
-        packing, (_, columns) = self.packing, self.shape
-        count = natively.WORD_BITS // packing.bits
-        if columns % count:
-            return None
-        rows = type(packing)(packing.bits, "r (cp i) -> r cp i", i=count)
-        return rows.packed(rows.pack(self))
+        return devices.dequantize_words(self, meaning, out)

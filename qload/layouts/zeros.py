@@ -13,6 +13,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from qload.devices import ZeroRule
 from qload.errors import ArgumentError
 from qload.layouts.packing import Packing
 
@@ -29,6 +30,10 @@ class ZeroPoints(ABC):
         return 0, 2**bits - 1
 
     @abstractmethod
+    def rule(self, bits: int) -> ZeroRule:
+        """The same as data: how a field of a word is read."""
+
+    @abstractmethod
     def read(self, words: Tensor, packing: Packing) -> Tensor:
         """int32 words -> zero points, int32, in plain order."""
 
@@ -42,6 +47,10 @@ class Stored(ZeroPoints):
     """The zero point itself (AWQ, gptq_v2)."""
 
     name: ClassVar[str] = "stored"
+
+    def rule(self, bits: int) -> ZeroRule:
+        """A field is the zero point."""
+        return ZeroRule()
 
     def read(self, words: Tensor, packing: Packing) -> Tensor:
         """int32 words -> zero points in [0, 2**bits)."""
@@ -57,6 +66,11 @@ class StoredMinusOne(ZeroPoints):
     """The zero point minus one, taken from whole words as gptqmodel writes it (3 bits: per field)."""
 
     name: ClassVar[str] = "stored minus one"
+
+    def rule(self, bits: int) -> ZeroRule:
+        """Words are added to, whose carries run into the next field; of 3 bits each field."""
+        whole = ZeroRule(add_to_word=_ONES.get(bits, 0), mask=2**bits - 1)
+        return whole if bits in _ONES else StoredMinusOnePerField().rule(bits)
 
     def read(self, words: Tensor, packing: Packing) -> Tensor:
         """int32 words -> zero points in [0, 2**bits)."""
@@ -80,6 +94,10 @@ class StoredMinusOnePerField(ZeroPoints):
 
     name: ClassVar[str] = "stored minus one, per field"
 
+    def rule(self, bits: int) -> ZeroRule:
+        """1 is added to each field, which wraps."""
+        return ZeroRule(add=1, mask=2**bits - 1)
+
     def read(self, words: Tensor, packing: Packing) -> Tensor:
         """int32 words -> zero points in [0, 2**bits)."""
         return packing.unpack(words).add(1).remainder(2**packing.bits)
@@ -98,6 +116,10 @@ class StoredMinusOneUnmasked(ZeroPoints):
     def span(self, bits: int) -> tuple[int, int]:
         """0 cannot be said, 2**bits can."""
         return 1, 2**bits
+
+    def rule(self, bits: int) -> ZeroRule:
+        """1 is added to each field, which does not wrap."""
+        return ZeroRule(add=1)
 
     def read(self, words: Tensor, packing: Packing) -> Tensor:
         """int32 words -> zero points in [1, 2**bits]."""

@@ -1,8 +1,8 @@
 """The contract between files and kernels: axis text, declarations, configs, typed weights."""
 
+from qload.devices import run_of
 from qload.spec.axis import LOGICAL, PARTS, Axis
 from qload.spec.groups import Grouped
-from qload.spec.meaning import run_of
 from qload.spec.out import rounded
 from qload.spec.share_bounds import ShareBounds
 from qload.spec.tensor import Names, Role, Shape, TensorSpec, check_dtypes, named, solve

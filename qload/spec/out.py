@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from qload import native
+from qload import devices
 from qload.errors import ArgumentError, ShapeError
 from qload.spec.tensor import Shape
 
@@ -21,7 +21,7 @@ def check_out(out: Tensor, shape: Shape, device: torch.device, *read: Tensor) ->
         if size > 1 and stride < reach:
             raise ArgumentError("out", "each element in a place of its own", f"strides {out.stride()}")
         reach += stride * (size - 1)
-    if any(native.shares_memory(out, tensor) for tensor in read):
+    if any(devices.shares_memory(out, tensor) for tensor in read):
         raise ArgumentError("out", "memory of its own", "that of one of the weight's tensors")
 
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from qload import native
+from qload import devices
+from qload.devices import CodeValues, LazyCodes, StoredCodes, StoredTable
 from qload.errors import IndexValueError, MismatchError, MissingTensorError
 from qload.spec.axis import PARTS
-from qload.spec.meaning import as_stored, meaning_of, plainly
 from qload.spec.out import check_out
 from qload.spec.share_bounds import ShareBounds
 from qload.spec.tensor import Names, Shape, TensorSpec, check_dtypes, named, solve
@@ -88,7 +88,7 @@ UNPLACED = Layer((), 0, (0, 0))  # of a weight made by hand, whose tensors tell 
 
 
 @dataclass(frozen=True)
-class Codes:
+class Codes(CodeValues):
     """A weight as codes: w = (code - zero) * scale[n_group, k_group] * factor.
 
     codes (N, K) integers, or still packed; scales and zeros (Gn, Gk), with Gn = N or 1 where n_group is
@@ -98,19 +98,9 @@ class Codes:
     where the owner rounds its product on its own.
     """
 
-    bits: int
-    codes: Tensor | native.LazyCodes
-    scales: Tensor
-    zeros: Tensor | None
-    k_group: Tensor | None
-    lookup: Tensor | None = None
-    n_group: Tensor | None = None
-    divide: bool = False
-    factor: float = 1.0
-
     def plain(self) -> Tensor:
         """The codes as numbers (N, K), of an integer dtype."""
-        return native.plain(self.codes)
+        return devices.plain(self.codes)
 
     def dequantize(self, dtype: torch.dtype = torch.float32, out: Tensor | None = None) -> Tensor:
         """(N, K): the integer difference, times (or by) the scale in float32, times the factor.
@@ -119,24 +109,15 @@ class Codes:
         """
         if out is not None:
             check_out(out, tuple(self.codes.shape), self.scales.device)
-        wide = self._new(dtype) if out is None else out
-        return wide if self._natively(wide) else plainly(self, wide)
-
-    def _new(self, dtype: torch.dtype) -> Tensor:
-        return native.in_large_pages(torch.empty(self.codes.shape, dtype=dtype, device=self.scales.device))
-
-    def _natively(self, out: Tensor) -> bool:
-        meaning = meaning_of(self) if native.has_routines(out, self.scales) else None
-        if meaning is None:
-            return False
-        if isinstance(self.codes, Tensor):
-            return native.dequantize_numbers(self.codes, meaning, out)
-        if self.codes.dequantize(meaning, out):
-            return True
-        return out.is_cuda and native.dequantize_numbers(self.codes.plain(), meaning, out)
+            wide = out
+        else:
+            made = torch.empty(self.codes.shape, dtype=dtype, device=self.scales.device)
+            wide = devices.in_large_pages(made)
+        devices.dequantize(self, wide)
+        return wide
 
 
-def symmetric(bits: int, codes: Tensor | native.LazyCodes, scales: Tensor, k_group: Tensor) -> Codes:
+def symmetric(bits: int, codes: Tensor | LazyCodes, scales: Tensor, k_group: Tensor) -> Codes:
     """Codes (K, N) and scales (G, N) of a type whose every zero point is 2**(bits - 1)."""
     zeros = torch.full_like(scales, 2 ** (bits - 1), dtype=torch.int32)
     return Codes(bits=bits, codes=codes.T, scales=scales.float().T, zeros=zeros.T, k_group=k_group)
@@ -222,8 +203,15 @@ class Weight(ABC):
         """
         if out is not None:
             check_out(out, self.shape, self.device, *self.fields().values())
-        made = as_stored(self, dtype, out)
-        return self.codes().dequantize(dtype, out) if made is None else made
+        if devices.reads_stored(next(iter(self.fields().values()))):
+            wide = torch.empty(self.shape, dtype=dtype, device=self.device) if out is None else out
+            if devices.dequantize_stored(self.stored(), wide):
+                return wide
+        return self.codes().dequantize(dtype, out)
+
+    def stored(self) -> StoredCodes | StoredTable | None:
+        """Codes, scales and zero points as they lie, for devices that read them so; None: no device does."""
+        return None
 
     def to(self, device: torch.device | str) -> Self:
         """The same weight on another device; no dtype changes."""

@@ -11,8 +11,7 @@ from torch import Tensor
 from qload import native
 from qload.formats import AWQConfig, AWQWeight, BNB4Config, BNBNF4Weight, GPTQWeight
 from qload.kernel_formats import repack
-from qload.kernels import cuda
-from qload.layouts import awq, exllama, gptq, marlin, strides
+from qload.layouts import awq, exllama, gptq, marlin
 from qload.layouts.packing import Packing
 from qload.spec import Weight
 from tests.bench.timing import copies, rounds_of
@@ -52,20 +51,20 @@ def copy_rate(total: int) -> float:
 
 def move_line(name: str, one: Packing, other: Packing, K: int, N: int) -> str:
     total = 2 * K * N * one.bits // 8
-    sources = [words(*strides.shape_of(one, (K, N))) for _ in range(copies(total))]
+    sources = [words(*one.shape_of_words((K, N))) for _ in range(copies(total))]
     if K * N <= 1 << 26:
         with native.reference():
             want = other.pack(one.unpack(sources[0]))
-        if not torch.equal(cuda.reorder(sources[0], one, other, (K, N)), want):
+        if not torch.equal(other.pack(one.packed(sources[0])), want):
             return LINE.format(name, f"{K} x {N}", "wrong", "", "")
         del want
-    time = microseconds([lambda s=s: cuda.reorder(s, one, other, (K, N)) for s in sources])  # type: ignore[misc]
+    time = microseconds([lambda s=s: other.pack(one.packed(s)) for s in sources])  # type: ignore[misc]
     return line(name, K, N, total, time)
 
 
 def rows_line(name: str, one: Packing, other: Packing, K: int, N: int) -> str:
     total = 2 * K * N * one.bits // 8
-    sources = [words(*strides.shape_of(one, (K, N))) for _ in range(copies(total))]
+    sources = [words(*one.shape_of_words((K, N))) for _ in range(copies(total))]
     order = torch.randperm(K, device="cuda")
     if K * N <= 1 << 26:
         with native.reference():
@@ -106,11 +105,11 @@ def dequantize_line(layout: str, K: int, N: int, dtype: torch.dtype) -> str:
     name = f"{layout} to {str(dtype).removeprefix('torch.')}"
     with native.reference():
         want = held[0].dequantize(dtype) if K * N <= 1 << 26 else None
-    got = cuda.dequantize(held[0], dtype)
+    got = held[0].dequantize(dtype)
     if want is not None and not torch.equal(got.view(torch.uint8), want.view(torch.uint8)):
         return LINE.format(name, f"{K} x {N}", "wrong", "", "")
     del want, got
-    time = microseconds([lambda w=w: cuda.dequantize(w, dtype) for w in held])  # type: ignore[misc]
+    time = microseconds([lambda w=w: w.dequantize(dtype) for w in held])  # type: ignore[misc]
     return line(name, K, N, total, time)
 
 

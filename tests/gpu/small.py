@@ -7,13 +7,15 @@ dequantize is the vendor's product, whose copies sanitizers do not follow.
 import torch
 from torch import Tensor
 
+from qload.devices import StoredTable, cuda
+from qload.devices.cuda_stored import dequantize_stored
 from qload.formats import AWQConfig, AWQWeight
 from qload.kernel_formats import ExllamaWeight, GPTQMarlinWeight, repack
-from qload.kernels import cuda
 from qload.kernels.cuda import decode, exllama, middle, w4a16
 from qload.kernels.cuda.marlin import MarlinCall, arguments
 from qload.kernels.cuda.strips import StripsCall
-from qload.layouts import awq, gptq, marlin, strides
+from qload.layouts import awq, gptq, marlin
+from qload.sentences import Digit
 
 K, N, GROUP = 512, 128, 64
 
@@ -29,19 +31,17 @@ def moves() -> None:
     codes = torch.randint(16, (K, N), dtype=torch.int32)
     one, other = gptq.rows(4), marlin.rows(4)
     words, want = one.pack(codes).cuda(), other.pack(codes)
-    same(cuda.reorder(words, one, other, (K, N)), want)
-    same(cuda.reorder(words, one, awq.columns(4), (K, N)), awq.columns(4).pack(codes))
+    same(other.pack(one.packed(words)), want)
+    same(awq.columns(4).pack(one.packed(words)), awq.columns(4).pack(codes))
     perm = torch.randperm(K)
-    places = strides.places(one.codes, (K, N)), strides.places(other.codes, (K, N))
-    starts = torch.tensor(strides.starts(places[0][0], K))[perm].cuda()
-    digits = strides.digits(*places, rows=0) or []
-    same(cuda.move(words, 4, digits, want.shape, rows=starts), other.pack(codes[perm]))
     plain = torch.arange(33 * 65, dtype=torch.int16).reshape(33, 65)
     packed = one.packed(words)[perm.cuda()]
     same(other.pack(packed), other.pack(codes[perm]))  # rows in two passes
     same(one.pack(one.unpack(words)), words)  # numbers
-    turned = strides.digits(strides.strided((33, 65), (65, 1)), strides.strided((33, 65), (1, 33))) or []
-    same(cuda.move(plain.cuda(), 16, turned, (65, 33)), plain.T)
+    turned = torch.empty(65, 33, dtype=torch.int16, device="cuda")
+    if not cuda.move(plain.cuda(), turned, 16, [Digit(33, 65, 1), Digit(65, 1, 33)]):
+        raise SystemExit("the module moves nothing")
+    same(turned, plain.T)
 
 
 def weight() -> AWQWeight:
@@ -63,14 +63,16 @@ def main() -> None:
     for layout in ("awq", "gptq_v2", "marlin"):
         held = made if layout == "awq" else repack(made, layout)
         for dtype in (torch.float16, torch.bfloat16, torch.float32):
-            same(cuda.dequantize(held.to("cuda"), dtype), made.dequantize().to(dtype))
+            same(held.to("cuda").dequantize(dtype), made.dequantize().to(dtype))
             same(held.codes().dequantize(dtype), made.dequantize().to(dtype))
     table, scales = torch.rand(16), torch.rand(9)
     flat = torch.randint(256, (33 * 17 // 2 + 1,), dtype=torch.uint8)
     values = torch.stack([flat >> 4, flat & 15], 1).flatten()[: 33 * 17].long()
     want = table[values] * scales.repeat_interleave(64)[: 33 * 17]
     for dtype in (torch.float16, torch.float32):
-        got = torch.ops.qload.dequantize_table(flat.cuda(), table.cuda(), scales.cuda(), 6, 33, 17, dtype)
+        got = torch.empty(33, 17, dtype=dtype, device="cuda")
+        if not dequantize_stored(StoredTable(flat.cuda(), table.cuda(), scales.cuda(), 64), got):
+            raise SystemExit("the module reads no table")
         same(got, want.reshape(33, 17).to(dtype))
     read = repack(made, "marlin").to("cuda")
     assert isinstance(read, GPTQMarlinWeight)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from qload import native
+from qload import devices, native
 from qload.errors import ArgumentError
 from qload.layouts import Order, Packing, gptq, marlin
 from qload.testing import assert_same_bits
@@ -23,11 +23,11 @@ offsets = st.integers(0, 5)
 
 
 def test_there_is_native_code_for_what_lies_on_the_device() -> None:
-    assert native.has_routines(torch.zeros(4, device="cuda"))
+    assert devices.has_routines(torch.zeros(4, device="cuda"))
     with native.reference():
-        assert not native.has_routines(torch.zeros(4, device="cuda"))
+        assert not devices.has_routines(torch.zeros(4, device="cuda"))
     with FakeTensorMode():
-        assert not native.has_routines(torch.zeros(4, device="cuda"))
+        assert not devices.has_routines(torch.zeros(4, device="cuda"))
 
 
 @PACKINGS

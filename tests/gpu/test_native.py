@@ -1,4 +1,4 @@
-"""Every native CUDA operator against the torch reference: bits where bits are promised, one rounding else."""
+"""Every native CUDA routine against the torch reference: bits where bits are promised, one rounding else."""
 
 from typing import Any
 
@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from qload.errors import ArgumentError
+from qload.devices import cuda
 from qload.kernel_formats import repack
-from qload.kernels import cuda
-from qload.kernels.cuda import stored
-from qload.layouts import awq, exllama, gptq, marlin, strides
+from qload.layouts import awq, exllama, gptq, marlin
 from qload.layouts.packing import Packing
+from qload.sentences import Digit
+from qload.sentences.digits import axis_digits, in_common
 from qload.spec import Weight
 from qload.testing import assert_same_bits, layers
 from tests.format_cases import CONFIGS, every_format
@@ -51,11 +51,8 @@ def guarded(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]
     return memory[GUARD:-GUARD].view(shape), memory
 
 
-def digits_of(source: Packing, target: Packing, K: int, N: int, rows: int | None = None) -> list[Any]:
-    shape = (K, N)
-    found = strides.digits(
-        strides.places(source.codes, shape), strides.places(target.codes, shape), rows=rows
-    )
+def digits_of(source: Packing, target: Packing, K: int, N: int) -> list[Digit]:
+    found = in_common(axis_digits(source.codes, (K, N)), axis_digits(target.codes, (K, N)))
     assert found is not None
     return found
 
@@ -67,7 +64,7 @@ def test_a_move_has_the_bits_of_unpack_and_pack(bits: int, source: str, target: 
     words, want = one.pack(codes).to(DEVICE), other.pack(codes)
     out, memory = guarded(tuple(want.shape), torch.int32)
 
-    cuda.move(words, bits, digits_of(one, other, K, N), want.shape, out=out)
+    assert cuda.move(words, out, bits, digits_of(one, other, K, N))
 
     assert_same_bits(out.cpu(), want)
     assert bool((memory[:GUARD] == -7).all() and (memory[-GUARD:] == -7).all())
@@ -78,16 +75,11 @@ def test_rows_in_any_order_are_gathered_on_the_way(bits: int, source: str, targe
     K, N = 96, 192
     codes, one, other = drawn(bits, K, N), PACKINGS[bits][source], PACKINGS[bits][target]
     perm = torch.randperm(K, generator=torch.Generator().manual_seed(0))
-    starts = torch.tensor(strides.starts(strides.places(one.codes, (K, N))[0], K))
     want = other.pack(codes[perm])
+    words = one.pack(codes).to(DEVICE)
+    got = torch.empty_like(want, device=DEVICE)
 
-    got = cuda.move(
-        one.pack(codes).to(DEVICE),
-        bits,
-        digits_of(one, other, K, N, rows=0),
-        want.shape,
-        rows=starts[perm].to(DEVICE),
-    )
+    assert cuda.repack(one.packed(words)[perm.to(DEVICE)], other, got)
 
     assert_same_bits(got.cpu(), want)
 
@@ -96,11 +88,9 @@ def test_rows_in_any_order_are_gathered_on_the_way(bits: int, source: str, targe
 @pytest.mark.parametrize(("K", "N"), [(33, 65), (7, 128), (64, 96), (1, 1), (100, 36)])
 def test_any_strides_are_followed(dtype: torch.dtype, K: int, N: int) -> None:
     whole = torch.arange(2 * K * 3 * N).reshape(2 * K, 3 * N).to(dtype).to(DEVICE)
-    source = strides.strided((K, N), (2 * 3 * N, 3))
     out, memory = guarded((N, K), dtype)
 
-    found = strides.digits(source, strides.strided((K, N), (1, K)))
-    cuda.move(whole, 8 * dtype.itemsize, found or [], (N, K), out=out)
+    assert cuda.move(whole, out, 8 * dtype.itemsize, [Digit(K, 2 * 3 * N, 1), Digit(N, 3, K)])
 
     assert_same_bits(out, whole[::2, ::3].T.clone(memory_format=torch.contiguous_format))
     assert bool((memory[:GUARD] == memory[0]).all() and (memory[-GUARD:] == memory[0]).all())
@@ -110,7 +100,7 @@ def test_fields_that_no_digit_reaches_stay() -> None:
     words = torch.full((4,), 0x76543210, dtype=torch.int32, device=DEVICE)
     out = torch.full((4,), -1, dtype=torch.int32, device=DEVICE)
 
-    cuda.move(words, 4, [(5, 1, 3, 0)], (4,), out=out)
+    assert cuda.move(words, out, 4, [Digit(5, 1, 3)])
 
     assert [f"{word & 0xFFFFFFFF:x}" for word in out.tolist()] == [
         "f2ff1ff0",
@@ -123,18 +113,16 @@ def test_fields_that_no_digit_reaches_stay() -> None:
 def test_no_element_is_no_launch() -> None:
     empty = torch.empty(0, 8, dtype=torch.int32, device=DEVICE)
 
-    assert cuda.move(empty, 32, [(0, 8, 1, 0), (8, 1, 0, 0)], (8, 0)).shape == (8, 0)
+    assert cuda.move(empty, empty.new_empty(8, 0), 32, [Digit(0, 8, 1), Digit(8, 1, 0)])
 
 
-def test_what_does_not_fit_is_refused_by_name() -> None:
-    words = torch.zeros(8, dtype=torch.int32, device=DEVICE)
+def test_what_does_not_fit_is_left_to_torch() -> None:
+    words, digits = torch.zeros(8, dtype=torch.int32, device=DEVICE), [Digit(8, 1, 1)]
+    between = torch.zeros(9 * 4, dtype=torch.uint8, device=DEVICE)[1:-3]
 
-    with pytest.raises(ArgumentError, match="source"):
-        cuda.move(words[::2], 32, [(4, 1, 1, 0)], (4,))
-    with pytest.raises(ArgumentError, match="out"):
-        cuda.move(words, 32, [(8, 1, 1, 0)], (4,))
-    with pytest.raises(ArgumentError, match="bits"):
-        cuda.move(words, 3, [(8, 1, 1, 0)], (8,))
+    assert not cuda.move(words, words.clone(), 3, digits)
+    assert not cuda.move(words, words.cpu(), 32, digits)
+    assert not cuda.move(words.view(torch.uint8), between, 8, [Digit(32, 1, 1)])
 
 
 @every_format
@@ -146,7 +134,7 @@ def test_a_weight_is_dequantized_with_one_rounding(
 ) -> None:
     weight = data.draw(layers(weight_type, CONFIGS[weight_type])).weight()
 
-    got = cuda.dequantize(weight.to(DEVICE), dtype)
+    got = weight.to(DEVICE).dequantize(dtype)
 
     assert_same_bits(got.cpu(), weight.dequantize().to(dtype))
 
@@ -159,7 +147,7 @@ def test_a_repacked_weight_is_dequantized_with_one_rounding(
 ) -> None:
     weight = repack(noise(group, 512, 384), layout)
 
-    got = cuda.dequantize(weight.to(DEVICE), dtype)
+    got = weight.to(DEVICE).dequantize(dtype)
 
     assert_same_bits(got.cpu(), weight.dequantize().to(dtype))
 
@@ -188,34 +176,9 @@ def test_two_streams_do_not_meet() -> None:
     for _ in range(20):
         for i, weight in enumerate((one, other)):
             with torch.cuda.stream(streams[i]):
-                got[i].append(cuda.dequantize(weight, torch.float16))
+                got[i].append(weight.dequantize(torch.float16))
     torch.cuda.synchronize()
 
     for i in (0, 1):
         for each in got[i]:
             assert_same_bits(each, want[i])
-
-
-def test_operators_have_a_schema_and_a_shape_rule_that_hold() -> None:
-    words = drawn(4, 64, 64).to(DEVICE)
-    scales = torch.rand(2, 64, device=DEVICE).half()
-    meaning = [scales, None, None, None, None, [1, 64, 0, 0, 1, 32], [1, 8, 4, 0, 0, -1], False, 1.0, 64, 64]
-
-    torch.library.opcheck(
-        torch.ops.qload.move.default, (words, None, 32, [64, 64, 1, 0, 64, 1, 64, 0], [64, 64])
-    )
-    torch.library.opcheck(torch.ops.qload.dequantize_single.default, (words % 16, *meaning, torch.float16))
-    flat = torch.zeros(32 * 64, dtype=torch.uint8, device=DEVICE)
-    table, absmax = torch.rand(16, device=DEVICE), torch.rand(64, device=DEVICE)
-    torch.library.opcheck(
-        torch.ops.qload.dequantize_table.default, (flat, table, absmax, 6, 64, 64, torch.bfloat16)
-    )
-    found = stored.packed(noise(32, 128, 64).to(DEVICE))
-    assert found is not None
-    digits = [number for digit in found.digits for number in digit]
-    torch.library.opcheck(
-        torch.ops.qload.dequantize.default,
-        (found.codes, *found.meaning, torch.float16, found.bits, digits, found.row_bits),
-    )
-    meta = torch.ops.qload.move(words.to("meta"), None, 32, [64, 64, 1, 0], [64, 1])
-    assert (meta.device.type, tuple(meta.shape), meta.dtype) == ("meta", (64, 1), torch.int32)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qload.kernels.cuda.module import FLOATS
+from qload.devices.tensors import FLOATS
 from qload.layouts import exllama as shuffled
 from qload.layouts import gptq, marlin, strips
 

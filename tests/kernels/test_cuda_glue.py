@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from qload.devices import cuda, cuda_stored
 from qload.errors import ArgumentError, NoKernelError
 from qload.formats import GPTQConfig, GPTQWeight
 from qload.kernel_formats import repack
@@ -36,13 +37,10 @@ SHAPES = [
 CHIPS = pytest.mark.parametrize("chip", [AMPERE, HOPPER], ids=["8.0", "9.0"])
 BITS = pytest.mark.parametrize("bits", [4, 8], ids=["4 bits", "8 bits"])
 DTYPES = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
-written: Any = import_module("qload.kernels.cuda.dequantize")  # whose name in the package is a function
 OPERATORS = {
     "marlin": marlin._marlin,
     "strips": strips._strips,
     "exllama": exllama._exllama,
-    "dequantize": written._packed,
-    "dequantize_single": written._single,
 }
 
 
@@ -59,6 +57,8 @@ def _operators() -> Iterator[None]:
 def hand(chip: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> Hand:
     made = Hand(chip)
     monkeypatch.setattr(module, "load", lambda name: NativeModule(made))
+    for routines in (cuda, cuda_stored):
+        monkeypatch.setattr(routines, "module_for", lambda *tensors: made)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: chip)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=STREAM))
@@ -252,14 +252,14 @@ def test_what_torch_has_to_multiply_is_left_to_it(hand: Hand, monkeypatch: pytes
     x, bias = torch.ones(1, 256).half(), torch.zeros(64).half()
     differentiable = x.clone().requires_grad_()
 
-    assert ways.takes(x, weight, None)
-    assert ways.takes(x, weight, bias)
-    assert not ways.takes(x, weight, bias.float())
-    assert not ways.takes(x, weight, torch.zeros(128).half()[::2])
-    assert not ways.takes(differentiable, weight, None)
-    assert not ways.takes(x, weight, bias.clone().requires_grad_())
+    assert ways.can_multiply(x, weight, None)
+    assert ways.can_multiply(x, weight, bias)
+    assert not ways.can_multiply(x, weight, bias.float())
+    assert not ways.can_multiply(x, weight, torch.zeros(128).half()[::2])
+    assert not ways.can_multiply(differentiable, weight, None)
+    assert not ways.can_multiply(x, weight, bias.clone().requires_grad_())
     with torch.no_grad():
-        assert ways.takes(differentiable, weight, None)
+        assert ways.can_multiply(differentiable, weight, None)
 
 
 @pytest.mark.parametrize(

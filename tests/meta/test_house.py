@@ -22,6 +22,8 @@ from tests.paths import FIXTURES, ROOT
 RANKS = [
     {"errors"},
     {"native"},
+    {"sentences"},
+    {"devices"},
     {"spec", "layouts"},
     {"storage", "parallel"},
     {"loader"},
@@ -35,7 +37,7 @@ RANKS = [
     {"methods", "models"},
     {"engines", "verify", "testing"},
     {"conformance"},
-    {"overview"},
+    {"capabilities"},
     {"cli"},
 ]
 RANK = {name: place for place, names in enumerate(RANKS) for name in names}

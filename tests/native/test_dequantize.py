@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from qload import native
+from qload.devices import meaning_of
 from qload.formats import FORMATS
 from qload.layouts import ClippedCodes, NibblePairs, Packing, awq, compressed_tensors, gptq, marlin
+from qload.sentences.digits import WHOLE_BITS
 from qload.spec import Codes
-from qload.spec.meaning import meaning_of
 from qload.testing import assert_same_bits
 from qload.testing.strategies import layers
 from tests.format_cases import CONFIGS
@@ -150,6 +151,6 @@ def test_words_that_hold_more_than_there_is(
     codes = Codes(packing.bits, clipped.T, **data.draw(meanings(packing.bits, *clipped.T.shape)))
     check(codes, dtype, count)
     assert torch.equal(codes.plain(), packed.plain().T[: shape[1], : shape[0]])
-    if packing.bits in native.PACKED or packing.pattern.startswith("(kp"):
+    if packing.bits in WHOLE_BITS or packing.pattern.startswith("(kp"):
         out = torch.empty(codes.codes.shape, dtype=dtype)
         assert meaning_of(codes) is None or clipped.T.dequantize(meaning_of(codes), out)  # type: ignore[arg-type]

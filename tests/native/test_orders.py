@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qload import native
+from qload.devices import cpu
 from qload.layouts import Order, awq, gptq, marlin, marlin_24
+from qload.sentences import Digit
 from tests.native.memory import each_isa, few, guarded, isas, offsets, placed, threads
 
 DTYPES = (torch.uint8, torch.float16, torch.bfloat16, torch.int32, torch.float32, torch.int64)
@@ -79,8 +81,7 @@ def test_elements_smaller_than_a_byte(bits: int, data: Any, count: int) -> None:
     order = data.draw(st.permutations(range(len(sizes))))
     target = {axis: torch.Size([sizes[i] for i in order[at + 1 :]]).numel() for at, axis in enumerate(order)}
     digits = [
-        native.Digit(size, torch.Size(sizes[axis + 1 :]).numel(), target[axis])
-        for axis, size in enumerate(sizes)
+        Digit(size, torch.Size(sizes[axis + 1 :]).numel(), target[axis]) for axis, size in enumerate(sizes)
     ]
     codes = torch.randint(0, 2**bits, (total,), dtype=torch.uint8)
     per = 8 // bits
@@ -91,7 +92,7 @@ def test_elements_smaller_than_a_byte(bits: int, data: Any, count: int) -> None:
 
     for isa in isas():
         with native.using(isa, count), guarded(source.shape, torch.uint8, 1) as out:
-            assert native.move(source, out, bits, digits)
+            assert cpu.move(source, out, bits, digits)
             got = (out[:, None] >> shifts & (2**bits - 1)).flatten()[:total]
             assert torch.equal(got, want)
 

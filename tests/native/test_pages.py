@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from qload import native
+from qload.devices import large_pages as pages
 from qload.layouts import gptq
-from qload.native import pages
 
 Asked = list[tuple[int, int, int]]
 
@@ -28,7 +27,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
 @pytest.mark.parametrize("offset", [0, 1, 4096, 5000])
 def test_whole_pages_inside_of_a_large_tensor(asked: Asked, offset: int) -> None:
     tensor = torch.empty(pages.LEAST + 8191, dtype=torch.uint8)[offset:]
-    assert native.in_large_pages(tensor) is tensor
+    assert pages.in_large_pages(tensor) is tensor
 
     assert len(asked) == (1 if tensor.numel() >= pages.LEAST else 0)
     for start, size, advice in asked:
@@ -39,8 +38,8 @@ def test_whole_pages_inside_of_a_large_tensor(asked: Asked, offset: int) -> None
 
 
 def test_small_tensors_and_those_elsewhere_are_left_alone(asked: Asked) -> None:
-    native.in_large_pages(torch.empty(pages.LEAST - 1, dtype=torch.uint8))
-    native.in_large_pages(torch.empty(pages.LEAST, dtype=torch.uint8, device="meta"))
+    pages.in_large_pages(torch.empty(pages.LEAST - 1, dtype=torch.uint8))
+    pages.in_large_pages(torch.empty(pages.LEAST, dtype=torch.uint8, device="meta"))
 
     assert asked == []
 
@@ -58,4 +57,4 @@ def test_a_system_that_cannot_advise_is_not_asked(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(pages, "_madvise", lambda: None)
     tensor = torch.empty(pages.LEAST, dtype=torch.uint8)
 
-    assert native.in_large_pages(tensor) is tensor
+    assert pages.in_large_pages(tensor) is tensor

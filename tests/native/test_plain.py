@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from qload import native
-from qload.layouts import NibblePairs, Packing
-from qload.native import held
+from qload import devices, native
+from qload.devices import tensors
+from qload.layouts import NibblePairs, Order, Packing
 from qload.spec import Codes
 from qload.testing import assert_same_bits
 from tests.native.memory import few
@@ -26,7 +26,7 @@ blocks = st.sampled_from(
 
 def by_definition(packing: Packing, codes: Tensor) -> Tensor:
     """Each field of each code to its bits: runs to their words, and the words to where they lie."""
-    runs = packing.codes.apply(codes).long()
+    runs = Order(packing.codes.pattern, **dict(packing.codes.sizes)).apply(codes).long()
     words = runs.new_zeros((*runs.shape[:-1], packing.words))
     for f in packing.fields:
         words[..., f.word] |= (runs[..., f.code] >> f.low & (1 << f.width) - 1) << f.bit
@@ -53,17 +53,17 @@ def meant(codes: Codes) -> Tensor:
 
 @pytest.fixture(autouse=True, scope="module")
 def blocks_of_a_test() -> Any:
-    kept = held.BLOCK
+    kept = tensors.BLOCK
     with native.reference():
         yield
-    held.BLOCK = kept
+    tensors.BLOCK = kept
 
 
 @pytest.mark.parametrize("name", NAMED)
 @few
 @given(rows=st.integers(0, 9), columns=st.integers(0, 9), block=blocks, turned=st.booleans())
 def test_words(name: str, rows: int, columns: int, block: int, turned: bool) -> None:
-    packing, held.BLOCK = NAMED[name], block
+    packing, tensors.BLOCK = NAMED[name], block
     codes = drawn(packing, rows, columns)
     want = by_definition(packing, codes)
 
@@ -78,7 +78,7 @@ def test_words(name: str, rows: int, columns: int, block: int, turned: bool) -> 
 @few
 @given(rows=st.integers(1, 9), columns=st.integers(1, 9), block=blocks, turned=st.booleans(), data=st.data())
 def test_values(name: str, rows: int, columns: int, block: int, turned: bool, data: Any) -> None:
-    packing, held.BLOCK = NAMED[name], block
+    packing, tensors.BLOCK = NAMED[name], block
     codes = drawn(packing, rows, columns)
     packed = packing.packed(packing.pack(codes))
     if data.draw(st.booleans()):
@@ -87,7 +87,7 @@ def test_values(name: str, rows: int, columns: int, block: int, turned: bool, da
     lookup = torch.randn(2**packing.bits) if data.draw(st.booleans()) else None
     want = (codes.T if turned else codes).float() if lookup is None else lookup[codes.T if turned else codes]
 
-    found = list(native.values(packed.T if turned else packed, lookup, block))
+    found = list(devices.values(packed.T if turned else packed, lookup, block))
 
     assert [rows.start for rows, _ in found[1:]] == [rows.stop for rows, _ in found[:-1]]
     assert_same_bits(torch.cat([part for _, part in found]), want.contiguous())
@@ -97,7 +97,7 @@ def test_values(name: str, rows: int, columns: int, block: int, turned: bool, da
 @few
 @given(data=st.data(), block=blocks, dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]))
 def test_weights(name: str, data: Any, block: int, dtype: torch.dtype) -> None:
-    packing, held.BLOCK = DEQUANTIZED[name], block
+    packing, tensors.BLOCK = DEQUANTIZED[name], block
     K, N = (packing.granule(axis) * data.draw(st.integers(0, 5)) for axis in (0, 1))
     packed = packing.packed(packing.pack(torch.randint(0, 2**packing.bits, (K, N), dtype=torch.int32)))
     codes = Codes(packing.bits, packed.T, **data.draw(meanings(packing.bits, N, K)))
@@ -107,7 +107,7 @@ def test_weights(name: str, data: Any, block: int, dtype: torch.dtype) -> None:
 
 @given(data=st.data(), block=blocks, high=st.booleans(), N=st.integers(0, 9), half=st.integers(0, 300))
 def test_pairs(data: Any, block: int, high: bool, N: int, half: int) -> None:
-    held.BLOCK = block
+    tensors.BLOCK = block
     pairs = NibblePairs(torch.randint(0, 256, (N, half + 3), dtype=torch.uint8)[:, 2 : half + 2], high)
     codes = Codes(4, pairs, **data.draw(meanings(4, N, 2 * half)))
 
@@ -115,7 +115,7 @@ def test_pairs(data: Any, block: int, high: bool, N: int, half: int) -> None:
 
 
 def test_gradients_of_scales_pass_through_blocks() -> None:
-    held.BLOCK = 8
+    tensors.BLOCK = 8
     codes = Codes(
         8, torch.arange(24, dtype=torch.uint8).reshape(4, 6), torch.ones(4, 2), None, torch.arange(6) // 3
     )

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from qload import native
 from qload.cli import main
+from qload.devices import cpu
 from qload.errors import ArgumentError
 from qload.layouts import gptq
 from qload.native import modules, settings
@@ -83,7 +84,7 @@ def test_a_module_that_is_not_there_says_why(monkeypatch: pytest.MonkeyPatch, tm
 
     (tmp_path / "_cpu.cpython-39-x86_64-linux-gnu.so").touch()
     assert native.load("cpu").reason.startswith(
-        "modules for another Python: _cpu.cpython-39-x86_64-linux-gnu.so"
+        "built for another Python: _cpu.cpython-39-x86_64-linux-gnu.so"
     )
 
 
@@ -96,7 +97,7 @@ def test_a_module_that_cannot_be_loaded_says_why(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(modules, "find_spec", lambda name: object())
     monkeypatch.setattr(modules, "import_module", fail)
 
-    reason = "modules, and cannot be loaded: libcudart.so.12: cannot open shared object file"
+    reason = "built, and cannot be loaded: libcudart.so.12: cannot open shared object file"
     assert native.load("cuda") == modules.NativeModule(None, reason)
 
 
@@ -104,7 +105,7 @@ def test_without_native_code_everything_works() -> None:
     codes = torch.arange(64, dtype=torch.int32).reshape(8, 8) % 16
 
     with native.reference():
-        assert native.pack(codes, 4, [], [], codes) is None
+        assert cpu.pack(gptq.rows(4), codes, codes) is None
         assert gptq.rows(4).unpack(gptq.rows(4).pack(codes)).equal(codes)
 
 
@@ -113,7 +114,7 @@ def test_the_doctor_says_what_is_here_in_json_and_in_words() -> None:
     words = CliRunner().invoke(main, ["doctor", "--table"])
 
     assert report["modules"].keys() == {"cpu", "cuda"}
-    assert report["modules"]["cpu"]["modules"] == bool(report["isas"])
+    assert report["modules"]["cpu"]["built"] == bool(report["isas"])
     assert report["torch"] == torch.__version__
     assert torch.__version__ in words.stdout
     assert words.exit_code == 0

@@ -11,10 +11,9 @@ from qload.kernel_formats.exllama import ExllamaConfig, ExllamaWeight
 from qload.kernels.cuda import calls
 from qload.kernels.cuda.calls import ACTIVATIONS, LinearCall, multiply
 from qload.kernels.cuda.choice import CudaKernel, every_call, known
-from qload.kernels.cuda.dequantize import dequantize
 from qload.kernels.cuda.library import operator
 from qload.kernels.cuda.module import check_operands, native, pointer, stream
-from qload.kernels.cuda.stored import zero_rule
+from qload.kernels.cuda.rounded import rounded
 from qload.kernels.cuda.sums import in_float32
 from qload.layouts import (
     STORED_MINUS_ONE,
@@ -84,14 +83,14 @@ def few_into(y: Tensor, call: ExllamaCall, columns: int = 0, split: int = 0) -> 
     """The same where memory is given; nobody checks it."""
     x, (K, N, groups) = call.x, call.shape
     weights, scales = map(_aligned, (call.weights, call.scales))
-    _, _, _, word, add, mask = zero_rule(ZEROS[call.convention], call.bits)
+    rule = ZEROS[call.convention].rule(call.bits)
     with torch.cuda.device(x.device):
         native().exllama(
             *map(pointer, (x, weights, call.zeros, scales, call.g_idx, call.perm, call.bias, y)),
             [x.shape[0], K, N, groups],
             call.bits,
             max(1, -(-K // max(groups, 1))),
-            [word, add, mask],
+            [rule.add_to_word, rule.add, rule.mask],
             x.dtype == torch.bfloat16,
             columns,
             split,
@@ -109,7 +108,7 @@ def large(call: ExllamaCall) -> Tensor:
     layer = Layer((N,), K, (N, K), "weight")
     held = {"qweight": call.weights, "qzeros": call.zeros, "scales": call.scales, "g_idx": call.g_idx}
     weight = ExllamaWeight.unchecked(config, layer, held)
-    return torch.nn.functional.linear(x, dequantize(weight, x.dtype), call.bias)
+    return torch.nn.functional.linear(x, rounded(weight, x.dtype), call.bias)
 
 
 KERNELS = (CudaKernel("few", why_not_few, few), CudaKernel("large", every_call, large))

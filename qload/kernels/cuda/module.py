@@ -5,16 +5,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qload.devices.cuda import stream
+from qload.devices.tensors import address as pointer
 from qload.errors import ArgumentError
 from qload.native import load
-from qload.native.cuda import stream
-from qload.native.held import address as pointer
 
-__all__ = ["FLOATS", "check", "check_operands", "native", "pointer", "stream", "why_not"]
+__all__ = ["check", "check_operands", "native", "pointer", "stream", "why_not"]
 
 load("cuda")  # before a model is compiled: what traces it cannot import
-
-FLOATS = (torch.float32, torch.float16, torch.bfloat16)  # in the order of the native enumeration
 
 
 def why_not() -> str | None:

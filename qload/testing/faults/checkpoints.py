@@ -25,19 +25,19 @@ FAULTS = (
     Fault("exllama-order", "qload/layouts/exllama.py", "kp n (r j)", "kp n (j r)"),
     Fault(
         "straddle-lost",
-        "qload/layouts/packing.py",
+        "qload/sentences/words.py",
         "while low < bits:\n",
         "while low < bits and (low == 0 or bits != 3):\n",
     ),
     Fault(
         "sign-extended",
-        "qload/layouts/plainly.py",
+        "qload/devices/reference.py",
         "torch.bitwise_right_shift(parts[f.word], f.bit, out=part).bitwise_and_(_mask(f.width))",
         "torch.bitwise_right_shift(parts[f.word], f.bit, out=part)",
     ),
     Fault(
         "scales-rolled",
-        "qload/spec/meaning.py",
+        "qload/devices/reference.py",
         "return of_groups.gather(1, ",
         "return of_groups.roll(1, 1).gather(1, ",
     ),

@@ -15,7 +15,12 @@ FAULTS = (
         "except RepackError:  # Marlin's",
         "except KeyError:  # Marlin's",
     ),
-    Fault("slice-of-other-columns", f"{_CUDA}/large.py", "marlin.TILE_N * apart *", "marlin.TILE_N * 1024 *"),
+    Fault(
+        "slice-of-other-columns",
+        "qload/devices/cuda_stored.py",
+        "start // each * outer.stride *",
+        "start // each * 1024 *",
+    ),
     Fault("groups-counted-in-shares", f"{_CUDA}/large.py", "if not call.is_k_full:", "if False:"),
     Fault("groups-counted-by-decode", f"{_CUDA}/decode.py", "None if call.is_k_full else call.g_idx", "None"),
     Fault("address-between-two-loads", f"{_CUDA}/inputs.py", "x.clone() if pointer(x) % ALIGNED else x", "x"),

@@ -63,7 +63,7 @@ FAULTS = (
     Fault(
         "bnb-nested-by-share",
         _BNB,
-        'place.positions(spec.Axis(f"(NK)/{config.blocksize}^"))',
+        'bounds.positions(spec.Axis(f"(NK)/{config.blocksize}^"))',
         'torch.arange(kept["absmax"].numel())',
     ),
     Fault("bnb-type-unchecked", _BNB, "if state.quant_type != self.quant_type:", "if False:"),

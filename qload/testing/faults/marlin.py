@@ -55,8 +55,8 @@ FAULTS = (
     Fault(
         "marlin-padding-not-zero",
         _MARLIN,
-        "native.plain(wide), wide_zeros[g_idx]",
-        "native.plain(wide), wide_zeros[g_idx] * 0",
+        "devices.plain(wide), wide_zeros[g_idx]",
+        "devices.plain(wide), wide_zeros[g_idx] * 0",
     ),
     Fault("marlin-group-unchecked", _MARLIN, "size not in GROUP_SIZES", "size < 0"),
     Fault(

@@ -7,16 +7,16 @@ bits. Then codes are shifted out place by place or, where those of one word stay
 from collections.abc import Iterator, Mapping
 from itertools import product
 from math import prod
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from qload import native
-from qload.layouts.natively import dense, in_turn
-
-if TYPE_CHECKING:
-    from qload.layouts.packing import Packing
+from qload.devices.codes import values
+from qload.devices.meaning import group_runs
+from qload.devices.operands import CodeValues
+from qload.devices.tensors import block, dense
+from qload.sentences import AxisDigits, WordSentence
+from qload.sentences.digits import WHOLE_BITS, runs_in_turn
 
 Sizes = Mapping[str, int]
 BYTE = 8
@@ -24,36 +24,79 @@ BYTE = 8
 SPREAD = {2: (torch.int32, ((12, 0x000F000F), (6, 0x03030303))), 4: (torch.int16, ((4, 0x0F0F),))}
 
 
-def pack(packing: "Packing", codes: Tensor, words: Tensor) -> None:
+def move(tensor: Tensor, wide: Tensor, size: Sizes, source: AxisDigits, target: AxisDigits) -> None:
+    """The elements of a tensor, whose axes are made of the digits `source`, in the order of `target`."""
+    digits = [digit for group in source for digit in group]
+    wanted = [digit for group in target for digit in group]
+    apart = tensor.reshape([size[digit] for digit in digits])
+    moved = apart.permute([digits.index(digit) for digit in wanted])
+    wide.view([size[digit] for digit in wanted]).copy_(moved)
+
+
+def pack(packing: WordSentence, codes: Tensor, words: Tensor) -> None:
     """int32 codes -> words, all of which are written."""
     axis = 0 if codes.stride(0) >= codes.stride(1) else 1
     for part, at in _blocks(packing, codes, axis):
         _pack(packing, part, _cut(packing, words, tuple(codes.shape), axis, at))
 
 
-def unpack(packing: "Packing", words: Tensor, codes: Tensor) -> None:
+def unpack(packing: WordSentence, words: Tensor, codes: Tensor) -> None:
     """Words -> int32 or uint8 codes, laid out in any way."""
     axis = 0 if codes.stride(0) >= codes.stride(1) else 1
     for part, at in _blocks(packing, codes, axis):
         _unpack(packing, _cut(packing, words, tuple(codes.shape), axis, at), part)
 
 
-def rows(packing: "Packing", words: Tensor, turned: bool, count: int) -> Iterator[tuple[slice, Tensor]]:
+def rows_of_codes(
+    packing: WordSentence, words: Tensor, turned: bool, count: int
+) -> Iterator[tuple[slice, Tensor]]:
     """Rows after rows of the codes, or of turned ones, about `count` codes at a time: uint8, contiguous."""
-    shape, axis = packing.shape_of(words), 1 if turned else 0
+    shape, axis = packing.shape_of_codes(words.shape), 1 if turned else 0
     for at in _cuts(packing, shape, axis, count):
         codes = words.new_empty((at.stop - at.start, shape[1 - axis]), dtype=torch.uint8)
         _unpack(packing, _cut(packing, words, shape, axis, at), codes.T if turned else codes)
         yield at, codes
 
 
-def _blocks(packing: "Packing", codes: Tensor, axis: int) -> Iterator[tuple[Tensor, slice]]:
-    count = native.block(codes)
+def dequantize(codes: CodeValues, out: Tensor) -> Tensor:
+    """What codes mean in plain torch, the reference: rows after rows, rounded once to `out`."""
+    (N, K), count = codes.codes.shape, block(out)
+    run = 0
+    if codes.k_group is not None and count < N * K:  # several blocks: worth a look at the groups
+        run, _ = group_runs(codes.k_group, max(K, 1))
+        run = 0 if run == 1 or K % run else run
+    scales, zeros = codes.scales.float(), None if codes.zeros is None else codes.zeros.float()
+    lookup = None if codes.lookup is None else codes.lookup.float()
+    for rows, floats in values(codes.codes, lookup, count):
+        wide = floats.view(-1, K // run, run) if run else floats
+        if zeros is not None:
+            wide.sub_(_of_rows(codes, zeros, rows, run))
+        scale = _of_rows(codes, scales, rows, run)
+        wide = wide.div_(scale) if codes.divide else wide.mul_(scale)
+        out[rows] = floats if codes.factor == 1 else floats.mul_(codes.factor)
+    return out
+
+
+def _of_rows(codes: CodeValues, of_groups: Tensor, rows: slice, run: int) -> Tensor:
+    """Scales or zeros of some rows, one for each code, or one for each `run` of codes."""
+    if codes.n_group is not None:
+        of_groups = of_groups[codes.n_group[rows]]
+    elif of_groups.shape[0] > 1:
+        of_groups = of_groups[rows]
+    if codes.k_group is None:
+        return of_groups
+    if run:
+        return of_groups[:, : codes.k_group.numel() // run, None]
+    return of_groups.gather(1, codes.k_group.expand(of_groups.shape[0], -1))
+
+
+def _blocks(packing: WordSentence, codes: Tensor, axis: int) -> Iterator[tuple[Tensor, slice]]:
+    count = block(codes)
     for at in _cuts(packing, tuple(codes.shape), axis, count):
         yield codes.narrow(axis, at.start, at.stop - at.start), at
 
 
-def _cuts(packing: "Packing", shape: tuple[int, ...], axis: int, count: int) -> Iterator[slice]:
+def _cuts(packing: WordSentence, shape: tuple[int, ...], axis: int, count: int) -> Iterator[slice]:
     granule, extent = packing.granule(axis), shape[axis]
     step = max(1, count // max(1, shape[1 - axis] * granule)) * granule
     if packing.codes.left[axis][0] in packing.codes.right[-1]:  # a run is not cut
@@ -62,7 +105,7 @@ def _cuts(packing: "Packing", shape: tuple[int, ...], axis: int, count: int) -> 
         yield from (slice(start, min(start + step, extent)) for start in range(0, extent, step))
 
 
-def _cut(packing: "Packing", words: Tensor, shape: tuple[int, ...], axis: int, at: slice) -> Tensor:
+def _cut(packing: WordSentence, words: Tensor, shape: tuple[int, ...], axis: int, at: slice) -> Tensor:
     """The words of some rows or columns of codes: an axis a digit, as `stored` has them."""
     size = {**packing.codes.digits(shape, packing.codes.left), "w": packing.words}
     stored, outermost = _stored(packing), packing.codes.left[axis][0]
@@ -73,20 +116,20 @@ def _cut(packing: "Packing", words: Tensor, shape: tuple[int, ...], axis: int, a
     return apart.narrow(stored.index(outermost), at.start // granule, (at.stop - at.start) // granule)
 
 
-def _stored(packing: "Packing") -> list[str]:
+def _stored(packing: WordSentence) -> list[str]:
     return [digit for group in packing.stored for digit in group]
 
 
-def _apart(packing: "Packing", codes: Tensor) -> tuple[Tensor, list[str], Sizes]:
+def _apart(packing: WordSentence, codes: Tensor) -> tuple[Tensor, list[str], Sizes]:
     """Codes with an axis a digit, nothing moved, and the digits' names and sizes."""
     size = packing.codes.digits(tuple(codes.shape), packing.codes.left)
     digits = [digit for group in packing.codes.left for digit in group]
     return codes.reshape([size[digit] for digit in digits]), digits, size
 
 
-def _neighbours(packing: "Packing", each: Tensor, digits: list[str]) -> bool:
+def _neighbours(packing: WordSentence, each: Tensor, digits: list[str]) -> bool:
     """Whether the codes that lie closest together are those of one word, in its order."""
-    if len(packing.codes.right[-1]) > 1 or packing.bits not in native.PACKED or not in_turn(packing):
+    if len(packing.codes.right[-1]) > 1 or packing.bits not in WHOLE_BITS or not runs_in_turn(packing):
         return False
     closest = min(
         (step, d) for d, step, size in zip(digits, each.stride(), each.shape, strict=True) if size > 1
@@ -94,7 +137,7 @@ def _neighbours(packing: "Packing", each: Tensor, digits: list[str]) -> bool:
     return closest[1] in packing.codes.right[-1]
 
 
-def _unpack(packing: "Packing", words: Tensor, codes: Tensor) -> None:
+def _unpack(packing: WordSentence, words: Tensor, codes: Tensor) -> None:
     each, digits, size = _apart(packing, codes)
     stored, run = _stored(packing), packing.codes.right[-1]
     outer = [digit for digit in stored if digit != "w"]
@@ -116,7 +159,7 @@ def _unpack(packing: "Packing", words: Tensor, codes: Tensor) -> None:
             places[f.code].copy_(part)
 
 
-def _pack(packing: "Packing", codes: Tensor, words: Tensor) -> None:
+def _pack(packing: WordSentence, codes: Tensor, words: Tensor) -> None:
     each, digits, size = _apart(packing, codes)
     stored, run = _stored(packing), packing.codes.right[-1]
     outer = [digit for digit in stored if digit != "w"]

@@ -1,0 +1,54 @@
+"""What carries a layout and a meaning out: one file per device, and `choice`, the one place that decides.
+
+`reference` does everything in plain torch; where the native modules were built, `cpu` and `cuda` do the same
+bits at the speed of memory.
+"""
+
+from qload.devices.choice import (
+    dequantize,
+    dequantize_rows,
+    dequantize_stored,
+    dequantize_words,
+    has_routines,
+    move,
+    pack,
+    reads_stored,
+    repack,
+    unpack,
+)
+from qload.devices.codes import CodesInWords, LazyCodes, check_codes, plain, stood_for, values
+from qload.devices.large_pages import in_large_pages, writable
+from qload.devices.meaning import Meaning, ZeroRule, run_of
+from qload.devices.operands import CodeValues, StoredCodes, StoredTable, meaning_of
+from qload.devices.reference import rows_of_codes
+from qload.devices.tensors import shares_memory
+
+__all__ = [
+    "CodeValues",
+    "CodesInWords",
+    "LazyCodes",
+    "Meaning",
+    "StoredCodes",
+    "StoredTable",
+    "ZeroRule",
+    "check_codes",
+    "dequantize",
+    "dequantize_rows",
+    "dequantize_stored",
+    "dequantize_words",
+    "has_routines",
+    "in_large_pages",
+    "meaning_of",
+    "move",
+    "pack",
+    "plain",
+    "reads_stored",
+    "repack",
+    "rows_of_codes",
+    "run_of",
+    "shares_memory",
+    "stood_for",
+    "unpack",
+    "values",
+    "writable",
+]

@@ -1,0 +1,93 @@
+"""The one place where a device decides: its own routine carries an operation out, or plain torch does.
+
+Three operations: move (elements from order to order), pack and unpack (codes and words), dequantize.
+"""
+
+from types import ModuleType
+
+from torch import Tensor
+
+from qload.devices import cpu, cuda, reference
+from qload.devices.codes import CodesInWords, check_codes, plain
+from qload.devices.cuda_stored import dequantize_stored as _dequantize_stored
+from qload.devices.meaning import Meaning
+from qload.devices.operands import CodeValues, StoredCodes, StoredTable, meaning_of
+from qload.sentences import AxisDigits, Digit, WordSentence, strides
+
+
+def routines(tensor: Tensor) -> ModuleType:
+    """The module for the device that a tensor lies on; its routines say no where they cannot."""
+    return cuda if tensor.is_cuda else cpu
+
+
+def has_routines(*tensors: Tensor) -> bool:
+    """Whether there is native code for tensors like these."""
+    able: bool = routines(tensors[0]).has_routines(*tensors)
+    return able
+
+
+def move(source: Tensor, target: Tensor, size: dict[str, int], left: AxisDigits, right: AxisDigits) -> None:
+    """The elements of a tensor, whose axes are made of the digits `left`, in the order of `right`."""
+    here, there = strides(left, size, source.stride()), strides(right, size, target.stride())
+    digits = [Digit(size[digit], here[digit], there[digit]) for digit in size]
+    if not routines(target).move(source, target, 8 * source.itemsize, digits):
+        reference.move(source, target, size, left, right)
+
+
+def pack(packing: WordSentence, codes: Tensor, words: Tensor) -> None:
+    """int32 codes -> words; ArgumentError where a code does not fit its bits."""
+    seen = routines(words).pack(packing, codes, words)
+    if seen is None or not 0 <= seen < 2**packing.bits:
+        check_codes(codes, packing.bits)
+    if seen is None:
+        reference.pack(packing, codes, words)
+
+
+def unpack(packing: WordSentence, words: Tensor, codes: Tensor) -> None:
+    """int32 words -> codes, int32 or uint8."""
+    if not routines(codes).unpack(packing, words, codes):
+        reference.unpack(packing, words, codes)
+
+
+def repack(source: CodesInWords, target: WordSentence, words: Tensor) -> bool:
+    """From the words of one packing to those of another, or False where codes have to be spelled out."""
+    done: bool = routines(words).repack(source, target, words)
+    return done
+
+
+def dequantize(codes: CodeValues, out: Tensor) -> None:
+    """What codes mean, in float32 and rounded once to `out` (N, K)."""
+    meaning = meaning_of(codes) if has_routines(out, codes.scales) else None
+    if meaning is None or not _natively(codes, meaning, out):
+        reference.dequantize(codes, out)
+
+
+def dequantize_words(codes: CodesInWords, meaning: Meaning, out: Tensor) -> bool:
+    """What codes in words mean, in one pass from the words to `out`; False where nothing was done."""
+    done: bool = routines(out).dequantize_words(codes, meaning, out)
+    return done
+
+
+def dequantize_rows(codes: Tensor, bits: int, meaning: Meaning, high_first: bool, out: Tensor) -> bool:
+    """What codes mean that bytes hold in plain order, row by row; False where nothing was done."""
+    done: bool = routines(out).dequantize_rows(codes, bits, meaning, high_first, out)
+    return done
+
+
+def dequantize_stored(stored: StoredCodes | StoredTable | None, out: Tensor) -> bool:
+    """What a weight means, from the tensors that it holds; False where its device does not read them so."""
+    return stored is not None and out.is_cuda and _dequantize_stored(stored, out)
+
+
+def reads_stored(tensor: Tensor) -> bool:
+    """Whether a tensor's device reads weights as they are stored."""
+    return tensor.is_cuda and cuda.has_routines(tensor)
+
+
+def _natively(codes: CodeValues, meaning: Meaning, out: Tensor) -> bool:
+    here = routines(out)
+    if isinstance(codes.codes, Tensor):
+        return bool(here.dequantize_numbers(codes.codes, meaning, out))
+    if codes.codes.dequantize(meaning, out):
+        return True
+    return here is cuda and bool(cuda.dequantize_numbers(plain(codes.codes), meaning, out))

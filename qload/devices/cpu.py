@@ -1,0 +1,284 @@
+"""The CPU module: move, pack and unpack, dequantize. Each says whether it did the work.
+
+Who calls has checked shapes; here devices, dtypes and strides are checked before a pointer is taken.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from qload.devices.codes import CodesInWords
+from qload.devices.meaning import Meaning
+from qload.devices.tensors import FLOATS, address, block, dense, is_plain
+from qload.native import is_on, isa, load, threads
+from qload.sentences import Digit, FieldMove, WordSentence
+from qload.sentences.digits import (
+    WHOLE_BITS,
+    Axis,
+    Runs,
+    axis_digits,
+    fields_in_common,
+    holds_whole_codes,
+    in_common,
+    runs,
+    stream_axis,
+)
+
+SCRATCH = 1 << 17  # bytes on each thread's stack, where a granule of a packing is spelled out
+REGISTER = 64
+BYTE = 8
+WORD_BITS = 32
+
+
+def move(source: Tensor, target: Tensor, bits: int, digits: Sequence[Digit]) -> bool:
+    """target[digits] = source[digits], for elements of `bits` bits that lie in both."""
+    cpu = _module(source, target)
+    if cpu is None or bits > 64:
+        return False
+    if bits == 64:
+        bits, digits = 32, [Digit(2, 1, 1), *(Digit(size, 2 * a, 2 * b) for size, a, b in digits)]
+    cpu.move(isa(), bits, list(digits), source.data_ptr(), target.data_ptr(), threads())
+    return True
+
+
+def pack(packing: WordSentence, codes: Tensor, words: Tensor) -> int | None:
+    """int32 codes -> words; all bits that the codes had, or None if nothing was done."""
+    if not _fits(packing):
+        found = runs(packing, tuple(codes.shape), codes.stride(), words.stride())
+        fields = [FieldMove(f.code, f.word, f.low, f.bit, f.width) for f in packing.fields]
+        return None if found is None else _fields(codes, words, fields, (packing.run, packing.words), found)
+    rows, columns = axis_digits(packing.codes, tuple(codes.shape))
+    if codes.stride(1) != 1:
+        codes, rows, columns = codes.T, columns, rows
+    if codes.stride(1) != 1 and codes.shape[1] > 1:
+        return None
+    return _pack(packing.bits, codes, rows, columns, None, None, words)
+
+
+def unpack(packing: WordSentence, words: Tensor, codes: Tensor) -> bool:
+    """Words -> int32 codes that are new."""
+    cpu = _module(words, codes)
+    if cpu is None or codes.dtype != torch.int32:
+        return False
+    if not _fits(packing):
+        found = runs(packing, tuple(codes.shape), codes.stride(), words.stride())
+        fields = [FieldMove(f.word, f.code, f.bit, f.low, f.width) for f in packing.fields]
+        back = None if found is None else Runs(found.word, found.code, _turned(found.digits))
+        return back is not None and (
+            _fields(words, codes, fields, (packing.words, packing.run), back) is not None
+        )
+    rows, columns = map(list, axis_digits(packing.codes, tuple(codes.shape)))
+    whole = words.contiguous()
+    at = whole.data_ptr(), codes.data_ptr(), codes.stride(0)
+    cpu.unpack(isa(), packing.bits, rows, columns, *at, threads())
+    return True
+
+
+def repack(source: CodesInWords, target: WordSentence, words: Tensor) -> bool:
+    """From the words of one packing to those of another, or False where codes have to be spelled out."""
+    packing = source.packing
+    if packing.bits != target.bits:
+        return False
+    if _fits(packing) and _fits(target):
+        here = axis_digits(packing.codes, packing.shape_of_codes(source.words.shape))
+        there = axis_digits(target.codes, source.shape)
+        if source.order is not None:
+            return _gather(source, here, there[:: -1 if source.turned else 1], target.bits, words)
+        digits = in_common(here[::-1] if source.turned else here, there)
+        return digits is not None and move(source.words.contiguous(), words, target.bits, digits)
+    alike = (packing.pattern, packing.sizes) == (target.pattern, target.sizes)
+    if not alike or source.turned or source.order is not None:
+        return False
+    strides = source.words.new_empty(source.shape, device="meta").stride()
+    found = runs(target, source.shape, strides, words.stride())
+    if found is None:
+        return False
+    both = [Digit(digit.size, digit.target, digit.target) for digit in found.digits]
+    lying, run = Runs(found.word, found.word, both), (packing.words, target.words)
+    fields = fields_in_common(packing, target)
+    return _fields(source.words.contiguous(), words, fields, run, lying) is not None
+
+
+def dequantize_words(codes: CodesInWords, meaning: Meaning, out: Tensor) -> bool:
+    """Codes in words -> floats, rows of `out`, as many as it has, as its columns."""
+    if not _fits(codes.packing):
+        return _dequantize_stream(codes, meaning, out)
+    cpu = _module(codes.words, out, *meaning.tensors())
+    if cpu is None or not _takes(meaning, out) or (codes.order is not None and not codes.turned):
+        return False
+    packing, place = codes.packing, None
+    axes = axis_digits(packing.codes, packing.shape_of_codes(codes.words.shape))
+    rows, columns = axes[::-1] if codes.turned else axes
+    if codes.order is not None:
+        K = codes.order.numel()
+        place = torch.empty(K, dtype=torch.int32)
+        place[codes.order.long()] = torch.arange(K, dtype=torch.int32)
+        meaning = _of_order(meaning, codes.order)
+    words, meant = codes.words.contiguous(), _meant(meaning, place, out, high_first=False)
+    at = words.data_ptr(), *out.shape, out.data_ptr(), out.stride(0)
+    cpu.dequantize(isa(), packing.bits, list(rows), list(columns), meant, *at, threads())
+    return True
+
+
+def dequantize_rows(codes: Tensor, bits: int, meaning: Meaning, high_first: bool, out: Tensor) -> bool:
+    """Bytes that hold codes of 2 to 8 bits in plain order, row by row -> floats, rows of `out`."""
+    cpu = _module(codes, out, *meaning.tensors())
+    if cpu is None or not _takes(meaning, out) or codes.stride(-1) != 1:
+        return False
+    meant = _meant(meaning, None, out, high_first)
+    at = codes.data_ptr(), codes.stride(0), *out.shape, out.data_ptr(), out.stride(0)
+    cpu.dequantize_rows(isa(), bits, meant, *at, threads())
+    return True
+
+
+def dequantize_numbers(codes: Tensor, meaning: Meaning, out: Tensor) -> bool:
+    """Codes as numbers -> floats, rows of `out`."""
+    return codes.dtype == torch.uint8 and dequantize_rows(codes, BYTE, meaning, False, out)
+
+
+def has_routines(*tensors: Tensor) -> bool:
+    """Whether there is native code for tensors like these."""
+    return _module(*tensors) is not None
+
+
+def _fits(packing: WordSentence) -> bool:
+    """Whether words hold whole codes, and granules fit the scratch space, whichever axis is for rows."""
+    rows, columns = packing.granule(0), packing.granule(1)
+    lines = (
+        a * -(-b * packing.bits // (8 * REGISTER)) * REGISTER for a, b in ((rows, columns), (columns, rows))
+    )
+    return holds_whole_codes(packing) and max(lines) <= SCRATCH
+
+
+def _pack(
+    bits: int,
+    codes: Tensor,
+    rows: Axis,
+    columns: Axis,
+    starts: Tensor | None,
+    shifts: Tensor | None,
+    words: Tensor,
+) -> int | None:
+    """`starts`, `shifts`: packs rows that lie in words of their own, row r from a word and a bit of it on."""
+    cpu = _module(codes, words)
+    if cpu is None or bits not in WHOLE_BITS:
+        return None
+    at = codes.data_ptr(), codes.stride(0), address(starts), address(shifts), words.data_ptr()
+    seen: int = cpu.pack(isa(), bits, list(rows), list(columns), *at, threads())
+    return seen
+
+
+def _gather(
+    source: CodesInWords, lying: Sequence[Axis], there: Sequence[Axis], bits: int, words: Tensor
+) -> bool:
+    """Packs rows order[0], order[1], ... of codes whose words lie side by side."""
+    (across, columns), order, per_word = lying, source.order, WORD_BITS // bits
+    if order is None or len(columns) > 1 or columns[0].stride != per_word:
+        return False
+    starts = torch.zeros(1, dtype=torch.int64)
+    for size, stride in across:
+        starts = (torch.arange(size)[:, None] * stride + starts).flatten()
+    at = starts[order.long()]
+    shifts = (at % per_word * bits).to(torch.int32)
+    lain = source.words.contiguous()
+    rows, wide = there
+    return _pack(bits, lain, rows, wide, at // per_word, shifts, words) is not None
+
+
+def _fields(
+    source: Tensor, target: Tensor, moved: Sequence[FieldMove], words: tuple[int, int], lying: Runs
+) -> int | None:
+    """Bit fields of runs of int32 words; `words`: of a run on either side.
+
+    All bits that the words read had, or None if nothing was done.
+    """
+    cpu = _module(source, target)
+    if cpu is None:
+        return None
+    run = lying.code, lying.word
+    at = source.data_ptr(), target.data_ptr()
+    seen: int = cpu.fields(isa(), list(moved), *words, *run, list(lying.digits), *at, threads())
+    return seen
+
+
+def _turned(digits: Sequence[Digit]) -> list[Digit]:
+    return [Digit(size, target, source) for size, source, target in digits]
+
+
+def _dequantize_stream(codes: CodesInWords, meaning: Meaning, out: Tensor) -> bool:
+    """Rows that are streams of codes of any width; where words lie the other way, a block at a time."""
+    words, bits = codes.words, codes.packing.bits
+    if codes.order is not None or not has_routines(words, out):
+        return False
+    if stream_axis(codes.packing) != (0 if codes.turned else 1):
+        return False
+    if not codes.turned:
+        return dequantize_rows(dense(words).view(torch.uint8), bits, meaning, False, out)
+    step = max(1, 8 * block(out) // max(1, out.shape[1]))
+    return not out.numel() or all(
+        dequantize_rows(
+            _transposed(words[:, start : start + step]).view(torch.uint8),
+            bits,
+            meaning.of_rows(slice(start, start + step)),
+            False,
+            out[start : start + step],
+        )
+        for start in range(0, out.shape[0], step)
+    )
+
+
+def _transposed(words: Tensor) -> Tensor:
+    rows, columns = words.shape
+    turned = words.new_empty(columns, rows)
+    down, across = words.stride()
+    move(words, turned, WORD_BITS, [Digit(rows, down, 1), Digit(columns, across, rows)])
+    return turned
+
+
+def _of_order(meaning: Meaning, order: Tensor) -> Meaning:
+    """With the group of each code, in the order that codes lie in: value i is of code order[i]."""
+    groups = meaning.k_group
+    if groups is None:
+        groups = torch.arange(order.numel(), dtype=torch.int32) // meaning.run
+    lying = torch.empty_like(groups)
+    lying[order.long()] = groups
+    return replace(meaning, k_group=lying)
+
+
+def _takes(meaning: Meaning, out: Tensor) -> bool:
+    return (
+        out.dtype in FLOATS
+        and out.stride(-1) == 1
+        and all(each.is_contiguous() for each in meaning.tensors())
+    )
+
+
+def _meant(meaning: Meaning, place: Tensor | None, out: Tensor, high_first: bool) -> tuple[object, ...]:
+    """What the module calls `values`."""
+    tables, groups = meaning.scales.shape
+    return (
+        high_first,
+        address(meaning.lookup),
+        meaning.scales.data_ptr(),
+        address(meaning.zeros),
+        groups,
+        address(meaning.k_group),
+        meaning.run,
+        address(meaning.n_group),
+        max(1, out.shape[0] // max(1, tables)),
+        address(place),
+        meaning.divide,
+        meaning.factor,
+        FLOATS.index(out.dtype),
+    )
+
+
+def _module(*tensors: Tensor) -> ModuleType | None:
+    """The CPU module, where it may touch these tensors."""
+    found = load("cpu").found
+    if found is None or not is_on() or torch.compiler.is_compiling():
+        return None
+    return found if all(is_plain(tensor, "cpu") for tensor in tensors) else None

@@ -1,0 +1,222 @@
+"""The CUDA module: move, pack and unpack, dequantize. Each says whether it did the work.
+
+All run on the stream that is current on the tensors' device, and none waits for it but `pack`, whose caller
+asks which bits the codes had.
+"""
+
+from collections.abc import Sequence
+from math import prod
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qload.devices.codes import CodesInWords
+from qload.devices.meaning import Meaning
+from qload.devices.tensors import FLOATS, address, is_plain
+from qload.native import is_on, load
+from qload.sentences import Digit, WordSentence
+from qload.sentences.digits import WHOLE_BITS, Axis, axis_digits, holds_whole_codes, in_common, to_strided
+
+WORD_BITS = 32
+RUN = 16  # bytes that numbers are read and written by
+MOVED = (*WHOLE_BITS, 16, 32)  # bits of elements that the module moves
+CODES = {torch.uint8: 1, torch.int8: -1, torch.int16: -2, torch.int32: -4, torch.int64: -8, torch.bool: 1}
+IN_ORDER = 0x543210  # hex digit i: where bit i of a column's number goes in a kernel's order
+NO_ZEROS, CONSTANT, WORDS, NUMBERS = range(4)  # kinds of zero points
+
+
+def move(
+    source: Tensor,
+    target: Tensor,
+    bits: int,
+    digits: Sequence[Digit],
+    rows: tuple[Tensor, Sequence[int]] | None = None,
+) -> bool:
+    """target[digits] = source[digits]; `rows`: where each starts in `source`, and how digits count them."""
+    cuda = module_for(source, target)
+    if cuda is None:
+        return False
+    if bits == 2 * WORD_BITS:
+        bits, digits = WORD_BITS, [Digit(2, 1, 1), *(Digit(size, 2 * a, 2 * b) for size, a, b in digits)]
+    if bits not in MOVED or target.data_ptr() % (WORD_BITS // 8):
+        return False
+    starts, counts = rows or (None, [0] * len(digits))
+    quads = [(*digit, count) for digit, count in zip(digits, counts, strict=True)]
+    with torch.cuda.device(target.device):
+        cuda.move(bits, quads, source.data_ptr(), address(starts), target.data_ptr(), stream(target))
+    return True
+
+
+def pack(packing: WordSentence, codes: Tensor, words: Tensor) -> int | None:
+    """int32 codes -> words; all bits that the codes had, or None if nothing was done."""
+    if not holds_whole_codes(packing):
+        return None
+    bits, (rows, columns) = packing.bits, axis_digits(packing.codes, tuple(codes.shape))
+    if codes.stride(1) != 1:
+        codes, rows, columns = codes.T, columns, rows
+    (R, C), per_word = codes.shape, WORD_BITS // bits
+    cuda = module_for(codes, words)
+    if cuda is None or C % per_word or not codes.is_contiguous():
+        return None
+    codes = codes if codes.data_ptr() % RUN == 0 else codes.clone()
+    plain, seen = codes.new_empty((R, C // per_word)), codes.new_zeros(1)
+    with torch.cuda.device(codes.device):
+        cuda.narrow(bits, codes.data_ptr(), plain.numel(), plain.data_ptr(), seen.data_ptr(), stream(codes))
+    return int(seen) if move(plain, words, bits, _turned(to_strided((C, 1), rows, columns))) else None
+
+
+def unpack(packing: WordSentence, words: Tensor, codes: Tensor) -> bool:
+    """Words -> codes that are new."""
+    (R, C), bits = codes.shape, packing.bits
+    cuda = module_for(words, codes)
+    if cuda is None or not holds_whole_codes(packing) or C % (WORD_BITS // bits) or not codes.is_contiguous():
+        return False
+    if codes.dtype != torch.int32 or codes.data_ptr() % RUN:  # it writes numbers of 32 bits, a run at a time
+        return False
+    whole = words.contiguous()
+    plain = words.new_empty((R, C // (WORD_BITS // bits)))
+    if not move(whole, plain, bits, to_strided((C, 1), *axis_digits(packing.codes, (R, C)))):
+        return False
+    with torch.cuda.device(codes.device):
+        cuda.widen(bits, plain.data_ptr(), plain.numel(), codes.data_ptr(), stream(codes))
+    return True
+
+
+def repack(source: CodesInWords, target: WordSentence, words: Tensor) -> bool:
+    """From the words of one packing to those of another, or False where codes have to be spelled out."""
+    packing, bits = source.packing, target.bits
+    if packing.bits != bits or not (holds_whole_codes(packing) and holds_whole_codes(target)):
+        return False
+    here = axis_digits(packing.codes, packing.shape_of_codes(source.words.shape))
+    there = axis_digits(target.codes, source.shape)
+    if source.order is not None:
+        return _gather(source, here, there[:: -1 if source.turned else 1], bits, words)
+    digits = in_common(here[::-1] if source.turned else here, there)
+    return digits is not None and move(source.words.contiguous(), words, bits, digits)
+
+
+def _gather(
+    source: CodesInWords, lying: Sequence[Axis], there: Sequence[Axis], bits: int, words: Tensor
+) -> bool:
+    """Packs rows order[0], order[1], ... of codes; `lying`: where their rows and columns are in the words.
+
+    Words that hold codes of several rows are brought into row-major order first: two passes over memory
+    where one would read every word as often as it has codes.
+    """
+    order, lain, (rows, columns) = source.order, source.words.contiguous(), there
+    length = prod(digit.size for digit in lying[1])
+    if order is None or module_for(lain, words, order) is None or length % (WORD_BITS // bits):
+        return False
+    plain = lain.new_empty(lain.shape)
+    if not move(lain, plain, bits, to_strided((length, 1), *lying)):
+        return False
+    starts, digits, counts, reached = order.long() * length, [], [], 1
+    for size, place in rows:
+        digits.append(Digit(size, reached * length, place))
+        counts.append(reached)
+        reached *= size
+    across = _turned(to_strided((1,), columns))
+    return move(plain, words, bits, [*digits, *across], (starts, [*counts, *(0 for _ in across)]))
+
+
+def _turned(digits: Sequence[Digit]) -> list[Digit]:
+    return [Digit(size, target, source) for size, source, target in digits]
+
+
+def dequantize_words(codes: CodesInWords, meaning: Meaning, out: Tensor) -> bool:
+    """Codes in words -> floats, rows of `out`."""
+    packing = codes.packing
+    if not holds_whole_codes(packing) or tuple(out.shape) != codes.shape:
+        return False
+    if codes.order is not None:
+        ordered = _in_order(codes) if codes.turned else None
+        return ordered is not None and dequantize_words(ordered, meaning, out)
+    cuda, bits, (N, K) = module_for(codes.words, out, *meaning.tensors()), packing.bits, out.shape
+    if cuda is None or not _takes(meaning, out) or K % (WORD_BITS // bits):
+        return False
+    axes = axis_digits(packing.codes, packing.shape_of_codes(codes.words.shape))
+    row_bits = distance_of_rows(K)
+    digits = to_strided((1 << row_bits, 1), *(axes[::-1] if codes.turned else axes))
+    words, (meant, kept) = codes.words.contiguous(), _meant(cuda, meaning)
+    with torch.cuda.device(out.device):
+        at = words.data_ptr(), N, K, FLOATS.index(out.dtype), out.data_ptr(), stream(out)
+        done = cuda.dequantize(bits, [(*digit, 0) for digit in digits], row_bits, meant, *at)
+    del kept  # what the kernel reads lived until its launch
+    return bool(done)
+
+
+def distance_of_rows(K: int) -> int:
+    """Rows of codes lie 2**this codes apart, so that a place tells its row and column: at least a word."""
+    return max(K - 1, WORD_BITS // 2 - 1).bit_length()
+
+
+def _in_order(codes: CodesInWords) -> CodesInWords | None:
+    """The same codes in words of their own, row by row and in order, where they fill words."""
+    bits, (rows, columns) = codes.packing.bits, codes.shape
+    per_word = WORD_BITS // bits
+    if columns % per_word:
+        return None
+    plain = WordSentence(bits, "r (cp i) -> r cp (i)", i=per_word)
+    words = codes.words.new_empty(plain.shape_of_words((rows, columns)))
+    return CodesInWords(plain, words) if repack(codes, plain, words) else None
+
+
+def dequantize_rows(codes: Tensor, bits: int, meaning: Meaning, high_first: bool, out: Tensor) -> bool:
+    """Bytes that hold codes of 8 bits, row by row -> floats, rows of `out`."""
+    return bits == 8 and dequantize_numbers(codes, meaning, out)
+
+
+def dequantize_numbers(codes: Tensor, meaning: Meaning, out: Tensor) -> bool:
+    """Codes as numbers, of any strides -> floats, rows of `out`."""
+    cuda = module_for(codes, out, *meaning.tensors())
+    if cuda is None or codes.dtype not in CODES or not _takes(meaning, out):
+        return False
+    meant, kept = _meant(cuda, meaning)
+    with torch.cuda.device(out.device):
+        at = codes.data_ptr(), *out.shape, FLOATS.index(out.dtype), out.data_ptr(), stream(out)
+        cuda.dequantize_single(CODES[codes.dtype], *codes.stride(), meant, *at)
+    del kept
+    return True
+
+
+def _meant(cuda: ModuleType, meaning: Meaning) -> tuple[Any, Tensor | None]:
+    """What the module calls a meaning, and what has to live until it was read."""
+    made, (tables, groups) = cuda.Meaning(), meaning.scales.shape
+    made.n_run, made.zero_bits, made.zero_word, made.zero_add, made.zero_mask = 1, 4, 0, 0, -1
+    made.scale_places = made.zero_places = IN_ORDER
+    zeros = None if meaning.zeros is None else meaning.zeros.to(torch.int32)
+    made.scales, made.scale_type = meaning.scales.data_ptr(), FLOATS.index(torch.float32)
+    made.scale_n = made.zero_n = 0 if tables == 1 and meaning.n_group is None else groups
+    made.scale_k = made.zero_k = 1
+    made.lookup, made.zeros = address(meaning.lookup), address(zeros)
+    made.zeros_kind = NO_ZEROS if zeros is None else NUMBERS
+    made.n_table, made.k_table = address(meaning.n_group), address(meaning.k_group)
+    made.k_run = meaning.run
+    made.divide, made.factor = meaning.divide, meaning.factor
+    return made, zeros
+
+
+def _takes(meaning: Meaning, out: Tensor) -> bool:
+    whole = all(each.is_contiguous() for each in meaning.tensors())
+    return whole and out.dtype in FLOATS and out.is_contiguous()
+
+
+def stream(tensor: Tensor) -> int:
+    """The stream that is current on a tensor's device."""
+    return int(torch.cuda.current_stream(tensor.device).cuda_stream)
+
+
+def has_routines(*tensors: Tensor) -> bool:
+    """Whether there is native code for tensors like these."""
+    return module_for(*tensors) is not None
+
+
+def module_for(*tensors: Tensor) -> ModuleType | None:
+    """The CUDA module, where it may touch these tensors, all on one device."""
+    found = load("cuda").found
+    if found is None or not is_on() or torch.compiler.is_compiling():
+        return None
+    device = tensors[0].device
+    return found if all(is_plain(tensor, "cuda") and tensor.device == device for tensor in tensors) else None

@@ -1,0 +1,130 @@
+"""A layout sentence: one line in einops notation that says where each element lies. Data alone, no tensor.
+
+    Sentence("(kp i) n -> kp n i", i=8)
+
+The axes of a tensor are taken apart into digits (left), outermost first, and the digits put
+together into other axes (right). Every digit stands once on each side, so the line read
+backwards is the inverse. At most one digit of an axis may lack a size: it follows from the tensor.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+from qload.errors import PatternError
+
+_TOKEN = re.compile(r"\(|\)|[a-z]+|\S")
+
+AxisDigits = tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A permutation of mixed-radix digits, as `"(a b) c -> a (c b)"` with the digits' sizes."""
+
+    pattern: str
+    sizes: tuple[tuple[str, int], ...] = ()
+
+    def __init__(self, pattern: str, **sizes: int) -> None:
+        object.__setattr__(self, "pattern", pattern)
+        object.__setattr__(self, "sizes", tuple(sorted(sizes.items())))
+        self._check()
+
+    @cached_property
+    def left(self) -> AxisDigits:
+        """The digits of each axis of a tensor in plain order, outermost first."""
+        return parse_side(self.pattern, self.pattern.split("->")[0])
+
+    @cached_property
+    def right(self) -> AxisDigits:
+        """The digits of each axis of a tensor in this order, outermost first."""
+        return parse_side(self.pattern, self.pattern.split("->")[1])
+
+    def granule(self, axis: int) -> int:
+        """Where the plain tensor may be cut along an axis: at multiples of this.
+
+        The outermost digit of an axis is free, so a cut has to be a multiple of the inner ones.
+        """
+        return prod(self._size[digit] for digit in self.left[axis][1:])
+
+    @cached_property
+    def _size(self) -> dict[str, int]:
+        return dict(self.sizes)
+
+    def digits(self, shape: tuple[int, ...], groups: AxisDigits) -> dict[str, int]:
+        """The size of each digit, from a shape and the digits of its axes."""
+        if len(shape) != len(groups):
+            raise PatternError(self.pattern, f"needs {len(groups)} axes, got shape {shape}")
+        size = dict(self._size)
+        for extent, group in zip(shape, groups, strict=True):
+            inner = prod(self._size[digit] for digit in group if digit in self._size)
+            free = [digit for digit in group if digit not in self._size]
+            if extent % inner or (not free and extent != inner):
+                need = f"a multiple of {inner}" if free else str(inner)
+                raise PatternError(
+                    self.pattern, f"axis ({' '.join(group)}) has to be {need}, got {extent} in shape {shape}"
+                )
+            size.update((digit, extent // inner) for digit in free)
+        return size
+
+    def _check(self) -> None:
+        if self.pattern.count("->") != 1:
+            raise PatternError(self.pattern, "needs exactly one '->'")
+        sides = [[digit for group in side for digit in group] for side in (self.left, self.right)]
+        for digits in sides:
+            twice = sorted({digit for digit in digits if digits.count(digit) > 1})
+            if twice:
+                raise PatternError(self.pattern, f"{', '.join(twice)} stands twice on one side")
+        lone = sorted(set(sides[0]) ^ set(sides[1]))
+        if lone:
+            raise PatternError(self.pattern, f"{', '.join(lone)} stands on one side only: not a permutation")
+        strange = sorted(set(self._size) - set(sides[0]))
+        if strange:
+            raise PatternError(self.pattern, f"has no {', '.join(strange)}, but a size for it")
+        for digit, size in self.sizes:
+            if size < 1:
+                raise PatternError(self.pattern, f"{digit} needs a size of at least 1, got {size}")
+        for group in self.left + self.right:
+            free = [digit for digit in group if digit not in self._size]
+            if len(free) > 1:
+                raise PatternError(
+                    self.pattern,
+                    f"({' '.join(group)}) leaves {' and '.join(free)} open: give all sizes but one",
+                )
+
+
+def strides(groups: AxisDigits, size: Mapping[str, int], of_axes: Sequence[int]) -> dict[str, int]:
+    """The stride of each digit, from those of the axes that the digits make."""
+    found = {}
+    for group, stride in zip(groups, of_axes, strict=True):
+        for digit in reversed(group):
+            found[digit] = stride
+            stride *= size[digit]
+    return found
+
+
+def parse_side(pattern: str, side: str) -> AxisDigits:
+    """One side of a pattern -> its axes, each a tuple of digits."""
+    groups: list[tuple[str, ...]] = []
+    inside: list[str] | None = None
+    for token in _TOKEN.findall(side):
+        if token == "(":
+            if inside is not None:
+                raise PatternError(pattern, "a parenthesis inside a parenthesis")
+            inside = []
+        elif token == ")":
+            if not inside:
+                raise PatternError(pattern, "an empty parenthesis" if inside == [] else "')' without '('")
+            groups.append(tuple(inside))
+            inside = None
+        elif not token.isalpha():
+            raise PatternError(pattern, f"cannot read {token!r}")
+        elif inside is None:
+            groups.append((token,))
+        else:
+            inside.append(token)
+    if inside is not None:
+        raise PatternError(pattern, "'(' without ')'")
+    return tuple(groups)
