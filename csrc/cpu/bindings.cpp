@@ -23,6 +23,7 @@
 #include <string>
 #include <tuple>
 
+#include "../shared/address.h"
 #include "boxes.h"
 #include "move.h"
 #include "streams.h"
@@ -37,11 +38,6 @@ using Places = std::vector<std::pair<int64_t, int64_t>>;
 using Fields = std::vector<std::tuple<int, int, int, int, int>>;
 using Meant = std::tuple<bool, uintptr_t, uintptr_t, uintptr_t, int64_t, uintptr_t, int64_t, uintptr_t, int64_t,
                          uintptr_t, bool, float, int>;
-
-template <class T>
-T* at(uintptr_t address) {
-  return reinterpret_cast<T*>(address);
-}
 
 const Kernels& named(const std::string& isa) {
   for (const Isa each : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512})
@@ -110,8 +106,11 @@ uint32_t fields_of_runs(const std::string& isa, const Fields& list, int from_wor
       throw std::invalid_argument("a field lies outside of its words");
     fields.push_back({source, target, from_bit, to_bit, width});
   }
-  std::vector<Lanes> lanes;
-  for (const auto& [size, source, target] : axes) lanes.push_back({size, source, target});
+  std::vector<Digit> lanes;
+  for (auto axis = axes.rbegin(); axis != axes.rend(); ++axis) {
+    const auto& [size, source, target] = *axis;
+    lanes.push_back({size, source, target});
+  }
   return move_fields(named(isa), fields, from_words, to_words, from_word, to_word, lanes, at<const uint32_t>(from),
                      at<uint32_t>(to), threads);
 }

@@ -3,14 +3,13 @@
 
 #include <cstdint>
 
+#include "../shared/float.h"
 #include "plan.h"
 
 namespace qload::cpu {
 
 enum class Isa : int { kScalar, kAvx2, kAvx512 };
 constexpr const char* kIsaNames[] = {"scalar", "avx2", "avx512"};
-
-enum class Float : int { kFloat32, kFloat16, kBfloat16 };
 
 constexpr int kMostWords = 32;  // of a run
 

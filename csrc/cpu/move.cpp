@@ -6,66 +6,35 @@
 // element by element: then a thread has whole bytes, for it has whole outermost digits.
 #include "move.h"
 
-#include <cstring>
-
+#include "../shared/element.h"
 #include "parallel.h"
+#include "walk.h"
 
 namespace qload::cpu {
 namespace {
 
-template <class Word>
-void put(const uint8_t* from, uint8_t* to, int64_t source, int64_t target) {
-  std::memcpy(to + target * static_cast<int64_t>(sizeof(Word)), from + source * static_cast<int64_t>(sizeof(Word)),
-              sizeof(Word));
-}
-
-void put_bits(int bits, const uint8_t* from, uint8_t* to, int64_t source, int64_t target) {
-  const int64_t per = 8 / bits;
-  const int mask = (1 << bits) - 1, shift = static_cast<int>(target % per) * bits;
-  const int code = from[source / per] >> (source % per * bits) & mask;
-  uint8_t& byte = to[target / per];
-  byte = static_cast<uint8_t>((byte & ~(mask << shift)) | code << shift);
+// Bits of a byte whose other elements stay as they are.
+void put_code(int bits, uint32_t code, uint8_t* to, int64_t target) {
+  const int64_t per_byte = 8 / bits;
+  const int mask = (1 << bits) - 1, shift = static_cast<int>(target % per_byte) * bits;
+  uint8_t& byte = to[target / per_byte];
+  byte = static_cast<uint8_t>((byte & ~(mask << shift)) | static_cast<int>(code) << shift);
 }
 
 void run_elements(const Plan& plan, const uint8_t* from, uint8_t* to, int64_t begin, int64_t end) {
-  int64_t at[kMostDigits], source = plan.from_element, target = plan.to_element, rest = begin;
-  for (int d = plan.digits - 1; d >= 0; --d) {
-    const Digit& digit = plan.digit[d];
-    at[d] = rest % digit.size;
-    rest /= digit.size;
-    source += at[d] * digit.from;
-    target += at[d] * digit.to;
-  }
-  for (int64_t count = begin; count < end; ++count) {
-    switch (plan.bits) {
-      case 8:
-        put<uint8_t>(from, to, source, target);
-        break;
-      case 16:
-        put<uint16_t>(from, to, source, target);
-        break;
-      case 32:
-        put<uint32_t>(from, to, source, target);
-        break;
-      default:
-        put_bits(plan.bits, from, to, source, target);
-    }
-    for (int d = plan.digits - 1; d >= 0; --d) {
-      const Digit& digit = plan.digit[d];
-      source += digit.from;
-      target += digit.to;
-      if (++at[d] < digit.size) break;
-      source -= digit.from * digit.size;
-      target -= digit.to * digit.size;
-      at[d] = 0;
-    }
+  Walk walk(plan.digit, plan.digits, begin);
+  for (int64_t count = begin; count < end; ++count, walk.next()) {
+    const int64_t source = plan.from_element + walk.from(), target = plan.to_element + walk.to();
+    if (!copy_element(plan.bits, from, source, to, target))
+      put_code(plan.bits, code_at(plan.bits, from, source), to, target);
   }
 }
 
 /// How many tiles, or elements, one thread has to keep together.
 int64_t together(const Plan& plan) {
   if (plan.width || plan.digits == 0) return 1;
-  return plan.digit[0].to * plan.bits % 8 ? plan.tiles : plan.tiles / plan.digit[0].size;
+  const Digit& outermost = plan.digit[plan.digits - 1];
+  return outermost.to * plan.bits % 8 ? plan.tiles : plan.tiles / outermost.size;
 }
 
 }  // namespace

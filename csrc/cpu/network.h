@@ -16,6 +16,7 @@
 
 #include "plan.h"
 #include "vector_scalar.h"
+#include "walk.h"
 
 namespace qload::cpu {
 namespace {
@@ -120,28 +121,13 @@ void run(const Plan& plan, const uint8_t* from, uint8_t* to, int64_t begin, int6
   const bool shuffled = plan.steps > 0 && plan.step[plan.steps - 1].kind == Step::kPermute;
   const typename V::Table last(plan.shuffle[shuffled ? plan.step[plan.steps - 1].table : 0]);
   const int steps = plan.steps - (shuffled ? 1 : 0);
-  int64_t at[kMostDigits];
-  int64_t rest = begin;
-  for (int l = plan.loops - 1; l >= 0; --l) {
-    at[l] = rest % plan.loop[l].size;
-    rest /= plan.loop[l].size;
-    from += at[l] * plan.loop[l].from;
-    to += at[l] * plan.loop[l].to;
-  }
+  Walk walk(plan.loop, plan.loops, begin);
   for (int64_t count = begin; count < end; ++count) {
-    const uint8_t* const source = from;
-    uint8_t* const target = to;
-    for (int l = plan.loops - 1; l >= 0; --l) {
-      const Loop& loop = plan.loop[l];
-      from += loop.from;
-      to += loop.to;
-      if (++at[l] < loop.size) break;
-      from -= loop.from * loop.size;
-      to -= loop.to * loop.size;
-      at[l] = 0;
-    }
+    const uint8_t* const source = from + walk.from();
+    uint8_t* const target = to + walk.to();
+    walk.next();
     if (count + 1 < end)  // the next tile comes while this one is worked on
-      for (int reg = 0; reg < plan.registers; ++reg) V::prefetch(from + plan.from[reg]);
+      for (int reg = 0; reg < plan.registers; ++reg) V::prefetch(from + walk.from() + plan.from[reg]);
     const auto loaded = [&](int reg) { return V::load(source + plan.from[reg]); };
     const auto kept = [&](int reg) { return tile[reg]; };
     int done = 0;

@@ -17,11 +17,9 @@
 #include <cstdint>
 #include <vector>
 
-namespace qload::cpu {
+#include "../shared/digit.h"
 
-struct Digit {
-  int64_t size, from, to;  // strides in elements
-};
+namespace qload::cpu {
 
 constexpr int kMostRegisters = 256;
 constexpr int kTileBytes = 1 << 11;  // that a step goes through, where the move has as many
@@ -42,10 +40,6 @@ struct Shuffle {  // of the bytes of a register
   uint8_t first[32], second[32];  // shuffles inside of the lanes
 };
 
-struct Loop {
-  int64_t size, from, to;  // strides in bytes
-};
-
 // Nothing but numbers: code for one instruction set reads it, and must not share inlined functions.
 struct Plan {
   int bits = 0;   // of an element
@@ -60,12 +54,12 @@ struct Plan {
   int shuffles = 0;
   Shuffle shuffle[kMostShuffles] = {};
   int loops = 0;
-  Loop loop[kMostDigits];  // outermost first
+  Digit loop[kMostDigits];  // innermost first; strides in bytes
   int64_t tiles = 1;
   bool even = false;  // every register goes to a multiple of its width
 
   int digits = 0;
-  Digit digit[kMostDigits];  // element by element: outermost first
+  Digit digit[kMostDigits];  // element by element: innermost first
 };
 
 enum class Pace { kTarget, kSource };  // the side in whose memory tiles follow each other: what no cache holds

@@ -14,6 +14,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "../shared/loops.h"
 #include "move.h"
 #include "parallel.h"
 
@@ -36,29 +37,25 @@ std::vector<Field> in_turns(const std::vector<Field>& fields) {
 }  // namespace
 
 uint32_t move_fields(const Kernels& kernels, const std::vector<Field>& fields, int from_words, int to_words,
-                     int64_t from_word, int64_t to_word, const std::vector<Lanes>& lanes, const uint32_t* from,
+                     int64_t from_word, int64_t to_word, const std::vector<Digit>& lanes, const uint32_t* from,
                      uint32_t* to, int threads) {
   if (from_words > kMostWords || to_words > kMostWords || lanes.empty())
     throw std::invalid_argument("runs of fields have at most 32 words, and an axis to lie along");
   const std::vector<Field> sorted = in_turns(fields);
-  const Lanes& inner = lanes.back();
+  const Digit& inner = lanes[0];
+  const int outer = static_cast<int>(lanes.size()) - 1;
   const int64_t parts = (inner.size + kRuns - 1) / kRuns;
   int64_t count = parts;
-  for (size_t axis = 0; axis + 1 < lanes.size(); ++axis) count *= lanes[axis].size;
+  for (int axis = 1; axis <= outer; ++axis) count *= lanes[axis].size;
   const int64_t bytes = 4 * (from_words + to_words) * std::min(inner.size, kRuns);
   std::atomic<uint32_t> seen{0};
   parallel_for(count, kLeastBytes / std::max<int64_t>(bytes, 1) + 1, threads, [&](int64_t begin, int64_t end) {
     uint32_t here = 0;
     for (int64_t i = begin; i < end; ++i) {
       const int64_t first = i % parts * kRuns;
-      Runs runs{from + first * inner.from, to + first * inner.to, from_word, to_word, inner.from, inner.to};
-      int64_t rest = i / parts;
-      for (size_t axis = lanes.size() - 1; axis-- > 0;) {
-        const int64_t at = rest % lanes[axis].size;
-        rest /= lanes[axis].size;
-        runs.from += at * lanes[axis].from;
-        runs.to += at * lanes[axis].to;
-      }
+      const Offsets at = offsets_of(lanes.data() + 1, outer, i / parts);
+      const Runs runs{from + first * inner.from + at.from, to + first * inner.to + at.to, from_word, to_word,
+                      inner.from, inner.to};
       here |= kernels.fields(runs, sorted.data(), static_cast<int>(sorted.size()), from_words, to_words,
                              std::min(kRuns, inner.size - first));
     }

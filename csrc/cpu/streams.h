@@ -8,14 +8,10 @@
 
 namespace qload::cpu {
 
-struct Lanes {  // runs of words side by side; strides in words
-  int64_t size, from, to;
-};
-
-/// Moves `fields` of every run; `lanes` lists the axes along which runs lie, outermost first. Words of a run
+/// Moves `fields` of every run; `lanes`: the axes along which runs lie, innermost first, in words. Words of a run
 /// are `from_word` and `to_word` apart. Bits of `to` that no field names become 0. Returns all bits seen.
 uint32_t move_fields(const Kernels&, const std::vector<Field>& fields, int from_words, int to_words,
-                     int64_t from_word, int64_t to_word, const std::vector<Lanes>& lanes, const uint32_t* from,
+                     int64_t from_word, int64_t to_word, const std::vector<Digit>& lanes, const uint32_t* from,
                      uint32_t* to, int threads);
 
 }  // namespace qload::cpu

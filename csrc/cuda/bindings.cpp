@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "../shared/address.h"
 #include "decode/decode.h"
 #include "dequantize/dequantize.h"
 #include "exllama/exllama.h"
@@ -18,14 +19,10 @@
 #include "w4a16/w4a16.h"
 
 namespace py = pybind11;
+using namespace qload;
 using namespace qload::cuda;
 
 namespace {
-
-template <class T>
-T* at(uintptr_t pointer) {
-  return reinterpret_cast<T*>(pointer);
-}
 
 void check(cudaError_t error, const char* what) {
   if (error != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));

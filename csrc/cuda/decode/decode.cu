@@ -3,13 +3,13 @@
 
 #include <algorithm>
 
-#include "../device/launch.h"
+#include "../device/divide.h"
 #include "decode.cuh"
 
 namespace qload::cuda {
 namespace {
 
-using Kernel = void (*)(const Decode, const Division);
+using Kernel = void (*)(const Decode, const Chunks);
 
 template <class T, int bits, int token_tiles, Order order, int kept>
 Kernel kernel_of(Groups groups) {
@@ -34,9 +34,7 @@ Kernel kernel_of(const Decode& call, int token_tiles, Groups groups, bool brief)
                         : kernel_of<T, 8>(call, token_tiles, groups, brief);
 }
 
-struct Plan {
-  Division work;
-  int warps, rows_of_grid, shared;
+struct Plan : Divided<Chunks> {
   int turns;  // chunks of a warp
 };
 
@@ -67,29 +65,18 @@ constexpr double kPerBlock = 0.125;  // what sums of a cluster cost, for each of
 
 // The division in which each warp has the fewest chunks one after another.
 bool divide(const Decode& call, const Device& device, Kernel kernel, int token_tiles, Plan& plan) {
-  const int tiles = call.N / kTileN;
-  double best = 0;
-  Plan found{};
-  for (int split = 1; split <= (device.major >= 9 ? 8 : 1); split *= 2)
-    for (int columns = 1; columns <= std::min(plan.warps, tiles); ++columns) {
-      if (split > plan.work.chunks || (call.split && split != call.split) || (call.columns && columns != call.columns))
-        continue;
-      Plan here = plan;
-      here.work.columns = columns, here.work.split = split;
-      here.rows_of_grid = (tiles + columns - 1) / columns;
-      here.work.room_at = plan.warps * warp_bytes(8 * token_tiles, call.own ? Order::kOwn : Order::kMarlin);
-      here.shared = here.work.room_at + (split > 1 ? columns * kTileN * call.M * 4 : 0);
-      if (here.shared > device.shared) continue;
-      here.shared = std::max(here.shared, device.shared / 2 + 1024);  // one block a multiprocessor
-      const int blocks = here.rows_of_grid * split, room = places(kernel, device, here);
-      const int waves = (blocks + room - 1) / room, row_warps = plan.warps / columns;
-      const int share = (plan.work.chunks + split - 1) / split;
-      here.turns = (share + row_warps - 1) / row_warps;
-      const double cost = waves * (here.turns + kWave + (split > 1 ? kPerBlock * split : 0));
-      if (best == 0 || cost < best) best = cost, found = here;
-    }
-  plan = found;
-  return best > 0;
+  const int tiles = call.N / kTileN, bytes = warp_bytes(8 * token_tiles, call.own ? Order::kOwn : Order::kMarlin);
+  return cheapest(device, call.columns, call.split, std::min(plan.warps, tiles), plan, [&](Plan& here) -> double {
+    const int split = here.work.split;
+    if (split > here.work.chunks) return 0;
+    here.lay_out(tiles, call.M, bytes);
+    if (here.shared > device.shared) return 0;
+    here.shared = std::max(here.shared, device.shared / 2 + 1024);  // one block a multiprocessor
+    const int blocks = here.rows_of_grid * split, room = places(kernel, device, here);
+    const int waves = (blocks + room - 1) / room, share = (here.work.chunks + split - 1) / split;
+    here.turns = (share + here.work.row_warps - 1) / here.work.row_warps;
+    return waves * (here.turns + kWave + (split > 1 ? kPerBlock * split : 0));
+  });
 }
 
 }  // namespace
@@ -103,7 +90,7 @@ cudaError_t decode(const Decode& call, cudaStream_t stream) {
   const int token_tiles = call.M <= 8 && !call.g_idx ? 1 : 2;
   Plan plan{};
   plan.warps = device.shared > 160 << 10 ? most_warps(token_tiles) : 8;
-  Division& work = plan.work;
+  Chunks& work = plan.work;
   work.chunks = (call.K + kChunk - 1) / kChunk;
   const int groups = per_column ? 1 : std::max(1, kChunk / call.group);
   work.ends = groups == 1 ? 8 : groups == 2 ? 10 : 15;
@@ -120,7 +107,7 @@ cudaError_t decode(const Decode& call, cudaStream_t stream) {
   if (!divide(call, device, kernel, token_tiles, plan)) return cudaErrorNotSupported;
   if (plan.turns <= 2)
     if (const cudaError_t error = take(true)) return error;
-  work.group_step = 1, work.chunk_step = per_column ? 0 : groups * (plan.warps / work.columns - 1) + 1;
+  work.group_step = 1, work.chunk_step = per_column ? 0 : groups * (work.row_warps - 1) + 1;
   return launch(kernel, dim3(work.split, plan.rows_of_grid), 32 * plan.warps, plan.shared, work.split,
                 call.early && clusters, stream, call, work);
 }

@@ -4,8 +4,8 @@
 // neighbouring rows for a lane, which loads them as they are.
 #pragma once
 
+#include "../device/number.cuh"
 #include "../device/ptx.cuh"
-#include "../w4a16/weights.cuh"
 #include "decode.h"
 #include "division.h"
 #include "stream.cuh"
@@ -17,9 +17,17 @@ __device__ __forceinline__ int source_of(const Decode& call, int row) {
   return row >= call.K ? call.inputs : call.perm ? call.perm[row] : row;
 }
 
+/// Puts a chunk from `row` on in order, tokens `pitch` apart; zeros for inputs that there are not.
 template <class T>
-__device__ __forceinline__ T input_at(const Decode& call, int m, int source) {
-  return source >= call.inputs ? narrow<T>(0) : static_cast<const T*>(call.x)[int64_t{m} * call.inputs + source];
+__device__ __forceinline__ void gather(const Decode& call, int row, T* to, int pitch) {
+#pragma unroll 1
+  for (int k = threadIdx.x % 32; k < kChunk; k += 32) {
+    const int source = source_of(call, row + k);
+    const bool none = source >= call.inputs;
+#pragma unroll 1
+    for (int m = 0; m < call.M; ++m)
+      to[m * pitch + k] = none ? narrow<T>(0) : static_cast<const T*>(call.x)[int64_t{m} * call.inputs + source];
+  }
 }
 
 /// `held`: steps that are on their way or there, of `kSteps`.
@@ -49,12 +57,7 @@ class Inputs<T, token_tiles, Order::kMarlin, held> {
         copy_async(next_ + m * kPitch + k, none ? x : x + int64_t{m} * call_.inputs + row + k, none);
       }
     } else {
-#pragma unroll 1
-      for (int k = lane; k < kChunk; k += 32) {
-        const int source = source_of(call_, row + k);
-#pragma unroll 1
-        for (int m = 0; m < call_.M; ++m) next_[m * kPitch + k] = input_at<T>(call_, m, source);
-      }
+      gather(call_, row, next_, kPitch);
     }
   }
   __device__ __forceinline__ void advance(int row, int) { ask(row); }
@@ -96,13 +99,13 @@ class Inputs<T, token_tiles, Order::kOwn, held> {
   __device__ __forceinline__ void ask(int row) {
 #pragma unroll
     for (int tile = 0; tile < token_tiles; ++tile) at_[tile] = as_it_is(at_[tile] + (runs_ ? row : 0));
-    if (!runs_) gather(row);
+    if (!runs_) fill(row);
 #pragma unroll
     for (int step = 0; step < held; ++step) load(step);
   }
   /// Steps of the next chunk are asked for from here on: that from `row` on, `rows` after this one.
   __device__ __forceinline__ void advance(int row, int rows) {
-    if (!runs_) return gather(row);
+    if (!runs_) return fill(row);
 #pragma unroll
     for (int tile = 0; tile < token_tiles; ++tile) at_[tile] = as_it_is(at_[tile] + rows);
   }
@@ -125,14 +128,9 @@ class Inputs<T, token_tiles, Order::kOwn, held> {
     for (int tile = 0; tile < token_tiles; ++tile)
       held_[step % held][tile] = *reinterpret_cast<const uint4*>(at_[tile] + step * 32);
   }
-  __device__ __forceinline__ void gather(int row) {
+  __device__ __forceinline__ void fill(int row) {
     __syncwarp();
-#pragma unroll 1
-    for (int k = threadIdx.x % 32; k < kChunk; k += 32) {
-      const int source = source_of(call_, row + k);
-#pragma unroll 1
-      for (int m = 0; m < call_.M; ++m) shared_[m * kPitch + k] = input_at<T>(call_, m, source);
-    }
+    gather(call_, row, shared_, kPitch);
     __syncwarp();
   }
 

@@ -50,12 +50,10 @@ struct Codes<T, 8> {
   static constexpr float kUnit = Number<T>::kUnit, kOffset = kTiny ? 0 : -128;
   static constexpr uint32_t kOnes = Number<T>::kOnes;
 
-  /// Two codes as T. A bfloat16 has 8 digits: code - 128 is exact, by way of fp32, whose upper half it fits.
+  /// Two codes as T, of a bfloat16 beside an offset.
   static __device__ __forceinline__ uint32_t two(uint32_t word, int first) {
     if constexpr (kTiny) return word >> (8 * first) & 0x00FF00FF;
-    const float low = __uint_as_float(__byte_perm(word, 0x4B000000, 0x7650 | first)) - 8388736.0f;
-    const float high = __uint_as_float(__byte_perm(word, 0x4B000000, 0x7652 | first)) - 8388736.0f;
-    return __byte_perm(__float_as_uint(low), __float_as_uint(high), 0x7632);
+    return bytes_less_128(word, first, first + 2);
   }
   template <Order>
   static __device__ __forceinline__ void pair(const uint32_t (&words)[4][4], int j, uint32_t, uint32_t (&to)[2][4]) {

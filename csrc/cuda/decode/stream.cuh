@@ -81,14 +81,10 @@ class Scales {
     next_ = __ldg(reinterpret_cast<const uint4*>(scales_));
     ask_zeros();
   }
-  /// Where one scale serves a column, its order is another: n = 32 a + 8 j + 2 t + r lies at 32 a + 8 t + 2 j + r.
+  /// Where one scale serves a column.
   __device__ __forceinline__ void ask_per_column() {
     const int column = threadIdx.x % 32 / 4;
-    const T* from = scales_ - column * 8 + column / 2 * 8 + column % 2;
-    T own[8];
-#pragma unroll
-    for (int i = 0; i < 8; ++i) own[i] = from[i / 4 * 32 + i % 4 * 2];
-    memcpy(&next_, own, sizeof next_);
+    next_ = scales_per_column(scales_ - column * 8, column);
     ask_zeros();
   }
   /// The group that was asked for is used; the next is `step` on.

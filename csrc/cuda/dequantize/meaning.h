@@ -5,9 +5,10 @@
 
 #include <cstdint>
 
+#include "../../shared/float.h"
+
 namespace qload::cuda {
 
-enum class Float : int { kFloat32, kFloat16, kBfloat16 };
 enum class Zeros : int { kNone, kConstant, kWords, kInt32 };
 
 struct Meaning {

@@ -63,38 +63,25 @@ __device__ __forceinline__ void load_matrices(uint32_t (&to)[4], const void* row
                : "memory");
 }
 
-/// sum += a (16 x 16) * b (16 x 8)
-__device__ __forceinline__ void multiply(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, __half) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-      "{%0, %1, %2, %3};"
-      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
+#define QLOAD_SHAPE(type) "mma.sync.aligned.m16n8k16.row.col.f32." type "." type ".f32 "
+#define QLOAD_MULTIPLY(T, type)                                                                                       \
+  __device__ __forceinline__ void multiply(float(&sum)[4], const uint32_t(&a)[4], uint32_t b0, uint32_t b1, T) {       \
+    asm(QLOAD_SHAPE(type) "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                           \
+        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])                                                      \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));                                              \
+  }                                                                                                                   \
+  __device__ __forceinline__ void multiply_first(float(&sum)[4], const uint32_t(&a)[4], uint32_t b0, uint32_t b1, T) { \
+    asm(QLOAD_SHAPE(type) "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"                       \
+        : "=f"(sum[0]), "=f"(sum[1]), "=f"(sum[2]), "=f"(sum[3])                                                      \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0f));                                   \
+  }
 
-__device__ __forceinline__ void multiply(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
-                                         __nv_bfloat16) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-      "{%0, %1, %2, %3};"
-      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
+/// sum += a (16 x 16) * b (16 x 8), or the product alone.
+QLOAD_MULTIPLY(__half, "f16")
+QLOAD_MULTIPLY(__nv_bfloat16, "bf16")
 
-/// sum = a (16 x 16) * b (16 x 8)
-__device__ __forceinline__ void multiply_first(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
-                                               __half) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-      "{%10, %10, %10, %10};"
-      : "=f"(sum[0]), "=f"(sum[1]), "=f"(sum[2]), "=f"(sum[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0f));
-}
-
-__device__ __forceinline__ void multiply_first(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
-                                               __nv_bfloat16) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-      "{%10, %10, %10, %10};"
-      : "=f"(sum[0]), "=f"(sum[1]), "=f"(sum[2]), "=f"(sum[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0f));
-}
+#undef QLOAD_MULTIPLY
+#undef QLOAD_SHAPE
 
 /// The next kernel may start; it waits before it reads what this one writes.
 __device__ __forceinline__ void let_dependents_start() {
@@ -107,77 +94,6 @@ __device__ __forceinline__ void let_dependents_start() {
 __device__ __forceinline__ void wait_for_earlier_kernels() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
-/// A barrier in shared memory that one thread arrives at, for other blocks of the cluster to see.
-__device__ __forceinline__ void start_barrier(uint64_t* barrier) {
-  asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
-#if __CUDA_ARCH__ >= 900
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-#endif
-}
-
-/// Its phase ends once as many bytes have come.
-__device__ __forceinline__ void expect_bytes(uint64_t* barrier, int bytes) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
-               : "memory");
-#endif
-}
-
-/// Until the phase of this parity has ended.
-__device__ __forceinline__ void wait_for_bytes(uint64_t* barrier, int parity) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile(
-      "{\n.reg .pred done;\n"
-      "again:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
-      "@done bra finished;\nbra again;\nfinished:\n}" ::"r"(shared_address(barrier)),
-      "r"(parity)
-      : "memory");
-#endif
-}
-
-/// A float to where `own` lies in the shared memory of another block of the cluster, counted by its barrier.
-__device__ __forceinline__ void send(float value, const float* own, const uint64_t* barrier, int rank) {
-#if __CUDA_ARCH__ >= 900
-  uint32_t there, its_barrier;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(own)), "r"(rank));
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(its_barrier) : "r"(shared_address(barrier)), "r"(rank));
-  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(there),
-               "r"(__float_as_uint(value)), "r"(its_barrier)
-               : "memory");
-#endif
-}
-
-/// Four floats to where `own` lies in the shared memory of another block of the cluster.
-__device__ __forceinline__ void store_there(float4 value, const float4* own, int rank) {
-#if __CUDA_ARCH__ >= 900
-  uint32_t there;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(own)), "r"(rank));
-  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(there), "f"(value.x), "f"(value.y),
-               "f"(value.z), "f"(value.w)
-               : "memory");
-#endif
-}
-
-/// Until all blocks of the cluster have come so far, and what they stored can be read.
-__device__ __forceinline__ void cluster_sync() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
-#endif
-}
-
-/// This block has come so far; the others can go on once all have.
-__device__ __forceinline__ void cluster_arrive() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
-#endif
-}
-
-__device__ __forceinline__ void cluster_wait() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.wait;" ::: "memory");
 #endif
 }
 

@@ -5,41 +5,11 @@
 
 #include <cstdint>
 
+#include "barrier.cuh"
+#include "cluster.cuh"
 #include "ptx.cuh"
 
 namespace qload::cuda {
-
-/// A barrier in shared memory whose phase ends once so many have arrived and all announced bytes have come.
-__device__ __forceinline__ void start_barrier(uint64_t* barrier, int arrivals) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
-#endif
-}
-
-/// Barriers that were started can be seen by copies.
-__device__ __forceinline__ void publish_barriers() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-#endif
-}
-
-__device__ __forceinline__ void arrive(uint64_t* barrier) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
-#endif
-}
-
-/// Until the phase of this parity has ended; for what comes from this block and its copies alone.
-__device__ __forceinline__ void wait_for(uint64_t* barrier, int parity) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile(
-      "{\n.reg .pred done;\n"
-      "again:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@done bra finished;\nbra again;\nfinished:\n}" ::"r"(shared_address(barrier)),
-      "r"(parity)
-      : "memory");
-#endif
-}
 
 /// What this thread has written to shared memory can be read by matrix products and bulk copies.
 __device__ __forceinline__ void publish_writes() {
@@ -77,31 +47,10 @@ __device__ __forceinline__ void copy_box(void* to, const CUtensorMap& matrix, in
 #endif
 }
 
-/// Four floats where `own` lies in the shared memory of another block of the cluster.
-__device__ __forceinline__ float4 load_from(const float4* own, int rank) {
-  float4 value{};
-#if __CUDA_ARCH__ >= 900
-  uint32_t there;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(own)), "r"(rank));
-  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
-               : "r"(there)
-               : "memory");
-#endif
-  return value;
-}
-
 /// Until so many threads of the block are here.
 template <int threads>
 __device__ __forceinline__ void barrier_of() {
   asm volatile("bar.sync 1, %0;" ::"n"(threads) : "memory");
-}
-
-/// Until all threads of the cluster are here; what they wrote before can be read.
-__device__ __forceinline__ void cluster_barrier() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
 }
 
 }  // namespace qload::cuda

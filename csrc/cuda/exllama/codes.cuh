@@ -5,7 +5,7 @@
 // neighbours half a word apart; 8 bits lie as GPTQ has them.
 #pragma once
 
-#include "../w4a16/weights.cuh"
+#include "../device/number.cuh"
 
 namespace qload::cuda::exl {
 
@@ -58,16 +58,12 @@ struct Codes<__half, 8> {
   }
 };
 
-// A bfloat16 has 8 digits: code - 128 is exact, by way of fp32, whose upper half it fits.
 template <>
 struct Codes<__nv_bfloat16, 8> {
   static constexpr float kUnit = 1, kOffset = -128;
 
   static __device__ __forceinline__ uint32_t pair(const Words<8>& words, int half, int column, int q, uint32_t) {
-    const uint32_t word = words[q / 2][half][column];
-    const float low = __uint_as_float(__byte_perm(word, 0x4B000000, q % 2 ? 0x7652 : 0x7650)) - 8388736.0f;
-    const float high = __uint_as_float(__byte_perm(word, 0x4B000000, q % 2 ? 0x7653 : 0x7651)) - 8388736.0f;
-    return __byte_perm(__float_as_uint(low), __float_as_uint(high), 0x7632);
+    return bytes_less_128(words[q / 2][half][column], q % 2 * 2, q % 2 * 2 + 1);
   }
 };
 

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "../device/launch.h"
+#include "../device/divide.h"
 #include "exllama.cuh"
 
 namespace qload::cuda {
@@ -14,7 +14,7 @@ using namespace exl;
 constexpr int kMostShared = 96 << 10;  // bytes of a block; what is left is the L1's, where warps share x
 constexpr double kPerBlock = 0.12;     // what each further block of a cluster costs, of the time of a block
 
-using Kernel = void (*)(const Exllama, const Division);
+using Kernel = void (*)(const Exllama, const Shares);
 
 template <class T, int bits>
 Kernel of_tokens(int token_tiles) {
@@ -41,39 +41,25 @@ int rows_of_chunk(int bits) {
   return bits == 2 ? Rows<2>::kRows : bits == 3 ? Rows<3>::kRows : bits == 4 ? Rows<4>::kRows : Rows<8>::kRows;
 }
 
-struct Plan {
-  Division work;
-  int warps, rows_of_grid, shared;
-};
+using Plan = Divided<Shares>;
 
 // The division that gives the busiest multiprocessor the least to read, by most of the warps that it can have; a wave
 // of blocks costs a chunk's time more, a further block more than it saves where others are idle anyway.
 bool divide(const Exllama& call, const Device& device, int token_tiles, int chunks, Plan& plan) {
-  const int tiles = (call.N + kTileN - 1) / kTileN, most = warps_of(token_tiles), tokens = std::min(call.M, kTokens);
+  const int tiles = (call.N + kTileN - 1) / kTileN, most = most_warps(token_tiles), tokens = std::min(call.M, kTokens);
   const int token_blocks = (call.M + kTokens - 1) / kTokens;
-  double best = 0;
-  Plan found{};
-  for (int split = 1; split <= (device.major >= 9 ? 8 : 1); split *= 2)
-    for (int columns = 1; columns <= most; ++columns) {
-      if ((call.split && split != call.split) || (call.columns && columns != call.columns)) continue;
-      Plan here = plan;
-      here.work.columns = columns, here.work.split = split;
-      here.work.row_warps = most / columns, here.work.column_factor = (1 << 16) / columns + 1;
-      here.warps = here.work.row_warps * columns;
-      if (4 * here.warps < 3 * most && !call.columns) continue;
-      here.rows_of_grid = (tiles + columns - 1) / columns;
-      here.work.room_at = here.warps * 8 * token_tiles * kSumPitch * 4;
-      here.shared = here.work.room_at + (split > 1 ? columns * kTileN * tokens * 4 : 0);
-      if (here.shared > std::min(kMostShared, device.shared)) continue;
-      const int blocks = here.rows_of_grid * token_blocks, places = std::max(1, device.multiprocessors / split);
-      const int sharers = split * here.work.row_warps, waves = (blocks + places - 1) / places;
-      here.work.share = chunks / sharers, here.work.rest = chunks % sharers;
-      const int share = here.work.share + (here.work.rest > 0);
-      const double cost = waves * (share + 1) * here.warps * (1 + kPerBlock * (split - 1));
-      if (best == 0 || cost < best) best = cost, found = here;
-    }
-  plan = found;
-  return best > 0;
+  return cheapest(device, call.columns, call.split, most, plan, [&](Plan& here) -> double {
+    Shares& work = here.work;
+    here.warps = most / work.columns * work.columns;
+    if (4 * here.warps < 3 * most && !call.columns) return 0;
+    here.lay_out(tiles, tokens, 8 * token_tiles * kSumPitch * 4);
+    if (here.shared > std::min(kMostShared, device.shared)) return 0;
+    const int blocks = here.rows_of_grid * token_blocks, places = std::max(1, device.multiprocessors / work.split);
+    const int sharers = work.split * work.row_warps, waves = (blocks + places - 1) / places;
+    work.column_factor = (1 << 16) / work.columns + 1;
+    work.share = chunks / sharers, work.rest = chunks % sharers;
+    return waves * (work.share + (work.rest > 0) + 1) * here.warps * (1 + kPerBlock * (work.split - 1));
+  });
 }
 
 }  // namespace

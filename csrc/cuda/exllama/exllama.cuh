@@ -35,8 +35,8 @@ namespace qload::cuda::exl {
 constexpr int kNone = 0x7FFFFFFF;  // no group
 
 template <class T, int bits, int token_tiles>
-__global__ void __launch_bounds__(32 * warps_of(token_tiles), 1)
-exllama_kernel(const __grid_constant__ Exllama call, const __grid_constant__ Division work) {
+__global__ void __launch_bounds__(32 * most_warps(token_tiles), 1)
+exllama_kernel(const __grid_constant__ Exllama call, const __grid_constant__ Shares work) {
   using R = Rows<bits>;
   using C = Codes<T, bits>;
   constexpr int kSteps = R::kSteps, kInputs = bits == 4 && token_tiles == 1 ? 2 : 1;  // of a chunk; whose x is held
@@ -215,7 +215,7 @@ exllama_kernel(const __grid_constant__ Exllama call, const __grid_constant__ Div
   }
   if (group_now >= 0) leave_group();
   __syncwarp();  // x is no longer read: sums lie there
-  add_up<T>(call, work, first_token, tokens, sum, memory, C::kUnit);
+  store<T>(call, work, first_token, tokens, sum, memory, C::kUnit);
 }
 
 }  // namespace qload::cuda::exl

@@ -1,11 +1,7 @@
 // Where units lie in shared memory, so that a warp neither writes nor reads one bank twice.
 #pragma once
 
-#ifdef __CUDACC__
-#define QLOAD_BOTH __host__ __device__
-#else
-#define QLOAD_BOTH
-#endif
+#include "../../shared/both.h"
 
 namespace qload::cuda {
 
@@ -17,5 +13,3 @@ QLOAD_BOTH constexpr int bank(int place) {
 }
 
 }  // namespace qload::cuda
-
-#undef QLOAD_BOTH

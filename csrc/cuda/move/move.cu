@@ -33,12 +33,6 @@ void launch_gather(const Plan& plan, const Look& look, int bits, const void* fro
       plan, look, bits, static_cast<const uint32_t*>(from), rows, static_cast<uint32_t*>(to));
 }
 
-int log2_of(int power) {
-  int log = 0;
-  while (1 << log < power) ++log;
-  return log;
-}
-
 template <bool runs>
 void launch_units_of_rows(const Plan& plan, const Look& look, int bits, const void* from, const int64_t* rows, void* to,
                           cudaStream_t stream) {

@@ -16,14 +16,20 @@
 
 #include <cstdint>
 
+#include "../../shared/element.h"
+#include "../../shared/loops.h"
 #include "../device/tile.cuh"
 
 namespace qload::cuda {
 
-/// The block's units, from shared memory to where they belong, up to 16 bytes at a time.
+/// The block's units, through shared memory to where they belong, up to 16 bytes at a time.
 template <int register_bits, bool runs, class Unit>
-__device__ __forceinline__ void store(const Plan& plan, const Unit* shared, Unit* __restrict__ to) {
-  constexpr int run_bits = runs ? 2 : 0, stores = (1 << register_bits) >> run_bits;
+__device__ __forceinline__ void put_in_order(const Plan& plan, const uint32_t (&units)[1 << register_bits], Unit* shared,
+                                             Unit* __restrict__ to) {
+  constexpr int run_bits = runs ? 2 : 0;
+  share<register_bits, run_bits>(plan, units, shared);
+  __syncthreads();
+  constexpr int stores = (1 << register_bits) >> run_bits;
   const int thread = threadIdx.x, places = 1 << (plan.thread_bits + plan.register_bits);
   const int32_t own = along(plan.to_bit + run_bits, plan.thread_bits, thread);
 #pragma unroll
@@ -50,9 +56,7 @@ move_tiles(const __grid_constant__ Plan plan, const Unit* __restrict__ from, Uni
   uint32_t units[1 << register_bits];
   load<register_bits>(plan, from + start.from + along(plan.from_thread, plan.thread_bits, threadIdx.x), units);
   settle<register_bits>(plan, units);
-  share<register_bits, runs ? 2 : 0>(plan, units, shared);
-  __syncthreads();
-  store<register_bits, runs>(plan, shared, to + start.to);
+  put_in_order<register_bits, runs>(plan, units, shared, to + start.to);
 }
 
 /// As `move_tiles`, of rows in any order where every unit is of one row.
@@ -76,9 +80,7 @@ gather_units(const __grid_constant__ Plan plan, const __grid_constant__ Look loo
     if (inside) units[i] = __funnelshift_r(units[i], __ldg(at + 1), inside * bits);  // rows between units
   }
   settle<register_bits>(plan, units);
-  share<register_bits, runs ? 2 : 0>(plan, units, shared);
-  __syncthreads();
-  store<register_bits, runs>(plan, shared, to + start.to);
+  put_in_order<register_bits, runs>(plan, units, shared, to + start.to);
 }
 
 /// As `move_tiles`, of rows in any order: a thread looks every element of its units up.
@@ -104,14 +106,7 @@ gather_tiles(const __grid_constant__ Plan plan, const __grid_constant__ Look loo
       units[i] |= (__ldg(from + source / per_unit) >> (source % per_unit * bits) & mask) << (e * bits);
     }
   }
-  share<register_bits, runs ? 2 : 0>(plan, units, shared);
-  __syncthreads();
-  store<register_bits, runs>(plan, shared, to + start.to);
-}
-
-template <class Word>
-__device__ __forceinline__ void put(const void* from, void* to, int64_t source, int64_t target) {
-  static_cast<Word*>(to)[target] = static_cast<const Word*>(from)[source];
+  put_in_order<register_bits, runs>(plan, units, shared, to + start.to);
 }
 
 struct Digits {
@@ -125,36 +120,13 @@ __global__ void __launch_bounds__(kThreads)
 move_elements(const __grid_constant__ Digits digits, int bits, int64_t count, const void* __restrict__ from,
               const int64_t* __restrict__ rows, void* __restrict__ to) {
   for (int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x; i < count; i += gridDim.x * int64_t{kThreads}) {
-    int64_t rest = i, source = 0, target = 0, row = 0;
-    for (int d = 0; d < digits.count; ++d) {
-      const Digit& digit = digits.digit[d];
-      const int64_t next = rest / digit.size, at = rest - next * digit.size;
-      source += at * digit.from;
-      target += at * digit.to;
-      row += at * digit.row;
-      rest = next;
-    }
-    if (rows) source += rows[row];
-    switch (bits) {
-      case 8:
-        put<uint8_t>(from, to, source, target);
-        break;
-      case 16:
-        put<uint16_t>(from, to, source, target);
-        break;
-      case 32:
-        put<uint32_t>(from, to, source, target);
-        break;
-      default: {
-        const int per_byte = 8 / bits, per_word = 32 / bits;
-        const uint32_t mask = (1u << bits) - 1;
-        const uint32_t code = static_cast<const uint8_t*>(from)[source / per_byte] >> (source % per_byte * bits) & mask;
-        const int shift = static_cast<int>(target % per_word) * bits;
-        uint32_t* word = static_cast<uint32_t*>(to) + target / per_word;
-        atomicAnd(word, ~(mask << shift));
-        atomicOr(word, code << shift);
-      }
-    }
+    const Offsets at = offsets_of(digits.digit, digits.count, i);
+    const int64_t source = at.from + (rows ? rows[at.row] : 0);
+    if (copy_element(bits, from, source, to, at.to)) continue;
+    const int per_word = 32 / bits, shift = static_cast<int>(at.to % per_word) * bits;
+    uint32_t* word = static_cast<uint32_t*>(to) + at.to / per_word;
+    atomicAnd(word, ~(((1u << bits) - 1) << shift));
+    atomicOr(word, code_at(bits, from, source) << shift);
   }
 }
 

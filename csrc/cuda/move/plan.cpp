@@ -7,23 +7,6 @@
 namespace qload::cuda {
 namespace {
 
-int log2_of(int64_t power) {
-  int log = 0;
-  while ((int64_t{1} << log) < power) ++log;
-  return log;
-}
-
-int twos(int64_t size) {
-  int count = 0;
-  while (size % 2 == 0 && count < 40) size /= 2, ++count;
-  return count;
-}
-
-struct Bit {
-  int digit, level;
-  bool operator==(const Bit& other) const { return digit == other.digit && level == other.level; }
-};
-
 class Planner {
  public:
   Planner(int bits, const std::vector<Digit>& digits, Plan& plan)
@@ -32,7 +15,7 @@ class Planner {
   bool make(int unit, int least_register_bits, int least_thread_bits, Look* look) {
     const int inside = log2_of(unit * 8 / bits_);
     std::vector<Bit> from, to;
-    if (!lowest(&Digit::from, inside, from) || !lowest(&Digit::to, inside, to)) return false;
+    if (!lowest(digits_, &Digit::from, inside, from) || !lowest(digits_, &Digit::to, inside, to)) return false;
     plan_ = Plan{};
     plan_.unit = unit;
     per_unit_ = int64_t{1} << inside;
@@ -70,26 +53,6 @@ class Planner {
   }
 
   int64_t stride(const Bit& bit, int64_t Digit::*side) const { return digits_[bit.digit].*side << bit.level; }
-
-  // The `need` lowest address bits of one side, lowest first, if digits that are powers of two hold them.
-  bool lowest(int64_t Digit::*side, int need, std::vector<Bit>& bits) const {
-    std::vector<bool> used(digits_.size(), false);
-    int64_t reached = 1;
-    while (need > 0) {
-      int found = -1;
-      for (size_t d = 0; d < digits_.size(); ++d)
-        if (digits_[d].*side == reached && !used[d]) found = static_cast<int>(d);
-      if (found < 0) return false;
-      const int64_t size = digits_[found].size;
-      const int have = std::min(twos(size), need);
-      if (have < need && (int64_t{1} << have) != size) return false;
-      for (int level = 0; level < have; ++level) bits.push_back({found, level});
-      used[found] = true;
-      reached *= size;
-      need -= have;
-    }
-    return true;
-  }
 
   // More bits of the tile: what lies closest together in `from` and in `to`, in turns; in the order of `from`.
   std::vector<Bit> choose(int count) {

@@ -16,12 +16,9 @@
 #include <cstdint>
 #include <vector>
 
-namespace qload::cuda {
+#include "../../shared/digits.h"
 
-struct Digit {
-  int64_t size, from, to;  // strides in elements
-  int64_t row = 0;         // how it counts in the number of a row that is looked up
-};
+namespace qload::cuda {
 
 constexpr int kThreadBits = 8, kMostRegisterBits = 5, kMostTileBits = kThreadBits + kMostRegisterBits;
 constexpr int kMostRegisters = 1 << kMostRegisterBits;
@@ -67,8 +64,5 @@ struct Look {
 /// then digits that count rows do not count in `from`. Blocks have at least 2**least_thread_bits threads.
 bool make_plan(int bits, const std::vector<Digit>& digits, uintptr_t from, uintptr_t to, int least_register_bits,
                Plan& plan, int least_thread_bits = 5, Look* look = nullptr);
-
-/// Digits of size 1 left out, those that follow each other everywhere made one; empty if there is no element.
-std::vector<Digit> merged(const std::vector<Digit>& digits, bool& empty);
 
 }  // namespace qload::cuda

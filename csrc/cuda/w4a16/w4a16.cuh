@@ -20,52 +20,13 @@
 // Equals x @ GPTQMarlinWeight.dequantize().T (qload/kernel_formats/marlin.py) up to the rounding of fp32 sums.
 #pragma once
 
-#include "../device/ptx.cuh"
+#include "../device/barrier.cuh"
+#include "../device/cluster.cuh"
+#include "inputs.cuh"
 #include "w4a16.h"
 #include "weights.cuh"
 
 namespace qload::cuda {
-
-constexpr int kWarps = 8, kBlock = 32 * kWarps;
-constexpr int kSteps = 8, kChunk = 16 * kSteps;  // rows
-constexpr int kTileN = 64;
-
-struct Work {  // how a launch divides a layer, the same for all blocks
-  int columns_log;             // of tiles of a block
-  int split;
-  int chunks;                  // of K
-  int phase_chunks;            // of x in shared memory at a time,
-  int next_at;                 // and elements on, those that come next; 0: there is no room for both
-  uint32_t ends;               // bit i: a group ends with step i of a chunk
-  int group_step, chunk_step;  // to the next group inside of a chunk, and to that of a warp's next chunk
-  int sums_at, received_at;    // bytes: where sums start in shared memory, and those of other blocks
-};
-
-/// Rows [first, first + rows) of all tokens, zeros where the layer has none.
-template <class T>
-__device__ __forceinline__ void stage(const W4A16& call, int first, int rows, int pitch, T* shared) {
-  const T* x = static_cast<const T*>(call.x);
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const bool runs = !call.perm && call.inputs % 8 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
-  // Few tokens: several warps share the rows of one.
-  const int share_log = call.M == 1 ? 3 : call.M == 2 ? 2 : call.M <= 4 ? 1 : 0;
-  const int part = warp & ((1 << share_log) - 1), parts = 1 << share_log;
-  for (int m = warp >> share_log; m < call.M; m += kWarps >> share_log) {
-    const T* from = x + static_cast<int64_t>(m) * call.inputs;
-    T* to = shared + m * pitch;
-    if (runs) {
-      for (int k = (part * 32 + lane) * 8; k < rows; k += parts * 256) {
-        const bool none = first + k >= call.inputs;
-        copy_async(to + k, none ? x : from + first + k, none);
-      }
-    } else {
-      for (int k = part * 32 + lane; k < rows; k += parts * 32) {
-        const int source = first + k >= call.K ? call.inputs : call.perm ? call.perm[first + k] : first + k;
-        to[k] = source >= call.inputs ? narrow<T>(0) : from[source];
-      }
-    }
-  }
-}
 
 /// `small`: groups of 32 or 64, several to a chunk.
 template <class T, int token_tiles, bool has_zeros, bool small>
@@ -115,12 +76,8 @@ w4a16_kernel(const __grid_constant__ W4A16 call, const __grid_constant__ Work wo
   const auto ask_group = [&] {
     if (group >= groups || group_tile >= tile_groups) return;
     const int tile = (group_tile << work.columns_log) + (warp & (columns - 1)), at = tile * 8 + column + group * group_words;
-    if (per_column) {  // n = 32 a + 8 j + 2 t + r lies at 32 a + 8 t + 2 j + r
-      T own[8];
-      const T* scales = static_cast<const T*>(call.scales) + tile * kTileN + column / 2 * 8 + column % 2;
-#pragma unroll
-      for (int i = 0; i < 8; ++i) own[i] = scales[i / 4 * 32 + i % 4 * 2];
-      memcpy(&next_scales, own, sizeof own);
+    if (!small && per_column) {
+      next_scales = scales_per_column(static_cast<const T*>(call.scales) + tile * kTileN, column);
     } else {
       next_scales = __ldg(static_cast<const uint4*>(call.scales) + at);
     }
@@ -174,7 +131,10 @@ w4a16_kernel(const __grid_constant__ W4A16 call, const __grid_constant__ Work wo
   const int width = kTileN << work.columns_log, width_log = work.columns_log + 6;
   const int count = width * call.M, share = count / work.split;
   if (work.split > 1) {
-    if (threadIdx.x < 2) start_barrier(arrived + threadIdx.x);
+    if (threadIdx.x < 2) {
+      start_barrier(arrived + threadIdx.x, 1);
+      publish_barriers();
+    }
     cluster_arrive();
   }
 
@@ -187,7 +147,7 @@ w4a16_kernel(const __grid_constant__ W4A16 call, const __grid_constant__ Work wo
   // A share of each block; never where x lies, which this block may still need when others send.
   const auto room_of = [&](int turn) { return reinterpret_cast<float*>(memory + work.received_at) + turn % 2 * count; };
   const auto take = [&](int turn, int tile_group) {
-    wait_for_bytes(arrived + turn % 2, turn / 2 % 2);
+    wait_for_cluster(arrived + turn % 2, turn / 2 % 2);
     for (int i = threadIdx.x; i < share; i += kBlock) {
       float value = 0;
       for (int rank = 0; rank < work.split; ++rank) value += room_of(turn)[rank * share + i];

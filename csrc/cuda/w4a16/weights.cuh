@@ -5,51 +5,16 @@
 // 16 x 16 operand whose rows are outputs: registers (h, b) = (0, 0), (0, 1), (1, 0), (1, 1).
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <cstdint>
+#include <cstring>
 
-#include "../device/ptx.cuh"
+#include "../device/number.cuh"
 
 namespace qload::cuda {
-
-template <class T>
-struct Number;
-
-// A code in the last bits of a half is 2**-24 of itself, and exact in a product. In a bfloat16 it is too small for
-// that, but 128 + code has it in its last bits.
-template <>
-struct Number<__half> {
-  using Two = __half2;
-  static constexpr uint32_t kMagic = 0, kOnes = 0x00010001, kExact = 0x64006400;
-  static constexpr float kUnit = 16777216, kOffset = 0;
-};
-
-template <>
-struct Number<__nv_bfloat16> {
-  using Two = __nv_bfloat162;
-  static constexpr uint32_t kMagic = 0x43004300, kOnes = 0x3F803F80, kExact = 0x43004300;
-  static constexpr float kUnit = 1, kOffset = 128;
-};
-
-template <class To, class From>
-__device__ __forceinline__ To as(From value) {
-  static_assert(sizeof(To) == sizeof(From), "");
-  To to;
-  memcpy(&to, &value, sizeof to);
-  return to;
-}
 
 /// Two codes of a word, beside an offset.
 __device__ __forceinline__ uint32_t two_codes(uint32_t word, uint32_t magic) {
   return masked_or<0x000F000F>(word, magic);
-}
-
-/// A constant that the compiler keeps in a register.
-__device__ __forceinline__ uint32_t in_register(uint32_t constant) {
-  asm volatile("mov.u32 %0, %0;" : "+r"(constant));
-  return constant;
 }
 
 /// The operand of one word: codes times a unit, or plus an offset, as T has them.
@@ -80,25 +45,17 @@ __device__ __forceinline__ uint32_t exact_zero(uint32_t zero) {
   return zero * 0x10001 | Number<T>::kExact;
 }
 
-/// A small integer as a float.
-__device__ __forceinline__ float float_of(uint32_t small) {
-  return __uint_as_float(0x4B000000u | small) - 8388608.0f;
-}
-
+/// Eight scales of a lane, columns c + 8b + 16j of a tile of 64, from rows of one scale a column: their order is another
+/// there, n = 32 a + 8 j + 2 t + r lies at 32 a + 8 t + 2 j + r.
 template <class T>
-__device__ __forceinline__ float wide(T value) {
-  if constexpr (Number<T>::kMagic == 0)
-    return __half2float(value);
-  else
-    return __bfloat162float(value);
-}
-
-template <class T>
-__device__ __forceinline__ T narrow(float value) {
-  if constexpr (Number<T>::kMagic == 0)
-    return __float2half_rn(value);
-  else
-    return __float2bfloat16_rn(value);
+__device__ __forceinline__ uint4 scales_per_column(const T* tile, int c) {
+  const T* from = tile + c / 2 * 8 + c % 2;
+  T own[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) own[i] = from[i / 4 * 32 + i % 4 * 2];
+  uint4 scales;
+  memcpy(&scales, own, sizeof scales);
+  return scales;
 }
 
 }  // namespace qload::cuda

@@ -1,0 +1,42 @@
+// Choosing a division: a launch for each that there could be, and the cheapest of them.
+#pragma once
+
+#include "division.h"
+#include "launch.h"
+
+namespace qload::cuda {
+
+/// `Work`: a Division, and what else a kernel needs to know.
+template <class Work>
+struct Divided {
+  Work work;
+  int warps, rows_of_grid, shared;
+
+  /// Places for the sums of as many tokens, `warp_bytes` for those of each warp; `tiles`: of the layer.
+  void lay_out(int tiles, int tokens, int warp_bytes) {
+    work.row_warps = warps / work.columns;
+    rows_of_grid = (tiles + work.columns - 1) / work.columns;
+    work.room_at = warps * warp_bytes;
+    shared = work.room_at + (work.split > 1 ? work.columns * kTileN * tokens * 4 : 0);
+  }
+};
+
+/// Makes `plan` the cheapest; false: none can be. `columns`, `split`: those that are asked for, 0: any, up to
+/// `most_columns`. `cost(plan)` lays a plan out whose work has both, and says what it costs; 0: it cannot be.
+template <class Plan, class Cost>
+bool cheapest(const Device& device, int columns, int split, int most_columns, Plan& plan, const Cost& cost) {
+  double best = 0;
+  Plan found{};
+  for (int blocks = 1; blocks <= (device.major >= 9 ? 8 : 1); blocks *= 2)
+    for (int tiles = 1; tiles <= most_columns; ++tiles) {
+      if ((split && blocks != split) || (columns && tiles != columns)) continue;
+      Plan here = plan;
+      here.work.columns = tiles, here.work.split = blocks;
+      const double costs = cost(here);
+      if (costs > 0 && (best == 0 || costs < best)) best = costs, found = here;
+    }
+  plan = found;
+  return best > 0;
+}
+
+}  // namespace qload::cuda

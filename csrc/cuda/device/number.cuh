@@ -1,0 +1,76 @@
+// Half and bfloat16 numbers as kernels make them of codes.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <cstring>
+
+#include "ptx.cuh"
+
+namespace qload::cuda {
+
+template <class T>
+struct Number;
+
+// A code in the last bits of a half is 2**-24 of itself, and exact in a product. In a bfloat16 it is too small for
+// that, but 128 + code has it in its last bits.
+template <>
+struct Number<__half> {
+  using Two = __half2;
+  static constexpr uint32_t kMagic = 0, kOnes = 0x00010001, kExact = 0x64006400;
+  static constexpr float kUnit = 16777216, kOffset = 0;
+};
+
+template <>
+struct Number<__nv_bfloat16> {
+  using Two = __nv_bfloat162;
+  static constexpr uint32_t kMagic = 0x43004300, kOnes = 0x3F803F80, kExact = 0x43004300;
+  static constexpr float kUnit = 1, kOffset = 128;
+};
+
+template <class To, class From>
+__device__ __forceinline__ To as(From value) {
+  static_assert(sizeof(To) == sizeof(From), "");
+  To to;
+  memcpy(&to, &value, sizeof to);
+  return to;
+}
+
+/// A constant that the compiler keeps in a register.
+__device__ __forceinline__ uint32_t in_register(uint32_t constant) {
+  asm volatile("mov.u32 %0, %0;" : "+r"(constant));
+  return constant;
+}
+
+/// A small integer as a float.
+__device__ __forceinline__ float float_of(uint32_t small) {
+  return __uint_as_float(0x4B000000u | small) - 8388608.0f;
+}
+
+template <class T>
+__device__ __forceinline__ float wide(T value) {
+  if constexpr (Number<T>::kMagic == 0)
+    return __half2float(value);
+  else
+    return __bfloat162float(value);
+}
+
+template <class T>
+__device__ __forceinline__ T narrow(float value) {
+  if constexpr (Number<T>::kMagic == 0)
+    return __float2half_rn(value);
+  else
+    return __float2bfloat16_rn(value);
+}
+
+/// Bytes `low` and `high` of a word, minus 128, as a bfloat16 each. Its eight digits hold the differences, which are made
+/// in fp32, whose upper half they fit.
+__device__ __forceinline__ uint32_t bytes_less_128(uint32_t word, int low, int high) {
+  const float first = __uint_as_float(__byte_perm(word, 0x4B000000, 0x7650 | low)) - 8388736.0f;
+  const float second = __uint_as_float(__byte_perm(word, 0x4B000000, 0x7650 | high)) - 8388736.0f;
+  return __byte_perm(__float_as_uint(first), __float_as_uint(second), 0x7632);
+}
+
+}  // namespace qload::cuda
