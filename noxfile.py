@@ -23,7 +23,7 @@ TORCH = "torch==2.13.0"  # of the test environment; the library itself takes a w
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 # The lines of pip that announce more than a moment's work.
 STEPS = re.compile(
-    r"(?!.*: finished)\s*((?:Downloading|Using cached) .*[MG]B\)|(?:Building wheel|Installing) .*)"
+    r"(?!.*: finished)\s*((?:Downloading|Using cached) .*[MG]i?B\)|(?:Building wheel|Installing) .*)"
 )
 ROOT = Path(__file__).parent
 NATIVE = ("tests/native", "tests/layouts", "tests/formats")  # what stands on native code
@@ -35,18 +35,19 @@ def install(session: nox.Session, *groups: str) -> None:
     session.log(
         f"setting up {TORCH}, what it needs, and qload; files of more than 1 MB are named with their size"
     )
-    fetch(session, TORCH, *needs, ".", env={"QLOAD_PYTHON_ONLY": "1"})
+    fetch(session, TORCH, *needs, ".", QLOAD_PYTHON_ONLY="1")
 
 
-def fetch(session: nox.Session, *arguments: str, env: dict[str, str]) -> None:
+def fetch(session: nox.Session, *needs: str, **variables: str) -> None:
     """`pip install`, with a line for each step that takes long; all that pip said, if it fails."""
-    options = ("--progress-bar", "off", "--no-compile")  # Python compiles what is imported, not all
+    # Python compiles what is imported when it is; of torch that is little.
+    env = {"PIP_PROGRESS_BAR": "off", "PIP_COMPILE": "0", **variables}
     reading, writing = os.pipe()
     with open(reading, errors="replace") as said, ThreadPoolExecutor() as pool:
         lines = pool.submit(show_steps, session, said)
         try:
             with open(writing, "w") as pip:  # closed when pip is done, which ends the reading
-                session.install(*options, *arguments, env=env, silent=False, stdout=pip)
+                session.install(*needs, env=env, silent=False, stdout=pip)
         except CommandFailed:
             sys.stderr.write(lines.result())
             raise
