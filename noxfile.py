@@ -29,19 +29,18 @@ ROOT = Path(__file__).parent
 NATIVE = ("tests/native", "tests/layouts", "tests/formats")  # what stands on native code
 
 
-def install(session: nox.Session, *groups: str) -> None:
+def install(session: nox.Session, *groups: str, **variables: str) -> None:
     """The library without a compiler, the pinned torch, and the groups of pyproject.toml."""
     needs = nox.project.dependency_groups(PYPROJECT, *groups)
     session.log(
         f"setting up {TORCH}, what it needs, and qload; files of more than 1 MB are named with their size"
     )
-    fetch(session, TORCH, *needs, ".", QLOAD_PYTHON_ONLY="1")
+    fetch(session, TORCH, *needs, ".", QLOAD_PYTHON_ONLY="1", **variables)
 
 
 def fetch(session: nox.Session, *needs: str, **variables: str) -> None:
     """`pip install`, with a line for each step that takes long; all that pip said, if it fails."""
-    # Python compiles what is imported when it is; of torch that is little.
-    env = {"PIP_PROGRESS_BAR": "off", "PIP_COMPILE": "0", **variables}
+    env = {"PIP_PROGRESS_BAR": "off", **variables}  # variables, which backends other than pip ignore
     reading, writing = os.pipe()
     with open(reading, errors="replace") as said, ThreadPoolExecutor() as pool:
         lines = pool.submit(show_steps, session, said)
@@ -122,7 +121,7 @@ def golden(session: nox.Session) -> None:
 @nox.session(default=False)
 def demo(session: nox.Session) -> None:
     """Verify the real checkpoints under fixtures/, then damaged copies of them, and show what is found."""
-    install(session)
+    install(session, PIP_COMPILE="0")  # a single process compiles less of torch than pip would
     session.run("python", "-m", "tests.demo", *session.posargs)
 
 
