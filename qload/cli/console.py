@@ -25,16 +25,21 @@ def stderr() -> Console:
     return _make(sys.stderr)
 
 
+def plain() -> bool:
+    """Whether NO_COLOR asks for no escape sequence: no colour, no bold, no cursor that moves."""
+    return bool(os.environ.get("NO_COLOR"))
+
+
 def _make(file: TextIO) -> Console:
     if hasattr(file, "reconfigure") and "utf" not in (file.encoding or "").lower():
         file.reconfigure(errors="backslashreplace")  # a name outside of the terminal's alphabet is no crash
     fixed = None if file.isatty() or "COLUMNS" in os.environ else WIDTH
-    # NO_COLOR leaves rich its bold and dim; here it leaves no escape sequence at all.
+    # NO_COLOR leaves rich its bold and dim; without a color system rich has neither.
     return _Console(
         file=file,
         width=fixed,
         markup=False,
         emoji=False,
         highlight=False,
-        color_system=None if os.environ.get("NO_COLOR") else "auto",
+        color_system=None if plain() else "auto",
     )

@@ -86,13 +86,13 @@ def test_help_answers_without_torch() -> None:
     assert done.returncode == 0
 
 
-def on_a_terminal(*arguments: Any, **environment: str) -> str:
-    """What the command writes to a terminal of 200 columns."""
+def on_a_terminal(*arguments: Any, stderr: bool = False, **environment: str) -> str:
+    """What the command writes to a terminal of 200 columns; with `stderr`, its progress too."""
     pty = pytest.importorskip("pty", reason="this system has no pseudo terminals")
     parent, child = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "qload", *map(str, arguments)],
-        stdout=child, stderr=subprocess.DEVNULL, cwd=ROOT,
+        stdout=child, stderr=child if stderr else subprocess.DEVNULL, cwd=ROOT,
         env={**os.environ, "COLUMNS": "200", "TERM": "xterm-256color", **environment},
     )  # fmt: skip
     os.close(child)
@@ -114,6 +114,14 @@ def test_a_terminal_gets_tables_in_colour_and_none_where_that_is_asked(damaged: 
     assert "model.layers.{0..1}.mlp.down_proj" in plain
     assert "\x1b[" in coloured
     assert "\x1b" not in plain
+
+
+def test_no_colour_leaves_no_escape_in_progress_either() -> None:
+    shown = on_a_terminal("verify", MODEL, "--against", MODEL, stderr=True, NO_COLOR="1")
+
+    assert "\x1b" not in shown
+    stages = [line.split(":")[0] for line in shown.splitlines()]
+    assert stages[:4] == ["headers", "values", "meaning", "against"]
 
 
 def test_a_name_from_a_hostile_file_is_text_and_nothing_else(tmp_path: Path) -> None:
