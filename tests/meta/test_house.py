@@ -165,13 +165,19 @@ def parameters(function: Callable[..., Any]) -> str:
     return str(signature.replace(parameters=bare, return_annotation=signature.empty))
 
 
+def is_hidden(base: type) -> bool:
+    """Whether a class is a base of public ones that is not public itself."""
+    return base.__module__.startswith("qload.") and base.__name__ not in qload.__all__
+
+
 def test_the_public_names_are_pinned(golden: SnapshotAssertion) -> None:
     """Each public name with its signature: a line of the diff is a promise broken or made."""
     lines = []
     for public in sorted(qload.__all__):
         value = getattr(qload, public)
         if inspect.isclass(value) and "Error" not in public:
-            methods = [n for n, m in vars(value).items() if not n.startswith("_") and callable(m)]
+            own = [each for each in value.__mro__ if each is value or is_hidden(each)]
+            methods = [n for c in own for n, m in vars(c).items() if not n.startswith("_") and callable(m)]
             lines += [
                 public,
                 *(f"    {method}{parameters(getattr(value, method))}" for method in methods),
