@@ -1,7 +1,7 @@
-"""The build backend: scikit-build-core, and where a compiler fails, a wheel without what could not be compiled.
+"""The build backend: scikit-build-core, and where a compiler fails, a wheel without what that should compile.
 
-scikit-build-core can do that by itself, through its override `if.failed`; but then it cannot tell the metadata
-before it has compiled everything, and whoever asks for a name and a version waits for the compiler.
+scikit-build-core can do that by itself, through its override `if.failed`; but then it cannot tell the
+metadata before it has compiled everything, and who asks for a name and a version waits for the compiler.
 """
 
 import os
@@ -32,18 +32,22 @@ __all__ = [
 Settings = dict[str, list[str] | str] | None
 
 
-def build_wheel(folder: str, settings: Settings = None, metadata: str | None = None) -> str:
+def build_wheel(
+    wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None
+) -> str:
     """Put a wheel into the folder and return its name."""
-    return _build(backend.build_wheel, folder, settings)
+    return _build(backend.build_wheel, wheel_directory, config_settings)
 
 
-def build_editable(folder: str, settings: Settings = None, metadata: str | None = None) -> str:
+def build_editable(
+    wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None
+) -> str:
     """Put an editable wheel into the folder and return its name."""
-    return _build(backend.build_editable, folder, settings)
+    return _build(backend.build_editable, wheel_directory, config_settings)
 
 
 def _build(build: Callable[[str, Settings], str], folder: str, settings: Settings) -> str:
-    """The first of the attempts that succeeds. What the metadata said holds for each: only tags differ."""
+    """The first attempt that succeeds. The metadata that was told before holds for each: only tags differ."""
     *others, last = _attempts()
     for variables in others:
         os.environ.update(variables)
@@ -57,7 +61,7 @@ def _build(build: Callable[[str, Settings], str], folder: str, settings: Setting
 
 
 def _attempts() -> list[dict[str, str]]:
-    """Variables that each attempt adds: as asked, without CUDA, without a compiler; only the first where asked."""
+    """The variables that each attempt adds: none, then those that leave out CUDA, then the compiler."""
     if os.environ.get("QLOAD_CUDA", "") not in ("", "auto", "0"):
         return [{}]  # who asks for CUDA by name gets it or an error
     with_nvcc = shutil.which("nvcc") or os.environ.get("CUDACXX")

@@ -10,8 +10,13 @@ from math import lcm
 from typing import Any
 
 import torch
-from hypothesis import strategies as st
 from torch import Tensor
+
+try:
+    from hypothesis import strategies as st
+except ModuleNotFoundError as missing:
+    way_out = "pip install 'qload-weights[testing]'"
+    raise ImportError(f"strategies need Hypothesis, which the extra `testing` brings: {way_out}") from missing
 
 from qload.loader import FormatLoader, Room
 from qload.spec import LOGICAL, Axis, Config, Role, TensorSpec, Weight, named
