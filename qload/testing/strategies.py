@@ -14,9 +14,10 @@ from torch import Tensor
 
 try:
     from hypothesis import strategies as st
-except ModuleNotFoundError as missing:
-    way_out = "pip install 'qload-weights[testing]'"
-    raise ImportError(f"strategies need Hypothesis, which the extra `testing` brings: {way_out}") from missing
+except ModuleNotFoundError:
+    raise ImportError(
+        "strategies need Hypothesis, which the extra `testing` brings: pip install 'qload-weights[testing]'"
+    ) from None
 
 from qload.loader import FormatLoader, Room
 from qload.spec import LOGICAL, Axis, Config, Role, TensorSpec, Weight, named
