@@ -77,11 +77,11 @@ def dist(session: nox.Session) -> None:
     folder = ROOT / "dist"
     shutil.rmtree(folder, ignore_errors=True)
     session.run("python", "-m", "build", "--sdist", "--outdir", str(folder))
-    tree = unpacked(next(folder.glob("*.tar.gz")), Path(session.create_tmp()))
+    tree = unpacked(next(folder.glob("*.tar.gz")), Path(session.create_tmp()).resolve())
     for asked in ({"QLOAD_PYTHON_ONLY": "1"}, {"QLOAD_CUDA": "0"}):
         session.run("python", "-m", "build", "--wheel", "--outdir", str(folder), str(tree), env=asked)
     session.run("twine", "check", "--strict", *map(str, folder.iterdir()))
-    for wheel in sorted(folder.glob("*.whl")):
+    for wheel in sorted(folder.glob("*.whl"), reverse=True):  # the native one last: it is what the tests use
         session.install("--quiet", "--force-reinstall", "--no-deps", str(wheel))
         session.run("qload", "doctor", "--table")
     session.chdir(tree)
