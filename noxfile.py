@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import sys
+import tarfile
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -100,6 +101,36 @@ def build(session: nox.Session, *groups: str, **flags: str) -> None:
     session.install("--quiet", TORCH, *needs, *PYPROJECT["project"]["dependencies"])
     options = ("--quiet", "--no-build-isolation", "--no-deps", "--force-reinstall")
     session.install(*options, "--editable", ".", env={"QLOAD_CUDA": "0", **flags})
+
+
+@nox.session(default=False)
+def dist(session: nox.Session) -> None:
+    """Build the sdist and both wheels into dist/, check them as an index would, test what they hold."""
+    session.install("--quiet", TORCH, *nox.project.dependency_groups(PYPROJECT, "dist"))
+    session.install("--quiet", *PYPROJECT["project"]["dependencies"])
+    folder = ROOT / "dist"
+    shutil.rmtree(folder, ignore_errors=True)
+    session.run("python", "-m", "build", "--sdist", "--outdir", str(folder))
+    tree = unpacked(next(folder.glob("*.tar.gz")), Path(session.create_tmp()).resolve())
+    for asked in ({"QLOAD_PYTHON_ONLY": "1"}, {"QLOAD_CUDA": "0"}):
+        session.run("python", "-m", "build", "--wheel", "--outdir", str(folder), str(tree), env=asked)
+    session.run("twine", "check", "--strict", *map(str, folder.iterdir()))
+    for wheel in sorted(folder.glob("*.whl"), reverse=True):  # the native one last: it is what the tests use
+        session.install("--quiet", "--force-reinstall", "--no-deps", str(wheel))
+        session.run("qload", "doctor", "--table")
+    session.chdir(tree)
+    session.run("pytest", "tests/meta", "-q", *session.posargs)
+    shutil.rmtree(tree / "qload")  # from here on `qload` is the wheel's
+    session.run("pytest", "tests/formats", "tests/native", "-m", "not gpu", "-n", "2", "-q", *session.posargs)
+
+
+def unpacked(archive: Path, folder: Path) -> Path:
+    """The one folder that an sdist holds, laid out afresh."""
+    tree = folder / archive.name.removesuffix(".tar.gz")
+    shutil.rmtree(tree, ignore_errors=True)
+    with tarfile.open(archive) as held:
+        held.extractall(folder, filter="data")
+    return tree
 
 
 @nox.session

@@ -50,7 +50,7 @@ def _print_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
     from importlib import metadata
 
     try:
-        version = metadata.version("qload")
+        version = metadata.version("qload-weights")
     except metadata.PackageNotFoundError:
         version = "(a source tree that is not installed)"
     click.echo(f"qload {version}")

@@ -34,7 +34,7 @@ from qload.layouts import STORED_MINUS_ONE, Stored, ZeroPoints
 from qload.loader import ConfiguredFormat, FormatLoader, WeightsLoader
 from qload.storage import WeightStorage
 
-log = logging.getLogger("qload")
+log: logging.Logger = logging.getLogger("qload")
 
 PLAIN = ConfiguredFormat(UnquantizedWeight, UnquantizedConfig())
 LEGACY = {"bits": "gptq_bits", "group_size": "gptq_groupsize", "sym": "gptq_sym"}

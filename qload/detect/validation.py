@@ -68,7 +68,7 @@ Name = Annotated[str, Field(min_length=1)] | None
 class Section(BaseModel):
     """What every method's section may say."""
 
-    model_config = ConfigDict(strict=True, frozen=True, extra="allow")
+    model_config: ClassVar[ConfigDict] = ConfigDict(strict=True, frozen=True, extra="allow")
 
     modules_to_not_convert: list[Annotated[str, Field(min_length=1)]] | None = None
 

@@ -39,7 +39,7 @@ BITS = 4
 STORAGES = (torch.uint8, torch.int8, torch.float16, torch.bfloat16, torch.float32, torch.float64)
 STATE = "quant_state"
 NESTED = ("nested_absmax", "nested_quant_map")
-TABLES = {
+TABLES: dict[str, tuple[float, ...]] = {
     "nf4": (
         -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
         -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,

@@ -16,7 +16,7 @@ from qload.errors import ArgumentError, DtypeError, NotWarmError
 from qload.kernels import reference
 from qload.spec import Weight
 
-log = logging.getLogger("qload")
+log: logging.Logger = logging.getLogger("qload")
 
 ALIGNMENT = 128  # bytes
 NEEDS, SCRATCH = "exllama_needs", "exllama_scratch"  # of a module: by weight, by device

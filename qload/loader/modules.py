@@ -23,7 +23,8 @@ class ModuleLoader(FormatLoader):
     def __init__(self, choices: Sequence[tuple[Matcher, FormatLoader]], default: FormatLoader) -> None:
         loaders = [*(loader for _, loader in choices), default]
         super().__init__(*dict.fromkeys(fmt for loader in loaders for fmt in loader.formats))
-        self.choices, self.default = tuple(choices), default
+        self.choices: tuple[tuple[Matcher, FormatLoader], ...] = tuple(choices)
+        self.default: FormatLoader = default
 
     def chosen(self, prefix: str) -> FormatLoader:
         """The loader of a module.

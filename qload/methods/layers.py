@@ -62,22 +62,24 @@ class LinearBase(Tagged):
     ) -> None:
         super().__init__()
         prefix, quant_config = options.get("prefix", ""), options.get("quant_config")
-        self.input_size, self.output_size, self.prefix = input_size, output_size, prefix
-        self.params_dtype = options.get("params_dtype") or torch.get_default_dtype()
+        self.input_size: int = input_size
+        self.output_size: int = output_size
+        self.prefix: str = prefix
+        self.params_dtype: torch.dtype = options.get("params_dtype") or torch.get_default_dtype()
         group = options.get("process_group")
-        self.process_group = ALONE if group is None else group
+        self.process_group: ProcessGroup = ALONE if group is None else group
         Rank(self.process_group.rank(), self.process_group.size())  # refuses a rank outside of its world
         method = quant_config.get_quant_method(self, prefix) if quant_config else None
         if method is not None and not isinstance(method, LinearMethodBase):
             raise ArgumentError("quant_config", "a LinearMethodBase for a linear layer", repr(method))
-        self.quant_method = method or UnquantizedLinearMethod()
+        self.quant_method: LinearMethodBase = method or UnquantizedLinearMethod()
         self._create(bias)
 
     def _create(self, bias: bool) -> None:
-        self.input_size_per_partition = self._inputs()
-        self.shards = self._shards()
-        self.output_partition_sizes = [shard.share for shard in self.shards]
-        self.output_size_per_partition = sum(self.output_partition_sizes)
+        self.input_size_per_partition: int = self._inputs()
+        self.shards: tuple[Shard, ...] = self._shards()
+        self.output_partition_sizes: list[int] = [shard.share for shard in self.shards]
+        self.output_size_per_partition: int = sum(self.output_partition_sizes)
         self.quant_method.create_weights(
             self,
             self.input_size_per_partition,

@@ -18,8 +18,8 @@ GPTQ_MARLIN_MIN_THREAD_N = MIN_THREAD_N
 GPTQ_MARLIN_MIN_THREAD_K = 128
 GPTQ_MARLIN_TILE = marlin.TILE_K
 
-SCALAR_TYPE_UINT4 = scalar_types.uint4
-SCALAR_TYPE_UINT8 = scalar_types.uint8
+SCALAR_TYPE_UINT4: ScalarType = scalar_types.uint4
+SCALAR_TYPE_UINT8: ScalarType = scalar_types.uint8
 WITH_ZERO_POINTS = (SCALAR_TYPE_UINT4, SCALAR_TYPE_UINT8)
 SYMMETRIC = (scalar_types.uint4b8, scalar_types.uint8b128)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from types import ModuleType
 
 MODULES = ("cpu", "cuda")
-PURE = "not built: there was no compiler, or QLOAD_PYTHON_ONLY=1 asked for none"
-NO_CUDA = "not built: there was no nvcc, or QLOAD_CUDA=0 asked for none"
+NEVER = "not built: this qload runs from its sources; `pip install .` builds it, docs/native.md says how"
+GONE = "built, and its file is not there any more"
 
 
 @dataclass(frozen=True)
@@ -44,4 +44,16 @@ def _why_not(name: str) -> str:
     here = [file.name for file in sorted(Path(__file__).parent.glob(f"_{name}.*"))]
     if here:
         return f"built for another Python: {', '.join(here)}; this one loads {EXTENSION_SUFFIXES[0]}"
-    return NO_CUDA if name == "cuda" and load("cpu").found else PURE
+    missing = _left_out()
+    if missing is None:
+        return NEVER
+    return f"not built: {missing[name]}" if name in missing else GONE
+
+
+def _left_out() -> dict[str, str] | None:
+    """What the build left out and why, as it wrote it beside the modules; none where nothing was built."""
+    try:
+        record: dict[str, str] = import_module(f"{__package__}._missing").MISSING
+    except ModuleNotFoundError:
+        return None
+    return record

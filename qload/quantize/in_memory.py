@@ -38,7 +38,7 @@ class InMemorySource:
 
     def __init__(self, layers: Mapping[str, Weight], group: ProcessGroup) -> None:
         self.process_group = group
-        self.tensors = {
+        self.tensors: dict[str, Tensor] = {
             named(prefix, spec.suffix): weight.fields()[spec.name]
             for prefix, weight in layers.items()
             for spec in weight.tensors(weight.config)

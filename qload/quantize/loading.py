@@ -89,9 +89,12 @@ class QuantizingLoader(WeightsLoader):
             raise ArgumentError("dtype", f"None or one of {', '.join(map(str, FLOATS))}", str(dtype))
         if statistics not in ("whole", "share"):
             raise ArgumentError("statistics", "'whole' or 'share'", repr(statistics))
-        self.inner, self.quantizer, self.policy = inner, quantizer, policy
-        self.statistics, self.dtype = statistics, dtype
-        self.config_tensors = inner.config_tensors
+        self.inner: FormatLoader = inner
+        self.quantizer: Quantizer = quantizer
+        self.policy: Policy | None = policy
+        self.statistics: Statistics = statistics
+        self.dtype: torch.dtype | None = dtype
+        self.config_tensors: tuple[str, ...] = inner.config_tensors
 
     def shape(self, weights: TensorSource, prefix: str) -> tuple[int, int]:
         """(N, K) of the layer stored under a prefix."""

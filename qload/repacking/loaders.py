@@ -28,8 +28,11 @@ class RepackingLoader(WeightsLoader):
     """
 
     def __init__(self, inner: WeightsLoader, layout: str, *, strict: bool = True, **options: Any) -> None:
-        self.inner, self.layout, self.strict, self.options = inner, layout, strict, options
-        self.config_tensors = inner.config_tensors
+        self.inner: WeightsLoader = inner
+        self.layout: str = layout
+        self.strict: bool = strict
+        self.options: dict[str, Any] = options
+        self.config_tensors: tuple[str, ...] = inner.config_tensors
 
     def shape(self, weights: TensorSource, prefix: str) -> tuple[int, int]:
         """(N, K) of the layer stored under a prefix."""

@@ -7,8 +7,12 @@
         weight = stored.weight()
         assert_reads_back(lambda x: my_kernel(x, weight.qweight, ...), weight, torch.float16)
 
+The strategies need Hypothesis, which `pip install "qload-weights[testing]"` brings; the checks do without.
 `python -m qload.testing.faults` breaks qload on purpose and prints which tests notice.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from qload.testing.checks import (
     assert_reads_back,
@@ -16,7 +20,9 @@ from qload.testing.checks import (
     assert_sums_exactly,
     assert_within_bound,
 )
-from qload.testing.strategies import DrawnLayer, layers
+
+if TYPE_CHECKING:
+    from qload.testing.strategies import DrawnLayer, layers
 
 __all__ = [
     "DrawnLayer",
@@ -26,3 +32,10 @@ __all__ = [
     "assert_within_bound",
     "layers",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The strategies, imported when they are first asked for."""
+    if name in ("DrawnLayer", "layers"):
+        return getattr(import_module("qload.testing.strategies"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,8 +10,14 @@ from math import lcm
 from typing import Any
 
 import torch
-from hypothesis import strategies as st
 from torch import Tensor
+
+try:
+    from hypothesis import strategies as st
+except ModuleNotFoundError:
+    raise ImportError(
+        "strategies need Hypothesis, which the extra `testing` brings: pip install 'qload-weights[testing]'"
+    ) from None
 
 from qload.loader import ConfiguredFormat, FormatLoader
 from qload.spec import LOGICAL, Axis, Config, Role, TensorSpec, Weight, named

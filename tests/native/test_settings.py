@@ -2,8 +2,10 @@
 
 import importlib.util
 import json
+import sys
 from collections.abc import Iterator
-from types import SimpleNamespace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -75,14 +77,32 @@ def empty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     modules._LOADED.clear()
 
 
-@pytest.mark.usefixtures("empty")
-def test_a_module_that_is_not_there_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+@pytest.fixture
+def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, empty: None) -> Path:
+    """An installation without native modules, and without a word of what its build left out."""
     monkeypatch.setattr(modules, "find_spec", lambda name: None)
     monkeypatch.setattr(modules, "__file__", str(tmp_path / "modules.py"))
-    assert native.load("cpu") == modules.NativeModule(None, modules.PURE)
-    modules._LOADED.clear()
+    monkeypatch.setitem(sys.modules, "qload.native._missing", None)  # type: ignore[arg-type]
+    return tmp_path
 
-    (tmp_path / "_cpu.cpython-39-x86_64-linux-gnu.so").touch()
+
+def test_where_nothing_was_built_it_says_so(nowhere: Path) -> None:
+    assert native.load("cpu") == native.load("cuda") == modules.NativeModule(None, modules.NEVER)
+
+
+@pytest.mark.usefixtures("nowhere")
+def test_what_the_build_left_out_the_doctor_says_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    record: Any = ModuleType("_missing")
+    record.MISSING = {"cuda": "QLOAD_CUDA=0 asked for none"}
+    monkeypatch.setitem(sys.modules, "qload.native._missing", record)
+
+    found = json.loads(CliRunner().invoke(main, ["doctor", "--json"]).stdout)["modules"]
+    assert found["cuda"] == {"built": False, "reason": "not built: QLOAD_CUDA=0 asked for none"}
+    assert found["cpu"] == {"built": False, "reason": modules.GONE}
+
+
+def test_a_module_for_another_python_says_so(nowhere: Path) -> None:
+    (nowhere / "_cpu.cpython-39-x86_64-linux-gnu.so").touch()
     assert native.load("cpu").reason.startswith(
         "built for another Python: _cpu.cpython-39-x86_64-linux-gnu.so"
     )

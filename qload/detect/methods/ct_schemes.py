@@ -1,6 +1,6 @@
 """From a group's scheme and format to the format that reads its weights, as compressed-tensors means them."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -39,7 +39,7 @@ FORMATS: dict[str, tuple[tuple[str, ...], range, tuple[str, ...]]] = {
 class Scheme(BaseModel):
     """How the weights of a group are quantized."""
 
-    model_config = ConfigDict(strict=True, frozen=True, extra="allow")
+    model_config: ClassVar[ConfigDict] = ConfigDict(strict=True, frozen=True, extra="allow")
 
     num_bits: int
     type: Literal["int", "float"] = "int"

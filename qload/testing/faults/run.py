@@ -23,7 +23,7 @@ from qload.errors import ArgumentError
 from qload.testing.faults.fault import Fault
 from qload.testing.faults.tables import FAULTS
 
-log = logging.getLogger("qload")
+log: logging.Logger = logging.getLogger("qload")
 
 ROOT = Path(__file__).resolve().parents[3]
 COPIED = ("qload", "tests", "fixtures", "golden", "docs", "pyproject.toml", "noxfile.py")

@@ -1,0 +1,17 @@
+# The chips of this machine's GPUs that the CUDA module can serve, as 80;90: Ampere's instructions are the oldest it knows.
+function(chips_of_this_machine chips names)
+  find_program(NVIDIA_SMI nvidia-smi HINTS /usr/lib/wsl/lib)
+  set(here "")
+  if(NVIDIA_SMI)
+    execute_process(COMMAND ${NVIDIA_SMI} --query-gpu=compute_cap --format=csv,noheader OUTPUT_VARIABLE here
+                    ERROR_QUIET)
+  endif()
+  string(REGEX MATCHALL "[0-9]+[.][0-9]+" here "${here}")
+  list(SORT here COMPARE NATURAL)
+  list(REMOVE_DUPLICATES here)
+  list(JOIN here ", " listed)
+  list(FILTER here EXCLUDE REGEX "^[0-7][.]")
+  string(REPLACE "." "" here "${here}")
+  set(${chips} "${here}" PARENT_SCOPE)
+  set(${names} "${listed}" PARENT_SCOPE)
+endfunction()
