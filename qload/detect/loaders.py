@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from importlib import import_module
 from math import prod
 from typing import Any, Literal, overload
 
@@ -32,6 +31,7 @@ from qload.formats import (
 from qload.formats.gptq import BITS
 from qload.layouts import STORED_MINUS_ONE, Stored, ZeroPoints
 from qload.loader import ConfiguredFormat, FormatLoader, WeightsLoader
+from qload.spec import above
 from qload.storage import WeightStorage
 
 log: logging.Logger = logging.getLogger("qload")
@@ -95,8 +95,6 @@ class EETQWeightsLoader(FormatLoader):
         super().__init__(ConfiguredFormat(EETQWeight, EETQConfig()), PLAIN)
 
 
-# What repacks lies to the right of this module: it is named, never imported.
-REPACKED = ("qload.repacking.loaders", "for_target")
 KERNELS = ("auto", "marlin", "strips", "exllama")
 
 
@@ -180,7 +178,7 @@ def for_target(loader: WeightsLoader, target: Target | None) -> WeightsLoader:
     if target is None:
         return loader
     named = target if isinstance(target, KernelTarget) else KernelTarget(target)
-    made: WeightsLoader = getattr(import_module(REPACKED[0]), REPACKED[1])(loader, named)
+    made: WeightsLoader = above.call(above.TARGET, loader, named)
     return made
 
 

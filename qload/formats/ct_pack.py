@@ -39,10 +39,11 @@ UNSAID = (
 
 @dataclass(frozen=True)
 class CTPackConfig(spec.Grouped, spec.Config):
-    """`group_size` -1: one group. `symmetric`: zero points need not be stored; once studied, none are.
+    """`group_size` -1: one group. `symmetric`: zero points need not be stored; once a layer is
+    described, none are.
     `act_order`: `weight_g_idx` has to be. `dense`: the packing; of a config, only what its version says.
     `groups`: in order without an index, in order beside one, or wherever it says. `shape`: (N, K) of the
-    whole layer, once studied."""
+    whole layer, once it is described."""
 
     name: ClassVar[str] = "ct_pack"
 

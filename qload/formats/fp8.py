@@ -45,7 +45,7 @@ def _is_block(block: object) -> bool:
 class Fp8Config(spec.Config):
     """`per`: what shares a scale, None where only its shape says so. `block`: (bn, bk) of blocks. `divide`:
     by the scale. `input_scale`: whether it is stored, None where it may be. `axes`: of the scale,
-    once a layer was studied. `activation_scale_ub`: the largest absolute activation that scales look at."""
+    once a layer is described. `activation_scale_ub`: the largest absolute activation that scales look at."""
 
     name: ClassVar[str] = "fp8"
 
@@ -76,7 +76,7 @@ class Fp8Config(spec.Config):
 
     @property
     def scale_axes(self) -> str:
-        """The axes of the scale: as studied, or as most tools store what is claimed."""
+        """The axes of the scale: as the layer has it, or as most tools store what is claimed."""
         return self.axes or {"block": self.grid, "channel": "N 1"}.get(self.per or "", "P")
 
     @property

@@ -66,10 +66,10 @@ class FormatLoader(WeightsLoader):
         tensors = _tensors(weights, shares)
         fmt = first.layer.format
         weight: Weight = fmt.weight_type(config=fmt.config, layer=layer, **tensors)
-        for studied in layers.values():
-            for note in studied.notes:
-                weights.note(f"{studied.prefix}: {note}")
-        weights.take(studied.names.full(spec.name) for studied in layers.values() for spec in studied.specs)
+        for one in layers.values():
+            for note in one.notes:
+                weights.note(f"{one.prefix}: {note}")
+        weights.take(one.names.full(spec.name) for one in layers.values() for spec in one.specs)
         return weight
 
     def with_config(self, **changes: Any) -> Self:

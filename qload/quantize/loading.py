@@ -175,7 +175,7 @@ def _is_plain(layer: LayerDescription) -> bool:
 
 def _matrix(plain: Weight) -> Tensor:
     if not isinstance(plain, UnquantizedWeight):
-        raise TypeError(f"{plain.layer.name}: {plain.format} where a plain weight was studied")
+        raise TypeError(f"{plain.layer.name}: {plain.format} where a plain weight was described")
     return plain.weight
 
 

@@ -4,7 +4,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, fields
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor
 from qload import devices
 from qload.devices import CodeValues, LazyCodes, StoredCodes, StoredTable
 from qload.errors import IndexValueError, MismatchError, MissingTensorError
+from qload.spec import above
 from qload.spec.axis import PARTS
 from qload.spec.out import check_out
 from qload.spec.share_bounds import ShareBounds
@@ -20,9 +20,6 @@ from qload.spec.tensor import Names, Shape, TensorSpec, check_dtypes, named, sol
 
 if TYPE_CHECKING:
     from torch import nn
-
-# What makes a layer out of a weight lies to the right of this module: it is named, never imported.
-LINEAR = ("qload.kernels.linear", "linear_of")
 
 
 @dataclass(frozen=True)
@@ -234,7 +231,7 @@ class Weight(ABC):
 
     def get_linear(self, bias: Tensor | None = None) -> "nn.Module":
         """A module that maps (..., K) to (..., N) in the dtype of its input; `bias` is (N,)."""
-        module: nn.Module = getattr(import_module(LINEAR[0]), LINEAR[1])(self, bias)
+        module: nn.Module = above.call(above.LINEAR, self, bias)
         return module
 
     def __repr__(self) -> str:

@@ -65,7 +65,7 @@ def fp8(first: float) -> Fp8Weight:
 
 
 def claimed(weight: Weight) -> Config:
-    """The config that files give, before the layer is studied."""
+    """The config that files give, before the layer is described."""
     if isinstance(weight, GPTQWeight):
         return GPTQConfig(4, weight.config.group_size, weight.config.zeros)
     known: Config = weight.config

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,7 @@ def test_a_module_imports_only_from_its_left(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "qload" / "formats").glob("[a-z]*.py")), ids=name)
-def test_rooms_never_see_each_other(path: Path) -> None:
+def test_formats_never_see_each_other(path: Path) -> None:
     formats = {other.stem for other in path.parent.glob("[a-z]*.py")} - {path.stem}
     seen = {
         part for found in imports(path) if found.startswith("qload.formats") for part in found.split(".")[2:]
@@ -97,6 +98,18 @@ def test_a_file_holds_one_idea_and_does_not_print(path: Path) -> None:
 
     assert len(text.splitlines()) <= 300
     assert not [call for call in calls if isinstance(call, ast.Name) and call.id == "print"]
+
+
+def test_a_name_is_that_of_one_class() -> None:
+    """Who searches for a public class finds one."""
+    found = [
+        node.name
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    ]
+
+    assert sorted(name for name, count in Counter(found).items() if count > 1) == []
 
 
 def test_only_the_agreed_environment_variables_are_read() -> None:
