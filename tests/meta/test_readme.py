@@ -1,4 +1,4 @@
-"""What README and the pages of docs say: each block of Python runs by itself, each command prints what stands under it."""
+"""Of README and docs, each block of Python runs by itself and each command prints what stands under it."""
 
 import re
 from collections.abc import Iterator
