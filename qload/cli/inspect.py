@@ -26,9 +26,7 @@ Exit codes: 0 readable and in order, 1 findings or unreadable, 2 the command is 
 
 @click.command(epilog=EPILOG)
 @path_argument
-@click.option(
-    "--all", "every", is_flag=True, help="A line for each layer, also where several are alike."
-)
+@click.option("--all", "every", is_flag=True, help="A line for each layer, also where several are alike.")
 @as_json
 @verbose
 @click.pass_context
