@@ -18,11 +18,26 @@ COLUMNS = (
     "shard row",
     "fused",
     "repack to",
-    "undo",
+    "restore",
     "quantize while loading",
     "verify",
 )
 LARGE = {"N": 1 << 14, "K": 1 << 14}  # sizes that every packing divides
+INTRODUCTION = """\
+What can be done with each format, as `qload formats` prints it. A layer has N outputs and K inputs.
+
+| line | it says |
+|---|---|
+| load | which tensors a layer is read from, with an example of its config |
+| detect | which `quant_method` of config.json leads to this format |
+| dequantize | whether `dequantize()` gives the values of a layer |
+| shard column | where the N outputs may be cut for tensor parallelism: `get_weights_col` |
+| shard row | where the K inputs may be cut: `get_weights_row` |
+| fused | whether several layers are loaded as one, such as q, k and v: `get_multi_weights_col` |
+| repack to | kernel formats that `repack` writes; a weight that one cannot hold exactly is refused |
+| restore | whether `restore` brings back the stored tensors, bit for bit |
+| quantize while loading | which quantizer makes this format of plain layers |
+| verify | what `qload verify` checks; packed codes are not listed where any value is lawful |"""
 
 
 @dataclass(frozen=True)
@@ -43,7 +58,7 @@ def overview() -> Mapping[str, Mapping[str, Capability]]:
 
 def as_markdown() -> str:
     """The page of docs: a section a format, a line a column."""
-    parts = ["# Formats", "What can be done with each format, as `qload formats` prints it."]
+    parts = ["# Formats", INTRODUCTION]
     for name, row in overview().items():
         lines = (f"| {column} | {cell} |" for column, cell in row.items())
         parts.append("\n".join([f"## {name}", "", "| | |", "|---|---|", *lines]))
@@ -56,8 +71,10 @@ def _row(weight_type: type[Weight]) -> tuple[Capability, ...]:
     layouts, quantizer = targets(weight_type), QUANTIZERS.get(weight_type.format)
     tensors = ", ".join(spec.suffix for spec in specs if not spec.optional)
     return (
-        Capability(True, f"{tensors}; as {_said(weight_type.example)}"),
-        Capability(True, "where no method is claimed" if weight_type.plain else ", ".join(methods)),
+        Capability(True, f"from {tensors}; for example {_said(weight_type.example)}"),
+        Capability(
+            True, "where config.json has no quant_method" if weight_type.plain else ", ".join(methods)
+        ),
         Capability(True),
         _cut(weight_type, "N"),
         _cut(weight_type, "K"),
@@ -65,11 +82,11 @@ def _row(weight_type: type[Weight]) -> tuple[Capability, ...]:
         Capability(True, ", ".join(layouts)) if layouts else Capability(False, _why_no_layout(weight_type)),
         Capability(True)
         if restores(weight_type)
-        else Capability(False, "what is never repacked needs no way back"),
+        else Capability(False, "weights of this format are not repacked"),
         Capability(True, quantizer.__name__)
         if quantizer
         else Capability(False, _why_no_quantizer(weight_type)),
-        Capability(True, f"shapes of all, values of {_judged(specs)}"),
+        Capability(True, f"the shapes of all tensors, and the values of {_judged(specs)}"),
     )
 
 
@@ -81,7 +98,7 @@ def _cut(weight_type: type[Weight], dim: str) -> Capability:
     if len(found) == 1:
         return next(iter(found))
     return Capability(
-        True, "; ".join(f"{cell.text} as {_said(config)}" for cell, config in found.items() if cell.yes)
+        True, "; ".join(f"{cell.text} with {_said(config)}" for cell, config in found.items() if cell.yes)
     )
 
 
@@ -94,12 +111,12 @@ def _cut_of(weight_type: type[Weight], config: Config, dim: str) -> Capability:
     ]
     never = [spec.name for spec, axis in bound if axis.step(dim, LARGE) == 0]
     if never:
-        return Capability(False, f"{never[0]} holds rows in an order of its own")
+        return Capability(False, f"{never[0]} stores the inputs of the whole layer in an order of their own")
     step = lcm(*(axis.step(dim, LARGE) for _, axis in bound if not axis.flat))
     flat = lcm(*(axis.granule for _, axis in bound if axis.flat))
     if flat > 1:
-        each = "n * K is a multiple" if dim == "N" else "k and K are multiples"
-        return Capability(True, f"where {each} of {flat}")
+        each = f"n where n * K is a multiple of {flat}"
+        return Capability(True, f"at {each}" if dim == "N" else f"at multiples of {flat}, if K is one too")
     return Capability(True, f"at multiples of {step}" if step > 1 else "anywhere")
 
 
@@ -109,7 +126,7 @@ def _fused(weight_type: type[Weight]) -> Capability:
         for spec in weight_type.tensors(weight_type.example)
         if spec.joined() is None and not spec.spent
     ]
-    return Capability(True, f"where {' and '.join(alike)} agree" if alike else "")
+    return Capability(True, f"if the layers have the same {' and '.join(alike)}" if alike else "")
 
 
 def _judged(specs: Sequence[TensorSpec]) -> str:
@@ -133,8 +150,8 @@ def _said(config: Config) -> str:
 
 
 def _why_no_layout(weight_type: type[Weight]) -> str:
-    return "a plain weight has no codes" if weight_type.plain else "there is no kernel format for it"
+    return "a plain weight has no codes" if weight_type.plain else "no kernel format holds it"
 
 
 def _why_no_quantizer(weight_type: type[Weight]) -> str:
-    return "there is nothing to quantize" if weight_type.plain else "its codes need calibration data"
+    return "it is not quantized" if weight_type.plain else "there is no quantizer for it"

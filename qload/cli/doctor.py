@@ -14,8 +14,8 @@ Examples:
   qload doctor
   qload doctor --json | jq .isa
 
-Exit codes: 0 all is in order, also where a native module is missing, 1 a variable of the environment asks for
-what is not to be had, 2 the command is wrong."""
+Exit codes: 0 all is in order, also where a native module is missing, 1 QLOAD_ISA or QLOAD_NUM_THREADS has a
+value that cannot be used here, 2 the command is wrong."""
 
 
 @click.command(epilog=EPILOG)
@@ -23,10 +23,13 @@ what is not to be had, 2 the command is wrong."""
 @verbose
 @click.pass_context
 def doctor(ctx: click.Context, as_json: bool | None) -> None:
-    """Say which native modules were built, and if not, why; the instruction set and threads in use; the
-    version of torch and the CUDA devices that it sees.
+    """Show which native modules are here.
 
-    Without native modules everything works, on plain torch. docs/native.md says how they are built.
+    For a module that is missing it says why. It shows the instruction set and the number of threads in use,
+    the version of torch, and the CUDA devices that torch sees.
+
+    Without native modules everything works through torch, and takes longer. docs/native.md says how they are
+    built.
     """
     report = examine()
     if as_json or (as_json is None and not sys.stdout.isatty()):

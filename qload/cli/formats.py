@@ -13,18 +13,19 @@ Examples:
   qload formats --json | jq '.formats.gptq'
   qload formats --markdown > docs/formats.md
 
-Exit codes: 0 always, 2 the command is wrong."""
+Exit codes: 0 the table was printed, 2 the command is wrong."""
 
 
 @click.command(epilog=EPILOG)
 @as_json
-@click.option("--markdown", is_flag=True, help="Print the table as the page of docs.")
+@click.option("--markdown", is_flag=True, help="Print the table in Markdown, as docs/formats.md has it.")
 @verbose
 def formats(as_json: bool | None, markdown: bool) -> None:
-    """Show what can be done with each format, and where not, why: loading, detecting, dequantizing,
-    sharing by column and row, fusing, repacking and the way back, quantizing while loading, verifying.
+    """Show what can be done with each format.
 
-    The table is asked of the formats' own declarations.
+    Lines: load, detect, dequantize, share by column and by row, fuse, repack and restore, quantize while
+    loading, verify. Where the answer is no, the line says why. The answers are derived from the declarations
+    by which qload reads the formats.
     """
     from qload.capabilities import as_markdown, overview
 

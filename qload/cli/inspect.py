@@ -26,16 +26,18 @@ Exit codes: 0 readable and in order, 1 findings or unreadable, 2 the command is 
 
 @click.command(epilog=EPILOG)
 @path_argument
-@click.option("--all", "every", is_flag=True, help="A line for every layer, siblings not folded.")
+@click.option("--all", "every", is_flag=True, help="A line for each layer, also where several are alike.")
 @as_json
 @verbose
 @click.pass_context
 def inspect(ctx: click.Context, path: Path, every: bool, as_json: bool | None) -> None:
-    """Show what the checkpoint at PATH holds, per layer: format, bits, group size, symmetry, act order,
-    shape, dtype and bytes, and where its config claims something else.
+    """Show the layers of a checkpoint.
 
-    Only headers and small tensors are read, so that 100 GB answer as fast as 100 MB. `qload verify`
-    reads the rest.
+    For each layer of the checkpoint at PATH: format, bits, group size, symmetry, act order, shape (outputs,
+    inputs), dtype and bytes, and where its config claims something else.
+
+    It reads headers and small tensors only, so that the size of the files matters little. The time grows
+    with the number of tensors, faster than in proportion. `qload verify` reads the rest.
     """
 
     def tables(report: "Report") -> "Iterator[RenderableType]":

@@ -21,10 +21,10 @@ Examples:
   qload verify ./Llama-3-8B-GPTQ --tp 4
   qload verify ./Llama-3-8B-GPTQ --json > report.json
 
-Exit codes: 0 the checkpoint is in order, 1 there are findings or it cannot be read, 2 the command is wrong.
+Exit codes: 0 nothing was found, 1 there are findings or it cannot be read, 2 the command is wrong.
 
 Standard output is data: tables on a terminal, JSON in a pipe or a file. Progress and logging go to standard
-error. NO_COLOR is honoured."""
+error. With NO_COLOR set, no escape sequence is printed."""
 
 
 class Verbs(click.Group):
@@ -73,7 +73,7 @@ def _print_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
 )
 @verbose
 def main() -> None:
-    """Say what a quantized checkpoint holds, and whether it is true.
+    """Say what a quantized checkpoint holds, and find what is wrong with it.
 
     PATH is a directory or one .safetensors file. Nothing is downloaded and no file is executed.
     """

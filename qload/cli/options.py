@@ -46,7 +46,7 @@ def verbose(function: F) -> F:
         count=True,
         expose_value=False,
         callback=_log,
-        help="Say on standard error what is being done; -vv for more.",
+        help="Report on standard error what is being done; -vv reports more.",
     )(function)
 
 

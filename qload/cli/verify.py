@@ -23,7 +23,7 @@ Examples:
 
 Each rule has a page, docs/rules/RULE.md.
 
-Exit codes: 0 in order, 1 findings or unreadable, 2 the command is wrong."""
+Exit codes: 0 nothing found, 1 findings or unreadable, 2 the command is wrong."""
 
 
 @click.command(epilog=EPILOG)
@@ -32,7 +32,7 @@ Exit codes: 0 in order, 1 findings or unreadable, 2 the command is wrong."""
     "--against",
     type=CheckpointPath(),
     metavar="DIR",
-    help="Compare every layer with the same layer of another checkpoint of this model.",
+    help="Compare each layer with the same layer of another checkpoint of this model.",
 )
 @click.option(
     "--tp",
@@ -40,7 +40,7 @@ Exit codes: 0 in order, 1 findings or unreadable, 2 the command is wrong."""
     "tp",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Check too that every tensor can be cut for N ranks.",
+    help="Check too that each layer can be shared among N ranks.",
 )
 @as_json
 @verbose
@@ -48,9 +48,13 @@ Exit codes: 0 in order, 1 findings or unreadable, 2 the command is wrong."""
 def verify(
     ctx: click.Context, path: Path, against: Path | None, tp: int | None, as_json: bool | None
 ) -> None:
-    """Say whether the checkpoint at PATH is true, rule by rule: headers, then values, then meaning.
+    """Find what is wrong with a checkpoint.
 
-    It streams: peak memory is a few layers, whatever the size of the checkpoint.
+    The rules look at headers, then at values, then at what the config claims of them. A checkpoint in which
+    nothing is found contradicts neither itself nor its config; it can still hold other weights than were
+    meant, which only --against can find.
+
+    It reads files piece by piece, so that a checkpoint may be larger than the memory.
     """
     with progress_bar() as progress:
         from qload.verify import verify as run

@@ -1,45 +1,104 @@
-"""What the README says: its code runs, its commands print what it shows."""
+"""Of README and docs, each block of Python runs by itself and each command prints what stands under it."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import pytest
 
 from tests.cli.test_command_line import run
-from tests.paths import ROOT
+from tests.paths import FIXTURES, ROOT
 
-README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
-
-
-def test_its_python_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    names: dict[str, Any] = {}
-
-    for block in [text for language, text in BLOCKS if language == "python"]:
-        exec(compile(block, "README.md", "exec"), names)  # one after another, as they are read
-
-    assert {"packed", "kernel", "quantizing"} <= set(names)
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+COMMAND = re.compile(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
+LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
+COLUMNS = "100"  # of the terminal whose output the pages show
+TABLES = ("inspect", "verify", "formats", "doctor")  # verbs that print them on a terminal, and JSON elsewhere
 
 
-def test_its_commands_print_what_it_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setenv("COLUMNS", "120")
-    shown = next(text for _, text in BLOCKS if text.startswith("$ qload"))
-    commands = re.findall(r"^\$ qload (.*)\n((?:(?!\$ ).*\n)*)", shown, re.MULTILINE)
+class Block(NamedTuple):
+    """What stands between two fences."""
 
-    assert len(commands) == 2
-    for command, output in commands:
-        printed = run(*command.split(), "--table").output
-        assert lines(printed) == lines(output)
+    page: Path
+    line: int
+    language: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+    def execute(self) -> None:
+        """Run it as a module of its own."""
+        exec(compile("\n" * self.line + self.text, str(self), "exec"), {"__name__": str(self)})
 
 
-def lines(text: str) -> list[list[str]]:
-    """The words of each line that has some, rules of a table aside."""
-    return [words for line in text.splitlines() if (words := line.replace("─", " ").split())]
+def blocks() -> Iterator[Block]:
+    for page in PAGES:
+        text = page.read_text()
+        for found in BLOCK.finditer(text):
+            yield Block(page, text.count("\n", 0, found.start()) + 1, *found.groups())
 
 
-@pytest.mark.parametrize("target", re.findall(r"\]\(([^)#:]+)\)", README))
-def test_its_links_lead_somewhere(target: str) -> None:
-    assert Path(ROOT, target).exists()
+PYTHON = [block for block in blocks() if block.language == "python"]
+COMMANDS = [block for block in blocks() if COMMAND.search(block.text)]
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to run in that has the fixtures of a checkout, and room for what is written."""
+    (tmp_path / "fixtures").symlink_to(FIXTURES, target_is_directory=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("block", PYTHON, ids=str)
+@pytest.mark.usefixtures("checkout")
+def test_each_block_of_python_runs_by_itself(block: Block) -> None:
+    block.execute()
+
+
+@pytest.mark.parametrize("block", COMMANDS, ids=str)
+def test_commands_print_what_the_page_shows(
+    block: Block, checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", COLUMNS)
+    write_what_is_named(block, checkout)
+
+    for command, output in COMMAND.findall(block.text):
+        program, verb, *arguments = command.split()
+        assert program == "qload"
+        printed = run(verb, *arguments, *(["--table"] if verb in TABLES else []))
+        assert lines(printed.stdout) == lines(output), command
+
+
+def write_what_is_named(block: Block, folder: Path) -> None:
+    """Run the Python of the block's page that writes the folders which its commands name."""
+    for path in sorted(set(re.findall(r"\bbuild/[\w-]+", block.text))):
+        if not (folder / path).exists():
+            name = Path(path).name
+            (writer,) = (each for each in PYTHON if each.page == block.page and f'"{name}"' in each.text)
+            writer.execute()
+
+
+def lines(text: str) -> list[str]:
+    """Without the spaces at the ends of lines, which no page has."""
+    return [line.rstrip() for line in text.strip().splitlines()]
+
+
+def test_readme_shows_damage_that_is_found_alone_and_damage_that_is_found_beside_another() -> None:
+    first = next(block for block in COMMANDS if block.page == PAGES[0])
+    shown = dict(COMMAND.findall(first.text))
+
+    assert any("error" in output for command, output in shown.items() if "--against" not in command)
+    assert any("it agrees" in output for command, output in shown.items() if "--against" in command)
+
+
+@pytest.mark.parametrize(
+    ("page", "target"),
+    [(page, target) for page in PAGES for target in LINK.findall(page.read_text())],
+    ids=lambda part: part.name if isinstance(part, Path) else part,
+)
+def test_links_lead_somewhere(page: Path, target: str) -> None:
+    assert (page.parent / target).exists()
