@@ -113,6 +113,9 @@ def repack(
 ) -> Weight:
     """The same weight in another layout, as a typed weight with its own exact `dequantize()`.
 
+    RepackError where the layout cannot say the weight, with the reason; CastError where it would lose a scale
+    of FP8; ArgumentError for an option that it does not take, or an `out` that does not fit.
+
     Parameters
     ----------
     weight
@@ -132,9 +135,6 @@ def repack(
     whole
         The layer that the weight is a share of, whose facts then decide what is left out or refused, on
         every rank alike. Its codes are not looked at, but for "marlin_24".
-
-    Raises RepackError where the layout cannot say the weight, with the reason; CastError where it would lose a
-    scale of FP8; ArgumentError for an option that it does not take, or an `out` that does not fit.
 
     Examples
     --------

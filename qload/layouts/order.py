@@ -26,7 +26,27 @@ AxisDigits = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True)
 class Order:
-    """A permutation of mixed-radix digits, as `"(a b) c -> a (c b)"` with the digits' sizes."""
+    """A permutation of mixed-radix digits, as `"(a b) c -> a (c b)"` with the digits' sizes.
+
+    PatternError where the line is no permutation, or leaves two digits of an axis open.
+
+    Parameters
+    ----------
+    pattern
+        The digits of each axis before and after, outermost first.
+    sizes
+        The size of each digit but the one of an axis that follows from the tensor.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from qload import Order
+    >>> pairs = Order("(half place) -> (place half)", half=2)
+    >>> pairs.apply(torch.arange(6))
+    tensor([0, 3, 1, 4, 2, 5])
+    >>> pairs.undo(pairs.apply(torch.arange(6)))
+    tensor([0, 1, 2, 3, 4, 5])
+    """
 
     pattern: str
     sizes: tuple[tuple[str, int], ...] = ()
@@ -37,14 +57,15 @@ class Order:
         self._check()
 
     def apply(self, tensor: Tensor, out: Tensor | None = None) -> Tensor:
-        """The tensor in this order; shape of the left side -> shape of the right side, contiguous.
+        """The `tensor` in this order; shape of the left side -> shape of the right side, contiguous.
 
-        `out`: a contiguous tensor to write it to, which is returned.
+        PatternError for a shape that does not fit. `out`: a contiguous tensor to write it to, which is
+        returned.
         """
         return self._move(tensor, self.left, self.right, out)
 
     def undo(self, tensor: Tensor) -> Tensor:
-        """The inverse of `apply`; shape of the right side -> shape of the left side, contiguous."""
+        """The inverse of `apply`: `tensor`, of the right side's shape -> the left side's, contiguous."""
         return self._move(tensor, self.right, self.left)
 
     @cached_property
@@ -58,7 +79,7 @@ class Order:
         return parse_side(self.pattern, self.pattern.split("->")[1])
 
     def granule(self, axis: int) -> int:
-        """Where the plain tensor may be cut along an axis: at multiples of this.
+        """Where the plain tensor may be cut along `axis`: at multiples of this.
 
         The outermost digit of an axis is free, so a cut has to be a multiple of the inner ones.
         """
@@ -85,7 +106,7 @@ class Order:
         return wide
 
     def digits(self, shape: tuple[int, ...], groups: AxisDigits) -> dict[str, int]:
-        """The size of each digit, from a shape and the digits of its axes."""
+        """The size of each digit, from a `shape` and the digits of its axes (`groups`); or PatternError."""
         if len(shape) != len(groups):
             raise PatternError(self.pattern, f"needs {len(groups)} axes, got shape {shape}")
         size = dict(self._size)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class PackedCodes:
-    """Codes (R, C) in the words of a packing. `turned`: the words hold (C, R).
+    """Codes (R, C) in the `words` of a `packing`. `turned`: the words hold (C, R).
 
     `order`: row i, or column i of turned ones, is row order[i] of what the words hold.
     """
@@ -57,7 +57,7 @@ class PackedCodes:
         return codes.T if self.turned else codes
 
     def values(self, lookup: Tensor | None, count: int) -> Iterator[tuple[slice, Tensor]]:
-        """What the codes stand for, rows after rows, see `native.values`."""
+        """What the codes stand for by `lookup`, `count` at a time, rows after rows, see `native.values`."""
         if self.order is not None and not self.turned:  # rows from anywhere
             yield from native.values(self.plain(), lookup, count)
             return
@@ -66,7 +66,7 @@ class PackedCodes:
             yield rows, native.stood_for(ordered, lookup)
 
     def dequantize(self, meaning: native.Meaning, out: Tensor) -> bool:
-        """What the codes mean, in one pass from the words to `out`; False where nothing was done."""
+        """What codes of this `meaning` are, in one pass from words to `out`; False where nothing was done."""
         if not natively.is_whole(self.packing):
             return natively.dequantize_stream(self, meaning, out)
         if self.order is not None and not self.turned:

@@ -50,7 +50,30 @@ def stream(bits: int, count: int) -> tuple[CodeField, ...]:
 
 @dataclass(frozen=True)
 class Packing:
-    """How codes of `bits` bits fill int32 words; `pack` and `unpack` are inverses, bit for bit."""
+    """How codes of `bits` bits fill int32 words; `pack` and `unpack` are inverses, bit for bit.
+
+    PatternError where a run of codes does not fill its words, or the line is no permutation.
+
+    Parameters
+    ----------
+    pattern
+        An order, as `Order` has it, whose last parenthesis fills words.
+    fields
+        Which bits of a run of words hold which code; None: the codes one after another.
+    sizes
+        The size of each digit but the one of an axis that follows from the tensor.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from qload import Packing
+    >>> rows = Packing(4, "(kp i) n -> kp n (i)", i=8)
+    >>> words = rows.pack(torch.arange(8)[:, None])
+    >>> hex(words.item())
+    '0x76543210'
+    >>> rows.unpack(words).flatten()
+    tensor([0, 1, 2, 3, 4, 5, 6, 7], dtype=torch.int32)
+    """
 
     bits: int
     pattern: str
@@ -93,16 +116,19 @@ class Packing:
         return parse_side(self.pattern, self.pattern.split("->")[1])[:-1]
 
     def granule(self, axis: int) -> int:
-        """Where codes in plain order may be cut along an axis: at multiples of this."""
+        """Where codes in plain order may be cut along `axis`: at multiples of this."""
         return self.codes.granule(axis)
 
     def packed(self, words: Tensor) -> PackedCodes:
-        """int32 words -> their codes, not spelled out: to be packed again, or dequantized."""
+        """int32 `words` -> their codes, not spelled out: to be packed again, or dequantized."""
         self._check_words(words)
         return PackedCodes(self, words)
 
     def pack(self, codes: Tensor | native.LazyCodes, out: Tensor | None = None) -> Tensor:
-        """Codes in [0, 2**bits), any integer dtype, in plain order -> int32 words, new or `out`."""
+        """Codes in [0, 2**bits), any integer dtype, in plain order -> int32 words, new or `out`.
+
+        ArgumentError where one of the `codes` does not fit its bits, or `out` is not such a tensor.
+        """
         size = {**self.codes.digits(tuple(codes.shape), self.codes.left), "w": self.words}
         shape = [prod(size[digit] for digit in group) for group in self.stored]
         if isinstance(codes, PackedCodes):
@@ -122,7 +148,7 @@ class Packing:
         return words
 
     def unpack(self, words: Tensor, out: Tensor | None = None) -> Tensor:
-        """int32 words -> codes in [0, 2**bits) in plain order, int32, new, or `out`, which may be uint8."""
+        """int32 `words` -> codes in [0, 2**bits) in plain order, int32, new, or `out`, which may be uint8."""
         self._check_words(words)
         dtype = torch.uint8 if out is not None and out.dtype == torch.uint8 else torch.int32
         codes = fresh(words, self.shape_of(words), dtype, out)
@@ -131,7 +157,7 @@ class Packing:
         return codes
 
     def shape_of(self, words: Tensor) -> tuple[int, int]:
-        """The shape of the codes that lie in words."""
+        """The shape of the codes that lie in `words`; ArgumentError where runs of words are cut."""
         shape, axis = list(words.shape), self._axis
         if shape[axis] % self.words:
             raise ArgumentError("words", f"a multiple of {self.words} along axis {axis}", str(tuple(shape)))

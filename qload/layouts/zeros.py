@@ -20,21 +20,25 @@ _ONES = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}
 
 
 class ZeroPoints(ABC):
-    """How zero points are written in packed words."""
+    """How zero points are written in packed words.
+
+    An implementer promises that `write` is the inverse of `read` for every zero point within `span`. `name`
+    is what messages call it.
+    """
 
     name: ClassVar[str]
 
     def span(self, bits: int) -> tuple[int, int]:
-        """The lowest and the highest zero point that can be said."""
+        """The lowest and the highest zero point that can be said in `bits` bits."""
         return 0, 2**bits - 1
 
     @abstractmethod
     def read(self, words: Tensor, packing: Packing) -> Tensor:
-        """int32 words -> zero points, int32, in plain order."""
+        """int32 `words` in an order `packing` -> zero points, int32, in plain order."""
 
     @abstractmethod
     def write(self, zeros: Tensor, packing: Packing) -> Tensor:
-        """Zero points in plain order -> int32 words; the inverse of `read`."""
+        """Zero points `zeros` in plain order -> int32 words in an order `packing`; the inverse of `read`."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +108,7 @@ class StoredMinusOneUnmasked(ZeroPoints):
         return packing.unpack(words).add(1)
 
     def write(self, zeros: Tensor, packing: Packing) -> Tensor:
-        """Zero points in [1, 2**bits] -> int32 words."""
+        """Zero points in [1, 2**bits] -> int32 words; ArgumentError for one that is less."""
         if zeros.numel() and int(zeros.min()) < 1:
             raise ArgumentError(
                 "zeros", f"1 <= zero <= {2**packing.bits}: 0 cannot be said", str(int(zeros.min()))

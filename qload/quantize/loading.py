@@ -59,6 +59,8 @@ class Quantizer(Protocol):
 class QuantizingLoader(WeightsLoader):
     """Loads with another loader and quantizes what is plain; what is quantized already is not touched.
 
+    ArgumentError for an `inner` that is no loader of the checkpoint's own types, and the like.
+
     Parameters
     ----------
     inner
@@ -76,8 +78,6 @@ class QuantizingLoader(WeightsLoader):
         only by the ranks that read it: whoever asks for it has to stop the others.
     dtype
         Of the activations; None: that of the plain weight.
-
-    ArgumentError where one of them cannot be acted on.
 
     Examples
     --------

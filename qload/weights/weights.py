@@ -26,6 +26,8 @@ log = logging.getLogger("qload")
 class Weights:
     """Named tensors over any storage: aliases, prefix, device, dtype by role, and a ledger.
 
+    ArgumentError for a parameter that cannot be acted on.
+
     Parameters
     ----------
     storage
@@ -44,8 +46,6 @@ class Weights:
         Other names a tensor may have: `{"lm_head.weight": ["model.embed_tokens.weight"]}`.
     prefix
         Tried before a name that is not stored as it is.
-
-    ArgumentError where one of them cannot be acted on.
 
     Examples
     --------

@@ -68,7 +68,7 @@ def constants() -> Iterator[tuple[str, str]]:
 
 def documented() -> list[Documented]:
     """Every public class and function once, and every public method of the classes, their bases' too."""
-    values = {value: None for package in PACKAGES for value in public_names(package).values() if is_code(value)}
+    values = [value for package in PACKAGES for value in public_names(package).values() if is_code(value)]
     return list({each.name: each for value in values for each in of(value)}.values())
 
 
@@ -115,7 +115,8 @@ def of_class(value: type) -> Documented:
         names += [field.name for field in dataclasses.fields(value) if not field.name.startswith("_")]
     above = "\n".join(doc(base) for base in value.__mro__[1:] if is_ours(base))
     raises = frozenset[str]().union(*(raised(each) for each in written))
-    return Documented(f"{value.__module__}.{value.__qualname__}", doc(value), above, tuple(dict.fromkeys(names)), raises)
+    full = f"{value.__module__}.{value.__qualname__}"
+    return Documented(full, doc(value), above, tuple(dict.fromkeys(names)), raises)
 
 
 def doc(value: object) -> str:
@@ -144,9 +145,10 @@ def source(function: Callable[..., Any]) -> str:
 
 
 def no_summary(each: Documented) -> str | None:
-    """The first line, where it is not a sentence: a capital or a shape, two words, a full stop."""
+    """The first line, where it is not a sentence: a capital, shape or dtype first, a full stop last."""
     first = each.own.partition("\n")[0]
-    sentence = re.match(r"[A-Z0-9(`|]", first) and len(first.split()) > 1 and first.endswith(".")
+    begins = re.match(r"[A-Z0-9(`|]|u?int\d|float\d", first)
+    sentence = begins and len(first.split()) > 1 and first.endswith(".")
     return None if sentence else first or "no docstring"
 
 
