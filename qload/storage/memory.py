@@ -37,7 +37,7 @@ class MemoryStorage:
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         self.reads: Counter[str] = Counter()
-        self.bytes_read = 0
+        self.bytes_read: int = 0
 
     def __enter__(self) -> Self:
         return self

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Collection
 from io import BufferedReader
 from math import prod
+from pathlib import Path
 from threading import Lock
 from typing import Self
 
@@ -50,7 +51,7 @@ class SafetensorsStorage:
                 str(path), "byte-order", "safetensors are little-endian, and this machine is not"
             )
         located = locate(path)
-        self.files = dict(located.files)
+        self.files: dict[str, Path] = dict(located.files)
         headers = {file: read_header(place, file) for file, place in self.files.items()}
         for error in check_index(located, headers):
             raise error
@@ -60,7 +61,7 @@ class SafetensorsStorage:
         }
         self._maps: dict[str, mmap.mmap] = {}
         self._lock, self._closed = Lock(), False
-        self.bytes_read = 0
+        self.bytes_read: int = 0
 
     def __enter__(self) -> Self:
         return self

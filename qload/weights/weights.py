@@ -77,15 +77,18 @@ class Weights:
     ) -> None:
         if dtype is not None and dtype not in FLOATS:
             raise ArgumentError("dtype", f"None or one of {', '.join(map(str, FLOATS))}", str(dtype))
-        self.storage, self.loader = storage, loader
-        self.device, self.dtype = _device(device), dtype
-        self.process_group = ALONE if process_group is None else process_group
+        self.storage = storage
+        self.loader: WeightsLoader = loader
+        self.device: torch.device = _device(device)
+        self.dtype = dtype
+        self.process_group: ProcessGroup = ALONE if process_group is None else process_group
         if not isinstance(self.process_group, ProcessGroup):
             raise ArgumentError(
                 "process_group", "None, or anything with rank() and size()", repr(process_group)
             )
         Rank(self.process_group.rank(), self.process_group.size())  # refuses a rank outside of its world
-        self.aliases, self.prefix = dict(aliases or {}), prefix
+        self.aliases: dict[str, Sequence[str]] = dict(aliases or {})
+        self.prefix = prefix
         for name, others in self.aliases.items():
             if isinstance(others, str):  # a sequence too, of letters
                 raise ArgumentError("aliases", f"a list of names for {name}", repr(others))

@@ -130,8 +130,10 @@ class MPLinearKernel(ABC):
                     type(self).__name__, f"{what} in the config, and no parameter for it"
                 )
         self.config = c
-        self.w_q_name, self.w_s_name = w_q_param_name, w_s_param_name
-        self.w_zp_name, self.w_gidx_name = w_zp_param_name, w_gidx_param_name
+        self.w_q_name = w_q_param_name
+        self.w_s_name = w_s_param_name
+        self.w_zp_name = w_zp_param_name
+        self.w_gidx_name = w_gidx_param_name
 
     @classmethod
     @abstractmethod
