@@ -66,7 +66,7 @@ class ExllamaWeight(spec.Weight):
     scales
         As in GPTQ: (G, N), fp16, bf16 or fp32.
     g_idx
-        The group of each row of qweight, sorted: (K,), int32.
+        The group of each row of qweight, sorted: (K,), int32, int64 or int16.
     q_perm
         Row i of qweight is input q_perm[i]: (K,), int32; None: in order.
     """

@@ -140,7 +140,7 @@ def repack(
     --------
     >>> import torch
     >>> from qload import AWQConfig, AWQWeight, repack
-    >>> words, scales = torch.zeros(64, 8, dtype=torch.int32), torch.ones(2, 64).half()
+    >>> words, scales = torch.arange(512).int().reshape(64, 8), torch.ones(2, 64).half()
     >>> awq = AWQWeight(config=AWQConfig(32), qweight=words, qzeros=words[:2], scales=scales)
     >>> torch.equal(repack(awq, "gptq_v2").dequantize(), awq.dequantize())
     True
@@ -184,7 +184,7 @@ def restore(weight: Weight) -> Weight:
     --------
     >>> import torch
     >>> from qload import AWQConfig, AWQWeight, repack, restore
-    >>> words, scales = torch.zeros(64, 8, dtype=torch.int32), torch.ones(2, 64).half()
+    >>> words, scales = torch.arange(512).int().reshape(64, 8), torch.ones(2, 64).half()
     >>> awq = AWQWeight(config=AWQConfig(32), qweight=words, qzeros=words[:2], scales=scales)
     >>> torch.equal(restore(repack(awq, "marlin")).qweight, awq.qweight)
     True

@@ -57,7 +57,7 @@ def mlp_only(*, blocks: int | None = None, first_and_last: bool = True) -> Modul
     """The policy for FP8 in Llama-like models: the projections of the MLP, and nothing else.
 
     `first_and_last` False: those of the first and the last of `blocks` decoder blocks stay plain too, as
-    they hurt most. One block is both. ArgumentError where the number of blocks is needed and not one.
+    they hurt most. One block is both. ArgumentError for `blocks` below 1, and for None where it is needed.
     """
     counted = type(blocks) is int and blocks >= 1
     if not counted and (blocks is not None or not first_and_last):

@@ -87,7 +87,7 @@ def of(value: Any) -> Iterator[Documented]:
 
 
 def is_ours(value: Any) -> bool:
-    return value.__module__.partition(".")[0] == "qload"
+    return str(value.__module__).partition(".")[0] == "qload"
 
 
 def function_of(held: Any) -> Callable[..., Any] | None:
