@@ -9,7 +9,11 @@ from qload.errors import ArgumentError
 
 @runtime_checkable
 class ProcessGroup(Protocol):
-    """What qload asks of a process group. `torch.distributed.ProcessGroup` answers as it is."""
+    """What qload asks of a process group. `torch.distributed.ProcessGroup` answers as it is.
+
+    An implementer promises that `rank` and `size` never change, and that the other processes of the group
+    answer with the same size and the other ranks. Nothing is ever communicated through it.
+    """
 
     def rank(self) -> int:
         """This process' place, 0 <= rank < size."""
@@ -40,7 +44,25 @@ class Rank:
 
 @dataclass(frozen=True)
 class FakeWorld:
-    """All the ranks of a world in one process: `for group in FakeWorld(4): ...`."""
+    """All the ranks of a world in one process: `for group in FakeWorld(4): ...`.
+
+    Attributes
+    ----------
+    world
+        How many ranks there are.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from qload import FakeWorld, MemoryStorage, Weights, loader_from_config
+    >>> storage = MemoryStorage({"up.weight": torch.arange(8.0).reshape(4, 2)})
+    >>> shares = [
+    ...     Weights(storage, loader=loader_from_config(None), process_group=group).get_weights_col("up")
+    ...     for group in FakeWorld(2)
+    ... ]
+    >>> torch.cat([share.dequantize() for share in shares]).equal(storage.read("up.weight"))
+    True
+    """
 
     world: int
 

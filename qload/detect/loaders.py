@@ -48,7 +48,10 @@ class DefaultWeightsLoader(FormatLoader):
 
 
 class GPTQWeightsLoader(FormatLoader):
-    """Loads GPTQ layers, and layers left plain as plain; which one a layer is, its tensors say."""
+    """Loads GPTQ layers, and layers left plain as plain; which one a layer is, its tensors say.
+
+    The keywords `bits`, `group_size`, `zeros` and `desc_act` are those of `GPTQConfig`.
+    """
 
     def __init__(
         self,
@@ -64,14 +67,20 @@ class GPTQWeightsLoader(FormatLoader):
 
 
 class AWQWeightsLoader(FormatLoader):
-    """Loads AWQ GEMM layers, and layers left plain as plain; which one a layer is, its tensors say."""
+    """Loads AWQ GEMM layers, and layers left plain as plain; which one a layer is, its tensors say.
+
+    The keywords `group_size`, `bits` and `zero_point` are those of `AWQConfig`.
+    """
 
     def __init__(self, *, group_size: int, bits: int = 4, zero_point: bool = True) -> None:
         super().__init__(ConfiguredFormat(AWQWeight, AWQConfig(group_size, bits, zero_point)), PLAIN)
 
 
 class MarlinWeightsLoader(FormatLoader):
-    """Loads layers that are stored as Marlin's kernel reads them, dense or 2:4 sparse, and plain ones."""
+    """Loads layers that are stored as Marlin's kernel reads them, dense or 2:4 sparse, and plain ones.
+
+    The keywords `group_size` and `bits` are those of `MarlinConfig`; `is_marlin_24`: of 2:4 sparse layers.
+    """
 
     def __init__(self, *, group_size: int, bits: int = 4, is_marlin_24: bool = False) -> None:
         dense, sparse = (
@@ -100,11 +109,30 @@ KERNELS = ("auto", "marlin", "strips", "exllama")
 
 @dataclass(frozen=True)
 class KernelTarget:
-    """What weights are repacked for: "marlin", "strips", "exllama", or "auto": the fastest that says yes.
+    """What weights are repacked for, where there is more to say than the kernel's name.
 
-    "auto" is our own strips for weights on a Hopper GPU, Marlin's order elsewhere.
-    `zeros`: how "exllama" stores zero points, None: as the checkpoint does. `dtype` and `exponent_bias`: of
-    FP8 for Marlin's kernel (`repack`); without a dtype "auto" leaves FP8 as it is stored.
+    ArgumentError where the attributes are not of their types or do not go together.
+
+    Attributes
+    ----------
+    kernel
+        "marlin", "strips", "exllama", or "auto": the fastest that says yes, which is our own strips for
+        weights on a Hopper GPU, Marlin's order elsewhere.
+    zeros
+        How "exllama" stores zero points; None: as the checkpoint does.
+    dtype, exponent_bias
+        Of FP8 for Marlin's kernel (`repack`); without a dtype "auto" leaves FP8 as it is stored.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from qload import KernelTarget, MemoryStorage, Weights, loader_from_config
+    >>> tensors = {"up.weight": torch.ones(64, 128).to(torch.float8_e4m3fn), "up.weight_scale": torch.ones(1)}
+    >>> target = KernelTarget("marlin", dtype=torch.bfloat16)
+    >>> loader = loader_from_config({"quant_method": "fp8"}, target=target)
+    >>> weight = Weights(MemoryStorage(tensors), loader=loader).get_weights("up")
+    >>> weight.format, weight.scales.dtype
+    ('fp8_marlin', torch.bfloat16)
     """
 
     kernel: Literal["auto", "marlin", "strips", "exllama"]
@@ -154,12 +182,30 @@ def loader_from_config(
 ) -> WeightsLoader:
     """The loader for a `quantization_config`; None means plain weights.
 
-    `target`: what the loaded weights are repacked for: "marlin", "strips", "exllama", or "auto", the fastest
-    that says yes where a weight lies, or a `KernelTarget` with more to say; None keeps the checkpoint's own
-    types.
-    `storage` is looked through for the tensors in which old GPTQ checkpoints keep their settings
-    (`gptq_bits`, `gptq_groupsize`): tensors are believed before the config. Raises ConfigError for
-    a malformed config, UnsupportedFormatError for a method that is not read.
+    Parameters
+    ----------
+    quantization_config
+        As a checkpoint's JSON has it.
+    storage
+        Looked through for the tensors in which old GPTQ checkpoints keep their settings (`gptq_bits`,
+        `gptq_groupsize`): tensors are believed before the config.
+    target
+        What the loaded weights are repacked for: "marlin", "strips", "exllama", or "auto", the fastest that
+        says yes where a weight lies, or a `KernelTarget` with more to say; None keeps the checkpoint's types.
+
+    Raises
+    ------
+    ConfigError
+        Where the config is malformed, or contradicts those tensors.
+    UnsupportedFormatError
+        For a method that is not read.
+
+    Examples
+    --------
+    >>> from qload import loader_from_config
+    >>> loader = loader_from_config({"quant_method": "gptq", "bits": 4, "group_size": 128})
+    >>> [fmt.weight_type.__name__ for fmt in loader.formats]
+    ['GPTQWeight', 'UnquantizedWeight']
     """
     if quantization_config is not None and not isinstance(quantization_config, Mapping):
         raise ConfigError(
@@ -174,7 +220,7 @@ def loader_from_config(
 
 
 def for_target(loader: WeightsLoader, target: Target | None) -> WeightsLoader:
-    """A loader that repacks for a kernel what `loader` loads; None: as it is."""
+    """A loader that repacks for a kernel what `loader` loads; `target` None: as it is."""
     if target is None:
         return loader
     named = target if isinstance(target, KernelTarget) else KernelTarget(target)

@@ -9,7 +9,24 @@ from qload.errors.base import QloadError, lines
 
 @dataclass(eq=False)
 class CutError(QloadError, ValueError):
-    """A cut falls inside of something that has to stay whole."""
+    """A cut falls inside of something that has to stay whole.
+
+    Raised by loads of a rank's share (`get_weights_col`, `get_weights_row` and the like), before anything is
+    read, and by every rank alike; and by `create_weights` of a quantization method.
+
+    Attributes
+    ----------
+    tensor
+        The full name of the tensor that cannot be cut.
+    dim, size, cut
+        The dimension, "N" or "K", how long it is, and where it was to be cut.
+    block
+        Cuts are lawful at multiples of this; 0 where the dimension is never cut.
+    why
+        The axis that binds, as its format declares it.
+    world, lawful
+        How many ranks there are, and how many would do; None and () where it is not about ranks.
+    """
 
     rule: ClassVar[str] = "tensor-parallel"
 
@@ -39,7 +56,21 @@ class CutError(QloadError, ValueError):
 
 @dataclass(eq=False)
 class DivideError(QloadError, ValueError):
-    """A dimension does not divide into the parts asked for."""
+    """A dimension does not divide into the parts asked for.
+
+    Raised by loads of a rank's share, and by the tensor-parallel layers of `qload.methods`.
+
+    Attributes
+    ----------
+    tensor
+        The tensor or layer.
+    dim, size
+        Its dimension, by number or by name, and how long that is.
+    parts
+        What it was to be divided into, such as "4 ranks".
+    hint
+        A further line for the reader, or "".
+    """
 
     rule: ClassVar[str] = "tensor-parallel"
 
@@ -56,7 +87,22 @@ class DivideError(QloadError, ValueError):
 
 @dataclass(eq=False)
 class CastError(QloadError, OverflowError):
-    """A cast would turn finite values into infinities, or small ones into 0 or fewer bits."""
+    """A cast would turn finite values into infinities, or small ones into 0 or fewer bits.
+
+    Raised where tensors are cast while they are loaded (`Weights` with a dtype), repacked (scales of FP8 for
+    Marlin's kernel), quantized, or prepared for a kernel.
+
+    Attributes
+    ----------
+    tensor
+        The tensor that holds the value.
+    source, target
+        The two dtypes, by name.
+    value, count
+        The first value that would be lost, and how many would.
+    remedy
+        What to do instead.
+    """
 
     rule: ClassVar[str] = "cast"
 
@@ -78,7 +124,19 @@ class CastError(QloadError, OverflowError):
 
 @dataclass(eq=False)
 class RepackError(QloadError, ValueError):
-    """A weight cannot be said in another layout."""
+    """A weight cannot be said in another layout.
+
+    Raised by `repack` and by loaders that repack; never by a layout that can say the weight exactly.
+
+    Attributes
+    ----------
+    source
+        The weight's own format, behind the layer's name where there is one.
+    layout
+        The layout asked for.
+    reason
+        Why it cannot, in words.
+    """
 
     rule: ClassVar[str] = "repack"
 
@@ -92,7 +150,17 @@ class RepackError(QloadError, ValueError):
 
 @dataclass(eq=False)
 class KernelRefusedError(QloadError, ValueError, NotImplementedError):
-    """A kernel was made for a layer that it had said no to."""
+    """A kernel was made for a layer that it had said no to.
+
+    Raised by the constructors of `MPLinearKernel`s.
+
+    Attributes
+    ----------
+    kernel
+        The kernel's class, by name.
+    reason
+        What `can_implement` said, in words.
+    """
 
     rule: ClassVar[str] = "kernel"
 
@@ -105,7 +173,17 @@ class KernelRefusedError(QloadError, ValueError, NotImplementedError):
 
 @dataclass(eq=False)
 class NoKernelError(QloadError, ValueError):
-    """Every kernel said no."""
+    """Every kernel said no.
+
+    Raised by `choose_mp_linear_kernel`.
+
+    Attributes
+    ----------
+    layer
+        The layer in words: its type of codes and its shape.
+    reasons
+        Why not, by kernel.
+    """
 
     rule: ClassVar[str] = "kernel"
 
@@ -120,7 +198,17 @@ class NoKernelError(QloadError, ValueError):
 
 @dataclass(eq=False)
 class NotWarmError(QloadError, RuntimeError):
-    """A layer was called before it had its scratch space."""
+    """A layer was called before it had its scratch space.
+
+    Raised by the ExLlama kernel's layers; `warm_up` gives them theirs.
+
+    Attributes
+    ----------
+    tensor
+        The weight that needs the space.
+    device
+        Where it was called, by name.
+    """
 
     rule: ClassVar[str] = "warm-up"
 
@@ -136,7 +224,17 @@ class NotWarmError(QloadError, RuntimeError):
 
 @dataclass(eq=False)
 class PatternError(QloadError, ValueError):
-    """A layout's sentence is not a permutation, or does not fit a tensor."""
+    """A layout's sentence is not a permutation, or does not fit a tensor.
+
+    Raised by `Order`, `Packing` and the axes of a declaration.
+
+    Attributes
+    ----------
+    pattern
+        The sentence.
+    detail
+        What is wrong with it.
+    """
 
     rule: ClassVar[str] = "pattern"
 
@@ -149,7 +247,17 @@ class PatternError(QloadError, ValueError):
 
 @dataclass(eq=False)
 class ArgumentError(QloadError, ValueError):
-    """A caller's argument is not one qload can act on."""
+    """A caller's argument is not one qload can act on.
+
+    Raised wherever an argument can be judged by itself.
+
+    Attributes
+    ----------
+    argument
+        Which one, by name.
+    expected, got
+        What it may be, and what it is.
+    """
 
     rule: ClassVar[str] = "argument"
 
@@ -163,7 +271,17 @@ class ArgumentError(QloadError, ValueError):
 
 @dataclass(eq=False)
 class UnknownMethodError(QloadError, KeyError):
-    """No quantization method is registered under a name."""
+    """No quantization method is registered under a name.
+
+    Raised by `qload.methods.get_quantization_config`.
+
+    Attributes
+    ----------
+    name
+        The name asked for.
+    known
+        The names there are.
+    """
 
     rule: ClassVar[str] = "unknown-method"
 

@@ -9,7 +9,12 @@ from typing import Any, ClassVar
 
 
 class QloadError(Exception):
-    """Base of every error qload raises on purpose. `rule` is the stable id under which it is reported."""
+    """Base of every error qload raises on purpose: its facts are fields, its text is made on print.
+
+    Catching it catches all of them, and nothing else. Each is also the built-in error of its sort, such as
+    ValueError or KeyError. `rule` is the stable id under which `verify` reports it. Errors can be pickled, so
+    that one rank can hand them to another.
+    """
 
     rule: ClassVar[str] = "error"
 

@@ -9,7 +9,19 @@ from qload.errors.base import QloadError, lines
 
 @dataclass(eq=False)
 class MissingTensorError(QloadError, KeyError):
-    """A tensor is not in the storage under any name that could mean it."""
+    """A tensor is not in the storage under any name that could mean it.
+
+    Raised by storages and by every load that needs the tensor.
+
+    Attributes
+    ----------
+    tensor
+        The name asked for.
+    tried
+        The names under which it was looked for: its own, its aliases, either under the prefix.
+    near, hint
+        Names that are stored and look like it, or (); a further line for the reader, or "".
+    """
 
     rule: ClassVar[str] = "missing-tensor"
 
@@ -30,7 +42,21 @@ class MissingTensorError(QloadError, KeyError):
 
 @dataclass(eq=False)
 class ShapeError(QloadError, ValueError):
-    """A tensor's shape is not what its declaration and its siblings say."""
+    """A tensor's shape is not what its declaration and its siblings say.
+
+    Raised when a layer is loaded, a typed weight is made, or a tensor is handed to a function or a layer.
+
+    Attributes
+    ----------
+    tensor
+        The tensor's full name.
+    expected
+        The shape it has to have, with the formula: "(32, 160) = (K*4/32, N)".
+    got
+        The shape it has.
+    file, hint
+        The file it lies in, or None; a further line for the reader, or "".
+    """
 
     rule: ClassVar[str] = "tensor-shape"
 
@@ -52,7 +78,17 @@ class ShapeError(QloadError, ValueError):
 
 @dataclass(eq=False)
 class DtypeError(QloadError, TypeError):
-    """A tensor's dtype is none of those its declaration allows."""
+    """A tensor's dtype is none of those its declaration allows.
+
+    Raised when a layer is loaded, a typed weight is made, or a tensor is handed to a function or a layer.
+
+    Attributes
+    ----------
+    tensor, expected, got
+        The tensor's full name, the dtypes it may have, and the one it has, by name.
+    file, hint
+        The file it lies in, or None; a further line for the reader, or "".
+    """
 
     rule: ClassVar[str] = "tensor-dtype"
 
@@ -74,7 +110,19 @@ class DtypeError(QloadError, TypeError):
 
 @dataclass(eq=False)
 class IndexValueError(QloadError, ValueError):
-    """An index tensor points outside of what it indexes."""
+    """An index tensor points outside of what it indexes.
+
+    Raised when a layer is loaded or a typed weight is made: kernels follow such a tensor without looking.
+
+    Attributes
+    ----------
+    tensor, value, at, count
+        The full name of the index tensor, the first wrong value, where it stands, and how many are wrong.
+    limit, also
+        Lawful values are at least 0 and less than this; what is asked of them besides, or "".
+    file
+        The file it lies in, or None.
+    """
 
     rule: ClassVar[str] = "index-range"
 
@@ -97,7 +145,18 @@ class IndexValueError(QloadError, ValueError):
 
 @dataclass(eq=False)
 class MismatchError(QloadError, ValueError):
-    """Two sources that have to agree do not."""
+    """Two sources that have to agree do not.
+
+    Raised where a layer's tensors contradict each other or the config, where the parts of a fused layer are
+    not alike, and where values have no lawful meaning, as NaN has none for a quantizer.
+
+    Attributes
+    ----------
+    tensor, what
+        The tensor or layer, or several of them, and what is wrong, in words.
+    expected, got, hint
+        What the one source says, and what the other; a further line for the reader, or "".
+    """
 
     rule: ClassVar[str] = "mismatch"
 
@@ -115,35 +174,61 @@ class MismatchError(QloadError, ValueError):
 
 @dataclass(eq=False)
 class AmbiguousIndexError(MismatchError):
-    """An index that its readers take in two ways."""
+    """An index that its readers take in two ways: a `g_idx` of zeros where there are several groups.
+
+    Raised when such a layer is loaded. The fields are those of MismatchError.
+    """
 
     rule: ClassVar[str] = "index-ambiguous"
 
 
 @dataclass(eq=False)
 class FieldValueError(MismatchError):
-    """A packed field holds a value that its declaration does not allow."""
+    """A packed field holds a value that its declaration does not allow, as 2:4 metadata can.
+
+    Raised when a typed weight is made of it. The fields are those of MismatchError.
+    """
 
     rule: ClassVar[str] = "field-value"
 
 
 @dataclass(eq=False)
 class ExcludedModuleError(MismatchError):
-    """A layer that the config leaves out, and whose tensors are quantized."""
+    """A layer that the config leaves out, and whose tensors are quantized.
+
+    Raised when the layer is loaded. The fields are those of MismatchError.
+    """
 
     rule: ClassVar[str] = "excluded-module"
 
 
 @dataclass(eq=False)
 class TwoFormatsError(MismatchError):
-    """A layer whose tensors belong to two formats."""
+    """A layer whose tensors belong to two formats.
+
+    Raised when the layer is loaded. The fields are those of MismatchError.
+    """
 
     rule: ClassVar[str] = "two-formats"
 
 
 @dataclass(eq=False)
 class StorageError(QloadError, ValueError):
-    """A file is not a checkpoint that can be trusted. `rule` is the stable id `verify` reports."""
+    """A file is not a checkpoint that can be trusted, or was read after its storage was closed.
+
+    Raised by `SafetensorsStorage`, and so by `open_checkpoint`.
+
+    Attributes
+    ----------
+    file
+        The file or directory.
+    rule
+        The stable id under which `verify` reports it: here it belongs to the error, not to its class.
+    detail, remedy
+        What is wrong, and what to do, or "".
+    tensor
+        The tensor that is at fault, or None.
+    """
 
     file: str
     rule: str = field()  # type: ignore[misc]
@@ -158,7 +243,17 @@ class StorageError(QloadError, ValueError):
 
 @dataclass(eq=False)
 class ConfigError(QloadError, ValueError):
-    """A config file does not say what it has to say."""
+    """A config file does not say what it has to say.
+
+    Raised by `open_checkpoint` and `loader_from_config`: what is malformed never becomes a default.
+
+    Attributes
+    ----------
+    file, key
+        The file, and the dotted path of the key in it.
+    expected, got, hint
+        What the key may say, and what it says; a further line for the reader, or "".
+    """
 
     rule: ClassVar[str] = "config"
 
@@ -176,7 +271,17 @@ class ConfigError(QloadError, ValueError):
 
 @dataclass(eq=False)
 class UnsupportedFormatError(QloadError, NotImplementedError):
-    """A format that is known by name, or not at all, but not read here."""
+    """A format that is known by name, or not at all, but not read here.
+
+    Raised by `open_checkpoint` and `loader_from_config`, and when a layer turns out to be of such a format.
+
+    Attributes
+    ----------
+    format, reason
+        The format's name, and why it is not read, in words.
+    known
+        The names of what is read, or ().
+    """
 
     rule: ClassVar[str] = "unsupported-format"
 

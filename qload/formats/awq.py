@@ -30,7 +30,17 @@ SCALES = (torch.float16, torch.bfloat16, torch.float32)
 
 @dataclass(frozen=True)
 class AWQConfig(spec.Grouped, spec.Config):
-    """`group_size` -1: one group, which every rank keeps whole. `zero_point`: whether qzeros are stored."""
+    """What an AWQ checkpoint's config says of all its layers.
+
+    Attributes
+    ----------
+    group_size
+        Inputs that share a scale; -1: one group, which every rank keeps whole.
+    bits
+        Of a code: 4 or 8.
+    zero_point
+        Whether qzeros are stored.
+    """
 
     name: ClassVar[str] = "awq"
 
@@ -50,7 +60,30 @@ class AWQConfig(spec.Grouped, spec.Config):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class AWQWeight(spec.Weight):
-    """An AWQ GEMM layer, or a share of one."""
+    """An AWQ GEMM layer, or a share of one.
+
+    w[n, k] = scales[k / g, n] * (code[k, n] - zero[k / g, n]), groups of g inputs. Source: the files of
+    autoawq and gptqmodel, to which it is bit-equal.
+
+    Attributes
+    ----------
+    qweight
+        Codes, packed along N, even columns of a word first: (K, N * bits / 32), int32.
+    scales
+        (K / g, N), fp16, bf16 or fp32.
+    qzeros
+        Zero points as they are, packed alike: (K / g, N * bits / 32), int32; None: all are 2**(bits - 1).
+
+    Examples
+    --------
+    >>> import torch
+    >>> from qload import AWQConfig, AWQWeight
+    >>> words = torch.tensor([[0x00000001]], dtype=torch.int32).repeat(32, 1)  # 8 codes: 1, then zeros
+    >>> scales, zeros = torch.full((1, 8), 0.5).half(), torch.zeros(1, 1, dtype=torch.int32)
+    >>> weight = AWQWeight(config=AWQConfig(group_size=32), qweight=words, scales=scales, qzeros=zeros)
+    >>> weight.shape, weight.dequantize()[:, 0]
+    ((8, 32), tensor([0.5000, 0.0000, 0.0000, 0.0000, 0.0000, 0.0000, 0.0000, 0.0000]))
+    """
 
     config: AWQConfig
     qweight: Tensor

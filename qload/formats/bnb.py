@@ -84,10 +84,28 @@ class _State(BaseModel):
 
 @dataclass(frozen=True)
 class BNB4Config(spec.Config):
-    """All but the type is read from a layer's own `quant_state`; by hand, K has to be said.
+    """What a bitsandbytes 4-bit layer's `quant_state` says; only the type has to be said before it is read.
 
-    `dtype`: what the owner rounds to. `storage`: what the bytes of codes are stored as. `double_quant`: only
-    a claim. What was used up when a layer was loaded, and its N, do not keep it from being fused.
+    What was used up when a layer was loaded, and its N, do not keep it from being fused.
+
+    Attributes
+    ----------
+    quant_type
+        "nf4" or "fp4".
+    blocksize
+        How many elements, row by row, share a scale.
+    dtype
+        What the owner rounds to.
+    storage
+        What the bytes of codes are stored as.
+    K
+        Of the whole layer; has to be said of a weight made by hand.
+    double_quant
+        Whether scales are quantized too, as the config claims; the tensors are believed.
+    nested_blocksize, offset
+        How many quantized scales share one, 0 where they are not quantized, and what is added to them.
+    N
+        Of the whole layer.
     """
 
     name: ClassVar[str] = "bitsandbytes 4-bit"
@@ -139,7 +157,21 @@ class BNB4Config(spec.Config):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class BNB4Weight(spec.Weight):
-    """What NF4 and FP4 share, which is all but their name."""
+    """What NF4 and FP4 share, which is all but their name; DtypeError for scales that are not fp32.
+
+    w[n, k] = quant_map[code[e]] * absmax[e / blocksize], e = n * K + k. Source: the files of bitsandbytes, to
+    which it is bit-equal once rounded to the dtype of its state.
+
+    Attributes
+    ----------
+    weight
+        Codes, row by row, the first of two in the high bits: (ceil(N * K / 2), 1), uint8; or these bytes as
+        another dtype.
+    absmax
+        The scale of each block: (ceil(N * K / blocksize),), fp32.
+    quant_map
+        The value of each code: (16,), fp32.
+    """
 
     config: BNB4Config
     weight: Tensor
@@ -220,14 +252,14 @@ class BNB4Weight(spec.Weight):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class BNBNF4Weight(BNB4Weight):
-    """A layer of normal floats, or a share of one."""
+    """A layer of normal floats (NF4), or a share of one."""
 
     format: ClassVar[str] = "bnb_nf4"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class BNBFP4Weight(BNB4Weight):
-    """A layer of 4-bit floats, or a share of one."""
+    """A layer of 4-bit floats (FP4), or a share of one."""
 
     format: ClassVar[str] = "bnb_fp4"
     example: ClassVar[BNB4Config] = BNB4Config("fp4")

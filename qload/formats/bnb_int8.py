@@ -28,12 +28,12 @@ ORDERS = ("row", "col32", "col_turing", "col_ampere")  # by the value of weight_
 
 @dataclass(frozen=True)
 class BNBConfig(spec.Config):
-    """Nothing is left to be said: the tensors tell all."""
+    """A bitsandbytes int8 config: nothing is left to be said, as the tensors tell all."""
 
     name: ClassVar[str] = "bitsandbytes int8"
 
     def for_layer(self, headers: spec.LayerHeaders) -> "BNBConfig":
-        """Refuses the orders of kernels that are no more."""
+        """UnsupportedFormatError for the orders of kernels that are no more."""
         spec.check_dtypes(BNBWeight.tensors(self), headers.dtypes, headers.names)
         stored = headers.facts.get("weight_format")
         if stored is not None and bool(stored.any()):
@@ -46,7 +46,18 @@ class BNBConfig(spec.Config):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class BNBWeight(spec.Weight):
-    """A bitsandbytes int8 layer, or a share of one."""
+    """A bitsandbytes int8 layer, or a share of one.
+
+    w[n, k] = (weight[n, k] * SCB[n]) * fp32(1/127), each product rounded. Source: the files of bitsandbytes,
+    to which it is bit-equal.
+
+    Attributes
+    ----------
+    weight
+        Codes, -127 to 127: (N, K), int8.
+    SCB
+        The greatest absolute value of each output: (N,), fp32.
+    """
 
     config: BNBConfig
     weight: Tensor

@@ -31,8 +31,19 @@ BITS = range(2, 9)
 
 @dataclass(frozen=True)
 class CTIntConfig(spec.Config):
-    """`block`: the (outputs, inputs) that share a scale, -1 for all inputs; None: one scale for the tensor.
-    `symmetric`: zero points need not be stored. `static`: the activations' scale has to be."""
+    """What a compressed-tensors config says of int-quantized layers; ArgumentError for what none can mean.
+
+    Attributes
+    ----------
+    block
+        The (outputs, inputs) that share a scale, -1 for all inputs; None: one scale for the tensor.
+    bits
+        Of a code: 2 to 8.
+    symmetric
+        Whether zero points need not be stored.
+    static
+        Whether the activations' scale has to be.
+    """
 
     name: ClassVar[str] = "ct_int"
 
@@ -48,7 +59,7 @@ class CTIntConfig(spec.Config):
             raise ArgumentError("ct_int: block", "(outputs, inputs), each at least 1", str(self.block))
 
     def for_layer(self, headers: spec.LayerHeaders) -> "CTIntConfig":
-        """A group that covers all inputs is -1 from here on; refuses several scales for one tensor."""
+        """A group that covers all inputs is -1 from here on; ShapeError for several scales of one tensor."""
         tensors = CTIntWeight.tensors(self)
         K = headers.sizes(tensors[:1])["K"]
         for name in (tensor.name for tensor in tensors if tensor.text == "P"):
@@ -69,7 +80,23 @@ class CTIntConfig(spec.Config):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CTIntWeight(spec.Weight):
-    """An int-quantized layer, or a share of one; fused parts of a scale each keep theirs."""
+    """An int-quantized layer, or a share of one; fused parts of a scale each keep theirs.
+
+    w[n, k] = weight_scale * (weight[n, k] - weight_zero_point). Source: the files of compressed-tensors, to
+    which it is bit-equal after one rounding.
+
+    Attributes
+    ----------
+    weight
+        Signed codes, a byte each: (N, K), int8.
+    weight_scale
+        One for the tensor, () or (1,); one an output, (N, 1); one a group, (N, K / g); or one a block,
+        (ceil(N / bn), ceil(K / bk)); fp16, bf16 or fp32.
+    weight_zero_point
+        Shaped as the scale, int8; None: all are 0.
+    input_scale, input_zero_point
+        Of the activations, static ones only: () or (1,), a float and int8; None: not stored.
+    """
 
     config: CTIntConfig
     weight: Tensor

@@ -39,11 +39,25 @@ UNSAID = (
 
 @dataclass(frozen=True)
 class CTPackConfig(spec.Grouped, spec.Config):
-    """`group_size` -1: one group. `symmetric`: zero points need not be stored; once a layer is
-    described, none are.
-    `act_order`: `weight_g_idx` has to be. `dense`: the packing; of a config, only what its version says.
-    `groups`: in order without an index, in order beside one, or wherever it says. `shape`: (N, K) of the
-    whole layer, once it is described."""
+    """What a compressed-tensors config says of pack-quantized layers.
+
+    Attributes
+    ----------
+    bits
+        Of a code: 2 to 8.
+    group_size
+        Inputs that share a scale; -1: one group.
+    symmetric
+        Whether zero points need not be stored; once a layer is described, whether none are.
+    act_order
+        Whether `weight_g_idx` has to be stored.
+    dense
+        Whether codes straddle words, as they do from version 0.18 on; None where nothing says.
+    groups_lie
+        "in order" without an index, "positional" in order beside one, or "anywhere" it says.
+    shape
+        (N, K) of the whole layer, once it is described.
+    """
 
     name: ClassVar[str] = "ct_pack"
 
@@ -64,7 +78,11 @@ class CTPackConfig(spec.Grouped, spec.Config):
         return dict(zip("NK", self.shape, strict=True)) if self.shape else {}
 
     def for_layer(self, headers: spec.LayerHeaders) -> "CTPackConfig":
-        """The packing and the order of groups from shapes and facts; refuses what contradicts them."""
+        """The packing and the order of groups from shapes and facts.
+
+        ShapeError or MismatchError for what contradicts them; AmbiguousIndexError for an index of zeros where
+        there are several groups.
+        """
         specs = CTPackWeight.tensors(self)
         sizes = headers.sizes([replace(s, text=LOOSE.get(s.name, s.text), index_of=None) for s in specs])
         N, W, G = sizes["N"], sizes["W"], sizes["G"]
@@ -115,7 +133,23 @@ class CTPackConfig(spec.Grouped, spec.Config):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CTPackWeight(spec.Weight):
-    """A pack-quantized layer, or a share of one."""
+    """A pack-quantized layer, or a share of one.
+
+    w[n, k] = weight_scale[n, g] * (code[n, k] - zero[n, g]), g = weight_g_idx[k], or k / group_size where
+    there is none. Source: the files of compressed-tensors, to which it is bit-equal after one rounding.
+
+    Attributes
+    ----------
+    weight_packed
+        Codes in words along K: (N, ceil(K * bits / 32)), or (N, ceil(K / (32 // bits))) before version 0.18,
+        int32.
+    weight_scale
+        (N, G), fp16, bf16 or fp32.
+    weight_zero_point
+        Zero points, packed along N alike: (ceil(N * bits / 32), G), int32; None: all are 2**(bits - 1).
+    weight_g_idx
+        The group of each input: (K,), int32 or int64; None: in order.
+    """
 
     config: CTPackConfig
     weight_packed: Tensor

@@ -28,12 +28,12 @@ BITS = 8
 
 @dataclass(frozen=True)
 class EETQConfig(spec.Config):
-    """Nothing has to be said: shapes tell all."""
+    """An EETQ checkpoint's config: nothing has to be said, as shapes tell all."""
 
     name: ClassVar[str] = "eetq"
 
     def for_layer(self, headers: spec.LayerHeaders) -> "EETQConfig":
-        """Refuses two codes a byte by name: twice as many scales as columns."""
+        """UnsupportedFormatError, by name, for two codes a byte: twice as many scales as columns."""
         weight, scales = headers.shapes["weight"], headers.shapes["weight_scales"]
         if len(weight) == 2 and scales == (2 * weight[1],) and weight[1]:
             name = headers.names.full("weight")
@@ -45,7 +45,18 @@ class EETQConfig(spec.Config):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class EETQWeight(spec.Weight):
-    """An EETQ layer, or a share of one."""
+    """An EETQ layer, or a share of one, N and K multiples of 64.
+
+    w[n, k] = weight_scales[n] * (byte[n, k] - 128). Source: the files of EETQ, to which it is bit-equal.
+
+    Attributes
+    ----------
+    weight
+        Codes + 128, in the bytes that EETQ's kernel reads on sm75 and sm80 (`qload.layouts.eetq`): (K, N),
+        int8.
+    weight_scales
+        (N,), fp16.
+    """
 
     config: EETQConfig
     weight: Tensor

@@ -36,14 +36,24 @@ INDICES = (torch.int32, torch.int16)
 
 @dataclass(frozen=True)
 class Exl2Config(spec.Config):
-    """`groups`: how many the layer has, once it was looked at. Nothing has to be said beforehand."""
+    """An EXL2 checkpoint's config: nothing has to be said beforehand, as the tensors tell all.
+
+    Attributes
+    ----------
+    groups
+        How many groups the layer has, once it was looked at.
+    """
 
     name: ClassVar[str] = "exl2"
 
     groups: int | None = None
 
     def for_layer(self, headers: spec.LayerHeaders) -> "Exl2Config":
-        """Groups in order that fill q_weight and have K rows, or the first thing that is wrong with them."""
+        """Groups in order that fill q_weight and have K rows, or the first thing that is wrong with them.
+
+        ShapeError where they have other rows than the layer; MismatchError for a group that cannot be;
+        IndexValueError where q_invperm is no permutation.
+        """
         specs = Exl2Weight.tensors(self)
         spec.check_dtypes(specs, headers.dtypes, headers.names)
         sizes = spec.solve(specs, headers.shapes, headers.names)
@@ -78,7 +88,25 @@ class Exl2Config(spec.Config):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Exl2Weight(spec.Weight):
-    """An EXL2 layer, or a share of its outputs."""
+    """An EXL2 layer, or a share of its outputs.
+
+    s[g, n] = fp16((q + 1)**2 * fp16(q_scale_max[g] / 256)), q the four bits of q_scale, and w[n, k] =
+    fp16((code[j, n] - 2**(bits - 1)) * s[g, n]), j = q_invperm[k], g the group of j. Source: the files of
+    exllamav2, to which it is bit-equal.
+
+    Attributes
+    ----------
+    q_weight
+        Codes, packed along K, group after group, each a stream of its width: (R, N), int32.
+    q_scale
+        Scales of four bits, packed along N: (G, N / 8), int32.
+    q_scale_max
+        What a group's scales count in, times 256: (G,), fp16.
+    q_groups
+        (bits, first row of q_weight) of each group, bits 8, 6, 5, 4, 3 or 2: (2 * G,), int16.
+    q_invperm
+        Where in the order of q_weight each input lies: (K,), int32, or int16 without a sign.
+    """
 
     config: Exl2Config
     q_weight: Tensor

@@ -43,9 +43,26 @@ def _is_block(block: object) -> bool:
 
 @dataclass(frozen=True)
 class Fp8Config(spec.Config):
-    """`per`: what shares a scale, None where only its shape says so. `block`: (bn, bk) of blocks. `divide`:
-    by the scale. `input_scale`: whether it is stored, None where it may be. `axes`: of the scale,
-    once a layer is described. `activation_scale_ub`: the largest absolute activation that scales look at."""
+    """What an FP8 checkpoint's config says of all its layers; ArgumentError for what no file can mean.
+
+    Attributes
+    ----------
+    per
+        What shares a scale: "tensor", "parts" (each fused part), "channel" (an output) or "block"; None where
+        only its shape says so.
+    block
+        (outputs, inputs) of a block; None where there are none.
+    divide
+        Whether the scale divides instead of multiplying, as in GPTQModel's dialect.
+    input_scale
+        Whether the activations' scale is stored; None where it may be.
+    axes
+        Of the scale, once a layer is described.
+    activation_scale_ub
+        The largest absolute activation that scales look at; None: no limit.
+    dtype
+        Of the weight, as the config claims; the tensor is believed.
+    """
 
     name: ClassVar[str] = "fp8"
 
@@ -85,7 +102,7 @@ class Fp8Config(spec.Config):
         return {"block": None, "channel": "N"}.get(self.per or "", "P")
 
     def for_layer(self, headers: spec.LayerHeaders) -> "Fp8Config":
-        """What shares a scale, from its shape beside what is claimed; refuses a contradiction."""
+        """What shares a scale, from its shape beside what is claimed; ShapeError for a contradiction."""
         sizes = {**headers.sizes(Fp8Weight.tensors(self)[:1]), "P": 1}
         shape = headers.shapes["weight_scale"]
         stored: dict[str, Per] = {self.grid: "block"} if self.per == "block" else AXES
@@ -125,7 +142,35 @@ class Fp8Config(spec.Config):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Fp8Weight(spec.Weight):
-    """An FP8 layer, or a share of one; fused parts of a scale each keep theirs."""
+    """An FP8 layer, or a share of one; fused parts of a scale each keep theirs.
+
+    w[n, k] = weight[n, k] * weight_scale, or divided by it where `config.divide`. Source: the files of
+    transformers, sglang, vLLM, compressed-tensors and gptqmodel, to which it is bit-equal.
+
+    Attributes
+    ----------
+    weight
+        (N, K), float8_e4m3fn, float8_e5m2 or float8_e4m3fnuz.
+    weight_scale
+        One for the tensor, () or (1,) or (1, 1); one an output, (N,) or (N, 1) or (1, N); one a fused part,
+        (P,); or one a block of bn outputs and bk inputs, (ceil(N / bn), ceil(K / bk)); fp32, bf16, fp16 or
+        e8m0.
+    input_scale
+        Of the activations, which `dequantize` does not look at: () or (1,), fp32, bf16 or fp16; None: not
+        stored.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from qload import Fp8Config, Fp8Weight
+    >>> stored = torch.tensor([[1.0, 448.0], [-2.0, 0.0]]).to(torch.float8_e4m3fn)
+    >>> weight = Fp8Weight(config=Fp8Config(), weight=stored, weight_scale=torch.tensor([0.5, 2.0]))
+    >>> weight.config.per
+    'channel'
+    >>> weight.dequantize()
+    tensor([[  0.5000, 224.0000],
+            [ -4.0000,   0.0000]])
+    """
 
     config: Fp8Config
     weight: Tensor

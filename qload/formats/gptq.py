@@ -31,8 +31,22 @@ INDICES = (torch.int32, torch.int64, torch.int16)
 
 @dataclass(frozen=True)
 class GPTQConfig(spec.Grouped, spec.Config):
-    """`group_size` -1: one group. `zeros`: what a stored zero point means. `positional`: whether the
-    groups of the whole layer lie in order, so that a cut between two groups cuts the scales too."""
+    """What a GPTQ checkpoint's config says of all its layers.
+
+    Attributes
+    ----------
+    bits
+        Of a code: 2, 3, 4 or 8.
+    group_size
+        Inputs that share a scale; -1: one group.
+    zeros
+        What a stored zero point means; gptq_v2 stores them as they are (`Stored()`).
+    positional
+        Whether the groups of the whole layer lie in order, so that a cut between two groups cuts the scales
+        too; found in `g_idx` when a layer is loaded or made.
+    desc_act
+        Whether inputs are in act order, as the config claims; `g_idx` is believed.
+    """
 
     name: ClassVar[str] = "gptq"
 
@@ -47,7 +61,11 @@ class GPTQConfig(spec.Grouped, spec.Config):
         self.check_group_size()
 
     def for_layer(self, headers: spec.LayerHeaders) -> "GPTQConfig":
-        """Positional or not, from `g_idx`; refuses group counts that contradict the group size."""
+        """Positional or not, from `g_idx`.
+
+        ShapeError where the number of groups contradicts the group size; AmbiguousIndexError for an index of
+        zeros where there are several groups.
+        """
         sizes = headers.sizes(GPTQWeight.tensors(replace(self, positional=False)))
         K, G, N = sizes["K"], sizes["G"], sizes["N"]
         group, groups = self.rows_of_a_group(K), self.groups(K)
@@ -82,7 +100,36 @@ class GPTQConfig(spec.Grouped, spec.Config):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class GPTQWeight(spec.Weight):
-    """A GPTQ layer, or a share of one."""
+    """A GPTQ layer, or a share of one.
+
+    w[n, k] = scales[g, n] * (code[k, n] - zero[g, n]), g = g_idx[k]. Source: the files of gptqmodel and
+    auto-gptq, to which it is bit-equal.
+
+    Attributes
+    ----------
+    qweight
+        Codes, packed along K, first row in the low bits: (K * bits / 32, N), int32.
+    qzeros
+        Zero points, packed along N, in the convention of `config.zeros`: (G, N * bits / 32), int32.
+    scales
+        (G, N), fp16, bf16 or fp32.
+    g_idx
+        The group of each input, in any order: (K,), int32, int64 or int16.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from qload import GPTQConfig, GPTQWeight
+    >>> weight = GPTQWeight(
+    ...     config=GPTQConfig(bits=4, group_size=32),
+    ...     qweight=torch.full((4, 8), 0x76543210, dtype=torch.int32),  # the codes 0 to 7
+    ...     qzeros=torch.zeros(1, 1, dtype=torch.int32),  # 0 on disk is a zero point of 1
+    ...     scales=torch.full((1, 8), 0.5).half(),
+    ...     g_idx=torch.zeros(32, dtype=torch.int32),
+    ... )
+    >>> weight.shape, weight.dequantize()[0, :8]
+    ((8, 32), tensor([-0.5000,  0.0000,  0.5000,  1.0000,  1.5000,  2.0000,  2.5000,  3.0000]))
+    """
 
     config: GPTQConfig
     qweight: Tensor

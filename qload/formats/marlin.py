@@ -27,7 +27,15 @@ SCALES = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class MarlinConfig(spec.Grouped, spec.Config):
-    """`group_size` -1: one scale a column, and the order of scales that goes with it."""
+    """What a Marlin checkpoint's config says of all its layers.
+
+    Attributes
+    ----------
+    group_size
+        Inputs that share a scale; -1: one scale a column, and the order of scales that goes with it.
+    bits
+        Of a code: 4 or 8.
+    """
 
     name: ClassVar[str] = "marlin"
 
@@ -45,7 +53,19 @@ class MarlinConfig(spec.Grouped, spec.Config):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class MarlinWeight(spec.Weight):
-    """A layer of a Marlin checkpoint, or a share of one."""
+    """A layer of a Marlin checkpoint, or a share of one.
+
+    w[n, k] = s[k / g, n] * (code[k, n] - 2**(bits - 1)), groups of g inputs. Source: IST's packer, to which
+    it is bit-equal.
+
+    Attributes
+    ----------
+    B
+        Codes as Marlin's kernel reads them (`qload.layouts.marlin`), in tiles of 16 rows and 64 columns:
+        (K / 16, N * bits / 2), int32.
+    s
+        Scales, in the order for groups, or for one scale a column: (K / g, N), fp16 or bf16.
+    """
 
     config: MarlinConfig
     B: Tensor

@@ -35,8 +35,19 @@ COMPRESSED = {"B_24": "weight_packed", "B_meta": "meta", "s": "scale_packed"}
 
 @dataclass(frozen=True)
 class Marlin24Config(spec.Grouped, spec.Config):
-    """`group_size` -1: one scale a column, which stay in plain order. `compressed`: under the names, and by
-    the rule, of compressed-tensors. `plain`: the scales of this layer's groups are in plain order by it."""
+    """What a Marlin 2:4 checkpoint's config says of all its layers.
+
+    Attributes
+    ----------
+    group_size
+        Inputs that share a scale; -1: one scale a column, which stay in plain order.
+    bits
+        Of a code: 4 or 8.
+    compressed
+        Whether tensors have the names, and scales the rule, of compressed-tensors.
+    plain
+        Whether by that rule the scales of this layer's groups are in plain order.
+    """
 
     name: ClassVar[str] = "marlin_24"
 
@@ -62,7 +73,21 @@ class Marlin24Config(spec.Grouped, spec.Config):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Marlin24Weight(spec.Weight):
-    """A layer of a Marlin 2:4 checkpoint, or a share of one."""
+    """A layer of a Marlin 2:4 checkpoint, or a share of one; FieldValueError for metadata that means nothing.
+
+    w[n, k] = s[k / g, n] * (code[k, n] - 2**(bits - 1)) where row k of column n is kept, else 0. Source: vLLM
+    and compressed-tensors, to which it is bit-equal.
+
+    Attributes
+    ----------
+    B_24
+        Kept codes (K / 2, N) as Marlin's kernel reads them (`qload.layouts.marlin_24`): (K / 32, N * bits /
+        2), int32.
+    B_meta
+        The places of the kept codes, as sparse tensor cores load them: (K / 32, 2 * N), int16.
+    s
+        Scales, permuted where there are groups: (K / g, N), fp16 or bf16.
+    """
 
     config: Marlin24Config
     B_24: Tensor

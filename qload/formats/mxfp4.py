@@ -33,7 +33,7 @@ BYTES = (torch.uint8,)
 
 @dataclass(frozen=True)
 class MXFP4Config(spec.Config):
-    """There is one MXFP4: nothing to say."""
+    """There is one MXFP4, so that a config has nothing to say."""
 
     name: ClassVar[str] = "mxfp4"
 
@@ -52,7 +52,18 @@ def _codes(packed: Tensor, exponents: Tensor) -> spec.Codes:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CTMXFP4Weight(spec.Weight):
-    """A layer as compressed-tensors writes MXFP4, or a share of one."""
+    """A layer as compressed-tensors writes MXFP4, or a share of one.
+
+    w[n, k] = e2m1[code] * 2**(weight_scale[n, k / 32] - 127). Source: the files of compressed-tensors, to
+    which it is bit-equal.
+
+    Attributes
+    ----------
+    weight_packed
+        Two e2m1 codes a byte, the first in the low bits: (N, K / 2), uint8.
+    weight_scale
+        Exponents (e8m0), 255 for NaN: (N, K / 32), uint8.
+    """
 
     config: MXFP4Config
     weight_packed: Tensor
@@ -76,7 +87,17 @@ class CTMXFP4Weight(spec.Weight):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class MXFP4ExpertsWeight(spec.Weight):
-    """All experts of a gpt-oss layer, or a share of each: (E, N, K)."""
+    """All experts of a gpt-oss layer, or a share of each: (E, N, K).
+
+    Source: the files of gpt-oss as transformers reads them, to which it is bit-equal.
+
+    Attributes
+    ----------
+    blocks
+        The bytes of 32 inputs, two e2m1 codes each, the first in the low bits: (E, N, K / 32, 16), uint8.
+    scales
+        Exponents (e8m0), 255 for NaN: (E, N, K / 32), uint8.
+    """
 
     config: MXFP4Config
     blocks: Tensor
@@ -99,7 +120,10 @@ class MXFP4ExpertsWeight(spec.Weight):
         return (self.scales.shape[0], self.layer.N, self.layer.K)
 
     def expert(self, index: int) -> CTMXFP4Weight:
-        """One expert as a layer of its own, over the same memory: it multiplies, which a stack does not."""
+        """The expert `index` as a layer of its own, over the same memory: it can multiply, a stack cannot.
+
+        ArgumentError where there is no such expert.
+        """
         if not 0 <= index < self.shape[0]:
             raise ArgumentError("index", f"an expert, 0 to {self.shape[0] - 1}", str(index))
         name = named(self.layer.name, f"expert {index}")

@@ -40,12 +40,12 @@ SECOND = {"weight_global_scale", "input_global_scale", "weight_scale_2", "input_
 
 @dataclass(frozen=True)
 class NVFP4Config(spec.Config):
-    """There is one NVFP4: nothing to say."""
+    """There is one NVFP4, so that a config has nothing to say."""
 
     name: ClassVar[str] = "nvfp4"
 
     def for_layer(self, headers: spec.LayerHeaders) -> "NVFP4Config":
-        """Refuses several second scales for one tensor."""
+        """ShapeError for several second scales of one tensor."""
         for name in headers.shapes.keys() & SECOND:
             if headers.shapes[name] != (1,):
                 full, file = headers.names.full(name), headers.names.file(name)
@@ -78,7 +78,7 @@ class _NVFP4Weight(spec.Weight):
         )
 
     def per_output(self, scale: Tensor) -> Tensor:
-        """The scale of the part that an output belongs to: (N, 1), or (1, 1) where there is one."""
+        """The part's `scale` that an output belongs to: (N, 1), or (1, 1) where there is one."""
         parts = torch.tensor(self.layer.parts, device=scale.device)
         return (scale.repeat_interleave(parts) if scale.numel() > 1 else scale).reshape(-1, 1)
 
@@ -94,7 +94,22 @@ def _tensors(packed: str, second: str, inputs: str) -> tuple[TensorSpec, ...]:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CTNVFP4Weight(_NVFP4Weight):
-    """A layer as compressed-tensors writes NVFP4, or a share of one: the global scale divides."""
+    """A layer as compressed-tensors writes NVFP4, or a share of one: the global scale divides.
+
+    w[n, k] = e2m1[code] * (weight_scale[n, k / 16] / weight_global_scale). Source: the files of
+    compressed-tensors, to which it is bit-equal after one rounding.
+
+    Attributes
+    ----------
+    weight_packed
+        Two e2m1 codes a byte, the first in the low bits: (N, K / 2), uint8.
+    weight_scale
+        (N, K / 16), float8_e4m3fn.
+    weight_global_scale
+        () or (1,), or one a fused part, fp32.
+    input_global_scale
+        Of the activations, shaped alike, fp32; None: not stored.
+    """
 
     weight_packed: Tensor
     weight_scale: Tensor
@@ -115,7 +130,22 @@ class CTNVFP4Weight(_NVFP4Weight):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ModelOptNVFP4Weight(_NVFP4Weight):
-    """A layer as ModelOpt writes NVFP4, or a share of one: the second scale multiplies."""
+    """A layer as ModelOpt writes NVFP4, or a share of one: the second scale multiplies.
+
+    w[n, k] = e2m1[code] * (weight_scale[n, k / 16] * weight_scale_2). Source: the files of modelopt, to which
+    it is bit-equal.
+
+    Attributes
+    ----------
+    weight
+        Two e2m1 codes a byte, the first in the low bits: (N, K / 2), uint8.
+    weight_scale
+        (N, K / 16), float8_e4m3fn.
+    weight_scale_2
+        () or (1,), or one a fused part, fp32.
+    input_scale
+        Of the activations, shaped alike, fp32; None: not stored.
+    """
 
     weight: Tensor
     weight_scale: Tensor

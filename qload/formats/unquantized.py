@@ -20,7 +20,13 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 @dataclass(frozen=True)
 class UnquantizedConfig(spec.Config):
-    """`axes`: 2 for a matrix (N, K), 1 for a vector (N,)."""
+    """What is to be known of plain layers.
+
+    Attributes
+    ----------
+    axes
+        2 for a matrix (N, K), 1 for a vector (N,); found in the shape when a layer is loaded or made.
+    """
 
     name: ClassVar[str] = "unquantized"
 
@@ -33,7 +39,23 @@ class UnquantizedConfig(spec.Config):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class UnquantizedWeight(spec.Weight):
-    """A plain weight (N, K), or a vector (N,)."""
+    """A plain weight (N, K), or a vector (N,), such as the weight of a norm.
+
+    Attributes
+    ----------
+    weight
+        (N, K) or (N,), fp16, bf16, fp32 or fp64.
+    config
+        Need not be given.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from qload import UnquantizedWeight
+    >>> weight = UnquantizedWeight(weight=torch.ones(4, 2, dtype=torch.bfloat16))
+    >>> weight.shape, weight.dequantize().dtype
+    ((4, 2), torch.float32)
+    """
 
     weight: Tensor
     config: UnquantizedConfig = field(default=UnquantizedConfig(), kw_only=True)
@@ -53,7 +75,7 @@ class UnquantizedWeight(spec.Weight):
         return tuple(self.weight.shape)
 
     def codes(self) -> spec.Codes:
-        """Refused: a plain weight has no codes."""
+        """UnsupportedFormatError: a plain weight has no codes."""
         raise UnsupportedFormatError("unquantized", "a plain weight has no codes: take its dequantize()")
 
     def dequantize(self, dtype: torch.dtype = torch.float32, out: Tensor | None = None) -> Tensor:

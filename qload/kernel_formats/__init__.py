@@ -1,4 +1,7 @@
-"""Weights in the orders that kernels read, a module each, and the ways between them: `repack`, `restore`."""
+"""Weights in the orders that kernels read, a module each, and the ways between them: `repack`, `restore`.
+
+`LAYOUTS` has the name of every layout that `repack` takes.
+"""
 
 from qload.kernel_formats.exl2 import Exl2KernelWeight
 from qload.kernel_formats.exllama import ExllamaConfig, ExllamaWeight

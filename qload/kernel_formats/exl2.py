@@ -30,7 +30,27 @@ from qload.spec import Role, TensorSpec
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Exl2KernelWeight(spec.Weight):
-    """An EXL2 weight in the order ExLlama's kernels read."""
+    """An EXL2 weight in the order ExLlama's kernels read.
+
+    Source: exllamav2, to whose tensors it is byte-equal.
+
+    Attributes
+    ----------
+    q_weight
+        Codes, group after group, each word shuffled (`qload.layouts.exl2`): (R, N), int32.
+    q_scale
+        As in EXL2: (G, N / 8), int32.
+    q_scale_max
+        As in EXL2: (G,), fp16; a kernel takes `divided_scale_max`.
+    q_groups
+        As in EXL2: (2 * G,), int16.
+    q_invperm
+        As in EXL2: (K,), int32 or int16.
+    q_perm
+        Row j of q_weight is input q_perm[j]: (K,), int32; kernels take 16 bits of it.
+    q_group_map
+        Of each row its group and the rows left in it: (2 * K,), int16 without a sign.
+    """
 
     config: Exl2Config
     q_weight: Tensor
@@ -56,7 +76,7 @@ class Exl2KernelWeight(spec.Weight):
 
     @property
     def divided_scale_max(self) -> Tensor:
-        """fp16 (G,): what a group's scales count in; a new tensor, however often it is asked for."""
+        """What a group's scales count in: (G,), fp16; a new tensor, however often it is asked for."""
         return divided(self.q_scale_max)
 
     def codes(self) -> spec.Codes:

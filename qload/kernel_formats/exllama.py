@@ -28,9 +28,17 @@ from qload.spec import Role, TensorSpec
 
 @dataclass(frozen=True)
 class ExllamaConfig(spec.Config):
-    """Bits, what a stored zero point means, and `run`: rows of a group, where a weight's `g_idx` only counts.
+    """What is to be known of a weight in ExLlama's order.
 
-    `run` is asked of the index when a weight is made, 0 where its groups have several sizes or another order.
+    Attributes
+    ----------
+    bits
+        Of a code: 2, 3, 4 or 8.
+    zeros
+        What a stored zero point means.
+    run
+        Rows of a group, where a weight's `g_idx` only counts; asked of the index when a weight is made, 0
+        where its groups have several sizes or another order.
     """
 
     name: ClassVar[str] = "exllama"
@@ -46,7 +54,23 @@ class ExllamaConfig(spec.Config):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ExllamaWeight(spec.Weight):
-    """A GPTQ weight in the order ExLlama's kernels read."""
+    """A GPTQ weight in the order ExLlama's kernels read: rows of a group together, each word shuffled.
+
+    Source: exllamav2 and vLLM, to whose tensors it is byte-equal.
+
+    Attributes
+    ----------
+    qweight
+        Codes, rows in the order of q_perm (`qload.layouts.exllama`): (K * bits / 32, N), int32.
+    qzeros
+        As in GPTQ: (G, N * bits / 32), int32.
+    scales
+        As in GPTQ: (G, N), fp16, bf16 or fp32.
+    g_idx
+        The group of each row of qweight, sorted: (K,), int32, int64 or int16.
+    q_perm
+        Row i of qweight is input q_perm[i]: (K,), int32; None: in order.
+    """
 
     config: ExllamaConfig
     qweight: Tensor
@@ -74,7 +98,7 @@ class ExllamaWeight(spec.Weight):
 
     @property
     def q_invperm(self) -> Tensor | None:
-        """int32 (K,): input k is row q_invperm[k] of qweight; None where rows are in order."""
+        """Where each input lies: input k is row q_invperm[k] of qweight; (K,), int32, None: in order."""
         return None if self.q_perm is None else inverse(self.q_perm)
 
     def stored(self) -> StoredCodes | None:

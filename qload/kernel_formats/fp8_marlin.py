@@ -34,7 +34,16 @@ EXPONENT_BIAS = {torch.float16: 8, torch.bfloat16: 120}
 
 @dataclass(frozen=True)
 class Fp8MarlinConfig(spec.Grouped, spec.Config):
-    """`group_size` -1: one scale a column; else rows of a block. `exponent_bias`: see the module."""
+    """What is to be known of an FP8 weight in Marlin's order.
+
+    Attributes
+    ----------
+    group_size
+        Rows of a block; -1: one scale a column.
+    exponent_bias
+        Whether scales carry the factor that the kernel's way to read a byte takes away (vLLM), or the kernel
+        applies it (TGI).
+    """
 
     name: ClassVar[str] = "fp8_marlin"
 
@@ -47,7 +56,22 @@ class Fp8MarlinConfig(spec.Grouped, spec.Config):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Fp8MarlinWeight(spec.Weight):
-    """An e4m3fn weight in the order Marlin's kernel reads."""
+    """An FP8 (e4m3fn) weight in the order Marlin's kernel reads.
+
+    K and N are padded to what the kernel's thread blocks divide. Source: vLLM and TGI, to whose tensors it is
+    byte-equal.
+
+    Attributes
+    ----------
+    qweight
+        Bytes, as 8-bit codes of `qload.layouts.marlin`: (K / 16, 4 * N), int32.
+    scales
+        Permuted; times 2**8 (fp16) or 2**120 (bf16) where `config.exponent_bias`: (G, N), fp16 or bf16.
+    weight_scale
+        The checkpoint's own, from which scales were rounded, as it is stored.
+    input_scale
+        The checkpoint's own, as it is stored; None: not stored.
+    """
 
     config: Fp8MarlinConfig
     qweight: Tensor

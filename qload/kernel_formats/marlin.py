@@ -35,7 +35,21 @@ from qload.spec import Role, TensorSpec
 
 @dataclass(frozen=True)
 class GPTQMarlinConfig(spec.Grouped, spec.Config):
-    """`group_size` -1: one scale a column. `act_order`: whether rows are permuted and grouped by index."""
+    """What is to be known of a weight in Marlin's order.
+
+    Attributes
+    ----------
+    bits
+        Of a code: 4 or 8.
+    group_size
+        Inputs that share a scale; -1: one scale a column.
+    zero_point
+        Whether zero points are stored.
+    act_order
+        Whether rows are permuted and grouped by index.
+    is_k_full
+        Whether the rows of every group are here, so that row i is of group i / group_size.
+    """
 
     name: ClassVar[str] = "marlin"
 
@@ -50,7 +64,7 @@ class GPTQMarlinConfig(spec.Grouped, spec.Config):
         self.check_group_size()
 
     def for_layer(self, headers: spec.LayerHeaders) -> "GPTQMarlinConfig":
-        """Rows that are all here have all their groups, or ShapeError."""
+        """This config, unless rows that are all here lack groups: ShapeError."""
         sizes = headers.sizes(self.declared())
         groups = self.groups(sizes["K"])
         if self.act_order and self.is_k_full and sizes["G"] != groups:
@@ -68,7 +82,24 @@ class GPTQMarlinConfig(spec.Grouped, spec.Config):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class GPTQMarlinWeight(spec.Weight):
-    """A GPTQ or AWQ weight in the order Marlin's kernel reads."""
+    """A GPTQ or AWQ weight in the order Marlin's kernel reads.
+
+    K and N are padded to what the kernel's thread blocks divide. Source: vLLM and TGI, to whose tensors it is
+    byte-equal.
+
+    Attributes
+    ----------
+    qweight
+        Codes, rows in the order of perm (`qload.layouts.marlin`): (K / 16, N * bits / 2), int32.
+    scales
+        Permuted; one row is one scale a column: (G, N), fp16, bf16 or fp32.
+    qzeros
+        Zero points, permuted: (G, N * bits / 32), int32; None: all are 2**(bits - 1).
+    g_idx
+        The group of each row of qweight, sorted: (K,), int32; None: in order.
+    perm
+        Row i of qweight is input perm[i]: (K,), int32; None: in order.
+    """
 
     config: GPTQMarlinConfig
     qweight: Tensor
@@ -83,17 +114,17 @@ class GPTQMarlinWeight(spec.Weight):
 
     @staticmethod
     def order(bits: int) -> Packing:
-        """Where codes lie."""
+        """Where codes of `bits` bits lie."""
         return marlin.rows(bits)
 
     @staticmethod
     def axes(config: GPTQMarlinConfig) -> str:
-        """Of the words."""
+        """The axes of the words of a weight with this `config`."""
         return f"K/16{'!' if config.act_order else ''} N@64*{config.bits // 2}"
 
     @staticmethod
     def padded(N: int, K: int, group_size: int) -> tuple[int, int]:
-        """(N, K) with whole thread blocks and whole groups."""
+        """(`N`, `K`) padded to whole thread blocks and whole groups of `group_size`."""
         return padded(N, K, group_size)
 
     @property

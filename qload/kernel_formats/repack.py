@@ -113,6 +113,9 @@ def repack(
 ) -> Weight:
     """The same weight in another layout, as a typed weight with its own exact `dequantize()`.
 
+    RepackError where the layout cannot say the weight, with the reason; CastError where it would lose a scale
+    of FP8; ArgumentError for an option that it does not take, or an `out` that does not fit.
+
     Parameters
     ----------
     weight
@@ -133,7 +136,14 @@ def repack(
         The layer that the weight is a share of, whose facts then decide what is left out or refused, on
         every rank alike. Its codes are not looked at, but for "marlin_24".
 
-    Raises RepackError where the layout cannot say the weight, with the reason.
+    Examples
+    --------
+    >>> import torch
+    >>> from qload import AWQConfig, AWQWeight, repack
+    >>> words, scales = torch.arange(512).int().reshape(64, 8), torch.ones(2, 64).half()
+    >>> awq = AWQWeight(config=AWQConfig(32), qweight=words, qzeros=words[:2], scales=scales)
+    >>> torch.equal(repack(awq, "gptq_v2").dequantize(), awq.dequantize())
+    True
     """
     for argument, given in {"weight": weight, "out": out, "whole": whole}.items():
         if given is not None or argument == "weight":
@@ -167,7 +177,17 @@ def repack(
 def restore(weight: Weight) -> Weight:
     """The checkpoint weight that was repacked, bit for bit; a weight that never was comes back as it is.
 
-    A kernel's integers that were made by hand come back as GPTQ.
+    A kernel's integers that were made by hand come back as GPTQ. `weight`: what `repack`, or a loader that
+    repacks, returned.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from qload import AWQConfig, AWQWeight, repack, restore
+    >>> words, scales = torch.arange(512).int().reshape(64, 8), torch.ones(2, 64).half()
+    >>> awq = AWQWeight(config=AWQConfig(32), qweight=words, qzeros=words[:2], scales=scales)
+    >>> torch.equal(restore(repack(awq, "marlin")).qweight, awq.qweight)
+    True
     """
     _check_typed("weight", weight)
     origin, reader = weight.layer.origin, READERS.get(type(weight))

@@ -26,7 +26,10 @@ CAPABILITY = 90  # of the chips whose kernels read strips faster than Marlin's o
 
 @dataclass(frozen=True)
 class StripsConfig(GPTQMarlinConfig):
-    """As Marlin's, of layers whose groups are whole."""
+    """What is to be known of a weight in strips.
+
+    The attributes are those of Marlin's order; groups are always whole.
+    """
 
     name: ClassVar[str] = "strips"
 
@@ -37,7 +40,15 @@ class StripsConfig(GPTQMarlinConfig):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class StripsWeight(GPTQMarlinWeight):
-    """A GPTQ or AWQ weight in strips of 64 columns."""
+    """A GPTQ or AWQ weight in strips of 64 columns, our own order for few tokens.
+
+    K is padded to a multiple of 128 and N to one of 64. The attributes are those of Marlin's order, but for:
+
+    Attributes
+    ----------
+    qweight
+        Codes, rows in the order of perm (`qload.layouts.strips`): (N / 64, K * bits * 2), int32.
+    """
 
     config: StripsConfig
 

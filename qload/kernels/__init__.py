@@ -1,4 +1,7 @@
-"""What multiplies: kernels that say why not, prepare a layer once and apply it; the reference; the choice."""
+"""What multiplies: kernels that say why not, prepare a layer once and apply it; the reference; the choice.
+
+`KERNELS` has every kernel, in the order in which `choose_mp_linear_kernel` asks them.
+"""
 
 from qload.kernels.linear import Linear
 from qload.kernels.mp_linear import (

@@ -13,9 +13,26 @@ from qload.spec import Weight
 
 
 class Linear(nn.Module):
-    """(..., K) -> (..., N) with a typed weight, whose tensors are this module's buffers.
+    """A layer (..., K) -> (..., N) with a typed weight, whose tensors are this module's buffers.
 
     Moving the module moves them; no dtype of a packed word, index or scale ever changes with it.
+
+    Parameters
+    ----------
+    weight
+        A matrix (N, K); ArgumentError for a vector or a stack. `Weight.get_linear` makes the same module.
+    bias
+        (N,), else ShapeError; None: no bias.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from qload import Linear, UnquantizedWeight
+    >>> weight = UnquantizedWeight(weight=torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    >>> Linear(weight)(torch.tensor([1.0, 1.0]))
+    tensor([3., 7.])
+    >>> weight.get_linear(bias=torch.ones(2))(torch.tensor([1.0, 1.0]))
+    tensor([4., 8.])
     """
 
     def __init__(self, weight: Weight, bias: Tensor | None = None) -> None:
@@ -37,7 +54,7 @@ class Linear(nn.Module):
         return self._blueprint.holding(held)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., K) -> (..., N), in x's dtype."""
+        """Multiplies x (..., K) -> (..., N), in x's dtype."""
         return reference.linear(x, self.typed, self.bias)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
@@ -52,7 +69,7 @@ class Linear(nn.Module):
         return torch.frombuffer(bytearray(said.encode()), dtype=torch.uint8)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """ArgumentError where a state dict holds another format: tensors of some look alike."""
+        """ArgumentError where `state` is that of another format: the tensors of some look alike."""
         said, own = (bytes(each.tolist()).decode() for each in (state, self.get_extra_state()))
         if said != own:
             raise ArgumentError(f"{self._blueprint.layer.name or 'weight'}: state dict", own, said)

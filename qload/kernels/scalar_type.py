@@ -19,7 +19,21 @@ class NanRepr(IntEnum):
 
 @dataclass(frozen=True)
 class ScalarType:
-    """An integer (`exponent` 0) or a float of `exponent` and `mantissa` bits, and a sign bit if `signed`."""
+    """A type of codes: an integer, or a small float.
+
+    Attributes
+    ----------
+    exponent, mantissa
+        Bits of each; an integer has an `exponent` of 0, and its bits but for the sign are its `mantissa`.
+    signed
+        Whether there is a sign bit.
+    bias
+        A stored code means `code - bias`.
+    finite_values_only
+        Whether a float has no infinities.
+    nan_repr
+        How a float says NaN.
+    """
 
     exponent: int
     mantissa: int
@@ -113,7 +127,7 @@ _MAX_MIN = NanRepr.EXTD_RANGE_MAX_MIN
 
 
 class scalar_types:  # as the engines spell it
-    """Every type by its name."""
+    """Every type by its name, as the engines spell it."""
 
     int4: ScalarType = ScalarType(0, 3, signed=True)
     int8: ScalarType = ScalarType(0, 7, signed=True)

@@ -44,9 +44,10 @@ class ScratchBuffer:
 
 
 def warm_up(model: nn.Module, max_input_len: int) -> dict[torch.device, int]:
-    """Give every ExLlama layer of a model its scratch space -> bytes by device; {} where there is none.
+    """Give every ExLlama layer of `model` its scratch space -> bytes by device; {} where there is none.
 
     May be called again, with more layers or longer inputs: what is there grows, it never shrinks.
+    `max_input_len`: the most tokens of a call; ArgumentError where it is not a whole number of at least 1.
     """
     if type(max_input_len) is not int or max_input_len < 1:
         raise ArgumentError("max_input_len", "at least 1 token, a whole number", repr(max_input_len))

@@ -1,4 +1,7 @@
-"""Orders in memory, as data: one line in einops notation each, and its inverse."""
+"""Orders in memory, as data: one line in einops notation each, and its inverse.
+
+`STORED_MINUS_ONE` is what a stored zero point of GPTQ means unless a checkpoint says gptq_v2.
+"""
 
 from qload.layouts.clipped_codes import ClippedCodes
 from qload.layouts.nibble_pairs import NibblePairs

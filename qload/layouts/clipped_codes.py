@@ -11,7 +11,7 @@ from qload.layouts.packed_codes import PackedCodes
 
 @dataclass(frozen=True, eq=False)
 class ClippedCodes:
-    """The first rows and columns of packed codes, `shape` of them, still in words."""
+    """The first rows and columns of `packed` codes, `shape` of them, still in words."""
 
     packed: PackedCodes
     shape: tuple[int, int]
@@ -31,12 +31,12 @@ class ClippedCodes:
         return self.packed.plain()[:R, :C]
 
     def values(self, lookup: Tensor | None, count: int) -> Iterator[tuple[slice, Tensor]]:
-        """What the codes stand for, rows after rows, see `qload.devices.values`."""
+        """What the codes stand for by `lookup`, `count` at a time, rows after rows, see `devices.values`."""
         R, C = self.shape
         for rows, values in self.packed.values(lookup, count):
             if rows.start < R:
                 yield slice(rows.start, min(rows.stop, R)), values[: R - rows.start, :C].contiguous()
 
     def dequantize(self, meaning: Meaning, out: Tensor) -> bool:
-        """What the codes mean, in one pass from the words to `out`; False where nothing was done."""
+        """What codes of this `meaning` are, in one pass from words to `out`; False where nothing was done."""
         return self.packed.order is None and self.packed.dequantize(meaning, out)

@@ -14,7 +14,7 @@ BITS = 4
 
 @dataclass(frozen=True, eq=False)
 class NibblePairs:
-    """Codes (R, C) in bytes, uint8 (R, C / 2). `high_first`: the first of two lies in the high bits."""
+    """Codes (R, C) in `bytes`, uint8 (R, C / 2). `high_first`: the first of two lies in the high bits."""
 
     bytes: Tensor
     high_first: bool
@@ -40,7 +40,10 @@ class NibblePairs:
         return torch.stack(halves[::-1] if self.high_first else halves, dim=-1).flatten(-2)
 
     def values(self, lookup: Tensor | None, count: int) -> Iterator[tuple[slice, Tensor]]:
-        """What the codes stand for, rows after rows, see `devices.values`; the two of a byte at once."""
+        """What the codes stand for by `lookup`, `count` at a time, rows after rows, see `devices.values`.
+
+        The two of a byte are looked up at once.
+        """
         if lookup is None:
             yield from devices.values(self.plain(), None, count)
             return
@@ -50,5 +53,5 @@ class NibblePairs:
             yield rows, torch.view_as_real(both).flatten(1)
 
     def dequantize(self, meaning: Meaning, out: Tensor) -> bool:
-        """What the codes mean, in one pass from the bytes to `out`; False where nothing was done."""
+        """What codes of this `meaning` are, in one pass from bytes to `out`; False where nothing was done."""
         return devices.dequantize_rows(self.bytes, BITS, meaning, self.high_first, out)

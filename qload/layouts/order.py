@@ -14,17 +14,38 @@ from qload.sentences import AxisDigits, Sentence
 
 @dataclass(frozen=True, init=False)
 class Order(Sentence):
-    """A permutation of mixed-radix digits, as `"(a b) c -> a (c b)"` with the digits' sizes."""
+    """A permutation of mixed-radix digits, as `"(a b) c -> a (c b)"` with the digits' sizes.
+
+    PatternError where the line is no permutation, or leaves two digits of an axis open.
+
+    Parameters
+    ----------
+    pattern
+        The digits of each axis before and after, outermost first.
+    sizes
+        The size of each digit but the one of an axis that follows from the tensor.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from qload import Order
+    >>> pairs = Order("(half place) -> (place half)", half=2)
+    >>> pairs.apply(torch.arange(6))
+    tensor([0, 3, 1, 4, 2, 5])
+    >>> pairs.undo(pairs.apply(torch.arange(6)))
+    tensor([0, 1, 2, 3, 4, 5])
+    """
 
     def apply(self, tensor: Tensor, out: Tensor | None = None) -> Tensor:
-        """The tensor in this order; shape of the left side -> shape of the right side, contiguous.
+        """The `tensor` in this order; shape of the left side -> shape of the right side, contiguous.
 
-        `out`: a contiguous tensor to write it to, which is returned.
+        PatternError for a shape that does not fit. `out`: a contiguous tensor to write it to, which is
+        returned.
         """
         return self._moved(tensor, self.left, self.right, out)
 
     def undo(self, tensor: Tensor) -> Tensor:
-        """The inverse of `apply`; shape of the right side -> shape of the left side, contiguous."""
+        """The inverse of `apply`: `tensor`, of the right side's shape -> the left side's, contiguous."""
         return self._moved(tensor, self.right, self.left)
 
     def _moved(

@@ -18,7 +18,7 @@ from qload.devices import CodesInWords, Meaning
 
 @dataclass(frozen=True, eq=False)
 class PackedCodes(CodesInWords):
-    """Codes (R, C) in the words of a packing. `turned`: the words hold (C, R).
+    """Codes (R, C) in the `words` of a `packing`. `turned`: the words hold (C, R).
 
     `order`: row i, or column i of turned ones, is row order[i] of what the words hold.
     """
@@ -42,7 +42,7 @@ class PackedCodes(CodesInWords):
         return codes.T if self.turned else codes
 
     def values(self, lookup: Tensor | None, count: int) -> Iterator[tuple[slice, Tensor]]:
-        """What the codes stand for, rows after rows, see `qload.devices.values`."""
+        """What the codes stand for by `lookup`, `count` at a time, rows after rows, see `devices.values`."""
         if self.order is not None and not self.turned:  # rows from anywhere
             yield from devices.values(self.plain(), lookup, count)
             return
@@ -51,5 +51,5 @@ class PackedCodes(CodesInWords):
             yield rows, devices.stood_for(ordered, lookup)
 
     def dequantize(self, meaning: Meaning, out: Tensor) -> bool:
-        """What the codes mean, in one pass from the words to `out`; False where nothing was done."""
+        """What codes of this `meaning` are, in one pass from words to `out`; False where nothing was done."""
         return devices.dequantize_words(self, meaning, out)

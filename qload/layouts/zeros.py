@@ -21,25 +21,29 @@ _ONES = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}
 
 
 class ZeroPoints(ABC):
-    """How zero points are written in packed words."""
+    """How zero points are written in packed words.
+
+    An implementer promises that `write` is the inverse of `read` for every zero point within `span`. `name`
+    is what messages call it.
+    """
 
     name: ClassVar[str]
 
     def span(self, bits: int) -> tuple[int, int]:
-        """The lowest and the highest zero point that can be said."""
+        """The lowest and the highest zero point that can be said in `bits` bits."""
         return 0, 2**bits - 1
 
     @abstractmethod
     def rule(self, bits: int) -> ZeroRule:
-        """The same as data: how a field of a word is read."""
+        """The same as data: how a field of a word is read, of codes of so many `bits`."""
 
     @abstractmethod
     def read(self, words: Tensor, packing: Packing) -> Tensor:
-        """int32 words -> zero points, int32, in plain order."""
+        """int32 `words` in an order `packing` -> zero points, int32, in plain order."""
 
     @abstractmethod
     def write(self, zeros: Tensor, packing: Packing) -> Tensor:
-        """Zero points in plain order -> int32 words; the inverse of `read`."""
+        """Zero points `zeros` in plain order -> int32 words in an order `packing`; the inverse of `read`."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ class Stored(ZeroPoints):
     name: ClassVar[str] = "stored"
 
     def rule(self, bits: int) -> ZeroRule:
-        """A field is the zero point."""
+        """A field is the zero point, whatever the `bits`."""
         return ZeroRule()
 
     def read(self, words: Tensor, packing: Packing) -> Tensor:
@@ -68,7 +72,7 @@ class StoredMinusOne(ZeroPoints):
     name: ClassVar[str] = "stored minus one"
 
     def rule(self, bits: int) -> ZeroRule:
-        """Words are added to, whose carries run into the next field; of 3 bits each field."""
+        """Words are added to, whose carries run into the next field; of 3 `bits` each field."""
         whole = ZeroRule(add_to_word=_ONES.get(bits, 0), mask=2**bits - 1)
         return whole if bits in _ONES else StoredMinusOnePerField().rule(bits)
 
@@ -95,7 +99,7 @@ class StoredMinusOnePerField(ZeroPoints):
     name: ClassVar[str] = "stored minus one, per field"
 
     def rule(self, bits: int) -> ZeroRule:
-        """1 is added to each field, which wraps."""
+        """1 is added to each field of so many `bits`, which wraps."""
         return ZeroRule(add=1, mask=2**bits - 1)
 
     def read(self, words: Tensor, packing: Packing) -> Tensor:
@@ -118,7 +122,7 @@ class StoredMinusOneUnmasked(ZeroPoints):
         return 1, 2**bits
 
     def rule(self, bits: int) -> ZeroRule:
-        """1 is added to each field, which does not wrap."""
+        """1 is added to each field of so many `bits`, which does not wrap."""
         return ZeroRule(add=1)
 
     def read(self, words: Tensor, packing: Packing) -> Tensor:
@@ -126,7 +130,7 @@ class StoredMinusOneUnmasked(ZeroPoints):
         return packing.unpack(words).add(1)
 
     def write(self, zeros: Tensor, packing: Packing) -> Tensor:
-        """Zero points in [1, 2**bits] -> int32 words."""
+        """Zero points in [1, 2**bits] -> int32 words; ArgumentError for one that is less."""
         if zeros.numel() and int(zeros.min()) < 1:
             raise ArgumentError(
                 "zeros", f"1 <= zero <= {2**packing.bits}: 0 cannot be said", str(int(zeros.min()))

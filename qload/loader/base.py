@@ -31,34 +31,41 @@ class Part:
 class WeightsLoader(ABC):
     """Turns named tensors into a typed weight. A subclass says `load` and `shape`; the rest follows.
 
-    Nothing here asks `weights` for another high-level load, so a loader that wraps a loader stays
-    in charge whatever loader is installed.
+    An implementer promises to ask `weights` for no other high-level load, so that a loader which wraps a
+    loader stays in charge whatever loader is installed. `config_tensors`: the names of tensors that were
+    read as settings, and mean no weight.
     """
 
     config_tensors: tuple[str, ...] = ()  # tensors that were read as settings, and mean no weight
 
     @abstractmethod
     def load(self, weights: TensorSource, parts: Sequence[Part], split: Split | None) -> Weight:
-        """The parts joined along N: this rank's share along `split`, or all of them where it is None."""
+        """The `parts` joined along N: this rank's share along `split`, or all of them where it is None.
+
+        `weights`: who holds the tensors, as `Weights` does.
+        """
 
     @abstractmethod
     def shape(self, weights: TensorSource, prefix: str) -> tuple[int, int]:
-        """(N, K) of the layer stored under a prefix, from headers alone."""
+        """(N, K) of the layer that `weights` has under `prefix`, from headers alone."""
 
     def get_weights(self, weights: TensorSource, prefix: str) -> Weight:
-        """The whole layer, the same on every rank."""
+        """The whole layer that `weights` has under `prefix`, the same on every rank."""
         return self.load(weights, [Part(prefix)], None)
 
     def get_weights_col(self, weights: TensorSource, prefix: str) -> Weight:
-        """This rank's outputs."""
+        """This rank's outputs of the layer that `weights` has under `prefix`."""
         return self.load(weights, [Part(prefix)], "N")
 
     def get_weights_row(self, weights: TensorSource, prefix: str) -> Weight:
-        """This rank's inputs."""
+        """This rank's inputs of the layer that `weights` has under `prefix`."""
         return self.load(weights, [Part(prefix)], "K")
 
     def get_multi_weights_col(self, weights: TensorSource, prefixes: Sequence[str], dim: int = 0) -> Weight:
-        """This rank's outputs of each layer, joined along N (`dim` 0 or -2, the only one there is)."""
+        """This rank's outputs of each layer that `weights` has under one of `prefixes`, joined along N.
+
+        `dim`: 0 or -2, the only one there is; ArgumentError for another, and for no prefixes.
+        """
         if dim not in (0, -2):
             raise ArgumentError("dim", "0: the parts of a fused layer join along N", str(dim))
         if isinstance(prefixes, str) or not prefixes:
@@ -66,7 +73,10 @@ class WeightsLoader(ABC):
         return self.load(weights, [Part(prefix) for prefix in prefixes], "N")
 
     def get_weights_col_packed(self, weights: TensorSource, prefix: str, block_sizes: Blocks) -> Weight:
-        """This rank's outputs of each block of a layer that is stored fused (qkv, gate_up)."""
+        """This rank's outputs of each block of the fused layer (qkv, gate_up) under `prefix` of `weights`.
+
+        `block_sizes`: how many equal blocks, or their sizes, or their proportions.
+        """
         edges = [0]
         for size in split_blocks(prefix, "N", self.shape(weights, prefix)[0], block_sizes):
             edges.append(edges[-1] + size)

@@ -21,7 +21,15 @@ NOTHING = Exclusions()
 
 
 class FormatLoader(WeightsLoader):
-    """Loads every layer in whichever of its formats the layer's tensors are stored."""
+    """Loads every layer in whichever of its formats the layer's tensors are stored.
+
+    Parameters
+    ----------
+    formats
+        What a layer may be stored as: a type of weight with its config, each.
+    exclusions
+        The layers that the config leaves out, which must not be quantized.
+    """
 
     def __init__(self, *formats: ConfiguredFormat, exclusions: Exclusions = NOTHING) -> None:
         self.formats = formats
@@ -33,7 +41,7 @@ class FormatLoader(WeightsLoader):
         return layer.N, layer.K
 
     def describe(self, weights: TensorSource, prefix: str) -> LayerDescription:
-        """All that headers and facts tell about a layer; reads no weight.
+        """All that headers and facts tell about the layer `weights` has under `prefix`; reads no weight.
 
         ExcludedModuleError where the config leaves out what is quantized all the same.
         """
@@ -49,7 +57,11 @@ class FormatLoader(WeightsLoader):
         return layer
 
     def load(self, weights: TensorSource, parts: Sequence[Part], split: Split | None) -> Weight:
-        """The parts joined along N, sliced before they are read, checked before they are sliced."""
+        """The parts joined along N, sliced before they are read, checked before they are sliced.
+
+        ArgumentError where a layer stands twice among the parts; MismatchError, ShapeError, CutError and the
+        like where layers, ranks and formats do not go together.
+        """
         layers = {part.prefix: self.describe(weights, part.prefix) for part in parts}
         if len(layers) < len(parts) and any(part.stop is None for part in parts):
             raise ArgumentError("prefixes", "each layer once", ", ".join(part.prefix for part in parts))
@@ -73,7 +85,10 @@ class FormatLoader(WeightsLoader):
         return weight
 
     def with_config(self, **changes: Any) -> Self:
-        """The same loader, its first format's config changed, as `zeros=StoredMinusOneUnmasked()`."""
+        """The same loader, its first format's config changed, as `zeros=StoredMinusOneUnmasked()`.
+
+        `changes`: by the config's fields; ArgumentError for a name that is none.
+        """
         first, *rest = self.formats
         known = [field.name for field in fields(first.config)]
         if not changes.keys() <= set(known):

@@ -18,6 +18,13 @@ class ModuleLoader(FormatLoader):
 
     Parts of a fused layer may have different loaders as long as these make the same of them: otherwise the
     load is a MismatchError that names both parts.
+
+    Parameters
+    ----------
+    choices
+        (matcher, loader) in order; a matcher says of a prefix whether it knows it.
+    default
+        The loader of all prefixes that none knows.
     """
 
     def __init__(self, choices: Sequence[tuple[Matcher, FormatLoader]], default: FormatLoader) -> None:
@@ -27,7 +34,7 @@ class ModuleLoader(FormatLoader):
         self.default: FormatLoader = default
 
     def chosen(self, prefix: str) -> FormatLoader:
-        """The loader of a module.
+        """The loader of the module `prefix`.
 
         That of the parts of a fused layer, or of the layer that a module is a part of, where a choice which
         comes earlier knows these: what a config says of one name it means for the other. MismatchError for
@@ -65,5 +72,5 @@ class ModuleLoader(FormatLoader):
         return f"as {loader}" if loader.exclusions.entry(name) is None else LEFT_OUT
 
     def with_config(self, **changes: Any) -> Self:
-        """Refused: there is no one config."""
+        """ArgumentError, whatever the changes are: there is no one config."""
         raise ArgumentError("changes", "none: each module has its own config", ", ".join(changes))

@@ -1,11 +1,15 @@
 """The engines' front door: a quantization by name, a config from JSON, a method for each layer.
 
-config = get_quantization_config("awq_marlin").from_config(quantization_config)
-method = config.get_quant_method(layer, "model.layers.0.mlp.up_proj")
-method.create_weights(layer, K, [N], K, N, torch.float16, weight_loader=load)
-...                                          # load(param, tensor) for each parameter of the layer
-method.process_weights_after_loading(layer)
-y = method.apply(layer, x, bias)
+    config = get_quantization_config("awq_marlin").from_config(quantization_config)
+    method = config.get_quant_method(layer, "model.layers.0.mlp.up_proj")
+    method.create_weights(layer, K, [N], K, N, torch.float16, weight_loader=load)
+    ...                                          # load(param, tensor) for each parameter of the layer
+    method.process_weights_after_loading(layer)
+    y = method.apply(layer, x, bias)
+
+Marlin's rules stand in `GPTQ_MARLIN_TILE`, `GPTQ_MARLIN_MIN_THREAD_K`, `GPTQ_MARLIN_MIN_THREAD_N` (rows of a
+tile; rows and columns of a thread block) and `MARLIN_SUPPORTED_GROUP_SIZES`; `SCALAR_TYPE_UINT4` and
+`SCALAR_TYPE_UINT8` are the types of codes that have zero points.
 """
 
 from qload.methods.awq_marlin import AWQMarlinConfig

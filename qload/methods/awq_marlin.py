@@ -26,6 +26,9 @@ NAME = "awq_marlin"
 class AWQMarlinConfig(QuantizationConfig):
     """AWQ's GEMM layout, multiplied in Marlin's; making one needs no GPU.
 
+    `pack_factor` is the number of codes in a word and `quant_type` what a code means. ArgumentError for a
+    parameter that is none of these.
+
     Parameters
     ----------
     weight_bits
@@ -36,8 +39,6 @@ class AWQMarlinConfig(QuantizationConfig):
         Whether zero points are stored; without, all are 2**(bits - 1).
     modules_to_not_convert
         Names of layers left as they are, or runs of whole segments of their names.
-
-    Beside these, `pack_factor` is the number of codes in a word and `quant_type` what a code means.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class AWQMarlinConfig(QuantizationConfig):
 
     @classmethod
     def get_name(cls) -> str:
-        """`awq_marlin`."""
+        """Its name is `awq_marlin`."""
         return NAME
 
     @classmethod
@@ -92,7 +93,7 @@ class AWQMarlinConfig(QuantizationConfig):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """From a `quantization_config` of AWQ, in either spelling of its keys.
+        """From `config`, a `quantization_config` of AWQ, in either spelling of its keys.
 
         `bits` or `w_bit` and `group_size` or `q_group_size` have to be there; ConfigError says which key
         is wrong or missing, and a layout other than GEMM is an UnsupportedFormatError.
@@ -113,7 +114,8 @@ class AWQMarlinConfig(QuantizationConfig):
     ) -> AWQMarlinLinearMethod | UnquantizedLinearMethod | None:
         """Marlin's for a linear layer, a plain one for those excluded, None for what is no linear layer.
 
-        MismatchError for a fused layer of which only some parts are excluded.
+        MismatchError for a fused layer of which only some parts are excluded; ArgumentError for a `prefix`
+        that is no name.
         """
         if not is_linear(layer):
             return None

@@ -56,7 +56,13 @@ class AWQSettings(Protocol):
 
 
 class AWQMarlinLinearMethod(LinearMethodBase):
-    """Loads AWQ's words, repacks them once, and multiplies with the first kernel that takes the layer."""
+    """Loads AWQ's words, repacks them once, and multiplies with the first kernel that takes the layer.
+
+    Parameters
+    ----------
+    quant_config
+        The `AWQMarlinConfig` of the checkpoint.
+    """
 
     def __init__(self, quant_config: AWQSettings) -> None:
         self.quant_config = quant_config
@@ -73,7 +79,8 @@ class AWQMarlinLinearMethod(LinearMethodBase):
     ) -> None:
         """Register `qweight`, `qzeros` and `scales`, recognisably empty until they are loaded.
 
-        A share that cuts a group or a word is a CutError.
+        A share that cuts a group or a word is a CutError; ArgumentError for sizes that no group fits, or a
+        layer that has such weights already; NoKernelError with every kernel's reason.
         """
         if hasattr(layer, "mp_linear_kernel"):
             raise ArgumentError(
@@ -94,7 +101,10 @@ class AWQMarlinLinearMethod(LinearMethodBase):
         self._register(layer, "scales", scales, whole, extra_weight_attrs)
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
-        """Repack for the kernel; a second call does nothing. MismatchError names what was not loaded."""
+        """Repack the weight of `layer` for the kernel; a second call does nothing.
+
+        MismatchError names what was not loaded.
+        """
         if hasattr(layer, "mp_linear_kernel"):
             return
         put_tags_back(layer)
@@ -119,7 +129,10 @@ class AWQMarlinLinearMethod(LinearMethodBase):
         close_weights(layer, *NAMES)
 
     def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x (..., K) -> (..., N), in x's dtype; `bias` (N,)."""
+        """Multiplies x (..., K) -> (..., N), in x's dtype, by the weight of `layer`; `bias` (N,).
+
+        ShapeError for a bias of another size; ArgumentError before `process_weights_after_loading`.
+        """
         kernel: MPLinearKernel | None = getattr(layer, "mp_linear_kernel", None)
         if kernel is None:
             first = "process_weights_after_loading before the first call"

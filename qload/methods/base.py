@@ -9,21 +9,33 @@ from torch import Tensor, nn
 
 
 class QuantizeMethodBase(ABC):
-    """How one layer holds its weights and multiplies with them."""
+    """How one layer holds its weights and multiplies with them.
+
+    An implementer promises that `apply` works once `process_weights_after_loading` has run, and refuses
+    before it where it would be wrong.
+    """
 
     def create_weights(self, layer: nn.Module, *args: Any, **kwargs: Any) -> None:  # noqa: B027
-        """Register the layer's parameters; none, unless a method says so."""
+        """Register the parameters of `layer`; none, unless a method says so.
+
+        `args` and `kwargs`: as the sort of layer has them, see `LinearMethodBase`.
+        """
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:  # noqa: B027
-        """Turn what was loaded into what `apply` reads; nothing, unless a method says so."""
+        """Turn what was loaded into `layer` into what `apply` reads; nothing, unless a method says so."""
 
     @abstractmethod
     def apply(self, layer: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
-        """The layer's output."""
+        """The output of `layer`; `args` and `kwargs`: as the sort of layer has them."""
 
 
 class LinearMethodBase(QuantizeMethodBase):
-    """How a linear layer holds its weights and multiplies with them."""
+    """How a linear layer holds its weights and multiplies with them.
+
+    An implementer promises to register parameters whose tags (`input_dim`, `output_dim`, `packed_dim`,
+    `packed_factor`) say how a loader has to cut them, and that refuse to pass for weights before they are
+    loaded.
+    """
 
     @abstractmethod
     def create_weights(
@@ -58,11 +70,14 @@ class LinearMethodBase(QuantizeMethodBase):
 
     @abstractmethod
     def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x (..., K) -> (..., N), in x's dtype; `bias` (N,)."""
+        """Multiplies x (..., K) -> (..., N), in x's dtype, by the weight of `layer`; `bias` (N,)."""
 
 
 class QuantizationConfig(ABC):
-    """A checkpoint's quantization, and the method of each of its layers."""
+    """A checkpoint's quantization, and the method of each of its layers.
+
+    An implementer promises that it can be made, and asked, without a GPU.
+    """
 
     @classmethod
     @abstractmethod
@@ -72,11 +87,11 @@ class QuantizationConfig(ABC):
     @classmethod
     @abstractmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """From a checkpoint's `quantization_config`."""
+        """From a checkpoint's `quantization_config`, given as `config`."""
 
     @abstractmethod
     def get_quant_method(self, layer: nn.Module, prefix: str = "") -> QuantizeMethodBase | None:
-        """The method of the layer named `prefix`; None for a layer that this quantization is not about."""
+        """The method of `layer`, named `prefix`; None for a layer that this quantization is not about."""
 
     @classmethod
     def get_supported_act_dtypes(cls) -> list[torch.dtype]:

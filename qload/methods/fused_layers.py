@@ -12,6 +12,13 @@ class MergedColumnParallelLinear(ColumnParallelLinear):
     """Layers of the same inputs, such as gate and up; part i is loaded with `shard_id` i.
 
     Without `shard_id` a tensor holds all parts one after another. A rank has its share of every part.
+
+    Parameters
+    ----------
+    input_size, output_sizes
+        K, and N of each part, of the whole layer.
+    bias, options
+        Those of `LinearBase`.
     """
 
     def __init__(
@@ -31,8 +38,19 @@ class MergedColumnParallelLinear(ColumnParallelLinear):
 class QKVParallelLinear(ColumnParallelLinear):
     """Queries, keys and values, loaded with `shard_id` "q", "k" and "v".
 
-    A rank has an equal share of the heads. Key and value heads that are fewer than the ranks are each held
-    by several of them, which follow one another. `v_head_size`: where values are wider or narrower.
+    A rank has an equal share of the heads, or DivideError. Key and value heads that are fewer than the ranks
+    are each held by several of them, which follow one another.
+
+    Parameters
+    ----------
+    hidden_size
+        K of the whole layer.
+    head_size, v_head_size
+        Outputs of a head; of a head of values, where these are wider or narrower.
+    total_num_heads, total_num_kv_heads
+        Heads of queries, and of keys and values; None: as many.
+    bias, options
+        Those of `LinearBase`.
     """
 
     def __init__(

@@ -35,7 +35,7 @@ class Options(TypedDict, total=False):
 
 
 class LinearBase(Tagged):
-    """(..., K) -> (..., N), whose parameters its `quant_method` registers, prepares and multiplies with.
+    """A layer (..., K) -> (..., N) whose `quant_method` registers, prepares and reads its parameters.
 
     Moving the module moves them; only plain weights follow a cast.
 
@@ -45,10 +45,13 @@ class LinearBase(Tagged):
         K and N of the whole layer.
     bias
         Whether there is a parameter `bias`, of this rank's outputs.
+    options
+        By keyword, those that follow.
     params_dtype
         Of the parameters that hold plain numbers; None: torch's default dtype.
     quant_config
-        What chooses the method; None, or a config that has none for this layer: plain weights.
+        What chooses the method; None, or a config that has none for this layer: plain weights. ArgumentError
+        where the method is none for linear layers.
     prefix
         The layer's name in the checkpoint.
     process_group
@@ -104,12 +107,16 @@ class LinearBase(Tagged):
         return (Shard(0, self.output_size, self.output_size, 0),)
 
     def weight_loader(self, param: Tensor, loaded_weight: Tensor, shard_id: int | str | None = None) -> None:
-        """Fill a parameter with this rank's share of a checkpoint's tensor; here all of it."""
+        """Fill `param` with this rank's share of a checkpoint's tensor `loaded_weight`; here all of it.
+
+        `shard_id`: which part of a fused layer the tensor is, ArgumentError where there is no such part.
+        ShapeError, DtypeError or CastError where the tensor does not fit.
+        """
         self._no_shard(param, shard_id)
         fill(param.data, loaded_weight, self._name(param))
 
     def forward(self, x: Tensor) -> Tensor:
-        """This rank's inputs (..., K) -> its outputs (..., N), in x's dtype."""
+        """This rank's inputs x (..., K) -> its outputs (..., N), in x's dtype."""
         return self.quant_method.apply(self, x, self.bias)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
@@ -139,7 +146,7 @@ class LinearBase(Tagged):
 
 
 class ColumnParallelLinear(LinearBase):
-    """A rank has N / ranks of the outputs, and all inputs."""
+    """A layer of which a rank has N / ranks of the outputs, and all inputs; DivideError for uneven shares."""
 
     def _shards(self) -> tuple[Shard, ...]:
         group = self.process_group
@@ -147,23 +154,26 @@ class ColumnParallelLinear(LinearBase):
         return (Shard(0, self.output_size, share, group.rank()),)
 
     def weight_loader(self, param: Tensor, loaded_weight: Tensor, shard_id: int | str | None = None) -> None:
-        """Fill a parameter with this rank's outputs of a checkpoint's tensor; `shard_id`: of which part."""
+        """Fill `param` with this rank's outputs of `loaded_weight`; `shard_id`: of which part."""
         load_outputs(param, loaded_weight, self.shards, shard_id, self._name(param))
 
 
 class RowParallelLinear(LinearBase):
-    """A rank has K / ranks of the inputs, and a summand of all outputs; rank 0 adds the bias."""
+    """A layer of which a rank has K / ranks of the inputs, and a summand of all outputs.
+
+    Rank 0 adds the bias. DivideError for uneven shares.
+    """
 
     def _inputs(self) -> int:
         return divided(self.prefix or "layer", "K", self.input_size, self.process_group)
 
     def weight_loader(self, param: Tensor, loaded_weight: Tensor, shard_id: int | str | None = None) -> None:
-        """Fill a parameter with this rank's inputs of a checkpoint's tensor."""
+        """Fill `param` with this rank's inputs of `loaded_weight`; `shard_id` has to be None."""
         self._no_shard(param, shard_id)
         load_inputs(param, loaded_weight, self.process_group, self._name(param))
 
     def forward(self, x: Tensor) -> Tensor:
-        """This rank's inputs (..., K) -> a summand (..., N) of the layer's outputs, in x's dtype."""
+        """This rank's inputs x (..., K) -> a summand (..., N) of the layer's outputs, in x's dtype."""
         return self.quant_method.apply(self, x, self.bias if self.process_group.rank() == 0 else None)
 
 

@@ -25,7 +25,10 @@ SYMMETRIC = (scalar_types.uint4b8, scalar_types.uint8b128)
 
 
 def verify_marlin_supported(quant_type: ScalarType, group_size: int, has_zp: bool = True) -> None:
-    """ArgumentError where Marlin has no kernel for codes of this type in groups of this size."""
+    """ArgumentError where Marlin has no kernel for codes of type `quant_type` in groups of `group_size`.
+
+    `has_zp`: whether zero points are stored.
+    """
     types = WITH_ZERO_POINTS if has_zp else SYMMETRIC
     if quant_type not in types:
         zeros = "with" if has_zp else "without"
@@ -41,7 +44,9 @@ def verify_marlin_supports_shape(
 ) -> None:
     """ArgumentError where Marlin's thread blocks or the groups do not divide a rank's share of a layer.
 
-    `AWQMarlinLinearMethod` pads to whole thread blocks, so that the first two rules do not bind it.
+    The share is `input_size_per_partition` by `output_size_per_partition`, the layer has `input_size` inputs
+    in groups of `group_size`. `AWQMarlinLinearMethod` pads to whole thread blocks, so that the rules of
+    thread blocks do not bind it.
     """
     for argument, size, name, step in (
         ("output_size_per_partition", output_size_per_partition, "min_thread_n", GPTQ_MARLIN_MIN_THREAD_N),
@@ -58,7 +63,7 @@ def verify_marlin_supports_shape(
 
 
 def marlin_make_workspace(device: torch.device | str) -> Tensor:
-    """Zeroed int32 locks for one layer on a device, a few for each of its multiprocessors.
+    """Zeroed int32 locks for one layer on `device`, a few for each of its multiprocessors.
 
     The kernel leaves them zero. On the CPU there are enough for any chip, as the layer may move to one.
     """
@@ -67,7 +72,10 @@ def marlin_make_workspace(device: torch.device | str) -> Tensor:
 
 
 def marlin_24_make_workspace(size_n: int, device: torch.device | str) -> Tensor:
-    """Zeroed int32 locks for one 2:4 sparse layer of N columns: its kernel counts blocks of them."""
+    """Zeroed int32 locks for one 2:4 sparse layer of N = `size_n` columns on `device`, or ArgumentError.
+
+    Its kernel counts blocks of columns.
+    """
     if type(size_n) is not int or size_n < 1:
         raise ArgumentError("size_n", "at least 1", repr(size_n))
     count = locks(size_n, multiprocessors(torch.device(device)), sparse=True)
@@ -75,7 +83,7 @@ def marlin_24_make_workspace(size_n: int, device: torch.device | str) -> Tensor:
 
 
 def marlin_make_empty_g_idx(device: torch.device | str) -> nn.Parameter:
-    """An int32 parameter of no elements: rows are in the order of their groups."""
+    """An int32 parameter of no elements on `device`: rows are in the order of their groups."""
     return nn.Parameter(torch.empty(0, dtype=torch.int32, device=device), requires_grad=False)
 
 
@@ -88,10 +96,11 @@ def get_scale_perms() -> tuple[list[int], list[int]]:
 
 
 def marlin_permute_scales(s: Tensor, size_k: int, size_n: int, group_size: int) -> Tensor:
-    """Scales (G, N), any dtype -> the same in Marlin's order, which depends on whether there are groups.
+    """Scales `s` (G, N), any dtype -> the same in Marlin's order, which depends on whether there are groups.
 
-    ShapeError where K and the group size call for another number of groups than there are rows: the kernel
-    infers the group size from the rows, and the wrong order or size would go unnoticed.
+    ShapeError where K = `size_k`, N = `size_n` and `group_size` call for another shape: the kernel infers the
+    group size from the rows, and the wrong order or size would go unnoticed. ArgumentError for a group size
+    that is none.
     """
     if group_size != -1 and group_size < 1:
         raise ArgumentError("group_size", "-1 or at least 1", str(group_size))
@@ -101,14 +110,17 @@ def marlin_permute_scales(s: Tensor, size_k: int, size_n: int, group_size: int) 
 
 
 def marlin_permute_bias(b: Tensor) -> Tensor:
-    """A bias (N,), N a multiple of 32 -> the same in the order of scales that serve a whole column."""
+    """A bias `b` (N,), N a multiple of 32, else ShapeError -> the same in the order of scales a column."""
     if b.ndim != 1:
         raise ShapeError("b", "(N,)", tuple(b.shape))
     return marlin.BIAS.apply(b)
 
 
 def pack_cols(q_w: Tensor, num_bits: int, size_k: int, size_n: int) -> Tensor:
-    """Codes (K, N), any integer dtype -> int32 words (K, N * bits / 32), first column in the low bits."""
+    """Codes `q_w` (K, N), any integer dtype -> int32 words (K, N * bits / 32), first column in the low bits.
+
+    K is `size_k`, N `size_n`, bits `num_bits`, 4 or 8.
+    """
     _check_bits(num_bits)
     _expect("q_w", q_w, (size_k, size_n), "(K, N)")
     _check_columns(size_n, num_bits)
@@ -117,7 +129,10 @@ def pack_cols(q_w: Tensor, num_bits: int, size_k: int, size_n: int) -> Tensor:
 
 
 def unpack_cols(packed_q_w: Tensor, num_bits: int, size_k: int, size_n: int) -> Tensor:
-    """int32 words (K, N * bits / 32) -> codes (K, N), int32; the inverse of `pack_cols`."""
+    """Words `packed_q_w` (K, N * bits / 32), int32 -> codes (K, N), int32; the inverse of `pack_cols`.
+
+    K is `size_k`, N `size_n`, bits `num_bits`, 4 or 8.
+    """
     _check_bits(num_bits)
     _check_columns(size_n, num_bits)
     _expect("packed_q_w", packed_q_w, (size_k, size_n * num_bits // 32), f"(K, N*{num_bits}/32)")
@@ -125,7 +140,10 @@ def unpack_cols(packed_q_w: Tensor, num_bits: int, size_k: int, size_n: int) -> 
 
 
 def marlin_zero_points(zp: Tensor, size_k: int, size_n: int, num_bits: int) -> Tensor:
-    """Zero points (G, N) in [0, 2**bits), with G = `size_k` -> int32 words (G, N * bits / 32)."""
+    """Zero points `zp` (G, N) in [0, 2**bits), with G = `size_k` -> int32 words (G, N * bits / 32).
+
+    N is `size_n`, bits `num_bits`, 4 or 8.
+    """
     _check_bits(num_bits)
     _expect("zp", zp, (size_k, size_n), "(G, N)")
     _check_integers("zp", zp)
@@ -133,7 +151,10 @@ def marlin_zero_points(zp: Tensor, size_k: int, size_n: int, num_bits: int) -> T
 
 
 def awq_to_marlin_zero_points(q_zp_packed: Tensor, size_k: int, size_n: int, num_bits: int) -> Tensor:
-    """AWQ's words (G, N * bits / 32), with G = `size_k` -> Marlin's of the same zero points."""
+    """AWQ's words `q_zp_packed` (G, N * bits / 32), with G = `size_k` -> Marlin's of the same zero points.
+
+    N is `size_n`, bits `num_bits`, 4 or 8.
+    """
     _check_bits(num_bits)
     _check_columns(size_n, num_bits)
     _expect("q_zp_packed", q_zp_packed, (size_k, size_n * num_bits // 32), f"(G, N*{num_bits}/32)")

@@ -56,7 +56,10 @@ def close_weights(layer: nn.Module, *names: str) -> None:
 
 
 def set_weight_attrs(weight: Tensor, weight_attrs: Mapping[str, Any] | None) -> None:
-    """Tag a parameter; ArgumentError where it has such an attribute already, and then nothing is set."""
+    """Tag the parameter `weight` with `weight_attrs`, by name.
+
+    ArgumentError where it has such an attribute already, and then nothing is set.
+    """
     attrs = weight_attrs or {}
     for name in attrs:
         if hasattr(weight, name):
@@ -66,7 +69,11 @@ def set_weight_attrs(weight: Tensor, weight_attrs: Mapping[str, Any] | None) -> 
 
 
 def replace_parameter(layer: nn.Module, param_name: str, new_data: Tensor) -> None:
-    """Put a plain parameter under a name, without the tags and the loader of the one that was there."""
+    """Put `new_data` as a plain parameter of `layer` under `param_name`.
+
+    It has neither the tags nor the loader of the one that was there. ArgumentError where it is no tensor, or
+    the name is that of something else.
+    """
     if not hasattr(new_data, "detach"):
         raise ArgumentError(param_name, "a tensor", type(new_data).__name__)
     own = (vars(layer), layer._parameters, layer._buffers)

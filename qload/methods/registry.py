@@ -12,7 +12,7 @@ _METHODS: dict[str, type[QuantizationConfig]] = {}
 
 
 def register_quantization(name: str) -> Callable[[type[Config]], type[Config]]:
-    """A class decorator: `name` means this config from here on; ArgumentError where it means one already."""
+    """A class decorator: `name` means this config from here on; ArgumentError where it is taken or none."""
 
     if type(name) is not str or not name:
         raise ArgumentError("name", "a quantization method's name", repr(name))
@@ -30,7 +30,7 @@ def register_quantization(name: str) -> Callable[[type[Config]], type[Config]]:
 
 
 def get_quantization_config(name: str) -> type[QuantizationConfig]:
-    """The config class registered under a name; UnknownMethodError, a KeyError, lists those there are."""
+    """The config class registered under `name`; UnknownMethodError, a KeyError, lists those there are."""
     if type(name) is not str or name not in _METHODS:
         raise UnknownMethodError(name, tuple(list_quantization_methods()))
     return _METHODS[name]

@@ -11,7 +11,7 @@ from qload.methods.parameters import blank_floats, check_loaded, full_name, regi
 
 
 class UnquantizedLinearMethod(LinearMethodBase):
-    """One parameter, `weight` (N, K) in `params_dtype`."""
+    """A linear layer left as it is: one parameter, `weight` (N, K) in `params_dtype`."""
 
     def create_weights(
         self,
@@ -29,11 +29,14 @@ class UnquantizedLinearMethod(LinearMethodBase):
         register_weight(layer, "weight", weight, tags, extra_weight_attrs)
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
-        """Refuse a layer that was not loaded."""
+        """Refuse a `layer` that was not loaded: MismatchError."""
         check_loaded(layer, "weight")
 
     def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x (..., K) -> (..., N), both in the weight's dtype; `bias` (N,)."""
+        """Multiplies x (..., K) -> (..., N), both in the dtype of the weight of `layer`; `bias` (N,).
+
+        DtypeError for x in another dtype, ShapeError for x or a bias of another size.
+        """
         weight: Tensor = layer.weight  # type: ignore[assignment]
         name, (N, K) = full_name(layer, "weight"), weight.shape
         if x.dtype != weight.dtype:

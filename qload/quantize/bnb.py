@@ -42,7 +42,19 @@ HALF = "leave this layer plain: bitsandbytes quantizes what fp16 holds"
 
 @dataclass(frozen=True)
 class BNB4Quantizer:
-    """NF4 or FP4; blocks of any size. Scales are float32 whatever the dtype is, which the state keeps."""
+    """Plain layers to bitsandbytes' 4 bits; scales are float32 whatever the dtype is, which the state keeps.
+
+    ArgumentError where an attribute is none of these.
+
+    Attributes
+    ----------
+    quant_type
+        "nf4" or "fp4".
+    blocksize
+        How many elements, row by row, share a scale: any number, at least 1.
+    double_quant
+        Whether the scales are quantized too, to 8 bits in runs of 256.
+    """
 
     quant_type: Literal["nf4", "fp4"] = "nf4"
     blocksize: int = 64
@@ -62,7 +74,10 @@ class BNB4Quantizer:
         return WEIGHTS[self.quant_type].format
 
     def quantize(self, weight: Tensor, layer: Layer, dtype: torch.dtype) -> BNB4Weight:
-        """A float (N, K) in 4 bits; NaN and infinity are refused."""
+        """The float `weight` (N, K) in 4 bits, as a weight of `layer`; `dtype`: what its owner rounds to.
+
+        NaN and infinity are refused, see `check_finite`.
+        """
         wide = floats(weight, torch.float32, layer.name, PLAIN)
         N, K = weight.shape
         table = _table(self.quant_type)
@@ -79,13 +94,16 @@ class BNB4Quantizer:
 
 @dataclass(frozen=True)
 class BNBInt8Quantizer:
-    """int8, a scale an output."""
+    """Plain layers to bitsandbytes' int8, one scale an output."""
 
     format: ClassVar[str] = BNBWeight.format
     per_share: ClassVar[bool] = True
 
     def quantize(self, weight: Tensor, layer: Layer, dtype: torch.dtype) -> BNBWeight:
-        """A float (N, K) in int8; what fp16 cannot hold is refused, as are outputs that would be zeros."""
+        """The float `weight` (N, K) in int8, as a typed weight of `layer`; `dtype` says nothing here.
+
+        What fp16 cannot hold is refused, as are outputs that would be zeros.
+        """
         half = floats(weight, torch.float16, layer.name, HALF)
         scales = half.abs().amax(1).float()
         steps = torch.where(scales > 0, 127.0 / scales, 0)  # an output of zeros is zeros

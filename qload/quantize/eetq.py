@@ -32,7 +32,10 @@ class EETQQuantizer:
     per_share: ClassVar[bool] = True  # outputs know nothing of each other
 
     def quantize(self, weight: Tensor, layer: Layer, dtype: torch.dtype = torch.float16) -> EETQWeight:
-        """A float (N, K) as an EETQWeight; scales are fp16 whatever `dtype` is: the kernel takes no other."""
+        """The float `weight` (N, K) as an EETQWeight of `layer`, N and K multiples of 64, or ShapeError.
+
+        Scales are fp16 whatever `dtype` is: the kernel takes no other.
+        """
         _check_tiles(tuple(weight.shape), layer)
         wide = floats(weight, torch.float32, layer.name, PLAIN)
         steps = wide.abs().amax(1) / LEVELS

@@ -17,14 +17,30 @@ E4M3FN = torch.float8_e4m3fn
 
 @dataclass(frozen=True)
 class Fp8Quantizer:
-    """e4m3fn by the largest absolute value: scale = absmax / 448 in float32, at least the smallest normal.
+    """FP8 (e4m3fn) by absolute maxima: scale = absmax / 448 in float32, at least the smallest normal.
 
+    Attributes
+    ----------
     per
         What shares a scale: the "tensor", a "channel" (one output), or a "block".
     block
         (outputs, inputs) of a block; the last may be short.
     activation_scale_ub
         Kept in the weight's config, for whoever quantizes activations.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from qload import Fp8Quantizer
+    >>> from qload.spec import Layer
+    >>> plain = torch.tensor([[448.0, 1.0], [3.0, -7.0]])
+    >>> weight = Fp8Quantizer().quantize(plain, Layer((2,), 2, (2, 2), "up"), torch.bfloat16)
+    >>> weight.weight_scale
+    tensor([[1.0000],
+            [0.0156]])
+    >>> weight.dequantize()
+    tensor([[448.,   1.],
+            [  3.,  -7.]])
     """
 
     per: Literal["tensor", "channel", "block"] = "channel"
@@ -46,7 +62,10 @@ class Fp8Quantizer:
         return Fp8Config(self.per, self.block, activation_scale_ub=self.activation_scale_ub)
 
     def quantize(self, weight: Tensor, layer: Layer, dtype: torch.dtype) -> Fp8Weight:
-        """(N, K) in FP8, its scales in float32 whatever `dtype` is; NaN and infinity are refused."""
+        """The float `weight` (N, K) in FP8, as a typed weight of `layer`.
+
+        Its scales are float32 whatever `dtype` is. NaN and infinity are refused, see `check_finite`.
+        """
         wide = floats(
             weight, torch.float32, layer.name, "leave this layer plain: its values are beyond float32"
         )

@@ -32,6 +32,8 @@ TILE = 256  # no format has larger tiles of outputs
 class Quantizer(Protocol):
     """Turns one plain layer, or one part of a fused one, into a typed weight.
 
+    An implementer promises that the same values give the same weight, on every rank.
+
     per_share
         Outputs are quantized one by one: a share of them, quantized alone, is that share of the quantized
         whole. Then a large layer is quantized in runs of outputs, which takes less memory at once.
@@ -57,8 +59,14 @@ class Quantizer(Protocol):
 class QuantizingLoader(WeightsLoader):
     """Loads with another loader and quantizes what is plain; what is quantized already is not touched.
 
+    ArgumentError for an `inner` that is no loader of the checkpoint's own types, and the like.
+
+    Parameters
+    ----------
     inner
         Reads the layers. Vectors, and layers in any other format it knows, stay as it loads them.
+    quantizer
+        What a plain layer is quantized by, such as `Fp8Quantizer()`.
     policy
         Which plain layers are quantized; None: all but those that the checkpoint's config leaves out, which
         no policy overrules.
@@ -70,6 +78,15 @@ class QuantizingLoader(WeightsLoader):
         only by the ranks that read it: whoever asks for it has to stop the others.
     dtype
         Of the activations; None: that of the plain weight.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from qload import Fp8Quantizer, MemoryStorage, QuantizingLoader, Weights, loader_from_config
+    >>> storage = MemoryStorage({"up.weight": torch.ones(4, 8), "norm.weight": torch.ones(8)})
+    >>> weights = Weights(storage, loader=QuantizingLoader(loader_from_config(None), Fp8Quantizer()))
+    >>> weights.get_weights("up").format, weights.get_weights("norm").format
+    ('fp8', 'unquantized')
     """
 
     def __init__(

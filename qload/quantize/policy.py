@@ -19,16 +19,21 @@ BLOCKS = ("layers", "h", "blocks")  # the segment before a block's number
 
 
 class Policy(Protocol):
-    """Says of a plain layer whether it is quantized."""
+    """Says of a plain layer whether it is quantized.
+
+    An implementer promises that the answer follows from the prefix alone, so that all ranks agree.
+    """
 
     def quantizes(self, prefix: str) -> bool:
-        """Whether the layer stored under a prefix is."""
+        """Whether the layer stored under `prefix` is."""
 
 
 @dataclass(frozen=True)
 class Modules:
     """Layers by name: those of `only` (empty: all) without those of `without`, by whole segments.
 
+    Attributes
+    ----------
     only, without
         Runs of whole segments of a dotted name, as in `modules_to_not_convert`.
     plain_blocks
@@ -40,7 +45,7 @@ class Modules:
     plain_blocks: frozenset[int] = frozenset()
 
     def quantizes(self, prefix: str) -> bool:
-        """Whether the names and the block of a layer let it be quantized."""
+        """Whether the names and the block of the layer `prefix` let it be quantized."""
         if self.only and Exclusions(self.only, "only").entry(prefix) is None:
             return False
         if Exclusions(self.without, "without").entry(prefix) is not None:
@@ -52,7 +57,7 @@ def mlp_only(*, blocks: int | None = None, first_and_last: bool = True) -> Modul
     """The policy for FP8 in Llama-like models: the projections of the MLP, and nothing else.
 
     `first_and_last` False: those of the first and the last of `blocks` decoder blocks stay plain too, as
-    they hurt most. One block is both.
+    they hurt most. One block is both. ArgumentError for `blocks` below 1, and for None where it is needed.
     """
     counted = type(blocks) is int and blocks >= 1
     if not counted and (blocks is not None or not first_and_last):
@@ -64,7 +69,7 @@ def mlp_only(*, blocks: int | None = None, first_and_last: bool = True) -> Modul
 
 
 def block_of(prefix: str) -> int | None:
-    """The number of the decoder block a layer belongs to: `model.layers.12.mlp.up_proj` -> 12."""
+    """The number of the decoder block that `prefix` is of: `model.layers.12.mlp.up_proj` -> 12; or None."""
     segments: Sequence[str] = prefix.split(".")
     for name, number in itertools.pairwise(segments):
         if name in BLOCKS and number.isascii() and number.isdigit():

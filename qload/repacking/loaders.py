@@ -22,9 +22,29 @@ Whole = Callable[[str], Weight | None]  # for a layout, the layer that a share i
 class RepackingLoader(WeightsLoader):
     """Loads with another loader, whole or a share, then repacks; plain layers stay plain.
 
-    `strict`: a weight that the layout cannot say is a RepackError; otherwise it stays as it was loaded, and
-    the reason goes into the ledger's notes. `options`: those of `repack`, for the weights that take them.
     What is left out or refused is decided for the whole layer, on every rank alike.
+
+    Parameters
+    ----------
+    inner
+        The loader that reads the layers.
+    layout
+        The layout to repack to, one of those of `repack`.
+    strict
+        A weight that the layout cannot say is a RepackError; otherwise it stays as it was loaded, and the
+        reason goes into the ledger's notes.
+    options
+        Those of `repack`, for the weights that take them.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from qload import AWQWeightsLoader, MemoryStorage, RepackingLoader, Weights
+    >>> words, scales = torch.zeros(64, 8, dtype=torch.int32), torch.ones(2, 64).half()
+    >>> tensors = {"up.qweight": words, "up.qzeros": words[:2], "up.scales": scales}
+    >>> loader = RepackingLoader(AWQWeightsLoader(group_size=32), "exllama")
+    >>> Weights(MemoryStorage(tensors), loader=loader).get_weights("up").format
+    'exllama'
     """
 
     def __init__(self, inner: WeightsLoader, layout: str, *, strict: bool = True, **options: Any) -> None:
@@ -39,7 +59,7 @@ class RepackingLoader(WeightsLoader):
         return self.inner.shape(weights, prefix)
 
     def load(self, weights: TensorSource, parts: Sequence[Part], split: Split | None) -> Weight:
-        """As the inner loader, repacked."""
+        """As the inner loader, repacked; RepackError where the layout cannot say the weight."""
         weight = self.inner.load(weights, parts, split)
         if weight.plain or isinstance(weight, READ_AS_STORED.get(self.layout, ())):
             return weight
@@ -54,7 +74,10 @@ class RepackingLoader(WeightsLoader):
             return weight
 
     def with_config(self, **changes: Any) -> Self:
-        """The same loader, the config of what it loads changed, as `FormatLoader.with_config`."""
+        """The same loader, the config of what it loads changed, as `FormatLoader.with_config`.
+
+        `changes`: by the config's fields; ArgumentError where the inner loader has no config to change.
+        """
         if not isinstance(self.inner, FormatLoader | RepackingLoader):
             raise ArgumentError("changes", "none, as the inner loader has no config", ", ".join(changes))
         twin = copy(self)
@@ -87,7 +110,10 @@ class RepackingLoader(WeightsLoader):
 
 
 class GPTQMarlinWeightsLoader(RepackingLoader):
-    """Wraps a loader and repacks what it loads for Marlin's kernel; 2:4 sparse layers have their own."""
+    """Wraps a loader and repacks what it loads for Marlin's kernel; 2:4 sparse layers have their own.
+
+    The parameters `inner`, `strict` and `options` are those of `RepackingLoader`.
+    """
 
     def __init__(self, inner: WeightsLoader, *, strict: bool = True, **options: Any) -> None:
         super().__init__(inner, "marlin", strict=strict, **options)
@@ -106,7 +132,7 @@ class FastestLoader(GPTQMarlinWeightsLoader):
 
 
 def for_target(inner: WeightsLoader, target: KernelTarget) -> WeightsLoader:
-    """The loader of what a kernel reads: "auto" is the fastest that says yes where the weight lies."""
+    """The loader of what a kernel reads, over `inner`: "auto" is the fastest that says yes there."""
     asked: dict[str, Any] = {"dtype": target.dtype, "exponent_bias": target.exponent_bias}
     if target.kernel == "auto":
         return FastestLoader(inner, strict=False, **asked)

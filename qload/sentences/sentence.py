@@ -43,7 +43,7 @@ class Sentence:
         return parse_side(self.pattern, self.pattern.split("->")[1])
 
     def granule(self, axis: int) -> int:
-        """Where the plain tensor may be cut along an axis: at multiples of this.
+        """Where the plain tensor may be cut along `axis`: at multiples of this.
 
         The outermost digit of an axis is free, so a cut has to be a multiple of the inner ones.
         """
@@ -54,7 +54,7 @@ class Sentence:
         return dict(self.sizes)
 
     def digits(self, shape: tuple[int, ...], groups: AxisDigits) -> dict[str, int]:
-        """The size of each digit, from a shape and the digits of its axes."""
+        """The size of each digit, from a `shape` and the digits of its axes (`groups`); or PatternError."""
         if len(shape) != len(groups):
             raise PatternError(self.pattern, f"needs {len(groups)} axes, got shape {shape}")
         size = dict(self._size)

@@ -88,7 +88,7 @@ class WordSentence:
         return parse_side(self.pattern, self.pattern.split("->")[1])[:-1]
 
     def granule(self, axis: int) -> int:
-        """Where codes in plain order may be cut along an axis: at multiples of this."""
+        """Where codes in plain order may be cut along `axis`: at multiples of this."""
         return self.codes.granule(axis)
 
     @cached_property
@@ -97,7 +97,7 @@ class WordSentence:
         return prod(size for digit, size in self.codes.sizes if digit in self.codes.right[-1])
 
     def shape_of_codes(self, words: Sequence[int]) -> tuple[int, int]:
-        """The shape of words -> the shape of the codes that lie in them."""
+        """The shape of `words` -> the shape of the codes in them; ArgumentError where runs are cut."""
         shape, axis = list(words), self._axis
         if shape[axis] % self.words:
             raise ArgumentError("words", f"a multiple of {self.words} along axis {axis}", str(tuple(shape)))
@@ -108,6 +108,6 @@ class WordSentence:
         return rows, columns
 
     def shape_of_words(self, codes: Sequence[int]) -> tuple[int, ...]:
-        """The shape of codes in plain order -> the shape of the words that hold them."""
+        """The shape of `codes` in plain order -> the shape of the words that hold them."""
         size = {**self.codes.digits(tuple(codes), self.codes.left), "w": self.words}
         return tuple(prod(size[digit] for digit in group) for group in self.stored)

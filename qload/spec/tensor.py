@@ -23,8 +23,18 @@ class Role(Enum):
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One tensor of a layer: field name, dtypes allowed, axis text such as `"K*4/32 N"`.
+    """One tensor of a layer, as its format declares it.
 
+    Attributes
+    ----------
+    name
+        The field's name.
+    dtypes
+        Those allowed.
+    text
+        Its axes, such as `"K*4/32 N"`; `qload.spec.axis` has the grammar.
+    role
+        What it is for, which says whether it may be cast.
     stored
         The on-disk suffix where it differs from the field's name; several where tools differ.
     fact

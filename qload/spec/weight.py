@@ -33,11 +33,11 @@ class Config:
         return {}
 
     def for_layer(self, headers: "LayerHeaders") -> Self:
-        """This layer's own config, from shapes and facts; raises where they contradict the claims."""
+        """This layer's own config, from the shapes and facts of `headers`, or the error they call for."""
         return self
 
     def notes(self, headers: "LayerHeaders") -> tuple[str, ...]:
-        """Where a flag of the config disagrees with the tensors, which are believed."""
+        """Where a flag of the config disagrees with the tensors of `headers`, which are believed."""
         return ()
 
 
@@ -67,7 +67,10 @@ class LayerHeaders:
 
 @dataclass(frozen=True)
 class Layer:
-    """Which layer a weight is, and which share of it: N of each fused part, K, and the whole (N, K)."""
+    """Which layer a weight is (`name`) and which share: N of its `parts` and `K` of a `whole` (N, K).
+
+    `origin`: what `restore` goes back to, for a weight that was repacked; else None.
+    """
 
     parts: tuple[int, ...]
     K: int
@@ -88,11 +91,11 @@ UNPLACED = Layer((), 0, (0, 0))  # of a weight made by hand, whose tensors tell 
 class Codes(CodeValues):
     """A weight as codes: w = (code - zero) * scale[n_group, k_group] * factor.
 
-    codes (N, K) integers, or still packed; scales and zeros (Gn, Gk), with Gn = N or 1 where n_group is
-    None; n_group (N,) and k_group (K,) int64, or None: one output after another, one group; zeros None where
-    the type has none. `lookup`: the value of each code, where a code is no integer but the bits of a small
-    float. `divide`: by the scale, which some owners store the other way round. `factor`: of all scales,
-    where the owner rounds its product on its own.
+    `codes` (N, K) integers of `bits` bits, or still packed; `scales` and `zeros` (Gn, Gk), with Gn = N or 1
+    where n_group is None; `n_group` (N,) and `k_group` (K,) int64, or None: one output after another, one
+    group; `zeros` None where the type has none. `lookup`: the value of each code, where a code is no integer
+    but the bits of a small float. `divide`: by the scale, which some owners store the other way round.
+    `factor`: of all scales, where the owner rounds its product on its own.
     """
 
     def plain(self) -> Tensor:
@@ -124,7 +127,9 @@ def symmetric(bits: int, codes: Tensor | LazyCodes, scales: Tensor, k_group: Ten
 class Weight(ABC):
     """A quantized weight of logical shape (N, K): its tensors as they are on disk, config and layer.
 
-    Constructing one checks every dtype, shape and index against the format's declaration.
+    Constructing one checks every dtype, shape and index against the format's declaration: MissingTensorError,
+    DtypeError, ShapeError, IndexValueError, MismatchError. A format promises `tensors`, and `codes` that mean
+    what its owner's tools read. `config`: what the tensors mean; `layer`: which share it is, else all of it.
     """
 
     config: Any = field(kw_only=True)
@@ -138,7 +143,7 @@ class Weight(ABC):
     @classmethod
     @abstractmethod
     def tensors(cls, config: Any) -> tuple[TensorSpec, ...]:
-        """The declaration of every tensor a layer of this format has, for this config."""
+        """The declaration of every tensor a layer of this format has, for this `config`."""
 
     @abstractmethod
     def codes(self) -> Codes:
@@ -179,7 +184,7 @@ class Weight(ABC):
 
     @classmethod
     def resolve(cls, config: Any, tensors: Mapping[str, Tensor], bounds: ShareBounds) -> dict[str, Tensor]:
-        """What the typed weight holds, of one part's tensors as they were sliced; uses up the spent ones."""
+        """One part's `tensors`, sliced to `bounds`, as a weight of `config` has them: none that is spent."""
         spent = {spec.name for spec in cls.tensors(config) if spec.spent}
         return {name: tensor for name, tensor in tensors.items() if name not in spent}
 
@@ -194,7 +199,7 @@ class Weight(ABC):
         return next(iter(self.fields().values())).device
 
     def dequantize(self, dtype: torch.dtype = torch.float32, out: Tensor | None = None) -> Tensor:
-        """(N, K): what the weight means in float32, the reference; rounded once to another dtype.
+        """(N, K): what the weight means in float32, the reference; rounded once to another `dtype`.
 
         `out`: a tensor (N, K) to write to, whose dtype it takes.
         """
@@ -211,19 +216,19 @@ class Weight(ABC):
         return None
 
     def to(self, device: torch.device | str) -> Self:
-        """The same weight on another device; no dtype changes."""
+        """The same weight on another `device`; no dtype changes."""
         return self.holding({name: tensor.to(device) for name, tensor in self.fields().items()})
 
     @classmethod
     def unchecked(cls, config: Config, layer: Layer, tensors: Mapping[str, Tensor | None]) -> Self:
-        """A weight of tensors that were checked before: no value is read, so that no device is waited for."""
+        """A weight of `config`, `layer` and `tensors` that were checked before: no device is waited for."""
         made = object.__new__(cls)
         for name, held in {"config": config, "layer": layer, **tensors}.items():
             object.__setattr__(made, name, held)
         return made
 
     def holding(self, tensors: Mapping[str, Tensor]) -> Self:
-        """The same weight holding these tensors, which are taken to be equal and not checked again."""
+        """The same weight holding these `tensors`, which are taken to be equal and not checked again."""
         twin = copy(self)
         for name, tensor in tensors.items():
             object.__setattr__(twin, name, tensor)

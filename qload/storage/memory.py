@@ -10,7 +10,29 @@ from qload.storage.protocol import TensorInfo, bounds, missing
 
 
 class MemoryStorage:
-    """A dict of tensors that takes copies in, hands copies out, and counts what is read."""
+    """A dict of tensors that takes copies in, hands copies out, and counts what is read.
+
+    Beside what every storage answers, `reads` says how often each tensor was read and `bytes_read` how many
+    bytes that was.
+
+    Parameters
+    ----------
+    tensors
+        By their full names, as they would be in files.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from qload import MemoryStorage
+    >>> storage = MemoryStorage({"up.weight": torch.arange(8).reshape(4, 2)})
+    >>> storage.info("up.weight").shape
+    (4, 2)
+    >>> storage.read("up.weight", (slice(1, 3),))
+    tensor([[2, 3],
+            [4, 5]])
+    >>> storage.bytes_read
+    32
+    """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = {name: tensor.detach().clone() for name, tensor in tensors.items()}
@@ -28,12 +50,12 @@ class MemoryStorage:
         return self._tensors.keys()
 
     def info(self, name: str) -> TensorInfo:
-        """Dtype and shape."""
+        """Dtype and shape of the tensor `name`."""
         tensor = self._find(name)
         return TensorInfo(tensor.dtype, tuple(tensor.shape))
 
     def read(self, name: str, index: tuple[slice, ...] = ()) -> Tensor:
-        """A copy of those elements."""
+        """A copy of the elements `index` of the tensor `name`."""
         tensor = self._find(name)
         pairs = bounds(name, tuple(tensor.shape), index)
         piece = tensor[tuple(slice(*pair) for pair in pairs)].cpu().clone().contiguous()

@@ -14,7 +14,15 @@ from qload.errors import ArgumentError, MissingTensorError
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """A tensor as its header describes it: dtype, shape, and the file it lies in (None in memory)."""
+    """A tensor as its header describes it.
+
+    Attributes
+    ----------
+    dtype, shape
+        Of the whole tensor, as it is stored.
+    file
+        The file it lies in; None in memory.
+    """
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -28,16 +36,23 @@ class TensorInfo:
 
 @runtime_checkable
 class WeightStorage(Protocol):
-    """Named tensors: what there is, and any rectangle of one."""
+    """Named tensors: what there is, and any rectangle of one.
+
+    An implementer promises that `keys` and `info` read no values, that `read` hands out copies on the CPU,
+    and that the tensors do not change while the storage is open. `MemoryStorage` and `SafetensorsStorage` do.
+    """
 
     def keys(self) -> Collection[str]:
         """The names of all tensors."""
 
     def info(self, name: str) -> TensorInfo:
-        """Dtype, shape and file of a tensor; MissingTensorError."""
+        """Dtype, shape and file of the tensor `name`; MissingTensorError."""
 
     def read(self, name: str, index: tuple[slice, ...] = ()) -> Tensor:
-        """A copy, on the CPU, of exactly those elements; dimensions beyond the index are whole."""
+        """A copy, on the CPU, of exactly the elements `index` of the tensor `name`.
+
+        `index`: slices of step 1 within the shape, else ArgumentError; dimensions beyond the index are whole.
+        """
 
     def close(self) -> None:
         """Let go of files; reading afterwards is an error."""

@@ -25,6 +25,24 @@ class SafetensorsStorage:
 
     Files are mapped read-only when a tensor of theirs is first read: a private, writable map of a
     large file counts as memory and fails. Nothing in a file is ever executed.
+
+    Parameters
+    ----------
+    path
+        The file, the directory, the index, or a sequence of files. StorageError where one is missing or its
+        header cannot be trusted: all headers are validated before anything else.
+
+    Examples
+    --------
+    >>> import os, tempfile, torch
+    >>> from safetensors.torch import save_file
+    >>> from qload import SafetensorsStorage
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> save_file({"up.weight": torch.arange(8).reshape(4, 2)}, os.path.join(folder.name, "a.safetensors"))
+    >>> with SafetensorsStorage(folder.name) as storage:
+    ...     list(storage.keys()), storage.read("up.weight", (slice(0, 1),))
+    (['up.weight'], tensor([[0, 1]]))
+    >>> folder.cleanup()
     """
 
     def __init__(self, path: PathLikes) -> None:
@@ -56,12 +74,15 @@ class SafetensorsStorage:
         return self._entries.keys()
 
     def info(self, name: str) -> TensorInfo:
-        """Dtype, shape and file, from the header."""
+        """Dtype, shape and file of the tensor `name`, from the header."""
         file, entry = self._find(name)
         return TensorInfo(entry.dtype, entry.shape, file)
 
     def read(self, name: str, index: tuple[slice, ...] = ()) -> Tensor:
-        """A copy, on the CPU, of exactly those elements."""
+        """A copy, on the CPU, of exactly the elements `index` of the tensor `name`.
+
+        StorageError where the file is gone or has another length since, or where the storage is closed.
+        """
         file, entry = self._find(name)
         pairs = bounds(name, entry.shape, index)
         extents = [stop - start for start, stop in pairs]

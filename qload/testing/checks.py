@@ -16,7 +16,7 @@ Kernel = Callable[[Tensor], Tensor]
 
 
 def assert_same_bits(got: Tensor, want: Tensor) -> None:
-    """Equal dtype, shape and bytes: -0.0 is not 0.0, and a NaN is itself."""
+    """`got` and `want` have equal dtype, shape and bytes: -0.0 is not 0.0, and a NaN is itself."""
     __tracebackhide__ = True
     assert (got.dtype, tuple(got.shape)) == (want.dtype, tuple(want.shape))
     size = want.element_size()
@@ -31,7 +31,10 @@ def assert_same_bits(got: Tensor, want: Tensor) -> None:
 
 
 def assert_reads_back(kernel: Kernel, weight: Weight, dtype: torch.dtype) -> None:
-    """One-hot inputs return the columns of the weight, rounded once to `dtype`."""
+    """One-hot inputs of `dtype` return the columns of `weight`, rounded once.
+
+    `kernel`: any callable x (M, K) -> y (M, N), which is taken to multiply by that weight.
+    """
     __tracebackhide__ = True
     N, K = weight.shape
     want = weight.dequantize().to(dtype).T
@@ -52,7 +55,8 @@ def assert_reads_back(kernel: Kernel, weight: Weight, dtype: torch.dtype) -> Non
 def assert_sums_exactly(kernel: Kernel, weight: Weight, dtype: torch.dtype, *, M: int = 3) -> None:
     """Small integers times a weight of small integers and power-of-two scales: bit equality.
 
-    Raises ValueError for a weight whose sums float32 cannot hold exactly: then nothing would be shown.
+    `kernel`: any callable x (`M`, K) -> y (M, N) in `dtype`, which is taken to multiply by `weight`. Raises
+    ValueError for a weight whose sums float32 cannot hold exactly: then nothing would be shown.
     """
     __tracebackhide__ = True
     w = weight.dequantize().double()
@@ -74,7 +78,10 @@ def assert_sums_exactly(kernel: Kernel, weight: Weight, dtype: torch.dtype, *, M
 
 
 def assert_within_bound(kernel: Kernel, weight: Weight, x: Tensor) -> None:
-    """|y - exact| is at most what rounding the weight, K float32 additions and the result can cost."""
+    """|y - exact| is at most what rounding the weight, K float32 additions and the result can cost.
+
+    `kernel`: any callable, called with `x` (M, K), which is taken to multiply by `weight`.
+    """
     __tracebackhide__ = True
     w, wide = weight.dequantize().double(), x.double()
     exact, size = wide @ w.T, wide.abs() @ w.abs().T

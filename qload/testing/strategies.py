@@ -31,7 +31,19 @@ FILLINGS = ("zeros", "count", "noise")  # the simplest first; all but noise are 
 
 @dataclass(frozen=True, repr=False)
 class DrawnLayer:
-    """A drawn layer as it would be stored: its format, config, tensors by field, and logical sizes."""
+    """A drawn layer as it would be stored.
+
+    Attributes
+    ----------
+    weight_type, config
+        Its format: the type of its typed weight, and the config.
+    tensors
+        By field.
+    sizes
+        Logical ones, by letter: N, K and those of free axes.
+    drawn
+        What was drawn, in words, for messages.
+    """
 
     weight_type: type[Weight]
     config: Config
@@ -41,21 +53,21 @@ class DrawnLayer:
 
     @property
     def N(self) -> int:
-        """Outputs."""
+        """Its outputs."""
         return self.sizes["N"]
 
     @property
     def K(self) -> int:
-        """Inputs; 1 of a vector."""
+        """Its inputs; 1 of a vector."""
         return self.sizes.get("K", 1)
 
     def named(self, prefix: str = PREFIX) -> dict[str, Tensor]:
-        """The tensors under their on-disk names."""
+        """The tensors under their on-disk names, for a layer called `prefix`."""
         suffixes = {spec.name: spec.suffix for spec in self.weight_type.tensors(self.config)}
         return {named(prefix, suffixes[name]): tensor for name, tensor in self.tensors.items()}
 
     def storage(self, prefix: str = PREFIX) -> MemoryStorage:
-        """A storage that holds this layer alone."""
+        """A storage that holds this layer alone, called `prefix`."""
         return MemoryStorage(self.named(prefix))
 
     def loader(self) -> FormatLoader:
@@ -84,7 +96,21 @@ def layers(
     most: int = 4,
     fillings: tuple[str, ...] = FILLINGS,
 ) -> DrawnLayer:
-    """A layer of this format; N and K are `most` granules of its axes at the most, or as given."""
+    """A Hypothesis strategy for layers of a format, from the format's own declaration of its tensors.
+
+    Parameters
+    ----------
+    draw
+        Given by Hypothesis.
+    weight_type, configs
+        The format: the type of its typed weights, and a strategy for configs.
+    N, K
+        Sizes; None: `most` granules of the axes at the most.
+    most
+        How many granules.
+    fillings
+        What the tensors may be filled with, the simplest first: "zeros", "count" or "noise".
+    """
     config = draw(configs)
     specs = weight_type.tensors(config)
     sizes = draw(_sizes(specs, {"N": N, "K": K}, most))

@@ -25,6 +25,23 @@ def inspect(path: str | PathLike[str]) -> Report:
 
     A layer whose tensors contradict each other or the config is a finding. Nothing is raised for what
     the files hold.
+
+    Parameters
+    ----------
+    path
+        A safetensors file, a directory, or a sharded index.
+
+    Examples
+    --------
+    >>> import os, tempfile, torch
+    >>> from safetensors.torch import save_file
+    >>> from qload import inspect
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> save_file({"up.weight": torch.ones(4, 2)}, os.path.join(folder.name, "model.safetensors"))
+    >>> report = inspect(folder.name)
+    >>> report.verdict, [(layer.prefix, layer.format, layer.shape) for layer in report.layers]
+    ('ok', [('up', 'unquantized', (4, 2))])
+    >>> folder.cleanup()
     """
     with closing(Subject.open(path)) as subject:
         if subject.weights is None or subject.errors:
@@ -44,6 +61,8 @@ def verify(
 ) -> Report:
     """Whether a checkpoint is true: headers, then values, then meaning; `docs/rules` explains each rule.
 
+    Nothing is raised for what the files hold. Peak memory is a few pieces of some MiB.
+
     Parameters
     ----------
     path
@@ -51,11 +70,22 @@ def verify(
     against
         Another checkpoint of the same model, quantized or plain, that every layer is compared with.
     tp
-        Check too that every layer can be shared among this many ranks.
+        Check too that every layer can be shared among this many ranks; ArgumentError where it is less than 1.
     progress
         Called with (stage, done, total) as the work goes on.
 
-    Nothing is raised for what the files hold. Peak memory is a few pieces of some MiB.
+    Examples
+    --------
+    >>> import os, tempfile, torch
+    >>> from safetensors.torch import save_file
+    >>> from qload import verify
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> values = torch.tensor([[1.0, float("nan")]])
+    >>> save_file({"up.weight": values}, os.path.join(folder.name, "model.safetensors"))
+    >>> report = verify(folder.name)
+    >>> report.verdict, report.findings[0].tensor
+    ('findings', 'up.weight')
+    >>> folder.cleanup()
     """
     if tp is not None and tp < 1:
         raise ArgumentError("tp", "at least 1", str(tp))

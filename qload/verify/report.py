@@ -12,7 +12,21 @@ Severity = Literal["error", "warning"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong: the rule it breaks, where, and what to do where that is certain."""
+    """One thing that is wrong: the rule it breaks, where, and what to do where that is certain.
+
+    Attributes
+    ----------
+    rule
+        The rule's stable id; `docs/rules` has a page for each.
+    severity
+        "error", or "warning" for what some readers take another way.
+    tensor, file
+        Where it is, as far as it is at one place; else None.
+    message
+        What is wrong, with the values.
+    remedy
+        What to do, or "".
+    """
 
     rule: str
     severity: Severity
@@ -39,7 +53,23 @@ class LayerInfo:
 
 @dataclass(frozen=True)
 class Report:
-    """Findings, notes that need no action, the layers, and what the config claims."""
+    """Findings, notes that need no action, the layers, and what the config claims.
+
+    Attributes
+    ----------
+    path
+        The checkpoint.
+    findings
+        What is wrong.
+    notes
+        What is worth knowing and not wrong.
+    layers
+        Each layer as its tensors say it is.
+    claims
+        What the config says of all layers, by name.
+    readable
+        Whether the files and the config could be understood at all.
+    """
 
     path: str
     findings: Sequence[Finding] = ()

@@ -23,8 +23,35 @@ def open_checkpoint(
 ) -> Weights:
     """The tensors of a safetensors file, a directory, or a sharded index, as `Weights`.
 
-    The loader follows from the config beside the files, and from `target` (`loader_from_config`). The
-    other arguments are those of `Weights`. Use it as a context manager, which closes the files.
+    Use it as a context manager, which closes the files.
+
+    Parameters
+    ----------
+    path
+        The file, the directory, or the index. The loader follows from the config beside the files.
+    device, dtype, process_group, aliases, prefix
+        Those of `Weights`.
+    target
+        What the weights are repacked for, as in `loader_from_config`.
+
+    Raises
+    ------
+    StorageError
+        Where a file is not a checkpoint that can be trusted.
+    ConfigError, UnsupportedFormatError
+        Where the config is malformed, or of a method that is not read.
+
+    Examples
+    --------
+    >>> import os, tempfile, torch
+    >>> from safetensors.torch import save_file
+    >>> from qload import open_checkpoint
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> save_file({"up.weight": torch.ones(4, 2)}, os.path.join(folder.name, "model.safetensors"))
+    >>> with open_checkpoint(folder.name) as weights:
+    ...     weights.get_weights("up")
+    UnquantizedWeight(up, (4, 2), UnquantizedConfig(axes=2), weight=(4, 2))
+    >>> folder.cleanup()
     """
     storage = SafetensorsStorage(path)
     try:

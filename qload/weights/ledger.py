@@ -10,7 +10,21 @@ from qload.errors import ArgumentError
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What became of every tensor of a checkpoint."""
+    """What became of every tensor of a checkpoint.
+
+    Attributes
+    ----------
+    used
+        The names that loads have used, sorted.
+    unused
+        The names that no load has used and that were not exempted.
+    twice
+        How often, by name, of those that were used more than once.
+    exempted
+        The reason, by name, of those that may stay unused.
+    notes
+        What disagreed without harm, in the order in which it was noted.
+    """
 
     used: Sequence[str]
     unused: Sequence[str]

@@ -26,6 +26,8 @@ log: logging.Logger = logging.getLogger("qload")
 class Weights:
     """Named tensors over any storage: aliases, prefix, device, dtype by role, and a ledger.
 
+    ArgumentError for a parameter that cannot be acted on.
+
     Parameters
     ----------
     storage
@@ -44,6 +46,22 @@ class Weights:
         Other names a tensor may have: `{"lm_head.weight": ["model.embed_tokens.weight"]}`.
     prefix
         Tried before a name that is not stored as it is.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from qload import FakeWorld, MemoryStorage, Weights, loader_from_config
+    >>> storage = MemoryStorage({"up.weight": torch.ones(4, 2), "down.weight": torch.ones(2, 4)})
+    >>> second = list(FakeWorld(2))[1]
+    >>> weights = Weights(storage, loader=loader_from_config(None), process_group=second)
+    >>> weights.get_weights("up").shape, weights.get_weights_col("up").shape
+    ((4, 2), (2, 2))
+    >>> with weights.use_loader(loader_from_config(None, target="marlin")):
+    ...     weights.get_weights_row("down").shape  # plain layers stay plain
+    (2, 2)
+    >>> print(weights.report())
+    2 used, 0 unused, 1 more than once, 0 exempted
+      2 times   up.weight
     """
 
     def __init__(
@@ -88,39 +106,39 @@ class Weights:
     # The five typed loads
 
     def get_weights(self, prefix: str) -> Weight:
-        """The whole layer, the same on every rank."""
+        """The whole layer stored under `prefix`, the same on every rank."""
         return self.loader.get_weights(self, prefix)
 
     def get_weights_col(self, prefix: str) -> Weight:
-        """This rank's outputs: N / ranks of them, and all inputs."""
+        """This rank's outputs of the layer under `prefix`: N / ranks of them, and all inputs; or CutError."""
         return self.loader.get_weights_col(self, prefix)
 
     def get_weights_col_packed(self, prefix: str, block_sizes: Blocks) -> Weight:
-        """This rank's outputs of each block of a fused layer.
+        """This rank's outputs of each block of the fused layer under `prefix`.
 
         `block_sizes`: how many equal blocks, or their sizes, or their proportions.
         """
         return self.loader.get_weights_col_packed(self, prefix, block_sizes)
 
     def get_weights_col_packed_qkv(self, prefix: str, num_heads: int, num_key_value_heads: int) -> Weight:
-        """This rank's heads, whole ones, of a layer that holds queries, keys and values.
+        """This rank's heads, whole ones, of the layer under `prefix`, which holds queries, keys and values.
 
-        Of fewer key and value heads than ranks each is on several ranks: head `rank * heads // ranks`.
-        DivideError where the heads cannot be shared so.
+        `num_heads` of queries; of fewer `num_key_value_heads` than ranks each is on several ranks: head
+        `rank * heads // ranks`. DivideError where the heads cannot be shared so.
         """
         N, world = self.loader.shape(self, prefix)[0], self.process_group.size()
         return self.loader.load(self, qkv_parts(prefix, N, num_heads, num_key_value_heads, world), "N")
 
     def get_weights_col_packed_gate_up(self, prefix: str) -> Weight:
-        """This rank's outputs of a layer that holds gate and up."""
+        """This rank's outputs of the layer under `prefix`, which holds gate and up."""
         return self.get_weights_col_packed(prefix, 2)
 
     def get_multi_weights_col(self, prefixes: Sequence[str], dim: int = 0) -> Weight:
-        """This rank's outputs of each of several layers, joined along N (`dim` 0)."""
+        """This rank's outputs of the layers under each of `prefixes`, joined along N (`dim` 0)."""
         return self.loader.get_multi_weights_col(self, prefixes, dim)
 
     def get_weights_row(self, prefix: str) -> Weight:
-        """This rank's inputs: K / ranks of them, and all outputs."""
+        """This rank's inputs of the layer under `prefix`: K / ranks of them, and all outputs; or CutError."""
         return self.loader.get_weights_row(self, prefix)
 
     @contextmanager
@@ -135,19 +153,19 @@ class Weights:
     # Single tensors, any dimension
 
     def has_tensor(self, name: str) -> bool:
-        """Whether the name, an alias, or either under the prefix is stored."""
+        """Whether `name`, an alias, or either under the prefix is stored."""
         return self._resolve(name) is not None
 
     def get_shape(self, name: str) -> tuple[int, ...]:
-        """A tensor's shape, from the header."""
+        """The shape of the tensor `name`, from the header."""
         return self.info(name).shape
 
     def get_tensor(self, name: str, *, role: Role | None = None) -> Tensor:
-        """The whole tensor."""
+        """All of the tensor `name`; its `role` says whether it is cast, None: as its name tells."""
         return self._get(name, (), role)
 
     def get_sharded(self, name: str, dim: int, *, role: Role | None = None) -> Tensor:
-        """This rank's equal share along a dimension; DivideError where it does not divide."""
+        """This rank's equal share of `name` along `dim`, cast by `role`; DivideError where there is none."""
         dim, size = self._dim(name, dim)
         world, rank = self.process_group.size(), self.process_group.rank()
         if size % world:
@@ -155,7 +173,10 @@ class Weights:
         return self._get(name, _along(dim, rank * size // world, (rank + 1) * size // world), role)
 
     def get_partial_sharded(self, name: str, dim: int, *, role: Role | None = None) -> Tensor:
-        """This rank's share in blocks of ceil(size / ranks); the last ranks' may be short or empty."""
+        """This rank's share of `name` along `dim`, in blocks of ceil(size / ranks), cast by `role`.
+
+        The last ranks' blocks may be short or empty.
+        """
         dim, size = self._dim(name, dim)
         block = -(-size // self.process_group.size())
         start = min(self.process_group.rank() * block, size)
@@ -164,7 +185,10 @@ class Weights:
     def get_packed_sharded(
         self, name: str, dim: int, block_sizes: Blocks, *, role: Role | None = None
     ) -> Tensor:
-        """This rank's equal share of each block along a dimension, joined."""
+        """This rank's equal share of each block of `name` along `dim`, joined, cast by `role`.
+
+        DivideError where a block does not divide. `block_sizes`: as in `get_weights_col_packed`.
+        """
         dim, size = self._dim(name, dim)
         world, rank = self.process_group.size(), self.process_group.rank()
         pieces, start = [], 0
@@ -181,14 +205,14 @@ class Weights:
     # What a loader asks for (qload.loader.TensorSource)
 
     def info(self, name: str) -> TensorInfo:
-        """Dtype, shape and file, from the header alone."""
+        """Dtype, shape and file of the tensor `name`, from the header alone; MissingTensorError."""
         stored = self._resolve(name)
         if stored is None:
             raise self.missing(name)
         return self.storage.info(stored)
 
     def read(self, name: str, index: tuple[slice, ...] = (), *, role: Role | None = None) -> Tensor:
-        """Those elements on the device, cast where the role allows; not entered into the ledger."""
+        """`index` of `name` on the device, cast where `role` allows; not entered into the ledger."""
         stored = self._resolve(name)
         if stored is None:
             raise self.missing(name)
@@ -199,16 +223,16 @@ class Weights:
         return _cast(stored, tensor, self.dtype)
 
     def take(self, names: Iterable[str]) -> None:
-        """Enter into the ledger that one load used these tensors."""
+        """Enter into the ledger that one load used the tensors `names`."""
         self._ledger.take(self._resolve(name) or name for name in names)
 
     def note(self, text: str) -> None:
-        """Enter into the ledger that something disagreed without harm."""
+        """Enter into the ledger, as `text`, that something disagreed without harm."""
         log.info("%s", text)
         self._ledger.notes.append(text)
 
     def missing(self, name: str, hint: str = "") -> MissingTensorError:
-        """The error for a name that is not stored: what was tried, and what there is instead."""
+        """The error for a `name` that is not stored: what was tried, what there is instead, and `hint`."""
         keys = self.storage.keys()
         tried = self._candidates(name)
         parents = tuple(f"{parent}." for parent, dot, _ in (one.rpartition(".") for one in tried) if dot)
@@ -218,7 +242,7 @@ class Weights:
     # The ledger
 
     def exempt(self, *names: str, reason: str) -> None:
-        """These tensors (`*` and `?` as in a shell) may stay unused, for this reason."""
+        """The tensors `names` (`*` and `?` as in a shell) may stay unused, for this `reason`."""
         self._ledger.exempt(names, reason)
 
     def report(self) -> LoadReport:

@@ -91,12 +91,20 @@ def test_formats_never_see_each_other(path: Path) -> None:
     assert not seen & formats
 
 
+def documented(text: str) -> Iterator[ast.Module | ast.ClassDef | ast.FunctionDef]:
+    """All in a file that may have a docstring."""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    return (node for node in ast.walk(ast.parse(text)) if isinstance(node, kinds))
+
+
 @pytest.mark.parametrize("path", SOURCES, ids=name)
 def test_a_file_holds_one_idea_and_does_not_print(path: Path) -> None:
     text = path.read_text()
     calls = [node.func for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
 
-    assert len(text.splitlines()) <= 300
+    docstrings = sum(len((ast.get_docstring(node) or "").splitlines()) for node in documented(text))
+
+    assert len(text.splitlines()) - docstrings <= 270
     assert not [call for call in calls if isinstance(call, ast.Name) and call.id == "print"]
 
 

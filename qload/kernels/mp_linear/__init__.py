@@ -20,9 +20,36 @@ KERNELS: tuple[type[MPLinearKernel], ...] = (
 def choose_mp_linear_kernel(
     config: MPLinearLayerConfig, compute_capability: int | None = None
 ) -> type[MPLinearKernel]:
-    """The first kernel that says yes. `compute_capability`: the device's, times 10; None: no CUDA device.
+    """The first kernel that says yes to a layer.
 
-    Raises NoKernelError with every kernel's reason.
+    Parameters
+    ----------
+    config
+        The layer, before any tensor is seen.
+    compute_capability
+        The device's, times 10; None: no CUDA device.
+
+    Raises
+    ------
+    NoKernelError
+        With every kernel's reason, where all say no.
+    ArgumentError
+        Where the compute capability is not a whole number.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from qload import MPLinearLayerConfig, choose_mp_linear_kernel, scalar_types
+    >>> config = MPLinearLayerConfig(
+    ...     full_weight_shape=(4096, 4096),
+    ...     partition_weight_shape=(4096, 2048),
+    ...     weight_type=scalar_types.uint4b8,
+    ...     act_type=torch.float16,
+    ...     group_size=128,
+    ...     zero_points=False,
+    ... )
+    >>> choose_mp_linear_kernel(config, compute_capability=80).__name__
+    'MarlinLinearKernel'
     """
     if type(compute_capability) is not int and compute_capability is not None:
         raise ArgumentError("compute_capability", "a whole number, such as 90", repr(compute_capability))

@@ -23,10 +23,37 @@ PackedOrder = Literal["gptq", "awq"]
 class MPLinearLayerConfig:
     """A layer as a kernel has to know it before it sees a tensor. Shapes are (K, N), as in the engines.
 
-    `group_size` -1, or all inputs and more: one group. `zeros`: how stored zero points are meant; needed
-    where `zero_points`. `order`: whether a word's codes come one after another ("gptq", compressed-tensors)
-    or interleaved along N ("awq"). `scale_type`: of the scales; None: `act_type`, as engines make
-    them. Scales of another dtype are refused when they are prepared, by every kernel.
+    Scales of another dtype than the config says are refused when they are prepared, by every kernel.
+
+    Attributes
+    ----------
+    full_weight_shape, partition_weight_shape
+        (K, N) of the whole layer, and of this rank's share.
+    weight_type
+        What a code means, such as `scalar_types.uint4b8`.
+    act_type, out_type
+        Of the activations, and of what comes out; `out_type` None: `act_type`, and no kernel writes another.
+    group_size
+        Inputs that share a scale; -1, or all inputs and more: one group.
+    zero_points
+        Whether zero points are stored.
+    has_g_idx
+        Whether there is a group index (act order).
+    zeros
+        How stored zero points are meant; needed where `zero_points`.
+    order
+        Whether a word's codes come one after another ("gptq", compressed-tensors) or interleaved along N
+        ("awq").
+    scale_type
+        Of the scales; None: `act_type`, as engines make them.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from qload import MPLinearLayerConfig, scalar_types
+    >>> shape, uint4b8 = (4096, 2048), scalar_types.uint4b8
+    >>> MPLinearLayerConfig(shape, shape, uint4b8, torch.float16, group_size=128, zero_points=False).groups
+    32
     """
 
     full_weight_shape: tuple[int, int]
@@ -67,6 +94,18 @@ class MPLinearKernel(ABC):
     """Prepares a layer's parameters once, then multiplies with them.
 
     Parameters may lie in either orientation: the tags `input_dim`, `output_dim` and `packed_dim` say which.
+    An implementer promises that its yes is exact: a config it accepts is multiplied right, and every other
+    one is refused with a reason. `name` is the kernel's own.
+
+    Parameters
+    ----------
+    c
+        The layer; KernelRefusedError where `can_implement` says no to it.
+    w_q_param_name, w_s_param_name
+        Under which names a module has the codes and the scales.
+    w_zp_param_name, w_gidx_param_name
+        The zero points and the group index; KernelRefusedError where the config has them and no name is
+        given.
     """
 
     name: ClassVar[str]
@@ -103,21 +142,21 @@ class MPLinearKernel(ABC):
 
     @classmethod
     def gains(cls, compute_capability: int | None) -> bool:
-        """Whether there is a reason to choose it on a device; None: no CUDA device."""
+        """Whether there is a reason to choose it; `compute_capability` None: no CUDA device."""
         return True
 
     @classmethod
     @abstractmethod
     def can_implement(cls, c: MPLinearLayerConfig) -> tuple[bool, str | None]:
-        """(True, None), or (False, why not)."""
+        """(True, None) for a layer `c` that it multiplies right, or (False, why not)."""
 
     @abstractmethod
     def process_weights_after_loading(self, layer: nn.Module) -> None:
-        """Repack the layer's parameters, under their names, into what `apply_weights` reads."""
+        """Repack the parameters of `layer`, under their names, into what `apply_weights` reads."""
 
     @abstractmethod
     def apply_weights(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x (..., K) -> (..., N), in x's dtype; `bias` (N,)."""
+        """Multiplies x (..., K) -> (..., N), in x's dtype, by the weight of `layer`; `bias` (N,)."""
 
     def _get_weight_params(self, layer: nn.Module) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         """(codes, scales, zero points or None, group index or None) of a layer."""

@@ -26,7 +26,7 @@ class ExllamaLinearKernel(TypedLinearKernel):
 
     @classmethod
     def get_min_capability(cls) -> int:
-        """Pascal's."""
+        """That of Pascal, 6.0."""
         return 60
 
     @classmethod
@@ -49,9 +49,10 @@ class ExllamaLinearKernel(TypedLinearKernel):
         add_scratch_request(layer, ScratchRequest(self.w_q_name, *self.config.partition_weight_shape))
 
     def apply_weights(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x (..., K) fp16 -> (..., N) fp16, sums in float32.
+        """Multiplies x (..., K) fp16 -> (..., N) fp16, sums in float32.
 
-        By a CUDA kernel that needs no scratch space, or with weights rounded to fp16 there.
+        By a CUDA kernel that needs no scratch space, or with weights rounded to fp16 there: then NotWarmError
+        before `warm_up`.
         """
         weight = self.typed(layer)
         if x.is_cuda and cuda.can_multiply(x, weight, bias):

@@ -14,7 +14,7 @@ from qload.spec import Weight
 
 
 class MarlinLinearKernel(TypedLinearKernel):
-    """Weights in Marlin's order."""
+    """Multiplies weights in Marlin's order."""
 
     name = "marlin"
     bits = (4, 8)
@@ -23,7 +23,7 @@ class MarlinLinearKernel(TypedLinearKernel):
 
     @classmethod
     def get_min_capability(cls) -> int:
-        """Ampere's."""
+        """That of Ampere, 8.0."""
         return 80
 
     @classmethod

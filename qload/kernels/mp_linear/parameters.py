@@ -19,8 +19,18 @@ def permute_param_layout_(
 ) -> Tensor:
     """Transpose a tagged parameter in place so that its tags are the ones asked for.
 
-    A parameter with one tag has the other one at its other axis. Raises ArgumentError where only a repack
-    could bring the packed axis to where it is asked.
+    A parameter with one tag has the other one at its other axis. ArgumentError where only a repack could
+    bring the packed axis to where it is asked.
+
+    Parameters
+    ----------
+    param
+        A matrix, tagged `input_dim`, `output_dim` and perhaps `packed_dim`; inputs first where it is not
+        tagged.
+    input_dim, output_dim
+        The axes, 0 and 1, along which inputs and outputs are to lie.
+    packed_dim
+        The axis along which words are to hold several codes; None: wherever they do.
     """
     if {input_dim, output_dim} != {0, 1} or packed_dim not in (None, 0, 1):
         asked = f"{input_dim}, {output_dim}, {packed_dim}"

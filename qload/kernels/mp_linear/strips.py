@@ -10,7 +10,7 @@ from qload.spec import Weight
 
 
 class StripsLinearKernel(TypedLinearKernel):
-    """Weights in strips."""
+    """Multiplies weights in strips of 64 columns, on Hopper GPUs."""
 
     name = "strips"
     bits = MarlinLinearKernel.bits
@@ -19,7 +19,7 @@ class StripsLinearKernel(TypedLinearKernel):
 
     @classmethod
     def get_min_capability(cls) -> int:
-        """Hopper's: chips before it have no kernel that reads strips."""
+        """That of Hopper, 9.0: chips before it have no kernel that reads strips."""
         return strips.CAPABILITY
 
     @classmethod

@@ -34,11 +34,11 @@ class TypedLinearKernel(MPLinearKernel):
         return reason is None, reason
 
     def repacked(self, weight: GPTQWeight) -> Weight:
-        """The layer in the order this kernel reads."""
+        """The `weight` in the order this kernel reads."""
         return weight
 
     def check_range(self, weight: GPTQWeight) -> None:
-        """CastError where what a weight means is not in the range of the dtype that is multiplied in."""
+        """CastError where what `weight` means is not in the range of the dtype that is multiplied in."""
         dtype = self.config.act_type
         most = float(weight.scales.abs().max()) * 2**weight.config.bits if weight.scales.numel() else 0.0
         if not most <= torch.finfo(dtype).max:
@@ -46,7 +46,10 @@ class TypedLinearKernel(MPLinearKernel):
             check_cast(self.w_q_name, wide, wide.to(dtype), tiny=False, remedy=OTHERWISE)
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
-        """Parameters -> the tensors of `repacked`, under the parameters' names where they have one."""
+        """Parameters -> the tensors of `repacked`, under the parameters' names where they have one.
+
+        ArgumentError where it was done before, or a parameter belongs to another weight.
+        """
         if self._prepared is not None:
             raise ArgumentError(type(self).__name__, "weights to be processed once", "a second time")
         given = self._given()
@@ -65,7 +68,10 @@ class TypedLinearKernel(MPLinearKernel):
         self._prepared = typed.holding({f: tensor.to("meta") for f, tensor in typed.fields().items()})
 
     def typed(self, layer: nn.Module) -> Weight:
-        """The typed weight over the layer's parameters, which were moved at the most since."""
+        """The typed weight over the parameters of `layer`, which were moved at the most since.
+
+        ArgumentError before they are processed; DtypeError or ShapeError where they were cast or replaced.
+        """
         if self._prepared is None or not is_prepared(layer, self.w_q_name):
             raise ArgumentError(
                 type(self).__name__, "process_weights_after_loading before the first call", "a call"
@@ -76,7 +82,7 @@ class TypedLinearKernel(MPLinearKernel):
         return self._prepared.holding(held)
 
     def apply_weights(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x (..., K) -> (..., N), in x's dtype; products and sums in float32."""
+        """Multiplies x (..., K) -> (..., N), in x's dtype; products and sums in float32."""
         return reference.linear(x, self.typed(layer), bias)
 
     def _given(self) -> dict[str, str | None]:

@@ -1,0 +1,177 @@
+"""Every public name says what it is, what it takes and what it raises; the first that users meet show it."""
+
+import doctest
+import importlib
+from typing import Any
+
+import pytest
+
+import qload
+from qload.errors import ArgumentError, ShapeError
+from tests.meta.docstrings import (
+    Documented,
+    constants,
+    documented,
+    names,
+    no_summary,
+    of,
+    undocumented,
+    unnamed_errors,
+)
+
+# What users meet first, and what the example of each has to show.
+FIRST: dict[str, tuple[str, ...]] = {
+    "open_checkpoint": ("with open_checkpoint(", ".get_weights("),
+    "Weights": (".get_weights(", ".get_weights_col(", ".get_weights_row(", ".use_loader("),
+    "verify": ("verify(",),
+    "inspect": ("inspect(",),
+    "repack": ("repack(",),
+    "restore": ("restore(repack(",),
+    "loader_from_config": ("loader_from_config(",),
+    "KernelTarget": ("target=",),
+    "GPTQWeight": ("GPTQWeight(", ".dequantize("),
+    "AWQWeight": ("AWQWeight(", ".dequantize("),
+    "Fp8Weight": ("Fp8Weight(", ".dequantize("),
+    "UnquantizedWeight": ("UnquantizedWeight(", ".dequantize("),
+    "Linear": ("Linear(", ".get_linear("),
+    "MemoryStorage": ("MemoryStorage(", ".read("),
+    "SafetensorsStorage": ("SafetensorsStorage(", ".read("),
+    "FakeWorld": ("in FakeWorld(",),
+    "QuantizingLoader": ("QuantizingLoader(", ".get_weights("),
+    "Fp8Quantizer": ("Fp8Quantizer(", ".quantize("),
+    "choose_mp_linear_kernel": ("choose_mp_linear_kernel(",),
+    "MPLinearLayerConfig": ("MPLinearLayerConfig(",),
+    "Order": (".apply(", ".undo("),
+    "Packing": (".pack(", ".unpack("),
+    "RepackingLoader": ("RepackingLoader(", ".get_weights("),
+}
+PUBLIC = documented()
+
+
+def name(each: Documented) -> str:
+    return each.name.removeprefix("qload.")
+
+
+@pytest.mark.parametrize("each", PUBLIC, ids=name)
+def test_a_public_name_says_what_it_is_takes_and_raises(each: Documented) -> None:
+    assert no_summary(each) is None
+    assert undocumented(each) == []
+    assert unnamed_errors(each) == []
+
+
+@pytest.mark.parametrize(("package", "constant"), list(constants()))
+def test_a_public_value_is_named_by_its_package(package: str, constant: str) -> None:
+    assert f"`{constant}`" in (importlib.import_module(package).__doc__ or "")
+
+
+def examples(value: Any, called: str) -> list[doctest.DocTest]:
+    """The example of a docstring, with no name to begin with; none where there is none."""
+    found = doctest.DocTestFinder(recurse=False, exclude_empty=True).find(value, called, globs={})
+    return [test for test in found if test.examples]
+
+
+def failures(test: doctest.DocTest) -> list[str]:
+    """What an example prints that it does not show."""
+    told: list[str] = []
+    doctest.DocTestRunner(verbose=False).run(test, out=told.append)
+    return told
+
+
+@pytest.mark.parametrize("called", FIRST)
+def test_the_first_names_show_themselves(called: str) -> None:
+    (example,) = examples(getattr(qload, called), called)
+    code = "".join(line.source for line in example.examples)
+
+    assert [shown for shown in FIRST[called] if shown not in code] == []
+    assert failures(example) == []
+
+
+def test_no_other_name_has_an_example_that_is_not_run() -> None:
+    shown = {each.name.rpartition(".")[2] for each in PUBLIC if ">>>" in each.own}
+
+    assert shown == set(FIRST)
+
+
+# That each of these checks can fail
+
+
+def silent(x: int) -> None:
+    raise ArgumentError("x", "anything else", str(x))
+
+
+def spoken(x: int, y: int) -> None:
+    """Refuses `x`, with a ShapeError, and does not say what it does with the other one"""
+    if x:
+        raise ArgumentError("x", "0", str(x))
+    raise ShapeError("y", "()", (y,))
+
+
+def shown(x: int) -> int:
+    """Twice `x`, and not three times.
+
+    >>> 2 * 3
+    9
+    """
+    return 2 * x
+
+
+class Child(qload.Order):
+    """An order that leaves its pattern to its base."""
+
+    def apply(self, tensor: Any, out: Any = None, more: Any = None) -> Any:
+        """As any order, with a parameter that nothing says anything of."""
+
+
+def test_a_name_without_a_docstring_is_seen() -> None:
+    (found,) = of(silent)
+
+    assert (no_summary(found), undocumented(found)) == ("no docstring", ["x"])
+    assert unnamed_errors(found) == ["ArgumentError"]
+
+
+def test_a_line_without_a_full_stop_a_parameter_and_an_error_are_seen() -> None:
+    (found,) = of(spoken)
+
+    assert no_summary(found) == found.own
+    assert undocumented(found) == ["y"]
+    assert unnamed_errors(found) == ["ArgumentError"]
+
+
+def test_a_method_may_rely_on_the_one_that_it_overrides_and_only_on_that() -> None:
+    found = {each.name.removeprefix(f"{__name__}."): each for each in of(Child)}
+
+    assert undocumented(found["Child.apply"]) == ["more"]
+    assert undocumented(found["Child"]) == []
+
+
+def test_a_public_class_is_held_to_its_fields_and_its_constructor() -> None:
+    found = {each.name.rpartition(".")[2]: each for each in PUBLIC}
+
+    assert {"qweight", "g_idx", "config", "layer"} <= set(found["GPTQWeight"].parameters)
+    assert {"inner", "quantizer", "policy"} <= set(found["QuantizingLoader"].parameters)
+    assert found["Fp8Config"].raises == {"ArgumentError"}
+    assert "get_weights_row" in found
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("Of `size` rows.", True),
+        ("In runs of `2 * size` rows.", True),
+        ("A tensor size (M, K).", True),
+        ("All.\n\nParameters\n----------\nsize\n    Of a row.", True),
+        ("All.\n\nParameters\n----------\nother, size\n    Of a row.", True),
+        ("Its size.", False),
+        ("Of `sizes`.", False),
+        ("All.\n\nsize\nother", False),
+    ],
+)
+def test_where_a_docstring_names_a_parameter(text: str, said: bool) -> None:
+    assert names(text, "size") == said
+
+
+def test_an_example_that_does_not_hold_is_seen() -> None:
+    (example,) = examples(shown, "shown")
+
+    assert len(failures(example)) == 1
+    assert examples(silent, "silent") == []
