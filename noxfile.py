@@ -18,6 +18,7 @@ nox.options.reuse_existing_virtualenvs = True
 TORCH = "torch==2.13.0"  # of the test environment; the library itself takes a wide range
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 ROOT = Path(__file__).parent
+PAGES = ("*.md", "LICENSE", "csrc/*.md", "docs/**/*.md")  # of the site
 NATIVE = ("tests/native", "tests/layouts", "tests/formats")  # what stands on native code
 
 
@@ -92,6 +93,21 @@ def demo(session: nox.Session) -> None:
         checkpoint = str(config.parent.relative_to(ROOT))
         session.run("qload", "inspect", "--table", checkpoint)
         session.run("qload", "verify", "--table", checkpoint)
+
+
+@nox.session(default=False)
+def docs(session: nox.Session) -> None:
+    """Build the site of documentation into build/docs/site; a broken link or an unknown name fails it."""
+    session.install("--quiet", *nox.project.dependency_groups(PYPROJECT, "docs"))
+    pages = ROOT / "build" / "docs" / "pages"
+    shutil.rmtree(pages, ignore_errors=True)
+    for pattern in PAGES:  # where they stand in the repository, so that links between them hold
+        for page in ROOT.glob(pattern):
+            place = pages / page.relative_to(ROOT)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(page, place)
+    build = ("mkdocs", "build", "--strict", "--quiet", "--config-file", "docs/mkdocs.yml")
+    session.run(*build, *session.posargs, env={"NO_MKDOCS_2_WARNING": "1"})
 
 
 @nox.session(default=False)

@@ -1,4 +1,4 @@
-"""The native half of docs/extending/cuda-kernel.md: it compiles, and on a GPU it computes what the page says."""
+"""The native half of docs/extending/cuda-kernel.md compiles, and on a GPU it computes what the page says."""
 
 import ctypes
 import shutil
@@ -23,8 +23,8 @@ MODULE = "PYBIND11_MODULE(_cuda, module) {"
 # What ctypes can call: the launcher under a plain name.
 PLAIN_NAME = """
 #include "quads.h"
-extern "C" int run(const void* x, const void* w, const void* s, const void* z, const void* b, void* y, int M, int K,
-                   int N, int group, int bfloat16, cudaStream_t stream) {
+extern "C" int run(const void* x, const void* w, const void* s, const void* z, const void* b, void* y,
+                   int M, int K, int N, int group, int bfloat16, cudaStream_t stream) {
   const auto* zeros = static_cast<const uint8_t*>(z);
   return qload::cuda::quads({x, w, s, zeros, b, y, M, K, N, group, bfloat16 != 0}, stream);
 }
