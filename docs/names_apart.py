@@ -1,4 +1,4 @@
-"""For the site: parameters that share an entry of a docstring are shown one by one, each with its own type."""
+"""Of the site: parameters that share an entry of a docstring are shown one by one, each with its type."""
 
 import re
 from typing import Any

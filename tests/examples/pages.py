@@ -1,4 +1,7 @@
-"""The code of the pages under docs/extending as modules: what a page shows is what runs."""
+"""The code of the pages under docs/extending as modules: what a page shows is what runs.
+
+Their blocks go on from each other and are marked `py`; those of other pages run alone and are marked `python`.
+"""
 
 import re
 import sys
@@ -23,12 +26,12 @@ def blocks(page: str, language: str) -> list[str]:
 def code(page: str) -> str:
     """All Python of a page, behind that of the pages that it goes on from."""
     pages = (*BEFORE.get(page, ()), page)
-    return "\n".join(block for each in pages for block in blocks(each, "python"))
+    return "\n".join(block for each in pages for block in blocks(each, "py"))
 
 
 def tests(page: str) -> list[str]:
     """The names of the tests that stand on a page itself."""
-    return re.findall(r"^def (test_\w+)\(", "\n".join(blocks(page, "python")), re.MULTILINE)
+    return re.findall(r"^def (test_\w+)\(", "\n".join(blocks(page, "py")), re.MULTILINE)
 
 
 @cache
