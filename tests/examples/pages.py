@@ -1,6 +1,6 @@
 """The code of the pages under docs/extending as modules: what a page shows is what runs.
 
-Their blocks go on from each other and are marked `py`; those of other pages run alone and are marked `python`.
+Their blocks go on from each other and are marked `py`; those of other pages run alone, as `python`.
 """
 
 import re
