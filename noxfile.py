@@ -27,6 +27,7 @@ STEPS = re.compile(
     r"(?!.*: finished)\s*((?:Downloading|Using cached) .*[MG]i?B\)|(?:Building wheel|Installing) .*)"
 )
 ROOT = Path(__file__).parent
+PAGES = ("*.md", "LICENSE", "csrc/*.md", "docs/**/*.md")  # of the site
 NATIVE = ("tests/native", "tests/layouts", "tests/formats")  # what stands on native code
 
 
@@ -154,6 +155,21 @@ def demo(session: nox.Session) -> None:
     """Verify the real checkpoints under fixtures/, then damaged copies of them, and show what is found."""
     install(session, PIP_COMPILE="0")  # a single process compiles less of torch than pip would
     session.run("python", "-m", "tests.demo", *session.posargs)
+
+
+@nox.session(default=False)
+def docs(session: nox.Session) -> None:
+    """Build the site of documentation into build/docs/site; a broken link or an unknown name fails it."""
+    session.install("--quiet", *nox.project.dependency_groups(PYPROJECT, "docs"))
+    pages = ROOT / "build" / "docs" / "pages"
+    shutil.rmtree(pages, ignore_errors=True)
+    for pattern in PAGES:  # where they stand in the repository, so that links between them hold
+        for page in ROOT.glob(pattern):
+            place = pages / page.relative_to(ROOT)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(page, place)
+    build = ("mkdocs", "build", "--strict", "--quiet", "--config-file", "docs/mkdocs.yml")
+    session.run(*build, *session.posargs, env={"NO_MKDOCS_2_WARNING": "1"})
 
 
 @nox.session(default=False)

@@ -1,0 +1,106 @@
+"""What the site of documentation is made of: links that lead somewhere, every public name, every rule."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import qload
+from tests.paths import ROOT
+
+PATTERNS = ("*.md", "csrc/*.md", "docs/**/*.md")
+PAGES = sorted(page for pattern in PATTERNS for page in ROOT.glob(pattern))
+RULES = ROOT / "docs" / "rules"
+README = (RULES / "README.md").read_text()
+CONFIG = (ROOT / "docs" / "mkdocs.yml").read_text()
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def prose(page: Path) -> str:
+    """A page without its blocks of code, where brackets are no links."""
+    return re.sub(r"^```.*?^```$|^    .*$|`[^`\n]*`", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link may go on with behind `#`, of each heading."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    plain = [re.sub(r"[^\w\s-]", "", title.lower()) for title in titles]
+    return {re.sub(r"[\s-]+", "-", title.strip()) for title in plain}
+
+
+def broken(page: Path, link: str) -> str | None:
+    """Why a link leads nowhere, or None."""
+    target, _, anchor = link.partition("#")
+    if re.match(r"https?:", target):
+        return None  # nobody can tell here
+    place = (page.parent / target).resolve() if target else page
+    if not place.is_relative_to(ROOT) or not place.exists():
+        return "there is no such file"
+    if place.is_dir():
+        return None if (place / "README.md").is_file() else "a folder without a README.md"
+    return f"no heading #{anchor}" if anchor and anchor not in anchors(place) else None
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)\s]+)\)", prose(page))
+
+    assert {link: why for link in links if (why := broken(page, link))} == {}
+
+
+@pytest.mark.parametrize(
+    ("link", "why"),
+    [
+        ("nowhere.md", "there is no such file"),
+        ("../qload", "a folder without a README.md"),
+        ("../../outside.md", "there is no such file"),
+        ("architecture.md#nothing", "no heading #nothing"),
+        ("architecture.md#the-way-of-one-weight", None),
+        ("rules", None),
+        ("#packages", None),
+    ],
+)
+def test_a_broken_link_is_seen(link: str, why: str | None) -> None:
+    assert broken(ROOT / "docs" / "architecture.md", link) == why
+
+
+def test_every_public_name_stands_on_one_page_of_the_reference() -> None:
+    text = "\n".join(page.read_text() for page in (ROOT / "docs" / "api").glob("*.md"))
+    named = re.findall(r"^::: (qload\.\w+)$", text, re.MULTILINE)
+
+    assert sorted(named) == sorted(
+        [*(f"qload.{each}" for each in qload.__all__), "qload.methods", "qload.testing"]
+    )
+
+
+def test_every_rule_stands_in_the_list_of_rules() -> None:
+    listed = {
+        rule: (tier, severity)
+        for tier, severity, rules in re.findall(
+            r"^\| ([^|]*\w.*?) \| (\w+) \| (\[.*) \|$", README, re.MULTILINE
+        )
+        for rule in re.findall(r"\[([\w-]+)\]\(\1\.md\)", rules)
+    }
+    pages = {page.stem: page.read_text() for page in RULES.glob("*.md") if page.name != "README.md"}
+
+    assert listed.keys() == pages.keys()
+    for rule, (tier, severity) in listed.items():
+        assert pages[rule].startswith(
+            (f"# {rule}\n\nTier: {tier} · {severity}\n", f"# {rule}\n\n{tier} · {severity}\n")
+        )
+
+
+def test_the_site_asks_no_network_for_anything_and_claims_no_address() -> None:
+    assert "://" not in CONFIG
+    assert re.search(r"^  font: false", CONFIG, re.MULTILINE)
+    assert not re.search(r"^(site_url|repo_url|edit_uri):", CONFIG, re.MULTILINE)
+
+
+def test_every_page_has_a_place_in_the_site() -> None:
+    listed = set(re.findall(r"^ +- (?:\w+: )?([\w./-]+\.md)$", CONFIG, re.MULTILINE))
+    there = {name(page) for page in PAGES if page.parent != RULES or page.name == "README.md"}
+
+    assert listed == there
