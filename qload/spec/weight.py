@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -229,10 +228,7 @@ class Weight(ABC):
 
     def holding(self, tensors: Mapping[str, Tensor]) -> Self:
         """The same weight holding these `tensors`, which are taken to be equal and not checked again."""
-        twin = copy(self)
-        for name, tensor in tensors.items():
-            object.__setattr__(twin, name, tensor)
-        return twin
+        return self.unchecked(self.config, self.layer, {**self.fields(), **tensors})
 
     def get_linear(self, bias: Tensor | None = None) -> "nn.Module":
         """A module that maps (..., K) to (..., N) in the dtype of its input; `bias` is (N,)."""
