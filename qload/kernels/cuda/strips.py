@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from qload.kernels.cuda import decode, large, marlin, middle
+from qload.kernels.cuda import decode, large, many, marlin, middle
 from qload.kernels.cuda.choice import Kernel, takes_every_call
 from qload.kernels.cuda.library import operator
 from qload.kernels.cuda.marlin import MarlinCall, arguments
@@ -40,6 +40,7 @@ class StripsCall(MarlinCall):
 
 KERNELS = (
     Kernel("decode", decode.why_not, decode.run),
+    Kernel("many", many.why_not, many.run),
     Kernel("middle", middle.why_not, middle.run),
     Kernel("large", takes_every_call, large.run),
 )
