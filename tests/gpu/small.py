@@ -11,13 +11,14 @@ from qload.devices import StoredTable, cuda
 from qload.devices.cuda_stored import dequantize_stored
 from qload.formats import AWQConfig, AWQWeight
 from qload.kernel_formats import ExllamaWeight, GPTQMarlinWeight, repack
-from qload.kernels.cuda import decode, exllama, middle, w4a16
+from qload.kernels.cuda import decode, exllama, many, middle, w4a16
 from qload.kernels.cuda.marlin import MarlinCall, arguments
 from qload.kernels.cuda.strips import StripsCall
 from qload.layouts import awq, gptq, marlin
 from qload.sentences import Digit
 
 K, N, GROUP = 512, 128, 64
+DIVISIONS = (32, 128, False, 2), (64, 256, True, 1), (64, 128, False, 1), (128, 128, True, 2)
 
 
 def same(got: Tensor, want: Tensor) -> None:
@@ -95,6 +96,14 @@ def main() -> None:
             for columns, split, together in ((256, 1, 1), (256, 3, 2), (512, 2, 1)):
                 if middle.why_not(call) is None:
                     same(middle.run(call, columns, split, together), w.T[:M].half())
+            for how in (
+                (32, 128, 1, False, 1),
+                (64, 256, 2, True, 1),
+                (64, 128, 2, False, 1),
+                (128, 128, 4, False, 1),
+            ):
+                if layout == "strips" and many.why_not(call) is None and many.STAGE * (1 + how[3]) <= K:
+                    same(many.run(call, many.ManyDivision(*how)), w.T[:M].half())
     shuffled = repack(made, "exllama").to("cuda")
     assert isinstance(shuffled, ExllamaWeight)
     for M in (1, 8, 9, 33):

@@ -51,9 +51,10 @@ CALLERS = pytest.mark.parametrize(
                 Caller(kernel, way, partial(grouped, bits=bits, layout=layout), tokens, DEPTH[bits]),
                 id=f"{kernel}, {layout}, {bits} bits",
             )
-            for kernel, tokens in (("middle", MIDDLE), ("large", (1, 65)))
+            for kernel, tokens in (("middle", MIDDLE), ("many", MIDDLE), ("large", (1, 65)))
             for layout, way in (("marlin", marlin.linear), ("strips", strips.linear))
             for bits in (4, 8)
+            if kernel == "large" or (kernel == "many") == ((layout, bits) == ("strips", 4))
         ),
         *(
             pytest.param(
@@ -77,7 +78,7 @@ CALLERS = pytest.mark.parametrize(
 @pytest.fixture(autouse=True)
 def _fits(caller: Caller) -> None:
     reason = cuda.why_not()
-    if reason is None and caller.kernel == "middle" and torch.cuda.get_device_capability()[0] != 9:
+    if reason is None and caller.kernel in ("many", "middle") and torch.cuda.get_device_capability()[0] != 9:
         reason = "needs a device of capability 9.0"
     if reason:
         pytest.skip(reason)

@@ -13,7 +13,7 @@ from qload.layouts import gptq, marlin, strips
 
 STREAM = 7
 WORD = torch.int32
-LIMITS = {"decode": (1, 16), "w4a16": (1, 64), "middle": (1, 256), "exllama": (1, 64)}
+LIMITS = {"decode": (1, 16), "w4a16": (1, 64), "many": (1, 1 << 20), "middle": (1, 256), "exllama": (1, 64)}
 
 
 def at(pointer: int, dtype: torch.dtype, *shape: int) -> Tensor:
@@ -61,6 +61,17 @@ class Hand:
             x = turned.data_ptr()
         kind = bits, group, own, bf16, columns
         self._multiply("middle", x, weights, scales, zeros, 0, 0, bias, y, sizes, *kind, *rest)
+
+    def many(self, x, weights, scales, zeros, parts, bias, y, sizes, group, bf16, division, *rest) -> None:
+        """See many.h."""
+        tokens, columns, pairs, slices = division
+        assert self.capability[0] == 9
+        assert (tokens % 8, columns % 128, pairs in (0, 1), bool(parts)) == (0, 0, True, slices > 1)
+        assert sizes[1] // 128 >= slices * (1 + pairs)
+        assert (sizes[1] % 128, sizes[3] % 8) == (0, 0)
+        assert [each % 16 for each in (x, weights, scales, zeros)] == [0] * 4
+        kind = 4, group, True, bf16, columns, slices
+        self._multiply("many", x, weights, scales, zeros, 0, 0, bias, y, sizes, *kind, *rest)
 
     def _multiply(
         self, name, x, weights, scales, zeros, g_idx, perm, bias, y, sizes, bits, group, own, *rest

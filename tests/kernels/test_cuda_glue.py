@@ -115,7 +115,7 @@ def test_a_layer_in_strips_is_multiplied(hand: Hand, shape: dict, bits: int, M: 
 
     assert_sums_exactly(lambda x: linear(x, weight), weight, torch.float16, M=M)
 
-    wanted = "decode" if M <= 16 else "middle" if M <= 128 else "dequantize"
+    wanted = "decode" if M <= 16 else "many" if bits == 4 else "middle" if M <= 128 else "dequantize"
     assert hand.called == [wanted if hand.capability == HOPPER else "dequantize"]
 
 
@@ -129,9 +129,36 @@ def test_17_tokens_and_more_are_multiplied_with_strips(
 ) -> None:
     weight = layer(**shape, bits=bits, dtype=dtype, layout="strips")
 
-    assert_sums_exactly(lambda x: linear(x, weight, kernel="middle"), weight, dtype, M=M)
+    kernel = "many" if bits == 4 else "middle"
 
-    assert hand.called == ["middle"]
+    assert_sums_exactly(lambda x: linear(x, weight, kernel=kernel), weight, dtype, M=M)
+
+    assert hand.called == [kernel]
+
+
+@pytest.mark.parametrize("chip", [HOPPER])
+@pytest.mark.parametrize(
+    ("kernel", "bits", "reason"),
+    [("many", 8, "reads strips of 4 bits, got 8"), ("middle", 4, "reads strips of 8 bits, got 4")],
+)
+def test_either_kernel_of_strips_has_its_own_width(hand: Hand, kernel: str, bits: int, reason: str) -> None:
+    weight = layer(128, 64, 128, bits, torch.float16, layout="strips")
+
+    with pytest.raises(NoKernelError, match=reason):
+        linear(torch.ones(17, 128).half(), weight, kernel=kernel)
+    assert not hand.called
+
+
+@CHIPS
+def test_strips_are_multiplied_elsewhere_without_hoppers_instructions(hand: Hand) -> None:
+    weight = layer(128, 64, 128, 4, torch.float16, layout="strips")
+    hand.hopper = False
+
+    with pytest.raises(NoKernelError, match=r"QLOAD_CUDA_ARCHS=90a|capability 9\.0"):
+        linear(torch.ones(17, 128).half(), weight, kernel="many")
+    linear(torch.ones(17, 128).half(), weight)
+
+    assert hand.called == ["dequantize"]
 
 
 @CHIPS
@@ -342,7 +369,7 @@ def test_what_does_not_fit_is_refused_by_name(hand: Hand, changed: dict, wrong: 
     [
         ("marlin", 16, ["decode", "w4a16", "middle", "large"]),
         ("marlin", 65, ["middle", "large"]),
-        ("strips", 17, ["middle", "large"]),
+        ("strips", 17, ["many", "large"]),
         ("exllama", 64, ["few", "large"]),
         ("exllama", 65, ["large"]),
     ],

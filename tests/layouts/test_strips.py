@@ -12,14 +12,14 @@ from qload.layouts import strips
     [
         pytest.param(0, 0, 0, 0, 0, id="first"),
         pytest.param(1, 0, 0, 0, 4, id="the next row is half a word on"),
-        pytest.param(2, 0, 0, 0, 2, id="the row after it, a byte"),
-        pytest.param(4, 0, 0, 128, 0, id="the fifth row, a lane's next 16 bytes"),
+        pytest.param(2, 0, 0, 1, 0, id="the row after it, a lane's next word"),
         pytest.param(8, 0, 0, 4, 0, id="the ninth row is the next lane's"),
-        pytest.param(32, 0, 0, 256, 0, id="32 rows are two of a lane's loads"),
+        pytest.param(32, 0, 0, 0, 2, id="32 rows are a byte"),
+        pytest.param(64, 0, 0, 512, 0, id="64 rows are four of a lane's loads"),
         pytest.param(128, 0, 0, 1024, 0, id="128 rows are a unit"),
         pytest.param(0, 1, 0, 16, 0, id="a column is four lanes"),
         pytest.param(0, 8, 0, 0, 1, id="8 columns are a field"),
-        pytest.param(0, 16, 0, 1, 0, id="16 columns are a lane's next word"),
+        pytest.param(0, 16, 0, 128, 0, id="16 columns are a lane's next 16 bytes"),
         pytest.param(0, 64, 1, 0, 0, id="64 columns are a strip"),
     ],
 )

@@ -17,7 +17,8 @@ Kernel kernel_of(Groups groups) {
                                   : decode_kernel<T, bits, token_tiles, order, Groups::kChunks, kept>;
 }
 
-// Our own order keeps half a chunk on its way, and all of one where registers allow it and a warp has many.
+// Our own order keeps half a chunk on its way, and all of one where registers allow it and a warp has many: of 4 bits
+// they do not where groups end within a chunk.
 template <class T, int bits>
 Kernel kernel_of(const Decode& call, int token_tiles, Groups groups, bool brief) {
   if (groups == Groups::kLookedUp) return decode_kernel<T, bits, 2, Order::kMarlin, Groups::kLookedUp, 4>;
@@ -25,7 +26,8 @@ Kernel kernel_of(const Decode& call, int token_tiles, Groups groups, bool brief)
     return token_tiles == 1 ? kernel_of<T, bits, 1, Order::kMarlin, 8>(groups)
                             : kernel_of<T, bits, 2, Order::kMarlin, 4>(groups);
   if (token_tiles == 2) return kernel_of<T, bits, 2, Order::kOwn, bits>(groups);
-  return brief ? kernel_of<T, bits, 1, Order::kOwn, bits>(groups) : kernel_of<T, bits, 1, Order::kOwn, 8>(groups);
+  if (brief || groups == Groups::kSmall) return kernel_of<T, bits, 1, Order::kOwn, bits>(groups);
+  return decode_kernel<T, bits, 1, Order::kOwn, Groups::kChunks, 8>;
 }
 
 template <class T>

@@ -35,9 +35,13 @@ decode_kernel(const __grid_constant__ Decode call, const __grid_constant__ Chunk
   constexpr bool looked_up = groups == Groups::kLookedUp;
   // Columns b = 1 of our own order are 16 times too large.
   constexpr bool sixteenth = bits == 4 && C::kTiny && order == Order::kOwn;
-  constexpr int pieces = bits / 2;  // of 32 rows
-  // Of 8 bits a chunk takes twice as long, and its words more registers.
-  constexpr int held = bits == 8 && order == Order::kOwn ? kSteps / 2 : kSteps;
+  // Of 32 rows; of our own order of 4 bits words of the next 32 come with them.
+  constexpr bool twice_as_many = bits == 4 && order == Order::kOwn;
+  constexpr int pieces = twice_as_many ? 4 : bits / 2;
+  // Of 8 bits a chunk takes twice as long, and its words more registers; where groups end within a chunk, and sums of
+  // 16 tokens are scaled there, there are fewer too.
+  constexpr bool fewer = bits == 8 || (groups == Groups::kSmall && token_tiles == 2);
+  constexpr int held = fewer && order == Order::kOwn ? kSteps / 2 : kSteps;
   constexpr int own_bytes = warp_bytes(8 * token_tiles, order);
   extern __shared__ __align__(128) unsigned char memory[];
 
@@ -69,13 +73,15 @@ decode_kernel(const __grid_constant__ Decode call, const __grid_constant__ Chunk
     const bool more = chunk + row_warps < last;
     inputs.turn();
     float part[4][token_tiles][4], x_sums[token_tiles][4];
+    uint32_t words[pieces][4];
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      uint32_t words[pieces][4], in[token_tiles][4];
+      uint32_t in[token_tiles][4];
       if (more && step == kSteps - held) inputs.advance((chunk + row_warps) * kChunk, row_warps * kChunk);
       inputs.operands(step, in);
+      if (!twice_as_many || step % 2 == 0)
 #pragma unroll
-      for (int i = 0; i < pieces; ++i) stream.take(step * pieces + i, more, words[i]);
+        for (int i = 0; i < pieces; ++i) stream.take(step * (bits / 2) + i, more, words[i]);
       const bool fresh = step == 0;
       const bool ends = groups == Groups::kSmall ? work.ends >> step & 1 : step == kSteps - 1;
 #pragma unroll
@@ -83,8 +89,10 @@ decode_kernel(const __grid_constant__ Decode call, const __grid_constant__ Chunk
         uint32_t operand[2][4];
         if constexpr (looked_up)
           scaled_pair<T, bits>(call, words, chunk * kChunk + step * 32, tile, j, operand);
+        else if constexpr (twice_as_many)
+          C::pair(words[j], step % 2, magic, operand);
         else
-          C::template pair<order>(words, j, magic, operand);
+          C::pair(words, j, magic, operand);
 #pragma unroll
         for (int m = 0; m < token_tiles; ++m) {
           float(&to)[4] = looked_up ? sum[j][m] : part[j][m];

@@ -1,7 +1,7 @@
 // Codes as operands of matrix products, 32 rows of 64 columns at a time.
 //
 // An operand's registers are columns c and c + 8 (b) of two pairs of rows (h): of Marlin's order rows 2t, 2t + 1 and
-// 2t + 8, 2t + 9 of 16; of our own rows 8t + 4p + 2h and the next of 32. Codes stay unscaled: `kUnit` and `kOffset` say
+// 2t + 8, 2t + 9 of 16; of our own rows 8t + 4p + 2h and the next of 32 (in operand p), words 2p + h of 4 bits. Codes stay unscaled: `kUnit` and `kOffset` say
 // what a product with them is off by.
 #pragma once
 
@@ -23,22 +23,24 @@ struct Codes<T, 4> {
   static constexpr float kUnit = Number<T>::kUnit, kOffset = Number<T>::kOffset;
   static constexpr uint32_t kOnes = Number<T>::kOnes;
 
-  /// Two operands of 16 rows; nibbles r b h (Marlin's), r h b (our own, b = 1 times 16 where codes are tiny).
-  template <Order order>
+  /// Two operands of 16 rows of Marlin's order, nibbles r b h.
   static __device__ __forceinline__ void pair(const uint32_t (&words)[2][4], int j, uint32_t magic,
                                               uint32_t (&to)[2][4]) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const uint32_t word = words[i][j], other = word >> 8;
-      if constexpr (order == Order::kMarlin) {
-        operand_of(word, magic, to[i]);
-      } else if constexpr (kTiny) {
-        to[i][0] = word & 0x000F000F, to[i][1] = word & 0x00F000F0;
-        to[i][2] = other & 0x000F000F, to[i][3] = other & 0x00F000F0;
-      } else {
-        to[i][0] = two_codes(word, magic), to[i][1] = two_codes(word >> 4, magic);
-        to[i][2] = two_codes(other, magic), to[i][3] = two_codes(word >> 12, magic);
-      }
+    for (int i = 0; i < 2; ++i) operand_of(words[i][j], magic, to[i]);
+  }
+
+  /// Of our own, nibbles r i b, those of i: two neighbouring rows in each of four words, b = 1 times 16 where codes
+  /// are tiny.
+  static __device__ __forceinline__ void pair(const uint32_t (&words)[4], int i, uint32_t magic, uint32_t (&to)[2][4]) {
+#pragma unroll
+    for (int u = 0; u < 4; ++u) {
+      const uint32_t word = words[u] >> (8 * i);
+      uint32_t* both = to[u / 2] + u % 2 * 2;
+      if constexpr (kTiny)
+        both[0] = word & 0x000F000F, both[1] = word & 0x00F000F0;
+      else
+        both[0] = two_codes(word, magic), both[1] = two_codes(word >> 4, magic);
     }
   }
 };
@@ -55,7 +57,6 @@ struct Codes<T, 8> {
     if constexpr (kTiny) return word >> (8 * first) & 0x00FF00FF;
     return bytes_less_128(word, first, first + 2);
   }
-  template <Order>
   static __device__ __forceinline__ void pair(const uint32_t (&words)[4][4], int j, uint32_t, uint32_t (&to)[2][4]) {
 #pragma unroll
     for (int i = 0; i < 2; ++i)

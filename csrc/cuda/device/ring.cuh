@@ -47,6 +47,36 @@ __device__ __forceinline__ void copy_box(void* to, const CUtensorMap& matrix, in
 #endif
 }
 
+/// What describes a matrix is asked for before the first copy of it.
+__device__ __forceinline__ void prefetch_description(const CUtensorMap& matrix) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&matrix) : "memory");
+#endif
+}
+
+/// As `copy_box`, of a matrix of three dimensions.
+__device__ __forceinline__ void copy_box(void* to, const CUtensorMap& matrix, int column, int row, int plane,
+                                         uint64_t* barrier, uint64_t policy) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(shared_address(to)),
+      "l"(&matrix), "r"(column), "r"(row), "r"(plane), "r"(shared_address(barrier)), "l"(policy)
+      : "memory");
+#endif
+}
+
+/// So many bytes, a multiple of 16, between places that are multiples of 16. Their barrier counts them.
+__device__ __forceinline__ void copy_bytes(void* to, const void* from, int bytes, uint64_t* barrier, uint64_t policy) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
+          shared_address(to)),
+      "l"(from), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
+      : "memory");
+#endif
+}
+
 /// Until so many threads of the block are here.
 template <int threads>
 __device__ __forceinline__ void barrier_of() {

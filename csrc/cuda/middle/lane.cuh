@@ -37,7 +37,7 @@ class Lane {
       : c_(place.lane / 4), first_strip_(place.first_strip) {
     int tile, lane;  // a row of a box has a tile of our own order, or four of Marlin's of 4 bits, two of 8
     if constexpr (own)
-      tile = place.tile * 2048, lane = place.lane * 16 + first_strip_ * (bits == 4 ? 4 : 256);
+      tile = place.tile * 2048, lane = place.lane * 16 + first_strip_ * 256;
     else
       tile = bits == 4 ? place.tile * 512 : place.tile / 2 * kBoxBytes<4> + place.tile % 2 * 1024,
       lane = place.lane * 4 * bits + first_strip_ * bits;
@@ -48,8 +48,8 @@ class Lane {
   }
 
   __device__ __forceinline__ void words(const unsigned char* stage, int step, Words& to) const {
-    constexpr int pieces = own && bits == 8 ? strips / 2 : 1;  // of our own order strips 0, 1 lie apart from 2, 3
-    const int at = !own ? step * 2048 : bits == 4 ? step * 512 : step / 2 * kBoxBytes<4> + step % 2 * 1024;
+    constexpr int pieces = own ? strips / 2 : 1;  // of our own order strips 0, 1 lie apart from 2, 3
+    const int at = own ? step / 2 * kBoxBytes<4> + step % 2 * 1024 : step * 2048;
 #pragma unroll
     for (int i = 0; i < pieces; ++i)
       memcpy(to[i * strips / pieces], __builtin_assume_aligned(stage + words_ + at + i * 512, sizeof to == 8 ? 8 : 16),
@@ -86,9 +86,9 @@ class Lane {
       for (int b = 0; b < 2; ++b) {
         at[j].zero[b] = 0;
         if constexpr (has_zeros && bits == 4)
-          at[j].zero[b] = zero_of<T, 4, own>(group.zeros[0] >> (4 * (4 * b + first_strip_ + j)) & 15, b);
+          at[j].zero[b] = zero_of<T, 4>(group.zeros[0] >> (4 * (4 * b + first_strip_ + j)) & 15);
         if constexpr (has_zeros && bits == 8)
-          at[j].zero[b] = zero_of<T, 8, own>(group.zeros[j / 2] >> (8 * (2 * b + j % 2)) & 255, b);
+          at[j].zero[b] = zero_of<T, 8>(group.zeros[j / 2] >> (8 * (2 * b + j % 2)) & 255);
       }
     }
   }

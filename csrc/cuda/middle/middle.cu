@@ -37,7 +37,7 @@ Kernel of_order(const Middle& call, const Shape& shape) {
 
 template <class T>
 Kernel kernel_of(const Middle& call, const Shape& shape) {
-  if (call.bits == 4) return call.own ? of_order<T, 4, true>(call, shape) : of_order<T, 4, false>(call, shape);
+  if (call.bits == 4) return of_order<T, 4, false>(call, shape);
   return call.own ? of_order<T, 8, true>(call, shape) : of_order<T, 8, false>(call, shape);
 }
 
@@ -96,7 +96,7 @@ Work lay_out(const Middle& call, const Shape& shape, int split) {
 cudaError_t middle(const Middle& call, cudaStream_t stream) {
   if (call.M == 0 || call.outputs == 0) return cudaSuccess;
   const bool turned = call.own && call.M > kMostTurned;
-  if (this_device().major != 9 || call.K % (call.own ? 2 * kStage : kStage) || call.N % kTile ||
+  if (this_device().major != 9 || (call.own && call.bits == 4) || call.K % (call.own ? 2 * kStage : kStage) || call.N % kTile ||
       call.inputs % (turned ? 32 : 8))
     return cudaErrorNotSupported;
   const int split = call.split ? call.split : 1;

@@ -1,4 +1,4 @@
-// x times a weight of 4 or 8 bits in Marlin's order or our own, best from 17 tokens on, on Hopper.
+// x times a weight of 4 or 8 bits in Marlin's order or 8 bits in our own, from 17 tokens on, on Hopper.
 //
 //   y[m, n] = sum over k of x[m, k] * round(scale[g, n] * (code[k, n] - zero[g, n]))  + bias[n],   g = k / group
 //
@@ -95,7 +95,7 @@ middle_kernel(const __grid_constant__ Matrices from, const __grid_constant__ Mid
     for (int step = 0; step < kSteps; ++step) {
       if (step % 2 == 0 && enters(stage, step)) lane.template enter<T, has_zeros>(next, at);
 #pragma unroll
-      for (int j = 0; j < strips; ++j) operand_of<T, own, has_zeros>(word[step][j], at[j], operand[step % 2][j]);
+      for (int j = 0; j < strips; ++j) operand_of<T, has_zeros>(word[step][j], at[j], operand[step % 2][j]);
       fence_products();
 #pragma unroll
       for (int j = 0; j < strips; ++j) multiply_async(sum[j], operand[step % 2][j], rows + 2 * step, T{});

@@ -1,4 +1,4 @@
-// x times a weight of 4 or 8 bits in Marlin's order or our own, best from 17 tokens on; see middle.cuh.
+// x times a weight of 4 or 8 bits in Marlin's order or 8 bits in our own, from 17 tokens on; see middle.cuh.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,7 +12,7 @@ constexpr int kMostTurned = 64;
 
 struct Middle {
   const void* x;        // fp16 or bf16 (M, inputs), inputs a multiple of 8, or of 32 if turned
-  const void* weights;  // int32 (K / 16, N bits / 2) in Marlin's order, (N / 64, K bits * 2) in our own
+  const void* weights;  // int32 (K / 16, N bits / 2) in Marlin's order, (N / 64, K * 16) in our own
   const void* scales;   // as x (G, N), Marlin's order
   const void* zeros;    // int32 (G, N bits / 32), Marlin's order; null: all are 2**(bits - 1)
   const void* bias;     // as x (outputs,), plain; null

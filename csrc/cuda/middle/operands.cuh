@@ -1,8 +1,8 @@
 // Words as operands in registers, scaled: scale * (code - zero), the difference exact, the product rounded to T.
 //
 // A lane has, of each strip of 16 columns, four rows of columns c and c + 8: of Marlin's order rows 2t, 2t + 1, 2t + 8,
-// 2t + 9 of 16, of our own 8t + 4p + 2h + r of 32. Of 4 bits they are in a word, nibbles numbered r b h (Marlin's) or
-// r h b (our own) from the highest bit; of 8 bits in a word for each of the two columns, bytes numbered r h.
+// 2t + 9 of 16, of our own, which is read of 8 bits alone, 8t + 4p + 2h + r of 32. Of 4 bits they are in a word, nibbles
+// numbered r b h from the highest bit; of 8 bits in a word for each of the two columns, bytes numbered r h.
 // Registers of an operand: (h, b) = (0, 0), (0, 1), (1, 0), (1, 1), rows of r side by side.
 #pragma once
 
@@ -33,38 +33,34 @@ struct Columns {
 // A code four bits higher in a half lies beside 64 as it does beside 1024: no shift.
 constexpr uint32_t kHigher = 0x54005400;
 
-/// A zero point of column b. Of our own order all codes of the second column lie four bits higher.
-template <class T, int bits, bool own>
-__device__ __forceinline__ uint32_t zero_of(uint32_t zero, int b) {
+/// A zero point as codes have it.
+template <class T, int bits>
+__device__ __forceinline__ uint32_t zero_of(uint32_t zero) {
   if constexpr (bits == 8 && !is_half<T>) return 0x4B000000u | zero;  // of a float
-  if (own && bits == 4 && is_half<T> && b) return zero * 0x100010 | kHigher;
   return zero * 0x10001 | Number<T>::kExact;
 }
 
-template <class T, bool own, bool has_zeros>
+template <class T, bool has_zeros>
 __device__ __forceinline__ void operand_of(const uint32_t (&word)[1], const Columns& at, uint32_t (&to)[4]) {
   constexpr uint32_t exact = Number<T>::kExact;
-  if constexpr (is_half<T> && (own || !has_zeros)) {
+  if constexpr (is_half<T> && !has_zeros) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int low = own ? 2 * i : i, high = own ? low + 1 : low + 2;
       const uint32_t here = word[0] >> (8 * i);
-      to[low] = scaled<T>(masked_or<0x000F000F>(here, exact), has_zeros ? at.zero[low % 2] : exact | 0x00080008,
-                          at.scale(low % 2));
-      to[high] = scaled<T>(masked_or<0x00F000F0>(here, kHigher), has_zeros ? at.zero[high % 2] : kHigher | 0x00800080,
-                           at.scale(high % 2));
+      to[i] = scaled<T>(masked_or<0x000F000F>(here, exact), exact | 0x00080008, at.scale(i));
+      to[i + 2] = scaled<T>(masked_or<0x00F000F0>(here, kHigher), kHigher | 0x00800080, at.scale(i));
     }
   } else {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const uint32_t here = word[0] >> (own ? 4 * i : 8 * (i % 2) + 4 * (i / 2));
+      const uint32_t here = word[0] >> (8 * (i % 2) + 4 * (i / 2));
       const uint32_t zero = has_zeros ? at.zero[i % 2] : exact | 0x00080008;
       to[i] = scaled<T>(masked_or<0x000F000F>(here, exact), zero, at.scale(i % 2));
     }
   }
 }
 
-template <class T, bool own, bool has_zeros>
+template <class T, bool has_zeros>
 __device__ __forceinline__ void operand_of(const uint32_t (&word)[2], const Columns& at, uint32_t (&to)[4]) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {

@@ -1,4 +1,4 @@
-"""Up to 256 tokens, best from 17 on, times a weight in Marlin's order or strips: csrc/cuda/middle."""
+"""Up to 256 tokens, from 17 on, times a weight in Marlin's order or strips of 8 bits: csrc/cuda/middle."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -50,6 +50,8 @@ def why_not(call: Any) -> str | None:
         return f"needs a device of capability {CAPABILITY}.0, got {major}.{minor}"
     if not native().hopper:
         return "the CUDA module was built without QLOAD_CUDA_ARCHS=90a"
+    if (call.layout, call.bits) == ("strips", 4):
+        return "reads strips of 8 bits, got 4"
     if call.tokens > MOST_TOKENS:
         return f"takes {MOST_TOKENS} tokens, got {call.tokens}"
     return launch.why_not(call)

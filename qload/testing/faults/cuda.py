@@ -6,7 +6,7 @@ _STRIPS = "qload/layouts/strips.py"
 _CUDA = "qload/kernels/cuda"
 
 FAULTS = (
-    Fault("strips-nibbles", _STRIPS, "(kt i p c t j) (r h b)", "(kt i p c t j) (r b h)"),
+    Fault("strips-nibbles", _STRIPS, "(kt e j c t u) (r i b)", "(kt e j c t u) (r b i)"),
     Fault("strips-8-bit-columns", _STRIPS, "nt (kt i p a c t j b)", "nt (kt i p a c t b j)"),
     Fault("strips-before-hopper", "qload/kernel_formats/strips.py", "CAPABILITY = 90", "CAPABILITY = 80"),
     Fault(

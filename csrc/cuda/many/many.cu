@@ -1,0 +1,124 @@
+// Launches of many.cuh: what copies read, how the rings are laid out, and the list of kernels.
+#include "many.h"
+
+#include <algorithm>
+
+#include "../device/launch.h"
+#include "many.cuh"
+
+namespace qload::cuda {
+namespace {
+
+using namespace many_room;
+
+using Kernel = void (*)(const Matrices, const Many, const Work);
+using Encode = decltype(&cuTensorMapEncodeTiled);
+
+constexpr int kShared = 227 << 10, kOwn = 2048;  // of a block, and what is there beside its rings
+
+template <class T, bool has_zeros, bool small>
+Kernel of_shape(int tokens, int columns) {
+#define QLOAD_SHAPE(m, n) \
+  if (tokens == m && columns == n) return many_kernel<T, has_zeros, small, m, n>;
+#ifdef QLOAD_SHAPES
+  QLOAD_SHAPES
+#else
+  QLOAD_SHAPE(32, 128) QLOAD_SHAPE(32, 256) QLOAD_SHAPE(32, 512) QLOAD_SHAPE(64, 128) QLOAD_SHAPE(64, 256)
+  QLOAD_SHAPE(64, 512) QLOAD_SHAPE(96, 256) QLOAD_SHAPE(128, 128) QLOAD_SHAPE(128, 256) QLOAD_SHAPE(192, 128)
+  QLOAD_SHAPE(256, 128)
+#endif
+#undef QLOAD_SHAPE
+  return nullptr;
+}
+
+template <class T, bool has_zeros>
+Kernel of_groups(const Many& call) {
+  return call.group < kStage ? of_shape<T, has_zeros, true>(call.tokens, call.columns)
+                             : of_shape<T, has_zeros, false>(call.tokens, call.columns);
+}
+
+template <class T>
+Kernel kernel_of(const Many& call) {
+  return call.zeros ? of_groups<T, true>(call) : of_groups<T, false>(call);
+}
+
+/// The driver's function that describes a matrix to copies, or null.
+Encode encode() {
+  static const Encode found = [] {
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult result;
+    const auto error =
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &result);
+    return error == cudaSuccess && result == cudaDriverEntryPointSuccess ? reinterpret_cast<Encode>(function) : nullptr;
+  }();
+  return found;
+}
+
+bool describe(CUtensorMap& map, const void* at, CUtensorMapDataType type, int dimensions, const cuuint64_t* sizes,
+              const cuuint64_t* pitches, const cuuint32_t* box) {
+  const cuuint32_t one[3] = {1, 1, 1};
+  return encode()(&map, type, dimensions, const_cast<void*>(at), sizes, pitches, box, one,
+                  CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+bool describe(const Many& call, Matrices& matrices) {
+  if (!encode()) return false;
+  const cuuint64_t inputs = call.inputs, rows = call.M, lines = call.K / 4, tiles = call.N / kTile, words = 32;
+  const cuuint64_t x_sizes[2] = {inputs, rows}, x_pitch[1] = {inputs * 2};
+  const cuuint64_t sizes[3] = {words, lines, tiles}, pitches[2] = {words * 4, lines * words * 4};
+  const cuuint32_t tokens = call.tokens, columns = call.columns;
+  const cuuint32_t some[2] = {kBox, tokens}, last[2] = {kBox, static_cast<cuuint32_t>(call.M % call.tokens)};
+  const cuuint32_t box[3] = {32, kStage / 4, columns / kTile};
+  return describe(matrices.inputs, call.x, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, x_sizes, x_pitch, some) &&
+         (last[1] == 0 ||
+          describe(matrices.last_inputs, call.x, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, x_sizes, x_pitch, last)) &&
+         describe(matrices.weights, call.weights, CU_TENSOR_MAP_DATA_TYPE_INT32, 3, sizes, pitches, box);
+}
+
+/// False: the rings have no room for two stages.
+bool lay_out(const Many& call, Work& work) {
+  const int columns = call.columns, x_bytes = call.tokens * kBox * 2, stage = columns / kTile * kTileBytes;
+  work.all = call.K / kStage, work.shares = (call.pairs ? 2 : 1) * call.slices;
+  work.group = call.group, work.group_rows = call.group < kStage ? kStage / call.group : 1;
+  work.scale_bytes = work.group_rows * columns * 2, work.zero_bytes = call.zeros ? work.group_rows * columns / 2 : 0;
+  const int beside = work.scale_bytes + work.zero_bytes, room = kShared - kOwn;
+  // As many rows of x as of weights, but of weights no more than it takes to keep the memory busy.
+  work.stages = std::min({kMostStages, std::max(3, room / (2 * x_bytes + stage + beside)), std::max(3, (80 << 10) / stage)});
+  work.boxes = std::min(kMostBoxes, (room - work.stages * (stage + beside)) / x_bytes);
+  work.weights_at = work.boxes * x_bytes;
+  work.scales_at = work.weights_at + work.stages * stage;
+  work.zeros_at = work.scales_at + work.stages * work.scale_bytes;
+  return work.boxes >= 2 && work.all >= work.shares;
+}
+
+template <class T>
+cudaError_t added(const Many& call, cudaStream_t stream) {
+  const int64_t blocks = (int64_t{call.M} * (call.N / 4) + kAddThreads - 1) / kAddThreads;
+  const dim3 grid(static_cast<unsigned>(blocks));
+  return launch(add_slices<T>, grid, kAddThreads, 0, 1, call.early, stream, call);
+}
+
+}  // namespace
+
+cudaError_t many(const Many& call, cudaStream_t stream) {
+  if (call.M == 0 || call.outputs == 0) return cudaSuccess;
+  const Kernel kernel = call.bfloat16 ? kernel_of<__nv_bfloat16>(call) : kernel_of<__half>(call);
+  if (this_device().major != 9 || !kernel || call.K % kStage || call.N % kTile || call.inputs % 8 || call.slices < 1 ||
+      (call.slices > 1 && !call.parts))
+    return cudaErrorNotSupported;
+  Work work{};
+  Matrices matrices{};
+  if (!lay_out(call, work) || !describe(call, matrices)) return cudaErrorNotSupported;
+
+  const cudaError_t raised = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared - kOwn);
+  if (raised != cudaSuccess) return raised;
+  const int blocks = (call.N + call.columns - 1) / call.columns, tokens = (call.M + call.tokens - 1) / call.tokens;
+  const dim3 grid(call.pairs ? 2 : 1, tokens, blocks * call.slices);
+  const cudaError_t started =
+      launch(kernel, grid, kMultiply + kFill, kShared - kOwn, grid.x, call.early, stream, matrices, call, work);
+  if (started != cudaSuccess || call.slices == 1) return started;
+  return call.bfloat16 ? added<__nv_bfloat16>(call, stream) : added<__half>(call, stream);
+}
+
+}  // namespace qload::cuda

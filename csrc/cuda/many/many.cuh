@@ -1,0 +1,218 @@
+// x times a weight of 4 bits in our own order, best from 17 tokens on, on Hopper.
+//
+//   y[m, n] = sum over k of x[m, k] * round(scale[g, n] * (code[k, n] - zero[g, n]))  + bias[n],   g = k / group
+//
+//   in   see many.h; x and weights in boxes of 128-byte rows, both swizzled by 128 bytes
+//   out  y      fp16 or bf16 (M, outputs), rounded once from fp32; or parts of it in fp32, which add_slices adds up
+//
+//   needs    K in multiples of 128, N of 64; groups of 32, 64, 128, or one
+//   grid     (1 or 2, M / tokens, N / columns * slices), 384 threads. Two are a cluster: they share K.
+//   Weights are the 64-row operand of wgmma, in registers, tokens its columns: y^T = w^T x^T. Of two groups of four
+//   warps each has strips of 64 columns, a warp 16 of each. A lane's words are its rows of eights as x lies (layouts/strips.py):
+//   the swizzle that their copy leaves puts what a warp reads at once into different banks. Words become operands while
+//   the products before are under way. One thread fills the ring of weights, which are asked for before the kernel
+//   ahead has ended; another that of x, since only x may depend on it.
+//   The matrix unit is the limit from 128 tokens on; below, its products and what makes operands take turns.
+//
+// Equals x @ StripsWeight.dequantize().T (qload/kernels/strips.py), the weight rounded to the type of x, up to the
+// rounding of fp32 sums.
+#pragma once
+
+#include "../device/wgmma.cuh"
+#include "operands.cuh"
+#include "ring.cuh"
+#include "sums.cuh"
+
+namespace qload::cuda::many_room {
+
+
+/// Registers of a thread: at first, and then of those that fill and of those that multiply. What is left of a
+/// multiprocessor's is room for a block of add_slices, which waits there.
+template <int tokens>
+struct Registers {
+  static constexpr int kFirst = tokens == 256 ? 168 : 160, kGive = tokens == 256 ? 40 : 24;
+  static constexpr int kTake = tokens == 256 ? 232 : 224;
+};
+
+/// Scales and zero points of a group as they are stored.
+template <int strips>
+struct Group {
+  uint32_t scales[strips], zeros[strips];
+};
+
+/// What a lane reads of the stages, and where it lies. Addresses stay in registers: left to itself the compiler makes
+/// them anew each time.
+template <int columns>
+struct Lane {
+  static constexpr int strips = columns / kTile / 2;
+
+  const Work& work;
+  const unsigned char* memory;
+  int words[4], scales, zeros;
+  bool grouped;
+
+  /// `tile`: the first of the lane's.
+  __device__ __forceinline__ Lane(const Work& work, const unsigned char* memory, bool grouped, int tile)
+      : work(work), memory(memory), grouped(grouped) {
+    const int lane = threadIdx.x % 32, c = lane / 4, u = lane % 4, j = threadIdx.x / 32 % 4;
+    const int line = j * 4 + c / 2;  // of 128 bytes, in which eight 16 bytes are swizzled by the line's number
+    const int at = work.weights_at + tile * kTileBytes + line * 128 + u * 4;
+#pragma unroll
+    for (int t = 0; t < 4; ++t) words[t] = as_it_is(at + ((c % 2 * 4 + t) ^ (line % 8)) * 16);
+    // Where one scale serves a column, their order is another: n = 32 a + 8 j + 2 t + r lies at 32 a + 8 t + 2 j + r.
+    const int own = grouped ? c * 8 + j * 2 : j / 2 * 32 + c / 2 * 8 + j % 2 * 4 + c % 2;
+    scales = as_it_is(work.scales_at + (tile * kTile + own) * 2);
+    zeros = as_it_is(work.zeros_at + tile * (kTile / 2) + c * 4);
+  }
+
+  /// Words of eights [first, last) of 32 rows of a half of the stage.
+  __device__ __forceinline__ void load(int stage, int half, int first, int last, uint32_t (&to)[strips][4]) const {
+    const unsigned char* from = memory + stage * (columns / kTile * kTileBytes) + half * (kTileBytes / 2);
+#pragma unroll
+    for (int i = first; i < last; ++i)
+#pragma unroll
+      for (int j = 0; j < strips; ++j) to[j][i] = *reinterpret_cast<const uint32_t*>(from + words[i] + j * kTileBytes);
+  }
+
+  /// The group that is `row` among those of the stage.
+  template <bool has_zeros>
+  __device__ __forceinline__ void load(int stage, int row, Group<strips>& to) const {
+    const unsigned char* from = memory + stage * work.scale_bytes + row * columns * 2 + scales;
+#pragma unroll
+    for (int j = 0; j < strips; ++j) {
+      if (grouped) {
+        to.scales[j] = *reinterpret_cast<const uint32_t*>(from + j * (kTile * 2));
+      } else {
+        const auto two = reinterpret_cast<const uint16_t*>(from + j * (kTile * 2));
+        to.scales[j] = two[0] | uint32_t{two[2]} << 16;
+      }
+      if (has_zeros)
+        to.zeros[j] = *reinterpret_cast<const uint32_t*>(memory + stage * work.zero_bytes + row * columns / 2 + zeros +
+                                                         j * (kTile / 2));
+    }
+  }
+};
+
+/// `small`: groups of 32 or 64.
+template <class T, bool has_zeros, bool small, int tokens, int columns>
+__global__ void __maxnreg__(Registers<tokens>::kFirst)
+many_kernel(const __grid_constant__ Matrices from, const __grid_constant__ Many call,
+            const __grid_constant__ Work work) {
+#if QLOAD_WGMMA  // other chips have no use for it, and it takes long to compile
+  constexpr int strips = columns / kTile / 2, eights = tokens / 8;
+  constexpr int together = tokens <= 128 && strips <= 2 ? 2 : 1;  // steps of 16 rows whose products are a group
+  extern __shared__ __align__(1024) unsigned char memory[];
+  __shared__ Barriers barriers;
+
+  let_dependents_start();
+  if (threadIdx.x < work.boxes) {
+    start_barrier(barriers.x_came + threadIdx.x, 1);
+    start_barrier(barriers.x_free + threadIdx.x, kMultiply / 32);
+  } else if (threadIdx.x >= 32 && threadIdx.x < 32 + work.stages) {
+    start_barrier(barriers.came + threadIdx.x - 32, 1);
+    start_barrier(barriers.free + threadIdx.x - 32, kMultiply / 32);
+  }
+  if (threadIdx.x < 64) publish_barriers();
+  if (threadIdx.x == kMultiply) prefetch_description(from.weights);
+  if (threadIdx.x == kMultiply + 32) prefetch_description(from.inputs);
+  const Place place(call, work, columns);
+  __syncthreads();
+
+  if (threadIdx.x >= kMultiply) {
+    give_registers<Registers<tokens>::kGive>();
+    const Filling<tokens, columns> filling{from, call, work, place, memory, barriers};
+    if (threadIdx.x == kMultiply)
+      filling.weights();
+    else if (threadIdx.x == kMultiply + 32)
+      filling.inputs();
+    return;
+  }
+
+  take_registers<Registers<tokens>::kTake>();
+  const int tile = threadIdx.x / 128 * strips, number = as_it_is(threadIdx.x % 32), strip = as_it_is(threadIdx.x / 32 % 4);
+  const bool grouped = work.group < call.K;
+  const Lane<columns> lane(work, memory, grouped, tile);
+  const int inside = work.group / 32 - 1;  // bits of the number of 32 rows: none is set in a small group's first
+  Columns<T> at[strips];
+  Group<strips> next;
+  uint32_t word[strips][4], operand[2][together][strips][4];
+  Sums<strips, eights> sum;
+#pragma unroll
+  for (int j = 0; j < strips; ++j)
+#pragma unroll
+    for (int i = 0; i < eights * 4; ++i) sum.of[j][i] = 0;
+  Slot box, stage;
+  int box_before = 0, stage_before = 0;
+  const uint64_t first_rows = described(memory);
+
+  const auto enter = [&] {
+#pragma unroll
+    for (int j = 0; j < strips; ++j) at[j].template enter<has_zeros>(next.scales[j], next.zeros[j], strip);
+  };
+  const auto load_group = [&](int thirty_two) {
+    lane.template load<has_zeros>(stage.at, small ? thirty_two >> (inside ? 1 : 0) : 0, next);
+  };
+  const auto begins = [&](int thirty_two) { return small && !(thirty_two & inside); };
+
+  wait_for(barriers.came, 0);
+  load_group(0);
+  enter();
+  lane.load(0, 0, 0, 4, word);
+
+#pragma unroll 1
+  for (int left = place.last - place.first; left > 0; --left) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {  // of a stage: a box of x
+      const bool more = half == 0 || left > 1;
+      const uint64_t rows = first_rows + box.at * (tokens * kBox * 2 / 16);
+      wait_for(barriers.x_came + box.at, box.parity);
+#pragma unroll
+      for (int step = 0; step < 4; step += together) {
+        auto& made = operand[step / together % 2];
+#pragma unroll
+        for (int s = 0; s < together; ++s) {
+          if (step + s == 0 && (half == 0 ? grouped : begins(2))) enter();
+          if (step + s == 2 && begins(2 * half + 1)) enter();
+          const int i = (step + s) % 2 * 2;
+#pragma unroll
+          for (int j = 0; j < strips; ++j) {
+            operand_of<T>(word[j][i], word[j][i + 1], at[j], made[s][j]);
+            if (step < 2) word[j][i] >>= 8, word[j][i + 1] >>= 8;
+          }
+        }
+        fence_products();
+#pragma unroll
+        for (int s = 0; s < together; ++s)
+#pragma unroll
+          for (int j = 0; j < strips; ++j) multiply_async(sum.of[j], made[s][j], rows + 2 * (step + s), T{});
+        group_products();
+        // What comes next is loaded while products are under way.
+        if (step == 0 && begins(2 * half + 1)) load_group(2 * half + 1);
+        if (step == 2 && more) {
+          if (half == 1) {
+            stage_before = stage.at;
+            stage.advance(work.stages);
+            wait_for(barriers.came + stage.at, stage.parity);
+          }
+          if (half == 1 ? grouped : begins(2)) load_group(half == 1 ? 0 : 2);
+        }
+        if (step >= 2 && more) lane.load(stage.at, 1 - half, step % 2 * 2, step % 2 * 2 + 2 * together, word);
+        wait_for_products<1>();
+        if (step == 0 && (half == 1 || left < place.last - place.first)) {  // the box before is done with
+          if (number == 0) arrive(barriers.x_free + box_before);
+          if (half == 0 && number == 0) arrive(barriers.free + stage_before);
+        }
+      }
+      box_before = box.at;
+      box.advance(work.boxes);
+    }
+  }
+  wait_for_products<0>();
+
+  barrier_of<kMultiply>();  // the rings are free
+  const Share share{tile * kTile + strip * 16 + number / 4, number % 4 * 2, 0, tokens};
+  finish<T, columns>(call, place, share, memory, sum);
+#endif
+}
+
+}  // namespace qload::cuda::many_room

@@ -1,0 +1,31 @@
+// x times a weight of 4 bits in our own order, best from 17 tokens on; see many.cuh.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace qload::cuda {
+
+struct Many {
+  const void* x;        // fp16 or bf16 (M, inputs), inputs a multiple of 8
+  const void* weights;  // int32 (N / 64, K * 8), our own order
+  const void* scales;   // as x (G, N), Marlin's order
+  const void* zeros;    // int32 (G, N / 8), Marlin's order; null: all are 8
+  const void* bias;     // as x (outputs,), plain; null
+  void* y;              // as x (M, outputs)
+  void* parts;          // fp32 (slices, M, N), written and read; null where there is one slice
+  int M, K, N;          // K padded to 128, N to 64
+  int inputs, outputs;  // at most K, N
+  int group;            // 32, 64, 128; K or more: one scale a column
+  bool bfloat16;
+  int tokens, columns;  // of a block
+  bool pairs;           // two blocks share K and add up,
+  int slices;           // and slices of K those that know nothing of each other: a second kernel adds up
+  bool early;           // may start before the kernel ahead ends
+};
+
+/// cudaErrorNotSupported: no kernel for this. Pointers of x, weights, scales and zeros are multiples of 16.
+cudaError_t many(const Many& call, cudaStream_t stream);
+
+}  // namespace qload::cuda

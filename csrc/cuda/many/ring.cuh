@@ -1,0 +1,116 @@
+// A block's two rings: boxes of 64 rows of x, and stages of 128 rows of weights with their scales and zero points.
+#pragma once
+
+#include "../device/ring.cuh"
+#include "many.h"
+
+namespace qload::cuda::many_room {
+
+constexpr int kBox = 64, kStage = 128, kTile = 64;      // rows of x of a slot, and of weights; columns of a tile
+constexpr int kMostBoxes = 24, kMostStages = 12;        // slots
+constexpr int kMultiply = 256, kFill = 128;             // threads: two groups of four warps that multiply, and one that fills
+constexpr int kTileBytes = kStage * kTile / 2;          // of a stage
+
+/// What copies read in boxes: x as (M, inputs), weights as (N / 64, K / 4, 32 words). Boxes of x that reach beyond the
+/// last token would take long: of a last tile that is not whole there is another size.
+struct Matrices {
+  CUtensorMap inputs, last_inputs, weights;
+};
+
+struct Work {  // how a launch divides a layer
+  int all, shares;                             // stages of K, blocks that share them
+  int boxes, stages;                           // slots
+  int weights_at, scales_at, zeros_at;         // bytes, where slots of these begin; of x at 0
+  int scale_bytes, zero_bytes;                 // of a slot
+  int group, group_rows;                       // rows of a group, and groups that begin in a stage or are all of it
+};
+
+/// Which columns and stages a block has.
+struct Place {
+  int slice, column, first, last;
+
+  __device__ __forceinline__ Place(const Many& call, const Work& work, int columns) {
+    slice = blockIdx.z % call.slices, column = blockIdx.z / call.slices * columns;
+    const int share = slice * gridDim.x + blockIdx.x;
+    first = work.all * share / work.shares, last = work.all * (share + 1) / work.shares;
+  }
+};
+
+/// Barriers of the slots: what is asked for has come, and nobody reads it any more.
+struct Barriers {
+  uint64_t x_came[kMostBoxes], x_free[kMostBoxes], came[kMostStages], free[kMostStages];
+};
+
+/// A slot of a ring and the parity of its phase, as counted in turns.
+struct Slot {
+  int at = 0, parity = 0;
+
+  __device__ __forceinline__ void advance(int slots) {
+    if (++at == slots) at = 0, parity ^= 1;
+  }
+};
+
+/// What fills the rings: `weights` of one thread, `inputs` of another.
+template <int tokens, int columns>
+struct Filling {
+  const Matrices& from;
+  const Many& call;
+  const Work& work;
+  const Place& place;
+  unsigned char* memory;
+  Barriers& barriers;
+
+  /// Weights never depend on the kernel ahead.
+  __device__ __forceinline__ void weights() const {
+    const uint64_t policy = gridDim.y == 1 ? leaves_first() : stays();
+    Slot slot;
+#pragma unroll 1
+    for (int stage = place.first; stage < place.last; ++stage) {
+      if (stage - place.first >= work.stages) wait_for(barriers.free + slot.at, slot.parity ^ 1);
+      ask(stage, slot.at, policy);
+      slot.advance(work.stages);
+    }
+  }
+
+  __device__ __forceinline__ void inputs() const {
+    wait_for_earlier_kernels();
+    const int token = blockIdx.y * tokens;
+    const bool whole = token + tokens <= call.M;
+    const int bytes = (whole ? tokens : call.M - token) * kBox * 2;
+    const CUtensorMap& x = whole ? from.inputs : from.last_inputs;
+    const uint64_t policy = stays();
+    Slot slot;
+#pragma unroll 1
+    for (int box = 2 * place.first; box < 2 * place.last; ++box) {
+      if (box - 2 * place.first >= work.boxes) wait_for(barriers.x_free + slot.at, slot.parity ^ 1);
+      uint64_t* came = barriers.x_came + slot.at;
+      expect_bytes(came, bytes);
+      copy_box(memory + slot.at * (tokens * kBox * 2), x, box * kBox, token, came, policy);
+      slot.advance(work.boxes);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void ask(int stage, int slot, uint64_t policy) const {
+    uint64_t* came = barriers.came + slot;
+    const bool groups = stage == place.first || stage * kStage % work.group == 0;
+    const int there = groups ? max(0, min(columns, call.N - place.column)) : 0;  // columns that have scales
+    const int zeros = call.zeros ? there / 2 : 0;
+    expect_bytes(came, columns / kTile * kTileBytes + work.group_rows * (there * 2 + zeros));
+    copy_box(memory + work.weights_at + slot * (columns / kTile * kTileBytes), from.weights, 0, stage * (kStage / 4),
+             place.column / kTile, came, policy);
+    if (there == 0) return;
+    const int group = stage * kStage / work.group;
+#pragma unroll 1
+    for (int row = 0; row < work.group_rows; ++row) {
+      const int64_t at = int64_t{group + row} * call.N + place.column;
+      copy_bytes(memory + work.scales_at + slot * work.scale_bytes + row * columns * 2,
+                 static_cast<const unsigned char*>(call.scales) + at * 2, there * 2, came, policy);
+      if (zeros)
+        copy_bytes(memory + work.zeros_at + slot * work.zero_bytes + row * columns / 2,
+                   static_cast<const unsigned char*>(call.zeros) + at / 2, zeros, came, policy);
+    }
+  }
+};
+
+}  // namespace qload::cuda::many_room

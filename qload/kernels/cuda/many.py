@@ -1,0 +1,103 @@
+"""Any number of tokens, best from 17 on, times a weight of 4 bits in strips: csrc/cuda/many."""
+
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from qload.kernels.cuda import launch
+from qload.kernels.cuda.inputs import in_rows
+from qload.kernels.cuda.launch import ALIGNED
+from qload.kernels.cuda.module import native, pointer, stream
+
+CAPABILITY = 9
+STAGE = 128  # rows that a block has at a time
+PLACES = {False: 132, True: 66}  # blocks, or pairs of them, that an H200 holds at once
+SLICES = (1, 2, 4)  # of K, which a second kernel adds up
+START = 0.88  # microseconds until blocks multiply and after they have, each time that they take turns
+ADD = 2.5  # until the second kernel adds,
+ADDED = 1.8  # and for each million of sums that it reads
+
+
+@dataclass(frozen=True)
+class ManyBlock:
+    """Blocks of so many tokens and columns, and what they took on an H200, in microseconds."""
+
+    tokens: int
+    columns: int
+    stage: float  # of all blocks that are there at once
+    pair: float  # of two, to add up
+
+
+BLOCK_SHAPES = (
+    ManyBlock(32, 128, 0.62, 1.2),
+    ManyBlock(32, 256, 0.86, 1.7),
+    ManyBlock(32, 512, 1.40, 2.7),
+    ManyBlock(64, 128, 0.70, 1.5),
+    ManyBlock(64, 256, 1.01, 2.3),
+    ManyBlock(64, 512, 1.80, 3.9),
+    ManyBlock(96, 256, 1.21, 2.7),
+    ManyBlock(128, 128, 0.88, 2.0),
+    ManyBlock(128, 256, 1.45, 2.9),
+    ManyBlock(192, 128, 1.12, 2.3),
+    ManyBlock(256, 128, 1.43, 2.6),
+)
+
+
+class ManyDivision(NamedTuple):
+    """Tokens and columns of a block, whether two share K, slices of K."""
+
+    tokens: int
+    columns: int
+    pairs: bool
+    slices: int
+
+
+def why_not(call: Any) -> str | None:
+    """Why this kernel does not take a call, or None."""
+    major, minor = torch.cuda.get_device_capability(call.x.device)
+    if major != CAPABILITY:
+        return f"needs a device of capability {CAPABILITY}.0, got {major}.{minor}"
+    if not native().hopper:
+        return "the CUDA module was built without QLOAD_CUDA_ARCHS=90a"
+    if call.bits != 4:
+        return f"reads strips of 4 bits, got {call.bits}"
+    return launch.why_not(call)
+
+
+def run(call: Any, how: ManyDivision | None = None) -> Tensor:
+    """y (M, N); divided as `division` says, or as asked for."""
+    how = how or division(call.tokens, call.rows, call.columns)
+    x = in_rows(call, ALIGNED // call.x.element_size())
+    y: Tensor = x.new_empty(call.tokens, call.N)
+    parts = None
+    if how.slices > 1:
+        parts = x.new_empty(how.slices, call.tokens, call.columns, dtype=torch.float32)
+    read = x, call.weights, call.scales, call.zeros, parts, call.bias, y
+    sizes = [call.tokens, call.rows, call.columns, x.shape[1], call.N]
+    kind = call.group, x.dtype == torch.bfloat16, [int(each) for each in how]
+    with torch.cuda.device(x.device):
+        native().many(*map(pointer, read), sizes, *kind, call.early, stream(x))
+    return y
+
+
+@cache
+def division(tokens: int, K: int, N: int) -> ManyDivision:
+    """The division of the least time expected."""
+    ways = (
+        (_time(kind, pairs, slices, tokens, K, N), ManyDivision(kind.tokens, kind.columns, pairs, slices))
+        for kind, pairs, slices in product(BLOCK_SHAPES, PLACES, SLICES)
+        if slices * (2 if pairs else 1) <= K // STAGE
+    )
+    return min(ways)[1]
+
+
+def _time(kind: ManyBlock, pairs: bool, slices: int, tokens: int, K: int, N: int) -> float:
+    together = -(-N // kind.columns) * -(-tokens // kind.tokens) * slices  # blocks or pairs
+    turns = -(-together // PLACES[pairs])
+    stages = -(-K // STAGE // (slices * (2 if pairs else 1)))
+    added = ADD + ADDED * slices * tokens * N / 1e6 if slices > 1 else 0.0
+    return turns * (stages * kind.stage + START + (kind.pair if pairs else 0.0)) + added

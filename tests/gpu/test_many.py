@@ -1,0 +1,153 @@
+"""17 tokens and more on strips of 4 bits: read-back, exact sums, a derived bound, the same bits."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from qload.kernel_formats import GPTQMarlinWeight
+from qload.kernels import cuda
+from qload.kernels.cuda import linear, many, marlin
+from qload.kernels.cuda.many import ManyDivision
+from qload.testing import assert_reads_back, assert_same_bits, assert_sums_exactly, assert_within_bound
+from tests.gpu.layers import DTYPES, call, inputs, layer
+
+pytestmark = pytest.mark.gpu
+TOKENS = [1, 17, 31, 32, 33, 63, 64, 65, 96, 97, 128, 129, 192, 255, 256, 257, 300]
+LAYERS = [  # K, N, group, zero points, act order
+    pytest.param(128, 64, 128, False, False, id="one unit"),
+    pytest.param(1024, 256, 128, False, False, id="groups of 128"),
+    pytest.param(1152, 576, 128, True, False, id="groups of 128 with zero points"),
+    pytest.param(1024, 576, 64, True, False, id="groups of 64 with zero points"),
+    pytest.param(2048, 64, 64, False, False, id="groups of 64"),
+    pytest.param(1920, 832, 32, True, False, id="groups of 32 with zero points"),
+    pytest.param(960, 320, 32, False, False, id="groups of 32, padded"),
+    pytest.param(1984, 128, -1, False, False, id="one scale a column"),
+    pytest.param(768, 1088, -1, True, False, id="one scale and zero point a column"),
+    pytest.param(1024, 320, 128, True, True, id="act order"),
+    pytest.param(416, 72, 32, True, True, id="padded act order"),
+]
+SHAPES = [(kind.tokens, kind.columns) for kind in many.KINDS]
+PAIRS = pytest.mark.parametrize("pairs", [False, True])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _hopper() -> None:
+    reason = cuda.why_not()
+    if reason or torch.cuda.get_device_capability()[0] != many.CAPABILITY:
+        pytest.skip(reason or "needs Hopper")
+
+
+def strips(*shape: Any, **kind: Any) -> GPTQMarlinWeight:
+    """A layer of `tests.gpu.layers` in strips."""
+    return layer(*shape, layout="strips", **kind)
+
+
+def kernel(weight: GPTQMarlinWeight, how: ManyDivision | None = None) -> Callable[[Tensor], Tensor]:
+    return lambda x: many.run(call(x, weight), how)
+
+
+@DTYPES
+@pytest.mark.parametrize(("K", "N", "group", "zeros", "act_order"), LAYERS)
+def test_one_input_at_a_time_reads_the_weight_back(
+    K: int, N: int, group: int, zeros: bool, act_order: bool, dtype: Any
+) -> None:
+    weight = strips(K, N, group, zeros, act_order, dtype)
+
+    assert_reads_back(kernel(weight), weight, dtype)
+
+
+@DTYPES
+@pytest.mark.parametrize("M", TOKENS)
+@pytest.mark.parametrize(("K", "N", "group", "zeros", "act_order"), LAYERS)
+def test_sums_are_exact_where_they_can_be_and_within_what_rounding_costs(
+    K: int, N: int, group: int, zeros: bool, act_order: bool, M: int, dtype: Any
+) -> None:
+    exact = strips(K, N, group, zeros, act_order, dtype, exact=True)
+    rounded = strips(K, N, group, zeros, act_order, dtype)
+
+    assert_sums_exactly(kernel(exact), exact, dtype, M=M)
+    assert_within_bound(kernel(rounded), rounded, inputs(M, rounded, dtype))
+
+
+@DTYPES
+@pytest.mark.parametrize(("tokens", "columns"), SHAPES)
+@PAIRS
+@pytest.mark.parametrize("slices", [1, 2, 7])
+@pytest.mark.parametrize(("group", "zeros"), [(32, True), (128, False)])
+def test_every_division_of_a_layer_sums_exactly_and_gives_the_same_bits_again(
+    tokens: int, columns: int, pairs: bool, slices: int, group: int, zeros: bool, dtype: torch.dtype
+) -> None:
+    weight = strips(1920, 832, group, zeros, False, dtype, exact=True)
+    divided = kernel(weight, ManyDivision(tokens, columns, pairs, slices))
+
+    for M in (tokens, tokens + 1, 3 * tokens - 5):
+        assert_sums_exactly(divided, weight, dtype, M=M)
+        x = inputs(M, weight, dtype)
+        assert_same_bits(divided(x), divided(x))
+
+
+@pytest.mark.parametrize(("K", "N"), [(128, 64), (128, 4096), (28672, 128), (4096, 64 * 700)])
+@pytest.mark.parametrize("M", [32, 64, 256, 1000])
+def test_the_division_that_is_chosen_sums_exactly(K: int, N: int, M: int) -> None:
+    weight = strips(K, N, -1, False, False, torch.float16, exact=True)
+
+    assert_sums_exactly(lambda x: linear(x, weight, kernel="many"), weight, torch.float16, M=M)
+
+
+@DTYPES
+@pytest.mark.parametrize("slices", [1, 4])
+@PAIRS
+def test_a_bias_is_added_before_the_one_rounding(pairs: bool, slices: int, dtype: torch.dtype) -> None:
+    weight = strips(1024, 256, 128, True, False, dtype, exact=True)
+    x, bias = inputs(65, weight, dtype).round(), torch.arange(256, device="cuda").to(dtype) / 8
+    biased = replace(call(x, weight), bias=bias)
+
+    got = many.run(biased, ManyDivision(64, 128, pairs, slices))
+
+    wide = x.double() @ weight.dequantize().double().T + bias.double()
+    torch.testing.assert_close(got.double(), wide, rtol=torch.finfo(dtype).eps, atol=torch.finfo(dtype).eps)
+
+
+def test_it_gives_the_same_bits_in_a_graph_and_a_hundred_times() -> None:
+    weight = strips(2048, 512, 128, False, False, torch.float16)
+    for how in (
+        ManyDivision(64, 128, True, 1),
+        ManyDivision(64, 256, False, 4),
+        ManyDivision(128, 128, True, 2),
+    ):
+        x, run = inputs(100, weight, torch.float16), kernel(weight, how)
+        first = run(x)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = [run(x) for _ in range(20)]
+        for _ in range(5):
+            graph.replay()
+            for each in captured:
+                assert_same_bits(each, first)
+
+
+def test_what_does_not_fit_is_refused_with_a_reason() -> None:
+    weight = strips(128, 64, 128, False, False, torch.float16)
+    eight = strips(128, 64, 128, False, False, torch.float16, bits=8)
+    few = call(inputs(20, weight, torch.float16), weight)
+    memory = torch.empty(weight.qweight.numel() + 1, dtype=torch.int32, device="cuda")
+    moved = memory[1:].view(weight.qweight.shape)
+
+    assert many.why_not(few) is None
+    assert "strips of 4 bits, got 8" in str(many.why_not(call(few.x, eight)))
+    assert "multiples of 16 bytes" in str(many.why_not(replace(few, weights=moved)))
+
+
+@pytest.mark.parametrize("M", [33, 257])
+def test_a_compiled_model_calls_it_whole(M: int) -> None:
+    weight = strips(1024, 256, 128, True, False, torch.float16)
+    x = inputs(M, weight, torch.float16)
+
+    arguments = marlin.arguments(x, weight)
+    torch.library.opcheck(torch.ops.qload.strips.default, arguments, {"kernel": "many"})
+    compiled = torch.compile(lambda x: linear(x, weight, kernel="many") * 2, fullgraph=True, backend="eager")
+    assert_same_bits(compiled(x), linear(x, weight, kernel="many") * 2)

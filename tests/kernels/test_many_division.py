@@ -1,0 +1,46 @@
+"""How the kernel of many tokens on strips divides a layer: the divisions that were fastest on an H200."""
+
+import pytest
+
+from qload.kernels.cuda.many import BLOCK_SHAPES, SLICES, STAGE, ManyDivision, division
+
+SEEN = [  # within 1.5 % of the fastest that was timed: K, N, tokens; a division
+    (4096, 4096, 256, (128, 128, True, 1)),
+    (4096, 6144, 32, (32, 256, False, 4)),
+    (4096, 6144, 128, (128, 128, True, 1)),
+    (4096, 28672, 32, (32, 512, True, 1)),
+    (4096, 28672, 128, (128, 256, False, 1)),
+    (14336, 4096, 64, (64, 256, True, 4)),
+    (14336, 4096, 128, (128, 256, True, 4)),
+    (8192, 8192, 128, (128, 128, True, 1)),
+    (8192, 8192, 256, (256, 128, True, 1)),
+    (8192, 57344, 64, (64, 512, False, 1)),
+    (8192, 57344, 128, (128, 256, False, 1)),
+    (28672, 8192, 64, (64, 512, True, 4)),
+    (28672, 8192, 256, (256, 128, True, 1)),
+]
+
+
+@pytest.mark.parametrize(("K", "N", "M", "best"), SEEN)
+def test_what_is_expected_is_what_was_seen(K: int, N: int, M: int, best: tuple[int, int, bool, int]) -> None:
+    assert division(M, K, N) == best
+
+
+@pytest.mark.parametrize("M", [17, 32, 33, 64, 65, 128, 129, 256, 257, 1024, 4096, 100_003])
+@pytest.mark.parametrize("K", [128, 256, 896, 4096, 28672])
+@pytest.mark.parametrize("N", [64, 128, 512, 8192, 200_000])
+def test_every_block_has_a_stage_and_a_shape_that_a_kernel_has(M: int, K: int, N: int) -> None:
+    tokens, columns, pairs, slices = division(M, K, N)
+
+    assert (tokens, columns) in [(kind.tokens, kind.columns) for kind in BLOCK_SHAPES]
+    assert slices in SLICES
+    assert slices * (2 if pairs else 1) <= K // STAGE
+
+
+def test_a_layer_of_one_unit_is_not_divided() -> None:
+    assert division(17, 128, 64) == ManyDivision(32, 128, False, 1)
+
+
+@pytest.mark.parametrize(("K", "N"), [(4096, 4096), (14336, 4096), (8192, 8192), (8192, 57344)])
+def test_the_largest_blocks_of_tokens_take_thousands_of_them(K: int, N: int) -> None:
+    assert division(4096, K, N) == ManyDivision(256, 128, False, 1)
