@@ -1,4 +1,4 @@
-"""A layer whose skipped is not read: enough to decide by, at the cost of its small tensors."""
+"""A layer without the values of one tensor, its codes: enough to decide by, and cheap to read."""
 
 from collections.abc import Iterable
 
