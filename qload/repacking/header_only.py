@@ -1,4 +1,4 @@
-"""A layer whose skipped is not read: enough to decide by, at the cost of its small tensors."""
+"""A layer without the values of one tensor, its codes: enough to decide by, and cheap to read."""
 
 from collections.abc import Iterable
 
@@ -12,7 +12,7 @@ from qload.storage import TensorInfo
 
 
 class HeaderOnlySource:
-    """What another source holds; tensors named `skipped` have their shape and no values.
+    """What an inner source holds; a tensor named `skipped` has its shape and no values.
 
     Nothing is entered into the ledger: whoever only decides has loaded nothing.
     """
@@ -22,19 +22,19 @@ class HeaderOnlySource:
 
     @property
     def process_group(self) -> ProcessGroup:
-        """As the other source; whoever loads all of a layer does not ask."""
+        """That of the inner source; a load of a whole layer does not use it."""
         return self.inner.process_group
 
     def has_tensor(self, name: str) -> bool:
-        """As the other source."""
+        """As the inner source."""
         return self.inner.has_tensor(name)
 
     def info(self, name: str) -> TensorInfo:
-        """As the other source."""
+        """As the inner source."""
         return self.inner.info(name)
 
     def read(self, name: str, index: tuple[slice, ...] = (), *, role: Role) -> Tensor:
-        """As the other source, or a single zero that stands for all elements."""
+        """As the inner source, or for a skipped tensor zeros of its shape, which share one element."""
         if not self.skipped or name.rpartition(".")[2] != self.skipped:
             return self.inner.read(name, index, role=role)
         nothing = self.inner.read(name, (slice(0, 0),), role=role)
@@ -47,5 +47,5 @@ class HeaderOnlySource:
         """The load itself notes what there is to note."""
 
     def missing(self, name: str, hint: str = "") -> MissingTensorError:
-        """As the other source."""
+        """As the inner source."""
         return self.inner.missing(name, hint)
