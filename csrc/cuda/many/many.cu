@@ -1,46 +1,19 @@
-// Launches of many.cuh: what copies read, how the rings are laid out, and the list of kernels.
+// Launches of many.cuh: what copies read and how the rings are laid out.
 #include "many.h"
 
 #include <algorithm>
 
 #include "../device/launch.h"
-#include "many.cuh"
+#include "kernels.cuh"
 
 namespace qload::cuda {
 namespace {
 
 using namespace many_room;
 
-using Kernel = void (*)(const Matrices, const Many, const Work);
 using Encode = decltype(&cuTensorMapEncodeTiled);
 
 constexpr int kShared = 227 << 10, kOwn = 2048;  // of a block, and what is there beside its rings
-
-template <class T, bool has_zeros, bool small>
-Kernel of_shape(int tokens, int columns) {
-#define QLOAD_SHAPE(m, n) \
-  if (tokens == m && columns == n) return many_kernel<T, has_zeros, small, m, n>;
-#ifdef QLOAD_SHAPES
-  QLOAD_SHAPES
-#else
-  QLOAD_SHAPE(32, 128) QLOAD_SHAPE(32, 256) QLOAD_SHAPE(32, 512) QLOAD_SHAPE(64, 128) QLOAD_SHAPE(64, 256)
-  QLOAD_SHAPE(64, 512) QLOAD_SHAPE(96, 256) QLOAD_SHAPE(128, 128) QLOAD_SHAPE(128, 256) QLOAD_SHAPE(192, 128)
-  QLOAD_SHAPE(256, 128)
-#endif
-#undef QLOAD_SHAPE
-  return nullptr;
-}
-
-template <class T, bool has_zeros>
-Kernel of_groups(const Many& call) {
-  return call.group < kStage ? of_shape<T, has_zeros, true>(call.tokens, call.columns)
-                             : of_shape<T, has_zeros, false>(call.tokens, call.columns);
-}
-
-template <class T>
-Kernel kernel_of(const Many& call) {
-  return call.zeros ? of_groups<T, true>(call) : of_groups<T, false>(call);
-}
 
 /// The driver's function that describes a matrix to copies, or null.
 Encode encode() {
@@ -103,7 +76,7 @@ cudaError_t added(const Many& call, cudaStream_t stream) {
 
 cudaError_t many(const Many& call, cudaStream_t stream) {
   if (call.M == 0 || call.outputs == 0) return cudaSuccess;
-  const Kernel kernel = call.bfloat16 ? kernel_of<__nv_bfloat16>(call) : kernel_of<__half>(call);
+  const ManyKernel kernel = call.bfloat16 ? many_of_bfloat16(call) : many_of_half(call);
   if (this_device().major != 9 || !kernel || call.K % kStage || call.N % kTile || call.inputs % 8 || call.slices < 1 ||
       (call.slices > 1 && !call.parts))
     return cudaErrorNotSupported;
