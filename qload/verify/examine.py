@@ -174,7 +174,7 @@ def _symmetric(storage: WeightStorage, layer: LayerDescription) -> bool | None:
         return None
     if convention(layer) is not None:
         return all(same for _, _, same in symmetric(storage, layer))
-    if isinstance(config, AWQConfig | MarlinConfig | Marlin24Config):
+    if isinstance(layer.format.config, AWQConfig | MarlinConfig | Marlin24Config):
         return True  # of these, what stores no zero points means the middle
     said: bool | None = getattr(config, "symmetric", None)
     return said
