@@ -87,7 +87,10 @@ every_format = pytest.mark.parametrize("weight_type", FORMATS, ids=lambda weight
 
 
 def lawful(config: Config, dim: str, size: int, world: int, K: int) -> bool:
-    """Whether every cut for `world` ranks is lawful: from formats.md, not from the product."""
+    """Whether every cut of `dim` for `world` ranks is lawful: from what tools write, not from the product.
+
+    A format without a branch here may be cut anywhere.
+    """
     if size % world:
         return False
     share = size // world

@@ -222,7 +222,7 @@ def check_model(folder: Path, expected: Mapping[str, Tensor]) -> None:
 
 
 def layouts(weight: Any) -> list[str]:
-    """The layouts that have to hold a weight: from formats.md, not from the product."""
+    """The layouts that have to hold a weight: from what their kernels take, not from the product."""
     if isinstance(weight, Exl2Weight):
         return ["exllama"]
     if isinstance(weight, Fp8Weight):

@@ -6,6 +6,8 @@ TESTS = Path(__file__).parent
 ROOT = TESTS.parent
 GOLDEN = ROOT / "golden"
 FIXTURES = ROOT / "fixtures"
+# Whose fixtures are read: all but those that are there to be refused.
+FOLDERS = sorted(path.name for path in FIXTURES.iterdir() if path.is_dir() and path.name != "refused")
 
 
 def cases(*formats: str) -> list[Path]:

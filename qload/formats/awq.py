@@ -9,8 +9,8 @@ On disk, for a layer of K inputs and N outputs, group size g, b bits:
     w[n, k] = scales[k / g, n] * (code[k, n] - zero[k / g, n])
 
 `zero_point: false` says that the zero points are 2**(b-1) and may be left out; where they are stored
-they are believed. There is no group index, so a cut of K inside a group is refused. Source: formats.md
-section 3, bit-equal to autoawq and gptqmodel for 4 bits, to vLLM for 8.
+they are believed. There is no group index, so a cut of K inside a group is refused. Source: autoawq
+0.2.9 and gptqmodel 7.7.0 for 4 bits, vLLM 0.11.0 for 8, bit-equal to all.
 """
 
 from dataclasses import dataclass, replace

@@ -15,7 +15,7 @@ On disk, for a layer of K inputs and N outputs, block size B:
     absmax[i] = nested_quant_map[code[i]] * nested_absmax[i / nested_blocksize] + nested_offset
 
 The typed weight holds absmax in fp32: a run of scales does not end where a share does. The owner rounds w
-once, to the dtype of the state. Source: formats.md section 9, bit-equal to bitsandbytes.
+once, to the dtype of the state. Source: bitsandbytes 0.50.2, bit-equal to it.
 """
 
 from collections.abc import Mapping

@@ -8,7 +8,7 @@ On disk, for a layer of K inputs and N outputs:
 
     w[n, k] = (weight[n, k] * SCB[n]) * fp32(1/127)
 
-The two products round in float32, in this order. Source: formats.md section 9, bit-equal to bitsandbytes.
+The two products round in float32, in this order. Source: bitsandbytes 0.50.2, bit-equal to it.
 """
 
 from dataclasses import dataclass

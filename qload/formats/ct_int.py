@@ -12,7 +12,7 @@ On disk, for a layer of K inputs and N outputs:
 
 The scale is one for the tensor, () or (1,); one an output, (N, 1); one a group of g inputs, (N, K/g); or one
 a block, (N/bn, K/bk), both rounded up. `codes()` counts from 0, so that zero points are 2**(b-1) higher than
-they are stored. Source: formats.md section 10, bit-equal to compressed-tensors after one rounding.
+they are stored. Source: compressed-tensors 0.20.0, bit-equal to it after one rounding.
 """
 
 from dataclasses import dataclass, replace

@@ -11,8 +11,8 @@ On disk, for a layer of K inputs and N outputs in G groups, b bits, w(X) = X*b/3
     w[n, k] = weight_scale[n, g] * (code[n, k] - zero[n, g]),   g = g_idx[k], or k / g where there is none
 
 A zero point that is not stored is 2**(b-1). The packing changed in version 0.18; the shapes tell which it is,
-and for the few that fit both, the version in the config. Source: formats.md section 10, bit-equal to
-compressed-tensors after one rounding to the dtype of the scales.
+and for the few that fit both, the version in the config. Source: compressed-tensors
+0.14.0 and 0.20.0, bit-equal to both after one rounding to the dtype of the scales.
 """
 
 from dataclasses import dataclass, field, replace

@@ -9,7 +9,7 @@ On disk, for a layer of K inputs and N outputs, both multiples of 64:
 
 In memory outputs lie in pairs: the stored shape hides it, so that a slice of it means nothing. The bytes are
 those for sm75 and sm80, which are the same; EETQ writes none for sm90. Its variant of 4 bits has the same
-config and is refused by its shapes. Source: formats.md section 7, bit-equal to EETQ.
+config and is refused by its shapes. Source: EETQ 465e972, bit-equal to it.
 """
 
 from dataclasses import dataclass

@@ -15,7 +15,7 @@ On disk, for a layer of K inputs and N outputs in G groups, R rows of words:
 Every step is rounded to fp16, subnormal numbers too. N is stored as a multiple of 32, a layer's own outputs
 followed by codes that mean zero, and is taken as it is stored. Inputs are sorted by how many bits they got,
 so K is never cut, and layers are fused only where groups, order and q_scale_max are the same in all: load
-others as layers of their own. Source: formats.md section 6, bit-equal to exllamav2.
+others as layers of their own. Source: exllamav2 b9c025b, bit-equal to it.
 """
 
 from dataclasses import dataclass, replace

@@ -10,8 +10,8 @@ On disk, for a layer of K inputs and N outputs:
 
 The scale is one for all, () or (1,) or (1, 1); one an output, (N,) or (N, 1) or (1, N); or one a block of bn
 outputs and bk inputs, (ceil(N / bn), ceil(K / bk)). A layer that is stored fused may have one a part, (P,).
-Either name multiplies; only GPTQModel's dialect divides by `weight_scale_inv`. Source: formats.md section 8,
-bit-equal to transformers, sglang, vLLM, compressed-tensors and gptqmodel.
+Either name multiplies; only GPTQModel's dialect divides by `weight_scale_inv`. Source: transformers
+5.23.0, sglang 0.5.23, vLLM 0.11.0, compressed-tensors 0.20.0 and gptqmodel 7.7.0, bit-equal to all.
 """
 
 from dataclasses import dataclass, field, replace

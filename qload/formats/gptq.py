@@ -9,7 +9,7 @@ On disk, for a layer of K inputs and N outputs in G groups, b bits:
 
     w[n, k] = scales[g, n] * (code[k, n] - zero[g, n]),   g = g_idx[k]
 
-Source: formats.md section 1, bit-equal to gptqmodel and auto-gptq.
+Source: gptqmodel 7.7.0 and auto-gptq 0.7.1, bit-equal to both.
 """
 
 from dataclasses import dataclass, field, replace

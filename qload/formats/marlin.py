@@ -8,7 +8,7 @@ On disk, for a layer of K inputs and N outputs, group size g, b bits:
     w[n, k] = s[k / g, n] * (code[k, n] - 2**(b-1))
 
 The order of the scales belongs to the whole layer: a row share left with one group keeps the order for
-groups. Source: formats.md section 4, bit-equal to IST's packer.
+groups. Source: IST's packer 2f6d7c1, bit-equal to it.
 """
 
 from dataclasses import dataclass

@@ -9,8 +9,8 @@
     q_group_map  int16         (2*K,)    of each row its group and the rows left in it, 16 bits without a sign
 
 Nothing that is stored is changed or shared: kernels of others shuffle q_weight in place and divide
-q_scale_max in place, and do it again to a tensor that they are given twice. Source: formats.md section 6,
-byte-equal to exllamav2.
+q_scale_max in place, and do it again to a tensor that they are given twice. Source: exllamav2
+b9c025b, byte-equal to it.
 """
 
 from dataclasses import dataclass

@@ -6,7 +6,7 @@
     g_idx    int32             (K,)         the group of each row of qweight: sorted
     q_perm   int32             (K,)         row i of qweight is input q_perm[i]; absent: in order
 
-Source: formats.md section 2, byte-equal to exllamav2 and vLLM.
+Source: exllamav2 b9c025b and vLLM 0.11.0, byte-equal to both.
 """
 
 from dataclasses import dataclass, replace

@@ -11,7 +11,7 @@ columns that are cut off the output. `is_k_full` says that the rows of every gro
 kernel may take row i to be of group i / group_size; where a cut of K took rows of a permuted group away,
 it looks every row's group up.
 
-Source: formats.md section 4, byte-equal to vLLM and TGI.
+Source: vLLM 0.11.0 and TGI db931fcf, byte-equal to both.
 """
 
 from dataclasses import dataclass, replace

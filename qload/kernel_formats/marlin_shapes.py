@@ -1,8 +1,7 @@
 """What Marlin's kernel divides its work by: group sizes, thread blocks, padding, locks.
 
-A thread block takes 128 rows of 64 columns, or 64 rows of 128; other shapes are padded. Sources:
-formats.md section 4; the shape rule is that of the compiled kernels, not the stricter one of the Python
-in front of some of them.
+A thread block takes 128 rows of 64 columns, or 64 rows of 128; other shapes are padded. The
+shape rule is that of the compiled kernels, not the stricter one of the Python in front of some of them.
 """
 
 from math import lcm

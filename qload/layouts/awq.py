@@ -1,7 +1,7 @@
 """AWQ's GEMM order: codes and zero points along N, the even columns of a word's eight before the odd.
 
 Nibble i of word c holds column 8c + [0, 2, 4, 6, 1, 3, 5, 7][i]; with 8 bits byte i holds column
-4c + [0, 2, 1, 3][i]. Source: formats.md section 3, checked against autoawq.
+4c + [0, 2, 1, 3][i]. Source: autoawq 0.2.9.
 """
 
 from functools import cache

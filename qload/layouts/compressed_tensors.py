@@ -4,7 +4,7 @@
     by words  32 // bits codes a word, what is left of its upper bits unused; up to version 0.17
 
 With 2, 4 and 8 bits both are the same. The last word of a row may be short of codes. Signed codes are stored
-with 2**(bits - 1) added. Source: formats.md section 10, checked against compressed-tensors 0.14 and 0.20.
+with 2**(bits - 1) added. Source: compressed-tensors 0.14.0 and 0.20.0.
 """
 
 from functools import cache

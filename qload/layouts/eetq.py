@@ -4,8 +4,8 @@ Of a column of 64 inputs, outputs 2i and 2i + 1 lie one after the other; of 16 i
 2t + 1, 2t + 9 are one 32-bit word, so that a lane has what one matrix instruction takes and pairs of bytes
 become pairs of halves. A byte is the code plus 128.
 
-Source: formats.md section 7, byte-equal to EETQ's own preprocessor; its bytes for sm75 and sm80 are the
-same. What it writes on sm70 is another layout that no case shows, and from sm90 on it refuses to write.
+Source: EETQ 465e972, byte-equal to its own preprocessor, whose bytes for sm75 and sm80 are the same.
+What it writes on sm70 is another layout that no case shows, and from sm90 on it refuses to write.
 """
 
 import torch

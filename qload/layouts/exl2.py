@@ -10,8 +10,8 @@ the lower halves, the odd ones in the upper halves, and what does not fit fills 
     5       word a of five: rows 6a to 6a + 5; in bits 15 and 31 the bits a of rows 30 and 31
     4, 3, 2 as `layouts.exllama`
 
-Source: formats.md section 6, byte-equal to exllamav2 but for 5 bits, of which there is no case: these follow
-the published kernels. vLLM's copy of the kernels reads 6 bits as they come.
+Source: exllamav2 b9c025b, byte-equal to it but for 5 bits, of which there is no case: these follow the
+published kernels. vLLM's copy of the kernels reads 6 bits as they come.
 """
 
 from dataclasses import dataclass

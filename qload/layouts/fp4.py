@@ -1,7 +1,7 @@
 """Four-bit floats (e2m1), two a byte with the first in the low bits, and scales that are powers of two.
 
 e2m1 is a sign, two bits of exponent and one of mantissa; e8m0 is an exponent alone, and 255 is NaN.
-Source: formats.md sections 10 and 11, checked against compressed-tensors, modelopt, torchao and transformers.
+Source: compressed-tensors 0.20.0, modelopt 0.47.0, torchao 0.18.0 and transformers 5.23.0.
 """
 
 import torch

@@ -1,7 +1,7 @@
 """GPTQ's orders: codes down K, zero points along N, each a plain little-endian stream.
 
 2, 4 and 8 bits fill a word with 32 / bits codes; 3 bits fill three words with 32 codes, of which
-the 11th and the 22nd straddle two words. Source: formats.md section 1, checked against gptqmodel.
+the 11th and the 22nd straddle two words. Source: gptqmodel 7.7.0.
 """
 
 from functools import cache

@@ -4,7 +4,7 @@ Of every four rows of a column two are kept, in order; the kept codes (K / 2, N)
 the columns of a 64-wide tile run the other way round. The metadata gives four bits to each four rows,
 the positions of the two kept ones, and is laid out as the sparse tensor cores load it.
 
-Source: formats.md section 5, bit-equal to vLLM and compressed-tensors.
+Source: vLLM 0.11.0 and compressed-tensors 0.14.0, bit-equal to both.
 """
 
 from functools import cache

@@ -4,7 +4,7 @@
     code[n, k] = w[n, k] / (max |w[n]| / 128) in float32, rounded half away from zero, within -128 and 127
 
 A small scale loses bits, as EETQ's own does; an output whose scale would be 0 is refused, unless it is zeros.
-Source: formats.md section 7.
+Source: EETQ 465e972.
 """
 
 from dataclasses import dataclass

@@ -5,9 +5,9 @@ from contextlib import closing
 from os import PathLike
 
 from qload.errors import ArgumentError, QloadError
-from qload.formats import AWQConfig, GPTQConfig, Marlin24Config, MarlinConfig
+from qload.formats import AWQConfig, Marlin24Config, MarlinConfig
 from qload.loader import LayerDescription
-from qload.spec import Role
+from qload.spec import Grouped, Role
 from qload.storage import WeightStorage
 from qload.verify import against as comparison
 from qload.verify import notes, parallel
@@ -16,7 +16,6 @@ from qload.verify.rules import INSPECTED, RULES
 from qload.verify.subject import Subject
 from qload.verify.zero_points import convention, symmetric
 
-GROUPED = (GPTQConfig, AWQConfig, MarlinConfig, Marlin24Config)
 Progress = Callable[[str, int, int], None]
 
 
@@ -154,13 +153,12 @@ def _report(subject: Subject, found: list[Finding], told: list[str]) -> Report:
 
 def _layer(storage: WeightStorage, layer: LayerDescription) -> LayerInfo:
     config = layer.format.config
-    grouped = config if isinstance(config, GROUPED) else None
     scales = next((spec.name for spec in layer.specs if spec.role is Role.SCALE), "weight")
     return LayerInfo(
         prefix=layer.prefix,
         format=layer.format.weight_type.format,
-        bits=grouped.bits if grouped else None,
-        group_size=grouped.group_size if grouped else None,
+        bits=getattr(config, "bits", None),
+        group_size=config.group_size if isinstance(config, Grouped) else None,
         sym=_symmetric(storage, layer),
         act_order=_act_order(layer),
         shape=(layer.N, layer.K) if "K" in layer.sizes else (layer.N,),
@@ -170,13 +168,22 @@ def _layer(storage: WeightStorage, layer: LayerDescription) -> LayerInfo:
 
 
 def _symmetric(storage: WeightStorage, layer: LayerDescription) -> bool | None:
-    if not isinstance(layer.format.config, GROUPED):
+    """What the zero points say, where their reading is known; else what the config says, if it does."""
+    config = layer.format.config
+    if not isinstance(config, Grouped):
         return None
-    return convention(layer) is None or all(same for _, _, same in symmetric(storage, layer))
+    if convention(layer) is not None:
+        return all(same for _, _, same in symmetric(storage, layer))
+    if isinstance(layer.format.config, AWQConfig | MarlinConfig | Marlin24Config):
+        return True  # of these, what stores no zero points means the middle
+    said: bool | None = getattr(config, "symmetric", None)
+    return said
 
 
 def _act_order(layer: LayerDescription) -> bool | None:
+    """Whether some index of groups differs from their order; without an index they lie in order."""
     config = layer.format.config
-    if not isinstance(config, GPTQConfig):
-        return False if isinstance(config, MarlinConfig | Marlin24Config) else None
-    return not bool((layer.facts["g_idx"] == config.in_order(layer.K)).all())
+    if not isinstance(config, Grouped):
+        return None
+    indices = [layer.facts[spec.name] for spec in layer.specs if spec.index_of and spec.name in layer.facts]
+    return any(not bool((index == config.in_order(layer.K)).all()) for index in indices)

@@ -2,25 +2,20 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file
 
+from qload.detect import loader_from_config
 from qload.errors import UnsupportedFormatError
 from qload.formats import FORMATS
 from qload.weights import open_checkpoint
 from tests import owners
-from tests.paths import cases
+from tests.paths import FOLDERS, cases
 
-INTEGERS = ("gptq", "awq", "exllama", "marlin", "gptq_marlin", "awq_marlin", "gptq_marlin_24")
-OTHERS = ("exl2", "eetq", "fp8", "bnb", "compressed_tensors", "modelopt", "mxfp4")
-LAYERS = [folder for folder in cases(*INTEGERS, *OTHERS) if (folder / "expected").is_dir()]
+LAYERS = [folder for folder in cases(*FOLDERS) if (folder / "expected").is_dir()]
 LAYERS = [folder for folder in LAYERS if not folder.name.startswith("model_")]
-LANES = [
-    folder
-    for folder in LAYERS
-    if folder.parent.name in INTEGERS or folder.name.startswith(("pack_", "marlin_24_"))
-]
 MODELS = [folder for folder in cases("gptq", "awq") if folder.name.startswith("model_")]
 
 
@@ -28,12 +23,31 @@ def name(folder: Path) -> str:
     return f"{folder.parent.name}-{folder.name}"
 
 
+def config_of(folder: Path) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text())["quantization_config"]
+    return config
+
+
 def read(folder: Path) -> owners.Owned:
     return owners.Owned(
         load_file(folder / "model.safetensors"),
-        json.loads((folder / "config.json").read_text())["quantization_config"],
+        config_of(folder),
         load_file(folder / "expected" / "expected.safetensors"),
     )
+
+
+def of_integers(folder: Path) -> bool:
+    """Whether every layer of a fixture is of a format that kernels' lanes are emulated for."""
+    weight_types = [each.weight_type for each in loader_from_config(config_of(folder)).formats]
+    return all(issubclass(each, owners.INTEGERS) for each in weight_types if not each.plain)
+
+
+LANES = [folder for folder in LAYERS if of_integers(folder)]
+NEEDS_A_FIXTURE = """
+No folder under fixtures/ holds a layer of: {}.
+Add fixtures/FORMAT/CASE/ with config.json, model.safetensors, expected/expected.safetensors (its key
+"expected.weight" is what the format's own tool dequantizes to) and ORIGIN.toml (tool, seed).
+docs/extending/format.md, section 5, has an example."""
 
 
 @pytest.mark.parametrize("folder", LAYERS, ids=name)
@@ -74,16 +88,19 @@ def test_a_model_has_its_owners_numbers_and_nothing_is_left_over(folder: Path) -
 
 
 def test_some_fixture_holds_every_format_that_is_read() -> None:
-    assert {read(folder).weight.format for folder in LAYERS} | {"unquantized"} == {
-        weight_type.format for weight_type in FORMATS
-    }
+    held = {type(read(folder).weight) for folder in LAYERS}
+    missing = [each.format for each in FORMATS if each not in held and not each.plain]
+
+    assert not missing, NEEDS_A_FIXTURE.format(", ".join(missing))
 
 
 def test_some_fixture_holds_every_reading_and_every_kernel_tensor_that_is_checked() -> None:
     held = {key for folder in LAYERS for key in read(folder).owner}
     checked = {"expected.weight", *owners.UNMASKED, *(f"extra.{key}" for key in owners.EXTRA)}
 
-    assert held == {*checked, *(f"repacked.{key}" for key in owners.REPACKED)}
+    known = {*checked, *(f"repacked.{key}" for key in owners.REPACKED)}
+    assert not held - known, f"add to REPACKED or EXTRA of tests/owners.py: {sorted(held - known)}"
+    assert not known - held, f"no fixture has {sorted(known - held)} any more, which tests/owners.py names"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Marlin's orders, one element and one block at a time: addresses worked out from formats.md section 4."""
+"""Marlin's orders, one element and one block at a time: addresses worked out by hand."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Marlin 2:4: kept codes, metadata, and which two of four rows are kept; formats.md section 5."""
+"""Marlin 2:4: kept codes, metadata, and which two of four rows are kept."""
 
 from itertools import combinations
 from typing import Any

@@ -46,6 +46,12 @@ FIRST: dict[str, tuple[str, ...]] = {
     "RepackingLoader": ("RepackingLoader(", ".get_weights("),
 }
 PUBLIC = documented()
+NO_SUMMARY = "{}: its docstring has to begin with a sentence on one line, and begins with: {}"
+UNDOCUMENTED = """
+{}: its docstring does not name {}.
+Add an entry to a section "Attributes" (of a class) or "Parameters" (of a function), each followed by an
+indented line of what it is; or name it in backticks."""
+UNNAMED = "{}: its docstring does not name what it raises: add {}, and when"
 
 
 def name(each: Documented) -> str:
@@ -54,14 +60,16 @@ def name(each: Documented) -> str:
 
 @pytest.mark.parametrize("each", PUBLIC, ids=name)
 def test_a_public_name_says_what_it_is_takes_and_raises(each: Documented) -> None:
-    assert no_summary(each) is None
-    assert undocumented(each) == []
-    assert unnamed_errors(each) == []
+    assert (line := no_summary(each)) is None, NO_SUMMARY.format(each.name, line)
+    assert (names := undocumented(each)) == [], UNDOCUMENTED.format(each.name, ", ".join(names))
+    assert (errors := unnamed_errors(each)) == [], UNNAMED.format(each.name, ", ".join(errors))
 
 
 @pytest.mark.parametrize(("package", "constant"), list(constants()))
 def test_a_public_value_is_named_by_its_package(package: str, constant: str) -> None:
-    assert f"`{constant}`" in (importlib.import_module(package).__doc__ or "")
+    said = importlib.import_module(package).__doc__ or ""
+
+    assert f"`{constant}`" in said, f"name `{constant}` in the docstring of the package {package}"
 
 
 def examples(value: Any, called: str) -> list[doctest.DocTest]:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from qload.verify import Report, inspect, verify
-from tests.paths import FIXTURES, cases
+from tests.paths import FIXTURES, FOLDERS, cases
 from tests.verify import format_damage as do
 from tests.verify.damage import read_tensors, write_case
 
@@ -185,7 +185,8 @@ def test_damage_is_found_by_its_tier(row: Row, tmp_path: Path) -> None:
     assert rules(verify(broken, against=folder)) == {*row.verify.split(), *row.against.split()}
 
 
-SOUND = cases("bnb", "fp8", "exl2", "eetq", "compressed_tensors", "modelopt", "mxfp4", "awq_marlin")
+ELSEWHERE = ("gptq", "awq", "marlin", "gptq_marlin_24")  # of test_damage and test_marlin
+SOUND = cases(*(name for name in FOLDERS if name not in ELSEWHERE))
 
 
 @pytest.mark.parametrize("folder", SOUND, ids=lambda folder: f"{folder.parent.name}-{folder.name}")
