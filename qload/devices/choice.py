@@ -79,9 +79,9 @@ def dequantize_stored(stored: StoredCodes | StoredTable | None, out: Tensor) -> 
     return stored is not None and out.is_cuda and _dequantize_stored(stored, out)
 
 
-def reads_stored(tensor: Tensor) -> bool:
-    """Whether a tensor's device reads weights as they are stored."""
-    return tensor.is_cuda and cuda.has_routines(tensor)
+def reads_stored(*tensors: Tensor) -> bool:
+    """Whether the device that all these tensors lie on reads weights as they are stored."""
+    return tensors[0].is_cuda and cuda.has_routines(*tensors)
 
 
 def _natively(codes: CodeValues, meaning: Meaning, out: Tensor) -> bool:

@@ -14,7 +14,7 @@ from qload.devices.codes import CodesInWords
 from qload.devices.meaning import Meaning
 from qload.devices.tensors import FLOATS, address, block, dense, is_plain
 from qload.native import is_on, isa, load, threads
-from qload.sentences import Digit, FieldMove, WordSentence
+from qload.sentences import WORD_BITS, Digit, FieldMove, WordSentence
 from qload.sentences.digits import (
     WHOLE_BITS,
     Axis,
@@ -25,12 +25,12 @@ from qload.sentences.digits import (
     in_common,
     runs,
     stream_axis,
+    turned,
 )
 
 SCRATCH = 1 << 17  # bytes on each thread's stack, where a granule of a packing is spelled out
 REGISTER = 64
 BYTE = 8
-WORD_BITS = 32
 
 
 def move(source: Tensor, target: Tensor, bits: int, digits: Sequence[Digit]) -> bool:
@@ -66,7 +66,7 @@ def unpack(packing: WordSentence, words: Tensor, codes: Tensor) -> bool:
     if not _fits(packing):
         found = runs(packing, tuple(codes.shape), codes.stride(), words.stride())
         fields = [FieldMove(f.word, f.code, f.bit, f.low, f.width) for f in packing.fields]
-        back = None if found is None else Runs(found.word, found.code, _turned(found.digits))
+        back = None if found is None else Runs(found.word, found.code, turned(found.digits))
         return back is not None and (
             _fields(words, codes, fields, (packing.words, packing.run), back) is not None
         )
@@ -202,10 +202,6 @@ def _fields(
     at = source.data_ptr(), target.data_ptr()
     seen: int = cpu.fields(isa(), list(moved), *words, *run, list(lying.digits), *at, threads())
     return seen
-
-
-def _turned(digits: Sequence[Digit]) -> list[Digit]:
-    return [Digit(size, target, source) for size, source, target in digits]
 
 
 def _dequantize_stream(codes: CodesInWords, meaning: Meaning, out: Tensor) -> bool:

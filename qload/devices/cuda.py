@@ -16,10 +16,17 @@ from qload.devices.codes import CodesInWords
 from qload.devices.meaning import Meaning
 from qload.devices.tensors import FLOATS, address, is_plain
 from qload.native import is_on, load
-from qload.sentences import Digit, WordSentence
-from qload.sentences.digits import WHOLE_BITS, Axis, axis_digits, holds_whole_codes, in_common, to_strided
+from qload.sentences import WORD_BITS, Digit, WordSentence
+from qload.sentences.digits import (
+    WHOLE_BITS,
+    Axis,
+    axis_digits,
+    holds_whole_codes,
+    in_common,
+    to_strided,
+    turned,
+)
 
-WORD_BITS = 32
 RUN = 16  # bytes that numbers are read and written by
 MOVED = (*WHOLE_BITS, 16, 32)  # bits of elements that the module moves
 CODES = {torch.uint8: 1, torch.int8: -1, torch.int16: -2, torch.int32: -4, torch.int64: -8, torch.bool: 1}
@@ -64,7 +71,7 @@ def pack(packing: WordSentence, codes: Tensor, words: Tensor) -> int | None:
     plain, seen = codes.new_empty((R, C // per_word)), codes.new_zeros(1)
     with torch.cuda.device(codes.device):
         cuda.narrow(bits, codes.data_ptr(), plain.numel(), plain.data_ptr(), seen.data_ptr(), stream(codes))
-    return int(seen) if move(plain, words, bits, _turned(to_strided((C, 1), rows, columns))) else None
+    return int(seen) if move(plain, words, bits, turned(to_strided((C, 1), rows, columns))) else None
 
 
 def unpack(packing: WordSentence, words: Tensor, codes: Tensor) -> bool:
@@ -117,12 +124,8 @@ def _gather(
         digits.append(Digit(size, reached * length, place))
         counts.append(reached)
         reached *= size
-    across = _turned(to_strided((1,), columns))
+    across = turned(to_strided((1,), columns))
     return move(plain, words, bits, [*digits, *across], (starts, [*counts, *(0 for _ in across)]))
-
-
-def _turned(digits: Sequence[Digit]) -> list[Digit]:
-    return [Digit(size, target, source) for size, source, target in digits]
 
 
 def dequantize_words(codes: CodesInWords, meaning: Meaning, out: Tensor) -> bool:

@@ -11,7 +11,6 @@ from qload.devices.cuda import (
     IN_ORDER,
     NUMBERS,
     RUN,
-    WORD_BITS,
     WORDS,
     distance_of_rows,
     module_for,
@@ -19,7 +18,7 @@ from qload.devices.cuda import (
 )
 from qload.devices.operands import StoredCodes, StoredTable
 from qload.devices.tensors import FLOATS, address
-from qload.sentences import AxisDigit, Sentence
+from qload.sentences import WORD_BITS, AxisDigit, Sentence
 from qload.sentences.digits import axis_digits, holds_whole_codes, to_strided
 
 
@@ -37,6 +36,8 @@ def dequantize_stored(stored: StoredCodes | StoredTable, out: Tensor, start: int
     axes = axis_digits(packing.codes, packing.shape_of_codes(codes.words.shape))
     (*inner, outer), across = axes[::-1] if codes.turned else axes
     each, row_bits = prod(digit.size for digit in inner), distance_of_rows(K)
+    if start % each:
+        return False
     outputs = [*inner, AxisDigit(-(-rows // each), outer.stride)]
     digits = [(*digit, 0) for digit in to_strided((1 << row_bits, 1), outputs, across)]
     words = codes.words.contiguous().view(-1)[start // each * outer.stride * bits // WORD_BITS :]

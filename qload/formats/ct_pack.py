@@ -25,6 +25,7 @@ from qload import spec
 from qload.devices import StoredCodes
 from qload.errors import AmbiguousIndexError, MismatchError, ShapeError
 from qload.layouts import compressed_tensors
+from qload.sentences.digits import WHOLE_BITS
 from qload.spec import Role, TensorSpec
 
 SCALES = (torch.float16, torch.bfloat16, torch.float32)
@@ -178,7 +179,12 @@ class CTPackWeight(spec.Weight):
         )
 
     def stored(self) -> StoredCodes | None:
-        """As it lies, zero points as numbers: they are packed the other way than codes."""
+        """As it lies, zero points as numbers: they are packed the other way than codes.
+
+        None where words hold codes that are not whole, or are short of them.
+        """
+        if self.config.bits not in WHOLE_BITS:
+            return None
         packing, zeros = compressed_tensors.rows(self.config.bits, True), self.weight_zero_point
         if not self.weight_packed.is_contiguous() or self.layer.K % packing.granule(1):
             return None

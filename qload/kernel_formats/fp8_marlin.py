@@ -10,7 +10,7 @@
 
 The kernel shifts a byte's bits into an fp16 or bf16, which makes its value 2**8 or 2**120 too small. vLLM
 multiplies the scales by that beforehand (`exponent_bias`), TGI's kernel does it itself. K and N are padded
-as in `kernels.marlin`, with bytes and scales of 0. Source: vLLM 0.11.0 and
+as in `kernel_formats.marlin`, with bytes and scales of 0. Source: vLLM 0.11.0 and
 TGI db931fcf, byte-equal to both.
 """
 

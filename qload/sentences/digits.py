@@ -152,3 +152,8 @@ def to_strided(of_target: Sequence[int], *axes: Axis) -> list[Digit]:
             digits.append(Digit(size, place, stride))
             stride *= size
     return digits
+
+
+def turned(digits: Sequence[Digit]) -> list[Digit]:
+    """The same digits from the target to the source."""
+    return [Digit(size, target, source) for size, source, target in digits]

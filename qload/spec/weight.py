@@ -204,10 +204,12 @@ class Weight(ABC):
         """
         if out is not None:
             check_out(out, self.shape, self.device, *self.fields().values())
-        if devices.reads_stored(next(iter(self.fields().values()))):
+        stored = self.stored() if devices.reads_stored(*self.fields().values()) else None
+        if stored is not None:
             wide = torch.empty(self.shape, dtype=dtype, device=self.device) if out is None else out
-            if devices.dequantize_stored(self.stored(), wide):
+            if devices.dequantize_stored(stored, wide):
                 return wide
+            del wide
         return self.codes().dequantize(dtype, out)
 
     def stored(self) -> StoredCodes | StoredTable | None:
@@ -228,7 +230,10 @@ class Weight(ABC):
 
     def holding(self, tensors: Mapping[str, Tensor]) -> Self:
         """The same weight holding these `tensors`, which are taken to be equal and not checked again."""
-        return self.unchecked(self.config, self.layer, {**self.fields(), **tensors})
+        twin = object.__new__(type(self))
+        for each in fields(self):
+            object.__setattr__(twin, each.name, tensors.get(each.name, getattr(self, each.name)))
+        return twin
 
     def get_linear(self, bias: Tensor | None = None) -> "nn.Module":
         """A module that maps (..., K) to (..., N) in the dtype of its input; `bias` is (N,)."""

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from qload.devices import cuda
+from qload.devices.cuda_stored import dequantize_stored
 from qload.kernel_formats import repack
 from qload.layouts import awq, exllama, gptq, marlin
 from qload.layouts.packing import Packing
@@ -139,16 +140,20 @@ def test_a_weight_is_dequantized_with_one_rounding(
     assert_same_bits(got.cpu(), weight.dequantize().to(dtype))
 
 
-@pytest.mark.parametrize("layout", ["gptq", "gptq_v2", "exllama", "marlin", "awq"])
+@pytest.mark.parametrize("layout", ["gptq", "gptq_v2", "exllama", "marlin", "strips", "awq"])
 @pytest.mark.parametrize("group", [-1, 32, 128])
 @DTYPES
 def test_a_repacked_weight_is_dequantized_with_one_rounding(
     layout: str, group: int, dtype: torch.dtype
 ) -> None:
     weight = repack(noise(group, 512, 384), layout)
+    there = weight.to(DEVICE)
+    got = torch.full(weight.shape, float("nan"), dtype=dtype, device=DEVICE)
 
-    got = weight.to(DEVICE).dequantize(dtype)
-
+    stored = there.stored()
+    assert stored is not None
+    assert dequantize_stored(stored, got)
+    assert_same_bits(there.dequantize(dtype), got)
     assert_same_bits(got.cpu(), weight.dequantize().to(dtype))
 
 

@@ -173,3 +173,13 @@ def test_repacked_words_are_pinned(packing: Packing, golden: SnapshotAssertion) 
     words = packing.pack(codes)
 
     assert "\n".join(" ".join(f"{word & 0xFFFFFFFF:08x}" for word in row) for row in words.tolist()) == golden
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("beyond", [-1, 0])
+def test_the_first_code_that_does_not_fit_is_refused(bits: int, beyond: int) -> None:
+    codes = torch.zeros(32, 8, dtype=torch.int32)
+    codes[7, 3] = beyond or 2**bits
+
+    with pytest.raises(ArgumentError, match=rf"0 <= code < {2**bits}"):
+        gptq.rows(bits).pack(codes)

@@ -8,6 +8,7 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,25 @@ def test_a_module_imports_only_from_its_left(path: Path) -> None:
     seen = {found.split(".")[1] for found in imports(path) if found.startswith("qload.")}
 
     assert {other for other in seen - {own} if RANK[other] >= RANK[own]} == set()
+
+
+def module(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Not for types alone, and not inside of a function either."""
+    modules = {module(path): path for path in SOURCES}
+    graph = {
+        own: {found if found in modules else found.rpartition(".")[0] for found in imports(path)} & {*modules}
+        for own, path in modules.items()
+    }
+    for own, path in modules.items():
+        if path.name == "__init__.py":  # what a package exports, its modules import from each other
+            graph[own] = {other for other in graph[own] if other.startswith(f"{own}.")}
+        graph[own] -= {own, own.rpartition(".")[0]}
+
+    list(TopologicalSorter(graph).static_order())  # raises CycleError, which names them
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "qload" / "formats").glob("[a-z]*.py")), ids=name)
