@@ -40,6 +40,8 @@ std::vector<Digit> digits_of(const Strides& strides) {
 }  // namespace
 
 PYBIND11_MODULE(_cuda, module) {
+  module.attr("chips") = QLOAD_CHIPS;  // that there is machine code for, as "80 90a"
+  module.attr("later") = static_cast<bool>(QLOAD_LATER);  // whether there is PTX for chips after the last of them
 #ifdef QLOAD_HOPPER
   module.attr("hopper") = true;  // whether there is machine code with Hopper's matrix instructions
 #else

@@ -5,6 +5,7 @@ asks which bits the codes had.
 """
 
 from collections.abc import Sequence
+from functools import cache
 from math import prod
 from types import ModuleType
 from typing import Any
@@ -216,10 +217,26 @@ def has_routines(*tensors: Tensor) -> bool:
     return module_for(*tensors) is not None
 
 
+def runs_on(module: Any, device: torch.device) -> bool:
+    """Whether a module was built for the chip of a device, or has PTX for later ones."""
+    return _runs_on(module.chips, module.later, *torch.cuda.get_device_capability(device))
+
+
+@cache
+def _runs_on(chips: str, later: bool, major: int, minor: int) -> bool:
+    each = [(int(chip.rstrip("a")), chip.endswith("a")) for chip in chips.split()]
+    here = 10 * major + minor
+    found = any(
+        number == here or (number // 10 == major and number < here and not own) for number, own in each
+    )
+    return found or (later and here >= max(number for number, _ in each))
+
+
 def module_for(*tensors: Tensor) -> ModuleType | None:
     """The CUDA module, where it may touch these tensors, all on one device."""
     found = load("cuda").found
     if found is None or not is_on() or torch.compiler.is_compiling():
         return None
     device = tensors[0].device
-    return found if all(is_plain(tensor, "cuda") and tensor.device == device for tensor in tensors) else None
+    plain = all(is_plain(tensor, "cuda") and tensor.device == device for tensor in tensors)
+    return found if plain and runs_on(found, device) else None

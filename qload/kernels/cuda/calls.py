@@ -7,7 +7,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from qload.devices.cuda import runs_on
 from qload.kernels.cuda.choice import CudaKernel, choose
+from qload.kernels.cuda.module import native
 
 ACTIVATIONS = (torch.float16, torch.bfloat16)
 CAPABILITY = (8, 0)
@@ -38,6 +40,8 @@ def why_not(weight: Any, dtype: torch.dtype) -> str | None:
     device = weight.device
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < CAPABILITY:
         return f"needs a CUDA device of capability 8.0, the weight is on {device}"
+    if not runs_on(native(), device):
+        return f"the CUDA module was built for {native().chips}, and not for the chip of {device}"
     if dtype not in ACTIVATIONS or weight.scales.dtype != dtype:
         return f"needs float16 or bfloat16 of both, got {dtype} activations, {weight.scales.dtype} scales"
     return None
