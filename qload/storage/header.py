@@ -7,8 +7,9 @@ Source: the format section of the safetensors README.
 """
 
 import json
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 
 from qload.errors import StorageError
+from qload.storage.files import NO_FILE, FileIdentity, open_regular, read_first
 
 LENGTH_BYTES = 8
 MAX_HEADER = 100_000_000  # the format's own bound
@@ -58,27 +60,30 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A file's tensors by name, its free-text metadata, and the length it was checked against."""
+    """A file's tensors by name, its free-text metadata, and the length it was checked against.
+
+    `identity`: of the file that it was read from.
+    """
 
     tensors: Mapping[str, Entry]
     metadata: Mapping[str, str]
     file_size: int
+    identity: FileIdentity = NO_FILE
 
 
 def read_header(path: Path, file: str | None = None) -> Header:
     """The header of a file, read without its data; StorageError, with the rule that was broken."""
     label = file or path.name
+    descriptor = open_regular(path, label)
     try:
-        with path.open("rb") as stream:
-            size = stream.seek(0, 2)
-            stream.seek(0)
-            head = stream.read(LENGTH_BYTES)
-            length = int.from_bytes(head, "little")
-            if len(head) == LENGTH_BYTES and length <= min(MAX_HEADER, size - LENGTH_BYTES):
-                head += stream.read(length)
-    except OSError as error:
-        raise StorageError(label, "unreadable", f"cannot be read: {error.strerror or error}") from error
-    return parse_header(head, size, label)
+        found = os.fstat(descriptor)
+        head = read_first(descriptor, LENGTH_BYTES, label)
+        length = int.from_bytes(head, "little")
+        if len(head) == LENGTH_BYTES and length <= min(MAX_HEADER, found.st_size - LENGTH_BYTES):
+            head += read_first(descriptor, length, label)
+    finally:
+        os.close(descriptor)
+    return replace(parse_header(head, found.st_size, label), identity=FileIdentity.of(found))
 
 
 def parse_header(head: bytes, file_size: int, file: str) -> Header:
