@@ -11,9 +11,7 @@ from pathlib import Path
 
 from qload.errors import StorageError
 
-FLAGS = (
-    os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
-)
+FLAGS = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 SPECIAL = (
     (stat.S_ISDIR, "a directory"),
     (stat.S_ISFIFO, "a FIFO"),
@@ -57,6 +55,19 @@ def status(path: Path, file: str) -> os.stat_result | None:
         if error.errno in NOTHING:
             return None
         raise unreadable(file, error) from error
+
+
+def is_taken(path: Path, file: str) -> bool:
+    """Whether there is something of this name, be it a link that leads to nothing."""
+    try:
+        os.lstat(path)
+    except ValueError:
+        return False
+    except OSError as error:
+        if error.errno in NOTHING:
+            return False
+        raise unreadable(file, error) from error
+    return True
 
 
 def special(found: os.stat_result) -> str | None:

@@ -1,9 +1,9 @@
 """Any rectangle of a tensor in a file, as runs of bytes.
 
-    shape (8, 6), elements [2:5, 1:4]      ......      The rows of the rectangle are runs of 3 elements that lie
-                                           .xxx..      6 apart. Where what lies between is short it is read
-                                           .xxx..      too, many rows at once, and dropped; else each run is
-                                           .xxx..      read alone.
+shape (8, 6), elements [2:5, 1:4]    ......    The rows of the rectangle are runs of 3 elements that
+                                     .xxx..    begin 6 apart. Where what lies between is short it is
+                                     .xxx..    read too, many rows at once, and dropped; else each
+                                     .xxx..    run is read alone.
 """
 
 from itertools import product

@@ -1,5 +1,6 @@
 """Tensors in safetensors files: headers validated first, then only the bytes asked for."""
 
+import logging
 import sys
 from collections.abc import Collection
 from pathlib import Path
@@ -9,11 +10,14 @@ import torch
 from torch import Tensor
 
 from qload.errors import StorageError
+from qload.storage.agreement import check_index, folder_notes
 from qload.storage.header import Entry, read_header
-from qload.storage.locate import PathLikes, check_index, locate
+from qload.storage.locate import PathLikes, locate
 from qload.storage.open_files import OpenFiles
 from qload.storage.protocol import TensorInfo, bounds, missing
 from qload.storage.rectangles import read_rectangle
+
+log: logging.Logger = logging.getLogger("qload")
 
 
 class SafetensorsStorage:
@@ -33,6 +37,8 @@ class SafetensorsStorage:
         headers = {file: read_header(place, file) for file, place in self.files.items()}
         for error in check_index(located, headers):
             raise error
+        for note in folder_notes(located, headers):
+            log.info("%s", note)
         self._entries = {
             name: (file, e) for file, head in headers.items() for name, e in head.tensors.items()
         }

@@ -1,8 +1,9 @@
 """What every storage promises, in memory and in files."""
 
 import json
+import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,16 @@ def in_memory(tensors: dict[str, Tensor], folder: Path) -> WeightStorage:
 def in_a_file(tensors: dict[str, Tensor], folder: Path) -> WeightStorage:
     save_file(tensors, folder / "model.safetensors")
     return SafetensorsStorage(folder / "model.safetensors")
+
+
+@pytest.fixture(scope="module", params=["positioned reads", "seek and read"], autouse=True)
+def reading(request: pytest.FixtureRequest) -> Iterator[None]:
+    """All that is asked of storages here holds too on a system without positioned reads."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "seek and read":
+            patch.delattr(os, "preadv", raising=False)
+            patch.delattr(os, "pread", raising=False)
+        yield
 
 
 every_storage = pytest.mark.parametrize("make", [in_memory, in_a_file])
