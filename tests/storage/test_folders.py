@@ -1,4 +1,4 @@
-"""Whether the files of a folder make up one checkpoint: refused in the same words by loading and by `verify`."""
+"""Whether the files of a folder make up one checkpoint: loading refuses what `verify` finds, in its words."""
 
 import json
 from pathlib import Path
@@ -35,51 +35,82 @@ def indexed(files: dict[str, list[str]], **more: Any) -> dict[str, Any]:
 
 REFUSED = [
     pytest.param(
-        shards(1, 2), {"weight_map": {}}, "no-tensors", "names no tensor, and beside it there is model-00001",
+        shards(1, 2),
+        {"weight_map": {}},
+        "no-tensors",
+        "names no tensor, and beside it there is model-00001",
         id="an index that is empty",
     ),
-    pytest.param({}, {"weight_map": {}}, "no-tensors", f"{INDEX}: names no tensor", id="nothing but an index"),
-    pytest.param({"model.safetensors": []}, None, "no-tensors", "holds no tensor", id="nothing stored at all"),
     pytest.param(
-        {"a.safetensors": [], "b.safetensors": []}, None, "no-tensors", "a.safetensors, b.safetensors: holds no",
+        {}, {"weight_map": {}}, "no-tensors", f"{INDEX}: names no tensor", id="nothing but an index"
+    ),
+    pytest.param(
+        {"model.safetensors": []}, None, "no-tensors", "holds no tensor", id="nothing stored at all"
+    ),
+    pytest.param(
+        {"a.safetensors": [], "b.safetensors": []},
+        None,
+        "no-tensors",
+        "a.safetensors, b.safetensors: holds no",
         id="nothing stored in two files",
     ),
     pytest.param(
-        shards(1, 2, 3), indexed(shards(1, 2)), "index-mismatch",
+        shards(1, 2, 3),
+        indexed(shards(1, 2)),
+        "index-mismatch",
         f"model-00003-of-00003.safetensors: is here, and {INDEX} names no tensor of it",
         id="an index that forgets a shard",
     ),
     pytest.param(
-        shards(1, 2, count=2), indexed(shards(1, count=2)), "index-mismatch", "model-00002-of-00002",
+        shards(1, 2, count=2),
+        indexed(shards(1, count=2)),
+        "index-mismatch",
+        "model-00002-of-00002",
         id="an index that forgets the last of two",
     ),
     pytest.param(
-        shards(1, 3), None, "shard-gap", "model-00002-of-00003.safetensors not there: 1 of 3 files are missing",
+        shards(1, 3),
+        None,
+        "shard-gap",
+        "model-00002-of-00003.safetensors not there: 1 of 3 files are missing",
         id="a gap without an index",
     ),
     pytest.param(
-        shards(1, 2), indexed(shards(1, 2)), "shard-gap", f"{INDEX}: model-00003-of-00003.safetensors not there",
+        shards(1, 2),
+        indexed(shards(1, 2)),
+        "shard-gap",
+        f"{INDEX}: model-00003-of-00003.safetensors not there",
         id="a gap in an index",
     ),
     pytest.param(
-        shards(1, count=999999), None, "shard-gap", "999998 of 999999 files are missing", id="a million missing"
+        shards(1, count=999999),
+        None,
+        "shard-gap",
+        "999998 of 999999 files are missing",
+        id="a million missing",
     ),
     pytest.param(
         {**shards(1, 2, 3), "model.safetensors": ["layers.1.weight", "layers.2.weight"]},
-        indexed(shards(1, 2, 3)), "duplicate-tensor",
+        indexed(shards(1, 2, 3)),
+        "duplicate-tensor",
         f"model-00001-of-00003.safetensors, as {INDEX} has it, and 1 tensors more; some programs",
         id="a newer file beside an old index",
     ),
     pytest.param(
         {**shards(1, 2, 3), "model-00001-of-00001.safetensors": ["layers.3.weight"]},
-        indexed(shards(1, 2, 3)), "duplicate-tensor", "is also in model-00003-of-00003.safetensors",
+        indexed(shards(1, 2, 3)),
+        "duplicate-tensor",
+        "is also in model-00003-of-00003.safetensors",
         id="shards of another division",
     ),
     pytest.param(
-        {"one.safetensors": ["a"], "two.safetensors": ["a"]}, None, "duplicate-tensor", "is also in",
+        {"one.safetensors": ["a"], "two.safetensors": ["a"]},
+        None,
+        "duplicate-tensor",
+        "is also in",
         id="two sources without an index",
     ),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("files", "index", "rule", "text"), REFUSED)
@@ -107,25 +138,35 @@ LAWFUL = [
         shards(1, 2, 3), indexed(shards(1, 2, 3), metadata={"total_size": 48}), "", id="a total that is one"
     ),
     pytest.param(
-        shards(1, 2, 3), indexed(shards(1, 2, 3), metadata={"total_size": 7}),
-        f"{INDEX} says total_size 7; its tensors take 48 bytes", id="a total that is none",
+        shards(1, 2, 3),
+        indexed(shards(1, 2, 3), metadata={"total_size": 7}),
+        f"{INDEX} says total_size 7; its tensors take 48 bytes",
+        id="a total that is none",
     ),
     pytest.param(shards(1, 2, 3), indexed(shards(1, 2, 3), metadata=[{}]), "", id="metadata of another kind"),
     pytest.param(
-        {**shards(1, 2, 3), "consolidated.safetensors": ["wq"]}, indexed(shards(1, 2, 3)),
-        f"{INDEX} names no tensor of 1 files beside it: consolidated.safetensors", id="the same, by other names",
+        {**shards(1, 2, 3), "consolidated.safetensors": ["wq"]},
+        indexed(shards(1, 2, 3)),
+        f"{INDEX} names no tensor of 1 files beside it: consolidated.safetensors",
+        id="the same, by other names",
     ),
     pytest.param(
-        {**shards(1, 2, 3), "adapter_model.safetensors": ["lora_A"], "model.fp16.safetensors": ["layers.1.weight"]},
+        {
+            **shards(1, 2, 3),
+            "adapter_model.safetensors": ["lora_A"],
+            "model.fp16.safetensors": ["layers.1.weight"],
+        },
         indexed(shards(1, 2, 3)),
         f"{INDEX} names no tensor of 2 files beside it: adapter_model.safetensors, model.fp16.safetensors",
         id="an adapter and a variant",
     ),
     pytest.param(
-        {**shards(1, 2, 3), "model.safetensors": ["other"]}, indexed(shards(1, 2, 3)),
-        f"{INDEX} names no tensor of 1 files beside it: model.safetensors", id="names that the index has not",
+        {**shards(1, 2, 3), "model.safetensors": ["other"]},
+        indexed(shards(1, 2, 3)),
+        f"{INDEX} names no tensor of 1 files beside it: model.safetensors",
+        id="names that the index has not",
     ),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("files", "index", "note"), LAWFUL)

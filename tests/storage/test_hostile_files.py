@@ -128,14 +128,17 @@ def test_every_error_of_the_system_is_one_of_storage(
     def refuse(*arguments: Any, **options: Any) -> None:
         raise OSError(number, os.strerror(number))
 
-    with monkeypatch.context() as patch, pytest.raises(StorageError, match=os.strerror(number)):
-        patch.setattr(os, function, refuse)
-        open_checkpoint(tmp_path).get_tensor("a.weight")
+    def load() -> None:
+        with open_checkpoint(tmp_path) as weights:
+            weights.get_tensor("a.weight")
 
     with monkeypatch.context() as patch:
         patch.setattr(os, function, refuse)
-        report = verify(tmp_path) if function != "preadv" else None
-    assert report is None or report.verdict == "unreadable"
+        with pytest.raises(StorageError, match=os.strerror(number)):
+            load()
+        report = inspect(tmp_path)
+
+    assert report.verdict == ("ok" if function == "preadv" else "unreadable")
 
 
 def header(name: str, shape: list[int]) -> bytes:
@@ -247,6 +250,23 @@ def test_a_file_that_ends_before_its_tensor_does_is_an_error(
 
     with pytest.raises(StorageError, match="ended before 1048576 bytes of a tensor were read"):
         storage.read("a")
+
+
+def test_verify_reports_a_file_that_is_replaced_under_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint(tmp_path)
+    fill = module.OpenFile.read_into
+
+    def changing(self: module.OpenFile, buffer: memoryview, at: int) -> None:
+        fill(self, buffer, at)
+        os.utime(tmp_path / "model.safetensors", ns=(1, 1))
+
+    monkeypatch.setattr(module.OpenFile, "read_into", changing)
+
+    for report in (verify(tmp_path), verify(path=str(tmp_path))):
+        assert (report.verdict, report.path) == ("unreadable", str(tmp_path))
+        assert [finding.rule for finding in report.findings] == ["file-replaced"]
 
 
 def test_closing_while_threads_read_ends_them_with_a_tensor_or_an_error(large: Path) -> None:

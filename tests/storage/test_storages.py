@@ -16,6 +16,7 @@ from torch import Tensor
 
 from qload.errors import ArgumentError, MissingTensorError, StorageError
 from qload.storage import DTYPES, MemoryStorage, SafetensorsStorage, WeightStorage
+from qload.storage.protocol import missing
 from qload.testing import assert_same_bits
 
 SHAPES = [(), (5,), (0, 3), (3, 0), (4, 6), (2, 3, 4), (2, 1, 3, 2)]
@@ -115,6 +116,22 @@ def test_a_missing_name_is_told_with_the_names_like_it(make: Make, tmp_path: Pat
         MissingTensorError, match=r"layer\.wieght: not in the checkpoint\n  there is layer\.weight"
     ):
         storage.info("layer.wieght")
+
+
+def test_of_a_hundred_thousand_names_few_are_compared_with_a_missing_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compared: list[int] = []
+    monkeypatch.setattr(
+        "qload.storage.protocol.get_close_matches", lambda name, keys: compared.append(len(keys)) or []
+    )
+    keys = [f"model.layers.{i}.{'x' * (i % 40)}" for i in range(100_000)]
+
+    missing("model.layers.7.xxxxxxy", keys)
+    missing("x" * 5000, keys)
+
+    assert 0 < compared[0] <= 1000
+    assert compared[1] == 0
 
 
 @every_storage

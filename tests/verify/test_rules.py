@@ -80,6 +80,23 @@ def test_layers_that_the_config_counts_have_to_be_there(place: str, tmp_path: Pa
     assert report.findings[0].message.endswith("1 of these layers have no tensor: 1")
 
 
+def test_a_model_of_layers_without_any_layer_is_found(tmp_path: Path) -> None:
+    tensors = plain("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight")
+
+    (finding,) = verify(model(tmp_path, tensors, num_hidden_layers=32)).findings
+
+    assert finding.rule == "layer-count"
+    assert finding.message == (
+        "config.json: num_hidden_layers is 32, and no tensor's name has a number of a layer"
+    )
+
+
+def test_layers_by_names_that_are_not_known_are_not_missed(tmp_path: Path) -> None:
+    tensors = plain("bert.encoder.layer.0.output.weight", "bert.encoder.layer.1.output.weight")
+
+    assert verify(model(tmp_path, tensors, num_hidden_layers=2)).findings == ()
+
+
 def test_more_layers_than_the_config_counts_are_lawful(tmp_path: Path) -> None:
     tensors = plain(*(f"model.layers.{i}.a.weight" for i in range(3)))
 
