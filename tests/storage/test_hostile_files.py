@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -217,13 +218,11 @@ def test_a_file_that_changes_between_two_of_its_runs_is_an_error(
     change: str, large: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the bytes of one tensor, which then were of two files."""
-    storage, count = SafetensorsStorage(large), 0
+    storage, runs = SafetensorsStorage(large), count()
     fill = module.OpenFile.read_into
 
     def changing(self: module.OpenFile, buffer: memoryview, at: int) -> None:
-        nonlocal count
-        count += 1
-        if count == 3:
+        if next(runs) == 2:
             if change == "removed":
                 large.unlink()
             elif change == "cut short":
@@ -256,11 +255,11 @@ def test_verify_reports_a_file_that_is_replaced_under_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint(tmp_path)
-    fill = module.OpenFile.read_into
+    fill, times = module.OpenFile.read_into, count(1)
 
     def changing(self: module.OpenFile, buffer: memoryview, at: int) -> None:
         fill(self, buffer, at)
-        os.utime(tmp_path / "model.safetensors", ns=(1, 1))
+        os.utime(tmp_path / "model.safetensors", ns=(1, next(times)))
 
     monkeypatch.setattr(module.OpenFile, "read_into", changing)
 
