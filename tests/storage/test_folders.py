@@ -139,6 +139,18 @@ LAWFUL = [
     ),
     pytest.param(
         shards(1, 2, 3),
+        indexed(shards(1, 2, 3), metadata={"total_size": 48 + 3 * 80}),
+        "",
+        id="a total that counts headers",
+    ),
+    pytest.param(
+        shards(1, 2, 3),
+        indexed(shards(1, 2, 3), metadata={"total_size": 4800}),
+        f"{INDEX} says total_size 4800; its tensors take 48 bytes",
+        id="a total of what is not there",
+    ),
+    pytest.param(
+        shards(1, 2, 3),
         indexed(shards(1, 2, 3), metadata={"total_size": 7}),
         f"{INDEX} says total_size 7; its tensors take 48 bytes",
         id="a total that is none",
