@@ -180,6 +180,13 @@ def faults(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def fuzz(session: nox.Session) -> None:
+    """A million broken headers and 20,000 broken folders: only qload's errors, none over a second."""
+    install(session, "test")
+    session.run("python", "-m", "tests.fuzz", *session.posargs)
+
+
+@nox.session(default=False)
 def cases(session: nox.Session) -> None:
     """Every case of a foreign folder, against its owner's numbers: `QLOAD_CASES=DIR nox -s cases`."""
     folder = os.environ.get("QLOAD_CASES")

@@ -1,5 +1,6 @@
 """From a checkpoint's JSON and tensors to the loader that reads it."""
 
+from qload.detect.agreement import check_configs, config_notes
 from qload.detect.claims import read_claims
 from qload.detect.files import FoundConfig, find_config, find_configs, read_model_config
 from qload.detect.loaders import (
@@ -29,6 +30,8 @@ __all__ = [
     "KernelTarget",
     "MarlinWeightsLoader",
     "Target",
+    "check_configs",
+    "config_notes",
     "find_config",
     "find_configs",
     "for_target",

@@ -1,6 +1,5 @@
 """Where a checkpoint's quantization config stands, and the JSON of it, as hostile input."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from os import PathLike
@@ -8,7 +7,8 @@ from pathlib import Path
 from reprlib import Repr
 from typing import Any
 
-from qload.errors import ConfigError
+from qload.errors import ConfigError, StorageError
+from qload.storage import is_directory, is_taken, parse_json, read_whole, special, status
 
 MAX_BYTES = 64 << 20  # a config larger than this is not a config
 MODEL_CONFIG = "config.json"
@@ -43,41 +43,45 @@ def find_configs(path: str | PathLike[str]) -> list[FoundConfig]:
     """Every quantization config of a checkpoint, the one that counts first.
 
     `config.json` (`quantization_config`, also inside of `text_config`) counts before
-    `quantize_config.json` (GPTQ's own), `quant_config.json` (AWQ's own) and, where there is nothing
-    else, `hf_quant_config.json` (ModelOpt's own).
+    `quantize_config.json` (GPTQ's own), `quant_config.json` (AWQ's own) and
+    `hf_quant_config.json` (ModelOpt's own).
     """
     folder = _folder(path)
     found = _sections(read_model_config(path))
     found += [
         FoundConfig(name, "", read_json(folder / name)) for name in SIDE_FILES if _stands(folder / name)
     ]
-    return found or _modelopt(folder)
+    return found + _modelopt(folder, alone=not found)
 
 
-def _modelopt(folder: Path) -> list[FoundConfig]:
+def _modelopt(folder: Path, alone: bool) -> list[FoundConfig]:
     """ModelOpt's own file, which counts where there is no other."""
     if not _stands(folder / MODELOPT):
         return []
     values = read_json(folder / MODELOPT).get("quantization")
     if not isinstance(values, dict):
+        if not alone:
+            return []
         raise ConfigError(MODELOPT, "quantization", "an object", shown(values))
     return [FoundConfig(MODELOPT, "quantization", {"quant_method": "modelopt", **values})]
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; ConfigError for anything else."""
+    """A JSON object from a file; ConfigError for anything else, StorageError where it cannot be read."""
+    found = status(path, path.name)
+    if found is None or special(found):
+        got = special(found) if found else "a link to nothing"
+        raise ConfigError(path.name, "file", "a file", got or "")
+    if found.st_size > MAX_BYTES:
+        raise ConfigError(path.name, "size", f"at most {MAX_BYTES} bytes", str(found.st_size))
+    text = read_whole(path, path.name, MAX_BYTES, "unreadable")
     try:
-        if not path.is_file():
-            raise ConfigError(
-                path.name, "file", "a file", "a directory" if path.is_dir() else "a link to nothing"
-            )
-        if path.stat().st_size > MAX_BYTES:
-            raise ConfigError(path.name, "size", f"at most {MAX_BYTES} bytes", str(path.stat().st_size))
-        value = json.loads(path.read_bytes(), parse_constant=_refuse_constant)
-    except (ValueError, RecursionError, OSError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(path.name, "JSON", "a JSON object", f"{type(error).__name__}: {error}") from error
+        value = parse_json(text, path.name, _refuse_constant)
+    except StorageError:
+        raise
+    except (ValueError, RecursionError) as error:
+        got = f"{type(error).__name__}: {error!s:.160}"
+        raise ConfigError(path.name, "JSON", "a JSON object", got) from error
     if not isinstance(value, dict):
         raise ConfigError(path.name, "JSON", "an object", type(value).__name__)
     return value
@@ -91,11 +95,11 @@ def read_model_config(path: str | PathLike[str]) -> dict[str, Any]:
 
 def _stands(path: Path) -> bool:
     """Whether a name is taken, be it by a broken link: what cannot be read is not what is not there."""
-    return path.exists() or path.is_symlink()
+    return is_taken(path, path.name)
 
 
 def _folder(path: str | PathLike[str]) -> Path:
-    return Path(path) if Path(path).is_dir() else Path(path).parent
+    return Path(path) if is_directory(Path(path)) else Path(path).parent
 
 
 def _sections(config: Mapping[str, Any]) -> list[FoundConfig]:

@@ -17,6 +17,7 @@ from qload.errors.base import QloadError
 from qload.errors.checkpoint import (
     AmbiguousIndexError,
     ConfigError,
+    ConfigsDisagreeError,
     DtypeError,
     ExcludedModuleError,
     FieldValueError,
@@ -34,6 +35,7 @@ __all__ = [
     "ArgumentError",
     "CastError",
     "ConfigError",
+    "ConfigsDisagreeError",
     "CutError",
     "DivideError",
     "DtypeError",

@@ -270,6 +270,13 @@ class ConfigError(QloadError, ValueError):
 
 
 @dataclass(eq=False)
+class ConfigsDisagreeError(ConfigError):
+    """Two config files of a checkpoint say different things of its layers."""
+
+    rule: ClassVar[str] = "config-side-file"
+
+
+@dataclass(eq=False)
 class UnsupportedFormatError(QloadError, NotImplementedError):
     """A format that is known by name, or not at all, but not read here.
 

@@ -1,7 +1,10 @@
 """Where tensors are: in memory, or in safetensors files that are checked before they are trusted."""
 
+from qload.storage.agreement import check_index, folder_notes
+from qload.storage.files import is_directory, is_taken, read_whole, special, status
 from qload.storage.header import DTYPES, Entry, Header, parse_header, read_header
-from qload.storage.locate import CheckpointFiles, check_index, locate
+from qload.storage.hostile_json import parse_json
+from qload.storage.locate import CheckpointFiles, locate
 from qload.storage.memory import MemoryStorage
 from qload.storage.protocol import TensorInfo, WeightStorage
 from qload.storage.safetensors import SafetensorsStorage
@@ -16,7 +19,14 @@ __all__ = [
     "TensorInfo",
     "WeightStorage",
     "check_index",
+    "folder_notes",
+    "is_directory",
+    "is_taken",
     "locate",
     "parse_header",
+    "parse_json",
     "read_header",
+    "read_whole",
+    "special",
+    "status",
 ]

@@ -6,9 +6,9 @@ the header; the tensors tile the data, without overlap or hole, to the end of th
 Source: the format section of the safetensors README.
 """
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,14 @@ from typing import Any
 import torch
 
 from qload.errors import StorageError
+from qload.storage.files import NO_FILE, FileIdentity, open_regular, read_first
+from qload.storage.hostile_json import load_json, shortened
 
 LENGTH_BYTES = 8
 MAX_HEADER = 100_000_000  # the format's own bound
-MAX_RANK = 64
+MAX_RANK = 25  # dimensions: the most that torch indexes on every device
+MAX_NAME = 1024  # letters
+MAX_EMPTY_SIDE = 1 << 24  # of a tensor that holds nothing, so that no file's length bounds it
 _DTYPES = {
     "F64": "float64",
     "F32": "float32",
@@ -58,27 +62,30 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A file's tensors by name, its free-text metadata, and the length it was checked against."""
+    """A file's tensors by name, its free-text metadata, and the length it was checked against.
+
+    `identity`: of the file that it was read from.
+    """
 
     tensors: Mapping[str, Entry]
     metadata: Mapping[str, str]
     file_size: int
+    identity: FileIdentity = NO_FILE
 
 
 def read_header(path: Path, file: str | None = None) -> Header:
     """The header of a file, read without its data; StorageError, with the rule that was broken."""
     label = file or path.name
+    descriptor = open_regular(path, label)
     try:
-        with path.open("rb") as stream:
-            size = stream.seek(0, 2)
-            stream.seek(0)
-            head = stream.read(LENGTH_BYTES)
-            length = int.from_bytes(head, "little")
-            if len(head) == LENGTH_BYTES and length <= min(MAX_HEADER, size - LENGTH_BYTES):
-                head += stream.read(length)
-    except OSError as error:
-        raise StorageError(label, "unreadable", f"cannot be read: {error.strerror or error}") from error
-    return parse_header(head, size, label)
+        found = os.fstat(descriptor)
+        head = read_first(descriptor, LENGTH_BYTES, label)
+        length = int.from_bytes(head, "little")
+        if len(head) == LENGTH_BYTES and length <= min(MAX_HEADER, found.st_size - LENGTH_BYTES):
+            head += read_first(descriptor, length, label)
+    finally:
+        os.close(descriptor)
+    return replace(parse_header(head, found.st_size, label), identity=FileIdentity.of(found))
 
 
 def parse_header(head: bytes, file_size: int, file: str) -> Header:
@@ -105,29 +112,14 @@ def parse_header(head: bytes, file_size: int, file: str) -> Header:
     return Header(tensors, metadata, file_size)
 
 
-def load_json(text: bytes, file: str, rule: str) -> dict[str, Any]:
-    """Hostile bytes -> a JSON object without duplicate keys; StorageError with the rule."""
-    try:
-        value = json.loads(text.decode(), object_pairs_hook=lambda pairs: _unique(pairs, file))
-    except StorageError:
-        raise
-    except (ValueError, RecursionError) as error:
-        raise StorageError(file, rule, f"not JSON: {error!s:.160}") from error
-    if not isinstance(value, dict):
-        raise StorageError(file, rule, f"a JSON object is needed, not {type(value).__name__}")
-    return value
-
-
-def _unique(pairs: Sequence[tuple[str, Any]], file: str) -> dict[str, Any]:
-    entries = dict(pairs)
-    if len(entries) < len(pairs):
-        seen: set[str] = set()
-        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise StorageError(file, "duplicate-key", "stands twice in one JSON object", twice)
-    return entries
-
-
 def _entry(name: str, entry: Any, start: int, file: str) -> Entry:
+    if len(name) > MAX_NAME or not all(name.split(".")):
+        raise StorageError(
+            file,
+            "header-entry",
+            f"is no name of a tensor, which has words between dots, and at most {MAX_NAME} letters",
+            shortened(name) or '""',
+        )
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise StorageError(
             file, "header-entry", "needs dtype, shape and data_offsets, and nothing else", name
@@ -137,6 +129,10 @@ def _entry(name: str, entry: Any, start: int, file: str) -> Entry:
         raise StorageError(file, "dtype", f"has a dtype that is not read here: {dtype!r:.40}", name)
     if not _naturals(shape) or len(shape) > MAX_RANK:
         raise StorageError(file, "header-entry", f"has a shape that is none: {shape!r:.80}", name)
+    if 0 in shape and max(shape) > MAX_EMPTY_SIDE:
+        raise StorageError(
+            file, "header-entry", f"holds nothing, and has a dimension of {max(shape)}: {shape!r:.80}", name
+        )
     if not _naturals(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise StorageError(file, "header-entry", f"has data_offsets that are none: {offsets!r:.80}", name)
     need = prod(shape) * DTYPES[dtype].itemsize

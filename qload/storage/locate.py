@@ -1,25 +1,44 @@
-"""Which files make up a checkpoint, and whether they agree with the index that names them."""
+"""Which files make up a checkpoint, by their names alone."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from qload.errors import StorageError
-from qload.storage.header import Header, load_json
+from qload.storage.files import is_directory, listed, read_whole, special, status
+from qload.storage.hostile_json import load_json, shortened
 
-INDEX = ".safetensors.index.json"
-MAX_INDEX = 1 << 30
+SUFFIX = ".safetensors"
+INDEX = f"{SUFFIX}.index.json"
+MAX_INDEX = 100_000_000  # as the format has it for a header, which says more of each tensor
+NUMBERED = re.compile(r"(.+)-([0-9]{1,6})-of-([0-9]{1,6})\.safetensors", re.DOTALL)
 PathLikes = str | PathLike[str] | Sequence[str | PathLike[str]]
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFiles:
-    """The files to read, by the name they go by in messages, and the index' weight_map, if there is one."""
+    """The files to read, by the name they go by in messages; and what an index says, if there is one.
+
+    `beside`: the safetensors files in the folder of the index that it does not name, and that are not read.
+    `total_size`: in bytes, as the index has it.
+    """
 
     files: Mapping[str, Path]
     weight_map: Mapping[str, str] | None = None
     index: str | None = None
+    beside: Mapping[str, Path] = field(default_factory=dict)
+    total_size: int | None = None
+
+    def rivals(self) -> Iterator[str]:
+        """Of the files beside the index those that other programs may read in its place, by their names."""
+        stem = (self.index or "").removesuffix(INDEX)
+        for file in self.beside:
+            numbered = NUMBERED.fullmatch(file)
+            if (numbered[1] if numbered else file.removesuffix(SUFFIX)) == stem:
+                yield file
 
 
 def locate(path: PathLikes) -> CheckpointFiles:
@@ -30,83 +49,123 @@ def locate(path: PathLikes) -> CheckpointFiles:
     place = Path(path)
     if place.name.endswith(INDEX):
         return _indexed(place)
-    if place.is_dir():
+    if is_directory(place):
         return _directory(place)
     return CheckpointFiles({place.name: _tensor_file(place)})
 
 
-def check_index(located: CheckpointFiles, headers: Mapping[str, Header]) -> Iterator[StorageError]:
-    """Every tensor that two files hold, and every disagreement between index and headers."""
-    holders: dict[str, str] = {}
-    for file, header in headers.items():
-        for name in header.tensors:
-            if name in holders:
-                yield StorageError(file, "duplicate-tensor", f"is also in {holders[name]}", name)
-            holders.setdefault(name, file)
-    if located.weight_map is None:
-        return
-    for name, file in located.weight_map.items():
-        if file in headers and name not in headers[file].tensors:
-            where = f"it is in {holders[name]}" if name in holders else "no file has it"
-            yield StorageError(file, "index-mismatch", f"{located.index} says it is here, {where}", name)
-    for name, file in holders.items():
-        if name not in located.weight_map:
-            yield StorageError(file, "index-mismatch", f"is here, and {located.index} does not name it", name)
-
-
 def _directory(place: Path) -> CheckpointFiles:
-    indices = sorted(file for file in place.iterdir() if file.name.endswith(INDEX))
+    there = listed(place)
+    indices = [file for file in there if file.name.endswith(INDEX)]
     usual = [file for file in indices if file.name == f"model{INDEX}"]
     if len(indices) > 1 and not usual:
-        names = ", ".join(file.name for file in indices)
         raise StorageError(
-            place.name, "index-json", f"has several indices: {names}", remedy="name one of them"
+            place.name,
+            "index-json",
+            f"has several indices: {_some(file.name for file in indices)}",
+            remedy="name one of them",
         )
     if indices:
         return _indexed((usual or indices)[0])
-    files = sorted(place.glob("*.safetensors"))
+    files = {file.name: file for file in there if file.name.endswith(SUFFIX)}
     if not files:
-        raise StorageError(str(place), "no-files", "no *.safetensors file in this directory")
-    return CheckpointFiles({file.name: file for file in files})
+        raise StorageError(str(place), "no-files", f"no *{SUFFIX} file in this directory")
+    _check_numbers(files, files)
+    return CheckpointFiles(files)
 
 
 def _indexed(index: Path) -> CheckpointFiles:
-    try:
-        if index.stat().st_size > MAX_INDEX:
-            raise StorageError(index.name, "index-json", f"larger than {MAX_INDEX} bytes")
-        weight_map = load_json(index.read_bytes(), index.name, "index-json").get("weight_map")
-    except OSError as error:
-        raise StorageError(index.name, "no-files", f"cannot be read: {error.strerror or error}") from error
+    content = load_json(read_whole(index, index.name, MAX_INDEX, "index-json"), index.name, "index-json")
+    weight_map, metadata = content.get("weight_map"), content.get("metadata")
     if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
         raise StorageError(index.name, "index-json", "weight_map has to map tensor names to file names")
-    names = sorted(set(weight_map.values()))
-    for name in names:
+    files = {name: index.parent / name for name in sorted(set(weight_map.values()))}
+    for name in files:
         _refuse_path(name, index.name)
-    lost = [name for name in names if not (index.parent / name).is_file()]
+    beside = {
+        file.name: file
+        for file in listed(index.parent)
+        if file.name.endswith(SUFFIX) and file.name not in files
+    }
+    if not files:
+        raise StorageError(
+            index.name,
+            "no-tensors",
+            "names no tensor" + (f", and beside it there is {_some(beside)}" if beside else ""),
+            remedy="write the index again from the headers" if beside else "fetch the files again",
+        )
+    _check_there(files, weight_map, index.name)
+    _check_numbers(files, beside, index.name)
+    total = metadata.get("total_size") if isinstance(metadata, dict) else None
+    return CheckpointFiles(files, weight_map, index.name, beside, total if type(total) is int else None)
+
+
+def _check_there(files: Mapping[str, Path], weight_map: Mapping[str, str], index: str) -> None:
+    """Every file that the index names leads to something."""
+    lost = {name for name, place in files.items() if status(place, shortened(name)) is None}
     if lost:
         count = sum(file in lost for file in weight_map.values())
         raise StorageError(
-            index.name,
+            index,
             "index-missing-file",
-            f"{', '.join(lost)} not there, with {count} tensors",
+            f"{_some(sorted(lost))} not there, with {count} tensors",
             remedy="fetch the missing files",
         )
-    return CheckpointFiles({name: index.parent / name for name in names}, weight_map, index.name)
+
+
+def _check_numbers(named: Iterable[str], there: Collection[str], index: str | None = None) -> None:
+    """Files that are numbered -k-of-n are all named, be it from 0 or from 1."""
+    families: dict[tuple[str, int], dict[int, re.Match[str]]] = defaultdict(dict)
+    for name in named:
+        if numbered := NUMBERED.fullmatch(name):
+            families[numbered[1], int(numbered[3])][int(numbered[2])] = numbered
+    for (_, count), members in families.items():
+        needed = range(0 if 0 in members else 1, count + (0 not in members))
+        lost = [number for number in needed if number not in members]
+        if lost:
+            one = next(iter(members.values()))
+            names = [_with_number(one, number) for number in lost[:9]]
+            raise _gap(index, one[0], names, there, f"{len(lost)} of {count} files are missing")
+
+
+def _with_number(like: re.Match[str], number: int) -> str:
+    """The name of another shard, with as many digits."""
+    name, (start, end) = like[0], like.span(2)
+    return f"{name[:start]}{number:0{end - start}}{name[end:]}"
+
+
+def _gap(index: str | None, like: str, lost: list[str], there: Collection[str], count: str) -> StorageError:
+    forgotten = [name for name in lost if index and name in there]
+    if forgotten:
+        words = f"is here, and {index} names no tensor of it"
+        remedy = "write the index again from the headers"
+        return StorageError(forgotten[0], "index-mismatch", words, remedy=remedy)
+    words = f"{_some(lost)} not there: {count}"
+    return StorageError(index or like, "shard-gap", words, remedy="fetch the missing files")
+
+
+def _some(names: Iterable[str]) -> str:
+    """The first few of many names."""
+    shown = [shortened(name) for name in names]
+    return ", ".join(shown[:4]) + (f" and {len(shown) - 4} more" if len(shown) > 4 else "")
 
 
 def _refuse_path(name: str, index: str) -> None:
     parts = PurePosixPath(name).parts
     outside = ".." in parts or name.startswith("/") or "\\" in name or "\0" in name
-    if not name or outside or PureWindowsPath(name).drive or not name.endswith(".safetensors"):
+    if not name or outside or PureWindowsPath(name).drive or not name.endswith(SUFFIX):
         raise StorageError(
             index, "index-path", f"names a file that is not a safetensors file beside it: {name!r:.80}"
         )
 
 
 def _tensor_file(path: Path) -> Path:
-    if not path.is_file():
+    found = status(path, str(path))
+    if found is None:
         raise StorageError(str(path), "no-files", "no such file")
-    if path.suffix != ".safetensors":
+    if words := special(found):
+        raise StorageError(str(path), "unreadable", f"is {words}, not a regular file")
+    if path.suffix != SUFFIX:
         raise StorageError(
             path.name, "not-safetensors", "not a *.safetensors file; other kinds may run code and are refused"
         )

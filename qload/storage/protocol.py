@@ -3,6 +3,7 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import islice
 from math import prod
 from typing import Protocol, runtime_checkable
 
@@ -10,6 +11,8 @@ import torch
 from torch import Tensor
 
 from qload.errors import ArgumentError, MissingTensorError
+
+MANY = 1000  # names that are compared with one that is missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,18 @@ class WeightStorage(Protocol):
 
 def missing(name: str, keys: Collection[str]) -> MissingTensorError:
     """The error for a name that is not there, with the names that look like it."""
-    return MissingTensorError(name, (name,), get_close_matches(name, keys))
+    return MissingTensorError(name, (name,), get_close_matches(name, _candidates(name, keys)))
+
+
+def _candidates(name: str, keys: Collection[str]) -> list[str]:
+    """The keys that are worth comparing, as that takes long: of many, those of as many dots and letters."""
+    if len(name) > 200:
+        return []
+    if len(keys) <= MANY:
+        return list(keys)
+    dots, length = name.count("."), len(name)
+    like = (key for key in keys if abs(len(key) - length) <= 2 and key.count(".") == dots)
+    return list(islice(like, MANY))
 
 
 def bounds(name: str, shape: tuple[int, ...], index: tuple[slice, ...]) -> tuple[tuple[int, int], ...]:

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Iterable
 from contextlib import closing
+from functools import wraps
 from os import PathLike
+from typing import ParamSpec
 
-from qload.errors import ArgumentError, QloadError
+from qload.errors import ArgumentError, ConfigError, QloadError, StorageError
 from qload.formats import AWQConfig, Marlin24Config, MarlinConfig
 from qload.loader import LayerDescription
 from qload.spec import Grouped, Role
@@ -17,8 +19,24 @@ from qload.verify.subject import Subject
 from qload.verify.zero_points import convention, symmetric
 
 Progress = Callable[[str, int, int], None]
+P = ParamSpec("P")
 
 
+def _reporting(examine: Callable[P, Report]) -> Callable[P, Report]:
+    """A file that fails or is replaced while it is examined is a finding, as it is where it is opened."""
+
+    @wraps(examine)
+    def reporting(*arguments: P.args, **options: P.kwargs) -> Report:
+        try:
+            return examine(*arguments, **options)
+        except (StorageError, ConfigError) as error:
+            path = options.get("path", *arguments[:1])
+            return Report(str(path), (finding_of(error),), readable=False)
+
+    return reporting
+
+
+@_reporting
 def inspect(path: str | PathLike[str]) -> Report:
     """What a checkpoint's layers are, from headers, `g_idx` and `qzeros` alone.
 
@@ -51,6 +69,7 @@ def inspect(path: str | PathLike[str]) -> Report:
         return _report(subject, found, [])
 
 
+@_reporting
 def verify(
     path: str | PathLike[str],
     *,

@@ -6,13 +6,30 @@ from functools import cached_property, partial
 from os import PathLike
 from typing import Self, TypeVar
 
-from qload.detect import Claims, FoundConfig, find_configs, loader_from_claims, read_model_config, settle
+from qload.detect import (
+    Claims,
+    FoundConfig,
+    check_configs,
+    config_notes,
+    find_configs,
+    loader_from_claims,
+    read_model_config,
+    settle,
+)
 from qload.errors import QloadError
 from qload.formats import ROLES
 from qload.formats.unquantized import FLOATS
 from qload.loader import FormatLoader, LayerDescription
 from qload.spec import Role, TensorSpec, named
-from qload.storage import CheckpointFiles, Header, SafetensorsStorage, check_index, locate, read_header
+from qload.storage import (
+    CheckpointFiles,
+    Header,
+    SafetensorsStorage,
+    check_index,
+    folder_notes,
+    locate,
+    read_header,
+)
 from qload.verify.names import split_name
 from qload.verify.report import Finding, finding_of
 from qload.weights import Weights
@@ -154,6 +171,8 @@ class Subject:
                 headers[file] = header
         if not self.errors:
             self.errors += [finding_of(error) for error in check_index(located, headers)]
+        if not self.errors:
+            self.notes += folder_notes(located, headers)
 
     def _config(self, path: str | PathLike[str]) -> None:
         configs = self._try(lambda: find_configs(path))
@@ -172,6 +191,9 @@ class Subject:
         if loader is None:
             storage.close()
             return
+        if self.claims is not None:
+            self.errors += map(finding_of, check_configs(configs, self.claims, storage))
+            self.notes += config_notes(configs, self.claims, storage)
         self.weights = Weights(storage, loader=loader)
 
     def _try(self, step: Callable[[], T]) -> T | None:

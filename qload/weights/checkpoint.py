@@ -1,14 +1,26 @@
 """From a path to `Weights`: files, the config beside them, and the loader it asks for."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from os import PathLike
 
 import torch
 
-from qload.detect import Target, find_config, for_target, loader_from_claims
+from qload.detect import (
+    Target,
+    check_configs,
+    config_notes,
+    find_configs,
+    for_target,
+    loader_from_claims,
+    settle,
+)
+from qload.loader import WeightsLoader
 from qload.parallel import ProcessGroup
 from qload.storage import SafetensorsStorage
 from qload.weights.weights import Weights
+
+log: logging.Logger = logging.getLogger("qload")
 
 
 def open_checkpoint(
@@ -55,10 +67,9 @@ def open_checkpoint(
     """
     storage = SafetensorsStorage(path)
     try:
-        loader = for_target(loader_from_claims(find_config(path), storage), target)
         return Weights(
             storage,
-            loader=loader,
+            loader=for_target(_loader(path, storage), target),
             device=device,
             dtype=dtype,
             process_group=process_group,
@@ -68,3 +79,17 @@ def open_checkpoint(
     except BaseException:
         storage.close()
         raise
+
+
+def _loader(path: str | PathLike[str], storage: SafetensorsStorage) -> WeightsLoader:
+    """The loader of the config that counts, once no other config contradicts it."""
+    configs = find_configs(path)
+    found = configs[0] if configs else None
+    loader = loader_from_claims(found, storage)
+    claims = settle(found, storage) if configs[1:] else None
+    if claims is not None:
+        for error in check_configs(configs, claims, storage):
+            raise error
+        for note in config_notes(configs, claims, storage):
+            log.info("%s", note)
+    return loader

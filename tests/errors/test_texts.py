@@ -12,7 +12,15 @@ from syrupy.assertion import SnapshotAssertion
 from torch import Tensor
 
 from qload import errors
-from qload.detect import AWQWeightsLoader, DefaultWeightsLoader, GPTQWeightsLoader, loader_from_config
+from qload.detect import (
+    AWQWeightsLoader,
+    DefaultWeightsLoader,
+    FoundConfig,
+    GPTQWeightsLoader,
+    check_configs,
+    loader_from_config,
+    read_claims,
+)
 from qload.errors import QloadError
 from qload.formats import Fp8Config, Fp8Weight, GPTQConfig, GPTQWeight, UnquantizedWeight
 from qload.kernel_formats import repack
@@ -108,6 +116,15 @@ def cold() -> Any:
     return kernel.apply_weights(module, torch.ones(1, 128).half())
 
 
+def two_configs(other: dict[str, Any]) -> None:
+    found = [
+        FoundConfig("config.json", "quantization_config", GPTQ),
+        FoundConfig("quantize_config.json", "", other),
+    ]
+    for error in check_configs(found, read_claims(found[0]), MemoryStorage(layer())):
+        raise error
+
+
 CODES = MPLinearLayerConfig((128, 64), (128, 64), scalar_types.uint4b8, torch.float64, 64, False)
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
 MISTAKES: dict[str, Callable[[], Any]] = {
@@ -137,6 +154,7 @@ MISTAKES: dict[str, Callable[[], Any]] = {
     "blocks of nothing": lambda: plain(1).get_packed_sharded("norm.weight", 0, []),
     "bits as text": lambda: loader_from_config({**GPTQ, "bits": "4"}),
     "bits and groups missing": lambda: loader_from_config({"quant_method": "gptq"}),
+    "configs that disagree": lambda: two_configs({**GPTQ, "bits": 8}),
     "an unknown method": lambda: loader_from_config({"quant_method": "squeeze"}),
     "a planar gptq": lambda: loader_from_config({**GPTQ, "checkpoint_format": "gptq_p"}),
     "bits there are none of": lambda: GPTQConfig(bits=5, group_size=128),

@@ -1,8 +1,9 @@
 """What every storage promises, in memory and in files."""
 
 import json
+import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from qload.errors import ArgumentError, MissingTensorError, StorageError
 from qload.storage import DTYPES, MemoryStorage, SafetensorsStorage, WeightStorage
+from qload.storage.protocol import missing
 from qload.testing import assert_same_bits
 
 SHAPES = [(), (5,), (0, 3), (3, 0), (4, 6), (2, 3, 4), (2, 1, 3, 2)]
@@ -36,6 +38,16 @@ def in_memory(tensors: dict[str, Tensor], folder: Path) -> WeightStorage:
 def in_a_file(tensors: dict[str, Tensor], folder: Path) -> WeightStorage:
     save_file(tensors, folder / "model.safetensors")
     return SafetensorsStorage(folder / "model.safetensors")
+
+
+@pytest.fixture(scope="module", params=["positioned reads", "seek and read"], autouse=True)
+def reading(request: pytest.FixtureRequest) -> Iterator[None]:
+    """All that is asked of storages here holds too on a system without positioned reads."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "seek and read":
+            patch.delattr(os, "preadv", raising=False)
+            patch.delattr(os, "pread", raising=False)
+        yield
 
 
 every_storage = pytest.mark.parametrize("make", [in_memory, in_a_file])
@@ -104,6 +116,22 @@ def test_a_missing_name_is_told_with_the_names_like_it(make: Make, tmp_path: Pat
         MissingTensorError, match=r"layer\.wieght: not in the checkpoint\n  there is layer\.weight"
     ):
         storage.info("layer.wieght")
+
+
+def test_of_a_hundred_thousand_names_few_are_compared_with_a_missing_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compared: list[int] = []
+    monkeypatch.setattr(
+        "qload.storage.protocol.get_close_matches", lambda name, keys: compared.append(len(keys)) or []
+    )
+    keys = [f"model.layers.{i}.{'x' * (i % 40)}" for i in range(100_000)]
+
+    missing("model.layers.7.xxxxxxy", keys)
+    missing("x" * 5000, keys)
+
+    assert 0 < compared[0] <= 1000
+    assert compared[1] == 0
 
 
 @every_storage

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from qload.errors import ArgumentError, StorageError
+from qload.errors import ArgumentError, ConfigsDisagreeError, StorageError
 from qload.verify import inspect, verify
+from qload.verify.report import finding_of
 from qload.weights import open_checkpoint
 from tests.paths import cases
 from tests.verify.checkpoints import GPTQ, gptq, model, plain, rules
@@ -79,6 +80,23 @@ def test_layers_that_the_config_counts_have_to_be_there(place: str, tmp_path: Pa
     assert report.findings[0].message.endswith("1 of these layers have no tensor: 1")
 
 
+def test_a_model_of_layers_without_any_layer_is_found(tmp_path: Path) -> None:
+    tensors = plain("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight")
+
+    (finding,) = verify(model(tmp_path, tensors, num_hidden_layers=32)).findings
+
+    assert finding.rule == "layer-count"
+    assert finding.message == (
+        "config.json: num_hidden_layers is 32, and no tensor's name has a number of a layer"
+    )
+
+
+def test_layers_by_names_that_are_not_known_are_not_missed(tmp_path: Path) -> None:
+    tensors = plain("bert.encoder.layer.0.output.weight", "bert.encoder.layer.1.output.weight")
+
+    assert verify(model(tmp_path, tensors, num_hidden_layers=2)).findings == ()
+
+
 def test_more_layers_than_the_config_counts_are_lawful(tmp_path: Path) -> None:
     tensors = plain(*(f"model.layers.{i}.a.weight" for i in range(3)))
 
@@ -86,20 +104,51 @@ def test_more_layers_than_the_config_counts_are_lawful(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("other", "found"),
+    ("other", "found", "notes"),
     [
-        pytest.param({**GPTQ}, set(), id="the same"),
-        pytest.param({"bits": 4, "group_size": 8, "desc_act": False}, set(), id="less"),
-        pytest.param({**GPTQ, "bits": 8}, {"config-side-file"}, id="other bits"),
-        pytest.param({**GPTQ, "checkpoint_format": "gptq_v2"}, {"config-side-file"}, id="other zero points"),
-        pytest.param({**GPTQ, "bits": "8"}, {"config"}, id="malformed"),
+        pytest.param({**GPTQ}, set(), 0, id="the same"),
+        pytest.param({"bits": 4, "group_size": 8, "desc_act": False}, set(), 0, id="less"),
+        pytest.param({**GPTQ, "bits": 8}, {"config-side-file"}, 0, id="other bits"),
+        pytest.param({**GPTQ, "group_size": 16}, {"config-side-file"}, 0, id="another group"),
+        pytest.param(
+            {"quant_method": "awq", "bits": 4, "group_size": 8}, {"config-side-file"}, 1, id="another method"
+        ),
+        pytest.param({**GPTQ, "checkpoint_format": "gptq_v2"}, set(), 1, id="other zero points"),
+        pytest.param({**GPTQ, "sym": False}, set(), 1, id="another symmetry"),
+        pytest.param({**GPTQ, "bits": "8"}, {"config"}, 0, id="malformed"),
     ],
 )
-def test_a_second_config_has_to_agree(other: dict[str, Any], found: set[str], tmp_path: Path) -> None:
+def test_a_second_config_has_to_agree(
+    other: dict[str, Any], found: set[str], notes: int, tmp_path: Path
+) -> None:
     model(tmp_path, gptq("a"), quantization_config=GPTQ)
     (tmp_path / "quantize_config.json").write_text(json.dumps(other))
 
-    assert rules(verify(tmp_path)) == found
+    report = verify(tmp_path)
+
+    assert rules(report) == found
+    assert sum(note.startswith("quantize_config.json: ") for note in report.notes) == notes
+
+
+@pytest.mark.parametrize("name", ["quantize_config.json", "hf_quant_config.json"])
+def test_loading_refuses_configs_that_disagree_as_verify_does(name: str, tmp_path: Path) -> None:
+    model(tmp_path, gptq("a"), quantization_config=GPTQ)
+    own = {"quantization": {"quant_algo": "FP8"}} if name.startswith("hf") else {**GPTQ, "bits": 8}
+    (tmp_path / name).write_text(json.dumps(own))
+
+    with pytest.raises(ConfigsDisagreeError) as caught:
+        open_checkpoint(tmp_path)
+
+    assert verify(tmp_path).findings[0] == inspect(tmp_path).findings[0] == finding_of(caught.value)
+
+
+def test_configs_may_disagree_on_layers_that_are_not_there(tmp_path: Path) -> None:
+    model(tmp_path, plain("a.weight"), quantization_config=GPTQ)
+    (tmp_path / "quantize_config.json").write_text(json.dumps({**GPTQ, "bits": 8}))
+
+    with open_checkpoint(tmp_path) as weights:
+        assert weights.get_tensor("a.weight").shape == (4, 4)
+    assert verify(tmp_path).notes == ("quantize_config.json: bits is 8, config.json says 4 and is believed",)
 
 
 def test_static_groups_and_several_readings_are_notes(tmp_path: Path) -> None:

@@ -101,10 +101,11 @@ FAULTS = (
     ),
     Fault(
         "tail-lost",
-        "qload/storage/safetensors.py",
-        "run = np.empty((rows[1] - rows[0]) * row, np.uint8)",
-        "run = np.zeros((rows[1] - rows[0]) * row, np.uint8)[:-1]",
+        "qload/storage/rectangles.py",
+        "opened.read_into(run.data, first)",
+        "opened.read_into(run.data, first)\n        run[-1] = 0",
     ),
+    Fault("replaced-unseen", "qload/storage/open_files.py", "if now != known:", "if False:"),
     Fault("overlap-unseen", "qload/storage/header.py", "if entry.begin != at:", "if entry.begin > at:"),
     Fault(
         "nan-scale-unseen",

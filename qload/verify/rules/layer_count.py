@@ -12,6 +12,9 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
     """Layers that the config counts and no tensor belongs to."""
     claimed = subject.num_hidden_layers
     blocks = {block: layers for block, layers in blocks_of(subject.names).items() if "expert" not in block}
+    if claimed and not any(part.isdecimal() for name in subject.names for part in name.split(".")):
+        message = f"num_hidden_layers is {claimed}, and no tensor's name has a number of a layer"
+        yield rule.finding(None, "config.json", f"config.json: {message}")
     if claimed is None or not blocks:
         return
     block, layers = max(blocks.items(), key=lambda item: len(item[1]))

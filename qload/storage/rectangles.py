@@ -1,0 +1,58 @@
+"""Any rectangle of a tensor in a file, as runs of bytes.
+
+shape (8, 6), elements [2:5, 1:4]    ......    The rows of the rectangle are runs of 3 elements that
+                                     .xxx..    begin 6 apart. Where what lies between is short it is
+                                     .xxx..    read too, many rows at once, and dropped; else each
+                                     .xxx..    run is read alone.
+"""
+
+from itertools import product
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qload.storage.header import Entry
+from qload.storage.open_files import OpenFile
+
+GAP = 8 << 10  # bytes between two runs, up to which reading them costs less than another call
+SCRATCH = 1 << 20  # bytes that are read at once for what is wanted of them
+
+Bounds = tuple[tuple[int, int], ...]
+
+
+def read_rectangle(opened: OpenFile, entry: Entry, pairs: Bounds) -> NDArray[np.uint8]:
+    """The bytes of the elements within (start, stop) of every dimension, row major; there is at least one."""
+    size = entry.dtype.itemsize
+    strides = [prod(entry.shape[at + 1 :]) * size for at in range(len(pairs))]
+    first = entry.begin + sum(start * stride for (start, _), stride in zip(pairs, strides, strict=True))
+    extents = [stop - start for start, stop in pairs]
+    cut = max((at for at, extent in enumerate(extents) if extent != entry.shape[at]), default=0)
+    length = prod(extents[cut:]) * size  # of a run: all dimensions after the last one that is cut
+    if not cut:
+        run = np.empty(length, np.uint8)
+        opened.read_into(run.data, first)
+        return run
+    outer, rows = extents[: cut - 1], extents[cut - 1]
+    blocks = np.empty((prod(outer), rows, length), np.uint8)
+    for block, place in zip(blocks, product(*map(range, outer)), strict=True):
+        at = first + sum(index * stride for index, stride in zip(place, strides, strict=False))
+        _read_rows(opened, at, strides[cut - 1], block)
+    return blocks.reshape(-1)
+
+
+def _read_rows(opened: OpenFile, at: int, stride: int, block: NDArray[np.uint8]) -> None:
+    """Fill (rows, length) with runs that begin `stride` bytes apart."""
+    rows, length = block.shape
+    if stride - length > GAP:
+        for row in block:
+            opened.read_into(row.data, at)
+            at += stride
+        return
+    step = min(rows, max(1, SCRATCH // stride))
+    scratch = np.empty((step, stride), np.uint8)
+    for first in range(0, rows, step):
+        count = min(step, rows - first)
+        span = (count - 1) * stride + length  # and not to the end of the last row, which may end the file
+        opened.read_into(scratch.reshape(-1)[:span].data, at + first * stride)
+        block[first : first + count] = scratch[:count, :length]

@@ -1,0 +1,224 @@
+"""Whether the files of a folder make up one checkpoint: loading refuses what `verify` finds, in its words."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from qload.errors import StorageError
+from qload.verify import inspect, verify
+from qload.verify.report import finding_of
+from qload.weights import open_checkpoint
+
+INDEX = "model.safetensors.index.json"
+
+
+def fill(folder: Path, files: dict[str, list[str]], index: dict[str, Any] | None = None) -> Path:
+    """Files by name, each with tensors of these names; and an index with this content."""
+    for file, names in files.items():
+        save_file({name: torch.ones(2, 2) for name in names}, folder / file)
+    if index is not None:
+        (folder / INDEX).write_text(json.dumps(index))
+    return folder
+
+
+def shards(*numbers: int, count: int = 3) -> dict[str, list[str]]:
+    return {f"model-{k:05}-of-{count:05}.safetensors": [f"layers.{k}.weight"] for k in numbers}
+
+
+def indexed(files: dict[str, list[str]], **more: Any) -> dict[str, Any]:
+    return {"weight_map": {name: file for file, names in files.items() for name in names}, **more}
+
+
+REFUSED = [
+    pytest.param(
+        shards(1, 2),
+        {"weight_map": {}},
+        "no-tensors",
+        "names no tensor, and beside it there is model-00001",
+        id="an index that is empty",
+    ),
+    pytest.param(
+        {}, {"weight_map": {}}, "no-tensors", f"{INDEX}: names no tensor", id="nothing but an index"
+    ),
+    pytest.param(
+        {"model.safetensors": []}, None, "no-tensors", "holds no tensor", id="nothing stored at all"
+    ),
+    pytest.param(
+        {"a.safetensors": [], "b.safetensors": []},
+        None,
+        "no-tensors",
+        "a.safetensors, b.safetensors: holds no",
+        id="nothing stored in two files",
+    ),
+    pytest.param(
+        shards(1, 2, 3),
+        indexed(shards(1, 2)),
+        "index-mismatch",
+        f"model-00003-of-00003.safetensors: is here, and {INDEX} names no tensor of it",
+        id="an index that forgets a shard",
+    ),
+    pytest.param(
+        shards(1, 2, count=2),
+        indexed(shards(1, count=2)),
+        "index-mismatch",
+        "model-00002-of-00002",
+        id="an index that forgets the last of two",
+    ),
+    pytest.param(
+        shards(1, 3),
+        None,
+        "shard-gap",
+        "model-00002-of-00003.safetensors not there: 1 of 3 files are missing",
+        id="a gap without an index",
+    ),
+    pytest.param(
+        shards(1, 2),
+        indexed(shards(1, 2)),
+        "shard-gap",
+        f"{INDEX}: model-00003-of-00003.safetensors not there",
+        id="a gap in an index",
+    ),
+    pytest.param(
+        shards(1, count=999999),
+        None,
+        "shard-gap",
+        "999998 of 999999 files are missing",
+        id="a million missing",
+    ),
+    pytest.param(
+        {**shards(1, 2, 3), "model.safetensors": ["layers.1.weight", "layers.2.weight"]},
+        indexed(shards(1, 2, 3)),
+        "duplicate-tensor",
+        f"model-00001-of-00003.safetensors, as {INDEX} has it, and 1 tensors more; some programs",
+        id="a newer file beside an old index",
+    ),
+    pytest.param(
+        {**shards(1, 2, 3), "model-00001-of-00001.safetensors": ["layers.3.weight"]},
+        indexed(shards(1, 2, 3)),
+        "duplicate-tensor",
+        "is also in model-00003-of-00003.safetensors",
+        id="shards of another division",
+    ),
+    pytest.param(
+        {"one.safetensors": ["a"], "two.safetensors": ["a"]},
+        None,
+        "duplicate-tensor",
+        "is also in",
+        id="two sources without an index",
+    ),
+]
+
+
+@pytest.mark.parametrize(("files", "index", "rule", "text"), REFUSED)
+def test_what_makes_tensors_ambiguous_or_incomplete_is_refused(
+    files: dict[str, list[str]], index: dict[str, Any] | None, rule: str, text: str, tmp_path: Path
+) -> None:
+    fill(tmp_path, files, index)
+
+    with pytest.raises(StorageError) as caught:
+        open_checkpoint(tmp_path)
+
+    assert caught.value.rule == rule
+    assert text in str(caught.value)
+    assert verify(tmp_path).verdict == "unreadable"
+    assert finding_of(caught.value) in verify(tmp_path).findings
+    assert finding_of(caught.value) in inspect(tmp_path).findings
+
+
+LAWFUL = [
+    pytest.param(shards(1, 2, 3), None, "", id="numbered from one"),
+    pytest.param(shards(0, 1, 2), None, "", id="numbered from nought"),
+    pytest.param(shards(0, 1, 2, 3), None, "", id="numbered from nought to the count"),
+    pytest.param({**shards(1, 2, 3), "a.safetensors": []}, None, "", id="an empty file among others"),
+    pytest.param(
+        shards(1, 2, 3), indexed(shards(1, 2, 3), metadata={"total_size": 48}), "", id="a total that is one"
+    ),
+    pytest.param(
+        shards(1, 2, 3),
+        indexed(shards(1, 2, 3), metadata={"total_size": 48 + 3 * 80}),
+        "",
+        id="a total that counts headers",
+    ),
+    pytest.param(
+        shards(1, 2, 3),
+        indexed(shards(1, 2, 3), metadata={"total_size": 4800}),
+        f"{INDEX} says total_size 4800; its tensors take 48 bytes",
+        id="a total of what is not there",
+    ),
+    pytest.param(
+        shards(1, 2, 3),
+        indexed(shards(1, 2, 3), metadata={"total_size": 7}),
+        f"{INDEX} says total_size 7; its tensors take 48 bytes",
+        id="a total that is none",
+    ),
+    pytest.param(shards(1, 2, 3), indexed(shards(1, 2, 3), metadata=[{}]), "", id="metadata of another kind"),
+    pytest.param(
+        {**shards(1, 2, 3), "consolidated.safetensors": ["wq"]},
+        indexed(shards(1, 2, 3)),
+        f"{INDEX} names no tensor of 1 files beside it: consolidated.safetensors",
+        id="the same, by other names",
+    ),
+    pytest.param(
+        {
+            **shards(1, 2, 3),
+            "adapter_model.safetensors": ["lora_A"],
+            "model.fp16.safetensors": ["layers.1.weight"],
+        },
+        indexed(shards(1, 2, 3)),
+        f"{INDEX} names no tensor of 2 files beside it: adapter_model.safetensors, model.fp16.safetensors",
+        id="an adapter and a variant",
+    ),
+    pytest.param(
+        {**shards(1, 2, 3), "model.safetensors": ["other"]},
+        indexed(shards(1, 2, 3)),
+        f"{INDEX} names no tensor of 1 files beside it: model.safetensors",
+        id="names that the index has not",
+    ),
+]
+
+
+@pytest.mark.parametrize(("files", "index", "note"), LAWFUL)
+def test_what_differs_elsewhere_is_a_note(
+    files: dict[str, list[str]], index: dict[str, Any] | None, note: str, tmp_path: Path
+) -> None:
+    fill(tmp_path, files, index)
+
+    with open_checkpoint(tmp_path) as weights:
+        assert weights.get_tensor("layers.1.weight").tolist() == [[1, 1], [1, 1]]
+    assert verify(tmp_path).notes == ((note,) if note else ())
+    assert verify(tmp_path).verdict == inspect(tmp_path).verdict == "ok"
+
+
+def test_a_damaged_file_that_is_not_read_does_no_harm(tmp_path: Path) -> None:
+    fill(tmp_path, shards(1, 2, 3), indexed(shards(1, 2, 3)))
+    (tmp_path / "model.safetensors").write_bytes(b"cut")
+
+    assert verify(tmp_path).verdict == "ok"
+
+
+@pytest.mark.parametrize("name", ["config.json", "quantize_config.json", "hf_quant_config.json", INDEX])
+@pytest.mark.parametrize("text", ['{"a": 1, "a": 1}', '{"b": [{"a": 1, "c": 2, "a": 3}]}'])
+def test_a_key_that_stands_twice_in_any_json_is_refused(name: str, text: str, tmp_path: Path) -> None:
+    fill(tmp_path, {"model.safetensors": ["x"]})
+    (tmp_path / name).write_text(text)
+
+    with pytest.raises(StorageError, match=f"^{name}: a: stands twice in one JSON object") as caught:
+        open_checkpoint(tmp_path)
+
+    assert verify(tmp_path).findings == (finding_of(caught.value),)
+
+
+@pytest.mark.parametrize("name", ["config.json", INDEX])
+def test_text_that_cannot_be_written_is_refused(name: str, tmp_path: Path) -> None:
+    fill(tmp_path, {"model.safetensors": ["x"]})
+    (tmp_path / name).write_text('{"quantization_config": {"quant_method": "\\ud800"}, "weight_map": {}}')
+
+    report = verify(tmp_path)
+
+    assert report.verdict == "unreadable"
+    assert "surrogates not allowed" in report.findings[0].message
+    report.findings[0].message.encode()
