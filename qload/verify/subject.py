@@ -73,9 +73,11 @@ class Subject:
     @cached_property
     def suffixes(self) -> Mapping[str, list[str]]:
         """prefix -> what the names under it go on with."""
+        assert self.weights is not None
+        keys = self.weights.storage.keys()
         found: dict[str, list[str]] = {}
         for name in self.names:
-            prefix, suffix = split_name(name, set(self.names))
+            prefix, suffix = split_name(name, keys)
             found.setdefault(prefix, []).append(suffix)
         return found
 

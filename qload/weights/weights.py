@@ -239,6 +239,8 @@ class Weights:
 
     def _resolve(self, name: str) -> str | None:
         keys = self.storage.keys()
+        if name in keys:
+            return name
         return next((candidate for candidate in self._candidates(name) if candidate in keys), None)
 
     def _dim(self, name: str, dim: int) -> tuple[int, int]:
