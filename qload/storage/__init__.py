@@ -1,6 +1,7 @@
 """Where tensors are: in memory, or in safetensors files that are checked before they are trusted."""
 
 from qload.storage.header import DTYPES, Entry, Header, parse_header, read_header
+from qload.storage.headers import read_headers
 from qload.storage.locate import CheckpointFiles, check_index, locate
 from qload.storage.memory import MemoryStorage
 from qload.storage.protocol import TensorInfo, WeightStorage
@@ -19,4 +20,5 @@ __all__ = [
     "locate",
     "parse_header",
     "read_header",
+    "read_headers",
 ]

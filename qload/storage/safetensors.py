@@ -2,7 +2,7 @@
 
 import mmap
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from io import BufferedReader
 from math import prod
 from pathlib import Path
@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from qload.errors import StorageError
-from qload.storage.header import Entry, read_header
-from qload.storage.locate import PathLikes, check_index, locate
+from qload.storage.header import Entry, Header
+from qload.storage.headers import read_headers
+from qload.storage.locate import CheckpointFiles, PathLikes, check_index, locate
 from qload.storage.protocol import TensorInfo, bounds, missing
 
 
@@ -25,22 +26,26 @@ class SafetensorsStorage:
 
     Files are mapped read-only when a tensor of theirs is first read: a private, writable map of a
     large file counts as memory and fails. Nothing in a file is ever executed.
+
+    `headers`: of the files that were located, where they have been read and checked.
     """
 
-    def __init__(self, path: PathLikes) -> None:
+    def __init__(
+        self, path: PathLikes | CheckpointFiles, *, headers: Mapping[str, Header] | None = None
+    ) -> None:
         if sys.byteorder != "little":
             raise StorageError(
                 str(path), "byte-order", "safetensors are little-endian, and this machine is not"
             )
-        located = locate(path)
+        located = path if isinstance(path, CheckpointFiles) else locate(path)
         self.files: dict[str, Path] = dict(located.files)
-        headers = {file: read_header(place, file) for file, place in self.files.items()}
-        for error in check_index(located, headers):
-            raise error
+        headers = _checked(located) if headers is None else headers
         self._sizes = {file: header.file_size for file, header in headers.items()}
-        self._entries = {
-            name: (file, e) for file, head in headers.items() for name, e in head.tensors.items()
-        }
+        self._entries: dict[str, Entry] = {}
+        self._holders: dict[str, str] = {}  # name -> file: of many tensors, a pair each would be much to hold
+        for file, header in headers.items():
+            self._entries.update(header.tensors)
+            self._holders.update(dict.fromkeys(header.tensors, file))
         self._maps: dict[str, mmap.mmap] = {}
         self._lock, self._closed = Lock(), False
         self.bytes_read: int = 0
@@ -85,7 +90,7 @@ class SafetensorsStorage:
     def _find(self, name: str) -> tuple[str, Entry]:
         if name not in self._entries:
             raise missing(name, self._entries.keys())
-        return self._entries[name]
+        return self._holders[name], self._entries[name]
 
     def _run(self, file: str, entry: Entry, rows: tuple[int, int]) -> NDArray[np.uint8]:
         """Bytes that lie one after another: read, as a fault in a map makes the system read far ahead."""
@@ -118,6 +123,18 @@ class SafetensorsStorage:
             stream.close()
             raise StorageError(file, "file-length", f"had {self._sizes[file]} bytes when opened, now {size}")
         return stream
+
+
+def _checked(located: CheckpointFiles) -> dict[str, Header]:
+    """The headers of all files, which agree with each other and with the index."""
+    headers = {}
+    for file, header in read_headers(located.files).items():
+        if isinstance(header, StorageError):
+            raise header
+        headers[file] = header
+    for error in check_index(located, headers):
+        raise error
+    return headers
 
 
 def _rectangle(mapped: mmap.mmap, entry: Entry, pairs: tuple[tuple[int, int], ...]) -> NDArray[np.uint8]:

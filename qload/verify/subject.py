@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from os import PathLike
 from typing import Self, TypeVar
 
@@ -12,7 +12,7 @@ from qload.formats import ROLES
 from qload.formats.unquantized import FLOATS
 from qload.loader import FormatLoader, LayerDescription
 from qload.spec import Role, TensorSpec, named
-from qload.storage import CheckpointFiles, Header, SafetensorsStorage, check_index, locate, read_header
+from qload.storage import CheckpointFiles, Header, SafetensorsStorage, check_index, locate, read_headers
 from qload.verify.names import split_name
 from qload.verify.report import Finding, finding_of
 from qload.weights import Weights
@@ -39,8 +39,7 @@ class Subject:
         subject = cls(str(path))
         located = subject._try(lambda: locate(path))
         if located is not None:
-            subject._headers(located)
-            subject._config(path)
+            subject._config(path, located, subject._headers(located))
         return subject
 
     def close(self) -> None:
@@ -148,16 +147,20 @@ class Subject:
         except QloadError as error:
             return error
 
-    def _headers(self, located: CheckpointFiles) -> None:
+    def _headers(self, located: CheckpointFiles) -> Mapping[str, Header]:
         headers: dict[str, Header] = {}
-        for file, place in located.files.items():
-            header = self._try(partial(read_header, place, file))
-            if header is not None:
+        for file, header in read_headers(located.files).items():
+            if isinstance(header, QloadError):
+                self._add(finding_of(header))
+            else:
                 headers[file] = header
         if not self.errors:
             self.errors += [finding_of(error) for error in check_index(located, headers)]
+        return headers
 
-    def _config(self, path: str | PathLike[str]) -> None:
+    def _config(
+        self, path: str | PathLike[str], located: CheckpointFiles, headers: Mapping[str, Header]
+    ) -> None:
         configs = self._try(lambda: find_configs(path))
         if configs is None:
             return
@@ -166,7 +169,7 @@ class Subject:
         if self.errors:  # the config can still be wrong, but there is nothing to open
             self._try(lambda: settle(found, None))
             return
-        storage = self._try(lambda: SafetensorsStorage(path))
+        storage = self._try(lambda: SafetensorsStorage(located, headers=headers))
         if storage is None:
             return
         self.claims = self._try(lambda: settle(found, storage))
@@ -180,7 +183,9 @@ class Subject:
         try:
             return step()
         except QloadError as error:
-            found = finding_of(error)
-            if found not in self.errors:
-                self.errors.append(found)
+            self._add(finding_of(error))
             return None
+
+    def _add(self, found: Finding) -> None:
+        if found not in self.errors:
+            self.errors.append(found)
