@@ -241,6 +241,8 @@ class Weights:
         keys = self.storage.keys()
         if name in keys:
             return name
+        if not self.prefix and name not in self.aliases:
+            return None
         return next((candidate for candidate in self._candidates(name) if candidate in keys), None)
 
     def _dim(self, name: str, dim: int) -> tuple[int, int]:
