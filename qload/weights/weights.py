@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
+from functools import cached_property
 from types import TracebackType
 from typing import Self
 
@@ -19,6 +20,7 @@ from qload.spec import Role, Weight
 from qload.storage import TensorInfo, WeightStorage
 from qload.weights.heads import qkv_parts
 from qload.weights.ledger import Ledger, LoadReport
+from qload.weights.names import SortedNames
 
 log: logging.Logger = logging.getLogger("qload")
 
@@ -209,11 +211,10 @@ class Weights:
 
     def missing(self, name: str, hint: str = "") -> MissingTensorError:
         """The error for a name that is not stored: what was tried, and what there is instead."""
-        keys = self.storage.keys()
         tried = self._candidates(name)
         parents = tuple(f"{parent}." for parent, dot, _ in (one.rpartition(".") for one in tried) if dot)
-        beside = sorted(key for key in keys if key.startswith(parents))[:6]
-        return MissingTensorError(name, tried, beside or get_close_matches(name, keys), hint)
+        beside = self._names.under(*parents)
+        return MissingTensorError(name, tried, beside or get_close_matches(name, self._names.near(name)), hint)
 
     # The ledger
 
@@ -244,6 +245,10 @@ class Weights:
         if not self.prefix and name not in self.aliases:
             return None
         return next((candidate for candidate in self._candidates(name) if candidate in keys), None)
+
+    @cached_property
+    def _names(self) -> SortedNames:
+        return SortedNames(self.storage.keys())
 
     def _dim(self, name: str, dim: int) -> tuple[int, int]:
         shape = self.get_shape(name)
