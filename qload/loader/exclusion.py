@@ -7,8 +7,9 @@ entry is what other readers need to tell `mlp.gate.` from `mlp.gate_proj`, and s
 that is fused out of several of the checkpoint's is excluded if all of these are, and with it all of these.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from qload.errors import ArgumentError, MismatchError
 
@@ -64,8 +65,6 @@ class Exclusions:
 
     def entry(self, prefix: str) -> str | None:
         """The entry that leaves a layer out, or None; MismatchError for a fused one whose parts differ."""
-        if not self.names:
-            return None
         for name in (prefix, *wholes(prefix, self.fused)):
             found = self._entry(name)
             if found is not None:
@@ -85,11 +84,29 @@ class Exclusions:
         return True
 
     def _entry(self, prefix: str) -> str | None:
-        return next((entry for entry in self.names if self._knows(entry, prefix)), None)
+        if not self.names:
+            return None
+        found = [self._first_name(prefix)]
+        found.append(next((at for at in self._patterns if self._knows(self.names[at], prefix)), None))
+        places = [place for place in found if place is not None]
+        return self.names[min(places)] if places else None
+
+    @cached_property
+    def _patterns(self) -> tuple[int, ...]:
+        """The places of the entries that have to be tried one by one."""
+        return tuple(at for at, entry in enumerate(self.names) if not self._is_name(entry))
+
+    @cached_property
+    def _dotted(self) -> "_DottedNames":
+        return _DottedNames({at: entry for at, entry in enumerate(self.names) if self._is_name(entry)})
+
+    def _first_name(self, prefix: str) -> int | None:
+        """The place of the first dotted name that means a layer of this very name."""
+        return self._dotted.first(prefix)
 
     def _knows(self, entry: str, prefix: str) -> bool:
-        """Whether an entry means a layer of this very name."""
-        return _means(entry.strip(".").split("."), prefix.split("."))
+        """Whether a pattern means a layer of this very name; of the base class no entry is one."""
+        return False
 
 
 def _sibling(prefix: str, own: str) -> str:
@@ -97,8 +114,31 @@ def _sibling(prefix: str, own: str) -> str:
     return f"{parent}.{own}" if parent else own
 
 
-def _means(entry: Sequence[str], segments: Sequence[str]) -> bool:
-    if len(entry) > len(segments):
-        return list(entry[-len(segments) :]) == list(segments)
-    starts = range(len(segments) - len(entry) + 1)
-    return any(list(segments[start : start + len(entry)]) == list(entry) for start in starts)
+class _DottedNames:
+    """Entries by their segments: a list of thousands costs a layer no more than a list of one."""
+
+    def __init__(self, entries: Mapping[int, str]) -> None:
+        self._runs: dict[tuple[str, ...], int] = {}
+        self._ending: dict[str, list[tuple[tuple[str, ...], int]]] = {}  # by the last segment
+        for place, entry in entries.items():
+            segments = tuple(entry.strip(".").split("."))
+            if segments not in self._runs:
+                self._runs[segments] = place
+                self._ending.setdefault(segments[-1], []).append((segments, place))
+        self._lengths = sorted({len(segments) for segments in self._runs})
+
+    def first(self, prefix: str) -> int | None:
+        """The place of the first entry that stands in a name, or that has only more in front."""
+        segments = tuple(prefix.split("."))
+        runs = (
+            segments[start : start + length]
+            for length in self._lengths
+            for start in range(len(segments) - length + 1)
+        )
+        found = [self._runs[run] for run in runs if run in self._runs]
+        found += [
+            place
+            for entry, place in self._ending.get(segments[-1], ())
+            if len(entry) > len(segments) and entry[-len(segments) :] == segments
+        ]
+        return min(found, default=None)
