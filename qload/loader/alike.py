@@ -26,8 +26,8 @@ Headers = tuple[tuple[str, torch.dtype, Shape], ...]
 class Describer:
     """Describes layers that are stored in one of some formats; what headers and facts tell, it asks once.
 
-    Two layers are alike whose tensors have the same suffixes, dtypes and shapes, and whose facts have the same
-    bytes: nothing else goes into a description, but for names. An error is never remembered.
+    Two layers are alike whose tensors have the same suffixes, dtypes and shapes, and whose facts have the
+    same bytes: nothing else goes into a description, but for names. An error is never remembered.
     """
 
     def __init__(self, formats: Sequence[ConfiguredFormat]) -> None:
@@ -80,5 +80,5 @@ def _digest(facts: Mapping[str, Tensor]) -> bytes | None:
         return None
     digest = blake2b(digest_size=16)
     for fact in facts.values():
-        digest.update(fact.reshape(-1).contiguous().view(torch.uint8).numpy())
+        digest.update(fact.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
     return digest.digest()

@@ -119,12 +119,9 @@ class _DottedNames:
 
     def __init__(self, entries: Mapping[int, str]) -> None:
         self._runs: dict[tuple[str, ...], int] = {}
-        self._ending: dict[str, list[tuple[tuple[str, ...], int]]] = {}  # by the last segment
         for place, entry in entries.items():
-            segments = tuple(entry.strip(".").split("."))
-            if segments not in self._runs:
-                self._runs[segments] = place
-                self._ending.setdefault(segments[-1], []).append((segments, place))
+            self._runs.setdefault(tuple(entry.strip(".").split(".")), place)
+        self._endings: dict[int, dict[tuple[str, ...], int]] = {}  # by their length, once one is looked for
         self._lengths = sorted({len(segments) for segments in self._runs})
 
     def first(self, prefix: str) -> int | None:
@@ -136,9 +133,15 @@ class _DottedNames:
             for start in range(len(segments) - length + 1)
         )
         found = [self._runs[run] for run in runs if run in self._runs]
-        found += [
-            place
-            for entry, place in self._ending.get(segments[-1], ())
-            if len(entry) > len(segments) and entry[-len(segments) :] == segments
-        ]
+        ends = self._ends(len(segments))
+        found += [ends[segments]] if segments in ends else []
         return min(found, default=None)
+
+    def _ends(self, length: int) -> Mapping[tuple[str, ...], int]:
+        """The last segments of the entries that have more of them, and the first place of each."""
+        if length not in self._endings:
+            ends = self._endings[length] = dict[tuple[str, ...], int]()
+            for entry, place in self._runs.items():
+                if len(entry) > length:
+                    ends.setdefault(entry[-length:], place)
+        return self._endings[length]

@@ -1,4 +1,4 @@
-"""Who shares the work of verifying: threads of a process, and processes of a group that run the same program."""
+"""Who shares the work of verifying: threads of a process, and processes of a group, each with the same task."""
 
 import contextvars
 from collections.abc import Callable, Sequence
@@ -6,6 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import TypeVar
 
+import torch
 from torch import distributed
 
 from qload.errors import ArgumentError
@@ -25,7 +26,7 @@ class Crew:
 
     @classmethod
     def of(cls, group: ProcessGroup | None) -> "Crew":
-        """As many threads as native code may use, and a group of torch.distributed; None: this process alone."""
+        """As many threads as native code may use; a group of torch.distributed, or None: one process."""
         group = ALONE if group is None else group
         if group.size() > 1 and not isinstance(group, distributed.ProcessGroup):
             raise ArgumentError("process_group", "None, or a group of torch.distributed", repr(group))
@@ -54,28 +55,24 @@ class Crew:
         """This process' share, on its threads; what one of them raises, the caller sees."""
         total, seen = sum(sizes.values()), 0
         tell(0, total)
-        pool = ThreadPoolExecutor(threads, "qload-verify")
+        inside = torch.get_num_threads()
+        # Threads that each have a team of torch's wait for each other: a team of one has nobody to wait for.
+        pool = ThreadPoolExecutor(threads, "qload-verify", torch.set_num_threads, (1,))
         try:
-            tasks = {pool.submit(_in_context(), work, at): at for at in sizes}
+            tasks: dict[Future[T], int] = {
+                pool.submit(contextvars.copy_context().run, _alone, work, at): at for at in sizes
+            }
             for task in as_completed(tasks):
                 task.result()
                 seen += sizes[tasks[task]]
                 tell(seen, total)
         finally:
             pool.shutdown(cancel_futures=True)  # an interrupt does not wait for what has not begun
-        return {at: _result(task) for task, at in tasks.items()}
+            torch.set_num_threads(inside)  # of threads that are started from here on
+        return {at: task.result() for task, at in tasks.items()}
 
 
-def _result(task: Future[T]) -> T:
-    return task.result()
-
-
-def _in_context() -> Callable[..., T]:
-    """Runs work under the settings of the caller, and native code of it on one thread."""
-    context = contextvars.copy_context()
-
-    def run(work: Callable[[int], T], at: int) -> T:
-        with settings.one_thread():
-            return work(at)
-
-    return lambda work, at: context.run(run, work, at)
+def _alone(work: Callable[[int], T], at: int) -> T:
+    """Native code that is called by many threads needs no more of them."""
+    with settings.one_thread():
+        return work(at)

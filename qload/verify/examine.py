@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from contextlib import closing
 from functools import partial
+from itertools import chain
 from os import PathLike
 
 from qload.errors import ArgumentError, QloadError
@@ -17,6 +18,7 @@ from qload.verify.crew import Crew, Tell
 from qload.verify.judge import Progress, judge
 from qload.verify.report import Finding, LayerInfo, Report, finding_of
 from qload.verify.rules import INSPECTED
+from qload.verify.runs import runs
 from qload.verify.subject import Subject
 from qload.verify.zero_points import convention, symmetric
 
@@ -35,7 +37,7 @@ def inspect(path: str | PathLike[str]) -> Report:
         found = [finding_of(layer) for layer in subject.layers.values() if isinstance(layer, QloadError)]
         for rule in INSPECTED:
             found += rule.check(rule, subject)
-        return _report(subject, found, [])
+        return _report(subject, found, [], Crew.of(None))
 
 
 def verify(
@@ -75,7 +77,7 @@ def verify(
             _sort(parallel.check(subject, tp), found, told)
         if against is not None:
             _compare(subject, against, found, told, crew, partial(tell, "against"))
-        return _report(subject, found, told)
+        return _report(subject, found, told, crew)
 
 
 def _compare(
@@ -109,14 +111,19 @@ def _unreadable(subject: Subject) -> Report:
     return Report(subject.path, tuple(subject.errors), tuple(subject.notes), readable=False)
 
 
-def _report(subject: Subject, found: list[Finding], told: list[str]) -> Report:
+def _report(subject: Subject, found: list[Finding], told: list[str], crew: Crew) -> Report:
     assert subject.weights is not None
-    storage = subject.weights.storage
+    storage, parts = subject.weights.storage, runs(subject)
+
+    def told_of(at: int) -> list[LayerInfo]:
+        return [_layer(storage, layer) for layer in parts[at][0].described()]
+
+    layers = crew.share_out(told_of, [size for _, size in parts], lambda *_: None)
     return Report(
         path=subject.path,
         findings=tuple(found),
         notes=(*subject.notes, *told),
-        layers=tuple(_layer(storage, layer) for layer in subject.described()),
+        layers=tuple(chain.from_iterable(layers)),
         claims={} if subject.claims is None else subject.claims.facts(),
     )
 

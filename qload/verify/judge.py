@@ -24,7 +24,10 @@ def judge(subject: Subject, crew: Crew, progress: Progress) -> tuple[list[Findin
         rules = [rule for rule in RULES if rule.tier == tier]
         each = [rule for rule in rules if rule.each]
         judged = crew.share_out(partial(_findings, parts, each), sizes, partial(progress, tier))
-        by_rule = {rule.id: chain.from_iterable(column) for rule, column in zip(each, zip(*judged, strict=True), strict=True)}
+        by_rule = {
+            rule.id: chain.from_iterable(column)
+            for rule, column in zip(each, zip(*judged, strict=True), strict=True)
+        }
         for rule in rules:
             found += by_rule[rule.id] if rule.each else rule.check(rule, subject)
     noted = crew.share_out(partial(_notes, parts), sizes, lambda *_: None)

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from difflib import get_close_matches
 from functools import cached_property
 from types import TracebackType
@@ -23,6 +24,10 @@ from qload.weights.ledger import Ledger, LoadReport
 from qload.weights.names import SortedNames
 
 log: logging.Logger = logging.getLogger("qload")
+
+
+# The blocks of `use_loader` that are open here, the innermost last.
+_BLOCKS: ContextVar[tuple[tuple["Weights", WeightsLoader], ...]] = ContextVar("use_loader", default=())
 
 
 class Weights:
@@ -62,7 +67,7 @@ class Weights:
         if dtype is not None and dtype not in FLOATS:
             raise ArgumentError("dtype", f"None or one of {', '.join(map(str, FLOATS))}", str(dtype))
         self.storage: WeightStorage = storage
-        self.loader: WeightsLoader = loader
+        self._loader: WeightsLoader = loader
         self.device: torch.device = _device(device)
         self.dtype: torch.dtype | None = dtype
         self.process_group: ProcessGroup = ALONE if process_group is None else process_group
@@ -127,12 +132,23 @@ class Weights:
 
     @contextmanager
     def use_loader(self, loader: WeightsLoader) -> Iterator[Self]:
-        """Within the block, `loader` serves the typed loads; nests, and survives exceptions."""
-        before, self.loader = self.loader, loader
+        """Within the block, `loader` serves the typed loads; nests, and survives exceptions.
+
+        For the thread, or the task of asyncio, that opened the block, and for no other: threads that share
+        these `Weights` each have blocks of their own, and those of a pool do not see their caller's.
+        """
+        block = (self, loader)
+        _BLOCKS.set((*_BLOCKS.get(), block))
         try:
             yield self
-        finally:
-            self.loader = before
+        finally:  # of generators that hold blocks, the first to end may be the first that began
+            _BLOCKS.set(tuple(open_ for open_ in _BLOCKS.get() if open_ is not block))
+
+    @property
+    def loader(self) -> WeightsLoader:
+        """What serves the typed loads here: that of the innermost block of `use_loader`, or the first one."""
+        inner = (loader for weights, loader in reversed(_BLOCKS.get()) if weights is self)
+        return next(inner, self._loader)
 
     # Single tensors, any dimension
 
@@ -214,7 +230,9 @@ class Weights:
         tried = self._candidates(name)
         parents = tuple(f"{parent}." for parent, dot, _ in (one.rpartition(".") for one in tried) if dot)
         beside = self._names.under(*parents)
-        return MissingTensorError(name, tried, beside or get_close_matches(name, self._names.near(name)), hint)
+        return MissingTensorError(
+            name, tried, beside or get_close_matches(name, self._names.near(name)), hint
+        )
 
     # The ledger
 

@@ -3,9 +3,9 @@
 The tensors of `sparse` take no room on disk: a file is its header and a hole.
 """
 
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,12 @@ Stored = tuple[str, tuple[int, ...]]  # dtype, as headers have it, and shape
 BYTES = {"F8_E4M3": 1, "BF16": 2, "F16": 2, "F32": 4, "I32": 4}
 
 BLOCK = 128
-FP8 = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [BLOCK, BLOCK], "activation_scheme": "dynamic"}
+FP8 = {
+    "quant_method": "fp8",
+    "fmt": "e4m3",
+    "weight_block_size": [BLOCK, BLOCK],
+    "activation_scheme": "dynamic",
+}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": BLOCK, "version": "gemm", "zero_point": True}
 EXPERTS = 256
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
@@ -29,20 +34,23 @@ def fp8(prefix: str, N: int = BLOCK, K: int = BLOCK) -> Iterator[tuple[str, Stor
 
 
 def experts(count: int) -> Iterator[tuple[str, Stored]]:
-    """About so many tensors, named as DeepSeek V3's are: layers of attention, norms and 256 experts."""
-    yield "model.embed_tokens.weight", ("BF16", (BLOCK, BLOCK))
-    yield "lm_head.weight", ("BF16", (BLOCK, BLOCK))
-    yield "model.norm.weight", ("BF16", (BLOCK,))
-    written, layer = 3, 0
-    while written < count:
-        for name, stored in _layer(f"model.layers.{layer}"):
-            yield name, stored
-            written += 1
-        layer += 1
+    """So many tensors, named as DeepSeek V3's are: attention, norms and experts; the last layer is cut short."""
+    plain = [
+        ("model.embed_tokens.weight", ("BF16", (BLOCK, BLOCK))),
+        ("lm_head.weight", ("BF16", (BLOCK, BLOCK))),
+        ("model.norm.weight", ("BF16", (BLOCK,))),
+    ]
+    layers = (stored for layer in itertools.count() for stored in _layer(f"model.layers.{layer}"))
+    return itertools.islice(itertools.chain(plain, layers), count)
 
 
 def _layer(prefix: str) -> Iterator[tuple[str, Stored]]:
-    for norm in ("input_layernorm", "post_attention_layernorm", "self_attn.q_a_layernorm", "self_attn.kv_a_layernorm"):
+    for norm in (
+        "input_layernorm",
+        "post_attention_layernorm",
+        "self_attn.q_a_layernorm",
+        "self_attn.kv_a_layernorm",
+    ):
         yield f"{prefix}.{norm}.weight", ("BF16", (BLOCK,))
     for name in ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"):
         yield from fp8(f"{prefix}.self_attn.{name}")
@@ -54,7 +62,9 @@ def _layer(prefix: str) -> Iterator[tuple[str, Stored]]:
             yield from fp8(f"{prefix}.mlp.{module}.{name}")
 
 
-def sparse(folder: Path, tensors: Iterable[tuple[str, Stored]], shards: int, config: Mapping[str, Any]) -> int:
+def sparse(
+    folder: Path, tensors: Iterable[tuple[str, Stored]], shards: int, config: Mapping[str, Any]
+) -> int:
     """Write a sharded checkpoint of these tensors, all of them zero; how many there are."""
     listed = list(tensors)
     width = -(-len(listed) // shards)
@@ -101,8 +111,10 @@ def noise(folder: Path, layers: int, *, width: int = 4096, inner: int = 14336) -
         prefix = f"model.layers.{layer}"
         attention = (awq(width, width, f"{prefix}.self_attn.{name}_proj") for name in "qkvo")
         grown = (awq(width, inner, f"{prefix}.mlp.{name}_proj") for name in ("gate", "up"))
-        norms = [(f"{prefix}.{name}_layernorm.weight", ("F16", (width,))) for name in ("input", "post_attention")]
-        mine = list(chain(*attention, *grown, awq(inner, width, f"{prefix}.mlp.down_proj"), norms))
+        norms = [
+            (f"{prefix}.{name}_layernorm.weight", ("F16", (width,))) for name in ("input", "post_attention")
+        ]
+        mine = list(itertools.chain(*attention, *grown, awq(inner, width, f"{prefix}.mlp.down_proj"), norms))
         weight_map.update(dict.fromkeys((name for name, _ in mine), file))
         head, size = header(mine)
         with (folder / file).open("wb") as stream:
