@@ -1,4 +1,4 @@
-"""Who shares the work of verifying: threads of a process, and processes of a group, each with the same task."""
+"""Who shares the work of verifying: threads of a process, and processes of a group with the same task."""
 
 import contextvars
 from collections.abc import Callable, Sequence

@@ -34,7 +34,7 @@ def fp8(prefix: str, N: int = BLOCK, K: int = BLOCK) -> Iterator[tuple[str, Stor
 
 
 def experts(count: int) -> Iterator[tuple[str, Stored]]:
-    """So many tensors, named as DeepSeek V3's are: attention, norms and experts; the last layer is cut short."""
+    """So many tensors, named as DeepSeek V3's are: attention, norms, experts; the last layer is cut short."""
     plain = [
         ("model.embed_tokens.weight", ("BF16", (BLOCK, BLOCK))),
         ("lm_head.weight", ("BF16", (BLOCK, BLOCK))),
