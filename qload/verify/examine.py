@@ -22,6 +22,7 @@ from qload.verify.runs import runs
 from qload.verify.subject import Subject
 from qload.verify.zero_points import convention, symmetric
 
+REPORTED = 1024  # names of a run of layers to be reported, of most of which only headers are looked at
 GROUPED = (GPTQConfig, AWQConfig, MarlinConfig, Marlin24Config)
 
 
@@ -113,12 +114,12 @@ def _unreadable(subject: Subject) -> Report:
 
 def _report(subject: Subject, found: list[Finding], told: list[str], crew: Crew) -> Report:
     assert subject.weights is not None
-    storage, parts = subject.weights.storage, runs(subject)
+    storage, parts = subject.weights.storage, runs(subject, REPORTED)
 
     def told_of(at: int) -> list[LayerInfo]:
-        return [_layer(storage, layer) for layer in parts[at][0].described()]
+        return [_layer(storage, layer) for layer in parts[at].described()]
 
-    layers = crew.share_out(told_of, [size for _, size in parts], lambda *_: None)
+    layers = crew.share_out(told_of, [0] * len(parts), lambda *_: None)
     return Report(
         path=subject.path,
         findings=tuple(found),

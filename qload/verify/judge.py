@@ -9,7 +9,7 @@ from qload.verify import notes
 from qload.verify.crew import Crew
 from qload.verify.report import Finding
 from qload.verify.rules import RULES, Rule, Tier
-from qload.verify.runs import runs
+from qload.verify.runs import runs, size_of
 from qload.verify.subject import Subject
 
 Progress = Callable[[str, int, int], None]
@@ -17,8 +17,9 @@ Progress = Callable[[str, int, int], None]
 
 def judge(subject: Subject, crew: Crew, progress: Progress) -> tuple[list[Finding], list[str]]:
     """What the rules find, rule by rule, and what is worth telling."""
+    subject.specs, subject.prefixes  # noqa: B018  (computed once here, and not once a run)
     parts = runs(subject)
-    sizes = [size for _, size in parts]
+    sizes = [size_of(part) for part in parts]
     found: list[Finding] = []
     for tier in get_args(Tier):
         rules = [rule for rule in RULES if rule.tier == tier]
@@ -35,11 +36,11 @@ def judge(subject: Subject, crew: Crew, progress: Progress) -> tuple[list[Findin
     return found, [*notes.flags(subject), *told]
 
 
-def _findings(parts: list[tuple[Subject, int]], rules: list[Rule], at: int) -> list[list[Finding]]:
+def _findings(parts: list[Subject], rules: list[Rule], at: int) -> list[list[Finding]]:
     """Of one run, what each rule finds."""
-    return [list(rule.check(rule, parts[at][0])) for rule in rules]
+    return [list(rule.check(rule, parts[at])) for rule in rules]
 
 
-def _notes(parts: list[tuple[Subject, int]], at: int) -> list[list[str]]:
+def _notes(parts: list[Subject], at: int) -> list[list[str]]:
     """Of one run, each kind of notes."""
-    return [list(notes.readings(parts[at][0])), list(notes.subnormals(parts[at][0]))]
+    return [list(notes.readings(parts[at])), list(notes.subnormals(parts[at]))]

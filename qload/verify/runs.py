@@ -8,20 +8,24 @@ from qload.verify.subject import Subject
 NAMES = 64  # of a run: few enough that many threads and ranks find work, many enough to be worth a task
 
 
-def runs(subject: Subject) -> list[tuple[Subject, int]]:
-    """(subject with this run of names and this run of layers, bytes of these names), in order.
+def runs(subject: Subject, size: int = NAMES) -> list[Subject]:
+    """The subject with a run of names and a run of layers, for each of these, in order.
 
     Both orders are those of the whole subject, so that what is found run by run is found in the same order.
     """
-    assert subject.weights is not None
-    storage, names, layers = subject.weights.storage, subject.names, subject.layers
-    subject.specs, subject.prefixes  # noqa: B018  (computed once here, and not once a run)
-    count = max(1, -(-len(names) // NAMES))
+    names, layers = subject.names, subject.layers
+    count = max(1, -(-len(names) // size))
     each, left = -(-len(layers) // count), iter(layers.items())
     found = []
     for at in range(count):
-        mine = names[at * NAMES : (at + 1) * NAMES]
         run = copy(subject)
-        vars(run).update(names=mine, layers=dict(islice(left, each)))
-        found.append((run, sum(storage.info(name).nbytes for name in mine)))
+        vars(run).update(names=names[at * size : (at + 1) * size], layers=dict(islice(left, each)))
+        found.append(run)
     return found
+
+
+def size_of(run: Subject) -> int:
+    """The bytes of a run's names."""
+    assert run.weights is not None
+    storage = run.weights.storage
+    return sum(storage.info(name).nbytes for name in run.names)
