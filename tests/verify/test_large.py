@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +16,7 @@ from qload.errors import ArgumentError
 from qload.loader import alike
 from qload.loader.exclusion import Exclusions
 from qload.parallel import Rank
-from qload.storage import MemoryStorage, headers
+from qload.storage import MemoryStorage, header
 from qload.verify import Report, inspect, judge, subject, verify
 from qload.verify.rules import RULES, siblings
 from qload.verify.subject import Subject
@@ -79,11 +79,13 @@ def test_layers_that_are_alike_are_described_once(tmp_path: Path, monkeypatch: p
 
 def test_inspect_reads_each_header_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folders.sparse(tmp_path, folders.experts(100), 5, folders.FP8)
-    read = counted(monkeypatch, headers, "read_header")
+    parsed = counted(monkeypatch, header, "parse_header")
 
     inspect(tmp_path)
 
-    assert sorted(file for _, file in read) == [f"model-{at:05}-of-00005.safetensors" for at in range(1, 6)]
+    assert sorted(file for _, _, file in parsed) == [
+        f"model-{at:05}-of-00005.safetensors" for at in range(1, 6)
+    ]
 
 
 def test_names_are_gathered_once_for_all_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,12 +104,40 @@ def expert_names(count: int) -> list[str]:
     return sorted(names[:-1])
 
 
-def test_siblings_are_compared_in_proportion_to_them() -> None:
-    def found(count: int) -> Iterable[Any]:
-        return siblings.check(siblings.RULE, SimpleNamespace(names=expert_names(count)))  # type: ignore[arg-type]
+class Compared(frozenset[str]):
+    """A set of names that counts how often it is asked for a part of another."""
 
-    assert [finding.tensor for finding in found(50)] == ["model.layers.0.mlp.experts.49.down"]
-    assert is_linear(growth(lambda count: calls(lambda: list(found(count))), 50))
+    times = 0
+
+    def __lt__(self, other: object) -> bool:
+        Compared.times += 1
+        return isinstance(other, frozenset) and frozenset.__lt__(self, other)
+
+    def __le__(self, other: object) -> bool:
+        Compared.times += 1
+        return isinstance(other, frozenset) and frozenset.__le__(self, other)
+
+
+def test_siblings_are_compared_in_proportion_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks_of = siblings.blocks_of
+
+    def comparing(names: list[str]) -> dict[str, dict[str, Compared]]:
+        return {
+            block: {index: Compared(found) for index, found in layers.items()}
+            for block, layers in blocks_of(names).items()
+        }
+
+    def found(count: int) -> int:
+        """The comparisons of so many experts of which one lacks a tensor."""
+        Compared.times = 0
+        given: Any = SimpleNamespace(names=expert_names(count))
+        (finding,) = siblings.check(siblings.RULE, given)
+        assert finding.tensor == f"model.layers.0.mlp.experts.{count - 1}.down"
+        return Compared.times + count  # each has to be looked at once
+
+    monkeypatch.setattr(siblings, "blocks_of", comparing)
+
+    assert is_linear(growth(found, 50))
 
 
 def test_a_name_that_is_missing_is_looked_for_near_its_place() -> None:
