@@ -89,11 +89,13 @@ def native(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def bench(session: nox.Session) -> None:
-    """The CPU code beside a copy of as many bytes, and beside what peers can be installed."""
+    """The CPU code beside a copy of as many bytes and beside peers; folders of many tensors and bytes."""
     build(session)
     for peer in ("compressed-tensors", "bitsandbytes"):  # what is not to be had is left out of the table
         session.run("python", "-m", "pip", "install", "--quiet", TORCH, peer, success_codes=[0, 1])
     session.run("python", "-m", "tests.bench.cpu", *session.posargs)
+    if not session.posargs:
+        session.run("python", "-m", "tests.bench.large")
 
 
 def build(session: nox.Session, *groups: str, **flags: str) -> None:

@@ -37,7 +37,7 @@ def inspect(ctx: click.Context, path: Path, every: bool, as_json: bool | None) -
     inputs), dtype and bytes, and where its config claims something else.
 
     It reads headers and small tensors only, so that the size of the files matters little. The time grows
-    with the number of tensors, faster than in proportion. `qload verify` reads the rest.
+    in proportion to the number of tensors. `qload verify` reads the rest.
     """
 
     def tables(report: "Report") -> "Iterator[RenderableType]":

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 from qload.cli.options import CheckpointPath, as_json, path_argument, verbose
-from qload.cli.output import emit, progress_bar
+from qload.cli.output import emit
+from qload.cli.progress import progress_bar
+from qload.cli.ranks import ranks
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -20,6 +22,7 @@ Examples:
   qload verify ./Llama-3-8B-GPTQ --tp 4
   qload verify ./Llama-3-8B-GPTQ --against ./Llama-3-8B
   qload verify ./Llama-3-8B-GPTQ --json | jq -r '.findings[].message'
+  torchrun --nproc-per-node 8 -m qload verify ./DeepSeek-V3
 
 Each rule has a page, docs/rules/RULE.md.
 
@@ -54,13 +57,19 @@ def verify(
     nothing is found contradicts neither itself nor its config; it can still hold other weights than were
     meant, which only --against can find.
 
-    It reads files piece by piece, so that a checkpoint may be larger than the memory.
+    It reads files piece by piece, so that a checkpoint may be larger than the memory. Threads share the
+    layers, as many as QLOAD_NUM_THREADS says; under torchrun processes and hosts share them too, and the
+    first process prints the one report.
     """
-    with progress_bar() as progress:
-        from qload.verify import verify as run
+    with ranks() as group:
+        with progress_bar(seen=group is None or group.rank() == 0) as progress:
+            from qload.verify import verify as run
 
-        report = run(path, against=against, tp=tp, progress=progress)
-    ctx.exit(emit(report, as_json, _tables))
+            report = run(path, against=against, tp=tp, progress=progress, process_group=group)
+        if group is not None and group.rank() > 0:
+            ctx.exit(0)  # the verdict is the first process' to tell
+        code = emit(report, as_json, _tables)
+    ctx.exit(code)
 
 
 def _tables(report: "Report") -> "Iterator[RenderableType]":

@@ -13,7 +13,7 @@ Never a part of a segment: `layers.1` is not in `layers.10`. Patterns are matche
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 from qload.detect.files import FoundConfig
 from qload.detect.regex import Regex
@@ -84,6 +84,16 @@ class Ignored(Exclusions):
     def _is_name(self, entry: str) -> bool:
         return not is_regex(entry)
 
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {entry: at for at, entry in reversed([*enumerate(self.names)]) if self._is_name(entry)}
+
+    def _first_name(self, prefix: str) -> int | None:
+        """Of names that end a name at a dot, and of the class that every layer is of."""
+        segments = prefix.split(".")
+        ends = (".".join(segments[at:]) for at in range(len(segments)))
+        return min((self._places[end] for end in (*ends, LINEAR) if end in self._places), default=None)
+
     def _knows(self, entry: str, prefix: str) -> bool:
         return matches(entry, prefix)
 
@@ -96,4 +106,4 @@ class Globs(Exclusions):
         return not is_glob(entry)
 
     def _knows(self, entry: str, prefix: str) -> bool:
-        return _regex(entry).match(prefix) if is_glob(entry) else super()._knows(entry, prefix)
+        return _regex(entry).match(prefix)

@@ -22,7 +22,20 @@ class ConfiguredFormat:
 
     def specs(self) -> tuple[TensorSpec, ...]:
         """The declaration before any layer was looked at."""
+        return self._specs
+
+    @cached_property
+    def _specs(self) -> tuple[TensorSpec, ...]:
         return self.weight_type.tensors(self.config)
+
+
+@dataclass(frozen=True)
+class ChosenFormat:
+    """The format that a layer is stored in, the suffix of each of its fields, and what of it is there."""
+
+    format: ConfiguredFormat
+    suffixes: Mapping[str, str]
+    specs: tuple[TensorSpec, ...]
 
 
 @dataclass(frozen=True)
@@ -66,17 +79,25 @@ class LayerDescription:
         return self.sizes.get("K", 1)
 
 
-def describe(weights: TensorSource, prefix: str, formats: Sequence[ConfiguredFormat]) -> LayerDescription:
-    """Tell the format by the tensors, read the facts, check shapes, dtypes and indices."""
+def choose(weights: TensorSource, prefix: str, formats: Sequence[ConfiguredFormat]) -> ChosenFormat:
+    """Tell the format by the tensors; MissingTensorError or TwoFormatsError."""
     fmt = _choose(weights, prefix, formats)
-    names = LayerNames(
-        weights, prefix, {spec.name: _one_suffix(weights, prefix, spec) for spec in fmt.specs()}
-    )
+    suffixes = {spec.name: _one_suffix(weights, prefix, spec) for spec in fmt.specs()}
     specs = tuple(
-        spec for spec in fmt.specs() if not spec.optional or weights.has_tensor(names.full(spec.name))
+        spec
+        for spec in fmt.specs()
+        if not spec.optional or weights.has_tensor(named(prefix, suffixes[spec.name]))
     )
+    return ChosenFormat(fmt, suffixes, specs)
+
+
+def describe(
+    weights: TensorSource, prefix: str, chosen: ChosenFormat, facts: Mapping[str, Tensor]
+) -> LayerDescription:
+    """What a layer of a format is; checks shapes, dtypes and indices."""
+    fmt, specs = chosen.format, chosen.specs
+    names = LayerNames(weights, prefix, chosen.suffixes)
     infos = {spec.name: weights.info(names.full(spec.name)) for spec in specs}
-    facts = {spec.name: weights.read(names.full(spec.name), role=spec.role) for spec in specs if spec.fact}
     seen = LayerHeaders(
         shapes={spec.name: _shape(spec, infos[spec.name].shape) for spec in specs},
         dtypes={name: info.dtype for name, info in infos.items()},

@@ -7,8 +7,9 @@ entry is what other readers need to tell `mlp.gate.` from `mlp.gate_proj`, and s
 that is fused out of several of the checkpoint's is excluded if all of these are, and with it all of these.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from qload.errors import ArgumentError, MismatchError
 
@@ -83,11 +84,29 @@ class Exclusions:
         return True
 
     def _entry(self, prefix: str) -> str | None:
-        return next((entry for entry in self.names if self._knows(entry, prefix)), None)
+        if not self.names:
+            return None
+        found = [self._first_name(prefix)]
+        found.append(next((at for at in self._patterns if self._knows(self.names[at], prefix)), None))
+        places = [place for place in found if place is not None]
+        return self.names[min(places)] if places else None
+
+    @cached_property
+    def _patterns(self) -> tuple[int, ...]:
+        """The places of the entries that have to be tried one by one."""
+        return tuple(at for at, entry in enumerate(self.names) if not self._is_name(entry))
+
+    @cached_property
+    def _dotted(self) -> "_DottedNames":
+        return _DottedNames({at: entry for at, entry in enumerate(self.names) if self._is_name(entry)})
+
+    def _first_name(self, prefix: str) -> int | None:
+        """The place of the first dotted name that means a layer of this very name."""
+        return self._dotted.first(prefix)
 
     def _knows(self, entry: str, prefix: str) -> bool:
-        """Whether an entry means a layer of this very name."""
-        return _means(entry.strip(".").split("."), prefix.split("."))
+        """Whether a pattern means a layer of this very name; of the base class no entry is one."""
+        return False
 
 
 def _sibling(prefix: str, own: str) -> str:
@@ -95,8 +114,34 @@ def _sibling(prefix: str, own: str) -> str:
     return f"{parent}.{own}" if parent else own
 
 
-def _means(entry: Sequence[str], segments: Sequence[str]) -> bool:
-    if len(entry) > len(segments):
-        return list(entry[-len(segments) :]) == list(segments)
-    starts = range(len(segments) - len(entry) + 1)
-    return any(list(segments[start : start + len(entry)]) == list(entry) for start in starts)
+class _DottedNames:
+    """Entries by their segments: a list of thousands costs a layer no more than a list of one."""
+
+    def __init__(self, entries: Mapping[int, str]) -> None:
+        self._runs: dict[tuple[str, ...], int] = {}
+        for place, entry in entries.items():
+            self._runs.setdefault(tuple(entry.strip(".").split(".")), place)
+        self._endings: dict[int, dict[tuple[str, ...], int]] = {}  # by their length, once one is looked for
+        self._lengths = sorted({len(segments) for segments in self._runs})
+
+    def first(self, prefix: str) -> int | None:
+        """The place of the first entry that stands in a name, or that has only more in front."""
+        segments = tuple(prefix.split("."))
+        runs = (
+            segments[start : start + length]
+            for length in self._lengths
+            for start in range(len(segments) - length + 1)
+        )
+        found = [self._runs[run] for run in runs if run in self._runs]
+        ends = self._ends(len(segments))
+        found += [ends[segments]] if segments in ends else []
+        return min(found, default=None)
+
+    def _ends(self, length: int) -> Mapping[tuple[str, ...], int]:
+        """The last segments of the entries that have more of them, and the first place of each."""
+        if length not in self._endings:
+            ends = self._endings[length] = dict[tuple[str, ...], int]()
+            for entry, place in self._runs.items():
+                if len(entry) > length:
+                    ends.setdefault(entry[-length:], place)
+        return self._endings[length]

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from qload.errors import ArgumentError, ExcludedModuleError, MismatchError
 from qload.loader import pieces
+from qload.loader.alike import Describer
 from qload.loader.base import Part, Split, WeightsLoader
 from qload.loader.cuts import Share, share
-from qload.loader.description import ConfiguredFormat, LayerDescription, check_alike, describe
+from qload.loader.description import ConfiguredFormat, LayerDescription, check_alike
 from qload.loader.exclusion import Exclusions
 from qload.loader.source import TensorSource
 from qload.spec import Layer, Weight
@@ -34,6 +35,7 @@ class FormatLoader(WeightsLoader):
     def __init__(self, *formats: ConfiguredFormat, exclusions: Exclusions = NOTHING) -> None:
         self.formats = formats
         self.exclusions = exclusions
+        self._found: Describer | None = None
 
     def shape(self, weights: TensorSource, prefix: str) -> tuple[int, int]:
         """(N, K) of the layer stored under a prefix."""
@@ -45,7 +47,7 @@ class FormatLoader(WeightsLoader):
 
         ExcludedModuleError where the config leaves out what is quantized all the same.
         """
-        layer = describe(weights, prefix, self.formats)
+        layer = self._describer().describe(weights, prefix)
         entry = None if layer.format.weight_type.plain else self.exclusions.entry(prefix)
         if entry is not None:
             raise ExcludedModuleError(
@@ -83,6 +85,12 @@ class FormatLoader(WeightsLoader):
                 weights.note(f"{one.prefix}: {note}")
         weights.take(one.names.full(spec.name) for one in layers.values() for spec in one.specs)
         return weight
+
+    def _describer(self) -> Describer:
+        """Of these very formats: a twin with other ones has its own."""
+        if self._found is None or self._found.formats is not self.formats:
+            self._found = Describer(self.formats)
+        return self._found
 
     def with_config(self, **changes: Any) -> Self:
         """The same loader, its first format's config changed, as `zeros=StoredMinusOneUnmasked()`.

@@ -52,6 +52,16 @@ def using(isa: str | None = None, threads: int | None = None) -> Iterator[None]:
         _settings.reset(token)
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Inside, native code stays on the thread that calls it, for callers that have threads of their own."""
+    token = _settings.set(replace(_settings.get(), threads=1))
+    try:
+        yield
+    finally:
+        _settings.reset(token)
+
+
 def is_on() -> bool:
     """Whether native code is used where there is some."""
     return _settings.get().on

@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import gcd, lcm
 
 from qload.errors import PatternError
@@ -35,14 +35,17 @@ class Axis:
     text: str
 
     def __post_init__(self) -> None:
-        found = _AXIS.fullmatch(self.text)
-        if not found:
+        if not self._read:
             raise PatternError(
                 self.text, "not an axis: a dimension, then *i, /i, /i^, @i or @i^, then ! or |G"
             )
         for op, amount, up in self.ops:
             if amount < 1 or (op == "*" and up):
                 raise PatternError(self.text, f"{op}{amount}{'^' * up} is not an operation")
+
+    @cached_property
+    def _read(self) -> re.Match[str] | None:
+        return _AXIS.fullmatch(self.text)
 
     @cached_property
     def dim(self) -> str:
@@ -136,5 +139,10 @@ class Axis:
         return end if place == logical and end is not None else int(place * self.factor)
 
     def _part(self, name: str) -> str:
-        found = _AXIS.fullmatch(self.text)
-        return (found[name] or "") if found else ""
+        return (self._read[name] or "") if self._read else ""
+
+
+@lru_cache(1 << 12)
+def axes_of(text: str) -> tuple[Axis, ...]:
+    """`"K/8 N"` -> the two axes, outermost first; whoever asks for equal text gets the same ones."""
+    return tuple(Axis(each) for each in text.split())

@@ -3,11 +3,12 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 
 import torch
 
 from qload.errors import DtypeError, ShapeError
-from qload.spec.axis import PARTS, Axis
+from qload.spec.axis import PARTS, Axis, axes_of
 
 Shape = tuple[int, ...]
 
@@ -81,12 +82,12 @@ class TensorSpec:
     @property
     def axes(self) -> tuple[Axis, ...]:
         """The declared axes, outermost first."""
-        return tuple(Axis(text) for text in self.text.split())
+        return axes_of(self.text)
 
     @property
     def places(self) -> tuple[Axis, ...]:
         """The axes to cut and join along: those of the view, or the declared ones."""
-        return self.axes if self.view is None else tuple(Axis(text) for text in self.view.split())
+        return axes_of(self.text if self.view is None else self.view)
 
     @property
     def suffixes(self) -> tuple[str, ...]:
@@ -132,8 +133,8 @@ def solve(
     is the one named. An axis `"K/128^|G"` only tells G: whether it fits K is for the format to judge. What
     no shape tells is taken from `known`.
     """
-    specs = [spec for spec in specs if spec.name in shapes]
-    for spec in specs:
+    there = tuple(spec for spec in specs if spec.name in shapes)
+    for spec in there:
         if len(spec.axes) != len(shapes[spec.name]):
             raise ShapeError(
                 names.full(spec.name),
@@ -141,18 +142,32 @@ def solve(
                 shapes[spec.name],
                 names.file(spec.name),
             )
+    texts = tuple((spec.text, shapes[spec.name]) for spec in there)
+    sizes, wrong = _solved(texts, tuple((known or {}).items()))
+    if wrong is not None:
+        raise _contradiction(there[wrong], dict(sizes), texts[wrong][1], names)
+    return dict(sizes)
+
+
+@lru_cache(1 << 12)
+def _solved(
+    texts: tuple[tuple[str, Shape], ...], known: tuple[tuple[str, int], ...]
+) -> tuple[tuple[tuple[str, int], ...], int | None]:
+    """The sizes that declarations and shapes tell, and the first place where one contradicts these.
+
+    A model has thousands of layers of a few shapes; each is solved once.
+    """
     sizes: dict[str, int] = {}
-    axes = [(axis, shapes[spec.name][i]) for spec in specs for i, axis in enumerate(spec.axes)]
+    axes = [pair for text, shape in texts for pair in zip(axes_of(text), shape, strict=True)]
     for axis, stored in sorted(axes, key=lambda pair: len(pair[0].ops)):
         dim = axis.free or axis.dim
         tells = not axis.flat and not (axis.rounds and not axis.free)
         if dim.isalpha() and dim not in sizes and tells:
             sizes[dim] = stored if axis.free else int(stored / axis.factor)
-    for dim, size in (known or {}).items():
+    for dim, size in known:
         sizes.setdefault(dim, size)
-    for spec in specs:
-        _compare(spec, sizes, shapes[spec.name], names)
-    return sizes
+    agree = [tuple(_stored(axis, sizes) for axis in axes_of(text)) == shape for text, shape in texts]
+    return tuple(sizes.items()), None if all(agree) else agree.index(False)
 
 
 class Names:
@@ -167,17 +182,16 @@ class Names:
         return None
 
 
-def _compare(spec: TensorSpec, sizes: Mapping[str, int], shape: Shape, names: Names) -> None:
+def _contradiction(spec: TensorSpec, sizes: Mapping[str, int], shape: Shape, names: Names) -> ShapeError:
     expected = [_stored(axis, sizes) for axis in spec.axes]
-    if any(want != got for want, got in zip(expected, shape, strict=True)):
-        values = ", ".join("?" if want is None else str(want) for want in expected)
-        inexact = [axis for axis, want in zip(spec.axes, expected, strict=True) if want is None]
-        hint = "; ".join(
-            f"{axis.dim} = {axis.logical(sizes)} has to be a multiple of {axis.granule}" for axis in inexact
-        )
-        raise ShapeError(
-            names.full(spec.name), f"({values}) = ({_formula(spec)})", shape, names.file(spec.name), hint
-        )
+    values = ", ".join("?" if want is None else str(want) for want in expected)
+    inexact = [axis for axis, want in zip(spec.axes, expected, strict=True) if want is None]
+    hint = "; ".join(
+        f"{axis.dim} = {axis.logical(sizes)} has to be a multiple of {axis.granule}" for axis in inexact
+    )
+    return ShapeError(
+        names.full(spec.name), f"({values}) = ({_formula(spec)})", shape, names.file(spec.name), hint
+    )
 
 
 def _stored(axis: Axis, sizes: Mapping[str, int]) -> int | None:

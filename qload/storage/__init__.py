@@ -3,6 +3,7 @@
 from qload.storage.agreement import check_index, folder_notes
 from qload.storage.files import is_directory, is_taken, read_whole, special, status
 from qload.storage.header import DTYPES, Entry, Header, parse_header, read_header
+from qload.storage.headers import read_headers
 from qload.storage.hostile_json import parse_json
 from qload.storage.locate import CheckpointFiles, locate
 from qload.storage.memory import MemoryStorage
@@ -26,6 +27,7 @@ __all__ = [
     "parse_header",
     "parse_json",
     "read_header",
+    "read_headers",
     "read_whole",
     "special",
     "status",

@@ -147,7 +147,12 @@ def _entry(name: str, entry: Any, start: int, file: str) -> Entry:
 
 
 def _naturals(value: Any) -> bool:
-    return isinstance(value, list) and all(type(part) is int and 0 <= part < 1 << 62 for part in value)
+    if not isinstance(value, list):
+        return False
+    for part in value:  # noqa: SIM110  (a generator takes three times as long, of all tensors)
+        if type(part) is not int or not 0 <= part < 1 << 62:
+            return False
+    return True
 
 
 def _check_tiling(tensors: Mapping[str, Entry], start: int, file_size: int, file: str) -> None:

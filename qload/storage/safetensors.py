@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Self
 
@@ -11,8 +11,9 @@ from torch import Tensor
 
 from qload.errors import StorageError
 from qload.storage.agreement import check_index, folder_notes
-from qload.storage.header import Entry, read_header
-from qload.storage.locate import PathLikes, locate
+from qload.storage.header import Entry, Header
+from qload.storage.headers import read_headers
+from qload.storage.locate import CheckpointFiles, PathLikes, locate
 from qload.storage.open_files import OpenFiles
 from qload.storage.protocol import TensorInfo, bounds, missing
 from qload.storage.rectangles import read_rectangle
@@ -31,6 +32,8 @@ class SafetensorsStorage:
     path
         The file, the directory, the index, or a sequence of files. StorageError where one is missing or its
         header cannot be trusted: all headers are validated before anything else.
+    headers
+        Of the files that were located, where they have been read and checked.
 
     Examples
     --------
@@ -45,21 +48,21 @@ class SafetensorsStorage:
     >>> folder.cleanup()
     """
 
-    def __init__(self, path: PathLikes) -> None:
+    def __init__(
+        self, path: PathLikes | CheckpointFiles, *, headers: Mapping[str, Header] | None = None
+    ) -> None:
         if sys.byteorder != "little":
             raise StorageError(
                 str(path), "byte-order", "safetensors are little-endian, and this machine is not"
             )
-        located = locate(path)
+        located = path if isinstance(path, CheckpointFiles) else locate(path)
         self.files: dict[str, Path] = dict(located.files)
-        headers = {file: read_header(place, file) for file, place in self.files.items()}
-        for error in check_index(located, headers):
-            raise error
-        for note in folder_notes(located, headers):
-            log.info("%s", note)
-        self._entries = {
-            name: (file, e) for file, head in headers.items() for name, e in head.tensors.items()
-        }
+        headers = _checked(located) if headers is None else headers
+        self._entries: dict[str, Entry] = {}
+        self._holders: dict[str, str] = {}  # name -> file: of many tensors, a pair each would be much to hold
+        for file, header in headers.items():
+            self._entries.update(header.tensors)
+            self._holders.update(dict.fromkeys(header.tensors, file))
         self._open = OpenFiles(self.files, {file: head.identity for file, head in headers.items()})
         self.bytes_read: int = 0
 
@@ -100,4 +103,18 @@ class SafetensorsStorage:
     def _find(self, name: str) -> tuple[str, Entry]:
         if name not in self._entries:
             raise missing(name, self._entries.keys())
-        return self._entries[name]
+        return self._holders[name], self._entries[name]
+
+
+def _checked(located: CheckpointFiles) -> dict[str, Header]:
+    """The headers of all files, which agree with each other and with the index."""
+    headers = {}
+    for file, header in read_headers(located.files).items():
+        if isinstance(header, StorageError):
+            raise header
+        headers[file] = header
+    for error in check_index(located, headers):
+        raise error
+    for note in folder_notes(located, headers):
+        log.info("%s", note)
+    return headers

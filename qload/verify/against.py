@@ -16,6 +16,7 @@ from qload.errors import QloadError
 from qload.loader import LayerDescription, Part
 from qload.spec import Weight
 from qload.verify.chunks import outputs
+from qload.verify.crew import Crew, Tell
 from qload.verify.misreadings import other_readings
 from qload.verify.report import Finding, finding_of
 from qload.verify.subject import Subject
@@ -57,14 +58,28 @@ class Comparison:
             )
 
 
-def check(subject: Subject, reference: Subject) -> Iterator[Finding | str]:
+THREADS = 4  # each has a run of outputs in several readings in memory
+
+
+def check(subject: Subject, reference: Subject, crew: Crew, tell: Tell) -> Iterator[Finding | str]:
     """Findings for layers that mean something else; notes for lawful quantization errors."""
+    assert subject.weights is not None
     ours, theirs = _layers(subject), _layers(reference)
     for prefix in sorted(ours.keys() ^ theirs.keys()):
         where = subject.path if prefix in ours else reference.path
         yield Finding(MISSING, "error", prefix, None, f"{prefix}: a layer of {where} only")
-    for prefix in sorted(ours.keys() & theirs.keys()):
-        yield from _layer(subject, ours[prefix], reference, theirs[prefix])
+    both = sorted(ours.keys() & theirs.keys())
+    storage = subject.weights.storage
+    sizes = [
+        sum(storage.info(ours[prefix].names.full(spec.name)).nbytes for spec in ours[prefix].specs)
+        for prefix in both
+    ]
+
+    def compared(at: int) -> list[Finding | str]:
+        return list(_layer(subject, ours[both[at]], reference, theirs[both[at]]))
+
+    for told in crew.share_out(compared, sizes, tell, THREADS):
+        yield from told
 
 
 def _layers(subject: Subject) -> dict[str, LayerDescription]:

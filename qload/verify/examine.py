@@ -2,24 +2,29 @@
 
 from collections.abc import Callable, Iterable
 from contextlib import closing
-from functools import wraps
+from functools import partial, wraps
+from itertools import chain
 from os import PathLike
 from typing import ParamSpec
 
 from qload.errors import ArgumentError, ConfigError, QloadError, StorageError
 from qload.formats import AWQConfig, Marlin24Config, MarlinConfig
 from qload.loader import LayerDescription
+from qload.parallel import ProcessGroup
 from qload.spec import Grouped, Role
 from qload.storage import WeightStorage
 from qload.verify import against as comparison
-from qload.verify import notes, parallel
+from qload.verify import parallel
+from qload.verify.crew import Crew, Tell
+from qload.verify.judge import Progress, judge
 from qload.verify.report import Finding, LayerInfo, Report, finding_of
-from qload.verify.rules import INSPECTED, RULES
+from qload.verify.rules import INSPECTED
+from qload.verify.runs import runs
 from qload.verify.subject import Subject
 from qload.verify.zero_points import convention, symmetric
 
-Progress = Callable[[str, int, int], None]
 P = ParamSpec("P")
+REPORTED = 1024  # names of a run of layers to be reported, of most of which only headers are looked at
 
 
 def _reporting(examine: Callable[P, Report]) -> Callable[P, Report]:
@@ -66,7 +71,7 @@ def inspect(path: str | PathLike[str]) -> Report:
         found = [finding_of(layer) for layer in subject.layers.values() if isinstance(layer, QloadError)]
         for rule in INSPECTED:
             found += rule.check(rule, subject)
-        return _report(subject, found, [])
+        return _report(subject, found, [], Crew.of(None))
 
 
 @_reporting
@@ -76,10 +81,12 @@ def verify(
     against: str | PathLike[str] | None = None,
     tp: int | None = None,
     progress: Progress | None = None,
+    process_group: ProcessGroup | None = None,
 ) -> Report:
     """Whether a checkpoint is true: headers, then values, then meaning; `docs/rules` explains each rule.
 
-    Nothing is raised for what the files hold. Peak memory is a few pieces of some MiB.
+    Nothing is raised for what the files hold. As many threads as native code may use share the layers; peak
+    memory is a few pieces of some MiB for each of them.
 
     Parameters
     ----------
@@ -90,7 +97,9 @@ def verify(
     tp
         Check too that every layer can be shared among this many ranks; ArgumentError where it is less than 1.
     progress
-        Called with (stage, done, total) as the work goes on.
+        Called with (stage, bytes that were looked at, bytes in all) as the work goes on.
+    process_group
+        A group of torch.distributed whose processes all call this, share the work, and get the same report.
 
     Examples
     --------
@@ -107,20 +116,16 @@ def verify(
     """
     if tp is not None and tp < 1:
         raise ArgumentError("tp", "at least 1", str(tp))
+    crew, tell = Crew.of(process_group), progress or _nothing
     with closing(Subject.open(path)) as subject:
         if subject.weights is None or subject.errors:
             return _unreadable(subject)
-        found: list[Finding] = []
-        told: list[str] = [*notes.flags(subject), *notes.readings(subject), *notes.subnormals(subject)]
-        for done, rule in enumerate(RULES):
-            _tell(progress, rule.tier, done, len(RULES))
-            found += rule.check(rule, subject)
-        _tell(progress, "meaning", len(RULES), len(RULES))
+        found, told = judge(subject, crew, tell)
         if tp is not None:
             _sort(parallel.check(subject, tp), found, told)
         if against is not None:
-            _compare(subject, against, found, told, progress)
-        return _report(subject, found, told)
+            _compare(subject, against, found, told, crew, partial(tell, "against"))
+        return _report(subject, found, told, crew)
 
 
 def _compare(
@@ -128,17 +133,14 @@ def _compare(
     path: str | PathLike[str],
     found: list[Finding],
     told: list[str],
-    progress: Progress | None,
+    crew: Crew,
+    tell: Tell,
 ) -> None:
     with closing(Subject.open(path)) as reference:
         if reference.weights is None or reference.errors:
             found += reference.errors
             return
-        total = sum(1 for _ in subject.described())
-        for done, item in enumerate(comparison.check(subject, reference)):
-            _tell(progress, "against", min(done, total), total)
-            _sort([item], found, told)
-        _tell(progress, "against", total, total)
+        _sort(comparison.check(subject, reference, crew, tell), found, told)
 
 
 def _sort(items: Iterable[Finding | str], found: list[Finding], told: list[str]) -> None:
@@ -149,23 +151,27 @@ def _sort(items: Iterable[Finding | str], found: list[Finding], told: list[str])
             told.append(item)
 
 
-def _tell(progress: Progress | None, stage: str, done: int, total: int) -> None:
-    if progress is not None:
-        progress(stage, done, total)
+def _nothing(stage: str, done: int, total: int) -> None:
+    """Nobody asked for progress."""
 
 
 def _unreadable(subject: Subject) -> Report:
     return Report(subject.path, tuple(subject.errors), tuple(subject.notes), readable=False)
 
 
-def _report(subject: Subject, found: list[Finding], told: list[str]) -> Report:
+def _report(subject: Subject, found: list[Finding], told: list[str], crew: Crew) -> Report:
     assert subject.weights is not None
-    storage = subject.weights.storage
+    storage, parts = subject.weights.storage, runs(subject, REPORTED)
+
+    def told_of(at: int) -> list[LayerInfo]:
+        return [_layer(storage, layer) for layer in parts[at].described()]
+
+    layers = crew.share_out(told_of, [0] * len(parts), lambda *_: None)
     return Report(
         path=subject.path,
         findings=tuple(found),
         notes=(*subject.notes, *told),
-        layers=tuple(_layer(storage, layer) for layer in subject.described()),
+        layers=tuple(chain.from_iterable(layers)),
         claims={} if subject.claims is None else subject.claims.facts(),
     )
 

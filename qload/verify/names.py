@@ -8,6 +8,7 @@ SUFFIXES = {
     suffix for weight in FORMATS for spec in weight.tensors(weight.example) for suffix in spec.suffixes
 }
 DOTTED = sorted((suffix for suffix in SUFFIXES if "." in suffix), key=len, reverse=True)
+ENDS = tuple(f".{suffix}" for suffix in DOTTED)
 JOINED = [suffix for suffix in SUFFIXES if suffix.startswith("_")]  # which go on from the prefix
 
 
@@ -17,9 +18,9 @@ def split_name(name: str, names: Collection[str]) -> tuple[str, str]:
     `names`: all of the checkpoint. What stands under another tensor, as `a.weight.x` beside `a.weight`,
     belongs to that tensor's layer.
     """
-    for suffix in DOTTED:
-        if name.endswith(f".{suffix}"):
-            return name[: -len(suffix) - 1], suffix
+    if name.endswith(ENDS):
+        suffix = next(suffix for suffix, end in zip(DOTTED, ENDS, strict=True) if name.endswith(end))
+        return name[: -len(suffix) - 1], suffix
     parent, _, last = name.rpartition(".")
     if last not in SUFFIXES:
         joined = next((suffix for suffix in JOINED if last.endswith(suffix) and last != suffix), None)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from os import PathLike
 from typing import Self, TypeVar
 
@@ -28,7 +28,7 @@ from qload.storage import (
     check_index,
     folder_notes,
     locate,
-    read_header,
+    read_headers,
 )
 from qload.verify.names import split_name
 from qload.verify.report import Finding, finding_of
@@ -56,8 +56,7 @@ class Subject:
         subject = cls(str(path))
         located = subject._try(lambda: locate(path))
         if located is not None:
-            subject._headers(located)
-            subject._config(path)
+            subject._config(path, located, subject._headers(located))
         return subject
 
     def close(self) -> None:
@@ -90,9 +89,11 @@ class Subject:
     @cached_property
     def suffixes(self) -> Mapping[str, list[str]]:
         """prefix -> what the names under it go on with."""
+        assert self.weights is not None
+        keys = self.weights.storage.keys()
         found: dict[str, list[str]] = {}
         for name in self.names:
-            prefix, suffix = split_name(name, set(self.names))
+            prefix, suffix = split_name(name, keys)
             found.setdefault(prefix, []).append(suffix)
         return found
 
@@ -163,18 +164,22 @@ class Subject:
         except QloadError as error:
             return error
 
-    def _headers(self, located: CheckpointFiles) -> None:
+    def _headers(self, located: CheckpointFiles) -> Mapping[str, Header]:
         headers: dict[str, Header] = {}
-        for file, place in located.files.items():
-            header = self._try(partial(read_header, place, file))
-            if header is not None:
+        for file, header in read_headers(located.files).items():
+            if isinstance(header, QloadError):
+                self._add(finding_of(header))
+            else:
                 headers[file] = header
         if not self.errors:
             self.errors += [finding_of(error) for error in check_index(located, headers)]
         if not self.errors:
             self.notes += folder_notes(located, headers)
+        return headers
 
-    def _config(self, path: str | PathLike[str]) -> None:
+    def _config(
+        self, path: str | PathLike[str], located: CheckpointFiles, headers: Mapping[str, Header]
+    ) -> None:
         configs = self._try(lambda: find_configs(path))
         if configs is None:
             return
@@ -183,7 +188,7 @@ class Subject:
         if self.errors:  # the config can still be wrong, but there is nothing to open
             self._try(lambda: settle(found, None))
             return
-        storage = self._try(lambda: SafetensorsStorage(path))
+        storage = self._try(lambda: SafetensorsStorage(located, headers=headers))
         if storage is None:
             return
         self.claims = self._try(lambda: settle(found, storage))
@@ -200,7 +205,9 @@ class Subject:
         try:
             return step()
         except QloadError as error:
-            found = finding_of(error)
-            if found not in self.errors:
-                self.errors.append(found)
+            self._add(finding_of(error))
             return None
+
+    def _add(self, found: Finding) -> None:
+        if found not in self.errors:
+            self.errors.append(found)

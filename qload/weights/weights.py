@@ -3,7 +3,9 @@
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from difflib import get_close_matches
+from functools import cached_property
 from types import TracebackType
 from typing import Self
 
@@ -19,8 +21,13 @@ from qload.spec import Role, Weight
 from qload.storage import TensorInfo, WeightStorage
 from qload.weights.heads import qkv_parts
 from qload.weights.ledger import Ledger, LoadReport
+from qload.weights.names import SortedNames
 
 log: logging.Logger = logging.getLogger("qload")
+
+
+# The blocks of `use_loader` that are open here, the innermost last.
+_BLOCKS: ContextVar[tuple[tuple["Weights", WeightsLoader], ...]] = ContextVar("use_loader", default=())
 
 
 class Weights:
@@ -78,7 +85,7 @@ class Weights:
         if dtype is not None and dtype not in FLOATS:
             raise ArgumentError("dtype", f"None or one of {', '.join(map(str, FLOATS))}", str(dtype))
         self.storage: WeightStorage = storage
-        self.loader: WeightsLoader = loader
+        self._loader: WeightsLoader = loader
         self.device: torch.device = _device(device)
         self.dtype: torch.dtype | None = dtype
         self.process_group: ProcessGroup = ALONE if process_group is None else process_group
@@ -143,12 +150,23 @@ class Weights:
 
     @contextmanager
     def use_loader(self, loader: WeightsLoader) -> Iterator[Self]:
-        """Within the block, `loader` serves the typed loads; nests, and survives exceptions."""
-        before, self.loader = self.loader, loader
+        """Within the block, `loader` serves the typed loads; nests, and survives exceptions.
+
+        For the thread, or the task of asyncio, that opened the block, and for no other: threads that share
+        these `Weights` each have blocks of their own, and those of a pool do not see their caller's.
+        """
+        block = (self, loader)
+        _BLOCKS.set((*_BLOCKS.get(), block))
         try:
             yield self
-        finally:
-            self.loader = before
+        finally:  # of generators that hold blocks, the first to end may be the first that began
+            _BLOCKS.set(tuple(open_ for open_ in _BLOCKS.get() if open_ is not block))
+
+    @property
+    def loader(self) -> WeightsLoader:
+        """What serves the typed loads here: that of the innermost block of `use_loader`, or the first one."""
+        inner = (loader for weights, loader in reversed(_BLOCKS.get()) if weights is self)
+        return next(inner, self._loader)
 
     # Single tensors, any dimension
 
@@ -233,11 +251,12 @@ class Weights:
 
     def missing(self, name: str, hint: str = "") -> MissingTensorError:
         """The error for a `name` that is not stored: what was tried, what there is instead, and `hint`."""
-        keys = self.storage.keys()
         tried = self._candidates(name)
         parents = tuple(f"{parent}." for parent, dot, _ in (one.rpartition(".") for one in tried) if dot)
-        beside = sorted(key for key in keys if key.startswith(parents))[:6]
-        return MissingTensorError(name, tried, beside or get_close_matches(name, keys), hint)
+        beside = self._names.under(*parents)
+        return MissingTensorError(
+            name, tried, beside or get_close_matches(name, self._names.near(name)), hint
+        )
 
     # The ledger
 
@@ -263,7 +282,15 @@ class Weights:
 
     def _resolve(self, name: str) -> str | None:
         keys = self.storage.keys()
+        if name in keys:
+            return name
+        if not self.prefix and name not in self.aliases:
+            return None
         return next((candidate for candidate in self._candidates(name) if candidate in keys), None)
+
+    @cached_property
+    def _names(self) -> SortedNames:
+        return SortedNames(self.storage.keys())
 
     def _dim(self, name: str, dim: int) -> tuple[int, int]:
         shape = self.get_shape(name)

@@ -1,6 +1,8 @@
 """Which loader serves a load, and what became of every tensor."""
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 import pytest
 import torch
@@ -146,3 +148,44 @@ def test_a_flag_that_disagrees_is_a_note() -> None:
     weights.get_weights("a")
 
     assert weights.report().notes == ("a: desc_act is false, g_idx is in act order and is believed",)
+
+
+def test_a_block_of_use_loader_is_that_of_its_thread(weights: Weights) -> None:
+    """Threads that share weights: while one has a block open, the others keep their own loaders."""
+    entered = Barrier(2, timeout=60)
+
+    def within(loader: WeightsLoader) -> WeightsLoader:
+        with weights.use_loader(loader):
+            entered.wait()
+            seen = weights.loader
+            entered.wait()
+        return seen
+
+    mine, other = Wrapping(PLAIN), Wrapping(PLAIN)
+    with ThreadPoolExecutor(1) as pool:
+        theirs = pool.submit(within, other)
+        seen = within(mine)
+
+    assert (seen, theirs.result()) == (mine, other)
+    assert weights.loader is GPTQ
+
+
+def test_a_thread_without_a_block_keeps_the_first_loader(weights: Weights) -> None:
+    with ThreadPoolExecutor(1) as pool, weights.use_loader(PLAIN):
+        assert pool.submit(lambda: weights.loader).result() is GPTQ
+
+
+def test_blocks_of_generators_end_in_any_order(weights: Weights) -> None:
+    def held(loader: WeightsLoader) -> Iterator[None]:
+        with weights.use_loader(loader):
+            yield
+
+    inner = Wrapping(PLAIN)
+    first, second = held(PLAIN), held(inner)
+    next(first)
+    next(second)
+    first.close()
+    assert weights.loader is inner
+    second.close()
+
+    assert weights.loader is GPTQ

@@ -112,8 +112,8 @@ FAULTS = (
     Fault(
         "excluded-by-substring",
         _NAMES,
-        "return any(list(segments[start : start + len(entry)]) == list(entry) for start in starts)",
-        'return ".".join(entry) in ".".join(segments)',
+        "found = [self._runs[run] for run in runs if run in self._runs]",
+        'found = [place for entry, place in self._runs.items() if ".".join(entry) in prefix]',
     ),
     Fault(
         "excluded-and-quantized",

@@ -35,4 +35,4 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
             )
 
 
-RULE = Rule("act-order", "meaning", check)
+RULE = Rule("act-order", "meaning", check, each=True)

@@ -35,4 +35,4 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
             )
 
 
-RULE = Rule("bias-shape", "headers", check)
+RULE = Rule("bias-shape", "headers", check, each=True)

@@ -21,4 +21,4 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
             )
 
 
-RULE = Rule("empty-layer", "headers", check)
+RULE = Rule("empty-layer", "headers", check, each=True)

@@ -70,4 +70,4 @@ def _wrong(storage: WeightStorage, name: str, split: Split) -> tuple[float, tupl
     return (*first, count) if first else None
 
 
-RULE = Rule("field-value", "values", check)
+RULE = Rule("field-value", "values", check, each=True)

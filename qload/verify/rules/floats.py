@@ -40,4 +40,4 @@ def _holds_values(info: TensorInfo, spec: TensorSpec | None, role: Role) -> bool
     return role is Role.FLOAT and info.dtype in FLOATS
 
 
-RULE = Rule("float-value", "values", check)
+RULE = Rule("float-value", "values", check, each=True)

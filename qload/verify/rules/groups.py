@@ -34,4 +34,4 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
             )
 
 
-RULE = Rule("group-count", "meaning", check)
+RULE = Rule("group-count", "meaning", check, each=True)

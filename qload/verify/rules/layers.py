@@ -47,4 +47,4 @@ def _evidence(subject: Subject, prefix: str) -> str:
     )
 
 
-RULE = Rule("layer", "headers", check)
+RULE = Rule("layer", "headers", check, each=True)

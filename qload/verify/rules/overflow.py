@@ -62,4 +62,4 @@ def _extreme(storage: WeightStorage, layer: LayerDescription) -> str | None:
     return found
 
 
-RULE = Rule("scale-overflow", "values", check)
+RULE = Rule("scale-overflow", "values", check, each=True)

@@ -12,12 +12,16 @@ Tier = Literal["headers", "values", "meaning"]
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule about a checkpoint; its page is `docs/rules/<id>.md`."""
+    """A rule about a checkpoint; its page is `docs/rules/<id>.md`.
+
+    `each`: it judges every layer, or every tensor, by itself, and may be given a run of them.
+    """
 
     id: str
     tier: Tier
     check: Callable[["Rule", Subject], Iterator[Finding]]
     severity: Severity = "error"
+    each: bool = False
 
     def finding(self, tensor: str | None, file: str | None, message: str, remedy: str = "") -> Finding:
         """A finding of this rule."""

@@ -81,4 +81,4 @@ def _codes(spec: TensorSpec, layer: LayerDescription) -> str:
     return next(layer.names.full(other.name) for other in layer.specs if other.role is role)
 
 
-RULE = Rule("scale-value", "values", check)
+RULE = Rule("scale-value", "values", check, each=True)

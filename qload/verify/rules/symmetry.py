@@ -48,4 +48,4 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
             )
 
 
-RULE = Rule("symmetry", "meaning", check)
+RULE = Rule("symmetry", "meaning", check, each=True)

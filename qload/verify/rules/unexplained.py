@@ -29,4 +29,4 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
                 )
 
 
-RULE = Rule("unexplained-tensor", "headers", check, "warning")
+RULE = Rule("unexplained-tensor", "headers", check, "warning", each=True)

@@ -1,0 +1,84 @@
+"""Layers that are alike are described once: a model has thousands of layers, of a few shapes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from hashlib import blake2b
+
+import torch
+from torch import Tensor
+
+from qload.loader.description import (
+    ChosenFormat,
+    ConfiguredFormat,
+    LayerDescription,
+    LayerNames,
+    choose,
+    describe,
+)
+from qload.loader.source import TensorSource
+from qload.spec import Names, Shape, named
+
+MOST = 1 << 12  # descriptions that are remembered; a hostile checkpoint may have no two layers alike
+
+Headers = tuple[tuple[str, torch.dtype, Shape], ...]
+
+
+class Describer:
+    """Describes layers that are stored in one of some formats; what headers and facts tell, it asks once.
+
+    Two layers are alike whose tensors have the same suffixes, dtypes and shapes, and whose facts have the
+    same bytes: nothing else goes into a description, but for names. An error is never remembered.
+    """
+
+    def __init__(self, formats: Sequence[ConfiguredFormat]) -> None:
+        self.formats = formats
+        specs = [spec for fmt in formats for spec in fmt.specs()]
+        self._suffixes = tuple(dict.fromkeys(suffix for spec in specs for suffix in spec.suffixes))
+        self._chosen: dict[Headers, ChosenFormat] = {}
+        self._described: dict[tuple[Headers, bytes], LayerDescription] = {}
+
+    def describe(self, weights: TensorSource, prefix: str) -> LayerDescription:
+        """Tell the format by the tensors, read the facts, check shapes, dtypes and indices."""
+        headers = self._headers(weights, prefix)
+        chosen = self._chosen.get(headers)
+        if chosen is None:
+            chosen = choose(weights, prefix, self.formats)
+            if len(self._chosen) < MOST:
+                self._chosen[headers] = chosen
+        names = LayerNames(weights, prefix, chosen.suffixes)
+        facts = {
+            spec.name: weights.read(names.full(spec.name), role=spec.role)
+            for spec in chosen.specs
+            if spec.fact
+        }
+        told = _digest(facts)
+        known = None if told is None else self._described.get((headers, told))
+        if known is not None:
+            return LayerDescription(
+                prefix, known.format, known.specs, known.sizes, facts, known.dtypes, names, known.notes
+            )
+        layer = describe(weights, prefix, chosen, facts)
+        if told is not None and len(self._described) < MOST:
+            self._described[headers, told] = replace(layer, facts={}, names=Names())
+        return layer
+
+    def _headers(self, weights: TensorSource, prefix: str) -> Headers:
+        found = []
+        for suffix in self._suffixes:
+            name = named(prefix, suffix)
+            if weights.has_tensor(name):
+                info = weights.info(name)
+                found.append((suffix, info.dtype, info.shape))
+        return tuple(found)
+
+
+def _digest(facts: Mapping[str, Tensor]) -> bytes | None:
+    """What tells facts apart; None where it would have to wait for a device."""
+    if not facts:
+        return b""
+    if any(fact.device.type != "cpu" for fact in facts.values()):
+        return None
+    digest = blake2b(digest_size=16)
+    for fact in facts.values():
+        digest.update(fact.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.digest()

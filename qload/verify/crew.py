@@ -1,0 +1,78 @@
+"""Who shares the work of verifying: threads of a process, and processes of a group with the same task."""
+
+import contextvars
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import distributed
+
+from qload.errors import ArgumentError
+from qload.native import settings
+from qload.parallel import ALONE, ProcessGroup
+
+T = TypeVar("T")
+Tell = Callable[[int, int], None]  # (bytes done, bytes in all)
+
+
+@dataclass(frozen=True)
+class Crew:
+    """Threads of this process, and the group of processes, each of which has to ask for the same work."""
+
+    threads: int
+    group: ProcessGroup = ALONE
+
+    @classmethod
+    def of(cls, group: ProcessGroup | None) -> "Crew":
+        """As many threads as native code may use; a group of torch.distributed, or None: one process."""
+        group = ALONE if group is None else group
+        if group.size() > 1 and not isinstance(group, distributed.ProcessGroup):
+            raise ArgumentError("process_group", "None, or a group of torch.distributed", repr(group))
+        return cls(settings.threads(), group)
+
+    def share_out(
+        self, work: Callable[[int], T], sizes: Sequence[int], tell: Tell, most: int | None = None
+    ) -> list[T]:
+        """work(0), work(1), ..., done by whoever is free, in order and the same in every process.
+
+        `sizes`: the bytes that each looks at. `most`: threads, where each needs much memory.
+        """
+        world, rank = self.group.size(), self.group.rank()
+        mine = range(rank, len(sizes), world)
+        done = self._here(work, {at: sizes[at] for at in mine}, tell, min(self.threads, most or self.threads))
+        if world == 1:
+            return [done[at] for at in mine]
+        told: list[dict[int, T]] = [{}] * world
+        distributed.all_gather_object(told, done, group=self.group)
+        everything = {at: made for each in told for at, made in each.items()}
+        return [everything[at] for at in range(len(sizes))]
+
+    def _here(
+        self, work: Callable[[int], T], sizes: dict[int, int], tell: Tell, threads: int
+    ) -> dict[int, T]:
+        """This process' share, on its threads; what one of them raises, the caller sees."""
+        total, seen = sum(sizes.values()), 0
+        tell(0, total)
+        inside = torch.get_num_threads()
+        # Threads that each have a team of torch's wait for each other: a team of one has nobody to wait for.
+        pool = ThreadPoolExecutor(threads, "qload-verify", torch.set_num_threads, (1,))
+        try:
+            tasks: dict[Future[T], int] = {
+                pool.submit(contextvars.copy_context().run, _alone, work, at): at for at in sizes
+            }
+            for task in as_completed(tasks):
+                task.result()
+                seen += sizes[tasks[task]]
+                tell(seen, total)
+        finally:
+            pool.shutdown(cancel_futures=True)  # an interrupt does not wait for what has not begun
+            torch.set_num_threads(inside)  # of threads that are started from here on
+        return {at: task.result() for task, at in tasks.items()}
+
+
+def _alone(work: Callable[[int], T], at: int) -> T:
+    """Native code that is called by many threads needs no more of them."""
+    with settings.one_thread():
+        return work(at)

@@ -1,0 +1,46 @@
+"""All rules and notes over a subject: tier by tier, and of what is judged one by one run by run."""
+
+from collections.abc import Callable
+from functools import partial
+from itertools import chain
+from typing import get_args
+
+from qload.verify import notes
+from qload.verify.crew import Crew
+from qload.verify.report import Finding
+from qload.verify.rules import RULES, Rule, Tier
+from qload.verify.runs import runs, size_of
+from qload.verify.subject import Subject
+
+Progress = Callable[[str, int, int], None]
+
+
+def judge(subject: Subject, crew: Crew, progress: Progress) -> tuple[list[Finding], list[str]]:
+    """What the rules find, rule by rule, and what is worth telling."""
+    subject.specs, subject.prefixes  # noqa: B018  (computed once here, and not once a run)
+    parts = runs(subject)
+    sizes = [size_of(part) for part in parts]
+    found: list[Finding] = []
+    for tier in get_args(Tier):
+        rules = [rule for rule in RULES if rule.tier == tier]
+        each = [rule for rule in rules if rule.each]
+        judged = crew.share_out(partial(_findings, parts, each), sizes, partial(progress, tier))
+        by_rule = {
+            rule.id: chain.from_iterable(column)
+            for rule, column in zip(each, zip(*judged, strict=True), strict=True)
+        }
+        for rule in rules:
+            found += by_rule[rule.id] if rule.each else rule.check(rule, subject)
+    noted = crew.share_out(partial(_notes, parts), sizes, lambda *_: None)
+    told = chain.from_iterable(chain.from_iterable(column) for column in zip(*noted, strict=True))
+    return found, [*notes.flags(subject), *told]
+
+
+def _findings(parts: list[Subject], rules: list[Rule], at: int) -> list[list[Finding]]:
+    """Of one run, what each rule finds."""
+    return [list(rule.check(rule, parts[at])) for rule in rules]
+
+
+def _notes(parts: list[Subject], at: int) -> list[list[str]]:
+    """Of one run, each kind of notes."""
+    return [list(notes.readings(parts[at])), list(notes.subnormals(parts[at]))]

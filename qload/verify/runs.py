@@ -1,0 +1,31 @@
+"""A subject in runs of its tensors and layers, for rules that judge each of them by itself."""
+
+from copy import copy
+from itertools import islice
+
+from qload.verify.subject import Subject
+
+NAMES = 64  # of a run: few enough that many threads and ranks find work, many enough to be worth a task
+
+
+def runs(subject: Subject, size: int = NAMES) -> list[Subject]:
+    """The subject with a run of names and a run of layers, for each of these, in order.
+
+    Both orders are those of the whole subject, so that what is found run by run is found in the same order.
+    """
+    names, layers = subject.names, subject.layers
+    count = max(1, -(-len(names) // size))
+    each, left = -(-len(layers) // count), iter(layers.items())
+    found = []
+    for at in range(count):
+        run = copy(subject)
+        vars(run).update(names=names[at * size : (at + 1) * size], layers=dict(islice(left, each)))
+        found.append(run)
+    return found
+
+
+def size_of(run: Subject) -> int:
+    """The bytes of a run's names."""
+    assert run.weights is not None
+    storage = run.weights.storage
+    return sum(storage.info(name).nbytes for name in run.names)

@@ -1,0 +1,31 @@
+"""What a verb says of how far it is."""
+
+import pytest
+
+from qload.cli.progress import PATIENCE, line, lines
+
+
+def test_a_line_says_bytes_rate_and_the_time_that_is_left() -> None:
+    assert line(512 * 10**6, 4096 * 10**6, 2.0) == "512 of 4096 MB, 256 MB/s, 14 s left"
+
+
+def test_what_is_not_known_yet_is_not_said() -> None:
+    assert line(0, 10**6, 5.0) == "0 of 1 MB"
+    assert line(10**6, 10**6, 0.0) == "1 of 1 MB"
+
+
+def test_each_stage_has_its_own_rate_and_lines_are_as_few_as_patience_allows(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    times = iter([0.0, 1.0, PATIENCE + 1, PATIENCE + 2, 2 * PATIENCE + 4])
+    update = lines(lambda: next(times))
+
+    for stage, done in (("headers", 0), ("headers", 1), ("headers", 11), ("values", 0), ("values", 24)):
+        update(stage, done * 10**6, 36 * 10**6)
+
+    assert capsys.readouterr().err.splitlines() == [
+        "headers: 0 of 36 MB",
+        "headers: 11 of 36 MB, 1 MB/s, 25 s left",
+        "values: 0 of 36 MB",
+        "values: 24 of 36 MB, 2 MB/s, 6 s left",
+    ]
