@@ -12,6 +12,8 @@ from qload.devices.meaning import Meaning
 from qload.errors import ArgumentError
 from qload.sentences import WordSentence
 
+INTEGERS = (torch.int32, torch.uint8, torch.int64, torch.int16, torch.int8)
+
 
 @dataclass(frozen=True, eq=False)
 class CodesInWords:
@@ -82,6 +84,17 @@ def stood_for(codes: Tensor, lookup: Tensor | None) -> Tensor:
     if lookup is None:
         return codes.to(torch.float32, memory_format=torch.contiguous_format)
     return lookup.gather(0, codes.flatten().long()).view(codes.shape)
+
+
+def check_integers(codes: Tensor) -> None:
+    """Whole numbers of a dtype that torch counts in, or ArgumentError."""
+    if codes.dtype not in INTEGERS:
+        known = ", ".join(_word(dtype) for dtype in INTEGERS)
+        raise ArgumentError("codes", f"integers: {known}", _word(codes.dtype))
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def check_codes(codes: Tensor, bits: int) -> None:

@@ -26,14 +26,19 @@ class Packing(WordSentence):
         return PackedCodes(self, words)
 
     def pack(self, codes: Tensor | LazyCodes, out: Tensor | None = None) -> Tensor:
-        """Codes in [0, 2**bits), any integer dtype, in plain order -> int32 words, new or `out`."""
+        """Codes in [0, 2**bits), any integer dtype, in plain order -> int32 words, new or `out`.
+
+        ArgumentError where a code does not fit; then `out` is as it was.
+        """
+        if isinstance(codes, Tensor):
+            devices.check_integers(codes)
         shape = self.shape_of_words(codes.shape)
         if isinstance(codes, PackedCodes):
             words = devices.writable(codes.words, shape, torch.int32, out)
             if devices.repack(codes, self, words):
                 return words
         wide = devices.plain(codes)
-        if wide.dtype != torch.int32:
+        if wide.dtype != torch.int32 or out is not None:  # of new words the packing tells as it goes
             devices.check_codes(wide, self.bits)
             wide = wide.to(torch.int32)
         words = devices.writable(wide, shape, torch.int32, out)

@@ -14,7 +14,7 @@ from qload.devices import CodeValues, LazyCodes, StoredCodes, StoredTable
 from qload.errors import IndexValueError, MismatchError, MissingTensorError
 from qload.spec import above
 from qload.spec.axis import PARTS
-from qload.spec.out import check_out
+from qload.spec.out import check_float, check_out
 from qload.spec.share_bounds import ShareBounds
 from qload.spec.tensor import Names, Shape, TensorSpec, check_dtypes, named, solve
 
@@ -108,6 +108,7 @@ class Codes(CodeValues):
             check_out(out, tuple(self.codes.shape), self.scales.device)
             wide = out
         else:
+            check_float(dtype)
             made = torch.empty(self.codes.shape, dtype=dtype, device=self.scales.device)
             wide = devices.in_large_pages(made)
         devices.dequantize(self, wide)
@@ -200,6 +201,7 @@ class Weight(ABC):
         """
         if out is not None:
             check_out(out, self.shape, self.device, *self.fields().values())
+        check_float(dtype)
         if devices.reads_stored(next(iter(self.fields().values()))):
             wide = torch.empty(self.shape, dtype=dtype, device=self.device) if out is None else out
             if devices.dequantize_stored(self.stored(), wide):
