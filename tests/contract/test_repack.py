@@ -233,7 +233,7 @@ def test_a_repacked_weight_shares_no_memory_with_its_source(data: Any) -> None:
 def test_out_of_another_shape_is_refused(data: Any) -> None:
     small, large = (data.draw(layers(AWQWeight, st.just(AWQConfig(128)), K=768, N=n)) for n in (32, 64))
 
-    with pytest.raises(ArgumentError, match="out\n  expected ExllamaWeight with {'qweight': 'int32"):
+    with pytest.raises(ArgumentError, match="out\n  expected ExllamaWeight with"):
         repack(large.weight(), "exllama", out=repack(small.weight(), "exllama"))
 
 
