@@ -42,7 +42,7 @@ def progress_bar() -> Iterator[Update | None]:
 
     Under NO_COLOR it is lines of text, because a bar moves the cursor with escape sequences.
     """
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():
         yield None
         return
     from qload.cli.console import plain, stderr

@@ -57,7 +57,10 @@ def verify(
     It reads files piece by piece, so that a checkpoint may be larger than the memory.
     """
     with progress_bar() as progress:
+        from qload import native
         from qload.verify import verify as run
+
+        native.check()
 
         report = run(path, against=against, tp=tp, progress=progress)
     ctx.exit(emit(report, as_json, _tables))
