@@ -11,7 +11,7 @@ import torch
 from qload.detect.claims import read_claims
 from qload.detect.files import FoundConfig
 from qload.detect.validation import Claims
-from qload.errors import ArgumentError, ConfigError
+from qload.errors import ArgumentError, ConfigError, checked
 from qload.formats import (
     AWQConfig,
     AWQWeight,
@@ -43,6 +43,7 @@ LEGACY = {"bits": "gptq_bits", "group_size": "gptq_groupsize", "sym": "gptq_sym"
 class DefaultWeightsLoader(FormatLoader):
     """Loads plain weights. A layer stored in another way is an error, never a guess."""
 
+    @checked
     def __init__(self) -> None:
         super().__init__(PLAIN)
 
@@ -50,6 +51,7 @@ class DefaultWeightsLoader(FormatLoader):
 class GPTQWeightsLoader(FormatLoader):
     """Loads GPTQ layers, and layers left plain as plain; which one a layer is, its tensors say."""
 
+    @checked
     def __init__(
         self,
         *,
@@ -66,6 +68,7 @@ class GPTQWeightsLoader(FormatLoader):
 class AWQWeightsLoader(FormatLoader):
     """Loads AWQ GEMM layers, and layers left plain as plain; which one a layer is, its tensors say."""
 
+    @checked
     def __init__(self, *, group_size: int, bits: int = 4, zero_point: bool = True) -> None:
         super().__init__(ConfiguredFormat(AWQWeight, AWQConfig(group_size, bits, zero_point)), PLAIN)
 
@@ -73,6 +76,7 @@ class AWQWeightsLoader(FormatLoader):
 class MarlinWeightsLoader(FormatLoader):
     """Loads layers that are stored as Marlin's kernel reads them, dense or 2:4 sparse, and plain ones."""
 
+    @checked
     def __init__(self, *, group_size: int, bits: int = 4, is_marlin_24: bool = False) -> None:
         dense, sparse = (
             ConfiguredFormat(MarlinWeight, MarlinConfig(group_size, bits)),
@@ -84,6 +88,7 @@ class MarlinWeightsLoader(FormatLoader):
 class Exl2WeightsLoader(FormatLoader):
     """Loads EXL2 layers, each of the widths that its own tensors say, and layers left plain as plain."""
 
+    @checked
     def __init__(self) -> None:
         super().__init__(ConfiguredFormat(Exl2Weight, Exl2Config()), PLAIN)
 
@@ -91,6 +96,7 @@ class Exl2WeightsLoader(FormatLoader):
 class EETQWeightsLoader(FormatLoader):
     """Loads EETQ layers, and layers left plain as plain; which one a layer is, its tensors say."""
 
+    @checked
     def __init__(self) -> None:
         super().__init__(ConfiguredFormat(EETQWeight, EETQConfig()), PLAIN)
 

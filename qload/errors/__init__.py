@@ -14,6 +14,7 @@ from qload.errors.arguments import (
     worlds,
 )
 from qload.errors.base import QloadError
+from qload.errors.checked import check_call, check_fields, checked
 from qload.errors.checkpoint import (
     AmbiguousIndexError,
     ConfigError,
@@ -53,5 +54,8 @@ __all__ = [
     "TwoFormatsError",
     "UnknownMethodError",
     "UnsupportedFormatError",
+    "check_call",
+    "check_fields",
+    "checked",
     "worlds",
 ]

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from qload.errors import ArgumentError, RepackError
+from qload.errors import ArgumentError, RepackError, checked
 from qload.formats import (
     AWQWeight,
     CTPackWeight,
@@ -100,6 +100,7 @@ WRITERS: dict[tuple[type[Any], str], Writer] = {
 LAYOUTS = tuple(dict.fromkeys(layout for _, layout in WRITERS))
 
 
+@checked
 def repack(
     weight: Weight,
     layout: str,
@@ -166,6 +167,7 @@ def repack(
     return made if out is None else written(out, made, writes)
 
 
+@checked
 def restore(weight: Weight) -> Weight:
     """The checkpoint weight that was repacked, bit for bit; a weight that never was comes back as it is.
 

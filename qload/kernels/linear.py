@@ -6,7 +6,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from qload.errors import ArgumentError, ShapeError
+from qload.errors import ArgumentError, ShapeError, checked
 from qload.kernels import reference
 from qload.kernels.chips import uncast
 from qload.spec import Weight
@@ -18,6 +18,7 @@ class Linear(nn.Module):
     Moving the module moves them; no dtype of a packed word, index or scale ever changes with it.
     """
 
+    @checked
     def __init__(self, weight: Weight, bias: Tensor | None = None) -> None:
         super().__init__()
         if len(weight.shape) != 2:

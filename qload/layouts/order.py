@@ -9,6 +9,7 @@ from math import prod
 from torch import Tensor
 
 from qload import devices
+from qload.errors import checked
 from qload.sentences import AxisDigits, Sentence
 
 
@@ -16,6 +17,7 @@ from qload.sentences import AxisDigits, Sentence
 class Order(Sentence):
     """A permutation of mixed-radix digits, as `"(a b) c -> a (c b)"` with the digits' sizes."""
 
+    @checked
     def apply(self, tensor: Tensor, out: Tensor | None = None) -> Tensor:
         """The tensor in this order; shape of the left side -> shape of the right side, contiguous.
 

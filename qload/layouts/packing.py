@@ -11,7 +11,7 @@ from torch import Tensor
 
 from qload import devices
 from qload.devices import LazyCodes
-from qload.errors import ArgumentError
+from qload.errors import ArgumentError, checked
 from qload.layouts.packed_codes import PackedCodes
 from qload.sentences import WordSentence
 
@@ -25,6 +25,7 @@ class Packing(WordSentence):
         _check_words(words)
         return PackedCodes(self, words)
 
+    @checked
     def pack(self, codes: Tensor | LazyCodes, out: Tensor | None = None) -> Tensor:
         """Codes in [0, 2**bits), any integer dtype, in plain order -> int32 words, new or `out`.
 

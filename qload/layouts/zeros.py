@@ -14,7 +14,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from qload.devices import ZeroRule
-from qload.errors import ArgumentError
+from qload.errors import ArgumentError, checked
 from qload.layouts.packing import Packing
 
 _ONES = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}
@@ -34,10 +34,12 @@ class ZeroPoints(ABC):
         """The same as data: how a field of a word is read."""
 
     @abstractmethod
+    @checked
     def read(self, words: Tensor, packing: Packing) -> Tensor:
         """int32 words -> zero points, int32, in plain order."""
 
     @abstractmethod
+    @checked
     def write(self, zeros: Tensor, packing: Packing) -> Tensor:
         """Zero points in plain order -> int32 words; the inverse of `read`."""
 
@@ -52,10 +54,12 @@ class Stored(ZeroPoints):
         """A field is the zero point."""
         return ZeroRule()
 
+    @checked
     def read(self, words: Tensor, packing: Packing) -> Tensor:
         """int32 words -> zero points in [0, 2**bits)."""
         return packing.unpack(words)
 
+    @checked
     def write(self, zeros: Tensor, packing: Packing) -> Tensor:
         """Zero points in [0, 2**bits) -> int32 words."""
         return packing.pack(zeros)
@@ -72,12 +76,14 @@ class StoredMinusOne(ZeroPoints):
         whole = ZeroRule(add_to_word=_ONES.get(bits, 0), mask=2**bits - 1)
         return whole if bits in _ONES else StoredMinusOnePerField().rule(bits)
 
+    @checked
     def read(self, words: Tensor, packing: Packing) -> Tensor:
         """int32 words -> zero points in [0, 2**bits)."""
         if packing.bits in _ONES:
             return packing.unpack(words.add(_ONES[packing.bits]))
         return StoredMinusOnePerField().read(words, packing)
 
+    @checked
     def write(self, zeros: Tensor, packing: Packing) -> Tensor:
         """Zero points in [0, 2**bits) -> int32 words."""
         if packing.bits in _ONES:
@@ -98,10 +104,12 @@ class StoredMinusOnePerField(ZeroPoints):
         """1 is added to each field, which wraps."""
         return ZeroRule(add=1, mask=2**bits - 1)
 
+    @checked
     def read(self, words: Tensor, packing: Packing) -> Tensor:
         """int32 words -> zero points in [0, 2**bits)."""
         return packing.unpack(words).add(1).remainder(2**packing.bits)
 
+    @checked
     def write(self, zeros: Tensor, packing: Packing) -> Tensor:
         """Zero points in [0, 2**bits) -> int32 words."""
         return packing.pack(zeros.sub(1).remainder(2**packing.bits))
@@ -121,10 +129,12 @@ class StoredMinusOneUnmasked(ZeroPoints):
         """1 is added to each field, which does not wrap."""
         return ZeroRule(add=1)
 
+    @checked
     def read(self, words: Tensor, packing: Packing) -> Tensor:
         """int32 words -> zero points in [1, 2**bits]."""
         return packing.unpack(words).add(1)
 
+    @checked
     def write(self, zeros: Tensor, packing: Packing) -> Tensor:
         """Zero points in [1, 2**bits] -> int32 words."""
         if zeros.numel() and int(zeros.min()) < 1:

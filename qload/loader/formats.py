@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from qload.errors import ArgumentError, ExcludedModuleError, MismatchError
+from qload.errors import ArgumentError, ExcludedModuleError, MismatchError, checked
 from qload.loader import pieces
 from qload.loader.base import Part, Split, WeightsLoader
 from qload.loader.cuts import Share, share
@@ -23,15 +23,18 @@ NOTHING = Exclusions()
 class FormatLoader(WeightsLoader):
     """Loads every layer in whichever of its formats the layer's tensors are stored."""
 
+    @checked
     def __init__(self, *formats: ConfiguredFormat, exclusions: Exclusions = NOTHING) -> None:
         self.formats = formats
         self.exclusions = exclusions
 
+    @checked
     def shape(self, weights: TensorSource, prefix: str) -> tuple[int, int]:
         """(N, K) of the layer stored under a prefix."""
         layer = self.describe(weights, prefix)
         return layer.N, layer.K
 
+    @checked
     def describe(self, weights: TensorSource, prefix: str) -> LayerDescription:
         """All that headers and facts tell about a layer; reads no weight.
 
@@ -48,6 +51,7 @@ class FormatLoader(WeightsLoader):
             )
         return layer
 
+    @checked
     def load(self, weights: TensorSource, parts: Sequence[Part], split: Split | None) -> Weight:
         """The parts joined along N, sliced before they are read, checked before they are sliced."""
         layers = {part.prefix: self.describe(weights, part.prefix) for part in parts}

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from qload.errors import ArgumentError, MismatchError
+from qload.errors import ArgumentError, MismatchError, checked
 from qload.formats import UnquantizedWeight
 from qload.formats.unquantized import FLOATS
 from qload.loader import (
@@ -29,6 +29,7 @@ RUN = 1 << 26  # elements that are quantized at once, where that does not matter
 TILE = 256  # no format has larger tiles of outputs
 
 
+@runtime_checkable
 class Quantizer(Protocol):
     """Turns one plain layer, or one part of a fused one, into a typed weight.
 
@@ -72,6 +73,7 @@ class QuantizingLoader(WeightsLoader):
         Of the activations; None: that of the plain weight.
     """
 
+    @checked
     def __init__(
         self,
         inner: FormatLoader,

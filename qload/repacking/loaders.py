@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, Self
 
 from qload.detect import KernelTarget
-from qload.errors import ArgumentError, CastError, RepackError
+from qload.errors import ArgumentError, CastError, RepackError, checked
 from qload.formats import Marlin24Weight
 from qload.kernel_formats import strips
 from qload.kernel_formats.repack import options, repack, skippable_tensor
@@ -27,6 +27,7 @@ class RepackingLoader(WeightsLoader):
     What is left out or refused is decided for the whole layer, on every rank alike.
     """
 
+    @checked
     def __init__(self, inner: WeightsLoader, layout: str, *, strict: bool = True, **options: Any) -> None:
         self.inner: WeightsLoader = inner
         self.layout: str = layout
@@ -89,6 +90,7 @@ class RepackingLoader(WeightsLoader):
 class GPTQMarlinWeightsLoader(RepackingLoader):
     """Wraps a loader and repacks what it loads for Marlin's kernel; 2:4 sparse layers have their own."""
 
+    @checked
     def __init__(self, inner: WeightsLoader, *, strict: bool = True, **options: Any) -> None:
         super().__init__(inner, "marlin", strict=strict, **options)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from qload import devices
 from qload.devices import CodeValues, LazyCodes, StoredCodes, StoredTable
-from qload.errors import IndexValueError, MismatchError, MissingTensorError
+from qload.errors import IndexValueError, MismatchError, MissingTensorError, check_call, check_fields, checked
 from qload.spec import above
 from qload.spec.axis import PARTS
 from qload.spec.out import check_float, check_out
@@ -27,6 +27,12 @@ class Config:
     """What a format's files leave to be said once for many layers. Frozen, compares by value."""
 
     name: ClassVar[str]
+
+    def __new__(cls, *arguments: Any, **named: Any) -> Self:
+        """What it is made of has the types that its fields say, or ArgumentError."""
+        if arguments or named:
+            check_call(cls.__init__, (None, *arguments), named)
+        return super().__new__(cls)
 
     def known(self) -> Mapping[str, int]:
         """Sizes of the whole layer that only its facts tell, and no shape."""
@@ -146,6 +152,7 @@ class Weight(ABC):
         """The weight as integer codes, scales and zero points in plain order."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         held = self.fields()
         names, specs = FieldNames(self.layer.name or type(self).__name__), self.tensors(self.config)
         for spec in specs:
@@ -212,6 +219,7 @@ class Weight(ABC):
         """Codes, scales and zero points as they lie, for devices that read them so; None: no device does."""
         return None
 
+    @checked
     def to(self, device: torch.device | str) -> Self:
         """The same weight on another device; no dtype changes."""
         return self.holding({name: tensor.to(device) for name, tensor in self.fields().items()})
@@ -231,6 +239,7 @@ class Weight(ABC):
             object.__setattr__(twin, name, tensor)
         return twin
 
+    @checked
     def get_linear(self, bias: Tensor | None = None) -> "nn.Module":
         """A module that maps (..., K) to (..., N) in the dtype of its input; `bias` is (N,)."""
         module: nn.Module = above.call(above.LINEAR, self, bias)

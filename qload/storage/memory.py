@@ -6,12 +6,14 @@ from typing import Self
 
 from torch import Tensor
 
+from qload.errors import checked
 from qload.storage.protocol import TensorInfo, bounds, missing
 
 
 class MemoryStorage:
     """A dict of tensors that takes copies in, hands copies out, and counts what is read."""
 
+    @checked
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         self.reads: Counter[str] = Counter()
@@ -27,11 +29,13 @@ class MemoryStorage:
         """The names of all tensors."""
         return self._tensors.keys()
 
+    @checked
     def info(self, name: str) -> TensorInfo:
         """Dtype and shape."""
         tensor = self._find(name)
         return TensorInfo(tensor.dtype, tuple(tensor.shape))
 
+    @checked
     def read(self, name: str, index: tuple[slice, ...] = ()) -> Tensor:
         """A copy of those elements."""
         tensor = self._find(name)

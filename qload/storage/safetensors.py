@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from qload.errors import StorageError
+from qload.errors import StorageError, checked
 from qload.storage.header import Entry, read_header
 from qload.storage.locate import PathLikes, check_index, locate
 from qload.storage.protocol import TensorInfo, bounds, missing
@@ -27,6 +27,7 @@ class SafetensorsStorage:
     large file counts as memory and fails. Nothing in a file is ever executed.
     """
 
+    @checked
     def __init__(self, path: PathLikes) -> None:
         if sys.byteorder != "little":
             raise StorageError(
@@ -55,11 +56,13 @@ class SafetensorsStorage:
         """The names of all tensors."""
         return self._entries.keys()
 
+    @checked
     def info(self, name: str) -> TensorInfo:
         """Dtype, shape and file, from the header."""
         file, entry = self._find(name)
         return TensorInfo(entry.dtype, entry.shape, file)
 
+    @checked
     def read(self, name: str, index: tuple[slice, ...] = ()) -> Tensor:
         """A copy, on the CPU, of exactly those elements."""
         file, entry = self._find(name)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from contextlib import closing
 from os import PathLike
 
-from qload.errors import ArgumentError, QloadError
+from qload.errors import ArgumentError, QloadError, checked
 from qload.formats import AWQConfig, GPTQConfig, Marlin24Config, MarlinConfig
 from qload.loader import LayerDescription
 from qload.spec import Role
@@ -20,6 +20,7 @@ GROUPED = (GPTQConfig, AWQConfig, MarlinConfig, Marlin24Config)
 Progress = Callable[[str, int, int], None]
 
 
+@checked
 def inspect(path: str | PathLike[str]) -> Report:
     """What a checkpoint's layers are, from headers, `g_idx` and `qzeros` alone.
 
@@ -35,6 +36,7 @@ def inspect(path: str | PathLike[str]) -> Report:
         return _report(subject, found, [])
 
 
+@checked
 def verify(
     path: str | PathLike[str],
     *,

@@ -6,11 +6,13 @@ from os import PathLike
 import torch
 
 from qload.detect import Target, find_config, for_target, loader_from_claims
+from qload.errors import checked
 from qload.parallel import ProcessGroup
 from qload.storage import SafetensorsStorage
 from qload.weights.weights import Weights
 
 
+@checked
 def open_checkpoint(
     path: str | PathLike[str],
     *,

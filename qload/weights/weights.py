@@ -10,7 +10,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from qload.errors import ArgumentError, CastError, DivideError, MissingTensorError
+from qload.errors import ArgumentError, CastError, DivideError, MissingTensorError, checked
 from qload.formats import ROLES
 from qload.formats.unquantized import FLOATS
 from qload.loader import Blocks, WeightsLoader, split_blocks
@@ -46,6 +46,7 @@ class Weights:
         Tried before a name that is not stored as it is.
     """
 
+    @checked
     def __init__(
         self,
         storage: WeightStorage,
@@ -87,14 +88,17 @@ class Weights:
 
     # The five typed loads
 
+    @checked
     def get_weights(self, prefix: str) -> Weight:
         """The whole layer, the same on every rank."""
         return self.loader.get_weights(self, prefix)
 
+    @checked
     def get_weights_col(self, prefix: str) -> Weight:
         """This rank's outputs: N / ranks of them, and all inputs."""
         return self.loader.get_weights_col(self, prefix)
 
+    @checked
     def get_weights_col_packed(self, prefix: str, block_sizes: Blocks) -> Weight:
         """This rank's outputs of each block of a fused layer.
 
@@ -102,6 +106,7 @@ class Weights:
         """
         return self.loader.get_weights_col_packed(self, prefix, block_sizes)
 
+    @checked
     def get_weights_col_packed_qkv(self, prefix: str, num_heads: int, num_key_value_heads: int) -> Weight:
         """This rank's heads, whole ones, of a layer that holds queries, keys and values.
 
@@ -111,14 +116,17 @@ class Weights:
         N, world = self.loader.shape(self, prefix)[0], self.process_group.size()
         return self.loader.load(self, qkv_parts(prefix, N, num_heads, num_key_value_heads, world), "N")
 
+    @checked
     def get_weights_col_packed_gate_up(self, prefix: str) -> Weight:
         """This rank's outputs of a layer that holds gate and up."""
         return self.get_weights_col_packed(prefix, 2)
 
+    @checked
     def get_multi_weights_col(self, prefixes: Sequence[str], dim: int = 0) -> Weight:
         """This rank's outputs of each of several layers, joined along N (`dim` 0)."""
         return self.loader.get_multi_weights_col(self, prefixes, dim)
 
+    @checked
     def get_weights_row(self, prefix: str) -> Weight:
         """This rank's inputs: K / ranks of them, and all outputs."""
         return self.loader.get_weights_row(self, prefix)
@@ -134,18 +142,22 @@ class Weights:
 
     # Single tensors, any dimension
 
+    @checked
     def has_tensor(self, name: str) -> bool:
         """Whether the name, an alias, or either under the prefix is stored."""
         return self._resolve(name) is not None
 
+    @checked
     def get_shape(self, name: str) -> tuple[int, ...]:
         """A tensor's shape, from the header."""
         return self.info(name).shape
 
+    @checked
     def get_tensor(self, name: str, *, role: Role | None = None) -> Tensor:
         """The whole tensor."""
         return self._get(name, (), role)
 
+    @checked
     def get_sharded(self, name: str, dim: int, *, role: Role | None = None) -> Tensor:
         """This rank's equal share along a dimension; DivideError where it does not divide."""
         dim, size = self._dim(name, dim)
@@ -154,6 +166,7 @@ class Weights:
             raise DivideError(name, dim, size, f"{world} ranks")
         return self._get(name, _along(dim, rank * size // world, (rank + 1) * size // world), role)
 
+    @checked
     def get_partial_sharded(self, name: str, dim: int, *, role: Role | None = None) -> Tensor:
         """This rank's share in blocks of ceil(size / ranks); the last ranks' may be short or empty."""
         dim, size = self._dim(name, dim)
@@ -161,6 +174,7 @@ class Weights:
         start = min(self.process_group.rank() * block, size)
         return self._get(name, _along(dim, start, min(start + block, size)), role)
 
+    @checked
     def get_packed_sharded(
         self, name: str, dim: int, block_sizes: Blocks, *, role: Role | None = None
     ) -> Tensor:
@@ -180,6 +194,7 @@ class Weights:
 
     # What a loader asks for (qload.loader.TensorSource)
 
+    @checked
     def info(self, name: str) -> TensorInfo:
         """Dtype, shape and file, from the header alone."""
         stored = self._resolve(name)
@@ -187,6 +202,7 @@ class Weights:
             raise self.missing(name)
         return self.storage.info(stored)
 
+    @checked
     def read(self, name: str, index: tuple[slice, ...] = (), *, role: Role | None = None) -> Tensor:
         """Those elements on the device, cast where the role allows; not entered into the ledger."""
         stored = self._resolve(name)
@@ -198,10 +214,12 @@ class Weights:
             return tensor
         return _cast(stored, tensor, self.dtype)
 
+    @checked
     def take(self, names: Iterable[str]) -> None:
         """Enter into the ledger that one load used these tensors."""
         self._ledger.take(self._resolve(name) or name for name in names)
 
+    @checked
     def note(self, text: str) -> None:
         """Enter into the ledger that something disagreed without harm."""
         log.info("%s", text)
@@ -217,6 +235,7 @@ class Weights:
 
     # The ledger
 
+    @checked
     def exempt(self, *names: str, reason: str) -> None:
         """These tensors (`*` and `?` as in a shell) may stay unused, for this reason."""
         self._ledger.exempt(names, reason)

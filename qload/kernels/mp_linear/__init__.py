@@ -1,6 +1,6 @@
 """Mixed-precision linear kernels: the contract, the kernels best first, and the choice among them."""
 
-from qload.errors import ArgumentError, NoKernelError
+from qload.errors import ArgumentError, NoKernelError, checked
 from qload.kernels.mp_linear.contract import MPLinearKernel, MPLinearLayerConfig
 from qload.kernels.mp_linear.exllama import ExllamaLinearKernel
 from qload.kernels.mp_linear.fallback import DequantizeLinearKernel
@@ -17,6 +17,7 @@ KERNELS: tuple[type[MPLinearKernel], ...] = (
 )
 
 
+@checked
 def choose_mp_linear_kernel(
     config: MPLinearLayerConfig, compute_capability: int | None = None
 ) -> type[MPLinearKernel]:
