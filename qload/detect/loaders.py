@@ -171,6 +171,8 @@ def loader_from_config(
         raise ConfigError(
             "quantization_config", "config", "a mapping or None", type(quantization_config).__name__
         )
+    if not isinstance(storage, WeightStorage | None):
+        raise ArgumentError("storage", "None, or a storage such as MemoryStorage", type(storage).__name__)
     found = (
         None
         if quantization_config is None

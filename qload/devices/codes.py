@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -35,6 +35,7 @@ class CodesInWords:
         return (columns, rows) if self.turned else (rows, columns)
 
 
+@runtime_checkable
 class LazyCodes(Protocol):
     """Integer codes (R, C), still packed."""
 

@@ -140,7 +140,8 @@ def _admits(hint: Any) -> Admits:
         return lambda value: type(value) is hint or (isinstance(value, number) and type(value) is not bool)
     if getattr(hint, "_is_protocol", False):
         return _protocol(hint) if getattr(hint, "_is_runtime_protocol", False) else ANYTHING[1]
-    return (lambda value: isinstance(value, hint)) if inspect.isclass(hint) else ANYTHING[1]
+    asked = inspect.isclass(hint) and hint is not Any
+    return (lambda value: isinstance(value, hint)) if asked else ANYTHING[1]
 
 
 def _protocol(hint: Any) -> Admits:

@@ -9,7 +9,7 @@ from math import prod
 from torch import Tensor
 
 from qload import devices
-from qload.errors import checked
+from qload.errors import ArgumentError, checked
 from qload.sentences import AxisDigits, Sentence
 
 
@@ -32,6 +32,9 @@ class Order(Sentence):
     def _moved(
         self, tensor: Tensor, source: AxisDigits, target: AxisDigits, out: Tensor | None = None
     ) -> Tensor:
+        given: object = tensor
+        if not isinstance(given, Tensor):
+            raise ArgumentError("tensor", "a tensor", type(given).__name__)
         size = self.digits(tuple(tensor.shape), source)
         shape = [prod(size[digit] for digit in group) for group in target]
         wide = devices.writable(tensor, shape, tensor.dtype, out)

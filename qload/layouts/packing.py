@@ -49,12 +49,14 @@ class Packing(WordSentence):
     def unpack(self, words: Tensor, out: Tensor | None = None) -> Tensor:
         """int32 words -> codes in [0, 2**bits) in plain order, int32, new, or `out`, which may be uint8."""
         _check_words(words)
-        dtype = torch.uint8 if out is not None and out.dtype == torch.uint8 else torch.int32
+        dtype = torch.uint8 if isinstance(out, Tensor) and out.dtype == torch.uint8 else torch.int32
         codes = devices.writable(words, self.shape_of_codes(words.shape), dtype, out)
         devices.unpack(self, words, codes)
         return codes
 
 
-def _check_words(words: Tensor) -> None:
+def _check_words(words: object) -> None:
+    if not isinstance(words, Tensor):
+        raise ArgumentError("words", "a tensor of dtype int32", type(words).__name__)
     if words.dtype != torch.int32:
         raise ArgumentError("words", "dtype int32", str(words.dtype).removeprefix("torch."))

@@ -81,6 +81,9 @@ class Layer:
     name: str = ""
     origin: Config | None = None  # what `restore` goes back to, for a weight that was repacked
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
     @property
     def N(self) -> int:
         """Outputs of all parts together."""
