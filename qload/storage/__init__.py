@@ -3,7 +3,7 @@
 from qload.storage.header import DTYPES, Entry, Header, parse_header, read_header
 from qload.storage.locate import CheckpointFiles, check_index, locate
 from qload.storage.memory import MemoryStorage
-from qload.storage.protocol import TensorInfo, WeightStorage
+from qload.storage.protocol import TensorInfo, WeightStorage, check_name
 from qload.storage.safetensors import SafetensorsStorage
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "TensorInfo",
     "WeightStorage",
     "check_index",
+    "check_name",
     "locate",
     "parse_header",
     "read_header",

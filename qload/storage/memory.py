@@ -7,7 +7,7 @@ from typing import Self
 from torch import Tensor
 
 from qload.errors import checked
-from qload.storage.protocol import TensorInfo, bounds, missing
+from qload.storage.protocol import TensorInfo, bounds, check_name, missing
 
 
 class MemoryStorage:
@@ -29,7 +29,6 @@ class MemoryStorage:
         """The names of all tensors."""
         return self._tensors.keys()
 
-    @checked
     def info(self, name: str) -> TensorInfo:
         """Dtype and shape."""
         tensor = self._find(name)
@@ -49,6 +48,8 @@ class MemoryStorage:
         """Nothing to let go of."""
 
     def _find(self, name: str) -> Tensor:
+        if type(name) is not str:
+            check_name(name)
         if name not in self._tensors:
             raise missing(name, self._tensors.keys())
         return self._tensors[name]

@@ -17,7 +17,7 @@ from torch import Tensor
 from qload.errors import StorageError, checked
 from qload.storage.header import Entry, read_header
 from qload.storage.locate import PathLikes, check_index, locate
-from qload.storage.protocol import TensorInfo, bounds, missing
+from qload.storage.protocol import TensorInfo, bounds, check_name, missing
 
 
 class SafetensorsStorage:
@@ -56,7 +56,6 @@ class SafetensorsStorage:
         """The names of all tensors."""
         return self._entries.keys()
 
-    @checked
     def info(self, name: str) -> TensorInfo:
         """Dtype, shape and file, from the header."""
         file, entry = self._find(name)
@@ -86,6 +85,8 @@ class SafetensorsStorage:
             self._maps.clear()
 
     def _find(self, name: str) -> tuple[str, Entry]:
+        if type(name) is not str:
+            check_name(name)
         if name not in self._entries:
             raise missing(name, self._entries.keys())
         return self._entries[name]

@@ -16,7 +16,7 @@ from qload.formats.unquantized import FLOATS
 from qload.loader import Blocks, WeightsLoader, split_blocks
 from qload.parallel import ALONE, ProcessGroup, Rank
 from qload.spec import Role, Weight
-from qload.storage import TensorInfo, WeightStorage
+from qload.storage import TensorInfo, WeightStorage, check_name
 from qload.weights.heads import qkv_parts
 from qload.weights.ledger import Ledger, LoadReport
 
@@ -142,12 +142,10 @@ class Weights:
 
     # Single tensors, any dimension
 
-    @checked
     def has_tensor(self, name: str) -> bool:
         """Whether the name, an alias, or either under the prefix is stored."""
         return self._resolve(name) is not None
 
-    @checked
     def get_shape(self, name: str) -> tuple[int, ...]:
         """A tensor's shape, from the header."""
         return self.info(name).shape
@@ -194,7 +192,6 @@ class Weights:
 
     # What a loader asks for (qload.loader.TensorSource)
 
-    @checked
     def info(self, name: str) -> TensorInfo:
         """Dtype, shape and file, from the header alone."""
         stored = self._resolve(name)
@@ -257,6 +254,8 @@ class Weights:
         return names
 
     def _resolve(self, name: str) -> str | None:
+        if type(name) is not str:
+            check_name(name)
         keys = self.storage.keys()
         return next((candidate for candidate in self._candidates(name) if candidate in keys), None)
 
