@@ -14,7 +14,7 @@ from qload.errors.arguments import (
     worlds,
 )
 from qload.errors.base import QloadError
-from qload.errors.checked import check_call, check_fields, checked
+from qload.errors.checked import check_call, check_fields, check_type, checked
 from qload.errors.checkpoint import (
     AmbiguousIndexError,
     ConfigError,
@@ -56,6 +56,7 @@ __all__ = [
     "UnsupportedFormatError",
     "check_call",
     "check_fields",
+    "check_type",
     "checked",
     "worlds",
 ]

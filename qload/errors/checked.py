@@ -12,6 +12,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import cache, wraps
+from itertools import islice
 from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -40,18 +41,30 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def check_call(
-    function: Callable[..., object], arguments: Sequence[object], named: Mapping[str, object]
+    function: Callable[..., object],
+    arguments: Sequence[object],
+    named: Mapping[str, object],
+    lead: str = "",
 ) -> None:
-    """The arguments that a function is called with; those that are missing or unknown are left to Python."""
+    """The arguments that a function is called with; those that are missing or unknown are left to Python.
+
+    `lead`: what the error says before an argument's name.
+    """
     places, names, loose = _parameters(function)
     for place, value in enumerate(arguments):
         name, admits, hint = places[min(place, len(places) - 1)]
         if not admits(value):
-            raise refusal(name, hint, value)
+            raise refusal(lead + name, hint, value)
     for name, value in named.items():
         _, admits, hint = names.get(name, loose)
         if not admits(value):
-            raise refusal(name, hint, value)
+            raise refusal(lead + name, hint, value)
+
+
+def check_type(argument: str, value: object, hint: Any) -> None:
+    """One argument of a type, where a function has checks of its own that say more."""
+    if not _admits(hint)(value):
+        raise refusal(argument, hint, value)
 
 
 def check_fields(record: object) -> None:
@@ -65,8 +78,18 @@ def check_fields(record: object) -> None:
 
 def refusal(argument: str, hint: object, value: object) -> ArgumentError:
     """The error for a value that a type does not admit."""
-    got = f"{value!r:.80}" if isinstance(value, (*_TEXT, int, float, NoneType)) else _name(type(value))
-    return ArgumentError(argument, said(hint), got)
+    return ArgumentError(argument, said(hint), f"{_shown(value):.80}")
+
+
+def _shown(value: object) -> str:
+    """A value where it is short to say, its type where it is not: nothing is asked of a tensor."""
+    if isinstance(value, (*_TEXT, int, float, NoneType)):
+        return repr(value)
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{_shown(key)}: {_shown(held)}' for key, held in islice(value.items(), 4))}}}"
+    if isinstance(value, list | tuple):
+        return f"{_name(type(value))} of {', '.join(map(_shown, value[:4])) or 'nothing'}"
+    return _name(type(value))
 
 
 def said(hint: Any) -> str:

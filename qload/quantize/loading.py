@@ -7,7 +7,7 @@ from typing import Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from qload.errors import ArgumentError, MismatchError, checked
+from qload.errors import ArgumentError, MismatchError, check_type
 from qload.formats import UnquantizedWeight
 from qload.formats.unquantized import FLOATS
 from qload.loader import (
@@ -73,7 +73,6 @@ class QuantizingLoader(WeightsLoader):
         Of the activations; None: that of the plain weight.
     """
 
-    @checked
     def __init__(
         self,
         inner: FormatLoader,
@@ -89,6 +88,8 @@ class QuantizingLoader(WeightsLoader):
             raise ArgumentError("inner", expected, repr(given))
         if dtype is not None and dtype not in FLOATS:
             raise ArgumentError("dtype", f"None or one of {', '.join(map(str, FLOATS))}", str(dtype))
+        check_type("quantizer", quantizer, Quantizer)
+        check_type("policy", policy, Policy | None)
         if statistics not in ("whole", "share"):
             raise ArgumentError("statistics", "'whole' or 'share'", repr(statistics))
         self.inner: FormatLoader = inner

@@ -31,7 +31,7 @@ class Config:
     def __new__(cls, *arguments: Any, **named: Any) -> Self:
         """What it is made of has the types that its fields say, or ArgumentError."""
         if arguments or named:
-            check_call(cls.__init__, (None, *arguments), named)
+            check_call(cls.__init__, (None, *arguments), named, f"{cls.name}: ")
         return super().__new__(cls)
 
     def known(self) -> Mapping[str, int]:

@@ -10,7 +10,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from qload.errors import ArgumentError, CastError, DivideError, MissingTensorError, checked
+from qload.errors import ArgumentError, CastError, DivideError, MissingTensorError, check_type, checked
 from qload.formats import ROLES
 from qload.formats.unquantized import FLOATS
 from qload.loader import Blocks, WeightsLoader, split_blocks
@@ -46,7 +46,6 @@ class Weights:
         Tried before a name that is not stored as it is.
     """
 
-    @checked
     def __init__(
         self,
         storage: WeightStorage,
@@ -58,6 +57,13 @@ class Weights:
         aliases: Mapping[str, Sequence[str]] | None = None,
         prefix: str | None = None,
     ) -> None:
+        for argument, value, hint in (
+            ("storage", storage, WeightStorage),
+            ("loader", loader, WeightsLoader),
+            ("device", device, torch.device | str),
+            ("prefix", prefix, str | None),
+        ):
+            check_type(argument, value, hint)
         if dtype is not None and dtype not in FLOATS:
             raise ArgumentError("dtype", f"None or one of {', '.join(map(str, FLOATS))}", str(dtype))
         self.storage: WeightStorage = storage
@@ -70,11 +76,12 @@ class Weights:
                 "process_group", "None, or anything with rank() and size()", repr(process_group)
             )
         Rank(self.process_group.rank(), self.process_group.size())  # refuses a rank outside of its world
-        self.aliases: dict[str, Sequence[str]] = dict(aliases or {})
-        self.prefix: str | None = prefix
-        for name, others in self.aliases.items():
+        check_type("aliases", aliases, Mapping[str, Sequence[str] | str] | None)
+        for name, others in (aliases or {}).items():
             if isinstance(others, str):  # a sequence too, of letters
                 raise ArgumentError("aliases", f"a list of names for {name}", repr(others))
+        self.aliases: dict[str, Sequence[str]] = dict(aliases or {})
+        self.prefix: str | None = prefix
         self._ledger = Ledger()
         self.exempt(*loader.config_tensors, reason="read as configuration")
 
