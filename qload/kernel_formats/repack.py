@@ -136,9 +136,6 @@ def repack(
 
     Raises RepackError where the layout cannot say the weight, with the reason.
     """
-    for argument, given in {"weight": weight, "out": out, "whole": whole}.items():
-        if given is not None or argument == "weight":
-            _check_typed(argument, given)
     if layout not in LAYOUTS:
         raise ArgumentError("layout", f"one of {', '.join(LAYOUTS)}", repr(layout))
     reader, writer = _reader(weight, layout), _writer(weight, layout)
@@ -148,8 +145,6 @@ def repack(
     for option, value in options_given.items():
         if value is not None and option not in writer.options:
             raise ArgumentError(option, _takers(option), f"{value} for {weight.format} to {layout}")
-    if not isinstance(zeros, ZeroPoints | None):
-        raise ArgumentError("zeros", "None, or such as StoredMinusOne()", repr(zeros))
     chosen = any(value is not None for value in options_given.values())
     writes: list[Callable[[], object]] = []
     if isinstance(weight, writer.made) and writer.made is not GPTQWeight and not chosen:
@@ -173,7 +168,6 @@ def restore(weight: Weight) -> Weight:
 
     A kernel's integers that were made by hand come back as GPTQ.
     """
-    _check_typed("weight", weight)
     origin, reader = weight.layer.origin, READERS.get(type(weight))
     if reader is None or (origin is None and reader.back is not None):
         return weight
@@ -213,11 +207,6 @@ def skippable_tensor(weight: Weight, layout: str) -> str:
     reader = READERS.get(type(weight))
     writer = WRITERS.get((reader.meaning, layout)) if reader else None
     return "" if reader is None or writer is None or writer.looks_at_codes else reader.skippable(weight)
-
-
-def _check_typed(argument: str, given: object) -> None:
-    if not isinstance(given, Weight):
-        raise ArgumentError(argument, "a typed weight, as loaders return", type(given).__name__)
 
 
 def _reader(weight: Weight, layout: str) -> Reader:

@@ -254,5 +254,5 @@ def test_what_cannot_be_repacked_is_refused_with_the_reason(call: Any, text: str
 @pytest.mark.parametrize("call", [lambda each: repack(each, "marlin"), restore], ids=["repack", "restore"])
 @pytest.mark.parametrize("untyped", [None, torch.zeros(8, 8)], ids=["None", "a tensor"])
 def test_what_is_no_typed_weight_is_refused(call: Any, untyped: Any) -> None:
-    with pytest.raises(ArgumentError, match="weight\n  expected a typed weight, as loaders return"):
+    with pytest.raises(ArgumentError, match="weight\n  expected Weight"):
         call(untyped)
