@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from qload.errors import ArgumentError
+from qload.errors import ArgumentError, check_fields
 
 
 @runtime_checkable
@@ -30,6 +30,7 @@ class Rank:
     world: int
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not 0 <= self.place < self.world:
             raise ArgumentError("process_group", f"0 <= rank < size = {self.world}", f"rank {self.place}")
 
@@ -65,6 +66,11 @@ class FakeWorld:
     """
 
     world: int
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.world < 1:
+            raise ArgumentError("world", "at least 1", str(self.world))
 
     def __iter__(self) -> Iterator[Rank]:
         return (Rank(place, self.world) for place in range(self.world))

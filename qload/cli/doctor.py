@@ -62,7 +62,7 @@ def examine() -> dict[str, Any]:
         "schema": 1,
         "modules": {n: {"built": m.found is not None, "reason": m.reason} for n, m in modules.items()},
         "isas": list(native.available()),
-        "isa": asked(native.isa) if modules["cpu"].found else None,
+        "isa": asked(native.isa if modules["cpu"].found else native.check_isa),
         "threads": asked(native.threads),
         "torch": torch.__version__,
         "cuda_devices": devices,

@@ -48,6 +48,8 @@ def inspect(ctx: click.Context, path: Path, every: bool, as_json: bool | None) -
         yield verdict(report)
         yield from findings(report)
 
+    from qload import native
     from qload.verify import inspect as run
 
+    native.check()
     ctx.exit(emit(run(path), as_json, tables))

@@ -1,19 +1,15 @@
-"""The group of verbs, and what holds for every one of them: logging, interrupts, a reader that leaves."""
+"""The group of verbs, and what holds for every one of them: logging, and how it ends."""
 
-import os
-import sys
 from typing import Any
 
 import click
 
 from qload.cli.doctor import doctor
+from qload.cli.endings import endings
 from qload.cli.formats import formats
 from qload.cli.inspect import inspect
 from qload.cli.options import verbose
 from qload.cli.verify import verify
-
-INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
-READER_LEFT = 141  # 128 + SIGPIPE: neither 0 nor 1, because no verdict was delivered
 
 EPILOG = """\b
 Examples:
@@ -28,20 +24,17 @@ error. With NO_COLOR set, no escape sequence is printed."""
 
 
 class Verbs(click.Group):
-    """A group whose exit codes mean what docs/cli.md says, also when it is interrupted."""
+    """A group whose exit codes mean what docs/cli.md says, however it ends."""
+
+    def make_context(self, *arguments: Any, **settings: Any) -> click.Context:
+        """Read the options of the group, which may print help or the version."""
+        with endings():
+            return super().make_context(*arguments, **settings)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the verb; an interrupt and a reader that leaves have exit codes of their own."""
-        try:
+        """Run the verb."""
+        with endings():
             return super().invoke(ctx)
-        except KeyboardInterrupt:
-            click.echo(err=True)  # the terminal has just printed ^C
-            ctx.exit(INTERRUPTED)
-        except BrokenPipeError:
-            os.dup2(
-                os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-            )  # what is still buffered goes nowhere
-            ctx.exit(READER_LEFT)
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:

@@ -63,7 +63,10 @@ def verify(
     """
     with ranks() as group:
         with progress_bar(seen=group is None or group.rank() == 0) as progress:
+            from qload import native
             from qload.verify import verify as run
+
+            native.check()
 
             report = run(path, against=against, tp=tp, progress=progress, process_group=group)
         if group is not None and group.rank() > 0:

@@ -11,7 +11,7 @@ import torch
 from qload.detect.claims import read_claims
 from qload.detect.files import FoundConfig
 from qload.detect.validation import Claims
-from qload.errors import ArgumentError, ConfigError
+from qload.errors import ArgumentError, ConfigError, checked
 from qload.formats import (
     AWQConfig,
     AWQWeight,
@@ -43,6 +43,7 @@ LEGACY = {"bits": "gptq_bits", "group_size": "gptq_groupsize", "sym": "gptq_sym"
 class DefaultWeightsLoader(FormatLoader):
     """Loads plain weights. A layer stored in another way is an error, never a guess."""
 
+    @checked
     def __init__(self) -> None:
         super().__init__(PLAIN)
 
@@ -53,6 +54,7 @@ class GPTQWeightsLoader(FormatLoader):
     The keywords `bits`, `group_size`, `zeros` and `desc_act` are those of `GPTQConfig`.
     """
 
+    @checked
     def __init__(
         self,
         *,
@@ -72,6 +74,7 @@ class AWQWeightsLoader(FormatLoader):
     The keywords `group_size`, `bits` and `zero_point` are those of `AWQConfig`.
     """
 
+    @checked
     def __init__(self, *, group_size: int, bits: int = 4, zero_point: bool = True) -> None:
         super().__init__(ConfiguredFormat(AWQWeight, AWQConfig(group_size, bits, zero_point)), PLAIN)
 
@@ -82,6 +85,7 @@ class MarlinWeightsLoader(FormatLoader):
     The keywords `group_size` and `bits` are those of `MarlinConfig`; `is_marlin_24`: of 2:4 sparse layers.
     """
 
+    @checked
     def __init__(self, *, group_size: int, bits: int = 4, is_marlin_24: bool = False) -> None:
         dense, sparse = (
             ConfiguredFormat(MarlinWeight, MarlinConfig(group_size, bits)),
@@ -93,6 +97,7 @@ class MarlinWeightsLoader(FormatLoader):
 class Exl2WeightsLoader(FormatLoader):
     """Loads EXL2 layers, each of the widths that its own tensors say, and layers left plain as plain."""
 
+    @checked
     def __init__(self) -> None:
         super().__init__(ConfiguredFormat(Exl2Weight, Exl2Config()), PLAIN)
 
@@ -100,6 +105,7 @@ class Exl2WeightsLoader(FormatLoader):
 class EETQWeightsLoader(FormatLoader):
     """Loads EETQ layers, and layers left plain as plain; which one a layer is, its tensors say."""
 
+    @checked
     def __init__(self) -> None:
         super().__init__(ConfiguredFormat(EETQWeight, EETQConfig()), PLAIN)
 
@@ -211,6 +217,8 @@ def loader_from_config(
         raise ConfigError(
             "quantization_config", "config", "a mapping or None", type(quantization_config).__name__
         )
+    if not isinstance(storage, WeightStorage | None):
+        raise ArgumentError("storage", "None, or a storage such as MemoryStorage", type(storage).__name__)
     found = (
         None
         if quantization_config is None

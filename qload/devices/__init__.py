@@ -16,12 +16,12 @@ from qload.devices.choice import (
     repack,
     unpack,
 )
-from qload.devices.codes import CodesInWords, LazyCodes, check_codes, plain, stood_for, values
+from qload.devices.codes import CodesInWords, LazyCodes, check_codes, check_integers, plain, stood_for, values
 from qload.devices.large_pages import in_large_pages, writable
 from qload.devices.meaning import Meaning, ZeroRule, run_of
 from qload.devices.operands import CodeValues, StoredCodes, StoredTable, meaning_of
 from qload.devices.reference import rows_of_codes
-from qload.devices.tensors import shares_memory
+from qload.devices.tensors import check_writable, shares_memory
 
 __all__ = [
     "CodeValues",
@@ -32,6 +32,8 @@ __all__ = [
     "StoredTable",
     "ZeroRule",
     "check_codes",
+    "check_integers",
+    "check_writable",
     "dequantize",
     "dequantize_rows",
     "dequantize_stored",

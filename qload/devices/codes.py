@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -11,6 +11,8 @@ from torch import Tensor
 from qload.devices.meaning import Meaning
 from qload.errors import ArgumentError
 from qload.sentences import WordSentence
+
+INTEGERS = (torch.int32, torch.uint8, torch.int64, torch.int16, torch.int8)
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +35,7 @@ class CodesInWords:
         return (columns, rows) if self.turned else (rows, columns)
 
 
+@runtime_checkable
 class LazyCodes(Protocol):
     """Integer codes (R, C), still packed."""
 
@@ -82,6 +85,17 @@ def stood_for(codes: Tensor, lookup: Tensor | None) -> Tensor:
     if lookup is None:
         return codes.to(torch.float32, memory_format=torch.contiguous_format)
     return lookup.gather(0, codes.flatten().long()).view(codes.shape)
+
+
+def check_integers(codes: Tensor) -> None:
+    """Whole numbers of a dtype that torch counts in, or ArgumentError."""
+    if codes.dtype not in INTEGERS:
+        known = ", ".join(_word(dtype) for dtype in INTEGERS)
+        raise ArgumentError("codes", f"integers: {known}", _word(codes.dtype))
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def check_codes(codes: Tensor, bits: int) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qload.devices.tensors import PLAIN
+from qload.devices.tensors import PLAIN, check_writable
 from qload.errors import ArgumentError
 
 PAGE, LARGE = 1 << 12, 1 << 21  # bytes
@@ -42,6 +42,7 @@ def writable(like: Tensor, shape: Sequence[int], dtype: torch.dtype, out: Tensor
     """A tensor to write to: `out`, which has to be one, or a new one on the device of another."""
     if out is None:
         return in_large_pages(like.new_empty(shape, dtype=dtype))
+    check_writable(out)
     apart = out.untyped_storage().data_ptr() != like.untyped_storage().data_ptr()
     got = tuple(out.shape), out.dtype, out.device
     if got != (tuple(shape), dtype, like.device) or not out.is_contiguous() or not (apart or not out.numel()):

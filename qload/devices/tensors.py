@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from qload.errors import ArgumentError
+
 PLAIN = (Tensor, torch.nn.Parameter)  # what is a tensor by another name has no memory of its own
 BLOCK = 1 << 19  # elements that plain torch works on at a time, for each thread
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)  # what values are rounded to, by native number
@@ -20,6 +22,22 @@ def shares_memory(one: Tensor, other: Tensor) -> bool:
     if type(one) not in PLAIN or type(other) not in PLAIN or one.is_meta:
         return False
     return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr() != 0
+
+
+def check_writable(out: object, argument: str = "out") -> None:
+    """A tensor that torch lets be written to, each element in a place of its own, or ArgumentError."""
+    if not isinstance(out, Tensor) or out.layout != torch.strided:
+        got = f"a tensor with layout {out.layout}" if isinstance(out, Tensor) else type(out).__name__
+        raise ArgumentError(argument, "a tensor of strides", got)
+    if out.requires_grad and torch.is_grad_enabled():
+        raise ArgumentError(argument, "a tensor without gradients, or torch.no_grad()", "requires_grad")
+    if out.is_inference() and not torch.is_inference_mode_enabled():
+        raise ArgumentError(argument, "a tensor that was made outside of torch.inference_mode()", "one of it")
+    reach = 1
+    for stride, size in sorted(zip(out.stride(), out.shape, strict=True)) if out.numel() else ():
+        if size > 1 and stride < reach:
+            raise ArgumentError(argument, "each element in a place of its own", f"strides {out.stride()}")
+        reach += stride * (size - 1)
 
 
 def is_plain(tensor: Tensor, device: str) -> bool:

@@ -14,6 +14,7 @@ from qload.errors.arguments import (
     worlds,
 )
 from qload.errors.base import QloadError
+from qload.errors.checked import check_call, check_fields, check_type, checked
 from qload.errors.checkpoint import (
     AmbiguousIndexError,
     ConfigError,
@@ -55,5 +56,9 @@ __all__ = [
     "TwoFormatsError",
     "UnknownMethodError",
     "UnsupportedFormatError",
+    "check_call",
+    "check_fields",
+    "check_type",
+    "checked",
     "worlds",
 ]

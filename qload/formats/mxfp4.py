@@ -136,5 +136,7 @@ class MXFP4ExpertsWeight(spec.Weight):
 
     def dequantize(self, dtype: torch.dtype = torch.float32, out: Tensor | None = None) -> Tensor:
         """(E, N, K): what the experts mean."""
-        made = super().dequantize(dtype if out is None else getattr(out, "dtype", dtype)).reshape(self.shape)
+        if out is not None:
+            spec.check_out(out, self.shape, self.device)
+        made = super().dequantize(dtype if out is None else out.dtype).reshape(self.shape)
         return spec.rounded(made, dtype, out)

@@ -34,7 +34,7 @@ def write(integers: Integers, zero_point: bool = True) -> AWQWeight:
     packing = awq.columns(bits)
     return AWQWeight(
         config=AWQConfig(-1 if groups == 1 else K // groups, bits, zero_point),
-        qweight=packing.pack(integers.unpack(), integers.destination("qweight")),
+        qweight=integers.packed("qweight", packing, integers.unpack()),
         qzeros=Stored().write(integers.zeros, packing) if zero_point else None,
         scales=integers.scales.contiguous(),
         layer=integers.layer,

@@ -157,7 +157,7 @@ def write(integers: Integers, zeros: ZeroPoints | None = None) -> ExllamaWeight:
     index = torch.int32 if integers.origin.index is None else integers.origin.index
     return ExllamaWeight(
         config=ExllamaConfig(integers.bits, zeros, spec.run_of(g_idx)),
-        qweight=exllama.rows(integers.bits).pack(codes, integers.destination("qweight")),
+        qweight=integers.packed("qweight", exllama.rows(integers.bits), codes),
         qzeros=words(integers, zeros),
         scales=integers.scales,
         g_idx=g_idx.to(index),

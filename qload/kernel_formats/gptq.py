@@ -47,7 +47,7 @@ def write(integers: Integers, zeros: ZeroPoints) -> GPTQWeight:
 
 
 def _rows(integers: Integers) -> Tensor:
-    return gptq.rows(integers.bits).pack(integers.unpack(), integers.destination("qweight"))
+    return integers.packed("qweight", gptq.rows(integers.bits), integers.unpack())
 
 
 def back(integers: Integers, origin: Origin) -> GPTQWeight:

@@ -4,7 +4,7 @@ Every layout of integer weights is read into this and written from it, so that n
 padded or permuted, and K need not fill words: whether it has to, the layout that is written says.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from qload import devices, spec
-from qload.layouts import Stored, ZeroPoints
+from qload.layouts import Order, Packing, Stored, ZeroPoints
 from qload.spec import Layer, Weight
 
 
@@ -40,7 +40,8 @@ class Integers:
     `unpack` makes the codes (K, N), which whoever only asks what fits does not need; `words` are they as
     GPTQ has them, where they were read as such. `group_size` is -1 for one group. `convention`: how zero
     points were stored. `whole`: the layer that this is a share of; where it is known, it decides what is
-    refused or left out, so that every rank decides alike. `out`: a weight whose large tensors are written to.
+    refused or left out, so that every rank decides alike. `out`: a weight whose large tensors are written to,
+    by `writes`, which are left to be called when nothing can be refused any more.
     """
 
     bits: int
@@ -54,11 +55,27 @@ class Integers:
     whole: "Integers | None" = None
     words: Tensor | None = None
     out: Weight | None = None
+    writes: list[Callable[[], object]] = field(default_factory=list)
 
-    def destination(self, name: str) -> Tensor | None:
-        """The tensor of `out` to write to, where there is one in one piece."""
-        tensor: Tensor | None = getattr(self.out, name, None)
-        return tensor if tensor is not None and tensor.is_contiguous() else None
+    def packed(self, name: str, packing: Packing, codes: Tensor | devices.LazyCodes) -> Tensor:
+        """Codes as words: a new tensor, or that of `out`, which `writes` then fills."""
+        shape = packing.shape_of_words(codes.shape)
+        return self._written(name, shape, torch.int32, lambda out: packing.pack(codes, out))
+
+    def ordered(self, name: str, order: Order, tensor: Tensor) -> Tensor:
+        """A tensor of two axes in another order: a new one, or that of `out`, which `writes` then fills."""
+        return self._written(name, tensor.shape, tensor.dtype, lambda out: order.apply(tensor, out))
+
+    def _written(
+        self, name: str, shape: Sequence[int], dtype: torch.dtype, write: Callable[[Tensor | None], Tensor]
+    ) -> Tensor:
+        out: Tensor | None = getattr(self.out, name, None)
+        if out is None or not out.is_contiguous():
+            return write(None)
+        if (tuple(out.shape), out.dtype, out.device) != (tuple(shape), dtype, self.scales.device):
+            return write(None)  # and `out` is refused as a whole
+        self.writes.append(lambda: write(out))
+        return out
 
     @property
     def origin(self) -> Origin:

@@ -233,8 +233,8 @@ def write(
         wide[:K, :N] = inner
     return made(
         config=replace(config, zero_point=not symmetric),
-        qweight=made.order(bits).pack(wide, integers.destination("qweight")),
-        scales=marlin.scales(rows).apply(wide_scales, integers.destination("scales")),
+        qweight=integers.packed("qweight", made.order(bits), wide),
+        scales=integers.ordered("scales", marlin.scales(rows), wide_scales),
         qzeros=None if symmetric else Stored().write(wide_zeros, marlin.zeros(bits)),
         g_idx=None if perm is None else g_idx.to(torch.int32),
         perm=None if perm is None else perm.to(torch.int32),
@@ -261,7 +261,7 @@ def back_to_checkpoint(integers: Integers, origin: Origin) -> MarlinWeight:
     order = marlin.SCALES_PER_COLUMN if origin.config.group_size == -1 else marlin.SCALES_GROUPED
     return MarlinWeight(
         config=origin.config,
-        B=marlin.rows(integers.bits).pack(integers.unpack(), integers.destination("B")),
+        B=integers.packed("B", marlin.rows(integers.bits), integers.unpack()),
         s=order.apply(integers.scales),
         layer=integers.layer,
     )

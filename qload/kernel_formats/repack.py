@@ -6,11 +6,11 @@ layout is written from one. Nothing else here knows a type or a layout by name.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
-from qload.errors import ArgumentError, RepackError
+from qload.errors import ArgumentError, RepackError, checked
 from qload.formats import (
     AWQWeight,
     CTPackWeight,
@@ -36,11 +36,10 @@ from qload.kernel_formats.exllama import ExllamaWeight
 from qload.kernel_formats.fp8_marlin import Fp8MarlinWeight
 from qload.kernel_formats.integers import Integers, Origin
 from qload.kernel_formats.marlin import GPTQMarlinWeight
+from qload.kernel_formats.out import W, apart, share_memory, written
 from qload.kernel_formats.strips import StripsWeight
 from qload.layouts import Stored, StoredMinusOne, ZeroPoints
 from qload.spec import Weight
-
-W = TypeVar("W", bound=Weight)
 
 
 @dataclass(frozen=True)
@@ -101,6 +100,7 @@ WRITERS: dict[tuple[type[Any], str], Writer] = {
 LAYOUTS = tuple(dict.fromkeys(layout for _, layout in WRITERS))
 
 
+@checked
 def repack(
     weight: Weight,
     layout: str,
@@ -125,7 +125,8 @@ def repack(
         kernels read them), "strips" (as our kernel for few tokens does) or "marlin_24" (a weight that is 2:4
         sparse).
     out
-        A weight of the target's type and shapes, whose tensors are overwritten and returned.
+        A weight of the target's type and shapes, whose tensors are overwritten and returned; none is
+        written to where anything is refused.
     zeros
         How zero points are stored in "gptq" or "exllama", where it is not what the layout's name says:
         `StoredMinusOne()` takes 1 from whole words, `StoredMinusOnePerField()` from each field.
@@ -145,9 +146,6 @@ def repack(
     >>> torch.equal(repack(awq, "gptq_v2").dequantize(), awq.dequantize())
     True
     """
-    for argument, given in {"weight": weight, "out": out, "whole": whole}.items():
-        if given is not None or argument == "weight":
-            _check_typed(argument, given)
     if layout not in LAYOUTS:
         raise ArgumentError("layout", f"one of {', '.join(LAYOUTS)}", repr(layout))
     reader, writer = _reader(weight, layout), _writer(weight, layout)
@@ -157,23 +155,24 @@ def repack(
     for option, value in options_given.items():
         if value is not None and option not in writer.options:
             raise ArgumentError(option, _takers(option), f"{value} for {weight.format} to {layout}")
-    if not isinstance(zeros, ZeroPoints | None):
-        raise ArgumentError("zeros", "None, or such as StoredMinusOne()", repr(zeros))
     chosen = any(value is not None for value in options_given.values())
+    writes: list[Callable[[], object]] = []
     if isinstance(weight, writer.made) and writer.made is not GPTQWeight and not chosen:
         made: Weight = weight
     else:
         meant = None if whole is None else _reader(whole, layout).read(whole)  # which refuses for every rank
         meaning = reader.read(weight)
         if isinstance(meaning, Integers):
-            destination = out if type(out) is writer.made and not _share(out, weight) else None
+            destination = out if type(out) is writer.made and not share_memory(out, weight) else None
             meaning = replace(meaning, whole=meant, out=destination)
+            writes = meaning.writes
         options_given["whole"] = meant
         made = writer.write(meaning, **{option: options_given[option] for option in writer.options})
-    made = _apart(_relabel(made, _origin(made)), weight)
-    return made if out is None else _into(out, made)
+    made = apart(_relabel(made, _origin(made)), weight)
+    return made if out is None else written(out, made, writes)
 
 
+@checked
 def restore(weight: Weight) -> Weight:
     """The checkpoint weight that was repacked, bit for bit; a weight that never was comes back as it is.
 
@@ -189,7 +188,6 @@ def restore(weight: Weight) -> Weight:
     >>> torch.equal(restore(repack(awq, "marlin")).qweight, awq.qweight)
     True
     """
-    _check_typed("weight", weight)
     origin, reader = weight.layer.origin, READERS.get(type(weight))
     if reader is None or (origin is None and reader.back is not None):
         return weight
@@ -200,7 +198,7 @@ def restore(weight: Weight) -> Weight:
         back = READERS[origin.weight_type].back
         assert back is not None  # of what only kernels read, `_origin` leaves none
         made = replace(back(meaning, origin), config=origin.config)
-    return _apart(_relabel(made, None), weight)
+    return apart(_relabel(made, None), weight)
 
 
 def targets(weight_type: type[Weight]) -> tuple[str, ...]:
@@ -229,11 +227,6 @@ def skippable_tensor(weight: Weight, layout: str) -> str:
     reader = READERS.get(type(weight))
     writer = WRITERS.get((reader.meaning, layout)) if reader else None
     return "" if reader is None or writer is None or writer.looks_at_codes else reader.skippable(weight)
-
-
-def _check_typed(argument: str, given: object) -> None:
-    if not isinstance(given, Weight):
-        raise ArgumentError(argument, "a typed weight, as loaders return", type(given).__name__)
 
 
 def _reader(weight: Weight, layout: str) -> Reader:
@@ -270,28 +263,3 @@ def _origin(made: Weight) -> Origin | None:
 
 def _relabel(weight: W, origin: Origin | None) -> W:
     return replace(weight, layer=replace(weight.layer, origin=origin))
-
-
-def _apart(made: W, source: Weight) -> W:
-    """No tensor in common: whoever overwrites the one, as `out` does, must not change the other."""
-    places = {tensor.data_ptr() for tensor in source.fields().values()}
-    return made.holding({n: t.clone() for n, t in made.fields().items() if t.data_ptr() in places})
-
-
-def _share(out: Weight, source: Weight) -> bool:
-    """Whether writing to the one would change the other."""
-    held, given = ({t.untyped_storage().data_ptr() for t in w.fields().values()} for w in (out, source))
-    return bool(held & given)
-
-
-def _into(out: Weight, made: Weight) -> Weight:
-    held, fresh = out.fields(), made.fields()
-    wanted = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in fresh.items()}
-    got = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in held.items()}
-    if type(out) is not type(made) or wanted != got:
-        raise ArgumentError(
-            "out", f"a {type(made).__name__} with {wanted}", f"a {type(out).__name__} with {got}"
-        )
-    for name, tensor in held.items():
-        tensor.copy_(fresh[name])
-    return made.holding(held)

@@ -6,7 +6,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from qload.errors import ArgumentError, ShapeError
+from qload.errors import ArgumentError, ShapeError, checked
 from qload.kernels import reference
 from qload.kernels.chips import uncast
 from qload.spec import Weight
@@ -35,6 +35,7 @@ class Linear(nn.Module):
     tensor([4., 8.])
     """
 
+    @checked
     def __init__(self, weight: Weight, bias: Tensor | None = None) -> None:
         super().__init__()
         if len(weight.shape) != 2:

@@ -11,6 +11,7 @@ What it writes on sm70 is another layout that no case shows, and from sm90 on it
 import torch
 from torch import Tensor
 
+from qload import devices
 from qload.errors import ArgumentError
 from qload.layouts.order import Order
 
@@ -31,8 +32,8 @@ def order(capability: int) -> Order:
 
 def pack(codes: Tensor) -> Tensor:
     """Codes (N, K) in [0, 256) -> bytes, int8 (K, N), whose shape says nothing of where they lie."""
-    if codes.numel() and not 0 <= int(codes.min()) <= int(codes.max()) < 256:
-        raise ArgumentError("codes", "0 <= code < 256", f"{int(codes.min())} to {int(codes.max())}")
+    devices.check_integers(codes)
+    devices.check_codes(codes, 8)
     N, K = codes.shape
     return BYTES.apply(codes.to(torch.uint8)).view(torch.int8).reshape(K, N)
 

@@ -9,6 +9,7 @@ from math import prod
 from torch import Tensor
 
 from qload import devices
+from qload.errors import ArgumentError, checked
 from qload.sentences import AxisDigits, Sentence
 
 
@@ -36,6 +37,7 @@ class Order(Sentence):
     tensor([0, 1, 2, 3, 4, 5])
     """
 
+    @checked
     def apply(self, tensor: Tensor, out: Tensor | None = None) -> Tensor:
         """The `tensor` in this order; shape of the left side -> shape of the right side, contiguous.
 
@@ -51,6 +53,9 @@ class Order(Sentence):
     def _moved(
         self, tensor: Tensor, source: AxisDigits, target: AxisDigits, out: Tensor | None = None
     ) -> Tensor:
+        given: object = tensor
+        if not isinstance(given, Tensor):
+            raise ArgumentError("tensor", "a tensor", type(given).__name__)
         size = self.digits(tuple(tensor.shape), source)
         shape = [prod(size[digit] for digit in group) for group in target]
         wide = devices.writable(tensor, shape, tensor.dtype, out)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from qload import devices
 from qload.devices import LazyCodes
-from qload.errors import ArgumentError
+from qload.errors import ArgumentError, checked
 from qload.layouts.packed_codes import PackedCodes
 from qload.sentences import WordSentence
 
@@ -48,18 +48,21 @@ class Packing(WordSentence):
         _check_words(words)
         return PackedCodes(self, words)
 
+    @checked
     def pack(self, codes: Tensor | LazyCodes, out: Tensor | None = None) -> Tensor:
         """Codes in [0, 2**bits), any integer dtype, in plain order -> int32 words, new or `out`.
 
-        ArgumentError where one of the `codes` does not fit its bits, or `out` is not such a tensor.
+        ArgumentError where a code does not fit; then `out` is as it was.
         """
+        if isinstance(codes, Tensor):
+            devices.check_integers(codes)
         shape = self.shape_of_words(codes.shape)
         if isinstance(codes, PackedCodes):
             words = devices.writable(codes.words, shape, torch.int32, out)
             if devices.repack(codes, self, words):
                 return words
         wide = devices.plain(codes)
-        if wide.dtype != torch.int32:
+        if wide.dtype != torch.int32 or out is not None:  # of new words the packing tells as it goes
             devices.check_codes(wide, self.bits)
             wide = wide.to(torch.int32)
         words = devices.writable(wide, shape, torch.int32, out)
@@ -69,12 +72,14 @@ class Packing(WordSentence):
     def unpack(self, words: Tensor, out: Tensor | None = None) -> Tensor:
         """int32 `words` -> codes in [0, 2**bits) in plain order, int32, new, or `out`, which may be uint8."""
         _check_words(words)
-        dtype = torch.uint8 if out is not None and out.dtype == torch.uint8 else torch.int32
+        dtype = torch.uint8 if isinstance(out, Tensor) and out.dtype == torch.uint8 else torch.int32
         codes = devices.writable(words, self.shape_of_codes(words.shape), dtype, out)
         devices.unpack(self, words, codes)
         return codes
 
 
-def _check_words(words: Tensor) -> None:
+def _check_words(words: object) -> None:
+    if not isinstance(words, Tensor):
+        raise ArgumentError("words", "a tensor of dtype int32", type(words).__name__)
     if words.dtype != torch.int32:
         raise ArgumentError("words", "dtype int32", str(words.dtype).removeprefix("torch."))

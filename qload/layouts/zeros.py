@@ -14,10 +14,18 @@ from typing import ClassVar
 from torch import Tensor
 
 from qload.devices import ZeroRule
-from qload.errors import ArgumentError
+from qload.errors import ArgumentError, checked
 from qload.layouts.packing import Packing
 
 _ONES = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}
+
+
+def _check(words: object, packing: object) -> None:
+    """Of types that can be read; said without `checked`, as weights read zero points on every call."""
+    if not isinstance(words, Tensor):
+        raise ArgumentError("words", "a tensor of dtype int32", type(words).__name__)
+    if not isinstance(packing, Packing):
+        raise ArgumentError("packing", "a Packing", type(packing).__name__)
 
 
 class ZeroPoints(ABC):
@@ -58,8 +66,10 @@ class Stored(ZeroPoints):
 
     def read(self, words: Tensor, packing: Packing) -> Tensor:
         """int32 words -> zero points in [0, 2**bits)."""
+        _check(words, packing)
         return packing.unpack(words)
 
+    @checked
     def write(self, zeros: Tensor, packing: Packing) -> Tensor:
         """Zero points in [0, 2**bits) -> int32 words."""
         return packing.pack(zeros)
@@ -78,10 +88,12 @@ class StoredMinusOne(ZeroPoints):
 
     def read(self, words: Tensor, packing: Packing) -> Tensor:
         """int32 words -> zero points in [0, 2**bits)."""
+        _check(words, packing)
         if packing.bits in _ONES:
             return packing.unpack(words.add(_ONES[packing.bits]))
         return StoredMinusOnePerField().read(words, packing)
 
+    @checked
     def write(self, zeros: Tensor, packing: Packing) -> Tensor:
         """Zero points in [0, 2**bits) -> int32 words."""
         if packing.bits in _ONES:
@@ -104,8 +116,10 @@ class StoredMinusOnePerField(ZeroPoints):
 
     def read(self, words: Tensor, packing: Packing) -> Tensor:
         """int32 words -> zero points in [0, 2**bits)."""
+        _check(words, packing)
         return packing.unpack(words).add(1).remainder(2**packing.bits)
 
+    @checked
     def write(self, zeros: Tensor, packing: Packing) -> Tensor:
         """Zero points in [0, 2**bits) -> int32 words."""
         return packing.pack(zeros.sub(1).remainder(2**packing.bits))
@@ -127,8 +141,10 @@ class StoredMinusOneUnmasked(ZeroPoints):
 
     def read(self, words: Tensor, packing: Packing) -> Tensor:
         """int32 words -> zero points in [1, 2**bits]."""
+        _check(words, packing)
         return packing.unpack(words).add(1)
 
+    @checked
     def write(self, zeros: Tensor, packing: Packing) -> Tensor:
         """Zero points in [1, 2**bits] -> int32 words; ArgumentError for one that is less."""
         if zeros.numel() and int(zeros.min()) < 1:

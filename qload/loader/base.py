@@ -7,7 +7,7 @@ from itertools import pairwise
 from operator import index
 from typing import Any, Literal
 
-from qload.errors import ArgumentError, DivideError
+from qload.errors import ArgumentError, DivideError, checked
 from qload.loader.source import TensorSource
 from qload.spec import Weight
 
@@ -49,18 +49,22 @@ class WeightsLoader(ABC):
     def shape(self, weights: TensorSource, prefix: str) -> tuple[int, int]:
         """(N, K) of the layer that `weights` has under `prefix`, from headers alone."""
 
+    @checked
     def get_weights(self, weights: TensorSource, prefix: str) -> Weight:
         """The whole layer that `weights` has under `prefix`, the same on every rank."""
         return self.load(weights, [Part(prefix)], None)
 
+    @checked
     def get_weights_col(self, weights: TensorSource, prefix: str) -> Weight:
         """This rank's outputs of the layer that `weights` has under `prefix`."""
         return self.load(weights, [Part(prefix)], "N")
 
+    @checked
     def get_weights_row(self, weights: TensorSource, prefix: str) -> Weight:
         """This rank's inputs of the layer that `weights` has under `prefix`."""
         return self.load(weights, [Part(prefix)], "K")
 
+    @checked
     def get_multi_weights_col(self, weights: TensorSource, prefixes: Sequence[str], dim: int = 0) -> Weight:
         """This rank's outputs of each layer that `weights` has under one of `prefixes`, joined along N.
 
@@ -72,6 +76,7 @@ class WeightsLoader(ABC):
             raise ArgumentError("prefixes", "one or more prefixes", repr(prefixes))
         return self.load(weights, [Part(prefix) for prefix in prefixes], "N")
 
+    @checked
     def get_weights_col_packed(self, weights: TensorSource, prefix: str, block_sizes: Blocks) -> Weight:
         """This rank's outputs of each block of the fused layer (qkv, gate_up) under `prefix` of `weights`.
 

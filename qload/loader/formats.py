@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from qload.errors import ArgumentError, ExcludedModuleError, MismatchError
+from qload.errors import ArgumentError, ExcludedModuleError, MismatchError, checked
 from qload.loader import pieces
 from qload.loader.alike import Describer
 from qload.loader.base import Part, Split, WeightsLoader
@@ -32,16 +32,19 @@ class FormatLoader(WeightsLoader):
         The layers that the config leaves out, which must not be quantized.
     """
 
+    @checked
     def __init__(self, *formats: ConfiguredFormat, exclusions: Exclusions = NOTHING) -> None:
         self.formats = formats
         self.exclusions = exclusions
         self._found: Describer | None = None
 
+    @checked
     def shape(self, weights: TensorSource, prefix: str) -> tuple[int, int]:
         """(N, K) of the layer stored under a prefix."""
         layer = self.describe(weights, prefix)
         return layer.N, layer.K
 
+    @checked
     def describe(self, weights: TensorSource, prefix: str) -> LayerDescription:
         """All that headers and facts tell about the layer `weights` has under `prefix`; reads no weight.
 
@@ -58,6 +61,7 @@ class FormatLoader(WeightsLoader):
             )
         return layer
 
+    @checked
     def load(self, weights: TensorSource, parts: Sequence[Part], split: Split | None) -> Weight:
         """The parts joined along N, sliced before they are read, checked before they are sliced.
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Self
 
-from qload.errors import ArgumentError, MismatchError, QloadError
+from qload.errors import ArgumentError, MismatchError, QloadError, checked
 from qload.loader.description import LayerDescription
 from qload.loader.exclusion import LEFT_OUT, check_agreed, parts, wholes
 from qload.loader.formats import FormatLoader
@@ -27,12 +27,14 @@ class ModuleLoader(FormatLoader):
         The loader of all prefixes that none knows.
     """
 
+    @checked
     def __init__(self, choices: Sequence[tuple[Matcher, FormatLoader]], default: FormatLoader) -> None:
         loaders = [*(loader for _, loader in choices), default]
         super().__init__(*dict.fromkeys(fmt for loader in loaders for fmt in loader.formats))
         self.choices: tuple[tuple[Matcher, FormatLoader], ...] = tuple(choices)
         self.default: FormatLoader = default
 
+    @checked
     def chosen(self, prefix: str) -> FormatLoader:
         """The loader of the module `prefix`.
 

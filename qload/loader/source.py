@@ -1,7 +1,7 @@
 """What a loader asks of whoever holds the tensors: `Weights`, over any storage."""
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -11,6 +11,7 @@ from qload.spec import Role
 from qload.storage import TensorInfo
 
 
+@runtime_checkable
 class TensorSource(Protocol):
     """Named tensors as one rank sees them: names resolved, moved to its device, cast by role."""
 

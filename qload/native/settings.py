@@ -75,17 +75,37 @@ def available() -> tuple[str, ...]:
 
 def isa() -> str:
     """The instruction set in use, or ArgumentError where the one asked for is not to be had."""
-    asked, said = _settings.get().isa, "isa"
-    if asked is None:
-        asked, said = os.environ.get("QLOAD_ISA") or None, "QLOAD_ISA"
+    asked, said = _asked()
     here = available()
     if asked is None:
         return here[0]
-    if asked not in ISAS:
-        raise ArgumentError(said, f"one of {', '.join(ISAS)}", repr(asked))
     if asked not in here:
         raise ArgumentError(said, f"one of {', '.join(here)}, which this CPU has", repr(asked))
     return asked
+
+
+def check() -> None:
+    """What QLOAD_ISA and QLOAD_NUM_THREADS say can be used here, or ArgumentError."""
+    threads()
+    check_isa()
+
+
+def check_isa() -> None:
+    """What QLOAD_ISA says can be used here, as far as there are native modules, or ArgumentError."""
+    if available():
+        isa()
+    else:
+        _asked()
+
+
+def _asked() -> tuple[str | None, str]:
+    """The instruction set that is asked for, if one is, and by which name."""
+    asked, said = _settings.get().isa, "isa"
+    if asked is None:
+        asked, said = os.environ.get("QLOAD_ISA") or None, "QLOAD_ISA"
+    if asked is not None and asked not in ISAS:
+        raise ArgumentError(said, f"one of {', '.join(ISAS)}", repr(asked))
+    return asked, said
 
 
 def threads() -> int:

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from qload.errors import ArgumentError
+from qload.errors import ArgumentError, check_fields
 from qload.formats import BNB4Config, BNB4Weight, BNBConfig, BNBFP4Weight, BNBNF4Weight, BNBWeight
 from qload.formats.bnb import TABLES, dynamic_map
 from qload.quantize.values import floats
@@ -63,6 +63,7 @@ class BNB4Quantizer:
     per_share: ClassVar[bool] = False  # a block does not end with an output
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.quant_type not in WEIGHTS:
             raise ArgumentError("quant_type", " or ".join(WEIGHTS), repr(self.quant_type))
         if type(self.blocksize) is not int or self.blocksize < 1:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from qload.errors import ArgumentError, MismatchError
+from qload.errors import ArgumentError, MismatchError, check_type
 from qload.formats import Fp8Config, Fp8Weight
 from qload.quantize.values import floats
 from qload.spec import Layer, named
@@ -50,6 +50,7 @@ class Fp8Quantizer:
     format: ClassVar[str] = Fp8Weight.format
 
     def __post_init__(self) -> None:
+        check_type("fp8: per", self.per, str)
         self.config()  # refuses a block where none is asked for, and the other way round
 
     @property

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from qload.errors import ArgumentError, MismatchError
+from qload.errors import ArgumentError, MismatchError, check_type
 from qload.formats import UnquantizedWeight
 from qload.formats.unquantized import FLOATS
 from qload.loader import (
@@ -29,6 +29,7 @@ RUN = 1 << 26  # elements that are quantized at once, where that does not matter
 TILE = 256  # no format has larger tiles of outputs
 
 
+@runtime_checkable
 class Quantizer(Protocol):
     """Turns one plain layer, or one part of a fused one, into a typed weight.
 
@@ -104,6 +105,8 @@ class QuantizingLoader(WeightsLoader):
             raise ArgumentError("inner", expected, repr(given))
         if dtype is not None and dtype not in FLOATS:
             raise ArgumentError("dtype", f"None or one of {', '.join(map(str, FLOATS))}", str(dtype))
+        check_type("quantizer", quantizer, Quantizer)
+        check_type("policy", policy, Policy | None)
         if statistics not in ("whole", "share"):
             raise ArgumentError("statistics", "'whole' or 'share'", repr(statistics))
         self.inner: FormatLoader = inner

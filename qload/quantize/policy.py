@@ -9,7 +9,7 @@ and what a policy leaves out is loaded by the inner loader as it is, with all of
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from qload.errors import ArgumentError
 from qload.loader.exclusion import Exclusions
@@ -18,6 +18,7 @@ MLP = ("gate_proj", "up_proj", "down_proj", "gate_up_proj")
 BLOCKS = ("layers", "h", "blocks")  # the segment before a block's number
 
 
+@runtime_checkable
 class Policy(Protocol):
     """Says of a plain layer whether it is quantized.
 

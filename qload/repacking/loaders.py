@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, Self
 
 from qload.detect import KernelTarget
-from qload.errors import ArgumentError, CastError, RepackError
+from qload.errors import ArgumentError, CastError, RepackError, checked
 from qload.formats import Marlin24Weight
 from qload.kernel_formats import strips
 from qload.kernel_formats.repack import options, repack, skippable_tensor
@@ -47,6 +47,7 @@ class RepackingLoader(WeightsLoader):
     'exllama'
     """
 
+    @checked
     def __init__(self, inner: WeightsLoader, layout: str, *, strict: bool = True, **options: Any) -> None:
         self.inner: WeightsLoader = inner
         self.layout: str = layout
@@ -115,6 +116,7 @@ class GPTQMarlinWeightsLoader(RepackingLoader):
     The parameters `inner`, `strict` and `options` are those of `RepackingLoader`.
     """
 
+    @checked
     def __init__(self, inner: WeightsLoader, *, strict: bool = True, **options: Any) -> None:
         super().__init__(inner, "marlin", strict=strict, **options)
 

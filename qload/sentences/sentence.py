@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-from qload.errors import PatternError
+from qload.errors import PatternError, checked
 
 _TOKEN = re.compile(r"\(|\)|[a-z]+|\S")
 
@@ -27,6 +27,7 @@ class Sentence:
     pattern: str
     sizes: tuple[tuple[str, int], ...] = ()
 
+    @checked
     def __init__(self, pattern: str, **sizes: int) -> None:
         object.__setattr__(self, "pattern", pattern)
         object.__setattr__(self, "sizes", tuple(sorted(sizes.items())))

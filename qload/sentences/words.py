@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-from qload.errors import ArgumentError, PatternError
+from qload.errors import ArgumentError, PatternError, checked
 from qload.sentences.sentence import AxisDigits, Sentence, parse_side
 
 WORD_BITS = 32
@@ -52,6 +52,7 @@ class WordSentence:
     sizes: tuple[tuple[str, int], ...]
     fields: tuple[CodeField, ...]
 
+    @checked
     def __init__(
         self, bits: int, pattern: str, *, fields: tuple[CodeField, ...] | None = None, **sizes: int
     ) -> None:

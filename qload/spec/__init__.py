@@ -3,7 +3,7 @@
 from qload.devices import run_of
 from qload.spec.axis import LOGICAL, PARTS, Axis
 from qload.spec.groups import Grouped
-from qload.spec.out import rounded
+from qload.spec.out import check_out, rounded
 from qload.spec.share_bounds import ShareBounds
 from qload.spec.tensor import Names, Role, Shape, TensorSpec, check_dtypes, named, solve
 from qload.spec.weight import Codes, Config, FieldNames, Layer, LayerHeaders, Weight, symmetric
@@ -25,6 +25,7 @@ __all__ = [
     "TensorSpec",
     "Weight",
     "check_dtypes",
+    "check_out",
     "named",
     "rounded",
     "run_of",

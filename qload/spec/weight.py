@@ -10,10 +10,10 @@ from torch import Tensor
 
 from qload import devices
 from qload.devices import CodeValues, LazyCodes, StoredCodes, StoredTable
-from qload.errors import IndexValueError, MismatchError, MissingTensorError
+from qload.errors import IndexValueError, MismatchError, MissingTensorError, check_call, check_fields, checked
 from qload.spec import above
 from qload.spec.axis import PARTS
-from qload.spec.out import check_out
+from qload.spec.out import check_float, check_out
 from qload.spec.share_bounds import ShareBounds
 from qload.spec.tensor import Names, Shape, TensorSpec, check_dtypes, named, solve
 
@@ -26,6 +26,12 @@ class Config:
     """What a format's files leave to be said once for many layers. Frozen, compares by value."""
 
     name: ClassVar[str]
+
+    def __new__(cls, *arguments: Any, **named: Any) -> Self:
+        """What it is made of has the types that its fields say, or ArgumentError."""
+        if arguments or named:
+            check_call(cls.__init__, (None, *arguments), named, f"{cls.name}: ")
+        return super().__new__(cls)
 
     def known(self) -> Mapping[str, int]:
         """Sizes of the whole layer that only its facts tell, and no shape."""
@@ -77,6 +83,9 @@ class Layer:
     name: str = ""
     origin: Config | None = None  # what `restore` goes back to, for a weight that was repacked
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
     @property
     def N(self) -> int:
         """Outputs of all parts together."""
@@ -110,6 +119,7 @@ class Codes(CodeValues):
             check_out(out, tuple(self.codes.shape), self.scales.device)
             wide = out
         else:
+            check_float(dtype)
             made = torch.empty(self.codes.shape, dtype=dtype, device=self.scales.device)
             wide = devices.in_large_pages(made)
         devices.dequantize(self, wide)
@@ -149,6 +159,7 @@ class Weight(ABC):
         """The weight as integer codes, scales and zero points in plain order."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         held = self.fields()
         names, specs = FieldNames(self.layer.name or type(self).__name__), self.tensors(self.config)
         for spec in specs:
@@ -204,6 +215,7 @@ class Weight(ABC):
         """
         if out is not None:
             check_out(out, self.shape, self.device, *self.fields().values())
+        check_float(dtype)
         stored = self.stored() if devices.reads_stored(*self.fields().values()) else None
         if stored is not None:
             wide = torch.empty(self.shape, dtype=dtype, device=self.device) if out is None else out
@@ -216,6 +228,7 @@ class Weight(ABC):
         """Codes, scales and zero points as they lie, for devices that read them so; None: no device does."""
         return None
 
+    @checked
     def to(self, device: torch.device | str) -> Self:
         """The same weight on another `device`; no dtype changes."""
         return self.holding({name: tensor.to(device) for name, tensor in self.fields().items()})
@@ -235,6 +248,7 @@ class Weight(ABC):
             object.__setattr__(twin, each.name, tensors.get(each.name, getattr(self, each.name)))
         return twin
 
+    @checked
     def get_linear(self, bias: Tensor | None = None) -> "nn.Module":
         """A module that maps (..., K) to (..., N) in the dtype of its input; `bias` is (N,)."""
         module: nn.Module = above.call(above.LINEAR, self, bias)

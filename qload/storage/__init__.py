@@ -7,7 +7,7 @@ from qload.storage.headers import read_headers
 from qload.storage.hostile_json import parse_json
 from qload.storage.locate import CheckpointFiles, locate
 from qload.storage.memory import MemoryStorage
-from qload.storage.protocol import TensorInfo, WeightStorage
+from qload.storage.protocol import TensorInfo, WeightStorage, check_name
 from qload.storage.safetensors import SafetensorsStorage
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "TensorInfo",
     "WeightStorage",
     "check_index",
+    "check_name",
     "folder_notes",
     "is_directory",
     "is_taken",

@@ -6,7 +6,8 @@ from typing import Self
 
 from torch import Tensor
 
-from qload.storage.protocol import TensorInfo, bounds, missing
+from qload.errors import checked
+from qload.storage.protocol import TensorInfo, bounds, check_name, missing
 
 
 class MemoryStorage:
@@ -34,6 +35,7 @@ class MemoryStorage:
     32
     """
 
+    @checked
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         self.reads: Counter[str] = Counter()
@@ -54,6 +56,7 @@ class MemoryStorage:
         tensor = self._find(name)
         return TensorInfo(tensor.dtype, tuple(tensor.shape))
 
+    @checked
     def read(self, name: str, index: tuple[slice, ...] = ()) -> Tensor:
         """A copy of the elements `index` of the tensor `name`."""
         tensor = self._find(name)
@@ -67,6 +70,8 @@ class MemoryStorage:
         """Nothing to let go of."""
 
     def _find(self, name: str) -> Tensor:
+        if type(name) is not str:
+            check_name(name)
         if name not in self._tensors:
             raise missing(name, self._tensors.keys())
         return self._tensors[name]

@@ -61,6 +61,12 @@ class WeightStorage(Protocol):
         """Let go of files; reading afterwards is an error."""
 
 
+def check_name(name: object) -> None:
+    """A tensor's name is text, or ArgumentError."""
+    if not isinstance(name, str):
+        raise ArgumentError("name", "the name of a tensor", type(name).__name__)
+
+
 def missing(name: str, keys: Collection[str]) -> MissingTensorError:
     """The error for a name that is not there, with the names that look like it."""
     return MissingTensorError(name, (name,), get_close_matches(name, _candidates(name, keys)))

@@ -9,13 +9,13 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from qload.errors import StorageError
+from qload.errors import StorageError, checked
 from qload.storage.agreement import check_index, folder_notes
 from qload.storage.header import Entry, Header
 from qload.storage.headers import read_headers
 from qload.storage.locate import CheckpointFiles, PathLikes, locate
 from qload.storage.open_files import OpenFiles
-from qload.storage.protocol import TensorInfo, bounds, missing
+from qload.storage.protocol import TensorInfo, bounds, check_name, missing
 from qload.storage.rectangles import read_rectangle
 
 log: logging.Logger = logging.getLogger("qload")
@@ -48,6 +48,7 @@ class SafetensorsStorage:
     >>> folder.cleanup()
     """
 
+    @checked
     def __init__(
         self, path: PathLikes | CheckpointFiles, *, headers: Mapping[str, Header] | None = None
     ) -> None:
@@ -81,6 +82,7 @@ class SafetensorsStorage:
         file, entry = self._find(name)
         return TensorInfo(entry.dtype, entry.shape, file)
 
+    @checked
     def read(self, name: str, index: tuple[slice, ...] = ()) -> Tensor:
         """A copy, on the CPU, of exactly the elements `index` of the tensor `name`.
 
@@ -101,6 +103,8 @@ class SafetensorsStorage:
         self._open.close()
 
     def _find(self, name: str) -> tuple[str, Entry]:
+        if type(name) is not str:
+            check_name(name)
         if name not in self._entries:
             raise missing(name, self._entries.keys())
         return self._holders[name], self._entries[name]

@@ -7,7 +7,7 @@ from itertools import chain
 from os import PathLike
 from typing import ParamSpec
 
-from qload.errors import ArgumentError, ConfigError, QloadError, StorageError
+from qload.errors import ArgumentError, ConfigError, QloadError, StorageError, checked
 from qload.formats import AWQConfig, Marlin24Config, MarlinConfig
 from qload.loader import LayerDescription
 from qload.parallel import ProcessGroup
@@ -41,6 +41,7 @@ def _reporting(examine: Callable[P, Report]) -> Callable[P, Report]:
     return reporting
 
 
+@checked
 @_reporting
 def inspect(path: str | PathLike[str]) -> Report:
     """What a checkpoint's layers are, from headers, `g_idx` and `qzeros` alone.
@@ -74,6 +75,7 @@ def inspect(path: str | PathLike[str]) -> Report:
         return _report(subject, found, [], Crew.of(None))
 
 
+@checked
 @_reporting
 def verify(
     path: str | PathLike[str],

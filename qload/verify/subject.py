@@ -101,7 +101,9 @@ class Subject:
     def prefixes(self) -> Mapping[str, str]:
         """name -> the prefix that it is stored under."""
         return {
-            named(prefix, suffix): prefix for prefix, suffixes in self.suffixes.items() for suffix in suffixes
+            named(prefix, suffix) if suffix else prefix: prefix
+            for prefix, suffixes in self.suffixes.items()
+            for suffix in suffixes
         }
 
     @cached_property

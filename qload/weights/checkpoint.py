@@ -15,6 +15,7 @@ from qload.detect import (
     loader_from_claims,
     settle,
 )
+from qload.errors import checked
 from qload.loader import WeightsLoader
 from qload.parallel import ProcessGroup
 from qload.storage import SafetensorsStorage
@@ -23,6 +24,7 @@ from qload.weights.weights import Weights
 log: logging.Logger = logging.getLogger("qload")
 
 
+@checked
 def open_checkpoint(
     path: str | PathLike[str],
     *,

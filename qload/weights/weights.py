@@ -12,13 +12,13 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from qload.errors import ArgumentError, CastError, DivideError, MissingTensorError
+from qload.errors import ArgumentError, CastError, DivideError, MissingTensorError, check_type, checked
 from qload.formats import ROLES
 from qload.formats.unquantized import FLOATS
 from qload.loader import Blocks, WeightsLoader, split_blocks
 from qload.parallel import ALONE, ProcessGroup, Rank
 from qload.spec import Role, Weight
-from qload.storage import TensorInfo, WeightStorage
+from qload.storage import TensorInfo, WeightStorage, check_name
 from qload.weights.heads import qkv_parts
 from qload.weights.ledger import Ledger, LoadReport
 from qload.weights.names import SortedNames
@@ -82,6 +82,13 @@ class Weights:
         aliases: Mapping[str, Sequence[str]] | None = None,
         prefix: str | None = None,
     ) -> None:
+        for argument, value, hint in (
+            ("storage", storage, WeightStorage),
+            ("loader", loader, WeightsLoader),
+            ("device", device, torch.device | str),
+            ("prefix", prefix, str | None),
+        ):
+            check_type(argument, value, hint)
         if dtype is not None and dtype not in FLOATS:
             raise ArgumentError("dtype", f"None or one of {', '.join(map(str, FLOATS))}", str(dtype))
         self.storage: WeightStorage = storage
@@ -94,11 +101,12 @@ class Weights:
                 "process_group", "None, or anything with rank() and size()", repr(process_group)
             )
         Rank(self.process_group.rank(), self.process_group.size())  # refuses a rank outside of its world
-        self.aliases: dict[str, Sequence[str]] = dict(aliases or {})
-        self.prefix: str | None = prefix
-        for name, others in self.aliases.items():
+        check_type("aliases", aliases, Mapping[str, Sequence[str] | str] | None)
+        for name, others in (aliases or {}).items():
             if isinstance(others, str):  # a sequence too, of letters
                 raise ArgumentError("aliases", f"a list of names for {name}", repr(others))
+        self.aliases: dict[str, Sequence[str]] = dict(aliases or {})
+        self.prefix: str | None = prefix
         self._ledger = Ledger()
         self.exempt(*loader.config_tensors, reason="read as configuration")
 
@@ -112,14 +120,17 @@ class Weights:
 
     # The five typed loads
 
+    @checked
     def get_weights(self, prefix: str) -> Weight:
         """The whole layer stored under `prefix`, the same on every rank."""
         return self.loader.get_weights(self, prefix)
 
+    @checked
     def get_weights_col(self, prefix: str) -> Weight:
         """This rank's outputs of the layer under `prefix`: N / ranks of them, and all inputs; or CutError."""
         return self.loader.get_weights_col(self, prefix)
 
+    @checked
     def get_weights_col_packed(self, prefix: str, block_sizes: Blocks) -> Weight:
         """This rank's outputs of each block of the fused layer under `prefix`.
 
@@ -127,6 +138,7 @@ class Weights:
         """
         return self.loader.get_weights_col_packed(self, prefix, block_sizes)
 
+    @checked
     def get_weights_col_packed_qkv(self, prefix: str, num_heads: int, num_key_value_heads: int) -> Weight:
         """This rank's heads, whole ones, of the layer under `prefix`, which holds queries, keys and values.
 
@@ -136,14 +148,17 @@ class Weights:
         N, world = self.loader.shape(self, prefix)[0], self.process_group.size()
         return self.loader.load(self, qkv_parts(prefix, N, num_heads, num_key_value_heads, world), "N")
 
+    @checked
     def get_weights_col_packed_gate_up(self, prefix: str) -> Weight:
         """This rank's outputs of the layer under `prefix`, which holds gate and up."""
         return self.get_weights_col_packed(prefix, 2)
 
+    @checked
     def get_multi_weights_col(self, prefixes: Sequence[str], dim: int = 0) -> Weight:
         """This rank's outputs of the layers under each of `prefixes`, joined along N (`dim` 0)."""
         return self.loader.get_multi_weights_col(self, prefixes, dim)
 
+    @checked
     def get_weights_row(self, prefix: str) -> Weight:
         """This rank's inputs of the layer under `prefix`: K / ranks of them, and all outputs; or CutError."""
         return self.loader.get_weights_row(self, prefix)
@@ -178,10 +193,12 @@ class Weights:
         """The shape of the tensor `name`, from the header."""
         return self.info(name).shape
 
+    @checked
     def get_tensor(self, name: str, *, role: Role | None = None) -> Tensor:
         """All of the tensor `name`; its `role` says whether it is cast, None: as its name tells."""
         return self._get(name, (), role)
 
+    @checked
     def get_sharded(self, name: str, dim: int, *, role: Role | None = None) -> Tensor:
         """This rank's equal share of `name` along `dim`, cast by `role`; DivideError where there is none."""
         dim, size = self._dim(name, dim)
@@ -190,6 +207,7 @@ class Weights:
             raise DivideError(name, dim, size, f"{world} ranks")
         return self._get(name, _along(dim, rank * size // world, (rank + 1) * size // world), role)
 
+    @checked
     def get_partial_sharded(self, name: str, dim: int, *, role: Role | None = None) -> Tensor:
         """This rank's share of `name` along `dim`, in blocks of ceil(size / ranks), cast by `role`.
 
@@ -200,6 +218,7 @@ class Weights:
         start = min(self.process_group.rank() * block, size)
         return self._get(name, _along(dim, start, min(start + block, size)), role)
 
+    @checked
     def get_packed_sharded(
         self, name: str, dim: int, block_sizes: Blocks, *, role: Role | None = None
     ) -> Tensor:
@@ -229,6 +248,7 @@ class Weights:
             raise self.missing(name)
         return self.storage.info(stored)
 
+    @checked
     def read(self, name: str, index: tuple[slice, ...] = (), *, role: Role | None = None) -> Tensor:
         """`index` of `name` on the device, cast where `role` allows; not entered into the ledger."""
         stored = self._resolve(name)
@@ -240,10 +260,12 @@ class Weights:
             return tensor
         return _cast(stored, tensor, self.dtype)
 
+    @checked
     def take(self, names: Iterable[str]) -> None:
         """Enter into the ledger that one load used the tensors `names`."""
         self._ledger.take(self._resolve(name) or name for name in names)
 
+    @checked
     def note(self, text: str) -> None:
         """Enter into the ledger, as `text`, that something disagreed without harm."""
         log.info("%s", text)
@@ -260,6 +282,7 @@ class Weights:
 
     # The ledger
 
+    @checked
     def exempt(self, *names: str, reason: str) -> None:
         """The tensors `names` (`*` and `?` as in a shell) may stay unused, for this `reason`."""
         self._ledger.exempt(names, reason)
@@ -281,6 +304,8 @@ class Weights:
         return names
 
     def _resolve(self, name: str) -> str | None:
+        if type(name) is not str:
+            check_name(name)
         keys = self.storage.keys()
         if name in keys:
             return name

@@ -179,8 +179,12 @@ def test_trap_53_zero_points_are_packed_along_the_outputs() -> None:
 
 def test_a_seam_inside_a_word_of_zero_points_is_refused() -> None:
     """Of 12 outputs 4 would follow in half a word; after the last part nothing follows."""
-    part = with_zeros(tensors(torch.zeros(12, 8, dtype=torch.int32), -1), torch.ones(12, 1))
-    whole = with_zeros(tensors(torch.zeros(16, 8, dtype=torch.int32), -1), torch.ones(16, 1))
+    part = with_zeros(
+        tensors(torch.zeros(12, 8, dtype=torch.int32), -1), torch.ones(12, 1, dtype=torch.int32)
+    )
+    whole = with_zeros(
+        tensors(torch.zeros(16, 8, dtype=torch.int32), -1), torch.ones(16, 1, dtype=torch.int32)
+    )
     config = CTPackConfig(4, -1, symmetric=False)
 
     assert load(config, whole, part).dequantize().tolist() == [[-1] * 8] * 28
@@ -208,7 +212,7 @@ def test_scales_of_bf16_are_multiplied_exactly_and_rounded_by_who_asks() -> None
     """255 * (1 + 2**-7) takes 15 bits, which float32 holds: one rounding then is the owner's number."""
     stored = tensors(torch.tensor([[255] * 4]), -1, bits=8, dtype=torch.bfloat16)
     stored["weight_scale"].fill_(1 + 2**-7)
-    stored = with_zeros(stored, torch.zeros(1, 1), 8)
+    stored = with_zeros(stored, torch.zeros(1, 1, dtype=torch.int32), 8)
 
     got = load(CTPackConfig(8, -1, symmetric=False), stored).dequantize()
 

@@ -212,7 +212,11 @@ def test_tensors_that_do_not_fit_are_refused(
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        pytest.param({"per": "row"}, "None or one of tensor, parts, channel, block", id="unknown"),
+        pytest.param(
+            {"per": "row"},
+            "fp8: per\n  expected 'tensor' or 'parts' or 'channel' or 'block' or None",
+            id="unknown",
+        ),
         pytest.param({"per": "block"}, "fp8: block", id="blocks of no size"),
         pytest.param({"block": (128, 128)}, "fp8: block", id="a size of no blocks"),
         pytest.param({"per": "block", "block": (0, 128)}, "each at least 1", id="empty blocks"),

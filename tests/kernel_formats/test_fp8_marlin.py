@@ -8,6 +8,7 @@ import torch
 from qload.errors import ArgumentError, CastError, RepackError
 from qload.formats import Fp8Config, Fp8Weight
 from qload.kernel_formats import Fp8MarlinWeight, repack, restore
+from qload.layouts import STORED_MINUS_ONE
 from qload.spec import Layer
 from qload.testing import assert_same_bits, emulators
 
@@ -183,7 +184,11 @@ REFUSED = [
         id="no bias",
     ),
     pytest.param(
-        stored(ones(), torch.ones(1)), {"zeros": object()}, ArgumentError, "None, as only", id="zero points"
+        stored(ones(), torch.ones(1)),
+        {"zeros": STORED_MINUS_ONE},
+        ArgumentError,
+        "None, as only",
+        id="zero points",
     ),
     pytest.param(
         stored(ones(), torch.tensor(300.0)),

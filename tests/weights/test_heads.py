@@ -87,5 +87,5 @@ def test_a_head_that_ends_inside_a_word_is_refused() -> None:
 def test_what_is_no_count_of_heads_is_refused(heads: tuple[int, int]) -> None:
     weights = Weights(MemoryStorage({"a.weight": torch.zeros(24, 2)}), loader=PLAIN)
 
-    with pytest.raises(ArgumentError, match="whole numbers, at least 1"):
+    with pytest.raises(ArgumentError, match=r"whole numbers, at least 1|num_heads\n  expected int"):
         weights.get_weights_col_packed_qkv("a", *heads)

@@ -1,6 +1,6 @@
 """Mixed-precision linear kernels: the contract, the kernels best first, and the choice among them."""
 
-from qload.errors import ArgumentError, NoKernelError
+from qload.errors import ArgumentError, NoKernelError, check_type
 from qload.kernels.mp_linear.contract import MPLinearKernel, MPLinearLayerConfig
 from qload.kernels.mp_linear.exllama import ExllamaLinearKernel
 from qload.kernels.mp_linear.fallback import DequantizeLinearKernel
@@ -53,6 +53,7 @@ def choose_mp_linear_kernel(
     """
     if type(compute_capability) is not int and compute_capability is not None:
         raise ArgumentError("compute_capability", "a whole number, such as 90", repr(compute_capability))
+    check_type("config", config, MPLinearLayerConfig)
     reasons = {}
     for kernel in KERNELS:
         least = kernel.get_min_capability()

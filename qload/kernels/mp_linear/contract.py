@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from qload.errors import ArgumentError, KernelRefusedError
+from qload.errors import ArgumentError, KernelRefusedError, checked
 from qload.kernels.scalar_type import ScalarType
 from qload.layouts import ZeroPoints
 
@@ -110,6 +110,7 @@ class MPLinearKernel(ABC):
 
     name: ClassVar[str]
 
+    @checked
     def __init__(
         self,
         c: MPLinearLayerConfig,

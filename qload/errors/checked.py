@@ -1,0 +1,213 @@
+"""Arguments of other types than a signature says: refused by name, before anything is done.
+
+    @checked
+    def repack(weight: Weight, layout: str, *, out: Weight | None = None) -> Weight: ...
+
+The annotations are the check: what they say is not said twice. A whole number is no `bool`, a text is no
+sequence of texts, and a mapping or a sequence is looked through. A protocol that cannot be asked, a type
+variable and a name that is imported for type checkers only admit everything.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
+from functools import cache, wraps
+from itertools import islice
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from qload.errors.arguments import ArgumentError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Admits = Callable[[Any], bool]
+
+Parameter = tuple[str, Admits, object]  # its name, what it admits, and that in words
+
+ANYTHING: Parameter = ("", lambda value: True, Any)
+_TEXT = (str, bytes, bytearray)
+
+
+def checked(function: Callable[P, R]) -> Callable[P, R]:
+    """The same function, which raises ArgumentError for an argument of another type than it says."""
+
+    @wraps(function)
+    def checks(*arguments: P.args, **named: P.kwargs) -> R:
+        check_call(function, arguments, named)
+        return function(*arguments, **named)
+
+    return checks
+
+
+def check_call(
+    function: Callable[..., object],
+    arguments: Sequence[object],
+    named: Mapping[str, object],
+    lead: str = "",
+) -> None:
+    """The arguments that a function is called with; those that are missing or unknown are left to Python.
+
+    `lead`: what the error says before an argument's name.
+    """
+    places, names, loose = _parameters(function)
+    for place, value in enumerate(arguments):
+        name, admits, hint = places[min(place, len(places) - 1)]
+        if not admits(value):
+            raise refusal(lead + name, hint, value)
+    for name, value in named.items():
+        _, admits, hint = names.get(name, loose)
+        if not admits(value):
+            raise refusal(lead + name, hint, value)
+
+
+def check_type(argument: str, value: object, hint: Any) -> None:
+    """One argument of a type, where a function has checks of its own that say more."""
+    if not _admits(hint)(value):
+        raise refusal(argument, hint, value)
+
+
+def check_fields(record: object) -> None:
+    """The fields of a dataclass that was made just now."""
+    kind: Any = type(record)
+    for name, (admits, hint) in _fields(kind).items():
+        value = getattr(record, name)
+        if not admits(value):
+            raise refusal(name, hint, value)
+
+
+def refusal(argument: str, hint: object, value: object) -> ArgumentError:
+    """The error for a value that a type does not admit."""
+    return ArgumentError(argument, said(hint), f"{_shown(value):.80}")
+
+
+def _shown(value: object) -> str:
+    """A value where it is short to say, its type where it is not: nothing is asked of a tensor."""
+    if isinstance(value, (*_TEXT, int, float, NoneType)):
+        return repr(value)
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{_shown(key)}: {_shown(held)}' for key, held in islice(value.items(), 4))}}}"
+    if isinstance(value, list | tuple):
+        return f"{_name(type(value))} of {', '.join(map(_shown, value[:4])) or 'nothing'}"
+    return _name(type(value))
+
+
+def said(hint: Any) -> str:
+    """A type as an error says it: `int or None`."""
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(said(each) for each in get_args(hint))
+    if get_origin(hint) is Literal:
+        return " or ".join(map(repr, get_args(hint)))
+    arguments = [said(each) for each in get_args(hint) if not isinstance(each, list)]
+    name = _name(get_origin(hint) or hint)
+    return f"{name}[{', '.join(arguments)}]" if arguments and get_origin(hint) is not Callable else name
+
+
+def _name(hint: Any) -> str:
+    if hint in (None, NoneType):
+        return "None"
+    if hint is Ellipsis:
+        return "..."
+    module = getattr(hint, "__module__", "")
+    return f"{'torch.' if module.split('.')[0] == 'torch' else ''}{getattr(hint, '__name__', str(hint))}"
+
+
+@cache
+def _parameters(function: Callable[..., object]) -> tuple[list[Parameter], dict[str, Parameter], Parameter]:
+    """What is admitted at each place, under each name, and under any other name.
+
+    The last place is what `*names` says, or nothing: Python refuses what comes there.
+    """
+    hints, places, names, rest, loose = _hints(function), [], {}, ANYTHING, ANYTHING
+    for name, parameter in inspect.signature(function).parameters.items():
+        found = (name, _admits(hints.get(name, Any)), hints.get(name, Any))
+        if parameter.kind is parameter.VAR_KEYWORD:
+            loose = found
+        elif parameter.kind is parameter.VAR_POSITIONAL:
+            rest = found
+        else:
+            names[name] = found
+            if parameter.kind is not parameter.KEYWORD_ONLY:
+                places.append(found)
+    return [*places, rest], names, loose
+
+
+@cache
+def _fields(record: Any) -> Mapping[str, tuple[Admits, object]]:
+    hints = _hints(record)
+    return {f.name: (_admits(hint), hint) for f in fields(record) for hint in [hints.get(f.name, Any)]}
+
+
+def _hints(owner: Any) -> Mapping[str, Any]:
+    try:
+        return get_type_hints(owner)
+    except NameError:  # one is imported for type checkers only: the others are as they stand
+        held = getattr(owner, "__annotations__", {})
+        return {name: hint for name, hint in held.items() if not isinstance(hint, str)}
+
+
+def _admits(hint: Any) -> Admits:
+    """Whether a value is of a type."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if hint in (None, NoneType):
+        return lambda value: value is None
+    if origin in (Union, UnionType):
+        several = [_admits(each) for each in arguments]
+        return lambda value: any(admits(value) for admits in several)
+    if origin is Literal:
+        return lambda value: any(type(value) is type(each) and value == each for each in arguments)
+    if origin is not None:
+        return _generic(origin, arguments)
+    if hint in (int, float):
+        number: type[Any] = Integral if hint is int else Real
+        return lambda value: type(value) is hint or (isinstance(value, number) and type(value) is not bool)
+    if getattr(hint, "_is_protocol", False):
+        return _protocol(hint) if getattr(hint, "_is_runtime_protocol", False) else ANYTHING[1]
+    asked = inspect.isclass(hint) and hint is not Any
+    return (lambda value: isinstance(value, hint)) if asked else ANYTHING[1]
+
+
+def _protocol(hint: Any) -> Admits:
+    """Asked once of each type: to look for every method takes long."""
+    known: set[type[Any]] = set()
+
+    def admits(value: Any) -> bool:
+        if type(value) not in known and isinstance(value, hint):
+            known.add(type(value))
+        return type(value) in known
+
+    return admits
+
+
+def _generic(origin: Any, arguments: tuple[Any, ...]) -> Admits:
+    """Containers with what they contain, where looking does not use it up; classes; what can be called."""
+    if origin is type:
+        kind = arguments[0] if inspect.isclass(arguments[0]) else object
+        return lambda value: isinstance(value, type) and issubclass(value, kind)
+    if origin is tuple:
+        return _tuple(arguments)
+    if issubclass(origin, Mapping):
+        keys, values = map(_admits, arguments)
+        return lambda value: (
+            isinstance(value, origin) and all(map(keys, value)) and all(map(values, value.values()))
+        )
+    if issubclass(origin, Iterable) and arguments:
+        each, whole = _admits(arguments[0]), issubclass(origin, Sequence | set | frozenset)
+        return lambda value: (
+            isinstance(value, origin)
+            and not isinstance(value, _TEXT)
+            and (not whole or all(map(each, value)))
+        )
+    return lambda value: isinstance(value, origin)
+
+
+def _tuple(arguments: tuple[Any, ...]) -> Admits:
+    if len(arguments) == 2 and arguments[1] is Ellipsis:
+        each = _admits(arguments[0])
+        return lambda value: isinstance(value, tuple) and all(map(each, value))
+    several = [_admits(argument) for argument in arguments]
+    return lambda value: (
+        isinstance(value, tuple)
+        and len(value) == len(several)
+        and all(admits(one) for admits, one in zip(several, value, strict=True))
+    )

@@ -1,0 +1,105 @@
+"""Which values a type admits, and how a refusal says what it got."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import numpy as np
+import pytest
+
+from qload.errors import ArgumentError, check_type, checked
+
+
+@runtime_checkable
+class Sized(Protocol):
+    """Asked for by its method."""
+
+    def size(self) -> int:
+        """A number."""
+
+
+class Unasked(Protocol):
+    """No runtime protocol."""
+
+
+class Three:
+    def size(self) -> int:
+        return 3
+
+
+@pytest.mark.parametrize(
+    ("value", "hint", "admitted"),
+    [
+        (3, int, True),
+        (np.int64(3), int, True),
+        (True, int, False),
+        (3.0, int, False),
+        (3, float, True),
+        (True, float, False),
+        (None, int | None, True),
+        ("3", int | None, False),
+        ("a", Literal["a", "b"], True),
+        ("c", Literal["a", "b"], False),
+        (1, Literal[True], False),
+        ([1], Sequence[int], True),
+        (["1"], Sequence[int], False),
+        ("ab", Sequence[str], False),
+        ("ab", Iterable[str], False),
+        ((n for n in "ab"), Iterable[int], True),  # not looked into, which would use it up
+        ((1, 2), tuple[int, int], True),
+        ((1, 2, 3), tuple[int, int], False),
+        ((1, 2, 3), tuple[int, ...], True),
+        ([1, 2], tuple[int, int], False),
+        ({"a": 1}, Mapping[str, int], True),
+        ({1: 1}, Mapping[str, int], False),
+        ({"a": "1"}, Mapping[str, int], False),
+        (bool, type[int], True),
+        (str, type[int], False),
+        (print, Callable[[], None], True),
+        (3, Callable[[], None], False),
+        (Three(), Sized, True),
+        (3, Sized, False),
+        (3, Unasked, True),
+        (object(), Any, True),
+    ],
+)
+def test_a_type_admits_what_is_of_it(value: Any, hint: Any, admitted: bool) -> None:
+    if admitted:
+        check_type("it", value, hint)
+        return
+    with pytest.raises(ArgumentError, match="it"):
+        check_type("it", value, hint)
+
+
+@checked
+def asked(a: int, *more: int, named: str = "", **sizes: int) -> int:
+    """Of every kind of parameter one."""
+    return a
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named", "wrong"),
+    [
+        (("1",), {}, "a"),
+        ((1, 2, "3"), {}, "more"),
+        ((1,), {"named": 2}, "named"),
+        ((1,), {"x": "2"}, "x"),
+        ((), {"a": None}, "a"),
+    ],
+)
+def test_the_argument_that_is_wrong_is_named(arguments: Any, named: Any, wrong: str) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        asked(*arguments, **named)
+
+    assert caught.value.argument == wrong
+    assert asked(1, 2, 3, named="4", x=5) == 1
+    with pytest.raises(TypeError, match="missing"):
+        asked()  # type: ignore[call-arg]
+
+
+def test_what_was_got_is_said_shortly() -> None:
+    with pytest.raises(ArgumentError) as caught:
+        check_type("aliases", {"x": "abc", "y": [1, object()]}, Mapping[str, Sequence[str]])
+
+    assert str(caught.value) == (
+        "aliases\n  expected Mapping[str, Sequence[str]]\n  got      {'x': 'abc', 'y': list of 1, object}"
+    )

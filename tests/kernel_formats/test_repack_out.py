@@ -1,0 +1,195 @@
+"""Writing over what is there: where anything is refused, every tensor and every element is as it was."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from qload import native
+from qload.errors import ArgumentError, QloadError, RepackError
+from qload.formats import Fp8Config, Fp8Weight
+from qload.formats.fp8 import E4M3FN
+from qload.kernel_formats import repack
+from qload.layouts import Order, StoredMinusOneUnmasked, eetq, exllama, gptq, marlin
+from qload.spec import Weight
+from qload.testing import assert_same_bits
+from tests.kernel_formats.marlin_layers import layer
+
+BOTH = pytest.mark.parametrize("how", [nullcontext, native.reference], ids=["native", "reference"])
+LAYER = layer(128, 64, 32, sym=False)  # with a zero point of 0
+FP8 = Fp8Weight(config=Fp8Config(), weight=torch.ones(64, 128).to(E4M3FN), weight_scale=torch.ones(1))
+HALF: dict[str, Any] = {"dtype": torch.float16, "exponent_bias": True}
+
+
+def marked(weight: Weight) -> Weight:
+    """Tensors of the same shapes, dtypes and facts, whose words and scales are others."""
+    facts = {spec.name for spec in weight.tensors(weight.config) if spec.fact}
+    return weight.holding(
+        {name: t.clone() if name in facts else torch.full_like(t, 7) for name, t in weight.fields().items()}
+    )
+
+
+def assert_untouched(act: Callable[[], object], held: dict[str, Tensor], error: type[QloadError]) -> None:
+    before = {name: tensor.clone() for name, tensor in held.items()}
+    with pytest.raises(error):
+        act()
+    for name, tensor in held.items():
+        assert_same_bits(tensor.detach(), before[name].detach())
+
+
+def other_dtype(out: Weight) -> Weight:
+    return out.holding({"scales": out.fields()["scales"].bfloat16()})
+
+
+def other_shape(out: Weight) -> Weight:
+    return out.holding({"scales": out.fields()["scales"][:, :-1].contiguous()})
+
+
+def one_place(out: Weight) -> Weight:
+    scales = out.fields()["scales"]
+    return out.holding({"scales": scales[:1, :1].clone().expand_as(scales)})
+
+
+def gradients(out: Weight) -> Weight:
+    return out.holding({"scales": out.fields()["scales"].requires_grad_()})
+
+
+def elsewhere(out: Weight) -> Weight:
+    return out.holding({"scales": out.fields()["scales"].to("meta")})
+
+
+def inside_of_words(out: Weight) -> Weight:
+    scales, words = out.fields()["scales"], out.fields()["qweight"]
+    inside = words.view(torch.uint8).flatten()[8 : 8 + scales.nbytes].view(scales.dtype)
+    return out.holding({"scales": inside.view(scales.shape)})
+
+
+WRONG = [other_dtype, other_shape, one_place, gradients, elsewhere, inside_of_words]
+
+
+@pytest.mark.parametrize("spoil", WRONG, ids=lambda spoil: spoil.__name__)
+@pytest.mark.parametrize("layout", ["gptq", "gptq_v2", "awq", "exllama", "marlin", "strips"])
+@BOTH
+def test_a_weight_that_cannot_be_written_over_whole_is_not_written_over_in_part(
+    layout: str, spoil: Callable[[Weight], Weight], how: Any
+) -> None:
+    source = repack(LAYER, "exllama") if layout.startswith("gptq") else LAYER  # whose words are made anew
+    out = spoil(marked(repack(source, layout)))
+
+    held = {name: tensor for name, tensor in out.fields().items() if not tensor.is_meta}
+    with how():
+        assert_untouched(lambda: repack(source, layout, out=out), held, ArgumentError)
+
+
+@pytest.mark.parametrize("spoil", [other_dtype, gradients], ids=lambda spoil: spoil.__name__)
+def test_fp8_for_marlin_is_not_written_over_in_part_either(spoil: Callable[[Weight], Weight]) -> None:
+    out = spoil(marked(repack(FP8, "marlin", **HALF)))
+
+    assert_untouched(lambda: repack(FP8, "marlin", out=out, **HALF), out.fields(), ArgumentError)
+
+
+@pytest.mark.parametrize("layout", ["gptq", "exllama"])
+def test_a_zero_point_that_cannot_be_said_leaves_out_as_it_was(layout: str) -> None:
+    source = repack(LAYER, "exllama" if layout == "gptq" else "marlin")
+    out = marked(repack(source, layout))
+
+    act = lambda: repack(source, layout, out=out, zeros=StoredMinusOneUnmasked())  # noqa: E731
+    assert_untouched(act, out.fields(), RepackError)
+
+
+def test_parts_of_one_arena_are_written_to_as_tensors_of_their_own() -> None:
+    fresh = repack(LAYER, "marlin")
+    arena = torch.zeros(sum(t.nbytes for t in fresh.fields().values()), dtype=torch.uint8)
+    sizes = [tensor.nbytes for tensor in fresh.fields().values()]
+    parts = [arena[sum(sizes[:i]) : sum(sizes[: i + 1])] for i in range(len(sizes))]
+    pairs = zip(fresh.fields().items(), parts, strict=True)
+    out = fresh.holding({name: part.view(t.dtype).view(t.shape) for (name, t), part in pairs})
+
+    again = repack(LAYER, "marlin", out=out)
+
+    for name, tensor in fresh.fields().items():
+        assert_same_bits(again.fields()[name], tensor)
+        assert again.fields()[name].data_ptr() == out.fields()[name].data_ptr()
+
+
+BAD_CODES = [
+    pytest.param(torch.full((128, 64), 16, dtype=torch.int32), id="too large"),
+    pytest.param(torch.full((128, 64), -1, dtype=torch.int32), id="below 0"),
+    pytest.param(torch.full((128, 64), 16, dtype=torch.uint8), id="too large, uint8"),
+    pytest.param(torch.full((128, 64), 3.7), id="3.7"),
+    pytest.param(torch.full((128, 64), float("nan")), id="NaN"),
+    pytest.param(torch.full((128, 64), 3, dtype=torch.uint64), id="uint64"),
+    pytest.param(torch.ones(128, 64, dtype=torch.bool), id="bool"),
+]
+
+
+@pytest.mark.parametrize("codes", BAD_CODES)
+@pytest.mark.parametrize("order", [gptq.rows, exllama.rows, marlin.rows], ids=["gptq", "exllama", "marlin"])
+@BOTH
+def test_codes_that_do_not_fit_are_refused_before_a_word_changes(order: Any, codes: Tensor, how: Any) -> None:
+    packing = order(4)
+    out = torch.full(packing.shape_of_words(codes.shape), 7, dtype=torch.int32)
+
+    with how():
+        assert_untouched(lambda: packing.pack(codes, out), {"out": out}, ArgumentError)
+        with pytest.raises(ArgumentError, match="codes"):
+            packing.pack(codes)
+
+
+@pytest.mark.parametrize("codes", [3.7, float("nan"), True])
+def test_bytes_of_eetq_are_made_of_whole_numbers(codes: Any) -> None:
+    with pytest.raises(ArgumentError, match="codes"):
+        eetq.pack(torch.full((128, 64), codes))
+
+
+@pytest.mark.parametrize(
+    "out",
+    [
+        pytest.param([], id="a list"),
+        pytest.param(torch.zeros(2, 3), id="another shape"),
+        pytest.param(torch.zeros(3, 2, dtype=torch.float64), id="another dtype"),
+        pytest.param(torch.zeros(2, 3).T, id="other strides"),
+        pytest.param(torch.zeros(3, 2, requires_grad=True), id="gradients"),
+        pytest.param(torch.zeros(3, 2).to_sparse(), id="sparse"),
+    ],
+)
+@BOTH
+def test_an_order_writes_to_a_tensor_of_its_result_only(out: Any, how: Any) -> None:
+    with how(), pytest.raises(ArgumentError, match="out"):
+        Order("a b -> b a").apply(torch.ones(2, 3), out)
+
+
+DTYPES = [
+    torch.int32,
+    torch.uint8,
+    torch.bool,
+    torch.complex64,
+    torch.float8_e8m0fnu,
+    torch.qint8,
+    "half",
+    None,
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("layout", ["gptq", "exllama", "marlin"])
+@BOTH
+def test_a_weight_is_not_cut_off_to_whole_numbers(layout: str, dtype: Any, how: Any) -> None:
+    weight = repack(LAYER, layout)
+
+    with how():
+        for means in (weight, weight.codes(), FP8, FP8.codes()):
+            with pytest.raises(ArgumentError, match="dtype"):
+                means.dequantize(dtype)
+
+
+def test_what_is_made_is_the_same_weight_with_and_without_out() -> None:
+    for layout in ("gptq", "gptq_v2", "awq", "exllama", "marlin", "strips"):
+        fresh = repack(LAYER, layout)
+        made = repack(LAYER, layout, out=marked(fresh))
+        assert (type(made), made.config, made.layer) == (type(fresh), fresh.config, fresh.layer)
+        for name, tensor in fresh.fields().items():
+            assert_same_bits(made.fields()[name], tensor)

@@ -1,0 +1,206 @@
+"""Every public callable, called with a wrong type for each of its arguments in turn: qload's error, by name.
+
+A wrong type for an argument is derived from its annotation's text, not by the code that checks: something
+that no annotation admits, and text, numbers, None and sequences where the annotation does not speak of them.
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, fields
+from typing import Any
+
+import pytest
+import torch
+
+import qload
+from qload.errors import ArgumentError, QloadError
+from qload.storage import MemoryStorage
+from tests.kernel_formats.marlin_layers import layer
+from tests.paths import FIXTURES
+
+PUBLIC: list[str] = vars(qload)["__all__"]
+MODEL = FIXTURES / "gptq" / "model_g32_desc_act"
+WEIGHT = layer(128, 64, 32)
+PLAIN = qload.DefaultWeightsLoader()
+STORAGE = MemoryStorage({"a.weight": torch.ones(64, 128)})
+WEIGHTS = qload.Weights(STORAGE, loader=PLAIN)
+INT4 = qload.Packing(4, "(kp i) n -> kp n (i)", i=8)
+LAYER_CONFIG = qload.MPLinearLayerConfig(
+    (128, 64), (128, 64), qload.scalar_types.uint4b8, torch.float16, 32, False
+)
+WORDS = {"w_q_param_name": "qweight", "w_s_param_name": "scales"}
+
+# What a call needs beside its defaults; those that need nothing are not listed.
+NEEDED: dict[str, dict[str, Any]] = {
+    "AWQConfig": {"group_size": 32},
+    "AWQWeightsLoader": {"group_size": 32},
+    "BNB4Config": {"quant_type": "nf4"},
+    "CTPackConfig": {"bits": 4, "group_size": 32},
+    "DequantizeLinearKernel": {"c": LAYER_CONFIG, **WORDS},
+    "ExllamaConfig": {"bits": 4},
+    "ExllamaLinearKernel": {"c": LAYER_CONFIG, **WORDS},
+    "FakeWorld": {"world": 2},
+    "Fp8MarlinConfig": {"group_size": -1, "exponent_bias": True},
+    "GPTQConfig": {"bits": 4, "group_size": 32},
+    "GPTQMarlinConfig": {"bits": 4, "group_size": 32},
+    "GPTQMarlinWeightsLoader": {"inner": PLAIN},
+    "GPTQWeightsLoader": {"bits": 4, "group_size": 32},
+    "KernelTarget": {"kernel": "exllama"},
+    "Layer": {"parts": (64,), "K": 128, "whole": (64, 128)},
+    "Linear": {"weight": WEIGHT},
+    "Marlin24Config": {"group_size": 128},
+    "MarlinConfig": {"group_size": 128},
+    "MarlinLinearKernel": {"c": LAYER_CONFIG, **WORDS},
+    "MarlinWeightsLoader": {"group_size": 128},
+    "MemoryStorage": {"tensors": {}},
+    "ModuleLoader": {"choices": [], "default": PLAIN},
+    "Order": {"pattern": "a b -> b a"},
+    "Packing": {"bits": 4, "pattern": "(kp i) n -> kp n (i)", "i": 8},
+    "QuantizingLoader": {"inner": PLAIN, "quantizer": qload.Fp8Quantizer()},
+    "RepackingLoader": {"inner": PLAIN, "layout": "marlin"},
+    "SafetensorsStorage": {"path": MODEL},
+    "StripsLinearKernel": {"c": LAYER_CONFIG, **WORDS},
+    "UnquantizedWeight": {"config": qload.UnquantizedConfig(), "weight": torch.ones(64, 128)},
+    "Weights": {"storage": STORAGE, "loader": PLAIN},
+    "choose_mp_linear_kernel": {"config": LAYER_CONFIG},
+    "inspect": {"path": MODEL},
+    "loader_from_config": {"quantization_config": None},
+    "open_checkpoint": {"path": MODEL},
+    "repack": {"weight": WEIGHT, "layout": "marlin"},
+    "restore": {"weight": WEIGHT},
+    "verify": {"path": MODEL},
+    "warm_up": {"model": torch.nn.Linear(1, 1), "max_input_len": 1},
+}
+NEEDED["GPTQWeight"] = {"config": WEIGHT.config, **WEIGHT.fields()}
+METHODS: dict[Callable[..., Any], dict[str, Any]] = {
+    WEIGHTS.get_weights: {"prefix": "a"},
+    WEIGHTS.get_weights_col: {"prefix": "a"},
+    WEIGHTS.get_weights_row: {"prefix": "a"},
+    WEIGHTS.get_weights_col_packed: {"prefix": "a", "block_sizes": 2},
+    WEIGHTS.get_weights_col_packed_qkv: {"prefix": "a", "num_heads": 2, "num_key_value_heads": 1},
+    WEIGHTS.get_weights_col_packed_gate_up: {"prefix": "a"},
+    WEIGHTS.get_multi_weights_col: {"prefixes": ["a"]},
+    WEIGHTS.has_tensor: {"name": "a.weight"},
+    WEIGHTS.get_shape: {"name": "a.weight"},
+    WEIGHTS.get_tensor: {"name": "a.weight"},
+    WEIGHTS.get_sharded: {"name": "a.weight", "dim": 0},
+    WEIGHTS.get_partial_sharded: {"name": "a.weight", "dim": 0},
+    WEIGHTS.get_packed_sharded: {"name": "a.weight", "dim": 0, "block_sizes": 2},
+    WEIGHTS.info: {"name": "a.weight"},
+    WEIGHTS.read: {"name": "a.weight"},
+    PLAIN.get_weights: {"weights": WEIGHTS, "prefix": "a"},
+    PLAIN.get_multi_weights_col: {"weights": WEIGHTS, "prefixes": ["a"]},
+    PLAIN.shape: {"weights": WEIGHTS, "prefix": "a"},
+    PLAIN.describe: {"weights": WEIGHTS, "prefix": "a"},
+    STORAGE.info: {"name": "a.weight"},
+    STORAGE.read: {"name": "a.weight"},
+    WEIGHT.dequantize: {},
+    WEIGHT.to: {"device": "cpu"},
+    WEIGHT.get_linear: {},
+    INT4.pack: {"codes": torch.zeros(8, 1, dtype=torch.int32)},
+    INT4.unpack: {"words": torch.zeros(1, 1, dtype=torch.int32)},
+    INT4.packed: {"words": torch.zeros(1, 1, dtype=torch.int32)},
+    qload.Order("a b -> b a").apply: {"tensor": torch.ones(2, 3)},
+    qload.Order("a b -> b a").undo: {"tensor": torch.ones(2, 3)},
+    qload.Stored().read: {"words": torch.zeros(1, 1, dtype=torch.int32), "packing": INT4},
+    qload.StoredMinusOne().write: {"zeros": torch.ones(8, 1, dtype=torch.int32), "packing": INT4},
+}
+
+# What is made by qload alone, says itself later why it cannot be used, or is not there to be called.
+EXEMPT = {
+    "MPLinearLayerConfig": "a kernel says why it cannot run a layer so described, as engines ask",
+    "TensorSpec": "a declaration, which tests read once and loading makes for every layer",
+    "Codes": "made by weights on every dequantize",
+    "ScalarType": "the engines' own, as scalar_types has them",
+    "Role": "an enumeration",
+    "scalar_types": "a list of constants",
+    **dict.fromkeys(["Finding", "Report", "LoadReport", "TensorInfo"], "a result, read and not made"),
+    **dict.fromkeys(["ProcessGroup", "WeightStorage"], "a protocol"),
+    **dict.fromkeys(["MPLinearKernel", "Weight", "WeightsLoader", "ZeroPoints"], "abstract"),
+}
+
+
+SAID_AS = {"kernel": "target"}  # which it is when a KernelTarget is made for the caller
+
+
+class Stranger:
+    """What no annotation admits."""
+
+
+WRONG: dict[str, Any] = {
+    "Stranger": Stranger(),
+    r"\bstr\b|Literal|PathLike|Mapping\[str, Any\]": "\0 no such thing",
+    r"\bint\b|float|complex": 3,
+    r"\bfloat\b": 2.5,
+    r"None|Optional": None,
+    r"\bbool\b": True,
+    r"Sequence|Iterable|tuple|list|PathLikes": [Stranger()],
+    r"Mapping|dict|Iterable": {1: Stranger()},
+    r"type\[|Callable": Stranger,
+}
+
+
+def wrong_values(annotation: str) -> Iterator[Any]:
+    """One value of each type that the annotation does not speak of."""
+    return (value for spoken, value in WRONG.items() if not re.search(spoken, annotation))
+
+
+def public() -> Iterator[Any]:
+    """Every callable of qload, and methods of some of its objects, with what they need; named."""
+    for name in PUBLIC:
+        value = getattr(qload, name)
+        if name not in EXEMPT and not (inspect.isclass(value) and issubclass(value, QloadError)):
+            yield pytest.param(value, NEEDED.get(name) or of_weight(value), id=name)
+    for method, needed in METHODS.items():
+        yield pytest.param(method, needed, id=method.__qualname__)
+
+
+def of_weight(value: Any) -> dict[str, Any]:
+    """For a type of weight a config, and tensors that do not fit: types come before shapes."""
+    if not (inspect.isclass(value) and issubclass(value, qload.Weight)):
+        return {}
+    wanted = [field for field in fields(value) if field.default is MISSING and field.name != "config"]
+    return {"config": value.example, **{field.name: torch.ones(1) for field in wanted}}
+
+
+def calls(function: Callable[..., Any], needed: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The argument that is wrong, and all of them."""
+    for name, parameter in inspect.signature(function).parameters.items():
+        text = inspect.formatannotation(parameter.annotation)
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or text.endswith("Any"):
+            continue
+        yield from ((name, {**needed, name: value}) for value in wrong_values(text))
+
+
+@pytest.mark.parametrize(("function", "needed"), list(public()))
+def test_an_argument_of_another_type_is_refused(function: Any, needed: dict[str, Any]) -> None:
+    wrong = []
+    for name, arguments in calls(function, needed):
+        try:
+            function(**arguments)
+            outcome = "nothing was raised"
+        except ArgumentError as error:
+            outcome = "" if SAID_AS.get(name, name) in error.argument else f"it says {error.argument}"
+        except QloadError:
+            outcome = ""
+        except Exception as error:
+            outcome = repr(error)
+        if outcome:
+            wrong.append(f"{name} = {arguments[name]!r:.60}: {outcome:.120}")
+
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("function", "needed"),
+    [(getattr(qload, name), needed) for name, needed in NEEDED.items()] + list(METHODS.items()),
+    ids=[*NEEDED, *(method.__qualname__ for method in METHODS)],
+)
+def test_the_arguments_beside_the_wrong_one_are_good(function: Any, needed: dict[str, Any]) -> None:
+    function(**needed)
+
+
+def test_every_public_name_is_called_or_exempt_with_a_reason() -> None:
+    assert set(NEEDED) | set(EXEMPT) <= set(PUBLIC)
+    assert all(EXEMPT.values())
