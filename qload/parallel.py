@@ -47,6 +47,8 @@ class Rank:
 class FakeWorld:
     """All the ranks of a world in one process: `for group in FakeWorld(4): ...`.
 
+    ArgumentError for a world of no ranks.
+
     Attributes
     ----------
     world

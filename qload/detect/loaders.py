@@ -205,6 +205,8 @@ def loader_from_config(
         Where the config is malformed, or contradicts those tensors.
     UnsupportedFormatError
         For a method that is not read.
+    ArgumentError
+        Where `storage` is none.
 
     Examples
     --------

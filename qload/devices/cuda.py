@@ -5,7 +5,6 @@ asks which bits the codes had.
 """
 
 from collections.abc import Sequence
-from functools import cache
 from math import prod
 from types import ModuleType
 from typing import Any
@@ -219,10 +218,15 @@ def has_routines(*tensors: Tensor) -> bool:
 
 def runs_on(module: Any, device: torch.device) -> bool:
     """Whether a module was built for the chip of a device, or has PTX for later ones."""
-    return _runs_on(module.chips, module.later, *torch.cuda.get_device_capability(device))
+    built = module.chips, module.later, *torch.cuda.get_device_capability(device)
+    if built not in _RUNS:
+        _RUNS[built] = _runs_on(*built)
+    return _RUNS[built]
 
 
-@cache
+_RUNS: dict[tuple[str, bool, int, int], bool] = {}  # plain, for what traces a model to look into
+
+
 def _runs_on(chips: str, later: bool, major: int, minor: int) -> bool:
     each = [(int(chip.rstrip("a")), chip.endswith("a")) for chip in chips.split()]
     here = 10 * major + minor

@@ -52,7 +52,7 @@ class Packing(WordSentence):
     def pack(self, codes: Tensor | LazyCodes, out: Tensor | None = None) -> Tensor:
         """Codes in [0, 2**bits), any integer dtype, in plain order -> int32 words, new or `out`.
 
-        ArgumentError where a code does not fit; then `out` is as it was.
+        ArgumentError where one of the `codes` does not fit; then `out` is as it was.
         """
         if isinstance(codes, Tensor):
             devices.check_integers(codes)

@@ -96,13 +96,9 @@ def main() -> None:
             for columns, split, together in ((256, 1, 1), (256, 3, 2), (512, 2, 1)):
                 if middle.why_not(call) is None:
                     same(middle.run(call, columns, split, together), w.T[:M].half())
-            for how in (
-                (32, 128, 1, False, 1),
-                (64, 256, 2, True, 1),
-                (64, 128, 2, False, 1),
-                (128, 128, 4, False, 1),
-            ):
-                if layout == "strips" and many.why_not(call) is None and many.STAGE * (1 + how[3]) <= K:
+            for how in DIVISIONS:
+                shares = (2 if how[2] else 1) * how[3]
+                if layout == "strips" and many.why_not(call) is None and many.STAGE * shares <= K:
                     same(many.run(call, many.ManyDivision(*how)), w.T[:M].half())
     shuffled = repack(made, "exllama").to("cuda")
     assert isinstance(shuffled, ExllamaWeight)

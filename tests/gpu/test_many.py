@@ -30,7 +30,7 @@ LAYERS = [  # K, N, group, zero points, act order
     pytest.param(1024, 320, 128, True, True, id="act order"),
     pytest.param(416, 72, 32, True, True, id="padded act order"),
 ]
-SHAPES = [(kind.tokens, kind.columns) for kind in many.KINDS]
+SHAPES = [(kind.tokens, kind.columns) for kind in many.BLOCK_SHAPES]
 PAIRS = pytest.mark.parametrize("pairs", [False, True])
 
 

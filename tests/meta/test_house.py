@@ -124,7 +124,7 @@ def test_a_file_holds_one_idea_and_does_not_print(path: Path) -> None:
 
     docstrings = sum(len((ast.get_docstring(node) or "").splitlines()) for node in documented(text))
 
-    assert len(text.splitlines()) - docstrings <= 270
+    assert len(text.splitlines()) - docstrings <= 275
     assert not [call for call in calls if isinstance(call, ast.Name) and call.id == "print"]
 
 
