@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from qload.errors import StorageError
+from qload.storage.foreign import conventions
 from qload.storage.header import Header, read_header
 from qload.storage.locate import CheckpointFiles
 
@@ -46,6 +47,8 @@ def folder_notes(located: CheckpointFiles, headers: Mapping[str, Header]) -> Ite
     if located.beside:
         shown = ", ".join(list(located.beside)[:4]) + (", ..." if len(located.beside) > 4 else "")
         yield f"{located.index} names no tensor of {len(located.beside)} files beside it: {shown}"
+    if located.files:
+        yield from conventions(located.files, next(iter(located.files.values())).parent)
 
 
 def _second_sources(located: CheckpointFiles, holders: Mapping[str, str]) -> Iterator[StorageError]:
