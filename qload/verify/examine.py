@@ -180,7 +180,7 @@ def _report(subject: Subject, found: list[Finding], told: list[str], crew: Crew)
 
 def _layer(storage: WeightStorage, layer: LayerDescription) -> LayerInfo:
     config = layer.format.config
-    scales = next((spec.name for spec in layer.specs if spec.role is Role.SCALE), "weight")
+    dtype, scale_dtype = _dtypes(layer)
     return LayerInfo(
         prefix=layer.prefix,
         format=layer.format.weight_type.format,
@@ -189,9 +189,24 @@ def _layer(storage: WeightStorage, layer: LayerDescription) -> LayerInfo:
         sym=_symmetric(storage, layer),
         act_order=_act_order(layer),
         shape=(layer.N, layer.K) if "K" in layer.sizes else (layer.N,),
-        dtype=str(layer.dtypes[scales]).removeprefix("torch."),
+        dtype=dtype,
         bytes=sum(storage.info(layer.names.full(spec.name)).nbytes for spec in layer.specs),
+        scale_dtype=scale_dtype,
     )
+
+
+def _dtypes(layer: LayerDescription) -> tuple[str, str | None]:
+    """What `LayerInfo` says of the weight, and of the scales, by name.
+
+    Integers say nothing of the dtype that a product is computed in, and scales of a byte do not either.
+    """
+    roles = {spec.role: layer.dtypes[spec.name] for spec in reversed(layer.specs)}  # the first of each role
+    stored = roles.get(Role.FLOAT, roles.get(Role.WORD))
+    scales = roles.get(Role.SCALE, stored)
+    assert stored is not None and scales is not None  # every layer has a weight
+    kept = stored if stored.is_floating_point or scales.itemsize == 1 else scales
+    dtype, scale_dtype = (str(found).removeprefix("torch.") for found in (kept, scales))
+    return dtype, scale_dtype if Role.SCALE in roles else None
 
 
 def _symmetric(storage: WeightStorage, layer: LayerDescription) -> bool | None:
