@@ -105,7 +105,10 @@ def _claimed(claims: Mapping[str, Any]) -> list[Text]:
 
 def _facts(layer: "LayerInfo", claims: Mapping[str, Any]) -> list[Text]:
     """A layer's row."""
-    own = layer.scale_dtype in (None, layer.dtype)  # or the dtype is the weight's, and the scales have another
+    own = layer.scale_dtype in (
+        None,
+        layer.dtype,
+    )  # or the dtype is the weight's, and the scales have another
     dtype = layer.dtype if own else f"{layer.dtype}, scales {layer.scale_dtype}"
     rest = (str(layer.shape), safe(dtype), size(layer.bytes))
     return [*(_beside(layer, fact, claims) for fact in CLAIMS), *map(Text, rest)]

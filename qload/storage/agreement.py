@@ -1,6 +1,7 @@
 """Whether the files of a checkpoint agree with each other and with the index that names them."""
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from qload.errors import StorageError
 from qload.storage.foreign import conventions
@@ -47,8 +48,9 @@ def folder_notes(located: CheckpointFiles, headers: Mapping[str, Header]) -> Ite
     if located.beside:
         shown = ", ".join(list(located.beside)[:4]) + (", ..." if len(located.beside) > 4 else "")
         yield f"{located.index} names no tensor of {len(located.beside)} files beside it: {shown}"
-    if located.files:
-        yield from conventions(located.files, next(iter(located.files.values())).parent)
+    first = next(iter(located.files.values()), None)
+    if isinstance(first, Path):
+        yield from conventions(located.files, first.parent)
 
 
 def _second_sources(located: CheckpointFiles, holders: Mapping[str, str]) -> Iterator[StorageError]:

@@ -91,9 +91,10 @@ class Report:
         return "findings" if self.findings else "ok"
 
     def to_json(self) -> dict[str, Any]:
-        """The report under its schema: `schema`, `verdict`, `findings`, and `notes`, `claims`, `layers`."""
+        """The report: `schema`, `path`, `verdict`, `findings`, `notes`, `claims` and `layers`."""
         return {
             "schema": SCHEMA,
+            "path": self.path,
             "verdict": self.verdict,
             "findings": [asdict(finding) for finding in self.findings],
             "notes": list(self.notes),

@@ -243,8 +243,9 @@ def test_a_world_that_cannot_share_a_layer_is_told_with_the_lawful_ones(tmp_path
 
 
 def test_a_world_of_none_is_a_callers_mistake(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="tp\n  expected at least 1"):
-        verify(tmp_path, tp=0)
+    for none in (0, (), (2, 0)):
+        with pytest.raises(ArgumentError, match="tp\n  expected at least 1"):
+            verify(tmp_path, tp=none)
 
 
 @pytest.mark.parametrize("name", ["nowhere", "nowhere/model.safetensors"])
