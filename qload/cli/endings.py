@@ -8,6 +8,7 @@ from typing import IO
 
 import click
 
+from qload.cli.output import dumps
 from qload.cli.text import safe
 from qload.errors import ArgumentError, QloadError
 
@@ -18,12 +19,19 @@ READER_LEFT = 141  # 128 + SIGPIPE: neither 0 nor 1, because no verdict was deli
 
 
 @contextmanager
-def endings() -> Iterator[None]:
-    """Inside, an interrupt, a reader that leaves, a full disk and qload's own errors become exit codes."""
+def endings(as_json: bool = False) -> Iterator[None]:
+    """Inside, an interrupt, a reader that leaves, a full disk and qload's own errors become exit codes.
+
+    `as_json`: who reads standard output is told of an error there too, by an object.
+    """
     try:
         if sys.stdout is None:
             raise OSError("closed")
         yield
+    except click.UsageError as error:
+        if as_json:
+            _print(error.format_message(), WRONG)
+        raise  # click says it on standard error, with the usage above it
     except KeyboardInterrupt:
         click.echo(err=True)  # the terminal has just printed ^C
         raise click.exceptions.Exit(INTERRUPTED) from None
@@ -31,12 +39,18 @@ def endings() -> Iterator[None]:
         _let_go(sys.stdout, sys.stderr)
         raise click.exceptions.Exit(READER_LEFT) from None
     except OSError as error:
-        _say(f"{error.filename or 'standard output'}: {error.strerror or error}")
+        text = f"{error.filename or 'standard output'}: {error.strerror or error}"
+        _say(text)
+        if as_json and error.filename:
+            _print(text, WRONG)
         _let_go(sys.stdout)
         raise click.exceptions.Exit(WRONG) from None
     except QloadError as error:
+        code = WRONG if isinstance(error, ArgumentError) else UNREADABLE
         _say(", ".join(" ".join(line.split()) for line in str(error).splitlines()))
-        raise click.exceptions.Exit(WRONG if isinstance(error, ArgumentError) else UNREADABLE) from None
+        if as_json:
+            _print(str(error), code)
+        raise click.exceptions.Exit(code) from None
 
 
 def _say(text: str) -> None:
@@ -45,6 +59,12 @@ def _say(text: str) -> None:
         click.echo(f"Error: {safe(text)}", err=True)
     except OSError:
         _let_go(sys.stderr)
+
+
+def _print(text: str, code: int) -> None:
+    """The error as an object on standard output, in one line; it is no report, as its verdict tells."""
+    with suppress(OSError):  # what cannot be printed has been said
+        click.echo(dumps({"schema": 1, "verdict": "error", "error": text, "exit_code": code}, indent=None))
 
 
 def _let_go(*streams: IO[str] | None) -> None:

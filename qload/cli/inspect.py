@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from qload.cli.options import as_json, path_argument, verbose
+from qload.cli.options import as_json, paths_argument, verbose
 from qload.cli.output import emit
 
 if TYPE_CHECKING:
@@ -20,21 +20,25 @@ Examples:
   qload inspect ./Llama-3-8B-GPTQ --all
   qload inspect ./Llama-3-8B-GPTQ/model-00001-of-00004.safetensors
   qload inspect ./Llama-3-8B-GPTQ --json | jq '.layers[0]'
+  qload inspect ./models/* --json | jq -r '[.path, .verdict] | @tsv'
 
-Exit codes: 0 readable and in order, 1 findings or unreadable, 2 the command is wrong."""
+With several paths each has its own report; as JSON they are JSON Lines, an object a line.
+
+Exit codes: 0 readable and in order, 1 findings or unreadable, 2 the command is wrong. Of several paths, the
+worst."""
 
 
 @click.command(epilog=EPILOG)
-@path_argument
+@paths_argument
 @click.option("--all", "every", is_flag=True, help="A line for each layer, also where several are alike.")
 @as_json
 @verbose
 @click.pass_context
-def inspect(ctx: click.Context, path: Path, every: bool, as_json: bool | None) -> None:
-    """Show the layers of a checkpoint.
+def inspect(ctx: click.Context, paths: tuple[Path, ...], every: bool, as_json: bool | None) -> None:
+    """Show the layers of checkpoints.
 
-    For each layer of the checkpoint at PATH: format, bits, group size, symmetry, act order, shape (outputs,
-    inputs), dtype and bytes, and where its config claims something else.
+    For each layer of the checkpoint at each PATH: format, bits, group size, symmetry, act order, shape
+    (outputs, inputs), dtype and bytes, and where its config claims something else.
 
     It reads headers and small tensors only, so that the size of the files matters little. The time grows
     in proportion to the number of tensors. `qload verify` reads the rest.
@@ -42,8 +46,10 @@ def inspect(ctx: click.Context, path: Path, every: bool, as_json: bool | None) -
 
     def tables(report: "Report") -> "Iterator[RenderableType]":
         from qload.cli.layers import layers
-        from qload.cli.tables import findings, verdict
+        from qload.cli.tables import findings, heading, verdict
 
+        if len(paths) > 1:
+            yield heading(report)
         yield from layers(report, every=every)
         yield verdict(report)
         yield from findings(report)
@@ -52,4 +58,5 @@ def inspect(ctx: click.Context, path: Path, every: bool, as_json: bool | None) -
     from qload.verify import inspect as run
 
     native.check()
-    ctx.exit(emit(run(path), as_json, tables))
+    several = len(paths) > 1
+    ctx.exit(max([emit(run(path), as_json, tables, one_of_several=several) for path in paths]))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from qload.verify import LayerInfo, Report
 
 PLAIN = "unquantized"
-ALIKE = ("format", "bits", "group_size", "sym", "act_order", "shape", "dtype", "bytes")
+ALIKE = ("format", "bits", "group_size", "sym", "act_order", "shape", "dtype", "scale_dtype", "bytes")
 CLAIMS = {
     "format": "method",
     "bits": "bits",
@@ -105,15 +105,20 @@ def _claimed(claims: Mapping[str, Any]) -> list[Text]:
 
 def _facts(layer: "LayerInfo", claims: Mapping[str, Any]) -> list[Text]:
     """A layer's row."""
-    rest = (str(layer.shape), safe(layer.dtype), size(layer.bytes))
+    own = layer.scale_dtype in (
+        None,
+        layer.dtype,
+    )  # or the dtype is the weight's, and the scales have another
+    dtype = layer.dtype if own else f"{layer.dtype}, scales {layer.scale_dtype}"
+    rest = (str(layer.shape), safe(dtype), size(layer.bytes))
     return [*(_beside(layer, fact, claims) for fact in CLAIMS), *map(Text, rest)]
 
 
 def _beside(layer: "LayerInfo", fact: str, claims: Mapping[str, Any]) -> Text:
-    """What the tensors say; where the config claims something else, that too."""
+    """What the tensors say, if they say it; where the config claims something else, that too."""
     value = getattr(layer, fact)
     claim = None if layer.format == PLAIN else claims.get(CLAIMS[fact])
-    if claim is None or claim == value:
+    if None in (claim, value) or claim == value:
         return Text(_value(value))
     return Text(f"{_value(value)} (claimed {_value(claim)})", "yellow")
 

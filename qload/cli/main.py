@@ -1,5 +1,7 @@
 """The group of verbs, and what holds for every one of them: logging, and how it ends."""
 
+import sys
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -14,27 +16,42 @@ from qload.cli.verify import verify
 EPILOG = """\b
 Examples:
   qload inspect ./Llama-3-8B-GPTQ
-  qload verify ./Llama-3-8B-GPTQ --tp 4
+  qload verify ./Llama-3-8B-GPTQ --tp 1,2,4
   qload verify ./Llama-3-8B-GPTQ --json > report.json
+  qload verify ./models/* --sarif findings.sarif
 
 Exit codes: 0 nothing was found, 1 there are findings or it cannot be read, 2 the command is wrong.
 
-Standard output is data: tables on a terminal, JSON in a pipe or a file. Progress and logging go to standard
-error. With NO_COLOR set, no escape sequence is printed."""
+Standard output is data: tables on a terminal, JSON in a pipe or a file, also of an error. Progress and
+logging go to standard error. With NO_COLOR set, no escape sequence is printed."""
 
 
 class Verbs(click.Group):
     """A group whose exit codes mean what docs/cli.md says, however it ends."""
 
-    def make_context(self, *arguments: Any, **settings: Any) -> click.Context:
+    def make_context(
+        self, info_name: str | None, args: list[str], *more: Any, **settings: Any
+    ) -> click.Context:
         """Read the options of the group, which may print help or the version."""
-        with endings():
-            return super().make_context(*arguments, **settings)
+        as_json = asks_for_json(args)
+        with endings(as_json):
+            ctx = super().make_context(info_name, args, *more, **settings)
+        ctx.meta[__name__] = as_json
+        return ctx
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the verb."""
-        with endings():
+        with endings(ctx.meta[__name__]):
             return super().invoke(ctx)
+
+
+def asks_for_json(args: Sequence[str]) -> bool:
+    """Whether what is printed has to be JSON, be it an error of options that were not understood."""
+    options = list(args)[: args.index("--")] if "--" in args else args
+    asked = [option for option in options if option in ("--json", "--table", "--markdown")]
+    if asked:
+        return asked[-1] == "--json"
+    return bool(args) and sys.stdout is not None and not sys.stdout.isatty()
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
@@ -68,5 +85,5 @@ def _print_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
 def main() -> None:
     """Say what a quantized checkpoint holds, and find what is wrong with it.
 
-    PATH is a directory or one .safetensors file. Nothing is downloaded and no file is executed.
+    A PATH is a directory or one .safetensors file. Nothing is downloaded and no file is executed.
     """

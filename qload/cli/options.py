@@ -23,9 +23,35 @@ class CheckpointPath(click.Path):
         return super().convert(value, param, ctx)
 
 
-def path_argument(function: F) -> F:
-    """PATH, a checkpoint's directory or one of its files."""
-    return click.argument("path", type=CheckpointPath())(function)
+def world_sizes(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+    """`4`, or several as `1,2,4`, as numbers of ranks; anything else is a usage error."""
+    if value is None:
+        return None
+    numbers = value.split(",")
+    if not all(number.isdecimal() and number.isascii() and len(number) < 10 for number in numbers):
+        what = f"{value[:80]!r} is no number of ranks, and no list of them such as 1,2,4"
+        raise click.BadParameter(what, ctx, param)
+    sizes = tuple(map(int, numbers))
+    if min(sizes) < 1:
+        raise click.BadParameter(f"{min(sizes)} is less than 1", ctx, param)
+    return sizes
+
+
+def paths_argument(function: F) -> F:
+    """PATH..., directories of checkpoints, or files of them."""
+    return click.argument("paths", type=CheckpointPath(), nargs=-1, required=True, metavar="PATH...")(
+        function
+    )
+
+
+def folders(function: F) -> F:
+    """--folders, for tools that name files."""
+    return click.option(
+        "--folders",
+        is_flag=True,
+        help="Judge the directory of each PATH, each once, and pass over those without safetensors: "
+        "for tools that name the files that changed.",
+    )(function)
 
 
 def as_json(function: F) -> F:

@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,11 +14,18 @@ if TYPE_CHECKING:
 
 
 def emit(
-    report: "Report", as_json: bool | None, tables: "Callable[[Report], Iterable[RenderableType]]"
+    report: "Report",
+    as_json: bool | None,
+    tables: "Callable[[Report], Iterable[RenderableType]]",
+    *,
+    one_of_several: bool = False,
 ) -> int:
-    """Print the report, by default as tables on a terminal and as JSON elsewhere; return the exit code."""
+    """Print the report, by default as tables on a terminal and as JSON elsewhere; return the exit code.
+
+    One of several reports is one line of JSON, so that the lines are read one by one, or as a stream.
+    """
     if as_json or (as_json is None and not sys.stdout.isatty()):
-        click.echo(json.dumps(report.to_json(), indent=2))
+        click.echo(dumps(report.to_json(), indent=None if one_of_several else 2))
     else:
         from qload.cli.console import stdout
 
@@ -26,3 +33,17 @@ def emit(
         for table in tables(report):
             out.print(table)
     return 0 if report.verdict == "ok" else 1
+
+
+def dumps(value: Any, indent: int | None = 2) -> str:
+    """JSON in ASCII that every parser takes: half a surrogate pair, which a path may hold, is spelled out."""
+    text = json.dumps(value, indent=indent)
+    return json.dumps(_whole(value), indent=indent) if "\\ud" in text else text
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_whole(key): _whole(held) for key, held in value.items()}
+    return [_whole(held) for held in value] if isinstance(value, list | tuple) else value

@@ -50,6 +50,14 @@ def progress_bar(*, seen: bool = True) -> Iterator[Update | None]:
         yield update
 
 
+def named(update: Update | None, name: str) -> Update | None:
+    """The same progress, of one of several things: each stage has its name."""
+    if update is None:
+        return None
+    tell = update
+    return lambda stage, done, total: tell(f"{name}: {stage}", done, total)
+
+
 def lines(clock: Callable[[], float] = monotonic) -> Update:
     """A line for each stage, and within a stage a line whenever PATIENCE has passed."""
     shown, begun, since = "", 0.0, 0.0

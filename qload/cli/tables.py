@@ -29,6 +29,11 @@ def verdict(report: "Report") -> Text:
     return line.append(f"  {safe(report.path)}: {', '.join(found) or 'nothing found'}", "none")
 
 
+def heading(report: "Report") -> Text:
+    """The path, above what is one of several reports."""
+    return Text(f"\n{safe(report.path)}", "bold")
+
+
 def findings(report: "Report") -> Iterator[RenderableType]:
     """The findings, if there are any, and the notes under them."""
     if report.findings:

@@ -1,15 +1,18 @@
 """qload verify: is this checkpoint true?"""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from qload.cli.options import CheckpointPath, as_json, path_argument, verbose
+from qload.cli.folders import folders_of
+from qload.cli.options import CheckpointPath, as_json, folders, paths_argument, verbose, world_sizes
 from qload.cli.output import emit
-from qload.cli.progress import progress_bar
+from qload.cli.progress import Update, named, progress_bar
 from qload.cli.ranks import ranks
+from qload.cli.sarif import STDOUT, SarifFile, write
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -19,18 +22,21 @@ if TYPE_CHECKING:
 EPILOG = """\b
 Examples:
   qload verify ./Llama-3-8B-GPTQ
-  qload verify ./Llama-3-8B-GPTQ --tp 4
+  qload verify ./Llama-3-8B-GPTQ --tp 1,2,4
   qload verify ./Llama-3-8B-GPTQ --against ./Llama-3-8B
   qload verify ./Llama-3-8B-GPTQ --json | jq -r '.findings[].message'
+  qload verify ./models/* --json | jq -r '[.path, .verdict] | @tsv'
+  qload verify ./models/* --sarif findings.sarif
   torchrun --nproc-per-node 8 -m qload verify ./DeepSeek-V3
 
-Each rule has a page, docs/rules/RULE.md.
+With several paths each has its own report; as JSON they are JSON Lines, an object a line. Each rule has a
+page, docs/rules/RULE.md.
 
-Exit codes: 0 nothing found, 1 findings or unreadable, 2 the command is wrong."""
+Exit codes: 0 nothing found, 1 findings or unreadable, 2 the command is wrong. Of several paths, the worst."""
 
 
 @click.command(epilog=EPILOG)
-@path_argument
+@paths_argument
 @click.option(
     "--against",
     type=CheckpointPath(),
@@ -41,17 +47,30 @@ Exit codes: 0 nothing found, 1 findings or unreadable, 2 the command is wrong.""
     "--tp",
     "--tensor-parallel-size",
     "tp",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Check too that each layer can be shared among N ranks.",
+    callback=world_sizes,
+    metavar="N[,N...]",
+    help="Check too that each layer can be shared among N ranks, for each N.",
 )
+@click.option(
+    "--sarif",
+    type=SarifFile(),
+    metavar="FILE",
+    help="Write the findings to FILE too, as SARIF 2.1.0 for code scanning; -: to standard output, alone.",
+)
+@folders
 @as_json
 @verbose
 @click.pass_context
 def verify(
-    ctx: click.Context, path: Path, against: Path | None, tp: int | None, as_json: bool | None
+    ctx: click.Context,
+    paths: tuple[Path, ...],
+    against: Path | None,
+    tp: tuple[int, ...] | None,
+    sarif: Path | None,
+    folders: bool,
+    as_json: bool | None,
 ) -> None:
-    """Find what is wrong with a checkpoint.
+    """Find what is wrong with checkpoints.
 
     The rules look at headers, then at values, then at what the config claims of them. A checkpoint in which
     nothing is found contradicts neither itself nor its config; it can still hold other weights than were
@@ -61,18 +80,36 @@ def verify(
     layers, as many as QLOAD_NUM_THREADS says; under torchrun processes and hosts share them too, and the
     first process prints the one report.
     """
+    places = tuple(folders_of(paths)) if folders else paths
+    several = len(paths) > 1
+
+    def run(path: Path, progress: Update | None) -> "Report":
+        from qload import native
+        from qload.verify import verify
+
+        native.check()
+        tell = named(progress, str(path)) if several else progress
+        return verify(path, against=against, tp=tp, progress=tell, process_group=group)
+
+    code, reports = 0, []
     with ranks() as group:
-        with progress_bar(seen=group is None or group.rank() == 0) as progress:
-            from qload import native
-            from qload.verify import verify as run
+        first = group is None or group.rank() == 0
+        for path in places:
+            with progress_bar(seen=first) as progress:
+                report = run(path, progress)
+            if first:
+                reports.append(replace(report, layers=()))
+                code = max(code, _told(report, as_json, sarif, several))
+    if first and sarif is not None:
+        write(reports, sarif)
+    ctx.exit(code if first else 0)  # the verdict is the first process' to tell
 
-            native.check()
 
-            report = run(path, against=against, tp=tp, progress=progress, process_group=group)
-        if group is not None and group.rank() > 0:
-            ctx.exit(0)  # the verdict is the first process' to tell
-        code = emit(report, as_json, _tables)
-    ctx.exit(code)
+def _told(report: "Report", as_json: bool | None, sarif: Path | None, several: bool) -> int:
+    """The exit code of a report, which is printed unless SARIF alone is asked for."""
+    if sarif == STDOUT:
+        return 0 if report.verdict == "ok" else 1
+    return emit(report, as_json, _tables, one_of_several=several)
 
 
 def _tables(report: "Report") -> "Iterator[RenderableType]":

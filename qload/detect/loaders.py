@@ -10,6 +10,7 @@ import torch
 
 from qload.detect.claims import read_claims
 from qload.detect.files import FoundConfig
+from qload.detect.foreign import refuse_foreign
 from qload.detect.validation import Claims
 from qload.errors import ArgumentError, ConfigError, checked
 from qload.formats import (
@@ -254,6 +255,8 @@ def loader_from_claims(found: FoundConfig | None, storage: WeightStorage | None)
 
 def settle(found: FoundConfig | None, storage: WeightStorage | None) -> Claims | None:
     """The config's claims, overruled by the settings that a checkpoint keeps in tensors."""
+    if storage is not None:
+        refuse_foreign(found, storage)
     claims = read_claims(found) if found else None
     names = storage.keys() if storage else ()
     if storage is None or LEGACY["bits"] not in names:

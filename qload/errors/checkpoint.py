@@ -288,6 +288,8 @@ class UnsupportedFormatError(QloadError, NotImplementedError):
         The format's name, and why it is not read, in words.
     known
         The names of what is read, or ().
+    remedy
+        What does read it, or "".
     """
 
     rule: ClassVar[str] = "unsupported-format"
@@ -295,10 +297,12 @@ class UnsupportedFormatError(QloadError, NotImplementedError):
     format: str
     reason: str
     known: Sequence[str] = ()
+    remedy: str = ""
 
     def __str__(self) -> str:
         return lines(
             f"{self.format}: not read by this qload",
             f"reason   {self.reason}",
             self.known and f"known    {', '.join(self.known)}",
+            self.remedy and f"remedy   {self.remedy}",
         )

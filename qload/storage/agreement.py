@@ -1,8 +1,10 @@
 """Whether the files of a checkpoint agree with each other and with the index that names them."""
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from qload.errors import StorageError
+from qload.storage.foreign import conventions
 from qload.storage.header import Header, read_header
 from qload.storage.locate import CheckpointFiles
 
@@ -46,6 +48,9 @@ def folder_notes(located: CheckpointFiles, headers: Mapping[str, Header]) -> Ite
     if located.beside:
         shown = ", ".join(list(located.beside)[:4]) + (", ..." if len(located.beside) > 4 else "")
         yield f"{located.index} names no tensor of {len(located.beside)} files beside it: {shown}"
+    first = next(iter(located.files.values()), None)
+    if isinstance(first, Path):
+        yield from conventions(located.files, first.parent)
 
 
 def _second_sources(located: CheckpointFiles, holders: Mapping[str, str]) -> Iterator[StorageError]:

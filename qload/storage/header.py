@@ -17,6 +17,7 @@ import torch
 
 from qload.errors import StorageError
 from qload.storage.files import NO_FILE, FileIdentity, open_regular, read_first
+from qload.storage.foreign import begins_as
 from qload.storage.hostile_json import load_json, shortened
 
 LENGTH_BYTES = 8
@@ -94,6 +95,9 @@ def parse_header(head: bytes, file_size: int, file: str) -> Header:
         raise StorageError(file, "header-length", f"{file_size} bytes long, too short for a header")
     length = int.from_bytes(head[:LENGTH_BYTES], "little")
     if length > MAX_HEADER or length > file_size - LENGTH_BYTES or len(head) < LENGTH_BYTES + length:
+        if kind := begins_as(head):
+            words = f"is {kind.words}, whatever its name says"
+            raise StorageError(file, "not-safetensors", words, remedy=kind.remedy)
         raise StorageError(
             file,
             "header-length",

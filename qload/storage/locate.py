@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from qload.errors import StorageError
 from qload.storage.files import is_directory, listed, read_whole, special, status
+from qload.storage.foreign import refused_file, refused_folder
 from qload.storage.hostile_json import load_json, shortened
 
 SUFFIX = ".safetensors"
@@ -69,7 +70,7 @@ def _directory(place: Path) -> CheckpointFiles:
         return _indexed((usual or indices)[0])
     files = {file.name: file for file in there if file.name.endswith(SUFFIX)}
     if not files:
-        raise StorageError(str(place), "no-files", f"no *{SUFFIX} file in this directory")
+        raise refused_folder(place, there)
     _check_numbers(files, files)
     return CheckpointFiles(files)
 
@@ -166,7 +167,5 @@ def _tensor_file(path: Path) -> Path:
     if words := special(found):
         raise StorageError(str(path), "unreadable", f"is {words}, not a regular file")
     if path.suffix != SUFFIX:
-        raise StorageError(
-            path.name, "not-safetensors", "not a *.safetensors file; other kinds may run code and are refused"
-        )
+        raise refused_file(path)
     return path

@@ -1,13 +1,13 @@
 """`inspect` and `verify`: open a checkpoint as hostile input, and tell what it is and whether it is true."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from functools import partial, wraps
 from itertools import chain
 from os import PathLike
 from typing import ParamSpec
 
-from qload.errors import ArgumentError, ConfigError, QloadError, StorageError, checked
+from qload.errors import ConfigError, QloadError, StorageError, checked
 from qload.formats import AWQConfig, Marlin24Config, MarlinConfig
 from qload.loader import LayerDescription
 from qload.parallel import ProcessGroup
@@ -81,7 +81,7 @@ def verify(
     path: str | PathLike[str],
     *,
     against: str | PathLike[str] | None = None,
-    tp: int | None = None,
+    tp: int | Sequence[int] | None = None,
     progress: Progress | None = None,
     process_group: ProcessGroup | None = None,
 ) -> Report:
@@ -97,7 +97,8 @@ def verify(
     against
         Another checkpoint of the same model, quantized or plain, that every layer is compared with.
     tp
-        Check too that every layer can be shared among this many ranks; ArgumentError where it is less than 1.
+        Check too that every layer can be shared among this many ranks, or among each of several numbers of
+        ranks, which findings name; ArgumentError where one is less than 1, or where there is none.
     progress
         Called with (stage, bytes that were looked at, bytes in all) as the work goes on.
     process_group
@@ -116,15 +117,14 @@ def verify(
     ('findings', 'up.weight')
     >>> folder.cleanup()
     """
-    if tp is not None and tp < 1:
-        raise ArgumentError("tp", "at least 1", str(tp))
+    worlds = parallel.world_sizes(tp)
     crew, tell = Crew.of(process_group), progress or _nothing
     with closing(Subject.open(path)) as subject:
         if subject.weights is None or subject.errors:
             return _unreadable(subject)
         found, told = judge(subject, crew, tell)
-        if tp is not None:
-            _sort(parallel.check(subject, tp), found, told)
+        for world in worlds:
+            _sort(parallel.check(subject, world), found, told)
         if against is not None:
             _compare(subject, against, found, told, crew, partial(tell, "against"))
         return _report(subject, found, told, crew)
@@ -180,7 +180,7 @@ def _report(subject: Subject, found: list[Finding], told: list[str], crew: Crew)
 
 def _layer(storage: WeightStorage, layer: LayerDescription) -> LayerInfo:
     config = layer.format.config
-    scales = next((spec.name for spec in layer.specs if spec.role is Role.SCALE), "weight")
+    dtype, scale_dtype = _dtypes(layer)
     return LayerInfo(
         prefix=layer.prefix,
         format=layer.format.weight_type.format,
@@ -189,9 +189,25 @@ def _layer(storage: WeightStorage, layer: LayerDescription) -> LayerInfo:
         sym=_symmetric(storage, layer),
         act_order=_act_order(layer),
         shape=(layer.N, layer.K) if "K" in layer.sizes else (layer.N,),
-        dtype=str(layer.dtypes[scales]).removeprefix("torch."),
+        dtype=dtype,
         bytes=sum(storage.info(layer.names.full(spec.name)).nbytes for spec in layer.specs),
+        scale_dtype=scale_dtype,
     )
+
+
+def _dtypes(layer: LayerDescription) -> tuple[str, str | None]:
+    """What `LayerInfo` says of the weight, and of the scales, by name.
+
+    Integers say nothing of the dtype that a product is computed in, and scales of a byte do not either.
+    """
+    roles = {spec.role: layer.dtypes[spec.name] for spec in reversed(layer.specs)}  # the first of each role
+    stored = roles.get(Role.FLOAT, roles.get(Role.WORD))
+    scales = roles.get(Role.SCALE, stored)
+    assert stored is not None  # every layer has a weight
+    assert scales is not None
+    kept = stored if stored.is_floating_point or scales.itemsize == 1 else scales
+    dtype, scale_dtype = (str(found).removeprefix("torch.") for found in (kept, scales))
+    return dtype, scale_dtype if Role.SCALE in roles else None
 
 
 def _symmetric(storage: WeightStorage, layer: LayerDescription) -> bool | None:

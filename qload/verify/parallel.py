@@ -1,9 +1,9 @@
 """Whether every layer can be shared among N ranks, told from headers and facts alone."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from qload.errors import CutError, DivideError
+from qload.errors import ArgumentError, CutError, DivideError
 from qload.loader import LayerDescription, Part, Split
 from qload.loader.cuts import share
 from qload.parallel import Rank
@@ -15,6 +15,16 @@ COLUMN = re.compile(
     r"(q|k|v|qkv|gate|up|gate_up|q_b|kv_b)_proj|w1|w3|fc1|query_key_value|dense_h_to_4h|c_fc|lm_head"
 )
 ROW = re.compile(r"(o|out|down)_proj|w2|fc2|dense|dense_4h_to_h|c_proj")
+
+
+def world_sizes(tp: int | Sequence[int] | None) -> Sequence[int]:
+    """The numbers of ranks that are asked for, each once; ArgumentError for less than 1, and for none."""
+    if tp is None:
+        return ()
+    sizes = list(dict.fromkeys(tp if isinstance(tp, Sequence) else (tp,)))
+    if not sizes or min(sizes) < 1:
+        raise ArgumentError("tp", "at least 1", str(tp))
+    return sizes
 
 
 def check(subject: Subject, tp: int) -> Iterator[Finding | str]:

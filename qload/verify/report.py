@@ -38,7 +38,11 @@ class Finding:
 
 @dataclass(frozen=True)
 class LayerInfo:
-    """One layer as its tensors say it is. `group_size` -1: one group; None where a format has none."""
+    """One layer as its tensors say it is. `group_size` -1: one group; None where a format has none.
+
+    `dtype`: of the stored weight, where that is plain, FP8 or FP4; of the scales, where codes are integers.
+    `scale_dtype`: of the scales, or None where there are none.
+    """
 
     prefix: str
     format: str
@@ -47,8 +51,9 @@ class LayerInfo:
     sym: bool | None
     act_order: bool | None
     shape: tuple[int, ...]
-    dtype: str  # of the scales, or of a plain weight
+    dtype: str
     bytes: int
+    scale_dtype: str | None = None
 
 
 @dataclass(frozen=True)
@@ -86,9 +91,10 @@ class Report:
         return "findings" if self.findings else "ok"
 
     def to_json(self) -> dict[str, Any]:
-        """The report under its schema: `schema`, `verdict`, `findings`, and `notes`, `claims`, `layers`."""
+        """The report: `schema`, `path`, `verdict`, `findings`, `notes`, `claims` and `layers`."""
         return {
             "schema": SCHEMA,
+            "path": self.path,
             "verdict": self.verdict,
             "findings": [asdict(finding) for finding in self.findings],
             "notes": list(self.notes),

@@ -112,10 +112,10 @@ def main() -> None:
     asked = parser.parse_args()
     console = Console(width=120)
     with TemporaryDirectory() as place:
+        if asked.layers:  # first, while this process has no memory but what this work takes
+            console.print(noise(Path(place) / "awq", asked.layers))
         for table in tensors(Path(place), asked.most):
             console.print(table)
-        if asked.layers:
-            console.print(noise(Path(place) / "awq", asked.layers))
 
 
 if __name__ == "__main__":

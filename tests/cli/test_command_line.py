@@ -148,3 +148,10 @@ def test_layers_of_one_kind_are_folded_and_all_shows_each() -> None:
     assert "model.layers.{0..1}.mlp.up_proj" in folded
     assert "model.layers.1.mlp.up_proj" not in folded
     assert "model.layers.1.mlp.up_proj" in every
+
+
+def test_a_row_of_fp8_says_the_dtypes_of_the_weight_and_of_the_scales() -> None:
+    shown = run("inspect", "--table", FIXTURES / "fp8" / "block_132x32").stdout
+
+    assert "float8_e4m3fn, scales float32" in shown
+    assert "- (claimed" not in shown

@@ -93,6 +93,10 @@ def sparse(word: int) -> GPTQWeight:
     return GPTQWeight(config=GPTQConfig(4, 64), **fields(128, 64, qweight=words))
 
 
+def mlx(prefix: str) -> dict[str, Tensor]:
+    return {f"{prefix}.{name}": torch.ones(8, 1) for name in ("scales", "biases")}
+
+
 def damaged(weight: Any) -> Any:
     return replace(weight, B_meta=weight.B_meta.clone().fill_(0))
 
@@ -128,6 +132,9 @@ def two_configs(other: dict[str, Any]) -> None:
 CODES = MPLinearLayerConfig((128, 64), (128, 64), scalar_types.uint4b8, torch.float64, 64, False)
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
 MISTAKES: dict[str, Callable[[], Any]] = {
+    "layers of MLX": lambda: loader_from_config(
+        None, MemoryStorage({"a.weight": torch.zeros(8, 4).to(torch.uint32), **mlx("a")})
+    ),
     "a layer that is not there": lambda: gptq(layer()).get_weights("model.k_proj"),
     "a tensor that is missing": lambda: gptq(
         {name: tensor for name, tensor in layer().items() if "scales" not in name}

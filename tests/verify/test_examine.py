@@ -125,3 +125,27 @@ def test_what_is_told_of_compressed_tensors(
     (layer,) = inspect(FIXTURES / "compressed_tensors" / case).layers
 
     assert (layer.bits, layer.group_size, layer.sym, layer.act_order) == told
+
+
+@pytest.mark.parametrize(
+    ("folder", "dtype", "scales"),
+    [
+        ("fp8/block_132x32", "float8_e4m3fn", "float32"),
+        ("fp8/inverse_tensor_e5m2_16x64", "float8_e5m2", "float32"),
+        ("gptq/model_g32_desc_act", "float16", "float16"),
+    ],
+)
+def test_the_dtype_of_a_float_weight_is_its_own_and_not_its_scales(
+    folder: str, dtype: str, scales: str
+) -> None:
+    layers = [layer for layer in inspect(FIXTURES / folder).layers if layer.format != "unquantized"]
+
+    assert {(layer.dtype, layer.scale_dtype) for layer in layers} == {(dtype, scales)}
+
+
+def test_the_dtype_of_a_plain_weight_is_its_own_and_there_are_no_scales(tmp_path: Path) -> None:
+    model(tmp_path, {"up.weight": torch.ones(4, 2, dtype=torch.bfloat16)})
+
+    (layer,) = inspect(tmp_path).layers
+
+    assert (layer.dtype, layer.scale_dtype) == ("bfloat16", None)

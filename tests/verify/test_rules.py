@@ -243,8 +243,9 @@ def test_a_world_that_cannot_share_a_layer_is_told_with_the_lawful_ones(tmp_path
 
 
 def test_a_world_of_none_is_a_callers_mistake(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="tp\n  expected at least 1"):
-        verify(tmp_path, tp=0)
+    for none in (0, (), (2, 0)):
+        with pytest.raises(ArgumentError, match="tp\n  expected at least 1"):
+            verify(tmp_path, tp=none)
 
 
 @pytest.mark.parametrize("name", ["nowhere", "nowhere/model.safetensors"])
@@ -269,7 +270,7 @@ def test_the_report_as_json_has_its_schema(tmp_path: Path) -> None:
     report = json.loads(json.dumps(verify(folder).to_json()))
 
     assert (report["schema"], report["verdict"]) == (1, "findings")
-    assert set(report) == {"schema", "verdict", "findings", "notes", "claims", "layers"}
+    assert set(report) == {"schema", "path", "verdict", "findings", "notes", "claims", "layers"}
     assert set(report["findings"][0]) == {"rule", "severity", "tensor", "file", "message", "remedy"}
     assert report["findings"][0]["rule"] == "symmetry"
     assert (report["layers"][0]["bits"], report["layers"][0]["group_size"]) == (4, 8)

@@ -1,0 +1,150 @@
+"""Findings as SARIF 2.1.0, the format in which systems that scan code take them.
+
+Each rule with the text of its page, each finding as a result: the file, relative to the current directory,
+and the tensor as a logical location. Source: the SARIF 2.1.0 standard of OASIS, errata 01.
+"""
+
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from importlib import metadata, resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import click
+
+from qload.cli.output import dumps
+
+if TYPE_CHECKING:
+    from qload.verify import Finding, Report
+
+SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+STDOUT = Path("-")
+
+
+class SarifFile(click.Path):
+    """A file that can be written, told before the work begins; `-` is standard output."""
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, writable=True, allow_dash=True, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path; one whose folder is not there, or cannot be written to, is a usage error."""
+        path = Path(str(super().convert(value, param, ctx)))
+        if path != STDOUT and not path.exists() and not os.access(path.parent, os.W_OK):
+            self.fail(f"{path.parent} is no directory that can be written to", param, ctx)
+        return path
+
+
+def write(reports: "Sequence[Report]", place: Path) -> None:
+    """The findings of all reports into a file, or to standard output."""
+    text = dumps(log(reports))
+    if place == STDOUT:
+        click.echo(text)
+    else:
+        place.write_text(f"{text}\n", encoding="utf-8")
+
+
+def log(reports: "Sequence[Report]") -> dict[str, Any]:
+    """One run of qload over all the checkpoints, as a SARIF log."""
+    found = [(report, finding) for report in reports for finding in report.findings]
+    rules = list(dict.fromkeys([*_pages(), *(finding.rule for _, finding in found)]))
+    told = [{"level": "note", "message": {"text": note}} for report in reports for note in report.notes]
+    driver = {"name": "qload", **_version(), "rules": [_rule(rule) for rule in rules]}
+    invocation = {"executionSuccessful": True, "toolExecutionNotifications": told}
+    return {
+        "$schema": SCHEMA,
+        "version": "2.1.0",
+        "runs": [
+            {
+                "tool": {"driver": driver},
+                "invocations": [invocation],
+                "results": list(_results(found, {rule: at for at, rule in enumerate(rules)})),
+            }
+        ],
+    }
+
+
+def _results(
+    found: "Sequence[tuple[Report, Finding]]", places: Mapping[str, int]
+) -> Iterator[dict[str, Any]]:
+    seen: Counter[str] = Counter()
+    for report, finding in found:
+        artifact = _artifact(_file(report, finding))
+        mark = hashlib.sha256(dumps([finding.rule, artifact, finding.tensor]).encode()).hexdigest()[:16]
+        seen[mark] += 1  # as alerts are told apart that have rule, file and tensor in common
+        # A file of tensors has no lines, and readers of logs ask for one.
+        location: dict[str, Any] = {
+            "physicalLocation": {"artifactLocation": artifact, "region": {"startLine": 1}}
+        }
+        if finding.tensor is not None:
+            location["logicalLocations"] = [{"fullyQualifiedName": finding.tensor, "kind": "tensor"}]
+        remedy = f"\nRemedy: {finding.remedy}" if finding.remedy else ""
+        yield {
+            "ruleId": finding.rule,
+            "ruleIndex": places[finding.rule],
+            "level": finding.severity,
+            "message": {"text": finding.message + remedy},
+            "locations": [location],
+            "partialFingerprints": {"primaryLocationLineHash": f"{mark}:{seen[mark]}"},
+        }
+
+
+def _file(report: "Report", finding: "Finding") -> str:
+    """The file of a finding, where it is one beside the others; else the checkpoint."""
+    folder = report.path if os.path.isdir(report.path) else os.path.dirname(report.path)
+    file = os.path.join(folder, finding.file or "")
+    return file if finding.file and os.path.lexists(file) else report.path
+
+
+def _artifact(path: str) -> dict[str, str]:
+    """Relative to the current directory, from which a repository is scanned; or absolute where outside."""
+    full = os.path.abspath(path)
+    within = os.path.relpath(full, os.getcwd()) if _on_one_drive(full) else os.pardir
+    if within.split(os.sep)[0] == os.pardir:
+        return {"uri": f"file://{_quoted(full)}"}
+    return {"uri": _quoted(within), "uriBaseId": "%SRCROOT%"}
+
+
+def _on_one_drive(path: str) -> bool:
+    return os.path.splitdrive(path)[0] == os.path.splitdrive(os.getcwd())[0]
+
+
+def _quoted(path: str) -> str:
+    lead = "/" if os.path.splitdrive(path)[0] else ""
+    return quote(lead.encode() + os.fsencode(path.replace(os.sep, "/")))
+
+
+def _rule(rule: str) -> dict[str, Any]:
+    page = _pages().get(rule)
+    if page is None:
+        return {"id": rule}
+    what, why, do = page["what"], page["why"], page["do"]
+    return {
+        "id": rule,
+        "shortDescription": {"text": what.partition(". ")[0].removesuffix(".") + "."},
+        "fullDescription": {"text": what},
+        "help": {
+            "text": f"{what}\n\nWhy it matters: {why}\n\nWhat to do: {do}",
+            "markdown": f"{what}\n\n**Why it matters.** {why}\n\n**What to do.** {do}",
+        },
+    }
+
+
+@cache
+def _pages() -> Mapping[str, Mapping[str, str]]:
+    """What docs/rules says of each rule, in short."""
+    text = resources.files("qload.verify.rules").joinpath("pages.json").read_text("utf-8")
+    pages: dict[str, dict[str, str]] = json.loads(text)
+    return pages
+
+
+def _version() -> dict[str, str]:
+    try:
+        return {"version": metadata.version("qload-weights")}
+    except metadata.PackageNotFoundError:  # a source tree that is not installed
+        return {}

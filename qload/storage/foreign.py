@@ -1,0 +1,196 @@
+"""Files of other kinds than safetensors, named for what they are, with what does read them.
+
+A name and the first bytes tell; no more of such a file is read, nothing in it is parsed, and nothing is
+unpickled. Source of the first bytes: the format descriptions of GGUF, pickle, HDF5 and Git LFS.
+"""
+
+import os
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from qload.errors import QloadError, StorageError
+from qload.storage.files import is_directory, is_taken, listed, open_regular, read_first, read_whole
+from qload.storage.hostile_json import load_json, shortened
+
+HEAD = 16  # bytes of a file that are looked at
+MAX_CONFIG = 1 << 20  # bytes of a config that is asked only which method it names
+PARTS = 256  # entries of a pipeline's folder that are looked into
+SUFFIX = ".safetensors"
+PIPELINE = "model_index.json"
+
+SOURCE = "qload reads the safetensors that it was made from"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of file: how it begins, how its name ends, what it is in words, and what to do with it."""
+
+    words: str
+    remedy: str
+    begins: tuple[bytes, ...] = ()
+    ends: tuple[str, ...] = ()
+
+
+PICKLE = Kind(
+    "a pickle of PyTorch, which can run code where it is loaded",
+    "take the safetensors of this model; or load it by torch.load(file, weights_only=True), and write it by "
+    "safetensors.torch.save_file",
+    tuple(bytes((0x80, protocol)) for protocol in range(2, 6)),
+    (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"),
+)
+TORCHAO = Kind(
+    "a pickle of PyTorch with tensors of torchao",
+    "transformers loads it where torchao is installed; qload reads the safetensors of the plain model",
+)
+KINDS = (
+    Kind(
+        "a GGUF file",
+        "llama.cpp runs it; transformers loads it by from_pretrained(folder, gguf_file=name), and then "
+        "save_pretrained writes plain safetensors",
+        (b"GGUF",),
+        (".gguf",),
+    ),
+    Kind(
+        "a GGML file, from before GGUF",
+        f"only old versions of llama.cpp read it; {SOURCE}",
+        (b"lmgg", b"fmgg", b"tjgg"),
+        (".ggml",),
+    ),
+    Kind("a Git LFS pointer in the place of the file", "fetch the file: git lfs pull", (b"version ",)),
+    Kind("a web page, as a failed download leaves", "fetch the file again", (b"<!DOCTYPE", b"<html")),
+    Kind(
+        "a TensorRT engine",
+        f"the version of TensorRT that built it runs it, on such a GPU; {SOURCE}",
+        (),
+        (".engine", ".plan", ".trt"),
+    ),
+    Kind(
+        "an HDF5 file, as Keras writes it",
+        "convert it with the tool that wrote it",
+        (b"\x89HDF\r\n\x1a\n",),
+        (".h5", ".hdf5", ".keras"),
+    ),
+    PICKLE,
+    Kind("an ONNX graph", f"ONNX Runtime runs it; {SOURCE}", (), (".onnx", ".onnx_data")),
+    Kind("Flax weights", "convert it with the tool that wrote it", (), (".msgpack",)),
+    Kind(
+        "NumPy arrays, as MLX wrote them before safetensors",
+        "mlx-lm loads it, and its convert writes safetensors",
+        (),
+        (".npz",),
+    ),
+)
+
+
+def begins_as(head: bytes) -> Kind | None:
+    """The kind whose files begin with these bytes, of which 8 are enough."""
+    return next((kind for kind in KINDS if any(_alike(head, begin) for begin in kind.begins)), None)
+
+
+def refused_file(path: Path) -> StorageError:
+    """The error for a file that exists and is not called `*.safetensors`."""
+    kind = _kind(path)
+    if kind is None:
+        words = "not a *.safetensors file; other kinds may run code and are refused"
+        return StorageError(shortened(path.name), "not-safetensors", words)
+    return StorageError(
+        shortened(path.name),
+        "not-safetensors",
+        f"is {kind.words}, not a safetensors file",
+        remedy=kind.remedy,
+    )
+
+
+def refused_folder(place: Path, there: Sequence[Path]) -> StorageError:
+    """The error for a directory with no safetensors file; `there`: what is in it."""
+    if any(file.name == PIPELINE for file in there):
+        return _pipeline(place, there)
+    known = tuple(end for kind in KINDS for end in kind.ends)
+    likely = [file for file in there if file.name.lower().endswith(known)]
+    kinds = {kind: file for file in likely[PARTS::-1] if (kind := _kind(file))}
+    if not kinds:
+        return StorageError(str(place), "no-files", f"no *{SUFFIX} file in this directory")
+    kind, file = next((kind, kinds[kind]) for kind in KINDS if kind in kinds)
+    if kind is PICKLE and _method(place) == "torchao":
+        kind = TORCHAO
+    others = f", and there are {len(likely) - 1} such files more" if len(likely) > 1 else ""
+    return StorageError(
+        str(place),
+        "not-safetensors",
+        f"no *{SUFFIX} file in this directory: {shortened(file.name)} is {kind.words}{others}",
+        remedy=kind.remedy,
+    )
+
+
+def conventions(files: Collection[str], folder: Path) -> Iterator[str]:
+    """A note on a folder that is in Mistral's own format and in no other; `files`: those that are read."""
+    own = files and all(Path(file).name.startswith("consolidated") for file in files)
+    params, config = (is_taken(folder / name, name) for name in ("params.json", "config.json"))
+    if own and params and not config:
+        yield (
+            "this is Mistral's own format (consolidated*.safetensors beside params.json): its names are not "
+            "those of transformers, and params.json is not read; vLLM loads it with --load-format mistral"
+        )
+
+
+def _pipeline(place: Path, there: Sequence[Path]) -> StorageError:
+    """Of a pipeline each part is a checkpoint of its own."""
+    parts = [part.name for part in there[:PARTS] if is_directory(part) and _has_safetensors(part)]
+    named = ", ".join(str(place / shortened(part)) for part in parts[:8])
+    return StorageError(
+        str(place),
+        "no-files",
+        f"is a diffusers pipeline ({PIPELINE}), whose parts are checkpoints of their own",
+        remedy=f"name one of them: {named}"
+        if parts
+        else f"fetch its {SUFFIX} files; there is none in its parts",
+    )
+
+
+def _has_safetensors(folder: Path) -> bool:
+    try:
+        return any(file.name.endswith(SUFFIX) for file in listed(folder))
+    except StorageError:
+        return False
+
+
+def _kind(path: Path) -> Kind | None:
+    """By its first bytes, where it can be read; else by its name."""
+    try:
+        descriptor = open_regular(path, path.name)
+    except StorageError:
+        head = b""
+    else:
+        head = _head(descriptor, path.name)
+    named = next((kind for kind in KINDS if path.name.lower().endswith(kind.ends or ("\0",))), None)
+    return begins_as(head) or named
+
+
+def _head(descriptor: int, file: str) -> bytes:
+    try:
+        return read_first(descriptor, HEAD, file)
+    except StorageError:
+        return b""
+    finally:
+        os.close(descriptor)
+
+
+def _alike(head: bytes, begin: bytes) -> bool:
+    """Whether both agree as far as both go."""
+    return len(head) >= min(8, len(begin)) and head.startswith(begin[: len(head)])
+
+
+def _method(place: Path) -> str | None:
+    """The quantization method that the config beside pickles names, if that can be told."""
+    try:
+        config = load_json(
+            read_whole(place / "config.json", "config.json", MAX_CONFIG, "unreadable"),
+            "config.json",
+            "config",
+        )
+    except QloadError:
+        return None
+    section = config.get("quantization_config")
+    method = section.get("quant_method") if isinstance(section, dict) else None
+    return method if isinstance(method, str) else None

@@ -1,0 +1,166 @@
+"""SARIF holds what the 2.1.0 standard makes mandatory, and what systems that scan code ask for beside it."""
+
+import json
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from safetensors.torch import save_file
+
+from qload.cli import main
+from qload.cli.output import dumps
+from qload.cli.sarif import log
+from qload.verify import Finding, Report, verify
+from qload.verify.rules import RULES
+from tests.paths import FIXTURES, ROOT
+from tests.rule_pages import WRITTEN, pages, written
+
+SOUND = FIXTURES / "gptq" / "model_g32_desc_act"
+LEVELS = {"none", "note", "warning", "error"}
+HOSTILE = 'a\x1b[2J\r\n"quoted\\" \u202e\0 \udc80 ' + "x" * 5000
+
+
+def run(*arguments: Any) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def check(sarif: Any) -> list[dict[str, Any]]:
+    """The results of a log, in which every mandatory property stands with its type."""
+    assert sarif["version"] == "2.1.0"
+    assert sarif["$schema"].endswith("sarif-schema-2.1.0.json")
+    (one,) = sarif["runs"]
+    driver = one["tool"]["driver"]
+    assert driver["name"] == "qload"
+    assert all(type(invocation["executionSuccessful"]) is bool for invocation in one["invocations"])
+    ids = [rule["id"] for rule in driver["rules"]]
+    assert len(ids) == len(set(ids))
+    for rule in driver["rules"]:
+        texts = [rule[key]["text"] for key in ("shortDescription", "fullDescription", "help") if key in rule]
+        assert all(text and type(text) is str for text in texts)
+    for result in one["results"]:
+        check_result(result, ids)
+    notes = [note for invocation in one["invocations"] for note in invocation["toolExecutionNotifications"]]
+    assert all(note["level"] in LEVELS and note["message"]["text"] for note in notes)
+    return list(one["results"])
+
+
+def check_result(result: dict[str, Any], ids: list[str]) -> None:
+    assert ids[result["ruleIndex"]] == result["ruleId"]
+    assert result["level"] in LEVELS
+    assert result["message"]["text"]
+    assert all(type(mark) is str for mark in result["partialFingerprints"].values())
+    (location,) = result["locations"]
+    uri = location["physicalLocation"]["artifactLocation"]["uri"]
+    assert uri.isascii()
+    assert uri.isprintable()
+    assert " " not in uri
+    assert urlsplit(uri).scheme in ("", "file")
+    assert location["physicalLocation"]["region"]["startLine"] == 1
+    for logical in location.get("logicalLocations", ()):
+        assert type(logical["fullyQualifiedName"]) is str
+
+
+@pytest.fixture
+def damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkpoint with two findings, in a folder of the current directory."""
+    monkeypatch.chdir(tmp_path)
+    folder = Path("my models", "a%b")
+    folder.mkdir(parents=True)
+    nan = torch.tensor([[1.0, float("nan")]])
+    save_file({"a.weight": nan, "b.weight": nan.clone()}, folder / "model.safetensors")
+    return folder
+
+
+def test_a_finding_is_a_result_with_file_and_tensor(damaged: Path) -> None:
+    result = run("verify", damaged, "--sarif", "out.sarif")
+
+    first, second = check(json.loads(Path("out.sarif").read_text()))
+    (location,) = first["locations"]
+    artifact = location["physicalLocation"]["artifactLocation"]
+    assert (first["ruleId"], first["level"]) == ("float-value", "error")
+    assert unquote(artifact["uri"]) == (damaged / "model.safetensors").as_posix()
+    assert artifact["uriBaseId"] == "%SRCROOT%"
+    assert location["logicalLocations"] == [{"fullyQualifiedName": "a.weight", "kind": "tensor"}]
+    assert first["partialFingerprints"] != second["partialFingerprints"]
+    assert first["message"]["text"].startswith(verify(damaged).findings[0].message)
+    assert json.loads(result.stdout)["verdict"] == "findings"  # beside the report
+    assert result.exit_code == 1
+
+
+def test_findings_of_one_tensor_have_fingerprints_of_their_own(damaged: Path) -> None:
+    finding = verify(damaged).findings[0]
+
+    results = check(log([Report(str(damaged), (finding, finding))]))
+
+    assert len({result["partialFingerprints"]["primaryLocationLineHash"] for result in results}) == 2
+
+
+def test_one_file_holds_the_findings_of_all_paths_and_a_dash_is_standard_output(damaged: Path) -> None:
+    result = run("verify", damaged, SOUND, "nothing", "--sarif", "-")
+
+    sarif = json.loads(result.stdout)
+    assert [found["ruleId"] for found in check(sarif)] == ["float-value", "float-value", "no-files"]
+    assert (result.exit_code, Path("-").exists()) == (1, False)
+
+
+def test_a_sound_checkpoint_has_no_result(tmp_path: Path) -> None:
+    assert run("verify", SOUND, "--sarif", tmp_path / "out.sarif").exit_code == 0
+    assert check(json.loads((tmp_path / "out.sarif").read_text())) == []
+
+
+def test_a_file_outside_of_the_current_directory_has_its_whole_path(
+    damaged: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = damaged.resolve()
+    monkeypatch.chdir(ROOT)
+
+    (first, _) = check(log([verify(folder)]))
+
+    artifact = first["locations"][0]["physicalLocation"]["artifactLocation"]
+    assert unquote(urlsplit(artifact["uri"]).path) == (folder / "model.safetensors").as_posix()
+    assert "uriBaseId" not in artifact
+
+
+def test_notes_are_notifications_and_no_results() -> None:
+    sarif = log([Report("a", notes=("worth knowing",))])
+
+    assert check(sarif) == []
+    (invocation,) = sarif["runs"][0]["invocations"]
+    assert invocation["toolExecutionNotifications"] == [
+        {"level": "note", "message": {"text": "worth knowing"}}
+    ]
+
+
+@pytest.mark.parametrize("severity", ["error", "warning"])
+def test_hostile_text_of_any_length_is_json_that_every_parser_takes(severity: Any) -> None:
+    finding = Finding("a rule of its own", severity, HOSTILE, HOSTILE, HOSTILE, HOSTILE)
+    text = dumps(log([Report(HOSTILE, (finding,), (HOSTILE,))]))
+
+    assert text.isascii()
+    assert text.replace("\n", "").isprintable()
+    (result,) = check(json.loads(text))
+    assert result["level"] == severity
+    assert result["message"]["text"].count("x" * 5000) == 2
+
+
+def test_a_file_that_cannot_be_written_is_told_before_the_work(tmp_path: Path) -> None:
+    for place in (tmp_path, tmp_path / "no" / "folder" / "out.sarif"):
+        result = run("verify", SOUND, "--sarif", place)
+        assert result.exit_code == 2
+        assert "Invalid value for '--sarif'" in result.stderr
+
+
+def test_every_rule_has_the_text_of_its_page() -> None:
+    rules = {rule["id"]: rule for rule in log([])["runs"][0]["tool"]["driver"]["rules"]}
+
+    assert {rule.id for rule in RULES} - {"layer"} <= rules.keys()
+    for name, page in pages().items():
+        assert all(part in rules[name]["help"]["text"] for part in page.values())
+        assert rules[name]["fullDescription"]["text"] == page["what"]
+
+
+def test_the_package_carries_the_pages_as_they_are() -> None:
+    assert WRITTEN.read_text("utf-8") == written(), "python -m tests.rule_pages writes it"

@@ -1,0 +1,223 @@
+"""What is no checkpoint of safetensors is named for what it is, with the way out, wherever it is opened."""
+
+import json
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from qload.errors import QloadError, StorageError, UnsupportedFormatError
+from qload.storage import SafetensorsStorage, files
+from qload.storage.foreign import HEAD
+from qload.verify import inspect, verify
+from qload.verify.report import finding_of
+from qload.weights import open_checkpoint
+
+ZIP = b"PK\x03\x04" + bytes(60)
+TORCHAO = {"quantization_config": {"quant_method": "torchao", "quant_type": "int4_weight_only"}}
+
+
+class Trap:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
+        return os.mkdir, (str(self.path),)
+
+
+def write(folder: Path, *names: str, content: bytes = ZIP) -> Path:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def refused(path: Path) -> Any:
+    """The error of loading, which is the one finding of `inspect` and of `verify` too."""
+    with pytest.raises(QloadError) as caught:
+        open_checkpoint(path)
+    for report in (inspect(path), verify(path)):
+        (finding,) = report.findings
+        assert report.verdict == "unreadable"
+        assert finding == finding_of(caught.value)
+        assert finding.remedy
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        pytest.param("q4.gguf", b"GGUF\x03\0\0\0" + bytes(40), "a GGUF file", id="GGUF"),
+        pytest.param("ggml-model.bin", b"tjgg\x03\0\0\0", "a GGML file", id="GGML by its bytes"),
+        pytest.param("pytorch_model.bin", ZIP, "a pickle of PyTorch", id="torch.save"),
+        pytest.param("consolidated.00.pth", b"\x80\x02\x8a\x0a", "a pickle of PyTorch", id="an old pickle"),
+        pytest.param("model.PT", b"", "a pickle of PyTorch", id="an empty file by its name"),
+        pytest.param("weights", b"\x80\x04\x95", "a pickle of PyTorch", id="a pickle by its bytes"),
+        pytest.param("model.onnx", b"\x08\x07", "an ONNX graph", id="ONNX"),
+        pytest.param("rank0.engine", bytes(32), "a TensorRT engine", id="TensorRT"),
+        pytest.param("tf_model.h5", b"\x89HDF\r\n\x1a\n", "an HDF5 file", id="HDF5"),
+        pytest.param("flax_model.msgpack", b"\x81", "Flax weights", id="Flax"),
+        pytest.param("weights.npz", ZIP, "NumPy arrays", id="NumPy"),
+        pytest.param("a.safetensors", b"GGUF\x03\0\0\0", "a GGUF file", id="GGUF under another name"),
+        pytest.param(
+            "a.safetensors",
+            b"version https://git-lfs.github.com/spec/v1\n",
+            "a Git LFS pointer",
+            id="Git LFS",
+        ),
+        pytest.param("a.safetensors", b"<!DOCTYPE html><html>", "a web page", id="a web page"),
+    ],
+)
+def test_a_file_is_named_for_what_it_is(tmp_path: Path, name: str, content: bytes, words: str) -> None:
+    error = refused(write(tmp_path, name, content=content) / name)
+
+    assert str(error).startswith(f"{name}: is {words}")
+    assert error.rule == "not-safetensors"
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        pytest.param(["a.gguf", "b.gguf"], "a.gguf is a GGUF file, and there are 1 ", id="GGUF"),
+        pytest.param(["pytorch_model.bin", "config.json"], "pytorch_model.bin is a pickle", id="pickles"),
+        pytest.param(["a.bin", "z.gguf"], "z.gguf is a GGUF file", id="what a program runs before a pickle"),
+        pytest.param(["rank0.engine", "config.json"], "rank0.engine is a TensorRT engine", id="TensorRT"),
+    ],
+)
+def test_a_folder_without_safetensors_is_named_for_what_is_in_it(
+    tmp_path: Path, names: list[str], words: str
+) -> None:
+    error = refused(write(tmp_path, *names))
+
+    assert f"{tmp_path}: no *.safetensors file in this directory: {words}" in str(error)
+
+
+def test_pickles_of_torchao_are_told_by_the_config_beside_them(tmp_path: Path) -> None:
+    write(tmp_path, "pytorch_model.bin")
+    write(tmp_path, "config.json", content=json.dumps(TORCHAO).encode())
+
+    assert "with tensors of torchao" in str(refused(tmp_path))
+
+
+@pytest.mark.parametrize("config", [b"", b"[]", b'{"quantization_config": 3}', b"{" * 5000])
+def test_a_hostile_config_beside_a_pickle_changes_nothing(tmp_path: Path, config: bytes) -> None:
+    write(write(tmp_path, "pytorch_model.bin"), "config.json", content=config)
+
+    assert "is a pickle of PyTorch" in str(refused(tmp_path))
+
+
+def test_of_a_pipeline_the_parts_are_named(tmp_path: Path) -> None:
+    write(
+        tmp_path, "model_index.json", "unet/model.safetensors", "vae/model.safetensors", "tokenizer/vocab.txt"
+    )
+
+    error = refused(tmp_path)
+
+    assert "is a diffusers pipeline" in str(error)
+    assert error.remedy == f"name one of them: {tmp_path / 'unet'}, {tmp_path / 'vae'}"
+
+
+def test_nothing_is_unpickled_and_no_more_than_the_first_bytes_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trap = tmp_path / "sprung"
+    write(tmp_path / "model", "pytorch_model.bin", content=pickle.dumps(Trap(trap)) + bytes(1 << 16))
+    torch.save({"a.weight": torch.ones(2)}, tmp_path / "model" / "second.pt")
+    asked: list[int] = []
+    real = os.read
+    monkeypatch.setattr(files.os, "read", lambda descriptor, n: asked.append(n) or real(descriptor, n))
+
+    for path in (tmp_path / "model", *(tmp_path / "model").iterdir()):
+        refused(path)
+
+    assert max(asked) == HEAD
+    assert not trap.exists()
+
+
+def test_a_fifo_with_the_name_of_a_pickle_does_not_block(tmp_path: Path) -> None:
+    if not hasattr(os, "mkfifo"):
+        pytest.skip("this system has no FIFOs")
+    os.mkfifo(tmp_path / "pytorch_model.bin")
+
+    assert "pytorch_model.bin is a pickle" in str(refused(tmp_path))
+
+
+def test_safetensors_beside_other_files_are_read(tmp_path: Path) -> None:
+    write(tmp_path, "pytorch_model.bin", "q4.gguf", "model.onnx", "model_index.json")
+    save_file({"up.weight": torch.ones(4, 2)}, tmp_path / "model.safetensors")
+
+    assert verify(tmp_path).verdict == "ok"
+
+
+def mlx(folder: Path, **config: object) -> Path:
+    """A layer as MLX stores it: 4 bits, groups of 32."""
+    tensors = {
+        "up.weight": torch.zeros(8, 8, dtype=torch.uint32),
+        "up.scales": torch.ones(8, 2, dtype=torch.bfloat16),
+    }
+    if config.get("mode", "affine") == "affine":
+        tensors["up.biases"] = torch.ones(8, 2, dtype=torch.bfloat16)
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+SAID = {"group_size": 32, "bits": 4, "mode": "mxfp4"}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "config"),
+    [
+        pytest.param({}, None, id="without a config"),
+        pytest.param({}, {"quantization": {"group_size": 32, "bits": 4}}, id="as it was first"),
+        pytest.param(
+            {"mode": "mxfp4"}, {"quantization": SAID, "quantization_config": SAID}, id="as it is now"
+        ),
+    ],
+)
+def test_mlx_is_named_by_its_tensors(tmp_path: Path, tensors: dict[str, str], config: object) -> None:
+    mlx(tmp_path, **tensors)
+    if config:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+
+    error = refused(tmp_path)
+
+    assert isinstance(error, UnsupportedFormatError)
+    assert (error.format, "mlx-lm" in error.remedy) == ("MLX", True)
+
+
+def test_a_plain_model_whose_config_has_a_key_of_mlx_is_plain(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"quantization": {"group_size": 32, "bits": 4}}))
+    save_file({"up.weight": torch.ones(4, 2), "up.biases": torch.ones(4)}, tmp_path / "model.safetensors")
+
+    with open_checkpoint(tmp_path) as weights:
+        assert weights.get_weights("up").format == "unquantized"
+
+
+def test_mistrals_own_fp8_is_refused_and_its_plain_weights_are_read_with_a_note(tmp_path: Path) -> None:
+    (tmp_path / "params.json").write_text(json.dumps({"dim": 4}))
+    layer = {"layers.0.attention.wq.weight": torch.ones(4, 2, dtype=torch.bfloat16)}
+    save_file(layer, tmp_path / "consolidated.safetensors")
+
+    report = verify(tmp_path)
+    assert (report.verdict, len(report.notes)) == ("ok", 1)
+    assert "this is Mistral's own format" in report.notes[0]
+
+    layer["layers.0.attention.wq.weight"] = torch.ones(4, 2).to(torch.float8_e4m3fn)
+    layer["layers.0.attention.wq.qscale_weight"] = torch.ones(())
+    save_file(layer, tmp_path / "consolidated.safetensors")
+
+    assert "Mistral's own FP8: not read" in str(refused(tmp_path))
+
+
+def test_a_name_of_5000_letters_is_cut(tmp_path: Path) -> None:
+    with pytest.raises(StorageError) as caught:
+        SafetensorsStorage(tmp_path / ("a" * 5000 + ".bin"))
+
+    assert len(str(caught.value)) < 6000
