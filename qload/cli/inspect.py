@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING
 
 import click
 
+from qload.cli.hub import opened
 from qload.cli.options import as_json, path_argument, verbose
 from qload.cli.output import emit
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from qload.hub import HubId
     from qload.verify import Report
 
 EPILOG = """\b
@@ -30,7 +32,7 @@ Exit codes: 0 readable and in order, 1 findings or unreadable, 2 the command is 
 @as_json
 @verbose
 @click.pass_context
-def inspect(ctx: click.Context, path: Path, every: bool, as_json: bool | None) -> None:
+def inspect(ctx: click.Context, path: "Path | HubId", every: bool, as_json: bool | None) -> None:
     """Show the layers of a checkpoint.
 
     For each layer of the checkpoint at PATH: format, bits, group size, symmetry, act order, shape (outputs,
@@ -52,4 +54,6 @@ def inspect(ctx: click.Context, path: Path, every: bool, as_json: bool | None) -
     from qload.verify import inspect as run
 
     native.check()
-    ctx.exit(emit(run(path), as_json, tables))
+    with opened(path) as place:
+        report = run(place)
+    ctx.exit(emit(report, as_json, tables))

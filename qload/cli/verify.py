@@ -1,11 +1,13 @@
 """qload verify: is this checkpoint true?"""
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from qload.cli.hub import opened
 from qload.cli.options import CheckpointPath, as_json, path_argument, verbose
 from qload.cli.output import emit
 from qload.cli.progress import progress_bar
@@ -14,6 +16,7 @@ from qload.cli.ranks import ranks
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from qload.hub import HubId
     from qload.verify import Report
 
 EPILOG = """\b
@@ -49,7 +52,11 @@ Exit codes: 0 nothing found, 1 findings or unreadable, 2 the command is wrong.""
 @verbose
 @click.pass_context
 def verify(
-    ctx: click.Context, path: Path, against: Path | None, tp: int | None, as_json: bool | None
+    ctx: click.Context,
+    path: "Path | HubId",
+    against: "Path | HubId | None",
+    tp: int | None,
+    as_json: bool | None,
 ) -> None:
     """Find what is wrong with a checkpoint.
 
@@ -61,15 +68,19 @@ def verify(
     layers, as many as QLOAD_NUM_THREADS says; under torchrun processes and hosts share them too, and the
     first process prints the one report.
     """
+    from qload import native
+    from qload.verify import verify as run
+
+    native.check()
     with ranks() as group:
-        with progress_bar(seen=group is None or group.rank() == 0) as progress:
-            from qload import native
-            from qload.verify import verify as run
-
-            native.check()
-
-            report = run(path, against=against, tp=tp, progress=progress, process_group=group)
-        if group is not None and group.rank() > 0:
+        first = group is None or group.rank() == 0
+        with (
+            opened(path, whole=True, quiet=not first) as place,
+            opened(against, whole=True, quiet=not first) if against else nullcontext() as reference,
+            progress_bar(seen=first) as progress,
+        ):
+            report = run(place, against=reference, tp=tp, progress=progress, process_group=group)
+        if not first:
             ctx.exit(0)  # the verdict is the first process' to tell
         code = emit(report, as_json, _tables)
     ctx.exit(code)

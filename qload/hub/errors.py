@@ -1,0 +1,63 @@
+"""What huggingface_hub and its server refuse, in qload's errors: one sentence, and what to do."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from qload.errors import ArgumentError, HubUnreachableError, QloadError, StorageError
+
+LOGIN = "log in by `hf auth login`, as an account that may read it"
+
+
+def need_library(name: str) -> None:
+    """ArgumentError with the way to install it, where huggingface_hub is not here."""
+    try:
+        import huggingface_hub  # noqa: F401
+    except ImportError as error:
+        expected = (
+            "a path that is there, or huggingface_hub installed to look for it on the hub: "
+            "pip install 'qload-weights[hub]'"
+        )
+        raise ArgumentError(name, expected, f"neither ({error})") from error
+
+
+def unreadable(name: str, words: str, remedy: str = "") -> StorageError:
+    """The error for what cannot be read from the hub."""
+    return StorageError(name, "unreadable", words, remedy=remedy)
+
+
+@contextmanager
+def refusals(name: str, revision: str = "") -> Iterator[None]:
+    """Inside, whatever huggingface_hub raises becomes a StorageError about the model or file `name`.
+
+    Its versions raise the errors of three libraries for HTTP, which have no base in common.
+    """
+    from huggingface_hub import errors as theirs
+
+    try:
+        yield
+    except QloadError:
+        raise
+    except theirs.GatedRepoError as error:
+        raise unreadable(name, "is gated: the hub asks who reads it", LOGIN) from error
+    except theirs.RepositoryNotFoundError as error:
+        words = "there is no such path here, and no such model on the hub that you may read"
+        remedy = f"check the spelling; if it is private, {LOGIN}"
+        raise StorageError(name, "no-files", words, remedy=remedy) from error
+    except theirs.RevisionNotFoundError as error:
+        words = f"has no revision {revision!r} on the hub" if revision else "has no such revision on the hub"
+        raise StorageError(name, "no-files", words, remedy="name a branch, a tag or a commit") from error
+    except theirs.EntryNotFoundError as error:
+        words = "is listed on the hub, and not there"
+        raise StorageError(name, "no-files", words, remedy="try again later") from error
+    except theirs.OfflineModeIsEnabled as error:
+        words = "HF_HUB_OFFLINE forbids to ask the hub"
+        raise HubUnreachableError(name, "unreadable", words, remedy="unset HF_HUB_OFFLINE") from error
+    except Exception as error:
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        told = f"{type(error).__name__}: {' '.join(str(error).split()):.160}"
+        words = (
+            f"the hub gave no answer: {told}" if status is None else f"the hub answered with status {status}"
+        )
+        passing = status is None or status == 429 or status >= 500
+        kind = HubUnreachableError if passing else StorageError
+        raise kind(name, "unreadable", words, remedy="try again later" if passing else "") from error
