@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from importlib import import_module
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -70,12 +71,10 @@ def _transferred(folder: "HubFolder") -> str:
 
 def _show_bars(seen: bool) -> None:
     """The bars of huggingface_hub, which move the cursor, only where a bar of ours would be seen."""
-    from huggingface_hub.utils import disable_progress_bars
-
     from qload.cli.console import plain
 
     if not seen or plain() or not sys.stderr.isatty():
-        disable_progress_bars()
+        import_module("huggingface_hub.utils").disable_progress_bars()
 
 
 def _say(text: str) -> None:

@@ -1,4 +1,4 @@
-"""A model of the hub as a folder: its JSON here, its tensor files read by ranges or fetched into the cache."""
+"""A model of the hub as a folder: JSON that is here, tensor files read by ranges or fetched to the cache."""
 
 import glob
 import logging
@@ -125,10 +125,7 @@ def _place(listing: Listing, name: str, traffic: Traffic) -> Place:
 
 
 def _remote(listing: Listing, name: str, traffic: Traffic) -> HubFile:
-    from huggingface_hub import hf_hub_url
-
-    url = hf_hub_url(listing.repo, name, revision=listing.commit)
-    return HubFile(url, name, listing.sizes[name], traffic)
+    return HubFile(listing.repo, listing.commit, name, listing.sizes[name], traffic)
 
 
 def _fetched(listing: Listing, name: str) -> Path:
@@ -162,9 +159,8 @@ def _put(place: Path, content: bytes) -> None:
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(content)
     except OSError as error:
-        raise unreadable(
-            place.name, f"cannot be written to a folder here: {error.strerror or error}"
-        ) from error
+        words = f"cannot be written to a folder here: {error.strerror or error}"
+        raise unreadable(place.name, words) from error
 
 
 def _check_room(model: HubId, needed: int) -> None:

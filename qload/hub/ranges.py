@@ -7,17 +7,17 @@ range or of the whole file is an error.
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import import_module
 from threading import Lock
 from time import sleep
 from typing import Any
 
 from qload.errors import HubUnreachableError, StorageError
-from qload.hub.errors import refusals, unreadable
+from qload.hub.errors import LATER, refusals, unreadable
 
 TIMEOUT = 30.0  # seconds without an answer
 PAUSES = (0.5, 2.0)  # seconds, after a first and a second answer that was none, or one such as 503
 PIECE = 1 << 16
-REMEDY = "try again later"
 
 
 @dataclass
@@ -39,13 +39,21 @@ class Traffic:
 class HubFile:
     """A file of one commit, so that its address always means the same bytes; a `RemoteFile`."""
 
-    url: str
+    model: str
+    commit: str
     name: str
     size: int
     traffic: Traffic
 
+    @property
+    def url(self) -> str:
+        """Where the hub has the file, or leads on from."""
+        from huggingface_hub import hf_hub_url
+
+        return hf_hub_url(self.model, self.name, revision=self.commit)
+
     def read_into(self, buffer: memoryview, at: int) -> None:
-        """Fill a buffer of bytes from a position on; StorageError where the server does not send just that."""
+        """Fill a buffer of bytes from a position on; StorageError where the server sends anything else."""
         for pause in PAUSES:
             try:
                 self._fill(buffer, at)
@@ -63,7 +71,10 @@ class HubFile:
         whole = at == 0 and count == self.size
         got = 0
         try:
-            with refusals(self.name), _answer(self.url, None if whole else f"bytes={at}-{last}") as answer:
+            with (
+                refusals(self.model, self.commit, self.name),
+                _answer(self.url, None if whole else f"bytes={at}-{last}") as answer,
+            ):
                 self._check(answer, "" if whole else f"bytes {at}-{last}/{self.size}")
                 for piece in _pieces(answer):
                     room = buffer[got : got + len(piece)]
@@ -75,7 +86,7 @@ class HubFile:
             self.traffic.add(got)
         if got < count:
             words = f"the server sent {got} of the {count} bytes from {at} on"
-            raise StorageError(self.name, "file-length", words, remedy=REMEDY)
+            raise StorageError(self.name, "file-length", words, remedy=LATER)
 
     def _check(self, answer: Any, wanted: str) -> None:
         """The status and the range of an answer; `wanted` is "" for all of the file."""
@@ -85,7 +96,7 @@ class HubFile:
         if status == 200 and wanted:
             raise unreadable(self.name, "the server sends whole files where a range of one was asked for")
         if status != (206 if wanted else 200):
-            raise unreadable(self.name, f"the server answered with status {status}", REMEDY)
+            raise unreadable(self.name, f"the server answered with status {status}", LATER)
         if wanted and " ".join(given.split()) != wanted:
             raise unreadable(self.name, f"the server sent {given!r:.80} where {wanted!r} was asked for")
 
@@ -93,8 +104,7 @@ class HubFile:
 @contextmanager
 def _answer(url: str, wanted: str | None) -> Iterator[Any]:
     """The open answer to a GET, its content not read yet."""
-    from huggingface_hub import utils
-
+    utils: Any = import_module("huggingface_hub.utils")
     headers: Mapping[str, str] = utils.build_hf_headers(library_name="qload")
     headers = {**headers, "Accept-Encoding": "identity"} | ({"Range": wanted} if wanted else {})
     session: Any = utils.get_session()  # of requests before version 1 of huggingface_hub, since then of httpx

@@ -18,7 +18,7 @@ MAX_REF = 4096  # bytes
 
 
 def snapshot(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
-    """Of a model's folder in the cache, or of its `snapshots`, the one that `refs/main` names; else the path as it is.
+    """Of a model's folder in the cache, or of its `snapshots`, the one that `refs/main` names; else the path.
 
     StorageError where none is named and there are several.
     """
@@ -37,9 +37,7 @@ def snapshot(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
         commit = read_whole(ref, f"refs/{MAIN}", MAX_REF, "unreadable").decode(errors="replace").strip()
         if commit in commits:
             return top / SNAPSHOTS / commit
-        words = (
-            f"refs/{MAIN} names the commit {commit!r:.80}, which is not among its {len(commits)} snapshots"
-        )
+        words = f"refs/{MAIN} names {commit!r:.80}, which is none of its {len(commits)} snapshots"
     some = ", ".join(f"{SNAPSHOTS}/{commit:.80}" for commit in commits[:4])
     more = f" and {len(commits) - 4} more" if len(commits) > 4 else ""
     remedy = f"name one of them: {some}{more}" if commits else "fetch the model again"

@@ -46,7 +46,7 @@ class CheckpointFiles:
 def locate(path: PathLikes) -> CheckpointFiles:
     """One file, several, a directory, or an index file -> the files to read; StorageError.
 
-    A model's folder in the cache of huggingface_hub is the directory of the snapshot that its refs/main names.
+    A model's folder in the cache of huggingface_hub means the snapshot that its refs/main names.
     """
     if isinstance(path, RemoteFolder):
         located = _directory(path.folder, path.name)

@@ -15,15 +15,11 @@ class RangeReader(Protocol):
 
 
 class RemoteFile(RangeReader, Protocol):
-    """A file at an address under which there is never another one.
+    """A file at an address under which there is never another one."""
 
-    Attributes
-    ----------
-    size
-        Its length in bytes, as the server says it; each read is checked against it.
-    """
-
-    size: int
+    @property
+    def size(self) -> int:
+        """Its length in bytes, as the server says it; each read is checked against it."""
 
 
 Place = Path | RemoteFile  # where a tensor file is read

@@ -40,6 +40,7 @@ class Hub:
     """What the server has, and what it was asked and sent."""
 
     endpoint: str
+    elsewhere: str  # the same server by another name, which is another host to its clients
     models: dict[str, Model] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
     asked: list[tuple[str, str]] = field(default_factory=list)
@@ -123,7 +124,7 @@ class Request(BaseHTTPRequestHandler):
             self.answer(404, X_Error_Code="EntryNotFound", X_Repo_Commit=model.commit)
         elif name.endswith(".safetensors"):
             linked = {"X_Linked_Size": str(len(model.files[name])), "X_Linked_ETag": etag(model.files[name])}
-            place = f"{self.hub.endpoint}/elsewhere/{repo}/{model.commit}/{name}"
+            place = f"{self.hub.elsewhere}/elsewhere/{repo}/{model.commit}/{name}"
             self.answer(302, Location=place, X_Repo_Commit=model.commit, **linked)
         else:
             self._content(repo, name, X_Repo_Commit=model.commit, ETag=etag(model.files[name]))
@@ -156,7 +157,8 @@ def serving() -> Iterator[Hub]:
     handler = type("Bound", (Request,), {})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         server.daemon_threads = True
-        hub = handler.hub = Hub(f"http://127.0.0.1:{server.server_port}")  # type: ignore[attr-defined]
+        ends = (f"http://{host}:{server.server_port}" for host in ("127.0.0.1", "localhost"))
+        hub = handler.hub = Hub(*ends)  # type: ignore[attr-defined]
         thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
