@@ -49,9 +49,9 @@ def opened(
         try:
             folder = stack.enter_context(open_folder(path))
         except HubUnreachableError as why:
-            place = cached_folder(path, why)
-            tell(f"reading {path} at commit {place.name} from the local cache: {why.detail}")
-            yield place
+            cached = cached_folder(path, why)
+            tell(f"reading {path.repo} at commit {cached.folder.name} from the local cache: {why.detail}")
+            yield cached
             return
         tell(f"reading {folder.listing.repo} at commit {folder.listing.commit} from the hub")
         if whole:

@@ -21,6 +21,7 @@ Examples:
   qload inspect ./Llama-3-8B-GPTQ
   qload inspect ./Llama-3-8B-GPTQ --all
   qload inspect ./Llama-3-8B-GPTQ/model-00001-of-00004.safetensors
+  qload inspect org/Llama-3-8B-GPTQ@main
   qload inspect ./Llama-3-8B-GPTQ --json | jq '.layers[0]'
 
 Exit codes: 0 readable and in order, 1 findings or unreadable, 2 the command is wrong."""

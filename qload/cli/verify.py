@@ -24,6 +24,7 @@ Examples:
   qload verify ./Llama-3-8B-GPTQ
   qload verify ./Llama-3-8B-GPTQ --tp 4
   qload verify ./Llama-3-8B-GPTQ --against ./Llama-3-8B
+  qload verify org/Llama-3-8B-GPTQ@main
   qload verify ./Llama-3-8B-GPTQ --json | jq -r '.findings[].message'
   torchrun --nproc-per-node 8 -m qload verify ./DeepSeek-V3
 
@@ -66,7 +67,7 @@ def verify(
 
     It reads files piece by piece, so that a checkpoint may be larger than the memory. Threads share the
     layers, as many as QLOAD_NUM_THREADS says; under torchrun processes and hosts share them too, and the
-    first process prints the one report.
+    first process prints the one report. Files of a model of the hub are fetched into its cache first.
     """
     from qload import native
     from qload.verify import verify as run

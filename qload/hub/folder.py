@@ -88,7 +88,7 @@ def fetch(model: HubId, folder: HubFolder, tell: Callable[[str], None] = _log.in
     return replace(folder, places={**folder.places, **places})
 
 
-def cached_folder(model: HubId, why: HubUnreachableError) -> Path:
+def cached_folder(model: HubId, why: HubUnreachableError) -> RemoteFolder:
     """The snapshot that the cache has of a model, without a question to the hub; StorageError if it has none.
 
     `why`: the hub was not asked or did not answer, as the error then says.
@@ -116,7 +116,7 @@ def cached_folder(model: HubId, why: HubUnreachableError) -> Path:
     except StorageError as error:
         words = f"{why.detail}, and the local cache has only a part of it: {error.detail}"
         raise unreadable(str(model), words, remedy) from error
-    return place
+    return RemoteFolder(f"{model.repo}@{place.name}", place, {})
 
 
 def _place(listing: Listing, name: str, traffic: Traffic) -> Place:

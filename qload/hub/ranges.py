@@ -108,7 +108,7 @@ def _answer(url: str, wanted: str | None) -> Iterator[Any]:
     headers: Mapping[str, str] = utils.build_hf_headers(library_name="qload")
     headers = {**headers, "Accept-Encoding": "identity"} | ({"Range": wanted} if wanted else {})
     session: Any = utils.get_session()  # of requests before version 1 of huggingface_hub, since then of httpx
-    if hasattr(session, "stream"):
+    if callable(session.stream):
         opened = session.stream("GET", url, headers=headers, timeout=TIMEOUT, follow_redirects=True)
     else:
         opened = session.get(url, headers=headers, timeout=TIMEOUT, stream=True)

@@ -25,10 +25,6 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(main, arguments)
 
 
-def without_layout(report: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in report.items() if key != "path"}
-
-
 def described(folder: Path) -> dict[str, int]:
     """file -> bytes that tell what its layers are: JSON, headers, and the facts in them."""
     needed = {path.name: path.stat().st_size for path in folder.glob("*.json")}
