@@ -41,7 +41,7 @@ def opened(
     if isinstance(path, Path):
         yield path
         return
-    from qload.errors import HubUnreachableError
+    from qload.errors.checkpoint import HubUnreachableError
     from qload.hub import cached_folder, fetch, open_folder
 
     tell = _nothing if quiet else _say

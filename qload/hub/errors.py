@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from qload.errors import ArgumentError, HubUnreachableError, QloadError, StorageError
+from qload.errors import ArgumentError, QloadError, StorageError
+from qload.errors.checkpoint import HubUnreachableError
 
 LOGIN = "log in by `hf auth login`, as an account that may read it"
 LATER = "try again later"

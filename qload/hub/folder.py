@@ -10,7 +10,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from qload.detect.files import CONFIGS, MAX_BYTES
-from qload.errors import ArgumentError, HubUnreachableError, StorageError
+from qload.errors import ArgumentError, StorageError
+from qload.errors.checkpoint import HubUnreachableError
 from qload.hub.errors import need_library, refusals, unreadable
 from qload.hub.ids import HubId
 from qload.hub.listing import Listing, list_files

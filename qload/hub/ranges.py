@@ -12,7 +12,8 @@ from threading import Lock
 from time import sleep
 from typing import Any
 
-from qload.errors import HubUnreachableError, StorageError
+from qload.errors import StorageError
+from qload.errors.checkpoint import HubUnreachableError
 from qload.hub.errors import LATER, refusals, unreadable
 
 TIMEOUT = 30.0  # seconds without an answer
