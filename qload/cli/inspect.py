@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING
 
 import click
 
+from qload.cli.hub import opened
 from qload.cli.options import as_json, paths_argument, verbose
 from qload.cli.output import emit
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from qload.hub import HubId
     from qload.verify import Report
 
 EPILOG = """\b
@@ -19,6 +21,7 @@ Examples:
   qload inspect ./Llama-3-8B-GPTQ
   qload inspect ./Llama-3-8B-GPTQ --all
   qload inspect ./Llama-3-8B-GPTQ/model-00001-of-00004.safetensors
+  qload inspect org/Llama-3-8B-GPTQ@main
   qload inspect ./Llama-3-8B-GPTQ --json | jq '.layers[0]'
   qload inspect ./models/* --json | jq -r '[.path, .verdict] | @tsv'
 
@@ -34,7 +37,7 @@ worst."""
 @as_json
 @verbose
 @click.pass_context
-def inspect(ctx: click.Context, paths: tuple[Path, ...], every: bool, as_json: bool | None) -> None:
+def inspect(ctx: click.Context, paths: "tuple[Path | HubId, ...]", every: bool, as_json: bool | None) -> None:
     """Show the layers of checkpoints.
 
     For each layer of the checkpoint at each PATH: format, bits, group size, symmetry, act order, shape
@@ -58,5 +61,9 @@ def inspect(ctx: click.Context, paths: tuple[Path, ...], every: bool, as_json: b
     from qload.verify import inspect as run
 
     native.check()
-    several = len(paths) > 1
-    ctx.exit(max([emit(run(path), as_json, tables, one_of_several=several) for path in paths]))
+    codes = []
+    for path in paths:
+        with opened(path) as place:
+            report = run(place)
+        codes.append(emit(report, as_json, tables, one_of_several=len(paths) > 1))
+    ctx.exit(max(codes))

@@ -85,5 +85,6 @@ def _print_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
 def main() -> None:
     """Say what a quantized checkpoint holds, and find what is wrong with it.
 
-    A PATH is a directory or one .safetensors file. Nothing is downloaded and no file is executed.
+    A PATH is a directory, one .safetensors file, an index, or org/model[@revision] on the hub. The network is
+    used for such a name alone, and nothing that is in a file is executed.
     """

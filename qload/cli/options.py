@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 import click
 
+from qload.cli.hub import hub_id
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -17,10 +19,10 @@ class CheckpointPath(click.Path):
         super().__init__(path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The path; an empty one is a usage error."""
+        """The path, or the model of the hub that a name means; an empty one is a usage error."""
         if value == "":  # an unset shell variable must not mean the current directory
             self.fail("is empty", param, ctx)
-        return super().convert(value, param, ctx)
+        return (hub_id(value) if isinstance(value, str) else None) or super().convert(value, param, ctx)
 
 
 def world_sizes(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:

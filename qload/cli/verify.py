@@ -1,6 +1,7 @@
 """qload verify: is this checkpoint true?"""
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from qload.cli.folders import folders_of
+from qload.cli.hub import opened
 from qload.cli.options import CheckpointPath, as_json, folders, paths_argument, verbose, world_sizes
 from qload.cli.output import emit
 from qload.cli.progress import Update, named, progress_bar
@@ -17,6 +19,7 @@ from qload.cli.sarif import STDOUT, SarifFile, write
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from qload.hub import HubId
     from qload.verify import Report
 
 EPILOG = """\b
@@ -24,6 +27,7 @@ Examples:
   qload verify ./Llama-3-8B-GPTQ
   qload verify ./Llama-3-8B-GPTQ --tp 1,2,4
   qload verify ./Llama-3-8B-GPTQ --against ./Llama-3-8B
+  qload verify org/Llama-3-8B-GPTQ@main
   qload verify ./Llama-3-8B-GPTQ --json | jq -r '.findings[].message'
   qload verify ./models/* --json | jq -r '[.path, .verdict] | @tsv'
   qload verify ./models/* --sarif findings.sarif
@@ -63,8 +67,8 @@ Exit codes: 0 nothing found, 1 findings or unreadable, 2 the command is wrong. O
 @click.pass_context
 def verify(
     ctx: click.Context,
-    paths: tuple[Path, ...],
-    against: Path | None,
+    paths: "tuple[Path | HubId, ...]",
+    against: "Path | HubId | None",
     tp: tuple[int, ...] | None,
     sarif: Path | None,
     folders: bool,
@@ -78,28 +82,28 @@ def verify(
 
     It reads files piece by piece, so that a checkpoint may be larger than the memory. Threads share the
     layers, as many as QLOAD_NUM_THREADS says; under torchrun processes and hosts share them too, and the
-    first process prints the one report.
+    first process prints the one report. Files of a model of the hub are fetched into its cache first.
     """
+    from qload import native
+    from qload.verify import verify
+
+    native.check()
     places = tuple(folders_of(paths)) if folders else paths
     several = len(paths) > 1
-
-    def run(path: Path, progress: Update | None) -> "Report":
-        from qload import native
-        from qload.verify import verify
-
-        native.check()
-        tell = named(progress, str(path)) if several else progress
-        return verify(path, against=against, tp=tp, progress=tell, process_group=group)
-
     code, reports = 0, []
     with ranks() as group:
         first = group is None or group.rank() == 0
-        for path in places:
-            with progress_bar(seen=first) as progress:
-                report = run(path, progress)
-            if first:
-                reports.append(replace(report, layers=()))
-                code = max(code, _told(report, as_json, sarif, several))
+        with opened(against, whole=True, quiet=not first) if against else nullcontext() as reference:
+            for path in places:
+                with (
+                    opened(path, whole=True, quiet=not first) as place,
+                    progress_bar(seen=first) as progress,
+                ):
+                    tell = named(progress, str(path)) if several else progress
+                    report = verify(place, against=reference, tp=tp, progress=tell, process_group=group)
+                if first:
+                    reports.append(replace(report, layers=()))
+                    code = max(code, _told(report, as_json, sarif, several))
     if first and sarif is not None:
         write(reports, sarif)
     ctx.exit(code if first else 0)  # the verdict is the first process' to tell

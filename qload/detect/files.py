@@ -8,13 +8,14 @@ from reprlib import Repr
 from typing import Any
 
 from qload.errors import ConfigError, StorageError
-from qload.storage import is_directory, is_taken, parse_json, read_whole, special, status
+from qload.storage import is_directory, is_taken, parse_json, read_whole, snapshot, special, status
 
 MAX_BYTES = 64 << 20  # a config larger than this is not a config
 MODEL_CONFIG = "config.json"
 SECTIONS = ("quantization_config", "compression_config")
 MODELOPT = "hf_quant_config.json"
 SIDE_FILES = ("quantize_config.json", "quant_config.json")
+CONFIGS = (MODEL_CONFIG, *SIDE_FILES, MODELOPT)  # all that is read of a checkpoint beside its index
 
 _SHORT = Repr()
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother, _SHORT.maxlong = 3, 60, 60, 60
@@ -99,7 +100,8 @@ def _stands(path: Path) -> bool:
 
 
 def _folder(path: str | PathLike[str]) -> Path:
-    return Path(path) if is_directory(Path(path)) else Path(path).parent
+    place = Path(snapshot(path))
+    return place if is_directory(place) else place.parent
 
 
 def _sections(config: Mapping[str, Any]) -> list[FoundConfig]:

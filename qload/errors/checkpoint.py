@@ -242,6 +242,14 @@ class StorageError(QloadError, ValueError):
 
 
 @dataclass(eq=False)
+class HubUnreachableError(StorageError):
+    """The hub gave no answer for now, or must not be asked: what the local cache holds is all there is.
+
+    Raised by `qload.hub`. The fields are those of StorageError.
+    """
+
+
+@dataclass(eq=False)
 class ConfigError(QloadError, ValueError):
     """A config file does not say what it has to say.
 

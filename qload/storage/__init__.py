@@ -5,9 +5,11 @@ from qload.storage.files import is_directory, is_taken, read_whole, special, sta
 from qload.storage.header import DTYPES, Entry, Header, parse_header, read_header
 from qload.storage.headers import read_headers
 from qload.storage.hostile_json import parse_json
+from qload.storage.hub_cache import snapshot
 from qload.storage.locate import CheckpointFiles, locate
 from qload.storage.memory import MemoryStorage
 from qload.storage.protocol import TensorInfo, WeightStorage, check_name
+from qload.storage.remote import Place, RemoteFile, RemoteFolder
 from qload.storage.safetensors import SafetensorsStorage
 
 __all__ = [
@@ -16,6 +18,9 @@ __all__ = [
     "Entry",
     "Header",
     "MemoryStorage",
+    "Place",
+    "RemoteFile",
+    "RemoteFolder",
     "SafetensorsStorage",
     "TensorInfo",
     "WeightStorage",
@@ -30,6 +35,7 @@ __all__ = [
     "read_header",
     "read_headers",
     "read_whole",
+    "snapshot",
     "special",
     "status",
 ]

@@ -102,21 +102,21 @@ def refused_file(path: Path) -> StorageError:
     )
 
 
-def refused_folder(place: Path, there: Sequence[Path]) -> StorageError:
-    """The error for a directory with no safetensors file; `there`: what is in it."""
+def refused_folder(place: Path, there: Sequence[Path], name: str) -> StorageError:
+    """The error for a directory with no safetensors file; `there`: what is in it, `name`: of it."""
     if any(file.name == PIPELINE for file in there):
-        return _pipeline(place, there)
+        return _pipeline(place, there, name)
     known = tuple(end for kind in KINDS for end in kind.ends)
     likely = [file for file in there if file.name.lower().endswith(known)]
     kinds = {kind: file for file in likely[PARTS::-1] if (kind := _kind(file))}
     if not kinds:
-        return StorageError(str(place), "no-files", f"no *{SUFFIX} file in this directory")
+        return StorageError(name, "no-files", f"no *{SUFFIX} file in this directory")
     kind, file = next((kind, kinds[kind]) for kind in KINDS if kind in kinds)
     if kind is PICKLE and _method(place) == "torchao":
         kind = TORCHAO
     others = f", and there are {len(likely) - 1} such files more" if len(likely) > 1 else ""
     return StorageError(
-        str(place),
+        name,
         "not-safetensors",
         f"no *{SUFFIX} file in this directory: {shortened(file.name)} is {kind.words}{others}",
         remedy=kind.remedy,
@@ -134,12 +134,12 @@ def conventions(files: Collection[str], folder: Path) -> Iterator[str]:
         )
 
 
-def _pipeline(place: Path, there: Sequence[Path]) -> StorageError:
+def _pipeline(place: Path, there: Sequence[Path], name: str) -> StorageError:
     """Of a pipeline each part is a checkpoint of its own."""
     parts = [part.name for part in there[:PARTS] if is_directory(part) and _has_safetensors(part)]
     named = ", ".join(str(place / shortened(part)) for part in parts[:8])
     return StorageError(
-        str(place),
+        name,
         "no-files",
         f"is a diffusers pipeline ({PIPELINE}), whose parts are checkpoints of their own",
         remedy=f"name one of them: {named}"

@@ -19,6 +19,7 @@ from qload.errors import StorageError
 from qload.storage.files import NO_FILE, FileIdentity, open_regular, read_first
 from qload.storage.foreign import begins_as
 from qload.storage.hostile_json import load_json, shortened
+from qload.storage.remote import Place, RemoteFile, read_range
 
 LENGTH_BYTES = 8
 MAX_HEADER = 100_000_000  # the format's own bound
@@ -74,8 +75,10 @@ class Header:
     identity: FileIdentity = NO_FILE
 
 
-def read_header(path: Path, file: str | None = None) -> Header:
+def read_header(path: Place, file: str | None = None) -> Header:
     """The header of a file, read without its data; StorageError, with the rule that was broken."""
+    if not isinstance(path, Path):
+        return _read_remote(path, file or "a remote file")
     label = file or path.name
     descriptor = open_regular(path, label)
     try:
@@ -87,6 +90,14 @@ def read_header(path: Path, file: str | None = None) -> Header:
     finally:
         os.close(descriptor)
     return replace(parse_header(head, found.st_size, label), identity=FileIdentity.of(found))
+
+
+def _read_remote(remote: RemoteFile, file: str) -> Header:
+    head = read_range(remote, 0, min(LENGTH_BYTES, remote.size))
+    length = int.from_bytes(head, "little")
+    if len(head) == LENGTH_BYTES and length <= min(MAX_HEADER, remote.size - LENGTH_BYTES):
+        head += read_range(remote, LENGTH_BYTES, length)
+    return parse_header(head, remote.size, file)
 
 
 def parse_header(head: bytes, file_size: int, file: str) -> Header:

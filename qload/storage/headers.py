@@ -2,15 +2,15 @@
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from qload.errors import StorageError
 from qload.storage.header import Header, read_header
+from qload.storage.remote import Place
 
 READERS = 8  # each holds one header, of up to MAX_HEADER bytes
 
 
-def read_headers(files: Mapping[str, Path]) -> dict[str, Header | StorageError]:
+def read_headers(files: Mapping[str, Place]) -> dict[str, Header | StorageError]:
     """The header of each file, or why there is none, in the order of the files."""
     if len(files) < 2:
         return {file: _read(file, place) for file, place in files.items()}
@@ -18,7 +18,7 @@ def read_headers(files: Mapping[str, Path]) -> dict[str, Header | StorageError]:
         return dict(zip(files, readers.map(_read, files, files.values()), strict=True))
 
 
-def _read(file: str, place: Path) -> Header | StorageError:
+def _read(file: str, place: Place) -> Header | StorageError:
     try:
         return read_header(place, file)
     except StorageError as error:

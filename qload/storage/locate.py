@@ -3,7 +3,7 @@
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
@@ -11,6 +11,8 @@ from qload.errors import StorageError
 from qload.storage.files import is_directory, listed, read_whole, special, status
 from qload.storage.foreign import refused_file, refused_folder
 from qload.storage.hostile_json import load_json, shortened
+from qload.storage.hub_cache import snapshot
+from qload.storage.remote import Place, RemoteFolder
 
 SUFFIX = ".safetensors"
 INDEX = f"{SUFFIX}.index.json"
@@ -27,10 +29,10 @@ class CheckpointFiles:
     `total_size`: in bytes, as the index has it.
     """
 
-    files: Mapping[str, Path]
+    files: Mapping[str, Place]
     weight_map: Mapping[str, str] | None = None
     index: str | None = None
-    beside: Mapping[str, Path] = field(default_factory=dict)
+    beside: Mapping[str, Place] = field(default_factory=dict)
     total_size: int | None = None
 
     def rivals(self) -> Iterator[str]:
@@ -43,25 +45,31 @@ class CheckpointFiles:
 
 
 def locate(path: PathLikes) -> CheckpointFiles:
-    """One file, several, a directory, or an index file -> the files to read; StorageError."""
+    """One file, several, a directory, or an index file -> the files to read; StorageError.
+
+    A model's folder in the cache of huggingface_hub means the snapshot that its refs/main names.
+    """
+    if isinstance(path, RemoteFolder):
+        located = _directory(path.folder, path.name)
+        return replace(located, files=path.real(located.files), beside=path.real(located.beside))
     if not isinstance(path, (str, PathLike)):
         files = [Path(one) for one in path]
         return CheckpointFiles({str(file): _tensor_file(file) for file in files})
-    place = Path(path)
+    place = Path(snapshot(path))
     if place.name.endswith(INDEX):
         return _indexed(place)
     if is_directory(place):
-        return _directory(place)
+        return _directory(place, str(place))
     return CheckpointFiles({place.name: _tensor_file(place)})
 
 
-def _directory(place: Path) -> CheckpointFiles:
+def _directory(place: Path, name: str) -> CheckpointFiles:
     there = listed(place)
     indices = [file for file in there if file.name.endswith(INDEX)]
     usual = [file for file in indices if file.name == f"model{INDEX}"]
     if len(indices) > 1 and not usual:
         raise StorageError(
-            place.name,
+            name,
             "index-json",
             f"has several indices: {_some(file.name for file in indices)}",
             remedy="name one of them",
@@ -70,7 +78,7 @@ def _directory(place: Path) -> CheckpointFiles:
         return _indexed((usual or indices)[0])
     files = {file.name: file for file in there if file.name.endswith(SUFFIX)}
     if not files:
-        raise refused_folder(place, there)
+        raise refused_folder(place, there, name)
     _check_numbers(files, files)
     return CheckpointFiles(files)
 

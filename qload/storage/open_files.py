@@ -12,6 +12,7 @@ from threading import Lock
 
 from qload.errors import StorageError
 from qload.storage.files import FileIdentity, open_regular, unreadable
+from qload.storage.remote import Place, RangeReader
 
 OPEN_FILES = 16  # that are kept open; more threads than this keep one each
 
@@ -55,14 +56,20 @@ class OpenFile:
 class OpenFiles:
     """The files of a checkpoint, by the names they go by; each is still the file whose header was checked."""
 
-    def __init__(self, files: Mapping[str, Path], identities: Mapping[str, FileIdentity]) -> None:
-        self._files, self._identities = files, identities
+    def __init__(self, files: Mapping[str, Place], identities: Mapping[str, FileIdentity]) -> None:
+        self._files = {file: place for file, place in files.items() if isinstance(place, Path)}
+        self._remote = {file: place for file, place in files.items() if not isinstance(place, Path)}
+        self._identities = identities
         self._open: dict[str, OpenFile] = {}  # the one that was used last is last
         self._lock, self._closed = Lock(), False
 
     @contextmanager
-    def reading(self, file: str) -> Iterator[OpenFile]:
+    def reading(self, file: str) -> Iterator[RangeReader]:
         """The file, open; StorageError before or after if it is not what it was."""
+        if file in self._remote:
+            self._refuse_closed(file)
+            yield self._remote[file]  # whose address always leads to the same bytes
+            return
         opened = self._take(file)
         try:
             try:
@@ -80,8 +87,7 @@ class OpenFiles:
 
     def _take(self, file: str) -> OpenFile:
         with self._lock:
-            if self._closed:
-                raise StorageError(file, "closed", "read after its storage was closed")
+            self._refuse_closed(file)
             opened = self._open.pop(file, None)
             if opened is None:
                 opened = OpenFile(open_regular(self._files[file], file), file)
@@ -89,6 +95,10 @@ class OpenFiles:
             self._open[file] = opened
             opened.users += 1
             return opened
+
+    def _refuse_closed(self, file: str) -> None:
+        if self._closed:
+            raise StorageError(file, "closed", "read after its storage was closed")
 
     def _give_back(self, opened: OpenFile) -> None:
         with self._lock:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qload.storage.header import Entry
-from qload.storage.open_files import OpenFile
+from qload.storage.remote import RangeReader
 
 GAP = 8 << 10  # bytes between two runs, up to which reading them costs less than another call
 SCRATCH = 1 << 20  # bytes that are read at once for what is wanted of them
@@ -21,7 +21,7 @@ SCRATCH = 1 << 20  # bytes that are read at once for what is wanted of them
 Bounds = tuple[tuple[int, int], ...]
 
 
-def read_rectangle(opened: OpenFile, entry: Entry, pairs: Bounds) -> NDArray[np.uint8]:
+def read_rectangle(opened: RangeReader, entry: Entry, pairs: Bounds) -> NDArray[np.uint8]:
     """The bytes of the elements within (start, stop) of every dimension, row major; there is at least one."""
     size = entry.dtype.itemsize
     strides = [prod(entry.shape[at + 1 :]) * size for at in range(len(pairs))]
@@ -41,7 +41,7 @@ def read_rectangle(opened: OpenFile, entry: Entry, pairs: Bounds) -> NDArray[np.
     return blocks.reshape(-1)
 
 
-def _read_rows(opened: OpenFile, at: int, stride: int, block: NDArray[np.uint8]) -> None:
+def _read_rows(opened: RangeReader, at: int, stride: int, block: NDArray[np.uint8]) -> None:
     """Fill (rows, length) with runs that begin `stride` bytes apart."""
     rows, length = block.shape
     if stride - length > GAP:

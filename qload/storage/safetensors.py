@@ -3,7 +3,6 @@
 import logging
 import sys
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import Self
 
 import torch
@@ -17,6 +16,7 @@ from qload.storage.locate import CheckpointFiles, PathLikes, locate
 from qload.storage.open_files import OpenFiles
 from qload.storage.protocol import TensorInfo, bounds, check_name, missing
 from qload.storage.rectangles import read_rectangle
+from qload.storage.remote import Place
 
 log: logging.Logger = logging.getLogger("qload")
 
@@ -57,7 +57,7 @@ class SafetensorsStorage:
                 str(path), "byte-order", "safetensors are little-endian, and this machine is not"
             )
         located = path if isinstance(path, CheckpointFiles) else locate(path)
-        self.files: dict[str, Path] = dict(located.files)
+        self.files: dict[str, Place] = dict(located.files)
         headers = _checked(located) if headers is None else headers
         self._entries: dict[str, Entry] = {}
         self._holders: dict[str, str] = {}  # name -> file: of many tensors, a pair each would be much to hold

@@ -29,6 +29,7 @@ from qload.storage import (
     folder_notes,
     locate,
     read_headers,
+    snapshot,
 )
 from qload.verify.names import split_name
 from qload.verify.report import Finding, finding_of
@@ -41,9 +42,13 @@ MAX_LAYERS = 1 << 16  # a config that counts more is not believed
 
 @dataclass
 class Subject:
-    """What the rules look at. `errors`: why it cannot be read further; then there are no `weights`."""
+    """What the rules look at. `errors`: why it cannot be read further; then there are no `weights`.
+
+    `path`: what the report calls it; `place`: where it is.
+    """
 
     path: str
+    place: str | PathLike[str]
     errors: list[Finding] = field(default_factory=list)
     configs: list[FoundConfig] = field(default_factory=list)
     claims: Claims | None = None
@@ -53,10 +58,14 @@ class Subject:
     @classmethod
     def open(cls, path: str | PathLike[str]) -> Self:
         """Headers and configs of a checkpoint, all errors collected; nothing is raised for what it holds."""
-        subject = cls(str(path))
-        located = subject._try(lambda: locate(path))
+        subject = cls(str(path), path)
+        place = subject._try(lambda: snapshot(path))
+        if place is None:
+            return subject
+        subject.path, subject.place = str(place), place
+        located = subject._try(lambda: locate(place))
         if located is not None:
-            subject._config(path, located, subject._headers(located))
+            subject._config(place, located, subject._headers(located))
         return subject
 
     def close(self) -> None:
@@ -74,7 +83,7 @@ class Subject:
     @property
     def num_hidden_layers(self) -> int | None:
         """What config.json says, at its top or for its text model."""
-        config = read_model_config(self.path)
+        config = read_model_config(self.place)
         text = config.get("text_config")
         places = [config, text if isinstance(text, dict) else {}]
         claimed = [place.get("num_hidden_layers") for place in places]

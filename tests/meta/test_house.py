@@ -32,6 +32,7 @@ RANKS = [
     {"formats"},
     {"detect", "quantize"},
     {"kernel_formats"},
+    {"hub"},
     {"weights"},
     {"experts"},
     {"kernels"},
