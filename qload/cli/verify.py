@@ -12,7 +12,7 @@ from qload.cli.folders import folders_of
 from qload.cli.hub import opened
 from qload.cli.options import CheckpointPath, as_json, folders, paths_argument, verbose, world_sizes
 from qload.cli.output import emit
-from qload.cli.progress import Update, named, progress_bar
+from qload.cli.progress import named, progress_bar
 from qload.cli.ranks import ranks
 from qload.cli.sarif import STDOUT, SarifFile, write
 
