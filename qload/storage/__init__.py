@@ -8,6 +8,7 @@ from qload.storage.hostile_json import parse_json
 from qload.storage.locate import CheckpointFiles, locate
 from qload.storage.memory import MemoryStorage
 from qload.storage.protocol import TensorInfo, WeightStorage, check_name
+from qload.storage.rows import rows
 from qload.storage.safetensors import SafetensorsStorage
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "read_header",
     "read_headers",
     "read_whole",
+    "rows",
     "special",
     "status",
 ]

@@ -8,20 +8,16 @@ from os import PathLike
 from typing import ParamSpec
 
 from qload.errors import ArgumentError, ConfigError, QloadError, StorageError, checked
-from qload.formats import AWQConfig, Marlin24Config, MarlinConfig
-from qload.loader import LayerDescription
+from qload.listing import LayerInfo, info_of
 from qload.parallel import ProcessGroup
-from qload.spec import Grouped, Role
-from qload.storage import WeightStorage
 from qload.verify import against as comparison
 from qload.verify import parallel
 from qload.verify.crew import Crew, Tell
 from qload.verify.judge import Progress, judge
-from qload.verify.report import Finding, LayerInfo, Report, finding_of
+from qload.verify.report import Finding, Report, finding_of
 from qload.verify.rules import INSPECTED
 from qload.verify.runs import runs
 from qload.verify.subject import Subject
-from qload.verify.zero_points import convention, symmetric
 
 P = ParamSpec("P")
 REPORTED = 1024  # names of a run of layers to be reported, of most of which only headers are looked at
@@ -163,10 +159,10 @@ def _unreadable(subject: Subject) -> Report:
 
 def _report(subject: Subject, found: list[Finding], told: list[str], crew: Crew) -> Report:
     assert subject.weights is not None
-    storage, parts = subject.weights.storage, runs(subject, REPORTED)
+    weights, parts = subject.weights, runs(subject, REPORTED)
 
     def told_of(at: int) -> list[LayerInfo]:
-        return [_layer(storage, layer) for layer in parts[at].described()]
+        return [info_of(weights, layer) for layer in parts[at].described()]
 
     layers = crew.share_out(told_of, [0] * len(parts), lambda *_: None)
     return Report(
@@ -176,41 +172,3 @@ def _report(subject: Subject, found: list[Finding], told: list[str], crew: Crew)
         layers=tuple(chain.from_iterable(layers)),
         claims={} if subject.claims is None else subject.claims.facts(),
     )
-
-
-def _layer(storage: WeightStorage, layer: LayerDescription) -> LayerInfo:
-    config = layer.format.config
-    scales = next((spec.name for spec in layer.specs if spec.role is Role.SCALE), "weight")
-    return LayerInfo(
-        prefix=layer.prefix,
-        format=layer.format.weight_type.format,
-        bits=getattr(config, "bits", None),
-        group_size=config.group_size if isinstance(config, Grouped) else None,
-        sym=_symmetric(storage, layer),
-        act_order=_act_order(layer),
-        shape=(layer.N, layer.K) if "K" in layer.sizes else (layer.N,),
-        dtype=str(layer.dtypes[scales]).removeprefix("torch."),
-        bytes=sum(storage.info(layer.names.full(spec.name)).nbytes for spec in layer.specs),
-    )
-
-
-def _symmetric(storage: WeightStorage, layer: LayerDescription) -> bool | None:
-    """What the zero points say, where their reading is known; else what the config says, if it does."""
-    config = layer.format.config
-    if not isinstance(config, Grouped):
-        return None
-    if convention(layer) is not None:
-        return all(same for _, _, same in symmetric(storage, layer))
-    if isinstance(layer.format.config, AWQConfig | MarlinConfig | Marlin24Config):
-        return True  # of these, what stores no zero points means the middle
-    said: bool | None = getattr(config, "symmetric", None)
-    return said
-
-
-def _act_order(layer: LayerDescription) -> bool | None:
-    """Whether some index of groups differs from their order; without an index they lie in order."""
-    config = layer.format.config
-    if not isinstance(config, Grouped):
-        return None
-    indices = [layer.facts[spec.name] for spec in layer.specs if spec.index_of and spec.name in layer.facts]
-    return any(not bool((index == config.in_order(layer.K)).all()) for index in indices)

@@ -5,8 +5,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from qload.errors import QloadError
+from qload.listing import LayerInfo
 
 SCHEMA = 1
+SAID = (
+    "prefix", "format", "bits", "group_size", "sym", "act_order", "shape", "dtype", "bytes", "excluded",
+)  # fmt: skip
 Severity = Literal["error", "warning"]
 
 
@@ -34,21 +38,6 @@ class Finding:
     file: str | None
     message: str
     remedy: str = ""
-
-
-@dataclass(frozen=True)
-class LayerInfo:
-    """One layer as its tensors say it is. `group_size` -1: one group; None where a format has none."""
-
-    prefix: str
-    format: str
-    bits: int | None
-    group_size: int | None
-    sym: bool | None
-    act_order: bool | None
-    shape: tuple[int, ...]
-    dtype: str  # of the scales, or of a plain weight
-    bytes: int
 
 
 @dataclass(frozen=True)
@@ -93,8 +82,14 @@ class Report:
             "findings": [asdict(finding) for finding in self.findings],
             "notes": list(self.notes),
             "claims": dict(self.claims),
-            "layers": [asdict(layer) for layer in self.layers],
+            "layers": [_layer(layer) for layer in self.layers],
         }
+
+
+def _layer(layer: LayerInfo) -> dict[str, Any]:
+    """What a report says of a layer: all but its tensors, of which a large model has many, and its config."""
+    said = {name: getattr(layer, name) for name in SAID}
+    return {**said, "activations": None if layer.activations is None else asdict(layer.activations)}
 
 
 def finding_of(error: QloadError, *, severity: Severity = "error") -> Finding:

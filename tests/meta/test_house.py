@@ -37,6 +37,7 @@ RANKS = [
     {"kernels"},
     {"repacking"},
     {"methods", "models"},
+    {"listing"},
     {"engines", "verify", "testing"},
     {"conformance"},
     {"capabilities"},

@@ -1,0 +1,7 @@
+"""What a checkpoint holds, layer by layer and byte by byte, before any weight of it is read."""
+
+from qload.listing.groups import Groups
+from qload.listing.info import LayerInfo, info_of
+from qload.listing.layers import layers
+
+__all__ = ["Groups", "LayerInfo", "info_of", "layers"]
