@@ -7,8 +7,6 @@ inputs as they come.
 from dataclasses import dataclass
 from typing import Literal
 
-Strategy = Literal["tensor", "token", "channel", "group", "tensor_group", "block"]
-
 
 @dataclass(frozen=True)
 class ActivationScheme:
@@ -37,7 +35,7 @@ class ActivationScheme:
     type: Literal["int", "float"]
     bits: int
     dynamic: bool | Literal["local"]
-    strategy: Strategy | None = None
+    strategy: str | None = None
     group_size: int | None = None
     symmetric: bool = True
     scale: str | None = None
