@@ -1,6 +1,6 @@
 """`inspect` and `verify`: open a checkpoint as hostile input, and tell what it is and whether it is true."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from functools import partial, wraps
 from itertools import chain
@@ -168,7 +168,19 @@ def _report(subject: Subject, found: list[Finding], told: list[str], crew: Crew)
     return Report(
         path=subject.path,
         findings=tuple(found),
-        notes=(*subject.notes, *told),
+        notes=(*subject.notes, *told, *_unread(subject)),
         layers=tuple(chain.from_iterable(layers)),
         claims={} if subject.claims is None else subject.claims.facts(),
+        coverage=subject.account.coverage,
     )
+
+
+def _unread(subject: Subject) -> Iterator[str]:
+    """What no format reads yet, and its share of the bytes."""
+    coverage, unread = subject.account.coverage, subject.account.report.unread
+    if unread:
+        first, reason = next(iter(unread.items()))
+        yield (
+            f"{len(unread)} tensors, such as {first}, are not read: {reason}; "
+            f"they hold {coverage.unread} of {coverage.total} bytes"
+        )

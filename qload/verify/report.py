@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from qload.errors import QloadError
-from qload.listing import LayerInfo
+from qload.listing import Coverage, LayerInfo
 
 SCHEMA = 1
 SAID = (
@@ -56,6 +56,8 @@ class Report:
         Each layer as its tensors say it is.
     claims
         What the config says of all layers, by name.
+    coverage
+        Which share of the bytes is explained, and by what; None of what cannot be read.
     readable
         Whether the files and the config could be understood at all.
     """
@@ -65,6 +67,7 @@ class Report:
     notes: Sequence[str] = ()
     layers: Sequence[LayerInfo] = ()
     claims: Mapping[str, Any] = field(default_factory=dict)
+    coverage: Coverage | None = None
     readable: bool = True
 
     @property
@@ -75,15 +78,21 @@ class Report:
         return "findings" if self.findings else "ok"
 
     def to_json(self) -> dict[str, Any]:
-        """The report under its schema: `schema`, `verdict`, `findings`, and `notes`, `claims`, `layers`."""
+        """The report: `schema`, `verdict`, `findings`, and `notes`, `claims`, `coverage`, `layers`."""
         return {
             "schema": SCHEMA,
             "verdict": self.verdict,
             "findings": [asdict(finding) for finding in self.findings],
             "notes": list(self.notes),
             "claims": dict(self.claims),
+            "coverage": None if self.coverage is None else _coverage(self.coverage),
             "layers": [_layer(layer) for layer in self.layers],
         }
+
+
+def _coverage(coverage: Coverage) -> dict[str, Any]:
+    """What a report says of the bytes; `explained` is what is read and what is exempt."""
+    return {**asdict(coverage), "explained": coverage.explained}
 
 
 def _layer(layer: LayerInfo) -> dict[str, Any]:

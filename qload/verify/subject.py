@@ -17,7 +17,7 @@ from qload.detect import (
     settle,
 )
 from qload.errors import QloadError
-from qload.listing import Groups
+from qload.listing import Account, Groups, account
 from qload.loader import FormatLoader, LayerDescription
 from qload.spec import Role, TensorSpec
 from qload.storage import (
@@ -83,6 +83,11 @@ class Subject:
         """The tensors by layers, each of which is described once."""
         assert self.weights is not None  # rules run on readable subjects only
         return Groups(self.weights)
+
+    @cached_property
+    def account(self) -> Account:
+        """What explains each tensor, and which share of the bytes."""
+        return account(self.groups)
 
     @cached_property
     def names(self) -> list[str]:

@@ -1,7 +1,7 @@
 """`Weights`: the tensors of a checkpoint as one rank sees them, and the five typed loads."""
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from difflib import get_close_matches
@@ -287,9 +287,21 @@ class Weights:
         """The tensors `names` (`*` and `?` as in a shell) may stay unused, for this `reason`."""
         self._ledger.exempt(names, reason)
 
+    @checked
+    def exempt_by(self, reason_of: Callable[[str], str | None]) -> None:
+        """The tensors for whose names `reason_of` has a reason, and not None, may stay unused for it."""
+        self._ledger.reasons.append(reason_of)
+
+    def ledger(self) -> Ledger:
+        """A ledger with the same exemptions, in which nothing was used yet: for who accounts for no loads."""
+        return self._ledger.fresh()
+
     def report(self) -> LoadReport:
-        """What became of every tensor: used, unused, used twice, exempted with the reason."""
-        return self._ledger.report(self.storage.keys())
+        """What became of every tensor: used, unused, used twice, exempted or not read with the reason.
+
+        Scales of the key/value cache, and buffers of positions, masks and counts, are exempted by name.
+        """
+        return self._ledger.report(self.storage)
 
     def _get(self, name: str, index: tuple[slice, ...], role: Role | None) -> Tensor:
         tensor = self.read(name, index, role=role)
