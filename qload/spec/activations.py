@@ -7,6 +7,8 @@ inputs as they come.
 from dataclasses import dataclass
 from typing import Literal
 
+from qload.errors import check_fields
+
 
 @dataclass(frozen=True)
 class ActivationScheme:
@@ -39,3 +41,6 @@ class ActivationScheme:
     group_size: int | None = None
     symmetric: bool = True
     scale: str | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)

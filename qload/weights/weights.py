@@ -12,13 +12,14 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from qload.errors import ArgumentError, CastError, DivideError, MissingTensorError, check_type, checked
+from qload.errors import ArgumentError, DivideError, MissingTensorError, check_type, checked
 from qload.formats import ROLES
 from qload.formats.unquantized import FLOATS
 from qload.loader import Blocks, WeightsLoader, split_blocks
 from qload.parallel import ALONE, ProcessGroup, Rank
 from qload.spec import Role, Weight
 from qload.storage import TensorInfo, WeightStorage, check_name
+from qload.weights.casts import cast
 from qload.weights.heads import qkv_parts
 from qload.weights.ledger import Ledger, LoadReport
 from qload.weights.names import SortedNames
@@ -258,7 +259,7 @@ class Weights:
         role = role or ROLES.get(stored.rpartition(".")[2], Role.FLOAT)
         if role is not Role.FLOAT or self.dtype in (None, tensor.dtype) or tensor.dtype not in FLOATS:
             return tensor
-        return _cast(stored, tensor, self.dtype)
+        return cast(stored, tensor, self.dtype)
 
     @checked
     def take(self, names: Iterable[str]) -> None:
@@ -345,12 +346,3 @@ def _device(device: torch.device | str) -> torch.device:
 
 def _along(dim: int, start: int, stop: int) -> tuple[slice, ...]:
     return (*[slice(None)] * dim, slice(start, stop))
-
-
-def _cast(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    cast = tensor.to(dtype)
-    lost = torch.isfinite(tensor) & ~torch.isfinite(cast)
-    if lost.any():
-        source, target = (str(kind).removeprefix("torch.") for kind in (tensor.dtype, dtype))
-        raise CastError(name, source, target, float(tensor[lost][0]), int(lost.sum()))
-    return cast
