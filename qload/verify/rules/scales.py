@@ -1,20 +1,16 @@
 """Scales are finite and not negative; none that divides is zero, and not all are of a layer that has codes.
 
-A NaN or infinite scale turns whole groups into NaN; a negative one mirrors them. AutoRound means it so: the sign
-goes to whichever end of a group is farther, so that about half the scales of a symmetric integer layer are
-negative, 0.41 to 0.59 of those that were measured. Less than 1 of 16 is no such layer. Zero is lawful where it
+A NaN or infinite scale turns whole groups into NaN; a negative one mirrors them. Zero is lawful where it
 multiplies: it is how a quantizer writes a group of zeros. A layer whose every scale is zero, or of exponents
 the least, and whose words differ, was not all zeros; so it is with scales that are codes, and what scales
 these.
 """
 
 from collections.abc import Iterator
-from math import prod
 
 import torch
 from torch import Tensor
 
-from qload.formats import AWQWeight, CTIntWeight, CTPackWeight, GPTQWeight
 from qload.loader import LayerDescription
 from qload.spec import Role, TensorSpec
 from qload.storage import WeightStorage
@@ -22,9 +18,6 @@ from qload.verify.chunks import is_exponents, rows, values
 from qload.verify.report import Finding
 from qload.verify.rules.rule import Rule
 from qload.verify.subject import Subject
-
-MIRRORED = (GPTQWeight, AWQWeight, CTPackWeight, CTIntWeight)  # what integers AutoRound writes
-FEW = 16  # a layer that is mirrored on purpose has more than one of so many scales negative
 
 
 def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
@@ -34,9 +27,8 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
     for name in subject.names:
         if subject.role(name) is Role.SCALE:
             spec = subject.specs.get(name)
+            yield from _check(rule, storage, name, spec)
             layer = subject.layers.get(subject.prefixes[name])
-            mirrored = isinstance(layer, LayerDescription) and layer.format.weight_type in MIRRORED
-            yield from _check(rule, storage, name, spec, mirrored)
             if spec and isinstance(layer, LayerDescription) and _lost(storage, name, spec, layer):
                 least = "2**-127" if is_exponents(spec) else "zero"
                 yield rule.finding(
@@ -44,9 +36,7 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
                 )
 
 
-def _check(
-    rule: Rule, storage: WeightStorage, name: str, spec: TensorSpec | None, mirrored: bool
-) -> Iterator[Finding]:
+def _check(rule: Rule, storage: WeightStorage, name: str, spec: TensorSpec | None) -> Iterator[Finding]:
     counts: dict[str, int] = {}
     places: dict[str, tuple[tuple[int, ...], float]] = {}
     for start, run in values(storage, name, spec):
@@ -56,10 +46,7 @@ def _check(
             if found and kind not in places:
                 first, *rest = torch.nonzero(mask)[0].tolist()
                 places[kind] = ((start + first, *rest), float(run[(first, *rest)]))
-    many = mirrored and counts.get("negative", 0) * FEW >= prod(storage.info(name).shape)
     for kind, (place, value) in places.items():
-        if kind == "negative" and many:
-            continue
         yield rule.finding(
             name,
             storage.info(name).file,
