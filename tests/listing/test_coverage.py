@@ -31,6 +31,7 @@ FUSED = {
     f"{LAYER}.mlp.experts.gate_up_proj_weight_scale": torch.ones(()),
 }
 LEFT = {f"{LAYER}.self_attn.k_proj.weight_scale": torch.ones(8)}
+BROKEN = {f"{LAYER}.up.qweight": torch.ones(2, 8).int(), f"{LAYER}.up.bias": torch.ones(8)}
 LOST = {f"{LAYER}.rest": torch.ones(2, 2, dtype=torch.int8)}
 
 
@@ -62,7 +63,7 @@ def test_all_of_a_checkpoint_is_explained_where_formats_and_names_know_it() -> N
         pytest.param(FUSED, "unread", id="fused experts"),
         pytest.param(LEFT, "unexplained", id="beside a layer's own"),
         pytest.param(LOST, "unexplained", id="of no layer"),
-        pytest.param({f"{LAYER}.up.qweight": torch.ones(2, 8).int()}, "refused", id="a broken layer"),
+        pytest.param(BROKEN, "refused", id="a broken layer"),
     ],
 )
 def test_what_is_not_explained_is_counted_once_and_by_what_it_is(
