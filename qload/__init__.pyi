@@ -88,6 +88,8 @@ from .layouts import StoredMinusOne as StoredMinusOne
 from .layouts import StoredMinusOnePerField as StoredMinusOnePerField
 from .layouts import StoredMinusOneUnmasked as StoredMinusOneUnmasked
 from .layouts import ZeroPoints as ZeroPoints
+from .listing import LayerInfo as LayerInfo
+from .listing import layers as layers
 from .loader import FormatLoader as FormatLoader
 from .loader import ModuleLoader as ModuleLoader
 from .loader import WeightsLoader as WeightsLoader
@@ -100,6 +102,7 @@ from .quantize import Fp8Quantizer as Fp8Quantizer
 from .quantize import QuantizingLoader as QuantizingLoader
 from .repacking import GPTQMarlinWeightsLoader as GPTQMarlinWeightsLoader
 from .repacking import RepackingLoader as RepackingLoader
+from .spec import ActivationScheme as ActivationScheme
 from .spec import Codes as Codes
 from .spec import Layer as Layer
 from .spec import Role as Role

@@ -30,6 +30,14 @@ def size(count: int) -> str:
     return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
 
 
+def percent(part: int, whole: int) -> str:
+    """(1, 3) -> '33.3 %'; 0 and 100 % are said of nothing and of all alone."""
+    if part in (0, whole):
+        return "100 %" if part == whole else "0 %"
+    tenths = min(max(part * 1000 // whole, 1), 999)
+    return f"{tenths / 10:g} %"
+
+
 def plural(count: int, noun: str) -> str:
     """1 layer, 2 layers."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

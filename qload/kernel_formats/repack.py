@@ -216,6 +216,12 @@ def restores(weight_type: type[Weight]) -> bool:
     return weight_type in READERS
 
 
+def made(weight_type: type[Weight], layout: str) -> type[Weight] | None:
+    """The type that weights of a type become in a layout; None where they do not."""
+    writer = WRITERS.get((READERS[weight_type].meaning, layout)) if weight_type in READERS else None
+    return writer.made if writer else None
+
+
 def options(weight_type: type[Weight], layout: str) -> tuple[str, ...]:
     """Which options `repack` takes for a type of weight and a layout."""
     writer = WRITERS.get((READERS[weight_type].meaning, layout)) if weight_type in READERS else None

@@ -7,7 +7,10 @@ from itertools import pairwise
 from operator import index
 from typing import Any, Literal
 
-from qload.errors import ArgumentError, DivideError, checked
+import torch
+
+from qload.errors import ArgumentError, DivideError, UnsupportedFormatError, checked
+from qload.loader.description import ConfiguredFormat, LayerDescription
 from qload.loader.source import TensorSource
 from qload.spec import Weight
 
@@ -33,10 +36,12 @@ class WeightsLoader(ABC):
 
     An implementer promises to ask `weights` for no other high-level load, so that a loader which wraps a
     loader stays in charge whatever loader is installed. `config_tensors`: the names of tensors that were
-    read as settings, and mean no weight.
+    read as settings, and mean no weight. `formats`: what layers may be stored as. `describe`, `left_out` and
+    `made` let layers be listed before any is read; a loader without `describe` lists none.
     """
 
     config_tensors: tuple[str, ...] = ()  # tensors that were read as settings, and mean no weight
+    formats: tuple[ConfiguredFormat, ...] = ()
 
     @abstractmethod
     def load(self, weights: TensorSource, parts: Sequence[Part], split: Split | None) -> Weight:
@@ -48,6 +53,25 @@ class WeightsLoader(ABC):
     @abstractmethod
     def shape(self, weights: TensorSource, prefix: str) -> tuple[int, int]:
         """(N, K) of the layer that `weights` has under `prefix`, from headers alone."""
+
+    def describe(self, weights: TensorSource, prefix: str) -> LayerDescription:
+        """All that headers and facts tell about the layer `weights` has under `prefix`, as it is stored.
+
+        UnsupportedFormatError of a loader that cannot tell.
+        """
+        kind = type(self).__name__
+        raise UnsupportedFormatError(prefix, f"{kind} has no describe(), and cannot list its layers")
+
+    def left_out(self, prefix: str) -> str | None:
+        """Why the config leaves out the layer `prefix`, which entry of which key; None where it does not."""
+        return None
+
+    def made(self, layer: LayerDescription, device: torch.device) -> str | None:
+        """The format that `layer` has after a load to `device`; None: the one that it is stored in.
+
+        Told from its type: what the values forbid shows when they are read.
+        """
+        return None
 
     @checked
     def get_weights(self, weights: TensorSource, prefix: str) -> Weight:

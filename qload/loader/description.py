@@ -1,7 +1,7 @@
 """What a layer is, from headers and facts alone: its format, sizes and declaration, all checked."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -10,15 +10,16 @@ from torch import Tensor
 
 from qload.errors import MismatchError, ShapeError, TwoFormatsError
 from qload.loader.source import TensorSource
-from qload.spec import PARTS, Config, LayerHeaders, Names, Shape, TensorSpec, Weight, named
+from qload.spec import PARTS, ActivationScheme, Config, LayerHeaders, Names, Shape, TensorSpec, Weight, named
 
 
 @dataclass(frozen=True)
 class ConfiguredFormat:
-    """A format with the config that its files gave."""
+    """A format with the config that its files gave, and what that claims of the inputs of its layers."""
 
     weight_type: type[Weight]
     config: Config
+    activations: ActivationScheme | None = field(default=None, compare=False)  # which changes no weight
 
     def specs(self) -> tuple[TensorSpec, ...]:
         """The declaration before any layer was looked at."""
@@ -108,7 +109,7 @@ def describe(
         if 0 in seen.shapes[spec.name] and any(axis.dim == PARTS for axis in spec.axes):
             full, got = names.full(spec.name), seen.shapes[spec.name]
             raise ShapeError(full, "(), or one entry a fused part", got, names.file(spec.name))
-    own = ConfiguredFormat(fmt.weight_type, fmt.config.for_layer(seen))
+    own = replace(fmt, config=fmt.config.for_layer(seen))
     specs = tuple(spec for spec in own.specs() if spec.name in infos)
     sizes = seen.sizes(specs, own.config.known())
     return LayerDescription(prefix, own, specs, sizes, facts, seen.dtypes, names, own.config.notes(seen))

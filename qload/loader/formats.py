@@ -61,6 +61,11 @@ class FormatLoader(WeightsLoader):
             )
         return layer
 
+    def left_out(self, prefix: str) -> str | None:
+        """Which entry of which key leaves out the layer `prefix`; None where none does."""
+        entry = self.exclusions.entry(prefix)
+        return None if entry is None else self.exclusions.reason(entry)
+
     @checked
     def load(self, weights: TensorSource, parts: Sequence[Part], split: Split | None) -> Weight:
         """The parts joined along N, sliced before they are read, checked before they are sliced.

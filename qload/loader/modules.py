@@ -62,6 +62,10 @@ class ModuleLoader(FormatLoader):
             raise error from None
         return loader.describe(weights, prefix)
 
+    def left_out(self, prefix: str) -> str | None:
+        """Why the loader of the layer `prefix` leaves it out."""
+        return self.chosen(prefix).left_out(prefix)
+
     def _place(self, name: str) -> int:
         """Of the first choice that knows a name; the default comes last."""
         return next((at for at, (knows, _) in enumerate(self.choices) if knows(name)), len(self.choices))

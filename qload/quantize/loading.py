@@ -115,10 +115,26 @@ class QuantizingLoader(WeightsLoader):
         self.statistics: Statistics = statistics
         self.dtype: torch.dtype | None = dtype
         self.config_tensors: tuple[str, ...] = inner.config_tensors
+        self.formats = inner.formats
 
     def shape(self, weights: TensorSource, prefix: str) -> tuple[int, int]:
         """(N, K) of the layer stored under a prefix."""
         return self.inner.shape(weights, prefix)
+
+    def describe(self, weights: TensorSource, prefix: str) -> LayerDescription:
+        """The layer under `prefix` of `weights` as it is stored."""
+        return self.inner.describe(weights, prefix)
+
+    def left_out(self, prefix: str) -> str | None:
+        """Why the checkpoint's config, or the policy, leaves out the layer `prefix`."""
+        said = self.inner.left_out(prefix)
+        if said is None and self.policy is not None and not self.policy.quantizes(prefix):
+            return "the policy of what is quantized while loading"
+        return said
+
+    def made(self, layer: LayerDescription, device: torch.device) -> str | None:
+        """The quantizer's format, of plain matrices that it is asked for; None of all others."""
+        return self.quantizer.format if _is_plain(layer) and self._is_chosen(layer.prefix) else None
 
     def load(self, weights: TensorSource, parts: Sequence[Part], split: Split | None) -> Weight:
         """As the inner loader, plain matrices quantized."""

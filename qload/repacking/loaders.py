@@ -5,13 +5,15 @@ from copy import copy
 from functools import partial
 from typing import Any, Self
 
+import torch
+
 from qload.detect import KernelTarget
 from qload.errors import ArgumentError, CastError, RepackError, checked
 from qload.formats import Marlin24Weight
 from qload.kernel_formats import strips
-from qload.kernel_formats.repack import options, repack, skippable_tensor
+from qload.kernel_formats.repack import made, options, repack, skippable_tensor
 from qload.kernels.chips import compute_capability
-from qload.loader import FormatLoader, Part, Split, TensorSource, WeightsLoader
+from qload.loader import FormatLoader, LayerDescription, Part, Split, TensorSource, WeightsLoader
 from qload.repacking.header_only import HeaderOnlySource
 from qload.spec import Weight
 
@@ -54,10 +56,32 @@ class RepackingLoader(WeightsLoader):
         self.strict: bool = strict
         self.options: dict[str, Any] = options
         self.config_tensors: tuple[str, ...] = inner.config_tensors
+        self.formats = inner.formats
 
     def shape(self, weights: TensorSource, prefix: str) -> tuple[int, int]:
         """(N, K) of the layer stored under a prefix."""
         return self.inner.shape(weights, prefix)
+
+    def describe(self, weights: TensorSource, prefix: str) -> LayerDescription:
+        """The layer under `prefix` of `weights` as it is stored, which the inner loader tells."""
+        return self.inner.describe(weights, prefix)
+
+    def left_out(self, prefix: str) -> str | None:
+        """Why the config leaves out the layer `prefix`, which the inner loader tells."""
+        return self.inner.left_out(prefix)
+
+    def made(self, layer: LayerDescription, device: torch.device) -> str | None:
+        """The kernel format that `layer` is repacked to; None: it stays as it is, or cannot be repacked."""
+        weight_type = layer.format.weight_type
+        if weight_type.plain or issubclass(weight_type, READ_AS_STORED.get(self.layout, ())):
+            return None
+        return self._made_in(self.layout, layer)
+
+    def _made_in(self, layout: str, layer: LayerDescription) -> str | None:
+        weight_type = layer.format.weight_type
+        target = made(weight_type, layout)
+        lacking = "dtype" in options(weight_type, layout) and self.options.get("dtype") is None
+        return None if target is None or lacking else target.format
 
     def load(self, weights: TensorSource, parts: Sequence[Part], split: Split | None) -> Weight:
         """As the inner loader, repacked; RepackError where the layout cannot say the weight."""
@@ -83,6 +107,7 @@ class RepackingLoader(WeightsLoader):
             raise ArgumentError("changes", "none, as the inner loader has no config", ", ".join(changes))
         twin = copy(self)
         twin.inner = self.inner.with_config(**changes)
+        twin.formats = twin.inner.formats
         return twin
 
     def _repacked(self, weight: Weight, whole: Whole) -> Weight:
@@ -123,6 +148,13 @@ class GPTQMarlinWeightsLoader(RepackingLoader):
 
 class FastestLoader(GPTQMarlinWeightsLoader):
     """Repacks for the fastest kernel where a weight lies: strips on Hopper, else Marlin's order."""
+
+    def made(self, layer: LayerDescription, device: torch.device) -> str | None:
+        """The kernel format that `layer` is repacked to on `device`; None: it stays as it is."""
+        told = super().made(layer, device)
+        if told is None or not strips.gains(compute_capability(device)):
+            return told
+        return self._made_in("strips", layer) or told
 
     def _repacked(self, weight: Weight, whole: Whole) -> Weight:
         if strips.gains(compute_capability(weight.device)):

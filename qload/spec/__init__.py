@@ -1,6 +1,7 @@
 """The contract between files and kernels: axis text, declarations, configs, typed weights."""
 
 from qload.devices import run_of
+from qload.spec.activations import ActivationScheme
 from qload.spec.axis import LOGICAL, PARTS, Axis
 from qload.spec.groups import Grouped
 from qload.spec.out import check_out, rounded
@@ -11,6 +12,7 @@ from qload.spec.weight import Codes, Config, FieldNames, Layer, LayerHeaders, We
 __all__ = [
     "LOGICAL",
     "PARTS",
+    "ActivationScheme",
     "Axis",
     "Codes",
     "Config",

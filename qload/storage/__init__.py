@@ -10,6 +10,7 @@ from qload.storage.locate import CheckpointFiles, locate
 from qload.storage.memory import MemoryStorage
 from qload.storage.protocol import TensorInfo, WeightStorage, check_name
 from qload.storage.remote import Place, RemoteFile, RemoteFolder
+from qload.storage.rows import rows
 from qload.storage.safetensors import SafetensorsStorage
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "read_header",
     "read_headers",
     "read_whole",
+    "rows",
     "snapshot",
     "special",
     "status",

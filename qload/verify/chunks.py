@@ -10,22 +10,10 @@ from qload.loader import FormatLoader, LayerDescription, Part
 from qload.loader.cuts import granule
 from qload.spec import TensorSpec, Weight
 from qload.storage import WeightStorage
+from qload.storage import rows as rows
 from qload.weights import Weights
 
 OUTPUTS = 1 << 20  # elements of a dequantized run, which with its working copies takes some 32 MiB
-ROWS = 1 << 16  # elements of a run of rows: small, so that who stops at the first has read little
-
-
-def rows(storage: WeightStorage, name: str) -> Iterator[tuple[int, Tensor]]:
-    """A tensor in runs of whole rows (of its first dimension): (first row, the run)."""
-    shape = storage.info(name).shape
-    if not shape:
-        yield 0, storage.read(name).reshape(1)
-        return
-    width = max(1, storage.info(name).nbytes // max(1, shape[0]) // storage.info(name).dtype.itemsize)
-    step = max(1, ROWS // width)
-    for start in range(0, shape[0], step):
-        yield start, storage.read(name, (slice(start, min(start + step, shape[0])),))
 
 
 def is_exponents(spec: TensorSpec) -> bool:

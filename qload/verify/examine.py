@@ -1,6 +1,6 @@
 """`inspect` and `verify`: open a checkpoint as hostile input, and tell what it is and whether it is true."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial, wraps
 from itertools import chain
@@ -8,20 +8,16 @@ from os import PathLike
 from typing import ParamSpec
 
 from qload.errors import ConfigError, QloadError, StorageError, checked
-from qload.formats import AWQConfig, Marlin24Config, MarlinConfig
-from qload.loader import LayerDescription
+from qload.listing import LayerInfo, info_of
 from qload.parallel import ProcessGroup
-from qload.spec import Grouped, Role
-from qload.storage import WeightStorage
 from qload.verify import against as comparison
 from qload.verify import parallel
 from qload.verify.crew import Crew, Tell
 from qload.verify.judge import Progress, judge
-from qload.verify.report import Finding, LayerInfo, Report, finding_of
+from qload.verify.report import Finding, Report, finding_of
 from qload.verify.rules import INSPECTED
 from qload.verify.runs import runs
 from qload.verify.subject import Subject
-from qload.verify.zero_points import convention, symmetric
 
 P = ParamSpec("P")
 REPORTED = 1024  # names of a run of layers to be reported, of most of which only headers are looked at
@@ -163,70 +159,28 @@ def _unreadable(subject: Subject) -> Report:
 
 def _report(subject: Subject, found: list[Finding], told: list[str], crew: Crew) -> Report:
     assert subject.weights is not None
-    storage, parts = subject.weights.storage, runs(subject, REPORTED)
+    weights, parts = subject.weights, runs(subject, REPORTED)
 
     def told_of(at: int) -> list[LayerInfo]:
-        return [_layer(storage, layer) for layer in parts[at].described()]
+        return [info_of(weights, layer) for layer in parts[at].described()]
 
     layers = crew.share_out(told_of, [0] * len(parts), lambda *_: None)
     return Report(
         path=subject.path,
         findings=tuple(found),
-        notes=(*subject.notes, *told),
+        notes=(*subject.notes, *told, *_unread(subject)),
         layers=tuple(chain.from_iterable(layers)),
         claims={} if subject.claims is None else subject.claims.facts(),
+        coverage=subject.account.coverage,
     )
 
 
-def _layer(storage: WeightStorage, layer: LayerDescription) -> LayerInfo:
-    config = layer.format.config
-    dtype, scale_dtype = _dtypes(layer)
-    return LayerInfo(
-        prefix=layer.prefix,
-        format=layer.format.weight_type.format,
-        bits=getattr(config, "bits", None),
-        group_size=config.group_size if isinstance(config, Grouped) else None,
-        sym=_symmetric(storage, layer),
-        act_order=_act_order(layer),
-        shape=(layer.N, layer.K) if "K" in layer.sizes else (layer.N,),
-        dtype=dtype,
-        bytes=sum(storage.info(layer.names.full(spec.name)).nbytes for spec in layer.specs),
-        scale_dtype=scale_dtype,
-    )
-
-
-def _dtypes(layer: LayerDescription) -> tuple[str, str | None]:
-    """What `LayerInfo` says of the weight, and of the scales, by name.
-
-    Integers say nothing of the dtype that a product is computed in, and scales of a byte do not either.
-    """
-    roles = {spec.role: layer.dtypes[spec.name] for spec in reversed(layer.specs)}  # the first of each role
-    stored = roles.get(Role.FLOAT, roles.get(Role.WORD))
-    scales = roles.get(Role.SCALE, stored)
-    assert stored is not None  # every layer has a weight
-    assert scales is not None
-    kept = stored if stored.is_floating_point or scales.itemsize == 1 else scales
-    dtype, scale_dtype = (str(found).removeprefix("torch.") for found in (kept, scales))
-    return dtype, scale_dtype if Role.SCALE in roles else None
-
-
-def _symmetric(storage: WeightStorage, layer: LayerDescription) -> bool | None:
-    """What the zero points say, where their reading is known; else what the config says, if it does."""
-    config = layer.format.config
-    if not isinstance(config, Grouped):
-        return None
-    if convention(layer) is not None:
-        return all(same for _, _, same in symmetric(storage, layer))
-    if isinstance(layer.format.config, AWQConfig | MarlinConfig | Marlin24Config):
-        return True  # of these, what stores no zero points means the middle
-    said: bool | None = getattr(config, "symmetric", None)
-    return said
-
-
-def _act_order(layer: LayerDescription) -> bool | None:
-    """Whether some index of groups differs from their order; without an index they lie in order."""
-    config = layer.format.config
-    if not isinstance(config, Grouped):
-        return None
-    indices = [layer.facts[spec.name] for spec in layer.specs if spec.index_of and spec.name in layer.facts]
-    return any(not bool((index == config.in_order(layer.K)).all()) for index in indices)
+def _unread(subject: Subject) -> Iterator[str]:
+    """What no format reads yet, and its share of the bytes."""
+    coverage, unread = subject.account.coverage, subject.account.report.unread
+    if unread:
+        first, reason = next(iter(unread.items()))
+        yield (
+            f"{len(unread)} tensors, such as {first}, are not read: {reason}; "
+            f"they hold {coverage.unread} of {coverage.total} bytes"
+        )

@@ -7,10 +7,10 @@ import torch
 from qload.formats import Exl2Config, GPTQConfig
 from qload.formats.exl2 import divided
 from qload.layouts import StoredMinusOne, StoredMinusOneUnmasked
+from qload.listing.zero_points import convention, words
 from qload.loader import LayerDescription
 from qload.storage import WeightStorage
 from qload.verify.subject import Subject
-from qload.verify.zero_points import convention, words
 
 
 def flags(subject: Subject) -> Iterator[str]:

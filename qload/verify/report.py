@@ -5,8 +5,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from qload.errors import QloadError
+from qload.listing import Coverage, LayerInfo
 
 SCHEMA = 1
+SAID = (
+    "prefix", "format", "bits", "group_size", "sym", "act_order", "shape", "dtype", "bytes", "excluded",
+)  # fmt: skip
 Severity = Literal["error", "warning"]
 
 
@@ -37,26 +41,6 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class LayerInfo:
-    """One layer as its tensors say it is. `group_size` -1: one group; None where a format has none.
-
-    `dtype`: of the stored weight, where that is plain, FP8 or FP4; of the scales, where codes are integers.
-    `scale_dtype`: of the scales, or None where there are none.
-    """
-
-    prefix: str
-    format: str
-    bits: int | None
-    group_size: int | None
-    sym: bool | None
-    act_order: bool | None
-    shape: tuple[int, ...]
-    dtype: str
-    bytes: int
-    scale_dtype: str | None = None
-
-
-@dataclass(frozen=True)
 class Report:
     """Findings, notes that need no action, the layers, and what the config claims.
 
@@ -72,6 +56,8 @@ class Report:
         Each layer as its tensors say it is.
     claims
         What the config says of all layers, by name.
+    coverage
+        Which share of the bytes is explained, and by what; None of what cannot be read.
     readable
         Whether the files and the config could be understood at all.
     """
@@ -81,6 +67,7 @@ class Report:
     notes: Sequence[str] = ()
     layers: Sequence[LayerInfo] = ()
     claims: Mapping[str, Any] = field(default_factory=dict)
+    coverage: Coverage | None = None
     readable: bool = True
 
     @property
@@ -91,7 +78,7 @@ class Report:
         return "findings" if self.findings else "ok"
 
     def to_json(self) -> dict[str, Any]:
-        """The report: `schema`, `path`, `verdict`, `findings`, `notes`, `claims` and `layers`."""
+        """The report as plain data: `schema`, `path`, `verdict`, and the fields, with `coverage` in bytes."""
         return {
             "schema": SCHEMA,
             "path": self.path,
@@ -99,8 +86,20 @@ class Report:
             "findings": [asdict(finding) for finding in self.findings],
             "notes": list(self.notes),
             "claims": dict(self.claims),
-            "layers": [asdict(layer) for layer in self.layers],
+            "coverage": None if self.coverage is None else _coverage(self.coverage),
+            "layers": [_layer(layer) for layer in self.layers],
         }
+
+
+def _coverage(coverage: Coverage) -> dict[str, Any]:
+    """What a report says of the bytes; `explained` is what is read and what is exempt."""
+    return {**asdict(coverage), "explained": coverage.explained}
+
+
+def _layer(layer: LayerInfo) -> dict[str, Any]:
+    """What a report says of a layer: all but its tensors, of which a large model has many, and its config."""
+    said = {name: getattr(layer, name) for name in SAID}
+    return {**said, "activations": None if layer.activations is None else asdict(layer.activations)}
 
 
 def finding_of(error: QloadError, *, severity: Severity = "error") -> Finding:

@@ -17,10 +17,9 @@ from qload.detect import (
     settle,
 )
 from qload.errors import QloadError
-from qload.formats import ROLES
-from qload.formats.unquantized import FLOATS
+from qload.listing import Account, Groups, account
 from qload.loader import FormatLoader, LayerDescription
-from qload.spec import Role, TensorSpec, named
+from qload.spec import Role, TensorSpec
 from qload.storage import (
     CheckpointFiles,
     Header,
@@ -31,7 +30,6 @@ from qload.storage import (
     read_headers,
     snapshot,
 )
-from qload.verify.names import split_name
 from qload.verify.report import Finding, finding_of
 from qload.weights import Weights
 
@@ -90,90 +88,48 @@ class Subject:
         return next((count for count in claimed if type(count) is int and 0 <= count < MAX_LAYERS), None)
 
     @cached_property
+    def groups(self) -> Groups:
+        """The tensors by layers, each of which is described once."""
+        assert self.weights is not None  # rules run on readable subjects only
+        return Groups(self.weights)
+
+    @cached_property
+    def account(self) -> Account:
+        """What explains each tensor, and which share of the bytes."""
+        return account(self.groups)
+
+    @cached_property
     def names(self) -> list[str]:
         """All tensor names, sorted."""
-        assert self.weights is not None
-        return sorted(self.weights.storage.keys())
-
-    @cached_property
-    def suffixes(self) -> Mapping[str, list[str]]:
-        """prefix -> what the names under it go on with."""
-        assert self.weights is not None
-        keys = self.weights.storage.keys()
-        found: dict[str, list[str]] = {}
-        for name in self.names:
-            prefix, suffix = split_name(name, keys)
-            found.setdefault(prefix, []).append(suffix)
-        return found
-
-    @cached_property
-    def prefixes(self) -> Mapping[str, str]:
-        """name -> the prefix that it is stored under."""
-        return {
-            named(prefix, suffix) if suffix else prefix: prefix
-            for prefix, suffixes in self.suffixes.items()
-            for suffix in suffixes
-        }
+        return self.groups.names
 
     @cached_property
     def layers(self) -> Mapping[str, LayerDescription | QloadError]:
         """Every layer that some format could mean: what it is, or why it is none."""
-        return {prefix: self._describe(prefix) for prefix in self.suffixes if self._is_layer(prefix)}
+        return self.groups.layers
 
-    @cached_property
+    @property
+    def suffixes(self) -> Mapping[str, list[str]]:
+        """prefix -> what the names under it go on with."""
+        return self.groups.suffixes
+
+    @property
+    def prefixes(self) -> Mapping[str, str]:
+        """name -> the prefix that it is stored under."""
+        return self.groups.prefixes
+
+    @property
     def specs(self) -> Mapping[str, TensorSpec]:
         """name -> its declaration, of every tensor of a layer that is what it should be."""
-        return {layer.names.full(spec.name): spec for layer in self.described() for spec in layer.specs}
+        return self.groups.specs
 
     def role(self, name: str) -> Role:
         """What a tensor is for: as its layer declares it, or else as its name tells."""
-        if name in self.specs:
-            return self.specs[name].role
-        quantized = self.is_quantized(self.prefixes[name])
-        return self._guess(name) if quantized else Role.FLOAT
+        return self.groups.role(name)
 
     def described(self) -> Iterator[LayerDescription]:
         """The layers that are what they should be."""
         return (layer for layer in self.layers.values() if not isinstance(layer, QloadError))
-
-    def is_quantized(self, prefix: str) -> bool:
-        """A quantized layer has codes, or at least two of its tensors, or one that the config asks for.
-
-        Where no config does, a lone `scales` is any parameter.
-        """
-        assert self.weights is not None
-        suffixes = self.suffixes[prefix]
-        if not self.claimed.isdisjoint(suffixes):
-            return True
-        parts = [suffix for suffix in suffixes if self._guess(suffix) is not Role.FLOAT]
-        codes = [named(prefix, suffix) for suffix in parts if self._guess(suffix) is Role.WORD]
-        return len(parts) > 1 or any(self.weights.info(name).dtype not in FLOATS for name in codes)
-
-    @cached_property
-    def claimed(self) -> frozenset[str]:
-        """The suffixes of the formats that the config claims, but for those that plain layers have too."""
-        specs = [spec for fmt in (self.claims.formats if self.claims else ()) for spec in fmt.specs()]
-        return frozenset(
-            suffix for spec in specs for suffix in spec.suffixes if self._guess(suffix) is not Role.FLOAT
-        )
-
-    @staticmethod
-    def _guess(suffix: str) -> Role:
-        return ROLES.get(suffix.rpartition(".")[2], Role.FLOAT)
-
-    def _is_layer(self, prefix: str) -> bool:
-        if self.is_quantized(prefix):
-            return True
-        assert self.weights is not None
-        held = "weight" in self.suffixes[prefix]
-        return held and len(self.weights.info(named(prefix, "weight")).shape) in (1, 2)
-
-    def _describe(self, prefix: str) -> LayerDescription | QloadError:
-        assert self.weights is not None
-        try:
-            return self.loader.describe(self.weights, prefix)
-        except QloadError as error:
-            return error
 
     def _headers(self, located: CheckpointFiles) -> Mapping[str, Header]:
         headers: dict[str, Header] = {}

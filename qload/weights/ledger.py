@@ -1,11 +1,15 @@
 """The coverage ledger: which tensors of a checkpoint were used, how often, and which need not be."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from qload.errors import ArgumentError
+from qload.storage import WeightStorage
+from qload.weights.exemptions import FUSED, exemption, fused_experts
+
+ReasonOf = Callable[[str], str | None]  # a tensor's name -> why it may stay unused
 
 
 @dataclass(frozen=True)
@@ -17,11 +21,13 @@ class LoadReport:
     used
         The names that loads have used, sorted.
     unused
-        The names that no load has used and that were not exempted.
+        The names that no load has used and that were not exempted, nor are known not to be read.
     twice
         How often, by name, of those that were used more than once.
     exempted
         The reason, by name, of those that may stay unused.
+    unread
+        The reason, by name, of those that no format reads yet, and that no load has used.
     notes
         What disagreed without harm, in the order in which it was noted.
     """
@@ -31,20 +37,22 @@ class LoadReport:
     twice: Mapping[str, int]
     exempted: Mapping[str, str]
     notes: Sequence[str]
+    unread: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def complete(self) -> bool:
         """Whether every tensor was used exactly once or exempted by name."""
-        return not self.unused and not self.twice
+        return not self.unused and not self.twice and not self.unread
 
     def __str__(self) -> str:
         lines = [
             f"{len(self.used)} used, {len(self.unused)} unused, {len(self.twice)} more than once, "
-            f"{len(self.exempted)} exempted"
+            f"{len(self.exempted)} exempted" + (f", {len(self.unread)} not read" if self.unread else "")
         ]
         lines += [f"  unused    {name}" for name in self.unused]
         lines += [f"  {times} times   {name}" for name, times in self.twice.items()]
         lines += [f"  exempted  {name}: {reason}" for name, reason in self.exempted.items()]
+        lines += [f"  not read  {name}: {reason}" for name, reason in self.unread.items()]
         lines += [f"  note      {text}" for text in self.notes]
         return "\n".join(lines)
 
@@ -55,6 +63,7 @@ class Ledger:
 
     taken: Counter[str] = field(default_factory=Counter)
     exemptions: list[tuple[str, str]] = field(default_factory=list)
+    reasons: list[ReasonOf] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def take(self, names: Iterable[str]) -> None:
@@ -67,17 +76,27 @@ class Ledger:
             raise ArgumentError("reason", "why these tensors may stay unused", "nothing")
         self.exemptions += [(pattern, reason) for pattern in patterns]
 
-    def report(self, keys: Collection[str]) -> LoadReport:
+    def fresh(self) -> "Ledger":
+        """One with the same exemptions, in which nothing was used yet."""
+        return Ledger(exemptions=list(self.exemptions), reasons=list(self.reasons))
+
+    def report(self, storage: WeightStorage) -> LoadReport:
         """Every stored tensor, accounted for."""
-        unused = [key for key in sorted(keys) if not self.taken[key]]
-        exempted = {key: reason for key in unused if (reason := self._reason(key))}
+        keys = sorted(storage.keys())
+        unused = [key for key in keys if not self.taken[key]]
+        exempted = {key: reason for key in unused if (reason := self._reason(key, storage))}
+        left = [key for key in unused if key not in exempted]
+        unread = {key: FUSED for key in left if fused_experts(key, storage.info(key).shape)}
         return LoadReport(
-            used=sorted(key for key in keys if self.taken[key]),
-            unused=[key for key in unused if key not in exempted],
+            used=[key for key in keys if self.taken[key]],
+            unused=[key for key in left if key not in unread],
             twice={key: times for key, times in sorted(self.taken.items()) if times > 1},
             exempted=exempted,
             notes=tuple(self.notes),
+            unread=unread,
         )
 
-    def _reason(self, key: str) -> str | None:
-        return next((reason for pattern, reason in self.exemptions if fnmatchcase(key, pattern)), None)
+    def _reason(self, key: str, storage: WeightStorage) -> str | None:
+        said = (reason for pattern, reason in self.exemptions if fnmatchcase(key, pattern))
+        told = (reason for reason_of in self.reasons if (reason := reason_of(key)))
+        return next(said, None) or next(told, None) or exemption(key, storage.info(key))

@@ -1,7 +1,7 @@
 """`Weights`: the tensors of a checkpoint as one rank sees them, and the five typed loads."""
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from difflib import get_close_matches
@@ -12,13 +12,14 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from qload.errors import ArgumentError, CastError, DivideError, MissingTensorError, check_type, checked
+from qload.errors import ArgumentError, DivideError, MissingTensorError, check_type, checked
 from qload.formats import ROLES
 from qload.formats.unquantized import FLOATS
 from qload.loader import Blocks, WeightsLoader, split_blocks
 from qload.parallel import ALONE, ProcessGroup, Rank
 from qload.spec import Role, Weight
 from qload.storage import TensorInfo, WeightStorage, check_name
+from qload.weights.casts import cast
 from qload.weights.heads import qkv_parts
 from qload.weights.ledger import Ledger, LoadReport
 from qload.weights.names import SortedNames
@@ -258,7 +259,7 @@ class Weights:
         role = role or ROLES.get(stored.rpartition(".")[2], Role.FLOAT)
         if role is not Role.FLOAT or self.dtype in (None, tensor.dtype) or tensor.dtype not in FLOATS:
             return tensor
-        return _cast(stored, tensor, self.dtype)
+        return cast(stored, tensor, self.dtype)
 
     @checked
     def take(self, names: Iterable[str]) -> None:
@@ -287,9 +288,21 @@ class Weights:
         """The tensors `names` (`*` and `?` as in a shell) may stay unused, for this `reason`."""
         self._ledger.exempt(names, reason)
 
+    @checked
+    def exempt_by(self, reason_of: Callable[[str], str | None]) -> None:
+        """The tensors for whose names `reason_of` has a reason, and not None, may stay unused for it."""
+        self._ledger.reasons.append(reason_of)
+
+    def ledger(self) -> Ledger:
+        """A ledger with the same exemptions, in which nothing was used yet: for who accounts for no loads."""
+        return self._ledger.fresh()
+
     def report(self) -> LoadReport:
-        """What became of every tensor: used, unused, used twice, exempted with the reason."""
-        return self._ledger.report(self.storage.keys())
+        """What became of every tensor: used, unused, used twice, exempted or not read with the reason.
+
+        Scales of the key/value cache, and buffers of positions, masks and counts, are exempted by name.
+        """
+        return self._ledger.report(self.storage)
 
     def _get(self, name: str, index: tuple[slice, ...], role: Role | None) -> Tensor:
         tensor = self.read(name, index, role=role)
@@ -333,12 +346,3 @@ def _device(device: torch.device | str) -> torch.device:
 
 def _along(dim: int, start: int, stop: int) -> tuple[slice, ...]:
     return (*[slice(None)] * dim, slice(start, stop))
-
-
-def _cast(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    cast = tensor.to(dtype)
-    lost = torch.isfinite(tensor) & ~torch.isfinite(cast)
-    if lost.any():
-        source, target = (str(kind).removeprefix("torch.") for kind in (tensor.dtype, dtype))
-        raise CastError(name, source, target, float(tensor[lost][0]), int(lost.sum()))
-    return cast

@@ -40,7 +40,8 @@ def described(folder: Path) -> dict[str, int]:
 def test_inspect_of_a_name_says_what_inspect_of_its_files_says(hub: Hub) -> None:
     result = run("inspect", "org/sound", "--json")
 
-    assert json.loads(result.stdout) == json.loads(json.dumps(qload.inspect(SOUND).to_json()))
+    of_files = json.loads(json.dumps(qload.inspect(SOUND).to_json()))
+    assert json.loads(result.stdout) == {**of_files, "path": f"org/sound@{hub.models['org/sound'].commit}"}
     assert result.exit_code == 0
 
 
@@ -111,7 +112,8 @@ def test_offline_without_the_model_in_the_cache_is_said(hub: Hub, monkeypatch: p
 
     assert "HF_HUB_OFFLINE forbids to ask the hub, and the local cache has no snapshot of it" in result.stderr
     assert "remedy unset HF_HUB_OFFLINE" in result.stderr
-    assert (result.exit_code, result.stdout, hub.asked) == (1, "", [])
+    assert (result.exit_code, hub.asked) == (1, [])
+    assert json.loads(result.stdout)["verdict"] == "error"
 
 
 def test_offline_a_part_of_a_model_is_not_taken_for_all(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +124,7 @@ def test_offline_a_part_of_a_model_is_not_taken_for_all(hub: Hub, monkeypatch: p
     result = run("inspect", "org/sound")
 
     assert "the local cache has only a part of it" in result.stderr
-    assert (result.exit_code, result.stdout) == (1, "")
+    assert (result.exit_code, json.loads(result.stdout)["verdict"]) == (1, "error")
 
 
 def test_what_the_cache_has_is_not_transferred_again(hub: Hub) -> None:
@@ -161,7 +163,7 @@ def test_what_the_hub_refuses_is_one_line_with_a_remedy(hub: Hub, verb: str, nam
 
     assert said in result.stderr
     assert result.stderr.count("\n") == 1
-    assert (result.exit_code, result.stdout) == (1, "")
+    assert (result.exit_code, json.loads(result.stdout)["verdict"]) == (1, "error")
 
 
 def test_without_the_extra_the_way_to_install_it_is_said(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

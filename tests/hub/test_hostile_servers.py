@@ -252,7 +252,7 @@ def test_a_listing_that_cannot_be_is_one_line(hub: Hub, content: Any, said: str)
 
     assert said in result.stderr
     assert result.stderr.count("\n") == 1
-    assert (result.exit_code, result.stdout) == (1, "")
+    assert (result.exit_code, json.loads(result.stdout)["verdict"]) == (1, "error")
 
 
 @pytest.mark.parametrize("name", ["../a.safetensors", "/a.safetensors", "a/../../b.safetensors", "a\\b"])

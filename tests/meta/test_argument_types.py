@@ -33,6 +33,7 @@ WORDS = {"w_q_param_name": "qweight", "w_s_param_name": "scales"}
 
 # What a call needs beside its defaults; those that need nothing are not listed.
 NEEDED: dict[str, dict[str, Any]] = {
+    "ActivationScheme": {"type": "int", "bits": 8, "dynamic": True},
     "AWQConfig": {"group_size": 32},
     "AWQWeightsLoader": {"group_size": 32},
     "BNB4Config": {"quant_type": "nf4"},
@@ -65,6 +66,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "Weights": {"storage": STORAGE, "loader": PLAIN},
     "choose_mp_linear_kernel": {"config": LAYER_CONFIG},
     "inspect": {"path": MODEL},
+    "layers": {"path_or_weights": MODEL},
     "loader_from_config": {"quantization_config": None},
     "open_checkpoint": {"path": MODEL},
     "repack": {"weight": WEIGHT, "layout": "marlin"},
@@ -116,6 +118,7 @@ EXEMPT = {
     "Role": "an enumeration",
     "scalar_types": "a list of constants",
     **dict.fromkeys(["Finding", "Report", "LoadReport", "TensorInfo"], "a result, read and not made"),
+    "LayerInfo": "a result, read and not made",
     **dict.fromkeys(["ProcessGroup", "WeightStorage"], "a protocol"),
     **dict.fromkeys(["MPLinearKernel", "Weight", "WeightsLoader", "ZeroPoints"], "abstract"),
 }

@@ -25,6 +25,7 @@ FIRST: dict[str, tuple[str, ...]] = {
     "Weights": (".get_weights(", ".get_weights_col(", ".get_weights_row(", ".use_loader("),
     "verify": ("verify(",),
     "inspect": ("inspect(",),
+    "layers": ("layers(",),
     "repack": ("repack(",),
     "restore": ("restore(repack(",),
     "loader_from_config": ("loader_from_config(",),

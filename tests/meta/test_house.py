@@ -38,6 +38,7 @@ RANKS = [
     {"kernels"},
     {"repacking"},
     {"methods", "models"},
+    {"listing"},
     {"engines", "verify", "testing"},
     {"conformance"},
     {"capabilities"},

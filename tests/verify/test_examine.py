@@ -11,10 +11,10 @@ from torch import Tensor
 from qload import spec
 from qload.detect import FoundConfig, claims
 from qload.detect.validation import Claims
+from qload.listing import LayerInfo
 from qload.loader import ConfiguredFormat
 from qload.spec import Role, TensorSpec
 from qload.verify import inspect
-from qload.verify.report import LayerInfo
 from tests.paths import FIXTURES
 from tests.verify.checkpoints import model
 

@@ -13,11 +13,12 @@ import torch
 from safetensors.torch import save_file
 
 from qload.errors import ArgumentError
+from qload.listing import groups
 from qload.loader import alike
 from qload.loader.exclusion import Exclusions
 from qload.parallel import Rank
 from qload.storage import MemoryStorage, header
-from qload.verify import Report, inspect, judge, subject, verify
+from qload.verify import Report, inspect, judge, verify
 from qload.verify.rules import RULES, siblings
 from qload.verify.subject import Subject
 from qload.weights import Weights
@@ -90,7 +91,7 @@ def test_inspect_reads_each_header_once(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_names_are_gathered_once_for_all_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folders.sparse(tmp_path, folders.experts(100), 1, folders.FP8)
-    split = counted(monkeypatch, subject, "split_name")
+    split = counted(monkeypatch, groups, "split_name")
 
     inspect(tmp_path)
 

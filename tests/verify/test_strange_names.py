@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
+from qload.listing.names import SUFFIXES, split_name
 from qload.spec import named
 from qload.verify import inspect, verify
-from qload.verify.names import SUFFIXES, split_name
 
 PARTS = st.sampled_from(["", "a", "0", "_", "_data", "a_scales", "é", *sorted(SUFFIXES)])
 NAMES = st.lists(PARTS, min_size=1, max_size=4).map(".".join)

@@ -8,14 +8,14 @@ does not say which modules are linear, the tensors do.
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from qload.detect.files import FoundConfig
 from qload.detect.matching import LINEAR, Ignored, check, matcher, precedence
-from qload.detect.methods import ct_schemes
+from qload.detect.methods import ct_activations, ct_schemes
 from qload.detect.methods.ct_schemes import Scheme
 from qload.detect.validation import Claims, Section, validate
 from qload.errors import ConfigError, UnsupportedFormatError
@@ -137,8 +137,10 @@ def _format_of(
         raise ConfigError(found.file, found.key(f"{key}.format"), expected, "nothing")
     version = re.match(r"(\d{1,9})\.(\d{1,9})", read.version or "")
     dense = (int(version[1]), int(version[2])) >= DENSE_SINCE if version else None
-    static = bool(group.input_activations) and not (group.input_activations or {}).get("dynamic")
-    return ct_schemes.format_of(found, f"{key}.weights", stated, group.weights, static=static, dense=dense)
+    inputs = ct_activations.scheme_of(found, f"{key}.input_activations", group.input_activations)
+    static = inputs is not None and not inputs.dynamic
+    read_as = ct_schemes.format_of(found, f"{key}.weights", stated, group.weights, static=static, dense=dense)
+    return replace(read_as, activations=inputs)
 
 
 def _refuse(read: _CompressedTensors, found: FoundConfig) -> None:

@@ -11,6 +11,7 @@ from qload.errors import ConfigError
 from qload.formats import Fp8Config, Fp8Weight
 from qload.formats.fp8 import Per
 from qload.loader import ConfiguredFormat
+from qload.spec import ActivationScheme
 
 KNOWN = ("fp8 (multiplying, or weight_scale_semantics inverse)", "fbgemm_fp8")
 TYPES = {
@@ -49,9 +50,10 @@ def read(found: FoundConfig) -> Claims:
     if agree(found, "quant_method", "method") == "fbgemm_fp8":
         section = limited = validate(_FBGEMM, found)
         config = Fp8Config("channel", activation_scale_ub=limited.activation_scale_ub)
+        inputs: ActivationScheme | None = ActivationScheme("float", 8, True, "token")
     else:
         section = stated = validate(_FP8, found)
-        config = _config(found, stated)
+        config, inputs = _config(found, stated), _inputs(stated)
     return Claims(
         method="fp8",
         format="fp8_inverse" if config.divide else "fp8",
@@ -62,8 +64,18 @@ def read(found: FoundConfig) -> Claims:
         file=found.file,
         section=found.section,
         exclusions=section.exclusions(),
-        formats=(ConfiguredFormat(Fp8Weight, config),),
+        formats=(ConfiguredFormat(Fp8Weight, config, inputs),),
     )
+
+
+def _inputs(read: _FP8) -> ActivationScheme | None:
+    """Scales that are stored are of tensors. Those that are found are, beside blocks, of as many inputs."""
+    if read.activation_scheme is None:
+        return None
+    if read.activation_scheme == "static":
+        return ActivationScheme("float", 8, False, "tensor", scale="input_scale")
+    size = read.weight_block_size
+    return ActivationScheme("float", 8, True, "group" if size else None, size[1] if size else None)
 
 
 def _config(found: FoundConfig, read: _FP8) -> Fp8Config:

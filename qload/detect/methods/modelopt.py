@@ -10,11 +10,20 @@ from qload.detect.validation import Claims, Name, Section, validate
 from qload.errors import UnsupportedFormatError
 from qload.formats import Fp8Config, Fp8Weight, ModelOptNVFP4Weight, NVFP4Config
 from qload.loader import ConfiguredFormat
+from qload.spec import ActivationScheme
 
 KNOWN = ("modelopt (quant_algo NVFP4, FP8)",)
 FORMATS_READ = {
-    "NVFP4": ConfiguredFormat(ModelOptNVFP4Weight, NVFP4Config()),
-    "FP8": ConfiguredFormat(Fp8Weight, Fp8Config("tensor")),
+    "NVFP4": ConfiguredFormat(
+        ModelOptNVFP4Weight,
+        NVFP4Config(),
+        ActivationScheme("float", 4, "local", "tensor_group", 16, scale="input_scale"),
+    ),
+    "FP8": ConfiguredFormat(
+        Fp8Weight,
+        Fp8Config("tensor"),
+        ActivationScheme("float", 8, False, "tensor", scale="input_scale"),
+    ),
 }
 
 

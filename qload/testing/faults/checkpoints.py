@@ -68,7 +68,7 @@ FAULTS = (
     Fault(
         "scales-cast", "qload/weights/weights.py", "if role is not Role.FLOAT or", "if role is Role.WORD or"
     ),
-    Fault("overflow-unseen", "qload/weights/weights.py", "if lost.any():", "if lost.all():"),
+    Fault("overflow-unseen", "qload/weights/casts.py", "if lost.any():", "if lost.all():"),
     Fault(
         "rank-0-everywhere",
         "qload/loader/cuts.py",

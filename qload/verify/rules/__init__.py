@@ -3,6 +3,7 @@
 from qload.verify.rules import (
     act_order,
     bias,
+    cache_scales,
     claimed,
     empty,
     fields,
@@ -29,6 +30,7 @@ RULES: tuple[Rule, ...] = (
     layer_count.RULE,
     unexplained.RULE,
     scales.RULE,
+    cache_scales.RULE,
     overflow.RULE,
     floats.RULE,
     fields.RULE,
@@ -38,6 +40,6 @@ RULES: tuple[Rule, ...] = (
 )
 
 # What `inspect` reports beside the layers that contradict themselves: headers tell it all.
-INSPECTED: tuple[Rule, ...] = (empty.RULE, claimed.RULE, bias.RULE)
+INSPECTED: tuple[Rule, ...] = (empty.RULE, claimed.RULE, bias.RULE, unexplained.RULE)
 
 __all__ = ["INSPECTED", "RULES", "Rule", "Tier"]

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import torch
 
 from qload.formats import GPTQConfig
+from qload.listing.zero_points import convention, symmetric
 from qload.verify.report import Finding
 from qload.verify.rules.rule import Rule
 from qload.verify.subject import Subject
-from qload.verify.zero_points import convention, symmetric
 
 
 def check(rule: Rule, subject: Subject) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""A tensor beside a quantized layer's own that its format does not explain.
+"""A tensor that neither a format nor a name explains: beside a quantized layer's own, or in no layer at all.
 
 What no loader reads is dropped without a word by most engines; `weight_scale` beside `qweight` means
 that some program saw another format here.
@@ -12,21 +12,17 @@ from qload.verify.subject import Subject
 
 
 def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
-    """Each stranger among the tensors of a quantized layer."""
+    """Each tensor that is left over when every layer and every plain tensor is accounted for."""
     assert subject.weights is not None
-    for layer in subject.described():
-        if layer.format.weight_type.format == "unquantized":
-            continue
-        known = {suffix for spec in layer.format.specs() for suffix in spec.suffixes} | {"bias"}
-        for suffix in subject.suffixes[layer.prefix]:
-            if suffix not in known:
-                name = f"{layer.prefix}.{suffix}"
-                yield rule.finding(
-                    name,
-                    subject.weights.info(name).file,
-                    f"{name}: no part of a {layer.format.weight_type.format} layer, "
-                    "so that nothing will read it",
-                )
+    for name, layer in subject.account.unexplained.items():
+        info = subject.weights.storage.info(name)
+        dtype = str(info.dtype).removeprefix("torch.")
+        stranger = (
+            f"{dtype} {info.shape} is of no layer"
+            if layer is None
+            else f"no part of a {layer.format.weight_type.format} layer"
+        )
+        yield rule.finding(name, info.file, f"{name}: {stranger}, so that nothing will read it")
 
 
-RULE = Rule("unexplained-tensor", "headers", check, "warning", each=True)
+RULE = Rule("unexplained-tensor", "headers", check, "warning")

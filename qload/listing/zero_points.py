@@ -8,8 +8,7 @@ from torch import Tensor
 from qload.formats import AWQConfig, GPTQConfig
 from qload.layouts import Packing, Stored, ZeroPoints, awq, gptq
 from qload.loader import LayerDescription
-from qload.storage import WeightStorage
-from qload.verify.chunks import rows
+from qload.storage import WeightStorage, rows
 
 
 def convention(layer: LayerDescription) -> tuple[ZeroPoints, Packing] | None:

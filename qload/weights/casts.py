@@ -1,0 +1,16 @@
+"""Plain floats in the dtype that a user asks for, and no value lost."""
+
+import torch
+from torch import Tensor
+
+from qload.errors import CastError
+
+
+def cast(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """A plain tensor in another dtype, or CastError where a value does not fit."""
+    made = tensor.to(dtype)
+    lost = torch.isfinite(tensor) & ~torch.isfinite(made)
+    if lost.any():
+        source, target = (str(kind).removeprefix("torch.") for kind in (tensor.dtype, dtype))
+        raise CastError(name, source, target, float(tensor[lost][0]), int(lost.sum()))
+    return made

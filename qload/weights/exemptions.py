@@ -1,0 +1,90 @@
+"""What a checkpoint holds beside its layers: known by name, with the reason why no layer has it."""
+
+import re
+
+import torch
+
+from qload.formats import FORMATS, ROLES
+from qload.storage import TensorInfo
+
+CACHE_SCALE = "a scale of the key/value cache or of attention, which the engine reads"
+CACHE_ZERO = "a zero point or bias of the key/value cache, which the engine reads"
+BUFFER = "a buffer of positions, masks or counts, which no weight depends on"
+FUSED = "fused experts, which no format reads yet"
+
+ATTENTION = re.compile(r"(self_|cross_)?attn|(self_|cross_)?attention|mixer")
+PROJECTION = re.compile(r"(q|k|v|kv|qk|qkv)_proj")
+SCALE_OF_STACK = re.compile(r"(gate|up|down|gate_up)_proj_.*scale.*")
+EXPERTS = re.compile(r"experts|.*_experts|switch_mlp|.*_moe|moe")
+
+# By the last part of a name, and by the part before it. compressed-tensors, and with it vLLM, SGLang and TGI,
+# has k_scale and v_scale of the attention, ModelOpt of k_proj and v_proj; Quark and older compressed-tensors
+# call these output_scale; kv_scale was vLLM's and TGI's before there were two; TensorRT-LLM has the rest.
+OF_ATTENTION = {
+    "q_scale", "k_scale", "v_scale", "kv_scale", "prob_scale", "prob_output_scale",
+    "kv_cache_scaling_factor", "kv_cache_rcp_scaling_factor",
+    "k_cache_scaling_factor", "v_cache_scaling_factor",
+}  # fmt: skip
+OF_PROJECTIONS = {"k_scale", "v_scale", "kv_scale", "output_scale"}
+ZEROS_OF_ATTENTION = {"k_zero_point", "v_zero_point"}
+ZEROS_OF_PROJECTIONS = {"k_bias", "v_bias"}  # ModelOpt's affine caches; not a bias of the outputs
+
+READ = tuple(  # ends of the names of stacks that there is a format for
+    suffix
+    for weight in FORMATS
+    for spec in weight.tensors(weight.example)
+    for suffix in spec.suffixes
+    if suffix.startswith("_")
+)
+
+
+def cache_scale(name: str) -> bool:
+    """Whether a tensor is a scale of the key/value cache, or of attention itself."""
+    return _stands(name, OF_ATTENTION, OF_PROJECTIONS)
+
+
+def cache_zero(name: str) -> bool:
+    """Whether a tensor is a zero point of the key/value cache, or a bias of it."""
+    return _stands(name, ZEROS_OF_ATTENTION, ZEROS_OF_PROJECTIONS)
+
+
+def exemption(name: str, info: TensorInfo) -> str | None:
+    """Why a tensor that no load used may stay unused; None where nothing says so."""
+    if cache_scale(name):
+        return CACHE_SCALE
+    if cache_zero(name):
+        return CACHE_ZERO
+    return BUFFER if _is_buffer(name, info) else None
+
+
+def fused_experts(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether a tensor is a stack of experts, or the scale of one, as `down_proj_weight_scale`."""
+    *parents, last = name.split(".")
+    if last.endswith(READ):
+        return False
+    if not any(map(EXPERTS.fullmatch, parents)) or any(part.isdecimal() for part in _after_experts(parents)):
+        return False
+    return len(shape) > 2 or SCALE_OF_STACK.fullmatch(last) is not None
+
+
+def _after_experts(parents: list[str]) -> list[str]:
+    """The parts of a name from the last that says experts on: a number among them is that of one expert."""
+    at = max(place for place, part in enumerate(parents) if EXPERTS.fullmatch(part))
+    return parents[at:]
+
+
+def _stands(name: str, of_attention: set[str], of_projections: set[str]) -> bool:
+    parent, _, last = name.rpartition(".")
+    owner = parent.rpartition(".")[2]
+    return (last in of_attention and ATTENTION.fullmatch(owner) is not None) or (
+        last in of_projections and PROJECTION.fullmatch(owner) is not None
+    )
+
+
+def _is_buffer(name: str, info: TensorInfo) -> bool:
+    """Whole numbers of a dtype that no format packs codes into, or too few for codes; or a causal mask."""
+    if info.dtype.is_floating_point or info.dtype.is_complex or name.rpartition(".")[2] in ROLES:
+        return False
+    if info.dtype in (torch.bool, torch.int64) or len(info.shape) < 2:
+        return True
+    return len(info.shape) == 4 and name.rpartition(".")[2] in ("bias", "masked_bias", "mask")
