@@ -73,7 +73,10 @@ class CTPackTensorConfig(spec.Config):
         N_said, K = self.shape or (N, most) if fact is None else fact.tolist()
         if N_said != N or K < 1:
             raise MismatchError(
-                headers.names.full("weight_shape"), "not the shape of this layer", f"[{N}, K]", f"[{N_said}, {K}]"
+                headers.names.full("weight_shape"),
+                "not the shape of this layer",
+                f"[{N}, K]",
+                f"[{N_said}, {K}]",
             )
         dense = compressed_tensors.told([(K, W)], self.bits, self.dense)
         if dense is None:
@@ -126,7 +129,10 @@ class CTPackTensorWeight(spec.Weight):
     def codes(self) -> spec.Codes:
         """Codes that count from 0, and the scale and zero point of each part."""
         (_, K), bits, zeros = self.shape, self.config.bits, self.weight_zero_point
-        scales, parts = self.weight_scale.float().reshape(-1, 1), torch.tensor(self.layer.parts, device=self.device)
+        scales, parts = (
+            self.weight_scale.float().reshape(-1, 1),
+            torch.tensor(self.layer.parts, device=self.device),
+        )
         stored = torch.zeros_like(scales, dtype=torch.int32) if zeros is None else zeros.reshape(-1, 1).int()
         return spec.Codes(
             bits=bits,
@@ -134,5 +140,7 @@ class CTPackTensorWeight(spec.Weight):
             scales=scales,
             zeros=stored + 2 ** (bits - 1),
             k_group=None,
-            n_group=torch.arange(len(parts), device=self.device).repeat_interleave(parts) if len(scales) > 1 else None,
+            n_group=torch.arange(len(parts), device=self.device).repeat_interleave(parts)
+            if len(scales) > 1
+            else None,
         )

@@ -9,11 +9,11 @@ On disk, for a layer of K inputs and N outputs:
     w[n, k] = weight[n, k] * weight_scale
 
 The scale is one for all, () or (1,) or (1, 1); one an output, (N,) or (N, 1) or (1, N); or one a block of bn
-outputs and bk inputs, (ceil(N / bn), ceil(K / bk)), which ModelOpt writes as (ceil(N / bn), 1, ceil(K / bk), 1),
-and as () where there is one block. A layer that is stored fused may have one a part, (P,).
-Either name multiplies; only GPTQModel's dialect divides by `weight_scale_inv`. Source: transformers
-5.23.0, sglang 0.5.23, vLLM 0.11.0, compressed-tensors 0.20.0, modelopt 0.47.0 and gptqmodel 7.7.0, bit-equal to
-all.
+outputs and bk inputs, (ceil(N / bn), ceil(K / bk)), which ModelOpt writes as
+(ceil(N / bn), 1, ceil(K / bk), 1), and as () where there is one block. A layer that is stored fused may have
+one a part, (P,).
+Either name multiplies; only GPTQModel's dialect divides by `weight_scale_inv`. Source: transformers 5.23.0,
+sglang 0.5.23, vLLM 0.11.0, compressed-tensors 0.20.0, modelopt 0.47.0 and gptqmodel 7.7.0, bit-equal to all.
 """
 
 from dataclasses import dataclass, field, replace
@@ -59,7 +59,8 @@ class Fp8Config(spec.Config):
     input_scale
         Whether the activations' scale is stored; None where it may be.
     axes
-        Of the scale, once a layer is described; "P" before that where a lone block may have one for the tensor.
+        Of the scale, once a layer is described; "P" before that where a lone block may have one for the
+        tensor.
     activation_scale_ub
         The largest absolute activation that scales look at; None: no limit.
     dtype
@@ -93,7 +94,7 @@ class Fp8Config(spec.Config):
 
     @property
     def spread(self) -> str:
-        """The axes of scales of blocks as ModelOpt writes them, with one more for the inside of each block."""
+        """The axes of scales of blocks as ModelOpt writes them, each with one more for a block's inside."""
         return "N/{}^ 1 K/{}^ 1".format(*self.block or (1, 1))
 
     @property

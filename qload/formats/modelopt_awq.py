@@ -1,4 +1,4 @@
-"""ModelOpt's AWQ (W4A16_AWQ): signed codes of four bits, two outputs a byte, and a scale for some layers' inputs.
+"""ModelOpt's AWQ (W4A16_AWQ): signed codes of four bits, two outputs a byte, inputs that may be scaled.
 
 On disk, for a layer of K inputs and N outputs, group size g:
 
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from qload import spec
-from qload.errors import ArgumentError, ShapeError
+from qload.errors import ShapeError
 from qload.spec import Role, TensorSpec
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -37,11 +37,14 @@ class ModelOptAWQConfig(spec.Grouped, spec.Config):
     group_size
         Inputs that share a scale; -1: all of them; 0, which no described layer has: the shape of its scales
         says.
+    scaled_inputs
+        Whether `pre_quant_scale` is stored; None where it may be.
     """
 
     name: ClassVar[str] = "modelopt_awq"
 
     group_size: int = 0
+    scaled_inputs: bool | None = None
 
     def __post_init__(self) -> None:
         if self.group_size != 0:
@@ -69,8 +72,8 @@ class ModelOptAWQConfig(spec.Grouped, spec.Config):
 class ModelOptAWQWeight(spec.Weight):
     """A layer as ModelOpt writes AWQ, or a share of one.
 
-    w[n, k] = weight_scale[n, k / g] * code[n, k]; y = (x * pre_quant_scale) @ w.T, which `get_linear` computes,
-    while `dequantize` is w alone. Source: the files of modelopt, to which it is bit-equal.
+    w[n, k] = weight_scale[n, k / g] * code[n, k]; y = (x * pre_quant_scale) @ w.T, which `get_linear`
+    computes, while `dequantize` is w alone. Source: the files of modelopt, to which it is bit-equal.
 
     Attributes
     ----------
@@ -93,15 +96,17 @@ class ModelOptAWQWeight(spec.Weight):
     @classmethod
     def tensors(cls, config: ModelOptAWQConfig) -> tuple[TensorSpec, ...]:
         """Two outputs a byte, and groups that follow K; layers are fused if their inputs are scaled alike."""
-        return (
+        optional = config.scaled_inputs is None
+        specs = (
             TensorSpec("weight", (torch.uint8,), "N/2 K", Role.WORD),
             TensorSpec("weight_scale", FLOATS, f"N {config.groups_axis}", Role.SCALE),
-            TensorSpec("pre_quant_scale", FLOATS, "K", Role.SCALE, fact=True, optional=True),
+            TensorSpec("pre_quant_scale", FLOATS, "K", Role.SCALE, fact=True, optional=optional),
         )
+        return specs[:2] if config.scaled_inputs is False else specs
 
     @property
     def input_factors(self) -> Tensor | None:
-        """`pre_quant_scale`."""
+        """(K,): what each input is multiplied by, `pre_quant_scale`; None: nothing."""
         return self.pre_quant_scale
 
     def codes(self) -> spec.Codes:

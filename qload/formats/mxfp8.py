@@ -1,13 +1,14 @@
 """MXFP8: a byte an element, and a power of two for every 32 inputs.
 
-On disk, for a layer of K inputs and N outputs, as ModelOpt (MXFP8) and compressed-tensors (mxfp8-quantized) write it:
+On disk, for a layer of K inputs and N outputs, as ModelOpt (MXFP8) and compressed-tensors (mxfp8-quantized)
+write it:
 
     weight        e4m3fn  (N, K)
     weight_scale  uint8   (N, K/32)  e8m0: an exponent alone
 
     w[n, k] = weight[n, k] * 2**(weight_scale[n, k / 32] - 127)
 
-An exponent of 255 is NaN. Source: compressed-tensors 0.20.0, bit-equal to it, and the files of modelopt 0.47.0.
+An exponent of 255 is NaN. Source: compressed-tensors 0.20.0 and modelopt 0.47.0, bit-equal to both.
 """
 
 from dataclasses import dataclass
@@ -34,8 +35,8 @@ class MXFP8Config(spec.Config):
 class MXFP8Weight(spec.Weight):
     """An MXFP8 layer, or a share of one.
 
-    w[n, k] = weight[n, k] * 2**(weight_scale[n, k / 32] - 127). Source: the files of compressed-tensors, to
-    which it is bit-equal, and of modelopt.
+    w[n, k] = weight[n, k] * 2**(weight_scale[n, k / 32] - 127). Source: the files of compressed-tensors and
+    modelopt, bit-equal to both.
 
     Attributes
     ----------

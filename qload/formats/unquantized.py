@@ -39,8 +39,8 @@ class UnquantizedConfig(spec.Config):
     name: ClassVar[str] = "unquantized"
 
     axes: int = 2
-    unused_scale: str | None = None
-    scale_axes: int = field(default=2, compare=False)
+    unused_scale: str | None = field(default=None, repr=False)  # of most checkpoints
+    scale_axes: int = field(default=2, repr=False, compare=False)
 
     def for_layer(self, headers: spec.LayerHeaders) -> "UnquantizedConfig":
         """Tells a vector from a matrix."""

@@ -20,7 +20,9 @@ def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
         return cuda.linear(x, weight, bias)
     wide, factors = torch.promote_types(x.dtype, torch.float32), weight.input_factors
     return torch.nn.functional.linear(
-        x.to(wide) if factors is None else x.to(wide) * factors.to(wide), weight.dequantize().to(wide), None if bias is None else bias.to(wide)
+        x.to(wide) if factors is None else x.to(wide) * factors.to(wide),
+        weight.dequantize().to(wide),
+        None if bias is None else bias.to(wide),
     ).to(x.dtype)
 
 

@@ -20,7 +20,9 @@ from qload.layouts.packing import Packing
 from qload.sentences import WORD_BITS, CodeField
 
 BITS = (2, 3, 4, 5, 6, 7, 8)
-SINCE = "the version of compressed-tensors in the config: before 0.18, or from it on"  # what tells packings apart
+SINCE = (
+    "the version of compressed-tensors in the config: before 0.18, or from it on"  # what tells packings apart
+)
 
 
 @cache

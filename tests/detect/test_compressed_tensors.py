@@ -16,11 +16,9 @@ from qload.formats import (
     CTNVFP4Weight,
     CTPackConfig,
     Fp8Config,
-    Fp8Weight,
     Marlin24Config,
     UnquantizedWeight,
 )
-from qload.loader import FormatLoader
 from qload.storage import MemoryStorage
 from qload.weights import Weights
 from tests.formats.test_ct_pack import tensors
@@ -187,7 +185,7 @@ def test_a_group_without_weights_is_plain() -> None:
 @pytest.mark.parametrize(
     ("values", "name"),
     [
-        (config(group(FLOAT), format="mxfp8-quantized"), "compressed-tensors (mxfp8-quantized)"),
+        (config(group(FLOAT), format="mxfp6-quantized"), "compressed-tensors (mxfp6-quantized)"),
         (config(group(FLOAT), format="mxfp6-pack-quantized"), "compressed-tensors (mxfp6-pack-quantized)"),
         (
             config(group(GROUP), sparsity_config={"format": "sparse-24-bitmask"}),
@@ -252,32 +250,6 @@ def test_the_old_section_needs_no_method(tmp_path: Path) -> None:
 
     assert found is not None
     assert loader_from_config(found.values).formats[0].config == CTPackConfig(4, 8)
-
-
-# ModelOpt
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "weight"), [("NVFP4", "modelopt_nvfp4"), ("FP8", Fp8Weight.format)], ids=str
-)
-def test_modelopt_is_found_in_its_own_file(algorithm: str, weight: str, tmp_path: Path) -> None:
-    own = {"quantization": {"quant_algo": algorithm, "exclude_modules": ["lm_head", "", "*router*"]}}
-    (tmp_path / "hf_quant_config.json").write_text(json.dumps(own))
-    found = find_config(tmp_path)
-
-    assert found is not None
-    loader = loader_from_config(found.values)
-    assert isinstance(loader, FormatLoader)
-    assert loader.formats[0].weight_type.format == weight
-    assert loader.exclusions.names == ("lm_head", "*router*")
-
-
-@pytest.mark.parametrize(
-    "values", [{"quant_algo": "W4A8_AWQ"}, {"quant_algo": "FP8", "quantized_layers": {"a": {}}}]
-)
-def test_other_algorithms_of_modelopt_are_refused(values: dict[str, Any]) -> None:
-    with pytest.raises(UnsupportedFormatError, match=r"modelopt \((W4A8_AWQ|FP8)\): not read"):
-        loader_from_config({"quant_method": "modelopt", **values})
 
 
 def test_a_module_whose_name_only_ends_like_an_ignored_one_is_quantized() -> None:

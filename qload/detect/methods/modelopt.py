@@ -7,7 +7,7 @@ One algorithm holds for all layers, or, as MIXED_PRECISION, one each for the lay
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -51,9 +51,15 @@ ALGORITHMS = {
     "W4A16_NVFP4": NVFP4,
     "MXFP8": Algorithm(ConfiguredFormat(MXFP8Weight, MXFP8Config()), 8, 32),
 }
+GROUPS = {  # by the bits, type, strategy and group size of weights
+    (8, "float", None, None): "FP8",
+    (8, "float", "channel", None): "FP8_PER_CHANNEL_PER_TOKEN",
+    (8, "float", None, 32): "MXFP8",
+    (4, "float", None, 16): "NVFP4",
+}
 KNOWN = (f"modelopt (quant_algo {', '.join((*ALGORITHMS, AWQ, MIXED))})",)
 
-Size = Annotated[int, Field(ge=1)] | None
+Size = Annotated[int, Field(ge=0)] | None  # 0 is what ModelOpt writes where it has none to say
 Entries = Annotated[list[str], AfterValidator(lambda names: [name for name in names if name])]
 
 
@@ -66,15 +72,17 @@ class _Layer(_Strict):
     group_size: Size = None
 
 
-class _Weights(_Strict):
+class _Numbers(_Strict):
     num_bits: int
     type: str
     group_size: Size = None
+    strategy: str | None = None
 
 
 class _Group(_Strict):
     targets: list[Annotated[str, Field(min_length=1)]]
-    weights: _Weights
+    weights: _Numbers
+    input_activations: _Numbers | None = None
 
 
 class _ModelOpt(Section):
@@ -84,6 +92,7 @@ class _ModelOpt(Section):
     exclude_modules: Entries | None = None
     ignore: Entries | None = None
     quantized_layers: dict[str, _Layer] | None = None
+    has_zero_point: Literal[False] | None = None
 
     lists = ("exclude_modules", "ignore", "modules_to_not_convert")
 
@@ -121,11 +130,11 @@ def _algorithm(found: FoundConfig, key: str, stated: str, size: int | None) -> A
     """What an algorithm of this name stores, in groups of this size; errors name the key."""
     name = stated.upper()
     if name == AWQ:
-        return Algorithm(ConfiguredFormat(ModelOptAWQWeight, ModelOptAWQConfig(size or 0)), 4, size)
+        return Algorithm(ConfiguredFormat(ModelOptAWQWeight, ModelOptAWQConfig(size or 0)), 4, size or None)
     if name not in ALGORITHMS:
         raise _unsupported(found, stated)
     algorithm = ALGORITHMS[name]
-    if algorithm.group_size and size not in (None, algorithm.group_size):
+    if size and algorithm.group_size not in (None, size):
         raise ConfigError(found.file, found.key(key), f"{algorithm.group_size} with {stated}", shown(size))
     return algorithm
 
@@ -143,17 +152,17 @@ def _table(found: FoundConfig, read: _ModelOpt) -> dict[str, ConfiguredFormat]:
     if not groups:
         expected = f"layers, each with its quant_algo, beside {MIXED}"
         raise ConfigError(found.file, found.key("quantized_layers"), expected, "nothing")
-    return {target: _of_group(found, group.weights).format for group in groups.values() for target in group.targets}
+    return {target: _of_group(found, group) for group in groups.values() for target in group.targets}
 
 
-def _of_group(found: FoundConfig, weights: _Weights) -> Algorithm:
-    """The algorithm whose weights these are: ModelOpt writes groups for two kinds alone."""
-    kinds = {(8, "float", None): "FP8", (4, "float", 16): "NVFP4"}
-    name = kinds.get((weights.num_bits, weights.type, weights.group_size))
-    if name is None:
-        size = "" if weights.group_size is None else f" in groups of {weights.group_size}"
-        raise _unsupported(found, f"{weights.type:.20} of {weights.num_bits} bits{size} in config_groups")
-    return ALGORITHMS[name]
+def _of_group(found: FoundConfig, group: _Group) -> ConfiguredFormat:
+    """The format of the algorithm that has such weights and such inputs."""
+    weights, inputs = group.weights, group.input_activations
+    said = (weights.num_bits, weights.type, weights.strategy, weights.group_size)
+    name = GROUPS.get(said, AWQ if said[:3] == (4, "int", None) else "")
+    if not name or (inputs is not None and inputs.num_bits != weights.num_bits):
+        raise _unsupported(found, f"{weights.type:.20} of {weights.num_bits} bits in config_groups")
+    return _algorithm(found, "config_groups", name, weights.group_size).format
 
 
 def _loader(read: _ModelOpt, table: Mapping[str, ConfiguredFormat]) -> Callable[[], FormatLoader]:
