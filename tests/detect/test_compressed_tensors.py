@@ -258,3 +258,54 @@ def test_a_module_whose_name_only_ends_like_an_ignored_one_is_quantized() -> Non
     assert load(ignoring, "mlp.up_gate", layer()).format == "ct_pack"
     with pytest.raises(ExcludedModuleError, match="as ignore has 'gate'"):
         load(ignoring, "mlp.gate", layer())
+
+
+@pytest.mark.parametrize(
+    ("targets", "ignore", "prefix", "noted"),
+    [
+        (["Linear"], [], "lm_head", True),
+        (["Linear"], None, "model.lm_head", True),
+        (["Linear"], ["lm_head"], "lm_head", False),
+        (["Linear"], [], "model.norm", False),
+        (["model.up_proj"], [], "model.up_proj", True),
+        (["re:.*"], [], "model.norm", False),
+    ],
+)
+def test_a_module_that_the_config_has_quantized_and_is_plain_is_noted(
+    targets: list[str], ignore: Any, prefix: str, noted: bool
+) -> None:
+    """AutoRound ignores nothing, and leaves the head plain: the tensors decide."""
+    claims = config(group(GROUP, *targets, format=None), ignore=ignore, provider="auto-round")
+    stored = {f"{prefix}.{name}": tensor for name, tensor in PLAIN.items()}
+    weights = Weights(MemoryStorage(stored), loader=loader_from_config(claims))
+
+    assert weights.get_weights(prefix).format == "unquantized"
+    want = (f"{prefix}: config_groups.group_0 has it quantized, and its weight is plain",) if noted else ()
+    assert weights.report().notes == want
+
+
+@pytest.mark.parametrize(
+    ("weights", "name"),
+    [
+        ({**FLOAT, "strategy": "group", "group_size": 32}, "mxfp8"),
+        ({**GROUP, "strategy": "tensor", "group_size": None}, "ct_pack_tensor"),
+    ],
+)
+def test_formats_of_one_scale_and_of_powers_of_two(weights: dict[str, Any], name: str) -> None:
+    stated = "mxfp8-quantized" if name == "mxfp8" else "pack-quantized"
+    cache = {"num_bits": 8, "type": "float", "strategy": "attn_head", "dynamic": False, "symmetric": True}
+
+    made = weight_type(group(weights, format=None), format=stated, kv_cache_scheme=cache)
+    assert made.weight_type.format == name
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [({"group_size": 16}, "group_size"), ({"strategy": "channel"}, "strategy"), ({"type": "int"}, "type")],
+)
+def test_mxfp8_has_one_shape(changes: dict[str, Any], key: str) -> None:
+    scheme = {**FLOAT, "strategy": "group", "group_size": 32, **changes}
+
+    with pytest.raises(ConfigError) as caught:
+        weight_type(group(scheme), format="mxfp8-quantized")
+    assert caught.value.key == f"quantization_config.config_groups.group_0.weights.{key}"

@@ -163,8 +163,18 @@ def test_a_layer_that_the_table_does_not_have_is_plain_or_refused() -> None:
     weights = load(mixed(), {"model.layers.1.q_proj": "FP8", "other.layers.0.q_proj": "plain"})
 
     assert weights.get_weights("other.layers.0.q_proj").format == "unquantized"
+    assert weights.report().notes == ()
     with pytest.raises(ExcludedModuleError, match="as no entry of quantized_layers means it"):
         weights.get_weights("model.layers.1.q_proj")
+
+
+def test_a_layer_of_the_table_that_is_plain_is_noted() -> None:
+    weights = load(mixed(), {"model.layers.0.q_proj": "plain"})
+
+    assert weights.get_weights("model.layers.0.q_proj").format == "unquantized"
+    assert weights.report().notes == (
+        "model.layers.0.q_proj: quantized_layers has it quantized, and its weight is plain",
+    )
 
 
 def test_parts_that_a_table_tells_apart_are_not_fused() -> None:

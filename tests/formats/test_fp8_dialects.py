@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from qload.detect import loader_from_config
-from qload.errors import CutError, ShapeError
+from qload.errors import CutError, MissingTensorError, ShapeError
 from qload.formats import Fp8Config
 from qload.parallel import FakeWorld, Rank
 from qload.storage import MemoryStorage
@@ -106,3 +106,13 @@ def test_a_plain_layer_beside_a_scale_is_cut_like_any_other() -> None:
     for dim, load in ((0, Weights.get_weights_col), (1, Weights.get_weights_row)):
         ranks = [Weights(MemoryStorage(tensors), loader=loader, process_group=rank) for rank in FakeWorld(2)]
         assert torch.equal(torch.cat([load(rank, "a").dequantize() for rank in ranks], dim), plain.float())
+
+
+def test_scales_that_transformers_fused_are_named_where_an_expert_has_none() -> None:
+    tensors = {"experts.0.up_proj.weight": codes(8, 8), "experts.gate_up_proj_scale_inv": torch.ones(1, 1, 1)}
+    loader = loader_from_config({"quant_method": "fp8", "weight_block_size": [128, 128]})
+
+    with pytest.raises(
+        MissingTensorError, match=r"such as experts\.gate_up_proj_scale_inv, they are not read"
+    ):
+        Weights(MemoryStorage(tensors), loader=loader).get_weights("experts.0.up_proj")

@@ -1,7 +1,11 @@
 """ModelOpt's AWQ: two outputs a byte, and inputs that are multiplied before the weight."""
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from qload.errors import ArgumentError, CutError, MismatchError, ShapeError
@@ -9,6 +13,7 @@ from qload.formats import ModelOptAWQConfig, ModelOptAWQWeight
 from qload.loader import ConfiguredFormat, FormatLoader
 from qload.parallel import FakeWorld, Rank
 from qload.storage import MemoryStorage
+from qload.verify import verify
 from qload.weights import Weights
 
 LAYER = {
@@ -91,3 +96,19 @@ def test_layers_whose_inputs_are_scaled_otherwise_are_not_fused() -> None:
 def test_a_size_that_no_group_has_is_refused() -> None:
     with pytest.raises(ArgumentError, match="modelopt_awq: group_size"):
         ModelOptAWQConfig(-2)
+
+
+def test_a_reference_is_compared_with_what_the_layer_does_to_inputs(tmp_path: Path) -> None:
+    weight = weights(LAYER).get_weights("0")
+    section = {"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"}
+    for name, tensors, config in (
+        ("awq", {f"up.{key}": tensor for key, tensor in LAYER.items()}, {"quantization_config": section}),
+        ("same", {"up.weight": weight.dequantize() * LAYER["pre_quant_scale"].float()}, {}),
+        ("other", {"up.weight": weight.dequantize().flip(0)}, {}),
+    ):
+        (tmp_path / name).mkdir()
+        save_file(tensors, tmp_path / name / "model.safetensors")
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+
+    assert verify(tmp_path / "awq", against=tmp_path / "same").findings == ()
+    assert verify(tmp_path / "awq", against=tmp_path / "other").findings != ()

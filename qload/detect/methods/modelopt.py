@@ -25,6 +25,8 @@ from qload.formats import (
     MXFP8Config,
     MXFP8Weight,
     NVFP4Config,
+    UnquantizedConfig,
+    UnquantizedWeight,
 )
 from qload.loader import ConfiguredFormat, FormatLoader
 from qload.loader.modules import ModuleLoader
@@ -170,8 +172,9 @@ def _loader(read: _ModelOpt, table: Mapping[str, ConfiguredFormat]) -> Callable[
     names: dict[ConfiguredFormat, set[str]] = {}
     for name, fmt in table.items():
         names.setdefault(fmt, set()).add(name)
-    own = read.exclusions(Globs)
-    choices = [(_among(those), FormatLoader(fmt, PLAIN, exclusions=own)) for fmt, those in names.items()]
+    own, claimed = read.exclusions(Globs), UnquantizedConfig(claimed="quantized_layers has it quantized")
+    plain = ConfiguredFormat(UnquantizedWeight, claimed)
+    choices = [(_among(those), FormatLoader(fmt, plain, exclusions=own)) for fmt, those in names.items()]
     others = FormatLoader(*names, PLAIN, exclusions=Untargeted(key="quantized_layers"))
     return lambda: ModuleLoader(choices, others)
 
