@@ -44,12 +44,14 @@ def test_dequantize_by_hand(zero: int | None, moved: int) -> None:
     assert got.tolist() == [[(code - 8 + moved) / 2 for code in CODES[0].tolist()]]
 
 
-def test_fused_parts_keep_a_scale_and_a_zero_point_each() -> None:
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_fused_parts_keep_a_scale_and_a_zero_point_each(order: tuple[int, int]) -> None:
     parts = [
         layer(),
         {**layer(CODES.flip(1), zero=2), "weight_scale": torch.tensor([2.0], dtype=torch.bfloat16)},
     ]
 
+    parts = [parts[at] for at in order]
     fused = weights(*parts).get_multi_weights_col(["0", "1"]).dequantize()
     assert torch.equal(fused, torch.cat([weights(part).get_weights("0").dequantize() for part in parts]))
 

@@ -81,14 +81,23 @@ def test_an_output_is_not_cut_from_the_byte_it_is_in() -> None:
         weights(LAYER, rank=Rank(0, 2)).get_weights_col("0")
 
 
-def test_layers_whose_inputs_are_scaled_otherwise_are_not_fused() -> None:
-    other = {**LAYER, "pre_quant_scale": torch.tensor([1, 2, 4, 0.25], dtype=torch.bfloat16)}
-
+def test_layers_whose_inputs_are_scaled_alike_are_fused() -> None:
     fused = weights(LAYER, LAYER).get_multi_weights_col(["0", "1"])
+
     assert fused.dequantize().tolist() == [*MEANT, *MEANT]
-    assert fused.input_factors is not None
-    with pytest.raises(MismatchError, match="differ in pre_quant_scale, from row 3 on"):
-        weights(LAYER, other).get_multi_weights_col(["0", "1"])
+    assert fused.get_linear()(torch.ones(1, 4)).tolist() == [[-15, 112] * 2]
+
+
+@pytest.mark.parametrize("at", [0, 3])
+def test_layers_whose_inputs_are_scaled_otherwise_are_not_fused(at: int) -> None:
+    factors = LAYER["pre_quant_scale"].clone()
+    factors[at] = 8
+
+    with pytest.raises(MismatchError, match=f"differ in pre_quant_scale, from row {at} on"):
+        weights(LAYER, {**LAYER, "pre_quant_scale": factors}).get_multi_weights_col(["0", "1"])
+
+
+def test_layers_of_which_one_scales_its_inputs_are_not_fused() -> None:
     with pytest.raises(MismatchError, match="differ in tensors"):
         weights(LAYER, without(LAYER, "pre_quant_scale")).get_multi_weights_col(["0", "1"])
 
