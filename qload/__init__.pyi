@@ -41,6 +41,8 @@ from .formats import CTIntWeight as CTIntWeight
 from .formats import CTMXFP4Weight as CTMXFP4Weight
 from .formats import CTNVFP4Weight as CTNVFP4Weight
 from .formats import CTPackConfig as CTPackConfig
+from .formats import CTPackTensorConfig as CTPackTensorConfig
+from .formats import CTPackTensorWeight as CTPackTensorWeight
 from .formats import CTPackWeight as CTPackWeight
 from .formats import EETQConfig as EETQConfig
 from .formats import EETQWeight as EETQWeight
@@ -54,9 +56,13 @@ from .formats import Marlin24Config as Marlin24Config
 from .formats import Marlin24Weight as Marlin24Weight
 from .formats import MarlinConfig as MarlinConfig
 from .formats import MarlinWeight as MarlinWeight
+from .formats import ModelOptAWQConfig as ModelOptAWQConfig
+from .formats import ModelOptAWQWeight as ModelOptAWQWeight
 from .formats import ModelOptNVFP4Weight as ModelOptNVFP4Weight
 from .formats import MXFP4Config as MXFP4Config
 from .formats import MXFP4ExpertsWeight as MXFP4ExpertsWeight
+from .formats import MXFP8Config as MXFP8Config
+from .formats import MXFP8Weight as MXFP8Weight
 from .formats import NVFP4Config as NVFP4Config
 from .formats import UnquantizedConfig as UnquantizedConfig
 from .formats import UnquantizedWeight as UnquantizedWeight

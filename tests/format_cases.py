@@ -20,6 +20,8 @@ from qload.formats import (
     CTMXFP4Weight,
     CTNVFP4Weight,
     CTPackConfig,
+    CTPackTensorConfig,
+    CTPackTensorWeight,
     CTPackWeight,
     EETQConfig,
     EETQWeight,
@@ -33,9 +35,13 @@ from qload.formats import (
     Marlin24Weight,
     MarlinConfig,
     MarlinWeight,
+    ModelOptAWQConfig,
+    ModelOptAWQWeight,
     ModelOptNVFP4Weight,
     MXFP4Config,
     MXFP4ExpertsWeight,
+    MXFP8Config,
+    MXFP8Weight,
     NVFP4Config,
     UnquantizedConfig,
     UnquantizedWeight,
@@ -74,6 +80,9 @@ CONFIGS: dict[type[Weight], st.SearchStrategy[Config]] = {
         ),
         st.integers(2, 8), GROUPS, YES, YES,
     ),
+    CTPackTensorWeight: st.builds(
+        lambda bits, symmetric: CTPackTensorConfig(bits, symmetric, dense=bits != 7), st.integers(2, 8), YES,
+    ),
     CTIntWeight: st.builds(
         CTIntConfig, st.sampled_from([None, (1, -1), (1, 48), *SHARED]), st.integers(2, 8), YES, YES,
     ),
@@ -81,6 +90,8 @@ CONFIGS: dict[type[Weight], st.SearchStrategy[Config]] = {
     ModelOptNVFP4Weight: st.just(NVFP4Config()),
     CTMXFP4Weight: st.just(MXFP4Config()),
     MXFP4ExpertsWeight: st.just(MXFP4Config()),
+    MXFP8Weight: st.just(MXFP8Config()),
+    ModelOptAWQWeight: st.builds(ModelOptAWQConfig, GROUPS, YES),
 }  # fmt: skip
 
 every_format = pytest.mark.parametrize("weight_type", FORMATS, ids=lambda weight_type: weight_type.format)
@@ -106,11 +117,16 @@ def lawful(config: Config, dim: str, size: int, world: int, K: int) -> bool:
         if dim == "N":
             return config.symmetric or share % word == 0
         return share % word == 0 and (config.act_order or group == -1 or group >= K or share % group == 0)
+    if isinstance(config, CTPackTensorConfig):
+        return dim == "N" or share % (32 // gcd(config.bits, 32) if config.dense else 32 // config.bits) == 0
+    if isinstance(config, ModelOptAWQConfig):
+        group = config.group_size
+        return share % 2 == 0 if dim == "N" else group in (-1, size) or share % group == 0
     if isinstance(config, CTIntConfig):
         rows, columns = config.block or (1, -1)
         block = rows if dim == "N" else 1 if columns == -1 or (rows == 1 and columns >= K) else columns
         return share % block == 0
-    if isinstance(config, NVFP4Config | MXFP4Config):
+    if isinstance(config, NVFP4Config | MXFP4Config | MXFP8Config):
         return dim == "N" or share % (16 if isinstance(config, NVFP4Config) else 32) == 0
     if isinstance(config, Exl2Config):
         return dim == "N" and share % 32 == 0

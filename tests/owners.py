@@ -37,7 +37,7 @@ from qload.loader import FormatLoader
 from qload.parallel import FakeWorld
 from qload.spec import Weight
 from qload.storage import MemoryStorage, SafetensorsStorage, WeightStorage
-from qload.testing import assert_same_bits, emulators
+from qload.testing import assert_same_bits, assert_within_bound, emulators
 from qload.weights import Weights, open_checkpoint
 from tests.format_cases import lawful
 
@@ -82,6 +82,7 @@ class Owned:
 
 
 INPUTS_FIRST = {".qweight", ".q_weight", ".B", ".B_24", ".weight_scales", "_blocks"}  # of whose owners
+COMPARED = ("expected.weight", "expected.weight_f32", "expected.x", "expected.y")
 UNMASKED = ("expected.weight_autogptq", "expected.weight_kernel_unmasked_zero")
 
 # Each `repacked.*` of an owner, as qload makes it; None where qload has no tensor and the owner an empty one.
@@ -205,6 +206,9 @@ def check_extras(layer: Owned) -> None:
     for name, ours in EXTRA.items():
         if f"extra.{name}" in layer.owner:
             assert_same_bits(ours(layer.weight), layer.owner[f"extra.{name}"])
+    if "expected.y" in layer.owner:
+        for kernel in (lambda _: layer.owner["expected.y"], layer.weight.get_linear()):
+            assert_within_bound(kernel, layer.weight, layer.owner["expected.x"])
 
 
 def check_model(folder: Path, expected: Mapping[str, Tensor]) -> None:

@@ -26,6 +26,7 @@ from qload.formats import (
     CTIntWeight,
     CTMXFP4Weight,
     CTNVFP4Weight,
+    CTPackTensorWeight,
     CTPackWeight,
     EETQWeight,
     Exl2Weight,
@@ -33,8 +34,10 @@ from qload.formats import (
     GPTQWeight,
     Marlin24Weight,
     MarlinWeight,
+    ModelOptAWQWeight,
     ModelOptNVFP4Weight,
     MXFP4ExpertsWeight,
+    MXFP8Weight,
 )
 from qload.spec import Weight
 
@@ -66,13 +69,15 @@ READS: dict[str, tuple[type[Weight], ...]] = {
     "bitsandbytes": (BNBNF4Weight, BNBFP4Weight, BNBWeight),
     "compressed-tensors": (
         CTPackWeight,
+        CTPackTensorWeight,
         CTIntWeight,
         Fp8Weight,
         Marlin24Weight,
         CTNVFP4Weight,
         CTMXFP4Weight,
+        MXFP8Weight,
     ),
-    "modelopt": (ModelOptNVFP4Weight, Fp8Weight),
+    "modelopt": (Fp8Weight, ModelOptNVFP4Weight, MXFP8Weight, ModelOptAWQWeight),
     "mxfp4": (MXFP4ExpertsWeight,),
 }
 KNOWN = (

@@ -244,7 +244,8 @@ def loader_from_claims(found: FoundConfig | None, storage: WeightStorage | None)
     claims = settle(found, storage)
     if claims is None:
         return DefaultWeightsLoader()
-    make = claims.loader or (lambda: FormatLoader(*claims.formats, PLAIN, exclusions=claims.exclusions))
+    plain = ConfiguredFormat(UnquantizedWeight, UnquantizedConfig(unused_scale=claims.unused_scale))
+    make = claims.loader or (lambda: FormatLoader(*claims.formats, plain, exclusions=claims.exclusions))
     loader = make()
     for note in claims.notes:
         log.info("%s", note)

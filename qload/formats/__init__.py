@@ -11,13 +11,16 @@ from qload.formats.bnb import BNB4Config, BNB4Weight, BNBFP4Weight, BNBNF4Weight
 from qload.formats.bnb_int8 import BNBConfig, BNBWeight
 from qload.formats.ct_int import CTIntConfig, CTIntWeight
 from qload.formats.ct_pack import CTPackConfig, CTPackWeight
+from qload.formats.ct_pack_tensor import CTPackTensorConfig, CTPackTensorWeight
 from qload.formats.eetq import EETQConfig, EETQWeight
 from qload.formats.exl2 import Exl2Config, Exl2Weight
 from qload.formats.fp8 import Fp8Config, Fp8Weight
 from qload.formats.gptq import GPTQConfig, GPTQWeight
 from qload.formats.marlin import MarlinConfig, MarlinWeight
 from qload.formats.marlin_24 import Marlin24Config, Marlin24Weight
+from qload.formats.modelopt_awq import ModelOptAWQConfig, ModelOptAWQWeight
 from qload.formats.mxfp4 import CTMXFP4Weight, MXFP4Config, MXFP4ExpertsWeight
+from qload.formats.mxfp8 import MXFP8Config, MXFP8Weight
 from qload.formats.nvfp4 import CTNVFP4Weight, ModelOptNVFP4Weight, NVFP4Config
 from qload.formats.unquantized import UnquantizedConfig, UnquantizedWeight
 from qload.spec import Role, Weight
@@ -35,11 +38,14 @@ FORMATS: tuple[type[Weight], ...] = (
     BNBFP4Weight,
     BNBWeight,
     CTPackWeight,
+    CTPackTensorWeight,
     CTIntWeight,
     CTNVFP4Weight,
     ModelOptNVFP4Weight,
     CTMXFP4Weight,
     MXFP4ExpertsWeight,
+    MXFP8Weight,
+    ModelOptAWQWeight,
 )
 
 # What a tensor is for, by the last part of its name.
@@ -66,6 +72,8 @@ __all__ = [
     "CTMXFP4Weight",
     "CTNVFP4Weight",
     "CTPackConfig",
+    "CTPackTensorConfig",
+    "CTPackTensorWeight",
     "CTPackWeight",
     "EETQConfig",
     "EETQWeight",
@@ -77,10 +85,14 @@ __all__ = [
     "GPTQWeight",
     "MXFP4Config",
     "MXFP4ExpertsWeight",
+    "MXFP8Config",
+    "MXFP8Weight",
     "Marlin24Config",
     "Marlin24Weight",
     "MarlinConfig",
     "MarlinWeight",
+    "ModelOptAWQConfig",
+    "ModelOptAWQWeight",
     "ModelOptNVFP4Weight",
     "NVFP4Config",
     "UnquantizedConfig",

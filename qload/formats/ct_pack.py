@@ -117,19 +117,11 @@ class CTPackConfig(spec.Grouped, spec.Config):
     def _packing(self, headers: spec.LayerHeaders, K: int, W: int, N: int, Z: int | None) -> bool:
         """Whether the words are dense, from the shapes of codes and zero points."""
         counts = [(K, W)] if Z is None else [(K, W), (N, Z)]
-        if all(compressed_tensors.alike(count, self.bits) for count, _ in counts):
-            return True
-        fitting = [
-            d for d in (True, False) if all(compressed_tensors.words(c, self.bits, d) == w for c, w in counts)
-        ]
-        if len(fitting) == 2 and self.dense is None:
-            raise MismatchError(
-                headers.names.full("weight_packed"),
-                f"two packings of {self.bits} bits fit its shape",
-                "the version of compressed-tensors in the config: before 0.18, or from it on",
-                "none",
-            )
-        return fitting[0] if len(fitting) == 1 else self.dense is not False
+        dense = compressed_tensors.told(counts, self.bits, self.dense)
+        if dense is None:
+            what = f"two packings of {self.bits} bits fit its shape"
+            raise MismatchError(headers.names.full("weight_packed"), what, compressed_tensors.SINCE, "none")
+        return dense
 
 
 @dataclass(frozen=True, eq=False, repr=False)

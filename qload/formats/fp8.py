@@ -9,9 +9,11 @@ On disk, for a layer of K inputs and N outputs:
     w[n, k] = weight[n, k] * weight_scale
 
 The scale is one for all, () or (1,) or (1, 1); one an output, (N,) or (N, 1) or (1, N); or one a block of bn
-outputs and bk inputs, (ceil(N / bn), ceil(K / bk)). A layer that is stored fused may have one a part, (P,).
-Either name multiplies; only GPTQModel's dialect divides by `weight_scale_inv`. Source: transformers
-5.23.0, sglang 0.5.23, vLLM 0.11.0, compressed-tensors 0.20.0 and gptqmodel 7.7.0, bit-equal to all.
+outputs and bk inputs, (ceil(N / bn), ceil(K / bk)), which ModelOpt writes as
+(ceil(N / bn), 1, ceil(K / bk), 1), and as () where there is one block. A layer that is stored fused may have
+one a part, (P,).
+Either name multiplies; only GPTQModel's dialect divides by `weight_scale_inv`. Source: transformers 5.23.0,
+sglang 0.5.23, vLLM 0.11.0, compressed-tensors 0.20.0, modelopt 0.47.0 and gptqmodel 7.7.0, bit-equal to all.
 """
 
 from dataclasses import dataclass, field, replace
@@ -32,6 +34,11 @@ ACTIVATIONS = (torch.float32, torch.bfloat16, torch.float16)
 SCALES = (*ACTIVATIONS, torch.float8_e8m0fnu)
 NAMES = ("weight_scale", "weight_scale_inv")
 NEGATIVE_ZERO, NAN = 0x80, 0x7F  # bytes of e4m3fn; the first is the NaN of e4m3fnuz, the second 240 there
+
+FUSED = (
+    "reason   nothing else scales these bytes; where transformers keeps the scales of all experts together,\n"
+    "           such as experts.gate_up_proj_scale_inv, they are not read"
+)
 
 Per = Literal["tensor", "parts", "channel", "block"]
 AXES: dict[str, Per] = {"P": "tensor", "P 1": "tensor", "N": "channel", "N 1": "channel", "1 N": "channel"}
@@ -57,7 +64,8 @@ class Fp8Config(spec.Config):
     input_scale
         Whether the activations' scale is stored; None where it may be.
     axes
-        Of the scale, once a layer is described.
+        Of the scale, once a layer is described; "P" before that where a lone block may have one for the
+        tensor.
     activation_scale_ub
         The largest absolute activation that scales look at; None: no limit.
     dtype
@@ -90,6 +98,11 @@ class Fp8Config(spec.Config):
         return "N/{}^ K/{}^".format(*self.block or (1, 1))
 
     @property
+    def spread(self) -> str:
+        """The axes of scales of blocks as ModelOpt writes them, each with one more for a block's inside."""
+        return "N/{}^ 1 K/{}^ 1".format(*self.block or (1, 1))
+
+    @property
     def scale_axes(self) -> str:
         """The axes of the scale: as the layer has it, or as most tools store what is claimed."""
         return self.axes or {"block": self.grid, "channel": "N 1"}.get(self.per or "", "P")
@@ -97,13 +110,19 @@ class Fp8Config(spec.Config):
     @property
     def scale_view(self) -> str | None:
         """The one axis of a scale that is no block's: parts join along it, in the first one's shape."""
-        return {"block": None, "channel": "N"}.get(self.per or "", "P")
+        if self.per == "block":
+            return self.grid if self.axes == self.spread else None
+        return "N" if self.per == "channel" else "P"
 
     def for_layer(self, headers: spec.LayerHeaders) -> "Fp8Config":
         """What shares a scale, from its shape beside what is claimed; ShapeError for a contradiction."""
         sizes = {**headers.sizes(Fp8Weight.tensors(self)[:1]), "P": 1}
         shape = headers.shapes["weight_scale"]
-        stored: dict[str, Per] = {self.grid: "block"} if self.per == "block" else AXES
+        stored: dict[str, Per] = AXES
+        if self.per == "block":
+            stored = {self.grid: "block", self.spread: "block"}
+            if self.axes == "P" and shape == (1,) == tuple(set(_shape(self.grid, sizes))):
+                return replace(self, per="tensor", block=None, axes="P")
         fitting = [
             (axes, per)
             for axes, per in stored.items()
@@ -151,8 +170,8 @@ class Fp8Weight(spec.Weight):
         (N, K), float8_e4m3fn, float8_e5m2 or float8_e4m3fnuz.
     weight_scale
         One for the tensor, () or (1,) or (1, 1); one an output, (N,) or (N, 1) or (1, N); one a fused part,
-        (P,); or one a block of bn outputs and bk inputs, (ceil(N / bn), ceil(K / bk)); fp32, bf16, fp16 or
-        e8m0.
+        (P,); or one a block of bn outputs and bk inputs, (ceil(N / bn), ceil(K / bk)) or
+        (ceil(N / bn), 1, ceil(K / bk), 1); fp32, bf16, fp16 or e8m0.
     input_scale
         Of the activations, which `dequantize` does not look at: () or (1,), fp32, bf16 or fp16; None: not
         stored.
@@ -193,6 +212,7 @@ class Fp8Weight(spec.Weight):
                 stored=names,
                 divides=config.divide,
                 view=config.scale_view,
+                reason=FUSED if config.block else "",
             ),
             TensorSpec(
                 "input_scale",
@@ -210,6 +230,7 @@ class Fp8Weight(spec.Weight):
         device, scales = self.device, self.weight_scale.float()
         n_group = k_group = None
         if self.config.block:
+            scales = scales.reshape(scales.shape[0], -1)
             n_group, k_group = (
                 torch.arange(size, device=device) // block
                 for size, block in zip(self.shape, self.config.block, strict=True)

@@ -3,6 +3,9 @@
     weight  fp16, bf16, fp32 or fp64  (N, K)     w[n, k] = weight[n, k]
 
 A vector (N,), such as the weight of a norm, is stored the same way and has no K.
+
+transformers leaves a weight plain that FP8 blocks do not divide, and stores a scale beside it all the same
+that it never filled: such a scale is known, and neither applied nor looked at. Source: transformers 5.23.0.
 """
 
 from dataclasses import dataclass, field, replace
@@ -16,6 +19,7 @@ from qload.errors import UnsupportedFormatError
 from qload.spec import Role, TensorSpec
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+FREE = "ABCDEFGH"  # letters for the axes of what is not looked at
 
 
 @dataclass(frozen=True)
@@ -26,15 +30,32 @@ class UnquantizedConfig(spec.Config):
     ----------
     axes
         2 for a matrix (N, K), 1 for a vector (N,); found in the shape when a layer is loaded or made.
+    claimed
+        What the config says of the layer if it says that it is quantized, for a note; None: nothing.
+    unused_scale
+        The name of a scale that may be stored beside a plain weight and means nothing there; None: of none.
+    scale_axes
+        How many axes it has; found in its shape.
     """
 
     name: ClassVar[str] = "unquantized"
 
     axes: int = 2
+    claimed: str | None = field(default=None, repr=False, compare=False)
+    unused_scale: str | None = field(default=None, repr=False)  # of most checkpoints
+    scale_axes: int = field(default=2, repr=False, compare=False)
 
     def for_layer(self, headers: spec.LayerHeaders) -> "UnquantizedConfig":
         """Tells a vector from a matrix."""
-        return replace(self, axes=1 if len(headers.shapes["weight"]) == 1 else 2)
+        scale = headers.shapes.get(self.unused_scale or "", (1, 1))
+        return replace(self, axes=1 if len(headers.shapes["weight"]) == 1 else 2, scale_axes=len(scale))
+
+    def notes(self, headers: spec.LayerHeaders) -> tuple[str, ...]:
+        """A config that has the layer quantized; a scale beside the weight, which is not applied."""
+        told = () if self.claimed is None else (f"{self.claimed}, and its weight is plain",)
+        name = self.unused_scale
+        beside = (f"{name} lies beside a plain weight and is not applied",) if name in headers.shapes else ()
+        return told + beside
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -66,8 +87,13 @@ class UnquantizedWeight(spec.Weight):
 
     @classmethod
     def tensors(cls, config: UnquantizedConfig) -> tuple[TensorSpec, ...]:
-        """One tensor."""
-        return (TensorSpec("weight", FLOATS, "N K" if config.axes == 2 else "N", Role.FLOAT),)
+        """One tensor, and beside it perhaps a scale that means nothing."""
+        weight = TensorSpec("weight", FLOATS, "N K" if config.axes == 2 else "N", Role.FLOAT)
+        if config.unused_scale is None:
+            return (weight,)
+        dtypes, axes = (*FLOATS, torch.float8_e8m0fnu), " ".join(FREE[: config.scale_axes])
+        scale = TensorSpec(config.unused_scale, dtypes, axes, Role.UNUSED, optional=True, spent=True)
+        return weight, scale
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -11,13 +11,18 @@ WIDE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
-    """(..., K) -> (..., N) in x's dtype: products and sums in float32 (float64 for float64), one rounding."""
+    """(..., K) -> (..., N) in x's dtype: products and sums in float32 (float64 for float64), one rounding.
+
+    Inputs are multiplied by the weight's `input_factors` first, where it has some.
+    """
     check(x, weight, bias)
     if x.is_cuda and cuda.can_multiply(x, weight, bias):
         return cuda.linear(x, weight, bias)
-    wide = torch.promote_types(x.dtype, torch.float32)
+    wide, factors = torch.promote_types(x.dtype, torch.float32), weight.input_factors
     return torch.nn.functional.linear(
-        x.to(wide), weight.dequantize().to(wide), None if bias is None else bias.to(wide)
+        x.to(wide) if factors is None else x.to(wide) * factors.to(wide),
+        weight.dequantize().to(wide),
+        None if bias is None else bias.to(wide),
     ).to(x.dtype)
 
 

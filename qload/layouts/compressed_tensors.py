@@ -7,6 +7,7 @@ With 2, 4 and 8 bits both are the same. The last word of a row may be short of c
 with 2**(bits - 1) added. Source: compressed-tensors 0.14.0 and 0.20.0.
 """
 
+from collections.abc import Sequence
 from functools import cache
 from math import gcd
 
@@ -19,6 +20,9 @@ from qload.layouts.packing import Packing
 from qload.sentences import WORD_BITS, CodeField
 
 BITS = (2, 3, 4, 5, 6, 7, 8)
+SINCE = (
+    "the version of compressed-tensors in the config: before 0.18, or from it on"  # what tells packings apart
+)
 
 
 @cache
@@ -50,6 +54,16 @@ def most(words: int, bits: int, dense: bool) -> int:
 def alike(count: int, bits: int) -> bool:
     """Whether both packings lay that many codes out the same way."""
     return WORD_BITS % bits == 0 or count <= WORD_BITS // bits
+
+
+def told(counts: Sequence[tuple[int, int]], bits: int, said: bool | None) -> bool | None:
+    """Whether (codes, words) are dense, as `said` where both packings fit; None where nothing tells."""
+    if all(alike(count, bits) for count, _ in counts):
+        return True
+    fitting = [d for d in (True, False) if all(words(count, bits, d) == w for count, w in counts)]
+    if len(fitting) == 2:
+        return said
+    return fitting[0] if fitting else said is not False
 
 
 def unpack(tensor: Tensor, count: int, bits: int, dense: bool) -> Tensor:

@@ -14,12 +14,16 @@ Shape = tuple[int, ...]
 
 
 class Role(Enum):
-    """What a tensor is for. Only plain floats are ever cast to the dtype a user asks for."""
+    """What a tensor is for. Only plain floats are ever cast to the dtype a user asks for.
+
+    `UNUSED`: nothing; it is known why it is stored, and what its values are says nothing.
+    """
 
     FLOAT = "float"  # plain weights, biases, norms
     WORD = "word"  # packed codes or zero points
     INDEX = "index"
     SCALE = "scale"
+    UNUSED = "unused"
 
 
 @dataclass(frozen=True)

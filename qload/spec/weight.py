@@ -204,6 +204,11 @@ class Weight(ABC):
         return (self.layer.N, self.layer.K)
 
     @property
+    def input_factors(self) -> Tensor | None:
+        """(K,): what each input is multiplied by before the weight, and no part of it; None: nothing."""
+        return None
+
+    @property
     def device(self) -> torch.device:
         """Where the tensors lie."""
         return next(iter(self.fields().values())).device

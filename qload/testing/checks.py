@@ -37,7 +37,7 @@ def assert_reads_back(kernel: Kernel, weight: Weight, dtype: torch.dtype) -> Non
     """
     __tracebackhide__ = True
     N, K = weight.shape
-    want = weight.dequantize().to(dtype).T
+    want = _applied(weight).to(dtype).T
     for start in range(0, K, 256):
         x = torch.eye(K, dtype=dtype, device=want.device)[start : start + 256]
         got = kernel(x)
@@ -59,7 +59,7 @@ def assert_sums_exactly(kernel: Kernel, weight: Weight, dtype: torch.dtype, *, M
     ValueError for a weight whose sums float32 cannot hold exactly: then nothing would be shown.
     """
     __tracebackhide__ = True
-    w = weight.dequantize().double()
+    w = _applied(weight).double()
     x = (torch.arange(M * w.shape[1], device=w.device) % 5 - 2).reshape(M, w.shape[1]).double()
     unit = 2.0**-24
     while bool((w.remainder(unit * 2) == 0).all()) and unit < 1:
@@ -84,9 +84,12 @@ def assert_within_bound(kernel: Kernel, weight: Weight, x: Tensor) -> None:
     """
     __tracebackhide__ = True
     w, wide = weight.dequantize().double(), x.double()
+    factors = weight.input_factors
+    w = w if factors is None else w * factors.double()
     exact, size = wide @ w.T, wide.abs() @ w.abs().T
     unit, output = 2.0**-24, torch.finfo(x.dtype)
-    sums = (x.shape[-1] + 2) * unit / (1 - (x.shape[-1] + 2) * unit)
+    steps = x.shape[-1] + (2 if factors is None else 3)  # of the factor, too, is one rounding
+    sums = steps * unit / (1 - steps * unit)
     slack = (sums + output.eps / 2) * size
     budget = slack + (exact.abs() + slack) * output.eps / 2 + output.tiny
     error = (kernel(x).double() - exact).abs()
@@ -97,3 +100,9 @@ def assert_within_bound(kernel: Kernel, weight: Weight, x: Tensor) -> None:
             f"y[{m}, {n}] is off by {error[m, n]:g}, rounding can cost {budget[m, n]:g}; "
             f"{wrong.shape[0]} of {error.numel()} are"
         )
+
+
+def _applied(weight: Weight) -> Tensor:
+    """What a weight does to inputs, float32 (N, K): its factors of inputs are part of that."""
+    factors = weight.input_factors
+    return weight.dequantize() if factors is None else weight.dequantize() * factors.float()

@@ -18,9 +18,13 @@ from qload.formats import (
     BNBNF4Weight,
     BNBWeight,
     CTPackConfig,
+    CTPackTensorConfig,
+    CTPackTensorWeight,
     CTPackWeight,
     Exl2Config,
     Exl2Weight,
+    ModelOptAWQConfig,
+    ModelOptAWQWeight,
 )
 from qload.layouts.exl2 import RUNS
 from qload.spec import Weight
@@ -71,10 +75,24 @@ def _ct_pack(config: CTPackConfig, sizes: dict[str, int]) -> dict[str, Tensor]:
     return {"weight_shape": torch.tensor([sizes["N"], sizes["K"]])}
 
 
+def _ct_pack_tensor(config: CTPackTensorConfig, sizes: dict[str, int]) -> dict[str, Tensor]:
+    """N and K, large enough for several words."""
+    sizes["K"] *= 1 if sizes["K"] >= 48 else 48
+    return {"weight_shape": torch.tensor([sizes["N"], sizes["K"]])}
+
+
+def _modelopt_awq(config: ModelOptAWQConfig, sizes: dict[str, int]) -> dict[str, Tensor]:
+    """Powers of two that inputs are multiplied by, where the config says that they are."""
+    factors = 2.0 ** (torch.arange(sizes["K"]) % 3 - 1)
+    return {"pre_quant_scale": factors} if config.scaled_inputs else {}
+
+
 FACTS: dict[type[Weight], Callable[[Any, dict[str, int]], dict[str, Tensor]]] = {
     BNBNF4Weight: _bnb,
     BNBFP4Weight: _bnb,
     BNBWeight: _bnb_int8,
+    CTPackTensorWeight: _ct_pack_tensor,
     CTPackWeight: _ct_pack,
     Exl2Weight: _exl2,
+    ModelOptAWQWeight: _modelopt_awq,
 }

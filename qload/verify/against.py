@@ -38,7 +38,7 @@ class Comparison:
 
     def add(self, start: int, weight: Weight, reference: Weight) -> None:
         """One more run of outputs, the first of which is `start`."""
-        want, got = reference.dequantize(), weight.dequantize()
+        want, got = _applied(reference, reference.dequantize()), _applied(weight, weight.dequantize())
         self.total += got.numel()
         apart = _apart(got, want, reference)
         if self.first is None and bool(apart.any()):
@@ -49,13 +49,18 @@ class Comparison:
         self.error += float((got - want).square().sum(dtype=torch.float64))
         self.norm += float(want.square().sum(dtype=torch.float64))
         found = other_readings(weight) if self.differing else {}
-        readings = {name: other.reshape(want.shape) for name, other in found.items()}
+        readings = {name: _applied(weight, other.reshape(want.shape)) for name, other in found.items()}
         fits = {name for name, other in readings.items() if not _apart(other, want, reference).any()}
         self.exact = fits if not self.others else self.exact & fits
         for name, other in readings.items():
             self.others[name] = self.others.get(name, 0.0) + float(
                 (other - want).square().sum(dtype=torch.float64)
             )
+
+
+def _applied(weight: Weight, meant: Tensor) -> Tensor:
+    """What a weight does to inputs: factors of these, which a reference may have none of, are part of it."""
+    return meant if weight.input_factors is None else meant * weight.input_factors.float()
 
 
 THREADS = 4  # each has a run of outputs in several readings in memory

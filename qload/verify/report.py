@@ -9,7 +9,8 @@ from qload.listing import Coverage, LayerInfo
 
 SCHEMA = 1
 SAID = (
-    "prefix", "format", "bits", "group_size", "sym", "act_order", "shape", "dtype", "bytes", "excluded",
+    "prefix", "format", "bits", "group_size", "sym", "act_order", "shape", "dtype", "bytes",
+    "scale_dtype", "excluded",
 )  # fmt: skip
 Severity = Literal["error", "warning"]
 

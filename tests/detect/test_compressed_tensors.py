@@ -16,11 +16,9 @@ from qload.formats import (
     CTNVFP4Weight,
     CTPackConfig,
     Fp8Config,
-    Fp8Weight,
     Marlin24Config,
     UnquantizedWeight,
 )
-from qload.loader import FormatLoader
 from qload.storage import MemoryStorage
 from qload.weights import Weights
 from tests.formats.test_ct_pack import tensors
@@ -187,7 +185,7 @@ def test_a_group_without_weights_is_plain() -> None:
 @pytest.mark.parametrize(
     ("values", "name"),
     [
-        (config(group(FLOAT), format="mxfp8-quantized"), "compressed-tensors (mxfp8-quantized)"),
+        (config(group(FLOAT), format="mxfp6-quantized"), "compressed-tensors (mxfp6-quantized)"),
         (config(group(FLOAT), format="mxfp6-pack-quantized"), "compressed-tensors (mxfp6-pack-quantized)"),
         (
             config(group(GROUP), sparsity_config={"format": "sparse-24-bitmask"}),
@@ -254,35 +252,60 @@ def test_the_old_section_needs_no_method(tmp_path: Path) -> None:
     assert loader_from_config(found.values).formats[0].config == CTPackConfig(4, 8)
 
 
-# ModelOpt
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "weight"), [("NVFP4", "modelopt_nvfp4"), ("FP8", Fp8Weight.format)], ids=str
-)
-def test_modelopt_is_found_in_its_own_file(algorithm: str, weight: str, tmp_path: Path) -> None:
-    own = {"quantization": {"quant_algo": algorithm, "exclude_modules": ["lm_head", "", "*router*"]}}
-    (tmp_path / "hf_quant_config.json").write_text(json.dumps(own))
-    found = find_config(tmp_path)
-
-    assert found is not None
-    loader = loader_from_config(found.values)
-    assert isinstance(loader, FormatLoader)
-    assert loader.formats[0].weight_type.format == weight
-    assert loader.exclusions.names == ("lm_head", "*router*")
-
-
-@pytest.mark.parametrize(
-    "values", [{"quant_algo": "W4A8_AWQ"}, {"quant_algo": "FP8", "quantized_layers": {"a": {}}}]
-)
-def test_other_algorithms_of_modelopt_are_refused(values: dict[str, Any]) -> None:
-    with pytest.raises(UnsupportedFormatError, match=r"modelopt \((W4A8_AWQ|FP8)\): not read"):
-        loader_from_config({"quant_method": "modelopt", **values})
-
-
 def test_a_module_whose_name_only_ends_like_an_ignored_one_is_quantized() -> None:
     ignoring = config(group(GROUP), ignore=["gate"])
 
     assert load(ignoring, "mlp.up_gate", layer()).format == "ct_pack"
     with pytest.raises(ExcludedModuleError, match="as ignore has 'gate'"):
         load(ignoring, "mlp.gate", layer())
+
+
+@pytest.mark.parametrize(
+    ("targets", "ignore", "prefix", "noted"),
+    [
+        (["Linear"], [], "lm_head", True),
+        (["Linear"], None, "model.lm_head", True),
+        (["Linear"], ["lm_head"], "lm_head", False),
+        (["Linear"], [], "model.norm", False),
+        (["model.up_proj"], [], "model.up_proj", True),
+        (["re:.*"], [], "model.norm", False),
+    ],
+)
+def test_a_module_that_the_config_has_quantized_and_is_plain_is_noted(
+    targets: list[str], ignore: Any, prefix: str, noted: bool
+) -> None:
+    """AutoRound ignores nothing, and leaves the head plain: the tensors decide."""
+    claims = config(group(GROUP, *targets, format=None), ignore=ignore, provider="auto-round")
+    stored = {f"{prefix}.{name}": tensor for name, tensor in PLAIN.items()}
+    weights = Weights(MemoryStorage(stored), loader=loader_from_config(claims))
+
+    assert weights.get_weights(prefix).format == "unquantized"
+    want = (f"{prefix}: config_groups.group_0 has it quantized, and its weight is plain",) if noted else ()
+    assert weights.report().notes == want
+
+
+@pytest.mark.parametrize(
+    ("weights", "name"),
+    [
+        ({**FLOAT, "strategy": "group", "group_size": 32}, "mxfp8"),
+        ({**GROUP, "strategy": "tensor", "group_size": None}, "ct_pack_tensor"),
+    ],
+)
+def test_formats_of_one_scale_and_of_powers_of_two(weights: dict[str, Any], name: str) -> None:
+    stated = "mxfp8-quantized" if name == "mxfp8" else "pack-quantized"
+    cache = {"num_bits": 8, "type": "float", "strategy": "attn_head", "dynamic": False, "symmetric": True}
+
+    made = weight_type(group(weights, format=None), format=stated, kv_cache_scheme=cache)
+    assert made.weight_type.format == name
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [({"group_size": 16}, "group_size"), ({"strategy": "channel"}, "strategy"), ({"type": "int"}, "type")],
+)
+def test_mxfp8_has_one_shape(changes: dict[str, Any], key: str) -> None:
+    scheme = {**FLOAT, "strategy": "group", "group_size": 32, **changes}
+
+    with pytest.raises(ConfigError) as caught:
+        weight_type(group(scheme), format="mxfp8-quantized")
+    assert caught.value.key == f"quantization_config.config_groups.group_0.weights.{key}"

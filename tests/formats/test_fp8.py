@@ -30,6 +30,18 @@ def test_blocks_by_hand_short_ones_too() -> None:
     assert weight.dequantize().tolist() == [[1, 1, 1, 20], [1, 1, 2, 10], [-100, 100, 100, 2000]]
 
 
+def test_blocks_by_hand_as_modelopt_stores_their_scales() -> None:
+    """An axis of one for the inside of each block changes nothing; it is kept."""
+    weight = Fp8Weight(
+        config=Fp8Config("block", (2, 3)),
+        weight=e4m3fn([ONE, ONE, ONE, TWO], [ONE, ONE, TWO, ONE], [NEGATIVE, ONE, ONE, TWO]),
+        weight_scale=torch.tensor([[[[1.0], [10.0]]], [[[100.0], [1000.0]]]]),
+    )
+
+    assert weight.weight_scale.shape == (2, 1, 2, 1)
+    assert weight.dequantize().tolist() == [[1, 1, 1, 20], [1, 1, 2, 10], [-100, 100, 100, 2000]]
+
+
 def test_the_other_float8_by_hand() -> None:
     """e5m2 has a byte more of exponent: 0x3C is 1, 0x7B its largest, 0x7C infinity."""
     stored = torch.tensor([[0x3C, 0x7B, 0x7C]], dtype=torch.uint8).view(torch.float8_e5m2)

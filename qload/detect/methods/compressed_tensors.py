@@ -26,6 +26,7 @@ from qload.loader.modules import ModuleLoader
 
 KNOWN = (f"compressed-tensors ({', '.join(ct_schemes.FORMATS)})",)
 PLAIN = ConfiguredFormat(UnquantizedWeight, UnquantizedConfig())
+HEAD = "lm_head"  # which no other class of module has for a name: `Linear` means it
 KEYS = ("config_groups", "sparsity_config")  # which no other method has
 DENSE_SINCE = (0, 18)  # the version that packs 3, 5, 6 and 7 bits as a stream
 
@@ -99,21 +100,31 @@ def _loader(read: _CompressedTensors, formats: Mapping[str, ConfiguredFormat]) -
     everything = (*dict.fromkeys(formats.values()), PLAIN)
     ignored = FormatLoader(*everything, exclusions=Ignored(ignore))
     own = read.exclusions()
-    targets = [
-        (
-            target,
-            FormatLoader(formats[name], PLAIN, exclusions=own) if name in formats else FormatLoader(PLAIN),
-        )
-        for name, group in read.config_groups.items()
-        for target in group.targets
-    ]
+    targets = [(target, name) for name, group in read.config_groups.items() for target in group.targets]
     targets.sort(key=lambda pair: precedence(pair[0]))
-    choices = [(matcher(target), loader) for target, loader in targets]
+    choices = [
+        choice for target, name in targets for choice in _choices(target, name, formats.get(name), own)
+    ]
     keys = tuple(f"config_groups.{name}.targets" for name in read.config_groups)
     others = FormatLoader(*everything, exclusions=Untargeted(key=" or ".join(keys)))
     return lambda: ModuleLoader(
         [(matcher(*ignore), ignored), *choices], others if formats else FormatLoader(PLAIN)
     )
+
+
+def _choices(
+    target: str, name: str, fmt: ConfiguredFormat | None, own: Exclusions
+) -> list[tuple[Callable[[str], bool], FormatLoader]]:
+    """Who reads what a target of a group means; a module that it names and that is plain has a note."""
+    if fmt is None:
+        return [(matcher(target), FormatLoader(PLAIN))]
+    claimed = UnquantizedConfig(claimed=f"config_groups.{name:.80} has it quantized")
+    noted = FormatLoader(fmt, ConfiguredFormat(UnquantizedWeight, claimed), exclusions=own)
+    if target != LINEAR:
+        return [
+            (matcher(target), noted if precedence(target) == 0 else FormatLoader(fmt, PLAIN, exclusions=own))
+        ]
+    return [(matcher(HEAD), noted), (matcher(target), FormatLoader(fmt, PLAIN, exclusions=own))]
 
 
 def _format_of(

@@ -12,12 +12,16 @@ from qload.formats import (
     CTMXFP4Weight,
     CTNVFP4Weight,
     CTPackConfig,
+    CTPackTensorConfig,
+    CTPackTensorWeight,
     CTPackWeight,
     Fp8Config,
     Fp8Weight,
     Marlin24Config,
     Marlin24Weight,
     MXFP4Config,
+    MXFP8Config,
+    MXFP8Weight,
     NVFP4Config,
 )
 from qload.loader import ConfiguredFormat
@@ -26,13 +30,14 @@ from qload.loader import ConfiguredFormat
 PER = Literal["tensor", "channel", "group", "block", "tensor_group"]
 ANY = ("tensor", "channel", "group", "block")
 FORMATS: dict[str, tuple[tuple[str, ...], range, tuple[str, ...]]] = {
-    "pack-quantized": (("int",), range(2, 9), ("channel", "group")),
+    "pack-quantized": (("int",), range(2, 9), ("tensor", "channel", "group")),
     "int-quantized": (("int",), range(2, 9), ANY),
     "float-quantized": (("float",), range(8, 9), ANY),
     "naive-quantized": (("int", "float"), range(2, 9), ANY),
     "marlin-24": (("int",), range(4, 9, 4), ("channel", "group")),
     "nvfp4-pack-quantized": (("float",), range(4, 5), ("tensor_group",)),
     "mxfp4-pack-quantized": (("float",), range(4, 5), ("group",)),
+    "mxfp8-quantized": (("float",), range(8, 9), ("group",)),
 }
 
 
@@ -86,8 +91,12 @@ def format_of(
         return ConfiguredFormat(CTNVFP4Weight, NVFP4Config())
     if stated == "mxfp4-pack-quantized":
         return ConfiguredFormat(CTMXFP4Weight, MXFP4Config())
+    if stated == "mxfp8-quantized":
+        return ConfiguredFormat(MXFP8Weight, MXFP8Config())
     if stated == "marlin-24":
         return ConfiguredFormat(Marlin24Weight, Marlin24Config(size, bits, compressed=True))
+    if stated == "pack-quantized" and scheme.per == "tensor":
+        return ConfiguredFormat(CTPackTensorWeight, CTPackTensorConfig(bits, symmetric, dense))
     if stated == "pack-quantized":
         act_order = scheme.actorder in ("group", "dynamic", True)
         return ConfiguredFormat(CTPackWeight, CTPackConfig(bits, size, symmetric, act_order, dense))
@@ -118,7 +127,7 @@ def _checked(found: FoundConfig, key: str, stated: str, scheme: Scheme) -> tuple
     if not scheme.symmetric and (scheme.type == "float" or stated == "marlin-24"):
         raise wrong("symmetric", "true", False)
     if scheme.per in ("group", "tensor_group"):
-        sizes = {"nvfp4-pack-quantized": 16, "mxfp4-pack-quantized": 32}
+        sizes = {"nvfp4-pack-quantized": 16, "mxfp4-pack-quantized": 32, "mxfp8-quantized": 32}
         if (scheme.group_size or 0) < 1 or sizes.get(stated, scheme.group_size) != scheme.group_size:
             raise wrong("group_size", str(sizes.get(stated, "at least 1")), scheme.group_size)
         return 1, scheme.group_size or 1

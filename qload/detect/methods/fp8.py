@@ -20,6 +20,7 @@ TYPES = {
     "e5m2": torch.float8_e5m2,
     "float8_e5m2": torch.float8_e5m2,
 }
+UNUSED = "weight_scale_inv"  # which transformers stores beside weights that its blocks do not divide, too
 PER: dict[str, Per] = {"tensor": "tensor", "row": "channel", "block": "block"}
 
 MOST = (1 << 31) - 1  # no layer has more inputs or outputs
@@ -65,6 +66,7 @@ def read(found: FoundConfig) -> Claims:
         section=found.section,
         exclusions=section.exclusions(),
         formats=(ConfiguredFormat(Fp8Weight, config, inputs),),
+        unused_scale=UNUSED,
     )
 
 

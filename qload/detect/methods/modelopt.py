@@ -1,64 +1,201 @@
-"""`quant_method: modelopt`, and `hf_quant_config.json`, which ModelOpt writes beside the other config."""
+"""`quant_method: modelopt`, and `hf_quant_config.json`, which ModelOpt writes beside the other config.
 
-from typing import Annotated, Any, Literal
+One algorithm holds for all layers, or, as MIXED_PRECISION, one each for the layers that a table names:
+`quantized_layers`, or, where there is none, `config_groups` with names of layers as targets. ModelOpt writes
+`fp8_pb_wo` in small letters, so that letters are not told apart.
+"""
 
-from pydantic import AfterValidator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
 
-from qload.detect.files import FoundConfig
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from qload.detect.files import FoundConfig, shown
 from qload.detect.matching import Globs, check, is_glob
+from qload.detect.methods.compressed_tensors import PLAIN, Untargeted
 from qload.detect.validation import Claims, Name, Section, validate
-from qload.errors import UnsupportedFormatError
-from qload.formats import Fp8Config, Fp8Weight, ModelOptNVFP4Weight, NVFP4Config
-from qload.loader import ConfiguredFormat
+from qload.errors import ConfigError, UnsupportedFormatError
+from qload.formats import (
+    Fp8Config,
+    Fp8Weight,
+    ModelOptAWQConfig,
+    ModelOptAWQWeight,
+    ModelOptNVFP4Weight,
+    MXFP8Config,
+    MXFP8Weight,
+    NVFP4Config,
+    UnquantizedConfig,
+    UnquantizedWeight,
+)
+from qload.loader import ConfiguredFormat, FormatLoader
+from qload.loader.modules import ModuleLoader
 from qload.spec import ActivationScheme
 
-KNOWN = ("modelopt (quant_algo NVFP4, FP8)",)
-FORMATS_READ = {
-    "NVFP4": ConfiguredFormat(
-        ModelOptNVFP4Weight,
-        NVFP4Config(),
-        ActivationScheme("float", 4, "local", "tensor_group", 16, scale="input_scale"),
+
+@dataclass(frozen=True)
+class Algorithm:
+    """What a `quant_algo` stores: a format, its bits, and the group size where there is only one."""
+
+    format: ConfiguredFormat
+    bits: int
+    group_size: int | None = None
+
+
+STATIC = ActivationScheme("float", 8, False, "tensor", scale="input_scale")
+TOKENS = ActivationScheme("float", 8, True, "token")
+LOCAL = ActivationScheme("float", 4, "local", "tensor_group", 16, scale="input_scale")
+MX = ActivationScheme("float", 8, True, "group", 32)
+AWQ, MIXED, BLOCK = "W4A16_AWQ", "MIXED_PRECISION", 128
+ALGORITHMS = {
+    "FP8": Algorithm(ConfiguredFormat(Fp8Weight, Fp8Config("tensor"), STATIC), 8),
+    "FP8_PER_CHANNEL_PER_TOKEN": Algorithm(ConfiguredFormat(Fp8Weight, Fp8Config("channel"), TOKENS), 8),
+    "FP8_PB_WO": Algorithm(
+        ConfiguredFormat(Fp8Weight, Fp8Config("block", (BLOCK, BLOCK), axes="P")), 8, BLOCK
     ),
-    "FP8": ConfiguredFormat(
-        Fp8Weight,
-        Fp8Config("tensor"),
-        ActivationScheme("float", 8, False, "tensor", scale="input_scale"),
-    ),
+    "NVFP4": Algorithm(ConfiguredFormat(ModelOptNVFP4Weight, NVFP4Config(), LOCAL), 4, 16),
+    "W4A16_NVFP4": Algorithm(ConfiguredFormat(ModelOptNVFP4Weight, NVFP4Config()), 4, 16),
+    "MXFP8": Algorithm(ConfiguredFormat(MXFP8Weight, MXFP8Config(), MX), 8, 32),
 }
+GROUPS = {  # by the bits, type, strategy and group size of weights
+    (8, "float", None, None): "FP8",
+    (8, "float", "channel", None): "FP8_PER_CHANNEL_PER_TOKEN",
+    (8, "float", None, 32): "MXFP8",
+    (4, "float", None, 16): "NVFP4",
+}
+KNOWN = (f"modelopt (quant_algo {', '.join((*ALGORITHMS, AWQ, MIXED))})",)
 
-
+Size = Annotated[int, Field(ge=0)] | None  # 0 is what ModelOpt writes where it has none to say
 Entries = Annotated[list[str], AfterValidator(lambda names: [name for name in names if name])]
+
+
+class _Strict(BaseModel):
+    model_config: ClassVar[ConfigDict] = ConfigDict(strict=True, frozen=True, extra="allow")
+
+
+class _Layer(_Strict):
+    quant_algo: str
+    group_size: Size = None
+
+
+class _Numbers(_Strict):
+    num_bits: int
+    type: str
+    group_size: Size = None
+    strategy: str | None = None
+
+
+class _Group(_Strict):
+    targets: list[Annotated[str, Field(min_length=1)]]
+    weights: _Numbers
+    input_activations: _Numbers | None = None
 
 
 class _ModelOpt(Section):
     quant_algo: str
-    group_size: Literal[16] | None = None
+    group_size: Size = None
     kv_cache_quant_algo: Name = None
     exclude_modules: Entries | None = None
     ignore: Entries | None = None
-    quantized_layers: dict[str, Any] | None = None
+    quantized_layers: dict[str, _Layer] | None = None
+    has_zero_point: Literal[False] | None = None
 
     lists = ("exclude_modules", "ignore", "modules_to_not_convert")
 
 
+class _Groups(Section):
+    config_groups: dict[str, _Group] | None = None
+
+
 def read(found: FoundConfig) -> Claims:
-    """The claims of an algorithm for all layers; one algorithm a layer is refused."""
+    """The claims of an algorithm for all layers, or of a table of layers."""
     read = validate(_ModelOpt, found)
-    if read.quant_algo not in FORMATS_READ or read.quantized_layers:
-        raise UnsupportedFormatError(
-            f"modelopt ({read.quant_algo:.40})", f"the quant_algo of {found.file} has no reader", KNOWN
-        )
     for key in read.lists:
         check(found, key, getattr(read, key) or (), is_glob)
+    mixed = read.quant_algo.upper() == MIXED
+    if not mixed and read.quantized_layers:
+        raise _unsupported(found, f"{read.quant_algo} with quantized_layers")
+    table = _table(found, read) if mixed else {}
+    one = None if mixed else _algorithm(found, "group_size", read.quant_algo, read.group_size)
     return Claims(
         method="modelopt",
         format=read.quant_algo.lower(),
-        bits=4 if read.quant_algo == "NVFP4" else 8,
-        group_size=16 if read.quant_algo == "NVFP4" else None,
+        bits=one.bits if one else None,
+        group_size=one.group_size if one else None,
         sym=True,
         desc_act=None,
         file=found.file,
         section=found.section,
         exclusions=read.exclusions(Globs),
-        formats=(FORMATS_READ[read.quant_algo],),
+        formats=(one.format,) if one else tuple(dict.fromkeys(table.values())),
+        loader=_loader(read, table) if mixed else None,
+    )
+
+
+def _algorithm(found: FoundConfig, key: str, stated: str, size: int | None) -> Algorithm:
+    """What an algorithm of this name stores, in groups of this size; errors name the key."""
+    name = stated.upper()
+    if name == AWQ:
+        return Algorithm(ConfiguredFormat(ModelOptAWQWeight, ModelOptAWQConfig(size or 0)), 4, size or None)
+    if name not in ALGORITHMS:
+        raise _unsupported(found, stated)
+    algorithm = ALGORITHMS[name]
+    if size and algorithm.group_size not in (None, size):
+        raise ConfigError(found.file, found.key(key), f"{algorithm.group_size} with {stated}", shown(size))
+    return algorithm
+
+
+def _table(found: FoundConfig, read: _ModelOpt) -> dict[str, ConfiguredFormat]:
+    """Layer -> its format."""
+    if read.quantized_layers:
+        return {
+            name: _algorithm(
+                found, f"quantized_layers.{name:.80}.group_size", layer.quant_algo, layer.group_size
+            ).format
+            for name, layer in read.quantized_layers.items()
+        }
+    groups = validate(_Groups, found).config_groups
+    if not groups:
+        expected = f"layers, each with its quant_algo, beside {MIXED}"
+        raise ConfigError(found.file, found.key("quantized_layers"), expected, "nothing")
+    return {target: _of_group(found, group) for group in groups.values() for target in group.targets}
+
+
+def _of_group(found: FoundConfig, group: _Group) -> ConfiguredFormat:
+    """The format of the algorithm that has such weights and such inputs."""
+    weights, inputs = group.weights, group.input_activations
+    said = (weights.num_bits, weights.type, weights.strategy, weights.group_size)
+    name = GROUPS.get(said, AWQ if said[:3] == (4, "int", None) else "")
+    if not name or (inputs is not None and inputs.num_bits != weights.num_bits):
+        raise _unsupported(found, f"{weights.type:.20} of {weights.num_bits} bits in config_groups")
+    if name == "NVFP4" and inputs is None:
+        name = "W4A16_NVFP4"
+    return _algorithm(found, "config_groups", name, weights.group_size).format
+
+
+def _loader(read: _ModelOpt, table: Mapping[str, ConfiguredFormat]) -> Callable[[], FormatLoader]:
+    """What makes a loader that knows each layer of the table by name, and finds all others plain."""
+    names: dict[ConfiguredFormat, set[str]] = {}
+    for name, fmt in table.items():
+        names.setdefault(fmt, set()).add(name)
+    own, claimed = read.exclusions(Globs), UnquantizedConfig(claimed="quantized_layers has it quantized")
+    plain = ConfiguredFormat(UnquantizedWeight, claimed)
+    choices = [(_among(those), FormatLoader(fmt, plain, exclusions=own)) for fmt, those in names.items()]
+    others = FormatLoader(*names, PLAIN, exclusions=Untargeted(key="quantized_layers"))
+    return lambda: ModuleLoader(choices, others)
+
+
+def _among(names: set[str]) -> Callable[[str], bool]:
+    """Whether a module has one of these names, whatever stands in front of it."""
+
+    def knows(module: str) -> bool:
+        segments = module.split(".")
+        return any(".".join(segments[at:]) in names for at in range(len(segments)))
+
+    return knows
+
+
+def _unsupported(found: FoundConfig, what: str) -> UnsupportedFormatError:
+    return UnsupportedFormatError(
+        f"modelopt ({what:.60})", f"the quant_algo of {found.file} has no reader", KNOWN
     )

@@ -6,6 +6,7 @@ from qload.testing.faults.fault import Fault
 _EXL2, _GROUPS = "qload/formats/exl2.py", "qload/layouts/exl2.py"
 _FP8, _BNB = "qload/formats/fp8.py", "qload/formats/bnb.py"
 _PACK, _INT = "qload/formats/ct_pack.py", "qload/formats/ct_int.py"
+_ONE, _AWQ = "qload/formats/ct_pack_tensor.py", "qload/formats/modelopt_awq.py"
 _FP4, _NV = "qload/layouts/fp4.py", "qload/formats/nvfp4.py"
 _MATCHING, _NAMES = "qload/detect/matching.py", "qload/loader/exclusion.py"
 
@@ -75,7 +76,50 @@ FAULTS = (
         "rows, columns = self.config.block\n            n_group",
         "columns, rows = self.config.block\n            n_group",
     ),
-    Fault("ct-packing-by-claim", _PACK, "return fitting[0] if len(fitting) == 1 else", "return"),
+    Fault(
+        "ct-packing-by-claim",
+        "qload/layouts/compressed_tensors.py",
+        "return fitting[0] if fitting else",
+        "return True if said is None else",
+    ),
+    Fault("ct-one-zero-of-another-sign", _ONE, "zeros=stored + 2", "zeros=-stored + 2"),
+    Fault("ct-one-scale-for-all-parts", _ONE, "scales=scales,", "scales=scales[:1].expand_as(scales),"),
+    Fault(
+        "awq-outputs-exchanged",
+        _AWQ,
+        "self.weight & 0xF, self.weight >> 4",
+        "self.weight >> 4, self.weight & 0xF",
+    ),
+    Fault("awq-codes-unsigned", _AWQ, ".reshape(self.shape) ^ HALF", ".reshape(self.shape)"),
+    Fault("awq-inputs-unscaled", "qload/kernels/reference.py", " if factors is None else ", " if True else "),
+    Fault("awq-factors-of-the-first", _AWQ, "Role.SCALE, fact=True,", "Role.SCALE,"),
+    Fault(
+        "mxfp8-groups-of-16", "qload/formats/mxfp8.py", "device=device) // GROUP", "device=device) // 16 % 2"
+    ),
+    Fault(
+        "fp8-spread-blocks-refused",
+        _FP8,
+        '{self.grid: "block", self.spread: "block"}',
+        '{self.grid: "block"}',
+    ),
+    Fault(
+        "fp8-lone-block-anywhere",
+        _FP8,
+        "shape == (1,) == tuple(set(_shape(self.grid, sizes)))",
+        "shape == (1,)",
+    ),
+    Fault(
+        "modelopt-table-unread",
+        "qload/detect/methods/modelopt.py",
+        "loader=_loader(read, table) if mixed",
+        "loader=None if mixed",
+    ),
+    Fault(
+        "unused-scale-judged",
+        "qload/formats/unquantized.py",
+        "Role.UNUSED, optional=True",
+        "Role.SCALE, optional=True",
+    ),
     Fault(
         "ct-shape-unread",
         _PACK,
