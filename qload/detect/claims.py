@@ -41,7 +41,9 @@ from qload.spec import Weight
 # The reader of each quant_method.
 METHODS: dict[str, Callable[[FoundConfig], Claims]] = {
     "gptq": gptq.read,
+    "gptq_marlin": gptq.read,
     "awq": awq.read,
+    "awq_marlin": awq.read,
     "marlin": marlin.read,
     "gptq_marlin_24": marlin.read,
     "exl2": exl2.read,
@@ -56,7 +58,9 @@ METHODS: dict[str, Callable[[FoundConfig], Claims]] = {
 # Which weights each of them finds; a test holds it to the loaders that configs make.
 READS: dict[str, tuple[type[Weight], ...]] = {
     "gptq": (GPTQWeight, MarlinWeight, Marlin24Weight),
+    "gptq_marlin": (GPTQWeight, MarlinWeight, Marlin24Weight),
     "awq": (AWQWeight,),
+    "awq_marlin": (AWQWeight,),
     "marlin": (MarlinWeight, Marlin24Weight),
     "gptq_marlin_24": (Marlin24Weight,),
     "exl2": (Exl2Weight,),
