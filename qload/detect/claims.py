@@ -5,6 +5,7 @@ from typing import Any
 
 from qload.detect.files import FoundConfig, shown
 from qload.detect.methods import (
+    auto_round,
     awq,
     bnb,
     compressed_tensors,
@@ -54,7 +55,17 @@ METHODS: dict[str, Callable[[FoundConfig], Claims]] = {
     "compressed-tensors": compressed_tensors.read,
     "modelopt": modelopt.read,
     "mxfp4": mxfp4.read,
+    "auto-round": auto_round.read,
 }
+AUTO_ROUND = (
+    GPTQWeight,
+    AWQWeight,
+    Fp8Weight,
+    CTPackWeight,
+    CTIntWeight,
+    CTNVFP4Weight,
+    CTMXFP4Weight,
+)  # by its packing_format
 # Which weights each of them finds; a test holds it to the loaders that configs make.
 READS: dict[str, tuple[type[Weight], ...]] = {
     "gptq": (GPTQWeight, MarlinWeight, Marlin24Weight),
@@ -78,6 +89,7 @@ READS: dict[str, tuple[type[Weight], ...]] = {
     ),
     "modelopt": (ModelOptNVFP4Weight, Fp8Weight),
     "mxfp4": (MXFP4ExpertsWeight,),
+    "auto-round": AUTO_ROUND,
 }
 KNOWN = (
     *gptq.KNOWN,
@@ -90,6 +102,7 @@ KNOWN = (
     *compressed_tensors.KNOWN,
     *modelopt.KNOWN,
     *mxfp4.KNOWN,
+    *auto_round.KNOWN,
 )
 
 

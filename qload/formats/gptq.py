@@ -9,9 +9,9 @@ On disk, for a layer of K inputs and N outputs in G groups, b bits:
 
     w[n, k] = scales[g, n] * (code[k, n] - zero[g, n]),   g = g_idx[k]
 
-Without act order tools may leave `g_idx` out, or write zeros: then the groups lie in order, and a cut of K inside
-a group is refused. Bits are what the shapes of zero points and scales say. Source: gptqmodel 7.7.0, auto-gptq
-0.7.1 and auto-round 0.16.1, bit-equal to all.
+Without act order tools may leave `g_idx` out, or write zeros: then the groups lie in order, and a cut of K
+inside a group is refused. Bits are what the shapes of zero points and scales say. Source: gptqmodel 7.7.0,
+auto-gptq 0.7.1 and auto-round 0.16.1, bit-equal to all.
 """
 
 from dataclasses import dataclass, field, replace

@@ -69,7 +69,8 @@ def share(
     n, k = (start, stop), (0, layer.K)
     k_places: tuple[int, ...] = k
     if split == "N" and world > 1:
-        places, at = _places(layer, "N", start, stop, world // part.copies), rank // part.copies
+        place = _short_places if part.short else _places
+        places, at = place(layer, "N", start, stop, world // part.copies), rank // part.copies
         n = (places[at], places[at + 1])
     if split == "K" and world > 1:
         k_places = _places(layer, "K", 0, layer.K, world)
@@ -88,6 +89,25 @@ def _places(layer: LayerDescription, dim: str, start: int, stop: int, world: int
             f"lawful   {worlds(_lawful(layer, dim, start, stop))}",
         )
     places = tuple(start + width // world * i for i in range(world + 1))
+    _check(layer, dim, places, (start, stop, world))
+    return places
+
+
+def _short_places(layer: LayerDescription, dim: str, start: int, stop: int, world: int) -> tuple[int, ...]:
+    """Equal shares of as few granules as will do, the last as short as what is left; DivideError for nothing."""
+    block, width = granule(layer, dim), stop - start
+    if not block:
+        return _places(layer, dim, start, stop, world)
+
+    def share(ranks: int) -> int:
+        return -(-width // (ranks * block)) * block
+
+    if share(world) * (world - 1) >= width:
+        lawful = [ranks for ranks in WORLDS if share(ranks) * (ranks - 1) < width]
+        name, block, _ = _binding(layer, dim)
+        detail = f"{world} shares of whole blocks of {block}, none of them empty"
+        raise DivideError(name, dim, width, detail, f"lawful   {worlds(lawful)}")
+    places = tuple(min(start + share(world) * i, stop) for i in range(world + 1))
     _check(layer, dim, places, (start, stop, world))
     return places
 

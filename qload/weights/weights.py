@@ -15,7 +15,7 @@ from torch import Tensor
 from qload.errors import ArgumentError, CastError, DivideError, MissingTensorError, check_type, checked
 from qload.formats import ROLES
 from qload.formats.unquantized import FLOATS
-from qload.loader import Blocks, WeightsLoader, split_blocks
+from qload.loader import Blocks, Part, WeightsLoader, split_blocks
 from qload.parallel import ALONE, ProcessGroup, Rank
 from qload.spec import Role, Weight
 from qload.storage import TensorInfo, WeightStorage, check_name
@@ -152,6 +152,15 @@ class Weights:
     def get_weights_col_packed_gate_up(self, prefix: str) -> Weight:
         """This rank's outputs of the layer under `prefix`, which holds gate and up."""
         return self.get_weights_col_packed(prefix, 2)
+
+    @checked
+    def get_partial_weights_col(self, prefix: str) -> Weight:
+        """This rank's outputs of the layer under `prefix`, a vocabulary that the ranks need not divide.
+
+        Blocks of ceil(N / ranks) outputs, rounded up to where the format may be cut; the last one may be short,
+        and an engine that pads vocabularies pads it. DivideError where a rank would have nothing.
+        """
+        return self.loader.load(self, [Part(prefix, short=True)], "N")
 
     @checked
     def get_multi_weights_col(self, prefixes: Sequence[str], dim: int = 0) -> Weight:
