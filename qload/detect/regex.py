@@ -3,7 +3,7 @@
 A config is hostile input, and an engine that goes back takes years over `(a|a)*b$` and a name of fifty
 letters. The library `regex` stops after a timeout. A pattern may take `OF_A_PATTERN` seconds more than its
 matches are given, `PER_MATCH` each, and all patterns of a config `OF_A_CONFIG`: the number of names bounds it
-all. What is out of time is not asked again, and what it would have said of a layer is this layer's error alone.
+all. What is out of time is not asked again: each layer that it may have meant is an error, and no other.
 
 Tools match with Python's `re`, so what `re` does not read is not read here, nor what `regex` means otherwise.
 Counts are limited because `regex` writes `{m,n}` out in memory.

@@ -10,6 +10,8 @@ from qload.loader.description import LayerDescription
 from qload.parallel import ProcessGroup
 from qload.spec import Axis, ShareBounds
 
+VOCABULARIES = ("lm_head", "embed_out", "embed_tokens", "embed_in", "wte", "word_embeddings")
+REMEDY = "\n  remedy   get_partial_weights_col, whose last share may be short"
 WORLDS = (2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 64)  # world sizes that an error offers, where lawful
 
 
@@ -86,7 +88,8 @@ def _places(layer: LayerDescription, dim: str, start: int, stop: int, world: int
             dim,
             width,
             f"{world} ranks",
-            f"lawful   {worlds(_lawful(layer, dim, start, stop))}",
+            f"lawful   {worlds(_lawful(layer, dim, start, stop))}"
+            + REMEDY * (dim == "N" and layer.prefix.rpartition(".")[2] in VOCABULARIES),
         )
     places = tuple(start + width // world * i for i in range(world + 1))
     _check(layer, dim, places, (start, stop, world))
@@ -94,7 +97,7 @@ def _places(layer: LayerDescription, dim: str, start: int, stop: int, world: int
 
 
 def _short_places(layer: LayerDescription, dim: str, start: int, stop: int, world: int) -> tuple[int, ...]:
-    """Equal shares of as few granules as will do, the last as short as what is left; DivideError for nothing."""
+    """Equal shares of as few granules as will do, the last one of what is left; DivideError for nothing."""
     block, width = granule(layer, dim), stop - start
     if not block:
         return _places(layer, dim, start, stop, world)

@@ -157,7 +157,7 @@ class Weights:
     def get_partial_weights_col(self, prefix: str) -> Weight:
         """This rank's outputs of the layer under `prefix`, a vocabulary that the ranks need not divide.
 
-        Blocks of ceil(N / ranks) outputs, rounded up to where the format may be cut; the last one may be short,
+        Blocks of ceil(N / ranks) outputs, rounded up to where the format may be cut; the last may be short,
         and an engine that pads vocabularies pads it. DivideError where a rank would have nothing.
         """
         return self.loader.load(self, [Part(prefix, short=True)], "N")
@@ -288,8 +288,6 @@ class Weights:
         return MissingTensorError(
             name, tried, beside or get_close_matches(name, self._names.near(name)), hint
         )
-
-    # The ledger
 
     @checked
     def exempt(self, *names: str, reason: str) -> None:

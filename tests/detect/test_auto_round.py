@@ -90,7 +90,7 @@ def test_the_packing_and_the_type_say_whose_tensors_there_are(
     ],
 )
 def test_what_no_packing_writes_is_named_by_its_key(changes: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="bits|group_size|extra_config"):
+    with pytest.raises(ConfigError, match=r"bits|group_size|extra_config"):
         loader_from_config({**AUTO_ROUND, **changes})
 
 

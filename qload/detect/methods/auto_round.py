@@ -7,7 +7,7 @@
     auto_round:fp8_static             FP8, a scale for each output and one for activations
 
 `extra_config` maps names, and patterns that may lie anywhere in a name, to what holds for these modules
-instead; 16 bits leave them plain. Names have their say before patterns. Source: auto-round 0.16.1 and its files.
+instead; 16 bits leave them plain. Names count before patterns. Source: auto-round 0.16.1 and its files.
 """
 
 from collections.abc import Mapping

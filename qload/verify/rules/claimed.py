@@ -33,9 +33,9 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
             f"{' or '.join(sorted(formats))}: {len(subject.layers)} layers are plain",
         )
     configs = [layer.format.config for layer in subject.described() if not layer.format.weight_type.plain]
-    stored = {getattr(config, "bits", None) for config in configs if getattr(config, "claimed_bits", None)}
-    if stored and all(getattr(config, "claimed_bits", None) for config in configs):
-        found = " or ".join(str(bits) for bits in sorted(stored))
+    denied = [config for config in configs if getattr(config, "claimed_bits", None) is not None]
+    if denied and len(denied) == len(configs):
+        found = " or ".join(sorted({str(getattr(config, "bits", None)) for config in denied}))
         yield rule.finding(
             None,
             claims.file,

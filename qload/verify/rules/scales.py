@@ -55,7 +55,8 @@ def _check(
             if found and kind not in places:
                 first, *rest = torch.nonzero(mask)[0].tolist()
                 places[kind] = ((start + first, *rest), float(run[(first, *rest)]))
-    many = mirrored and counts.get("negative", 0) * FEW >= prod(storage.info(name).shape)
+    size = prod(storage.info(name).shape)
+    many = mirrored and counts.get("negative", 0) * FEW >= size >= FEW
     for kind, (place, value) in places.items():
         if kind == "negative" and many:
             continue
