@@ -339,3 +339,19 @@ def test_bits_that_some_layers_have_are_not_denied_by_others(tmp_path: Path) -> 
         config = {"quant_method": "gptq", "bits": bits, "group_size": 32, "checkpoint_format": "gptq_v2"}
 
         assert rules(verify(model(tmp_path, tensors, quantization_config=config))) == found
+
+
+def test_a_layer_without_an_index_is_judged_by_the_groups_of_its_config(tmp_path: Path) -> None:
+    """Zero points that are not the middle of a symmetric layer, and those that readers take in two ways."""
+    tensors = Case(bits=4, group=32, K=128).weight().fields()
+    tensors["qzeros"] = torch.full_like(tensors["qzeros"], -1)
+    stored = {f"a.{name}": tensor for name, tensor in tensors.items() if name != "g_idx"}
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False}
+
+    report = verify(model(tmp_path, stored, quantization_config={**config, "sym": True}))
+
+    assert rules(report) == {"symmetry"}
+    total = 4 * tensors["scales"].shape[1]
+    assert f"{total} of {total}" in report.findings[0].message
+    asymmetric = verify(model(tmp_path, stored, quantization_config={**config, "sym": False}))
+    assert (asymmetric.verdict, len(asymmetric.notes)) == ("ok", 1)
