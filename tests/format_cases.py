@@ -106,7 +106,9 @@ def lawful(config: Config, dim: str, size: int, world: int, K: int) -> bool:
         return False
     share = size // world
     if isinstance(config, GPTQConfig):
-        return share % (32 if config.bits == 3 else 32 // config.bits) == 0
+        word, group = (32 if config.bits == 3 else 32 // config.bits), config.group_size
+        free = config.indexed is not False or dim == "N" or group == -1 or group >= K
+        return share % word == 0 and (free or share % group == 0)
     if isinstance(config, BNB4Config):
         block = lcm(2 * config.storage.itemsize, config.blocksize)
         return share * K % block == 0 if dim == "N" else share % block == K % block == 0

@@ -5,6 +5,7 @@ from typing import Any
 
 from qload.detect.files import FoundConfig, shown
 from qload.detect.methods import (
+    auto_round,
     awq,
     bnb,
     compressed_tensors,
@@ -44,7 +45,9 @@ from qload.spec import Weight
 # The reader of each quant_method.
 METHODS: dict[str, Callable[[FoundConfig], Claims]] = {
     "gptq": gptq.read,
+    "gptq_marlin": gptq.read,
     "awq": awq.read,
+    "awq_marlin": awq.read,
     "marlin": marlin.read,
     "gptq_marlin_24": marlin.read,
     "exl2": exl2.read,
@@ -55,11 +58,23 @@ METHODS: dict[str, Callable[[FoundConfig], Claims]] = {
     "compressed-tensors": compressed_tensors.read,
     "modelopt": modelopt.read,
     "mxfp4": mxfp4.read,
+    "auto-round": auto_round.read,
 }
+AUTO_ROUND = (
+    GPTQWeight,
+    AWQWeight,
+    Fp8Weight,
+    CTPackWeight,
+    CTIntWeight,
+    CTNVFP4Weight,
+    CTMXFP4Weight,
+)  # by its packing_format
 # Which weights each of them finds; a test holds it to the loaders that configs make.
 READS: dict[str, tuple[type[Weight], ...]] = {
     "gptq": (GPTQWeight, MarlinWeight, Marlin24Weight),
+    "gptq_marlin": (GPTQWeight, MarlinWeight, Marlin24Weight),
     "awq": (AWQWeight,),
+    "awq_marlin": (AWQWeight,),
     "marlin": (MarlinWeight, Marlin24Weight),
     "gptq_marlin_24": (Marlin24Weight,),
     "exl2": (Exl2Weight,),
@@ -79,6 +94,7 @@ READS: dict[str, tuple[type[Weight], ...]] = {
     ),
     "modelopt": (Fp8Weight, ModelOptNVFP4Weight, MXFP8Weight, ModelOptAWQWeight),
     "mxfp4": (MXFP4ExpertsWeight,),
+    "auto-round": AUTO_ROUND,
 }
 KNOWN = (
     *gptq.KNOWN,
@@ -91,6 +107,7 @@ KNOWN = (
     *compressed_tensors.KNOWN,
     *modelopt.KNOWN,
     *mxfp4.KNOWN,
+    *auto_round.KNOWN,
 )
 
 

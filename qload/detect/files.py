@@ -15,7 +15,13 @@ MODEL_CONFIG = "config.json"
 SECTIONS = ("quantization_config", "compression_config")
 MODELOPT = "hf_quant_config.json"
 SIDE_FILES = ("quantize_config.json", "quant_config.json")
-CONFIGS = (MODEL_CONFIG, *SIDE_FILES, MODELOPT)  # all that is read of a checkpoint beside its index
+SECTION_FILE = "quantization_config.json"  # the section of config.json once more, where it names a method
+CONFIGS = (
+    MODEL_CONFIG,
+    *SIDE_FILES,
+    SECTION_FILE,
+    MODELOPT,
+)  # all that is read of a checkpoint beside its index
 
 _SHORT = Repr()
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother, _SHORT.maxlong = 3, 60, 60, 60
@@ -44,14 +50,17 @@ def find_configs(path: str | PathLike[str]) -> list[FoundConfig]:
     """Every quantization config of a checkpoint, the one that counts first.
 
     `config.json` (`quantization_config`, also inside of `text_config`) counts before
-    `quantize_config.json` (GPTQ's own), `quant_config.json` (AWQ's own) and
-    `hf_quant_config.json` (ModelOpt's own).
+    `quantize_config.json` (GPTQ's own), `quant_config.json` (AWQ's own), `quantization_config.json`
+    (AutoRound's, of any method) and `hf_quant_config.json` (ModelOpt's own).
     """
     folder = _folder(path)
     found = _sections(read_model_config(path))
     found += [
         FoundConfig(name, "", read_json(folder / name)) for name in SIDE_FILES if _stands(folder / name)
     ]
+    if _stands(folder / SECTION_FILE):
+        values = read_json(folder / SECTION_FILE)
+        found += [FoundConfig(SECTION_FILE, "", values)] if "quant_method" in values else []
     return found + _modelopt(folder, alone=not found)
 
 

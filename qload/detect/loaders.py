@@ -64,9 +64,8 @@ class GPTQWeightsLoader(FormatLoader):
         zeros: ZeroPoints = STORED_MINUS_ONE,
         desc_act: bool | None = None,
     ) -> None:
-        super().__init__(
-            ConfiguredFormat(GPTQWeight, GPTQConfig(bits, group_size, zeros, desc_act=desc_act)), PLAIN
-        )
+        config = GPTQConfig(bits, group_size, zeros, desc_act=desc_act, indexed=True if desc_act else None)
+        super().__init__(ConfiguredFormat(GPTQWeight, config), PLAIN)
 
 
 class AWQWeightsLoader(FormatLoader):
@@ -286,7 +285,13 @@ def settle(found: FoundConfig | None, storage: WeightStorage | None) -> Claims |
     if settled.group_size == 0:
         raise ConfigError(LEGACY["group_size"], "value", "-1 or at least 1", "0")
     zeros: ZeroPoints = Stored() if settled.format == "gptq_v2" else STORED_MINUS_ONE
-    config = GPTQConfig(stored["bits"], stored["group_size"], zeros, desc_act=settled.desc_act)
+    config = GPTQConfig(
+        stored["bits"],
+        stored["group_size"],
+        zeros,
+        desc_act=settled.desc_act,
+        indexed=True if settled.desc_act else None,
+    )
     return replace(settled, formats=(ConfiguredFormat(GPTQWeight, config),))
 
 

@@ -3,27 +3,32 @@
     "lm_head"                     the module of this name, or whose name ends in these whole segments
     "re:.*\\.mlp\\.(gate|up)_proj"   what `re.match` matches: from the start of the name
     "Linear"                      every linear layer: a checkpoint has names, and no classes
+    "Embedding"                   modules that are named as embeddings are
 
 Other methods' lists have dotted names, as `loader.exclusion` reads them, and patterns as in a shell:
 
     "model.layers.0*"             `*` is any letters, `?` one; what lies under such a module is meant too
 
-Never a part of a segment: `layers.1` is not in `layers.10`. Patterns are matched in bounded time (`regex`).
+Never a part of a segment: `layers.1` is not in `layers.10`. Patterns are matched in bounded time (`regex`;
+`fnmatch` never goes back).
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from functools import cache, cached_property
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import cached_property
 
 from qload.detect.files import FoundConfig
-from qload.detect.regex import Regex
-from qload.errors import ConfigError, PatternError
+from qload.detect.regex import LETTERS, Patterns
+from qload.errors import ConfigError
 from qload.loader.exclusion import Exclusions
 
 REGEX = "re:"
-GLOB = {"*": ".*", "?": "."}  # the signs of a shell's patterns
-SIGNS = frozenset("\\.()[]{}+|^$")  # which are letters of a shell's pattern
+GLOB = frozenset("*?")  # the signs of a shell's patterns; brackets are letters
 LINEAR = "Linear"  # the class that every typed weight is loaded for
+EMBEDDING = "Embedding"  # the class of a vocabulary, which its name tells
+EMBEDDINGS = frozenset(("embed_tokens", "embed_in", "wte", "word_embeddings", "tok_embeddings", "embeddings"))
+CLASSES = (LINEAR, EMBEDDING)
 
 
 def is_regex(entry: str) -> bool:
@@ -33,46 +38,36 @@ def is_regex(entry: str) -> bool:
 
 def is_glob(entry: str) -> bool:
     """Whether an entry is a pattern as in a shell."""
-    return not GLOB.keys().isdisjoint(entry)
+    return not GLOB.isdisjoint(entry)
 
 
-def matches(entry: str, name: str) -> bool:
-    """Whether an entry means a module."""
+def matches(entry: str, name: str, patterns: Patterns) -> bool:
+    """Whether an entry means a module; ConfigError where its pattern cannot be judged."""
     if is_regex(entry):
-        return _regex(entry).match(name)
+        return patterns.match(entry.removeprefix(REGEX), name)
+    if entry == EMBEDDING and name.rpartition(".")[2] in EMBEDDINGS:
+        return True
     return entry == LINEAR or name == entry or name.endswith(f".{entry}")
 
 
-def matcher(*entries: str) -> Callable[[str], bool]:
+def matcher(*entries: str, patterns: Patterns) -> Callable[[str], bool]:
     """Whether any of these entries means a module."""
-    return lambda name: any(matches(entry, name) for entry in entries)
+    return lambda name: any(matches(entry, name, patterns) for entry in entries)
 
 
 def check(
-    found: FoundConfig, key: str, entries: Iterable[str], is_pattern: Callable[[str], bool] = is_regex
+    found: FoundConfig, key: str, entries: Iterable[str], is_pattern: Callable[[str], bool] = is_glob
 ) -> None:
-    """Every pattern among the entries can be read, or ConfigError."""
+    """No pattern as in a shell among the entries is too long to be read, or ConfigError."""
     for entry in entries:
-        try:
-            if is_pattern(entry):
-                _regex(entry)
-        except PatternError as error:
-            raise ConfigError(
-                found.file, found.key(key), "names, classes, and patterns that are read", str(error)
-            ) from error
-
-
-@cache
-def _regex(entry: str) -> Regex:
-    if is_regex(entry):
-        return Regex(entry.removeprefix(REGEX))
-    letters = (GLOB.get(letter) or (f"\\{letter}" if letter in SIGNS else letter) for letter in entry)
-    return Regex("".join(letters) + r"(\..*)?$")
+        if is_pattern(entry) and len(entry) > LETTERS:
+            expected = f"names, and patterns of at most {LETTERS} letters"
+            raise ConfigError(found.file, found.key(key), expected, f"{entry:.40}, more than {LETTERS}")
 
 
 def precedence(entry: str) -> int:
     """Who has its say first where several entries mean a module: names, then patterns, then classes."""
-    return 1 if entry.startswith(REGEX) else 2 if entry == LINEAR else 0
+    return 1 if is_regex(entry) else {LINEAR: 3, EMBEDDING: 2}.get(entry, 0)
 
 
 @dataclass(frozen=True)
@@ -80,6 +75,7 @@ class Ignored(Exclusions):
     """The modules that `ignore` leaves out, by entries of this kind."""
 
     key: str = "ignore"
+    patterns: Patterns = field(default_factory=Patterns, compare=False, repr=False)
 
     def _is_name(self, entry: str) -> bool:
         return not is_regex(entry)
@@ -95,7 +91,7 @@ class Ignored(Exclusions):
         return min((self._places[end] for end in (*ends, LINEAR) if end in self._places), default=None)
 
     def _knows(self, entry: str, prefix: str) -> bool:
-        return matches(entry, prefix)
+        return matches(entry, prefix, self.patterns)
 
 
 @dataclass(frozen=True)
@@ -106,4 +102,5 @@ class Globs(Exclusions):
         return not is_glob(entry)
 
     def _knows(self, entry: str, prefix: str) -> bool:
-        return _regex(entry).match(prefix)
+        shell = entry.replace("[", "[[]")
+        return fnmatchcase(prefix, shell) or fnmatchcase(prefix, f"{shell}.*")

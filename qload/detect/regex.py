@@ -1,149 +1,107 @@
 """Regular expressions from a checkpoint, matched in time that their author does not choose.
 
-A config is hostile input, and Python's own engine backtracks: `(a|a)*b` takes seconds for a name of 25
-letters and years for one of 50. This matcher goes all ways at once: it keeps the set of places in the pattern
-where a match may stand, so that a letter of a name costs at most the size of the pattern. Otherwise it is
-`re.match`: from the start, and not necessarily to the end.
+A config is hostile input, and an engine that goes back takes years over `(a|a)*b$` and a name of fifty
+letters. The library `regex` stops after a timeout. A pattern may take `OF_A_PATTERN` seconds more than its
+matches are given, `PER_MATCH` each, and all patterns of a config `OF_A_CONFIG`: the number of names bounds it
+all. What is out of time is not asked again: each layer that it may have meant is an error, and no other.
 
-Read are literals, `.`, classes, escapes, groups, `|`, `*`, `+`, `?` and `{m,n}`, greedy or lazy, `^` at the
-start and `$`. References back, lookaround, names and flags are refused, and so are patterns that would grow
-without measure.
+Tools match with Python's `re`, so what `re` does not read is not read here, nor what `regex` means otherwise.
+Counts are limited because `regex` writes `{m,n}` out in memory.
 """
 
 import re
-from collections.abc import Iterable
-from functools import lru_cache
+from contextlib import suppress
+from math import prod
+from time import thread_time
 
-from qload.errors import PatternError
+import regex
 
-LIMIT = 1024  # letters of a pattern, and nodes of it once {m,n} is written out
+from qload.detect.files import FoundConfig
+from qload.errors import ConfigError, PatternError
+
+LETTERS = 1 << 10  # of a pattern
 GROUPS = 64  # of a pattern, and so the depth of the deepest
+COUNT = 1 << 10  # of all {m,n} of a pattern, multiplied
+PER_MATCH = 50e-6  # seconds: a match of a pattern as tools write them takes a tenth
+OF_A_PATTERN, OF_A_CONFIG = 0.25, 2.0  # seconds
 
-_ATOM = re.compile(r"\\[dDsSwW]|\\[^\w\s]|\[\^?\]?(?:\\.|[^\]\\])*\]|[^\\()\[\]{}*+?|^$]")
-_REPEAT = re.compile(r"([*+?])|\{(\d{1,4})(,?)(\d{0,4})\}")
-
-# (kind, what): ("atom", its text), ("end", ()), ("row" or "either", nodes), ("star", (node,)).
-Node = tuple[str, "str | tuple[Node, ...]"]
-EMPTY: Node = ("row", ())
+_COUNTS = re.compile(r"\{(\d*),?(\d*)\}")
+_OTHERWISE = re.compile(r"\{[\d<=+,\s]*[deis]|\[\[:")  # fuzzy matches and POSIX classes, to `regex` alone
 
 
-class Regex:
-    """A pattern, and whether a name begins with a match of it; PatternError for what is not read."""
+class Patterns:
+    """The patterns of one key of a config; `found` None: of no file.
 
-    def __init__(self, pattern: str) -> None:
-        self.pattern = pattern
-        if len(pattern) > LIMIT:
-            raise PatternError(f"{pattern:.40}", f"goes on to more than {LIMIT} letters")
-        if pattern.count("(") > GROUPS:
-            raise PatternError(pattern, f"has more than {GROUPS} groups")
-        node, at = self._either(1 if pattern.startswith("^") else 0)
-        if at < len(pattern):
-            raise self._unread(at)
-        self._places: list[tuple[str, str, list[int]]] = [("found", "", [])]  # kind, text, where it goes on
-        self._left = LIMIT
-        self._start = self._build(node, 0)
-        self._reached = lru_cache(1 << 14)(self._reach)
+    `anywhere`: a match may begin at any letter of a name, as `re.search` has it; otherwise at the first, as
+    `re.match` has it.
+    """
 
-    def match(self, name: str) -> bool:
-        """As `re.match(pattern, name) is not None`."""
-        places = frozenset([self._start])
-        for letter in name:
-            places, found = self._reached(places, letter)
-            if found:
-                return True
-        return self._reached(places, "")[1]
+    def __init__(
+        self, found: FoundConfig | None = None, key: str = "pattern", *, anywhere: bool = False
+    ) -> None:
+        self._file = found.file if found else "config"
+        self._key = found.key(key) if found else key
+        self._anywhere = anywhere
+        self._read: dict[str, regex.Pattern[str]] = {}
+        self._given_up: dict[str, str] = {}  # pattern -> why it says nothing any more
+        self._left = OF_A_CONFIG
+        self._left_of: dict[str, float] = {}
 
-    def _reach(self, places: Iterable[int], letter: str) -> tuple[frozenset[int], bool]:
-        """Where a letter leads from these places, and whether a match ends before it; "": the end."""
-        todo, seen = list(places), set(places)
-        after: set[int] = set()
-        while todo:
-            kind, text, onward = self._places[todo.pop()]
-            if kind == "atom":
-                after.update(onward if letter and _is(text, letter) else ())
-            elif kind == "found":
-                return frozenset(), True
-            elif kind == "split" or not letter:
-                todo += [place for place in onward if place not in seen]
-                seen.update(onward)
-        return frozenset(after), False
+    def match(self, pattern: str, name: str) -> bool:
+        """Whether a name begins with a match of a pattern; ConfigError where that cannot be told."""
+        if pattern not in self._read and pattern not in self._given_up:
+            try:
+                self._read[pattern] = compiled(pattern)
+            except PatternError as error:
+                self._given_up[pattern] = str(error)
+        if pattern in self._given_up:
+            raise self._untold(pattern, name)
+        return self._timed(pattern, name)
 
-    def _build(self, node: Node, after: int) -> int:
-        """The place where a node begins that goes on to `after`."""
-        kind, what = node
-        self._left -= 1
-        if self._left < 0:
-            raise PatternError(self.pattern, f"is more than {LIMIT} nodes long")
-        if kind == "row":
-            for each in reversed(_nodes(what)):
-                after = self._build(each, after)
-            return after
-        self._places.append((kind if kind in ("atom", "end") else "split", str(what), [after]))
-        place = len(self._places) - 1
-        if kind == "either":
-            self._places[place][2][:] = [self._build(each, after) for each in _nodes(what)]
-        elif kind == "star":
-            self._places[place][2].extend(self._build(each, place) for each in _nodes(what))
-        return place
-
-    def _either(self, at: int) -> tuple[Node, int]:
-        row, at = self._row(at)
-        choices = [row]
-        while self.pattern.startswith("|", at):
-            row, at = self._row(at + 1)
-            choices.append(row)
-        return (row if len(choices) == 1 else ("either", tuple(choices))), at
-
-    def _row(self, at: int) -> tuple[Node, int]:
-        nodes: list[Node] = []
-        while at < len(self.pattern) and self.pattern[at] not in "|)":
-            node, at = self._one(at)
-            repeat = _REPEAT.match(self.pattern, at)
-            if repeat:
-                node, at = (
-                    self._repeated(node, repeat),
-                    repeat.end() + self.pattern.startswith("?", repeat.end()),
-                )
-            nodes.append(node)
-        return ("row", tuple(nodes)), at
-
-    def _one(self, at: int) -> tuple[Node, int]:
-        if self.pattern.startswith("$", at):
-            return ("end", ()), at + 1
-        if self.pattern.startswith("(", at):
-            node, end = self._either(at + (3 if self.pattern.startswith("(?:", at) else 1))
-            if not self.pattern.startswith(")", end):
-                raise self._unread(end)
-            return node, end + 1
-        atom = _ATOM.match(self.pattern, at)
-        if not atom:
-            raise self._unread(at)
+    def _timed(self, pattern: str, name: str) -> bool:
+        """A match, and what it took; of this thread's own time, as a machine may be busy with others."""
+        read, left = (
+            self._read[pattern],
+            min(self._left_of.get(pattern, OF_A_PATTERN), self._left) + PER_MATCH,
+        )
+        look, began = read.search if self._anywhere else read.match, thread_time()
         try:
-            re.compile(atom[0])
-        except re.error as error:
-            raise PatternError(self.pattern, str(error)) from error
-        return ("atom", atom[0]), atom.end()
+            while (remains := began + left - thread_time()) > 0:
+                with suppress(TimeoutError):
+                    return look(name, timeout=remains) is not None
+        except (MemoryError, RecursionError) as error:
+            self._given_up[pattern] = type(error).__name__
+            raise self._untold(pattern, name) from error
+        finally:
+            extra = thread_time() - began - PER_MATCH
+            self._left_of[pattern] = min(OF_A_PATTERN, self._left_of.get(pattern, OF_A_PATTERN) - extra)
+            self._left = min(OF_A_CONFIG, self._left - extra)
+        self._given_up[pattern] = "takes too long"
+        raise self._untold(pattern, name)
 
-    def _repeated(self, node: Node, repeat: re.Match[str]) -> Node:
-        sign, least, comma, most = repeat.groups()
-        if sign:
-            least, most, comma = {"*": ("0", "", ","), "+": ("1", "", ","), "?": ("0", "1", ",")}[sign]
-        low, high = int(least), int(most or least)
-        if most and high < low:
-            raise PatternError(self.pattern, f"{repeat[0]} asks for at least {low} and at most {high}")
-        rest: list[Node] = [("either", (node, EMPTY))] * (high - low)
-        if comma and not most:
-            rest = [("star", (node,))]
-        return ("row", (*[node] * low, *rest))
-
-    def _unread(self, at: int) -> PatternError:
-        return PatternError(self.pattern, f"cannot read {self.pattern[at : at + 8] or 'the end'!r}")
-
-
-def _nodes(what: "str | tuple[Node, ...]") -> tuple[Node, ...]:
-    return what if isinstance(what, tuple) else ()
+    def _untold(self, pattern: str, name: str) -> ConfigError:
+        return ConfigError(
+            self._file,
+            self._key,
+            "patterns that can be read and matched in bounded time",
+            f"{pattern[:60]!r}, which cannot be judged for {name}: {self._given_up[pattern]}",
+        )
 
 
-@lru_cache(1 << 14)
-def _is(atom: str, letter: str) -> bool:
-    return re.fullmatch(atom, letter) is not None
+def compiled(pattern: str) -> "regex.Pattern[str]":
+    """A pattern that is read as Python's `re` reads it, or PatternError."""
+    shown = f"{pattern:.40}"
+    if len(pattern) > LETTERS:
+        raise PatternError(shown, f"goes on to more than {LETTERS} letters")
+    if pattern.count("(") > GROUPS:
+        raise PatternError(shown, f"has more than {GROUPS} groups")
+    if prod(max(1, int(most or least or 1)) for least, most in _COUNTS.findall(pattern)) > COUNT:
+        raise PatternError(shown, f"repeats something more than {COUNT} times")
+    other = _OTHERWISE.search(pattern)
+    if other:
+        raise PatternError(shown, f"cannot read {other[0]!r}")
+    try:
+        re.compile(pattern)
+        return regex.compile(pattern)
+    except (re.error, regex.error, RecursionError, OverflowError, ValueError, Warning) as error:
+        raise PatternError(shown, str(error)) from error

@@ -13,7 +13,7 @@ they are believed. There is no group index, so a cut of K inside a group is refu
 0.2.9 and gptqmodel 7.7.0 for 4 bits, vLLM 0.11.0 for 8, bit-equal to all.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
@@ -40,6 +40,8 @@ class AWQConfig(spec.Grouped, spec.Config):
         Of a code: 4 or 8.
     zero_point
         Whether qzeros are stored.
+    claimed_bits
+        Where the shapes of a layer say other bits than the config, what the config says.
     """
 
     name: ClassVar[str] = "awq"
@@ -47,15 +49,34 @@ class AWQConfig(spec.Grouped, spec.Config):
     group_size: int
     bits: int = 4
     zero_point: bool = True
+    claimed_bits: int | None = field(default=None, compare=False)  # only a claim
 
     def __post_init__(self) -> None:
         self.check_bits(self.bits, *BITS)
         self.check_group_size()
 
     def for_layer(self, headers: spec.LayerHeaders) -> "AWQConfig":
-        """One group that covers all of K is -1 from here on: there is nothing to cut."""
+        """Bits from shapes; one group that covers all of K is -1 from here on: there is nothing to cut."""
         stored = self.zero_point or "qzeros" in headers.shapes
-        return replace(self.one_group(sum(headers.shapes["qweight"][:1])), zero_point=stored)
+        own = self._believed(headers)
+        return replace(own.one_group(sum(headers.shapes["qweight"][:1])), zero_point=stored)
+
+    def _believed(self, headers: spec.LayerHeaders) -> "AWQConfig":
+        """With the bits that all shapes agree on, whatever the config says."""
+        codes, scales = (headers.shapes[name] for name in ("qweight", "scales"))
+        zeros = headers.shapes.get("qzeros", (*scales[:1], *codes[1:]))
+        if len(codes) != 2 or len(scales) != 2 or zeros != (scales[0], codes[1]) or not scales[1]:
+            return self
+        bits, rest = divmod(32 * codes[1], scales[1])
+        if rest or bits == self.bits or bits not in BITS or self.groups(codes[0]) != scales[0]:
+            return self
+        return replace(self, bits=bits, claimed_bits=self.bits)
+
+    def notes(self, headers: spec.LayerHeaders) -> tuple[str, ...]:
+        """Bits are what shapes say, whatever the config claims."""
+        if self.claimed_bits is None:
+            return ()
+        return (f"bits is {self.claimed_bits}, the shapes are of {self.bits} bits and are believed",)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

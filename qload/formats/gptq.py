@@ -9,7 +9,9 @@ On disk, for a layer of K inputs and N outputs in G groups, b bits:
 
     w[n, k] = scales[g, n] * (code[k, n] - zero[g, n]),   g = g_idx[k]
 
-Source: gptqmodel 7.7.0 and auto-gptq 0.7.1, bit-equal to both.
+Without act order tools may leave `g_idx` out, or write zeros: then the groups lie in order, and a cut of K
+inside a group is refused. Bits are what the shapes of zero points and scales say. Source: gptqmodel 7.7.0,
+auto-gptq 0.7.1 and auto-round 0.16.1, bit-equal to all.
 """
 
 from dataclasses import dataclass, field, replace
@@ -46,6 +48,10 @@ class GPTQConfig(spec.Grouped, spec.Config):
         too; found in `g_idx` when a layer is loaded or made.
     desc_act
         Whether inputs are in act order, as the config claims; `g_idx` is believed.
+    indexed
+        Whether `g_idx` is stored and says the groups; False: they lie in order; None: as the layer has it.
+    claimed_bits
+        Where the shapes of a layer say other bits than the config, what the config says.
     """
 
     name: ClassVar[str] = "gptq"
@@ -55,20 +61,23 @@ class GPTQConfig(spec.Grouped, spec.Config):
     zeros: ZeroPoints = STORED_MINUS_ONE
     positional: bool = False
     desc_act: bool | None = field(default=None, compare=False)  # only a claim
+    indexed: bool | None = field(default=True, compare=False)  # how it is stored, not what it means
+    claimed_bits: int | None = field(default=None, compare=False)  # only a claim
 
     def __post_init__(self) -> None:
         self.check_bits(self.bits, *BITS)
         self.check_group_size()
 
     def for_layer(self, headers: spec.LayerHeaders) -> "GPTQConfig":
-        """Positional or not, from `g_idx`.
+        """Bits from shapes; positional or not, from `g_idx`.
 
         ShapeError where the number of groups contradicts the group size; AmbiguousIndexError for an index of
-        zeros where there are several groups.
+        zeros where there are several groups, unless the config denies act order.
         """
-        sizes = headers.sizes(GPTQWeight.tensors(replace(self, positional=False)))
+        own = self._believed(headers)
+        sizes = headers.sizes(GPTQWeight.tensors(replace(own, positional=False)))
         K, G, N = sizes["K"], sizes["G"], sizes["N"]
-        group, groups = self.rows_of_a_group(K), self.groups(K)
+        group, groups = own.rows_of_a_group(K), own.groups(K)
         if groups != G:
             raise ShapeError(
                 headers.names.full("scales"),
@@ -77,33 +86,55 @@ class GPTQConfig(spec.Grouped, spec.Config):
                 headers.names.file("scales"),
                 f"for K = {K} and a group size of {self.group_size} in the config",
             )
-        g_idx = headers.facts["g_idx"]
+        g_idx = None if own.indexed is False else headers.facts.get("g_idx")
+        if g_idx is None or (G > 1 and not g_idx.any() and own.desc_act is False):
+            return replace(own, positional=G > 1, indexed=False)
         if G > 1 and not g_idx.any():
             raise AmbiguousIndexError(
                 headers.names.full("g_idx"),
                 "all zero, which has two readings",
                 f"the group of each row, 0 to {G - 1}",
                 f"0 for all {K} rows",
-                "remedy   write the groups out: some kernels take zeros for 'in order'",
+                "remedy   write the groups out: zeros mean 'in order' only where desc_act is false",
             )
-        in_order = bool((g_idx == self.in_order(K, g_idx.device)).all())
-        return replace(self, positional=G > 1 and in_order)
+        in_order = bool((g_idx == own.in_order(K, g_idx.device)).all())
+        return replace(own, positional=G > 1 and in_order, indexed=True)
+
+    def _believed(self, headers: spec.LayerHeaders) -> "GPTQConfig":
+        """With the bits that all shapes agree on, whatever the config says."""
+        codes, zeros, scales = (headers.shapes.get(name, ()) for name in ("qweight", "qzeros", "scales"))
+        if len(codes) != 2 or len(zeros) != 2 or len(scales) != 2 or not all((*zeros, *scales)):
+            return self
+        bits, rest = divmod(32 * zeros[1], scales[1])
+        if rest or bits == self.bits or bits not in BITS or codes[0] * 32 % bits:
+            return self
+        K, g_idx = codes[0] * 32 // bits, headers.facts.get("g_idx")
+        agree = codes[1] == scales[1] and zeros[0] == scales[0] == self.groups(K)
+        if not agree or (g_idx is not None and len(g_idx) != K):
+            return self
+        return replace(self, bits=bits, claimed_bits=self.bits)
 
     def notes(self, headers: spec.LayerHeaders) -> tuple[str, ...]:
-        """Act order is what `g_idx` says, whatever `desc_act` claims."""
+        """Bits are what shapes say, and act order is what `g_idx` says, whatever the config claims."""
+        said = []
+        if self.claimed_bits is not None:
+            said.append(f"bits is {self.claimed_bits}, the shapes are of {self.bits} bits and are believed")
+        if not self.indexed:
+            found = "all zero, and desc_act is false" if "g_idx" in headers.facts else "not stored"
+            return (*said, f"g_idx is {found}: the groups lie in order")
         act_order = not self.positional and bool(headers.facts["g_idx"].any())
-        if self.desc_act is None or self.desc_act == act_order:
-            return ()
-        found = "in act order" if act_order else "in order"
-        return (f"desc_act is {str(self.desc_act).lower()}, g_idx is {found} and is believed",)
+        if self.desc_act is not None and self.desc_act != act_order:
+            found = "in act order" if act_order else "in order"
+            said.append(f"desc_act is {str(self.desc_act).lower()}, g_idx is {found} and is believed")
+        return tuple(said)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class GPTQWeight(spec.Weight):
     """A GPTQ layer, or a share of one.
 
-    w[n, k] = scales[g, n] * (code[k, n] - zero[g, n]), g = g_idx[k]. Source: the files of gptqmodel and
-    auto-gptq, to which it is bit-equal.
+    w[n, k] = scales[g, n] * (code[k, n] - zero[g, n]), g = g_idx[k], or k / group_size where there is none.
+    Source: the files of gptqmodel, auto-gptq and auto-round, to which it is bit-equal.
 
     Attributes
     ----------
@@ -114,7 +145,7 @@ class GPTQWeight(spec.Weight):
     scales
         (G, N), fp16, bf16 or fp32.
     g_idx
-        The group of each input, in any order: (K,), int32, int64 or int16.
+        The group of each input, in any order: (K,), int32, int64 or int16; None: the groups lie in order.
 
     Examples
     --------
@@ -135,21 +166,32 @@ class GPTQWeight(spec.Weight):
     qweight: Tensor
     qzeros: Tensor
     scales: Tensor
-    g_idx: Tensor
+    g_idx: Tensor | None = None
 
     format: ClassVar[str] = "gptq"
     example: ClassVar[GPTQConfig] = GPTQConfig(bits=4, group_size=128, positional=True)
 
     @classmethod
     def tensors(cls, config: GPTQConfig) -> tuple[TensorSpec, ...]:
-        """Groups are cut with K where they lie in order and every cut falls between two of them."""
-        b, groups = config.bits, f"K/{config.group_size}^|G" if config.positional else "G"
+        """Groups are cut with K where they lie in order and every cut falls between two of them.
+
+        Without an index every cut has to.
+        """
+        b, stored = config.bits, config.indexed is not False
+        groups = f"K/{config.group_size}^{'|G' * stored}" if config.positional else "G"
+        index = TensorSpec("g_idx", INDICES, "K", Role.INDEX, fact=True, index_of="G" if stored else None)
         return (
             TensorSpec("qweight", (torch.int32,), f"K*{b}/32 N", Role.WORD),
             TensorSpec("qzeros", (torch.int32,), f"{groups} N*{b}/32", Role.WORD),
             TensorSpec("scales", SCALES, f"{groups} N", Role.SCALE),
-            TensorSpec("g_idx", INDICES, "K", Role.INDEX, fact=True, index_of="G"),
+            replace(index, optional=config.indexed is not True, spent=not stored),
         )
+
+    def groups_of_inputs(self) -> Tensor:
+        """The group of each input (K,), as `g_idx` says or in order."""
+        if self.g_idx is None or not self.config.indexed:
+            return self.config.in_order(self.layer.K, self.device)
+        return self.g_idx
 
     def stored(self) -> StoredCodes:
         """As it lies."""
@@ -161,7 +203,7 @@ class GPTQWeight(spec.Weight):
             zeros=self.qzeros,
             zero_rule=self.config.zeros.rule(bits),
             run=size if self.config.positional and size > 0 else max(self.layer.K, 1),
-            k_group=None if in_runs else self.g_idx.to(torch.int32).contiguous(),
+            k_group=None if in_runs else self.groups_of_inputs().to(torch.int32).contiguous(),
         )
 
     def codes(self) -> spec.Codes:
@@ -172,5 +214,5 @@ class GPTQWeight(spec.Weight):
             codes=gptq.rows(bits).packed(self.qweight).T,
             scales=self.scales.float().T,
             zeros=self.config.zeros.read(self.qzeros, gptq.columns(bits)).T,
-            k_group=self.g_idx.long(),
+            k_group=self.groups_of_inputs().long(),
         )

@@ -22,7 +22,7 @@ def read(weight: GPTQWeight) -> Integers:
         unpack=lambda: gptq.rows(config.bits).packed(weight.qweight),
         scales=weight.scales,
         zeros=config.zeros.read(weight.qzeros, gptq.columns(config.bits)),
-        g_idx=weight.g_idx,
+        g_idx=weight.groups_of_inputs(),
         layer=with_origin(weight, weight.g_idx),
         convention=config.zeros,
         words=weight.qweight,
@@ -34,14 +34,14 @@ def write(integers: Integers, zeros: ZeroPoints) -> GPTQWeight:
     reason = why_not(integers)
     if reason:
         raise RepackError(integers.source, "gptq", reason)
-    origin = integers.origin
+    config, origin = config_of(integers, zeros), integers.origin
     index = torch.int32 if origin.index is None else origin.index
     return GPTQWeight(
-        config=config_of(integers, zeros),
+        config=config,
         qweight=_rows(integers) if integers.words is None else integers.words,
         qzeros=words(integers, zeros),
         scales=integers.scales.contiguous(),
-        g_idx=integers.g_idx.to(index),
+        g_idx=None if config.indexed is False else integers.g_idx.to(index),
         layer=integers.layer,
     )
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from qload.errors import MismatchError, QloadError
+from qload.errors import ConfigError, MismatchError, QloadError
 from qload.formats import AWQConfig, Marlin24Config, MarlinConfig
 from qload.listing.groups import Groups
 from qload.listing.zero_points import convention, symmetric
@@ -136,7 +136,7 @@ def _activations(layer: LayerDescription, tensors: Mapping[str, Any]) -> Activat
 def _excluded(weights: Weights, prefix: str) -> str | None:
     try:
         return weights.loader.left_out(prefix)
-    except MismatchError:  # of the parts of a fused layer some are left out: of a plain one that says nothing
+    except (MismatchError, ConfigError):  # of a plain layer, a config that nobody understands says nothing
         return None
 
 

@@ -22,13 +22,15 @@ Blocks = int | Iterable[int]
 class Part:
     """Outputs [start, stop) of the layer stored under a prefix; `stop` None: to the end.
 
-    `copies`: how many ranks, one after another, hold the same share of these outputs.
+    `copies`: how many ranks, one after another, hold the same share of these outputs. `short`: the last share
+    may be short, as that of a vocabulary that the ranks do not divide.
     """
 
     prefix: str
     start: int = 0
     stop: int | None = None
     copies: int = 1
+    short: bool = False
 
 
 class WeightsLoader(ABC):

@@ -10,6 +10,8 @@ from qload.loader.description import LayerDescription
 from qload.parallel import ProcessGroup
 from qload.spec import Axis, ShareBounds
 
+VOCABULARIES = ("lm_head", "embed_out", "embed_tokens", "embed_in", "wte", "word_embeddings")
+REMEDY = "\n  remedy   get_partial_weights_col, whose last share may be short"
 WORLDS = (2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 64)  # world sizes that an error offers, where lawful
 
 
@@ -69,7 +71,8 @@ def share(
     n, k = (start, stop), (0, layer.K)
     k_places: tuple[int, ...] = k
     if split == "N" and world > 1:
-        places, at = _places(layer, "N", start, stop, world // part.copies), rank // part.copies
+        place = _short_places if part.short else _places
+        places, at = place(layer, "N", start, stop, world // part.copies), rank // part.copies
         n = (places[at], places[at + 1])
     if split == "K" and world > 1:
         k_places = _places(layer, "K", 0, layer.K, world)
@@ -85,9 +88,29 @@ def _places(layer: LayerDescription, dim: str, start: int, stop: int, world: int
             dim,
             width,
             f"{world} ranks",
-            f"lawful   {worlds(_lawful(layer, dim, start, stop))}",
+            f"lawful   {worlds(_lawful(layer, dim, start, stop))}"
+            + REMEDY * (dim == "N" and layer.prefix.rpartition(".")[2] in VOCABULARIES),
         )
     places = tuple(start + width // world * i for i in range(world + 1))
+    _check(layer, dim, places, (start, stop, world))
+    return places
+
+
+def _short_places(layer: LayerDescription, dim: str, start: int, stop: int, world: int) -> tuple[int, ...]:
+    """Equal shares of as few granules as will do, the last one of what is left; DivideError for nothing."""
+    block, width = granule(layer, dim), stop - start
+    if not block:
+        return _places(layer, dim, start, stop, world)
+
+    def share(ranks: int) -> int:
+        return -(-width // (ranks * block)) * block
+
+    if share(world) * (world - 1) >= width:
+        lawful = [ranks for ranks in WORLDS if share(ranks) * (ranks - 1) < width]
+        name, block, _ = _binding(layer, dim)
+        detail = f"{world} shares of whole blocks of {block}, none of them empty"
+        raise DivideError(name, dim, width, detail, f"lawful   {worlds(lawful)}")
+    places = tuple(min(start + share(world) * i, stop) for i in range(world + 1))
     _check(layer, dim, places, (start, stop, world))
     return places
 

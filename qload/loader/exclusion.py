@@ -86,10 +86,10 @@ class Exclusions:
     def _entry(self, prefix: str) -> str | None:
         if not self.names:
             return None
-        found = [self._first_name(prefix)]
-        found.append(next((at for at in self._patterns if self._knows(self.names[at], prefix)), None))
-        places = [place for place in found if place is not None]
-        return self.names[min(places)] if places else None
+        place = self._first_name(prefix)
+        before = (at for at in self._patterns if place is None or at < place)
+        place = next((at for at in before if self._knows(self.names[at], prefix)), place)
+        return None if place is None else self.names[place]
 
     @cached_property
     def _patterns(self) -> tuple[int, ...]:
@@ -107,6 +107,31 @@ class Exclusions:
     def _knows(self, entry: str, prefix: str) -> bool:
         """Whether a pattern means a layer of this very name; of the base class no entry is one."""
         return False
+
+
+@dataclass(frozen=True)
+class Inside(Exclusions):
+    """Of a block, whose name has a number, only these modules are quantized; `others` are left out anyway."""
+
+    key: str = "modules_in_block_to_quantize"
+    others: Exclusions = Exclusions()
+
+    def reason(self, entry: str) -> str:
+        """Of the list that has an entry, or of the one that names no module of this name."""
+        return self.others.reason(entry) if entry in self.others.names else f"{self.key} does not name it"
+
+    def entry(self, prefix: str) -> str | None:
+        """What leaves a layer out, or None; MismatchError for a fused one whose parts differ."""
+        out = self.others.entry(prefix)
+        if out is not None or not any(segment.isdecimal() for segment in prefix.split(".")):
+            return out
+        if any(self._entry(name) is not None for name in (prefix, *wholes(prefix, self.fused))):
+            return None
+        named = {part: self._entry(part) is not None for part in parts(prefix, self.fused)}
+        if named:
+            said = {part: "not" if there else LEFT_OUT for part, there in named.items()}
+            check_agreed(prefix, said, self.key)
+        return None if any(named.values()) else prefix
 
 
 def _sibling(prefix: str, own: str) -> str:

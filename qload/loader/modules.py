@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Self
 
-from qload.errors import ArgumentError, MismatchError, QloadError, checked
+from qload.errors import ArgumentError, ConfigError, MismatchError, QloadError, checked
 from qload.loader.description import LayerDescription
 from qload.loader.exclusion import LEFT_OUT, check_agreed, parts, wholes
 from qload.loader.formats import FormatLoader
@@ -42,19 +42,23 @@ class ModuleLoader(FormatLoader):
         comes earlier knows these: what a config says of one name it means for the other. MismatchError for
         parts that it does not mean alike.
         """
-        places = {name: self._place(name) for name in (prefix, *wholes(prefix), *parts(prefix))}
-        first = min(places.values())
-        if first < min(places[name] for name in (prefix, *wholes(prefix))):
-            check_agreed(
-                prefix, {part: self._said(places[part], part) for part in parts(prefix)}, "the config"
-            )
+        place, made_of = len(self.choices), parts(prefix)
+        for name in (prefix, *wholes(prefix)):
+            place = self._place(name, place)
+        first = min((self._place(part, place) for part in made_of), default=place)
+        if first < place:
+            said = {part: self._said(self._place(part, len(self.choices)), part) for part in made_of}
+            check_agreed(prefix, said, "the config")
         return self._at(first)
 
     def describe(self, weights: TensorSource, prefix: str) -> LayerDescription:
-        """All that headers and facts tell about a layer, as its own loader reads it."""
+        """All that headers and facts tell about a layer, as its own loader reads it.
+
+        ConfigError where a pattern cannot be judged that may mean the layer.
+        """
         try:
             loader = self.chosen(prefix)
-        except MismatchError as error:
+        except (MismatchError, ConfigError) as error:
             with suppress(QloadError):
                 layer = super().describe(weights, prefix)
                 if layer.format.weight_type.plain:
@@ -66,9 +70,9 @@ class ModuleLoader(FormatLoader):
         """Why the loader of the layer `prefix` leaves it out."""
         return self.chosen(prefix).left_out(prefix)
 
-    def _place(self, name: str) -> int:
-        """Of the first choice that knows a name; the default comes last."""
-        return next((at for at, (knows, _) in enumerate(self.choices) if knows(name)), len(self.choices))
+    def _place(self, name: str, last: int) -> int:
+        """Of the first choice before `last` that knows a name, or `last`; those after it are not asked."""
+        return next((at for at, (knows, _) in enumerate(self.choices[:last]) if knows(name)), last)
 
     def _at(self, place: int) -> FormatLoader:
         return self.choices[place][1] if place < len(self.choices) else self.default

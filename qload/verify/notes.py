@@ -34,7 +34,7 @@ def readings(subject: Subject) -> Iterator[str]:
         if isinstance(config, GPTQConfig) and isinstance(config.zeros, StoredMinusOne):
             count = _apart(subject.weights.storage, layer)
             if count:
-                total = layer.sizes["G"] * layer.N
+                total = config.groups(layer.K) * layer.N
                 yield (
                     f"{layer.prefix}.qzeros: {count} of {total} zero points have several readings: as their "
                     f"writer meant them (taken here), and up to {2**config.bits} in kernels that do not mask"

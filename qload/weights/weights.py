@@ -15,7 +15,7 @@ from torch import Tensor
 from qload.errors import ArgumentError, DivideError, MissingTensorError, check_type, checked
 from qload.formats import ROLES
 from qload.formats.unquantized import FLOATS
-from qload.loader import Blocks, WeightsLoader, split_blocks
+from qload.loader import Blocks, Part, WeightsLoader, split_blocks
 from qload.parallel import ALONE, ProcessGroup, Rank
 from qload.spec import Role, Weight
 from qload.storage import TensorInfo, WeightStorage, check_name
@@ -155,6 +155,15 @@ class Weights:
         return self.get_weights_col_packed(prefix, 2)
 
     @checked
+    def get_partial_weights_col(self, prefix: str) -> Weight:
+        """This rank's outputs of the layer under `prefix`, a vocabulary that the ranks need not divide.
+
+        Blocks of ceil(N / ranks) outputs, rounded up to where the format may be cut; the last may be short,
+        and an engine that pads vocabularies pads it. DivideError where a rank would have nothing.
+        """
+        return self.loader.load(self, [Part(prefix, short=True)], "N")
+
+    @checked
     def get_multi_weights_col(self, prefixes: Sequence[str], dim: int = 0) -> Weight:
         """This rank's outputs of the layers under each of `prefixes`, joined along N (`dim` 0)."""
         return self.loader.get_multi_weights_col(self, prefixes, dim)
@@ -280,8 +289,6 @@ class Weights:
         return MissingTensorError(
             name, tried, beside or get_close_matches(name, self._names.near(name)), hint
         )
-
-    # The ledger
 
     @checked
     def exempt(self, *names: str, reason: str) -> None:

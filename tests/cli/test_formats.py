@@ -28,6 +28,16 @@ UNSTORED: tuple[dict[str, Any], ...] = (
     {"quant_method": "modelopt", "quant_algo": "FP8"},
     {"quant_method": "marlin", **FOUR_BITS},
     {"quant_method": "gptq_marlin_24", **FOUR_BITS},
+    *(
+        {"quant_method": "gptq_marlin", "checkpoint_format": f, **FOUR_BITS}
+        for f in ("gptq", "marlin", "marlin_24")
+    ),
+    {"quant_method": "awq_marlin", **FOUR_BITS},
+    {"quant_method": "auto-round", "packing_format": "auto_round:fp8_static", "bits": 8, "group_size": -1},
+    *(
+        {"quant_method": "auto-round", "packing_format": "auto_round:llm_compressor", **FOUR_BITS, **more}
+        for more in ({}, {"act_bits": 8}, {"data_type": "nv_fp"}, {"data_type": "mx_fp"})
+    ),
     {"quant_method": "gptq", "checkpoint_format": "marlin", **FOUR_BITS},
     {"quant_method": "gptq", "checkpoint_format": "marlin_24", **FOUR_BITS},
 )

@@ -19,6 +19,7 @@ from qload.formats import (
     Marlin24Config,
     UnquantizedWeight,
 )
+from qload.loader import ModuleLoader
 from qload.storage import MemoryStorage
 from qload.weights import Weights
 from tests.formats.test_ct_pack import tensors
@@ -196,7 +197,7 @@ def test_a_group_without_weights_is_plain() -> None:
             config(group(GROUP), transform_config={"config_groups": {"R1": {}}}),
             "compressed-tensors with transforms",
         ),
-        (config(group(GROUP, "Embedding")), "compressed-tensors for Embedding"),
+        (config(group(GROUP, "Conv2d")), "compressed-tensors for Conv2d"),
     ],
 )
 def test_what_is_not_read_is_refused_by_name(values: dict[str, Any], name: str) -> None:
@@ -212,8 +213,6 @@ def test_what_is_not_read_is_refused_by_name(values: dict[str, Any], name: str) 
         (config(), "config_groups"),
         (config(group(GROUP), quantization_status="calibration"), "quantization_status"),
         (config(group(GROUP), format=None), "config_groups.group_0.format"),
-        (config(group(GROUP), ignore=["re:("]), "ignore"),
-        (config(group(GROUP, "re:(?=x)")), "config_groups.group_0.targets"),
         (config(group({**GROUP, "num_bits": 9})), "config_groups.group_0.weights.num_bits"),
         (config(group({**GROUP, "num_bits": 4.0})), "config_groups.group_0.weights.num_bits"),
         (config(group({**GROUP, "type": "float"})), "config_groups.group_0.weights.type"),
@@ -234,6 +233,24 @@ def test_a_config_that_is_none_is_named_by_its_key(values: dict[str, Any], key: 
         loader_from_config(values)
 
     assert caught.value.key == f"quantization_config.{key}"
+
+
+def test_patterns_may_look_around_them() -> None:
+    values = config(group(GROUP, "re:.*proj"), ignore=["re:(?!.*mlp).*"])
+    loader = loader_from_config(values)
+
+    assert isinstance(loader, ModuleLoader)
+    assert loader.chosen("layers.0.self_attn.q_proj").exclusions.entry("layers.0.self_attn.q_proj")
+    assert loader.chosen("layers.0.mlp.up_proj").exclusions.entry("layers.0.mlp.up_proj") is None
+
+
+def test_an_embedding_has_the_scheme_of_its_class_before_that_of_linear_layers() -> None:
+    eight = {**GROUP, "num_bits": 8}
+    loader = loader_from_config(config(group(GROUP), group(eight, "Embedding")))
+
+    assert isinstance(loader, ModuleLoader)
+    assert [fmt.config.bits for fmt in loader.chosen("model.embed_tokens").formats[:1]] == [8]
+    assert [fmt.config.bits for fmt in loader.chosen("model.layers.0.mlp.up_proj").formats[:1]] == [4]
 
 
 def test_a_cache_of_its_own_is_noted(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,5 +1,7 @@
 """GPTQ's `dynamic`: what holds for some modules only, and which are left out."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from qload.formats import GPTQConfig, GPTQWeight, UnquantizedWeight
 from qload.layouts import Stored
 from qload.parallel import FakeWorld
 from qload.storage import MemoryStorage
+from qload.testing import assert_same_bits
 from qload.weights import Weights
 from tests.kernels.mp_layers import Case
 
@@ -31,8 +34,12 @@ LAYERS = {
 }
 
 
-def load(dynamic: dict[str, Any], rank: Any = None) -> Weights:
-    tensors = {f"{prefix}.{name}": t for prefix, layer in LAYERS.items() for name, t in layer.items()}
+def load(
+    dynamic: dict[str, Any], rank: Any = None, names: Mapping[str, str] = MappingProxyType({})
+) -> Weights:
+    """`names`: what layers are called instead."""
+    layers = {names.get(prefix, prefix): layer for prefix, layer in LAYERS.items()}
+    tensors = {f"{prefix}.{name}": t for prefix, layer in layers.items() for name, t in layer.items()}
     loader = loader_from_config({**GPTQ, "dynamic": dynamic})
     return Weights(MemoryStorage(tensors), loader=loader, process_group=rank)
 
@@ -66,10 +73,23 @@ def test_of_two_rules_for_a_module_the_later_one_is_not_asked() -> None:
 
 
 def test_a_pattern_is_matched_from_the_start_and_not_to_the_end() -> None:
-    with pytest.raises(ShapeError):  # 8-bit words counted as 4-bit ones: no rule has meant the layer
-        load({"down": {"bits": 8}}).get_weights("layers.0.down_proj")
+    with pytest.raises(ShapeError):  # groups of 64 counted as of 32: no rule has meant the layer
+        load({"up": {"group_size": 64}}).get_weights("layers.1.up_proj")
 
-    assert load({"layers.0.down": {"bits": 8}}).get_weights("layers.0.down_proj").config.bits == 8
+    assert load({"layers.1.up": {"group_size": 64}}).get_weights("layers.1.up_proj").config.group_size == 64
+
+
+def test_bits_that_no_rule_says_are_told_by_the_shapes_and_noted() -> None:
+    weights = load({"down": {"bits": 8}})
+
+    assert weights.get_weights("layers.0.down_proj").config.bits == 8
+    assert_same_bits(
+        weights.get_weights("layers.0.down_proj").dequantize(),
+        load({"layers.0.down": {"bits": 8}}).get_weights("layers.0.down_proj").dequantize(),
+    )
+    assert weights.report().notes == (
+        *["layers.0.down_proj: bits is 4, the shapes are of 8 bits and are believed"] * 2,
+    )
 
 
 def test_a_layer_that_a_rule_leaves_out_and_that_is_quantized_is_refused_by_every_rank_alike() -> None:
@@ -93,13 +113,34 @@ def test_parts_of_different_rules_are_not_fused() -> None:
         pytest.param({"+:x": {"bits": 5}}, r"dynamic\.\+:x\.bits", id="bits that GPTQ has not"),
         pytest.param({"+:x": {"bits": True}}, r"dynamic\.\+:x\.bits", id="a truth value as bits"),
         pytest.param({"+:x": {"group_size": 0}}, "group_size", id="groups of nothing"),
-        pytest.param({"+:(": {}}, "dynamic", id="a pattern that is none"),
-        pytest.param({"-:(?!x)y": {}}, "dynamic", id="a pattern that looks ahead"),
     ],
 )
 def test_a_rule_that_cannot_be_is_named(rules: dict[str, Any], key: str) -> None:
     with pytest.raises(ConfigError, match=key):
         loader_from_config({**GPTQ, "dynamic": rules})
+
+
+def test_a_pattern_that_looks_ahead_is_read() -> None:
+    rules = {r"-:(?!.*(up|0\.down)).*": {}, r".*0\.down": {"bits": 8}, r"layers\.1": {"group_size": 64}}
+
+    weights = load(rules)
+
+    assert isinstance(weights.get_weights("layers.1.down_proj"), UnquantizedWeight)
+    assert [weights.get_weights(f"layers.{name}").config.bits for name in ("0.up_proj", "0.down_proj")] == [
+        4,
+        8,
+    ]
+
+
+@pytest.mark.parametrize(("pattern", "why"), [("(", "missing"), ("(.|.)*x$|(.|.)*y$", "takes too long")])
+def test_a_pattern_that_cannot_be_judged_costs_its_own_layers_an_error(pattern: str, why: str) -> None:
+    """Not those of which an earlier rule speaks, and not those that are plain."""
+    weights = load({r".*0\.up": {}, pattern: {"bits": 2}}, names={"layers.1.up_proj": "z" * 90})
+
+    assert weights.get_weights("layers.0.up_proj").config.bits == 4
+    assert isinstance(weights.get_weights("layers.1.down_proj"), UnquantizedWeight)
+    with pytest.raises(ConfigError, match=why):
+        weights.get_weights("z" * 90)
 
 
 def test_no_rule_changes_what_the_others_get() -> None:

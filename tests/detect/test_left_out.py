@@ -74,6 +74,47 @@ def test_modelopts_patterns_are_those_of_a_shell(key: str, entry: str, prefix: s
     assert is_left_out({**MODELOPT, key: [entry]}, prefix, FP8) is out
 
 
+INSIDE = [["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"], ["mlp.up_proj"]]
+
+
+@pytest.mark.parametrize(
+    "inside", [INSIDE, [name for names in INSIDE for name in names]], ids=["lists", "one"]
+)
+@pytest.mark.parametrize(
+    ("prefix", "out"),
+    [
+        pytest.param("model.layers.0.mlp.up_proj", False, id="named"),
+        pytest.param("model.layers.0.self_attn.q_proj", False, id="a part"),
+        pytest.param("model.layers.11.self_attn.qkv_proj", False, id="fused of parts"),
+        pytest.param("model.layers.0.mlp.down_proj", True, id="not named"),
+        pytest.param("model.layers.0.mlp.up_proj_2", True, id="a longer segment"),
+        pytest.param("lm_head", False, id="in no block"),
+    ],
+)
+def test_of_a_block_only_the_modules_that_gptq_names_are_quantized(
+    inside: list[Any], prefix: str, out: bool
+) -> None:
+    config = {**DYNAMIC, "modules_in_block_to_quantize": inside}
+
+    assert load(config, prefix, PLAIN) == "unquantized"
+    if out:
+        with pytest.raises(ExcludedModuleError, match="modules_in_block_to_quantize does not name it"):
+            load(config, prefix, GPTQ)
+    else:
+        assert load(config, prefix, GPTQ) == "gptq"
+
+
+def test_a_block_s_modules_may_be_left_out_by_name_too_and_fused_only_alike() -> None:
+    config = {**DYNAMIC, "modules_in_block_to_quantize": ["mlp.gate_proj", "mlp.down_proj"]}
+    without = {**config, "modules_to_not_convert": ["layers.1"]}
+
+    with pytest.raises(MismatchError, match=r"up_proj left out, .*gate_proj not"):
+        load(config, "layers.0.mlp.gate_up_proj", GPTQ)
+    with pytest.raises(ExcludedModuleError, match=r"modules_to_not_convert has 'layers\.1'"):
+        load(without, "layers.1.mlp.down_proj", GPTQ)
+    assert load(without, "layers.2.mlp.down_proj", GPTQ) == "gptq"
+
+
 def test_a_pattern_as_in_a_shell_is_matched_in_bounded_time() -> None:
     assert load({**MODELOPT, "ignore": ["*a" * 200 + "b"]}, "a" * 300, FP8) == "fp8"
     for key in ("exclude_modules", "ignore", "modules_to_not_convert"):

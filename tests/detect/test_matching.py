@@ -4,6 +4,7 @@ import pytest
 
 from qload.detect.files import FoundConfig
 from qload.detect.matching import Ignored, check, matcher, matches, precedence
+from qload.detect.regex import Patterns
 from qload.errors import ConfigError, MismatchError
 
 NAME = "model.layers.1.mlp.down_proj"
@@ -26,26 +27,44 @@ NAME = "model.layers.1.mlp.down_proj"
     ],
 )
 def test_an_entry_means_whole_segments_patterns_or_every_linear_layer(entry: str, meant: bool) -> None:
-    assert matches(entry, NAME) == meant
+    assert matches(entry, NAME, Patterns()) == meant
 
 
 def test_any_of_several_entries_will_do_and_none_of_none() -> None:
-    assert matcher("lm_head", "down_proj")(NAME)
-    assert not matcher()(NAME)
+    assert matcher("lm_head", "down_proj", patterns=Patterns())(NAME)
+    assert not matcher(patterns=Patterns())(NAME)
 
 
 def test_names_come_before_patterns_and_patterns_before_classes() -> None:
-    assert sorted(["Linear", "re:.*", "down_proj"], key=precedence) == ["down_proj", "re:.*", "Linear"]
+    entries = ["Linear", "Embedding", "re:.*", "down_proj"]
+
+    assert sorted(entries, key=precedence) == ["down_proj", "re:.*", "Embedding", "Linear"]
+
+
+@pytest.mark.parametrize("name", ["model.embed_tokens", "transformer.wte", "embed_tokens"])
+def test_an_embedding_is_told_by_its_name(name: str) -> None:
+    assert matches("Embedding", name, Patterns())
+    assert not matches("Embedding", f"{name}.proj", Patterns())
+    assert not matches("Embedding", NAME, Patterns())
 
 
 def test_a_pattern_that_is_not_read_is_named_with_its_place() -> None:
     found = FoundConfig("config.json", "quantization_config", {})
+    ignored = Ignored(("lm_head", "re:(x"), patterns=Patterns(found, "ignore"))
 
+    assert ignored.entry("lm_head") == "lm_head"  # it comes first: no pattern is asked
     with pytest.raises(ConfigError) as caught:
-        check(found, "ignore", ["lm_head", "re:(?!x)"])
+        ignored.entry("up")
 
     assert (caught.value.file, caught.value.key) == ("config.json", "quantization_config.ignore")
-    assert "cannot read '?!x)'" in caught.value.got
+    assert "'(x', which cannot be judged for up: '(x': missing )" in caught.value.got
+
+
+def test_a_pattern_of_a_shell_that_is_too_long_is_named_when_it_is_read() -> None:
+    found = FoundConfig("config.json", "quantization", {})
+
+    with pytest.raises(ConfigError, match=r"quantization\.exclude_modules"):
+        check(found, "exclude_modules", ["lm_head", "x" * 5000 + "*"])
 
 
 def test_trap_54_an_entry_inside_of_a_fused_set_is_an_error() -> None:

@@ -139,9 +139,7 @@ MISTAKES: dict[str, Callable[[], Any]] = {
     "a tensor that is missing": lambda: gptq(
         {name: tensor for name, tensor in layer().items() if "scales" not in name}
     ).get_weights("model.q_proj"),
-    "eight bits claimed over four": lambda: Weights(
-        MemoryStorage(layer()), loader=GPTQWeightsLoader(bits=8, group_size=64)
-    ).get_weights("model.q_proj"),
+    "zero points of eight bits over codes of four": lambda: load(qzeros=torch.zeros(2, 8, dtype=torch.int32)),
     "another group size claimed": lambda: Weights(
         MemoryStorage(layer()), loader=GPTQWeightsLoader(bits=4, group_size=128)
     ).get_weights("model.q_proj"),

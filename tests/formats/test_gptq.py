@@ -1,15 +1,20 @@
 """GPTQ: blocks small enough to check in your head, and what the format's own tools wrote."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
-from qload.errors import AmbiguousIndexError, ArgumentError, ShapeError
+from qload.detect import GPTQWeightsLoader
+from qload.errors import AmbiguousIndexError, ArgumentError, MissingTensorError, ShapeError
 from qload.formats import GPTQConfig, GPTQWeight
+from qload.kernel_formats import repack, restore
 from qload.layouts import STORED_MINUS_ONE, Stored, StoredMinusOneUnmasked, ZeroPoints
 from qload.loader import ConfiguredFormat, FormatLoader
 from qload.parallel import FakeWorld
 from qload.storage import MemoryStorage
+from qload.testing import assert_same_bits
 from qload.weights import Weights
 
 V2 = Stored()
@@ -124,6 +129,77 @@ def test_an_index_of_zeros_over_several_groups_is_refused() -> None:
 
     with pytest.raises(AmbiguousIndexError, match="g_idx: all zero, which has two readings"):
         GPTQWeight(config=weight.config, **{**weight.fields(), "g_idx": weight.g_idx * 0})
+
+
+def two_groups(*left_out: str, **changes: Tensor) -> MemoryStorage:
+    """Codes 0 to 7 over and over, zero points of 1, and scales 2 and 16."""
+    weight = gptq(4, words(0x76543210).repeat(2, 8), words(0x11111111).repeat(2, 1), groups=2)
+    weight.scales[1] = 16
+    named = {f"a.{name}": tensor for name, tensor in {**weight.fields(), **changes}.items()}
+    return MemoryStorage({name: tensor for name, tensor in named.items() if name[2:] not in left_out})
+
+
+def load(storage: MemoryStorage, desc_act: bool | None, bits: int = 4, rank: Any = None) -> Weights:
+    loader = GPTQWeightsLoader(bits=bits, group_size=8, zeros=V2, desc_act=desc_act)
+    return Weights(storage, loader=loader, process_group=rank)
+
+
+@pytest.mark.parametrize("desc_act", [None, False])
+def test_without_an_index_the_groups_lie_in_order(desc_act: bool | None) -> None:
+    """Whole, shared, repacked and restored; and nothing but a note differs from a layer with its index."""
+    indexed = load(two_groups(), desc_act).get_weights("a")
+    weights = load(two_groups("g_idx"), desc_act)
+
+    weight = weights.get_weights("a")
+
+    assert (weight.g_idx, weight.config) == (None, indexed.config)
+    assert_same_bits(weight.dequantize(), indexed.dequantize())
+    assert weights.report().notes == ("a: g_idx is not stored: the groups lie in order",)
+    assert weights.report().complete
+    back = restore(repack(weight, "exllama"))
+    assert (back.g_idx, set(back.fields())) == (None, set(weight.fields()))
+    assert_same_bits(back.dequantize(), indexed.dequantize())
+    shares = [load(two_groups("g_idx"), desc_act, rank=rank).get_weights_row("a") for rank in FakeWorld(2)]
+    assert_same_bits(torch.cat([share.dequantize() for share in shares], 1), indexed.dequantize())
+    assert [share.scales.shape[0] for share in shares] == [1, 1]
+
+
+def test_without_an_index_act_order_cannot_be_read() -> None:
+    with pytest.raises(MissingTensorError, match=r"a\.g_idx"):
+        load(two_groups("g_idx"), desc_act=True).get_weights("a")
+
+
+def test_an_index_of_zeros_is_in_order_where_the_config_denies_act_order() -> None:
+    zeros = two_groups(g_idx=torch.zeros(16, dtype=torch.int32))
+    weights = load(zeros, desc_act=False)
+
+    weight = weights.get_weights("a")
+
+    assert weight.g_idx is None
+    assert_same_bits(weight.dequantize(), load(two_groups(), desc_act=False).get_weights("a").dequantize())
+    assert weights.report().complete
+    assert weights.report().notes == ("a: g_idx is all zero, and desc_act is false: the groups lie in order",)
+    for claim in (None, True):
+        with pytest.raises(AmbiguousIndexError):
+            load(zeros, desc_act=claim).get_weights("a")
+
+
+@pytest.mark.parametrize("left_out", ["g_idx", "none"])
+def test_shapes_are_believed_before_the_bits_of_the_config(left_out: str) -> None:
+    weights = load(two_groups(left_out), desc_act=False, bits=8)
+
+    weight = weights.get_weights("a")
+
+    assert weight.config.bits == 4
+    assert_same_bits(weight.dequantize(), load(two_groups(), desc_act=False).get_weights("a").dequantize())
+    assert "a: bits is 8, the shapes are of 4 bits and are believed" in weights.report().notes
+
+
+def test_shapes_that_agree_on_no_bits_are_an_error_by_those_of_the_config() -> None:
+    short = two_groups(qzeros=torch.zeros(2, 2, dtype=torch.int32))
+
+    with pytest.raises(ShapeError, match=r"a\.qzeros: wrong shape\n  expected \(2, 1\)"):
+        load(short, desc_act=False).get_weights("a")
 
 
 def test_an_index_of_zeros_over_one_group_is_in_order() -> None:

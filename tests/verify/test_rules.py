@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from qload.errors import ArgumentError, ConfigsDisagreeError, StorageError
 from qload.verify import inspect, verify
 from qload.verify.report import finding_of
 from qload.weights import open_checkpoint
-from tests.paths import cases
+from tests.kernels.mp_layers import Case
+from tests.paths import FIXTURES, cases
 from tests.verify.checkpoints import GPTQ, gptq, model, plain, rules
 
 
@@ -302,3 +304,56 @@ def test_whatever_the_bytes_nothing_is_raised(tmp_path: Path) -> None:
 
         assert all(finding.message for report in reports for finding in report.findings)
         assert all((report.verdict == "ok") == (not report.findings) for report in reports)
+
+
+@pytest.mark.parametrize(
+    ("negative", "found"),
+    [
+        pytest.param(0, set(), id="none"),
+        pytest.param(1, {"scale-value"}, id="one"),
+        pytest.param(11, {"scale-value"}, id="less than one of sixteen"),
+        pytest.param(12, set(), id="one of sixteen, as no accident leaves them"),
+        pytest.param(96, set(), id="half of them, as AutoRound writes them"),
+        pytest.param(192, set(), id="all"),
+    ],
+)
+def test_a_few_negative_scales_are_an_accident_and_many_are_meant(
+    negative: int, found: set[str], tmp_path: Path
+) -> None:
+    folder = FIXTURES / "auto_round" / "auto_gptq_w4_g32_sym"
+    tensors = load_file(folder / "model.safetensors")
+    name = next(name for name in tensors if name.endswith(".scales"))
+    scales = tensors[name].abs().flatten()
+    scales[:negative] *= -1
+    tensors[name] = scales.reshape(tensors[name].shape)
+    shutil.copy(folder / "config.json", tmp_path)
+    save_file(tensors, tmp_path / "model.safetensors")
+
+    assert scales.numel() == 192
+    assert rules(verify(tmp_path)) == found
+
+
+def test_bits_that_some_layers_have_are_not_denied_by_others(tmp_path: Path) -> None:
+    """Of 4 and 8 bits the config may say either, and no third number."""
+    layers = {"a": Case(bits=4, group=32, K=128), "b": Case(bits=8, group=32, K=128)}
+    tensors = {f"{p}.{name}": t for p, case in layers.items() for name, t in case.weight().fields().items()}
+    for bits, found in ((4, set()), (8, set()), (2, {"claimed-method"})):
+        config = {"quant_method": "gptq", "bits": bits, "group_size": 32, "checkpoint_format": "gptq_v2"}
+
+        assert rules(verify(model(tmp_path, tensors, quantization_config=config))) == found
+
+
+def test_a_layer_without_an_index_is_judged_by_the_groups_of_its_config(tmp_path: Path) -> None:
+    """Zero points that are not the middle of a symmetric layer, and those that readers take in two ways."""
+    tensors = Case(bits=4, group=32, K=128).weight().fields()
+    tensors["qzeros"] = torch.full_like(tensors["qzeros"], -1)
+    stored = {f"a.{name}": tensor for name, tensor in tensors.items() if name != "g_idx"}
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False}
+
+    report = verify(model(tmp_path, stored, quantization_config={**config, "sym": True}))
+
+    assert rules(report) == {"symmetry"}
+    total = 4 * tensors["scales"].shape[1]
+    assert f"{total} of {total}" in report.findings[0].message
+    asymmetric = verify(model(tmp_path, stored, quantization_config={**config, "sym": False}))
+    assert (asymmetric.verdict, len(asymmetric.notes)) == ("ok", 1)

@@ -14,9 +14,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from qload.detect.files import FoundConfig
-from qload.detect.matching import LINEAR, Ignored, check, matcher, precedence
+from qload.detect.matching import CLASSES, LINEAR, Ignored, matcher, precedence
 from qload.detect.methods import ct_activations, ct_schemes
 from qload.detect.methods.ct_schemes import Scheme
+from qload.detect.regex import Patterns
 from qload.detect.validation import Claims, Section, validate
 from qload.errors import ConfigError, UnsupportedFormatError
 from qload.formats import UnquantizedConfig, UnquantizedWeight
@@ -70,7 +71,6 @@ def read(found: FoundConfig) -> Claims:
     """The claims of every group, and the loader that gives each module its own."""
     read = validate(_CompressedTensors, found)
     _refuse(read, found)
-    check(found, "ignore", read.ignore or ())
     formats: dict[str, ConfiguredFormat] = {}
     for name, group in read.config_groups.items():
         fmt = _format_of(found, name, group, read)
@@ -89,42 +89,45 @@ def read(found: FoundConfig) -> Claims:
         file=found.file,
         section=found.section,
         formats=tuple(dict.fromkeys(formats.values())),
-        loader=_loader(read, formats),
+        loader=_loader(read, formats, Patterns(found, "ignore"), Patterns(found, "config_groups")),
         notes=_notes(read, found),
     )
 
 
-def _loader(read: _CompressedTensors, formats: Mapping[str, ConfiguredFormat]) -> Callable[[], FormatLoader]:
+def _loader(
+    read: _CompressedTensors, formats: Mapping[str, ConfiguredFormat], ignoring: Patterns, targeting: Patterns
+) -> Callable[[], FormatLoader]:
     """What makes a loader that asks `ignore` first, then every target in the order of its precedence."""
     ignore = tuple(read.ignore or ())
     everything = (*dict.fromkeys(formats.values()), PLAIN)
-    ignored = FormatLoader(*everything, exclusions=Ignored(ignore))
+    ignored = FormatLoader(*everything, exclusions=Ignored(ignore, patterns=ignoring))
     own = read.exclusions()
     targets = [(target, name) for name, group in read.config_groups.items() for target in group.targets]
     targets.sort(key=lambda pair: precedence(pair[0]))
     choices = [
-        choice for target, name in targets for choice in _choices(target, name, formats.get(name), own)
+        choice
+        for target, name in targets
+        for choice in _choices(target, name, formats.get(name), own, targeting)
     ]
     keys = tuple(f"config_groups.{name}.targets" for name in read.config_groups)
     others = FormatLoader(*everything, exclusions=Untargeted(key=" or ".join(keys)))
     return lambda: ModuleLoader(
-        [(matcher(*ignore), ignored), *choices], others if formats else FormatLoader(PLAIN)
+        [(matcher(*ignore, patterns=ignoring), ignored), *choices], others if formats else FormatLoader(PLAIN)
     )
 
 
 def _choices(
-    target: str, name: str, fmt: ConfiguredFormat | None, own: Exclusions
+    target: str, name: str, fmt: ConfiguredFormat | None, own: Exclusions, patterns: Patterns
 ) -> list[tuple[Callable[[str], bool], FormatLoader]]:
     """Who reads what a target of a group means; a module that it names and that is plain has a note."""
+    meant = matcher(target, patterns=patterns)
     if fmt is None:
-        return [(matcher(target), FormatLoader(PLAIN))]
+        return [(meant, FormatLoader(PLAIN))]
     claimed = UnquantizedConfig(claimed=f"config_groups.{name:.80} has it quantized")
     noted = FormatLoader(fmt, ConfiguredFormat(UnquantizedWeight, claimed), exclusions=own)
     if target != LINEAR:
-        return [
-            (matcher(target), noted if precedence(target) == 0 else FormatLoader(fmt, PLAIN, exclusions=own))
-        ]
-    return [(matcher(HEAD), noted), (matcher(target), FormatLoader(fmt, PLAIN, exclusions=own))]
+        return [(meant, noted if precedence(target) == 0 else FormatLoader(fmt, PLAIN, exclusions=own))]
+    return [(matcher(HEAD, patterns=patterns), noted), (meant, FormatLoader(fmt, PLAIN, exclusions=own))]
 
 
 def _format_of(
@@ -132,9 +135,8 @@ def _format_of(
 ) -> ConfiguredFormat | None:
     """The format of a group's weights, or None where they are plain."""
     key = f"config_groups.{name}"
-    check(found, f"{key}.targets", group.targets)
     for target in group.targets:
-        if target[0].isupper() and target.isidentifier() and target != LINEAR:
+        if target[0].isupper() and target.isidentifier() and target not in CLASSES:
             raise UnsupportedFormatError(
                 f"compressed-tensors for {target:.40}",
                 f"a target of {found.key(key)} in {found.file}: no tensor tells of which class a module is",

@@ -1,18 +1,22 @@
-"""`quant_method: gptq`.
+"""`quant_method: gptq`, and `gptq_marlin`, as engines name the kernel that they read the same files with.
 
 `dynamic` maps patterns to what holds for the modules they match, from the start of the name, instead of what
 the config says; `-:` before a pattern leaves them out. The first pattern that matches counts.
+`modules_in_block_to_quantize` (optimum, transformers) names all modules of a block that are quantized, in a
+list or in lists of lists.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from qload.detect.files import FoundConfig
-from qload.detect.matching import REGEX, Ignored, check, matcher
+from qload.detect.matching import REGEX
 from qload.detect.methods import marlin
+from qload.detect.regex import Patterns
+from qload.detect.rules import ruled
 from qload.detect.validation import (
     Claims,
     Name,
@@ -24,17 +28,16 @@ from qload.detect.validation import (
     validate,
 )
 from qload.errors import UnsupportedFormatError
-from qload.formats import GPTQConfig, GPTQWeight, UnquantizedConfig, UnquantizedWeight
+from qload.formats import GPTQConfig, GPTQWeight
 from qload.layouts import STORED_MINUS_ONE, Stored, ZeroPoints
-from qload.loader import ConfiguredFormat, FormatLoader
-from qload.loader.exclusion import Exclusions
-from qload.loader.modules import ModuleLoader
+from qload.loader import ConfiguredFormat
+from qload.loader.exclusion import Exclusions, Inside
 
 KNOWN = ("gptq (checkpoint_format gptq, gptq_v2, marlin, marlin_24)",)
 FORMATS = ("gptq", "gptq_v2")
-PLAIN = ConfiguredFormat(UnquantizedWeight, UnquantizedConfig())
 WITHOUT, WITH = "-:", "+:"  # before a pattern; nothing means the second
 
+Module = Annotated[str, Field(min_length=1)]
 Bits = Annotated[int, one_of(2, 3, 4, 8)]
 
 
@@ -57,6 +60,7 @@ class _GPTQ(Section):
     pack_dtype: Literal["int32"] | None = None
     is_marlin_format: bool | None = None
     lm_head: bool | None = None
+    modules_in_block_to_quantize: list[Module | list[Module]] | None = None
     dynamic: Annotated[dict[str, _Rule] | None, BeforeValidator(none_for_false)] = None
 
 
@@ -70,13 +74,11 @@ def read(found: FoundConfig) -> Claims:
         raise UnsupportedFormatError(stated, f"the checkpoint_format of {found.file} has no reader", KNOWN)
     check_group_size(found, read.group_size)
     zeros: ZeroPoints = Stored() if stated == "gptq_v2" else STORED_MINUS_ONE
-    config = GPTQConfig(read.bits, read.group_size, zeros, desc_act=read.desc_act)
-    rules = _rules(found, read.dynamic or {})
-    formats = {
-        pattern: ConfiguredFormat(GPTQWeight, _changed(config, rule))
-        for pattern, rule in rules.items()
-        if rule
-    }
+    indexed = True if read.desc_act else None  # without act order tools may leave the index out
+    config = GPTQConfig(read.bits, read.group_size, zeros, desc_act=read.desc_act, indexed=indexed)
+    base = ConfiguredFormat(GPTQWeight, config)
+    rules = _rules(found, read.dynamic or {}, config)
+    exclusions = _inside(read)
     return Claims(
         method="gptq",
         format=stated,
@@ -86,47 +88,33 @@ def read(found: FoundConfig) -> Claims:
         desc_act=read.desc_act,
         file=found.file,
         section=found.section,
-        exclusions=read.exclusions(),
-        formats=tuple(dict.fromkeys([ConfiguredFormat(GPTQWeight, config), *formats.values()])),
-        loader=_loader(rules, formats, ConfiguredFormat(GPTQWeight, config), read.exclusions())
-        if rules
-        else None,
+        exclusions=exclusions,
+        formats=tuple(dict.fromkeys([base, *(fmt for formats in rules.values() for fmt in formats)])),
+        loader=ruled(rules, (base,), exclusions, Patterns(found, "dynamic"), "dynamic") if rules else None,
     )
 
 
-def _rules(found: FoundConfig, dynamic: Mapping[str, _Rule]) -> dict[str, _Rule | None]:
-    """Entry -> what it changes, None where it leaves modules out; in the order they count."""
-    rules: dict[str, _Rule | None] = {}
+def _inside(read: _GPTQ) -> Exclusions:
+    """What the section leaves out: by name, or because it stands in a block and is not among its modules."""
+    names = read.modules_in_block_to_quantize or []
+    inside = [name for entry in names for name in ([entry] if isinstance(entry, str) else entry)]
+    return Inside(tuple(inside), others=read.exclusions()) if inside else read.exclusions()
+
+
+def _rules(
+    found: FoundConfig, dynamic: Mapping[str, _Rule], config: GPTQConfig
+) -> dict[str, tuple[ConfiguredFormat, ...]]:
+    """Entry -> the format that it asks for, none where it leaves modules out; in the order they count."""
+    rules: dict[str, tuple[ConfiguredFormat, ...]] = {}
     for pattern, rule in dynamic.items():
         entry = REGEX + pattern.removeprefix(WITHOUT).removeprefix(WITH)
-        check(found, "dynamic", [entry])
         if rule.group_size is not None:
             check_group_size(found, rule.group_size)
-        rules.setdefault(entry, None if pattern.startswith(WITHOUT) else rule)
+        own = ConfiguredFormat(GPTQWeight, _changed(config, rule))
+        rules.setdefault(entry, () if pattern.startswith(WITHOUT) else (own,))
     return rules
 
 
 def _changed(config: GPTQConfig, rule: _Rule) -> GPTQConfig:
     changes = {name: value for name in ("bits", "group_size") if (value := getattr(rule, name)) is not None}
     return replace(config, **changes)
-
-
-def _loader(
-    rules: Mapping[str, _Rule | None],
-    formats: Mapping[str, ConfiguredFormat],
-    fmt: ConfiguredFormat,
-    exclusions: Exclusions,
-) -> Callable[[], FormatLoader]:
-    """What makes a loader that asks one rule after another."""
-    everything = dict.fromkeys([fmt, *formats.values()])
-    without = Ignored(tuple(entry for entry, rule in rules.items() if rule is None), "dynamic")
-    choices = [
-        (
-            matcher(entry),
-            FormatLoader(formats[entry], PLAIN, exclusions=exclusions)
-            if rule
-            else FormatLoader(*everything, PLAIN, exclusions=without),
-        )
-        for entry, rule in rules.items()
-    ]
-    return lambda: ModuleLoader(choices, FormatLoader(fmt, PLAIN, exclusions=exclusions))

@@ -169,14 +169,32 @@ FAULTS = (
     Fault(
         "classes-before-names",
         _MATCHING,
-        "return 1 if entry.startswith(REGEX) else 2 if entry == LINEAR else 0",
+        "return 1 if is_regex(entry) else {LINEAR: 3, EMBEDDING: 2}.get(entry, 0)",
         "return 0 if entry == LINEAR else 1",
     ),
     Fault(
         "dynamic-last-rule-wins",
-        "qload/detect/methods/gptq.py",
-        "for entry, rule in rules.items()\n",
-        "for entry, rule in reversed(rules.items())\n",
+        "qload/detect/rules.py",
+        "for entry, formats in rules.items()\n",
+        "for entry, formats in reversed(rules.items())\n",
+    ),
+    Fault(
+        "zeros-are-an-index",
+        "qload/formats/gptq.py",
+        "return replace(own, positional=G > 1, indexed=False)",
+        "return replace(own, positional=False, indexed=False)",
+    ),
+    Fault(
+        "auto-round-zeros-as-stored",
+        "qload/detect/methods/auto_round.py",
+        '"auto_gptq": STORED_MINUS_ONE,',
+        '"auto_gptq": Stored(),',
+    ),
+    Fault(
+        "vocabulary-cut-in-words",
+        "qload/loader/cuts.py",
+        "return -(-width // (ranks * block)) * block",
+        "return -(-width // ranks)",
     ),
     Fault(
         "policy-quantizes-all",

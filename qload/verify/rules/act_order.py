@@ -20,7 +20,7 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
     if claims is None or claims.desc_act is None:
         return
     for layer in subject.described():
-        if not isinstance(layer.format.config, GPTQConfig):
+        if not (isinstance(layer.format.config, GPTQConfig) and layer.format.config.indexed):
             continue
         g_idx, in_order = layer.facts["g_idx"], layer.format.config.in_order(layer.K)
         apart = torch.nonzero(g_idx != in_order).flatten()

@@ -1,7 +1,8 @@
-"""Of the method that the config claims, some layer is there.
+"""Of the method that the config claims, some layer is there, and of the bits that it claims.
 
 A checkpoint that says `marlin` and holds plain tensors only has lost what it was made for: nothing that is
-left contradicts anything. One file of several is not asked: the layers may be in another.
+left contradicts anything. Bits that no layer has are those of another config: the layers are read by their
+shapes, and engines fail. One file of several is not asked: the layers may be in another.
 """
 
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from qload.verify.subject import Subject
 
 
 def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
-    """The method, where no layer has a format of it and none failed to have one."""
+    """The method, where no layer has a format of it and none failed to have one; the bits that none has."""
     claims = subject.claims
     if claims is None or not claims.formats or _one_of_several(Path(subject.place)):
         return
@@ -30,6 +31,16 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
             claims.file,
             f"{claims.file}: quant_method is {claims.method}, and no layer is stored as "
             f"{' or '.join(sorted(formats))}: {len(subject.layers)} layers are plain",
+        )
+    configs = [layer.format.config for layer in subject.described() if not layer.format.weight_type.plain]
+    denied = [config for config in configs if getattr(config, "claimed_bits", None) is not None]
+    if denied and len(denied) == len(configs):
+        found = " or ".join(sorted({str(getattr(config, "bits", None)) for config in denied}))
+        yield rule.finding(
+            None,
+            claims.file,
+            f"{claims.file}: bits is {claims.bits}, and by their shapes all layers have {found}",
+            f"set bits to {found} in {claims.file}",
         )
 
 

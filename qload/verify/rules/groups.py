@@ -18,7 +18,7 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
     """Each layer with a group that has too few or too many rows."""
     for layer in subject.described():
         config = layer.format.config
-        if not isinstance(config, GPTQConfig):
+        if not (isinstance(config, GPTQConfig) and config.indexed):
             continue
         G, K = layer.sizes["G"], layer.K
         expected = torch.bincount(config.in_order(K), minlength=G)

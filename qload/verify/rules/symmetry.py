@@ -38,7 +38,7 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
         if first is not None:
             name = f"{layer.prefix}.qzeros"
             g, n, value = first
-            total = layer.sizes["G"] * layer.N
+            total = layer.format.config.groups(layer.K) * layer.N
             yield rule.finding(
                 name,
                 layer.names.file("qzeros"),

@@ -1,0 +1,138 @@
+"""`quant_method: auto-round`: one method, and in `packing_format` whose tensors it writes.
+
+    auto_round:auto_gptq              GPTQ, zero points minus 1, no index
+    auto_round:gptqmodel, auto_round  GPTQ, zero points as they are, with an index
+    auto_round:auto_awq               AWQ GEMM
+    auto_round:llm_compressor         compressed-tensors', whose kind `data_type` and `act_bits` say
+    auto_round:fp8_static             FP8, a scale for each output and one for activations
+
+`extra_config` maps names, and patterns that may lie anywhere in a name, to what holds for these modules
+instead; 16 bits leave them plain. Names count before patterns. Source: auto-round 0.16.1 and its files.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from qload.detect.files import FoundConfig
+from qload.detect.matching import REGEX
+from qload.detect.methods import ct_schemes
+from qload.detect.regex import Patterns
+from qload.detect.rules import ruled
+from qload.detect.validation import Claims, Name, Section, none_for_false, validate
+from qload.errors import ConfigError, UnsupportedFormatError
+from qload.formats import AWQConfig, AWQWeight, Fp8Config, Fp8Weight, GPTQConfig, GPTQWeight
+from qload.layouts import STORED_MINUS_ONE, Stored, ZeroPoints
+from qload.loader import ConfiguredFormat
+
+KNOWN = ("auto-round (auto_gptq, gptqmodel, auto_awq, llm_compressor, fp8_static)",)
+GPTQ: Mapping[str, ZeroPoints] = {
+    "auto": STORED_MINUS_ONE,  # as the tool reads it
+    "auto_gptq": STORED_MINUS_ONE,
+    "gptq": STORED_MINUS_ONE,
+    "gptqmodel": Stored(),
+    "auto_round": Stored(),
+}
+BITS = {**dict.fromkeys(GPTQ, (2, 3, 4, 8)), "auto_awq": (4, 8), "awq": (4, 8), "fp8_static": (8,)}
+PLAIN_BITS = 16  # and more: not quantized
+SIGNS = frozenset("*+?^$()[]{}|\\")  # a key that has one is a pattern
+# By `data_type` up to its bits: how compressed-tensors calls it, and how weights share a scale.
+COMPRESSED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "nv_fp": ("nvfp4-pack-quantized", {"type": "float", "strategy": "tensor_group", "group_size": 16}),
+    "mx_fp": ("mxfp{bits}-pack-quantized", {"type": "float", "strategy": "group", "group_size": 32}),
+    "fp": ("float-quantized", {"type": "float"}),
+    "int": ("pack-quantized", {"type": "int"}),
+}
+
+
+class _Rule(BaseModel):
+    """What holds for a module; None where it is as for all others."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="allow")
+
+    bits: Annotated[int, Field(ge=1)] | None = None
+    group_size: int | None = Field(default=None, ge=-1)
+    sym: bool | None = None
+    data_type: Name = None
+    act_bits: int | None = None
+
+
+class _AutoRound(Section, _Rule):
+    bits: Annotated[int, Field(ge=1)]
+    group_size: int = Field(ge=-1)
+    packing_format: Name = None
+    extra_config: Annotated[dict[str, _Rule] | None, BeforeValidator(none_for_false)] = None
+
+
+def read(found: FoundConfig) -> Claims:
+    """The claims of all modules, and the loader that gives those of `extra_config` their own."""
+    read = validate(_AutoRound, found)
+    packing = (read.packing_format or "auto_gptq").removeprefix("auto_round:").partition(":")[0]
+    base = _Rule(**{key: getattr(read, key) for key in _Rule.model_fields})
+    formats, rules = (_format(found, packing, base),), {}
+    for key, rule in sorted((read.extra_config or {}).items(), key=lambda item: _is_pattern(item[0])):
+        own = base.model_copy(update=rule.model_dump(exclude_none=True))
+        plain = (own.bits or 0) >= PLAIN_BITS
+        rules[REGEX * _is_pattern(key) + key] = () if plain else (_format(found, packing, own),)
+    patterns = Patterns(found, "extra_config", anywhere=True)
+    return Claims(
+        method="auto-round",
+        format=packing,
+        bits=read.bits,
+        group_size=read.group_size,
+        sym=read.sym,
+        desc_act=None,
+        file=found.file,
+        section=found.section,
+        exclusions=read.exclusions(),
+        formats=tuple(dict.fromkeys([*formats, *(fmt for own in rules.values() for fmt in own)])),
+        loader=ruled(rules, formats, read.exclusions(), patterns, "extra_config") if rules else None,
+    )
+
+
+def _is_pattern(key: str) -> bool:
+    return not SIGNS.isdisjoint(key)
+
+
+def _format(found: FoundConfig, packing: str, rule: _Rule) -> ConfiguredFormat:
+    """What a packing stores modules as for which a rule holds."""
+    bits, size = rule.bits or 0, -1 if rule.group_size is None else rule.group_size
+    if bits not in BITS.get(packing, (bits,)) or (size == 0 and "fp" not in (rule.data_type or "")):
+        lawful = " or ".join(map(str, BITS.get(packing, ())))
+        expected = f"bits {lawful}, and a group size of -1 or at least 1, for {packing}"
+        raise ConfigError(found.file, found.key("bits"), expected, f"bits {bits}, group size {size}")
+    if packing in GPTQ:
+        zeros = GPTQ[packing]
+        return ConfiguredFormat(GPTQWeight, GPTQConfig(bits, size, zeros, desc_act=False, indexed=None))
+    if packing in ("auto_awq", "awq"):
+        return ConfiguredFormat(AWQWeight, AWQConfig(size, bits))
+    if packing == "fp8_static":
+        return ConfiguredFormat(Fp8Weight, Fp8Config())
+    kind = next((kind for kind in COMPRESSED if (rule.data_type or "int").startswith(kind)), None)
+    if packing != "llm_compressor" or kind is None:
+        name = f"auto-round ({packing:.40}, {rule.data_type or 'int':.40})"
+        raise UnsupportedFormatError(name, f"the packing_format of {found.file} has no reader", KNOWN)
+    return _compressed(found, rule, kind, bits, size)
+
+
+def _compressed(found: FoundConfig, rule: _Rule, kind: str, bits: int, size: int) -> ConfiguredFormat:
+    """As compressed-tensors' own config would say it."""
+    stated, said = COMPRESSED[kind]
+    if kind == "int" and (rule.act_bits or PLAIN_BITS) < PLAIN_BITS:
+        stated = "int-quantized"
+    if kind == "mx_fp" and bits == 8:
+        stated = "mxfp8-quantized"
+    strategy = {0: "tensor", -1: "channel"}.get(size, "group")
+    scheme = ct_schemes.Scheme.model_validate(
+        {
+            "num_bits": bits,
+            "symmetric": rule.sym is not False,
+            "strategy": strategy,
+            "group_size": size,
+            **said,
+        }
+    )
+    return ct_schemes.format_of(
+        found, "packing_format", stated.format(bits=bits), scheme, static=False, dense=True
+    )

@@ -1,0 +1,204 @@
+"""AutoRound: whose tensors a `packing_format` means, and what `extra_config` says of some modules."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from qload.detect import find_configs, loader_from_config, read_claims
+from qload.detect.files import FoundConfig
+from qload.errors import ConfigError, CutError, ExcludedModuleError, UnsupportedFormatError
+from qload.formats import (
+    AWQWeight,
+    CTIntWeight,
+    CTMXFP4Weight,
+    CTNVFP4Weight,
+    CTPackWeight,
+    Fp8Weight,
+    GPTQWeight,
+    UnquantizedWeight,
+)
+from qload.layouts import STORED_MINUS_ONE, Stored, ZeroPoints
+from qload.parallel import FakeWorld
+from qload.spec import Weight
+from qload.storage import MemoryStorage
+from qload.testing import assert_same_bits
+from qload.weights import Weights, open_checkpoint
+from tests.kernels.mp_layers import Case
+from tests.paths import FIXTURES
+
+AUTO_ROUND = {"quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": True, "data_type": "int"}
+PREFIX = "model.layers.0.mlp.gate_proj"
+
+
+def formats(**changes: Any) -> tuple[type[Weight], Any]:
+    fmt = loader_from_config({**AUTO_ROUND, **changes}).formats[0]
+    return fmt.weight_type, fmt.config
+
+
+@pytest.mark.parametrize(
+    ("packing", "zeros"),
+    [
+        pytest.param("auto_round:auto_gptq", STORED_MINUS_ONE, id="GPTQ"),
+        pytest.param("auto_round:gptq", STORED_MINUS_ONE, id="the tool's other name for it"),
+        pytest.param("auto_round:gptqmodel", Stored(), id="GPTQModel"),
+        pytest.param("auto_round", Stored(), id="its own"),
+        pytest.param(None, STORED_MINUS_ONE, id="nothing said"),
+    ],
+)
+def test_the_packing_says_how_zero_points_are_stored(packing: str | None, zeros: ZeroPoints) -> None:
+    weight_type, config = formats(packing_format=packing)
+
+    assert weight_type is GPTQWeight
+    assert (config.bits, config.group_size, config.zeros) == (4, 32, zeros)
+
+
+@pytest.mark.parametrize(
+    ("changes", "weight_type"),
+    [
+        ({"packing_format": "auto_round:auto_awq"}, AWQWeight),
+        ({"packing_format": "auto_round:awq", "bits": 8}, AWQWeight),
+        (
+            {"packing_format": "auto_round:fp8_static", "bits": 8, "data_type": "fp8", "group_size": -1},
+            Fp8Weight,
+        ),
+        ({"data_type": "nv_fp4_with_static_gs", "group_size": 16}, CTNVFP4Weight),
+        ({"data_type": "mx_fp", "group_size": 32}, CTMXFP4Weight),
+        ({"data_type": "fp", "bits": 8, "group_size": 0}, Fp8Weight),
+        ({"bits": 8, "act_bits": 8, "group_size": -1}, CTIntWeight),
+        ({"act_bits": 16}, CTPackWeight),
+    ],
+)
+def test_the_packing_and_the_type_say_whose_tensors_there_are(
+    changes: dict[str, Any], weight_type: type[Weight]
+) -> None:
+    assert formats(**{"packing_format": "auto_round:llm_compressor", **changes})[0] is weight_type
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"packing_format": "auto_round:auto_gptq", "bits": 5}, id="bits that GPTQ has not"),
+        pytest.param({"packing_format": "auto_round:auto_awq", "bits": 3}, id="bits that AWQ has not"),
+        pytest.param({"group_size": 0}, id="groups of nothing"),
+        pytest.param({"bits": "4"}, id="bits in words"),
+        pytest.param({"extra_config": {"lm_head": {"bits": 7}}}, id="bits of a module"),
+        pytest.param({"extra_config": ["lm_head"]}, id="a list of modules"),
+    ],
+)
+def test_what_no_packing_writes_is_named_by_its_key(changes: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"bits|group_size|extra_config"):
+        loader_from_config({**AUTO_ROUND, **changes})
+
+
+@pytest.mark.parametrize("packing", ["auto_round:mlx", "auto_round:llm_compressor"])
+def test_another_packing_is_refused_by_name(packing: str) -> None:
+    with pytest.raises(UnsupportedFormatError, match="packing_format of config has no reader"):
+        loader_from_config({**AUTO_ROUND, "packing_format": packing, "data_type": "rotated"})
+
+
+def stored(
+    layers: dict[str, dict[str, Tensor]], extra: dict[str, Any] | None = None, **changes: Any
+) -> Weights:
+    tensors = {f"{prefix}.{name}": t for prefix, layer in layers.items() for name, t in layer.items()}
+    loader = loader_from_config(
+        {**AUTO_ROUND, "packing_format": "auto_round:gptqmodel", "extra_config": extra, **changes}
+    )
+    return Weights(MemoryStorage(tensors), loader=loader)
+
+
+def quantized(bits: int, group: int = 32) -> dict[str, Tensor]:
+    return Case(bits=bits, group=group, K=128).weight().fields()
+
+
+PLAIN = {"weight": torch.ones(4, 8)}
+
+
+def test_names_come_before_patterns_and_patterns_lie_anywhere() -> None:
+    extra = {r"layers\.\d+\.up": {"bits": 8}, "layers.1.up": {"group_size": 64}, "lm_head": {"bits": 8}}
+    layers = {"m.layers.0.up": quantized(8), "layers.1.up": quantized(4, 64), "lm_head": quantized(8)}
+
+    weights = stored({**layers, "m.layers.1.down": quantized(4)}, extra)
+
+    said = {prefix: weights.get_weights(prefix).config for prefix in (*layers, "m.layers.1.down")}
+    assert [(config.bits, config.group_size) for config in said.values()] == [
+        (8, 32),
+        (4, 64),
+        (8, 32),
+        (4, 32),
+    ]
+    assert not any("bits" in note for note in weights.report().notes)
+
+
+def test_sixteen_bits_leave_a_module_plain() -> None:
+    extra = {".*mlp\\.gate.*": {"bits": 16, "data_type": "float"}, "model.q_proj": {"bits": 16}}
+    layers = {"model.mlp.gate": PLAIN, "model.q_proj": PLAIN, "model.mlp.gate_proj": quantized(4)}
+    weights = stored({**layers, "model.o_proj": quantized(4)}, extra)
+
+    assert isinstance(weights.get_weights("model.mlp.gate"), UnquantizedWeight)
+    assert isinstance(weights.get_weights("model.q_proj"), UnquantizedWeight)
+    assert isinstance(weights.get_weights("model.o_proj"), GPTQWeight)
+    with pytest.raises(ExcludedModuleError, match="extra_config has"):
+        weights.get_weights("model.mlp.gate_proj")
+
+
+def test_static_fp8_has_a_scale_for_each_output_in_one_dimension() -> None:
+    weight = torch.tensor([[1.0, -2.0], [3.0, 0.5]]).to(torch.float8_e4m3fn)
+    layer = {
+        "weight": weight,
+        "weight_scale": torch.tensor([0.5, 2.0], dtype=torch.bfloat16),
+        "input_scale": torch.tensor([0.25], dtype=torch.bfloat16),
+    }
+    fp8 = {"packing_format": "auto_round:fp8_static", "bits": 8, "data_type": "fp8", "group_size": -1}
+    weights = stored({"up": layer}, **fp8)
+
+    loaded = weights.get_weights("up")
+
+    assert loaded.dequantize().tolist() == [[0.5, -1.0], [6.0, 1.0]]
+    assert loaded.config.per == "channel"
+    assert weights.report().complete
+
+
+def test_the_config_beside_the_model_is_read_where_config_json_has_none(tmp_path: Path) -> None:
+    folder = FIXTURES / "auto_round" / "auto_gptq_w4_g32_sym"
+    section = json.loads((folder / "config.json").read_text())["quantization_config"]
+    (tmp_path / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "quantization_config.json").write_text(json.dumps(section))
+
+    with open_checkpoint(tmp_path) as weights, open_checkpoint(folder) as same:
+        assert_same_bits(weights.get_weights(PREFIX).dequantize(), same.get_weights(PREFIX).dequantize())
+    (tmp_path / "quantization_config.json").write_text(json.dumps({"bits": 4}))
+    assert not find_configs(tmp_path)  # of another program, which names no method
+
+
+def test_rows_without_an_index_lie_in_order_and_are_cut_between_groups() -> None:
+    folder = FIXTURES / "auto_round" / "auto_gptq_w8_g32_sym_mixed"
+    prefix = "model.layers.0.mlp.down_proj"
+    with open_checkpoint(folder) as weights:
+        whole = weights.get_weights(prefix)
+        assert weights.report().notes == (f"{prefix}: g_idx is not stored: the groups lie in order",)
+    assert whole.g_idx is None
+    assert (whole.scales < 0).sum() == 101
+
+    shares = []
+    for rank in FakeWorld(3):
+        with open_checkpoint(folder, process_group=rank) as weights:
+            shares.append(weights.get_weights_row(prefix))
+    assert_same_bits(torch.cat([share.dequantize() for share in shares], 1), whole.dequantize())
+    for rank in FakeWorld(2):
+        with open_checkpoint(folder, process_group=rank) as weights, pytest.raises(CutError, match="of 32"):
+            weights.get_weights_row(prefix)
+
+
+def test_the_claims_name_the_method_and_the_packing() -> None:
+    found = FoundConfig(
+        "config.json", "quantization_config", {**AUTO_ROUND, "packing_format": "auto_round:awq"}
+    )
+
+    claims = read_claims(found)
+
+    assert (claims.method, claims.format, claims.bits, claims.sym) == ("auto-round", "awq", 4, True)
