@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from qload.verify import LayerInfo, Report
 
 PLAIN = "unquantized"
-ALIKE = ("format", "bits", "group_size", "sym", "act_order", "shape", "dtype", "bytes")
+ALIKE = ("format", "bits", "group_size", "sym", "act_order", "shape", "expected", "dtype", "bytes")
 CLAIMS = {
     "format": "method",
     "bits": "bits",
@@ -105,8 +105,15 @@ def _claimed(claims: Mapping[str, Any]) -> list[Text]:
 
 def _facts(layer: "LayerInfo", claims: Mapping[str, Any]) -> list[Text]:
     """A layer's row."""
-    rest = (str(layer.shape), safe(layer.dtype), size(layer.bytes))
-    return [*(_beside(layer, fact, claims) for fact in CLAIMS), *map(Text, rest)]
+    rest = (safe(layer.dtype), size(layer.bytes))
+    return [*(_beside(layer, fact, claims) for fact in CLAIMS), _shape(layer), *map(Text, rest)]
+
+
+def _shape(layer: "LayerInfo") -> Text:
+    """What the tensors say; where the model's config claims another, that too."""
+    if layer.expected in (None, layer.shape):
+        return Text(str(layer.shape))
+    return Text(f"{layer.shape} (claimed {layer.expected})", "yellow")
 
 
 def _beside(layer: "LayerInfo", fact: str, claims: Mapping[str, Any]) -> Text:

@@ -7,6 +7,7 @@ from itertools import chain
 from os import PathLike
 from typing import ParamSpec
 
+from qload.architecture import Architecture
 from qload.errors import ArgumentError, ConfigError, QloadError, StorageError, checked
 from qload.formats import AWQConfig, Marlin24Config, MarlinConfig
 from qload.loader import LayerDescription
@@ -163,10 +164,10 @@ def _unreadable(subject: Subject) -> Report:
 
 def _report(subject: Subject, found: list[Finding], told: list[str], crew: Crew) -> Report:
     assert subject.weights is not None
-    storage, parts = subject.weights.storage, runs(subject, REPORTED)
+    storage, architecture, parts = subject.weights.storage, subject.architecture, runs(subject, REPORTED)
 
     def told_of(at: int) -> list[LayerInfo]:
-        return [_layer(storage, layer) for layer in parts[at].described()]
+        return [_layer(storage, layer, architecture) for layer in parts[at].described()]
 
     layers = crew.share_out(told_of, [0] * len(parts), lambda *_: None)
     return Report(
@@ -178,7 +179,7 @@ def _report(subject: Subject, found: list[Finding], told: list[str], crew: Crew)
     )
 
 
-def _layer(storage: WeightStorage, layer: LayerDescription) -> LayerInfo:
+def _layer(storage: WeightStorage, layer: LayerDescription, architecture: Architecture | None) -> LayerInfo:
     config = layer.format.config
     scales = next((spec.name for spec in layer.specs if spec.role is Role.SCALE), "weight")
     return LayerInfo(
@@ -191,6 +192,7 @@ def _layer(storage: WeightStorage, layer: LayerDescription) -> LayerInfo:
         shape=(layer.N, layer.K) if "K" in layer.sizes else (layer.N,),
         dtype=str(layer.dtypes[scales]).removeprefix("torch."),
         bytes=sum(storage.info(layer.names.full(spec.name)).nbytes for spec in layer.specs),
+        expected=architecture.expected(layer.prefix) if architecture and "K" in layer.sizes else None,
     )
 
 

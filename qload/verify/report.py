@@ -38,7 +38,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class LayerInfo:
-    """One layer as its tensors say it is. `group_size` -1: one group; None where a format has none."""
+    """One layer as its tensors say it is. `group_size` -1: one group; None where a format has none.
+
+    `expected`: the (N, K) that the model's config says, where its type is known.
+    """
 
     prefix: str
     format: str
@@ -49,6 +52,7 @@ class LayerInfo:
     shape: tuple[int, ...]
     dtype: str  # of the scales, or of a plain weight
     bytes: int
+    expected: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

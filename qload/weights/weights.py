@@ -12,14 +12,14 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from qload.architecture import Architecture
 from qload.errors import ArgumentError, CastError, DivideError, MissingTensorError, check_type, checked
 from qload.formats import ROLES
 from qload.formats.unquantized import FLOATS
-from qload.loader import Blocks, WeightsLoader, split_blocks
+from qload.loader import Blocks, Heads, WeightsLoader, split_blocks
 from qload.parallel import ALONE, ProcessGroup, Rank
 from qload.spec import Role, Weight
 from qload.storage import TensorInfo, WeightStorage, check_name
-from qload.weights.heads import qkv_parts
 from qload.weights.ledger import Ledger, LoadReport
 from qload.weights.names import SortedNames
 
@@ -53,6 +53,9 @@ class Weights:
         Other names a tensor may have: `{"lm_head.weight": ["model.embed_tokens.weight"]}`.
     prefix
         Tried before a name that is not stored as it is.
+    architecture
+        What the model's config tells of its matrices, as `architecture_of` makes it; None: not known. Loads
+        by columns without `heads` are refused where it says that they end inside of a head.
 
     Examples
     --------
@@ -81,12 +84,14 @@ class Weights:
         process_group: ProcessGroup | None = None,
         aliases: Mapping[str, Sequence[str]] | None = None,
         prefix: str | None = None,
+        architecture: Architecture | None = None,
     ) -> None:
         for argument, value, hint in (
             ("storage", storage, WeightStorage),
             ("loader", loader, WeightsLoader),
             ("device", device, torch.device | str),
             ("prefix", prefix, str | None),
+            ("architecture", architecture, Architecture | None),
         ):
             check_type(argument, value, hint)
         if dtype is not None and dtype not in FLOATS:
@@ -107,6 +112,7 @@ class Weights:
                 raise ArgumentError("aliases", f"a list of names for {name}", repr(others))
         self.aliases: dict[str, Sequence[str]] = dict(aliases or {})
         self.prefix: str | None = prefix
+        self.architecture: Architecture | None = architecture
         self._ledger = Ledger()
         self.exempt(*loader.config_tensors, reason="read as configuration")
 
@@ -126,8 +132,14 @@ class Weights:
         return self.loader.get_weights(self, prefix)
 
     @checked
-    def get_weights_col(self, prefix: str) -> Weight:
-        """This rank's outputs of the layer under `prefix`: N / ranks of them, and all inputs; or CutError."""
+    def get_weights_col(self, prefix: str, *, heads: Heads | None = None) -> Weight:
+        """This rank's outputs of the layer under `prefix`: N / ranks of them, and all inputs; or CutError.
+
+        `heads`: of attention, of which each rank gets whole ones; DivideError where they cannot be shared.
+        """
+        if heads is not None:
+            return self._whole_heads([prefix], heads)
+        self._check_heads([prefix])
         return self.loader.get_weights_col(self, prefix)
 
     @checked
@@ -145,8 +157,7 @@ class Weights:
         `num_heads` of queries; of fewer `num_key_value_heads` than ranks each is on several ranks: head
         `rank * heads // ranks`. DivideError where the heads cannot be shared so.
         """
-        N, world = self.loader.shape(self, prefix)[0], self.process_group.size()
-        return self.loader.load(self, qkv_parts(prefix, N, num_heads, num_key_value_heads, world), "N")
+        return self.get_weights_col(prefix, heads=Heads(num_heads, num_key_value_heads))
 
     @checked
     def get_weights_col_packed_gate_up(self, prefix: str) -> Weight:
@@ -154,14 +165,37 @@ class Weights:
         return self.get_weights_col_packed(prefix, 2)
 
     @checked
-    def get_multi_weights_col(self, prefixes: Sequence[str], dim: int = 0) -> Weight:
-        """This rank's outputs of the layers under each of `prefixes`, joined along N (`dim` 0)."""
+    def get_multi_weights_col(
+        self, prefixes: Sequence[str], dim: int = 0, *, heads: Heads | None = None
+    ) -> Weight:
+        """This rank's outputs of the layers under each of `prefixes`, joined along N (`dim` 0).
+
+        `heads`: of attention, of which each rank gets whole ones, where the layers are queries, keys and
+        values; DivideError where they cannot be shared. Without it each layer is cut into equal shares,
+        which may end inside of a head: refused where `architecture` is known, and not seen where it is not.
+        """
+        if heads is not None and dim in (0, -2) and not isinstance(prefixes, str) and prefixes:
+            return self._whole_heads(prefixes, heads)
+        self._check_heads(prefixes)
         return self.loader.get_multi_weights_col(self, prefixes, dim)
 
     @checked
     def get_weights_row(self, prefix: str) -> Weight:
         """This rank's inputs of the layer under `prefix`: K / ranks of them, and all outputs; or CutError."""
         return self.loader.get_weights_row(self, prefix)
+
+    def _whole_heads(self, prefixes: Sequence[str], heads: Heads) -> Weight:
+        layers = [(prefix, self.loader.shape(self, prefix)[0]) for prefix in prefixes]
+        return self.loader.load(self, heads.parts(layers, self.process_group.size()), "N")
+
+    def _check_heads(self, prefixes: Sequence[str]) -> None:
+        """DivideError, on every rank, where equal shares would end inside of a head."""
+        if self.architecture is None:
+            return
+        for prefix in prefixes:
+            known = self.architecture.heads(prefix) or self.architecture.heads(f"{self.prefix}.{prefix}")
+            if known is not None:
+                known.check_equal_shares(prefix, self.process_group.size())
 
     @contextmanager
     def use_loader(self, loader: WeightsLoader) -> Iterator[Self]:

@@ -2,6 +2,9 @@
 
 from qload.verify.rules import (
     act_order,
+    architecture_head,
+    architecture_missing,
+    architecture_shape,
     bias,
     claimed,
     empty,
@@ -27,10 +30,14 @@ RULES: tuple[Rule, ...] = (
     bias.RULE,
     siblings.RULE,
     layer_count.RULE,
+    architecture_missing.RULE,
+    architecture_shape.RULE,
+    architecture_head.PLAIN,
     unexplained.RULE,
     scales.RULE,
     overflow.RULE,
     floats.RULE,
+    architecture_head.TIED,
     fields.RULE,
     groups.RULE,
     act_order.RULE,
@@ -38,6 +45,6 @@ RULES: tuple[Rule, ...] = (
 )
 
 # What `inspect` reports beside the layers that contradict themselves: headers tell it all.
-INSPECTED: tuple[Rule, ...] = (empty.RULE, claimed.RULE, bias.RULE)
+INSPECTED: tuple[Rule, ...] = (empty.RULE, claimed.RULE, bias.RULE, architecture_shape.RULE)
 
 __all__ = ["INSPECTED", "RULES", "Rule", "Tier"]
