@@ -13,6 +13,7 @@ from qload.architecture.expressions import value
 from qload.architecture.names import Place, find, rows_by_key, spelled, tails
 from qload.architecture.table import Row, Table
 from qload.architecture.tables import TABLES
+from qload.errors import checked
 from qload.loader import Heads
 
 # The last parts of the names of matrices that multiply the same input, of one parent each.
@@ -70,12 +71,12 @@ class Architecture:
         return rows_by_key(self.table)
 
     def find(self, name: str) -> Place | None:
-        """The row that the prefix of a matrix, or the name of a tensor, belongs to."""
+        """The row that a `name`, the prefix of a matrix or the whole name of a tensor, belongs to."""
         place = find(name, self.rows, self.table.base)
         return None if place is None or self._predicts(place.layer) else place
 
     def expected(self, prefix: str) -> tuple[int, int] | None:
-        """(N, K) of the matrix under a prefix, of one expert where experts are stacked; None: not known."""
+        """(N, K) of the matrix under `prefix`, of one expert where experts are stacked; None: not known."""
         place = self.find(prefix)
         if place is None or place.row.tensor:
             return None
@@ -83,7 +84,7 @@ class Architecture:
         return None if N is None or K is None else (N, K)
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        """The shape of a tensor that is no matrix, such as a norm's weight, by its whole name."""
+        """The shape of a tensor that is no matrix, such as a norm's weight, by its whole `name`."""
         place = self.find(name)
         if place is None or not place.row.tensor:
             return None
@@ -92,19 +93,19 @@ class Architecture:
         return known if len(known) == len(sizes) else None
 
     def paddings(self, prefix: str) -> frozenset[int]:
-        """The outputs that a matrix may have instead of those expected: those of a padded vocabulary."""
+        """How many outputs the matrix under `prefix` may have too: those of a padded vocabulary."""
         place, vocabulary = self.find(prefix), self.sizes["vocab"]
         if place is None or vocabulary is None or place.row.shape.split()[0] != "vocab":
             return frozenset()
         return frozenset(-(-vocabulary // block) * block for block in PADDINGS)
 
     def said(self, prefix: str) -> str:
-        """(N, K) of a matrix, or the shape of a tensor, in the words of the config."""
+        """(N, K) of a matrix, or the shape of a tensor, in the words of the config, by `prefix` or name."""
         place = self.find(prefix)
         return "" if place is None else ", ".join(map(self._in_words, place.row.shape.split()))
 
     def siblings(self, prefix: str) -> tuple[str, ...]:
-        """The prefixes of all matrices that multiply the input of this one, itself among them; or none."""
+        """The prefixes of all matrices that multiply the input of that under `prefix`, itself among them."""
         place = self.find(prefix)
         parent, dot, last = prefix.rpartition(".")
         group = next((group for group in SHARED if last in group), None)
@@ -114,7 +115,7 @@ class Architecture:
         return tuple(name for name in known if self.is_promised(self.find(name)) is not False)
 
     def heads(self, prefix: str) -> Heads | None:
-        """How many heads of attention the outputs of a matrix are; None where they are none, or not known."""
+        """How many heads the outputs of the matrix under `prefix` are; None: they are none, or not known."""
         place = self.find(prefix)
         if place is None or place.row.tensor:
             return None
@@ -125,7 +126,7 @@ class Architecture:
         return Heads(counts.get("heads"), counts.get("kv"))
 
     def exempt(self, name: str) -> str | None:
-        """Why a tensor may be stored that nothing reads; None where there is no such reason."""
+        """Why a tensor `name` may be stored that nothing reads; None where there is no such reason."""
         place = find(name, self.rows, self.table.base)
         number = place.layer if place else next(self._layers_in(name), None)
         if self._predicts(number):
@@ -148,7 +149,7 @@ class Architecture:
                     yield from (spelled(row.name, layer, expert) for expert in range(count))
 
     def is_needed(self, row: Row, layer: int | None) -> bool:
-        """Whether a row has to be stored, of a layer where it is of one."""
+        """Whether a `row` has to be stored, of a `layer` where it is of one."""
         if row.optional or ("{layer}" in row.name) != (layer is not None):
             return False
         of_head = row.name.removesuffix(".bias") == self.table.head
@@ -157,7 +158,7 @@ class Architecture:
         return self._holds(row, layer) is True
 
     def is_promised(self, place: Place | None) -> bool | None:
-        """Whether the config says that there is what stands at a place; None: not known."""
+        """Whether the config says that there is what stands at a `place`; None: not known."""
         return None if place is None else self._holds(place.row, place.layer)
 
     def _holds(self, row: Row, layer: int | None) -> bool | None:
@@ -190,6 +191,7 @@ class Architecture:
         return text.replace("*", " * ").replace("+", " + ").replace("/", " / ")
 
 
+@checked
 def architecture_of(config: Mapping[str, Any]) -> Architecture | None:
     """What a model's `config.json` tells of its tensors, by `model_type`; None for a type of no table.
 

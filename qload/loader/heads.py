@@ -51,7 +51,7 @@ class Heads:
             raise ArgumentError("heads", "one or two numbers of heads: whole numbers, at least 1", counts)
 
     def parts(self, layers: Sequence[tuple[str, int]], world: int) -> list[Part]:
-        """The parts of a load for `world` ranks, from the prefix and N of each of its layers.
+        """The parts of a load for `world` ranks, from prefix and N of each of its `layers`.
 
         DivideError where the heads cannot be shared, or N is not made of heads; ArgumentError where there
         are not as many layers as queries, keys and values need.

@@ -20,8 +20,10 @@ from qload.loader import Blocks, Heads, WeightsLoader, split_blocks
 from qload.parallel import ALONE, ProcessGroup, Rank
 from qload.spec import Role, Weight
 from qload.storage import TensorInfo, WeightStorage, check_name
+from qload.weights.heads import check_heads, load_heads
 from qload.weights.ledger import Ledger, LoadReport
 from qload.weights.names import SortedNames
+from qload.weights.places import along, device_of
 
 log: logging.Logger = logging.getLogger("qload")
 
@@ -98,7 +100,7 @@ class Weights:
             raise ArgumentError("dtype", f"None or one of {', '.join(map(str, FLOATS))}", str(dtype))
         self.storage: WeightStorage = storage
         self._loader: WeightsLoader = loader
-        self.device: torch.device = _device(device)
+        self.device: torch.device = device_of(device)
         self.dtype: torch.dtype | None = dtype
         self.process_group: ProcessGroup = ALONE if process_group is None else process_group
         if not isinstance(self.process_group, ProcessGroup):
@@ -138,8 +140,8 @@ class Weights:
         `heads`: of attention, of which each rank gets whole ones; DivideError where they cannot be shared.
         """
         if heads is not None:
-            return self._whole_heads([prefix], heads)
-        self._check_heads([prefix])
+            return load_heads(self, [prefix], heads)
+        check_heads(self, [prefix])
         return self.loader.get_weights_col(self, prefix)
 
     @checked
@@ -174,28 +176,15 @@ class Weights:
         values; DivideError where they cannot be shared. Without it each layer is cut into equal shares,
         which may end inside of a head: refused where `architecture` is known, and not seen where it is not.
         """
-        if heads is not None and dim in (0, -2) and not isinstance(prefixes, str) and prefixes:
-            return self._whole_heads(prefixes, heads)
-        self._check_heads(prefixes)
+        if heads is not None and dim in (0, -2) and prefixes and not isinstance(prefixes, str):
+            return load_heads(self, prefixes, heads)
+        check_heads(self, prefixes)
         return self.loader.get_multi_weights_col(self, prefixes, dim)
 
     @checked
     def get_weights_row(self, prefix: str) -> Weight:
         """This rank's inputs of the layer under `prefix`: K / ranks of them, and all outputs; or CutError."""
         return self.loader.get_weights_row(self, prefix)
-
-    def _whole_heads(self, prefixes: Sequence[str], heads: Heads) -> Weight:
-        layers = [(prefix, self.loader.shape(self, prefix)[0]) for prefix in prefixes]
-        return self.loader.load(self, heads.parts(layers, self.process_group.size()), "N")
-
-    def _check_heads(self, prefixes: Sequence[str]) -> None:
-        """DivideError, on every rank, where equal shares would end inside of a head."""
-        if self.architecture is None:
-            return
-        for prefix in prefixes:
-            known = self.architecture.heads(prefix) or self.architecture.heads(f"{self.prefix}.{prefix}")
-            if known is not None:
-                known.check_equal_shares(prefix, self.process_group.size())
 
     @contextmanager
     def use_loader(self, loader: WeightsLoader) -> Iterator[Self]:
@@ -239,7 +228,7 @@ class Weights:
         world, rank = self.process_group.size(), self.process_group.rank()
         if size % world:
             raise DivideError(name, dim, size, f"{world} ranks")
-        return self._get(name, _along(dim, rank * size // world, (rank + 1) * size // world), role)
+        return self._get(name, along(dim, rank * size // world, (rank + 1) * size // world), role)
 
     @checked
     def get_partial_sharded(self, name: str, dim: int, *, role: Role | None = None) -> Tensor:
@@ -250,7 +239,7 @@ class Weights:
         dim, size = self._dim(name, dim)
         block = -(-size // self.process_group.size())
         start = min(self.process_group.rank() * block, size)
-        return self._get(name, _along(dim, start, min(start + block, size)), role)
+        return self._get(name, along(dim, start, min(start + block, size)), role)
 
     @checked
     def get_packed_sharded(
@@ -267,7 +256,7 @@ class Weights:
             if block % world:
                 raise DivideError(name, dim, block, f"{world} ranks", f"a block at {start} of {size}")
             share = block // world
-            pieces.append(_along(dim, start + rank * share, start + (rank + 1) * share))
+            pieces.append(along(dim, start + rank * share, start + (rank + 1) * share))
             start += block
         joined = torch.cat([self.read(name, piece, role=role) for piece in pieces], dim)
         self.take([name])
@@ -356,17 +345,6 @@ class Weights:
         if not -len(shape) <= dim < len(shape):
             raise ArgumentError("dim", f"a dimension of {name}, which has shape {shape}", str(dim))
         return dim % len(shape), shape[dim]
-
-
-def _device(device: torch.device | str) -> torch.device:
-    try:
-        return torch.device(device)
-    except RuntimeError as error:
-        raise ArgumentError("device", "a device of torch's, as cpu or cuda:0", repr(device)) from error
-
-
-def _along(dim: int, start: int, stop: int) -> tuple[slice, ...]:
-    return (*[slice(None)] * dim, slice(start, stop))
 
 
 def _cast(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
