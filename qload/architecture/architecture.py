@@ -1,17 +1,17 @@
 """`Architecture`: the matrices of a model, their names and shapes, as its config tells them."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property, lru_cache, partial
 from itertools import pairwise
 from typing import Any
 
-from qload.architecture.config import has_head, is_tied, model_of, read_flag, read_sizes
+from qload.architecture.config import has_head, is_tied, model_of, read_flag, read_list, read_sizes
 from qload.architecture.expressions import names as named_in
 from qload.architecture.expressions import value
 from qload.architecture.names import Place, find, rows_by_key, spelled, tails
-from qload.architecture.table import Row, Table
+from qload.architecture.table import LISTS, Lists, Row, Table
 from qload.architecture.tables import TABLES
 from qload.errors import checked
 from qload.loader import Heads
@@ -22,6 +22,7 @@ SHARED = (
     ("gate_proj", "up_proj"),
     ("w1", "w3"),
 )
+RECENT = 256  # names
 PADDINGS = (8, 16, 32, 64, 128, 256, 512, 1024)  # programs pad vocabularies to a multiple of one of these
 
 
@@ -72,7 +73,7 @@ class Architecture:
 
     def find(self, name: str) -> Place | None:
         """The row that a `name`, the prefix of a matrix or the whole name of a tensor, belongs to."""
-        place = find(name, self.rows, self.table.base)
+        place = self._place(name)
         return None if place is None or self._predicts(place.layer) else place
 
     def expected(self, prefix: str) -> tuple[int, int] | None:
@@ -80,7 +81,7 @@ class Architecture:
         place = self.find(prefix)
         if place is None or place.row.tensor:
             return None
-        N, K = (value(text, self.sizes) for text in place.row.shape.split())
+        N, K = map(self._size, place.row.shape.split())
         return None if N is None or K is None else (N, K)
 
     def shape(self, name: str) -> tuple[int, ...] | None:
@@ -88,7 +89,7 @@ class Architecture:
         place = self.find(name)
         if place is None or not place.row.tensor:
             return None
-        sizes = [value(text, self.sizes) for text in place.row.shape.split()]
+        sizes = [self._size(text) for text in place.row.shape.split()]
         known = tuple(size for size in sizes if size is not None)
         return known if len(known) == len(sizes) else None
 
@@ -127,7 +128,7 @@ class Architecture:
 
     def exempt(self, name: str) -> str | None:
         """Why a tensor `name` may be stored that nothing reads; None where there is no such reason."""
-        place = find(name, self.rows, self.table.base)
+        place = self._place(name)
         number = place.layer if place else next(self._layers_in(name), None)
         if self._predicts(number):
             count = self.sizes["predict"]
@@ -168,8 +169,22 @@ class Architecture:
                 return None if flag is None else False
         if not row.where or layer is None:
             return True
-        sparse = self.table.sparse and self.table.sparse(self.config, self.sizes, layer)
+        sparse = self.table.sparse and self.table.sparse(self._lists, self.sizes, layer)
         return None if sparse is None else sparse == (row.where == "sparse")
+
+    @cached_property
+    def _place(self) -> Callable[[str], Place | None]:
+        """`find` of the names that were looked up last, as rules ask several things of one name."""
+        return lru_cache(RECENT)(partial(find, rows=self.rows, base=self.table.base))
+
+    @cached_property
+    def _size(self) -> Callable[[str], int | None]:
+        """The value of each expression of the table, which are few."""
+        return cache(partial(value, sizes=self.sizes))
+
+    @cached_property
+    def _lists(self) -> Lists:
+        return {key: read_list(self.config, key) for key in LISTS}
 
     def _predicts(self, layer: int | None) -> bool:
         """Whether a layer is one of those after the last that predict further words."""

@@ -1,7 +1,7 @@
 """What a model's config says of sizes and flags, as hostile input: what cannot be believed is not known."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from qload.architecture.expressions import value
 from qload.architecture.table import Flag, Size, Table
@@ -57,19 +57,19 @@ def read_flag(flag: Flag, config: Mapping[str, Any], sizes: Mapping[str, int | N
     return said if isinstance(said, bool) else None
 
 
+def read_list(config: Mapping[str, Any], key: str) -> frozenset[int] | Literal[False] | None:
+    """The numbers of a list of layers; None where there is none, False for what is no such list."""
+    listed = config.get(key)
+    if listed is None:
+        return None
+    return isinstance(listed, list) and all(type(layer) is int for layer in listed) and frozenset(listed)
+
+
 def is_tied(table: Table, config: Mapping[str, Any], outer: Mapping[str, Any]) -> bool:
     """Whether head and embedding are one: as the config says, for the text model or for the whole."""
     said = [holder.get("tie_word_embeddings") for holder in (config, outer)]
     known = [value for value in said if isinstance(value, bool)]
     return any(known) if known else table.tied
-
-
-def says_tied(config: Mapping[str, Any]) -> bool:
-    """Whether the config itself says that head and embedding are one."""
-    inner = [config.get(key) for key in INNER]
-    holders = [config, *(each for each in inner if isinstance(each, dict))]
-    said = [holder["tie_word_embeddings"] for holder in holders if "tie_word_embeddings" in holder]
-    return bool(said) and all(value is True for value in said)
 
 
 def has_head(config: Mapping[str, Any]) -> bool:

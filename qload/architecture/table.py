@@ -2,9 +2,14 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 Where = Literal["", "dense", "sparse"]
+Sizes = Mapping[str, int | None]  # None: not known
+Lists = Mapping[
+    str, frozenset[int] | Literal[False] | None
+]  # of layers; None: there is none, False: no such list
+LISTS = ("mlp_only_layers", "moe_layers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +59,7 @@ class Row:
 class Table:
     """A type of model. `base`: what names of its decoder begin with, which some files leave out.
 
-    `sparse`: whether a layer has experts, of config, sizes and number; None: no layer has. `exempt`: names
+    `sparse`: whether a layer has experts, of lists, sizes and number; None: no layer has. `exempt`: names
     that may be stored and that nothing reads, with the reason. `head`, `embedding`: the matrices that
     `tie_word_embeddings` makes one, which is `tied` where the config does not say.
     """
@@ -63,7 +68,7 @@ class Table:
     rows: tuple[Row, ...]
     flags: Mapping[str, Flag] = field(default_factory=dict)
     base: str = "model"
-    sparse: Callable[[Mapping[str, Any], Mapping[str, int | None], int], bool | None] | None = None
+    sparse: Callable[[Lists, Sizes, int], bool | None] | None = None
     exempt: Mapping[str, str] = field(default_factory=dict)
     head: str = "lm_head"
     embedding: str = "model.embed_tokens"

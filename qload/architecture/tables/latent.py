@@ -1,9 +1,8 @@
 """DeepSeek V2 and V3: keys and values from a latent vector, shared experts, dense layers first."""
 
 from collections.abc import Mapping
-from typing import Any
 
-from qload.architecture.table import Flag, Row, Size, Table
+from qload.architecture.table import Flag, Lists, Row, Size, Sizes, Table
 from qload.architecture.tables.parts import (
     ATTENTION_BIAS,
     INV_FREQ,
@@ -19,7 +18,7 @@ from qload.architecture.tables.parts import (
 ATTENTION = f"{LAYER}self_attn."
 
 
-def after_dense(config: Mapping[str, Any], sizes: Mapping[str, int | None], layer: int) -> bool | None:
+def after_dense(lists: Lists, sizes: Sizes, layer: int) -> bool | None:
     """All layers from `first_k_dense_replace` on, where there are routed experts."""
     first, count = sizes["first"], sizes["experts"]
     return None if first is None or count is None else layer >= first and count > 0

@@ -1,9 +1,6 @@
 """Decoders with experts. Which layers have any follows from the config, by transformers' own rules."""
 
-from collections.abc import Mapping
-from typing import Any
-
-from qload.architecture.table import Flag, Row, Size, Table
+from qload.architecture.table import Flag, Lists, Row, Size, Sizes, Table
 from qload.architecture.tables.dense import HEAD_NORMS
 from qload.architecture.tables.parts import (
     ATTENTION_BIAS,
@@ -18,40 +15,26 @@ from qload.architecture.tables.parts import (
     sizes,
 )
 
-Sizes = Mapping[str, int | None]
 
-
-def every(config: Mapping[str, Any], sizes: Sizes, layer: int) -> bool | None:
+def every(lists: Lists, sizes: Sizes, layer: int) -> bool | None:
     """All layers have experts."""
     return True
 
 
-def stepped(config: Mapping[str, Any], sizes: Sizes, layer: int) -> bool | None:
+def stepped(lists: Lists, sizes: Sizes, layer: int) -> bool | None:
     """Qwen: each layer that is a multiple of `decoder_sparse_step`, but for `mlp_only_layers`."""
-    dense = _listed(config, "mlp_only_layers")
-    step = sizes["step"]
-    if dense is None or step is None or sizes["experts"] is None:
+    dense, step, experts = lists["mlp_only_layers"], sizes["step"], sizes["experts"]
+    if dense is False or step is None or experts is None:
         return None
-    return layer not in dense and sizes["experts"] > 0 and step > 0 and (layer + 1) % step == 0
+    return layer not in (dense or ()) and experts > 0 and step > 0 and (layer + 1) % step == 0
 
 
-def interleaved(config: Mapping[str, Any], sizes: Sizes, layer: int) -> bool | None:
+def interleaved(lists: Lists, sizes: Sizes, layer: int) -> bool | None:
     """Llama 4: those of `moe_layers`, or else the last of every `interleave_moe_layer_step`."""
-    if config.get("moe_layers") is not None:
-        listed = _listed(config, "moe_layers")
-        return None if listed is None else layer in listed
-    step = sizes["step"]
+    listed, step = lists["moe_layers"], sizes["step"]
+    if listed is not None:
+        return None if listed is False else layer in listed
     return None if step is None else step > 0 and (layer + 1) % step == 0
-
-
-def _listed(config: Mapping[str, Any], key: str) -> frozenset[int] | None:
-    """The numbers of a list of layers; None for what is no such list."""
-    listed = config.get(key)
-    if listed is None:
-        return frozenset()
-    if not isinstance(listed, list) or not all(type(layer) is int for layer in listed):
-        return None
-    return frozenset(listed)
 
 
 GATED = ("{w1|gate_proj}", "{w3|up_proj}", "{w2|down_proj}")  # Mixtral's own names, and two tools'

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from qload.architecture import Inventory
 from qload.architecture.inventory import SHOWN, absent
+from qload.architecture.names import DIGITS
 from qload.verify.report import Finding
 from qload.verify.rules.rule import Rule
 from qload.verify.rules.siblings import blocks_of
@@ -29,7 +30,7 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
     if claimed is None or not blocks:
         return
     block, layers = max(blocks.items(), key=lambda item: len(item[1]))
-    first, count = absent(claimed, map(int, layers))
+    first, count = absent(claimed, [int(index) for index in layers if len(index) <= DIGITS])
     yield from _lost(rule, lambda layer: f"{block}.{layer}", claimed, first, count)
 
 
