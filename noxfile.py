@@ -136,6 +136,13 @@ def unpacked(archive: Path, folder: Path) -> Path:
     return tree
 
 
+@nox.session(default=False)
+def transformers(session: nox.Session) -> None:
+    """The tables of architectures against models that transformers, at one version, makes and writes."""
+    install(session, "test", "transformers")
+    session.run("pytest", "tests/transformers/tables.py", *session.posargs)
+
+
 @nox.session
 def lint(session: nox.Session) -> None:
     """Ruff, its formatter, and mypy in strict mode."""

@@ -1,3 +1,5 @@
+from .architecture import Architecture as Architecture
+from .architecture import architecture_of as architecture_of
 from .detect import AWQWeightsLoader as AWQWeightsLoader
 from .detect import DefaultWeightsLoader as DefaultWeightsLoader
 from .detect import EETQWeightsLoader as EETQWeightsLoader
@@ -97,6 +99,7 @@ from .layouts import ZeroPoints as ZeroPoints
 from .listing import LayerInfo as LayerInfo
 from .listing import layers as layers
 from .loader import FormatLoader as FormatLoader
+from .loader import Heads as Heads
 from .loader import ModuleLoader as ModuleLoader
 from .loader import WeightsLoader as WeightsLoader
 from .parallel import FakeWorld as FakeWorld

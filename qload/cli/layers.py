@@ -18,7 +18,18 @@ if TYPE_CHECKING:
     from qload.verify import LayerInfo, Report
 
 PLAIN = "unquantized"
-ALIKE = ("format", "bits", "group_size", "sym", "act_order", "shape", "dtype", "scale_dtype", "bytes")
+ALIKE = (
+    "format",
+    "bits",
+    "group_size",
+    "sym",
+    "act_order",
+    "shape",
+    "expected",
+    "dtype",
+    "scale_dtype",
+    "bytes",
+)
 CLAIMS = {
     "format": "method",
     "bits": "bits",
@@ -110,8 +121,15 @@ def _facts(layer: "LayerInfo", claims: Mapping[str, Any]) -> list[Text]:
         layer.dtype,
     )  # or the dtype is the weight's, and the scales have another
     dtype = layer.dtype if own else f"{layer.dtype}, scales {layer.scale_dtype}"
-    rest = (str(layer.shape), safe(dtype), size(layer.bytes))
-    return [*(_beside(layer, fact, claims) for fact in CLAIMS), *map(Text, rest)]
+    rest = (safe(dtype), size(layer.bytes))
+    return [*(_beside(layer, fact, claims) for fact in CLAIMS), _shape(layer), *map(Text, rest)]
+
+
+def _shape(layer: "LayerInfo") -> Text:
+    """What the tensors say; where the model's config claims another, that too."""
+    if layer.expected in (None, layer.shape):
+        return Text(str(layer.shape))
+    return Text(f"{layer.shape} (claimed {layer.expected})", "yellow")
 
 
 def _beside(layer: "LayerInfo", fact: str, claims: Mapping[str, Any]) -> Text:

@@ -21,7 +21,7 @@ CONFIGS = (
     *SIDE_FILES,
     SECTION_FILE,
     MODELOPT,
-)  # all that is read of a checkpoint beside its index
+)  # all that is read beside an index
 
 _SHORT = Repr()
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother, _SHORT.maxlong = 3, 60, 60, 60

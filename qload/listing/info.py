@@ -34,6 +34,8 @@ class LayerInfo:
         Whether groups lie in another order than the inputs.
     shape
         (N, K); (N,) of a vector; () where it is not known.
+    expected
+        The (N, K) that the model's config says, where its type is known.
     dtype
         Of the stored weight, where that is plain, FP8 or FP4; of the scales, where codes are integers.
     bytes
@@ -69,6 +71,7 @@ class LayerInfo:
     excluded: str | None = None
     target: str | None = None
     scale_dtype: str | None = None
+    expected: tuple[int, ...] | None = None
     error: QloadError | None = None
 
     @property
@@ -98,6 +101,9 @@ def info_of(weights: Weights, layer: LayerDescription) -> LayerInfo:
         excluded=_excluded(weights, layer.prefix) if plain else None,
         target=weights.loader.made(layer, weights.device),
         scale_dtype=scale_dtype,
+        expected=weights.architecture.expected(layer.prefix)
+        if weights.architecture and "K" in layer.sizes
+        else None,
     )
 
 

@@ -3,6 +3,7 @@
 from qload.loader.base import Blocks, Part, Split, WeightsLoader, split_blocks
 from qload.loader.description import ConfiguredFormat, LayerDescription
 from qload.loader.formats import FormatLoader
+from qload.loader.heads import Heads
 from qload.loader.modules import ModuleLoader
 from qload.loader.source import TensorSource
 
@@ -10,6 +11,7 @@ __all__ = [
     "Blocks",
     "ConfiguredFormat",
     "FormatLoader",
+    "Heads",
     "LayerDescription",
     "ModuleLoader",
     "Part",

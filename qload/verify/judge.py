@@ -33,7 +33,7 @@ def judge(subject: Subject, crew: Crew, progress: Progress) -> tuple[list[Findin
             found += by_rule[rule.id] if rule.each else rule.check(rule, subject)
     noted = crew.share_out(partial(_notes, parts), sizes, lambda *_: None)
     told = chain.from_iterable(chain.from_iterable(column) for column in zip(*noted, strict=True))
-    return found, [*notes.flags(subject), *told]
+    return found, [*notes.architecture(subject), *notes.flags(subject), *told]
 
 
 def _findings(parts: list[Subject], rules: list[Rule], at: int) -> list[list[Finding]]:

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 
 import torch
 
+from qload.detect import read_model_config
+from qload.detect.files import shown
 from qload.formats import Exl2Config, GPTQConfig
 from qload.formats.exl2 import divided
 from qload.layouts import StoredMinusOne, StoredMinusOneUnmasked
@@ -23,6 +25,24 @@ def flags(subject: Subject) -> Iterator[str]:
         yield (
             f"{subject.claims.file} says desc_act is true; the groups of {len(in_order)} of {len(layers)} "
             "layers lie in order (static groups), and g_idx is believed"
+        )
+
+
+def architecture(subject: Subject) -> Iterator[str]:
+    """A type of model of no table, names that are not those of its table, and values that are no sizes."""
+    config = read_model_config(subject.path)
+    if subject.architecture is None:
+        if isinstance(config.get("model_type"), str):
+            yield (
+                f"config.json: model_type is {shown(config['model_type'])}, which is not known: no shape is "
+                "compared with the config, and nothing that is missing can be seen by it"
+            )
+        return
+    yield from subject.architecture.notes
+    if subject.inventory is None:
+        yield (
+            f"config.json: the names of its layers are not those of model_type {subject.architecture.type}: "
+            "nothing that is missing can be seen by it"
         )
 
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from qload.errors import ArgumentError, CutError, DivideError
-from qload.loader import LayerDescription, Part, Split
+from qload.loader import Heads, LayerDescription, Part, Split
 from qload.loader.cuts import share
 from qload.parallel import Rank
 from qload.verify.report import Finding, finding_of
@@ -28,9 +28,18 @@ def world_sizes(tp: int | Sequence[int] | None) -> Sequence[int]:
 
 
 def check(subject: Subject, tp: int) -> Iterator[Finding | str]:
-    """A finding for each layer that its usual cut refuses, a note for layers of no usual cut."""
+    """A finding for each layer that its usual cut refuses, a note for layers of no usual cut.
+
+    Where the type of model is known, heads of attention have to stay whole.
+    """
     unusual = []
     for layer in subject.described():
+        heads = subject.architecture.heads(layer.prefix) if subject.architecture else None
+        if heads is not None:
+            error = _refusal_of_heads(layer, heads, tp)
+            if error:
+                yield finding_of(error)
+            continue
         name = layer.prefix.rpartition(".")[2]
         split: Split | None = "N" if COLUMN.fullmatch(name) else "K" if ROW.fullmatch(name) else None
         if split:
@@ -41,6 +50,17 @@ def check(subject: Subject, tp: int) -> Iterator[Finding | str]:
             unusual.append(layer.prefix)
     if unusual:
         yield f"for {tp} ranks, {len(unusual)} other layers can be cut neither way: {', '.join(unusual[:4])}"
+
+
+def _refusal_of_heads(layer: LayerDescription, heads: Heads, tp: int) -> CutError | DivideError | None:
+    """Why ranks cannot have whole heads of a layer each, those of keys and values repeated where few."""
+    try:
+        parts = heads.parts([(layer.prefix, layer.N)], tp)
+        for part in parts:
+            share(layer, part, "N", Rank(0, tp), joined=part is not parts[-1])
+    except (CutError, DivideError) as error:
+        return error
+    return None
 
 
 def _refusal(layer: LayerDescription, split: Split, tp: int) -> CutError | DivideError | None:

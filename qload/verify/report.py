@@ -10,7 +10,7 @@ from qload.listing import Coverage, LayerInfo
 SCHEMA = 1
 SAID = (
     "prefix", "format", "bits", "group_size", "sym", "act_order", "shape", "dtype", "bytes",
-    "scale_dtype", "excluded",
+    "scale_dtype", "expected", "excluded",
 )  # fmt: skip
 Severity = Literal["error", "warning"]
 

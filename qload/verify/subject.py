@@ -1,11 +1,13 @@
 """A checkpoint under examination: whatever of it can be understood, and every error on the way."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from os import PathLike
 from typing import Self, TypeVar
 
+from qload.architecture import Architecture, Inventory, architecture_of
 from qload.detect import (
     Claims,
     FoundConfig,
@@ -35,6 +37,8 @@ from qload.weights import Weights
 
 T = TypeVar("T")
 
+# What a tensor is called that says nothing without a weight.
+BESIDE = re.compile(r"(^|_|\.)(bias|scales?(_inv|_2)?|zeros?(_point)?|shape|g_idx|absmax|SCB)$")
 MAX_LAYERS = 1 << 16  # a config that counts more is not believed
 
 
@@ -97,6 +101,27 @@ class Subject:
     def account(self) -> Account:
         """What explains each tensor, and which share of the bytes."""
         return account(self.groups)
+
+    @cached_property
+    def architecture(self) -> Architecture | None:
+        """What config.json tells of the model's tensors; None for a type of model that is not known."""
+        return architecture_of(read_model_config(self.path))
+
+    @cached_property
+    def inventory(self) -> Inventory | None:
+        """What of its architecture is here; None where that is not known, or no name of a layer is of it."""
+        if self.architecture is None:
+            return None
+        inventory = Inventory(self.architecture, self._held())
+        listed = any(part.isdecimal() for name in self.names for part in name.split("."))
+        return inventory if inventory.layers or not listed else None
+
+    def _held(self) -> Iterator[str]:
+        """The prefixes under which there is more than a bias or scales, and the names of all tensors."""
+        for prefix, suffixes in self.suffixes.items():
+            if not all(map(BESIDE.search, suffixes)):
+                yield prefix
+        yield from self.names
 
     @cached_property
     def names(self) -> list[str]:
@@ -166,7 +191,7 @@ class Subject:
         if self.claims is not None:
             self.errors += map(finding_of, check_configs(configs, self.claims, storage))
             self.notes += config_notes(configs, self.claims, storage)
-        self.weights = Weights(storage, loader=loader)
+        self.weights = Weights(storage, loader=loader, architecture=self.architecture)
 
     def _try(self, step: Callable[[], T]) -> T | None:
         try:

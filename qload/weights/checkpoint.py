@@ -6,6 +6,7 @@ from os import PathLike
 
 import torch
 
+from qload.architecture import architecture_of
 from qload.detect import (
     Target,
     check_configs,
@@ -13,6 +14,7 @@ from qload.detect import (
     find_configs,
     for_target,
     loader_from_claims,
+    read_model_config,
     settle,
 )
 from qload.errors import checked
@@ -77,6 +79,7 @@ def open_checkpoint(
             process_group=process_group,
             aliases=aliases,
             prefix=prefix,
+            architecture=architecture_of(read_model_config(path)),
         )
     except BaseException:
         storage.close()

@@ -1,24 +1,35 @@
-"""How ranks share the heads of attention: whole ones, and those of keys and values repeated where few."""
+"""Heads of attention among ranks: loads that keep them whole, and a refusal of those that would not."""
 
-from qload.errors import DivideError, worlds
-from qload.loader import Part, split_blocks
-from qload.loader.cuts import WORLDS
+from collections.abc import Sequence
+from typing import Protocol
 
-
-def qkv_parts(prefix: str, N: int, queries: int, keys: int, world: int) -> list[Part]:
-    """Queries, keys and values of a layer of N outputs, each cut between heads; DivideError otherwise."""
-    q, k, _ = split_blocks(prefix, "N", N, (queries, keys, keys))
-    lawful = [size for size in WORLDS if queries % size == 0 and _copies(keys, size)]
-    copies = _copies(keys, world)
-    for heads, count, well in (("query", queries, queries % world == 0), ("key/value", keys, copies > 0)):
-        if not well:
-            raise DivideError(prefix, f"{heads} heads", count, f"{world} ranks", f"lawful   {worlds(lawful)}")
-    edges = (0, q, q + k, N)
-    return [Part(prefix, *edges[:2]), *(Part(prefix, a, a + k, copies) for a in edges[1:3])]
+from qload.architecture import Architecture
+from qload.loader import Heads, TensorSource, WeightsLoader
+from qload.spec import Weight
 
 
-def _copies(heads: int, world: int) -> int:
-    """How many ranks hold the same heads: several where there are fewer heads than ranks; 0: they cannot."""
-    if heads % world == 0:
-        return 1
-    return 0 if world % heads else world // heads
+class _Holder(TensorSource, Protocol):
+    """What `Weights` is here."""
+
+    prefix: str | None
+    architecture: Architecture | None
+
+    @property
+    def loader(self) -> WeightsLoader: ...
+
+
+def load_heads(weights: _Holder, prefixes: Sequence[str], heads: Heads) -> Weight:
+    """This rank's whole heads of each layer, joined along N; DivideError on every rank where it has none."""
+    layers = [(prefix, weights.loader.shape(weights, prefix)[0]) for prefix in prefixes]
+    return weights.loader.load(weights, heads.parts(layers, weights.process_group.size()), "N")
+
+
+def check_heads(weights: _Holder, prefixes: Sequence[str]) -> None:
+    """DivideError, on every rank, where equal shares would end inside of a head that the config tells of."""
+    if weights.architecture is None:
+        return
+    for prefix in prefixes:
+        names = (prefix, f"{weights.prefix}.{prefix}")
+        known = next(filter(None, map(weights.architecture.heads, names)), None)
+        if known is not None:
+            known.check_equal_shares(prefix, weights.process_group.size())

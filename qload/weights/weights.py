@@ -12,17 +12,19 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from qload.architecture import Architecture
 from qload.errors import ArgumentError, DivideError, MissingTensorError, check_type, checked
 from qload.formats import ROLES
 from qload.formats.unquantized import FLOATS
-from qload.loader import Blocks, Part, WeightsLoader, split_blocks
+from qload.loader import Blocks, Heads, Part, WeightsLoader, split_blocks
 from qload.parallel import ALONE, ProcessGroup, Rank
 from qload.spec import Role, Weight
 from qload.storage import TensorInfo, WeightStorage, check_name
 from qload.weights.casts import cast
-from qload.weights.heads import qkv_parts
+from qload.weights.heads import check_heads, load_heads
 from qload.weights.ledger import Ledger, LoadReport
 from qload.weights.names import SortedNames
+from qload.weights.places import along, device_of
 
 log: logging.Logger = logging.getLogger("qload")
 
@@ -54,6 +56,9 @@ class Weights:
         Other names a tensor may have: `{"lm_head.weight": ["model.embed_tokens.weight"]}`.
     prefix
         Tried before a name that is not stored as it is.
+    architecture
+        What the model's config tells of its matrices, as `architecture_of` makes it; None: not known. Loads
+        by columns without `heads` are refused where it says that they end inside of a head.
 
     Examples
     --------
@@ -82,19 +87,21 @@ class Weights:
         process_group: ProcessGroup | None = None,
         aliases: Mapping[str, Sequence[str]] | None = None,
         prefix: str | None = None,
+        architecture: Architecture | None = None,
     ) -> None:
         for argument, value, hint in (
             ("storage", storage, WeightStorage),
             ("loader", loader, WeightsLoader),
             ("device", device, torch.device | str),
             ("prefix", prefix, str | None),
+            ("architecture", architecture, Architecture | None),
         ):
             check_type(argument, value, hint)
         if dtype is not None and dtype not in FLOATS:
             raise ArgumentError("dtype", f"None or one of {', '.join(map(str, FLOATS))}", str(dtype))
         self.storage: WeightStorage = storage
         self._loader: WeightsLoader = loader
-        self.device: torch.device = _device(device)
+        self.device: torch.device = device_of(device)
         self.dtype: torch.dtype | None = dtype
         self.process_group: ProcessGroup = ALONE if process_group is None else process_group
         if not isinstance(self.process_group, ProcessGroup):
@@ -108,7 +115,10 @@ class Weights:
                 raise ArgumentError("aliases", f"a list of names for {name}", repr(others))
         self.aliases: dict[str, Sequence[str]] = dict(aliases or {})
         self.prefix: str | None = prefix
+        self.architecture: Architecture | None = architecture
         self._ledger = Ledger()
+        if architecture is not None:
+            self.exempt_by(architecture.exempt)
         self.exempt(*loader.config_tensors, reason="read as configuration")
 
     def __enter__(self) -> Self:
@@ -127,8 +137,14 @@ class Weights:
         return self.loader.get_weights(self, prefix)
 
     @checked
-    def get_weights_col(self, prefix: str) -> Weight:
-        """This rank's outputs of the layer under `prefix`: N / ranks of them, and all inputs; or CutError."""
+    def get_weights_col(self, prefix: str, *, heads: Heads | None = None) -> Weight:
+        """This rank's outputs of the layer under `prefix`: N / ranks of them, and all inputs; or CutError.
+
+        `heads`: of attention, of which each rank gets whole ones; DivideError where they cannot be shared.
+        """
+        if heads is not None:
+            return load_heads(self, [prefix], heads)
+        check_heads(self, [prefix])
         return self.loader.get_weights_col(self, prefix)
 
     @checked
@@ -146,8 +162,7 @@ class Weights:
         `num_heads` of queries; of fewer `num_key_value_heads` than ranks each is on several ranks: head
         `rank * heads // ranks`. DivideError where the heads cannot be shared so.
         """
-        N, world = self.loader.shape(self, prefix)[0], self.process_group.size()
-        return self.loader.load(self, qkv_parts(prefix, N, num_heads, num_key_value_heads, world), "N")
+        return self.get_weights_col(prefix, heads=Heads(num_heads, num_key_value_heads))
 
     @checked
     def get_weights_col_packed_gate_up(self, prefix: str) -> Weight:
@@ -164,8 +179,18 @@ class Weights:
         return self.loader.load(self, [Part(prefix, short=True)], "N")
 
     @checked
-    def get_multi_weights_col(self, prefixes: Sequence[str], dim: int = 0) -> Weight:
-        """This rank's outputs of the layers under each of `prefixes`, joined along N (`dim` 0)."""
+    def get_multi_weights_col(
+        self, prefixes: Sequence[str], dim: int = 0, *, heads: Heads | None = None
+    ) -> Weight:
+        """This rank's outputs of the layers under each of `prefixes`, joined along N (`dim` 0).
+
+        `heads`: of attention, of which each rank gets whole ones, where the layers are queries, keys and
+        values; DivideError where they cannot be shared. Without it each layer is cut into equal shares,
+        which may end inside of a head: refused where `architecture` is known, and not seen where it is not.
+        """
+        if heads is not None and dim in (0, -2) and prefixes and not isinstance(prefixes, str):
+            return load_heads(self, prefixes, heads)
+        check_heads(self, prefixes)
         return self.loader.get_multi_weights_col(self, prefixes, dim)
 
     @checked
@@ -215,7 +240,7 @@ class Weights:
         world, rank = self.process_group.size(), self.process_group.rank()
         if size % world:
             raise DivideError(name, dim, size, f"{world} ranks")
-        return self._get(name, _along(dim, rank * size // world, (rank + 1) * size // world), role)
+        return self._get(name, along(dim, rank * size // world, (rank + 1) * size // world), role)
 
     @checked
     def get_partial_sharded(self, name: str, dim: int, *, role: Role | None = None) -> Tensor:
@@ -226,7 +251,7 @@ class Weights:
         dim, size = self._dim(name, dim)
         block = -(-size // self.process_group.size())
         start = min(self.process_group.rank() * block, size)
-        return self._get(name, _along(dim, start, min(start + block, size)), role)
+        return self._get(name, along(dim, start, min(start + block, size)), role)
 
     @checked
     def get_packed_sharded(
@@ -243,7 +268,7 @@ class Weights:
             if block % world:
                 raise DivideError(name, dim, block, f"{world} ranks", f"a block at {start} of {size}")
             share = block // world
-            pieces.append(_along(dim, start + rank * share, start + (rank + 1) * share))
+            pieces.append(along(dim, start + rank * share, start + (rank + 1) * share))
             start += block
         joined = torch.cat([self.read(name, piece, role=role) for piece in pieces], dim)
         self.take([name])
@@ -342,14 +367,3 @@ class Weights:
         if not -len(shape) <= dim < len(shape):
             raise ArgumentError("dim", f"a dimension of {name}, which has shape {shape}", str(dim))
         return dim % len(shape), shape[dim]
-
-
-def _device(device: torch.device | str) -> torch.device:
-    try:
-        return torch.device(device)
-    except RuntimeError as error:
-        raise ArgumentError("device", "a device of torch's, as cpu or cuda:0", repr(device)) from error
-
-
-def _along(dim: int, start: int, stop: int) -> tuple[slice, ...]:
-    return (*[slice(None)] * dim, slice(start, stop))

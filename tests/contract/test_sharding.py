@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qload.errors import CutError, DivideError, QloadError
+from qload.loader import Heads
 from qload.parallel import FakeWorld
 from qload.spec import Weight
 from qload.testing import assert_same_bits, layers
@@ -116,6 +117,33 @@ def test_heads_are_shared_whole(weight_type: type[Weight], data: Any, world: int
         ]  # of two keys on four ranks: 0, 0, 1, 1
         assert_same_bits(share.dequantize(), torch.cat([heads[head] for block in mine for head in block], -2))
         assert share.layer.parts == tuple(64 * len(block) for block in mine)
+
+
+@every_format
+@given(data=st.data(), world=st.sampled_from([1, 2, 4, 8]))
+@settings(max_examples=25)
+def test_heads_of_separate_layers_are_shared_as_those_of_a_fused_one(
+    weight_type: type[Weight], data: Any, world: int
+) -> None:
+    q = data.draw(layers(weight_type, CONFIGS[weight_type], N=64 * 8, most=1))
+    k, v = (data.draw(layers(weight_type, st.just(q.config), N=64 * 2, K=q.K)) for _ in "kv")
+    for name in {spec.name for spec in weight_type.tensors(q.config) if spec.index_of} & set(q.tensors):
+        k.tensors[name] = v.tensors[name] = q.tensors[name]
+    tensors = {**q.named("q"), **k.named("k"), **v.named("v")}
+    heads = {name: one.weight().dequantize().split(64, -2) for name, one in (("q", q), ("k", k), ("v", v))}
+
+    for rank in FakeWorld(world):
+        weights = Weights(type(q.storage())(tensors), loader=q.loader(), process_group=rank)
+        share = weights.get_multi_weights_col(["q", "k", "v"], heads=Heads(8, 2))
+        alone = weights.get_weights_col("k", heads=Heads(keys=2))
+
+        mine = {
+            name: each[rank.rank() * len(each) // world :][: max(1, len(each) // world)]
+            for name, each in heads.items()
+        }
+        assert_same_bits(share.dequantize(), torch.cat([head for each in mine.values() for head in each], -2))
+        assert share.layer.parts == tuple(64 * len(each) for each in mine.values())
+        assert_same_bits(alone.dequantize(), torch.cat(mine["k"], -2))
 
 
 @every_format

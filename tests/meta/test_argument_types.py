@@ -64,6 +64,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "StripsLinearKernel": {"c": LAYER_CONFIG, **WORDS},
     "UnquantizedWeight": {"config": qload.UnquantizedConfig(), "weight": torch.ones(64, 128)},
     "Weights": {"storage": STORAGE, "loader": PLAIN},
+    "architecture_of": {"config": {}},
     "choose_mp_linear_kernel": {"config": LAYER_CONFIG},
     "inspect": {"path": MODEL},
     "layers": {"path_or_weights": MODEL},
@@ -119,6 +120,7 @@ EXEMPT = {
     "scalar_types": "a list of constants",
     **dict.fromkeys(["Finding", "Report", "LoadReport", "TensorInfo"], "a result, read and not made"),
     "LayerInfo": "a result, read and not made",
+    "Architecture": "what a config tells, as architecture_of makes it",
     **dict.fromkeys(["ProcessGroup", "WeightStorage"], "a protocol"),
     **dict.fromkeys(["MPLinearKernel", "Weight", "WeightsLoader", "ZeroPoints"], "abstract"),
 }

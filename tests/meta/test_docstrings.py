@@ -33,6 +33,8 @@ FIRST: dict[str, tuple[str, ...]] = {
     "GPTQWeight": ("GPTQWeight(", ".dequantize("),
     "AWQWeight": ("AWQWeight(", ".dequantize("),
     "Fp8Weight": ("Fp8Weight(", ".dequantize("),
+    "Heads": ("Heads(", ".get_multi_weights_col("),
+    "architecture_of": ("architecture_of(", ".expected("),
     "UnquantizedWeight": ("UnquantizedWeight(", ".dequantize("),
     "Linear": ("Linear(", ".get_linear("),
     "MemoryStorage": ("MemoryStorage(", ".read("),

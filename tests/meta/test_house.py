@@ -31,6 +31,7 @@ RANKS = [
     {"loader"},
     {"formats"},
     {"detect", "quantize"},
+    {"architecture"},
     {"kernel_formats"},
     {"hub"},
     {"weights"},

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
+from qload.architecture import architecture_of
 from qload.detect import DefaultWeightsLoader, GPTQWeightsLoader
 from qload.errors import ArgumentError, CutError, DivideError
-from qload.loader import WeightsLoader
+from qload.loader import Heads, WeightsLoader
 from qload.parallel import FakeWorld
 from qload.storage import MemoryStorage
 from qload.weights import Weights
@@ -89,3 +90,122 @@ def test_what_is_no_count_of_heads_is_refused(heads: tuple[int, int]) -> None:
 
     with pytest.raises(ArgumentError, match=r"whole numbers, at least 1|num_heads\n  expected int"):
         weights.get_weights_col_packed_qkv("a", *heads)
+
+
+def rows(*names: str, N: int) -> dict[str, torch.Tensor]:
+    """Layers of N outputs, whose values are their numbers."""
+    return {f"{name}.weight": torch.arange(float(N))[:, None].repeat(1, 2) for name in names}
+
+
+SEPARATE = {**rows("q", N=24), **rows("k", "v", N=8)}  # six heads of queries, two of keys, of four outputs
+
+
+def refusal_of_separate(heads: Heads, world: int) -> str:
+    """The one refusal of all ranks, before any of them has read or used anything."""
+    found = set()
+    for rank in FakeWorld(world):
+        storage = MemoryStorage(SEPARATE)
+        weights = Weights(storage, loader=PLAIN, process_group=rank)
+        with pytest.raises(DivideError) as caught:
+            weights.get_multi_weights_col(["q", "k", "v"], heads=heads)
+        found.add(str(caught.value))
+        assert not storage.reads
+        assert not weights.report().used
+    assert len(found) == 1
+    return found.pop()
+
+
+@pytest.mark.parametrize(
+    ("heads", "world", "text"),
+    [
+        pytest.param(
+            Heads(6, 2),
+            4,
+            "q: query heads = 6 does not divide into 4 ranks\n  lawful   world sizes 2, 6",
+            id="queries",
+        ),
+        pytest.param(
+            Heads(12, 4),
+            6,
+            "k: key/value heads = 4 does not divide into 6 ranks\n  lawful   world sizes 2, 4, 12",
+            id="keys",
+        ),
+        pytest.param(Heads(5, 2), 1, "q: N = 24 does not divide into blocks in proportion 5", id="no heads"),
+    ],
+)
+def test_separate_layers_that_no_ranks_can_share_are_refused(heads: Heads, world: int, text: str) -> None:
+    assert refusal_of_separate(heads, world) == text
+
+
+def test_few_heads_of_keys_are_repeated_and_shares_are_the_whole() -> None:
+    for world in (2, 6):
+        for rank in FakeWorld(world):
+            weights = Weights(MemoryStorage(SEPARATE), loader=PLAIN, process_group=rank)
+            got = weights.get_multi_weights_col(["q", "k", "v"], heads=Heads(6, 2)).dequantize()[:, 0]
+            q, k, v = got.split([24 // world, 4, 4])
+            key = rank.rank() * 2 // world
+            assert q.tolist() == [rank.rank() * (24 // world) + at for at in range(24 // world)]
+            assert k.tolist() == v.tolist() == [4 * key + at for at in range(4)]
+
+
+SIZES = {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 4, "hidden_size": 2}
+MODEL = architecture_of({"model_type": "llama", **SIZES})
+ATTENTION = "model.layers.0.self_attn."
+NAMES = {f"{ATTENTION}{name.replace('.', '_proj.')}": tensor for name, tensor in SEPARATE.items()}
+
+
+def test_half_a_head_is_refused_where_the_config_is_known() -> None:
+    found = set()
+    for rank in FakeWorld(4):
+        storage = MemoryStorage(NAMES)
+        weights = Weights(
+            storage, loader=PLAIN, process_group=rank, architecture=MODEL, prefix=ATTENTION[:-1]
+        )
+        for load in (
+            lambda w: w.get_weights_col("k_proj"),
+            lambda w: w.get_multi_weights_col(["k_proj", "v_proj"]),
+        ):
+            with pytest.raises(DivideError) as caught:
+                load(weights)
+            found.add(str(caught.value))
+        assert not storage.reads
+    assert found == {
+        "k_proj: key/value heads = 2 does not divide into equal shares of 4 ranks\n"
+        "  remedy   heads=Heads(keys=2), which shares whole heads"
+    }
+
+
+def test_whole_heads_are_loaded_without_a_word() -> None:
+    for rank in FakeWorld(2):
+        weights = Weights(MemoryStorage(NAMES), loader=PLAIN, process_group=rank, architecture=MODEL)
+        names = [f"{ATTENTION}{name}_proj" for name in "qkv"]
+        plain = weights.get_multi_weights_col(names)
+        said = weights.get_multi_weights_col(names, heads=Heads(6, 2))
+        assert torch.equal(plain.dequantize(), said.dequantize())
+
+
+def test_a_fused_layer_is_never_cut_as_if_it_were_one() -> None:
+    tensors = rows(f"{ATTENTION}qkv_proj", N=40)
+    for rank in FakeWorld(2):
+        weights = Weights(MemoryStorage(tensors), loader=PLAIN, process_group=rank, architecture=MODEL)
+        with pytest.raises(DivideError, match=r"heads=Heads\(queries=6, keys=2\)"):
+            weights.get_weights_col(f"{ATTENTION}qkv_proj")
+        share = weights.get_weights_col(f"{ATTENTION}qkv_proj", heads=Heads(6, 2))
+        packed = weights.get_weights_col_packed_qkv(f"{ATTENTION}qkv_proj", 6, 2)
+        assert torch.equal(share.dequantize(), packed.dequantize())
+
+
+@pytest.mark.parametrize("arguments", [(), (0,), (-1, 2), (4, 0), (2.0,), (True,), ("4",)], ids=repr)
+def test_what_are_no_heads_is_refused(arguments: tuple[object, ...]) -> None:
+    with pytest.raises(ArgumentError, match=r"heads|queries"):
+        Heads(*arguments)  # type: ignore[arg-type]
+
+
+def test_two_layers_are_not_queries_keys_and_values() -> None:
+    weights = Weights(MemoryStorage(SEPARATE), loader=PLAIN)
+
+    with pytest.raises(ArgumentError, match="both, for 2 layers"):
+        weights.get_multi_weights_col(["q", "k"], heads=Heads(6, 2))
+    for prefixes, dim in (("qkv", 0), ([], 0), (["q", "k", "v"], 1)):
+        with pytest.raises(ArgumentError, match=r"prefixes|dim"):
+            weights.get_multi_weights_col(prefixes, dim, heads=Heads(6, 2))

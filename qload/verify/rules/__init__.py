@@ -2,6 +2,9 @@
 
 from qload.verify.rules import (
     act_order,
+    architecture_head,
+    architecture_missing,
+    architecture_shape,
     bias,
     cache_scales,
     claimed,
@@ -28,11 +31,15 @@ RULES: tuple[Rule, ...] = (
     bias.RULE,
     siblings.RULE,
     layer_count.RULE,
+    architecture_missing.RULE,
+    architecture_shape.RULE,
+    architecture_head.PLAIN,
     unexplained.RULE,
     scales.RULE,
     cache_scales.RULE,
     overflow.RULE,
     floats.RULE,
+    architecture_head.TIED,
     fields.RULE,
     groups.RULE,
     act_order.RULE,
@@ -40,6 +47,12 @@ RULES: tuple[Rule, ...] = (
 )
 
 # What `inspect` reports beside the layers that contradict themselves: headers tell it all.
-INSPECTED: tuple[Rule, ...] = (empty.RULE, claimed.RULE, bias.RULE, unexplained.RULE)
+INSPECTED: tuple[Rule, ...] = (
+    empty.RULE,
+    claimed.RULE,
+    bias.RULE,
+    architecture_shape.RULE,
+    unexplained.RULE,
+)
 
 __all__ = ["INSPECTED", "RULES", "Rule", "Tier"]

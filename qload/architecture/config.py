@@ -1,0 +1,94 @@
+"""What a model's config says of sizes and flags, as hostile input: what cannot be believed is not known."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from qload.architecture.expressions import value
+from qload.architecture.table import Flag, Size, Table
+from qload.architecture.tables import TABLES, TEXT_OF
+from qload.detect.files import shown
+
+LARGEST = 1 << 63  # a size beyond is not believed
+INNER = ("text_config", "llm_config", "language_config")
+CAUSAL = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+
+
+def model_of(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None:
+    """The type that a table knows, and the config of that very model: the whole, or that of its text."""
+    own = config.get("model_type")
+    if isinstance(own, str) and own in TABLES:
+        return own, config
+    for key in INNER:
+        text = config.get(key)
+        if isinstance(text, dict):
+            kind = text.get("model_type", TEXT_OF.get(own) if isinstance(own, str) else None)
+            return (kind, text) if isinstance(kind, str) and kind in TABLES else None
+    return None
+
+
+def read_sizes(table: Table, config: Mapping[str, Any]) -> tuple[Mapping[str, int | None], tuple[str, ...]]:
+    """Each size of a table, None where it is not known, and a note on each value that is no size."""
+    sizes: dict[str, int | None] = {}
+    later: dict[str, str] = {}
+    notes = []
+    for name, size in table.sizes.items():
+        said = _said(size, config)
+        if isinstance(said, str):
+            later[name] = said
+        elif said is None or (type(said) is int and 0 <= said < LARGEST):
+            sizes[name] = said
+        else:
+            sizes[name] = None
+            key = next(key for key in size.keys if key in config)
+            notes.append(
+                f"config.json: {key} is {shown(said)}, and no size: what follows from it is not checked"
+            )
+    for name, text in later.items():
+        sizes[name] = value(text, sizes)
+    return sizes, tuple(notes)
+
+
+def read_flag(flag: Flag, config: Mapping[str, Any], sizes: Mapping[str, int | None]) -> bool | None:
+    """Whether a flag is set; None where that is not known."""
+    if flag.size:
+        size = sizes[flag.size]
+        return None if size is None else size > 0
+    said = config.get(flag.key, flag.default)
+    return said if isinstance(said, bool) else None
+
+
+def read_list(config: Mapping[str, Any], key: str) -> frozenset[int] | Literal[False] | None:
+    """The numbers of a list of layers; None where there is none, False for what is no such list."""
+    listed = config.get(key)
+    if listed is None:
+        return None
+    return isinstance(listed, list) and all(type(layer) is int for layer in listed) and frozenset(listed)
+
+
+def is_tied(table: Table, config: Mapping[str, Any], outer: Mapping[str, Any]) -> bool:
+    """Whether head and embedding are one: as the config says, for the text model or for the whole."""
+    said = [holder.get("tie_word_embeddings") for holder in (config, outer)]
+    known = [value for value in said if isinstance(value, bool)]
+    return any(known) if known else table.tied
+
+
+def has_head(config: Mapping[str, Any]) -> bool:
+    """Whether the model predicts words: what `architectures` names, and any model where it names none."""
+    named = config.get("architectures")
+    if not isinstance(named, list) or not named:
+        return True
+    return any(isinstance(name, str) and name.endswith(CAUSAL) for name in named)
+
+
+def _said(size: Size, config: Mapping[str, Any]) -> Any:
+    """A size as the config has it, or the default as a number or an expression.
+
+    A text that the config has is wrapped, so that it is not taken for an expression.
+    """
+    for key in size.keys:
+        if key in config:
+            said = config[key]
+            if said is None:
+                return size.null
+            return [said] if isinstance(said, str) else said
+    return size.default

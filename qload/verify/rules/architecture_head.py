@@ -1,0 +1,74 @@
+"""What the config says of the head is what is stored: tied to the embedding, or not quantized.
+
+`tie_word_embeddings: true` beside a head of other values has two readings: transformers warns and keeps both
+(`tie_weights`), engines never look at the head. `lm_head: false` in a quantization config makes engines look
+for a plain head, and fail at a quantized one.
+"""
+
+from collections.abc import Iterator
+
+from qload.spec import named
+from qload.verify.chunks import rows
+from qload.verify.report import Finding
+from qload.verify.rules.rule import Rule
+from qload.verify.subject import Subject
+
+
+def check_tied(rule: Rule, subject: Subject) -> Iterator[Finding]:
+    """The first row in which head and embedding differ."""
+    architecture, inventory = subject.architecture, subject.inventory
+    if architecture is None or inventory is None or not architecture.tied or subject.weights is None:
+        return
+    storage = subject.weights.storage
+    head, embedding = (
+        named(prefix, "weight")
+        for prefix in inventory.spell(architecture.table.head, architecture.table.embedding)
+    )
+    if not {head, embedding} <= set(storage.keys()):
+        return
+    ours, theirs = storage.info(head), storage.info(embedding)
+    if not (ours.dtype.is_floating_point and theirs.dtype.is_floating_point):
+        return  # one of them is quantized: its bytes say nothing about the other
+    if ours.shape != theirs.shape:
+        yield _differs(rule, head, embedding, ours.file, f"has shape {ours.shape}, not {theirs.shape}")
+        return
+    for start, run in rows(storage, head):
+        other = storage.read(embedding, (slice(start, start + len(run)),)[: len(ours.shape)])
+        apart = run.float().ne(other.float()).reshape(len(run), -1).any(1).nonzero()
+        if apart.numel():
+            at = f"differs from row {start + int(apart[0])} on"
+            yield _differs(rule, head, embedding, ours.file, at)
+            return
+
+
+def _differs(rule: Rule, head: str, embedding: str, file: str | None, what: str) -> Finding:
+    return rule.finding(
+        head,
+        file,
+        f"{head}: {what}; the config ties it to {embedding} (tie_word_embeddings), and then engines "
+        "never read it",
+        "set tie_word_embeddings to false in config.json, if the head is meant",
+    )
+
+
+def check_plain(rule: Rule, subject: Subject) -> Iterator[Finding]:
+    """A quantized head where the config says that it is none."""
+    architecture, inventory = subject.architecture, subject.inventory
+    said = next((config for config in subject.configs if config.values.get("lm_head") is False), None)
+    if architecture is None or inventory is None or said is None:
+        return
+    (head,) = inventory.spell(architecture.table.head)
+    for layer in subject.described():
+        if layer.prefix == head and not layer.format.weight_type.plain:
+            name = layer.names.full(layer.specs[0].name)
+            yield rule.finding(
+                name,
+                layer.names.file(layer.specs[0].name),
+                f"{name}: the head is {layer.format.weight_type.format}, and {said.file} says that "
+                f"{said.key('lm_head')} is false",
+                f"set lm_head to true in {said.file}",
+            )
+
+
+TIED = Rule("tied-head", "values", check_tied, "warning")
+PLAIN = Rule("quantized-head", "headers", check_plain)

@@ -1,0 +1,75 @@
+"""A matrix has the (N, K) that the model's config says, and a norm or a bias its length.
+
+A format knows how its own tensors go together, and nothing of the model: a query projection that holds the
+keys, outputs that were lost, and an embedding of another vocabulary are sound layers of the wrong shape.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from qload.architecture import Architecture
+from qload.loader import LayerDescription
+from qload.storage import TensorInfo
+from qload.verify.report import Finding
+from qload.verify.rules.rule import Rule
+from qload.verify.subject import Subject
+
+Difference = tuple[str, str | None, str, str]  # name, file, what it is, what the config says
+
+
+def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
+    """One finding for each matrix of the model, with the number of layers where it is another."""
+    architecture = subject.architecture
+    if architecture is None:
+        return
+    found: dict[str, list[Difference]] = defaultdict(list)
+    for differs in (*_matrices(subject, architecture), *_tensors(subject, architecture)):
+        place = architecture.find(differs[0])
+        found[place.row.name if place else differs[0]].append(differs)
+    for group in found.values():
+        name, file, here, said = group[0]
+        more = f"; so are {len(group) - 1} more, to {group[-1][0]}" if len(group) > 1 else ""
+        yield rule.finding(name, file, f"{name}: {here}, config.json says {said}{more}")
+
+
+def _matrices(subject: Subject, architecture: Architecture) -> Iterator[Difference]:
+    for layer in subject.described():
+        expected = architecture.expected(layer.prefix)
+        if expected is None or "K" not in layer.sizes:
+            continue
+        shape, lawful = (layer.N, layer.K), architecture.paddings(layer.prefix)
+        experts = architecture.sizes.get("experts")
+        if shape != expected and not (expected[1] == layer.K and layer.N in lawful):
+            yield _difference(architecture, layer, f"(N, K) is {shape}", str(expected))
+        elif experts is not None and layer.sizes.get("E", experts) != experts:
+            yield _difference(architecture, layer, f"{layer.sizes['E']} experts", f"{experts} experts")
+
+
+def _difference(architecture: Architecture, layer: LayerDescription, here: str, said: str) -> Difference:
+    words = f"{said} ({architecture.said(layer.prefix)})" if said.startswith("(") else said
+    return layer.prefix, layer.names.file(layer.specs[0].name), here, words
+
+
+def _tensors(subject: Subject, architecture: Architecture) -> Iterator[Difference]:
+    """Tensors that are named whole: norms, biases, and experts that are stacked and not quantized."""
+    assert subject.weights is not None
+    for name in subject.names:
+        shape = architecture.shape(name)
+        info = subject.weights.info(name) if shape or architecture.find(name) else None
+        if info is None:
+            continue
+        lawful = [shape] if shape else _stacks(architecture, name, info)
+        if lawful and info.shape not in lawful:
+            said = " or ".join(map(str, lawful))
+            yield name, info.file, f"shape is {info.shape}", f"{said} ({architecture.said(name)})"
+
+
+def _stacks(architecture: Architecture, name: str, info: TensorInfo) -> list[tuple[int, ...]]:
+    """What experts that are stacked may be: inputs first, or outputs first."""
+    expected, experts = architecture.expected(name), architecture.sizes.get("experts")
+    if expected is None or experts is None or not info.dtype.is_floating_point or len(info.shape) != 3:
+        return []
+    return [(experts, *expected), (experts, *reversed(expected))]
+
+
+RULE = Rule("architecture-shape", "headers", check)

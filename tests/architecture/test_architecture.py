@@ -1,0 +1,220 @@
+"""What a config tells of a model's tensors, and what it cannot make the tables do."""
+
+from itertools import islice
+from typing import Any
+
+import pytest
+
+from qload import Heads, architecture_of
+from qload.architecture import Architecture, Inventory
+from qload.architecture.expressions import terms, value
+from qload.architecture.tables import TABLES
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 90,
+}
+HUGE = 10**18
+
+
+def known(**config: Any) -> Architecture:
+    architecture = architecture_of({**LLAMA, **config})
+    assert architecture is not None
+    return architecture
+
+
+@pytest.mark.parametrize(
+    ("text", "result"),
+    [("heads*head+2*kv*head", 4 * 8 + 2 * 2 * 8), ("hidden/heads", 16), ("1", 1), ("hidden/none", None)],
+)
+def test_expressions_are_sums_of_products(text: str, result: int | None) -> None:
+    assert value(text, {"heads": 4, "head": 8, "kv": 2, "hidden": 64, "none": None}) == result
+
+
+@pytest.mark.parametrize("text", ["", "a+", "a b", "A", "a**b", "a-b"])
+def test_what_is_no_expression_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="no sum of products"):
+        terms(text)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "shape"),
+    [
+        ("model.layers.1.self_attn.q_proj", (64, 64)),
+        ("model.layers.1.self_attn.v_proj", (32, 64)),
+        ("model.layers.0.self_attn.qkv_proj", (128, 64)),
+        ("model.layers.0.mlp.gate_up_proj", (192, 64)),
+        ("model.layers.0.mlp.down_proj", (64, 96)),
+        ("layers.0.mlp.down_proj", (64, 96)),
+        ("language_model.model.layers.0.mlp.down_proj", (64, 96)),
+        ("model.language_model.layers.0.mlp.down_proj", (64, 96)),
+        ("language_model.lm_head", (90, 64)),
+        ("model.embed_tokens", (90, 64)),
+        ("model.norm.weight", None),
+        ("vision_tower.encoder.layers.0.self_attn.q_proj", None),
+        ("model.layers.00.mlp.down_proj", None),
+        ("model.layers.x.mlp.down_proj", None),
+        ("", None),
+    ],
+)
+def test_the_matrix_under_a_prefix_is_known_in_every_spelling(
+    prefix: str, shape: tuple[int, int] | None
+) -> None:
+    assert known().expected(prefix) == shape
+
+
+def test_the_text_model_inside_of_another_config_counts() -> None:
+    outer = architecture_of({"model_type": "llava", "text_config": LLAMA, "tie_word_embeddings": True})
+    inner = architecture_of({"model_type": "gemma3", "text_config": {"hidden_size": 8}})
+
+    assert outer is not None
+    assert inner is not None
+    assert (outer.type, outer.sizes["hidden"], outer.tied) == ("llama", 64, True)
+    assert (inner.type, inner.sizes["hidden"], inner.sizes["head"]) == ("gemma3_text", 8, 256)
+
+
+@pytest.mark.parametrize("config", [{}, {"model_type": "new"}, {"model_type": ["llama"]}, {"text_config": 3}])
+def test_a_type_of_no_table_is_none(config: dict[str, Any]) -> None:
+    assert architecture_of(config) is None
+
+
+@pytest.mark.parametrize("wrong", ["64", 64.0, True, -1, 2**70, [64], {"a": 1}], ids=repr)
+def test_what_is_no_size_is_not_known_and_said(wrong: Any) -> None:
+    architecture = known(hidden_size=wrong)
+
+    assert architecture.expected("model.layers.0.mlp.down_proj") is None
+    assert architecture.expected("model.layers.0.self_attn.q_proj") is None
+    assert len(architecture.notes) == 1
+    assert architecture.notes[0].startswith("config.json: hidden_size is ")
+
+
+def test_a_null_is_what_follows_from_other_sizes() -> None:
+    sizes = known(model_type="mistral", num_key_value_heads=None, head_dim=None).sizes
+
+    assert (sizes["kv"], sizes["head"]) == (4, 16)
+    assert known(num_attention_heads=0).expected("model.layers.0.self_attn.q_proj") is None
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_huge_numbers_are_never_counted_out(kind: str) -> None:
+    sizes = {key: HUGE for size in TABLES[kind].sizes.values() for key in size.keys}
+    architecture = architecture_of({"model_type": kind, **sizes, "q_lora_rank": HUGE})
+    assert architecture is not None
+    base = TABLES[kind].base
+    inventory = Inventory(
+        architecture, [f"{base}.layers.7.input_layernorm.weight", f"{base}.h.7.input_layernorm.weight"]
+    )
+    lost = list(inventory.missing())
+
+    assert inventory.lost_layers() == ((0, 1, 2, 3, 4, 5, 6, 8), HUGE - 1)
+    assert 0 < len(lost) < 60
+    assert len(list(islice(architecture.required(), 1000))) == 1000
+
+
+@pytest.mark.parametrize("layers", [0, 1, 3])
+def test_what_is_required_lacks_nothing_and_each_of_it_is_needed(layers: int) -> None:
+    for kind in TABLES:
+        small = dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 3)
+        architecture = architecture_of({"model_type": kind, "num_hidden_layers": layers, **small})
+        assert architecture is not None
+        required = list(architecture.required())
+
+        assert len(required) == len(set(required))
+        assert list(Inventory(architecture, required).missing()) == []
+        for lost in required:
+            held = Inventory(architecture, [name for name in required if name != lost])
+            assert any(held.missing()), lost
+
+
+def test_layers_with_experts_follow_the_config() -> None:
+    qwen = {
+        "model_type": "qwen3_moe",
+        "num_hidden_layers": 4,
+        "num_local_experts": 2,
+        "decoder_sparse_step": 2,
+    }
+    architecture = known(**qwen, mlp_only_layers=[3])
+    experts = {name.split(".")[2] for name in architecture.required() if ".experts." in name}
+
+    assert experts == {"1"}
+    assert not any(".experts." in name for name in known(**qwen, mlp_only_layers="all").required())
+
+
+def test_experts_may_be_stacked_or_of_any_of_three_namings() -> None:
+    for lead, names in (
+        ("block_sparse_moe", ("w1", "w3", "w2")),
+        ("block_sparse_moe", ("gate_proj", "up_proj", "down_proj")),
+        ("mlp", ("gate_proj", "up_proj", "down_proj")),
+    ):
+        architecture = known(model_type="mixtral", num_local_experts=2)
+        shapes = [architecture.expected(f"model.layers.0.{lead}.experts.1.{name}") for name in names]
+        assert shapes == [(96, 64), (96, 64), (64, 96)]
+    gpt = known(model_type="gpt_oss", num_local_experts=2)
+    rest = [name for name in gpt.required() if ".experts." not in name]
+    stacks = [
+        f"model.layers.{i}.mlp.experts.{name}" for i in (0, 1) for name in ("gate_up_proj", "down_proj")
+    ]
+
+    assert list(Inventory(gpt, [*rest, *stacks]).missing()) == []
+    assert [lost.name for lost in Inventory(gpt, [*rest, *stacks[:-1]]).missing()]
+
+
+def test_a_lost_expert_is_named_once() -> None:
+    architecture = known(model_type="mixtral", num_local_experts=4)
+    held = [name for name in architecture.required() if ".experts.2." not in name]
+    lost = list(Inventory(architecture, held).missing())
+
+    assert [(each.name, each.numbers, each.count) for each in lost] == [
+        (f"model.layers.{layer}.block_sparse_moe.experts.2", (2,), 1) for layer in (0, 1)
+    ]
+
+
+def test_tied_models_need_one_of_the_two() -> None:
+    tied = known(tie_word_embeddings=True)
+    rest = [name for name in tied.required() if name != "model.embed_tokens"]
+
+    assert "lm_head" not in list(tied.required())
+    assert list(Inventory(tied, [*rest, "lm_head"]).missing()) == []
+    assert [lost.name for lost in Inventory(tied, rest).missing()] == ["model.embed_tokens"]
+    assert "lm_head" in list(known().required())
+    assert "lm_head" not in list(known(architectures=["LlamaModel"]).required())
+
+
+def test_layers_that_predict_further_words_are_exempt() -> None:
+    deepseek = known(model_type="deepseek_v3", num_nextn_predict_layers=1)
+
+    assert "num_nextn_predict_layers" in (deepseek.exempt("model.layers.2.eh_proj.weight") or "")
+    assert "num_nextn_predict_layers" in (deepseek.exempt("model.layers.2.mlp.gate.weight") or "")
+    assert deepseek.exempt("model.layers.1.mlp.gate.weight") is None
+    assert deepseek.exempt("model.layers.3.mlp.gate.weight") is None
+    assert "rotary" in (deepseek.exempt("model.layers.1.self_attn.rotary_emb.inv_freq") or "")
+    assert deepseek.expected("model.layers.2.self_attn.o_proj") is None
+
+
+def test_matrices_of_one_input_are_siblings() -> None:
+    architecture, lead = known(), "language_model.model.layers.1."
+
+    assert architecture.siblings(f"{lead}self_attn.k_proj") == tuple(
+        f"{lead}self_attn.{name}_proj" for name in "qkv"
+    )
+    assert architecture.siblings(f"{lead}self_attn.o_proj") == ()
+    assert architecture.siblings("elsewhere.q_proj") == ()
+    assert known(model_type="deepseek_v2", q_lora_rank=8).siblings("model.layers.0.self_attn.q_a_proj") == (
+        "model.layers.0.self_attn.q_a_proj",
+        "model.layers.0.self_attn.kv_a_proj_with_mqa",
+    )
+
+
+def test_heads_are_those_of_the_outputs() -> None:
+    architecture, lead = known(), "model.layers.0.self_attn."
+
+    assert architecture.heads(f"{lead}q_proj") == Heads(queries=4)
+    assert architecture.heads(f"{lead}v_proj") == Heads(keys=2)
+    assert architecture.heads(f"{lead}qkv_proj") == Heads(4, 2)
+    assert architecture.heads(f"{lead}o_proj") is None
+    assert architecture.heads("lm_head") is None
