@@ -1,27 +1,27 @@
 """Layer by layer: do two checkpoints mean the same weights?
 
-A quantized reference has to agree exactly; a plain one exactly after one rounding to its dtype. Where a
-plain reference agrees nowhere it is taken for the float original, from which a quantized layer lawfully
-differs: then the layer is wrong only if it is no closer to the original than zeros are, or if another
-reading of the same tensors (zero points off by one, scales off by a group, another order) is closer.
+A quantized reference has to agree exactly; a plain one exactly after one rounding to its dtype. A plain
+reference that agrees in less than half of what is not zero is taken for the float original, from which a
+quantized layer lawfully differs: then the layer is wrong only if it is no closer to the original than zeros
+are, if another reading of the same tensors (zero points off by one, scales off by a group, another order)
+or another layer of the reference is closer, or if a few of its words are far off.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-
-import torch
-from torch import Tensor
+import math
+from collections.abc import Iterator, Mapping
+from functools import partial
 
 from qload.errors import QloadError
-from qload.loader import LayerDescription, Part
-from qload.spec import Weight
-from qload.verify.chunks import outputs
+from qload.loader import LayerDescription
+from qload.verify.causes import SideBySide, misreading
+from qload.verify.comparison import SPIKE, Comparison
 from qload.verify.crew import Crew, Tell
-from qload.verify.misreadings import other_readings
+from qload.verify.elsewhere import found_elsewhere
 from qload.verify.report import Finding, finding_of
 from qload.verify.subject import Subject
 
 MISSING, SHAPE, VALUE = "against-missing", "against-shape", "against-value"
+<<<<<<< HEAD
 
 
 @dataclass
@@ -63,6 +63,9 @@ def _applied(weight: Weight, meant: Tensor) -> Tensor:
     return meant if weight.input_factors is None else meant * weight.input_factors.float()
 
 
+=======
+HALF = 0.5  # of the reference: nearer than any layer comes by chance
+>>>>>>> lane-against
 THREADS = 4  # each has a run of outputs in several readings in memory
 
 
@@ -81,7 +84,7 @@ def check(subject: Subject, reference: Subject, crew: Crew, tell: Tell) -> Itera
     ]
 
     def compared(at: int) -> list[Finding | str]:
-        return list(_layer(subject, ours[both[at]], reference, theirs[both[at]]))
+        return list(_layer(subject, ours[both[at]], reference, theirs))
 
     for told in crew.share_out(compared, sizes, tell, THREADS):
         yield from told
@@ -92,30 +95,34 @@ def _layers(subject: Subject) -> dict[str, LayerDescription]:
 
 
 def _layer(
-    subject: Subject, ours: LayerDescription, reference: Subject, theirs: LayerDescription
+    subject: Subject, ours: LayerDescription, reference: Subject, layers: Mapping[str, LayerDescription]
 ) -> Iterator[Finding | str]:
-    name = ours.prefix
+    name, theirs = ours.prefix, layers[ours.prefix]
     if (ours.N, ours.K) != (theirs.N, theirs.K):
         shapes = f"({ours.N}, {ours.K}), the reference ({theirs.N}, {theirs.K})"
         yield Finding(SHAPE, "error", name, None, f"{name}: (N, K) is {shapes}")
         return
-    assert subject.weights is not None
-    assert reference.weights is not None
-    found = Comparison()
+    pair = SideBySide(subject, ours, reference)
     try:
-        for start, weight in outputs(subject.weights, subject.loader, ours):
-            part = Part(name, start, start + weight.layer.N)
-            found.add(start, weight, reference.loader.load(reference.weights, [part], None))
+        found = Comparison()
+        for start, weight, other in pair.runs():
+            found.add(start, weight, other)
+        if found.first is None:
+            return
+        plain = theirs.format.weight_type.plain and not ours.format.weight_type.plain
+        lawful = plain and found.original
+        run = found.worst_run if lawful else found.first_run
+        elsewhere = partial(found_elsewhere, pair.load(run)[0], run, reference, theirs, layers)
+        near = math.inf if lawful else plain * HALF
+        cause = misreading(pair, run, near) or elsewhere()
     except QloadError as error:
         yield finding_of(error)
         return
-    plain = theirs.format.weight_type.format == "unquantized" != ours.format.weight_type.format
-    yield from _verdict(name, found, plain)
+    yield from _verdict(name, found, cause, lawful)
 
 
-def _verdict(name: str, found: Comparison, plain_reference: bool) -> Iterator[Finding | str]:
-    if found.first is None:
-        return
+def _verdict(name: str, found: Comparison, cause: str | None, lawful: bool) -> Iterator[Finding | str]:
+    assert found.first is not None
     place, got, want = found.first
     letters = ", ".join("enk"[-len(place) :])
     where = (
@@ -123,21 +130,14 @@ def _verdict(name: str, found: Comparison, plain_reference: bool) -> Iterator[Fi
         f"the reference has {want:g}; "
         f"{found.differing} of {found.total} differ"
     )
-    closer = min(found.others, key=lambda reading: found.others[reading], default=None)
-    if plain_reference and not found.exact and found.error < found.norm:
-        if closer is None or found.others[closer] >= found.error:
-            yield f"{name}: relative error {(found.error / found.norm) ** 0.5:.3f} to a plain reference"
-            return
-    elif closer is not None and not found.exact:
-        closer = None
-    named = sorted(found.exact)[0] if found.exact else closer
-    what = f"\nread with {named}, it {'agrees' if found.exact else 'comes closer'}" if named else ""
-    yield Finding(VALUE, "error", name, None, where + what)
-
-
-def _apart(got: Tensor, want: Tensor, reference: Weight) -> Tensor:
-    """Where two floats differ, after one rounding to a plain reference's dtype; NaN differs from all."""
-    if reference.format == "unquantized":
-        dtype = reference.fields()["weight"].dtype
-        got, want = got.to(dtype), want.to(dtype)
-    return got != want
+    spiky = lawful and found.spike_ratio > SPIKE
+    if lawful and cause is None and not spiky:
+        yield f"{name}: relative error {found.distance.relative:.3f} to a plain reference"
+        return
+    if cause is None and spiky:
+        n, k = found.spike[1]
+        cause = (
+            f"a word at (n, k) = ({n}, {k}) is off by {found.spike[0] ** 0.5:.1f} steps, the layer by "
+            f"{(found.steps / found.total) ** 0.5:.2f}: a few words are not what was quantized"
+        )
+    yield Finding(VALUE, "error", name, None, f"{where}\n{cause}" if cause else where)

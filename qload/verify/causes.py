@@ -1,0 +1,78 @@
+"""Which mistake sets a layer apart from its reference: found in a run of outputs, tried on all of them."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from qload.loader import LayerDescription, Part
+from qload.spec import Weight
+from qload.verify.chunks import outputs
+from qload.verify.comparison import Distance, differ
+from qload.verify.misreadings import Reading, readings
+from qload.verify.subject import Subject
+
+CLOSEST = 3  # readings of one run that are tried on the whole layer
+
+
+@dataclass(frozen=True)
+class SideBySide:
+    """A layer of a checkpoint, and the one of the same name in the reference."""
+
+    subject: Subject
+    layer: LayerDescription
+    reference: Subject
+
+    def runs(self) -> Iterator[tuple[int, Weight, Weight]]:
+        """Runs of outputs: the first of them, ours, and the reference's."""
+        assert self.subject.weights is not None
+        for start, weight in outputs(self.subject.weights, self.subject.loader, self.layer):
+            yield start, weight, self._load(self.reference, (start, start + weight.layer.N))
+
+    def load(self, run: tuple[int, int]) -> tuple[Weight, Weight]:
+        """The outputs `run`: ours, and the reference's."""
+        return self._load(self.subject, run), self._load(self.reference, run)
+
+    def _load(self, side: Subject, run: tuple[int, int]) -> Weight:
+        assert side.weights is not None
+        return side.loader.load(side.weights, [Part(self.layer.prefix, *run)], None)
+
+
+def misreading(pair: SideBySide, run: tuple[int, int], near: float) -> str | None:
+    """The mistake without which the layer agrees with the reference, in words.
+
+    `run`: the outputs that are looked at first. `near`: the relative distance below which coming closer is
+    enough; 0 for a quantized reference, which agrees or does not.
+    """
+    weight, reference = pair.load(run)
+    every = _readings(weight, reference)
+    tried = {name: Distance() for name in every}
+    _add(tried, every, reference)
+    closest = [name for name in _sorted(tried) if name and _better(tried[name], tried[""])][:CLOSEST]
+    if not closest:
+        return None
+    whole = {name: Distance() for name in ("", *closest)}
+    for _, weight, reference in pair.runs():
+        _add(whole, _readings(weight, reference), reference)
+    best = next(name for name in _sorted(whole) if name)
+    if whole[best].exact:
+        return f"read with {best}, it agrees"
+    closer = whole[best].relative < min(near, whole[""].relative)
+    return f"read with {best}, it comes closer" if closer else None
+
+
+def _readings(weight: Weight, reference: Weight) -> dict[str, Reading]:
+    """As it is, under no name, and in every other way."""
+    return {"": lambda: (weight.dequantize(), reference.dequantize()), **readings(weight, reference)}
+
+
+def _add(into: Mapping[str, Distance], found: Mapping[str, Reading], reference: Weight) -> None:
+    for name, distance in into.items():  # a run may be too short for a reading: then it counts as it is
+        got, want = found.get(name, found[""])()
+        distance.add(got, want, differ(got, want, reference))
+
+
+def _sorted(tried: Mapping[str, Distance]) -> Iterable[str]:
+    return sorted(tried, key=lambda name: (not tried[name].exact, tried[name].relative))
+
+
+def _better(one: Distance, other: Distance) -> bool:
+    return one.exact or one.relative < other.relative
