@@ -1,4 +1,4 @@
-"""Mutants of the product: `python -m tests.mutants --count 400 --seed 1`, by cosmic-ray, a table at the end."""
+"""Mutants of the product, made by cosmic-ray, and a table of what became of them: `python -m tests.mutants`."""
 
 import argparse
 import os
