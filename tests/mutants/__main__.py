@@ -1,4 +1,4 @@
-"""Mutants of the product, made by cosmic-ray, and a table of what became of them: `python -m tests.mutants`."""
+"""Mutants of the product, made by cosmic-ray, and a table of what became of them."""
 
 import argparse
 import os

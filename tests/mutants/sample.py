@@ -23,7 +23,7 @@ TESTS = {
 }
 # Unions stand in annotations nearly always, where a mutant cannot even be imported: that tells nothing.
 TELLS_NOTHING = "core/ReplaceBinaryOperator_BitOr_"
-SLOWEST = ("verify", "formats")
+SLOW = ("verify", "formats")
 SIZE = 10  # mutants of a chunk: few enough that the last ones to finish leave no job idle for long
 
 
@@ -55,9 +55,8 @@ def chunks(items: Sequence[WorkItem], folder: Path) -> list[Chunk]:
     for item in items:
         by_package[package_of(item)].append(item)
     made = []
-    for package in sorted(
-        by_package, key=lambda name: SLOWEST.index(name) if name in SLOWEST else len(SLOWEST)
-    ):
+    slowest_first = sorted(by_package, key=lambda name: (name not in SLOW, name))
+    for package in slowest_first:
         own = by_package[package]
         for start in range(0, len(own), SIZE):
             name = folder / f"{package}-{start}"
