@@ -189,6 +189,13 @@ def faults(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def mutants(session: nox.Session) -> None:
+    """Change one operator, number or condition at a time, 400 of them, and count which the tests notice."""
+    install(session, "test", "mutants")
+    session.run("python", "-m", "tests.mutants", *session.posargs)
+
+
+@nox.session(default=False)
 def fuzz(session: nox.Session) -> None:
     """A million broken headers and 20,000 broken folders: only qload's errors, none over a second."""
     install(session, "test")

@@ -1,0 +1,45 @@
+"""A copy of the tree in which mutants are made one after another, so that none meets another."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from cosmic_ray.work_db import WorkDB, use_db
+
+from tests.mutants.sample import TESTS, Chunk, configuration
+
+NOT_COPIED = shutil.ignore_patterns(
+    ".git", ".nox", ".venv", "venv", "build", "dist", "__pycache__", ".*_cache"
+)
+
+
+class Lane:
+    """The tree copied to `folder`, in which one chunk runs at a time."""
+
+    def __init__(self, root: Path, folder: Path) -> None:
+        self.folder: Path = folder
+        shutil.copytree(root, folder, ignore=NOT_COPIED)
+
+    def baseline(self, package: str) -> None:
+        """RuntimeError unless the package's tests pass here while nothing is changed."""
+        config = self.folder.with_name(f"{package}-baseline.toml")
+        config.write_text(configuration([f"qload/{package}"], TESTS[package]))
+        self._cosmic_ray("baseline", str(config))
+
+    def run(self, chunk: Chunk) -> None:
+        """Each mutant of the chunk against its package's tests; the session keeps what became of it."""
+        modules = sorted({str(item.mutations[0].module_path) for item in chunk.items})
+        chunk.config.write_text(configuration(modules, TESTS[chunk.package]))
+        with use_db(str(chunk.session), WorkDB.Mode.create) as session:
+            session.add_work_items(chunk.items)
+        self._cosmic_ray("exec", str(chunk.config), str(chunk.session))
+
+    def _cosmic_ray(self, *arguments: str) -> None:
+        paths = [str(self.folder), *filter(None, [os.environ.get("PYTHONPATH")])]  # before an installed qload
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+        command = [sys.executable, "-m", "cosmic_ray.cli", *arguments]
+        done = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(arguments)}:\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
