@@ -21,51 +21,7 @@ from qload.verify.report import Finding, finding_of
 from qload.verify.subject import Subject
 
 MISSING, SHAPE, VALUE = "against-missing", "against-shape", "against-value"
-<<<<<<< HEAD
-
-
-@dataclass
-class Comparison:
-    """What is known of a layer's distance to its reference, summed over runs of outputs."""
-
-    differing: int = 0
-    total: int = 0
-    first: tuple[tuple[int, ...], float, float] | None = None  # place, ours, the reference's
-    error: float = 0.0
-    norm: float = 0.0
-    others: dict[str, float] = field(default_factory=dict)  # squared error of every other reading
-    exact: set[str] = field(default_factory=set)  # readings that would agree in every run
-
-    def add(self, start: int, weight: Weight, reference: Weight) -> None:
-        """One more run of outputs, the first of which is `start`."""
-        want, got = _applied(reference, reference.dequantize()), _applied(weight, weight.dequantize())
-        self.total += got.numel()
-        apart = _apart(got, want, reference)
-        if self.first is None and bool(apart.any()):
-            at = torch.nonzero(apart)[0].tolist()
-            *experts, n, k = at if got.ndim > 1 else [*at, 0]
-            self.first = ((*experts, start + n, k), float(got[tuple(at)]), float(want[tuple(at)]))
-        self.differing += int(apart.sum())
-        self.error += float((got - want).square().sum(dtype=torch.float64))
-        self.norm += float(want.square().sum(dtype=torch.float64))
-        found = other_readings(weight) if self.differing else {}
-        readings = {name: _applied(weight, other.reshape(want.shape)) for name, other in found.items()}
-        fits = {name for name, other in readings.items() if not _apart(other, want, reference).any()}
-        self.exact = fits if not self.others else self.exact & fits
-        for name, other in readings.items():
-            self.others[name] = self.others.get(name, 0.0) + float(
-                (other - want).square().sum(dtype=torch.float64)
-            )
-
-
-def _applied(weight: Weight, meant: Tensor) -> Tensor:
-    """What a weight does to inputs: factors of these, which a reference may have none of, are part of it."""
-    return meant if weight.input_factors is None else meant * weight.input_factors.float()
-
-
-=======
 HALF = 0.5  # of the reference: nearer than any layer comes by chance
->>>>>>> lane-against
 THREADS = 4  # each has a run of outputs in several readings in memory
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from qload.loader import LayerDescription, Part
 from qload.spec import Weight
 from qload.verify.chunks import outputs
-from qload.verify.comparison import Distance, differ
+from qload.verify.comparison import Distance, differ, meant
 from qload.verify.misreadings import Reading, readings
 from qload.verify.subject import Subject
 
@@ -61,7 +61,7 @@ def misreading(pair: SideBySide, run: tuple[int, int], near: float) -> str | Non
 
 def _readings(weight: Weight, reference: Weight) -> dict[str, Reading]:
     """As it is, under no name, and in every other way."""
-    return {"": lambda: (weight.dequantize(), reference.dequantize()), **readings(weight, reference)}
+    return {"": lambda: (meant(weight), meant(reference)), **readings(weight, reference)}
 
 
 def _add(into: Mapping[str, Distance], found: Mapping[str, Reading], reference: Weight) -> None:

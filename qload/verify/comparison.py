@@ -55,7 +55,7 @@ class Comparison:
 
     def add(self, start: int, weight: Weight, reference: Weight) -> None:
         """One more run of outputs, the first of which is `start`."""
-        want, got = reference.dequantize(), weight.dequantize()
+        want, got = meant(reference), meant(weight)
         apart, run = differ(got, want, reference), Distance()
         run.add(got, want, apart)
         self.distance.add(got, want, apart)
@@ -94,6 +94,16 @@ class Comparison:
     def spike_ratio(self) -> float:
         """How often the worst block of differences is as large as those of the whole layer are on average."""
         return self.spike[0] / (self.steps / self.total) if self.steps else 0.0
+
+
+def meant(weight: Weight) -> Tensor:
+    """What a weight does to inputs, (N, K) float32; factors of these are a part of it."""
+    return with_factors(weight, weight.dequantize())
+
+
+def with_factors(weight: Weight, values: Tensor) -> Tensor:
+    """A reading of a weight, times the factors of its inputs."""
+    return values if weight.input_factors is None else values * weight.input_factors.float()
 
 
 def differ(got: Tensor, want: Tensor, reference: Weight) -> Tensor:

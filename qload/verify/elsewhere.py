@@ -9,7 +9,7 @@ from qload.errors import QloadError
 from qload.loader import LayerDescription, Part
 from qload.spec import Weight
 from qload.verify.chunks import outputs
-from qload.verify.comparison import differ
+from qload.verify.comparison import differ, meant
 from qload.verify.subject import Subject
 
 MANY = 256  # layers of the reference that one of ours is compared with
@@ -27,7 +27,7 @@ def found_elsewhere(
 
     `weight`: ours, these outputs alone. `own`: the layer of the reference that they should equal.
     """
-    got = weight.dequantize()
+    got = meant(weight)
     base = _distance(got, _load(reference, own, run))
     for other in _candidates(own, layers):
         theirs = _load(reference, other, run)
@@ -65,7 +65,7 @@ def _load(reference: Subject, layer: LayerDescription, run: tuple[int, int]) -> 
 def _fits(got: Tensor, theirs: Weight | Tensor | None, base: float) -> bool:
     if theirs is None:
         return False
-    if isinstance(theirs, Weight) and not differ(got, theirs.dequantize(), theirs).any():
+    if isinstance(theirs, Weight) and not differ(got, meant(theirs), theirs).any():
         return True
     return _distance(got, theirs) < CLOSE * base
 
@@ -73,7 +73,7 @@ def _fits(got: Tensor, theirs: Weight | Tensor | None, base: float) -> bool:
 def _distance(got: Tensor, theirs: Weight | Tensor | None) -> float:
     if theirs is None:
         return float("inf")
-    want = theirs.dequantize() if isinstance(theirs, Weight) else theirs
+    want = meant(theirs) if isinstance(theirs, Weight) else theirs
     if want.shape != got.shape:
         return float("inf")
     far = float((got - want).square().sum(dtype=torch.float64))
@@ -85,7 +85,7 @@ def _transposed(reference: Subject, layer: LayerDescription, run: tuple[int, int
     assert reference.weights is not None
     try:
         pieces = [
-            piece.dequantize()[:, run[0] : run[1]].T
+            meant(piece)[:, run[0] : run[1]].T
             for _, piece in outputs(reference.weights, reference.loader, layer)
         ]
     except QloadError:

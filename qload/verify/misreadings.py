@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from qload.spec import Codes, Weight
+from qload.verify.comparison import meant, with_factors
 
 EVEN_FIRST = (0, 2, 4, 6, 1, 3, 5, 7)  # AWQ's order of the eight codes in a word
 SWAPPED = (1, 0, 3, 2, 5, 4, 7, 6)  # the two codes of a byte, the high one first
@@ -22,20 +23,20 @@ def readings(weight: Weight, reference: Weight) -> dict[str, Reading]:
 
     `weight` and `reference` are the same outputs of a layer and of what it should be.
     """
-    want = reference.dequantize()
+    want = meant(reference)
     if weight.format == "unquantized":
-        return dict(_shifted_rows(weight.dequantize(), want))
+        return dict(_shifted_rows(meant(weight), want))
     codes = weight.codes()
     made_of = (_zeros(codes), _scales(codes), _orders(codes, EVEN_FIRST if weight.format == "awq" else None))
-    found = {mistake: _whole(made, want) for mistakes in made_of for mistake, made in mistakes}
+    found = {mistake: _whole(weight, made, want) for mistakes in made_of for mistake, made in mistakes}
     if reference.format == weight.format:
         other = reference.codes()
-        found |= {mistake: _whole(made, want) for mistake, made in _exchanged(codes, other)}
-    return {**found, **dict(_shifted_words(codes, want)), **dict(_shifted_rows(weight.dequantize(), want))}
+        found |= {mistake: _whole(weight, made, want) for mistake, made in _exchanged(codes, other)}
+    return {**found, **dict(_shifted_words(weight, codes, want)), **dict(_shifted_rows(meant(weight), want))}
 
 
-def _whole(made: Callable[[], Codes], want: Tensor) -> Reading:
-    return lambda: (made().dequantize().reshape(want.shape), want)
+def _whole(weight: Weight, made: Callable[[], Codes], want: Tensor) -> Reading:
+    return lambda: (with_factors(weight, made().dequantize().reshape(want.shape)), want)
 
 
 def _zeros(codes: Codes) -> Iterator[tuple[str, Callable[[], Codes]]]:
@@ -115,21 +116,22 @@ def _turn(tensor: Tensor, way: Tensor, axis: int) -> Tensor | None:
     return tensor.index_select(axis, index.to(tensor.device))
 
 
-def _shifted_words(codes: Codes, want: Tensor) -> Iterator[tuple[str, Reading]]:
+def _shifted_words(weight: Weight, codes: Codes, want: Tensor) -> Iterator[tuple[str, Reading]]:
     """Codes that lie one word too far along K, or one output too far, under scales that do not."""
     if want.ndim != 2:
         return
     for axis, letter, step in ((1, "K", WORD // codes.bits), (0, "N", 1)):
         for sign, where in ((-1, "back"), (1, "on")):
             if codes.codes.shape[axis] > step:
-                yield f"codes {step} {where} along {letter}", _rolled(codes, want, axis, sign * step)
+                yield f"codes {step} {where} along {letter}", _rolled(weight, codes, want, axis, sign * step)
 
 
-def _rolled(codes: Codes, want: Tensor, axis: int, step: int) -> Reading:
+def _rolled(weight: Weight, codes: Codes, want: Tensor, axis: int, step: int) -> Reading:
     """What would come in from beyond the run is left out of the comparison."""
 
     def made() -> Pair:
-        moved = replace(codes, codes=codes.plain().roll(step, axis)).dequantize().reshape(want.shape)
+        rolled = replace(codes, codes=codes.plain().roll(step, axis)).dequantize().reshape(want.shape)
+        moved = with_factors(weight, rolled)
         size = want.shape[axis] - abs(step)
         start = max(0, step)
         return moved.narrow(axis, start, size), want.narrow(axis, start, size)
