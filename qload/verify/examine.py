@@ -18,7 +18,7 @@ from qload.verify import parallel
 from qload.verify.crew import Crew, Tell
 from qload.verify.judge import Progress, judge
 from qload.verify.report import Finding, LayerInfo, Report, finding_of
-from qload.verify.rules import INSPECTED
+from qload.verify.rules import INSPECTED, Tier
 from qload.verify.runs import runs
 from qload.verify.subject import Subject
 from qload.verify.zero_points import convention, symmetric
@@ -82,6 +82,7 @@ def verify(
     *,
     against: str | PathLike[str] | None = None,
     tp: int | None = None,
+    tier: Tier = "meaning",
     progress: Progress | None = None,
     process_group: ProcessGroup | None = None,
 ) -> Report:
@@ -98,6 +99,8 @@ def verify(
         Another checkpoint of the same model, quantized or plain, that every layer is compared with.
     tp
         Check too that every layer can be shared among this many ranks; ArgumentError where it is less than 1.
+    tier
+        The last of "headers", "values" and "meaning" whose rules are asked; "headers" reads no weight.
     progress
         Called with (stage, bytes that were looked at, bytes in all) as the work goes on.
     process_group
@@ -122,7 +125,7 @@ def verify(
     with closing(Subject.open(path)) as subject:
         if subject.weights is None or subject.errors:
             return _unreadable(subject)
-        found, told = judge(subject, crew, tell)
+        found, told = judge(subject, crew, tell, tier)
         if tp is not None:
             _sort(parallel.check(subject, tp), found, told)
         if against is not None:
