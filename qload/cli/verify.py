@@ -15,11 +15,13 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from qload.verify import Report
+    from qload.verify.rules import Tier
 
 EPILOG = """\b
 Examples:
   qload verify ./Llama-3-8B-GPTQ
   qload verify ./Llama-3-8B-GPTQ --tp 4
+  qload verify ./Llama-3-8B-GPTQ --tier headers
   qload verify ./Llama-3-8B-GPTQ --against ./Llama-3-8B
   qload verify ./Llama-3-8B-GPTQ --json | jq -r '.findings[].message'
   torchrun --nproc-per-node 8 -m qload verify ./DeepSeek-V3
@@ -45,11 +47,23 @@ Exit codes: 0 nothing found, 1 findings or unreadable, 2 the command is wrong.""
     metavar="N",
     help="Check too that each layer can be shared among N ranks.",
 )
+@click.option(
+    "--tier",
+    type=click.Choice(["headers", "values", "meaning"]),
+    default="meaning",
+    show_default=True,
+    help="The last tier of rules to ask; headers reads no weight.",
+)
 @as_json
 @verbose
 @click.pass_context
 def verify(
-    ctx: click.Context, path: Path, against: Path | None, tp: int | None, as_json: bool | None
+    ctx: click.Context,
+    path: Path,
+    against: Path | None,
+    tp: int | None,
+    tier: "Tier",
+    as_json: bool | None,
 ) -> None:
     """Find what is wrong with a checkpoint.
 
@@ -68,7 +82,7 @@ def verify(
 
             native.check()
 
-            report = run(path, against=against, tp=tp, progress=progress, process_group=group)
+            report = run(path, against=against, tp=tp, tier=tier, progress=progress, process_group=group)
         if group is not None and group.rank() > 0:
             ctx.exit(0)  # the verdict is the first process' to tell
         code = emit(report, as_json, _tables)

@@ -22,7 +22,9 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
             continue
         name, file = layer.names.full("absmax"), layer.names.file("absmax")
         if config.nested_blocksize and found.low < -SLACK * abs(config.offset):
-            message = f"{name}: quantized scales mean {found.low:g}, and no less than 0 is a largest magnitude"
+            message = (
+                f"{name}: quantized scales mean {found.low:g}, and no less than 0 is a largest magnitude"
+            )
             yield rule.finding(name, file, message, "the nested_offset of the quantization state is wrong")
         elif found.reach is not None and found.reach < 1 and layer.K % config.blocksize == 0:
             name = layer.names.full("weight")

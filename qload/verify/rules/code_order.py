@@ -14,6 +14,7 @@ from qload.verify.subject import Subject
 
 GROUPS = 128  # that a correlation is taken of, at least
 SPREAD = 0.5  # codes, of zero points that differ enough to follow anything
+NOISE = 0.92  # codes that are noise follow nothing; sound ones have 0.85 at most
 LEAST = 0.45  # sound layers have 0.65 and more, with every second code in its place 0.3 and less
 
 
@@ -23,7 +24,8 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
         found = subject.values.statistics.get(layer.prefix)
         if found is None or found.correlation is None or block(layer.prefix) is None:
             continue
-        if found.groups >= GROUPS and found.spread >= SPREAD and found.correlation < LEAST:
+        varied = found.groups >= GROUPS and found.spread >= SPREAD and found.evenness < NOISE
+        if varied and found.correlation < LEAST:
             codes = layer.specs[0].name
             name, file = layer.names.full(codes), layer.names.file(codes)
             yield rule.finding(

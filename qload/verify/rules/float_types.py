@@ -1,7 +1,7 @@
 """Floats of 16 bits are of the type that the header says.
 
-Bits of fp16 that are read as bf16 are about 1e-16, and those of bf16 that are read as fp16 all about 1: the
-exponent has three bits more in the one than in the other.
+An exponent of bf16 has three bits more than one of fp16. Bits of fp16 that are read as bf16 are of all sizes, as
+small as 1e-16; those of bf16 that are read as fp16 are all about 1.
 """
 
 from collections.abc import Iterator
@@ -14,10 +14,11 @@ from qload.verify.rules.rule import Rule
 from qload.verify.subject import Subject
 from qload.verify.values import Numbers
 
+OTHERS = {torch.float16: "bf16", torch.bfloat16: "fp16"}
 COUNT = 64  # values that have quantiles
 TINY = 1e-9  # the median of magnitudes; sound tensors have 1e-5 and more
-NARROW = 0.5  # quantile 0.05 over the median: of a normal distribution 0.09
-AROUND_ONE = (0.5, 2.0)
+USUAL = (8.0, 200.0)  # the quantile 0.95 of magnitudes over that of 0.05; of a normal distribution it is 31
+NARROW, WIDE = 3.0, 1e6  # the same of the other type's bits, where theirs is usual
 
 
 def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
@@ -25,30 +26,35 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
     assert subject.weights is not None
     for name in subject.names:
         numbers, info = subject.values.numbers.get(name), subject.weights.info(name)
-        if numbers is None or numbers.count < COUNT or not numbers.median:
+        if numbers is None or numbers.count < COUNT or not numbers.median or info.dtype not in OTHERS:
             continue
-        if info.dtype is torch.bfloat16 and numbers.median < TINY:
-            other = "fp16"
-        elif info.dtype is torch.float16 and _is_bfloat16(numbers, subject.role(name), len(info.shape)):
-            other = "bf16"
-        else:
-            continue
-        said = str(info.dtype).removeprefix("torch.")
-        yield rule.finding(
-            name,
-            info.file,
-            f"{name}: half of the magnitudes are below {numbers.median:g}: as {said}, the header says; "
-            f"they look like the bits of {other}",
-        )
+        if _is_other(numbers, info.dtype, subject.role(name), len(info.shape)):
+            said = str(info.dtype).removeprefix("torch.")
+            low, _, high = numbers.quantiles
+            yield rule.finding(
+                name,
+                info.file,
+                f"{name}: magnitudes of {said}, as the header says, are {low:g} to {high:g} (but for the least and "
+                f"the largest 5 %); as the bits of {OTHERS[info.dtype]} they are as usual",
+            )
 
 
-def _is_bfloat16(numbers: Numbers, role: Role, axes: int) -> bool:
-    """Of a matrix of both signs: none of its values is near zero."""
-    low, middle, high = numbers.quantiles
-    low_end, high_end = AROUND_ONE
-    signs = numbers.low < 0 < numbers.high
-    narrow = NARROW * middle < low < high and low_end < middle < high < high_end
-    return role is Role.FLOAT and axes > 1 and signs and narrow
+def _is_other(numbers: Numbers, dtype: torch.dtype, role: Role, axes: int) -> bool:
+    """Whether values are strange as what they are said to be, and as the other type are not."""
+    if dtype is torch.bfloat16 and numbers.median < TINY:
+        return True
+    if role is not Role.FLOAT or axes < 2:
+        return False  # the values of a vector, or of scales, may be as they like
+    least, most = USUAL
+    if not least < _width(numbers.retyped) < most:
+        return False
+    width = _width(numbers.quantiles)
+    return width > WIDE if dtype is torch.bfloat16 else 1 < width < NARROW
+
+
+def _width(quantiles: tuple[float, float, float]) -> float:
+    low, _, high = quantiles
+    return high / low if low else 0.0
 
 
 RULE = Rule("float-type", "values", check, each=True)

@@ -17,7 +17,7 @@ COUNT = 8  # scales that have a median to speak of
 SCALE = 100.0  # times the median; sound scales reach 15
 EXPONENT = 256.0  # of scales that are powers of two; sound ones reach 8
 VALUE = 1e6  # of a plain tensor, and so many times the median
-LOST = 0.1  # the share of groups; of sound layers none
+LOST, ALL = 0.1, 0.9  # the share of groups; of sound layers none, and of all another rule speaks
 
 
 def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
@@ -36,7 +36,7 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
                 )
     for layer in subject.described():
         found = subject.values.statistics.get(layer.prefix)
-        if found is not None and found.lost > LOST:
+        if found is not None and LOST < found.lost < ALL:
             field = next(spec.name for spec in layer.specs if spec.role is Role.SCALE)
             name, file = layer.names.full(field), layer.names.file(field)
             message = f"{name}: {found.lost:.1%} of the scales are zero, and the codes of their groups differ"

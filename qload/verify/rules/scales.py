@@ -13,7 +13,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from qload.formats import AWQConfig, CTIntConfig, CTPackConfig, GPTQConfig
+from qload.formats import AWQConfig, CTPackConfig, GPTQConfig
 from qload.loader import LayerDescription
 from qload.spec import Role, TensorSpec
 from qload.storage import WeightStorage
@@ -24,7 +24,7 @@ from qload.verify.subject import Subject
 from qload.verify.values import Numbers
 
 
-SIGNED = (GPTQConfig, AWQConfig, CTPackConfig, CTIntConfig)
+SIGNED = (GPTQConfig, AWQConfig, CTPackConfig)
 FEW = 16  # of so many scales one is negative at most, where their signs do not say which end is used
 
 

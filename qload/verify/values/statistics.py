@@ -17,6 +17,7 @@ from qload.weights import Weights
 
 DRAWN = 1 << 18  # codes of a layer that are looked at
 SHUFFLES = 3
+NOTHING = 2.0**-120  # a scale below is zero, or the least that an exponent can be
 MOST = 1 << 22  # codes that are looked at where a layer is cut nowhere else; of more, none
 
 
@@ -34,6 +35,9 @@ class Statistics:
         How many groups have a scale, and how many of them an output has.
     deviation
         The standard deviation of the weights.
+    evenness
+        The standard deviation of the codes over that of codes of which each value is as frequent: 1 of noise, less
+        of quantized weights, of which most are small.
     reach
         The share of groups that reach an end of the codes' range; `shuffled`: the same, were rows in any groups;
         `even`: were the groups of one size, where they are not and could be. None where it says nothing.
@@ -55,6 +59,7 @@ class Statistics:
     groups: int
     inner: int
     deviation: float
+    evenness: float
     reach: float | None = None
     shuffled: float | None = None
     even: float | None = None
@@ -98,9 +103,15 @@ def _of(weight: Weight, *, whole: bool) -> Statistics:
         groups=scales.numel(),
         inner=scales.shape[1],
         deviation=float(means.std()) if means.numel() > 1 else 0.0,
+        evenness=_evenness(plain, codes.bits),
         low=float(codes.scales.min()),
         **told,  # type: ignore[arg-type]
     )
+
+
+def _evenness(plain: Tensor, bits: int) -> float:
+    even = ((4**bits - 1) / 12) ** 0.5
+    return float(plain.float().std()) / even if plain.numel() > 1 else 0.0
 
 
 def _index(codes: Codes, K: int) -> tuple[Tensor, int]:
@@ -165,7 +176,9 @@ def _zero_points(codes: Codes, plain: Tensor) -> dict[str, float | None]:
     zeros = codes.zeros.expand(len(plain), groups).float()
     rows = torch.bincount(index, minlength=groups).clamp_(min=1)
     means = torch.zeros(len(plain), groups).index_add_(1, index, plain.float()) / rows
-    inside = (zeros > 0) & (zeros < 2**codes.bits - 1)  # at an end a zero point is cut off, and follows nothing
+    inside = (zeros > 0) & (
+        zeros < 2**codes.bits - 1
+    )  # at an end a zero point is cut off, and follows nothing
     if 2 * int(inside.sum()) < inside.numel():
         return {}
     means, zeros = means[inside], zeros[inside]
@@ -180,11 +193,11 @@ def _zero_points(codes: Codes, plain: Tensor) -> dict[str, float | None]:
 
 
 def _lost(codes: Codes, plain: Tensor) -> dict[str, float | None]:
-    if codes.n_group is not None or bool((codes.scales != 0).all()):
+    nothing = codes.scales.abs() < NOTHING
+    if codes.divide or codes.n_group is not None or not bool(nothing.any()):
         return {}
     index, groups = _index(codes, plain.shape[1])
     where = index[None].expand(len(plain), -1)
     low = torch.full((len(plain), groups), 2.0**codes.bits).scatter_reduce_(1, where, plain.float(), "amin")
     high = torch.full((len(plain), groups), -1.0).scatter_reduce_(1, where, plain.float(), "amax")
-    scales = codes.scales.expand(len(plain), groups)
-    return {"lost": float(((scales == 0) & (high > low)).float().mean())}
+    return {"lost": float((nothing.expand(len(plain), groups) & (high > low)).float().mean())}

@@ -59,9 +59,7 @@ class Model:
 
     def target(self, projection: str = "", least: int = 0) -> str:
         """The codes of the last layer that has this projection, with so many bytes."""
-        found = [
-            name for name in self.codes() if projection in name and self.tensors[name].nbytes >= least
-        ]
+        found = [name for name in self.codes() if projection in name and self.tensors[name].nbytes >= least]
         if not found:
             raise DoesNotApplyError(f"no codes of {projection or 'any projection'} with {least} bytes")
         return max(found, key=lambda name: (self.tensors[name].nbytes, name))

@@ -3,6 +3,7 @@
 A function changes the model in place, or raises DoesNotApplyError with the reason why it cannot.
 """
 
+import json
 from collections.abc import Callable
 
 import torch
@@ -139,14 +140,6 @@ def nibbles_swapped(model: Model) -> None:
     _reorder(model, SWAPPED)
 
 
-def words_big_endian(model: Model) -> None:
-    for name in _asymmetric(model):
-        data = model.tensors[name].view(torch.uint8)
-        model.tensors[name] = data.reshape(-1, 4).flip(1).contiguous().view(torch.int32).reshape(
-            model.tensors[name].shape
-        )
-
-
 def act_order_lost(model: Model) -> None:
     for name in _indexed(model):
         model.tensors[name] = model.tensors[name].sort().values
@@ -181,6 +174,8 @@ def scales_inverted(model: Model) -> None:
 
 
 def all_scales_inverted(model: Model) -> None:
+    if not model.codes():
+        raise DoesNotApplyError("no scales")
     _scale(model, model.codes(), lambda scales: torch.where(scales != 0, 1 / scales, scales))
 
 
@@ -231,6 +226,16 @@ def value_of_1e30(model: Model) -> None:
 # bitsandbytes and claims
 
 
+def offset_negated(model: Model) -> None:
+    """What is added to quantized scales."""
+    name = next((name for name in model.tensors if "quant_state.bitsandbytes" in name), None)
+    state = {} if name is None else json.loads(bytes(model.tensors[name].tolist()))
+    if name is None or not state.get("nested_offset"):
+        raise DoesNotApplyError("no quantized scales")
+    state["nested_offset"] *= -1
+    model.tensors[name] = torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
+
+
 def block_without_an_end(model: Model) -> None:
     """The largest weight of a block has the code of a smaller one."""
     name = _bnb(model)
@@ -264,9 +269,10 @@ PLANTS: tuple[Plant, ...] = (
     codes_never_filled, scales_all_one, never_filled, embedding_zero, head_zero, head_half_zero, projection_zero,
     norm_zero, hole_of_a_page, hole_of_half, block_twice, layer_copied, projection_copied, gate_over_up,
     zeros_one_higher, zeros_one_lower, all_zeros_beside_the_middle, even_codes_first, nibbles_swapped,
-    words_big_endian, act_order_lost, act_order_of_one_lost, act_order_permuted, group_size_times_five_fourths,
+    act_order_lost, act_order_of_one_lost, act_order_permuted, group_size_times_five_fourths,
     scales_inverted, all_scales_inverted, scales_times_a_thousand, a_third_of_the_scales_zero, scale_times_256,
-    embedding_of_the_other_type, scales_of_the_other_type, value_of_1e30, block_without_an_end,
+    embedding_of_the_other_type, scales_of_the_other_type, value_of_1e30, offset_negated,
+    block_without_an_end,
     double_quant_claimed, e4m3_claimed,
 )  # fmt: skip
 
@@ -375,23 +381,32 @@ def _groups_of(model: Model) -> dict[str, object]:
     size = block[1] if block else section.get("group_size")
     if not isinstance(size, int) or size < 4:
         raise DoesNotApplyError("no groups")
-    wide = size * 5 // 4
+    wide, changed = size * 5 // 4, False
     for codes in model.codes():
         shape = model.tensors[model.scales(codes)].shape
         along = 0 if codes.endswith(".qweight") else -1
         for inner, axis in ((True, along), *(((False, 0),) if block else ())):
             whole = model.tensors[codes].shape[axis]
-            K = whole * (8 if not block and not (inner and model.quantization.get("quant_method") == "awq") else 1)
+            K = whole * (
+                8 if not block and not (inner and model.quantization.get("quant_method") == "awq") else 1
+            )
             if -(-K // wide) != shape[axis]:
                 raise DoesNotApplyError("another group size makes other groups")
+            changed = changed or K > size
+    if not changed:
+        raise DoesNotApplyError("every layer is one group")
     return section
 
 
 def _scale(model: Model, codes: list[str], change: Callable[[Tensor], Tensor]) -> None:
+    """Other scales; of scales that have another beside them, that one."""
     for each in codes:
         name = model.scales(each)
+        for outer in (".weight_global_scale", ".weight_scale_2"):
+            lead = name.removesuffix(".weight_scale")
+            name = lead + outer if lead + outer in model.tensors else name
         scales = model.tensors[name]
-        if scales.dtype is torch.uint8 and (each.endswith(("_blocks", "_packed"))):
+        if scales.dtype is torch.uint8 and each.endswith(("_blocks", "_packed")):
             made = change(2.0 ** (scales.float() - 127))
             made = torch.where(made > 0, made.log2().round() + 127, 0).clamp(0, 254)
             model.tensors[name] = made.to(torch.uint8)
