@@ -29,7 +29,7 @@ def judge(
     found: list[Finding] = []
     tiers = get_args(Tier)
     for tier in tiers[: tiers.index(last) + 1]:
-        tell = partial(progress, tier)
+        tell: Tell = partial(progress, tier)
         if tier == "values":
             _measure(subject, parts, crew, sizes, tell)
             tell = _nothing

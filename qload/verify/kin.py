@@ -1,7 +1,7 @@
 """Which tensors are of one kind, by their names: the same one of other layers, and those of one block.
 
-Only names tell here. `model.layers.3.mlp.up_proj.qweight` is of the kind `model.layers.*.mlp.up_proj.qweight`,
-with the `up_proj` of all other layers.
+Only names tell here. `model.layers.3.mlp.up_proj.qweight` is of the kind
+`model.layers.*.mlp.up_proj.qweight`, with the `up_proj` of all other layers.
 """
 
 import re
@@ -49,7 +49,7 @@ def kinds(names: Iterable[str]) -> Mapping[str, list[str]]:
 
 
 def siblings(prefixes: Iterable[str]) -> Mapping[str, list[str]]:
-    """The first of each set of projections that share their inputs -> all of it that are there, if several."""
+    """The first of each set of projections that share their inputs -> all that are there, if several."""
     there = set(prefixes)
     found = {}
     for prefix in sorted(there):

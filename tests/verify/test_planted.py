@@ -1,4 +1,4 @@
-"""Damage that values tell of, in a model of each format: found, by the rule that is about it, and not elsewhere."""
+"""Damage that values tell of, in a model of each format, is found by the rule that is about it."""
 
 import copy
 from functools import cache

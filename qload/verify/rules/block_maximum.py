@@ -22,15 +22,13 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
             continue
         name, file = layer.names.full("absmax"), layer.names.file("absmax")
         if config.nested_blocksize and found.low < -SLACK * abs(config.offset):
-            message = (
-                f"{name}: quantized scales mean {found.low:g}, and no less than 0 is a largest magnitude"
-            )
+            message = f"{name}: a quantized scale means {found.low:g}, and no largest magnitude does"
             yield rule.finding(name, file, message, "the nested_offset of the quantization state is wrong")
         elif found.reach is not None and found.reach < 1 and layer.K % config.blocksize == 0:
             name = layer.names.full("weight")
             yield rule.finding(
                 name, layer.names.file("weight"),
-                f"{name}: {1 - found.reach:.2%} of {found.groups} blocks have no weight at an end of the table",
+                f"{name}: {1 - found.reach:.2%} of {found.groups} blocks have no weight of 1 or -1",
             )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """What the config says of a detail is what the tensors are.
 
-Loaders believe the tensors. A program that believes the config reads bytes of e5m2 as e4m3, or takes scales that
-are floats for codes.
+Loaders believe the tensors. A program that believes the config reads bytes of e5m2 as e4m3, or takes scales
+that are floats for codes.
 """
 
 from collections.abc import Iterator

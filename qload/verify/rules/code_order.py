@@ -1,8 +1,8 @@
 """Groups of higher codes have higher zero points.
 
-In an asymmetric layer a group's zero point follows its weights: where most are above zero it is low, and so are
-not the codes. Codes in another order of the eight in a word, or zero points in one, are beside zero points of
-other columns, and the two have nothing to do with each other.
+In an asymmetric layer a group's zero point follows its weights: where most are above zero it is low, and so
+are not the codes. Codes in another order of the eight in a word, or zero points in one, are beside zero
+points of other columns, and the two have nothing to do with each other.
 """
 
 from collections.abc import Iterator
@@ -31,9 +31,9 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
             yield rule.finding(
                 name,
                 file,
-                f"{name}: the mean codes of {found.groups} groups and their zero points have a correlation of "
-                f"{found.correlation:.2f}, in sound layers at least {LEAST}: the codes of a word, or its zero "
-                "points, are in another order",
+                f"{name}: the mean codes of {found.groups} groups and their zero points have a correlation "
+                f"of {found.correlation:.2f}, in sound layers at least {LEAST}: the codes of a word, or its "
+                "zero points, are in another order",
             )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from qload.spec import Role
 from qload.verify.chunks import is_exponents
-from qload.verify.kin import UNLIKE, kind, kinds
+from qload.verify.kin import kind, kinds
 from qload.verify.report import Finding
 from qload.verify.rules.rule import Rule
 from qload.verify.subject import Subject
@@ -67,9 +67,9 @@ def _matrices(subject: Subject) -> Mapping[str, bool]:
     found = {}
     for name in subject.names:
         shape = subject.weights.info(name).shape
-        if name in subject.values.numbers and subject.role(name) is Role.FLOAT and len(shape) > 1:
-            if min(shape) > 1 and "lora" not in name:
-                found[name] = not name.endswith(".weight") or len(shape) > 2
+        matrix = name in subject.values.numbers and subject.role(name) is Role.FLOAT and len(shape) > 1
+        if matrix and min(shape) > 1 and "lora" not in name:
+            found[name] = not name.endswith(".weight") or len(shape) > 2
     return found
 
 
@@ -78,9 +78,8 @@ def _norms(subject: Subject) -> Mapping[str, bool]:
     found = {}
     for name in subject.names:
         numbers = subject.values.numbers.get(name)
-        if numbers and name.endswith("norm.weight"):
-            if subject.values.contents[name].word in (None, 0):
-                found[name] = UNLIKE.search(name) is not None
+        if numbers and name.endswith("norm.weight") and subject.values.contents[name].word in (None, 0):
+            found[name] = False
     return found
 
 

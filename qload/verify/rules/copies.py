@@ -1,7 +1,8 @@
 """No layer's codes, or matrix, are another's.
 
-A layer that was written over another, or an `up_proj` that is the `gate_proj`, has the right shape and valid values.
-Models that are made of another's layers repeat whole layers, one after the other; that is noted and no finding.
+A layer that was written over another, or an `up_proj` that is the `gate_proj`, has the right shape and
+valid values. Models that are made of another's layers repeat whole layers, one after the other; that is
+noted and no finding.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,7 @@
 """Floats of 16 bits are of the type that the header says.
 
-An exponent of bf16 has three bits more than one of fp16. Bits of fp16 that are read as bf16 are of all sizes, as
-small as 1e-16; those of bf16 that are read as fp16 are all about 1.
+An exponent of bf16 has three bits more than one of fp16. Bits of fp16 that are read as bf16 are of all
+sizes, as small as 1e-16; those of bf16 that are read as fp16 are all about 1.
 """
 
 from collections.abc import Iterator
@@ -18,6 +18,7 @@ OTHERS = {torch.float16: "bf16", torch.bfloat16: "fp16"}
 COUNT = 64  # values that have quantiles
 TINY = 1e-9  # the median of magnitudes; sound tensors have 1e-5 and more
 USUAL = (8.0, 200.0)  # the quantile 0.95 of magnitudes over that of 0.05; of a normal distribution it is 31
+AROUND_ONE = (0.5, 2.5)  # the median of what bits of bf16 are as fp16
 NARROW, WIDE = 3.0, 1e6  # the same of the other type's bits, where theirs is usual
 
 
@@ -34,8 +35,8 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
             yield rule.finding(
                 name,
                 info.file,
-                f"{name}: magnitudes of {said}, as the header says, are {low:g} to {high:g} (but for the least and "
-                f"the largest 5 %); as the bits of {OTHERS[info.dtype]} they are as usual",
+                f"{name}: magnitudes of {said}, as the header says, are {low:g} to {high:g} (but for the "
+                f"least and the largest 5 %); as the bits of {OTHERS[info.dtype]} they are as usual",
             )
 
 
@@ -48,8 +49,10 @@ def _is_other(numbers: Numbers, dtype: torch.dtype, role: Role, axes: int) -> bo
     least, most = USUAL
     if not least < _width(numbers.retyped) < most:
         return False
-    width = _width(numbers.quantiles)
-    return width > WIDE if dtype is torch.bfloat16 else 1 < width < NARROW
+    width, (low, high) = _width(numbers.quantiles), AROUND_ONE
+    if dtype is torch.bfloat16:
+        return width > WIDE
+    return 1 < width < NARROW and low < numbers.median < high
 
 
 def _width(quantiles: tuple[float, float, float]) -> float:

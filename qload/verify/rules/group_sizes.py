@@ -1,7 +1,7 @@
 """Of two group sizes that make as many groups, the config says the one that the codes were quantized in.
 
-Where K is no multiple of the group size, a smaller one makes as many groups, of equal size. In the groups that a
-quantizer saw more groups reach an end of the codes' range.
+Where K is no multiple of the group size, a smaller one makes as many groups, of equal size. In the groups
+that a quantizer saw more groups reach an end of the codes' range.
 """
 
 from collections.abc import Iterator
@@ -34,8 +34,8 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
             yield rule.finding(
                 name,
                 file,
-                f"{name}: {reach:.3f} of {found.groups} groups reach an end of the codes' range; of groups of "
-                f"{layer.K // found.inner} inputs, of which there are as many, {even:.3f} do",
+                f"{name}: {reach:.3f} of {found.groups} groups reach an end of the codes' range; of groups "
+                f"of {layer.K // found.inner} inputs, of which there are as many, {even:.3f} do",
                 "correct the group size, or the size of blocks, in the config",
             )
 

@@ -1,15 +1,14 @@
 """Rows are in the groups that they were quantized in.
 
-Projections of one input are in one act order: a quantizer sorts its rows by the input alone. And a group's scale
-is that of its own largest weight, so that most groups reach an end of the codes' range; no more of them do than
-of random groups where the index of groups was lost, or is another layer's.
+Projections of one input are in one act order: a quantizer sorts its rows by the input alone. And a group's
+scale is that of its own largest weight, so that most groups reach an end of the codes' range; no more of
+them do than of random groups where the index of groups was lost, or is another layer's.
 """
 
 from collections.abc import Iterator
 
 import torch
 
-from qload.formats import GPTQConfig
 from qload.loader import LayerDescription
 from qload.verify.kin import siblings
 from qload.verify.report import Finding
@@ -41,11 +40,10 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
 
 
 def _differs(one: LayerDescription, other: LayerDescription) -> bool:
+    """Whether two projections of as many groups have them in different orders."""
     here, there = one.facts["g_idx"], other.facts["g_idx"]
-    if not isinstance(one.format.config, GPTQConfig) or one.format.config != other.format.config:
-        if one.format.config.group_size != other.format.config.group_size:
-            return False  # in groups of different sizes
-    return one.K == other.K and not torch.equal(here.long(), there.long())
+    same = one.K == other.K and one.sizes["G"] == other.sizes["G"]
+    return same and not torch.equal(here.long(), there.long())
 
 
 def _lost(rule: Rule, subject: Subject, layer: LayerDescription) -> Iterator[Finding]:
@@ -57,8 +55,8 @@ def _lost(rule: Rule, subject: Subject, layer: LayerDescription) -> Iterator[Fin
         yield rule.finding(
             name,
             layer.names.file("g_idx"),
-            f"{name}: {found.reach:.3f} of {found.groups} groups reach an end of the codes' range, of groups of "
-            f"random rows {found.shuffled:.3f}: the rows were quantized in other groups",
+            f"{name}: {found.reach:.3f} of {found.groups} groups reach an end of the codes' range, of groups "
+            f"of random rows {found.shuffled:.3f}: the rows were quantized in other groups",
         )
 
 

@@ -1,7 +1,7 @@
 """Codes and matrices have no long run of one byte.
 
-A download that was cut and resumed leaves zeros where nothing was written. Zero rows at the end of a matrix are
-sound, as are single ones: vocabularies and layers are padded with them, and outputs can be dead.
+A download that was cut and resumed leaves zeros where nothing was written. Zero rows at the end of a matrix
+are sound, as are single ones: vocabularies and layers are padded with them, and outputs can be dead.
 """
 
 from collections.abc import Iterator

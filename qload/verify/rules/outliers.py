@@ -1,7 +1,7 @@
 """No scale, and no plain value, is far beyond all others; and scales of zero have no codes to scale.
 
-One flipped bit of an exponent makes a value 256 times as large as it was, or 1e30, which is valid. A scale of zero
-is how a quantizer writes a group of zeros, whose codes are all alike.
+One flipped bit of an exponent makes a value 256 times as large as it was, or 1e30, which is valid. A scale
+of zero is how a quantizer writes a group of zeros, whose codes are all alike.
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
                 yield rule.finding(
                     name,
                     subject.weights.info(name).file,
-                    f"{name}: a value of {numbers.largest:g}, {times:.3g} times the median of {numbers.median:g}",
+                    f"{name}: a value of {numbers.largest:g}, {times:.3g} times the median",
                 )
     for layer in subject.described():
         found = subject.values.statistics.get(layer.prefix)

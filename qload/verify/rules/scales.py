@@ -1,10 +1,10 @@
 """Scales are finite and have the sign that their format allows; none that divides is zero, and not all are.
 
-A NaN or infinite scale turns whole groups into NaN; a negative one mirrors them. Of a symmetric layer of integers
-it says which of the two ends a quantizer has used, and about half of the scales are negative then; a few among
-many are damage. Zero is lawful where it multiplies: it is how a quantizer writes a group of zeros. A layer whose
-every scale is zero, or of exponents the least, and whose words differ, was not all zeros; so it is with scales
-that are codes, and what scales these.
+A NaN or infinite scale turns whole groups into NaN; a negative one mirrors them. Of a symmetric layer of
+integers it says which of the two ends a quantizer has used, and about half of the scales are negative then;
+a few among many are damage. Zero is lawful where it multiplies: it is how a quantizer writes a group of
+zeros. A layer whose every scale is zero, or of exponents the least, and whose words differ, was not all
+zeros; so it is with scales that are codes, and what scales these.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,6 @@ from qload.verify.report import Finding
 from qload.verify.rules.rule import Rule
 from qload.verify.subject import Subject
 from qload.verify.values import Numbers
-
 
 SIGNED = (GPTQConfig, AWQConfig, CTPackConfig)
 FEW = 16  # of so many scales one is negative at most, where their signs do not say which end is used

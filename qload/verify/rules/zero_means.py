@@ -1,8 +1,9 @@
 """Zero points lie where the mean of their codes does.
 
-Weights are as often below zero as above, so that the mean code of a layer is about its mean zero point. It is
-one code away where zero points are read in another convention than they were written in: `gptq` stores them minus
-one, `gptq_v2` as they are. Zero points that are all one beside the middle say the same of a symmetric layer.
+Weights are as often below zero as above, so that the mean code of a layer is about its mean zero point. It
+is one code away where zero points are read in another convention than they were written in: `gptq` stores
+them minus one, `gptq_v2` as they are. Zero points that are all one beside the middle say the same of a
+symmetric layer.
 """
 
 from collections.abc import Iterator
@@ -46,7 +47,8 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
             yield rule.finding(
                 name,
                 file,
-                f"{name}: codes are {offset:+.2f} from their zero points on average, over {found.groups} groups; "
+                f"{name}: codes are {offset:+.2f} from their zero points on average, in {found.groups} "
+                "groups; "
                 f"of zero points in the right convention the mean is within {APART}",
                 _remedy(subject, layer),
             )

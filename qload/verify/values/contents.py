@@ -1,7 +1,7 @@
-"""What the bytes of a tensor are like, whatever they mean: equal to another's, all alike, in part alike, repeated.
+"""What the bytes of a tensor are like, whatever they mean: equal to another's, all alike, or repeated.
 
-Bytes are added up in blocks of 256. Few of the blocks are looked at once more: those whose sum is 32 times their
-first word, as sums of equal words are.
+Bytes are added up in blocks of 256. Few of the blocks are looked at once more: those whose sum is 32 times
+their first word, as sums of equal words are.
 """
 
 from dataclasses import dataclass
@@ -39,10 +39,10 @@ class Repeats:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """A tensor's bytes: how many; a digest, equal for equal bytes; the word that it repeats, if it is that alone.
+    """A tensor's bytes: how many; a digest, equal for equal bytes; the word that is all it holds, if one is.
 
-    `byte`: the byte that all are, else None. `runs`: the longest of at least a block. `repeats`: None where no
-    block is stored twice.
+    `byte`: the byte that all are, else None. `runs`: the longest of at least a block. `repeats`: None where
+    no block is stored twice.
     """
 
     nbytes: int
@@ -80,14 +80,14 @@ class ContentsOf:
     def _add(self, data: Tensor) -> None:
         words = data.view(torch.int64).view(-1, WORDS)
         sums, first = words.sum(1), words[:, 0]
-        self._hash.update(sums.numpy())
+        self._hash.update(sums.numpy().data)
         even = (sums == first * WORDS) & (first == words[:, -1])
         if bool(even.any()):
             at = even.nonzero().flatten()
             even[at] = (words[at] == first[at, None]).all(1)
         self._even = self._even and bool(even.all())
         if self._even and len(self._words) < 2:
-            self._words.update(first.unique().tolist()[:2])
+            self._words.update(torch.unique(first).tolist()[:2])
         self._follow(data, first, even)
         self._sums.append(torch.where(even, 0, sums))
         self._blocks += len(sums)
@@ -99,7 +99,8 @@ class ContentsOf:
     def _follow(self, data: Tensor, first: Tensor, even: Tensor) -> None:
         """Runs of equal bytes: the blocks that are one, and their neighbours' bytes."""
         byte = torch.where(even & (first == (first & 255) * ONES), first & 255, -1)
-        values, counts = (found.tolist() for found in byte.unique_consecutive(return_counts=True))
+        told = torch.unique_consecutive(byte, return_counts=True)
+        values, counts = (found.tolist() for found in told)
         at, base = 0, self._blocks * BLOCK
         for value, count in zip(values, counts, strict=True):
             if value >= 0:
@@ -145,7 +146,7 @@ class ContentsOf:
             self._close(self._rest)
         if self._sums:
             self._compare()
-        self._hash.update(self._rest.numpy())
+        self._hash.update(self._rest.numpy().data)
         nbytes = self._blocks * BLOCK + len(self._rest)
         found = self._repeats
         repeats = None if found is None else Repeats(found.count, self._blocks, found.first, found.again)

@@ -66,13 +66,13 @@ def _tensor(
     contents = ContentsOf()
     scale = role is Role.SCALE
     numbers = None
-    if holds_floats(info, spec, role) or scale and (exponents or info.dtype.is_floating_point):
+    if holds_floats(info, spec, role) or (scale and (exponents or info.dtype.is_floating_point)):
         numbers = NumbersOf(exponents=scale and exponents, fully=scale)
     for piece in pieces(storage, name):
         contents.add(piece)
         if numbers is not None:
             numbers.add(piece)
-    return contents.finish(), numbers and numbers.finish()
+    return contents.finish(), None if numbers is None else numbers.finish()
 
 
 def holds_floats(info: TensorInfo, spec: TensorSpec | None, role: Role) -> bool:

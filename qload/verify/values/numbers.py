@@ -1,6 +1,7 @@
 """What the floats of a tensor are like: their range, and how large most of them are.
 
-The range is that of all values, and NaN where one is. Quantiles are those of a few from each piece, in even steps.
+The range is that of all values, and NaN where one is. Quantiles are those of a few from each piece, in even
+steps.
 """
 
 from dataclasses import dataclass
@@ -21,7 +22,8 @@ EIGHT_BITS = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, tor
 class Numbers:
     """The range of a tensor's floats; of its magnitudes, the quantiles 0.05, 0.5 and 0.95 without zeros.
 
-    `retyped`: the same of the bits of fp16 read as bf16, and of those of bf16 as fp16; of others zeros. `least`: the smallest magnitude but zero, of scales alone; `zeros`: how many of these are zero.
+    `retyped`: the same of the bits of fp16 read as bf16, and of those of bf16 as fp16; of others zeros.
+    `least`: the smallest magnitude but zero, of scales alone; `zeros`: how many of these are zero.
     """
 
     low: float

@@ -1,8 +1,8 @@
 """What the codes of a layer are like beside their scales and zero points, of some of its outputs.
 
-A group is a run of codes that share a scale. A quantizer that takes a group's scale from its largest weight gives
-that weight the first or the last code; so most groups *reach an end*, and fewer do where rows are put into other
-groups than they were quantized in.
+A group is a run of codes that share a scale. A quantizer that takes a group's scale from its largest weight
+gives that weight the first or the last code; so most groups *reach an end*, and fewer do where rows are put
+into other groups than they were quantized in.
 """
 
 from dataclasses import dataclass
@@ -36,11 +36,12 @@ class Statistics:
     deviation
         The standard deviation of the weights.
     evenness
-        The standard deviation of the codes over that of codes of which each value is as frequent: 1 of noise, less
-        of quantized weights, of which most are small.
+        The standard deviation of the codes over that of codes of which each value is as frequent: 1 of
+        noise, less of quantized weights, of which most are small.
     reach
-        The share of groups that reach an end of the codes' range; `shuffled`: the same, were rows in any groups;
-        `even`: were the groups of one size, where they are not and could be. None where it says nothing.
+        The share of groups that reach an end of the codes' range; `shuffled`: the same, were rows in any
+        groups; `even`: were the groups of one size, where they are not and could be. None where it says
+        nothing.
     offset
         The mean of code minus zero point; None where there are none.
     zero, spread
@@ -163,7 +164,8 @@ def _even(outer: Tensor, inner: Tensor, rows: int, groups: int) -> tuple[Tensor,
 def _ends(codes: Codes, plain: Tensor) -> Tensor:
     """Which codes are at an end of their range."""
     if codes.lookup is None:
-        return (plain == 0) | (plain == 2**codes.bits - 1)
+        ends: Tensor = (plain == 0) | (plain == 2**codes.bits - 1)
+        return ends
     size = codes.lookup.abs()
     ends = size == size[size.isfinite()].max()
     return ends[plain.long()]

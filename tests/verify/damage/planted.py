@@ -266,14 +266,13 @@ def e4m3_claimed(model: Model) -> None:
 
 
 PLANTS: tuple[Plant, ...] = (
-    codes_never_filled, scales_all_one, never_filled, embedding_zero, head_zero, head_half_zero, projection_zero,
-    norm_zero, hole_of_a_page, hole_of_half, block_twice, layer_copied, projection_copied, gate_over_up,
-    zeros_one_higher, zeros_one_lower, all_zeros_beside_the_middle, even_codes_first, nibbles_swapped,
-    act_order_lost, act_order_of_one_lost, act_order_permuted, group_size_times_five_fourths,
-    scales_inverted, all_scales_inverted, scales_times_a_thousand, a_third_of_the_scales_zero, scale_times_256,
-    embedding_of_the_other_type, scales_of_the_other_type, value_of_1e30, offset_negated,
-    block_without_an_end,
-    double_quant_claimed, e4m3_claimed,
+    codes_never_filled, scales_all_one, never_filled, embedding_zero, head_zero, head_half_zero,
+    projection_zero, norm_zero, hole_of_a_page, hole_of_half, block_twice, layer_copied, projection_copied,
+    gate_over_up, zeros_one_higher, zeros_one_lower, all_zeros_beside_the_middle, even_codes_first,
+    nibbles_swapped, act_order_lost, act_order_of_one_lost, act_order_permuted,
+    group_size_times_five_fourths, scales_inverted, all_scales_inverted, scales_times_a_thousand,
+    a_third_of_the_scales_zero, scale_times_256, embedding_of_the_other_type, scales_of_the_other_type,
+    value_of_1e30, offset_negated, block_without_an_end, double_quant_claimed, e4m3_claimed,
 )  # fmt: skip
 
 
@@ -392,7 +391,7 @@ def _groups_of(model: Model) -> dict[str, object]:
             )
             if -(-K // wide) != shape[axis]:
                 raise DoesNotApplyError("another group size makes other groups")
-            changed = changed or K > size
+            changed = changed or size < K
     if not changed:
         raise DoesNotApplyError("every layer is one group")
     return section

@@ -1,5 +1,6 @@
 """Sound models of two layers in each format: normal weights, quantized by their largest magnitudes."""
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -12,10 +13,10 @@ from tests.verify.damage.model import Model
 
 HIDDEN, INNER, VOCABULARY = 256, 512, 320
 SHAPES = {
-    "self_attn.q_proj": (HIDDEN, HIDDEN), "self_attn.k_proj": (HIDDEN, HIDDEN), "self_attn.v_proj": (HIDDEN, HIDDEN),
-    "self_attn.o_proj": (HIDDEN, HIDDEN), "mlp.gate_proj": (INNER, HIDDEN), "mlp.up_proj": (INNER, HIDDEN),
+    **{f"self_attn.{name}_proj": (HIDDEN, HIDDEN) for name in "qkvo"},
+    **{f"mlp.{name}_proj": (INNER, HIDDEN) for name in ("gate", "up")},
     "mlp.down_proj": (HIDDEN, INNER),
-}  # fmt: skip
+}
 Quantize = Callable[[Tensor], dict[str, Tensor]]
 
 
@@ -80,8 +81,8 @@ def packed() -> Model:
 
     weights = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": size}
     group = {"targets": ["Linear"], "weights": weights}
-    said = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"group_0": group},
-            "ignore": ["lm_head"]}  # fmt: skip
+    said = {"quant_method": "compressed-tensors", "format": "pack-quantized",
+            "config_groups": {"group_0": group}, "ignore": ["lm_head"]}  # fmt: skip
     return _model(quantize, said)
 
 
@@ -95,8 +96,8 @@ def nf4() -> Model:
         codes = (
             torch.bucketize(blocks / scales[:, None], (table[1:] + table[:-1]) / 2).flatten().to(torch.uint8)
         )
-        state = (
-            '{"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": [%d, %d]}' % weight.shape
+        state = json.dumps(
+            {"quant_type": "nf4", "blocksize": size, "dtype": "bfloat16", "shape": [*weight.shape]}
         )
         return {
             "weight": ((codes[::2] << 4) | codes[1::2])[:, None],
