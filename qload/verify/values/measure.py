@@ -1,11 +1,12 @@
 """The pass itself: every tensor's bytes once, and some codes of every quantized layer."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from qload.errors import QloadError
 from qload.formats.unquantized import FLOATS
+from qload.loader import FormatLoader, LayerDescription
 from qload.spec import Role, TensorSpec
 from qload.storage import TensorInfo, WeightStorage
 from qload.verify.chunks import is_exponents
@@ -13,9 +14,33 @@ from qload.verify.values.contents import Contents, ContentsOf
 from qload.verify.values.numbers import Numbers, NumbersOf
 from qload.verify.values.pieces import pieces
 from qload.verify.values.statistics import Statistics, statistics
+from qload.weights import Weights
 
-if TYPE_CHECKING:
-    from qload.verify.subject import Subject
+
+class Measurable(Protocol):
+    """What of a subject is needed, which itself holds what is measured."""
+
+    @property
+    def weights(self) -> Weights | None:
+        """The files."""
+
+    @property
+    def loader(self) -> FormatLoader:
+        """Of its layers."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Of the tensors that are to be measured."""
+
+    @property
+    def specs(self) -> Mapping[str, TensorSpec]:
+        """The declarations of tensors, by name."""
+
+    def role(self, name: str) -> Role:
+        """What a tensor is for."""
+
+    def described(self) -> Iterable[LayerDescription]:
+        """The layers that are to be measured."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +64,7 @@ class Values:
         return cls(contents, numbers, codes)
 
 
-def measure(subject: "Subject") -> Values:
+def measure(subject: Measurable) -> Values:
     """All names and layers of a subject, or of a run of one."""
     assert subject.weights is not None
     storage = subject.weights.storage
