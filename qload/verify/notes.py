@@ -9,6 +9,7 @@ from qload.formats.exl2 import divided
 from qload.layouts import StoredMinusOne, StoredMinusOneUnmasked
 from qload.loader import LayerDescription
 from qload.storage import WeightStorage
+from qload.verify.rules.claimed_detail import CLAIMING
 from qload.verify.subject import Subject
 from qload.verify.zero_points import convention, words
 
@@ -24,6 +25,17 @@ def flags(subject: Subject) -> Iterator[str]:
             f"{subject.claims.file} says desc_act is true; the groups of {len(in_order)} of {len(layers)} "
             "layers lie in order (static groups), and g_idx is believed"
         )
+
+
+def of_loaders(subject: Subject) -> Iterator[str]:
+    """What loaders note of layers, once for all that are alike, where no rule or other note tells it."""
+    found: dict[str, list[str]] = {}
+    for layer in subject.described():
+        if not isinstance(layer.format.config, (*CLAIMING, GPTQConfig)):
+            for note in layer.notes:
+                found.setdefault(note, []).append(layer.prefix)
+    for note, prefixes in found.items():
+        yield f"{prefixes[0]}: {note}" + (f"; {len(prefixes)} layers in all" if len(prefixes) > 1 else "")
 
 
 def readings(subject: Subject) -> Iterator[str]:
