@@ -21,11 +21,13 @@ if TYPE_CHECKING:
 
     from qload.hub import HubId
     from qload.verify import Report
+    from qload.verify.rules import Tier
 
 EPILOG = """\b
 Examples:
   qload verify ./Llama-3-8B-GPTQ
   qload verify ./Llama-3-8B-GPTQ --tp 1,2,4
+  qload verify ./Llama-3-8B-GPTQ --tier headers
   qload verify ./Llama-3-8B-GPTQ --against ./Llama-3-8B
   qload verify org/Llama-3-8B-GPTQ@main
   qload verify ./Llama-3-8B-GPTQ --json | jq -r '.findings[].message'
@@ -56,6 +58,13 @@ Exit codes: 0 nothing found, 1 findings or unreadable, 2 the command is wrong. O
     help="Check too that each layer can be shared among N ranks, for each N.",
 )
 @click.option(
+    "--tier",
+    type=click.Choice(["headers", "values", "meaning"]),
+    default="meaning",
+    show_default=True,
+    help="The last tier of rules to ask; headers reads no weight.",
+)
+@click.option(
     "--sarif",
     type=SarifFile(),
     metavar="FILE",
@@ -70,6 +79,7 @@ def verify(
     paths: "tuple[Path | HubId, ...]",
     against: "Path | HubId | None",
     tp: tuple[int, ...] | None,
+    tier: "Tier",
     sarif: Path | None,
     folders: bool,
     as_json: bool | None,

@@ -15,7 +15,7 @@ from qload.verify import parallel
 from qload.verify.crew import Crew, Tell
 from qload.verify.judge import Progress, judge
 from qload.verify.report import Finding, Report, finding_of
-from qload.verify.rules import INSPECTED
+from qload.verify.rules import INSPECTED, Tier
 from qload.verify.runs import runs
 from qload.verify.subject import Subject
 
@@ -78,6 +78,7 @@ def verify(
     *,
     against: str | PathLike[str] | None = None,
     tp: int | Sequence[int] | None = None,
+    tier: Tier = "meaning",
     progress: Progress | None = None,
     process_group: ProcessGroup | None = None,
 ) -> Report:
@@ -95,6 +96,8 @@ def verify(
     tp
         Check too that every layer can be shared among this many ranks, or among each of several numbers of
         ranks, which findings name; ArgumentError where one is less than 1, or where there is none.
+    tier
+        The last of "headers", "values" and "meaning" whose rules are asked; "headers" reads no weight.
     progress
         Called with (stage, bytes that were looked at, bytes in all) as the work goes on.
     process_group
@@ -118,7 +121,7 @@ def verify(
     with closing(Subject.open(path)) as subject:
         if subject.weights is None or subject.errors:
             return _unreadable(subject)
-        found, told = judge(subject, crew, tell)
+        found, told = judge(subject, crew, tell, tier)
         for world in worlds:
             _sort(parallel.check(subject, world), found, told)
         if against is not None:

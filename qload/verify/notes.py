@@ -12,6 +12,7 @@ from qload.layouts import StoredMinusOne, StoredMinusOneUnmasked
 from qload.listing.zero_points import convention, words
 from qload.loader import LayerDescription
 from qload.storage import WeightStorage
+from qload.verify.rules.claimed_detail import CLAIMING
 from qload.verify.subject import Subject
 
 
@@ -44,6 +45,17 @@ def architecture(subject: Subject) -> Iterator[str]:
             f"config.json: the names of its layers are not those of model_type {subject.architecture.type}: "
             "nothing that is missing can be seen by it"
         )
+
+
+def of_loaders(subject: Subject) -> Iterator[str]:
+    """What loaders note of layers, once for all that are alike, where no rule or other note tells it."""
+    found: dict[str, list[str]] = {}
+    for layer in subject.described():
+        if not isinstance(layer.format.config, (*CLAIMING, GPTQConfig)):
+            for note in layer.notes:
+                found.setdefault(note, []).append(layer.prefix)
+    for note, prefixes in found.items():
+        yield f"{prefixes[0]}: {note}" + (f"; {len(prefixes)} layers in all" if len(prefixes) > 1 else "")
 
 
 def readings(subject: Subject) -> Iterator[str]:

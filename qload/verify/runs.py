@@ -13,7 +13,7 @@ def runs(subject: Subject, size: int = NAMES) -> list[Subject]:
 
     Both orders are those of the whole subject, so that what is found run by run is found in the same order.
     """
-    names, layers = subject.names, subject.layers
+    names, layers = subject.names, subject.all_layers
     count = max(1, -(-len(names) // size))
     each, left = -(-len(layers) // count), iter(layers.items())
     found = []

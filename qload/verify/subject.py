@@ -33,6 +33,7 @@ from qload.storage import (
     snapshot,
 )
 from qload.verify.report import Finding, finding_of
+from qload.verify.values import Values, measure
 from qload.weights import Weights
 
 T = TypeVar("T")
@@ -133,6 +134,23 @@ class Subject:
         """Every layer that some format could mean: what it is, or why it is none."""
         return self.groups.layers
 
+    @cached_property
+    def all_layers(self) -> Mapping[str, LayerDescription | QloadError]:
+        """The layers of the whole checkpoint, of which `layers` of a run are some."""
+        return self.layers
+
+    def layer_of(self, name: str) -> LayerDescription | None:
+        """The layer that a tensor belongs to, if it is what it should be."""
+        layer = self.all_layers.get(self.prefixes[name])
+        return layer if isinstance(layer, LayerDescription) else None
+
+    def holds_codes(self, name: str) -> bool:
+        """Whether a tensor is what its quantized layer is about, and no scale or zero point beside it."""
+        layer = self.layer_of(name)
+        if layer is None or layer.format.weight_type.plain:
+            return False
+        return name == layer.names.full(layer.specs[0].name)
+
     @property
     def suffixes(self) -> Mapping[str, list[str]]:
         """prefix -> what the names under it go on with."""
@@ -147,6 +165,11 @@ class Subject:
     def specs(self) -> Mapping[str, TensorSpec]:
         """name -> its declaration, of every tensor of a layer that is what it should be."""
         return self.groups.specs
+
+    @cached_property
+    def values(self) -> Values:
+        """What one pass over all bytes measures; `judge` shares it out."""
+        return measure(self)
 
     def role(self, name: str) -> Role:
         """What a tensor is for: as its layer declares it, or else as its name tells."""

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import torch
 
 from qload.errors import QloadError
+from qload.formats.unquantized import FLOATS
 from qload.loader import LayerDescription
 from qload.spec import Role
-from qload.storage import WeightStorage
-from qload.verify.chunks import outputs, values
+from qload.verify.chunks import outputs
 from qload.verify.report import Finding, finding_of
 from qload.verify.rules.rule import Rule
 from qload.verify.subject import Subject
@@ -25,7 +25,7 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
     """Each layer with an infinite weight whose own scales and codes are finite, and its first place."""
     assert subject.weights is not None
     for layer in subject.described():
-        name = _extreme(subject.weights.storage, layer)
+        name = _extreme(subject, layer)
         if name is None:
             continue
         try:
@@ -44,21 +44,23 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
             yield finding_of(error)
 
 
-def _extreme(storage: WeightStorage, layer: LayerDescription) -> str | None:
+def _extreme(subject: Subject, layer: LayerDescription) -> str | None:
     """The scales that come near the end of their range; None where a value is not finite anyway."""
+    assert subject.weights is not None
     found = None
     for spec in layer.specs:
         name = layer.names.full(spec.name)
-        if spec.role is not Role.SCALE:
+        numbers = subject.values.numbers.get(name)
+        if spec.role is not Role.SCALE or numbers is None:
             continue
-        for _, run in values(storage, name, spec):
-            size, range_ = run.abs(), torch.finfo(run.dtype)
-            if not bool(size.isfinite().all()):
-                return None
-            near = size > range_.max / LARGEST_CODE
-            if spec.divides:
-                near |= (size > 0) & (size < range_.tiny * LARGEST_CODE)
-            found = name if bool(near.any()) else found
+        if not numbers.finite:
+            return None
+        dtype = subject.weights.info(name).dtype
+        range_ = torch.finfo(dtype if dtype in FLOATS else torch.float32)
+        near = numbers.largest > range_.max / LARGEST_CODE
+        if spec.divides:
+            near = near or 0 < numbers.least < range_.tiny * LARGEST_CODE
+        found = name if near else found
     return found
 
 

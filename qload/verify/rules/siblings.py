@@ -7,22 +7,16 @@ that is alone in having strictly less than others has lost something. It cannot 
 lost, nor what two layers lost alike.
 """
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cache
 
+from qload.verify.kin import BLOCK
 from qload.verify.report import Finding
 from qload.verify.rules.rule import Rule
 from qload.verify.subject import Subject
 
 Names = frozenset[str]
-
-# Blocks whose members are alike, by the names of published checkpoints.
-BLOCK = re.compile(
-    r"(?:language_model\.)?model\.(?:language_model\.)?(?:decoder\.)?layers|(?:transformer\.)?h|gpt_neox\.layers|layers"
-    r"|.*\.experts"
-)
 
 
 def check(rule: Rule, subject: Subject) -> Iterator[Finding]:

@@ -1,0 +1,31 @@
+"""What the config says of a detail is what the tensors are.
+
+Loaders believe the tensors. A program that believes the config reads bytes of e5m2 as e4m3, or takes scales
+that are floats for codes.
+"""
+
+from collections.abc import Iterator
+
+from qload.formats import BNB4Config, Fp8Config
+from qload.verify.report import Finding
+from qload.verify.rules.rule import Rule
+from qload.verify.subject import Subject
+
+CLAIMING = (BNB4Config, Fp8Config)
+
+
+def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
+    """Each claim that is wrong, once: the first layer, and how many."""
+    found: dict[str, list[str]] = {}
+    for layer in subject.described():
+        if isinstance(layer.format.config, CLAIMING):
+            for note in layer.notes:
+                found.setdefault(note, []).append(layer.prefix)
+    for note, prefixes in found.items():
+        file = subject.claims.file if subject.claims else None
+        yield rule.finding(
+            prefixes[0], file, f"{prefixes[0]}: {note}; {len(prefixes)} layers in all", "correct the config"
+        )
+
+
+RULE = Rule("claimed-detail", "headers", check, "warning")

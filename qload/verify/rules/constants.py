@@ -1,0 +1,90 @@
+"""Codes, scales and matrices are not one value all through, where others of their kind are not.
+
+A buffer that was allocated and never filled holds zeros, or ones, or what it was initialised with. It has the
+right dtype and shape, and no value that is not valid.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from qload.spec import Role
+from qload.verify.chunks import is_exponents
+from qload.verify.kin import kind, kinds
+from qload.verify.report import Finding
+from qload.verify.rules.rule import Rule
+from qload.verify.subject import Subject
+
+LEAST = 64  # bytes that are not alike by accident
+
+
+def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
+    """Each such tensor, and what else of its kind varies."""
+    assert subject.weights is not None
+    contents = subject.values.contents
+    for group in (_codes(subject), _scales(subject), _matrices(subject), _norms(subject)):
+        varying = [name for name in group if contents[name].word is None]
+        alike = kinds(group)
+        for name in group:
+            word = contents[name].word
+            if word is None or contents[name].nbytes < LEAST:
+                continue
+            own = alike[kind(name)]
+            other = next((kin for kin in own if contents[kin].word is None), None)
+            if other is None and len(own) == 1 and not group[name]:
+                other = next(iter(varying), None)
+            if other is not None:
+                yield rule.finding(
+                    name,
+                    subject.weights.info(name).file,
+                    f"{name}: all {contents[name].nbytes} bytes repeat {_shown(word)}, and those of {other} "
+                    "differ: it was never filled",
+                    "fetch or write the checkpoint again",
+                )
+
+
+# name -> whether only others of its own kind tell what it should be
+
+
+def _codes(subject: Subject) -> Mapping[str, bool]:
+    return {
+        layer.names.full(spec.name): False
+        for layer in subject.described()
+        for spec in layer.specs[:1]
+        if not layer.format.weight_type.plain
+    }
+
+
+def _scales(subject: Subject) -> Mapping[str, bool]:
+    return {
+        layer.names.full(spec.name): True
+        for layer in subject.described()
+        for spec in layer.specs
+        if spec.role is Role.SCALE and not is_exponents(spec)
+    }
+
+
+def _matrices(subject: Subject) -> Mapping[str, bool]:
+    assert subject.weights is not None
+    found = {}
+    for name in subject.names:
+        shape = subject.weights.info(name).shape
+        matrix = name in subject.values.numbers and subject.role(name) is Role.FLOAT and len(shape) > 1
+        if matrix and min(shape) > 1 and "lora" not in name:
+            found[name] = not name.endswith(".weight") or len(shape) > 2
+    return found
+
+
+def _norms(subject: Subject) -> Mapping[str, bool]:
+    """Norms that are all zero; any other constant is how they begin."""
+    found = {}
+    for name in subject.names:
+        numbers = subject.values.numbers.get(name)
+        if numbers and name.endswith("norm.weight") and subject.values.contents[name].word in (None, 0):
+            found[name] = False
+    return found
+
+
+def _shown(word: int) -> str:
+    return "zeros" if not word else f"0x{word % 2**64:016x}"
+
+
+RULE = Rule("constant-values", "values", check)

@@ -1,0 +1,76 @@
+"""Zero points lie where the mean of their codes does.
+
+Weights are as often below zero as above, so that the mean code of a layer is about its mean zero point. It
+is one code away where zero points are read in another convention than they were written in: `gptq` stores
+them minus one, `gptq_v2` as they are. Zero points that are all one beside the middle say the same of a
+symmetric layer.
+"""
+
+from collections.abc import Iterator
+from statistics import median
+
+from qload.formats import GPTQConfig
+from qload.listing.zero_points import convention
+from qload.loader import LayerDescription
+from qload.verify.kin import block
+from qload.verify.report import Finding
+from qload.verify.rules.rule import Rule
+from qload.verify.subject import Subject
+from qload.verify.values import Statistics
+
+BITS = 4  # with more, the mean of sound weights is codes away from zero
+GROUPS = 64  # that a mean is taken of, at least
+NOISE = 0.92  # codes that are noise have any mean; sound ones have 0.85 at most
+APART = 0.58  # codes; sound layers have up to 0.44, damaged ones from 0.71 on
+TOGETHER = 0.5  # codes, of the median of all layers
+
+
+def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
+    """Each layer whose codes are about another zero point."""
+    symmetric = subject.claims is not None and subject.claims.sym
+    told = [
+        (layer, found)
+        for layer in subject.described()
+        if (found := subject.values.statistics.get(layer.prefix)) and _tells(layer, found)
+        if not (
+            symmetric and isinstance(layer.format.config, GPTQConfig)
+        )  # the rule `symmetry` knows the value
+    ]
+    middle = median([found.offset or 0.0 for _, found in told]) if len(told) > 1 else 0.0
+    for layer, found in told:
+        offset = found.offset or 0.0
+        everywhere = abs(middle) > TOGETHER and offset * middle > 0
+        beside = found.spread == 0 and _zero(found) in (-1, 1) and abs(offset) > TOGETHER
+        if abs(offset) > APART or everywhere or beside:
+            field = next(spec.name for spec in layer.specs if "zero" in spec.name)
+            name, file = layer.names.full(field), layer.names.file(field)
+            yield rule.finding(
+                name,
+                file,
+                f"{name}: codes are {offset:+.2f} from their zero points on average, in {found.groups} "
+                "groups; "
+                f"of zero points in the right convention the mean is within {APART}",
+                _remedy(subject, layer),
+            )
+
+
+def _tells(layer: LayerDescription, found: Statistics) -> bool:
+    """Whether a layer of a model stores zero points whose mean says something."""
+    if found.offset is None or found.bits > BITS or found.groups < GROUPS or found.evenness > NOISE:
+        return False
+    if block(layer.prefix) is None:
+        return False
+    return convention(layer) is not None or any("zero" in spec.name for spec in layer.specs)
+
+
+def _zero(found: Statistics) -> int:
+    return 0 if found.zero is None else round(found.zero) - 2 ** (found.bits - 1)
+
+
+def _remedy(subject: Subject, layer: LayerDescription) -> str:
+    if not isinstance(layer.format.config, GPTQConfig) or subject.claims is None:
+        return ""
+    return f"correct checkpoint_format in {subject.claims.file}, if the tensors of all layers say so"
+
+
+RULE = Rule("zero-point-mean", "meaning", check)

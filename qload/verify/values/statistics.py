@@ -1,0 +1,205 @@
+"""What the codes of a layer are like beside their scales and zero points, of some of its outputs.
+
+A group is a run of codes that share a scale. A quantizer that takes a group's scale from its largest weight
+gives that weight the first or the last code; so most groups *reach an end*, and fewer do where rows are put
+into other groups than they were quantized in.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from qload.loader import FormatLoader, LayerDescription, Part
+from qload.loader.cuts import granule
+from qload.spec import Codes, Weight
+from qload.weights import Weights
+
+DRAWN = 1 << 18  # codes of a layer that are looked at
+SHUFFLES = 3
+NOTHING = 2.0**-120  # a scale below is zero, or the least that an exponent can be
+MOST = 1 << 22  # codes that are looked at where a layer is cut nowhere else; of more, none
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Of `outputs` outputs of a layer, or of all (`whole`).
+
+    Attributes
+    ----------
+    outputs, whole
+        How many were looked at, and whether these are all.
+    bits
+        Of a code.
+    groups, inner
+        How many groups have a scale, and how many of them an output has.
+    deviation
+        The standard deviation of the weights.
+    evenness
+        The standard deviation of the codes over that of codes of which each value is as frequent: 1 of
+        noise, less of quantized weights, of which most are small.
+    reach
+        The share of groups that reach an end of the codes' range; `shuffled`: the same, were rows in any
+        groups; `even`: were the groups of one size, where they are not and could be. None where it says
+        nothing.
+    offset
+        The mean of code minus zero point; None where there are none.
+    zero, spread
+        The mean and the standard deviation of the zero points.
+    correlation
+        Of a group's mean code with its zero point; None where either is always the same.
+    lost
+        The share of groups whose scale is zero and whose codes differ.
+    low
+        The least scale, as a reader resolves it.
+    """
+
+    outputs: int
+    whole: bool
+    bits: int
+    groups: int
+    inner: int
+    deviation: float
+    evenness: float
+    reach: float | None = None
+    shuffled: float | None = None
+    even: float | None = None
+    offset: float | None = None
+    zero: float | None = None
+    spread: float = 0.0
+    correlation: float | None = None
+    lost: float = 0.0
+    low: float = 0.0
+
+
+def statistics(weights: Weights, loader: FormatLoader, layer: LayerDescription) -> Statistics | None:
+    """Of outputs in the middle of the layer; None of a layer that is not of codes.
+
+    What its reader raises, as an UnreadableError or another of qload's, this raises too.
+    """
+    if layer.format.weight_type.plain or 0 in layer.sizes.values():
+        return None
+    block = granule(layer, "N") or layer.N
+    width = layer.K * layer.sizes.get("E", 1)
+    count = min(layer.N, max(1, DRAWN // max(1, width) // block) * block)
+    if count * width > MOST:
+        return None
+    first = (layer.N - count) // 2 // block * block
+    weight = loader.load(weights, [Part(layer.prefix, first, first + count)], None)
+    return _of(weight, whole=count == layer.N)
+
+
+def _of(weight: Weight, *, whole: bool) -> Statistics:
+    codes = weight.codes()
+    plain, means = codes.plain(), weight.dequantize().double()
+    N, K = plain.shape
+    scales = codes.scales.expand(N, -1) if codes.n_group is None else codes.scales
+    told: dict[str, float | None] = {}
+    if scales.shape[1] < K:  # and not a scale for every code
+        told = {**_reach(codes, plain), **_zero_points(codes, plain), **_lost(codes, plain)}
+    return Statistics(
+        outputs=N,
+        whole=whole,
+        bits=codes.bits,
+        groups=scales.numel(),
+        inner=scales.shape[1],
+        deviation=float(means.std()) if means.numel() > 1 else 0.0,
+        evenness=_evenness(plain, codes.bits),
+        low=float(codes.scales.min()),
+        **told,  # type: ignore[arg-type]
+    )
+
+
+def _evenness(plain: Tensor, bits: int) -> float:
+    even = ((4**bits - 1) / 12) ** 0.5
+    return float(plain.float().std()) / even if plain.numel() > 1 else 0.0
+
+
+def _index(codes: Codes, K: int) -> tuple[Tensor, int]:
+    """The group of each input, and how many there are."""
+    if codes.k_group is None:
+        return torch.zeros(K, dtype=torch.int64), 1
+    return codes.k_group.long(), codes.scales.shape[1]
+
+
+def _reach(codes: Codes, plain: Tensor) -> dict[str, float | None]:
+    N, K = plain.shape
+    inner, groups = _index(codes, K)
+    rows = codes.scales.shape[0]
+    outer = torch.arange(N) if codes.n_group is None else codes.n_group
+    ends, scaled = _ends(codes, plain).float(), codes.scales.expand(max(rows, int(outer[-1]) + 1), -1) != 0
+
+    def share(outer: Tensor, inner: Tensor) -> float:
+        some = torch.zeros(N, groups).index_add_(1, inner, ends)
+        hit = torch.zeros(scaled.shape[0], groups).index_add_(0, outer, some) > 0
+        return float(hit[scaled].float().mean()) if bool(scaled.any()) else 1.0
+
+    found: dict[str, float | None] = {"reach": share(outer, inner)}
+    if groups > 1:
+        draw = torch.Generator().manual_seed(0)
+        mixed = [share(outer, inner[torch.randperm(K, generator=draw)]) for _ in range(SHUFFLES)]
+        found["shuffled"] = sum(mixed) / SHUFFLES
+    even = _even(outer, inner, rows if codes.n_group is not None else 1, groups)
+    if even is not None:
+        found["even"] = share(*even)
+    return found
+
+
+def _even(outer: Tensor, inner: Tensor, rows: int, groups: int) -> tuple[Tensor, Tensor] | None:
+    """As many groups of equal size, where they lie in order and are not of one size now."""
+    found, changed = [], False
+    for index, count in ((outer, rows), (inner, groups)):
+        ordered = bool((index.diff() >= 0).all())
+        if not ordered:
+            return None
+        even = torch.arange(len(index)) * count // len(index)
+        if count > 1 and len(index) % count == 0 and not torch.equal(index, even):
+            found.append(even)
+            changed = True
+        else:
+            found.append(index)
+    return (found[0], found[1]) if changed else None
+
+
+def _ends(codes: Codes, plain: Tensor) -> Tensor:
+    """Which codes are at an end of their range."""
+    if codes.lookup is None:
+        ends: Tensor = (plain == 0) | (plain == 2**codes.bits - 1)
+        return ends
+    size = codes.lookup.abs()
+    ends = size == size[size.isfinite()].max()
+    return ends[plain.long()]
+
+
+def _zero_points(codes: Codes, plain: Tensor) -> dict[str, float | None]:
+    if codes.zeros is None or codes.lookup is not None or codes.n_group is not None:
+        return {}
+    index, groups = _index(codes, plain.shape[1])
+    zeros = codes.zeros.expand(len(plain), groups).float()
+    rows = torch.bincount(index, minlength=groups).clamp_(min=1)
+    means = torch.zeros(len(plain), groups).index_add_(1, index, plain.float()) / rows
+    inside = (zeros > 0) & (
+        zeros < 2**codes.bits - 1
+    )  # at an end a zero point is cut off, and follows nothing
+    if 2 * int(inside.sum()) < inside.numel():
+        return {}
+    means, zeros = means[inside], zeros[inside]
+    spread = float(zeros.std()) if zeros.numel() > 1 else 0.0
+    varied = spread > 0 and float(means.std()) > 0
+    return {
+        "offset": float((means - zeros).mean()),
+        "zero": float(zeros.mean()),
+        "spread": spread,
+        "correlation": float(torch.corrcoef(torch.stack([means, zeros]))[0, 1]) if varied else None,
+    }
+
+
+def _lost(codes: Codes, plain: Tensor) -> dict[str, float | None]:
+    nothing = codes.scales.abs() < NOTHING
+    if codes.divide or codes.n_group is not None or not bool(nothing.any()):
+        return {}
+    index, groups = _index(codes, plain.shape[1])
+    where = index[None].expand(len(plain), -1)
+    low = torch.full((len(plain), groups), 2.0**codes.bits).scatter_reduce_(1, where, plain.float(), "amin")
+    high = torch.full((len(plain), groups), -1.0).scatter_reduce_(1, where, plain.float(), "amax")
+    return {"lost": float((nothing.expand(len(plain), groups) & (high > low)).float().mean())}

@@ -1,0 +1,124 @@
+"""Damage that values tell of, in a model of each format, is found by the rule that is about it."""
+
+import copy
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from qload.verify import verify
+from tests.paths import FIXTURES
+from tests.verify.damage import planted
+from tests.verify.damage.model import DoesNotApplyError, Model
+from tests.verify.damage.sound import MODELS
+
+FOLDERS = {
+    "awq": FIXTURES / "awq/model_gemm_g64",
+    "gptq": FIXTURES / "gptq/model_g32_desc_act",
+    "nf4 nested": FIXTURES / "bnb/nf4_nested_bf16_storage_128x256",
+}
+NAMES = [*MODELS, *FOLDERS]
+
+# The rule that each damage is about; others may speak too.
+RULES = {
+    planted.codes_never_filled: {"constant-values"},
+    planted.scales_all_one: {"constant-values"},
+    planted.never_filled: {"constant-values"},
+    planted.embedding_zero: {"constant-values"},
+    planted.head_zero: {"constant-values"},
+    planted.projection_zero: {"constant-values"},
+    planted.norm_zero: {"constant-values"},
+    planted.head_half_zero: {"hole"},
+    planted.hole_of_a_page: {"hole"},
+    planted.hole_of_half: {"hole"},
+    planted.block_twice: {"repeated-block"},
+    planted.layer_copied: {"copied-layer"},
+    planted.projection_copied: {"copied-layer"},
+    planted.gate_over_up: {"copied-layer"},
+    planted.zeros_one_higher: {"zero-point-mean"},
+    planted.zeros_one_lower: {"zero-point-mean"},
+    planted.all_zeros_beside_the_middle: {"zero-point-mean"},
+    planted.even_codes_first: {"code-order"},
+    planted.nibbles_swapped: {"code-order"},
+    planted.act_order_lost: {"group-order"},
+    planted.act_order_of_one_lost: {"group-order"},
+    planted.act_order_permuted: {"group-order"},
+    planted.group_size_times_five_fourths: {"group-size", "group-count"},
+    planted.scales_inverted: {"weight-size"},
+    planted.all_scales_inverted: {"weight-size"},
+    planted.scales_times_a_thousand: {"weight-size"},
+    planted.a_third_of_the_scales_zero: {"value-outlier"},
+    planted.scale_times_256: {"value-outlier"},
+    planted.embedding_of_the_other_type: {"float-type"},
+    planted.scales_of_the_other_type: {"float-type", "weight-size"},
+    planted.value_of_1e30: {"value-outlier"},
+    planted.offset_negated: {"block-maximum"},
+    planted.block_without_an_end: {"block-maximum"},
+    planted.double_quant_claimed: {"claimed-detail"},
+    planted.e4m3_claimed: {"claimed-detail"},
+}
+
+
+@cache
+def sound(name: str) -> Model:
+    return Model.read(FOLDERS[name]) if name in FOLDERS else MODELS[name]()
+
+
+@cache
+def damaged(name: str, plant: planted.Plant) -> Model | None:
+    model = copy.deepcopy(sound(name))
+    try:
+        plant(model)
+    except DoesNotApplyError:
+        return None
+    return model
+
+
+CELLS = [
+    pytest.param(name, plant, id=f"{plant.__name__}-{name}")
+    for plant in planted.PLANTS
+    for name in NAMES
+    if damaged(name, plant) is not None
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_is_found_in_a_sound_model(name: str, tmp_path: Path) -> None:
+    report = verify(sound(name).write(tmp_path / "sound"))
+
+    assert report.findings == ()
+    assert report.layers
+
+
+@pytest.mark.parametrize(("name", "plant"), CELLS)
+def test_damage_is_found_by_its_evidence(name: str, plant: planted.Plant, tmp_path: Path) -> None:
+    model = damaged(name, plant)
+    assert model is not None
+
+    found = {finding.rule for finding in verify(model.write(tmp_path / "damaged")).findings}
+
+    assert found & RULES[plant]
+
+
+def test_every_damage_is_done_to_some_model() -> None:
+    assert set(RULES) == set(planted.PLANTS)
+    assert {plant for plant in RULES if any(damaged(name, plant) for name in NAMES)} == set(RULES)
+
+
+@pytest.mark.parametrize("tier", ["headers", "values", "meaning"])
+def test_a_tier_is_the_last_that_is_asked(tier: str, tmp_path: Path) -> None:
+    model = copy.deepcopy(sound("gptq"))
+    planted.codes_never_filled(model)
+    planted.act_order_of_one_lost(model)
+    stages = []
+
+    report = verify(
+        model.write(tmp_path / "damaged"), tier=tier, progress=lambda stage, *_: stages.append(stage)
+    )
+
+    found = {finding.rule for finding in report.findings}
+    assert ("constant-values" in found) == (tier != "headers")
+    assert ("group-order" in found) == (tier == "meaning")
+    assert set(stages) == {"headers", "values", "meaning"} - {
+        "headers": {"values", "meaning"}, "values": {"meaning"}, "meaning": set[str]()
+    }[tier]  # fmt: skip
