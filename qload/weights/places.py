@@ -1,8 +1,11 @@
-"""Where tensors are put, and which part of them is read."""
+"""What `Weights` is told: where tensors are put, who shares them, their other names, which part is read."""
+
+from collections.abc import Mapping, Sequence
 
 import torch
 
-from qload.errors import ArgumentError
+from qload.errors import ArgumentError, check_type
+from qload.parallel import ALONE, ProcessGroup, Rank
 
 
 def device_of(device: torch.device | str) -> torch.device:
@@ -11,6 +14,24 @@ def device_of(device: torch.device | str) -> torch.device:
         return torch.device(device)
     except RuntimeError as error:
         raise ArgumentError("device", "a device of torch's, as cpu or cuda:0", repr(device)) from error
+
+
+def group_of(group: ProcessGroup | None) -> ProcessGroup:
+    """A group, of this process alone if there is none; ArgumentError for a rank outside of its world."""
+    found = ALONE if group is None else group
+    if not isinstance(found, ProcessGroup):
+        raise ArgumentError("process_group", "None, or anything with rank() and size()", repr(group))
+    Rank(found.rank(), found.size())
+    return found
+
+
+def aliases_of(aliases: Mapping[str, Sequence[str]] | None) -> dict[str, Sequence[str]]:
+    """Names, each with a list of others, or ArgumentError."""
+    check_type("aliases", aliases, Mapping[str, Sequence[str] | str] | None)
+    for name, others in (aliases or {}).items():
+        if isinstance(others, str):  # a sequence too, of letters
+            raise ArgumentError("aliases", f"a list of names for {name}", repr(others))
+    return dict(aliases or {})
 
 
 def along(dim: int, start: int, stop: int) -> tuple[slice, ...]:

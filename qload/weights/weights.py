@@ -17,14 +17,14 @@ from qload.errors import ArgumentError, DivideError, MissingTensorError, check_t
 from qload.formats import ROLES
 from qload.formats.unquantized import FLOATS
 from qload.loader import Blocks, Heads, Part, WeightsLoader, split_blocks
-from qload.parallel import ALONE, ProcessGroup, Rank
+from qload.parallel import ProcessGroup
 from qload.spec import Role, Weight
 from qload.storage import TensorInfo, WeightStorage, check_name
 from qload.weights.casts import cast
 from qload.weights.heads import check_heads, load_heads
 from qload.weights.ledger import Ledger, LoadReport
 from qload.weights.names import SortedNames
-from qload.weights.places import along, device_of
+from qload.weights.places import aliases_of, along, device_of, group_of
 
 log: logging.Logger = logging.getLogger("qload")
 
@@ -103,17 +103,8 @@ class Weights:
         self._loader: WeightsLoader = loader
         self.device: torch.device = device_of(device)
         self.dtype: torch.dtype | None = dtype
-        self.process_group: ProcessGroup = ALONE if process_group is None else process_group
-        if not isinstance(self.process_group, ProcessGroup):
-            raise ArgumentError(
-                "process_group", "None, or anything with rank() and size()", repr(process_group)
-            )
-        Rank(self.process_group.rank(), self.process_group.size())  # refuses a rank outside of its world
-        check_type("aliases", aliases, Mapping[str, Sequence[str] | str] | None)
-        for name, others in (aliases or {}).items():
-            if isinstance(others, str):  # a sequence too, of letters
-                raise ArgumentError("aliases", f"a list of names for {name}", repr(others))
-        self.aliases: dict[str, Sequence[str]] = dict(aliases or {})
+        self.process_group: ProcessGroup = group_of(process_group)
+        self.aliases: dict[str, Sequence[str]] = aliases_of(aliases)
         self.prefix: str | None = prefix
         self.architecture: Architecture | None = architecture
         self._ledger = Ledger()
