@@ -47,7 +47,7 @@ DAMAGES = (
         "every zero point of {layer} becomes one higher",
         damage.asymmetric_zeros_off,
         "read with zero points one lower, it agrees",
-        {"gptq": "symmetry"},  # whose model says sym: true; the AWQ model's zero points may be any
+        {"gptq": "symmetry", "awq": "zero-point-mean"},  # the GPTQ model says sym: true
     ),
     Damage(
         "rolled-scales",

@@ -31,7 +31,7 @@ def flags(subject: Subject) -> Iterator[str]:
 
 def architecture(subject: Subject) -> Iterator[str]:
     """A type of model of no table, names that are not those of its table, and values that are no sizes."""
-    config = read_model_config(subject.path)
+    config = read_model_config(subject.place)
     if subject.architecture is None:
         if isinstance(config.get("model_type"), str):
             yield (

@@ -106,7 +106,7 @@ class Subject:
     @cached_property
     def architecture(self) -> Architecture | None:
         """What config.json tells of the model's tensors; None for a type of model that is not known."""
-        return architecture_of(read_model_config(self.path))
+        return architecture_of(read_model_config(self.place))
 
     @cached_property
     def inventory(self) -> Inventory | None:

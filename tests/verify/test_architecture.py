@@ -47,7 +47,7 @@ def damaged(kind: str) -> dict[str, Tensor]:
     tensors = whole()
     attention, up = "model.layers.{}.self_attn.{}_proj.weight", "model.layers.0.mlp.up_proj.weight"
     if kind == "q holds k":
-        tensors[attention.format(1, "q")] = tensors[attention.format(1, "k")].clone()
+        tensors[attention.format(1, "q")] = -tensors[attention.format(1, "k")]  # of another layer
     elif kind == "lost outputs":
         tensors[up] = tensors[up][:-1]
     elif kind == "a transposed matrix":

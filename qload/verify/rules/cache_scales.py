@@ -6,6 +6,7 @@ reads one quantizes every key or value by it. A zero point or bias of the cache 
 
 from collections.abc import Iterator
 from math import prod
+from os import PathLike
 
 import torch
 
@@ -23,7 +24,7 @@ MOST = 1 << 16  # no attention has more heads times inputs of a head
 def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
     """Each of another shape or dtype, or with a value that nothing can be divided by."""
     assert subject.weights is not None
-    storage, heads = subject.weights.storage, _heads(subject.path)
+    storage, heads = subject.weights.storage, _heads(subject.place)
     for name in subject.account.report.exempted:
         is_scale = cache_scale(name)
         if not is_scale and not cache_zero(name):
@@ -59,7 +60,7 @@ def _zero(info: TensorInfo) -> str | None:
     return None
 
 
-def _heads(path: str) -> frozenset[int]:
+def _heads(path: str | PathLike[str]) -> frozenset[int]:
     """The heads of keys, and of queries, as the model's config counts them."""
     config = read_model_config(path)
     text = config.get("text_config")

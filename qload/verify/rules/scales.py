@@ -24,7 +24,7 @@ from qload.verify.subject import Subject
 from qload.verify.values import Numbers
 
 SIGNED = (GPTQConfig, AWQConfig, CTPackConfig)
-FEW = 16  # of so many scales one is negative at most, where their signs do not say which end is used
+FEW = 16  # fewer than one of so many scales is negative where their signs do not say which end is used
 
 
 def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
@@ -69,7 +69,7 @@ def _check(
                 first, *rest = torch.nonzero(mask)[0].tolist()
                 places[kind] = ((start + first, *rest), float(run[(first, *rest)]))
     for kind, (place, value) in places.items():
-        if kind == "negative" and signed and counts[kind] * FEW > total >= FEW:
+        if kind == "negative" and signed and counts[kind] * FEW >= total >= FEW:
             continue
         yield rule.finding(
             name,
