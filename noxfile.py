@@ -140,7 +140,7 @@ def unpacked(archive: Path, folder: Path) -> Path:
 def transformers(session: nox.Session) -> None:
     """The tables of architectures against models that transformers, at one version, makes and writes."""
     install(session, "test", "transformers")
-    session.run("pytest", "tests/transformers/tables.py", *session.posargs)
+    session.run("pytest", "tests/transformers/tables.py", "-n", "2", *session.posargs)
 
 
 @nox.session
