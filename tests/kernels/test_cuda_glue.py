@@ -115,7 +115,7 @@ def test_a_layer_in_strips_is_multiplied(hand: Hand, shape: dict, bits: int, M: 
 
     assert_sums_exactly(lambda x: linear(x, weight), weight, torch.float16, M=M)
 
-    wanted = "decode" if M <= 16 else "many" if bits == 4 else "middle" if M <= 128 else "dequantize"
+    wanted = "decode" if M <= 16 else "many"
     assert hand.called == [wanted if hand.capability == HOPPER else "dequantize"]
 
 
@@ -129,24 +129,9 @@ def test_17_tokens_and_more_are_multiplied_with_strips(
 ) -> None:
     weight = layer(**shape, bits=bits, dtype=dtype, layout="strips")
 
-    kernel = "many" if bits == 4 else "middle"
+    assert_sums_exactly(lambda x: linear(x, weight, kernel="many"), weight, dtype, M=M)
 
-    assert_sums_exactly(lambda x: linear(x, weight, kernel=kernel), weight, dtype, M=M)
-
-    assert hand.called == [kernel]
-
-
-@pytest.mark.parametrize("chip", [HOPPER])
-@pytest.mark.parametrize(
-    ("kernel", "bits", "reason"),
-    [("many", 8, "reads strips of 4 bits, got 8"), ("middle", 4, "reads strips of 8 bits, got 4")],
-)
-def test_either_kernel_of_strips_has_its_own_width(hand: Hand, kernel: str, bits: int, reason: str) -> None:
-    weight = layer(128, 64, 128, bits, torch.float16, layout="strips")
-
-    with pytest.raises(NoKernelError, match=reason):
-        linear(torch.ones(17, 128).half(), weight, kernel=kernel)
-    assert not hand.called
+    assert hand.called == ["many"]
 
 
 @CHIPS

@@ -89,7 +89,7 @@ decode_kernel(const __grid_constant__ Decode call, const __grid_constant__ Chunk
         uint32_t operand[2][4];
         if constexpr (looked_up)
           scaled_pair<T, bits>(call, words, chunk * kChunk + step * 32, tile, j, operand);
-        else if constexpr (twice_as_many)
+        else if constexpr (order == Order::kOwn)
           C::pair(words[j], step % 2, magic, operand);
         else
           C::pair(words, j, magic, operand);
