@@ -105,7 +105,7 @@ def main() -> None:
     for layout, kind in (("marlin", MarlinCall), ("strips", StripsCall)):
         held = repack(made, layout).to("cuda")
         assert isinstance(held, GPTQMarlinWeight)
-        for M in (1, 8, 9, 16):
+        for M in (1, 8, 9, decode.MOST_TOKENS[layout]):
             x = torch.eye(K, dtype=torch.float16, device="cuda")[:M].contiguous()
             for columns, split in ((1, 1), (1, 2), (2, 2), (0, 0)):
                 same(decode.run(kind(*arguments(x, held)), columns, split), w.T[:M].half())

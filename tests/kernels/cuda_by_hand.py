@@ -13,7 +13,7 @@ from qload.layouts import gptq, marlin, strips
 
 STREAM = 7
 WORD = torch.int32
-LIMITS = {"decode": (1, 16), "w4a16": (1, 64), "many": (1, 1 << 20), "middle": (1, 256), "exllama": (1, 64)}
+LIMITS = {"decode": (1, 24), "w4a16": (1, 64), "many": (1, 1 << 20), "middle": (1, 256), "exllama": (1, 64)}
 
 
 def at(pointer: int, dtype: torch.dtype, *shape: int) -> Tensor:
@@ -41,6 +41,7 @@ class Hand:
     def decode(self, x, weights, scales, zeros, g_idx, perm, bias, y, sizes, bits, group, own, *rest) -> None:
         """See decode.h."""
         assert (own and g_idx, weights % 16, scales % 16) in ((False, 0, 0), (0, 0, 0))
+        assert sizes[0] <= (24 if own else 16)
         self._multiply(
             "decode", x, weights, scales, zeros, g_idx, perm, bias, y, sizes, bits, group, own, *rest
         )

@@ -33,7 +33,7 @@ class ManyBlock:
 
 
 BLOCK_SHAPES = (
-    ManyBlock(32, 128, {4: 0.54, 8: 0.63}, 2.1),
+    ManyBlock(32, 128, {4: 0.54, 8: 0.60}, 2.1),
     ManyBlock(32, 256, {4: 0.91, 8: 1.20}, 1.2),
     ManyBlock(32, 512, {4: 1.66}, 2.4),
     ManyBlock(64, 128, {4: 0.77, 8: 0.63}, 2.3),
