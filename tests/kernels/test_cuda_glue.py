@@ -140,8 +140,8 @@ def test_strips_are_multiplied_elsewhere_without_hoppers_instructions(hand: Hand
     hand.hopper = False
 
     with pytest.raises(NoKernelError, match=r"QLOAD_CUDA_ARCHS=90a|capability 9\.0"):
-        linear(torch.ones(17, 128).half(), weight, kernel="many")
-    linear(torch.ones(17, 128).half(), weight)
+        linear(torch.ones(25, 128).half(), weight, kernel="many")
+    linear(torch.ones(25, 128).half(), weight)
 
     assert hand.called == ["dequantize"]
 
@@ -354,7 +354,7 @@ def test_what_does_not_fit_is_refused_by_name(hand: Hand, changed: dict, wrong: 
     [
         ("marlin", 16, ["decode", "w4a16", "middle", "large"]),
         ("marlin", 65, ["middle", "large"]),
-        ("strips", 17, ["many", "large"]),
+        ("strips", 25, ["many", "large"]),
         ("exllama", 64, ["few", "large"]),
         ("exllama", 65, ["large"]),
     ],
