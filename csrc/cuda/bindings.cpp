@@ -139,30 +139,30 @@ PYBIND11_MODULE(_cuda, module) {
   module.def(
       "middle",
       [](uintptr_t x, uintptr_t weights, uintptr_t scales, uintptr_t zeros, uintptr_t bias, uintptr_t y,
-         const std::array<int, 5>& sizes, int bits, int group, bool own, bool bfloat16, int columns, int together,
-         int split, bool early, uintptr_t stream) {
+         const std::array<int, 5>& sizes, int bits, int group, bool bfloat16, int columns, int together, int split,
+         bool early, uintptr_t stream) {
         const auto [M, K, N, inputs, outputs] = sizes;
         check(middle({at<const void>(x), at<const void>(weights), at<const void>(scales), at<const void>(zeros),
-                      at<const void>(bias), at<void>(y), M, K, N, inputs, outputs, bits, group, own, bfloat16, columns,
-                      together, split, early},
+                      at<const void>(bias), at<void>(y), M, K, N, inputs, outputs, bits, group, bfloat16, columns, together,
+                      split, early},
                      at<CUstream_st>(stream)),
               "middle");
       },
-      "Tokens, best from 17 on, times a weight in Marlin's order or our own; sizes: M, K, N, inputs, outputs.");
+      "Tokens, best from 17 on, times a weight in Marlin's order; sizes: M, K, N, inputs, outputs.");
   module.def(
       "many",
       [](uintptr_t x, uintptr_t weights, uintptr_t scales, uintptr_t zeros, uintptr_t parts, uintptr_t bias, uintptr_t y,
-         const std::array<int, 5>& sizes, int group, bool bfloat16, const std::array<int, 4>& division, bool early,
-         uintptr_t stream) {
+         const std::array<int, 5>& sizes, int bits, int group, bool bfloat16, const std::array<int, 4>& division,
+         bool early, uintptr_t stream) {
         const auto [M, K, N, inputs, outputs] = sizes;
         const auto [tokens, columns, pairs, slices] = division;
         check(many({at<const void>(x), at<const void>(weights), at<const void>(scales), at<const void>(zeros),
-                    at<const void>(bias), at<void>(y), at<void>(parts), M, K, N, inputs, outputs, group, bfloat16,
+                    at<const void>(bias), at<void>(y), at<void>(parts), M, K, N, inputs, outputs, bits, group, bfloat16,
                     tokens, columns, pairs != 0, slices, early},
                    at<CUstream_st>(stream)),
               "many");
       },
-      "Tokens, best from 17 on, times a 4-bit weight in our own order; sizes: M, K, N, inputs, outputs. division: tokens "
+      "Tokens, best from 17 on, times a weight in our own order; sizes: M, K, N, inputs, outputs. division: tokens "
       "and columns of a block, whether two share K, slices of K, whose sums `parts` gets in fp32.");
   module.def(
       "exllama",

@@ -1,7 +1,5 @@
 """The layers that linears are timed on: Llama 3 8B and 70B, fresh random weights."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -43,8 +41,3 @@ def checkpoint(K: int, N: int, bits: int, group: int) -> GPTQWeight:
 def layers(layout: str, K: int, N: int, bits: int, group: int, count: int) -> list[Weight]:
     """As many layers as are rotated, in a layout."""
     return [repack(checkpoint(K, N, bits, group), layout) for _ in range(count)]
-
-
-def largest(tensors: Sequence[Tensor]) -> Tensor:
-    """The codes of a weight are its largest tensor."""
-    return max(tensors, key=lambda tensor: tensor.numel() * tensor.itemsize)

@@ -1,7 +1,8 @@
 """Linears of quantized layers beside their limits, fp16 matmul and peers: `nox -s bench_gpu -- --help`.
 
-The limit of a cell is the larger of two times measured in the same run: reading the layer's codes and nothing
-else, and M x K x N at the rate of a large fp16 product. No time is shown for a result that fails its check.
+The limit of a cell is the larger of two times measured in the same run: reading the layer's codes and scales
+and nothing else, and M x K x N at the rate of a large fp16 product. No time is shown for a result that fails
+its check. Numbers of tokens where time jumps, or falls as tokens are added, are named at the end.
 """
 
 import argparse
@@ -11,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,16 +20,17 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from qload.errors import ArgumentError
 from qload.kernels import cuda
 from qload.kernels.cuda.linear import able
-from qload.kernels.cuda.module import native, stream
 from qload.spec import Weight
-from tests.bench import dispatch, peers, plot
-from tests.bench.layers import SHAPES, TOKENS, checkpoint, largest, layers
-from tests.bench.timing import copies, microseconds, replayed, rounds_of
+from tests.bench import dispatch, peer_folder, peers, plot, steps
+from tests.bench.layers import SHAPES, TOKENS, checkpoint, layers
+from tests.bench.limits import SQUARE, floor, rate
+from tests.bench.timing import copies, replayed, rounds_of
 
-SQUARE = 8192  # of the product whose rate is the limit of arithmetic
 CHECKED = 256  # tokens at most
+PEERS = "any of {}; or a folder of wheels and shared libraries that they come from"
 COLUMNS = ("order", "layer", "M", "floor", "limit", "us", "x limit", "no pdl", "fp16", "x fp16", "kernel")
 
 
@@ -38,23 +41,6 @@ class Group:
     calls: Sequence[Any]
     x: Tensor
     w: Tensor
-
-
-def floor(codes: Sequence[Tensor]) -> float:
-    """Microseconds of reading these codes and nothing else."""
-    sink = torch.zeros(4, dtype=torch.int32, device="cuda")
-
-    def read(tensor: Tensor) -> None:
-        bytes_read = tensor.numel() * tensor.itemsize
-        native().read(tensor.data_ptr(), bytes_read, sink.data_ptr(), stream(tensor))
-
-    return microseconds([partial(read, each) for each in codes], rounds=rounds_of(len(codes)))
-
-
-def rate() -> float:
-    """Multiplications and additions per microsecond of a large fp16 product of random numbers."""
-    a, b = (torch.randn(SQUARE, SQUARE, device="cuda", dtype=torch.float16) for _ in range(2))
-    return 2 * SQUARE**3 / microseconds([partial(torch.mm, a, b)])
 
 
 def wrong(y: Tensor, x: Tensor, w: Tensor) -> bool:
@@ -86,8 +72,7 @@ def measure(
     """One row for each number of tokens."""
     size = K * N * asked.bits // 8
     weights = layers(layout, K, N, asked.bits, asked.group, copies(size))
-    codes = [largest(list(weight.fields().values())) for weight in weights]
-    lowest, w = floor(codes), weights[0].dequantize().half()
+    lowest, w = floor(weights), weights[0].dequantize().half()
     different = [w, *(torch.randn_like(w) for _ in range(copies(K * N * 2) - 1))]
     dense = [different[i % len(different)] for i in range(len(weights))]  # as many calls of each
     others = {peer.name: prepared(peer, asked, K, N) for peer in peers.PEERS if peer.name in asked.peers}
@@ -169,6 +154,17 @@ def _first_line(refused: Exception) -> str:
     return (str(refused) or type(refused).__name__).splitlines()[0]
 
 
+def here() -> dict[str, str]:
+    """What was measured on, and with."""
+    name, (major, minor) = torch.cuda.get_device_name(), torch.cuda.get_device_capability()
+    return {
+        "chip": name,
+        "capability": f"{major}.{minor}",
+        "torch": torch.__version__,
+        "CUDA": str(torch.version.cuda),
+    }
+
+
 def cells(row: dict[str, Any], names: Sequence[str]) -> list[str]:
     """A row as the table shows it."""
     us, fp16 = row["us"], row["fp16"]
@@ -211,15 +207,30 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--group", type=int, default=128, help="-1: one scale a column")
     parser.add_argument("--tokens", type=int, nargs="*", default=TOKENS)
     parser.add_argument("--shapes", nargs="*", default=[], metavar="KxN", help="default: Llama 3 8B and 70B")
-    parser.add_argument("--peers", nargs="*", default=names, choices=names, metavar="NAME")
+    parser.add_argument(
+        "--peers", nargs="*", default=names, metavar="NAME|DIR", help=PEERS.format(", ".join(names))
+    )
     parser.add_argument("--kernels", action="store_true", help="time every kernel, not only the chosen one")
     parser.add_argument("--json", help="a file for all numbers")
     parser.add_argument("--plot", help="a PNG of the ratio to the limit over M")
     parser.add_argument("--dispatch", action="store_true", help="write the table of kernels")
     asked = parser.parse_args()
+    asked.peers = peers_of(asked.peers, names)
     asked.kernels |= asked.dispatch
     asked.shapes = [tuple(map(int, shape.split("x"))) for shape in asked.shapes] or SHAPES
     return asked
+
+
+def peers_of(asked: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Names of peers, all where none is asked for; a folder makes what it holds importable."""
+    folders = [each for each in asked if Path(each).is_dir()]
+    for each in folders:
+        sys.stderr.write(f"peers from {each}: {', '.join(peer_folder.add(Path(each)))}\n")
+    others = [each for each in asked if each not in folders]
+    unknown = [each for each in others if each not in names]
+    if unknown:
+        raise ArgumentError("peers", "folders, or " + ", ".join(names), ", ".join(unknown))
+    return others if others or not folders else list(names)
 
 
 def main() -> None:
@@ -238,7 +249,9 @@ def main() -> None:
     Console(width=24 * len(table.columns)).print(table)
     if asked.json:
         with open(asked.json, "w") as file:
-            json.dump({"TFLOP/s": matmul / 1e6, "rows": rows}, file)
+            json.dump({"TFLOP/s": matmul / 1e6, **here(), "rows": rows}, file)
+    for step in steps.found(rows):
+        sys.stderr.write(step + "\n")
     if asked.plot:
         plot.ratios(rows, asked.plot)
     if asked.dispatch:

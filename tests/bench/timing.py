@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 LinearCall = Callable[[], object]
-ROTATE = 256 << 20  # bytes; several times the L2
+ROTATE = 1 << 30  # bytes, so many times the L2 that hardly any of them is still there
 REPLAYS = 15
 LEAST_CALLS = 12  # of a graph
 

@@ -16,9 +16,15 @@ from qload.kernels.cuda.marlin import MarlinCall, arguments
 from qload.kernels.cuda.strips import StripsCall
 from qload.layouts import awq, gptq, marlin
 from qload.sentences import Digit
+from tests.gpu.layers import layer
 
 K, N, GROUP = 512, 128, 64
-DIVISIONS = (32, 128, False, 2), (64, 256, True, 1), (64, 128, False, 1), (128, 128, True, 2)
+DIVISIONS = (
+    (32, 128, False, 2),
+    (64, 256, True, 1),
+    (64, 128, False, 1),
+    (128, 128, True, 2),
+)
 
 
 def same(got: Tensor, want: Tensor) -> None:
@@ -56,6 +62,19 @@ def weight() -> AWQWeight:
     )
 
 
+def strips_of_many_tokens() -> None:
+    """Both widths, small groups and one of all rows, every way to add up."""
+    for bits, group, zeros in ((4, GROUP, True), (8, 32, True), (8, -1, False)):
+        held = layer(K, N, group, zeros, bits=bits, layout="strips")
+        w = held.dequantize()
+        for M in (17, 64, 100):
+            x = torch.eye(K, dtype=torch.float16, device="cuda")[:M].contiguous()
+            for how in DIVISIONS:
+                call = StripsCall(*arguments(x, held))
+                if many.why_not(call) is None and many.STAGE * (2 if how[2] else 1) * how[3] <= K:
+                    same(many.run(call, many.ManyDivision(*how)), w.T[:M].half())
+
+
 def main() -> None:
     """All of it, and the linear in every division."""
     torch.manual_seed(0)
@@ -86,7 +105,7 @@ def main() -> None:
     for layout, kind in (("marlin", MarlinCall), ("strips", StripsCall)):
         held = repack(made, layout).to("cuda")
         assert isinstance(held, GPTQMarlinWeight)
-        for M in (1, 8, 9, 16):
+        for M in (1, 8, 9, decode.MOST_TOKENS[layout]):
             x = torch.eye(K, dtype=torch.float16, device="cuda")[:M].contiguous()
             for columns, split in ((1, 1), (1, 2), (2, 2), (0, 0)):
                 same(decode.run(kind(*arguments(x, held)), columns, split), w.T[:M].half())
@@ -94,12 +113,9 @@ def main() -> None:
             x = torch.eye(K, dtype=torch.float16, device="cuda")[:M].contiguous()
             call = kind(*arguments(x, held))
             for columns, split, together in ((256, 1, 1), (256, 3, 2), (512, 2, 1)):
-                if middle.why_not(call) is None:
+                if layout == "marlin":
                     same(middle.run(call, columns, split, together), w.T[:M].half())
-            for how in DIVISIONS:
-                shares = (2 if how[2] else 1) * how[3]
-                if layout == "strips" and many.why_not(call) is None and many.STAGE * shares <= K:
-                    same(many.run(call, many.ManyDivision(*how)), w.T[:M].half())
+    strips_of_many_tokens()
     shuffled = repack(made, "exllama").to("cuda")
     assert isinstance(shuffled, ExllamaWeight)
     for M in (1, 8, 9, 33):

@@ -40,7 +40,8 @@ def shuffled(K: int, N: int, bits: int, group: int = 48) -> Weight:
     return exllama_layers.layer(K, N, group, bits)
 
 
-FEW, MORE, MIDDLE = (1, 8, 9, 16), (1, 8, 16, 33, 64), (17, 33, 64, 128, 256)
+FEW = {"marlin": (1, 8, 9, 16), "strips": (1, 8, 9, 16, 17, 24)}
+MORE, MIDDLE = (1, 8, 16, 33, 64), (17, 33, 64, 128, 256)
 DEPTH = {2: 10, 3: 10, 4: 10, 8: 3}
 CALLERS = pytest.mark.parametrize(
     "caller",
@@ -54,11 +55,11 @@ CALLERS = pytest.mark.parametrize(
             for kernel, tokens in (("middle", MIDDLE), ("many", MIDDLE), ("large", (1, 65)))
             for layout, way in (("marlin", marlin.linear), ("strips", strips.linear))
             for bits in (4, 8)
-            if kernel == "large" or (kernel == "many") == ((layout, bits) == ("strips", 4))
+            if kernel == "large" or (kernel == "many") == (layout == "strips")
         ),
         *(
             pytest.param(
-                Caller("decode", way, partial(grouped, bits=bits, layout=layout), FEW, DEPTH[bits]),
+                Caller("decode", way, partial(grouped, bits=bits, layout=layout), FEW[layout], DEPTH[bits]),
                 id=f"decode, {layout}, {bits} bits",
             )
             for layout, way in (("marlin", marlin.linear), ("strips", strips.linear))

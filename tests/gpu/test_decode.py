@@ -16,7 +16,7 @@ pytestmark = pytest.mark.gpu
 Kind = dict[str, Any]
 BITS = pytest.mark.parametrize("bits", [4, 8], ids=["4 bits", "8 bits"])
 LAYOUT = pytest.mark.parametrize("layout", ["marlin", "strips"])
-TOKENS = pytest.mark.parametrize("M", [1, 7, 8, 9, 16])
+TOKENS = pytest.mark.parametrize("M", [1, 7, 8, 9, 16, 17, 23, 24])
 LAYERS = pytest.mark.parametrize(
     "kind",
     [
@@ -45,7 +45,11 @@ LAYERS = pytest.mark.parametrize(
 )
 
 
-def drawn(kind: Kind, layout: str, bits: int, dtype: torch.dtype, exact: bool = False) -> GPTQMarlinWeight:
+def drawn(
+    kind: Kind, layout: str, bits: int, dtype: torch.dtype, exact: bool = False, M: int = 1
+) -> GPTQMarlinWeight:
+    if decode.MOST_TOKENS[layout] < M:
+        pytest.skip("so many tokens are for strips")
     if layout == "strips" and "share" in kind:
         pytest.skip("whose groups have rows elsewhere")
     return layer(**kind, dtype=dtype, bits=bits, exact=exact, layout=layout)
@@ -64,8 +68,8 @@ def test_one_input_at_a_time_reads_the_weight_back(
 ) -> None:
     weight = drawn(kind, layout, bits, dtype)
 
-    def in_pieces(x: Tensor) -> Tensor:  # the kernel of eight tokens, then that of sixteen
-        pieces = (*x[:128].split(8), *x[128:].split(16))
+    def in_pieces(x: Tensor) -> Tensor:  # the kernel of eight tokens, of sixteen, and of as many as there are
+        pieces = (*x[:64].split(8), *x[64:128].split(16), *x[128:].split(decode.MOST_TOKENS[layout]))
         return torch.cat([kernel(weight)(each) for each in pieces])
 
     assert_reads_back(in_pieces, weight, dtype)
@@ -79,7 +83,7 @@ def test_one_input_at_a_time_reads_the_weight_back(
 def test_sums_are_exact_where_they_can_be(
     kind: Kind, layout: str, bits: int, M: int, dtype: torch.dtype
 ) -> None:
-    weight = drawn(kind, layout, bits, dtype, exact=True)
+    weight = drawn(kind, layout, bits, dtype, exact=True, M=M)
 
     assert_sums_exactly(kernel(weight), weight, dtype, M=M)
 
@@ -92,28 +96,32 @@ def test_sums_are_exact_where_they_can_be(
 def test_sums_are_within_what_rounding_costs(
     kind: Kind, layout: str, bits: int, M: int, dtype: torch.dtype
 ) -> None:
-    weight = drawn(kind, layout, bits, dtype)
+    weight = drawn(kind, layout, bits, dtype, M=M)
 
     assert_within_bound(kernel(weight), weight, inputs(M, weight, dtype))
 
 
 @pytest.mark.parametrize("columns", [1, 2, 3, 7, 8, 9])
 @pytest.mark.parametrize("split", [1, 2, 4, 8])
-@pytest.mark.parametrize("M", [5, 16])
+@pytest.mark.parametrize(("M", "layout"), [(5, "marlin"), (16, "marlin"), (16, "strips"), (24, "strips")])
 @BITS
-def test_every_division_of_a_layer_sums_exactly(columns: int, split: int, M: int, bits: int) -> None:
+def test_every_division_of_a_layer_sums_exactly(
+    columns: int, split: int, M: int, layout: str, bits: int
+) -> None:
     if split > 1 and torch.cuda.get_device_capability()[0] < 9:
         pytest.skip("needs clusters")
-    w = layer(2048, 576, 128, zeros=True, exact=True, bits=bits)
+    if columns > 8 and M > 16:
+        pytest.skip("a block of so many tokens has eight warps, a tile each")
+    w = layer(2048, 576, 128, zeros=True, exact=True, bits=bits, layout=layout)
 
     assert_sums_exactly(divided(decode.run, w, columns, split), w, torch.float16, M=M)
 
 
 @DTYPES
 @BITS
-@pytest.mark.parametrize("M", [1, 16])
-def test_a_bias_is_added_before_the_one_rounding(M: int, bits: int, dtype: torch.dtype) -> None:
-    weight = layer(1024, 256, 128, zeros=True, dtype=dtype, exact=True, bits=bits)
+@pytest.mark.parametrize(("M", "layout"), [(1, "marlin"), (16, "marlin"), (24, "strips")])
+def test_a_bias_is_added_before_the_one_rounding(M: int, layout: str, bits: int, dtype: torch.dtype) -> None:
+    weight = layer(1024, 256, 128, zeros=True, dtype=dtype, exact=True, bits=bits, layout=layout)
     x, bias = inputs(M, weight, dtype).round(), torch.arange(256, device="cuda").to(dtype) / 8
 
     got = kernel(weight, bias)(x)
@@ -123,9 +131,9 @@ def test_a_bias_is_added_before_the_one_rounding(M: int, bits: int, dtype: torch
 
 
 @pytest.mark.parametrize("K", [1024, 1000], ids=["in runs", "padded"])
-@pytest.mark.parametrize("M", [1, 9])
-def test_only_the_rows_of_a_token_reach_it(K: int, M: int) -> None:
-    weight = layer(K, 256, 32)
+@pytest.mark.parametrize(("M", "layout"), [(1, "marlin"), (9, "marlin"), (9, "strips"), (19, "strips")])
+def test_only_the_rows_of_a_token_reach_it(K: int, M: int, layout: str) -> None:
+    weight = layer(K, 256, 32, layout=layout)
     x = inputs(M, weight, torch.float16)
     want = kernel(weight)(x)
     memory = torch.full((M + 2, K), torch.nan, device="cuda", dtype=torch.float16)
@@ -149,7 +157,10 @@ def test_nothing_but_y_is_written() -> None:
         assert_same_bits(each, was)
 
 
-def test_seventeen_tokens_are_refused() -> None:
-    weight = layer(128, 64, 128)
+@pytest.mark.parametrize(("layout", "most"), [("marlin", 16), ("strips", 24)])
+def test_more_tokens_are_refused(layout: str, most: int) -> None:
+    weight = layer(128, 64, 128, layout=layout)
+    reason = decode.why_not(call(inputs(most + 1, weight, torch.float16), weight))
 
-    assert decode.why_not(call(inputs(17, weight, torch.float16), weight)) == "takes 16 tokens, got 17"
+    assert decode.why_not(call(inputs(most, weight, torch.float16), weight)) is None
+    assert reason == f"takes {most} tokens, got {most + 1}"

@@ -1,4 +1,4 @@
-"""17 tokens and more on strips of 4 bits: read-back, exact sums, a derived bound, the same bits."""
+"""17 tokens and more on strips: read-back, exact sums, a derived bound, the same bits."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,6 +17,7 @@ from tests.gpu.layers import DTYPES, call, inputs, layer
 
 pytestmark = pytest.mark.gpu
 TOKENS = [1, 17, 31, 32, 33, 63, 64, 65, 96, 97, 128, 129, 192, 255, 256, 257, 300]
+BITS = pytest.mark.parametrize("bits", [4, 8])
 LAYERS = [  # K, N, group, zero points, act order
     pytest.param(128, 64, 128, False, False, id="one unit"),
     pytest.param(1024, 256, 128, False, False, id="groups of 128"),
@@ -30,7 +31,7 @@ LAYERS = [  # K, N, group, zero points, act order
     pytest.param(1024, 320, 128, True, True, id="act order"),
     pytest.param(416, 72, 32, True, True, id="padded act order"),
 ]
-SHAPES = [(kind.tokens, kind.columns) for kind in many.BLOCK_SHAPES]
+SHAPES = [(kind.tokens, kind.columns, bits) for kind in many.BLOCK_SHAPES for bits in kind.stages]
 PAIRS = pytest.mark.parametrize("pairs", [False, True])
 
 
@@ -51,37 +52,46 @@ def kernel(weight: GPTQMarlinWeight, how: ManyDivision | None = None) -> Callabl
 
 
 @DTYPES
+@BITS
 @pytest.mark.parametrize(("K", "N", "group", "zeros", "act_order"), LAYERS)
 def test_one_input_at_a_time_reads_the_weight_back(
-    K: int, N: int, group: int, zeros: bool, act_order: bool, dtype: Any
+    K: int, N: int, group: int, zeros: bool, act_order: bool, bits: int, dtype: Any
 ) -> None:
-    weight = strips(K, N, group, zeros, act_order, dtype)
+    weight = strips(K, N, group, zeros, act_order, dtype, bits=bits)
 
     assert_reads_back(kernel(weight), weight, dtype)
 
 
 @DTYPES
+@BITS
 @pytest.mark.parametrize("M", TOKENS)
 @pytest.mark.parametrize(("K", "N", "group", "zeros", "act_order"), LAYERS)
 def test_sums_are_exact_where_they_can_be_and_within_what_rounding_costs(
-    K: int, N: int, group: int, zeros: bool, act_order: bool, M: int, dtype: Any
+    K: int, N: int, group: int, zeros: bool, act_order: bool, M: int, bits: int, dtype: Any
 ) -> None:
-    exact = strips(K, N, group, zeros, act_order, dtype, exact=True)
-    rounded = strips(K, N, group, zeros, act_order, dtype)
+    exact = strips(K, N, group, zeros, act_order, dtype, exact=True, bits=bits)
+    rounded = strips(K, N, group, zeros, act_order, dtype, bits=bits)
 
     assert_sums_exactly(kernel(exact), exact, dtype, M=M)
     assert_within_bound(kernel(rounded), rounded, inputs(M, rounded, dtype))
 
 
 @DTYPES
-@pytest.mark.parametrize(("tokens", "columns"), SHAPES)
+@pytest.mark.parametrize(("tokens", "columns", "bits"), SHAPES)
 @PAIRS
 @pytest.mark.parametrize("slices", [1, 2, 7])
 @pytest.mark.parametrize(("group", "zeros"), [(32, True), (128, False)])
 def test_every_division_of_a_layer_sums_exactly_and_gives_the_same_bits_again(
-    tokens: int, columns: int, pairs: bool, slices: int, group: int, zeros: bool, dtype: torch.dtype
+    tokens: int,
+    columns: int,
+    bits: int,
+    pairs: bool,
+    slices: int,
+    group: int,
+    zeros: bool,
+    dtype: Any,
 ) -> None:
-    weight = strips(1920, 832, group, zeros, False, dtype, exact=True)
+    weight = strips(1920, 832, group, zeros, False, dtype, exact=True, bits=bits)
     divided = kernel(weight, ManyDivision(tokens, columns, pairs, slices))
 
     for M in (tokens, tokens + 1, 3 * tokens - 5):
@@ -90,19 +100,23 @@ def test_every_division_of_a_layer_sums_exactly_and_gives_the_same_bits_again(
         assert_same_bits(divided(x), divided(x))
 
 
+@BITS
 @pytest.mark.parametrize(("K", "N"), [(128, 64), (128, 4096), (28672, 128), (4096, 64 * 700)])
 @pytest.mark.parametrize("M", [32, 64, 256, 1000])
-def test_the_division_that_is_chosen_sums_exactly(K: int, N: int, M: int) -> None:
-    weight = strips(K, N, -1, False, False, torch.float16, exact=True)
+def test_the_division_that_is_chosen_sums_exactly(K: int, N: int, M: int, bits: int) -> None:
+    weight = strips(K, N, -1, False, False, torch.float16, exact=True, bits=bits)
 
     assert_sums_exactly(lambda x: linear(x, weight, kernel="many"), weight, torch.float16, M=M)
 
 
 @DTYPES
+@BITS
 @pytest.mark.parametrize("slices", [1, 4])
 @PAIRS
-def test_a_bias_is_added_before_the_one_rounding(pairs: bool, slices: int, dtype: torch.dtype) -> None:
-    weight = strips(1024, 256, 128, True, False, dtype, exact=True)
+def test_a_bias_is_added_before_the_one_rounding(
+    pairs: bool, slices: int, bits: int, dtype: torch.dtype
+) -> None:
+    weight = strips(1024, 256, 128, True, False, dtype, exact=True, bits=bits)
     x, bias = inputs(65, weight, dtype).round(), torch.arange(256, device="cuda").to(dtype) / 8
     biased = replace(call(x, weight), bias=bias)
 
@@ -112,8 +126,9 @@ def test_a_bias_is_added_before_the_one_rounding(pairs: bool, slices: int, dtype
     torch.testing.assert_close(got.double(), wide, rtol=torch.finfo(dtype).eps, atol=torch.finfo(dtype).eps)
 
 
-def test_it_gives_the_same_bits_in_a_graph_and_a_hundred_times() -> None:
-    weight = strips(2048, 512, 128, False, False, torch.float16)
+@BITS
+def test_it_gives_the_same_bits_in_a_graph_and_a_hundred_times(bits: int) -> None:
+    weight = strips(2048, 512, 128, False, False, torch.float16, bits=bits)
     for how in (
         ManyDivision(64, 128, True, 1),
         ManyDivision(64, 256, False, 4),
@@ -132,19 +147,18 @@ def test_it_gives_the_same_bits_in_a_graph_and_a_hundred_times() -> None:
 
 def test_what_does_not_fit_is_refused_with_a_reason() -> None:
     weight = strips(128, 64, 128, False, False, torch.float16)
-    eight = strips(128, 64, 128, False, False, torch.float16, bits=8)
     few = call(inputs(20, weight, torch.float16), weight)
     memory = torch.empty(weight.qweight.numel() + 1, dtype=torch.int32, device="cuda")
     moved = memory[1:].view(weight.qweight.shape)
 
     assert many.why_not(few) is None
-    assert "strips of 4 bits, got 8" in str(many.why_not(call(few.x, eight)))
     assert "multiples of 16 bytes" in str(many.why_not(replace(few, weights=moved)))
 
 
+@BITS
 @pytest.mark.parametrize("M", [33, 257])
-def test_a_compiled_model_calls_it_whole(M: int) -> None:
-    weight = strips(1024, 256, 128, True, False, torch.float16)
+def test_a_compiled_model_calls_it_whole(M: int, bits: int) -> None:
+    weight = strips(1024, 256, 128, True, False, torch.float16, bits=bits)
     x = inputs(M, weight, torch.float16)
 
     arguments = marlin.arguments(x, weight)

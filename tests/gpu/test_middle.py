@@ -1,4 +1,4 @@
-"""17 tokens and more on Marlin's order and 8-bit strips: read-back, exact sums, a derived bound."""
+"""17 tokens and more on Marlin's order: read-back, exact sums, a derived bound."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,8 +15,7 @@ from qload.testing import assert_reads_back, assert_same_bits, assert_sums_exact
 from tests.gpu.layers import DTYPES, call, inputs, layer
 
 pytestmark = pytest.mark.gpu
-LAYOUT = pytest.mark.parametrize("layout", ["marlin", "strips"])
-BITS = pytest.mark.parametrize(("layout", "bits"), [("marlin", 4), ("marlin", 8), ("strips", 8)])
+BITS = pytest.mark.parametrize("bits", [4, 8])
 TOKENS = [1, 9, 16, 17, 24, 31, 32, 33, 63, 64, 65, 100, 128, 256]
 LAYERS = [  # K, N, group, zero points, act order, bits
     pytest.param(128, 64, 128, False, False, 4, id="one tile"),
@@ -41,25 +40,17 @@ def _hopper() -> None:
         pytest.skip(reason or "needs Hopper")
 
 
-def only_eight(layout: str, bits: int) -> None:
-    """Strips of 4 bits have a kernel of their own."""
-    if (layout, bits) == ("strips", 4):
-        pytest.skip("strips of 4 bits are multiplied by another kernel")
-
-
 def kernel(weight: GPTQMarlinWeight, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
     return lambda x: linear(x, weight, bias, kernel="middle")
 
 
 @DTYPES
-@LAYOUT
 @pytest.mark.parametrize("M", [32, 64, 128])
 @pytest.mark.parametrize(("K", "N", "group", "zeros", "act_order", "bits"), LAYERS)
 def test_one_input_at_a_time_reads_the_weight_back(
-    K: int, N: int, group: int, zeros: bool, act_order: bool, bits: int, M: int, layout: str, dtype: Any
+    K: int, N: int, group: int, zeros: bool, act_order: bool, bits: int, M: int, dtype: Any
 ) -> None:
-    only_eight(layout, bits)
-    weight = layer(K, N, group, zeros, act_order, dtype, bits=bits, layout=layout)
+    weight = layer(K, N, group, zeros, act_order, dtype, bits=bits)
 
     def in_pieces(x: Tensor) -> Tensor:
         wide = torch.nn.functional.pad(x, (0, 0, 0, -x.shape[0] % M))
@@ -69,15 +60,13 @@ def test_one_input_at_a_time_reads_the_weight_back(
 
 
 @DTYPES
-@LAYOUT
 @pytest.mark.parametrize("M", TOKENS)
 @pytest.mark.parametrize(("K", "N", "group", "zeros", "act_order", "bits"), LAYERS)
 def test_sums_are_exact_where_they_can_be_and_within_what_rounding_costs(
-    K: int, N: int, group: int, zeros: bool, act_order: bool, bits: int, M: int, layout: str, dtype: Any
+    K: int, N: int, group: int, zeros: bool, act_order: bool, bits: int, M: int, dtype: Any
 ) -> None:
-    only_eight(layout, bits)
-    exact = layer(K, N, group, zeros, act_order, dtype, exact=True, bits=bits, layout=layout)
-    rounded = layer(K, N, group, zeros, act_order, dtype, bits=bits, layout=layout)
+    exact = layer(K, N, group, zeros, act_order, dtype, exact=True, bits=bits)
+    rounded = layer(K, N, group, zeros, act_order, dtype, bits=bits)
 
     assert_sums_exactly(kernel(exact), exact, dtype, M=M)
     assert_within_bound(kernel(rounded), rounded, inputs(M, rounded, dtype))
@@ -90,9 +79,9 @@ def test_sums_are_exact_where_they_can_be_and_within_what_rounding_costs(
 @pytest.mark.parametrize("M", [30, 64, 128, 200])
 @pytest.mark.parametrize("group", [32, 128])
 def test_every_division_of_a_layer_sums_exactly(
-    columns: int, together: int, split: int, M: int, group: int, bits: int, layout: str, dtype: torch.dtype
+    columns: int, together: int, split: int, M: int, group: int, bits: int, dtype: torch.dtype
 ) -> None:
-    weight = layer(1984, 832, group, True, False, dtype, exact=True, bits=bits, layout=layout)
+    weight = layer(1984, 832, group, True, False, dtype, exact=True, bits=bits)
 
     def divided(x: Tensor) -> Tensor:
         return middle.run(call(x, weight), columns, split, together)
@@ -103,18 +92,17 @@ def test_every_division_of_a_layer_sums_exactly(
 @BITS
 @pytest.mark.parametrize(("K", "N"), [(64, 64), (128, 4096), (28672, 128), (4096, 64 * 700)])
 @pytest.mark.parametrize("M", [32, 64, 256])
-def test_the_division_that_is_chosen_sums_exactly(K: int, N: int, M: int, bits: int, layout: str) -> None:
-    weight = layer(K, N, -1, False, False, torch.float16, exact=True, bits=bits, layout=layout)
+def test_the_division_that_is_chosen_sums_exactly(K: int, N: int, M: int, bits: int) -> None:
+    weight = layer(K, N, -1, False, False, torch.float16, exact=True, bits=bits)
 
     assert_sums_exactly(kernel(weight), weight, torch.float16, M=M)
 
 
 @DTYPES
-@LAYOUT
 @pytest.mark.parametrize("split", [1, 4])
 @pytest.mark.parametrize("M", [17, 64, 128])
-def test_a_bias_is_added_before_the_one_rounding(M: int, split: int, layout: str, dtype: torch.dtype) -> None:
-    weight = layer(1024, 256, 128, True, False, dtype, exact=True, bits=8, layout=layout)
+def test_a_bias_is_added_before_the_one_rounding(M: int, split: int, dtype: torch.dtype) -> None:
+    weight = layer(1024, 256, 128, True, False, dtype, exact=True, bits=8)
     x, bias = inputs(M, weight, dtype).round(), torch.arange(256, device="cuda").to(dtype) / 8
 
     got = middle.run(replace(call(x, weight), bias=bias), 0, split)
@@ -134,13 +122,11 @@ def test_what_does_not_fit_is_refused_with_a_reason() -> None:
     assert "multiples of 16 bytes" in str(middle.why_not(replace(few, weights=moved)))
 
 
-@LAYOUT
 @pytest.mark.parametrize("M", [33, 65])
-def test_a_compiled_model_calls_it_whole(M: int, layout: str) -> None:
-    weight = layer(1024, 256, 128, True, False, torch.float16, bits=8, layout=layout)
+def test_a_compiled_model_calls_it_whole(M: int) -> None:
+    weight = layer(1024, 256, 128, True, False, torch.float16, bits=8)
     x = inputs(M, weight, torch.float16)
-    operator = {"marlin": torch.ops.qload.marlin, "strips": torch.ops.qload.strips}[layout]
 
-    torch.library.opcheck(operator.default, marlin.arguments(x, weight), {"kernel": "middle"})
+    torch.library.opcheck(torch.ops.qload.marlin.default, marlin.arguments(x, weight), {"kernel": "middle"})
     compiled = torch.compile(lambda x: kernel(weight)(x) * 2, fullgraph=True, backend="eager")
     assert_same_bits(compiled(x), kernel(weight)(x) * 2)

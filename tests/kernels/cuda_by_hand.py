@@ -13,7 +13,7 @@ from qload.layouts import gptq, marlin, strips
 
 STREAM = 7
 WORD = torch.int32
-LIMITS = {"decode": (1, 16), "w4a16": (1, 64), "many": (1, 1 << 20), "middle": (1, 256), "exllama": (1, 64)}
+LIMITS = {"decode": (1, 24), "w4a16": (1, 64), "many": (1, 1 << 20), "middle": (1, 256), "exllama": (1, 64)}
 
 
 def at(pointer: int, dtype: torch.dtype, *shape: int) -> Tensor:
@@ -41,6 +41,7 @@ class Hand:
     def decode(self, x, weights, scales, zeros, g_idx, perm, bias, y, sizes, bits, group, own, *rest) -> None:
         """See decode.h."""
         assert (own and g_idx, weights % 16, scales % 16) in ((False, 0, 0), (0, 0, 0))
+        assert sizes[0] <= (24 if own else 16)
         self._multiply(
             "decode", x, weights, scales, zeros, g_idx, perm, bias, y, sizes, bits, group, own, *rest
         )
@@ -50,20 +51,18 @@ class Hand:
         assert (weights % 16, scales % 16) == (0, 0)
         self._multiply("w4a16", x, weights, scales, zeros, 0, perm, bias, y, sizes, 4, group, False, *rest)
 
-    def middle(self, x, weights, scales, zeros, bias, y, sizes, bits, group, own, *rest) -> None:
+    def middle(self, x, weights, scales, zeros, bias, y, sizes, bits, group, *rest) -> None:
         """See middle.h."""
         bf16, columns, together, *rest = rest
         assert self.capability[0] == 9
         assert (columns in (256, 512), together in (1, 2), rest[0] >= 1) == (True, True, True)
         assert (sizes[3] % 8, [each % 16 for each in (x, weights, scales, zeros)]) == (0, [0] * 4)
-        M, inputs = sizes[0], sizes[3]
-        if own and M > 64:
-            turned = at(x, torch.int16, M, inputs).view(M, -1, 4, 4, 2).transpose(2, 3).contiguous()
-            x = turned.data_ptr()
-        kind = bits, group, own, bf16, columns
+        kind = bits, group, False, bf16, columns
         self._multiply("middle", x, weights, scales, zeros, 0, 0, bias, y, sizes, *kind, *rest)
 
-    def many(self, x, weights, scales, zeros, parts, bias, y, sizes, group, bf16, division, *rest) -> None:
+    def many(
+        self, x, weights, scales, zeros, parts, bias, y, sizes, bits, group, bf16, division, *rest
+    ) -> None:
         """See many.h."""
         tokens, columns, pairs, slices = division
         assert self.capability[0] == 9
@@ -71,7 +70,8 @@ class Hand:
         assert sizes[1] // 128 >= slices * (1 + pairs)
         assert (sizes[1] % 128, sizes[3] % 8) == (0, 0)
         assert [each % 16 for each in (x, weights, scales, zeros)] == [0] * 4
-        kind = 4, group, True, bf16, columns, slices
+        assert bits == 4 or columns < 512
+        kind = bits, group, True, bf16, columns, slices
         self._multiply("many", x, weights, scales, zeros, 0, 0, bias, y, sizes, *kind, *rest)
 
     def _multiply(

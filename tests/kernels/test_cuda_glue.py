@@ -109,13 +109,13 @@ def test_a_layer_in_marlins_order_is_multiplied(
 @CHIPS
 @BITS
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("M", [1, 16, 17, 128, 257])
+@pytest.mark.parametrize("M", [1, 24, 25, 128, 257])
 def test_a_layer_in_strips_is_multiplied(hand: Hand, shape: dict, bits: int, M: int) -> None:
     weight = layer(**shape, bits=bits, dtype=torch.float16, layout="strips")
 
     assert_sums_exactly(lambda x: linear(x, weight), weight, torch.float16, M=M)
 
-    wanted = "decode" if M <= 16 else "many" if bits == 4 else "middle" if M <= 128 else "dequantize"
+    wanted = "decode" if M <= 24 else "many"
     assert hand.called == [wanted if hand.capability == HOPPER else "dequantize"]
 
 
@@ -129,24 +129,9 @@ def test_17_tokens_and_more_are_multiplied_with_strips(
 ) -> None:
     weight = layer(**shape, bits=bits, dtype=dtype, layout="strips")
 
-    kernel = "many" if bits == 4 else "middle"
+    assert_sums_exactly(lambda x: linear(x, weight, kernel="many"), weight, dtype, M=M)
 
-    assert_sums_exactly(lambda x: linear(x, weight, kernel=kernel), weight, dtype, M=M)
-
-    assert hand.called == [kernel]
-
-
-@pytest.mark.parametrize("chip", [HOPPER])
-@pytest.mark.parametrize(
-    ("kernel", "bits", "reason"),
-    [("many", 8, "reads strips of 4 bits, got 8"), ("middle", 4, "reads strips of 8 bits, got 4")],
-)
-def test_either_kernel_of_strips_has_its_own_width(hand: Hand, kernel: str, bits: int, reason: str) -> None:
-    weight = layer(128, 64, 128, bits, torch.float16, layout="strips")
-
-    with pytest.raises(NoKernelError, match=reason):
-        linear(torch.ones(17, 128).half(), weight, kernel=kernel)
-    assert not hand.called
+    assert hand.called == ["many"]
 
 
 @CHIPS
@@ -155,8 +140,8 @@ def test_strips_are_multiplied_elsewhere_without_hoppers_instructions(hand: Hand
     hand.hopper = False
 
     with pytest.raises(NoKernelError, match=r"QLOAD_CUDA_ARCHS=90a|capability 9\.0"):
-        linear(torch.ones(17, 128).half(), weight, kernel="many")
-    linear(torch.ones(17, 128).half(), weight)
+        linear(torch.ones(25, 128).half(), weight, kernel="many")
+    linear(torch.ones(25, 128).half(), weight)
 
     assert hand.called == ["dequantize"]
 
@@ -369,7 +354,7 @@ def test_what_does_not_fit_is_refused_by_name(hand: Hand, changed: dict, wrong: 
     [
         ("marlin", 16, ["decode", "w4a16", "middle", "large"]),
         ("marlin", 65, ["middle", "large"]),
-        ("strips", 17, ["many", "large"]),
+        ("strips", 25, ["many", "large"]),
         ("exllama", 64, ["few", "large"]),
         ("exllama", 65, ["large"]),
     ],

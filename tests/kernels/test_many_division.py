@@ -1,5 +1,7 @@
 """How the kernel of many tokens on strips divides a layer: the divisions that were fastest on an H200."""
 
+from typing import Any
+
 import pytest
 
 from qload.kernels.cuda.many import BLOCK_SHAPES, SLICES, STAGE, ManyDivision, division
@@ -18,21 +20,39 @@ SEEN = [  # within 1.5 % of the fastest that was timed: K, N, tokens; a division
     (8192, 57344, 128, (128, 256, False, 1)),
     (28672, 8192, 64, (64, 512, True, 4)),
     (28672, 8192, 256, (256, 128, True, 1)),
+    (4096, 28672, 160, (160, 256, False, 1)),
+    (8192, 8192, 160, (160, 128, True, 1)),
+    (8192, 8192, 224, (224, 128, True, 1)),
+    (8192, 8192, 257, (160, 256, True, 1)),
+]
+SEEN_OF_EIGHT = [
+    (4096, 4096, 256, (128, 128, True, 1)),
+    (4096, 28672, 32, (32, 256, False, 1)),
+    (4096, 28672, 64, (64, 256, False, 1)),
+    (4096, 28672, 128, (128, 256, False, 1)),
+    (4096, 28672, 160, (160, 256, False, 1)),
+    (8192, 8192, 32, (32, 128, True, 1)),
+    (8192, 8192, 128, (128, 128, True, 1)),
+    (8192, 8192, 160, (160, 128, True, 1)),
+    (14336, 4096, 96, (96, 256, True, 4)),
 ]
 
 
-@pytest.mark.parametrize(("K", "N", "M", "best"), SEEN)
-def test_what_is_expected_is_what_was_seen(K: int, N: int, M: int, best: tuple[int, int, bool, int]) -> None:
-    assert division(M, K, N) == best
+@pytest.mark.parametrize(
+    ("bits", "K", "N", "M", "best"), [*((4, *row) for row in SEEN), *((8, *row) for row in SEEN_OF_EIGHT)]
+)
+def test_what_is_expected_is_what_was_seen(bits: int, K: int, N: int, M: int, best: tuple[Any, ...]) -> None:
+    assert division(M, K, N, bits) == best
 
 
 @pytest.mark.parametrize("M", [17, 32, 33, 64, 65, 128, 129, 256, 257, 1024, 4096, 100_003])
 @pytest.mark.parametrize("K", [128, 256, 896, 4096, 28672])
 @pytest.mark.parametrize("N", [64, 128, 512, 8192, 200_000])
-def test_every_block_has_a_stage_and_a_shape_that_a_kernel_has(M: int, K: int, N: int) -> None:
-    tokens, columns, pairs, slices = division(M, K, N)
+@pytest.mark.parametrize("bits", [4, 8])
+def test_every_block_has_a_stage_and_a_shape_that_a_kernel_has(M: int, K: int, N: int, bits: int) -> None:
+    tokens, columns, pairs, slices = division(M, K, N, bits)
 
-    assert (tokens, columns) in [(kind.tokens, kind.columns) for kind in BLOCK_SHAPES]
+    assert (tokens, columns) in [(kind.tokens, kind.columns) for kind in BLOCK_SHAPES if bits in kind.stages]
     assert slices in SLICES
     assert slices * (2 if pairs else 1) <= K // STAGE
 

@@ -37,11 +37,12 @@ def test_one_code_of_four_bits(k: int, n: int, strip: int, word: int, field: int
     ("k", "n", "word", "field"),
     [
         pytest.param(1, 0, 0, 2, id="the next row is half a word on"),
-        pytest.param(2, 0, 0, 1, id="the row after it, a byte"),
-        pytest.param(4, 0, 256, 0, id="the fifth row, two of a lane's loads on"),
-        pytest.param(0, 8, 1, 0, id="8 columns are a lane's next word"),
-        pytest.param(0, 16, 2, 0, id="16 columns are two words"),
-        pytest.param(0, 32, 128, 0, id="32 columns are a lane's next 16 bytes"),
+        pytest.param(2, 0, 1, 0, id="the row after it, a lane's next word"),
+        pytest.param(8, 0, 4, 0, id="the ninth row is the next lane's"),
+        pytest.param(32, 0, 512, 0, id="32 rows are four of a lane's loads"),
+        pytest.param(0, 1, 16, 0, id="a column is four lanes"),
+        pytest.param(0, 8, 0, 1, id="8 columns are a byte"),
+        pytest.param(0, 16, 128, 0, id="16 columns are a lane's next 16 bytes"),
     ],
 )
 def test_one_code_of_eight_bits(k: int, n: int, word: int, field: int) -> None:

@@ -25,6 +25,7 @@ Kernel kernel_of(const Decode& call, int token_tiles, Groups groups, bool brief)
   if (!call.own)
     return token_tiles == 1 ? kernel_of<T, bits, 1, Order::kMarlin, 8>(groups)
                             : kernel_of<T, bits, 2, Order::kMarlin, 4>(groups);
+  if (token_tiles == 3) return kernel_of<T, bits, 3, Order::kOwn, 8>(groups);
   if (token_tiles == 2) return kernel_of<T, bits, 2, Order::kOwn, bits>(groups);
   if (brief || groups == Groups::kSmall) return kernel_of<T, bits, 1, Order::kOwn, bits>(groups);
   return decode_kernel<T, bits, 1, Order::kOwn, Groups::kChunks, 8>;
@@ -85,11 +86,11 @@ bool divide(const Decode& call, const Device& device, Kernel kernel, int token_t
 
 cudaError_t decode(const Decode& call, cudaStream_t stream) {
   if (call.M == 0 || call.outputs == 0) return cudaSuccess;
-  if (call.M > kMostDecoded || call.K % kTileN || call.N % kTileN) return cudaErrorNotSupported;
+  if (call.M > (call.own ? kMostOfOwn : kMostDecoded) || call.K % kTileN || call.N % kTileN) return cudaErrorNotSupported;
   const Device device = this_device();
   const bool clusters = device.major >= 9, per_column = call.group >= call.K;
   if (call.own && (call.K % kChunk || call.g_idx)) return cudaErrorNotSupported;
-  const int token_tiles = call.M <= 8 && !call.g_idx ? 1 : 2;
+  const int token_tiles = call.g_idx ? 2 : (call.M + 7) / 8;
   Plan plan{};
   plan.warps = device.shared > 160 << 10 ? most_warps(token_tiles) : 8;
   Chunks& work = plan.work;

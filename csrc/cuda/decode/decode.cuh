@@ -1,4 +1,4 @@
-// x times a 4-bit or 8-bit weight in Marlin's order or our own, up to 16 tokens.
+// x times a 4-bit or 8-bit weight in Marlin's order, up to 16 tokens, or our own, up to 24.
 //
 //   y[m, n] = sum over k of x[m, perm[k]] * scale[g, n] * (code[k, n] - zero[g, n])  + bias[n]
 //             g = k / group, or g_idx[k]
@@ -39,8 +39,8 @@ decode_kernel(const __grid_constant__ Decode call, const __grid_constant__ Chunk
   constexpr bool twice_as_many = bits == 4 && order == Order::kOwn;
   constexpr int pieces = twice_as_many ? 4 : bits / 2;
   // Of 8 bits a chunk takes twice as long, and its words more registers; where groups end within a chunk, and sums of
-  // 16 tokens are scaled there, there are fewer too.
-  constexpr bool fewer = bits == 8 || (groups == Groups::kSmall && token_tiles == 2);
+  // 16 tokens are scaled there, there are fewer too, and of 24 always.
+  constexpr bool fewer = bits == 8 || token_tiles == 3 || (groups == Groups::kSmall && token_tiles == 2);
   constexpr int held = fewer && order == Order::kOwn ? kSteps / 2 : kSteps;
   constexpr int own_bytes = warp_bytes(8 * token_tiles, order);
   extern __shared__ __align__(128) unsigned char memory[];
@@ -89,7 +89,7 @@ decode_kernel(const __grid_constant__ Decode call, const __grid_constant__ Chunk
         uint32_t operand[2][4];
         if constexpr (looked_up)
           scaled_pair<T, bits>(call, words, chunk * kChunk + step * 32, tile, j, operand);
-        else if constexpr (twice_as_many)
+        else if constexpr (order == Order::kOwn)
           C::pair(words[j], step % 2, magic, operand);
         else
           C::pair(words, j, magic, operand);

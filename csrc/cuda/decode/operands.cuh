@@ -1,8 +1,8 @@
 // Codes as operands of matrix products, 32 rows of 64 columns at a time.
 //
 // An operand's registers are columns c and c + 8 (b) of two pairs of rows (h): of Marlin's order rows 2t, 2t + 1 and
-// 2t + 8, 2t + 9 of 16; of our own rows 8t + 4p + 2h and the next of 32 (in operand p), words 2p + h of 4 bits. Codes stay unscaled: `kUnit` and `kOffset` say
-// what a product with them is off by.
+// 2t + 8, 2t + 9 of 16; of our own rows 8t + 4p + 2h and the next of 32 (in operand p), words 2p + h. Codes stay
+// unscaled: `kUnit` and `kOffset` say what a product with them is off by.
 #pragma once
 
 #include <type_traits>
@@ -45,7 +45,7 @@ struct Codes<T, 4> {
   }
 };
 
-// Codes of 8 bits lie in a word as r h, a word for each b, in both orders.
+// Codes of 8 bits: in Marlin's order a word for each b, bytes r h; in our own for each h, bytes r b.
 template <class T>
 struct Codes<T, 8> {
   static constexpr bool kTiny = Number<T>::kMagic == 0;
@@ -65,6 +65,12 @@ struct Codes<T, 8> {
         const uint32_t word = words[2 * i + j / 2][j % 2 * 2 + b];
         to[i][b] = two(word, 0), to[i][2 + b] = two(word, 1);
       }
+  }
+  static __device__ __forceinline__ void pair(const uint32_t (&words)[4], int, uint32_t, uint32_t (&to)[2][4]) {
+#pragma unroll
+    for (int u = 0; u < 4; ++u)
+#pragma unroll
+      for (int b = 0; b < 2; ++b) to[u / 2][u % 2 * 2 + b] = two(words[u], b);
   }
 };
 

@@ -9,7 +9,7 @@ constexpr int kTileN = 64;             // columns of a tile
 constexpr int kSumPitch = kTileN + 4;  // elements between tokens: lanes of a warp meet in no bank
 
 /// Up to 16 tokens need more registers than 16 warps have.
-__host__ __device__ constexpr int most_warps(int token_tiles) { return token_tiles == 2 ? 12 : 16; }
+__host__ __device__ constexpr int most_warps(int token_tiles) { return token_tiles == 3 ? 8 : token_tiles == 2 ? 12 : 16; }
 
 struct Division {      // the same for all blocks
   int columns, split;  // tiles of a block, blocks of a cluster that share them

@@ -84,9 +84,13 @@ __device__ __forceinline__ void store_turned(void* column, const uint32_t (&from
   QLOAD_32_NAMES ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define QLOAD_64_NAMES \
   QLOAD_48_NAMES ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define QLOAD_80_NAMES                                                                                          \
+  QLOAD_64_NAMES ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
 #define QLOAD_96_NAMES                                                                                          \
   QLOAD_64_NAMES ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, " \
                  "%82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define QLOAD_112_NAMES                                                                                         \
+  QLOAD_96_NAMES ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
 #define QLOAD_128_NAMES                                                                                         \
   QLOAD_96_NAMES ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, "     \
                  "%111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, "   \
@@ -116,15 +120,21 @@ QLOAD_PRODUCTS(32, 16, QLOAD_16_NAMES, "{%16, %17, %18, %19}, %20", QLOAD_16_SUM
 QLOAD_PRODUCTS(64, 32, QLOAD_32_NAMES, "{%32, %33, %34, %35}, %36", QLOAD_32_SUMS(0))
 QLOAD_PRODUCTS(96, 48, QLOAD_48_NAMES, "{%48, %49, %50, %51}, %52", QLOAD_32_SUMS(0), QLOAD_16_SUMS(32))
 QLOAD_PRODUCTS(128, 64, QLOAD_64_NAMES, "{%64, %65, %66, %67}, %68", QLOAD_32_SUMS(0), QLOAD_32_SUMS(32))
+QLOAD_PRODUCTS(160, 80, QLOAD_80_NAMES, "{%80, %81, %82, %83}, %84", QLOAD_32_SUMS(0), QLOAD_32_SUMS(32),
+               QLOAD_16_SUMS(64))
 QLOAD_PRODUCTS(192, 96, QLOAD_96_NAMES, "{%96, %97, %98, %99}, %100", QLOAD_32_SUMS(0), QLOAD_32_SUMS(32),
                QLOAD_32_SUMS(64))
+QLOAD_PRODUCTS(224, 112, QLOAD_112_NAMES, "{%112, %113, %114, %115}, %116", QLOAD_32_SUMS(0), QLOAD_32_SUMS(32),
+               QLOAD_32_SUMS(64), QLOAD_16_SUMS(96))
 QLOAD_PRODUCTS(256, 128, QLOAD_128_NAMES, "{%128, %129, %130, %131}, %132", QLOAD_32_SUMS(0), QLOAD_32_SUMS(32),
                QLOAD_32_SUMS(64), QLOAD_32_SUMS(96))
 
 #undef QLOAD_PRODUCTS
 #undef QLOAD_PRODUCT
 #undef QLOAD_128_NAMES
+#undef QLOAD_112_NAMES
 #undef QLOAD_96_NAMES
+#undef QLOAD_80_NAMES
 #undef QLOAD_64_NAMES
 #undef QLOAD_48_NAMES
 #undef QLOAD_32_NAMES

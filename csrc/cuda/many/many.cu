@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "../device/launch.h"
-#include "kernels.cuh"
+#include "many.cuh"
 
 namespace qload::cuda {
 namespace {
@@ -37,12 +37,12 @@ bool describe(CUtensorMap& map, const void* at, CUtensorMapDataType type, int di
 
 bool describe(const Many& call, Matrices& matrices) {
   if (!encode()) return false;
-  const cuuint64_t inputs = call.inputs, rows = call.M, lines = call.K / 4, tiles = call.N / kTile, words = 32;
+  const cuuint64_t inputs = call.inputs, rows = call.M, lines = int64_t{call.K} * call.bits / 16, tiles = call.N / kTile, words = 32;
   const cuuint64_t x_sizes[2] = {inputs, rows}, x_pitch[1] = {inputs * 2};
   const cuuint64_t sizes[3] = {words, lines, tiles}, pitches[2] = {words * 4, lines * words * 4};
   const cuuint32_t tokens = call.tokens, columns = call.columns;
   const cuuint32_t some[2] = {kBox, tokens}, last[2] = {kBox, static_cast<cuuint32_t>(call.M % call.tokens)};
-  const cuuint32_t box[3] = {32, kStage / 4, columns / kTile};
+  const cuuint32_t box[3] = {32, static_cast<cuuint32_t>(kStage * call.bits / 16), columns / kTile};
   return describe(matrices.inputs, call.x, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, x_sizes, x_pitch, some) &&
          (last[1] == 0 ||
           describe(matrices.last_inputs, call.x, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, x_sizes, x_pitch, last)) &&
@@ -51,10 +51,10 @@ bool describe(const Many& call, Matrices& matrices) {
 
 /// False: the rings have no room for two stages.
 bool lay_out(const Many& call, Work& work) {
-  const int columns = call.columns, x_bytes = call.tokens * kBox * 2, stage = columns / kTile * kTileBytes;
+  const int columns = call.columns, x_bytes = call.tokens * kBox * 2, stage = columns / kTile * tile_bytes(call.bits);
   work.all = call.K / kStage, work.shares = (call.pairs ? 2 : 1) * call.slices;
   work.group = call.group, work.group_rows = call.group < kStage ? kStage / call.group : 1;
-  work.scale_bytes = work.group_rows * columns * 2, work.zero_bytes = call.zeros ? work.group_rows * columns / 2 : 0;
+  work.scale_bytes = work.group_rows * columns * 2, work.zero_bytes = call.zeros ? work.group_rows * columns * call.bits / 8 : 0;
   const int beside = work.scale_bytes + work.zero_bytes, room = kShared - kOwn;
   // As many rows of x as of weights, but of weights no more than it takes to keep the memory busy.
   work.stages = std::min({kMostStages, std::max(3, room / (2 * x_bytes + stage + beside)), std::max(3, (80 << 10) / stage)});
@@ -63,6 +63,12 @@ bool lay_out(const Many& call, Work& work) {
   work.scales_at = work.weights_at + work.stages * stage;
   work.zeros_at = work.scales_at + work.stages * work.scale_bytes;
   return work.boxes >= 2 && work.all >= work.shares;
+}
+
+ManyKernel kernel_of(const Many& call) {
+  if (call.bits == 4) return call.bfloat16 ? many_of<__nv_bfloat16, 4>(call) : many_of<__half, 4>(call);
+  if (call.bits == 8) return call.bfloat16 ? many_of<__nv_bfloat16, 8>(call) : many_of<__half, 8>(call);
+  return nullptr;
 }
 
 template <class T>
@@ -76,7 +82,7 @@ cudaError_t added(const Many& call, cudaStream_t stream) {
 
 cudaError_t many(const Many& call, cudaStream_t stream) {
   if (call.M == 0 || call.outputs == 0) return cudaSuccess;
-  const ManyKernel kernel = call.bfloat16 ? many_of_bfloat16(call) : many_of_half(call);
+  const ManyKernel kernel = kernel_of(call);
   if (this_device().major != 9 || !kernel || call.K % kStage || call.N % kTile || call.inputs % 8 || call.slices < 1 ||
       (call.slices > 1 && !call.parts))
     return cudaErrorNotSupported;

@@ -1,4 +1,4 @@
-// x times a weight of 4 bits in our own order, best from 17 tokens on, on Hopper.
+// x times a weight of 4 or 8 bits in our own order, best from 17 tokens on, on Hopper.
 //
 //   y[m, n] = sum over k of x[m, k] * round(scale[g, n] * (code[k, n] - zero[g, n]))  + bias[n],   g = k / group
 //
@@ -8,7 +8,8 @@
 //   needs    K in multiples of 128, N of 64; groups of 32, 64, 128, or one
 //   grid     (1 or 2, M / tokens, N / columns * slices), 384 threads. Two are a cluster: they share K.
 //   Weights are the 64-row operand of wgmma, in registers, tokens its columns: y^T = w^T x^T. Of two groups of four
-//   warps each has strips of 64 columns, a warp 16 of each. A lane's words are its rows of eights as x lies (layouts/strips.py):
+//   warps each has strips of 64 columns, a warp 16 of each. A lane's words are its rows of eights as x lies
+//   (layouts/strips.py):
 //   the swizzle that their copy leaves puts what a warp reads at once into different banks. Words become operands while
 //   the products before are under way. One thread fills the ring of weights, which are asked for before the kernel
 //   ahead has ended; another that of x, since only x may depend on it.
@@ -23,15 +24,22 @@
 #include "ring.cuh"
 #include "sums.cuh"
 
-namespace qload::cuda::many_room {
+namespace qload::cuda {
 
+using ManyKernel = void (*)(const many_room::Matrices, const Many, const many_room::Work);
+
+/// The kernel for a call, or null where no block has so many tokens and columns.
+template <class T, int bits>
+ManyKernel many_of(const Many& call);
+
+namespace many_room {
 
 /// Registers of a thread: at first, and then of those that fill and of those that multiply. What is left of a
 /// multiprocessor's is room for a block of add_slices, which waits there.
 template <int tokens>
 struct Registers {
-  static constexpr int kFirst = tokens == 256 ? 168 : 160, kGive = tokens == 256 ? 40 : 24;
-  static constexpr int kTake = tokens == 256 ? 232 : 224;
+  static constexpr int kFirst = tokens > 192 ? 168 : 160, kGive = tokens > 192 ? 40 : 24;
+  static constexpr int kTake = tokens > 192 ? 232 : 224;
 };
 
 /// Scales and zero points of a group as they are stored.
@@ -42,9 +50,9 @@ struct Group {
 
 /// What a lane reads of the stages, and where it lies. Addresses stay in registers: left to itself the compiler makes
 /// them anew each time.
-template <int columns>
+template <int bits, int columns>
 struct Lane {
-  static constexpr int strips = columns / kTile / 2;
+  static constexpr int strips = columns / kTile / 2, kTileBytes = tile_bytes(bits);
 
   const Work& work;
   const unsigned char* memory;
@@ -62,12 +70,12 @@ struct Lane {
     // Where one scale serves a column, their order is another: n = 32 a + 8 j + 2 t + r lies at 32 a + 8 t + 2 j + r.
     const int own = grouped ? c * 8 + j * 2 : j / 2 * 32 + c / 2 * 8 + j % 2 * 4 + c % 2;
     scales = as_it_is(work.scales_at + (tile * kTile + own) * 2);
-    zeros = as_it_is(work.zeros_at + tile * (kTile / 2) + c * 4);
+    zeros = as_it_is(work.zeros_at + tile * (kTile * bits / 8) + c * bits + (bits == 8 ? j / 2 * 4 : 0));
   }
 
-  /// Words of eights [first, last) of 32 rows of a half of the stage.
-  __device__ __forceinline__ void load(int stage, int half, int first, int last, uint32_t (&to)[strips][4]) const {
-    const unsigned char* from = memory + stage * (columns / kTile * kTileBytes) + half * (kTileBytes / 2);
+  /// Words of eights [first, last) of 32 rows of a piece of the stage.
+  __device__ __forceinline__ void load(int stage, int piece, int first, int last, uint32_t (&to)[strips][4]) const {
+    const unsigned char* from = memory + stage * (columns / kTile * kTileBytes) + piece * kPieceBytes;
 #pragma unroll
     for (int i = first; i < last; ++i)
 #pragma unroll
@@ -87,14 +95,14 @@ struct Lane {
         to.scales[j] = two[0] | uint32_t{two[2]} << 16;
       }
       if (has_zeros)
-        to.zeros[j] = *reinterpret_cast<const uint32_t*>(memory + stage * work.zero_bytes + row * columns / 2 + zeros +
-                                                         j * (kTile / 2));
+        to.zeros[j] = *reinterpret_cast<const uint32_t*>(memory + stage * work.zero_bytes + row * (columns * bits / 8) +
+                                                         zeros + j * (kTile * bits / 8));
     }
   }
 };
 
 /// `small`: groups of 32 or 64.
-template <class T, bool has_zeros, bool small, int tokens, int columns>
+template <class T, int bits, bool has_zeros, bool small, int tokens, int columns>
 __global__ void __maxnreg__(Registers<tokens>::kFirst)
 many_kernel(const __grid_constant__ Matrices from, const __grid_constant__ Many call,
             const __grid_constant__ Work work) {
@@ -120,7 +128,7 @@ many_kernel(const __grid_constant__ Matrices from, const __grid_constant__ Many 
 
   if (threadIdx.x >= kMultiply) {
     give_registers<Registers<tokens>::kGive>();
-    const Filling<tokens, columns> filling{from, call, work, place, memory, barriers};
+    const Filling<bits, tokens, columns> filling{from, call, work, place, memory, barriers};
     if (threadIdx.x == kMultiply)
       filling.weights();
     else if (threadIdx.x == kMultiply + 32)
@@ -131,9 +139,9 @@ many_kernel(const __grid_constant__ Matrices from, const __grid_constant__ Many 
   take_registers<Registers<tokens>::kTake>();
   const int tile = threadIdx.x / 128 * strips, number = as_it_is(threadIdx.x % 32), strip = as_it_is(threadIdx.x / 32 % 4);
   const bool grouped = work.group < call.K;
-  const Lane<columns> lane(work, memory, grouped, tile);
+  const Lane<bits, columns> lane(work, memory, grouped, tile);
   const int inside = work.group / 32 - 1;  // bits of the number of 32 rows: none is set in a small group's first
-  Columns<T> at[strips];
+  Columns<T, bits> at[strips];
   Group<strips> next;
   uint32_t word[strips][4], operand[2][together][strips][4];
   Sums<strips, eights> sum;
@@ -176,8 +184,8 @@ many_kernel(const __grid_constant__ Matrices from, const __grid_constant__ Many 
           const int i = (step + s) % 2 * 2;
 #pragma unroll
           for (int j = 0; j < strips; ++j) {
-            operand_of<T>(word[j][i], word[j][i + 1], at[j], made[s][j]);
-            if (step < 2) word[j][i] >>= 8, word[j][i + 1] >>= 8;
+            operand_of<T, bits>(word[j][i], word[j][i + 1], at[j], made[s][j]);
+            if (bits == 4 && step < 2) word[j][i] >>= 8, word[j][i + 1] >>= 8;
           }
         }
         fence_products();
@@ -196,7 +204,9 @@ many_kernel(const __grid_constant__ Matrices from, const __grid_constant__ Many 
           }
           if (half == 1 ? grouped : begins(2)) load_group(half == 1 ? 0 : 2);
         }
-        if (step >= 2 && more) lane.load(stage.at, 1 - half, step % 2 * 2, step % 2 * 2 + 2 * together, word);
+        const int eights_from = step % 2 * 2, eights_to = eights_from + 2 * together;
+        if (bits == 8 && step < 2) lane.load(stage.at, 2 * half + 1, eights_from, eights_to, word);
+        if (step >= 2 && more) lane.load(stage.at, (1 - half) * (bits / 4), eights_from, eights_to, word);
         wait_for_products<1>();
         if (step == 0 && (half == 1 || left < place.last - place.first)) {  // the box before is done with
           if (number == 0) arrive(barriers.x_free + box_before);
@@ -215,4 +225,5 @@ many_kernel(const __grid_constant__ Matrices from, const __grid_constant__ Many 
 #endif
 }
 
-}  // namespace qload::cuda::many_room
+}  // namespace many_room
+}  // namespace qload::cuda

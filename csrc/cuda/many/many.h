@@ -1,4 +1,4 @@
-// x times a weight of 4 bits in our own order, best from 17 tokens on; see many.cuh.
+// x times a weight of 4 or 8 bits in our own order, best from 17 tokens on; see many.cuh.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -9,15 +9,15 @@ namespace qload::cuda {
 
 struct Many {
   const void* x;        // fp16 or bf16 (M, inputs), inputs a multiple of 8
-  const void* weights;  // int32 (N / 64, K * 8), our own order
+  const void* weights;  // int32 (N / 64, K * bits * 2), our own order
   const void* scales;   // as x (G, N), Marlin's order
-  const void* zeros;    // int32 (G, N / 8), Marlin's order; null: all are 8
+  const void* zeros;    // int32 (G, N * bits / 32), Marlin's order; null: all are 2**(bits - 1)
   const void* bias;     // as x (outputs,), plain; null
   void* y;              // as x (M, outputs)
   void* parts;          // fp32 (slices, M, N), written and read; null where there is one slice
   int M, K, N;          // K padded to 128, N to 64
   int inputs, outputs;  // at most K, N
-  int group;            // 32, 64, 128; K or more: one scale a column
+  int bits, group;      // 32, 64, 128; K or more: one scale a column
   bool bfloat16;
   int tokens, columns;  // of a block
   bool pairs;           // two blocks share K and add up,

@@ -9,9 +9,11 @@ namespace qload::cuda::many_room {
 constexpr int kBox = 64, kStage = 128, kTile = 64;      // rows of x of a slot, and of weights; columns of a tile
 constexpr int kMostBoxes = 24, kMostStages = 12;        // slots
 constexpr int kMultiply = 256, kFill = 128;             // threads: two groups of four warps that multiply, and one that fills
-constexpr int kTileBytes = kStage * kTile / 2;          // of a stage
+constexpr int kPieceBytes = 2048;                       // what lanes take at once: 64 rows of a tile of 4 bits, 32 of 8
 
-/// What copies read in boxes: x as (M, inputs), weights as (N / 64, K / 4, 32 words). Boxes of x that reach beyond the
+constexpr int tile_bytes(int bits) { return kStage * kTile * bits / 8; }  // of a stage
+
+/// What copies read in boxes: x as (M, inputs), weights as (N / 64, K * bits / 16, 32 words). Boxes of x that reach beyond the
 /// last token would take long: of a last tile that is not whole there is another size.
 struct Matrices {
   CUtensorMap inputs, last_inputs, weights;
@@ -51,8 +53,10 @@ struct Slot {
 };
 
 /// What fills the rings: `weights` of one thread, `inputs` of another.
-template <int tokens, int columns>
+template <int bits, int tokens, int columns>
 struct Filling {
+  static constexpr int kStageBytes = columns / kTile * tile_bytes(bits);
+
   const Matrices& from;
   const Many& call;
   const Work& work;
@@ -95,9 +99,9 @@ struct Filling {
     uint64_t* came = barriers.came + slot;
     const bool groups = stage == place.first || stage * kStage % work.group == 0;
     const int there = groups ? max(0, min(columns, call.N - place.column)) : 0;  // columns that have scales
-    const int zeros = call.zeros ? there / 2 : 0;
-    expect_bytes(came, columns / kTile * kTileBytes + work.group_rows * (there * 2 + zeros));
-    copy_box(memory + work.weights_at + slot * (columns / kTile * kTileBytes), from.weights, 0, stage * (kStage / 4),
+    const int zeros = call.zeros ? there * bits / 8 : 0;
+    expect_bytes(came, kStageBytes + work.group_rows * (there * 2 + zeros));
+    copy_box(memory + work.weights_at + slot * kStageBytes, from.weights, 0, stage * (kStage * bits / 16),
              place.column / kTile, came, policy);
     if (there == 0) return;
     const int group = stage * kStage / work.group;
@@ -107,8 +111,8 @@ struct Filling {
       copy_bytes(memory + work.scales_at + slot * work.scale_bytes + row * columns * 2,
                  static_cast<const unsigned char*>(call.scales) + at * 2, there * 2, came, policy);
       if (zeros)
-        copy_bytes(memory + work.zeros_at + slot * work.zero_bytes + row * columns / 2,
-                   static_cast<const unsigned char*>(call.zeros) + at / 2, zeros, came, policy);
+        copy_bytes(memory + work.zeros_at + slot * work.zero_bytes + row * columns * bits / 8,
+                   static_cast<const unsigned char*>(call.zeros) + at * bits / 8, zeros, came, policy);
     }
   }
 };

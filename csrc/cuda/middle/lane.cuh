@@ -28,19 +28,16 @@ struct Group {
 __device__ __forceinline__ int kept(int value) { return __shfl_sync(0xFFFFFFFF, value, threadIdx.x % 32); }
 
 /// Where in a stage the words, scales and zero points of a lane lie.
-template <int bits, bool own, int strips>
+template <int bits, int strips>
 class Lane {
  public:
   using Words = uint32_t[strips][bits / 4];
 
   __device__ __forceinline__ Lane(const Place<strips>& place, const Work& work, int weights_at)
       : c_(place.lane / 4), first_strip_(place.first_strip) {
-    int tile, lane;  // a row of a box has a tile of our own order, or four of Marlin's of 4 bits, two of 8
-    if constexpr (own)
-      tile = place.tile * 2048, lane = place.lane * 16 + first_strip_ * 256;
-    else
-      tile = bits == 4 ? place.tile * 512 : place.tile / 2 * kBoxBytes<4> + place.tile % 2 * 1024,
-      lane = place.lane * 4 * bits + first_strip_ * bits;
+    // A row of a box has four tiles of 4 bits, two of 8.
+    const int tile = bits == 4 ? place.tile * 512 : place.tile / 2 * kBoxBytes<4> + place.tile % 2 * 1024;
+    const int lane = place.lane * 4 * bits + first_strip_ * bits;
     words_ = kept(weights_at + place.quad * kBoxBytes<bits> + tile + lane);
     const int column = (place.quad * work.group_rows * kQuad + place.tile) * kTile;
     scales_ = kept(work.scales_at + (column + 8 * c_ + 2 * first_strip_) * 2);
@@ -48,12 +45,7 @@ class Lane {
   }
 
   __device__ __forceinline__ void words(const unsigned char* stage, int step, Words& to) const {
-    constexpr int pieces = own ? strips / 2 : 1;  // of our own order strips 0, 1 lie apart from 2, 3
-    const int at = own ? step / 2 * kBoxBytes<4> + step % 2 * 1024 : step * 2048;
-#pragma unroll
-    for (int i = 0; i < pieces; ++i)
-      memcpy(to[i * strips / pieces], __builtin_assume_aligned(stage + words_ + at + i * 512, sizeof to == 8 ? 8 : 16),
-             sizeof to / pieces);
+    memcpy(to, __builtin_assume_aligned(stage + words_ + step * 2048, sizeof to == 8 ? 8 : 16), sizeof to);
   }
 
   /// Of the group that is `row` among those of the stage.

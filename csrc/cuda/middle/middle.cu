@@ -21,24 +21,23 @@ struct Shape {
   int columns() const { return strips * 2 * kTile; }
 };
 
-template <class T, int bits, bool own, bool has_zeros>
+template <class T, int bits, bool has_zeros>
 Kernel of_shape(const Shape& shape) {
-  if (shape.tokens == 128) return middle_kernel<T, bits, own, has_zeros, 128, 2, 1>;
-  if (shape.strips == 4) return middle_kernel<T, bits, own, has_zeros, 64, 4, 1>;
-  if (shape.tokens == 64) return middle_kernel<T, bits, own, has_zeros, 64, 2, 1>;
-  return shape.together == 2 ? middle_kernel<T, bits, own, has_zeros, 32, 2, 2>
-                             : middle_kernel<T, bits, own, has_zeros, 32, 2, 1>;
+  if (shape.tokens == 128) return middle_kernel<T, bits, has_zeros, 128, 2, 1>;
+  if (shape.strips == 4) return middle_kernel<T, bits, has_zeros, 64, 4, 1>;
+  if (shape.tokens == 64) return middle_kernel<T, bits, has_zeros, 64, 2, 1>;
+  return shape.together == 2 ? middle_kernel<T, bits, has_zeros, 32, 2, 2>
+                             : middle_kernel<T, bits, has_zeros, 32, 2, 1>;
 }
 
-template <class T, int bits, bool own>
-Kernel of_order(const Middle& call, const Shape& shape) {
-  return call.zeros ? of_shape<T, bits, own, true>(shape) : of_shape<T, bits, own, false>(shape);
+template <class T, int bits>
+Kernel of_width(const Middle& call, const Shape& shape) {
+  return call.zeros ? of_shape<T, bits, true>(shape) : of_shape<T, bits, false>(shape);
 }
 
 template <class T>
 Kernel kernel_of(const Middle& call, const Shape& shape) {
-  if (call.bits == 4) return of_order<T, 4, false>(call, shape);
-  return call.own ? of_order<T, 8, true>(call, shape) : of_order<T, 8, false>(call, shape);
+  return call.bits == 4 ? of_width<T, 4>(call, shape) : of_width<T, 8>(call, shape);
 }
 
 /// The driver's function that describes a matrix to copies, or null.
@@ -70,8 +69,7 @@ bool describe(const Middle& call, int tokens, const Work& work, Matrices& matric
          describe(matrices.inputs, call.x, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, call.inputs, call.M, kStage, tokens,
                   true) &&
          describe(matrices.weights, call.weights, CU_TENSOR_MAP_DATA_TYPE_INT64, 8,
-                  call.own ? int64_t{call.K} * call.bits : int64_t{call.N} * call.bits / 4,
-                  call.own ? call.N / kTile : call.K / 16, 256, call.own ? kQuad : kSteps) &&
+                  int64_t{call.N} * call.bits / 4, call.K / 16, 256, kSteps) &&
          describe(matrices.scales, call.scales, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, call.N, groups, kQuad * kTile,
                   work.group_rows) &&
          (!call.zeros || describe(matrices.zeros, call.zeros, CU_TENSOR_MAP_DATA_TYPE_INT32, 4,
@@ -95,9 +93,7 @@ Work lay_out(const Middle& call, const Shape& shape, int split) {
 
 cudaError_t middle(const Middle& call, cudaStream_t stream) {
   if (call.M == 0 || call.outputs == 0) return cudaSuccess;
-  const bool turned = call.own && call.M > kMostTurned;
-  if (this_device().major != 9 || (call.own && call.bits == 4) || call.K % (call.own ? 2 * kStage : kStage) || call.N % kTile ||
-      call.inputs % (turned ? 32 : 8))
+  if (this_device().major != 9 || call.K % kStage || call.N % kTile || call.inputs % 8)
     return cudaErrorNotSupported;
   const int split = call.split ? call.split : 1;
   const int tokens = call.M <= 32 ? 32 : call.M <= 64 ? 64 : 128;

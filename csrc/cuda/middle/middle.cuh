@@ -1,18 +1,16 @@
-// x times a weight of 4 or 8 bits in Marlin's order or 8 bits in our own, from 17 tokens on, on Hopper.
+// x times a weight of 4 or 8 bits in Marlin's order, from 17 tokens on, on Hopper.
 //
 //   y[m, n] = sum over k of x[m, k] * round(scale[g, n] * (code[k, n] - zero[g, n]))  + bias[n],   g = k / group
 //
 //   in   see middle.h, through the boxes of ring.cuh; x swizzled by 128 bytes
 //   out  y      fp16 or bf16 (M, outputs), rounded once from fp32
 //
-//   needs    K, N in multiples of 64, K of 128 in our own order; groups of 32, 64, 128, or one; a ring of two stages
+//   needs    K, N in multiples of 64; groups of 32, 64, 128, or one; a ring of two stages
 //   grid     (split, M / tokens, N / columns), 384 threads; blocks of a row of the grid are a cluster: they share K
 //   Weights are the 64-row operand of wgmma, in registers, tokens its columns: y^T = w^T x^T. Any 64 columns of w may
 //   be those rows, so a warp takes strips of 16 columns of a tile of its own, and the words of a lane are its part of
 //   the operand of as many products. Eight warps multiply, two groups of four: words become operands in their
 //   registers while the products before are under way. Of four more one thread fills a ring with weights, one with x.
-//   Our own order's operands take rows of 32 in another order: two of these warps turn x where it lies. Of more tokens
-//   that would keep the shared memory as busy as the products do, and x comes turned.
 //   At the end each block of a cluster gets its share of the sums from all others and adds them in their order.
 //   Weights are asked for before the kernel ahead has ended: only x may depend on it.
 //   What the L2 gives a multiprocessor, and products that wait, are the limit up to 64 tokens, the matrix unit above.
@@ -29,20 +27,18 @@
 namespace qload::cuda::middle_room {
 
 /// `together`: blocks of a multiprocessor.
-template <class T, int bits, bool own, bool has_zeros, int tokens, int strips, int together>
+template <class T, int bits, bool has_zeros, int tokens, int strips, int together>
 __global__ void __launch_bounds__(kMultiply + kFill, together)
 middle_kernel(const __grid_constant__ Matrices from, const __grid_constant__ Middle call,
               const __grid_constant__ Work work) {
   constexpr int quads = strips / 2, warps = kMultiply / 32;
-  constexpr bool turns = own && tokens <= kMostTurned;
   extern __shared__ __align__(1024) unsigned char memory[];
-  __shared__ uint64_t came[kMostStages], full[kMostStages], empty[kMostStages];
+  __shared__ uint64_t full[kMostStages], empty[kMostStages];
 
   let_dependents_start();
   if (threadIdx.x == 0) {
     for (int i = 0; i < work.stages; ++i) {
-      start_barrier(came + i, 1);
-      start_barrier(full + i, turns ? 1 + kTurning : 2);
+      start_barrier(full + i, 2);
       start_barrier(empty + i, warps);
     }
     publish_barriers();
@@ -50,13 +46,10 @@ middle_kernel(const __grid_constant__ Matrices from, const __grid_constant__ Mid
   __syncthreads();
   if (threadIdx.x >= kMultiply) {
     give_registers<together == 1 ? 40 : 48>();
-    const int warp = (threadIdx.x - kMultiply) / 32;
-    const Filling<bits, own, turns, tokens, quads> filling{from, work, memory, came, full, empty};
-    if (turns && warp < kTurning)
-      filling.turn(warp);
-    else if (threadIdx.x == kMultiply + 32 * kTurning)
+    const Filling<bits, tokens, quads> filling{from, work, memory, full, empty};
+    if (threadIdx.x == kMultiply)
       filling.weights();
-    else if (threadIdx.x == kMultiply + 32 * (kTurning + 1))
+    else if (threadIdx.x == kMultiply + 32)
       filling.inputs();
     return;
   }
@@ -64,11 +57,11 @@ middle_kernel(const __grid_constant__ Matrices from, const __grid_constant__ Mid
   take_registers<together == 1 ? 232 : 96>();
   const int first = first_of(work), last = last_of(work);
   const Place<strips> place;
-  const Lane<bits, own, strips> lane(place, work, tokens * kStage * 2);
+  const Lane<bits, strips> lane(place, work, tokens * kStage * 2);
   const bool grouped = work.group < call.K;
   const int inside = grouped ? work.group / 16 - 1 : -1;  // bits of a step's number: none is set where a group begins
   const auto enters = [&](int stage, int step) { return !((stage * kSteps + step) & inside); };
-  typename Lane<bits, own, strips>::Words word[kSteps];
+  typename Lane<bits, strips>::Words word[kSteps];
   Group<bits, strips> next;
   Columns at[strips];
   float sum[strips][tokens / 2] = {};

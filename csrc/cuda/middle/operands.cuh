@@ -1,8 +1,8 @@
 // Words as operands in registers, scaled: scale * (code - zero), the difference exact, the product rounded to T.
 //
-// A lane has, of each strip of 16 columns, four rows of columns c and c + 8: of Marlin's order rows 2t, 2t + 1, 2t + 8,
-// 2t + 9 of 16, of our own, which is read of 8 bits alone, 8t + 4p + 2h + r of 32. Of 4 bits they are in a word, nibbles
-// numbered r b h from the highest bit; of 8 bits in a word for each of the two columns, bytes numbered r h.
+// A lane has, of each strip of 16 columns, rows 2t, 2t + 1, 2t + 8, 2t + 9 of 16 of columns c and c + 8. Of 4 bits they
+// are in a word, nibbles numbered r b h from the highest bit; of 8 bits in a word for each of the two columns, bytes
+// numbered r h.
 // Registers of an operand: (h, b) = (0, 0), (0, 1), (1, 0), (1, 1), rows of r side by side.
 #pragma once
 

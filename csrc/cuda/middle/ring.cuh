@@ -7,8 +7,7 @@ namespace qload::cuda::middle_room {
 
 constexpr int kStage = 64, kSteps = kStage / 16, kMostStages = 16;
 constexpr int kTile = 64, kQuad = 4;         // columns of a tile, tiles of a box
-constexpr int kMultiply = 256, kFill = 128;  // threads of a block: those that multiply, and of the ring,
-constexpr int kTurning = 2;                  // two warps of which turn x
+constexpr int kMultiply = 256, kFill = 128;  // threads of a block: those that multiply, and those that fill the ring
 
 /// What copies read: boxes of a stage and a quad of tiles, or as many tokens as a block has.
 struct Matrices {
@@ -31,12 +30,12 @@ template <int bits>
 constexpr int kBoxBytes = kSteps * kQuad * 128 * bits;  // of weights
 
 /// Fills stages with the block's `quads` and tokens.
-template <int bits, bool own, bool turns, int tokens, int quads>
+template <int bits, int tokens, int quads>
 struct Filling {
   const Matrices& from;
   const Work& work;
   unsigned char* memory;
-  uint64_t *came, *full, *empty;  // barriers of a slot: x that is yet to be turned, all of it, nothing of it
+  uint64_t *full, *empty;  // barriers of a slot: all of it, nothing of it
 
   /// Of one thread: asks for the weights, scales and zero points of all stages.
   __device__ __forceinline__ void weights() const {
@@ -48,47 +47,10 @@ struct Filling {
   /// Of another, so that x comes as soon as it may, and not behind all weights that there is room for.
   __device__ __forceinline__ void inputs() const {
     wait_for_earlier_kernels();
-    uint64_t* counts = turns ? came : full;
     each([&](int stage, int slot) {
-      expect_bytes(counts + slot, tokens * kStage * 2);
-      copy_box(memory + slot * work.stage_bytes, from.inputs, stage * kStage, blockIdx.y * tokens, counts + slot,
-               stays());
+      expect_bytes(full + slot, tokens * kStage * 2);
+      copy_box(memory + slot * work.stage_bytes, from.inputs, stage * kStage, blockIdx.y * tokens, full + slot, stays());
     });
-  }
-
-  /// Of `kTurning` warps: puts x where it came into the order that our own operands need. Of 32 rows, 8t + 4p + 2h + r
-  /// goes to 16p + 8h + 2t + r, within the same 64 bytes.
-  __device__ __forceinline__ void turn(int warp) const {
-    const int lane = threadIdx.x % 32, part = lane % 4, half = lane / 4 % 2, row = lane / 8;
-    const int to = row * 128 + ((half * 4 + part) ^ row) * 16;
-    int at[4];
-#pragma unroll
-    for (int t = 0; t < 4; ++t) at[t] = row * 128 + ((half * 4 + t) ^ row) * 16 + part * 4;
-    const int stages = last_of(work) - first_of(work);
-    int slot = 0, parity = 0;
-#pragma unroll 1
-    for (int stage = 0; stage < stages; ++stage) {
-      wait_for(came + slot, parity);
-#pragma unroll 1
-      for (int i = 0; i < tokens / 8 / kTurning; ++i) {
-        unsigned char* rows = memory + slot * work.stage_bytes + (i * kTurning + warp) * 1024;
-        uint32_t x[2][4];
-#pragma unroll
-        for (int four = 0; four < 2; ++four)
-#pragma unroll
-          for (int t = 0; t < 4; ++t)
-            x[four][t] = *reinterpret_cast<const uint32_t*>(rows + four * 512 + (at[t] ^ four * 64));
-        __syncwarp();
-#pragma unroll
-        for (int four = 0; four < 2; ++four)
-          *reinterpret_cast<uint4*>(rows + four * 512 + (to ^ four * 64)) =
-              make_uint4(x[four][0], x[four][1], x[four][2], x[four][3]);
-      }
-      publish_writes();
-      __syncwarp();
-      if (lane == 0) arrive(full + slot);
-      if (++slot == work.stages) slot = 0, parity ^= 1;
-    }
   }
 
  private:
@@ -117,8 +79,7 @@ struct Filling {
 #pragma unroll
       for (int half = 0; half < bits / 4; ++half)  // a box has at most 256 elements of eight bytes a row
         copy_box(to + tokens * kStage * 2 + quad * kBoxBytes<bits> + half * kBoxBytes<4>, from.weights,
-                 ((own ? stage : box) * bits / 4 + half) * 256, own ? box * kQuad : stage * kSteps, full + slot,
-                 policy);
+                 (box * bits / 4 + half) * 256, stage * kSteps, full + slot, policy);
       if (!scales) continue;
       const int group = stage * kStage / work.group;
       copy_box(to + work.scales_at + quad * scale_bytes, from.scales, box * kQuad * kTile, group, full + slot, policy);

@@ -1,4 +1,4 @@
-"""Up to 16 tokens times 4 or 8 bits in Marlin's order or in strips: the kernel of csrc/cuda/decode."""
+"""Up to 16 tokens times 4 or 8 bits in Marlin's order, or 24 in strips: the kernel of csrc/cuda/decode."""
 
 from typing import Any
 
@@ -6,13 +6,14 @@ from torch import Tensor
 
 from qload.kernels.cuda import launch
 
-MOST_TOKENS = 16
+MOST_TOKENS = {"marlin": 16, "strips": 24}  # by layout
 
 
 def why_not(call: Any) -> str | None:
     """Why this kernel does not take a call, or None."""
-    if call.tokens > MOST_TOKENS:
-        return f"takes {MOST_TOKENS} tokens, got {call.tokens}"
+    most = MOST_TOKENS[call.layout]
+    if call.tokens > most:
+        return f"takes {most} tokens, got {call.tokens}"
     return launch.why_not(call, looks_up=True)
 
 

@@ -1,4 +1,4 @@
-"""Any number of tokens, best from 17 on, times a weight of 4 bits in strips: csrc/cuda/many."""
+"""Any number of tokens, best from 17 on, times a weight in strips: csrc/cuda/many."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -16,10 +16,10 @@ from qload.kernels.cuda.module import native, pointer, stream
 CAPABILITY = 9
 STAGE = 128  # rows that a block has at a time
 PLACES = {False: 132, True: 66}  # blocks, or pairs of them, that an H200 holds at once
-SLICES = (1, 2, 4)  # of K, which a second kernel adds up
-START = 0.88  # microseconds until blocks multiply and after they have, each time that they take turns
-ADD = 2.5  # until the second kernel adds,
-ADDED = 1.8  # and for each million of sums that it reads
+SLICES = (1, 2, 3, 4, 6, 8)  # of K, which a second kernel adds up
+START = 2.21  # microseconds until blocks multiply and after they have, each time that they take turns
+ADD = 1.46  # until the second kernel adds,
+ADDED = 2.54  # and for each million of sums that it reads
 
 
 @dataclass(frozen=True)
@@ -28,22 +28,25 @@ class ManyBlock:
 
     tokens: int
     columns: int
-    stage: float  # of all blocks that are there at once
+    stages: dict[int, float]  # by bits: of all blocks that are there at once
     pair: float  # of two, to add up
 
 
 BLOCK_SHAPES = (
-    ManyBlock(32, 128, 0.62, 1.2),
-    ManyBlock(32, 256, 0.86, 1.7),
-    ManyBlock(32, 512, 1.40, 2.7),
-    ManyBlock(64, 128, 0.70, 1.5),
-    ManyBlock(64, 256, 1.01, 2.3),
-    ManyBlock(64, 512, 1.80, 3.9),
-    ManyBlock(96, 256, 1.21, 2.7),
-    ManyBlock(128, 128, 0.88, 2.0),
-    ManyBlock(128, 256, 1.45, 2.9),
-    ManyBlock(192, 128, 1.12, 2.3),
-    ManyBlock(256, 128, 1.43, 2.6),
+    ManyBlock(32, 128, {4: 0.54, 8: 0.60}, 2.1),
+    ManyBlock(32, 256, {4: 0.91, 8: 1.20}, 1.2),
+    ManyBlock(32, 512, {4: 1.66}, 2.4),
+    ManyBlock(64, 128, {4: 0.77, 8: 0.63}, 2.3),
+    ManyBlock(64, 256, {4: 1.19, 8: 1.20}, 1.8),
+    ManyBlock(64, 512, {4: 2.09}, 3.9),
+    ManyBlock(96, 256, {4: 1.43, 8: 1.39}, 2.5),
+    ManyBlock(128, 128, {4: 1.00, 8: 0.90}, 2.1),
+    ManyBlock(128, 256, {4: 1.73, 8: 1.53}, 3.1),
+    ManyBlock(160, 128, {4: 1.18, 8: 1.05}, 2.7),
+    ManyBlock(160, 256, {4: 1.96, 8: 1.90}, 3.7),
+    ManyBlock(192, 128, {4: 1.34, 8: 1.22}, 2.6),
+    ManyBlock(224, 128, {4: 1.50, 8: 1.37}, 3.3),
+    ManyBlock(256, 128, {4: 1.57, 8: 1.53}, 3.0),
 )
 
 
@@ -63,14 +66,12 @@ def why_not(call: Any) -> str | None:
         return f"needs a device of capability {CAPABILITY}.0, got {major}.{minor}"
     if not native().hopper:
         return "the CUDA module was built without QLOAD_CUDA_ARCHS=90a"
-    if call.bits != 4:
-        return f"reads strips of 4 bits, got {call.bits}"
     return launch.why_not(call)
 
 
 def run(call: Any, how: ManyDivision | None = None) -> Tensor:
     """y (M, N); divided as `division` says, or as asked for."""
-    how = how or division(call.tokens, call.rows, call.columns)
+    how = how or division(call.tokens, call.rows, call.columns, call.bits)
     x = in_rows(call, ALIGNED // call.x.element_size())
     y: Tensor = x.new_empty(call.tokens, call.N)
     parts = None
@@ -78,26 +79,29 @@ def run(call: Any, how: ManyDivision | None = None) -> Tensor:
         parts = x.new_empty(how.slices, call.tokens, call.columns, dtype=torch.float32)
     read = x, call.weights, call.scales, call.zeros, parts, call.bias, y
     sizes = [call.tokens, call.rows, call.columns, x.shape[1], call.N]
-    kind = call.group, x.dtype == torch.bfloat16, [int(each) for each in how]
+    kind = call.bits, call.group, x.dtype == torch.bfloat16, [int(each) for each in how]
     with torch.cuda.device(x.device):
         native().many(*map(pointer, read), sizes, *kind, call.early, stream(x))
     return y
 
 
 @cache
-def division(tokens: int, K: int, N: int) -> ManyDivision:
+def division(tokens: int, K: int, N: int, bits: int = 4) -> ManyDivision:
     """The division of the least time expected."""
     ways = (
-        (_time(kind, pairs, slices, tokens, K, N), ManyDivision(kind.tokens, kind.columns, pairs, slices))
+        (
+            _time(kind, bits, pairs, slices, tokens, K, N),
+            ManyDivision(kind.tokens, kind.columns, pairs, slices),
+        )
         for kind, pairs, slices in product(BLOCK_SHAPES, PLACES, SLICES)
-        if slices * (2 if pairs else 1) <= K // STAGE
+        if bits in kind.stages and slices * (2 if pairs else 1) <= K // STAGE
     )
     return min(ways)[1]
 
 
-def _time(kind: ManyBlock, pairs: bool, slices: int, tokens: int, K: int, N: int) -> float:
+def _time(kind: ManyBlock, bits: int, pairs: bool, slices: int, tokens: int, K: int, N: int) -> float:
     together = -(-N // kind.columns) * -(-tokens // kind.tokens) * slices  # blocks or pairs
     turns = -(-together // PLACES[pairs])
     stages = -(-K // STAGE // (slices * (2 if pairs else 1)))
     added = ADD + ADDED * slices * tokens * N / 1e6 if slices > 1 else 0.0
-    return turns * (stages * kind.stage + START + (kind.pair if pairs else 0.0)) + added
+    return turns * (stages * kind.stages[bits] + START + (kind.pair if pairs else 0.0)) + added

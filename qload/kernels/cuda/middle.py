@@ -1,4 +1,4 @@
-"""Up to 256 tokens, from 17 on, times a weight in Marlin's order or strips of 8 bits: csrc/cuda/middle."""
+"""Up to 256 tokens, from 17 on, times a weight in Marlin's order: csrc/cuda/middle."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -14,8 +14,6 @@ from qload.kernels.cuda.module import native
 
 CAPABILITY = 9
 MOST_TOKENS = 256
-MOST_TURNED = 64  # tokens whose inputs the kernel puts into the order of operands of strips itself
-GROUP = 32  # inputs that change places
 STAGE = 64  # rows that a block has at a time
 TURN = 2.0  # microseconds until blocks that follow others multiply
 
@@ -50,8 +48,6 @@ def why_not(call: Any) -> str | None:
         return f"needs a device of capability {CAPABILITY}.0, got {major}.{minor}"
     if not native().hopper:
         return "the CUDA module was built without QLOAD_CUDA_ARCHS=90a"
-    if (call.layout, call.bits) == ("strips", 4):
-        return "reads strips of 8 bits, got 4"
     if call.tokens > MOST_TOKENS:
         return f"takes {MOST_TOKENS} tokens, got {call.tokens}"
     return launch.why_not(call)
@@ -62,18 +58,10 @@ def run(call: Any, columns: int = 0, split: int = 0, together: int = 0) -> Tenso
 
     0: as `division` says.
     """
-    own = call.layout == "strips"
-    turned = own and call.tokens > MOST_TURNED
-    x = in_rows(call, GROUP if turned else ALIGNED // call.x.element_size())
+    x = in_rows(call, ALIGNED // call.x.element_size())
     found = division(call.tokens, call.rows, call.columns)
     how = columns or found.columns, together or found.together, split or found.split
-    return launch.launch("middle", call, _turned(x) if turned else x, (), (call.bits, call.group, own), *how)
-
-
-def _turned(x: Tensor) -> Tensor:
-    """Of each 32 inputs 8t + 2i, 8t + 2i + 1 at 8i + 2t: as operands of strips lie."""
-    pairs = x.view(torch.int32).view(x.shape[0], -1, 4, 4)
-    return pairs.transpose(2, 3).reshape(x.shape[0], -1).view(x.dtype)
+    return launch.launch("middle", call, x, (), (call.bits, call.group), *how)
 
 
 class WorkDivision(NamedTuple):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from qload.kernel_formats.marlin import GPTQMarlinWeight
 from qload.kernel_formats.strips import StripsWeight
-from qload.kernels.cuda import decode, large, many, marlin, middle
+from qload.kernels.cuda import decode, large, many, marlin
 from qload.kernels.cuda.choice import CudaKernel, every_call
 from qload.kernels.cuda.library import operator
 from qload.kernels.cuda.marlin import MarlinCall, arguments
@@ -41,7 +41,6 @@ class StripsCall(MarlinCall):
 KERNELS = (
     CudaKernel("decode", decode.why_not, decode.run),
     CudaKernel("many", many.why_not, many.run),
-    CudaKernel("middle", middle.why_not, middle.run),
     CudaKernel("large", every_call, large.run),
 )
 

@@ -7,7 +7,7 @@ _CUDA = "qload/kernels/cuda"
 
 FAULTS = (
     Fault("strips-nibbles", _STRIPS, "(kt e j c t u) (r i b)", "(kt e j c t u) (r b i)"),
-    Fault("strips-8-bit-columns", _STRIPS, "nt (kt i p a c t j b)", "nt (kt i p a c t b j)"),
+    Fault("strips-8-bit-columns", _STRIPS, "(kt i j c t u) (r b)", "(kt i j c u t) (r b)"),
     Fault("strips-before-hopper", "qload/kernel_formats/strips.py", "CAPABILITY = 90", "CAPABILITY = 80"),
     Fault(
         "auto-gives-up",
