@@ -1,6 +1,6 @@
 """Every case of a foreign folder: `QLOAD_CASES=DIR nox -s cases`.
 
-The folder has an `index.json` with a list of cases, a safetensors file for each, and `models/`.
+The folder has an `index.json` with a list of cases, and a safetensors file for each; `test_models` reads its models.
 """
 
 import json
@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 from qload.detect import loader_from_config
 from qload.errors import QloadError
 from qload.storage import MemoryStorage
-from qload.verify import inspect, verify
 from qload.weights import Weights
 from tests import owners
 
@@ -27,10 +26,10 @@ READ = (  # whose checkpoint tensors are read
     *INTEGERS, "exl2", "eetq", "fp8_tensor", "fp8_channel", "fp8_block", "fp8_gptqmodel_inverse",
     "fp8_marlin", "bnb_nf4", "bnb_fp4", "bnb_int8", "ct_int-quantized", "ct_naive-quantized",
     "ct_float-quantized", "ct_nvfp4-pack-quantized", "ct_mxfp4-pack-quantized", "nvfp4_modelopt",
-    "mxfp4_gptoss",
+    "mxfp4_gptoss", "act_int-quantized", "act_float-quantized", "act_nvfp4-pack-quantized",
+    "act_mxfp8-quantized", "modelopt_w4a16_awq",
 )  # fmt: skip
 CASES = json.loads((Path(FOLDER) / "index.json").read_text())["cases"] if FOLDER else []
-MODELS = sorted((Path(FOLDER) / "models").iterdir()) if FOLDER else []
 
 pytestmark = pytest.mark.skipif(not FOLDER, reason="QLOAD_CASES names no folder of cases")
 
@@ -93,16 +92,3 @@ def test_every_other_format_is_refused_and_never_read_as_plain(case: dict[str, A
 
     with pytest.raises(QloadError):
         load()
-
-
-every_model = pytest.mark.parametrize("folder", MODELS, ids=lambda folder: folder.name)
-
-
-@every_model
-def test_a_model_is_clean(folder: Path) -> None:
-    assert (inspect(folder).findings, verify(folder).findings) == ((), ())
-
-
-@every_model
-def test_a_model_has_its_owners_numbers_and_nothing_is_left_over(folder: Path) -> None:
-    owners.check_model(folder, load_file(folder / "EXPECTED.safetensors"))

@@ -5,6 +5,7 @@ valid values. Models that are made of another's layers repeat whole layers, one 
 noted and no finding.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -17,7 +18,9 @@ from qload.verify.subject import Subject
 from qload.verify.values.pieces import pieces
 
 LEAST = 256  # bytes that are not alike by accident
-MERGED = 2  # layers that are whole copies, from which on the model was made so
+MERGED = 2  # layers, or experts, that are whole copies, from which on the model was made so
+SHARING = 4  # layers that have some of their matrices of other layers, from which on they share them
+EXPERT = re.compile(r"(.*\.experts\.\d+)\.")
 
 
 def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
@@ -26,7 +29,7 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
     copies = {name: of for name, of in _copies(subject).items() if _same(subject, name, of)}
     merged = _merged(subject, copies)
     for name, of in copies.items():
-        if block(name) not in merged:
+        if _unit(name) not in merged:
             yield rule.finding(
                 name,
                 subject.weights.info(name).file,
@@ -73,20 +76,30 @@ def _same(subject: Subject, name: str, other: str) -> bool:
 
 
 def _merged(subject: Subject, copies: Mapping[str, str]) -> set[str | None]:
-    """The layers of the model all of whose matrices are one other layer's, where there are several such."""
+    """The layers and experts all of whose matrices are one other's, where there are several such.
+
+    A model may also share a part of each of several layers.
+    """
     own: dict[str | None, list[str]] = {}
     for name in subject.names:
         if _is_own(subject, name):
-            own.setdefault(block(name), []).append(name)
+            own.setdefault(_unit(name), []).append(name)
+    sharing = {_unit(name) for name, of in copies.items() if block(name) != block(of)}
     whole = {
-        layer
-        for layer, names in own.items()
+        unit
+        for unit, names in own.items()
         if len(names) > 1
         and all(name in copies for name in names)
-        and len({block(copies[name]) for name in names}) == 1
-        and block(copies[names[0]]) != layer
+        and len({_unit(copies[name]) for name in names}) == 1
+        and _unit(copies[names[0]]) != unit
     }
-    return whole if len(whole) >= MERGED else set()
+    return (whole if len(whole) >= MERGED else set()) | (sharing if len(sharing) >= SHARING else set())
+
+
+def _unit(name: str) -> str | None:
+    """The expert that a tensor belongs to, or else the layer of the model."""
+    found = EXPERT.match(name)
+    return found[1] if found else block(name)
 
 
 RULE = Rule("copied-layer", "values", check)

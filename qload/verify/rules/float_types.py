@@ -42,13 +42,14 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
 
 def _is_other(numbers: Numbers, dtype: torch.dtype, role: Role, axes: int) -> bool:
     """Whether values are strange as what they are said to be, and as the other type are not."""
-    if dtype is torch.bfloat16 and numbers.median < TINY:
-        return True
-    if role is not Role.FLOAT or axes < 2:
-        return False  # the values of a vector, or of scales, may be as they like
+    tiny = dtype is torch.bfloat16 and numbers.median < TINY
+    if role is not Role.FLOAT:
+        return tiny and role is Role.SCALE  # but for that, scales may be as they like
     least, most = USUAL
-    if not least < _width(numbers.retyped) < most:
-        return False
+    if axes < 2 or not least < _width(numbers.retyped) < most:
+        return False  # a vector, as a bias of keys that nothing trains, may be as small as it likes
+    if tiny:
+        return True
     width, (low, high) = _width(numbers.quantiles), AROUND_ONE
     if dtype is torch.bfloat16:
         return width > WIDE

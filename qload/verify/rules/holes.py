@@ -7,11 +7,10 @@ are sound, as are single ones: vocabularies and layers are padded with them, and
 from collections.abc import Iterator
 from math import prod
 
-import torch
-
 from qload.spec import Role
 from qload.verify.kin import block
 from qload.verify.report import Finding
+from qload.verify.rules.padding import means_zero, pads_inputs
 from qload.verify.rules.rule import Rule
 from qload.verify.subject import Subject
 from qload.verify.values import Run
@@ -29,6 +28,8 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
         if contents.word is not None or not contents.runs:
             continue
         width = _width(subject, name)
+        if width and pads_inputs(subject, name, contents.runs):
+            continue
         for run in contents.runs if width else ():
             if run.length >= LEAST and not _padding(subject, name, run, width, contents.nbytes):
                 yield rule.finding(
@@ -64,21 +65,15 @@ def _padding(subject: Subject, name: str, run: Run, width: int, nbytes: int) -> 
     rows = last - first
     # Beside a row of zeros the neighbours may begin, or end, with zeros too.
     whole = first * width - run.first < LEAST // 8 and stop - last * width < LEAST // 8
-    if not whole or not _means_zero(subject, name, run.byte) or rows * width > SHARE * nbytes:
+    if not whole or rows * width > SHARE * nbytes:
         return False
-    return rows <= DEAD or last * width == nbytes or block(name) is None
+    return (rows <= DEAD or last * width == nbytes or block(name) is None) and _means_zero(subject, name, run)
 
 
-def _means_zero(subject: Subject, name: str, byte: int) -> bool:
-    """Whether a row of this byte may be one of zeros: of packed integers, it may be of any zero point."""
-    layer = subject.layer_of(name)
-    if layer is None or layer.format.weight_type.format == "unquantized":
-        return byte == 0
-    if layer.format.weight_type.format == "bnb_nf4":
-        return byte == 0x77
-    if layer.specs[0].dtypes[0] == torch.int32:
-        return byte not in (0x00, 0xFF)
-    return byte in (0x00, 0x80)
+def _means_zero(subject: Subject, name: str, run: Run) -> bool:
+    if subject.holds_codes(name):
+        return means_zero(subject, name, run.first, run.length)
+    return run.byte == 0
 
 
 RULE = Rule("hole", "values", check, each=True)

@@ -7,15 +7,14 @@ of zero is how a quantizer writes a group of zeros, whose codes are all alike.
 from collections.abc import Iterator
 
 from qload.spec import Role, TensorSpec
-from qload.verify.chunks import is_exponents
 from qload.verify.report import Finding
 from qload.verify.rules.rule import Rule
 from qload.verify.subject import Subject
 from qload.verify.values import Numbers
 
 COUNT = 8  # scales that have a median to speak of
-SCALE = 100.0  # times the median; sound scales reach 15
-EXPONENT = 256.0  # of scales that are powers of two; sound ones reach 8
+SCALE = 200.0  # times the median; sound scales reach 15, and those of one huge weight in a group 64
+ALONE = 50.0  # times the quantile 0.95: where many are large, none is an outlier
 VALUE = 1e6  # of a plain tensor, and so many times the median
 LOST, ALL = 0.1, 0.9  # the share of groups; of sound layers none, and of all another rule speaks
 
@@ -48,7 +47,7 @@ def _most(numbers: Numbers, role: Role, spec: TensorSpec | None) -> float | None
     if role is Role.SCALE:
         if numbers.count < COUNT or spec is None or spec.divides:
             return None
-        return numbers.median * (EXPONENT / 2 if is_exponents(spec) else SCALE)
+        return max(SCALE * numbers.median, ALONE * numbers.quantiles[2])
     return max(VALUE, VALUE * numbers.median) if role is Role.FLOAT else None
 
 

@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from qload.spec import Role
 from qload.verify.kin import block
 from qload.verify.report import Finding
+from qload.verify.rules.padding import means_zero
 from qload.verify.rules.rule import Rule
 from qload.verify.subject import Subject
 from qload.verify.values.pieces import BLOCK, span
 
+MATRICES = (".weight", "_proj")  # of which rows are trained apart, as those of a table of positions are not
 SHARED = ("k_proj", "v_proj")  # heads of which are lawfully stored several times, all of them
 
 
@@ -26,7 +28,8 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
             continue
         if any(part in name for part in SHARED) and 2 * repeats.count >= repeats.blocks:
             continue
-        if span(storage, name, repeats.first, BLOCK).equal(span(storage, name, repeats.again, BLOCK)):
+        same = span(storage, name, repeats.first, BLOCK).equal(span(storage, name, repeats.again, BLOCK))
+        if same and not means_zero(subject, name, repeats.again, BLOCK):
             yield rule.finding(
                 name,
                 storage.info(name).file,
@@ -42,7 +45,8 @@ def _varies(subject: Subject, name: str) -> bool:
     if subject.holds_codes(name):
         return True
     numbers = subject.values.numbers.get(name)
-    if numbers is None or subject.role(name) is not Role.FLOAT or len(subject.weights.info(name).shape) < 2:
+    matrix = subject.role(name) is Role.FLOAT and len(subject.weights.info(name).shape) > 1
+    if numbers is None or not matrix or not name.endswith(MATRICES):
         return False
     return numbers.quantiles[0] < numbers.quantiles[2]
 

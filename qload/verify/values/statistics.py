@@ -101,7 +101,7 @@ def _of(weight: Weight, *, whole: bool) -> Statistics:
         outputs=N,
         whole=whole,
         bits=codes.bits,
-        groups=scales.numel(),
+        groups=codes.scales.numel() if codes.n_group is None else scales.numel(),
         inner=scales.shape[1],
         deviation=float(means.std()) if means.numel() > 1 else 0.0,
         evenness=_evenness(plain, codes.bits),
@@ -134,6 +134,8 @@ def _reach(codes: Codes, plain: Tensor) -> dict[str, float | None]:
         hit = torch.zeros(scaled.shape[0], groups).index_add_(0, outer, some) > 0
         return float(hit[scaled].float().mean()) if bool(scaled.any()) else 1.0
 
+    if codes.n_group is None:
+        scaled = scaled & _differing(inner, groups, plain)
     found: dict[str, float | None] = {"reach": share(outer, inner)}
     if groups > 1:
         draw = torch.Generator().manual_seed(0)
@@ -199,7 +201,13 @@ def _lost(codes: Codes, plain: Tensor) -> dict[str, float | None]:
     if codes.divide or codes.n_group is not None or not bool(nothing.any()):
         return {}
     index, groups = _index(codes, plain.shape[1])
+    lost = nothing.expand(len(plain), groups) & _differing(index, groups, plain)
+    return {"lost": float(lost.float().mean())}
+
+
+def _differing(index: Tensor, groups: int, plain: Tensor) -> Tensor:
+    """Of each output, the groups whose codes are not all one (N, G): those of padding and dead outputs are."""
     where = index[None].expand(len(plain), -1)
-    low = torch.full((len(plain), groups), 2.0**codes.bits).scatter_reduce_(1, where, plain.float(), "amin")
-    high = torch.full((len(plain), groups), -1.0).scatter_reduce_(1, where, plain.float(), "amax")
-    return {"lost": float((nothing.expand(len(plain), groups) & (high > low)).float().mean())}
+    low = torch.full((len(plain), groups), torch.inf).scatter_reduce_(1, where, plain.float(), "amin")
+    high = torch.full((len(plain), groups), -torch.inf).scatter_reduce_(1, where, plain.float(), "amax")
+    return high > low

@@ -1,0 +1,126 @@
+"""Every model of a foreign folder: clean and explained, or refused by name; its owner's numbers, whole and cut."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from qload.errors import CutError, DivideError
+from qload.parallel import FakeWorld
+from qload.verify import inspect, verify
+from qload.weights import Weights, open_checkpoint
+from tests.cases.test_cases import FOLDER
+from tests.format_cases import lawful
+
+MODELS = sorted(path for path in (Path(FOLDER) / "models").iterdir()) if FOLDER else []
+EXPECTED = "EXPECTED.safetensors"
+HALVES = (torch.float32, torch.float16, torch.bfloat16)  # one of which an owner rounds its weights to
+REFUSED = {"mlx": "MLX", "torchao": "torchao", "gguf": "GGUF"}
+
+pytestmark = pytest.mark.skipif(not FOLDER, reason="QLOAD_CASES names no folder of cases")
+every_model = pytest.mark.parametrize(
+    "folder", [pytest.param(folder, id=folder.name) for folder in MODELS] or [pytest.param(None, id="none")]
+)
+
+
+def published(folder: Path, copy: Path) -> Path:
+    """The folder as it is published: without the tensors that prove it."""
+    copy.mkdir()
+    for file in folder.iterdir():
+        if file.name not in (EXPECTED, "ORIGIN.json"):
+            (copy / file.name).symlink_to(file.resolve())
+    return copy
+
+
+def refused(folder: Path) -> str | None:
+    """The name of what the folder holds, if that is none of the formats that are read."""
+    config = json.loads((folder / "config.json").read_text())
+    if list(folder.glob("*.gguf")):
+        return "GGUF"
+    if "quantization" in config:
+        return "MLX"
+    method = (config.get("quantization_config") or {}).get("quant_method")
+    return REFUSED.get(method)
+
+
+def has_lost_scales(folder: Path) -> bool:
+    """Whether experts have codes each and scales together, which nobody reads."""
+    names = {name for file in folder.glob("model*.safetensors") for name in load_file(file)}
+    return any(name.endswith("experts.down_proj_scale_inv") for name in names) and any(
+        name.endswith("experts.0.down_proj.weight") for name in names
+    )
+
+
+@every_model
+def test_a_model_is_clean_and_explained_or_refused_by_name(folder: Path, tmp_path: Path) -> None:
+    copy = published(folder, tmp_path / "model")
+    report, name = verify(copy), refused(folder)
+
+    if name is not None:
+        assert report.verdict == "unreadable"
+        assert any(name in finding.message for finding in report.findings)
+    elif has_lost_scales(copy):
+        assert {finding.rule for finding in report.findings} == {"missing-tensor"}
+        assert all("_scale" in finding.message for finding in report.findings)
+    else:
+        assert (inspect(copy).findings, report.findings) == ((), ())
+        coverage = report.coverage
+        assert coverage is not None
+        assert coverage.explained + coverage.unread == coverage.total
+        assert bool(coverage.unread) == any("not read" in note for note in report.notes)
+
+
+@every_model
+def test_layers_have_their_owners_numbers_whole_and_cut(folder: Path, tmp_path: Path) -> None:
+    copy, expected = published(folder, tmp_path / "model"), load_file(folder / EXPECTED)
+    wanted = {
+        name.removeprefix("dequant.").removesuffix(".weight"): tensor
+        for name, tensor in expected.items()
+        if name.startswith("dequant.") and tensor.ndim == 2
+    }
+    if refused(folder) is not None:
+        pytest.skip("refused by name")
+    with open_checkpoint(copy) as weights:
+        for prefix, want in wanted.items():
+            weight = weights.get_weights(prefix)
+            assert_rounded(weight.dequantize(), want)
+            for dim, world, parts in shared(weights, weight, prefix):
+                axis = "NK".index(dim) - 2
+                if parts is None:
+                    assert not lawful(weight.config, dim, want.shape[axis], world, want.shape[-1])
+                else:
+                    assert lawful(weight.config, dim, want.shape[axis], world, want.shape[-1])
+                    assert_rounded(torch.cat(parts, axis), want)
+
+
+def assert_rounded(got: Tensor, want: Tensor) -> None:
+    """The owner's numbers, which it may have rounded once."""
+    assert any(torch.equal(got.to(dtype).to(want.dtype), want) for dtype in HALVES)
+
+
+def shared(weights: Weights, weight: Any, prefix: str) -> Iterator[tuple[str, int, list[Tensor] | None]]:
+    """The shares of each rank, or None where all refuse in the same words; of 2 and of 4 ranks."""
+    for dim, load in (("N", Weights.get_weights_col), ("K", Weights.get_weights_row)):
+        for world in (2, 4):
+            yield dim, world, shares(weights, load, prefix, world)
+
+
+def shares(
+    weights: Weights, load: Callable[[Weights, str], Any], prefix: str, world: int
+) -> list[Tensor] | None:
+    parts: list[Tensor] = []
+    words = set()
+    for rank in FakeWorld(world):
+        here = Weights(weights.storage, loader=weights.loader, process_group=rank)
+        try:
+            parts.append(load(here, prefix).dequantize())
+        except (CutError, DivideError) as error:
+            words.add(str(error))
+    assert bool(parts) != bool(words)
+    assert len(words) < 2
+    return parts or None
