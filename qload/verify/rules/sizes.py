@@ -15,7 +15,7 @@ from qload.verify.report import Finding
 from qload.verify.rules.rule import Rule
 from qload.verify.subject import Subject
 
-LARGEST, SMALLEST = 2.0, 1e-5  # median of a model's standard deviations; sound models have 0.005 to 0.33
+LARGEST, SMALLEST = 2.0, 1e-5  # median of a model's standard deviations; of sound models 0.06 to 0.33
 MODEL = 4  # layers, of which fewer may be a sample with any scale
 ABOVE, LARGE = 10.0, 0.5  # times the same projection of other layers; of sound ones up to 2; and at least
 FAR = 100.0  # times, where what is at least LARGE is no larger than LARGEST
@@ -53,7 +53,7 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
 def _beside(prefix: str, size: float, alike: Sequence[float]) -> float | None:
     """The size of most of a layer's like, where its own is too far from it; None where it is not."""
     low, high = median_low(alike), median_high(alike)
-    if size > LARGEST and size > ABOVE * low or size > LARGE and size > FAR * low:
+    if (size > LARGEST and size > ABOVE * low) or (size > LARGE and size > FAR * low):
         return low
     small = size < SMALL and BELOW * size < high
     return high if small and EXPERT not in prefix else None
