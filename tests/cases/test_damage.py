@@ -15,6 +15,8 @@ from tests.verify.damage import planted as values
 from tests.verify.damage import quiet, structure
 from tests.verify.damage.model import DoesNotApplyError, Model
 from tests.verify.damage.planting import Plant, found_against, found_alone, planted
+from tests.verify.damage.sound import MODELS as MODELS_IN_UNIT
+from tests.verify.damage.sound_floats import MORE
 
 READ = [folder for folder in MODELS if refused(folder) is None and not has_lost_scales(folder)]
 ALONE = (*values.PLANTS, *structure.PLANTS)
@@ -52,6 +54,17 @@ def test_a_sound_copy_tells_it(folder: Path, plant: Plant, tmp_path: Path) -> No
     rules = found_against(damaged(folder, plant), sound(folder), tmp_path)
 
     assert rules & {"against-value", "against-shape", "against-missing"}
+
+
+@pytest.mark.parametrize("plant", values.PLANTS, ids=lambda plant: plant.__name__)
+@pytest.mark.parametrize("name", sorted(set(MORE) - set(MODELS_IN_UNIT)))
+def test_verify_alone_finds_it_in_a_model_of_each_format(name: str, plant: Plant, tmp_path: Path) -> None:
+    try:
+        model = planted(MORE[name](), plant)
+    except DoesNotApplyError as reason:
+        pytest.skip(f"does not apply: {reason}")
+
+    assert found_alone(model, tmp_path / "model")
 
 
 @pytest.mark.parametrize("folder", [pytest.param(folder, id=folder.name) for folder in READ])
