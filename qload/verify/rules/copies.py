@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
-from qload.spec import Role
-from qload.verify.kin import UNLIKE, block
+from qload.verify.kin import UNLIKE, block, is_matrix
 from qload.verify.report import Finding
 from qload.verify.rules.rule import Rule
 from qload.verify.subject import Subject
@@ -62,7 +61,7 @@ def _is_own(subject: Subject, name: str) -> bool:
     if subject.holds_codes(name):
         return True
     numbers, shape = subject.values.numbers.get(name), subject.weights.info(name).shape
-    if numbers is None or subject.role(name) is not Role.FLOAT or len(shape) < 2:
+    if numbers is None or not is_matrix(name) or len(shape) < 2:
         return False
     return numbers.quantiles[0] < numbers.quantiles[2]
 
