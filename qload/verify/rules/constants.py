@@ -41,7 +41,8 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
             yield rule.finding(
                 name,
                 subject.weights.info(name).file,
-                f"{name}: all {contents[name].nbytes} bytes repeat {_shown(word)}, and {why}: it was never filled",
+                f"{name}: all {contents[name].nbytes} bytes repeat {_shown(word)}, and {why}: it was never "
+                "filled",
                 "fetch or write the checkpoint again",
             )
 
