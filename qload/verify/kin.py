@@ -19,6 +19,12 @@ SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3
 
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)")
 UNLIKE = re.compile(r"embed|lm_head|lora|adapter|wte|wpe|shared_head")  # tensors that may be copies, or empty
+MATRICES = (".weight", "_proj")  # of plain layers; other tensors, as masks and tables of positions, are none
+
+
+def is_matrix(name: str) -> bool:
+    """Whether a plain tensor of several axes is a layer's matrix, or of a stack of them."""
+    return name.endswith(MATRICES)
 
 
 @cache

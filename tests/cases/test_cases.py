@@ -1,6 +1,6 @@
 """Every case of a foreign folder: `QLOAD_CASES=DIR nox -s cases`.
 
-The folder has an `index.json` with a list of cases, and a safetensors file for each; `test_models` reads its models.
+The folder has an `index.json` of cases, and a safetensors file for each; `test_models` reads its models.
 """
 
 import json

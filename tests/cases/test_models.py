@@ -1,4 +1,4 @@
-"""Every model of a foreign folder: clean and explained, or refused by name; its owner's numbers, whole and cut."""
+"""Every model of a foreign folder: clean, or refused by name; its owner's numbers, whole and cut."""
 
 import json
 from collections.abc import Callable, Iterator

@@ -11,6 +11,7 @@ from tests.paths import FIXTURES
 from tests.verify.damage import planted
 from tests.verify.damage.model import DoesNotApplyError, Model
 from tests.verify.damage.sound import MODELS
+from tests.verify.damage.sound_floats import MORE
 
 FOLDERS = {
     "awq": FIXTURES / "awq/model_gemm_g64",
@@ -18,6 +19,15 @@ FOLDERS = {
     "nf4 nested": FIXTURES / "bnb/nf4_nested_bf16_storage_128x256",
 }
 NAMES = [*MODELS, *FOLDERS]
+SAMPLE = {  # of the other formats, where a rule has another branch for them; all of it is `nox -s cases`
+    "nvfp4": (planted.scales_times_a_thousand, planted.all_scales_inverted, planted.hole_of_a_page),
+    "mxfp4": (planted.scales_inverted, planted.scale_times_256, planted.a_third_of_the_scales_zero),
+    "mxfp8": (planted.codes_never_filled, planted.projection_copied),
+    "int8": (planted.scales_all_one, planted.block_twice),
+    "eetq": (planted.hole_of_half, planted.scales_inverted),
+    "asymmetric": (planted.zeros_one_higher, planted.nibbles_swapped, planted.group_size_times_five_fourths),
+    "marlin": (planted.gate_over_up, planted.scale_times_256),
+}
 
 # The rule that each damage is about; others may speak too.
 RULES = {
@@ -61,7 +71,7 @@ RULES = {
 
 @cache
 def sound(name: str) -> Model:
-    return Model.read(FOLDERS[name]) if name in FOLDERS else MODELS[name]()
+    return Model.read(FOLDERS[name]) if name in FOLDERS else MORE[name]()
 
 
 @cache
@@ -79,6 +89,10 @@ CELLS = [
     for plant in planted.PLANTS
     for name in NAMES
     if damaged(name, plant) is not None
+] + [
+    pytest.param(name, plant, id=f"{plant.__name__}-{name}")
+    for name, plants in SAMPLE.items()
+    for plant in plants
 ]
 
 

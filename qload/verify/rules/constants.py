@@ -13,6 +13,7 @@ from qload.verify.report import Finding
 from qload.verify.rules.rule import Rule
 from qload.verify.subject import Subject
 
+AROUND_ONE = "gemma"  # types of model that add one to what their norms store
 LEAST = 64  # bytes that are not alike by accident
 
 
@@ -32,13 +33,18 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
             if other is None and len(own) == 1 and not group[name]:
                 other = next(iter(varying), None)
             if other is not None:
-                yield rule.finding(
-                    name,
-                    subject.weights.info(name).file,
-                    f"{name}: all {contents[name].nbytes} bytes repeat {_shown(word)}, and those of {other} "
-                    "differ: it was never filled",
-                    "fetch or write the checkpoint again",
-                )
+                why = f"those of {other} differ"
+            elif _multiplies(subject, name, word):
+                why = "the model multiplies by its norms"
+            else:
+                continue
+            yield rule.finding(
+                name,
+                subject.weights.info(name).file,
+                f"{name}: all {contents[name].nbytes} bytes repeat {_shown(word)}, and {why}: it was never "
+                "filled",
+                "fetch or write the checkpoint again",
+            )
 
 
 # name -> whether only others of its own kind tell what it should be
@@ -81,6 +87,14 @@ def _norms(subject: Subject) -> Mapping[str, bool]:
         if numbers and name.endswith("norm.weight") and subject.values.contents[name].word in (None, 0):
             found[name] = False
     return found
+
+
+def _multiplies(subject: Subject, name: str, word: int) -> bool:
+    """Whether a tensor of zeros is a norm of a type of model in which nothing is left after it."""
+    architecture = subject.architecture
+    if word or not name.endswith("norm.weight") or architecture is None:
+        return False
+    return not architecture.type.startswith(AROUND_ONE) and architecture.find(name) is not None
 
 
 def _shown(word: int) -> str:

@@ -6,12 +6,11 @@ noted and no finding.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
-from qload.spec import Role
-from qload.verify.kin import UNLIKE, block
+from qload.verify.kin import UNLIKE, block, is_matrix
 from qload.verify.report import Finding
 from qload.verify.rules.rule import Rule
 from qload.verify.subject import Subject
@@ -29,7 +28,7 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
     copies = {name: of for name, of in _copies(subject).items() if _same(subject, name, of)}
     merged = _merged(subject, copies)
     for name, of in copies.items():
-        if _unit(name) not in merged:
+        if merged.isdisjoint((block(name), _expert(name))):
             yield rule.finding(
                 name,
                 subject.weights.info(name).file,
@@ -62,7 +61,7 @@ def _is_own(subject: Subject, name: str) -> bool:
     if subject.holds_codes(name):
         return True
     numbers, shape = subject.values.numbers.get(name), subject.weights.info(name).shape
-    if numbers is None or subject.role(name) is not Role.FLOAT or len(shape) < 2:
+    if numbers is None or not is_matrix(name) or len(shape) < 2:
         return False
     return numbers.quantiles[0] < numbers.quantiles[2]
 
@@ -80,26 +79,33 @@ def _merged(subject: Subject, copies: Mapping[str, str]) -> set[str | None]:
 
     A model may also share a part of each of several layers.
     """
+    layers = _whole(subject, copies, block)
+    experts = _whole(subject, {name: of for name, of in copies.items() if block(name) == block(of)}, _expert)
+    sharing = {block(name) for name, of in copies.items() if block(name) != block(of)}
+    told = ((layers, MERGED), (experts, MERGED), (sharing, SHARING))
+    return {unit for units, least in told if len(units) >= least for unit in units}
+
+
+def _whole(subject: Subject, copies: Mapping[str, str], unit: Callable[[str], str | None]) -> set[str | None]:
+    """The units all of whose matrices are those of one other."""
     own: dict[str | None, list[str]] = {}
     for name in subject.names:
-        if _is_own(subject, name):
-            own.setdefault(_unit(name), []).append(name)
-    sharing = {_unit(name) for name, of in copies.items() if block(name) != block(of)}
-    whole = {
-        unit
-        for unit, names in own.items()
+        if unit(name) is not None and _is_own(subject, name):
+            own.setdefault(unit(name), []).append(name)
+    return {
+        here
+        for here, names in own.items()
         if len(names) > 1
         and all(name in copies for name in names)
-        and len({_unit(copies[name]) for name in names}) == 1
-        and _unit(copies[names[0]]) != unit
+        and len({unit(copies[name]) for name in names}) == 1
+        and unit(copies[names[0]]) != here
     }
-    return (whole if len(whole) >= MERGED else set()) | (sharing if len(sharing) >= SHARING else set())
 
 
-def _unit(name: str) -> str | None:
-    """The expert that a tensor belongs to, or else the layer of the model."""
+def _expert(name: str) -> str | None:
+    """The expert that a tensor belongs to; None where it is of none."""
     found = EXPERT.match(name)
-    return found[1] if found else block(name)
+    return found[1] if found else None
 
 
 RULE = Rule("copied-layer", "values", check)

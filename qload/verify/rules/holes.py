@@ -7,8 +7,7 @@ are sound, as are single ones: vocabularies and layers are padded with them, and
 from collections.abc import Iterator
 from math import prod
 
-from qload.spec import Role
-from qload.verify.kin import block
+from qload.verify.kin import block, is_matrix
 from qload.verify.report import Finding
 from qload.verify.rules.padding import means_zero, pads_inputs
 from qload.verify.rules.rule import Rule
@@ -52,7 +51,7 @@ def _width(subject: Subject, name: str) -> int:
             return 0
         if info.shape[-1] == 1:  # bytes that lie flat over the matrix
             return max(1, info.nbytes // max(1, layer.N))
-    elif name not in subject.values.numbers or len(info.shape) < 2 or subject.role(name) is not Role.FLOAT:
+    elif name not in subject.values.numbers or len(info.shape) < 2 or not is_matrix(name):
         return 0
     rows = prod(info.shape[:-1]) if len(info.shape) < 4 else prod(info.shape[:2])
     return info.nbytes // max(1, rows)
@@ -67,12 +66,10 @@ def _padding(subject: Subject, name: str, run: Run, width: int, nbytes: int) -> 
     whole = first * width - run.first < LEAST // 8 and stop - last * width < LEAST // 8
     if not whole or rows * width > SHARE * nbytes:
         return False
-    return (rows <= DEAD or last * width == nbytes or block(name) is None) and _means_zero(subject, name, run)
-
-
-def _means_zero(subject: Subject, name: str, run: Run) -> bool:
+    if rows > DEAD and last * width != nbytes and block(name) is not None:
+        return False
     if subject.holds_codes(name):
-        return means_zero(subject, name, run.first, run.length)
+        return means_zero(subject, name, first * width, rows * width)
     return run.byte == 0
 
 

@@ -13,7 +13,7 @@ from qload.verify.subject import Subject
 from qload.verify.values import Numbers
 
 COUNT = 8  # scales that have a median to speak of
-SCALE = 200.0  # times the median; sound scales reach 15, and those of one huge weight in a group 64
+SCALE = 200.0  # times the median; sound scales reach 15, and one weight of 100 deviations makes 40
 ALONE = 50.0  # times the quantile 0.95: where many are large, none is an outlier
 VALUE = 1e6  # of a plain tensor, and so many times the median
 LOST, ALL = 0.1, 0.9  # the share of groups; of sound layers none, and of all another rule speaks

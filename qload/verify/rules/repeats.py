@@ -7,14 +7,13 @@ come twice by chance; in a vocabulary they do, where tokens were never trained.
 from collections.abc import Iterator
 
 from qload.spec import Role
-from qload.verify.kin import block
+from qload.verify.kin import block, is_matrix
 from qload.verify.report import Finding
 from qload.verify.rules.padding import means_zero
 from qload.verify.rules.rule import Rule
 from qload.verify.subject import Subject
 from qload.verify.values.pieces import BLOCK, span
 
-MATRICES = (".weight", "_proj")  # of which rows are trained apart, as those of a table of positions are not
 SHARED = ("k_proj", "v_proj")  # heads of which are lawfully stored several times, all of them
 
 
@@ -46,7 +45,7 @@ def _varies(subject: Subject, name: str) -> bool:
         return True
     numbers = subject.values.numbers.get(name)
     matrix = subject.role(name) is Role.FLOAT and len(subject.weights.info(name).shape) > 1
-    if numbers is None or not matrix or not name.endswith(MATRICES):
+    if numbers is None or not matrix or not is_matrix(name):
         return False
     return numbers.quantiles[0] < numbers.quantiles[2]
 

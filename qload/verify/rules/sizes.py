@@ -5,7 +5,7 @@ standard deviation is far from that of the same projection in other layers; or, 
 them, weights that are far from those of any trained model.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
 from statistics import median, median_high, median_low
 
@@ -15,11 +15,11 @@ from qload.verify.report import Finding
 from qload.verify.rules.rule import Rule
 from qload.verify.subject import Subject
 
-LARGEST, SMALLEST = 2.0, 1e-5  # median of a model's standard deviations; sound models have 0.005 to 0.33
+LARGEST, SMALLEST = 2.0, 1e-5  # median of a model's standard deviations; of sound models 0.06 to 0.33
 MODEL = 4  # layers, of which fewer may be a sample with any scale
 ABOVE, LARGE = 10.0, 0.5  # times the same projection of other layers; of sound ones up to 2; and at least
 FAR = 100.0  # times, where what is at least LARGE is no larger than LARGEST
-BELOW, SMALL = 500.0, 2e-4  # the same of weights that are smaller
+BELOW, SMALL = 500.0, 1e-3  # the same of weights that are smaller
 EXPERT = ".experts."  # one that no token was sent to is lawfully as small as decay has made it
 
 
@@ -38,7 +38,7 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
             size = sizes[prefix]
             if not SMALLEST <= whole <= LARGEST and not SMALLEST <= size <= LARGEST:
                 against = f"sound ones have {SMALLEST:g} to {LARGEST:g}"
-            elif (like := _beside(prefix, size, [sizes[other] for other in alike])) is not None:
+            elif (like := _beside(prefix, alike, sizes)) is not None:
                 against = f"that of its like in other layers is {like:g}"
             else:
                 continue
@@ -50,13 +50,20 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
             )
 
 
-def _beside(prefix: str, size: float, alike: Sequence[float]) -> float | None:
+def _beside(prefix: str, names: Sequence[str], sizes: Mapping[str, float]) -> float | None:
     """The size of most of a layer's like, where its own is too far from it; None where it is not."""
+    size, alike = sizes[prefix], [sizes[name] for name in names]
     low, high = median_low(alike), median_high(alike)
-    if size > LARGEST and size > ABOVE * low or size > LARGE and size > FAR * low:
+    if (size > LARGEST and size > ABOVE * low) or (size > LARGE and size > FAR * low):
         return low
     small = size < SMALL and BELOW * size < high
-    return high if small and EXPERT not in prefix else None
+    return high if small and not _is_of_no_use(prefix, sizes) else None
+
+
+def _is_of_no_use(prefix: str, sizes: Mapping[str, float]) -> bool:
+    """Whether a layer is of an expert all of whose layers are as small."""
+    lead = f"{prefix.rpartition('.')[0]}."
+    return EXPERT in lead and all(size < SMALL for name, size in sizes.items() if name.startswith(lead))
 
 
 RULE = Rule("weight-size", "values", check)

@@ -206,7 +206,7 @@ def _lost(codes: Codes, plain: Tensor) -> dict[str, float | None]:
 
 
 def _differing(index: Tensor, groups: int, plain: Tensor) -> Tensor:
-    """Of each output, the groups whose codes are not all one (N, G): those of padding and dead outputs are."""
+    """Of each output the groups whose codes differ, (N, G): those of padding and of dead outputs do not."""
     where = index[None].expand(len(plain), -1)
     low = torch.full((len(plain), groups), torch.inf).scatter_reduce_(1, where, plain.float(), "amin")
     high = torch.full((len(plain), groups), -torch.inf).scatter_reduce_(1, where, plain.float(), "amax")

@@ -13,6 +13,7 @@ from torch import Tensor
 # What holds a layer's codes -> what may scale them.
 SCALES = {
     ".qweight": (".scales",),
+    ".B": (".s",),
     ".weight_packed": (".weight_scale",),
     "_blocks": ("_scales",),
     ".weight": (".weight_scale_inv", ".weight_scale", ".weight.absmax", ".SCB", ".weight_scales"),

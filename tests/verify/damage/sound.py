@@ -20,7 +20,8 @@ SHAPES = {
 Quantize = Callable[[Tensor], dict[str, Tensor]]
 
 
-def _model(quantize: Quantize, quantization: dict[str, Any] | None) -> Model:
+def modelled(quantize: Quantize, quantization: dict[str, Any] | None) -> Model:
+    """Two layers of normal weights, quantized so, and said to be so."""
     draw = torch.Generator().manual_seed(0)
 
     def weights(*shape: int) -> Tensor:
@@ -44,7 +45,7 @@ def _model(quantize: Quantize, quantization: dict[str, Any] | None) -> Model:
 
 def plain() -> Model:
     """Not quantized."""
-    return _model(lambda weight: {"weight": weight.bfloat16()}, None)
+    return modelled(lambda weight: {"weight": weight.bfloat16()}, None)
 
 
 def fp8() -> Model:
@@ -64,7 +65,7 @@ def fp8() -> Model:
         "activation_scheme": "dynamic",
         "weight_block_size": [size, size],
     }
-    return _model(quantize, said)
+    return modelled(quantize, said)
 
 
 def packed() -> Model:
@@ -83,7 +84,7 @@ def packed() -> Model:
     group = {"targets": ["Linear"], "weights": weights}
     said = {"quant_method": "compressed-tensors", "format": "pack-quantized",
             "config_groups": {"group_0": group}, "ignore": ["lm_head"]}  # fmt: skip
-    return _model(quantize, said)
+    return modelled(quantize, said)
 
 
 def nf4() -> Model:
@@ -108,7 +109,7 @@ def nf4() -> Model:
 
     said = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4",
             "bnb_4bit_use_double_quant": False, "llm_int8_skip_modules": ["lm_head"]}  # fmt: skip
-    return _model(quantize, said)
+    return modelled(quantize, said)
 
 
 MODELS = {"plain": plain, "fp8": fp8, "packed": packed, "nf4": nf4}

@@ -1,0 +1,141 @@
+"""Sound models in more formats: small floats, bytes, words with zero points, words in a kernel's order."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qload.layouts import compressed_tensors, eetq, marlin
+from tests.verify.damage.model import Model
+from tests.verify.damage.sound import MODELS, modelled
+
+E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+BIAS = 127  # of an exponent of eight bits
+
+
+def compressed(kind: str, **weights: Any) -> dict[str, Any]:
+    """What compressed-tensors says of such layers."""
+    group = {"targets": ["Linear"], "weights": {"symmetric": True, "dynamic": False, **weights}}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": kind,
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+    }
+
+
+def small(values: Tensor) -> Tensor:
+    """The nearest codes E2M1, two in a byte, the first in the low bits."""
+    codes = (values.abs()[..., None] - E2M1).abs().argmin(-1) | (values < 0).int() << 3
+    return (codes[:, ::2] | codes[:, 1::2] << 4).to(torch.uint8)
+
+
+def exponents(groups: Tensor, largest: float) -> Tensor:
+    """The power of two of each group (N, G, size) by which its codes fit."""
+    return (groups.abs().amax(2) / largest).log2().ceil()
+
+
+def nvfp4() -> Model:
+    """Groups of 16 with scales of FP8, and one scale that divides these."""
+
+    def quantize(weight: Tensor) -> dict[str, Tensor]:
+        groups = weight.reshape(len(weight), -1, 16)
+        outer = 6 * 448 / weight.abs().max()
+        scales = (groups.abs().amax(2) / 6 * outer).to(torch.float8_e4m3fn)
+        codes = small((groups / (scales.float() / outer)[..., None]).reshape_as(weight))
+        return {"weight_packed": codes, "weight_scale": scales, "weight_global_scale": outer.reshape(1)}
+
+    said = compressed(
+        "nvfp4-pack-quantized", num_bits=4, type="float", strategy="tensor_group", group_size=16
+    )
+    return modelled(quantize, said)
+
+
+def mxfp4() -> Model:
+    """Groups of 32 with a power of two."""
+
+    def quantize(weight: Tensor) -> dict[str, Tensor]:
+        groups = weight.reshape(len(weight), -1, 32)
+        powers = exponents(groups, 6)
+        codes = small((groups / 2 ** powers[..., None]).reshape_as(weight))
+        return {"weight_packed": codes, "weight_scale": (powers + BIAS).to(torch.uint8)}
+
+    said = compressed("mxfp4-pack-quantized", num_bits=4, type="float", strategy="group", group_size=32)
+    return modelled(quantize, said)
+
+
+def mxfp8() -> Model:
+    """The same, of FP8."""
+
+    def quantize(weight: Tensor) -> dict[str, Tensor]:
+        groups = weight.reshape(len(weight), -1, 32)
+        powers = exponents(groups, 448)
+        codes = (groups / 2 ** powers[..., None]).reshape_as(weight).to(torch.float8_e4m3fn)
+        return {"weight": codes, "weight_scale": (powers + BIAS).to(torch.uint8)}
+
+    said = compressed("mxfp8-quantized", num_bits=8, type="float", strategy="group", group_size=32)
+    return modelled(quantize, said)
+
+
+def int8() -> Model:
+    """Bytes with a scale an output."""
+
+    def quantize(weight: Tensor) -> dict[str, Tensor]:
+        scales = weight.abs().amax(1, keepdim=True) / 127
+        return {"weight": (weight / scales).round().to(torch.int8), "weight_scale": scales.bfloat16()}
+
+    return modelled(quantize, compressed("int-quantized", num_bits=8, type="int", strategy="channel"))
+
+
+def eetq_bytes() -> Model:
+    """The same, in the order of EETQ's kernels."""
+
+    def quantize(weight: Tensor) -> dict[str, Tensor]:
+        scales = weight.abs().amax(1) / 127
+        codes = (weight / scales[:, None]).round().int() + 128
+        return {"weight": eetq.pack(codes), "weight_scales": scales.half()}
+
+    return modelled(quantize, {"quant_method": "eetq", "weights": "int8"})
+
+
+def asymmetric() -> Model:
+    """Words of four bits with zero points, as compressed-tensors writes them."""
+
+    def quantize(weight: Tensor) -> dict[str, Tensor]:
+        groups = weight.reshape(len(weight), -1, 32)
+        low, high = groups.amin(2).clamp(max=0), groups.amax(2).clamp(min=0)
+        scales = (high - low) / 15
+        zeros = (-low / scales).round()
+        codes = ((groups / scales[..., None]).round() + zeros[..., None]).clamp(0, 15)
+        return {
+            "weight_packed": compressed_tensors.pack(codes.reshape_as(weight).int(), 4, True),
+            "weight_scale": scales.bfloat16(),
+            "weight_zero_point": compressed_tensors.pack(zeros.int().T.contiguous(), 4, True).T.contiguous(),
+            "weight_shape": torch.tensor(weight.shape),
+        }
+
+    said = compressed(
+        "pack-quantized", num_bits=4, type="int", strategy="group", group_size=32, symmetric=False
+    )
+    return modelled(quantize, said)
+
+
+def marlin_words() -> Model:
+    """Words of four bits in the order of Marlin's kernel."""
+
+    def quantize(weight: Tensor) -> dict[str, Tensor]:
+        groups = weight.reshape(len(weight), -1, 128)
+        scales = groups.abs().amax(2) / 7.5
+        codes = (groups / scales[..., None]).round().clamp(-8, 7).reshape_as(weight).int() + 8
+        ordered = marlin.scales(scales.shape[1]).apply(scales.half().T.contiguous())
+        return {"B": marlin.rows(4).pack(codes.T.contiguous()), "s": ordered}
+
+    said = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True,
+            "checkpoint_format": "marlin", "is_marlin_format": True}  # fmt: skip
+    return modelled(quantize, said)
+
+
+MORE = {
+    **MODELS, "nvfp4": nvfp4, "mxfp4": mxfp4, "mxfp8": mxfp8, "int8": int8, "eetq": eetq_bytes,
+    "asymmetric": asymmetric, "marlin": marlin_words,
+}  # fmt: skip
