@@ -25,7 +25,7 @@ SAMPLE = {  # of the other formats, where a rule has another branch for them; al
     "mxfp8": (planted.codes_never_filled, planted.projection_copied),
     "int8": (planted.scales_all_one, planted.block_twice),
     "eetq": (planted.hole_of_half, planted.scales_inverted),
-    "asymmetric": (planted.zeros_one_higher, planted.nibbles_swapped, planted.group_size_times_five_fourths),
+    "asymmetric": (planted.zeros_one_higher, planted.nibbles_swapped),
     "marlin": (planted.gate_over_up, planted.scale_times_256),
 }
 

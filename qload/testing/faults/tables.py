@@ -1,6 +1,8 @@
 """Every seeded fault, by what it breaks."""
 
-from qload.testing.faults import checkpoints, cuda, formats, marlin
+from qload.testing.faults import checkpoints, cuda, formats, marlin, rules
 from qload.testing.faults.fault import Fault
 
-FAULTS: tuple[Fault, ...] = (*checkpoints.FAULTS, *marlin.FAULTS, *cuda.FAULTS, *formats.FAULTS)
+FAULTS: tuple[Fault, ...] = (
+    *checkpoints.FAULTS, *marlin.FAULTS, *cuda.FAULTS, *formats.FAULTS, *rules.FAULTS,
+)  # fmt: skip

@@ -18,6 +18,7 @@ SHAPES = {
     "mlp.down_proj": (HIDDEN, INNER),
 }
 Quantize = Callable[[Tensor], dict[str, Tensor]]
+Make = Callable[[Quantize, dict[str, Any] | None], Model]
 
 
 def modelled(quantize: Quantize, quantization: dict[str, Any] | None) -> Model:
@@ -43,12 +44,12 @@ def modelled(quantize: Quantize, quantization: dict[str, Any] | None) -> Model:
     return Model(tensors, config if quantization is None else {**config, "quantization_config": quantization})
 
 
-def plain() -> Model:
+def plain(make: Make = modelled) -> Model:
     """Not quantized."""
-    return modelled(lambda weight: {"weight": weight.bfloat16()}, None)
+    return make(lambda weight: {"weight": weight.bfloat16()}, None)
 
 
-def fp8() -> Model:
+def fp8(make: Make = modelled) -> Model:
     """Blocks of FP8."""
     size = 128
 
@@ -65,10 +66,10 @@ def fp8() -> Model:
         "activation_scheme": "dynamic",
         "weight_block_size": [size, size],
     }
-    return modelled(quantize, said)
+    return make(quantize, said)
 
 
-def packed() -> Model:
+def packed(make: Make = modelled) -> Model:
     """Four bits in words, as compressed-tensors writes them."""
     size = 128
 
@@ -84,10 +85,10 @@ def packed() -> Model:
     group = {"targets": ["Linear"], "weights": weights}
     said = {"quant_method": "compressed-tensors", "format": "pack-quantized",
             "config_groups": {"group_0": group}, "ignore": ["lm_head"]}  # fmt: skip
-    return modelled(quantize, said)
+    return make(quantize, said)
 
 
-def nf4() -> Model:
+def nf4(make: Make = modelled) -> Model:
     """Normal floats, as bitsandbytes writes them."""
     table, size = torch.tensor(TABLES["nf4"]), 64
 
@@ -109,7 +110,7 @@ def nf4() -> Model:
 
     said = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4",
             "bnb_4bit_use_double_quant": False, "llm_int8_skip_modules": ["lm_head"]}  # fmt: skip
-    return modelled(quantize, said)
+    return make(quantize, said)
 
 
 MODELS = {"plain": plain, "fp8": fp8, "packed": packed, "nf4": nf4}

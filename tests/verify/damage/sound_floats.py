@@ -7,7 +7,7 @@ from torch import Tensor
 
 from qload.layouts import compressed_tensors, eetq, marlin
 from tests.verify.damage.model import Model
-from tests.verify.damage.sound import MODELS, modelled
+from tests.verify.damage.sound import MODELS, Make, modelled
 
 E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 BIAS = 127  # of an exponent of eight bits
@@ -35,7 +35,7 @@ def exponents(groups: Tensor, largest: float) -> Tensor:
     return (groups.abs().amax(2) / largest).log2().ceil()
 
 
-def nvfp4() -> Model:
+def nvfp4(make: Make = modelled) -> Model:
     """Groups of 16 with scales of FP8, and one scale that divides these."""
 
     def quantize(weight: Tensor) -> dict[str, Tensor]:
@@ -48,10 +48,10 @@ def nvfp4() -> Model:
     said = compressed(
         "nvfp4-pack-quantized", num_bits=4, type="float", strategy="tensor_group", group_size=16
     )
-    return modelled(quantize, said)
+    return make(quantize, said)
 
 
-def mxfp4() -> Model:
+def mxfp4(make: Make = modelled) -> Model:
     """Groups of 32 with a power of two."""
 
     def quantize(weight: Tensor) -> dict[str, Tensor]:
@@ -61,10 +61,10 @@ def mxfp4() -> Model:
         return {"weight_packed": codes, "weight_scale": (powers + BIAS).to(torch.uint8)}
 
     said = compressed("mxfp4-pack-quantized", num_bits=4, type="float", strategy="group", group_size=32)
-    return modelled(quantize, said)
+    return make(quantize, said)
 
 
-def mxfp8() -> Model:
+def mxfp8(make: Make = modelled) -> Model:
     """The same, of FP8."""
 
     def quantize(weight: Tensor) -> dict[str, Tensor]:
@@ -74,20 +74,20 @@ def mxfp8() -> Model:
         return {"weight": codes, "weight_scale": (powers + BIAS).to(torch.uint8)}
 
     said = compressed("mxfp8-quantized", num_bits=8, type="float", strategy="group", group_size=32)
-    return modelled(quantize, said)
+    return make(quantize, said)
 
 
-def int8() -> Model:
+def int8(make: Make = modelled) -> Model:
     """Bytes with a scale an output."""
 
     def quantize(weight: Tensor) -> dict[str, Tensor]:
         scales = weight.abs().amax(1, keepdim=True) / 127
         return {"weight": (weight / scales).round().to(torch.int8), "weight_scale": scales.bfloat16()}
 
-    return modelled(quantize, compressed("int-quantized", num_bits=8, type="int", strategy="channel"))
+    return make(quantize, compressed("int-quantized", num_bits=8, type="int", strategy="channel"))
 
 
-def eetq_bytes() -> Model:
+def eetq_bytes(make: Make = modelled) -> Model:
     """The same, in the order of EETQ's kernels."""
 
     def quantize(weight: Tensor) -> dict[str, Tensor]:
@@ -95,10 +95,10 @@ def eetq_bytes() -> Model:
         codes = (weight / scales[:, None]).round().int() + 128
         return {"weight": eetq.pack(codes), "weight_scales": scales.half()}
 
-    return modelled(quantize, {"quant_method": "eetq", "weights": "int8"})
+    return make(quantize, {"quant_method": "eetq", "weights": "int8"})
 
 
-def asymmetric() -> Model:
+def asymmetric(make: Make = modelled) -> Model:
     """Words of four bits with zero points, as compressed-tensors writes them."""
 
     def quantize(weight: Tensor) -> dict[str, Tensor]:
@@ -117,10 +117,10 @@ def asymmetric() -> Model:
     said = compressed(
         "pack-quantized", num_bits=4, type="int", strategy="group", group_size=32, symmetric=False
     )
-    return modelled(quantize, said)
+    return make(quantize, said)
 
 
-def marlin_words() -> Model:
+def marlin_words(make: Make = modelled) -> Model:
     """Words of four bits in the order of Marlin's kernel."""
 
     def quantize(weight: Tensor) -> dict[str, Tensor]:
@@ -132,7 +132,7 @@ def marlin_words() -> Model:
 
     said = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True,
             "checkpoint_format": "marlin", "is_marlin_format": True}  # fmt: skip
-    return modelled(quantize, said)
+    return make(quantize, said)
 
 
 MORE = {
