@@ -18,7 +18,7 @@ from qload.verify.comparison import SPIKE, Comparison, agree
 from qload.verify.crew import Crew, Tell
 from qload.verify.elsewhere import found_elsewhere
 from qload.verify.report import Finding, finding_of
-from qload.verify.same import same
+from qload.verify.same import is_finite, same
 from qload.verify.subject import Subject
 
 MISSING, SHAPE, VALUE = "against-missing", "against-shape", "against-value"
@@ -61,7 +61,8 @@ def _layer(
         return
     pair = SideBySide(subject, ours, reference, theirs)
     try:
-        if same(pair) or all(agree(weight, other) for _, weight, other in pair.runs()):
+        finite = is_finite(subject, ours)
+        if same(pair) or all(agree(weight, other, finite=finite) for _, weight, other in pair.runs()):
             return
         found = Comparison()
         for start, weight, other in pair.runs():

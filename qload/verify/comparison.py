@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -120,14 +121,24 @@ def differ(got: Tensor, want: Tensor, reference: Weight) -> Tensor:
     return got != want
 
 
-def agree(weight: Weight, reference: Weight) -> bool:
-    """Whether nothing differs, as `differ` has it; codes are rounded to a plain reference at once."""
+def agree(weight: Weight, reference: Weight, *, finite: bool = False) -> bool:
+    """Whether nothing differs, as `differ` has it; codes are rounded to a plain reference at once.
+
+    `finite`: that no value of the weight is NaN, so that equal bits are equal values.
+    """
     factors = weight.input_factors is not None or reference.input_factors is not None
     if reference.plain and not weight.plain and not factors:
         want = reference.fields()["weight"]
         if want.dtype in NARROW:
-            return torch.equal(weight.dequantize(want.dtype), want)
+            got = weight.dequantize(want.dtype)
+            return (finite and equal_bits(got, want)) or torch.equal(got, want)
     return not bool(differ(meant(weight), meant(reference), reference).any())
+
+
+def equal_bits(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of one dtype on the CPU hold the same bytes; torch compares them one by one."""
+    first, second = (each.contiguous().view(torch.uint8).numpy() for each in (one, other))
+    return np.array_equal(first, second)
 
 
 def _first(got: Tensor, want: Tensor, apart: Tensor, start: int) -> tuple[tuple[int, ...], float, float]:

@@ -1,11 +1,10 @@
 """Whether a layer is its reference, byte for byte: then it means the same, and nothing is dequantized."""
 
-import torch
-
 from qload.loader import LayerDescription
 from qload.spec import TensorSpec
 from qload.storage import WeightStorage
 from qload.verify.causes import SideBySide
+from qload.verify.comparison import equal_bits
 from qload.verify.subject import Subject
 from qload.verify.values import Values
 from qload.verify.values.pieces import pieces
@@ -17,7 +16,7 @@ def same(pair: SideBySide) -> bool:
     """Whether both are stored alike, in equal bytes, that mean a number everywhere; NaN equals nothing."""
     ours, theirs = pair.layer, pair.other
     alike = ours.format == theirs.format and ours.sizes == theirs.sizes and ours.dtypes == theirs.dtypes
-    if not alike or not _is_finite(pair.subject, ours):
+    if not alike or not is_finite(pair.subject, ours):
         return False
     assert pair.subject.weights is not None
     assert pair.reference.weights is not None
@@ -31,10 +30,10 @@ def _equal(here: WeightStorage, name: str, there: WeightStorage, other: str) -> 
     if here.info(name).shape != there.info(other).shape:
         return False
     both = zip(pieces(here, name), pieces(there, other), strict=True)
-    return all(torch.equal(one.view(torch.uint8), two.view(torch.uint8)) for one, two in both)
+    return all(equal_bits(one, two) for one, two in both)
 
 
-def _is_finite(subject: Subject, layer: LayerDescription) -> bool:
+def is_finite(subject: Subject, layer: LayerDescription) -> bool:
     """Whether it was measured, could be read, and holds nothing of which NaN or an infinity can come."""
     values: Values | None = vars(subject).get("values")
     if values is None or not (layer.format.weight_type.plain or layer.prefix in values.statistics):
