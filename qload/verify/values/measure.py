@@ -13,6 +13,7 @@ from qload.verify.chunks import is_exponents
 from qload.verify.values.contents import Contents, ContentsOf
 from qload.verify.values.numbers import Numbers, NumbersOf
 from qload.verify.values.pieces import pieces
+from qload.verify.values.small import SMALL, small_contents, small_numbers
 from qload.verify.values.statistics import Statistics, statistics
 from qload.weights import Weights
 
@@ -88,11 +89,14 @@ def _tensor(
     storage: WeightStorage, name: str, spec: TensorSpec | None, role: Role
 ) -> tuple[Contents, Numbers | None]:
     info, exponents = storage.info(name), spec is not None and is_exponents(spec)
-    contents = ContentsOf()
     scale = role is Role.SCALE
-    numbers = None
-    if holds_floats(info, spec, role) or (scale and (exponents or info.dtype.is_floating_point)):
-        numbers = NumbersOf(exponents=scale and exponents, fully=scale)
+    floats = holds_floats(info, spec, role) or (scale and (exponents or info.dtype.is_floating_point))
+    if 0 < info.nbytes <= SMALL:
+        whole = storage.read(name).reshape(-1)
+        found = small_numbers(whole, exponents=scale and exponents, fully=scale) if floats else None
+        return small_contents(whole), found
+    contents = ContentsOf()
+    numbers = NumbersOf(exponents=scale and exponents, fully=scale) if floats else None
     for piece in pieces(storage, name):
         contents.add(piece)
         if numbers is not None:
