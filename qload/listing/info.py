@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from qload.errors import ConfigError, MismatchError, QloadError
@@ -136,7 +137,12 @@ def _activations(layer: LayerDescription, tensors: Mapping[str, Any]) -> Activat
     if claimed is None:
         return None
     spec = next((spec for spec in layer.specs if claimed.scale in spec.suffixes), None)
-    return replace(claimed, scale=None if spec is None else layer.names.full(spec.name))
+    return _unscaled(claimed) if spec is None else replace(claimed, scale=layer.names.full(spec.name))
+
+
+@lru_cache
+def _unscaled(claimed: ActivationScheme) -> ActivationScheme:
+    return replace(claimed, scale=None)
 
 
 def _excluded(weights: Weights, prefix: str) -> str | None:
