@@ -71,7 +71,9 @@ def account(groups: Groups) -> Account:
     infos = {name: storage.info(name) for name in groups.names}
     first = ledger.report(storage)
     known = {*first.exempted, *first.unread}
-    plain = [name for name in groups.names if name not in known | refused and _is_plain(groups, name, infos[name])]
+    plain = [
+        name for name in groups.names if name not in known | refused and _is_plain(groups, name, infos[name])
+    ]
     ledger.take(groups.specs)
     ledger.take(name for name in plain if name not in groups.specs)
     report = ledger.report(storage)

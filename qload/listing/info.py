@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
+
+import torch
 
 from qload.errors import ConfigError, MismatchError, QloadError
 from qload.formats import AWQConfig, Marlin24Config, MarlinConfig
@@ -127,8 +129,12 @@ def _dtypes(layer: LayerDescription) -> tuple[str, str | None]:
     assert stored is not None  # every layer has a weight
     assert scales is not None
     kept = stored if stored.is_floating_point or scales.itemsize == 1 else scales
-    dtype, scale_dtype = (str(found).removeprefix("torch.") for found in (kept, scales))
-    return dtype, scale_dtype if Role.SCALE in roles else None
+    return _called(kept), _called(scales) if Role.SCALE in roles else None
+
+
+@cache
+def _called(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _activations(layer: LayerDescription, tensors: Mapping[str, Any]) -> ActivationScheme | None:
