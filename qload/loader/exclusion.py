@@ -65,8 +65,6 @@ class Exclusions:
 
     def entry(self, prefix: str) -> str | None:
         """The entry that leaves a layer out, or None; MismatchError for a fused one whose parts differ."""
-        if not self.names:
-            return None
         for name in (prefix, *wholes(prefix, self.fused)):
             found = self._entry(name)
             if found is not None:
