@@ -7,7 +7,7 @@ from qload.errors import QloadError
 from qload.formats.unquantized import FLOATS
 from qload.listing.groups import Groups
 from qload.loader import LayerDescription
-from qload.storage import WeightStorage
+from qload.storage import TensorInfo
 from qload.weights import LoadReport
 
 
@@ -68,9 +68,12 @@ def account(groups: Groups) -> Account:
         if isinstance(layer, QloadError)
         for name in groups.under(prefix)
     }
+    infos = {name: storage.info(name) for name in groups.names}
     first = ledger.report(storage)
     known = {*first.exempted, *first.unread}
-    plain = [name for name in groups.names if name not in known | refused and _is_plain(groups, name)]
+    plain = [
+        name for name in groups.names if name not in known | refused and _is_plain(groups, name, infos[name])
+    ]
     ledger.take(groups.specs)
     ledger.take(name for name in plain if name not in groups.specs)
     report = ledger.report(storage)
@@ -78,23 +81,23 @@ def account(groups: Groups) -> Account:
     layers = [layer for layer in groups.layers.values() if not isinstance(layer, QloadError)]
     reasons: dict[str, int] = {}
     for name, reason in report.exempted.items():
-        reasons[reason] = reasons.get(reason, 0) + storage.info(name).nbytes
+        reasons[reason] = reasons.get(reason, 0) + infos[name].nbytes
     coverage = Coverage(
         layers=len(layers),
         plain_tensors=len(plain),
-        total=_bytes(storage, groups.names),
-        read=_bytes(storage, report.used),
+        total=_bytes(infos, groups.names),
+        read=_bytes(infos, report.used),
         exempt=reasons,
-        unread=_bytes(storage, report.unread),
-        refused=_bytes(storage, [name for name in report.unused if name in refused]),
-        unexplained=_bytes(storage, left),
+        unread=_bytes(infos, report.unread),
+        refused=_bytes(infos, [name for name in report.unused if name in refused]),
+        unexplained=_bytes(infos, left),
     )
     return Account(report, coverage, {name: _within(groups, name) for name in left})
 
 
-def _is_plain(groups: Groups, name: str) -> bool:
+def _is_plain(groups: Groups, name: str, info: TensorInfo) -> bool:
     """Floats that no format has to explain: of a plain layer, a bias, or a parameter of its own."""
-    if groups.weights.storage.info(name).dtype not in FLOATS:
+    if info.dtype not in FLOATS:
         return False
     layer = _within(groups, name)
     return layer is None or layer.format.weight_type.plain or name.rpartition(".")[2] == "bias"
@@ -106,5 +109,5 @@ def _within(groups: Groups, name: str) -> LayerDescription | None:
     return layer if isinstance(layer, LayerDescription) else None
 
 
-def _bytes(storage: WeightStorage, names: Iterable[str]) -> int:
-    return sum(storage.info(name).nbytes for name in names)
+def _bytes(infos: Mapping[str, TensorInfo], names: Iterable[str]) -> int:
+    return sum(infos[name].nbytes for name in names)

@@ -2,7 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache, lru_cache
 from typing import Any
+
+import torch
 
 from qload.errors import ConfigError, MismatchError, QloadError
 from qload.formats import AWQConfig, Marlin24Config, MarlinConfig
@@ -126,8 +129,12 @@ def _dtypes(layer: LayerDescription) -> tuple[str, str | None]:
     assert stored is not None  # every layer has a weight
     assert scales is not None
     kept = stored if stored.is_floating_point or scales.itemsize == 1 else scales
-    dtype, scale_dtype = (str(found).removeprefix("torch.") for found in (kept, scales))
-    return dtype, scale_dtype if Role.SCALE in roles else None
+    return _called(kept), _called(scales) if Role.SCALE in roles else None
+
+
+@cache
+def _called(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _activations(layer: LayerDescription, tensors: Mapping[str, Any]) -> ActivationScheme | None:
@@ -136,7 +143,12 @@ def _activations(layer: LayerDescription, tensors: Mapping[str, Any]) -> Activat
     if claimed is None:
         return None
     spec = next((spec for spec in layer.specs if claimed.scale in spec.suffixes), None)
-    return replace(claimed, scale=None if spec is None else layer.names.full(spec.name))
+    return _unscaled(claimed) if spec is None else replace(claimed, scale=layer.names.full(spec.name))
+
+
+@lru_cache
+def _unscaled(claimed: ActivationScheme) -> ActivationScheme:
+    return replace(claimed, scale=None)
 
 
 def _excluded(weights: Weights, prefix: str) -> str | None:

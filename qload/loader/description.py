@@ -69,12 +69,12 @@ class LayerDescription:
     names: Names
     notes: Sequence[str] = ()  # where a claim disagreed without harm
 
-    @cached_property
+    @property
     def N(self) -> int:
         """Outputs of the whole layer."""
         return self.sizes["N"]
 
-    @cached_property
+    @property
     def K(self) -> int:
         """Inputs of the whole layer; 1 for a vector."""
         return self.sizes.get("K", 1)

@@ -21,6 +21,8 @@ from qload.storage.foreign import begins_as
 from qload.storage.hostile_json import load_json, shortened
 from qload.storage.remote import Place, RemoteFile, read_range
 
+Shape = tuple[int, ...]
+
 LENGTH_BYTES = 8
 MAX_HEADER = 100_000_000  # the format's own bound
 MAX_RANK = 25  # dimensions: the most that torch indexes on every device
@@ -122,12 +124,13 @@ def parse_header(head: bytes, file_size: int, file: str) -> Header:
     if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
         raise StorageError(file, "header-entry", "__metadata__ has to map text to text")
     start = LENGTH_BYTES + length
-    tensors = {name: _entry(name, entry, start, file) for name, entry in entries.items()}
+    shapes: dict[Shape, Shape] = {}  # of which a model has few: what is equal is one object
+    tensors = {name: _entry(name, entry, start, file, shapes) for name, entry in entries.items()}
     _check_tiling(tensors, start, file_size, file)
     return Header(tensors, metadata, file_size)
 
 
-def _entry(name: str, entry: Any, start: int, file: str) -> Entry:
+def _entry(name: str, entry: Any, start: int, file: str, shapes: dict[Shape, Shape]) -> Entry:
     if len(name) > MAX_NAME or not all(name.split(".")):
         raise StorageError(
             file,
@@ -158,7 +161,8 @@ def _entry(name: str, entry: Any, start: int, file: str) -> Entry:
             f"shape {shape} of {dtype} takes {need} bytes, data_offsets span {offsets[1] - offsets[0]}",
             name,
         )
-    return Entry(DTYPES[dtype], tuple(shape), start + offsets[0], start + offsets[1])
+    sizes = tuple(shape)
+    return Entry(DTYPES[dtype], shapes.setdefault(sizes, sizes), start + offsets[0], start + offsets[1])
 
 
 def _naturals(value: Any) -> bool:

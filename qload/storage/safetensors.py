@@ -79,7 +79,8 @@ class SafetensorsStorage:
 
     def info(self, name: str) -> TensorInfo:
         """Dtype, shape and file of the tensor `name`, from the header."""
-        file, entry = self._find(name)
+        entry = self._entries.get(name) if type(name) is str else None
+        file, entry = self._find(name) if entry is None else (self._holders[name], entry)
         return TensorInfo(entry.dtype, entry.shape, file)
 
     @checked

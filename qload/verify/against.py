@@ -14,10 +14,11 @@ from functools import partial
 from qload.errors import QloadError
 from qload.loader import LayerDescription
 from qload.verify.causes import SideBySide, misreading
-from qload.verify.comparison import SPIKE, Comparison
+from qload.verify.comparison import SPIKE, Comparison, agree
 from qload.verify.crew import Crew, Tell
 from qload.verify.elsewhere import found_elsewhere
 from qload.verify.report import Finding, finding_of
+from qload.verify.same import is_finite, same
 from qload.verify.subject import Subject
 
 MISSING, SHAPE, VALUE = "against-missing", "against-shape", "against-value"
@@ -58,8 +59,11 @@ def _layer(
         shapes = f"({ours.N}, {ours.K}), the reference ({theirs.N}, {theirs.K})"
         yield Finding(SHAPE, "error", name, None, f"{name}: (N, K) is {shapes}")
         return
-    pair = SideBySide(subject, ours, reference)
+    pair = SideBySide(subject, ours, reference, theirs)
     try:
+        finite = is_finite(subject, ours)
+        if same(pair) or all(agree(weight, other, finite=finite) for _, weight, other in pair.runs()):
+            return
         found = Comparison()
         for start, weight, other in pair.runs():
             found.add(start, weight, other)

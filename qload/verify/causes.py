@@ -20,6 +20,7 @@ class SideBySide:
     subject: Subject
     layer: LayerDescription
     reference: Subject
+    other: LayerDescription
 
     def runs(self) -> Iterator[tuple[int, Weight, Weight]]:
         """Runs of outputs: the first of them, ours, and the reference's."""

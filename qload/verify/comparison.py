@@ -2,12 +2,14 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from qload.spec import Codes, Weight
 
 BLOCK = 8  # codes of a word of four bits
+NARROW = (torch.float16, torch.bfloat16, torch.float32)  # what float32 is rounded to, if at all
 SPIKE = 64.0  # see docs/rules/against-value.md for what it was measured on
 
 
@@ -24,6 +26,11 @@ class Distance:
         self.error += float((got - want).square().sum(dtype=torch.float64))
         self.norm += float(want.square().sum(dtype=torch.float64))
         self.exact = self.exact and not bool(apart.any())
+
+    def join(self, other: "Distance") -> None:
+        """What another distance has added up."""
+        self.error, self.norm = self.error + other.error, self.norm + other.norm
+        self.exact = self.exact and other.exact
 
     @property
     def relative(self) -> float:
@@ -58,7 +65,7 @@ class Comparison:
         want, got = meant(reference), meant(weight)
         apart, run = differ(got, want, reference), Distance()
         run.add(got, want, apart)
-        self.distance.add(got, want, apart)
+        self.distance.join(run)
         self.total += got.numel()
         self.differing += int(apart.sum())
         self.nonzero += int(want.count_nonzero())
@@ -112,6 +119,26 @@ def differ(got: Tensor, want: Tensor, reference: Weight) -> Tensor:
         dtype = reference.fields()["weight"].dtype
         got, want = got.to(dtype), want.to(dtype)
     return got != want
+
+
+def agree(weight: Weight, reference: Weight, *, finite: bool = False) -> bool:
+    """Whether nothing differs, as `differ` has it; codes are rounded to a plain reference at once.
+
+    `finite`: that no value of the weight is NaN, so that equal bits are equal values.
+    """
+    factors = weight.input_factors is not None or reference.input_factors is not None
+    if reference.plain and not weight.plain and not factors:
+        want = reference.fields()["weight"]
+        if want.dtype in NARROW:
+            got = weight.dequantize(want.dtype)
+            return (finite and equal_bits(got, want)) or torch.equal(got, want)
+    return not bool(differ(meant(weight), meant(reference), reference).any())
+
+
+def equal_bits(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of one dtype on the CPU hold the same bytes; torch compares them one by one."""
+    first, second = (each.contiguous().view(torch.uint8).numpy() for each in (one, other))
+    return np.array_equal(first, second)
 
 
 def _first(got: Tensor, want: Tensor, apart: Tensor, start: int) -> tuple[tuple[int, ...], float, float]:

@@ -59,22 +59,19 @@ def exemption(name: str, info: TensorInfo) -> str | None:
 
 def fused_experts(name: str, shape: tuple[int, ...]) -> bool:
     """Whether a tensor is a stack of experts, or the scale of one, as `down_proj_weight_scale`."""
-    *parents, last = name.split(".")
-    if last.endswith(READ):
+    lead, _, last = name.rpartition(".")
+    if last.endswith(READ) or not (len(shape) > 2 or SCALE_OF_STACK.fullmatch(last)):
         return False
-    if not any(map(EXPERTS.fullmatch, parents)) or any(part.isdecimal() for part in _after_experts(parents)):
-        return False
-    return len(shape) > 2 or SCALE_OF_STACK.fullmatch(last) is not None
-
-
-def _after_experts(parents: list[str]) -> list[str]:
-    """The parts of a name from the last that says experts on: a number among them is that of one expert."""
-    at = max(place for place, part in enumerate(parents) if EXPERTS.fullmatch(part))
-    return parents[at:]
+    # From the last part that says experts on: a number among them is that of one expert.
+    parts = reversed(lead.split("."))
+    found = next((part for part in parts if part.isdecimal() or EXPERTS.fullmatch(part)), "0")
+    return not found.isdecimal()
 
 
 def _stands(name: str, of_attention: set[str], of_projections: set[str]) -> bool:
     parent, _, last = name.rpartition(".")
+    if last not in of_attention and last not in of_projections:
+        return False
     owner = parent.rpartition(".")[2]
     return (last in of_attention and ATTENTION.fullmatch(owner) is not None) or (
         last in of_projections and PROJECTION.fullmatch(owner) is not None

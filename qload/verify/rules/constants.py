@@ -24,13 +24,17 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
     for group in (_codes(subject), _scales(subject), _matrices(subject), _norms(subject)):
         varying = [name for name in group if contents[name].word is None]
         alike = kinds(group)
+        varied = {
+            own: next((kin for kin in names if contents[kin].word is None), None)
+            for own, names in alike.items()
+        }
         for name in group:
             word = contents[name].word
             if word is None or contents[name].nbytes < LEAST:
                 continue
-            own = alike[kind(name)]
-            other = next((kin for kin in own if contents[kin].word is None), None)
-            if other is None and len(own) == 1 and not group[name]:
+            own = kind(name)
+            other = varied[own]
+            if other is None and len(alike[own]) == 1 and not group[name]:
                 other = next(iter(varying), None)
             if other is not None:
                 why = f"those of {other} differ"

@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from torch import Tensor
+
 from qload.errors import QloadError
 from qload.formats.unquantized import FLOATS
 from qload.loader import FormatLoader, LayerDescription
@@ -11,10 +13,14 @@ from qload.spec import Role, TensorSpec
 from qload.storage import TensorInfo, WeightStorage
 from qload.verify.chunks import is_exponents
 from qload.verify.values.contents import Contents, ContentsOf
+from qload.verify.values.held import holding
 from qload.verify.values.numbers import Numbers, NumbersOf
 from qload.verify.values.pieces import pieces
+from qload.verify.values.small import SMALL, small_contents, small_numbers
 from qload.verify.values.statistics import Statistics, statistics
 from qload.weights import Weights
+
+HELD = 64  # small tensors that are in memory at once
 
 
 class Measurable(Protocol):
@@ -69,14 +75,18 @@ def measure(subject: Measurable) -> Values:
     assert subject.weights is not None
     storage = subject.weights.storage
     contents, numbers, codes = {}, {}, {}
+    held: dict[str, Tensor] = {}
     for name in subject.names:
         spec, role = subject.specs.get(name), subject.role(name)
-        contents[name], floats = _tensor(storage, name, spec, role)
+        if len(held) < HELD and 0 < storage.info(name).nbytes <= SMALL:
+            held[name] = storage.read(name)
+        contents[name], floats = _tensor(storage, name, spec, role, held.get(name))
         if floats is not None:
             numbers[name] = floats
+    weights = holding(subject.weights, held)
     for layer in subject.described():
         try:
-            found = statistics(subject.weights, subject.loader, layer)
+            found = statistics(weights, subject.loader, layer)
         except QloadError:
             continue  # the rules about layers say why it cannot be read
         if found is not None:
@@ -85,14 +95,19 @@ def measure(subject: Measurable) -> Values:
 
 
 def _tensor(
-    storage: WeightStorage, name: str, spec: TensorSpec | None, role: Role
+    storage: WeightStorage, name: str, spec: TensorSpec | None, role: Role, held: Tensor | None
 ) -> tuple[Contents, Numbers | None]:
     info, exponents = storage.info(name), spec is not None and is_exponents(spec)
-    contents = ContentsOf()
     scale = role is Role.SCALE
-    numbers = None
-    if holds_floats(info, spec, role) or (scale and (exponents or info.dtype.is_floating_point)):
-        numbers = NumbersOf(exponents=scale and exponents, fully=scale)
+    floats = holds_floats(info, spec, role) or (scale and (exponents or info.dtype.is_floating_point))
+    if held is None and 0 < info.nbytes <= SMALL:
+        held = storage.read(name)
+    if held is not None:
+        whole = held.reshape(-1)
+        found = small_numbers(whole, exponents=scale and exponents, fully=scale) if floats else None
+        return small_contents(whole), found
+    contents = ContentsOf()
+    numbers = NumbersOf(exponents=scale and exponents, fully=scale) if floats else None
     for piece in pieces(storage, name):
         contents.add(piece)
         if numbers is not None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from qload.formats.unquantized import FLOATS
 
 DRAWN = 512  # values of a piece of which quantiles are taken
+SHARES = (0.05, 0.5, 0.95)  # of the values, below which a quantile is
 NOT_A_NUMBER = {torch.float8_e4m3fnuz: 0x80, torch.float8_e5m2fnuz: 0x80}  # where the sign's bit alone is NaN
 OTHER = {torch.float16: torch.bfloat16, torch.bfloat16: torch.float16}
 EIGHT_BITS = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
@@ -90,7 +91,7 @@ def _quantiles(values: Tensor) -> tuple[float, float, float]:
     sizes = sizes[(sizes > 0) & sizes.isfinite()].sort().values
     if not len(sizes):
         return 0.0, 0.0, 0.0
-    low, middle, high = sizes[[int(share * (len(sizes) - 1)) for share in (0.05, 0.5, 0.95)]].tolist()
+    low, middle, high = sizes[[int(share * (len(sizes) - 1)) for share in SHARES]].tolist()
     return low, middle, high
 
 

@@ -6,18 +6,21 @@ into other groups than they were quantized in.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from qload.loader import FormatLoader, LayerDescription, Part
 from qload.loader.cuts import granule
-from qload.spec import Codes, Weight
+from qload.spec import Codes, Role, Weight
 from qload.weights import Weights
 
 DRAWN = 1 << 18  # codes of a layer that are looked at
 SHUFFLES = 3
 NOTHING = 2.0**-120  # a scale below is zero, or the least that an exponent can be
+NIBBLE = 4  # bits of codes that are looked up in a table which ends in 1 and -1, or nearly so
+SHAPES = 64  # of layers, whose groups in order are kept
 MOST = 1 << 22  # codes that are looked at where a layer is cut nowhere else; of more, none
 
 
@@ -37,7 +40,7 @@ class Statistics:
         The standard deviation of the weights.
     evenness
         The standard deviation of the codes over that of codes of which each value is as frequent: 1 of
-        noise, less of quantized weights, of which most are small.
+        noise, less of quantized weights, of which most are small; 1 where there are no zero points.
     reach
         The share of groups that reach an end of the codes' range; `shuffled`: the same, were rows in any
         groups; `even`: were the groups of one size, where they are not and could be. None where it says
@@ -86,17 +89,20 @@ def statistics(weights: Weights, loader: FormatLoader, layer: LayerDescription) 
         return None
     first = (layer.N - count) // 2 // block * block
     weight = loader.load(weights, [Part(layer.prefix, first, first + count)], None)
-    return _of(weight, whole=count == layer.N)
+    indexed = any(spec.fact and spec.role is Role.INDEX for spec in layer.specs)
+    return _of(weight, whole=count == layer.N, indexed=indexed)
 
 
-def _of(weight: Weight, *, whole: bool) -> Statistics:
+def _of(weight: Weight, *, whole: bool, indexed: bool) -> Statistics:
     codes = weight.codes()
-    plain, means = codes.plain(), weight.dequantize().double()
+    own = weight.stored() is not None or type(weight).dequantize is not Weight.dequantize
+    means = (weight if own else codes).dequantize().double()
+    plain = codes.plain()
     N, K = plain.shape
     scales = codes.scales.expand(N, -1) if codes.n_group is None else codes.scales
     told: dict[str, float | None] = {}
     if scales.shape[1] < K:  # and not a scale for every code
-        told = {**_reach(codes, plain), **_zero_points(codes, plain), **_lost(codes, plain)}
+        told = {**_reach(codes, plain, indexed=indexed), **_zero_points(codes, plain), **_lost(codes, plain)}
     return Statistics(
         outputs=N,
         whole=whole,
@@ -104,7 +110,7 @@ def _of(weight: Weight, *, whole: bool) -> Statistics:
         groups=codes.scales.numel() if codes.n_group is None else scales.numel(),
         inner=scales.shape[1],
         deviation=float(means.std()) if means.numel() > 1 else 0.0,
-        evenness=_evenness(plain, codes.bits),
+        evenness=_evenness(plain, codes.bits) if "offset" in told else 1.0,
         low=float(codes.scales.min()),
         **told,  # type: ignore[arg-type]
     )
@@ -122,11 +128,15 @@ def _index(codes: Codes, K: int) -> tuple[Tensor, int]:
     return codes.k_group.long(), codes.scales.shape[1]
 
 
-def _reach(codes: Codes, plain: Tensor) -> dict[str, float | None]:
+def _reach(codes: Codes, plain: Tensor, *, indexed: bool) -> dict[str, float | None]:
+    """Shares of groups; nothing where these can be no others, and no table says what an end is."""
     N, K = plain.shape
     inner, groups = _index(codes, K)
     rows = codes.scales.shape[0]
-    outer = torch.arange(N) if codes.n_group is None else codes.n_group
+    outer = _in_order(N, N) if codes.n_group is None else codes.n_group
+    even = _even(outer, inner, rows if codes.n_group is not None else 1, groups)
+    if even is None and not indexed and (codes.lookup is None or codes.bits > NIBBLE):
+        return {}
     ends, scaled = _ends(codes, plain).float(), codes.scales.expand(max(rows, int(outer[-1]) + 1), -1) != 0
 
     def share(outer: Tensor, inner: Tensor) -> float:
@@ -137,11 +147,10 @@ def _reach(codes: Codes, plain: Tensor) -> dict[str, float | None]:
     if codes.n_group is None:
         scaled = scaled & _differing(inner, groups, plain)
     found: dict[str, float | None] = {"reach": share(outer, inner)}
-    if groups > 1:
+    if indexed and groups > 1:
         draw = torch.Generator().manual_seed(0)
         mixed = [share(outer, inner[torch.randperm(K, generator=draw)]) for _ in range(SHUFFLES)]
         found["shuffled"] = sum(mixed) / SHUFFLES
-    even = _even(outer, inner, rows if codes.n_group is not None else 1, groups)
     if even is not None:
         found["even"] = share(*even)
     return found
@@ -149,18 +158,20 @@ def _reach(codes: Codes, plain: Tensor) -> dict[str, float | None]:
 
 def _even(outer: Tensor, inner: Tensor, rows: int, groups: int) -> tuple[Tensor, Tensor] | None:
     """As many groups of equal size, where they lie in order and are not of one size now."""
-    found, changed = [], False
+    found = []
     for index, count in ((outer, rows), (inner, groups)):
-        ordered = bool((index.diff() >= 0).all())
-        if not ordered:
-            return None
-        even = torch.arange(len(index)) * count // len(index)
-        if count > 1 and len(index) % count == 0 and not torch.equal(index, even):
-            found.append(even)
-            changed = True
-        else:
-            found.append(index)
-    return (found[0], found[1]) if changed else None
+        even = _in_order(len(index), count) if count > 1 and len(index) % count == 0 else index
+        found.append(even)
+    if torch.equal(outer, found[0]) and torch.equal(inner, found[1]):
+        return None
+    ordered = all(bool((index.diff() >= 0).all()) for index in (outer, inner))
+    return (found[0], found[1]) if ordered else None
+
+
+@lru_cache(SHAPES)
+def _in_order(length: int, count: int) -> Tensor:
+    """The group of each, of so many groups of equal size."""
+    return torch.arange(length) * count // length
 
 
 def _ends(codes: Codes, plain: Tensor) -> Tensor:
