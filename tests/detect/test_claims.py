@@ -212,6 +212,25 @@ CASES: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
 }
 
 
+NAMED = ("bnb_4bit_compute_dtype", "bnb_4bit_quant_storage")
+# What any config may say, or not: keys that a method does not know change nothing.
+EVERYWHERE: list[dict[str, Any]] = [
+    *(
+        {key: value}
+        for key in (
+            "modules_to_not_convert", "llm_int8_skip_modules", "ignored_layers", "exclude_modules", "ignore",
+            "modules_in_block_to_quantize", "block_name_to_quantize", "lm_head",
+        )
+        for value in ([""], ["a."], ["a..b"], ["a*"], "a", {}, False)
+    ),
+    *(
+        {key: value}
+        for key in (*NAMED, "version", "checkpoint_format", "backend")
+        for value in ("", 1)
+    ),
+]  # fmt: skip
+
+
 def outcome(config: dict[str, Any]) -> str:
     """Each claim on its line, or the refusal."""
     try:
@@ -229,10 +248,13 @@ def told(method: str) -> Iterator[str]:
     config = {"quant_method": method, **base}
     first = outcome(config)
     yield first
-    for change in changes:
+    for change in (*changes, *(change for change in EVERYWHERE if change.keys().isdisjoint(base))):
         changed = outcome({**config, **change})
         kept = set(first.splitlines())
-        lines = [line for line in changed.splitlines() if line not in kept] or ["the same"]
+        lines = [line for line in changed.splitlines() if line not in kept]
+        if not lines and change in EVERYWHERE:
+            continue
+        lines = lines or ["the same"]
         yield f"{change}\n  " + "\n  ".join(lines)
 
 
