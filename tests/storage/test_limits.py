@@ -10,7 +10,12 @@ from safetensors.torch import save_file
 
 from qload.errors import ArgumentError, StorageError
 from qload.storage import MemoryStorage, SafetensorsStorage, parse_header
-from qload.storage.header import MAX_EMPTY_SIDE, MAX_HEADER, MAX_NAME, MAX_RANK
+from qload.storage.agreement import check_index, folder_notes
+from qload.storage.foreign import begins_as, refused_file
+from qload.storage.header import MAX_EMPTY_SIDE, MAX_HEADER, MAX_NAME, MAX_RANK, Entry, Header
+from qload.storage.locate import CheckpointFiles
+
+ENTRY = Entry(torch.uint8, (0,), 0, 0)
 
 
 def refused(entries: dict[str, Any], data: int = 0, spare: int = 0) -> str:
@@ -159,3 +164,86 @@ def test_an_argument_of_another_type_is_refused_in_memory_too() -> None:
         MemoryStorage({"a": 1})  # type: ignore[dict-item]
     with pytest.raises(ArgumentError, match="index"):
         MemoryStorage({"a": torch.ones(2)}).read("a", (1,))  # type: ignore[arg-type]
+
+
+BEGINNINGS = {
+    b"GGUF": "a GGUF file",
+    b"lmgg": "a GGML file",
+    b"fmgg": "a GGML file",
+    b"tjgg": "a GGML file",
+    b"version ": "a Git LFS pointer",
+    b"<!DOCTYPE": "a web page",
+    b"<html": "a web page",
+    b"\x89HDF\r\n\x1a\n": "an HDF5 file",
+    **{bytes((0x80, protocol)): "a pickle of PyTorch" for protocol in range(2, 6)},
+}
+
+
+@pytest.mark.parametrize(("begin", "words"), BEGINNINGS.items(), ids=repr)
+def test_a_kind_of_file_is_told_by_its_first_bytes(begin: bytes, words: str) -> None:
+    found = begins_as(begin + b"\1" * 8)
+    assert found is not None
+    assert found.words.startswith(words)
+    for other in (begin[:-1] + b"\1" * 8, b"\1" + begin + b"\1" * 8, begin[: min(7, len(begin) - 1)]):
+        assert begins_as(other) is None
+    assert (begins_as(begin[:8]) is found) == (len(begin[:8]) >= min(8, len(begin)))
+
+
+@pytest.mark.parametrize("protocol", [0, 1, 6, 7])
+def test_there_are_no_other_protocols_of_pickles(protocol: int) -> None:
+    assert begins_as(bytes((0x80, protocol)) + b"\1" * 8) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        *((f"a.{end}", "is a pickle") for end in ("bin", "pt", "pth", "ckpt", "pkl", "pickle")),
+        ("a.gguf", "is a GGUF file"),
+        ("a.ggml", "is a GGML file"),
+        *((f"a.{end}", "is a TensorRT engine") for end in ("engine", "plan", "trt")),
+        *((f"a.{end}", "is an HDF5 file") for end in ("h5", "hdf5", "keras")),
+        *((f"a.{end}", "is an ONNX graph") for end in ("onnx", "onnx_data")),
+        ("a.msgpack", "is Flax weights"),
+        ("a.npz", "is NumPy arrays"),
+        ("a.txt", "not a *.safetensors file; other kinds may run code and are refused"),
+    ],
+)
+def test_a_file_of_no_known_beginning_is_told_by_its_name(name: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"\1" * 32)
+
+    assert f"{name}: {words}" in str(refused_file(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    ("total", "noted"),
+    [(7, True), (8, False), (8 + 2 * 92, False), (8 + 2 * 92 + 1, True), (None, False)],
+)
+def test_a_total_may_count_headers_twice_and_no_more(total: int | None, noted: bool) -> None:
+    header = Header({"a": Entry(torch.float32, (2,), 92, 100)}, {}, 100)
+    located = CheckpointFiles({}, {"a": "f"}, "index", {}, total)
+
+    said = [f"index says total_size {total}; its tensors take 8 bytes"] if noted else []
+    assert [*folder_notes(located, {"f": header})] == said
+
+
+@pytest.mark.parametrize(("count", "shown"), [(1, "f0"), (4, "f0, f1, f2, f3"), (5, "f0, f1, f2, f3, ...")])
+def test_of_files_beside_an_index_four_are_named(count: int, shown: str) -> None:
+    beside = {f"f{number}": Path("nowhere") for number in range(count)}
+
+    (note,) = folder_notes(CheckpointFiles({}, {}, "index", beside), {})
+    assert note == f"index names no tensor of {count} files beside it: {shown}"
+
+
+def test_every_disagreement_of_index_and_headers_is_told() -> None:
+    one, two = Header({"a": ENTRY, "b": ENTRY}, {}, 0), Header({"b": ENTRY, "c": ENTRY}, {}, 0)
+    located = CheckpointFiles({}, {"a": "two", "b": "one", "d": "one", "e": "elsewhere"}, "index")
+
+    assert [str(error).splitlines()[0] for error in check_index(located, {"one": one, "two": two})] == [
+        str(error).splitlines()[0]
+        for error in (
+            StorageError("two", "duplicate-tensor", "is also in one", "b"),
+            StorageError("two", "index-mismatch", "index says it is here, it is in one", "a"),
+            StorageError("one", "index-mismatch", "index says it is here, no file has it", "d"),
+            StorageError("two", "index-mismatch", "is here, and index does not name it", "c"),
+        )
+    ]
