@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from qload.errors import ArgumentError, StorageError
 from qload.storage import MemoryStorage, SafetensorsStorage, parse_header
 from qload.storage.agreement import check_index, folder_notes
-from qload.storage.foreign import begins_as, refused_file
+from qload.storage.foreign import begins_as, conventions, refused_file
 from qload.storage.header import MAX_EMPTY_SIDE, MAX_HEADER, MAX_NAME, MAX_RANK, Entry, Header
 from qload.storage.locate import CheckpointFiles
 
@@ -247,3 +247,24 @@ def test_every_disagreement_of_index_and_headers_is_told() -> None:
             StorageError("two", "index-mismatch", "is here, and index does not name it", "c"),
         )
     ]
+
+
+@pytest.mark.parametrize(
+    ("files", "beside", "noted"),
+    [
+        (["consolidated.safetensors"], ["params.json"], True),
+        (["consolidated-1.safetensors", "consolidated-2.safetensors"], ["params.json"], True),
+        (["consolidated.safetensors"], [], False),
+        (["consolidated.safetensors"], ["params.json", "config.json"], False),
+        (["consolidated.safetensors", "model.safetensors"], ["params.json"], False),
+        (["model.safetensors"], ["params.json"], False),
+        ([], ["params.json"], False),
+    ],
+)
+def test_mistrals_own_format_is_noted_where_it_is_the_only_one(
+    files: list[str], beside: list[str], noted: bool, tmp_path: Path
+) -> None:
+    for name in beside:
+        (tmp_path / name).write_text("{}")
+
+    assert len([*conventions(files, tmp_path)]) == noted
