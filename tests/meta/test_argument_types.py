@@ -242,7 +242,7 @@ FUNCTIONS = ("architecture_of", "inspect", "layers", "open_checkpoint", "repack"
 def test_who_checks_what_it_is_called_with() -> None:
     methods = [getattr(getattr(qload, owner), name) for owner in CHECKED for name in CHECKED[owner].split()]
     functions = [getattr(qload, name) for name in FUNCTIONS]
-    guard = checked(abs).__code__  # type: ignore[attr-defined]
+    guard = checked(abs).__code__
 
     assert [each.__qualname__ for each in (*methods, *functions) if each.__code__ is not guard] == []
 

@@ -45,7 +45,7 @@ TESTS = {
 }
 # Of packages that other tests judge, the modules that say what native code may read.
 MODULES = {"devices": ("operands.py",)}
-TESTS |= {"devices": ("tests/spec/test_borders.py", "tests/native/test_dequantize.py")}
+TESTS |= {"devices": ("tests/spec/test_borders.py",)}
 # Unions stand in annotations nearly always, where a mutant cannot even be imported: that tells nothing.
 TELLS_NOTHING = "core/ReplaceBinaryOperator_BitOr_"
 SLOW = ("verify", "formats")
