@@ -14,13 +14,14 @@ from cosmic_ray.work_db import WorkDB, use_db
 from cosmic_ray.work_item import WorkItem
 
 ARGUMENTS = "tests/meta/test_argument_types.py"
+RECORDS = "tests/meta/test_dataclasses.py"
 # package of qload -> the tests that judge its mutants, those first that kill most of them in the least time.
 TESTS = {
-    "storage": ("tests/storage", ARGUMENTS),
-    "detect": ("tests/detect", "tests/weights", "tests/architecture", "tests/listing", ARGUMENTS),
-    "verify": ("tests/verify",),
-    "weights": ("tests/weights", "tests/loader", "tests/parallel", ARGUMENTS),
-    "loader": ("tests/loader", "tests/weights", "tests/quantize", ARGUMENTS),
+    "storage": ("tests/storage", ARGUMENTS, RECORDS),
+    "detect": ("tests/detect", "tests/weights", "tests/architecture", "tests/listing", ARGUMENTS, RECORDS),
+    "verify": ("tests/verify", RECORDS),
+    "weights": ("tests/weights", "tests/loader", "tests/parallel", ARGUMENTS, RECORDS),
+    "loader": ("tests/loader", "tests/weights", "tests/quantize", ARGUMENTS, RECORDS),
     "spec": (
         "tests/spec",
         "tests/loader",
@@ -31,6 +32,7 @@ TESTS = {
         "tests/formats/test_fp8.py",
         "tests/quantize",
         ARGUMENTS,
+        RECORDS,
     ),
     "formats": (
         "tests/formats/test_declarations.py",
@@ -39,13 +41,14 @@ TESTS = {
         "tests/loader",
         "tests/quantize",
         ARGUMENTS,
+        RECORDS,
     ),
-    "listing": ("tests/listing", "tests/architecture"),
-    "architecture": ("tests/architecture", "tests/listing", "tests/weights/test_heads.py"),
+    "listing": ("tests/listing", "tests/architecture", RECORDS),
+    "architecture": ("tests/architecture", "tests/listing", "tests/weights/test_heads.py", RECORDS),
 }
 # Of packages that other tests judge, the modules that say what native code may read.
 MODULES = {"devices": ("operands.py",)}
-TESTS |= {"devices": ("tests/spec/test_borders.py",)}
+TESTS |= {"devices": ("tests/spec/test_borders.py", RECORDS)}
 # Unions stand in annotations nearly always, where a mutant cannot even be imported: that tells nothing.
 TELLS_NOTHING = "core/ReplaceBinaryOperator_BitOr_"
 SLOW = ("verify", "formats")
