@@ -83,3 +83,15 @@ def test_a_cut_inside_of_a_block_is_refused(kind: Any) -> None:
 def test_experts_are_no_single_linear() -> None:
     with pytest.raises(ArgumentError, match=r"expected a matrix \(N, K\)"):
         load(experts(), MXFP4ExpertsWeight).get_weights("mlp.up").get_linear()
+
+
+def test_an_expert_is_one_of_those_there_are() -> None:
+    stack = load(experts(E=2, N=4, groups=3), MXFP4ExpertsWeight).get_weights("mlp.up")
+
+    assert stack.shape == (2, 4, 96)
+    for index in (0, 1):
+        assert torch.equal(stack.expert(index).dequantize(), stack.dequantize()[index])
+        assert stack.expert(index).layer.name == f"mlp.up.expert {index}"
+    for index in (-1, 2, 3):
+        with pytest.raises(ArgumentError, match=f"index\n  expected an expert, 0 to 1\n  got      {index}"):
+            stack.expert(index)

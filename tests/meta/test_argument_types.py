@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import qload
-from qload.errors import ArgumentError, QloadError
+from qload.errors import ArgumentError, QloadError, checked
 from qload.storage import MemoryStorage
 from tests.kernel_formats.marlin_layers import layer
 from tests.paths import FIXTURES
@@ -204,6 +204,47 @@ def test_an_argument_of_another_type_is_refused(function: Any, needed: dict[str,
 )
 def test_the_arguments_beside_the_wrong_one_are_good(function: Any, needed: dict[str, Any]) -> None:
     function(**needed)
+
+
+# Class -> its methods that look at the types of all their arguments before they do anything.
+CHECKED = {
+    "AWQWeightsLoader": "__init__",
+    "FormatLoader": "__init__ shape describe load",
+    "GPTQMarlinWeightsLoader": "__init__",
+    "GPTQWeightsLoader": "__init__",
+    "Linear": "__init__",
+    "MPLinearKernel": "__init__",
+    "MarlinWeightsLoader": "__init__",
+    "MemoryStorage": "__init__ read",
+    "ModuleLoader": "__init__ chosen",
+    "Order": "apply",
+    "Packing": "pack",
+    "RepackingLoader": "__init__",
+    "SafetensorsStorage": "__init__ read",
+    "Stored": "write",
+    "StoredMinusOne": "write",
+    "StoredMinusOnePerField": "write",
+    "StoredMinusOneUnmasked": "write",
+    "Weight": "to get_linear",
+    "Weights": """
+        get_weights get_weights_col get_weights_col_packed get_weights_col_packed_qkv
+        get_weights_col_packed_gate_up get_partial_weights_col get_multi_weights_col get_weights_row
+        get_tensor get_sharded get_partial_sharded get_packed_sharded read take note exempt
+        exempt_by
+    """,
+    "WeightsLoader": """
+        get_weights get_weights_col get_weights_row get_multi_weights_col get_weights_col_packed
+    """,
+}
+FUNCTIONS = ("architecture_of", "inspect", "layers", "open_checkpoint", "repack", "restore", "verify")
+
+
+def test_who_checks_what_it_is_called_with() -> None:
+    methods = [getattr(getattr(qload, owner), name) for owner in CHECKED for name in CHECKED[owner].split()]
+    functions = [getattr(qload, name) for name in FUNCTIONS]
+    guard = checked(abs).__code__
+
+    assert [each.__qualname__ for each in (*methods, *functions) if each.__code__ is not guard] == []
 
 
 def test_every_public_name_is_called_or_exempt_with_a_reason() -> None:

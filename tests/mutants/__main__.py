@@ -12,7 +12,7 @@ from rich.progress import Progress
 
 from tests.mutants.lanes import Lane
 from tests.mutants.sample import TESTS, Chunk, chunks, sample
-from tests.mutants.table import KILLED, killed, mutants, table
+from tests.mutants.table import KILLED, Mutant, killed, mutants, table
 
 ROOT = Path(__file__).parents[2]
 WORK = ROOT / "build" / "mutants"
@@ -27,6 +27,7 @@ def main() -> int:
     drawn = sample(ROOT, WORK, packages, asked.count, asked.seed)
     work = chunks(drawn, WORK)
     err = Console(stderr=True)
+    found: list[Mutant] = []
     with Progress(console=err) as progress, ThreadPoolExecutor(asked.jobs) as pool:
         task = progress.add_task("mutants", total=len(drawn))
         lanes = [Lane(ROOT, WORK / f"tree-{number}") for number in range(asked.jobs)]
@@ -45,9 +46,13 @@ def main() -> int:
             finally:
                 lanes.append(lane)
             progress.advance(task, len(chunk.items))
+            found.extend(mutants([chunk]))
+            if not err.is_terminal:  # where the bar is drawn once, at the end
+                alive = sum(one.survived for one in found)
+                err.print(f"{len(found)} of {len(drawn)} mutants, {alive} survived", highlight=False)
 
         list(pool.map(run, work))
-    found = list(mutants(work))
+    found.sort(key=lambda one: (packages.index(one.package), one.module, one.line))
     table(found, Console(width=140))
     return 0 if killed(found) >= KILLED else 1
 

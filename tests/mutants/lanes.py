@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cosmic_ray.work_db import WorkDB, use_db
 
-from tests.mutants.sample import TESTS, Chunk, configuration
+from tests.mutants.sample import TESTS, Chunk, configuration, modules
 
 NOT_COPIED = shutil.ignore_patterns(
     ".git", ".nox", ".venv", "venv", "build", "dist", "__pycache__", ".*_cache"
@@ -25,13 +25,13 @@ class Lane:
     def baseline(self, package: str) -> None:
         """RuntimeError unless the package's tests pass here while nothing is changed."""
         config = self.folder.with_name(f"{package}-baseline.toml")
-        config.write_text(configuration([f"qload/{package}"], TESTS[package]))
+        config.write_text(configuration(modules(package), TESTS[package]))
         self._cosmic_ray("baseline", str(config))
 
     def run(self, chunk: Chunk) -> None:
         """Each mutant of the chunk against its package's tests; the session keeps what became of it."""
-        modules = sorted({str(item.mutations[0].module_path) for item in chunk.items})
-        chunk.config.write_text(configuration(modules, TESTS[chunk.package]))
+        changed = sorted({str(item.mutations[0].module_path) for item in chunk.items})
+        chunk.config.write_text(configuration(changed, TESTS[chunk.package]))
         with use_db(str(chunk.session), WorkDB.Mode.create) as session:
             session.add_work_items(chunk.items)
         self._cosmic_ray("exec", str(chunk.config), str(chunk.session))

@@ -74,8 +74,8 @@ def killed(found: Sequence[Mutant]) -> float:
 
 
 def _changed(diff: str) -> tuple[str, str]:
-    """The first line that a diff takes away, and the first that it brings."""
-    lines = [line for line in diff.splitlines() if not line.startswith(("---", "+++"))]
+    """The first line that a diff takes away, and the first that it brings, blank ones aside."""
+    lines = [line for line in diff.splitlines() if line[1:].strip() and line[:3] not in ("---", "+++")]
     old = next((line[1:].strip() for line in lines if line.startswith("-")), "")
     new = next((line[1:].strip() for line in lines if line.startswith("+")), "")
     return old, new

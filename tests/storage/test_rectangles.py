@@ -1,0 +1,78 @@
+"""Rectangles of tensors in files: the right bytes, in as few reads as gaps and scratch allow."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from qload.storage.header import Entry
+from qload.storage.rectangles import GAP, SCRATCH, Bounds, read_rectangle
+
+BEGIN = 3  # of the tensor in its file
+
+
+class Bytes:
+    """A file in memory that keeps what was read of it: (position, bytes)."""
+
+    def __init__(self, count: int) -> None:
+        self.content = np.random.default_rng(1).integers(0, 256, BEGIN + count, np.uint8)
+        self.reads: list[tuple[int, int]] = []
+
+    def read_into(self, buffer: memoryview, at: int) -> None:
+        assert 0 <= at <= at + len(buffer) <= len(self.content)
+        buffer[:] = self.content[at : at + len(buffer)].data
+        self.reads.append((at, len(buffer)))
+
+
+def read(shape: tuple[int, ...], pairs: Bounds, dtype: torch.dtype = torch.uint8) -> list[tuple[int, int]]:
+    """Reads a rectangle, holds it to numpy's, and gives what was read for it."""
+    size = dtype.itemsize
+    file = Bytes(math.prod(shape) * size)
+    entry = Entry(dtype, shape, BEGIN, BEGIN + math.prod(shape) * size)
+    whole = file.content[BEGIN:].reshape(*shape, size)
+
+    made = read_rectangle(file, entry, pairs)
+
+    assert made.tobytes() == whole[tuple(slice(*pair) for pair in pairs)].tobytes()
+    return file.reads
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "pairs", "reads"),
+    [
+        pytest.param((), (), 1, id="a scalar"),
+        pytest.param((5,), ((1, 4),), 1, id="a run"),
+        pytest.param((5, 7), ((1, 4), (0, 7)), 1, id="whole rows"),
+        pytest.param((5, 7), ((0, 5), (2, 4)), 1, id="columns"),
+        pytest.param((3, 4, 5), ((0, 3), (1, 3), (0, 5)), 1, id="rows of every block"),
+        pytest.param((3, 4, 5), ((1, 3), (1, 3), (2, 5)), 2, id="a box"),
+        pytest.param((3, 2, 4, 5), ((1, 3), (0, 2), (1, 3), (2, 5)), 4, id="a box of four dimensions"),
+        pytest.param((2, 3, 4, 5), ((0, 2), (1, 2), (0, 4), (3, 4)), 2, id="a column of every second block"),
+    ],
+)
+def test_any_rectangle_in_one_read_a_block(
+    dtype: torch.dtype, shape: tuple[int, ...], pairs: Bounds, reads: int
+) -> None:
+    assert len(read(shape, pairs, dtype)) == reads
+
+
+@pytest.mark.parametrize(("gap", "reads"), [(GAP, [2 * (GAP + 8) + 8]), (GAP + 1, [8, 8, 8])])
+def test_what_lies_between_runs_is_read_too_up_to_the_limit(gap: int, reads: list[int]) -> None:
+    assert [count for _, count in read((3, gap + 8), ((0, 3), (5, 13)))] == reads
+
+
+def test_no_more_is_read_at_once_than_the_limit_on_scratch() -> None:
+    stride = GAP
+    step = SCRATCH // stride
+    found = read((2 * step + 1, stride), ((0, 2 * step + 1), (1, stride)))
+
+    assert [count for _, count in found] == [SCRATCH - 1, SCRATCH - 1, stride - 1]
+    assert [at for at, _ in found] == [BEGIN + 1 + part * SCRATCH for part in range(3)]
+
+
+def test_rows_longer_than_the_limit_on_scratch_are_read_one_by_one() -> None:
+    stride = SCRATCH + 1
+
+    assert [count for _, count in read((2, stride), ((0, 2), (0, stride - 1)))] == [SCRATCH, SCRATCH]
