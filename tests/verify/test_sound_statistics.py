@@ -218,7 +218,8 @@ def zero_outputs_of_nested_blocks() -> Model:
 
 SOUND: tuple[Callable[[], Model], ...] = (
     zero_vocabulary_rows, untrained_vocabulary_rows, padded_inner_size, dead_outputs_of_asymmetric_words,
-    padded_inputs_of_awq, partly_padded_inputs_of_awq, one_huge_weight, outlier_outputs, large_queries, large_keys,
+    padded_inputs_of_awq, partly_padded_inputs_of_awq, one_huge_weight, outlier_outputs,
+    large_queries, large_keys,
     small_biases, norms_of_ones, embedding_outliers, depth_upscaled, shared_block, experts,
     expert_of_no_token, zero_outputs_of_nested_blocks,
 )  # fmt: skip
