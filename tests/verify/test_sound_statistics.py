@@ -116,6 +116,15 @@ def large_queries() -> Model:
     return model
 
 
+def large_keys() -> Model:
+    """The same of keys, in bytes."""
+    model = MORE["int8"]()
+    for name, tensor in model.tensors.items():
+        if name.endswith("k_proj.weight_scale"):
+            tensor *= 80
+    return model
+
+
 def small_biases() -> Model:
     """Biases of keys, which nothing trains, and others of zeros."""
     model = MODELS["plain"]()
@@ -209,7 +218,8 @@ def zero_outputs_of_nested_blocks() -> Model:
 
 SOUND: tuple[Callable[[], Model], ...] = (
     zero_vocabulary_rows, untrained_vocabulary_rows, padded_inner_size, dead_outputs_of_asymmetric_words,
-    padded_inputs_of_awq, partly_padded_inputs_of_awq, one_huge_weight, outlier_outputs, large_queries,
+    padded_inputs_of_awq, partly_padded_inputs_of_awq, one_huge_weight, outlier_outputs,
+    large_queries, large_keys,
     small_biases, norms_of_ones, embedding_outliers, depth_upscaled, shared_block, experts,
     expert_of_no_token, zero_outputs_of_nested_blocks,
 )  # fmt: skip

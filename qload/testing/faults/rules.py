@@ -23,11 +23,13 @@ FAULTS = (
     Fault("copied-layer-exempt", f"{RULES}/copies.py", "MERGED = 2", "MERGED = 1"),
     Fault("copies-never-meant", f"{RULES}/copies.py", "MERGED = 2", "MERGED = 99"),
     Fault("constant-never-told", f"{RULES}/constants.py", "if word is None or", "if word is not None or"),
-    Fault("zero-mean-threshold-crossed", f"{RULES}/zero_means.py", "APART = 0.58", "APART = 5.8"),
-    Fault("code-order-threshold-crossed", f"{RULES}/code_order.py", "LEAST = 0.45", "LEAST = -1.0"),
     Fault(
-        "sibling-left-out", "qload/verify/kin.py", '("q_proj", "k_proj", "v_proj")', '("q_proj", "v_proj")'
+        "zero-means-unseen",
+        f"{RULES}/zero_means.py",
+        "if abs(offset) > APART or everywhere or beside:",
+        "if abs(offset) > APART and everywhere and beside:",
     ),
+    Fault("code-order-threshold-crossed", f"{RULES}/code_order.py", "LEAST = 0.45", "LEAST = -1.0"),
     Fault("group-order-threshold-crossed", f"{RULES}/grouping.py", "GAIN = 0.02", "GAIN = -1.0"),
     Fault("float-types-exchanged", f"{RULES}/float_types.py", "return width > WIDE", "return width < WIDE"),
     Fault("block-maximum-unseen", f"{RULES}/block_maximum.py", "found.reach < 1", "found.reach < 0"),

@@ -107,6 +107,8 @@ def fewer_layers_declared(model: Model) -> None:
     layers = int(str(text.get("num_hidden_layers", 0)))
     if layers < 2:
         raise DoesNotApplyError("no two layers")
+    if text.get("num_nextn_predict_layers"):
+        raise DoesNotApplyError("one layer more than declared is one that predicts further tokens")
     text["num_hidden_layers"] = layers - 1
     if isinstance(kinds := text.get("layer_types"), list):
         text["layer_types"] = kinds[:-1]
