@@ -134,7 +134,7 @@ class Architecture:
         return next((self.table.exempt[tail] for tail in tails(name) if tail in self.table.exempt), None)
 
     def predictor(self, name: str) -> int | None:
-        """The number of the layer of a tensor `name`, if the config has it predict further words; else None."""
+        """The number of the layer that a `name` is of, if the config has it predict further words."""
         place = self._place(name)
         number = place.layer if place else next(self._layers_in(name), None)
         return number if self._predicts(number) else None

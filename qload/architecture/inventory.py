@@ -10,7 +10,7 @@ from qload.architecture.names import Place, keys, spelled
 from qload.architecture.table import Row
 
 SHOWN = 8  # numbers of layers or experts that a list names
-# What a layer that predicts further words has, and no other: two norms and the matrix that joins their outputs.
+# What a layer that predicts further words has, and no other: two norms and the matrix that joins them.
 # Source: deepseek-ai/DeepSeek-V3, README_WEIGHTS.md.
 PREDICTING = frozenset(("eh_proj", "enorm", "hnorm"))
 
@@ -61,7 +61,7 @@ class Inventory:
 
     @property
     def plain_predictors(self) -> frozenset[int]:
-        """Layers that the config has predict further words, and that have nothing of what such a layer has."""
+        """Layers that the config has predict further words, and that hold nothing of what those do."""
         return frozenset(number for number, predicts in self._predictors.items() if not predicts)
 
     def spell(self, *names: str) -> tuple[str, ...]:

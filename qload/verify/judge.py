@@ -42,7 +42,12 @@ def judge(
         }
         for rule in rules:
             found += by_rule[rule.id] if rule.each else rule.check(rule, subject)
-    told = [*notes.architecture(subject), *notes.flags(subject), *notes.of_loaders(subject)]
+    told = [
+        *notes.architecture(subject),
+        *notes.absences(subject),
+        *notes.flags(subject),
+        *notes.of_loaders(subject),
+    ]
     if last != "headers":
         noted = crew.share_out(partial(_notes, parts), sizes, _nothing)
         told += chain.from_iterable(chain.from_iterable(column) for column in zip(*noted, strict=True))

@@ -12,6 +12,7 @@ from qload.layouts import StoredMinusOne, StoredMinusOneUnmasked
 from qload.listing.zero_points import convention, words
 from qload.loader import LayerDescription
 from qload.storage import WeightStorage
+from qload.verify.rules import architecture_missing, siblings
 from qload.verify.rules.claimed_detail import CLAIMING
 from qload.verify.subject import Subject
 
@@ -45,6 +46,21 @@ def architecture(subject: Subject) -> Iterator[str]:
             f"config.json: the names of its layers are not those of model_type {subject.architecture.type}: "
             "nothing that is missing can be seen by it"
         )
+
+
+def absences(subject: Subject) -> Iterator[str]:
+    """What is missing from a model that may be made so: the first tensor, why, and how many."""
+    config = read_model_config(subject.place)
+    said = f"model_type is {shown(config.get('model_type', config.get('_class_name')))}"
+    if lost := list(siblings.doubtful(subject)):
+        more = f"; {len(lost)} tensors in all" if len(lost) > 1 else ""
+        yield f"{lost[0].text}; {said}, whose layers may differ by design{more}"
+    if not subject.ordinary and subject.inventory is not None:
+        missing = list(architecture_missing.lacking(architecture_missing.RULE, subject))
+        if missing:
+            more = f"; {len(missing)} such in all" if len(missing) > 1 else ""
+            named = ", ".join(map(str, config["architectures"]))
+            yield f"{missing[0].message}, and the class {named:.80}, which may do without{more}"
 
 
 def of_loaders(subject: Subject) -> Iterator[str]:

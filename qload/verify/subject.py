@@ -8,6 +8,7 @@ from os import PathLike
 from typing import Self, TypeVar
 
 from qload.architecture import Architecture, Inventory, architecture_of
+from qload.architecture.config import is_usual_class
 from qload.detect import (
     Claims,
     FoundConfig,
@@ -116,6 +117,18 @@ class Subject:
         inventory = Inventory(self.architecture, self._held())
         listed = any(part.isdecimal() for name in self.names for part in name.split("."))
         return inventory if inventory.layers or not listed else None
+
+    @cached_property
+    def ordinary(self) -> bool:
+        """Whether all layers should have what their table says, or be alike.
+
+        Not so where config.json names a type without a table, or a class that the type does not usually have,
+        as drafts do; a config that names none has nothing to differ by.
+        """
+        config = read_model_config(self.place)
+        if self.architecture is None or self.inventory is None:
+            return not any(isinstance(config.get(key), str) for key in ("model_type", "_class_name"))
+        return is_usual_class(config)
 
     def _held(self) -> Iterator[str]:
         """The prefixes under which there is more than a bias or scales, and the names of all tensors."""
