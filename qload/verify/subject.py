@@ -48,7 +48,7 @@ MAX_LAYERS = 1 << 16  # a config that counts more is not believed
 class Subject:
     """What the rules look at. `errors`: why it cannot be read further; then there are no `weights`.
 
-    `path`: what the report calls it; `place`: where it is.
+    `path`: what the report calls it; `place`: where it is; `shard`: whether it is one numbered file of several.
     """
 
     path: str
@@ -58,6 +58,7 @@ class Subject:
     claims: Claims | None = None
     weights: Weights | None = None
     notes: list[str] = field(default_factory=list)
+    shard: bool = False
 
     @classmethod
     def open(cls, path: str | PathLike[str]) -> Self:
@@ -69,6 +70,7 @@ class Subject:
         subject.path, subject.place = str(place), place
         located = subject._try(lambda: locate(place))
         if located is not None:
+            subject.shard = located.shard
             subject._config(place, located, subject._headers(located))
         return subject
 

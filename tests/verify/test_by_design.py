@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from qload.verify import verify
+from qload.verify import inspect, verify
 from tests.verify.checkpoints import GPTQ, gptq, model, rules
 from tests.verify.test_architecture import CONFIG, LATENT, whole
 
@@ -98,3 +98,41 @@ def test_the_only_layer_of_experts_lacks_nothing_of_the_one_that_predicts(tmp_pa
     tensors |= {f"model.layers.2.{name}.weight": torch.randn(16) for name in ("enorm", "hnorm")}
 
     assert verify(model(tmp_path, tensors, **config)).findings == ()
+
+
+def test_one_file_of_several_is_judged_by_what_it_holds(tmp_path: Path) -> None:
+    tensors = gptq("model.layers.0.up")
+    del tensors["model.layers.0.up.scales"]
+    folder = model(tmp_path, tensors, **CONFIG, quantization_config=GPTQ)
+    shard = (folder / "model.safetensors").rename(folder / "model-00002-of-00003.safetensors")
+
+    for report in (verify(shard), inspect(shard)):
+        assert report.findings == ()
+        assert report.notes[0].startswith("this is one file of several")
+
+    whole_file = shard.rename(folder / "model.safetensors")
+    assert {"missing-tensor", "layer-count"} <= rules(verify(whole_file))
+    assert not any("one file of several" in note for note in verify(whole_file).notes)
+
+
+def test_damage_inside_of_one_file_of_several_is_found(tmp_path: Path) -> None:
+    tensors = {**gptq("model.layers.0.up"), "model.norm.weight": torch.full((16,), torch.nan)}
+    tensors["model.layers.0.up.scales"][0] = torch.inf
+    folder = model(tmp_path, tensors, **CONFIG, quantization_config=GPTQ)
+    shard = (folder / "model.safetensors").rename(folder / "model-00002-of-00003.safetensors")
+
+    assert "float-value" in rules(verify(shard))
+
+
+def test_what_many_layers_have_in_common_is_one_note(tmp_path: Path) -> None:
+    tensors = {
+        name: tensor
+        for layer in range(3)
+        for name, tensor in gptq(f"model.layers.{layer}.up", zero=15).items()
+    }
+
+    report = verify(model(tmp_path, tensors, quantization_config=GPTQ))
+
+    (note,) = [note for note in report.notes if "several readings" in note]
+    assert note.startswith("model.layers.0.up.qzeros: 16 of 16 zero points have several readings")
+    assert note.endswith("; 3 layers in all")
