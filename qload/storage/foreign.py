@@ -20,7 +20,7 @@ PARTS = 256  # entries of a pipeline's folder that are looked into
 SUFFIX = ".safetensors"
 PIPELINE = "model_index.json"
 
-# The pickles that hold weights by their usual names, and not what a trainer, or a data set, leaves beside them.
+# The pickles that hold weights, by their usual names, and not what a trainer leaves beside them.
 MODEL_PICKLE = re.compile(r"(.*model.*|consolidated.*|adapter.*)\.")
 SOURCE = "qload reads the safetensors that it was made from"
 
@@ -132,14 +132,15 @@ def other_models(there: Iterable[Path]) -> tuple[str, ...]:
 
 
 def other_notes(names: Iterable[str]) -> Iterator[str]:
-    """One note for each other kind of model files that lies beside safetensors; `names`: of `other_models`."""
+    """One note for each other kind of model files beside safetensors; `names`: of `other_models`."""
     found: dict[Kind, list[str]] = {}
     for name in names:
         if kind := _named_kind(name):
             found.setdefault(kind, []).append(shortened(name))
     for kind, files in found.items():
         more = f", and {len(files) - 1} files more are such" if len(files) > 1 else ""
-        yield f"{files[0]}, beside the safetensors, is not read: by its name it is {kind.words}{more}; {kind.remedy}"
+        said = f"{files[0]}, beside the safetensors, is not read: by its name it is {kind.words}{more}"
+        yield f"{said}; {kind.remedy}"
 
 
 def _named_kind(name: str) -> Kind | None:

@@ -26,9 +26,9 @@ PathLikes = str | PathLike[str] | Sequence[str | PathLike[str]]
 class CheckpointFiles:
     """The files to read, by the name they go by in messages; and what an index says, if there is one.
 
-    `beside`: the safetensors files in the folder that are not read, as the index does not name them, or as there
-    are others under the usual names. `total_size`: in bytes, as the index has it. `others`: the names of what else
-    in the folder may hold a model, in other formats.
+    `beside`: the safetensors files in the folder that are not read, as the index does not name them, or as
+    there are others under the usual names. `total_size`: in bytes, as the index has it. `others`: the names of
+    what else in the folder may hold a model, in other formats.
     """
 
     files: Mapping[str, Place]
@@ -40,7 +40,7 @@ class CheckpointFiles:
 
     @property
     def shard(self) -> bool:
-        """Whether this is one of several numbered files, asked for by itself: the others may hold the rest."""
+        """Whether this is one of several numbered files, asked for by itself."""
         numbered = [NUMBERED.fullmatch(file) for file in self.files] if self.index is None else []
         return len(numbered) == 1 and numbered[0] is not None and int(numbered[0][3]) > 1
 

@@ -31,8 +31,8 @@ ELSEWHERE = (
     "against-missing",
 )
 SHARD = (
-    "this is one file of several: what it lacks may be in the others, and is not missed; name the directory, or "
-    "its index, to have the whole checked"
+    "this is one file of several: what it lacks may be in the others, and is not missed; name the directory, "
+    "or its index, to have the whole checked"
 )
 REPORTED = 1024  # names of a run of layers to be reported, of most of which only headers are looked at
 
@@ -176,7 +176,7 @@ def _unreadable(subject: Subject) -> Report:
 
 
 def _told_of_shard(found: list[Finding]) -> Iterator[Finding]:
-    """Of one file of several what it says itself: layers that are lost, or lack a part, may be in the others."""
+    """Of one file of several what it says itself: what it lacks may be in the others."""
     for finding in found:
         beyond = finding.rule == "layer-count" and finding.severity == "warning"
         if finding.rule not in ELSEWHERE or beyond:

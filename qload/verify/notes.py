@@ -77,7 +77,7 @@ def of_loaders(subject: Subject) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Of the values of a tensor of one layer, how many a note is about; notes of one `kind` are told as one."""
+    """Of the values of a layer's tensor, how many a note is about; notes of one `kind` are told as one."""
 
     kind: str
     tensor: str
@@ -108,8 +108,8 @@ def subnormals(subject: Subject) -> Iterator[Share]:
             count = int(((units > 0) & (units < torch.finfo(torch.float16).smallest_normal)).sum())
             if count:
                 kind = (
-                    "units are subnormal in fp16, as their writer had them (taken here); readers that divide in "
-                    "float32 differ by up to 0.2 %"
+                    "units are subnormal in fp16, as their writer had them (taken here); readers that divide "
+                    "in float32 differ by up to 0.2 %"
                 )
                 yield Share(kind, f"{layer.prefix}.q_scale_max", count, units.numel())
 

@@ -48,7 +48,7 @@ MAX_LAYERS = 1 << 16  # a config that counts more is not believed
 class Subject:
     """What the rules look at. `errors`: why it cannot be read further; then there are no `weights`.
 
-    `path`: what the report calls it; `place`: where it is; `shard`: whether it is one numbered file of several.
+    `path`: what the report calls it; `place`: where it is; `shard`: whether it is one file of several.
     """
 
     path: str
