@@ -128,12 +128,16 @@ class Architecture:
 
     def exempt(self, name: str) -> str | None:
         """Why a tensor `name` may be stored that nothing reads; None where there is no such reason."""
-        place = self._place(name)
-        number = place.layer if place else next(self._layers_in(name), None)
-        if self._predicts(number):
+        if self.predictor(name) is not None:
             count = self.sizes["predict"]
             return f"of one of {count} layers that predict further words (num_nextn_predict_layers)"
         return next((self.table.exempt[tail] for tail in tails(name) if tail in self.table.exempt), None)
+
+    def predictor(self, name: str) -> int | None:
+        """The number of the layer that a `name` is of, if the config has it predict further words."""
+        place = self._place(name)
+        number = place.layer if place else next(self._layers_in(name), None)
+        return number if self._predicts(number) else None
 
     def required(self) -> Iterator[str]:
         """The prefix of each matrix, and the name of each other tensor, that has to be stored.

@@ -10,6 +10,7 @@ from qload.detect.files import shown
 
 LARGEST = 1 << 63  # a size beyond is not believed
 INNER = ("text_config", "llm_config", "language_config")
+CLASSES = ("LM", "Model", "Generation", "Classification", "Answering")  # the ends of transformers' names
 CAUSAL = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
@@ -78,6 +79,23 @@ def has_head(config: Mapping[str, Any]) -> bool:
     if not isinstance(named, list) or not named:
         return True
     return any(isinstance(name, str) and name.endswith(CAUSAL) for name in named)
+
+
+def is_usual_class(config: Mapping[str, Any]) -> bool:
+    """Whether `architectures` names a class that models of this type have, or none; a draft for another
+    model (`LlamaForCausalLMEagle`, `EagleLlamaForCausalLM`) leaves out what it takes from that model."""
+    named, kind = config.get("architectures"), config.get("model_type")
+    if not isinstance(named, list) or not named or not isinstance(kind, str):
+        return True
+    begin = _letters(kind.removesuffix("_text"))
+    return any(
+        isinstance(name, str) and name.endswith(CLASSES) and _letters(name).startswith(begin)
+        for name in named
+    )
+
+
+def _letters(text: str) -> str:
+    return "".join(filter(str.isalnum, text.lower()))
 
 
 def _said(size: Size, config: Mapping[str, Any]) -> Any:

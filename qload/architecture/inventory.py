@@ -10,6 +10,9 @@ from qload.architecture.names import Place, keys, spelled
 from qload.architecture.table import Row
 
 SHOWN = 8  # numbers of layers or experts that a list names
+# What a layer that predicts further words has, and no other: two norms and the matrix that joins them.
+# Source: deepseek-ai/DeepSeek-V3, README_WEIGHTS.md.
+PREDICTING = frozenset(("eh_proj", "enorm", "hnorm"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +39,11 @@ class Inventory:
         self._layers: dict[int, set[str]] = defaultdict(set)
         self._experts: dict[tuple[int, str], set[int]] = defaultdict(set)
         self._first: Place | None = None
+        self._predictors: dict[int, bool] = {}
         for name in held:
             place = architecture.find(name)
             if place is None:
+                self._see_predictor(name)
                 continue
             self._first = self._first or place
             if place.layer is None:
@@ -53,6 +58,11 @@ class Inventory:
     def layers(self) -> frozenset[int]:
         """The numbers of the layers that are there."""
         return frozenset(self._layers)
+
+    @property
+    def plain_predictors(self) -> frozenset[int]:
+        """Layers that the config has predict further words, and that hold nothing of what those do."""
+        return frozenset(number for number, predicts in self._predictors.items() if not predicts)
 
     def spell(self, *names: str) -> tuple[str, ...]:
         """Names of matrices that there are once, as this checkpoint writes them."""
@@ -83,6 +93,12 @@ class Inventory:
         """The layers that are there and that the config counts, in order."""
         count = self.architecture.layers
         return [] if count is None else sorted(layer for layer in self._layers if layer < count)
+
+    def _see_predictor(self, name: str) -> None:
+        number = self.architecture.predictor(name)
+        if number is not None:
+            predicts = not PREDICTING.isdisjoint(name.split("."))
+            self._predictors[number] = self._predictors.get(number, False) or predicts
 
     def _has_model(self, row: Row) -> bool:
         names, table = {row.name}, self.architecture.table

@@ -47,10 +47,17 @@ def endings(as_json: bool = False) -> Iterator[None]:
         raise click.exceptions.Exit(WRONG) from None
     except QloadError as error:
         code = WRONG if isinstance(error, ArgumentError) else UNREADABLE
-        _say(", ".join(" ".join(line.split()) for line in str(error).splitlines()))
+        _say(_one_line(str(error)))
         if as_json:
             _print(str(error), code)
         raise click.exceptions.Exit(code) from None
+
+
+def _one_line(text: str) -> str:
+    """An error of several lines in one, with its remedy set apart."""
+    what, _, remedy = text.partition("\n  remedy ")
+    said = ", ".join(" ".join(line.split()) for line in what.splitlines())
+    return f"{said}; remedy: {' '.join(remedy.split())}" if remedy else said
 
 
 def _say(text: str) -> None:

@@ -46,7 +46,11 @@ def write(reports: "Sequence[Report]", place: Path) -> None:
     if place == STDOUT:
         click.echo(text)
     else:
-        place.write_text(f"{text}\n", encoding="utf-8")
+        try:
+            place.write_text(f"{text}\n", encoding="utf-8")
+        except OSError as error:
+            error.filename = error.filename or str(place)  # a write that fails names no file
+            raise
 
 
 def log(reports: "Sequence[Report]") -> dict[str, Any]:

@@ -110,7 +110,9 @@ def verify(
                     progress_bar(seen=first) as progress,
                 ):
                     tell = named(progress, str(path)) if several else progress
-                    report = verify(place, against=reference, tp=tp, progress=tell, process_group=group)
+                    report = verify(
+                        place, against=reference, tp=tp, tier=tier, progress=tell, process_group=group
+                    )
                 if first:
                     reports.append(replace(report, layers=()))
                     code = max(code, _told(report, as_json, sarif, several))

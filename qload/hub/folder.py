@@ -110,7 +110,7 @@ def cached_folder(model: HubId, why: HubUnreachableError) -> RemoteFolder:
     except StorageError as error:
         if not isinstance(error.__cause__, errors.LocalEntryNotFoundError):
             raise
-        words = f"{why.detail}, and the local cache has no snapshot of it"
+        words = f"there is no such path here, {why.detail}, and the local cache has no snapshot of it"
         raise unreadable(str(model), words, remedy) from why
     try:
         locate(place)

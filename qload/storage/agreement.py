@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from qload.errors import StorageError
-from qload.storage.foreign import conventions
+from qload.storage.foreign import conventions, other_notes
 from qload.storage.header import Header, read_header
 from qload.storage.locate import CheckpointFiles
 
@@ -47,7 +47,11 @@ def folder_notes(located: CheckpointFiles, headers: Mapping[str, Header]) -> Ite
         yield f"{located.index} says total_size {total}; its tensors take {stored} bytes"
     if located.beside:
         shown = ", ".join(list(located.beside)[:4]) + (", ..." if len(located.beside) > 4 else "")
-        yield f"{located.index} names no tensor of {len(located.beside)} files beside it: {shown}"
+        if located.index is None:
+            yield f"{len(located.beside)} files beside {next(iter(located.files))} are not read: {shown}"
+        else:
+            yield f"{located.index} names no tensor of {len(located.beside)} files beside it: {shown}"
+    yield from other_notes(located.others)
     first = next(iter(located.files.values()), None)
     if isinstance(first, Path):
         yield from conventions(located.files, first.parent)

@@ -5,7 +5,8 @@ unpickled. Source of the first bytes: the format descriptions of GGUF, pickle, H
 """
 
 import os
-from collections.abc import Collection, Iterator, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,8 @@ PARTS = 256  # entries of a pipeline's folder that are looked into
 SUFFIX = ".safetensors"
 PIPELINE = "model_index.json"
 
+# The pickles that hold weights, by their usual names, and not what a trainer leaves beside them.
+MODEL_PICKLE = re.compile(r"(.*model.*|consolidated.*|adapter.*)\.")
 SOURCE = "qload reads the safetensors that it was made from"
 
 
@@ -123,6 +126,29 @@ def refused_folder(place: Path, there: Sequence[Path], name: str) -> StorageErro
     )
 
 
+def other_models(there: Iterable[Path]) -> tuple[str, ...]:
+    """Of what is in a folder the names of files that hold models in other formats, by their names alone."""
+    return tuple(file.name for file in there if _named_kind(file.name) is not None)
+
+
+def other_notes(names: Iterable[str]) -> Iterator[str]:
+    """One note for each other kind of model files beside safetensors; `names`: of `other_models`."""
+    found: dict[Kind, list[str]] = {}
+    for name in names:
+        if kind := _named_kind(name):
+            found.setdefault(kind, []).append(shortened(name))
+    for kind, files in found.items():
+        more = f", and {len(files) - 1} files more are such" if len(files) > 1 else ""
+        said = f"{files[0]}, beside the safetensors, is not read: by its name it is {kind.words}{more}"
+        yield f"{said}; {kind.remedy}"
+
+
+def _named_kind(name: str) -> Kind | None:
+    """The kind of a model's file; pickles that trainers write beside a model hold none."""
+    kind = _by_ending(name)
+    return kind if kind is not PICKLE or MODEL_PICKLE.match(name.lower()) else None
+
+
 def conventions(files: Collection[str], folder: Path) -> Iterator[str]:
     """A note on a folder that is in Mistral's own format and in no other; `files`: those that are read."""
     own = files and all(Path(file).name.startswith("consolidated") for file in files)
@@ -163,8 +189,11 @@ def _kind(path: Path) -> Kind | None:
         head = b""
     else:
         head = _head(descriptor, path.name)
-    named = next((kind for kind in KINDS if path.name.lower().endswith(kind.ends or ("\0",))), None)
-    return begins_as(head) or named
+    return begins_as(head) or _by_ending(path.name)
+
+
+def _by_ending(name: str) -> Kind | None:
+    return next((kind for kind in KINDS if name.lower().endswith(kind.ends or ("\0",))), None)
 
 
 def _head(descriptor: int, file: str) -> bytes:

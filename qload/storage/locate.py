@@ -9,13 +9,14 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from qload.errors import StorageError
 from qload.storage.files import is_directory, listed, read_whole, special, status
-from qload.storage.foreign import refused_file, refused_folder
+from qload.storage.foreign import other_models, refused_file, refused_folder
 from qload.storage.hostile_json import load_json, shortened
 from qload.storage.hub_cache import snapshot
 from qload.storage.remote import Place, RemoteFolder
 
 SUFFIX = ".safetensors"
 INDEX = f"{SUFFIX}.index.json"
+USUAL = "model"  # what transformers calls the file, or the files that it numbers
 MAX_INDEX = 100_000_000  # as the format has it for a header, which says more of each tensor
 NUMBERED = re.compile(r"(.+)-([0-9]{1,6})-of-([0-9]{1,6})\.safetensors", re.DOTALL)
 PathLikes = str | PathLike[str] | Sequence[str | PathLike[str]]
@@ -25,8 +26,9 @@ PathLikes = str | PathLike[str] | Sequence[str | PathLike[str]]
 class CheckpointFiles:
     """The files to read, by the name they go by in messages; and what an index says, if there is one.
 
-    `beside`: the safetensors files in the folder of the index that it does not name, and that are not read.
-    `total_size`: in bytes, as the index has it.
+    `beside`: the safetensors files in the folder that are not read, as the index does not name them, or as
+    there are others under the usual names. `total_size`: in bytes, as the index has it. `others`: the names of
+    what else in the folder may hold a model, in other formats.
     """
 
     files: Mapping[str, Place]
@@ -34,13 +36,18 @@ class CheckpointFiles:
     index: str | None = None
     beside: Mapping[str, Place] = field(default_factory=dict)
     total_size: int | None = None
+    others: tuple[str, ...] = ()
+
+    @property
+    def shard(self) -> bool:
+        """Whether this is one of several numbered files, asked for by itself."""
+        numbered = [NUMBERED.fullmatch(file) for file in self.files] if self.index is None else []
+        return len(numbered) == 1 and numbered[0] is not None and int(numbered[0][3]) > 1
 
     def rivals(self) -> Iterator[str]:
         """Of the files beside the index those that other programs may read in its place, by their names."""
-        stem = (self.index or "").removesuffix(INDEX)
         for file in self.beside:
-            numbered = NUMBERED.fullmatch(file)
-            if (numbered[1] if numbered else file.removesuffix(SUFFIX)) == stem:
+            if self.index is not None and _stem(file) == self.index.removesuffix(INDEX):
                 yield file
 
 
@@ -66,7 +73,7 @@ def locate(path: PathLikes) -> CheckpointFiles:
 def _directory(place: Path, name: str) -> CheckpointFiles:
     there = listed(place)
     indices = [file for file in there if file.name.endswith(INDEX)]
-    usual = [file for file in indices if file.name == f"model{INDEX}"]
+    usual = [file for file in indices if file.name == f"{USUAL}{INDEX}"]
     if len(indices) > 1 and not usual:
         raise StorageError(
             name,
@@ -79,8 +86,16 @@ def _directory(place: Path, name: str) -> CheckpointFiles:
     files = {file.name: file for file in there if file.name.endswith(SUFFIX)}
     if not files:
         raise refused_folder(place, there, name)
-    _check_numbers(files, files)
-    return CheckpointFiles(files)
+    usual_files = {file: path for file, path in files.items() if _stem(file) == USUAL} or files
+    _check_numbers(usual_files, files)
+    beside = {file: path for file, path in files.items() if file not in usual_files}
+    return CheckpointFiles(usual_files, beside=beside, others=other_models(there))
+
+
+def _stem(file: str) -> str:
+    """`model` of `model.safetensors` and of `model-00001-of-00002.safetensors`."""
+    numbered = NUMBERED.fullmatch(file)
+    return numbered[1] if numbered else file.removesuffix(SUFFIX)
 
 
 def _indexed(index: Path) -> CheckpointFiles:
@@ -91,11 +106,8 @@ def _indexed(index: Path) -> CheckpointFiles:
     files = {name: index.parent / name for name in sorted(set(weight_map.values()))}
     for name in files:
         _refuse_path(name, index.name)
-    beside = {
-        file.name: file
-        for file in listed(index.parent)
-        if file.name.endswith(SUFFIX) and file.name not in files
-    }
+    there = listed(index.parent)
+    beside = {file.name: file for file in there if file.name.endswith(SUFFIX) and file.name not in files}
     if not files:
         raise StorageError(
             index.name,
@@ -106,7 +118,8 @@ def _indexed(index: Path) -> CheckpointFiles:
     _check_there(files, weight_map, index.name)
     _check_numbers(files, beside, index.name)
     total = metadata.get("total_size") if isinstance(metadata, dict) else None
-    return CheckpointFiles(files, weight_map, index.name, beside, total if type(total) is int else None)
+    size = total if type(total) is int else None
+    return CheckpointFiles(files, weight_map, index.name, beside, size, other_models(there))
 
 
 def _check_there(files: Mapping[str, Path], weight_map: Mapping[str, str], index: str) -> None:

@@ -20,6 +20,20 @@ from qload.verify.runs import runs
 from qload.verify.subject import Subject
 
 P = ParamSpec("P")
+# The rules that tell of what is not there, or of what belongs to something that is not there.
+ELSEWHERE = (
+    "missing-tensor",
+    "missing-sibling",
+    "architecture-missing",
+    "layer-count",
+    "unexplained-tensor",
+    "claimed-method",
+    "against-missing",
+)
+SHARD = (
+    "this is one file of several: what it lacks may be in the others, and is not missed; name the directory, "
+    "or its index, to have the whole checked"
+)
 REPORTED = 1024  # names of a run of layers to be reported, of most of which only headers are looked at
 
 
@@ -90,7 +104,8 @@ def verify(
     Parameters
     ----------
     path
-        A safetensors file, a directory, or a sharded index.
+        A safetensors file, a directory, or a sharded index. Of one numbered file of several, what it lacks is
+        not missed.
     against
         Another checkpoint of the same model, quantized or plain, that every layer is compared with.
     tp
@@ -160,6 +175,14 @@ def _unreadable(subject: Subject) -> Report:
     return Report(subject.path, tuple(subject.errors), tuple(subject.notes), readable=False)
 
 
+def _told_of_shard(found: list[Finding]) -> Iterator[Finding]:
+    """Of one file of several what it says itself: what it lacks may be in the others."""
+    for finding in found:
+        beyond = finding.rule == "layer-count" and finding.severity == "warning"
+        if finding.rule not in ELSEWHERE or beyond:
+            yield finding
+
+
 def _report(subject: Subject, found: list[Finding], told: list[str], crew: Crew) -> Report:
     assert subject.weights is not None
     weights, parts = subject.weights, runs(subject, REPORTED)
@@ -167,6 +190,9 @@ def _report(subject: Subject, found: list[Finding], told: list[str], crew: Crew)
     def told_of(at: int) -> list[LayerInfo]:
         return [info_of(weights, layer) for layer in parts[at].described()]
 
+    if subject.shard:
+        found = list(_told_of_shard(found))
+        told = [SHARD, *told]
     layers = crew.share_out(told_of, [0] * len(parts), lambda *_: None)
     return Report(
         path=subject.path,

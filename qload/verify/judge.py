@@ -42,10 +42,15 @@ def judge(
         }
         for rule in rules:
             found += by_rule[rule.id] if rule.each else rule.check(rule, subject)
-    told = [*notes.architecture(subject), *notes.flags(subject), *notes.of_loaders(subject)]
+    told = [
+        *notes.architecture(subject),
+        *notes.absences(subject),
+        *notes.flags(subject),
+        *notes.of_loaders(subject),
+    ]
     if last != "headers":
         noted = crew.share_out(partial(_notes, parts), sizes, _nothing)
-        told += chain.from_iterable(chain.from_iterable(column) for column in zip(*noted, strict=True))
+        told += notes.told_once(chain.from_iterable(noted))
     return found, told
 
 
@@ -65,6 +70,6 @@ def _findings(parts: list[Subject], rules: list[Rule], at: int) -> list[list[Fin
     return [list(rule.check(rule, parts[at])) for rule in rules]
 
 
-def _notes(parts: list[Subject], at: int) -> list[list[str]]:
-    """Of one run, each kind of notes."""
-    return [list(notes.readings(parts[at])), list(notes.subnormals(parts[at]))]
+def _notes(parts: list[Subject], at: int) -> list[notes.Share]:
+    """Of one run, what is told layer by layer."""
+    return [*notes.readings(parts[at]), *notes.subnormals(parts[at])]

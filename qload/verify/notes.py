@@ -1,6 +1,7 @@
 """What is worth telling and needs no action: claims without harm, zero points with several readings."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import torch
 
@@ -12,6 +13,7 @@ from qload.layouts import StoredMinusOne, StoredMinusOneUnmasked
 from qload.listing.zero_points import convention, words
 from qload.loader import LayerDescription
 from qload.storage import WeightStorage
+from qload.verify.rules import architecture_missing, siblings
 from qload.verify.rules.claimed_detail import CLAIMING
 from qload.verify.subject import Subject
 
@@ -47,6 +49,21 @@ def architecture(subject: Subject) -> Iterator[str]:
         )
 
 
+def absences(subject: Subject) -> Iterator[str]:
+    """What is missing from a model that may be made so: the first tensor, why, and how many."""
+    config = read_model_config(subject.place)
+    said = f"model_type is {shown(config.get('model_type', config.get('_class_name')))}"
+    if lost := list(siblings.doubtful(subject)):
+        more = f"; {len(lost)} tensors in all" if len(lost) > 1 else ""
+        yield f"{lost[0].text}; {said}, whose layers may differ by design{more}"
+    if not subject.ordinary and subject.inventory is not None:
+        missing = list(architecture_missing.lacking(architecture_missing.RULE, subject))
+        if missing:
+            more = f"; {len(missing)} such in all" if len(missing) > 1 else ""
+            named = ", ".join(map(str, config["architectures"]))
+            yield f"{missing[0].message}, and the class {named:.80}, which may do without{more}"
+
+
 def of_loaders(subject: Subject) -> Iterator[str]:
     """What loaders note of layers, once for all that are alike, where no rule or other note tells it."""
     found: dict[str, list[str]] = {}
@@ -58,7 +75,17 @@ def of_loaders(subject: Subject) -> Iterator[str]:
         yield f"{prefixes[0]}: {note}" + (f"; {len(prefixes)} layers in all" if len(prefixes) > 1 else "")
 
 
-def readings(subject: Subject) -> Iterator[str]:
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Of the values of a layer's tensor, how many a note is about; notes of one `kind` are told as one."""
+
+    kind: str
+    tensor: str
+    count: int
+    total: int
+
+
+def readings(subject: Subject) -> Iterator[Share]:
     """Per layer, how many zero points the readers of gptq v1 take in more than one way."""
     assert subject.weights is not None
     for layer in subject.described():
@@ -66,24 +93,35 @@ def readings(subject: Subject) -> Iterator[str]:
         if isinstance(config, GPTQConfig) and isinstance(config.zeros, StoredMinusOne):
             count = _apart(subject.weights.storage, layer)
             if count:
-                total = config.groups(layer.K) * layer.N
-                yield (
-                    f"{layer.prefix}.qzeros: {count} of {total} zero points have several readings: as their "
-                    f"writer meant them (taken here), and up to {2**config.bits} in kernels that do not mask"
+                kind = (
+                    "zero points have several readings: as their writer meant them (taken here), and up to "
+                    f"{2**config.bits} in kernels that do not mask"
                 )
+                yield Share(kind, f"{layer.prefix}.qzeros", count, config.groups(layer.K) * layer.N)
 
 
-def subnormals(subject: Subject) -> Iterator[str]:
+def subnormals(subject: Subject) -> Iterator[Share]:
     """Per EXL2 layer, how many groups have scales that fp16 rounds hard, and float32 does not."""
     for layer in subject.described():
         if isinstance(layer.format.config, Exl2Config):
             units = divided(layer.facts["q_scale_max"]).abs()
             count = int(((units > 0) & (units < torch.finfo(torch.float16).smallest_normal)).sum())
             if count:
-                yield (
-                    f"{layer.prefix}.q_scale_max: {count} of {units.numel()} units are subnormal in fp16, as "
-                    "their writer had them (taken here); readers that divide in float32 differ by up to 0.2 %"
+                kind = (
+                    "units are subnormal in fp16, as their writer had them (taken here); readers that divide "
+                    "in float32 differ by up to 0.2 %"
                 )
+                yield Share(kind, f"{layer.prefix}.q_scale_max", count, units.numel())
+
+
+def told_once(shares: Iterable[Share]) -> Iterator[str]:
+    """One note for each kind: the first layer, and how many layers there are."""
+    found: dict[str, list[Share]] = {}
+    for share in shares:
+        found.setdefault(share.kind, []).append(share)
+    for kind, alike in found.items():
+        more = f"; {len(alike)} layers in all" if len(alike) > 1 else ""
+        yield f"{alike[0].tensor}: {alike[0].count} of {alike[0].total} {kind}{more}"
 
 
 def _apart(storage: WeightStorage, layer: LayerDescription) -> int:

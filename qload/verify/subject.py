@@ -8,6 +8,7 @@ from os import PathLike
 from typing import Self, TypeVar
 
 from qload.architecture import Architecture, Inventory, architecture_of
+from qload.architecture.config import is_usual_class
 from qload.detect import (
     Claims,
     FoundConfig,
@@ -47,7 +48,7 @@ MAX_LAYERS = 1 << 16  # a config that counts more is not believed
 class Subject:
     """What the rules look at. `errors`: why it cannot be read further; then there are no `weights`.
 
-    `path`: what the report calls it; `place`: where it is.
+    `path`: what the report calls it; `place`: where it is; `shard`: whether it is one file of several.
     """
 
     path: str
@@ -57,6 +58,7 @@ class Subject:
     claims: Claims | None = None
     weights: Weights | None = None
     notes: list[str] = field(default_factory=list)
+    shard: bool = False
 
     @classmethod
     def open(cls, path: str | PathLike[str]) -> Self:
@@ -68,6 +70,7 @@ class Subject:
         subject.path, subject.place = str(place), place
         located = subject._try(lambda: locate(place))
         if located is not None:
+            subject.shard = located.shard
             subject._config(place, located, subject._headers(located))
         return subject
 
@@ -116,6 +119,18 @@ class Subject:
         inventory = Inventory(self.architecture, self._held())
         listed = any(part.isdecimal() for name in self.names for part in name.split("."))
         return inventory if inventory.layers or not listed else None
+
+    @cached_property
+    def ordinary(self) -> bool:
+        """Whether all layers should have what their table says, or be alike.
+
+        Not so where config.json names a type without a table, or a class that the type does not usually have,
+        as drafts do; a config that names none has nothing to differ by.
+        """
+        config = read_model_config(self.place)
+        if self.architecture is None or self.inventory is None:
+            return not any(isinstance(config.get(key), str) for key in ("model_type", "_class_name"))
+        return is_usual_class(config)
 
     def _held(self) -> Iterator[str]:
         """The prefixes under which there is more than a bias or scales, and the names of all tensors."""

@@ -155,3 +155,8 @@ def test_a_row_of_fp8_says_the_dtypes_of_the_weight_and_of_the_scales() -> None:
 
     assert "float8_e4m3fn, scales float32" in shown
     assert "- (claimed" not in shown
+
+
+def test_tier_is_the_last_that_is_asked(damaged: Path) -> None:
+    assert json.loads(run("verify", damaged, "--tier", "headers").stdout)["verdict"] == "ok"
+    assert json.loads(run("verify", damaged, "--tier", "values").stdout)["verdict"] == "findings"

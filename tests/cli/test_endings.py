@@ -1,5 +1,6 @@
 """How a command ends that cannot end well: an exit code, and on standard error one line or nothing."""
 
+import json
 import os
 import subprocess
 import sys
@@ -86,3 +87,14 @@ def test_a_closed_standard_output_is_told_in_one_line(command: list[str]) -> Non
     )  # fmt: skip
 
     assert (done.returncode, done.stderr) == (2, "Error: standard output: closed\n")
+
+
+def test_a_full_disk_for_sarif_is_told_of_its_file(full: Any) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "qload", "verify", MODEL, "--json", "--sarif", "/dev/full"],
+        capture_output=True, check=False, text=True, cwd=ROOT,
+    )  # fmt: skip
+
+    assert (done.returncode, done.stderr) == (2, "Error: /dev/full: No space left on device\n")
+    error = json.loads(done.stdout.splitlines()[-1])
+    assert (error["verdict"], error["error"]) == ("error", "/dev/full: No space left on device")

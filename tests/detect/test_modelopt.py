@@ -202,3 +202,17 @@ def test_both_files_of_modelopt_say_the_same(tmp_path: Path) -> None:
     )
     with open_checkpoint(tmp_path) as weights:
         assert weights.get_weights(prefix).format == "fp8"
+
+
+@pytest.mark.parametrize("part", ["weights", "input_activations"])
+@pytest.mark.parametrize(("key", "said", "fixed"), [("num_bits", 8, 4), ("group_size", 32, 16)])
+def test_groups_beside_an_algorithm_have_the_numbers_that_it_fixes(
+    part: str, key: str, said: int, fixed: int, tmp_path: Path
+) -> None:
+    numbers = {"num_bits": 4, "type": "float", "group_size": 16}
+    sound = group("Linear", inputs=numbers, **numbers)
+    damaged = {**sound, part: {**sound[part], key: said}}
+    load(modelopt("NVFP4", config_groups={"g": sound}), {"a": "NVFP4"})
+
+    with pytest.raises(ConfigError, match=rf"config_groups\.g\.{part}\.{key}\s+expected {fixed} with NVFP4"):
+        load(modelopt("NVFP4", config_groups={"g": damaged}), {"a": "NVFP4"})

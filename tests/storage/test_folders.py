@@ -110,6 +110,13 @@ REFUSED = [
         "is also in",
         id="two sources without an index",
     ),
+    pytest.param(
+        {**shards(1, 2, 3), "model.safetensors": ["layers.1.weight"]},
+        None,
+        "duplicate-tensor",
+        "is also in",
+        id="one file and numbered ones without an index",
+    ),
 ]
 
 
@@ -133,7 +140,28 @@ LAWFUL = [
     pytest.param(shards(1, 2, 3), None, "", id="numbered from one"),
     pytest.param(shards(0, 1, 2), None, "", id="numbered from nought"),
     pytest.param(shards(0, 1, 2, 3), None, "", id="numbered from nought to the count"),
-    pytest.param({**shards(1, 2, 3), "a.safetensors": []}, None, "", id="an empty file among others"),
+    pytest.param(
+        {"a.safetensors": ["layers.1.weight"], "b.safetensors": []}, None, "", id="an empty file among others"
+    ),
+    pytest.param(
+        {"a.safetensors": ["layers.1.weight"], "b.safetensors": ["b"]}, None, "", id="no usual name"
+    ),
+    pytest.param(
+        {**shards(1, 2, 3), "a.safetensors": ["layers.1.weight"]},
+        None,
+        "1 files beside model-00001-of-00003.safetensors are not read: a.safetensors",
+        id="another file beside those that are numbered",
+    ),
+    pytest.param(
+        {
+            "model.safetensors": ["layers.1.weight"],
+            "consolidated.safetensors": ["wq"],
+            "model.fp16.safetensors": ["layers.1.weight"],
+        },
+        None,
+        "2 files beside model.safetensors are not read: consolidated.safetensors, model.fp16.safetensors",
+        id="other names and a variant, without an index",
+    ),
     pytest.param(
         shards(1, 2, 3), indexed(shards(1, 2, 3), metadata={"total_size": 48}), "", id="a total that is one"
     ),

@@ -153,7 +153,41 @@ def test_safetensors_beside_other_files_are_read(tmp_path: Path) -> None:
     write(tmp_path, "pytorch_model.bin", "q4.gguf", "model.onnx", "model_index.json")
     save_file({"up.weight": torch.ones(4, 2)}, tmp_path / "model.safetensors")
 
-    assert verify(tmp_path).verdict == "ok"
+    report = verify(tmp_path)
+    assert (report.verdict, len(report.notes)) == ("ok", 3)
+
+
+@pytest.mark.parametrize(
+    ("names", "notes"),
+    [
+        pytest.param(["q4.gguf"], [("q4.gguf", "it is a GGUF file; llama.cpp runs it")], id="GGUF"),
+        pytest.param(["model.onnx"], [("model.onnx", "it is an ONNX graph; ONNX")], id="ONNX"),
+        pytest.param(
+            ["pytorch_model-1-of-2.bin", "pytorch_model-2-of-2.bin"],
+            [("pytorch_model-1-of-2.bin", "and 1 files more are such; take the safetensors")],
+            id="pickles",
+        ),
+        pytest.param(
+            ["training_args.bin", "optimizer.pt", "rng_state_0.pth", "vocab.txt"], [], id="no models"
+        ),
+    ],
+)
+@pytest.mark.parametrize("index", [False, True], ids=["one file", "an index"])
+def test_other_models_beside_safetensors_are_named_once(
+    tmp_path: Path, names: list[str], notes: list[tuple[str, str]], index: bool
+) -> None:
+    write(tmp_path, *names)
+    save_file({"up.weight": torch.ones(4, 2)}, tmp_path / "model.safetensors")
+    if index:
+        content = {"weight_map": {"up.weight": "model.safetensors"}}
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps(content))
+
+    for report in (verify(tmp_path), inspect(tmp_path)):
+        assert report.verdict == "ok"
+        assert len(report.notes) == len(notes)
+        for note, (begin, words) in zip(report.notes, notes, strict=True):
+            assert note.startswith(f"{begin}, beside the safetensors, is not read: by its name ")
+            assert words in note
 
 
 def mlx(folder: Path, **config: object) -> Path:

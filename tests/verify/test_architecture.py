@@ -224,3 +224,37 @@ def test_half_a_head_is_no_share(tmp_path: Path) -> None:
     assert [(each.rule, each.tensor) for each in report.findings] == [
         ("tensor-parallel", f"model.layers.0.self_attn.{name}_proj") for name in "kv"
     ]
+
+
+LATENT: dict[str, Any] = {
+    **CONFIG,
+    "model_type": "deepseek_v3",
+    "num_hidden_layers": 2,
+    "q_lora_rank": 8,
+    "kv_lora_rank": 8,
+    "qk_nope_head_dim": 4,
+    "qk_rope_head_dim": 2,
+    "v_head_dim": 4,
+    "moe_intermediate_size": 12,
+    "n_routed_experts": 2,
+    "first_k_dense_replace": 0,
+}
+
+
+def test_a_layer_that_predicts_further_words_has_what_only_these_have(tmp_path: Path) -> None:
+    tensors = whole(**LATENT)
+    predictor = {
+        name.replace("layers.1.", "layers.2."): torch.randn(tensor.shape)
+        for name, tensor in tensors.items()
+        if "layers.1." in name
+    }
+    joining = {f"model.layers.2.{name}.weight": torch.randn(16) for name in ("enorm", "hnorm")}
+    joining["model.layers.2.eh_proj.weight"] = torch.randn(16, 32)
+    for folder in ("last", "predicts"):
+        (tmp_path / folder).mkdir()
+
+    sound = verify(model(tmp_path / "predicts", {**tensors, **predictor, **joining}, **LATENT))
+    (finding,) = verify(model(tmp_path / "last", {**tensors, **predictor}, **LATENT)).findings
+
+    assert sound.findings == ()
+    assert (finding.rule, finding.severity, finding.tensor) == ("layer-count", "warning", "model.layers.2")

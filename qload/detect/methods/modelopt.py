@@ -7,6 +7,7 @@ One algorithm holds for all layers, or, as MIXED_PRECISION, one each for the lay
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -46,6 +47,7 @@ STATIC = ActivationScheme("float", 8, False, "tensor", scale="input_scale")
 TOKENS = ActivationScheme("float", 8, True, "token")
 LOCAL = ActivationScheme("float", 4, "local", "tensor_group", 16, scale="input_scale")
 MX = ActivationScheme("float", 8, True, "group", 32)
+ALIKE = ("NVFP4", "MXFP8", "FP8")  # whose inputs have the numbers of the weights
 AWQ, MIXED, BLOCK = "W4A16_AWQ", "MIXED_PRECISION", 128
 ALGORITHMS = {
     "FP8": Algorithm(ConfiguredFormat(Fp8Weight, Fp8Config("tensor"), STATIC), 8),
@@ -116,6 +118,8 @@ def read(found: FoundConfig) -> Claims:
     if not mixed and read.quantized_layers:
         raise _unsupported(found, f"{read.quant_algo} with quantized_layers")
     table = _table(found, read) if mixed else {}
+    if not mixed:
+        _agree(found, read.quant_algo)
     one = None if mixed else _algorithm(found, "group_size", read.quant_algo, read.group_size)
     return Claims(
         method="modelopt",
@@ -143,6 +147,21 @@ def _algorithm(found: FoundConfig, key: str, stated: str, size: int | None) -> A
     if size and algorithm.group_size not in (None, size):
         raise ConfigError(found.file, found.key(key), f"{algorithm.group_size} with {stated}", shown(size))
     return algorithm
+
+
+def _agree(found: FoundConfig, stated: str) -> None:
+    """The numbers that `config_groups` states beside one algorithm are those that the algorithm fixes."""
+    algorithm, groups = ALGORITHMS.get(stated.upper()), found.values.get("config_groups")
+    if algorithm is None or not isinstance(groups, dict):
+        return
+    fixed = {"num_bits": algorithm.bits, "group_size": algorithm.group_size}
+    parts = ("weights", "input_activations") if stated.upper() in ALIKE else ("weights",)
+    for group, part, (key, expected) in product(groups, parts, fixed.items()):
+        numbers = groups[group].get(part) if isinstance(groups[group], dict) else None
+        said = numbers.get(key) if isinstance(numbers, dict) else None
+        if type(said) is int and said and expected not in (None, said):
+            where = found.key(f"config_groups.{group:.80}.{part}.{key}")
+            raise ConfigError(found.file, where, f"{expected} with {stated}", shown(said))
 
 
 def _table(found: FoundConfig, read: _ModelOpt) -> dict[str, ConfiguredFormat]:

@@ -16,7 +16,13 @@ from qload.verify.subject import Subject
 
 
 def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
-    """Each thing that is lacking, once, however many layers lack it."""
+    """Each thing that is lacking, once, however many layers lack it; a draft may lack anything."""
+    if subject.ordinary:
+        yield from lacking(rule, subject)
+
+
+def lacking(rule: Rule, subject: Subject) -> Iterator[Finding]:
+    """What the table of the type says, and what is not there."""
     inventory = subject.inventory
     if inventory is None:
         return

@@ -5,12 +5,17 @@ them; the stages of a vision tower lawfully differ, and are left out. Layers of 
 model lawfully differ, but then neither holds a strict part of the other, or several are alike; a layer
 that is alone in having strictly less than others has lost something. It cannot see what every layer
 lost, nor what two layers lost alike.
+
+Of a type of model without a table layers may differ by design, as the first of ModernBERT has no norm: then
+what is missing is a note, but for a part of a quantized layer whose other parts are there, and for experts.
 """
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 
+from qload.loader import LayerDescription
 from qload.verify.kin import BLOCK
 from qload.verify.report import Finding
 from qload.verify.rules.rule import Rule
@@ -19,28 +24,63 @@ from qload.verify.subject import Subject
 Names = frozenset[str]
 
 
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A tensor that one layer lacks, and the same tensor of a sibling that has it."""
+
+    name: str
+    kept: str
+    block: str
+    having: int
+    siblings: int
+
+    @property
+    def text(self) -> str:
+        """What is missing, and who has it."""
+        having = f"{self.having} of its {self.siblings} siblings have it"
+        return f"{self.name}: missing, and {having}, such as {self.kept}"
+
+
 def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
     """Each tensor that one layer lacks and its siblings have."""
-    for block, layers in blocks_of(subject.names).items():
+    for loss in losses(subject):
+        if _certain(subject, loss):
+            yield rule.finding(loss.name, None, loss.text, "fetch or write the checkpoint again")
+
+
+def doubtful(subject: Subject) -> Iterator[Loss]:
+    """What layers lack that may have been made so."""
+    return (loss for loss in losses(subject) if not _certain(subject, loss))
+
+
+def losses(subject: Subject) -> Iterator[Loss]:
+    """Each tensor that one layer lacks and its siblings have; layers that predict further words aside."""
+    architecture = subject.architecture
+    names = subject.names
+    if architecture is not None and architecture.sizes.get("predict"):
+        names = [name for name in names if architecture.predictor(name) is None]
+    for block, layers in blocks_of(names).items():
         alike = Counter(layers.values())
         if len(alike) == 1:
             continue
         supersets = _Supersets(layers)
-        for index, names in layers.items():
-            if alike[names] > 1:
-                continue
-            fuller = supersets.fullest(names)
+        for index, held in layers.items():
+            fuller = None if alike[held] > 1 else supersets.fullest(held)
             if fuller is None:
                 continue
             having = sum(alike[other] for other in supersets.holding(layers[fuller]))
-            for lost in sorted(layers[fuller] - names):
-                yield rule.finding(
-                    f"{block}.{index}.{lost}",
-                    None,
-                    f"{block}.{index}.{lost}: missing, and {having} of its {len(layers) - 1} siblings "
-                    f"have it, such as {block}.{fuller}.{lost}",
-                    "fetch or write the checkpoint again",
-                )
+            for lost in sorted(layers[fuller] - held):
+                kept = f"{block}.{fuller}.{lost}"
+                yield Loss(f"{block}.{index}.{lost}", kept, block, having, len(layers) - 1)
+
+
+def _certain(subject: Subject, loss: Loss) -> bool:
+    """Whether nobody makes a model like that."""
+    if subject.ordinary or loss.block.endswith("experts"):
+        return True
+    layer, (prefix, _, part) = subject.all_layers.get(subject.prefixes[loss.kept]), loss.name.rpartition(".")
+    quantized = isinstance(layer, LayerDescription) and not layer.format.weight_type.plain
+    return quantized and part != "bias" and prefix in subject.suffixes
 
 
 def blocks_of(names: list[str]) -> Mapping[str, Mapping[str, Names]]:
