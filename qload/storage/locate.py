@@ -27,7 +27,7 @@ class CheckpointFiles:
     """The files to read, by the name they go by in messages; and what an index says, if there is one.
 
     `beside`: the safetensors files in the folder that are not read, as the index does not name them, or as
-    there are others under the usual names. `total_size`: in bytes, as the index has it. `others`: the names of
+    there are others under the usual names. `total_size`: in bytes, as the index has it. `others`: names of
     what else in the folder may hold a model, in other formats.
     """
 

@@ -70,6 +70,6 @@ def _findings(parts: list[Subject], rules: list[Rule], at: int) -> list[list[Fin
     return [list(rule.check(rule, parts[at])) for rule in rules]
 
 
-def _notes(parts: list[Subject], at: int) -> list[notes.Share]:
+def _notes(parts: list[Subject], at: int) -> list[notes.Counted]:
     """Of one run, what is told layer by layer."""
     return [*notes.readings(parts[at]), *notes.subnormals(parts[at])]

@@ -76,7 +76,7 @@ def of_loaders(subject: Subject) -> Iterator[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class Counted:
     """Of the values of a layer's tensor, how many a note is about; notes of one `kind` are told as one."""
 
     kind: str
@@ -85,7 +85,7 @@ class Share:
     total: int
 
 
-def readings(subject: Subject) -> Iterator[Share]:
+def readings(subject: Subject) -> Iterator[Counted]:
     """Per layer, how many zero points the readers of gptq v1 take in more than one way."""
     assert subject.weights is not None
     for layer in subject.described():
@@ -97,10 +97,10 @@ def readings(subject: Subject) -> Iterator[Share]:
                     "zero points have several readings: as their writer meant them (taken here), and up to "
                     f"{2**config.bits} in kernels that do not mask"
                 )
-                yield Share(kind, f"{layer.prefix}.qzeros", count, config.groups(layer.K) * layer.N)
+                yield Counted(kind, f"{layer.prefix}.qzeros", count, config.groups(layer.K) * layer.N)
 
 
-def subnormals(subject: Subject) -> Iterator[Share]:
+def subnormals(subject: Subject) -> Iterator[Counted]:
     """Per EXL2 layer, how many groups have scales that fp16 rounds hard, and float32 does not."""
     for layer in subject.described():
         if isinstance(layer.format.config, Exl2Config):
@@ -111,12 +111,12 @@ def subnormals(subject: Subject) -> Iterator[Share]:
                     "units are subnormal in fp16, as their writer had them (taken here); readers that divide "
                     "in float32 differ by up to 0.2 %"
                 )
-                yield Share(kind, f"{layer.prefix}.q_scale_max", count, units.numel())
+                yield Counted(kind, f"{layer.prefix}.q_scale_max", count, units.numel())
 
 
-def told_once(shares: Iterable[Share]) -> Iterator[str]:
+def told_once(shares: Iterable[Counted]) -> Iterator[str]:
     """One note for each kind: the first layer, and how many layers there are."""
-    found: dict[str, list[Share]] = {}
+    found: dict[str, list[Counted]] = {}
     for share in shares:
         found.setdefault(share.kind, []).append(share)
     for kind, alike in found.items():
