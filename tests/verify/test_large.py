@@ -131,7 +131,7 @@ def test_siblings_are_compared_in_proportion_to_them(monkeypatch: pytest.MonkeyP
     def found(count: int) -> int:
         """The comparisons of so many experts of which one lacks a tensor."""
         Compared.times = 0
-        given: Any = SimpleNamespace(names=expert_names(count))
+        given: Any = SimpleNamespace(names=expert_names(count), architecture=None, ordinary=True)
         (finding,) = siblings.check(siblings.RULE, given)
         assert finding.tensor == f"model.layers.0.mlp.experts.{count - 1}.down"
         return Compared.times + count  # each has to be looked at once
