@@ -51,10 +51,8 @@ class Comparison:
     first_run: tuple[int, int] = (0, 0)  # the outputs of the run that has it
     worst_run: tuple[int, int] = (0, 0)  # those of the run that is farthest from the reference
     farthest: float = -1.0
-    spike: tuple[float, tuple[int, int]] = (
-        0.0,
-        (0, 0),
-    )  # the largest block's square in steps, and its (n, k)
+    # The largest block's square in steps, and its (n, k).
+    spike: tuple[float, tuple[int, int]] = (0.0, (0, 0))
     steps: float = 0.0  # squares of all differences in steps of the quantizer
 
     def __post_init__(self) -> None:

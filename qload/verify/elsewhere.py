@@ -1,6 +1,7 @@
 """Whether a layer holds what the reference stores elsewhere: under another name, or transposed."""
 
 from collections.abc import Iterator, Mapping
+from math import isfinite
 
 import torch
 from torch import Tensor
@@ -67,7 +68,7 @@ def _fits(got: Tensor, theirs: Weight | Tensor | None, base: float) -> bool:
         return False
     if isinstance(theirs, Weight) and not differ(got, meant(theirs), theirs).any():
         return True
-    return _distance(got, theirs) < CLOSE * base
+    return isfinite(base) and _distance(got, theirs) < CLOSE * base  # of a NaN every number is nearer
 
 
 def _distance(got: Tensor, theirs: Weight | Tensor | None) -> float:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import torch
 
-from qload.detect import read_model_config
 from qload.detect.files import shown
 from qload.formats import Exl2Config, GPTQConfig
 from qload.formats.exl2 import divided
@@ -33,7 +32,7 @@ def flags(subject: Subject) -> Iterator[str]:
 
 def architecture(subject: Subject) -> Iterator[str]:
     """A type of model of no table, names that are not those of its table, and values that are no sizes."""
-    config = read_model_config(subject.place)
+    config = subject.model_config
     if subject.architecture is None:
         if isinstance(config.get("model_type"), str):
             yield (
@@ -51,7 +50,7 @@ def architecture(subject: Subject) -> Iterator[str]:
 
 def absences(subject: Subject) -> Iterator[str]:
     """What is missing from a model that may be made so: the first tensor, why, and how many."""
-    config = read_model_config(subject.place)
+    config = subject.model_config
     said = f"model_type is {shown(config.get('model_type', config.get('_class_name')))}"
     if lost := list(siblings.doubtful(subject)):
         more = f"; {len(lost)} tensors in all" if len(lost) > 1 else ""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from os import PathLike
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from qload.architecture import Architecture, Inventory, architecture_of
 from qload.architecture.config import is_usual_class
@@ -86,14 +86,22 @@ class Subject:
         assert isinstance(self.weights.loader, FormatLoader)
         return self.weights.loader
 
+    @cached_property
+    def model_config(self) -> Mapping[str, Any]:
+        """The model's config.json, which is read once; empty if there is none."""
+        return read_model_config(self.place)
+
+    def counted(self, key: str) -> Iterator[int]:
+        """The whole numbers that config.json has under a key, at its top and for its text model."""
+        text = self.model_config.get("text_config")
+        for place in (self.model_config, text if isinstance(text, dict) else {}):
+            if type(place.get(key)) is int:
+                yield place[key]
+
     @property
     def num_hidden_layers(self) -> int | None:
         """What config.json says, at its top or for its text model."""
-        config = read_model_config(self.place)
-        text = config.get("text_config")
-        places = [config, text if isinstance(text, dict) else {}]
-        claimed = [place.get("num_hidden_layers") for place in places]
-        return next((count for count in claimed if type(count) is int and 0 <= count < MAX_LAYERS), None)
+        return next((count for count in self.counted("num_hidden_layers") if 0 <= count < MAX_LAYERS), None)
 
     @cached_property
     def groups(self) -> Groups:
@@ -109,7 +117,7 @@ class Subject:
     @cached_property
     def architecture(self) -> Architecture | None:
         """What config.json tells of the model's tensors; None for a type of model that is not known."""
-        return architecture_of(read_model_config(self.place))
+        return architecture_of(self.model_config)
 
     @cached_property
     def inventory(self) -> Inventory | None:
@@ -127,7 +135,7 @@ class Subject:
         Not so where config.json names a type without a table, or a class that the type does not usually have,
         as drafts do; a config that names none has nothing to differ by.
         """
-        config = read_model_config(self.place)
+        config = self.model_config
         if self.architecture is None or self.inventory is None:
             return not any(isinstance(config.get(key), str) for key in ("model_type", "_class_name"))
         return is_usual_class(config)

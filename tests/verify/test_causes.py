@@ -231,3 +231,15 @@ def test_a_transposed_square_is_named_beside_the_same_quantized(tmp_path: Path) 
     (found,) = verify(model(tmp_path / "broken", turned), against=original).findings
 
     assert found.message.endswith("it is the reference transposed")
+
+
+def test_a_reference_that_is_no_number_names_no_other_layer(tmp_path: Path) -> None:
+    damaged = originals()
+    damaged[f"{UP}.weight"][3, 5] = torch.nan
+    reference = model(tmp_path / "reference", damaged)
+
+    report = verify(model(tmp_path / "mine", originals()), against=reference)
+
+    (found,) = (one for one in report.findings if one.tensor == UP)
+    assert "differs from the reference first at (n, k) = (3, 5)" in found.message
+    assert "it is the reference" not in found.message

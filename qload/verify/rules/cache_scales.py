@@ -6,11 +6,9 @@ reads one quantizes every key or value by it. A zero point or bias of the cache 
 
 from collections.abc import Iterator
 from math import prod
-from os import PathLike
 
 import torch
 
-from qload.detect import read_model_config
 from qload.formats.unquantized import FLOATS
 from qload.storage import TensorInfo
 from qload.verify.report import Finding
@@ -24,7 +22,7 @@ MOST = 1 << 16  # no attention has more heads times inputs of a head
 def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
     """Each of another shape or dtype, or with a value that nothing can be divided by."""
     assert subject.weights is not None
-    storage, heads = subject.weights.storage, _heads(subject.place)
+    storage, heads = subject.weights.storage, _heads(subject)
     for name in subject.account.report.exempted:
         is_scale = cache_scale(name)
         if not is_scale and not cache_zero(name):
@@ -60,14 +58,10 @@ def _zero(info: TensorInfo) -> str | None:
     return None
 
 
-def _heads(path: str | PathLike[str]) -> frozenset[int]:
+def _heads(subject: Subject) -> frozenset[int]:
     """The heads of keys, and of queries, as the model's config counts them."""
-    config = read_model_config(path)
-    text = config.get("text_config")
-    places = [config, text if isinstance(text, dict) else {}]
     keys = ("num_key_value_heads", "num_attention_heads")
-    counts = [place.get(key) for place in places for key in keys]
-    return frozenset(count for count in counts if type(count) is int and count > 0)
+    return frozenset(count for key in keys for count in subject.counted(key) if count > 0)
 
 
 RULE = Rule("cache-scale", "values", check)
