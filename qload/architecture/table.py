@@ -56,12 +56,25 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
+class Stacked:
+    """How the experts of a layer lie in one tensor, where programs store them so.
+
+    `inputs_first`: (E, K, N) as `x @ w` takes it, and not (E, N, K). `interleaved`: of gate and up, which are
+    one tensor, the even outputs are the gate's and the odd ones up's, and not the first and the second half.
+    """
+
+    inputs_first: bool = False
+    interleaved: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Table:
     """A type of model. `base`: what names of its decoder begin with, which some files leave out.
 
     `sparse`: whether a layer has experts, of lists, sizes and number; None: no layer has. `exempt`: names
     that may be stored and that nothing reads, with the reason. `head`, `embedding`: the matrices that
-    `tie_word_embeddings` makes one, which is `tied` where the config does not say.
+    `tie_word_embeddings` makes one, which is `tied` where the config does not say. `stacked`: how transformers
+    lays experts out in one tensor.
     """
 
     sizes: Mapping[str, Size]
@@ -73,3 +86,4 @@ class Table:
     head: str = "lm_head"
     embedding: str = "model.embed_tokens"
     tied: bool = False
+    stacked: Stacked = Stacked()

@@ -20,6 +20,7 @@ from qload.detect import (
     settle,
 )
 from qload.errors import QloadError
+from qload.experts import ExpertStacks, with_experts
 from qload.listing import Account, Groups, account
 from qload.loader import FormatLoader, LayerDescription
 from qload.spec import Role, TensorSpec
@@ -27,6 +28,7 @@ from qload.storage import (
     CheckpointFiles,
     Header,
     SafetensorsStorage,
+    WeightStorage,
     check_index,
     folder_notes,
     locate,
@@ -226,7 +228,7 @@ class Subject:
         if self.errors:  # the config can still be wrong, but there is nothing to open
             self._try(lambda: settle(found, None))
             return
-        storage = self._try(lambda: SafetensorsStorage(located, headers=headers))
+        storage = self._storage(located, headers)
         if storage is None:
             return
         self.claims = self._try(lambda: settle(found, storage))
@@ -238,6 +240,20 @@ class Subject:
             self.errors += map(finding_of, check_configs(configs, self.claims, storage))
             self.notes += config_notes(configs, self.claims, storage)
         self.weights = Weights(storage, loader=loader, architecture=self.architecture)
+
+    def _storage(
+        self, located: CheckpointFiles, headers: Mapping[str, Header]
+    ) -> WeightStorage | None:
+        """The tensors, those of each expert by themselves; None where two tensors hold the same."""
+        stored = self._try(lambda: SafetensorsStorage(located, headers=headers))
+        if stored is None:
+            return None
+        storage = self._try(lambda: with_experts(stored, self.model_config))
+        if storage is None:
+            stored.close()
+        if isinstance(storage, ExpertStacks):
+            self.notes.append(storage.note())
+        return storage
 
     def _try(self, step: Callable[[], T]) -> T | None:
         try:

@@ -18,9 +18,10 @@ from qload.detect import (
     settle,
 )
 from qload.errors import checked
+from qload.experts import with_experts
 from qload.loader import WeightsLoader
 from qload.parallel import ProcessGroup
-from qload.storage import SafetensorsStorage
+from qload.storage import SafetensorsStorage, WeightStorage
 from qload.weights.weights import Weights
 
 log: logging.Logger = logging.getLogger("qload")
@@ -69,8 +70,10 @@ def open_checkpoint(
     UnquantizedWeight(up, (4, 2), UnquantizedConfig(axes=2), weight=(4, 2))
     >>> folder.cleanup()
     """
-    storage = SafetensorsStorage(path)
+    storage: WeightStorage = SafetensorsStorage(path)
     try:
+        config = read_model_config(path)
+        storage = with_experts(storage, config)
         return Weights(
             storage,
             loader=for_target(_loader(path, storage), target),
@@ -79,14 +82,14 @@ def open_checkpoint(
             process_group=process_group,
             aliases=aliases,
             prefix=prefix,
-            architecture=architecture_of(read_model_config(path)),
+            architecture=architecture_of(config),
         )
     except BaseException:
         storage.close()
         raise
 
 
-def _loader(path: str | PathLike[str], storage: SafetensorsStorage) -> WeightsLoader:
+def _loader(path: str | PathLike[str], storage: WeightStorage) -> WeightsLoader:
     """The loader of the config that counts, once no other config contradicts it."""
     configs = find_configs(path)
     found = configs[0] if configs else None

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from qload.architecture import Architecture
 from qload.errors import ArgumentError, DivideError, MissingTensorError, check_type, checked
+from qload.experts import ExpertStacks
 from qload.formats import ROLES
 from qload.formats.unquantized import FLOATS
 from qload.loader import Blocks, Heads, Part, WeightsLoader, split_blocks
@@ -289,7 +290,10 @@ class Weights:
     @checked
     def take(self, names: Iterable[str]) -> None:
         """Enter into the ledger that one load used the tensors `names`."""
-        self._ledger.take(self._resolve(name) or name for name in names)
+        stored = [self._resolve(name) or name for name in names]
+        if isinstance(self.storage, ExpertStacks):
+            stored = [part for name in stored for part in self.storage.within(name)]
+        self._ledger.take(stored)
 
     @checked
     def note(self, text: str) -> None:

@@ -1,6 +1,6 @@
 """Decoders with experts. Which layers have any follows from the config, by transformers' own rules."""
 
-from qload.architecture.table import Flag, Lists, Row, Size, Sizes, Table
+from qload.architecture.table import Flag, Lists, Row, Size, Sizes, Stacked, Table
 from qload.architecture.tables.dense import HEAD_NORMS
 from qload.architecture.tables.parts import (
     ATTENTION_BIAS,
@@ -108,6 +108,7 @@ GPT_OSS = Table(
     {"attention_bias": Flag("attention_bias", default=True), "always": Flag(default=True)},
     sparse=every,
     exempt=INV_FREQ,
+    stacked=Stacked(inputs_first=True, interleaved=True),
 )
 LLAMA4 = Table(
     {
@@ -127,4 +128,5 @@ LLAMA4 = Table(
     ATTENTION_BIAS,
     sparse=interleaved,
     exempt=INV_FREQ,
+    stacked=Stacked(inputs_first=True),
 )

@@ -3,7 +3,7 @@
 from qload.detect.files import FoundConfig
 from qload.detect.matching import Globs, check, is_glob
 from qload.detect.validation import Claims, Section, validate
-from qload.formats import MXFP4Config, MXFP4ExpertsWeight
+from qload.formats import CTMXFP4Weight, MXFP4Config, MXFP4ExpertsWeight
 from qload.loader import ConfiguredFormat
 
 KNOWN = ("mxfp4 (experts)",)
@@ -23,5 +23,5 @@ def read(found: FoundConfig) -> Claims:
         file=found.file,
         section=found.section,
         exclusions=read.exclusions(Globs),
-        formats=(ConfiguredFormat(MXFP4ExpertsWeight, MXFP4Config()),),
+        formats=tuple(ConfiguredFormat(one, MXFP4Config()) for one in (MXFP4ExpertsWeight, CTMXFP4Weight)),
     )

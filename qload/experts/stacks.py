@@ -1,0 +1,166 @@
+"""`ExpertStacks`: a storage in which each expert's tensors have names of their own, however they are stored.
+
+`experts.gate_up_proj`, a tensor of all experts, becomes `experts.0.gate_proj.weight`,
+`experts.0.up_proj.weight`, `experts.1.gate_proj.weight` and so on, each (N, K), as if its owner had stored
+them so. A read takes an expert's bytes and no other's.
+"""
+
+import logging
+import threading
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qload.errors import TwoFormatsError, checked
+from qload.experts.stacks_found import Stack, find_stacks
+from qload.experts.stacks_slots import Slices, Slot, extents
+from qload.storage import TensorInfo, WeightStorage
+from qload.storage.protocol import bounds
+
+log: logging.Logger = logging.getLogger("qload")
+
+
+@checked
+def with_experts(storage: WeightStorage, config: Mapping[str, Any]) -> WeightStorage:
+    """A storage in which each expert of a stack has tensors of its own; `storage` itself if it has no stack.
+
+    `open_checkpoint` does this. For tensors that come from elsewhere, give `Weights` what this returns.
+
+    Parameters
+    ----------
+    storage
+        Where the tensors are; closing what is returned closes it.
+    config
+        The model's `config.json`, whole. Its `model_type` says how experts lie in a stack, its sizes check
+        that. Stacks of a type that is not known, or in a form that is not known, stay as they are.
+
+    Raises
+    ------
+    TwoFormatsError
+        Where a stack and another tensor both hold an expert's tensor of one name.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from qload import MemoryStorage, with_experts
+    >>> stack = torch.arange(16.0).reshape(1, 2, 8)  # (experts, inputs, outputs), gate and up in turns
+    >>> sizes = {"num_local_experts": 1, "hidden_size": 2, "intermediate_size": 4}
+    >>> stored = MemoryStorage({"model.layers.0.mlp.experts.gate_up_proj": stack})
+    >>> storage = with_experts(stored, {"model_type": "gpt_oss", **sizes})
+    >>> list(storage.keys())
+    ['model.layers.0.mlp.experts.0.gate_proj.weight', 'model.layers.0.mlp.experts.0.up_proj.weight']
+    >>> storage.read("model.layers.0.mlp.experts.0.gate_proj.weight")
+    tensor([[ 0.,  8.],
+            [ 2., 10.],
+            [ 4., 12.],
+            [ 6., 14.]])
+    """
+    stacks = find_stacks(storage, config)
+    return ExpertStacks(storage, stacks) if stacks else storage
+
+
+class ExpertStacks:
+    """A `WeightStorage` over another one, with the experts' tensors in lieu of the stacks that hold them.
+
+    `keys` goes through all tensors but those stacks; they can be asked for by name as before.
+    """
+
+    def __init__(self, storage: WeightStorage, stacks: Collection[Stack]) -> None:
+        self.storage: WeightStorage = storage
+        self._stacks = {stack.source: stack for stack in stacks}
+        self._slots: dict[str, tuple[Slot, int]] = {}
+        stored = storage.keys()
+        for stack in stacks:
+            for name, slot, expert in stack.names():
+                if name in stored or name in self._slots:
+                    other = self._slots[name][0].source if name in self._slots else name
+                    raise _two(name, stack.source, other)
+                self._slots[name] = slot, expert
+        self._keys = _Names(stored, self._stacks, self._slots)
+        self._last = threading.local()
+        log.info("%s", self.note())
+
+    def keys(self) -> Collection[str]:
+        """The names of all tensors, of each expert of a stack in its place; a stack's own name is in it too."""
+        return self._keys
+
+    def info(self, name: str) -> TensorInfo:
+        """Dtype, shape and file of the tensor `name`; MissingTensorError."""
+        held = self._slots.get(name) if type(name) is str else None
+        return self.storage.info(name) if held is None else held[0].info
+
+    @checked
+    def read(self, name: str, index: tuple[slice, ...] = ()) -> Tensor:
+        """A copy, on the CPU, of exactly the elements `index` of the tensor `name`; reads its expert alone."""
+        if name not in self._slots:
+            return self.storage.read(name, index)
+        slot, expert = self._slots[name]
+        pairs = bounds(name, slot.info.shape, index)
+        if 0 in extents(pairs):
+            return torch.empty(extents(pairs), dtype=slot.info.dtype)
+        return slot.arranged(self._block(slot, slot.stored(expert, pairs)), pairs)
+
+    def close(self) -> None:
+        """Close the storage below."""
+        self._last = threading.local()
+        self.storage.close()
+
+    def within(self, name: str) -> Iterator[str]:
+        """The names of the experts' tensors that a stack's own `name` stands for; of any other, the name."""
+        stack = self._stacks.get(name)
+        return iter((name,)) if stack is None else (held for held, _, _ in stack.names())
+
+    def note(self) -> str:
+        """That there are stacks, for a reader of names that no file lists."""
+        first = next(iter(self._stacks.values()))
+        part, count = next(iter(first.parts)), len(self._stacks)
+        return (
+            f"{count} tensors hold all experts of a layer each, as {first.source}, and are read as one layer "
+            f"for each expert, as {first.lead}.0.{part}"
+        )
+
+    def _block(self, slot: Slot, stored: Slices) -> Tensor:
+        """What is stored there; of gate and up in turns, what was read for the one serves the other."""
+        if slot.step == 1:
+            return self.storage.read(slot.source, stored)
+        last: tuple[str, Slices, Tensor] | None = getattr(self._last, "block", None)
+        if last is not None and last[:2] == (slot.source, stored):
+            return last[2]
+        block = self.storage.read(slot.source, stored)
+        self._last.block = slot.source, stored, block
+        return block
+
+
+class _Names(Collection[str]):
+    """All names, in their order, with the experts' in lieu of the stack's; the stack's is there if asked for."""
+
+    def __init__(
+        self, stored: Collection[str], stacks: Mapping[str, Stack], slots: Mapping[str, object]
+    ) -> None:
+        self._stored, self._stacks, self._slots = stored, stacks, slots
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._stored or name in self._slots
+
+    def __iter__(self) -> Iterator[str]:
+        for name in self._stored:
+            stack = self._stacks.get(name)
+            if stack is None:
+                yield name
+            else:
+                yield from (held for held, _, _ in stack.names())
+
+    def __len__(self) -> int:
+        return len(self._stored) - len(self._stacks) + len(self._slots)
+
+
+def _two(name: str, stack: str, other: str) -> TwoFormatsError:
+    return TwoFormatsError(
+        name,
+        "held by two tensors",
+        f"either {stack} or {other}",
+        "both",
+        "remedy   remove the one that is not meant",
+    )

@@ -1,0 +1,81 @@
+"""`Slot`: one tensor of each expert, as it lies in a stack; which elements to read, and in which order.
+
+    stored, inputs first, interleaved        of expert e, gate: first 0, step 2, inputs first
+    (E, K, 2 N)                              (N, K) = stored[e, :, 0::2].T
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from qload.storage import TensorInfo
+
+Bounds = tuple[tuple[int, int], ...]
+Slices = tuple[slice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where one tensor of each expert lies.
+
+    Attributes
+    ----------
+    source
+        The name of the stored tensor.
+    info
+        Of the tensor of one expert: dtype, shape, and the file of the stored one.
+    counted
+        Whether the first stored axis counts experts; if not, all of them have the same.
+    first
+        The first of its outputs among those that are stored together; of interleaved ones, 0 or 1.
+    step
+        How far its outputs are apart: 2 where gate and up are interleaved.
+    inputs_first
+        Whether the stored axes are (inputs, outputs).
+    bytes_of_block
+        How many bytes along the inputs have an axis of their own, as MXFP4's 16; 0: none have.
+    """
+
+    source: str
+    info: TensorInfo
+    counted: bool = True
+    first: int = 0
+    step: int = 1
+    inputs_first: bool = False
+    bytes_of_block: int = 0
+
+    def stored(self, expert: int, pairs: Bounds) -> Slices:
+        """What to read for the elements `pairs` of an expert's tensor; of interleaved outputs, both kinds."""
+        found = [slice(*pair) for pair in pairs]
+        if found and self.step > 1:
+            found[0] = slice(self.step * pairs[0][0], self.step * pairs[0][1])
+        elif found:
+            found[0] = slice(self.first + pairs[0][0], self.first + pairs[0][1])
+        if self.bytes_of_block:
+            start, stop = pairs[1]
+            found[1] = slice(start // self.bytes_of_block, -(-stop // self.bytes_of_block))
+        if self.inputs_first:
+            found.reverse()
+        return (slice(expert, expert + 1), *found) if self.counted else tuple(found)
+
+    def arranged(self, block: Tensor, pairs: Bounds) -> Tensor:
+        """A copy, as an expert of its own would be stored, of what was read for the elements `pairs`."""
+        found = block[0] if self.counted else block
+        if self.inputs_first:
+            found = found.T
+        if self.step > 1:
+            found = found[self.first :: self.step]
+        if self.bytes_of_block:
+            found = self._of_blocks(found, pairs[1])
+        return found.reshape(extents(pairs)).clone(memory_format=torch.contiguous_format)
+
+    def _of_blocks(self, found: Tensor, inputs: tuple[int, int]) -> Tensor:
+        start = inputs[0] % self.bytes_of_block
+        return found.flatten(1)[:, start : start + inputs[1] - inputs[0]]
+
+
+def extents(pairs: Sequence[tuple[int, int]]) -> list[int]:
+    """How many elements each dimension has."""
+    return [stop - start for start, stop in pairs]
