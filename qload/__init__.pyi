@@ -31,6 +31,7 @@ from .errors import StorageError as StorageError
 from .errors import TwoFormatsError as TwoFormatsError
 from .errors import UnknownMethodError as UnknownMethodError
 from .errors import UnsupportedFormatError as UnsupportedFormatError
+from .experts import with_experts as with_experts
 from .formats import AWQConfig as AWQConfig
 from .formats import AWQWeight as AWQWeight
 from .formats import BNB4Config as BNB4Config

@@ -73,8 +73,8 @@ class Table:
 
     `sparse`: whether a layer has experts, of lists, sizes and number; None: no layer has. `exempt`: names
     that may be stored and that nothing reads, with the reason. `head`, `embedding`: the matrices that
-    `tie_word_embeddings` makes one, which is `tied` where the config does not say. `stacked`: how transformers
-    lays experts out in one tensor.
+    `tie_word_embeddings` makes one, which is `tied` where the config does not say. `stacked`: how experts
+    lie in one tensor.
     """
 
     sizes: Mapping[str, Size]

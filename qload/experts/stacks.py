@@ -8,6 +8,7 @@ them so. A read takes an expert's bytes and no other's.
 import logging
 import threading
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ from qload.storage import TensorInfo, WeightStorage
 from qload.storage.protocol import bounds
 
 log: logging.Logger = logging.getLogger("qload")
+
+WEIGHTS = ("_proj", "_blocks")
 
 
 @checked
@@ -83,17 +86,20 @@ class ExpertStacks:
         log.info("%s", self.note())
 
     def keys(self) -> Collection[str]:
-        """The names of all tensors, of each expert of a stack in its place; a stack's own name is in it too."""
+        """The names of all tensors, each expert's in lieu of the stack's; its own name is in it too."""
         return self._keys
 
     def info(self, name: str) -> TensorInfo:
         """Dtype, shape and file of the tensor `name`; MissingTensorError."""
         held = self._slots.get(name) if type(name) is str else None
-        return self.storage.info(name) if held is None else held[0].info
+        if held is None:
+            return self.storage.info(name)
+        slot, expert = held
+        return replace(slot.info, shared=True) if expert and not slot.counted else slot.info
 
     @checked
     def read(self, name: str, index: tuple[slice, ...] = ()) -> Tensor:
-        """A copy, on the CPU, of exactly the elements `index` of the tensor `name`; reads its expert alone."""
+        """A copy, on the CPU, of exactly the elements `index` of the tensor `name`, of one expert alone."""
         if name not in self._slots:
             return self.storage.read(name, index)
         slot, expert = self._slots[name]
@@ -114,11 +120,12 @@ class ExpertStacks:
 
     def note(self) -> str:
         """That there are stacks, for a reader of names that no file lists."""
-        first = next(iter(self._stacks.values()))
+        stacks = sorted(self._stacks.values(), key=lambda stack: not stack.source.endswith(WEIGHTS))
+        first = stacks[0]
         part, count = next(iter(first.parts)), len(self._stacks)
         return (
-            f"{count} tensors hold all experts of a layer each, as {first.source}, and are read as one layer "
-            f"for each expert, as {first.lead}.0.{part}"
+            f"{count} tensors hold something of all experts of a layer, as {first.source}; each expert's is "
+            f"shown as its own, as {first.lead}.0.{part}"
         )
 
     def _block(self, slot: Slot, stored: Slices) -> Tensor:
@@ -134,7 +141,7 @@ class ExpertStacks:
 
 
 class _Names(Collection[str]):
-    """All names, in their order, with the experts' in lieu of the stack's; the stack's is there if asked for."""
+    """All names in their order, the experts' in lieu of the stack's, which is there if it is asked for."""
 
     def __init__(
         self, stored: Collection[str], stacks: Mapping[str, Stack], slots: Mapping[str, object]

@@ -148,5 +148,5 @@ class Matrix:
         self, source: str, info: TensorInfo, dims: Shape, *, counted: bool = True, inputs_first: bool = False
     ) -> list[Slot]:
         """All of it for each part."""
-        own = TensorInfo(info.dtype, dims, info.file)
-        return [Slot(source, own, counted, inputs_first=inputs_first)] * len(self.parts)
+        own = [TensorInfo(info.dtype, dims, info.file, shared=at > 0) for at in range(len(self.parts))]
+        return [Slot(source, one, counted, inputs_first=inputs_first) for one in own]

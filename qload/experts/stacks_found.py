@@ -48,13 +48,15 @@ class Stack:
 def find_stacks(storage: WeightStorage, config: Mapping[str, Any]) -> list[Stack]:
     """The stacks that can be read expert by expert; `config`: the model's config.json, hostile as it may be.
 
-    Left out are those of more experts than the config says, or than MOST_EXPERTS, and those beyond MOST_NAMES.
+    Left out are those of more experts than the config says, or than MOST_EXPERTS; and all beyond MOST_NAMES.
     """
-    groups = _groups(storage.keys())
+    stored = storage.keys()
+    groups = _groups(stored)
     if not groups:
         return []
-    finder = _Finder(storage, architecture_of(config), _block(config))
-    found, total = [], 0
+    finder = _Finder(storage, stored, architecture_of(config), _block(config))
+    found: list[Stack] = []
+    total = 0
     for lead, group in groups.items():
         for stacks in finder.of(lead, group):
             total += sum(stack.count * len(stack.parts) for stack in stacks)
@@ -87,6 +89,7 @@ def _block(config: Mapping[str, Any]) -> tuple[int, int] | None:
 @dataclass(frozen=True)
 class _Finder:
     storage: WeightStorage
+    stored: Collection[str]
     architecture: Architecture | None
     block: tuple[int, int] | None
 
@@ -120,7 +123,7 @@ class _Finder:
         for family in FAMILIES:
             parts = family.get(name, ())
             weights = (f"{lead}.{expert}.{part}.weight" for expert in range(count[0]) for part in parts)
-            first = next((weight for weight in weights if weight in self.storage.keys()), None)
+            first = next((weight for weight in weights if weight in self.stored), None)
             info = None if first is None else self.storage.info(first)
             if info is not None and len(info.shape) == 2:
                 N, K = info.shape

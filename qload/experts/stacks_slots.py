@@ -1,7 +1,7 @@
 """`Slot`: one tensor of each expert, as it lies in a stack; which elements to read, and in which order.
 
-    stored, inputs first, interleaved        of expert e, gate: first 0, step 2, inputs first
-    (E, K, 2 N)                              (N, K) = stored[e, :, 0::2].T
+stored, inputs first, interleaved        of expert e, gate: first 0, step 2, inputs first
+(E, K, 2 N)                              (N, K) = stored[e, :, 0::2].T
 """
 
 from collections.abc import Sequence

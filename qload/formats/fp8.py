@@ -35,11 +35,6 @@ SCALES = (*ACTIVATIONS, torch.float8_e8m0fnu)
 NAMES = ("weight_scale", "weight_scale_inv")
 NEGATIVE_ZERO, NAN = 0x80, 0x7F  # bytes of e4m3fn; the first is the NaN of e4m3fnuz, the second 240 there
 
-FUSED = (
-    "reason   nothing else scales these bytes; where transformers keeps the scales of all experts together,\n"
-    "           such as experts.gate_up_proj_scale_inv, they are not read"
-)
-
 Per = Literal["tensor", "parts", "channel", "block"]
 AXES: dict[str, Per] = {"P": "tensor", "P 1": "tensor", "N": "channel", "N 1": "channel", "1 N": "channel"}
 
@@ -212,7 +207,6 @@ class Fp8Weight(spec.Weight):
                 stored=names,
                 divides=config.divide,
                 view=config.scale_view,
-                reason=FUSED if config.block else "",
             ),
             TensorSpec(
                 "input_scale",

@@ -110,4 +110,4 @@ def _within(groups: Groups, name: str) -> LayerDescription | None:
 
 
 def _bytes(infos: Mapping[str, TensorInfo], names: Iterable[str]) -> int:
-    return sum(infos[name].nbytes for name in names)
+    return sum(infos[name].nbytes for name in names if not infos[name].shared)

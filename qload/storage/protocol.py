@@ -25,11 +25,14 @@ class TensorInfo:
         Of the whole tensor, as it is stored.
     file
         The file it lies in; None in memory.
+    shared
+        Whether its bytes are those of another name too, which counts them.
     """
 
     dtype: torch.dtype
     shape: tuple[int, ...]
     file: str | None = None
+    shared: bool = False
 
     @property
     def nbytes(self) -> int:

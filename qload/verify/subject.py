@@ -241,9 +241,7 @@ class Subject:
             self.notes += config_notes(configs, self.claims, storage)
         self.weights = Weights(storage, loader=loader, architecture=self.architecture)
 
-    def _storage(
-        self, located: CheckpointFiles, headers: Mapping[str, Header]
-    ) -> WeightStorage | None:
+    def _storage(self, located: CheckpointFiles, headers: Mapping[str, Header]) -> WeightStorage | None:
         """The tensors, those of each expert by themselves; None where two tensors hold the same."""
         stored = self._try(lambda: SafetensorsStorage(located, headers=headers))
         if stored is None:

@@ -10,7 +10,7 @@ from qload.storage import TensorInfo
 CACHE_SCALE = "a scale of the key/value cache or of attention, which the engine reads"
 CACHE_ZERO = "a zero point or bias of the key/value cache, which the engine reads"
 BUFFER = "a buffer of positions, masks or counts, which no weight depends on"
-FUSED = "fused experts, which no format reads yet"
+FUSED = "fused experts, of a type of model or in a form that is not known"
 
 ATTENTION = re.compile(r"(self_|cross_)?attn|(self_|cross_)?attention|mixer")
 PROJECTION = re.compile(r"(q|k|v|kv|qk|qkv)_proj")

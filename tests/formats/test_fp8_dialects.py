@@ -10,6 +10,7 @@ from torch import Tensor
 
 from qload.detect import loader_from_config
 from qload.errors import CutError, MissingTensorError, ShapeError
+from qload.experts import with_experts
 from qload.formats import Fp8Config
 from qload.parallel import FakeWorld, Rank
 from qload.storage import MemoryStorage
@@ -108,11 +109,12 @@ def test_a_plain_layer_beside_a_scale_is_cut_like_any_other() -> None:
         assert torch.equal(torch.cat([load(rank, "a").dequantize() for rank in ranks], dim), plain.float())
 
 
-def test_scales_that_transformers_fused_are_named_where_an_expert_has_none() -> None:
+def test_a_block_scale_that_is_not_there_is_asked_for_by_name() -> None:
+    """The scales of all experts together are no layer's own, where nothing tells them apart."""
     tensors = {"experts.0.up_proj.weight": codes(8, 8), "experts.gate_up_proj_scale_inv": torch.ones(1, 1, 1)}
     loader = loader_from_config({"quant_method": "fp8", "weight_block_size": [128, 128]})
 
-    with pytest.raises(
-        MissingTensorError, match=r"such as experts\.gate_up_proj_scale_inv, they are not read"
-    ):
+    with pytest.raises(MissingTensorError, match=r"experts\.0\.up_proj\.weight_scale_inv: not in the"):
         Weights(MemoryStorage(tensors), loader=loader).get_weights("experts.0.up_proj")
+    with_them = Weights(with_experts(MemoryStorage(tensors), {}), loader=loader)
+    assert torch.equal(with_them.get_weights("experts.0.up_proj").dequantize(), codes(8, 8).float())

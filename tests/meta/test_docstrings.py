@@ -38,6 +38,7 @@ FIRST: dict[str, tuple[str, ...]] = {
     "UnquantizedWeight": ("UnquantizedWeight(", ".dequantize("),
     "Linear": ("Linear(", ".get_linear("),
     "MemoryStorage": ("MemoryStorage(", ".read("),
+    "with_experts": ("with_experts(", ".read("),
     "SafetensorsStorage": ("SafetensorsStorage(", ".read("),
     "FakeWorld": ("in FakeWorld(",),
     "QuantizingLoader": ("QuantizingLoader(", ".get_weights("),

@@ -51,7 +51,7 @@ def test_a_table_says_what_transformers_writes(kind: str, seed: int, tmp_path: P
     } == {}
     assert verify(tmp_path).findings == ()
     notes = verify(tmp_path).notes
-    assert [note for note in notes if "are not read: fused experts" not in note] == []
+    assert [note for note in notes if "hold something of all experts" not in note] == []
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))

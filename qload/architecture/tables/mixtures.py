@@ -102,6 +102,10 @@ GPT_OSS = Table(
         *attention("attention_bias", "attention_bias"),
         *experts("mlp", "mlp.router", width="ffn"),
         *biased("always", Row(f"{LAYER}mlp.router", "experts hidden", "sparse"))[1:],
+        *(
+            Row(f"{LAYER}mlp.experts.{{expert}}.{name}.bias", size, "sparse", optional=True, tensor=True)
+            for name, size in (("gate_proj", "ffn"), ("up_proj", "ffn"), ("down_proj", "hidden"))
+        ),
         Row(f"{LAYER}mlp.experts.gate_up_proj_bias", "experts 2*ffn", "sparse", optional=True, tensor=True),
         Row(f"{LAYER}mlp.experts.down_proj_bias", "experts hidden", "sparse", optional=True, tensor=True),
     ),

@@ -7,6 +7,8 @@ keys, outputs that were lost, and an embedding of another vocabulary are sound l
 from collections import defaultdict
 from collections.abc import Iterator
 
+import torch
+
 from qload.architecture import Architecture
 from qload.loader import LayerDescription
 from qload.storage import TensorInfo
@@ -51,7 +53,7 @@ def _difference(architecture: Architecture, layer: LayerDescription, here: str, 
 
 
 def _tensors(subject: Subject, architecture: Architecture) -> Iterator[Difference]:
-    """Tensors that are named whole: norms, biases, and experts that are stacked and not quantized."""
+    """Tensors that are named whole: norms, biases, and stacks of experts that cannot be told apart."""
     assert subject.weights is not None
     for name in subject.names:
         shape = architecture.shape(name)
@@ -67,9 +69,13 @@ def _tensors(subject: Subject, architecture: Architecture) -> Iterator[Differenc
 def _stacks(architecture: Architecture, name: str, info: TensorInfo) -> list[tuple[int, ...]]:
     """What experts that are stacked may be: inputs first, or outputs first."""
     expected, experts = architecture.expected(name), architecture.sizes.get("experts")
-    if expected is None or experts is None or not info.dtype.is_floating_point or len(info.shape) != 3:
+    packed = 2 if info.dtype == torch.uint8 else 1  # inputs to a byte
+    if expected is None or experts is None or len(info.shape) != 3:
         return []
-    return [(experts, *expected), (experts, *reversed(expected))]
+    if packed == 1 and not info.dtype.is_floating_point:
+        return []
+    N, K = expected[0], expected[1] // packed
+    return [(experts, N, K), (experts, K, N)]
 
 
 RULE = Rule("architecture-shape", "headers", check)

@@ -1,0 +1,109 @@
+"""Experts as their owners' tools wrote them: clean, explained, and with the owners' numbers, whole and cut."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from qload.listing import layers
+from qload.storage import SafetensorsStorage
+from qload.verify import inspect, verify
+from qload.weights import open_checkpoint
+from tests.cases.test_models import assert_rounded, shared
+from tests.format_cases import lawful
+from tests.paths import cases
+
+FOLDERS = cases("experts")
+LAST = "dequant_last_expert."
+every_folder = pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    return read
+
+
+def last_expert(folder: Path) -> dict[str, Tensor]:
+    """(N, K) of each part of the last expert, by its prefix, from what the owner says of its stack."""
+    config, found = config_of(folder), {}
+    for name, stack in load_file(folder / "expected" / "expected.safetensors").items():
+        lead, _, matrix = name.removeprefix(LAST).rpartition(".")
+        lead = f"{lead}.{config['num_local_experts'] - 1}"
+        if matrix == "down_proj":
+            found[f"{lead}.down_proj"] = stack.T
+        elif config["model_type"] == "gpt_oss":
+            found[f"{lead}.gate_proj"], found[f"{lead}.up_proj"] = stack[:, 0::2].T, stack[:, 1::2].T
+        else:
+            found[f"{lead}.gate_proj"], found[f"{lead}.up_proj"] = stack.T.chunk(2)
+    return found
+
+
+@every_folder
+def test_a_mixture_is_clean_and_all_of_it_is_explained(folder: Path) -> None:
+    listed, config = layers(folder), config_of(folder)
+
+    for report in (inspect(folder), verify(folder), verify(folder, against=folder)):
+        assert report.findings == ()
+        assert report.coverage is not None
+        with SafetensorsStorage(folder) as storage:
+            held = sum(storage.info(name).nbytes for name in storage.keys())  # noqa: SIM118
+        assert report.coverage.explained == report.coverage.total == held
+    experts = [layer for layer in listed if ".experts." in layer.prefix]
+    assert len(experts) == 3 * config["num_local_experts"]
+    assert not any(layer.plain for layer in experts)
+    assert all(layer.shape == layer.expected for layer in experts)
+
+
+@every_folder
+def test_ranks_are_told_which_experts_they_cannot_share(folder: Path) -> None:
+    """Along N and K of each expert's matrices, as of any other."""
+    found = {finding.tensor or "" for finding in verify(folder, tp=2, tier="headers").findings}
+    refused = set()
+    for layer in layers(folder):
+        if ".experts." in layer.prefix:
+            assert layer.config is not None
+            dim = "K" if layer.prefix.endswith("down_proj") else "N"
+            if not lawful(layer.config, dim, layer.shape["NK".index(dim)], 2, layer.shape[1]):
+                refused.add(layer.prefix)
+
+    assert {name.rpartition(".")[0] for name in found if ".experts." in name} == refused
+
+
+@pytest.mark.parametrize(
+    "folder", [f for f in FOLDERS if (f / "expected").is_dir()], ids=lambda folder: folder.name
+)
+def test_the_last_expert_has_its_owners_numbers_whole_and_cut(folder: Path) -> None:
+    with open_checkpoint(folder) as weights:
+        for prefix, want in last_expert(folder).items():
+            weight = weights.get_weights(prefix)
+            assert_rounded(weight.dequantize(), want)
+            for dim, world, parts in shared(weights, weight, prefix):
+                axis = "NK".index(dim) - 2
+                assert (parts is not None) == lawful(
+                    weight.config, dim, want.shape[axis], world, want.shape[-1]
+                )
+                assert parts is None or torch.equal(torch.cat(parts, axis), weight.dequantize())
+
+
+def test_scales_that_are_stored_together_belong_to_weights_that_are_not() -> None:
+    """transformers' own save: gate's rows of scales first, then up's, for one expert after another."""
+    (folder,) = (folder for folder in FOLDERS if "joined" in folder.name)
+    stored, lead = load_file(folder / "model.safetensors"), "model.layers.0.mlp.experts"
+    gate_up, down = (stored[f"{lead}.{name}_scale_inv"] for name in ("gate_up_proj", "down_proj"))
+    rows = gate_up.shape[1] // 2
+    scales = {"gate_proj": gate_up[:, :rows], "up_proj": gate_up[:, rows:], "down_proj": down}
+    block = config_of(folder)["quantization_config"]["weight_block_size"]
+
+    with open_checkpoint(folder) as weights:
+        for expert in range(len(down)):
+            for part, scale in scales.items():
+                prefix = f"{lead}.{expert}.{part}"
+                codes = stored[f"{prefix}.weight"].float()
+                spread = scale[expert].repeat_interleave(block[0], 0).repeat_interleave(block[1], 1)
+                want = codes * spread[: codes.shape[0], : codes.shape[1]]
+                assert torch.equal(weights.get_weights(prefix).dequantize(), want)
+    assert not torch.equal(scales["gate_proj"], scales["up_proj"])

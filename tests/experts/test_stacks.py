@@ -1,0 +1,209 @@
+"""Experts of a stack have the tensors that each would have if it were stored by itself."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from qload.detect import loader_from_config
+from qload.experts import ExpertStacks, with_experts
+from qload.parallel import FakeWorld
+from qload.storage import MemoryStorage
+from qload.weights import Weights
+from tests.experts.mixtures import CASES, CONFIGS, HIDDEN, INNER, KINDS, E, config, drawn, lead, mixture
+from tests.format_cases import lawful
+
+every_case = pytest.mark.parametrize(("kind", "form"), CASES)
+
+
+def config_of(kind: str, form: str) -> dict[str, Any]:
+    return config(kind) if CONFIGS[form] is None else config(kind, quantization_config=CONFIGS[form])
+
+
+def opened(kind: str, form: str, tensors: dict[str, Tensor], **options: Any) -> Weights:
+    storage = with_experts(MemoryStorage(tensors), config_of(kind, form))
+    return Weights(storage, loader=loader_from_config(CONFIGS[form]), **options)
+
+
+def same(one: Tensor, other: Tensor) -> bool:
+    """Equal shapes, dtypes and bytes."""
+    if (one.shape, one.dtype) != (other.shape, other.dtype):
+        return False
+    return torch.equal(*(each.reshape(-1).contiguous().view(torch.uint8) for each in (one, other)))
+
+
+@every_case
+def test_a_stack_is_shown_as_the_tensors_of_each_expert(kind: str, form: str) -> None:
+    both = mixture(kind, form)
+    beside = {"model.norm.weight": torch.ones(HIDDEN)}
+    storage = with_experts(MemoryStorage({**both.stacks, **beside}), config_of(kind, form))
+
+    assert sorted(storage.keys()) == sorted([*both.each, *beside])
+    assert len(storage.keys()) == len(both.each) + 1
+    for name, tensor in {**both.each, **beside}.items():
+        info = storage.info(name)
+        assert (info.dtype, info.shape, info.nbytes) == (tensor.dtype, tensor.shape, tensor.nbytes)
+        got = storage.read(name)
+        assert same(got, tensor)
+        assert got.is_contiguous()
+    held = sum(info.nbytes for name in storage.keys() if not (info := storage.info(name)).shared)  # noqa: SIM118
+    assert held == sum(tensor.nbytes for tensor in (*both.stacks.values(), *beside.values()))
+
+
+@every_case
+def test_a_stack_is_still_known_by_its_own_name(kind: str, form: str) -> None:
+    both = mixture(kind, form)
+    storage = with_experts(MemoryStorage(both.stacks), config_of(kind, form))
+
+    for name, tensor in both.stacks.items():
+        assert name in storage.keys()  # noqa: SIM118
+        assert storage.info(name).shape == tensor.shape
+        assert same(storage.read(name), tensor)
+
+
+@every_case
+@settings(max_examples=20)
+@given(data=st.data())
+def test_any_rectangle_is_that_of_the_experts_tensor(kind: str, form: str, data: Any) -> None:
+    both = mixture(kind, form)
+    storage = with_experts(MemoryStorage(both.stacks), config_of(kind, form))
+    for _ in range(3):
+        name = data.draw(st.sampled_from(sorted(both.each)))
+        tensor = both.each[name]
+        index = tuple(rectangle(data, tensor.shape))
+        got = storage.read(name, index)
+        assert same(got, tensor[index])
+        got.zero_()  # a copy, so that nobody else has it
+        assert same(storage.read(name, index), tensor[index])
+
+
+def rectangle(data: Any, shape: tuple[int, ...]) -> Iterator[slice]:
+    for size in shape:
+        start = data.draw(st.integers(0, size))
+        yield slice(start, data.draw(st.integers(start, size)))
+
+
+@every_case
+def test_every_expert_loads_as_if_it_were_stored_by_itself_whole_and_cut(kind: str, form: str) -> None:
+    both = mixture(kind, form)
+    for part in ("gate_proj", "up_proj", "down_proj"):
+        prefix = f"{lead(kind)}.{E - 1}.{part}"
+        one, other = (opened(kind, form, tensors).get_weights(prefix) for tensors in (both.stacks, both.each))
+        assert (type(one), one.config, one.layer) == (type(other), other.config, other.layer)
+        assert one.fields().keys() == other.fields().keys()
+        assert all(same(one.fields()[name], other.fields()[name]) for name in one.fields())
+        for axis, load in enumerate((Weights.get_weights_col, Weights.get_weights_row)):
+            for world in (2, 4):
+                if lawful(one.config, "NK"[axis], one.shape[axis], world, one.shape[1]):
+                    weights = (
+                        opened(kind, form, both.stacks, process_group=rank) for rank in FakeWorld(world)
+                    )
+                    shares = [load(each, prefix).dequantize() for each in weights]
+                    assert same(torch.cat(shares, axis), one.dequantize())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gate_and_up_of_stacks_of_their_own(kind: str) -> None:
+    gate, up = (drawn((E, INNER, HIDDEN), torch.float16, seed) for seed in (1, 2))
+    first = KINDS[kind].inputs_first
+    stacks = {
+        f"{lead(kind)}.{name}": one.transpose(1, 2).contiguous() if first else one
+        for name, one in (("gate_proj", gate), ("up_proj", up))
+    }
+    storage = with_experts(MemoryStorage(stacks), config(kind))
+
+    assert len(storage.keys()) == 2 * E
+    for expert in range(E):
+        assert same(storage.read(f"{lead(kind)}.{expert}.gate_proj.weight"), gate[expert])
+        assert same(storage.read(f"{lead(kind)}.{expert}.up_proj.weight"), up[expert])
+
+
+@every_case
+def test_an_expert_is_read_and_no_other(kind: str, form: str) -> None:
+    """What a rank of expert parallel asks for, counted by the storage below."""
+    both = mixture(kind, form)
+    spoilt = {name: tensor.clone() for name, tensor in both.stacks.items()}
+    for tensor in spoilt.values():
+        if tensor.ndim:
+            tensor[1:].zero_()
+    stored = MemoryStorage(spoilt)
+    storage = with_experts(stored, config_of(kind, form))
+    mine = [name for name in both.each if f"{lead(kind)}.0." in name]
+
+    assert all(same(storage.read(name), both.each[name]) for name in mine)
+    of_one = sum(
+        tensor.nbytes // (E if tensor.ndim else 1) * (2 if tensor.ndim < 2 and "gate_up" in name else 1)
+        for name, tensor in both.stacks.items()
+    )
+    turns = KINDS[kind].interleaved
+    assert stored.bytes_read <= of_one * (2 if turns else 1)
+    assert turns or stored.bytes_read == of_one
+
+
+def test_of_gate_and_up_in_turns_no_byte_is_read_twice_in_a_row() -> None:
+    both = mixture("gpt_oss", "plain")
+    stored = MemoryStorage(both.stacks)
+    weights = opened("gpt_oss", "plain", {})
+    weights.storage = with_experts(stored, config("gpt_oss"))
+    prefix = lead("gpt_oss")
+    for expert in range(E):
+        for part in ("gate_proj", "up_proj", "down_proj"):
+            weights.get_weights(f"{prefix}.{expert}.{part}")
+
+    stacks = [both.stacks[f"{prefix}.{name}"] for name in ("gate_up_proj", "down_proj")]
+    assert stored.bytes_read == sum(tensor.nbytes for tensor in stacks)
+
+
+def test_a_user_may_ask_for_a_whole_stack_of_mxfp4() -> None:
+    both = mixture("gpt_oss", "mxfp4")
+    weights = opened("gpt_oss", "mxfp4", both.stacks)
+    prefix = f"{lead('gpt_oss')}.gate_up_proj"
+
+    stack = weights.get_weights(prefix)
+
+    assert stack.format == "mxfp4_experts"
+    assert stack.shape == (E, 2 * INNER, HIDDEN)
+    experts = [
+        weights.get_weights(f"{lead('gpt_oss')}.{expert}.up_proj").dequantize() for expert in range(E)
+    ]
+    assert same(stack.dequantize()[:, 1::2].contiguous(), torch.stack(experts))
+
+
+def test_what_a_stack_held_is_used_once_the_stack_is_loaded() -> None:
+    both = mixture("gpt_oss", "mxfp4")
+    weights = opened("gpt_oss", "mxfp4", both.stacks)
+    assert weights.report().unused == sorted(both.each)
+
+    weights.get_weights(f"{lead('gpt_oss')}.gate_up_proj")
+    assert weights.report().unused == sorted(name for name in both.each if "down_proj" in name)
+
+    for name in both.stacks:
+        if "down_proj" in name:
+            weights.get_tensor(name)
+    assert weights.report().complete
+
+
+def test_a_storage_without_stacks_is_left_as_it_is() -> None:
+    stored = MemoryStorage(mixture("qwen3_moe", "plain").each)
+
+    assert with_experts(stored, config("qwen3_moe")) is stored
+    assert with_experts(stored, {}) is stored
+
+
+def test_closing_it_closes_what_is_below() -> None:
+    class Closing(MemoryStorage):
+        closed = False
+
+        def close(self) -> None:
+            self.closed = True
+
+    stored = Closing(mixture("qwen3_moe", "plain").stacks)
+    storage = with_experts(stored, config("qwen3_moe"))
+    storage.close()
+
+    assert isinstance(storage, ExpertStacks)
+    assert stored.closed
