@@ -173,7 +173,7 @@ class _Finder:
 
     @property
     def _most(self) -> int:
-        said = self.architecture.sizes["experts"] if self.architecture else None
+        said = self.architecture.sizes.get("experts") if self.architecture else None
         return MOST_EXPERTS if said is None else min(said, MOST_EXPERTS)
 
 

@@ -1,4 +1,4 @@
-"""Experts as their owners' tools wrote them: clean, explained, and with the owners' numbers, whole and cut."""
+"""Experts as their owners' tools wrote them: clean, explained, with the owners' numbers, whole and cut."""
 
 import json
 from pathlib import Path

@@ -167,9 +167,7 @@ def test_a_user_may_ask_for_a_whole_stack_of_mxfp4() -> None:
 
     assert stack.format == "mxfp4_experts"
     assert stack.shape == (E, 2 * INNER, HIDDEN)
-    experts = [
-        weights.get_weights(f"{lead('gpt_oss')}.{expert}.up_proj").dequantize() for expert in range(E)
-    ]
+    experts = [weights.get_weights(f"{lead('gpt_oss')}.{expert}.up_proj").dequantize() for expert in range(E)]
     assert same(stack.dequantize()[:, 1::2].contiguous(), torch.stack(experts))
 
 
