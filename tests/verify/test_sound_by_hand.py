@@ -181,8 +181,17 @@ def pruned_outputs_of_words() -> Model:
     return model
 
 
+def untrained_outputs() -> Model:
+    """Outputs of tokens that nobody has seen, which are still all one; and positions that repeat."""
+    model = MODELS["plain"]()
+    head = model.tensors["lm_head.weight"]
+    head[200:260] = head[7].clone()
+    model.tensors["model.embed_positions.weight"] = head[:64].repeat(2, 1)
+    return model
+
+
 SOUND: tuple[Callable[[], Model], ...] = (
-    pruned_vocabulary, padded_within_fused, pruned_neurons, dead_outputs_of_fp8, pruned_outputs_of_words,
+    pruned_vocabulary, padded_within_fused, pruned_neurons, dead_outputs_of_fp8, pruned_outputs_of_words, untrained_outputs,
     lambda: zero_rows("mlp.up_proj", slice(7, 250)), lambda: zero_rows("self_attn.q_proj", slice(0, 100)),
 )  # fmt: skip
 

@@ -39,6 +39,9 @@ FAULTS = (
         "if abs(offset) > APART + doubt and everywhere and beside:",
     ),
     Fault("zero-means-surely", f"{RULES}/zero_means.py", "SURE = 4.0", "SURE = 0.0"),
+    Fault(
+        "sibling-left-out", "qload/verify/kin.py", '("q_proj", "k_proj", "v_proj")', '("q_proj", "v_proj")'
+    ),
     Fault("code-order-threshold-crossed", f"{RULES}/code_order.py", "LEAST = 0.45", "LEAST = -1.0"),
     Fault("group-order-threshold-crossed", f"{RULES}/grouping.py", "GAIN = 0.02", "GAIN = -1.0"),
     Fault("float-types-exchanged", f"{RULES}/float_types.py", "return width > WIDE", "return width < WIDE"),
