@@ -135,9 +135,13 @@ class Architecture:
 
     def predictor(self, name: str) -> int | None:
         """The number of the layer that a `name` is of, if the config has it predict further words."""
-        place = self._place(name)
-        number = place.layer if place else next(self._layers_in(name), None)
+        number = self.layer(name)
         return number if self._predicts(number) else None
+
+    def layer(self, name: str) -> int | None:
+        """The number of the layer that a `name` is of, known to the table or not; None: it is of none."""
+        place = self._place(name)
+        return place.layer if place else next(self._layers_in(name), None)
 
     def required(self) -> Iterator[str]:
         """The prefix of each matrix, and the name of each other tensor, that has to be stored.

@@ -40,6 +40,7 @@ class Inventory:
         self._experts: dict[tuple[int, str], set[int]] = defaultdict(set)
         self._first: Place | None = None
         self._predictors: dict[int, bool] = {}
+        self._predicting: set[int] = set()
         for name in held:
             place = architecture.find(name)
             if place is None:
@@ -63,6 +64,11 @@ class Inventory:
     def plain_predictors(self) -> frozenset[int]:
         """Layers that the config has predict further words, and that hold nothing of what those do."""
         return frozenset(number for number, predicts in self._predictors.items() if not predicts)
+
+    @property
+    def undeclared_predictors(self) -> frozenset[int]:
+        """Layers beyond the count that predict further words, by their names, unknown to the config."""
+        return frozenset(self._predicting - self._predictors.keys())
 
     def spell(self, *names: str) -> tuple[str, ...]:
         """Names of matrices that there are once, as this checkpoint writes them."""
@@ -95,10 +101,13 @@ class Inventory:
         return [] if count is None else sorted(layer for layer in self._layers if layer < count)
 
     def _see_predictor(self, name: str) -> None:
-        number = self.architecture.predictor(name)
+        number, predicts = self.architecture.predictor(name), not PREDICTING.isdisjoint(name.split("."))
         if number is not None:
-            predicts = not PREDICTING.isdisjoint(name.split("."))
             self._predictors[number] = self._predictors.get(number, False) or predicts
+        elif predicts:
+            layer, count = self.architecture.layer(name), self.architecture.layers
+            if layer is not None and count is not None and layer >= count:
+                self._predicting.add(layer)
 
     def _has_model(self, row: Row) -> bool:
         names, table = {row.name}, self.architecture.table

@@ -49,6 +49,7 @@ def judge(
         *notes.of_loaders(subject),
     ]
     if last != "headers":
+        told += notes.repeated(subject)
         noted = crew.share_out(partial(_notes, parts), sizes, _nothing)
         told += notes.told_once(chain.from_iterable(noted))
     return found, told

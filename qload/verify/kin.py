@@ -61,8 +61,8 @@ def siblings(prefixes: Iterable[str]) -> Mapping[str, list[str]]:
     for prefix in sorted(there):
         parent, dot, last = prefix.rpartition(".")
         for names in SIBLINGS:
-            if last == names[0]:
+            if last in names:
                 together = [f"{parent}{dot}{name}" for name in names if f"{parent}{dot}{name}" in there]
-                if len(together) > 1:
+                if together[0] == prefix and len(together) > 1:
                     found[prefix] = together
     return found

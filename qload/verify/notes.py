@@ -12,7 +12,7 @@ from qload.layouts import StoredMinusOne, StoredMinusOneUnmasked
 from qload.listing.zero_points import convention, words
 from qload.loader import LayerDescription
 from qload.storage import WeightStorage
-from qload.verify.rules import architecture_missing, siblings
+from qload.verify.rules import architecture_missing, copies, siblings
 from qload.verify.rules.claimed_detail import CLAIMING
 from qload.verify.subject import Subject
 
@@ -46,6 +46,11 @@ def architecture(subject: Subject) -> Iterator[str]:
             f"config.json: the names of its layers are not those of model_type {subject.architecture.type}: "
             "nothing that is missing can be seen by it"
         )
+    elif beyond := sorted(subject.inventory.undeclared_predictors):
+        yield (
+            f"{subject.inventory.name_of_layer(beyond[0])}: beyond num_hidden_layers, and predicts further "
+            f"words ({len(beyond)} such in all), which config.json does not announce: engines leave it out"
+        )
 
 
 def absences(subject: Subject) -> Iterator[str]:
@@ -61,6 +66,18 @@ def absences(subject: Subject) -> Iterator[str]:
             more = f"; {len(missing)} such in all" if len(missing) > 1 else ""
             named = ", ".join(map(str, config["architectures"]))
             yield f"{missing[0].message}, and the class {named:.80}, which may do without{more}"
+
+
+def repeated(subject: Subject) -> Iterator[str]:
+    """Layers that are whole copies of others: the first, and how many."""
+    found = copies.repeated_layers(subject)
+    if found:
+        here, there = next(iter(found.items()))
+        more = f"; {len(found)} such layers in all" if len(found) > 1 else ""
+        yield (
+            f"{here}: every tensor is equal to that of {there}, or gives out zeros; the model was made "
+            f"deeper, or a layer was written over another{more}"
+        )
 
 
 def of_loaders(subject: Subject) -> Iterator[str]:

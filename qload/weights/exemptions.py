@@ -5,6 +5,7 @@ import re
 import torch
 
 from qload.formats import FORMATS, ROLES
+from qload.formats.unquantized import FLOATS
 from qload.storage import TensorInfo
 
 CACHE_SCALE = "a scale of the key/value cache or of attention, which the engine reads"
@@ -15,6 +16,12 @@ FUSED = "fused experts, of a type of model or in a form that is not known"
 ATTENTION = re.compile(r"(self_|cross_)?attn|(self_|cross_)?attention|mixer")
 PROJECTION = re.compile(r"(q|k|v|kv|qk|qkv)_proj")
 SCALE_OF_STACK = re.compile(r"(gate|up|down|gate_up)_proj_.*scale.*")
+# A float that is no parameter: GPT-2's `masked_bias`, and masks under the names that their makers give them.
+MASK = re.compile(r"masked_bias|((attn|attention|causal)_)?mask")
+ROTATIONS = (
+    "freqs_cis",
+    "freqs",
+)  # of rotary positions, complex numbers of length one, as Meta's programs have
 EXPERTS = re.compile(r"experts|.*_experts|switch_mlp|.*_moe|moe")
 
 # By the last part of a name, and by the part before it. compressed-tensors, and with it vLLM, SGLang and TGI,
@@ -78,10 +85,21 @@ def _stands(name: str, of_attention: set[str], of_projections: set[str]) -> bool
     )
 
 
+def is_mask(name: str, info: TensorInfo) -> bool:
+    """Whether floats are added to the scores of attention, where minus infinity hides a place."""
+    last = name.rpartition(".")[2]
+    return info.dtype in FLOATS and (
+        MASK.fullmatch(last) is not None or (last == "bias" and len(info.shape) == 4)
+    )
+
+
 def _is_buffer(name: str, info: TensorInfo) -> bool:
-    """Whole numbers of a dtype that no format packs codes into, or too few for codes; or a causal mask."""
-    if info.dtype.is_floating_point or info.dtype.is_complex or name.rpartition(".")[2] in ROLES:
+    """Whole numbers of a dtype that no format packs codes into, or too few for codes; masks; rotations."""
+    last = name.rpartition(".")[2]
+    if is_mask(name, info) or (info.dtype.is_complex and last in ROTATIONS):
+        return True
+    if info.dtype.is_floating_point or info.dtype.is_complex or last in ROLES:
         return False
     if info.dtype in (torch.bool, torch.int64) or len(info.shape) < 2:
         return True
-    return len(info.shape) == 4 and name.rpartition(".")[2] in ("bias", "masked_bias", "mask")
+    return len(info.shape) == 4 and last in ("bias", "masked_bias", "mask")

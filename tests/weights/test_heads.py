@@ -175,6 +175,14 @@ def test_half_a_head_is_refused_where_the_config_is_known() -> None:
     }
 
 
+@pytest.mark.parametrize(("name", "count"), [("q", "query heads = 6"), ("v", "key/value heads = 2")])
+def test_no_layer_of_a_known_model_is_cut_within_a_head(name: str, count: str) -> None:
+    for rank in FakeWorld(8):
+        weights = Weights(MemoryStorage(NAMES), loader=PLAIN, process_group=rank, architecture=MODEL)
+        with pytest.raises(DivideError, match=f"{count} does not divide into equal shares of 8 ranks"):
+            weights.get_weights_col(f"{ATTENTION}{name}_proj")
+
+
 def test_whole_heads_are_loaded_without_a_word() -> None:
     for rank in FakeWorld(2):
         weights = Weights(MemoryStorage(NAMES), loader=PLAIN, process_group=rank, architecture=MODEL)

@@ -12,7 +12,9 @@ FAULTS = (
     Fault("outlier-threshold-lowered", f"{RULES}/outliers.py", "SCALE = 200.0", "SCALE = 4.0"),
     Fault("lost-scales-unseen", f"{RULES}/outliers.py", "LOST < found.lost < ALL", "ALL < found.lost < LOST"),
     Fault("hole-threshold-crossed", f"{RULES}/holes.py", "LEAST = 512", "LEAST = 1 << 20"),
-    Fault("padding-unknown", f"{RULES}/padding.py", "        return all(\n", "        return not all(\n"),
+    Fault("stripes-unknown", f"{RULES}/padding.py", "len(alike) < SEVERAL or", "len(alike) >= SEVERAL or"),
+    Fault("dead-rows-unknown", f"{RULES}/holes.py", "    return run.byte == 0", "    return run.byte != 0"),
+    Fault("holes-are-rows", f"{RULES}/holes.py", "if not whole or rows < 1", "if rows < 1"),
     Fault(
         "repeats-of-vocabularies",
         f"{RULES}/repeats.py",
@@ -21,13 +23,24 @@ FAULTS = (
     ),
     Fault("repeats-unseen", f"{RULES}/repeats.py", "if same and not means_zero(", "if same and means_zero("),
     Fault("copied-layer-exempt", f"{RULES}/copies.py", "MERGED = 2", "MERGED = 1"),
+    Fault(
+        "copied-layer-accused",
+        f"{RULES}/copies.py",
+        "return merged | _twins(subject, layers).keys()",
+        "return merged",
+    ),
+    Fault("added-layer-accused", f"{RULES}/expanded.py", "if len(kinds) == 2 and", "if len(kinds) == 1 and"),
     Fault("copies-never-meant", f"{RULES}/copies.py", "MERGED = 2", "MERGED = 99"),
     Fault("constant-never-told", f"{RULES}/constants.py", "if word is None or", "if word is not None or"),
     Fault(
         "zero-means-unseen",
         f"{RULES}/zero_means.py",
-        "if abs(offset) > APART or everywhere or beside:",
-        "if abs(offset) > APART and everywhere and beside:",
+        "if abs(offset) > APART + doubt or everywhere or beside:",
+        "if abs(offset) > APART + doubt and everywhere and beside:",
+    ),
+    Fault("zero-means-surely", f"{RULES}/zero_means.py", "SURE = 4.0", "SURE = 0.0"),
+    Fault(
+        "sibling-left-out", "qload/verify/kin.py", '("q_proj", "k_proj", "v_proj")', '("q_proj", "v_proj")'
     ),
     Fault("code-order-threshold-crossed", f"{RULES}/code_order.py", "LEAST = 0.45", "LEAST = -1.0"),
     Fault("group-order-threshold-crossed", f"{RULES}/grouping.py", "GAIN = 0.02", "GAIN = -1.0"),

@@ -1,7 +1,7 @@
 """Codes, scales and matrices are not one value all through, where others of their kind are not.
 
 A buffer that was allocated and never filled holds zeros, or ones, or what it was initialised with. It has the
-right dtype and shape, and no value that is not valid.
+right dtype and shape, and no value that is not valid. Layers that were added and do nothing yet are sound.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,6 +10,7 @@ from qload.spec import Role
 from qload.verify.chunks import is_exponents
 from qload.verify.kin import kind, kinds
 from qload.verify.report import Finding
+from qload.verify.rules.expanded import expanded
 from qload.verify.rules.rule import Rule
 from qload.verify.subject import Subject
 
@@ -20,7 +21,7 @@ LEAST = 64  # bytes that are not alike by accident
 def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
     """Each such tensor, and what else of its kind varies."""
     assert subject.weights is not None
-    contents = subject.values.contents
+    contents, zeros = subject.values.contents, expanded(subject)
     for group in (_codes(subject), _scales(subject), _matrices(subject), _norms(subject)):
         varying = [name for name in group if contents[name].word is None]
         alike = kinds(group)
@@ -30,7 +31,7 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
         }
         for name in group:
             word = contents[name].word
-            if word is None or contents[name].nbytes < LEAST:
+            if word is None or contents[name].nbytes < LEAST or subject.prefixes[name] in zeros:
                 continue
             own = kind(name)
             other = varied[own]

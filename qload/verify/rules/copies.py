@@ -1,7 +1,7 @@
 """No layer's codes, or matrix, are another's.
 
-A layer that was written over another, or an `up_proj` that is the `gate_proj`, has the right shape and
-valid values. Models that are made of another's layers repeat whole layers, one after the other; that is
+A matrix that was written over another, or an `up_proj` that is the `gate_proj`, has the right shape and
+valid values. Models that are made of another's layers repeat whole layers, with their norms and all; that is
 noted and no finding.
 """
 
@@ -12,12 +12,13 @@ import torch
 
 from qload.verify.kin import UNLIKE, block, is_matrix
 from qload.verify.report import Finding
+from qload.verify.rules.expanded import expanded
 from qload.verify.rules.rule import Rule
 from qload.verify.subject import Subject
 from qload.verify.values.pieces import pieces
 
 LEAST = 256  # bytes that are not alike by accident
-MERGED = 2  # layers, or experts, that are whole copies, from which on the model was made so
+MERGED = 2  # layers, or experts, whose matrices are copies, from which on the model was made so
 SHARING = 4  # layers that have some of their matrices of other layers, from which on they share them
 EXPERT = re.compile(r"(.*\.experts\.\d+)\.")
 
@@ -37,6 +38,11 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
             )
 
 
+def repeated_layers(subject: Subject) -> Mapping[str, str]:
+    """layer -> the earlier layer that all its tensors are equal to, but for outputs that are all zero."""
+    return _twins(subject, _whole(subject, _copies(subject), block))
+
+
 def _copies(subject: Subject) -> Mapping[str, str]:
     """name -> the first tensor with the same digest, dtype and shape."""
     assert subject.weights is not None
@@ -46,11 +52,17 @@ def _copies(subject: Subject) -> Mapping[str, str]:
         contents = subject.values.contents[name]
         if contents.nbytes < LEAST or contents.word is not None or not _is_own(subject, name):
             continue
-        info = subject.weights.info(name)
-        first = found.setdefault((contents.digest, info.dtype, info.shape), name)
+        first = found.setdefault(_told(subject, name), name)
         if first != name:
             copies[name] = first
     return copies
+
+
+def _told(subject: Subject, name: str) -> object:
+    """What equal tensors have in common."""
+    assert subject.weights is not None
+    info = subject.weights.info(name)
+    return subject.values.contents[name].digest, info.dtype, info.shape
 
 
 def _is_own(subject: Subject, name: str) -> bool:
@@ -75,31 +87,58 @@ def _same(subject: Subject, name: str, other: str) -> bool:
 
 
 def _merged(subject: Subject, copies: Mapping[str, str]) -> set[str | None]:
-    """The layers and experts all of whose matrices are one other's, where there are several such.
+    """The layers and experts that the model was made with.
 
-    A model may also share a part of each of several layers.
+    Of several all matrices are one other's; of a layer alone, everything is. A model may also share a part of
+    each of several layers.
     """
+    if not copies:
+        return set()
     layers = _whole(subject, copies, block)
-    experts = _whole(subject, {name: of for name, of in copies.items() if block(name) == block(of)}, _expert)
+    within = {name: of for name, of in copies.items() if block(name) == block(of)}
     sharing = {block(name) for name, of in copies.items() if block(name) != block(of)}
-    told = ((layers, MERGED), (experts, MERGED), (sharing, SHARING))
-    return {unit for units, least in told if len(units) >= least for unit in units}
+    told = ((layers, MERGED), (_whole(subject, within, _expert), MERGED), (sharing, SHARING))
+    merged = {unit for units, least in told if len(units) >= least for unit in units}
+    return merged | _twins(subject, layers).keys()
 
 
-def _whole(subject: Subject, copies: Mapping[str, str], unit: Callable[[str], str | None]) -> set[str | None]:
-    """The units all of whose matrices are those of one other."""
-    own: dict[str | None, list[str]] = {}
+def _whole(
+    subject: Subject, copies: Mapping[str, str], unit: Callable[[str], str | None]
+) -> Mapping[str, str]:
+    """The units all of whose matrices are those of one other -> that one; outputs that are zero aside."""
+    if not copies:
+        return {}
+    zeros, own = expanded(subject), dict[str, list[str]]()
     for name in subject.names:
-        if unit(name) is not None and _is_own(subject, name):
-            own.setdefault(unit(name), []).append(name)
-    return {
-        here
-        for here, names in own.items()
-        if len(names) > 1
-        and all(name in copies for name in names)
-        and len({unit(copies[name]) for name in names}) == 1
-        and unit(copies[names[0]]) != here
-    }
+        here = unit(name)
+        if here is not None and subject.prefixes[name] not in zeros and _is_own(subject, name):
+            own.setdefault(here, []).append(name)
+    found = {}
+    for here, names in own.items():
+        there = {unit(copies[name]) if name in copies else here for name in names}
+        other = there.pop()
+        if len(names) > 1 and not there and other not in (None, here):
+            found[here] = other
+    return found
+
+
+def _twins(subject: Subject, layers: Mapping[str, str]) -> Mapping[str, str]:
+    """The layers that have nothing of their own, norms and scales included, but outputs that are zero."""
+    zeros = expanded(subject) if layers else frozenset()
+    under: dict[str, list[str]] = {}
+    for name in subject.names if layers else ():
+        here = block(name)
+        if here is not None and subject.prefixes[name] not in zeros:
+            under.setdefault(here, []).append(name)
+
+    def is_twin(here: str, there: str) -> bool:
+        others = {name: there + name.removeprefix(here) for name in under[here]}
+        known = set(under.get(there, ()))
+        return all(
+            other in known and _told(subject, name) == _told(subject, other) for name, other in others.items()
+        )
+
+    return {here: there for here, there in layers.items() if is_twin(here, there)}
 
 
 def _expert(name: str) -> str | None:

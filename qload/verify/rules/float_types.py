@@ -29,6 +29,8 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
         numbers, info = subject.values.numbers.get(name), subject.weights.info(name)
         if numbers is None or numbers.count < COUNT or not numbers.median or info.dtype not in OTHERS:
             continue
+        if subject.values.contents[name].word is not None:
+            continue  # the same value all through, as the least scale of a layer of zeros
         if _is_other(numbers, info.dtype, subject.role(name), len(info.shape)):
             said = str(info.dtype).removeprefix("torch.")
             low, _, high = numbers.quantiles

@@ -1,6 +1,10 @@
-"""Plain tensors, codes that are floats, and tables of values hold no NaN and no infinity."""
+"""Plain tensors, codes that are floats, and tables of values hold no NaN and no infinity.
+
+Minus infinity in a mask of attention is what hides a place.
+"""
 
 from collections.abc import Iterator
+from math import inf
 
 import torch
 
@@ -9,6 +13,7 @@ from qload.verify.chunks import values
 from qload.verify.report import Finding
 from qload.verify.rules.rule import Rule
 from qload.verify.subject import Subject
+from qload.weights.exemptions import is_mask
 
 
 def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
@@ -18,6 +23,8 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
     for name in subject.names:
         numbers = subject.values.numbers.get(name)
         if numbers is None or numbers.finite or subject.role(name) is Role.SCALE:
+            continue
+        if is_mask(name, storage.info(name)) and numbers.low == -inf and numbers.high < inf:
             continue
         count, place, value = 0, (), 0.0
         for start, run in values(storage, name, subject.specs.get(name)):

@@ -1,36 +1,38 @@
 """Codes and matrices have no long run of one byte.
 
-A download that was cut and resumed leaves zeros where nothing was written. Zero rows at the end of a matrix
-are sound, as are single ones: vocabularies and layers are padded with them, and outputs can be dead.
+A download that was cut and resumed leaves zeros where nothing was written: from one page, or chunk, of the
+file to another, and so from within a row to within a row. Whole rows of zeros are sound, as many as there
+may be, but for half of a matrix: vocabularies and layers are padded and pruned. So are zeros at the same
+place in several rows.
 """
 
 from collections.abc import Iterator
 from math import prod
 
-from qload.verify.kin import block, is_matrix
+from qload.verify.kin import is_matrix
 from qload.verify.report import Finding
-from qload.verify.rules.padding import means_zero, pads_inputs
+from qload.verify.rules.padding import means_zero, striped
 from qload.verify.rules.rule import Rule
 from qload.verify.subject import Subject
 from qload.verify.values import Run
 
 LEAST = 512  # bytes; sound codes have runs of 12 at most, and damaged ones of 4,096
-DEAD = 4  # rows in one place that may be zero by themselves
-SHARE = 0.25  # of the rows, that padding does not exceed
+BESIDE = 64  # bytes beyond whole rows
+LARGEST = 2  # the part of a matrix in one place, a half, that padding to any power of two is less than
 
 
 def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
-    """Each tensor with a run that no row of zeros explains: where, and how long."""
+    """Each tensor with a run that no rows of zeros explain: where, and how long."""
     assert subject.weights is not None
     for name in subject.names:
         contents = subject.values.contents[name]
         if contents.word is not None or not contents.runs:
             continue
         width = _width(subject, name)
-        if width and pads_inputs(subject, name, contents.runs):
-            continue
-        for run in contents.runs if width else ():
-            if run.length >= LEAST and not _padding(subject, name, run, width, contents.nbytes):
+        long = [run for run in contents.runs if run.length >= LEAST] if width else []
+        stripes = striped(subject, name, long, width) if long else frozenset()
+        for run in long:
+            if run not in stripes and not _dead_rows(subject, name, run, width, contents.nbytes):
                 yield rule.finding(
                     name,
                     subject.weights.info(name).file,
@@ -57,16 +59,14 @@ def _width(subject: Subject, name: str) -> int:
     return info.nbytes // max(1, rows)
 
 
-def _padding(subject: Subject, name: str, run: Run, width: int, nbytes: int) -> bool:
-    """Whole rows that mean zero: a few, or those at the end, or anywhere in a vocabulary."""
+def _dead_rows(subject: Subject, name: str, run: Run, width: int, nbytes: int) -> bool:
+    """Whole rows that mean zero, and are not half of all: a hole begins and ends where it likes."""
     stop = run.first + run.length
     first, last = -(-run.first // width), stop // width
-    rows = last - first
     # Beside a row of zeros the neighbours may begin, or end, with zeros too.
-    whole = first * width - run.first < LEAST // 8 and stop - last * width < LEAST // 8
-    if not whole or rows * width > SHARE * nbytes:
-        return False
-    if rows > DEAD and last * width != nbytes and block(name) is not None:
+    whole = first * width - run.first < BESIDE and stop - last * width < BESIDE
+    rows = last - first
+    if not whole or rows < 1 or rows * width * LARGEST >= nbytes:
         return False
     if subject.holds_codes(name):
         return means_zero(subject, name, first * width, rows * width)

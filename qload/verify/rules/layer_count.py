@@ -38,7 +38,7 @@ def _by_architecture(rule: Rule, inventory: Inventory, claimed: int) -> Iterator
     """By the names that layers of this type have."""
     yield from _lost(rule, inventory.name_of_layer, claimed, *inventory.lost_layers())
     layers = inventory.layers | inventory.plain_predictors
-    beyond = sorted(layer for layer in layers if layer >= claimed)
+    beyond = sorted(layer for layer in layers - inventory.undeclared_predictors if layer >= claimed)
     if beyond:
         name, shown = inventory.name_of_layer(beyond[0]), listed(beyond[:SHOWN], len(beyond))
         message = f"{name}: num_hidden_layers is {claimed}, and layers are stored beyond: {shown}"

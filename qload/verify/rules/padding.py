@@ -17,7 +17,8 @@ from qload.verify.values import Run
 
 OUTPUTS = 16  # that are looked at, of many
 MOST = 1 << 22  # weights that are looked at where a layer is cut nowhere else; of more, none
-SEVERAL = 4  # rows, as KEPT runs have room for, that end alike
+SEVERAL = 4  # rows, as KEPT runs have room for, that are zero at the same place
+EDGE = 8  # bytes by which equal neighbours make a run longer
 
 
 def row_of(subject: Subject, name: str) -> int:
@@ -29,8 +30,13 @@ def row_of(subject: Subject, name: str) -> int:
     return max(1, info.nbytes // max(1, rows))
 
 
-def means_zero(subject: Subject, name: str, first: int, length: int) -> bool:
-    """Whether all weights of the rows of codes that these bytes are of are zero."""
+def means_zero(
+    subject: Subject, name: str, first: int, length: int, columns: tuple[int, int] | None = None
+) -> bool:
+    """Whether all weights of the rows of codes that these bytes are of are zero.
+
+    `columns`: the bytes of a row that are meant; None: all of them.
+    """
     layer = subject.layer_of(name)
     if layer is None or not subject.holds_codes(name):
         return False
@@ -42,34 +48,54 @@ def means_zero(subject: Subject, name: str, first: int, length: int) -> bool:
     try:
         if axis.follows("K"):
             each = -(-layer.K // rows)
-            ends = (0, layer.N // 2)
-            return all(
-                not _weights(subject, layer, at, 1)[:, start * each : stop * each].any() for at in ends
+            inputs, outputs = slice(start * each, stop * each), _share(columns, width, layer.N)
+            ends = (outputs.start, (outputs.start + outputs.stop) // 2)
+            return outputs.start < outputs.stop and all(
+                not _weights(subject, layer, at, 1)[:, inputs].any() for at in ends
             )
         if not (axis.follows("N") or axis.flat):
             return False
-        each = -(-layer.N // rows)
+        each, inputs = -(-layer.N // rows), _share(columns, width, layer.K)
         some = min(stop - start, OUTPUTS) * each
-        return not _weights(subject, layer, start * each, some).any()
+        return not _weights(subject, layer, start * each, some)[:, inputs].any()
     except QloadError:
         return False  # another rule tells
 
 
-def pads_inputs(subject: Subject, name: str, runs: Sequence[Run]) -> bool:
-    """Whether several rows end with as many zeros: inputs that were padded."""
-    width = row_of(subject, name)
-    ends = [run for run in runs if (run.first + run.length) % width < 8 and run.length < width]
-    alike = [run for run in ends if abs(run.length - ends[0].length) < 8]
-    if len(alike) < SEVERAL:
-        return False
-    layer = subject.layer_of(name)
-    if layer is None or layer.format.weight_type.plain:
-        return all(run.byte == 0 for run in alike)
-    row, columns = alike[0].first // width, (alike[0].length - 8) * layer.K // width
-    try:
-        return columns > 0 and not _weights(subject, layer, row, 1)[:, -columns:].any()
-    except QloadError:
-        return False
+def _share(columns: tuple[int, int] | None, width: int, count: int) -> slice:
+    """Which of `count` inputs or outputs lie in these bytes of a row."""
+    if columns is None:
+        return slice(0, count)
+    return slice(-(-columns[0] * count // width), columns[1] * count // width)
+
+
+def striped(subject: Subject, name: str, runs: Sequence[Run], width: int) -> frozenset[Run]:
+    """The runs that several rows have at the same place: inputs, or outputs, that were padded or pruned."""
+    found: set[Run] = set()
+    for run in runs:
+        low, high = _place(run, width)
+        alike = [other for other in runs if _near(_place(other, width), (low, high))]
+        if len(alike) < SEVERAL or high - low >= width or high > width + EDGE:
+            continue
+        if subject.holds_codes(name):
+            inside = (max(0, low) + EDGE, min(high, width) - EDGE)
+            zero = means_zero(subject, name, run.first + EDGE, 1, inside)
+        else:
+            zero = run.byte == 0
+        if zero:
+            found.add(run)
+    return frozenset(found)
+
+
+def _place(run: Run, width: int) -> tuple[int, int]:
+    """Where in a row a run begins and ends; one that begins at the end of the row before begins before 0."""
+    low = run.first % width
+    low -= width * (width - low < EDGE)
+    return low, low + run.length
+
+
+def _near(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    return abs(one[0] - other[0]) < EDGE and abs(one[1] - other[1]) < EDGE
 
 
 def _weights(subject: Subject, layer: LayerDescription, first: int, count: int) -> Tensor:

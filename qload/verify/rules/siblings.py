@@ -15,7 +15,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 
+from qload.architecture.inventory import PREDICTING
 from qload.loader import LayerDescription
+from qload.verify import kin
 from qload.verify.kin import BLOCK
 from qload.verify.report import Finding
 from qload.verify.rules.rule import Rule
@@ -55,11 +57,7 @@ def doubtful(subject: Subject) -> Iterator[Loss]:
 
 def losses(subject: Subject) -> Iterator[Loss]:
     """Each tensor that one layer lacks and its siblings have; layers that predict further words aside."""
-    architecture = subject.architecture
-    names = subject.names
-    if architecture is not None and architecture.sizes.get("predict"):
-        names = [name for name in names if architecture.predictor(name) is None]
-    for block, layers in blocks_of(names).items():
+    for block, layers in blocks_of(_alike(subject)).items():
         alike = Counter(layers.values())
         if len(alike) == 1:
             continue
@@ -72,6 +70,19 @@ def losses(subject: Subject) -> Iterator[Loss]:
             for lost in sorted(layers[fuller] - held):
                 kept = f"{block}.{fuller}.{lost}"
                 yield Loss(f"{block}.{index}.{lost}", kept, block, having, len(layers) - 1)
+
+
+def _alike(subject: Subject) -> list[str]:
+    """The names but for those of layers that predict further words, which have more than others."""
+    architecture, names = subject.architecture, subject.names
+    predicting = {kin.block(name) for name in names if not PREDICTING.isdisjoint(name.split("."))}
+    announced = architecture is not None and architecture.sizes.get("predict")
+    return [
+        name
+        for name in names
+        if not (predicting and kin.block(name) in predicting)
+        and not (announced and architecture is not None and architecture.predictor(name) is not None)
+    ]
 
 
 def _certain(subject: Subject, loss: Loss) -> bool:

@@ -47,6 +47,8 @@ class Statistics:
         nothing.
     offset
         The mean of code minus zero point; None where there are none.
+    error
+        The standard error of `offset`, were the inputs and outputs drawn from more like them.
     zero, spread
         The mean and the standard deviation of the zero points.
     correlation
@@ -68,6 +70,7 @@ class Statistics:
     shuffled: float | None = None
     even: float | None = None
     offset: float | None = None
+    error: float = 0.0
     zero: float | None = None
     spread: float = 0.0
     correlation: float | None = None
@@ -196,15 +199,27 @@ def _zero_points(codes: Codes, plain: Tensor) -> dict[str, float | None]:
     )  # at an end a zero point is cut off, and follows nothing
     if 2 * int(inside.sum()) < inside.numel():
         return {}
+    error = _error(plain - zeros[:, index], inside[:, index])
     means, zeros = means[inside], zeros[inside]
     spread = float(zeros.std()) if zeros.numel() > 1 else 0.0
     varied = spread > 0 and float(means.std()) > 0
     return {
         "offset": float((means - zeros).mean()),
+        "error": error,
         "zero": float(zeros.mean()),
         "spread": spread,
         "correlation": float(torch.corrcoef(torch.stack([means, zeros]))[0, 1]) if varied else None,
     }
+
+
+def _error(apart: Tensor, inside: Tensor) -> float:
+    """The standard error of a mean over inputs and outputs, each of which may have a mean of its own."""
+    squares = 0.0
+    for axis in (0, 1):
+        count = inside.sum(axis)
+        means = (apart * inside).sum(axis)[count > 0] / count[count > 0]
+        squares += float(means.var()) / len(means) if len(means) > 1 else 0.0
+    return float(squares**0.5)
 
 
 def _lost(codes: Codes, plain: Tensor) -> dict[str, float | None]:

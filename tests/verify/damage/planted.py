@@ -86,14 +86,12 @@ def block_twice(model: Model) -> None:
 
 
 def layer_copied(model: Model) -> None:
-    """A whole layer over the next."""
-    lead = next((name.split("0.")[0] for name in model.tensors if ".layers.0." in name), None)
-    ours = {name for name in model.tensors if name.startswith(f"{lead}1.")}
-    pairs = {name: name.replace(f"{lead}1.", f"{lead}0.", 1) for name in ours}
-    if not pairs or any(_unlike(model, *pair) for pair in pairs.items()):
-        raise DoesNotApplyError("layers 0 and 1 are not alike")
-    for name, other in pairs.items():
-        model.tensors[name] = model.tensors[other].clone()
+    """All matrices of a layer over those of the next, which keeps the norms that it was trained to."""
+    for name, other in pairs_of_layers(model).items():
+        if "norm" not in name:
+            model.tensors[name] = model.tensors[other].clone()
+        elif bytes_of(model.tensors[name]).equal(bytes_of(model.tensors[other])):
+            model.tensors[name].view(-1)[0] *= 2
 
 
 def projection_copied(model: Model) -> None:
@@ -292,6 +290,16 @@ def _is_filled_with(model: Model, name: str, value: float) -> None:
 
 def _is_plain(model: Model, name: str) -> bool:
     return model.tensors[name].dtype in (torch.float16, torch.bfloat16, torch.float32)
+
+
+def pairs_of_layers(model: Model) -> dict[str, str]:
+    """The tensors of the second layer, and those of the first that they could be."""
+    lead = next((name.split("0.")[0] for name in model.tensors if ".layers.0." in name), None)
+    ours = {name for name in model.tensors if name.startswith(f"{lead}1.")}
+    pairs = {name: name.replace(f"{lead}1.", f"{lead}0.", 1) for name in ours}
+    if not pairs or any(_unlike(model, *pair) for pair in pairs.items()):
+        raise DoesNotApplyError("layers 0 and 1 are not alike")
+    return pairs
 
 
 def _unlike(model: Model, one: str, other: str) -> bool:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.verify.damage.model import DoesNotApplyError, Model, bytes_of
+from tests.verify.damage.planted import pairs_of_layers
 
 Plant = Callable[[Model], None]
 
@@ -43,6 +44,12 @@ def layers_exchanged(model: Model) -> None:
     if number == another or not all(name in model.tensors for name in swapped.values()):
         raise DoesNotApplyError("the two have other tensors")
     _swap(model, swapped)
+
+
+def whole_layer_copied(model: Model) -> None:
+    """A layer over the next with its norms and all, as models are lawfully made deeper; that is a note."""
+    for name, other in pairs_of_layers(model).items():
+        model.tensors[name] = model.tensors[other].clone()
 
 
 def scales_of_another_layer(model: Model) -> None:
@@ -122,6 +129,6 @@ def _group(model: Model) -> dict[str, int]:
 
 
 PLANTS: tuple[Plant, ...] = (
-    layers_exchanged, scales_of_another_layer, scales_rolled, nibbles_swapped, rows_shifted,
-    square_transposed, bytes_replaced,
+    layers_exchanged, whole_layer_copied, scales_of_another_layer, scales_rolled, nibbles_swapped,
+    rows_shifted, square_transposed, bytes_replaced,
 )  # fmt: skip

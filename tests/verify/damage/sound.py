@@ -12,6 +12,7 @@ from qload.layouts import gptq
 from tests.verify.damage.model import Model
 
 HIDDEN, INNER, VOCABULARY = 256, 512, 320
+LEAST = 1e-7  # of a largest magnitude, as quantizers have it for weights that are all zero
 SHAPES = {
     **{f"self_attn.{name}_proj": (HIDDEN, HIDDEN) for name in "qkvo"},
     **{f"mlp.{name}_proj": (INNER, HIDDEN) for name in ("gate", "up")},
@@ -56,7 +57,7 @@ def fp8(make: Make = modelled) -> Model:
     def quantize(weight: Tensor) -> dict[str, Tensor]:
         N, K = weight.shape
         blocks = weight.reshape(N // size, size, K // size, size)
-        scales = blocks.abs().amax((1, 3)) / 448
+        scales = blocks.abs().amax((1, 3)).clamp(min=LEAST) / 448
         codes = (blocks / scales[:, None, :, None]).reshape(N, K).to(torch.float8_e4m3fn)
         return {"weight": codes, "weight_scale_inv": scales}
 
@@ -76,7 +77,7 @@ def packed(make: Make = modelled) -> Model:
     def quantize(weight: Tensor) -> dict[str, Tensor]:
         N, K = weight.shape
         groups = weight.reshape(N, -1, size)
-        scales = (groups.abs().amax(2) / 7.5).bfloat16()
+        scales = (groups.abs().amax(2).clamp(min=LEAST) / 7.5).bfloat16()
         codes = (groups / scales.float()[..., None]).round().clamp(-8, 7).reshape(N, K).int() + 8
         words = gptq.rows(4).pack(codes.T.contiguous()).T.contiguous()
         return {"weight_packed": words, "weight_scale": scales, "weight_shape": torch.tensor([N, K])}
@@ -96,7 +97,9 @@ def nf4(make: Make = modelled) -> Model:
         blocks = weight.reshape(-1, size)
         scales = blocks.abs().amax(1)
         codes = (
-            torch.bucketize(blocks / scales[:, None], (table[1:] + table[:-1]) / 2).flatten().to(torch.uint8)
+            torch.bucketize(blocks / scales.clamp(min=LEAST)[:, None], (table[1:] + table[:-1]) / 2)
+            .flatten()
+            .to(torch.uint8)
         )
         state = json.dumps(
             {"quant_type": "nf4", "blocksize": size, "dtype": "bfloat16", "shape": [*weight.shape]}

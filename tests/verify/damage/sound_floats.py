@@ -7,7 +7,7 @@ from torch import Tensor
 
 from qload.layouts import compressed_tensors, eetq, marlin
 from tests.verify.damage.model import Model
-from tests.verify.damage.sound import MODELS, Make, modelled
+from tests.verify.damage.sound import LEAST, MODELS, Make, modelled
 
 E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 BIAS = 127  # of an exponent of eight bits
@@ -32,7 +32,7 @@ def small(values: Tensor) -> Tensor:
 
 def exponents(groups: Tensor, largest: float) -> Tensor:
     """The power of two of each group (N, G, size) by which its codes fit."""
-    return (groups.abs().amax(2) / largest).log2().ceil()
+    return (groups.abs().amax(2).clamp(min=LEAST) / largest).log2().ceil()
 
 
 def nvfp4(make: Make = modelled) -> Model:
@@ -40,8 +40,8 @@ def nvfp4(make: Make = modelled) -> Model:
 
     def quantize(weight: Tensor) -> dict[str, Tensor]:
         groups = weight.reshape(len(weight), -1, 16)
-        outer = 6 * 448 / weight.abs().max()
-        scales = (groups.abs().amax(2) / 6 * outer).to(torch.float8_e4m3fn)
+        outer = 6 * 448 / weight.abs().max().clamp(min=LEAST)
+        scales = (groups.abs().amax(2).clamp(min=LEAST) / 6 * outer).to(torch.float8_e4m3fn)
         codes = small((groups / (scales.float() / outer)[..., None]).reshape_as(weight))
         return {"weight_packed": codes, "weight_scale": scales, "weight_global_scale": outer.reshape(1)}
 
@@ -81,7 +81,7 @@ def int8(make: Make = modelled) -> Model:
     """Bytes with a scale an output."""
 
     def quantize(weight: Tensor) -> dict[str, Tensor]:
-        scales = weight.abs().amax(1, keepdim=True) / 127
+        scales = weight.abs().amax(1, keepdim=True).clamp(min=LEAST) / 127
         return {"weight": (weight / scales).round().to(torch.int8), "weight_scale": scales.bfloat16()}
 
     return make(quantize, compressed("int-quantized", num_bits=8, type="int", strategy="channel"))
@@ -91,7 +91,7 @@ def eetq_bytes(make: Make = modelled) -> Model:
     """The same, in the order of EETQ's kernels."""
 
     def quantize(weight: Tensor) -> dict[str, Tensor]:
-        scales = weight.abs().amax(1) / 127
+        scales = weight.abs().amax(1).clamp(min=LEAST) / 127
         codes = (weight / scales[:, None]).round().int() + 128
         return {"weight": eetq.pack(codes), "weight_scales": scales.half()}
 
@@ -104,7 +104,7 @@ def asymmetric(make: Make = modelled) -> Model:
     def quantize(weight: Tensor) -> dict[str, Tensor]:
         groups = weight.reshape(len(weight), -1, 32)
         low, high = groups.amin(2).clamp(max=0), groups.amax(2).clamp(min=0)
-        scales = (high - low) / 15
+        scales = (high - low).clamp(min=LEAST) / 15
         zeros = (-low / scales).round()
         codes = ((groups / scales[..., None]).round() + zeros[..., None]).clamp(0, 15)
         return {
@@ -125,7 +125,7 @@ def marlin_words(make: Make = modelled) -> Model:
 
     def quantize(weight: Tensor) -> dict[str, Tensor]:
         groups = weight.reshape(len(weight), -1, 128)
-        scales = groups.abs().amax(2) / 7.5
+        scales = groups.abs().amax(2).clamp(min=LEAST) / 7.5
         codes = (groups / scales[..., None]).round().clamp(-8, 7).reshape_as(weight).int() + 8
         ordered = marlin.scales(scales.shape[1]).apply(scales.half().T.contiguous())
         return {"B": marlin.rows(4).pack(codes.T.contiguous()), "s": ordered}
