@@ -34,6 +34,7 @@ from tests.format_cases import CONFIGS
 
 def assert_same_weight(got: Weight, want: Weight) -> None:
     assert (type(got), got.config, got.layer) == (type(want), want.config, want.layer)
+    assert got.fields().keys() == want.fields().keys()
     for name, tensor in want.fields().items():
         assert_same_bits(got.fields()[name].view(torch.uint8), tensor.view(torch.uint8))
 

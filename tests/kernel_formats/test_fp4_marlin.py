@@ -19,6 +19,7 @@ from qload.spec import Layer, Weight
 from qload.storage import MemoryStorage
 from qload.testing import assert_same_bits, emulators, layers
 from qload.weights import Weights
+from tests.contract.test_repack import assert_same_weight
 
 HALF, BRAIN = torch.float16, torch.bfloat16
 BOTH = pytest.mark.parametrize("dtype", [HALF, BRAIN], ids=str)
@@ -64,13 +65,6 @@ def pack(weight: Weight, dtype: torch.dtype = BRAIN) -> Fp4MarlinWeight:
     made = repack(weight, "marlin", dtype=dtype)
     assert isinstance(made, Fp4MarlinWeight)
     return made
-
-
-def assert_same_weight(got: Weight, want: Weight) -> None:
-    assert (type(got), got.config, got.layer) == (type(want), want.config, want.layer)
-    assert got.fields().keys() == want.fields().keys()
-    for name, tensor in want.fields().items():
-        assert_same_bits(got.fields()[name].view(torch.uint8), tensor.view(torch.uint8))
 
 
 # A block by hand: 128 inputs, 64 outputs.
