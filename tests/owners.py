@@ -14,6 +14,8 @@ from qload.detect import loader_from_config
 from qload.errors import CutError, DivideError, RepackError
 from qload.formats import (
     AWQWeight,
+    CTMXFP4Weight,
+    CTNVFP4Weight,
     CTPackTensorWeight,
     CTPackWeight,
     EETQWeight,
@@ -22,6 +24,7 @@ from qload.formats import (
     GPTQWeight,
     Marlin24Weight,
     MarlinWeight,
+    ModelOptNVFP4Weight,
 )
 from qload.formats.fp8 import to_fnuz
 from qload.kernel_formats import LAYOUTS, repack, restore
@@ -119,12 +122,19 @@ REPACKED_FP8: dict[str, Callable[[Any, torch.dtype], Tensor]] = {
     "tgi.qweight": lambda weight, dtype: fp8_marlin(weight, dtype, "qweight", False),
     "tgi.scales": lambda weight, dtype: fp8_marlin(weight, dtype, "scales", False),
 }
+# The same of four-bit floats, of which the owner's cases have bfloat16 activations.
+REPACKED_FP4: dict[str, Callable[[Any], Tensor]] = {
+    "vllm011.weight": lambda weight: fp4_marlin(weight, "qweight"),
+    "vllm011.weight_scale": lambda weight: fp4_marlin(weight, "scales"),
+    "vllm011.weight_scale_2": lambda weight: fp4_marlin(weight, "global_scale"),
+}
 EXTRA: dict[str, Callable[[Any], Tensor]] = {
     "absmax_f32": lambda weight: weight.absmax,
 }
 MARLIN = ("qweight", "scales", "qzeros", "g_idx_sorted", "perm")
 MARLIN_GROUPS = (32, 64, 128)
 FP8_SCALES = ("vllm011.weight_scale_fused_expbias", "tgi.scales")
+FP4 = (CTNVFP4Weight, ModelOptNVFP4Weight, CTMXFP4Weight)
 INTEGERS = (GPTQWeight, AWQWeight, MarlinWeight, Marlin24Weight, CTPackWeight)
 
 
@@ -134,6 +144,10 @@ def packed(weight: Weight, layout: str, name: str, zeros: ZeroPoints | None = No
 
 def fp8_marlin(weight: Fp8Weight, dtype: torch.dtype, name: str, exponent_bias: bool) -> Tensor:
     return repack(weight, "marlin", dtype=dtype, exponent_bias=exponent_bias).fields()[name]
+
+
+def fp4_marlin(weight: Weight, name: str) -> Tensor:
+    return repack(weight, "marlin", dtype=torch.bfloat16).fields()[name]
 
 
 def prefix_of(name: str) -> str:
@@ -190,7 +204,10 @@ def check_repacked(layer: Owned) -> None:
     }
     scales = [theirs[name].dtype for name in FP8_SCALES if name in theirs]
     for name, tensor in theirs.items():
-        ours = REPACKED_FP8[name](weight, scales[0]) if name in REPACKED_FP8 else REPACKED[name](weight)
+        if isinstance(weight, FP4):
+            ours: Tensor | None = REPACKED_FP4[name](weight)
+        else:
+            ours = REPACKED_FP8[name](weight, scales[0]) if name in REPACKED_FP8 else REPACKED[name](weight)
         if tensor.numel():
             assert_same_bits(torch.empty(0) if ours is None else ours, tensor)
         else:
@@ -232,6 +249,8 @@ def layouts(weight: Any) -> list[str]:
         return ["exllama"]
     if isinstance(weight, Fp8Weight):
         return ["marlin"] if weight.weight.dtype == torch.float8_e4m3fn else []
+    if isinstance(weight, FP4):
+        return ["marlin"]
     if not isinstance(weight, INTEGERS):
         return []
     codes, (N, K) = weight.codes(), weight.shape
@@ -251,13 +270,15 @@ def check_restored(layer: Owned) -> None:
     asked: dict[str, Any] = {}
     if isinstance(weight, Fp8Weight):
         asked = {"dtype": torch.bfloat16, "exponent_bias": False}
+    if isinstance(weight, FP4):
+        asked = {"dtype": torch.bfloat16}
     for layout in {*LAYOUTS} - {*held, "awq", "marlin_24"}:
         with pytest.raises(RepackError):
             repack(weight, layout)
     for layout in held:
         other = repack(weight, layout, **asked)
         back = restore(other)
-        if not asked:  # whose scales are rounded
+        if not isinstance(weight, Fp8Weight):  # whose scales are rounded
             assert_same_bits(other.dequantize(), weight.dequantize())
         assert (type(back), back.config, set(back.fields())) == (
             type(weight), weight.config, set(weight.fields()),

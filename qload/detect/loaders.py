@@ -127,7 +127,8 @@ class KernelTarget:
     zeros
         How "exllama" stores zero points; None: as the checkpoint does.
     dtype, exponent_bias
-        Of FP8 for Marlin's kernel (`repack`); without a dtype "auto" leaves FP8 as it is stored.
+        Of FP8, NVFP4 and MXFP4 for Marlin's kernel (`repack`; the second of FP8 alone); without a dtype
+        "auto" leaves them as they are stored.
 
     Examples
     --------
@@ -159,7 +160,9 @@ class KernelTarget:
         if self.zeros is not None and self.kernel != "exllama":
             raise ArgumentError("target: zeros", "None, as only exllama has a choice", repr(self.zeros))
         if self.dtype is not None and self.kernel in ("strips", "exllama"):
-            raise ArgumentError("target: dtype", "None, as only FP8 for Marlin takes one", str(self.dtype))
+            raise ArgumentError(
+                "target: dtype", "None, as only FP8 and FP4 for Marlin take one", str(self.dtype)
+            )
 
 
 Target = Literal["auto", "marlin", "strips", "exllama"] | KernelTarget

@@ -23,6 +23,7 @@ bit-equal to both (to the first after one rounding).
 """
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -77,10 +78,15 @@ class _NVFP4Weight(spec.Weight):
             lookup=fp4.values(packed.device),
         )
 
-    def per_output(self, scale: Tensor) -> Tensor:
-        """The part's `scale` that an output belongs to: (N, 1), or (1, 1) where there is one."""
-        parts = torch.tensor(self.layer.parts, device=scale.device)
-        return (scale.repeat_interleave(parts) if scale.numel() > 1 else scale).reshape(-1, 1)
+
+def both_scales(scales: Tensor, second: Tensor, parts: Sequence[int], *, divides: bool) -> Tensor:
+    """(N, K / 16), float32: `scales` times `second`, or by it where it `divides`, rounded once.
+
+    `second`: one scale, or one a part; `parts`: the outputs of each.
+    """
+    outputs = torch.tensor(parts, device=second.device)
+    column = (second.repeat_interleave(outputs) if second.numel() > 1 else second).reshape(-1, 1)
+    return scales.float() / column if divides else scales.float() * column
 
 
 def _tensors(packed: str, second: str, inputs: str) -> tuple[TensorSpec, ...]:
@@ -125,7 +131,8 @@ class CTNVFP4Weight(_NVFP4Weight):
 
     def packed_and_scales(self) -> tuple[Tensor, Tensor]:
         """Divided by the global scale, once, in float32."""
-        return self.weight_packed, self.weight_scale.float() / self.per_output(self.weight_global_scale)
+        second, parts = self.weight_global_scale, self.layer.parts
+        return self.weight_packed, both_scales(self.weight_scale, second, parts, divides=True)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -161,4 +168,5 @@ class ModelOptNVFP4Weight(_NVFP4Weight):
 
     def packed_and_scales(self) -> tuple[Tensor, Tensor]:
         """Multiplied by the second scale, once, in float32."""
-        return self.weight, self.weight_scale.float() * self.per_output(self.weight_scale_2)
+        second, parts = self.weight_scale_2, self.layer.parts
+        return self.weight, both_scales(self.weight_scale, second, parts, divides=False)

@@ -5,6 +5,7 @@
 
 from qload.kernel_formats.exl2 import Exl2KernelWeight
 from qload.kernel_formats.exllama import ExllamaConfig, ExllamaWeight
+from qload.kernel_formats.fp4_marlin import Fp4MarlinConfig, Fp4MarlinWeight
 from qload.kernel_formats.fp8_marlin import Fp8MarlinConfig, Fp8MarlinWeight
 from qload.kernel_formats.marlin import GPTQMarlinConfig, GPTQMarlinWeight
 from qload.kernel_formats.repack import LAYOUTS, repack, restore
@@ -15,6 +16,8 @@ __all__ = [
     "Exl2KernelWeight",
     "ExllamaConfig",
     "ExllamaWeight",
+    "Fp4MarlinConfig",
+    "Fp4MarlinWeight",
     "Fp8MarlinConfig",
     "Fp8MarlinWeight",
     "GPTQMarlinConfig",

@@ -14,7 +14,7 @@ b9c025b, byte-equal to it.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -100,10 +100,7 @@ def from_exl2(weight: Exl2Weight) -> Exl2KernelWeight:
     return Exl2KernelWeight(
         config=weight.config,
         q_weight=groups.pack(groups.unpack(weight.q_weight), shuffle=True),
-        q_scale=weight.q_scale.clone(),
-        q_scale_max=weight.q_scale_max.clone(),
-        q_groups=weight.q_groups.clone(),
-        q_invperm=weight.q_invperm.clone(),
+        **_unchanged(weight),
         q_perm=inverse(places(weight.q_invperm).to(torch.int32)),
         q_group_map=groups.map(),
         layer=with_origin(weight),
@@ -116,12 +113,15 @@ def to_exl2(weight: Exl2KernelWeight) -> Exl2Weight:
     return Exl2Weight(
         config=weight.config,
         q_weight=groups.pack(groups.unpack(weight.q_weight, shuffle=True)),
-        q_scale=weight.q_scale.clone(),
-        q_scale_max=weight.q_scale_max.clone(),
-        q_groups=weight.q_groups.clone(),
-        q_invperm=weight.q_invperm.clone(),
+        **_unchanged(weight),
         layer=weight.layer,
     )
+
+
+def _unchanged(weight: Exl2Weight | Exl2KernelWeight) -> dict[str, Any]:
+    """Copies of what kernels read as it is stored."""
+    held = weight.fields()
+    return {name: held[name].clone() for name in ("q_scale", "q_scale_max", "q_groups", "q_invperm")}
 
 
 def why_not(groups: Exl2Groups) -> str | None:

@@ -1,7 +1,7 @@
 """One weight, other layouts: `repack` says it in another one, `restore` brings it back bit for bit.
 
-Every type of weight is read into one of three meanings (integer codes in plain order, EXL2, FP8), and every
-layout is written from one. Nothing else here knows a type or a layout by name.
+Every type of weight is read into one of four meanings (integer codes in plain order, EXL2, FP8, FP4), and
+every layout is written from one. Nothing else here knows a type or a layout by name.
 """
 
 from collections.abc import Callable
@@ -25,6 +25,8 @@ from qload.kernel_formats import (
     compressed_tensors,
     exl2,
     exllama,
+    fp4,
+    fp4_marlin,
     fp8_marlin,
     gptq,
     marlin,
@@ -33,6 +35,8 @@ from qload.kernel_formats import (
 )
 from qload.kernel_formats.exl2 import Exl2KernelWeight
 from qload.kernel_formats.exllama import ExllamaWeight
+from qload.kernel_formats.fp4 import Fp4
+from qload.kernel_formats.fp4_marlin import Fp4MarlinWeight
 from qload.kernel_formats.fp8_marlin import Fp8MarlinWeight
 from qload.kernel_formats.integers import Integers, Origin
 from qload.kernel_formats.marlin import GPTQMarlinWeight
@@ -78,6 +82,8 @@ READERS: dict[type[Weight], Reader] = {
     Exl2KernelWeight: Reader(Exl2Weight, exl2.to_exl2),
     Fp8Weight: Reader(Fp8Weight, back=lambda weight, _: weight, skippable=lambda _: "weight"),
     Fp8MarlinWeight: Reader(Fp8Weight, fp8_marlin.read),
+    **{weight_type: Reader(Fp4, fp4.read, fp4.back, fp4.packed_name) for weight_type in fp4.NAMES},
+    Fp4MarlinWeight: Reader(Fp4, fp4_marlin.read),
 }
 
 WRITERS: dict[tuple[type[Any], str], Writer] = {
@@ -96,6 +102,7 @@ WRITERS: dict[tuple[type[Any], str], Writer] = {
     (Integers, "marlin_24"): Writer(Marlin24Weight, marlin_24.write, looks_at_codes=True),
     (Exl2Weight, "exllama"): Writer(Exl2KernelWeight, exl2.from_exl2),
     (Fp8Weight, "marlin"): Writer(Fp8MarlinWeight, fp8_marlin.write, ("dtype", "exponent_bias", "whole")),
+    (Fp4, "marlin"): Writer(Fp4MarlinWeight, fp4_marlin.write, ("dtype", "whole")),
 }
 LAYOUTS = tuple(dict.fromkeys(layout for _, layout in WRITERS))
 
@@ -130,9 +137,11 @@ def repack(
     zeros
         How zero points are stored in "gptq" or "exllama", where it is not what the layout's name says:
         `StoredMinusOne()` takes 1 from whole words, `StoredMinusOnePerField()` from each field.
-    dtype, exponent_bias
-        Of FP8 for "marlin", and needed there: float16 or bfloat16, as the activations; whether scales carry
-        the factor of the exponent (vLLM's kernel) or the kernel applies it (TGI's).
+    dtype
+        Of the activations, float16 or bfloat16; of FP8, NVFP4 and MXFP4 for "marlin", and needed there.
+    exponent_bias
+        Of FP8 for "marlin", and needed there: whether scales carry the factor of the exponent (vLLM's kernel)
+        or the kernel applies it (TGI's).
     whole
         The layer that the weight is a share of, whose facts then decide what is left out or refused, on
         every rank alike. Its codes are not looked at, but for "marlin_24".

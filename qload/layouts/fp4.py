@@ -1,7 +1,8 @@
 """Four-bit floats (e2m1), two a byte with the first in the low bits, and scales that are powers of two.
 
 e2m1 is a sign, two bits of exponent and one of mantissa; e8m0 is an exponent alone, and 255 is NaN.
-Source: compressed-tensors 0.20.0, modelopt 0.47.0, torchao 0.18.0 and transformers 5.23.0.
+s0e5m3, which only kernels read, is a float16 without its sign and the lowest seven bits of its mantissa.
+Source: compressed-tensors 0.20.0, modelopt 0.47.0, torchao 0.18.0, transformers 5.23.0 and vLLM 0.11.0.
 """
 
 import torch
@@ -11,6 +12,7 @@ _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 E2M1 = (*_MAGNITUDES, *(-value for value in _MAGNITUDES))  # the value of each code
 
 MANTISSA = 23  # bits of a float32's
+DROPPED = 7  # bits of a float16 that s0e5m3 has not
 HALF, NAN = 0x400000, 0x7FC00000  # float32 bits of 2**-127, which is subnormal, and of NaN
 
 
@@ -30,3 +32,13 @@ def e8m0(exponents: Tensor) -> Tensor:
     bits = exponents.to(torch.int32) << MANTISSA
     bits = bits.masked_fill(exponents == 0, HALF).masked_fill(exponents == 255, NAN)
     return bits.view(torch.float32)
+
+
+def s0e5m3(values: Tensor) -> Tensor:
+    """float16 of at most three bits of mantissa and no sign -> uint8."""
+    return (values.view(torch.int16) >> DROPPED).to(torch.uint8)
+
+
+def from_s0e5m3(stored: Tensor) -> Tensor:
+    """uint8 -> the float16 that `s0e5m3` was given, as float32."""
+    return (stored.to(torch.int16) << DROPPED).view(torch.float16).float()

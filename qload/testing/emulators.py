@@ -15,6 +15,8 @@ _SINGLE_OFFSETS = (0, 1, 8, 9, 16, 17, 24, 25)
 _SPARSE_OFFSETS = (0, 4, 1, 5, 2, 6, 3, 7)
 # By how much vLLM raises FP8 scales: its kernel widens e4m3 bits without correcting their exponent.
 _FP8_RAISED = {torch.float16: 2.0**8, torch.bfloat16: 2.0**120}
+# Where the two exponent bits and the mantissa bit of an e2m1 code land in a register's half.
+_FP4_SHIFT = {torch.float16: 9, torch.bfloat16: 6}
 
 
 def marlin_codes(words: Tensor, bits: int) -> Tensor:
@@ -84,6 +86,37 @@ def fp8_marlin_weight(qweight: Tensor, scales: Tensor, *, exponent_bias: bool) -
     factors = marlin_scales(scales).double()
     if exponent_bias:
         factors = factors / _FP8_RAISED[scales.dtype]
+    return (values * factors[_even_groups(values.shape[0], scales.shape[0])]).float()
+
+
+def marlin_byte_scales(stored: Tensor) -> Tensor:
+    """Return Marlin scales of one byte, uint8 (G, N), in column order; two groups share each run of 128."""
+    n_size = stored.shape[1]
+    pair, at = _axes(stored.shape[0] // 2, 2 * n_size)
+    place = at % 8
+    swapped = 4 * (place // 4) + torch.tensor((0, 2, 1, 3))[place % 4]
+    column = at // 128 * 64 + at % 128 // 16 + 8 * swapped
+    flat = stored.contiguous().view(torch.uint8).reshape(-1, 2 * n_size)
+    return _scattered(flat.long(), 2 * pair + at // 8 % 2, column, stored.shape[0], n_size).to(torch.uint8)
+
+
+def fp4_marlin_weight(qweight: Tensor, scales: Tensor, global_scale: Tensor | None = None) -> Tensor:
+    """Return the float32 weight (K, N) of e2m1 codes in the 4-bit Marlin order, as registers hold it.
+
+    With a `global_scale`, whose dtype is that of the activations, scales are s0e5m3 (NVFP4) and a code is
+    only shifted into place; without one they are exponents, read with bfloat16 (MXFP4).
+    """
+    dtype = torch.bfloat16 if global_scale is None else global_scale.dtype
+    codes, bytes_ = marlin_codes(qweight, 4), marlin_byte_scales(scales).long()
+    bits = (codes >> 3) << 15 | (codes & 7) << _FP4_SHIFT[dtype]
+    values = _halves(bits, dtype)
+    if global_scale is None:
+        values, halves = values * 2.0**126, bytes_ << 7
+    elif dtype == torch.float16:
+        halves = bytes_ << 7
+    else:  # the highest bit becomes the highest of eight bits of exponent, the others the lowest four
+        halves = (bytes_ & 0x80) << 7 | (bytes_ & 0x7F) << 4
+    factors = _halves(halves, dtype) * (1.0 if global_scale is None else global_scale.double())
     return (values * factors[_even_groups(values.shape[0], scales.shape[0])]).float()
 
 
@@ -182,6 +215,11 @@ def _axes(*sizes: int) -> list[Tensor]:
         torch.arange(size).reshape([-1 if at == axis else 1 for at in range(rank)])
         for axis, size in enumerate(sizes)
     ]
+
+
+def _halves(bits: Tensor, dtype: torch.dtype) -> Tensor:
+    """What 16 bits mean in a dtype, float64."""
+    return bits.to(torch.uint16).view(dtype).double()
 
 
 def _fields(words: Tensor, bits: int) -> Tensor:

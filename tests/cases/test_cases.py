@@ -26,9 +26,28 @@ READ = (  # whose checkpoint tensors are read
     *INTEGERS, "exl2", "eetq", "fp8_tensor", "fp8_channel", "fp8_block", "fp8_gptqmodel_inverse",
     "fp8_marlin", "bnb_nf4", "bnb_fp4", "bnb_int8", "ct_int-quantized", "ct_naive-quantized",
     "ct_float-quantized", "ct_nvfp4-pack-quantized", "ct_mxfp4-pack-quantized", "nvfp4_modelopt",
-    "mxfp4_gptoss", "act_int-quantized", "act_float-quantized", "act_nvfp4-pack-quantized",
+    "fp4_marlin", "mxfp4_gptoss", "act_int-quantized", "act_float-quantized", "act_nvfp4-pack-quantized",
     "act_mxfp8-quantized", "modelopt_w4a16_awq",
 )  # fmt: skip
+FP4 = {  # by the size of a group, the config of layers that the owner converts without one
+    16: {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+    32: {
+        "quant_method": "compressed-tensors",
+        "format": "mxfp4-pack-quantized",
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": {
+                    "num_bits": 4,
+                    "type": "float",
+                    "strategy": "group",
+                    "group_size": 32,
+                    "symmetric": True,
+                },
+            }
+        },
+    },
+}
 CASES = json.loads((Path(FOLDER) / "index.json").read_text())["cases"] if FOLDER else []
 
 pytestmark = pytest.mark.skipif(not FOLDER, reason="QLOAD_CASES names no folder of cases")
@@ -49,6 +68,8 @@ def read(case: dict[str, Any]) -> owners.Owned:
     config = case["config"]
     if config is None and case["format"].startswith("fp8"):
         config = {"quant_method": "fp8"}  # the owner converts a layer that no config came with
+    if config is None and case["format"] == "fp4_marlin":
+        config = FP4[case["group_size"]]
     return owners.Owned(mine, config, {n: t for n, t in held.items() if n not in mine})
 
 

@@ -7,8 +7,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qload.formats import Fp8Config, Fp8Weight, GPTQConfig, GPTQWeight, Marlin24Weight, MarlinWeight
-from qload.kernel_formats import Fp8MarlinWeight, GPTQMarlinWeight, repack
+from qload.formats import (
+    CTMXFP4Weight,
+    CTNVFP4Weight,
+    Fp8Config,
+    Fp8Weight,
+    GPTQConfig,
+    GPTQWeight,
+    Marlin24Weight,
+    MarlinWeight,
+    ModelOptNVFP4Weight,
+    MXFP4Config,
+    NVFP4Config,
+)
+from qload.kernel_formats import Fp4MarlinWeight, Fp8MarlinWeight, GPTQMarlinWeight, repack
 from qload.layouts import STORED_MINUS_ONE, StoredMinusOne, gptq
 from qload.spec import Weight
 from qload.testing import (
@@ -37,6 +49,8 @@ def emulate(weight: Any) -> torch.Tensor:
         rows = emulators.marlin_24_weight(
             weight.B_24, weight.B_meta, weight.s, bits=weight.config.bits, grouped=grouped
         )
+    elif isinstance(weight, Fp4MarlinWeight):
+        rows = emulators.fp4_marlin_weight(weight.qweight, weight.scales, weight.global_scale)
     elif isinstance(weight, Fp8MarlinWeight):
         rows = emulators.fp8_marlin_weight(
             weight.qweight, weight.scales, exponent_bias=weight.config.exponent_bias
@@ -78,8 +92,32 @@ def fp8_weights(draw: st.DrawFn, *, exact: bool = False) -> Fp8Weight:
     )
 
 
+@st.composite
+def fp4_weights(draw: st.DrawFn, *, exact: bool = False) -> Weight:
+    """NVFP4 of either writer, or MXFP4, with a second scale of few bits; one scale for all if `exact`."""
+    N, K = draw(st.sampled_from([64, 72, 192])), draw(st.sampled_from([96, 128, 288]))
+    noise = torch.Generator().manual_seed(draw(st.integers(0, 99)))
+    packed = torch.randint(256, (N, K // 2), generator=noise, dtype=torch.uint8)
+    if draw(st.booleans()):
+        exponents = torch.randint(120, 135, (N, K // 32), generator=noise, dtype=torch.uint8)
+        held = {"weight_packed": packed, "weight_scale": exponents.fill_(128) if exact else exponents}
+        return CTMXFP4Weight(config=MXFP4Config(), **held)
+    scales = torch.ones(N, K // 16) if exact else torch.rand(N, K // 16, generator=noise) + 0.1
+    stored, second = scales.to(torch.float8_e4m3fn), torch.tensor([2.0])
+    if draw(st.booleans()):
+        inverse = second.reciprocal()
+        return CTNVFP4Weight(
+            config=NVFP4Config(), weight_packed=packed, weight_scale=stored, weight_global_scale=inverse
+        )
+    return ModelOptNVFP4Weight(
+        config=NVFP4Config(), weight=packed, weight_scale=stored, weight_scale_2=second
+    )
+
+
 def drawn(kind: str, data: Any, *, exact: bool = False) -> Weight:
     """A weight in a kernel's order."""
+    if kind == "fp4":
+        return repack(data.draw(fp4_weights(exact=exact)), "marlin", dtype=torch.bfloat16)
     if kind == "fp8":
         dtype = data.draw(st.sampled_from([torch.float16, torch.bfloat16]))
         weight = data.draw(fp8_weights(exact=exact))
@@ -97,7 +135,7 @@ def drawn(kind: str, data: Any, *, exact: bool = False) -> Weight:
     return repack(weight, "marlin" if kind == "gptq_marlin" else "exllama")
 
 
-KINDS = ["gptq_marlin", "marlin", "marlin_24", "exllama", "fp8"]
+KINDS = ["gptq_marlin", "marlin", "marlin_24", "exllama", "fp8", "fp4"]
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 

@@ -14,6 +14,8 @@ from qload.formats import (
     GPTQWeight,
     Marlin24Config,
     Marlin24Weight,
+    ModelOptNVFP4Weight,
+    NVFP4Config,
 )
 from qload.layouts import Stored, StoredMinusOneUnmasked, ZeroPoints, gptq, marlin_24
 from qload.loader import ConfiguredFormat, FormatLoader
@@ -64,6 +66,17 @@ def fp8(first: float) -> Fp8Weight:
     return Fp8Weight(config=Fp8Config("block", (64, 64)), weight=weight, weight_scale=scales)
 
 
+def nvfp4(first: float) -> ModelOptNVFP4Weight:
+    scales = torch.full((N, K // 16), 2.0)
+    scales[0, 0] = first
+    return ModelOptNVFP4Weight(
+        config=NVFP4Config(),
+        weight=torch.zeros(N, K // 2, dtype=torch.uint8),
+        weight_scale=scales.to(torch.float8_e4m3fn),
+        weight_scale_2=torch.ones(1),
+    )
+
+
 def claimed(weight: Weight) -> Config:
     """The config that files give, before the layer is described."""
     if isinstance(weight, GPTQWeight):
@@ -89,6 +102,7 @@ def loads(
 
 
 HALF = {"dtype": torch.float16, "exponent_bias": True}
+BRAIN = {"dtype": torch.bfloat16}
 REFUSED = [
     pytest.param(
         integers(zero=16, zeros=StoredMinusOneUnmasked()),
@@ -106,6 +120,8 @@ REFUSED = [
     pytest.param(sparse(canonical=False), "exllama", {}, "kept row 0 of column 0", id="metadata of one quad"),
     pytest.param(fp8(1e6), "marlin", HALF, "overflows", id="one scale too large"),
     pytest.param(fp8(1e-12), "marlin", HALF, "underflows", id="one scale too small"),
+    pytest.param(nvfp4(-2), "marlin", BRAIN, "1 of 4096 scales", id="one scale with a sign"),
+    pytest.param(nvfp4(float("nan")), "marlin", BRAIN, "are NaN", id="one scale that is NaN"),
 ]
 
 

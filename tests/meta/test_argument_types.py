@@ -42,6 +42,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "ExllamaConfig": {"bits": 4},
     "ExllamaLinearKernel": {"c": LAYER_CONFIG, **WORDS},
     "FakeWorld": {"world": 2},
+    "Fp4MarlinConfig": {"group_size": 16},
     "Fp8MarlinConfig": {"group_size": -1, "exponent_bias": True},
     "GPTQConfig": {"bits": 4, "group_size": 32},
     "GPTQMarlinConfig": {"bits": 4, "group_size": 32},

@@ -9,6 +9,7 @@ from qload.detect import KernelTarget, loader_from_config
 from qload.errors import ArgumentError, RepackError
 from qload.formats import (
     FORMATS,
+    CTMXFP4Weight,
     CTPackWeight,
     EETQWeight,
     Exl2Weight,
@@ -18,6 +19,7 @@ from qload.formats import (
 from qload.kernel_formats import (
     Exl2KernelWeight,
     ExllamaWeight,
+    Fp4MarlinWeight,
     Fp8MarlinWeight,
     GPTQMarlinWeight,
     StripsWeight,
@@ -36,6 +38,7 @@ from tests.paths import FIXTURES
 from tests.repacking.test_loaders import GPTQ
 
 HALF = KernelTarget("auto", dtype=torch.float16)
+BRAIN = KernelTarget("marlin", dtype=torch.bfloat16)
 
 
 @pytest.mark.parametrize(
@@ -51,6 +54,11 @@ HALF = KernelTarget("auto", dtype=torch.float16)
         ("fp8/block_132x32", "auto", Fp8Weight),
         ("fp8/block_132x32", HALF, Fp8MarlinWeight),
         ("fp8/inverse_tensor_e5m2_16x64", HALF, Fp8Weight),
+        ("compressed_tensors/nvfp4", HALF, Fp4MarlinWeight),
+        ("modelopt/w4a16_nvfp4_8x96", BRAIN, Fp4MarlinWeight),
+        ("compressed_tensors/mxfp4", BRAIN, Fp4MarlinWeight),
+        ("compressed_tensors/mxfp4", HALF, CTMXFP4Weight),
+        ("compressed_tensors/mxfp4", "auto", CTMXFP4Weight),
         ("marlin/g128_256x128", "auto", GPTQMarlinWeight),
         ("marlin/g128_256x128", None, MarlinWeight),
     ],
@@ -149,7 +157,7 @@ def test_a_loader_around_one_without_a_config_says_so() -> None:
     [
         ({"kernel": "tpu"}, "one of auto, marlin, strips, exllama"),
         ({"kernel": "marlin", "zeros": Stored()}, "only exllama has a choice"),
-        ({"kernel": "exllama", "dtype": torch.float16}, "only FP8 for Marlin takes one"),
+        ({"kernel": "exllama", "dtype": torch.float16}, "only FP8 and FP4 for Marlin take one"),
     ],
 )
 def test_a_target_that_cannot_be_is_refused(asked: dict[str, Any], text: str) -> None:

@@ -145,6 +145,46 @@ def test_the_exponent_bias_of_fp8_scales_is_divided_out(dtype, raised) -> None:
 
 
 @pytest.mark.parametrize(
+    ("byte", "place"),
+    [
+        (0, (0, 0)),
+        (1, (0, 16)),
+        (2, (0, 8)),
+        (4, (0, 32)),
+        (8, (1, 0)),
+        (16, (0, 1)),
+        (127, (1, 63)),
+        (128, (0, 64)),
+        (256, (2, 0)),
+    ],
+)
+def test_a_scale_of_a_byte_lies_beside_that_of_the_next_group(byte, place) -> None:
+    stored = torch.zeros(4 * 128, dtype=torch.uint8)
+    stored[byte] = 1
+    assert found(emulators.marlin_byte_scales(stored.reshape(4, 128))) == [place]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bias", "scale", "value"),
+    [
+        (torch.float16, 14, 0b10110_000, 1.0),
+        (torch.bfloat16, 126, 0b10110_000, 1.0),
+        (torch.float16, 14, 0b01110_100, 1.5 * 2.0**-8),
+        (torch.bfloat16, 126, 0b01110_100, 1.5 * 2.0**-120),  # the highest bit is missed
+        (torch.bfloat16, 0, 128, 2.0),
+        (torch.bfloat16, 0, 0, 0.0),  # an exponent of -127 becomes 0
+    ],
+)
+def test_a_four_bit_float_is_shifted_into_place_and_scaled(dtype, bias, scale, value) -> None:
+    qweight = words(2, 128, w0=0xB3)  # rows 0 and 8 of column 0: e2m1 1.5 and -1.5
+    scales = torch.full((2, 64), scale, dtype=torch.uint8)
+    factor = torch.tensor([2.0 ** (bias - 7)]).to(dtype) if bias else None
+    read = emulators.fp4_marlin_weight(qweight, scales, factor)
+    assert read[[0, 8], 0].tolist() == [1.5 * value, -1.5 * value]
+    assert read.count_nonzero() == 2 * (value != 0)
+
+
+@pytest.mark.parametrize(
     ("bits", "word", "field", "place"),
     [
         (4, 0, 4, (1, 0)),

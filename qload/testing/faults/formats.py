@@ -144,14 +144,14 @@ FAULTS = (
     Fault(
         "nvfp4-global-multiplies",
         _NV,
-        "self.weight_scale.float() / self.per_output(",
-        "self.weight_scale.float() * self.per_output(",
+        "parts, divides=True)",
+        "parts, divides=False)",
     ),
     Fault(
         "modelopt-global-divides",
         _NV,
-        "self.weight_scale.float() * self.per_output(",
-        "self.weight_scale.float() / self.per_output(",
+        "parts, divides=False)",
+        "parts, divides=True)",
     ),
     Fault(
         "excluded-by-substring",

@@ -6,6 +6,7 @@ _ORDERS = "qload/layouts/marlin.py"
 _SPARSE = "qload/layouts/marlin_24.py"
 _MARLIN = "qload/kernel_formats/marlin.py"
 _KERNELS = "qload/kernels/mp_linear"
+_FP4, _FP4_ORDER = "qload/kernel_formats/fp4_scales.py", "qload/kernel_formats/fp4_marlin.py"
 
 FAULTS = (
     Fault(
@@ -102,6 +103,34 @@ FAULTS = (
         "return packing.pack(zeros.sub(1).remainder(2**packing.bits))",
         "return packing.pack(zeros.sub(1).clamp(0))",
     ),
+    Fault(
+        "fp4-bias",
+        _FP4,
+        "{torch.float16: 14, torch.bfloat16: 126}",
+        "{torch.float16: 15, torch.bfloat16: 127}",
+    ),
+    Fault("fp4-shift", _FP4, "SHIFT = 7", "SHIFT = 6"),
+    Fault("fp4-sign-dropped", _FP4, "scales >= SIGN", "scales > NO_EXPONENT"),
+    Fault("fp4-nan-is-a-number", _FP4, "(scales & NAN) == NAN", "(scales & NAN) > NAN"),
+    Fault("fp4-raised-too-little", _FP4, "max(0, 1 - frexp", "max(0, -frexp"),
+    Fault(
+        "fp4-global-scale-multiplies",
+        _FP4,
+        "second.reciprocal() if meant.names.divides else second",
+        "second",
+    ),
+    Fault("fp4-parts-of-one-scale", _FP4, "(second != second[:1]).any()", "(second != second).any()"),
+    Fault("fp4-raised-and-not-told", _FP4_ORDER, "-(SHIFT + self.config.raised)", "-SHIFT"),
+    Fault("fp4-raised-by-share", _FP4_ORDER, "decides = whole or meant", "decides = meant"),
+    Fault("fp4-scales-not-swapped", _ORDERS, "gp (nt c h a d b)", "gp (nt c h a b d)"),
+    Fault("fp4-groups-not-paired", _ORDERS, "gp (nt c h a d b)", "gp (h nt c a d b)"),
+    Fault(
+        "fp4-nibbles-high-first",
+        "qload/kernel_formats/fp4.py",
+        "_in_words(held[names.packed])",
+        "_in_words(held[names.packed] << 4 | held[names.packed] >> 4)",
+    ),
+    Fault("s0e5m3-mantissa", "qload/layouts/fp4.py", "DROPPED = 7", "DROPPED = 8"),
     Fault("fp8-bias-forgotten", "qload/kernel_formats/fp8_marlin.py", "(scales * 2.0**-bias).T", "scales.T"),
     Fault(
         "fp8-bias-twice",

@@ -1,0 +1,205 @@
+"""NVFP4 and MXFP4 in Marlin's order: e2m1 codes where 4-bit integers would be, scales of one byte.
+
+    qweight       int32           (K/16, 2*N)  e2m1 codes in `layouts.marlin`
+    scales        e4m3fn, e8m0    (K/g, N)     in the order `layouts.marlin.SCALES_OF_A_BYTE`; of NVFP4
+                                               (g = 16) s0e5m3 bytes, e4m3fn in name alone; of MXFP4 (g = 32)
+                                               exponents
+    global_scale  fp16, bf16      (1,)         of NVFP4, in the dtype of the activations
+    second_scale  fp32            () or (P,)   the checkpoint's own, from which global_scale was rounded
+    input_scale   fp32            () or (P,)   of the activations, as it is stored; absent where it is not
+
+    NVFP4:  w[n, k] = e2m1[code] * (s0e5m3[byte] * 2**-(7 + raised)) times or by second_scale
+    MXFP4:  w[n, k] = e2m1[code] * 2**(byte - 127)
+
+The kernel shifts a code's bits into an fp16 or bf16, which makes it 2**14 or 2**126 too small, and multiplies
+a sum by global_scale = second scale * 2**(14 - 7 - raised), or 2**(126 - 7 - raised). It takes the highest
+bit of s0e5m3 for the highest of a bf16's exponent, so that below 2 a byte says nothing there but 0: such
+scales are raised by a power of two, where all of them fit, and else refused. MXFP4 is read with bf16 alone,
+and an exponent of 0, 2**-127, is 0 in the kernel. K and N are padded as in `kernel_formats.marlin`, with
+bytes of 0.
+
+Source: vLLM 0.11.0, byte-equal to it; it does not raise scales, and later ones do.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from qload import devices, spec
+from qload.errors import ArgumentError, RepackError
+from qload.formats import mxfp4, nvfp4
+from qload.kernel_formats.fp4 import BITS, NAMES, Fp4
+from qload.kernel_formats.fp4_scales import EXPONENT_BIAS, SHIFT, global_scale, raised, why_not
+from qload.kernel_formats.integers import Origin
+from qload.kernel_formats.marlin_shapes import padded
+from qload.layouts import ClippedCodes, fp4, marlin
+from qload.spec import Role, TensorSpec
+
+SCALES = {nvfp4.GROUP: nvfp4.E4M3FN, mxfp4.GROUP: torch.float8_e8m0fnu}
+MOST_RAISED = 3  # from the lowest scale of e4m3fn, 2**-9, to 2**-6
+
+
+@dataclass(frozen=True)
+class Fp4MarlinConfig(spec.Grouped, spec.Config):
+    """What is to be known of a weight of four-bit floats in Marlin's order; ArgumentError for what none has.
+
+    Attributes
+    ----------
+    group_size
+        Inputs that share a scale: 16 (NVFP4) or 32 (MXFP4).
+    divides
+        Whether NVFP4's second scale divides, as compressed-tensors', or multiplies, as ModelOpt's.
+    raised
+        By which power of two NVFP4's scales are larger, and the global scale smaller, than they were stored.
+    """
+
+    name: ClassVar[str] = "fp4_marlin"
+
+    group_size: int
+    divides: bool = False
+    raised: int = 0
+
+    def __post_init__(self) -> None:
+        if self.group_size not in SCALES:
+            raise ArgumentError("fp4_marlin: group_size", "16 (NVFP4) or 32 (MXFP4)", str(self.group_size))
+        most = MOST_RAISED if self.group_size == nvfp4.GROUP else 0
+        if not 0 <= self.raised <= most:
+            raise ArgumentError("fp4_marlin: raised", f"0 to {most}", str(self.raised))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Fp4MarlinWeight(spec.Weight):
+    """An NVFP4 or MXFP4 weight in the order Marlin's kernel reads.
+
+    K and N are padded to what the kernel's thread blocks divide. Source: vLLM, to whose tensors it is
+    byte-equal.
+
+    Attributes
+    ----------
+    qweight
+        e2m1 codes in the order `qload.layouts.marlin`: (K / 16, 2 * N), int32.
+    scales
+        Permuted bytes: (K / group_size, N), float8_e4m3fn by name and s0e5m3 by meaning (NVFP4), or
+        float8_e8m0fnu (MXFP4).
+    global_scale
+        What the kernel multiplies by, rounded from the second scale: (1,), fp16 or bf16; None: MXFP4.
+    second_scale
+        The checkpoint's own, by which `dequantize` goes: () or (1,), or one a fused part, fp32; None: MXFP4.
+    input_scale
+        The checkpoint's own, as it is stored; None: not stored.
+    """
+
+    config: Fp4MarlinConfig
+    qweight: Tensor
+    scales: Tensor
+    global_scale: Tensor | None = None
+    second_scale: Tensor | None = None
+    input_scale: Tensor | None = None
+
+    format: ClassVar[str] = "fp4_marlin"
+    example: ClassVar[Fp4MarlinConfig] = Fp4MarlinConfig(nvfp4.GROUP)
+    further: ClassVar[tuple[Fp4MarlinConfig, ...]] = (Fp4MarlinConfig(mxfp4.GROUP),)
+
+    @classmethod
+    def tensors(cls, config: Fp4MarlinConfig) -> tuple[TensorSpec, ...]:
+        """Of the padded K and N; columns of two groups of scales follow each other, and are not cut."""
+        group, fp32 = config.group_size, (torch.float32,)
+        specs = (
+            TensorSpec("qweight", (torch.int32,), "K/16 N@64*2", Role.WORD),
+            TensorSpec("scales", (SCALES[group],), f"K@{2 * group}/{group} N@64!", Role.WORD),
+        )
+        if group == mxfp4.GROUP:
+            return specs
+        return (
+            *specs,
+            TensorSpec("global_scale", tuple(EXPONENT_BIAS), "1", Role.SCALE),
+            TensorSpec("second_scale", fp32, "P", Role.SCALE, divides=True),  # or is the inverse of one
+            TensorSpec("input_scale", fp32, "P", Role.SCALE, optional=True, divides=True),
+        )
+
+    def plain_scales(self) -> Tensor:
+        """Bytes (N, K / group_size) in plain order, without the padding."""
+        (N, K), stored = self.shape, self.scales.view(torch.uint8)
+        pairs = stored.reshape(stored.shape[0] // 2, 2 * stored.shape[1])
+        return marlin.SCALES_OF_A_BYTE.undo(pairs)[: self.config.groups(K), :N].T
+
+    def group_scales(self) -> Tensor:
+        """NVFP4's scales (N, K / 16) as they were before they were raised, float32."""
+        return fp4.from_s0e5m3(self.plain_scales()) * 2.0 ** -(SHIFT + self.config.raised)
+
+    def codes(self) -> spec.Codes:
+        """The bits of each float, what they mean, and the product of both scales, without the padding."""
+        N, K = self.shape
+        packed = marlin.rows(BITS).packed(self.qweight)
+        codes = packed if packed.shape == (K, N) else ClippedCodes(packed, (K, N))
+        if self.second_scale is None:
+            scales = fp4.e8m0(self.plain_scales())
+        else:
+            parts, divides = self.layer.parts, self.config.divides
+            scales = nvfp4.both_scales(self.group_scales(), self.second_scale, parts, divides=divides)
+        return spec.Codes(
+            bits=BITS,
+            codes=codes.T,
+            scales=scales,
+            zeros=None,
+            k_group=self.config.in_order(K, self.device),
+            lookup=fp4.values(self.device),
+        )
+
+
+def write(meant: Fp4, *, dtype: Any, whole: Fp4 | None = None) -> Fp4MarlinWeight:
+    """Codes and scales in Marlin's order; exact, or RepackError with the reason.
+
+    `dtype`: float16 or bfloat16, of the activations. `whole`: the layer that this is a share of, which
+    decides what is refused and raised.
+    """
+    if not isinstance(dtype, torch.dtype) or dtype not in EXPONENT_BIAS:
+        raise ArgumentError("dtype", "torch.float16 or torch.bfloat16, as the activations", str(dtype))
+    decides = whole or meant
+    reason = why_not(decides, dtype)
+    if reason:
+        raise RepackError(meant.source, "marlin", reason)
+    (N, K), names = (meant.layer.N, meant.layer.K), meant.names
+    config = Fp4MarlinConfig(names.group_size, names.divides, raised(decides, dtype))
+    Np, Kp = padded(N, K, names.group_size)
+    codes = meant.unpack()
+    if (Np, Kp) != (N, K):
+        wide = torch.zeros(Kp, Np, dtype=torch.uint8, device=meant.scales.device)
+        wide[:K, :N] = devices.plain(codes)
+        codes = wide
+    return Fp4MarlinWeight(
+        config=config,
+        qweight=marlin.rows(BITS).pack(codes),
+        scales=_scales(meant, config, (config.groups(Kp), Np)),
+        global_scale=global_scale(decides, dtype, config.raised),
+        second_scale=meant.second,
+        input_scale=meant.inputs,
+        layer=meant.layer,
+    )
+
+
+def read(weight: Fp4MarlinWeight) -> Fp4:
+    """The inverse of `write`, bit for bit."""
+    origin = weight.layer.origin
+    if not isinstance(origin, Origin):
+        reason = "it was made by hand, and nothing says which checkpoint's names it had"
+        raise RepackError("fp4_marlin", "fp4", reason)
+    codes = weight.codes().codes.T
+    if weight.second_scale is None:
+        scales = weight.plain_scales().contiguous()
+    else:
+        scales = weight.group_scales().to(nvfp4.E4M3FN).contiguous()
+    names, layer = NAMES[origin.weight_type], weight.layer
+    return Fp4(names, lambda: codes, scales, weight.second_scale, weight.input_scale, layer)
+
+
+def _scales(meant: Fp4, config: Fp4MarlinConfig, shape: tuple[int, int]) -> Tensor:
+    """The bytes (G, N) of the padded `shape` in the kernel's order."""
+    bytes_ = meant.scales
+    if meant.second is not None:
+        bytes_ = fp4.s0e5m3((meant.scales.float() * 2.0 ** (SHIFT + config.raised)).half())
+    wide = torch.zeros(shape, dtype=torch.uint8, device=bytes_.device)
+    wide[: bytes_.shape[1], : bytes_.shape[0]] = bytes_.T
+    return marlin.SCALES_OF_A_BYTE.apply(wide).reshape(shape).view(SCALES[config.group_size])
