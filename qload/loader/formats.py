@@ -77,7 +77,7 @@ class FormatLoader(WeightsLoader):
         if len(layers) < len(parts) and any(part.stop is None for part in parts):
             raise ArgumentError("prefixes", "each layer once", ", ".join(part.prefix for part in parts))
         check_alike(list(layers.values()))
-        shares = _shares(weights, layers, parts, split)
+        shares = shares_of(weights, layers, parts, split)
         first = shares[0]
         widths = [(layers[p.prefix].N if p.stop is None else p.stop) - p.start for p in parts]
         layer = Layer(
@@ -121,7 +121,7 @@ class FormatLoader(WeightsLoader):
         )
 
 
-def _shares(
+def shares_of(
     weights: TensorSource, layers: Mapping[str, LayerDescription], parts: Sequence[Part], split: Split | None
 ) -> list[Share]:
     """This rank's share of each part, every cut checked before anything is read."""

@@ -21,6 +21,7 @@ from qload.parallel import ProcessGroup
 from qload.spec import Role, Weight
 from qload.storage import TensorInfo, WeightStorage, check_name
 from qload.weights.casts import cast
+from qload.weights.experts import ExpertLoads
 from qload.weights.heads import check_heads, load_heads
 from qload.weights.ledger import Ledger, LoadReport
 from qload.weights.names import SortedNames
@@ -33,7 +34,7 @@ log: logging.Logger = logging.getLogger("qload")
 _BLOCKS: ContextVar[tuple[tuple["Weights", WeightsLoader], ...]] = ContextVar("use_loader", default=())
 
 
-class Weights:
+class Weights(ExpertLoads):
     """Named tensors over any storage: aliases, prefix, device, dtype by role, and a ledger.
 
     ArgumentError for a parameter that cannot be acted on.
@@ -305,6 +306,10 @@ class Weights:
         return MissingTensorError(
             name, tried, beside or get_close_matches(name, self._names.near(name)), hint
         )
+
+    def names_under(self, lead: str) -> list[str]:
+        """The stored names that begin with `lead`, in order."""
+        return self._names.all_under(lead)
 
     @checked
     def exempt(self, *names: str, reason: str) -> None:
