@@ -6,6 +6,7 @@ from torch import Tensor
 
 from qload.errors import MissingTensorError
 from qload.loader import TensorSource
+from qload.loader.source import fill
 from qload.parallel import ProcessGroup
 from qload.spec import Role
 from qload.storage import TensorInfo
@@ -54,6 +55,10 @@ class ExpertSource:
         if not index and name in self._kept:
             return self._kept.pop(name)
         return self.inner.read(name, index, role=role)
+
+    def read_into(self, name: str, index: tuple[slice, ...], out: Tensor, *, role: Role) -> None:
+        """As the inner source."""
+        fill(self.inner, name, index, out, role)
 
     def take(self, names: Iterable[str]) -> None:
         """Kept until the end."""

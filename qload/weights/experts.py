@@ -1,8 +1,28 @@
 """The load of a layer's experts, which `Weights` answers beside those of single layers."""
 
-from qload.errors import checked
+from typing import Protocol
+
+from torch import Tensor
+
+from qload.errors import ArgumentError, checked
 from qload.experts import ExpertFacts, ExpertSplit, ExpertsWeight
 from qload.experts.load import Owner, load_experts
+from qload.spec import Role
+from qload.storage import FillingStorage, WeightStorage
+from qload.weights.names import SortedNames
+
+
+class _Holder(Protocol):
+    """What `Weights` is here."""
+
+    storage: WeightStorage
+
+    @property
+    def _names(self) -> SortedNames: ...
+
+    def _stored(self, name: str) -> str: ...
+
+    def read(self, name: str, index: tuple[slice, ...] = (), *, role: Role | None = None) -> Tensor: ...
 
 
 class ExpertLoads:
@@ -40,3 +60,25 @@ class ExpertLoads:
             says. ArgumentError where that does not tell.
         """
         return load_experts(self, prefix, split, expert_ranks, facts)
+
+    def names_under(self: _Holder, lead: str) -> list[str]:
+        """The stored names that begin with `lead`, in order."""
+        return self._names.all_under(lead)
+
+    @checked
+    def read_into(self: _Holder, name: str, index: tuple[slice, ...], out: Tensor, *, role: Role) -> None:
+        """What `read` hands out for `name`, `index` and `role`, written to `out`: of its shape and dtype.
+
+        Straight from the storage where that can, and nothing is moved or cast. ArgumentError for another
+        `out`.
+        """
+        stored = self._stored(name)
+        lies = out.dtype == self.storage.info(stored).dtype and out.device.type == "cpu"
+        if lies and out.is_contiguous() and isinstance(self.storage, FillingStorage):
+            self.storage.read_into(stored, index, out)
+            return
+        tensor = self.read(name, index, role=role)
+        if (tensor.shape, tensor.dtype) != (out.shape, out.dtype):
+            expected = f"{tensor.dtype} {tuple(tensor.shape)}, as {stored}"
+            raise ArgumentError("out", expected, f"{out.dtype} {tuple(out.shape)}")
+        out.copy_(tensor)

@@ -270,17 +270,12 @@ class Weights(ExpertLoads):
 
     def info(self, name: str) -> TensorInfo:
         """Dtype, shape and file of the tensor `name`, from the header alone; MissingTensorError."""
-        stored = self._resolve(name)
-        if stored is None:
-            raise self.missing(name)
-        return self.storage.info(stored)
+        return self.storage.info(self._stored(name))
 
     @checked
     def read(self, name: str, index: tuple[slice, ...] = (), *, role: Role | None = None) -> Tensor:
         """`index` of `name` on the device, cast where `role` allows; not entered into the ledger."""
-        stored = self._resolve(name)
-        if stored is None:
-            raise self.missing(name)
+        stored = self._stored(name)
         tensor = self.storage.read(stored, index).to(self.device)
         role = role or ROLES.get(stored.rpartition(".")[2], Role.FLOAT)
         if role is not Role.FLOAT or self.dtype in (None, tensor.dtype) or tensor.dtype not in FLOATS:
@@ -306,10 +301,6 @@ class Weights(ExpertLoads):
         return MissingTensorError(
             name, tried, beside or get_close_matches(name, self._names.near(name)), hint
         )
-
-    def names_under(self, lead: str) -> list[str]:
-        """The stored names that begin with `lead`, in order."""
-        return self._names.all_under(lead)
 
     @checked
     def exempt(self, *names: str, reason: str) -> None:
@@ -343,6 +334,12 @@ class Weights(ExpertLoads):
             prefixed = f"{self.prefix}.{name}"
             names += [prefixed, *self.aliases.get(prefixed, ())]
         return names
+
+    def _stored(self, name: str) -> str:
+        stored = self._resolve(name)
+        if stored is None:
+            raise self.missing(name)
+        return stored
 
     def _resolve(self, name: str) -> str | None:
         if type(name) is not str:
