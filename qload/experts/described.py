@@ -1,7 +1,7 @@
 """The experts of a layer by headers and facts: what they are, that they are alike, all the world's cuts."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -16,10 +16,11 @@ from qload.loader.cuts import Share
 from qload.loader.description import check_alike as check_parts
 from qload.loader.formats import shares_of
 
+Matrices = tuple[LayerDescription, LayerDescription, LayerDescription]  # gate, up and down
 Shares = tuple[list[Share], list[Share]]  # this rank's of gate and up, and of down
 
 
-@dataclass
+@dataclass(frozen=True)
 class Described:
     """What all experts of a layer have in common, and which tensors they are made of.
 
@@ -27,10 +28,10 @@ class Described:
     the facts of the experts that are here. `elsewhere`: of all tensors of the others.
     """
 
-    layers: tuple[LayerDescription, LayerDescription, LayerDescription]
+    layers: Matrices
     biased: tuple[bool, bool, bool]
-    facts: list[str] = field(default_factory=list)
-    elsewhere: list[str] = field(default_factory=list)
+    facts: Sequence[str]
+    elsewhere: Sequence[str]
 
 
 def described(
@@ -40,25 +41,26 @@ def described(
 
     MissingTensorError for a missing one, MismatchError for one that is not as the first.
     """
-    found: Described | None = None
+    firsts: Matrices | None = None
+    expected, facts, elsewhere = (False, False, False), list[str](), list[str]()
     for expert in range(names.count):
-        gate, up, down = prefixes = names.of(expert)
+        gate, up, down = names.of(expert)
         layers = loader.describe(source, gate), loader.describe(source, up), loader.describe(source, down)
-        check_parts(layers[:2])
-        biased = tuple(source.has_tensor(bias_name(prefix)) for prefix in prefixes)
-        if found is None:
+        biased = tuple(source.has_tensor(bias_name(layer.prefix)) for layer in layers)
+        if firsts is None:
+            firsts, expected = layers, (biased[0], biased[1], biased[2])
             _check_sizes(*layers)
-            found = Described(layers, biased)  # type: ignore[arg-type]
-        for first, other in zip(found.layers, layers, strict=True):
+        check_parts(layers[:2])
+        for first, other in zip(firsts, layers, strict=True):
             check_alike(first, other)
-        _check_made(loader, found.layers, layers, device)
-        check_biases(source, found.layers, layers, found.biased, biased)
+            _check_made(loader, first, other, device)
+        check_biases(source, firsts, layers, expected, biased)
         if local.start <= expert < local.stop:
-            found.facts += (layer.names.full(fact) for layer in layers for fact in layer.facts)
+            facts += (layer.names.full(fact) for layer in layers for fact in layer.facts)
         else:
-            found.elsewhere += _tensors(layers, biased)
-    assert found is not None  # names are of one expert at least
-    return found
+            elsewhere += _tensors(layers, biased)
+    assert firsts is not None  # names are of one expert at least
+    return Described(firsts, expected, facts, elsewhere)
 
 
 def check_cuts(source: ExpertSource, found: Described, split: bool) -> Shares:
@@ -107,19 +109,14 @@ def _check_sizes(gate: LayerDescription, up: LayerDescription, down: LayerDescri
 
 
 def _check_made(
-    loader: WeightsLoader,
-    first: Sequence[LayerDescription],
-    layers: Sequence[LayerDescription],
-    device: torch.device,
+    loader: WeightsLoader, first: LayerDescription, other: LayerDescription, device: torch.device
 ) -> None:
     """What a loader makes of an expert is what it makes of the first, or MismatchError."""
-    for one, other in zip(first, layers, strict=True):
-        a, b = loader.made(one, device), loader.made(other, device)
-        if a != b:
-            a, b = a or one.format.weight_type.format, b or other.format.weight_type.format
-            raise MismatchError(
-                other.prefix, "experts of one layer differ in format", f"{a} as {one.prefix}", b
-            )
+    a, b = loader.made(first, device), loader.made(other, device)
+    if a != b:
+        a, b = a or first.format.weight_type.format, b or other.format.weight_type.format
+        what = "experts of one layer differ in the format that they are loaded in"
+        raise MismatchError(other.prefix, what, f"{a} as {first.prefix}", b)
 
 
 def _tensors(layers: Sequence[LayerDescription], biased: Sequence[bool]) -> list[str]:

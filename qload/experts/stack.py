@@ -7,7 +7,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from qload.errors import ArgumentError, ShapeError, checked
+from qload.errors import ArgumentError, ShapeError, check_fields, checked
 from qload.spec import Layer, Weight
 
 
@@ -34,6 +34,7 @@ class Stack:
     tensors: Mapping[str, Tensor]
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for field, tensor in self.tensors.items():
             if tensor.shape[:1] != (len(self.names),):
                 expected = f"({len(self.names)}, ...), one for each expert"

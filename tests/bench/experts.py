@@ -1,8 +1,8 @@
 """What the experts of a layer cost to load, and to check: `python -m tests.bench.experts`.
 
-Of 256 FP8 experts in blocks: peak memory beside the result, and the time of a load beside that of safetensors'
-own `load_file` and a copy of the same bytes. Of the headers of 94,428 tensors, named as DeepSeek V3's are: how
-long names, headers and cuts of all experts take.
+Of 256 FP8 experts in blocks: peak memory beside the result, and the time of a load beside that of
+safetensors' own `load_file` and a copy of the same bytes. Of the headers of 94,428 tensors, named as
+DeepSeek V3's are: how long names, headers and cuts of all experts take.
 """
 
 import argparse
