@@ -32,6 +32,10 @@ from .errors import TwoFormatsError as TwoFormatsError
 from .errors import UnknownMethodError as UnknownMethodError
 from .errors import UnsupportedFormatError as UnsupportedFormatError
 from .experts import with_experts as with_experts
+from .experts import ExpertFacts as ExpertFacts
+from .experts import ExpertsWeight as ExpertsWeight
+from .experts import LocalExperts as LocalExperts
+from .experts import Stack as Stack
 from .formats import AWQConfig as AWQConfig
 from .formats import AWQWeight as AWQWeight
 from .formats import BNB4Config as BNB4Config

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from qload.errors import TwoFormatsError, checked
-from qload.experts.stacks_found import Stack, find_stacks
+from qload.experts.stacks_found import StoredStack, find_stacks
 from qload.experts.stacks_slots import Slices, Slot, extents
 from qload.storage import TensorInfo, WeightStorage
 from qload.storage.protocol import bounds
@@ -70,7 +70,7 @@ class ExpertStacks:
     `keys` goes through all tensors but those stacks; they can be asked for by name as before.
     """
 
-    def __init__(self, storage: WeightStorage, stacks: Collection[Stack]) -> None:
+    def __init__(self, storage: WeightStorage, stacks: Collection[StoredStack]) -> None:
         self.storage: WeightStorage = storage
         self._stacks = {stack.source: stack for stack in stacks}
         self._slots: dict[str, tuple[Slot, int]] = {}
@@ -144,7 +144,7 @@ class _Names(Collection[str]):
     """All names in their order, the experts' in lieu of the stack's, which is there if it is asked for."""
 
     def __init__(
-        self, stored: Collection[str], stacks: Mapping[str, Stack], slots: Mapping[str, object]
+        self, stored: Collection[str], stacks: Mapping[str, StoredStack], slots: Mapping[str, object]
     ) -> None:
         self._stored, self._stacks, self._slots = stored, stacks, slots
 

@@ -27,7 +27,7 @@ Group = Mapping[str, Mapping[str, str]]  # matrix -> suffix -> the tensor's whol
 
 
 @dataclass(frozen=True, slots=True)
-class Stack:
+class StoredStack:
     """One stored tensor of several experts: its name, and where each part's tensor of an expert lies.
 
     `parts`: `gate_proj.weight` -> its place. `count`: how many experts there are.
@@ -45,7 +45,7 @@ class Stack:
                 yield f"{self.lead}.{expert}.{part}", slot, expert
 
 
-def find_stacks(storage: WeightStorage, config: Mapping[str, Any]) -> list[Stack]:
+def find_stacks(storage: WeightStorage, config: Mapping[str, Any]) -> list[StoredStack]:
     """The stacks that can be read expert by expert; `config`: the model's config.json, hostile as it may be.
 
     Left out are those of more experts than the config says, or than MOST_EXPERTS; and all beyond MOST_NAMES.
@@ -55,7 +55,7 @@ def find_stacks(storage: WeightStorage, config: Mapping[str, Any]) -> list[Stack
     if not groups:
         return []
     finder = _Finder(storage, stored, architecture_of(config), _block(config))
-    found: list[Stack] = []
+    found: list[StoredStack] = []
     total = 0
     for lead, group in groups.items():
         for stacks in finder.of(lead, group):
@@ -93,7 +93,7 @@ class _Finder:
     architecture: Architecture | None
     block: tuple[int, int] | None
 
-    def of(self, lead: str, group: Group) -> Iterator[list[Stack]]:
+    def of(self, lead: str, group: Group) -> Iterator[list[StoredStack]]:
         """The stacks of each matrix of a module, of which all that belongs to it can be read, or nothing."""
         order = self._order(lead, group)
         for name, tensors in group.items():
@@ -105,7 +105,7 @@ class _Finder:
 
     def _stacks(
         self, lead: str, name: str, tensors: Mapping[str, str], order: Stacked, weight: TensorInfo
-    ) -> list[Stack]:
+    ) -> list[StoredStack]:
         if len(weight.shape) < 3 or not 1 <= weight.shape[0] <= self._most:
             return []
         if "_blocks" in tensors:
@@ -114,7 +114,7 @@ class _Finder:
         matrix = Matrix(parts, *_sizes(weight, order), order, self.block)
         return self._all(lead, matrix, parts, tensors, weight.shape[0])
 
-    def _beside(self, lead: str, name: str, tensors: Mapping[str, str]) -> list[Stack]:
+    def _beside(self, lead: str, name: str, tensors: Mapping[str, str]) -> list[StoredStack]:
         """Scales that are stored together, of weights that are not."""
         own = {suffix: tensor for suffix, tensor in tensors.items() if suffix in SCALES_OF_FP8}
         count = max((self.storage.info(tensor).shape[:1] for tensor in own.values()), default=())
@@ -133,7 +133,7 @@ class _Finder:
 
     def _all(
         self, lead: str, matrix: Matrix, parts: tuple[str, ...], tensors: Mapping[str, str], count: int
-    ) -> list[Stack]:
+    ) -> list[StoredStack]:
         """All tensors of a matrix, or none where one is in a form that is not known."""
         found = []
         for suffix, source in tensors.items():
@@ -145,7 +145,7 @@ class _Finder:
             if own > self._most:
                 return []
             names = (f"{part}.{FIELDS[suffix]}" for part in parts)
-            found.append(Stack(lead, source, own, dict(zip(names, slots, strict=True))))
+            found.append(StoredStack(lead, source, own, dict(zip(names, slots, strict=True))))
         return found
 
     def _order(self, lead: str, group: Group) -> Stacked | None:

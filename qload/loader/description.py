@@ -150,7 +150,10 @@ def check_alike(layers: Sequence[LayerDescription]) -> None:
             ),
             ("parts of a fused layer differ in K", first.K, other.K),
             ("parts of a fused layer differ in tensors", list(first.dtypes), list(other.dtypes)),
-            ("parts of a fused layer differ in config", *_apart(first.format.config, other.format.config)),
+            (
+                "parts of a fused layer differ in config",
+                *configs_apart(first.format.config, other.format.config),
+            ),
         ):
             if a != b:
                 raise _differ(first, other, what, a, b)
@@ -242,7 +245,7 @@ def _differ(first: LayerDescription, other: LayerDescription, what: str, a: Any,
     )
 
 
-def _apart(a: Config, b: Config) -> tuple[str, str]:
+def configs_apart(a: Config, b: Config) -> tuple[str, str]:
     """What two configs of one format do not agree in."""
     alike = fields(a) if type(a) is type(b) else ()
     names = [f.name for f in alike if f.compare and getattr(a, f.name) != getattr(b, f.name)]

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import fields, replace
+from types import MappingProxyType
 from typing import Any, Self
 
 from torch import Tensor
@@ -67,9 +68,17 @@ class FormatLoader(WeightsLoader):
         return None if entry is None else self.exclusions.reason(entry)
 
     @checked
-    def load(self, weights: TensorSource, parts: Sequence[Part], split: Split | None) -> Weight:
+    def load(
+        self,
+        weights: TensorSource,
+        parts: Sequence[Part],
+        split: Split | None,
+        *,
+        out: Mapping[str, Tensor] = MappingProxyType({}),
+    ) -> Weight:
         """The parts joined along N, sliced before they are read, checked before they are sliced.
 
+        `out`: where the tensors of fields may be written to, so that the weight holds these.
         ArgumentError where a layer stands twice among the parts; MismatchError, ShapeError, CutError and the
         like where layers, ranks and formats do not go together.
         """
@@ -77,7 +86,7 @@ class FormatLoader(WeightsLoader):
         if len(layers) < len(parts) and any(part.stop is None for part in parts):
             raise ArgumentError("prefixes", "each layer once", ", ".join(part.prefix for part in parts))
         check_alike(list(layers.values()))
-        shares = _shares(weights, layers, parts, split)
+        shares = shares_of(weights, layers, parts, split)
         first = shares[0]
         widths = [(layers[p.prefix].N if p.stop is None else p.stop) - p.start for p in parts]
         layer = Layer(
@@ -86,7 +95,7 @@ class FormatLoader(WeightsLoader):
             whole=(sum(widths), first.layer.K),
             name=", ".join(layers),
         )
-        tensors = _tensors(weights, shares)
+        tensors = _tensors(weights, shares, out)
         fmt = first.layer.format
         weight: Weight = fmt.weight_type(config=fmt.config, layer=layer, **tensors)
         for one in layers.values():
@@ -121,7 +130,7 @@ class FormatLoader(WeightsLoader):
         )
 
 
-def _shares(
+def shares_of(
     weights: TensorSource, layers: Mapping[str, LayerDescription], parts: Sequence[Part], split: Split | None
 ) -> list[Share]:
     """This rank's share of each part, every cut checked before anything is read."""
@@ -145,12 +154,12 @@ def _shares(
     return shares
 
 
-def _tensors(weights: TensorSource, shares: Sequence[Share]) -> dict[str, Tensor]:
+def _tensors(weights: TensorSource, shares: Sequence[Share], out: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Every tensor of the typed weight, sliced, resolved where its format has to, and joined."""
     layer = shares[0].layer
     kept = [spec for spec in layer.specs if not spec.spent]
     if len(kept) == len(layer.specs):
-        return {spec.name: pieces.read(weights, spec, shares) for spec in kept}
+        return {spec.name: pieces.read(weights, spec, shares, out.get(spec.name)) for spec in kept}
     resolved = []
     for one in shares:
         raw = {spec.name: pieces.piece(weights, spec, one) for spec in one.layer.specs}

@@ -6,12 +6,19 @@ import torch
 from torch import Tensor
 
 from qload.loader.cuts import Share
-from qload.loader.source import TensorSource
+from qload.loader.source import TensorSource, fill
 from qload.spec import Axis, TensorSpec
 
 
-def read(weights: TensorSource, spec: TensorSpec, shares: Sequence[Share]) -> Tensor:
-    """The parts of a tensor joined along their N, or the first where it has none."""
+def read(
+    weights: TensorSource, spec: TensorSpec, shares: Sequence[Share], out: Tensor | None = None
+) -> Tensor:
+    """The parts of a tensor joined along their N, or the first where it has none.
+
+    `out`: where they may be written to, which is then what is returned.
+    """
+    if out is not None and _is_read_as_it_lies(spec, shares):
+        return _read_into(weights, spec, shares, out)
     first = piece(weights, spec, shares[0])
     join = spec.joined()
     if join is None or len(shares) == 1:
@@ -24,6 +31,25 @@ def read(weights: TensorSource, spec: TensorSpec, shares: Sequence[Share]) -> Te
         whole.narrow(join, at, extent).copy_(part)
         at += extent
     return _as_stored(whole, spec, shares)
+
+
+def _is_read_as_it_lies(spec: TensorSpec, shares: Sequence[Share]) -> bool:
+    """Whether each part is a rectangle of what is stored."""
+    strided = not shares[0].bounds.all_inputs and any(axis.flat for axis in spec.places)
+    return not spec.fact and spec.view is None and not strided
+
+
+def _read_into(weights: TensorSource, spec: TensorSpec, shares: Sequence[Share], out: Tensor) -> Tensor:
+    join, at = spec.joined(), 0
+    for one in shares if join is not None else shares[:1]:
+        extent = one.extent(spec.places[join]) if join is not None and len(shares) > 1 else None
+        place = out if extent is None or join is None else out.narrow(join, at, extent)
+        name = one.layer.names.full(spec.name)
+        if not weights.info(name).shape:
+            place = place.reshape(())  # of one entry
+        fill(weights, name, _index(one, spec.places), place, spec.role)
+        at += extent or 0
+    return out
 
 
 def join(parts: Sequence[Tensor], spec: TensorSpec, shares: Sequence[Share]) -> Tensor:

@@ -36,3 +36,19 @@ class TensorSource(Protocol):
 
     def missing(self, name: str, hint: str = "") -> MissingTensorError:
         """The error that says what was tried and what there is instead."""
+
+
+@runtime_checkable
+class FillingSource(Protocol):
+    """A source of tensors that reads into memory of the caller's, which spares copies."""
+
+    def read_into(self, name: str, index: tuple[slice, ...], out: Tensor, *, role: Role) -> None:
+        """What `read` would hand out, written to `out`, a tensor of that shape, dtype and device."""
+
+
+def fill(source: TensorSource, name: str, index: tuple[slice, ...], out: Tensor, role: Role) -> None:
+    """Read those elements into a tensor, straight where the source can."""
+    if isinstance(source, FillingSource):
+        source.read_into(name, index, out, role=role)
+    else:
+        out.copy_(source.read(name, index, role=role))

@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import Any
 
 LINEAR = ("qload.kernels.linear", "linear_of")  # makes a module of a weight
+EXPERTS = ("qload.kernels.experts", "experts_module")  # makes a module of the experts of a layer
 TARGET = ("qload.repacking.loaders", "for_target")  # makes a loader repack for a kernel
 
 

@@ -7,7 +7,7 @@ from typing import Self
 from torch import Tensor
 
 from qload.errors import checked
-from qload.storage.protocol import TensorInfo, bounds, check_name, missing
+from qload.storage.protocol import TensorInfo, bounds, check_name, check_out, missing
 
 
 class MemoryStorage:
@@ -65,6 +65,19 @@ class MemoryStorage:
         self.reads[name] += 1
         self.bytes_read += piece.numel() * piece.element_size()
         return piece
+
+    @checked
+    def read_into(self, name: str, index: tuple[slice, ...], out: Tensor) -> None:
+        """The elements `index` of the tensor `name`, written to `out`, of their shape and dtype.
+
+        ArgumentError for another `out`.
+        """
+        tensor = self._find(name)
+        pairs = bounds(name, tuple(tensor.shape), index)
+        check_out(name, out, [stop - start for start, stop in pairs], tensor.dtype)
+        out.copy_(tensor[tuple(slice(*pair) for pair in pairs)])
+        self.reads[name] += 1
+        self.bytes_read += out.nbytes
 
     def close(self) -> None:
         """Nothing to let go of."""

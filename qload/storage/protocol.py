@@ -1,6 +1,6 @@
 """What qload asks of a place that holds tensors."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import islice
@@ -62,6 +62,22 @@ class WeightStorage(Protocol):
 
     def close(self) -> None:
         """Let go of files; reading afterwards is an error."""
+
+
+@runtime_checkable
+class FillingStorage(Protocol):
+    """A storage that reads into memory of the caller's, which spares a copy."""
+
+    def read_into(self, name: str, index: tuple[slice, ...], out: Tensor) -> None:
+        """What `read` would hand out, written to `out`: on the CPU, in one piece, of that shape and dtype."""
+
+
+def check_out(name: str, out: Tensor, extents: Sequence[int], dtype: torch.dtype) -> None:
+    """A tensor can be read into as it lies, or ArgumentError."""
+    fits = (tuple(out.shape), out.dtype, out.device.type) == (tuple(extents), dtype, "cpu")
+    if not (fits and out.is_contiguous()):
+        expected = f"{dtype} {tuple(extents)} on the CPU, in one piece, for {name}"
+        raise ArgumentError("out", expected, f"{out.dtype} {tuple(out.shape)} on {out.device}")
 
 
 def check_name(name: object) -> None:

@@ -21,24 +21,29 @@ SCRATCH = 1 << 20  # bytes that are read at once for what is wanted of them
 Bounds = tuple[tuple[int, int], ...]
 
 
-def read_rectangle(opened: RangeReader, entry: Entry, pairs: Bounds) -> NDArray[np.uint8]:
-    """The bytes of the elements within (start, stop) of every dimension, row major; there is at least one."""
+def read_rectangle(
+    opened: RangeReader, entry: Entry, pairs: Bounds, out: NDArray[np.uint8] | None = None
+) -> NDArray[np.uint8]:
+    """The bytes of the elements within (start, stop) of every dimension, row major; there is at least one.
+
+    `out`: where they go, as many bytes in one piece.
+    """
     size = entry.dtype.itemsize
     strides = [prod(entry.shape[at + 1 :]) * size for at in range(len(pairs))]
     first = entry.begin + sum(start * stride for (start, _), stride in zip(pairs, strides, strict=True))
     extents = [stop - start for start, stop in pairs]
     cut = max((at for at, extent in enumerate(extents) if extent != entry.shape[at]), default=0)
     length = prod(extents[cut:]) * size  # of a run: all dimensions after the last one that is cut
+    run = np.empty(prod(extents) * size, np.uint8) if out is None else out
     if not cut:
-        run = np.empty(length, np.uint8)
         opened.read_into(run.data, first)
         return run
     outer, rows = extents[: cut - 1], extents[cut - 1]
-    blocks = np.empty((prod(outer), rows, length), np.uint8)
+    blocks = run.reshape(prod(outer), rows, length)
     for block, place in zip(blocks, product(*map(range, outer)), strict=True):
         at = first + sum(index * stride for index, stride in zip(place, strides, strict=False))
         _read_rows(opened, at, strides[cut - 1], block)
-    return blocks.reshape(-1)
+    return run
 
 
 def _read_rows(opened: RangeReader, at: int, stride: int, block: NDArray[np.uint8]) -> None:

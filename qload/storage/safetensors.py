@@ -14,7 +14,7 @@ from qload.storage.header import Entry, Header
 from qload.storage.headers import read_headers
 from qload.storage.locate import CheckpointFiles, PathLikes, locate
 from qload.storage.open_files import OpenFiles
-from qload.storage.protocol import TensorInfo, bounds, check_name, missing
+from qload.storage.protocol import TensorInfo, bounds, check_name, check_out, missing
 from qload.storage.rectangles import read_rectangle
 from qload.storage.remote import Place
 
@@ -98,6 +98,20 @@ class SafetensorsStorage:
             piece = read_rectangle(opened, entry, pairs)
         self.bytes_read += piece.nbytes
         return torch.from_numpy(piece).view(entry.dtype).reshape(extents)
+
+    @checked
+    def read_into(self, name: str, index: tuple[slice, ...], out: Tensor) -> None:
+        """The elements `index` of the tensor `name`, written to `out`, of their shape and dtype.
+
+        ArgumentError for another `out`; StorageError as of `read`.
+        """
+        file, entry = self._find(name)
+        pairs = bounds(name, entry.shape, index)
+        check_out(name, out, [stop - start for start, stop in pairs], entry.dtype)
+        if out.numel():
+            with self._open.reading(file) as opened:
+                read_rectangle(opened, entry, pairs, out.reshape(-1).view(torch.uint8).numpy())
+            self.bytes_read += out.nbytes
 
     def close(self) -> None:
         """Close all files; reading afterwards is a StorageError."""

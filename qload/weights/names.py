@@ -4,6 +4,7 @@ from bisect import bisect_left
 from collections.abc import Iterable
 
 FEW = 1 << 12  # names, of which all can be compared with one that is missing
+LAST = "\U0010ffff"  # is after every letter of a name
 NEAR = 64  # names before and after it, where there are more
 
 
@@ -20,6 +21,11 @@ class SortedNames:
             at = bisect_left(self._sorted, lead)
             found.update(name for name in self._sorted[at : at + most] if name.startswith(lead))
         return sorted(found)[:most]
+
+    def all_under(self, lead: str) -> list[str]:
+        """All names that begin with a lead, in order."""
+        start, stop = (bisect_left(self._sorted, end) for end in (lead, lead + LAST))
+        return self._sorted[start:stop]
 
     def near(self, name: str) -> list[str]:
         """The names that one which is missing may be taken for: all, or of many those beside it."""

@@ -22,6 +22,7 @@ from qload.parallel import ProcessGroup
 from qload.spec import Role, Weight
 from qload.storage import TensorInfo, WeightStorage, check_name
 from qload.weights.casts import cast
+from qload.weights.experts import ExpertLoads
 from qload.weights.heads import check_heads, load_heads
 from qload.weights.ledger import Ledger, LoadReport
 from qload.weights.names import SortedNames
@@ -34,7 +35,7 @@ log: logging.Logger = logging.getLogger("qload")
 _BLOCKS: ContextVar[tuple[tuple["Weights", WeightsLoader], ...]] = ContextVar("use_loader", default=())
 
 
-class Weights:
+class Weights(ExpertLoads):
     """Named tensors over any storage: aliases, prefix, device, dtype by role, and a ledger.
 
     ArgumentError for a parameter that cannot be acted on.
@@ -270,17 +271,12 @@ class Weights:
 
     def info(self, name: str) -> TensorInfo:
         """Dtype, shape and file of the tensor `name`, from the header alone; MissingTensorError."""
-        stored = self._resolve(name)
-        if stored is None:
-            raise self.missing(name)
-        return self.storage.info(stored)
+        return self.storage.info(self._stored(name))
 
     @checked
     def read(self, name: str, index: tuple[slice, ...] = (), *, role: Role | None = None) -> Tensor:
         """`index` of `name` on the device, cast where `role` allows; not entered into the ledger."""
-        stored = self._resolve(name)
-        if stored is None:
-            raise self.missing(name)
+        stored = self._stored(name)
         tensor = self.storage.read(stored, index).to(self.device)
         role = role or ROLES.get(stored.rpartition(".")[2], Role.FLOAT)
         if role is not Role.FLOAT or self.dtype in (None, tensor.dtype) or tensor.dtype not in FLOATS:
@@ -342,6 +338,12 @@ class Weights:
             prefixed = f"{self.prefix}.{name}"
             names += [prefixed, *self.aliases.get(prefixed, ())]
         return names
+
+    def _stored(self, name: str) -> str:
+        stored = self._resolve(name)
+        if stored is None:
+            raise self.missing(name)
+        return stored
 
     def _resolve(self, name: str) -> str | None:
         if type(name) is not str:

@@ -15,6 +15,7 @@ import torch
 
 import qload
 from qload.errors import ArgumentError, QloadError, checked
+from qload.experts import GatedActivation
 from qload.storage import MemoryStorage
 from tests.kernel_formats.marlin_layers import layer
 from tests.paths import FIXTURES
@@ -26,6 +27,12 @@ PLAIN = qload.DefaultWeightsLoader()
 STORAGE = MemoryStorage({"a.weight": torch.ones(64, 128)})
 WEIGHTS = qload.Weights(STORAGE, loader=PLAIN)
 INT4 = qload.Packing(4, "(kp i) n -> kp n (i)", i=8)
+FACTS = qload.ExpertFacts(GatedActivation("silu"))
+EXPERTS = qload.Weights(
+    MemoryStorage({f"e.0.{name}.weight": torch.ones(4, 4) for name in ("w1", "w2", "w3")}), loader=PLAIN
+)
+WHOLE = ("gate_up", "down", "facts", "local")
+STACK = EXPERTS.get_experts("e", facts=FACTS).down
 LAYER_CONFIG = qload.MPLinearLayerConfig(
     (128, 64), (128, 64), qload.scalar_types.uint4b8, torch.float16, 32, False
 )
@@ -40,6 +47,8 @@ NEEDED: dict[str, dict[str, Any]] = {
     "CTPackConfig": {"bits": 4, "group_size": 32},
     "DequantizeLinearKernel": {"c": LAYER_CONFIG, **WORDS},
     "ExllamaConfig": {"bits": 4},
+    "ExpertFacts": {"activation": FACTS.activation},
+    "ExpertsWeight": {name: getattr(EXPERTS.get_experts("e", facts=FACTS), name) for name in WHOLE},
     "ExllamaLinearKernel": {"c": LAYER_CONFIG, **WORDS},
     "FakeWorld": {"world": 2},
     "Fp4MarlinConfig": {"group_size": 16},
@@ -48,6 +57,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "GPTQMarlinConfig": {"bits": 4, "group_size": 32},
     "GPTQMarlinWeightsLoader": {"inner": PLAIN},
     "GPTQWeightsLoader": {"bits": 4, "group_size": 32},
+    "LocalExperts": {"start": 0, "stop": 1, "total": 2},
     "KernelTarget": {"kernel": "exllama"},
     "Layer": {"parts": (64,), "K": 128, "whole": (64, 128)},
     "Linear": {"weight": WEIGHT},
@@ -62,6 +72,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "QuantizingLoader": {"inner": PLAIN, "quantizer": qload.Fp8Quantizer()},
     "RepackingLoader": {"inner": PLAIN, "layout": "marlin"},
     "SafetensorsStorage": {"path": MODEL},
+    "Stack": {name: getattr(STACK, name) for name in ("weight_type", "config", "layer", "names", "tensors")},
     "StripsLinearKernel": {"c": LAYER_CONFIG, **WORDS},
     "UnquantizedWeight": {"config": qload.UnquantizedConfig(), "weight": torch.ones(64, 128)},
     "Weights": {"storage": STORAGE, "loader": PLAIN},
@@ -85,6 +96,9 @@ METHODS: dict[Callable[..., Any], dict[str, Any]] = {
     WEIGHTS.get_weights_col_packed_qkv: {"prefix": "a", "num_heads": 2, "num_key_value_heads": 1},
     WEIGHTS.get_weights_col_packed_gate_up: {"prefix": "a"},
     WEIGHTS.get_multi_weights_col: {"prefixes": ["a"]},
+    EXPERTS.get_experts: {"prefix": "e", "facts": FACTS},
+    STACK.expert: {"index": 0},
+    STACK.to: {"device": "cpu"},
     WEIGHTS.has_tensor: {"name": "a.weight"},
     WEIGHTS.get_shape: {"name": "a.weight"},
     WEIGHTS.get_tensor: {"name": "a.weight"},
@@ -210,18 +224,20 @@ def test_the_arguments_beside_the_wrong_one_are_good(function: Any, needed: dict
 # Class -> its methods that look at the types of all their arguments before they do anything.
 CHECKED = {
     "AWQWeightsLoader": "__init__",
+    "ExpertsWeight": "expert dequantize to repack",
     "FormatLoader": "__init__ shape describe load",
     "GPTQMarlinWeightsLoader": "__init__",
     "GPTQWeightsLoader": "__init__",
     "Linear": "__init__",
     "MPLinearKernel": "__init__",
     "MarlinWeightsLoader": "__init__",
-    "MemoryStorage": "__init__ read",
+    "MemoryStorage": "__init__ read read_into",
     "ModuleLoader": "__init__ chosen",
     "Order": "apply",
     "Packing": "pack",
     "RepackingLoader": "__init__",
-    "SafetensorsStorage": "__init__ read",
+    "SafetensorsStorage": "__init__ read read_into",
+    "Stack": "expert to",
     "Stored": "write",
     "StoredMinusOne": "write",
     "StoredMinusOnePerField": "write",
@@ -230,7 +246,7 @@ CHECKED = {
     "Weights": """
         get_weights get_weights_col get_weights_col_packed get_weights_col_packed_qkv
         get_weights_col_packed_gate_up get_partial_weights_col get_multi_weights_col get_weights_row
-        get_tensor get_sharded get_partial_sharded get_packed_sharded read take note exempt
+        get_experts get_tensor get_sharded get_partial_sharded get_packed_sharded read take note exempt
         exempt_by
     """,
     "WeightsLoader": """

@@ -1,0 +1,89 @@
+"""Which experts of a layer are on a rank, and how a world is divided into groups that share experts."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from qload.errors import ArgumentError, DivideError, check_fields, worlds
+from qload.loader.cuts import WORLDS
+from qload.parallel import ALONE, ProcessGroup, Rank
+
+ExpertSplit = Literal["tensor", "experts", "both"]
+
+
+@dataclass(frozen=True)
+class LocalExperts:
+    """The experts of a layer that are on this rank: [start, stop) of `total`.
+
+    Of E experts and R ranks the first E % R ranks have E // R + 1 and all others E // R, one run of them
+    after another. ArgumentError for a run outside of the total.
+
+    Attributes
+    ----------
+    start, stop
+        The first expert that is here, and the first after it that is not.
+    total
+        How many experts the layer has on all ranks together.
+    """
+
+    start: int
+    stop: int
+    total: int
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not 0 <= self.start <= self.stop <= self.total:
+            expected = f"0 <= start <= stop <= total = {self.total}"
+            raise ArgumentError("local", expected, f"start {self.start}, stop {self.stop}")
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def map(self) -> Tensor:
+        """(total,) int64: the place on this rank of each expert of the layer; -1: it is not here."""
+        found = torch.full((self.total,), -1, dtype=torch.int64)
+        found[self.start : self.stop] = torch.arange(len(self))
+        return found
+
+
+def local_experts(prefix: str, total: int, group: ProcessGroup) -> LocalExperts:
+    """This rank's experts; DivideError, on every rank alike, where a rank would have none."""
+    ranks, rank = group.size(), group.rank()
+    if ranks > total:
+        lawful = [world for world in WORLDS if world <= total]
+        hint = f"lawful   {worlds(lawful)}"
+        raise DivideError(prefix, "experts", total, f"{ranks} ranks, each with one at least", hint)
+    each, more = divmod(total, ranks)
+    start = rank * each + min(rank, more)
+    return LocalExperts(start, start + each + (rank < more), total)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A rank's two groups: `tensor` of those that cut the same experts, `experts` that share them out."""
+
+    tensor: ProcessGroup
+    experts: ProcessGroup
+
+
+def grid(split: ExpertSplit | None, group: ProcessGroup, expert_ranks: int | None) -> Grid:
+    """How a world is divided. Of "both", rank r is place r % T of the T that cut the experts of run r // T.
+
+    DivideError where the world is no multiple of `expert_ranks`; ArgumentError where that is not said, or is
+    said of a split that needs none.
+    """
+    if (split == "both") == (expert_ranks is None):
+        expected = "how many runs of experts there are" if split == "both" else 'None, unless split is "both"'
+        raise ArgumentError("expert_ranks", expected, repr(expert_ranks))
+    if expert_ranks is None:
+        return Grid(group if split == "tensor" else ALONE, group if split == "experts" else ALONE)
+    world, rank = group.size(), group.rank()
+    if expert_ranks < 1:
+        raise ArgumentError("expert_ranks", "at least 1", repr(expert_ranks))
+    if world % expert_ranks:
+        raise DivideError("expert_ranks", "ranks", world, f"{expert_ranks} runs of experts")
+    cutting = world // expert_ranks
+    return Grid(Rank(rank % cutting, cutting), Rank(rank // cutting, expert_ranks))

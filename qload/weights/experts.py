@@ -1,0 +1,84 @@
+"""The load of a layer's experts, which `Weights` answers beside those of single layers."""
+
+from typing import Protocol
+
+from torch import Tensor
+
+from qload.errors import ArgumentError, checked
+from qload.experts import ExpertFacts, ExpertSplit, ExpertsWeight
+from qload.experts.load import Owner, load_experts
+from qload.spec import Role
+from qload.storage import FillingStorage, WeightStorage
+from qload.weights.names import SortedNames
+
+
+class _Holder(Protocol):
+    """What `Weights` is here."""
+
+    storage: WeightStorage
+
+    @property
+    def _names(self) -> SortedNames: ...
+
+    def _stored(self, name: str) -> str: ...
+
+    def read(self, name: str, index: tuple[slice, ...] = (), *, role: Role | None = None) -> Tensor: ...
+
+
+class ExpertLoads:
+    """What `Weights` is asked for experts by."""
+
+    @checked
+    def get_experts(
+        self: Owner,
+        prefix: str,
+        *,
+        split: ExpertSplit | None = None,
+        expert_ranks: int | None = None,
+        facts: ExpertFacts | None = None,
+    ) -> ExpertsWeight:
+        """The experts of a layer, stacked, or this rank's share of them.
+
+        Read one at a time into memory that is taken once. All of them are compared, and all cuts of all
+        ranks checked, before a weight is read: MissingTensorError for a missing one, MismatchError for one
+        that is not stored as the first, CutError and DivideError as of single layers. Of the experts of
+        other ranks no weight is read.
+
+        Parameters
+        ----------
+        prefix
+            What the names of the experts begin with: `model.layers.0.mlp.experts`.
+        split
+            None: all of all experts, on every rank. "tensor": of every expert this rank's outputs of gate and
+            up, and its inputs of down, so that the ranks' outputs are summed. "experts": whole experts, of E
+            on R ranks the first E % R ranks one more than the others. "both": see `expert_ranks`.
+        expert_ranks
+            Of "both", how many runs of experts there are; rank r has a share of run r // T, and is place
+            r % T of the T = ranks / `expert_ranks` that cut the same experts.
+        facts
+            What stands between the matrices, and where the routing weight goes; None: as the model's config
+            says. ArgumentError where that does not tell.
+        """
+        return load_experts(self, prefix, split, expert_ranks, facts)
+
+    def names_under(self: _Holder, lead: str) -> list[str]:
+        """The stored names that begin with `lead`, in order."""
+        return self._names.all_under(lead)
+
+    @checked
+    def read_into(self: _Holder, name: str, index: tuple[slice, ...], out: Tensor, *, role: Role) -> None:
+        """What `read` hands out for `name`, `index` and `role`, written to `out`: of its shape and dtype.
+
+        Straight from the storage where that can, and nothing is moved or cast. ArgumentError for another
+        `out`.
+        """
+        stored = self._stored(name)
+        lies = out.dtype == self.storage.info(stored).dtype and out.device.type == "cpu"
+        if lies and out.is_contiguous() and isinstance(self.storage, FillingStorage):
+            self.storage.read_into(stored, index, out)
+            return
+        tensor = self.read(name, index, role=role)
+        if (tensor.shape, tensor.dtype) != (out.shape, out.dtype):
+            expected = f"{tensor.dtype} {tuple(tensor.shape)}, as {stored}"
+            raise ArgumentError("out", expected, f"{out.dtype} {tuple(out.shape)}")
+        out.copy_(tensor)

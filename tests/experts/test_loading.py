@@ -1,0 +1,93 @@
+"""Experts of every format: stacked they mean what each of their matrices means alone."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qload.errors import ArgumentError
+from qload.spec import Weight
+from qload.testing import assert_same_bits
+from tests.experts.expert_layers import FACTS, PREFIX, every_matrix, experts, stored_plain
+
+few = settings(max_examples=8)
+
+
+@every_matrix
+@given(data=st.data())
+@few
+def test_every_expert_means_what_its_matrices_mean_alone(weight_type: type[Weight], data: Any) -> None:
+    stored = data.draw(experts(weight_type))
+
+    made = stored.load()
+
+    assert made.shape == (stored.count, stored.drawn[0][0].K, stored.inner)
+    assert made.gate_up.shape == (stored.count, 2 * stored.inner, stored.drawn[0][0].K)
+    for expert in range(stored.count):
+        gate, up, down = stored.meant(expert)
+        gate_up, last = made.dequantize(expert)
+        assert_same_bits(gate_up, torch.cat([gate, up]))
+        assert_same_bits(last, down)
+
+
+@every_matrix
+@given(data=st.data())
+@few
+def test_an_expert_is_the_layer_that_a_load_of_two_parts_gives(weight_type: type[Weight], data: Any) -> None:
+    stored = data.draw(experts(weight_type))
+    weights = stored.weights()
+
+    made = stored.load()
+
+    for expert in range(stored.count):
+        prefix = f"{PREFIX}.{expert}"
+        pairs = (
+            (made.expert(expert).gate_up, [f"{prefix}.gate_proj", f"{prefix}.up_proj"]),
+            (made.expert(expert).down, [f"{prefix}.down_proj"]),
+        )
+        for got, names in pairs:
+            want = weights.get_multi_weights_col(names)
+            assert (type(got), got.config, got.layer) == (type(want), want.config, want.layer)
+            assert got.fields().keys() == want.fields().keys()
+            for field, tensor in want.fields().items():
+                assert_same_bits(got.fields()[field], tensor)
+
+
+@every_matrix
+@given(data=st.data())
+@few
+def test_the_ledger_has_every_tensor_once(weight_type: type[Weight], data: Any) -> None:
+    stored = data.draw(experts(weight_type))
+    weights = stored.weights()
+
+    weights.get_experts(PREFIX, facts=FACTS)
+
+    report = weights.report()
+    assert report.complete
+    assert set(report.used) == set(stored.tensors)
+
+
+@every_matrix
+@given(data=st.data())
+@few
+def test_no_byte_is_read_twice(weight_type: type[Weight], data: Any) -> None:
+    stored = data.draw(experts(weight_type))
+    weights = stored.weights()
+
+    weights.get_experts(PREFIX, facts=FACTS)
+
+    reads = weights.storage.reads  # type: ignore[attr-defined]
+    assert [name for name, times in reads.items() if times > 1] == []
+
+
+def test_an_expert_is_a_view_and_there_are_no_others() -> None:
+    made = stored_plain(3).load()
+
+    made.expert(2).down.fields()["weight"][0, 0] = 77
+
+    assert made.down.fields()["weight"][2, 0, 0] == 77
+    for index in (-1, 3):
+        with pytest.raises(ArgumentError, match="0 to 2"):
+            made.expert(index)
