@@ -31,6 +31,9 @@ from .errors import StorageError as StorageError
 from .errors import TwoFormatsError as TwoFormatsError
 from .errors import UnknownMethodError as UnknownMethodError
 from .errors import UnsupportedFormatError as UnsupportedFormatError
+from .experts import GatedActivation as GatedActivation
+from .experts import Routing as Routing
+from .experts import routing_of as routing_of
 from .formats import AWQConfig as AWQConfig
 from .formats import AWQWeight as AWQWeight
 from .formats import BNB4Config as BNB4Config
