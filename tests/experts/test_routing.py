@@ -239,6 +239,21 @@ def test_weights_that_are_rounded_have_the_dtype_of_the_logits() -> None:
     assert_same_bits(narrow.route(LOGITS)[1], wide.route(LOGITS)[1])
 
 
+@pytest.mark.parametrize("method", ["softmax_top_k", "top_k_sigmoid", "softmax_grouped", "sigmoid_grouped"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_scores_of_narrow_logits_are_float32(method: Any, dtype: torch.dtype) -> None:
+    """A sigmoid alone is rounded to the dtype of the logits in the end."""
+    routing = Routing(method, 16, 5)
+    logits = torch.randn(9, 16, generator=torch.Generator().manual_seed(2)).to(dtype)
+    bias = [torch.linspace(-1, 1, 16)] if routing.corrected else []
+
+    ids, weights = routing.route(logits, *bias)
+
+    wide_ids, wide = routing.route(logits.float(), *bias)
+    assert torch.equal(ids, wide_ids)
+    assert_same_bits(weights, wide.to(dtype) if method == "top_k_sigmoid" else wide)
+
+
 def test_a_router_in_float32_multiplies_what_is_stored_in_float32() -> None:
     """In bfloat16 both products would be 256, and the sum of the second."""
     x, weight = torch.tensor([[1.0, 1.0]]).bfloat16(), torch.tensor([[256.0, 1.0], [256.0, 0.0]]).bfloat16()

@@ -42,6 +42,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "ExllamaConfig": {"bits": 4},
     "ExllamaLinearKernel": {"c": LAYER_CONFIG, **WORDS},
     "FakeWorld": {"world": 2},
+    "GatedActivation": {"kind": "silu"},
     "Fp8MarlinConfig": {"group_size": -1, "exponent_bias": True},
     "GPTQConfig": {"bits": 4, "group_size": 32},
     "GPTQMarlinConfig": {"bits": 4, "group_size": 32},
@@ -60,6 +61,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "Packing": {"bits": 4, "pattern": "(kp i) n -> kp n (i)", "i": 8},
     "QuantizingLoader": {"inner": PLAIN, "quantizer": qload.Fp8Quantizer()},
     "RepackingLoader": {"inner": PLAIN, "layout": "marlin"},
+    "Routing": {"method": "softmax_top_k", "experts": 4, "top_k": 2},
     "SafetensorsStorage": {"path": MODEL},
     "StripsLinearKernel": {"c": LAYER_CONFIG, **WORDS},
     "UnquantizedWeight": {"config": qload.UnquantizedConfig(), "weight": torch.ones(64, 128)},
@@ -72,6 +74,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "open_checkpoint": {"path": MODEL},
     "repack": {"weight": WEIGHT, "layout": "marlin"},
     "restore": {"weight": WEIGHT},
+    "routing_of": {"config": {"model_type": "mixtral"}},
     "verify": {"path": MODEL},
     "warm_up": {"model": torch.nn.Linear(1, 1), "max_input_len": 1},
 }
@@ -220,6 +223,7 @@ CHECKED = {
     "Order": "apply",
     "Packing": "pack",
     "RepackingLoader": "__init__",
+    "Routing": "logits route",
     "SafetensorsStorage": "__init__ read",
     "Stored": "write",
     "StoredMinusOne": "write",
@@ -236,7 +240,16 @@ CHECKED = {
         get_weights get_weights_col get_weights_row get_multi_weights_col get_weights_col_packed
     """,
 }
-FUNCTIONS = ("architecture_of", "inspect", "layers", "open_checkpoint", "repack", "restore", "verify")
+FUNCTIONS = (
+    "architecture_of",
+    "inspect",
+    "layers",
+    "open_checkpoint",
+    "repack",
+    "restore",
+    "routing_of",
+    "verify",
+)
 
 
 def test_who_checks_what_it_is_called_with() -> None:
