@@ -138,9 +138,10 @@ def unpacked(archive: Path, folder: Path) -> Path:
 
 @nox.session(default=False)
 def transformers(session: nox.Session) -> None:
-    """The tables of architectures against models that transformers, at one version, makes and writes."""
+    """Tables of architectures, routing and experts against transformers' own models, at one version."""
     install(session, "test", "transformers")
-    session.run("pytest", "tests/transformers/tables.py", "-n", "2", *session.posargs)
+    files = (f"tests/transformers/{name}.py" for name in ("tables", "routing", "experts"))
+    session.run("pytest", *files, "-n", "2", *session.posargs)
 
 
 @nox.session

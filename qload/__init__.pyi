@@ -36,6 +36,9 @@ from .experts import ExpertFacts as ExpertFacts
 from .experts import ExpertsWeight as ExpertsWeight
 from .experts import LocalExperts as LocalExperts
 from .experts import Stack as Stack
+from .experts import GatedActivation as GatedActivation
+from .experts import Routing as Routing
+from .experts import routing_of as routing_of
 from .formats import AWQConfig as AWQConfig
 from .formats import AWQWeight as AWQWeight
 from .formats import BNB4Config as BNB4Config

@@ -1,8 +1,10 @@
-"""Experts: a layer's experts by names of their own, and as stacked typed weights, whole or a rank's share."""
+"""Experts: a layer's experts by names of their own, and as stacked typed weights; their routing."""
 
+from qload.experts.config import routing_of
 from qload.experts.facts import ExpertFacts
 from qload.experts.gated import GatedActivation
 from qload.experts.local import ExpertSplit, LocalExperts
+from qload.experts.routing import Routing
 from qload.experts.stack import Stack
 from qload.experts.stacks import ExpertStacks, with_experts
 from qload.experts.weight import Expert, ExpertsWeight
@@ -15,6 +17,8 @@ __all__ = [
     "ExpertsWeight",
     "GatedActivation",
     "LocalExperts",
+    "Routing",
     "Stack",
+    "routing_of",
     "with_experts",
 ]

@@ -52,6 +52,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "ExllamaLinearKernel": {"c": LAYER_CONFIG, **WORDS},
     "FakeWorld": {"world": 2},
     "Fp4MarlinConfig": {"group_size": 16},
+    "GatedActivation": {"kind": "silu"},
     "Fp8MarlinConfig": {"group_size": -1, "exponent_bias": True},
     "GPTQConfig": {"bits": 4, "group_size": 32},
     "GPTQMarlinConfig": {"bits": 4, "group_size": 32},
@@ -71,6 +72,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "Packing": {"bits": 4, "pattern": "(kp i) n -> kp n (i)", "i": 8},
     "QuantizingLoader": {"inner": PLAIN, "quantizer": qload.Fp8Quantizer()},
     "RepackingLoader": {"inner": PLAIN, "layout": "marlin"},
+    "Routing": {"method": "softmax_top_k", "experts": 4, "top_k": 2},
     "SafetensorsStorage": {"path": MODEL},
     "Stack": {name: getattr(STACK, name) for name in ("weight_type", "config", "layer", "names", "tensors")},
     "StripsLinearKernel": {"c": LAYER_CONFIG, **WORDS},
@@ -84,6 +86,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "open_checkpoint": {"path": MODEL},
     "repack": {"weight": WEIGHT, "layout": "marlin"},
     "restore": {"weight": WEIGHT},
+    "routing_of": {"config": {"model_type": "mixtral"}},
     "verify": {"path": MODEL},
     "warm_up": {"model": torch.nn.Linear(1, 1), "max_input_len": 1},
 }
@@ -238,6 +241,7 @@ CHECKED = {
     "RepackingLoader": "__init__",
     "SafetensorsStorage": "__init__ read read_into",
     "Stack": "expert to",
+    "Routing": "logits route",
     "Stored": "write",
     "StoredMinusOne": "write",
     "StoredMinusOnePerField": "write",
@@ -253,7 +257,16 @@ CHECKED = {
         get_weights get_weights_col get_weights_row get_multi_weights_col get_weights_col_packed
     """,
 }
-FUNCTIONS = ("architecture_of", "inspect", "layers", "open_checkpoint", "repack", "restore", "verify")
+FUNCTIONS = (
+    "architecture_of",
+    "inspect",
+    "layers",
+    "open_checkpoint",
+    "repack",
+    "restore",
+    "routing_of",
+    "verify",
+)
 
 
 def test_who_checks_what_it_is_called_with() -> None:

@@ -1,0 +1,190 @@
+"""The experts of a layer as a layer of a model: plain torch, which always works.
+
+In this order, each step in float32 (float64 for x of float64):
+
+1. x, and where the routing weight goes on the input its product with that weight;
+2. gate and up by one product, plus their bias; the activation; down, plus its bias;
+3. where the routing weight goes on the output, its product with that weight;
+4. the sum over the experts of a token, in the order of their numbers, whatever the order of its ids.
+
+One rounding follows, to the dtype of x. A weight is what its `dequantize()` says.
+
+One token at a time goes through an expert: torch sums a row otherwise when other rows stand beside it, or
+when it begins at another place of memory, and what a token gets must not depend on the batch that it is in,
+nor what an expert gives on the rank that it is on. Only experts that a token chose are dequantized, one after
+another.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from qload.errors import ArgumentError, DtypeError, ShapeError
+from qload.kernels.chips import uncast
+from qload.kernels.reference import WIDE
+from qload.spec import Weight
+
+IDS = (torch.int32, torch.int64)
+BIASES = ("gate_up_bias", "down_bias")
+STACKS = ("gate_up", "down")
+
+
+class Experts(nn.Module):
+    """Experts as a layer: x (..., H), topk_ids (T, k) and topk_weights (T, k) -> y (..., H).
+
+    The tensors of the experts are this module's buffers. Moving the module moves them; no dtype of a packed
+    word, index or scale ever changes with it.
+
+    Parameters
+    ----------
+    weight
+        An `ExpertsWeight`, whose `get_linear` makes the same module.
+    """
+
+    def __init__(self, weight: Any) -> None:
+        super().__init__()
+        self._blueprint = weight
+        for stack in STACKS:
+            for name, tensor in getattr(weight, stack).fields().items():
+                self.register_buffer(f"{stack}_{name}", tensor)
+        for name in BIASES:
+            self.register_buffer(name, getattr(weight, name))
+
+    @property
+    def typed(self) -> Any:
+        """The `ExpertsWeight`, over this module's buffers."""
+        held = {name: self._stack(name) for name in STACKS}
+        return replace(self._blueprint, **held, **{name: self._buffers[name] for name in BIASES})
+
+    def forward(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
+        """What the experts that each token chose make of x (..., H), in its dtype: (..., H).
+
+        `topk_ids`: (T, k), int32 or int64, numbers of experts of the whole layer, T the tokens of x one after
+        another; ArgumentError for a number of no expert. `topk_weights`: (T, k), floats. Experts of other
+        ranks contribute 0.
+        """
+        return experts(x, topk_ids, topk_weights, self.typed)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Follow a move to another device, and no cast."""
+        super()._apply(uncast(fn), recurse)  # type: ignore[no-untyped-call]
+        self._blueprint = self.typed  # lets go of the tensors it came from
+        return self
+
+    def get_extra_state(self) -> Tensor:
+        """What the buffers mean, for a state dict: uint8, the words of formats, configs and facts."""
+        return torch.frombuffer(bytearray(self._meaning().encode()), dtype=torch.uint8)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """ArgumentError where `state` is that of another format: the tensors of some look alike."""
+        said = bytes(state.tolist()).decode()
+        if said != self._meaning():
+            raise ArgumentError("experts: state dict", self._meaning(), said)
+
+    def extra_repr(self) -> str:
+        """Shape, formats, configs and facts."""
+        E, H, inner = self._blueprint.shape
+        return f"experts={E}, features={H}, between={inner}, {self._meaning()}"
+
+    def _stack(self, name: str) -> Any:
+        stack = getattr(self._blueprint, name)
+        return stack.holding({field: self.get_buffer(f"{name}_{field}") for field in stack.fields()})
+
+    def _meaning(self) -> str:
+        own = self._blueprint
+        stacks = ", ".join(f"{stack.format} {stack.config}" for stack in (own.gate_up, own.down))
+        return f"{stacks}, {own.facts}, {own.local}"
+
+
+def experts_module(weight: Any) -> Any:
+    """The module that `ExpertsWeight.get_linear` hands out."""
+    return Experts(weight)
+
+
+def experts(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, weight: Any) -> Tensor:
+    """X (..., H) through the experts that each of its T tokens chose: (..., H), in the dtype of x.
+
+    `topk_ids` and `topk_weights`: (T, k); `weight`: an `ExpertsWeight`. DtypeError, ShapeError, and
+    ArgumentError for ids of no expert and for tensors that lie on other devices.
+    """
+    check(x, topk_ids, topk_weights, weight)
+    wide = torch.promote_types(x.dtype, torch.float32)
+    rows, weights = x.reshape(-1, x.shape[-1]).to(wide), topk_weights.to(wide)
+    total, on_input = torch.zeros_like(rows), weight.facts.side == "input"
+    for expert, pairs in chosen(topk_ids, weight.local.map.tolist()).items():
+        through = _expert(weight, expert, wide)
+        for token, slot in pairs:
+            row, own = rows[token].clone(), weights[token, slot]  # a copy lies where any other would
+            total[token] += through(row * own) if on_input else through(row) * own
+    return total.to(x.dtype).reshape(x.shape)
+
+
+def chosen(topk_ids: Tensor, places: Sequence[int]) -> dict[int, list[tuple[int, int]]]:
+    """The (token, slot) pairs of each expert that is here and was chosen, by its place, in rising order.
+
+    `topk_ids`: (T, k), whose numbers index `places`: where an expert is on this rank, -1 if it is not here.
+    ArgumentError for a number of no expert. One copy of the ids to the host serves both: which experts are to
+    be dequantized has to be known there, so that the check of the range waits for nothing more.
+    """
+    pairs = [(e, token, slot) for token, row in enumerate(topk_ids.tolist()) for slot, e in enumerate(row)]
+    wrong = [pair for pair in pairs if not 0 <= pair[0] < len(places)]
+    if wrong:
+        expert, token, slot = wrong[0]
+        got = f"{expert} at ({token}, {slot})" + (f" ({len(wrong)} in all)" if wrong[1:] else "")
+        raise ArgumentError("topk_ids", f"numbers of experts, 0 to {len(places) - 1}", got)
+    found: dict[int, list[tuple[int, int]]] = {}
+    for expert, token, slot in sorted(pairs):
+        if places[expert] >= 0:
+            found.setdefault(places[expert], []).append((token, slot))
+    return found
+
+
+def _expert(weight: Any, expert: int, wide: torch.dtype) -> Callable[[Tensor], Tensor]:
+    """One row (H,) through one expert, which is dequantized once: (H,)."""
+    gate_up, down = (
+        _product(stack.expert(expert), None if bias is None else bias[expert], wide)
+        for stack, bias in ((weight.gate_up, weight.gate_up_bias), (weight.down, weight.down_bias))
+    )
+    return lambda row: down(weight.facts.activation(*gate_up(row).chunk(2)))
+
+
+def _product(weight: Weight, bias: Tensor | None, wide: torch.dtype) -> Callable[[Tensor], Tensor]:
+    """One row (K,) times a weight, plus a bias: (N,)."""
+    own = torch.empty(weight.shape, device=weight.device)  # a view would lie otherwise on another rank
+    matrix, factors = weight.dequantize(out=own).to(wide), weight.input_factors
+    added = None if bias is None else bias.to(wide)
+
+    def multiply(row: Tensor) -> Tensor:
+        scaled = row if factors is None else row * factors.to(wide)
+        return torch.nn.functional.linear(scaled, matrix, added)
+
+    return multiply
+
+
+def check(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, weight: Any) -> None:
+    """Dtypes, shapes and devices of what experts are called with, or an error that names the tensor."""
+    H, name = weight.shape[1], weight.gate_up.layer.name or "experts"
+    _check_tensor(f"{name}: x", x, WIDE, weight.device)
+    _check_tensor(f"{name}: topk_ids", topk_ids, IDS, weight.device)
+    _check_tensor(f"{name}: topk_weights", topk_weights, WIDE, weight.device)
+    if x.ndim == 0 or x.shape[-1] != H:
+        raise ShapeError(f"{name}: x", f"(..., {H}) = (..., H)", tuple(x.shape))
+    tokens, got = x.numel() // H, tuple(topk_ids.shape)
+    if len(got) != 2 or got[0] != tokens:
+        raise ShapeError(f"{name}: topk_ids", f"({tokens}, k), a row for each token of x", got)
+    if tuple(topk_weights.shape) != got:
+        raise ShapeError(f"{name}: topk_weights", f"{got}, as topk_ids", tuple(topk_weights.shape))
+
+
+def _check_tensor(name: str, tensor: Tensor, dtypes: Sequence[torch.dtype], device: torch.device) -> None:
+    if tensor.dtype not in dtypes:
+        raise DtypeError(name, list(map(_plain, dtypes)), _plain(tensor.dtype))
+    if tensor.device != device:
+        raise ArgumentError(name, f"a tensor on {device}, as the experts", str(tensor.device))
+
+
+def _plain(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
