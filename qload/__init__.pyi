@@ -31,14 +31,14 @@ from .errors import StorageError as StorageError
 from .errors import TwoFormatsError as TwoFormatsError
 from .errors import UnknownMethodError as UnknownMethodError
 from .errors import UnsupportedFormatError as UnsupportedFormatError
-from .experts import with_experts as with_experts
 from .experts import ExpertFacts as ExpertFacts
 from .experts import ExpertsWeight as ExpertsWeight
-from .experts import LocalExperts as LocalExperts
-from .experts import Stack as Stack
 from .experts import GatedActivation as GatedActivation
+from .experts import LocalExperts as LocalExperts
 from .experts import Routing as Routing
+from .experts import Stack as Stack
 from .experts import routing_of as routing_of
+from .experts import with_experts as with_experts
 from .formats import AWQConfig as AWQConfig
 from .formats import AWQWeight as AWQWeight
 from .formats import BNB4Config as BNB4Config

@@ -87,6 +87,7 @@ class Owned:
 
 INPUTS_FIRST = {".qweight", ".q_weight", ".B", ".B_24", ".weight_scales", "_blocks"}  # of whose owners
 COMPARED = ("expected.weight", "expected.weight_f32", "expected.x", "expected.y")
+ACTIVATIONS = ("x", "expected.x_codes", "expected.x_scale", "expected.x_dequant", "expected.x_zero_point")
 UNMASKED = ("expected.weight_autogptq", "expected.weight_kernel_unmasked_zero")
 
 # Each `repacked.*` of an owner, as qload makes it; None where qload has no tensor and the owner an empty one.
@@ -251,7 +252,7 @@ def layouts(weight: Any) -> list[str]:
         return ["marlin"] if weight.weight.dtype == torch.float8_e4m3fn else []
     if isinstance(weight, FP4):
         return ["marlin"]
-    if not isinstance(weight, INTEGERS):
+    if not isinstance(weight, INTEGERS) or "input_scale" in weight.fields():
         return []
     codes, (N, K) = weight.codes(), weight.shape
     fill = 32 if codes.bits == 3 else 32 // codes.bits

@@ -7,6 +7,8 @@ On disk, for a layer of K inputs and N outputs in G groups, b bits, w(X) = X*b/3
     weight_zero_point  int32             (w(N), G)  zero points, packed along N; asymmetric layers only
     weight_g_idx       int32             (K,)       the group of each input; act order only
     weight_shape       int64             (2,)       N and K, which a short last word hides
+    input_scale        fp16, bf16, fp32  () or (1,)  of the activations; static ones only
+    input_zero_point   int8              () or (1,)  likewise
 
     w[n, k] = weight_scale[n, g] * (code[n, k] - zero[n, g]),   g = g_idx[k], or k / g where there is none
 
@@ -87,6 +89,10 @@ class CTPackConfig(spec.Grouped, spec.Config):
         specs = CTPackWeight.tensors(self)
         sizes = headers.sizes([replace(s, text=LOOSE.get(s.name, s.text), index_of=None) for s in specs])
         N, W, G = sizes["N"], sizes["W"], sizes["G"]
+        for name in ("input_scale", "input_zero_point"):
+            if headers.shapes.get(name, (1,)) != (1,):
+                full, file = headers.names.full(name), headers.names.file(name)
+                raise ShapeError(full, "() or (1,)", headers.shapes[name], file)
         fact, most = (
             headers.facts.get("weight_shape"),
             compressed_tensors.most(W, self.bits, self.dense is not False),
@@ -142,6 +148,9 @@ class CTPackWeight(spec.Weight):
         Zero points, packed along N alike: (ceil(N * bits / 32), G), int32; None: all are 2**(bits - 1).
     weight_g_idx
         The group of each input: (K,), int32 or int64; None: in order.
+    input_scale, input_zero_point
+        Of the activations, static ones only: () or (1,), or one a fused part, a float and int8; None: not
+        stored.
     """
 
     config: CTPackConfig
@@ -149,6 +158,8 @@ class CTPackWeight(spec.Weight):
     weight_scale: Tensor
     weight_zero_point: Tensor | None = None
     weight_g_idx: Tensor | None = None
+    input_scale: Tensor | None = None
+    input_zero_point: Tensor | None = None
 
     format: ClassVar[str] = "ct_pack"
     example: ClassVar[CTPackConfig] = CTPackConfig(4, 128, symmetric=False, act_order=True)
@@ -168,6 +179,8 @@ class CTPackWeight(spec.Weight):
             ),
             replace(index, optional=not config.act_order),
             TensorSpec("weight_shape", INDICES, "2", Role.INDEX, fact=True, spent=True),
+            TensorSpec("input_scale", SCALES, "P", Role.SCALE, optional=True, divides=True),
+            TensorSpec("input_zero_point", (torch.int8,), "P", Role.WORD, optional=True),
         )
 
     def stored(self) -> StoredCodes | None:

@@ -6,6 +6,8 @@ On disk, for a layer of K inputs and N outputs, b bits, w(K) = K*b/32 or K/(32//
     weight_scale       fp16, bf16, fp32  () or (1,)
     weight_zero_point  int8              () or (1,)  signed; asymmetric layers only
     weight_shape       int64             (2,)        N and K, which a short last word hides
+    input_scale        fp16, bf16, fp32  () or (1,)  of the activations; static ones only
+    input_zero_point   int8              () or (1,)  likewise
 
     w[n, k] = weight_scale * (code[n, k] - 2**(b-1) - weight_zero_point)
 
@@ -103,12 +105,16 @@ class CTPackTensorWeight(spec.Weight):
         () or (1,), or one a fused part, fp16, bf16 or fp32.
     weight_zero_point
         Signed, shaped alike, int8; None: 0.
+    input_scale, input_zero_point
+        Of the activations, static ones only, shaped alike: a float and int8; None: not stored.
     """
 
     config: CTPackTensorConfig
     weight_packed: Tensor
     weight_scale: Tensor
     weight_zero_point: Tensor | None = None
+    input_scale: Tensor | None = None
+    input_zero_point: Tensor | None = None
 
     format: ClassVar[str] = "ct_pack_tensor"
     example: ClassVar[CTPackTensorConfig] = CTPackTensorConfig(4, symmetric=False)
@@ -124,6 +130,8 @@ class CTPackTensorWeight(spec.Weight):
             TensorSpec("weight_scale", SCALES, "P", Role.SCALE),
             replace(zero, optional=config.symmetric),
             TensorSpec("weight_shape", (torch.int32, torch.int64), "2", Role.INDEX, fact=True, spent=True),
+            TensorSpec("input_scale", SCALES, "P", Role.SCALE, optional=True, divides=True),
+            TensorSpec("input_zero_point", (torch.int8,), "P", Role.WORD, optional=True),
         )
 
     def codes(self) -> spec.Codes:

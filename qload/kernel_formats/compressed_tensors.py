@@ -21,6 +21,9 @@ def read(weight: CTPackWeight) -> Integers:
             "other layouts",
             f"other layouts have {', '.join(map(str, BITS[:-1]))} or {BITS[-1]} bits, got {bits}",
         )
+    if weight.input_scale is not None or weight.input_zero_point is not None:
+        reason = "no kernel format of integers holds the stored scale of its inputs"
+        raise RepackError(weight.layer.name or weight.format, "other layouts", reason)
     dense, index, zeros = config.dense is not False, weight.weight_g_idx, weight.weight_zero_point
     for count, stored in ((K, weight.weight_packed), (N, None if zeros is None else zeros.T)):
         if stored is not None and _spare(count, bits, dense):

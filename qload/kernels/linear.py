@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from qload.errors import ArgumentError, ShapeError, checked
-from qload.kernels import reference
+from qload.kernels import declared, reference
 from qload.kernels.chips import uncast
+from qload.kernels.declared import Activations, Maximum
 from qload.spec import Weight
 
 
@@ -23,6 +24,12 @@ class Linear(nn.Module):
         A matrix (N, K); ArgumentError for a vector or a stack. `Weight.get_linear` makes the same module.
     bias
         (N,), else ShapeError; None: no bias.
+    activations
+        "declared": inputs are quantized as `weight.activations` says, where it says so, and ArgumentError
+        where that cannot be done; "unquantized": they are taken as they come.
+    maximum
+        Of a share along K whose scale covers all inputs: what `maximum_over` makes of a process group, or
+        "own": this rank's scale is found in its own inputs. ArgumentError where it is needed and None.
 
     Examples
     --------
@@ -36,13 +43,22 @@ class Linear(nn.Module):
     """
 
     @checked
-    def __init__(self, weight: Weight, bias: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        weight: Weight,
+        bias: Tensor | None = None,
+        activations: Activations = "declared",
+        maximum: Maximum = None,
+    ) -> None:
         super().__init__()
         if len(weight.shape) != 2:
             raise ArgumentError("weight", "a matrix (N, K)", f"a weight of shape {weight.shape}")
         if bias is not None and tuple(bias.shape) != (weight.layer.N,):
             raise ShapeError("bias", f"({weight.layer.N},) = (N,)", tuple(bias.shape))
+        declared.check(weight, activations, maximum)
         self._blueprint = weight
+        self.activations: Activations = activations
+        self.maximum: Maximum = maximum
         for name, tensor in weight.fields().items():
             self.register_buffer(name, tensor)
         self.bias: Tensor | None
@@ -56,7 +72,7 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiplies x (..., K) -> (..., N), in x's dtype."""
-        return reference.linear(x, self.typed, self.bias)
+        return reference.linear(x, self.typed, self.bias, self.activations, self.maximum)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Follow a move to another device, and no cast."""
@@ -76,11 +92,15 @@ class Linear(nn.Module):
             raise ArgumentError(f"{self._blueprint.layer.name or 'weight'}: state dict", own, said)
 
     def extra_repr(self) -> str:
-        """Shape, format and config."""
+        """Shape, format, config, and how inputs are quantized."""
         N, K = self._blueprint.shape
-        return f"in_features={K}, out_features={N}, {self._blueprint.format}, {self._blueprint.config}"
+        scheme = self._blueprint.activations
+        inputs = f", inputs {scheme}" * (scheme is not None and self.activations == "declared")
+        return (
+            f"in_features={K}, out_features={N}, {self._blueprint.format}, {self._blueprint.config}{inputs}"
+        )
 
 
-def linear_of(weight: Weight, bias: Tensor | None = None) -> Any:
+def linear_of(weight: Weight, bias: Tensor | None, activations: Activations, maximum: Maximum) -> Any:
     """The module that `Weight.get_linear` hands out."""
-    return Linear(weight, bias)
+    return Linear(weight, bias, activations, maximum)

@@ -1,29 +1,44 @@
-"""The kernel that always works: say what the weight means, then multiply; a native one where it fits."""
+"""The kernel that always works: say what x and the weight mean, then multiply; a native one where it fits."""
 
 import torch
 from torch import Tensor
 
 from qload.errors import ArgumentError, DtypeError, ShapeError
-from qload.kernels import cuda
+from qload.kernels import cuda, declared
+from qload.kernels.declared import Activations, Maximum
 from qload.spec import Weight
 
 WIDE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
+def linear(
+    x: Tensor,
+    weight: Weight,
+    bias: Tensor | None = None,
+    activations: Activations = "declared",
+    maximum: Maximum = None,
+) -> Tensor:
     """(..., K) -> (..., N) in x's dtype: products and sums in float32 (float64 for float64), one rounding.
 
-    Inputs are multiplied by the weight's `input_factors` first, where it has some.
+    Inputs are multiplied by the weight's `input_factors` first, where it has some, then quantized, where the
+    weight declares it and `activations` does not say "unquantized"; `maximum` as `Weight.get_linear` has it.
+    Native kernels take inputs as they come, and none that are to be quantized.
     """
     check(x, weight, bias)
-    if x.is_cuda and cuda.can_multiply(x, weight, bias):
+    quantizes = activations == "declared" and weight.activations is not None
+    if not quantizes and x.is_cuda and cuda.can_multiply(x, weight, bias):
         return cuda.linear(x, weight, bias)
+    declared.check(weight, activations, maximum)
     wide, factors = torch.promote_types(x.dtype, torch.float32), weight.input_factors
-    return torch.nn.functional.linear(
-        x.to(wide) if factors is None else x.to(wide) * factors.to(wide),
-        weight.dequantize().to(wide),
-        None if bias is None else bias.to(wide),
-    ).to(x.dtype)
+    taken = x.to(wide) if factors is None else x.to(wide) * factors.to(wide)
+    w, b = weight.dequantize().to(wide), None if bias is None else bias.to(wide)
+    if not quantizes:
+        return torch.nn.functional.linear(taken, w, b).to(x.dtype)
+    made = [
+        torch.nn.functional.linear(each, w[rows], None if b is None else b[rows])
+        for each, rows in declared.quantized(taken, weight, maximum)
+    ]
+    return torch.cat(made, -1).to(x.dtype)
 
 
 def check(x: Tensor, weight: Weight, bias: Tensor | None = None) -> None:

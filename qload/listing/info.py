@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache, lru_cache
-from typing import Any
+from functools import cache
 
 import torch
 
@@ -48,7 +47,8 @@ class LayerInfo:
     tensors
         What a load reads, by full names. A bias is no part of it.
     activations
-        How the config claims that its inputs are quantized; None where it claims nothing.
+        How the config declares that its inputs are quantized, with the whole names of a stored scale and
+        zero point; None where it declares nothing.
     excluded
         Why the config leaves out a plain layer: which entry of which key; None where it does not.
     target
@@ -100,7 +100,7 @@ def info_of(weights: Weights, layer: LayerDescription) -> LayerInfo:
         bytes=sum(info.nbytes for info in tensors.values()),
         config=config,
         tensors=tensors,
-        activations=_activations(layer, tensors),
+        activations=_activations(layer),
         excluded=_excluded(weights, layer.prefix) if plain else None,
         target=weights.loader.made(layer, weights.device),
         scale_dtype=scale_dtype,
@@ -137,18 +137,15 @@ def _called(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _activations(layer: LayerDescription, tensors: Mapping[str, Any]) -> ActivationScheme | None:
-    """What the config claims, with the whole name of the scale if it is stored."""
-    claimed = layer.format.activations
-    if claimed is None:
-        return None
-    spec = next((spec for spec in layer.specs if claimed.scale in spec.suffixes), None)
-    return _unscaled(claimed) if spec is None else replace(claimed, scale=layer.names.full(spec.name))
-
-
-@lru_cache
-def _unscaled(claimed: ActivationScheme) -> ActivationScheme:
-    return replace(claimed, scale=None)
+def _activations(layer: LayerDescription) -> ActivationScheme | None:
+    """What the config declares, with the whole names of the scale and the zero point that are stored."""
+    scheme = layer.format.activations
+    if scheme is None or scheme.scale is scheme.zero_point is None:
+        return scheme
+    scale, zeros = (
+        None if name is None else layer.names.full(name) for name in (scheme.scale, scheme.zero_point)
+    )
+    return replace(scheme, scale=scale, zero_point=zeros)
 
 
 def _excluded(weights: Weights, prefix: str) -> str | None:

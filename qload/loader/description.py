@@ -15,7 +15,10 @@ from qload.spec import PARTS, ActivationScheme, Config, LayerHeaders, Names, Sha
 
 @dataclass(frozen=True)
 class ConfiguredFormat:
-    """A format with the config that its files gave, and what that claims of the inputs of its layers."""
+    """A format with the config that its files gave, and what that declares of the inputs of its layers.
+
+    Of a layer that was described, the names in `activations` are its fields.
+    """
 
     weight_type: type[Weight]
     config: Config
@@ -61,7 +64,7 @@ class LayerDescription:
     """A layer before any of its weights is read."""
 
     prefix: str
-    format: ConfiguredFormat  # with the layer's own config
+    format: ConfiguredFormat  # with the layer's own config, and the scales of inputs that it stores
     specs: tuple[TensorSpec, ...]  # of the tensors that are there
     sizes: Mapping[str, int]
     facts: Mapping[str, Tensor]
@@ -78,6 +81,15 @@ class LayerDescription:
     def K(self) -> int:
         """Inputs of the whole layer; 1 for a vector."""
         return self.sizes.get("K", 1)
+
+
+def _stored_scheme(claimed: ActivationScheme | None, specs: Sequence[TensorSpec]) -> ActivationScheme | None:
+    """A claim, whose suffixes are fields from here on; None where nothing is stored."""
+    if claimed is None:
+        return None
+    suffixes = {suffix: spec.name for spec in specs for suffix in spec.suffixes}
+    scale, zeros = suffixes.get(claimed.scale or ""), suffixes.get(claimed.zero_point or "")
+    return replace(claimed, scale=scale, zero_point=zeros)
 
 
 def choose(weights: TensorSource, prefix: str, formats: Sequence[ConfiguredFormat]) -> ChosenFormat:
@@ -109,7 +121,7 @@ def describe(
         if 0 in seen.shapes[spec.name] and any(axis.dim == PARTS for axis in spec.axes):
             full, got = names.full(spec.name), seen.shapes[spec.name]
             raise ShapeError(full, "(), or one entry a fused part", got, names.file(spec.name))
-    own = replace(fmt, config=fmt.config.for_layer(seen))
+    own = replace(fmt, config=fmt.config.for_layer(seen), activations=_stored_scheme(fmt.activations, specs))
     specs = tuple(spec for spec in own.specs() if spec.name in infos)
     sizes = seen.sizes(specs, own.config.known())
     return LayerDescription(prefix, own, specs, sizes, facts, seen.dtypes, names, own.config.notes(seen))
@@ -154,6 +166,7 @@ def check_alike(layers: Sequence[LayerDescription]) -> None:
                 "parts of a fused layer differ in config",
                 *configs_apart(first.format.config, other.format.config),
             ),
+            ("parts of a fused layer quantize inputs apart", *_schemes(first, other)),
         ):
             if a != b:
                 raise _differ(first, other, what, a, b)
@@ -251,6 +264,14 @@ def configs_apart(a: Config, b: Config) -> tuple[str, str]:
     names = [f.name for f in alike if f.compare and getattr(a, f.name) != getattr(b, f.name)]
     one, two = (", ".join(f"{n} = {getattr(config, n)}" for n in names) for config in (a, b))
     return one, two
+
+
+def _schemes(first: LayerDescription, other: LayerDescription) -> tuple[str, str]:
+    """What two layers declare of their inputs: alike but for the values of stored scales, which go along."""
+    a, b = (layer.format.activations for layer in (first, other))
+    if a == b or a is None or b is None or str(a) != str(b):
+        return str(a), str(b)
+    return repr(a), repr(b)
 
 
 def _plain(value: Any) -> str:

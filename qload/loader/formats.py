@@ -94,6 +94,7 @@ class FormatLoader(WeightsLoader):
             K=first.bounds.k1 - first.bounds.k0,
             whole=(sum(widths), first.layer.K),
             name=", ".join(layers),
+            activations=first.layer.format.activations,
         )
         tensors = _tensors(weights, shares, out)
         fmt = first.layer.format

@@ -79,7 +79,9 @@ class ModuleLoader(FormatLoader):
 
     def _said(self, place: int, name: str) -> str:
         loader = self._at(place)
-        return f"as {loader}" if loader.exclusions.entry(name) is None else LEFT_OUT
+        inputs = ", ".join(f"{fmt.activations}" for fmt in loader.formats if fmt.activations)
+        said = f"as {loader}{', inputs ' * bool(inputs)}{inputs}"
+        return said if loader.exclusions.entry(name) is None else LEFT_OUT
 
     def with_config(self, **changes: Any) -> Self:
         """ArgumentError, whatever the changes are: there is no one config."""

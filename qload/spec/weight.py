@@ -1,9 +1,9 @@
 """The contract of a format: a frozen config, and a typed weight that says what it means."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from qload import devices
 from qload.devices import CodeValues, LazyCodes, StoredCodes, StoredTable
 from qload.errors import IndexValueError, MismatchError, MissingTensorError, check_call, check_fields, checked
 from qload.spec import above
+from qload.spec.activations import ActivationScheme
 from qload.spec.axis import PARTS
 from qload.spec.out import check_float, check_out
 from qload.spec.share_bounds import ShareBounds
@@ -74,7 +75,8 @@ class LayerHeaders:
 class Layer:
     """Which layer a weight is (`name`) and which share: N of its `parts` and `K` of a `whole` (N, K).
 
-    `origin`: what `restore` goes back to, for a weight that was repacked; else None.
+    `origin`: what `restore` goes back to, for a weight that was repacked; else None. `activations`: how its
+    inputs are quantized, whose stored scale is a field of the weight; None: not at all.
     """
 
     parts: tuple[int, ...]
@@ -82,6 +84,7 @@ class Layer:
     whole: tuple[int, int]
     name: str = ""
     origin: Config | None = None  # what `restore` goes back to, for a weight that was repacked
+    activations: ActivationScheme | None = None  # goes along wherever a weight goes
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -185,7 +188,7 @@ class Weight(ABC):
                 )
         if unplaced:
             N, K = sizes["N"], sizes.get("K", 1)
-            object.__setattr__(self, "layer", Layer((N,), K, (N, K)))
+            object.__setattr__(self, "layer", replace(self.layer, parts=(N,), K=K, whole=(N, K)))
 
     def fields(self) -> dict[str, Tensor]:
         """The tensors by field name, as they are on disk; an absent optional one is left out."""
@@ -253,10 +256,27 @@ class Weight(ABC):
             object.__setattr__(twin, each.name, tensors.get(each.name, getattr(self, each.name)))
         return twin
 
+    @property
+    def activations(self) -> ActivationScheme | None:
+        """How inputs are quantized before the weight multiplies them; None: not at all."""
+        return self.layer.activations
+
     @checked
-    def get_linear(self, bias: Tensor | None = None) -> "nn.Module":
-        """A module that maps (..., K) to (..., N) in the dtype of its input; `bias` is (N,)."""
-        module: nn.Module = above.call(above.LINEAR, self, bias)
+    def get_linear(
+        self,
+        bias: Tensor | None = None,
+        *,
+        activations: Literal["declared", "unquantized"] = "declared",
+        maximum: Callable[[Tensor], Tensor] | Literal["own"] | None = None,
+    ) -> "nn.Module":
+        """A module that maps (..., K) to (..., N) in the dtype of its input; `bias` is (N,).
+
+        `activations`: whether inputs are quantized as `self.activations` declares, or taken as they come.
+        `maximum`: of a share along K whose scheme finds a scale over all inputs, what makes largest values
+        those of all ranks, as `maximum_over` of a process group does, or "own", with which each rank looks
+        at its own inputs, as engines do. ArgumentError where that is missing, or a scheme has no quantizer.
+        """
+        module: nn.Module = above.call(above.LINEAR, self, bias, activations, maximum)
         return module
 
     def __repr__(self) -> str:

@@ -36,7 +36,9 @@ def claimed(config: dict[str, Any]) -> ActivationScheme | None:
         ),
         pytest.param(
             compressed({"num_bits": 8, "type": "int", "strategy": "tensor", "symmetric": False}),
-            ActivationScheme("int", 8, False, "tensor", symmetric=False, scale="input_scale"),
+            ActivationScheme(
+                "int", 8, False, "tensor", symmetric=False, scale="input_scale", zero_point="input_zero_point"
+            ),
             id="one that is stored",
         ),
         pytest.param(
@@ -46,36 +48,56 @@ def claimed(config: dict[str, Any]) -> ActivationScheme | None:
                     "group_size": 16,
                 }
             ),
-            ActivationScheme("float", 4, "local", "tensor_group", 16, scale="input_global_scale"),
+            ActivationScheme(
+                "float", 4, "local", "tensor_group", 16, scale="input_global_scale", scale_type="e4m3"
+            ),
             id="groups' and one that is stored",
         ),
         pytest.param({"quant_method": "fp8"}, None, id="fp8 that says nothing"),
         pytest.param(
             {"quant_method": "fp8", "activation_scheme": "static"},
-            ActivationScheme("float", 8, False, "tensor", scale="input_scale"),
+            ActivationScheme("float", 8, False, "tensor", scale="input_scale", owner="transformers"),
             id="static fp8",
         ),
         pytest.param(
             {"quant_method": "fp8", "activation_scheme": "dynamic"},
-            ActivationScheme("float", 8, True),
+            ActivationScheme("float", 8, True, "token", owner="transformers"),
             id="dynamic fp8",
         ),
         pytest.param(
             {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [64, 128]},
-            ActivationScheme("float", 8, True, "group", 128),
+            ActivationScheme("float", 8, True, "group", 128, owner="transformers"),
             id="fp8 in blocks",
         ),
         pytest.param(
-            {"quant_method": "fbgemm_fp8"}, ActivationScheme("float", 8, True, "token"), id="fbgemm"
+            {
+                "quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 64],
+                "scale_fmt": "ue8m0",
+            },
+            ActivationScheme("float", 8, True, "group", 64, scale_type="e8m0", owner="transformers"),
+            id="fp8 in blocks, whose scales are powers of two",
+        ),
+        pytest.param(
+            {"quant_method": "fbgemm_fp8"},
+            ActivationScheme("float", 8, True, "token", owner="fbgemm"),
+            id="fbgemm",
+        ),
+        pytest.param(
+            {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0},
+            ActivationScheme("float", 8, True, "token", upper_bound=1200.0, owner="fbgemm"),
+            id="fbgemm with a bound",
         ),
         pytest.param(
             {"quant_method": "modelopt", "quant_algo": "FP8"},
-            ActivationScheme("float", 8, False, "tensor", scale="input_scale"),
+            ActivationScheme("float", 8, False, "tensor", scale="input_scale", owner="modelopt"),
             id="ModelOpt FP8",
         ),
         pytest.param(
             {"quant_method": "modelopt", "quant_algo": "NVFP4"},
-            ActivationScheme("float", 4, "local", "tensor_group", 16, scale="input_scale"),
+            ActivationScheme(
+                "float", 4, "local", "tensor_group", 16, scale="input_scale", scale_type="e4m3",
+                owner="modelopt",
+            ),
             id="ModelOpt NVFP4",
         ),
         pytest.param({"quant_method": "gptq", "bits": 4, "group_size": 32}, None, id="gptq"),

@@ -24,6 +24,7 @@ from qload.formats import UnquantizedConfig, UnquantizedWeight
 from qload.loader import ConfiguredFormat, FormatLoader
 from qload.loader.exclusion import Exclusions
 from qload.loader.modules import ModuleLoader
+from qload.spec import ActivationScheme
 
 KNOWN = (f"compressed-tensors ({', '.join(ct_schemes.FORMATS)})",)
 PLAIN = ConfiguredFormat(UnquantizedWeight, UnquantizedConfig())
@@ -72,10 +73,13 @@ def read(found: FoundConfig) -> Claims:
     read = validate(_CompressedTensors, found)
     _refuse(read, found)
     formats: dict[str, ConfiguredFormat] = {}
+    plain: dict[str, ConfiguredFormat] = {}
     for name, group in read.config_groups.items():
         fmt = _format_of(found, name, group, read)
         if fmt:
             formats[name] = fmt
+        else:
+            plain[name] = replace(PLAIN, activations=_inputs_of(found, name, group, read))
     quantized = [group for name, group in read.config_groups.items() if name in formats]
     packings = {group.format or read.format or "" for group in quantized}
     one = quantized[0].weights if len(set(formats.values())) == 1 else None
@@ -89,13 +93,17 @@ def read(found: FoundConfig) -> Claims:
         file=found.file,
         section=found.section,
         formats=tuple(dict.fromkeys(formats.values())),
-        loader=_loader(read, formats, Patterns(found, "ignore"), Patterns(found, "config_groups")),
+        loader=_loader(read, formats, plain, Patterns(found, "ignore"), Patterns(found, "config_groups")),
         notes=_notes(read, found),
     )
 
 
 def _loader(
-    read: _CompressedTensors, formats: Mapping[str, ConfiguredFormat], ignoring: Patterns, targeting: Patterns
+    read: _CompressedTensors,
+    formats: Mapping[str, ConfiguredFormat],
+    plain: Mapping[str, ConfiguredFormat],
+    ignoring: Patterns,
+    targeting: Patterns,
 ) -> Callable[[], FormatLoader]:
     """What makes a loader that asks `ignore` first, then every target in the order of its precedence."""
     ignore = tuple(read.ignore or ())
@@ -107,7 +115,7 @@ def _loader(
     choices = [
         choice
         for target, name in targets
-        for choice in _choices(target, name, formats.get(name), own, targeting)
+        for choice in _choices(target, name, formats.get(name) or plain[name], own, targeting)
     ]
     keys = tuple(f"config_groups.{name}.targets" for name in read.config_groups)
     others = FormatLoader(*everything, exclusions=Untargeted(key=" or ".join(keys)))
@@ -117,12 +125,12 @@ def _loader(
 
 
 def _choices(
-    target: str, name: str, fmt: ConfiguredFormat | None, own: Exclusions, patterns: Patterns
+    target: str, name: str, fmt: ConfiguredFormat, own: Exclusions, patterns: Patterns
 ) -> list[tuple[Callable[[str], bool], FormatLoader]]:
     """Who reads what a target of a group means; a module that it names and that is plain has a note."""
     meant = matcher(target, patterns=patterns)
-    if fmt is None:
-        return [(meant, FormatLoader(PLAIN))]
+    if fmt.weight_type.plain:
+        return [(meant, FormatLoader(fmt))]
     claimed = UnquantizedConfig(claimed=f"config_groups.{name:.80} has it quantized")
     noted = FormatLoader(fmt, ConfiguredFormat(UnquantizedWeight, claimed), exclusions=own)
     if target != LINEAR:
@@ -150,10 +158,18 @@ def _format_of(
         raise ConfigError(found.file, found.key(f"{key}.format"), expected, "nothing")
     version = re.match(r"(\d{1,9})\.(\d{1,9})", read.version or "")
     dense = (int(version[1]), int(version[2])) >= DENSE_SINCE if version else None
-    inputs = ct_activations.scheme_of(found, f"{key}.input_activations", group.input_activations)
+    inputs = _inputs_of(found, name, group, read)
     static = inputs is not None and not inputs.dynamic
     read_as = ct_schemes.format_of(found, f"{key}.weights", stated, group.weights, static=static, dense=dense)
     return replace(read_as, activations=inputs)
+
+
+def _inputs_of(
+    found: FoundConfig, name: str, group: _Group, read: _CompressedTensors
+) -> ActivationScheme | None:
+    """What a group declares of its inputs."""
+    key, stated = f"config_groups.{name}.input_activations", group.format or read.format
+    return ct_activations.scheme_of(found, key, group.input_activations, stated)
 
 
 def _refuse(read: _CompressedTensors, found: FoundConfig) -> None:
@@ -177,6 +193,13 @@ def _refuse(read: _CompressedTensors, found: FoundConfig) -> None:
 
 def _notes(read: _CompressedTensors, found: FoundConfig) -> tuple[str, ...]:
     """What the config says that no weight depends on."""
-    if not read.kv_cache_scheme:
-        return ()
-    return (f"{found.file} has a kv_cache_scheme, whose scales are no weights and are left to the engine",)
+    notes = [
+        f"{found.key(f'config_groups.{name:.80}')} of {found.file} has output_activations: outputs are left as they come"
+        for name, group in read.config_groups.items()
+        if group.output_activations
+    ]
+    if read.kv_cache_scheme:
+        notes.append(
+            f"{found.file} has a kv_cache_scheme, whose scales are no weights and are left to the engine"
+        )
+    return tuple(notes)

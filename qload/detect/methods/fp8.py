@@ -50,8 +50,11 @@ def read(found: FoundConfig) -> Claims:
     section: Section
     if agree(found, "quant_method", "method") == "fbgemm_fp8":
         section = limited = validate(_FBGEMM, found)
-        config = Fp8Config("channel", activation_scale_ub=limited.activation_scale_ub)
-        inputs: ActivationScheme | None = ActivationScheme("float", 8, True, "token")
+        limit = limited.activation_scale_ub
+        config = Fp8Config("channel", activation_scale_ub=limit)
+        inputs: ActivationScheme | None = ActivationScheme(
+            "float", 8, True, "token", upper_bound=limit, owner="fbgemm"
+        )
     else:
         section = stated = validate(_FP8, found)
         config, inputs = _config(found, stated), _inputs(stated)
@@ -71,13 +74,26 @@ def read(found: FoundConfig) -> Claims:
 
 
 def _inputs(read: _FP8) -> ActivationScheme | None:
-    """Scales that are stored are of tensors. Those that are found are, beside blocks, of as many inputs."""
+    """Scales that are stored are of tensors. Those that are found are, beside blocks, of as many inputs.
+
+    Beside other weights they are of tokens, as transformers 5.23.0 and, with CUTLASS, vLLM 0.11.0 find them.
+    Blocks whose scales are powers of two have inputs with such scales.
+    """
     if read.activation_scheme is None:
         return None
     if read.activation_scheme == "static":
-        return ActivationScheme("float", 8, False, "tensor", scale="input_scale")
-    size = read.weight_block_size
-    return ActivationScheme("float", 8, True, "group" if size else None, size[1] if size else None)
+        return ActivationScheme("float", 8, False, "tensor", scale="input_scale", owner="transformers")
+    if read.weight_block_size is None:
+        return ActivationScheme("float", 8, True, "token", owner="transformers")
+    return ActivationScheme(
+        "float",
+        8,
+        True,
+        "group",
+        read.weight_block_size[1],
+        scale_type="e8m0" if read.scale_fmt == "ue8m0" else "float32",
+        owner="transformers",
+    )
 
 
 def _config(found: FoundConfig, read: _FP8) -> Fp8Config:

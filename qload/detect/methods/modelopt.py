@@ -6,7 +6,7 @@ One algorithm holds for all layers, or, as MIXED_PRECISION, one each for the lay
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Annotated, ClassVar, Literal
 
@@ -43,10 +43,12 @@ class Algorithm:
     group_size: int | None = None
 
 
-STATIC = ActivationScheme("float", 8, False, "tensor", scale="input_scale")
-TOKENS = ActivationScheme("float", 8, True, "token")
-LOCAL = ActivationScheme("float", 4, "local", "tensor_group", 16, scale="input_scale")
-MX = ActivationScheme("float", 8, True, "group", 32)
+STATIC = ActivationScheme("float", 8, False, "tensor", scale="input_scale", owner="modelopt")
+TOKENS = ActivationScheme("float", 8, True, "token", owner="modelopt")
+LOCAL = ActivationScheme(
+    "float", 4, "local", "tensor_group", 16, scale="input_scale", scale_type="e4m3", owner="modelopt"
+)
+MX = ActivationScheme("float", 8, True, "group", 32, scale_type="e8m0", owner="modelopt")
 ALIKE = ("NVFP4", "MXFP8", "FP8")  # whose inputs have the numbers of the weights
 AWQ, MIXED, BLOCK = "W4A16_AWQ", "MIXED_PRECISION", 128
 ALGORITHMS = {
@@ -189,18 +191,21 @@ def _of_group(found: FoundConfig, group: _Group) -> ConfiguredFormat:
         raise _unsupported(found, f"{weights.type:.20} of {weights.num_bits} bits in config_groups")
     if name == "NVFP4" and inputs is None:
         name = "W4A16_NVFP4"
-    return _algorithm(found, "config_groups", name, weights.group_size).format
+    fmt = _algorithm(found, "config_groups", name, weights.group_size).format
+    return fmt if inputs is not None else replace(fmt, activations=None)
 
 
 def _loader(read: _ModelOpt, table: Mapping[str, ConfiguredFormat]) -> Callable[[], FormatLoader]:
     """What makes a loader that knows each layer of the table by name, and finds all others plain."""
-    names: dict[ConfiguredFormat, set[str]] = {}
+    names: dict[tuple[ConfiguredFormat, ActivationScheme | None], set[str]] = {}
     for name, fmt in table.items():
-        names.setdefault(fmt, set()).add(name)
+        names.setdefault((fmt, fmt.activations), set()).add(name)
     own, claimed = read.exclusions(Globs), UnquantizedConfig(claimed="quantized_layers has it quantized")
     plain = ConfiguredFormat(UnquantizedWeight, claimed)
-    choices = [(_among(those), FormatLoader(fmt, plain, exclusions=own)) for fmt, those in names.items()]
-    others = FormatLoader(*names, PLAIN, exclusions=Untargeted(key="quantized_layers"))
+    choices = [(_among(those), FormatLoader(fmt, plain, exclusions=own)) for (fmt, _), those in names.items()]
+    others = FormatLoader(
+        *dict.fromkeys(table.values()), PLAIN, exclusions=Untargeted(key="quantized_layers")
+    )
     return lambda: ModuleLoader(choices, others)
 
 

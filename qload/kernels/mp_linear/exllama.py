@@ -55,6 +55,6 @@ class ExllamaLinearKernel(TypedLinearKernel):
         before `warm_up`.
         """
         weight = self.typed(layer)
-        if x.is_cuda and cuda.can_multiply(x, weight, bias):
+        if weight.activations is not None or (x.is_cuda and cuda.can_multiply(x, weight, bias)):
             return reference.linear(x, weight, bias)
         return multiply(layer, x, weight, self.w_q_name, bias)

@@ -1,0 +1,203 @@
+"""What the inputs of a layer become where its scheme quantizes them: codes, scales, zero points.
+
+    x ~ (codes - zero_points) * scales,   codes = rounded(x / scales + zero_points), half to even, saturating
+
+A scale that is found covers all of x, one token (a row of x as (tokens, K), however many axes it has), or
+`size` neighbours of one token. With a the largest absolute input that it covers, m the largest code:
+
+| owner | type | scale |
+|---|---|---|
+| compressed-tensors | int | a / ((2**bits - 1) / 2), so 127.5 and not 127; asymmetric (max - min) / (2**bits - 1) |
+| compressed-tensors, transformers | float | a / m; of 8 bits m = 448, of 4 bits 6 |
+| compressed-tensors | e4m3 | e4m3(a / 6 * g), with g the stored scale, by which it is divided again |
+| modelopt | e4m3 | e4m3(a / (6 * s)), at least 2**-9, with s the stored scale, by which it is multiplied again |
+| compressed-tensors | e8m0 | 2**(floor(log2 a) - floor(log2 m)), doubled where a has a significand of 1.75 or more |
+| modelopt, transformers | e8m0 | 2**ceil(log2(a / 448)), at which nothing saturates |
+| fbgemm, modelopt | float, a token | 1 / (448 / a), by whose inverse x is multiplied; a at most `upper_bound` |
+
+Where all inputs are 0 every owner finds another scale, and all get 0. Owners that compute in the type of x
+round scales to it; here all is float32, as in their kernels. Source: compressed-tensors 0.20.0, transformers
+5.23.0, modelopt 0.47.0 and fbgemm-gpu-genai 1.9.0; the codes are bit-equal to theirs for float32 inputs. With
+an x of two axes compressed-tensors' own module takes one scale for all tokens; that is not repeated here.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from qload.spec import ActivationScheme
+
+E4M3 = torch.float8_e4m3fn
+MOST = {8: 448.0, 4: 6.0}  # of a float's codes, by their bits: e4m3 and e2m1
+LEAST_E4M3 = 2.0**-9
+INSTEAD_OF_ZERO = 0.125  # of a scale in e4m3, by compressed-tensors
+LEAST_FBGEMM, LEAST_MODELOPT = 1e-12, 2.0**-24  # below which inputs are taken to be none
+BIAS, MOST_EXPONENT = 127, 255  # of e8m0
+NEXT_POWER = 0.875  # 1.75, of a significand between a half and 1
+
+Maximum = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizedActivations:
+    """Inputs as codes, each held as the number that it is.
+
+    Attributes
+    ----------
+    codes
+        (..., K): whole numbers, values of e4m3 or of e2m1; float32, or float64 of inputs in it.
+    scales
+        One for all, (1,); one a token, (..., 1); or one for each `size` neighbours, (..., K / size).
+    steps
+        What a code of 1 stands for, shaped alike: `scales`, and where they come on top of a stored scale
+        the product or quotient of both.
+    zero_points
+        Shaped alike, whole numbers; None: all are 0.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    steps: Tensor
+    zero_points: Tensor | None = None
+
+    def dequantize(self) -> Tensor:
+        """(..., K): what the codes stand for, in their dtype."""
+        K, zeros = self.codes.shape[-1], self.zero_points
+        counted = self.codes if zeros is None else self.codes - _spread(zeros, K)
+        return counted * _spread(self.steps, K)
+
+
+def quantize(
+    x: Tensor,
+    scheme: ActivationScheme,
+    scale: Tensor | None = None,
+    zero_point: Tensor | None = None,
+    maximum: Maximum | None = None,
+) -> QuantizedActivations:
+    """x (..., K) as the owner of a scheme quantizes it, where `why_not` has nothing against the scheme.
+
+    `scale`, `zero_point`: those that are stored, () or (1,). `maximum`: makes largest values those of all
+    ranks that have a share of the inputs; None: there is no other share.
+    """
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    stored = None if scale is None else scale.reshape(1).to(wide.dtype)
+    zeros, inverse = None, None
+    if not scheme.dynamic:
+        assert stored is not None
+        scales, zeros = stored, None if zero_point is None else zero_point.reshape(1).to(wide.dtype)
+        steps = scales
+    elif not scheme.symmetric:
+        scales, zeros = _asymmetric(wide, scheme, maximum)
+        steps = scales
+    else:
+        largest = _largest(wide, scheme, maximum)
+        scales, steps, inverse = _symmetric(largest, scheme, stored)
+    K = wide.shape[-1]
+    scaled = wide / _spread(steps, K) if inverse is None else wide * _spread(inverse, K)
+    scaled = scaled + (0.0 if zeros is None else _spread(zeros, K))  # of -0.0 the code is 0.0
+    return QuantizedActivations(rounded(scaled, scheme), scales, steps, zeros)
+
+
+def rounded(scaled: Tensor, scheme: ActivationScheme) -> Tensor:
+    """The nearest codes of a scheme, of two the even one; what is beyond them saturates, NaN stays."""
+    if scheme.type == "int":
+        half = 2 ** (scheme.bits - 1)
+        return scaled.clamp(-half, half - 1).round()
+    most = MOST[scheme.bits]
+    scaled = scaled.clamp(-most, most)
+    if scheme.bits == 8:
+        return scaled.to(E4M3).to(scaled.dtype)
+    size = scaled.abs()
+    unit = torch.where(size < 2, 0.5, torch.where(size < 4, 1.0, 2.0))
+    return (scaled / unit).round() * unit
+
+
+def _symmetric(
+    largest: Tensor, scheme: ActivationScheme, stored: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Scales, what a code of 1 stands for, and by what x is multiplied; None: it is divided by the steps."""
+    if scheme.scale_type == "e8m0":
+        scales = _powers(largest, scheme)
+        return scales, scales, None
+    if scheme.scale_type == "e4m3":
+        return (*_two_scales(largest, scheme, stored), None)
+    if scheme.owner in ("fbgemm", "modelopt"):
+        least = largest.clamp(min=LEAST_FBGEMM)
+        if scheme.owner == "modelopt":
+            least = torch.where(largest <= LEAST_MODELOPT, 1.0, largest)
+        inverse = MOST[scheme.bits] / least
+        return 1 / inverse, 1 / inverse, inverse
+    most = (2**scheme.bits - 1) / 2 if scheme.type == "int" else MOST[scheme.bits]
+    scales = _not_zero(largest / most)
+    return scales, scales, None
+
+
+def _asymmetric(x: Tensor, scheme: ActivationScheme, maximum: Maximum | None) -> tuple[Tensor, Tensor]:
+    """Scales and zero points of whole numbers: the range of x with 0 in it, from the least code on."""
+    extremes = torch.stack([-x, x])
+    below, above = _over_ranks(_covered(extremes, scheme, (2,)).clamp(min=0), maximum).unbind(0)
+    least = -(2 ** (scheme.bits - 1))
+    scales = (above + below) / (2**scheme.bits - 1)
+    zeros = (least + below / scales).clamp(least, -least - 1).round()
+    return _not_zero(scales), torch.where(scales == 0, 0.0, zeros)
+
+
+def _largest(x: Tensor, scheme: ActivationScheme, maximum: Maximum | None) -> Tensor:
+    """The largest absolute input that each scale covers."""
+    largest = _over_ranks(_covered(x.abs(), scheme), maximum)
+    return largest if scheme.upper_bound is None else largest.clamp(max=scheme.upper_bound)
+
+
+def _covered(x: Tensor, scheme: ActivationScheme, lead: tuple[int, ...] = ()) -> Tensor:
+    """The largest input of each scale; axes in `lead` stand in front of those of the inputs."""
+    if scheme.size is not None:
+        return x.unflatten(-1, (-1, scheme.size)).amax(-1)
+    if scheme.strategy == "token":
+        return x.amax(-1, keepdim=True)
+    return x.reshape(*lead, -1).amax(-1, keepdim=True) if x.numel() else x.new_zeros(*lead, 1)
+
+
+def _over_ranks(largest: Tensor, maximum: Maximum | None) -> Tensor:
+    return largest if maximum is None else maximum(largest)
+
+
+def _not_zero(scales: Tensor) -> Tensor:
+    return torch.where(scales == 0, torch.finfo(scales.dtype).eps, scales)
+
+
+def _two_scales(largest: Tensor, scheme: ActivationScheme, stored: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Scales in e4m3 that come on top of one that is stored, and both together."""
+    most, limit = MOST[scheme.bits], MOST[8]
+    if scheme.owner == "modelopt":
+        assert stored is not None
+        scales = largest / (most * stored)
+        scales = torch.where(scales == 0, 1.0, scales).clamp(LEAST_E4M3, limit)
+        scales = scales.to(E4M3).to(largest.dtype)
+        return scales, scales * stored
+    divisor = largest.new_ones(1) if stored is None else stored
+    scales = (divisor * (largest / most)).clamp(max=limit).to(E4M3).to(largest.dtype)
+    scales = torch.where(scales == 0, INSTEAD_OF_ZERO, scales)
+    return scales, scales / divisor
+
+
+def _powers(largest: Tensor, scheme: ActivationScheme) -> Tensor:
+    """Scales that are powers of two: by compressed-tensors the nearer, by all others none too small."""
+    most = MOST[scheme.bits]
+    if scheme.owner == "compressed-tensors":
+        significand, exponents = torch.frexp(largest)
+        exponents = exponents - 1 + (significand >= NEXT_POWER).to(exponents.dtype)
+        exponents = exponents - math.floor(math.log2(most))
+        exponents = torch.where(largest == 0, -BIAS, exponents)
+    else:
+        exponents = torch.where(largest == 0, -BIAS, (largest / most).log2().ceil())
+    scales = torch.exp2(exponents.clamp(-BIAS, MOST_EXPONENT - BIAS).to(largest.dtype))
+    return torch.where(largest.isfinite(), scales, largest)
+
+
+def _spread(scales: Tensor, K: int) -> Tensor:
+    """Scales of groups, one for each of the K inputs; others as they are."""
+    groups = scales.shape[-1]
+    return scales if groups == 1 else scales.repeat_interleave(K // groups, -1)
