@@ -57,7 +57,7 @@ def namings() -> tuple[Naming, ...]:
 
 def rows_of_experts(rows: Sequence[Row]) -> list[Row]:
     """The rows of gate, up and down of each expert, in this order; none where there are no experts."""
-    return [row for row in rows if "{expert}" in row.name]
+    return [row for row in rows if "{expert}" in row.name and not row.tensor]
 
 
 def names_of(weights: Holder, prefix: str) -> ExpertNames:

@@ -140,6 +140,11 @@ class ExpertStacks:
         return block
 
 
+def within(storage: WeightStorage, name: str) -> Iterator[str]:
+    """The tensors that a name of a storage stands for: of a stack those of its experts, else itself."""
+    return storage.within(name) if isinstance(storage, ExpertStacks) else iter((name,))
+
+
 class _Names(Collection[str]):
     """All names in their order, the experts' in lieu of the stack's, which is there if it is asked for."""
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from qload.architecture import Architecture
 from qload.errors import ArgumentError, DivideError, MissingTensorError, check_type, checked
-from qload.experts import ExpertStacks
+from qload.experts.stacks import within
 from qload.formats import ROLES
 from qload.formats.unquantized import FLOATS
 from qload.loader import Blocks, Heads, Part, WeightsLoader, split_blocks
@@ -286,10 +286,8 @@ class Weights(ExpertLoads):
     @checked
     def take(self, names: Iterable[str]) -> None:
         """Enter into the ledger that one load used the tensors `names`."""
-        stored = [self._resolve(name) or name for name in names]
-        if isinstance(self.storage, ExpertStacks):
-            stored = [part for name in stored for part in self.storage.within(name)]
-        self._ledger.take(stored)
+        stored = (self._resolve(name) or name for name in names)
+        self._ledger.take(part for name in stored for part in within(self.storage, name))
 
     @checked
     def note(self, text: str) -> None:
