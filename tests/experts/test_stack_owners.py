@@ -13,12 +13,11 @@ from qload.listing import layers
 from qload.storage import SafetensorsStorage
 from qload.verify import inspect, verify
 from qload.weights import open_checkpoint
-from tests.cases.test_models import assert_rounded, shared
+from tests.cases.test_models import assert_rounded, last_experts, shared
 from tests.format_cases import lawful
 from tests.paths import cases
 
 FOLDERS = cases("experts")
-LAST = "dequant_last_expert."
 every_folder = pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 
 
@@ -28,18 +27,8 @@ def config_of(folder: Path) -> dict[str, Any]:
 
 
 def last_expert(folder: Path) -> dict[str, Tensor]:
-    """(N, K) of each part of the last expert, by its prefix, from what the owner says of its stack."""
-    config, found = config_of(folder), {}
-    for name, stack in load_file(folder / "expected" / "expected.safetensors").items():
-        lead, _, matrix = name.removeprefix(LAST).rpartition(".")
-        lead = f"{lead}.{config['num_local_experts'] - 1}"
-        if matrix == "down_proj":
-            found[f"{lead}.down_proj"] = stack.T
-        elif config["model_type"] == "gpt_oss":
-            found[f"{lead}.gate_proj"], found[f"{lead}.up_proj"] = stack[:, 0::2].T, stack[:, 1::2].T
-        else:
-            found[f"{lead}.gate_proj"], found[f"{lead}.up_proj"] = stack.T.chunk(2)
-    return found
+    """(N, K) of each part of the last expert, by its prefix."""
+    return last_experts(config_of(folder), load_file(folder / "expected" / "expected.safetensors"))
 
 
 @every_folder
