@@ -93,7 +93,7 @@ READS: dict[str, tuple[type[Weight], ...]] = {
         MXFP8Weight,
     ),
     "modelopt": (Fp8Weight, ModelOptNVFP4Weight, MXFP8Weight, ModelOptAWQWeight),
-    "mxfp4": (MXFP4ExpertsWeight,),
+    "mxfp4": (MXFP4ExpertsWeight, CTMXFP4Weight),
     "auto-round": AUTO_ROUND,
 }
 KNOWN = (

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from qload.errors import TwoFormatsError, checked
 from qload.experts.stacks_found import StoredStack, find_stacks
-from qload.experts.stacks_slots import Slices, Slot, extents
+from qload.experts.stacks_slots import Slices, Slot, extents, widened
 from qload.storage import TensorInfo, WeightStorage
 from qload.storage.protocol import bounds
 
@@ -129,15 +129,21 @@ class ExpertStacks:
         )
 
     def _block(self, slot: Slot, stored: Slices) -> Tensor:
-        """What is stored there; of gate and up in turns, what was read for the one serves the other."""
-        if slot.step == 1:
+        """What is stored there; the last block is kept where what is read next is in it too.
+
+        Of gate and up in turns, what was read for the one serves the other; of columns, those beside them.
+        """
+        wide = widened(stored, self.storage.info(slot.source)) if slot.inputs_first else stored
+        if wide == stored and slot.step == 1:
             return self.storage.read(slot.source, stored)
         last: tuple[str, Slices, Tensor] | None = getattr(self._last, "block", None)
-        if last is not None and last[:2] == (slot.source, stored):
+        if last is None or last[:2] != (slot.source, wide):
+            last = slot.source, wide, self.storage.read(slot.source, wide)
+            self._last.block = last
+        if wide == stored:
             return last[2]
-        block = self.storage.read(slot.source, stored)
-        self._last.block = slot.source, stored, block
-        return block
+        first = wide[-1].start
+        return last[2][..., stored[-1].start - first : stored[-1].stop - first]
 
 
 def within(storage: WeightStorage, name: str) -> Iterator[str]:

@@ -51,6 +51,7 @@ class Matrix:
     """One stacked matrix: N outputs of all its parts together, K inputs, how it lies, and its FP8 blocks.
 
     `parts`: the layers of an expert that it holds. `block`: (outputs, inputs) that share a scale, or None.
+    `fp8`: whether it is FP8; beside a plain one transformers stores scales of blocks too, which mean nothing.
     """
 
     parts: tuple[str, ...]
@@ -58,6 +59,7 @@ class Matrix:
     K: int
     order: Stacked
     block: tuple[int, int] | None = None
+    fp8: bool = True
 
     @property
     def interleaved(self) -> bool:
@@ -77,7 +79,7 @@ class Matrix:
             return self._split(source, info, dims) if len(dims) == 1 else None
         if info.shape in ((), (1,)):
             return self._shared(source, info, info.shape, counted=False)
-        if prod(dims) == 1:
+        if prod(dims) == 1 or (field == "weight_scale_inv" and not self.fp8):
             return self._shared(source, info, dims)
         if field in LONE:
             return None

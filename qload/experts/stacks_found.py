@@ -15,6 +15,7 @@ from qload.architecture import Architecture, architecture_of
 from qload.architecture.table import Stacked
 from qload.experts.stacks_forms import FIELDS, MATRICES, SCALES_OF_FP8, Matrix
 from qload.experts.stacks_slots import Slot
+from qload.formats.fp8 import WEIGHTS as FP8
 from qload.storage import TensorInfo, WeightStorage
 
 MOST_EXPERTS = 1 << 12  # of a layer; published models have some hundreds
@@ -111,7 +112,7 @@ class _Finder:
         if "_blocks" in tensors:
             order = replace(order, inputs_first=False)
         parts = MATRICES[name]
-        matrix = Matrix(parts, *_sizes(weight, order), order, self.block)
+        matrix = Matrix(parts, *_sizes(weight, order), order, self.block, weight.dtype in FP8)
         return self._all(lead, matrix, parts, tensors, weight.shape[0])
 
     def _beside(self, lead: str, name: str, tensors: Mapping[str, str]) -> list[StoredStack]:
@@ -127,7 +128,7 @@ class _Finder:
             info = None if first is None else self.storage.info(first)
             if info is not None and len(info.shape) == 2:
                 N, K = info.shape
-                matrix = Matrix(parts, N * len(parts), K, Stacked(), self.block)
+                matrix = Matrix(parts, N * len(parts), K, Stacked(), self.block, info.dtype in FP8)
                 return self._all(lead, matrix, parts, own, count[0])
         return []
 

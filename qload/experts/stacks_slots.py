@@ -11,6 +11,9 @@ import torch
 from torch import Tensor
 
 from qload.storage import TensorInfo
+from qload.storage.rectangles import GAP
+
+WINDOW = 8 << 20  # bytes that are read at once for some columns of them
 
 Bounds = tuple[tuple[int, int], ...]
 Slices = tuple[slice, ...]
@@ -74,6 +77,17 @@ class Slot:
     def _of_blocks(self, found: Tensor, inputs: tuple[int, int]) -> Tensor:
         start = inputs[0] % self.bytes_of_block
         return found.flatten(1)[:, start : start + inputs[1] - inputs[0]]
+
+
+def widened(stored: Slices, whole: TensorInfo) -> Slices:
+    """More columns than are asked for, where a few of long rows are: each row would be a call of its own."""
+    rows, columns, size = stored[-2], stored[-1], whole.dtype.itemsize
+    asked, row = columns.stop - columns.start, whole.shape[-1]
+    width = WINDOW // ((rows.stop - rows.start) * size)
+    if asked >= width or (row - asked) * size <= GAP:
+        return stored
+    start, stop = columns.start // width * width, -(-columns.stop // width) * width
+    return (*stored[:-1], slice(start, min(stop, row)))
 
 
 def extents(pairs: Sequence[tuple[int, int]]) -> list[int]:

@@ -20,6 +20,7 @@ from tests.format_cases import lawful
 
 MODELS = sorted(path for path in (Path(FOLDER) / "models").iterdir()) if FOLDER else []
 EXPECTED = "EXPECTED.safetensors"
+LAST = "dequant_last_expert."
 HALVES = (torch.float32, torch.float16, torch.bfloat16)  # one of which an owner rounds its weights to
 REFUSED = {"mlx": "MLX", "torchao": "torchao", "gguf": "GGUF"}
 
@@ -70,6 +71,22 @@ def test_a_model_is_clean_and_explained_or_refused_by_name(folder: Path, tmp_pat
         assert coverage.explained == coverage.total == stored_bytes(copy)
 
 
+def last_experts(config: dict[str, Any], expected: dict[str, Tensor]) -> dict[str, Tensor]:
+    """(N, K) of each part of the last expert, by its prefix, from what an owner says of stacks (E, K, N)."""
+    found = {}
+    for name, stack in expected.items():
+        if name.startswith(LAST):
+            lead, _, matrix = name.removeprefix(LAST).rpartition(".")
+            lead = f"{lead}.{config['num_local_experts'] - 1}"
+            if matrix == "down_proj":
+                found[f"{lead}.down_proj"] = stack.T
+            else:
+                turns = config["model_type"] == "gpt_oss"
+                gate, up = (stack.T[0::2], stack.T[1::2]) if turns else stack.T.chunk(2)
+                found |= {f"{lead}.gate_proj": gate, f"{lead}.up_proj": up}
+    return found
+
+
 @every_model
 def test_layers_have_their_owners_numbers_whole_and_cut(folder: Path, tmp_path: Path) -> None:
     copy, expected = published(folder, tmp_path / "model"), load_file(folder / EXPECTED)
@@ -80,6 +97,7 @@ def test_layers_have_their_owners_numbers_whole_and_cut(folder: Path, tmp_path: 
     }
     if refused(folder) is not None:
         pytest.skip("refused by name")
+    wanted |= last_experts(json.loads((folder / "config.json").read_text()), expected)
     with open_checkpoint(copy) as weights:
         for prefix, want in wanted.items():
             weight = weights.get_weights(prefix)

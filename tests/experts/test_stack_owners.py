@@ -6,19 +6,21 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from qload.experts import with_experts
 from qload.listing import layers
-from qload.storage import SafetensorsStorage
+from qload.storage import MemoryStorage, SafetensorsStorage
 from qload.verify import inspect, verify
 from qload.weights import open_checkpoint
-from tests.cases.test_models import assert_rounded, shared
+from tests.cases.test_models import assert_rounded, last_experts, shared
+from tests.experts.mixtures import CONFIGS, KINDS, E, config, drawn, lead, mixture
 from tests.format_cases import lawful
 from tests.paths import cases
 
 FOLDERS = cases("experts")
-LAST = "dequant_last_expert."
+CONFIG = {"quantization_config": CONFIGS["fp8_block"]}
 every_folder = pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 
 
@@ -28,18 +30,8 @@ def config_of(folder: Path) -> dict[str, Any]:
 
 
 def last_expert(folder: Path) -> dict[str, Tensor]:
-    """(N, K) of each part of the last expert, by its prefix, from what the owner says of its stack."""
-    config, found = config_of(folder), {}
-    for name, stack in load_file(folder / "expected" / "expected.safetensors").items():
-        lead, _, matrix = name.removeprefix(LAST).rpartition(".")
-        lead = f"{lead}.{config['num_local_experts'] - 1}"
-        if matrix == "down_proj":
-            found[f"{lead}.down_proj"] = stack.T
-        elif config["model_type"] == "gpt_oss":
-            found[f"{lead}.gate_proj"], found[f"{lead}.up_proj"] = stack[:, 0::2].T, stack[:, 1::2].T
-        else:
-            found[f"{lead}.gate_proj"], found[f"{lead}.up_proj"] = stack.T.chunk(2)
-    return found
+    """(N, K) of each part of the last expert, by its prefix."""
+    return last_experts(config_of(folder), load_file(folder / "expected" / "expected.safetensors"))
 
 
 @every_folder
@@ -107,3 +99,59 @@ def test_scales_that_are_stored_together_belong_to_weights_that_are_not() -> Non
                 want = codes * spread[: codes.shape[0], : codes.shape[1]]
                 assert torch.equal(weights.get_weights(prefix).dequantize(), want)
     assert not torch.equal(scales["gate_proj"], scales["up_proj"])
+
+
+@pytest.mark.parametrize("names", [("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2")])
+@pytest.mark.parametrize(("inner", "rows"), [(64, 1), (96, 2), (192, 3)])
+def test_scales_beside_experts_that_blocks_do_not_divide_are_not_applied(
+    names: tuple[str, str, str], inner: int, rows: int, tmp_path: Path
+) -> None:
+    """transformers leaves these plain, and stores scales that it never filled."""
+    kind, hidden = ("mixtral" if names[0] == "w1" else "qwen3_moe"), 72
+    shapes = ((inner, hidden), (inner, hidden), (hidden, inner))
+    prefixes = {
+        f"{lead(kind)}.{expert}.{name}": drawn(shape, torch.bfloat16, 3 * expert + place)
+        for expert in range(E)
+        for place, (name, shape) in enumerate(zip(names, shapes, strict=True))
+    }
+    tensors = {f"{prefix}.weight": weight for prefix, weight in prefixes.items()}
+    tensors[f"{lead(kind)}.gate_up_proj_scale_inv"] = torch.full((E, rows, 1), torch.nan)
+    tensors[f"{lead(kind)}.down_proj_scale_inv"] = torch.full((E, 1, -(-inner // 128)), torch.nan)
+    save_file(tensors, tmp_path / "model.safetensors")
+    fp8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    told = config(kind, hidden_size=hidden, quantization_config=fp8, num_hidden_layers=1)
+    (tmp_path / "config.json").write_text(json.dumps({**told, KINDS[kind].inner: inner}))
+
+    report = verify(tmp_path)
+    assert {finding.rule for finding in report.findings} <= {"architecture-missing", "claimed-method"}
+    assert report.coverage is not None
+    assert report.coverage.explained == report.coverage.total == sum(each.nbytes for each in tensors.values())
+    with open_checkpoint(tmp_path) as weights:
+        for prefix, want in prefixes.items():
+            assert torch.equal(weights.get_weights(prefix).dequantize(), want.float())
+        assert weights.report().complete
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "deepseek_v3", "qwen3_moe", "a_type_of_no_table"])
+def test_joined_scales_belong_to_experts_of_any_naming(kind: str) -> None:
+    names = ("w1", "w3", "w2") if kind == "mixtral" else ("gate_proj", "up_proj", "down_proj")
+    both = mixture("qwen3_moe", "fp8_block")
+    tensors = {name: tensor for name, tensor in both.stacks.items() if name.endswith("_scale_inv")}
+    renamed = {}
+    for name, tensor in both.each.items():
+        for usual, own in zip(("gate_proj", "up_proj", "down_proj"), names, strict=True):
+            if f".{usual}." in name:
+                renamed[name.replace(usual, own)] = tensor
+    tensors |= {name: tensor for name, tensor in renamed.items() if name.endswith(".weight")}
+    told = {
+        **config("qwen3_moe"),
+        "model_type": kind,
+        **CONFIG,
+        "num_local_experts": E,
+        "n_routed_experts": E,
+    }
+
+    storage = with_experts(MemoryStorage(tensors), told)
+
+    assert sorted(storage.keys()) == sorted(renamed)
+    assert all(torch.equal(storage.read(name).float(), tensor.float()) for name, tensor in renamed.items())

@@ -14,7 +14,20 @@ from qload.experts import ExpertStacks, with_experts
 from qload.parallel import FakeWorld
 from qload.storage import MemoryStorage
 from qload.weights import Weights
-from tests.experts.mixtures import CASES, CONFIGS, HIDDEN, INNER, KINDS, E, config, drawn, lead, mixture
+from tests.experts.mixtures import (
+    CASES,
+    CONFIGS,
+    HIDDEN,
+    INNER,
+    KINDS,
+    E,
+    config,
+    drawn,
+    fused,
+    laid,
+    lead,
+    mixture,
+)
 from tests.format_cases import lawful
 
 every_case = pytest.mark.parametrize(("kind", "form"), CASES)
@@ -156,6 +169,24 @@ def test_of_gate_and_up_in_turns_no_byte_is_read_twice_in_a_row() -> None:
 
     stacks = [both.stacks[f"{prefix}.{name}"] for name in ("gate_up_proj", "down_proj")]
     assert stored.bytes_read == sum(tensor.nbytes for tensor in stacks)
+
+
+@pytest.mark.parametrize("kind", ["gpt_oss", "llama4_text"])
+def test_columns_of_long_rows_are_read_many_at_once(kind: str) -> None:
+    """As `verify` reads a matrix: some outputs, then the next ones."""
+    inner, hidden, step = 9000, 16, 100
+    told = config(kind, hidden_size=hidden, **{KINDS[kind].inner: inner})
+    gate, up = (drawn((E, inner, hidden), torch.bfloat16, seed) for seed in (1, 2))
+    stack = laid(kind, fused(kind, gate, up))
+    stored = MemoryStorage({f"{lead(kind)}.gate_up_proj": stack})
+    storage = with_experts(stored, told)
+    for name, want in (("gate_proj", gate), ("up_proj", up)):
+        for start in range(0, inner, step):
+            run = storage.read(f"{lead(kind)}.1.{name}.weight", (slice(start, start + step),))
+            assert same(run, want[1, start : start + step])
+
+    assert stored.bytes_read <= 2 * stack[1].nbytes
+    assert sum(stored.reads.values()) < 2 * inner / step / 10
 
 
 def test_a_user_may_ask_for_a_whole_stack_of_mxfp4() -> None:
