@@ -220,15 +220,25 @@ class MostBytes(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.most, self._made = 0, list[Any]()
+        self._before: set[int] = set()  # memory that was there
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._before |= sizes(args).keys() - sizes(self._alive()).keys()
         result = function(*args, **(kwargs or {}))
         self._made += [ref(leaf) for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-        alive = [tensor for made in self._made if (tensor := made()) is not None]
         self._made = [made for made in self._made if made() is not None]
-        held = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in alive}
+        held = {place: size for place, size in sizes(self._alive()).items() if place not in self._before}
         self.most = max(self.most, sum(held.values()))
         return result
+
+    def _alive(self) -> list[Tensor]:
+        return [tensor for made in self._made if (tensor := made()) is not None]
+
+
+def sizes(tensors: Any) -> dict[int, int]:
+    """The bytes of each memory that tensors lie in."""
+    memory = [leaf.untyped_storage() for leaf in tree_leaves(tensors) if isinstance(leaf, Tensor)]
+    return {each.data_ptr(): each.nbytes() for each in memory}
 
 
 def bytes_of(weights: ExpertsWeight | Weight) -> int:
