@@ -60,6 +60,7 @@ def stacked(name: str, count: int, weights: Iterable[Weight]) -> Stack:
     stacking = Stacking(name, count)
     for weight in weights:
         stacking.put(weight)
+        del weight  # before the next one is made
     return stacking.stack()
 
 

@@ -21,7 +21,7 @@ from qload.loader import (
 )
 from qload.parallel import ALONE, ProcessGroup
 from qload.quantize.in_memory import cut
-from qload.quantize.policy import Policy
+from qload.quantize.policy import Policy, is_router
 from qload.spec import Layer, Weight
 
 Statistics = Literal["whole", "share"]
@@ -69,8 +69,8 @@ class QuantizingLoader(WeightsLoader):
     quantizer
         What a plain layer is quantized by, such as `Fp8Quantizer()`.
     policy
-        Which plain layers are quantized; None: all but those that the checkpoint's config leaves out, which
-        no policy overrules.
+        Which plain layers are quantized; None: all but routers, and those that the checkpoint's config leaves
+        out, both of which no policy overrules.
     statistics
         "whole": every rank reads the layer and quantizes it before it is cut, so that every world size gives
         the same model, and what cannot be quantized or cut is refused by all ranks alike. "share": each
@@ -128,6 +128,8 @@ class QuantizingLoader(WeightsLoader):
     def left_out(self, prefix: str) -> str | None:
         """Why the checkpoint's config, or the policy, leaves out the layer `prefix`."""
         said = self.inner.left_out(prefix)
+        if said is None and is_router(prefix):
+            return "a router, which no quantization while loading touches"
         if said is None and self.policy is not None and not self.policy.quantizes(prefix):
             return "the policy of what is quantized while loading"
         return said
@@ -163,6 +165,8 @@ class QuantizingLoader(WeightsLoader):
         return not left
 
     def _is_chosen(self, prefix: str) -> bool:
+        if is_router(prefix):
+            return False
         inner = self.inner.chosen(prefix) if isinstance(self.inner, ModuleLoader) else self.inner
         if inner.exclusions.entry(prefix) is not None:
             return False

@@ -15,6 +15,8 @@ from qload.errors import ArgumentError
 from qload.loader.exclusion import Exclusions
 
 MLP = ("gate_proj", "up_proj", "down_proj", "gate_up_proj")
+# Who chooses experts, or weighs a shared one: the ends of the names that the architecture tables have for it.
+ROUTERS = ("mlp.gate", "block_sparse_moe.gate", "mlp.router", "feed_forward.router", "mlp.shared_expert_gate")
 BLOCKS = ("layers", "h", "blocks")  # the segment before a block's number
 
 
@@ -67,6 +69,11 @@ def mlp_only(*, blocks: int | None = None, first_and_last: bool = True) -> Modul
     if first_and_last or blocks is None:
         return Modules(MLP)
     return Modules(MLP, plain_blocks=frozenset({0, blocks - 1}))
+
+
+def is_router(prefix: str) -> bool:
+    """Whether a layer chooses the experts of a token: it stays in the type that it is stored in."""
+    return f".{prefix}".endswith(tuple(f".{name}" for name in ROUTERS))
 
 
 def block_of(prefix: str) -> int | None:

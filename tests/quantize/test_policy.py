@@ -1,9 +1,13 @@
 """Who is quantized while loading: by whole names and blocks, never by a part of a name."""
 
 import pytest
+import torch
 
+from qload import DefaultWeightsLoader, Fp8Quantizer, MemoryStorage, QuantizingLoader, Weights
+from qload.architecture.names import spellings
+from qload.architecture.tables import TABLES
 from qload.errors import ArgumentError, MismatchError
-from qload.quantize.policy import Modules, block_of, mlp_only
+from qload.quantize.policy import ROUTERS, Modules, block_of, is_router, mlp_only
 
 
 @pytest.mark.parametrize(
@@ -56,3 +60,27 @@ def test_a_fused_layer_of_which_one_part_is_left_out_is_refused() -> None:
 )
 def test_a_block_is_the_number_behind_its_segment(prefix: str, block: int | None) -> None:
     assert block_of(prefix) == block
+
+
+def test_routers_are_those_of_the_architecture_tables() -> None:
+    """A row with an output for each expert, or one in all, chooses or weighs; nothing else is called so."""
+    rows = [row for table in TABLES.values() for row in table.rows]
+    firsts = [row for row in rows if row.shape.split()[0] in ("experts", "1") and not row.tensor]
+    routers = {name for row in firsts for name in spellings(row.name)}
+    others = {name for row in rows for name in spellings(row.name)} - routers
+
+    assert {name.rpartition("{layer}.")[2] for name in routers} == set(ROUTERS)
+    assert not any(is_router(name) for name in others)
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+def test_no_policy_has_a_router_quantized(name: str) -> None:
+    prefix, like = f"model.layers.0.{name}", f"model.layers.0.{name}_proj"
+    stored = {f"{each}.weight": torch.randn(8, 16) for each in (prefix, like)}
+    loader = QuantizingLoader(DefaultWeightsLoader(), Fp8Quantizer(), policy=Modules())
+    weights = Weights(MemoryStorage(stored), loader=loader)
+
+    assert weights.get_weights(prefix).format == "unquantized"
+    assert weights.get_weights(like).format == "fp8"
+    assert loader.left_out(prefix) == "a router, which no quantization while loading touches"
+    assert loader.made(loader.describe(weights, prefix), torch.device("cpu")) is None

@@ -335,3 +335,39 @@ def test_a_hundred_gigabytes_are_opened_by_their_header(tmp_path: Path) -> None:
     assert storage.info("a").nbytes == size
     assert storage.read("a", (slice(49_999, 50_000), slice(499_998, 500_000))).tolist() == [[0, 0]]
     assert storage.bytes_read == 8
+
+
+@every_storage
+@pytest.mark.parametrize("dtype", SAVED, ids=lambda dtype: str(dtype).removeprefix("torch."))
+def test_what_is_read_into_memory_of_the_callers_is_what_is_handed_out(
+    make: Make, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    tensors = {f"t{i}": tensor_of(dtype, shape) for i, shape in enumerate(SHAPES)}
+    storage: Any = make(tensors, tmp_path)
+    for name, tensor in tensors.items():
+        for index in ((), tuple(slice(size // 3, size) for size in tensor.shape)):
+            want = storage.read(name, index)
+            read = storage.bytes_read
+            around = tensor_of(dtype, (3, *want.shape))
+            first, _, last = around.clone()
+
+            storage.read_into(name, index, around[1])
+
+            for got, expected in zip(around, (first, want, last), strict=True):
+                assert_same_bits(got, expected)
+            assert storage.bytes_read - read == want.nbytes
+
+
+@every_storage
+def test_memory_that_a_tensor_does_not_fit_is_refused_and_not_written(make: Make, tmp_path: Path) -> None:
+    storage: Any = make({"t": torch.arange(24).reshape(4, 6)}, tmp_path)
+    for out in (
+        torch.zeros(6, 4, dtype=torch.int64),
+        torch.zeros(4, 6),
+        torch.zeros(6, 4, dtype=torch.int64).T,
+        torch.zeros(4, 6, dtype=torch.int64, device="meta"),
+    ):
+        with pytest.raises(ArgumentError, match="in one piece, for t"):
+            storage.read_into("t", (), out)
+        assert out.is_meta or not out.any()
+    assert storage.bytes_read == 0
