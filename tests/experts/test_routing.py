@@ -467,6 +467,7 @@ def test_v2_has_to_say_how_many_experts_a_token_goes_to_and_its_groups() -> None
     bare = {"model_type": "deepseek_v2"}
     with pytest.raises(ConfigError, match="num_experts_per_tok"):
         routing_of(bare)
+    assert routing_of({**bare, "num_experts_per_tok": 2}) == Routing("softmax_grouped", 64, 2)
     with pytest.raises(ConfigError, match="topk_group"):
         routing_of({**bare, "num_experts_per_tok": 2, "topk_method": "group_limited_greedy", "n_group": 8})
 
