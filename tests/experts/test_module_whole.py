@@ -136,10 +136,10 @@ def test_the_order_in_which_a_token_names_its_experts_changes_no_bit() -> None:
 @every_format
 @pytest.mark.parametrize("cuts", [(0, 3, 6), (0, 1, 5, 6)], ids=["even", "uneven"])
 def test_a_rank_adds_what_its_experts_give_and_nothing_else(format: str, cuts: tuple[int, ...]) -> None:
-    whole = made(format)
+    whole = made(format, biased=True)
     x, ids, weights = drawn(whole)
     for start, stop in pairwise(cuts):
-        share = made(format, local=LocalExperts(start, stop, E))
+        share = made(format, biased=True, local=LocalExperts(start, stop, E))
 
         y = share.get_linear()(x, ids, weights)
 

@@ -96,7 +96,8 @@ def test_a_sigmoid_of_each_of_the_largest(token: Any) -> None:
 
 @given(token=tokens(), factor=st.sampled_from([1.0, 2.5, 16.0]))
 def test_the_largest_of_the_groups_with_the_largest_score(token: Any, factor: float) -> None:
-    logits, _, groups, top_groups, k = token
+    far, _, groups, top_groups, k = token
+    logits = [number / 4 for number in far]  # so that no power outweighs the sum of two others
     routing = Routing("softmax_grouped", len(logits), k, groups=groups, top_groups=top_groups, factor=factor)
 
     ids, weights = routing.route(torch.tensor([logits]))
@@ -143,16 +144,28 @@ def lawful_groups(chosen: list[int], of_groups: list[float], top_groups: int, si
 
 # One token, worked by hand
 
-LOGITS = torch.tensor([[2.0, 1.0, 0.0, 1.5, 1.5, -4.0]])
+LOGITS = torch.tensor([[2.0, -3.0, 0.0, 1.5, 1.5, -4.0]])
 
 
 def test_the_largest_score_of_a_group_and_the_two_largest_choose_differently() -> None:
-    """Of [2, 1, 0] and [1.5, 1.5, -4] the first has the largest, the second the two of the larger sum."""
+    """Of [2, -3, 0] and [1.5, 1.5, -4] the first has the largest, the second the two of the larger sum."""
     largest = Routing("softmax_grouped", 6, 2, groups=2)
     two = Routing("sigmoid_grouped", 6, 2, groups=2)
 
-    assert set(largest.route(LOGITS)[0][0].tolist()) == {0, 1}
+    assert set(largest.route(LOGITS)[0][0].tolist()) == {0, 2}
     assert set(two.route(LOGITS, torch.zeros(6))[0][0].tolist()) == {3, 4}
+
+
+def test_a_softmax_over_the_chosen_knows_nothing_of_the_others() -> None:
+    routing = Routing("top_k_softmax", 4, 2)
+
+    assert routing.route(torch.tensor([[3.0, 3.0, 2.0, 1.0]]))[1].tolist() == [[0.5, 0.5]]
+
+
+def test_a_softmax_over_all_gives_an_expert_the_same_whatever_else_is_chosen() -> None:
+    few, all_of_them = (Routing("softmax_top_k", 6, k).route(LOGITS)[1] for k in (2, 6))
+
+    assert_same_bits(few, all_of_them[:, :2])
 
 
 def test_a_correction_bias_moves_the_choice_and_no_weight() -> None:
@@ -181,6 +194,18 @@ def test_weights_sum_to_the_factor_where_they_are_renormalized() -> None:
         _, weights = routing.route(LOGITS, bias)
 
         close(weights.sum(-1), [factor], 16)
+
+
+@pytest.mark.parametrize("method", ["softmax_grouped", "sigmoid_grouped"])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_the_factor_multiplies_weights_once_and_chooses_nothing(method: Any, groups: int) -> None:
+    routing, scaled = (Routing(method, 6, 3, groups=groups, factor=factor) for factor in (1.0, 16.0))
+    bias = [torch.zeros(6)] if routing.corrected else []
+
+    (ids, weights), (same, more) = routing.route(LOGITS, *bias), scaled.route(LOGITS, *bias)
+
+    assert torch.equal(ids, same)
+    assert_same_bits(more, weights * 16)
 
 
 def test_sigmoids_of_nothing_but_zeros_are_divided_by_no_zero() -> None:
@@ -442,6 +467,7 @@ def test_v2_has_to_say_how_many_experts_a_token_goes_to_and_its_groups() -> None
     bare = {"model_type": "deepseek_v2"}
     with pytest.raises(ConfigError, match="num_experts_per_tok"):
         routing_of(bare)
+    assert routing_of({**bare, "num_experts_per_tok": 2}) == Routing("softmax_grouped", 64, 2)
     with pytest.raises(ConfigError, match="topk_group"):
         routing_of({**bare, "num_experts_per_tok": 2, "topk_method": "group_limited_greedy", "n_group": 8})
 
