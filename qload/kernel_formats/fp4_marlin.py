@@ -14,9 +14,10 @@
 The kernel shifts a code's bits into an fp16 or bf16, which makes it 2**14 or 2**126 too small, and multiplies
 a sum by global_scale = second scale * 2**(14 - 7 - raised), or 2**(126 - 7 - raised). It takes the highest
 bit of s0e5m3 for the highest of a bf16's exponent, so that below 2 a byte says nothing there but 0: such
-scales are raised by a power of two, where all of them fit, and else refused. MXFP4 is read with bf16 alone,
-and an exponent of 0, 2**-127, is 0 in the kernel. K and N are padded as in `kernel_formats.marlin`, with
-bytes of 0.
+scales are raised by a power of two, where all of them fit, and else refused. No field says `raised`: the
+global scale beside the second one does, so that experts of one config may differ. MXFP4 is read with bf16
+alone, and an exponent of 0, 2**-127, is 0 in the kernel. K and N are padded as in `kernel_formats.marlin`,
+with bytes of 0.
 
 Source: vLLM 0.11.0, byte-equal to it; it does not raise scales, and later ones do.
 """
@@ -31,14 +32,13 @@ from qload import devices, spec
 from qload.errors import ArgumentError, RepackError
 from qload.formats import mxfp4, nvfp4
 from qload.kernel_formats.fp4 import BITS, NAMES, Fp4
-from qload.kernel_formats.fp4_scales import EXPONENT_BIAS, SHIFT, global_scale, raised, why_not
+from qload.kernel_formats.fp4_scales import EXPONENT_BIAS, SHIFT, global_scale, raised, unraised, why_not
 from qload.kernel_formats.integers import Origin
 from qload.kernel_formats.marlin_shapes import padded
 from qload.layouts import ClippedCodes, fp4, marlin
 from qload.spec import Role, TensorSpec
 
 SCALES = {nvfp4.GROUP: nvfp4.E4M3FN, mxfp4.GROUP: torch.float8_e8m0fnu}
-MOST_RAISED = 3  # from the lowest scale of e4m3fn, 2**-9, to 2**-6
 
 
 @dataclass(frozen=True)
@@ -51,22 +51,16 @@ class Fp4MarlinConfig(spec.Grouped, spec.Config):
         Inputs that share a scale: 16 (NVFP4) or 32 (MXFP4).
     divides
         Whether NVFP4's second scale divides, as compressed-tensors', or multiplies, as ModelOpt's.
-    raised
-        By which power of two NVFP4's scales are larger, and the global scale smaller, than they were stored.
     """
 
     name: ClassVar[str] = "fp4_marlin"
 
     group_size: int
     divides: bool = False
-    raised: int = 0
 
     def __post_init__(self) -> None:
         if self.group_size not in SCALES:
             raise ArgumentError("fp4_marlin: group_size", "16 (NVFP4) or 32 (MXFP4)", str(self.group_size))
-        most = MOST_RAISED if self.group_size == nvfp4.GROUP else 0
-        if not 0 <= self.raised <= most:
-            raise ArgumentError("fp4_marlin: raised", f"0 to {most}", str(self.raised))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -127,7 +121,10 @@ class Fp4MarlinWeight(spec.Weight):
 
     def group_scales(self) -> Tensor:
         """NVFP4's scales (N, K / 16) as they were before they were raised, float32."""
-        return fp4.from_s0e5m3(self.plain_scales()) * 2.0 ** -(SHIFT + self.config.raised)
+        assert self.global_scale is not None
+        assert self.second_scale is not None
+        stored, divides = fp4.from_s0e5m3(self.plain_scales()), self.config.divides
+        return unraised(stored, self.global_scale, self.second_scale, divides)
 
     def codes(self) -> spec.Codes:
         """The bits of each float, what they mean, and the product of both scales, without the padding."""
@@ -162,7 +159,7 @@ def write(meant: Fp4, *, dtype: Any, whole: Fp4 | None = None) -> Fp4MarlinWeigh
     if reason:
         raise RepackError(meant.source, "marlin", reason)
     (N, K), names = (meant.layer.N, meant.layer.K), meant.names
-    config = Fp4MarlinConfig(names.group_size, names.divides, raised(decides, dtype))
+    config, power = Fp4MarlinConfig(names.group_size, names.divides), raised(decides, dtype)
     Np, Kp = padded(N, K, names.group_size)
     codes = meant.unpack()
     if (Np, Kp) != (N, K):
@@ -172,8 +169,8 @@ def write(meant: Fp4, *, dtype: Any, whole: Fp4 | None = None) -> Fp4MarlinWeigh
     return Fp4MarlinWeight(
         config=config,
         qweight=marlin.rows(BITS).pack(codes),
-        scales=_scales(meant, config, (config.groups(Kp), Np)),
-        global_scale=global_scale(decides, dtype, config.raised),
+        scales=_scales(meant, power, (config.groups(Kp), Np)),
+        global_scale=global_scale(decides, dtype, power),
         second_scale=meant.second,
         input_scale=meant.inputs,
         layer=meant.layer,
@@ -195,11 +192,11 @@ def read(weight: Fp4MarlinWeight) -> Fp4:
     return Fp4(names, lambda: codes, scales, weight.second_scale, weight.input_scale, layer)
 
 
-def _scales(meant: Fp4, config: Fp4MarlinConfig, shape: tuple[int, int]) -> Tensor:
+def _scales(meant: Fp4, raised: int, shape: tuple[int, int]) -> Tensor:
     """The bytes (G, N) of the padded `shape` in the kernel's order."""
     bytes_ = meant.scales
     if meant.second is not None:
-        bytes_ = fp4.s0e5m3((meant.scales.float() * 2.0 ** (SHIFT + config.raised)).half())
+        bytes_ = fp4.s0e5m3((meant.scales.float() * 2.0 ** (SHIFT + raised)).half())
     wide = torch.zeros(shape, dtype=torch.uint8, device=bytes_.device)
     wide[: bytes_.shape[1], : bytes_.shape[0]] = bytes_.T
-    return marlin.SCALES_OF_A_BYTE.apply(wide).reshape(shape).view(SCALES[config.group_size])
+    return marlin.SCALES_OF_A_BYTE.apply(wide).reshape(shape).view(SCALES[meant.names.group_size])

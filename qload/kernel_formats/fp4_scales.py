@@ -14,6 +14,7 @@ from qload.kernel_formats.fp4 import Fp4
 
 EXPONENT_BIAS = {torch.float16: 14, torch.bfloat16: 126}  # by which the kernel reads a code too small
 SHIFT = 7  # of a scale, so that what is normal in e4m3fn has the highest bit of s0e5m3
+MOST_RAISED = 3  # from the lowest scale of e4m3fn, 2**-9, to 2**-6
 LOWEST, BEYOND = 2.0**-6, 2.0**9  # scales that bf16 reads: from the one up to the other
 SIGN, NAN = 0x80, 0x7F  # bytes of e4m3fn
 NO_EXPONENT = 0xFF  # NaN of e8m0
@@ -38,16 +39,35 @@ def why_not(meant: Fp4, dtype: torch.dtype) -> str | None:
 
 
 def raised(meant: Fp4, dtype: torch.dtype) -> int:
-    """By which power of two scales are to be raised, so that `dtype` reads all that are not 0."""
+    """By which power of two scales are to be raised, so that `dtype` reads all that are not 0.
+
+    0 where the second scale is 0, which tells no power of two, and makes all weights 0.
+    """
+    if dtype != torch.bfloat16 or meant.second is None or not bool(meant.second.count_nonzero()):
+        return 0
     lowest, _ = _span(meant)
-    return (
-        max(0, 1 - frexp(lowest / LOWEST)[1]) if dtype == torch.bfloat16 and meant.second is not None else 0
-    )
+    return max(0, 1 - frexp(lowest / LOWEST)[1])
 
 
 def global_scale(meant: Fp4, dtype: torch.dtype, raised: int) -> Tensor | None:
     """The second scale as the kernel multiplies by it, rounded once to `dtype`: (1,)."""
-    return None if meant.second is None else _exact(meant, dtype, raised)[:1].to(dtype)
+    if meant.second is None:
+        return None
+    return (lacking(meant.second, meant.names.divides, dtype)[:1] * 2.0**-raised).to(dtype)
+
+
+def unraised(scales: Tensor, global_scale: Tensor, second: Tensor, divides: bool) -> Tensor:
+    """s0e5m3 values (float32) as NVFP4's `scales` were stored: what raised them the global scale lacks."""
+    ratio = lacking(second, divides, global_scale.dtype)[:1] / global_scale.double()
+    power = ratio.log2().round().nan_to_num(0, 0, 0).clamp(0, MOST_RAISED).long()
+    factors = torch.tensor([2.0 ** -(SHIFT + i) for i in range(MOST_RAISED + 1)], device=scales.device)
+    return scales * factors[power]
+
+
+def lacking(second: Tensor, divides: bool, dtype: torch.dtype) -> Tensor:
+    """The second scale of each part times what the kernel lacks, before any scale is raised: float64."""
+    wide = second.flatten().double()
+    return (wide.reciprocal() if divides else wide) * 2.0 ** (EXPONENT_BIAS[dtype] - SHIFT)
 
 
 def _span(meant: Fp4) -> tuple[float, float]:
@@ -68,19 +88,11 @@ def _why_not_raised(meant: Fp4, dtype: torch.dtype) -> str | None:
     )
 
 
-def _exact(meant: Fp4, dtype: torch.dtype, raised: int) -> Tensor:
-    """The second scale of each part times what the kernel lacks, float64."""
-    assert meant.second is not None
-    second = meant.second.flatten().double()
-    factor = second.reciprocal() if meant.names.divides else second
-    return factor * 2.0 ** (EXPONENT_BIAS[dtype] - SHIFT - raised)
-
-
 def _why_no_global_scale(meant: Fp4, dtype: torch.dtype) -> str | None:
     """A value that costs more than one rounding, or parts that differ."""
     assert meant.second is not None
     second, name, power = meant.second.flatten(), meant.full(meant.names.second), raised(meant, dtype)
-    exact = _exact(meant, dtype, power)
+    exact = lacking(meant.second, meant.names.divides, dtype) * 2.0**-power
     got, unit = exact.to(dtype), torch.finfo(dtype).eps / 2
     held = torch.isfinite(got) & ((got.double() - exact).abs() <= unit * exact.abs())
     if not bool(held.all()):

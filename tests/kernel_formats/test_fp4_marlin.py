@@ -164,7 +164,8 @@ def sound(draw: st.DrawFn, *, plain: bool = False) -> Weight:
     codes = torch.randint(16, (N, size * groups), generator=noise)
     if kind is CTMXFP4Weight:
         return mxfp4(torch.randint(1 if plain else 0, 255, (N, groups), generator=noise), codes)
-    scales = 2.0**-6 + torch.rand(N, groups, generator=noise) * draw(st.sampled_from([1.0, 40.0, 447.0]))
+    least, most = draw(st.sampled_from([(2.0**-6, 1.0), (2.0**-6, 447.0), (0.0, 1.0), (0.0, 2.0**-6)]))
+    scales = least + torch.rand(N, groups, generator=noise) * most
     scales *= torch.randint(5, (N, groups), generator=noise) > 0
     few = 0.75 if kind is ModelOptNVFP4Weight else 0.5
     second = few if plain else float(torch.rand((), generator=noise) + 0.1)
@@ -271,14 +272,30 @@ def test_scales_are_raised_to_what_bfloat16_reads(lowest: float, highest: float,
 
     packed, half = pack(weight), pack(weight, HALF)
 
-    assert (packed.config.raised, half.config.raised) == (power, 0)
+    assert packed.config == half.config
     assert packed.global_scale is not None
     assert packed.global_scale.tolist() == [0.5 * 2.0 ** (119 - power)]
+    assert half.global_scale is not None
+    assert half.global_scale.tolist() == [0.5 * 2.0**7]
     for each in (packed, half):
         read = emulators.fp4_marlin_weight(each.qweight, each.scales, each.global_scale)
         assert_same_bits(read.T.contiguous(), weight.dequantize())
         assert_same_bits(each.dequantize(), weight.dequantize())
         assert_same_weight(restore(each), weight)
+
+
+@BOTH
+@pytest.mark.parametrize("lowest", [1.0, 2.0**-9])
+def test_a_second_scale_of_0_makes_all_0_and_keeps_the_others(lowest: float, dtype: torch.dtype) -> None:
+    scales = torch.ones(64, 8)
+    scales[1, 1] = lowest
+    weight = nvfp4(scales, second=0.0)
+
+    packed = pack(weight, dtype)
+
+    assert not emulators.fp4_marlin_weight(packed.qweight, packed.scales, packed.global_scale).any()
+    assert_same_bits(packed.dequantize(), weight.dequantize())
+    assert_same_weight(restore(packed), weight)
 
 
 def test_a_scale_that_is_not_raised_is_nothing_to_bfloat16() -> None:
@@ -320,6 +337,8 @@ def test_a_share_of_the_repack_is_the_repack_of_the_share(
         assert_same_bits(share.qweight, words.chunk(world, axis)[rank].contiguous())
         assert_same_bits(held, pairs.chunk(world, axis)[rank].contiguous().reshape(held.shape))
         assert share.config == whole.config
+        if whole.global_scale is not None:
+            assert_same_bits(share.global_scale, whole.global_scale)
         assert_same_bits(share.dequantize(), weight.dequantize().chunk(world, 1 - axis)[rank].contiguous())
         mine = restore(share)
         assert type(mine) is kind
@@ -340,7 +359,9 @@ def test_one_rank_whose_scale_is_small_has_all_raise_theirs(split: str) -> None:
     scales = torch.ones(128, 16)
     scales[0, 0] = 2.0**-8
 
-    assert [share.config.raised for share in loaded(nvfp4(scales), split, 2)] == [2, 2]
+    shares = loaded(nvfp4(scales), split, 2)
+
+    assert [float(share.global_scale) for share in shares] == [0.5 * 2.0 ** (119 - 2)] * 2
 
 
 @NVFP4
@@ -442,10 +463,10 @@ def test_scales_of_an_odd_number_of_groups_are_refused() -> None:
         Fp4MarlinWeight(config=made.config, **{**made.fields(), "scales": made.scales[:7]})
 
 
-@pytest.mark.parametrize(("group", "raised"), [(64, 0), (16, 4), (16, -1), (32, 1)])
-def test_a_config_that_no_kernel_reads_is_refused(group: int, raised: int) -> None:
-    with pytest.raises(ArgumentError, match="fp4_marlin: "):
-        Fp4MarlinConfig(group, raised=raised)
+@pytest.mark.parametrize("group", [0, -1, 64])
+def test_a_config_that_no_kernel_reads_is_refused(group: int) -> None:
+    with pytest.raises(ArgumentError, match="fp4_marlin: group_size"):
+        Fp4MarlinConfig(group)
 
 
 @given(data=st.data(), dtype=st.sampled_from([HALF, BRAIN]))

@@ -1,7 +1,8 @@
 """A weight rounded to the type of its activations, for the vendor's product.
 
-Bit for bit as `Weight.dequantize` has it, which asks every device in turn. Here, inside of a CUDA operator, the
-device is decided; some columns alone may be asked for, and codes that CUDA reads in no words are spelled out.
+Bit for bit as `Weight.dequantize` has it, which asks every device in turn. Here, inside of a CUDA operator,
+the device is decided; some columns alone may be asked for, and codes that CUDA reads in no words are spelled
+out.
 """
 
 import torch
