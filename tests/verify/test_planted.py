@@ -27,6 +27,7 @@ SAMPLE = {  # of the other formats, where a rule has another branch for them; al
     "eetq": (planted.hole_of_half, planted.scales_inverted),
     "asymmetric": (planted.zeros_one_higher, planted.nibbles_swapped),
     "marlin": (planted.gate_over_up, planted.scale_times_256),
+    "exl2": (planted.codes_never_filled, planted.scales_inverted, planted.hole_of_a_page),
 }
 
 # The rule that each damage is about; others may speak too.

@@ -191,8 +191,9 @@ def untrained_outputs() -> Model:
 
 
 SOUND: tuple[Callable[[], Model], ...] = (
-    pruned_vocabulary, padded_within_fused, pruned_neurons, dead_outputs_of_fp8, pruned_outputs_of_words, untrained_outputs,
-    lambda: zero_rows("mlp.up_proj", slice(7, 250)), lambda: zero_rows("self_attn.q_proj", slice(0, 100)),
+    pruned_vocabulary, padded_within_fused, pruned_neurons, dead_outputs_of_fp8, pruned_outputs_of_words,
+    untrained_outputs, lambda: zero_rows("mlp.up_proj", slice(7, 250)),
+    lambda: zero_rows("self_attn.q_proj", slice(0, 100)),
 )  # fmt: skip
 
 

@@ -32,13 +32,13 @@ def expanded(subject: Subject) -> frozenset[str]:
 
 
 def is_zero(subject: Subject, name: str) -> bool:
-    """Whether the weights of a tensor, a plain matrix or codes that are one word all through, are zeros."""
+    """Whether the weights of a tensor, a plain matrix or codes, are zeros; codes of several widths differ."""
     contents = subject.values.contents[name]
-    if contents.word is None:
-        return False
-    if subject.holds_codes(name):
-        return means_zero(subject, name, 0, contents.nbytes)
-    return contents.word == 0
+    if not subject.holds_codes(name):
+        return contents.word == 0
+    found = subject.values.statistics.get(subject.prefixes[name])
+    alike = contents.word is not None or (found is not None and not found.deviation)
+    return alike and means_zero(subject, name, 0, contents.nbytes)
 
 
 def _outputs(subject: Subject) -> Mapping[str, str]:

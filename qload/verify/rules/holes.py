@@ -11,7 +11,7 @@ from math import prod
 
 from qload.verify.kin import is_matrix
 from qload.verify.report import Finding
-from qload.verify.rules.padding import means_zero, striped
+from qload.verify.rules.padding import means_zero, mixes_widths, striped
 from qload.verify.rules.rule import Rule
 from qload.verify.subject import Subject
 from qload.verify.values import Run
@@ -61,7 +61,9 @@ def _width(subject: Subject, name: str) -> int:
 
 def _dead_rows(subject: Subject, name: str, run: Run, width: int, nbytes: int) -> bool:
     """Whole rows that mean zero, and are not half of all: a hole begins and ends where it likes."""
-    stop = run.first + run.length
+    layer, stop = subject.layer_of(name), run.first + run.length
+    if layer is not None and mixes_widths(layer):
+        return means_zero(subject, name, 0, nbytes)
     first, last = -(-run.first // width), stop // width
     # Beside a row of zeros the neighbours may begin, or end, with zeros too.
     whole = first * width - run.first < BESIDE and stop - last * width < BESIDE

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from qload.errors import QloadError
+from qload.formats import Exl2Config
 from qload.loader import LayerDescription, Part
 from qload.loader.cuts import granule
 from qload.verify.subject import Subject
@@ -30,10 +31,15 @@ def row_of(subject: Subject, name: str) -> int:
     return max(1, info.nbytes // max(1, rows))
 
 
+def mixes_widths(layer: LayerDescription) -> bool:
+    """Whether codes of several widths fill the rows of words, so that no row says which inputs it holds."""
+    return isinstance(layer.format.config, Exl2Config)
+
+
 def means_zero(
     subject: Subject, name: str, first: int, length: int, columns: tuple[int, int] | None = None
 ) -> bool:
-    """Whether all weights of the rows of codes that these bytes are of are zero.
+    """Whether all weights of the rows of codes that these bytes are of are zero; of several widths, all rows.
 
     `columns`: the bytes of a row that are meant; None: all of them.
     """
@@ -53,6 +59,9 @@ def means_zero(
             return outputs.start < outputs.stop and all(
                 not _weights(subject, layer, at, 1)[:, inputs].any() for at in ends
             )
+        if mixes_widths(layer):
+            ends = (0, layer.N // 2)
+            return not any(_weights(subject, layer, at, 1).any() for at in ends)
         if not (axis.follows("N") or axis.flat):
             return False
         each, inputs = -(-layer.N // rows), _share(columns, width, layer.K)

@@ -14,6 +14,7 @@ from torch import Tensor
 SCALES = {
     ".qweight": (".scales",),
     ".B": (".s",),
+    ".q_weight": (".q_scale_max",),
     ".weight_packed": (".weight_scale",),
     "_blocks": ("_scales",),
     ".weight": (".weight_scale_inv", ".weight_scale", ".weight.absmax", ".SCB", ".weight_scales"),

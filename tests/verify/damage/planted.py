@@ -311,7 +311,7 @@ def _unlike(model: Model, one: str, other: str) -> bool:
 
 def _copy_layer(model: Model, source: str, target: str) -> None:
     """All tensors of a quantized layer over another's."""
-    for end in (".qweight", ".weight_packed", "_blocks", ".weight", ".B"):
+    for end in (".qweight", ".weight_packed", "_blocks", ".weight", ".B", ".q_weight"):
         if source.endswith(end):
             lead, other = source.removesuffix(end), target.removesuffix(end)
             for name in [name for name in model.tensors if name.startswith(f"{lead}.")]:

@@ -1,11 +1,12 @@
-"""Sound models in more formats: small floats, bytes, words with zero points, words in a kernel's order."""
+"""Sound models in more formats: small floats, bytes, words of several widths and orders."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from qload.layouts import compressed_tensors, eetq, marlin
+from qload.layouts import compressed_tensors, eetq, gptq, marlin
+from qload.layouts.exl2 import Exl2Groups
 from tests.verify.damage.model import Model
 from tests.verify.damage.sound import LEAST, MODELS, Make, modelled
 
@@ -135,7 +136,35 @@ def marlin_words(make: Make = modelled) -> Model:
     return make(quantize, said)
 
 
+def exl2_words(make: Make = modelled) -> Model:
+    """Inputs in an order of their own, a quarter of their groups in five bits and the others in four."""
+    size, draw = 32, torch.Generator().manual_seed(1)
+
+    def quantize(weight: Tensor) -> dict[str, Tensor]:
+        N, K = weight.shape
+        count = K // size
+        bits = torch.where(torch.arange(count) < -(-count // 4), 5, 4)
+        order = torch.randperm(K, generator=draw)
+        groups = weight.T[order].reshape(count, size, N)
+        largest = groups.abs().amax(1).clamp(min=LEAST) / 2 ** (bits[:, None] - 1)
+        unit = (largest.amax(1) / 256).clamp(min=2**-20).half()
+        roots = (largest / unit[:, None].float()).sqrt().ceil().clamp(1, 16)
+        scales = (roots.square() * unit[:, None].float())[:, None]
+        codes = (groups / scales).round() + 2 ** (bits[:, None, None] - 1)
+        codes = codes.clamp(min=0).minimum(2 ** bits[:, None, None] - 1).reshape(K, N).int()
+        starts = torch.cat([torch.zeros(1), (bits * size // 32).cumsum(0)]).long()
+        return {
+            "q_weight": Exl2Groups(bits, starts).pack(codes),
+            "q_scale": gptq.columns(4).pack(roots.int() - 1),
+            "q_scale_max": (unit.float() * 256).half(),
+            "q_groups": torch.stack([bits, starts[:-1]], 1).flatten().to(torch.int16),
+            "q_invperm": order.argsort().int(),
+        }
+
+    return make(quantize, {"quant_method": "exl2", "bits": 4.25, "head_bits": 6})
+
+
 MORE = {
     **MODELS, "nvfp4": nvfp4, "mxfp4": mxfp4, "mxfp8": mxfp8, "int8": int8, "eetq": eetq_bytes,
-    "asymmetric": asymmetric, "marlin": marlin_words,
+    "asymmetric": asymmetric, "marlin": marlin_words, "exl2": exl2_words,
 }  # fmt: skip
