@@ -10,6 +10,7 @@ from torch import Tensor
 from qload.errors import ArgumentError, MismatchError, RepackError
 from qload.formats import Fp8Config, Fp8Weight, UnquantizedWeight
 from qload.kernel_formats import repack, restore
+from qload.kernel_formats.fp8_marlin import Fp8MarlinWeight
 from qload.kernels import Linear, cuda, declared, reference
 from qload.kernels.activations import quantize
 from qload.kernels.declared import why_no_quantizer
@@ -56,7 +57,8 @@ def test_a_scheme_goes_wherever_its_weight_goes(name: str) -> None:
     moved, twin = weight.to("cpu"), weight.holding(dict(weight.fields()))
 
     assert weight.activations == case.loader.formats[0].activations
-    assert {moved.activations, twin.activations, weight.get_linear().typed.activations} == {case.scheme}
+    module: Any = weight.get_linear()
+    assert {moved.activations, twin.activations, module.typed.activations} == {case.scheme}
     assert info.activations is not None
     assert str(info.activations) == str(case.scheme) in repr(weight.get_linear())
 
@@ -84,6 +86,7 @@ def test_fp8_in_marlins_order_keeps_the_scale_that_its_scheme_names() -> None:
     y = made.get_linear(case.bias)(case.x)
 
     assert bool((distance(y, dequantized, made.dequantize(), case.bias) <= 1).all())
+    assert isinstance(made, Fp8MarlinWeight)
     lost = replace(made, input_scale=None)
     with pytest.raises(ArgumentError, match="fp8_marlin has no input_scale"):
         lost.get_linear()
@@ -148,7 +151,7 @@ def share_of_whole(whole: Tensor, weight: Weight, rank: int) -> Tensor:
 
 @pytest.mark.parametrize("name", [*GROUPS, *STATIC])
 def test_shares_of_groups_and_stored_scales_need_no_other_rank(name: str) -> None:
-    case, total = named(name), 0.0
+    case, total = named(name), torch.zeros(())
     for group in FakeWorld(4):
         weight = rows(case, group)
         total = total + weight.get_linear()(share_of_x(case, weight, group.rank()))
