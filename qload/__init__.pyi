@@ -114,6 +114,8 @@ from .loader import ModuleLoader as ModuleLoader
 from .loader import WeightsLoader as WeightsLoader
 from .parallel import FakeWorld as FakeWorld
 from .parallel import ProcessGroup as ProcessGroup
+from .parallel import ReducingGroup as ReducingGroup
+from .parallel import maximum_over as maximum_over
 from .quantize import BNB4Quantizer as BNB4Quantizer
 from .quantize import BNBInt8Quantizer as BNBInt8Quantizer
 from .quantize import EETQQuantizer as EETQQuantizer

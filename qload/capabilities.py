@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import lcm
 
-from qload.detect.claims import READS
+from qload.detect.claims import DECLARES, READS
 from qload.formats import FORMATS
 from qload.kernel_formats.repack import restores, targets
 from qload.quantize import QUANTIZERS
@@ -20,6 +20,7 @@ COLUMNS = (
     "repack to",
     "restore",
     "quantize while loading",
+    "activations",
     "verify",
 )
 LARGE = {"N": 1 << 14, "K": 1 << 14}  # sizes that every packing divides
@@ -37,6 +38,7 @@ What can be done with each format, as `qload formats` prints it. A layer has N o
 | repack to | kernel formats that `repack` writes; a weight that one cannot hold exactly is refused |
 | restore | whether `restore` brings back the stored tensors, bit for bit |
 | quantize while loading | which quantizer makes this format of plain layers |
+| activations | whether `get_linear` quantizes inputs as well, and which key of a config declares how |
 | verify | what `qload verify` checks; packed codes are not listed where any value is lawful |"""
 
 
@@ -86,6 +88,7 @@ def _row(weight_type: type[Weight]) -> tuple[Capability, ...]:
         Capability(True, quantizer.__name__)
         if quantizer
         else Capability(False, _why_no_quantizer(weight_type)),
+        _activations(weight_type, specs, methods),
         Capability(True, f"the shapes of all tensors, and the values of {_judged(specs)}"),
     )
 
@@ -127,6 +130,17 @@ def _fused(weight_type: type[Weight]) -> Capability:
         if spec.joined() is None and not spec.spent
     ]
     return Capability(True, f"if the layers have the same {' and '.join(alike)}" if alike else "")
+
+
+def _activations(
+    weight_type: type[Weight], specs: Sequence[TensorSpec], methods: Sequence[str]
+) -> Capability:
+    """Who declares how inputs are quantized, and what of that the layer stores."""
+    said = [f"{key} ({method})" for method, (key, types) in DECLARES.items() if weight_type in types]
+    if not said:
+        return Capability(False, f"no key of {' and '.join(methods)} says that they are quantized")
+    stored = [spec.suffix for spec in specs if spec.optional and spec.name.startswith("input_")]
+    return Capability(True, f"as {', '.join(said)} says{'; stored: ' * bool(stored)}{', '.join(stored)}")
 
 
 def _judged(specs: Sequence[TensorSpec]) -> str:

@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor
 
-from qload.errors import ArgumentError, check_fields
+from qload.errors import ArgumentError, check_fields, checked
 
 R = TypeVar("R")
 
@@ -154,11 +154,12 @@ class _TorchMaximum:
         return largest
 
 
+@checked
 def maximum_over(process_group: ProcessGroup) -> Callable[[Tensor], Tensor]:
     """What makes largest values those of all ranks of `process_group`, for `Weight.get_linear`.
 
-    A group of `torch.distributed` reduces as it is, any other with its own `maximum`, and one of a single rank
-    has nothing to reduce. ArgumentError where a group cannot.
+    A group of `torch.distributed` reduces as it is, any other by its own `maximum`, and one of a single
+    rank has nothing to reduce. ArgumentError where a group cannot.
 
     Examples
     --------

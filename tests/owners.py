@@ -87,6 +87,7 @@ class Owned:
 
 INPUTS_FIRST = {".qweight", ".q_weight", ".B", ".B_24", ".weight_scales", "_blocks"}  # of whose owners
 COMPARED = ("expected.weight", "expected.weight_f32", "expected.x", "expected.y")
+# Which tests.kernels.test_activations compares.
 ACTIVATIONS = ("x", "expected.x_codes", "expected.x_scale", "expected.x_dequant", "expected.x_zero_point")
 UNMASKED = ("expected.weight_autogptq", "expected.weight_kernel_unmasked_zero")
 

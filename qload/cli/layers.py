@@ -49,6 +49,7 @@ def layers(report: "Report", *, every: bool) -> Iterator[RenderableType]:
     if listed:
         rows = unfolded(listed, name=_prefix) if every else fold(listed, name=_prefix, alike=_kind)
         yield LayerTable(rows, report.claims)
+    yield from _inputs(report.layers)
     if plain:
         yield Text(_summary(plain))
     if report.layers:
@@ -147,6 +148,13 @@ def _value(value: object) -> str:
     return ("no", "yes")[value] if isinstance(value, bool) else safe(value)
 
 
+def _inputs(listed: Sequence["LayerInfo"]) -> Iterator[Text]:
+    """A line for each way to quantize inputs that layers declare."""
+    counts = Counter(str(layer.activations) for layer in listed if layer.activations is not None)
+    for scheme, count in counts.most_common():
+        yield Text(f"inputs quantized: {scheme}, of {plural(count, 'layer')}")
+
+
 def _summary(plain: Sequence["LayerInfo"]) -> str:
     dtypes = Counter(layer.dtype for layer in plain)
     kinds = ", ".join(f"{count} {safe(dtype)}" for dtype, count in dtypes.most_common())
@@ -159,4 +167,4 @@ def _prefix(layer: "LayerInfo") -> str:
 
 
 def _kind(layer: "LayerInfo") -> tuple[Any, ...]:
-    return tuple(getattr(layer, fact) for fact in ALIKE)
+    return (*(getattr(layer, fact) for fact in ALIKE), str(layer.activations))

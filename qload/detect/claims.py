@@ -39,6 +39,7 @@ from qload.formats import (
     ModelOptNVFP4Weight,
     MXFP4ExpertsWeight,
     MXFP8Weight,
+    UnquantizedWeight,
 )
 from qload.spec import Weight
 
@@ -68,7 +69,7 @@ AUTO_ROUND = (
     CTIntWeight,
     CTNVFP4Weight,
     CTMXFP4Weight,
-)  # by its packing_format
+)  # by its packing_format; the first two say nothing of inputs
 # Which weights each of them finds; a test holds it to the loaders that configs make.
 READS: dict[str, tuple[type[Weight], ...]] = {
     "gptq": (GPTQWeight, MarlinWeight, Marlin24Weight),
@@ -95,6 +96,14 @@ READS: dict[str, tuple[type[Weight], ...]] = {
     "modelopt": (Fp8Weight, ModelOptNVFP4Weight, MXFP8Weight, ModelOptAWQWeight),
     "mxfp4": (MXFP4ExpertsWeight, CTMXFP4Weight),
     "auto-round": AUTO_ROUND,
+}
+# Which key says how inputs are quantized, and of which weights.
+DECLARES: dict[str, tuple[str, tuple[type[Weight], ...]]] = {
+    "fp8": ("activation_scheme", (Fp8Weight,)),
+    "fbgemm_fp8": ("activation_scale_ub", (Fp8Weight,)),
+    "compressed-tensors": ("input_activations", (*READS["compressed-tensors"], UnquantizedWeight)),
+    "modelopt": ("quant_algo", modelopt.DECLARING),
+    "auto-round": ("act_bits", AUTO_ROUND[2:]),
 }
 KNOWN = (
     *gptq.KNOWN,

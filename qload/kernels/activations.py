@@ -3,17 +3,18 @@
     x ~ (codes - zero_points) * scales,   codes = rounded(x / scales + zero_points), half to even, saturating
 
 A scale that is found covers all of x, one token (a row of x as (tokens, K), however many axes it has), or
-`size` neighbours of one token. With a the largest absolute input that it covers, m the largest code:
+`size` neighbours of one token. With a the largest absolute input that it covers, m the largest code (448 of
+e4m3, 6 of e2m1), t the stored scale of the tensor:
 
-| owner | type | scale |
-|---|---|---|
-| compressed-tensors | int | a / ((2**bits - 1) / 2), so 127.5 and not 127; asymmetric (max - min) / (2**bits - 1) |
-| compressed-tensors, transformers | float | a / m; of 8 bits m = 448, of 4 bits 6 |
-| compressed-tensors | e4m3 | e4m3(a / 6 * g), with g the stored scale, by which it is divided again |
-| modelopt | e4m3 | e4m3(a / (6 * s)), at least 2**-9, with s the stored scale, by which it is multiplied again |
-| compressed-tensors | e8m0 | 2**(floor(log2 a) - floor(log2 m)), doubled where a has a significand of 1.75 or more |
-| modelopt, transformers | e8m0 | 2**ceil(log2(a / 448)), at which nothing saturates |
-| fbgemm, modelopt | float, a token | 1 / (448 / a), by whose inverse x is multiplied; a at most `upper_bound` |
+    owner               scale     it is
+    compressed-tensors  int       a / ((2**bits - 1) / 2): of 8 bits 127.5, and codes are -128 to 127
+    the same            int       asymmetric: (max - min) / (2**bits - 1), and 0 is one of both
+    the same            float     a / m, as transformers has it
+    the same            e4m3      e4m3(a / m * t), a code of 1 stands for that / t
+    modelopt            e4m3      e4m3(a / (m * t)), at least 2**-9; a code of 1 stands for that * t
+    compressed-tensors  e8m0      2**floor(log2 a) / 2**floor(log2 m), twice that from 1.75 * 2**n on
+    all others          e8m0      2**ceil(log2(a / m)), at which nothing saturates
+    fbgemm, modelopt    float     1 / (m / a), and x is multiplied by m / a; a is at most `upper_bound`
 
 Where all inputs are 0 every owner finds another scale, and all get 0. Owners that compute in the type of x
 round scales to it; here all is float32, as in their kernels. Source: compressed-tensors 0.20.0, transformers
@@ -154,7 +155,7 @@ def _largest(x: Tensor, scheme: ActivationScheme, maximum: Maximum | None) -> Te
 def _covered(x: Tensor, scheme: ActivationScheme, lead: tuple[int, ...] = ()) -> Tensor:
     """The largest input of each scale; axes in `lead` stand in front of those of the inputs."""
     if scheme.size is not None:
-        return x.unflatten(-1, (-1, scheme.size)).amax(-1)
+        return x.reshape(*x.shape[:-1], x.shape[-1] // scheme.size, scheme.size).amax(-1)
     if scheme.strategy == "token":
         return x.amax(-1, keepdim=True)
     return x.reshape(*lead, -1).amax(-1, keepdim=True) if x.numel() else x.new_zeros(*lead, 1)

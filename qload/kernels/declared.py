@@ -76,8 +76,8 @@ def quantized(x: Tensor, weight: Weight, maximum: Maximum) -> Iterator[tuple[Ten
     parts = max(1 if stored is None else stored.numel() for stored in (scale, zeros))
     at, widths = 0, weight.layer.parts if parts > 1 else (weight.layer.N,)
     for part, width in enumerate(widths):
-        mine = (_of_part(stored, part) for stored in (scale, zeros))
-        yield quantize(x, scheme, *mine, over).dequantize(), slice(at, at + width)
+        made = quantize(x, scheme, _of_part(scale, part), _of_part(zeros, part), over)
+        yield made.dequantize(), slice(at, at + width)
         at += width
 
 

@@ -71,7 +71,7 @@ class ActivationScheme:
 
     def __str__(self) -> str:
         """In a few words: `int8 token dynamic`, `float4 tensor_group of 16 local`."""
-        when = {True: "dynamic", False: "static"}.get(self.dynamic, "local")
+        when = "local" if self.dynamic == "local" else "dynamic" if self.dynamic else "static"
         size = f" of {self.group_size}" if self.group_size else ""
         rest = "" if self.symmetric else " asymmetric"
         return f"{self.type}{self.bits} {self.strategy or 'unsaid'}{size} {when}{rest}"

@@ -96,7 +96,12 @@ def test_some_fixture_holds_every_format_that_is_read() -> None:
 
 def test_some_fixture_holds_every_reading_and_every_kernel_tensor_that_is_checked() -> None:
     held = {key for folder in LAYERS for key in read(folder).owner}
-    checked = {*owners.COMPARED, *owners.UNMASKED, *(f"extra.{key}" for key in owners.EXTRA)}
+    checked = {
+        *owners.COMPARED,
+        *owners.ACTIVATIONS,
+        *owners.UNMASKED,
+        *(f"extra.{key}" for key in owners.EXTRA),
+    }
 
     known = {*checked, *(f"repacked.{key}" for key in owners.REPACKED)}
     assert not held - known, f"add to REPACKED or EXTRA of tests/owners.py: {sorted(held - known)}"

@@ -10,11 +10,11 @@ from torch import Tensor
 from qload.errors import ArgumentError, MismatchError, RepackError
 from qload.formats import Fp8Config, Fp8Weight, UnquantizedWeight
 from qload.kernel_formats import repack, restore
+from qload.kernel_formats.fp8_marlin import Fp8MarlinWeight
 from qload.kernels import Linear, cuda, declared, reference
 from qload.kernels.activations import quantize
 from qload.kernels.declared import why_no_quantizer
 from qload.listing import layers
-from qload.loader import FormatLoader
 from qload.parallel import FakeWorld, maximum_over
 from qload.spec import ActivationScheme, Layer, Weight
 from qload.storage import MemoryStorage
@@ -56,7 +56,8 @@ def test_a_scheme_goes_wherever_its_weight_goes(name: str) -> None:
     moved, twin = weight.to("cpu"), weight.holding(dict(weight.fields()))
 
     assert weight.activations == case.loader.formats[0].activations
-    assert {moved.activations, twin.activations, weight.get_linear().typed.activations} == {case.scheme}
+    module: Any = weight.get_linear()
+    assert {moved.activations, twin.activations, module.typed.activations} == {case.scheme}
     assert info.activations is not None
     assert str(info.activations) == str(case.scheme) in repr(weight.get_linear())
 
@@ -84,6 +85,7 @@ def test_fp8_in_marlins_order_keeps_the_scale_that_its_scheme_names() -> None:
     y = made.get_linear(case.bias)(case.x)
 
     assert bool((distance(y, dequantized, made.dequantize(), case.bias) <= 1).all())
+    assert isinstance(made, Fp8MarlinWeight)
     lost = replace(made, input_scale=None)
     with pytest.raises(ArgumentError, match="fp8_marlin has no input_scale"):
         lost.get_linear()
@@ -148,7 +150,7 @@ def share_of_whole(whole: Tensor, weight: Weight, rank: int) -> Tensor:
 
 @pytest.mark.parametrize("name", [*GROUPS, *STATIC])
 def test_shares_of_groups_and_stored_scales_need_no_other_rank(name: str) -> None:
-    case, total = named(name), 0.0
+    case, total = named(name), torch.zeros(())
     for group in FakeWorld(4):
         weight = rows(case, group)
         total = total + weight.get_linear()(share_of_x(case, weight, group.rank()))
@@ -217,26 +219,41 @@ def test_shares_of_fused_parts_keep_all_scales(name: str) -> None:
             assert bool((distance(mine, case.owner["expected.x_dequant"], w, torch.zeros(())) <= 1).all())
 
 
-def test_parts_whose_inputs_are_quantized_apart_are_not_fused() -> None:
-    one, other = named("w8a8_int8_token_dynamic_sym"), named("w8a8_int8_token_dynamic_asym")
+def apart(one: Case, other: Case, inputs: dict[str, Any] | None) -> Weights:
+    """Layers a and b of one format, whose inputs two groups of a config quantize apart."""
     tensors = {
         key.replace(PREFIX, prefix): tensor
         for prefix, case in (("a", one), ("b", other))
         for key, tensor in case.tensors.items()
     }
     (group,) = one.config["config_groups"].values()
-    (apart,) = other.config["config_groups"].values()
-    config = {**one.config, "config_groups": {
-        "a": {**group, "targets": ["re:^a$"]}, "b": {**apart, "targets": ["re:^b$"]},
-    }}  # fmt: skip
-    loader: FormatLoader = Case({}, config, {}).loader
-    weights = Weights(MemoryStorage(tensors), loader=loader)
+    second = {**group, "targets": ["re:^b$"], "input_activations": inputs}
+    config = {**one.config, "config_groups": {"a": {**group, "targets": ["re:^a$"]}, "b": second}}
+    return Weights(MemoryStorage(tensors), loader=Case({}, config, {}).loader)
+
+
+def test_parts_whose_inputs_are_quantized_apart_are_not_fused() -> None:
+    one, other = named("w8a8_int8_token_dynamic_sym"), named("w8a8_int8_token_dynamic_asym")
+    (group,) = other.config["config_groups"].values()
+    weights = apart(one, other, group["input_activations"])
 
     with pytest.raises(MismatchError, match="quantize inputs apart") as caught:
         weights.get_multi_weights_col(["a", "b"])
 
     assert "int8 token dynamic asymmetric" in str(caught.value)
     assert weights.get_weights("b").activations == other.scheme
+
+
+@pytest.mark.parametrize("name", [TOKENS[2], GROUPS[0]])
+def test_a_part_that_declares_nothing_is_not_fused_with_one_that_does(name: str) -> None:
+    case = named(name)
+    weights = apart(case, case, None)
+
+    with pytest.raises(MismatchError, match="quantize inputs apart"):
+        weights.get_multi_weights_col(["a", "b"])
+
+    assert weights.get_weights("a").activations == case.scheme
+    assert weights.get_weights("b").activations is None
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "inspect": {"path": MODEL},
     "layers": {"path_or_weights": MODEL},
     "loader_from_config": {"quantization_config": None},
+    "maximum_over": {"process_group": next(iter(qload.FakeWorld(1)))},
     "open_checkpoint": {"path": MODEL},
     "repack": {"weight": WEIGHT, "layout": "marlin"},
     "restore": {"weight": WEIGHT},

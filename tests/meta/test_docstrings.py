@@ -41,6 +41,7 @@ FIRST: dict[str, tuple[str, ...]] = {
     "with_experts": ("with_experts(", ".read("),
     "SafetensorsStorage": ("SafetensorsStorage(", ".read("),
     "FakeWorld": ("in FakeWorld(",),
+    "maximum_over": ("maximum_over(group)",),
     "QuantizingLoader": ("QuantizingLoader(", ".get_weights("),
     "Fp8Quantizer": ("Fp8Quantizer(", ".quantize("),
     "choose_mp_linear_kernel": ("choose_mp_linear_kernel(",),

@@ -4,7 +4,7 @@ import pytest
 import torch.distributed
 
 from qload.errors import ArgumentError
-from qload.parallel import ALONE, FakeWorld, ProcessGroup, Rank
+from qload.parallel import ALONE, FakeWorld, ProcessGroup, Rank, ReducingGroup, _TorchMaximum, maximum_over
 
 
 def test_a_fake_world_has_every_rank_once() -> None:
@@ -22,3 +22,45 @@ def test_anything_with_rank_and_size_is_a_process_group() -> None:
 def test_a_rank_outside_of_its_world_is_refused(place: int, world: int) -> None:
     with pytest.raises(ArgumentError, match=f"expected 0 <= rank < size = {world}"):
         Rank(place, world)
+
+
+def test_all_ranks_have_the_largest_values_of_all_as_often_as_they_ask() -> None:
+    values = torch.tensor([[1.0, 9.0, -3.0], [4.0, 2.0, -1.0], [0.0, 5.0, -2.0]])
+
+    def work(group: ReducingGroup) -> list[list[float]]:
+        mine = values[group.rank()]
+        return [maximum_over(group)(mine * times).tolist() for times in (1, -1, 2)]
+
+    assert FakeWorld(3).run(work) == [[[4, 9, -1], [0, -2, 3], [8, 18, -2]]] * 3
+
+
+def test_one_rank_has_nothing_to_reduce_and_others_need_a_reduction() -> None:
+    values = torch.ones(2)
+
+    assert maximum_over(ALONE)(values) is values
+    with pytest.raises(ArgumentError, match=r"torch\.distributed, or one that has maximum\(values\)"):
+        maximum_over(Rank(0, 2))
+
+
+def test_an_error_of_one_rank_is_raised_and_nobody_waits_for_it() -> None:
+    def work(group: ReducingGroup) -> None:
+        if group.rank() == 1:
+            raise ArgumentError("x", "one", "another")
+        group.maximum(torch.ones(1))
+
+    with pytest.raises(ArgumentError, match="another"):
+        FakeWorld(3).run(work)
+
+
+def test_a_group_of_torch_distributed_reduces_as_it_is() -> None:
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=store)
+    try:
+        group = torch.distributed.group.WORLD
+        assert isinstance(group, ProcessGroup)
+        assert not isinstance(group, ReducingGroup)
+        values = torch.tensor([1.0, -2.0])
+        assert maximum_over(group)(values).tolist() == [1, -2]
+        assert _TorchMaximum(group)(values).tolist() == [1, -2]
+    finally:
+        torch.distributed.destroy_process_group()

@@ -11,7 +11,8 @@ instead; 16 bits leave them plain. Names count before patterns. Source: auto-rou
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from dataclasses import replace
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -25,6 +26,7 @@ from qload.errors import ConfigError, UnsupportedFormatError
 from qload.formats import AWQConfig, AWQWeight, Fp8Config, Fp8Weight, GPTQConfig, GPTQWeight
 from qload.layouts import STORED_MINUS_ONE, Stored, ZeroPoints
 from qload.loader import ConfiguredFormat
+from qload.spec import ActivationScheme
 
 KNOWN = ("auto-round (auto_gptq, gptqmodel, auto_awq, llm_compressor, fp8_static)",)
 GPTQ: Mapping[str, ZeroPoints] = {
@@ -36,6 +38,10 @@ GPTQ: Mapping[str, ZeroPoints] = {
 }
 BITS = {**dict.fromkeys(GPTQ, (2, 3, 4, 8)), "auto_awq": (4, 8), "awq": (4, 8), "fp8_static": (8,)}
 PLAIN_BITS = 16  # and more: not quantized
+STATIC = ActivationScheme("float", 8, False, "tensor", scale="input_scale")
+NVFP4 = ActivationScheme(
+    "float", 4, "local", "tensor_group", 16, scale="input_global_scale", scale_type="e4m3"
+)
 SIGNS = frozenset("*+?^$()[]{}|\\")  # a key that has one is a pattern
 # By `data_type` up to its bits: how compressed-tensors calls it, and how weights share a scale.
 COMPRESSED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
@@ -55,7 +61,11 @@ class _Rule(BaseModel):
     group_size: int | None = Field(default=None, ge=-1)
     sym: bool | None = None
     data_type: Name = None
-    act_bits: int | None = None
+    act_bits: int | None = Field(default=None, ge=1, le=64)
+    act_data_type: Name = None
+    act_group_size: int | None = Field(default=None, ge=-1)
+    act_sym: bool | None = None
+    act_dynamic: bool | None = None
 
 
 class _AutoRound(Section, _Rule):
@@ -108,12 +118,30 @@ def _format(found: FoundConfig, packing: str, rule: _Rule) -> ConfiguredFormat:
     if packing in ("auto_awq", "awq"):
         return ConfiguredFormat(AWQWeight, AWQConfig(size, bits))
     if packing == "fp8_static":
-        return ConfiguredFormat(Fp8Weight, Fp8Config())
+        return ConfiguredFormat(Fp8Weight, Fp8Config(), STATIC)
     kind = next((kind for kind in COMPRESSED if (rule.data_type or "int").startswith(kind)), None)
     if packing != "llm_compressor" or kind is None:
         name = f"auto-round ({packing:.40}, {rule.data_type or 'int':.40})"
         raise UnsupportedFormatError(name, f"the packing_format of {found.file} has no reader", KNOWN)
     return _compressed(found, rule, kind, bits, size)
+
+
+def _inputs(rule: _Rule) -> ActivationScheme | None:
+    """What a rule says of inputs; scales that are stored have the names of compressed-tensors."""
+    bits, kind = rule.act_bits or PLAIN_BITS, rule.act_data_type or rule.data_type or "int"
+    if bits >= PLAIN_BITS:
+        return None
+    if kind.startswith("nv_fp"):
+        return NVFP4
+    if kind.startswith("mx_fp"):
+        return ActivationScheme("float", bits, True, "group", 32, scale_type="e8m0")
+    number: Literal["float", "int"] = "float" if kind.startswith("fp") else "int"
+    if rule.act_dynamic is False:
+        return ActivationScheme(number, bits, False, "tensor", scale=STATIC.scale)
+    size = rule.act_group_size
+    strategy = None if size is None else {-1: "token", 0: "tensor"}.get(size, "group")
+    group = size if strategy == "group" else None
+    return ActivationScheme(number, bits, True, strategy, group, rule.act_sym is not False)
 
 
 def _compressed(found: FoundConfig, rule: _Rule, kind: str, bits: int, size: int) -> ConfiguredFormat:
@@ -133,6 +161,7 @@ def _compressed(found: FoundConfig, rule: _Rule, kind: str, bits: int, size: int
             **said,
         }
     )
-    return ct_schemes.format_of(
+    fmt = ct_schemes.format_of(
         found, "packing_format", stated.format(bits=bits), scheme, static=False, dense=True
     )
+    return replace(fmt, activations=_inputs(rule))

@@ -194,7 +194,7 @@ def _refuse(read: _CompressedTensors, found: FoundConfig) -> None:
 def _notes(read: _CompressedTensors, found: FoundConfig) -> tuple[str, ...]:
     """What the config says that no weight depends on."""
     notes = [
-        f"{found.key(f'config_groups.{name:.80}')} of {found.file} has output_activations: outputs are left as they come"
+        f"{found.file} has output_activations in config_groups.{name:.80}, and outputs stay as they are"
         for name, group in read.config_groups.items()
         if group.output_activations
     ]

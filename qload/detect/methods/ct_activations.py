@@ -13,7 +13,8 @@ from qload.spec import ActivationScheme
 # Where the scale of a tensor is stored that scales of groups come on top of, and where all others are.
 STORED: Mapping[bool | str, str | None] = {"local": "input_global_scale", False: "input_scale", True: None}
 ZERO_POINT = "input_zero_point"
-SCALE_TYPES: Mapping[str | None, Literal["e4m3", "e8m0"]] = {
+ScaleType = Literal["float32", "e4m3", "e8m0"]
+SCALE_TYPES: Mapping[str | None, ScaleType] = {
     "torch.float8_e4m3fn": "e4m3",
     "torch.uint8": "e8m0",
 }
@@ -55,7 +56,7 @@ def scheme_of(
     dynamic, grouped = read.dynamic or False, read.shared_by in GROUPS
     if grouped and (read.group_size or 0) < 1:
         raise ConfigError(found.file, found.key(f"{key}.group_size"), "at least 1", shown(read.group_size))
-    scale_type = SCALE_TYPES.get(read.scale_dtype, "float32")
+    scale_type: ScaleType = SCALE_TYPES.get(read.scale_dtype, "float32")
     if read.scale_dtype is None and dynamic == "local":
         scale_type = "e4m3"
     elif read.scale_dtype is None and read.group_size == MICROSCALING and (weights or "").startswith("mxfp"):

@@ -61,6 +61,9 @@ ALGORITHMS = {
     "W4A16_NVFP4": Algorithm(ConfiguredFormat(ModelOptNVFP4Weight, NVFP4Config()), 4, 16),
     "MXFP8": Algorithm(ConfiguredFormat(MXFP8Weight, MXFP8Config(), MX), 8, 32),
 }
+DECLARING = tuple(
+    dict.fromkeys(one.format.weight_type for one in ALGORITHMS.values() if one.format.activations)
+)
 GROUPS = {  # by the bits, type, strategy and group size of weights
     (8, "float", None, None): "FP8",
     (8, "float", "channel", None): "FP8_PER_CHANNEL_PER_TOKEN",
