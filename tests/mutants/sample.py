@@ -38,6 +38,8 @@ TESTS = {
         "tests/formats/test_declarations.py",
         "tests/formats/test_headers.py",
         "tests/formats",
+        "tests/spec/test_borders.py",
+        "tests/contract/test_stored.py",
         "tests/loader",
         "tests/quantize",
         ARGUMENTS,
