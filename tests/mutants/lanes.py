@@ -24,7 +24,7 @@ class Lane:
         shutil.copytree(root, folder, ignore=NOT_COPIED)
 
     def baseline(self, package: str) -> None:
-        """RuntimeError unless the package's tests pass here while nothing is changed; notes the lines they run."""
+        """The package's tests in this tree, unchanged, and which lines each runs; RuntimeError if one fails."""
         _check(measure(package, self.folder, self._environment()))
 
     def run(self, chunk: Chunk) -> None:
