@@ -24,7 +24,7 @@ class Lane:
         shutil.copytree(root, folder, ignore=NOT_COPIED)
 
     def baseline(self, package: str) -> None:
-        """The package's tests in this tree, unchanged, and which lines each runs; RuntimeError if one fails."""
+        """The package's tests, here and unchanged, and which lines each runs; RuntimeError if one fails."""
         _check(measure(package, self.folder, self._environment()))
 
     def run(self, chunk: Chunk) -> None:
