@@ -202,6 +202,17 @@ def test_shapes_that_agree_on_no_bits_are_an_error_by_those_of_the_config() -> N
         load(short, desc_act=False).get_weights("a")
 
 
+def test_zero_points_whose_bits_do_not_fill_the_words_of_codes_are_not_believed() -> None:
+    # Zero points say 3 bits, of which 4 words hold no whole number.
+    words_of = {"qweight": (4, 32), "qzeros": (1, 3)}
+    tensors = {f"a.{name}": torch.zeros(shape, dtype=torch.int32) for name, shape in words_of.items()}
+    storage = MemoryStorage({**tensors, "a.scales": torch.ones(1, 32).half()})
+    weights = Weights(storage, loader=GPTQWeightsLoader(bits=4, group_size=-1, desc_act=False))
+
+    with pytest.raises(ShapeError, match=r"a\.qzeros: wrong shape\n  expected \(1, 4\)"):
+        weights.get_weights("a")
+
+
 def test_an_index_of_zeros_over_one_group_is_in_order() -> None:
     weight = gptq(4, words(0x11111111).repeat(8)[None], words(0)[None])
 

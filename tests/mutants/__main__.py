@@ -10,7 +10,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
-from tests.mutants.lanes import Lane
+from tests.mutants.choose import PRISTINE
+from tests.mutants.lanes import NOT_COPIED, Lane
 from tests.mutants.sample import TESTS, Chunk, chunks, sample
 from tests.mutants.table import KILLED, Mutant, killed, mutants, table
 
@@ -30,6 +31,7 @@ def main() -> int:
     found: list[Mutant] = []
     with Progress(console=err) as progress, ThreadPoolExecutor(asked.jobs) as pool:
         task = progress.add_task("mutants", total=len(drawn))
+        shutil.copytree(ROOT / "qload", WORK / PRISTINE / "qload", ignore=NOT_COPIED)
         lanes = [Lane(ROOT, WORK / f"tree-{number}") for number in range(asked.jobs)]
 
         def check(package: str) -> None:

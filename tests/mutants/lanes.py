@@ -8,7 +8,8 @@ from pathlib import Path
 
 from cosmic_ray.work_db import WorkDB, use_db
 
-from tests.mutants.sample import TESTS, Chunk, configuration, modules
+from tests.mutants.choose import measure
+from tests.mutants.sample import Chunk, configuration
 
 NOT_COPIED = shutil.ignore_patterns(
     ".git", ".nox", ".venv", "venv", "build", "dist", "__pycache__", ".*_cache"
@@ -23,23 +24,28 @@ class Lane:
         shutil.copytree(root, folder, ignore=NOT_COPIED)
 
     def baseline(self, package: str) -> None:
-        """RuntimeError unless the package's tests pass here while nothing is changed."""
-        config = self.folder.with_name(f"{package}-baseline.toml")
-        config.write_text(configuration(modules(package), TESTS[package]))
-        self._cosmic_ray("baseline", str(config))
+        """The package's tests, here and unchanged, and which lines each runs; RuntimeError if one fails."""
+        _check(measure(package, self.folder, self._environment()))
 
     def run(self, chunk: Chunk) -> None:
         """Each mutant of the chunk against its package's tests; the session keeps what became of it."""
         changed = sorted({str(item.mutations[0].module_path) for item in chunk.items})
-        chunk.config.write_text(configuration(changed, TESTS[chunk.package]))
+        chunk.config.write_text(configuration(changed, chunk.package))
         with use_db(str(chunk.session), WorkDB.Mode.create) as session:
             session.add_work_items(chunk.items)
         self._cosmic_ray("exec", str(chunk.config), str(chunk.session))
 
     def _cosmic_ray(self, *arguments: str) -> None:
-        paths = [str(self.folder), *filter(None, [os.environ.get("PYTHONPATH")])]  # before an installed qload
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
         command = [sys.executable, "-m", "cosmic_ray.cli", *arguments]
-        done = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(f"{' '.join(arguments)}:\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
+        environment = self._environment()
+        _check(subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True))
+
+    def _environment(self) -> dict[str, str]:
+        """In which this tree comes before an installed qload."""
+        paths = [str(self.folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+        return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def _check(done: subprocess.CompletedProcess[str]) -> None:
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(done.args)}:\n{done.stdout[-4000:]}{done.stderr[-4000:]}")

@@ -38,6 +38,8 @@ TESTS = {
         "tests/formats/test_declarations.py",
         "tests/formats/test_headers.py",
         "tests/formats",
+        "tests/spec/test_borders.py",
+        "tests/contract/test_stored.py",
         "tests/loader",
         "tests/quantize",
         ARGUMENTS,
@@ -129,23 +131,20 @@ def _is_made(root: Path, item: WorkItem) -> bool:
 def _all(root: Path, folder: Path, packages: Sequence[str]) -> list[WorkItem]:
     """Every mutant that cosmic-ray knows of these packages."""
     config, session = folder / "all.toml", folder / "all.sqlite"
-    config.write_text(configuration([path for package in packages for path in modules(package)], ()))
+    config.write_text(configuration([path for package in packages for path in modules(package)], "all"))
     command = [sys.executable, "-m", "cosmic_ray.cli", "init", str(config), str(session)]
     subprocess.run(command, cwd=root, check=True)
     with use_db(str(session), WorkDB.Mode.open) as found:
         return list(found.work_items)
 
 
-def configuration(changed: Sequence[str], tests: Sequence[str]) -> str:
+def configuration(changed: Sequence[str], package: str) -> str:
     """What cosmic-ray reads; a test that hangs is killed after five minutes, and its mutant with it."""
     paths = ", ".join(f'"{module}"' for module in changed)
-    pytest = (
-        f"{sys.executable} -m pytest -x -q -p no:cacheprovider -m 'not gpu' --hypothesis-profile=faults",
-        *tests,
-    )
     return (
         f"[cosmic-ray]\nmodule-path = [{paths}]\ntimeout = 300.0\nexcluded-modules = []\n"
-        f'test-command = "{" ".join(pytest)}"\n[cosmic-ray.distributor]\nname = "local"\n'
+        f'test-command = "{sys.executable} -m tests.mutants.choose {package}"\n'
+        '[cosmic-ray.distributor]\nname = "local"\n'
     )
 
 
