@@ -1,0 +1,85 @@
+// What lies around the products of experts: rows of x in their order, gate and up made one, a token's choices added up.
+//
+//   in, out  see experts.h; sums in fp32, rounded once; memory is the limit
+//   needs    K in multiples of 8
+//   grid     (rows, pieces of a row), 128 threads; a thread takes 4 or 8 columns
+#pragma once
+
+#include <type_traits>
+
+#include "../device/number.cuh"
+#include "choice.cuh"
+#include "gate.cuh"
+
+namespace qload::cuda {
+
+constexpr int kRowThreads = 128;
+
+/// Four elements that begin at a multiple of their size.
+template <class From>
+__device__ __forceinline__ void load_four(From (&to)[4], const From* from) {
+  using Four = std::conditional_t<sizeof(From) == 4, float4, uint2>;
+  *reinterpret_cast<Four*>(to) = *reinterpret_cast<const Four*>(from);
+}
+
+__global__ void __launch_bounds__(kRowThreads) gather_kernel(const __grid_constant__ Gather call) {
+  let_dependents_start();
+  wait_for_earlier_kernels();
+  const int row = blockIdx.x, k = (blockIdx.y * kRowThreads + threadIdx.x) * 8;
+  if (k >= call.K) return;
+  int pair = row < call.choice.pairs ? pair_at(call.order, row) : -1;
+  const int expert = pair >= 0 ? expert_of(call.choice, pair) : -1;
+  const uint16_t* x = static_cast<const uint16_t*>(call.x) + int64_t{max(pair, 0) / call.sharing} * call.inputs;
+  __align__(16) uint16_t values[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const int source = expert < 0 ? call.inputs : call.perm ? call.perm[int64_t{expert} * call.K + k + i] : k + i;
+    values[i] = source >= 0 && source < call.inputs ? x[source] : 0;
+  }
+  *reinterpret_cast<uint4*>(static_cast<uint16_t*>(call.to) + int64_t{row} * call.K + k) =
+      *reinterpret_cast<const uint4*>(values);
+}
+
+template <class From, class T>
+__global__ void __launch_bounds__(kRowThreads) gated_kernel(const __grid_constant__ Gated call) {
+  let_dependents_start();
+  wait_for_earlier_kernels();
+  const int row = blockIdx.x, pair = pair_at(call.order, row);
+  if (pair < 0 || expert_of(call.choice, pair) < 0) return;
+  const From* x = static_cast<const From*>(call.x) + int64_t{row} * 2 * call.columns;
+  T* y = static_cast<T*>(call.y) + int64_t{row} * call.pitch;
+  for (int i = 0; i < 4; ++i) {
+    const int n = (blockIdx.y * 4 + i) * kRowThreads + threadIdx.x;
+    if (n < call.columns) y[n] = narrow<T>(gated(call.gate, wide(x[n]), wide(x[call.columns + n])));
+  }
+}
+
+template <class From, class T>
+__global__ void __launch_bounds__(kRowThreads) combine_kernel(const __grid_constant__ Combine call) {
+  let_dependents_start();
+  wait_for_earlier_kernels();
+  const int m = blockIdx.x, n = (blockIdx.y * kRowThreads + threadIdx.x) * 4;
+  if (n >= call.columns) return;
+  const bool whole = call.columns % 4 == 0;
+  float sums[4] = {};
+#pragma unroll 4
+  for (int k = 0; k < call.top; ++k) {
+    const int pair = m * call.top + k;
+    if (expert_of(call.choice, pair) < 0) continue;
+    const float weight = call.weights ? __ldcg(call.weights + pair) : 1;
+    const From* x = static_cast<const From*>(call.x) + int64_t{pair_at(call.places, pair)} * call.columns + n;
+    __align__(16) From values[4] = {};
+    if (whole)
+      load_four(values, x);
+    else
+      for (int i = 0; i < 4; ++i)
+        if (n + i < call.columns) values[i] = x[i];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums[i] = fmaf(weight, wide(values[i]), sums[i]);
+  }
+  T* y = static_cast<T*>(call.y) + int64_t{m} * call.columns + n;
+  for (int i = 0; i < 4; ++i)
+    if (n + i < call.columns) y[i] = narrow<T>(sums[i]);
+}
+
+}  // namespace qload::cuda
