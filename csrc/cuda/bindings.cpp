@@ -151,7 +151,7 @@ PYBIND11_MODULE(_cuda, module) {
       "Pairs of a token and an expert it chose, by expert; sizes: pairs, all experts, those here, tokens of an item, items.");
   module.def(
       "experts",
-      [](const std::array<uintptr_t, 3>& choice, bool wide, uintptr_t items, uintptr_t x, uintptr_t weights,
+      [](const std::array<uintptr_t, 2>& choice, bool wide, uintptr_t items, uintptr_t x, uintptr_t weights,
          uintptr_t scales, uintptr_t zeros, uintptr_t bias, uintptr_t factors, uintptr_t y,
          const std::array<int, 4>& counts, const std::array<int, 5>& sizes, int bits, int group, bool bfloat16,
          const std::array<int, 3>& division, const std::tuple<int, float, float>& gate, bool known, bool early,
@@ -163,13 +163,12 @@ PYBIND11_MODULE(_cuda, module) {
         check(multiply_experts(
                   {{at<const void>(choice[0]), at<const int32_t>(choice[1]), wide, pairs, total, experts},
                    at<const void>(x), at<const void>(weights), at<const void>(scales), at<const void>(zeros),
-                   at<const void>(bias), at<const float>(factors), at<const int32_t>(choice[2]), at<const void>(items),
-                   at<void>(y), most_items, sharing, pitch, K, N, outputs, bits, group, tokens, columns, row_warps,
+                   at<const void>(bias), at<const float>(factors), at<const void>(items), at<void>(y), most_items, sharing, pitch, K, N, outputs, bits, group, tokens, columns, row_warps,
                    bfloat16, kind >= 0, {kind, alpha, limit}, known, early},
                   at<CUstream_st>(stream)),
               "experts");
       },
-      "x times the weights of the experts that tokens chose, few tokens each. choice: ids, map, order; counts: pairs, "
+      "x times the weights of the experts that tokens chose, few tokens each. choice: ids, map; counts: pairs, "
       "all experts, those here, items; sizes: pairs that share a row of x, pitch of y, K, N, outputs; division: tokens of "
       "a turn, tiles of a block, warps that share K; gate: kind, -1 for none, alpha, limit.");
   module.def(

@@ -16,20 +16,6 @@ __device__ __forceinline__ int expert_of(const Choice& choice, int pair) {
   return here >= 0 && here < choice.experts ? here : -1;
 }
 
-/// Pairs [first, first + count) in the order by expert, all of one expert.
-struct Item {
-  int expert, first, count;
-};
-
-__device__ __forceinline__ Item item_of(const Experts& call, int number) {
-  if (!call.order) {
-    const int expert = expert_of(call.choice, number);
-    return {expert, number, expert >= 0};
-  }
-  const int4 item = __ldcg(static_cast<const int4*>(call.items) + number);
-  return {item.x, item.y, item.z};
-}
-
 __device__ __forceinline__ int pair_at(const int32_t* order, int place) { return order ? __ldcg(order + place) : place; }
 
 }  // namespace qload::cuda

@@ -9,6 +9,8 @@
 namespace qload::cuda {
 namespace {
 
+constexpr int kRegisters = 65536;  // of a multiprocessor
+
 using Kernel = void (*)(const Experts, const Chunks);
 
 template <class T, int bits>
@@ -26,7 +28,8 @@ Kernel kernel_of(const Experts& call, bool small) {
 bool fits(const Experts& call) {
   const bool wide = call.bits == 4 || call.bits == 8, lengths = call.tokens == 8 || call.tokens == 16;
   const int warps = call.columns * call.row_warps;
-  if (!wide || !lengths || call.K % kChunk || call.N % kTileN || warps < 1 || warps > 12) return false;
+  if (!wide || !lengths || call.K % kChunk || call.N % kTileN || warps < 1 || 32 * warps * most_registers(call.tokens / 8) > kRegisters)
+    return false;
   return !call.gated || (call.columns == 2 && call.outputs == call.N && call.N % (2 * kTileN) == 0);
 }
 
@@ -36,7 +39,7 @@ int pieces(int columns, int each) { return (columns + each - 1) / each; }
 
 cudaError_t sort_by_expert(const Sort& call, cudaStream_t stream) {
   if (call.choice.pairs == 0 || call.choice.experts == 0) return cudaSuccess;
-  if (call.choice.experts > kMostExperts || call.tokens < 1) return cudaErrorNotSupported;
+  if (call.choice.experts > kMostExperts || call.tokens < 4 || call.tokens % 4) return cudaErrorNotSupported;
   return launch(sort_kernel, dim3(call.choice.experts), kSortThreads, call.choice.experts * 4, 1,
                 this_device().major >= 9, stream, call);
 }
@@ -53,8 +56,10 @@ cudaError_t multiply_experts(const Experts& call, cudaStream_t stream) {
   const int warps = call.columns * call.row_warps, shared = warps * warp_bytes(call.tokens, Order::kOwn);
   if (const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared))
     return error;
-  const int tiles = call.N / kTileN;
-  const dim3 grid(call.gated ? tiles / 2 : pieces(tiles, call.columns), call.most_items);
+  const int tiles = call.N / kTileN, groups = call.gated ? tiles / 2 : pieces(tiles, call.columns);
+  const int together = std::max(1, kRegisters / (32 * warps * most_registers(call.tokens / 8)));  // of a multiprocessor
+  const int64_t units = int64_t{call.most_items} * groups, places = int64_t{this_device().multiprocessors} * together;
+  const dim3 grid(static_cast<unsigned>(std::min(units, places)));
   return launch(kernel, grid, 32 * warps, shared, 1, call.early, stream, call, work);
 }
 

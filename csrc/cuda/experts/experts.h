@@ -10,6 +10,7 @@
 namespace qload::cuda {
 
 constexpr int kMostExperts = 4096;
+constexpr int kItemHead = 4;  // numbers of an item before its pairs
 
 /// Who chose what.
 struct Choice {
@@ -20,12 +21,13 @@ struct Choice {
   int experts;         // that are here
 };
 
-/// The pairs of each expert, and items of them: up to `tokens` pairs of one expert.
+/// The pairs of each expert, and items of them: up to `tokens` pairs of one expert, a multiple of 4.
 struct Sort {
   Choice choice;
-  int32_t* order;   // (pairs,) pairs by expert, then by number; -1 at the end: of experts that are elsewhere
+  int32_t* order;   // (pairs,) pairs by expert, then by number; -1 at the end: of experts that are elsewhere; null
   int32_t* places;  // (pairs,) where in `order` a pair is; null: nobody asks
-  void* items;      // int32 (most_items, 4): expert, first place of `order`, count, 0; all 0: there is none
+  void* items;      // int32 (most_items + 1, 4 + tokens): expert, first place of `order`, count, 0; the pairs. Those
+                    // behind the last have a count of -1
   int tokens, most_items;
 };
 
@@ -44,13 +46,12 @@ struct Experts {
   const void* zeros;     // int32 (experts, G, N * bits / 32), Marlin's order; null: all are 2**(bits - 1)
   const void* bias;      // as x (experts, outputs), plain; null
   const float* factors;  // (pairs,) what the sums of a pair are multiplied with before the bias is added; null: 1
-  const int32_t* order;  // of Sort; null: each pair is an item of its own
-  const void* items;     // of Sort
+  const void* items;     // of Sort, of as many tokens; null: each pair is an item of its own
   void* y;               // as x (pairs, pitch) of gated ones, outputs / 2 of a row; else fp32 (pairs, outputs)
   int most_items, sharing, pitch;
   int K, N, outputs;     // K a multiple of 128, N of 64, outputs at most N; of gated ones both are, of 128
   int bits, group;       // group: 32, 64, 128; K or more: one scale a column
-  int tokens;            // 8 or 16: of an item at once
+  int tokens;            // 8 or 16, of an item
   int columns, row_warps;  // tiles of 64 columns of a block, of gated ones 2; warps that share K: they decide the bits of y
   bool bfloat16, gated;
   Gate gate;

@@ -13,13 +13,17 @@
 
 namespace qload::cuda {
 
-constexpr int kRowThreads = 128;
+constexpr int kRowThreads = 128, kTogether = 8;
 
-/// Four elements that begin at a multiple of their size.
+/// Up to four elements of a row, of which `left` are there; of rows of whole fours at once.
 template <class From>
-__device__ __forceinline__ void load_four(From (&to)[4], const From* from) {
+__device__ __forceinline__ void load_four(From (&to)[4], const From* from, int left, bool whole) {
   using Four = std::conditional_t<sizeof(From) == 4, float4, uint2>;
-  *reinterpret_cast<Four*>(to) = *reinterpret_cast<const Four*>(from);
+  if (whole) {
+    *reinterpret_cast<Four*>(to) = *reinterpret_cast<const Four*>(from);
+  } else {
+    for (int i = 0; i < 4; ++i) to[i] = i < left ? from[i] : From{};
+  }
 }
 
 __global__ void __launch_bounds__(kRowThreads) gather_kernel(const __grid_constant__ Gather call) {
@@ -60,22 +64,27 @@ __global__ void __launch_bounds__(kRowThreads) combine_kernel(const __grid_const
   wait_for_earlier_kernels();
   const int m = blockIdx.x, n = (blockIdx.y * kRowThreads + threadIdx.x) * 4;
   if (n >= call.columns) return;
-  const bool whole = call.columns % 4 == 0;
   float sums[4] = {};
-#pragma unroll 4
-  for (int k = 0; k < call.top; ++k) {
-    const int pair = m * call.top + k;
-    if (expert_of(call.choice, pair) < 0) continue;
-    const float weight = call.weights ? __ldcg(call.weights + pair) : 1;
-    const From* x = static_cast<const From*>(call.x) + int64_t{pair_at(call.places, pair)} * call.columns + n;
-    __align__(16) From values[4] = {};
-    if (whole)
-      load_four(values, x);
-    else
-      for (int i = 0; i < 4; ++i)
-        if (n + i < call.columns) values[i] = x[i];
+  for (int first = 0; first < call.top; first += kTogether) {
+    int rows[kTogether];
+    float weights[kTogether];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) sums[i] = fmaf(weight, wide(values[i]), sums[i]);
+    for (int i = 0; i < kTogether; ++i) {  // asked for together, so that they come together
+      const int pair = m * call.top + first + i;
+      const bool there = first + i < call.top;
+      weights[i] = there && call.weights ? __ldcg(call.weights + pair) : 1;
+      rows[i] = there && expert_of(call.choice, pair) >= 0 ? pair_at(call.places, pair) : -1;
+    }
+    __align__(16) From values[kTogether][4];
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i)
+      if (rows[i] >= 0) load_four(values[i], static_cast<const From*>(call.x) + int64_t{rows[i]} * call.columns + n, call.columns - n,
+                  call.columns % 4 == 0);
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i)
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+        if (rows[i] >= 0) sums[j] = fmaf(weights[i], wide(values[i][j]), sums[j]);
   }
   T* y = static_cast<T*>(call.y) + int64_t{m} * call.columns + n;
   for (int i = 0; i < 4; ++i)

@@ -45,13 +45,18 @@ __global__ void __launch_bounds__(kSortThreads) sort_kernel(const __grid_constan
   for (int i = threadIdx.x; i < own; i += kSortThreads) pairs += counts[i], items += items_of(counts[i]);
   pairs = sum_of_block(pairs, room[0]), items = sum_of_block(items, room[1]);
   const int count = counts[own], own_items = items_of(count);
-  int4* to = static_cast<int4*>(call.items);
-  for (int i = threadIdx.x; i < own_items; i += kSortThreads)
-    to[items + i] = make_int4(own, pairs + i * call.tokens, min(call.tokens, count - i * call.tokens), 0);
+  const int pitch = kItemHead + call.tokens, first = pairs;
+  int32_t* to = static_cast<int32_t*>(call.items) + int64_t{items} * pitch;  // the expert's own
+  const auto head = [&](int i, int count) {
+    *reinterpret_cast<int4*>(to + i * pitch) = make_int4(own, pairs + i * call.tokens, count, 0);
+    for (int j = max(count, 0); j < call.tokens; ++j) to[i * pitch + kItemHead + j] = 0;
+  };
+  for (int i = threadIdx.x; i < own_items; i += kSortThreads) head(i, min(call.tokens, count - i * call.tokens));
   const bool last = own == choice.experts - 1;
   if (last) {
-    for (int i = items + own_items + threadIdx.x; i < call.most_items; i += kSortThreads) to[i] = make_int4(0, 0, 0, 0);
-    for (int i = pairs + count + threadIdx.x; i < choice.pairs; i += kSortThreads) call.order[i] = -1;
+    for (int i = items + own_items + threadIdx.x; i <= call.most_items; i += kSortThreads) head(i - items, -1);
+    if (call.order)
+      for (int i = pairs + count + threadIdx.x; i < choice.pairs; i += kSortThreads) call.order[i] = -1;
   }
   if (count == 0 && !(last && call.places)) return;
 
@@ -67,7 +72,9 @@ __global__ void __launch_bounds__(kSortThreads) sort_kernel(const __grid_constan
       pairs += room[2][i];
     }
     if (expert == own) {
-      call.order[place] = pair;
+      const int own_place = place - first;
+      if (call.order) call.order[place] = pair;
+      to[own_place / call.tokens * pitch + kItemHead + own_place % call.tokens] = pair;
       if (call.places) call.places[pair] = place;
     } else if (last && call.places && expert == -1) {
       call.places[pair] = -1;

@@ -6,6 +6,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from qload.devices.tensors import address as pointer
 from qload.layouts import strips
 
 GATES = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "clamped_swiglu": 3}
@@ -96,6 +97,10 @@ class ExpertsCall:
     def counts(self) -> list[int]:
         """Pairs, all experts, and those that are here."""
         return [self.pairs, self.total, self.down.experts]
+
+    def choice(self, rows: Tensor | None = None) -> list[int]:
+        """As routines take it: who chose whom, and of which pair rows are, or which rows pairs have."""
+        return [pointer(self.ids), pointer(self.map), pointer(rows)]
 
     @property
     def wide(self) -> bool:

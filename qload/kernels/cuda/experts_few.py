@@ -30,27 +30,26 @@ class ExpertsDivision(NamedTuple):
 def division(N: int, top: int, gated: bool) -> ExpertsDivision:
     """By the columns that one token asks for, so that its bits depend on no other."""
     if top * N // PAIR >= FILLED:
-        return ExpertsDivision(2, 3)
+        return ExpertsDivision(2, 4)
     return ExpertsDivision(2, 6) if gated else ExpertsDivision(1, 12)
 
 
 def turn(call: ExpertsCall) -> int:
     """Tokens that a block takes at once: 8, or 16 where most experts have more."""
-    return 8 if call.pairs <= 4 * call.total else 16
+    return 8 if call.pairs <= 6 * call.total else 16
 
 
 def multiply_few(call: ExpertsCall) -> Tensor:
     """y (M, H)."""
     with torch.cuda.device(call.x.device):
-        pairs = unsorted(call) if call.tokens == 1 else sorted_pairs(call, max(call.tokens, 1))
+        pairs = unsorted(call) if call.tokens == 1 else sorted_pairs(call, turn(call))
         sums = _product(call, pairs, call.down, _between(call, pairs), 1)
         y: Tensor = torch.empty_like(call.x)
-        (ids, where, _), wide = pairs.choice(call)
         weights = None if call.weighs_inputs else call.weights_in_float32
         read = pointer(sums), pointer(weights), pointer(y)
         sizes = [call.tokens, call.top, call.down.N]
         kind = call.in_bfloat16, True, call.early, stream(call.x)
-        native().combine_choices([ids, where, 0], wide, *read, call.counts, sizes, *kind)
+        native().combine_choices(call.choice(), call.wide, *read, call.counts, sizes, *kind)
     return y
 
 
@@ -66,10 +65,11 @@ def _between(call: ExpertsCall, pairs: SortedPairs) -> Tensor:
         _product(call, pairs, call.gate_up, x, sharing, factors, between)
     else:
         sums = _product(call, pairs, call.gate_up, x, sharing, factors)
-        (ids, where, _), wide = pairs.choice(call)
         sizes = [call.pairs, inner, pitch]
         kind = call.in_bfloat16, True, call.gate, call.early, stream(x)
-        native().gate_rows([ids, where, 0], wide, *map(pointer, (sums, between)), call.counts, sizes, *kind)
+        native().gate_rows(
+            call.choice(), call.wide, *map(pointer, (sums, between)), call.counts, sizes, *kind
+        )
     return in_order(call, call.down, between, 1, None, call.pairs)[0]
 
 
@@ -80,7 +80,7 @@ def in_order(
     if order is None and x.shape[1] == matrix.rows and matrix.perm is None:
         return x, sharing
     laid: Tensor = x.new_empty(rows, matrix.rows)
-    choice = [pointer(call.ids), pointer(call.map), pointer(order)], call.wide
+    choice = call.choice(order), call.wide
     read = map(pointer, (x, matrix.perm, laid))
     sizes = [rows, sharing, x.shape[1], matrix.rows]
     native().gather_rows(*choice, *read, call.counts, sizes, call.early, stream(x))
@@ -102,7 +102,8 @@ def _product(
     read = x, matrix.weights, matrix.scales, matrix.zeros, matrix.bias, factors, y
     sizes = [sharing, y.shape[1], matrix.rows, matrix.columns, matrix.N]
     native().experts(
-        *pairs.choice(call),
+        call.choice()[:2],
+        call.wide,
         pointer(pairs.items),
         *map(pointer, read),
         [*call.counts, pairs.most],

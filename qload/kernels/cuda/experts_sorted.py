@@ -14,18 +14,14 @@ class SortedPairs:
     """Pairs by expert, and items of up to `tokens` of them.
 
     `order` (pairs,): -1 at the end, of pairs whose experts are elsewhere. `places` (pairs,): where each is in
-    it, -1: nowhere. `items` (most, 4): expert, first place, count, 0; a count of 0: there is none. None where
-    each pair is an item of its own.
+    it, -1: nowhere. `items` (most + 1, 4 + tokens): expert, first place, count, 0, and the pairs; counts of -1
+    behind the last. None where each pair is an item of its own.
     """
 
     order: Tensor | None
     places: Tensor | None
     items: Tensor | None
     most: int
-
-    def choice(self, call: ExpertsCall) -> tuple[list[int], bool]:
-        """As routines take it: who chose whom, in which order."""
-        return [pointer(call.ids), pointer(call.map), pointer(self.order)], call.wide
 
 
 def unsorted(call: ExpertsCall) -> SortedPairs:
@@ -34,18 +30,17 @@ def unsorted(call: ExpertsCall) -> SortedPairs:
 
 
 def sorted_pairs(call: ExpertsCall, tokens: int, placed: bool = False) -> SortedPairs:
-    """One launch; `tokens`: the most of an item."""
+    """One launch; `tokens`: the most of an item, a multiple of 4. `placed`: with `order` and `places`."""
     pairs, experts = call.pairs, min(call.pairs, call.down.experts)
     most = (pairs + experts * (tokens - 1)) // tokens  # whole items, and one of each expert that is not
-    made = call.ids.new_empty((2 if placed else 1, pairs), dtype=torch.int32)
-    items = call.ids.new_empty((most, 4), dtype=torch.int32)
-    places = made[1] if placed else None
+    items = call.ids.new_empty((most + 1, 4 + tokens), dtype=torch.int32)
+    order, places = call.ids.new_empty((2, pairs), dtype=torch.int32) if placed else (None, None)
     sizes = [*call.counts, tokens, most]
     native().sort_by_expert(
         *map(pointer, (call.ids, call.map)),
         call.wide,
-        *map(pointer, (made[0], places, items)),
+        *map(pointer, (order, places, items)),
         sizes,
         stream(call.x),
     )
-    return SortedPairs(made[0], places, items, most)
+    return SortedPairs(order, places, items, most)
