@@ -173,13 +173,13 @@ PYBIND11_MODULE(_cuda, module) {
       "a turn, tiles of a block, warps that share K; gate: kind, -1 for none, alpha, limit.");
   module.def(
       "gather_rows",
-      [](const std::array<uintptr_t, 3>& choice, bool wide, uintptr_t x, uintptr_t perm, uintptr_t to,
-         const std::array<int, 3>& counts, const std::array<int, 4>& sizes, bool early, uintptr_t stream) {
+      [](const std::array<uintptr_t, 3>& choice, bool wide, uintptr_t x, uintptr_t perm, uintptr_t factors, uintptr_t to,
+         const std::array<int, 3>& counts, const std::array<int, 4>& sizes, bool bfloat16, bool early, uintptr_t stream) {
         const auto [pairs, total, experts] = counts;
         const auto [rows, sharing, inputs, K] = sizes;
         check(gather_rows({{at<const void>(choice[0]), at<const int32_t>(choice[1]), wide, pairs, total, experts},
-                           at<const void>(x), at<const int32_t>(perm), at<const int32_t>(choice[2]), at<void>(to), rows,
-                           sharing, inputs, K, early},
+                           at<const void>(x), at<const int32_t>(perm), at<const float>(factors),
+                           at<const int32_t>(choice[2]), at<void>(to), rows, sharing, inputs, K, bfloat16, early},
                           at<CUstream_st>(stream)),
               "gather_rows");
       },
@@ -237,12 +237,28 @@ PYBIND11_MODULE(_cuda, module) {
         const auto [tokens, columns, pairs, slices] = division;
         check(many({at<const void>(x), at<const void>(weights), at<const void>(scales), at<const void>(zeros),
                     at<const void>(bias), at<void>(y), at<void>(parts), M, K, N, inputs, outputs, bits, group, bfloat16,
-                    tokens, columns, pairs != 0, slices, early},
+                    tokens, columns, pairs != 0, slices, early, nullptr, 0, 0},
                    at<CUstream_st>(stream)),
               "many");
       },
       "Tokens, best from 17 on, times a weight in our own order; sizes: M, K, N, inputs, outputs. division: tokens "
       "and columns of a block, whether two share K, slices of K, whose sums `parts` gets in fp32.");
+  module.def(
+      "many_experts",
+      [](uintptr_t x, uintptr_t weights, uintptr_t scales, uintptr_t zeros, uintptr_t bias, uintptr_t y, uintptr_t items,
+         const std::array<int, 5>& sizes, const std::array<int, 2>& counts, int bits, int group, bool bfloat16,
+         const std::array<int, 3>& division, bool early, uintptr_t stream) {
+        const auto [M, K, N, inputs, outputs] = sizes;
+        const auto [experts, most_items] = counts;
+        const auto [tokens, columns, pairs] = division;
+        check(many({at<const void>(x), at<const void>(weights), at<const void>(scales), at<const void>(zeros),
+                    at<const void>(bias), at<void>(y), nullptr, M, K, N, inputs, outputs, bits, group, bfloat16, tokens,
+                    columns, pairs != 0, 1, early, at<const int32_t>(items), experts, most_items},
+                   at<CUstream_st>(stream)),
+              "many_experts");
+      },
+      "Rows of x by expert, times the experts' weights in our own order; sizes: M, K, N, inputs, outputs; counts: "
+      "experts, items; division: tokens and columns of a block, whether two share K.");
   module.def(
       "exllama",
       [](uintptr_t x, uintptr_t weights, uintptr_t zeros, uintptr_t scales, uintptr_t g_idx, uintptr_t perm,

@@ -15,7 +15,6 @@ from qload.kernels.cuda.experts_call import ExpertMatrix
 from qload.layouts import strips
 from qload.spec import Layer
 
-
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": silu,
     "gelu": gelu,
@@ -109,7 +108,7 @@ def matrix(
     if options["exact"]:
         scales = 2.0 ** torch.randint(-3, 0, (E, groups, columns), generator=make)
     else:
-        scales = torch.rand(E, groups, columns, generator=make) * 0.02 + 0.001
+        scales = (torch.rand(E, groups, columns, generator=make) * 0.02 + 0.001) / 2 ** (bits - 4)
     points = torch.randint(-(2**31), 2**31, (E, groups, columns * bits // 32), generator=make)
     order = torch.stack([torch.randperm(rows, generator=make) for _ in range(E)])
     bias = torch.randn(E, N, generator=make)

@@ -34,7 +34,7 @@ LAYERS = pytest.mark.parametrize(
         pytest.param({"E": 6, "H": 88, "inner": 72, "group": 32, "act_order": True}, id="padded act order"),
     ],
 )
-DIVISIONS = pytest.mark.parametrize("rows", [1, 2, 3, 5, 6])
+WAYS = pytest.mark.parametrize("way", experts.WAYS)
 
 
 @pytest.fixture(autouse=True)
@@ -60,51 +60,55 @@ def multiply(held: Experts, chosen: Tokens, **options: Any) -> Tensor:
     return experts.multiply(*read, held.gate_up, held.down, **held.gate.options, **options)
 
 
-def assert_close(held: Experts, chosen: Tokens, y: Tensor, weighs_inputs: bool = False) -> None:
-    """|y - exact| is at most what sums in float32, the functions between and two roundings can cost.
+def assert_close(
+    held: Experts, chosen: Tokens, y: Tensor, weighs_inputs: bool = False, rounded: bool = False
+) -> None:
+    """|y - exact| is at most what sums in float32, the functions between and each rounding can cost.
 
     A sum of K products is off by (K + 4) 2**-24 of the sum of their sizes; silu, gelu and sigmoid times their
-    argument are steeper than 1.13 nowhere, and off by less than 16 * 2**-24 of |gate up|.
+    argument are steeper than 1.13 nowhere, and off by less than 16 * 2**-24 of |gate up|. `rounded`: weights,
+    weighted inputs, gate, up and what down makes of them are rounded too.
     """
     unit, output = 2.0**-24, torch.finfo(chosen.x.dtype)
+    half = output.eps / 2 if rounded else 0.0
     gate_up, down = held.dequantized("gate_up"), held.dequantized("down")
     x, weights = chosen.x.double(), chosen.weights.double()
     want, slack = torch.zeros_like(x), torch.zeros_like(x)
-    inner = held.down.K
     for k in range(chosen.ids.shape[1]):
-        W, D = gate_up[chosen.ids[:, k]], down[chosen.ids[:, k]]
-        factor = weights[:, k, None] if weighs_inputs else torch.ones_like(weights[:, k, None])
-        exact, size = (
-            torch.einsum("mk,mnk->mn", x, W) * factor,
-            torch.einsum("mk,mnk->mn", x.abs(), W.abs()) * factor,
+        ids, weight = chosen.ids[:, k], weights[:, k, None]
+        factor, weight = (
+            (weight, torch.ones_like(weight)) if weighs_inputs else (torch.ones_like(weight), weight)
         )
-        if held.gate_up.bias is not None:
-            exact += held.gate_up.bias.double()[chosen.ids[:, k]]
-            size += held.gate_up.bias.double().abs()[chosen.ids[:, k]]
-        off = size * (x.shape[1] + 4) * unit
-        (a, b), (da, db) = exact.split(inner, 1), off.split(inner, 1)
-        b_of = (b.abs() + 1) if held.gate.kind == "clamped_swiglu" else b.abs()
+        both, size = _product(x * factor, gate_up[ids], held.gate_up.bias, ids)
+        off = size * ((x.shape[1] + 4) * unit + (2.1 if weighs_inputs else 1) * half) + both.abs() * half
+        (a, b), (da, db) = both.chunk(2, 1), off.chunk(2, 1)
+        others = b.abs() + db + (1 if held.gate.kind == "clamped_swiglu" else 0)
         h = held.gate(a, b)
-        dh = 1.13 * da * (b_of + db) + a.abs() * db + 16 * unit * (a.abs() + da) * (b_of + db)
+        dh = 1.13 * da * others + a.abs() * db + 16 * unit * (a.abs() + da) * others
         dh += (h.abs() + dh) * output.eps / 2 + output.tiny
-        out, reach = torch.einsum("mk,mnk->mn", h, D), torch.einsum("mk,mnk->mn", dh, D.abs())
-        reach += torch.einsum("mk,mnk->mn", h.abs() + dh, D.abs()) * (inner + 4) * unit
-        if held.down.bias is not None:
-            out += held.down.bias.double()[chosen.ids[:, k]]
-        weight = torch.ones_like(weights[:, k, None]) if weighs_inputs else weights[:, k, None]
-        want += out * weight
-        slack += (reach + out.abs() * (chosen.ids.shape[1] + 2) * unit) * weight
+        out, size = _product(h, down[ids], held.down.bias, ids)
+        reach = torch.einsum("mk,mnk->mn", dh, down[ids].abs())
+        reach += (size + reach) * ((h.shape[1] + 4) * unit + half)
+        reach += (out.abs() + reach) * (half + (chosen.ids.shape[1] + 2) * unit)
+        want, slack = want + out * weight, slack + reach * weight
     budget = slack + (want.abs() + slack) * output.eps / 2 + output.tiny
     error = (y.double() - want).abs()
     assert bool((error <= budget).all()), f"off by {(error / budget).max():g} of what rounding can cost"
+
+
+def _product(x: Tensor, w: Tensor, bias: Tensor | None, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """float64 x (M, K) times each one's w (M, N, K), and the sum of sizes."""
+    exact, size = torch.einsum("mk,mnk->mn", x, w), torch.einsum("mk,mnk->mn", x.abs(), w.abs())
+    added = 0.0 if bias is None else bias.double()[ids]
+    return exact + added, size + abs(added)
 
 
 def sums(made: ExpertsCall, name: str, M: int) -> Tensor:
     """float32 (pairs, N) of one matrix, of x as it is."""
     pairs = unsorted(made) if M == 1 else sorted_pairs(made, experts_few.turn(made))
     matrix = getattr(made, name)
-    x, sharing = experts_few.in_order(made, matrix, made.x, made.top, None, made.pairs)
-    return experts_few._product(made, pairs, matrix, x, sharing)
+    x, sharing = experts_few.in_order(made, matrix, made.x, made.top)
+    return experts_few.product(made, pairs, matrix, x, sharing)
 
 
 @DTYPES
@@ -135,11 +139,14 @@ def test_sums_are_exact_where_they_can_be(
 @BITS
 @MANY
 @LAYERS
-def test_a_result_is_within_what_rounding_costs(kind: Kind, M: int, bits: int, dtype: torch.dtype) -> None:
+@WAYS
+def test_a_result_is_within_what_rounding_costs(
+    kind: Kind, M: int, bits: int, dtype: torch.dtype, way: str
+) -> None:
     held = drawn(**kind, bits=bits, dtype=dtype)
     chosen = tokens(M, kind["H"], 2, kind["E"], dtype)
 
-    assert_close(held, chosen, multiply(held, chosen))
+    assert_close(held, chosen, multiply(held, chosen, way=way), rounded=way == "many")
 
 
 @pytest.mark.parametrize(
@@ -149,13 +156,16 @@ def test_a_result_is_within_what_rounding_costs(kind: Kind, M: int, bits: int, d
 )
 @pytest.mark.parametrize("inner", [192, 104], ids=["in one pass", "after it"])
 @pytest.mark.parametrize("weighs_inputs", [False, True], ids=["output", "input"])
-def test_every_activation_and_side_of_the_weights(gate: Gate, inner: int, weighs_inputs: bool) -> None:
+@WAYS
+def test_every_activation_and_side_of_the_weights(
+    gate: Gate, inner: int, weighs_inputs: bool, way: str
+) -> None:
     held = drawn(6, 256, inner, 32, True, bias=True, gate=gate)
     chosen = tokens(9, 256, 3, 6, torch.float16)
 
-    y = multiply(held, chosen, weighs_inputs=weighs_inputs)
+    y = multiply(held, chosen, weighs_inputs=weighs_inputs, way=way)
 
-    assert_close(held, chosen, y, weighs_inputs)
+    assert_close(held, chosen, y, weighs_inputs, way == "many")
 
 
 @BITS
@@ -178,31 +188,34 @@ def test_every_division_sums_exactly(
 @DTYPES
 @BITS
 @LAYERS
-def test_no_other_token_changes_a_bit(kind: Kind, bits: int, dtype: torch.dtype) -> None:
+@WAYS
+def test_no_other_token_changes_a_bit(kind: Kind, bits: int, dtype: torch.dtype, way: str) -> None:
     held = drawn(**kind, bits=bits, dtype=dtype)
     chosen = tokens(100, kind["H"], 2, kind["E"], dtype)
-    want = multiply(held, chosen)
+    want = multiply(held, chosen, way=way)
 
     for rows in ([0], [99], list(range(8)), list(range(50, 67)), list(range(99, -1, -1)), [3] * 20):
-        assert_same_bits(multiply(held, chosen.rows(rows)), want[rows])
+        assert_same_bits(multiply(held, chosen.rows(rows), way=way), want[rows])
 
 
-def test_one_expert_for_all() -> None:
+@WAYS
+def test_one_expert_for_all(way: str) -> None:
     held = drawn(4, 256, 128, zeros=True)
-    chosen = tokens(70, 256, 2, 4, torch.float16)
+    chosen = tokens(140, 256, 2, 4, torch.float16)
     all_alike = Tokens(
-        chosen.x, torch.tensor([[2, 1]], device="cuda").expand(70, 2).contiguous(), chosen.weights
+        chosen.x, torch.tensor([[2, 1]], device="cuda").expand(140, 2).contiguous(), chosen.weights
     )
 
-    y = multiply(held, all_alike)
+    y = multiply(held, all_alike, way=way)
 
-    assert_close(held, all_alike, y)
-    assert_same_bits(multiply(held, all_alike.rows([69])), y[69:])
+    assert_close(held, all_alike, y, rounded=way == "many")
+    assert_same_bits(multiply(held, all_alike.rows([139]), way=way), y[139:])
 
 
 @pytest.mark.parametrize("M", [1, 5, 33])
 @pytest.mark.parametrize("ids", [torch.int32, torch.int64], ids=["int32", "int64"])
-def test_experts_elsewhere_add_nothing(M: int, ids: torch.dtype) -> None:
+@WAYS
+def test_experts_elsewhere_add_nothing(M: int, ids: torch.dtype, way: str) -> None:
     held, chosen = drawn(8, 256, 192, 64), tokens(M, 256, 3, 8, torch.float16)
     place = torch.tensor([-1, 2, -1, 0, -1, 1, -1, 3], device="cuda", dtype=torch.int32)
     here = (place >= 0).nonzero().flatten()
@@ -210,9 +223,9 @@ def test_experts_elsewhere_add_nothing(M: int, ids: torch.dtype) -> None:
     share = Experts(*(_part(each, order) for each in (held.gate_up, held.down)))
     weights = torch.where(place[chosen.ids] >= 0, chosen.weights, 0.0)
 
-    got = multiply(share, Tokens(chosen.x, chosen.ids.to(ids), chosen.weights), expert_map=place)
+    got = multiply(share, Tokens(chosen.x, chosen.ids.to(ids), chosen.weights), expert_map=place, way=way)
 
-    assert_same_bits(got, multiply(held, Tokens(chosen.x, chosen.ids, weights)))
+    assert_same_bits(got, multiply(held, Tokens(chosen.x, chosen.ids, weights), way=way))
 
 
 def _part(matrix: Any, experts_here: Tensor) -> Any:
@@ -224,18 +237,21 @@ def _part(matrix: Any, experts_here: Tensor) -> Any:
 
 
 @pytest.mark.parametrize("M", [1, 6])
-def test_numbers_that_are_no_expert_add_nothing(M: int) -> None:
+@WAYS
+def test_numbers_that_are_no_expert_add_nothing(M: int, way: str) -> None:
     held, chosen = drawn(4, 256, 128), tokens(M, 256, 2, 4, torch.float16)
     for number in (-1, 4, 2**31 - 1, 2**40, -(2**63)):
         ids = chosen.ids.clone()
         ids[:, 1] = number
         weights = chosen.weights.clone()
         weights[:, 1] = 0
-        alone = multiply(held, Tokens(chosen.x, chosen.ids, weights))
+        alone = multiply(held, Tokens(chosen.x, chosen.ids, weights), way=way)
 
-        assert_same_bits(multiply(held, Tokens(chosen.x, ids, chosen.weights)), alone)
+        assert_same_bits(multiply(held, Tokens(chosen.x, ids, chosen.weights), way=way), alone)
     nowhere = torch.full_like(chosen.ids, -1)
-    assert_same_bits(multiply(held, Tokens(chosen.x, nowhere, chosen.weights)), torch.zeros_like(chosen.x))
+    assert_same_bits(
+        multiply(held, Tokens(chosen.x, nowhere, chosen.weights), way=way), torch.zeros_like(chosen.x)
+    )
 
 
 @pytest.mark.parametrize(
@@ -255,7 +271,9 @@ def test_pairs_are_sorted_by_expert_and_cut_into_items(M: int, E: int, top: int,
     at = place[chosen.ids].flatten()
     local = (at >= 0).nonzero().flatten()
     order = local[at[local].argsort(stable=True)]
-    assert got.order is not None and got.items is not None and got.places is not None
+    assert got.order is not None
+    assert got.items is not None
+    assert got.places is not None
     assert got.order.tolist() == order.tolist() + [-1] * (M * top - len(order))
     assert [got.places.tolist()[pair] for pair in order.tolist()] == list(range(len(order)))
     assert bool((got.places[at < 0] == -1).all())
@@ -278,30 +296,33 @@ def _wide(matrix: Any, E: int) -> Any:
 
 
 @pytest.mark.parametrize("M", [1, 9, 64])
-def test_only_the_rows_of_a_token_reach_it(M: int) -> None:
+@WAYS
+def test_only_the_rows_of_a_token_reach_it(M: int, way: str) -> None:
     held, chosen = drawn(8, 384, 192, 64), tokens(M, 384, 2, 8, torch.float16)
     memory = torch.full((M + 2, 384), torch.nan, device="cuda", dtype=torch.float16)
     memory[1:-1] = chosen.x
 
-    got = multiply(held, Tokens(memory[1:-1], chosen.ids, chosen.weights))
+    got = multiply(held, Tokens(memory[1:-1], chosen.ids, chosen.weights), way=way)
 
-    assert_same_bits(got, multiply(held, chosen))
+    assert_same_bits(got, multiply(held, chosen, way=way))
 
 
 @pytest.mark.parametrize("M", [1, 9])
-def test_a_token_of_nan_reaches_no_other(M: int) -> None:
+@WAYS
+def test_a_token_of_nan_reaches_no_other(M: int, way: str) -> None:
     held, chosen = drawn(4, 384, 192, 64), tokens(M + 1, 384, 2, 4, torch.float16)
-    want = multiply(held, chosen)
+    want = multiply(held, chosen, way=way)
     chosen.x[-1] = torch.nan
 
-    got = multiply(held, chosen)
+    got = multiply(held, chosen, way=way)
 
     assert_same_bits(got[:-1], want[:-1])
     assert bool(got[-1].isnan().all())
 
 
 @pytest.mark.parametrize("M", [1, 9, 64])
-def test_nothing_but_the_result_is_written(M: int) -> None:
+@WAYS
+def test_nothing_but_the_result_is_written(M: int, way: str) -> None:
     held, chosen = drawn(4, 200, 104, 32, True, bias=True), tokens(M, 200, 2, 4, torch.float16)
     read = [t for each in (held.gate_up, held.down) for t in experts.tensors(each) if t is not None]
     read += [chosen.x, chosen.ids, chosen.weights]
@@ -310,7 +331,7 @@ def test_nothing_but_the_result_is_written(M: int) -> None:
         pool = torch.full((64, 2 * M, 208), torch.nan, device="cuda", dtype=dtype)
         del pool
 
-    y = multiply(held, chosen)
+    y = multiply(held, chosen, way=way)
 
     assert not bool(y.isnan().any())
     for each, was in zip(read, before, strict=True):
@@ -319,16 +340,18 @@ def test_nothing_but_the_result_is_written(M: int) -> None:
 
 @BITS
 @pytest.mark.parametrize("M", [1, 8, 64])
-def test_a_hundred_runs_have_the_same_bits(M: int, bits: int) -> None:
+@WAYS
+def test_a_hundred_runs_have_the_same_bits(M: int, bits: int, way: str) -> None:
     held, chosen = drawn(16, 1024, 384, bits=bits), tokens(M, 1024, 4, 16, torch.float16)
-    want = multiply(held, chosen)
+    want = multiply(held, chosen, way=way)
 
     for _ in range(100):
-        assert_same_bits(multiply(held, chosen), want)
+        assert_same_bits(multiply(held, chosen, way=way), want)
 
 
 @pytest.mark.parametrize("M", [1, 8, 40])
-def test_layers_one_after_another_in_a_graph_see_each_other(M: int) -> None:
+@WAYS
+def test_layers_one_after_another_in_a_graph_see_each_other(M: int, way: str) -> None:
     """What a kernel reads the kernel before has written, though it may start before that ends."""
     layers = [drawn(8, 512, inner, bits=bits) for inner, bits in ((256, 4), (192, 4), (256, 8))]
     chosen = tokens(M, 512, 2, 8, torch.float16)
@@ -336,7 +359,7 @@ def test_layers_one_after_another_in_a_graph_see_each_other(M: int) -> None:
     def chain() -> Tensor:
         y, ids = chosen.x, chosen.ids
         for i in range(12):
-            y = multiply(layers[i % 3], Tokens(y, ids, chosen.weights))
+            y = multiply(layers[i % 3], Tokens(y, ids, chosen.weights), way=way)
             y = y / y.float().norm(dim=1, keepdim=True).half()
             ids = ids.flip(1) if i % 2 else (ids + 1) % 8
         return y
@@ -358,16 +381,17 @@ def test_layers_one_after_another_in_a_graph_see_each_other(M: int) -> None:
         assert_same_bits(got, want)
 
 
-def test_two_streams_do_not_meet() -> None:
+@WAYS
+def test_two_streams_do_not_meet(way: str) -> None:
     held = drawn(16, 1024, 384)
     chosen = [tokens(M, 1024, 4, 16, torch.float16) for M in (1, 64)]
-    want = [multiply(held, each) for each in chosen]
+    want = [multiply(held, each, way=way) for each in chosen]
     streams, got = [torch.cuda.Stream(), torch.cuda.Stream()], []
     torch.cuda.synchronize()
     for _ in range(50):
         for i in (0, 1):
             with torch.cuda.stream(streams[i]):
-                got.append((i, multiply(held, chosen[i])))
+                got.append((i, multiply(held, chosen[i], way=way)))
     torch.cuda.synchronize()
 
     for i, y in got:

@@ -67,7 +67,8 @@ cudaError_t gather_rows(const Gather& call, cudaStream_t stream) {
   if (call.rows == 0 || call.K == 0) return cudaSuccess;
   if (call.K % 8) return cudaErrorNotSupported;
   const dim3 grid(call.rows, pieces(call.K, kRowThreads * 8));
-  return launch(gather_kernel, grid, kRowThreads, 0, 1, call.early, stream, call);
+  const auto kernel = call.bfloat16 ? gather_kernel<__nv_bfloat16> : gather_kernel<__half>;
+  return launch(kernel, grid, kRowThreads, 0, 1, call.early, stream, call);
 }
 
 cudaError_t gate_rows(const Gated& call, cudaStream_t stream) {
@@ -76,7 +77,7 @@ cudaError_t gate_rows(const Gated& call, cudaStream_t stream) {
                                                    : gated_kernel<__nv_bfloat16, __nv_bfloat16>
                       : call.in_fp32 ? gated_kernel<float, __half>
                                      : gated_kernel<__half, __half>;
-  const dim3 grid(call.rows, pieces(call.columns, kRowThreads * 4));
+  const dim3 grid(call.rows, pieces(call.pitch, kRowThreads * 4));
   return launch(kernel, grid, kRowThreads, 0, 1, call.early, stream, call);
 }
 

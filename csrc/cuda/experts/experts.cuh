@@ -142,7 +142,7 @@ experts_kernel(const __grid_constant__ Experts call, const __grid_constant__ Chu
   Chunks work = shape;
   work.runs = true;
   const int tiles = call.N / kTileN, columns = call.gated ? 1 : work.columns;
-  const Units<8 * token_tiles> units{call, (tiles + columns - 1) / columns};
+  const Units<8 * token_tiles> units{call, call.gated ? tiles / 2 : (tiles + columns - 1) / columns};
   const int warp = threadIdx.x / 32, row_warp = warp / work.columns, column = warp % work.columns;
   const int beside = call.gated ? column * (tiles / 2) : column;
   const Stored<T> stored{call, work, memory, own_bytes, Codes<T, bits>::kUnit};

@@ -59,22 +59,24 @@ struct Experts {
   bool early;            // may start before the kernel ahead ends
 };
 
-/// Rows of x in the order of the experts' rows, and zeros: to[i, k] = x[pair / sharing, perm[expert, k]].
+/// Rows of x in the order of the experts' rows, and zeros: to[i, k] = factor[pair] * x[pair / sharing, perm[expert, k]].
 struct Gather {
   Choice choice;
-  const void* x;         // 16-bit (rows, inputs)
+  const void* x;         // fp16 or bf16 (rows, inputs)
   const int32_t* perm;   // (experts, K); null: in order
+  const float* factors;  // (pairs,); null: 1
   const int32_t* order;  // the pair of row i; null: pair i
-  void* to;              // 16-bit (rows, K): rows that no pair has are zero
-  int rows, sharing, inputs, K;
-  bool early;
+  void* to;              // as x (rows, K): rows that no pair has are zero
+  int rows, sharing;     // sharing 0: row i takes row i of x
+  int inputs, K;
+  bool bfloat16, early;
 };
 
 /// Gate and up of each row, side by side, become one.
 struct Gated {
   Choice choice;
   const void* x;         // fp32, fp16 or bf16 (rows, 2 * columns)
-  const int32_t* order;  // as of Gather; rows that no pair has are left out
+  const int32_t* order;  // as of Gather; rows that no pair has, and what is behind `columns`, become 0
   void* y;               // fp16 or bf16 (rows, pitch)
   int rows, columns, pitch;
   bool bfloat16, in_fp32;

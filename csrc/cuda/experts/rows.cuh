@@ -26,21 +26,34 @@ __device__ __forceinline__ void load_four(From (&to)[4], const From* from, int l
   }
 }
 
+/// The pair of a row and its expert; -1: there is none, or it is elsewhere.
+struct Owner {
+  int pair, expert;
+
+  __device__ __forceinline__ Owner(const Choice& choice, const int32_t* order, int row)
+      : pair(row < choice.pairs ? pair_at(order, row) : -1), expert(pair >= 0 ? expert_of(choice, pair) : -1) {}
+};
+
+template <class T>
 __global__ void __launch_bounds__(kRowThreads) gather_kernel(const __grid_constant__ Gather call) {
   let_dependents_start();
   wait_for_earlier_kernels();
   const int row = blockIdx.x, k = (blockIdx.y * kRowThreads + threadIdx.x) * 8;
   if (k >= call.K) return;
-  int pair = row < call.choice.pairs ? pair_at(call.order, row) : -1;
-  const int expert = pair >= 0 ? expert_of(call.choice, pair) : -1;
-  const uint16_t* x = static_cast<const uint16_t*>(call.x) + int64_t{max(pair, 0) / call.sharing} * call.inputs;
-  __align__(16) uint16_t values[8];
+  const Owner own(call.choice, call.order, row);
+  const T* x = static_cast<const T*>(call.x) + int64_t{call.sharing ? max(own.pair, 0) / call.sharing : row} * call.inputs;
+  __align__(16) T values[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    const int source = expert < 0 ? call.inputs : call.perm ? call.perm[int64_t{expert} * call.K + k + i] : k + i;
-    values[i] = source >= 0 && source < call.inputs ? x[source] : 0;
+    const int source = own.expert < 0 ? -1 : call.perm ? call.perm[int64_t{own.expert} * call.K + k + i] : k + i;
+    values[i] = source >= 0 && source < call.inputs ? x[source] : narrow<T>(0);
   }
-  *reinterpret_cast<uint4*>(static_cast<uint16_t*>(call.to) + int64_t{row} * call.K + k) =
+  if (call.factors && own.expert >= 0) {
+    const float factor = __ldcg(call.factors + own.pair);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) values[i] = narrow<T>(factor * wide(values[i]));
+  }
+  *reinterpret_cast<uint4*>(static_cast<T*>(call.to) + int64_t{row} * call.K + k) =
       *reinterpret_cast<const uint4*>(values);
 }
 
@@ -48,13 +61,15 @@ template <class From, class T>
 __global__ void __launch_bounds__(kRowThreads) gated_kernel(const __grid_constant__ Gated call) {
   let_dependents_start();
   wait_for_earlier_kernels();
-  const int row = blockIdx.x, pair = pair_at(call.order, row);
-  if (pair < 0 || expert_of(call.choice, pair) < 0) return;
+  const int row = blockIdx.x;
+  const bool there = Owner(call.choice, call.order, row).expert >= 0;
   const From* x = static_cast<const From*>(call.x) + int64_t{row} * 2 * call.columns;
   T* y = static_cast<T*>(call.y) + int64_t{row} * call.pitch;
+#pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int n = (blockIdx.y * 4 + i) * kRowThreads + threadIdx.x;
-    if (n < call.columns) y[n] = narrow<T>(gated(call.gate, wide(x[n]), wide(x[call.columns + n])));
+    const bool made = there && n < call.columns;
+    if (n < call.pitch) y[n] = narrow<T>(made ? gated(call.gate, wide(x[n]), wide(x[call.columns + n])) : 0.0f);
   }
 }
 

@@ -14,6 +14,7 @@ from qload.errors import ArgumentError
 from qload.kernels.cuda.calls import ACTIVATIONS
 from qload.kernels.cuda.experts_call import GATES, ExpertMatrix, ExpertsCall
 from qload.kernels.cuda.experts_few import multiply_few
+from qload.kernels.cuda.experts_many import multiply_many
 from qload.kernels.cuda.library import operator
 from qload.kernels.cuda.module import check_operands, native, pointer
 
@@ -21,7 +22,7 @@ MOST_EXPERTS = 4096
 CAPABILITY = 9
 ALIGNED = 16  # bytes that are loaded at once
 
-WAYS: Mapping[str, Callable[[ExpertsCall], Tensor]] = {"few": multiply_few}
+WAYS: Mapping[str, Callable[[ExpertsCall], Tensor]] = {"few": multiply_few, "many": multiply_many}
 
 
 def why_not(device: torch.device) -> str | None:
