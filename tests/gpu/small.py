@@ -11,11 +11,12 @@ from qload.devices import StoredTable, cuda
 from qload.devices.cuda_stored import dequantize_stored
 from qload.formats import AWQConfig, AWQWeight
 from qload.kernel_formats import ExllamaWeight, GPTQMarlinWeight, repack
-from qload.kernels.cuda import decode, exllama, many, middle, w4a16
+from qload.kernels.cuda import decode, exllama, experts, many, middle, w4a16
 from qload.kernels.cuda.marlin import MarlinCall, arguments
 from qload.kernels.cuda.strips import StripsCall
 from qload.layouts import awq, gptq, marlin
 from qload.sentences import Digit
+from tests.gpu.expert_layers import Tokens, drawn, tokens
 from tests.gpu.layers import layer
 
 K, N, GROUP = 512, 128, 64
@@ -75,6 +76,27 @@ def strips_of_many_tokens() -> None:
                     same(many.run(call, many.ManyDivision(*how)), w.T[:M].half())
 
 
+def experts_that_tokens_chose() -> None:
+    """Both widths, in one pass and not, sorted and not; one by one as all together."""
+    kinds = (
+        {"inner": 64, "group": 64, "zeros": True},
+        {"inner": 40, "group": 32, "bias": True},
+        {"inner": 128, "act_order": True, "bits": 8},
+    )
+    for kind in kinds:
+        held = drawn(3, 256, **kind)
+        chosen = tokens(20, 256, 2, 3, torch.float16)
+        chosen.ids[5:7, 1] = -1
+        all_ways = [Tokens(chosen.x[:M], chosen.ids[:M], chosen.weights[:M]) for M in (1, 7, 20)]
+        for way in experts.WAYS:
+            rows = [
+                experts.multiply(each.x, each.ids, each.weights, held.gate_up, held.down, way=way)
+                for each in all_ways
+            ]
+            same(rows[2][:7], rows[1])
+            same(rows[2][:1], rows[0])
+
+
 def main() -> None:
     """All of it, and the linear in every division."""
     torch.manual_seed(0)
@@ -116,6 +138,7 @@ def main() -> None:
                 if layout == "marlin":
                     same(middle.run(call, columns, split, together), w.T[:M].half())
     strips_of_many_tokens()
+    experts_that_tokens_chose()
     shuffled = repack(made, "exllama").to("cuda")
     assert isinstance(shuffled, ExllamaWeight)
     for M in (1, 8, 9, 33):

@@ -88,18 +88,16 @@ cudaError_t decode(const Decode& call, cudaStream_t stream) {
   if (call.M == 0 || call.outputs == 0) return cudaSuccess;
   if (call.M > (call.own ? kMostOfOwn : kMostDecoded) || call.K % kTileN || call.N % kTileN) return cudaErrorNotSupported;
   const Device device = this_device();
-  const bool clusters = device.major >= 9, per_column = call.group >= call.K;
+  const bool clusters = device.major >= 9;
   if (call.own && (call.K % kChunk || call.g_idx)) return cudaErrorNotSupported;
   const int token_tiles = call.g_idx ? 2 : (call.M + 7) / 8;
   Plan plan{};
   plan.warps = device.shared > 160 << 10 ? most_warps(token_tiles) : 8;
   Chunks& work = plan.work;
-  work.chunks = (call.K + kChunk - 1) / kChunk;
-  const int groups = per_column ? 1 : std::max(1, kChunk / call.group);
-  work.ends = groups == 1 ? 8 : groups == 2 ? 10 : 15;
+  work.lay_groups(call.K, call.group);
   work.runs = !call.perm && (call.own ? call.inputs == call.K : call.inputs % 8 == 0) &&
               reinterpret_cast<uintptr_t>(call.x) % 16 == 0;
-  const Groups kind = call.g_idx ? Groups::kLookedUp : groups > 1 ? Groups::kSmall : Groups::kChunks;
+  const Groups kind = call.g_idx ? Groups::kLookedUp : work.has_small_groups() ? Groups::kSmall : Groups::kChunks;
   Kernel kernel;
   const auto take = [&](bool brief) {
     kernel = call.bfloat16 ? kernel_of<__nv_bfloat16>(call, token_tiles, kind, brief)
@@ -110,7 +108,7 @@ cudaError_t decode(const Decode& call, cudaStream_t stream) {
   if (!divide(call, device, kernel, token_tiles, plan)) return cudaErrorNotSupported;
   if (plan.turns <= 2)
     if (const cudaError_t error = take(true)) return error;
-  work.group_step = 1, work.chunk_step = per_column ? 0 : groups * (work.row_warps - 1) + 1;
+  work.lay_steps();
   return launch(kernel, dim3(work.split, plan.rows_of_grid), 32 * plan.warps, plan.shared, work.split,
                 call.early && clusters, stream, call, work);
 }

@@ -20,6 +20,8 @@
 // Equals x @ weight.dequantize().T (qload/kernel_formats/marlin.py) up to the rounding of fp32 sums.
 #pragma once
 
+#include <type_traits>
+
 #include "inputs.cuh"
 #include "looked_up.cuh"
 #include "stream.cuh"
@@ -27,46 +29,34 @@
 
 namespace qload::cuda {
 
-/// `kept`: 16 bytes of weights that each lane has on their way.
+/// What a warp multiplies: chunks [first, last) of a tile, `turn` apart; whether there are any.
+struct Part {
+  int tile, first, last, turn;
+  bool busy;
+};
+
+/// Steps of x that are on their way or there. Of 8 bits a chunk takes twice as long, and its words more registers; where
+/// groups end within a chunk, and sums of 16 tokens are scaled there, there are fewer too, and of 24 always.
+template <int bits, int token_tiles, Order order, Groups groups>
+constexpr int held_steps =
+    order == Order::kOwn && (bits == 8 || token_tiles == 3 || (groups == Groups::kSmall && token_tiles == 2)) ? kSteps / 2
+                                                                                                          : kSteps;
+
+/// sum += what a warp has of x times the weight, in units of `Codes<T, bits>`; the first of all three was asked for.
 template <class T, int bits, int token_tiles, Order order, Groups groups, int kept>
-__global__ void __launch_bounds__(32 * most_warps(token_tiles), 1)
-decode_kernel(const __grid_constant__ Decode call, const __grid_constant__ Chunks work) {
+__device__ __forceinline__ void multiply_part(
+    const Decode& call, const Chunks& work, const Part& part_of_warp, Words<bits, order, kept>& stream,
+    Scales<T, bits>& scales, Inputs<T, token_tiles, order, held_steps<bits, token_tiles, order, groups>>& inputs,
+    float (&sum)[4][token_tiles][4]) {
   using C = Codes<T, bits>;
   constexpr bool looked_up = groups == Groups::kLookedUp;
   // Columns b = 1 of our own order are 16 times too large.
   constexpr bool sixteenth = bits == 4 && C::kTiny && order == Order::kOwn;
   // Of 32 rows; of our own order of 4 bits words of the next 32 come with them.
   constexpr bool twice_as_many = bits == 4 && order == Order::kOwn;
-  constexpr int pieces = twice_as_many ? 4 : bits / 2;
-  // Of 8 bits a chunk takes twice as long, and its words more registers; where groups end within a chunk, and sums of
-  // 16 tokens are scaled there, there are fewer too, and of 24 always.
-  constexpr bool fewer = bits == 8 || token_tiles == 3 || (groups == Groups::kSmall && token_tiles == 2);
-  constexpr int held = fewer && order == Order::kOwn ? kSteps / 2 : kSteps;
-  constexpr int own_bytes = warp_bytes(8 * token_tiles, order);
-  extern __shared__ __align__(128) unsigned char memory[];
+  constexpr int pieces = twice_as_many ? 4 : bits / 2, held = held_steps<bits, token_tiles, order, groups>;
+  const auto [tile, start, last, row_warps, busy] = part_of_warp;
 
-  // As a quotient it lies in a register, which only this loop is faster with.
-  constexpr bool quotient = order == Order::kOwn && token_tiles == 2;
-  const int row_warps = quotient ? blockDim.x / 32 / work.columns : work.row_warps;
-  const int warp = threadIdx.x / 32, row_warp = warp / work.columns;
-  const int tile = blockIdx.y * work.columns + warp % work.columns;
-  const int first = work.chunks * blockIdx.x / work.split, last = work.chunks * (blockIdx.x + 1) / work.split;
-  const int start = first + row_warp;
-  const bool busy = row_warp < row_warps && tile < call.N / kTileN && start < last;
-
-  let_dependents_start();
-  Words<bits, order, kept> stream(call, tile, start, row_warps);
-  Scales<T, bits> scales(call, tile, work.chunk_step ? start * __popc(work.ends) : 0);
-  if (busy) {
-    stream.ask_first();
-    if (!looked_up) work.chunk_step ? scales.ask() : scales.ask_per_column();
-  }
-  if (work.split > 1) cluster_arrive();
-  wait_for_earlier_kernels();
-
-  Inputs<T, token_tiles, order, held> inputs(call, work, memory + warp * own_bytes);
-  if (busy) inputs.ask(start * kChunk);
-  float sum[4][token_tiles][4] = {};
   const bool has_zeros = call.zeros;
   const uint32_t magic = in_register(Number<T>::kMagic);
   for (int chunk = start; busy && chunk < last; chunk += row_warps) {
@@ -116,8 +106,42 @@ decode_kernel(const __grid_constant__ Decode call, const __grid_constant__ Chunk
       }
     }
   }
+}
+
+/// `kept`: 16 bytes of weights that each lane has on their way.
+template <class T, int bits, int token_tiles, Order order, Groups groups, int kept>
+__global__ void __launch_bounds__(32 * most_warps(token_tiles), 1)
+decode_kernel(const __grid_constant__ Decode call, const __grid_constant__ Chunks work) {
+  constexpr bool looked_up = groups == Groups::kLookedUp;
+  constexpr int own_bytes = warp_bytes(8 * token_tiles, order), held = held_steps<bits, token_tiles, order, groups>;
+  extern __shared__ __align__(128) unsigned char memory[];
+
+  // As a quotient it lies in a register, which only this loop is faster with.
+  constexpr bool quotient = order == Order::kOwn && token_tiles == 2;
+  const int row_warps = quotient ? blockDim.x / 32 / work.columns : work.row_warps;
+  const int warp = threadIdx.x / 32, row_warp = warp / work.columns;
+  const int tile = blockIdx.y * work.columns + warp % work.columns;
+  const int first = work.chunks * blockIdx.x / work.split, last = work.chunks * (blockIdx.x + 1) / work.split;
+  const int start = first + row_warp;
+  const bool busy = row_warp < row_warps && tile < call.N / kTileN && start < last;
+
+  let_dependents_start();
+  Words<bits, order, kept> stream(call, tile, start, row_warps);
+  Scales<T, bits> scales(call, tile, work.chunk_step ? start * __popc(work.ends) : 0);
+  if (busy) {
+    stream.ask_first();
+    if (!looked_up) work.chunk_step ? scales.ask() : scales.ask_per_column();
+  }
+  if (work.split > 1) cluster_arrive();
+  wait_for_earlier_kernels();
+
+  Inputs<T, token_tiles, order, held> inputs(call, work, memory + warp * own_bytes);
+  if (busy) inputs.ask(start * kChunk);
+  float sum[4][token_tiles][4] = {};
+  multiply_part<T, bits, token_tiles, order, groups, kept>(call, work, {tile, start, last, row_warps, busy}, stream, scales,
+                                                           inputs, sum);
   __syncwarp();  // x is no longer read: sums lie there
-  store<T>(call, work, sum, memory, own_bytes, looked_up ? 1.0f : C::kUnit);
+  store<T>(call, work, sum, memory, own_bytes, looked_up ? 1.0f : Codes<T, bits>::kUnit);
 }
 
 }  // namespace qload::cuda

@@ -89,11 +89,17 @@ class Inputs<T, token_tiles, Order::kOwn, held> {
   /// Where x cannot be loaded as it is, the warp gathers a chunk in `shared` first.
   __device__ __forceinline__ Inputs(const Decode& call, const Division& work, unsigned char* shared)
       : call_(call), runs_(work.runs), shared_(reinterpret_cast<T*>(shared)) {
-    const T* x = runs_ ? static_cast<const T*>(call.x) : shared_;
-    const int lane = threadIdx.x % 32, pitch = runs_ ? call.inputs : kPitch;
+    aim([](int m) { return m; });
+  }
+
+  /// `row_of(m)`: the row of x that token m is, where x is loaded as it is.
+  template <class RowOf>
+  __device__ __forceinline__ void aim(const RowOf& row_of) {
+    const T* x = runs_ ? static_cast<const T*>(call_.x) : shared_;
+    const int lane = threadIdx.x % 32, pitch = runs_ ? call_.inputs : kPitch;
 #pragma unroll
     for (int tile = 0; tile < token_tiles; ++tile)  // of tokens that are not there any will do
-      at_[tile] = x + int64_t{min(8 * tile + lane / 4, call.M - 1)} * pitch + lane % 4 * 8;
+      at_[tile] = x + int64_t{row_of(min(8 * tile + lane / 4, call_.M - 1))} * pitch + lane % 4 * 8;
   }
 
   __device__ __forceinline__ void ask(int row) {

@@ -7,10 +7,10 @@
 
 namespace qload::cuda {
 
-/// y of the block; a warp's sums of its 64 columns lie where its x was.
-template <class T, int token_tiles>
-__device__ __forceinline__ void store(const Decode& call, const Division& work, const float (&sum)[4][token_tiles][4],
-                                      unsigned char* memory, int warp_bytes, float unit) {
+/// A warp's sums of its 64 columns, to where its x was.
+template <int token_tiles>
+__device__ __forceinline__ void lay_down(int tokens, const float (&sum)[4][token_tiles][4], unsigned char* memory,
+                                         int warp_bytes) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   float* own = reinterpret_cast<float*>(memory + warp * warp_bytes) + lane % 4 * 2 * kSumPitch + lane / 4;
 #pragma unroll
@@ -19,8 +19,15 @@ __device__ __forceinline__ void store(const Decode& call, const Division& work, 
     for (int m = 0; m < token_tiles; ++m)
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        if (8 * m + lane % 4 * 2 + i % 2 < call.M)
+        if (8 * m + lane % 4 * 2 + i % 2 < tokens)
           own[(8 * m + i % 2) * kSumPitch + 16 * j + 8 * (i / 2)] = sum[j][m][i];
+}
+
+/// y of the block.
+template <class T, int token_tiles>
+__device__ __forceinline__ void store(const Decode& call, const Division& work, const float (&sum)[4][token_tiles][4],
+                                      unsigned char* memory, int warp_bytes, float unit) {
+  lay_down(call.M, sum, memory, warp_bytes);
   const int first = blockIdx.y * work.columns * kTileN;
   add_up(work, call.M, memory, warp_bytes, [&](int m, int n, float4 total) {
     put<T, false>(call.bias, call.y, call.outputs, m, first + n, total, unit);

@@ -57,6 +57,8 @@ __device__ __forceinline__ float wide(T value) {
     return __bfloat162float(value);
 }
 
+__device__ __forceinline__ float wide(float value) { return value; }
+
 template <class T>
 __device__ __forceinline__ T narrow(float value) {
   if constexpr (Number<T>::kMagic == 0)

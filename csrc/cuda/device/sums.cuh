@@ -30,6 +30,15 @@ __device__ __forceinline__ void put(const void* bias, void* y, int outputs, int 
   *reinterpret_cast<uint2*>(to) = *reinterpret_cast<const uint2*>(rounded);
 }
 
+/// Four columns of a token, of all warps of a tile; the first warp's lie `at`.
+__device__ __forceinline__ float4 of_warps(const Division& work, const unsigned char* at, int warp_bytes) {
+  float4 total = *reinterpret_cast<const float4*>(at);
+#pragma unroll 5
+  for (int w = 1; w < work.row_warps; ++w)
+    add(total, *reinterpret_cast<const float4*>(at + w * work.columns * warp_bytes));
+  return total;
+}
+
 /// Each warp has put its sums, fp32 (tokens, kSumPitch), into shared memory: those of tile i, i + columns ... after
 /// each other, `warp_bytes` apart. `put(m, n, sums)` stores four columns of a token, the first the block's column n.
 template <class Put>
@@ -44,10 +53,7 @@ __device__ __forceinline__ void add_up(const Division& work, int tokens, unsigne
   for (int i = threadIdx.x; i < count; i += blockDim.x) {
     const int m = i / 16 / work.columns, tile = i / 16 - m * work.columns;
     const unsigned char* at = memory + tile * warp_bytes + (m * kSumPitch + i % 16 * 4) * 4;
-    float4 total = *reinterpret_cast<const float4*>(at);
-#pragma unroll 5
-    for (int w = 1; w < work.row_warps; ++w)
-      add(total, *reinterpret_cast<const float4*>(at + w * work.columns * warp_bytes));
+    const float4 total = of_warps(work, at, warp_bytes);
     if (work.split == 1)
       put(m, tile * kTileN + i % 16 * 4, total);
     else

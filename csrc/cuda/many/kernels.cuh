@@ -25,6 +25,22 @@ ManyKernel of_groups(const Many& call) {
                                         : of_shape<T, bits, has_zeros, false>(call);
 }
 
+template <class T, int bits, bool has_zeros, bool small>
+ManyKernel of_experts_and_shape(const Many& call) {
+#define QLOAD_SHAPE(m, n) \
+  if (call.tokens == m && call.columns == n) return many_room::many_kernel<T, bits, has_zeros, small, m, n, true>;
+  QLOAD_SHAPE(32, 256) QLOAD_SHAPE(64, 256) QLOAD_SHAPE(128, 256)
+#undef QLOAD_SHAPE
+  return nullptr;
+}
+
+template <class T, int bits>
+ManyKernel many_experts_of(const Many& call) {
+  if (call.group < many_room::kStage)
+    return call.zeros ? of_experts_and_shape<T, bits, true, true>(call) : of_experts_and_shape<T, bits, false, true>(call);
+  return call.zeros ? of_experts_and_shape<T, bits, true, false>(call) : of_experts_and_shape<T, bits, false, false>(call);
+}
+
 template <class T, int bits>
 ManyKernel many_of(const Many& call) {
   return call.zeros ? of_groups<T, bits, true>(call) : of_groups<T, bits, false>(call);

@@ -37,11 +37,12 @@ bool describe(CUtensorMap& map, const void* at, CUtensorMapDataType type, int di
 
 bool describe(const Many& call, Matrices& matrices) {
   if (!encode()) return false;
-  const cuuint64_t inputs = call.inputs, rows = call.M, lines = int64_t{call.K} * call.bits / 16, tiles = call.N / kTile, words = 32;
+  const cuuint64_t inputs = call.inputs, rows = call.M, lines = int64_t{call.K} * call.bits / 16, words = 32;
+  const cuuint64_t tiles = int64_t{call.N / kTile} * (call.items ? call.experts : 1);
   const cuuint64_t x_sizes[2] = {inputs, rows}, x_pitch[1] = {inputs * 2};
   const cuuint64_t sizes[3] = {words, lines, tiles}, pitches[2] = {words * 4, lines * words * 4};
   const cuuint32_t tokens = call.tokens, columns = call.columns;
-  const cuuint32_t some[2] = {kBox, tokens}, last[2] = {kBox, static_cast<cuuint32_t>(call.M % call.tokens)};
+  const cuuint32_t left = call.items ? 0 : call.M % call.tokens, some[2] = {kBox, tokens}, last[2] = {kBox, left};
   const cuuint32_t box[3] = {32, static_cast<cuuint32_t>(kStage * call.bits / 16), columns / kTile};
   return describe(matrices.inputs, call.x, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, x_sizes, x_pitch, some) &&
          (last[1] == 0 ||
@@ -66,6 +67,10 @@ bool lay_out(const Many& call, Work& work) {
 }
 
 ManyKernel kernel_of(const Many& call) {
+  if (call.items && call.bits == 4)
+    return call.bfloat16 ? many_experts_of<__nv_bfloat16, 4>(call) : many_experts_of<__half, 4>(call);
+  if (call.items && call.bits == 8)
+    return call.bfloat16 ? many_experts_of<__nv_bfloat16, 8>(call) : many_experts_of<__half, 8>(call);
   if (call.bits == 4) return call.bfloat16 ? many_of<__nv_bfloat16, 4>(call) : many_of<__half, 4>(call);
   if (call.bits == 8) return call.bfloat16 ? many_of<__nv_bfloat16, 8>(call) : many_of<__half, 8>(call);
   return nullptr;
@@ -84,7 +89,7 @@ cudaError_t many(const Many& call, cudaStream_t stream) {
   if (call.M == 0 || call.outputs == 0) return cudaSuccess;
   const ManyKernel kernel = kernel_of(call);
   if (this_device().major != 9 || !kernel || call.K % kStage || call.N % kTile || call.inputs % 8 || call.slices < 1 ||
-      (call.slices > 1 && !call.parts))
+      (call.slices > 1 && (!call.parts || call.items)))
     return cudaErrorNotSupported;
   Work work{};
   Matrices matrices{};
@@ -92,7 +97,7 @@ cudaError_t many(const Many& call, cudaStream_t stream) {
 
   const cudaError_t raised = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared - kOwn);
   if (raised != cudaSuccess) return raised;
-  const int blocks = (call.N + call.columns - 1) / call.columns, tokens = (call.M + call.tokens - 1) / call.tokens;
+  const int blocks = (call.N + call.columns - 1) / call.columns, tokens = call.items ? call.most_items : (call.M + call.tokens - 1) / call.tokens;
   const dim3 grid(call.pairs ? 2 : 1, tokens, blocks * call.slices);
   const cudaError_t started =
       launch(kernel, grid, kMultiply + kFill, kShared - kOwn, grid.x, call.early, stream, matrices, call, work);

@@ -6,7 +6,7 @@
 //   out  y      fp16 or bf16 (M, outputs), rounded once from fp32; or parts of it in fp32, which add_slices adds up
 //
 //   needs    K in multiples of 128, N of 64; groups of 32, 64, 128, or one
-//   grid     (1 or 2, M / tokens, N / columns * slices), 384 threads. Two are a cluster: they share K.
+//   grid     (1 or 2, M / tokens or items of experts, N / columns * slices), 384 threads. Two are a cluster: they share K.
 //   Weights are the 64-row operand of wgmma, in registers, tokens its columns: y^T = w^T x^T. Of two groups of four
 //   warps each has strips of 64 columns, a warp 16 of each. A lane's words are its rows of eights as x lies
 //   (layouts/strips.py):
@@ -31,6 +31,10 @@ using ManyKernel = void (*)(const many_room::Matrices, const Many, const many_ro
 /// The kernel for a call, or null where no block has so many tokens and columns.
 template <class T, int bits>
 ManyKernel many_of(const Many& call);
+
+/// The same where experts are multiplied.
+template <class T, int bits>
+ManyKernel many_experts_of(const Many& call);
 
 namespace many_room {
 
@@ -101,8 +105,8 @@ struct Lane {
   }
 };
 
-/// `small`: groups of 32 or 64.
-template <class T, int bits, bool has_zeros, bool small, int tokens, int columns>
+/// `small`: groups of 32 or 64. `of_experts`: of experts, whose weights depend on who chose whom.
+template <class T, int bits, bool has_zeros, bool small, int tokens, int columns, bool of_experts = false>
 __global__ void __maxnreg__(Registers<tokens>::kFirst)
 many_kernel(const __grid_constant__ Matrices from, const __grid_constant__ Many call,
             const __grid_constant__ Work work) {
@@ -112,7 +116,10 @@ many_kernel(const __grid_constant__ Matrices from, const __grid_constant__ Many 
   extern __shared__ __align__(1024) unsigned char memory[];
   __shared__ Barriers barriers;
 
+  if (of_experts) wait_for_earlier_kernels();
   let_dependents_start();
+  const Rows<of_experts, tokens> own_rows(call);
+  if (!own_rows.any()) return;
   if (threadIdx.x < work.boxes) {
     start_barrier(barriers.x_came + threadIdx.x, 1);
     start_barrier(barriers.x_free + threadIdx.x, kMultiply / 32);
@@ -128,7 +135,7 @@ many_kernel(const __grid_constant__ Matrices from, const __grid_constant__ Many 
 
   if (threadIdx.x >= kMultiply) {
     give_registers<Registers<tokens>::kGive>();
-    const Filling<bits, tokens, columns> filling{from, call, work, place, memory, barriers};
+    const Filling<bits, tokens, columns, of_experts> filling{from, call, work, place, own_rows, memory, barriers};
     if (threadIdx.x == kMultiply)
       filling.weights();
     else if (threadIdx.x == kMultiply + 32)
@@ -221,7 +228,7 @@ many_kernel(const __grid_constant__ Matrices from, const __grid_constant__ Many 
 
   barrier_of<kMultiply>();  // the rings are free
   const Share share{tile * kTile + strip * 16 + number / 4, number % 4 * 2, 0, tokens};
-  finish<T, columns>(call, place, share, memory, sum);
+  finish<T, columns>(call, place, own_rows, share, memory, sum);
 #endif
 }
 

@@ -23,6 +23,11 @@ struct Many {
   bool pairs;           // two blocks share K and add up,
   int slices;           // and slices of K those that know nothing of each other: a second kernel adds up
   bool early;           // may start before the kernel ahead ends
+
+  // Where experts are multiplied, each of whose rows follow each other: weights, scales, zeros and bias have one more
+  // dimension, the first. x has M rows, `tokens` more than any item has; y gets those of items alone, in one slice.
+  const int32_t* items;  // (most_items, 4 + tokens): expert, first row, count, 0, and what nobody reads; null: no experts
+  int experts, most_items;
 };
 
 /// cudaErrorNotSupported: no kernel for this. Pointers of x, weights, scales and zeros are multiples of 16.

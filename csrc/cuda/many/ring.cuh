@@ -38,6 +38,34 @@ struct Place {
   }
 };
 
+/// Which rows of x a block has, and of which expert; of no experts those of its place in the grid.
+template <bool grouped, int tokens>
+struct Rows {
+  __device__ __forceinline__ Rows(const Many& call) : call_(call) {}
+
+  __device__ __forceinline__ bool any() const { return true; }
+  __device__ __forceinline__ int first() const { return blockIdx.y * tokens; }
+  __device__ __forceinline__ int end() const { return call_.M; }
+  __device__ __forceinline__ int expert() const { return 0; }
+
+ private:
+  const Many& call_;
+};
+
+template <int tokens>
+struct Rows<true, tokens> {
+  __device__ __forceinline__ Rows(const Many& call)
+      : item_(__ldcg(reinterpret_cast<const int4*>(call.items + int64_t{blockIdx.y} * (4 + tokens)))) {}
+
+  __device__ __forceinline__ bool any() const { return item_.z > 0; }
+  __device__ __forceinline__ int first() const { return item_.y; }
+  __device__ __forceinline__ int end() const { return item_.y + item_.z; }
+  __device__ __forceinline__ int expert() const { return item_.x; }
+
+ private:
+  int4 item_;
+};
+
 /// Barriers of the slots: what is asked for has come, and nobody reads it any more.
 struct Barriers {
   uint64_t x_came[kMostBoxes], x_free[kMostBoxes], came[kMostStages], free[kMostStages];
@@ -53,7 +81,7 @@ struct Slot {
 };
 
 /// What fills the rings: `weights` of one thread, `inputs` of another.
-template <int bits, int tokens, int columns>
+template <int bits, int tokens, int columns, bool grouped>
 struct Filling {
   static constexpr int kStageBytes = columns / kTile * tile_bytes(bits);
 
@@ -61,6 +89,7 @@ struct Filling {
   const Many& call;
   const Work& work;
   const Place& place;
+  const Rows<grouped, tokens>& rows;
   unsigned char* memory;
   Barriers& barriers;
 
@@ -78,8 +107,8 @@ struct Filling {
 
   __device__ __forceinline__ void inputs() const {
     wait_for_earlier_kernels();
-    const int token = blockIdx.y * tokens;
-    const bool whole = token + tokens <= call.M;
+    const int token = rows.first();
+    const bool whole = grouped || token + tokens <= call.M;
     const int bytes = (whole ? tokens : call.M - token) * kBox * 2;
     const CUtensorMap& x = whole ? from.inputs : from.last_inputs;
     const uint64_t policy = stays();
@@ -102,9 +131,10 @@ struct Filling {
     const int zeros = call.zeros ? there * bits / 8 : 0;
     expect_bytes(came, kStageBytes + work.group_rows * (there * 2 + zeros));
     copy_box(memory + work.weights_at + slot * kStageBytes, from.weights, 0, stage * (kStage * bits / 16),
-             place.column / kTile, came, policy);
+             place.column / kTile + (grouped ? rows.expert() * (call.N / kTile) : 0), came, policy);
     if (there == 0) return;
-    const int group = stage * kStage / work.group;
+    int group = stage * kStage / work.group;
+    if (grouped) group += rows.expert() * (work.group < call.K ? call.K / work.group : 1);
 #pragma unroll 1
     for (int row = 0; row < work.group_rows; ++row) {
       const int64_t at = int64_t{group + row} * call.N + place.column;

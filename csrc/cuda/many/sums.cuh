@@ -68,8 +68,8 @@ __device__ __forceinline__ void store_part(const Many& call, const Place& place,
 }
 
 /// y, through shared memory, so that neighbours are written together.
-template <class T, int columns, int strips, int eights>
-__device__ __forceinline__ void store(const Many& call, const Place& place, int first_token, const Share& share,
+template <class T, int columns, int strips, int eights, class OwnRows>
+__device__ __forceinline__ void store(const Many& call, const Place& place, const OwnRows& rows, const Share& share,
                                       T* shared, const Sums<strips, eights>& sums) {
   constexpr int pitch = columns + 8, threads = kMultiply;
   const int lane = threadIdx.x % 32, column = share.column - lane / 4, token = share.token - lane % 4 * 2;
@@ -79,7 +79,8 @@ __device__ __forceinline__ void store(const Many& call, const Place& place, int 
     float bias[2] = {};
 #pragma unroll
     for (int b = 0; b < 2; ++b)
-      if (call.bias && n + 8 * b < call.outputs) bias[b] = wide(static_cast<const T*>(call.bias)[n + 8 * b]);
+      if (call.bias && n + 8 * b < call.outputs)
+        bias[b] = wide(static_cast<const T*>(call.bias)[int64_t{rows.expert()} * call.outputs + n + 8 * b]);
 #pragma unroll
     for (int eight = 0; eight < eights; eight += 2) {
       uint32_t pairs[4];
@@ -98,8 +99,8 @@ __device__ __forceinline__ void store(const Many& call, const Place& place, int 
 #pragma unroll 1
   for (int i = threadIdx.x; i < share.count * eights_of_row; i += threads) {
     const int own = share.first + i / eights_of_row, at = i % eights_of_row * 8;
-    const int m = first_token + own, n = place.column + at;
-    if (m >= call.M || n >= call.outputs) continue;
+    const int m = rows.first() + own, n = place.column + at;
+    if (m >= rows.end() || n >= call.outputs) continue;
     const T* from = shared + own * pitch + at;
     T* to = static_cast<T*>(call.y) + int64_t{m} * call.outputs + n;
     if (whole)
@@ -110,15 +111,14 @@ __device__ __forceinline__ void store(const Many& call, const Place& place, int 
 }
 
 /// A block's sums, and those of the block that shares its rows, become y or a part of it.
-template <class T, int columns, int strips, int eights>
-__device__ __forceinline__ void finish(const Many& call, const Place& place, Share share, unsigned char* memory,
-                                       const Sums<strips, eights>& sums) {
-  const int first_token = blockIdx.y * eights * 8;
+template <class T, int columns, int strips, int eights, class OwnRows>
+__device__ __forceinline__ void finish(const Many& call, const Place& place, const OwnRows& rows, Share share,
+                                       unsigned char* memory, const Sums<strips, eights>& sums) {
   const auto put = [&](const auto& own, unsigned char* room) {
     if (call.slices > 1)
-      store_part(call, place, first_token, share, own);
+      store_part(call, place, rows.first(), share, own);
     else
-      store<T, columns>(call, place, first_token, share, reinterpret_cast<T*>(room), own);
+      store<T, columns>(call, place, rows, share, reinterpret_cast<T*>(room), own);
   };
   if (!call.pairs) return put(sums, memory);
   const int rank = blockIdx.x;

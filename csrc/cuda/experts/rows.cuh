@@ -1,0 +1,109 @@
+// What lies around the products of experts: rows of x in their order, gate and up made one, a token's choices added up.
+//
+//   in, out  see experts.h; sums in fp32, rounded once; memory is the limit
+//   needs    K in multiples of 8
+//   grid     (rows, pieces of a row), 128 threads; a thread takes 4 or 8 columns
+#pragma once
+
+#include <type_traits>
+
+#include "../device/number.cuh"
+#include "choice.cuh"
+#include "gate.cuh"
+
+namespace qload::cuda {
+
+constexpr int kRowThreads = 128, kTogether = 8;
+
+/// Up to four elements of a row, of which `left` are there; of rows of whole fours at once.
+template <class From>
+__device__ __forceinline__ void load_four(From (&to)[4], const From* from, int left, bool whole) {
+  using Four = std::conditional_t<sizeof(From) == 4, float4, uint2>;
+  if (whole) {
+    *reinterpret_cast<Four*>(to) = *reinterpret_cast<const Four*>(from);
+  } else {
+    for (int i = 0; i < 4; ++i) to[i] = i < left ? from[i] : From{};
+  }
+}
+
+/// The pair of a row and its expert; -1: there is none, or it is elsewhere.
+struct Owner {
+  int pair, expert;
+
+  __device__ __forceinline__ Owner(const Choice& choice, const int32_t* order, int row)
+      : pair(row < choice.pairs ? pair_at(order, row) : -1), expert(pair >= 0 ? expert_of(choice, pair) : -1) {}
+};
+
+template <class T>
+__global__ void __launch_bounds__(kRowThreads) gather_kernel(const __grid_constant__ Gather call) {
+  let_dependents_start();
+  wait_for_earlier_kernels();
+  const int row = blockIdx.x, k = (blockIdx.y * kRowThreads + threadIdx.x) * 8;
+  if (k >= call.K) return;
+  const Owner own(call.choice, call.order, row);
+  const T* x = static_cast<const T*>(call.x) + int64_t{call.sharing ? max(own.pair, 0) / call.sharing : row} * call.inputs;
+  __align__(16) T values[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const int source = own.expert < 0 ? -1 : call.perm ? call.perm[int64_t{own.expert} * call.K + k + i] : k + i;
+    values[i] = source >= 0 && source < call.inputs ? x[source] : narrow<T>(0);
+  }
+  if (call.factors && own.expert >= 0) {
+    const float factor = __ldcg(call.factors + own.pair);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) values[i] = narrow<T>(factor * wide(values[i]));
+  }
+  *reinterpret_cast<uint4*>(static_cast<T*>(call.to) + int64_t{row} * call.K + k) =
+      *reinterpret_cast<const uint4*>(values);
+}
+
+template <class From, class T>
+__global__ void __launch_bounds__(kRowThreads) gated_kernel(const __grid_constant__ Gated call) {
+  let_dependents_start();
+  wait_for_earlier_kernels();
+  const int row = blockIdx.x;
+  const bool there = Owner(call.choice, call.order, row).expert >= 0;
+  const From* x = static_cast<const From*>(call.x) + int64_t{row} * 2 * call.columns;
+  T* y = static_cast<T*>(call.y) + int64_t{row} * call.pitch;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int n = (blockIdx.y * 4 + i) * kRowThreads + threadIdx.x;
+    const bool made = there && n < call.columns;
+    if (n < call.pitch) y[n] = narrow<T>(made ? gated(call.gate, wide(x[n]), wide(x[call.columns + n])) : 0.0f);
+  }
+}
+
+template <class From, class T>
+__global__ void __launch_bounds__(kRowThreads) combine_kernel(const __grid_constant__ Combine call) {
+  let_dependents_start();
+  wait_for_earlier_kernels();
+  const int m = blockIdx.x, n = (blockIdx.y * kRowThreads + threadIdx.x) * 4;
+  if (n >= call.columns) return;
+  float sums[4] = {};
+  for (int first = 0; first < call.top; first += kTogether) {
+    int rows[kTogether];
+    float weights[kTogether];
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {  // asked for together, so that they come together
+      const int pair = m * call.top + first + i;
+      const bool there = first + i < call.top;
+      weights[i] = there && call.weights ? __ldcg(call.weights + pair) : 1;
+      rows[i] = there && expert_of(call.choice, pair) >= 0 ? pair_at(call.places, pair) : -1;
+    }
+    __align__(16) From values[kTogether][4];
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i)
+      if (rows[i] >= 0) load_four(values[i], static_cast<const From*>(call.x) + int64_t{rows[i]} * call.columns + n, call.columns - n,
+                  call.columns % 4 == 0);
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i)
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+        if (rows[i] >= 0) sums[j] = fmaf(weights[i], wide(values[i][j]), sums[j]);
+  }
+  T* y = static_cast<T*>(call.y) + int64_t{m} * call.columns + n;
+  for (int i = 0; i < 4; ++i)
+    if (n + i < call.columns) y[i] = narrow<T>(sums[i]);
+}
+
+}  // namespace qload::cuda

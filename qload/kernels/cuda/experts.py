@@ -1,0 +1,172 @@
+"""`qload::experts`: tokens through the experts that they chose, stacked in strips, by csrc/cuda/experts.
+
+Sorting by expert, gate and up, the activation, down and the weighted sum of a token's choices are launches on
+one stream, none of which the host waits for.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qload.errors import ArgumentError
+from qload.kernels.cuda.calls import ACTIVATIONS
+from qload.kernels.cuda.experts_call import GATES, ExpertMatrix, ExpertsCall
+from qload.kernels.cuda.experts_few import multiply_few
+from qload.kernels.cuda.experts_many import multiply_many
+from qload.kernels.cuda.library import operator
+from qload.kernels.cuda.module import check_operands, native, pointer
+
+MOST_EXPERTS = 4096
+CAPABILITY = 9
+ALIGNED = 16  # bytes that are loaded at once
+
+WAYS: Mapping[str, Callable[[ExpertsCall], Tensor]] = {"few": multiply_few, "many": multiply_many}
+
+
+def why_not(device: torch.device) -> str | None:
+    """Why no kernel multiplies experts on a device, or None; who calls has asked `module.why_not`."""
+    major, minor = torch.cuda.get_device_capability(device)
+    if major != CAPABILITY:
+        return f"needs a device of capability {CAPABILITY}.0, got {major}.{minor}"
+    return None if native().hopper else "the CUDA module was built without QLOAD_CUDA_ARCHS=90a"
+
+
+def multiply(
+    x: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    gate_up: ExpertMatrix,
+    down: ExpertMatrix,
+    *,
+    activation: str = "silu",
+    alpha: float = 0.0,
+    limit: float = 0.0,
+    weighs_inputs: bool = False,
+    expert_map: Tensor | None = None,
+    way: str = "",
+    early: bool = True,
+) -> Tensor:
+    """x (M, H) through experts -> (M, H), the weighted sum over each token's choices, in x's dtype.
+
+    Parameters
+    ----------
+    topk_ids
+        int32 or int64 (M, top): experts by their number among all; -1 and what no rank has count nothing.
+    topk_weights
+        Floats (M, top), in any floating-point dtype.
+    gate_up, down
+        (E, 2 I, H) and (E, H, I) in strips.
+    activation, alpha, limit
+        A name of `GATES`; alpha and limit of "clamped_swiglu".
+    weighs_inputs
+        The weights multiply x, not what comes out, as in Llama 4.
+    expert_map
+        int32 (total,): the place here of each expert of all ranks, -1: elsewhere. None: all are here.
+    way
+        A name of `WAYS`; "": the fastest for so many tokens.
+    early
+        Kernels may start before the one ahead of them has ended.
+    """
+    read = topk_ids.contiguous(), topk_weights.contiguous(), expert_map
+    y: Tensor = torch.ops.qload.experts(
+        x.contiguous(), *read, *tensors(gate_up), *tensors(down), *sizes(gate_up, down),
+        activation, alpha, limit, weighs_inputs, way=way, early=early,
+    )  # fmt: skip
+    return y
+
+
+def tensors(matrix: ExpertMatrix) -> tuple[Tensor | None, ...]:
+    """What the operator takes of a matrix."""
+    return matrix.weights, matrix.scales, matrix.zeros, matrix.perm, matrix.bias
+
+
+def sizes(gate_up: ExpertMatrix, down: ExpertMatrix) -> tuple[int, list[int], list[int]]:
+    """Columns between, bits and sizes of groups of both."""
+    return down.K, [gate_up.bits, down.bits], [gate_up.group_size, down.group_size]
+
+
+def _experts(*read: Any, way: str = "", early: bool = True) -> Tensor:
+    x, ids, weights, expert_map = read[:4]
+    inner, bits, groups, activation, alpha, limit, weighs_inputs = read[14:]
+    if activation not in GATES:
+        raise ArgumentError("activation", " or ".join(GATES), repr(activation))
+    if way and way not in WAYS:
+        raise ArgumentError("way", " or ".join(WAYS), repr(way))
+    H = x.shape[-1]
+    gate_up = ExpertMatrix(*read[4:9], 2 * inner, H, bits[0], groups[0])
+    down = ExpertMatrix(*read[9:14], H, inner, bits[1], groups[1])
+    gate = GATES[activation], alpha, limit
+    call = ExpertsCall(x, ids, weights, expert_map, gate_up, down, gate, weighs_inputs, early)
+    check(call)
+    if not call.pairs or not H:
+        return torch.zeros_like(x)
+    return WAYS[way or "few"](call)
+
+
+def check(call: ExpertsCall) -> None:
+    """ArgumentError that names what does not fit."""
+    x, tokens = call.x, tuple(call.ids.shape)
+    if x.ndim != 2 or call.ids.ndim != 2 or tokens[0] != x.shape[0]:
+        raise ArgumentError("topk_ids", f"(M, top) for x {tuple(x.shape)}", str(tokens))
+    check_operands(
+        x,
+        ("x", x, ACTIVATIONS, tuple(x.shape)),
+        ("topk_ids", call.ids, (torch.int32, torch.int64), tokens),
+        ("topk_weights", call.weights, (torch.float32, *ACTIVATIONS), tokens),
+        ("expert_map", call.map, (torch.int32,), (call.total,)),
+    )
+    _check_matrix("gate_up", call.gate_up, x)
+    _check_matrix("down", call.down, x)
+    if call.gate_up.experts != call.down.experts or call.down.experts > MOST_EXPERTS:
+        counts = f"{call.gate_up.experts} and {call.down.experts}"
+        raise ArgumentError("down", f"as many experts as gate_up, at most {MOST_EXPERTS}", counts)
+
+
+def _check_matrix(name: str, matrix: ExpertMatrix, x: Tensor) -> None:
+    bits, size = matrix.bits, matrix.group_size
+    if bits not in (4, 8) or size not in (-1, 32, 64, 128):
+        raise ArgumentError(
+            f"{name}.group_size", "32, 64, 128 or -1 of 4 or 8 bits", f"{size} of {bits} bits"
+        )
+    shape = tuple(matrix.weights.shape)
+    if len(shape) != 3 or shape[2] % (256 * bits) or matrix.rows % matrix.group:
+        raise ArgumentError(
+            f"{name}.weights", f"(E, N / 64, K * {2 * bits}), K of whole groups of 128", str(shape)
+        )
+    E, K, N = matrix.experts, matrix.rows, matrix.columns
+    if not (0 <= matrix.K <= K and 0 <= matrix.N <= N):
+        raise ArgumentError(f"{name}.weights", f"at least {matrix.N} x {matrix.K}", f"{N} x {K}")
+    groups, ints = K // matrix.group, (torch.int32,)
+    check_operands(
+        x,
+        (f"{name}.weights", matrix.weights, ints, shape),
+        (f"{name}.scales", matrix.scales, (x.dtype,), (E, groups, N)),
+        (f"{name}.zeros", matrix.zeros, ints, (E, groups, N * bits // 32)),
+        (f"{name}.perm", matrix.perm, ints, (E, K)),
+        (f"{name}.bias", matrix.bias, (x.dtype,), (E, matrix.N)),
+    )
+    for field in ("weights", "scales", "zeros"):
+        tensor = getattr(matrix, field)
+        if tensor is not None and pointer(tensor) % ALIGNED:
+            raise ArgumentError(
+                f"{name}.{field}", f"memory from a multiple of {ALIGNED} bytes on", "another place"
+            )
+
+
+def _fake(x: Tensor, *rest: Any, **options: Any) -> Tensor:
+    return torch.empty_like(x)
+
+
+MATRIX = "Tensor {0}, Tensor {0}_scales, Tensor? {0}_zeros, Tensor? {0}_perm, Tensor? {0}_bias, "
+operator(
+    "experts",
+    "(Tensor x, Tensor topk_ids, Tensor topk_weights, Tensor? expert_map, "
+    + MATRIX.format("gate_up")
+    + MATRIX.format("down")
+    + "int inner, int[] bits, int[] group_sizes, str activation, float alpha, float limit, bool weighs_inputs, "
+    '*, str way="", bool early=True) -> Tensor',
+    _experts,
+    _fake,
+)

@@ -1,0 +1,62 @@
+"""Many tokens through the experts that they chose: csrc/cuda/many on the rows of each expert.
+
+Gate, up and what down makes of them are rounded to the type of x, as a layer's outputs are. A token's result
+has the same bits whatever other tokens there are, and however many of them.
+"""
+
+import torch
+from torch import Tensor
+
+from qload.kernels.cuda.experts_call import ExpertMatrix, ExpertsCall
+from qload.kernels.cuda.experts_rows import combine, gate_rows, gather_rows
+from qload.kernels.cuda.experts_sorted import SortedPairs, sorted_pairs
+from qload.kernels.cuda.module import native, pointer, stream
+
+COLUMNS = 256  # of a block
+TOKENS = (32, 64, 128)  # of one: the fewest by which most experts are one item
+
+
+def tokens_of_block(call: ExpertsCall) -> int:
+    """As many as an expert has, and some more."""
+    wanted = 5 * call.pairs / (4 * call.total)
+    return next((tokens for tokens in TOKENS if tokens >= wanted), TOKENS[-1])
+
+
+def multiply_many(call: ExpertsCall) -> Tensor:
+    """y (M, H)."""
+    tokens = tokens_of_block(call)
+    rows = call.pairs + tokens  # a block reads whole boxes of them
+    with torch.cuda.device(call.x.device):
+        pairs = sorted_pairs(call, tokens, placed=True)
+        factors = call.weights_in_float32 if call.weighs_inputs else None
+        x = gather_rows(call, call.gate_up, call.x, call.top, rows, pairs.order, factors)
+        sums = _product(call, pairs, call.gate_up, x, tokens)
+        wide = call.down.perm is None
+        between = gate_rows(call, sums, call.down.rows if wide else call.down.K, pairs.order, rows)
+        if not wide:
+            between = _turned(call, pairs, between, rows)
+        return combine(call, _product(call, pairs, call.down, between, tokens), pairs.places)
+
+
+def _turned(call: ExpertsCall, pairs: SortedPairs, between: Tensor, rows: int) -> Tensor:
+    """Rows in the order of down's: they are the experts' already, and are looked up by their pairs' places."""
+    assert pairs.order is not None
+    return gather_rows(call, call.down, between, 0, rows, pairs.order)
+
+
+def _product(call: ExpertsCall, pairs: SortedPairs, matrix: ExpertMatrix, x: Tensor, tokens: int) -> Tensor:
+    """(pairs, N), by expert."""
+    y: Tensor = x.new_empty(call.pairs, matrix.N)
+    read = x, matrix.weights, matrix.scales, matrix.zeros, matrix.bias, y, pairs.items
+    native().many_experts(
+        *map(pointer, read),
+        [x.shape[0], matrix.rows, matrix.columns, x.shape[1], matrix.N],
+        [matrix.experts, pairs.most],
+        matrix.bits,
+        matrix.group,
+        call.in_bfloat16,
+        [tokens, COLUMNS, 0],
+        call.early,
+        stream(x),
+    )
+    return y

@@ -1,0 +1,146 @@
+"""Small layers of experts in strips, stacked, on the device, and what they mean in float64."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import gelu, silu
+
+from qload.kernel_formats import StripsWeight
+from qload.kernel_formats.strips import StripsConfig
+from qload.kernels.cuda.experts_call import ExpertMatrix
+from qload.layouts import strips
+from qload.spec import Layer
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": silu,
+    "gelu": gelu,
+    "gelu_tanh": partial(gelu, approximate="tanh"),
+}
+
+
+@dataclass(frozen=True)
+class Gate:
+    """The activation between gate and up."""
+
+    kind: str = "silu"
+    alpha: float = 0.0
+    limit: float = 0.0
+
+    def __call__(self, gate: Tensor, up: Tensor) -> Tensor:
+        if self.kind != "clamped_swiglu":
+            return ACTIVATIONS[self.kind](gate) * up
+        gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
+        return (up + 1) * gate * torch.sigmoid(self.alpha * gate)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """As `experts.multiply` takes it."""
+        return {"activation": self.kind, "alpha": self.alpha, "limit": self.limit}
+
+
+@dataclass(frozen=True)
+class Experts:
+    """E experts (H, I): the matrices that kernels get, and each expert's as typed weights."""
+
+    gate_up: ExpertMatrix
+    down: ExpertMatrix
+    gate: Gate = Gate()
+
+    def weight(self, name: str, expert: int) -> StripsWeight:
+        """`gate_up` (2 I, H) or `down` (H, I) of one expert."""
+        matrix: ExpertMatrix = getattr(self, name)
+        config = StripsConfig(
+            matrix.bits, matrix.group_size, matrix.zeros is not None, matrix.perm is not None, True
+        )
+        held = {
+            "qweight": matrix.weights,
+            "scales": matrix.scales,
+            "qzeros": matrix.zeros,
+            "perm": matrix.perm,
+        }
+        own = {field: tensor[expert] for field, tensor in held.items() if tensor is not None}
+        if matrix.perm is not None:
+            rows = torch.arange(matrix.rows, device=matrix.weights.device)
+            own["g_idx"] = (rows // matrix.group).to(torch.int32)
+        layer = Layer((matrix.N,), matrix.K, (matrix.N, matrix.K), f"{name}.{expert}")
+        made: StripsWeight = StripsWeight.unchecked(config, layer, own)
+        return made
+
+    def dequantized(self, name: str) -> Tensor:
+        """float64 (E, N, K)."""
+        matrix: ExpertMatrix = getattr(self, name)
+        return torch.stack([self.weight(name, e).dequantize().double() for e in range(matrix.experts)])
+
+
+def drawn(
+    E: int,
+    H: int,
+    inner: int,
+    group: int = 128,
+    zeros: bool = False,
+    *,
+    bits: int = 4,
+    act_order: bool = False,
+    bias: bool = False,
+    dtype: torch.dtype = torch.float16,
+    exact: bool = False,
+    gate: Gate | None = None,
+) -> Experts:
+    """Random experts. `exact`: scales that are powers of two."""
+    make = torch.Generator().manual_seed(E + H + inner)
+    options: dict[str, Any] = {"zeros": zeros, "act_order": act_order, "bias": bias, "exact": exact}
+    shapes = ((2 * inner, H), (H, inner))
+    both = [matrix(E, N, K, group, bits, dtype, make, **options) for N, K in shapes]
+    return Experts(*both, gate or Gate())
+
+
+def matrix(
+    E: int, N: int, K: int, group: int, bits: int, dtype: torch.dtype, make: torch.Generator, **options: bool
+) -> ExpertMatrix:
+    """One matrix of each expert; what lies in its padding is random too, but for rows that no input has."""
+    rows, columns = -(-K // strips.TILE_K) * strips.TILE_K, -(-N // strips.TILE_N) * strips.TILE_N
+    groups = 1 if group == -1 else rows // group
+    words = torch.randint(-(2**31), 2**31, (E, columns // 64, rows * bits * 2), generator=make)
+    if options["exact"]:
+        scales = 2.0 ** torch.randint(-3, 0, (E, groups, columns), generator=make)
+    else:
+        scales = (torch.rand(E, groups, columns, generator=make) * 0.02 + 0.001) / 2 ** (bits - 4)
+    points = torch.randint(-(2**31), 2**31, (E, groups, columns * bits // 32), generator=make)
+    order = torch.stack([torch.randperm(rows, generator=make) for _ in range(E)])
+    bias = torch.randn(E, N, generator=make)
+    return ExpertMatrix(
+        words.to(torch.int32).cuda(),
+        scales.to(dtype).cuda(),
+        points.to(torch.int32).cuda() if options["zeros"] else None,
+        order.to(torch.int32).cuda() if options["act_order"] else None,
+        bias.to(dtype).cuda() if options["bias"] else None,
+        N,
+        K,
+        bits,
+        group,
+    )
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """x (M, H), and of each token the experts it chose and their weights (M, top)."""
+
+    x: Tensor
+    ids: Tensor
+    weights: Tensor
+
+    def rows(self, rows: Any) -> "Tokens":
+        """Some of them."""
+        return Tokens(self.x[rows], self.ids[rows], self.weights[rows])
+
+
+def tokens(M: int, H: int, top: int, total: int, dtype: torch.dtype, seed: int = 0) -> Tokens:
+    """Random ones, whose experts differ."""
+    make = torch.Generator().manual_seed(M + seed)
+    ids = torch.rand(M, total, generator=make).topk(top).indices
+    weights = torch.rand(M, top, generator=make).softmax(1)
+    return Tokens(torch.randn(M, H, generator=make).to(dtype).cuda(), ids.cuda(), weights.cuda())
