@@ -114,13 +114,21 @@ class Matrix:
         return -(-self.N // self.block[0]), -(-self.K // self.block[1])
 
     def _blocks_of_scales(self, source: str, info: TensorInfo, inputs_first: bool) -> list[Slot] | None:
-        """Those of each part, if no block has outputs of two parts, or if there is one block of outputs."""
+        """Those of each part, if no block has outputs of two parts, or if there is one block of outputs.
+
+        Of parts shorter than a block transformers joins the scales of each, though one block has outputs of
+        both.
+        """
         assert self.block is not None
-        dims = info.shape[:0:-1] if inputs_first else info.shape[1:]
-        if len(self.parts) > 1 and dims[0] == 1 and not self.interleaved:
+        dims, count, each = (
+            info.shape[:0:-1] if inputs_first else info.shape[1:],
+            len(self.parts),
+            self.block[0],
+        )
+        if count > 1 and dims[0] == 1 and not self.interleaved:
             return self._shared(source, info, dims, inputs_first=inputs_first)
-        straddle = len(self.parts) > 1 and (self.interleaved or self.N // len(self.parts) % self.block[0])
-        return None if straddle else self._matrix(source, info, inputs_first)
+        straddle = self.N // count % each and count * each < self.N
+        return None if self.interleaved or straddle else self._matrix(source, info, inputs_first)
 
     def _matrix(self, source: str, info: TensorInfo, inputs_first: bool) -> list[Slot] | None:
         dims = info.shape[:0:-1] if inputs_first else info.shape[1:]

@@ -16,11 +16,14 @@ from qload.architecture.table import Stacked
 from qload.experts.stacks_forms import FIELDS, MATRICES, SCALES_OF_FP8, Matrix
 from qload.experts.stacks_slots import Slot
 from qload.formats.fp8 import WEIGHTS as FP8
+from qload.formats.unquantized import FLOATS
 from qload.storage import TensorInfo, WeightStorage
 
 MOST_EXPERTS = 1 << 12  # of a layer; published models have some hundreds
 MOST_NAMES = 1 << 20  # of all experts' tensors: as many as a header of the greatest length lists
 WEIGHTS = ("", "_blocks")
+READ = (*FLOATS, *FP8, torch.uint8)
+NVFP4 = "_weight_scale_2"  # which tells two inputs to a byte from two outputs
 FAMILIES = (MATRICES, {"gate_up_proj": ("w1", "w3"), "down_proj": ("w2",)})
 LASTS = {f"{matrix}{suffix}": (matrix, suffix) for matrix in MATRICES for suffix in FIELDS}
 
@@ -107,10 +110,12 @@ class _Finder:
     def _stacks(
         self, lead: str, name: str, tensors: Mapping[str, str], order: Stacked, weight: TensorInfo
     ) -> list[StoredStack]:
-        if len(weight.shape) < 3 or not 1 <= weight.shape[0] <= self._most:
+        if len(weight.shape) < 3 or not 1 <= weight.shape[0] <= self._most or weight.dtype not in READ:
             return []
         if "_blocks" in tensors:
             order = replace(order, inputs_first=False)
+        elif weight.dtype == torch.uint8 and NVFP4 not in tensors:
+            return []
         parts = MATRICES[name]
         matrix = Matrix(parts, *_sizes(weight, order), order, self.block, weight.dtype in FP8)
         return self._all(lead, matrix, parts, tensors, weight.shape[0])

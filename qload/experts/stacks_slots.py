@@ -10,9 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from qload.layouts import Order
 from qload.storage import TensorInfo
 from qload.storage.rectangles import GAP
 
+TURNED = Order("k n -> n k")
 WINDOW = 8 << 20  # bytes that are read at once for some columns of them
 
 Bounds = tuple[tuple[int, int], ...]
@@ -66,10 +68,11 @@ class Slot:
     def arranged(self, block: Tensor, pairs: Bounds) -> Tensor:
         """A copy, as an expert of its own would be stored, of what was read for the elements `pairs`."""
         found = block[0] if self.counted else block
-        if self.inputs_first:
-            found = found.T
         if self.step > 1:
-            found = found[self.first :: self.step]
+            turns = slice(self.first, None, self.step)
+            found = found[:, turns] if self.inputs_first else found[turns]
+        if self.inputs_first:
+            return TURNED.apply(found.contiguous())
         if self.bytes_of_block:
             found = self._of_blocks(found, pairs[1])
         return found.reshape(extents(pairs)).clone(memory_format=torch.contiguous_format)

@@ -168,6 +168,21 @@ def test_a_layer_that_the_table_does_not_have_is_plain_or_refused() -> None:
         weights.get_weights("model.layers.1.q_proj")
 
 
+def test_what_the_table_says_of_experts_together_holds_for_each() -> None:
+    """ModelOpt names the module that holds a stack, of which each expert is a layer here."""
+    experts = {"quant_algo": "FP8"}
+    table = {"model.layers.0.q_proj": NVFP4, "model.layers.0.mlp.experts": experts}
+    prefixes = {
+        "model.layers.0.mlp.experts.1.up_proj": "FP8",
+        "model.layers.0.mlp.experts.0.down_proj": "FP8",
+    }
+    weights = load(mixed(table), {**prefixes, "model.layers.1.mlp.experts.0.up_proj": "FP8"})
+
+    assert {weights.get_weights(prefix).format for prefix in prefixes} == {"fp8"}
+    with pytest.raises(ExcludedModuleError, match="as no entry of quantized_layers means it"):
+        weights.get_weights("model.layers.1.mlp.experts.0.up_proj")
+
+
 def test_a_layer_of_the_table_that_is_plain_is_noted() -> None:
     weights = load(mixed(), {"model.layers.0.q_proj": "plain"})
 

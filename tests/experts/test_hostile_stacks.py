@@ -164,7 +164,9 @@ def test_the_sizes_tell_which_way_halves_lie_and_turns_are_never_guessed() -> No
         (64, 64, 2, True),  # a row of blocks each
         (64, 128, 1, True),  # one row of blocks for both
         (96, 64, 3, False),  # the second row is the gate's and up's
-        (96, 128, 2, False),  # and so is the first, though there are as many rows as parts
+        (96, 128, 2, True),  # of parts shorter than a block there is a row each
+        (48, 128, 2, True),
+        (192, 128, 4, True),  # joined from two and two
         (200, 128, 4, False),
     ],
 )  # fmt: skip
@@ -178,7 +180,7 @@ def test_scales_of_blocks_that_gate_and_up_share_are_not_told_apart(
     scale = stack(E, rows, columns, dtype=torch.float32)
     shown = with_experts(Headers(**{GATE_UP: weight, f"{GATE_UP}_scale_inv": scale}), told)
     own = {
-        f"{lead('qwen3_moe')}.{e}.{part}_proj.weight": stack(inner, HIDDEN)
+        f"{lead('qwen3_moe')}.{e}.{part}_proj.weight": stack(inner, HIDDEN, dtype=torch.float8_e4m3fn)
         for e in range(E)
         for part in ("gate", "up")
     }
@@ -190,6 +192,22 @@ def test_scales_of_blocks_that_gate_and_up_share_are_not_told_apart(
         if joined:
             info = storage.info(f"{lead('qwen3_moe')}.0.up_proj.weight_scale_inv")
             assert info.shape == (max(1, rows // 2), columns)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "beside"),
+    [
+        (torch.int32, []),  # packed integers, of which no owner stores stacks
+        (torch.uint8, []),  # codes of which nothing says whether they are two inputs or two outputs
+        (torch.uint8, ["_weight_scale"]),
+        (torch.float8_e4m3fn, ["_weight_scale"]),  # of a shape that is none of a scale's
+    ],
+)
+def test_a_form_that_is_not_known_stays_a_stack(dtype: torch.dtype, beside: list[str]) -> None:
+    infos = {DOWN: stack(E, HIDDEN, INNER, dtype=dtype)}
+    infos |= {f"{DOWN}{suffix}": stack(E, HIDDEN, INNER, 1, dtype=torch.float32) for suffix in beside}
+
+    assert list(with_experts(Headers(**infos), config("qwen3_moe")).keys()) == list(infos)
 
 
 SHAPES = st.lists(st.integers(0, 5) | st.sampled_from([HIDDEN, INNER, 16, 2 * INNER]), max_size=4).map(tuple)

@@ -135,6 +135,35 @@ def test_gate_and_up_of_stacks_of_their_own(kind: str) -> None:
         assert same(storage.read(f"{lead(kind)}.{expert}.up_proj.weight"), up[expert])
 
 
+def test_scales_of_outputs_are_told_by_their_shape_where_they_lie_otherwise_than_the_weight() -> None:
+    """As transformers stores Llama 4 in fbgemm's FP8: (E, 1, 2 I) of gate and up, and (E, H, 1) of down."""
+    both, module = mixture("llama4_text", "fp8_channel_matrix"), lead("llama4_text")
+    stacks = {name.replace("_weight_scale", "_scale"): tensor for name, tensor in both.stacks.items()}
+    stacks[f"{module}.down_proj_scale"] = stacks[f"{module}.down_proj_scale"].transpose(1, 2).contiguous()
+    assert stacks[f"{module}.gate_up_proj_scale"].shape == (E, 1, 2 * INNER)
+    assert stacks[f"{module}.down_proj_scale"].shape == (E, HIDDEN, 1)
+    storage = with_experts(MemoryStorage(stacks), config("llama4_text"))
+
+    assert sorted(storage.keys()) == sorted(both.each)
+    assert all(same(storage.read(name), tensor) for name, tensor in both.each.items())
+
+
+def test_of_one_scale_for_each_part_gate_has_the_first_and_up_the_second() -> None:
+    """As transformers stores FP8 of one scale a matrix."""
+    module = lead("qwen3_moe")
+    scale = torch.arange(2.0 * E).reshape(E, 2, 1)
+    stacks = {
+        f"{module}.gate_up_proj": drawn((E, 2 * INNER, HIDDEN), torch.float8_e4m3fn, 1),
+        f"{module}.gate_up_proj_scale_inv": scale,
+    }
+    storage = with_experts(MemoryStorage(stacks), config("qwen3_moe"))
+
+    for expert in range(E):
+        for place, part in enumerate(("gate_proj", "up_proj")):
+            got = storage.read(f"{module}.{expert}.{part}.weight_scale_inv")
+            assert same(got, torch.tensor([[2.0 * expert + place]]))
+
+
 @every_case
 def test_an_expert_is_read_and_no_other(kind: str, form: str) -> None:
     """What a rank of expert parallel asks for, counted by the storage below."""

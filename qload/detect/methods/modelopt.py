@@ -213,11 +213,13 @@ def _loader(read: _ModelOpt, table: Mapping[str, ConfiguredFormat]) -> Callable[
 
 
 def _among(names: set[str]) -> Callable[[str], bool]:
-    """Whether a module has one of these names, whatever stands in front of it."""
+    """Whether a module, or the experts that it is one of, has one of these names, whatever is before it."""
 
     def knows(module: str) -> bool:
-        segments = module.split(".")
-        return any(".".join(segments[at:]) in names for at in range(len(segments)))
+        *lead, _ = module.split(".")
+        holders = [module, *(".".join(lead[:at]) for at, one in enumerate(lead) if one.isdecimal())]
+        known = (own.split(".") for own in holders if own == module or own.endswith("experts"))
+        return any(".".join(own[at:]) in names for own in known for at in range(len(own)))
 
     return knows
 
