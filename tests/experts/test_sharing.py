@@ -15,6 +15,7 @@ from tests.experts.expert_layers import (
     FACTS,
     PREFIX,
     StoredExperts,
+    assert_joined,
     every_matrix,
     experts,
     ranks,
@@ -28,17 +29,6 @@ WORLDS = st.sampled_from([2, 4, 8])
 
 def meant(made: ExpertsWeight) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [made.dequantize(expert) for expert in range(made.shape[0])]
-
-
-def assert_joined(parts: list[ExpertsWeight], whole: ExpertsWeight) -> None:
-    """Gate by outputs, up by outputs, down by inputs, of the experts that all parts have."""
-    shift = parts[0].local.start - whole.local.start
-    for expert in range(parts[0].shape[0]):
-        shares = [part.dequantize(expert) for part in parts]
-        gates, ups = zip(*(gate_up.chunk(2) for gate_up, _ in shares), strict=True)
-        gate_up, down = whole.dequantize(expert + shift)
-        assert_same_bits(torch.cat([*gates, *ups]), gate_up)
-        assert_same_bits(torch.cat([down for _, down in shares], 1), down)
 
 
 @every_matrix
@@ -145,6 +135,7 @@ def test_a_grid_of_ranks_shares_experts_out_and_cuts_them(world: int, runs: int)
         neighbours = parts[run * cutting : (run + 1) * cutting]
         assert len({(part.local.start, part.local.stop) for part in neighbours}) == 1
         assert_joined(neighbours, whole)
+        assert [part.down_bias is None for part in neighbours] == [place > 0 for place in range(cutting)]
         starts += range(neighbours[0].local.start, neighbours[0].local.stop)
     assert starts == list(range(9))
 
