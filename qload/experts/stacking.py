@@ -79,6 +79,7 @@ def check_alike(first: Weight, other: Weight) -> None:
                 f"experts of one layer differ in {what}",
                 f"{a} as in {first.layer.name}",
                 str(b),
+                "remedy   load them without a target, and repack them: RepackError says what is in the way",
             )
 
 
