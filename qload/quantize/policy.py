@@ -72,7 +72,7 @@ def mlp_only(*, blocks: int | None = None, first_and_last: bool = True) -> Modul
 
 
 def is_router(prefix: str) -> bool:
-    """Whether a layer chooses the experts of a token: it stays in the type that it is stored in."""
+    """Whether the layer `prefix` chooses the experts of a token, and stays in the type it is stored in."""
     return f".{prefix}".endswith(tuple(f".{name}" for name in ROUTERS))
 
 

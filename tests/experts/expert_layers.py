@@ -16,7 +16,7 @@ from qload.formats import FORMATS, MXFP4ExpertsWeight, UnquantizedConfig, Unquan
 from qload.loader import ConfiguredFormat
 from qload.parallel import ProcessGroup
 from qload.spec import Weight
-from qload.testing import layers
+from qload.testing import assert_same_bits, layers
 from qload.testing.strategies import DrawnLayer
 from tests.format_cases import CONFIGS
 
@@ -134,3 +134,14 @@ def _regroup(layer: DrawnLayer, like: DrawnLayer, same: bool = False) -> None:
 def ranks(world: int, load: Callable[[ProcessGroup], ExpertsWeight]) -> list[ExpertsWeight]:
     """What every rank of a world loads."""
     return [load(group) for group in FakeWorld(world)]
+
+
+def assert_joined(parts: list[ExpertsWeight], whole: ExpertsWeight) -> None:
+    """Gate by outputs, up by outputs, down by inputs, of the experts that all parts have."""
+    shift = parts[0].local.start - whole.local.start
+    for expert in range(parts[0].shape[0]):
+        shares = [part.dequantize(expert) for part in parts]
+        gates, ups = zip(*(gate_up.chunk(2) for gate_up, _ in shares), strict=True)
+        gate_up, down = whole.dequantize(expert + shift)
+        assert_same_bits(torch.cat([*gates, *ups]), gate_up)
+        assert_same_bits(torch.cat([down for _, down in shares], 1), down)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from qload.errors import ArgumentError
 from qload.spec import Weight
 from qload.testing import assert_same_bits
-from tests.experts.expert_layers import FACTS, PREFIX, every_matrix, experts, stored_plain
+from tests.experts.expert_layers import FACTS, NAMES, PREFIX, every_matrix, experts, stored_plain
 
 few = settings(max_examples=8)
 
@@ -91,3 +91,34 @@ def test_an_expert_is_a_view_and_there_are_no_others() -> None:
     for index in (-1, 3):
         with pytest.raises(ArgumentError, match="0 to 2"):
             made.expert(index)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float32])
+def test_every_expert_has_its_own_biases(dtype: torch.dtype | None) -> None:
+    stored = stored_plain(3, biased=True)
+    weights = stored.weights(dtype=dtype)
+
+    made = weights.get_experts(PREFIX, facts=FACTS)
+
+    biases = {name: stored.tensors[f"{name}.bias"] for one in made.down.names for name in siblings(one)}
+    for expert, down in enumerate(made.down.names):
+        gate, up, _ = siblings(down)
+        assert made.gate_up_bias is not None
+        assert made.down_bias is not None
+        assert_same_bits(made.gate_up_bias[expert], torch.cat([biases[gate], biases[up]]))
+        assert_same_bits(made.down_bias[expert], biases[down])
+    assert weights.report().complete
+
+
+def siblings(down: str) -> tuple[str, ...]:
+    return tuple(down.replace("down_proj", name) for name in NAMES)
+
+
+def test_floats_are_cast_to_the_dtype_that_is_asked_for() -> None:
+    stored = stored_plain(2)
+
+    made = stored.weights(dtype=torch.bfloat16).get_experts(PREFIX, facts=FACTS)
+
+    for expert in range(2):
+        alone = stored.tensors[f"{PREFIX}.{expert}.down_proj.weight"]
+        assert_same_bits(made.down.fields()["weight"][expert], alone.bfloat16())

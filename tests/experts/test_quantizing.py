@@ -17,8 +17,7 @@ from qload.errors import MismatchError
 from qload.parallel import FakeWorld
 from qload.quantize.policy import Modules
 from qload.testing import assert_same_bits
-from tests.experts.expert_layers import FACTS, PREFIX, StoredExperts, plain, ranks
-from tests.experts.test_sharing import assert_joined
+from tests.experts.expert_layers import FACTS, PREFIX, StoredExperts, assert_joined, plain, ranks
 
 QUANTIZERS = [Fp8Quantizer(), Fp8Quantizer("tensor"), EETQQuantizer(), BNB4Quantizer()]
 

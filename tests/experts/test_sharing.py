@@ -15,6 +15,7 @@ from tests.experts.expert_layers import (
     FACTS,
     PREFIX,
     StoredExperts,
+    assert_joined,
     every_matrix,
     experts,
     ranks,
@@ -28,17 +29,6 @@ WORLDS = st.sampled_from([2, 4, 8])
 
 def meant(made: ExpertsWeight) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [made.dequantize(expert) for expert in range(made.shape[0])]
-
-
-def assert_joined(parts: list[ExpertsWeight], whole: ExpertsWeight) -> None:
-    """Gate by outputs, up by outputs, down by inputs, of the experts that all parts have."""
-    shift = parts[0].local.start - whole.local.start
-    for expert in range(parts[0].shape[0]):
-        shares = [part.dequantize(expert) for part in parts]
-        gates, ups = zip(*(gate_up.chunk(2) for gate_up, _ in shares), strict=True)
-        gate_up, down = whole.dequantize(expert + shift)
-        assert_same_bits(torch.cat([*gates, *ups]), gate_up)
-        assert_same_bits(torch.cat([down for _, down in shares], 1), down)
 
 
 @every_matrix
@@ -145,27 +135,33 @@ def test_a_grid_of_ranks_shares_experts_out_and_cuts_them(world: int, runs: int)
         neighbours = parts[run * cutting : (run + 1) * cutting]
         assert len({(part.local.start, part.local.stop) for part in neighbours}) == 1
         assert_joined(neighbours, whole)
+        assert [part.down_bias is None for part in neighbours] == [place > 0 for place in range(cutting)]
         starts += range(neighbours[0].local.start, neighbours[0].local.stop)
     assert starts == list(range(9))
 
 
-def test_biases_are_cut_as_their_outputs_and_those_of_down_are_on_one_rank() -> None:
+def test_biases_of_gate_and_up_are_cut_as_their_outputs() -> None:
     stored = stored_plain(3, biased=True)
     whole = stored.load()
-    assert whole.gate_up_bias is not None
-    assert whole.down_bias is not None
-    assert whole.gate_up_bias[2, 16:].tolist() == [float(230 + n) for n in range(16)]
-    assert whole.down_bias[1].tolist() == [float(160 + n) for n in range(8)]
 
     parts = ranks(2, lambda group: stored.load(group, split="tensor"))
 
-    halves = [part.gate_up_bias for part in parts]
-    gates, ups = zip(*(half.chunk(2, 1) for half in halves if half is not None), strict=True)
+    halves = [part.gate_up_bias for part in parts if part.gate_up_bias is not None]
+    gates, ups = zip(*(half.chunk(2, 1) for half in halves), strict=True)
     assert_same_bits(torch.cat([*gates, *ups], 1), whole.gate_up_bias)
-    assert parts[0].down_bias is not None
-    assert_same_bits(parts[0].down_bias, whole.down_bias)
-    assert parts[1].down_bias is None
+    assert gates[1][2].tolist() == [float(208 + n) for n in range(8)]
+
+
+def test_biases_of_down_are_on_one_of_the_ranks_that_are_summed() -> None:
+    stored = stored_plain(3, biased=True)
+    whole = stored.load()
+    assert whole.down_bias is not None
+
+    first, second = ranks(2, lambda group: stored.load(group, split="tensor"))
     shared = ranks(3, lambda group: stored.load(group, split="experts"))
+
+    assert_same_bits(first.down_bias, whole.down_bias)
+    assert second.down_bias is None
     assert_same_bits(torch.cat([p.down_bias for p in shared if p.down_bias is not None]), whole.down_bias)
 
 
