@@ -4,7 +4,7 @@ On disk, for a layer of K inputs and N outputs:
 
     weight        e4m3fn, e5m2            (N, K)
     weight_scale  fp32, bf16, fp16, e8m0  see below; `weight_scale_inv` is another name for it
-    input_scale   fp32, bf16, fp16        () or (1,), of the activations; optional
+    input_scale   fp32, bf16, fp16        () or (1,), of the activations; optional, also `activation_scale`
 
     w[n, k] = weight[n, k] * weight_scale
 
@@ -213,6 +213,7 @@ class Fp8Weight(spec.Weight):
                 ACTIVATIONS,
                 "P",
                 Role.SCALE,
+                stored=("input_scale", "activation_scale"),
                 optional=config.input_scale is None,
                 divides=True,  # activations, by it
             ),

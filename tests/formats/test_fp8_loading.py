@@ -186,3 +186,13 @@ def test_trap_44_a_packed_layer_of_blocks_is_shared_part_by_part() -> None:
 
         blocks = [block * s for block, s in zip(codes(512, 8).float().split(128), scale, strict=True)]
         assert_same_bits(got, torch.cat([blocks[rank.rank()], blocks[2 + rank.rank()]]))
+
+
+def test_transformers_calls_the_scale_of_activations_by_another_name() -> None:
+    tensors = layer("up", *stored(()), "weight_scale_inv")
+    view = weights({**tensors, "up.activation_scale": torch.tensor(0.25)}, Fp8Config(input_scale=True))
+
+    weight = view.get_weights("up")
+
+    assert weight.fields()["input_scale"].tolist() == [0.25]
+    assert view.report().complete

@@ -1,5 +1,7 @@
 """A rank's view of its world."""
 
+from pathlib import Path
+
 import pytest
 import torch.distributed
 
@@ -52,9 +54,9 @@ def test_an_error_of_one_rank_is_raised_and_nobody_waits_for_it() -> None:
         FakeWorld(3).run(work)
 
 
-def test_a_group_of_torch_distributed_reduces_as_it_is() -> None:
-    store = torch.distributed.HashStore()
-    torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=store)
+def test_a_group_of_torch_distributed_reduces_as_it_is(tmp_path: Path) -> None:
+    place = (tmp_path / "store").as_uri()
+    torch.distributed.init_process_group("gloo", init_method=place, rank=0, world_size=1)
     try:
         group = torch.distributed.group.WORLD
         assert isinstance(group, ProcessGroup)
