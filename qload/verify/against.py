@@ -4,7 +4,8 @@ A quantized reference has to agree exactly; a plain one exactly after one roundi
 reference that agrees in less than half of what is not zero is taken for the float original, from which a
 quantized layer lawfully differs: then the layer is wrong only if it is no closer to the original than zeros
 are, if another reading of the same tensors (zero points off by one, scales off by a group, another order)
-or another layer of the reference is closer, or if a few of its words are far off.
+or another layer of the reference is closer, if its scales do not follow the original, or if a few of its
+words are far off.
 """
 
 import math
@@ -73,8 +74,11 @@ def _layer(
         lawful = plain and found.original
         run = found.worst_run if lawful else found.first_run
         elsewhere = partial(found_elsewhere, pair.load(run)[0], run, reference, theirs, layers)
+        mistake = found.fit.mistake() if lawful else None
         near = math.inf if lawful else plain * HALF
-        cause = misreading(pair, run, near) or elsewhere()
+        if mistake is not None:  # which every other reading of the scales is a little closer than
+            near = found.distance.relative * HALF
+        cause = misreading(pair, run, near) or elsewhere() or mistake
     except QloadError as error:
         yield finding_of(error)
         return

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from qload.spec import Codes, Weight
+from qload.verify.scale_fit import ScaleFit
 
 BLOCK = 8  # codes of a word of four bits
 NARROW = (torch.float16, torch.bfloat16, torch.float32)  # what float32 is rounded to, if at all
@@ -57,6 +58,7 @@ class Comparison:
 
     def __post_init__(self) -> None:
         self.distance = Distance()
+        self.fit = ScaleFit()
 
     def add(self, start: int, weight: Weight, reference: Weight) -> None:
         """One more run of outputs, the first of which is `start`."""
@@ -74,7 +76,9 @@ class Comparison:
         if run.relative > self.farthest:
             self.farthest, self.worst_run = run.relative, outputs
         if reference.plain and not weight.plain and got.ndim == 2:
-            self._spikes(start, got - want, weight.codes())
+            codes = weight.codes()
+            self._spikes(start, got - want, codes)
+            self.fit.add(codes, want if weight.input_factors is None else want / weight.input_factors.float())
 
     def _spikes(self, start: int, error: Tensor, codes: Codes) -> None:
         """Mean squares of blocks along K and along N, in steps of the quantizer."""

@@ -30,7 +30,7 @@ def classes() -> Iterator[type[Any]]:
 
 RECORDS = [kind for kind in dict.fromkeys(classes()) if "__dataclass_params__" in vars(kind)]
 # What is filled in as a run goes on.
-MUTABLE = {"Ledger", "LayerTable", "FindingTable", "Traffic", "Comparison", "Distance", "Subject"}
+MUTABLE = {"Ledger", "LayerTable", "FindingTable", "Traffic", "Comparison", "ScaleFit", "Distance", "Subject"}
 BASES = {"LinearBase", "Grouped"}  # of classes that have the fields
 
 
