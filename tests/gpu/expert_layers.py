@@ -110,7 +110,8 @@ def matrix(
     else:
         scales = (torch.rand(E, groups, columns, generator=make) * 0.02 + 0.001) / 2 ** (bits - 4)
     points = torch.randint(-(2**31), 2**31, (E, groups, columns * bits // 32), generator=make)
-    order = torch.stack([torch.randperm(rows, generator=make) for _ in range(E)])
+    beyond = torch.arange(K, rows)  # no input has these rows
+    order = torch.stack([torch.cat([torch.randperm(K, generator=make), beyond]) for _ in range(E)])
     bias = torch.randn(E, N, generator=make)
     return ExpertMatrix(
         words.to(torch.int32).cuda(),

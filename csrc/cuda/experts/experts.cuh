@@ -29,17 +29,23 @@ constexpr int most_registers(int token_tiles) { return token_tiles == 1 ? 128 : 
 /// An item in shared memory: as Sort makes it.
 template <int tokens>
 struct __align__(16) Item {
-  int expert, first, count, unused;
+  int expert, first, count, all;
   int pairs[tokens];
 };
 
-/// Which units a block has, `gridDim.x` apart: columns `unit % groups` of item `unit / groups`.
+/// Units: columns `unit % groups` of item `unit / groups`.
 template <int tokens>
 struct Units {
   using Own = Item<tokens>;
 
   const Experts& call;
   int groups;
+
+  /// How many blocks take units, so that none takes fewer than others by more than one: units of a block are so far apart.
+  __device__ __forceinline__ int apart(int all_items) const {
+    const int units = max(all_items * groups, 1), turns = (units + gridDim.x - 1) / gridDim.x;
+    return (units + turns - 1) / turns;
+  }
 
   /// Asks for the item of a unit; a count of -1: there is none, nor any later.
   __device__ __forceinline__ void ask(int unit, Own* to) const {
@@ -51,7 +57,8 @@ struct Units {
                    static_cast<const int4*>(call.items) + int64_t{number} * pieces + threadIdx.x, false);
     } else if (threadIdx.x == 0) {  // each pair by itself
       const int expert = number < call.most_items ? expert_of(call.choice, number) : -1;
-      to->expert = max(expert, 0), to->first = number, to->count = number < call.most_items ? expert >= 0 : -1, to->pairs[0] = number;
+      to->expert = max(expert, 0), to->first = to->pairs[0] = number, to->all = call.most_items;
+      to->count = number < call.most_items ? expert >= 0 : -1;
     }
   }
 };
@@ -151,7 +158,9 @@ experts_kernel(const __grid_constant__ Experts call, const __grid_constant__ Chu
   units.ask(unit, items);
   wait_for_copies();
   __syncthreads();
-  units.ask(unit + gridDim.x, items + 1);
+  const int apart = units.apart(items[0].all);
+  if (unit >= apart) return wait_for_earlier_kernels();  // who comes next takes all before as done
+  units.ask(unit + apart, items + 1);
   Decode own = of_expert<bits>(call, items[0].expert);
   const auto tile_of = [&](int unit) { return unit % units.groups * columns + beside; };
   const auto is_busy = [&](int unit) { return items[now].count > 0 && tile_of(unit) < tiles && row_warp < work.chunks; };
@@ -181,7 +190,7 @@ experts_kernel(const __grid_constant__ Experts call, const __grid_constant__ Chu
     wait_for_copies();
     __syncthreads();
     const int before = unit;
-    unit += gridDim.x, now ^= 1;
+    unit += apart, now ^= 1;
     busy = is_busy(unit);
     if (busy) {
       own = of_expert<bits>(call, items[now].expert);
@@ -192,7 +201,7 @@ experts_kernel(const __grid_constant__ Experts call, const __grid_constant__ Chu
     }
     stored.store(items[now ^ 1], before % units.groups);
     __syncthreads();  // the next sums lie there too
-    units.ask(unit + gridDim.x, items + (now ^ 1));
+    units.ask(unit + apart, items + (now ^ 1));
   }
 #endif
 }

@@ -26,8 +26,8 @@ struct Sort {
   Choice choice;
   int32_t* order;   // (pairs,) pairs by expert, then by number; -1 at the end: of experts that are elsewhere; null
   int32_t* places;  // (pairs,) where in `order` a pair is; null: nobody asks
-  void* items;      // int32 (most_items + 1, 4 + tokens): expert, first place of `order`, count, 0; the pairs. Those
-                    // behind the last have a count of -1
+  void* items;      // int32 (most_items + 1, 4 + tokens): expert, first place of `order`, count, items in all; the
+                    // pairs. Those behind the last have a count of -1
   int tokens, most_items;
 };
 

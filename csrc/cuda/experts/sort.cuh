@@ -27,7 +27,7 @@ __device__ __forceinline__ int sum_of_block(int number, int* room) {
 
 __global__ void __launch_bounds__(kSortThreads) sort_kernel(const __grid_constant__ Sort call) {
   extern __shared__ int counts[];  // of experts
-  __shared__ int room[3][kSortThreads / 32];
+  __shared__ int room[4][kSortThreads / 32];
   const Choice& choice = call.choice;
   const int own = blockIdx.x, warp = threadIdx.x / 32;
   for (int i = threadIdx.x; i < choice.experts; i += kSortThreads) counts[i] = 0;
@@ -41,14 +41,18 @@ __global__ void __launch_bounds__(kSortThreads) sort_kernel(const __grid_constan
   __syncthreads();
 
   const auto items_of = [&](int count) { return (count + call.tokens - 1) / call.tokens; };
-  int pairs = 0, items = 0;  // of experts before
-  for (int i = threadIdx.x; i < own; i += kSortThreads) pairs += counts[i], items += items_of(counts[i]);
+  int pairs = 0, items = 0, all_items = 0;  // the former of experts before
+  for (int i = threadIdx.x; i < choice.experts; i += kSortThreads) {
+    all_items += items_of(counts[i]);
+    if (i < own) pairs += counts[i], items += items_of(counts[i]);
+  }
   pairs = sum_of_block(pairs, room[0]), items = sum_of_block(items, room[1]);
+  all_items = sum_of_block(all_items, room[3]);
   const int count = counts[own], own_items = items_of(count);
   const int pitch = kItemHead + call.tokens, first = pairs;
   int32_t* to = static_cast<int32_t*>(call.items) + int64_t{items} * pitch;  // the expert's own
   const auto head = [&](int i, int count) {
-    *reinterpret_cast<int4*>(to + i * pitch) = make_int4(own, pairs + i * call.tokens, count, 0);
+    *reinterpret_cast<int4*>(to + i * pitch) = make_int4(own, pairs + i * call.tokens, count, all_items);
     for (int j = max(count, 0); j < call.tokens; ++j) to[i * pitch + kItemHead + j] = 0;
   };
   for (int i = threadIdx.x; i < own_items; i += kSortThreads) head(i, min(call.tokens, count - i * call.tokens));

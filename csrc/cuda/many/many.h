@@ -26,7 +26,7 @@ struct Many {
 
   // Where experts are multiplied, each of whose rows follow each other: weights, scales, zeros and bias have one more
   // dimension, the first. x has M rows, `tokens` more than any item has; y gets those of items alone, in one slice.
-  const int32_t* items;  // (most_items, 4 + tokens): expert, first row, count, 0, and what nobody reads; null: no experts
+  const int32_t* items;  // (most_items, 4 + tokens): expert, first row, count, and what nobody reads; null: no experts
   int experts, most_items;
 };
 

@@ -19,6 +19,7 @@ from qload.kernels.cuda.library import operator
 from qload.kernels.cuda.module import check_operands, native, pointer
 
 MOST_EXPERTS = 4096
+MOST_FEW = 12  # pairs of an expert, on average over all ranks, up to which few is faster on an H200
 CAPABILITY = 9
 ALIGNED = 16  # bytes that are loaded at once
 
@@ -50,12 +51,15 @@ def multiply(
 ) -> Tensor:
     """x (M, H) through experts -> (M, H), the weighted sum over each token's choices, in x's dtype.
 
+    By one `way` a token's result has the same bits whatever other tokens there are. ArgumentError for
+    tensors that do not fit.
+
     Parameters
     ----------
     topk_ids
         int32 or int64 (M, top): experts by their number among all; -1 and what no rank has count nothing.
     topk_weights
-        Floats (M, top), in any floating-point dtype.
+        float32, float16 or bfloat16 (M, top).
     gate_up, down
         (E, 2 I, H) and (E, H, I) in strips.
     activation, alpha, limit
@@ -95,14 +99,24 @@ def _experts(*read: Any, way: str = "", early: bool = True) -> Tensor:
     if way and way not in WAYS:
         raise ArgumentError("way", " or ".join(WAYS), repr(way))
     H = x.shape[-1]
-    gate_up = ExpertMatrix(*read[4:9], 2 * inner, H, bits[0], groups[0])
-    down = ExpertMatrix(*read[9:14], H, inner, bits[1], groups[1])
+    gate_up = _matrix(read[4:9], 2 * inner, H, bits[0], groups[0])
+    down = _matrix(read[9:14], H, inner, bits[1], groups[1])
     gate = GATES[activation], alpha, limit
     call = ExpertsCall(x, ids, weights, expert_map, gate_up, down, gate, weighs_inputs, early)
     check(call)
     if not call.pairs or not H:
         return torch.zeros_like(x)
-    return WAYS[way or "few"](call)
+    return WAYS[way or fastest(call)](call)
+
+
+def _matrix(held: tuple[Any, ...], N: int, K: int, bits: int, group_size: int) -> ExpertMatrix:
+    weights, scales, zeros, perm, bias = held
+    return ExpertMatrix(weights, scales, zeros, perm, bias, N, K, bits, group_size)
+
+
+def fastest(call: ExpertsCall) -> str:
+    """The way for so many tokens, whichever experts they chose."""
+    return "few" if call.pairs <= MOST_FEW * call.total else "many"
 
 
 def check(call: ExpertsCall) -> None:
@@ -165,7 +179,8 @@ operator(
     "(Tensor x, Tensor topk_ids, Tensor topk_weights, Tensor? expert_map, "
     + MATRIX.format("gate_up")
     + MATRIX.format("down")
-    + "int inner, int[] bits, int[] group_sizes, str activation, float alpha, float limit, bool weighs_inputs, "
+    + "int inner, int[] bits, int[] group_sizes, str activation, float alpha, float limit, "
+    "bool weighs_inputs, "
     '*, str way="", bool early=True) -> Tensor',
     _experts,
     _fake,

@@ -16,7 +16,8 @@ GATES = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "clamped_swiglu": 3}
 class ExpertMatrix:
     """One matrix of each of E experts in strips, stacked; `group_size` -1: one scale a column.
 
-    `N`, `K`: outputs and inputs, which may be padded in the tensors; `perm`: the input of each row, of act order.
+    `N`, `K`: outputs and inputs, which may be padded in the tensors. `perm`: the input of each row, of act
+    order; rows that no input has come last.
     """
 
     weights: Tensor

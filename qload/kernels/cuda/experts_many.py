@@ -39,8 +39,7 @@ def multiply_many(call: ExpertsCall) -> Tensor:
 
 
 def _turned(call: ExpertsCall, pairs: SortedPairs, between: Tensor, rows: int) -> Tensor:
-    """Rows in the order of down's: they are the experts' already, and are looked up by their pairs' places."""
-    assert pairs.order is not None
+    """The same rows, each in the order of its expert's inputs."""
     return gather_rows(call, call.down, between, 0, rows, pairs.order)
 
 

@@ -14,8 +14,8 @@ class SortedPairs:
     """Pairs by expert, and items of up to `tokens` of them.
 
     `order` (pairs,): -1 at the end, of pairs whose experts are elsewhere. `places` (pairs,): where each is in
-    it, -1: nowhere. `items` (most + 1, 4 + tokens): expert, first place, count, 0, and the pairs; counts of -1
-    behind the last. None where each pair is an item of its own.
+    it, -1: nowhere. `items` (most + 1, 4 + tokens): expert, first place, count, items in all, and the pairs;
+    behind the last, counts of -1. None where each pair is an item of its own.
     """
 
     order: Tensor | None

@@ -1,0 +1,180 @@
+"""Experts of three models beside their floor and fp16: `python -m tests.bench.experts_gpu --help`.
+
+The floor is the time that the codes and scales of the experts that were chosen take to be read, at the rate
+of one long read of the same run. fp16 is what torch makes of the same experts in fp16, one after another,
+with the rows of each known to the host. No time is shown for a result that fails its check.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from statistics import mean
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from qload.kernels.cuda import experts
+from qload.kernels.cuda.experts_call import ExpertMatrix
+from qload.kernels.cuda.module import native, stream
+from tests.bench.timing import microseconds, replayed
+from tests.gpu.expert_layers import Experts, Tokens, tokens
+
+POOL = 1 << 30  # bytes of the long read
+FEW_CALLS, CALLS = 6, 24  # with experts of their own each, of a graph
+MOST_TOKENS_OF_FEW = 256
+COLUMNS = ("model", "M", "active", "floor", "1.3 x + 8", "us", "x floor", "few", "many", "fp16")
+
+
+@dataclass(frozen=True)
+class Model:
+    """A layer's sizes: x (M, hidden), `inner` between; layers that are rotated."""
+
+    name: str
+    hidden: int
+    inner: int
+    experts: int
+    top: int
+    layers: int
+
+
+MODELS = (
+    Model("Mixtral 8x7B", 4096, 14336, 8, 2, 2),
+    Model("Qwen3-30B-A3B", 2048, 768, 128, 8, 5),
+    Model("DeepSeek V2", 5120, 1536, 160, 6, 2),
+)
+
+
+def drawn(model: Model, bits: int, group: int) -> Experts:
+    """Random experts, made on the device."""
+    shapes = ((2 * model.inner, model.hidden), (model.hidden, model.inner))
+    return Experts(*(_matrix(model.experts, N, K, bits, group) for N, K in shapes))
+
+
+def _matrix(E: int, N: int, K: int, bits: int, group: int) -> ExpertMatrix:
+    words = torch.randint(-(2**31), 2**31, (E, N // 64, K * bits * 2), dtype=torch.int32, device="cuda")
+    rows = K if group == -1 else group
+    scales = (torch.rand(E, K // rows, N, device="cuda") * 0.002 + 0.0001) * 16 / 2**bits
+    return ExpertMatrix(words, scales.half(), None, None, None, N, K, bits, group)
+
+
+def read_rate() -> float:
+    """Bytes a microsecond of one long read."""
+    pool = torch.randint(-(2**31), 2**31, (POOL // 4,), dtype=torch.int32, device="cuda")
+    sink = torch.zeros(4, dtype=torch.int32, device="cuda")
+
+    def read() -> None:
+        native().read(pool.data_ptr(), POOL, sink.data_ptr(), stream(pool))
+
+    return POOL / microseconds([read, read])
+
+
+def bytes_of(held: Experts) -> float:
+    """Codes and scales of one expert."""
+    both = (held.gate_up, held.down)
+    return sum(each.weights.nbytes + each.scales.nbytes for each in both) / held.down.experts
+
+
+def ours(held: Experts, chosen: Tokens, way: str = "") -> Tensor:
+    """y (M, hidden)."""
+    return experts.multiply(chosen.x, chosen.ids, chosen.weights, held.gate_up, held.down, way=way)
+
+
+class Dense:
+    """The same experts in fp16, and the rows of each."""
+
+    def __init__(self, held: Experts, chosen: Tokens) -> None:
+        self.chosen = chosen
+        self.rows = {e: (chosen.ids == e).nonzero().T for e in chosen.ids.unique().tolist()}
+        self.both = {
+            e: tuple(held.weight(name, e).dequantize(torch.float16) for name in ("gate_up", "down"))
+            for e in self.rows
+        }
+
+    def __call__(self, dtype: torch.dtype = torch.float16) -> Tensor:
+        x, y = self.chosen.x.to(dtype), torch.zeros_like(self.chosen.x, dtype=dtype)
+        for e, (rows, places) in self.rows.items():
+            gate_up, down = (each.to(dtype) for each in self.both[e])
+            gate, up = torch.nn.functional.linear(x[rows], gate_up).chunk(2, 1)
+            out = torch.nn.functional.linear(torch.nn.functional.silu(gate) * up, down)
+            y.index_add_(0, rows, out * self.chosen.weights[rows, places, None].to(dtype))
+        return y
+
+
+def right(y: Tensor, dense: Dense) -> bool:
+    """Whether a result is as near to fp32's as roundings of weights, between and of y bring it."""
+    exact = dense(torch.float32)
+    off = (y.float() - exact).norm() / exact.norm()
+    return bool(off <= 4 * torch.finfo(torch.float16).eps)
+
+
+def measure(model: Model, asked: argparse.Namespace, rate: float) -> Iterator[dict[str, Any]]:
+    """One row for each number of tokens."""
+    layers = [drawn(model, asked.bits, asked.group) for _ in range(model.layers)]
+    for M in asked.tokens:
+        count = CALLS if M == 1 else FEW_CALLS
+        chosen = [
+            tokens(M, model.hidden, model.top, model.experts, torch.float16, seed) for seed in range(count)
+        ]
+        active = mean(each.ids.unique().numel() for each in chosen)
+        row: dict[str, Any] = {"model": model.name, "M": M, "active": active, "bits": asked.bits}
+        row |= {"floor": active * bytes_of(layers[0]) / rate}
+        dense = Dense(layers[0], chosen[0])
+        for way in ("", *experts.WAYS):
+            if way == "few" and M > MOST_TOKENS_OF_FEW:
+                continue
+            calls = [partial(ours, layers[i % len(layers)], each, way) for i, each in enumerate(chosen)]
+            time, y = replayed([calls])[0]
+            row[way or "us"] = time if right(y, dense) else None
+        time, y = replayed([[dense] * 2])[0]
+        row["fp16"] = time if right(y, dense) else None
+        yield row
+        del dense
+        torch.cuda.empty_cache()
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    """A row as the table shows it."""
+    us, floor = row["us"], row["floor"]
+    shown = [row["model"], str(row["M"]), f"{row['active']:.1f}", f"{floor:.1f}", f"{1.3 * floor + 8:.1f}"]
+    shown += [_us(us), f"{us / floor:.2f}" if us else ""]
+    return shown + [_us(row[name]) if name in row else "-" for name in ("few", "many", "fp16")]
+
+
+def _us(time: float | None) -> str:
+    return "wrong" if time is None else f"{time:.1f}"
+
+
+def main() -> None:
+    """Measure, and put the table on stdout."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    names = [model.name for model in MODELS]
+    parser.add_argument("--models", nargs="*", default=names, choices=names, metavar="NAME")
+    parser.add_argument("--tokens", type=int, nargs="*", default=[1, 8, 64])
+    parser.add_argument("--bits", type=int, default=4)
+    parser.add_argument("--group", type=int, default=128, help="-1: one scale a column")
+    parser.add_argument("--json", help="a file for all numbers")
+    asked = parser.parse_args()
+    table, rows, rate = Table(*COLUMNS, box=None), [], read_rate()
+    sys.stderr.write(f"read rate {rate / 1e6:.2f} TB/s\n")
+    for model in MODELS:
+        for row in measure(model, asked, rate) if model.name in asked.models else ():
+            rows.append(row)
+            table.add_row(*cells(row))
+            sys.stderr.write(" ".join(cells(row)) + "\n")
+        torch.cuda.empty_cache()
+    Console(width=16 * len(COLUMNS)).print(table)
+    if asked.json:
+        with open(asked.json, "w") as file:
+            json.dump({"read rate": rate / 1e6, "rows": rows}, file)
+
+
+if __name__ == "__main__":
+    main()
