@@ -70,6 +70,7 @@ def check_alike(first: Weight, other: Weight) -> None:
         ("config", *configs_apart(first.config, other.config)),
         ("(N, K)", first.shape, other.shape),
         ("share", _share(first), _share(other)),
+        ("how inputs are quantized", first.layer.activations, other.layer.activations),
         ("what it was repacked from", first.layer.origin, other.layer.origin),
         ("tensors", _described(first), _described(other)),
     ):
