@@ -2,13 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import product
 from math import lcm
 
+import torch
+
 from qload.detect.claims import DECLARES, READS
+from qload.experts.stacks_forms import BLOCK, FIELDS
+from qload.experts.stacks_found import find_stacks
 from qload.formats import FORMATS
 from qload.kernel_formats.repack import restores, targets
 from qload.quantize import QUANTIZERS
 from qload.spec import Config, Role, TensorSpec, Weight
+from qload.storage import MemoryStorage
 
 COLUMNS = (
     "load",
@@ -17,6 +23,8 @@ COLUMNS = (
     "shard column",
     "shard row",
     "fused",
+    "experts",
+    "experts in stacks",
     "repack to",
     "restore",
     "quantize while loading",
@@ -24,6 +32,8 @@ COLUMNS = (
     "verify",
 )
 LARGE = {"N": 1 << 14, "K": 1 << 14}  # sizes that every packing divides
+LEAD, STACK = "model.layers.0.mlp.", "experts.down_proj"  # of all experts of a layer
+SIZES = {"num_experts": 1, "hidden_size": LARGE["N"], "moe_intermediate_size": LARGE["K"]}
 INTRODUCTION = """\
 What can be done with each format, as `qload formats` prints it. A layer has N outputs and K inputs.
 
@@ -35,6 +45,8 @@ What can be done with each format, as `qload formats` prints it. A layer has N o
 | shard column | where the N outputs may be cut for tensor parallelism: `get_weights_col` |
 | shard row | where the K inputs may be cut: `get_weights_row` |
 | fused | whether several layers are loaded as one, such as q, k and v: `get_multi_weights_col` |
+| experts | whether `get_experts` loads experts that are stored each by itself, and what is done with them |
+| experts in stacks | whether tensors of all experts are read as a layer for each; what their names end with |
 | repack to | kernel formats that `repack` writes; a weight that one cannot hold exactly is refused |
 | restore | whether `restore` brings back the stored tensors, bit for bit |
 | quantize while loading | which quantizer makes this format of plain layers |
@@ -81,6 +93,8 @@ def _row(weight_type: type[Weight]) -> tuple[Capability, ...]:
         _cut(weight_type, "N"),
         _cut(weight_type, "K"),
         _fused(weight_type),
+        _experts(weight_type, layouts),
+        _stacks(weight_type, specs),
         Capability(True, ", ".join(layouts)) if layouts else Capability(False, _why_no_layout(weight_type)),
         Capability(True)
         if restores(weight_type)
@@ -141,6 +155,64 @@ def _activations(
         return Capability(False, f"no key of {' and '.join(methods)} says that they are quantized")
     stored = [spec.suffix for spec in specs if spec.optional and spec.name.startswith("input_")]
     return Capability(True, f"as {', '.join(said)} says{'; stored: ' * bool(stored)}{', '.join(stored)}")
+
+
+def _experts(weight_type: type[Weight], layouts: Sequence[str]) -> Capability:
+    specs = weight_type.tensors(weight_type.example)
+    if _of_all_experts(specs):
+        held = {FIELDS[spec.suffix] for spec in specs}
+        own = next(t.format for t in FORMATS if held == {s.suffix for s in _required(t)})
+        where = (
+            f"qload/experts/stacks.py shows each expert of it as a layer of {own}, which is loaded instead"
+        )
+        return Capability(False, f"it is a stack itself; {where}")
+    module = "multiplied by qload/kernels/experts.py"
+    to = f"repacked to {', '.join(layouts)}" if layouts else "not repacked by qload/kernel_formats/repack.py"
+    why = "" if layouts else f", as {_why_no_layout(weight_type)}"
+    return Capability(True, f"from experts.0.gate_proj.{specs[0].suffix} and so on; {module}; {to}{why}")
+
+
+def _stacks(weight_type: type[Weight], specs: Sequence[TensorSpec]) -> Capability:
+    """The names that the search for stacks takes, which is shown stacks of one expert without numbers."""
+    if _of_all_experts(specs):
+        return Capability(True, f"from {STACK}{' with '.join(spec.suffix for spec in specs)}, as one weight")
+    tensors, endings = _required(weight_type), {field: list[str]() for field in FIELDS.values()}
+    for ending, field in FIELDS.items():
+        endings[field].append(ending)
+    unknown = [spec.suffix for spec in tensors if not endings.keys() & {*spec.suffixes}]
+    if unknown:
+        where = "qload/experts/stacks_forms.py knows no stack of"
+        return Capability(False, f"{where} {', '.join(unknown)}")
+    ways = product(*([e for s in spec.suffixes for e in endings.get(s, ())] for spec in tensors))
+    packs_outputs = any(axis.follows("N") and axis.granule > 1 for spec in tensors for axis in spec.axes)
+    found = [way for way in ways if not packs_outputs and _is_found(dict(zip(way, tensors, strict=True)))]
+    if not found:
+        dtype = str(tensors[0].dtypes[0]).removeprefix("torch.")
+        where = "qload/experts/stacks_found.py takes no stack of"
+        return Capability(False, f"{where} {dtype} ({tensors[0].text}) beside {tensors[-1].suffix}")
+    first, *others = (" or ".join(dict.fromkeys(each)) for each in zip(*found, strict=True))
+    return Capability(True, f"from {STACK}{first}{' with ' * bool(others)}{' and '.join(others)}")
+
+
+def _is_found(stored: Mapping[str, TensorSpec]) -> bool:
+    """Whether tensors of one expert, by what their stacks' names end with, are found in such stacks."""
+    tensors = {}
+    for ending, spec in stored.items():
+        shape = [axis.size(LARGE.get(axis.dim, 1)) or 1 for axis in spec.axes]
+        blocks = [*shape[:-1], shape[-1] // BLOCK, BLOCK] if ending == "_blocks" else shape
+        tensors[LEAD + STACK + ending] = torch.empty(1, *blocks, dtype=spec.dtypes[0], device="meta")
+    found = find_stacks(MemoryStorage(tensors), {"model_type": "qwen3_moe", **SIZES})
+    shown = {name for stack in found for name, _, _ in stack.names()}
+    own = LEAD + STACK.replace("experts.", "experts.0.")
+    return shown == {f"{own}.{FIELDS[ending]}" for ending in stored}
+
+
+def _of_all_experts(specs: Sequence[TensorSpec]) -> bool:
+    return any(axis.dim == "E" for spec in specs for axis in spec.axes)
+
+
+def _required(weight_type: type[Weight]) -> list[TensorSpec]:
+    return [spec for spec in weight_type.tensors(weight_type.example) if not spec.optional]
 
 
 def _judged(specs: Sequence[TensorSpec]) -> str:

@@ -70,7 +70,9 @@ def check_alike(first: Weight, other: Weight) -> None:
         ("format", first.format, other.format),
         ("config", *configs_apart(first.config, other.config)),
         ("(N, K)", first.shape, other.shape),
-        ("layer", replace(first.layer, name=""), replace(other.layer, name="")),
+        ("share", _share(first), _share(other)),
+        ("how inputs are quantized", first.layer.activations, other.layer.activations),
+        ("what it was repacked from", first.layer.origin, other.layer.origin),
         ("tensors", _described(first), _described(other)),
     ):
         if a != b:

@@ -1,7 +1,8 @@
 """`ExpertsWeight`: the experts of a layer as typed weights, stacked, and what is to be known beside them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -150,9 +151,28 @@ class ExpertsWeight:
         """Every expert as it was before it was repacked, bit for bit; what never was stays as it is."""
         return replace(self, gate_up=restored(self.gate_up), down=restored(self.down))
 
-    def get_linear(self) -> "nn.Module":
-        """A module (x, topk_ids, topk_weights) -> y: x (M, H) through the experts that each token chose."""
-        module: nn.Module = above.call(above.EXPERTS, self)
+    def get_linear(
+        self,
+        *,
+        activations: Literal["declared", "unquantized"] = "declared",
+        maximum: Callable[[Tensor], Tensor] | Literal["own"] | None = None,
+    ) -> "nn.Module":
+        """A module (x, topk_ids, topk_weights) -> y: x (M, H) through the experts that each token chose.
+
+        ArgumentError for a scheme that has no quantizer, and for one whose scale covers all tokens: a token's
+        result must not depend on what stands beside it.
+
+        Parameters
+        ----------
+        activations
+            Whether what goes into gate and up, and into down, is quantized as `layer.activations` of the
+            stacks declares, by each expert's own stored scales, or taken as it comes.
+        maximum
+            Of a share by "tensor", whose down has some of its inputs only, where its scale covers all of a
+            token: what `maximum_over` makes of the ranks that cut the same experts, one reduction for each
+            token and expert; or "own", each rank by its own inputs. ArgumentError where it is missing.
+        """
+        module: nn.Module = above.call(above.EXPERTS, self, activations, maximum)
         return module
 
     def __repr__(self) -> str:

@@ -3,7 +3,8 @@
 In this order, each step in float32 (float64 for x of float64):
 
 1. x, and where the routing weight goes on the input its product with that weight;
-2. gate and up by one product, plus their bias; the activation; down, plus its bias;
+2. gate and up by one product, plus their bias; the activation; down, plus its bias. What goes into gate and
+   up, and into down, is quantized before, where the expert declares it, by its own stored scales;
 3. where the routing weight goes on the output, its product with that weight;
 4. the sum over the experts of a token, in the order of their numbers, whatever the order of its ids.
 
@@ -12,19 +13,26 @@ One rounding follows, to the dtype of x. A weight is what its `dequantize()` say
 One token at a time goes through an expert: torch sums a row otherwise when other rows stand beside it, or
 when it begins at another place of memory, and what a token gets must not depend on the batch that it is in,
 nor what an expert gives on the rank that it is on. Only experts that a token chose are dequantized, one after
-another.
+another. A scale that is found over all tokens would depend on the batch: it is refused.
+
+Llama 4's routing weight is part of the input that is quantized, not of the product. Its owner multiplies the
+hidden states by it, and hands these to the experts, whose linear layers quantize what they get:
+`Llama4TextMoe.forward` of transformers 5.23.0, as vLLM does where the router's weight goes on the input.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from qload.errors import ArgumentError, DtypeError, ShapeError
+from qload.errors import ArgumentError, DtypeError, ShapeError, checked
+from qload.kernels import declared
 from qload.kernels.chips import uncast
-from qload.kernels.reference import WIDE
+from qload.kernels.declared import REMEDY, Activations, Maximum
+from qload.kernels.reference import WIDE, product
 from qload.spec import Weight
 
 IDS = (torch.int32, torch.int64)
@@ -42,11 +50,17 @@ class Experts(nn.Module):
     ----------
     weight
         An `ExpertsWeight`, whose `get_linear` makes the same module.
+    activations, maximum
+        As `ExpertsWeight.get_linear` has them; ArgumentError where inputs cannot be quantized so.
     """
 
-    def __init__(self, weight: Any) -> None:
+    @checked
+    def __init__(self, weight: Any, activations: Activations = "declared", maximum: Maximum = None) -> None:
         super().__init__()
+        check_inputs(weight, activations, maximum)
         self._blueprint = weight
+        self.activations: Activations = activations
+        self.maximum: Maximum = maximum
         for stack in STACKS:
             for name, tensor in getattr(weight, stack).fields().items():
                 self.register_buffer(f"{stack}_{name}", tensor)
@@ -66,7 +80,7 @@ class Experts(nn.Module):
         another; ArgumentError for a number of no expert. `topk_weights`: (T, k), floats. Experts of other
         ranks contribute 0.
         """
-        return experts(x, topk_ids, topk_weights, self.typed)
+        return experts(x, topk_ids, topk_weights, self.typed, self.activations, self.maximum)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Follow a move to another device, and no cast."""
@@ -85,9 +99,12 @@ class Experts(nn.Module):
             raise ArgumentError("experts: state dict", self._meaning(), said)
 
     def extra_repr(self) -> str:
-        """Shape, formats, configs and facts."""
+        """Shape, formats, configs and facts, and how inputs are quantized."""
         E, H, inner = self._blueprint.shape
-        return f"experts={E}, features={H}, between={inner}, {self._meaning()}"
+        schemes = {name: getattr(self._blueprint, name).layer.activations for name in STACKS}
+        inputs = [f", inputs of {name} {scheme}" for name, scheme in schemes.items() if scheme is not None]
+        said = "".join(inputs) if self.activations == "declared" else ""
+        return f"experts={E}, features={H}, between={inner}, {self._meaning()}{said}"
 
     def _stack(self, name: str) -> Any:
         stack = getattr(self._blueprint, name)
@@ -99,23 +116,32 @@ class Experts(nn.Module):
         return f"{stacks}, {own.facts}, {own.local}"
 
 
-def experts_module(weight: Any) -> Any:
+def experts_module(weight: Any, activations: Activations, maximum: Maximum) -> Any:
     """The module that `ExpertsWeight.get_linear` hands out."""
-    return Experts(weight)
+    return Experts(weight, activations, maximum)
 
 
-def experts(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, weight: Any) -> Tensor:
+def experts(
+    x: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    weight: Any,
+    activations: Activations = "declared",
+    maximum: Maximum = None,
+) -> Tensor:
     """X (..., H) through the experts that each of its T tokens chose: (..., H), in the dtype of x.
 
-    `topk_ids` and `topk_weights`: (T, k); `weight`: an `ExpertsWeight`. DtypeError, ShapeError, and
-    ArgumentError for ids of no expert and for tensors that lie on other devices.
+    `topk_ids` and `topk_weights`: (T, k); `weight`: an `ExpertsWeight`; `activations` and `maximum` as its
+    `get_linear` has them. DtypeError, ShapeError, and ArgumentError for ids of no expert, for tensors that
+    lie on other devices, and for inputs that cannot be quantized as declared.
     """
     check(x, topk_ids, topk_weights, weight)
+    check_inputs(weight, activations, maximum)
     wide = torch.promote_types(x.dtype, torch.float32)
     rows, weights = x.reshape(-1, x.shape[-1]).to(wide), topk_weights.to(wide)
     total, on_input = torch.zeros_like(rows), weight.facts.side == "input"
     for expert, pairs in chosen(topk_ids, weight.local.map.tolist()).items():
-        through = _expert(weight, expert, wide)
+        through = _expert(weight, expert, partial(_product, wide, activations, maximum))
         for token, slot in pairs:
             row, own = rows[token].clone(), weights[token, slot]  # a copy lies where any other would
             total[token] += through(row * own) if on_input else through(row) * own
@@ -142,26 +168,40 @@ def chosen(topk_ids: Tensor, places: Sequence[int]) -> dict[int, list[tuple[int,
     return found
 
 
-def _expert(weight: Any, expert: int, wide: torch.dtype) -> Callable[[Tensor], Tensor]:
+def _expert(
+    weight: Any, expert: int, product_of: Callable[[Weight, Tensor | None], Callable[[Tensor], Tensor]]
+) -> Callable[[Tensor], Tensor]:
     """One row (H,) through one expert, which is dequantized once: (H,)."""
     gate_up, down = (
-        _product(stack.expert(expert), None if bias is None else bias[expert], wide)
+        product_of(stack.expert(expert), None if bias is None else bias[expert])
         for stack, bias in ((weight.gate_up, weight.gate_up_bias), (weight.down, weight.down_bias))
     )
     return lambda row: down(weight.facts.activation(*gate_up(row).chunk(2)))
 
 
-def _product(weight: Weight, bias: Tensor | None, wide: torch.dtype) -> Callable[[Tensor], Tensor]:
-    """One row (K,) times a weight, plus a bias: (N,)."""
+def _product(
+    wide: torch.dtype, activations: Activations, maximum: Maximum, weight: Weight, bias: Tensor | None
+) -> Callable[[Tensor], Tensor]:
+    """One row (K,), as the weight takes inputs, times the weight, plus a bias: (N,)."""
     own = torch.empty(weight.shape, device=weight.device)  # a view would lie otherwise on another rank
-    matrix, factors = weight.dequantize(out=own).to(wide), weight.input_factors
-    added = None if bias is None else bias.to(wide)
+    matrix, added = weight.dequantize(out=own).to(wide), None if bias is None else bias.to(wide)
+    return lambda row: product(row, weight, matrix, added, activations, maximum)
 
-    def multiply(row: Tensor) -> Tensor:
-        scaled = row if factors is None else row * factors.to(wide)
-        return torch.nn.functional.linear(scaled, matrix, added)
 
-    return multiply
+def check_inputs(weight: Any, activations: Activations, maximum: Maximum) -> None:
+    """ArgumentError, on every rank alike, where inputs of experts cannot be quantized as they declare.
+
+    One expert stands for all: what they declare is the same of each.
+    """
+    for name in STACKS:
+        stack = getattr(weight, name)
+        layer = replace(stack.layer, name=f"{stack.layer.name or 'experts'}.{name}")
+        scheme = layer.activations
+        if activations == "declared" and scheme is not None and scheme.covers_all_tokens:
+            got = f"{scheme}: a token would get another result beside other tokens"
+            raise ArgumentError(f"{layer.name}: activations", f"a scale of one token at most, {REMEDY}", got)
+        held = {field: tensor[0] for field, tensor in stack.fields().items()}
+        declared.check(stack.weight_type.unchecked(stack.config, layer, held), activations, maximum)
 
 
 def check(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, weight: Any) -> None:

@@ -25,20 +25,35 @@ def linear(
     Native kernels take inputs as they come, and none that are to be quantized.
     """
     check(x, weight, bias)
-    quantizes = activations == "declared" and weight.activations is not None
-    if not quantizes and x.is_cuda and cuda.can_multiply(x, weight, bias):
+    if not quantizes(weight, activations) and x.is_cuda and cuda.can_multiply(x, weight, bias):
         return cuda.linear(x, weight, bias)
     declared.check(weight, activations, maximum)
-    wide, factors = torch.promote_types(x.dtype, torch.float32), weight.input_factors
-    taken = x.to(wide) if factors is None else x.to(wide) * factors.to(wide)
+    wide = torch.promote_types(x.dtype, torch.float32)
     w, b = weight.dequantize().to(wide), None if bias is None else bias.to(wide)
-    if not quantizes:
-        return torch.nn.functional.linear(taken, w, b).to(x.dtype)
+    return product(x.to(wide), weight, w, b, activations, maximum).to(x.dtype)
+
+
+def quantizes(weight: Weight, activations: Activations) -> bool:
+    """Whether the weight declares that inputs are quantized, and the caller does not say otherwise."""
+    return activations == "declared" and weight.activations is not None
+
+
+def product(
+    x: Tensor, weight: Weight, matrix: Tensor, bias: Tensor | None, activations: Activations, maximum: Maximum
+) -> Tensor:
+    """(..., K) -> (..., N), unrounded: x as the weight takes it, times the `matrix` (N, K) that it means.
+
+    x, `matrix` and `bias` (N,) have one dtype; `declared.check` has nothing against the rest.
+    """
+    factors = weight.input_factors
+    taken = x if factors is None else x * factors.to(x.dtype)
+    if not quantizes(weight, activations):
+        return torch.nn.functional.linear(taken, matrix, bias)
     made = [
-        torch.nn.functional.linear(each, w[rows], None if b is None else b[rows])
+        torch.nn.functional.linear(each, matrix[rows], None if bias is None else bias[rows])
         for each, rows in declared.quantized(taken, weight, maximum)
     ]
-    return torch.cat(made, -1).to(x.dtype)
+    return torch.cat(made, -1)
 
 
 def check(x: Tensor, weight: Weight, bias: Tensor | None = None) -> None:

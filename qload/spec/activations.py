@@ -65,6 +65,11 @@ class ActivationScheme:
         return self.dynamic is True and self.strategy in ("token", "tensor")
 
     @property
+    def covers_all_tokens(self) -> bool:
+        """Whether one scale is found over all tokens of a call, so that each depends on the others."""
+        return self.dynamic is True and self.strategy == "tensor"
+
+    @property
     def size(self) -> int | None:
         """How many neighbours share a scale that is found; None where all inputs of a token do."""
         return self.group_size if self.dynamic and self.strategy in GROUPED else None

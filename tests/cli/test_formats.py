@@ -1,18 +1,22 @@
 """`qload formats`: the table that the formats themselves answer for."""
 
 import json
+import re
 from contextlib import suppress
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
+from qload import MemoryStorage, Weights, with_experts
 from qload.capabilities import COLUMNS, as_markdown, overview
 from qload.detect import FoundConfig, find_config, read_claims
 from qload.detect.claims import READS
 from qload.errors import RepackError, UnsupportedFormatError
+from qload.experts.stacks_forms import FIELDS
 from qload.formats import FORMATS
 from qload.kernel_formats import repack, restore
 from qload.kernel_formats.repack import LAYOUTS, options, restores, targets
@@ -20,6 +24,7 @@ from qload.quantize import QUANTIZERS
 from qload.spec import Weight
 from qload.testing import assert_same_bits, layers
 from tests.cli.test_command_line import run
+from tests.experts.expert_layers import FACTS, MATRICES, NAMES, PREFIX, StoredExperts, every_matrix, experts
 from tests.format_cases import CONFIGS, every_format
 from tests.paths import FIXTURES, ROOT
 
@@ -115,3 +120,64 @@ def test_a_quantizer_stands_beside_the_format_that_it_makes(name: str) -> None:
     settings_of = {"bnb_fp4": {"quant_type": "fp4"}}
 
     assert QUANTIZERS[name](**settings_of.get(name, {})).format == name
+
+
+def stacks_of(stored: StoredExperts, endings: dict[str, str]) -> dict[str, Tensor]:
+    """The tensors of experts of which each is stored by itself, in stacks, whose names have these endings."""
+    found = {}
+    for part in NAMES:
+        for field, ending in endings.items():
+            own = [stored.tensors[f"{PREFIX}.{e}.{part}.{field}"] for e in range(stored.count)]
+            blocks = [each.unflatten(-1, (-1, 16)) for each in own] if ending == "_blocks" else own
+            found[f"{PREFIX}.{part}{ending}"] = torch.stack(blocks)
+    return found
+
+
+@every_matrix
+@given(data=st.data())
+@settings(max_examples=3)
+def test_what_is_said_of_experts_holds(weight_type: type[Weight], data: Any) -> None:
+    rows = overview()[weight_type.format]
+    layouts = rows["experts"].text.partition("; repacked to ")[2].split(", ")
+    stored = data.draw(experts(weight_type, most=2))
+
+    made = stored.load()
+
+    assert made.get_linear() is not None
+    assert rows["experts"].yes
+    assert [each for each in layouts if each] == list(targets(weight_type))
+    for layout in LAYOUTS:
+        given = {name: OPTIONS[name] for name in options(weight_type, layout) if name in OPTIONS}
+        with suppress(RepackError):
+            other = made.repack(layout, **given)
+            assert other.down.weight_type is weight_type or layout in layouts
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, row in overview().items() if row["experts"].yes and row["experts in stacks"].yes]
+)
+@given(data=st.data())
+@settings(max_examples=3)
+def test_stacks_are_read_from_the_names_that_are_said(name: str, data: Any) -> None:
+    """Of the endings that the command shows one for each tensor, whichever."""
+    (weight_type,) = (each for each in MATRICES if each.format == name)
+    stored = data.draw(experts(weight_type))
+    held = {field.rpartition(".")[2] for field in stored.tensors}
+    assume(held <= {*FIELDS.values()})  # what is optional may have no stack
+    text = overview()[name]["experts in stacks"].text.removeprefix("from experts.down_proj")
+    first, _, others = text.partition(" with ")
+    said = [first, *re.findall(r"_[a-z_0-9]+", others), "_input_scale"]
+    ways = {field: [ending for ending in said if FIELDS[ending] == field] for field in held}
+    endings = {field: data.draw(st.sampled_from(each), label=field) for field, each in ways.items()}
+    sizes = {"hidden_size": stored.drawn[0][0].K, "moe_intermediate_size": stored.inner}
+
+    storage = with_experts(
+        MemoryStorage(stacks_of(stored, endings)),
+        {"model_type": "qwen3_moe", "num_experts": stored.count, **sizes},
+    )
+
+    made = Weights(storage, loader=stored.loader).get_experts(PREFIX, facts=FACTS)
+    for expert in range(stored.count):
+        gate, up, down = stored.meant(expert)
+        for got, want in zip(made.dequantize(expert), (torch.cat([gate, up]), down), strict=True):
+            assert_same_bits(got, want)

@@ -7,12 +7,13 @@ import torch
 from torch import Tensor
 
 from qload.errors import ArgumentError
+from qload.experts import ExpertFacts, ExpertsWeight, LocalExperts
 from qload.experts.gated import GatedActivation
+from qload.experts.stacking import stacked
 from qload.formats import UnquantizedWeight
 from qload.kernels.experts import Experts, chosen
 from qload.spec import Layer
 from qload.testing import assert_same_bits
-from tests.experts.stand_in import ExpertFacts, ExpertsWeight, LocalExperts, stacked
 
 E = 4
 

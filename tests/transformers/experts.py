@@ -18,12 +18,12 @@ from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
 from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeSparseMoeBlock
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
-from qload import UnquantizedWeight, routing_of
+from qload import ExpertFacts, ExpertsWeight, LocalExperts, UnquantizedWeight, routing_of
 from qload.experts.gated import GatedActivation
+from qload.experts.stacking import stacked
 from qload.spec import Layer
 from tests.experts.bounds import Bounded, Matrices, assert_within, exact, linear, sigmoid
 from tests.experts.drawn import what_is_exact
-from tests.experts.stand_in import ExpertFacts, ExpertsWeight, LocalExperts, stacked
 
 BLOCKS: dict[str, type[Any]] = {
     "mixtral": MixtralSparseMoeBlock,
