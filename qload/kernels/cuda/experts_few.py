@@ -17,6 +17,7 @@ from qload.layouts import strips
 
 PAIR = 2 * strips.TILE_N  # columns of gate and up of which each tile has its own
 NO_GATE = (-1, 0.0, 0.0)
+MOST_OF_EIGHT = 12  # pairs of an expert, on average, up to which eight at once are faster
 SHORT = 1024  # rows that four warps would share badly
 FILLED = 88  # blocks of two tiles by which a chip is filled: fewer are made of more warps
 
@@ -37,8 +38,8 @@ def division(N: int, K: int, top: int, gated: bool) -> ExpertsDivision:
 
 
 def turn(call: ExpertsCall) -> int:
-    """Tokens that a block takes at once: 8, or 16 where most experts have more."""
-    return 8 if call.pairs <= 6 * call.total else 16
+    """Tokens that a block takes at once: 8, or 16 where it takes longer to read an expert twice."""
+    return 8 if call.pairs <= MOST_OF_EIGHT * call.total else 16
 
 
 def multiply_few(call: ExpertsCall) -> Tensor:
