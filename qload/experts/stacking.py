@@ -85,6 +85,10 @@ def check_alike(first: Weight, other: Weight) -> None:
             )
 
 
+def _share(weight: Weight) -> tuple[tuple[int, ...], tuple[int, int]]:
+    return weight.layer.parts, weight.layer.whole
+
+
 def _described(weight: Weight) -> str:
     return ", ".join(
         f"{field} {str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from qload.errors import ArgumentError, DtypeError, ShapeError, checked
-from qload.kernels import declared
+from qload.kernels import cuda, declared
 from qload.kernels.chips import uncast
 from qload.kernels.declared import REMEDY, Activations, Maximum
 from qload.kernels.reference import WIDE, product
@@ -137,6 +137,9 @@ def experts(
     """
     check(x, topk_ids, topk_weights, weight)
     check_inputs(weight, activations, maximum)
+    quantizes = activations == "declared" and any(getattr(weight, name).layer.activations for name in STACKS)
+    if not quantizes and cuda.can_multiply_experts(x, topk_weights, weight):
+        return cuda.experts_linear(x, topk_ids, topk_weights, weight)
     wide = torch.promote_types(x.dtype, torch.float32)
     rows, weights = x.reshape(-1, x.shape[-1]).to(wide), topk_weights.to(wide)
     total, on_input = torch.zeros_like(rows), weight.facts.side == "input"

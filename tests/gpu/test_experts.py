@@ -238,20 +238,27 @@ def _part(matrix: Any, experts_here: Tensor) -> Any:
 
 @pytest.mark.parametrize("M", [1, 6])
 @WAYS
-def test_numbers_that_are_no_expert_add_nothing(M: int, way: str) -> None:
+def test_a_number_of_no_expert_makes_its_token_nan_and_no_other(M: int, way: str) -> None:
     held, chosen = drawn(4, 256, 128), tokens(M, 256, 2, 4, torch.float16)
+    want = multiply(held, chosen, way=way)
     for number in (-1, 4, 2**31 - 1, 2**40, -(2**63)):
         ids = chosen.ids.clone()
-        ids[:, 1] = number
-        weights = chosen.weights.clone()
-        weights[:, 1] = 0
-        alone = multiply(held, Tokens(chosen.x, chosen.ids, weights), way=way)
+        ids[M - 1, 1] = number
 
-        assert_same_bits(multiply(held, Tokens(chosen.x, ids, chosen.weights), way=way), alone)
-    nowhere = torch.full_like(chosen.ids, -1)
-    assert_same_bits(
-        multiply(held, Tokens(chosen.x, nowhere, chosen.weights), way=way), torch.zeros_like(chosen.x)
-    )
+        got = multiply(held, Tokens(chosen.x, ids, chosen.weights), way=way)
+
+        assert bool(got[M - 1].isnan().all())
+        assert_same_bits(got[: M - 1], want[: M - 1])
+
+
+@WAYS
+def test_experts_that_are_all_elsewhere_add_nothing(way: str) -> None:
+    held, chosen = drawn(4, 256, 128), tokens(6, 256, 2, 4, torch.float16)
+    nowhere = torch.full((4,), -1, device="cuda", dtype=torch.int32)
+
+    y = multiply(held, chosen, way=way, expert_map=nowhere)
+
+    assert_same_bits(y, torch.zeros_like(y))
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,7 @@ __global__ void __launch_bounds__(kRowThreads) combine_kernel(const __grid_const
   const int m = blockIdx.x, n = (blockIdx.y * kRowThreads + threadIdx.x) * 4;
   if (n >= call.columns) return;
   float sums[4] = {};
+  bool wrong = false;  // a number of no expert, of which the host has looked at none
   for (int first = 0; first < call.top; first += kTogether) {
     int rows[kTogether];
     float weights[kTogether];
@@ -88,7 +89,9 @@ __global__ void __launch_bounds__(kRowThreads) combine_kernel(const __grid_const
       const int pair = m * call.top + first + i;
       const bool there = first + i < call.top;
       weights[i] = there && call.weights ? __ldcg(call.weights + pair) : 1;
-      rows[i] = there && expert_of(call.choice, pair) >= 0 ? pair_at(call.places, pair) : -1;
+      const int64_t id = there ? id_of(call.choice, pair) : 0;
+      wrong |= !is_expert(call.choice, id);
+      rows[i] = there && place_of(call.choice, id) >= 0 ? pair_at(call.places, pair) : -1;
     }
     __align__(16) From values[kTogether][4];
 #pragma unroll
@@ -103,7 +106,7 @@ __global__ void __launch_bounds__(kRowThreads) combine_kernel(const __grid_const
   }
   T* y = static_cast<T*>(call.y) + int64_t{m} * call.columns + n;
   for (int i = 0; i < 4; ++i)
-    if (n + i < call.columns) y[i] = narrow<T>(sums[i]);
+    if (n + i < call.columns) y[i] = narrow<T>(wrong ? __int_as_float(0x7FFFFFFF) : sums[i]);
 }
 
 }  // namespace qload::cuda

@@ -57,7 +57,8 @@ def multiply(
     Parameters
     ----------
     topk_ids
-        int32 or int64 (M, top): experts by their number among all; -1 and what no rank has count nothing.
+        int32 or int64 (M, top): experts by their number among all; one of no expert makes its token's result
+        NaN, as no host looks at it.
     topk_weights
         float32, float16 or bfloat16 (M, top).
     gate_up, down
