@@ -10,7 +10,7 @@ from torch import Tensor
 
 from qload.kernel_formats import GPTQMarlinWeight
 from qload.kernels import cuda
-from qload.kernels.cuda import linear, many, marlin
+from qload.kernels.cuda import launch, linear, many, marlin
 from qload.kernels.cuda.many import ManyDivision
 from qload.testing import assert_reads_back, assert_same_bits, assert_sums_exactly, assert_within_bound
 from tests.gpu.layers import DTYPES, call, inputs, layer
@@ -38,7 +38,7 @@ PAIRS = pytest.mark.parametrize("pairs", [False, True])
 @pytest.fixture(autouse=True, scope="module")
 def _hopper() -> None:
     reason = cuda.why_not()
-    if reason or torch.cuda.get_device_capability()[0] != many.CAPABILITY:
+    if reason or torch.cuda.get_device_capability()[0] != launch.HOPPER:
         pytest.skip(reason or "needs Hopper")
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from qload.kernel_formats import GPTQMarlinWeight
 from qload.kernels import cuda
-from qload.kernels.cuda import linear, marlin, middle
+from qload.kernels.cuda import launch, linear, marlin, middle
 from qload.testing import assert_reads_back, assert_same_bits, assert_sums_exactly, assert_within_bound
 from tests.gpu.layers import DTYPES, call, inputs, layer
 
@@ -36,7 +36,7 @@ LAYERS = [  # K, N, group, zero points, act order, bits
 @pytest.fixture(autouse=True, scope="module")
 def _hopper() -> None:
     reason = cuda.why_not()
-    if reason or torch.cuda.get_device_capability()[0] != middle.CAPABILITY:
+    if reason or torch.cuda.get_device_capability()[0] != launch.HOPPER:
         pytest.skip(reason or "needs Hopper")
 
 

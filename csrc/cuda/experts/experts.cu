@@ -28,8 +28,8 @@ Kernel kernel_of(const Experts& call, bool small) {
 bool fits(const Experts& call) {
   const bool wide = call.bits == 4 || call.bits == 8, lengths = call.tokens == 8 || call.tokens == 16;
   const int warps = call.columns * call.row_warps;
-  if (!wide || !lengths || call.K % kChunk || call.N % kTileN || warps < 1 || 32 * warps * most_registers(call.tokens / 8) > kRegisters)
-    return false;
+  if (!wide || !lengths || call.K % kChunk || call.N % kTileN || warps < 1) return false;
+  if (32 * warps * most_registers(call.tokens / 8) > kRegisters) return false;
   return !call.gated || (call.columns == 2 && call.outputs == call.N && call.N % (2 * kTileN) == 0);
 }
 

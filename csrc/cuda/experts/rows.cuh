@@ -96,8 +96,10 @@ __global__ void __launch_bounds__(kRowThreads) combine_kernel(const __grid_const
     __align__(16) From values[kTogether][4];
 #pragma unroll
     for (int i = 0; i < kTogether; ++i)
-      if (rows[i] >= 0) load_four(values[i], static_cast<const From*>(call.x) + int64_t{rows[i]} * call.columns + n, call.columns - n,
-                  call.columns % 4 == 0);
+      if (rows[i] >= 0) {
+        const From* from = static_cast<const From*>(call.x) + int64_t{rows[i]} * call.columns + n;
+        load_four(values[i], from, call.columns - n, call.columns % 4 == 0);
+      }
 #pragma unroll
     for (int i = 0; i < kTogether; ++i)
 #pragma unroll

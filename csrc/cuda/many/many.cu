@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "../device/encode.h"
 #include "../device/launch.h"
 #include "many.cuh"
 
@@ -11,21 +12,7 @@ namespace {
 
 using namespace many_room;
 
-using Encode = decltype(&cuTensorMapEncodeTiled);
-
 constexpr int kShared = 227 << 10, kOwn = 2048;  // of a block, and what is there beside its rings
-
-/// The driver's function that describes a matrix to copies, or null.
-Encode encode() {
-  static const Encode found = [] {
-    void* function = nullptr;
-    cudaDriverEntryPointQueryResult result;
-    const auto error =
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &result);
-    return error == cudaSuccess && result == cudaDriverEntryPointSuccess ? reinterpret_cast<Encode>(function) : nullptr;
-  }();
-  return found;
-}
 
 bool describe(CUtensorMap& map, const void* at, CUtensorMapDataType type, int dimensions, const cuuint64_t* sizes,
               const cuuint64_t* pitches, const cuuint32_t* box) {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "../device/encode.h"
 #include "../device/launch.h"
 #include "middle.cuh"
 
@@ -12,7 +13,6 @@ namespace {
 using namespace middle_room;
 
 using Kernel = void (*)(const Matrices, const Middle, const Work);
-using Encode = decltype(&cuTensorMapEncodeTiled);
 
 constexpr int kShared = 227 << 10, kOwn = 1024;  // of a multiprocessor, and what is of a block beside its ring
 
@@ -38,18 +38,6 @@ Kernel of_width(const Middle& call, const Shape& shape) {
 template <class T>
 Kernel kernel_of(const Middle& call, const Shape& shape) {
   return call.bits == 4 ? of_width<T, 4>(call, shape) : of_width<T, 8>(call, shape);
-}
-
-/// The driver's function that describes a matrix to copies, or null.
-Encode encode() {
-  static const Encode found = [] {
-    void* function = nullptr;
-    cudaDriverEntryPointQueryResult result;
-    const auto error =
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &result);
-    return error == cudaSuccess && result == cudaDriverEntryPointSuccess ? reinterpret_cast<Encode>(function) : nullptr;
-  }();
-  return found;
 }
 
 /// A matrix of rows side by side, in boxes.

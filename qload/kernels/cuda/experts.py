@@ -11,27 +11,23 @@ import torch
 from torch import Tensor
 
 from qload.errors import ArgumentError
+from qload.kernels.cuda import launch
 from qload.kernels.cuda.calls import ACTIVATIONS
 from qload.kernels.cuda.experts_call import GATES, ExpertMatrix, ExpertsCall
 from qload.kernels.cuda.experts_few import multiply_few
 from qload.kernels.cuda.experts_many import multiply_many
 from qload.kernels.cuda.library import operator
-from qload.kernels.cuda.module import check_operands, native, pointer
+from qload.kernels.cuda.module import check_operands, pointer
 
 MOST_EXPERTS = 4096
 MOST_FEW = 12  # pairs of an expert, on average over all ranks, up to which few is faster on an H200
-CAPABILITY = 9
-ALIGNED = 16  # bytes that are loaded at once
 
 WAYS: Mapping[str, Callable[[ExpertsCall], Tensor]] = {"few": multiply_few, "many": multiply_many}
 
 
 def why_not(device: torch.device) -> str | None:
     """Why no kernel multiplies experts on a device, or None; who calls has asked `module.why_not`."""
-    major, minor = torch.cuda.get_device_capability(device)
-    if major != CAPABILITY:
-        return f"needs a device of capability {CAPABILITY}.0, got {major}.{minor}"
-    return None if native().hopper else "the CUDA module was built without QLOAD_CUDA_ARCHS=90a"
+    return launch.why_not_hopper(device)
 
 
 def multiply(
@@ -164,9 +160,9 @@ def _check_matrix(name: str, matrix: ExpertMatrix, x: Tensor) -> None:
     )
     for field in ("weights", "scales", "zeros"):
         tensor = getattr(matrix, field)
-        if tensor is not None and pointer(tensor) % ALIGNED:
+        if tensor is not None and pointer(tensor) % launch.ALIGNED:
             raise ArgumentError(
-                f"{name}.{field}", f"memory from a multiple of {ALIGNED} bytes on", "another place"
+                f"{name}.{field}", f"memory from a multiple of {launch.ALIGNED} bytes on", "another place"
             )
 
 

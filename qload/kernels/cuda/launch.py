@@ -8,6 +8,15 @@ from torch import Tensor
 from qload.kernels.cuda.module import native, pointer, stream
 
 ALIGNED = 16  # bytes that are loaded at once
+HOPPER = 9
+
+
+def why_not_hopper(device: torch.device) -> str | None:
+    """Why no kernel of Hopper's own instructions runs on a device, or None."""
+    major, minor = torch.cuda.get_device_capability(device)
+    if major != HOPPER:
+        return f"needs a device of capability {HOPPER}.0, got {major}.{minor}"
+    return None if native().hopper else "the CUDA module was built without QLOAD_CUDA_ARCHS=90a"
 
 
 def why_not(call: Any, looks_up: bool = False) -> str | None:

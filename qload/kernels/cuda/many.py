@@ -13,7 +13,6 @@ from qload.kernels.cuda.inputs import in_rows
 from qload.kernels.cuda.launch import ALIGNED
 from qload.kernels.cuda.module import native, pointer, stream
 
-CAPABILITY = 9
 STAGE = 128  # rows that a block has at a time
 PLACES = {False: 132, True: 66}  # blocks, or pairs of them, that an H200 holds at once
 SLICES = (1, 2, 3, 4, 6, 8)  # of K, which a second kernel adds up
@@ -61,12 +60,7 @@ class ManyDivision(NamedTuple):
 
 def why_not(call: Any) -> str | None:
     """Why this kernel does not take a call, or None."""
-    major, minor = torch.cuda.get_device_capability(call.x.device)
-    if major != CAPABILITY:
-        return f"needs a device of capability {CAPABILITY}.0, got {major}.{minor}"
-    if not native().hopper:
-        return "the CUDA module was built without QLOAD_CUDA_ARCHS=90a"
-    return launch.why_not(call)
+    return launch.why_not_hopper(call.x.device) or launch.why_not(call)
 
 
 def run(call: Any, how: ManyDivision | None = None) -> Tensor:

@@ -4,15 +4,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from qload.kernels.cuda import launch
 from qload.kernels.cuda.inputs import in_rows
 from qload.kernels.cuda.launch import ALIGNED
-from qload.kernels.cuda.module import native
 
-CAPABILITY = 9
 MOST_TOKENS = 256
 STAGE = 64  # rows that a block has at a time
 TURN = 2.0  # microseconds until blocks that follow others multiply
@@ -43,11 +40,9 @@ BLOCK_SHAPES = (
 
 def why_not(call: Any) -> str | None:
     """Why this kernel does not take a call, or None."""
-    major, minor = torch.cuda.get_device_capability(call.x.device)
-    if major != CAPABILITY:
-        return f"needs a device of capability {CAPABILITY}.0, got {major}.{minor}"
-    if not native().hopper:
-        return "the CUDA module was built without QLOAD_CUDA_ARCHS=90a"
+    reason = launch.why_not_hopper(call.x.device)
+    if reason:
+        return reason
     if call.tokens > MOST_TOKENS:
         return f"takes {MOST_TOKENS} tokens, got {call.tokens}"
     return launch.why_not(call)
