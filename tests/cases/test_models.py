@@ -111,6 +111,33 @@ def test_layers_have_their_owners_numbers_whole_and_cut(folder: Path, tmp_path: 
                     assert_rounded(torch.cat(parts, axis), want)
 
 
+@every_model
+def test_every_expert_of_a_plain_stack_is_a_slice_of_it_whole_and_cut(folder: Path, tmp_path: Path) -> None:
+    """(E, K, N), as gpt-oss and Llama 4 are stored: what is in the file is what each expert means."""
+    config = json.loads((folder / "config.json").read_text())
+    stored = {
+        name: each for file in folder.glob("model*.safetensors") for name, each in load_file(file).items()
+    }
+    stacks = {
+        name: stack
+        for name, stack in stored.items()
+        if name.endswith(("experts.down_proj", "experts.gate_up_proj"))
+        if stack.dtype in HALVES
+    }
+    if not stacks:
+        pytest.skip("holds no plain stack")
+    with open_checkpoint(published(folder, tmp_path / "model")) as weights:
+        for name, stack in stacks.items():
+            for expert in range(len(stack)):
+                one = {f"{LAST}{name}": stack[expert].float()}
+                for prefix, want in last_experts({**config, "num_local_experts": expert + 1}, one).items():
+                    weight = weights.get_weights(prefix)
+                    assert torch.equal(weight.dequantize(), want)
+                    for dim, _, parts in shared(weights, weight, prefix):
+                        assert parts is not None
+                        assert torch.equal(torch.cat(parts, "NK".index(dim)), want)
+
+
 def assert_rounded(got: Tensor, want: Tensor) -> None:
     """The owner's numbers, which it may have rounded once."""
     assert any(torch.equal(got.to(dtype).to(want.dtype), want) for dtype in HALVES)

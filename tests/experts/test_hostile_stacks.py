@@ -150,12 +150,16 @@ def test_the_sizes_tell_which_way_halves_lie_and_turns_are_never_guessed() -> No
     }
     assert sorted(with_experts(MemoryStorage(turned), config("gpt_oss")).keys()) == sorted(turned)
 
-    square = {DOWN: drawn((E, HIDDEN, HIDDEN), torch.float32, 2)}
-    same = with_experts(MemoryStorage(square), config("qwen3_moe", moe_intermediate_size=HIDDEN))
-    assert torch.equal(same.read(f"{lead('qwen3_moe')}.1.down_proj.weight"), square[DOWN][1])
-    gpt = {f"{lead('gpt_oss')}.down_proj": square[DOWN]}
-    other = with_experts(MemoryStorage(gpt), config("gpt_oss", intermediate_size=HIDDEN))
-    assert torch.equal(other.read(f"{lead('gpt_oss')}.1.down_proj.weight"), square[DOWN][1].T)
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_where_inputs_and_outputs_are_as_many_a_stack_lies_as_its_type_has_it(kind: str) -> None:
+    square, name = drawn((E, HIDDEN, HIDDEN), torch.float32, 2), f"{lead(kind)}.down_proj"
+    told = config(kind, **{KINDS[kind].inner: HIDDEN})
+    storage = with_experts(MemoryStorage({name: square}), told)
+
+    for expert in range(E):
+        want = square[expert].T if KINDS[kind].inputs_first else square[expert]
+        assert torch.equal(storage.read(f"{lead(kind)}.{expert}.down_proj.weight"), want)
 
 
 @pytest.mark.parametrize(
@@ -168,6 +172,7 @@ def test_the_sizes_tell_which_way_halves_lie_and_turns_are_never_guessed() -> No
         (48, 128, 2, True),
         (192, 128, 4, True),  # joined from two and two
         (200, 128, 4, False),
+        (456, 128, 8, False),
     ],
 )  # fmt: skip
 def test_scales_of_blocks_that_gate_and_up_share_are_not_told_apart(

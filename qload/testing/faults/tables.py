@@ -1,9 +1,19 @@
 """Every seeded fault, by what it breaks."""
 
-from qload.testing.faults import activations, checkpoints, cuda, experts, formats, marlin, routing, rules
+from qload.testing.faults import (
+    activations,
+    checkpoints,
+    cuda,
+    experts,
+    formats,
+    marlin,
+    routing,
+    rules,
+    stacks,
+)
 from qload.testing.faults.fault import Fault
 
 FAULTS: tuple[Fault, ...] = (
     *checkpoints.FAULTS, *marlin.FAULTS, *cuda.FAULTS, *formats.FAULTS, *rules.FAULTS,
-    *experts.FAULTS, *routing.FAULTS, *activations.FAULTS,
+    *experts.FAULTS, *stacks.FAULTS, *routing.FAULTS, *activations.FAULTS,
 )  # fmt: skip
