@@ -47,6 +47,21 @@ class ExpertsWeight:
     down_bias
         (E, H), of the first of the ranks that cut the same experts, whose outputs are summed; None on the
         others, and where there is none.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from qload import ExpertFacts, MemoryStorage, Weights, loader_from_config
+    >>> from qload.experts import GatedActivation
+    >>> names = [f"experts.{e}.{matrix}.weight" for e in range(3) for matrix in ("w1", "w3", "w2")]
+    >>> storage = MemoryStorage({name: torch.full((4, 4), at + 1.0) for at, name in enumerate(names)})
+    >>> weights = Weights(storage, loader=loader_from_config(None))
+    >>> experts = weights.get_experts("experts", facts=ExpertFacts(GatedActivation("silu")))
+    >>> experts.shape, experts.gate_up.shape
+    ((3, 4, 4), (3, 8, 4))
+    >>> gate_up, down = experts.dequantize(2)
+    >>> gate_up[:, 0], down[:, 0]
+    (tensor([7., 7., 7., 7., 8., 8., 8., 8.]), tensor([9., 9., 9., 9.]))
     """
 
     gate_up: Stack

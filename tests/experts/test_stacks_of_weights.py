@@ -97,8 +97,9 @@ def test_a_loader_that_repacks_gives_the_stacks_that_repack_gives(target: Any, s
 
 
 def test_what_a_layout_cannot_say_is_refused_by_name() -> None:
-    with pytest.raises(RepackError, match="has no codes to repack"):
+    with pytest.raises(RepackError, match="has no codes to repack") as caught:
         stored_plain(2).load().repack("marlin")
+    assert caught.value.source == f"{PREFIX}.0.gate_proj, {PREFIX}.0.up_proj: unquantized"
     with pytest.raises(ArgumentError, match="layout"):
         stored_gptq().load().repack("no such layout")
 

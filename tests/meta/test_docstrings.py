@@ -48,6 +48,7 @@ FIRST: dict[str, tuple[str, ...]] = {
     "MPLinearLayerConfig": ("MPLinearLayerConfig(",),
     "Order": (".apply(", ".undo("),
     "Packing": (".pack(", ".unpack("),
+    "ExpertsWeight": (".get_experts(", ".dequantize("),
     "RepackingLoader": ("RepackingLoader(", ".get_weights("),
 }
 PUBLIC = documented()
