@@ -153,6 +153,10 @@ class _TorchMaximum:
         torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX, self.group)
         return largest
 
+    def __deepcopy__(self, memo: object) -> "_TorchMaximum":
+        """A copy of a layer reduces over the same group."""
+        return self
+
 
 @checked
 def maximum_over(process_group: ProcessGroup) -> Callable[[Tensor], Tensor]:

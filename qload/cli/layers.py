@@ -152,7 +152,7 @@ def _inputs(listed: Sequence["LayerInfo"]) -> Iterator[Text]:
     """A line for each way to quantize inputs that layers declare."""
     counts = Counter(str(layer.activations) for layer in listed if layer.activations is not None)
     for scheme, count in counts.most_common():
-        yield Text(f"inputs quantized: {scheme}, of {plural(count, 'layer')}")
+        yield Text(f"inputs quantized: {safe(scheme)}, of {plural(count, 'layer')}")
 
 
 def _summary(plain: Sequence["LayerInfo"]) -> str:

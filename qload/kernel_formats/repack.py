@@ -43,7 +43,9 @@ from qload.kernel_formats.marlin import GPTQMarlinWeight
 from qload.kernel_formats.out import W, apart, share_memory, written
 from qload.kernel_formats.strips import StripsWeight
 from qload.layouts import Stored, StoredMinusOne, ZeroPoints
-from qload.spec import Weight
+from qload.spec import ActivationScheme, Weight
+
+SCALES_OF_INPUTS = ("input_scale", "input_global_scale")  # one scale, by the names that formats have for it
 
 
 @dataclass(frozen=True)
@@ -277,4 +279,13 @@ def _origin(made: Weight) -> Origin | None:
 
 
 def _relabel(weight: W, origin: Origin | None) -> W:
-    return replace(weight, layer=replace(weight.layer, origin=origin))
+    return replace(weight, layer=replace(weight.layer, origin=origin, activations=_renamed(weight)))
+
+
+def _renamed(weight: Weight) -> ActivationScheme | None:
+    """How inputs are quantized, by the name that this format has for their stored scale."""
+    scheme, held = weight.activations, weight.fields()
+    if scheme is None or scheme.scale is None or scheme.scale in held:
+        return scheme
+    names = [name for name in SCALES_OF_INPUTS if name in held]
+    return replace(scheme, scale=names[0]) if names else scheme

@@ -79,4 +79,4 @@ class ActivationScheme:
         when = "local" if self.dynamic == "local" else "dynamic" if self.dynamic else "static"
         size = f" of {self.group_size}" if self.group_size else ""
         rest = "" if self.symmetric else " asymmetric"
-        return f"{self.type}{self.bits} {self.strategy or 'unsaid'}{size} {when}{rest}"
+        return f"{self.type}{self.bits} {self.strategy or 'unsaid':.40}{size} {when}{rest}"

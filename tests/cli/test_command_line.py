@@ -39,6 +39,17 @@ def test_in_a_pipe_it_prints_the_reports_json(verb: str) -> None:
     assert result.exit_code == 0
 
 
+def test_inspect_says_how_inputs_are_quantized() -> None:
+    folder = FIXTURES / "activations" / "w8a8_int8_tensor_static_asym"
+    (layer,) = json.loads(run("inspect", folder, "--json").stdout)["layers"]
+    told = run("inspect", folder, "--table").stdout
+
+    assert "inputs quantized: int8 tensor static asymmetric, of 1 layer" in told
+    assert layer["activations"]["scale"] == "model.layers.0.mlp.down_proj.input_scale"
+    assert layer["activations"]["zero_point"] == "model.layers.0.mlp.down_proj.input_zero_point"
+    assert "inputs quantized" not in run("inspect", MODEL, "--table").stdout
+
+
 def test_a_finding_has_the_agreed_keys_and_ends_with_1(damaged: Path) -> None:
     result = run("verify", damaged)
 

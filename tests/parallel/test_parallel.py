@@ -1,5 +1,6 @@
 """A rank's view of its world."""
 
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,8 @@ def test_a_group_of_torch_distributed_reduces_as_it_is(tmp_path: Path) -> None:
         assert not isinstance(group, ReducingGroup)
         values = torch.tensor([1.0, -2.0])
         assert maximum_over(group)(values).tolist() == [1, -2]
-        assert _TorchMaximum(group)(values).tolist() == [1, -2]
+        over = _TorchMaximum(group)
+        assert over(values).tolist() == [1, -2]
+        assert deepcopy(over) is over
     finally:
         torch.distributed.destroy_process_group()

@@ -21,6 +21,12 @@ FAULTS = (
     ),
     Fault("inputs-fp8-wraps", _MADE, "scaled = scaled.clamp(-most, most)", "scaled = scaled + 0"),
     Fault(
+        "inputs-stored-scale-ignored",
+        _MADE,
+        "stored = None if scale is None else scale.reshape(1)",
+        "stored = None if scale is None else torch.ones_like(scale).reshape(1)",
+    ),
+    Fault(
         "inputs-token-is-tensor",
         _MADE,
         'if scheme.strategy == "token":',
