@@ -4,6 +4,7 @@ What verify alone tells is found by it alone; what nothing inside a checkpoint t
 Where a kind does not apply, the test is skipped, and says why.
 """
 
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -37,6 +38,18 @@ def sound(folder: Path) -> Model:
     return Model.read(folder)
 
 
+@cache
+def made(name: str) -> Model:
+    return MORE[name]()
+
+
+@pytest.fixture(scope="module")
+def sound_copies(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Path]:
+    """A folder of each sound model, written once."""
+    place = tmp_path_factory.mktemp("sound")
+    return cache(lambda folder: sound(folder).write(place / folder.name))
+
+
 def damaged(folder: Path, plant: Plant) -> Model:
     try:
         return planted(sound(folder), plant)
@@ -50,8 +63,10 @@ def test_verify_alone_finds_it(folder: Path, plant: Plant, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("folder", "plant"), cells(quiet.PLANTS))
-def test_a_sound_copy_tells_it(folder: Path, plant: Plant, tmp_path: Path) -> None:
-    rules = found_against(damaged(folder, plant), sound(folder), tmp_path)
+def test_a_sound_copy_tells_it(
+    folder: Path, plant: Plant, sound_copies: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    rules = found_against(damaged(folder, plant), sound_copies(folder), tmp_path / "model")
 
     assert rules & {"against-value", "against-shape", "against-missing"}
 
@@ -60,7 +75,7 @@ def test_a_sound_copy_tells_it(folder: Path, plant: Plant, tmp_path: Path) -> No
 @pytest.mark.parametrize("name", sorted(set(MORE) - set(MODELS_IN_UNIT)))
 def test_verify_alone_finds_it_in_a_model_of_each_format(name: str, plant: Plant, tmp_path: Path) -> None:
     try:
-        model = planted(MORE[name](), plant)
+        model = planted(made(name), plant)
     except DoesNotApplyError as reason:
         pytest.skip(f"does not apply: {reason}")
 

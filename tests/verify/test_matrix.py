@@ -63,7 +63,8 @@ def test_a_sound_copy_tells_what_nothing_inside_does(name: str, plant: Plant, tm
             planted(sound(name), plant)
         return
 
-    rules = found_against(planted(sound(name), plant), sound(name), tmp_path)
+    copy = sound(name).write(tmp_path / "sound")
+    rules = found_against(planted(sound(name), plant), copy, tmp_path / "damaged")
 
     assert "against-value" in rules
 

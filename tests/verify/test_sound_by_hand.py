@@ -243,6 +243,17 @@ def test_a_hole_beside_pruned_neurons_is_one(tmp_path: Path) -> None:
     assert rules_of(model, tmp_path) == {"hole"}
 
 
+@pytest.mark.parametrize("distance", [512, 768, 4096])
+@pytest.mark.parametrize("first", [0, 1, 100, 255, 1000])
+def test_a_block_stored_again_is_told_wherever_it_begins(first: int, distance: int, tmp_path: Path) -> None:
+    model = MODELS["packed"]()
+    data = bytes_of(model.tensors["model.layers.1.mlp.up_proj.weight_packed"])
+    block = data[first : first + 512].clone()
+    data[first + distance : first + distance + 512] = block
+
+    assert rules_of(model, tmp_path) == {"repeated-block"}
+
+
 # Buffers
 
 

@@ -22,7 +22,6 @@ def found_alone(model: Model, folder: Path) -> set[str]:
     return {finding.rule for finding in verify(model.write(folder)).findings}
 
 
-def found_against(model: Model, sound: Model, folder: Path) -> set[str]:
-    """The rules that speak of a model beside a sound copy."""
-    reference = sound.write(folder / "sound")
-    return {finding.rule for finding in verify(model.write(folder / "damaged"), against=reference).findings}
+def found_against(model: Model, sound: Path, folder: Path) -> set[str]:
+    """The rules that speak of a model beside the folder of a sound copy."""
+    return {finding.rule for finding in verify(model.write(folder), against=sound).findings}
