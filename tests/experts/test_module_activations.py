@@ -219,21 +219,43 @@ def test_a_scheme_that_cannot_be_done_is_refused_when_the_module_is_made(
     assert by_hand(scheme).get_linear(activations="unquantized") is not None
 
 
-def test_experts_whose_inputs_are_quantized_apart_are_refused() -> None:
+@pytest.mark.parametrize("name", ["w8a8_int8_tensor_dynamic_sym", "fp8_tensor_dynamic"])
+def test_a_scale_over_all_tokens_is_refused_by_every_rank(name: str) -> None:
+    said = set()
+    for group in FakeWorld(2):
+        for how in ({}, {"maximum": "own"}):
+            with pytest.raises(ArgumentError, match=r"gate_up: activations") as caught:
+                load(name, group, split="tensor").get_linear(**how)
+            said.add(str(caught.value))
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize(
+    ("part", "other"),
+    [("gate_proj", r"experts\.2\.(gate|up)_"), ("down_proj", r"experts\.2\.down_")],
+    ids=["gate", "down"],
+)
+def test_experts_whose_inputs_are_quantized_apart_are_refused_before_a_weight_is_read(
+    part: str, other: str
+) -> None:
     config = copy.deepcopy(named(TOKEN).config)
     (group,) = config["config_groups"].values()
-    apart = copy.deepcopy(group)
-    group["targets"], apart["targets"] = [r"re:.*experts\.[01]\..*"], [r"re:.*experts\.2\..*"]
+    apart, other = (
+        copy.deepcopy(group),
+        r"experts\.2\.(gate|up)_" if part == "gate_proj" else r"experts\.2\.down_",
+    )
+    group["targets"], apart["targets"] = [rf"re:^(?!.*{other}).*$"], [rf"re:.*{other}.*"]
     apart["input_activations"]["symmetric"] = False
     config["config_groups"] = {"one": group, "other": apart}
     loader: FormatLoader = Case({}, config, {}).loader
-    weights = Weights(MemoryStorage(tensors(TOKEN)), loader=loader)
+    storage = MemoryStorage(tensors(TOKEN))
 
     with pytest.raises(MismatchError, match=r"differ in how inputs are quantized") as caught:
-        weights.get_experts(PREFIX, facts=FACTS)
+        Weights(storage, loader=loader).get_experts(PREFIX, facts=FACTS)
 
-    assert f"{PREFIX}.2.gate_proj" in str(caught.value)
+    assert f"{PREFIX}.2.{part}" in str(caught.value)
     assert "int8 token dynamic asymmetric" in str(caught.value)
+    assert not storage.reads
 
 
 def test_typed_weights_whose_inputs_are_quantized_apart_are_not_stacked() -> None:

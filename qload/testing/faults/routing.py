@@ -95,13 +95,24 @@ FAULTS = (
         "found.setdefault(places[expert - 1], [])",
     ),
     Fault("experts-elsewhere-are-the-last", _MODULE, "if places[expert] >= 0:", "if len(places):"),
-    Fault("bias-of-the-first-expert", _MODULE, "else bias[expert], wide)", "else bias[0], wide)"),
+    Fault("bias-of-the-first-expert", _MODULE, "else bias[expert])", "else bias[0])"),
     Fault("sums-in-the-order-of-slots", _MODULE, "in sorted(pairs):", "in pairs:"),
     Fault(
         "sums-in-the-dtype-of-inputs",
         _MODULE,
         "wide = torch.promote_types(x.dtype, torch.float32)",
         "wide = x.dtype",
+    ),
+    Fault(
+        "experts-inputs-as-they-come", _MODULE, "wide, activations, maximum)", 'wide, "unquantized", maximum)'
+    ),
+    Fault("experts-inputs-by-a-share", _MODULE, "wide, activations, maximum)", 'wide, activations, "own")'),
+    Fault("experts-scale-of-all-tokens", _MODULE, "and scheme.covers_all_tokens", "and not scheme"),
+    Fault(
+        "experts-inputs-not-compared",
+        "qload/experts/alike.py",
+        "said(first.format.activations), said(other.format.activations)",
+        "None, None",
     ),
     Fault("experts-below-0", _MODULE, "if not 0 <= pair[0] < len(places)", "if not pair[0] < len(places)"),
 )
