@@ -143,6 +143,34 @@ def _fused(weight_type: type[Weight]) -> Capability:
     return Capability(True, f"if the layers have the same {' and '.join(alike)}" if alike else "")
 
 
+def _judged(specs: Sequence[TensorSpec]) -> str:
+    """The tensors of which not every value can be: what the rules of values look at."""
+    return ", ".join(
+        spec.suffix
+        for spec in specs
+        if spec.role is not Role.WORD
+        or spec.dtypes[0].is_floating_point
+        or spec.nibbles
+        or spec.between
+        or spec.fact
+    )
+
+
+def _said(config: Config) -> str:
+    """A config by what it says that is not the default."""
+    own = {field.name: field.default for field in fields(config)}
+    said = {name: value for name, default in own.items() if (value := getattr(config, name)) != default}
+    return f"{type(config).__name__}({', '.join(f'{name}={value!r}' for name, value in said.items())})"
+
+
+def _why_no_layout(weight_type: type[Weight]) -> str:
+    return "a plain weight has no codes" if weight_type.plain else "no kernel format holds it"
+
+
+def _why_no_quantizer(weight_type: type[Weight]) -> str:
+    return "it is not quantized" if weight_type.plain else "there is no quantizer for it"
+
+
 def _experts(weight_type: type[Weight], layouts: Sequence[str]) -> Capability:
     specs = weight_type.tensors(weight_type.example)
     if _of_all_experts(specs):
@@ -199,31 +227,3 @@ def _of_all_experts(specs: Sequence[TensorSpec]) -> bool:
 
 def _required(weight_type: type[Weight]) -> list[TensorSpec]:
     return [spec for spec in weight_type.tensors(weight_type.example) if not spec.optional]
-
-
-def _judged(specs: Sequence[TensorSpec]) -> str:
-    """The tensors of which not every value can be: what the rules of values look at."""
-    return ", ".join(
-        spec.suffix
-        for spec in specs
-        if spec.role is not Role.WORD
-        or spec.dtypes[0].is_floating_point
-        or spec.nibbles
-        or spec.between
-        or spec.fact
-    )
-
-
-def _said(config: Config) -> str:
-    """A config by what it says that is not the default."""
-    own = {field.name: field.default for field in fields(config)}
-    said = {name: value for name, default in own.items() if (value := getattr(config, name)) != default}
-    return f"{type(config).__name__}({', '.join(f'{name}={value!r}' for name, value in said.items())})"
-
-
-def _why_no_layout(weight_type: type[Weight]) -> str:
-    return "a plain weight has no codes" if weight_type.plain else "no kernel format holds it"
-
-
-def _why_no_quantizer(weight_type: type[Weight]) -> str:
-    return "it is not quantized" if weight_type.plain else "there is no quantizer for it"

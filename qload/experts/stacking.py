@@ -60,6 +60,7 @@ def stacked(name: str, count: int, weights: Iterable[Weight]) -> Stack:
     stacking = Stacking(name, count)
     for weight in weights:
         stacking.put(weight)
+        del weight  # before the next one is made
     return stacking.stack()
 
 
@@ -69,9 +70,7 @@ def check_alike(first: Weight, other: Weight) -> None:
         ("format", first.format, other.format),
         ("config", *configs_apart(first.config, other.config)),
         ("(N, K)", first.shape, other.shape),
-        ("share", _share(first), _share(other)),
-        ("how inputs are quantized", first.layer.activations, other.layer.activations),
-        ("what it was repacked from", first.layer.origin, other.layer.origin),
+        ("layer", replace(first.layer, name=""), replace(other.layer, name="")),
         ("tensors", _described(first), _described(other)),
     ):
         if a != b:
@@ -80,11 +79,8 @@ def check_alike(first: Weight, other: Weight) -> None:
                 f"experts of one layer differ in {what}",
                 f"{a} as in {first.layer.name}",
                 str(b),
+                "remedy   load them without a target, and repack them: RepackError says what is in the way",
             )
-
-
-def _share(weight: Weight) -> tuple[tuple[int, ...], tuple[int, int]]:
-    return weight.layer.parts, weight.layer.whole
 
 
 def _described(weight: Weight) -> str:
