@@ -29,8 +29,7 @@ def _compared(first: LayerDescription, other: LayerDescription) -> Iterator[tupl
     yield "tensors", _names(kept), _names(others)
     yield "(N, K)", (first.N, first.K), (other.N, other.K)
     yield "config", *configs_apart(first.format.config, other.format.config)
-    for said in (str, repr):  # the whole scheme where the few words for it are the same
-        yield "how inputs are quantized", said(first.format.activations), said(other.format.activations)
+    yield "what is declared of its inputs", first.format.activations, other.format.activations
     for one, two in zip(kept, others, strict=True):
         a, b = (str(layer.dtypes[one.name]).removeprefix("torch.") for layer in (first, other))
         yield f"the dtype of {one.name}", a, b

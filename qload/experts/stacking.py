@@ -70,9 +70,7 @@ def check_alike(first: Weight, other: Weight) -> None:
         ("format", first.format, other.format),
         ("config", *configs_apart(first.config, other.config)),
         ("(N, K)", first.shape, other.shape),
-        ("share", _share(first), _share(other)),
-        ("how inputs are quantized", first.layer.activations, other.layer.activations),
-        ("what it was repacked from", first.layer.origin, other.layer.origin),
+        ("layer", replace(first.layer, name=""), replace(other.layer, name="")),
         ("tensors", _described(first), _described(other)),
     ):
         if a != b:
@@ -83,10 +81,6 @@ def check_alike(first: Weight, other: Weight) -> None:
                 str(b),
                 "remedy   load them without a target, and repack them: RepackError says what is in the way",
             )
-
-
-def _share(weight: Weight) -> tuple[tuple[int, ...], tuple[int, int]]:
-    return weight.layer.parts, weight.layer.whole
 
 
 def _described(weight: Weight) -> str:

@@ -111,7 +111,7 @@ FAULTS = (
     Fault(
         "experts-inputs-not-compared",
         "qload/experts/alike.py",
-        "said(first.format.activations), said(other.format.activations)",
+        "first.format.activations, other.format.activations",
         "None, None",
     ),
     Fault("experts-below-0", _MODULE, "if not 0 <= pair[0] < len(places)", "if not pair[0] < len(places)"),
