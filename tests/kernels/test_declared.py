@@ -302,3 +302,16 @@ def test_an_asymmetric_static_scheme_needs_its_zero_point() -> None:
 
     with pytest.raises(ArgumentError, match="no zero point is stored"):
         weight.get_linear()
+
+
+@pytest.mark.parametrize("name", ["nvfp4_local_dynamic", "modelopt_nvfp4_local_dynamic"])
+def test_fp4_in_marlins_order_names_the_scale_of_its_inputs_as_that_order_does(name: str) -> None:
+    case = named(name)
+    made = repack(case.weight, "marlin", dtype=torch.bfloat16)
+    back = restore(made)
+
+    taken = case.owner["expected.x_dequant"]
+    y = made.get_linear(case.bias)(case.x)
+    assert bool((distance(y, taken, made.dequantize(), case.bias) <= 1).all())
+    assert back.activations == case.scheme
+    assert torch.equal(back.get_linear()(case.x), case.weight.get_linear()(case.x))
