@@ -6,7 +6,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from qload.devices import in_large_pages
 from qload.errors import ArgumentError, MismatchError
 from qload.experts.stack import Stack
 from qload.loader.description import configs_apart
@@ -52,7 +51,7 @@ class Stacking:
 
     def _empty(self, tensor: Tensor) -> Tensor:
         shape = (self._count, *tensor.shape)
-        return in_large_pages(torch.empty(shape, dtype=tensor.dtype, device=tensor.device))
+        return torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
 
 
 def stacked(name: str, count: int, weights: Iterable[Weight]) -> Stack:
