@@ -86,11 +86,14 @@ def experts_that_tokens_chose() -> None:
     for kind in kinds:
         held = drawn(3, 256, **kind)
         chosen = tokens(20, 256, 2, 3, torch.float16)
-        chosen.ids[5:7, 1] = -1
+        chosen.ids[5:7, 1] = 3  # which is elsewhere
+        place = torch.tensor([0, 1, 2, -1], device="cuda", dtype=torch.int32)
         all_ways = [Tokens(chosen.x[:M], chosen.ids[:M], chosen.weights[:M]) for M in (1, 7, 20)]
         for way in experts.WAYS:
             rows = [
-                experts.multiply(each.x, each.ids, each.weights, held.gate_up, held.down, way=way)
+                experts.multiply(
+                    each.x, each.ids, each.weights, held.gate_up, held.down, expert_map=place, way=way
+                )
                 for each in all_ways
             ]
             same(rows[2][:7], rows[1])

@@ -55,8 +55,8 @@ def experts_linear(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, weight: An
         topk_weights,
         *(_matrix(getattr(weight, name), getattr(weight, f"{name}_bias")) for name in STACKS),
         activation=activation.kind,
-        alpha=activation.alpha,
-        limit=activation.limit,
+        alpha=activation.alpha or 0.0,  # 0 where the kind has none
+        limit=activation.limit or 0.0,
         weighs_inputs=weight.facts.side == "input",
         expert_map=None if len(local) == local.total else _map(local, x.device),
     )
