@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from qload.verify import verify
-from tests.cases.test_models import FOLDER, MODELS, has_lost_scales, refused
+from tests.cases.test_models import FOLDER, MODELS, refused
 from tests.verify.damage import planted as values
 from tests.verify.damage import quiet, structure
 from tests.verify.damage.model import DoesNotApplyError, Model
@@ -19,7 +19,7 @@ from tests.verify.damage.planting import Plant, found_against, found_alone, plan
 from tests.verify.damage.sound import MODELS as MODELS_IN_UNIT
 from tests.verify.damage.sound_floats import MORE
 
-READ = [folder for folder in MODELS if refused(folder) is None and not has_lost_scales(folder)]
+READ = [folder for folder in MODELS if refused(folder) is None]
 ALONE = (*values.PLANTS, *structure.PLANTS)
 
 pytestmark = pytest.mark.skipif(not FOLDER, reason="QLOAD_CASES names no folder of cases")
