@@ -115,6 +115,18 @@ def test_damage_is_found_by_its_evidence(name: str, plant: planted.Plant, tmp_pa
     assert found & RULES[plant]
 
 
+@pytest.mark.parametrize("attention", [True, False])
+def test_inverted_scales_of_all_of_some_projections_are_each_told(attention: bool, tmp_path: Path) -> None:
+    model = copy.deepcopy(sound("fp8"))
+    inverted = [model.scales(codes) for codes in model.codes() if ("self_attn" in codes) == attention]
+    for name in inverted:
+        model.tensors[name] = 1 / model.tensors[name]
+
+    report = verify(model.write(tmp_path / "damaged"))
+
+    assert {finding.tensor for finding in report.findings if finding.rule == "weight-size"} == {*inverted}
+
+
 def test_every_damage_is_done_to_some_model() -> None:
     assert set(RULES) == set(planted.PLANTS)
     assert {plant for plant in RULES if any(damaged(name, plant) for name in NAMES)} == set(RULES)

@@ -20,6 +20,7 @@ MODEL = 4  # layers, of which fewer may be a sample with any scale
 ABOVE, LARGE = 10.0, 0.5  # times the same projection of other layers; of sound ones up to 2; and at least
 FAR = 100.0  # times, where what is at least LARGE is no larger than LARGEST
 BELOW, SMALL = 500.0, 1e-3  # the same of weights that are smaller
+HUGE = 1000.0  # of one layer, whatever its like have; inverted scales make 10,000 and more
 EXPERT = ".experts."  # one that no token was sent to is lawfully as small as decay has made it
 
 
@@ -36,7 +37,8 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
     for alike in kinds(sizes).values():
         for prefix in alike:
             size = sizes[prefix]
-            if not SMALLEST <= whole <= LARGEST and not SMALLEST <= size <= LARGEST:
+            alone = size > HUGE and len(sizes) >= MODEL
+            if alone or (not SMALLEST <= whole <= LARGEST and not SMALLEST <= size <= LARGEST):
                 against = f"sound ones have {SMALLEST:g} to {LARGEST:g}"
             elif (like := _beside(prefix, alike, sizes)) is not None:
                 against = f"that of its like in other layers is {like:g}"

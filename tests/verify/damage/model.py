@@ -107,10 +107,13 @@ class Model:
         return found[0]
 
     def _scales(self, codes: str) -> str | None:
+        plain = self.tensors[codes].dtype in (torch.float32, torch.float16, torch.bfloat16)
         for end, fields in SCALES.items():
             if codes.endswith(end):
                 names = (codes.removesuffix(end) + field for field in fields)
-                return next((name for name in names if name in self.tensors), None)
+                name = next((name for name in names if name in self.tensors), None)
+                unused = plain and name is not None and name.endswith("weight_scale_inv")  # by FP8 alone
+                return None if unused else name
         return None
 
 
