@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from qload.devices import in_large_pages
 from qload.errors import ArgumentError, MismatchError
 from qload.experts.stack import Stack
 from qload.loader.description import configs_apart
@@ -51,7 +52,7 @@ class Stacking:
 
     def _empty(self, tensor: Tensor) -> Tensor:
         shape = (self._count, *tensor.shape)
-        return torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
+        return in_large_pages(torch.empty(shape, dtype=tensor.dtype, device=tensor.device))
 
 
 def stacked(name: str, count: int, weights: Iterable[Weight]) -> Stack:
