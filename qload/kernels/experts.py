@@ -136,10 +136,10 @@ def experts(
     lie on other devices, and for inputs that cannot be quantized as declared.
     """
     check(x, topk_ids, topk_weights, weight)
-    check_inputs(weight, activations, maximum)
     quantizes = activations == "declared" and any(getattr(weight, name).layer.activations for name in STACKS)
     if not quantizes and cuda.can_multiply_experts(x, topk_weights, weight):
         return cuda.experts_linear(x, topk_ids, topk_weights, weight)
+    check_inputs(weight, activations, maximum)
     wide = torch.promote_types(x.dtype, torch.float32)
     rows, weights = x.reshape(-1, x.shape[-1]).to(wide), topk_weights.to(wide)
     total, on_input = torch.zeros_like(rows), weight.facts.side == "input"

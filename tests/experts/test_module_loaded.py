@@ -7,10 +7,8 @@ import torch
 
 from qload import ExpertFacts
 from qload.experts import GatedActivation
+from tests.experts import bounds
 from tests.experts.expert_layers import PREFIX, ranks, stored_plain
-
-pytest.importorskip("qload.kernels.experts", reason="there is no module of experts here")
-bounds = pytest.importorskip("tests.experts.bounds")
 
 
 def product(made: Any, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> list[Any]:
