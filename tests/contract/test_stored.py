@@ -89,3 +89,13 @@ def test_a_repacked_weight_says_it_too(layout: str, group: int) -> None:
 
     assert stored is not None
     assert_same_bits(read(stored, N, K), weight.dequantize())
+
+
+@pytest.mark.parametrize("weight_type", CONFIGS, ids=lambda weight_type: weight_type.format)
+@given(data=st.data())
+def test_a_lookup_has_a_value_for_each_code_of_so_many_bits(weight_type: type[Weight], data: Any) -> None:
+    if weight_type.plain:
+        return  # whose numbers are no codes
+    codes = data.draw(layers(weight_type, CONFIGS[weight_type])).weight().codes()
+
+    assert codes.lookup is None or codes.lookup.numel() == 2**codes.bits

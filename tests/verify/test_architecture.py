@@ -103,6 +103,31 @@ def test_messages_have_both_shapes_and_the_words_of_the_config(tmp_path: Path) -
     )
 
 
+ONE = {"num_hidden_layers": 1}
+EXPERTS = {**ONE, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
+
+
+@pytest.mark.parametrize(
+    ("config", "lost", "lacks"),
+    [
+        (ONE, [".q_proj."], "self_attn.q_proj: not stored"),
+        ({}, [".q_proj."], "self_attn.q_proj: not stored, in 3 of 3 layers: 0, 1, 2"),
+        (EXPERTS, [".2."], "block_sparse_moe.experts.2: not stored"),
+        (EXPERTS, [".2.", ".3."], "block_sparse_moe.experts.2: not stored, nor of 2 experts in all: 2, 3"),
+    ],
+)
+def test_a_message_says_of_how_many_layers_or_experts_something_lacks(
+    config: dict[str, Any], lost: list[str], lacks: str, tmp_path: Path
+) -> None:
+    tensors = {
+        name: tensor for name, tensor in whole(**config).items() if not any(part in name for part in lost)
+    }
+
+    (finding,) = verify(model(tmp_path, tensors, **{**CONFIG, **config})).findings
+
+    assert finding.message.startswith(f"model.layers.0.{lacks}; config.json says ")
+
+
 def test_a_config_of_another_width_is_one_finding_for_each_matrix(tmp_path: Path) -> None:
     report = verify(model(tmp_path, whole(), **{**CONFIG, "num_attention_heads": 8, "head_dim": 4}))
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from qload import open_checkpoint
+from qload import UnquantizedWeight, open_checkpoint
 from qload.verify import verify
+from qload.verify.misreadings import readings
 from tests.verify import checkpoints
 
 BITS = {"bits": 4, "group_size": 32, "desc_act": False, "sym": False}
@@ -243,3 +244,10 @@ def test_a_reference_that_is_no_number_names_no_other_layer(tmp_path: Path) -> N
     (found,) = (one for one in report.findings if one.tensor == UP)
     assert "differs from the reference first at (n, k) = (3, 5)" in found.message
     assert "it is the reference" not in found.message
+
+
+def test_of_one_output_nobody_says_that_it_is_one_too_far() -> None:
+    one, two = (UnquantizedWeight(weight=torch.full((rows, 4), 2.0)) for rows in (1, 2))
+
+    assert readings(one, one) == {}
+    assert set(readings(two, two)) == {"outputs one back", "outputs one on"}

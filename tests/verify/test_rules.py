@@ -244,6 +244,15 @@ def test_a_world_that_cannot_share_a_layer_is_told_with_the_lawful_ones(tmp_path
     assert "for 4 ranks, 1 other layers can be cut neither way: model.other" in report.notes
 
 
+def test_of_layers_that_no_world_can_share_the_first_four_are_named(tmp_path: Path) -> None:
+    others = [f"model.other{number}" for number in range(5)]
+    tensors = {name: held for other in others for name, held in gptq(other).items()}
+
+    report = verify(model(tmp_path, tensors, quantization_config=GPTQ), tp=4)
+
+    assert f"for 4 ranks, 5 other layers can be cut neither way: {', '.join(others[:4])}" in report.notes
+
+
 def test_a_world_of_none_is_a_callers_mistake(tmp_path: Path) -> None:
     for none in (0, (), (2, 0)):
         with pytest.raises(ArgumentError, match="tp\n  expected at least 1"):
@@ -357,3 +366,12 @@ def test_a_layer_without_an_index_is_judged_by_the_groups_of_its_config(tmp_path
     assert f"{total} of {total}" in report.findings[0].message
     asymmetric = verify(model(tmp_path, stored, quantization_config={**config, "sym": False}))
     assert (asymmetric.verdict, len(asymmetric.notes)) == ("ok", 1)
+
+
+def test_a_wrong_shape_is_told_with_what_the_other_shapes_say(tmp_path: Path) -> None:
+    tensors = {**gptq("a"), "a.qzeros": torch.zeros(3, 1, dtype=torch.int32)}
+
+    (finding,) = verify(model(tmp_path, tensors, quantization_config=GPTQ)).findings
+
+    said = "the shapes say 4 bits and 2 groups of 8 rows, config.json claims 4 bits and a group size of 8"
+    assert finding.message.splitlines()[-1] == said
