@@ -283,3 +283,15 @@ def test_a_layer_that_predicts_further_words_has_what_only_these_have(tmp_path: 
 
     assert sound.findings == ()
     assert (finding.rule, finding.severity, finding.tensor) == ("layer-count", "warning", "model.layers.2")
+
+
+def test_a_head_that_is_not_what_it_is_tied_to_is_told_with_the_first_row_that_differs(
+    tmp_path: Path,
+) -> None:
+    tensors = whole(tie_word_embeddings=False)
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    tensors["lm_head.weight"][13:, 3] += 1
+
+    (finding,) = verify(model(tmp_path, tensors, **CONFIG, tie_word_embeddings=True)).findings
+
+    assert finding.message.startswith("lm_head.weight: differs from row 13 on; the config ties it to ")

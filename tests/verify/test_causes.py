@@ -1,6 +1,7 @@
 """`--against` names what is wrong with a layer, where a mistake that programs make explains it."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from qload import UnquantizedWeight, open_checkpoint
+from qload import GPTQConfig, GPTQWeight, UnquantizedWeight, open_checkpoint
 from qload.verify import verify
 from qload.verify.misreadings import readings
 from tests.verify import checkpoints
@@ -251,3 +252,12 @@ def test_of_one_output_nobody_says_that_it_is_one_too_far() -> None:
 
     assert readings(one, one) == {}
     assert set(readings(two, two)) == {"outputs one back", "outputs one on"}
+
+
+def test_what_the_reference_has_too_is_not_exchanged() -> None:
+    held = {name.rpartition(".")[2]: tensor for name, tensor in drawn("gptq").items() if UP in name}
+    weight = GPTQWeight(config=GPTQConfig(4, 32), **held)
+    other = replace(weight, scales=weight.scales * 2)
+
+    assert not [mistake for mistake in readings(weight, weight) if mistake.startswith("the reference's")]
+    assert "the reference's scales" in readings(weight, other)

@@ -375,3 +375,31 @@ def test_a_wrong_shape_is_told_with_what_the_other_shapes_say(tmp_path: Path) ->
 
     said = "the shapes say 4 bits and 2 groups of 8 rows, config.json claims 4 bits and a group size of 8"
     assert finding.message.splitlines()[-1] == said
+
+
+def test_zero_points_of_a_symmetric_layer_are_all_looked_at(tmp_path: Path) -> None:
+    N, groups = 1 << 16, 16  # words of zero points beyond one run of rows
+    qzeros = torch.full((groups, N // 8), 0x77777777, dtype=torch.int32)
+    qzeros[-1, 0] = 0x77777776
+    tensors = {
+        "a.qweight": torch.randint(-(2**31), 2**31, (groups, N), dtype=torch.int32),
+        "a.qzeros": qzeros,
+        "a.scales": torch.rand(groups, N).half() + 1,
+        "a.g_idx": torch.arange(8 * groups, dtype=torch.int32) // 8,
+    }
+
+    report = verify(model(tmp_path, tensors, quantization_config=GPTQ))
+
+    (told,) = [finding.message for finding in report.findings if finding.rule == "symmetry"]
+    assert told.startswith(
+        "a.qzeros: zero point 7 at group 15, column 0, a symmetric layer of 4 bits has 8; 1 of "
+    )
+
+
+def test_a_block_of_a_plain_matrix_that_is_there_twice_is_told(tmp_path: Path) -> None:
+    matrix = torch.randn(64, 64)
+    matrix[32:40] = matrix[:8]
+
+    report = verify(model(tmp_path, {"model.layers.0.mlp.up_proj.weight": matrix}))
+
+    assert [finding.rule for finding in report.findings] == ["repeated-block"]

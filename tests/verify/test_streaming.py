@@ -10,7 +10,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from qload.storage import MemoryStorage
 from qload.verify import inspect, verify
+from qload.verify.values.pieces import pieces
 
 MEBI = 1 << 20
 
@@ -143,3 +145,8 @@ def test_progress_is_told_stage_by_stage(fixtures: Path) -> None:
     assert {stage for stage, _, _ in told} == {"headers", "values", "meaning", "against"}
     assert told[-1][1] == told[-1][2]
     assert all(done <= total for _, done, total in told)
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 4), (4, 0), (2, 0, 3)])
+def test_a_tensor_of_no_bytes_has_no_pieces(shape: tuple[int, ...]) -> None:
+    assert list(pieces(MemoryStorage({"a": torch.empty(shape)}), "a")) == []
