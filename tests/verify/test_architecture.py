@@ -285,7 +285,7 @@ def test_a_layer_that_predicts_further_words_has_what_only_these_have(tmp_path: 
     assert (finding.rule, finding.severity, finding.tensor) == ("layer-count", "warning", "model.layers.2")
 
 
-def test_a_head_that_is_not_what_it_is_tied_to_is_told_with_the_first_row_that_differs(
+def test_a_head_that_differs_from_what_it_is_tied_to_is_told_with_the_first_row(
     tmp_path: Path,
 ) -> None:
     tensors = whole(tie_word_embeddings=False)
