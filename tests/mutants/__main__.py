@@ -22,8 +22,11 @@ WORK = ROOT / "build" / "mutants"
 def main() -> int:
     """Sample, run, and tell; 1 where the tests kill too few."""
     asked = _arguments()
-    shutil.rmtree(WORK, ignore_errors=True)
-    WORK.mkdir(parents=True)
+    if not asked.resume:
+        shutil.rmtree(WORK, ignore_errors=True)
+    WORK.mkdir(parents=True, exist_ok=True)
+    for tree in (PRISTINE, *(f"tree-{number}" for number in range(asked.jobs))):
+        shutil.rmtree(WORK / tree, ignore_errors=True)  # in which a run that was stopped leaves a mutant
     packages = asked.packages or list(TESTS)
     drawn = sample(ROOT, WORK, packages, asked.count, asked.seed)
     work = chunks(drawn, WORK)
@@ -64,6 +67,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--count", type=int, default=400, help="how many mutants are drawn (400)")
     parser.add_argument("--seed", type=int, default=1, help="which ones: the same seed draws the same (1)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="how many run side by side")
+    parser.add_argument(
+        "--resume", action="store_true", help="go on where the same command was stopped, on the same code"
+    )
     parser.add_argument("packages", nargs="*", metavar="package", help="of these packages alone")
     asked = parser.parse_args()
     if unknown := set(asked.packages) - set(TESTS):

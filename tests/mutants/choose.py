@@ -46,14 +46,19 @@ def main() -> int:
 def measure(package: str, tree: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
     """Run the package's tests in an unchanged tree, and note which lines of it each of them runs."""
     measured = [f"--cov=qload.{package}", "--cov-context=test", "--cov-report="]
-    noted = {"COVERAGE_FILE": str(tree.parent / f"{package}.coverage"), "COVERAGE_CORE": "ctrace"}
+    noted = {"COVERAGE_FILE": str(coverage_file(package, tree)), "COVERAGE_CORE": "ctrace"}
     command = [*PYTEST, *measured, *TESTS[package]]
     return subprocess.run(command, cwd=tree, env=environment | noted, capture_output=True, text=True)
 
 
+def coverage_file(package: str, tree: Path) -> Path:
+    """What `measure` writes, beside the trees."""
+    return tree.parent / f"{package}.coverage"
+
+
 def contexts(package: str, work: Path) -> set[str]:
     """The tests that ran what is changed, as `file::test|run`; "" of an import."""
-    data = CoverageData(str(work / f"{package}.coverage"))
+    data = CoverageData(str(coverage_file(package, work / PRISTINE)))
     data.read()
     found: set[str] = set()
     for module, line in _changed(package, work / PRISTINE):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cosmic_ray.work_db import WorkDB, use_db
 
-from tests.mutants.choose import measure
+from tests.mutants.choose import coverage_file, measure
 from tests.mutants.sample import Chunk, configuration
 
 NOT_COPIED = shutil.ignore_patterns(
@@ -25,14 +25,23 @@ class Lane:
 
     def baseline(self, package: str) -> None:
         """The package's tests, here and unchanged, and which lines each runs; RuntimeError if one fails."""
-        _check(measure(package, self.folder, self._environment()))
+        noted = coverage_file(package, self.folder)
+        if not noted.exists():
+            done = measure(package, self.folder, self._environment())
+            if done.returncode:
+                noted.unlink(missing_ok=True)
+            _check(done)
 
     def run(self, chunk: Chunk) -> None:
-        """Each mutant of the chunk against its package's tests; the session keeps what became of it."""
+        """Each mutant of the chunk that did not run yet against its package's tests.
+
+        The session keeps what became of it.
+        """
         changed = sorted({str(item.mutations[0].module_path) for item in chunk.items})
         chunk.config.write_text(configuration(changed, chunk.package))
-        with use_db(str(chunk.session), WorkDB.Mode.create) as session:
-            session.add_work_items(chunk.items)
+        if not chunk.session.exists():
+            with use_db(str(chunk.session), WorkDB.Mode.create) as session:
+                session.add_work_items(chunk.items)
         self._cosmic_ray("exec", str(chunk.config), str(chunk.session))
 
     def _cosmic_ray(self, *arguments: str) -> None:

@@ -131,6 +131,7 @@ def _is_made(root: Path, item: WorkItem) -> bool:
 def _all(root: Path, folder: Path, packages: Sequence[str]) -> list[WorkItem]:
     """Every mutant that cosmic-ray knows of these packages."""
     config, session = folder / "all.toml", folder / "all.sqlite"
+    session.unlink(missing_ok=True)
     config.write_text(configuration([path for package in packages for path in modules(package)], "all"))
     command = [sys.executable, "-m", "cosmic_ray.cli", "init", str(config), str(session)]
     subprocess.run(command, cwd=root, check=True)

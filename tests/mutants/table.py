@@ -40,8 +40,8 @@ def mutants(chunks: Sequence[Chunk]) -> Iterator[Mutant]:
     """All mutants that ran; RuntimeError where one did not."""
     for chunk in chunks:
         with use_db(str(chunk.session), WorkDB.Mode.open) as session:
-            results = dict(session.results)
-        for item in chunk.items:
+            results, items = dict(session.results), list(session.work_items)
+        for item in items:
             (mutation,), result = item.mutations, results[item.job_id]
             if result.worker_outcome is not WorkerOutcome.NORMAL or not result.diff:
                 raise RuntimeError(f"{mutation} did not run: {result.output}")
