@@ -1,0 +1,70 @@
+"""`qload::linear`: x times the tensors of any layer, as one node of a traced model, with gradients.
+
+    qload::linear(x (..., K), tensors of the weight, bias (N,) or none, key of what they mean, N) -> (..., N)
+
+A module calls it where torch traces, records or wants gradients; else it calls what is behind it at once.
+The weight is frozen: gradients are those of x and bias, the former by `qload::linear_gradient`. Where inputs
+are quantized they pass as if they were not (straight through).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qload.kernels import reference
+from qload.kernels.cuda.library import LIBRARY
+from qload.kernels.meaning import known
+
+OPERATOR, GRADIENT = "linear", "linear_gradient"
+ANYWHERE = "CompositeExplicitAutograd"  # torch's name for: on every device, below its gradients
+
+
+def _linear(x: Tensor, held: Sequence[Tensor], bias: Tensor | None, meaning: str, N: int) -> Tensor:
+    return known(meaning).multiply(x, held, bias)
+
+
+def _linear_of_shapes(x: Tensor, held: Sequence[Tensor], bias: Tensor | None, meaning: str, N: int) -> Tensor:
+    reference.check(x, known(meaning).typed(held), bias)
+    return x.new_empty((*x.shape[:-1], N))
+
+
+def _gradient(gradient: Tensor, held: Sequence[Tensor], meaning: str, K: int) -> Tensor:
+    return known(meaning).gradient(gradient, held)
+
+
+def _gradient_of_shapes(gradient: Tensor, held: Sequence[Tensor], meaning: str, K: int) -> Tensor:
+    return gradient.new_empty((*gradient.shape[:-1], K))
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, held, bias, ctx.meaning, _ = inputs
+    ctx.save_for_backward(*held)
+    ctx.K, ctx.bias_dtype = x.shape[-1], None if bias is None else bias.dtype
+
+
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+    held = list(ctx.saved_tensors)
+    of_x, of_bias = None, None
+    if ctx.needs_input_grad[0]:
+        of_x = torch.ops.qload.linear_gradient(gradient, held, ctx.meaning, ctx.K)
+    if ctx.needs_input_grad[2]:
+        wide = torch.promote_types(gradient.dtype, torch.float32)
+        of_bias = gradient.reshape(-1, gradient.shape[-1]).sum(0, dtype=wide).to(ctx.bias_dtype)
+    return of_x, [None] * len(held), of_bias, None, None
+
+
+LIBRARY.define(f"{OPERATOR}(Tensor x, Tensor[] held, Tensor? bias, str meaning, SymInt N) -> Tensor")
+LIBRARY.define(f"{GRADIENT}(Tensor gradient, Tensor[] held, str meaning, SymInt K) -> Tensor")
+LIBRARY.impl(OPERATOR, _linear, ANYWHERE)
+LIBRARY.impl(GRADIENT, _gradient, ANYWHERE)
+torch.library.register_fake(f"qload::{OPERATOR}", _linear_of_shapes, lib=LIBRARY)
+torch.library.register_fake(f"qload::{GRADIENT}", _gradient_of_shapes, lib=LIBRARY)
+torch.library.register_autograd(f"qload::{OPERATOR}", _backward, setup_context=_keep, lib=LIBRARY)
+
+
+def linear(x: Tensor, held: Sequence[Tensor], bias: Tensor | None, meaning: str, N: int) -> Tensor:
+    """The operator, whose arguments are in the line above."""
+    y: Tensor = torch.ops.qload.linear(x, list(held), bias, meaning, N)
+    return y
