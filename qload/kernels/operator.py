@@ -55,10 +55,10 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
     return of_x, [None] * len(held), of_bias, None, None
 
 
-LIBRARY.define(f"{OPERATOR}(Tensor x, Tensor[] held, Tensor? bias, str meaning, SymInt N) -> Tensor")
-LIBRARY.define(f"{GRADIENT}(Tensor gradient, Tensor[] held, str meaning, SymInt K) -> Tensor")
-LIBRARY.impl(OPERATOR, _linear, ANYWHERE)
-LIBRARY.impl(GRADIENT, _gradient, ANYWHERE)
+LIBRARY.define(f"{OPERATOR}(Tensor x, Tensor[] held, Tensor? bias, str meaning, SymInt N) -> Tensor")  # type: ignore[no-untyped-call]
+LIBRARY.define(f"{GRADIENT}(Tensor gradient, Tensor[] held, str meaning, SymInt K) -> Tensor")  # type: ignore[no-untyped-call]
+LIBRARY.impl(OPERATOR, _linear, ANYWHERE)  # type: ignore[no-untyped-call]
+LIBRARY.impl(GRADIENT, _gradient, ANYWHERE)  # type: ignore[no-untyped-call]
 torch.library.register_fake(f"qload::{OPERATOR}", _linear_of_shapes, lib=LIBRARY)
 torch.library.register_fake(f"qload::{GRADIENT}", _gradient_of_shapes, lib=LIBRARY)
 torch.library.register_autograd(f"qload::{OPERATOR}", _backward, setup_context=_keep, lib=LIBRARY)

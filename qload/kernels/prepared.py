@@ -10,6 +10,7 @@ hand the latter to it:
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -59,11 +60,12 @@ class PreparedLinear:
     def __call__(self, x: Tensor, held: Sequence[Tensor], bias: Tensor | None) -> Tensor:
         """y (..., N) of x (..., K), in its dtype; `held`: a tensor for each of `names`."""
         if self._plain_dtype is not None and self._takes_plain(x, held[0], bias):
-            return torch_linear(x, held[0], bias)
+            product: Tensor = torch_linear(x, held[0], bias)
+            return product
         if torch.compiler.is_compiling():
             if self._traces:
                 return operator.linear(x, held, bias, self._meaning, self._N)
-            return self._untraced(x, held, bias)
+            return _untraced(self._otherwise)(x, held, bias)
         if not self._traces or torch._C._functorch.peek_interpreter_stack() is not None:
             return self._otherwise(x, held, bias)
         if _is_watched(x, bias):
@@ -92,15 +94,19 @@ class PreparedLinear:
     def _otherwise(self, x: Tensor, held: Sequence[Tensor], bias: Tensor | None) -> Tensor:
         return reference.linear(x, self.typed(held), bias, self.activations, self.maximum)
 
-    @torch.compiler.disable(reason="inputs take the largest value of all ranks by a function, eagerly")
-    def _untraced(self, x: Tensor, held: Sequence[Tensor], bias: Tensor | None) -> Tensor:
-        return self._otherwise(x, held, bias)
-
 
 def _is_watched(x: Tensor, bias: Tensor | None) -> bool:
     """Whether somebody but the kernel wants to know of this call: gradients, a mode, x of another type."""
-    if type(x) not in PLAIN or torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state():
+    if (
+        type(x) not in PLAIN
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._get_tracing_state() is not None
+    ):
         return True
     if not torch.is_grad_enabled():
         return False
-    return x.requires_grad or (bias is not None and bias.requires_grad)
+    return bool(x.requires_grad or (bias is not None and bias.requires_grad))
+
+
+# A graph breaks there, or with `fullgraph` is refused with this reason.
+_untraced: Any = partial(torch.compiler.disable, reason="a function finds the largest input of all ranks")

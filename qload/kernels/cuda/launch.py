@@ -19,7 +19,7 @@ class Launch(NamedTuple):
     add up in, bias, y; then the stream. Nothing of it depends on a layer but its shape and type.
     """
 
-    start: Callable[[int, int, int, int, int, int, int, int, int, int], None]
+    start: Callable[..., None]
     scratch: int = 0
 
 
