@@ -1,10 +1,11 @@
-"""`qload::linear`: x times the tensors of any layer, as one node of a traced model, with gradients.
+"""`qload::linear`: x times the tensors of any layer, as one node of a traced model.
 
     qload::linear(x (..., K), tensors of the weight, bias (N,) or none, key of what they mean, N) -> (..., N)
 
-A module calls it where torch traces, records or wants gradients; else it calls what is behind it at once.
-The weight is frozen: gradients are those of x and bias, the former by `qload::linear_gradient`. Where inputs
-are quantized they pass as if they were not (straight through).
+A module calls it where torch traces or records; else it calls what is behind it at once. It has no
+gradients, whose bookkeeping costs the host as much as the call; `qload::linear_with_gradients` is the same
+with them. The weight is frozen: they are those of x and bias, the former by `qload::linear_gradient`. Where
+inputs are quantized they pass as if they were not (straight through).
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,8 @@ from qload.kernels import reference
 from qload.kernels.cuda.library import LIBRARY
 from qload.kernels.meaning import known
 
-OPERATOR, GRADIENT = "linear", "linear_gradient"
+OPERATOR, WITH_GRADIENTS, GRADIENT = "linear", "linear_with_gradients", "linear_gradient"
+SCHEMA = "(Tensor x, Tensor[] held, Tensor? bias, str meaning, SymInt N) -> Tensor"
 ANYWHERE = "CompositeExplicitAutograd"  # torch's name for: on every device, below its gradients
 
 
@@ -55,16 +57,25 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
     return of_x, [None] * len(held), of_bias, None, None
 
 
-LIBRARY.define(f"{OPERATOR}(Tensor x, Tensor[] held, Tensor? bias, str meaning, SymInt N) -> Tensor")  # type: ignore[no-untyped-call]
+for _name in (OPERATOR, WITH_GRADIENTS):
+    LIBRARY.define(_name + SCHEMA)  # type: ignore[no-untyped-call]
+    LIBRARY.impl(_name, _linear, ANYWHERE)  # type: ignore[no-untyped-call]
+    torch.library.register_fake(f"qload::{_name}", _linear_of_shapes, lib=LIBRARY)
+LIBRARY.impl(OPERATOR, torch.library.fallthrough_kernel, "Autograd")  # type: ignore[no-untyped-call]
+torch.library.register_autograd(f"qload::{WITH_GRADIENTS}", _backward, setup_context=_keep, lib=LIBRARY)
 LIBRARY.define(f"{GRADIENT}(Tensor gradient, Tensor[] held, str meaning, SymInt K) -> Tensor")  # type: ignore[no-untyped-call]
-LIBRARY.impl(OPERATOR, _linear, ANYWHERE)  # type: ignore[no-untyped-call]
 LIBRARY.impl(GRADIENT, _gradient, ANYWHERE)  # type: ignore[no-untyped-call]
-torch.library.register_fake(f"qload::{OPERATOR}", _linear_of_shapes, lib=LIBRARY)
 torch.library.register_fake(f"qload::{GRADIENT}", _gradient_of_shapes, lib=LIBRARY)
-torch.library.register_autograd(f"qload::{OPERATOR}", _backward, setup_context=_keep, lib=LIBRARY)
 
 
 def linear(x: Tensor, held: Sequence[Tensor], bias: Tensor | None, meaning: str, N: int) -> Tensor:
-    """The operator, whose arguments are in the line above."""
-    y: Tensor = torch.ops.qload.linear(x, list(held), bias, meaning, N)
+    """One of the two operators, whose arguments stand above."""
+    ways = torch.ops.qload.linear_with_gradients, torch.ops.qload.linear
+    y: Tensor = ways[0 if wants_gradients(x, bias) else 1](x, list(held), bias, meaning, N)
     return y
+
+
+def wants_gradients(x: Tensor, bias: Tensor | None) -> bool:
+    """Whether somebody asks for those of x or bias."""
+    wanted = x.requires_grad or (bias is not None and bias.requires_grad)
+    return bool(torch.is_grad_enabled() and wanted)

@@ -60,19 +60,19 @@ class PreparedLinear:
     def __call__(self, x: Tensor, held: Sequence[Tensor], bias: Tensor | None) -> Tensor:
         """y (..., N) of x (..., K), in its dtype; `held`: a tensor for each of `names`."""
         if self._plain_dtype is not None and self._takes_plain(x, held[0], bias):
-            product: Tensor = torch_linear(x, held[0], bias)
-            return product
+            return torch_linear(x, held[0], bias)
         if torch.compiler.is_compiling():
             if self._traces:
                 return operator.linear(x, held, bias, self._meaning, self._N)
-            return _untraced(self._otherwise)(x, held, bias)
+            y: Tensor = _untraced(self._otherwise)(x, held, bias)
+            return y
         if not self._traces or torch._C._functorch.peek_interpreter_stack() is not None:
             return self._otherwise(x, held, bias)
         if _is_watched(x, bias):
             reference.check(x, self.typed(held), bias)
             return operator.linear(x, held, bias, self._meaning, self._N)
-        y = self._natively(x, held, bias) if x.is_cuda else None
-        return self._otherwise(x, held, bias) if y is None else y
+        made = self._natively(x, held, bias) if x.is_cuda else None
+        return self._otherwise(x, held, bias) if made is None else made
 
     def _takes_plain(self, x: Tensor, matrix: Tensor, bias: Tensor | None) -> bool:
         if x.dtype != self._plain_dtype or matrix.dtype != x.dtype or x.device != matrix.device:
@@ -103,9 +103,7 @@ def _is_watched(x: Tensor, bias: Tensor | None) -> bool:
         or torch._C._get_tracing_state() is not None
     ):
         return True
-    if not torch.is_grad_enabled():
-        return False
-    return bool(x.requires_grad or (bias is not None and bias.requires_grad))
+    return operator.wants_gradients(x, bias)
 
 
 # A graph breaks there, or with `fullgraph` is refused with this reason.

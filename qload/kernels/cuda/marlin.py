@@ -89,7 +89,7 @@ def multiply(kernels: tuple[CudaKernel, ...], call: MarlinCall, kernel: str) -> 
 
 
 def _marlin(*read: Any, asked: str = "", early: bool = True) -> Tensor:
-    return multiply(KERNELS, MarlinCall(*read, early=early), asked)
+    return multiply(KERNELS, MarlinCall(*(*read, early)), asked)
 
 
 def check(call: MarlinCall) -> None:

@@ -54,7 +54,7 @@ def linear(
 
 
 def _strips(*read: Any, asked: str = "", early: bool = True) -> Tensor:
-    return marlin.multiply(KERNELS, StripsCall(*read, early=early), asked)
+    return marlin.multiply(KERNELS, StripsCall(*(*read, early)), asked)
 
 
 operator("strips", marlin.SCHEMA, _strips, marlin.fake)
