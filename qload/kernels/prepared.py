@@ -10,7 +10,6 @@ hand the latter to it:
 """
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -64,7 +63,7 @@ class PreparedLinear:
         if torch.compiler.is_compiling():
             if self._traces:
                 return operator.linear(x, held, bias, self._meaning, self._N)
-            y: Tensor = _untraced(self._otherwise)(x, held, bias)
+            y: Tensor = _untraced(self, x, held, bias)
             return y
         if not self._traces or torch._C._functorch.peek_interpreter_stack() is not None:
             return self._otherwise(x, held, bias)
@@ -92,7 +91,7 @@ class PreparedLinear:
         return self._shared.natively(x, held, pointers, bias)
 
     def _otherwise(self, x: Tensor, held: Sequence[Tensor], bias: Tensor | None) -> Tensor:
-        return reference.linear(x, self.typed(held), bias, self.activations, self.maximum)
+        return _eager_product(self, x, held, bias)
 
 
 def _is_watched(x: Tensor, bias: Tensor | None) -> bool:
@@ -106,5 +105,10 @@ def _is_watched(x: Tensor, bias: Tensor | None) -> bool:
     return operator.wants_gradients(x, bias)
 
 
+def _eager_product(call: PreparedLinear, x: Tensor, held: Sequence[Tensor], bias: Tensor | None) -> Tensor:
+    return reference.linear(x, call.typed(held), bias, call.activations, call.maximum)
+
+
 # A graph breaks there, or with `fullgraph` is refused with this reason.
-_untraced: Any = partial(torch.compiler.disable, reason="a function finds the largest input of all ranks")
+_REASON = "a function finds the largest input of all ranks"
+_untraced: Any = torch.compiler.disable(_eager_product, reason=_REASON)  # type: ignore[no-untyped-call]
