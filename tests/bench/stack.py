@@ -93,7 +93,6 @@ def ways(model: nn.Sequential, x: Tensor, compiled: bool) -> dict[str, Call]:
     """The same model called in several ways, compiled ones or the others, all of them warm."""
     made: dict[str, Call] = {"eager": partial(model, x), "graph": captured(model, x)}
     if compiled:
-        torch._dynamo.reset()
         default = torch.compile(model, fullgraph=True, dynamic=False)
         reduced = torch.compile(model, fullgraph=True, dynamic=False, mode="reduce-overhead")
         made = {"graph": made["graph"], "compiled": partial(default, x), "reduced": partial(reduced, x)}
@@ -166,6 +165,7 @@ def host_microseconds(call: Call) -> float:
 def timed(models: dict[str, nn.Sequential], x: Tensor, compiled: bool, table: Table) -> None:
     """A row of the table for each way."""
     calls: dict[str, Call] = {}
+    torch._dynamo.reset()
     for name, model in models.items():
         made = ways(model, x, compiled)
         checked(name, model, x, made)

@@ -15,7 +15,7 @@ from qload.testing import assert_same_bits
 from tests.gpu import exllama_layers
 from tests.gpu.layers import inputs, layer
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]  # of what torch generates and imports
 LAYOUTS = pytest.mark.parametrize("layout", ["marlin", "strips", "exllama"])
 
 
