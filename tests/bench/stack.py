@@ -89,16 +89,19 @@ def captured(model: Callable[[Tensor], Tensor], x: Tensor) -> Call:
     return replay
 
 
-def ways(model: nn.Sequential, x: Tensor, compiled: bool) -> dict[str, Call]:
-    """The same model called in several ways, compiled ones or the others, all of them warm."""
-    made: dict[str, Call] = {"eager": partial(model, x), "graph": captured(model, x)}
-    if compiled:
-        default = torch.compile(model, fullgraph=True, dynamic=False)
-        reduced = torch.compile(model, fullgraph=True, dynamic=False, mode="reduce-overhead")
-        made = {"graph": made["graph"], "compiled": partial(default, x), "reduced": partial(reduced, x)}
-    for call in made.values():
+def eager(model: nn.Sequential, x: Tensor) -> dict[str, Call]:
+    """The model as it is."""
+    return {"eager": partial(model, x)}
+
+
+def compiled(model: nn.Sequential, x: Tensor) -> dict[str, Call]:
+    """The model compiled in two modes, and warm."""
+    modes = {"compiled": None, "reduced": "reduce-overhead"}
+    made: dict[str, Call] = {}
+    for name, mode in modes.items():
+        made[name] = partial(torch.compile(model, fullgraph=True, dynamic=False, mode=mode), x)
         for _ in range(4):
-            call()
+            made[name]()
     torch.cuda.synchronize()
     return made
 
@@ -162,19 +165,24 @@ def host_microseconds(call: Call) -> float:
     return median(found)
 
 
-def timed(models: dict[str, nn.Sequential], x: Tensor, compiled: bool, table: Table) -> None:
-    """A row of the table for each way."""
-    calls: dict[str, Call] = {}
+def timed(
+    models: dict[str, nn.Sequential],
+    x: Tensor,
+    ways: Callable[[nn.Sequential, Tensor], dict[str, Call]],
+    table: Table,
+) -> None:
+    """A row of the table for each way, and for a graph of the model."""
     torch._dynamo.reset()
-    for name, model in models.items():
-        made = ways(model, x, compiled)
-        checked(name, model, x, made)
-        calls |= {f"{name} {way}": call for way, call in made.items()}
-    times, blocks = milliseconds(calls), len(models["strips"])
-    for way in made:
+    made = {name: ways(model, x) for name, model in models.items()}
+    for name, model in models.items():  # last: compiling frees memory of cuBLAS that older graphs use
+        made[name]["graph"] = captured(model, x)
+        checked(name, model, x, made[name])
+    times = milliseconds({f"{name} {way}": made[name][way] for name in made for way in made[name]})
+    for way in made["strips"]:
         one, other = times[f"fp16 {way}"], times[f"strips {way}"]
         ratios = f"{other / one:.2f}", f"{other / times['strips graph']:.2f}"
-        table.add_row(f"{x.shape[0]}", f"{blocks}", way, f"{one:.3f}", f"{other:.3f}", *ratios)
+        blocks = f"{len(models['strips'])}"
+        table.add_row(f"{x.shape[0]}", blocks, way, f"{one:.3f}", f"{other:.3f}", *ratios)
 
 
 def hosts(models: dict[str, nn.Sequential], M: int, table: Table) -> None:
@@ -185,7 +193,7 @@ def hosts(models: dict[str, nn.Sequential], M: int, table: Table) -> None:
         table.add_row(f"{M}", f"{H} x {N}", f"{one:.1f}", f"{other:.1f}", f"{other / one:.2f}")
 
 
-def show(tokens: list[int], blocks: int, compiled: int) -> None:
+def show(tokens: list[int], blocks: int, few: int) -> None:
     """The tables, on standard output."""
     steps = Table("M", "blocks", "way", "fp16 ms", "strips ms", "strips / fp16", "strips / its graph")
     calls = Table("M", "K x N", "nn.Linear us", "strips us", "ratio")
@@ -194,11 +202,11 @@ def show(tokens: list[int], blocks: int, compiled: int) -> None:
         for M in tokens:
             x = torch.randn(M, H, device="cuda").half()
             checked_layers(models["strips"], M)
-            timed(models, x, False, steps)
+            timed(models, x, eager, steps)
             hosts(models, M, calls)
-            if compiled:
-                few = {name: nn.Sequential(*list(model)[:compiled]) for name, model in models.items()}
-                timed(few, x, True, steps)
+            if few:
+                first = {name: nn.Sequential(*list(model)[:few]) for name, model in models.items()}
+                timed(first, x, compiled, steps)
     for table in (steps, calls):
         Console(width=110).print(table)
 

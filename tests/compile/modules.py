@@ -19,6 +19,7 @@ from qload.kernels import KERNELS, Linear, MPLinearKernel
 from qload.layouts import Stored
 from qload.spec import Weight
 from qload.testing import assert_same_bits, layers
+from tests.experts import test_module_whole
 from tests.format_cases import CONFIGS
 from tests.kernels.activation_cases import named
 from tests.kernels.mp_layers import Case
@@ -174,6 +175,25 @@ def test_methods_of_engines_are_one_graph() -> None:
     for M in (2, 7):
         x = inputs(M, 128)
         assert_same_bits(call(x), method.apply(layer, x))
+
+
+@pytest.mark.parametrize("format", ["plain", "gptq"])
+def test_experts_are_one_graph(format: str) -> None:
+    weight = test_module_whole.made(format)
+    module = weight.get_linear()
+    call = compiled(module)
+    for tokens in (2, 5):
+        read = test_module_whole.drawn(weight, tokens)
+        assert_same_bits(call(*read), module(*read))
+
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+def test_experts_that_pass_gradients_on_break_a_graph_and_say_so() -> None:
+    weight = test_module_whole.made("plain")
+    x, ids, weights = test_module_whole.drawn(weight)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="gradients of experts"):
+        compiled(weight.get_linear())(x.requires_grad_(), ids, weights)
 
 
 def test_a_plain_layer_is_torchs_own_product() -> None:
