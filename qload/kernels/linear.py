@@ -10,7 +10,7 @@ from qload.errors import ArgumentError, ShapeError, checked
 from qload.kernels import declared
 from qload.kernels.chips import uncast
 from qload.kernels.declared import Activations, Maximum
-from qload.kernels.prepared import PreparedLinear
+from qload.kernels.prepared import PreparedLinear, traced
 from qload.spec import Weight
 
 
@@ -60,6 +60,7 @@ class Linear(nn.Module):
         self.activations: Activations = activations
         self.maximum: Maximum = maximum
         self._call = PreparedLinear(weight, activations, maximum)
+        self._meaning = self._call.meaning
         for name, tensor in weight.fields().items():
             self.register_buffer(name, tensor)
         self.bias: Tensor | None
@@ -73,6 +74,8 @@ class Linear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Multiplies x (..., K) -> (..., N), in x's dtype; gradients are those of x and of a bias."""
         held = self._buffers
+        if torch.compiler.is_compiling() and self._meaning:
+            return traced(x, held, self._meaning)
         return self._call(x, [held[name] for name in self._call.names], held["bias"])  # type: ignore[misc]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:

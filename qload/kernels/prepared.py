@@ -9,7 +9,7 @@ hand the latter to it:
 - all else: `reference.linear`, which also says what is wrong with x.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from torch.nn.functional import linear as torch_linear
 from qload.devices.tensors import PLAIN
 from qload.kernels import operator, reference
 from qload.kernels.declared import Activations, Maximum
-from qload.kernels.meaning import over, share, without_tensors
+from qload.kernels.meaning import known, over, share, without_tensors
 from qload.spec import Weight
 
 
@@ -32,6 +32,8 @@ class PreparedLinear:
         The typed weight, of tensors without memory.
     names
         Its fields, in the order in which a call takes their tensors.
+    meaning
+        The key of `qload::linear`; empty where only this process can find the largest inputs.
     """
 
     def __init__(
@@ -42,7 +44,8 @@ class PreparedLinear:
         self.maximum: Maximum = maximum
         self.names = tuple(self.blueprint.fields())
         self._shared = share(weight, activations, maximum)
-        self._meaning, self._traces = self._shared.key, not callable(maximum)
+        self._traces = not callable(maximum)
+        self.meaning = self._shared.key if self._traces else ""
         self._N, self._K = weight.shape
         plain = weight.plain and not reference.quantizes(weight, activations)
         self._plain_dtype = weight.fields()["weight"].dtype if plain else None
@@ -62,14 +65,14 @@ class PreparedLinear:
             return torch_linear(x, held[0], bias)
         if torch.compiler.is_compiling():
             if self._traces:
-                return operator.linear(x, held, bias, self._meaning, self._N)
+                return operator.linear(x, held, bias, self.meaning, self._N)
             y: Tensor = _untraced(self, x, held, bias)
             return y
         if not self._traces or torch._C._functorch.peek_interpreter_stack() is not None:
             return self._otherwise(x, held, bias)
         if _is_watched(x, bias):
             reference.check(x, self.typed(held), bias)
-            return operator.linear(x, held, bias, self._meaning, self._N)
+            return operator.linear(x, held, bias, self.meaning, self._N)
         made = self._natively(x, held, bias) if x.is_cuda else None
         return self._otherwise(x, held, bias) if made is None else made
 
@@ -92,6 +95,28 @@ class PreparedLinear:
 
     def _otherwise(self, x: Tensor, held: Sequence[Tensor], bias: Tensor | None) -> Tensor:
         return _eager_product(self, x, held, bias)
+
+
+def traced(x: Tensor, held: Mapping[str, Tensor | None], meaning: str) -> Tensor:
+    """The same where a module's tensors, `held` by name, are traced; `meaning`: the key of a prepared call.
+
+    Of a module torch looks at nothing but these before each call of a compiled model, and each look costs.
+    """
+    names, N, K, plain = _facts(meaning)
+    tensors: list[Any] = [held[name] for name in names]
+    bias = held["bias"]
+    alike = plain and x.dtype == tensors[0].dtype and (bias is None or bias.dtype == x.dtype)
+    if alike and x.ndim and x.shape[-1] == K:
+        return torch_linear(x, tensors[0], bias)
+    return operator.linear(x, tensors, bias, meaning, N)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _facts(meaning: str) -> tuple[tuple[str, ...], int, int, bool]:
+    """Names of tensors, N, K, and whether torch's own product is all that there is to do."""
+    found = known(meaning)
+    plain = found.blueprint.plain and not reference.quantizes(found.blueprint, found.activations)
+    return found.names, found.blueprint.layer.N, found.blueprint.layer.K, plain
 
 
 def _is_watched(x: Tensor, bias: Tensor | None) -> bool:

@@ -40,7 +40,8 @@ class Block(nn.Module):
         self.wide = False
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.out(self.qkv(self._normed(x, 0))[:, :H])
+        q = nn.functional.silu(self.qkv(self._normed(x, 0))[:, :H])  # in the place of attention
+        x = x + self.out(q)
         gate, up = self.gate_up(self._normed(x, 1)).chunk(2, -1)
         if self.wide:
             between = (nn.functional.silu(gate.float()) * up.float()).to(x.dtype)

@@ -27,7 +27,7 @@ from tests.kernels.test_cuda_glue import _operators, hand, layer
 __all__ = ["_operators", "hand"]  # fixtures
 HOPPER = pytest.mark.parametrize("chip", [(9, 0)], ids=["9.0"])
 WEIGHT = Case(group=64).weight()
-KEY = "from tests.kernels.mp_layers import Case; print(Case(group=64).weight().get_linear()._call._meaning)"
+KEY = "from tests.kernels.mp_layers import Case; print(Case(group=64).weight().get_linear()._meaning)"
 
 
 class Seen(TorchDispatchMode):
@@ -90,32 +90,32 @@ def test_nothing_is_kept_for_gradients_that_nobody_wants() -> None:
 def test_operators_keep_what_they_promise() -> None:
     module = Linear(WEIGHT, torch.zeros(64).half())
     held = [module.get_buffer(name) for name in module._call.names]
-    rest = held, module.bias, module._call._meaning, 64
+    rest = held, module.bias, module._meaning, 64
     operators = torch.ops.qload
     checks = "test_schema", "test_autograd_registration", "test_faketensor"  # without Inductor
     torch.library.opcheck(operators.linear.default, (inputs(), *rest), test_utils=checks)
     torch.library.opcheck(
         operators.linear_with_gradients.default, (inputs().requires_grad_(), *rest), test_utils=checks
     )
-    gradient = inputs(3, 64), held, module._call._meaning, 256
+    gradient = inputs(3, 64), held, module._meaning, 256
     torch.library.opcheck(operators.linear_gradient.default, gradient, test_utils=checks)
 
 
 def test_layers_that_differ_in_name_alone_mean_the_same() -> None:
     def key(**changed: Any) -> str:
         weight = replace(WEIGHT, layer=replace(WEIGHT.layer, **changed))
-        return Linear(weight)._call._meaning
+        return Linear(weight)._meaning
 
     assert key(name="one") == key(name="other")
     assert key(whole=(128, 256)) != key(name="one")
-    assert Linear(WEIGHT, activations="unquantized")._call._meaning != key(name="one")
+    assert Linear(WEIGHT, activations="unquantized")._meaning != key(name="one")
 
 
 def test_a_key_is_the_same_in_another_process() -> None:
     """A graph may have been compiled there."""
     run = subprocess.run([sys.executable, "-c", KEY], capture_output=True, text=True, check=True)
 
-    assert run.stdout.strip() == Linear(WEIGHT)._call._meaning
+    assert run.stdout.strip() == Linear(WEIGHT)._meaning
 
 
 def test_a_key_of_nothing_is_refused() -> None:
@@ -127,7 +127,7 @@ def test_copies_of_a_layer_multiply_alike() -> None:
     module, x = WEIGHT.get_linear(), inputs()
     for twin in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
         assert_same_bits(twin(x), module(x))
-        assert twin._call._meaning == module._call._meaning
+        assert twin._meaning == module._meaning
 
 
 def test_a_layer_whose_tensors_are_replaced_multiplies_by_the_new_ones() -> None:
