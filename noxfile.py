@@ -88,6 +88,13 @@ def native(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def compile(session: nox.Session) -> None:
+    """Layers of every format through Inductor, torch's compiler, on the CPU; needs a C++ compiler."""
+    install(session, "test")
+    session.run("pytest", "tests/compile/modules.py", "-n", "2", "--show-capture=no", *session.posargs)
+
+
+@nox.session(default=False)
 def bench(session: nox.Session) -> None:
     """The CPU code beside a copy of as many bytes and beside peers; folders of many tensors and bytes."""
     build(session)

@@ -97,6 +97,7 @@ from .kernels import MPLinearLayerConfig as MPLinearLayerConfig
 from .kernels import ScalarType as ScalarType
 from .kernels import StripsLinearKernel as StripsLinearKernel
 from .kernels import choose_mp_linear_kernel as choose_mp_linear_kernel
+from .kernels import copy_into as copy_into
 from .kernels import scalar_types as scalar_types
 from .kernels import warm_up as warm_up
 from .layouts import Order as Order

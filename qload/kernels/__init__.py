@@ -15,6 +15,7 @@ from qload.kernels.mp_linear import (
     choose_mp_linear_kernel,
     permute_param_layout_,
 )
+from qload.kernels.replace import copy_into
 from qload.kernels.scalar_type import ScalarType, scalar_types
 from qload.kernels.scratch import warm_up
 
@@ -29,6 +30,7 @@ __all__ = [
     "ScalarType",
     "StripsLinearKernel",
     "choose_mp_linear_kernel",
+    "copy_into",
     "permute_param_layout_",
     "scalar_types",
     "warm_up",

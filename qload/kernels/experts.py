@@ -32,6 +32,7 @@ from qload.errors import ArgumentError, DtypeError, ShapeError, checked
 from qload.kernels import cuda, declared
 from qload.kernels.chips import uncast
 from qload.kernels.declared import REMEDY, Activations, Maximum
+from qload.kernels.experts_operator import experts_layer, share
 from qload.kernels.reference import WIDE, product
 from qload.spec import Weight
 
@@ -66,6 +67,7 @@ class Experts(nn.Module):
                 self.register_buffer(f"{stack}_{name}", tensor)
         for name in BIASES:
             self.register_buffer(name, getattr(weight, name))
+        self._share()
 
     @property
     def typed(self) -> Any:
@@ -80,6 +82,8 @@ class Experts(nn.Module):
         another; ArgumentError for a number of no expert. `topk_weights`: (T, k), floats. Experts of other
         ranks contribute 0.
         """
+        if torch.compiler.is_compiling():
+            return self._traced(x, topk_ids, topk_weights)
         return experts(x, topk_ids, topk_weights, self.typed, self.activations, self.maximum)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
@@ -106,6 +110,27 @@ class Experts(nn.Module):
         said = "".join(inputs) if self.activations == "declared" else ""
         return f"experts={E}, features={H}, between={inner}, {self._meaning()}{said}"
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Another process has to learn what the experts mean to an operator."""
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._share()
+
+    def _share(self) -> None:
+        self._held = tuple(name for name, tensor in self._buffers.items() if tensor is not None)
+        self._key = ""
+        if not callable(self.maximum):
+            made = ExpertsMeaning(self._blueprint, self._held, self.activations, self.maximum)
+            shapes = [(name, self.get_buffer(name).shape, self.get_buffer(name).dtype) for name in self._held]
+            self._key = share(f"{self._meaning()} {made.layers} {shapes} {self.activations}", made)
+
+    def _traced(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
+        wanted = torch.is_grad_enabled() and (x.requires_grad or topk_weights.requires_grad)
+        if wanted or not self._key:
+            y: Tensor = _untraced(self, x, topk_ids, topk_weights)
+            return y
+        held = [getattr(self, name) for name in self._held]
+        return experts_layer(x, topk_ids, topk_weights, held, self._key)
+
     def _stack(self, name: str) -> Any:
         stack = getattr(self._blueprint, name)
         return stack.holding({field: self.get_buffer(f"{name}_{field}") for field in stack.fields()})
@@ -114,6 +139,28 @@ class Experts(nn.Module):
         own = self._blueprint
         stacks = ", ".join(f"{stack.format} {stack.config}" for stack in (own.gate_up, own.down))
         return f"{stacks}, {own.facts}, {own.local}"
+
+
+class ExpertsMeaning:
+    """How tensors of experts that are alike are multiplied: `names` of a module's buffers, in their order."""
+
+    def __init__(self, weight: Any, names: Sequence[str], activations: Activations, maximum: Maximum) -> None:
+        stacks = {name: getattr(weight, name) for name in STACKS}
+        away = {name: {f: t.to("meta") for f, t in stack.fields().items()} for name, stack in stacks.items()}
+        self.layers = [replace(stack.layer, name="") for stack in stacks.values()]
+        held = {name: stack.holding(away[name]) for name, stack in stacks.items()}
+        self._blueprint = replace(weight, **held, **dict.fromkeys(BIASES))
+        self._names, self._how = names, (activations, maximum)
+
+    def __call__(self, x: Tensor, ids: Tensor, weights: Tensor, held: Sequence[Tensor]) -> Tensor:
+        """As `experts`, with these tensors."""
+        given = dict(zip(self._names, held, strict=True))
+        stacks = {
+            name: stack.holding({field: given[f"{name}_{field}"] for field in stack.fields()})
+            for name, stack in ((name, getattr(self._blueprint, name)) for name in STACKS)
+        }
+        biases = {name: given.get(name) for name in BIASES}
+        return experts(x, ids, weights, replace(self._blueprint, **stacks, **biases), *self._how)
 
 
 def experts_module(weight: Any, activations: Activations, maximum: Maximum) -> Any:
@@ -231,3 +278,12 @@ def _check_tensor(name: str, tensor: Tensor, dtypes: Sequence[torch.dtype], devi
 
 def _plain(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def _eager(module: Experts, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
+    return experts(x, topk_ids, topk_weights, module.typed, module.activations, module.maximum)
+
+
+# A graph breaks there, or with `fullgraph` is refused with this reason.
+_REASON = "gradients of experts, and the largest input of all ranks, are found eagerly"
+_untraced: Any = torch.compiler.disable(_eager, reason=_REASON)  # type: ignore[no-untyped-call]

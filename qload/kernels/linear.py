@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from qload.errors import ArgumentError, ShapeError, checked
-from qload.kernels import declared, reference
+from qload.kernels import declared
 from qload.kernels.chips import uncast
 from qload.kernels.declared import Activations, Maximum
+from qload.kernels.prepared import PreparedLinear, traced
 from qload.spec import Weight
 
 
@@ -56,9 +57,10 @@ class Linear(nn.Module):
         if bias is not None and tuple(bias.shape) != (weight.layer.N,):
             raise ShapeError("bias", f"({weight.layer.N},) = (N,)", tuple(bias.shape))
         declared.check(weight, activations, maximum)
-        self._blueprint = weight
         self.activations: Activations = activations
         self.maximum: Maximum = maximum
+        self._call = PreparedLinear(weight, activations, maximum)
+        self._meaning = self._call.meaning
         for name, tensor in weight.fields().items():
             self.register_buffer(name, tensor)
         self.bias: Tensor | None
@@ -67,38 +69,37 @@ class Linear(nn.Module):
     @property
     def typed(self) -> Weight:
         """The typed weight, over this module's buffers."""
-        held = {name: self.get_buffer(name) for name in self._blueprint.fields()}
-        return self._blueprint.holding(held)
+        return self._call.typed([self.get_buffer(name) for name in self._call.names])
 
     def forward(self, x: Tensor) -> Tensor:
-        """Multiplies x (..., K) -> (..., N), in x's dtype."""
-        return reference.linear(x, self.typed, self.bias, self.activations, self.maximum)
+        """Multiplies x (..., K) -> (..., N), in x's dtype; gradients are those of x and of a bias."""
+        held = self._buffers
+        if torch.compiler.is_compiling() and self._meaning:
+            return traced(x, held, self._meaning)
+        return self._call(x, [held[name] for name in self._call.names], held["bias"])  # type: ignore[misc]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Follow a move to another device, and no cast."""
         super()._apply(uncast(fn), recurse)  # type: ignore[no-untyped-call]
-        self._blueprint = self.typed  # lets go of the tensors it came from
         return self
 
     def get_extra_state(self) -> Tensor:
         """What the buffers mean, for a state dict: uint8, the words of format and config."""
-        said = f"{self._blueprint.format} {self._blueprint.config}"
+        said = f"{self._call.blueprint.format} {self._call.blueprint.config}"
         return torch.frombuffer(bytearray(said.encode()), dtype=torch.uint8)
 
     def set_extra_state(self, state: Tensor) -> None:
         """ArgumentError where `state` is that of another format: the tensors of some look alike."""
         said, own = (bytes(each.tolist()).decode() for each in (state, self.get_extra_state()))
         if said != own:
-            raise ArgumentError(f"{self._blueprint.layer.name or 'weight'}: state dict", own, said)
+            raise ArgumentError(f"{self._call.blueprint.layer.name or 'weight'}: state dict", own, said)
 
     def extra_repr(self) -> str:
         """Shape, format, config, and how inputs are quantized."""
-        N, K = self._blueprint.shape
-        scheme = self._blueprint.activations
+        own = self._call.blueprint
+        (N, K), scheme = own.shape, own.activations
         inputs = f", inputs {scheme}" * (scheme is not None and self.activations == "declared")
-        return (
-            f"in_features={K}, out_features={N}, {self._blueprint.format}, {self._blueprint.config}{inputs}"
-        )
+        return f"in_features={K}, out_features={N}, {own.format}, {own.config}{inputs}"
 
 
 def linear_of(weight: Weight, bias: Tensor | None, activations: Activations, maximum: Maximum) -> Any:

@@ -1,8 +1,14 @@
 """Tests of the CUDA module, where it is built."""
 
+import warnings
+
 import pytest
 
 from qload.kernels import cuda
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # some of its modules warn of others as they are imported
+    import torch._inductor.compile_fx  # noqa: F401, as the first test that compiles would
 
 
 @pytest.fixture(autouse=True, scope="module")

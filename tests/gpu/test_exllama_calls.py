@@ -66,7 +66,7 @@ def test_a_layer_without_rows_columns_or_tokens() -> None:
     def multiply(x: Tensor, changed: dict[str, Tensor], bias: Tensor | None = None) -> Tensor:
         read = {**fields, **changed}
         stored = read["qweight"], read["qzeros"], read["scales"], read["g_idx"], None, bias
-        y: Tensor = torch.ops.qload.exllama(x, *stored, 4, STORED_MINUS_ONE.name, kernel="few")
+        y: Tensor = torch.ops.qload.exllama(x, *stored, 4, STORED_MINUS_ONE.name, asked="few")
         return y
 
     assert_same_bits(multiply(bias.new_empty(2, 0), rows, bias), bias.expand(2, 256))

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "../device/divide.h"
+#include "../device/remembered.h"
 #include "decode.cuh"
 
 namespace qload::cuda {
@@ -82,6 +83,33 @@ bool divide(const Decode& call, const Device& device, Kernel kernel, int token_t
   });
 }
 
+struct Decided {
+  Kernel kernel;
+  Plan plan;
+};
+
+cudaError_t decide(const Decode& call, const Device& device, Decided& decided) {
+  const int token_tiles = call.g_idx ? 2 : (call.M + 7) / 8;
+  Kernel& kernel = decided.kernel;
+  Plan& plan = decided.plan;
+  plan = Plan{};
+  plan.warps = device.shared > 160 << 10 ? most_warps(token_tiles) : 8;
+  Chunks& work = plan.work;
+  work.lay_groups(call.K, call.group);
+  const Groups kind = call.g_idx ? Groups::kLookedUp : work.has_small_groups() ? Groups::kSmall : Groups::kChunks;
+  const auto take = [&](bool brief) {
+    kernel = call.bfloat16 ? kernel_of<__nv_bfloat16>(call, token_tiles, kind, brief)
+                           : kernel_of<__half>(call, token_tiles, kind, brief);
+    return allow_shared(reinterpret_cast<const void*>(kernel), device.shared);
+  };
+  if (const cudaError_t error = take(false)) return error;
+  if (!divide(call, device, kernel, token_tiles, plan)) return cudaErrorNotSupported;
+  if (plan.turns <= 2)
+    if (const cudaError_t error = take(true)) return error;
+  work.lay_steps();
+  return cudaSuccess;
+}
+
 }  // namespace
 
 cudaError_t decode(const Decode& call, cudaStream_t stream) {
@@ -90,27 +118,23 @@ cudaError_t decode(const Decode& call, cudaStream_t stream) {
   const Device device = this_device();
   const bool clusters = device.major >= 9;
   if (call.own && (call.K % kChunk || call.g_idx)) return cudaErrorNotSupported;
-  const int token_tiles = call.g_idx ? 2 : (call.M + 7) / 8;
-  Plan plan{};
-  plan.warps = device.shared > 160 << 10 ? most_warps(token_tiles) : 8;
-  Chunks& work = plan.work;
-  work.lay_groups(call.K, call.group);
-  work.runs = !call.perm && (call.own ? call.inputs == call.K : call.inputs % 8 == 0) &&
-              reinterpret_cast<uintptr_t>(call.x) % 16 == 0;
-  const Groups kind = call.g_idx ? Groups::kLookedUp : work.has_small_groups() ? Groups::kSmall : Groups::kChunks;
-  Kernel kernel;
-  const auto take = [&](bool brief) {
-    kernel = call.bfloat16 ? kernel_of<__nv_bfloat16>(call, token_tiles, kind, brief)
-                           : kernel_of<__half>(call, token_tiles, kind, brief);
-    return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, device.shared);
-  };
-  if (const cudaError_t error = take(false)) return error;
-  if (!divide(call, device, kernel, token_tiles, plan)) return cudaErrorNotSupported;
-  if (plan.turns <= 2)
-    if (const cudaError_t error = take(true)) return error;
-  work.lay_steps();
-  return launch(kernel, dim3(work.split, plan.rows_of_grid), 32 * plan.warps, plan.shared, work.split,
-                call.early && clusters, stream, call, work);
+  static thread_local Remembered<Decided, 11> known;  // all that a decision depends on
+  const int kind = call.own + 2 * call.bfloat16 + 4 * (call.g_idx != nullptr);
+  const std::array<int, 11> key{device.index, call.M,    call.K,     call.N,       call.inputs, call.outputs,
+                                call.bits,    call.group, kind,       call.columns, call.split};
+  const Decided* found = known.find(key);
+  Decided decided;
+  if (!found) {
+    if (const cudaError_t error = decide(call, device, decided)) return error;
+    known.keep(key, decided);
+  } else {
+    decided = *found;
+  }
+  Plan& plan = decided.plan;
+  plan.work.runs = !call.perm && (call.own ? call.inputs == call.K : call.inputs % 8 == 0) &&
+                   reinterpret_cast<uintptr_t>(call.x) % 16 == 0;
+  return launch(decided.kernel, dim3(plan.work.split, plan.rows_of_grid), 32 * plan.warps, plan.shared,
+                plan.work.split, call.early && clusters, stream, call, plan.work);
 }
 
 }  // namespace qload::cuda

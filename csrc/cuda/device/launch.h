@@ -4,11 +4,13 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <vector>
 
 namespace qload::cuda {
 
 struct Device {
   int multiprocessors, major, shared;  // major: of what the code may use; shared: bytes a block can have
+  int index;
 };
 
 // A newer chip runs code that was made for older ones, which has none of its instructions.
@@ -25,9 +27,26 @@ inline Device this_device() {
     cudaDeviceGetAttribute(&device.major, cudaDevAttrComputeCapabilityMajor, now);
     device.major = std::min(device.major, kNewest);
     cudaDeviceGetAttribute(&device.shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, now);
-    known = now;
+    device.index = known = now;
   }
   return device;
+}
+
+/// Blocks of a kernel may have so many bytes of shared memory; the driver is told once a kernel and device.
+inline cudaError_t allow_shared(const void* kernel, int bytes) {
+  struct Told {
+    const void* kernel;
+    int device, bytes;
+  };
+  static thread_local std::vector<Told> all;
+  const int device = this_device().index;
+  const auto told = std::find_if(all.begin(), all.end(), [&](const Told& each) {
+    return each.kernel == kernel && each.device == device && each.bytes == bytes;
+  });
+  if (told != all.end()) return cudaSuccess;
+  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  if (error == cudaSuccess) all.push_back({kernel, device, bytes});
+  return error;
 }
 
 /// `cluster` blocks along x are one; `early`: may start before the kernel ahead ends, and waits for it itself.

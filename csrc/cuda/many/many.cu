@@ -82,7 +82,7 @@ cudaError_t many(const Many& call, cudaStream_t stream) {
   Matrices matrices{};
   if (!lay_out(call, work) || !describe(call, matrices)) return cudaErrorNotSupported;
 
-  const cudaError_t raised = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared - kOwn);
+  const cudaError_t raised = allow_shared(reinterpret_cast<const void*>(kernel), kShared - kOwn);
   if (raised != cudaSuccess) return raised;
   const int blocks = (call.N + call.columns - 1) / call.columns, tokens = call.items ? call.most_items : (call.M + call.tokens - 1) / call.tokens;
   const dim3 grid(call.pairs ? 2 : 1, tokens, blocks * call.slices);

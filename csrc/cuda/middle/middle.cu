@@ -94,7 +94,7 @@ cudaError_t middle(const Middle& call, cudaStream_t stream) {
   const Kernel kernel = call.bfloat16 ? kernel_of<__nv_bfloat16>(call, shape) : kernel_of<__half>(call, shape);
   const int sums = split > 1 ? shape.columns() * tokens * 4 : (shape.columns() + 8) * tokens * 2;  // where the ring was
   const int shared = std::max(work.stages * work.stage_bytes, sums);
-  const cudaError_t raised = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared - kOwn);
+  const cudaError_t raised = allow_shared(reinterpret_cast<const void*>(kernel), kShared - kOwn);
   if (raised != cudaSuccess) return raised;
   const dim3 grid(split, (call.M + tokens - 1) / tokens, (call.N + shape.columns() - 1) / shape.columns());
   return launch(kernel, grid, kMultiply + kFill, shared, split, call.early, stream, matrices, call, work);

@@ -22,11 +22,15 @@ Rows = dict[tuple[str, int, tuple[int, int]], list[tuple[int, int, tuple[str, ..
 
 @dataclass(frozen=True)
 class CudaKernel:
-    """One way to multiply: why not, or y (M, N), of a call."""
+    """One way to multiply: why not, or y (M, N), of a call.
+
+    `prepare`: the `Launch` of calls like one, and of its x; None: it has more to do than to launch.
+    """
 
     name: str
     why_not: Callable[[Any], str | None]
     run: Callable[[Any], Tensor]
+    prepare: Callable[[Any, Tensor], Any] | None = None
 
 
 def every_call(call: Any) -> str | None:

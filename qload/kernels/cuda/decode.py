@@ -2,9 +2,12 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from qload.kernels.cuda import launch
+from qload.kernels.cuda.launch import Launch
+from qload.kernels.cuda.module import native
 
 MOST_TOKENS = {"marlin": 16, "strips": 24}  # by layout
 
@@ -17,8 +20,20 @@ def why_not(call: Any) -> str | None:
     return launch.why_not(call, looks_up=True)
 
 
+def prepare(call: Any, x: Tensor, columns: int = 0, split: int = 0) -> Launch:
+    """The launch of calls like this one, of its `x`; a division of 0 is left to the kernel."""
+    routine, looks_up = native().decode, not call.is_k_full
+    kind = call.bits, call.group, call.layout == "strips", x.dtype == torch.bfloat16
+    how = launch.sizes(call, x), *kind, columns, split, call.early
+
+    def start(
+        at: int, w: int, s: int, z: int, g_idx: int, perm: int, parts: int, bias: int, y: int, on: int
+    ) -> None:
+        routine(at, w, s, z, g_idx if looks_up else 0, perm, bias, y, *how, on)
+
+    return Launch(start)
+
+
 def run(call: Any, columns: int = 0, split: int = 0) -> Tensor:
     """y (M, N); a division of 0 is left to the kernel."""
-    indices = None if call.is_k_full else call.g_idx, call.perm
-    kind = call.bits, call.group, call.layout == "strips"
-    return launch.launch("decode", call, call.x, indices, kind, columns, split)
+    return launch.run(prepare(call, call.x, columns, split), call, call.x)

@@ -131,7 +131,7 @@ def linear(
 ) -> Tensor:
     """x (M, K) -> (M, N) in x's dtype, sums in float32; `kernel`: by name, else the fastest that fits."""
     early = early and weight.g_idx.dtype == torch.int32  # else it is made just before
-    y: Tensor = torch.ops.qload.exllama(*arguments(x.contiguous(), weight, bias), kernel=kernel, early=early)
+    y: Tensor = torch.ops.qload.exllama(*arguments(x.contiguous(), weight, bias), asked=kernel, early=early)
     return y
 
 
@@ -141,8 +141,8 @@ def arguments(x: Tensor, weight: ExllamaWeight, bias: Tensor | None = None) -> t
     return x, *stored, bias, weight.config.bits, weight.config.zeros.name, weight.config.run
 
 
-def _exllama(*read: Any, kernel: str = "", early: bool = True) -> Tensor:
-    return multiply(KERNELS, checked(replace(ExllamaCall(*read), early=early)), kernel)
+def _exllama(*read: Any, asked: str = "", early: bool = True) -> Tensor:
+    return multiply(KERNELS, checked(replace(ExllamaCall(*read), early=early)), asked)
 
 
 def checked(call: ExllamaCall) -> ExllamaCall:
@@ -184,7 +184,7 @@ def _fake(x: Tensor, weights: Tensor, *rest: Any, **options: Any) -> Tensor:
 operator(
     "exllama",
     "(Tensor x, Tensor weights, Tensor zeros, Tensor scales, Tensor g_idx, Tensor? perm, Tensor? bias, "
-    'int bits, str convention, int run=0, *, str kernel="", bool early=True) -> Tensor',
+    'int bits, str convention, int run=0, *, str asked="", bool early=True) -> Tensor',
     _exllama,
     _fake,
 )

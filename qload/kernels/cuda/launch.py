@@ -1,6 +1,7 @@
 """What the kernels on Marlin's tiles share: which calls none of them takes, and how one is launched."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,6 +10,17 @@ from qload.kernels.cuda.module import native, pointer, stream
 
 ALIGNED = 16  # bytes that are loaded at once
 HOPPER = 9
+
+
+class Launch(NamedTuple):
+    """A routine of the module with all said but where tensors lie, and how many float32 it adds up in.
+
+    `start` takes pointers, 0 for what there is none of: x, weights, scales, zeros, g_idx, perm, the memory to
+    add up in, bias, y; then the stream. Nothing of it depends on a layer but its shape and type.
+    """
+
+    start: Callable[..., None]
+    scratch: int = 0
 
 
 def why_not_hopper(device: torch.device) -> str | None:
@@ -28,14 +40,16 @@ def why_not(call: Any, looks_up: bool = False) -> str | None:
     return None
 
 
-def launch(
-    routine: str, call: Any, x: Tensor, indices: tuple[Tensor | None, ...], kind: tuple[int, ...], *how: int
-) -> Tensor:
-    """y (M, N) of a routine of the module; `indices`, `kind`: what it takes beside what all take."""
+def sizes(call: Any, x: Tensor) -> list[int]:
+    """As routines take them: M, K, N of the weight, inputs and outputs of the layer."""
+    return [x.shape[0], call.rows, call.columns, x.shape[1], call.N]
+
+
+def run(made: Launch, call: Any, x: Tensor) -> Tensor:
+    """y (M, N) of a call, where `x` is its input as the routine takes it."""
     y: Tensor = x.new_empty(x.shape[0], call.N)
-    read = x, call.weights, call.scales, call.zeros, *indices, call.bias, y
-    sizes = [x.shape[0], call.rows, call.columns, x.shape[1], call.N]
+    parts = x.new_empty(made.scratch, dtype=torch.float32) if made.scratch else None
+    read = x, call.weights, call.scales, call.zeros, call.g_idx, call.perm, parts, call.bias, y
     with torch.cuda.device(x.device):
-        run = getattr(native(), routine)
-        run(*map(pointer, read), sizes, *kind, x.dtype == torch.bfloat16, *how, call.early, stream(x))
+        made.start(*map(pointer, read), stream(x))
     return y

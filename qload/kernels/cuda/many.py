@@ -10,8 +10,8 @@ from torch import Tensor
 
 from qload.kernels.cuda import launch
 from qload.kernels.cuda.inputs import in_rows
-from qload.kernels.cuda.launch import ALIGNED
-from qload.kernels.cuda.module import native, pointer, stream
+from qload.kernels.cuda.launch import ALIGNED, Launch
+from qload.kernels.cuda.module import native
 
 STAGE = 128  # rows that a block has at a time
 PLACES = {False: 132, True: 66}  # blocks, or pairs of them, that an H200 holds at once
@@ -63,20 +63,24 @@ def why_not(call: Any) -> str | None:
     return launch.why_not_hopper(call.x.device) or launch.why_not(call)
 
 
+def prepare(call: Any, x: Tensor, how: ManyDivision | None = None) -> Launch:
+    """The launch of calls like this one, of `x` in whole rows; `how`: else as `division` says."""
+    routine, how = native().many, how or division(call.tokens, call.rows, call.columns, call.bits)
+    kind = call.bits, call.group, x.dtype == torch.bfloat16, [int(each) for each in how]
+    rest = launch.sizes(call, x), *kind, call.early
+
+    def start(
+        at: int, w: int, s: int, z: int, g_idx: int, perm: int, parts: int, bias: int, y: int, on: int
+    ) -> None:
+        routine(at, w, s, z, parts, bias, y, *rest, on)
+
+    return Launch(start, how.slices * call.tokens * call.columns if how.slices > 1 else 0)
+
+
 def run(call: Any, how: ManyDivision | None = None) -> Tensor:
     """y (M, N); divided as `division` says, or as asked for."""
-    how = how or division(call.tokens, call.rows, call.columns, call.bits)
     x = in_rows(call, ALIGNED // call.x.element_size())
-    y: Tensor = x.new_empty(call.tokens, call.N)
-    parts = None
-    if how.slices > 1:
-        parts = x.new_empty(how.slices, call.tokens, call.columns, dtype=torch.float32)
-    read = x, call.weights, call.scales, call.zeros, parts, call.bias, y
-    sizes = [call.tokens, call.rows, call.columns, x.shape[1], call.N]
-    kind = call.bits, call.group, x.dtype == torch.bfloat16, [int(each) for each in how]
-    with torch.cuda.device(x.device):
-        native().many(*map(pointer, read), sizes, *kind, call.early, stream(x))
-    return y
+    return launch.run(prepare(call, x, how), call, x)
 
 
 @cache

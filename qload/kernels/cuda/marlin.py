@@ -1,6 +1,6 @@
 """`qload::marlin`: x times a weight in Marlin's order, by whichever kernel is fastest for so many tokens."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -60,9 +60,9 @@ class MarlinCall(LinearCall):
 
 
 KERNELS = (
-    CudaKernel("decode", decode.why_not, decode.run),
-    CudaKernel("w4a16", w4a16.why_not, w4a16.run),
-    CudaKernel("middle", middle.why_not, middle.run),
+    CudaKernel("decode", decode.why_not, decode.run, decode.prepare),
+    CudaKernel("w4a16", w4a16.why_not, w4a16.run, w4a16.prepare),
+    CudaKernel("middle", middle.why_not, middle.run, middle.prepare),
     CudaKernel("large", every_call, large.run),
 )
 
@@ -71,7 +71,7 @@ def linear(
     x: Tensor, weight: GPTQMarlinWeight, bias: Tensor | None = None, kernel: str = "", early: bool = True
 ) -> Tensor:
     """x (M, K) -> (M, N) in x's dtype, sums in float32; `kernel`: by name, else the fastest that fits."""
-    y: Tensor = torch.ops.qload.marlin(*arguments(x.contiguous(), weight, bias), kernel=kernel, early=early)
+    y: Tensor = torch.ops.qload.marlin(*arguments(x.contiguous(), weight, bias), asked=kernel, early=early)
     return y
 
 
@@ -84,15 +84,16 @@ def arguments(x: Tensor, weight: GPTQMarlinWeight, bias: Tensor | None = None) -
 
 def multiply(kernels: tuple[CudaKernel, ...], call: MarlinCall, kernel: str) -> Tensor:
     """y (M, N) of a call that is checked here, as `calls.multiply`."""
-    _check(call)
+    check(call)
     return calls.multiply(kernels, call, kernel)
 
 
-def _marlin(*read: Any, kernel: str = "", early: bool = True) -> Tensor:
-    return multiply(KERNELS, replace(MarlinCall(*read), early=early), kernel)
+def _marlin(*read: Any, asked: str = "", early: bool = True) -> Tensor:
+    return multiply(KERNELS, MarlinCall(*(*read, early)), asked)
 
 
-def _check(call: MarlinCall) -> None:
+def check(call: MarlinCall) -> None:
+    """ArgumentError that names what does not fit."""
     x, ints, size = call.x, (torch.int32,), call.group_size
     if call.bits not in (4, 8) or size not in (-1, 32, 64, 128):
         raise ArgumentError("group_size", "32, 64, 128 or -1 of 4 or 8 bits", f"{size} of {call.bits} bits")
@@ -124,6 +125,6 @@ def fake(x: Tensor, *rest: Any, **options: Any) -> Tensor:
 
 SCHEMA = (
     "(Tensor x, Tensor weights, Tensor scales, Tensor? zeros, Tensor? g_idx, Tensor? perm, Tensor? bias, "
-    'int N, int bits, int group_size, bool is_k_full, *, str kernel="", bool early=True) -> Tensor'
+    'int N, int bits, int group_size, bool is_k_full, *, str asked="", bool early=True) -> Tensor'
 )
 operator("marlin", SCHEMA, _marlin, fake)

@@ -4,11 +4,13 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from qload.kernels.cuda import launch
 from qload.kernels.cuda.inputs import in_rows
-from qload.kernels.cuda.launch import ALIGNED
+from qload.kernels.cuda.launch import ALIGNED, Launch
+from qload.kernels.cuda.module import native
 
 MOST_TOKENS = 256
 STAGE = 64  # rows that a block has at a time
@@ -48,15 +50,28 @@ def why_not(call: Any) -> str | None:
     return launch.why_not(call)
 
 
+def prepare(call: Any, x: Tensor, columns: int = 0, split: int = 0, together: int = 0) -> Launch:
+    """The launch of calls like this one, of `x` in whole rows; 0: as `division` says."""
+    routine, found = native().middle, division(call.tokens, call.rows, call.columns)
+    kind = call.bits, call.group, x.dtype == torch.bfloat16
+    how = columns or found.columns, together or found.together, split or found.split
+    rest = launch.sizes(call, x), *kind, *how, call.early
+
+    def start(
+        at: int, w: int, s: int, z: int, g_idx: int, perm: int, parts: int, bias: int, y: int, on: int
+    ) -> None:
+        routine(at, w, s, z, bias, y, *rest, on)
+
+    return Launch(start)
+
+
 def run(call: Any, columns: int = 0, split: int = 0, together: int = 0) -> Tensor:
     """y (M, N) by blocks of 256 or 512 columns, `split` of which share K, one or two of a multiprocessor.
 
     0: as `division` says.
     """
     x = in_rows(call, ALIGNED // call.x.element_size())
-    found = division(call.tokens, call.rows, call.columns)
-    how = columns or found.columns, together or found.together, split or found.split
-    return launch.launch("middle", call, x, (), (call.bits, call.group), *how)
+    return launch.run(prepare(call, x, columns, split, together), call, x)
 
 
 class WorkDivision(NamedTuple):

@@ -10,7 +10,20 @@ from qload.devices.tensors import address as pointer
 from qload.errors import ArgumentError
 from qload.native import load
 
-__all__ = ["check", "check_operands", "native", "pointer", "stream", "why_not"]
+__all__ = [
+    "check",
+    "check_operands",
+    "current_device",
+    "native",
+    "pointer",
+    "raw_stream",
+    "stream",
+    "why_not",
+]
+
+# What torch's own generated code calls; a build of torch without CUDA has neither.
+raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
 
 load("cuda")  # before a model is compiled: what traces it cannot import
 

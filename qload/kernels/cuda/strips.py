@@ -1,6 +1,6 @@
 """`qload::strips`: x times a weight in strips, by whichever kernel is fastest for so many tokens."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -39,8 +39,8 @@ class StripsCall(MarlinCall):
 
 
 KERNELS = (
-    CudaKernel("decode", decode.why_not, decode.run),
-    CudaKernel("many", many.why_not, many.run),
+    CudaKernel("decode", decode.why_not, decode.run, decode.prepare),
+    CudaKernel("many", many.why_not, many.run, many.prepare),
     CudaKernel("large", every_call, large.run),
 )
 
@@ -49,12 +49,12 @@ def linear(
     x: Tensor, weight: StripsWeight, bias: Tensor | None = None, kernel: str = "", early: bool = True
 ) -> Tensor:
     """x (M, K) -> (M, N) in x's dtype, sums in float32; `kernel`: by name, else the fastest that fits."""
-    y: Tensor = torch.ops.qload.strips(*arguments(x.contiguous(), weight, bias), kernel=kernel, early=early)
+    y: Tensor = torch.ops.qload.strips(*arguments(x.contiguous(), weight, bias), asked=kernel, early=early)
     return y
 
 
-def _strips(*read: Any, kernel: str = "", early: bool = True) -> Tensor:
-    return marlin.multiply(KERNELS, replace(StripsCall(*read), early=early), kernel)
+def _strips(*read: Any, asked: str = "", early: bool = True) -> Tensor:
+    return marlin.multiply(KERNELS, StripsCall(*(*read, early)), asked)
 
 
 operator("strips", marlin.SCHEMA, _strips, marlin.fake)

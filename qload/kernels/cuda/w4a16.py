@@ -2,9 +2,12 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from qload.kernels.cuda import launch
+from qload.kernels.cuda.launch import Launch
+from qload.kernels.cuda.module import native
 
 MOST_TOKENS = 64
 
@@ -18,6 +21,20 @@ def why_not(call: Any) -> str | None:
     return launch.why_not(call)
 
 
+def prepare(call: Any, x: Tensor, columns: int = 0, split: int = 0) -> Launch:
+    """The launch of calls like this one, of its `x`; a division of 0 is left to the kernel."""
+    routine = native().w4a16
+    kind = call.group, x.dtype == torch.bfloat16
+    how = launch.sizes(call, x), *kind, columns, split, call.early
+
+    def start(
+        at: int, w: int, s: int, z: int, g_idx: int, perm: int, parts: int, bias: int, y: int, on: int
+    ) -> None:
+        routine(at, w, s, z, perm, bias, y, *how, on)
+
+    return Launch(start)
+
+
 def run(call: Any, columns: int = 0, split: int = 0) -> Tensor:
     """y (M, N); a division of 0 is left to the kernel."""
-    return launch.launch("w4a16", call, call.x, (call.perm,), (call.group,), columns, split)
+    return launch.run(prepare(call, call.x, columns, split), call, call.x)

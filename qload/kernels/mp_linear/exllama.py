@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from qload.formats import GPTQWeight
 from qload.kernel_formats import exllama, gptq
-from qload.kernels import cuda, reference
+from qload.kernels import cuda
 from qload.kernels.mp_linear.contract import MPLinearLayerConfig
 from qload.kernels.mp_linear.reasons import rows_missing
 from qload.kernels.mp_linear.typed import TypedLinearKernel
@@ -54,7 +54,9 @@ class ExllamaLinearKernel(TypedLinearKernel):
         By a CUDA kernel that needs no scratch space, or with weights rounded to fp16 there: then NotWarmError
         before `warm_up`.
         """
+        if torch.compiler.is_compiling():
+            return super().apply_weights(layer, x, bias)
         weight = self.typed(layer)
         if weight.activations is not None or (x.is_cuda and cuda.can_multiply(x, weight, bias)):
-            return reference.linear(x, weight, bias)
+            return super().apply_weights(layer, x, bias)
         return multiply(layer, x, weight, self.w_q_name, bias)

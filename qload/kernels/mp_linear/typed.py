@@ -1,17 +1,17 @@
 """A kernel whose parameters, once prepared, are the tensors of one typed weight."""
 
-from typing import ClassVar
+from typing import ClassVar, NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from qload.errors import ArgumentError, DtypeError, ShapeError
 from qload.formats import GPTQWeight
-from qload.kernels import reference
 from qload.kernels.mp_linear.contract import MPLinearKernel, MPLinearLayerConfig
 from qload.kernels.mp_linear.owners import check_unowned, free_name, is_prepared, own
 from qload.kernels.mp_linear.parameters import read_layer
 from qload.kernels.mp_linear.reasons import why_not
+from qload.kernels.prepared import PreparedLinear
 from qload.spec import Weight
 from qload.spec.casts import check_cast
 
@@ -25,7 +25,7 @@ class TypedLinearKernel(MPLinearKernel):
     groups: ClassVar[tuple[int, ...] | None] = None  # None: of any size
     act_types: ClassVar[tuple[torch.dtype, ...]]
 
-    _prepared: Weight | None = None
+    _prepared: PreparedLinear | None = None
 
     @classmethod
     def can_implement(cls, c: MPLinearLayerConfig) -> tuple[bool, str | None]:
@@ -63,27 +63,37 @@ class TypedLinearKernel(MPLinearKernel):
         for field, tensor in typed.fields().items():
             self._transform_param(layer, names[field], lambda _, made=tensor: made)  # type: ignore[misc]
         own(layer, self.w_q_name, [*names.values(), *unread])
-        self._names = names
-        # Without its tensors: they are the layer's, and move with it.
-        self._prepared = typed.holding({f: tensor.to("meta") for f, tensor in typed.fields().items()})
+        self._names = tuple(names.values())
+        self._made = tuple((tensor.dtype, tensor.shape) for tensor in typed.fields().values())
+        self._prepared = PreparedLinear(typed)
 
     def typed(self, layer: nn.Module) -> Weight:
         """The typed weight over the parameters of `layer`, which were moved at the most since.
 
         ArgumentError before they are processed; DtypeError or ShapeError where they were cast or replaced.
         """
+        return self._ready(layer).typed(self._tensors(layer))
+
+    def apply_weights(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Multiplies x (..., K) -> (..., N), in x's dtype; sums in float32."""
+        return self._ready(layer)(x, self._tensors(layer), bias)
+
+    def _ready(self, layer: nn.Module) -> PreparedLinear:
         if self._prepared is None or not is_prepared(layer, self.w_q_name):
             raise ArgumentError(
                 type(self).__name__, "process_weights_after_loading before the first call", "a call"
             )
-        held = {f: self._held(layer, name).data for f, name in self._names.items()}
-        for field, made in self._prepared.fields().items():
-            _check_unchanged(self._names[field], held[field], made)
-        return self._prepared.holding(held)
+        return self._prepared
 
-    def apply_weights(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Multiplies x (..., K) -> (..., N), in x's dtype; products and sums in float32."""
-        return reference.linear(x, self.typed(layer), bias)
+    def _tensors(self, layer: nn.Module) -> list[Tensor]:
+        """Those of the layer, which nobody cast or replaced by others of another shape."""
+        own, names = layer._parameters, self._names
+        held = [own.get(name) for name in names]
+        found = [self._held(layer, name) if t is None else t for t, name in zip(held, names, strict=True)]
+        for tensor, name, (dtype, shape) in zip(found, names, self._made, strict=True):
+            if tensor.dtype != dtype or tensor.shape != shape:
+                _say_changed(name, tensor, dtype, shape)
+        return found
 
     def _given(self) -> dict[str, str | None]:
         return {
@@ -98,9 +108,8 @@ def _emptied(old: Tensor | None) -> Tensor:
     return torch.empty(0, dtype=torch.int32) if old is None else old.data.new_empty(0)
 
 
-def _check_unchanged(name: str, now: Tensor, made: Tensor) -> None:
-    if now.dtype != made.dtype:
-        was, got = (str(tensor.dtype).removeprefix("torch.") for tensor in (made, now))
+def _say_changed(name: str, now: Tensor, dtype: torch.dtype, shape: torch.Size) -> NoReturn:
+    if now.dtype != dtype:
+        was, got = (str(each).removeprefix("torch.") for each in (dtype, now.dtype))
         raise DtypeError(name, [was], got, hint="remedy   move a prepared layer, but do not cast it")
-    if now.shape != made.shape:
-        raise ShapeError(name, f"{tuple(made.shape)}, as it was prepared", tuple(now.shape))
+    raise ShapeError(name, f"{tuple(shape)}, as it was prepared", tuple(now.shape))

@@ -1,0 +1,139 @@
+"""What the tensors of a layer mean to whoever multiplies them, under a key that equal layers share.
+
+A traced model cannot hold a typed weight: it holds the tensors, and the key. So the key is made of what a
+layer is, not of its name nor of the order in which layers were made: 32 blocks of a model are one graph, and
+a graph that was stored by another process finds what it meant once its modules are made.
+"""
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from hashlib import sha256
+
+import torch
+from torch import Tensor
+
+from qload.errors import ArgumentError
+from qload.kernels import reference
+from qload.kernels.cuda.plans import LinearPlan, plan_of
+from qload.kernels.declared import Activations, Maximum
+from qload.spec import Weight
+
+
+def without_tensors(weight: Weight) -> Weight:
+    """The same weight of tensors without memory: shapes, dtypes, config and layer."""
+    return weight.holding({name: tensor.to("meta") for name, tensor in weight.fields().items()})
+
+
+def over(blueprint: Weight, held: Sequence[Tensor]) -> Weight:
+    """A blueprint's weight of `held`, a tensor for each of its fields, in their order."""
+    plain = [each.data if type(each) is torch.nn.Parameter else each for each in held]
+    return blueprint.holding(dict(zip(blueprint.fields(), plain, strict=True)))
+
+
+class LinearMeaning:
+    """How the tensors of layers that are alike are multiplied.
+
+    Attributes
+    ----------
+    blueprint
+        The typed weight without tensors and name.
+    names
+        Its fields, in the order in which a call gets their tensors.
+    key
+        Under which it is found.
+    """
+
+    def __init__(self, blueprint: Weight, activations: Activations, maximum: Maximum) -> None:
+        self.blueprint, self.activations, self.maximum = blueprint, activations, maximum
+        self.names = tuple(blueprint.fields())
+        self.key = key_of(blueprint, activations, maximum)
+        self._made = tuple((tensor.shape, tensor.dtype) for tensor in blueprint.fields().values())
+        self._plans: dict[tuple[int, torch.dtype], LinearPlan | None] = {}
+
+    def typed(self, held: Sequence[Tensor]) -> Weight:
+        """The typed weight over `held`, without a name."""
+        return over(self.blueprint, held)
+
+    def multiply(self, x: Tensor, held: Sequence[Tensor], bias: Tensor | None) -> Tensor:
+        """y (..., N) of x (..., K), without gradients, on the device on which they are."""
+        if x.is_cuda and self.fits(x, held, bias):
+            y = self.natively(x, held, [tensor.data_ptr() for tensor in held], bias)
+            if y is not None:
+                return y
+        return reference.linear(x, self.typed(held), bias, self.activations, self.maximum)
+
+    def fits(self, x: Tensor, held: Sequence[Tensor], bias: Tensor | None) -> bool:
+        """Whether tensors are what native code takes them for, which gets nothing but pointers."""
+        index = x.get_device()
+        for tensor, (shape, dtype) in zip(held, self._made, strict=True):
+            if tensor.shape != shape or tensor.dtype != dtype or tensor.get_device() != index:
+                return False
+            if not tensor.is_contiguous():
+                return False
+        return bias is None or (
+            bias.shape == (self.blueprint.layer.N,) and bias.get_device() == index and bias.is_contiguous()
+        )
+
+    def natively(
+        self, x: Tensor, held: Sequence[Tensor], pointers: Sequence[int], bias: Tensor | None
+    ) -> Tensor | None:
+        """The same by a planned launch, of tensors that fit; None where there is none for it."""
+        if bias is not None and bias.dtype != x.dtype:
+            return None
+        where = x.get_device(), x.dtype
+        if where not in self._plans:
+            self._plans[where] = self._plan(held, x.dtype)
+        plan = self._plans[where]
+        return None if plan is None else plan.multiply(x, held, pointers, bias, self.typed)
+
+    def _plan(self, held: Sequence[Tensor], dtype: torch.dtype) -> LinearPlan | None:
+        if self.activations == "declared" and self.blueprint.activations is not None:
+            return None
+        return plan_of(self.typed(held), dtype)
+
+    def gradient(self, gradient: Tensor, held: Sequence[Tensor]) -> Tensor:
+        """Of x, (..., K), in the dtype of `gradient` (..., N): its product with the weight.
+
+        As if inputs were not quantized, where they are. In 16 bits on a device the weight is rounded to them,
+        as its kernels do; elsewhere products and sums have float32, or float64 of a gradient in it.
+        """
+        weight, dtype = self.typed(held), gradient.dtype
+        in_16_bits = gradient.is_cuda and dtype in (torch.float16, torch.bfloat16)
+        wide = dtype if in_16_bits else torch.promote_types(dtype, torch.float32)
+        matrix = weight.dequantize(wide) if in_16_bits else weight.dequantize().to(wide)
+        made, factors = torch.matmul(gradient.to(wide), matrix), weight.input_factors
+        return (made if factors is None else made * factors.to(wide)).to(dtype).contiguous()
+
+
+_KNOWN: dict[str, LinearMeaning] = {}  # by key, for as long as the process runs: graphs hold the keys
+
+
+def known(key: str) -> LinearMeaning:
+    """What a key means; ArgumentError where no module of this process was made that has it."""
+    if key not in _KNOWN:
+        raise ArgumentError("meaning", "that of a layer that this process has made", repr(key))
+    return _KNOWN[key]
+
+
+def share(weight: Weight, activations: Activations, maximum: Maximum) -> LinearMeaning:
+    """The meaning that all layers like this one have; its own where `maximum` is a function."""
+    blueprint = _without_name(without_tensors(weight))
+    made = LinearMeaning(blueprint, activations, maximum)
+    return made if callable(maximum) else _KNOWN.setdefault(made.key, made)
+
+
+def _without_name(weight: Weight) -> Weight:
+    held = {each.name: getattr(weight, each.name) for each in fields(weight)}
+    layer = replace(weight.layer, name="")
+    return type(weight).unchecked(
+        weight.config, layer, {n: held[n] for n in held.keys() - {"config", "layer"}}
+    )
+
+
+def key_of(weight: Weight, activations: Activations, maximum: Maximum) -> str:
+    """A few words and a digest of all that a layer is but its name; the same in every process."""
+    layer, (N, K) = replace(weight.layer, name=""), weight.shape
+    tensors = [(name, tuple(each.shape), str(each.dtype)) for name, each in weight.fields().items()]
+    kind = type(weight)
+    facts = kind.__module__, kind.__qualname__, weight.config, layer, tensors, activations, maximum
+    return f"{weight.format} {N} x {K} {sha256(repr(facts).encode()).hexdigest()[:24]}"

@@ -1,0 +1,139 @@
+"""The call that every door shares: x times the tensors of one layer, decided but for x when it is made.
+
+`Linear`, the kernels of `mp_linear` and the methods of engines hold a `PreparedLinear` and their tensors, and
+hand the latter to it:
+
+- plain weights of x's dtype: torch's own product, and nothing else, traced too;
+- torch traces, records, or wants gradients: the operator `qload::linear`;
+- a CUDA device whose kernels read the layer: a launch that was planned for so many tokens;
+- all else: `reference.linear`, which also says what is wrong with x.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear as torch_linear
+
+from qload.devices.tensors import PLAIN
+from qload.kernels import operator, reference
+from qload.kernels.declared import Activations, Maximum
+from qload.kernels.meaning import known, over, share, without_tensors
+from qload.spec import Weight
+
+
+class PreparedLinear:
+    """One layer's call, without its tensors: those are a module's, and move with it.
+
+    Attributes
+    ----------
+    blueprint
+        The typed weight, of tensors without memory.
+    names
+        Its fields, in the order in which a call takes their tensors.
+    meaning
+        The key of `qload::linear`; empty where only this process can find the largest inputs.
+    """
+
+    def __init__(
+        self, weight: Weight, activations: Activations = "declared", maximum: Maximum = None
+    ) -> None:
+        self.blueprint = without_tensors(weight)
+        self.activations: Activations = activations
+        self.maximum: Maximum = maximum
+        self.names = tuple(self.blueprint.fields())
+        self._shared = share(weight, activations, maximum)
+        self._traces = not callable(maximum)
+        self.meaning = self._shared.key if self._traces else ""
+        self._N, self._K = weight.shape
+        plain = weight.plain and not reference.quantizes(weight, activations)
+        self._plain_dtype = weight.fields()["weight"].dtype if plain else None
+        self._fitted: tuple[Any, ...] = ()  # pointers and dtype of what was seen to fit
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Made anew: another process has to learn what the key means."""
+        return PreparedLinear, (self.blueprint, self.activations, self.maximum)
+
+    def typed(self, held: Sequence[Tensor]) -> Weight:
+        """The typed weight over `held`."""
+        return over(self.blueprint, held)
+
+    def __call__(self, x: Tensor, held: Sequence[Tensor], bias: Tensor | None) -> Tensor:
+        """y (..., N) of x (..., K), in its dtype; `held`: a tensor for each of `names`."""
+        if self._plain_dtype is not None and self._takes_plain(x, held[0], bias):
+            return torch_linear(x, held[0], bias)
+        if torch.compiler.is_compiling():
+            if self._traces:
+                return operator.linear(x, held, bias, self.meaning, self._N)
+            y: Tensor = _untraced(self, x, held, bias)
+            return y
+        if not self._traces or torch._C._functorch.peek_interpreter_stack() is not None:
+            return self._otherwise(x, held, bias)
+        if _is_watched(x, bias):
+            reference.check(x, self.typed(held), bias)
+            return operator.linear(x, held, bias, self.meaning, self._N)
+        made = self._natively(x, held, bias) if x.is_cuda else None
+        return self._otherwise(x, held, bias) if made is None else made
+
+    def _takes_plain(self, x: Tensor, matrix: Tensor, bias: Tensor | None) -> bool:
+        if x.dtype != self._plain_dtype or matrix.dtype != x.dtype or x.device != matrix.device:
+            return False
+        if x.ndim == 0 or x.shape[-1] != self._K:
+            return False
+        return bias is None or (bias.dtype == x.dtype and tuple(bias.shape) == (self._N,))
+
+    def _natively(self, x: Tensor, held: Sequence[Tensor], bias: Tensor | None) -> Tensor | None:
+        """By a planned launch, or None; tensors are looked at again where they lie elsewhere than before."""
+        pointers = [tensor.data_ptr() for tensor in held]
+        seen = (x.get_device(), None if bias is None else bias.data_ptr(), *pointers)
+        if seen != self._fitted:
+            if not self._shared.fits(x, held, bias):
+                return None
+            self._fitted = seen
+        return self._shared.natively(x, held, pointers, bias)
+
+    def _otherwise(self, x: Tensor, held: Sequence[Tensor], bias: Tensor | None) -> Tensor:
+        return _eager_product(self, x, held, bias)
+
+
+def traced(x: Tensor, held: Mapping[str, Tensor | None], meaning: str) -> Tensor:
+    """The same where a module's tensors, `held` by name, are traced; `meaning`: the key of a prepared call.
+
+    Of a module torch looks at nothing but these before each call of a compiled model, and each look costs.
+    """
+    names, N, K, plain = _facts(meaning)
+    tensors: list[Any] = [held[name] for name in names]
+    bias = held["bias"]
+    alike = plain and x.dtype == tensors[0].dtype and (bias is None or bias.dtype == x.dtype)
+    if alike and x.ndim and x.shape[-1] == K:
+        return torch_linear(x, tensors[0], bias)
+    return operator.linear(x, tensors, bias, meaning, N)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _facts(meaning: str) -> tuple[tuple[str, ...], int, int, bool]:
+    """Names of tensors, N, K, and whether torch's own product is all that there is to do."""
+    found = known(meaning)
+    plain = found.blueprint.plain and not reference.quantizes(found.blueprint, found.activations)
+    return found.names, found.blueprint.layer.N, found.blueprint.layer.K, plain
+
+
+def _is_watched(x: Tensor, bias: Tensor | None) -> bool:
+    """Whether somebody but the kernel wants to know of this call: gradients, a mode, x of another type."""
+    if (
+        type(x) not in PLAIN
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._get_tracing_state() is not None
+    ):
+        return True
+    return operator.wants_gradients(x, bias)
+
+
+def _eager_product(call: PreparedLinear, x: Tensor, held: Sequence[Tensor], bias: Tensor | None) -> Tensor:
+    return reference.linear(x, call.typed(held), bias, call.activations, call.maximum)
+
+
+# A graph breaks there, or with `fullgraph` is refused with this reason.
+_REASON = "a function finds the largest input of all ranks"
+_untraced: Any = torch.compiler.disable(_eager_product, reason=_REASON)  # type: ignore[no-untyped-call]

@@ -1,0 +1,221 @@
+"""Layers like Llama 3 8B's in strips beside fp16: eager, in a graph, compiled; the host's time of a call.
+
+    python -m tests.bench.stack [--tokens 1 16 64 300 1024] [--blocks 32] [--compiled 8]
+
+Attention is left out: what the norms and the four linears of a block take is what differs. Of `--compiled`
+blocks a model is compiled, as a whole, and compared with the graph of as many. All times are medians of turns
+in which every way is measured once. No way is timed whose result is off: of the layers of a block against
+float64 products of the dequantized weight, of a stack against the eager one, from which it may be twice as
+far as the same stack is whose norms and gates are computed in float32.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from statistics import median
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from tests.bench.layers import layers
+from tests.bench.linear import right
+
+H, QKV, INNER, EPS = 4096, 6144, 14336, 1e-5
+SHAPES = ((H, QKV), (H, H), (H, 2 * INNER), (INNER, H))  # K, N
+TURNS, CALLS = 21, 200
+Call = Callable[[], Tensor]
+
+
+class Block(nn.Module):
+    """Norm, qkv, output, norm, gate and up, down; `wide`: what is between linears is float32."""
+
+    def __init__(self, linears: list[nn.Module], norms: list[Tensor]) -> None:
+        super().__init__()
+        self.qkv, self.out, self.gate_up, self.down = linears
+        self.norms = nn.ParameterList([nn.Parameter(each, requires_grad=False) for each in norms])
+        self.wide = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = nn.functional.silu(self.qkv(self._normed(x, 0))[:, :H])  # in the place of attention
+        x = x + self.out(q)
+        gate, up = self.gate_up(self._normed(x, 1)).chunk(2, -1)
+        if self.wide:
+            between = (nn.functional.silu(gate.float()) * up.float()).to(x.dtype)
+        else:
+            between = nn.functional.silu(gate) * up
+        y: Tensor = x + self.down(between)
+        return y
+
+    def _normed(self, x: Tensor, i: int) -> Tensor:
+        if self.wide:
+            return nn.functional.rms_norm(x.float(), (H,), self.norms[i].float(), EPS).to(x.dtype)
+        return nn.functional.rms_norm(x, (H,), self.norms[i], EPS)
+
+
+def plain(K: int, N: int) -> nn.Module:
+    """An fp16 layer."""
+    made = nn.Linear(K, N, bias=False, device="cuda", dtype=torch.float16)
+    return made.requires_grad_(False)
+
+
+def stacks(blocks: int) -> Iterator[tuple[str, nn.Sequential]]:
+    """The same model in fp16 and in strips, each with weights of its own."""
+    norms = [torch.rand(H, device="cuda").half() for _ in range(2)]
+    yield "fp16", nn.Sequential(*(Block([plain(*each) for each in SHAPES], norms) for _ in range(blocks)))
+    made = [[layers("strips", *each, 4, 128, 1)[0].get_linear() for each in SHAPES] for _ in range(blocks)]
+    for _, out, _, down in made:  # what a block adds stays small beside what it gets
+        for linear in (out, down):
+            linear.get_buffer("scales").mul_(2.0**-8)
+    yield "strips", nn.Sequential(*(Block(linears, norms) for linears in made))
+
+
+def captured(model: Callable[[Tensor], Tensor], x: Tensor) -> Call:
+    """A replay of the model on x."""
+    stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(stream):
+        model(x)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        y = model(x)
+
+    def replay() -> Tensor:
+        graph.replay()
+        return y
+
+    return replay
+
+
+def eager(model: nn.Sequential, x: Tensor) -> dict[str, Call]:
+    """The model as it is."""
+    return {"eager": partial(model, x)}
+
+
+def compiled(model: nn.Sequential, x: Tensor) -> dict[str, Call]:
+    """The model compiled in two modes, and warm."""
+    modes = {"compiled": None, "reduced": "reduce-overhead"}
+    made: dict[str, Call] = {}
+    for name, mode in modes.items():
+        made[name] = partial(torch.compile(model, fullgraph=True, dynamic=False, mode=mode), x)
+        for _ in range(4):
+            made[name]()
+    torch.cuda.synchronize()
+    return made
+
+
+def distance(one: Tensor, other: Tensor) -> float:
+    """Of two results, as a part of the second."""
+    return float((one.double() - other.double()).norm() / other.double().norm())
+
+
+def checked(name: str, model: nn.Sequential, x: Tensor, made: dict[str, Call]) -> None:
+    """SystemExit where a way's result is off."""
+    want = model(x)
+    blocks: list[Any] = list(model)
+    for block in blocks:
+        block.wide = True
+    room = distance(model(x), want)
+    for block in blocks:
+        block.wide = False
+    for way, call in made.items():
+        off = distance(call().clone(), want)
+        if not off <= 2 * room:
+            raise SystemExit(f"{name}, {way}, M = {x.shape[0]}: off by {off:.2e}, rounding costs {room:.2e}")
+
+
+def checked_layers(model: nn.Sequential, M: int) -> None:
+    """SystemExit where a layer of the first block is off."""
+    block: Any = model[0]
+    for linear in (block.qkv, block.out, block.gate_up, block.down):
+        w = linear.typed.dequantize(torch.float16)
+        x = torch.randn(M, w.shape[1], device="cuda").half()
+        if not right(linear(x), x, w):
+            raise SystemExit(f"{linear}: a result of {M} tokens is off")
+
+
+def milliseconds(calls: dict[str, Call]) -> dict[str, float]:
+    """Of each, until the device is done, in turns."""
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(TURNS):
+        for name, call in calls.items():
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            call()
+            torch.cuda.synchronize()
+            found[name].append((time.perf_counter() - start) * 1e3)
+    return {name: median(times) for name, times in found.items()}
+
+
+def host_microseconds(call: Call) -> float:
+    """Of one call, while the device is still busy with those before: what Python and the driver take.
+
+    Few calls at a time, so that the queue of launches never fills.
+    """
+    found = []
+    for _ in range(TURNS):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(CALLS):
+            call()
+        found.append((time.perf_counter() - start) * 1e6 / CALLS)
+        torch.cuda.synchronize()
+    return median(found)
+
+
+def timed(
+    models: dict[str, nn.Sequential],
+    x: Tensor,
+    ways: Callable[[nn.Sequential, Tensor], dict[str, Call]],
+    table: Table,
+) -> None:
+    """A row of the table for each way, and for a graph of the model."""
+    torch._dynamo.reset()
+    made = {name: ways(model, x) for name, model in models.items()}
+    for name, model in models.items():  # last: compiling frees memory of cuBLAS that older graphs use
+        made[name]["graph"] = captured(model, x)
+        checked(name, model, x, made[name])
+    times = milliseconds({f"{name} {way}": made[name][way] for name in made for way in made[name]})
+    for way in made["strips"]:
+        one, other = times[f"fp16 {way}"], times[f"strips {way}"]
+        ratios = f"{other / one:.2f}", f"{other / times['strips graph']:.2f}"
+        blocks = f"{len(models['strips'])}"
+        table.add_row(f"{x.shape[0]}", blocks, way, f"{one:.3f}", f"{other:.3f}", *ratios)
+
+
+def hosts(models: dict[str, nn.Sequential], M: int, table: Table) -> None:
+    """A row for two layers of a block."""
+    x = torch.randn(M, H, device="cuda").half()
+    for name, N in (("qkv", QKV), ("gate_up", 2 * INNER)):
+        one, other = (host_microseconds(partial(getattr(model[0], name), x)) for model in models.values())
+        table.add_row(f"{M}", f"{H} x {N}", f"{one:.1f}", f"{other:.1f}", f"{other / one:.2f}")
+
+
+def show(tokens: list[int], blocks: int, few: int) -> None:
+    """The tables, on standard output."""
+    steps = Table("M", "blocks", "way", "fp16 ms", "strips ms", "strips / fp16", "strips / its graph")
+    calls = Table("M", "K x N", "nn.Linear us", "strips us", "ratio")
+    models = dict(stacks(blocks))
+    with torch.no_grad():
+        for M in tokens:
+            x = torch.randn(M, H, device="cuda").half()
+            checked_layers(models["strips"], M)
+            timed(models, x, eager, steps)
+            hosts(models, M, calls)
+            if few:
+                first = {name: nn.Sequential(*list(model)[:few]) for name, model in models.items()}
+                timed(first, x, compiled, steps)
+    for table in (steps, calls):
+        Console(width=110).print(table)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tokens", type=int, nargs="+", default=[1, 16, 64, 300, 1024])
+    parser.add_argument("--blocks", type=int, default=32)
+    parser.add_argument("--compiled", type=int, default=8)
+    said = parser.parse_args()
+    show(said.tokens, said.blocks, said.compiled)

@@ -1,0 +1,239 @@
+"""The call that doors share, without Inductor: what goes where, copies, gradients, and plans by hand."""
+
+import copy
+import pickle
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from qload import Linear
+from qload.errors import ArgumentError, DtypeError, ShapeError
+from qload.formats import UnquantizedWeight
+from qload.kernels import meaning, reference
+from qload.kernels.cuda import plans
+from qload.kernels.cuda.linear import linear as decided_anew
+from qload.kernels.cuda.plans import LinearPlan, plan_of
+from qload.testing import assert_same_bits
+from tests.kernels.cuda_by_hand import STREAM, Hand
+from tests.kernels.mp_layers import Case
+from tests.kernels.test_cuda_glue import _operators, hand, layer
+
+__all__ = ["_operators", "hand"]  # fixtures
+HOPPER = pytest.mark.parametrize("chip", [(9, 0)], ids=["9.0"])
+WEIGHT = Case(group=64).weight()
+KEY = "from tests.kernels.mp_layers import Case; print(Case(group=64).weight().get_linear()._meaning)"
+
+
+class Seen(TorchDispatchMode):
+    """The names of operators that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def inputs(M: int = 3, K: int = 256, dtype: torch.dtype = torch.float16) -> Tensor:
+    return torch.randn(M, K, generator=torch.Generator().manual_seed(M)).to(dtype)
+
+
+def test_who_watches_sees_one_operator() -> None:
+    module, x = WEIGHT.get_linear(), inputs()
+    with Seen() as seen:
+        y = module(x)
+
+    assert seen.names == ["qload.linear.default"]
+    assert_same_bits(y, module(x))
+
+
+def test_a_plain_layer_of_the_dtype_of_x_is_one_product() -> None:
+    w = torch.randint(-9, 9, (8, 16)).float()
+    module = UnquantizedWeight(weight=w).get_linear(torch.ones(8))
+    x = inputs(3, 16, torch.float32).requires_grad_()
+    with Seen() as seen:
+        y = module(x)
+
+    assert not [name for name in seen.names if "qload" in name]
+    assert_same_bits(y, nn.functional.linear(x, w, torch.ones(8)))
+    y.sum().backward()
+    assert_same_bits(x.grad, w.sum(0).expand(3, 16).contiguous())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_gradients_are_those_of_the_dequantized_weight(dtype: torch.dtype) -> None:
+    bias = torch.zeros(64, dtype=dtype, requires_grad=True)
+    x, g = inputs(dtype=dtype).requires_grad_(), inputs(3, 64, dtype)
+
+    WEIGHT.get_linear(bias)(x).backward(g)
+
+    wide, w = torch.promote_types(dtype, torch.float32), WEIGHT.dequantize()
+    assert_same_bits(x.grad, (g.to(wide) @ w.to(wide)).to(dtype))
+    assert_same_bits(bias.grad, g.sum(0, dtype=wide).to(dtype))
+
+
+def test_nothing_is_kept_for_gradients_that_nobody_wants() -> None:
+    module, x = WEIGHT.get_linear(), inputs().requires_grad_()
+    with torch.no_grad():
+        assert not module(x).requires_grad
+    assert module(x).requires_grad
+
+
+def test_operators_keep_what_they_promise() -> None:
+    module = Linear(WEIGHT, torch.zeros(64).half())
+    held = [module.get_buffer(name) for name in module._call.names]
+    rest = held, module.bias, module._meaning, 64
+    operators = torch.ops.qload
+    checks = "test_schema", "test_autograd_registration", "test_faketensor"  # without Inductor
+    torch.library.opcheck(operators.linear.default, (inputs(), *rest), test_utils=checks)
+    torch.library.opcheck(
+        operators.linear_with_gradients.default, (inputs().requires_grad_(), *rest), test_utils=checks
+    )
+    gradient = inputs(3, 64), held, module._meaning, 256
+    torch.library.opcheck(operators.linear_gradient.default, gradient, test_utils=checks)
+
+
+def test_layers_that_differ_in_name_alone_mean_the_same() -> None:
+    def key(**changed: Any) -> str:
+        weight = replace(WEIGHT, layer=replace(WEIGHT.layer, **changed))
+        return Linear(weight)._meaning
+
+    assert key(name="one") == key(name="other")
+    assert key(whole=(128, 256)) != key(name="one")
+    assert Linear(WEIGHT, activations="unquantized")._meaning != key(name="one")
+
+
+def test_a_key_is_the_same_in_another_process() -> None:
+    """A graph may have been compiled there."""
+    run = subprocess.run([sys.executable, "-c", KEY], capture_output=True, text=True, check=True)
+
+    assert run.stdout.strip() == Linear(WEIGHT)._meaning
+
+
+def test_a_key_of_nothing_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="a layer that this process has made"):
+        meaning.known("gptq 1 x 1")
+
+
+def test_copies_of_a_layer_multiply_alike() -> None:
+    module, x = WEIGHT.get_linear(), inputs()
+    for twin in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert_same_bits(twin(x), module(x))
+        assert twin._meaning == module._meaning
+
+
+def test_a_layer_whose_tensors_are_replaced_multiplies_by_the_new_ones() -> None:
+    module, x = WEIGHT.get_linear(), inputs()
+    module(x)
+    module.load_state_dict({**module.state_dict(), "qweight": ~WEIGHT.qweight}, assign=True)
+
+    assert_same_bits(module(x), WEIGHT.holding({"qweight": ~WEIGHT.qweight}).get_linear()(x))
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize(
+    ("x", "error"),
+    [
+        (torch.ones(2, 255), ShapeError),
+        (torch.ones(()), ShapeError),
+        (torch.ones(2, 256, dtype=torch.complex64), DtypeError),
+        (torch.ones(2, 256, device="meta"), ArgumentError),
+    ],
+)
+def test_what_does_not_fit_is_told_whoever_multiplies(x: Tensor, error: type[Exception], grad: bool) -> None:
+    with pytest.raises(error, match="x"):
+        WEIGHT.get_linear()(x.requires_grad_(grad))
+
+
+@HOPPER
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("layout", ["marlin", "strips"])
+def test_a_plan_launches_what_is_decided_anew(
+    hand: Hand, layout: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, weight = planned(layout, dtype, monkeypatch)
+    held = list(weight.fields().values())
+    bias = torch.arange(72).to(dtype)
+    for M in (1, 16, 17, 24, 25, 64, 65, 256):
+        for added in (None, bias):
+            x = inputs(M, 256, dtype)
+            hand.called.clear()
+            got = [
+                plan.multiply(x, held, [t.data_ptr() for t in held], added, lambda _: weight) for _ in (0, 1)
+            ]
+            launched = list(hand.called)
+            hand.called.clear()
+            want = decided_anew(x, weight, added)
+            assert launched == hand.called * 2
+            for y in got:
+                assert y is not None
+                assert_same_bits(y, want)
+
+
+@HOPPER
+def test_a_plan_leaves_what_it_does_not_know(hand: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, weight = planned("strips", torch.float16, monkeypatch)
+    held = list(weight.fields().values())
+
+    def called(x: Tensor, shift: int = 0) -> Tensor | None:
+        return plan.multiply(x, held, [t.data_ptr() + shift for t in held], None, lambda _: weight)
+
+    odd = torch.ones(257).half()[1:]
+    assert called(odd) is None
+    assert called(inputs(), shift=4) is None
+    assert called(inputs(0)) is None
+    assert called(inputs(3, 128)) is None
+    assert called(torch.ones(()).half()) is None
+    y = called(inputs(6).view(2, 3, 256))
+    assert y is not None
+    assert y.shape == (2, 3, 72)
+
+
+def planned(layout: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> tuple[LinearPlan, Any]:
+    """A layer on the CPU that says it lies on CUDA, so far as plans ask."""
+    weight = layer(256, 72, 64, 4, dtype, layout, zeros=True)
+    monkeypatch.setattr(plans, "why_not_linear", lambda weight, dtype: None)
+    monkeypatch.setattr(plans, "raw_stream", lambda index: STREAM)
+    monkeypatch.setattr(plans, "current_device", lambda: None)  # the index of a CPU
+    plan = plan_of(weight, dtype)
+    assert plan is not None
+    return plan, weight
+
+
+def test_an_order_of_inputs_and_other_formats_have_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plans, "why_not_linear", lambda weight, dtype: None)
+    monkeypatch.setattr(plans, "raw_stream", lambda index: STREAM)
+
+    assert plan_of(WEIGHT, torch.float16) is None
+    assert plan_of(layer(256, 64, 64, 4, torch.float16, "strips", act_order=True), torch.float16) is None
+
+
+@pytest.mark.parametrize("wrong", ["shape", "dtype", "stride"])
+def test_tensors_are_looked_at_before_pointers_are_taken(wrong: str) -> None:
+    known = Linear(WEIGHT)._call._shared
+    held = list(WEIGHT.fields().values())
+    assert known.fits(inputs(), held, None)
+    first = held[0]
+    held[0] = {
+        "shape": first[:1],
+        "dtype": first.view(torch.float32),
+        "stride": torch.empty(first.shape[::-1], dtype=first.dtype).T,
+    }[wrong]
+
+    assert not known.fits(inputs(), held, None)
+    assert not known.fits(inputs(), list(WEIGHT.fields().values()), torch.ones(1))
+
+
+def test_a_function_for_all_ranks_is_a_layers_own() -> None:
+    one, other = (Linear(WEIGHT, maximum=lambda largest: largest) for _ in range(2))
+
+    assert one._call._shared is not other._call._shared
+    assert_same_bits(one(inputs()), reference.linear(inputs(), WEIGHT))
