@@ -66,9 +66,12 @@ class QuantizedActivations:
 
     def dequantize(self) -> Tensor:
         """(..., K): what the codes stand for, in their dtype."""
-        K, zeros = self.codes.shape[-1], self.zero_points
-        counted = self.codes if zeros is None else self.codes - _spread(zeros, K)
-        return counted * _spread(self.steps, K)
+        return self.counted() * _spread(self.steps, self.codes.shape[-1])
+
+    def counted(self) -> Tensor:
+        """(..., K): the codes less their zero points, in their dtype: exact."""
+        zeros = self.zero_points
+        return self.codes if zeros is None else self.codes - _spread(zeros, self.codes.shape[-1])
 
 
 def quantize(

@@ -17,7 +17,8 @@ from qload.devices import cuda, cuda_stored
 from qload.errors import ArgumentError, NoKernelError
 from qload.formats import GPTQConfig, GPTQWeight
 from qload.kernel_formats import repack
-from qload.kernels.cuda import calls, exllama, large, linear, marlin, module, strips
+from qload.kernels import slices
+from qload.kernels.cuda import calls, exllama, linear, marlin, module, strips
 from qload.kernels.cuda.linear import able
 from qload.layouts import STORED_MINUS_ONE, Stored, gptq
 from qload.native.modules import NativeModule
@@ -200,7 +201,7 @@ def test_a_rounded_weight_is_there_in_slices(
     hand: Hand, layout: str, bits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weight = layer(256, 2120, 64, bits, torch.float16, layout, zeros=True)
-    monkeypatch.setattr(large, "SCRATCH", 0)
+    monkeypatch.setattr(slices, "IN_CACHE", 1 << 19)  # of a CPU, where this weight lies
     bias = torch.arange(2120).half()
 
     assert_sums_exactly(lambda x: linear(x, weight, kernel="large"), weight, torch.float16, M=33)
