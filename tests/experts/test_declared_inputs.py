@@ -8,6 +8,7 @@ from torch import Tensor
 
 from qload.detect import loader_from_config
 from qload.errors import ArgumentError, MismatchError
+from qload.kernels import declared
 from qload.kernels.activations import quantize
 from qload.parallel import FakeWorld, maximum_over
 from qload.spec import Weight

@@ -277,19 +277,19 @@ def test_what_torch_has_to_multiply_is_left_to_it(hand: Hand, monkeypatch: pytes
 
 @pytest.mark.parametrize(
     ("chip", "M", "called"),
-    [(HOPPER, 16, "decode"), (HOPPER, 17, "dequantize_single"), (AMPERE, 1, "dequantize_single")],
+    [(HOPPER, 16, ["decode"]), (HOPPER, 17, []), (AMPERE, 1, [])],  # torch dequantizes for these two
 )
 @BITS
 @pytest.mark.parametrize("K", [128, 96], ids=["whole", "padded"])
 def test_the_group_of_each_row_is_looked_up_where_groups_have_rows_elsewhere(
-    hand: Hand, M: int, called: str, bits: int, K: int
+    hand: Hand, M: int, called: list[str], bits: int, K: int
 ) -> None:
     weight = layer(K, 64, 32, bits, torch.float16, zeros=True, act_order=True, share=2)
     assert not weight.config.is_k_full
 
     assert_sums_exactly(lambda x: linear(x, weight), weight, torch.float16, M=M)
 
-    assert hand.called == [called]
+    assert hand.called == called
 
 
 @pytest.mark.parametrize("chip", [HOPPER])
