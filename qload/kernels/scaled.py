@@ -69,7 +69,7 @@ def _sums(made: QuantizedActivations, weight: Weight, narrow: torch.dtype) -> Su
     wide = made.codes.dtype == torch.float64
     row, column = made.steps, None if wide else column_scales(weight)
     if row.shape[-1] == 1 and column is not None:
-        whole = _by_the_vendor(made, weight)
+        whole = _by_the_vendor(made, weight, narrow)
         if whole is None:
             yield from _codes_times_codes(made, weight, column)
         else:
@@ -130,8 +130,11 @@ def _of_outputs(scale: Tensor, parts: tuple[int, ...]) -> Tensor:
     return torch.cat([one.expand(width) for one, width in zip(scale, parts, strict=True)])
 
 
-def _by_the_vendor(made: QuantizedActivations, weight: Weight) -> Tensor | None:
-    """The sums (M, N) of stored codes, float32; None where the vendor does not take them."""
+def _by_the_vendor(made: QuantizedActivations, weight: Weight, narrow: torch.dtype) -> Tensor | None:
+    """The sums (M, N) of stored codes, float32; None where the vendor does not take them.
+
+    Sums of e4m3 are good enough for a result of 16 bits, not for one of float32.
+    """
     stored = weight.fields()["weight"]
     (N, K), M = stored.shape, made.codes.shape[0]
     if stored.device.type != "cuda" or K % TILE or N % TILE or not M:
@@ -139,8 +142,10 @@ def _by_the_vendor(made: QuantizedActivations, weight: Weight) -> Tensor | None:
     if not stored.is_contiguous() or stored.data_ptr() % TILE:
         return None
     if stored.dtype == torch.int8:
-        return _of_int8(made, stored) if K < MOST_INPUTS and _is_symmetric(weight) else None
-    if stored.dtype not in (E4M3, torch.float8_e5m2) or torch.cuda.get_device_capability(stored.device) < FP8:
+        return of_int8(made, stored) if K < MOST_INPUTS and _is_symmetric(weight) else None
+    if narrow not in sums.NARROW or stored.dtype not in (E4M3, torch.float8_e5m2):
+        return None
+    if torch.cuda.get_device_capability(stored.device) < FP8:
         return None
     one = torch.ones((), device=stored.device)
     x = made.codes.to(E4M3)
@@ -152,7 +157,7 @@ def _is_symmetric(weight: Weight) -> bool:
     return isinstance(weight, CTIntWeight) and weight.weight_zero_point is None
 
 
-def _of_int8(made: QuantizedActivations, stored: Tensor) -> Tensor:
+def of_int8(made: QuantizedActivations, stored: Tensor) -> Tensor:
     """Exact sums, rounded once; with a zero point of the inputs the sums of the weight's codes are needed."""
     M, zeros = made.codes.shape[0], made.zero_points
     rows = M + (zeros is not None)

@@ -8,14 +8,26 @@ from torch import Tensor
 from qload import devices
 from qload.devices import cuda
 from qload.devices.cuda_stored import dequantize_stored
-from qload.formats import BNBWeight, CTIntWeight, Fp8Weight, MXFP8Weight, UnquantizedWeight
+from qload.formats import (
+    BNBWeight,
+    CTIntWeight,
+    Exl2Weight,
+    Fp8Weight,
+    Marlin24Weight,
+    MXFP8Weight,
+    UnquantizedWeight,
+)
+from qload.kernel_formats import Exl2KernelWeight, Fp8MarlinWeight
 from qload.spec import Weight, outputs, ranges
 
-SCRATCH = 160 << 20  # bytes of a slice on a GPU, and of what comes and goes while its codes are read
+SCRATCH = 160 << 20  # bytes of a slice on a GPU
 IN_CACHE = 16 << 20  # the same on a CPU
 EVEN = 1024  # outputs, of which a slice has a multiple: tiles of the vendor's kernels divide it
 IN_PLACE = (UnquantizedWeight, BNBWeight, CTIntWeight, Fp8Weight, MXFP8Weight)  # a code a number
-SPELLED = 12  # bytes a code that come and go where a GPU does not read codes as they are stored
+MOST = 240 << 20  # bytes of a slice and of what comes and goes while it is dequantized, on a GPU
+SPELLED = 3  # of these, bytes a code where a GPU does not read codes as they are stored: numbers of a byte
+OF_FACTORS = 4  # and where the inputs have factors, by which a slice in float32 is multiplied
+WIDER: dict[type[Weight], int] = {Exl2Weight: 7, Exl2KernelWeight: 10, Fp8MarlinWeight: 8, Marlin24Weight: 14}
 
 
 def slices(
@@ -35,7 +47,7 @@ def slices(
         if factors is None:
             rounded(weight, start, out)
         else:
-            out.copy_(outputs(weight, start, stop).dequantize().mul_(factors))
+            torch.mul(outputs(weight, start, stop).dequantize(), factors, out=out)
         yield slice(start, stop), out
 
 
@@ -51,10 +63,13 @@ def rounded(weight: Weight, start: int, out: Tensor) -> None:
 
 def _most(weight: Weight, dtype: torch.dtype, factors: Tensor | None, scratch: int | None) -> int:
     """How many outputs a slice has."""
-    on_cpu = weight.device.type == "cpu"
-    budget = scratch if scratch is not None else IN_CACHE if on_cpu else SCRATCH
-    width = dtype.itemsize + (0 if on_cpu or reads_in_place(weight) else SPELLED)
-    return budget // max(1, weight.layer.K * (width if factors is None else width + 8))
+    on_cpu, K = weight.device.type == "cpu", max(1, weight.layer.K)
+    fits = (scratch if scratch is not None else IN_CACHE if on_cpu else SCRATCH) // (K * dtype.itemsize)
+    if on_cpu:
+        return fits
+    spelled = 0 if reads_in_place(weight) else WIDER.get(type(weight), SPELLED)
+    spelled += 0 if factors is None else OF_FACTORS
+    return min(fits, MOST // (K * (dtype.itemsize + spelled)))
 
 
 def reads_in_place(weight: Weight) -> bool:

@@ -13,7 +13,7 @@ from math import lcm
 
 from torch import Tensor
 
-from qload.spec.axis import PARTS, Axis
+from qload.spec.axis import LOGICAL, PARTS, Axis
 from qload.spec.tensor import TensorSpec
 from qload.spec.weight import Weight
 
@@ -85,7 +85,7 @@ def _piece(
     places, (N, K), all_parts = spec.places, (weight.layer.N, weight.layer.K), len(weight.layer.parts)
     if not any(axis.follows("N") or (axis.dim == PARTS and tensor.numel() == all_parts) for axis in places):
         return tensor
-    whole = {"N": N, "K": K, PARTS: all_parts}
+    whole = _padded(tensor, spec, {"N": N, "K": K, PARTS: all_parts})
     viewed = tensor if spec.view is None else tensor.reshape(_extents(places, whole))
     for at, axis in enumerate(places):
         if axis.dim == PARTS and viewed.ndim:
@@ -97,7 +97,18 @@ def _piece(
             viewed = viewed.narrow(at, begin, end - begin)
     if spec.view is None:
         return viewed
-    return viewed.reshape(_extents(spec.axes, {"N": rows[1] - rows[0], "K": K, PARTS: len(parts)}))
+    stop = whole["N"] if rows[1] == N else rows[1]
+    return viewed.reshape(_extents(spec.axes, whole | {"N": stop - rows[0], PARTS: len(parts)}))
+
+
+def _padded(tensor: Tensor, spec: TensorSpec, sizes: Mapping[str, int]) -> dict[str, int]:
+    """The sizes that a tensor was made for, which a kernel's order rounds up to whole tiles."""
+    told = {
+        axis.dim: int(stored / axis.factor)
+        for axis, stored in zip(spec.axes, tensor.shape, strict=False)
+        if axis.dim in LOGICAL and not (axis.rounds or axis.free)
+    }
+    return {**sizes, **told}
 
 
 def _extents(axes: tuple[Axis, ...], sizes: Mapping[str, int]) -> list[int]:

@@ -2,10 +2,10 @@
 
     python -m tests.bench.cells [--cpu] [--tokens 1 8 64 300 1024] [--only TEXT] [--out FILE]
 
-A cell is one call of `qload.kernels.reference.linear` on a layer of 8192 x 8192 (2048 x 2048 on a CPU). Beside
-it stand `dequantize()` to the type of the activations alone, the vendor's product in that type alone, and the
-ratio of the call to both together; then how much memory the call asks for above y. A ratio above 1.3 and more
-than 256 MiB are marked. No cell is timed whose result is off by more than rounding can cost. On a GPU what is
+A cell is one call of `qload.kernels.reference.linear` on a layer of 8192 x 8192 (2048 x 2048 on a CPU).
+Beside it stand `dequantize()` to the type of the activations alone, the vendor's product in that type alone,
+and the ratio of the call to both together; then how much memory the call asks for above y. A ratio above 1.3
+and more than 256 MiB are marked. No cell is timed whose result is off by more than rounding can cost. On a GPU what is
 timed is a graph's replay, or calls in turn where a call cannot be captured (then marked `eager`).
 
 Plain layers stand beside `torch.nn.Linear`: the median of 30 paired turns.
@@ -48,8 +48,7 @@ def taken(x: Tensor, weight: Weight) -> Tensor:
 def off(y: Tensor, x: Tensor, weight: Weight) -> tuple[float, float]:
     """The largest error of any number over what rounding can cost it, and of all over half a unit of theirs.
 
-    Rounding costs half a unit for the weight and for inputs that are quantized, half of y's own, and K sums of
-    float32, of products of e4m3 those of tensor cores.
+    Rounding costs half a unit for the weight, for inputs that are quantized and for y, and K sums of float32.
     """
     rows = torch.linspace(0, x.shape[0] - 1, min(x.shape[0], CHECKED), device=x.device).long()
     wide, w = taken(x, weight)[rows], weight.dequantize().double()

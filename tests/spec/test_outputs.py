@@ -8,7 +8,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qload.formats import FORMATS, Fp8Config, Fp8Weight, GPTQConfig, GPTQWeight, MXFP4ExpertsWeight
+from qload.devices.tensors import shares_memory
+from qload.formats import (
+    FORMATS,
+    CTMXFP4Weight,
+    CTNVFP4Weight,
+    Fp8Config,
+    Fp8Weight,
+    GPTQConfig,
+    GPTQWeight,
+    MXFP4Config,
+    MXFP4ExpertsWeight,
+    NVFP4Config,
+)
 from qload.kernel_formats import repack
 from qload.layouts import Stored
 from qload.spec import Layer, Weight, can_cut, outputs, ranges
@@ -63,6 +75,40 @@ def test_kernel_orders_are_cut_too_padding_and_all(layout: str, K: int, N: int, 
     assert len(list(ranges(weight, 64))) > 1
 
 
+@pytest.mark.parametrize(("K", "N"), [(128, 256), (96, 200)])
+@pytest.mark.parametrize("kind", ["nvfp4", "mxfp4", "fp8"])
+def test_floats_in_marlins_order_are_cut_too(kind: str, K: int, N: int) -> None:
+    make = torch.Generator().manual_seed(K + N)
+
+    def drawn(*shape: int, low: int = 0, high: int = 256) -> torch.Tensor:
+        return torch.randint(low, high, shape, generator=make, dtype=torch.uint8)
+
+    one = torch.ones(1)
+    weights: dict[str, Weight] = {
+        "nvfp4": CTNVFP4Weight(
+            config=NVFP4Config(),
+            weight_packed=drawn(N, K // 2),
+            weight_scale=drawn(N, K // 16, low=0x30, high=0x50).view(torch.float8_e4m3fn),
+            weight_global_scale=one,
+        ),
+        "mxfp4": CTMXFP4Weight(
+            config=MXFP4Config(),
+            weight_packed=drawn(N, K // 2),
+            weight_scale=drawn(N, K // 32, low=120, high=130),
+        ),
+        "fp8": Fp8Weight(
+            config=Fp8Config("channel"),
+            weight=drawn(N, K, high=0x70).view(torch.float8_e4m3fn),
+            weight_scale=torch.rand(N, 1, generator=make) + 0.5,
+        ),
+    }
+    options = {"exponent_bias": False} if kind == "fp8" else {}
+    weight = repack(weights[kind], "marlin", dtype=torch.bfloat16, **options)
+
+    assert_rows(weight, 64)
+    assert len(list(ranges(weight, 64))) > 1
+
+
 def test_fused_parts_keep_the_scales_of_the_outputs_that_are_there() -> None:
     codes = torch.arange(10 * 16).remainder(120).to(torch.uint8).view(10, 16).view(torch.float8_e4m3fn)
     weight = Fp8Weight(
@@ -77,9 +123,10 @@ def test_fused_parts_keep_the_scales_of_the_outputs_that_are_there() -> None:
         for stop in range(start + 1, 11):
             piece = outputs(weight, start, stop)
             assert_same_bits(piece.dequantize(), whole[start:stop])
-            assert piece.layer.N == stop - start
-    assert outputs(weight, 3, 9).layer.parts == (4, 2)
-    assert outputs(weight, 3, 9).weight_scale.tolist() == [2.0, 4.0]
+            assert piece.shape == (stop - start, 16)
+    two = outputs(weight, 3, 9)
+    assert two.layer.parts == (4, 2)
+    assert two.fields()["weight_scale"].tolist() == [2.0, 4.0]
 
 
 def test_ranges_are_few_even_and_no_larger_than_asked() -> None:
@@ -88,7 +135,7 @@ def test_ranges_are_few_even_and_no_larger_than_asked() -> None:
     assert list(ranges(weight, 1000)) == [(0, 1000)]
     assert list(ranges(weight, 999)) == [(0, 504), (504, 1000)]
     assert list(ranges(weight, 300, even=128)) == [(0, 256), (256, 512), (512, 768), (768, 1000)]
-    assert list(ranges(weight, 100, even=128))[0] == (0, 96)  # no 128 fit
+    assert next(iter(ranges(weight, 100, even=128))) == (0, 96)  # no 128 fit
     assert not can_cut(weight, 4, 16)
     assert can_cut(weight, 8, 1000)
 
@@ -99,5 +146,5 @@ def test_a_piece_is_views_and_knows_its_layer() -> None:
     piece = outputs(weight, 16, 32)
 
     assert (piece.layer.parts, piece.layer.whole, piece.layer.name) == ((16,), (128, 64), "up")
-    assert piece.scales.untyped_storage().data_ptr() == weight.scales.untyped_storage().data_ptr()
+    assert shares_memory(piece.fields()["scales"], weight.scales)
     assert outputs(weight, 0, 64) is weight
