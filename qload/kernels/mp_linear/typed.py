@@ -82,7 +82,7 @@ class TypedLinearKernel(MPLinearKernel):
         return self._prepared.holding(held)
 
     def apply_weights(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Multiplies x (..., K) -> (..., N), in x's dtype; products and sums in float32."""
+        """Multiplies x (..., K) -> (..., N), in x's dtype; sums in float32."""
         return reference.linear(x, self.typed(layer), bias)
 
     def _given(self) -> dict[str, str | None]:
