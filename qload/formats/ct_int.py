@@ -139,7 +139,7 @@ class CTIntWeight(spec.Weight):
         stored = torch.zeros_like(scales, dtype=torch.int32) if zeros is None else zeros.reshape(scales.shape)
         return spec.Codes(
             bits=self.config.bits,
-            codes=self.weight.int() + middle,
+            codes=self.weight.view(torch.uint8) + middle,  # modulo 256, so that no code needs more bytes
             scales=scales,
             zeros=stored.int() + middle,
             k_group=k_group,

@@ -137,10 +137,10 @@ class CTPackTensorWeight(spec.Weight):
     def codes(self) -> spec.Codes:
         """Codes that count from 0, and the scale and zero point of each part."""
         (_, K), bits, zeros = self.shape, self.config.bits, self.weight_zero_point
-        scales, parts = (
-            self.weight_scale.float().reshape(-1, 1),
-            torch.tensor(self.layer.parts, device=self.device),
-        )
+        scales, n_group = self.weight_scale.float().reshape(-1, 1), None
+        if len(scales) > 1:
+            parts = torch.tensor(self.layer.parts, device=self.device)
+            n_group = torch.arange(len(parts), device=self.device).repeat_interleave(parts)
         stored = torch.zeros_like(scales, dtype=torch.int32) if zeros is None else zeros.reshape(-1, 1).int()
         return spec.Codes(
             bits=bits,
@@ -148,7 +148,5 @@ class CTPackTensorWeight(spec.Weight):
             scales=scales,
             zeros=stored + 2 ** (bits - 1),
             k_group=None,
-            n_group=torch.arange(len(parts), device=self.device).repeat_interleave(parts)
-            if len(scales) > 1
-            else None,
+            n_group=n_group,
         )

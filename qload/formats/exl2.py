@@ -134,7 +134,11 @@ class Exl2Weight(spec.Weight):
         """Codes with every row back at its input; the scales are the owner's, in fp16's values."""
         groups, at = Exl2Groups.read(self.q_groups, self.q_weight.shape[0]), places(self.q_invperm)
         return codes_of(
-            groups, groups.unpack(self.q_weight)[at], groups.of_rows()[at], self.q_scale, self.q_scale_max
+            groups,
+            groups.unpack(self.q_weight).to(torch.uint8)[at],
+            groups.of_rows()[at],
+            self.q_scale,
+            self.q_scale_max,
         )
 
     def dequantize(self, dtype: torch.dtype = torch.float32, out: Tensor | None = None) -> Tensor:

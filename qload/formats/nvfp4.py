@@ -84,8 +84,9 @@ def both_scales(scales: Tensor, second: Tensor, parts: Sequence[int], *, divides
 
     `second`: one scale, or one a part; `parts`: the outputs of each.
     """
-    outputs = torch.tensor(parts, device=second.device)
-    column = (second.repeat_interleave(outputs) if second.numel() > 1 else second).reshape(-1, 1)
+    column = second.reshape(-1, 1)
+    if second.numel() > 1:
+        column = torch.cat([one.expand(width, 1) for one, width in zip(column, parts, strict=True)])
     return scales.float() / column if divides else scales.float() * column
 
 

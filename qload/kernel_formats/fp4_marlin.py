@@ -102,7 +102,13 @@ class Fp4MarlinWeight(spec.Weight):
         group, fp32 = config.group_size, (torch.float32,)
         specs = (
             TensorSpec("qweight", (torch.int32,), "K/16 N@64*2", Role.WORD),
-            TensorSpec("scales", (SCALES[group],), f"K@{2 * group}/{group} N@64!", Role.WORD),
+            TensorSpec(
+                "scales",
+                (SCALES[group],),
+                f"K@{2 * group}/{group} N@64!",
+                Role.WORD,
+                view=f"K@{2 * group}/{2 * group} N@64*2",
+            ),
         )
         if group == mxfp4.GROUP:
             return specs

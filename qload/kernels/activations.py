@@ -66,9 +66,12 @@ class QuantizedActivations:
 
     def dequantize(self) -> Tensor:
         """(..., K): what the codes stand for, in their dtype."""
-        K, zeros = self.codes.shape[-1], self.zero_points
-        counted = self.codes if zeros is None else self.codes - _spread(zeros, K)
-        return counted * _spread(self.steps, K)
+        return self.counted() * _spread(self.steps, self.codes.shape[-1])
+
+    def counted(self) -> Tensor:
+        """(..., K): the codes less their zero points, in their dtype: exact."""
+        zeros = self.zero_points
+        return self.codes if zeros is None else self.codes - _spread(zeros, self.codes.shape[-1])
 
 
 def quantize(
@@ -83,21 +86,20 @@ def quantize(
     `scale`, `zero_point`: those that are stored, () or (1,). `maximum`: makes largest values those of all
     ranks that have a share of the inputs; None: there is no other share.
     """
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    stored = None if scale is None else scale.reshape(1).to(wide.dtype)
+    dtype, K = torch.promote_types(x.dtype, torch.float32), x.shape[-1]
+    stored = None if scale is None else scale.reshape(1).to(dtype)
     zeros, inverse = None, None
     if not scheme.dynamic:
         assert stored is not None
-        scales, zeros = stored, None if zero_point is None else zero_point.reshape(1).to(wide.dtype)
+        scales, zeros = stored, None if zero_point is None else zero_point.reshape(1).to(dtype)
         steps = scales
     elif not scheme.symmetric:
-        scales, zeros = _asymmetric(wide, scheme, maximum)
+        scales, zeros = _asymmetric(x.to(dtype), scheme, maximum)
         steps = scales
     else:
-        largest = _largest(wide, scheme, maximum)
+        largest = _largest(x, scheme, maximum)
         scales, steps, inverse = _symmetric(largest, scheme, stored)
-    K = wide.shape[-1]
-    scaled = wide / _spread(steps, K) if inverse is None else wide * _spread(inverse, K)
+    scaled = x / _spread(steps, K) if inverse is None else x * _spread(inverse, K)  # in float32
     scaled = scaled + (0.0 if zeros is None else _spread(zeros, K))  # of -0.0 the code is 0.0
     return QuantizedActivations(rounded(scaled, scheme), scales, steps, zeros)
 
@@ -147,8 +149,9 @@ def _asymmetric(x: Tensor, scheme: ActivationScheme, maximum: Maximum | None) ->
 
 
 def _largest(x: Tensor, scheme: ActivationScheme, maximum: Maximum | None) -> Tensor:
-    """The largest absolute input that each scale covers."""
-    largest = _over_ranks(_covered(x.abs(), scheme), maximum)
+    """The largest absolute input that each scale covers, in float32 or float64."""
+    largest = _covered(x.abs(), scheme).to(torch.promote_types(x.dtype, torch.float32))
+    largest = _over_ranks(largest, maximum)
     return largest if scheme.upper_bound is None else largest.clamp(max=scheme.upper_bound)
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from qload.errors import ArgumentError
-from qload.kernels.activations import MOST, quantize
+from qload.kernels.activations import MOST, QuantizedActivations, quantize
 from qload.spec import ActivationScheme, Weight
 
 Activations = Literal["declared", "unquantized"]
@@ -63,8 +63,8 @@ def is_share(weight: Weight) -> bool:
     return whole != weight.layer.K
 
 
-def quantized(x: Tensor, weight: Weight, maximum: Maximum) -> Iterator[tuple[Tensor, slice]]:
-    """What x stands for once it is quantized, and the outputs for which it is: all, or those of a part.
+def quantized(x: Tensor, weight: Weight, maximum: Maximum) -> Iterator[tuple[QuantizedActivations, slice]]:
+    """What x becomes once it is quantized, and the outputs for which it does: all, or those of a part.
 
     Fused parts that store scales of their own each quantize x by theirs.
     """
@@ -77,7 +77,7 @@ def quantized(x: Tensor, weight: Weight, maximum: Maximum) -> Iterator[tuple[Ten
     at, widths = 0, weight.layer.parts if parts > 1 else (weight.layer.N,)
     for part, width in enumerate(widths):
         made = quantize(x, scheme, _of_part(scale, part), _of_part(zeros, part), over)
-        yield made.dequantize(), slice(at, at + width)
+        yield made, slice(at, at + width)
         at += width
 
 

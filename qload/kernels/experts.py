@@ -8,12 +8,13 @@ In this order, each step in float32 (float64 for x of float64):
 3. where the routing weight goes on the output, its product with that weight;
 4. the sum over the experts of a token, in the order of their numbers, whatever the order of its ids.
 
-One rounding follows, to the dtype of x. A weight is what its `dequantize()` says.
+One rounding follows, to the dtype of x. On a GPU both sides of a product are rounded to that dtype as well,
+and its sums are in float32; a weight is what its `dequantize()` says.
 
-One token at a time goes through an expert: torch sums a row otherwise when other rows stand beside it, or
-when it begins at another place of memory, and what a token gets must not depend on the batch that it is in,
-nor what an expert gives on the rank that it is on. Only experts that a token chose are dequantized, one after
-another. A scale that is found over all tokens would depend on the batch: it is refused.
+All tokens that chose an expert go through it at once. Only experts that a token chose are dequantized, one
+after another, in slices. The vendor may sum a row otherwise when others stand beside it: what a token gets
+depends on its batch within the bound of those sums, and by nothing else. A scale that is found over all
+tokens would: it is refused.
 
 Llama 4's routing weight is part of the input that is quantized, not of the product. Its owner multiplies the
 hidden states by it, and hands these to the experts, whose linear layers quantize what they get:
@@ -22,7 +23,6 @@ hidden states by it, and hands these to the experts, whose linear layers quantiz
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Self
 
 import torch
@@ -34,7 +34,6 @@ from qload.kernels.chips import uncast
 from qload.kernels.declared import REMEDY, Activations, Maximum
 from qload.kernels.experts_operator import experts_layer, share
 from qload.kernels.reference import WIDE, product
-from qload.spec import Weight
 
 IDS = (torch.int32, torch.int64)
 BIASES = ("gate_up_bias", "down_bias")
@@ -188,14 +187,24 @@ def experts(
         return cuda.experts_linear(x, topk_ids, topk_weights, weight)
     check_inputs(weight, activations, maximum)
     wide = torch.promote_types(x.dtype, torch.float32)
+    narrow = x.dtype if x.is_cuda else wide
     rows, weights = x.reshape(-1, x.shape[-1]).to(wide), topk_weights.to(wide)
     total, on_input = torch.zeros_like(rows), weight.facts.side == "input"
-    for expert, pairs in chosen(topk_ids, weight.local.map.tolist()).items():
-        through = _expert(weight, expert, partial(_product, wide, activations, maximum))
-        for token, slot in pairs:
-            row, own = rows[token].clone(), weights[token, slot]  # a copy lies where any other would
-            total[token] += through(row * own) if on_input else through(row) * own
+    pairs = chosen(topk_ids, weight.local.map.tolist())
+    for expert, (tokens, slots) in zip(pairs, _on_device(list(pairs.values()), x.device), strict=True):
+        taken, own = rows[tokens], weights[tokens, slots][:, None]
+        made = _expert(weight, expert, taken * own if on_input else taken, activations, maximum, narrow)
+        total.index_put_((tokens,), made if on_input else made * own, accumulate=True)
     return total.to(x.dtype).reshape(x.shape)
+
+
+def _on_device(
+    pairs: Sequence[Sequence[tuple[int, int]]], device: torch.device
+) -> Sequence[tuple[Tensor, Tensor]]:
+    """Tokens and slots of each expert as tensors, which cross to the device in one copy."""
+    flat = torch.tensor([pair for each in pairs for pair in each], dtype=torch.int64).reshape(-1, 2)
+    tokens, slots = (torch.split(half, [len(each) for each in pairs]) for half in flat.to(device).unbind(1))
+    return list(zip(tokens, slots, strict=True))
 
 
 def chosen(topk_ids: Tensor, places: Sequence[int]) -> dict[int, list[tuple[int, int]]]:
@@ -219,23 +228,16 @@ def chosen(topk_ids: Tensor, places: Sequence[int]) -> dict[int, list[tuple[int,
 
 
 def _expert(
-    weight: Any, expert: int, product_of: Callable[[Weight, Tensor | None], Callable[[Tensor], Tensor]]
-) -> Callable[[Tensor], Tensor]:
-    """One row (H,) through one expert, which is dequantized once: (H,)."""
-    gate_up, down = (
-        product_of(stack.expert(expert), None if bias is None else bias[expert])
-        for stack, bias in ((weight.gate_up, weight.gate_up_bias), (weight.down, weight.down_bias))
-    )
-    return lambda row: down(weight.facts.activation(*gate_up(row).chunk(2)))
+    weight: Any, expert: int, x: Tensor, activations: Activations, maximum: Maximum, narrow: torch.dtype
+) -> Tensor:
+    """Rows (T, H) through one expert, which is dequantized once: (T, H)."""
 
+    def through(stack: Any, biases: Tensor | None, rows: Tensor) -> Tensor:
+        bias = None if biases is None else biases[expert]
+        return product(rows, stack.expert(expert), bias, activations, maximum, narrow)
 
-def _product(
-    wide: torch.dtype, activations: Activations, maximum: Maximum, weight: Weight, bias: Tensor | None
-) -> Callable[[Tensor], Tensor]:
-    """One row (K,), as the weight takes inputs, times the weight, plus a bias: (N,)."""
-    own = torch.empty(weight.shape, device=weight.device)  # a view would lie otherwise on another rank
-    matrix, added = weight.dequantize(out=own).to(wide), None if bias is None else bias.to(wide)
-    return lambda row: product(row, weight, matrix, added, activations, maximum)
+    gate_up = through(weight.gate_up, weight.gate_up_bias, x)
+    return through(weight.down, weight.down_bias, weight.facts.activation(*gate_up.chunk(2, dim=-1)))
 
 
 def check_inputs(weight: Any, activations: Activations, maximum: Maximum) -> None:

@@ -1,12 +1,16 @@
 """The kernel that always works: say what x and the weight mean, then multiply; a native one where it fits."""
 
+import math
+
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from qload.errors import ArgumentError, DtypeError, ShapeError
-from qload.kernels import cuda, declared
+from qload.kernels import cuda, declared, products, scaled
+from qload.kernels.activations import QuantizedActivations
 from qload.kernels.declared import Activations, Maximum
-from qload.spec import Weight
+from qload.spec import Weight, can_cut, outputs
 
 WIDE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -18,19 +22,24 @@ def linear(
     activations: Activations = "declared",
     maximum: Maximum = None,
 ) -> Tensor:
-    """(..., K) -> (..., N) in x's dtype: products and sums in float32 (float64 for float64), one rounding.
+    """(..., K) -> (..., N) in x's dtype: the weight rounded to it, sums in float32, one rounding.
 
-    Inputs are multiplied by the weight's `input_factors` first, where it has some, then quantized, where the
-    weight declares it and `activations` does not say "unquantized"; `maximum` as `Weight.get_linear` has it.
-    Native kernels take inputs as they come, and none that are to be quantized.
+    `qload.kernels.products` says how, and what that costs; a plain weight of x's dtype is torch's own linear
+    and nothing else. Inputs are multiplied by the weight's `input_factors` first, where it has some, then
+    quantized, where the weight declares it and `activations` does not say "unquantized"; `maximum` as
+    `Weight.get_linear` has it. Native kernels take inputs as they come, and none that are to be quantized.
     """
     check(x, weight, bias)
-    if not quantizes(weight, activations) and x.is_cuda and cuda.can_multiply(x, weight, bias):
-        return cuda.linear(x, weight, bias)
-    declared.check(weight, activations, maximum)
-    wide = torch.promote_types(x.dtype, torch.float32)
-    w, b = weight.dequantize().to(wide), None if bias is None else bias.to(wide)
-    return product(x.to(wide), weight, w, b, activations, maximum).to(x.dtype)
+    if quantizes(weight, activations):
+        declared.check(weight, activations, maximum)
+    else:
+        if _is_own(x, weight, bias):
+            return functional.linear(x, weight.dequantize(x.dtype), bias)
+        if x.is_cuda and cuda.can_multiply(x, weight, bias):
+            return cuda.linear(x, weight, bias)
+    K = weight.layer.K
+    y = product(x.reshape(math.prod(x.shape[:-1]), K), weight, bias, activations, maximum)
+    return y.reshape(*x.shape[:-1], weight.layer.N)
 
 
 def quantizes(weight: Weight, activations: Activations) -> bool:
@@ -39,21 +48,77 @@ def quantizes(weight: Weight, activations: Activations) -> bool:
 
 
 def product(
-    x: Tensor, weight: Weight, matrix: Tensor, bias: Tensor | None, activations: Activations, maximum: Maximum
+    x: Tensor,
+    weight: Weight,
+    bias: Tensor | None,
+    activations: Activations,
+    maximum: Maximum,
+    narrow: torch.dtype | None = None,
 ) -> Tensor:
-    """(..., K) -> (..., N), unrounded: x as the weight takes it, times the `matrix` (N, K) that it means.
+    """x (M, K), as it came, times a weight, plus a bias (N,) -> (M, N) in x's dtype, without native kernels.
 
-    x, `matrix` and `bias` (N,) have one dtype; `declared.check` has nothing against the rest.
+    `declared.check` has nothing against the rest. `narrow`: what is multiplied is rounded to this type, if
+    not to that of x.
     """
-    factors = weight.input_factors
-    taken = x if factors is None else x * factors.to(x.dtype)
+    if torch.compiler.is_compiling():
+        return _traced(x, weight, bias, activations, maximum)
     if not quantizes(weight, activations):
-        return torch.nn.functional.linear(taken, matrix, bias)
+        return products.multiply(x, weight, bias, weight.input_factors, narrow)
     made = [
-        torch.nn.functional.linear(each, matrix[rows], None if bias is None else bias[rows])
+        _of_part((x.dtype, narrow or x.dtype), each, weight, rows, None if bias is None else bias[rows])
+        for each, rows in declared.quantized(_taken(x, weight), weight, maximum)
+    ]
+    return made[0] if len(made) == 1 else torch.cat(made, -1)
+
+
+def _of_part(
+    types: tuple[torch.dtype, torch.dtype],
+    made: QuantizedActivations,
+    weight: Weight,
+    rows: slice,
+    bias: Tensor | None,
+) -> Tensor:
+    """What inputs became, times the outputs of a part; gradients go through what the codes stand for.
+
+    `types`: of the result, and what is multiplied is rounded to.
+    """
+    part, within = weight, rows
+    if can_cut(weight, rows.start, rows.stop):
+        part, within = outputs(weight, rows.start, rows.stop), slice(None)
+    elif bias is not None:
+        bias = functional.pad(bias, (rows.start, weight.layer.N - rows.stop))
+    if products.wants_gradients(made.codes, bias):
+        return products.multiply(made.dequantize(), part, bias).to(types[0])[:, within]
+    return scaled.multiply(made, part, bias, *types)[:, within]
+
+
+def _taken(x: Tensor, weight: Weight) -> Tensor:
+    """Inputs times their factors, where there are some, in float32."""
+    factors = weight.input_factors
+    return x if factors is None else x.to(torch.promote_types(x.dtype, torch.float32)) * factors.float()
+
+
+def _is_own(x: Tensor, weight: Weight, bias: Tensor | None) -> bool:
+    """Whether this is torch's own linear: a plain weight and a bias in the dtype of x."""
+    if not weight.plain or any(tensor.dtype != x.dtype for tensor in weight.fields().values()):
+        return False
+    return bias is None or bias.dtype == x.dtype
+
+
+def _traced(
+    x: Tensor, weight: Weight, bias: Tensor | None, activations: Activations, maximum: Maximum
+) -> Tensor:
+    """The same where a model is traced: whole, in float32, by operators of torch alone."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    taken, matrix = _taken(x.to(wide), weight), weight.dequantize().to(wide)
+    b = None if bias is None else bias.to(wide)
+    if not quantizes(weight, activations):
+        return functional.linear(taken, matrix, b).to(x.dtype)
+    made = [
+        functional.linear(each.dequantize(), matrix[rows], None if b is None else b[rows])
         for each, rows in declared.quantized(taken, weight, maximum)
     ]
-    return torch.cat(made, -1)
+    return torch.cat(made, -1).to(x.dtype)
 
 
 def check(x: Tensor, weight: Weight, bias: Tensor | None = None) -> None:

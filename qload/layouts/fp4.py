@@ -13,12 +13,18 @@ E2M1 = (*_MAGNITUDES, *(-value for value in _MAGNITUDES))  # the value of each c
 
 MANTISSA = 23  # bits of a float32's
 DROPPED = 7  # bits of a float16 that s0e5m3 has not
+SIGN = -0x8000  # of 16 bits
 HALF, NAN = 0x400000, 0x7FC00000  # float32 bits of 2**-127, which is subnormal, and of NaN
 
 
 def values(device: torch.device) -> Tensor:
-    """What each code means, float32 (16,)."""
-    return torch.tensor(E2M1, device=device)
+    """What each code means, float32 (16,): `E2M1`, made on the device, which nobody waits for.
+
+    Its three bits are the highest of a float16's mantissa and the lowest two of its exponent.
+    """
+    codes = torch.arange(len(E2M1), device=device, dtype=torch.int16)
+    as_half = ((codes << 12) & SIGN | (codes & 7) << 9).view(torch.float16)
+    return as_half.float() * 2.0**14
 
 
 def pack(codes: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from qload.spec.activations import ActivationScheme
 from qload.spec.axis import LOGICAL, PARTS, Axis
 from qload.spec.groups import Grouped
 from qload.spec.out import check_out, rounded
+from qload.spec.outputs import can_cut, outputs, ranges
 from qload.spec.share_bounds import ShareBounds
 from qload.spec.tensor import Names, Role, Shape, TensorSpec, check_dtypes, named, solve
 from qload.spec.weight import Codes, Config, FieldNames, Layer, LayerHeaders, Weight, symmetric
@@ -26,9 +27,12 @@ __all__ = [
     "ShareBounds",
     "TensorSpec",
     "Weight",
+    "can_cut",
     "check_dtypes",
     "check_out",
     "named",
+    "outputs",
+    "ranges",
     "rounded",
     "run_of",
     "solve",

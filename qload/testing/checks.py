@@ -55,11 +55,12 @@ def assert_reads_back(kernel: Kernel, weight: Weight, dtype: torch.dtype) -> Non
 def assert_sums_exactly(kernel: Kernel, weight: Weight, dtype: torch.dtype, *, M: int = 3) -> None:
     """Small integers times a weight of small integers and power-of-two scales: bit equality.
 
-    `kernel`: any callable x (`M`, K) -> y (M, N) in `dtype`, which is taken to multiply by `weight`. Raises
-    ValueError for a weight whose sums float32 cannot hold exactly: then nothing would be shown.
+    `kernel`: any callable x (`M`, K) -> y (M, N) in `dtype`, which is taken to multiply by `weight`, rounded
+    once to that. Raises ValueError for a weight whose sums float32 cannot hold exactly: then nothing would be
+    shown.
     """
     __tracebackhide__ = True
-    w = _applied(weight).double()
+    w = _applied(weight).to(dtype).double()
     x = (torch.arange(M * w.shape[1], device=w.device) % 5 - 2).reshape(M, w.shape[1]).double()
     unit = 2.0**-24
     while bool((w.remainder(unit * 2) == 0).all()) and unit < 1:

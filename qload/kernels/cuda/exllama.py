@@ -8,13 +8,12 @@ from torch import Tensor
 
 from qload.errors import ArgumentError
 from qload.kernel_formats.exllama import ExllamaConfig, ExllamaWeight
+from qload.kernels import products
 from qload.kernels.cuda import calls
 from qload.kernels.cuda.calls import ACTIVATIONS, LinearCall, multiply
 from qload.kernels.cuda.choice import CudaKernel, every_call, known
 from qload.kernels.cuda.library import operator
 from qload.kernels.cuda.module import check_operands, native, pointer, stream
-from qload.kernels.cuda.rounded import rounded
-from qload.kernels.cuda.sums import in_float32
 from qload.layouts import (
     STORED_MINUS_ONE,
     Stored,
@@ -99,7 +98,6 @@ def few_into(y: Tensor, call: ExllamaCall, columns: int = 0, split: int = 0) -> 
         )
 
 
-@in_float32()
 def large(call: ExllamaCall) -> Tensor:
     """The weight rounded to the type of x, its rows as they lie, then the vendor's product."""
     K, N, _ = call.shape
@@ -108,7 +106,7 @@ def large(call: ExllamaCall) -> Tensor:
     layer = Layer((N,), K, (N, K), "weight")
     held = {"qweight": call.weights, "qzeros": call.zeros, "scales": call.scales, "g_idx": call.g_idx}
     weight = ExllamaWeight.unchecked(config, layer, held)
-    return torch.nn.functional.linear(x, rounded(weight, x.dtype), call.bias)
+    return products.in_slices(x, weight, call.bias)
 
 
 KERNELS = (CudaKernel("few", why_not_few, few), CudaKernel("large", every_call, large))

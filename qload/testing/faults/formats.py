@@ -91,7 +91,9 @@ FAULTS = (
         "self.weight >> 4, self.weight & 0xF",
     ),
     Fault("awq-codes-unsigned", _AWQ, ".reshape(self.shape) ^ HALF", ".reshape(self.shape)"),
-    Fault("awq-inputs-unscaled", "qload/kernels/reference.py", " if factors is None else ", " if True else "),
+    Fault(
+        "awq-inputs-unscaled", "qload/kernels/slices.py", "        if factors is None:", "        if True:"
+    ),
     Fault("awq-factors-of-the-first", _AWQ, "Role.SCALE, fact=True,", "Role.SCALE,"),
     Fault(
         "mxfp8-groups-of-16", "qload/formats/mxfp8.py", "device=device) // GROUP", "device=device) // 16 % 2"

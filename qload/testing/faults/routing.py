@@ -81,12 +81,12 @@ FAULTS = (
     Fault("gate-not-clamped", _GATED, "gate.clamp(max=self.limit)", "gate"),
     Fault("up-clamped-on-one-side", _GATED, "up.clamp(-self.limit, self.limit)", "up.clamp(max=self.limit)"),
     Fault("up-without-one", _GATED, "return (up + 1) *", "return up *"),
-    Fault("gate-and-up-exchanged", _MODULE, "*gate_up(row).chunk(2)", "*gate_up(row).chunk(2)[::-1]"),
+    Fault("gate-and-up-exchanged", _MODULE, "*gate_up.chunk(2, dim=-1)", "*gate_up.chunk(2, dim=-1)[::-1]"),
     Fault(
         "weight-on-the-other-side",
         _MODULE,
-        "through(row * own) if on_input else through(row) * own",
-        "through(row) * own if on_input else through(row * own)",
+        "taken * own if on_input else taken, activations",
+        "taken if on_input else taken * own, activations",
     ),
     Fault(
         "experts-off-by-one",
@@ -95,7 +95,7 @@ FAULTS = (
         "found.setdefault(places[expert - 1], [])",
     ),
     Fault("experts-elsewhere-are-the-last", _MODULE, "if places[expert] >= 0:", "if len(places):"),
-    Fault("bias-of-the-first-expert", _MODULE, "else bias[expert])", "else bias[0])"),
+    Fault("bias-of-the-first-expert", _MODULE, "else biases[expert]", "else biases[0]"),
     Fault("sums-in-the-order-of-slots", _MODULE, "in sorted(pairs):", "in pairs:"),
     Fault(
         "sums-in-the-dtype-of-inputs",
@@ -104,9 +104,17 @@ FAULTS = (
         "wide = x.dtype",
     ),
     Fault(
-        "experts-inputs-as-they-come", _MODULE, "wide, activations, maximum)", 'wide, "unquantized", maximum)'
+        "experts-inputs-as-they-come",
+        _MODULE,
+        "bias, activations, maximum, narrow)",
+        'bias, "unquantized", maximum, narrow)',
     ),
-    Fault("experts-inputs-by-a-share", _MODULE, "wide, activations, maximum)", 'wide, activations, "own")'),
+    Fault(
+        "experts-inputs-by-a-share",
+        _MODULE,
+        "bias, activations, maximum, narrow)",
+        'bias, activations, "own", narrow)',
+    ),
     Fault("experts-scale-of-all-tokens", _MODULE, "and scheme.covers_all_tokens", "and not scheme"),
     Fault(
         "experts-inputs-not-compared",

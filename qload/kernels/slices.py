@@ -1,0 +1,79 @@
+"""A weight in the type of its activations, a slice of its outputs after another, in one piece of memory."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from qload import devices
+from qload.devices import cuda
+from qload.devices.cuda_stored import dequantize_stored
+from qload.formats import (
+    BNBWeight,
+    CTIntWeight,
+    Exl2Weight,
+    Fp8Weight,
+    Marlin24Weight,
+    MXFP8Weight,
+    UnquantizedWeight,
+)
+from qload.kernel_formats import Exl2KernelWeight, Fp8MarlinWeight
+from qload.spec import Weight, outputs, ranges
+
+SCRATCH = 160 << 20  # bytes of a slice on a GPU
+IN_CACHE = 16 << 20  # the same on a CPU
+EVEN = 1024  # outputs, of which a slice has a multiple: tiles of the vendor's kernels divide it
+IN_PLACE = (UnquantizedWeight, BNBWeight, CTIntWeight, Fp8Weight, MXFP8Weight)  # a code a number
+MOST = 240 << 20  # bytes of a slice and of what comes and goes while it is dequantized, on a GPU
+SPELLED = 3  # of these, bytes a code where a GPU does not read codes as they are stored: numbers of a byte
+OF_FACTORS = 4  # and where the inputs have factors, by which a slice in float32 is multiplied
+WIDER: dict[type[Weight], int] = {Exl2Weight: 7, Exl2KernelWeight: 10, Fp8MarlinWeight: 8, Marlin24Weight: 14}
+
+
+def slices(
+    weight: Weight, dtype: torch.dtype, factors: Tensor | None = None, scratch: int | None = None
+) -> Iterator[tuple[slice, Tensor]]:
+    """Outputs [n0, n1) and what they mean, (n1 - n0, K) rounded once to a dtype, valid until the next.
+
+    `factors`: (K,), by which inputs are multiplied first, and here the weight; before it is rounded.
+    `scratch`: bytes of a slice, else as many as the device likes.
+    """
+    K, most = weight.layer.K, _most(weight, dtype, factors, scratch)
+    found = list(ranges(weight, most, EVEN if weight.device.type == "cuda" else 1))
+    rows = max((stop - start for start, stop in found), default=0)
+    buffer = devices.in_large_pages(torch.empty(rows, K, dtype=dtype, device=weight.device))
+    for start, stop in found:
+        out = buffer[: stop - start]
+        if factors is None:
+            rounded(weight, start, out)
+        else:
+            torch.mul(outputs(weight, start, stop).dequantize(), factors, out=out)
+        yield slice(start, stop), out
+
+
+def rounded(weight: Weight, start: int, out: Tensor) -> None:
+    """The outputs from `start` on, as many as `out` (n, K) has, rounded to its dtype.
+
+    A GPU reads most weights as they lie, from any tile on. What it does not is cut first.
+    """
+    stored = weight.stored() if cuda.has_routines(*weight.fields().values(), out) else None
+    if stored is None or not dequantize_stored(stored, out, start):
+        outputs(weight, start, start + out.shape[0]).dequantize(out=out)
+
+
+def _most(weight: Weight, dtype: torch.dtype, factors: Tensor | None, scratch: int | None) -> int:
+    """How many outputs a slice has."""
+    on_cpu, K = weight.device.type == "cpu", max(1, weight.layer.K)
+    fits = (scratch if scratch is not None else IN_CACHE if on_cpu else SCRATCH) // (K * dtype.itemsize)
+    if on_cpu:
+        return fits
+    spelled = 0 if reads_in_place(weight) else WIDER.get(type(weight), SPELLED)
+    spelled += 0 if factors is None else OF_FACTORS
+    return min(fits, MOST // (K * (dtype.itemsize + spelled)))
+
+
+def reads_in_place(weight: Weight) -> bool:
+    """Whether a GPU dequantizes a weight from the tensors that it holds, with no other memory."""
+    if isinstance(weight, IN_PLACE):
+        return True
+    return cuda.has_routines(*weight.fields().values()) and weight.stored() is not None

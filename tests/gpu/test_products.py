@@ -1,0 +1,148 @@
+"""What no kernel takes, on a GPU: every format within its bound, schemes, memory and settings as said."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from qload.kernels import declared, reference, scaled, sums
+from qload.kernels.activations import quantize
+from qload.spec import ActivationScheme, Weight
+from tests.bench import cell_layers
+from tests.bench.cell_layers import LAYERS
+
+pytestmark = pytest.mark.gpu
+DTYPES = [torch.float16, torch.bfloat16, torch.float32]
+every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
+every_layer = pytest.mark.parametrize("name", LAYERS)
+SETTINGS = (
+    "allow_fp16_reduced_precision_reduction",
+    "allow_bf16_reduced_precision_reduction",
+    "allow_fp16_accumulation",
+)
+TENSOR_CORES = 2.0**-11  # what sums of e4m3 are off by, of the sum of absolute values: 13 bits, two short
+
+
+def inputs(M: int, K: int, dtype: torch.dtype) -> Tensor:
+    make = torch.Generator(device="cuda").manual_seed(M)
+    return torch.randn(M, K, device="cuda", generator=make).to(dtype)
+
+
+def assert_within(y: Tensor, x: Tensor, weight: Weight, bias: Tensor | None = None) -> None:
+    """Half a unit for the weight, for inputs that are quantized and for y; K sums; e4m3's own sums."""
+    __tracebackhide__ = True
+    factors, core = weight.input_factors, 0.0
+    taken = x.float() if factors is None else x.float() * factors.float()
+    if weight.activations is not None:
+        ((made, _),) = declared.quantized(taken, weight, None)
+        taken = made.dequantize()
+        core = TENSOR_CORES * (weight.activations.type == "float" and x.dtype in sums.NARROW)
+    wide, w = taken.double(), weight.dequantize().double()
+    exact, size = wide @ w.T, wide.abs() @ w.abs().T
+    exact, size = (exact, size) if bias is None else (exact + bias.double(), size + bias.double().abs())
+    info, steps = torch.finfo(x.dtype), (x.shape[1] + 6) * 2.0**-24
+    budget = (info.eps * (1 + info.eps) + steps / (1 - steps) + core) * size
+    budget = budget + exact.abs() * info.eps + info.tiny
+    assert y.dtype == x.dtype
+    assert bool(((y.double() - exact).abs() <= budget).all())
+
+
+@every_layer
+@every_dtype
+def test_every_layer_multiplies_every_x(name: str, dtype: torch.dtype) -> None:
+    weight, bias = LAYERS[name](1024, 512), torch.randn(1024, device="cuda").to(dtype)
+    for M in (1, 8, 40, 300):
+        x = inputs(M, 512, dtype)
+        assert_within(reference.linear(x, weight), x, weight)
+        assert_within(reference.linear(x, weight, bias), x, weight, bias)
+    assert reference.linear(x[:0], weight).shape == (0, 1024)
+
+
+@pytest.mark.parametrize("name", [name for name in LAYERS if name.startswith("w8a8")])
+@every_dtype
+def test_shapes_that_the_vendor_refuses_keep_their_scheme(name: str, dtype: torch.dtype) -> None:
+    K = 384 if "block" in name or "mx" in name else 200
+    weight, x = LAYERS[name](136, K), inputs(3, K, dtype)
+
+    assert_within(reference.linear(x, weight), x, weight)
+    assert_within(reference.linear(x[:, :].T.contiguous().T, weight), x, weight)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("M", [1, 16, 17, 33])
+def test_sums_of_int8_are_exact(M: int, symmetric: bool) -> None:
+    scheme = ActivationScheme("int", 8, True, "token", symmetric=symmetric)
+    stored = LAYERS["ct int8 channel"](256, 512).fields()["weight"]
+    made = quantize(inputs(M, 512, torch.float32) + 2, scheme)
+
+    got = scaled.of_int8(made, stored)
+
+    assert torch.equal(got.double(), made.counted().double() @ stored.double().T)
+
+
+@pytest.fixture
+def _allowed() -> Iterator[None]:
+    """A program that lets partial sums of its own be narrow."""
+    flags = torch.backends.cuda.matmul
+    before = {name: getattr(flags, name) for name in SETTINGS if hasattr(flags, name)}
+    for name in before:
+        setattr(flags, name, True)
+    yield
+    changed = [name for name in before if getattr(flags, name) is not True]
+    for name, was in before.items():
+        setattr(flags, name, was)
+    assert not changed
+
+
+@pytest.mark.usefixtures("_allowed")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
+@pytest.mark.parametrize("M", [1, 16, 300])
+def test_sums_are_in_float32_whatever_a_program_allows(dtype: torch.dtype, M: int) -> None:
+    """Of numbers that are all positive, whose sums 16 bits do not hold."""
+    make = torch.Generator(device="cuda").manual_seed(M)
+    x, w = (torch.rand(rows, 16384, device="cuda", generator=make).to(dtype) for rows in (M, 64))
+
+    found = sums.product(x, w)
+
+    exact, info, steps = x.double() @ w.double().T, torch.finfo(dtype), 16384 * 2.0**-24
+    assert bool(((found.double() - exact).abs() <= (steps + info.eps / 2 * (1 + steps)) * exact).all())
+
+
+@every_layer
+def test_a_call_asks_for_no_more_than_was_said(name: str) -> None:
+    weight, x = LAYERS[name](8192, 8192), inputs(64, 8192, torch.float32)
+    reference.linear(x.half(), weight)
+    for dtype in DTYPES:
+        taken = x.to(dtype)
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+
+        y = reference.linear(taken, weight)
+
+        assert torch.cuda.max_memory_allocated() - before - y.nbytes <= 256 << 20
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
+def test_a_graph_replays_a_call_of_every_layer_that_waits_for_nothing(dtype: torch.dtype) -> None:
+    for name in (
+        "fp8 channel",
+        "nf4",
+        "nvfp4",
+        "mxfp4",
+        "ct pack tensor",
+        "w8a8 int8 token",
+        "w8a8 fp8 token",
+    ):
+        weight, x = cell_layers.LAYERS[name](512, 512), inputs(8, 512, dtype)
+        stream = torch.cuda.Stream()
+        want = reference.linear(x, weight)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            got = reference.linear(x, weight)
+        got.fill_(torch.nan)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(got, want), name
