@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from qload.errors import ArgumentError, ShapeError, checked
-from qload.kernels import declared, reference
+from qload.kernels import declared, dtypes, reference
 from qload.kernels.chips import uncast
 from qload.kernels.declared import Activations, Maximum
 from qload.spec import Weight
@@ -30,6 +30,14 @@ class Linear(nn.Module):
     maximum
         Of a share along K whose scale covers all inputs: what `maximum_over` makes of a process group, or
         "own": this rank's scale is found in its own inputs. ArgumentError where it is needed and None.
+    dtype
+        The type of the activations, to which scales that a kernel reads and `bias` are converted, as
+        `Weight.get_linear` says; None: they stay as they are.
+
+    Raises
+    ------
+    CastError
+        Where scales, bias or weights are out of the range of that type.
 
     Examples
     --------
@@ -49,6 +57,7 @@ class Linear(nn.Module):
         bias: Tensor | None = None,
         activations: Activations = "declared",
         maximum: Maximum = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         if len(weight.shape) != 2:
@@ -56,6 +65,8 @@ class Linear(nn.Module):
         if bias is not None and tuple(bias.shape) != (weight.layer.N,):
             raise ShapeError("bias", f"({weight.layer.N},) = (N,)", tuple(bias.shape))
         declared.check(weight, activations, maximum)
+        weight, bias = dtypes.for_activations(weight, dtype), dtypes.bias_for(bias, dtype)
+        self._notice = dtypes.Notice()
         self._blueprint = weight
         self.activations: Activations = activations
         self.maximum: Maximum = maximum
@@ -72,6 +83,7 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiplies x (..., K) -> (..., N), in x's dtype."""
+        self._notice.of(self._blueprint, x)
         return reference.linear(x, self.typed, self.bias, self.activations, self.maximum)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
@@ -101,6 +113,12 @@ class Linear(nn.Module):
         )
 
 
-def linear_of(weight: Weight, bias: Tensor | None, activations: Activations, maximum: Maximum) -> Any:
+def linear_of(
+    weight: Weight,
+    bias: Tensor | None,
+    activations: Activations,
+    maximum: Maximum,
+    dtype: torch.dtype | None = None,
+) -> Any:
     """The module that `Weight.get_linear` hands out."""
-    return Linear(weight, bias, activations, maximum)
+    return Linear(weight, bias, activations, maximum, dtype)
