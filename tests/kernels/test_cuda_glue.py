@@ -33,6 +33,7 @@ SHAPES = [
     pytest.param({"K": 104, "N": 64, "group": -1, "zeros": True}, id="padded rows, one scale a column"),
     pytest.param({"K": 256, "N": 64, "group": 64, "act_order": True}, id="act order"),
     pytest.param({"K": 160, "N": 72, "group": 32, "zeros": True, "act_order": True}, id="padded act order"),
+    pytest.param({"K": 768, "N": 64, "group": 256, "zeros": True, "act_order": True}, id="groups of 256"),
 ]
 CHIPS = pytest.mark.parametrize("chip", [AMPERE, HOPPER], ids=["8.0", "9.0"])
 BITS = pytest.mark.parametrize("bits", [4, 8], ids=["4 bits", "8 bits"])

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from qload.kernels.cuda import launch
+from qload.kernels.cuda import inputs, launch
 
 MOST_TOKENS = {"marlin": 16, "strips": 24}  # by layout
 
@@ -19,6 +19,7 @@ def why_not(call: Any) -> str | None:
 
 def run(call: Any, columns: int = 0, split: int = 0) -> Tensor:
     """y (M, N); a division of 0 is left to the kernel."""
-    indices = None if call.is_k_full else call.g_idx, call.perm
+    x, perm = inputs.ahead(call)
+    indices = None if call.is_k_full else call.g_idx, perm
     kind = call.bits, call.group, call.layout == "strips"
-    return launch.launch("decode", call, call.x, indices, kind, columns, split)
+    return launch.launch("decode", call, x, indices, kind, columns, split)

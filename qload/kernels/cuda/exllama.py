@@ -11,6 +11,8 @@ from qload.kernel_formats.exllama import ExllamaConfig, ExllamaWeight
 from qload.kernels.cuda import calls
 from qload.kernels.cuda.calls import ACTIVATIONS, LinearCall, multiply
 from qload.kernels.cuda.choice import CudaKernel, every_call, known
+from qload.kernels.cuda.inputs import ahead, gathered
+from qload.kernels.cuda.large import EVEN, SCRATCH
 from qload.kernels.cuda.library import operator
 from qload.kernels.cuda.module import check_operands, native, pointer, stream
 from qload.kernels.cuda.rounded import rounded
@@ -72,6 +74,8 @@ def why_not_few(call: ExllamaCall) -> str | None:
 
 def few(call: ExllamaCall, columns: int = 0, split: int = 0) -> Tensor:
     """y (M, N); a division of 0 is left to the kernel."""
+    x, perm = ahead(call)
+    call = replace(call, x=x, perm=perm)
     y: Tensor = call.x.new_empty(call.tokens, call.N)
     for start in range(0, call.tokens, MOST_TOKENS):
         rows = slice(start, start + MOST_TOKENS)
@@ -100,15 +104,52 @@ def few_into(y: Tensor, call: ExllamaCall, columns: int = 0, split: int = 0) -> 
 
 
 @in_float32()
-def large(call: ExllamaCall) -> Tensor:
-    """The weight rounded to the type of x, its rows as they lie, then the vendor's product."""
+def large(call: ExllamaCall, scratch: int = SCRATCH) -> Tensor:
+    """The weight rounded to the type of x, its rows as they lie, then the vendor's product.
+
+    `scratch`: bytes of the rounded weight at once, but no fewer than `EVEN` columns.
+    """
+    (K, N, _), x = call.shape, call.x
+    if call.perm is not None:
+        x = x.index_select(1, call.perm) if K % 8 else gathered(x, call.perm, call.early)
+    columns = max(EVEN, scratch // max(K * x.element_size(), 1) // EVEN * EVEN)
+    if columns >= N:
+        return torch.nn.functional.linear(x, _rounded(call, slice(0, N)), call.bias)
+    y: Tensor = x.new_empty(x.shape[0], N)
+    for start in range(0, N, columns):
+        part = slice(start, min(start + columns, N))
+        bias = None if call.bias is None else call.bias[part]
+        y[:, part] = torch.nn.functional.linear(x, _rounded(call, part), bias)
+    return y
+
+
+def _rounded(call: ExllamaCall, columns: slice) -> Tensor:
+    """(N, K) of some columns, rows as they lie, in the type of x."""
+    if call.bits == 3:
+        return _rounded_three(call, columns)
     K, N, _ = call.shape
-    x = call.x if call.perm is None else call.x.index_select(1, call.perm)
     config = ExllamaConfig(call.bits, ZEROS[call.convention], call.run)
     layer = Layer((N,), K, (N, K), "weight")
     held = {"qweight": call.weights, "qzeros": call.zeros, "scales": call.scales, "g_idx": call.g_idx}
     weight = ExllamaWeight.unchecked(config, layer, held)
-    return torch.nn.functional.linear(x, rounded(weight, x.dtype), call.bias)
+    return rounded(weight, call.x.dtype, None if columns == slice(0, N) else columns)
+
+
+def _rounded_three(call: ExllamaCall, columns: slice) -> Tensor:
+    """The same of 3 bits, whose codes cross words; a view of what was written (K, N)."""
+    x, (K, N, _) = call.x, call.shape
+    weights, scales = map(_aligned, (call.weights, call.scales))
+    rule = ZEROS[call.convention].rule(call.bits)
+    w: Tensor = x.new_empty(K, columns.stop - columns.start)
+    with torch.cuda.device(x.device):
+        native().rounded_three(
+            *map(pointer, (weights, call.zeros, scales, call.g_idx, w)),
+            [K, N, columns.start, w.shape[1]],
+            [rule.add_to_word, rule.add, rule.mask],
+            x.dtype == torch.bfloat16,
+            stream(x),
+        )
+    return w.T
 
 
 KERNELS = (CudaKernel("few", why_not_few, few), CudaKernel("large", every_call, large))

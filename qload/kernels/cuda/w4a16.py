@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from qload.kernels.cuda import launch
+from qload.kernels.cuda import inputs, launch
 
 MOST_TOKENS = 64
 
@@ -20,4 +20,5 @@ def why_not(call: Any) -> str | None:
 
 def run(call: Any, columns: int = 0, split: int = 0) -> Tensor:
     """y (M, N); a division of 0 is left to the kernel."""
-    return launch.launch("w4a16", call, call.x, (call.perm,), (call.group,), columns, split)
+    x, perm = inputs.ahead(call)
+    return launch.launch("w4a16", call, x, (perm,), (call.group,), columns, split)
