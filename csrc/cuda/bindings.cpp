@@ -288,13 +288,13 @@ PYBIND11_MODULE(_cuda, module) {
       },
       "Columns of a weight of 3 bits in ExLlama's order as numbers; sizes: K, N, first, columns; zero: as for exllama.");
   module.def(
-      "gather",
+      "gather_inputs",
       [](uintptr_t x, uintptr_t perm, uintptr_t y, const std::array<int, 3>& sizes, bool staged, bool early,
          uintptr_t stream) {
         const auto [M, inputs, rows] = sizes;
-        check(gather({at<const void>(x), at<const int32_t>(perm), at<void>(y), M, inputs, rows, staged, early},
-                     at<CUstream_st>(stream)),
-              "gather");
+        check(gather_inputs({at<const void>(x), at<const int32_t>(perm), at<void>(y), M, inputs, rows, staged, early},
+                            at<CUstream_st>(stream)),
+              "gather_inputs");
       },
       "16-bit inputs of each token in another order; sizes: M, inputs, rows.");
   module.def(

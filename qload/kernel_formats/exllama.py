@@ -38,8 +38,8 @@ class ExllamaConfig(spec.Config):
     zeros
         What a stored zero point means.
     run
-        Rows of a group, where a weight's `g_idx` only counts; asked of the index when a weight is made or gets
-        another index, whatever is claimed; 0 where its groups have several sizes or another order.
+        Rows of a group, where a weight's `g_idx` only counts; asked of the index when a weight is made or
+        gets another one, whatever is claimed; 0 where its groups have several sizes or another order.
     """
 
     name: ClassVar[str] = "exllama"
@@ -107,7 +107,7 @@ class ExllamaWeight(spec.Weight):
         self._count_rows()
 
     def holding(self, tensors: Mapping[str, Tensor]) -> Self:
-        """The same weight holding these `tensors`, not checked again; of another index the run is found anew."""
+        """The same weight holding these `tensors`, not checked again; another index tells another run."""
         twin = super().holding(tensors)
         if torch.compiler.is_compiling() or twin.g_idx is self.g_idx or self.g_idx.is_meta:
             return twin  # of an index without values the one that takes its place is a copy

@@ -7,10 +7,10 @@
     perm     int32             (K,)              row i of qweight is input perm[i]; absent: in order
 
 Groups that the kernel does not read, of 256 rows or 96, are several of those that it does, with equal scales
-and zero points: `copies` says how many. K and N are padded to what the kernel's thread blocks divide: rows whose value is 0 (x gets zeros there),
-columns that are cut off the output. `is_k_full` says that the rows of every group are here, so that the
-kernel may take row i to be of group i / group_size; where a cut of K took rows of a permuted group away,
-it looks every row's group up.
+and zero points: `copies` says how many. K and N are padded to what the kernel's thread blocks divide: rows
+whose value is 0 (x gets zeros there), columns that are cut off the output. `is_k_full` says that the rows of
+every group are here, so that the kernel may take row i to be of group i / group_size; where a cut of K took
+rows of a permuted group away, it looks every row's group up.
 
 Source: vLLM 0.11.0 and TGI db931fcf, byte-equal to both.
 """

@@ -1,9 +1,9 @@
 """The type of the activations that a layer is made for: its scales in that type, its weights in its range.
 
-Kernels multiply 16-bit activations by scales of the same type. A layer that lies in a kernel's order gets its
-scales in the type of its activations once, when it is made: in bfloat16 each is within 2**-8 of what it was, in
-float16 within 2**-11, and one that float16 holds no better than that is refused. Layers in a checkpoint's order
-are dequantized in float32, whatever their scales are, and keep them.
+Kernels multiply 16-bit activations by scales of the same type. A layer that lies in a kernel's order gets
+its scales in the type of its activations once, when it is made: in bfloat16 each is within 2**-8 of what it
+was, in float16 within 2**-11, and where a scale would lose more the layer is refused. Layers in a
+checkpoint's order are dequantized whatever type their scales have, and keep them.
 """
 
 import logging
@@ -33,10 +33,10 @@ NONE = "None, torch.float16, torch.bfloat16 or torch.float32"
 def for_activations(weight: Weight, dtype: torch.dtype | None, remedy: str = KEPT) -> Weight:
     """The weight whose scales multiply activations of a dtype; None: of the type that its scales have.
 
-    Another weight than the one given has no origin: `restore` does not bring its scales back. Plain weights are
-    cast. ArgumentError for any other dtype; CastError where a scale would lose more than one rounding, a plain
-    weight would overflow, or weights of a kernel's order would when they are rounded to 16 bits. `remedy`: what
-    a CastError of the first two says.
+    A weight that was converted has no origin, for `restore` could not bring its scales back. Plain weights
+    are cast. ArgumentError for any other dtype; CastError where a scale would lose more than one rounding, a
+    plain weight would overflow, or weights of a kernel's order would when they are rounded to 16 bits.
+    `remedy`: what a CastError of the first two says.
     """
     if dtype is not None and dtype not in DTYPES:
         raise ArgumentError("dtype", NONE, str(dtype).removeprefix("torch."))
@@ -45,7 +45,7 @@ def for_activations(weight: Weight, dtype: torch.dtype | None, remedy: str = KEP
     if not isinstance(weight, ORDERS) or dtype == torch.float32:
         return weight
     made = weight if dtype is None else _cast(weight, "scales", dtype, remedy)
-    check_range(made, getattr(made, "scales").dtype)
+    check_range(made, _scales(made).dtype)
     return made
 
 
@@ -58,17 +58,15 @@ def bias_for(bias: Tensor | None, dtype: torch.dtype | None) -> Tensor | None:
     return made
 
 
-def check_range(
-    weight: Weight, dtype: torch.dtype, name: str | None = None, remedy: str = OTHERWISE
-) -> None:
+def check_range(weight: Weight, dtype: torch.dtype, name: str | None = None, remedy: str = OTHERWISE) -> None:
     """CastError where weights with integer codes, rounded to a 16-bit dtype for many tokens, are infinite.
 
     `weight` has `scales`, and its config `bits`. `name`: as the error has it, else the layer's.
     """
-    scales = getattr(weight, "scales")
+    scales = _scales(weight)
     if dtype not in ACTIVATIONS or not scales.numel() or not _has_values(scales):
         return
-    most = float(scales.abs().max()) * 2**weight.config.bits
+    most = float(scales.abs().max()) * 2.0**weight.config.bits
     if not most <= torch.finfo(dtype).max:
         wide = weight.dequantize()
         named = name or weight.layer.name or "weight"
@@ -82,10 +80,10 @@ class Notice:
     told: bool = False
 
     def of(self, weight: Weight, x: Tensor) -> None:
-        """A warning, if this weight would be multiplied by a kernel were x of another type; not when traced."""
+        """A warning, if a kernel would multiply this weight were x of another type; not while traced."""
         if self.told or not isinstance(weight, ORDERS) or not x.is_cuda or torch.compiler.is_compiling():
             return
-        scales = getattr(weight, "scales").dtype
+        scales = _scales(weight).dtype
         if x.dtype == scales and x.dtype in ACTIVATIONS:
             return
         self.told = True
@@ -119,6 +117,12 @@ def _cast(weight: Weight, field: str, dtype: torch.dtype, remedy: str) -> Weight
 def _check(name: str, before: Tensor, after: Tensor, *, tiny: bool, remedy: str) -> None:
     if _has_values(before) and after.dtype.itemsize <= before.dtype.itemsize:
         check_cast(name, before, after, tiny=tiny, remedy=remedy)
+
+
+def _scales(weight: Any) -> Tensor:
+    """Of a weight that has integer codes."""
+    scales: Tensor = weight.scales
+    return scales
 
 
 def _has_values(tensor: Tensor) -> bool:

@@ -87,9 +87,8 @@ def multiply(layer: nn.Module, x: Tensor, weight: Weight, name: str, bias: Tenso
     x has the dtype of the weight's scales where they are bf16, else fp16, or DtypeError.
     """
     reference.check(x, weight, bias)
-    scales: Tensor | None = getattr(weight, "scales", None)
-    narrow = scales is not None and scales.dtype == torch.bfloat16
-    made_for = torch.bfloat16 if narrow else torch.float16
+    scales = weight.fields().get("scales")
+    made_for = torch.float16 if scales is None or scales.dtype != torch.bfloat16 else torch.bfloat16
     if x.dtype != made_for:
         expected, got = (str(dtype).removeprefix("torch.") for dtype in (made_for, x.dtype))
         raise DtypeError(f"{name}: x", [expected], got)

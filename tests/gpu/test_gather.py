@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from qload.kernels.cuda import exllama, inputs, marlin, strips
+from qload.kernels.cuda import exllama, marlin, strips
 from qload.kernels.cuda.inputs import gathered
 from qload.testing import assert_same_bits, assert_sums_exactly, assert_within_bound
 from tests.gpu import exllama_layers
@@ -64,8 +64,8 @@ def test_act_order_is_the_layer_in_order_of_inputs_in_order(
         weight = exllama_layers.layer(1120, 224, 128, 4, **own)
     else:
         weight = layer(1024, 320, 128, True, **own, layout=layout)  # type: ignore[assignment]
-    for least in (1, 1 << 30):  # put in order by a kernel of its own, and by the one that multiplies
-        monkeypatch.setattr(inputs, "GATHERED", least)
+    for least in (1, 1 << 30):  # ExLlama's puts it in order itself too
+        monkeypatch.setattr(exllama, "GATHERED", least)
         assert_sums_exactly(lambda x: run(x, weight), weight, torch.float16, M=M)
 
 

@@ -127,7 +127,8 @@ class Hand:
     def rounded_three(self, weights, zeros, scales, g_idx, w, sizes, zero, bf16, stream) -> None:
         """See rounded.h."""
         K, N, first, columns = sizes
-        assert (K % 32, N % 32, first % 4, columns % 4, weights % 16, scales % 8, stream) == (0,) * 6 + (STREAM,)
+        assert (K % 32, N % 32, first % 4, columns % 4) == (0, 0, 0, 0)
+        assert (weights % 16, scales % 8, stream) == (0, 0, STREAM)
         T = torch.bfloat16 if bf16 else torch.float16
         of_row = at(g_idx, WORD, K).long()
         G, own = int(of_row.max()) + 1, slice(first, first + columns)
@@ -138,7 +139,7 @@ class Hand:
         at(w, T, K, columns).copy_(made[:, own])
         self.called.append("rounded_three")
 
-    def gather(self, x, perm, y, sizes, staged, early, stream) -> None:
+    def gather_inputs(self, x, perm, y, sizes, staged, early, stream) -> None:
         """See gather.h."""
         M, inputs, rows = sizes
         assert (rows % 8, perm % 16, y % 16, stream) == (0, 0, 0, STREAM)

@@ -8,7 +8,7 @@
 
 namespace qload::cuda {
 
-cudaError_t gather(const Gather& call, cudaStream_t stream) {
+cudaError_t gather_inputs(const GatherInputs& call, cudaStream_t stream) {
   if (call.M == 0 || call.rows == 0) return cudaSuccess;
   if (call.rows % 8 || reinterpret_cast<uintptr_t>(call.y) % 16 || reinterpret_cast<uintptr_t>(call.perm) % 16)
     return cudaErrorNotSupported;
@@ -16,7 +16,7 @@ cudaError_t gather(const Gather& call, cudaStream_t stream) {
   const int64_t bytes = int64_t{2} * call.inputs;
   const bool staged = call.staged && bytes <= device.shared;
   const int shared = staged ? static_cast<int>((bytes + 15) / 16 * 16) : 0;
-  auto* kernel = staged ? gather_kernel<true> : gather_kernel<false>;
+  auto* kernel = staged ? gather_inputs_kernel<true> : gather_inputs_kernel<false>;
   if (shared > 48 << 10) {
     const cudaError_t raised = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, device.shared);
     if (raised != cudaSuccess) return raised;
@@ -26,7 +26,7 @@ cudaError_t gather(const Gather& call, cudaStream_t stream) {
   const int slices = staged ? std::clamp(2 * device.multiprocessors / call.M, 1, most) : most;
   constexpr int kMostTokens = 65535;  // of a grid
   for (int start = 0; start < call.M; start += kMostTokens) {
-    Gather here = call;
+    GatherInputs here = call;
     here.M = std::min(kMostTokens, call.M - start);
     here.x = static_cast<const uint16_t*>(call.x) + int64_t{start} * call.inputs;
     here.y = static_cast<uint16_t*>(call.y) + int64_t{start} * call.rows;

@@ -21,7 +21,7 @@ namespace qload::cuda {
 constexpr int kGatherThreads = 256;
 
 template <bool staged>
-__global__ void __launch_bounds__(kGatherThreads) gather_kernel(const __grid_constant__ Gather call) {
+__global__ void __launch_bounds__(kGatherThreads) gather_inputs_kernel(const __grid_constant__ GatherInputs call) {
   extern __shared__ __align__(16) unsigned char memory[];
   const auto* token = static_cast<const uint16_t*>(call.x) + int64_t{blockIdx.y} * call.inputs;
   auto* own = reinterpret_cast<uint16_t*>(memory);

@@ -7,7 +7,7 @@
 
 namespace qload::cuda {
 
-struct Gather {
+struct GatherInputs {
   const void* x;        // 16-bit numbers (M, inputs)
   const int32_t* perm;  // (rows,) the input of each row; `inputs` or more: there is none
   void* y;              // as x (M, rows), at a multiple of 16 bytes
@@ -17,6 +17,6 @@ struct Gather {
 };
 
 /// cudaErrorNotSupported: no kernel for this.
-cudaError_t gather(const Gather& call, cudaStream_t stream);
+cudaError_t gather_inputs(const GatherInputs& call, cudaStream_t stream);
 
 }  // namespace qload::cuda

@@ -1,10 +1,14 @@
-"""Up to 16 tokens times 4 or 8 bits in Marlin's order, or 24 in strips: the kernel of csrc/cuda/decode."""
+"""Up to 16 tokens times 4 or 8 bits in Marlin's order, or 24 in strips: the kernel of csrc/cuda/decode.
+
+It could read x out of order, but takes longer for that than a kernel that puts x in order, of one token too.
+"""
 
 from typing import Any
 
 from torch import Tensor
 
-from qload.kernels.cuda import inputs, launch
+from qload.kernels.cuda import launch
+from qload.kernels.cuda.inputs import in_order
 
 MOST_TOKENS = {"marlin": 16, "strips": 24}  # by layout
 
@@ -19,7 +23,6 @@ def why_not(call: Any) -> str | None:
 
 def run(call: Any, columns: int = 0, split: int = 0) -> Tensor:
     """y (M, N); a division of 0 is left to the kernel."""
-    x, perm = inputs.ahead(call)
-    indices = None if call.is_k_full else call.g_idx, perm
+    indices = None if call.is_k_full else call.g_idx, None
     kind = call.bits, call.group, call.layout == "strips"
-    return launch.launch("decode", call, x, indices, kind, columns, split)
+    return launch.launch("decode", call, in_order(call), indices, kind, columns, split)

@@ -11,7 +11,7 @@ from qload.kernel_formats.exllama import ExllamaConfig, ExllamaWeight
 from qload.kernels.cuda import calls
 from qload.kernels.cuda.calls import ACTIVATIONS, LinearCall, multiply
 from qload.kernels.cuda.choice import CudaKernel, every_call, known
-from qload.kernels.cuda.inputs import ahead, gathered
+from qload.kernels.cuda.inputs import gathered
 from qload.kernels.cuda.large import EVEN, SCRATCH
 from qload.kernels.cuda.library import operator
 from qload.kernels.cuda.module import check_operands, native, pointer, stream
@@ -28,7 +28,7 @@ from qload.spec import Layer
 
 BITS = (2, 3, 4, 8)
 MOST_TOKENS = 64
-MOST_IN_TURNS = 1024  # tokens of 3 bits, whose words are spelled out by torch before they are dequantized
+GATHERED = 2  # tokens from which on x is put in order ahead of the kernel, which could read it out of order
 ZEROS: dict[str, ZeroPoints] = {
     kind.name: kind
     for kind in (Stored(), STORED_MINUS_ONE, StoredMinusOnePerField(), StoredMinusOneUnmasked())
@@ -68,18 +68,15 @@ class ExllamaCall(LinearCall):
 
 def why_not_few(call: ExllamaCall) -> str | None:
     """Why the kernel of csrc/cuda/exllama does not take a call, or None."""
-    most = MOST_IN_TURNS if call.bits == 3 else MOST_TOKENS
-    return None if call.tokens <= most else f"takes {most} tokens, got {call.tokens}"
+    return None if call.tokens <= MOST_TOKENS else f"takes {MOST_TOKENS} tokens, got {call.tokens}"
 
 
 def few(call: ExllamaCall, columns: int = 0, split: int = 0) -> Tensor:
     """y (M, N); a division of 0 is left to the kernel."""
-    x, perm = ahead(call)
-    call = replace(call, x=x, perm=perm)
+    if call.perm is not None and call.tokens >= GATHERED and call.shape[0] % 8 == 0:
+        call = replace(call, x=gathered(call.x, call.perm, call.early), perm=None)
     y: Tensor = call.x.new_empty(call.tokens, call.N)
-    for start in range(0, call.tokens, MOST_TOKENS):
-        rows = slice(start, start + MOST_TOKENS)
-        few_into(y[rows], replace(call, x=call.x[rows]), columns, split)
+    few_into(y, call, columns, split)
     return y
 
 

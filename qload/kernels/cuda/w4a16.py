@@ -4,7 +4,8 @@ from typing import Any
 
 from torch import Tensor
 
-from qload.kernels.cuda import inputs, launch
+from qload.kernels.cuda import launch
+from qload.kernels.cuda.inputs import in_order
 
 MOST_TOKENS = 64
 
@@ -20,5 +21,4 @@ def why_not(call: Any) -> str | None:
 
 def run(call: Any, columns: int = 0, split: int = 0) -> Tensor:
     """y (M, N); a division of 0 is left to the kernel."""
-    x, perm = inputs.ahead(call)
-    return launch.launch("w4a16", call, x, (perm,), (call.group,), columns, split)
+    return launch.launch("w4a16", call, in_order(call), (None,), (call.group,), columns, split)

@@ -31,7 +31,7 @@ class ExllamaLinearKernel(TypedLinearKernel):
 
     @classmethod
     def can_implement(cls, c: MPLinearLayerConfig) -> tuple[bool, str | None]:
-        """As every kernel; scales of fp16 or the inputs' dtype; act order only where this rank has all rows."""
+        """As every kernel; scales of fp16 or of the inputs' dtype; act order only with all rows here."""
         able, reason = super().can_implement(c)
         if able and c.scale_dtype not in (torch.float16, c.act_type):
             taken = "float16" if c.act_type == torch.float16 else f"float16 or {c.act_type}"

@@ -82,7 +82,7 @@ class TypedLinearKernel(MPLinearKernel):
 
     def _scales_for(self) -> torch.dtype | None:
         """The type that scales are converted to, once; None: they stay."""
-        return self.config.act_type if self.config.act_type in dtypes.ACTIVATIONS else None
+        return self.config.act_type if self.config.act_type in dtypes.DTYPES else None
 
     def _given(self) -> dict[str, str | None]:
         return {
