@@ -52,6 +52,11 @@ class GPTQMarlinConfig(spec.Grouped, spec.Config):
         Whether the rows of every group are here, so that row i is of group i / group_size.
     copies
         How many of these groups, one after another, are one group of the weight that was repacked.
+
+    Raises
+    ------
+    ArgumentError
+        For other bits, for a group size below 1 that is not -1, and for copies of a group of all inputs.
     """
 
     name: ClassVar[str] = "marlin"

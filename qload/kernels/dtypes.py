@@ -7,7 +7,7 @@ checkpoint's order are dequantized whatever type their scales have, and keep the
 """
 
 import logging
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -73,11 +73,11 @@ def check_range(weight: Weight, dtype: torch.dtype, name: str | None = None, rem
         check_cast(named, wide, wide.to(dtype), tiny=False, remedy=remedy)
 
 
-@dataclass
 class Notice:
     """Tells once of a module that its calls take no kernel, for the type of their activations."""
 
-    told: bool = False
+    def __init__(self) -> None:
+        self.told = False
 
     def of(self, weight: Weight, x: Tensor) -> None:
         """A warning, if a kernel would multiply this weight were x of another type; not while traced."""
