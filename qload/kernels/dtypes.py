@@ -39,7 +39,7 @@ def for_activations(weight: Weight, dtype: torch.dtype | None, remedy: str = KEP
     `remedy`: what a CastError of the first two says.
     """
     if dtype is not None and dtype not in DTYPES:
-        raise ArgumentError("dtype", NONE, str(dtype).removeprefix("torch."))
+        raise ArgumentError("dtype", NONE, _plain(dtype))
     if isinstance(weight, UnquantizedWeight):
         return weight if dtype is None else _cast(weight, "weight", dtype, remedy)
     if not isinstance(weight, ORDERS) or dtype == torch.float32:
@@ -79,20 +79,21 @@ class Notice:
     def __init__(self) -> None:
         self.told = False
 
-    def of(self, weight: Weight, x: Tensor) -> None:
+    def of(self, weight: Weight, x: Tensor, bias: Tensor | None = None) -> None:
         """A warning, if a kernel would multiply this weight were x of another type; not while traced."""
         if self.told or not isinstance(weight, ORDERS) or not x.is_cuda or torch.compiler.is_compiling():
             return
-        scales = _scales(weight).dtype
-        if x.dtype == scales and x.dtype in ACTIVATIONS:
+        held = {"scales": _scales(weight).dtype, "a bias": x.dtype if bias is None else bias.dtype}
+        if x.dtype in ACTIVATIONS and all(dtype == x.dtype for dtype in held.values()):
             return
         self.told = True
-        has, got = (str(dtype).removeprefix("torch.") for dtype in (scales, x.dtype))
-        way = f"get_linear(dtype=torch.{got}) converts them once" if x.dtype in ACTIVATIONS else "it has none"
-        log.warning(
-            "%s: activations of %s and scales of %s have no kernel and take a slower way: %s",
-            _named(weight, "weight"), got, has, way,
-        )  # fmt: skip
+        name, got = _named(weight, "weight"), _plain(x.dtype)
+        if x.dtype not in ACTIVATIONS:
+            log.warning("%s: no kernel multiplies activations of %s: they take a slower way", name, got)
+            return
+        other = " and ".join(f"{what} of {_plain(dtype)}" for what, dtype in held.items() if dtype != x.dtype)
+        way = f"get_linear(dtype=torch.{got}) has one"
+        log.warning("%s: no kernel multiplies activations of %s by %s, %s", name, got, other, way)
 
 
 def _cast(weight: Weight, field: str, dtype: torch.dtype, remedy: str) -> Weight:
@@ -103,7 +104,7 @@ def _cast(weight: Weight, field: str, dtype: torch.dtype, remedy: str) -> Weight
     made = held.to(dtype)
     _check(_named(weight, field), held, made, tiny=field == "scales", remedy=remedy)
     bound = torch.finfo(dtype).eps / 2
-    was, now = (str(each).removeprefix("torch.") for each in (held.dtype, dtype))
+    was, now = _plain(held.dtype), _plain(dtype)
     log.info("%s: %s as %s, each within %g of itself", _named(weight, field), was, now, bound)
     tensors: dict[str, Any] = {
         each.name: getattr(weight, each.name)
@@ -132,3 +133,7 @@ def _has_values(tensor: Tensor) -> bool:
 
 def _named(weight: Weight, field: str) -> str:
     return f"{weight.layer.name}.{field}" if weight.layer.name else field
+
+
+def _plain(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

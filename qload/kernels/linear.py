@@ -83,7 +83,7 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiplies x (..., K) -> (..., N), in x's dtype."""
-        self._notice.of(self._blueprint, x)
+        self._notice.of(self._blueprint, x, self.bias)
         return reference.linear(x, self.typed, self.bias, self.activations, self.maximum)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:

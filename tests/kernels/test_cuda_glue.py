@@ -255,9 +255,9 @@ def test_a_rounded_weight_is_there_in_slices(
 @pytest.mark.parametrize("chip", [HOPPER])
 @pytest.mark.parametrize(
     ("bits", "M", "called"),
-    [(3, 64, ["exllama"]), (3, 130, ["exllama"] * 3), (4, 64, ["exllama"]), (4, 65, ["dequantize"])],
+    [(3, 64, ["exllama"]), (3, 65, ["rounded_three"]), (4, 64, ["exllama"]), (4, 65, ["dequantize"])],
 )
-def test_more_tokens_of_three_bits_are_multiplied_in_turns(
+def test_more_tokens_are_multiplied_with_rounded_weights(
     hand: Hand, bits: int, M: int, called: list[str]
 ) -> None:
     weight = layer(96, 64, 48, bits, torch.float16, "exllama", zeros=True)

@@ -154,10 +154,10 @@ def on_device(dtype: torch.dtype) -> Tensor:
     [
         (HALF, HALF, None),
         (BRAIN, BRAIN, None),
-        (HALF, BRAIN, "activations of bfloat16 and scales of float16"),
-        (BRAIN, HALF, "get_linear(dtype=torch.float16) converts them once"),
-        (HALF, FULL, "activations of float32 and scales of float16"),
-        (FULL, FULL, "it has none"),
+        (HALF, BRAIN, "no kernel multiplies activations of bfloat16 by scales of float16, get_linear(dtype="),
+        (BRAIN, HALF, "get_linear(dtype=torch.float16) has one"),
+        (HALF, FULL, "no kernel multiplies activations of float32: they take a slower way"),
+        (FULL, FULL, "no kernel multiplies activations of float32: they take a slower way"),
     ],
 )
 def test_a_module_without_a_kernel_for_its_activations_says_so_once(
@@ -179,6 +179,16 @@ def test_a_module_without_a_kernel_for_its_activations_says_so_once(
 @pytest.mark.parametrize(
     "weight", [stored(), UnquantizedWeight(weight=torch.ones(4, 256))], ids=["gptq", "plain"]
 )
+def test_a_bias_of_another_type_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    notice, weight = dtypes.Notice(), repack(stored(), "strips")
+
+    notice.of(weight, on_device(HALF), torch.ones(64).half())
+    assert not caplog.records
+    notice.of(weight, on_device(HALF), torch.ones(64))
+
+    assert "activations of float16 by a bias of float32, get_linear" in caplog.records[0].getMessage()
+
+
 def test_layers_that_no_kernel_would_take_say_nothing(
     weight: Weight, caplog: pytest.LogCaptureFixture
 ) -> None:
