@@ -25,7 +25,7 @@ TYPES = pytest.mark.parametrize("dtype", [HALF, BRAIN, FULL], ids=["float16", "b
 
 def stored(scales: torch.dtype = HALF, **case: Any) -> GPTQWeight:
     weight = Case(**case).weight()
-    held = {**weight.fields(), "scales": weight.scales.to(scales)}
+    held: dict[str, Any] = {**weight.fields(), "scales": weight.scales.to(scales)}
     return GPTQWeight(config=weight.config, **held)
 
 
@@ -141,7 +141,7 @@ def test_other_types_of_activations_are_refused(dtype: torch.dtype) -> None:
 class OnDevice(Tensor):
     """What says that it is on a GPU."""
 
-    is_cuda = True  # type: ignore[assignment]
+    is_cuda = True
 
 
 def on_device(dtype: torch.dtype) -> Tensor:
@@ -176,9 +176,6 @@ def test_a_module_without_a_kernel_for_its_activations_says_so_once(
     assert all(told in each for each in said if told)
 
 
-@pytest.mark.parametrize(
-    "weight", [stored(), UnquantizedWeight(weight=torch.ones(4, 256))], ids=["gptq", "plain"]
-)
 def test_a_bias_of_another_type_is_told(caplog: pytest.LogCaptureFixture) -> None:
     notice, weight = dtypes.Notice(), repack(stored(), "strips")
 
@@ -189,6 +186,9 @@ def test_a_bias_of_another_type_is_told(caplog: pytest.LogCaptureFixture) -> Non
     assert "activations of float16 by a bias of float32, get_linear" in caplog.records[0].getMessage()
 
 
+@pytest.mark.parametrize(
+    "weight", [stored(), UnquantizedWeight(weight=torch.ones(4, 256))], ids=["gptq", "plain"]
+)
 def test_layers_that_no_kernel_would_take_say_nothing(
     weight: Weight, caplog: pytest.LogCaptureFixture
 ) -> None:
