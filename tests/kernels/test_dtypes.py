@@ -176,6 +176,16 @@ def test_a_module_without_a_kernel_for_its_activations_says_so_once(
     assert all(told in each for each in said if told)
 
 
+@LAYOUTS
+def test_a_module_tells_of_itself_once(layout: str, caplog: pytest.LogCaptureFixture) -> None:
+    module = repack(stored(), layout).get_linear()
+
+    for dtype in (HALF, BRAIN, FULL, BRAIN):
+        module(on_device(dtype))
+
+    assert [record.levelname for record in caplog.records if record.name == "qload"] == ["WARNING"]
+
+
 def test_a_bias_of_another_type_is_told(caplog: pytest.LogCaptureFixture) -> None:
     notice, weight = dtypes.Notice(), repack(stored(), "strips")
 
