@@ -14,6 +14,8 @@
 #include "dequantize/dequantize.h"
 #include "experts/experts.h"
 #include "exllama/exllama.h"
+#include "exllama/rounded.h"
+#include "gather/gather.h"
 #include "many/many.h"
 #include "middle/middle.h"
 #include "move/move.h"
@@ -273,6 +275,28 @@ PYBIND11_MODULE(_cuda, module) {
               "exllama");
       },
       "x times a weight in ExLlama's order; sizes: M, K, N, groups; zero: added to a word, to a field, its mask.");
+  module.def(
+      "rounded_three",
+      [](uintptr_t weights, uintptr_t zeros, uintptr_t scales, uintptr_t g_idx, uintptr_t w,
+         const std::array<int, 4>& sizes, const std::array<int, 3>& zero, bool bfloat16, uintptr_t stream) {
+        const auto [K, N, first, columns] = sizes;
+        check(rounded_three({at<const void>(weights), at<const void>(zeros), at<const void>(scales),
+                             at<const int32_t>(g_idx), at<void>(w), K, N, first, columns,
+                             static_cast<uint32_t>(zero[2]), zero[1], bfloat16},
+                            at<CUstream_st>(stream)),
+              "rounded_three");
+      },
+      "Columns of a weight of 3 bits in ExLlama's order as numbers; sizes: K, N, first, columns; zero: as for exllama.");
+  module.def(
+      "gather_inputs",
+      [](uintptr_t x, uintptr_t perm, uintptr_t y, const std::array<int, 3>& sizes, bool staged, bool early,
+         uintptr_t stream) {
+        const auto [M, inputs, rows] = sizes;
+        check(gather_inputs({at<const void>(x), at<const int32_t>(perm), at<void>(y), M, inputs, rows, staged, early},
+                            at<CUstream_st>(stream)),
+              "gather_inputs");
+      },
+      "16-bit inputs of each token in another order; sizes: M, inputs, rows.");
   module.def(
       "w4a16",
       [](uintptr_t x, uintptr_t weights, uintptr_t scales, uintptr_t zeros, uintptr_t perm, uintptr_t bias,

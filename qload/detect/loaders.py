@@ -123,7 +123,8 @@ class KernelTarget:
     ----------
     kernel
         "marlin", "strips", "exllama", or "auto": the fastest that says yes, which is our own strips for
-        weights on a Hopper GPU, Marlin's order elsewhere.
+        weights on a Hopper GPU, Marlin's order elsewhere, ExLlama's for what neither can say and a GPU's
+        kernels can.
     zeros
         How "exllama" stores zero points; None: as the checkpoint does.
     dtype, exponent_bias

@@ -34,7 +34,7 @@ class Stacking:
         """Take the next expert; what it holds of `places` already is not moved."""
         if self._first is None:
             self._tensors = {field: self._empty(tensor) for field, tensor in weight.fields().items()}
-            self._first = weight.holding(self.places())
+            self._first = type(weight).unchecked(weight.config, weight.layer, self.places())
         check_alike(self._first, weight)
         for field, place in self.places().items():
             held = weight.fields()[field]

@@ -9,8 +9,9 @@
 Source: exllamav2 b9c025b and vLLM 0.11.0, byte-equal to both.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -37,8 +38,8 @@ class ExllamaConfig(spec.Config):
     zeros
         What a stored zero point means.
     run
-        Rows of a group, where a weight's `g_idx` only counts; asked of the index when a weight is made, 0
-        where its groups have several sizes or another order.
+        Rows of a group, where a weight's `g_idx` only counts; asked of the index when a weight is made or
+        gets another one, whatever is claimed; 0 where its groups have several sizes or another order.
     """
 
     name: ClassVar[str] = "exllama"
@@ -100,6 +101,25 @@ class ExllamaWeight(spec.Weight):
     def q_invperm(self) -> Tensor | None:
         """Where each input lies: input k is row q_invperm[k] of qweight; (K,), int32, None: in order."""
         return None if self.q_perm is None else inverse(self.q_perm)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._count_rows()
+
+    def holding(self, tensors: Mapping[str, Tensor]) -> Self:
+        """The same weight holding these `tensors`, not checked again; another index tells another run."""
+        twin = super().holding(tensors)
+        if torch.compiler.is_compiling() or twin.g_idx is self.g_idx or self.g_idx.is_meta:
+            return twin  # of an index without values the one that takes its place is a copy
+        if type(twin.g_idx) in (Tensor, torch.nn.Parameter) and not twin.g_idx.is_meta:
+            twin._count_rows()
+        return twin
+
+    def _count_rows(self) -> None:
+        """Have the config say what the index says."""
+        run = spec.run_of(self.g_idx)
+        if run != self.config.run:
+            object.__setattr__(self, "config", replace(self.config, run=run))
 
     def stored(self) -> StoredCodes | None:
         """As it lies, where rows are in order."""

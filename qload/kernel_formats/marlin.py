@@ -6,10 +6,11 @@
     g_idx    int32             (K,)              the group of each row of qweight, sorted; absent: in order
     perm     int32             (K,)              row i of qweight is input perm[i]; absent: in order
 
-K and N are padded to what the kernel's thread blocks divide: rows whose value is 0 (x gets zeros there),
-columns that are cut off the output. `is_k_full` says that the rows of every group are here, so that the
-kernel may take row i to be of group i / group_size; where a cut of K took rows of a permuted group away,
-it looks every row's group up.
+Groups that the kernel does not read, of 256 rows or 96, are several of those that it does, with equal scales
+and zero points: `copies` says how many. K and N are padded to what the kernel's thread blocks divide: rows
+whose value is 0 (x gets zeros there), columns that are cut off the output. `is_k_full` says that the rows of
+every group are here, so that the kernel may take row i to be of group i / group_size; where a cut of K took
+rows of a permuted group away, it looks every row's group up.
 
 Source: vLLM 0.11.0 and TGI db931fcf, byte-equal to both.
 """
@@ -22,11 +23,11 @@ from torch import Tensor
 
 from qload import devices, spec
 from qload.devices import StoredCodes
-from qload.errors import RepackError, ShapeError
+from qload.errors import ArgumentError, RepackError, ShapeError
 from qload.formats import GPTQConfig, MarlinWeight
 from qload.formats.gptq import SCALES
 from qload.kernel_formats.integers import Integers, Origin, middle_zero_points, with_origin
-from qload.kernel_formats.marlin_shapes import GROUP_SIZES, padded
+from qload.kernel_formats.marlin_shapes import GROUP_SIZES, cut, padded
 from qload.kernel_formats.permutation import put_back
 from qload.layouts import ClippedCodes, Stored, marlin
 from qload.layouts.packing import Packing
@@ -42,13 +43,20 @@ class GPTQMarlinConfig(spec.Grouped, spec.Config):
     bits
         Of a code: 4 or 8.
     group_size
-        Inputs that share a scale; -1: one scale a column.
+        Inputs that share a scale, as the kernel groups them; -1: one scale a column.
     zero_point
         Whether zero points are stored.
     act_order
         Whether rows are permuted and grouped by index.
     is_k_full
         Whether the rows of every group are here, so that row i is of group i / group_size.
+    copies
+        How many of these groups, one after another, are one group of the weight that was repacked.
+
+    Raises
+    ------
+    ArgumentError
+        For other bits, for a group size below 1 that is not -1, and for copies of a group of all inputs.
     """
 
     name: ClassVar[str] = "marlin"
@@ -58,10 +66,19 @@ class GPTQMarlinConfig(spec.Grouped, spec.Config):
     zero_point: bool = False
     act_order: bool = False
     is_k_full: bool = True
+    copies: int = 1
 
     def __post_init__(self) -> None:
         self.check_bits(self.bits, *marlin.BITS)
         self.check_group_size()
+        if self.copies < 1 or (self.copies > 1 and self.group_size == -1):
+            expected = "1, or more of groups that have a size"
+            raise ArgumentError(f"{self.name}: copies", expected, str(self.copies))
+
+    @property
+    def stored_group_size(self) -> int:
+        """That of the weight that was repacked."""
+        return self.group_size if self.group_size == -1 else self.group_size * self.copies
 
     def for_layer(self, headers: spec.LayerHeaders) -> "GPTQMarlinConfig":
         """This config, unless rows that are all here lack groups: ShapeError."""
@@ -193,13 +210,15 @@ def read(weight: GPTQMarlinWeight) -> Integers:
     assert codes.zeros is not None
     layer = with_origin(weight, weight.g_idx, keeps_zeros=weight.config.zero_point)
     origin = layer.origin.config if isinstance(layer.origin, Origin) else None
+    copies, known = weight.config.copies, getattr(origin, "group_size", None)
+    looked_up = known if not weight.config.is_k_full else None  # there the kernel's own groups say nothing
     return Integers(
         bits=bits,
-        group_size=weight.config.group_size,
+        group_size=looked_up or weight.config.stored_group_size,
         unpack=lambda: codes.codes.T,
-        scales=weight.plain_scales()[: codes.scales.shape[1], : weight.layer.N],
-        zeros=codes.zeros.T,
-        g_idx=codes.k_group,
+        scales=weight.plain_scales()[: codes.scales.shape[1] : copies, : weight.layer.N],
+        zeros=codes.zeros.T[::copies],
+        g_idx=codes.k_group if copies == 1 else codes.k_group // copies,
         layer=layer,
         convention=origin.zeros if isinstance(origin, GPTQConfig) else Stored(),
     )
@@ -224,9 +243,10 @@ def write(
     Np, Kp = made.padded(N, K, config.group_size)
     symmetric, codes = not keep_zeros and integers.symmetric, integers.unpack()
 
+    copies = config.copies
     rows = groups if config.act_order and not config.is_k_full else config.groups(Kp)
-    wide_zeros = _pad(integers.zeros, rows, Np, 2 ** (bits - 1))
-    wide_scales = _pad(integers.scales, rows, Np, 0)
+    wide_zeros = _pad(integers.zeros, copies, rows, Np, 2 ** (bits - 1))
+    wide_scales = _pad(integers.scales, copies, rows, Np, 0)
     wide = codes if perm is None else codes[perm[:K]]
     if (Np, Kp) != (N, K):
         inner, wide = devices.plain(wide), wide_zeros[g_idx]  # padding has the code that means 0
@@ -272,9 +292,9 @@ def why_not(integers: Integers) -> str | None:
     bits, size, highest = integers.bits, integers.decides.group_size, integers.span[1]
     if bits not in marlin.BITS:
         return f"Marlin's kernel reads 4 or 8 bits, got {bits}"
-    if integers.decides.groups > 1 and size not in GROUP_SIZES:
+    if integers.decides.groups > 1 and cut(size) is None:
         sizes = ", ".join(map(str, GROUP_SIZES[1:]))
-        return f"Marlin's kernel reads groups of {sizes} or one group, got {size}"
+        return f"Marlin's kernel reads groups of {sizes}, multiples of them, or one group, got {size}"
     if highest >= 2**bits:
         return f"a zero point of {highest} does not fit {bits} bits"
     return None
@@ -283,20 +303,24 @@ def why_not(integers: Integers) -> str | None:
 def _rows(integers: Integers, made: type[GPTQMarlinWeight]) -> tuple[GPTQMarlinConfig, Tensor | None, Tensor]:
     """The kernel's config, the permutation of the padded rows or None, and the group of each padded row."""
     (N, K), groups, device = integers.shape, integers.groups, integers.g_idx.device
-    config = type(made.example)(integers.bits, integers.group_size if groups > 1 else -1)
+    size, copies = (cut(integers.group_size) or (integers.group_size, 1)) if groups > 1 else (-1, 1)
+    config = type(made.example)(integers.bits, size, copies=copies)
     _, Kp = made.padded(N, K, config.group_size)
     here, there = config.in_order(K, device), config.in_order(Kp, device)
     if integers.in_order:
         return config, None, there
     perm = torch.argsort(integers.g_idx, stable=True)
     ordered = integers.g_idx[perm].long()
-    is_k_full = config.groups(K) == groups and bool((ordered == here).all())
-    rest = there[K:] if is_k_full else torch.full_like(there[K:], groups - 1)
-    config = replace(config, act_order=True, is_k_full=is_k_full)
-    return config, torch.cat([perm, torch.arange(K, Kp, device=device)]), torch.cat([ordered, rest])
+    is_k_full = -(-config.groups(K) // copies) == groups and bool((ordered == here // copies).all())
+    rest = torch.full_like(there[K:], groups - 1)
+    g_idx = there if is_k_full else torch.cat([ordered, rest])
+    config = replace(config, act_order=True, is_k_full=is_k_full, copies=copies if is_k_full else 1)
+    return config, torch.cat([perm, torch.arange(K, Kp, device=device)]), g_idx
 
 
-def _pad(tensor: Tensor, rows: int, columns: int, value: int) -> Tensor:
+def _pad(tensor: Tensor, copies: int, rows: int, columns: int, value: int) -> Tensor:
+    """Each row so many times, then as many rows and columns as asked for."""
+    tensor = tensor if copies == 1 else tensor.repeat_interleave(copies, 0)[:rows]
     wide = tensor.new_full((rows, columns), value)
     wide[: tensor.shape[0], : tensor.shape[1]] = tensor
     return wide

@@ -6,7 +6,7 @@ shape rule is that of the compiled kernels, not the stricter one of the Python i
 
 from math import lcm
 
-GROUP_SIZES = (-1, 32, 64, 128)
+GROUP_SIZES = (-1, 32, 64, 128)  # of the kernels
 THREAD_BLOCKS = ((64, 128), (128, 64))  # columns, rows
 MIN_THREAD_N = 64
 MAX_PARALLEL = 16
@@ -25,6 +25,17 @@ def padded(N: int, K: int, group_size: int) -> tuple[int, int]:
     group = max(group_size, 1)
     sizes = [(_up(N, columns), _up(K, lcm(rows, group))) for columns, rows in THREAD_BLOCKS]
     return min(sizes, key=lambda size: (size[0] * size[1], sum(size)))
+
+
+def cut(group_size: int) -> tuple[int, int] | None:
+    """The largest group that kernels read, and how many of them a group is; None: it is no multiple of one.
+
+    Groups of 256 rows are two of 128 that have one scale.
+    """
+    if group_size in GROUP_SIZES:
+        return group_size, 1
+    sizes = [size for size in GROUP_SIZES if size > 0 and group_size % size == 0]
+    return (max(sizes), group_size // max(sizes)) if sizes and group_size > 0 else None
 
 
 def locks(N: int, multiprocessors: int, *, sparse: bool = False) -> int:

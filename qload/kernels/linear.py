@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from qload.errors import ArgumentError, ShapeError, checked
-from qload.kernels import declared
+from qload.kernels import declared, dtypes
 from qload.kernels.chips import uncast
 from qload.kernels.declared import Activations, Maximum
 from qload.kernels.prepared import PreparedLinear, traced
@@ -31,6 +31,14 @@ class Linear(nn.Module):
     maximum
         Of a share along K whose scale covers all inputs: what `maximum_over` makes of a process group, or
         "own": this rank's scale is found in its own inputs. ArgumentError where it is needed and None.
+    dtype
+        The type of the activations, to which scales that a kernel reads and `bias` are converted, as
+        `Weight.get_linear` says; None: they stay as they are.
+
+    Raises
+    ------
+    CastError
+        Where scales, bias or weights are out of the range of that type.
 
     Examples
     --------
@@ -50,6 +58,7 @@ class Linear(nn.Module):
         bias: Tensor | None = None,
         activations: Activations = "declared",
         maximum: Maximum = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         if len(weight.shape) != 2:
@@ -57,6 +66,7 @@ class Linear(nn.Module):
         if bias is not None and tuple(bias.shape) != (weight.layer.N,):
             raise ShapeError("bias", f"({weight.layer.N},) = (N,)", tuple(bias.shape))
         declared.check(weight, activations, maximum)
+        weight, bias = dtypes.for_activations(weight, dtype), dtypes.bias_for(bias, dtype)
         self.activations: Activations = activations
         self.maximum: Maximum = maximum
         self._call = PreparedLinear(weight, activations, maximum)
@@ -102,6 +112,12 @@ class Linear(nn.Module):
         return f"in_features={K}, out_features={N}, {own.format}, {own.config}{inputs}"
 
 
-def linear_of(weight: Weight, bias: Tensor | None, activations: Activations, maximum: Maximum) -> Any:
+def linear_of(
+    weight: Weight,
+    bias: Tensor | None,
+    activations: Activations,
+    maximum: Maximum,
+    dtype: torch.dtype | None = None,
+) -> Any:
     """The module that `Weight.get_linear` hands out."""
-    return Linear(weight, bias, activations, maximum)
+    return Linear(weight, bias, activations, maximum, dtype)

@@ -19,6 +19,7 @@ from torch.nn.functional import linear as torch_linear
 from qload.devices.tensors import PLAIN
 from qload.kernels import operator, reference
 from qload.kernels.declared import Activations, Maximum
+from qload.kernels.dtypes import Notice
 from qload.kernels.meaning import known, over, share, without_tensors
 from qload.spec import Weight
 
@@ -50,6 +51,7 @@ class PreparedLinear:
         plain = weight.plain and not reference.quantizes(weight, activations)
         self._plain_dtype = weight.fields()["weight"].dtype if plain else None
         self._fitted: tuple[Any, ...] = ()  # pointers and dtype of what was seen to fit
+        self._notice = Notice()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Made anew: another process has to learn what the key means."""
@@ -94,6 +96,7 @@ class PreparedLinear:
         return self._shared.natively(x, held, pointers, bias)
 
     def _otherwise(self, x: Tensor, held: Sequence[Tensor], bias: Tensor | None) -> Tensor:
+        self._notice.of(self.blueprint, x, bias)
         return _eager_product(self, x, held, bias)
 
 

@@ -31,7 +31,7 @@ class ScratchRequest:
     N: int
 
     def bytes(self, max_input_len: int) -> int:
-        """The weight in fp16, then the sums of the longest input in float32."""
+        """The weight in 16 bits, then the sums of the longest input in float32."""
         return _aligned(2 * self.K * self.N) + _aligned(4 * self.N * max_input_len)
 
 
@@ -82,10 +82,16 @@ def _share(device: torch.device, needs: dict[nn.Module, list[ScratchRequest]], m
 
 
 def multiply(layer: nn.Module, x: Tensor, weight: Weight, name: str, bias: Tensor | None) -> Tensor:
-    """x (..., K) fp16 -> (..., N) fp16, through the layer's scratch space; `name`: of the weight there."""
+    """x (..., K) -> (..., N) through the layer's scratch space; `name`: of the weight there.
+
+    x has the dtype of the weight's scales where they are bf16, else fp16, or DtypeError.
+    """
     reference.check(x, weight, bias)
-    if x.dtype != torch.float16:
-        raise DtypeError(f"{name}: x", ["float16"], str(x.dtype).removeprefix("torch."))
+    scales = weight.fields().get("scales")
+    made_for = torch.float16 if scales is None or scales.dtype != torch.bfloat16 else torch.bfloat16
+    if x.dtype != made_for:
+        expected, got = (str(dtype).removeprefix("torch.") for dtype in (made_for, x.dtype))
+        raise DtypeError(f"{name}: x", [expected], got)
     need, scratch = _needs(layer)[name], _given(layer).get(x.device)
     if scratch is None:
         raise NotWarmError(name, str(x.device))
@@ -96,7 +102,7 @@ def multiply(layer: nn.Module, x: Tensor, weight: Weight, name: str, bias: Tenso
         )
     N, K = need.N, need.K
     at = _aligned(2 * K * N)
-    w = scratch.buffer[: 2 * K * N].view(torch.float16).view(N, K)
+    w = scratch.buffer[: 2 * K * N].view(x.dtype).view(N, K)
     sums = scratch.buffer[at : at + 4 * N * rows.shape[0]].view(torch.float32).view(-1, N)
     w.copy_(weight.dequantize())
     with torch.no_grad():

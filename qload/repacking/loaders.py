@@ -1,6 +1,7 @@
 """Loaders that repack what another loader loads: the conversion belongs to the kernel that asks for it."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from copy import copy
 from functools import partial
 from typing import Any, Self
@@ -10,9 +11,11 @@ import torch
 from qload.detect import KernelTarget
 from qload.errors import ArgumentError, CastError, RepackError, checked
 from qload.formats import Marlin24Weight
-from qload.kernel_formats import strips
+from qload.kernel_formats import ExllamaWeight, GPTQMarlinWeight, strips
 from qload.kernel_formats.repack import made, options, repack, skippable_tensor
 from qload.kernels.chips import compute_capability
+from qload.kernels.cuda.choice import known
+from qload.layouts import marlin
 from qload.loader import FormatLoader, LayerDescription, Part, Split, TensorSource, WeightsLoader
 from qload.repacking.header_only import HeaderOnlySource
 from qload.spec import Weight
@@ -147,22 +150,45 @@ class GPTQMarlinWeightsLoader(RepackingLoader):
 
 
 class FastestLoader(GPTQMarlinWeightsLoader):
-    """Repacks for the fastest kernel where a weight lies: strips on Hopper, else Marlin's order."""
+    """Repacks for the fastest kernel where a weight lies: strips on Hopper, else Marlin's order.
+
+    What neither can say goes to ExLlama's order, where the device has kernels for it: 2 and 3 bits, groups of
+    any size.
+    """
 
     def made(self, layer: LayerDescription, device: torch.device) -> str | None:
         """The kernel format that `layer` is repacked to on `device`; None: it stays as it is."""
-        told = super().made(layer, device)
-        if told is None or not strips.gains(compute_capability(device)):
+        told, capability = super().made(layer, device), compute_capability(device)
+        bits = getattr(layer.format.config, "bits", None)
+        if told == GPTQMarlinWeight.format and bits not in marlin.BITS:
+            shuffled = _shuffles(layer.format.weight_type, bits, capability)
+            return ExllamaWeight.format if shuffled else told
+        if told is None or not strips.gains(capability):
             return told
         return self._made_in("strips", layer) or told
 
     def _repacked(self, weight: Weight, whole: Whole) -> Weight:
-        if strips.gains(compute_capability(weight.device)):
+        capability = compute_capability(weight.device)
+        if strips.gains(capability):
             try:
                 return self._in_layout("strips", weight, whole)
             except RepackError:  # Marlin's order can say more, or why not
                 pass
-        return super()._repacked(weight, whole)
+        try:
+            return super()._repacked(weight, whole)
+        except RepackError:
+            if not _shuffles(type(weight), getattr(weight.config, "bits", None), capability):
+                raise
+            with suppress(RepackError):  # what Marlin's order refused is the reason then
+                return self._in_layout("exllama", weight, whole)
+            raise
+
+
+def _shuffles(weight_type: type[Weight], bits: int | None, capability: int | None) -> bool:
+    """Whether a CUDA device has kernels for weights of so many bits in ExLlama's order."""
+    if capability is None or bits is None or made(weight_type, "exllama") is not ExllamaWeight:
+        return False
+    return known("exllama", bits, divmod(capability, 10))
 
 
 def for_target(inner: WeightsLoader, target: KernelTarget) -> WeightsLoader:

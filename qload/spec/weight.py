@@ -268,6 +268,7 @@ class Weight(ABC):
         *,
         activations: Literal["declared", "unquantized"] = "declared",
         maximum: Callable[[Tensor], Tensor] | Literal["own"] | None = None,
+        dtype: torch.dtype | None = None,
     ) -> "nn.Module":
         """A module that maps (..., K) to (..., N) in the dtype of its input; `bias` is (N,).
 
@@ -275,8 +276,15 @@ class Weight(ABC):
         `maximum`: of a share along K whose scheme finds a scale over all inputs, what makes largest values
         those of all ranks, as `maximum_over` of a process group does, or "own", with which each rank looks
         at its own inputs, as engines do. ArgumentError where that is missing, or a scheme has no quantizer.
+
+        `dtype`: the type of the activations, torch.float16, bfloat16 or float32. Kernels multiply them by
+        scales of the same 16-bit type, so those of a kernel's order are converted here, once, each to within
+        2**-8 of itself in bfloat16 and 2**-11 in float16; `bias` and plain weights are cast. None: all stays,
+        and activations of another type than the scales' take a slower way, which is logged. CastError where a
+        scale would lose more, or where the weight, rounded to the type of its scales for many tokens, has
+        infinite elements.
         """
-        module: nn.Module = above.call(above.LINEAR, self, bias, activations, maximum)
+        module: nn.Module = above.call(above.LINEAR, self, bias, activations, maximum, dtype)
         return module
 
     def __repr__(self) -> str:

@@ -11,11 +11,12 @@ from qload.devices import StoredTable, cuda
 from qload.devices.cuda_stored import dequantize_stored
 from qload.formats import AWQConfig, AWQWeight
 from qload.kernel_formats import ExllamaWeight, GPTQMarlinWeight, repack
-from qload.kernels.cuda import decode, exllama, experts, many, middle, w4a16
+from qload.kernels.cuda import decode, exllama, experts, inputs, many, middle, w4a16
 from qload.kernels.cuda.marlin import MarlinCall, arguments
 from qload.kernels.cuda.strips import StripsCall
 from qload.layouts import awq, gptq, marlin
 from qload.sentences import Digit
+from tests.gpu import exllama_layers
 from tests.gpu.expert_layers import Tokens, drawn, tokens
 from tests.gpu.layers import layer
 
@@ -100,6 +101,27 @@ def experts_that_tokens_chose() -> None:
             same(rows[2][:1], rows[0])
 
 
+def inputs_in_order() -> None:
+    """By way of shared memory and not, of rows that a layer has not, at addresses that nothing divides."""
+    memory = torch.arange(5 * 104 + 1, device="cuda").half()
+    perm = torch.randperm(128, device="cuda").to(torch.int32)
+    for x in (memory[:520].view(5, 104), memory[1:].view(5, 104), memory[:500].view(5, 100)):
+        want = torch.nn.functional.pad(x, (0, 128 - x.shape[1]))[:, perm.long()]
+        for staged in (False, True):
+            same(inputs.gathered(x, perm, staged=staged), want)
+
+
+def three_bits() -> None:
+    """Of which a kernel rounds some columns."""
+    for act_order in (False, True):
+        held = exllama_layers.layer(288, 96, 48, 3, act_order=act_order)
+        order = slice(None) if held.q_perm is None else held.q_perm.long()
+        want = held.dequantize(torch.float16)[:, order]
+        call = exllama_layers.call(want.new_zeros(1, 288), held)
+        for columns in (slice(0, 96), slice(32, 96)):
+            same(exllama._rounded_three(call, columns), want[columns])
+
+
 def main() -> None:
     """All of it, and the linear in every division."""
     torch.manual_seed(0)
@@ -142,6 +164,8 @@ def main() -> None:
                     same(middle.run(call, columns, split, together), w.T[:M].half())
     strips_of_many_tokens()
     experts_that_tokens_chose()
+    inputs_in_order()
+    three_bits()
     shuffled = repack(made, "exllama").to("cuda")
     assert isinstance(shuffled, ExllamaWeight)
     for M in (1, 8, 9, 33):

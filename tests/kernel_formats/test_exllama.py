@@ -1,5 +1,8 @@
 """ExLlama's order: by hand, against the tools that write it (tests/formats), and where K is large."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 
@@ -7,6 +10,7 @@ from qload.formats import GPTQConfig, GPTQWeight
 from qload.kernel_formats import repack, restore
 from qload.layouts import Stored, exllama
 from qload.testing import assert_same_bits
+from tests.kernels.mp_layers import Case
 
 
 @pytest.mark.parametrize(
@@ -76,3 +80,41 @@ def test_rows_in_order_need_no_permutation() -> None:
 
     assert "q_perm" not in packed.fields()
     assert int(packed.fields()["qweight"][0, 0]) == 0x75316420
+
+
+TURNS = torch.arange(256, dtype=torch.int32) % 8  # groups whose rows do not follow each other
+HALVES = (torch.arange(256) // 128).to(torch.int32)
+
+
+@pytest.mark.parametrize(("index", "run"), [(TURNS, 0), (HALVES, 128)], ids=["in turns", "halves"])
+@pytest.mark.parametrize("way", ["holding", "replace", "module"])
+def test_what_another_index_says_is_believed_and_not_the_config(
+    way: str, index: torch.Tensor, run: int
+) -> None:
+    even: Any = repack(Case(bits=4).weight(), "exllama")
+    assert even.config.run == 32
+
+    if way == "holding":
+        other = even.holding({"g_idx": index})
+    elif way == "replace":
+        other = replace(even, g_idx=index)
+    else:
+        module: Any = even.get_linear()
+        module.g_idx = index
+        other = module.typed
+
+    codes = even.codes()
+    w = (codes.plain() - codes.zeros[:, index.long()]) * codes.scales[:, index.long()]
+    assert (other.config.run, even.config.run) == (run, 32)
+    assert_same_bits(other.dequantize(), w)
+    stored = other.stored()
+    assert (stored.run, stored.k_group is None) == (run or 256, run > 0)
+
+
+def test_an_index_that_moves_away_and_back_tells_its_run_again() -> None:
+    even: Any = repack(Case(bits=4).weight(), "exllama")
+    away = even.holding({name: held.to("meta") for name, held in even.fields().items()})
+
+    assert away.config == even.config
+    assert away.holding(even.fields()).config == even.config
+    assert even.to("cpu").config == even.config

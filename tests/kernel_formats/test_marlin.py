@@ -248,7 +248,7 @@ def with_zero_points(zeros: ZeroPoints) -> GPTQWeight:
         pytest.param(layer(128, 64, 64, bits=2), "reads 4 or 8 bits, got 2", id="2 bits"),
         pytest.param(layer(128, 64, 64, bits=3), "reads 4 or 8 bits, got 3", id="3 bits"),
         pytest.param(
-            layer(96, 64, 48), "reads groups of 32, 64, 128 or one group, got 48", id="groups of 48"
+            layer(96, 64, 48), "64, 128, multiples of them, or one group, got 48", id="groups of 48"
         ),
         pytest.param(
             with_zero_points(StoredMinusOneUnmasked()), "a zero point of 16 does not fit 4 bits", id="zero 16"

@@ -114,7 +114,7 @@ REFUSED = [
     pytest.param(
         integers(zero=16, zeros=StoredMinusOneUnmasked()), "awq", {}, "zero point of 16", id="16 as AWQ"
     ),
-    pytest.param(integers(group=96), "marlin", {}, "one group, got 96", id="a rank within one group"),
+    pytest.param(integers(group=112), "marlin", {}, "one group, got 112", id="a rank within one group"),
     pytest.param(integers(group=96), "awq", {}, "into groups of 96", id="a rank within one group as AWQ"),
     pytest.param(integers(zero=7), "marlin_24", {}, "zero point is not 8", id="one zero point for 2:4"),
     pytest.param(sparse(canonical=False), "exllama", {}, "kept row 0 of column 0", id="metadata of one quad"),

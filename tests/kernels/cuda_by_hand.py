@@ -37,6 +37,7 @@ class Hand:
     def __init__(self, capability: tuple[int, int]) -> None:
         self.capability, self.called, self.hopper = capability, list[str](), True
         self.early = True  # as the last call was
+        self.gathered = list[int]()  # tokens whose inputs were put in order, in turns
 
     def decode(self, x, weights, scales, zeros, g_idx, perm, bias, y, sizes, bits, group, own, *rest) -> None:
         """See decode.h."""
@@ -122,6 +123,30 @@ class Hand:
         w = at(scales, T, G, N).double()[of_row] * (codes - points[of_row])
         wide = at(x, T, M, K).double()
         self._put("exllama", (wide[:, at(perm, WORD, K).long()] if perm else wide) @ w, bias, y, T, M, N)
+
+    def rounded_three(self, weights, zeros, scales, g_idx, w, sizes, zero, bf16, stream) -> None:
+        """See rounded.h."""
+        K, N, first, columns = sizes
+        assert (K % 32, N % 32, first % 4, columns % 4) == (0, 0, 0, 0)
+        assert (weights % 16, scales % 8, stream) == (0, 0, STREAM)
+        T = torch.bfloat16 if bf16 else torch.float16
+        of_row = at(g_idx, WORD, K).long()
+        G, own = int(of_row.max()) + 1, slice(first, first + columns)
+        fields = gptq.columns(3).unpack(at(zeros, WORD, G, N * 3 // 32))
+        points = ((fields.long() + zero[1]) & zero[2]).float()
+        codes = shuffled.rows(3).unpack(at(weights, WORD, K * 3 // 32, N)).float()
+        made = at(scales, T, G, N).float()[of_row] * (codes - points[of_row])
+        at(w, T, K, columns).copy_(made[:, own])
+        self.called.append("rounded_three")
+
+    def gather_inputs(self, x, perm, y, sizes, staged, early, stream) -> None:
+        """See gather.h."""
+        M, inputs, rows = sizes
+        assert (rows % 8, perm % 16, y % 16, stream) == (0, 0, 0, STREAM)
+        assert (type(staged), type(early)) == (bool, bool)
+        bits = torch.nn.functional.pad(at(x, torch.int16, M, inputs), (0, rows - inputs))
+        at(y, torch.int16, M, rows).copy_(bits[:, at(perm, WORD, rows).long()])
+        self.gathered.append(M)
 
     def _put(self, name: str, sums: Tensor, bias: int, y: int, T: torch.dtype, M: int, N: int) -> None:
         made = sums[:, :N]

@@ -18,7 +18,7 @@ from qload.errors import ArgumentError, NoKernelError
 from qload.formats import GPTQConfig, GPTQWeight
 from qload.kernel_formats import repack
 from qload.kernels import slices
-from qload.kernels.cuda import calls, exllama, linear, marlin, module, strips
+from qload.kernels.cuda import calls, exllama, inputs, linear, marlin, module, strips
 from qload.kernels.cuda.linear import able
 from qload.layouts import STORED_MINUS_ONE, Stored, gptq
 from qload.native.modules import NativeModule
@@ -34,6 +34,7 @@ SHAPES = [
     pytest.param({"K": 104, "N": 64, "group": -1, "zeros": True}, id="padded rows, one scale a column"),
     pytest.param({"K": 256, "N": 64, "group": 64, "act_order": True}, id="act order"),
     pytest.param({"K": 160, "N": 72, "group": 32, "zeros": True, "act_order": True}, id="padded act order"),
+    pytest.param({"K": 768, "N": 64, "group": 256, "zeros": True, "act_order": True}, id="groups of 256"),
 ]
 CHIPS = pytest.mark.parametrize("chip", [AMPERE, HOPPER], ids=["8.0", "9.0"])
 BITS = pytest.mark.parametrize("bits", [4, 8], ids=["4 bits", "8 bits"])
@@ -159,6 +160,47 @@ def test_a_layer_in_exllamas_order_is_multiplied(
 
     assert_sums_exactly(lambda x: linear(x, weight, kernel=kernel), weight, dtype, M=M)
 
+    assert hand.gathered == [M] * (act_order and (M > 1 or kernel == "large"))
+
+
+@pytest.mark.parametrize("chip", [HOPPER])
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("biased", [False, True])
+def test_columns_in_exllamas_order_are_rounded_slice_by_slice(hand: Hand, bits: int, biased: bool) -> None:
+    weight = layer(96, 2080, 48, bits, torch.float16, "exllama", zeros=True, act_order=True)
+    x = torch.randint(-2, 3, (65, 96), generator=torch.Generator().manual_seed(bits)).half()
+    bias = torch.arange(2080).half() % 7 if biased else None
+    call = exllama.ExllamaCall(*exllama.arguments(x, weight, bias))
+
+    y = exllama.large(call, 1)
+
+    wide = x.double() @ weight.dequantize().double().T + (0 if bias is None else bias.double())
+    assert torch.equal(y.double(), wide.half().double())
+    assert len(hand.called) == 3
+
+
+@CHIPS
+@pytest.mark.parametrize("layout", ["marlin", "strips"])
+@pytest.mark.parametrize("M", [1, 16])
+def test_inputs_are_put_in_order_once_ahead_of_the_kernel(hand: Hand, layout: str, M: int) -> None:
+    for act_order in (False, True):
+        weight = layer(256, 64, 64, 4, torch.float16, layout, act_order=act_order)
+
+        linear(torch.ones(M, 256).half(), weight)
+
+        assert hand.gathered == [M] * act_order
+
+
+def test_an_index_between_two_loads_is_moved_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    hand, memory = Hand(HOPPER), torch.empty(65, dtype=torch.int32)
+    monkeypatch.setattr(inputs, "native", lambda: hand)
+    monkeypatch.setattr(inputs, "stream", lambda x: STREAM)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    perm = memory[1:].copy_(torch.randperm(64))
+    x = torch.randn(2, 64).half()
+
+    assert torch.equal(inputs.gathered(x, perm), x[:, perm.long()])
+
 
 @CHIPS
 @pytest.mark.parametrize("kernel", ["decode", "w4a16", "middle", "large"])
@@ -214,9 +256,9 @@ def test_a_rounded_weight_is_there_in_slices(
 @pytest.mark.parametrize("chip", [HOPPER])
 @pytest.mark.parametrize(
     ("bits", "M", "called"),
-    [(3, 64, ["exllama"]), (3, 130, ["exllama"] * 3), (4, 64, ["exllama"]), (4, 65, ["dequantize"])],
+    [(3, 64, ["exllama"]), (3, 65, ["rounded_three"]), (4, 64, ["exllama"]), (4, 65, ["dequantize"])],
 )
-def test_more_tokens_of_three_bits_are_multiplied_in_turns(
+def test_more_tokens_are_multiplied_with_rounded_weights(
     hand: Hand, bits: int, M: int, called: list[str]
 ) -> None:
     weight = layer(96, 64, 48, bits, torch.float16, "exllama", zeros=True)

@@ -77,10 +77,9 @@ def test_a_yes_is_exact_and_a_no_cannot_be_made(
 def test_exllama_is_right_for_the_group_sizes_the_original_gets_wrong(group: int) -> None:
     case = Case(group=group, K=384)
     assert ExllamaLinearKernel.can_implement(case.config) == (True, None)
-    assert MarlinLinearKernel.can_implement(case.config) == (
-        False,
-        f"reads groups of 32, 64 or 128 or one group, got {group}",
-    )
+    refused = f"reads groups of 32, 64, 128, multiples of them, or one group, got {group}"
+    cut = group % 32 == 0  # into groups of 32 rows or 64, several of which have one scale
+    assert MarlinLinearKernel.can_implement(case.config) == (cut, None if cut else refused)
 
     assert_reads_back(prepare(ExllamaLinearKernel, case, case.weight()), case.weight(), torch.float16)
 
@@ -197,7 +196,9 @@ def test_the_best_kernel_that_can_is_chosen() -> None:
     assert choose_mp_linear_kernel(Case().config, 75) is ExllamaLinearKernel
     assert choose_mp_linear_kernel(Case().config, 50) is DequantizeLinearKernel
     bf16 = replace(Case(bits=3).config, act_type=torch.bfloat16)
-    assert choose_mp_linear_kernel(bf16) is DequantizeLinearKernel
+    assert choose_mp_linear_kernel(bf16) is ExllamaLinearKernel
+    assert choose_mp_linear_kernel(replace(bf16, act_type=torch.float32)) is DequantizeLinearKernel
+    assert choose_mp_linear_kernel(Case(group=256, K=1024).config, 90) is StripsLinearKernel
 
 
 def test_where_none_can_every_reason_is_listed() -> None:

@@ -22,13 +22,14 @@ from qload.kernels import (
     MarlinLinearKernel,
     MPLinearKernel,
     ScalarType,
+    StripsLinearKernel,
     choose_mp_linear_kernel,
     permute_param_layout_,
     scalar_types,
     warm_up,
 )
 from qload.layouts import StoredMinusOneUnmasked
-from qload.testing import assert_reads_back
+from qload.testing import assert_reads_back, assert_within_bound
 from tests.kernels.mp_layers import Case, row_share
 
 every_kernel = pytest.mark.parametrize("kind", KERNELS, ids=lambda kind: kind.name)
@@ -210,6 +211,46 @@ def test_the_dtype_of_scales_decides_between_kernels(dtype: torch.dtype) -> None
     assert ExllamaLinearKernel.can_implement(config)[1] == (
         f"multiplies by scales of float16, got {dtype}".replace("torch.", "")
     )
+    brain = replace(config, act_type=torch.bfloat16)
+    assert choose_mp_linear_kernel(replace(brain, scale_type=torch.float16)) is ExllamaLinearKernel
+    assert choose_mp_linear_kernel(replace(brain, scale_type=torch.bfloat16)) is ExllamaLinearKernel
+    assert ExllamaLinearKernel.can_implement(replace(brain, scale_type=torch.float32))[1] == (
+        "multiplies by scales of float16 or bfloat16, got float32"
+    )
+
+
+@pytest.mark.parametrize(
+    "kind", [MarlinLinearKernel, StripsLinearKernel, ExllamaLinearKernel], ids=lambda kind: kind.name
+)
+@pytest.mark.parametrize(
+    ("act", "scale"), [(torch.bfloat16, torch.float16), (torch.float16, torch.float16)], ids=str
+)
+def test_kernels_multiply_by_scales_of_the_type_of_the_inputs(
+    kind: type[MPLinearKernel], act: torch.dtype, scale: torch.dtype
+) -> None:
+    case = Case()
+    layer = case.layer(case.weight())
+    kernel: Any = kind(replace(case.config, act_type=act, scale_type=scale), "qweight", "scales")
+
+    kernel.process_weights_after_loading(layer)
+    warm_up(layer, 3)
+
+    assert kernel.typed(layer).scales.dtype == layer.scales.dtype == act
+    x = torch.randn(3, 256, generator=torch.Generator().manual_seed(0)).to(act)
+    assert_within_bound(lambda x: kernel.apply_weights(layer, x), kernel.typed(layer), x)
+
+
+@pytest.mark.parametrize("kind", [MarlinLinearKernel, StripsLinearKernel], ids=lambda kind: kind.name)
+def test_scales_that_the_type_of_the_inputs_does_not_hold_are_refused(kind: type[MPLinearKernel]) -> None:
+    case = Case()
+    layer = case.layer(case.weight())
+    layer.scales = torch.nn.Parameter(layer.scales.float() * 1e-6, requires_grad=False)
+    kernel = kind(replace(case.config, scale_type=torch.float32), "qweight", "scales")
+
+    with pytest.raises(
+        CastError, match=r"scales: a cast from float32 to float16 underflows\n.*\n  remedy   another"
+    ):
+        kernel.process_weights_after_loading(layer)
 
 
 @every_kernel

@@ -14,6 +14,7 @@ from qload.formats import (
     EETQWeight,
     Exl2Weight,
     Fp8Weight,
+    GPTQWeight,
     MarlinWeight,
 )
 from qload.kernel_formats import (
@@ -31,8 +32,10 @@ from qload.loader import Split, TensorSource, WeightsLoader
 from qload.parallel import Rank
 from qload.repacking import GPTQMarlinWeightsLoader, loaders
 from qload.spec import Weight
+from qload.storage import MemoryStorage
 from qload.testing import assert_same_bits
-from qload.weights import open_checkpoint
+from qload.weights import Weights, open_checkpoint
+from tests.kernels.mp_layers import Case
 from tests.owners import prefix_of
 from tests.paths import FIXTURES
 from tests.repacking.test_loaders import GPTQ
@@ -95,6 +98,66 @@ def test_auto_is_the_order_that_a_device_reads_fastest(
     monkeypatch.setattr(loaders, "compute_capability", lambda device: capability)
     with open_checkpoint(FIXTURES / folder, target=target) as source:
         assert type(source.get_weights(prefix_of(min(source.storage.keys())))) is kind
+
+
+@pytest.mark.parametrize(
+    ("case", "kind"),
+    [
+        pytest.param(Case(bits=3), ExllamaWeight, id="3 bits"),
+        pytest.param(Case(bits=2, act_order=True), ExllamaWeight, id="2 bits, act order"),
+        pytest.param(Case(group=16), ExllamaWeight, id="groups of 16"),
+        pytest.param(Case(group=48, K=384, act_order=True), ExllamaWeight, id="groups of 48, act order"),
+        pytest.param(Case(group=256, K=1024), StripsWeight, id="groups of 256"),
+        pytest.param(Case(group=96, K=384, act_order=True), StripsWeight, id="groups of 96, act order"),
+    ],
+)
+@pytest.mark.parametrize("capability", [None, 89, 90, 100])
+def test_auto_takes_a_layer_to_a_kernel_wherever_there_is_one(
+    monkeypatch: pytest.MonkeyPatch, case: Case, kind: type, capability: int | None
+) -> None:
+    monkeypatch.setattr(loaders, "compute_capability", lambda device: capability)
+    stored = case.weight()
+    config = {**GPTQ, "bits": case.bits, "group_size": case.group, "desc_act": case.act_order, "sym": False}
+    tensors = {f"a.{name}": tensor for name, tensor in stored.fields().items()}
+    loader = loader_from_config(config, target="auto").with_config(zeros=stored.config.zeros)  # type: ignore[attr-defined]
+    source = Weights(MemoryStorage(tensors), loader=loader)
+
+    got = source.get_weights("a")
+
+    elsewhere = GPTQMarlinWeight if kind is StripsWeight else GPTQWeight
+    there = kind if capability == 90 or (kind is ExllamaWeight and capability == 100) else elsewhere
+    assert type(got) is there
+    assert bool(source.report().notes) == (there is GPTQWeight)
+    assert_same_bits(got.dequantize(), stored.dequantize())
+    for name, tensor in restore(got).fields().items():
+        assert_same_bits(tensor, stored.fields()[name])
+    told = loader.made(loader.describe(source, "a"), torch.device("cpu"))
+    assert told == there.format or case.bits == 4 or there is GPTQWeight
+
+
+def test_auto_says_with_marlins_reason_why_a_layer_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loaders, "compute_capability", lambda device: 90)
+    monkeypatch.setattr(loaders, "known", lambda *asked: True)
+    config = {**GPTQ, "bits": 3}
+    words, ones = torch.zeros(9, 32, dtype=torch.int32), torch.ones(3, 32).half()
+    tensors = {"a.qweight": words, "a.qzeros": torch.zeros(3, 3, dtype=torch.int32), "a.scales": ones}
+    source = Weights(MemoryStorage(tensors), loader=loader_from_config(config, target="auto"))
+    refused = RepackError("gptq", "exllama", "no")
+    monkeypatch.setattr(loaders.FastestLoader, "_in_layout", _refusing(loaders.FastestLoader, refused))
+
+    assert type(source.get_weights("a")) is GPTQWeight
+    assert source.report().notes[-1] == "a: stays gptq: Marlin's kernel reads 4 or 8 bits, got 3"
+
+
+def _refusing(loader: type, error: RepackError) -> Any:
+    inner = loader._in_layout  # type: ignore[attr-defined]
+
+    def in_layout(self: Any, layout: str, *rest: Any) -> Weight:
+        if layout == "exllama":
+            raise error
+        return inner(self, layout, *rest)  # type: ignore[no-any-return]
+
+    return in_layout
 
 
 def test_auto_leaves_shares_of_an_act_order_to_marlins_order(monkeypatch: pytest.MonkeyPatch) -> None:

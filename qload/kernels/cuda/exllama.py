@@ -8,12 +8,14 @@ from torch import Tensor
 
 from qload.errors import ArgumentError
 from qload.kernel_formats.exllama import ExllamaConfig, ExllamaWeight
-from qload.kernels import products
+from qload.kernels import products, sums
 from qload.kernels.cuda import calls
 from qload.kernels.cuda.calls import ACTIVATIONS, LinearCall, multiply
 from qload.kernels.cuda.choice import CudaKernel, every_call, known
+from qload.kernels.cuda.inputs import gathered
 from qload.kernels.cuda.library import operator
 from qload.kernels.cuda.module import check_operands, native, pointer, stream
+from qload.kernels.slices import EVEN, SCRATCH
 from qload.layouts import (
     STORED_MINUS_ONE,
     Stored,
@@ -25,7 +27,7 @@ from qload.spec import Layer
 
 BITS = (2, 3, 4, 8)
 MOST_TOKENS = 64
-MOST_IN_TURNS = 1024  # tokens of 3 bits, whose words are spelled out by torch before they are dequantized
+GATHERED = 2  # tokens from which on x is put in order ahead of the kernel, which could read it out of order
 ZEROS: dict[str, ZeroPoints] = {
     kind.name: kind
     for kind in (Stored(), STORED_MINUS_ONE, StoredMinusOnePerField(), StoredMinusOneUnmasked())
@@ -65,16 +67,15 @@ class ExllamaCall(LinearCall):
 
 def why_not_few(call: ExllamaCall) -> str | None:
     """Why the kernel of csrc/cuda/exllama does not take a call, or None."""
-    most = MOST_IN_TURNS if call.bits == 3 else MOST_TOKENS
-    return None if call.tokens <= most else f"takes {most} tokens, got {call.tokens}"
+    return None if call.tokens <= MOST_TOKENS else f"takes {MOST_TOKENS} tokens, got {call.tokens}"
 
 
 def few(call: ExllamaCall, columns: int = 0, split: int = 0) -> Tensor:
     """y (M, N); a division of 0 is left to the kernel."""
+    if call.perm is not None and call.tokens >= GATHERED and call.shape[0] % 8 == 0:
+        call = replace(call, x=gathered(call.x, call.perm, call.early), perm=None)
     y: Tensor = call.x.new_empty(call.tokens, call.N)
-    for start in range(0, call.tokens, MOST_TOKENS):
-        rows = slice(start, start + MOST_TOKENS)
-        few_into(y[rows], replace(call, x=call.x[rows]), columns, split)
+    few_into(y, call, columns, split)
     return y
 
 
@@ -98,15 +99,49 @@ def few_into(y: Tensor, call: ExllamaCall, columns: int = 0, split: int = 0) -> 
         )
 
 
-def large(call: ExllamaCall) -> Tensor:
-    """The weight rounded to the type of x, its rows as they lie, then the vendor's product."""
-    K, N, _ = call.shape
-    x = call.x if call.perm is None else call.x.index_select(1, call.perm)
+def large(call: ExllamaCall, scratch: int = SCRATCH) -> Tensor:
+    """The weight rounded to the type of x, its rows as they lie, then the vendor's product.
+
+    `scratch`: bytes of the rounded weight at once, but no fewer than `EVEN` columns.
+    """
+    (K, N, _), x = call.shape, call.x
+    if call.perm is not None:
+        x = x.index_select(1, call.perm) if K % 8 else gathered(x, call.perm, call.early)
+    if call.bits == 3:
+        return _large_of_three(call, x, scratch)
     config = ExllamaConfig(call.bits, ZEROS[call.convention], call.run)
     layer = Layer((N,), K, (N, K), "weight")
     held = {"qweight": call.weights, "qzeros": call.zeros, "scales": call.scales, "g_idx": call.g_idx}
     weight = ExllamaWeight.unchecked(config, layer, held)
-    return products.in_slices(x, weight, call.bias)
+    return products.in_slices(x, weight, call.bias, scratch=scratch)
+
+
+def _large_of_three(call: ExllamaCall, x: Tensor, scratch: int) -> Tensor:
+    """The same of 3 bits, whose codes cross words, by a kernel that rounds some columns of them."""
+    K, N, _ = call.shape
+    columns = max(EVEN, scratch // max(K * x.element_size(), 1) // EVEN * EVEN)
+    y: Tensor = x.new_empty(x.shape[0], N)
+    for start in range(0, N, columns):
+        part = slice(start, min(start + columns, N))
+        sums.into(y[:, part], x, _rounded(call, part), None if call.bias is None else call.bias[part])
+    return y
+
+
+def _rounded(call: ExllamaCall, columns: slice) -> Tensor:
+    """(n, K) of some columns, rows as they lie, in the type of x; a view of what was written (K, n)."""
+    x, (K, N, _) = call.x, call.shape
+    weights, scales = map(_aligned, (call.weights, call.scales))
+    rule = ZEROS[call.convention].rule(call.bits)
+    w: Tensor = x.new_empty(K, columns.stop - columns.start)
+    with torch.cuda.device(x.device):
+        native().rounded_three(
+            *map(pointer, (weights, call.zeros, scales, call.g_idx, w)),
+            [K, N, columns.start, w.shape[1]],
+            [rule.add_to_word, rule.add, rule.mask],
+            x.dtype == torch.bfloat16,
+            stream(x),
+        )
+    return w.T
 
 
 KERNELS = (CudaKernel("few", why_not_few, few), CudaKernel("large", every_call, large))

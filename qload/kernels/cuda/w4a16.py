@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from qload.kernels.cuda import launch
+from qload.kernels.cuda.inputs import in_order
 from qload.kernels.cuda.launch import Launch
 from qload.kernels.cuda.module import native
 
@@ -30,11 +31,12 @@ def prepare(call: Any, x: Tensor, columns: int = 0, split: int = 0) -> Launch:
     def start(
         at: int, w: int, s: int, z: int, g_idx: int, perm: int, parts: int, bias: int, y: int, on: int
     ) -> None:
-        routine(at, w, s, z, perm, bias, y, *how, on)
+        routine(at, w, s, z, 0, bias, y, *how, on)  # x is in order
 
     return Launch(start)
 
 
 def run(call: Any, columns: int = 0, split: int = 0) -> Tensor:
     """y (M, N); a division of 0 is left to the kernel."""
-    return launch.run(prepare(call, call.x, columns, split), call, call.x)
+    x = in_order(call)
+    return launch.run(prepare(call, x, columns, split), call, x)

@@ -1,4 +1,4 @@
-"""ExLlama's kernel: 2, 3, 4 and 8 bits, any group size, every convention of zero points, fp16."""
+"""ExLlama's kernel: 2, 3, 4 and 8 bits, any group size, every convention of zero points."""
 
 import torch
 from torch import Tensor, nn
@@ -16,13 +16,13 @@ from qload.spec import Weight
 class ExllamaLinearKernel(TypedLinearKernel):
     """Weights in ExLlama's order, dequantized into scratch space that `warm_up` provides.
 
-    Weights without zero points get those of their type's bias, stored minus one. Scales are fp16: others
-    have bits or a range that the weights, which are fp16 in scratch space, would lose.
+    Weights without zero points get those of their type's bias, stored minus one. Scales have the type of the
+    activations, or are fp16, of which bf16 has the range: what other types hold might be lost.
     """
 
     name = "exllama"
     bits = (2, 3, 4, 8)
-    act_types = (torch.float16,)
+    act_types = (torch.float16, torch.bfloat16)
 
     @classmethod
     def get_min_capability(cls) -> int:
@@ -31,16 +31,17 @@ class ExllamaLinearKernel(TypedLinearKernel):
 
     @classmethod
     def can_implement(cls, c: MPLinearLayerConfig) -> tuple[bool, str | None]:
-        """As every kernel; fp16 scales; act order only where this rank has all rows."""
+        """As every kernel; scales of fp16 or of the inputs' dtype; act order only with all rows here."""
         able, reason = super().can_implement(c)
-        if able and c.scale_dtype != torch.float16:
-            return False, f"multiplies by scales of float16, got {c.scale_dtype}".replace("torch.", "")
+        if able and c.scale_dtype not in (torch.float16, c.act_type):
+            taken = "float16" if c.act_type == torch.float16 else f"float16 or {c.act_type}"
+            return False, f"multiplies by scales of {taken}, got {c.scale_dtype}".replace("torch.", "")
         reason = reason or rows_missing(c)
         return reason is None, reason
 
     def repacked(self, weight: GPTQWeight) -> Weight:
-        """Rows of a group together, each word shuffled; refuses what fp16 cannot hold."""
-        self.check_range(weight)  # small ones keep their bits: multiples of scales that are fp16
+        """Rows of a group together, each word shuffled; refuses what the inputs' dtype cannot hold."""
+        self.check_range(weight)  # small ones keep their bits: multiples of scales of that type
         return exllama.write(gptq.read(weight))
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
@@ -49,10 +50,10 @@ class ExllamaLinearKernel(TypedLinearKernel):
         add_scratch_request(layer, ScratchRequest(self.w_q_name, *self.config.partition_weight_shape))
 
     def apply_weights(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Multiplies x (..., K) fp16 -> (..., N) fp16, sums in float32.
+        """Multiplies x (..., K) fp16 or bf16 -> (..., N) of the same dtype, sums in float32.
 
-        By a CUDA kernel that needs no scratch space, or with weights rounded to fp16 there: then NotWarmError
-        before `warm_up`.
+        By a CUDA kernel that needs no scratch space, or with weights rounded to that dtype there: then
+        NotWarmError before `warm_up`.
         """
         if torch.compiler.is_compiling():
             return super().apply_weights(layer, x, bias)

@@ -5,7 +5,7 @@ from torch import nn
 
 from qload.formats import GPTQWeight
 from qload.kernel_formats import gptq, marlin
-from qload.kernel_formats.marlin_shapes import GROUP_SIZES, locks
+from qload.kernel_formats.marlin_shapes import GROUP_SIZES, cut, locks
 from qload.kernels.chips import multiprocessors
 from qload.kernels.mp_linear.contract import MPLinearLayerConfig
 from qload.kernels.mp_linear.owners import free_name
@@ -14,11 +14,10 @@ from qload.spec import Weight
 
 
 class MarlinLinearKernel(TypedLinearKernel):
-    """Multiplies weights in Marlin's order."""
+    """Multiplies weights in Marlin's order; groups of a multiple of 32 rows are several that it reads."""
 
     name = "marlin"
     bits = (4, 8)
-    groups = GROUP_SIZES
     act_types = (torch.float16, torch.bfloat16)
 
     @classmethod
@@ -30,6 +29,9 @@ class MarlinLinearKernel(TypedLinearKernel):
     def can_implement(cls, c: MPLinearLayerConfig) -> tuple[bool, str | None]:
         """As every kernel; zero points only that a code can be."""
         able, reason = super().can_implement(c)
+        if able and c.groups > 1 and cut(c.group_size) is None:
+            sizes = ", ".join(str(size) for size in GROUP_SIZES if size > 0)
+            return False, f"reads groups of {sizes}, multiples of them, or one group, got {c.group_size}"
         bits = c.weight_type.size_bits if able else 0
         highest = c.zeros.span(bits)[1] if able and c.zero_points and c.zeros else 0
         if able and highest >= 2**bits:

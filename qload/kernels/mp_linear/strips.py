@@ -14,7 +14,6 @@ class StripsLinearKernel(TypedLinearKernel):
 
     name = "strips"
     bits = MarlinLinearKernel.bits
-    groups = MarlinLinearKernel.groups
     act_types = MarlinLinearKernel.act_types
 
     @classmethod

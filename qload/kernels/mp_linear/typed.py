@@ -7,13 +7,13 @@ from torch import Tensor, nn
 
 from qload.errors import ArgumentError, DtypeError, ShapeError
 from qload.formats import GPTQWeight
+from qload.kernels import dtypes
 from qload.kernels.mp_linear.contract import MPLinearKernel, MPLinearLayerConfig
 from qload.kernels.mp_linear.owners import check_unowned, free_name, is_prepared, own
 from qload.kernels.mp_linear.parameters import read_layer
 from qload.kernels.mp_linear.reasons import why_not
 from qload.kernels.prepared import PreparedLinear
 from qload.spec import Weight
-from qload.spec.casts import check_cast
 
 OTHERWISE = "another kernel, which scales in float32: DequantizeLinearKernel"
 
@@ -39,11 +39,7 @@ class TypedLinearKernel(MPLinearKernel):
 
     def check_range(self, weight: GPTQWeight) -> None:
         """CastError where what `weight` means is not in the range of the dtype that is multiplied in."""
-        dtype = self.config.act_type
-        most = float(weight.scales.abs().max()) * 2**weight.config.bits if weight.scales.numel() else 0.0
-        if not most <= torch.finfo(dtype).max:
-            wide = weight.dequantize()
-            check_cast(self.w_q_name, wide, wide.to(dtype), tiny=False, remedy=OTHERWISE)
+        dtypes.check_range(weight, self.config.act_type, self.w_q_name, OTHERWISE)
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
         """Parameters -> the tensors of `repacked`, under the parameters' names where they have one.
@@ -55,7 +51,7 @@ class TypedLinearKernel(MPLinearKernel):
         given = self._given()
         check_unowned(layer, given.values())
         weight = read_layer(self.config, self.w_q_name, *self._get_weight_params(layer))
-        typed = self.repacked(weight)
+        typed = dtypes.for_activations(self.repacked(weight), self._scales_for(), OTHERWISE)
         names = {f: given.get(f) or free_name(layer, self.w_q_name, f) for f in typed.fields()}
         unread = [name for name in given.values() if name is not None and name not in names.values()]
         for name in unread:
@@ -94,6 +90,10 @@ class TypedLinearKernel(MPLinearKernel):
             if tensor.dtype != dtype or tensor.shape != shape:
                 _say_changed(name, tensor, dtype, shape)
         return found
+
+    def _scales_for(self) -> torch.dtype | None:
+        """The type that scales are converted to, once; None: they stay."""
+        return self.config.act_type if self.config.act_type in dtypes.DTYPES else None
 
     def _given(self) -> dict[str, str | None]:
         return {

@@ -4,6 +4,7 @@ from qload.testing.faults.fault import Fault
 
 _STRIPS = "qload/layouts/strips.py"
 _CUDA = "qload/kernels/cuda"
+_DTYPES = "qload/kernels/dtypes.py"
 
 FAULTS = (
     Fault("strips-nibbles", _STRIPS, "(kt e j c t u) (r i b)", "(kt e j c t u) (r b i)"),
@@ -25,6 +26,40 @@ FAULTS = (
     Fault("groups-counted-by-decode", f"{_CUDA}/decode.py", "None if call.is_k_full else call.g_idx", "None"),
     Fault("address-between-two-loads", f"{_CUDA}/inputs.py", "x.clone() if pointer(x) % ALIGNED else x", "x"),
     Fault("kernel-of-a-smaller-layer", f"{_CUDA}/choice.py", "bisect_left(sizes, size)", "0"),
+    Fault(
+        "inputs-out-of-order",
+        f"{_CUDA}/inputs.py",
+        "return x if call.perm is None else",
+        "return x if call.tokens < 99 else",
+    ),
+    Fault("shuffled-inputs-twice", f"{_CUDA}/exllama.py", "call.early), perm=None)", "call.early))"),
+    Fault(
+        "three-bits-of-the-first-columns",
+        f"{_CUDA}/exllama.py",
+        "[K, N, columns.start, w.shape[1]]",
+        "[K, N, 0, w.shape[1]]",
+    ),
+    Fault("weights-of-any-size", _DTYPES, "if not most <= torch.finfo(dtype).max:", "if False:"),
+    Fault("small-scales-converted", _DTYPES, 'tiny=field == "scales"', "tiny=False"),
+    Fault("told-at-each-call", _DTYPES, "self.told = True", "self.told = False"),
+    Fault(
+        "scales-of-another-type",
+        "qload/kernels/linear.py",
+        "dtypes.for_activations(weight, dtype), ",
+        "dtypes.for_activations(weight, None), ",
+    ),
+    Fault(
+        "run-of-another-index",
+        "qload/kernel_formats/exllama.py",
+        "            twin._count_rows()",
+        "            pass",
+    ),
+    Fault(
+        "auto-forgets-exllama",
+        "qload/repacking/loaders.py",
+        'return known("exllama", bits, ',
+        'return bits == 5 and known("exllama", bits, ',
+    ),
     Fault(
         "kernel-of-fewer-tokens", f"{_CUDA}/choice.py", "for row in here], tokens)", "for row in here], 0)"
     ),

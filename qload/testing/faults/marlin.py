@@ -50,7 +50,7 @@ FAULTS = (
     Fault(
         "is-k-full-always",
         _MARLIN,
-        "is_k_full = config.groups(K) == groups and bool((ordered == here).all())",
+        "is_k_full = -(-config.groups(K) // copies) == groups and bool((ordered == here // copies).all())",
         "is_k_full = bool(groups)",
     ),
     Fault(
@@ -59,7 +59,9 @@ FAULTS = (
         "devices.plain(wide), wide_zeros[g_idx]",
         "devices.plain(wide), wide_zeros[g_idx] * 0",
     ),
-    Fault("marlin-group-unchecked", _MARLIN, "size not in GROUP_SIZES", "size < 0"),
+    Fault("marlin-group-unchecked", _MARLIN, "cut(size) is None", "size < 0"),
+    Fault("marlin-copies-uneven", _MARLIN, "tensor.repeat_interleave(copies, 0)", "tensor.repeat(copies, 1)"),
+    Fault("marlin-copies-read", _MARLIN, "codes.k_group // copies", "codes.k_group"),
     Fault(
         "marlin-zero-point-dropped",
         _MARLIN,
