@@ -76,6 +76,7 @@ class Arrivals:
             )
             if arrived or not isinstance(param, nn.Parameter) or slot.shape is None or param.is_meta:
                 continue
+            self._check_told(slot)
             for part, name in enumerate(self.place.names):
                 piece, written = self._of_part(slot, part, param.data), named(name, suffix)
                 if not is_blank(piece, written):
@@ -122,6 +123,12 @@ class Arrivals:
         """Take no more tensors, and let go of those there are."""
         self.is_closed = True
         self._kept.clear()
+
+    def _check_told(self, slot: Slot) -> None:
+        if slot.whole_inputs and not self.place.is_told:
+            name = named(self.place.prefix, slot.suffix)
+            told = "a layer that tells its rank: process_group, or tp_rank and tp_size"
+            raise ArgumentError(name, f"{told}, as it is whole on every rank", "none")
 
     def _find(self, name: str) -> Arrived:
         if name not in self._kept:

@@ -77,20 +77,18 @@ class CheckpointConfig(QuantizationConfig):
         if not isinstance(config, Mapping):
             raise ConfigError("config", "quantization_config", "an object", type(config).__name__)
         values = dict(config)
-        nested = any(key in values for key in ("quantization", "config_groups", "quant_type"))
-        if values.get("quant_method") is None and values.get("method") is None and not nested:
+        own_file = values.get("quantization")
+        if isinstance(own_file, Mapping) and cls.name == "modelopt":  # as in hf_quant_config.json
+            values = dict(own_file)
+        told = ("quant_method", "method", "config_groups")  # the last as in configs that name no method
+        if all(values.get(key) is None for key in told):
             values["quant_method"] = cls.name
         loader = loader_from_config(values)
-        reads = READS[cls.name]
-        other = next(
-            (f for f in loader.formats if not f.weight_type.plain and f.weight_type not in reads), None
-        )
+        kinds = [fmt.weight_type for fmt in loader.formats if not fmt.weight_type.plain]
+        other = next((kind for kind in kinds if kind not in READS[cls.name]), None)
         if other is not None:
-            method = values.get("quant_method", values.get("method"))
-            key = "quantization_config.quant_method"
-            raise ConfigError(
-                "config", key, cls.name, f"{method!r}, which has {other.weight_type.format} layers"
-            )
+            got = f"{values.get('quant_method', values.get('method'))!r}, of {other.format} layers"
+            raise ConfigError("config", "quantization_config.quant_method", cls.name, got)
         return cls(loader)
 
     def get_quant_method(self, layer: nn.Module, prefix: str = "") -> LinearMethodBase | None:

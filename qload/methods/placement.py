@@ -104,7 +104,7 @@ def placement(
 
     ArgumentError for sizes that are no share; DivideError where no world has such a share.
     """
-    K, parts = share[0], tuple(share[1]) if isinstance(share[1], Sequence) else ()
+    K, parts = share[0], tuple(share[1])
     sizes = [K, *parts, *whole]
     if not parts or not all(type(size) is int and size > 0 for size in sizes):
         raise ArgumentError("output_partition_sizes", "sizes of at least 1", repr(share[1]))

@@ -32,6 +32,8 @@ class Slot:
         Of this rank's share, all parts together; None: only the tensor itself tells, and it is kept whole.
     whole_inputs
         The axes that follow K and are not cut with it.
+    dtype
+        Of the parameter before a tensor is loaded into it, which may have another.
     is_codes
         Whether these are the layer's codes, by whose values nothing is decided, and which are large.
     """
@@ -40,6 +42,7 @@ class Slot:
     spec: TensorSpec
     shape: tuple[int, ...] | None
     whole_inputs: frozenset[int]
+    dtype: torch.dtype
     is_codes: bool
 
     @property
@@ -75,7 +78,9 @@ class Slot:
         return tags
 
 
-def slots(formats: Sequence[ConfiguredFormat], place: Placement, *, by_tags: bool) -> dict[str, Slot]:
+def slots(
+    formats: Sequence[ConfiguredFormat], place: Placement, params_dtype: torch.dtype, *, by_tags: bool
+) -> dict[str, Slot]:
     """Every tensor that a layer of these formats may have, by its suffix.
 
     `by_tags`: an engine cuts the tensors, so that groups are cut with K unless the config says act order.
@@ -88,7 +93,8 @@ def slots(formats: Sequence[ConfiguredFormat], place: Placement, *, by_tags: boo
             uncut = _whole_inputs(spec, place, with_groups=not by_tags or bool(claimed))
             shape = _shape(spec, config, place, uncut)
             for suffix in spec.suffixes:
-                found.setdefault(suffix, Slot(suffix, spec, shape, uncut, number == 0))
+                dtype = _first_dtype(spec, config, params_dtype)
+                found.setdefault(suffix, Slot(suffix, spec, shape, uncut, dtype, number == 0))
     return found
 
 
@@ -161,6 +167,8 @@ def _shape(spec: TensorSpec, config: Any, place: Placement, uncut: frozenset[int
     return tuple(sizes)
 
 
-def first_dtype(spec: TensorSpec, params_dtype: torch.dtype) -> torch.dtype:
-    """What a parameter has before a tensor is loaded into it, which may have another."""
-    return params_dtype if params_dtype in spec.dtypes else spec.dtypes[0]
+def _first_dtype(spec: TensorSpec, config: Any, params_dtype: torch.dtype) -> torch.dtype:
+    """What engines expect: scales of groups as the activations, all others as wide as there are."""
+    narrow = spec.role is Role.FLOAT or isinstance(config, Grouped)
+    wanted = params_dtype if narrow else torch.float32
+    return next((dtype for dtype in (wanted, params_dtype) if dtype in spec.dtypes), spec.dtypes[0])

@@ -20,13 +20,13 @@ from torch import Tensor, nn
 from qload.detect import Target, for_target
 from qload.errors import ArgumentError, MissingTensorError, ShapeError
 from qload.kernels import Linear
-from qload.kernels.declared import Activations
+from qload.kernels.declared import Activations, Maximum
 from qload.loader import ConfiguredFormat, FormatLoader, Part, Split, TensorSource, WeightsLoader
 from qload.methods.arrivals import Arrivals
 from qload.methods.base import LinearMethodBase
 from qload.methods.parameters import blank, check_loaded, full_name, register_weight
 from qload.methods.placement import placement
-from qload.methods.share_shapes import Slot, check_cuts, first_dtype, slots
+from qload.methods.share_shapes import Slot, check_cuts, slots
 from qload.methods.tags import put_tags_back
 from qload.spec import Weight, named
 from qload.weights import Weights
@@ -85,12 +85,12 @@ class TypedLinearMethod(LinearMethodBase):
         foreign = _foreign_loader(layer, extra_weight_attrs)
         stored = [fmt for fmt in self.formats if _is_matrix(fmt)]
         check_cuts(next((fmt for fmt in stored if not fmt.weight_type.plain), stored[0]), place)
-        found = slots(stored, place, by_tags=foreign is not None)
+        found = slots(stored, place, params_dtype, by_tags=foreign is not None)
         arrivals = Arrivals(place, found)
         for slot in found.values():
             own = place.is_told or place.split is None or slot.shape is None or foreign is None
             shape = slot.shape or (0,) * len(slot.spec.axes)
-            param = blank(shape, first_dtype(slot.spec, params_dtype), shared=foreign is None)
+            param = blank(shape, slot.dtype, shared=foreign is None)
             takes = partial(arrivals.take, slot.suffix)
             loader = partial(_take, takes) if own else foreign
             tags = {**extra_weight_attrs, **slot.tags(place), "takes": takes, "weight_loader": loader}
@@ -126,7 +126,7 @@ class TypedLinearMethod(LinearMethodBase):
         arrivals = _arrivals(layer)
         arrivals.find_written(layer)
         weight = self._weight(layer, arrivals)
-        maximum = "own" if arrivals.place.split == "K" else None
+        maximum: Maximum = "own" if arrivals.place.split == "K" else None
         linear = weight.get_linear(activations=self.activations, maximum=maximum)
         for slot in arrivals.slots.values():
             if slot.param_name in layer._parameters:

@@ -267,6 +267,20 @@ class Weights(ExpertLoads):
         self.take([name])
         return joined
 
+    @checked
+    def get_tensor_shard(self, tensor: Tensor, dim: int, *, role: Role | None = None) -> Tensor:
+        """This rank's equal share along `dim` of a `tensor` in memory, on the device, cast by `role`.
+
+        DivideError where there is none; plain floats, where `role` is None, are cast as if they were stored.
+        """
+        if not -tensor.ndim <= dim < tensor.ndim:
+            raise ArgumentError("dim", f"a dimension of shape {tuple(tensor.shape)}", str(dim))
+        size, world, rank = tensor.shape[dim], self.process_group.size(), self.process_group.rank()
+        if size % world:
+            raise DivideError("tensor", dim % tensor.ndim, size, f"{world} ranks")
+        share = tensor.narrow(dim, rank * size // world, size // world).to(self.device)
+        return self._cast("tensor", share, role or Role.FLOAT)
+
     # What a loader asks for (qload.loader.TensorSource)
 
     def info(self, name: str) -> TensorInfo:
@@ -278,10 +292,13 @@ class Weights(ExpertLoads):
         """`index` of `name` on the device, cast where `role` allows; not entered into the ledger."""
         stored = self._stored(name)
         tensor = self.storage.read(stored, index).to(self.device)
-        role = role or ROLES.get(stored.rpartition(".")[2], Role.FLOAT)
+        return self._cast(stored, tensor, role or ROLES.get(stored.rpartition(".")[2], Role.FLOAT))
+
+    def _cast(self, name: str, tensor: Tensor, role: Role) -> Tensor:
+        """A tensor in the dtype that its role allows."""
         if role is not Role.FLOAT or self.dtype in (None, tensor.dtype) or tensor.dtype not in FLOATS:
             return tensor
-        return cast(stored, tensor, self.dtype)
+        return cast(name, tensor, self.dtype)
 
     @checked
     def take(self, names: Iterable[str]) -> None:
