@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from qload.errors import ArgumentError, MismatchError
 from qload.methods.parameters import check_tensor, is_blank
 from qload.methods.placement import Placement
-from qload.methods.share_shapes import Slot
+from qload.methods.share_shapes import ParameterSlot
 from qload.spec import PARTS, Axis, named
 from qload.storage import TensorInfo
 from qload.storage.protocol import bounds, missing
@@ -40,7 +40,7 @@ class Arrivals:
         What may arrive, by suffix.
     """
 
-    def __init__(self, place: Placement, slots: Mapping[str, Slot]) -> None:
+    def __init__(self, place: Placement, slots: Mapping[str, ParameterSlot]) -> None:
         self.place, self.slots = place, slots
         self.is_closed = False
         self.is_share = False  # whether an engine cut, or more was asked for than this rank's share
@@ -124,7 +124,7 @@ class Arrivals:
         self.is_closed = True
         self._kept.clear()
 
-    def _check_told(self, slot: Slot) -> None:
+    def _check_told(self, slot: ParameterSlot) -> None:
         if slot.whole_inputs and not self.place.is_told:
             name = named(self.place.prefix, slot.suffix)
             told = "a layer that tells its rank: process_group, or tp_rank and tp_size"
@@ -135,7 +135,7 @@ class Arrivals:
             raise missing(name, self.keys())
         return self._kept[name]
 
-    def _cut(self, slot: Slot, part: int, loaded: Tensor) -> tuple[tuple[int, ...], Tensor]:
+    def _cut(self, slot: ParameterSlot, part: int, loaded: Tensor) -> tuple[tuple[int, ...], Tensor]:
         """Where this rank's share begins, and the share; all of a tensor of which that is not told."""
         axes, split = slot.spec.axes, self.place.split
         origin = [0] * loaded.ndim
@@ -157,7 +157,7 @@ class Arrivals:
             return 0, size
         return group.rank() // (group.size() // ranks) * own, own
 
-    def _hold(self, slot: Slot, part: int, param: nn.Parameter, piece: Tensor) -> Tensor:
+    def _hold(self, slot: ParameterSlot, part: int, param: nn.Parameter, piece: Tensor) -> Tensor:
         """A copy of a piece, in the parameter's memory where it fits there."""
         if slot.shape is None:
             return piece.to(param.device, copy=True)
@@ -179,17 +179,19 @@ class Arrivals:
         target.copy_(piece.reshape(shape))
         return target.reshape(piece.shape)
 
-    def _is_first(self, slot: Slot) -> bool:
+    def _is_first(self, slot: ParameterSlot) -> bool:
         return not any(named(name, slot.suffix) in self._kept for name in self.place.names)
 
-    def _of_part(self, slot: Slot, part: int, held: Tensor) -> Tensor:
+    def _of_part(self, slot: ParameterSlot, part: int, held: Tensor) -> Tensor:
         """A part's piece of a parameter that has all of them."""
         if slot.join is None or len(self.place.parts) == 1:
             return held
         start = sum(slot.extent(self.place, before) for before in range(part))
         return held.narrow(slot.join, start, slot.extent(self.place, part))
 
-    def _whole(self, slot: Slot, part: int, piece: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def _whole(
+        self, slot: ParameterSlot, part: int, piece: Tensor
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The shape of the tensor that a parameter's piece is a share of, and where this begins."""
         place, shape, origin = self.place, list(piece.shape), [0] * piece.ndim
         for i, axis in enumerate(slot.spec.axes):

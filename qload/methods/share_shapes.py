@@ -19,7 +19,7 @@ from qload.spec import PARTS, Axis, FieldNames, Grouped, Role, TensorSpec, named
 
 
 @dataclass(frozen=True)
-class Slot:
+class ParameterSlot:
     """Where one tensor of a layer goes.
 
     Attributes
@@ -80,12 +80,12 @@ class Slot:
 
 def slots(
     formats: Sequence[ConfiguredFormat], place: Placement, params_dtype: torch.dtype, *, by_tags: bool
-) -> dict[str, Slot]:
+) -> dict[str, ParameterSlot]:
     """Every tensor that a layer of these formats may have, by its suffix.
 
     `by_tags`: an engine cuts the tensors, so that groups are cut with K unless the config says act order.
     """
-    found: dict[str, Slot] = {}
+    found: dict[str, ParameterSlot] = {}
     for fmt in formats:
         config = _as_claimed(fmt.config, place.whole[1])
         for number, spec in enumerate(fmt.weight_type.tensors(config)):
@@ -94,7 +94,7 @@ def slots(
             shape = _shape(spec, config, place, uncut)
             for suffix in spec.suffixes:
                 dtype = _first_dtype(spec, config, params_dtype)
-                found.setdefault(suffix, Slot(suffix, spec, shape, uncut, dtype, number == 0))
+                found.setdefault(suffix, ParameterSlot(suffix, spec, shape, uncut, dtype, number == 0))
     return found
 
 

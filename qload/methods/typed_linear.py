@@ -26,7 +26,7 @@ from qload.methods.arrivals import Arrivals
 from qload.methods.base import LinearMethodBase
 from qload.methods.parameters import blank, check_loaded, full_name, register_weight
 from qload.methods.placement import placement
-from qload.methods.share_shapes import Slot, check_cuts, slots
+from qload.methods.share_shapes import ParameterSlot, check_cuts, slots
 from qload.methods.tags import put_tags_back
 from qload.spec import Weight, named
 from qload.weights import Weights
@@ -106,7 +106,7 @@ class TypedLinearMethod(LinearMethodBase):
         `loaded_weight`: all of it; `shard_id`: of which part of a fused layer. MissingTensorError for a name
         that no format of the layer has.
         """
-        slot: Slot | None = _arrivals(layer).slots.get(name)
+        slot: ParameterSlot | None = _arrivals(layer).slots.get(name)
         if slot is None:
             prefix, known = _arrivals(layer).place.prefix, _arrivals(layer).slots
             raise MissingTensorError(named(prefix, name), (named(prefix, name),), sorted(known))

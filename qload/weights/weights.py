@@ -21,10 +21,11 @@ from qload.loader import Blocks, Heads, Part, WeightsLoader, split_blocks
 from qload.parallel import ProcessGroup
 from qload.spec import Role, Weight
 from qload.storage import TensorInfo, WeightStorage, check_name
-from qload.weights.casts import cast
+from qload.weights.casts import cast_by_role
 from qload.weights.experts import ExpertLoads
 from qload.weights.heads import check_heads, load_heads
 from qload.weights.ledger import Ledger, LoadReport
+from qload.weights.memory import TensorShares
 from qload.weights.names import SortedNames
 from qload.weights.places import aliases_of, along, device_of, group_of
 
@@ -35,7 +36,7 @@ log: logging.Logger = logging.getLogger("qload")
 _BLOCKS: ContextVar[tuple[tuple["Weights", WeightsLoader], ...]] = ContextVar("use_loader", default=())
 
 
-class Weights(ExpertLoads):
+class Weights(ExpertLoads, TensorShares):
     """Named tensors over any storage: aliases, prefix, device, dtype by role, and a ledger.
 
     ArgumentError for a parameter that cannot be acted on.
@@ -267,20 +268,6 @@ class Weights(ExpertLoads):
         self.take([name])
         return joined
 
-    @checked
-    def get_tensor_shard(self, tensor: Tensor, dim: int, *, role: Role | None = None) -> Tensor:
-        """This rank's equal share along `dim` of a `tensor` in memory, on the device, cast by `role`.
-
-        DivideError where there is none; plain floats, where `role` is None, are cast as if they were stored.
-        """
-        if not -tensor.ndim <= dim < tensor.ndim:
-            raise ArgumentError("dim", f"a dimension of shape {tuple(tensor.shape)}", str(dim))
-        size, world, rank = tensor.shape[dim], self.process_group.size(), self.process_group.rank()
-        if size % world:
-            raise DivideError("tensor", dim % tensor.ndim, size, f"{world} ranks")
-        share = tensor.narrow(dim, rank * size // world, size // world).to(self.device)
-        return self._cast("tensor", share, role or Role.FLOAT)
-
     # What a loader asks for (qload.loader.TensorSource)
 
     def info(self, name: str) -> TensorInfo:
@@ -292,13 +279,8 @@ class Weights(ExpertLoads):
         """`index` of `name` on the device, cast where `role` allows; not entered into the ledger."""
         stored = self._stored(name)
         tensor = self.storage.read(stored, index).to(self.device)
-        return self._cast(stored, tensor, role or ROLES.get(stored.rpartition(".")[2], Role.FLOAT))
-
-    def _cast(self, name: str, tensor: Tensor, role: Role) -> Tensor:
-        """A tensor in the dtype that its role allows."""
-        if role is not Role.FLOAT or self.dtype in (None, tensor.dtype) or tensor.dtype not in FLOATS:
-            return tensor
-        return cast(name, tensor, self.dtype)
+        role = role or ROLES.get(stored.rpartition(".")[2], Role.FLOAT)
+        return cast_by_role(stored, tensor, self.dtype, role)
 
     @checked
     def take(self, names: Iterable[str]) -> None:
