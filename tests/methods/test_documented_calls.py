@@ -194,6 +194,18 @@ def test_a_key_that_several_ranks_share_is_on_each_of_them() -> None:
             assert_same(layer, weights.get_multi_weights_col(list(prefixes.values()), heads=heads))
 
 
+def test_a_tensor_of_all_heads_is_cut_where_keys_are_on_several_ranks() -> None:
+    folder = FIXTURES / "awq" / "g128_256x512"
+    for rank in FakeWorld(4):
+        with opened(folder, rank) as weights:
+            prefix = prefix_of(max(weights.storage.keys()))
+            layer = layer_of(QKVParallelLinear, config_of("awq", folder), prefix, rank, 256, 64, 4, 2)
+            hand_over(layer, tensors_of(weights, prefix))
+            layer.quant_method.process_weights_after_loading(layer)
+
+            assert_same(layer, weights.get_weights_col_packed_qkv(prefix, 4, 2))
+
+
 @worlds
 @pytest.mark.parametrize("ids", [(0, 1), ("gate_proj", "up_proj")], ids=["by number", "by name"])
 @pytest.mark.parametrize(("name", "folder"), MODELS)

@@ -130,6 +130,53 @@ def test_an_engines_own_loader_may_cut_by_the_tags(
         assert_holds(layer, asked(values, tensors, rank, split, None))
 
 
+class MergedEngine(Engine):
+    """As engines cut two parts of one layer: each goes behind the other, a scalar to its own place."""
+
+    def __init__(self, rank: Rank) -> None:
+        super().__init__(rank, "N", tells=False)
+        self.share = (K, [N // rank.size()] * 2)
+
+    def weight_loader(self, param: Any, loaded: Tensor, part: int | None = None) -> None:
+        assert part is not None
+        dim = getattr(param, "output_dim", None)
+        if dim is None and getattr(param, "needs_scalar_to_array", False):
+            param.data[part] = loaded
+        elif dim is None:
+            param.data.copy_(loaded)
+        else:
+            share = param.shape[dim] // 2
+            mine = loaded.narrow(dim, self.rank.rank() * share, share)
+            param.data.narrow(dim, part * share, share).copy_(mine)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize(("values", "tensors"), MADE)
+def test_an_engines_own_loader_may_put_parts_behind_each_other(
+    values: Any, tensors: dict[str, Tensor], world: int
+) -> None:
+    parts = {"x": tensors, "y": dict(tensors)}
+    if values is FP8:
+        parts["y"]["weight_scale"] = torch.tensor(0.7)
+    else:
+        parts["y"]["qzeros"] = tensors["qzeros"].flip(0)
+    stored = {f"{part}.{name}": tensor for part, held in parts.items() for name, tensor in held.items()}
+    for rank in FakeWorld(world):
+        layer: Any = MergedEngine(rank)
+        method: Any = config_of(values, None).get_quant_method(layer, "a")
+        method.create_weights(
+            layer, *layer.share, K, 2 * N, params_dtype=torch.float16, weight_loader=layer.weight_loader
+        )
+        for number, held in enumerate(parts.values()):
+            for name, tensor in held.items():
+                layer.weight_loader(getattr(layer, name), tensor, number)
+        method.process_weights_after_loading(layer)
+
+        loader = loader_from_config(values)
+        weights = Weights(MemoryStorage(stored), loader=loader, process_group=rank)
+        assert_holds(layer, weights.get_multi_weights_col(["x", "y"]))
+
+
 @pytest.mark.parametrize("split", ["N", "K"])
 def test_where_the_rank_is_told_parameters_take_whole_tensors(split: str) -> None:
     tensors = gptq(act_order=True)
