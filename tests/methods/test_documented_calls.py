@@ -179,13 +179,14 @@ def test_queries_keys_and_values_are_loaded_under_their_ids(name: str, folder: P
             assert_same(layer, weights.get_multi_weights_col(list(prefixes.values())))
 
 
-def test_a_key_that_several_ranks_share_is_on_each_of_them() -> None:
+@pytest.mark.parametrize(("name", "folder"), MODELS)
+def test_a_key_that_several_ranks_share_is_on_each_of_them(name: str, folder: Path) -> None:
     prefixes = {"q": f"{ATTENTION}.q_proj", "k": f"{ATTENTION}.k_proj", "v": f"{ATTENTION}.v_proj"}
     for rank in FakeWorld(4):
-        with opened(AWQ_MODEL, rank) as weights:
+        with opened(folder, rank) as weights:
             (N, K), (kv, _) = (weights.loader.shape(weights, prefixes[shard]) for shard in "qk")
             sizes = (K, kv // 2, N // (kv // 2), 2)
-            layer = layer_of(QKVParallelLinear, config_of("awq", AWQ_MODEL), "qkv", rank, *sizes)
+            layer = layer_of(QKVParallelLinear, config_of(name, folder), "qkv", rank, *sizes)
             for shard, own in prefixes.items():
                 hand_over(layer, tensors_of(weights, own), shard)
             layer.quant_method.process_weights_after_loading(layer)

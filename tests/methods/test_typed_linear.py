@@ -238,8 +238,9 @@ def test_parameters_have_the_shape_and_the_tags_of_the_share() -> None:
     assert_same_bits(layer.qweight.data, gptq()["qweight"][:, 32:])
 
 
-def test_what_is_handed_over_may_be_used_again() -> None:
-    layer, tensors = layer_of(), gptq()
+@pytest.mark.parametrize("kind", [ColumnParallelLinear, RowParallelLinear])
+def test_what_is_handed_over_may_be_used_again(kind: Any) -> None:
+    layer, tensors = layer_of(kind), gptq()
     hand_over(layer, tensors)
     for tensor in tensors.values():
         tensor.zero_()
