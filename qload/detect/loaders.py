@@ -265,8 +265,12 @@ def settle(found: FoundConfig | None, storage: WeightStorage | None) -> Claims |
     names = storage.keys() if storage else ()
     if storage is None or LEGACY["bits"] not in names:
         return claims
-    if claims and claims.method != "gptq":
+    if claims and claims.method not in ("gptq", "awq"):
         raise ConfigError(claims.file, "quant_method", "gptq, as there is a tensor gptq_bits", claims.method)
+    if claims and claims.method == "awq":  # a config that outlived the layers it was of
+        log.warning("%s claims awq; there is a tensor gptq_bits, which is believed: gptq", claims.file)
+        excluded = claims.exclusions
+        claims = replace(Claims("gptq", "gptq", 0, 0, None, None, claims.file), exclusions=excluded)
     if claims and claims.loader:
         raise ConfigError(claims.file, "dynamic", "nothing, as gptq_bits holds for all modules", "rules")
     stored = {key: _scalar(storage, name) for key, name in LEGACY.items() if name in names}

@@ -63,6 +63,10 @@ class ScalarType:
             shift += width
         return value
 
+    def is_signed(self) -> bool:
+        """Whether there is a sign bit."""
+        return self.signed
+
     def has_bias(self) -> bool:
         """Whether a stored code means something lower by a constant."""
         return self.bias != 0

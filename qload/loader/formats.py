@@ -79,12 +79,14 @@ class FormatLoader(WeightsLoader):
         """The parts joined along N, sliced before they are read, checked before they are sliced.
 
         `out`: where the tensors of fields may be written to, so that the weight holds these.
-        ArgumentError where a layer stands twice among the parts; MismatchError, ShapeError, CutError and the
-        like where layers, ranks and formats do not go together.
+        ArgumentError where a layer with a scale for each of its parts stands twice; MismatchError,
+        ShapeError, CutError and the like where layers, ranks and formats do not go together.
         """
         layers = {part.prefix: self.describe(weights, part.prefix) for part in parts}
-        if len(layers) < len(parts) and any(part.stop is None for part in parts):
-            raise ArgumentError("prefixes", "each layer once", ", ".join(part.prefix for part in parts))
+        twice = len(layers) < len(parts) and any(part.stop is None for part in parts)
+        if twice and any(layer.sizes.get("P", 1) > 1 for layer in layers.values()):
+            names = ", ".join(part.prefix for part in parts)
+            raise ArgumentError("prefixes", "each layer once, as its parts have scales of their own", names)
         check_alike(list(layers.values()))
         shares = shares_of(weights, layers, parts, split)
         first = shares[0]

@@ -15,6 +15,7 @@ tile; rows and columns of a thread block) and `MARLIN_SUPPORTED_GROUP_SIZES`; `S
 from qload.methods.awq_marlin import AWQMarlinConfig
 from qload.methods.awq_marlin_linear import AWQMarlinLinearMethod
 from qload.methods.base import LinearMethodBase, QuantizationConfig, QuantizeMethodBase
+from qload.methods.checkpoints import CheckpointConfig
 from qload.methods.fused_layers import MergedColumnParallelLinear, QKVParallelLinear
 from qload.methods.layers import ColumnParallelLinear, LinearBase, RowParallelLinear
 from qload.methods.marlin import (
@@ -43,6 +44,7 @@ from qload.methods.registry import (
     list_quantization_methods,
     register_quantization,
 )
+from qload.methods.typed_linear import TypedLinearMethod
 from qload.methods.unquantized import UnquantizedLinearMethod
 
 __all__ = [
@@ -54,6 +56,7 @@ __all__ = [
     "SCALAR_TYPE_UINT8",
     "AWQMarlinConfig",
     "AWQMarlinLinearMethod",
+    "CheckpointConfig",
     "ColumnParallelLinear",
     "LinearBase",
     "LinearMethodBase",
@@ -62,6 +65,7 @@ __all__ = [
     "QuantizationConfig",
     "QuantizeMethodBase",
     "RowParallelLinear",
+    "TypedLinearMethod",
     "UnquantizedLinearMethod",
     "awq_to_marlin_zero_points",
     "get_quantization_config",

@@ -20,6 +20,8 @@ from qload.methods.registry import register_quantization
 from qload.methods.unquantized import UnquantizedLinearMethod
 
 NAME = "awq_marlin"
+# What engines take for what a config does not say, by the key and its other spelling.
+DEFAULTS = {("bits", "w_bit"): 4, ("group_size", "q_group_size"): 128, ("zero_point",): True}
 
 
 @register_quantization(NAME)
@@ -95,14 +97,18 @@ class AWQMarlinConfig(QuantizationConfig):
     def from_config(cls, config: Mapping[str, Any]) -> Self:
         """From `config`, a `quantization_config` of AWQ, in either spelling of its keys.
 
-        `bits` or `w_bit` and `group_size` or `q_group_size` have to be there; ConfigError says which key
-        is wrong or missing, and a layout other than GEMM is an UnsupportedFormatError.
+        Where they are not said, `bits` or `w_bit` is 4, `group_size` or `q_group_size` 128, and zero points
+        are stored. ConfigError says which key is wrong; a layout other than GEMM is an
+        UnsupportedFormatError.
         """
         if not isinstance(config, Mapping):
             raise ConfigError("config", "quantization_config", "an object", type(config).__name__)
         values = dict(config)
         if values.get("quant_method", NAME) == NAME and values.get("method") is None:
             values["quant_method"] = "awq"
+        for keys, default in DEFAULTS.items():
+            if all(values.get(key) is None for key in keys):
+                values[keys[0]] = default
         stored = loader_from_config(values).formats[0].config
         if not isinstance(stored, AWQConfig):
             raise ConfigError("config", "quantization_config.quant_method", "awq", stored.name)

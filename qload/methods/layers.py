@@ -112,6 +112,8 @@ class LinearBase(Tagged):
         `shard_id`: which part of a fused layer the tensor is, ArgumentError where there is no such part.
         ShapeError, DtypeError or CastError where the tensor does not fit.
         """
+        if self._taken(param, loaded_weight, shard_id):
+            return
         self._no_shard(param, shard_id)
         fill(param.data, loaded_weight, self._name(param))
 
@@ -134,6 +136,13 @@ class LinearBase(Tagged):
         rank = f"rank {self.process_group.rank()} of {self.process_group.size()}"
         return f"{sizes}, bias={self.bias is not None}, {rank}, {type(self.quant_method).__name__}"
 
+    def _taken(self, param: Tensor, loaded: Tensor, shard_id: int | str | None) -> bool:
+        """Whether the parameter's own method cuts the tensor, by the declaration of its format."""
+        takes = getattr(param, "takes", None)
+        if takes is not None:
+            takes(param, loaded, shard_id)
+        return takes is not None
+
     def _name(self, param: Tensor) -> str:
         own = (name for name, each in self.named_parameters(recurse=False) if each is param)
         return full_name(self, next(own, "parameter"))
@@ -155,7 +164,8 @@ class ColumnParallelLinear(LinearBase):
 
     def weight_loader(self, param: Tensor, loaded_weight: Tensor, shard_id: int | str | None = None) -> None:
         """Fill `param` with this rank's outputs of `loaded_weight`; `shard_id`: of which part."""
-        load_outputs(param, loaded_weight, self.shards, shard_id, self._name(param))
+        if not self._taken(param, loaded_weight, shard_id):
+            load_outputs(param, loaded_weight, self.shards, shard_id, self._name(param))
 
 
 class RowParallelLinear(LinearBase):
@@ -169,6 +179,8 @@ class RowParallelLinear(LinearBase):
 
     def weight_loader(self, param: Tensor, loaded_weight: Tensor, shard_id: int | str | None = None) -> None:
         """Fill `param` with this rank's inputs of `loaded_weight`; `shard_id` has to be None."""
+        if self._taken(param, loaded_weight, shard_id):
+            return
         self._no_shard(param, shard_id)
         load_inputs(param, loaded_weight, self.process_group, self._name(param))
 

@@ -5,7 +5,7 @@ every pattern is a lawful one, are born as one pattern throughout, and a whole c
 written.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -30,9 +30,45 @@ def blank_floats(*shape: int, dtype: torch.dtype) -> nn.Parameter:
     return nn.Parameter(torch.full(shape, torch.nan, dtype=dtype), requires_grad=False)
 
 
+def blank(shape: Sequence[int], dtype: torch.dtype, *, shared: bool) -> nn.Parameter:
+    """A parameter of any dtype that holds nothing yet; `shared`: of one element's memory."""
+    if shared:
+        return nn.Parameter(_nothing(torch.empty((), dtype=dtype)).expand(*shape), requires_grad=False)
+    return nn.Parameter(_nothing(torch.empty(*shape, dtype=dtype)), requires_grad=False)
+
+
 def make_blank(param: Tensor) -> None:
     """Forget what a parameter holds, as one whose memory is new does not hold anything yet."""
-    param.data.fill_(torch.nan if param.dtype.is_floating_point else UNWRITTEN)
+    _nothing(param.data)
+
+
+def is_blank(held: Tensor, tensor: str) -> bool:
+    """Whether nothing was written into a parameter, or a part of one; MismatchError for half of it."""
+    if held.numel() == 0:
+        return True
+    if not held.dtype.is_floating_point:
+        if bool((held == _pattern(held.dtype)).all()):
+            return True
+        if held.dtype == torch.int32 and held.ndim == 2:
+            _check_words(held, tensor)
+        return False
+    if bool(torch.isnan(held.float()).all()):
+        return True
+    if held.dtype.itemsize > 1:  # a code of 8 bits may mean that
+        _check_floats(held, tensor)
+    return False
+
+
+def _nothing(held: Tensor) -> Tensor:
+    return held.fill_(torch.nan if held.dtype.is_floating_point else _pattern(held.dtype))
+
+
+def _pattern(dtype: torch.dtype) -> int:
+    """The pattern of words as an integer of any width has it."""
+    if dtype == torch.bool:
+        return 0
+    info = torch.iinfo(dtype)
+    return (UNWRITTEN - info.min) % (info.max - info.min + 1) + info.min
 
 
 def register_weight(layer: nn.Module, name: str, param: nn.Parameter, *attrs: Mapping[str, Any]) -> None:

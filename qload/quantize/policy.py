@@ -14,7 +14,8 @@ from typing import Protocol, runtime_checkable
 from qload.errors import ArgumentError
 from qload.loader.exclusion import Exclusions
 
-MLP = ("gate_proj", "up_proj", "down_proj", "gate_up_proj")
+# As Llama, Mixtral and the models before them call these; attention has a `c_proj` too.
+MLP = ("gate_proj", "up_proj", "down_proj", "gate_up_proj", "w1", "w2", "w3", "c_fc", "mlp.c_proj")
 # Who chooses experts, or weighs a shared one: the ends of the names that the architecture tables have for it.
 ROUTERS = ("mlp.gate", "block_sparse_moe.gate", "mlp.router", "feed_forward.router", "mlp.shared_expert_gate")
 BLOCKS = ("layers", "h", "blocks")  # the segment before a block's number

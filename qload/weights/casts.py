@@ -4,6 +4,15 @@ import torch
 from torch import Tensor
 
 from qload.errors import CastError
+from qload.formats.unquantized import FLOATS
+from qload.spec import Role
+
+
+def cast_by_role(name: str, tensor: Tensor, dtype: torch.dtype | None, role: Role) -> Tensor:
+    """A tensor in the dtype that a user asks for, where it is plain floats, or as it is."""
+    if role is not Role.FLOAT or dtype in (None, tensor.dtype) or tensor.dtype not in FLOATS:
+        return tensor
+    return cast(name, tensor, dtype)
 
 
 def cast(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:

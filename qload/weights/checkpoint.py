@@ -2,12 +2,14 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from os import PathLike
 
 import torch
 
 from qload.architecture import architecture_of
 from qload.detect import (
+    KernelTarget,
     Target,
     check_configs,
     config_notes,
@@ -49,7 +51,9 @@ def open_checkpoint(
     device, dtype, process_group, aliases, prefix
         Those of `Weights`.
     target
-        What the weights are repacked for, as in `loader_from_config`.
+        What the weights are repacked for, as in `loader_from_config`. "marlin" takes the `dtype` of FP8 and
+        FP4 from above, where it is float16 or bfloat16 and no `KernelTarget` says one; "auto" leaves them as
+        they are stored, unless one does.
 
     Raises
     ------
@@ -76,7 +80,7 @@ def open_checkpoint(
         storage = with_experts(storage, config)
         return Weights(
             storage,
-            loader=for_target(_loader(path, storage), target),
+            loader=for_target(_loader(path, storage), _heard(target, dtype)),
             device=device,
             dtype=dtype,
             process_group=process_group,
@@ -87,6 +91,14 @@ def open_checkpoint(
     except BaseException:
         storage.close()
         raise
+
+
+def _heard(target: Target | None, dtype: torch.dtype | None) -> Target | None:
+    """The target, with the dtype that plain floats are cast to where it needs one and says none."""
+    if target is None or dtype not in (torch.float16, torch.bfloat16):
+        return target
+    said = target if isinstance(target, KernelTarget) else KernelTarget(target)
+    return replace(said, dtype=dtype) if said.kernel == "marlin" and said.dtype is None else target
 
 
 def _loader(path: str | PathLike[str], storage: WeightStorage) -> WeightsLoader:

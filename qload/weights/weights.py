@@ -21,10 +21,11 @@ from qload.loader import Blocks, Heads, Part, WeightsLoader, split_blocks
 from qload.parallel import ProcessGroup
 from qload.spec import Role, Weight
 from qload.storage import TensorInfo, WeightStorage, check_name
-from qload.weights.casts import cast
+from qload.weights.casts import cast_by_role
 from qload.weights.experts import ExpertLoads
 from qload.weights.heads import check_heads, load_heads
 from qload.weights.ledger import Ledger, LoadReport
+from qload.weights.memory import TensorShares
 from qload.weights.names import SortedNames
 from qload.weights.places import aliases_of, along, device_of, group_of
 
@@ -35,7 +36,7 @@ log: logging.Logger = logging.getLogger("qload")
 _BLOCKS: ContextVar[tuple[tuple["Weights", WeightsLoader], ...]] = ContextVar("use_loader", default=())
 
 
-class Weights(ExpertLoads):
+class Weights(ExpertLoads, TensorShares):
     """Named tensors over any storage: aliases, prefix, device, dtype by role, and a ledger.
 
     ArgumentError for a parameter that cannot be acted on.
@@ -279,9 +280,7 @@ class Weights(ExpertLoads):
         stored = self._stored(name)
         tensor = self.storage.read(stored, index).to(self.device)
         role = role or ROLES.get(stored.rpartition(".")[2], Role.FLOAT)
-        if role is not Role.FLOAT or self.dtype in (None, tensor.dtype) or tensor.dtype not in FLOATS:
-            return tensor
-        return cast(stored, tensor, self.dtype)
+        return cast_by_role(stored, tensor, self.dtype, role)
 
     @checked
     def take(self, names: Iterable[str]) -> None:

@@ -403,12 +403,23 @@ def test_settings_in_tensors_are_believed(dtype: torch.dtype, shape: tuple[int, 
         pytest.param(
             {"gptq_bits": torch.tensor(1 << 40), "gptq_groupsize": torch.tensor(8)}, None, id="40 bits long"
         ),
-        pytest.param({"gptq_bits": torch.tensor(4), "gptq_groupsize": torch.tensor(8)}, AWQ, id="beside AWQ"),
     ],
 )
 def test_settings_in_tensors_that_are_none_are_refused(tensors: Any, config: Any) -> None:
     with pytest.raises(ConfigError, match="gptq_"):
         loader_from_config(config, MemoryStorage(tensors))
+
+
+def test_settings_in_tensors_are_those_of_gptq_whatever_the_config_says() -> None:
+    tensors = {"gptq_bits": torch.tensor(8), "gptq_groupsize": torch.tensor(-1)}
+    config = {**AWQ, "modules_to_not_convert": ["lm_head"]}
+
+    loader = loader_from_config(config, MemoryStorage(tensors))
+
+    assert loader.formats[0].config == GPTQConfig(8, -1, STORED_MINUS_ONE)
+    assert loader.left_out("lm_head") == "modules_to_not_convert has 'lm_head'"
+    with pytest.raises(ConfigError, match="gptq, as there is a tensor gptq_bits\n  got      fp8"):
+        loader_from_config({"quant_method": "fp8"}, MemoryStorage(tensors))
 
 
 def test_a_setting_that_is_a_large_tensor_is_refused_unread() -> None:

@@ -16,6 +16,7 @@ from qload.kernels import (
     ExllamaLinearKernel,
     MarlinLinearKernel,
     MPLinearKernel,
+    ScalarType,
     StripsLinearKernel,
     choose_mp_linear_kernel,
     permute_param_layout_,
@@ -181,9 +182,32 @@ def test_a_no_says_why(kind: type[MPLinearKernel], change: dict[str, Any], text:
 
 
 def test_zero_points_without_their_convention_are_refused() -> None:
-    config = replace(Case(zeros=Stored()).config, zeros=None)
+    config = replace(Case(zeros=Stored()).config, zeros=None, has_g_idx=True)
 
     assert "Stored() or StoredMinusOne()" in (MarlinLinearKernel.can_implement(config)[1] or "")
+
+
+@pytest.mark.parametrize("kind", [scalar_types.uint4, scalar_types.uint8], ids=str)
+def test_zero_points_of_the_types_that_engines_use_are_as_stored(kind: ScalarType) -> None:
+    config = replace(Case(zeros=Stored()).config, weight_type=kind, zeros=None)
+
+    assert config.zeros == Stored()
+    assert replace(config, zeros=STORED_MINUS_ONE).zeros == STORED_MINUS_ONE
+    assert replace(config, weight_type=scalar_types.uint4b8, zeros=None, zero_points=False).zeros is None
+
+
+def test_exllama_lists_what_codes_may_mean() -> None:
+    types = ExllamaLinearKernel.SUPPORTED_QUANT_TYPES
+
+    assert types[:4] == (
+        scalar_types.uint2b2,
+        scalar_types.uint3b4,
+        scalar_types.uint4b8,
+        scalar_types.uint8b128,
+    )
+    for kind in types:
+        config = Case(zeros=None if kind.has_bias() else Stored()).config
+        assert ExllamaLinearKernel.can_implement(replace(config, weight_type=kind)) == (True, None)
 
 
 def test_the_best_kernel_that_can_is_chosen() -> None:

@@ -75,6 +75,8 @@ def test_the_predicates_tell_what_the_original_gets_wrong() -> None:
 
 def test_a_bias_is_part_of_the_type() -> None:
     assert scalar_types.uint4b8.has_bias()
+    assert (scalar_types.int4.is_signed(), scalar_types.uint4b8.is_signed()) == (True, False)
+    assert (scalar_types.float8_e4m3fn.is_signed(), scalar_types.float8_e8m0fnu.is_signed()) == (True, False)
     assert not scalar_types.uint4.has_bias()
     assert [str(kind) for kind in (scalar_types.uint4b8, scalar_types.int8)] == ["uint4b8", "int8"]
     assert ScalarType(0, 4, signed=False, bias=8) == scalar_types.uint4b8

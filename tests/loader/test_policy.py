@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from qload import spec
-from qload.detect import AWQWeightsLoader, DefaultWeightsLoader, GPTQWeightsLoader
+from qload.detect import AWQWeightsLoader, DefaultWeightsLoader, GPTQWeightsLoader, loader_from_config
 from qload.errors import ArgumentError, CutError, MismatchError, MissingTensorError, TwoFormatsError
 from qload.formats import UnquantizedWeight
 from qload.loader import ConfiguredFormat, FormatLoader
@@ -140,11 +140,27 @@ def test_a_layer_that_is_not_there_says_what_was_looked_for() -> None:
 
 @pytest.mark.parametrize(
     ("prefixes", "dim", "text"),
-    [("a", 0, "prefixes"), ([], 0, "prefixes"), (["a"], 1, "dim"), (["a", "a"], 0, "each layer once")],
+    [("a", 0, "prefixes"), ([], 0, "prefixes"), (["a"], 1, "dim")],
 )
 def test_arguments_of_a_fused_load_are_checked(prefixes: Any, dim: int, text: str) -> None:
     with pytest.raises(ArgumentError, match=text):
         Weights(MemoryStorage(gptq("a")), loader=GPTQ).get_multi_weights_col(prefixes, dim)
+
+
+def test_a_layer_may_be_joined_with_itself() -> None:
+    twice = Weights(MemoryStorage(gptq("a")), loader=GPTQ).get_multi_weights_col(["a", "a"])
+    once = Weights(MemoryStorage(gptq("a")), loader=GPTQ).get_weights("a").dequantize()
+
+    assert twice.dequantize().equal(torch.cat([once, once]))
+
+
+def test_a_layer_with_a_scale_for_each_part_is_not_joined_with_itself() -> None:
+    codes = torch.ones(4, 8).to(torch.float8_e4m3fn)
+    storage = MemoryStorage({"a.weight": codes, "a.weight_scale": torch.tensor([1.0, 2.0])})
+    weights = Weights(storage, loader=loader_from_config({"quant_method": "fp8"}))
+
+    with pytest.raises(ArgumentError, match="each layer once"):
+        weights.get_multi_weights_col(["a", "a"])
 
 
 def test_parts_can_be_joined_along_a_negative_dimension() -> None:

@@ -178,6 +178,22 @@ def test_fp8_for_marlin_says_what_is_missing() -> None:
     assert "need the dtype of the activations" in caught.value.reason
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_marlin_hears_the_dtype_that_a_checkpoint_is_opened_in(dtype: torch.dtype) -> None:
+    folder, said = FIXTURES / "fp8" / "block_132x32", KernelTarget("marlin", dtype=torch.bfloat16)
+    with (
+        open_checkpoint(folder, target="marlin", dtype=dtype) as heard,
+        open_checkpoint(folder, target=said, dtype=dtype) as told,
+        open_checkpoint(folder, target="auto", dtype=dtype) as fastest,
+    ):
+        prefix = prefix_of(min(heard.storage.keys()))
+
+        weight: Any = heard.get_weights(prefix)
+        assert (type(weight), weight.scales.dtype) == (Fp8MarlinWeight, dtype)
+        assert told.get_weights(prefix).fields()["scales"].dtype == torch.bfloat16
+        assert type(fastest.get_weights(prefix)) is Fp8Weight
+
+
 @pytest.mark.parametrize("zeros", [STORED_MINUS_ONE, Stored()])
 def test_exllama_stores_zero_points_as_it_is_told(zeros: Any) -> None:
     folder, target = FIXTURES / "awq" / "g128_256x512", KernelTarget("exllama", zeros=zeros)

@@ -56,6 +56,30 @@ def test_a_dimension_that_does_not_divide_is_refused() -> None:
         weights({"t": torch.zeros(4, 5)}, Rank(0, 2)).get_sharded("t", 1)
 
 
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_shares_of_a_tensor_in_memory_are_the_whole(dim: int) -> None:
+    tensor = torch.arange(24).reshape(4, 6)
+
+    parts = [weights({}, rank).get_tensor_shard(tensor, dim) for rank in FakeWorld(2)]
+
+    assert_same_bits(torch.cat(parts, dim), tensor)
+
+
+def test_shares_of_a_tensor_in_memory_are_cast_as_those_that_are_stored() -> None:
+    mine, tensor = weights({}, Rank(1, 2), dtype=torch.float16), torch.tensor([1.0, 2.0])
+
+    assert_same_bits(mine.get_tensor_shard(tensor, 0), torch.tensor([2.0]).half())
+    assert_same_bits(mine.get_tensor_shard(tensor, 0, role=Role.SCALE), torch.tensor([2.0]))
+    assert_same_bits(mine.get_tensor_shard(tensor.int(), 0), torch.tensor([2], dtype=torch.int32))
+
+
+def test_a_tensor_in_memory_that_does_not_divide_is_refused() -> None:
+    with pytest.raises(DivideError, match="tensor: dimension 1 = 5 does not divide into 2 ranks"):
+        weights({}, Rank(0, 2)).get_tensor_shard(torch.zeros(4, 5), -1)
+    with pytest.raises(ArgumentError, match="dim"):
+        weights({}).get_tensor_shard(torch.zeros(4, 5), 2)
+
+
 @pytest.mark.parametrize(
     ("size", "world", "sizes"),
     [

@@ -13,9 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from qload.errors import ArgumentError, KernelRefusedError, checked
-from qload.kernels.scalar_type import ScalarType
-from qload.layouts import ZeroPoints
+from qload.kernels.scalar_type import ScalarType, scalar_types
+from qload.layouts import Stored, ZeroPoints
 
+# With zero points of AWQ or of compressed-tensors, which are the only ones that engines make a config of:
+# GPTQ's, which are stored minus one, they multiply in other ways.
+STORED_AS_THEY_ARE = (scalar_types.uint4, scalar_types.uint8)
 PackedOrder = Literal["gptq", "awq"]
 
 
@@ -40,7 +43,8 @@ class MPLinearLayerConfig:
     has_g_idx
         Whether there is a group index (act order).
     zeros
-        How stored zero points are meant; needed where `zero_points`.
+        How stored zero points are meant. None where `zero_points`: as they are stored, of `uint4` and `uint8`
+        without a group index, as no layer that engines say so is meant otherwise; of all else it is needed.
     order
         Whether a word's codes come one after another ("gptq", compressed-tensors) or interleaved along N
         ("awq").
@@ -67,6 +71,11 @@ class MPLinearLayerConfig:
     zeros: ZeroPoints | None = None
     order: PackedOrder = "gptq"
     scale_type: torch.dtype | None = None
+
+    def __post_init__(self) -> None:
+        told = self.weight_type in STORED_AS_THEY_ARE and self.zero_points is True and not self.has_g_idx
+        if told and self.zeros is None:
+            object.__setattr__(self, "zeros", Stored())
 
     @property
     def is_k_partitioned(self) -> bool:

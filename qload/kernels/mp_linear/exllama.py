@@ -1,5 +1,7 @@
 """ExLlama's kernel: 2, 3, 4 and 8 bits, any group size, every convention of zero points."""
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
@@ -9,6 +11,7 @@ from qload.kernels import cuda
 from qload.kernels.mp_linear.contract import MPLinearLayerConfig
 from qload.kernels.mp_linear.reasons import rows_missing
 from qload.kernels.mp_linear.typed import TypedLinearKernel
+from qload.kernels.scalar_type import ScalarType, integer_type
 from qload.kernels.scratch import ScratchRequest, add_scratch_request, multiply
 from qload.spec import Weight
 
@@ -17,11 +20,15 @@ class ExllamaLinearKernel(TypedLinearKernel):
     """Weights in ExLlama's order, dequantized into scratch space that `warm_up` provides.
 
     Weights without zero points get those of their type's bias, stored minus one. Scales have the type of the
-    activations, or are fp16, of which bf16 has the range: what other types hold might be lost.
+    activations, or are fp16, of which bf16 has the range: what other types hold might be lost. What a code
+    may mean, `SUPPORTED_QUANT_TYPES` lists, those without zero points first.
     """
 
     name = "exllama"
     bits = (2, 3, 4, 8)
+    SUPPORTED_QUANT_TYPES: ClassVar[tuple[ScalarType, ...]] = tuple(
+        integer_type(size, zero_points=stored) for stored in (False, True) for size in (2, 3, 4, 8)
+    )
     act_types = (torch.float16, torch.bfloat16)
 
     @classmethod

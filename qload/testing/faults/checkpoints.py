@@ -61,12 +61,34 @@ FAULTS = (
     ),
     Fault(
         "int64-cast",
-        "qload/weights/weights.py",
+        "qload/weights/casts.py",
         "or tensor.dtype not in FLOATS:",
         "or tensor.dtype not in (*FLOATS, torch.int64):",
     ),
+    Fault("scales-cast", "qload/weights/casts.py", "if role is not Role.FLOAT or", "if role is Role.WORD or"),
     Fault(
-        "scales-cast", "qload/weights/weights.py", "if role is not Role.FLOAT or", "if role is Role.WORD or"
+        "arrivals-of-rank-0",
+        "qload/methods/arrivals.py",
+        "return group.rank() // (group.size() // ranks) * own, own",
+        "return 0 * ranks, own",
+    ),
+    Fault(
+        "arrivals-of-no-copies",
+        "qload/methods/arrivals.py",
+        "group.rank() // (group.size() // ranks) * own",
+        "group.rank() % ranks * own",
+    ),
+    Fault(
+        "arrivals-shared",
+        "qload/methods/arrivals.py",
+        "param.data = piece.to(param.device, copy=True)",
+        "param.data = piece.to(param.device)",
+    ),
+    Fault(
+        "engines-zero-points",
+        "qload/kernels/mp_linear/contract.py",
+        "STORED_AS_THEY_ARE = (scalar_types.uint4, scalar_types.uint8)",
+        "STORED_AS_THEY_ARE = (scalar_types.uint4b8,)",
     ),
     Fault("overflow-unseen", "qload/weights/casts.py", "if lost.any():", "if lost.all():"),
     Fault(
