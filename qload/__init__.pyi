@@ -137,6 +137,7 @@ from .verify import Finding as Finding
 from .verify import Report as Report
 from .verify import inspect as inspect
 from .verify import verify as verify
+from .weights import Load as Load
 from .weights import LoadReport as LoadReport
 from .weights import Weights as Weights
 from .weights import open_checkpoint as open_checkpoint

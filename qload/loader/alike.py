@@ -15,7 +15,7 @@ from qload.loader.description import (
     choose,
     describe,
 )
-from qload.loader.source import TensorSource
+from qload.loader.source import TensorSource, fact_of
 from qload.spec import Names, Shape, named
 
 MOST = 1 << 12  # descriptions that are remembered; a hostile checkpoint may have no two layers alike
@@ -47,7 +47,7 @@ class Describer:
                 self._chosen[headers] = chosen
         names = LayerNames(weights, prefix, chosen.suffixes)
         facts = {
-            spec.name: weights.read(names.full(spec.name), role=spec.role)
+            spec.name: fact_of(weights, names.full(spec.name), spec.role)
             for spec in chosen.specs
             if spec.fact
         }

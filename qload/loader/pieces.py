@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from qload.loader.cuts import Share
-from qload.loader.source import TensorSource, fill
+from qload.loader.source import Rectangle, TensorSource, fill, placed
 from qload.spec import Axis, TensorSpec
 
 
@@ -31,6 +31,16 @@ def read(
         whole.narrow(join, at, extent).copy_(part)
         at += extent
     return _as_stored(whole, spec, shares)
+
+
+def rectangles(spec: TensorSpec, shares: Sequence[Share]) -> list[Rectangle]:
+    """What `read` asks a source for, of a tensor that is no fact."""
+    found = []
+    for one in shares if spec.joined() is not None else shares[:1]:
+        strided = not one.bounds.all_inputs and any(axis.flat for axis in spec.places)
+        whole = strided or spec.view is not None
+        found.append(Rectangle(one.layer.names.full(spec.name), () if whole else _index(one, spec.places)))
+    return found
 
 
 def _is_read_as_it_lies(spec: TensorSpec, shares: Sequence[Share]) -> bool:
@@ -63,8 +73,9 @@ def piece(weights: TensorSource, spec: TensorSpec, share: Share) -> Tensor:
     """This rank's piece of one part, along the places where the tensor is cut."""
     name, places = share.layer.names.full(spec.name), spec.places
     if spec.fact:
-        fact = share.layer.facts[spec.name][_index(share, places)].clone()
-        return fact - _first(spec.index_of, share) if spec.index_of else fact
+        fact = placed(weights, share.layer.facts[spec.name][_index(share, places)])
+        first = _first(spec.index_of, share) if spec.index_of else 0
+        return fact - first if first else fact
     strided = not share.bounds.all_inputs and any(axis.flat for axis in places)
     if strided:
         return _columns(weights.read(name, role=spec.role), places, share)

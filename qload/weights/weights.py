@@ -15,18 +15,19 @@ from torch import Tensor
 from qload.architecture import Architecture
 from qload.errors import ArgumentError, DivideError, MissingTensorError, check_type, checked
 from qload.experts.stacks import within
-from qload.formats import ROLES
 from qload.formats.unquantized import FLOATS
 from qload.loader import Blocks, Heads, Part, WeightsLoader, split_blocks
 from qload.parallel import ProcessGroup
 from qload.spec import Role, Weight
 from qload.storage import TensorInfo, WeightStorage, check_name
-from qload.weights.casts import cast
+from qload.weights.ahead import read_onto
+from qload.weights.casts import by_role
 from qload.weights.experts import ExpertLoads
 from qload.weights.heads import check_heads, load_heads
 from qload.weights.ledger import Ledger, LoadReport
 from qload.weights.names import SortedNames
 from qload.weights.places import aliases_of, along, device_of, group_of
+from qload.weights.stream import StreamedLoads
 
 log: logging.Logger = logging.getLogger("qload")
 
@@ -35,7 +36,7 @@ log: logging.Logger = logging.getLogger("qload")
 _BLOCKS: ContextVar[tuple[tuple["Weights", WeightsLoader], ...]] = ContextVar("use_loader", default=())
 
 
-class Weights(ExpertLoads):
+class Weights(ExpertLoads, StreamedLoads):
     """Named tensors over any storage: aliases, prefix, device, dtype by role, and a ledger.
 
     ArgumentError for a parameter that cannot be acted on.
@@ -277,11 +278,7 @@ class Weights(ExpertLoads):
     def read(self, name: str, index: tuple[slice, ...] = (), *, role: Role | None = None) -> Tensor:
         """`index` of `name` on the device, cast where `role` allows; not entered into the ledger."""
         stored = self._stored(name)
-        tensor = self.storage.read(stored, index).to(self.device)
-        role = role or ROLES.get(stored.rpartition(".")[2], Role.FLOAT)
-        if role is not Role.FLOAT or self.dtype in (None, tensor.dtype) or tensor.dtype not in FLOATS:
-            return tensor
-        return cast(stored, tensor, self.dtype)
+        return by_role(stored, read_onto(self.storage, stored, index, self.device), self.dtype, role)
 
     @checked
     def take(self, names: Iterable[str]) -> None:
