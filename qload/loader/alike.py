@@ -54,9 +54,8 @@ class Describer:
         told = _digest(facts)
         known = None if told is None else self._described.get((headers, told))
         if known is not None:
-            return LayerDescription(
-                prefix, known.format, known.specs, known.sizes, facts, known.dtypes, names, known.notes
-            )
+            same = known.format, known.specs, known.sizes
+            return LayerDescription(prefix, *same, facts, known.dtypes, names, known.notes, known.cuts)
         layer = describe(weights, prefix, chosen, facts)
         if told is not None and len(self._described) < MOST:
             self._described[headers, told] = replace(layer, facts={}, names=Names())

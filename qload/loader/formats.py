@@ -148,13 +148,22 @@ class _Planned:
             name=", ".join(self.layers),
             activations=first.layer.format.activations,
         )
-        fmt, tensors = first.layer.format, _tensors(weights, self.shares, out)
-        weight: Weight = fmt.weight_type(config=fmt.config, layer=layer, **tensors)
+        weight = self._made(layer, _tensors(weights, self.shares, out))
         for one in layers:
             for note in one.notes:
                 weights.note(f"{one.prefix}: {note}")
         weights.take(one.names.full(spec.name) for one in layers for spec in one.specs)
         return weight
+
+    def _made(self, layer: Layer, tensors: Mapping[str, Tensor]) -> Weight:
+        """The typed weight. Of a whole layer headers and facts were checked, and no device is waited for."""
+        (share, *others), fmt = self.shares, self.shares[0].layer.format
+        whole = not others and share.bounds.all_inputs and layer.parts == (share.bounds.N,)
+        looks = fmt.weight_type.__post_init__ is not Weight.__post_init__  # at values that are no facts
+        if whole and not looks and not any(spec.spent for spec in share.layer.specs):
+            return fmt.weight_type.unchecked(fmt.config, layer, tensors)
+        made: Weight = fmt.weight_type(config=fmt.config, layer=layer, **tensors)
+        return made
 
 
 def shares_of(

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -43,7 +43,7 @@ class StreamedLoads:
     """What `Weights` is asked for many layers by, and what spares a wait for its device."""
 
     @checked
-    def stream(self: Owner, loads: Iterable[L]) -> Iterator[tuple[L, Weight]]:
+    def stream(self, loads: Iterable[L]) -> Iterator[tuple[L, Weight]]:
         """Each load with its weight, in order: as if the typed loads were asked one by one, and faster.
 
         Threads read what the next loads need, at most 96 MiB ahead, while one is checked and repacked; onto a
@@ -67,7 +67,8 @@ class StreamedLoads:
         (('up',), (4, 2))
         (('down',), (2, 4))
         """
-        return _stream(self, self.loader, iter(loads))
+        owner: Any = self
+        return _stream(owner, owner.loader, iter(loads))
 
     def read_fact(self: Owner, name: str) -> Tensor:
         """All of the tensor `name`, which decides how others are read, on the CPU."""
