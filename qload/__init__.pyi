@@ -108,6 +108,7 @@ from .layouts import StoredMinusOneUnmasked as StoredMinusOneUnmasked
 from .layouts import ZeroPoints as ZeroPoints
 from .listing import LayerInfo as LayerInfo
 from .listing import layers as layers
+from .listing import load_layers as load_layers
 from .loader import FormatLoader as FormatLoader
 from .loader import Heads as Heads
 from .loader import ModuleLoader as ModuleLoader

@@ -15,7 +15,6 @@ Source: vLLM 0.11.0 and TGI db931fcf, byte-equal to both.
 """
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import ClassVar
 
 import torch
@@ -288,7 +287,7 @@ def _rows(
 ) -> tuple[GPTQMarlinConfig, Tensor | None, Tensor | None]:
     """The kernel's config, the permutation of the padded rows, and the group of each; None: in order."""
     (N, K), groups, device = integers.shape, integers.groups, integers.g_idx.device
-    config = _config(type(made.example), integers.bits, integers.group_size if groups > 1 else -1)
+    config = type(made.example)(integers.bits, integers.group_size if groups > 1 else -1)
     if integers.in_order:
         return config, None, None
     _, Kp = made.padded(N, K, config.group_size)
@@ -299,12 +298,6 @@ def _rows(
     rest = there[K:] if is_k_full else torch.full_like(there[K:], groups - 1)
     config = replace(config, act_order=True, is_k_full=is_k_full)
     return config, torch.cat([perm, torch.arange(K, Kp, device=device)]), torch.cat([ordered, rest])
-
-
-@lru_cache(1 << 10)
-def _config(kind: type[GPTQMarlinConfig], bits: int, group_size: int) -> GPTQMarlinConfig:
-    """The same for all layers that are alike."""
-    return kind(bits, group_size)
 
 
 def _pad(tensor: Tensor, rows: int, columns: int, value: int) -> Tensor:

@@ -281,8 +281,8 @@ def _origin(made: Weight) -> Origin | None:
 
 def _relabel(weight: W, origin: Origin | None) -> W:
     layer = weight.layer.with_origin(origin, _renamed(weight))
-    held = {each.name: getattr(weight, each.name) for each in fields(weight)}
-    return type(weight).unchecked(held.pop("config"), layer, {**held, "layer": layer})
+    names = [each.name for each in fields(weight) if each.name not in ("config", "layer")]
+    return type(weight).unchecked(weight.config, layer, {name: getattr(weight, name) for name in names})
 
 
 def _renamed(weight: Weight) -> ActivationScheme | None:

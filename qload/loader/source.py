@@ -39,10 +39,10 @@ class TensorSource(Protocol):
 
 
 class Rectangle(NamedTuple):
-    """The elements `index` of the tensor `name`, which a load will read."""
+    """The elements of the tensor `name` within these slices, which a load will read."""
 
     name: str
-    index: tuple[slice, ...]
+    slices: tuple[slice, ...]
 
 
 def fact_of(source: TensorSource, name: str, role: Role) -> Tensor:

@@ -16,9 +16,11 @@ from torch import Tensor
 from qload import native
 from qload.storage import FillingStorage, WeightStorage
 from qload.storage.protocol import bounds
-from qload.weights.landing import RUN, Landing, Piece, landing_on
+from qload.weights.landing import DEVICE_RUN, Landing, Piece, landing_on
 
-HOST_THREADS, DEVICE_THREADS = 4, 8  # that read at most: more do not read faster
+THREADS = 4  # that read at most: more of them wait for each other
+
+LEAST = 4 << 20  # bytes of a tensor that several threads read
 
 Key = tuple[str, tuple[tuple[int, int], ...]]  # a stored name, and (start, stop) of every dimension
 
@@ -62,10 +64,10 @@ class Ahead:
 class Reader:
     """Threads that read from a storage to a device. A context manager, which waits for them."""
 
-    def __init__(self, storage: FillingStorage, device: torch.device) -> None:
+    def __init__(self, storage: FillingStorage, device: torch.device, run: int = DEVICE_RUN) -> None:
         self.storage: FillingStorage = storage
-        self.landing: Landing = landing_on(device)
-        most = DEVICE_THREADS if device.type == "cuda" else min(HOST_THREADS, native.threads())
+        self.landing: Landing = landing_on(device, run)
+        most = THREADS if device.type == "cuda" else min(THREADS, native.threads())
         self._threads = ThreadPoolExecutor(most, thread_name_prefix="qload-read")
 
     def __enter__(self) -> "Reader":
@@ -84,10 +86,12 @@ class Reader:
             pairs = bounds(name, info.shape, index)
             extents = [stop - start for start, stop in pairs]
             longest = prod(extents[1:]) * info.dtype.itemsize  # of its rows, which have to fit in a buffer
-            if 0 in extents or longest > RUN or (name, pairs) in pieces:
+            if 0 in extents or longest > self.landing.run or (name, pairs) in pieces:
                 continue
             out = self.landing.new(extents, info.dtype)
-            pieces[name, pairs] = list(_runs(Piece(name, tuple(slice(*pair) for pair in pairs), out)))
+            pieces[name, pairs] = list(
+                _runs(Piece(name, tuple(slice(*pair) for pair in pairs), out), self.landing.run)
+            )
             ahead.tensors[name, pairs] = out
             ahead.nbytes += out.nbytes
         self._submit(ahead, pieces)
@@ -95,7 +99,7 @@ class Reader:
 
     def _submit(self, ahead: Ahead, pieces: dict[Key, list[Piece]]) -> None:
         ready = self.landing.ready()
-        for job in _jobs([(key, run) for key, runs in pieces.items() for run in runs]):
+        for job in _jobs([(key, run) for key, runs in pieces.items() for run in runs], self.landing.run):
             future = self._threads.submit(self.landing.fill, self.storage, [run for _, run in job], ready)
             for key in dict.fromkeys(key for key, _ in job):
                 ahead.pending.setdefault(key, []).append(future)
@@ -106,32 +110,32 @@ def read_onto(storage: WeightStorage, name: str, index: tuple[slice, ...], devic
     if device.type == "cuda" and isinstance(storage, FillingStorage):
         pairs = bounds(name, storage.info(name).shape, index)
         size = prod(stop - start for start, stop in pairs) * storage.info(name).dtype.itemsize
-        if size > 2 * RUN:
-            with Reader(storage, device) as reader:
+        if size > LEAST:
+            with Reader(storage, device, size // THREADS + 1) as reader:
                 tensor = reader.begin([(name, index)], storage).take(storage, name, index)
             if tensor is not None:
                 return tensor
     return storage.read(name, index).to(device)
 
 
-def _runs(piece: Piece) -> Iterator[Piece]:
+def _runs(piece: Piece, most: int) -> Iterator[Piece]:
     """A piece in runs of its first dimension that fit in a buffer."""
-    if not piece.out.ndim:
+    if not piece.out.ndim or piece.room <= most:
         yield piece
         return
     first, rows = piece.index[0].start, piece.out.shape[0]
-    step = max(1, RUN // (piece.out.nbytes // rows))
+    step = max(1, most // (piece.out.nbytes // rows))
     for at in range(0, rows, step):
         end = min(at + step, rows)
         yield replace(piece, index=(slice(first + at, first + end), *piece.index[1:]), out=piece.out[at:end])
 
 
-def _jobs(pieces: Sequence[tuple[Key, Piece]]) -> Iterator[list[tuple[Key, Piece]]]:
+def _jobs(pieces: Sequence[tuple[Key, Piece]], most: int) -> Iterator[list[tuple[Key, Piece]]]:
     """Pieces in groups that fit in a buffer, so that small ones cost no thread a call each."""
     job: list[tuple[Key, Piece]] = []
     room = 0
     for key, piece in pieces:
-        if job and room + piece.room > RUN:
+        if job and room + piece.room > most:
             yield job
             job, room = [], 0
         job.append((key, piece))

@@ -12,7 +12,8 @@ from torch import Tensor
 from qload.devices import in_large_pages
 from qload.storage import FillingStorage
 
-RUN = 4 << 20  # bytes that a thread reads at once
+HOST_RUN = 4 << 20  # bytes that a thread reads at once, so that several share a tensor
+DEVICE_RUN = 32 << 20  # more, as each asks Python for much, and threads of Python work in turns
 BUFFERS = 2  # of a thread: one is copied from while the other is filled
 ALIGNED = 64  # bytes at whose multiples tensors begin in a buffer
 
@@ -32,7 +33,9 @@ class Piece:
 
 
 class Landing(Protocol):
-    """A place for tensors that any number of threads fill."""
+    """A place for tensors that any number of threads fill, each at most `run` bytes at once."""
+
+    run: int
 
     def new(self, extents: Sequence[int], dtype: torch.dtype) -> Tensor:
         """A tensor to be filled."""
@@ -41,7 +44,7 @@ class Landing(Protocol):
         """What says that tensors which are new by now may be written to."""
 
     def fill(self, storage: FillingStorage, pieces: Sequence[Piece], ready: Any) -> Any:
-        """Read pieces, of RUN bytes together at most, in a thread of many; what says when they are there."""
+        """Read pieces, of `run` bytes together at most, in a thread; what says when they are there."""
 
     def wait(self, filled: Any, tensor: Tensor) -> None:
         """What was filled of a tensor may be used after this, on the stream that is current."""
@@ -52,6 +55,8 @@ class Landing(Protocol):
 
 class HostLanding:
     """The memory of the CPU: a thread reads straight to where the tensor stays."""
+
+    run: int = HOST_RUN
 
     def new(self, extents: Sequence[int], dtype: torch.dtype) -> Tensor:
         """In large pages, as to be given fresh memory costs more than to fill it."""
@@ -88,8 +93,9 @@ class CudaLanding:
     with this memory before.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, run: int) -> None:
         self.device: torch.device = device
+        self.run: int = run
         self.home: torch.cuda.Stream = torch.cuda.current_stream(device)
         self._own, self._streams = threading.local(), list[torch.cuda.Stream]()
 
@@ -100,7 +106,8 @@ class CudaLanding:
 
     def ready(self) -> torch.cuda.Event:
         """When the stream at home has done all that it was asked for until now."""
-        return self.home.record_event()
+        event: torch.cuda.Event = self.home.record_event()
+        return event
 
     def fill(
         self, storage: FillingStorage, pieces: Sequence[Piece], ready: torch.cuda.Event
@@ -141,14 +148,17 @@ class CudaLanding:
         found: Iterator[_Buffer] | None = getattr(self._own, "buffers", None)
         if found is None:
             with torch.cuda.device(self.device):
-                stream = torch.cuda.Stream(self.device)
-                memories = [torch.empty(RUN, dtype=torch.uint8, pin_memory=True) for _ in range(BUFFERS)]
-            found = cycle([_Buffer(memory, stream, torch.cuda.Event()) for memory in memories])
+                stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+                memories = [torch.empty(self.run, dtype=torch.uint8, pin_memory=True) for _ in range(BUFFERS)]
+            found = cycle([_Buffer(memory, stream, stream.record_event()) for memory in memories])
             self._own.buffers = found
             self._streams.append(stream)
         return found
 
 
-def landing_on(device: torch.device) -> Landing:
-    """Where tensors are read to for a device; on others than CUDA devices the caller moves them there."""
-    return CudaLanding(device) if device.type == "cuda" else HostLanding()
+def landing_on(device: torch.device, run: int = DEVICE_RUN) -> Landing:
+    """Where tensors are read to for a device; on others than CUDA devices the caller moves them there.
+
+    `run`: what a thread reads at once for a CUDA device.
+    """
+    return CudaLanding(device, run) if device.type == "cuda" else HostLanding()

@@ -69,7 +69,7 @@ def parts_of(weights: Holder, loader: WeightsLoader, load: Load) -> list[Part]:
         layers = [(prefix, loader.shape(weights, prefix)[0]) for prefix in prefixes]
         return load.heads.parts(layers, weights.process_group.size())
     if load.block_sizes is not None:
-        (prefix,) = prefixes
+        prefix = prefixes[0]
         edges = [0]
         for size in split_blocks(prefix, "N", loader.shape(weights, prefix)[0], load.block_sizes):
             edges.append(edges[-1] + size)

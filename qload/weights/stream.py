@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -80,10 +80,10 @@ class StreamedLoads:
 
 
 @dataclass
-class _Begun:
+class _Begun(Generic[L]):
     """A load whose reads have begun, or what was wrong before any of them."""
 
-    load: "str | Load"
+    load: L
     plan: "LoadPlan | QloadError"
     ahead: Ahead | None = None
 
@@ -93,7 +93,7 @@ class _Begun:
 
 
 def _stream(weights: Owner, loader: WeightsLoader, loads: Iterator[L]) -> Iterator[tuple[L, Weight]]:
-    begun: deque[_Begun] = deque()
+    begun: deque[_Begun[L]] = deque()
     with ExitStack() as stack:
         storage, reader = weights.storage, None
         if isinstance(storage, FillingStorage) and weights.device.type != "meta":
@@ -109,7 +109,7 @@ def _stream(weights: Owner, loader: WeightsLoader, loads: Iterator[L]) -> Iterat
                 yield _finish(weights, begun.popleft())
 
 
-def _begin(weights: Owner, loader: WeightsLoader, load: L, reader: Reader | None) -> _Begun:
+def _begin(weights: Owner, loader: WeightsLoader, load: L, reader: Reader | None) -> _Begun[L]:
     try:
         asked = Load(load) if isinstance(load, str) else load
         plan = loader.plan(weights, parts_of(weights, loader, asked), asked.split)
@@ -121,7 +121,7 @@ def _begin(weights: Owner, loader: WeightsLoader, load: L, reader: Reader | None
         return _Begun(load, error)
 
 
-def _finish(weights: Owner, begun: _Begun) -> "tuple[L, Weight]":
+def _finish(weights: Owner, begun: _Begun[L]) -> tuple[L, Weight]:
     if isinstance(begun.plan, QloadError):
         raise begun.plan
     if begun.ahead is None:
