@@ -109,6 +109,7 @@ from .layouts import StoredMinusOneUnmasked as StoredMinusOneUnmasked
 from .layouts import ZeroPoints as ZeroPoints
 from .listing import LayerInfo as LayerInfo
 from .listing import layers as layers
+from .listing import load_layers as load_layers
 from .loader import FormatLoader as FormatLoader
 from .loader import Heads as Heads
 from .loader import ModuleLoader as ModuleLoader
@@ -138,6 +139,7 @@ from .verify import Finding as Finding
 from .verify import Report as Report
 from .verify import inspect as inspect
 from .verify import verify as verify
+from .weights import Load as Load
 from .weights import LoadReport as LoadReport
 from .weights import Weights as Weights
 from .weights import open_checkpoint as open_checkpoint

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from qload.cli.bench_load import bench_load
 from qload.cli.doctor import doctor
 from qload.cli.endings import endings
 from qload.cli.formats import formats
@@ -69,7 +70,7 @@ def _print_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
 
 @click.group(
     cls=Verbs,
-    commands=[inspect, verify, formats, doctor],
+    commands=[inspect, verify, formats, doctor, bench_load],
     epilog=EPILOG,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )

@@ -35,7 +35,7 @@ def write(integers: Integers, zero_point: bool = True) -> AWQWeight:
     return AWQWeight(
         config=AWQConfig(-1 if groups == 1 else K // groups, bits, zero_point),
         qweight=integers.packed("qweight", packing, integers.unpack()),
-        qzeros=Stored().write(integers.zeros, packing) if zero_point else None,
+        qzeros=Stored().write(integers.zeros.contiguous(), packing) if zero_point else None,
         scales=integers.scales.contiguous(),
         layer=integers.layer,
     )

@@ -1,6 +1,7 @@
 """GPTQ: words along K, an index of groups, and zero points in any of their conventions."""
 
 from dataclasses import replace
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -15,18 +16,47 @@ from qload.spec import Codes, Layer
 
 def read(weight: GPTQWeight) -> Integers:
     """Codes, zero points as they are meant, and the group of each row."""
-    config = weight.config
+    config, middle = weight.config, _is_middle(weight)
     return Integers(
         bits=config.bits,
         group_size=config.group_size,
         unpack=lambda: gptq.rows(config.bits).packed(weight.qweight),
         scales=weight.scales,
-        zeros=config.zeros.read(weight.qzeros, gptq.columns(config.bits)),
+        zeros=_zeros(weight, middle),
         g_idx=weight.groups_of_inputs(),
         layer=with_origin(weight, weight.g_idx),
         convention=config.zeros,
         words=weight.qweight,
+        middle=middle,
     )
+
+
+def _zeros(weight: GPTQWeight, middle: bool) -> Tensor:
+    """Zero points (G, N); middle ones share one element."""
+    bits, scales = weight.config.bits, weight.scales
+    if middle:
+        return scales.new_full((1, 1), 2 ** (bits - 1), dtype=torch.int32).expand(scales.shape)
+    return weight.config.zeros.read(weight.qzeros, gptq.columns(bits))
+
+
+def _is_middle(weight: GPTQWeight) -> bool:
+    """Whether each word of zero points is that of middle ones, which spares spelling them out."""
+    word = _middle_word(weight.config.bits, weight.config.zeros)
+    if word is None:
+        return False
+    words = weight.qzeros
+    if type(words) is Tensor and words.device.type == "cpu":  # by one thread: few words are not worth a team
+        return bool((words.numpy() == word).all())
+    return bool((words == word).all())
+
+
+@cache
+def _middle_word(bits: int, zeros: ZeroPoints) -> int | None:
+    """The word that holds middle zero points alone; None where several words do in turns."""
+    if WORD_BITS % bits:
+        return None
+    fill = torch.full((1, WORD_BITS // bits), 2 ** (bits - 1), dtype=torch.int32)
+    return int(zeros.write(fill, gptq.columns(bits)))
 
 
 def write(integers: Integers, zeros: ZeroPoints) -> GPTQWeight:
@@ -84,7 +114,7 @@ def words(integers: Integers, zeros: ZeroPoints) -> Tensor:
         if value > highest or value < lowest:
             reason = f"a zero point of {value} is {wrong}"
             raise RepackError(integers.source, f"zero points {zeros.name}", reason)
-    return zeros.write(integers.zeros, gptq.columns(integers.bits))
+    return zeros.write(integers.zeros.contiguous(), gptq.columns(integers.bits))
 
 
 def why_not(integers: Integers) -> str | None:

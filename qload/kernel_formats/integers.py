@@ -5,7 +5,7 @@ padded or permuted, and K need not fill words: whether it has to, the layout tha
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -40,7 +40,8 @@ class Integers:
     `unpack` makes the codes (K, N), which whoever only asks what fits does not need; `words` are they as
     GPTQ has them, where they were read as such. `group_size` is -1 for one group. `convention`: how zero
     points were stored. `whole`: the layer that this is a share of; where it is known, it decides what is
-    refused or left out, so that every rank decides alike. `out`: a weight whose large tensors are written to,
+    refused or left out, so that every rank decides alike. `middle`: all zero points are known to be
+    2**(bits - 1). `out`: a weight whose large tensors are written to,
     by `writes`, which are left to be called when nothing can be refused any more.
     """
 
@@ -54,6 +55,7 @@ class Integers:
     convention: ZeroPoints = field(default_factory=Stored)
     whole: "Integers | None" = None
     words: Tensor | None = None
+    middle: bool = False
     out: Weight | None = None
     writes: list[Callable[[], object]] = field(default_factory=list)
 
@@ -108,16 +110,17 @@ class Integers:
     def span(self) -> tuple[int, int]:
         """The lowest and the highest zero point of the layer that decides; of no outputs, the middle."""
         zeros = self.decides.zeros
-        if not zeros.numel():
+        if self.decides.middle or not zeros.numel():
             return (2 ** (self.bits - 1),) * 2
-        return int(zeros.min()), int(zeros.max())
+        least, most = torch.stack(torch.aminmax(zeros)).tolist()  # one wait for a device, and not two
+        return int(least), int(most)
 
     @property
     def symmetric(self) -> bool:
         """Whether every zero point is 2**(bits - 1), so that a kernel need not read them."""
         return self.span == (2 ** (self.bits - 1),) * 2
 
-    @property
+    @cached_property
     def in_order(self) -> bool:
         """Whether rows and groups follow each other here, groups of one size but the last."""
         if self.groups == 1:
@@ -143,7 +146,7 @@ def with_origin(weight: Weight, index: Tensor | None = None, *, keeps_zeros: boo
     if weight.layer.origin is not None:
         return weight.layer
     origin = Origin(type(weight), weight.config, None if index is None else index.dtype, keeps_zeros)
-    return replace(weight.layer, origin=origin)
+    return weight.layer.with_origin(origin, weight.layer.activations)
 
 
 def middle_zero_points(bits: int, scales: Tensor) -> Tensor:

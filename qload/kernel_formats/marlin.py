@@ -249,16 +249,18 @@ def write(
     wide_scales = _pad(integers.scales, copies, rows, Np, 0)
     wide = codes if perm is None else codes[perm[:K]]
     if (Np, Kp) != (N, K):
+        g_idx = config.in_order(Kp, wide_zeros.device) if g_idx is None else g_idx
         inner, wide = devices.plain(wide), wide_zeros[g_idx]  # padding has the code that means 0
         wide[:K, :N] = inner
-    return made(
-        config=replace(config, zero_point=not symmetric),
-        qweight=integers.packed("qweight", made.order(bits), wide),
-        scales=integers.ordered("scales", marlin.scales(rows), wide_scales),
-        qzeros=None if symmetric else Stored().write(wide_zeros, marlin.zeros(bits)),
-        g_idx=None if perm is None else g_idx.to(torch.int32),
-        perm=None if perm is None else perm.to(torch.int32),
-        layer=integers.layer,
+    tensors = {
+        "qweight": integers.packed("qweight", made.order(bits), wide),
+        "scales": integers.ordered("scales", marlin.scales(rows), wide_scales),
+        "qzeros": None if symmetric else Stored().write(wide_zeros.contiguous(), marlin.zeros(bits)),
+        "g_idx": None if g_idx is None or perm is None else g_idx.to(torch.int32),
+        "perm": None if perm is None else perm.to(torch.int32),
+    }
+    return made.unchecked(
+        replace(config, zero_point=True) if not symmetric else config, integers.layer, tensors
     )
 
 
@@ -300,15 +302,17 @@ def why_not(integers: Integers) -> str | None:
     return None
 
 
-def _rows(integers: Integers, made: type[GPTQMarlinWeight]) -> tuple[GPTQMarlinConfig, Tensor | None, Tensor]:
-    """The kernel's config, the permutation of the padded rows or None, and the group of each padded row."""
+def _rows(
+    integers: Integers, made: type[GPTQMarlinWeight]
+) -> tuple[GPTQMarlinConfig, Tensor | None, Tensor | None]:
+    """The kernel's config, the permutation of the padded rows, and the group of each; None: in order."""
     (N, K), groups, device = integers.shape, integers.groups, integers.g_idx.device
     size, copies = (cut(integers.group_size) or (integers.group_size, 1)) if groups > 1 else (-1, 1)
     config = type(made.example)(integers.bits, size, copies=copies)
+    if integers.in_order:
+        return config, None, None
     _, Kp = made.padded(N, K, config.group_size)
     here, there = config.in_order(K, device), config.in_order(Kp, device)
-    if integers.in_order:
-        return config, None, there
     perm = torch.argsort(integers.g_idx, stable=True)
     ordered = integers.g_idx[perm].long()
     is_k_full = -(-config.groups(K) // copies) == groups and bool((ordered == here // copies).all())
@@ -321,6 +325,8 @@ def _rows(integers: Integers, made: type[GPTQMarlinWeight]) -> tuple[GPTQMarlinC
 def _pad(tensor: Tensor, copies: int, rows: int, columns: int, value: int) -> Tensor:
     """Each row so many times, then as many rows and columns as asked for."""
     tensor = tensor if copies == 1 else tensor.repeat_interleave(copies, 0)[:rows]
+    if tensor.shape == (rows, columns):
+        return tensor
     wide = tensor.new_full((rows, columns), value)
     wide[: tensor.shape[0], : tensor.shape[1]] = tensor
     return wide

@@ -5,7 +5,7 @@ every layout is written from one. Nothing else here knows a type or a layout by 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -175,7 +175,8 @@ def repack(
         meaning = reader.read(weight)
         if isinstance(meaning, Integers):
             destination = out if type(out) is writer.made and not share_memory(out, weight) else None
-            meaning = replace(meaning, whole=meant, out=destination)
+            if meant is not None or destination is not None:
+                meaning = replace(meaning, whole=meant, out=destination)
             writes = meaning.writes
         options_given["whole"] = meant
         made = writer.write(meaning, **{option: options_given[option] for option in writer.options})
@@ -279,7 +280,9 @@ def _origin(made: Weight) -> Origin | None:
 
 
 def _relabel(weight: W, origin: Origin | None) -> W:
-    return replace(weight, layer=replace(weight.layer, origin=origin, activations=_renamed(weight)))
+    layer = weight.layer.with_origin(origin, _renamed(weight))
+    names = [each.name for each in fields(weight) if each.name not in ("config", "layer")]
+    return type(weight).unchecked(weight.config, layer, {name: getattr(weight, name) for name in names})
 
 
 def _renamed(weight: Weight) -> ActivationScheme | None:

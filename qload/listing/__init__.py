@@ -4,5 +4,6 @@ from qload.listing.coverage import Account, Coverage, account
 from qload.listing.groups import Groups
 from qload.listing.info import LayerInfo, info_of
 from qload.listing.layers import layers
+from qload.listing.load import load_layers
 
-__all__ = ["Account", "Coverage", "Groups", "LayerInfo", "account", "info_of", "layers"]
+__all__ = ["Account", "Coverage", "Groups", "LayerInfo", "account", "info_of", "layers", "load_layers"]

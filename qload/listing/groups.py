@@ -40,7 +40,12 @@ class Groups:
     @cached_property
     def layers(self) -> Mapping[str, LayerDescription | QloadError]:
         """Every layer that some format could mean: what it is, or why it is none."""
-        return {prefix: self._describe(prefix) for prefix in self.suffixes if self._is_layer(prefix)}
+        return {prefix: self._describe(prefix) for prefix in self.found}
+
+    @cached_property
+    def found(self) -> list[str]:
+        """The prefix of every layer that some format could mean, told by names and dtypes."""
+        return [prefix for prefix in self.suffixes if self._is_layer(prefix)]
 
     @cached_property
     def specs(self) -> Mapping[str, TensorSpec]:

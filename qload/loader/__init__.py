@@ -1,11 +1,11 @@
 """From named tensors to typed weights: the five loads, and the one loader that serves all formats."""
 
-from qload.loader.base import Blocks, Part, Split, WeightsLoader, split_blocks
+from qload.loader.base import Blocks, LoadPlan, Part, Split, WeightsLoader, split_blocks
 from qload.loader.description import ConfiguredFormat, LayerDescription
 from qload.loader.formats import FormatLoader
 from qload.loader.heads import Heads
 from qload.loader.modules import ModuleLoader
-from qload.loader.source import TensorSource
+from qload.loader.source import Rectangle, TensorSource
 
 __all__ = [
     "Blocks",
@@ -13,8 +13,10 @@ __all__ = [
     "FormatLoader",
     "Heads",
     "LayerDescription",
+    "LoadPlan",
     "ModuleLoader",
     "Part",
+    "Rectangle",
     "Split",
     "TensorSource",
     "WeightsLoader",

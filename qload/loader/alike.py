@@ -15,7 +15,7 @@ from qload.loader.description import (
     choose,
     describe,
 )
-from qload.loader.source import TensorSource
+from qload.loader.source import TensorSource, fact_of
 from qload.spec import Names, Shape, named
 
 MOST = 1 << 12  # descriptions that are remembered; a hostile checkpoint may have no two layers alike
@@ -47,16 +47,15 @@ class Describer:
                 self._chosen[headers] = chosen
         names = LayerNames(weights, prefix, chosen.suffixes)
         facts = {
-            spec.name: weights.read(names.full(spec.name), role=spec.role)
+            spec.name: fact_of(weights, names.full(spec.name), spec.role)
             for spec in chosen.specs
             if spec.fact
         }
         told = _digest(facts)
         known = None if told is None else self._described.get((headers, told))
         if known is not None:
-            return LayerDescription(
-                prefix, known.format, known.specs, known.sizes, facts, known.dtypes, names, known.notes
-            )
+            same = known.format, known.specs, known.sizes
+            return LayerDescription(prefix, *same, facts, known.dtypes, names, known.notes, known.cuts)
         layer = describe(weights, prefix, chosen, facts)
         if told is not None and len(self._described) < MOST:
             self._described[headers, told] = replace(layer, facts={}, names=Names())

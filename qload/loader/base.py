@@ -1,7 +1,7 @@
 """The five loads every loader answers, all of them one: parts of layers, and what the ranks share."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import index
@@ -11,7 +11,7 @@ import torch
 
 from qload.errors import ArgumentError, DivideError, UnsupportedFormatError, checked
 from qload.loader.description import ConfiguredFormat, LayerDescription
-from qload.loader.source import TensorSource
+from qload.loader.source import Rectangle, TensorSource
 from qload.spec import Weight
 
 Split = Literal["N", "K"]
@@ -33,6 +33,18 @@ class Part:
     short: bool = False
 
 
+@dataclass(frozen=True)
+class LoadPlan:
+    """A load before any weight is read.
+
+    `reads`: what it will ask for, as far as headers and facts tell, for who reads ahead. `finish` makes the
+    weight from a source that has the same tensors.
+    """
+
+    reads: Sequence[Rectangle]
+    finish: Callable[[TensorSource], Weight]
+
+
 class WeightsLoader(ABC):
     """Turns named tensors into a typed weight. A subclass says `load` and `shape`; the rest follows.
 
@@ -51,6 +63,10 @@ class WeightsLoader(ABC):
 
         `weights`: who holds the tensors, as `Weights` does.
         """
+
+    def plan(self, weights: TensorSource, parts: Sequence[Part], split: Split | None) -> LoadPlan:
+        """The load of `parts` of `weights` along `split`, in two steps; of a loader that cannot tell, one."""
+        return LoadPlan((), lambda source: self.load(source, parts, split))
 
     @abstractmethod
     def shape(self, weights: TensorSource, prefix: str) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """Where the world cuts a layer: every rank checks all the places, from declarations alone."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import lcm
 
 from qload.errors import CutError, DivideError, worlds
@@ -23,6 +23,17 @@ class Share:
     bounds: ShareBounds
     k_places: tuple[int, ...]
     part: int = 0
+    indices: dict[str, tuple[slice, ...]] = field(default_factory=dict, compare=False, repr=False)
+
+    def index(self, axes: str, places: Sequence[Axis]) -> tuple[slice, ...]:
+        """The slices of a tensor whose axes are written `axes`; none of one that stays whole."""
+        found = self.indices.get(axes)
+        if found is None:
+            pieces = [self.piece(axis) for axis in places]
+            whole = all(one is None for one in pieces)
+            found = () if whole else tuple(slice(None) if one is None else slice(*one) for one in pieces)
+            self.indices[axes] = found
+        return found
 
     def piece(self, axis: Axis) -> tuple[int, int] | None:
         """[start, stop) of a stored axis, or None where it stays whole."""
@@ -65,6 +76,26 @@ def share(
     `joined`: another part follows, so that the end of this one is a cut like any other. `number`: which
     part of its layer this is.
     """
+    question = (
+        part.start,
+        part.stop,
+        part.copies,
+        part.short,
+        split,
+        group.size(),
+        group.rank(),
+        joined,
+        number,
+    )
+    known: Share | None = layer.cuts.get(question)
+    if known is None:
+        known = layer.cuts[question] = _share(layer, part, split, group, joined, number)
+    return Share(layer, known.bounds, known.k_places, known.part, known.indices)
+
+
+def _share(
+    layer: LayerDescription, part: Part, split: Split | None, group: ProcessGroup, joined: bool, number: int
+) -> Share:
     world, rank = group.size(), group.rank()
     start, stop = part.start, layer.N if part.stop is None else part.stop
     _check(layer, "N", (start, stop), None, joined)

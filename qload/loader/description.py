@@ -71,6 +71,7 @@ class LayerDescription:
     dtypes: Mapping[str, torch.dtype]
     names: Names
     notes: Sequence[str] = ()  # where a claim disagreed without harm
+    cuts: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)  # known of layers like it
 
     @property
     def N(self) -> int:

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -12,11 +12,11 @@ from torch import Tensor
 from qload.errors import ArgumentError, ExcludedModuleError, MismatchError, checked
 from qload.loader import pieces
 from qload.loader.alike import Describer
-from qload.loader.base import Part, Split, WeightsLoader
+from qload.loader.base import LoadPlan, Part, Split, WeightsLoader
 from qload.loader.cuts import Share, share
 from qload.loader.description import ConfiguredFormat, LayerDescription, check_alike
 from qload.loader.exclusion import Exclusions
-from qload.loader.source import TensorSource
+from qload.loader.source import Rectangle, TensorSource
 from qload.spec import Layer, Weight
 
 NOTHING = Exclusions()
@@ -82,30 +82,24 @@ class FormatLoader(WeightsLoader):
         ArgumentError where a layer with a scale for each of its parts stands twice; MismatchError,
         ShapeError, CutError and the like where layers, ranks and formats do not go together.
         """
+        return self._planned(weights, parts, split).load(weights, out)
+
+    def plan(self, weights: TensorSource, parts: Sequence[Part], split: Split | None) -> LoadPlan:
+        """The load of `parts` of `weights` along `split`: all is checked now, and all reads are known."""
+        if type(self).load is not FormatLoader.load:  # a subclass that loads otherwise
+            return super().plan(weights, parts, split)
+        planned = self._planned(weights, parts, split)
+        return LoadPlan(planned.reads(), planned.load)
+
+    def _planned(self, weights: TensorSource, parts: Sequence[Part], split: Split | None) -> "_Planned":
         layers = {part.prefix: self.describe(weights, part.prefix) for part in parts}
         twice = len(layers) < len(parts) and any(part.stop is None for part in parts)
         if twice and any(layer.sizes.get("P", 1) > 1 for layer in layers.values()):
             names = ", ".join(part.prefix for part in parts)
             raise ArgumentError("prefixes", "each layer once, as its parts have scales of their own", names)
         check_alike(list(layers.values()))
-        shares = shares_of(weights, layers, parts, split)
-        first = shares[0]
         widths = [(layers[p.prefix].N if p.stop is None else p.stop) - p.start for p in parts]
-        layer = Layer(
-            parts=tuple(one.bounds.n1 - one.bounds.n0 for one in shares),
-            K=first.bounds.k1 - first.bounds.k0,
-            whole=(sum(widths), first.layer.K),
-            name=", ".join(layers),
-            activations=first.layer.format.activations,
-        )
-        tensors = _tensors(weights, shares, out)
-        fmt = first.layer.format
-        weight: Weight = fmt.weight_type(config=fmt.config, layer=layer, **tensors)
-        for one in layers.values():
-            for note in one.notes:
-                weights.note(f"{one.prefix}: {note}")
-        weights.take(one.names.full(spec.name) for one in layers.values() for spec in one.specs)
-        return weight
+        return _Planned(layers, shares_of(weights, layers, parts, split), sum(widths))
 
     def _describer(self) -> Describer:
         """Of these very formats: a twin with other ones has its own."""
@@ -131,6 +125,47 @@ class FormatLoader(WeightsLoader):
         return (
             f"{type(self).__name__}({', '.join(f'{r.weight_type.format}: {r.config}' for r in self.formats)})"
         )
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """Layers that were described, this rank's share of each part, and how many outputs all parts have."""
+
+    layers: Mapping[str, LayerDescription]
+    shares: Sequence[Share]
+    outputs: int
+
+    def reads(self) -> list[Rectangle]:
+        """What a load asks for."""
+        specs = [spec for spec in self.shares[0].layer.specs if not spec.fact]
+        return [each for spec in specs for each in pieces.rectangles(spec, self.shares)]
+
+    def load(self, weights: TensorSource, out: Mapping[str, Tensor] = MappingProxyType({})) -> Weight:
+        """The typed weight, which is entered into the ledger."""
+        first, layers = self.shares[0], self.layers.values()
+        layer = Layer(
+            parts=tuple(one.bounds.n1 - one.bounds.n0 for one in self.shares),
+            K=first.bounds.k1 - first.bounds.k0,
+            whole=(self.outputs, first.layer.K),
+            name=", ".join(self.layers),
+            activations=first.layer.format.activations,
+        )
+        weight = self._made(layer, _tensors(weights, self.shares, out))
+        for one in layers:
+            for note in one.notes:
+                weights.note(f"{one.prefix}: {note}")
+        weights.take(one.names.full(spec.name) for one in layers for spec in one.specs)
+        return weight
+
+    def _made(self, layer: Layer, tensors: Mapping[str, Tensor]) -> Weight:
+        """The typed weight. Of a whole layer headers and facts were checked, and no device is waited for."""
+        (share, *others), fmt = self.shares, self.shares[0].layer.format
+        whole = not others and share.bounds.all_inputs and layer.parts == (share.bounds.N,)
+        looks = fmt.weight_type.__post_init__ is not Weight.__post_init__  # at values that are no facts
+        if whole and not looks and not any(spec.spent for spec in share.layer.specs):
+            return fmt.weight_type.unchecked(fmt.config, layer, tensors)
+        made: Weight = fmt.weight_type(config=fmt.config, layer=layer, **tensors)
+        return made
 
 
 def shares_of(

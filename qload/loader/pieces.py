@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from qload.loader.cuts import Share
-from qload.loader.source import TensorSource, fill
+from qload.loader.source import Rectangle, TensorSource, fill, placed
 from qload.spec import Axis, TensorSpec
 
 
@@ -33,6 +33,16 @@ def read(
     return _as_stored(whole, spec, shares)
 
 
+def rectangles(spec: TensorSpec, shares: Sequence[Share]) -> list[Rectangle]:
+    """What `read` asks a source for, of a tensor that is no fact."""
+    found = []
+    for one in shares if spec.joined() is not None else shares[:1]:
+        strided = not one.bounds.all_inputs and any(axis.flat for axis in spec.places)
+        whole = strided or spec.view is not None
+        found.append(Rectangle(one.layer.names.full(spec.name), () if whole else _index(one, spec)))
+    return found
+
+
 def _is_read_as_it_lies(spec: TensorSpec, shares: Sequence[Share]) -> bool:
     """Whether each part is a rectangle of what is stored."""
     strided = not shares[0].bounds.all_inputs and any(axis.flat for axis in spec.places)
@@ -47,7 +57,7 @@ def _read_into(weights: TensorSource, spec: TensorSpec, shares: Sequence[Share],
         name = one.layer.names.full(spec.name)
         if not weights.info(name).shape:
             place = place.reshape(())  # of one entry
-        fill(weights, name, _index(one, spec.places), place, spec.role)
+        fill(weights, name, _index(one, spec), place, spec.role)
         at += extent or 0
     return out
 
@@ -63,17 +73,18 @@ def piece(weights: TensorSource, spec: TensorSpec, share: Share) -> Tensor:
     """This rank's piece of one part, along the places where the tensor is cut."""
     name, places = share.layer.names.full(spec.name), spec.places
     if spec.fact:
-        fact = share.layer.facts[spec.name][_index(share, places)].clone()
-        return fact - _first(spec.index_of, share) if spec.index_of else fact
+        fact = placed(weights, share.layer.facts[spec.name][_index(share, spec)])
+        first = _first(spec.index_of, share) if spec.index_of else 0
+        return fact - first if first else fact
     strided = not share.bounds.all_inputs and any(axis.flat for axis in places)
     if strided:
         return _columns(weights.read(name, role=spec.role), places, share)
     if spec.view is None:
-        read = weights.read(name, _index(share, places), role=spec.role)
+        read = weights.read(name, _index(share, spec), role=spec.role)
         return read.reshape(1) if read.ndim == 0 else read
     sizes = share.layer.sizes
     extents = [axis.size(axis.logical(sizes) or 0) or 0 for axis in places]
-    return weights.read(name, role=spec.role).reshape(extents)[_index(share, places)]
+    return weights.read(name, role=spec.role).reshape(extents)[_index(share, spec)]
 
 
 def _columns(whole: Tensor, places: Sequence[Axis], share: Share) -> Tensor:
@@ -94,11 +105,8 @@ def _as_stored(tensor: Tensor, spec: TensorSpec, shares: Sequence[Share]) -> Ten
     return tensor.reshape([axis.size(axis.logical(sizes) or 0) or 0 for axis in spec.axes])
 
 
-def _index(share: Share, places: Sequence[Axis]) -> tuple[slice, ...]:
-    found = [share.piece(axis) for axis in places]
-    if all(one is None for one in found):
-        return ()
-    return tuple(slice(None) if one is None else slice(*one) for one in found)
+def _index(share: Share, spec: TensorSpec) -> tuple[slice, ...]:
+    return share.index(spec.text if spec.view is None else spec.view, spec.places)
 
 
 def _first(letter: str, share: Share) -> int:

@@ -1,7 +1,7 @@
 """What a loader asks of whoever holds the tensors: `Weights`, over any storage."""
 
-from collections.abc import Iterable
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -36,6 +36,25 @@ class TensorSource(Protocol):
 
     def missing(self, name: str, hint: str = "") -> MissingTensorError:
         """The error that says what was tried and what there is instead."""
+
+
+class Rectangle(NamedTuple):
+    """The elements of the tensor `name` within these slices, which a load will read."""
+
+    name: str
+    slices: tuple[slice, ...]
+
+
+def fact_of(source: TensorSource, name: str, role: Role) -> Tensor:
+    """All of a small tensor that decides, on the CPU where the source can: nobody waits for a device."""
+    read: Callable[[str], Tensor] | None = getattr(source, "read_fact", None)
+    return source.read(name, role=role) if read is None else read(name)
+
+
+def placed(source: TensorSource, fact: Tensor) -> Tensor:
+    """A part of what `fact_of` has read, in memory of its own, where the source puts tensors."""
+    place: Callable[[Tensor], Tensor] | None = getattr(source, "place", None)
+    return fact.clone() if place is None else place(fact)
 
 
 @runtime_checkable

@@ -1,20 +1,23 @@
 """A loader that quantizes the plain layers which another loader reads."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from qload.errors import ArgumentError, MismatchError, check_type
+from qload.errors import ArgumentError, MismatchError, QloadError, check_type
 from qload.formats import UnquantizedWeight
 from qload.formats.unquantized import FLOATS
 from qload.loader import (
     FormatLoader,
     LayerDescription,
+    LoadPlan,
     ModuleLoader,
     Part,
+    Rectangle,
     Split,
     TensorSource,
     WeightsLoader,
@@ -148,6 +151,13 @@ class QuantizingLoader(WeightsLoader):
         return cut(
             {prefix: self._whole(weights, prefix) for prefix in layers}, weights.process_group, parts, split
         )
+
+    def plan(self, weights: TensorSource, parts: Sequence[Part], split: Split | None) -> LoadPlan:
+        """The load of `parts` of `weights` along `split`; it reads what the inner loader would."""
+        reads: Sequence[Rectangle] = ()
+        with suppress(QloadError):  # the load itself says what is wrong
+            reads = self.inner.plan(weights, parts, None if self.statistics == "whole" else split).reads
+        return LoadPlan(reads, lambda source: self.load(source, parts, split))
 
     def _are_quantized(self, layers: Mapping[str, LayerDescription]) -> bool:
         """Whether the parts of a layer are to be quantized, all of them or none."""

@@ -16,7 +16,7 @@ from qload.kernel_formats.repack import made, options, repack, skippable_tensor
 from qload.kernels.chips import compute_capability
 from qload.kernels.cuda.choice import known
 from qload.layouts import marlin
-from qload.loader import FormatLoader, LayerDescription, Part, Split, TensorSource, WeightsLoader
+from qload.loader import FormatLoader, LayerDescription, LoadPlan, Part, Split, TensorSource, WeightsLoader
 from qload.repacking.header_only import HeaderOnlySource
 from qload.spec import Weight
 
@@ -88,7 +88,21 @@ class RepackingLoader(WeightsLoader):
 
     def load(self, weights: TensorSource, parts: Sequence[Part], split: Split | None) -> Weight:
         """As the inner loader, repacked; RepackError where the layout cannot say the weight."""
-        weight = self.inner.load(weights, parts, split)
+        return self._finished(weights, parts, split, self.inner.load(weights, parts, split))
+
+    def plan(self, weights: TensorSource, parts: Sequence[Part], split: Split | None) -> LoadPlan:
+        """The load of `parts` of `weights` along `split`, in the two steps of the inner loader."""
+        if type(self).load is not RepackingLoader.load:  # a subclass that loads otherwise
+            return super().plan(weights, parts, split)
+        inner = self.inner.plan(weights, parts, split)
+        return LoadPlan(
+            inner.reads, lambda source: self._finished(source, parts, split, inner.finish(source))
+        )
+
+    def _finished(
+        self, weights: TensorSource, parts: Sequence[Part], split: Split | None, weight: Weight
+    ) -> Weight:
+        """What the inner loader has read, repacked."""
         if weight.plain or isinstance(weight, READ_AS_STORED.get(self.layout, ())):
             return weight
         whole = partial(self._whole, weights, parts, weight) if split else lambda layout: None

@@ -5,7 +5,7 @@ two sentences cut in different places are cut in both.
 """
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from math import prod
 from typing import NamedTuple
 
@@ -55,23 +55,30 @@ Axis = Sequence[AxisDigit]
 @cache
 def axis_digits(sentence: Sentence, shape: tuple[int, ...]) -> tuple[tuple[AxisDigit, ...], ...]:
     """The digits of each plain axis, innermost first, and their strides in the ordered tensor."""
+    known: tuple[tuple[AxisDigit, ...], ...] | None = sentence.known.get(("axes", shape))
+    if known is not None:
+        return known
     size = sentence.digits(shape, sentence.left)
     extents = [prod(size[digit] for digit in group) for group in sentence.right]
     stride = strides(sentence.right, size, [prod(extents[axis + 1 :]) for axis in range(len(extents))])
-    return tuple(tuple(AxisDigit(size[d], stride[d]) for d in reversed(group)) for group in sentence.left)
+    axes = tuple(tuple(AxisDigit(size[d], stride[d]) for d in reversed(group)) for group in sentence.left)
+    sentence.remember(("axes", shape), axes)
+    return axes
 
 
-@cache
 def holds_whole_codes(words: WordSentence) -> bool:
     """Whether words hold whole codes one after another, so that each digit of codes has one stride."""
     return words.bits in WHOLE_BITS and runs_in_turn(words)
 
 
-@cache
 def runs_in_turn(words: WordSentence) -> bool:
     """Whether a run is one word, which holds whole codes one after another."""
-    found = [(f.code, f.low, f.word, f.bit) for f in words.fields]
-    return found == [(i, 0, 0, i * words.bits) for i in range(words.run)]
+    known: bool | None = words.codes.known.get("in turn")
+    if known is None:
+        found = [(f.code, f.low, f.word, f.bit) for f in words.fields]
+        known = found == [(i, 0, 0, i * words.bits) for i in range(words.run)]
+        words.codes.remember("in turn", known)
+    return known
 
 
 @cache
@@ -135,6 +142,12 @@ def axis_in_common(ours: Axis, theirs: Axis) -> list[Digit] | None:
 
 def in_common(source: Sequence[Axis], target: Sequence[Axis]) -> list[Digit] | None:
     """The digits that two orders of one shape are made of; None where their cuts do not nest."""
+    found = _in_common(tuple(map(tuple, source)), tuple(map(tuple, target)))
+    return None if found is None else list(found)
+
+
+@lru_cache(1 << 10)
+def _in_common(source: tuple[Axis, ...], target: tuple[Axis, ...]) -> list[Digit] | None:
     found: list[Digit] = []
     for left, right in zip(source, target, strict=True):
         both = axis_in_common(left, right)

@@ -94,6 +94,12 @@ class Layer:
         """Outputs of all parts together."""
         return sum(self.parts)
 
+    def with_origin(self, origin: Config | None, activations: ActivationScheme | None) -> "Layer":
+        """This layer, made from another `origin`, whose inputs are quantized by `activations`."""
+        twin = object.__new__(Layer)
+        twin.__dict__.update(self.__dict__, origin=origin, activations=activations)
+        return twin
+
 
 UNPLACED = Layer((), 0, (0, 0))  # of a weight made by hand, whose tensors tell the rest
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Collection, Mapping
+from threading import Lock
 from typing import Self
 
 from torch import Tensor
@@ -40,6 +41,7 @@ class MemoryStorage:
         self._tensors = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         self.reads: Counter[str] = Counter()
         self.bytes_read: int = 0
+        self._counting = Lock()
 
     def __enter__(self) -> Self:
         return self
@@ -62,8 +64,7 @@ class MemoryStorage:
         tensor = self._find(name)
         pairs = bounds(name, tuple(tensor.shape), index)
         piece = tensor[tuple(slice(*pair) for pair in pairs)].cpu().clone().contiguous()
-        self.reads[name] += 1
-        self.bytes_read += piece.numel() * piece.element_size()
+        self._count(name, piece.nbytes)
         return piece
 
     @checked
@@ -76,11 +77,15 @@ class MemoryStorage:
         pairs = bounds(name, tuple(tensor.shape), index)
         check_out(name, out, [stop - start for start, stop in pairs], tensor.dtype)
         out.copy_(tensor[tuple(slice(*pair) for pair in pairs)])
-        self.reads[name] += 1
-        self.bytes_read += out.nbytes
+        self._count(name, out.nbytes)
 
     def close(self) -> None:
         """Nothing to let go of."""
+
+    def _count(self, name: str, nbytes: int) -> None:
+        with self._counting:
+            self.reads[name] += 1
+            self.bytes_read += nbytes
 
     def _find(self, name: str) -> Tensor:
         if type(name) is not str:

@@ -3,6 +3,7 @@
 import logging
 import sys
 from collections.abc import Collection, Mapping
+from threading import Lock
 from typing import Self
 
 import torch
@@ -66,6 +67,7 @@ class SafetensorsStorage:
             self._holders.update(dict.fromkeys(header.tensors, file))
         self._open = OpenFiles(self.files, {file: head.identity for file, head in headers.items()})
         self.bytes_read: int = 0
+        self._counting = Lock()
 
     def __enter__(self) -> Self:
         return self
@@ -96,7 +98,7 @@ class SafetensorsStorage:
             return torch.empty(extents, dtype=entry.dtype)
         with self._open.reading(file) as opened:
             piece = read_rectangle(opened, entry, pairs)
-        self.bytes_read += piece.nbytes
+        self._count(piece.nbytes)
         return torch.from_numpy(piece).view(entry.dtype).reshape(extents)
 
     @checked
@@ -111,11 +113,15 @@ class SafetensorsStorage:
         if out.numel():
             with self._open.reading(file) as opened:
                 read_rectangle(opened, entry, pairs, out.reshape(-1).view(torch.uint8).numpy())
-            self.bytes_read += out.nbytes
+            self._count(out.nbytes)
 
     def close(self) -> None:
         """Close all files; reading afterwards is a StorageError."""
         self._open.close()
+
+    def _count(self, nbytes: int) -> None:
+        with self._counting:
+            self.bytes_read += nbytes
 
     def _find(self, name: str) -> tuple[str, Entry]:
         if type(name) is not str:

@@ -2,6 +2,7 @@
 
 from qload.weights.checkpoint import open_checkpoint
 from qload.weights.ledger import LoadReport
+from qload.weights.loads import Load
 from qload.weights.weights import Weights
 
-__all__ = ["LoadReport", "Weights", "open_checkpoint"]
+__all__ = ["Load", "LoadReport", "Weights", "open_checkpoint"]

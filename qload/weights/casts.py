@@ -4,15 +4,17 @@ import torch
 from torch import Tensor
 
 from qload.errors import CastError
+from qload.formats import ROLES
 from qload.formats.unquantized import FLOATS
 from qload.spec import Role
 
 
-def cast_by_role(name: str, tensor: Tensor, dtype: torch.dtype | None, role: Role) -> Tensor:
-    """A tensor in the dtype that a user asks for, where it is plain floats, or as it is."""
+def by_role(stored: str, tensor: Tensor, dtype: torch.dtype | None, role: Role | None) -> Tensor:
+    """The tensor `stored` in the dtype that is asked for, where its role, or else its name, allows a cast."""
+    role = role or ROLES.get(stored.rpartition(".")[2], Role.FLOAT)
     if role is not Role.FLOAT or dtype in (None, tensor.dtype) or tensor.dtype not in FLOATS:
         return tensor
-    return cast(name, tensor, dtype)
+    return cast(stored, tensor, dtype)
 
 
 def cast(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:

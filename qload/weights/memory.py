@@ -8,7 +8,7 @@ from torch import Tensor
 from qload.errors import ArgumentError, DivideError, checked
 from qload.parallel import ProcessGroup
 from qload.spec import Role
-from qload.weights.casts import cast_by_role
+from qload.weights.casts import by_role
 
 
 class _Holder(Protocol):
@@ -35,4 +35,4 @@ class TensorShares:
         if size % world:
             raise DivideError("tensor", dim % tensor.ndim, size, f"{world} ranks")
         share = tensor.narrow(dim, rank * size // world, size // world).to(self.device)
-        return cast_by_role("tensor", share, self.dtype, role or Role.FLOAT)
+        return by_role("tensor", share, self.dtype, role)

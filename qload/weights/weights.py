@@ -15,19 +15,20 @@ from torch import Tensor
 from qload.architecture import Architecture
 from qload.errors import ArgumentError, DivideError, MissingTensorError, check_type, checked
 from qload.experts.stacks import within
-from qload.formats import ROLES
 from qload.formats.unquantized import FLOATS
 from qload.loader import Blocks, Heads, Part, WeightsLoader, split_blocks
 from qload.parallel import ProcessGroup
 from qload.spec import Role, Weight
 from qload.storage import TensorInfo, WeightStorage, check_name
-from qload.weights.casts import cast_by_role
+from qload.weights.ahead import read_onto
+from qload.weights.casts import by_role
 from qload.weights.experts import ExpertLoads
 from qload.weights.heads import check_heads, load_heads
 from qload.weights.ledger import Ledger, LoadReport
 from qload.weights.memory import TensorShares
 from qload.weights.names import SortedNames
 from qload.weights.places import aliases_of, along, device_of, group_of
+from qload.weights.stream import StreamedLoads
 
 log: logging.Logger = logging.getLogger("qload")
 
@@ -36,7 +37,7 @@ log: logging.Logger = logging.getLogger("qload")
 _BLOCKS: ContextVar[tuple[tuple["Weights", WeightsLoader], ...]] = ContextVar("use_loader", default=())
 
 
-class Weights(ExpertLoads, TensorShares):
+class Weights(ExpertLoads, StreamedLoads, TensorShares):
     """Named tensors over any storage: aliases, prefix, device, dtype by role, and a ledger.
 
     ArgumentError for a parameter that cannot be acted on.
@@ -278,9 +279,7 @@ class Weights(ExpertLoads, TensorShares):
     def read(self, name: str, index: tuple[slice, ...] = (), *, role: Role | None = None) -> Tensor:
         """`index` of `name` on the device, cast where `role` allows; not entered into the ledger."""
         stored = self._stored(name)
-        tensor = self.storage.read(stored, index).to(self.device)
-        role = role or ROLES.get(stored.rpartition(".")[2], Role.FLOAT)
-        return cast_by_role(stored, tensor, self.dtype, role)
+        return by_role(stored, read_onto(self.storage, stored, index, self.device), self.dtype, role)
 
     @checked
     def take(self, names: Iterable[str]) -> None:

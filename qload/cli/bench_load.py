@@ -1,0 +1,179 @@
+"""qload bench-load: how fast a checkpoint is loaded here, beside safetensors' own load_file."""
+
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from qload.cli.hub import opened
+from qload.cli.options import CheckpointPath, as_json, verbose
+from qload.cli.output import dumps
+from qload.cli.progress import Update, named, progress_bar
+
+if TYPE_CHECKING:
+    import torch
+
+    from qload.hub import HubId
+
+EPILOG = """\b
+Examples:
+  qload bench-load ./Llama-3-8B-GPTQ
+  qload bench-load ./Llama-3-8B-GPTQ --device cuda --target auto
+  qload bench-load ./Llama-3-8B-GPTQ --target marlin --rounds 5 --json | jq '.stages[].gigabytes_per_second'
+
+Exit codes: 0 it was loaded, 1 it cannot be read, 2 the command is wrong."""
+
+TARGETS = ("auto", "marlin", "strips", "exllama", "awq", "gptq", "gptq_v2")
+
+
+@click.command(epilog=EPILOG)
+@click.argument("path", type=CheckpointPath(), metavar="PATH")
+@click.option("--device", default="cpu", show_default=True, help="Where to: cpu, cuda, cuda:1 and the like.")
+@click.option(
+    "--target",
+    type=click.Choice(TARGETS),
+    default="auto",
+    show_default=True,
+    help="What the layers are repacked for.",
+)
+@click.option("--rounds", type=click.IntRange(1, 100), default=3, show_default=True, help="How many turns.")
+@as_json
+@verbose
+def bench_load(path: "Path | HubId", device: str, target: str, rounds: int, as_json: bool | None) -> None:
+    """Measure how fast the checkpoint at PATH is loaded.
+
+    In turns: safetensors' load_file, whose tensors are copied where they stay on the CPU; all layers as they
+    are stored; and all layers repacked. Of each the median of all rounds, after one that is not counted and
+    that fills the cache of files. On a CUDA device also the most memory above what the result takes.
+    """
+    from qload import native
+
+    native.check()
+    with opened(path, whole=True) as place, progress_bar() as progress:
+        report = measure(place, device, target, rounds, progress)
+    if as_json or (as_json is None and not sys.stdout.isatty()):
+        click.echo(dumps(report))
+    else:
+        _print(report)
+
+
+def measure(
+    place: Any, device: str, target: str, rounds: int, progress: Update | None = None
+) -> dict[str, Any]:
+    """What the verb prints, as JSON: bytes of the tensors, and of each stage the rounds' rates in GB/s."""
+    from qload.weights.places import device_of
+
+    where = device_of(device)
+    _check(where)
+    nbytes, files = _stored(place)
+    stages: dict[str, Callable[[Update | None], Any]] = {
+        "load_file": lambda tell: _load_files(files, where),
+        "as stored": lambda tell: _load(place, where, None, tell),
+        target: lambda tell: _load(place, where, target, tell),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in stages}
+    above: dict[str, list[int]] = {name: [] for name in stages}
+    for turn in range(rounds + 1):
+        for name, work in stages.items():
+            label = f"{name}, {f'turn {turn} of {rounds}' if turn else 'to begin with'}"
+            took, more = _timed(work, where, named(progress, label))
+            if turn:
+                seconds[name].append(took)
+                above[name].append(more)
+    told = [_stage(name, nbytes, seconds[name], above[name], where) for name in stages]
+    return {"schema": 1, "path": str(place), "bytes": nbytes, "device": str(where), "stages": told}
+
+
+def _stage(
+    name: str, nbytes: int, seconds: Iterable[float], above: Iterable[int], where: "torch.device"
+) -> dict[str, Any]:
+    rates = [nbytes / took / 1e9 for took in seconds]
+    return {
+        "stage": name,
+        "gigabytes_per_second": round(median(rates), 3),
+        "rounds": [round(rate, 3) for rate in rates],
+        "peak_above_result": max(above) if where.type == "cuda" else None,
+    }
+
+
+def _check(where: "torch.device") -> None:
+    import torch
+
+    from qload.errors import ArgumentError
+
+    if where.type not in ("cpu", "cuda"):
+        raise ArgumentError("device", "cpu or a CUDA device", str(where))
+    if where.type == "cuda" and not (
+        torch.cuda.is_available() and (where.index or 0) < torch.cuda.device_count()
+    ):
+        raise ArgumentError("device", f"one of {torch.cuda.device_count()} CUDA devices", str(where))
+
+
+def _stored(place: Any) -> tuple[int, list[Path]]:
+    """The bytes of all tensors, and the files that hold them."""
+    from qload.storage import SafetensorsStorage
+
+    with SafetensorsStorage(place) as storage:
+        files = [file for file in storage.files.values() if isinstance(file, Path)]
+        return sum(storage.info(name).nbytes for name in storage.keys()), files  # noqa: SIM118, it is no dict
+
+
+def _load_files(files: Iterable[Path], where: "torch.device") -> Any:
+    from safetensors.torch import load_file
+
+    if where.type == "cuda":
+        return [load_file(file, device=str(where)) for file in files]
+    return [[tensor.clone() for tensor in load_file(file).values()] for file in files]
+
+
+def _load(place: Any, where: "torch.device", target: str | None, tell: Update | None) -> Any:
+    from qload.detect import KernelTarget
+    from qload.listing import load_layers
+    from qload.weights import open_checkpoint
+
+    asked: Any = None if target is None else KernelTarget(target)  # type: ignore[arg-type]
+    with open_checkpoint(place, device=where, target=asked) as weights:
+        return list(load_layers(weights, progress=tell))
+
+
+def _timed(
+    work: Callable[[Update | None], Any], where: "torch.device", tell: Update | None
+) -> tuple[float, int]:
+    """Seconds, and the bytes that were taken for a time above what the result takes."""
+    import torch
+
+    cuda = where.type == "cuda"
+    with torch.cuda.device(where) if cuda else nullcontext():
+        if cuda:
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+        start = perf_counter()
+        kept = work(tell)
+        if cuda:
+            torch.cuda.synchronize()
+        took = perf_counter() - start
+        more = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated() if cuda else 0
+        del kept
+    return took, more
+
+
+def _print(report: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    from qload.cli.console import stdout
+    from qload.cli.text import safe, size
+
+    table = Table(title=f"{safe(report['path'])}: {size(report['bytes'])} to {report['device']}")
+    for column in ("stage", "GB/s", "of each turn", "memory above the result"):
+        table.add_column(column, justify="left" if column == "stage" else "right")
+    for stage in report["stages"]:
+        above = stage["peak_above_result"]
+        rates = " ".join(f"{rate:.2f}" for rate in stage["rounds"])
+        rate = f"{stage['gigabytes_per_second']:.2f}"
+        table.add_row(stage["stage"], rate, rates, "" if above is None else size(above))
+    stdout().print(table)

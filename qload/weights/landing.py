@@ -1,0 +1,164 @@
+"""Where bytes land that threads read ahead: straight in memory of the CPU, or through it on a CUDA device."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import cycle
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from qload.devices import in_large_pages
+from qload.storage import FillingStorage
+
+HOST_RUN = 4 << 20  # bytes that a thread reads at once, so that several share a tensor
+DEVICE_RUN = 32 << 20  # more, as each asks Python for much, and threads of Python work in turns
+BUFFERS = 2  # of a thread: one is copied from while the other is filled
+ALIGNED = 64  # bytes at whose multiples tensors begin in a buffer
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Elements of a stored tensor, in one piece, and where they go."""
+
+    name: str
+    index: tuple[slice, ...]
+    out: Tensor
+
+    @property
+    def room(self) -> int:
+        """The bytes that it takes in a buffer."""
+        return -(-self.out.nbytes // ALIGNED) * ALIGNED
+
+
+class Landing(Protocol):
+    """A place for tensors that any number of threads fill, each at most `run` bytes at once."""
+
+    run: int
+
+    def new(self, extents: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """A tensor to be filled."""
+
+    def ready(self) -> Any:
+        """What says that tensors which are new by now may be written to."""
+
+    def fill(self, storage: FillingStorage, pieces: Sequence[Piece], ready: Any) -> Any:
+        """Read pieces, of `run` bytes together at most, in a thread; what says when they are there."""
+
+    def wait(self, filled: Any, tensor: Tensor) -> None:
+        """What was filled of a tensor may be used after this, on the stream that is current."""
+
+    def close(self) -> None:
+        """No thread fills any more: what was new here may be given back once this returns."""
+
+
+class HostLanding:
+    """The memory of the CPU: a thread reads straight to where the tensor stays."""
+
+    run: int = HOST_RUN
+
+    def new(self, extents: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """In large pages, as to be given fresh memory costs more than to fill it."""
+        return in_large_pages(torch.empty(tuple(extents), dtype=dtype))
+
+    def ready(self) -> None:
+        """At once."""
+
+    def fill(self, storage: FillingStorage, pieces: Sequence[Piece], ready: None) -> None:
+        """Read them."""
+        for piece in pieces:
+            storage.read_into(piece.name, piece.index, piece.out)
+
+    def wait(self, filled: None, tensor: Tensor) -> None:
+        """What was read is there."""
+
+    def close(self) -> None:
+        """Nothing to wait for."""
+
+
+@dataclass
+class _Buffer:
+    """Memory of the host that the device copies from by itself, and the last such copy."""
+
+    memory: Tensor
+    stream: torch.cuda.Stream
+    copied: torch.cuda.Event
+
+
+class CudaLanding:
+    """A CUDA device: each thread reads into buffers of its own, which it copies on a stream of its own.
+
+    Memory of the device is asked for on the stream of whoever began, and copies wait for what that stream did
+    with this memory before.
+    """
+
+    def __init__(self, device: torch.device, run: int) -> None:
+        self.device: torch.device = device
+        self.run: int = run
+        self.home: torch.cuda.Stream = torch.cuda.current_stream(device)
+        self._own, self._streams = threading.local(), list[torch.cuda.Stream]()
+
+    def new(self, extents: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """On the device."""
+        with torch.cuda.stream(self.home):
+            return torch.empty(tuple(extents), dtype=dtype, device=self.device)
+
+    def ready(self) -> torch.cuda.Event:
+        """When the stream at home has done all that it was asked for until now."""
+        event: torch.cuda.Event = self.home.record_event()
+        return event
+
+    def fill(
+        self, storage: FillingStorage, pieces: Sequence[Piece], ready: torch.cuda.Event
+    ) -> torch.cuda.Event:
+        """Read them into a buffer, and ask for the copies: when these are done."""
+        buffer, at = next(self._buffers()), 0
+        buffer.copied.synchronize()  # of what it held before
+        for piece in pieces:
+            host = self._at(buffer.memory, at, piece.out)
+            storage.read_into(piece.name, piece.index, host)
+            at += piece.room
+        with torch.cuda.stream(buffer.stream):
+            buffer.stream.wait_event(ready)
+            at = 0
+            for piece in pieces:
+                piece.out.copy_(self._at(buffer.memory, at, piece.out), non_blocking=True)
+                at += piece.room
+            buffer.copied = buffer.stream.record_event()
+        return buffer.copied
+
+    def wait(self, filled: torch.cuda.Event, tensor: Tensor) -> None:
+        """The stream that is current waits for the copies, and the host does not."""
+        current = torch.cuda.current_stream(self.device)
+        current.wait_event(filled)
+        if current != self.home:
+            tensor.record_stream(current)
+
+    def close(self) -> None:
+        """The stream at home waits for every copy, so that memory which is given back is not written to."""
+        for stream in self._streams:
+            self.home.wait_stream(stream)
+
+    @staticmethod
+    def _at(memory: Tensor, at: int, like: Tensor) -> Tensor:
+        return memory[at : at + like.nbytes].view(like.dtype).view(like.shape)
+
+    def _buffers(self) -> Iterator[_Buffer]:
+        found: Iterator[_Buffer] | None = getattr(self._own, "buffers", None)
+        if found is None:
+            with torch.cuda.device(self.device):
+                stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+                memories = [torch.empty(self.run, dtype=torch.uint8, pin_memory=True) for _ in range(BUFFERS)]
+            found = cycle([_Buffer(memory, stream, stream.record_event()) for memory in memories])
+            self._own.buffers = found
+            self._streams.append(stream)
+        return found
+
+
+def landing_on(device: torch.device, run: int = DEVICE_RUN) -> Landing:
+    """Where tensors are read to for a device; on others than CUDA devices the caller moves them there.
+
+    `run`: what a thread reads at once for a CUDA device.
+    """
+    return CudaLanding(device, run) if device.type == "cuda" else HostLanding()

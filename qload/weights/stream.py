@@ -1,0 +1,151 @@
+"""Many loads, one after another: while one is repacked, what the next ones need is read."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from qload.errors import QloadError, checked
+from qload.loader import LoadPlan, TensorSource, WeightsLoader
+from qload.spec import Role, Weight
+from qload.storage import FillingStorage, WeightStorage
+from qload.weights.ahead import Ahead, Reader
+from qload.weights.casts import by_role
+from qload.weights.loads import Holder, Load, parts_of
+
+WINDOW = 96 << 20  # bytes that are read ahead at most, but for those of one load
+MOST = 64  # loads that are planned ahead
+
+L = TypeVar("L", bound="str | Load")
+
+
+class Owner(Holder, TensorSource, Protocol):
+    """What `Weights` is here."""
+
+    storage: WeightStorage
+    device: torch.device
+    dtype: torch.dtype | None
+
+    def _stored(self, name: str) -> str: ...
+
+    def read_fact(self, name: str) -> Tensor:
+        """A small tensor that decides, on the CPU."""
+
+    def place(self, fact: Tensor) -> Tensor:
+        """A part of it, where tensors are put."""
+
+
+class StreamedLoads:
+    """What `Weights` is asked for many layers by, and what spares a wait for its device."""
+
+    @checked
+    def stream(self, loads: Iterable[L]) -> Iterator[tuple[L, Weight]]:
+        """Each load with its weight, in order: as if the typed loads were asked one by one, and faster.
+
+        Threads read what the next loads need, at most 96 MiB ahead, while one is checked and repacked; onto a
+        CUDA device through pinned memory, on streams of their own. An error is that of the typed load, raised
+        when it is that load's turn. Close the iterator, or use it up: until then threads wait for it.
+
+        Parameters
+        ----------
+        loads
+            Prefixes, each of a whole layer as `get_weights` loads it, or `Load`s. `load_layers` does this for
+            all layers of a checkpoint.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from qload import Load, MemoryStorage, Weights, loader_from_config
+        >>> storage = MemoryStorage({"up.weight": torch.ones(4, 2), "down.weight": torch.ones(2, 4)})
+        >>> weights = Weights(storage, loader=loader_from_config(None))
+        >>> for load, weight in weights.stream([Load("up", "N"), Load("down", "K")]):
+        ...     load.prefixes, weight.shape
+        (('up',), (4, 2))
+        (('down',), (2, 4))
+        """
+        owner: Any = self
+        return _stream(owner, owner.loader, iter(loads))
+
+    def read_fact(self: Owner, name: str) -> Tensor:
+        """All of the tensor `name`, which decides how others are read, on the CPU."""
+        return self.storage.read(self._stored(name))
+
+    def place(self: Owner, fact: Tensor) -> Tensor:
+        """A part of a `fact` on the device, in memory of its own."""
+        return fact.clone() if self.device.type == "cpu" else fact.to(self.device, non_blocking=True)
+
+
+@dataclass
+class _Begun(Generic[L]):
+    """A load whose reads have begun, or what was wrong before any of them."""
+
+    load: L
+    plan: "LoadPlan | QloadError"
+    ahead: Ahead | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return self.ahead.nbytes if self.ahead else 0
+
+
+def _stream(weights: Owner, loader: WeightsLoader, loads: Iterator[L]) -> Iterator[tuple[L, Weight]]:
+    begun: deque[_Begun[L]] = deque()
+    with ExitStack() as stack:
+        storage, reader = weights.storage, None
+        if isinstance(storage, FillingStorage) and weights.device.type != "meta":
+            reader = stack.enter_context(Reader(storage, weights.device))
+        more = True
+        while more or begun:
+            while more and len(begun) < MOST and (not begun or sum(one.nbytes for one in begun) < WINDOW):
+                load = next(loads, None)
+                more = load is not None
+                if load is not None:
+                    begun.append(_begin(weights, loader, load, reader))
+            if begun:
+                yield _finish(weights, begun.popleft())
+
+
+def _begin(weights: Owner, loader: WeightsLoader, load: L, reader: Reader | None) -> _Begun[L]:
+    try:
+        asked = Load(load) if isinstance(load, str) else load
+        plan = loader.plan(weights, parts_of(weights, loader, asked), asked.split)
+        if reader is None:
+            return _Begun(load, plan)
+        reads = [(weights._stored(name), index) for name, index in plan.reads]
+        return _Begun(load, plan, reader.begin(reads, weights.storage))
+    except QloadError as error:
+        return _Begun(load, error)
+
+
+def _finish(weights: Owner, begun: _Begun[L]) -> tuple[L, Weight]:
+    if isinstance(begun.plan, QloadError):
+        raise begun.plan
+    if begun.ahead is None:
+        return begun.load, begun.plan.finish(weights)
+    try:
+        return begun.load, begun.plan.finish(AheadSource(weights, begun.ahead))
+    finally:
+        begun.ahead.close()
+
+
+class AheadSource:
+    """What `Weights` holds, and at hand what was read ahead of it."""
+
+    def __init__(self, inner: Owner, ahead: Ahead) -> None:
+        self.inner, self.ahead = inner, ahead
+        self.process_group = inner.process_group
+        self.has_tensor, self.info, self.missing = inner.has_tensor, inner.info, inner.missing
+        self.take, self.note = inner.take, inner.note
+        self.read_fact, self.place = inner.read_fact, inner.place
+
+    def read(self, name: str, index: tuple[slice, ...] = (), *, role: Role) -> Tensor:
+        """As the inner source."""
+        stored = self.inner._stored(name)
+        tensor = self.ahead.take(self.inner.storage, stored, index)
+        if tensor is None:
+            return self.inner.read(name, index, role=role)
+        return by_role(stored, tensor.to(self.inner.device), self.inner.dtype, role)

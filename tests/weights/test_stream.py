@@ -1,0 +1,257 @@
+"""Many loads read ahead are the loads one by one: same bits, same ledger, same errors."""
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+from torch import Tensor
+
+from qload import (
+    Heads,
+    Load,
+    MemoryStorage,
+    SafetensorsStorage,
+    Weights,
+    layers,
+    load_layers,
+    loader_from_config,
+    open_checkpoint,
+)
+from qload.errors import ArgumentError, QloadError, StorageError
+from qload.loader import Part, WeightsLoader
+from qload.parallel import FakeWorld
+from qload.spec import Weight
+from qload.testing import assert_same_bits
+from qload.testing import layers as random_layers
+from qload.weights import ahead, landing, stream
+from tests.format_cases import CONFIGS, every_format, lawful
+from tests.paths import FIXTURES
+
+CHECKPOINTS = sorted(path.parent for path in FIXTURES.rglob("config.json"))
+few = settings(max_examples=6)
+
+
+def assert_same(made: Weight, want: Weight) -> None:
+    assert (type(made), made.config, made.layer) == (type(want), want.config, want.layer)
+    assert made.fields().keys() == want.fields().keys()
+    for name, tensor in want.fields().items():
+        assert_same_bits(made.fields()[name], tensor)
+
+
+@pytest.fixture(params=["large", "small"])
+def runs(request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs that hold tensors whole, and runs that cut them, with a window of a load or two."""
+    if request.param == "small":
+        monkeypatch.setattr(landing.HostLanding, "run", 1 << 10)
+        monkeypatch.setattr(stream, "WINDOW", 1 << 12)
+
+
+def one_by_one(weights: Weights, prefixes: Sequence[str]) -> tuple[list[Weight], str | None]:
+    made: list[Weight] = []
+    try:
+        for prefix in prefixes:
+            made.append(weights.get_weights(prefix))
+    except QloadError as error:
+        return made, f"{type(error).__name__}: {error}"
+    return made, None
+
+
+def streamed(weights: Weights, prefixes: Sequence[str]) -> tuple[list[Weight], str | None]:
+    made: list[Weight] = []
+    try:
+        for prefix, (asked, weight) in zip(prefixes, weights.stream(prefixes), strict=True):
+            assert asked == prefix
+            made.append(weight)
+    except QloadError as error:
+        return made, f"{type(error).__name__}: {error}"
+    return made, None
+
+
+@pytest.mark.usefixtures("runs")
+@pytest.mark.parametrize("target", [None, "auto"])
+@pytest.mark.parametrize("folder", CHECKPOINTS, ids=lambda path: str(path.relative_to(FIXTURES)))
+def test_every_fixture_is_loaded_as_one_by_one(folder: Path, target: Any) -> None:
+    try:
+        prefixes = [layer.prefix for layer in layers(folder)]
+    except QloadError:
+        pytest.skip("a checkpoint that is there to be refused")
+    with open_checkpoint(folder, target=target) as one, open_checkpoint(folder, target=target) as other:
+        want, made = one_by_one(one, prefixes), streamed(other, prefixes)
+
+        assert made[1] == want[1]
+        for a, b in zip(made[0], want[0], strict=True):
+            assert_same(a, b)
+        assert other.report() == one.report()
+
+
+@pytest.mark.usefixtures("runs")
+@every_format
+@pytest.mark.parametrize("split", ["N", "K"])
+@given(data=st.data())
+@few
+def test_shares_are_those_of_the_typed_loads(weight_type: type[Weight], split: Any, data: Any) -> None:
+    stored = data.draw(random_layers(weight_type, CONFIGS[weight_type]))
+    world = 2 if lawful(stored.config, split, getattr(stored, split), 2, stored.K) else 1
+    for group in FakeWorld(world):
+        weights = Weights(stored.storage(), loader=stored.loader(), process_group=group)
+        want = stored.loader().load(weights, [Part("layer")], split)
+
+        ((load, made),) = weights.stream([Load("layer", split)])
+
+        assert load == Load("layer", split)
+        assert_same(made, want)
+
+
+def plain() -> dict[str, Tensor]:
+    return {f"{name}.weight": torch.randn(8, 4) for name in "qkv"} | {"qkv.weight": torch.randn(24, 4)}
+
+
+def test_heads_blocks_and_several_prefixes_are_heard() -> None:
+    (_, rank) = FakeWorld(2)
+    weights = Weights(MemoryStorage(plain()), loader=loader_from_config(None), process_group=rank)
+    loads = [
+        Load(["q", "k", "v"], "N"),
+        Load(["q", "k", "v"], "N", heads=Heads(4, 2)),
+        Load("qkv", "N", block_sizes=3),
+    ]
+
+    made = [weight for _, weight in weights.stream(loads)]
+
+    assert_same(made[0], weights.get_multi_weights_col(["q", "k", "v"]))
+    assert_same(made[1], weights.get_multi_weights_col(["q", "k", "v"], heads=Heads(4, 2)))
+    assert_same(made[2], weights.get_weights_col_packed("qkv", 3))
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"prefixes": []},
+        {"prefixes": ["a", "b"], "split": "K"},
+        {"prefixes": "a", "heads": Heads(2)},
+        {"prefixes": "a", "split": "N", "heads": Heads(2), "block_sizes": 2},
+    ],
+)
+def test_a_load_that_means_nothing_is_refused(asked: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError):
+        Load(**asked)
+
+
+@pytest.mark.usefixtures("runs")
+@pytest.mark.parametrize("keep", [0.3, 0.7, 0.99])
+def test_a_file_that_is_cut_short_meanwhile_says_what_it_says_one_by_one(tmp_path: Path, keep: float) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({f"{i}.weight": torch.randn(64, 64) for i in range(8)}, path)
+    prefixes = [str(i) for i in range(8)]
+    with open_checkpoint(path) as one, open_checkpoint(path) as other:
+        short = path.read_bytes()[: int(path.stat().st_size * keep)]
+        path.write_bytes(short)
+
+        want, made = one_by_one(one, prefixes), streamed(other, prefixes)
+
+    assert want[1] is not None
+    assert made[1] == want[1]
+    assert len(made[0]) == len(want[0])
+
+
+def test_an_error_waits_for_its_turn() -> None:
+    weights = Weights(MemoryStorage(plain()), loader=loader_from_config(None))
+    found = weights.stream(["q", "nothing", "k"])
+
+    assert next(found)[0] == "q"
+    with pytest.raises(QloadError, match="nothing"):
+        next(found)
+
+
+def test_what_threads_cannot_read_the_load_reads_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise StorageError("file", "unreadable", "not for threads")
+
+    monkeypatch.setattr(landing.HostLanding, "fill", refuse)
+    weights = Weights(MemoryStorage(plain()), loader=loader_from_config(None))
+
+    ((_, made),) = weights.stream(["q"])
+
+    assert_same(made, weights.get_weights("q"))
+
+
+def test_each_byte_is_read_once(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    tensors = {f"{i}.weight": torch.randn(512, 512) for i in range(4)}
+    save_file(tensors, path)
+    with SafetensorsStorage(path) as storage:
+        weights = Weights(storage, loader=loader_from_config(None))
+        made = dict(load_layers(weights))
+
+        assert storage.bytes_read == sum(tensor.nbytes for tensor in tensors.values())
+    for name, tensor in tensors.items():
+        assert_same_bits(made[name.removesuffix(".weight")].fields()["weight"], tensor)
+
+
+def test_a_stream_that_is_left_lets_its_threads_go() -> None:
+    weights = Weights(MemoryStorage(plain()), loader=loader_from_config(None))
+    found = weights.stream(["q", "k", "v"])
+    next(found)
+
+    found.close()  # type: ignore[attr-defined]
+
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("qload-read")]
+
+
+class OnlyLoads(WeightsLoader):
+    """A loader of somebody's own, which knows of no plan, and what it was asked."""
+
+    def __init__(self) -> None:
+        self.inner, self.asked = loader_from_config(None), list[str]()
+
+    def load(self, weights: Any, parts: Any, split: Any) -> Weight:
+        self.asked += [part.prefix for part in parts]
+        return self.inner.load(weights, parts, split)
+
+    def shape(self, weights: Any, prefix: str) -> tuple[int, int]:
+        return self.inner.shape(weights, prefix)
+
+
+def test_a_loader_that_only_loads_is_streamed_too() -> None:
+    weights = Weights(MemoryStorage(plain()), loader=OnlyLoads())
+
+    ((_, made),) = weights.stream(["q"])
+
+    assert_same(made, weights.get_weights("q"))
+
+
+def test_the_loader_is_the_one_that_was_in_charge_when_it_was_asked() -> None:
+    outer, inner = OnlyLoads(), OnlyLoads()
+    weights = Weights(MemoryStorage(plain()), loader=outer)
+    with weights.use_loader(inner):
+        found = weights.stream(["q"])
+
+    next(found)
+
+    assert (outer.asked, inner.asked) == ([], ["q"])
+
+
+def test_progress_ends_with_all_bytes() -> None:
+    told: list[tuple[str, int, int]] = []
+    weights = Weights(MemoryStorage(plain()), loader=loader_from_config(None))
+
+    list(load_layers(weights, progress=lambda *each: told.append(each)))
+
+    total = sum(tensor.nbytes for tensor in plain().values())
+    assert told[0] == ("loading", 0, total)
+    assert told[-1] == ("loading", total, total)
+    assert [done for _, done, _ in told] == sorted(done for _, done, _ in told)
+
+
+def test_a_row_longer_than_a_run_is_read_by_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(landing.HostLanding, "run", 8)
+    storage = MemoryStorage({"q.weight": torch.randn(4, 16)})
+    with ahead.Reader(storage, torch.device("cpu")) as reader:
+        begun = reader.begin([("q.weight", ())], storage)
+
+        assert begun.take(storage, "q.weight", ()) is None
