@@ -179,8 +179,11 @@ def test_a_plan_launches_what_is_decided_anew(
 
 
 @HOPPER
-def test_a_plan_leaves_what_it_does_not_know(hand: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan, weight = planned("strips", torch.float16, monkeypatch)
+@pytest.mark.parametrize("layout", ["marlin", "strips"])
+def test_a_plan_leaves_what_it_does_not_know(
+    hand: Hand, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, weight = planned(layout, torch.float16, monkeypatch)
     held = list(weight.fields().values())
 
     def called(x: Tensor, shift: int = 0) -> Tensor | None:
