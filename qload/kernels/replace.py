@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from qload.devices.tensors import check_writable
-from qload.errors import ArgumentError, check_type
+from qload.errors import ArgumentError, checked
 from qload.kernels.linear import Linear
 from qload.spec import Layer, Weight
 
 
+@checked
 def copy_into(linear: Linear, weight: Weight, bias: Tensor | None = None) -> None:
     """Write a weight of the same layout, and a bias, into the buffers of `linear`: graphs then read them.
 
@@ -38,8 +39,6 @@ def copy_into(linear: Linear, weight: Weight, bias: Tensor | None = None) -> Non
     >>> linear(torch.ones(3))
     tensor([0., 0.])
     """
-    check_type("linear", linear, Linear)
-    check_type("weight", weight, Weight)
     own, name = linear.typed, linear.typed.layer.name or "weight"
     for what, here, there in (
         ("format", own.format, weight.format),

@@ -101,14 +101,18 @@ def test_operators_keep_what_they_promise() -> None:
     torch.library.opcheck(operators.linear_gradient.default, gradient, test_utils=checks)
 
 
-def test_layers_that_differ_in_name_alone_mean_the_same() -> None:
-    def key(**changed: Any) -> str:
-        weight = replace(WEIGHT, layer=replace(WEIGHT.layer, **changed))
-        return Linear(weight)._meaning
+def key(activations: Any = "declared", **changed: Any) -> str:
+    weight = replace(WEIGHT, layer=replace(WEIGHT.layer, **changed))
+    return Linear(weight, activations=activations)._meaning
 
-    assert key(name="one") == key(name="other")
-    assert key(whole=(128, 256)) != key(name="one")
-    assert Linear(WEIGHT, activations="unquantized")._meaning != key(name="one")
+
+def test_layers_that_differ_in_name_alone_mean_the_same() -> None:
+    assert key(name="one") == key(name="other") == key()
+
+
+@pytest.mark.parametrize("changed", [{"whole": (128, 256)}, {"activations": "unquantized"}])
+def test_layers_that_differ_in_more_do_not(changed: dict[str, Any]) -> None:
+    assert key(**changed) != key()
 
 
 def test_a_key_is_the_same_in_another_process() -> None:
@@ -179,8 +183,11 @@ def test_a_plan_launches_what_is_decided_anew(
 
 
 @HOPPER
-def test_a_plan_leaves_what_it_does_not_know(hand: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan, weight = planned("strips", torch.float16, monkeypatch)
+@pytest.mark.parametrize("layout", ["marlin", "strips"])
+def test_a_plan_leaves_what_it_does_not_know(
+    hand: Hand, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, weight = planned(layout, torch.float16, monkeypatch)
     held = list(weight.fields().values())
 
     def called(x: Tensor, shift: int = 0) -> Tensor | None:

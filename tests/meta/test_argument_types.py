@@ -89,6 +89,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "restore": {"weight": WEIGHT},
     "routing_of": {"config": {"model_type": "mixtral"}},
     "verify": {"path": MODEL},
+    "copy_into": {"linear": WEIGHT.get_linear(), "weight": WEIGHT},
     "warm_up": {"model": torch.nn.Linear(1, 1), "max_input_len": 1},
 }
 NEEDED["GPTQWeight"] = {"config": WEIGHT.config, **WEIGHT.fields()}
@@ -260,6 +261,7 @@ CHECKED = {
 }
 FUNCTIONS = (
     "architecture_of",
+    "copy_into",
     "inspect",
     "layers",
     "open_checkpoint",

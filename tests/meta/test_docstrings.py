@@ -37,6 +37,7 @@ FIRST: dict[str, tuple[str, ...]] = {
     "architecture_of": ("architecture_of(", ".expected("),
     "UnquantizedWeight": ("UnquantizedWeight(", ".dequantize("),
     "Linear": ("Linear(", ".get_linear("),
+    "copy_into": ("copy_into(",),
     "MemoryStorage": ("MemoryStorage(", ".read("),
     "with_experts": ("with_experts(", ".read("),
     "SafetensorsStorage": ("SafetensorsStorage(", ".read("),
