@@ -54,4 +54,5 @@ def test_what_is_written_is_read(tmp_path, monkeypatch) -> None:
         assert choice.ranked("marlin", 4, (9, 0), 32, 1) == ("a", "b")
         assert choice.ranked("marlin", 4, (9, 0), 33, 1) == ("b",)
     finally:
+        monkeypatch.undo()  # else the tests after this one would have that table
         choice.forget()
