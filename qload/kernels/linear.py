@@ -70,9 +70,10 @@ class Linear(nn.Module):
         held = {name: self.get_buffer(name) for name in self._blueprint.fields()}
         return self._blueprint.holding(held)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Multiplies x (..., K) -> (..., N), in x's dtype."""
-        return reference.linear(x, self.typed, self.bias, self.activations, self.maximum)
+    def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Multiplies x (..., K) -> (..., N), in x's dtype; `bias` (N,): another one than the module's own."""
+        added = self.bias if bias is None else bias
+        return reference.linear(x, self.typed, added, self.activations, self.maximum)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Follow a move to another device, and no cast."""
