@@ -81,9 +81,12 @@ class Linear(nn.Module):
         """The typed weight, over this module's buffers."""
         return self._call.typed([self.get_buffer(name) for name in self._call.names])
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Multiplies x (..., K) -> (..., N), in x's dtype; gradients are those of x and of a bias."""
-        held = self._buffers
+    def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Multiplies x (..., K) -> (..., N), in x's dtype; gradients are those of x and of a bias.
+
+        `bias`: (N,), another one than the module's own.
+        """
+        held = self._buffers if bias is None else {**self._buffers, "bias": bias}
         if torch.compiler.is_compiling() and self._meaning:
             return traced(x, held, self._meaning)
         return self._call(x, [held[name] for name in self._call.names], held["bias"])  # type: ignore[misc]

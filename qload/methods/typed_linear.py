@@ -10,7 +10,6 @@ A checkpoint's tensors have the parameters' names behind the layer's prefix, dot
 """
 
 from collections.abc import Mapping, Sequence
-from copy import copy
 from functools import partial
 from typing import Any
 
@@ -143,7 +142,10 @@ class TypedLinearMethod(LinearMethodBase):
         if linear is None:
             first = "process_weights_after_loading before the first call"
             raise ArgumentError(full_name(layer, "weight"), first, "a call")
-        y: Tensor = linear(x) if bias is None else _biased(layer, linear, bias)(x)
+        N = sum(_arrivals(layer).place.parts)
+        if bias is not None and tuple(bias.shape) != (N,):
+            raise ShapeError(full_name(layer, "bias"), f"({N},) = (N,)", tuple(bias.shape))
+        y: Tensor = linear(x, bias)
         return y
 
     def _weight(self, layer: nn.Module, arrivals: Arrivals) -> Weight:
@@ -185,21 +187,6 @@ def _parts(weights: Weights, arrivals: Arrivals) -> list[Part]:
     if arrivals.is_fused(place.prefix):
         return place.load_of_whole(shape(weights, place.prefix))
     return place.load_of_parts([shape(weights, name) for name in place.names])
-
-
-def _biased(layer: nn.Module, linear: Linear, bias: Tensor) -> Linear:
-    """The same linear layer with a bias, made once for each."""
-    if tuple(bias.shape) != (linear.typed.layer.N,):
-        N = linear.typed.layer.N
-        raise ShapeError(full_name(layer, "bias"), f"({N},) = (N,)", tuple(bias.shape))
-    held = dict(linear.named_buffers(recurse=False))
-    known: tuple[Mapping[str, Tensor], Tensor, Linear] | None = layer.__dict__.get("_typed_biased")
-    if known and known[1] is bias and all(known[0].get(name) is held[name] for name in held):
-        return known[2]
-    made = copy(linear)
-    made._buffers = {**linear._buffers, "bias": bias}
-    layer.__dict__["_typed_biased"] = (held, bias, made)
-    return made
 
 
 def _take(takes: Any, param: nn.Parameter, loaded_weight: Tensor, shard_id: int | str | None = None) -> None:
