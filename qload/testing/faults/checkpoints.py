@@ -44,8 +44,8 @@ FAULTS = (
     Fault(
         "index-shifted-always",
         "qload/loader/pieces.py",
-        "return fact - _first(spec.index_of, share)",
-        "return fact - fact[0]",
+        "return fact - first if first else fact",
+        "return fact - fact[0] if spec.index_of else fact",
     ),
     Fault(
         "index-never-rebased",
@@ -61,13 +61,11 @@ FAULTS = (
     ),
     Fault(
         "int64-cast",
-        "qload/weights/weights.py",
+        "qload/weights/casts.py",
         "or tensor.dtype not in FLOATS:",
         "or tensor.dtype not in (*FLOATS, torch.int64):",
     ),
-    Fault(
-        "scales-cast", "qload/weights/weights.py", "if role is not Role.FLOAT or", "if role is Role.WORD or"
-    ),
+    Fault("scales-cast", "qload/weights/casts.py", "if role is not Role.FLOAT or", "if role is Role.WORD or"),
     Fault("overflow-unseen", "qload/weights/casts.py", "if lost.any():", "if lost.all():"),
     Fault(
         "rank-0-everywhere",
