@@ -71,7 +71,7 @@ class Sentence:
         return {}
 
     def remember(self, question: Any, answer: Any) -> None:
-        """Keep an answer, while there are not too many: a hostile checkpoint may have no two shapes alike."""
+        """Keep the `answer` to a `question`, while there are few: a hostile file may have any shapes."""
         if len(self.known) < MOST_KNOWN:
             self.known[question] = answer
 

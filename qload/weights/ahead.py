@@ -7,6 +7,7 @@ wrong in its own words.
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -25,17 +26,18 @@ LEAST = 4 << 20  # bytes of a tensor that several threads read
 Key = tuple[str, tuple[tuple[int, int], ...]]  # a stored name, and (start, stop) of every dimension
 
 
-@dataclass
+@dataclass(frozen=True)
 class Ahead:
-    """Tensors that are being read, by what was asked for; each is handed out once.
-
-    `device`: where they land, which is the CPU for all devices but CUDA's. `nbytes`: of all of them.
-    """
+    """Tensors that are being read, by what was asked for; each is handed out once."""
 
     landing: Landing
-    nbytes: int = 0
     tensors: dict[Key, Tensor] = field(default_factory=dict)
     pending: dict[Key, list["Future[Any]"]] = field(default_factory=dict)
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Of all tensors that were to be read; first asked for before one is handed out."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def take(self, storage: WeightStorage, name: str, index: tuple[slice, ...]) -> Tensor | None:
         """What was read ahead of these elements, once it is there; None where nothing was."""
@@ -61,7 +63,7 @@ class Ahead:
         return len(done) == len(futures)
 
 
-class Reader:
+class ReaderAhead:
     """Threads that read from a storage to a device. A context manager, which waits for them."""
 
     def __init__(self, storage: FillingStorage, device: torch.device, run: int = DEVICE_RUN) -> None:
@@ -70,7 +72,7 @@ class Reader:
         most = THREADS if device.type == "cuda" else min(THREADS, native.threads())
         self._threads = ThreadPoolExecutor(most, thread_name_prefix="qload-read")
 
-    def __enter__(self) -> "Reader":
+    def __enter__(self) -> "ReaderAhead":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -93,7 +95,6 @@ class Reader:
                 _runs(Piece(name, tuple(slice(*pair) for pair in pairs), out), self.landing.run)
             )
             ahead.tensors[name, pairs] = out
-            ahead.nbytes += out.nbytes
         self._submit(ahead, pieces)
         return ahead
 
@@ -111,7 +112,7 @@ def read_onto(storage: WeightStorage, name: str, index: tuple[slice, ...], devic
         pairs = bounds(name, storage.info(name).shape, index)
         size = prod(stop - start for start, stop in pairs) * storage.info(name).dtype.itemsize
         if size > LEAST:
-            with Reader(storage, device, size // THREADS + 1) as reader:
+            with ReaderAhead(storage, device, size // THREADS + 1) as reader:
                 tensor = reader.begin([(name, index)], storage).take(storage, name, index)
             if tensor is not None:
                 return tensor

@@ -77,13 +77,13 @@ class HostLanding:
         """Nothing to wait for."""
 
 
-@dataclass
 class _Buffer:
     """Memory of the host that the device copies from by itself, and the last such copy."""
 
-    memory: Tensor
-    stream: torch.cuda.Stream
-    copied: torch.cuda.Event
+    def __init__(self, size: int, stream: torch.cuda.Stream) -> None:
+        self.memory = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        self.stream = stream
+        self.copied: torch.cuda.Event = stream.record_event()
 
 
 class CudaLanding:
@@ -149,8 +149,7 @@ class CudaLanding:
         if found is None:
             with torch.cuda.device(self.device):
                 stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-                memories = [torch.empty(self.run, dtype=torch.uint8, pin_memory=True) for _ in range(BUFFERS)]
-            found = cycle([_Buffer(memory, stream, stream.record_event()) for memory in memories])
+                found = cycle([_Buffer(self.run, stream) for _ in range(BUFFERS)])
             self._own.buffers = found
             self._streams.append(stream)
         return found

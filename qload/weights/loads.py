@@ -15,6 +15,8 @@ from qload.weights.heads import check_heads
 class Load:
     """One of the typed loads of `Weights`, to be handed to `Weights.stream`.
 
+    ArgumentError for several layers along "K" or in blocks, and for heads or blocks along another split.
+
     Attributes
     ----------
     prefixes
@@ -29,9 +31,14 @@ class Load:
 
     Examples
     --------
-    >>> from qload import Load
-    >>> Load("model.layers.0.self_attn.o_proj", "K").prefixes
-    ('model.layers.0.self_attn.o_proj',)
+    >>> import torch
+    >>> from qload import Load, MemoryStorage, Weights, loader_from_config
+    >>> storage = MemoryStorage({"up.weight": torch.ones(4, 2), "down.weight": torch.ones(2, 4)})
+    >>> weights = Weights(storage, loader=loader_from_config(None))
+    >>> for load, weight in weights.stream([Load("up", "N"), Load("down", "K")]):
+    ...     load.prefixes, weight.shape
+    (('up',), (4, 2))
+    (('down',), (2, 4))
     """
 
     prefixes: Sequence[str] | str
@@ -51,7 +58,7 @@ class Load:
             raise ArgumentError("split", expected, repr(self.split))
 
 
-class Holder(TensorSource, Protocol):
+class LoadHolder(TensorSource, Protocol):
     """What `Weights` is here."""
 
     prefix: str | None
@@ -62,7 +69,7 @@ class Holder(TensorSource, Protocol):
         """What serves the loads."""
 
 
-def parts_of(weights: Holder, loader: WeightsLoader, load: Load) -> list[Part]:
+def parts_of(weights: LoadHolder, loader: WeightsLoader, load: Load) -> list[Part]:
     """The parts of a load, as the typed load that it stands for has them; its errors too."""
     prefixes = load.prefixes
     if load.heads is not None:

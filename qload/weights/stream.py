@@ -13,9 +13,9 @@ from qload.errors import QloadError, checked
 from qload.loader import LoadPlan, TensorSource, WeightsLoader
 from qload.spec import Role, Weight
 from qload.storage import FillingStorage, WeightStorage
-from qload.weights.ahead import Ahead, Reader
+from qload.weights.ahead import Ahead, ReaderAhead
 from qload.weights.casts import by_role
-from qload.weights.loads import Holder, Load, parts_of
+from qload.weights.loads import Load, LoadHolder, parts_of
 
 WINDOW = 96 << 20  # bytes that are read ahead at most, but for those of one load
 MOST = 64  # loads that are planned ahead
@@ -23,7 +23,7 @@ MOST = 64  # loads that are planned ahead
 L = TypeVar("L", bound="str | Load")
 
 
-class Owner(Holder, TensorSource, Protocol):
+class StreamOwner(LoadHolder, TensorSource, Protocol):
     """What `Weights` is here."""
 
     storage: WeightStorage
@@ -55,31 +55,20 @@ class StreamedLoads:
         loads
             Prefixes, each of a whole layer as `get_weights` loads it, or `Load`s. `load_layers` does this for
             all layers of a checkpoint.
-
-        Examples
-        --------
-        >>> import torch
-        >>> from qload import Load, MemoryStorage, Weights, loader_from_config
-        >>> storage = MemoryStorage({"up.weight": torch.ones(4, 2), "down.weight": torch.ones(2, 4)})
-        >>> weights = Weights(storage, loader=loader_from_config(None))
-        >>> for load, weight in weights.stream([Load("up", "N"), Load("down", "K")]):
-        ...     load.prefixes, weight.shape
-        (('up',), (4, 2))
-        (('down',), (2, 4))
         """
         owner: Any = self
         return _stream(owner, owner.loader, iter(loads))
 
-    def read_fact(self: Owner, name: str) -> Tensor:
+    def read_fact(self: StreamOwner, name: str) -> Tensor:
         """All of the tensor `name`, which decides how others are read, on the CPU."""
         return self.storage.read(self._stored(name))
 
-    def place(self: Owner, fact: Tensor) -> Tensor:
+    def place(self: StreamOwner, fact: Tensor) -> Tensor:
         """A part of a `fact` on the device, in memory of its own."""
         return fact.clone() if self.device.type == "cpu" else fact.to(self.device, non_blocking=True)
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Begun(Generic[L]):
     """A load whose reads have begun, or what was wrong before any of them."""
 
@@ -92,12 +81,12 @@ class _Begun(Generic[L]):
         return self.ahead.nbytes if self.ahead else 0
 
 
-def _stream(weights: Owner, loader: WeightsLoader, loads: Iterator[L]) -> Iterator[tuple[L, Weight]]:
+def _stream(weights: StreamOwner, loader: WeightsLoader, loads: Iterator[L]) -> Iterator[tuple[L, Weight]]:
     begun: deque[_Begun[L]] = deque()
     with ExitStack() as stack:
         storage, reader = weights.storage, None
         if isinstance(storage, FillingStorage) and weights.device.type != "meta":
-            reader = stack.enter_context(Reader(storage, weights.device))
+            reader = stack.enter_context(ReaderAhead(storage, weights.device))
         more = True
         while more or begun:
             while more and len(begun) < MOST and (not begun or sum(one.nbytes for one in begun) < WINDOW):
@@ -109,7 +98,7 @@ def _stream(weights: Owner, loader: WeightsLoader, loads: Iterator[L]) -> Iterat
                 yield _finish(weights, begun.popleft())
 
 
-def _begin(weights: Owner, loader: WeightsLoader, load: L, reader: Reader | None) -> _Begun[L]:
+def _begin(weights: StreamOwner, loader: WeightsLoader, load: L, reader: ReaderAhead | None) -> _Begun[L]:
     try:
         asked = Load(load) if isinstance(load, str) else load
         plan = loader.plan(weights, parts_of(weights, loader, asked), asked.split)
@@ -121,7 +110,7 @@ def _begin(weights: Owner, loader: WeightsLoader, load: L, reader: Reader | None
         return _Begun(load, error)
 
 
-def _finish(weights: Owner, begun: _Begun[L]) -> tuple[L, Weight]:
+def _finish(weights: StreamOwner, begun: _Begun[L]) -> tuple[L, Weight]:
     if isinstance(begun.plan, QloadError):
         raise begun.plan
     if begun.ahead is None:
@@ -135,7 +124,7 @@ def _finish(weights: Owner, begun: _Begun[L]) -> tuple[L, Weight]:
 class AheadSource:
     """What `Weights` holds, and at hand what was read ahead of it."""
 
-    def __init__(self, inner: Owner, ahead: Ahead) -> None:
+    def __init__(self, inner: StreamOwner, ahead: Ahead) -> None:
         self.inner, self.ahead = inner, ahead
         self.process_group = inner.process_group
         self.has_tensor, self.info, self.missing = inner.has_tensor, inner.info, inner.missing

@@ -58,6 +58,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "GPTQMarlinConfig": {"bits": 4, "group_size": 32},
     "GPTQMarlinWeightsLoader": {"inner": PLAIN},
     "GPTQWeightsLoader": {"bits": 4, "group_size": 32},
+    "Load": {"prefixes": "layer"},
     "LocalExperts": {"start": 0, "stop": 1, "total": 2},
     "KernelTarget": {"kernel": "exllama"},
     "Layer": {"parts": (64,), "K": 128, "whole": (64, 128)},

@@ -26,6 +26,8 @@ FIRST: dict[str, tuple[str, ...]] = {
     "verify": ("verify(",),
     "inspect": ("inspect(",),
     "layers": ("layers(",),
+    "load_layers": ("load_layers(",),
+    "Load": ("Load(", ".stream("),
     "repack": ("repack(",),
     "restore": ("restore(repack(",),
     "loader_from_config": ("loader_from_config(",),

@@ -251,7 +251,7 @@ def test_progress_ends_with_all_bytes() -> None:
 def test_a_row_longer_than_a_run_is_read_by_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(landing.HostLanding, "run", 8)
     storage = MemoryStorage({"q.weight": torch.randn(4, 16)})
-    with ahead.Reader(storage, torch.device("cpu")) as reader:
+    with ahead.ReaderAhead(storage, torch.device("cpu")) as reader:
         begun = reader.begin([("q.weight", ())], storage)
 
         assert begun.take(storage, "q.weight", ()) is None

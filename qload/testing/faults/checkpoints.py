@@ -44,8 +44,8 @@ FAULTS = (
     Fault(
         "index-shifted-always",
         "qload/loader/pieces.py",
-        "return fact - _first(spec.index_of, share)",
-        "return fact - fact[0]",
+        "return fact - first if first else fact",
+        "return fact - fact[0] if spec.index_of else fact",
     ),
     Fault(
         "index-never-rebased",
