@@ -5,8 +5,8 @@
 A cell is one call of `qload.kernels.reference.linear` on a layer of 8192 x 8192 (2048 x 2048 on a CPU).
 Beside it stand `dequantize()` to the type of the activations alone, the vendor's product in that type alone,
 and the ratio of the call to both together; then how much memory the call asks for above y. A ratio above 1.3
-and more than 256 MiB are marked. No cell is timed whose result is off by more than rounding can cost. On a GPU what is
-timed is a graph's replay, or calls in turn where a call cannot be captured (then marked `eager`).
+and more than 256 MiB are marked. No cell is timed whose result is off by more than rounding can cost. On a
+GPU what is timed is a graph's replay, or calls in turn where a call cannot be captured (then marked `eager`).
 
 Plain layers stand beside `torch.nn.Linear`: the median of 30 paired turns.
 """
