@@ -5,8 +5,8 @@ where every number of it is finite in float16 and off by no more than half a uni
 row: 2**-11 times that. What is not carried is multiplied in float32. float32 and bfloat16 have one range.
 
 A weight is known by the memory of its tensors and how often they were written to, for as long as that memory
-is there, so that a module that is called a thousand times asks once. While a graph is captured nobody can wait for the answer: what is not known
-by then is taken not to be carried.
+is there, so that a module that is called a thousand times asks once. While a graph is captured nobody can
+wait for the answer: what is not known by then is taken not to be carried.
 """
 
 import logging
