@@ -4,9 +4,9 @@ Scales in float32 or bfloat16 reach beyond float16, and products with codes beyo
 where every number of it is finite in float16 and off by no more than half a unit of the largest number of its
 row: 2**-11 times that. What is not carried is multiplied in float32. float32 and bfloat16 have one range.
 
-A weight is known by the memory of its tensors and how often they were written to, so that a module that is
-called a thousand times asks once. While a graph is captured nobody can wait for the answer: what is not known
-by then is taken not to be carried.
+A weight is known by the memory of its tensors and how often they were written to, for as long as that memory
+is there, so that a module that is called a thousand times asks once. While a graph is captured nobody can
+wait for the answer: what is not known by then is taken not to be carried.
 """
 
 import logging
@@ -32,8 +32,7 @@ def carries(weight: Weight, dtype: torch.dtype, factors: Tensor | None = None) -
     first = next(iter(weight.fields().values()))
     if type(first) not in PLAIN or first.is_meta:
         return False
-    whole = first._base if first._is_view() and first._base is not None else first
-    found = _known.setdefault(whole, {})
+    found = _known.setdefault(first.untyped_storage(), {})  # which views and stacks share
     key = (*map(_identity, weight.fields().values()), factors is not None, weight.config)
     if key not in found:
         if first.is_cuda and torch.cuda.is_current_stream_capturing():

@@ -25,9 +25,9 @@ IN_CACHE = 16 << 20  # the same on a CPU
 EVEN = 1024  # outputs, of which a slice has a multiple: tiles of the vendor's kernels divide it
 IN_PLACE = (UnquantizedWeight, BNBWeight, CTIntWeight, Fp8Weight, MXFP8Weight)  # a code a number
 MOST = 240 << 20  # bytes of a slice and of what comes and goes while it is dequantized, on a GPU
-SPELLED = 3  # of these, bytes a code where a GPU does not read codes as they are stored: numbers of a byte
+SPELLED = 5  # of these, bytes a code where a GPU does not read codes as they are stored: an int32, and words
 OF_FACTORS = 4  # and where the inputs have factors, by which a slice in float32 is multiplied
-WIDER: dict[type[Weight], int] = {Exl2Weight: 7, Exl2KernelWeight: 10, Fp8MarlinWeight: 8, Marlin24Weight: 14}
+WIDER: dict[type[Weight], int] = {Exl2Weight: 9, Exl2KernelWeight: 13, Fp8MarlinWeight: 7, Marlin24Weight: 14}
 
 
 def slices(

@@ -1,5 +1,6 @@
 """Products that always work: over all formats, within their bound, with gradients, in bounded memory."""
 
+import gc
 import logging
 from typing import Any
 
@@ -165,6 +166,27 @@ def test_a_weight_that_is_written_to_is_looked_at_again() -> None:
 
     weight.scales.fill_(0.5)
     assert carries(weight, torch.float16)
+
+
+def test_a_weight_is_looked_at_once_through_whatever_tensors_it_is_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[Weight] = []
+    own = GPTQWeight.dequantize
+
+    def counts(self: GPTQWeight, *arguments: Any, **named: Any) -> Tensor:
+        seen.append(self)
+        return own(self, *arguments, **named)
+
+    monkeypatch.setattr(GPTQWeight, "dequantize", counts)
+    weight = gptq(128, 64)
+
+    for _ in range(3):
+        twin = weight.holding({name: tensor.detach() for name, tensor in weight.fields().items()})
+        assert carries(twin, torch.float16)
+        gc.collect()
+
+    assert len(seen) == 1
 
 
 def test_nan_and_infinity_of_a_weight_reach_the_result_of_their_output_alone() -> None:
