@@ -5,6 +5,7 @@ layer is, not of its name nor of the order in which layers were made: 32 blocks 
 a graph that was stored by another process finds what it meant once its modules are made.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from hashlib import sha256
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from qload.errors import ArgumentError
-from qload.kernels import reference
+from qload.kernels import products, reference
 from qload.kernels.cuda.plans import LinearPlan, plan_of
 from qload.kernels.declared import Activations, Maximum
 from qload.spec import Weight
@@ -92,17 +93,14 @@ class LinearMeaning:
         return plan_of(self.typed(held), dtype)
 
     def gradient(self, gradient: Tensor, held: Sequence[Tensor]) -> Tensor:
-        """Of x, (..., K), in the dtype of `gradient` (..., N): its product with the weight.
+        """Of x, (..., K), in the dtype of `gradient` (..., N): its product with the weight, in slices.
 
-        As if inputs were not quantized, where they are. In 16 bits on a device the weight is rounded to them,
-        as its kernels do; elsewhere products and sums have float32, or float64 of a gradient in it.
+        As if inputs were not quantized, where they are. Both are rounded to that dtype, sums are in float32.
         """
-        weight, dtype = self.typed(held), gradient.dtype
-        in_16_bits = gradient.is_cuda and dtype in (torch.float16, torch.bfloat16)
-        wide = dtype if in_16_bits else torch.promote_types(dtype, torch.float32)
-        matrix = weight.dequantize(wide) if in_16_bits else weight.dequantize().to(wide)
-        made, factors = torch.matmul(gradient.to(wide), matrix), weight.input_factors
-        return (made if factors is None else made * factors.to(wide)).to(dtype).contiguous()
+        weight = self.typed(held)
+        rows = gradient.reshape(math.prod(gradient.shape[:-1]), weight.layer.N)
+        made = products.transposed(rows, weight, weight.input_factors)
+        return made.reshape(*gradient.shape[:-1], weight.layer.K)
 
 
 _KNOWN: dict[str, LinearMeaning] = {}  # by key, for as long as the process runs: graphs hold the keys

@@ -76,8 +76,10 @@ def _forward(
     return in_slices(x.to(own), weight, bias, factors, dtype=x.dtype)
 
 
-def _transposed(y: Tensor, weight: Weight, factors: Tensor | None, narrow: torch.dtype | None) -> Tensor:
-    """y (M, N) times the weight (N, K) -> (M, K) in y's dtype: the gradient of x."""
+def transposed(
+    y: Tensor, weight: Weight, factors: Tensor | None = None, narrow: torch.dtype | None = None
+) -> Tensor:
+    """y (M, N) times the weight (N, K) -> (M, K) in y's dtype, itself without gradients: the gradient of x."""
     own = _carried(y, weight, factors, narrow)
     total: Tensor | None = None
     for rows, w in slices(weight, own, factors):
@@ -117,7 +119,7 @@ class _Transposed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, grad: Tensor, *weight: Any) -> Tensor:
         ctx.weight = weight
-        return _transposed(grad, *weight)
+        return transposed(grad, *weight)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:

@@ -60,8 +60,6 @@ def product(
     `declared.check` has nothing against the rest. `narrow`: what is multiplied is rounded to this type, if
     not to that of x.
     """
-    if torch.compiler.is_compiling():
-        return _traced(x, weight, bias, activations, maximum)
     if not quantizes(weight, activations):
         return products.multiply(x, weight, bias, weight.input_factors, narrow)
     made = [
@@ -103,22 +101,6 @@ def _is_own(x: Tensor, weight: Weight, bias: Tensor | None) -> bool:
     if not weight.plain or any(tensor.dtype != x.dtype for tensor in weight.fields().values()):
         return False
     return bias is None or bias.dtype == x.dtype
-
-
-def _traced(
-    x: Tensor, weight: Weight, bias: Tensor | None, activations: Activations, maximum: Maximum
-) -> Tensor:
-    """The same where a model is traced: whole, in float32, by operators of torch alone."""
-    wide = torch.promote_types(x.dtype, torch.float32)
-    taken, matrix = _taken(x.to(wide), weight), weight.dequantize().to(wide)
-    b = None if bias is None else bias.to(wide)
-    if not quantizes(weight, activations):
-        return functional.linear(taken, matrix, b).to(x.dtype)
-    made = [
-        functional.linear(each.dequantize(), matrix[rows], None if b is None else b[rows])
-        for each, rows in declared.quantized(taken, weight, maximum)
-    ]
-    return torch.cat(made, -1).to(x.dtype)
 
 
 def check(x: Tensor, weight: Weight, bias: Tensor | None = None) -> None:

@@ -20,6 +20,7 @@ from qload.detect import Target, for_target
 from qload.errors import ArgumentError, MissingTensorError, ShapeError
 from qload.kernels import Linear
 from qload.kernels.declared import Activations, Maximum
+from qload.kernels.dtypes import DTYPES
 from qload.loader import ConfiguredFormat, FormatLoader, Part, Split, TensorSource, WeightsLoader
 from qload.methods.arrivals import Arrivals
 from qload.methods.base import LinearMethodBase
@@ -126,7 +127,9 @@ class TypedLinearMethod(LinearMethodBase):
         arrivals.find_written(layer)
         weight = self._weight(layer, arrivals)
         maximum: Maximum = "own" if arrivals.place.split == "K" else None
-        linear = weight.get_linear(activations=self.activations, maximum=maximum)
+        wanted: torch.dtype = layer.params_dtype  # type: ignore[assignment]
+        dtype = wanted if wanted in DTYPES else None
+        linear = weight.get_linear(activations=self.activations, maximum=maximum, dtype=dtype)
         for slot in arrivals.slots.values():
             if slot.param_name in layer._parameters:
                 delattr(layer, slot.param_name)
