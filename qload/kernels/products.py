@@ -79,7 +79,7 @@ def _forward(
 def transposed(
     y: Tensor, weight: Weight, factors: Tensor | None = None, narrow: torch.dtype | None = None
 ) -> Tensor:
-    """y (M, N) times the weight (N, K) -> (M, K) in y's dtype, itself without gradients: the gradient of x."""
+    """y (M, N) times the weight (N, K) -> (M, K) in y's dtype: the gradient of x, which has none itself."""
     own = _carried(y, weight, factors, narrow)
     total: Tensor | None = None
     for rows, w in slices(weight, own, factors):

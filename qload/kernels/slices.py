@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from qload import devices
-from qload.devices import cuda
+from qload.devices import StoredCodes, cuda
 from qload.devices.cuda_stored import dequantize_stored
 from qload.formats import (
     BNBWeight,
@@ -18,6 +18,7 @@ from qload.formats import (
     UnquantizedWeight,
 )
 from qload.kernel_formats import Exl2KernelWeight, Fp8MarlinWeight
+from qload.sentences.digits import holds_whole_codes
 from qload.spec import Weight, outputs, ranges
 
 SCRATCH = 160 << 20  # bytes of a slice on a GPU
@@ -27,6 +28,7 @@ IN_PLACE = (UnquantizedWeight, BNBWeight, CTIntWeight, Fp8Weight, MXFP8Weight)  
 MOST = 240 << 20  # bytes of a slice and of what comes and goes while it is dequantized, on a GPU
 SPELLED = 5  # of these, bytes a code where a GPU does not read codes as they are stored: an int32, and words
 OF_FACTORS = 4  # and where the inputs have factors, by which a slice in float32 is multiplied
+ACROSS = 5  # the same of codes that cross words
 WIDER: dict[type[Weight], int] = {Exl2Weight: 9, Exl2KernelWeight: 13, Fp8MarlinWeight: 7, Marlin24Weight: 14}
 
 
@@ -67,8 +69,7 @@ def _most(weight: Weight, dtype: torch.dtype, factors: Tensor | None, scratch: i
     fits = (scratch if scratch is not None else IN_CACHE if on_cpu else SCRATCH) // (K * dtype.itemsize)
     if on_cpu:
         return fits
-    spelled = 0 if reads_in_place(weight) else WIDER.get(type(weight), SPELLED)
-    spelled += 0 if factors is None else OF_FACTORS
+    spelled = _spelled(weight) + (0 if factors is None else OF_FACTORS)
     return min(fits, MOST // (K * (dtype.itemsize + spelled)))
 
 
@@ -76,4 +77,19 @@ def reads_in_place(weight: Weight) -> bool:
     """Whether a GPU dequantizes a weight from the tensors that it holds, with no other memory."""
     if isinstance(weight, IN_PLACE):
         return True
-    return cuda.has_routines(*weight.fields().values()) and weight.stored() is not None
+    return cuda.has_routines(*weight.fields().values()) and _lies_in_whole_codes(weight)
+
+
+def _lies_in_whole_codes(weight: Weight) -> bool:
+    stored = weight.stored()
+    if isinstance(stored, StoredCodes):
+        return holds_whole_codes(stored.codes.packing)
+    return stored is not None
+
+
+def _spelled(weight: Weight) -> int:
+    """Bytes a code that come and go while a slice is dequantized."""
+    if reads_in_place(weight):
+        return 0
+    crosses = weight.stored() is not None and not _lies_in_whole_codes(weight)
+    return ACROSS if crosses else WIDER.get(type(weight), SPELLED)

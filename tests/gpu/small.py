@@ -119,7 +119,7 @@ def three_bits() -> None:
         want = held.dequantize(torch.float16)[:, order]
         call = exllama_layers.call(want.new_zeros(1, 288), held)
         for columns in (slice(0, 96), slice(32, 96)):
-            same(exllama._rounded_three(call, columns), want[columns])
+            same(exllama._rounded(call, columns), want[columns])
 
 
 def main() -> None:

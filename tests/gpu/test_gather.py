@@ -80,7 +80,7 @@ def test_3_bits_of_many_tokens_are_rounded_once_and_multiplied(
     call = exllama_layers.call(x, weight)
     order = slice(None) if weight.q_perm is None else weight.q_perm.long()
 
-    assert_same_bits(exllama._rounded_three(call, slice(0, 2208)), weight.dequantize(dtype)[:, order])
+    assert_same_bits(exllama._rounded(call, slice(0, 2208)), weight.dequantize(dtype)[:, order])
     assert_same_bits(exllama.large(call, 1), exllama.large(call, 1))
     for scratch in (1, 1 << 28):  # in slices of 1024 columns, and in one piece
         assert_within_bound(

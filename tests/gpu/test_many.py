@@ -162,6 +162,6 @@ def test_a_compiled_model_calls_it_whole(M: int, bits: int) -> None:
     x = inputs(M, weight, torch.float16)
 
     arguments = marlin.arguments(x, weight)
-    torch.library.opcheck(torch.ops.qload.strips.default, arguments, {"kernel": "many"})
+    torch.library.opcheck(torch.ops.qload.strips.default, arguments, {"asked": "many"})
     compiled = torch.compile(lambda x: linear(x, weight, kernel="many") * 2, fullgraph=True, backend="eager")
     assert_same_bits(compiled(x), linear(x, weight, kernel="many") * 2)

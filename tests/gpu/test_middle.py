@@ -127,6 +127,6 @@ def test_a_compiled_model_calls_it_whole(M: int) -> None:
     weight = layer(1024, 256, 128, True, False, torch.float16, bits=8)
     x = inputs(M, weight, torch.float16)
 
-    torch.library.opcheck(torch.ops.qload.marlin.default, marlin.arguments(x, weight), {"kernel": "middle"})
+    torch.library.opcheck(torch.ops.qload.marlin.default, marlin.arguments(x, weight), {"asked": "middle"})
     compiled = torch.compile(lambda x: kernel(weight)(x) * 2, fullgraph=True, backend="eager")
     assert_same_bits(compiled(x), kernel(weight)(x) * 2)
