@@ -91,6 +91,15 @@ class Linear(nn.Module):
             return traced(x, held, self._meaning)
         return self._call(x, [held[name] for name in self._call.names], held["bias"])  # type: ignore[misc]
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """A tensor in the place of another: an index of other values may change what the config says."""
+        call: PreparedLinear | None = self.__dict__.get("_call")
+        before = self.typed if call is not None and name in call.names else None
+        super().__setattr__(name, value)
+        if before is not None and isinstance(value, Tensor):
+            self._call = PreparedLinear(before.holding({name: value}), self.activations, self.maximum)
+            self._meaning = self._call.meaning
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Follow a move to another device, and no cast."""
         super()._apply(uncast(fn), recurse)  # type: ignore[no-untyped-call]

@@ -74,6 +74,7 @@ class PreparedLinear:
             return self._otherwise(x, held, bias)
         if _is_watched(x, bias):
             reference.check(x, self.typed(held), bias)
+            self._notice.of(self.blueprint, x, bias)
             return operator.linear(x, held, bias, self.meaning, self._N)
         made = self._natively(x, held, bias) if x.is_cuda else None
         return self._otherwise(x, held, bias) if made is None else made

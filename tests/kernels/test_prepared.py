@@ -75,7 +75,7 @@ def test_gradients_are_those_of_the_dequantized_weight(dtype: torch.dtype) -> No
 
     WEIGHT.get_linear(bias)(x).backward(g)
 
-    wide, w = torch.promote_types(dtype, torch.float32), WEIGHT.dequantize()
+    wide, w = torch.promote_types(dtype, torch.float32), WEIGHT.dequantize(dtype)
     assert_same_bits(x.grad, (g.to(wide) @ w.to(wide)).to(dtype))
     assert_same_bits(bias.grad, g.sum(0, dtype=wide).to(dtype))
 

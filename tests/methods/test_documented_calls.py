@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from qload.errors import ArgumentError, QloadError
+from qload.kernels.dtypes import for_activations
 from qload.loader import Heads, Split
 from qload.methods import (
     ColumnParallelLinear,
@@ -116,6 +117,7 @@ def loaded(kind: Any, config: Any, prefix: str, rank: Rank, tensors: dict[str, T
 def assert_same(layer: nn.Module, expected: Weight, bias: Tensor | None = None) -> None:
     """The layer holds this weight, and multiplies as it does."""
     held: Weight = layer.typed_linear.typed
+    expected = for_activations(expected, DTYPE)
     assert (type(held), held.config) == (type(expected), expected.config)
     assert (held.layer.parts, held.layer.K) == (expected.layer.parts, expected.layer.K)
     assert held.fields().keys() == expected.fields().keys()
