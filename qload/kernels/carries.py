@@ -4,12 +4,14 @@ Scales in float32 or bfloat16 reach beyond float16, and products with codes beyo
 where every number of it is finite in float16 and off by no more than half a unit of the largest number of its
 row: 2**-11 times that. What is not carried is multiplied in float32. float32 and bfloat16 have one range.
 
-A weight is known by the memory of its tensors and how often they were written to, for as long as that memory
-is there, so that a module that is called a thousand times asks once. While a graph is captured nobody can
-wait for the answer: what is not known by then is taken not to be carried.
+A weight is known by the memory of its tensors, the part of it that they are, and how often they were written
+to, so that a module that is called a thousand times asks once. Of inference tensors nobody counts that: they
+are looked at on every call. Who writes through `.data` is not seen, as torch says of it. While a graph is
+captured nobody can wait for the answer: what is not known by then is taken not to be carried.
 """
 
 import logging
+from itertools import count
 from typing import Any
 
 import torch
@@ -22,18 +24,22 @@ from qload.spec import Weight
 
 log: logging.Logger = logging.getLogger("qload")
 
-_known: Any = WeakIdKeyDictionary()
+_known: Any = WeakIdKeyDictionary()  # by the memory of a weight's first tensor
+_numbers: Any = WeakIdKeyDictionary()  # of memory: an address is used again
+_next = count()
 
 
 def carries(weight: Weight, dtype: torch.dtype, factors: Tensor | None = None) -> bool:
     """Whether a weight, times the factors of its inputs where they are given, may be rounded to a dtype."""
     if dtype != torch.float16:
         return True
-    first = next(iter(weight.fields().values()))
+    tensors = [*weight.fields().values(), *([] if factors is None else [factors])]
+    first = tensors[0]
     if type(first) not in PLAIN or first.is_meta:
         return False
-    found = _known.setdefault(first.untyped_storage(), {})  # which views and stacks share
-    key = (*map(_identity, weight.fields().values()), factors is not None, weight.config)
+    counted = not any(tensor.is_inference() for tensor in tensors)
+    found = _known.setdefault(first.untyped_storage(), {}) if counted else {}
+    key = (*map(_identity, tensors), type(weight), weight.config) if counted else ()
     if key not in found:
         if first.is_cuda and torch.cuda.is_current_stream_capturing():
             return False
@@ -45,8 +51,12 @@ def carries(weight: Weight, dtype: torch.dtype, factors: Tensor | None = None) -
     return carried
 
 
-def _identity(tensor: Tensor) -> tuple[int, int]:
-    return tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version
+def _identity(tensor: Tensor) -> tuple[Any, ...]:
+    memory = tensor.untyped_storage()
+    if memory not in _numbers:
+        _numbers[memory] = next(_next)
+    part = tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
+    return _numbers[memory], tensor._version, part
 
 
 def _looked_at(weight: Weight, factors: Tensor | None) -> bool:

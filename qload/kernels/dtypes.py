@@ -53,7 +53,7 @@ def bias_for(bias: Tensor | None, dtype: torch.dtype | None) -> Tensor | None:
     """The bias (N,) in the dtype of activations; None leaves it. CastError where it overflows."""
     if bias is None or dtype is None or bias.dtype == dtype:
         return bias
-    made = bias.to(dtype)
+    made = bias.detach().to(dtype).requires_grad_(bias.requires_grad)  # a leaf, as the one that was given
     _check("bias", bias, made, tiny=False, remedy=KEPT)
     return made
 

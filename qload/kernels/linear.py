@@ -67,7 +67,6 @@ class Linear(nn.Module):
             raise ShapeError("bias", f"({weight.layer.N},) = (N,)", tuple(bias.shape))
         declared.check(weight, activations, maximum)
         weight, bias = dtypes.for_activations(weight, dtype), dtypes.bias_for(bias, dtype)
-        self.activations: Activations = activations
         self.maximum: Maximum = maximum
         self._call = PreparedLinear(weight, activations, maximum)
         self._meaning = self._call.meaning
@@ -75,6 +74,11 @@ class Linear(nn.Module):
             self.register_buffer(name, tensor)
         self.bias: Tensor | None
         self.register_buffer("bias", bias)
+
+    @property
+    def activations(self) -> Activations:
+        """Whether inputs are quantized where the weight declares it, as the module was made."""
+        return self._call.activations
 
     @property
     def typed(self) -> Weight:
@@ -86,7 +90,9 @@ class Linear(nn.Module):
 
         `bias`: (N,), another one than the module's own.
         """
-        held = self._buffers if bias is None else {**self._buffers, "bias": bias}
+        held = self._buffers
+        if bias is not None or "bias" not in held:  # another one; or it was made a parameter, to be trained
+            held = {**held, "bias": self._parameters.get("bias") if bias is None else bias}
         if torch.compiler.is_compiling() and self._meaning:
             return traced(x, held, self._meaning)
         return self._call(x, [held[name] for name in self._call.names], held["bias"])  # type: ignore[misc]
@@ -94,11 +100,21 @@ class Linear(nn.Module):
     def __setattr__(self, name: str, value: Any) -> None:
         """A tensor in the place of another: an index of other values may change what the config says."""
         call: PreparedLinear | None = self.__dict__.get("_call")
-        before = self.typed if call is not None and name in call.names else None
-        super().__setattr__(name, value)
-        if before is not None and isinstance(value, Tensor):
-            self._call = PreparedLinear(before.holding({name: value}), self.activations, self.maximum)
-            self._meaning = self._call.meaning
+        if call is None or name not in call.names:
+            super().__setattr__(name, value)
+            return
+        if not isinstance(value, Tensor):
+            raise ArgumentError(f"{self._name}: {name}", "a tensor", type(value).__name__)
+        before, held = self.typed, value.detach() if isinstance(value, nn.Parameter) else value
+        super().__setattr__(name, held)
+        self._call = PreparedLinear(before.holding({name: held}), self.activations, self.maximum)
+        self._meaning = self._call.meaning
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Refuse another format's tensors before one of them is taken."""
+        if (said := state_dict.get(f"{prefix}_extra_state")) is not None:
+            self.set_extra_state(said)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Follow a move to another device, and no cast."""
@@ -114,7 +130,11 @@ class Linear(nn.Module):
         """ArgumentError where `state` is that of another format: the tensors of some look alike."""
         said, own = (bytes(each.tolist()).decode() for each in (state, self.get_extra_state()))
         if said != own:
-            raise ArgumentError(f"{self._call.blueprint.layer.name or 'weight'}: state dict", own, said)
+            raise ArgumentError(f"{self._name}: state dict", own, said)
+
+    @property
+    def _name(self) -> str:
+        return self._call.blueprint.layer.name or "weight"
 
     def extra_repr(self) -> str:
         """Shape, format, config, and how inputs are quantized."""

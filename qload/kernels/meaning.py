@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from qload.errors import ArgumentError
-from qload.kernels import products, reference
+from qload.kernels import products, reference, sums
 from qload.kernels.cuda.plans import LinearPlan, plan_of
 from qload.kernels.declared import Activations, Maximum
 from qload.spec import Weight
@@ -27,7 +27,7 @@ def without_tensors(weight: Weight) -> Weight:
 
 def over(blueprint: Weight, held: Sequence[Tensor]) -> Weight:
     """A blueprint's weight of `held`, a tensor for each of its fields, in their order."""
-    plain = [each.data if type(each) is torch.nn.Parameter else each for each in held]
+    plain = [each.detach() if type(each) is torch.nn.Parameter else each for each in held]  # writes count
     return blueprint.holding(dict(zip(blueprint.fields(), plain, strict=True)))
 
 
@@ -99,7 +99,8 @@ class LinearMeaning:
         """
         weight = self.typed(held)
         rows = gradient.reshape(math.prod(gradient.shape[:-1]), weight.layer.N)
-        made = products.transposed(rows, weight, weight.input_factors)
+        with sums.in_given_types(gradient):
+            made = products.transposed(rows, weight, weight.input_factors)
         return made.reshape(*gradient.shape[:-1], weight.layer.K)
 
 

@@ -109,7 +109,8 @@ def traced(x: Tensor, held: Mapping[str, Tensor | None], meaning: str) -> Tensor
     names, N, K, plain = _facts(meaning)
     tensors: list[Any] = [held[name] for name in names]
     bias = held["bias"]
-    alike = plain and x.dtype == tensors[0].dtype and (bias is None or bias.dtype == x.dtype)
+    alike = plain and x.dtype == tensors[0].dtype
+    alike = alike and (bias is None or (bias.dtype == x.dtype and bias.ndim == 1 and bias.shape[0] == N))
     if alike and x.ndim and x.shape[-1] == K:
         return torch_linear(x, tensors[0], bias)
     return operator.linear(x, tensors, bias, meaning, N)

@@ -1,13 +1,14 @@
 """The kernel that always works: say what x and the weight mean, then multiply; a native one where it fits."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from qload.errors import ArgumentError, DtypeError, ShapeError
-from qload.kernels import cuda, declared, products, scaled
+from qload.kernels import cuda, declared, products, scaled, sums
 from qload.kernels.activations import QuantizedActivations
 from qload.kernels.declared import Activations, Maximum
 from qload.spec import Weight, can_cut, outputs
@@ -38,7 +39,8 @@ def linear(
         if x.is_cuda and cuda.can_multiply(x, weight, bias):
             return cuda.linear(x, weight, bias)
     K = weight.layer.K
-    y = product(x.reshape(math.prod(x.shape[:-1]), K), weight, bias, activations, maximum)
+    with sums.in_given_types(x):
+        y = product(x.reshape(math.prod(x.shape[:-1]), K), weight, bias, activations, maximum)
     return y.reshape(*x.shape[:-1], weight.layer.N)
 
 
@@ -62,21 +64,23 @@ def product(
     """
     if not quantizes(weight, activations):
         return products.multiply(x, weight, bias, weight.input_factors, narrow)
+    taken, types = _taken(x, weight), (x.dtype, narrow or x.dtype)
     made = [
-        _of_part((x.dtype, narrow or x.dtype), each, weight, rows, None if bias is None else bias[rows])
-        for each, rows in declared.quantized(_taken(x, weight), weight, maximum)
+        _of_part(types, taken, each, weight, rows, None if bias is None else bias[rows])
+        for each, rows in declared.quantized(taken.detach(), weight, maximum)
     ]
     return made[0] if len(made) == 1 else torch.cat(made, -1)
 
 
 def _of_part(
     types: tuple[torch.dtype, torch.dtype],
+    taken: Tensor,
     made: QuantizedActivations,
     weight: Weight,
     rows: slice,
     bias: Tensor | None,
 ) -> Tensor:
-    """What inputs became, times the outputs of a part; gradients go through what the codes stand for.
+    """What inputs became, times the outputs of a part; gradients pass the codes as if `taken` were they.
 
     `types`: of the result, and what is multiplied is rounded to.
     """
@@ -85,9 +89,22 @@ def _of_part(
         part, within = outputs(weight, rows.start, rows.stop), slice(None)
     elif bias is not None:
         bias = functional.pad(bias, (rows.start, weight.layer.N - rows.stop))
-    if products.wants_gradients(made.codes, bias):
-        return products.multiply(made.dequantize(), part, bias).to(types[0])[:, within]
+    if products.wants_gradients(taken, bias):
+        inputs: Tensor = _AsTaken.apply(taken, made.dequantize())  # type: ignore[no-untyped-call]
+        return products.multiply(inputs, part, bias).to(types[0])[:, within]
     return scaled.multiply(made, part, bias, *types)[:, within]
+
+
+class _AsTaken(torch.autograd.Function):
+    """What inputs became, with the gradients of what they were."""
+
+    @staticmethod
+    def forward(ctx: Any, taken: Tensor, became: Tensor) -> Tensor:
+        return became.to(taken.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0], None
 
 
 def _taken(x: Tensor, weight: Weight) -> Tensor:

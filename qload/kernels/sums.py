@@ -8,6 +8,7 @@ Products of float32 are torch's own, in whatever precision a program has set for
 (`torch.set_float32_matmul_precision`); of 16-bit numbers TF32 loses nothing.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -18,6 +19,14 @@ SUMS = 64 << 20  # bytes of sums in float32 at once
 ROWS = 256  # tokens, of which a block of sums has a multiple: tiles of the vendor's kernels divide it
 NARROW = (torch.float16, torch.bfloat16)
 WIDENS = hasattr(torch.ops.aten.mm, "dtype")  # whether mm gives sums in another dtype: torch 2.8
+
+
+def in_given_types(x: Tensor) -> AbstractContextManager[Any]:
+    """In which torch casts nothing on its own: autocast would round what is multiplied in float32."""
+    kind = x.device.type
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        return torch.autocast(kind, enabled=False)
+    return nullcontext()
 
 
 def into(y: Tensor, x: Tensor, w: Tensor, bias: Tensor | None = None) -> None:

@@ -6,7 +6,7 @@ loader of all formats describes the layer, checks the cuts of the world and read
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,7 @@ class Arrived:
     shape: tuple[int, ...]
     origin: tuple[int, ...]
     piece: Tensor
+    in_param: bool = False  # whether it lies in the parameter's memory
 
 
 class Arrivals:
@@ -65,12 +66,15 @@ class Arrivals:
         part = place.part(shard_id, full) if shard_id is not None else 0
         origin, piece = self._cut(slot, part, loaded.detach())
         held = self._hold(slot, part, param, piece)
-        self._kept[named(place.names[part], suffix)] = Arrived(tuple(loaded.shape), origin, held)
+        inside = held.untyped_storage().data_ptr() == param.untyped_storage().data_ptr()
+        self._kept[named(place.names[part], suffix)] = Arrived(tuple(loaded.shape), origin, held, inside)
 
     def find_written(self, layer: nn.Module) -> None:
-        """Keep what an engine's own loader wrote into parameters, share by share."""
+        """Keep what an engine's own loader wrote into parameters, share by share, or put in their place."""
         for suffix, slot in self.slots.items():
             param = getattr(layer, slot.param_name, None)
+            if isinstance(param, nn.Parameter) and not param.is_meta:
+                self._look_again(slot, param.data)
             arrived = any(
                 named(name, suffix) in self._kept for name in (self.place.prefix, *self.place.names)
             )
@@ -83,6 +87,17 @@ class Arrivals:
                     shape, origin = self._whole(slot, part, piece)
                     self._kept[written] = Arrived(shape, origin, piece)
                     self.is_share |= self.place.split is not None
+
+    def _look_again(self, slot: ParameterSlot, now: Tensor) -> None:
+        """What lies in a parameter's memory now, where a tensor does, unless it was cast or resized."""
+        for part, name in enumerate(self.place.names):
+            full = named(name, slot.suffix)
+            kept = self._kept.get(full)
+            if kept is None or not kept.in_param or kept.piece.dtype != now.dtype:
+                continue
+            piece = self._of_part(slot, part, now)
+            if piece.numel() == kept.piece.numel():
+                self._kept[full] = replace(kept, piece=piece.reshape(kept.piece.shape))
 
     def is_fused(self, prefix: str) -> bool:
         """Whether tensors came that have all parts one after another; MismatchError where some did."""

@@ -4,12 +4,13 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from qload.errors import QloadError, checked
+from qload.errors import QloadError, check_type, checked
 from qload.loader import LoadPlan, TensorSource, WeightsLoader
 from qload.spec import Role, Weight
 from qload.storage import FillingStorage, WeightStorage
@@ -90,17 +91,19 @@ def _stream(weights: StreamOwner, loader: WeightsLoader, loads: Iterator[L]) -> 
         more = True
         while more or begun:
             while more and len(begun) < MOST and (not begun or sum(one.nbytes for one in begun) < WINDOW):
-                load = next(loads, None)
-                more = load is not None
-                if load is not None:
+                for load in islice(loads, 1):
                     begun.append(_begin(weights, loader, load, reader))
+                    break
+                else:
+                    more = False
             if begun:
                 yield _finish(weights, begun.popleft())
 
 
 def _begin(weights: StreamOwner, loader: WeightsLoader, load: L, reader: ReaderAhead | None) -> _Begun[L]:
     try:
-        asked = Load(load) if isinstance(load, str) else load
+        asked: Any = Load(load) if isinstance(load, str) else load
+        check_type("loads", asked, Load)
         plan = loader.plan(weights, parts_of(weights, loader, asked), asked.split)
         if reader is None:
             return _Begun(load, plan)

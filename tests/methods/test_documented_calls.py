@@ -280,3 +280,22 @@ def test_a_bias_is_cut_with_its_layer_and_added_once(kind: Any, world: int) -> N
         outputs.append(layer(here))
         assert_same_bits(outputs[-1], share.get_linear(added)(here))
         assert_same_bits(outputs[-1], layer(here))
+
+
+def test_what_took_a_parameters_place_after_it_was_loaded_is_what_counts() -> None:
+    prefixes, made = [f"{MLP}.gate_proj", f"{MLP}.up_proj"], []
+    with opened(AWQ_MODEL) as weights:
+        N, K = weights.loader.shape(weights, prefixes[0])
+        for order in (prefixes, prefixes[::-1]):
+            config, name = config_of("awq", AWQ_MODEL), f"{MLP}.gate_up_proj"
+            layer = layer_of(MergedColumnParallelLinear, config, name, ALONE, K, [N, N])
+            for shard, own in enumerate(order):
+                hand_over(layer, tensors_of(weights, own), shard)
+            made.append(layer)
+        right, exchanged = made
+        exchanged.load_state_dict(right.state_dict(), assign=True)
+        for layer in made:
+            layer.quant_method.process_weights_after_loading(layer)
+
+        assert_same(exchanged, weights.get_multi_weights_col(prefixes))
+        assert_same(right, weights.get_multi_weights_col(prefixes))

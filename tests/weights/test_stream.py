@@ -159,6 +159,15 @@ def test_a_file_that_is_cut_short_meanwhile_says_what_it_says_one_by_one(tmp_pat
     assert len(made[0]) == len(want[0])
 
 
+def test_what_is_no_load_is_refused_in_its_turn_and_drops_no_other() -> None:
+    weights = Weights(MemoryStorage(plain()), loader=loader_from_config(None))
+    found = weights.stream(["q", None, "k"])  # type: ignore[list-item]
+
+    assert next(found)[0] == "q"
+    with pytest.raises(ArgumentError, match="loads"):
+        next(found)
+
+
 def test_an_error_waits_for_its_turn() -> None:
     weights = Weights(MemoryStorage(plain()), loader=loader_from_config(None))
     found = weights.stream(["q", "nothing", "k"])

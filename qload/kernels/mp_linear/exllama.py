@@ -11,6 +11,7 @@ from qload.kernels import cuda
 from qload.kernels.mp_linear.contract import MPLinearLayerConfig
 from qload.kernels.mp_linear.reasons import rows_missing
 from qload.kernels.mp_linear.typed import TypedLinearKernel
+from qload.kernels.products import wants_gradients
 from qload.kernels.scalar_type import ScalarType, integer_type
 from qload.kernels.scratch import ScratchRequest, add_scratch_request, multiply
 from qload.spec import Weight
@@ -62,7 +63,7 @@ class ExllamaLinearKernel(TypedLinearKernel):
         By a CUDA kernel that needs no scratch space, or with weights rounded to that dtype there: then
         NotWarmError before `warm_up`.
         """
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or wants_gradients(x, bias):
             return super().apply_weights(layer, x, bias)
         weight = self.typed(layer)
         if weight.activations is not None or (x.is_cuda and cuda.can_multiply(x, weight, bias)):
