@@ -67,6 +67,7 @@ class Arrivals:
         origin, piece = self._cut(slot, part, loaded.detach())
         held = self._hold(slot, part, param, piece)
         inside = held.untyped_storage().data_ptr() == param.untyped_storage().data_ptr()
+        inside &= len(place.parts) == 1 or slot.join is not None  # else it is overwritten by the next part
         self._kept[named(place.names[part], suffix)] = Arrived(tuple(loaded.shape), origin, held, inside)
 
     def find_written(self, layer: nn.Module) -> None:
