@@ -125,10 +125,16 @@ class Experts(nn.Module):
     def _traced(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
         wanted = torch.is_grad_enabled() and (x.requires_grad or topk_weights.requires_grad)
         if wanted or not self._key:
-            y: Tensor = _untraced(self, x, topk_ids, topk_weights)
+            from qload.kernels.while_traced import experts_eagerly
+
+            y: Tensor = experts_eagerly(self, x, topk_ids, topk_weights)
             return y
         held = [getattr(self, name) for name in self._held]
         return experts_layer(x, topk_ids, topk_weights, held, self._key)
+
+    def eagerly(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
+        """The same (tokens, H), where nothing is traced."""
+        return experts(x, topk_ids, topk_weights, self.typed, self.activations, self.maximum)
 
     def _stack(self, name: str) -> Any:
         stack = getattr(self._blueprint, name)
@@ -280,12 +286,3 @@ def _check_tensor(name: str, tensor: Tensor, dtypes: Sequence[torch.dtype], devi
 
 def _plain(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _eager(module: Experts, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
-    return experts(x, topk_ids, topk_weights, module.typed, module.activations, module.maximum)
-
-
-# A graph breaks there, or with `fullgraph` is refused with this reason.
-_REASON = "gradients of experts, and the largest input of all ranks, are found eagerly"
-_untraced: Any = torch.compiler.disable(_eager, reason=_REASON)  # type: ignore[no-untyped-call]

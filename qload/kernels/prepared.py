@@ -20,7 +20,7 @@ from qload.devices.tensors import PLAIN
 from qload.kernels import operator, reference
 from qload.kernels.declared import Activations, Maximum
 from qload.kernels.dtypes import Notice
-from qload.kernels.meaning import known, over, share, without_tensors
+from qload.kernels.meaning import over, share, without_tensors
 from qload.spec import Weight
 
 
@@ -68,7 +68,9 @@ class PreparedLinear:
         if torch.compiler.is_compiling():
             if self._traces:
                 return operator.linear(x, held, bias, self.meaning, self._N)
-            y: Tensor = _untraced(self, x, held, bias)
+            from qload.kernels.while_traced import linear_eagerly
+
+            y: Tensor = linear_eagerly(self, x, held, bias)
             return y
         if not self._traces or torch._C._functorch.peek_interpreter_stack() is not None:
             return self._otherwise(x, held, bias)
@@ -106,7 +108,9 @@ def traced(x: Tensor, held: Mapping[str, Tensor | None], meaning: str) -> Tensor
 
     Of a module torch looks at nothing but these before each call of a compiled model, and each look costs.
     """
-    names, N, K, plain = _facts(meaning)
+    from qload.kernels.while_traced import facts
+
+    names, N, K, plain = facts(meaning)
     tensors: list[Any] = [held[name] for name in names]
     bias = held["bias"]
     alike = plain and x.dtype == tensors[0].dtype
@@ -114,14 +118,6 @@ def traced(x: Tensor, held: Mapping[str, Tensor | None], meaning: str) -> Tensor
     if alike and x.ndim and x.shape[-1] == K:
         return torch_linear(x, tensors[0], bias)
     return operator.linear(x, tensors, bias, meaning, N)
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _facts(meaning: str) -> tuple[tuple[str, ...], int, int, bool]:
-    """Names of tensors, N, K, and whether torch's own product is all that there is to do."""
-    found = known(meaning)
-    plain = found.blueprint.plain and not reference.quantizes(found.blueprint, found.activations)
-    return found.names, found.blueprint.layer.N, found.blueprint.layer.K, plain
 
 
 def _is_watched(x: Tensor, bias: Tensor | None) -> bool:
@@ -137,8 +133,3 @@ def _is_watched(x: Tensor, bias: Tensor | None) -> bool:
 
 def _eager_product(call: PreparedLinear, x: Tensor, held: Sequence[Tensor], bias: Tensor | None) -> Tensor:
     return reference.linear(x, call.typed(held), bias, call.activations, call.maximum)
-
-
-# A graph breaks there, or with `fullgraph` is refused with this reason.
-_REASON = "a function finds the largest input of all ranks"
-_untraced: Any = torch.compiler.disable(_eager_product, reason=_REASON)  # type: ignore[no-untyped-call]

@@ -244,3 +244,13 @@ def test_a_function_for_all_ranks_is_a_layers_own() -> None:
 
     assert one._call._shared is not other._call._shared
     assert_same_bits(one(inputs()), reference.linear(inputs(), WEIGHT))
+
+
+def test_a_layer_that_is_not_compiled_brings_in_no_compiler() -> None:
+    program = (
+        "import sys, torch; from qload import UnquantizedWeight, open_checkpoint; import qload.repacking; "
+        "UnquantizedWeight(weight=torch.ones(2, 2)).get_linear()(torch.ones(2)); "
+        "print('torch._dynamo' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
