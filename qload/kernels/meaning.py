@@ -51,6 +51,11 @@ class LinearMeaning:
         self._made = tuple((tensor.shape, tensor.dtype) for tensor in blueprint.fields().values())
         self._plans: dict[tuple[int, torch.dtype], LinearPlan | None] = {}
 
+    @property
+    def straight_through(self) -> str:
+        """The key of the same product of inputs as they come."""
+        return share(self.blueprint, "unquantized", None).key
+
     def typed(self, held: Sequence[Tensor]) -> Weight:
         """The typed weight over `held`, without a name."""
         return over(self.blueprint, held)

@@ -4,8 +4,8 @@
 
 A module calls it where torch traces or records; else it calls what is behind it at once. It has no
 gradients, whose bookkeeping costs the host as much as the call; `qload::linear_with_gradients` is the same
-with them. The weight is frozen: they are those of x and bias, the former by `qload::linear_gradient`. Where
-inputs are quantized they pass as if they were not (straight through).
+with them. The weight is frozen: they are those of x and bias, the former by `qload::linear_gradient`, which
+has gradients itself. Where inputs are quantized they pass as if they were not (straight through).
 """
 
 from collections.abc import Sequence
@@ -57,6 +57,23 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
     return of_x, [None] * len(held), of_bias, None, None
 
 
+def _keep_of_gradient(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    gradient, held, ctx.meaning, _ = inputs
+    ctx.save_for_backward(*held)
+    ctx.N = gradient.shape[-1]
+
+
+def _backward_of_gradient(ctx: Any, second: Tensor) -> tuple[Any, ...]:
+    held = list(ctx.saved_tensors)
+    plainly = known(ctx.meaning).straight_through
+    return (
+        torch.ops.qload.linear_with_gradients(second, held, None, plainly, ctx.N),
+        [None] * len(held),
+        None,
+        None,
+    )
+
+
 for _name in (OPERATOR, WITH_GRADIENTS):
     LIBRARY.define(_name + SCHEMA)  # type: ignore[no-untyped-call]
     LIBRARY.impl(_name, _linear, ANYWHERE)  # type: ignore[no-untyped-call]
@@ -66,6 +83,9 @@ torch.library.register_autograd(f"qload::{WITH_GRADIENTS}", _backward, setup_con
 LIBRARY.define(f"{GRADIENT}(Tensor gradient, Tensor[] held, str meaning, SymInt K) -> Tensor")  # type: ignore[no-untyped-call]
 LIBRARY.impl(GRADIENT, _gradient, ANYWHERE)  # type: ignore[no-untyped-call]
 torch.library.register_fake(f"qload::{GRADIENT}", _gradient_of_shapes, lib=LIBRARY)
+torch.library.register_autograd(
+    f"qload::{GRADIENT}", _backward_of_gradient, setup_context=_keep_of_gradient, lib=LIBRARY
+)
 
 
 def linear(x: Tensor, held: Sequence[Tensor], bias: Tensor | None, meaning: str, N: int) -> Tensor:

@@ -19,6 +19,7 @@ from qload.kernels import meaning, reference
 from qload.kernels.cuda import plans
 from qload.kernels.cuda.linear import linear as decided_anew
 from qload.kernels.cuda.plans import LinearPlan, plan_of
+from qload.spec import ActivationScheme
 from qload.testing import assert_same_bits
 from tests.kernels.cuda_by_hand import STREAM, Hand
 from tests.kernels.mp_layers import Case
@@ -27,6 +28,7 @@ from tests.kernels.test_cuda_glue import _operators, hand, layer
 __all__ = ["_operators", "hand"]  # fixtures
 HOPPER = pytest.mark.parametrize("chip", [(9, 0)], ids=["9.0"])
 WEIGHT = Case(group=64).weight()
+TOKENS = ActivationScheme("int", 8, True, "token")
 KEY = "from tests.kernels.mp_layers import Case; print(Case(group=64).weight().get_linear()._meaning)"
 
 
@@ -78,6 +80,21 @@ def test_gradients_are_those_of_the_dequantized_weight(dtype: torch.dtype) -> No
     wide, w = torch.promote_types(dtype, torch.float32), WEIGHT.dequantize(dtype)
     assert_same_bits(x.grad, (g.to(wide) @ w.to(wide)).to(dtype))
     assert_same_bits(bias.grad, g.sum(0, dtype=wide).to(dtype))
+
+
+@pytest.mark.parametrize("activations", ["declared", "unquantized"])
+def test_gradients_have_gradients(activations: Any) -> None:
+    weight = replace(WEIGHT, layer=replace(WEIGHT.layer, activations=TOKENS))
+    module, w = weight.get_linear(activations=activations), weight.dequantize(torch.float64)
+    x = inputs(dtype=torch.float64).requires_grad_()
+
+    first = torch.autograd.grad(
+        module(x), x, g := inputs(3, 64, torch.float64).requires_grad_(), create_graph=True
+    )
+    (second,) = torch.autograd.grad(first[0].square().sum(), g)
+
+    assert_same_bits(first[0].detach(), g.detach() @ w)
+    assert_same_bits(second, 2 * first[0].detach() @ w.T)
 
 
 def test_nothing_is_kept_for_gradients_that_nobody_wants() -> None:
