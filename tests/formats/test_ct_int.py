@@ -46,6 +46,7 @@ def test_dequantize_by_hand() -> None:
         pytest.param((1, -1), [[3], [5]], [[3] * 4, [5] * 4], id="channel"),
         pytest.param((1, 3), [[3, 5], [7, 9]], [[3, 3, 3, 5], [7, 7, 7, 9]], id="group"),
         pytest.param((2, 2), [[3, 5]], [[3, 3, 5, 5]] * 2, id="block"),
+        pytest.param((2, 1), [[3, 5, 7, 9]], [[3, 5, 7, 9]] * 2, id="block of one column"),
     ],
 )
 def test_what_shares_a_scale(block: Any, scale: Any, want: Any) -> None:

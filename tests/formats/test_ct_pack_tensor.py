@@ -47,13 +47,17 @@ def test_dequantize_by_hand(zero: int | None, moved: int) -> None:
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_fused_parts_keep_a_scale_and_a_zero_point_each(order: tuple[int, int]) -> None:
     parts = [
-        layer(),
+        layer(CODES.repeat(2, 1)),
         {**layer(CODES.flip(1), zero=2), "weight_scale": torch.tensor([2.0], dtype=torch.bfloat16)},
     ]
 
     parts = [parts[at] for at in order]
     fused = weights(*parts).get_multi_weights_col(["0", "1"]).dequantize()
     assert torch.equal(fused, torch.cat([weights(part).get_weights("0").dequantize() for part in parts]))
+
+
+def test_layers_of_other_sizes_are_quantized_alike() -> None:
+    assert CTPackTensorConfig(4, shape=(2, 9)) == CTPackTensorConfig(4, shape=(1, 9))
 
 
 def test_shares_are_the_whole() -> None:

@@ -210,6 +210,21 @@ def test_a_float_original_may_differ_by_the_quantization_error(
     assert said in " ".join([*report.notes, *(finding.message for finding in report.findings)])
 
 
+def test_zeros_that_agree_do_not_make_an_original_a_checkpoint(tmp_path: Path) -> None:
+    """Where most of an original is zero, every quantizer keeps that."""
+    for name in ("mine", "reference"):
+        (tmp_path / name).mkdir()
+    tensors = gptq("a")
+    words = torch.tensor([0x8A888688, 0x88858888, 0x8988888D, 0x88838888]).repeat(4).reshape(2, 8)
+    tensors["a.qweight"] = (words - 2**32).to(torch.int32)  # of the codes most are 8, which means zero
+    mine = model(tmp_path / "mine", tensors, quantization_config=GPTQ)
+    with open_checkpoint(mine) as weights:
+        dense = weights.get_weights("a").dequantize()
+    reference = model(tmp_path / "reference", {"a.weight": dense + 0.25 * (dense != 0)})
+
+    assert verify(mine, against=reference).findings == ()
+
+
 @pytest.mark.parametrize(
     ("mistake", "named"),
     [

@@ -46,6 +46,13 @@ def test_norms_that_are_all_zero_are_found_where_the_model_multiplies_by_them(tm
     assert rules(report) == {"constant-values"}
 
 
+def test_a_model_of_zeros_says_nothing_of_its_matrices(tmp_path: Path) -> None:
+    """Nothing tells what they should have been; only norms are multiplied by."""
+    tensors = {name: tensor * ("norm" in name) for name, tensor in llama().items()}
+
+    assert "constant-values" not in rules(verify(model(tmp_path, tensors, **LLAMA)))
+
+
 @pytest.mark.parametrize("kind", ["gemma", "gemma2"])
 def test_norms_that_count_from_one_may_be_zero(kind: str, tmp_path: Path) -> None:
     tensors = {name: tensor * ("norm" not in name) for name, tensor in llama().items()}
