@@ -55,6 +55,14 @@ def test_what_shares_a_scale(block: Any, scale: Any, want: Any) -> None:
     assert load(CTIntConfig(block), stored).dequantize().tolist() == want
 
 
+def test_a_block_of_one_column_is_a_group_of_its_own() -> None:
+    stored = {"weight": torch.ones(2, 4, dtype=torch.int8), "weight_scale": torch.ones(1, 4).half()}
+
+    groups = load(CTIntConfig((2, 1)), stored).codes().k_group
+    assert groups is not None
+    assert groups.tolist() == [0, 1, 2, 3]
+
+
 def test_trap_55_signed_codes_become_unsigned_without_a_change_of_meaning() -> None:
     """Four bits in a byte: -8 is code 0, and every zero point that is not stored is 8."""
     codes = load(CTIntConfig((1, -1), 4), layer(torch.ones(2, 1).half())).codes()

@@ -46,11 +46,25 @@ def test_norms_that_are_all_zero_are_found_where_the_model_multiplies_by_them(tm
     assert rules(report) == {"constant-values"}
 
 
-def test_a_model_of_zeros_says_nothing_of_its_matrices(tmp_path: Path) -> None:
+def test_experts_of_zeros_alone_say_nothing(tmp_path: Path) -> None:
     """Nothing tells what they should have been; only norms are multiplied by."""
-    tensors = {name: tensor * ("norm" in name) for name, tensor in llama().items()}
+    config = {"model_type": "gpt_oss", "num_hidden_layers": 1, "hidden_size": 32, "num_local_experts": 4}
+    tensors = {"model.layers.0.mlp.experts.gate_up_proj": torch.zeros(4, 32, 128)}
 
-    assert "constant-values" not in rules(verify(model(tmp_path, tensors, **LLAMA)))
+    assert "constant-values" not in rules(verify(model(tmp_path, tensors, **config)))
+
+
+@pytest.mark.parametrize("found", [False, True])
+def test_tiny_numbers_are_of_the_other_type_where_that_has_usual_ones(found: bool, tmp_path: Path) -> None:
+    values = (
+        0.02 * torch.randn(48, 32, generator=torch.Generator().manual_seed(4))
+        if found
+        else torch.full((48, 32), 1 / 64)
+    )
+    tensors = llama() | {"lm_head.weight": values.half().view(torch.bfloat16)}
+    tensors["lm_head.weight"][0, 0] *= 2
+
+    assert ("float-type" in rules(verify(model(tmp_path, tensors, **LLAMA)))) == found
 
 
 @pytest.mark.parametrize("kind", ["gemma", "gemma2"])
