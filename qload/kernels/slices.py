@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from qload import devices
-from qload.devices import StoredCodes, cuda
+from qload.devices import Stored, StoredCodes, StoredRows, StoredSparse, cuda
 from qload.devices.cuda_stored import dequantize_stored
+from qload.devices.cuda_streams import runs_down
 from qload.formats import (
     BNBWeight,
     CTIntWeight,
@@ -17,7 +18,7 @@ from qload.formats import (
     MXFP8Weight,
     UnquantizedWeight,
 )
-from qload.kernel_formats import Exl2KernelWeight, Fp8MarlinWeight
+from qload.kernel_formats import Exl2KernelWeight, Fp4MarlinWeight, Fp8MarlinWeight
 from qload.sentences.digits import holds_whole_codes
 from qload.spec import Weight, outputs, ranges
 
@@ -27,7 +28,8 @@ EVEN = 1024  # outputs, of which a slice has a multiple: tiles of the vendor's k
 IN_PLACE = (UnquantizedWeight, BNBWeight, CTIntWeight, Fp8Weight, MXFP8Weight)  # a code a number
 MOST = 240 << 20  # bytes of a slice and of what comes and goes while it is dequantized, on a GPU
 SPELLED = 5  # of these, bytes a code where a GPU does not read codes as they are stored: an int32, and words
-OF_FACTORS = 4  # and where the inputs have factors, by which a slice in float32 is multiplied
+OF_FACTORS = 4  # and where the inputs have factors, by which a slice in float32 is multiplied if no GPU does both
+IN_ROWS = (Fp4MarlinWeight, Fp8MarlinWeight)  # whose words a GPU brings into plain order first, a byte a code at most
 ACROSS = 5  # the same of codes that cross words
 WIDER: dict[type[Weight], int] = {Exl2Weight: 9, Exl2KernelWeight: 13, Fp8MarlinWeight: 7, Marlin24Weight: 14}
 
@@ -49,7 +51,7 @@ def slices(
         if factors is None:
             rounded(weight, start, out)
         else:
-            torch.mul(outputs(weight, start, stop).dequantize(), factors, out=out)
+            multiplied(weight, start, out, factors)
         yield slice(start, stop), out
 
 
@@ -63,13 +65,21 @@ def rounded(weight: Weight, start: int, out: Tensor) -> None:
         outputs(weight, start, start + out.shape[0]).dequantize(out=out)
 
 
+def multiplied(weight: Weight, start: int, out: Tensor, factors: Tensor) -> None:
+    """The same outputs times the factors of their inputs (K,), rounded once."""
+    stored = weight.stored() if cuda.has_routines(*weight.fields().values(), out) else None
+    if stored is None or not dequantize_stored(stored, out, start, factors):
+        torch.mul(outputs(weight, start, start + out.shape[0]).dequantize(), factors, out=out)
+
+
 def _most(weight: Weight, dtype: torch.dtype, factors: Tensor | None, scratch: int | None) -> int:
     """How many outputs a slice has."""
     on_cpu, K = weight.device.type == "cpu", max(1, weight.layer.K)
     fits = (scratch if scratch is not None else IN_CACHE if on_cpu else SCRATCH) // (K * dtype.itemsize)
     if on_cpu:
         return fits
-    spelled = _spelled(weight) + (0 if factors is None else OF_FACTORS)
+    apart = factors is not None and not isinstance(_as_stored(weight), StoredRows)
+    spelled = _spelled(weight) + OF_FACTORS * apart
     return min(fits, MOST // (K * (dtype.itemsize + spelled)))
 
 
@@ -77,13 +87,20 @@ def reads_in_place(weight: Weight) -> bool:
     """Whether a GPU dequantizes a weight from the tensors that it holds, with no other memory."""
     if isinstance(weight, IN_PLACE):
         return True
-    return cuda.has_routines(*weight.fields().values()) and _lies_in_whole_codes(weight)
+    return _as_stored(weight) is not None and _lies_in_whole_codes(weight)
+
+
+def _as_stored(weight: Weight) -> Stored | None:
+    """How a weight lies, where a GPU reads it so."""
+    return weight.stored() if cuda.has_routines(*weight.fields().values()) else None
 
 
 def _lies_in_whole_codes(weight: Weight) -> bool:
     stored = weight.stored()
+    if isinstance(stored, StoredSparse):
+        return False  # its codes are put into order first
     if isinstance(stored, StoredCodes):
-        return holds_whole_codes(stored.codes.packing)
+        return holds_whole_codes(stored.codes.packing) or runs_down(stored.codes.packing)
     return stored is not None
 
 
@@ -91,5 +108,9 @@ def _spelled(weight: Weight) -> int:
     """Bytes a code that come and go while a slice is dequantized."""
     if reads_in_place(weight):
         return 0
+    if isinstance(_as_stored(weight), StoredSparse) or (
+        isinstance(weight, IN_ROWS) and cuda.has_routines(*weight.fields().values())
+    ):
+        return 1
     crosses = weight.stored() is not None and not _lies_in_whole_codes(weight)
     return ACROSS if crosses else WIDER.get(type(weight), SPELLED)
