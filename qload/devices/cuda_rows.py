@@ -1,4 +1,4 @@
-"""Weights on a CUDA device whose codes lie in bytes row by row: eight codes a lane, at the speed of memory."""
+"""Weights on a CUDA device whose codes lie in bytes row by row: eight a lane, at the speed of memory."""
 
 from types import ModuleType
 from typing import Any
@@ -34,7 +34,12 @@ def rows(
         return False
     (source, values), codes = found, stored.codes[start // across :]
     made, zeros = _meaning(cuda, scales, stored.zeros, stored.n_run, stored.k_run, start)
-    made.values, made.divide, made.factor, made.factors = values, stored.divide, stored.factor, address(factors)
+    made.values, made.divide, made.factor, made.factors = (
+        values,
+        stored.divide,
+        stored.factor,
+        address(factors),
+    )
     return _run(cuda, source, (codes, None), made, zeros, out, stream)
 
 
@@ -88,7 +93,13 @@ def _strides(table: Tensor) -> tuple[int, int]:
 
 
 def _run(
-    cuda: Any, source: int, read: tuple[Tensor, Tensor | None], made: Any, kept: object, out: Tensor, stream: int
+    cuda: Any,
+    source: int,
+    read: tuple[Tensor, Tensor | None],
+    made: Any,
+    kept: object,
+    out: Tensor,
+    stream: int,
 ) -> bool:
     codes, places = read
     apart = 0 if places is None else places.stride(0)

@@ -64,16 +64,16 @@ class StoredTable:
 class StoredRows:
     """Codes in bytes, row by row, as a weight holds them, for a device that reads them where they lie.
 
-    codes        a byte each (N, K): uint8 and int8 are numbers, float8_e4m3fn and float8_e5m2 what they are
-    scales       (ceil(N / n_run), ceil(K / k_run)) or one for all, of any strides; float16, bfloat16, float32, or
-                 exponents (e8m0) as uint8 or float8_e8m0fnu
+    codes        a byte each (N, K): uint8 and int8 are numbers, float8_e4m3fn and float8_e5m2 themselves
+    scales       (ceil(N / n_run), ceil(K / k_run)) or one for all, of any strides; float16, bfloat16,
+                 float32, or exponents (e8m0) as uint8 or float8_e8m0fnu
     n_run, k_run
                  how many outputs and inputs share a scale
     zeros        numbers, shaped like the scales; None: all are 0
     divide       by the scale
     factor       of all scales
-    four_bits    two codes a byte, uint8 (N, K / 2), the first in the low bits: "e2m1", or "int4", which is two's
-                 complement; None: a byte each
+    four_bits    two codes a byte, uint8 (N, K / 2), the first in the low bits: "e2m1", or "int4", which is
+                 two's complement; None: a byte each
     across       whether the two of a byte are outputs 2i, in the low bits, and 2i + 1: (N / 2, K)
     """
 
@@ -93,8 +93,8 @@ class StoredSparse:
     """Codes of four bits, two of every four inputs, all zero points 8; the others mean 0.
 
     codes        the kept ones (N, K / 2), in words
-    places       makes (N, K / 16) int16: of 16 inputs, two bits for each of the eight that are kept, which of its
-                 four it is, the first in the low bits
+    places       makes (N, K / 16) int16: of 16 inputs, two bits for each of the eight that are kept, which of
+                 its four it is, the first in the low bits
     scales       (N, G), of any strides; float16, bfloat16 or float32
     run          inputs of a group
     """
@@ -107,13 +107,13 @@ class StoredSparse:
 
 @dataclass(frozen=True, eq=False)
 class StoredStreams:
-    """Codes that run down columns of words in groups of their own widths, zero points half of what these hold.
+    """Codes that run down columns of words, groups of their own widths, zero points half of what these hold.
 
     w[n, k] = rounded(scale[g, n] * (code[r, n] - 2**(width[r] - 1))), r = order[k], g the group of row r,
     scale[g, n] = rounded((root[g, n] + 1)**2 * rounded(units[g] / 256)), both rounded to float16
 
     words        (R, N) int32
-    rows         makes (4, K) int32: at which bit of a column row r starts, its width, its group; and the order
+    rows         makes (4, K) int32: at which bit of a column row r starts, its width, its group; the order
     squares      (G, N / 8) int32: the roots, four bits each, the first in the low bits
     units        (G,) float16
     """

@@ -224,7 +224,9 @@ class Fp8Weight(spec.Weight):
     def stored(self) -> StoredRows | None:
         """As it lies, but for fused parts of a scale each, and for e4m3fnuz."""
         (N, K), block = self.shape, self.config.block
-        if self.weight.dtype == FNUZ or (block is None and self.config.per != "channel" and len(self.layer.parts) > 1):
+        if self.weight.dtype == FNUZ or (
+            block is None and self.config.per != "channel" and len(self.layer.parts) > 1
+        ):
             return None
         scales = self.weight_scale.reshape(-1, 1)
         n_run, k_run = (1, max(K, 1)) if self.config.per == "channel" else (max(N, 1), max(K, 1))

@@ -68,7 +68,7 @@ def is_share(weight: Weight) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Asked:
-    """What `quantize` is asked for: inputs (M, K), the scheme, what is stored, and the other ranks' maxima."""
+    """What `quantize` is asked for: inputs (M, K), the scheme, what is stored, the other ranks' maxima."""
 
     x: Tensor
     scheme: ActivationScheme

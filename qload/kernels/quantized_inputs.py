@@ -33,13 +33,13 @@ class Inputs(Protocol):
         """Whether codes have zero points."""
 
     def codes(self, dtype: torch.dtype, rows: int = 0) -> Tensor:
-        """(rows or M, K), e4m3 or int8: zeros after the last token, where codes have zero points ones first."""
+        """(rows or M, K), e4m3 or int8: zeros after the tokens, where codes have zero points ones first."""
 
     def counted(self, dtype: torch.dtype) -> Tensor:
         """(M, K): the codes less their zero points, in a type that holds them."""
 
     def meant(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """(M, K) what the codes stand for, divided by a power of two for each token and rounded; the powers (M, 1)."""
+        """(M, K) what codes stand for over a power of two for each token, rounded; the powers (M, 1)."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class MadeInputs:
         return self.made.zero_points is not None
 
     def codes(self, dtype: torch.dtype, rows: int = 0) -> Tensor:
-        """(rows or M, K), e4m3 or int8: zeros after the last token, where codes have zero points ones first."""
+        """(rows or M, K), e4m3 or int8: zeros after the tokens, where codes have zero points ones first."""
         codes, M = self.made.codes.to(dtype), self.made.codes.shape[0]
         if rows > M:
             codes = pad(codes, (0, 0, 0, rows - M))
@@ -92,7 +92,7 @@ class MadeInputs:
         return self.made.counted().to(dtype)
 
     def meant(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """(M, K) what the codes stand for, divided by a power of two for each token and rounded; the powers (M, 1)."""
+        """(M, K) what codes stand for over a power of two for each token, rounded; the powers (M, 1)."""
         taken = self.made.dequantize()
         row = _powers(taken)
         return (taken / row).to(dtype), row

@@ -12,14 +12,18 @@ from qload.devices.cuda_streams import runs_down
 from qload.formats import (
     BNBWeight,
     CTIntWeight,
+    CTNVFP4Weight,
+    CTPackTensorWeight,
     Exl2Weight,
     Fp8Weight,
     Marlin24Weight,
+    ModelOptNVFP4Weight,
     MXFP8Weight,
     UnquantizedWeight,
 )
-from qload.kernel_formats import Exl2KernelWeight, Fp4MarlinWeight, Fp8MarlinWeight
-from qload.sentences.digits import holds_whole_codes
+from qload.kernel_formats import Exl2KernelWeight, ExllamaWeight, Fp4MarlinWeight, Fp8MarlinWeight
+from qload.sentences import WORD_BITS
+from qload.sentences.digits import WHOLE_BITS, holds_whole_codes
 from qload.spec import Weight, outputs, ranges
 
 SCRATCH = 160 << 20  # bytes of a slice on a GPU
@@ -28,8 +32,9 @@ EVEN = 1024  # outputs, of which a slice has a multiple: tiles of the vendor's k
 IN_PLACE = (UnquantizedWeight, BNBWeight, CTIntWeight, Fp8Weight, MXFP8Weight)  # a code a number
 MOST = 240 << 20  # bytes of a slice and of what comes and goes while it is dequantized, on a GPU
 SPELLED = 5  # of these, bytes a code where a GPU does not read codes as they are stored: an int32, and words
-OF_FACTORS = 4  # and where the inputs have factors, by which a slice in float32 is multiplied if no GPU does both
-IN_ROWS = (Fp4MarlinWeight, Fp8MarlinWeight)  # whose words a GPU brings into plain order first, a byte a code at most
+OF_FACTORS = 4  # and where the inputs have factors, by which a slice in float32 is multiplied
+OF_TWO_SCALES = (CTNVFP4Weight, ModelOptNVFP4Weight)  # whose products take a byte a code at most
+PADDED = {Fp4MarlinWeight: 4, Fp8MarlinWeight: 8}  # bits of a code, whose words are put into plain order
 ACROSS = 5  # the same of codes that cross words
 WIDER: dict[type[Weight], int] = {Exl2Weight: 9, Exl2KernelWeight: 13, Fp8MarlinWeight: 7, Marlin24Weight: 14}
 
@@ -87,6 +92,9 @@ def reads_in_place(weight: Weight) -> bool:
     """Whether a GPU dequantizes a weight from the tensors that it holds, with no other memory."""
     if isinstance(weight, IN_PLACE):
         return True
+    if isinstance(weight, CTPackTensorWeight):
+        whole = weight.config.bits in WHOLE_BITS and weight.layer.K % WORD_BITS == 0
+        return whole and cuda.has_routines(*weight.fields().values())
     return _as_stored(weight) is not None and _lies_in_whole_codes(weight)
 
 
@@ -104,13 +112,20 @@ def _lies_in_whole_codes(weight: Weight) -> bool:
     return stored is not None
 
 
+def _takes_a_byte(weight: Weight) -> bool:
+    """Whether a GPU with routines needs a byte a code besides, for words in plain order or for scales."""
+    if isinstance(weight, ExllamaWeight):
+        return weight.config.bits in (2, 4)
+    if isinstance(weight, Fp4MarlinWeight | Fp8MarlinWeight):  # padding is spelled out
+        return bool(weight.qweight.nbytes * 8 == PADDED[type(weight)] * weight.layer.N * weight.layer.K)
+    return isinstance(weight, OF_TWO_SCALES) or isinstance(weight.stored(), StoredSparse)
+
+
 def _spelled(weight: Weight) -> int:
     """Bytes a code that come and go while a slice is dequantized."""
     if reads_in_place(weight):
         return 0
-    if isinstance(_as_stored(weight), StoredSparse) or (
-        isinstance(weight, IN_ROWS) and cuda.has_routines(*weight.fields().values())
-    ):
+    if cuda.has_routines(*weight.fields().values()) and _takes_a_byte(weight):
         return 1
     crosses = weight.stored() is not None and not _lies_in_whole_codes(weight)
     return ACROSS if crosses else WIDER.get(type(weight), SPELLED)

@@ -84,7 +84,7 @@ class Exl2Groups:
         return torch.repeat_interleave(self.rows)
 
     def places(self, K: int) -> Tensor:
-        """(first bit in its column of words, width, group) of each of K rows, int32 (3, K); nobody waits for it."""
+        """(first bit in its column, width, group) of each of K rows, int32 (3, K); nobody waits for it."""
         count = self.bits.numel()
         group = torch.arange(count, device=self.bits.device).repeat_interleave(self.rows, output_size=K)
         within = torch.arange(K, device=group.device) - (self.rows.cumsum(0) - self.rows)[group]

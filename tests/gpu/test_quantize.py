@@ -39,7 +39,7 @@ every_type = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, to
 
 
 def tokens(M: int, K: int, dtype: torch.dtype) -> Tensor:
-    """Of very different sizes; a token of zeros, one of the smallest numbers, powers of two and their neighbours."""
+    """Of very different sizes; a token of zeros, one of tiny numbers, powers of two and their neighbours."""
     make = torch.Generator().manual_seed(M + K)
     x = torch.randn(M, K, generator=make) * 2.0 ** torch.randint(-12, 8, (M, 1), generator=make)
     x[M // 2] = 0
@@ -132,7 +132,10 @@ def test_sums_become_results(dtype: torch.dtype, biased: bool, whole: bool, one:
     make = torch.Generator(device="cuda").manual_seed(3)
     numbers = torch.randint(-(1 << 28), 1 << 28, (M + 1, N), generator=make, device="cuda")
     found = numbers.to(torch.int32) if whole else numbers[:M].float()
-    row = torch.rand(1 if one else (M, 1), generator=make, device="cuda").reshape((1,) if one else (M, 1)) * 1e-6
+    row = (
+        torch.rand(1 if one else (M, 1), generator=make, device="cuda").reshape((1,) if one else (M, 1))
+        * 1e-6
+    )
     column = torch.rand(1 if one else N, generator=make, device="cuda").expand(N)
     zeros = torch.randint(-128, 128, row.shape, generator=make, device="cuda").float() if whole else None
     bias = torch.randn(N, generator=make, device="cuda").to(dtype) if biased else None

@@ -1,4 +1,4 @@
-"""Inputs that are quantized on a CUDA device in one launch, and sums of codes that become results in another."""
+"""Inputs that are quantized on a CUDA device in one launch, and sums that become results in another."""
 
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -73,7 +73,7 @@ class NativeInputs:
         return 0 if size == self.x.shape[1] else size
 
     def codes(self, dtype: torch.dtype, rows: int = 0) -> Tensor:
-        """(rows or M, K), e4m3 or int8: zeros after the last token, where codes have zero points ones first."""
+        """(rows or M, K), e4m3 or int8: zeros after the tokens, where codes have zero points ones first."""
         M, K = self.x.shape
         out = self.x.new_empty(max(rows, M), K, dtype=dtype)
         self._run(CODES, out, None)
@@ -86,7 +86,7 @@ class NativeInputs:
         return out
 
     def meant(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """(M, K) what the codes stand for, divided by a power of two for each token and rounded; the powers (M, 1)."""
+        """(M, K) what codes stand for over a power of two for each token, rounded; the powers (M, 1)."""
         out = self.x.new_empty(self.x.shape, dtype=dtype)
         powers = self.x.new_empty(self.x.shape[0], 1, dtype=torch.float32)
         self._run(MEANT, out, powers)
@@ -109,7 +109,9 @@ class NativeInputs:
                 (becoming, kind), (out.shape[0], self.has_zeros), made, stream(x),
             )  # fmt: skip
         if not done:
-            raise ArgumentError("x", f"rows of a multiple of {EIGHT} inputs, from {RUN} bytes on", str(x.stride()))
+            raise ArgumentError(
+                "x", f"rows of a multiple of {EIGHT} inputs, from {RUN} bytes on", str(x.stride())
+            )
 
 
 def inputs(
@@ -137,8 +139,8 @@ def finish(
 ) -> bool:
     """y (M, n) = rounded((found - zeros * its last row) * row * column + bias); False: nothing was done.
 
-    found: (M, n) float32, or int32, with zeros (M, 1) or (1,) one row more. row: (M, 1) or (1,), column: (n,),
-    both float32; bias (n,) of any float dtype.
+    found: (M, n) float32, or int32, with zeros (M, 1) or (1,) one row more. row: (M, 1) or (1,), column:
+    (n,), both float32; bias (n,) of any float dtype.
     """
     (M, N), tensors = y.shape, [found, row, column, zeros, bias, y]
     module = module_for(*(each for each in tensors if each is not None)) if y.is_cuda else None
