@@ -86,11 +86,11 @@ bool fits_rows(const Rows& rows, const Meaning& meaning, const void* out, int by
 
 template <class Out, Source source>
 cudaError_t launch_rows(const Rows& rows, const Meaning& meaning, Out* out, cudaStream_t stream) {
-  constexpr int warps = kRowsThreads / 32, resident = 6;  // blocks of a multiprocessor
+  constexpr int warps = kRowsThreads / 32;
   const int64_t across = (rows.K + 32 * kTogether - 1) / (32 * kTogether);
-  const int64_t turns = across * ((rows.N + Reading<source>::rows - 1) / Reading<source>::rows);
+  const int64_t turns = across * ((rows.N + kRowsOfTurn - 1) / kRowsOfTurn);
   int64_t blocks = (turns + warps - 1) / warps;
-  if (Reading<source>::entries) blocks = std::min<int64_t>(blocks, this_device().multiprocessors * resident);
+  if (Reading<source>::entries) blocks = std::min<int64_t>(blocks, this_device().multiprocessors * kRowsBlocks);
   dequantize_rows<Out, source><<<static_cast<unsigned>(blocks), kRowsThreads, 0, stream>>>(meaning, rows, out);
   return cudaGetLastError();
 }

@@ -14,8 +14,8 @@
 //   needs    K a multiple of 8; rows of codes and of `out` at multiples of what a lane loads and stores
 //   grid     a warp takes 256 inputs of kRowsOfTurn outputs; blocks that hold a table take turns after turns
 //
-// A table has a copy for every lane, so that no two want the same bank. Memory is the limit: some 80 instructions
-// for eight codes.
+// A table has a copy for every lane, so that no two want the same bank. Memory is the limit: some 40 instructions
+// for eight codes whose scale is one.
 // Equals Codes.dequantize (qload/spec/weight.py) rounded once to the type of `out`, bit for bit.
 #pragma once
 
@@ -36,13 +36,12 @@ struct Rows {
   int64_t places_pitch;
 };
 
-constexpr int kRowsThreads = 256, kTogether = 8;
+constexpr int kRowsThreads = 256, kRowsBlocks = 5, kTogether = 8, kRowsOfTurn = 4;
 
 template <Source source>
 struct Reading {
   static constexpr bool bytes = source == Source::kUnsigned || source == Source::kSigned || source == Source::kLooked;
   static constexpr int entries = source == Source::kLooked ? 256 : bytes ? 0 : 16;
-  static constexpr int rows = source == Source::kLooked ? 2 : 4;  // of a turn
 };
 
 /// Eight codes of row n from input k on: bytes, or four bits each in `x`.
@@ -108,40 +107,98 @@ __device__ __forceinline__ float scale_at(const Meaning& m, int64_t row, int64_t
   return read_float(m.scales, m.scale_type, at);
 }
 
-template <class Out>
-__device__ __forceinline__ void store_eight(const float (&values)[kTogether], Out* out) {
-  alignas(16) Out made[kTogether];
-#pragma unroll
-  for (int i = 0; i < kTogether; ++i) round_to(values[i], made[i]);
-#pragma unroll
-  for (int i = 0; i < static_cast<int>(sizeof made / 16); ++i)
-    reinterpret_cast<uint4*>(out)[i] = reinterpret_cast<const uint4*>(made)[i];
+/// Whether what `scales_of_rows` and `zero_of_row` know of scales and zero points is all there is to know.
+__device__ __forceinline__ bool is_plain(const Meaning& m) {
+  return !m.divide && m.zeros_kind != static_cast<int>(Zeros::kWords) && m.scale_places == 0x543210 &&
+         m.zero_places == 0x543210;
 }
 
-/// `column`: the group of all eight, or -1.
-__device__ __forceinline__ void mean_eight(const Meaning& m, int64_t n, int64_t k, int64_t column,
+__device__ __forceinline__ int64_t row_of(const Meaning& m, int64_t n) {
+  return m.n_table == 0 && m.n_run == 1 ? n : group_of(m.n_table, m.n_run, n);
+}
+
+/// Scales of outputs n, n + 1, ... in one column of groups; past the last output its own.
+template <int count>
+__device__ __forceinline__ void scales_of_rows(const Meaning& m, int64_t n, int64_t N, int64_t column,
+                                               float (&scales)[count]) {
+  const auto each = [&](auto read) {
+#pragma unroll
+    for (int r = 0; r < count; ++r) scales[r] = read(row_of(m, min(n + r, N - 1)) * m.scale_n + column * m.scale_k);
+  };
+  if (m.scale_type == static_cast<int>(Float::kFloat32))
+    each([&](int64_t i) { return __ldg(reinterpret_cast<const float*>(m.scales) + i); });
+  else if (m.scale_type == static_cast<int>(Float::kFloat16))
+    each([&](int64_t i) { return __half2float(__ldg(reinterpret_cast<const __half*>(m.scales) + i)); });
+  else if (m.scale_type == static_cast<int>(Float::kBfloat16))
+    each([&](int64_t i) { return __bfloat162float(__ldg(reinterpret_cast<const __nv_bfloat16*>(m.scales) + i)); });
+  else
+    each([&](int64_t i) { return of_e8m0(__ldg(reinterpret_cast<const uint8_t*>(m.scales) + i)); });
+}
+
+__device__ __forceinline__ float zero_of_row(const Meaning& m, int64_t n, int64_t column) {
+  if (m.zeros_kind != static_cast<int>(Zeros::kInt32)) return static_cast<float>(m.zero);
+  const int64_t at = row_of(m, n) * m.zero_n + column * m.zero_k;
+  return static_cast<float>(__ldg(reinterpret_cast<const int32_t*>(m.zeros) + at));
+}
+
+__device__ __forceinline__ uint32_t two_of(float first, float second, __half) {
+  const __half2 both = __floats2half2_rn(first, second);
+  return *reinterpret_cast<const uint32_t*>(&both);
+}
+
+__device__ __forceinline__ uint32_t two_of(float first, float second, __nv_bfloat16) {
+  const __nv_bfloat162 both = __floats2bfloat162_rn(first, second);
+  return *reinterpret_cast<const uint32_t*>(&both);
+}
+
+template <class Out>
+__device__ __forceinline__ void store_eight(const float (&v)[kTogether], Out* out) {
+  if constexpr (sizeof(Out) == 4) {
+    reinterpret_cast<float4*>(out)[0] = {v[0], v[1], v[2], v[3]};
+    reinterpret_cast<float4*>(out)[1] = {v[4], v[5], v[6], v[7]};
+  } else {
+    const Out type{};
+    *reinterpret_cast<uint4*>(out) = {two_of(v[0], v[1], type), two_of(v[2], v[3], type), two_of(v[4], v[5], type),
+                                      two_of(v[6], v[7], type)};
+  }
+}
+
+/// Results times the factors of their inputs, where there are some.
+__device__ __forceinline__ void times_factors(const Meaning& m, int64_t k, float (&values)[kTogether]) {
+  if (!m.factors) return;
+#pragma unroll
+  for (int i = 0; i < kTogether; ++i)
+    values[i] = __fmul_rn(values[i], __ldg(reinterpret_cast<const float*>(m.factors) + k + i));
+}
+
+/// Eight numbers of output n that share a scale.
+__device__ __forceinline__ void mean_eight(const Meaning& m, int64_t n, int64_t column, float scale,
                                            float (&values)[kTogether]) {
-  const int64_t row = m.n_table == 0 && m.n_run == 1 ? n : group_of(m.n_table, m.n_run, n);
-  Affine one{};
-  if (column >= 0) one = {scale_at(m, row, column), static_cast<float>(zero_at(m, row, column))};
+  if (m.zeros_kind != static_cast<int>(Zeros::kNone)) {
+    const float zero = zero_of_row(m, n, column);
+#pragma unroll
+    for (float& value : values) value = __fsub_rn(value, zero);
+  }
+#pragma unroll
+  for (float& value : values) value = __fmul_rn(value, scale);
+  if (m.factor == 1) return;
+#pragma unroll
+  for (float& value : values) value = __fmul_rn(value, m.factor);
+}
+
+/// Eight numbers of output n whose scale and zero point are looked up one by one.
+__device__ __forceinline__ void mean_each(const Meaning& m, int64_t n, int64_t k, float (&values)[kTogether]) {
+  const int64_t row = row_of(m, n);
 #pragma unroll
   for (int i = 0; i < kTogether; ++i) {
-    if (column < 0) {
-      const int64_t own = column_of(m, k + i);
-      one = {scale_at(m, row, own), static_cast<float>(zero_at(m, row, own))};
-    }
+    const int64_t column = column_of(m, k + i);
+    const Affine one{scale_at(m, row, column), static_cast<float>(zero_at(m, row, column))};
     values[i] = meant(m, one, values[i]);
   }
-  if (!m.factors) return;
-  const float4* factors = reinterpret_cast<const float4*>(reinterpret_cast<const float*>(m.factors) + k);
-  const float4 a = __ldg(factors), b = __ldg(factors + 1);
-  const float each[kTogether] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-#pragma unroll
-  for (int i = 0; i < kTogether; ++i) values[i] = __fmul_rn(values[i], each[i]);
 }
 
 template <class Out, Source source>
-__global__ void __launch_bounds__(kRowsThreads)
+__global__ void __launch_bounds__(kRowsThreads, kRowsBlocks)
 dequantize_rows(const __grid_constant__ Meaning meaning, const __grid_constant__ Rows rows, Out* __restrict__ out) {
   using Read = Reading<source>;
   __shared__ float table[Read::entries ? Read::entries * 32 : 1];
@@ -151,23 +208,38 @@ dequantize_rows(const __grid_constant__ Meaning meaning, const __grid_constant__
       table[code * 32 + lane] = value_of(meaning, code);
     __syncthreads();
   }
+  const bool plain = is_plain(meaning);
   const auto across = static_cast<uint32_t>((rows.K + 32 * kTogether - 1) / (32 * kTogether));
-  const auto turns = across * static_cast<uint32_t>((rows.N + Read::rows - 1) / Read::rows);
+  const auto turns = across * static_cast<uint32_t>((rows.N + kRowsOfTurn - 1) / kRowsOfTurn);
   for (uint32_t turn = blockIdx.x * warps + threadIdx.x / 32; turn < turns; turn += gridDim.x * warps) {
-    const int64_t n = int64_t{turn / across} * Read::rows, k = int64_t{turn % across} * 32 * kTogether + lane * kTogether;
+    const uint32_t down = turn / across;
+    const int64_t n = int64_t{down} * kRowsOfTurn, k = (turn - down * across) * 32 * kTogether + lane * kTogether;
     if (k >= rows.K) continue;
-    uint2 codes[Read::rows];
+    Out* to = out + n * rows.K + k;
+    float values[kTogether];
+    const int64_t column = plain ? column_of_eight(meaning, k) : -1;
+    if (column < 0) {  // the slow way, for groups that no eight inputs share
+#pragma unroll 1
+      for (int64_t row = n; row < min(n + kRowsOfTurn, rows.N); ++row, to += rows.K) {
+        values_of<source>(table, codes_at<source>(rows, row, k), lane, values);
+        mean_each(meaning, row, k, values);
+        times_factors(meaning, k, values);
+        store_eight(values, to);
+      }
+      continue;
+    }
+    uint2 codes[kRowsOfTurn];
 #pragma unroll
-    for (int r = 0; r < Read::rows; ++r)
-      if (n + r < rows.N) codes[r] = codes_at<source>(rows, n + r, k);
-    const int64_t column = column_of_eight(meaning, k);
+    for (int r = 0; r < kRowsOfTurn; ++r) codes[r] = codes_at<source>(rows, min(n + r, rows.N - 1), k);
+    float scales[kRowsOfTurn];
+    scales_of_rows(meaning, n, rows.N, column, scales);
 #pragma unroll
-    for (int r = 0; r < Read::rows; ++r) {
+    for (int r = 0; r < kRowsOfTurn; ++r, to += rows.K) {
       if (n + r >= rows.N) break;
-      float values[kTogether];
       values_of<source>(table, codes[r], lane, values);
-      mean_eight(meaning, n + r, k, column, values);
-      store_eight(values, out + (n + r) * rows.K + k);
+      mean_eight(meaning, n + r, column, scales[r], values);
+      times_factors(meaning, k, values);
+      store_eight(values, to);
     }
   }
 }

@@ -34,7 +34,7 @@ cudaError_t launch_streams(Streams streams, Out* out, cudaStream_t stream) {
 cudaError_t dequantize_streams(const StreamsCall& call, const Matrix& matrix, cudaStream_t stream) {
   if (matrix.N * matrix.K == 0) return cudaSuccess;
   if (matrix.K % kTogether || reinterpret_cast<uintptr_t>(matrix.out) % 16 || call.order % 16 ||
-      matrix.K >= int64_t{1} << 20 || call.R >= int64_t{1} << 26 || matrix.N >= int64_t{1} << 31)
+      matrix.K >= int64_t{1} << 20 || call.R >= int64_t{1} << 26 || call.run < 1 || matrix.N >= int64_t{1} << 31)
     return cudaErrorNotSupported;
   const Streams streams{static_cast<const uint32_t*>(call.words),
                         call.R,

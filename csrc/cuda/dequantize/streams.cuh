@@ -10,7 +10,7 @@
 //
 //   needs    K a multiple of 8, `out` and `order` at multiples of 16 bytes
 //   grid     `columns` outputs and `rows` inputs a block: all inputs where there is an order
-//   A thread takes four rows of a column and leaves them in shared memory, from where warps write rows of `out`.
+//   A thread takes eight rows of a column and leaves them in shared memory, from where warps write rows of `out`.
 // Equals Codes.dequantize (qload/spec/weight.py) rounded to the type of `out`, bit for bit.
 #pragma once
 
@@ -38,18 +38,18 @@ struct Streams {
   int columns, rows;       // of a block
 };
 
-constexpr int kStreamThreads = 512, kDown = 4;
+constexpr int kStreamThreads = 512;
 
-__device__ __forceinline__ float scale_of_group(const Streams& s, int64_t g, int64_t n) {
+__device__ __forceinline__ float scale_of_group(const Streams& s, int g, int n) {
   if (!s.squares) return read_float(s.scales, s.scale_type, n * s.scale_n + g * s.scale_k);
-  const int root = static_cast<int>(__ldg(s.squares + g * (s.N / 8) + n / 8) >> (4 * (n % 8)) & 15) + 1;
+  const int root = static_cast<int>(__ldg(s.squares + int64_t{g} * (s.N / 8) + n / 8) >> (4 * (n % 8)) & 15) + 1;
   const float unit = __half2float(__float2half_rn(__half2float(s.units[g]) * 0.00390625f));
   return __half2float(__float2half_rn(__fmul_rn(static_cast<float>(root * root), unit)));
 }
 
-__device__ __forceinline__ float zero_of_group(const Streams& s, int64_t g, int64_t n, int width) {
+__device__ __forceinline__ float zero_of_group(const Streams& s, int g, int n, int width) {
   if (!s.zeros) return static_cast<float>(1 << (width - 1));
-  const int64_t bit = n * s.bits;
+  const int64_t bit = int64_t{n} * s.bits;
   const int at = static_cast<int>(bit & 31);
   const uint32_t* word = s.zeros + g * s.zeros_pitch + (bit >> 5);
   uint32_t field = word[0] >> at;
@@ -57,30 +57,50 @@ __device__ __forceinline__ float zero_of_group(const Streams& s, int64_t g, int6
   return static_cast<float>((static_cast<int>(field & ((1u << s.bits) - 1)) + s.add) & s.mask);
 }
 
-/// What four rows of column n from r on mean.
-__device__ __forceinline__ void four_down(const Streams& s, int64_t n, int64_t r, float (&values)[kDown]) {
-  int64_t have = -1, group = -1;
-  uint32_t word = 0;
-  Affine one{};
-  const auto load = [&](int64_t w) {
-    if (w != have) word = __ldg(s.words + min(w, s.R - 1) * s.N + n);
+/// A column of words, of which the last that was read is at hand.
+struct Column {
+  const uint32_t* words;
+  int64_t pitch;
+  int last, have;  // the last word there is, and the one at hand
+  uint32_t word;
+
+  __device__ __forceinline__ uint32_t at(int w) {
+    if (w != have) word = __ldg(words + min(w, last) * pitch);
     have = w;
-  };
+    return word;
+  }
+
+  /// The code of so many bits that starts at a bit of the column.
+  __device__ __forceinline__ float code(uint32_t bit, int width) {
+    const int shift = bit & 31, w = static_cast<int>(bit >> 5);
+    uint32_t found = at(w) >> shift;
+    if (shift + width > 32) found |= at(w + 1) << (32 - shift);
+    return static_cast<float>(found & ((1u << width) - 1));
+  }
+};
+
+__device__ __forceinline__ int group_of_row(const Streams& s, int r) {
+  return s.groups ? __ldg(s.groups + r) : static_cast<int>(static_cast<uint32_t>(r) / static_cast<uint32_t>(s.run));
+}
+
+/// What eight rows of column n from r on mean. Groups follow each other, but those of a table without starts.
+__device__ __forceinline__ void eight_down(const Streams& s, int n, int r, float (&values)[kTogether]) {
+  Column column{s.words + n, s.N, static_cast<int>(s.R - 1), -1, 0};
+  int group = group_of_row(s, r), width = s.widths ? __ldg(s.widths + r) : s.bits;
+  const bool one = (s.starts || !s.groups) && group == group_of_row(s, r + kTogether - 1);
+  uint32_t bit = s.starts ? __ldg(s.starts + r) : static_cast<uint32_t>(r) * s.bits;
+  Affine affine{scale_of_group(s, group, n), zero_of_group(s, group, n, width)};
 #pragma unroll
-  for (int i = 0; i < kDown; ++i, ++r) {
-    const int64_t bit = s.starts ? s.starts[r] : r * s.bits;
-    const int width = s.widths ? s.widths[r] : s.bits, at = static_cast<int>(bit & 31);
-    load(bit >> 5);
-    uint32_t code = word >> at;
-    if (at + width > 32) {
-      load((bit >> 5) + 1);
-      code |= word << (32 - at);
+  for (int i = 0; i < kTogether; ++i) {
+    if (!one && i > 0) {
+      const int next = group_of_row(s, r + i);
+      if (s.starts) bit = __ldg(s.starts + r + i), width = __ldg(s.widths + r + i);
+      if (next != group) affine = {scale_of_group(s, next, n), zero_of_group(s, next, n, width)};
+      group = next;
     }
-    code &= (1u << width) - 1;
-    const int64_t g = s.groups ? s.groups[r] : r / s.run;
-    if (g != group) one = {scale_of_group(s, g, n), zero_of_group(s, g, n, width)}, group = g;
-    values[i] = __fmul_rn(__fsub_rn(static_cast<float>(code), one.zero), one.scale);
+    values[i] = __fmul_rn(__fsub_rn(column.code(bit, width), affine.zero), affine.scale);
     if (s.squares) values[i] = __half2float(__float2half_rn(values[i]));
+    bit += width;
   }
 }
 
@@ -93,13 +113,13 @@ dequantize_streams(const __grid_constant__ Streams s, Out* __restrict__ out) {
   const int64_t n0 = int64_t{blockIdx.x} * s.columns, k0 = int64_t{blockIdx.y} * s.rows;
   const int rows = static_cast<int>(min(int64_t{s.rows}, s.K - k0));
   const int columns = static_cast<int>(min(int64_t{s.columns}, s.N - n0));
-  for (int i = threadIdx.x; i < s.columns * (rows / kDown); i += kStreamThreads) {
-    const int n = i % s.columns, r = i / s.columns * kDown;
+  const int shift = 31 - __clz(s.columns);  // columns are a power of two
+  for (int i = threadIdx.x; i < rows / kTogether << shift; i += kStreamThreads) {
+    const int n = i & (s.columns - 1), r = (i >> shift) * kTogether;
     if (n >= columns) continue;
-    float values[kDown];
-    four_down(s, n0 + n, k0 + r, values);
-#pragma unroll
-    for (int j = 0; j < kDown; ++j) round_to(values[j], tile[n * pitch + r + j]);
+    float values[kTogether];
+    eight_down(s, static_cast<int>(n0) + n, static_cast<int>(k0) + r, values);
+    store_eight(values, tile + n * pitch + r);
   }
   __syncthreads();
   const int eights = rows / kTogether, warps = kStreamThreads / 32;

@@ -93,12 +93,14 @@ __device__ __forceinline__ void store_made(const float (&values)[kEight], Made* 
 
 __device__ __forceinline__ void store_codes(const Quantizing& work, const float (&codes)[kEight], int64_t at) {
   alignas(8) uint8_t bytes[kEight];
+  if (work.whole) {
 #pragma unroll
-  for (int i = 0; i < kEight; ++i) {
-    if (work.whole)
-      bytes[i] = static_cast<uint8_t>(static_cast<int>(codes[i]));
-    else
-      bytes[i] = codes[i] != codes[i] ? 0x7F : __nv_cvt_float_to_fp8(codes[i], __NV_SATFINITE, __NV_E4M3);
+    for (int i = 0; i < kEight; ++i) bytes[i] = static_cast<uint8_t>(static_cast<int>(codes[i]));
+  } else {
+#pragma unroll
+    for (int i = 0; i < kEight; i += 2)
+      *reinterpret_cast<__nv_fp8x2_storage_t*>(bytes + i) =
+          __nv_cvt_float2_to_fp8x2({codes[i], codes[i + 1]}, __NV_SATFINITE, __NV_E4M3);
   }
   *reinterpret_cast<uint2*>(static_cast<uint8_t*>(work.codes) + at) = *reinterpret_cast<const uint2*>(bytes);
 }
@@ -115,14 +117,27 @@ __device__ __forceinline__ void store_eight(const Quantizing& work, const float 
 }
 
 /// The step of the group that eight neighbours are in: lanes of a group ask for it together.
-__device__ __forceinline__ Step step_of_group(const Quantizing& work, const float (&x)[kEight]) {
-  uint32_t low = 0, high = 0;
-  largest_of(x, work.finding == Finding::kAsymmetric, low, high);
+__device__ __forceinline__ Step step_of_group(const Quantizing& work, const float (&x)[kEight], uint32_t& low,
+                                              uint32_t& high) {
+  low = high = 0;
+  largest_of(x, true, low, high);
   for (int apart = 1; apart < work.size / kEight; apart *= 2) {
     high = max(high, __shfl_xor_sync(~0u, high, apart));
     low = max(low, __shfl_xor_sync(~0u, low, apart));
   }
-  return step_of(work, low, high);
+  return step_of(work, low, work.finding == Finding::kAsymmetric ? high : max(low, high));
+}
+
+/// The largest absolute value that eight inputs of a group stand for: one of those that its largest inputs do.
+template <class T>
+__device__ __forceinline__ uint32_t largest_meant(const Quantizing& work, const T* x, int64_t k) {
+  float given[kEight] = {};
+  if (k < work.K) load_eight(x + k, given);
+  uint32_t low, high;
+  const Step step = step_of_group(work, given, low, high);
+  const float most = __fmul_rn(__fsub_rn(code_of(work, step, __uint_as_float(high)), step.zero), step.step);
+  const float least = __fmul_rn(__fsub_rn(code_of(work, step, -__uint_as_float(low)), step.zero), step.step);
+  return k < work.K ? max(above_zero(fabsf(most)), above_zero(fabsf(least))) : 0;
 }
 
 /// Eight inputs of a row from k on as what they become, before a power divides it. All lanes of a warp come here.
@@ -131,11 +146,16 @@ __device__ __forceinline__ Step become(const Quantizing& work, const T* x, int64
                                        float (&values)[kEight]) {
   float given[kEight] = {};
   if (k < work.K) load_eight(x + k, given);
-  const Step step = work.size ? step_of_group(work, given) : all;
+  uint32_t low, high;
+  const Step step = work.size ? step_of_group(work, given, low, high) : all;
+  if (work.becoming == Becoming::kCodes) {
+#pragma unroll
+    for (int i = 0; i < kEight; ++i) values[i] = nearly_code(work, step, given[i]);
+    return step;
+  }
 #pragma unroll
   for (int i = 0; i < kEight; ++i) {
-    values[i] = code_of(work, step, given[i]);
-    if (work.becoming != Becoming::kCodes) values[i] = __fsub_rn(values[i], step.zero);
+    values[i] = __fsub_rn(code_of(work, step, given[i]), step.zero);
     if (work.becoming == Becoming::kMeant) values[i] = __fmul_rn(values[i], step.step);
   }
   return step;
@@ -175,15 +195,15 @@ __global__ void __launch_bounds__(kQuantizeThreads) quantize_tokens(const __grid
     work.steps[m] = all.step;
     if (work.zeros) work.zeros[m] = all.zero;
   }
+  float inverse = 1;
   const int64_t end = (work.K + 32 * kEight - 1) / (32 * kEight) * (32 * kEight);  // warps go on together
-  float values[kEight], power = 1;
+  float values[kEight];
   if (work.becoming == Becoming::kMeant) {
-    uint32_t low = 0, high = 0;
-    for (int64_t k = threadIdx.x * kEight; k < end; k += kQuantizeThreads * kEight) {
-      become(work, x, k, all, values);
-      if (k < work.K) largest_of(values, false, low, high);
-    }
-    power = power_below(__uint_as_float(of_block(high, shared)));
+    uint32_t high = 0;
+    for (int64_t k = threadIdx.x * kEight; k < end; k += kQuantizeThreads * kEight)
+      high = max(high, largest_meant(work, x, k));
+    const float power = power_below(__uint_as_float(of_block(high, shared)));
+    inverse = __fdiv_rn(1.0f, power);
     if (threadIdx.x == 0) work.powers[m] = power;
   }
   for (int64_t k = threadIdx.x * kEight; k < end; k += kQuantizeThreads * kEight) {
@@ -196,7 +216,7 @@ __global__ void __launch_bounds__(kQuantizeThreads) quantize_tokens(const __grid
     }
     if (work.becoming == Becoming::kMeant)
 #pragma unroll
-      for (int i = 0; i < kEight; ++i) values[i] = __fdiv_rn(values[i], power);
+      for (int i = 0; i < kEight; ++i) values[i] = __fmul_rn(values[i], inverse);  // a power of two, so it is exact
     store_eight(work, values, m * work.K + k);
   }
 }

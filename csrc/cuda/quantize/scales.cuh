@@ -67,16 +67,19 @@ __device__ __forceinline__ Step step_of(const Quantizing& work, uint32_t low, ui
   }
 }
 
-/// The code of an input as the number that it is.
-__device__ __forceinline__ float code_of(const Quantizing& work, const Step& step, float x) {
+/// What is rounded to the code of an input: of whole numbers the code itself, of floats as far as it saturates.
+__device__ __forceinline__ float nearly_code(const Quantizing& work, const Step& step, float x) {
   const bool times = work.finding == Finding::kInverse || work.finding == Finding::kInverseOne;
   const float exact = __fadd_rn(times ? __fmul_rn(x, step.inverse) : __fdiv_rn(x, step.step), step.zero);
-  if (work.whole) {
-    const auto half = static_cast<float>(1 << (work.bits - 1));
-    return rintf(clamped(exact, -half, half - 1));
-  }
-  const float held = clamped(exact, -work.most, work.most);
-  if (held != held) return held;
+  if (!work.whole) return clamped(exact, -work.most, work.most);
+  const auto half = static_cast<float>(1 << (work.bits - 1));
+  return rintf(clamped(exact, -half, half - 1));
+}
+
+/// The code of an input as the number that it is.
+__device__ __forceinline__ float code_of(const Quantizing& work, const Step& step, float x) {
+  const float held = nearly_code(work, step, x);
+  if (work.whole || held != held) return held;
   const __nv_fp8_storage_t code = __nv_cvt_float_to_fp8(held, __NV_SATFINITE, __NV_E4M3);
   return __half2float(__half(__nv_cvt_fp8_to_halfraw(code, __NV_E4M3)));
 }
