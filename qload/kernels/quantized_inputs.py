@@ -16,9 +16,17 @@ LEAST_EXPONENT = -100  # of what tokens are divided by, which float32 holds
 class Inputs(Protocol):
     """Inputs (M, K) and what became of them. `steps` and `zero_points` are known once one was asked for."""
 
-    x: Tensor
-    steps: Tensor
-    zero_points: Tensor | None
+    @property
+    def x(self) -> Tensor:
+        """A tensor of their shape, on their device."""
+
+    @property
+    def steps(self) -> Tensor:
+        """What a code of 1 stands for: one, (M, 1) or (M, K / size), float32 or float64."""
+
+    @property
+    def zero_points(self) -> Tensor | None:
+        """Whole numbers, shaped alike, or None."""
 
     @property
     def wide(self) -> bool:

@@ -21,7 +21,13 @@ from qload.formats import (
     MXFP8Weight,
     UnquantizedWeight,
 )
-from qload.kernel_formats import Exl2KernelWeight, ExllamaWeight, Fp4MarlinWeight, Fp8MarlinWeight
+from qload.kernel_formats import (
+    Exl2KernelWeight,
+    ExllamaWeight,
+    Fp4MarlinWeight,
+    Fp8MarlinWeight,
+    GPTQMarlinWeight,
+)
 from qload.sentences import WORD_BITS
 from qload.sentences.digits import WHOLE_BITS, holds_whole_codes
 from qload.spec import Weight, outputs, ranges
@@ -34,7 +40,7 @@ MOST = 240 << 20  # bytes of a slice and of what comes and goes while it is dequ
 SPELLED = 5  # of these, bytes a code where a GPU does not read codes as they are stored: an int32, and words
 OF_FACTORS = 4  # and where the inputs have factors, by which a slice in float32 is multiplied
 OF_TWO_SCALES = (CTNVFP4Weight, ModelOptNVFP4Weight)  # whose products take a byte a code at most
-PADDED = {Fp4MarlinWeight: 4, Fp8MarlinWeight: 8}  # bits of a code, whose words are put into plain order
+BITS = {Fp4MarlinWeight: 4, Fp8MarlinWeight: 8}  # of codes whose words are put into plain order
 ACROSS = 5  # the same of codes that cross words
 WIDER: dict[type[Weight], int] = {Exl2Weight: 9, Exl2KernelWeight: 13, Fp8MarlinWeight: 7, Marlin24Weight: 14}
 
@@ -116,8 +122,10 @@ def _takes_a_byte(weight: Weight) -> bool:
     """Whether a GPU with routines needs a byte a code besides, for words in plain order or for scales."""
     if isinstance(weight, ExllamaWeight):
         return weight.config.bits in (2, 4)
+    if isinstance(weight, GPTQMarlinWeight):
+        return weight.config.bits == 4 and weight.padded_shape == weight.shape
     if isinstance(weight, Fp4MarlinWeight | Fp8MarlinWeight):  # padding is spelled out
-        return bool(weight.qweight.nbytes * 8 == PADDED[type(weight)] * weight.layer.N * weight.layer.K)
+        return bool(weight.qweight.nbytes * 8 == BITS[type(weight)] * weight.layer.N * weight.layer.K)
     return isinstance(weight, OF_TWO_SCALES) or isinstance(weight.stored(), StoredSparse)
 
 

@@ -116,10 +116,12 @@ def of_streams(stored: StoredStreams, N: int, K: int) -> Tensor:
 
 def read(stored: Stored, N: int, K: int) -> Tensor:
     """(N, K) float32, by the words of the classes alone."""
-    for kind, reads in ((StoredRows, of_rows), (StoredSparse, of_sparse), (StoredStreams, of_streams)):
-        if isinstance(stored, kind):
-            return reads(stored, N, K)  # type: ignore[operator]
-    assert isinstance(stored, StoredCodes | StoredTable)
+    if isinstance(stored, StoredRows):
+        return of_rows(stored, N, K)
+    if isinstance(stored, StoredSparse):
+        return of_sparse(stored, N, K)
+    if isinstance(stored, StoredStreams):
+        return of_streams(stored, N, K)
     if isinstance(stored, StoredTable):
         each = torch.stack([stored.codes.flatten() >> 4, stored.codes.flatten() & 15], 1).flatten()[: N * K]
         scales = stored.scales.repeat_interleave(stored.blocksize)[: N * K]
