@@ -12,6 +12,7 @@
 #include "../shared/address.h"
 #include "decode/decode.h"
 #include "dequantize/dequantize.h"
+#include "dequantize/streams.h"
 #include "experts/experts.h"
 #include "exllama/exllama.h"
 #include "exllama/rounded.h"
@@ -20,6 +21,7 @@
 #include "middle/middle.h"
 #include "move/move.h"
 #include "move/narrow.h"
+#include "quantize/quantize.h"
 #include "read/read.h"
 #include "w4a16/w4a16.h"
 
@@ -96,6 +98,8 @@ PYBIND11_MODULE(_cuda, module) {
       .def_readwrite("k_table", &Meaning::k_table)
       .def_readwrite("n_run", &Meaning::n_run)
       .def_readwrite("k_run", &Meaning::k_run)
+      .def_readwrite("values", &Meaning::values)
+      .def_readwrite("factors", &Meaning::factors)
       .def_readwrite("divide", &Meaning::divide)
       .def_readwrite("factor", &Meaning::factor);
   module.def(
@@ -127,6 +131,72 @@ PYBIND11_MODULE(_cuda, module) {
               "dequantize_single");
       },
       "Codes that lie one by one to rows of floats; bytes of a code, negative for signed ones.");
+  module.def(
+      "dequantize_rows",
+      [](int source, uintptr_t codes, int64_t pitch, uintptr_t places, int64_t places_pitch, const Meaning& meaning,
+         int64_t N, int64_t K, int type, uintptr_t out, uintptr_t stream) {
+        const StoredRows stored{at<const void>(codes), pitch, at<const void>(places), places_pitch};
+        const cudaError_t error = dequantize_rows(source, stored, meaning, {N, K, at<void>(out), static_cast<Float>(type)},
+                                                  at<CUstream_st>(stream));
+        if (error != cudaErrorNotSupported) check(error, "dequantize_rows");
+        return error == cudaSuccess;
+      },
+      "Codes in bytes, row by row, to rows of floats; see rows.cuh. False: they lie between two loads.");
+  module.def(
+      "dequantize_streams",
+      [](uintptr_t words, int64_t R, int bits, int run, const std::array<uintptr_t, 3>& tables, uintptr_t order,
+         const std::tuple<uintptr_t, int, int64_t, int64_t>& scales, const std::array<uintptr_t, 2>& squares,
+         const std::tuple<uintptr_t, int64_t, int, int>& zeros, int64_t N, int64_t K, int type, uintptr_t out,
+         uintptr_t stream) {
+        const auto [factors, scale_type, scale_n, scale_k] = scales;
+        const auto [points, pitch, add, mask] = zeros;
+        const cudaError_t error =
+            dequantize_streams({at<const void>(words), R, bits, run, tables, order, factors, scale_type, scale_n, scale_k,
+                                squares[0], squares[1], points, pitch, add, mask},
+                               {N, K, at<void>(out), static_cast<Float>(type)}, at<CUstream_st>(stream));
+        if (error != cudaErrorNotSupported) check(error, "dequantize_streams");
+        return error == cudaSuccess;
+      },
+      "Codes down columns of words to rows of floats; see streams.cuh. tables: starts, widths, groups; scales: pointer, "
+      "type, strides; squares: EXL2's, and units; zeros: pointer, pitch, add, mask. False: sizes do not fit.");
+  module.def(
+      "quantize",
+      [](uintptr_t x, int type, const std::array<int64_t, 3>& sizes, const std::tuple<int, int, bool, bool, int>& scheme,
+         double most, double bound, const std::array<uintptr_t, 2>& stored, const std::array<int, 2>& becoming,
+         const std::tuple<int64_t, bool>& rows, const std::array<uintptr_t, 5>& made, uintptr_t stream) {
+        const auto [M, K, pitch] = sizes;
+        const auto [finding, size, all, whole, bits] = scheme;
+        const auto [written, ones] = rows;
+        const cudaError_t error =
+            quantize({at<const void>(x), static_cast<Float>(type), M, K, pitch, static_cast<Finding>(finding), size, all,
+                      whole, bits, static_cast<float>(most), bound > 0, static_cast<float>(bound),
+                      at<const float>(stored[0]), at<const float>(stored[1]), static_cast<Becoming>(becoming[0]),
+                      static_cast<Float>(becoming[1]), written, ones, at<void>(made[0]), at<float>(made[1]),
+                      at<float>(made[2]), at<float>(made[3]), at<uint32_t>(made[4])},
+                     at<CUstream_st>(stream));
+        if (error != cudaErrorNotSupported) check(error, "quantize");
+        return error == cudaSuccess;
+      },
+      "Inputs as codes. sizes: M, K, elements from row to row; scheme: finding, inputs of a group, all tokens, whole "
+      "numbers, bits; bound: 0 for none; stored: scale, zero point; becoming: what, its type; rows: all that are "
+      "written, ones after the last token; made: codes, steps, zeros, powers, scratch. False: sizes do not fit.");
+  module.def(
+      "scale_sums",
+      [](uintptr_t sums, bool whole, const std::array<int64_t, 3>& sizes, const std::tuple<uintptr_t, bool>& row,
+         const std::tuple<uintptr_t, bool>& column, const std::tuple<uintptr_t, bool>& zeros,
+         const std::tuple<uintptr_t, int>& bias, uintptr_t y, int type, uintptr_t stream) {
+        const auto [M, N, pitch] = sizes;
+        const cudaError_t error = scale_sums(
+            {at<const void>(sums), whole, M, N, at<const float>(std::get<0>(row)), std::get<1>(row),
+             at<const float>(std::get<0>(column)), std::get<1>(column), at<const float>(std::get<0>(zeros)),
+             std::get<1>(zeros), at<const void>(std::get<0>(bias)), static_cast<Float>(std::get<1>(bias)), at<void>(y),
+             static_cast<Float>(type), pitch},
+            at<CUstream_st>(stream));
+        if (error != cudaErrorNotSupported) check(error, "scale_sums");
+        return error == cudaSuccess;
+      },
+      "Sums of codes as results; sizes: M, N, elements from row to row of y; row, column, zeros: pointer, one each or "
+      "one for all; bias: pointer, type. False: sizes do not fit.");
   module.def(
       "decode",
       [](uintptr_t x, uintptr_t weights, uintptr_t scales, uintptr_t zeros, uintptr_t g_idx, uintptr_t perm,

@@ -19,7 +19,16 @@ from qload.devices.choice import (
 from qload.devices.codes import CodesInWords, LazyCodes, check_codes, check_integers, plain, stood_for, values
 from qload.devices.large_pages import in_large_pages, writable
 from qload.devices.meaning import Meaning, ZeroRule, run_of
-from qload.devices.operands import CodeValues, StoredCodes, StoredTable, meaning_of
+from qload.devices.operands import (
+    CodeValues,
+    Stored,
+    StoredCodes,
+    StoredRows,
+    StoredSparse,
+    StoredStreams,
+    StoredTable,
+    meaning_of,
+)
 from qload.devices.reference import rows_of_codes
 from qload.devices.tensors import check_writable, shares_memory
 
@@ -28,7 +37,11 @@ __all__ = [
     "CodesInWords",
     "LazyCodes",
     "Meaning",
+    "Stored",
     "StoredCodes",
+    "StoredRows",
+    "StoredSparse",
+    "StoredStreams",
     "StoredTable",
     "ZeroRule",
     "check_codes",

@@ -11,7 +11,7 @@ from qload.devices import cpu, cuda, reference
 from qload.devices.codes import CodesInWords, check_codes, plain
 from qload.devices.cuda_stored import dequantize_stored as _dequantize_stored
 from qload.devices.meaning import Meaning
-from qload.devices.operands import CodeValues, StoredCodes, StoredTable, meaning_of
+from qload.devices.operands import CodeValues, Stored, meaning_of
 from qload.sentences import AxisDigits, Digit, WordSentence, strides
 
 
@@ -74,7 +74,7 @@ def dequantize_rows(codes: Tensor, bits: int, meaning: Meaning, high_first: bool
     return done
 
 
-def dequantize_stored(stored: StoredCodes | StoredTable | None, out: Tensor) -> bool:
+def dequantize_stored(stored: Stored | None, out: Tensor) -> bool:
     """What a weight means, from the tensors that it holds; False where its device does not read them so."""
     return stored is not None and out.is_cuda and _dequantize_stored(stored, out)
 

@@ -32,6 +32,8 @@ MOVED = (*WHOLE_BITS, 16, 32)  # bits of elements that the module moves
 CODES = {torch.uint8: 1, torch.int8: -1, torch.int16: -2, torch.int32: -4, torch.int64: -8, torch.bool: 1}
 IN_ORDER = 0x543210  # hex digit i: where bit i of a column's number goes in a kernel's order
 NO_ZEROS, CONSTANT, WORDS, NUMBERS = range(4)  # kinds of zero points
+LOOKED, PAIRS = 2, 3  # how bytes hold codes, see rows.cuh
+ROWS = {8: (LOOKED, 8), 4: (PAIRS, 4)}  # the same of words in plain order, by their bits
 
 
 def move(
@@ -139,6 +141,9 @@ def dequantize_words(codes: CodesInWords, meaning: Meaning, out: Tensor) -> bool
     cuda, bits, (N, K) = module_for(codes.words, out, *meaning.tensors()), packing.bits, out.shape
     if cuda is None or not _takes(meaning, out) or K % (WORD_BITS // bits):
         return False
+    if meaning.lookup is not None and bits in ROWS:
+        plain = in_rows(codes)
+        return plain is not None and _dequantize_bytes(plain, *ROWS[bits], meaning, out)
     axes = axis_digits(packing.codes, packing.shape_of_codes(codes.words.shape))
     row_bits = distance_of_rows(K)
     digits = to_strided((1 << row_bits, 1), *(axes[::-1] if codes.turned else axes))
@@ -166,9 +171,32 @@ def _in_order(codes: CodesInWords) -> CodesInWords | None:
     return CodesInWords(plain, words) if repack(codes, plain, words) else None
 
 
+def in_rows(codes: CodesInWords) -> Tensor | None:
+    """Codes (R, C) as bytes in plain order, (R, C * bits / 8), of four bits the first in the low ones."""
+    ordered = _in_order(codes) if holds_whole_codes(codes.packing) else None
+    return None if ordered is None else ordered.words.view(torch.uint8)
+
+
 def dequantize_rows(codes: Tensor, bits: int, meaning: Meaning, high_first: bool, out: Tensor) -> bool:
-    """Bytes that hold codes of 8 bits, row by row -> floats, rows of `out`."""
-    return bits == 8 and dequantize_numbers(codes, meaning, out)
+    """Bytes that hold codes of 8 or 4 bits, row by row -> floats, rows of `out`."""
+    if bits == 8:
+        return dequantize_numbers(codes, meaning, out)
+    return bits == 4 and _dequantize_bytes(codes, PAIRS + high_first, 4, meaning, out)
+
+
+def _dequantize_bytes(codes: Tensor, source: int, bits: int, meaning: Meaning, out: Tensor) -> bool:
+    """Bytes, eight codes at a time; see rows.cuh for the source."""
+    cuda = module_for(codes, out, *meaning.tensors())
+    if cuda is None or codes.stride(1) != 1 or not _takes(meaning, out):
+        return False
+    if out.shape[1] * bits != 8 * codes.shape[1] or out.shape[0] != codes.shape[0]:
+        return False
+    meant, kept = _meant(cuda, meaning)
+    with torch.cuda.device(out.device):
+        at = *out.shape, FLOATS.index(out.dtype), out.data_ptr(), stream(out)
+        done = cuda.dequantize_rows(source, codes.data_ptr(), codes.stride(0), 0, 0, meant, *at)
+    del kept
+    return bool(done)
 
 
 def dequantize_numbers(codes: Tensor, meaning: Meaning, out: Tensor) -> bool:

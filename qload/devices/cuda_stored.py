@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qload.devices import cuda_rows, cuda_streams
 from qload.devices.cuda import (
     CONSTANT,
     IN_ORDER,
@@ -13,24 +14,42 @@ from qload.devices.cuda import (
     RUN,
     WORDS,
     distance_of_rows,
+    in_rows,
     module_for,
     stream,
 )
-from qload.devices.operands import StoredCodes, StoredTable
+from qload.devices.operands import Stored, StoredCodes, StoredRows, StoredSparse, StoredStreams, StoredTable
 from qload.devices.tensors import FLOATS, address
 from qload.sentences import WORD_BITS, AxisDigit, Sentence
 from qload.sentences.digits import axis_digits, holds_whole_codes, to_strided
 
 
-def dequantize_stored(stored: StoredCodes | StoredTable, out: Tensor, start: int = 0) -> bool:
-    """The outputs from `start` on, as many as `out` (rows, K) has; False where nothing was done."""
+def dequantize_stored(stored: Stored, out: Tensor, start: int = 0, factors: Tensor | None = None) -> bool:
+    """The outputs from `start` on, as many as `out` (rows, K) has; False where nothing was done.
+
+    `factors`: (K,), by which inputs are multiplied in float32 before they are rounded.
+    """
     if out.dtype not in FLOATS or not out.is_contiguous():
         return False
+    if isinstance(stored, StoredRows):
+        return _rows(stored, out, start, None if factors is None else factors.float().contiguous())
+    if factors is not None:
+        return False
+    if isinstance(stored, StoredSparse):
+        return start == 0 and _sparse(stored, out)
+    if isinstance(stored, StoredStreams):
+        return start == 0 and _streams(stored, out)
     if isinstance(stored, StoredTable):
         return start == 0 and _table(stored, out)
+    return _words(stored, out, start)
+
+
+def _words(stored: StoredCodes, out: Tensor, start: int) -> bool:
     codes, scales, (rows, K) = stored.codes, stored.scales, out.shape
     packing, tensors = codes.packing, [codes.words, scales, stored.zeros, stored.k_group, out]
     cuda, bits = module_for(*(tensor for tensor in tensors if tensor is not None)), packing.bits
+    if cuda is not None and start == 0 and not holds_whole_codes(packing) and rows == codes.shape[0]:
+        return cuda_streams.three_bits(cuda, stored, out, stream(out))
     if cuda is None or not holds_whole_codes(packing) or K % (WORD_BITS // bits):
         return False
     axes = axis_digits(packing.codes, packing.shape_of_codes(codes.words.shape))
@@ -70,6 +89,27 @@ def _meaning(cuda: Any, stored: StoredCodes, bits: int, start: int) -> tuple[Any
     made.n_table, made.k_table, made.lookup = 0, address(stored.k_group), 0
     made.n_run, made.k_run, made.divide, made.factor = 1, stored.run, False, 1.0
     return made, (scales, zeros)
+
+
+def _rows(stored: StoredRows, out: Tensor, start: int, factors: Tensor | None) -> bool:
+    tensors = [stored.codes, stored.scales, stored.zeros, factors, out]
+    cuda = module_for(*(tensor for tensor in tensors if tensor is not None))
+    return cuda is not None and cuda_rows.rows(cuda, stored, out, start, factors, stream(out))
+
+
+def _sparse(stored: StoredSparse, out: Tensor) -> bool:
+    cuda = module_for(stored.codes.words, stored.scales, out)
+    kept = None if cuda is None else in_rows(stored.codes)
+    if cuda is None or kept is None or kept.shape[0] != out.shape[0]:
+        return False
+    return cuda_rows.sparse(cuda, stored, kept, out, stream(out))
+
+
+def _streams(stored: StoredStreams, out: Tensor) -> bool:
+    cuda = module_for(stored.words, stored.squares, stored.units, out)
+    if cuda is None or out.shape[0] != stored.words.shape[1]:
+        return False
+    return cuda_streams.streams(cuda, stored, out, stream(out))
 
 
 def _table(stored: StoredTable, out: Tensor) -> bool:

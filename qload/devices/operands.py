@@ -1,6 +1,8 @@
 """What is dequantized: codes with their values spelled out, or as a weight stores them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -56,6 +58,73 @@ class StoredTable:
     table: Tensor
     scales: Tensor
     blocksize: int
+
+
+@dataclass(frozen=True, eq=False)
+class StoredRows:
+    """Codes in bytes, row by row, as a weight holds them, for a device that reads them where they lie.
+
+    codes        a byte each (N, K): uint8 and int8 are numbers, float8_e4m3fn and float8_e5m2 themselves
+    scales       (ceil(N / n_run), ceil(K / k_run)) or one for all, of any strides; float16, bfloat16,
+                 float32, or exponents (e8m0) as uint8 or float8_e8m0fnu
+    n_run, k_run
+                 how many outputs and inputs share a scale
+    zeros        numbers, shaped like the scales; None: all are 0
+    divide       by the scale
+    factor       of all scales
+    four_bits    two codes a byte, uint8 (N, K / 2), the first in the low bits: "e2m1", or "int4", which is
+                 two's complement; None: a byte each
+    across       whether the two of a byte are outputs 2i, in the low bits, and 2i + 1: (N / 2, K)
+    """
+
+    codes: Tensor
+    scales: Tensor
+    n_run: int
+    k_run: int
+    zeros: Tensor | None = None
+    divide: bool = False
+    factor: float = 1.0
+    four_bits: Literal["e2m1", "int4"] | None = None
+    across: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class StoredSparse:
+    """Codes of four bits, two of every four inputs, all zero points 8; the others mean 0.
+
+    codes        the kept ones (N, K / 2), in words
+    places       makes (N, K / 16) int16: of 16 inputs, two bits for each of the eight that are kept, which of
+                 its four it is, the first in the low bits
+    scales       (N, G), of any strides; float16, bfloat16 or float32
+    run          inputs of a group
+    """
+
+    codes: CodesInWords
+    places: Callable[[], Tensor]
+    scales: Tensor
+    run: int
+
+
+@dataclass(frozen=True, eq=False)
+class StoredStreams:
+    """Codes that run down columns of words, groups of their own widths, zero points half of what these hold.
+
+    w[n, k] = rounded(scale[g, n] * (code[r, n] - 2**(width[r] - 1))), r = order[k], g the group of row r,
+    scale[g, n] = rounded((root[g, n] + 1)**2 * rounded(units[g] / 256)), both rounded to float16
+
+    words        (R, N) int32
+    rows         makes (4, K) int32: at which bit of a column row r starts, its width, its group; the order
+    squares      (G, N / 8) int32: the roots, four bits each, the first in the low bits
+    units        (G,) float16
+    """
+
+    words: Tensor
+    rows: Callable[[], Tensor]
+    squares: Tensor
+    units: Tensor
+
+
+Stored = StoredCodes | StoredTable | StoredRows | StoredSparse | StoredStreams  # as a weight holds it
 
 
 def meaning_of(codes: CodeValues) -> Meaning | None:

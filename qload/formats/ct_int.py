@@ -22,11 +22,12 @@ import torch
 from torch import Tensor
 
 from qload import spec
+from qload.devices import StoredRows
 from qload.errors import ArgumentError, ShapeError
 from qload.spec import Role, TensorSpec
 
 SCALES = (torch.float16, torch.bfloat16, torch.float32)
-BITS = range(2, 9)
+BITS, EIGHT = range(2, 9), 8
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,17 @@ class CTIntWeight(spec.Weight):
             TensorSpec("input_scale", SCALES, "P", Role.SCALE, optional=not config.static, divides=True),
             TensorSpec("input_zero_point", int8, "P", Role.WORD, optional=True),
         )
+
+    def stored(self) -> StoredRows | None:
+        """As it lies: eight bits, and no fused parts of a scale each."""
+        (N, K), block, zeros = self.shape, self.config.block, self.weight_zero_point
+        if self.config.bits != EIGHT or (block is None and len(self.layer.parts) > 1):
+            return None
+        scales = self.weight_scale.reshape(self.weight_scale.shape[0], -1)
+        rows, columns = block or (N, K)
+        n_run, k_run = (min(run, size) if run > 0 else size for run, size in ((rows, N), (columns, K)))
+        points = None if zeros is None else zeros.reshape(scales.shape)
+        return StoredRows(self.weight, scales, max(n_run, 1), max(k_run, 1), points)
 
     def codes(self) -> spec.Codes:
         """Unsigned codes and zero points, and the groups of outputs and inputs."""

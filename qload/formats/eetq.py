@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from qload import spec
+from qload.devices import StoredCodes
 from qload.errors import UnsupportedFormatError
 from qload.layouts import eetq
 from qload.spec import Role, TensorSpec
@@ -79,6 +80,14 @@ class EETQWeight(spec.Weight):
             ),
             TensorSpec("weight_scales", (torch.float16,), "N", Role.SCALE),
         )
+
+    def stored(self) -> StoredCodes | None:
+        """As it lies, where four bytes are a word."""
+        (K, N), held = self.weight.shape, self.weight
+        if not held.is_contiguous() or held.storage_offset() % 4 or not K:
+            return None
+        words = held.view(-1).view(torch.int32).view(N // 2, K // 2)
+        return StoredCodes(eetq.WORDS.packed(words), self.weight_scales[:, None], None, None, K)
 
     def codes(self) -> spec.Codes:
         """Bytes in plain order, every zero point 128, one scale an output."""

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from qload import spec
+from qload.devices import StoredStreams
 from qload.errors import IndexValueError, MismatchError, ShapeError
 from qload.layouts import gptq
 from qload.layouts.exl2 import RUNS, Exl2Groups
@@ -129,6 +130,16 @@ class Exl2Weight(spec.Weight):
             TensorSpec("q_scale_max", (torch.float16,), "G", Role.SCALE, fact=True),
             TensorSpec("q_perm", INDICES, "K!", Role.INDEX, fact=True, optional=True, spent=True),
         )
+
+    def stored(self) -> StoredStreams:
+        """As it lies."""
+        return StoredStreams(self.q_weight, self._rows, self.q_scale, self.q_scale_max)
+
+    def _rows(self) -> Tensor:
+        """First bit, width and group of each row of q_weight, and where each input lies: int32 (4, K)."""
+        groups = Exl2Groups.read(self.q_groups, self.q_weight.shape[0])
+        order = places(self.q_invperm).to(torch.int32)[None]
+        return torch.cat([groups.places(self.layer.K), order])
 
     def codes(self) -> spec.Codes:
         """Codes with every row back at its input; the scales are the owner's, in fp16's values."""

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from qload import spec
+from qload.devices import StoredRows
 from qload.errors import ArgumentError, DtypeError, MismatchError, ShapeError
 from qload.spec import Axis, Role, TensorSpec, named
 from qload.spec.casts import check_cast
@@ -219,6 +220,20 @@ class Fp8Weight(spec.Weight):
             ),
         )
         return specs[:2] if config.input_scale is False else specs
+
+    def stored(self) -> StoredRows | None:
+        """As it lies, but for fused parts of a scale each, and for e4m3fnuz."""
+        (N, K), block = self.shape, self.config.block
+        if self.weight.dtype == FNUZ or (
+            block is None and self.config.per != "channel" and len(self.layer.parts) > 1
+        ):
+            return None
+        scales = self.weight_scale.reshape(-1, 1)
+        n_run, k_run = (1, max(K, 1)) if self.config.per == "channel" else (max(N, 1), max(K, 1))
+        if block is not None:
+            scales = self.weight_scale.reshape(self.weight_scale.shape[0], -1)
+            n_run, k_run = min(block[0], max(N, 1)), min(block[1], max(K, 1))
+        return StoredRows(self.weight, scales, n_run, k_run, divide=self.config.divide)
 
     def codes(self) -> spec.Codes:
         """The bytes, what each of them is, and the scales of their blocks, outputs or parts."""

@@ -24,12 +24,14 @@ import torch
 from torch import Tensor
 
 from qload import spec
+from qload.devices import StoredSparse
 from qload.errors import FieldValueError
 from qload.layouts import marlin, marlin_24
 from qload.spec import Role, TensorSpec, named
 
 SCALES = (torch.float16, torch.bfloat16)
 ROWS = 32  # of the dense weight, in one row of B_24
+NIBBLE = 4
 COMPRESSED = {"B_24": "weight_packed", "B_meta": "meta", "s": "scale_packed"}
 
 
@@ -128,6 +130,17 @@ class Marlin24Weight(spec.Weight):
     def positions(self) -> Tensor:
         """The row, 0 to 3 of its four, of each kept code: (K / 2, N)."""
         return marlin_24.read_positions(self.B_meta)
+
+    def stored(self) -> StoredSparse | None:
+        """As it lies, of four bits."""
+        if self.config.bits != NIBBLE:
+            return None
+        return StoredSparse(
+            codes=marlin_24.rows(NIBBLE).packed(self.B_24).T,
+            places=lambda: marlin_24.METADATA.undo(self.B_meta).T,
+            scales=self.plain_scales().T,
+            run=min(self.config.rows_of_a_group(self.layer.K), max(self.layer.K, 1)),
+        )
 
     def codes(self) -> spec.Codes:
         """Codes and scales in plain order; a row that is not kept has the code that means 0."""

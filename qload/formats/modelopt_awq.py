@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from qload import spec
+from qload.devices import StoredRows
 from qload.errors import ShapeError
 from qload.spec import Role, TensorSpec
 
@@ -108,6 +109,12 @@ class ModelOptAWQWeight(spec.Weight):
     def input_factors(self) -> Tensor | None:
         """(K,): what each input is multiplied by, `pre_quant_scale`; None: nothing."""
         return self.pre_quant_scale
+
+    def stored(self) -> StoredRows:
+        """As it lies: two outputs a byte."""
+        run = self.config.rows_of_a_group(self.layer.K)
+        run = min(run, max(self.layer.K, 1))
+        return StoredRows(self.weight, self.weight_scale, 1, run, four_bits="int4", across=True)
 
     def codes(self) -> spec.Codes:
         """Codes that count from 0, with a zero point of 8: the sign bit turned."""

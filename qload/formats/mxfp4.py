@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from qload import spec
+from qload.devices import StoredRows
 from qload.errors import ArgumentError
 from qload.layouts import NibblePairs, fp4
 from qload.spec import Role, TensorSpec, named
@@ -79,6 +80,10 @@ class CTMXFP4Weight(spec.Weight):
             TensorSpec("weight_packed", BYTES, "N K/2", Role.WORD),
             TensorSpec("weight_scale", BYTES, f"N K/{GROUP}", Role.SCALE),
         )
+
+    def stored(self) -> StoredRows:
+        """As it lies."""
+        return StoredRows(self.weight_packed, self.weight_scale, 1, GROUP, four_bits="e2m1")
 
     def codes(self) -> spec.Codes:
         """The bits of each float, what they mean, and the powers of two."""

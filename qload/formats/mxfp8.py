@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from qload import spec
+from qload.devices import StoredRows
 from qload.layouts import fp4
 from qload.spec import Role, TensorSpec
 
@@ -60,6 +61,10 @@ class MXFP8Weight(spec.Weight):
             TensorSpec("weight", (torch.float8_e4m3fn,), "N K", Role.WORD),
             TensorSpec("weight_scale", (torch.uint8,), f"N K/{GROUP}", Role.SCALE),
         )
+
+    def stored(self) -> StoredRows:
+        """As it lies."""
+        return StoredRows(self.weight, self.weight_scale, 1, GROUP)
 
     def codes(self) -> spec.Codes:
         """The bytes, what each of them is, and the powers of two."""

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from qload.kernel_formats.fp4 import Fp4
+from qload.layouts import fp4
 
 EXPONENT_BIAS = {torch.float16: 14, torch.bfloat16: 126}  # by which the kernel reads a code too small
+EXPONENT = 127  # of 1 in float32
 SHIFT = 7  # of a scale, so that what is normal in e4m3fn has the highest bit of s0e5m3
 MOST_RAISED = 3  # from the lowest scale of e4m3fn, 2**-9, to 2**-6
 LOWEST, BEYOND = 2.0**-6, 2.0**9  # scales that bf16 reads: from the one up to the other
@@ -60,8 +62,8 @@ def unraised(scales: Tensor, global_scale: Tensor, second: Tensor, divides: bool
     """s0e5m3 values (float32) as NVFP4's `scales` were stored: what raised them the global scale lacks."""
     ratio = lacking(second, divides, global_scale.dtype)[:1] / global_scale.double()
     power = ratio.log2().round().nan_to_num(0, 0, 0).clamp(0, MOST_RAISED).long()
-    factors = torch.tensor([2.0 ** -(SHIFT + i) for i in range(MOST_RAISED + 1)], device=scales.device)
-    return scales * factors[power]
+    bits = (EXPONENT - SHIFT - power).to(torch.int32) << fp4.MANTISSA  # a power of two, made on the device
+    return scales * bits.view(torch.float32)
 
 
 def lacking(second: Tensor, divides: bool, dtype: torch.dtype) -> Tensor:

@@ -26,7 +26,7 @@ from qload.formats import Fp8Weight
 from qload.formats.fp8 import E4M3FN
 from qload.kernel_formats.integers import Origin, with_origin
 from qload.kernel_formats.marlin_shapes import GROUP_SIZES, padded
-from qload.layouts import marlin
+from qload.layouts import ClippedCodes, marlin
 from qload.spec import Role, TensorSpec, named
 from qload.spec.casts import check_cast
 
@@ -98,14 +98,15 @@ class Fp8MarlinWeight(spec.Weight):
         groups = self.config.groups(K)
         scales = marlin.scales(self.scales.shape[0]).undo(self.scales)[:groups, :N].float()
         bias = EXPONENT_BIAS[self.scales.dtype] if self.config.exponent_bias else 0
-        codes = marlin.rows(8).unpack(self.qweight)[:K, :N]
+        packed = marlin.rows(8).packed(self.qweight)
+        codes = packed if packed.shape == (K, N) else ClippedCodes(packed, (K, N))
         return spec.Codes(
             bits=8,
             codes=codes.T,
             scales=(scales * 2.0**-bias).T,
             zeros=None,
-            k_group=self.config.in_order(K, codes.device),
-            lookup=torch.arange(256, device=codes.device).to(torch.uint8).view(torch.float8_e4m3fn).float(),
+            k_group=self.config.in_order(K, self.device),
+            lookup=torch.arange(256, device=self.device).to(torch.uint8).view(torch.float8_e4m3fn).float(),
         )
 
 

@@ -1,6 +1,7 @@
 """Whether what a weight declares of its inputs can be done, and inputs as each of its parts takes them."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -8,6 +9,8 @@ from torch import Tensor
 
 from qload.errors import ArgumentError
 from qload.kernels.activations import MOST, QuantizedActivations, quantize
+from qload.kernels.cuda.quantize import inputs
+from qload.kernels.quantized_inputs import Inputs, MadeInputs
 from qload.spec import ActivationScheme, Weight
 
 Activations = Literal["declared", "unquantized"]
@@ -63,8 +66,36 @@ def is_share(weight: Weight) -> bool:
     return whole != weight.layer.K
 
 
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """What `quantize` is asked for: inputs (M, K), the scheme, what is stored, the other ranks' maxima."""
+
+    x: Tensor
+    scheme: ActivationScheme
+    scale: Tensor | None
+    zero_point: Tensor | None
+    maximum: Callable[[Tensor], Tensor] | None
+
+    def quantize(self) -> QuantizedActivations:
+        """By plain torch."""
+        return quantize(self.x, self.scheme, self.scale, self.zero_point, self.maximum)
+
+    def inputs(self) -> Inputs:
+        """By native code when a product asks, where there is some for such inputs."""
+        native = None
+        if self.maximum is None and self.x.ndim == 2:
+            native = inputs(self.x, self.scheme, self.scale, self.zero_point)
+        return MadeInputs(self.quantize()) if native is None else native
+
+
 def quantized(x: Tensor, weight: Weight, maximum: Maximum) -> Iterator[tuple[QuantizedActivations, slice]]:
-    """What x becomes once it is quantized, and the outputs for which it does: all, or those of a part.
+    """What x becomes once it is quantized, and the outputs for which it does: all, or those of a part."""
+    for each, rows in asked(x, weight, maximum):
+        yield each.quantize(), rows
+
+
+def asked(x: Tensor, weight: Weight, maximum: Maximum) -> Iterator[tuple[Asked, slice]]:
+    """How x is to be quantized, and the outputs for which it is: all, or those of a part.
 
     Fused parts that store scales of their own each quantize x by theirs.
     """
@@ -76,8 +107,7 @@ def quantized(x: Tensor, weight: Weight, maximum: Maximum) -> Iterator[tuple[Qua
     parts = max(1 if stored is None else stored.numel() for stored in (scale, zeros))
     at, widths = 0, weight.layer.parts if parts > 1 else (weight.layer.N,)
     for part, width in enumerate(widths):
-        made = quantize(x, scheme, _of_part(scale, part), _of_part(zeros, part), over)
-        yield made, slice(at, at + width)
+        yield Asked(x, scheme, _of_part(scale, part), _of_part(zeros, part), over), slice(at, at + width)
         at += width
 
 

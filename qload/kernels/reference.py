@@ -9,7 +9,6 @@ from torch.nn import functional
 
 from qload.errors import ArgumentError, DtypeError, ShapeError
 from qload.kernels import cuda, declared, products, scaled, sums
-from qload.kernels.activations import QuantizedActivations
 from qload.kernels.declared import Activations, Maximum
 from qload.spec import Weight, can_cut, outputs
 
@@ -67,7 +66,7 @@ def product(
     taken, types = _taken(x, weight), (x.dtype, narrow or x.dtype)
     made = [
         _of_part(types, taken, each, weight, rows, None if bias is None else bias[rows])
-        for each, rows in declared.quantized(taken.detach(), weight, maximum)
+        for each, rows in declared.asked(taken.detach(), weight, maximum)
     ]
     return made[0] if len(made) == 1 else torch.cat(made, -1)
 
@@ -75,7 +74,7 @@ def product(
 def _of_part(
     types: tuple[torch.dtype, torch.dtype],
     taken: Tensor,
-    made: QuantizedActivations,
+    asked: declared.Asked,
     weight: Weight,
     rows: slice,
     bias: Tensor | None,
@@ -90,9 +89,9 @@ def _of_part(
     elif bias is not None:
         bias = functional.pad(bias, (rows.start, weight.layer.N - rows.stop))
     if products.wants_gradients(taken, bias):
-        inputs: Tensor = _AsTaken.apply(taken, made.dequantize())  # type: ignore[no-untyped-call]
+        inputs: Tensor = _AsTaken.apply(taken, asked.quantize().dequantize())  # type: ignore[no-untyped-call]
         return products.multiply(inputs, part, bias).to(types[0])[:, within]
-    return scaled.multiply(made, part, bias, *types)[:, within]
+    return scaled.multiply(asked.inputs(), part, bias, *types)[:, within]
 
 
 class _AsTaken(torch.autograd.Function):

@@ -19,16 +19,17 @@ docs/cuda-cells.md for what that costs.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from qload.formats import CTIntWeight, Fp8Weight
 from qload.kernels import sums
 from qload.kernels.activations import E4M3, QuantizedActivations
 from qload.kernels.carries import carries
+from qload.kernels.cuda.quantize import finish
+from qload.kernels.quantized_inputs import Inputs, MadeInputs
 from qload.kernels.slices import slices
 from qload.spec import Weight, outputs, ranges
 
@@ -37,68 +38,78 @@ LEAST_TOKENS = 32  # of torch._int_mm, which refuses 16
 MOST_INPUTS = 1 << 16  # whose sums of int8 times int8 int32 holds, zero points included
 CODES = 48 << 20  # bytes of the weight's codes as bfloat16 at once, on a GPU
 FP8 = (8, 9)  # the first chips whose tensor cores multiply e4m3
-HALF_RANGE = 8  # of the exponents of float16: tokens are brought below 2**this
-LEAST_EXPONENT = -100  # of what tokens are divided by, which float32 holds
+
+
+@dataclass(frozen=True, eq=False)
+class Sums:
+    """Sums (M, n) of some outputs, by what each token and each output is multiplied then.
+
+    found: float32 or float64, or int32, with zero points of the inputs one row more: what each takes off.
+    """
+
+    outputs: slice
+    found: Tensor
+    row: Tensor
+    column: Tensor | None = None
+    zeros: Tensor | None = None
 
 
 def multiply(
-    made: QuantizedActivations, weight: Weight, bias: Tensor | None, dtype: torch.dtype, narrow: torch.dtype
+    inputs: Inputs, weight: Weight, bias: Tensor | None, dtype: torch.dtype, narrow: torch.dtype
 ) -> Tensor:
     """What inputs (M, K) stand for, times what a weight means: (M, N) in a `dtype`, plus a bias (N,).
 
     `narrow`: the type that numbers are rounded to where no type holds them.
     """
-    M, N = made.codes.shape[0], weight.layer.N
-    y = made.codes.new_empty(M, N, dtype=dtype)
-    for rows, found, row, column in _sums(made, weight, narrow):
-        for tokens in sums.blocks(M, found.shape[1]):
-            part = found[tokens].mul_(row if row.ndim < 2 else row[tokens])
-            part = part if column is None else part.mul_(column)
-            if bias is None:
-                y[tokens, rows].copy_(part)
-            else:
-                torch.add(part, bias[rows], out=y[tokens, rows])
+    y = inputs.x.new_empty(inputs.x.shape[0], weight.layer.N, dtype=dtype)
+    for each in _sums(inputs, weight, narrow):
+        into, added = y[:, each.outputs], None if bias is None else bias[each.outputs]
+        if not finish(each.found, each.row, each.column, each.zeros, added, into):
+            _finish(each, added, into)
     return y
 
 
-Sums = Iterator[tuple[slice, Tensor, Tensor, Tensor | None]]
-
-
-def _sums(made: QuantizedActivations, weight: Weight, narrow: torch.dtype) -> Sums:
-    """Outputs after outputs: their sums (M, n), by what each token and each output is multiplied then."""
-    wide = made.codes.dtype == torch.float64
-    row, column = made.steps, None if wide else column_scales(weight)
-    if row.shape[-1] == 1 and column is not None:
-        whole = _by_the_vendor(made, weight, narrow)
-        if whole is None:
-            yield from _codes_times_codes(made, weight, column)
+def _finish(each: Sums, bias: Tensor | None, y: Tensor) -> None:
+    """y (M, n), in plain torch."""
+    found = exact(each.found, each.zeros, y.shape[0]) if each.found.dtype == torch.int32 else each.found
+    for tokens in sums.blocks(*y.shape):
+        part = found[tokens].mul_(each.row if each.row.ndim < 2 else each.row[tokens])
+        part = part if each.column is None else part.mul_(each.column)
+        if bias is None:
+            y[tokens].copy_(part)
         else:
-            yield slice(0, weight.layer.N), whole, row, column
+            torch.add(part, bias, out=y[tokens])
+
+
+def _sums(inputs: Inputs, weight: Weight, narrow: torch.dtype) -> Iterator[Sums]:
+    """Outputs after outputs."""
+    column = None if inputs.wide else column_scales(weight)
+    if inputs.one_step and column is not None:
+        whole = _by_the_vendor(inputs, weight, narrow)
+        if whole is None:
+            yield from _codes_times_codes(inputs, weight, column)
+        else:
+            found, zeros = whole
+            yield Sums(slice(0, weight.layer.N), found, inputs.steps, column, zeros)
         return
-    narrow = made.codes.dtype if wide or not carries(weight, narrow) else narrow
-    if row.shape[-1] == 1:
-        taken = made.counted()
+    if inputs.wide:
+        narrow = torch.float64
+    elif not carries(weight, narrow):
+        narrow = torch.float32
+    if inputs.one_step:
+        taken = inputs.counted(narrow)
+        row = inputs.steps
     else:
-        taken = made.dequantize()
-        row = _powers(taken)
-        taken = taken / row
-    taken = taken.to(narrow)
+        taken, row = inputs.meant(narrow)
     for rows, w in slices(weight, narrow):
-        yield rows, sums.wide(taken, w), row, None
+        yield Sums(rows, sums.wide(taken, w), row)
 
 
-def _powers(x: Tensor) -> Tensor:
-    """A power of two for each token (M, 1), by which x is divided to lie below 2**`HALF_RANGE`."""
-    largest = x.abs().amax(-1, keepdim=True) if x.numel() else x.new_zeros(x.shape[0], 1)
-    exponent = torch.frexp(largest).exponent - HALF_RANGE
-    return torch.exp2(exponent.clamp(min=LEAST_EXPONENT).to(x.dtype))
-
-
-def _codes_times_codes(made: QuantizedActivations, weight: Weight, column: Tensor) -> Sums:
+def _codes_times_codes(inputs: Inputs, weight: Weight, column: Tensor) -> Iterator[Sums]:
     """Codes of both sides as numbers of bfloat16, or on a CPU of float32, and the sums of their products."""
-    on_gpu = made.codes.device.type == "cuda"
+    on_gpu = inputs.x.device.type == "cuda"
     dtype = torch.bfloat16 if on_gpu else torch.float32
-    x = made.counted().to(dtype)
+    x = inputs.counted(dtype)
     most = (CODES if on_gpu else CODES // 4) // (dtype.itemsize * max(1, weight.layer.K))
     for start, stop in ranges(weight, most):
         codes = outputs(weight, start, stop).codes()
@@ -106,7 +117,7 @@ def _codes_times_codes(made: QuantizedActivations, weight: Weight, column: Tenso
         w = numbers.dequantize(dtype)
         found = sums.wide(x, w)
         del w  # before the next slice asks for its memory
-        yield slice(start, stop), found, made.steps, column[start:stop]
+        yield Sums(slice(start, stop), found, inputs.steps, column[start:stop])
 
 
 def column_scales(weight: Weight) -> Tensor | None:
@@ -130,27 +141,29 @@ def _of_outputs(scale: Tensor, parts: tuple[int, ...]) -> Tensor:
     return torch.cat([one.expand(width) for one, width in zip(scale, parts, strict=True)])
 
 
-def _by_the_vendor(made: QuantizedActivations, weight: Weight, narrow: torch.dtype) -> Tensor | None:
-    """The sums (M, N) of stored codes, float32; None where the vendor does not take them.
+def _by_the_vendor(
+    inputs: Inputs, weight: Weight, narrow: torch.dtype
+) -> tuple[Tensor, Tensor | None] | None:
+    """The sums of stored codes and zero points, as `Sums` has them; None where the vendor does not take them.
 
     Sums of e4m3 are good enough for a result of 16 bits, not for one of float32.
     """
     stored = weight.fields()["weight"]
-    (N, K), M = stored.shape, made.codes.shape[0]
+    (N, K), M = stored.shape, inputs.x.shape[0]
     if stored.device.type != "cuda" or K % TILE or N % TILE or not M:
         return None
     if not stored.is_contiguous() or stored.data_ptr() % TILE:
         return None
     if stored.dtype == torch.int8:
-        return of_int8(made, stored) if K < MOST_INPUTS and _is_symmetric(weight) else None
+        return _sums_of_int8(inputs, stored) if K < MOST_INPUTS and _is_symmetric(weight) else None
     if narrow not in sums.NARROW or stored.dtype not in (E4M3, torch.float8_e5m2):
         return None
     if torch.cuda.get_device_capability(stored.device) < FP8:
         return None
     one = torch.ones((), device=stored.device)
-    x = made.codes.to(E4M3)
+    x = inputs.codes(E4M3)
     found: Tensor = torch._scaled_mm(x, stored.T, one, one, out_dtype=torch.float32, use_fast_accum=False)
-    return found
+    return found, None
 
 
 def _is_symmetric(weight: Weight) -> bool:
@@ -159,13 +172,18 @@ def _is_symmetric(weight: Weight) -> bool:
 
 def of_int8(made: QuantizedActivations, stored: Tensor) -> Tensor:
     """Exact sums, rounded once; with a zero point of the inputs the sums of the weight's codes are needed."""
-    M, zeros = made.codes.shape[0], made.zero_points
-    rows = M + (zeros is not None)
-    x = pad(made.codes.to(torch.int8), (0, 0, 0, max(LEAST_TOKENS, -(-rows // TILE) * TILE) - M))
-    if zeros is not None:
-        x[M].fill_(1)
-    found = torch._int_mm(x, stored.T)
-    exact = found[:M]
-    if zeros is not None:
-        exact = exact - zeros.to(torch.int32) * found[M]
-    return exact.float()
+    return exact(*_sums_of_int8(MadeInputs(made), stored), made.codes.shape[0])
+
+
+def _sums_of_int8(inputs: Inputs, stored: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Sums int32 (M, N), or (M + 1, N) and zero points; tokens are padded."""
+    M = inputs.x.shape[0]
+    rows = M + inputs.has_zeros
+    x = inputs.codes(torch.int8, max(LEAST_TOKENS, -(-rows // TILE) * TILE))
+    return torch._int_mm(x, stored.T)[:rows], inputs.zero_points
+
+
+def exact(found: Tensor, zeros: Tensor | None, M: int) -> Tensor:
+    """int32 sums less what zero points take off, which the last row says: (M, N), rounded to float32."""
+    whole = found[:M]
+    return (whole if zeros is None else whole - zeros.to(torch.int32) * found[M]).float()

@@ -14,8 +14,10 @@ from torch import Tensor
 from qload import devices
 from qload.errors import ArgumentError
 from qload.layouts.order import Order
+from qload.layouts.packing import Packing
 
 BYTES = Order("(np u) (kt x h t r) -> np (kt u x t r h)", u=2, x=4, h=2, t=4, r=2)
+WORDS = Packing(8, "(np u) (kt x h t r) -> np (kt u x t) (r h)", u=2, x=4, h=2, t=4, r=2)  # four bytes a word
 TILE = 64  # EETQ takes multiples of this of both inputs and outputs
 ORDERS = {75: BYTES, 80: BYTES, 86: BYTES, 89: BYTES}  # by compute capability
 

@@ -67,7 +67,7 @@ class Exl2Groups:
         starts = pairs[:, 1] % STARTS
         if height > STARTS:
             starts[1:] += STARTS * (starts[1:] <= starts[:-1]).cumsum(0)
-        return cls(pairs[:, 0], torch.cat([starts, starts.new_tensor([height])]))
+        return cls(pairs[:, 0], torch.cat([starts, starts.new_full((1,), height)]))
 
     @cached_property
     def words(self) -> Tensor:
@@ -82,6 +82,15 @@ class Exl2Groups:
     def of_rows(self) -> Tensor:
         """The group of each row, int64 (K,)."""
         return torch.repeat_interleave(self.rows)
+
+    def places(self, K: int) -> Tensor:
+        """(first bit in its column, width, group) of each of K rows, int32 (3, K); nobody waits for it."""
+        count = self.bits.numel()
+        group = torch.arange(count, device=self.bits.device).repeat_interleave(self.rows, output_size=K)
+        within = torch.arange(K, device=group.device) - (self.rows.cumsum(0) - self.rows)[group]
+        widths = self.bits[group]
+        starts = self.starts[group] * WORD_BITS + within * widths
+        return torch.stack([starts, widths, group]).to(torch.int32)
 
     def map(self) -> Tensor:
         """(its group, rows left in it) of each row, 16 bits without a sign, int16 (2 * K,)."""

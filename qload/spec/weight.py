@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from qload import devices
-from qload.devices import CodeValues, LazyCodes, StoredCodes, StoredTable
+from qload.devices import CodeValues, LazyCodes, Stored
 from qload.errors import IndexValueError, MismatchError, MissingTensorError, check_call, check_fields, checked
 from qload.spec import above
 from qload.spec.activations import ActivationScheme
@@ -238,7 +238,7 @@ class Weight(ABC):
             del wide
         return self.codes().dequantize(dtype, out)
 
-    def stored(self) -> StoredCodes | StoredTable | None:
+    def stored(self) -> Stored | None:
         """Codes, scales and zero points as they lie, for devices that read them so; None: no device does."""
         return None
 

@@ -7,18 +7,27 @@ dequantize is the vendor's product, whose copies sanitizers do not follow.
 import torch
 from torch import Tensor
 
+from qload import native
 from qload.devices import StoredTable, cuda
 from qload.devices.cuda_stored import dequantize_stored
 from qload.formats import AWQConfig, AWQWeight
 from qload.kernel_formats import ExllamaWeight, GPTQMarlinWeight, repack
+from qload.kernels import scaled
+from qload.kernels.activations import quantize
 from qload.kernels.cuda import decode, exllama, experts, inputs, many, middle, w4a16
 from qload.kernels.cuda.marlin import MarlinCall, arguments
+from qload.kernels.cuda.quantize import finish
+from qload.kernels.cuda.quantize import inputs as inputs_of
 from qload.kernels.cuda.strips import StripsCall
+from qload.kernels.quantized_inputs import MadeInputs
 from qload.layouts import awq, gptq, marlin
 from qload.sentences import Digit
+from qload.spec import Weight
+from tests.bench import cell_layers
 from tests.gpu import exllama_layers
 from tests.gpu.expert_layers import Tokens, drawn, tokens
 from tests.gpu.layers import layer
+from tests.gpu.test_quantize import SCHEMES
 
 K, N, GROUP = 512, 128, 64
 DIVISIONS = (
@@ -122,6 +131,63 @@ def three_bits() -> None:
             same(exllama._rounded(call, columns), want[columns])
 
 
+def bytes_and_streams() -> None:
+    """Codes in bytes, in pairs, sparse and down columns, in layers whose last rows fill no block."""
+    for name in (
+        "fp8 block",
+        "fp8 channel",
+        "ct int8 group",
+        "mxfp8",
+        "mxfp4",
+        "nvfp4",
+        "modelopt awq",
+        "2:4",
+    ):
+        check_layer(cell_layers.LAYERS[name](192, 384))
+    for name in ("eetq", "exl2", "gptq 3", "fp8 in marlin's order", "nvfp4 in marlin's order"):
+        check_layer(cell_layers.LAYERS[name](192, 640))
+    check_layer(cell_layers.fp8(3, 5, block=(3, 5))(67, 328))
+
+
+def check_layer(weight: Weight) -> None:
+    """Against plain torch."""
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        with native.reference():
+            want = weight.dequantize(dtype)
+        same(weight.dequantize(dtype), want)
+
+
+def quantized_inputs() -> None:
+    """One scale for all, one a token, one a group; codes, padded ones, numbers; sums as results."""
+    for name in (
+        "fp8 tensor",
+        "fp8 group",
+        "mxfp8",
+        "int8 token",
+        "int8 asymmetric",
+        "int8 asymmetric group",
+    ):
+        scheme = SCHEMES[name]
+        for M, K_ in ((1, 256), (5, 4352)):
+            x = torch.randn(M, K_, device="cuda").half()
+            made, want = inputs_of(x, scheme, None, None), MadeInputs(quantize(x, scheme))
+            if made is None:
+                raise SystemExit("the module quantizes nothing")
+            kind = torch.int8 if scheme.type == "int" else torch.float8_e4m3fn
+            same(made.codes(kind, 32).view(torch.uint8), want.codes(kind, 32).view(torch.uint8))
+            same(made.counted(torch.bfloat16), want.counted(torch.bfloat16))
+            if not want.one_step:
+                same(made.meant(torch.float16)[0], want.meant(torch.float16)[0])
+    whole = torch.randint(-999, 999, (4, 1028), device="cuda", dtype=torch.int32)
+    row, column = torch.rand(3, 1, device="cuda"), torch.rand(1028, device="cuda")
+    for found, zeros in ((whole, torch.ones(3, 1, device="cuda")), (whole[:3].float(), None)):
+        y, exact = (torch.empty(3, 1028, device="cuda").half() for _ in range(2))
+        scaled._finish(scaled.Sums(slice(0, 1028), found.clone(), row, column, zeros), None, exact)
+        if not finish(found, row, column, zeros, None, y):
+            raise SystemExit("the module scales nothing")
+        same(y, exact)
+
+
 def main() -> None:
     """All of it, and the linear in every division."""
     torch.manual_seed(0)
@@ -166,6 +232,8 @@ def main() -> None:
     experts_that_tokens_chose()
     inputs_in_order()
     three_bits()
+    bytes_and_streams()
+    quantized_inputs()
     shuffled = repack(made, "exllama").to("cuda")
     assert isinstance(shuffled, ExllamaWeight)
     for M in (1, 8, 9, 33):

@@ -5,6 +5,7 @@
 
 #include "../device/launch.h"
 #include "general.cuh"
+#include "rows.cuh"
 #include "single.cuh"
 #include "table.cuh"
 #include "tiles.cuh"
@@ -76,6 +77,51 @@ cudaError_t launch(const std::vector<Digit>& digits, int row_bits, const Meaning
   return cudaGetLastError();
 }
 
+/// Whether eight codes at a time can be read and written: `bytes` of a lane's load.
+bool fits_rows(const Rows& rows, const Meaning& meaning, const void* out, int bytes) {
+  const auto start = reinterpret_cast<uintptr_t>(rows.codes), end = reinterpret_cast<uintptr_t>(out);
+  return rows.K % kTogether == 0 && start % bytes == 0 && rows.pitch % bytes == 0 && end % 16 == 0 &&
+         meaning.k_table % 16 == 0 && meaning.factors % 16 == 0 && rows.N * rows.K < int64_t{1} << 40;
+}
+
+template <class Out, Source source>
+cudaError_t launch_rows(const Rows& rows, const Meaning& meaning, Out* out, cudaStream_t stream) {
+  constexpr int warps = kRowsThreads / 32;
+  const int64_t across = (rows.K + 32 * kTogether - 1) / (32 * kTogether);
+  const int64_t turns = across * ((rows.N + kRowsOfTurn - 1) / kRowsOfTurn);
+  int64_t blocks = (turns + warps - 1) / warps;
+  if (Reading<source>::entries) blocks = std::min<int64_t>(blocks, this_device().multiprocessors * kRowsBlocks);
+  dequantize_rows<Out, source><<<static_cast<unsigned>(blocks), kRowsThreads, 0, stream>>>(meaning, rows, out);
+  return cudaGetLastError();
+}
+
+template <class Out>
+cudaError_t launch_source(Source source, const Rows& rows, const Meaning& meaning, Out* out, cudaStream_t stream) {
+  switch (source) {
+    case Source::kUnsigned:
+      return launch_rows<Out, Source::kUnsigned>(rows, meaning, out, stream);
+    case Source::kSigned:
+      return launch_rows<Out, Source::kSigned>(rows, meaning, out, stream);
+    case Source::kLooked:
+      return launch_rows<Out, Source::kLooked>(rows, meaning, out, stream);
+    case Source::kPairs:
+      return launch_rows<Out, Source::kPairs>(rows, meaning, out, stream);
+    case Source::kPairsTurned:
+      return launch_rows<Out, Source::kPairsTurned>(rows, meaning, out, stream);
+    case Source::kHalves:
+      return launch_rows<Out, Source::kHalves>(rows, meaning, out, stream);
+    case Source::kSparse:
+      return launch_rows<Out, Source::kSparse>(rows, meaning, out, stream);
+  }
+  return cudaErrorInvalidValue;
+}
+
+/// Bytes of the load with which a lane gets eight codes.
+int bytes_of(Source source) {
+  if (source == Source::kSparse) return 2;
+  return source == Source::kPairs || source == Source::kPairsTurned ? 4 : 8;
+}
+
 template <class Out, class Code>
 cudaError_t launch_single(const Single& single, const Meaning& meaning, const void* codes, void* out,
                           cudaStream_t stream) {
@@ -145,9 +191,27 @@ cudaError_t dequantize_table(const void* codes, const float* table, const float*
 cudaError_t dequantize_single(int bytes, int64_t stride_n, int64_t stride_k, const Meaning& meaning,
                               const void* codes, const Matrix& matrix, cudaStream_t stream) {
   if (matrix.N * matrix.K == 0) return cudaSuccess;
+  const Source source = meaning.lookup ? Source::kLooked : bytes == 1 ? Source::kUnsigned : Source::kSigned;
+  if (stride_k == 1 && (bytes == 1 || (bytes == -1 && !meaning.lookup)) &&
+      dequantize_rows(static_cast<int>(source), {codes, stride_n, nullptr, 0}, meaning, matrix, stream) == cudaSuccess)
+    return cudaSuccess;
   const Single single{matrix.N, matrix.K, stride_n, stride_k};
   return with_type(matrix.type, [&](auto out) {
     return launch_codes<decltype(out)>(bytes, single, shifted(meaning), codes, matrix.out, stream);
+  });
+}
+
+cudaError_t dequantize_rows(int source, const StoredRows& stored, const Meaning& meaning, const Matrix& matrix,
+                            cudaStream_t stream) {
+  if (matrix.N * matrix.K == 0) return cudaSuccess;
+  const auto kind = static_cast<Source>(source);
+  const Rows rows{matrix.N,     matrix.K,
+                  static_cast<const uint8_t*>(stored.codes),  stored.pitch,
+                  static_cast<const uint8_t*>(stored.places), stored.places_pitch};
+  if (!fits_rows(rows, meaning, matrix.out, bytes_of(kind))) return cudaErrorNotSupported;
+  return with_type(matrix.type, [&](auto out) {
+    using Out = decltype(out);
+    return launch_source<Out>(kind, rows, shifted(meaning), static_cast<Out*>(matrix.out), stream);
   });
 }
 

@@ -1,4 +1,4 @@
-// Packed codes, or single ones, to rows of floats; see tiles.cuh, table.cuh, general.cuh, single.cuh.
+// Packed codes, or single ones, to rows of floats; see tiles.cuh, table.cuh, general.cuh, rows.cuh, single.cuh.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -16,6 +16,13 @@ struct Matrix {
   Float type;
 };
 
+struct StoredRows {
+  const void* codes;
+  int64_t pitch;  // bytes from row to row
+  const void* places;  // of codes that are kept, or null
+  int64_t places_pitch;
+};
+
 /// `digits` move codes to rows that are 2**row_bits codes apart. cudaErrorNotSupported: no plan moves them.
 cudaError_t dequantize(int bits, const std::vector<Digit>& digits, int row_bits, const Meaning& meaning,
                        const void* codes, const Matrix& matrix, cudaStream_t stream);
@@ -27,5 +34,9 @@ cudaError_t dequantize_table(const void* codes, const float* table, const float*
 /// `bytes` of a code, negative for signed ones.
 cudaError_t dequantize_single(int bytes, int64_t stride_n, int64_t stride_k, const Meaning& meaning,
                               const void* codes, const Matrix& matrix, cudaStream_t stream);
+
+/// Codes in bytes, row by row; `source`: how, see rows.cuh. cudaErrorNotSupported: they lie between two loads.
+cudaError_t dequantize_rows(int source, const StoredRows& stored, const Meaning& meaning, const Matrix& matrix,
+                            cudaStream_t stream);
 
 }  // namespace qload::cuda

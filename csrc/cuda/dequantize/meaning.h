@@ -10,11 +10,13 @@
 namespace qload::cuda {
 
 enum class Zeros : int { kNone, kConstant, kWords, kInt32 };
+enum class Values : int { kNumbers, kE4m3, kE5m2, kE2m1, kSigned4 };  // what codes are; kSigned4: two's complement
+constexpr int kE8m0 = 3;  // a type of scales after those of Float: exponents, a byte each
 
 struct Meaning {
   uintptr_t lookup = 0;  // fp32 (2**bits,), the value of each code; 0: the code itself
   uintptr_t scales = 0;
-  int scale_type = 0;  // Float
+  int scale_type = 0;  // Float, or kE8m0 where dequantize_rows reads them
   int64_t scale_n = 0, scale_k = 0;  // strides of a group, in elements
   uint32_t scale_places = 0x543210;    // hex digit i: where bit i of a group of n goes, in a kernel's order
   int zeros_kind = 0;  // Zeros
@@ -29,6 +31,8 @@ struct Meaning {
   uintptr_t n_table = 0, k_table = 0;  // int32, the group of each; 0: n / n_run, k / k_run
   int64_t n_run = 1, k_run = 1;
   int k_shift = -1;  // k / k_run is a shift by so many bits; filled in by the launch
+  int values = 0;  // Values, where there is no lookup; for dequantize_rows
+  uintptr_t factors = 0;  // fp32 (K,), by which results are multiplied before they are rounded; for dequantize_rows
   bool divide = false;  // by the scale
   float factor = 1;
 };

@@ -4,6 +4,7 @@ from qload.testing.faults.fault import Fault
 
 _MADE, _DECLARED = "qload/kernels/activations.py", "qload/kernels/declared.py"
 _SCALED, _CARRIES = "qload/kernels/scaled.py", "qload/kernels/carries.py"
+_INPUTS = "qload/kernels/quantized_inputs.py"
 _SLICES, _PRODUCTS = "qload/kernels/slices.py", "qload/kernels/products.py"
 _OUTPUTS = "qload/spec/outputs.py"
 _REFERENCE, _DESCRIPTION = "qload/kernels/reference.py", "qload/loader/description.py"
@@ -83,8 +84,8 @@ FAULTS = (
         "",
     ),
     Fault("inputs-zero-points-not-taken-off", _SCALED, "* found[M]", "* 0 * found[M]"),
-    Fault("inputs-scales-of-outputs-divided", _SCALED, "part.mul_(column)", "part.div_(column)"),
-    Fault("inputs-in-float16-brought-back-alone", _SCALED, "taken = taken / row", "taken = taken"),
+    Fault("inputs-scales-of-outputs-divided", _SCALED, "part.mul_(each.column)", "part.div_(each.column)"),
+    Fault("inputs-in-float16-brought-back-alone", _INPUTS, "(taken / row).to(dtype)", "taken.to(dtype)"),
     Fault("float16-carries-all", _CARRIES, "off <= unit", "off == off"),
     Fault("float16-looked-at-once", _CARRIES, "tensor._version", "0"),
     Fault("slices-all-from-the-first", _SLICES, "rounded(weight, start, out)", "rounded(weight, 0, out)"),

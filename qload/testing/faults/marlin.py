@@ -123,7 +123,7 @@ FAULTS = (
     ),
     Fault("fp4-parts-of-one-scale", _FP4, "(second != second[:1]).any()", "(second != second).any()"),
     Fault("fp4-raised-and-not-told", _FP4_ORDER, "(SHIFT + raised)).half()", "SHIFT).half()"),
-    Fault("fp4-raised-for-ever", _FP4, "scales * factors[power]", "scales * factors[0]"),
+    Fault("fp4-raised-for-ever", _FP4, "(EXPONENT - SHIFT - power)", "(EXPONENT - SHIFT - 0 * power)"),
     Fault("fp4-raised-by-share", _FP4_ORDER, "decides = whole or meant", "decides = meant"),
     Fault("fp4-scales-not-swapped", _ORDERS, "gp (nt c h a d b)", "gp (nt c h a b d)"),
     Fault("fp4-groups-not-paired", _ORDERS, "gp (nt c h a d b)", "gp (h nt c a d b)"),

@@ -1,0 +1,31 @@
+// Codes of any width that run down columns of words; see streams.cuh.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <array>
+#include <cstdint>
+
+#include "dequantize.h"
+
+namespace qload::cuda {
+
+struct StreamsCall {
+  const void* words;
+  int64_t R;
+  int bits, run;
+  std::array<uintptr_t, 3> tables;  // starts, widths, groups: all of them, or no starts and widths
+  uintptr_t order;
+  uintptr_t scales;
+  int scale_type;
+  int64_t scale_n, scale_k;
+  uintptr_t squares, units;
+  uintptr_t zeros;
+  int64_t zeros_pitch;
+  int add, mask;
+};
+
+/// cudaErrorNotSupported: sizes or addresses do not fit, or no block holds all inputs of a few outputs.
+cudaError_t dequantize_streams(const StreamsCall& call, const Matrix& matrix, cudaStream_t stream);
+
+}  // namespace qload::cuda

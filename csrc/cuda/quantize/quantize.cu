@@ -1,0 +1,64 @@
+// Launches: a kernel for each type of x, and for each type of y and of its sums.
+#include "quantize.h"
+
+#include <algorithm>
+
+#include "quantize.cuh"
+#include "scaled.cuh"
+
+namespace qload::cuda {
+namespace {
+
+constexpr int64_t kMostTokens = 65535;  // along y
+
+template <class T>
+cudaError_t launch_tokens(const Quantizing& work, cudaStream_t stream) {
+  if (work.all && work.M > 1)
+    largest_of_tokens<T><<<static_cast<unsigned>(work.M), kQuantizeThreads, 0, stream>>>(work);
+  const int64_t rows = work.becoming == Becoming::kCodes ? std::max(work.rows, work.M) : work.M;
+  quantize_tokens<T><<<static_cast<unsigned>(rows), kQuantizeThreads, 0, stream>>>(work);
+  return cudaGetLastError();
+}
+
+template <class Y>
+cudaError_t launch_sums(const Scaling& work, cudaStream_t stream) {
+  constexpr int64_t each = kScaledThreads * kFour;
+  const dim3 grid(static_cast<unsigned>((work.N + each - 1) / each),
+                  static_cast<unsigned>(std::min(work.M, kMostTokens)));
+  auto* kernel = work.whole ? scale_sums_kernel<Y, true> : scale_sums_kernel<Y, false>;
+  kernel<<<grid, kScaledThreads, 0, stream>>>(work);
+  return cudaGetLastError();
+}
+
+bool divides_lanes(int size) { return size >= kEight && size <= 32 * kEight && (size & (size - 1)) == 0; }
+
+bool starts_at(const void* pointer, int64_t pitch, int bytes, int element) {
+  return reinterpret_cast<uintptr_t>(pointer) % bytes == 0 && pitch * element % bytes == 0;
+}
+
+int bytes_of(Float type) { return type == Float::kFloat32 ? 4 : 2; }
+
+}  // namespace
+
+cudaError_t quantize(const Quantizing& work, cudaStream_t stream) {
+  const bool grouped = !work.size || (divides_lanes(work.size) && work.K % work.size == 0);
+  if (work.K % kEight || !grouped || !starts_at(work.x, work.pitch, 16, bytes_of(work.type)))
+    return cudaErrorNotSupported;
+  if (work.M == 0) return cudaSuccess;
+  if (work.type == Float::kFloat16) return launch_tokens<__half>(work, stream);
+  if (work.type == Float::kBfloat16) return launch_tokens<__nv_bfloat16>(work, stream);
+  return launch_tokens<float>(work, stream);
+}
+
+cudaError_t scale_sums(const Scaling& work, cudaStream_t stream) {
+  const int bytes = bytes_of(work.type);
+  if (work.N % kFour || !starts_at(work.y, work.pitch, kFour * bytes, bytes) || !starts_at(work.sums, 0, 16, 4) ||
+      (work.column_each && !starts_at(work.column, 0, 16, 4)))
+    return cudaErrorNotSupported;
+  if (work.M * work.N == 0) return cudaSuccess;
+  if (work.type == Float::kFloat16) return launch_sums<__half>(work, stream);
+  if (work.type == Float::kBfloat16) return launch_sums<__nv_bfloat16>(work, stream);
+  return launch_sums<float>(work, stream);
+}
+
+}  // namespace qload::cuda

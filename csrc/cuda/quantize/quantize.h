@@ -1,0 +1,74 @@
+// Inputs as codes, and sums of codes as results; see quantize.cuh and scaled.cuh.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "../../shared/float.h"
+
+namespace qload::cuda {
+
+/// How a scale follows from the largest input a that it covers; qload/kernels/activations.py has the owners.
+enum class Finding : int {
+  kLargest,     // a / most
+  kInverse,     // fbgemm: 1 / (most / a), and x is multiplied by most / a
+  kInverseOne,  // modelopt: the same, 1 where a is nearly 0
+  kPowersNear,  // a power of two, compressed-tensors': the nearer
+  kPowersUp,    // a power of two, all others': none too small
+  kAsymmetric,  // (max - min) / most, and a zero point
+  kStored       // found beforehand
+};
+
+/// What becomes of codes: e4m3 or int8 as they are; the codes less their zero points as floats; what they stand for.
+enum class Becoming : int { kCodes, kCounted, kMeant };
+
+struct Quantizing {
+  const void* x;
+  Float type;
+  int64_t M, K, pitch;  // pitch: elements from one token to the next
+  Finding finding;
+  int size;       // inputs of one token that share a scale, or 0: all of them, or those of all tokens
+  bool all;       // those of all tokens
+  bool whole;     // codes are whole numbers, of so many bits
+  int bits;
+  float most;     // by which the largest input is divided; of e4m3 its largest code too
+  bool bounded;   // scales look at inputs up to `bound`
+  float bound;
+  const float* scale;  // kStored: one; and its zero point, or null
+  const float* zero;
+  Becoming becoming;
+  Float made;      // kCounted, kMeant: their type
+  int64_t rows;    // of kCodes: all that are written, from M on zeros, but ones in row M where `ones`
+  bool ones;
+  void* codes;     // (rows, K)
+  float* steps;    // (M, groups) or one: what a code of 1 stands for
+  float* zeros;    // alike, or null
+  float* powers;   // kMeant: (M,), by which what codes stand for was divided
+  uint32_t* largest;  // scratch where `all` and M > 1: (2, M)
+};
+
+/// cudaErrorNotSupported: sizes that no turn of eight inputs fits.
+cudaError_t quantize(const Quantizing& work, cudaStream_t stream);
+
+struct Scaling {
+  const void* sums;  // (M, N) fp32, or int32; with zero points one row more: what each takes off
+  bool whole;        // int32
+  int64_t M, N;
+  const float* row;     // (M,) or one
+  bool row_each;
+  const float* column;  // (N,), one, or null
+  bool column_each;
+  const float* zeros;   // (M,) or one, or null
+  bool zero_each;
+  const void* bias;     // (N,) or null
+  Float bias_type;
+  void* y;
+  Float type;
+  int64_t pitch;  // elements from one row of y to the next
+};
+
+/// y = rounded((sums - zeros * the last row) * row * column + bias). cudaErrorNotSupported: N no multiple of 4.
+cudaError_t scale_sums(const Scaling& work, cudaStream_t stream);
+
+}  // namespace qload::cuda
