@@ -7,7 +7,9 @@ from itertools import islice
 from math import prod
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from qload.errors import ArgumentError, MissingTensorError
@@ -72,6 +74,20 @@ class FillingStorage(Protocol):
         """What `read` would hand out, written to `out`: on the CPU, in one piece, of that shape and dtype."""
 
 
+AskedBytes = tuple[str, tuple[slice, ...], np.ndarray]  # a name, an index, and memory for its bytes
+
+
+@runtime_checkable
+class BatchStorage(Protocol):
+    """A storage that fills many pieces of memory in one call, which spares threads what each call costs."""
+
+    def read_bytes_into(self, asked: Sequence[AskedBytes]) -> None:
+        """The bytes of what `read` would hand out of each name and index, row major, written to its memory.
+
+        `asked`: memory is one row of bytes, as many as the elements take.
+        """
+
+
 def check_out(name: str, out: Tensor, extents: Sequence[int], dtype: torch.dtype) -> None:
     """A tensor can be read into as it lies, or ArgumentError."""
     fits = (tuple(out.shape), out.dtype, out.device.type) == (tuple(extents), dtype, "cpu")
@@ -84,6 +100,14 @@ def check_name(name: object) -> None:
     """A tensor's name is text, or ArgumentError."""
     if not isinstance(name, str):
         raise ArgumentError("name", "the name of a tensor", type(name).__name__)
+
+
+def check_memory(name: str, memory: NDArray[np.uint8], nbytes: int) -> None:
+    """Memory is one row of so many bytes, or ArgumentError."""
+    fits = memory.dtype == np.uint8 and memory.shape == (nbytes,)
+    if not (fits and memory.flags.c_contiguous and memory.flags.writeable):
+        expected = f"a row of {nbytes} bytes that can be written, for {name}"
+        raise ArgumentError("asked", expected, f"{memory.dtype} {memory.shape}")
 
 
 def missing(name: str, keys: Collection[str]) -> MissingTensorError:
