@@ -23,7 +23,8 @@ from qload.weights.landing import DEVICE_RUN, Landing, Piece, Wanted, landing_on
 
 log: logging.Logger = logging.getLogger("qload")
 
-THREADS = 8  # that read at most
+THREADS = 4  # that read to memory of the CPU: more of them wait for each other
+DEVICE_THREADS = 8  # that read for a device, and ask Python for little
 
 LEAST = 4 << 20  # bytes of a tensor that several threads read
 
@@ -90,7 +91,7 @@ class ReaderAhead:
     def __init__(self, storage: FillingStorage, device: torch.device, run: int = DEVICE_RUN) -> None:
         self.storage: FillingStorage = storage
         self.landing: Landing = landing_on(device, run)
-        most = THREADS if device.type == "cuda" else min(THREADS, native.threads())
+        most = DEVICE_THREADS if device.type == "cuda" else min(THREADS, native.threads())
         self._threads = ThreadPoolExecutor(most, thread_name_prefix="qload-read")
 
     def __enter__(self) -> "ReaderAhead":

@@ -23,6 +23,7 @@ struct Run {
 /// Asks for the copies, in order, and waits for none of them.
 inline cudaError_t copy(const std::vector<Run>& runs, cudaStream_t stream) {
   for (const Run& run : runs) {
+    if (!run.bytes) continue;
     const cudaError_t error = cudaMemcpyAsync(run.to, run.from, run.bytes, cudaMemcpyHostToDevice, stream);
     if (error != cudaSuccess) return error;
   }
