@@ -32,24 +32,22 @@ Index = tuple[slice, ...]
 Key = tuple[str, tuple[tuple[int | None, int | None], ...]]  # a stored name, and (start, stop) as asked for
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class Job:
     """What a thread is asked: to fill some pieces of a load."""
 
     landing: Landing
     future: "Future[Any]"
-    _done: bool | None = None
 
+    @cached_property
     def is_done(self) -> bool:
         """Whether the pieces are there, once it is known: the stream that is current waits for them then."""
-        if self._done is None:
-            error = CancelledError() if self.future.cancelled() else self.future.exception()
-            self._done = error is None
-            if self._done:
-                self.landing.wait(self.future.result())
-            elif not isinstance(error, QloadError | CancelledError):  # which no load will say again
-                log.warning("reading ahead failed, each load reads for itself: %r", error)
-        return self._done
+        error = CancelledError() if self.future.cancelled() else self.future.exception()
+        if error is None:
+            self.landing.wait(self.future.result())
+        elif not isinstance(error, QloadError | CancelledError):  # which no load will say again
+            log.warning("reading ahead failed, each load reads for itself: %r", error)
+        return error is None
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,7 @@ class Ahead:
 
     def _is_read(self, key: Key, tensor: Tensor) -> bool:
         """Wait for all reads of a tensor: whether each of them was done."""
-        done = [job.is_done() for job in self.jobs.pop(key)]
+        done = [job.is_done for job in self.jobs.pop(key)]
         self.landing.hand_out(tensor)
         return all(done)
 
