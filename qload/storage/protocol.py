@@ -68,24 +68,17 @@ class WeightStorage(Protocol):
 
 @runtime_checkable
 class FillingStorage(Protocol):
-    """A storage that reads into memory of the caller's, which spares a copy."""
+    """A storage that reads into memory of the caller's, which spares a copy.
+
+    One that has `read_bytes_into(asked)` too, as `SafetensorsStorage` does, is asked that for many pieces in
+    one call, which spares threads what each call costs.
+    """
 
     def read_into(self, name: str, index: tuple[slice, ...], out: Tensor) -> None:
         """What `read` would hand out, written to `out`: on the CPU, in one piece, of that shape and dtype."""
 
 
 AskedBytes = tuple[str, tuple[slice, ...], np.ndarray]  # a name, an index, and memory for its bytes
-
-
-@runtime_checkable
-class BatchStorage(Protocol):
-    """A storage that fills many pieces of memory in one call, which spares threads what each call costs."""
-
-    def read_bytes_into(self, asked: Sequence[AskedBytes]) -> None:
-        """The bytes of what `read` would hand out of each name and index, row major, written to its memory.
-
-        `asked`: memory is one row of bytes, as many as the elements take.
-        """
 
 
 def check_out(name: str, out: Tensor, extents: Sequence[int], dtype: torch.dtype) -> None:

@@ -1,7 +1,7 @@
 """Where bytes land that threads read ahead: straight in memory of the CPU, or through it on a CUDA device."""
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, cycle
 from typing import Any, Protocol
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from qload.devices import copy_from_host, in_large_pages
-from qload.storage import BatchStorage, FillingStorage
+from qload.storage import AskedBytes, FillingStorage
 
 HOST_RUN = 4 << 20  # bytes that a thread reads at once, so that several share a tensor
 DEVICE_RUN = 16 << 20  # more, as each asks Python for much, and threads of Python work in turns
@@ -75,8 +75,7 @@ class HostLanding:
 
     def fill(self, storage: FillingStorage, pieces: Sequence[Piece], ready: None) -> None:
         """Read them."""
-        for piece in pieces:
-            storage.read_into(piece.name, piece.index, piece.out)
+        _read(storage, pieces, [piece.out.reshape(-1).view(torch.uint8).numpy() for piece in pieces])
 
     def wait(self, filled: None) -> None:
         """What was read is there."""
@@ -162,9 +161,9 @@ class CudaLanding:
 
 def _read(storage: FillingStorage, pieces: Sequence[Piece], memory: Sequence[NDArray[np.uint8]]) -> None:
     """The bytes of each piece to memory, in one call where the storage knows how."""
-    if isinstance(storage, BatchStorage):
-        asked = zip(pieces, memory, strict=True)
-        storage.read_bytes_into([(piece.name, piece.index, row) for piece, row in asked])
+    read_all: Callable[[list[AskedBytes]], None] | None = getattr(storage, "read_bytes_into", None)
+    if read_all is not None:
+        read_all([(piece.name, piece.index, row) for piece, row in zip(pieces, memory, strict=True)])
         return
     for piece, row in zip(pieces, memory, strict=True):
         out = torch.from_numpy(row).view(piece.out.dtype).view(piece.out.shape)

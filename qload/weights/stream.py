@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from qload.errors import QloadError, check_type, checked
-from qload.loader import LoadPlan, TensorSource, WeightsLoader
+from qload.loader import LoadPlan, Part, TensorSource, WeightsLoader
 from qload.spec import Role, Weight
 from qload.storage import FillingStorage, WeightStorage
 from qload.weights.ahead import Ahead, ReaderAhead
@@ -106,9 +106,11 @@ def _stream(weights: StreamOwner, loader: WeightsLoader, loads: Iterator[L]) -> 
 
 def _begin(weights: StreamOwner, loader: WeightsLoader, load: L, reader: ReaderAhead | None) -> _Begun[L]:
     try:
-        asked: Any = Load(load) if isinstance(load, str) else load
-        check_type("loads", asked, Load)
-        plan = loader.plan(weights, parts_of(weights, loader, asked), asked.split)
+        if isinstance(load, str):
+            plan = loader.plan(weights, [Part(load)], None)
+        else:
+            check_type("loads", load, Load)
+            plan = loader.plan(weights, parts_of(weights, loader, load), load.split)
         if reader is None:
             return _Begun(load, plan)
         reads = [(weights._stored(name), index) for name, index in plan.reads]
