@@ -23,6 +23,9 @@ from qload.sentences.digits import axis_digits, holds_whole_codes, in_common
 from qload.spec import Weight
 
 MOST = 64  # kinds of layers that are remembered; a hostile checkpoint may have no two layers alike
+LARGE = (
+    48 << 20
+)  # bytes of codes, of which a second copy is not made: what is found once is nothing beside them
 MOVED = ("qweight", "scales")
 
 
@@ -74,7 +77,7 @@ class AlikeLayers:
 
     def learn(self, weight: Weight, layout: str, made: Weight) -> None:
         """Remember what `weight` has become, where the next one like it becomes that by moves alone."""
-        if type(weight) is not GPTQWeight or len(self._known) >= MOST:
+        if type(weight) is not GPTQWeight or len(self._known) >= MOST or weight.qweight.nbytes > LARGE:
             return
         kind = _kind(weight, layout)
         if kind not in self._known:

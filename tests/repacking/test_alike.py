@@ -182,6 +182,16 @@ def test_so_many_kinds_are_remembered_and_no_more(monkeypatch: pytest.MonkeyPatc
     check(layers)
 
 
+def test_large_layers_are_not_copied_for_a_proof(
+    followed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alike, "LARGE", drawn()["qweight"].nbytes - 1)
+
+    check({name: drawn() for name in "ab"})
+
+    assert followed == []
+
+
 def test_a_weight_that_was_changed_after_its_load_is_read_again() -> None:
     weight = opened({"a": drawn()}, None).get_weights("a")
     assert isinstance(weight, GPTQWeight)
