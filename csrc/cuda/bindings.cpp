@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "../shared/address.h"
+#include "copy/copy.h"
 #include "decode/decode.h"
 #include "dequantize/dequantize.h"
 #include "dequantize/streams.h"
@@ -62,6 +63,19 @@ PYBIND11_MODULE(_cuda, module) {
       },
       "to[sum digit * to] = from[sum digit * from], digits as (size, from, to, row); rows: 0, or int64 starts.");
 
+  module.def(
+      "copy",
+      [](const std::vector<std::array<uintptr_t, 3>>& runs, uintptr_t stream) {
+        std::vector<Run> all;
+        for (const auto& [to, from, bytes] : runs) all.push_back({at<void>(to), at<const void>(from), bytes});
+        cudaError_t error;
+        {
+          py::gil_scoped_release unlocked;
+          error = copy(all, at<CUstream_st>(stream));
+        }
+        check(error, "copy");
+      },
+      "Runs of bytes (to, from, bytes) from pinned memory of the host, without the interpreter's lock.");
   module.def(
       "narrow",
       [](int bits, uintptr_t codes, int64_t count, uintptr_t words, uintptr_t seen, uintptr_t stream) {

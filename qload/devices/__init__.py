@@ -5,12 +5,14 @@ bits at the speed of memory.
 """
 
 from qload.devices.choice import (
+    copy_from_host,
     dequantize,
     dequantize_rows,
     dequantize_stored,
     dequantize_words,
     has_routines,
     move,
+    move_digits,
     pack,
     reads_stored,
     repack,
@@ -47,6 +49,7 @@ __all__ = [
     "check_codes",
     "check_integers",
     "check_writable",
+    "copy_from_host",
     "dequantize",
     "dequantize_rows",
     "dequantize_stored",
@@ -55,6 +58,7 @@ __all__ = [
     "in_large_pages",
     "meaning_of",
     "move",
+    "move_digits",
     "pack",
     "plain",
     "reads_stored",

@@ -1,10 +1,13 @@
 """The one place where a device decides: its own routine carries an operation out, or plain torch does.
 
-Three operations: move (elements from order to order), pack and unpack (codes and words), dequantize.
+Four operations: move (elements from order to order), pack and unpack (codes and words), dequantize; and
+copies from the host.
 """
 
+from collections.abc import Sequence
 from types import ModuleType
 
+import torch
 from torch import Tensor
 
 from qload.devices import cpu, cuda, reference
@@ -34,6 +37,12 @@ def move(source: Tensor, target: Tensor, size: dict[str, int], left: AxisDigits,
         reference.move(source, target, size, left, right)
 
 
+def move_digits(source: Tensor, target: Tensor, bits: int, digits: Sequence[Digit]) -> bool:
+    """Elements of `bits` bits from digits to digits of new memory; False where nothing was done."""
+    done: bool = routines(target).move(source, target, bits, digits)
+    return done
+
+
 def pack(packing: WordSentence, codes: Tensor, words: Tensor) -> None:
     """int32 codes -> words; ArgumentError where a code does not fit its bits."""
     seen = routines(words).pack(packing, codes, words)
@@ -53,6 +62,17 @@ def repack(source: CodesInWords, target: WordSentence, words: Tensor) -> bool:
     """From the words of one packing to those of another, or False where codes have to be spelled out."""
     done: bool = routines(words).repack(source, target, words)
     return done
+
+
+def copy_from_host(
+    memory: Tensor, places: Sequence[slice], targets: Sequence[Tensor], onto: torch.cuda.Stream
+) -> None:
+    """Bytes of pinned memory to tensors of a CUDA device, in one piece each, on a stream; nobody waits."""
+    if cuda.copy_from_host(memory, places, targets, onto):
+        return
+    with torch.cuda.stream(onto):
+        for place, target in zip(places, targets, strict=True):
+            target.copy_(memory[place].view(target.dtype).view(target.shape), non_blocking=True)
 
 
 def dequantize(codes: CodeValues, out: Tensor) -> None:

@@ -130,6 +130,22 @@ def _gather(
     return move(plain, words, bits, [*digits, *across], (starts, [*counts, *(0 for _ in across)]))
 
 
+def copy_from_host(
+    memory: Tensor, places: Sequence[slice], targets: Sequence[Tensor], onto: torch.cuda.Stream
+) -> bool:
+    """Bytes of pinned memory to tensors that lie in one piece; False where there is no module."""
+    found = load("cuda").found
+    if found is None or not is_on():
+        return False
+    first = memory.data_ptr()
+    runs = [
+        (target.data_ptr(), first + place.start, place.stop - place.start)
+        for place, target in zip(places, targets, strict=True)
+    ]
+    found.copy(runs, onto.cuda_stream)
+    return True
+
+
 def dequantize_words(codes: CodesInWords, meaning: Meaning, out: Tensor) -> bool:
     """Codes in words -> floats, rows of `out`."""
     packing = codes.packing

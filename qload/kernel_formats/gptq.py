@@ -16,7 +16,7 @@ from qload.spec import Codes, Layer
 
 def read(weight: GPTQWeight) -> Integers:
     """Codes, zero points as they are meant, and the group of each row."""
-    config, middle = weight.config, _is_middle(weight)
+    config, middle = weight.config, is_middle(weight)
     return Integers(
         bits=config.bits,
         group_size=config.group_size,
@@ -31,6 +31,12 @@ def read(weight: GPTQWeight) -> Integers:
     )
 
 
+def is_ordered(weight: GPTQWeight) -> bool:
+    """Whether the config says that the groups lie in order, and there are as many as that takes."""
+    config, K = weight.config, weight.layer.K
+    return config.positional and config.group_size > 0 and config.groups(K) == weight.scales.shape[0]
+
+
 def _zeros(weight: GPTQWeight, middle: bool) -> Tensor:
     """Zero points (G, N); middle ones share one element."""
     bits, scales = weight.config.bits, weight.scales
@@ -39,7 +45,7 @@ def _zeros(weight: GPTQWeight, middle: bool) -> Tensor:
     return weight.config.zeros.read(weight.qzeros, gptq.columns(bits))
 
 
-def _is_middle(weight: GPTQWeight) -> bool:
+def is_middle(weight: GPTQWeight) -> bool:
     """Whether each word of zero points is that of middle ones, which spares spelling them out."""
     word = _middle_word(weight.config.bits, weight.config.zeros)
     if word is None:

@@ -41,8 +41,9 @@ class Integers:
     GPTQ has them, where they were read as such. `group_size` is -1 for one group. `convention`: how zero
     points were stored. `whole`: the layer that this is a share of; where it is known, it decides what is
     refused or left out, so that every rank decides alike. `middle`: all zero points are known to be
-    2**(bits - 1). `out`: a weight whose large tensors are written to,
-    by `writes`, which are left to be called when nothing can be refused any more.
+    2**(bits - 1). `known_in_order`: rows and groups are known to follow each other. `out`: a weight whose
+    large tensors are written to, by `writes`, which are left to be called when nothing can be refused any
+    more.
     """
 
     bits: int
@@ -56,6 +57,7 @@ class Integers:
     whole: "Integers | None" = None
     words: Tensor | None = None
     middle: bool = False
+    known_in_order: bool = False
     out: Weight | None = None
     writes: list[Callable[[], object]] = field(default_factory=list)
 
@@ -123,7 +125,7 @@ class Integers:
     @cached_property
     def in_order(self) -> bool:
         """Whether rows and groups follow each other here, groups of one size but the last."""
-        if self.groups == 1:
+        if self.groups == 1 or self.known_in_order:
             return True
         rows, K = self.group_size, self.layer.K
         here = torch.arange(K, device=self.g_idx.device) // rows if rows != -1 else None

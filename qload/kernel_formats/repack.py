@@ -4,7 +4,7 @@ Every type of weight is read into one of four meanings (integer codes in plain o
 every layout is written from one. Nothing else here knows a type or a layout by name.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -52,13 +52,15 @@ SCALES_OF_INPUTS = ("input_scale", "input_global_scale")  # one scale, by the na
 class Reader:
     """What a type of weight is read into, and how.
 
-    `skippable`: the tensor whose values decide nothing, or "".
+    `skippable`: the tensor whose values decide nothing, or "". `ordered`: whether the config says that groups
+    lie in order, as a loader found it in their index.
     """
 
     meaning: type[Any]
     read: Callable[[Any], Any] = lambda weight: weight
     back: Callable[[Any, Origin], Weight] | None = None  # None: what only kernels read
     skippable: Callable[[Any], str] = lambda weight: ""
+    ordered: Callable[[Any], bool] = lambda weight: False
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class Writer:
 
 
 READERS: dict[type[Weight], Reader] = {
-    GPTQWeight: Reader(Integers, gptq.read, gptq.back, lambda _: "qweight"),
+    GPTQWeight: Reader(Integers, gptq.read, gptq.back, lambda _: "qweight", gptq.is_ordered),
     AWQWeight: Reader(Integers, awq.read, awq.back, lambda _: "qweight"),
     CTPackWeight: Reader(Integers, compressed_tensors.read, compressed_tensors.back, compressed_tensors.bulk),
     MarlinWeight: Reader(Integers, marlin.read_checkpoint, marlin.back_to_checkpoint, lambda _: "B"),
@@ -157,8 +159,7 @@ def repack(
     >>> torch.equal(repack(awq, "gptq_v2").dequantize(), awq.dequantize())
     True
     """
-    if layout not in LAYOUTS:
-        raise ArgumentError("layout", f"one of {', '.join(LAYOUTS)}", repr(layout))
+    _check_layout(layout)
     reader, writer = _reader(weight, layout), _writer(weight, layout)
     if whole is not None and _reader(whole, layout).meaning is not reader.meaning:
         raise ArgumentError("whole", f"the layer that the {weight.format} weight is of", whole.format)
@@ -166,6 +167,26 @@ def repack(
     for option, value in options_given.items():
         if value is not None and option not in writer.options:
             raise ArgumentError(option, _takers(option), f"{value} for {weight.format} to {layout}")
+    made, writes = _made(weight, layout, options_given, whole, out)
+    return made if out is None else written(out, made, writes)
+
+
+def repack_as_loaded(weight: Weight, layout: str, whole: Weight | None = None) -> Weight:
+    """As `repack`, of what a loader has read just now, whose config tells what its index holds."""
+    _check_layout(layout)
+    return _made(weight, layout, {}, whole, loaded=True)[0]
+
+
+def _made(
+    weight: Weight,
+    layout: str,
+    options_given: Mapping[str, Any],
+    whole: Weight | None,
+    out: Weight | None = None,
+    loaded: bool = False,
+) -> tuple[Weight, list[Callable[[], object]]]:
+    """The weight in a layout, and what is to be written to `out` when nothing can be refused any more."""
+    reader, writer = _reader(weight, layout), _writer(weight, layout)
     chosen = any(value is not None for value in options_given.values())
     writes: list[Callable[[], object]] = []
     if isinstance(weight, writer.made) and writer.made is not GPTQWeight and not chosen:
@@ -175,13 +196,13 @@ def repack(
         meaning = reader.read(weight)
         if isinstance(meaning, Integers):
             destination = out if type(out) is writer.made and not share_memory(out, weight) else None
-            if meant is not None or destination is not None:
-                meaning = replace(meaning, whole=meant, out=destination)
+            ordered = loaded and reader.ordered(weight)
+            if meant is not None or destination is not None or ordered:
+                meaning = replace(meaning, whole=meant, out=destination, known_in_order=ordered)
             writes = meaning.writes
-        options_given["whole"] = meant
-        made = writer.write(meaning, **{option: options_given[option] for option in writer.options})
-    made = apart(_relabel(made, _origin(made)), weight)
-    return made if out is None else written(out, made, writes)
+        given = {**options_given, "whole": meant}
+        made = writer.write(meaning, **{option: given.get(option) for option in writer.options})
+    return apart(_relabel(made, _origin(made)), weight), writes
 
 
 @checked
@@ -245,6 +266,11 @@ def skippable_tensor(weight: Weight, layout: str) -> str:
     reader = READERS.get(type(weight))
     writer = WRITERS.get((reader.meaning, layout)) if reader else None
     return "" if reader is None or writer is None or writer.looks_at_codes else reader.skippable(weight)
+
+
+def _check_layout(layout: str) -> None:
+    if layout not in LAYOUTS:
+        raise ArgumentError("layout", f"one of {', '.join(LAYOUTS)}", repr(layout))
 
 
 def _reader(weight: Weight, layout: str) -> Reader:

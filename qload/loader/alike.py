@@ -19,6 +19,7 @@ from qload.loader.source import TensorSource, fact_of
 from qload.spec import Names, Shape, named
 
 MOST = 1 << 12  # descriptions that are remembered; a hostile checkpoint may have no two layers alike
+KINDS, SMALL = 16, 1 << 20  # kinds of layers, and bytes of facts of each, that are kept as they are
 
 Headers = tuple[tuple[str, torch.dtype, Shape], ...]
 
@@ -36,6 +37,7 @@ class Describer:
         self._suffixes = tuple(dict.fromkeys(suffix for spec in specs for suffix in spec.suffixes))
         self._chosen: dict[Headers, ChosenFormat] = {}
         self._described: dict[tuple[Headers, bytes], LayerDescription] = {}
+        self._last: dict[Headers, tuple[bytes, LayerDescription]] = {}
 
     def describe(self, weights: TensorSource, prefix: str) -> LayerDescription:
         """Tell the format by the tensors, read the facts, check shapes, dtypes and indices."""
@@ -51,15 +53,28 @@ class Describer:
             for spec in chosen.specs
             if spec.fact
         }
-        told = _digest(facts)
-        known = None if told is None else self._described.get((headers, told))
-        if known is not None:
-            same = known.format, known.specs, known.sizes
-            return LayerDescription(prefix, *same, facts, known.dtypes, names, known.notes, known.cuts)
-        layer = describe(weights, prefix, chosen, facts)
-        if told is not None and len(self._described) < MOST:
-            self._described[headers, told] = replace(layer, facts={}, names=Names())
-        return layer
+        found = _bytes(facts)
+        if found is None:
+            return describe(weights, prefix, chosen, facts)
+        last, known = self._last.get(headers, (None, None))
+        if known is None or found != last:
+            told = headers, blake2b(found, digest_size=16).digest()
+            known = self._described.get(told)
+            if known is None:
+                layer = describe(weights, prefix, chosen, facts)
+                known = replace(layer, facts={}, names=Names())
+                if len(self._described) < MOST:
+                    self._described[told] = known
+            self._keep(headers, found, known)
+        same = known.format, known.specs, known.sizes
+        return LayerDescription(prefix, *same, facts, known.dtypes, names, known.notes, known.cuts)
+
+    def _keep(self, headers: Headers, found: bytes, known: LayerDescription) -> None:
+        """The facts of the last layer, as the next one mostly has the same, and comparing is fast."""
+        if len(self._last) >= KINDS:
+            self._last.clear()
+        if len(found) <= SMALL:
+            self._last[headers] = found, known
 
     def _headers(self, weights: TensorSource, prefix: str) -> Headers:
         found = []
@@ -71,13 +86,9 @@ class Describer:
         return tuple(found)
 
 
-def _digest(facts: Mapping[str, Tensor]) -> bytes | None:
-    """What tells facts apart; None where it would have to wait for a device."""
-    if not facts:
-        return b""
+def _bytes(facts: Mapping[str, Tensor]) -> bytes | None:
+    """What tells facts apart, whose lengths headers tell; None where it would have to wait for a device."""
     if any(fact.device.type != "cpu" for fact in facts.values()):
         return None
-    digest = blake2b(digest_size=16)
-    for fact in facts.values():
-        digest.update(fact.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
-    return digest.digest()
+    flat = (fact.reshape(-1).contiguous().view(torch.uint8) for fact in facts.values())
+    return b"".join(fact.numpy().tobytes() for fact in flat)

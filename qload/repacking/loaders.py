@@ -12,7 +12,8 @@ from qload.detect import KernelTarget
 from qload.errors import ArgumentError, CastError, RepackError, checked
 from qload.formats import Marlin24Weight
 from qload.kernel_formats import ExllamaWeight, GPTQMarlinWeight, strips
-from qload.kernel_formats.repack import made, options, repack, skippable_tensor
+from qload.kernel_formats.alike import AlikeLayers
+from qload.kernel_formats.repack import made, options, repack, repack_as_loaded, skippable_tensor
 from qload.kernels.chips import compute_capability
 from qload.kernels.cuda.choice import known
 from qload.layouts import marlin
@@ -58,6 +59,7 @@ class RepackingLoader(WeightsLoader):
         self.layout: str = layout
         self.strict: bool = strict
         self.options: dict[str, Any] = options
+        self._alike = AlikeLayers()
         self.config_tensors: tuple[str, ...] = inner.config_tensors
         self.formats = inner.formats
 
@@ -137,7 +139,15 @@ class RepackingLoader(WeightsLoader):
         if "dtype" in taken and asked.get("dtype") is None:
             reason = "its scales need the dtype of the activations, and the target says none"
             raise RepackError(weight.format, layout, reason)
-        return repack(weight, layout, whole=whole(layout), **asked)
+        layer = whole(layout)
+        if asked or type(self.inner).load is not FormatLoader.load:
+            return repack(weight, layout, whole=layer, **asked)
+        again = self._alike.repack(weight, layout) if layer is None else None
+        if again is None:
+            again = repack_as_loaded(weight, layout, layer)
+            if layer is None:
+                self._alike.learn(weight, layout, again)
+        return again
 
     def _whole(
         self, weights: TensorSource, parts: Sequence[Part], share: Weight, layout: str

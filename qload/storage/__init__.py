@@ -8,13 +8,14 @@ from qload.storage.hostile_json import parse_json
 from qload.storage.hub_cache import snapshot
 from qload.storage.locate import CheckpointFiles, locate
 from qload.storage.memory import MemoryStorage
-from qload.storage.protocol import FillingStorage, TensorInfo, WeightStorage, check_name
+from qload.storage.protocol import AskedBytes, FillingStorage, TensorInfo, WeightStorage, check_name
 from qload.storage.remote import Place, RemoteFile, RemoteFolder
 from qload.storage.rows import rows
 from qload.storage.safetensors import SafetensorsStorage
 
 __all__ = [
     "DTYPES",
+    "AskedBytes",
     "CheckpointFiles",
     "Entry",
     "FillingStorage",

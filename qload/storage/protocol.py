@@ -7,7 +7,9 @@ from itertools import islice
 from math import prod
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from qload.errors import ArgumentError, MissingTensorError
@@ -66,10 +68,17 @@ class WeightStorage(Protocol):
 
 @runtime_checkable
 class FillingStorage(Protocol):
-    """A storage that reads into memory of the caller's, which spares a copy."""
+    """A storage that reads into memory of the caller's, which spares a copy.
+
+    One that has `read_bytes_into(asked)` too, as `SafetensorsStorage` does, is asked that for many pieces in
+    one call, which spares threads what each call costs.
+    """
 
     def read_into(self, name: str, index: tuple[slice, ...], out: Tensor) -> None:
         """What `read` would hand out, written to `out`: on the CPU, in one piece, of that shape and dtype."""
+
+
+AskedBytes = tuple[str, tuple[slice, ...], np.ndarray]  # a name, an index, and memory for its bytes
 
 
 def check_out(name: str, out: Tensor, extents: Sequence[int], dtype: torch.dtype) -> None:
@@ -84,6 +93,14 @@ def check_name(name: object) -> None:
     """A tensor's name is text, or ArgumentError."""
     if not isinstance(name, str):
         raise ArgumentError("name", "the name of a tensor", type(name).__name__)
+
+
+def check_memory(name: str, memory: NDArray[np.uint8], nbytes: int) -> None:
+    """Memory is one row of so many bytes, or ArgumentError."""
+    fits = memory.dtype == np.uint8 and memory.shape == (nbytes,)
+    if not (fits and memory.flags.c_contiguous and memory.flags.writeable):
+        expected = f"a row of {nbytes} bytes that can be written, for {name}"
+        raise ArgumentError("asked", expected, f"{memory.dtype} {memory.shape}")
 
 
 def missing(name: str, keys: Collection[str]) -> MissingTensorError:

@@ -29,15 +29,16 @@ def read_rectangle(
     `out`: where they go, as many bytes in one piece.
     """
     size = entry.dtype.itemsize
-    strides = [prod(entry.shape[at + 1 :]) * size for at in range(len(pairs))]
-    first = entry.begin + sum(start * stride for (start, _), stride in zip(pairs, strides, strict=True))
     extents = [stop - start for start, stop in pairs]
     cut = max((at for at, extent in enumerate(extents) if extent != entry.shape[at]), default=0)
     length = prod(extents[cut:]) * size  # of a run: all dimensions after the last one that is cut
     run = np.empty(prod(extents) * size, np.uint8) if out is None else out
     if not cut:
+        first = entry.begin + (pairs[0][0] * prod(entry.shape[1:]) * size if pairs else 0)
         opened.read_into(run.data, first)
         return run
+    strides = [prod(entry.shape[at + 1 :]) * size for at in range(len(pairs))]
+    first = entry.begin + sum(start * stride for (start, _), stride in zip(pairs, strides, strict=True))
     outer, rows = extents[: cut - 1], extents[cut - 1]
     blocks = run.reshape(prod(outer), rows, length)
     for block, place in zip(blocks, product(*map(range, outer)), strict=True):

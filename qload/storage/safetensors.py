@@ -2,11 +2,14 @@
 
 import logging
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from math import prod
 from threading import Lock
 from typing import Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from qload.errors import StorageError, checked
@@ -15,8 +18,16 @@ from qload.storage.header import Entry, Header
 from qload.storage.headers import read_headers
 from qload.storage.locate import CheckpointFiles, PathLikes, locate
 from qload.storage.open_files import OpenFiles
-from qload.storage.protocol import TensorInfo, bounds, check_name, check_out, missing
-from qload.storage.rectangles import read_rectangle
+from qload.storage.protocol import (
+    AskedBytes,
+    TensorInfo,
+    bounds,
+    check_memory,
+    check_name,
+    check_out,
+    missing,
+)
+from qload.storage.rectangles import Bounds, read_rectangle
 from qload.storage.remote import Place
 
 log: logging.Logger = logging.getLogger("qload")
@@ -114,6 +125,25 @@ class SafetensorsStorage:
             with self._open.reading(file) as opened:
                 read_rectangle(opened, entry, pairs, out.reshape(-1).view(torch.uint8).numpy())
             self._count(out.nbytes)
+
+    @checked
+    def read_bytes_into(self, asked: Sequence[AskedBytes]) -> None:
+        """The bytes of each (name, index, memory) in `asked`, row major, written to its memory.
+
+        Each file is looked after once. ArgumentError for memory of another size; StorageError as of `read`.
+        """
+        wanted: dict[str, list[tuple[Entry, Bounds, NDArray[np.uint8]]]] = {}
+        for name, index, memory in asked:
+            file, entry = self._find(name)
+            pairs = bounds(name, entry.shape, index)
+            check_memory(name, memory, prod(stop - start for start, stop in pairs) * entry.dtype.itemsize)
+            if memory.size:
+                wanted.setdefault(file, []).append((entry, pairs, memory))
+        for file, pieces in wanted.items():
+            with self._open.reading(file) as opened:
+                for entry, pairs, memory in pieces:
+                    read_rectangle(opened, entry, pairs, memory)
+            self._count(sum(memory.nbytes for _, _, memory in pieces))
 
     def close(self) -> None:
         """Close all files; reading afterwards is a StorageError."""

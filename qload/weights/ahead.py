@@ -4,8 +4,9 @@ A piece that cannot be read is left out, without an error: the load then reads i
 wrong in its own words.
 """
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
@@ -15,35 +16,56 @@ import torch
 from torch import Tensor
 
 from qload import native
+from qload.errors import QloadError
 from qload.storage import FillingStorage, WeightStorage
 from qload.storage.protocol import bounds
-from qload.weights.landing import DEVICE_RUN, Landing, Piece, landing_on
+from qload.weights.landing import DEVICE_RUN, Landing, Piece, Wanted, landing_on
 
-THREADS = 4  # that read at most: more of them wait for each other
+log: logging.Logger = logging.getLogger("qload")
+
+THREADS = 4  # that read to memory of the CPU: more of them wait for each other
+DEVICE_THREADS = 8  # that read for a device, and ask Python for little
 
 LEAST = 4 << 20  # bytes of a tensor that several threads read
 
-Key = tuple[str, tuple[tuple[int, int], ...]]  # a stored name, and (start, stop) of every dimension
+Index = tuple[slice, ...]
+Key = tuple[str, tuple[tuple[int | None, int | None], ...]]  # a stored name, and (start, stop) as asked for
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """What a thread is asked: to fill some pieces of a load."""
+
+    landing: Landing
+    future: "Future[Any]"
+
+    @cached_property
+    def is_done(self) -> bool:
+        """Whether the pieces are there, once it is known: the stream that is current waits for them then."""
+        error = CancelledError() if self.future.cancelled() else self.future.exception()
+        if error is None:
+            self.landing.wait(self.future.result())
+        elif not isinstance(error, QloadError | CancelledError):  # which no load will say again
+            log.warning("reading ahead failed, each load reads for itself: %r", error)
+        return error is None
 
 
 @dataclass(frozen=True)
 class Ahead:
-    """Tensors that are being read, by what was asked for; each is handed out once."""
+    """Tensors that are being read, by what was asked for; each is handed out once, on one stream."""
 
     landing: Landing
     tensors: dict[Key, Tensor] = field(default_factory=dict)
-    pending: dict[Key, list["Future[Any]"]] = field(default_factory=dict)
+    jobs: dict[Key, list[Job]] = field(default_factory=dict)
 
     @cached_property
     def nbytes(self) -> int:
         """Of all tensors that were to be read; first asked for before one is handed out."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
-    def take(self, storage: WeightStorage, name: str, index: tuple[slice, ...]) -> Tensor | None:
+    def take(self, name: str, index: Index) -> Tensor | None:
         """What was read ahead of these elements, once it is there; None where nothing was."""
-        if not self.tensors:
-            return None
-        key = name, bounds(name, storage.info(name).shape, index)
+        key = _key(name, index)
         tensor = self.tensors.pop(key, None)
         if tensor is None:
             return None
@@ -56,11 +78,9 @@ class Ahead:
 
     def _is_read(self, key: Key, tensor: Tensor) -> bool:
         """Wait for all reads of a tensor: whether each of them was done."""
-        futures = self.pending.pop(key)
-        done = [future for future in futures if not future.cancelled() and future.exception() is None]
-        for future in done:
-            self.landing.wait(future.result(), tensor)
-        return len(done) == len(futures)
+        done = [job.is_done for job in self.jobs.pop(key)]
+        self.landing.hand_out(tensor)
+        return all(done)
 
 
 class ReaderAhead:
@@ -69,7 +89,7 @@ class ReaderAhead:
     def __init__(self, storage: FillingStorage, device: torch.device, run: int = DEVICE_RUN) -> None:
         self.storage: FillingStorage = storage
         self.landing: Landing = landing_on(device, run)
-        most = THREADS if device.type == "cuda" else min(THREADS, native.threads())
+        most = DEVICE_THREADS if device.type == "cuda" else min(THREADS, native.threads())
         self._threads = ThreadPoolExecutor(most, thread_name_prefix="qload-read")
 
     def __enter__(self) -> "ReaderAhead":
@@ -79,31 +99,35 @@ class ReaderAhead:
         self._threads.shutdown(wait=True, cancel_futures=True)
         self.landing.close()
 
-    def begin(self, asked: Iterable[tuple[str, tuple[slice, ...]]], storage: WeightStorage) -> Ahead:
+    def begin(self, asked: Iterable[tuple[str, Index]], storage: WeightStorage) -> Ahead:
         """Begin to read these elements of stored tensors."""
-        ahead = Ahead(self.landing)
-        pieces: dict[Key, list[Piece]] = {}
+        found: dict[Key, tuple[Index, Wanted]] = {}
         for name, index in asked:
             info = storage.info(name)
             pairs = bounds(name, info.shape, index)
-            extents = [stop - start for start, stop in pairs]
+            extents = tuple(stop - start for start, stop in pairs)
             longest = prod(extents[1:]) * info.dtype.itemsize  # of its rows, which have to fit in a buffer
-            if 0 in extents or longest > self.landing.run or (name, pairs) in pieces:
-                continue
-            out = self.landing.new(extents, info.dtype)
-            pieces[name, pairs] = list(
-                _runs(Piece(name, tuple(slice(*pair) for pair in pairs), out), self.landing.run)
-            )
-            ahead.tensors[name, pairs] = out
-        self._submit(ahead, pieces)
+            if 0 not in extents and longest <= self.landing.run:
+                found[_key(name, index)] = tuple(slice(*pair) for pair in pairs), (extents, info.dtype)
+        ahead = Ahead(self.landing)
+        if found:
+            made = self.landing.new(wanted for _, wanted in found.values())
+            ahead.tensors.update(zip(found, made, strict=True))
+            pieces = [(key, Piece(key[0], found[key][0], out)) for key, out in ahead.tensors.items()]
+            self._submit(ahead, pieces)
         return ahead
 
-    def _submit(self, ahead: Ahead, pieces: dict[Key, list[Piece]]) -> None:
-        ready = self.landing.ready()
-        for job in _jobs([(key, run) for key, runs in pieces.items() for run in runs], self.landing.run):
-            future = self._threads.submit(self.landing.fill, self.storage, [run for _, run in job], ready)
-            for key in dict.fromkeys(key for key, _ in job):
-                ahead.pending.setdefault(key, []).append(future)
+    def _submit(self, ahead: Ahead, pieces: Iterable[tuple[Key, Piece]]) -> None:
+        ready, run = self.landing.ready(), self.landing.run
+        for work in _jobs([(key, one) for key, piece in pieces for one in _runs(piece, run)], run):
+            each = [piece for _, piece in work]
+            job = Job(self.landing, self._threads.submit(self.landing.fill, self.storage, each, ready))
+            for key in dict.fromkeys(key for key, _ in work):
+                ahead.jobs.setdefault(key, []).append(job)
+
+
+def _key(name: str, index: Index) -> Key:
+    return name, tuple((piece.start, piece.stop) for piece in index)
 
 
 def read_onto(storage: WeightStorage, name: str, index: tuple[slice, ...], device: torch.device) -> Tensor:
@@ -113,7 +137,7 @@ def read_onto(storage: WeightStorage, name: str, index: tuple[slice, ...], devic
         size = prod(stop - start for start, stop in pairs) * storage.info(name).dtype.itemsize
         if size > LEAST:
             with ReaderAhead(storage, device, size // THREADS + 1) as reader:
-                tensor = reader.begin([(name, index)], storage).take(storage, name, index)
+                tensor = reader.begin([(name, index)], storage).take(name, index)
             if tensor is not None:
                 return tensor
     return storage.read(name, index).to(device)

@@ -11,15 +11,16 @@ import torch
 from torch import Tensor
 
 from qload.errors import QloadError, check_type, checked
-from qload.loader import LoadPlan, TensorSource, WeightsLoader
+from qload.loader import LoadPlan, Part, TensorSource, WeightsLoader
 from qload.spec import Role, Weight
 from qload.storage import FillingStorage, WeightStorage
 from qload.weights.ahead import Ahead, ReaderAhead
 from qload.weights.casts import by_role
 from qload.weights.loads import Load, LoadHolder, parts_of
 
-WINDOW = 96 << 20  # bytes that are read ahead at most, but for those of one load
+WINDOW = 128 << 20  # bytes that are read ahead at most, but for those of one load
 MOST = 64  # loads that are planned ahead
+FACTS, SMALL = 16, 1 << 20  # tensors of so many bytes that are kept, as the next layers may have the same
 
 L = TypeVar("L", bound="str | Load")
 
@@ -84,27 +85,32 @@ class _Begun(Generic[L]):
 
 def _stream(weights: StreamOwner, loader: WeightsLoader, loads: Iterator[L]) -> Iterator[tuple[L, Weight]]:
     begun: deque[_Begun[L]] = deque()
+    placed = PlacedFacts(weights)
     with ExitStack() as stack:
         storage, reader = weights.storage, None
         if isinstance(storage, FillingStorage) and weights.device.type != "meta":
             reader = stack.enter_context(ReaderAhead(storage, weights.device))
-        more = True
+        more, ahead = True, 0  # bytes
         while more or begun:
-            while more and len(begun) < MOST and (not begun or sum(one.nbytes for one in begun) < WINDOW):
+            while more and len(begun) < MOST and (not begun or ahead < WINDOW):
                 for load in islice(loads, 1):
                     begun.append(_begin(weights, loader, load, reader))
+                    ahead += begun[-1].nbytes
                     break
                 else:
                     more = False
             if begun:
-                yield _finish(weights, begun.popleft())
+                ahead -= begun[0].nbytes
+                yield _finish(weights, begun.popleft(), placed)
 
 
 def _begin(weights: StreamOwner, loader: WeightsLoader, load: L, reader: ReaderAhead | None) -> _Begun[L]:
     try:
-        asked: Any = Load(load) if isinstance(load, str) else load
-        check_type("loads", asked, Load)
-        plan = loader.plan(weights, parts_of(weights, loader, asked), asked.split)
+        if isinstance(load, str):
+            plan = loader.plan(weights, [Part(load)], None)
+        else:
+            check_type("loads", load, Load)
+            plan = loader.plan(weights, parts_of(weights, loader, load), load.split)
         if reader is None:
             return _Begun(load, plan)
         reads = [(weights._stored(name), index) for name, index in plan.reads]
@@ -113,13 +119,13 @@ def _begin(weights: StreamOwner, loader: WeightsLoader, load: L, reader: ReaderA
         return _Begun(load, error)
 
 
-def _finish(weights: StreamOwner, begun: _Begun[L]) -> tuple[L, Weight]:
+def _finish(weights: StreamOwner, begun: _Begun[L], placed: "PlacedFacts") -> tuple[L, Weight]:
     if isinstance(begun.plan, QloadError):
         raise begun.plan
     if begun.ahead is None:
         return begun.load, begun.plan.finish(weights)
     try:
-        return begun.load, begun.plan.finish(AheadSource(weights, begun.ahead))
+        return begun.load, begun.plan.finish(AheadSource(weights, begun.ahead, placed))
     finally:
         begun.ahead.close()
 
@@ -127,17 +133,39 @@ def _finish(weights: StreamOwner, begun: _Begun[L]) -> tuple[L, Weight]:
 class AheadSource:
     """What `Weights` holds, and at hand what was read ahead of it."""
 
-    def __init__(self, inner: StreamOwner, ahead: Ahead) -> None:
+    def __init__(self, inner: StreamOwner, ahead: Ahead, placed: "PlacedFacts") -> None:
         self.inner, self.ahead = inner, ahead
         self.process_group = inner.process_group
         self.has_tensor, self.info, self.missing = inner.has_tensor, inner.info, inner.missing
         self.take, self.note = inner.take, inner.note
-        self.read_fact, self.place = inner.read_fact, inner.place
+        self.read_fact, self.place = inner.read_fact, placed.place
 
     def read(self, name: str, index: tuple[slice, ...] = (), *, role: Role) -> Tensor:
         """As the inner source."""
         stored = self.inner._stored(name)
-        tensor = self.ahead.take(self.inner.storage, stored, index)
+        tensor = self.ahead.take(stored, index)
         if tensor is None:
             return self.inner.read(name, index, role=role)
-        return by_role(stored, tensor.to(self.inner.device), self.inner.dtype, role)
+        here = tensor if tensor.device == self.inner.device else tensor.to(self.inner.device)
+        return by_role(stored, here, self.inner.dtype, role)
+
+
+class PlacedFacts:
+    """Facts on a CUDA device, which most layers of a model have in common: each goes over the bus once."""
+
+    def __init__(self, inner: StreamOwner) -> None:
+        self.inner = inner
+        self._held: dict[Any, tuple[Tensor, Tensor]] = {}  # of a kind the last one, here and there
+
+    def place(self, fact: Tensor) -> Tensor:
+        """As the inner source; memory of its own each time."""
+        device = self.inner.device
+        if device.type != "cuda" or fact.nbytes > SMALL:
+            return self.inner.place(fact)
+        kind = fact.dtype, fact.shape, torch.cuda.current_stream(device)
+        held = self._held.get(kind)
+        if held is None or not torch.equal(held[0], fact):
+            if len(self._held) >= FACTS:
+                self._held.clear()
+            held = self._held[kind] = fact, self.inner.place(fact)
+        return held[1].clone()

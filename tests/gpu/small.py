@@ -62,6 +62,18 @@ def moves() -> None:
     same(turned, plain.T)
 
 
+def copies() -> None:
+    """Runs of bytes from the host, on a stream of their own."""
+    memory, stream = torch.randint(256, (1 << 12,), dtype=torch.uint8).pin_memory(), torch.cuda.Stream()
+    places = [slice(0, 1), slice(64, 200), slice(1024, 4096)]
+    targets = [torch.empty(place.stop - place.start, dtype=torch.uint8, device="cuda") for place in places]
+    if not cuda.copy_from_host(memory, places, targets, stream):
+        raise SystemExit("the module copies nothing")
+    stream.synchronize()
+    for place, target in zip(places, targets, strict=True):
+        same(target, memory[place])
+
+
 def weight() -> AWQWeight:
     """Random codes, zero points and scales."""
     groups = K // GROUP
@@ -192,6 +204,7 @@ def main() -> None:
     """All of it, and the linear in every division."""
     torch.manual_seed(0)
     moves()
+    copies()
     made = weight()
     for layout in ("awq", "gptq_v2", "marlin"):
         held = made if layout == "awq" else repack(made, layout)

@@ -242,7 +242,7 @@ CHECKED = {
     "Order": "apply",
     "Packing": "pack",
     "RepackingLoader": "__init__",
-    "SafetensorsStorage": "__init__ read read_into",
+    "SafetensorsStorage": "__init__ read read_bytes_into read_into",
     "Stack": "expert to",
     "Routing": "logits route",
     "Stored": "write",

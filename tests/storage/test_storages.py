@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -371,3 +372,61 @@ def test_memory_that_a_tensor_does_not_fit_is_refused_and_not_written(make: Make
             storage.read_into("t", (), out)
         assert out.is_meta or not out.any()
     assert storage.bytes_read == 0
+
+
+def row(nbytes: int) -> np.ndarray:
+    return np.full(nbytes, 0xA5, np.uint8)
+
+
+@pytest.mark.parametrize("dtype", SAVED, ids=lambda dtype: str(dtype).removeprefix("torch."))
+def test_bytes_of_many_pieces_are_those_that_are_handed_out(dtype: torch.dtype, tmp_path: Path) -> None:
+    tensors = {f"t{i}": tensor_of(dtype, shape) for i, shape in enumerate(SHAPES)}
+    save_file(dict(list(tensors.items())[::2]), tmp_path / "a.safetensors")
+    save_file(dict(list(tensors.items())[1::2]), tmp_path / "b.safetensors")
+    with SafetensorsStorage([tmp_path / "a.safetensors", tmp_path / "b.safetensors"]) as storage:
+        asked, wanted = [], []
+        for name, tensor in tensors.items():
+            for index in ((), tuple(slice(size // 3, size) for size in tensor.shape)):
+                wanted.append(storage.read(name, index))
+                asked.append((name, index, row(wanted[-1].nbytes)))
+        read = storage.bytes_read
+
+        storage.read_bytes_into(asked)
+
+        for (_, _, memory), want in zip(asked, wanted, strict=True):
+            assert memory.tobytes() == want.reshape(-1).view(torch.uint8).numpy().tobytes()
+        assert storage.bytes_read - read == sum(want.nbytes for want in wanted)
+
+
+def test_bytes_are_refused_before_any_is_written(tmp_path: Path) -> None:
+    save_file({"t": torch.arange(24).reshape(4, 6)}, tmp_path / "a.safetensors")
+    fits, frozen = row(192), row(192)
+    frozen.flags.writeable = False
+    with SafetensorsStorage(tmp_path / "a.safetensors") as storage:
+        for memory in (
+            row(191),
+            row(193),
+            row(384)[::2],
+            row(192).reshape(2, 96),
+            row(192).view(np.int8),
+            frozen,
+        ):
+            with pytest.raises(ArgumentError, match="a row of 192 bytes that can be written, for t"):
+                storage.read_bytes_into([("t", (), fits), ("t", (), memory)])
+        with pytest.raises(ArgumentError, match="asked"):
+            storage.read_bytes_into([("t", (), [0] * 192)])  # type: ignore[list-item]
+        with pytest.raises(MissingTensorError):
+            storage.read_bytes_into([("t", (), fits), ("u", (), fits)])
+        assert storage.bytes_read == 0
+    assert (fits == 0xA5).all()
+    with pytest.raises(StorageError, match="closed"):
+        storage.read_bytes_into([("t", (), fits)])
+
+
+def test_bytes_of_a_file_that_is_cut_short_are_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    save_file({"s": torch.zeros(8), "t": torch.arange(24)}, path)
+    with SafetensorsStorage(path) as storage:
+        path.write_bytes(path.read_bytes()[:-8])
+        with pytest.raises(StorageError, match=r"a\.safetensors"):
+            storage.read_bytes_into([("s", (), row(32)), ("t", (), row(192))])

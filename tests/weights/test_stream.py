@@ -263,4 +263,40 @@ def test_a_row_longer_than_a_run_is_read_by_the_load(monkeypatch: pytest.MonkeyP
     with ahead.ReaderAhead(storage, torch.device("cpu")) as reader:
         begun = reader.begin([("q.weight", ())], storage)
 
-        assert begun.take(storage, "q.weight", ()) is None
+        assert begun.take("q.weight", ()) is None
+
+
+def test_a_fault_of_a_thread_is_told_and_the_load_reads_itself(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("no such device")
+
+    monkeypatch.setattr(landing.HostLanding, "fill", fail)
+    weights = Weights(MemoryStorage(plain()), loader=loader_from_config(None))
+
+    ((_, made),) = weights.stream(["q"])
+
+    assert_same(made, weights.get_weights("q"))
+    assert "no such device" in caplog.text
+
+
+def test_layers_of_one_shape_whose_facts_take_turns_are_told_apart() -> None:
+    K, N, order = 64, 32, torch.arange(64, dtype=torch.int32) // 32
+    tensors: dict[str, Tensor] = {}
+    for i, index in enumerate([order, order.flip(0), order, order, order.flip(0)]):
+        tensors |= {
+            f"{i}.qweight": torch.randint(-(2**31), 2**31, (K // 8, N), dtype=torch.int32),
+            f"{i}.qzeros": torch.full((2, N // 8), 0x77777777, dtype=torch.int32),
+            f"{i}.scales": torch.rand(2, N).half(),
+            f"{i}.g_idx": index,
+        }
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+    storage = MemoryStorage(tensors)
+    weights = Weights(storage, loader=loader_from_config(config, storage))
+
+    made = dict(load_layers(weights))
+
+    assert [weight.config.positional for weight in made.values()] == [True, False, True, True, False]
+    for i, weight in made.items():
+        assert_same_bits(weight.g_idx, tensors[f"{i}.g_idx"])

@@ -1,0 +1,137 @@
+"""GPTQ layers that are alike: what the first took to repack is found once, and carried out for the next.
+
+A model has hundreds of layers of a few shapes. Where their groups lie in order and all zero points are in the
+middle, codes and scales are moved from one order to another and nothing else is left to be decided.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qload import devices
+from qload.formats import GPTQWeight
+from qload.kernel_formats import gptq
+from qload.kernel_formats.integers import Origin
+from qload.kernel_formats.marlin import GPTQMarlinWeight
+from qload.layouts import Order, marlin
+from qload.layouts import gptq as gptq_layout
+from qload.sentences import Digit, strides
+from qload.sentences.digits import axis_digits, holds_whole_codes, in_common
+from qload.spec import Weight
+
+MOST = 64  # kinds of layers that are remembered; a hostile checkpoint may have no two layers alike
+LARGE = (
+    48 << 20
+)  # bytes of codes, of which a second copy is not made: what is found once is nothing beside them
+MOVED = ("qweight", "scales")
+
+
+@dataclass(frozen=True)
+class Move:
+    """From a tensor of one shape to a tensor of another: the digits of all elements of `bits` bits."""
+
+    bits: int
+    digits: tuple[Digit, ...]
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What all layers of a kind become, and the moves that make their tensors."""
+
+    weight_type: type[GPTQMarlinWeight]
+    config: Any
+    origin: Origin
+    moves: Mapping[str, Move]
+
+    def follow(self, weight: GPTQWeight) -> Weight | None:
+        """The weight as the first of its kind was repacked; None where its device has no routine for it."""
+        tensors: dict[str, Tensor | None] = {"qzeros": None, "g_idx": None, "perm": None}
+        for name, move in self.moves.items():
+            source: Tensor = getattr(weight, name)
+            target = devices.writable(source, move.shape, source.dtype, None)
+            if not devices.move_digits(source, target, move.bits, move.digits):
+                return None
+            tensors[name] = target
+        layer = weight.layer.with_origin(self.origin, None)
+        return self.weight_type.unchecked(self.config, layer, tensors)
+
+
+class AlikeLayers:
+    """Recipes by kind: what a layer's config, layout, sizes and tensors have to be for one to hold."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, Recipe | None] = {}
+
+    def repack(self, weight: Weight, layout: str) -> Weight | None:
+        """A weight that a loader read just now, as one like it was repacked; None where none is known."""
+        if type(weight) is not GPTQWeight:
+            return None
+        recipe = self._known.get(_kind(weight, layout))
+        if recipe is None or not all(getattr(weight, name).is_contiguous() for name in MOVED):
+            return None
+        return recipe.follow(weight) if gptq.is_middle(weight) else None
+
+    def learn(self, weight: Weight, layout: str, made: Weight) -> None:
+        """Remember what `weight` has become, where the next one like it becomes that by moves alone."""
+        if type(weight) is not GPTQWeight or len(self._known) >= MOST or weight.qweight.nbytes > LARGE:
+            return
+        kind = _kind(weight, layout)
+        if kind not in self._known:
+            self._known[kind] = _recipe(weight, made)
+
+
+def _kind(weight: GPTQWeight, layout: str) -> Any:
+    """All that decides but for values; what configs leave out of comparisons goes into a weight's origin."""
+    config, layer = weight.config, weight.layer
+    unseen = config.desc_act, config.indexed, config.claimed_bits
+    lie = [(tensor.dtype, tensor.shape) for tensor in weight.fields().values()]
+    share = layer.parts, layer.K, layer.whole, layer.origin is None, layer.activations is None
+    return layout, config, *unseen, *share, weight.device, weight.g_idx is None, *lie
+
+
+def _recipe(weight: GPTQWeight, made: Weight) -> Recipe | None:
+    """How a weight was made, proven on it; None where more was decided than a kind tells."""
+    layer, plain = weight.layer, isinstance(made, GPTQMarlinWeight)
+    in_order = weight.scales.shape[0] == 1 or gptq.is_ordered(weight)
+    if not (plain and in_order and layer.origin is None and layer.activations is None):
+        return None
+    assert isinstance(made, GPTQMarlinWeight)
+    origin, exact = made.layer.origin, made.padded_shape == made.shape and made.config.copies == 1
+    if not (exact and tuple(made.fields()) == MOVED and isinstance(origin, Origin)):
+        return None
+    moves = _moves(weight, made)
+    if moves is None:
+        return None
+    recipe = Recipe(type(made), made.config, origin, moves)
+    again = recipe.follow(weight)
+    if again is None or again.layer != made.layer:
+        return None
+    same = all(torch.equal(tensor, again.fields()[name]) for name, tensor in made.fields().items())
+    return recipe if same else None
+
+
+def _moves(weight: GPTQWeight, made: GPTQMarlinWeight) -> Mapping[str, Move] | None:
+    """Of codes and of scales; None where codes are not moved whole."""
+    bits = weight.config.bits
+    here, there = gptq_layout.rows(bits), made.order(bits)
+    if not (holds_whole_codes(here) and holds_whole_codes(there)):
+        return None
+    shape = here.shape_of_codes(weight.qweight.shape)
+    codes = in_common(axis_digits(here.codes, shape), axis_digits(there.codes, shape))
+    if codes is None:
+        return None
+    scales = _digits(marlin.scales(weight.scales.shape[0]), weight.scales, made.scales)
+    return {
+        "qweight": Move(bits, tuple(codes), tuple(made.qweight.shape)),
+        "scales": Move(8 * weight.scales.itemsize, tuple(scales), tuple(made.scales.shape)),
+    }
+
+
+def _digits(order: Order, source: Tensor, target: Tensor) -> list[Digit]:
+    size = order.digits(tuple(source.shape), order.left)
+    here, there = strides(order.left, size, source.stride()), strides(order.right, size, target.stride())
+    return [Digit(size[digit], here[digit], there[digit]) for digit in size]
