@@ -9,7 +9,8 @@
 
 Marlin's rules stand in `GPTQ_MARLIN_TILE`, `GPTQ_MARLIN_MIN_THREAD_K`, `GPTQ_MARLIN_MIN_THREAD_N` (rows of a
 tile; rows and columns of a thread block) and `MARLIN_SUPPORTED_GROUP_SIZES`; `SCALAR_TYPE_UINT4` and
-`SCALAR_TYPE_UINT8` are the types of codes that have zero points.
+`SCALAR_TYPE_UINT8` are the types of codes that have zero points. A `LinearFactory` makes the module of a
+weight, its bias and what finds a maximum over the ranks, an `ExpertsFactory` that of experts.
 """
 
 from qload.methods.awq_marlin import AWQMarlinConfig
@@ -17,7 +18,8 @@ from qload.methods.awq_marlin_linear import AWQMarlinLinearMethod
 from qload.methods.base import LinearMethodBase, QuantizationConfig, QuantizeMethodBase
 from qload.methods.checkpoints import CheckpointConfig
 from qload.methods.fused_layers import MergedColumnParallelLinear, QKVParallelLinear
-from qload.methods.layers import ColumnParallelLinear, LinearBase, RowParallelLinear
+from qload.methods.layers import ColumnParallelLinear, LinearBase, ReplicatedLinear, RowParallelLinear
+from qload.methods.loaded import JoinedLinear, LinearFactory, LoadedLinearMethod
 from qload.methods.marlin import (
     GPTQ_MARLIN_MIN_THREAD_K,
     GPTQ_MARLIN_MIN_THREAD_N,
@@ -38,6 +40,7 @@ from qload.methods.marlin import (
     verify_marlin_supported,
     verify_marlin_supports_shape,
 )
+from qload.methods.parallel_experts import ExpertsFactory, ParallelExperts
 from qload.methods.parameters import replace_parameter, set_weight_attrs
 from qload.methods.registry import (
     get_quantization_config,
@@ -46,6 +49,7 @@ from qload.methods.registry import (
 )
 from qload.methods.typed_linear import TypedLinearMethod
 from qload.methods.unquantized import UnquantizedLinearMethod
+from qload.methods.vocabulary import ParallelLMHead, VocabParallelEmbedding
 
 __all__ = [
     "GPTQ_MARLIN_MIN_THREAD_K",
@@ -58,15 +62,23 @@ __all__ = [
     "AWQMarlinLinearMethod",
     "CheckpointConfig",
     "ColumnParallelLinear",
+    "ExpertsFactory",
+    "JoinedLinear",
     "LinearBase",
+    "LinearFactory",
     "LinearMethodBase",
+    "LoadedLinearMethod",
     "MergedColumnParallelLinear",
+    "ParallelExperts",
+    "ParallelLMHead",
     "QKVParallelLinear",
     "QuantizationConfig",
     "QuantizeMethodBase",
+    "ReplicatedLinear",
     "RowParallelLinear",
     "TypedLinearMethod",
     "UnquantizedLinearMethod",
+    "VocabParallelEmbedding",
     "awq_to_marlin_zero_points",
     "get_quantization_config",
     "get_scale_perms",
