@@ -1,0 +1,1 @@
+"""Models over typed weights: what `qload run` runs and `qload verify --logits` compares."""
