@@ -45,7 +45,7 @@ def attend(
 def hiding(
     positions: Tensor, keys: int, dtype: torch.dtype, window: int | None = None, chunk: int | None = None
 ) -> Tensor:
-    """What is added to scores: 0 where a token at `positions` (S, Q) sees a key, else -inf; (S, 1, Q, keys)."""
+    """What is added to scores (S, 1, Q, keys): 0 where a token at `positions` (S, Q) sees a key, else -inf."""
     unseen = ~seen(positions, keys, window, chunk)
     added = torch.zeros(unseen.shape, dtype=dtype, device=positions.device)
     return added.masked_fill_(unseen, float("-inf"))[:, None]
@@ -68,7 +68,9 @@ def attend_hidden(
     if sinks is None:
         y = scaled_dot_product_attention(rows, k, v, attn_mask=added, scale=scale)
     else:
-        y = with_sinks(rows, k, v, added, sinks.view(kv, group, 1).expand(kv, group, Q).reshape(kv, -1), scale)
+        y = with_sinks(
+            rows, k, v, added, sinks.view(kv, group, 1).expand(kv, group, Q).reshape(kv, -1), scale
+        )
     return y.view(S, kv, group, Q, -1).permute(0, 3, 1, 2, 4).reshape(S, Q, heads, -1)
 
 

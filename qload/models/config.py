@@ -19,6 +19,7 @@ from qload.errors import ConfigError, checked
 from qload.experts import ExpertFacts, GatedActivation, Routing, routing_of
 from qload.experts.facts import ACTIVATIONS, facts_of
 from qload.models.families import FAMILIES, Family
+from qload.models.latent_config import LatentConfig, latent_config
 from qload.models.masks import Mask, masks_of
 from qload.models.rope_config import RopeConfig, rope_config
 
@@ -94,6 +95,8 @@ class TextConfig:
         How routers choose, and what experts do between their matrices; None where no layer has experts.
     sparse_layers
         The layers that have experts.
+    latent
+        The sizes of latent attention; None: attention has none.
     eos
         The words that end a text.
     dtype
@@ -125,6 +128,7 @@ class TextConfig:
     routing: Routing | None
     facts: ExpertFacts | None
     sparse_layers: frozenset[int]
+    latent: LatentConfig | None
     eos: tuple[int, ...]
     dtype: torch.dtype | None
 
@@ -162,7 +166,9 @@ def text_config(config: Mapping[str, Any]) -> TextConfig:
     found = FoundConfig(MODEL_CONFIG, inner, architecture.config)
     said = validate(Said, FoundConfig(MODEL_CONFIG, inner, {**family.defaults, **architecture.config}))
     sizes = Sizes(found, architecture)
-    head, turned, value = sizes.of_heads()
+    latent = latent_config({**architecture.config, "model_type": architecture.type})
+    head, turned, value = sizes.of_heads(latent)
+    pairs = family.pairs if latent is None else latent.interleaved
     sparse = sizes.sparse_layers(family)
     return TextConfig(
         type=architecture.type,
@@ -181,7 +187,7 @@ def text_config(config: Mapping[str, Any]) -> TextConfig:
         positions=said.max_position_embeddings,
         activation=_activation(found, said),
         tied=architecture.tied,
-        rope=rope_config(found, family, turned, said.max_position_embeddings),
+        rope=rope_config(found, family, turned, pairs, said.max_position_embeddings),
         biases=sizes.biases(),
         head_norm=family.head_norm if said.use_qk_norm else "none",
         masks=masks_of(found, family, said, sizes.layers),
@@ -190,6 +196,7 @@ def text_config(config: Mapping[str, Any]) -> TextConfig:
         routing=routing_of({**architecture.config, "model_type": architecture.type}) if sparse else None,
         facts=facts_of(architecture) if sparse else None,
         sparse_layers=sparse,
+        latent=latent,
         eos=_eos(said),
         dtype=DTYPES.get(str(said.dtype or said.torch_dtype).removeprefix("torch.")),
     )
@@ -221,11 +228,10 @@ class Sizes:
             raise ConfigError(self.found.file, key, f"at most {LAYERS}", str(count))
         return count
 
-    def of_heads(self) -> tuple[int, int, int]:
+    def of_heads(self, latent: LatentConfig | None) -> tuple[int, int, int]:
         """Numbers of a head of queries and keys, how many of them are turned, and those of values."""
-        if "nope" in self.architecture.sizes:
-            turned = self.needed("rope")
-            return self.needed("nope") + turned, turned, self.needed("value")
+        if latent is not None:
+            return latent.key_size, latent.rope_size, latent.value_size
         head = self.needed("head")
         return head, head, head
 

@@ -4,6 +4,7 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
 from qload.errors import ShapeError
+from qload.spec import Role
 from qload.weights import Weights
 
 
@@ -27,8 +28,8 @@ class Norm(nn.Module):
         return rms_norm(x, (self.weight.shape[0],), self.weight, self.eps)
 
 
-def vector(weights: Weights, name: str, size: int) -> Tensor:
-    """The whole tensor `name`, (size,), on every rank; ShapeError where it has another shape."""
+def vector(weights: Weights, name: str, size: int, role: Role | None = None) -> Tensor:
+    """The whole tensor `name`, (size,), on every rank, cast by `role`; ShapeError for another shape."""
     if weights.get_shape(name) != (size,):
         raise ShapeError(name, f"({size},)", weights.get_shape(name))
-    return weights.get_tensor(name)
+    return weights.get_tensor(name, role=role)

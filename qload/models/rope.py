@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from qload.errors import ShapeError
 from qload.kernels.chips import uncast
 from qload.models.rope_config import RopeConfig, RopeType
+from qload.models.yarn import yarn_frequencies, yarn_magnitude
 
 
 class Rope(nn.Module):
@@ -71,7 +72,9 @@ def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return turned
 
 
-def _turn(first: Tensor, second: Tensor, cos: Tensor, sin: Tensor, to_first: Tensor, to_second: Tensor) -> None:
+def _turn(
+    first: Tensor, second: Tensor, cos: Tensor, sin: Tensor, to_first: Tensor, to_second: Tensor
+) -> None:
     cos, sin = cos[:, None], sin[:, None]
     to_first.copy_(torch.addcmul(first * cos, second, sin, value=-1))
     to_second.copy_(torch.addcmul(second * cos, first, sin))
@@ -106,8 +109,23 @@ def _llama3(config: RopeConfig) -> tuple[Tensor, float]:
     return (1 - share) * fast / config.factor + share * fast, 1.0
 
 
+def _yarn(config: RopeConfig) -> tuple[Tensor, float]:
+    frequencies = yarn_frequencies(
+        config.dim,
+        config.theta,
+        config.factor,
+        config.original,
+        beta_fast=config.beta_fast,
+        beta_slow=config.beta_slow,
+        truncate=config.truncate,
+    )
+    scales = (config.mscale, config.mscale_all_dim, config.attention_factor)
+    return frequencies, yarn_magnitude(config.factor, *scales)
+
+
 FREQUENCIES: Mapping[RopeType, Callable[[RopeConfig], tuple[Tensor, float]]] = {
     "default": _default,
     "linear": _linear,
     "llama3": _llama3,
+    "yarn": _yarn,
 }

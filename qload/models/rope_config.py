@@ -81,11 +81,12 @@ class _Said(BaseModel):
     partial_rotary_factor: Literal[1.0] | None = None
 
 
-def rope_config(found: FoundConfig, family: Family, dim: int, positions: int) -> RopeConfig:
+def rope_config(found: FoundConfig, family: Family, dim: int, pairs: bool, positions: int) -> RopeConfig:
     """The rope of a model of a `family`, whose heads have `dim` numbers to turn, up to so many `positions`.
 
-    `found`: the model's own config. ConfigError names the key for what is not known or no formula can take:
-    "dynamic", "longrope" and other types, another rope for each type of layer, a part of each head.
+    `found`: the model's own config; `pairs`: whether neighbours are turned. ConfigError names the key for
+    what is not known or no formula can take: "dynamic", "longrope" and other types, another rope for each
+    type of layer, a part of each head.
     """
     place, values = _values(found, family)
     within = FoundConfig(found.file, found.key(place) if place else found.section, values)
@@ -97,14 +98,16 @@ def rope_config(found: FoundConfig, family: Family, dim: int, positions: int) ->
         raise ConfigError(within.file, within.key("factor"), f"a number, for {said.rope_type}", "nothing")
     if said.rope_type == "llama3" and said.high_freq_factor == said.low_freq_factor:
         name = within.key("high_freq_factor")
-        raise ConfigError(within.file, name, "another number than low_freq_factor", f"{said.high_freq_factor}")
+        raise ConfigError(
+            within.file, name, "another number than low_freq_factor", f"{said.high_freq_factor}"
+        )
     if dim < 2 or dim % 2:
         raise ConfigError(found.file, found.key("head_dim"), "an even number to turn", str(dim))
     return RopeConfig(
         said.rope_type,
         said.rope_theta,
         dim,
-        family.pairs,
+        pairs,
         1.0 if factor is None or said.rope_type == "default" else factor,
         original,
         said.low_freq_factor,

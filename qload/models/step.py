@@ -46,11 +46,17 @@ class Step:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name, tensor, dims in (("positions", self.positions, 1), ("slots", self.slots, 1), ("pages", self.pages, 2)):
+        for name, tensor, dims in (
+            ("positions", self.positions, 1),
+            ("slots", self.slots, 1),
+            ("pages", self.pages, 2),
+        ):
             if tensor.dtype not in INDICES:
                 raise ArgumentError(f"step: {name}", "indices, int64", str(tensor.dtype))
             if tensor.device != self.positions.device:
-                raise ArgumentError(f"step: {name}", f"a tensor on {self.positions.device}", str(tensor.device))
+                raise ArgumentError(
+                    f"step: {name}", f"a tensor on {self.positions.device}", str(tensor.device)
+                )
             if tensor.ndim != dims:
                 raise ShapeError(f"step: {name}", "(T,)" if dims == 1 else "(S, P)", tuple(tensor.shape))
         tokens, sequences = self.positions.shape[0], self.pages.shape[0]
