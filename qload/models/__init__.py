@@ -3,6 +3,8 @@
 model = load_model(path, device="cuda")
 cache = PagedCache.of(model.config, pages=64, dtype=torch.bfloat16, device="cuda")
 logits = model(ids, Step.of([0], tokens=len(ids), pages=[[0, 1]], page_size=16, device="cuda"), cache)
+
+`FAMILIES` has what each type of model does between its matrices.
 """
 
 from qload.models.attention import attend
