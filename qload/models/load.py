@@ -115,7 +115,7 @@ def _loaded(
 def load_decoder(weights: Weights, config: TextConfig, making: Making) -> Decoder:
     """The decoder of a `config` whose names begin with `making.base`, for this rank of `weights`.
 
-    Errors are those of `load_model`. What else a checkpoint holds, such as what sees in a model that sees too,
+    Errors are those of `load_model`. What else a checkpoint holds, such as a part that sees,
     is not looked at.
     """
     name = f"{making.base}.embed_tokens"
