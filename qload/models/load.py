@@ -14,10 +14,11 @@ from qload.errors import checked
 from qload.experts import ExpertSplit
 from qload.methods import ParallelLMHead, VocabParallelEmbedding
 from qload.methods.loaded import LinearFactory
+from qload.methods.parallel_experts import ExpertsFactory
 from qload.models.attention_layer import Attention
 from qload.models.config import TextConfig, text_config
 from qload.models.decoder import Block, Decoder
-from qload.models.feed_forward import ExpertsFactory, GatedFeedForward, SparseFeedForward
+from qload.models.feed_forward import GatedFeedForward, SparseFeedForward
 from qload.models.latent_attention import LatentAttention
 from qload.models.names import first_stored
 from qload.models.norm import Norm
@@ -159,5 +160,12 @@ def load_feed_forward(
     name = first_stored(weights, prefix, config.family.feed_forward)
     if not config.sparse(layer):
         return GatedFeedForward.load(weights, name, config, config.inner, make=making.make)
-    options = {"make": making.make, "make_experts": making.make_experts, "split": making.split}
-    return SparseFeedForward.load(weights, name, config, making.dtype, **options)
+    return SparseFeedForward.load(
+        weights,
+        name,
+        config,
+        making.dtype,
+        make=making.make,
+        make_experts=making.make_experts,
+        split=making.split,
+    )
