@@ -1,0 +1,117 @@
+"""Tiny models that see, of Idefics2's shape: a config, and random tensors by their names and sizes."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qload.models.config import text_config
+
+CONFIG: dict[str, Any] = {
+    "model_type": "idefics2",
+    "image_token_id": 95,
+    "tie_word_embeddings": False,
+    "vision_config": {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "image_size": 28,
+        "patch_size": 7,
+    },
+    "perceiver_config": {
+        "hidden_size": 64,
+        "resampler_n_latents": 5,
+        "resampler_depth": 2,
+        "resampler_n_heads": 4,
+        "resampler_head_dim": 8,
+        "num_key_value_heads": 2,
+    },
+    "text_config": {
+        "model_type": "mistral",
+        "vocab_size": 96,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "rms_norm_eps": 1e-5,
+    },
+}
+VISION, LINK, TEXT = "model.vision_model", "model.connector", "model.text_model"
+
+
+def sight_shapes() -> dict[str, tuple[int, ...]]:
+    """Of each tensor of the tower and the connector."""
+    shapes: dict[str, tuple[int, ...]] = {
+        f"{VISION}.embeddings.patch_embedding.weight": (32, 3, 7, 7),
+        f"{VISION}.embeddings.patch_embedding.bias": (32,),
+        f"{VISION}.embeddings.position_embedding.weight": (16, 32),
+        f"{LINK}.perceiver_resampler.latents": (5, 64),
+        f"{LINK}.perceiver_resampler.norm.weight": (64,),
+    }
+    linears = {f"{LINK}.modality_projection.{name}_proj": (128, 32) for name in ("gate", "up")}
+    linears[f"{LINK}.modality_projection.down_proj"] = (64, 128)
+    norms = [f"{VISION}.post_layernorm"]
+    for layer in (f"{VISION}.encoder.layers.{n}" for n in range(2)):
+        linears |= {f"{layer}.self_attn.{name}_proj": (32, 32) for name in ("q", "k", "v", "out")}
+        linears |= {f"{layer}.mlp.fc1": (48, 32), f"{layer}.mlp.fc2": (32, 48)}
+        norms += [f"{layer}.layer_norm1", f"{layer}.layer_norm2"]
+    for layer in (f"{LINK}.perceiver_resampler.layers.{n}" for n in range(2)):
+        heads = {"q": (32, 64), "k": (16, 64), "v": (16, 64), "o": (64, 32)}
+        shapes |= {f"{layer}.self_attn.{name}_proj.weight": shape for name, shape in heads.items()}
+        wide = {"gate": (256, 64), "up": (256, 64), "down": (64, 256)}
+        shapes |= {f"{layer}.mlp.{name}_proj.weight": shape for name, shape in wide.items()}
+        names = ("input_latents_norm", "input_context_norm", "post_attention_layernorm")
+        shapes |= {f"{layer}.{name}.weight": (64,) for name in names}
+    biased = [name for name in linears if name.startswith(VISION)]
+    shapes |= {f"{name}.weight": shape for name, shape in linears.items()}
+    shapes |= {f"{name}.bias": (linears[name][0],) for name in biased}
+    return shapes | {f"{name}.{part}": (32,) for name in norms for part in ("weight", "bias")}
+
+
+def sight(seed: int = 0) -> dict[str, Tensor]:
+    """Random tensors of the tower and the connector."""
+    draw = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.randn(shape, generator=draw) / math.sqrt(math.prod(shape[1:]) or 1)
+        for name, shape in sight_shapes().items()
+    }
+
+
+def matrices() -> dict[str, tuple[int, int]]:
+    """(N, K) of each matrix of the text's layers, by its prefix."""
+    architecture = text_config(CONFIG).architecture
+    names = [name for name in architecture.required() if "layers." in name]
+    expected = {name: architecture.expected(name) for name in names}
+    return {
+        name.replace("model.", f"{TEXT}.", 1): size for name, size in expected.items() if size is not None
+    }
+
+
+def text(seed: int = 1) -> dict[str, Tensor]:
+    """Random tensors of the text, plain."""
+    draw = torch.Generator().manual_seed(seed)
+    shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": shape for name, shape in matrices().items()}
+    shapes |= {f"{TEXT}.embed_tokens.weight": (96, 64), "lm_head.weight": (96, 64)}
+    made = {name: torch.randn(shape, generator=draw) / 8 for name, shape in shapes.items()}
+    norms = [
+        f"{TEXT}.layers.{n}.{name}"
+        for n in range(2)
+        for name in ("input_layernorm", "post_attention_layernorm")
+    ]
+    return made | {f"{name}.weight": torch.ones(64) for name in [*norms, f"{TEXT}.norm"]}
+
+
+def pictures(seed: int = 2) -> tuple[Tensor, Tensor, Tensor]:
+    """Pixels of two images and one that fills the batch, their masks, and words with places for both."""
+    draw = torch.Generator().manual_seed(seed)
+    pixels = torch.randn(1, 3, 3, 28, 21, generator=draw)
+    mask = torch.ones(1, 3, 28, 21, dtype=torch.int64)
+    pixels[0, 1], mask[0, 1] = 0, 0
+    pixels[0, 2, :, 15:], mask[0, 2, 15:] = 0, 0
+    ids = torch.randint(0, 95, (17,), generator=draw)
+    ids[1:6] = ids[9:14] = 95
+    return pixels, mask, ids
