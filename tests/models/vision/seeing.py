@@ -30,7 +30,7 @@ CONFIG: dict[str, Any] = {
     },
     "text_config": {
         "model_type": "mistral",
-        "vocab_size": 96,
+        "vocab_size": 128,
         "hidden_size": 64,
         "intermediate_size": 128,
         "num_hidden_layers": 2,
@@ -95,7 +95,7 @@ def text(seed: int = 1) -> dict[str, Tensor]:
     """Random tensors of the text, plain."""
     draw = torch.Generator().manual_seed(seed)
     shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": shape for name, shape in matrices().items()}
-    shapes |= {f"{TEXT}.embed_tokens.weight": (96, 64), "lm_head.weight": (96, 64)}
+    shapes |= {f"{TEXT}.embed_tokens.weight": (128, 64), "lm_head.weight": (128, 64)}
     made = {name: torch.randn(shape, generator=draw) / 8 for name, shape in shapes.items()}
     norms = [
         f"{TEXT}.layers.{n}.{name}"
