@@ -1,5 +1,6 @@
 """A model of another tool and the logits that were recorded with the weights that the tool says it means."""
 
+import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,11 @@ class Rounded:
     """What makes layers of weights that are rounded once, and multiplies in float32."""
 
     dtype: torch.dtype
+
+    @classmethod
+    def of(cls, folder: Path) -> "Rounded":
+        """As the owner of a fixture rounded, whose record says it."""
+        return cls(getattr(torch, tomllib.loads((folder / "ORIGIN.toml").read_text())["rounded"]))
 
     def linear(self, weight: Weight, bias: Tensor | None, maximum: Any) -> nn.Module:
         module: nn.Module = plain(weight, self.dtype).get_linear(None if bias is None else bias.float())
