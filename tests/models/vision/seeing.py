@@ -1,6 +1,7 @@
 """Tiny models that see, of Idefics2's shape: a config, and random tensors by their names and sizes."""
 
 import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -43,66 +44,66 @@ CONFIG: dict[str, Any] = {
 VISION, LINK, TEXT = "model.vision_model", "model.connector", "model.text_model"
 
 
-def sight_shapes() -> dict[str, tuple[int, ...]]:
-    """Of each tensor of the tower and the connector."""
+def sight_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Of each tensor of the tower and the connector of a `config` that differs from `CONFIG` in its text."""
+    H, inner = config["text_config"]["hidden_size"], config["text_config"]["intermediate_size"]
     shapes: dict[str, tuple[int, ...]] = {
         f"{VISION}.embeddings.patch_embedding.weight": (32, 3, 7, 7),
         f"{VISION}.embeddings.patch_embedding.bias": (32,),
         f"{VISION}.embeddings.position_embedding.weight": (16, 32),
-        f"{LINK}.perceiver_resampler.latents": (5, 64),
-        f"{LINK}.perceiver_resampler.norm.weight": (64,),
+        f"{LINK}.perceiver_resampler.latents": (5, H),
+        f"{LINK}.perceiver_resampler.norm.weight": (H,),
+        f"{LINK}.modality_projection.down_proj.weight": (H, inner),
     }
-    linears = {f"{LINK}.modality_projection.{name}_proj": (128, 32) for name in ("gate", "up")}
-    linears[f"{LINK}.modality_projection.down_proj"] = (64, 128)
-    norms = [f"{VISION}.post_layernorm"]
+    for name in ("gate", "up"):
+        shapes[f"{LINK}.modality_projection.{name}_proj.weight"] = (inner, 32)
     for layer in (f"{VISION}.encoder.layers.{n}" for n in range(2)):
-        linears |= {f"{layer}.self_attn.{name}_proj": (32, 32) for name in ("q", "k", "v", "out")}
+        linears = {f"{layer}.self_attn.{name}_proj": (32, 32) for name in ("q", "k", "v", "out")}
         linears |= {f"{layer}.mlp.fc1": (48, 32), f"{layer}.mlp.fc2": (32, 48)}
-        norms += [f"{layer}.layer_norm1", f"{layer}.layer_norm2"]
+        shapes |= {f"{name}.weight": shape for name, shape in linears.items()}
+        shapes |= {f"{name}.bias": shape[:1] for name, shape in linears.items()}
     for layer in (f"{LINK}.perceiver_resampler.layers.{n}" for n in range(2)):
-        heads = {"q": (32, 64), "k": (16, 64), "v": (16, 64), "o": (64, 32)}
+        heads = {"q": (32, H), "k": (16, H), "v": (16, H), "o": (H, 32)}
         shapes |= {f"{layer}.self_attn.{name}_proj.weight": shape for name, shape in heads.items()}
-        wide = {"gate": (256, 64), "up": (256, 64), "down": (64, 256)}
+        wide = {"gate": (4 * H, H), "up": (4 * H, H), "down": (H, 4 * H)}
         shapes |= {f"{layer}.mlp.{name}_proj.weight": shape for name, shape in wide.items()}
         names = ("input_latents_norm", "input_context_norm", "post_attention_layernorm")
-        shapes |= {f"{layer}.{name}.weight": (64,) for name in names}
-    biased = [name for name in linears if name.startswith(VISION)]
-    shapes |= {f"{name}.weight": shape for name, shape in linears.items()}
-    shapes |= {f"{name}.bias": (linears[name][0],) for name in biased}
-    return shapes | {f"{name}.{part}": (32,) for name in norms for part in ("weight", "bias")}
+        shapes |= {f"{layer}.{name}.weight": (H,) for name in names}
+    norms = [f"{VISION}.encoder.layers.{n}.layer_norm{place}" for n in range(2) for place in (1, 2)]
+    both = [f"{norm}.{part}" for norm in [*norms, f"{VISION}.post_layernorm"] for part in ("weight", "bias")]
+    return shapes | dict.fromkeys(both, (32,))
 
 
-def sight(seed: int = 0) -> dict[str, Tensor]:
+def sight(config: Mapping[str, Any] = CONFIG, seed: int = 0) -> dict[str, Tensor]:
     """Random tensors of the tower and the connector."""
     draw = torch.Generator().manual_seed(seed)
     return {
         name: torch.randn(shape, generator=draw) / math.sqrt(math.prod(shape[1:]) or 1)
-        for name, shape in sight_shapes().items()
+        for name, shape in sight_shapes(config).items()
     }
 
 
-def matrices() -> dict[str, tuple[int, int]]:
-    """(N, K) of each matrix of the text's layers, by its prefix."""
-    architecture = text_config(CONFIG).architecture
-    names = [name for name in architecture.required() if "layers." in name]
-    expected = {name: architecture.expected(name) for name in names}
-    return {
-        name.replace("model.", f"{TEXT}.", 1): size for name, size in expected.items() if size is not None
-    }
-
-
-def text(seed: int = 1) -> dict[str, Tensor]:
-    """Random tensors of the text, plain."""
-    draw = torch.Generator().manual_seed(seed)
-    shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": shape for name, shape in matrices().items()}
-    shapes |= {f"{TEXT}.embed_tokens.weight": (128, 64), "lm_head.weight": (128, 64)}
-    made = {name: torch.randn(shape, generator=draw) / 8 for name, shape in shapes.items()}
-    norms = [
-        f"{TEXT}.layers.{n}.{name}"
-        for n in range(2)
-        for name in ("input_layernorm", "post_attention_layernorm")
-    ]
-    return made | {f"{name}.weight": torch.ones(64) for name in [*norms, f"{TEXT}.norm"]}
+def text(
+    config: Mapping[str, Any] = CONFIG,
+    seed: int = 1,
+    quantize: Callable[[Tensor], dict[str, Tensor]] = lambda matrix: {"weight": matrix},
+) -> dict[str, Tensor]:
+    """Random tensors of the text; `quantize`: what each matrix of its layers is stored as."""
+    draw, made = torch.Generator().manual_seed(seed), {}
+    architecture = text_config(config).architecture
+    for name in architecture.required():
+        matrix = architecture.expected(name)
+        shape = matrix or architecture.shape(name)
+        assert shape is not None
+        values = torch.randn(shape, generator=draw) / math.sqrt(shape[-1])
+        own = name.replace("model.", f"{TEXT}.", 1)
+        if matrix is None:
+            made[own] = 1 + values
+        elif ".layers." in name:
+            made |= {f"{own}.{field}": tensor for field, tensor in quantize(values).items()}
+        else:
+            made[f"{own}.weight"] = values
+    return made
 
 
 def pictures(seed: int = 2) -> tuple[Tensor, Tensor, Tensor]:
