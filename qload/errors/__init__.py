@@ -30,6 +30,7 @@ from qload.errors.checkpoint import (
     TwoFormatsError,
     UnsupportedFormatError,
 )
+from qload.errors.ranks import LostRankError
 
 __all__ = [
     "AmbiguousIndexError",
@@ -44,6 +45,7 @@ __all__ = [
     "FieldValueError",
     "IndexValueError",
     "KernelRefusedError",
+    "LostRankError",
     "MismatchError",
     "MissingTensorError",
     "NoKernelError",

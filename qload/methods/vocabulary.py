@@ -33,8 +33,6 @@ class VocabParallelEmbedding(nn.Module):
         The ranks; None: this one has all rows.
     """
 
-    weight: Tensor
-
     def __init__(
         self,
         weight: Tensor,
@@ -69,16 +67,17 @@ class VocabParallelEmbedding(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """The vectors (..., H) of tokens `ids` (...), integers below the vocabulary's size, on every rank."""
+        rows = self.get_buffer("weight")
         if self.collectives is None:
-            return functional.embedding(ids, self.weight)
+            return functional.embedding(ids, rows)
         places = ids - self.start
-        elsewhere = (places < 0) | (places >= self.weight.shape[0])
-        found = functional.embedding(places.masked_fill(elsewhere, 0), self.weight)
+        elsewhere = (places < 0) | (places >= rows.shape[0])
+        found = functional.embedding(places.masked_fill(elsewhere, 0), rows)
         return self.collectives.summed(found.masked_fill(elsewhere[..., None], 0))
 
     def extra_repr(self) -> str:
         """This rank's rows."""
-        rows, features = self.weight.shape
+        rows, features = self.get_buffer("weight").shape
         return f"rows {self.start} to {self.start + rows}, features={features}"
 
 
@@ -121,11 +120,7 @@ class ParallelLMHead(ColumnParallelLinear):
         """
         group = weights.process_group
         ranks = None if group.size() == 1 else collectives_of(group)
-        if (
-            tied_to is None
-            or weights.names_under(f"{prefix}.")
-            or weights.has_tensor(named(prefix, "weight"))
-        ):
+        if tied_to is None or _is_stored(weights, prefix):
             _check_size(prefix, weights.loader.shape(weights, prefix), vocab)
             loaded = load_linear(weights, [Part(prefix, short=True)], "N", make)
         else:
@@ -142,6 +137,12 @@ class ParallelLMHead(ColumnParallelLinear):
         if self.collectives is not None:
             y = self.collectives.gathered(functional.pad(y, (0, self.block - y.shape[-1])))
         return y[..., : self.vocab]
+
+
+def _is_stored(weights: Weights, prefix: str) -> bool:
+    """Whether there is a tensor of a layer's own, in any format that its loader knows."""
+    known = (suffix for fmt in weights.loader.formats for spec in fmt.specs() for suffix in spec.suffixes)
+    return any(weights.has_tensor(named(prefix, suffix)) for suffix in {"weight", *known})
 
 
 def _rows(weights: Weights, prefix: str) -> Weight:
@@ -166,14 +167,15 @@ def _tied(
             _check_size(tied_to, (layer.N, layer.K), vocab)
             return load_linear(weights, [Part(tied_to, short=True)], "N", make)
         tied_to = VocabParallelEmbedding.load(weights, tied_to)
-    rows, features = tied_to.weight.shape
+    weight = tied_to.get_buffer("weight")
+    rows, features = weight.shape
     _check_size(prefix, (tied_to.size, features), vocab)
     placed = Layer((rows,), features, (tied_to.size, features), prefix)
-    weight = UnquantizedWeight(config=UnquantizedConfig(), layer=placed, weight=tied_to.weight)
+    typed = UnquantizedWeight(config=UnquantizedConfig(), layer=placed, weight=weight)
     part = Part(prefix, 0, tied_to.size)
     biased = check_bias(weights, prefix, tied_to.size)
-    bias = read_bias(weights, [part], weight, "N") if biased else None
-    return made_linear(weights, [(weight, bias)], make)
+    bias = read_bias(weights, [part], typed, "N") if biased else None
+    return made_linear(weights, [(typed, bias)], make)
 
 
 def _check_size(prefix: str, shape: tuple[int, int], vocab: int) -> None:

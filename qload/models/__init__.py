@@ -12,24 +12,32 @@ from qload.models.cache import PagedCache
 from qload.models.config import TextConfig, text_config
 from qload.models.decoder import Block, Decoder
 from qload.models.families import FAMILIES
+from qload.models.latent_config import LatentConfig, latent_config
 from qload.models.load import Making, load_decoder, load_model
+from qload.models.padding import HeadSizes
 from qload.models.rope import Rope, rotate_halves, rotate_pairs
 from qload.models.rope_config import RopeConfig
 from qload.models.step import Step
+from qload.models.vision import VisionModel, load_vision_model
 
 __all__ = [
     "FAMILIES",
     "Block",
     "Decoder",
+    "HeadSizes",
+    "LatentConfig",
     "Making",
     "PagedCache",
     "Rope",
     "RopeConfig",
     "Step",
     "TextConfig",
+    "VisionModel",
     "attend",
+    "latent_config",
     "load_decoder",
     "load_model",
+    "load_vision_model",
     "rotate_halves",
     "rotate_pairs",
     "text_config",

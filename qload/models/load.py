@@ -20,7 +20,7 @@ from qload.models.config import TextConfig, text_config
 from qload.models.decoder import Block, Decoder
 from qload.models.feed_forward import GatedFeedForward, SparseFeedForward
 from qload.models.latent_attention import LatentAttention
-from qload.models.names import first_stored, is_stored
+from qload.models.names import first_stored, is_stored, text_within
 from qload.models.norm import Norm
 from qload.models.rope import Rope
 from qload.models.shapes import check_matrix
@@ -61,6 +61,8 @@ def load_model(
     expert_split: ExpertSplit | None = "tensor",
 ) -> Decoder:
     """The text model of a checkpoint, or this rank's share of it, in whichever format its weights are.
+
+    Of a model that sees or hears too, the text alone; see `load_vision_model`.
 
     Parameters
     ----------
@@ -104,7 +106,8 @@ def _loaded(
     split: ExpertSplit | None,
 ) -> Decoder:
     dtype = weights.dtype or config.dtype or torch.float32
-    model = load_decoder(weights, config, Making(dtype, make, make_experts, split))
+    making = Making(dtype, make, make_experts, split, *text_within(weights))
+    model = load_decoder(weights, config, making)
     unused = weights.report().unused
     if unused:
         names = ", ".join(unused[:SHOWN]) + (f" and {len(unused) - SHOWN} more" if unused[SHOWN:] else "")
