@@ -114,9 +114,11 @@ from .loader import FormatLoader as FormatLoader
 from .loader import Heads as Heads
 from .loader import ModuleLoader as ModuleLoader
 from .loader import WeightsLoader as WeightsLoader
+from .parallel import Collectives as Collectives
 from .parallel import FakeWorld as FakeWorld
 from .parallel import ProcessGroup as ProcessGroup
 from .parallel import ReducingGroup as ReducingGroup
+from .parallel import collectives_of as collectives_of
 from .parallel import maximum_over as maximum_over
 from .quantize import BNB4Quantizer as BNB4Quantizer
 from .quantize import BNBInt8Quantizer as BNBInt8Quantizer

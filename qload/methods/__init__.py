@@ -17,7 +17,8 @@ from qload.methods.awq_marlin_linear import AWQMarlinLinearMethod
 from qload.methods.base import LinearMethodBase, QuantizationConfig, QuantizeMethodBase
 from qload.methods.checkpoints import CheckpointConfig
 from qload.methods.fused_layers import MergedColumnParallelLinear, QKVParallelLinear
-from qload.methods.layers import ColumnParallelLinear, LinearBase, RowParallelLinear
+from qload.methods.layers import ColumnParallelLinear, LinearBase, ReplicatedLinear, RowParallelLinear
+from qload.methods.loaded import JoinedLinear, LinearFactory, LoadedLinearMethod
 from qload.methods.marlin import (
     GPTQ_MARLIN_MIN_THREAD_K,
     GPTQ_MARLIN_MIN_THREAD_N,
@@ -38,6 +39,7 @@ from qload.methods.marlin import (
     verify_marlin_supported,
     verify_marlin_supports_shape,
 )
+from qload.methods.parallel_experts import ExpertsFactory, ParallelExperts
 from qload.methods.parameters import replace_parameter, set_weight_attrs
 from qload.methods.registry import (
     get_quantization_config,
@@ -46,6 +48,7 @@ from qload.methods.registry import (
 )
 from qload.methods.typed_linear import TypedLinearMethod
 from qload.methods.unquantized import UnquantizedLinearMethod
+from qload.methods.vocabulary import ParallelLMHead, VocabParallelEmbedding
 
 __all__ = [
     "GPTQ_MARLIN_MIN_THREAD_K",
@@ -58,15 +61,23 @@ __all__ = [
     "AWQMarlinLinearMethod",
     "CheckpointConfig",
     "ColumnParallelLinear",
+    "ExpertsFactory",
+    "JoinedLinear",
     "LinearBase",
+    "LinearFactory",
     "LinearMethodBase",
+    "LoadedLinearMethod",
     "MergedColumnParallelLinear",
+    "ParallelExperts",
+    "ParallelLMHead",
     "QKVParallelLinear",
     "QuantizationConfig",
     "QuantizeMethodBase",
+    "ReplicatedLinear",
     "RowParallelLinear",
     "TypedLinearMethod",
     "UnquantizedLinearMethod",
+    "VocabParallelEmbedding",
     "awq_to_marlin_zero_points",
     "get_quantization_config",
     "get_scale_perms",

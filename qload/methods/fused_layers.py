@@ -1,11 +1,18 @@
 """Several of a checkpoint's linear layers in one: each is loaded under its shard id, or all at once."""
 
 from collections.abc import Sequence
-from typing import Unpack
+from typing import Self, Unpack
+
+import torch
+from torch import Tensor
 
 from qload.errors import DivideError
+from qload.loader import Heads, Part
 from qload.methods.layers import ColumnParallelLinear, Options
+from qload.methods.loaded import LinearFactory, equal_parts, load_linear
+from qload.methods.qkv_parts import interleaved_part, qkv_parts
 from qload.methods.shards import Shard, divided
+from qload.weights import Weights
 
 
 class MergedColumnParallelLinear(ColumnParallelLinear):
@@ -26,6 +33,27 @@ class MergedColumnParallelLinear(ColumnParallelLinear):
     ) -> None:
         self.output_sizes = tuple(output_sizes)
         super().__init__(input_size, sum(output_sizes), bias, **options)
+
+    @classmethod
+    def load(  # type: ignore[override]  # several layers, or one that holds several
+        cls, weights: Weights, prefixes: Sequence[str] | str, *, make: LinearFactory | None = None
+    ) -> Self:
+        """This rank's outputs of each of the layers that `weights` has under `prefixes`, and of their biases.
+
+        One prefix: of a layer that holds two of equal size, gate and up. Layers that are not stored alike are
+        multiplied one after another. `make`: as of `ReplicatedLinear.load`.
+        """
+        if isinstance(prefixes, str):
+            half, rest = divmod(weights.loader.shape(weights, prefixes)[0], 2)
+            if rest:
+                raise DivideError(prefixes, "N", 2 * half + rest, "gate and up")
+            parts = [Part(prefixes, 0, half), Part(prefixes, half, 2 * half)]
+        else:
+            parts = equal_parts(weights, prefixes)
+        loaded = load_linear(weights, parts, "N", make)
+        layer = cls._around(weights, ", ".join(dict.fromkeys(part.prefix for part in parts)), loaded)
+        layer.output_sizes = tuple(size * weights.process_group.size() for size in loaded.parts)
+        return layer
 
     def _shards(self) -> tuple[Shard, ...]:
         group, name = self.process_group, self.prefix or "layer"
@@ -53,6 +81,8 @@ class QKVParallelLinear(ColumnParallelLinear):
         Those of `LinearBase`.
     """
 
+    interleaved: bool = False  # whether the heads of a loaded layer are stored group by group
+
     def __init__(
         self,
         hidden_size: int,
@@ -69,6 +99,68 @@ class QKVParallelLinear(ColumnParallelLinear):
         self.total_num_heads, self.total_num_kv_heads = total_num_heads, kv
         whole = total_num_heads * head_size + kv * (head_size + self.v_head_size)
         super().__init__(hidden_size, whole, bias, **options)
+
+    @classmethod
+    def load(  # type: ignore[override]  # three layers, or one that holds them
+        cls,
+        weights: Weights,
+        prefixes: Sequence[str] | str,
+        heads: Heads,
+        *,
+        head_size: int,
+        v_head_size: int | None = None,
+        interleaved: bool = False,
+        make: LinearFactory | None = None,
+    ) -> Self:
+        """This rank's whole heads of queries, keys and values under `prefixes`, and of their biases.
+
+        ShapeError where a layer is not of these `heads`; DivideError where the ranks cannot share them.
+
+        Parameters
+        ----------
+        weights
+            Where they are.
+        prefixes
+            Of the three layers, or of one that holds all.
+        heads
+            How many of queries, and of keys and values.
+        head_size, v_head_size
+            Outputs of a head; of a head of values, where these are wider or narrower.
+        interleaved
+            Whether the one layer holds the queries of a key, this key and its value, and then the next, as
+            GPT-NeoX does. Outputs are put in the order of all others: weights, of any format, and biases
+            alike.
+        make
+            As of `ReplicatedLinear.load`.
+        """
+        value, group = v_head_size or head_size, weights.process_group
+        sizes = (head_size, value)
+        if interleaved:
+            parts = [interleaved_part(weights, prefixes, heads, sizes)]
+        else:
+            parts = qkv_parts(weights, prefixes, heads, sizes)
+        loaded = load_linear(weights, parts, "N", make)
+        layer = cls._around(weights, ", ".join(dict.fromkeys(part.prefix for part in parts)), loaded)
+        kv = heads.keys or heads.queries or 1
+        layer.head_size, layer.v_head_size = sizes
+        layer.total_num_heads, layer.total_num_kv_heads = heads.queries or kv, kv
+        layer.num_heads = layer.total_num_heads // group.size()
+        layer.num_kv_heads, layer.num_kv_head_replicas = (
+            max(kv // group.size(), 1),
+            max(group.size() // kv, 1),
+        )
+        layer.interleaved = interleaved
+        return layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        """X (..., K) -> this rank's queries, keys and values, one after another."""
+        y = super().forward(x)
+        if not self.interleaved:
+            return y
+        each = self.num_heads // self.num_kv_heads * self.head_size
+        groups = y.reshape(*y.shape[:-1], self.num_kv_heads, -1)
+        runs = torch.split(groups, [each, self.head_size, self.v_head_size], -1)
+        return torch.cat([run.flatten(-2) for run in runs], -1)
 
     def _shards(self) -> tuple[Shard, ...]:
         group, name, kv = self.process_group, self.prefix or "layer", self.total_num_kv_heads

@@ -5,8 +5,11 @@
     layer.quant_method.process_weights_after_loading(layer)
     y = layer(x)
 
-Nothing here communicates: outputs of a column-parallel layer are a share, those of a row-parallel layer a
-summand, and the caller gathers or reduces.
+    layer = RowParallelLinear.load(weights, "mlp.down_proj")     # or all of this at once, from `Weights`
+    y = layer(x)
+
+A layer that an engine made communicates nothing: outputs of a column-parallel layer are a share, those of a
+row-parallel layer a summand, and the caller gathers or reduces. One that was loaded does so itself.
 """
 
 from collections.abc import Callable
@@ -17,12 +20,15 @@ from torch import Tensor, nn
 
 from qload.errors import ArgumentError
 from qload.kernels.chips import uncast
+from qload.loader import Heads, Part
 from qload.methods.base import LinearMethodBase, QuantizationConfig
+from qload.methods.loaded import LinearFactory, LoadedLinear, LoadedLinearMethod, equal_parts, load_linear
 from qload.methods.parameters import blank_floats, fill, full_name, make_blank, register_weight
 from qload.methods.shards import Shard, divided, load_inputs, load_outputs
 from qload.methods.tags import Tagged
 from qload.methods.unquantized import UnquantizedLinearMethod
-from qload.parallel import ALONE, ProcessGroup, Rank
+from qload.parallel import ALONE, Collectives, ProcessGroup, Rank, collectives_of
+from qload.weights import Weights
 
 
 class Options(TypedDict, total=False):
@@ -59,6 +65,7 @@ class LinearBase(Tagged):
     """
 
     bias: nn.Parameter | None
+    collectives: Collectives | None = None  # by which a loaded layer gathers or sums; None: it does not
 
     def __init__(
         self, input_size: int, output_size: int, bias: bool = True, **options: Unpack[Options]
@@ -77,6 +84,21 @@ class LinearBase(Tagged):
             raise ArgumentError("quant_config", "a LinearMethodBase for a linear layer", repr(method))
         self.quant_method: LinearMethodBase = method or UnquantizedLinearMethod()
         self._create(bias)
+
+    @classmethod
+    def _around(cls, weights: Weights, prefix: str, loaded: LoadedLinear) -> Self:
+        """A layer that multiplies by what was loaded for it, and has no parameters."""
+        layer = cls.__new__(cls)
+        nn.Module.__init__(layer)
+        layer.prefix, group = prefix, weights.process_group
+        layer.process_group = Rank(group.rank(), group.size())
+        layer.params_dtype = weights.dtype or torch.get_default_dtype()
+        layer.output_size, layer.input_size = loaded.whole
+        layer.output_size_per_partition, layer.input_size_per_partition = loaded.shape
+        layer.output_partition_sizes, layer.shards = list(loaded.parts), ()
+        layer.quant_method, layer.typed_linear = LoadedLinearMethod(), loaded.linear
+        layer.register_parameter("bias", None)
+        return layer
 
     def _create(self, bias: bool) -> None:
         self.input_size_per_partition: int = self._inputs()
@@ -134,7 +156,8 @@ class LinearBase(Tagged):
         """This rank's sizes and the method."""
         sizes = f"in_features={self.input_size_per_partition}, out_features={self.output_size_per_partition}"
         rank = f"rank {self.process_group.rank()} of {self.process_group.size()}"
-        return f"{sizes}, bias={self.bias is not None}, {rank}, {type(self.quant_method).__name__}"
+        bias = getattr(getattr(self, "typed_linear", self), "bias", None)
+        return f"{sizes}, bias={bias is not None}, {rank}, {type(self.quant_method).__name__}"
 
     def _taken(self, param: Tensor, loaded: Tensor, shard_id: int | str | None) -> bool:
         """Whether the parameter's own method cuts the tensor, by the declaration of its format."""
@@ -154,8 +177,52 @@ class LinearBase(Tagged):
             )
 
 
+class ReplicatedLinear(LinearBase):
+    """A layer that is whole on every rank."""
+
+    @classmethod
+    def load(cls, weights: Weights, prefix: str, *, make: LinearFactory | None = None) -> Self:
+        """All of the layer that `weights` has under `prefix`, quantized as it is stored, with its bias.
+
+        `make`: the module (..., K) -> (..., N) of a weight, its bias (N,) or None, and what finds a maximum
+        over the ranks; None: `Weight.get_linear`.
+        """
+        return cls._around(weights, prefix, load_linear(weights, [Part(prefix)], None, make))
+
+
 class ColumnParallelLinear(LinearBase):
     """A layer of which a rank has N / ranks of the outputs, and all inputs; DivideError for uneven shares."""
+
+    @classmethod
+    def load(
+        cls,
+        weights: Weights,
+        prefix: str,
+        *,
+        heads: Heads | None = None,
+        gather_output: bool = False,
+        make: LinearFactory | None = None,
+    ) -> Self:
+        """This rank's outputs of the layer that `weights` has under `prefix`, and of its bias.
+
+        `heads`: of attention, of which each rank gets whole ones. `gather_output`: all ranks have all outputs
+        (ArgumentError where some of them are on several ranks). `make`: as of `ReplicatedLinear.load`.
+        """
+        if heads is None:
+            parts = equal_parts(weights, [prefix])
+        else:
+            N, _ = weights.loader.shape(weights, prefix)
+            parts = heads.parts([(prefix, N)], weights.process_group.size())
+        if gather_output and (len(parts) > 1 or parts[0].copies > 1):
+            raise ArgumentError("gather_output", "False, as heads are fused or on several ranks", "True")
+        layer = cls._around(weights, prefix, load_linear(weights, parts, "N", make))
+        layer.collectives = collectives_of(weights.process_group) if gather_output else None
+        return layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        """X (..., K) -> this rank's outputs (..., N), or where they are gathered all; in x's dtype."""
+        y = super().forward(x)
+        return y if self.collectives is None else self.collectives.gathered(y)
 
     def _shards(self) -> tuple[Shard, ...]:
         group = self.process_group
@@ -174,6 +241,25 @@ class RowParallelLinear(LinearBase):
     Rank 0 adds the bias. DivideError for uneven shares.
     """
 
+    @classmethod
+    def load(
+        cls,
+        weights: Weights,
+        prefix: str,
+        *,
+        reduce_results: bool = True,
+        make: LinearFactory | None = None,
+    ) -> Self:
+        """This rank's inputs of the layer that `weights` has under `prefix`; rank 0 has the bias.
+
+        `reduce_results`: all ranks have the sum; False: each its summand. `make`: as of
+        `ReplicatedLinear.load`. Inputs that are quantized by their largest are by that of all ranks.
+        """
+        ranks = collectives_of(weights.process_group) if reduce_results else None
+        layer = cls._around(weights, prefix, load_linear(weights, [Part(prefix)], "K", make))
+        layer.collectives = ranks
+        return layer
+
     def _inputs(self) -> int:
         return divided(self.prefix or "layer", "K", self.input_size, self.process_group)
 
@@ -185,8 +271,9 @@ class RowParallelLinear(LinearBase):
         load_inputs(param, loaded_weight, self.process_group, self._name(param))
 
     def forward(self, x: Tensor) -> Tensor:
-        """This rank's inputs x (..., K) -> a summand (..., N) of the layer's outputs, in x's dtype."""
-        return self.quant_method.apply(self, x, self.bias if self.process_group.rank() == 0 else None)
+        """This rank's inputs x (..., K) -> (..., N) in x's dtype: a summand of the outputs, or their sum."""
+        y = self.quant_method.apply(self, x, self.bias if self.process_group.rank() == 0 else None)
+        return y if self.collectives is None else self.collectives.summed(y)
 
 
 def is_linear(layer: nn.Module) -> bool:

@@ -1,13 +1,12 @@
 """A rank's view of its world."""
 
-from copy import deepcopy
 from pathlib import Path
 
 import pytest
 import torch.distributed
 
 from qload.errors import ArgumentError
-from qload.parallel import ALONE, FakeWorld, ProcessGroup, Rank, ReducingGroup, _TorchMaximum, maximum_over
+from qload.parallel import ALONE, FakeWorld, ProcessGroup, Rank, ReducingGroup, maximum_over
 
 
 def test_a_fake_world_has_every_rank_once() -> None:
@@ -64,8 +63,5 @@ def test_a_group_of_torch_distributed_reduces_as_it_is(tmp_path: Path) -> None:
         assert not isinstance(group, ReducingGroup)
         values = torch.tensor([1.0, -2.0])
         assert maximum_over(group)(values).tolist() == [1, -2]
-        over = _TorchMaximum(group)
-        assert over(values).tolist() == [1, -2]
-        assert deepcopy(over) is over
     finally:
         torch.distributed.destroy_process_group()

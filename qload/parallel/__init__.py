@@ -1,0 +1,20 @@
+"""A rank's view of its world: anything with `rank()` and `size()`, as torch.distributed's groups have.
+
+Loads communicate nothing. Layers sum and gather by `collectives_of` a group, and a layer whose inputs are
+quantized by their largest value needs one reduction where ranks have shares of its inputs: `maximum_over`.
+"""
+
+from qload.parallel.collectives import Collectives, collectives_of, maximum_over
+from qload.parallel.fake_world import FakeWorld
+from qload.parallel.groups import ALONE, ProcessGroup, Rank, ReducingGroup
+
+__all__ = [
+    "ALONE",
+    "Collectives",
+    "FakeWorld",
+    "ProcessGroup",
+    "Rank",
+    "ReducingGroup",
+    "collectives_of",
+    "maximum_over",
+]

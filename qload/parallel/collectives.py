@@ -1,0 +1,147 @@
+"""What the ranks of a group tell each other: sums, largest values, one tensor of all their shares."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from qload.errors import ArgumentError, checked
+from qload.parallel.groups import ProcessGroup, Rank, ReducingGroup
+
+CAN = "a group of torch.distributed, or one that has {}"
+
+
+@runtime_checkable
+class Collectives(ReducingGroup, Protocol):
+    """A process group whose ranks can tell each other tensors; what each returns is the same on every rank.
+
+    An implementer promises that, and that the tensors given stay as they are. All ranks make the same calls
+    in the same order, with shapes and dtypes that are the same.
+    """
+
+    def summed(self, values: Tensor) -> Tensor:
+        """The sum of all ranks' `values`, element by element, in their dtype."""
+
+    def gathered(self, values: Tensor, dim: int = -1) -> Tensor:
+        """All ranks' `values`, one after another along `dim`, in the order of ranks."""
+
+    def first(self, values: Tensor) -> Tensor:
+        """The `values` of rank 0."""
+
+
+@dataclass(frozen=True)
+class _OneRank(Rank):
+    """A world of one, which has nobody to ask."""
+
+    def summed(self, values: Tensor) -> Tensor:
+        """The values."""
+        return values
+
+    def gathered(self, values: Tensor, dim: int = -1) -> Tensor:
+        """The values."""
+        return values
+
+    def maximum(self, values: Tensor) -> Tensor:
+        """The values."""
+        return values
+
+    def first(self, values: Tensor) -> Tensor:
+        """The values."""
+        return values
+
+
+@dataclass(frozen=True, eq=False)
+class _TorchCollectives(Rank):
+    """A `torch.distributed.ProcessGroup`; a copy of a layer that has it asks the same group."""
+
+    group: "torch.distributed.ProcessGroup"
+
+    def summed(self, values: Tensor) -> Tensor:
+        """By `all_reduce`, whose result is the same on every rank."""
+        return self._reduced(values, torch.distributed.ReduceOp.SUM)
+
+    def maximum(self, values: Tensor) -> Tensor:
+        """By `all_reduce`."""
+        return self._reduced(values, torch.distributed.ReduceOp.MAX)
+
+    def gathered(self, values: Tensor, dim: int = -1) -> Tensor:
+        """By `all_gather_into_tensor`."""
+        shares = values.new_empty((self.world, *values.shape))
+        torch.distributed.all_gather_into_tensor(shares, values.contiguous(), self.group)
+        return torch.cat(shares.unbind(0), dim)
+
+    def first(self, values: Tensor) -> Tensor:
+        """By `broadcast`."""
+        told = values.clone(memory_format=torch.contiguous_format)
+        torch.distributed.broadcast(told, group=self.group, group_src=0)
+        return told
+
+    def _reduced(self, values: Tensor, by: "torch.distributed.ReduceOp.RedOpType") -> Tensor:
+        made = values.clone(memory_format=torch.contiguous_format)
+        torch.distributed.all_reduce(made, by, self.group)
+        return made
+
+    def __deepcopy__(self, memo: object) -> "_TorchCollectives":
+        return self
+
+
+@checked
+def collectives_of(process_group: ProcessGroup) -> Collectives:
+    """What the ranks of `process_group` tell each other by.
+
+    A group of `torch.distributed` does it by its own calls, any other by its own methods, and one of a single
+    rank has nobody to ask. ArgumentError where a group cannot.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from qload import FakeWorld, collectives_of
+    >>> shares = torch.tensor([[1.0, 8.0], [2.0, 4.0]])
+    >>> def work(group):
+    ...     ranks, mine = collectives_of(group), shares[group.rank()]
+    ...     return ranks.summed(mine).tolist(), ranks.gathered(mine).tolist(), ranks.first(mine).tolist()
+    >>> FakeWorld(2).run(work)[1]
+    ([3.0, 12.0], [1.0, 8.0, 2.0, 4.0], [1.0, 8.0])
+    """
+    if isinstance(process_group, Collectives):
+        return process_group
+    found = _known(process_group)
+    if found is None:
+        can = CAN.format("summed, gathered, maximum and first")
+        raise ArgumentError("process_group", can, type(process_group).__name__)
+    return found
+
+
+@checked
+def maximum_over(process_group: ProcessGroup) -> Callable[[Tensor], Tensor]:
+    """What makes largest values those of all ranks of `process_group`, for `Weight.get_linear`.
+
+    A group of `torch.distributed` reduces as it is, any other by its own `maximum`, and one of a single
+    rank has nothing to reduce. ArgumentError where a group cannot.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from qload import FakeWorld, maximum_over
+    >>> shares = torch.tensor([[1.0, 8.0], [2.0, 4.0]])
+    >>> FakeWorld(2).run(lambda group: maximum_over(group)(shares[group.rank()]).tolist())
+    [[2.0, 8.0], [2.0, 8.0]]
+    """
+    if isinstance(process_group, ReducingGroup):
+        return process_group.maximum
+    found = _known(process_group)
+    if found is None:
+        raise ArgumentError("process_group", CAN.format("maximum(values)"), type(process_group).__name__)
+    return found.maximum
+
+
+def _known(group: ProcessGroup) -> Collectives | None:
+    """Of a group that has no calls of its own; None where it cannot."""
+    if group.size() == 1:
+        return _OneRank(group.rank(), 1)
+    distributed = torch.distributed
+    if distributed.is_available() and isinstance(group, distributed.ProcessGroup):
+        return _TorchCollectives(group.rank(), group.size(), group)
+    return None
