@@ -1,1 +1,34 @@
-"""x"""
+"""Models over typed weights: what `qload run` runs and `qload verify --logits` compares.
+
+model = load_model(path, device="cuda")
+cache = PagedCache.of(model.config, pages=64, dtype=torch.bfloat16, device="cuda")
+logits = model(ids, Step.of([0], tokens=len(ids), pages=[[0, 1]], page_size=16, device="cuda"), cache)
+"""
+
+from qload.models.attention import attend
+from qload.models.cache import PagedCache
+from qload.models.config import TextConfig, text_config
+from qload.models.decoder import Block, Decoder
+from qload.models.families import FAMILIES
+from qload.models.load import Making, load_decoder, load_model
+from qload.models.rope import Rope, rotate_halves, rotate_pairs
+from qload.models.rope_config import RopeConfig
+from qload.models.step import Step
+
+__all__ = [
+    "FAMILIES",
+    "Block",
+    "Decoder",
+    "Making",
+    "PagedCache",
+    "Rope",
+    "RopeConfig",
+    "Step",
+    "TextConfig",
+    "attend",
+    "load_decoder",
+    "load_model",
+    "rotate_halves",
+    "rotate_pairs",
+    "text_config",
+]

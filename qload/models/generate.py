@@ -19,7 +19,7 @@ from qload.models.graph import StepGraph
 from qload.models.pages import PageTable
 from qload.models.sampling import GREEDY, NOT_FINITE, Sampler
 from qload.models.step import Step
-from qload.parallel import collectives_of
+from qload.parallel import ALONE, collectives_of
 
 log: logging.Logger = logging.getLogger("qload")
 
@@ -64,10 +64,20 @@ class Engine:
         self.max_tokens: int = max_tokens
         self.max_sequences: int = max_sequences
         self._table = PageTable(max_sequences, max_tokens, page_size)
-        self.cache: PagedCache = model.make_cache(pages=self._table.pages, page_size=page_size)
-        self._collectives = collectives_of(model.process_group)
+        embedding = model.embed_tokens
+        self.dtype: torch.dtype = embedding.weight.dtype
+        self.device: torch.device = embedding.weight.device
+        self._ranks = embedding.collectives or collectives_of(ALONE)
+        self.cache: PagedCache = PagedCache.of(
+            model.config,
+            pages=self._table.pages,
+            page_size=page_size,
+            ranks=self._ranks.size(),
+            dtype=self.dtype,
+            device=self.device,
+        )
         self._longest_prompt = max_tokens
-        self._wants_graphs = model.device.type == "cuda" if graphs is None else graphs
+        self._wants_graphs = self.device.type == "cuda" if graphs is None else graphs
         self._graphs: dict[int, StepGraph] = {}
 
     @checked
@@ -164,9 +174,9 @@ class Engine:
     def _choose(self, logits: Tensor, sampler: Sampler, numbers: Sequence[float]) -> list[int]:
         """The ids that rank 0 has chosen."""
         drawn = torch.tensor(numbers, dtype=torch.float64).to(logits.device, non_blocking=True)
-        ids: list[int] = self._collectives.first(sampler.choose(logits, drawn)).tolist()
+        ids: list[int] = self._ranks.first(sampler.choose(logits, drawn)).tolist()
         if NOT_FINITE in ids:
-            dtype = str(self.cache.dtype).removeprefix("torch.")
+            dtype = str(self.dtype).removeprefix("torch.")
             raise ArgumentError("dtype", "one in which the model's logits are finite", dtype)
         return ids
 
@@ -181,13 +191,10 @@ class Engine:
     @torch.no_grad()
     def _run(self, tokens: Tensor, pages: Tensor) -> Tensor:
         """A step of S sequences -> logits (S, vocab) after the last token of each."""
-        model = self.model
-        ids, positions, slots = tokens.to(model.device)
-        step = Step(positions, slots, pages.to(model.device))
-        x = model.embed(ids)
-        for layer, block in enumerate(model.blocks):
-            x = block(x, step, self.cache, layer)
-        return model.logits(x.view(len(pages), -1, x.shape[-1])[:, -1])
+        ids, positions, slots = tokens.to(self.device)
+        x = self.model.embed(ids)
+        x = self.model.hidden(x, Step(positions, slots, pages.to(self.device)), self.cache)
+        return self.model.logits(x.view(len(pages), -1, x.shape[-1])[:, -1])
 
     def _fill(self, count: int) -> None:
         """The first `count` sequences have all their tokens but one: as wide as a step becomes."""
@@ -198,7 +205,7 @@ class Engine:
     def _capture(self, count: int) -> Tensor:
         """The graph of a step of so many sequences -> its logits."""
         inputs = self._inputs([0] * count, range(count), 1, self._table.width)
-        tokens, pages = (each.to(self.model.device) for each in inputs)
+        tokens, pages = (each.to(self.device) for each in inputs)
         pool = next((graph.pool for graph in self._graphs.values()), None)
         self._graphs[count] = StepGraph(self._run, tokens, pages, pool)
         return self._graphs[count](tokens, pages)

@@ -1,0 +1,24 @@
+"""What the parts of a layer are stored as, where programs differ: told by what there is, never guessed."""
+
+from collections.abc import Sequence
+
+from qload.weights import Weights
+
+
+def is_stored(weights: Weights, prefix: str) -> bool:
+    """Whether any tensor is stored under `prefix`, or under it within the prefix of `weights`."""
+    leads = ("", *([f"{weights.prefix}."] if weights.prefix else ()))
+    return any(weights.names_under(f"{lead}{prefix}.") for lead in leads)
+
+
+def first_stored(weights: Weights, parent: str, names: Sequence[str]) -> str:
+    """The prefix of the first of `names` under `parent` that is stored; that of the first where none is."""
+    found = (f"{parent}.{name}" for name in names if is_stored(weights, f"{parent}.{name}"))
+    return next(found, f"{parent}.{names[0]}")
+
+
+def stored_parts(weights: Weights, parent: str, parts: Sequence[str], fused: str) -> list[str] | str:
+    """The prefixes of the `parts` of a layer, or the one that they are stored fused under."""
+    if is_stored(weights, f"{parent}.{fused}") and not is_stored(weights, f"{parent}.{parts[0]}"):
+        return f"{parent}.{fused}"
+    return [f"{parent}.{part}" for part in parts]
