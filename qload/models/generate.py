@@ -92,9 +92,13 @@ class Engine:
         self._longest_prompt = prompt_tokens
         warm_up(self.model, max(prompt_tokens, self.max_sequences))
         sampler, size = Sampler(temperature=1.0), prompt_tokens
+        logits = self.prefill([0])
+        held = [torch.empty_like(logits) for _ in range(self.max_sequences - 1)]  # of the other prompts
         while size:  # what a shorter prompt takes lies in other blocks of an allocator
-            self.prefill([0] * size)
+            logits = self.prefill([0] * size)
             size //= 2
+        self._choose(torch.cat([logits, *held]), sampler, [0.0] * self.max_sequences)
+        del logits, held
         for count in range(self.max_sequences, 0, -1):  # the graph of the largest first: others fit its memory
             self._fill(count)
             logits = self._capture(count) if self._wants_graphs else self.decode([0] * count)
