@@ -31,6 +31,7 @@ from qload.errors.checkpoint import (
     TwoFormatsError,
     UnsupportedFormatError,
 )
+from qload.errors.worlds import LostRankError
 
 __all__ = [
     "AmbiguousIndexError",
@@ -45,6 +46,7 @@ __all__ = [
     "FieldValueError",
     "IndexValueError",
     "KernelRefusedError",
+    "LostRankError",
     "MismatchError",
     "MissingTensorError",
     "NoKernelError",
