@@ -64,6 +64,7 @@ class Engine:
         self.max_tokens: int = max_tokens
         self.max_sequences: int = max_sequences
         self._table = PageTable(max_sequences, max_tokens, page_size)
+        self.width: int = self._table.width
         embedding = model.embed_tokens
         self.dtype: torch.dtype = embedding.weight.dtype
         self.device: torch.device = embedding.weight.device
@@ -120,7 +121,7 @@ class Engine:
         """Begin a sequence with a prompt of T tokens -> logits (1, vocab) of what follows it."""
         self.check(ids, 0)
         self._table.restart(sequence)
-        return self._run(*self._inputs(ids, [sequence], len(ids)))
+        return self.run(*self.inputs(ids, [sequence], len(ids)))
 
     @checked
     def decode(self, ids: Sequence[int], sequences: Sequence[int] | None = None) -> Tensor:
@@ -134,8 +135,8 @@ class Engine:
             if self._table.length(sequence) == self.max_tokens:
                 raise ArgumentError("ids", f"at most {self.max_tokens} tokens of a sequence", "one more")
         graph = self._graphs.get(len(ids))
-        inputs = self._inputs(ids, chosen, 1, None if graph is None else self._table.width)
-        return self._run(*inputs) if graph is None else graph(*inputs)
+        inputs = self.inputs(ids, chosen, 1, None if graph is None else self.width)
+        return self.run(*inputs) if graph is None else graph(*inputs)
 
     @checked
     def generate(self, prompt_ids: Sequence[int], tokens: int, sampler: Sampler = GREEDY) -> list[int]:
@@ -184,7 +185,7 @@ class Engine:
             raise ArgumentError("dtype", "one in which the model's logits are finite", dtype)
         return ids
 
-    def _inputs(
+    def inputs(
         self, ids: Sequence[int], sequences: Sequence[int], each: int, width: int | None = None
     ) -> tuple[Tensor, Tensor]:
         """So many new tokens of each sequence: ids, positions and slots (3, T), and pages (S, P), on the host."""
@@ -193,7 +194,7 @@ class Engine:
         return torch.tensor([list(ids), positions, slots]), torch.tensor(self._table.table(sequences, width))
 
     @torch.no_grad()
-    def _run(self, tokens: Tensor, pages: Tensor) -> Tensor:
+    def run(self, tokens: Tensor, pages: Tensor) -> Tensor:
         """A step of S sequences -> logits (S, vocab) after the last token of each."""
         ids, positions, slots = tokens.to(self.device)
         x = self.model.embed(ids)
@@ -208,10 +209,10 @@ class Engine:
 
     def _capture(self, count: int) -> Tensor:
         """The graph of a step of so many sequences -> its logits."""
-        inputs = self._inputs([0] * count, range(count), 1, self._table.width)
+        inputs = self.inputs([0] * count, range(count), 1, self.width)
         tokens, pages = (each.to(self.device) for each in inputs)
         pool = next((graph.pool for graph in self._graphs.values()), None)
-        self._graphs[count] = StepGraph(self._run, tokens, pages, pool)
+        self._graphs[count] = StepGraph(self.run, tokens, pages, pool)
         return self._graphs[count](tokens, pages)
 
 
