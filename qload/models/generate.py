@@ -1,8 +1,8 @@
 """Prompts in, tokens out: prefill and decode of a model, its keys and values in pages of a cache.
 
-    engine = Engine(model, max_tokens=256, max_sequences=4)
-    engine.warm_up(prompt_tokens=128)             # from here on no more memory is taken
-    ids = engine.generate([1, 2, 3], tokens=16)
+engine = Engine(model, max_tokens=256, max_sequences=4)
+engine.warm_up(prompt_tokens=128)             # from here on no more memory is taken
+ids = engine.generate([1, 2, 3], tokens=16)
 """
 
 import logging
@@ -94,13 +94,15 @@ class Engine:
         warm_up(self.model, max(prompt_tokens, self.max_sequences))
         sampler, size = Sampler(temperature=1.0), prompt_tokens
         logits = self.prefill([0])
-        held = [torch.empty_like(logits) for _ in range(self.max_sequences - 1)]  # of the other prompts
+        held = [torch.zeros_like(logits) for _ in range(self.max_sequences - 1)]  # of the other prompts
         while size:  # what a shorter prompt takes lies in other blocks of an allocator
             logits = self.prefill([0] * size)
             size //= 2
         self._choose(torch.cat([logits, *held]), sampler, [0.0] * self.max_sequences)
         del logits, held
-        for count in range(self.max_sequences, 0, -1):  # the graph of the largest first: others fit its memory
+        for count in range(
+            self.max_sequences, 0, -1
+        ):  # the graph of the largest first: others fit its memory
             self._fill(count)
             logits = self._capture(count) if self._wants_graphs else self.decode([0] * count)
             self._choose(logits, sampler, [0.0] * count)
@@ -169,6 +171,9 @@ class Engine:
         logits = torch.cat([self.prefill(prompt, place) for place, prompt in enumerate(prompts)])
         for step in range(tokens):
             ids = self._choose(logits, sampler, [next(numbers[place]) for place in going])
+            if NOT_FINITE in ids:
+                dtype = str(self.dtype).removeprefix("torch.")
+                raise ArgumentError("dtype", "one in which the model's logits are finite", dtype)
             yield dict(zip(going, ids, strict=True))
             left = [(place, i) for place, i in zip(going, ids, strict=True) if i not in self.model.config.eos]
             if not left or step == tokens - 1:
@@ -180,9 +185,6 @@ class Engine:
         """The ids that rank 0 has chosen."""
         drawn = torch.tensor(numbers, dtype=torch.float64).to(logits.device, non_blocking=True)
         ids: list[int] = self._ranks.first(sampler.choose(logits, drawn)).tolist()
-        if NOT_FINITE in ids:
-            dtype = str(self.dtype).removeprefix("torch.")
-            raise ArgumentError("dtype", "one in which the model's logits are finite", dtype)
         return ids
 
     def inputs(
