@@ -29,8 +29,8 @@ SMALL, SPARE = 1 << 20, 32  # torch takes tensors of up to 1 MiB from blocks apa
 class Engine:
     """A model with a cache for some sequences, which it continues token by token.
 
-    Every rank of a tensor-parallel model makes one and calls it alike; the tokens that are chosen are those of
-    rank 0. ArgumentError for sizes below 1, and where the model has fewer positions than `max_tokens`.
+    Every rank of a tensor-parallel model makes one and calls it alike; the tokens that are chosen are those
+    of rank 0. ArgumentError for sizes below 1, and where the model has fewer positions than `max_tokens`.
 
     Parameters
     ----------
@@ -196,7 +196,7 @@ class Engine:
     def inputs(
         self, ids: Sequence[int], sequences: Sequence[int], each: int, width: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """So many new tokens of each sequence: ids, positions and slots (3, T), and pages (S, P), on the host."""
+        """So many new tokens `each` of sequences: ids, positions and slots (3, T), pages (S, P); on the host."""
         grown = [self._table.grow(sequence, each) for sequence in sequences]
         positions, slots = ([at for part in parts for at in part] for parts in zip(*grown, strict=True))
         return torch.tensor([list(ids), positions, slots]), torch.tensor(self._table.table(sequences, width))
