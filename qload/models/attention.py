@@ -45,7 +45,7 @@ def attend(
 def hiding(
     positions: Tensor, keys: int, dtype: torch.dtype, window: int | None = None, chunk: int | None = None
 ) -> Tensor:
-    """What is added to scores (S, 1, Q, keys): 0 where a token at `positions` (S, Q) sees a key, else -inf."""
+    """What is added to scores (S, 1, Q, keys): -inf where a token at `positions` (S, Q) sees no key, or 0."""
     unseen = ~seen(positions, keys, window, chunk)
     added = torch.zeros(unseen.shape, dtype=dtype, device=positions.device)
     return added.masked_fill_(unseen, float("-inf"))[:, None]
@@ -55,11 +55,12 @@ def attend_hidden(
     q: Tensor, k: Tensor, v: Tensor, hidden: Tensor, *, scale: float, sinks: Tensor | None = None
 ) -> Tensor:
     """`attend`, with what is added to the scores in the place of positions: `hidden` (S, 1, Q, L)."""
-    S, Q, heads, _ = q.shape
+    S, Q, heads, D = q.shape
     kv = k.shape[2]
-    if heads % kv or k.shape[:3] != v.shape[:3] or k.shape[0] != S or q.shape[3] != k.shape[3]:
-        got = ", ".join(str(tuple(each.shape)) for each in (q, k, v))
-        raise ShapeError("attention: q, k, v", "(S, Q, heads, Dk), (S, L, kv, Dk), (S, L, kv, Dv)", (got,))
+    if (k.shape[0], k.shape[3]) != (S, D) or heads % kv:
+        raise ShapeError("attention: k", f"({S}, L, a divisor of {heads}, {D})", tuple(k.shape))
+    if v.shape[:3] != k.shape[:3]:
+        raise ShapeError("attention: v", f"({S}, {k.shape[1]}, {kv}, Dv)", tuple(v.shape))
     group = heads // kv
     rows = q.view(S, Q, kv, group, -1).permute(0, 2, 3, 1, 4).reshape(S, kv, group * Q, -1)
     added = hidden if Q == 1 or group == 1 else hidden.repeat(1, 1, group, 1)

@@ -69,6 +69,8 @@ class Attention(nn.Module):
         super().__init__()
         self.qkv_proj, self.o_proj, self.rope = qkv, out, rope
         self.facts: HeadFacts = facts
+        self.q_norm: Norm | None
+        self.k_norm: Norm | None
         self.q_norm, self.k_norm = head_norms or (None, None)
         self.register_buffer("sinks", sinks)
 
@@ -101,11 +103,11 @@ class Attention(nn.Module):
         return cls(qkv, out, rope, facts, norms, sinks)
 
     def forward(self, x: Tensor, step: Step, cache: PagedCache, layer: int) -> Tensor:
-        """The tokens x (T, H) of a `step` among all of their sequences, whose `layer` has a place in `cache`."""
+        """The tokens x (T, H) of a `step` among all of their sequences, whose `layer` is in `cache`."""
         facts = self.facts
         heads = self.qkv_proj(x).view(x.shape[0], -1, facts.size)
-        both, v = heads.split([facts.queries + facts.keys, facts.keys], 1)
-        q, k = self._positioned(both, step).split([facts.queries, facts.keys], 1)
+        both, v = torch.split(heads, [facts.queries + facts.keys, facts.keys], 1)
+        q, k = torch.split(self._positioned(both, step), [facts.queries, facts.keys], 1)
         cache.write(layer, step.slots, k, v)
         keys, values = cache.read(layer, step.pages)
         q = q.reshape(step.sequences, step.new, facts.queries, facts.size)
@@ -117,14 +119,14 @@ class Attention(nn.Module):
         """Queries and keys (T, heads, D), normalized and turned as this layer does."""
         facts = self.facts
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = both.split([facts.queries, facts.keys], 1)
+            q, k = torch.split(both, [facts.queries, facts.keys], 1)
             both = torch.cat([self.q_norm(q), self.k_norm(k)], 1)
         if facts.mask.turned:
             both = self.rope.turn(both, *step.kept(self.rope, lambda: self.rope(step.positions)))
             return rms_norm(both, (facts.size,), None, facts.eps) if facts.norm == "after rope" else both
         if facts.temperature is None:
             return both
-        q, k = both.split([facts.queries, facts.keys], 1)
+        q, k = torch.split(both, [facts.queries, facts.keys], 1)
         return torch.cat([(q * temperatures(step.positions, *facts.temperature)).to(q.dtype), k], 1)
 
 

@@ -1,8 +1,5 @@
 """The feed-forward part of a decoder layer: one gated pair of products, or experts that a router chooses."""
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -10,6 +7,7 @@ from qload.errors import ShapeError
 from qload.experts import ExpertSplit, GatedActivation, Routing
 from qload.methods import MergedColumnParallelLinear, ParallelExperts, RowParallelLinear
 from qload.methods.loaded import LinearFactory
+from qload.methods.parallel_experts import ExpertsFactory
 from qload.models.config import TextConfig
 from qload.models.names import first_stored, stored_parts
 from qload.models.norm import vector
@@ -17,8 +15,6 @@ from qload.models.shapes import check_biases, check_matrix
 from qload.parallel import Collectives, collectives_of
 from qload.spec import Role
 from qload.weights import Weights
-
-ExpertsFactory = Callable[[Any], nn.Module]  # an ExpertsWeight -> what multiplies by it
 
 
 class GatedFeedForward(nn.Module):

@@ -10,14 +10,16 @@ import torch
 from torch import nn
 
 from qload.detect import read_model_config
-from qload.errors import ConfigError, checked
+from qload.errors import checked
 from qload.experts import ExpertSplit
 from qload.methods import ParallelLMHead, VocabParallelEmbedding
 from qload.methods.loaded import LinearFactory
+from qload.methods.parallel_experts import ExpertsFactory
 from qload.models.attention_layer import Attention
 from qload.models.config import TextConfig, text_config
 from qload.models.decoder import Block, Decoder
-from qload.models.feed_forward import ExpertsFactory, GatedFeedForward, SparseFeedForward
+from qload.models.feed_forward import GatedFeedForward, SparseFeedForward
+from qload.models.latent_attention import LatentAttention
 from qload.models.names import first_stored
 from qload.models.norm import Norm
 from qload.models.rope import Rope
@@ -147,7 +149,7 @@ def load_attention(
 ) -> nn.Module:
     """The attention of a layer, of the kind that the config says."""
     if config.latent is not None:
-        raise ConfigError("config.json", "model_type", "a model without latent attention", config.type)
+        return LatentAttention.load(weights, prefix, config, rope, making.make)
     return Attention.load(weights, prefix, config, layer, rope, making.make)
 
 
@@ -158,5 +160,12 @@ def load_feed_forward(
     name = first_stored(weights, prefix, config.family.feed_forward)
     if not config.sparse(layer):
         return GatedFeedForward.load(weights, name, config, config.inner, make=making.make)
-    options = {"make": making.make, "make_experts": making.make_experts, "split": making.split}
-    return SparseFeedForward.load(weights, name, config, making.dtype, **options)
+    return SparseFeedForward.load(
+        weights,
+        name,
+        config,
+        making.dtype,
+        make=making.make,
+        make_experts=making.make_experts,
+        split=making.split,
+    )

@@ -57,7 +57,7 @@ def rotate_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     _check(x, cos)
     turned = torch.empty_like(x)
     half = x.shape[-1] // 2
-    _turn(*x.split(half, -1), cos, sin, *turned.split(half, -1))
+    _turn(x[..., :half], x[..., half:], cos, sin, turned[..., :half], turned[..., half:])
     return turned
 
 

@@ -78,7 +78,7 @@ class _Said(BaseModel):
     attention_factor: Above0 | None = None
     mscale: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] | None = None
     mscale_all_dim: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] | None = None
-    partial_rotary_factor: Literal[1.0] | None = None
+    partial_rotary_factor: Annotated[float, Field(ge=1, le=1)] | None = None
 
 
 def rope_config(found: FoundConfig, family: Family, dim: int, pairs: bool, positions: int) -> RopeConfig:

@@ -83,7 +83,8 @@ class Step:
             for at in each
         ]
         made = ([at for each in places for at in each], slots, pages)
-        return cls(*(torch.tensor(each, dtype=torch.int64, device=device) for each in made))
+        positions, to, table = (torch.tensor(each, dtype=torch.int64, device=device) for each in made)
+        return cls(positions, to, table)
 
     @property
     def sequences(self) -> int:

@@ -23,8 +23,8 @@ def test_an_image_of_the_trained_size_has_every_position_once() -> None:
 def test_a_larger_image_repeats_positions_and_a_smaller_one_leaves_some_out() -> None:
     # Row r of R is at r / R of the side: of 8 positions, floor(8 r / R) in whole numbers.
     for rows, columns in ((16, 4), (2, 8), (4, 16), (1, 1)):
-        expected = [
-            8 * (8 * row // rows) + 8 * column // columns for row in range(rows) for column in range(columns)
+        places = [
+            (8 * row // rows, 8 * column // columns) for row in range(rows) for column in range(columns)
         ]
         made = patch_positions(mask_of((rows, columns), rows=rows, columns=columns), 8)
         assert made.tolist() == [[8 * row + column for row, column in places]]
