@@ -118,16 +118,22 @@ def of_linear(
     bias: Tensor | None = None,
     activations: Activations = "declared",
     maximum: Maximum = None,
+    *,
+    converted: bool = False,
 ) -> Bounded:
-    """What x (M, K) times a `weight` is, (M, N), and what a kernel may be off by before it rounds to x's type.
+    """What x (M, K) times a `weight` is, (M, N), and what a kernel may be off by before it rounds its result.
 
     The weight is rounded to the type of x, and what a declared quantizer makes of x as well; the weight is
     dequantized in slices. `bias` (N,), `activations` and `maximum` as `Weight.get_linear` has them.
+    `converted`: whether the kernel's scales were rounded to the type of x before.
     """
     steps, more = 2 + (weight.input_factors is not None), 0.0
+    if converted:
+        half = torch.finfo(x.dtype).eps / 2
+        more += half * (1 + half)
     if quantizes(weight, activations) and weight.activations is not None:
         steps += 3  # a scale of the inputs, one of the weight, a zero point
-        more = TENSOR_CORES * (x.is_cuda and weight.activations.type == "float" and x.dtype in sums.NARROW)
+        more += TENSOR_CORES * (x.is_cuda and weight.activations.type == "float" and x.dtype in sums.NARROW)
     taken = list(_inputs(x, weight, activations, maximum))
     value = torch.empty(x.shape[0], weight.layer.N, dtype=torch.float64, device=x.device)
     error = torch.empty_like(value)
@@ -157,6 +163,6 @@ def _inputs(
 
 
 def excess(y: Tensor, want: Bounded) -> Tensor:
-    """How far y is from what is exact, in units of what rounding can cost it: NaN and all above 1 is wrong."""
+    """How far y is from what is exact, in units of what rounding can cost; NaN and all above 1 is wrong."""
     budget = want.rounded_to(y.dtype).error
     return (y.double() - want.value).abs() / budget

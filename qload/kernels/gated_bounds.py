@@ -63,7 +63,7 @@ def clamped_swiglu(gate: Bounded, up: Bounded, alpha: float, limit: float) -> Bo
 
 
 def between(gate: Bounded, up: Bounded, kind: str, alpha: float | None, limit: float | None) -> Bounded:
-    """What a gated activation makes of gate and up; `kind`, `alpha` and `limit` as `GatedActivation` has them."""
+    """What a `GatedActivation` of a `kind`, with `alpha` and `limit` or without, makes of gate and up."""
     if alpha is not None and limit is not None:
         return clamped_swiglu(gate, up, alpha, limit)
     return PLAIN[kind](gate) * up

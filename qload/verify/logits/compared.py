@@ -1,0 +1,147 @@
+"""A model through kernels and through what its weights mean: findings, notes, and the numbers of both."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qload.detect import read_model_config
+from qload.errors import ArgumentError, QloadError
+from qload.verify.logits.opened import Watched, watched
+from qload.verify.logits.prompt import config_of, ids_of, logits_of
+from qload.verify.logits.reference import beside, outliers
+from qload.verify.logits.watched import Departure
+from qload.verify.prompt import Prompt
+from qload.verify.report import Finding, finding_of
+
+PRODUCT = "kernel-product"
+Tell = Callable[[str, int, int], None]
+
+
+@dataclass
+class Compared:
+    """What was found.
+
+    Attributes
+    ----------
+    findings, notes
+        As a report has them.
+    numbers
+        Plain data for a program: `ids`, `dtype`, the `layers` with the `share` of what rounding can cost that
+        each came to, the `logits` of kernels beside those of the meaning, and of a reference.
+    """
+
+    findings: list[Finding] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    numbers: dict[str, Any] = field(default_factory=dict)
+
+
+@torch.no_grad()
+def check_logits(path: str, prompt: Prompt, against: Any = None, tell: Tell | None = None) -> Compared:
+    """The model of the checkpoint at `path` on a prompt, and beside that of a reference `against`.
+
+    `tell`: called with a stage, how much of it is done, and how much there is. ArgumentError for a type
+    without a model, and for ids that are none of it; what the files hold is a finding.
+    """
+    known, found = config_of(read_model_config(path)), Compared()
+    ids, tell = ids_of(prompt, known), tell or (lambda *_: None)
+    found.numbers["ids"] = ids
+    try:
+        tell("logits: loading", 0, 1)
+        own = watched(path, prompt.device)
+        tell("logits: layers", 0, 2)
+        meant = logits_of(own.model, ids, own.dtype, prompt.device)
+        _layers(own, found)
+        tell("logits: kernels", 1, 2)
+        own.watch.follows = "kernel"
+        computed = logits_of(own.model, ids, own.dtype, prompt.device)
+        own.watch.follows, own.watch.compares = "meaning", False
+        _whole(meant, computed, found)
+        if against is not None:
+            tell("logits: reference", 0, 1)
+            _beside(own, against, ids, prompt.device, found)
+    except ArgumentError:
+        raise
+    except QloadError as error:
+        found.findings.append(finding_of(error))
+    return found
+
+
+def _layers(own: Watched, found: Compared) -> None:
+    """The first layer that departs, and how near all others came."""
+    watch = own.watch
+    found.numbers["dtype"] = str(own.dtype).removeprefix("torch.")
+    found.numbers["layers"] = [{"prefix": name, "share": share} for name, share in watch.worst.items()]
+    found.numbers["departures"] = [asdict(each) for each in watch.departures]
+    if watch.departures:
+        first, *others = watch.departures
+        found.findings.append(Finding(PRODUCT, "error", first.name, None, said_of(first, len(others))))
+    if watch.overflown:
+        more = f"; {len(watch.overflown)} layers in all" if len(watch.overflown) > 1 else ""
+        found.notes.append(
+            f"{next(iter(watch.overflown))}: activations leave the range of {found.numbers['dtype']}, where "
+            f"nothing was compared{more}"
+        )
+
+
+def said_of(first: Departure, others: int) -> str:
+    """What a finding says of the first layer that departs."""
+    said = (
+        f"{first.name}: the kernel's product is off by {abs(first.got - first.want):.3g} at (token, n) = "
+        f"({first.token}, {first.output}), where rounding can cost {first.budget:.3g}; "
+        f"{first.wrong} of {first.total} are"
+    )
+    if others:
+        said += f"; {others} layers after it depart too"
+    if first.weight is None:
+        return f"{said}\nno number of its weight, read back by itself, is another one"
+    (name, place), got, want = first.weight
+    letters = ", ".join("enk"[-len(place) :])
+    return f"{said}\nits kernel has {got:g} at ({letters}) = {place} of {name}, the checkpoint {want:g}"
+
+
+def distances(got: Tensor, want: Tensor) -> dict[str, Any]:
+    """How far logits (T, vocab) are from others.
+
+    `largest`: the largest difference, as a part of the range of the others; `kl`: the mean divergence of the
+    distributions, in nats; `greedy`: of how many tokens the likeliest is the same, and `tokens`: of how many.
+    """
+    got, want = got.double(), want.double()
+    ours, theirs = got.log_softmax(-1), want.log_softmax(-1)
+    return {
+        "largest": float((got - want).abs().max() / (want.max() - want.min())),
+        "kl": float((theirs.exp() * (theirs - ours)).sum(-1).mean()),
+        "greedy": int((got.argmax(-1) == want.argmax(-1)).sum()),
+        "tokens": got.shape[0],
+    }
+
+
+def said_of_logits(numbers: dict[str, Any], what: str) -> str:
+    """A note on the distances of two models' logits."""
+    return (
+        f"logits: those of {what} differ by {numbers['largest']:.3g} of their range at most, the likeliest "
+        f"token agrees in {numbers['greedy']} of {numbers['tokens']}, mean KL divergence {numbers['kl']:.3g}"
+    )
+
+
+def _whole(meant: Tensor, computed: Tensor, found: Compared) -> None:
+    numbers = distances(computed, meant)
+    found.numbers["kernels"] = numbers
+    found.notes.append(said_of_logits(numbers, "kernels and of dequantized weights"))
+
+
+def _beside(own: Watched, against: Any, ids: Sequence[int], device: str, found: Compared) -> None:
+    """Another checkpoint of the same model, on the same ids."""
+    other = watched(against, device, own.dtype, kernels=False)
+    sizes, theirs = ((w.config.type, w.config.layers, w.config.hidden, w.config.vocab) for w in (own, other))
+    if sizes != theirs:
+        found.notes.append(f"logits: the reference is another model, {theirs}, not {sizes}: not compared")
+        return
+    layers, logits = beside(own, other, ids, device)
+    meant = logits_of(own.model, ids, own.dtype, device)
+    numbers = distances(meant, logits)
+    found.numbers["against"] = numbers | {"layers": [each.numbers() for each in layers]}
+    found.notes.append(said_of_logits(numbers, "dequantized weights and of the reference"))
+    found.findings += list(outliers(layers, own, other))
