@@ -19,6 +19,7 @@ from .errors import ExcludedModuleError as ExcludedModuleError
 from .errors import FieldValueError as FieldValueError
 from .errors import IndexValueError as IndexValueError
 from .errors import KernelRefusedError as KernelRefusedError
+from .errors import LostRankError as LostRankError
 from .errors import MismatchError as MismatchError
 from .errors import MissingTensorError as MissingTensorError
 from .errors import NoKernelError as NoKernelError
@@ -118,7 +119,9 @@ from .parallel import Collectives as Collectives
 from .parallel import FakeWorld as FakeWorld
 from .parallel import ProcessGroup as ProcessGroup
 from .parallel import ReducingGroup as ReducingGroup
+from .parallel import agree as agree
 from .parallel import collectives_of as collectives_of
+from .parallel import joined_world as joined_world
 from .parallel import maximum_over as maximum_over
 from .quantize import BNB4Quantizer as BNB4Quantizer
 from .quantize import BNBInt8Quantizer as BNBInt8Quantizer

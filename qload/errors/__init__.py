@@ -7,6 +7,7 @@ from qload.errors.arguments import (
     DivideError,
     KernelRefusedError,
     NoKernelError,
+    NotEnoughMemoryError,
     NotWarmError,
     PatternError,
     RepackError,
@@ -30,6 +31,7 @@ from qload.errors.checkpoint import (
     TwoFormatsError,
     UnsupportedFormatError,
 )
+from qload.errors.worlds import LostRankError
 
 __all__ = [
     "AmbiguousIndexError",
@@ -44,9 +46,11 @@ __all__ = [
     "FieldValueError",
     "IndexValueError",
     "KernelRefusedError",
+    "LostRankError",
     "MismatchError",
     "MissingTensorError",
     "NoKernelError",
+    "NotEnoughMemoryError",
     "NotWarmError",
     "PatternError",
     "QloadError",

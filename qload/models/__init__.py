@@ -10,22 +10,28 @@ from qload.models.cache import PagedCache
 from qload.models.config import TextConfig, text_config
 from qload.models.decoder import Block, Decoder
 from qload.models.families import FAMILIES
+from qload.models.generate import Engine, check_prompt
 from qload.models.load import Making, load_decoder, load_model
 from qload.models.rope import Rope, rotate_halves, rotate_pairs
 from qload.models.rope_config import RopeConfig
+from qload.models.sampling import GREEDY, Sampler
 from qload.models.step import Step
 
 __all__ = [
     "FAMILIES",
+    "GREEDY",
     "Block",
     "Decoder",
+    "Engine",
     "Making",
     "PagedCache",
     "Rope",
     "RopeConfig",
+    "Sampler",
     "Step",
     "TextConfig",
     "attend",
+    "check_prompt",
     "load_decoder",
     "load_model",
     "rotate_halves",

@@ -7,6 +7,7 @@ quantized by their largest value needs one reduction where ranks have shares of 
 from qload.parallel.collectives import Collectives, collectives_of, maximum_over
 from qload.parallel.fake_world import FakeWorld
 from qload.parallel.groups import ALONE, ProcessGroup, Rank, ReducingGroup
+from qload.parallel.launched import agree, joined_world
 
 __all__ = [
     "ALONE",
@@ -15,6 +16,8 @@ __all__ = [
     "ProcessGroup",
     "Rank",
     "ReducingGroup",
+    "agree",
     "collectives_of",
+    "joined_world",
     "maximum_over",
 ]

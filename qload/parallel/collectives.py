@@ -67,10 +67,11 @@ class _TorchCollectives(Rank):
         return self._reduced(values, torch.distributed.ReduceOp.MAX)
 
     def gathered(self, values: Tensor, dim: int = -1) -> Tensor:
-        """By `all_gather_into_tensor`."""
-        shares = values.new_empty((self.world, *values.shape))
-        torch.distributed.all_gather_into_tensor(shares, values.contiguous(), self.group)
-        return torch.cat(shares.unbind(0), dim)
+        """By `all_gather`."""
+        own = values.contiguous()
+        shares = [torch.empty_like(own) for _ in range(self.world)]
+        torch.distributed.all_gather(shares, own, self.group)
+        return torch.cat(shares, dim)
 
     def first(self, values: Tensor) -> Tensor:
         """By `broadcast`."""

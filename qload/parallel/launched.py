@@ -1,0 +1,162 @@
+"""A world of processes: torchrun's, or plain ones that are told by RANK, WORLD_SIZE and MASTER_ADDR."""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qload.errors import ArgumentError, LostRankError, QloadError, checked
+from qload.parallel.collectives import collectives_of
+from qload.parallel.groups import ALONE, ProcessGroup, Rank
+from qload.parallel.interrupt import Interrupt
+from qload.parallel.told import heard, told
+from qload.parallel.watch import Watch
+
+TOLD_S = 3.0  # after a collective has failed, in which the watch says which rank was lost
+
+
+@dataclass(frozen=True)
+class Launch(Rank):
+    """A rank as its launcher has told it: its place, its place on this machine, and where rank 0 is."""
+
+    local: int = 0
+    address: str = "localhost"
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> "Launch":
+        """From RANK, WORLD_SIZE, LOCAL_RANK and MASTER_ADDR; ArgumentError for what is no rank.
+
+        A world of one without WORLD_SIZE. `environment`: the variables of the process.
+        """
+        if "WORLD_SIZE" not in environment:
+            return cls(0, 1)
+        world, rank = _number(environment, "WORLD_SIZE"), _number(environment, "RANK")
+        local = _number(environment, "LOCAL_RANK") if "LOCAL_RANK" in environment else rank
+        return cls(rank, world, local, environment.get("MASTER_ADDR", "localhost"))
+
+    def device(self, device: torch.device | str) -> torch.device:
+        """The device of this rank: of "cuda" that of its place on the machine."""
+        asked = torch.device(device)
+        if str(asked) != "cuda":
+            return asked
+        return torch.device("cuda", self.local % max(torch.cuda.device_count(), 1))
+
+
+@contextmanager
+def joined_world(device: torch.device | str = "cpu", *, timeout_s: float = 600.0) -> Iterator[ProcessGroup]:
+    """The world that this process was launched into, by torchrun or by hand, as a process group.
+
+    Within the block the ranks watch each other: where one fails with an error of qload, all others raise the
+    same error, and where one dies they raise LostRankError, at once and wherever they are. A main thread that
+    waits in native code cannot raise; its process ends after some seconds, once the error is logged.
+
+    Without WORLD_SIZE in the environment it is a world of one. Call it in the main thread: the watch
+    takes SIGUSR1 and SIGTERM. ArgumentError for variables that name no rank.
+
+    Parameters
+    ----------
+    device
+        Of the collectives: "cuda" adds NCCL to gloo, and makes this rank's GPU the current one.
+    timeout_s
+        How long ranks wait for each other, in seconds, before they are taken to be lost.
+
+    Examples
+    --------
+    >>> from qload import joined_world
+    >>> with joined_world() as group:
+    ...     group.rank(), group.size()
+    (0, 1)
+    """
+    launch = Launch.of(os.environ)
+    here = launch.device(device)
+    if here.type == "cuda":
+        torch.cuda.set_device(here)
+    if launch.size() == 1:
+        yield ALONE
+        return
+    with Interrupt() as interrupt:
+        watch = Watch(launch.rank(), launch.size(), interrupt.tell)
+        group = _meet(launch, here, watch, timeout_s)
+        ended: BaseException | None = None
+        try:
+            yield group
+        except BaseException as error:
+            ended = _cause(error, interrupt)
+            if ended is error:
+                raise
+            raise ended from error
+        finally:
+            interrupt.finish()
+            watch.end(ended)
+            if ended is None:
+                torch.distributed.destroy_process_group()
+
+
+@checked
+def agree(group: ProcessGroup, error: QloadError | None) -> None:
+    """Raise on every rank of `group` the error of the first rank that has one; nothing where none has.
+
+    For what only one rank may find, such as a file that is missing on its machine: each rank checks what it
+    can before it reads weights, hands in the `error` that it found or None, and all go on or none does.
+
+    Examples
+    --------
+    >>> from qload import ArgumentError, FakeWorld, agree
+    >>> def work(group):
+    ...     found = ArgumentError("path", "a folder", "none") if group.rank() == 1 else None
+    ...     try:
+    ...         agree(group, found)
+    ...     except ArgumentError as error:
+    ...         return error.got
+    >>> FakeWorld(3).run(work)
+    ['none', 'none', 'none']
+    """
+    ranks = collectives_of(group)
+    said = b"" if error is None else told(error, group.rank(), group.size())
+    sizes = ranks.gathered(torch.tensor([len(said)])).tolist()
+    if not any(sizes):
+        return
+    padded = torch.tensor([*said, *bytes(max(sizes) - len(said))], dtype=torch.uint8)
+    first = next(rank for rank, size in enumerate(sizes) if size)
+    everything: Tensor = ranks.gathered(padded[None], dim=0)[first, : sizes[first]]
+    raise heard(bytes(everything.tolist()), first, group.size())
+
+
+def _meet(launch: Launch, device: torch.device, watch: Watch, timeout_s: float) -> ProcessGroup:
+    """The process group of all ranks, once each of them is watched; LostRankError where one stays away."""
+    distributed, timeout = torch.distributed, timedelta(seconds=timeout_s)
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    try:
+        meeting = distributed.rendezvous(  # type: ignore[attr-defined]  # as its documentation has it
+            "env://", launch.rank(), launch.size(), timeout=timeout
+        )
+        store, rank, world = next(iter(meeting))
+        store.set_timeout(timeout)
+        watch.start(store, launch.address, timeout_s)
+        distributed.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
+    except LostRankError:
+        raise
+    except (RuntimeError, ValueError) as error:
+        watch.stop()
+        raise LostRankError(None, launch.size(), f"the ranks did not meet: {error}") from error
+    group: Any = distributed.group.WORLD
+    return group  # type: ignore[no-any-return]
+
+
+def _cause(error: BaseException, interrupt: Interrupt) -> BaseException:
+    """Why a rank ends: what the watch was told, where a collective failed for it."""
+    if isinstance(error, RuntimeError) and not isinstance(error, QloadError):
+        interrupt.wait(TOLD_S)
+    return interrupt.error or error
+
+
+def _number(environment: Mapping[str, str], name: str) -> int:
+    said = environment.get(name, "")
+    if not (said.isascii() and said.isdigit()) or len(said) > 9:
+        raise ArgumentError(name, "a whole number, as launchers set it", repr(said))
+    return int(said)
