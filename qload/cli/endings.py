@@ -15,7 +15,12 @@ from qload.errors import ArgumentError, CutError, DivideError, NotEnoughMemoryEr
 UNREADABLE = 1
 WRONG = 2  # the command, what it runs in, or where it writes to
 INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
-ASKED = (ArgumentError, CutError, DivideError, NotEnoughMemoryError)  # about what was asked, not what was read
+ASKED = (
+    ArgumentError,
+    CutError,
+    DivideError,
+    NotEnoughMemoryError,
+)  # about what was asked, not what was read
 READER_LEFT = 141  # 128 + SIGPIPE: neither 0 nor 1, because no verdict was delivered
 
 

@@ -15,7 +15,6 @@ from qload.cli.options import (
     as_json,
     folders,
     paths_argument,
-
     verbose,
     world_sizes,
 )
@@ -86,9 +85,7 @@ Exit codes: 0 nothing found, 1 findings or unreadable, 2 the command is wrong. O
     metavar="ID[,ID...]",
     help="What --logits runs it on. Default: 24 token ids that are drawn, always the same.",
 )
-@click.option(
-    "--device", metavar="DEVICE", help="Where --logits runs it: cpu, or cuda.  [default: cpu]"
-)
+@click.option("--device", metavar="DEVICE", help="Where --logits runs it: cpu, or cuda.  [default: cpu]")
 @click.option(
     "--sarif",
     type=SarifFile(),

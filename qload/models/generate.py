@@ -1,8 +1,8 @@
 """Prompts in, tokens out: prefill and decode of a model, its keys and values in pages of a cache.
 
-    engine = Engine(model, max_tokens=256, max_sequences=4)
-    engine.warm_up(prompt_tokens=128)             # from here on no more memory is taken
-    ids = engine.generate([1, 2, 3], tokens=16)
+engine = Engine(model, max_tokens=256, max_sequences=4)
+engine.warm_up(prompt_tokens=128)             # from here on no more memory is taken
+ids = engine.generate([1, 2, 3], tokens=16)
 """
 
 import logging
@@ -100,7 +100,9 @@ class Engine:
             size //= 2
         self._choose(torch.cat([logits, *held]), sampler, [0.0] * self.max_sequences)
         del logits, held
-        for count in range(self.max_sequences, 0, -1):  # the graph of the largest first: others fit its memory
+        for count in range(
+            self.max_sequences, 0, -1
+        ):  # the graph of the largest first: others fit its memory
             self._fill(count)
             logits = self._capture(count) if self._wants_graphs else self.decode([0] * count)
             self._choose(logits, sampler, [0.0] * count)

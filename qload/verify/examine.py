@@ -118,7 +118,7 @@ def verify(
     tier
         The last of "headers", "values" and "meaning" whose rules are asked; "headers" reads no weight.
     logits
-        Check too that what multiplies by the weights computes what they mean: a prompt that the model runs on.
+        Check too that what multiplies by the weights computes what they mean: what the model runs on.
         ArgumentError for a type of model that there is no model of, for ids that are none, and where several
         processes share the work.
     progress
@@ -180,7 +180,11 @@ def _check_alone(path: str | PathLike[str], prompt: Prompt, group: ProcessGroup 
 
 
 def _with_logits(
-    report: Report, path: str | PathLike[str], prompt: Prompt, against: str | PathLike[str] | None, tell: Progress
+    report: Report,
+    path: str | PathLike[str],
+    prompt: Prompt,
+    against: str | PathLike[str] | None,
+    tell: Progress,
 ) -> Report:
     """The report, with what the model's layers and logits show."""
     from qload.verify.logits import check_logits
