@@ -16,7 +16,7 @@ from qload.models.masks import Mask
 from qload.models.names import stored_parts
 from qload.models.norm import Norm, vector
 from qload.models.rope import Rope
-from qload.models.shapes import check_matrix
+from qload.models.shapes import check_biases, check_matrix
 from qload.models.step import Step
 from qload.weights import Weights
 
@@ -90,6 +90,8 @@ class Attention(nn.Module):
         sizes = [count * D for count in (config.heads, config.kv_heads, config.kv_heads)]
         check_matrix(weights, names, sizes, config.hidden)
         check_matrix(weights, f"{prefix}.o_proj", [config.hidden], config.heads * D)
+        check_biases(weights, names, config.biases)
+        check_biases(weights, f"{prefix}.o_proj", config.biases)
         qkv = QKVParallelLinear.load(weights, names, heads, head_size=D, make=make)
         out = RowParallelLinear.load(weights, f"{prefix}.o_proj", make=make)
         norms = None

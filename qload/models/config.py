@@ -177,7 +177,7 @@ def text_config(config: Mapping[str, Any]) -> TextConfig:
         layers=sizes.layers,
         vocab=sizes.needed("vocab"),
         heads=sizes.needed("heads"),
-        kv_heads=sizes.needed("kv" if "kv" in architecture.sizes else "heads"),
+        kv_heads=sizes.kv_heads(),
         head_dim=head,
         v_head_dim=value,
         inner=sizes.inner(f"{family.feed_forward[0]}.gate_proj"),
@@ -232,8 +232,18 @@ class Sizes:
         """Numbers of a head of queries and keys, how many of them are turned, and those of values."""
         if latent is not None:
             return latent.key_size, latent.rope_size, latent.value_size
+        self.needed("hidden"), self.needed("heads")  # which sizes of heads follow from
         head = self.needed("head")
         return head, head, head
+
+    def kv_heads(self) -> int:
+        """Heads of keys and values, each of which serves as many heads of queries."""
+        heads = self.needed("heads")
+        own = self.needed("kv") if "kv" in self.architecture.sizes else heads
+        if heads % own:
+            key = self.found.key("num_key_value_heads")
+            raise ConfigError(self.found.file, key, f"a divisor of {heads} heads", str(own))
+        return own
 
     def inner(self, name: str) -> int:
         """Outputs of a matrix of a layer; 0 where the architecture has none of this name."""

@@ -20,7 +20,7 @@ from qload.models.config import TextConfig, text_config
 from qload.models.decoder import Block, Decoder
 from qload.models.feed_forward import GatedFeedForward, SparseFeedForward
 from qload.models.latent_attention import LatentAttention
-from qload.models.names import first_stored
+from qload.models.names import first_stored, is_stored
 from qload.models.norm import Norm
 from qload.models.rope import Rope
 from qload.models.shapes import check_matrix
@@ -128,6 +128,8 @@ def load_decoder(weights: Weights, config: TextConfig, making: Making) -> Decode
     blocks = [load_block(weights, config, making, layer, rope) for layer in range(config.layers)]
     norm = Norm.load(weights, f"{making.base}.norm", config.hidden, config.eps)
     tied = embedding if config.tied else None
+    if not config.tied or is_stored(weights, making.head):
+        check_matrix(weights, making.head, [config.vocab], config.hidden, padded=True)
     head = ParallelLMHead.load(weights, making.head, vocab=config.vocab, tied_to=tied, make=making.make)
     return Decoder(config, embedding, blocks, norm, head)
 

@@ -1,0 +1,184 @@
+"""Models of every type: loaded whole and cut, fed at once and token by token; refusals before any answer."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from qload import DefaultWeightsLoader, Fp8Weight, UnquantizedWeight
+from qload.errors import ConfigError, DivideError, MissingTensorError, ShapeError
+from qload.models import FAMILIES, load_model
+from qload.parallel import Collectives, FakeWorld
+from qload.quantize import Fp8Quantizer, QuantizingLoader
+from qload.quantize.policy import mlp_only
+from tests.models.drawn import config, tensors, weights
+from tests.models.recorded import Rounded, logits, off, recorded
+from tests.paths import FIXTURES
+
+MODELS = sorted((FIXTURES / "models").iterdir())
+IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6, 5, 3], [2, 7, 1, 8, 2, 8, 1, 8, 2, 8]])
+RANGE = 1e-5  # of the logits: sums of float32 in another order
+kinds = pytest.mark.parametrize("kind", FAMILIES)
+
+
+@pytest.mark.parametrize("folder", MODELS, ids=lambda path: path.name)
+def test_a_model_of_another_tool_has_its_recorded_logits(folder: Path) -> None:
+    ids, want = recorded(folder)
+
+    assert off(logits(Rounded.of(folder).load(folder), ids), want) < RANGE
+
+
+@kinds
+def test_tokens_one_by_one_have_the_logits_of_all_at_once(kind: str) -> None:
+    said = config(kind)
+    model = load_model(weights(said, tensors(said)), said)
+
+    assert off(logits(model, IDS, chunks=IDS.shape[1]), logits(model, IDS)) < RANGE
+
+
+@kinds
+@pytest.mark.parametrize("split", ["tensor", "experts"])
+def test_ranks_agree_bit_for_bit_and_have_the_logits_of_one(kind: str, split: Any) -> None:
+    said, stored = config(kind), tensors(config(kind))
+    want = logits(load_model(weights(said, stored), said), IDS)
+
+    def work(group: Collectives) -> Tensor:
+        model = load_model(weights(said, stored, group), said, expert_split=split)
+        return logits(model, IDS, ranks=group.size())
+
+    for ranks in (2, 4):  # of four, two have the same heads of keys
+        first, *others = FakeWorld(ranks).run(work)
+        assert all(torch.equal(first, other) for other in others)
+        assert off(first, want) < RANGE
+
+
+@kinds
+def test_every_tensor_is_read_once_and_what_the_ledger_knows_is_left(kind: str) -> None:
+    said = config(kind)
+    held = weights(said, tensors(said))
+    load_model(held, said)
+
+    assert held.report().complete
+
+
+@kinds
+def test_one_layer_is_a_model_too(kind: str) -> None:
+    lists = {"no_rope_layers": [1]} if kind == "llama4_text" else {}
+    said = config(kind, num_hidden_layers=1, **lists)
+
+    assert logits(load_model(weights(said, tensors(said)), said), IDS).isfinite().all()
+
+
+def test_trap_65_a_tied_head_is_the_embedding_also_of_a_vocabulary_that_ranks_do_not_divide() -> None:
+    said = config("llama", tie_word_embeddings=True, vocab_size=37)
+    stored = tensors(said)
+    assert "lm_head.weight" not in stored
+    untied = {**stored, "lm_head.weight": stored["model.embed_tokens.weight"].clone()}
+    apart = {**said, "tie_word_embeddings": False}
+    want = logits(load_model(weights(apart, untied), apart), IDS)
+
+    def work(group: Collectives) -> Tensor:
+        return logits(load_model(weights(said, stored, group), said), IDS, ranks=group.size())
+
+    assert torch.equal(work(next(iter(FakeWorld(1)))), want)
+    assert all(off(got, want) < RANGE for got in FakeWorld(2).run(work))
+
+
+def test_trap_66_fewer_heads_of_keys_than_ranks_are_repeated() -> None:
+    said = config("qwen3", num_key_value_heads=1)
+    stored = tensors(said)
+    want = logits(load_model(weights(said, stored), said), IDS)
+
+    def work(group: Collectives) -> Tensor:
+        return logits(load_model(weights(said, stored, group), said), IDS, ranks=group.size())
+
+    assert all(off(got, want) < RANGE for got in FakeWorld(4).run(work))
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_fp8_while_loading_touches_the_mlp_alone_and_keeps_its_blocks(layers: int) -> None:
+    said = config("llama", num_hidden_layers=layers)
+    quantizer = Fp8Quantizer(per="block", block=(16, 16))
+    loader = QuantizingLoader(DefaultWeightsLoader(), quantizer, policy=mlp_only(blocks=layers))
+    formats: dict[str, type] = {}
+
+    def make(weight: Any, bias: Tensor | None, maximum: Any) -> torch.nn.Module:
+        formats[weight.layer.name] = type(weight)
+        return weight.get_linear(bias, maximum=maximum, activations="unquantized")
+
+    held = weights(said, tensors(said), loader=loader)
+    model = load_model(held, said, make=make)
+
+    assert {name for name, kind in formats.items() if kind is Fp8Weight} == {
+        name for name in formats if ".mlp." in name
+    }
+    assert len([name for name in formats if ".mlp." in name]) == 2 * layers
+    assert set(formats.values()) == {Fp8Weight, UnquantizedWeight}
+    assert model.blocks[0].mlp.down_proj.typed_linear.typed.config.block == (16, 16)
+    assert logits(model, IDS).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("model.layers.1.self_attn.q_proj.weight", (24, 32)),
+        ("model.layers.1.self_attn.o_proj.weight", (32, 24)),
+        ("model.layers.0.mlp.up_proj.weight", (40, 32)),
+        ("model.layers.0.mlp.down_proj.weight", (32, 40)),
+        ("model.layers.0.input_layernorm.weight", (31,)),
+        ("model.norm.weight", (32, 1)),
+        ("model.embed_tokens.weight", (39, 32)),
+        ("lm_head.weight", (40, 31)),
+        ("lm_head.weight", (39, 32)),
+    ],
+)
+def test_tensors_of_other_sizes_than_the_config_says_are_refused_by_name(name: str, shape: Any) -> None:
+    said = config("llama")
+    stored = tensors(said) | {name: torch.zeros(shape)}
+
+    with pytest.raises(ShapeError) as refusal:
+        load_model(weights(said, stored), said)
+    assert name.startswith(refusal.value.tensor)
+
+
+@pytest.mark.parametrize("name", ["self_attn.q_proj.bias", "self_attn.o_proj.bias", "mlp.down_proj.bias"])
+def test_a_bias_that_the_config_promises_has_to_be_there(name: str) -> None:
+    said = config("llama")
+    stored = tensors(said)
+    del stored[f"model.layers.1.{name}"]
+
+    with pytest.raises(MissingTensorError, match=f"model.layers.1.{name}"):
+        load_model(weights(said, stored), said)
+
+
+@pytest.mark.parametrize("name", ["sinks", "q_proj.weight"])
+def test_what_is_missing_is_named(name: str) -> None:
+    said = config("gpt_oss")
+    stored = tensors(said)
+    del stored[f"model.layers.1.self_attn.{name}"]
+
+    with pytest.raises(MissingTensorError, match=f"model.layers.1.self_attn.{name}"):
+        load_model(weights(said, stored), said)
+
+
+def test_a_world_that_does_not_divide_the_heads_is_refused() -> None:
+    said = config("llama")
+    stored = tensors(said)
+
+    with pytest.raises(DivideError, match="query heads"):
+        FakeWorld(3).run(lambda group: load_model(weights(said, stored, group), said))
+
+
+def test_a_folder_without_a_config_has_no_model(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="model_type"):
+        load_model(tmp_path)
+
+
+def test_a_tensor_of_no_layer_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    said = config("llama")
+    name = "model.layers.0.self_attn.q_norm.weight"
+    load_model(weights(said, tensors(said) | {name: torch.ones(8)}), said)
+
+    assert f"1 tensors are of no layer of a llama model: {name}" in caplog.text
