@@ -12,7 +12,7 @@ from qload.errors import ArgumentError, QloadError
 from qload.verify.logits.opened import Watched, watched
 from qload.verify.logits.prompt import config_of, ids_of, logits_of
 from qload.verify.logits.reference import beside, outliers
-from qload.verify.logits.watched import Departure
+from qload.verify.logits.watched import Departure, Misread
 from qload.verify.prompt import Prompt
 from qload.verify.report import Finding, finding_of
 
@@ -29,8 +29,9 @@ class Compared:
     findings, notes
         As a report has them.
     numbers
-        Plain data for a program: `ids`, `dtype`, the `layers` with the `share` of what rounding can cost that
-        each came to, the `logits` of kernels beside those of the meaning, and of a reference.
+        Plain data for a program: `ids`, `dtype`, the `layers` with the order of their `kernel` and the
+        `share` of what rounding can cost that each came to, `departures`, and how far the logits of
+        `kernels` are from those of the meaning, and these from those of a reference, `against`.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -73,11 +74,15 @@ def _layers(own: Watched, found: Compared) -> None:
     """The first layer that departs, and how near all others came."""
     watch = own.watch
     found.numbers["dtype"] = str(own.dtype).removeprefix("torch.")
-    found.numbers["layers"] = [{"prefix": name, "share": share} for name, share in watch.worst.items()]
-    found.numbers["departures"] = [asdict(each) for each in watch.departures]
-    if watch.departures:
-        first, *others = watch.departures
-        found.findings.append(Finding(PRODUCT, "error", first.name, None, said_of(first, len(others))))
+    found.numbers["layers"] = [
+        {"prefix": name, "kernel": watch.kernels[name], "share": share} for name, share in watch.worst.items()
+    ]
+    apart = [watch.departures[name] for name in watch.worst if name in watch.departures]
+    found.numbers["departures"] = [asdict(each) for each, _ in apart]
+    if apart:
+        (first, read_back), *others = apart
+        message = said_of(first, read_back(), len(others))
+        found.findings.append(Finding(PRODUCT, "error", first.name, None, message))
     if watch.overflown:
         more = f"; {len(watch.overflown)} layers in all" if len(watch.overflown) > 1 else ""
         found.notes.append(
@@ -86,7 +91,7 @@ def _layers(own: Watched, found: Compared) -> None:
         )
 
 
-def said_of(first: Departure, others: int) -> str:
+def said_of(first: Departure, misread: Misread | None, others: int) -> str:
     """What a finding says of the first layer that departs."""
     said = (
         f"{first.name}: the kernel's product is off by {abs(first.got - first.want):.3g} at (token, n) = "
@@ -94,12 +99,11 @@ def said_of(first: Departure, others: int) -> str:
         f"{first.wrong} of {first.total} are"
     )
     if others:
-        said += f"; {others} layers after it depart too"
-    if first.weight is None:
+        said += f"; {others} after it depart too"
+    if misread is None:
         return f"{said}\nno number of its weight, read back by itself, is another one"
-    (name, place), got, want = first.weight
-    letters = ", ".join("enk"[-len(place) :])
-    return f"{said}\nits kernel has {got:g} at ({letters}) = {place} of {name}, the checkpoint {want:g}"
+    (name, place), got, want = misread
+    return f"{said}\nits kernel has {got:g} at (n, k) = {place} of {name}, the checkpoint {want:g}"
 
 
 def distances(got: Tensor, want: Tensor) -> dict[str, Any]:

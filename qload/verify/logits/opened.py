@@ -48,6 +48,7 @@ class Maker:
         dtype = self.dtype if self.dtype in DTYPES else None
         kernel = repacked.get_linear(bias, maximum=maximum, dtype=dtype)
         held: Any = kernel
+        self.watch.kernels[weight.layer.name] = repacked.format
         converted = repacked is not weight and _scale_type(held.typed) != _scale_type(repacked)
         return WatchedLinear(weight, held.bias, kernel, maximum, converted, self.watch)
 
@@ -56,6 +57,7 @@ class Maker:
         if self.loader is None:
             return WatchedExperts(experts, experts, None, self.watch)
         repacked = self._experts_repacked(experts)
+        self.watch.kernels[experts.gate_up.layer.name] = repacked.gate_up.format
         return WatchedExperts(experts, repacked, repacked.get_linear(maximum=maximum), self.watch)
 
     def _repacked(self, weight: Weight) -> Weight:

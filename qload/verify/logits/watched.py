@@ -4,8 +4,9 @@ A model goes on with what the weight means, so that the first layer that departs
 to all others.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -18,7 +19,8 @@ from qload.kernels.gated_bounds import of_experts
 from qload.spec import Weight
 
 ONE_HOT = 256  # inputs of a read-back at once
-Place = tuple[str, tuple[int, ...]]  # a layer, and (n, k) in it, or (e, n, k)
+Place = tuple[str, tuple[int, ...]]  # a layer, and (n,) or (n, k) in it
+Misread = tuple[Place, float, float]  # a number of a weight, what a kernel has there, and what is meant
 
 
 @dataclass(frozen=True)
@@ -37,8 +39,6 @@ class Departure:
         How far rounding can bring the two apart.
     wrong, total
         How many numbers are too far off, of how many.
-    weight
-        Which number of the weight is another one, where a read-back tells, and what is read there and meant.
     """
 
     name: str
@@ -49,7 +49,6 @@ class Departure:
     budget: float
     wrong: int
     total: int
-    weight: tuple[Place, float, float] | None
 
 
 @dataclass
@@ -61,7 +60,9 @@ class Watch:
     follows
         Whether a model goes on with what weights mean, or with what kernels compute, which are not compared.
     departures
-        Of the layers that depart, in the order of the model.
+        Of each layer that departs, by its name: the first one, and what reads its weight back.
+    kernels
+        In which order each layer is multiplied.
     worst
         How close each layer came: its largest error as a part of what rounding can cost.
     overflown
@@ -72,7 +73,8 @@ class Watch:
 
     follows: Literal["meaning", "kernel"] = "meaning"
     compares: bool = True
-    departures: list[Departure] = field(default_factory=list)
+    departures: dict[str, tuple[Departure, Callable[[], Misread | None]]] = field(default_factory=dict)
+    kernels: dict[str, str] = field(default_factory=dict)
     worst: dict[str, float] = field(default_factory=dict)
     overflown: dict[str, None] = field(default_factory=dict)
 
@@ -147,11 +149,10 @@ class WatchedLinear(nn.Module):
         token, output, budget, wrong = found
         place, (n,) = part_of(self.weight, (output,))
         told = float(y[token, output]), float(want.value[token, output]), budget, wrong, y.numel()
-        first = not self.watch.departures
-        weight = self.read_back(rows.dtype) if first else None
-        self.watch.departures.append(Departure(place, token, n, *told, weight))
+        departure = Departure(place, token, n, *told), partial(self.read_back, rows.dtype)
+        self.watch.departures.setdefault(name, departure)
 
-    def read_back(self, dtype: torch.dtype) -> tuple[Place, float, float] | None:
+    def read_back(self, dtype: torch.dtype) -> Misread | None:
         """The first number of the weight that one-hot inputs of a `dtype` show to be another one."""
         K, device = self.weight.layer.K, self.weight.device
         assert self.kernel is not None
@@ -203,10 +204,10 @@ class WatchedExperts(nn.Module):
             return
         token, output, budget, wrong = found
         told = float(y[token, output]), float(want.value[token, output]), budget, wrong, y.numel()
-        weight = None if self.watch.departures else self.read_back(ids[token].tolist())
-        self.watch.departures.append(Departure(name, token, output, *told, weight))
+        departure = Departure(name, token, output, *told), partial(self.read_back, ids[token].tolist())
+        self.watch.departures.setdefault(name, departure)
 
-    def read_back(self, chosen: list[int]) -> tuple[Place, float, float] | None:
+    def read_back(self, chosen: list[int]) -> Misread | None:
         """The first number of a matrix of `chosen` experts that is another one in the order of the kernel."""
         for expert in sorted(set(chosen)):
             place = int(self.experts.local.map[expert])
