@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from qload import MemoryStorage, Weights, architecture_of, loader_from_config
+from qload.experts import with_experts
 from qload.parallel import ALONE, ProcessGroup
 
 SIZES: Mapping[str, Any] = {
@@ -88,4 +89,5 @@ def weights(
     """The tensors as a checkpoint of this config, for one rank."""
     loader = options.pop("loader", None) or loader_from_config(config.get("quantization_config"))
     known = architecture_of(config)
-    return Weights(MemoryStorage(tensors), loader=loader, process_group=group, architecture=known, **options)
+    storage = with_experts(MemoryStorage(tensors), dict(config))
+    return Weights(storage, loader=loader, process_group=group, architecture=known, **options)
