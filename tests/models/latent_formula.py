@@ -26,6 +26,7 @@ SMALL = {
     "moe_intermediate_size": 16,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
+    "num_key_value_heads": 4,
     "q_lora_rank": 20,
     "kv_lora_rank": 12,
     "qk_nope_head_dim": 10,
