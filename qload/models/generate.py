@@ -94,7 +94,7 @@ class Engine:
         warm_up(self.model, max(prompt_tokens, self.max_sequences))
         sampler, size = Sampler(temperature=1.0), prompt_tokens
         logits = self.prefill([0])
-        held = [torch.empty_like(logits) for _ in range(self.max_sequences - 1)]  # of the other prompts
+        held = [torch.zeros_like(logits) for _ in range(self.max_sequences - 1)]  # of the other prompts
         while size:  # what a shorter prompt takes lies in other blocks of an allocator
             logits = self.prefill([0] * size)
             size //= 2
@@ -171,6 +171,9 @@ class Engine:
         logits = torch.cat([self.prefill(prompt, place) for place, prompt in enumerate(prompts)])
         for step in range(tokens):
             ids = self._choose(logits, sampler, [next(numbers[place]) for place in going])
+            if NOT_FINITE in ids:
+                dtype = str(self.dtype).removeprefix("torch.")
+                raise ArgumentError("dtype", "one in which the model's logits are finite", dtype)
             yield dict(zip(going, ids, strict=True))
             left = [(place, i) for place, i in zip(going, ids, strict=True) if i not in self.model.config.eos]
             if not left or step == tokens - 1:
@@ -182,9 +185,6 @@ class Engine:
         """The ids that rank 0 has chosen."""
         drawn = torch.tensor(numbers, dtype=torch.float64).to(logits.device, non_blocking=True)
         ids: list[int] = self._ranks.first(sampler.choose(logits, drawn)).tolist()
-        if NOT_FINITE in ids:
-            dtype = str(self.dtype).removeprefix("torch.")
-            raise ArgumentError("dtype", "one in which the model's logits are finite", dtype)
         return ids
 
     def inputs(

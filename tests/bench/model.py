@@ -48,7 +48,9 @@ def config_of(blocks: int, hidden: int, inner: int, heads: int, kv_heads: int, v
     }  # fmt: skip
 
 
-def tensors_of(blocks: int, hidden: int, inner: int, heads: int, kv_heads: int, vocab: int) -> dict[str, Tensor]:
+def tensors_of(
+    blocks: int, hidden: int, inner: int, heads: int, kv_heads: int, vocab: int
+) -> dict[str, Tensor]:
     """All tensors of its GPTQ checkpoint, of which every `KINDS`th block is the same."""
     keys = hidden // heads * kv_heads
     shapes = {
@@ -61,8 +63,12 @@ def tensors_of(blocks: int, hidden: int, inner: int, heads: int, kv_heads: int, 
         for _ in range(min(KINDS, blocks))
     ]
     norms = ("input_layernorm", "post_attention_layernorm")
-    found = {f"model.layers.{n}.{name}": each for n in range(blocks) for name, each in kinds[n % KINDS].items()}
-    found |= {f"model.layers.{n}.{name}.weight": torch.ones(hidden).half() for n in range(blocks) for name in norms}
+    found = {
+        f"model.layers.{n}.{name}": each for n in range(blocks) for name, each in kinds[n % KINDS].items()
+    }
+    found |= {
+        f"model.layers.{n}.{name}.weight": torch.ones(hidden).half() for n in range(blocks) for name in norms
+    }
     found |= {f"{name}.weight": drawn(vocab, hidden) for name in ("model.embed_tokens", "lm_head")}
     return found | {"model.norm.weight": torch.ones(hidden).half()}
 
@@ -87,7 +93,9 @@ def plain(dtype: torch.dtype, weight: Weight, bias: Tensor | None, maximum: Any)
 
 def loaded(storage: MemoryStorage, config: dict[str, Any], dtype: torch.dtype, *, quantized: bool) -> Decoder:
     """The model as strips, or with plain linears in a dtype."""
-    loader = loader_from_config(QUANTIZATION, target="auto") if quantized else loader_from_config(QUANTIZATION)
+    loader = (
+        loader_from_config(QUANTIZATION, target="auto") if quantized else loader_from_config(QUANTIZATION)
+    )
     weights = Weights(storage, loader=loader, device="cuda", dtype=dtype)
     return load_model(weights, config, make=None if quantized else partial(plain, dtype))
 
@@ -155,16 +163,23 @@ def show(tokens: list[int], blocks: int) -> None:
     half, wide = torch.float16, torch.float32
     ids = torch.randint(SHAPE["vocab"], (PROMPT + max(tokens),)).tolist()
     exact = Engine(loaded(storage, config, wide, quantized=False), **sizes)
-    engines = {name: Engine(loaded(storage, config, half, quantized=name == "strips"), **sizes) for name in ("fp16", "strips")}
+    engines = {
+        name: Engine(loaded(storage, config, half, quantized=name == "strips"), **sizes)
+        for name in ("fp16", "strips")
+    }
     for M in tokens:
         checked(engines, exact, M, ids)
     del exact
-    steps = Table("M", "fp16 step us", "its linears", "strips step us", "its linears", "allowed", "step / allowed")
+    steps = Table(
+        "M", "fp16 step us", "its linears", "strips step us", "its linears", "allowed", "step / allowed"
+    )
     for M in tokens:
         found = times(engines, M)
         allowed = (found["fp16 step"] - found["fp16 linears"] + found["strips linears"]) * ALLOWED
         numbers = (*found.values(), allowed)
-        steps.add_row(f"{M}", *(f"{number:.0f}" for number in numbers), f"{found['strips step'] / allowed:.3f}")
+        steps.add_row(
+            f"{M}", *(f"{number:.0f}" for number in numbers), f"{found['strips step'] / allowed:.3f}"
+        )
     for engine in engines.values():
         engine.warm_up(PROMPT)
     rates = tokens_a_second(engines, ids)

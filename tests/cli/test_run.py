@@ -36,8 +36,12 @@ def changed(folder: Path, **said: Any) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("sampling", [[], ["--temperature", "1", "--top-k", "9", "--top-p", "0.9", "--seed", "5"]])
-def test_the_last_line_is_the_new_ids_and_the_speed_is_said_beside_it(folder: Path, sampling: list[str]) -> None:
+@pytest.mark.parametrize(
+    "sampling", [[], ["--temperature", "1", "--top-k", "9", "--top-p", "0.9", "--seed", "5"]]
+)
+def test_the_last_line_is_the_new_ids_and_the_speed_is_said_beside_it(
+    folder: Path, sampling: list[str]
+) -> None:
     sampler = Sampler(1.0, 9, 0.9, 5) if sampling else Sampler()
     want = Engine(tiny.model(), max_tokens=16).generate(PROMPT, 8, sampler)
 
@@ -100,14 +104,20 @@ def test_no_config_is_refused(folder: Path) -> None:
     [
         pytest.param("3,32", 1, "ids of a vocabulary of 32: 0 to 31, got 32", id="outside of the vocabulary"),
         pytest.param(",".join(["1"] * 65), 0, "1 to 64 ids, got 65 ids", id="longer than the positions"),
-        pytest.param(",".join(["1"] * 60), 5, "0 to 4 after a prompt of 60, got 5", id="more than the positions"),
+        pytest.param(
+            ",".join(["1"] * 60), 5, "0 to 4 after a prompt of 60, got 5", id="more than the positions"
+        ),
     ],
 )
-def test_a_prompt_that_the_model_cannot_read_is_refused(folder: Path, ids: str, tokens: int, said: str) -> None:
+def test_a_prompt_that_the_model_cannot_read_is_refused(
+    folder: Path, ids: str, tokens: int, said: str
+) -> None:
     assert said in refused(folder, "--prompt-ids", ids, "--tokens", tokens)
 
 
-def test_too_little_memory_is_refused_with_both_numbers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_is_refused_with_both_numbers(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(memory_module, "free_bytes", lambda device: 1000)
     weights = sum(each.nbytes for each in tiny.tensors().values())
     cache = 2 * 2 * (2 * 16) * tiny.KV_HEADS * tiny.HEAD * 4  # k and v, layers, two pages, float32
@@ -166,4 +176,3 @@ def test_a_world_that_cannot_cut_the_model_is_refused_once(folder: Path) -> None
     assert code != 0
     assert printed.count('"exit_code": 2') == 1
     assert said.count("Error: ") == 1
-

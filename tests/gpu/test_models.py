@@ -48,7 +48,9 @@ def written(engine: Engine, sampler: Sampler) -> list[dict[int, int]]:
 def test_a_graph_writes_what_eager_steps_write(folder: Path, sampler: Sampler) -> None:
     """With a page for all tokens, so that an eager step sees as many masked keys as the graph does."""
     made = model(folder)
-    engines = [Engine(made, max_tokens=64, max_sequences=3, page_size=64, graphs=each) for each in (True, False)]
+    engines = [
+        Engine(made, max_tokens=64, max_sequences=3, page_size=64, graphs=each) for each in (True, False)
+    ]
     for engine in engines:
         engine.warm_up(prompt_tokens=32)
     graph, eager = (written(engine, sampler) for engine in engines)
