@@ -31,7 +31,7 @@ from qload.errors.checkpoint import (
     TwoFormatsError,
     UnsupportedFormatError,
 )
-from qload.errors.worlds import LostRankError
+from qload.errors.ranks import LostRankError
 
 __all__ = [
     "AmbiguousIndexError",

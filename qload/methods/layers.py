@@ -215,8 +215,9 @@ class ColumnParallelLinear(LinearBase):
             parts = heads.parts([(prefix, N)], weights.process_group.size())
         if gather_output and (len(parts) > 1 or parts[0].copies > 1):
             raise ArgumentError("gather_output", "False, as heads are fused or on several ranks", "True")
+        ranks = collectives_of(weights.process_group) if gather_output else None
         layer = cls._around(weights, prefix, load_linear(weights, parts, "N", make))
-        layer.collectives = collectives_of(weights.process_group) if gather_output else None
+        layer.collectives = ranks
         return layer
 
     def forward(self, x: Tensor) -> Tensor:

@@ -121,11 +121,7 @@ class ParallelLMHead(ColumnParallelLinear):
         """
         group = weights.process_group
         ranks = None if group.size() == 1 else collectives_of(group)
-        if (
-            tied_to is None
-            or weights.names_under(f"{prefix}.")
-            or weights.has_tensor(named(prefix, "weight"))
-        ):
+        if tied_to is None or _is_stored(weights, prefix):
             _check_size(prefix, weights.loader.shape(weights, prefix), vocab)
             loaded = load_linear(weights, [Part(prefix, short=True)], "N", make)
         else:
@@ -142,6 +138,12 @@ class ParallelLMHead(ColumnParallelLinear):
         if self.collectives is not None:
             y = self.collectives.gathered(functional.pad(y, (0, self.block - y.shape[-1])))
         return y[..., : self.vocab]
+
+
+def _is_stored(weights: Weights, prefix: str) -> bool:
+    """Whether there is a tensor of a layer's own, in any format that its loader knows."""
+    known = (suffix for fmt in weights.loader.formats for spec in fmt.specs() for suffix in spec.suffixes)
+    return any(weights.has_tensor(named(prefix, suffix)) for suffix in {"weight", *known})
 
 
 def _rows(weights: Weights, prefix: str) -> Weight:

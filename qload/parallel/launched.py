@@ -82,9 +82,10 @@ def joined_world(device: torch.device | str = "cpu", *, timeout_s: float = 600.0
     with Interrupt() as interrupt:
         watch = Watch(launch.rank(), launch.size(), interrupt.tell)
         group = _meet(launch, here, watch, timeout_s)
-        ended: BaseException | None = None
+        ended: BaseException | None = LostRankError(launch.rank(), launch.size(), "it was interrupted")
         try:
             yield group
+            ended = None
         except BaseException as error:
             ended = _cause(error, interrupt)
             if ended is error:

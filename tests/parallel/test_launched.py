@@ -1,0 +1,123 @@
+"""What a launcher tells a process, errors that reach the main thread, refusals of all ranks together."""
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+import torch
+
+from qload.errors import ArgumentError, LostRankError
+from qload.parallel import ALONE, Collectives, FakeWorld, agree, joined_world
+from qload.parallel.interrupt import WAKE, Interrupt
+from qload.parallel.launched import Launch
+
+
+def test_a_rank_is_read_from_what_launchers_set() -> None:
+    said = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "10.0.0.1"}
+
+    launch = Launch.of(said)
+
+    assert (launch.rank(), launch.size(), launch.local, launch.address) == (5, 8, 1, "10.0.0.1")
+    assert launch.device("cpu") == torch.device("cpu")
+    assert Launch.of({"RANK": "1", "WORLD_SIZE": "2"}).local == 1
+    assert Launch.of({"RANK": "3"}).size() == 1
+
+
+@pytest.mark.parametrize(
+    ("said", "match"),
+    [
+        ({"WORLD_SIZE": "2"}, "RANK\n"),
+        ({"WORLD_SIZE": "two", "RANK": "0"}, "WORLD_SIZE"),
+        ({"WORLD_SIZE": "2", "RANK": "-1"}, "RANK"),
+        ({"WORLD_SIZE": "2", "RANK": "2"}, "process_group"),
+        ({"WORLD_SIZE": "9" * 5000, "RANK": "2"}, "WORLD_SIZE"),
+        ({"WORLD_SIZE": "²", "RANK": "0"}, "WORLD_SIZE"),
+    ],
+)
+def test_what_names_no_rank_is_refused(said: dict[str, str], match: str) -> None:
+    with pytest.raises(ArgumentError, match=match):
+        Launch.of(said)
+
+
+def test_without_a_launcher_a_process_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+
+    with joined_world() as group:
+        assert group is ALONE
+
+
+@pytest.mark.parametrize("ranks", [{1}, {0, 2}, {0, 1, 2}])
+def test_all_ranks_raise_the_error_of_the_first_that_has_one(ranks: set[int]) -> None:
+    def work(group: Collectives) -> str:
+        own = ArgumentError("path", "a folder", f"none of rank {group.rank()}")
+        with pytest.raises(ArgumentError) as caught:
+            agree(group, own if group.rank() in ranks else None)
+        return str(caught.value)
+
+    assert set(FakeWorld(3).run(work)) == {f"path\n  expected a folder\n  got      none of rank {min(ranks)}"}
+
+
+def test_where_no_rank_has_an_error_all_go_on() -> None:
+    FakeWorld(3).run(lambda group: agree(group, None))
+    agree(ALONE, None)
+    with pytest.raises(ArgumentError, match="mine"):
+        agree(ALONE, ArgumentError("x", "yours", "mine"))
+
+
+def test_an_error_of_another_thread_is_raised_in_the_main_thread_and_ends_its_waiting() -> None:
+    before = signal.getsignal(WAKE), signal.getsignal(signal.SIGTERM)
+
+    def wait() -> None:
+        with Interrupt() as interrupt:
+            threading.Thread(target=interrupt.tell, args=(LostRankError(1, 2, "gone"),)).start()
+            time.sleep(600)
+
+    with pytest.raises(LostRankError, match="rank 1 of 2"):
+        wait()
+    assert signal.getsignal(WAKE) is before[0]
+    signal.signal(signal.SIGTERM, before[1])
+
+
+def test_what_comes_too_late_is_not_raised() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+
+    with Interrupt() as interrupt:
+        pass
+    interrupt.tell(LostRankError(1, 2, "gone"))
+
+    assert interrupt.error is None
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_launchers_end_waits_for_the_error_that_caused_it() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+
+    def wait() -> None:
+        with Interrupt() as interrupt:
+            threading.Timer(0.05, interrupt.tell, (LostRankError(1, 2, "gone"),)).start()
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(600)
+
+    with pytest.raises(LostRankError, match="rank 1 of 2"):
+        wait()
+    os.kill(os.getpid(), signal.SIGTERM)  # while the error is on its way out: the process is still here
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_a_world_is_joined_in_the_main_thread() -> None:
+    found: list[Exception] = []
+
+    def work() -> None:
+        try:
+            with Interrupt():
+                pass
+        except ArgumentError as error:
+            found.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+    assert "a call in the main thread" in str(found[0])
