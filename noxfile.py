@@ -151,6 +151,14 @@ def transformers(session: nox.Session) -> None:
     session.run("pytest", *files, "-n", "2", *session.posargs)
 
 
+@nox.session(default=False)
+def models(session: nox.Session) -> None:
+    """Models in every format and world against transformers' own, whole, shared, and as real processes."""
+    install(session, "test", "transformers")
+    files = sorted(str(file) for file in Path("tests/models/with_transformers").glob("*.py"))
+    session.run("pytest", *files, "-n", "2", *session.posargs)
+
+
 @nox.session
 def lint(session: nox.Session) -> None:
     """Ruff, its formatter, and mypy in strict mode."""

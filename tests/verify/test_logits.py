@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from safetensors.torch import save_file
 from torch import Tensor
 
 from qload.cli import main
@@ -21,33 +20,49 @@ from qload.verify import Prompt, verify
 from qload.verify.logits import check_logits
 from qload.verify.logits.opened import watched
 from tests.models import drawn
-from tests.models.stored import FORMATS, quantized
+from tests.verify.damage.model import Model
+from tests.verify.damage.sound import Quantize
+from tests.verify.damage.sound_floats import MORE
 
 PROMPT = Prompt(ids=(3, 1, 4, 1, 5))
-SIZES = {"hidden_size": 128, "head_dim": 32, "intermediate_size": 128, "moe_intermediate_size": 64}
+SIZES = {
+    "hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 32,
+    "intermediate_size": 256, "moe_intermediate_size": 128,
+}  # fmt: skip
 DOWN = "model.layers.1.mlp.down_proj"
 SEVERAL = "model.layers.{}.mlp.down_proj"
+FLOAT = {"torch_dtype": "float32"}
+TOKENS = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
 
 
-def folder_of(folder: Path, tensors: dict[str, Tensor], config: dict[str, Any]) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file({name: each.contiguous() for name, each in tensors.items()}, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps({"torch_dtype": "float32", **config}))
-    return folder
+def quantized(form: str, kind: str = "llama", inputs: dict[str, Any] | None = None) -> Model:
+    """A tiny model whose layers are stored in a form; `inputs`: how these are quantized too."""
+    config = drawn.config(kind, **SIZES)
+
+    def made(quantize: Quantize, said: dict[str, Any] | None) -> Model:
+        tensors = {}
+        for name, tensor in drawn.tensors(config).items():
+            prefix = name.removesuffix(".weight")
+            if ".layers." in name and tensor.ndim == 2 and not prefix.endswith(".gate"):
+                tensors |= {f"{prefix}.{field}": each for field, each in quantize(tensor).items()}
+            else:
+                tensors[name] = tensor
+        if said is not None and inputs is not None:
+            said["config_groups"]["group_0"]["input_activations"] = inputs
+        return Model(tensors, {**config, **FLOAT, "quantization_config": said})
+
+    return MORE[form](made)
 
 
-def stored(folder: Path, form: str, kind: str = "llama", **said: Any) -> Path:
-    """A tiny model in a format."""
-    config, chosen = drawn.config(kind, **SIZES, **said), FORMATS[form]
-    tensors = quantized(drawn.tensors(config), chosen)
-    return folder_of(folder, tensors, {**config, "quantization_config": chosen.config})
+def stored(folder: Path, form: str, kind: str = "llama", inputs: dict[str, Any] | None = None) -> Path:
+    return quantized(form, kind, inputs).write(folder)
 
 
 def plain(folder: Path, change: Callable[[dict[str, Tensor]], None] = lambda tensors: None) -> Path:
     config = drawn.config("llama", **SIZES)
     tensors = drawn.tensors(config)
     change(tensors)
-    return folder_of(folder, tensors, config)
+    return Model(tensors, {**config, **FLOAT}).write(folder)
 
 
 def breaking(
@@ -77,17 +92,17 @@ def scale(tensor: Tensor) -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "kind"),
+    ("form", "kind", "inputs"),
     [
-        ("GPTQ, act order", "llama"),
-        ("AWQ", "mixtral"),
-        ("compressed-tensors W8A8", "qwen2"),
-        ("compressed-tensors W8A8", "qwen3_moe"),
-        ("FP8, blocks", "qwen3"),
+        ("asymmetric", "llama", None),
+        ("packed", "mixtral", None),
+        ("int8", "qwen2", TOKENS),
+        ("int8", "qwen3_moe", TOKENS),
+        ("fp8", "qwen3", None),
     ],
 )
-def test_nothing_is_found_in_a_sound_model(form: str, kind: str, tmp_path: Path) -> None:
-    path = stored(tmp_path / "model", form, kind)
+def test_nothing_is_found_in_a_sound_model(form: str, kind: str, inputs: Any, tmp_path: Path) -> None:
+    path = stored(tmp_path / "model", form, kind, inputs)
 
     found = check_logits(str(path), PROMPT)
 
@@ -101,7 +116,7 @@ def test_nothing_is_found_in_a_sound_model(form: str, kind: str, tmp_path: Path)
 def test_a_wrong_word_of_a_kernel_is_named_with_its_layer_and_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = stored(tmp_path / "model", "AWQ")
+    path = stored(tmp_path / "model", "packed")
     breaking(monkeypatch, (DOWN,), qweight=word)
 
     (finding,) = check_logits(str(path), PROMPT).findings
@@ -114,7 +129,7 @@ def test_a_wrong_word_of_a_kernel_is_named_with_its_layer_and_place(
 def test_a_wrong_scale_of_a_kernel_is_found_in_the_part_that_has_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = stored(tmp_path / "model", "GPTQ, act order")
+    path = stored(tmp_path / "model", "asymmetric")
     gate_up = "model.layers.0.mlp.gate_proj, model.layers.0.mlp.up_proj"
     breaking(monkeypatch, (gate_up,), scales=scale)
 
@@ -127,7 +142,7 @@ def test_a_wrong_scale_of_a_kernel_is_found_in_the_part_that_has_it(
 def test_the_first_layer_that_departs_is_named_and_hides_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = stored(tmp_path / "model", "AWQ")
+    path = stored(tmp_path / "model", "packed")
     breaking(monkeypatch, (SEVERAL.format(0), SEVERAL.format(1)), qweight=word)
 
     found = check_logits(str(path), PROMPT)
@@ -140,7 +155,7 @@ def test_the_first_layer_that_departs_is_named_and_hides_no_other(
 def test_a_wrong_word_of_an_expert_is_named_with_the_expert(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = stored(tmp_path / "model", "AWQ", "mixtral")
+    path = stored(tmp_path / "model", "packed", "mixtral")
     names = tuple(f"model.layers.1.mlp.experts.{e}.down_proj" for e in range(4))
     names += tuple(f"model.layers.1.block_sparse_moe.experts.{e}.w2" for e in range(4))
     breaking(monkeypatch, names, qweight=word)
@@ -157,7 +172,7 @@ def test_a_wrong_word_of_an_expert_is_named_with_the_expert(
 def test_a_kernel_that_only_adds_wrongly_is_found_though_its_weight_reads_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = stored(tmp_path / "model", "AWQ")
+    path = stored(tmp_path / "model", "packed")
     sound = Linear.forward
 
     def forward(self: Linear, x: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -192,14 +207,12 @@ def test_exchanged_gate_and_up_are_found_beside_the_reference(tmp_path: Path) ->
 
 
 def test_an_outlier_beside_its_siblings_is_found_and_no_quantized_layer_is(tmp_path: Path) -> None:
-    reference, sound = plain(tmp_path / "reference"), stored(tmp_path / "sound", "FP8, blocks")
+    reference, sound = plain(tmp_path / "reference"), stored(tmp_path / "sound", "fp8")
     assert check_logits(str(sound), PROMPT, reference).findings == []
 
-    tensors = drawn.tensors(drawn.config("llama", **SIZES))
-    made = quantized(tensors, FORMATS["FP8, blocks"])
-    made[f"{DOWN}.weight_scale_inv"] *= 1.6
-    config = {**drawn.config("llama", **SIZES), "quantization_config": FORMATS["FP8, blocks"].config}
-    path = folder_of(tmp_path / "model", made, config)
+    model = quantized("fp8")
+    model.tensors[f"{DOWN}.weight_scale_inv"] *= 1.6
+    path = model.write(tmp_path / "model")
 
     (finding,) = check_logits(str(path), PROMPT, reference).findings
 
@@ -219,7 +232,7 @@ def test_equal_checkpoints_agree_to_the_bit(tmp_path: Path) -> None:
 
 def test_another_model_is_no_reference(tmp_path: Path) -> None:
     path = plain(tmp_path / "model")
-    other = stored(tmp_path / "other", "AWQ", "qwen2")
+    other = stored(tmp_path / "other", "packed", "qwen2")
 
     found = check_logits(str(path), PROMPT, other)
 
@@ -295,7 +308,7 @@ def test_a_type_without_a_model_is_a_wrong_command_that_lists_those_with_one(tmp
 
 
 def test_the_command_prints_what_it_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = stored(tmp_path / "model", "AWQ")
+    path = stored(tmp_path / "model", "packed")
     command = ["verify", str(path), "--logits", "--prompt-ids", "3,1,4"]
 
     sound = CliRunner().invoke(main, command)
@@ -316,7 +329,7 @@ def test_options_of_logits_want_them(tmp_path: Path) -> None:
 
 def test_what_is_repacked_on_this_device_is_in_another_order(tmp_path: Path) -> None:
     """Else the faults above would be in the checkpoint's own tensors."""
-    path = stored(tmp_path / "model", "AWQ")
+    path = stored(tmp_path / "model", "packed")
 
     held = watched(path, "cpu").model.get_submodule("blocks.1.mlp.down_proj.typed_linear.kernel")
 

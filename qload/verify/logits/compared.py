@@ -2,17 +2,18 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from qload.detect import read_model_config
 from qload.errors import ArgumentError, QloadError
 from qload.verify.logits.opened import Watched, watched
 from qload.verify.logits.prompt import config_of, ids_of, logits_of
 from qload.verify.logits.reference import beside, outliers
-from qload.verify.logits.watched import Departure, Misread
+from qload.verify.logits.watched import Departure, Misread, WatchedExperts, WatchedLinear, held
 from qload.verify.prompt import Prompt
 from qload.verify.report import Finding, finding_of
 
@@ -50,24 +51,35 @@ def check_logits(path: str, prompt: Prompt, against: Any = None, tell: Tell | No
     ids, tell = ids_of(prompt, known), tell or (lambda *_: None)
     found.numbers["ids"] = ids
     try:
-        tell("logits: loading", 0, 1)
         own = watched(path, prompt.device)
-        tell("logits: layers", 0, 2)
+        own.watch.tell = _counting(own.model, partial(tell, "logits"), passes=min(len(ids), 2))
         meant = logits_of(own.model, ids, own.dtype, prompt.device)
         _layers(own, found)
-        tell("logits: kernels", 1, 2)
         own.watch.follows = "kernel"
         computed = logits_of(own.model, ids, own.dtype, prompt.device)
         own.watch.follows, own.watch.compares = "meaning", False
         _whole(meant, computed, found)
         if against is not None:
-            tell("logits: reference", 0, 1)
             _beside(own, against, ids, prompt.device, found)
     except ArgumentError:
         raise
     except QloadError as error:
         found.findings.append(finding_of(error))
     return found
+
+
+def _counting(model: nn.Module, tell: Callable[[int, int], None], passes: int) -> Callable[[int], None]:
+    """What is told of bytes that were compared, of all that will be."""
+    layers = (each for each in model.modules() if isinstance(each, WatchedLinear | WatchedExperts))
+    total = passes * sum(held(each.meaning) for each in layers)
+    done = 0
+
+    def compared(size: int) -> None:
+        nonlocal done
+        done += size
+        tell(done, total)
+
+    return compared
 
 
 def _layers(own: Watched, found: Compared) -> None:

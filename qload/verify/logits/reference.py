@@ -80,12 +80,12 @@ def _parts(layer: nn.Module, width: int) -> Iterator[tuple[str, str, slice]]:
     """The name of each part of a layer, how it is stored, and its outputs among `width`."""
     for module in layer.modules():
         if isinstance(module, WatchedExperts):
-            experts = module.experts
+            experts = module.meaning
             stored = ", ".join(f"{s.format} {s.config}" for s in (experts.gate_up, experts.down))
             yield experts.gate_up.layer.name, stored, slice(0, width)
     start = 0
     for linear in linears_of(layer):
-        weight = linear.weight
+        weight = linear.meaning
         names, parts = weight.layer.name.split(", "), weight.layer.parts
         alike = len(names) == len(parts)
         for name, size in zip(names, parts, strict=True) if alike else ((weight.layer.name, sum(parts)),):
@@ -132,7 +132,7 @@ def _matrices(layer: nn.Module) -> Iterator[tuple[Any, Tensor]]:
     """Weights of a layer and what they do to inputs, one after another."""
     for module in layer.modules():
         if isinstance(module, WatchedExperts):
-            experts = module.experts
+            experts = module.meaning
             yield from ((own, meant(own)) for e in range(experts.shape[0]) for own in experts.expert(e))
     for linear in linears_of(layer):
-        yield linear.weight, meant(linear.weight)
+        yield linear.meaning, meant(linear.meaning)

@@ -67,12 +67,15 @@ class Watch:
         How close each layer came: its largest error as a part of what rounding can cost.
     overflown
         The layers whose inputs or results were beyond the range of their type.
+    tell
+        Called with the bytes of each weight that was compared.
     compares
         Whether kernels are asked at all where `follows` is the meaning.
     """
 
     follows: Literal["meaning", "kernel"] = "meaning"
     compares: bool = True
+    tell: Callable[[int], None] = field(default=lambda size: None)
     departures: dict[str, tuple[Departure, Callable[[], Misread | None]]] = field(default_factory=dict)
     kernels: dict[str, str] = field(default_factory=dict)
     worst: dict[str, float] = field(default_factory=dict)
@@ -121,7 +124,7 @@ class WatchedLinear(nn.Module):
         watch: Watch,
     ) -> None:
         super().__init__()
-        self.kernel, self.watch, self.weight, self.maximum = kernel, watch, weight, maximum
+        self.kernel, self.watch, self.meaning, self.maximum = kernel, watch, weight, maximum
         self.converted: bool = converted
         self.register_buffer("bias", bias)
 
@@ -134,27 +137,28 @@ class WatchedLinear(nn.Module):
         want = self.exact(rows)
         if self.kernel is not None and self.watch.compares:
             self._compare(rows, self.kernel(rows), want)
+            self.watch.tell(held(self.meaning))
         return want.value.to(x.dtype).reshape(*x.shape[:-1], -1)
 
     def exact(self, rows: Tensor) -> Bounded:
         """What rows (T, K) become, and what a kernel may be off by."""
         bias = self._buffers["bias"]
-        return bounds.of_linear(rows, self.weight, bias, "declared", self.maximum, converted=self.converted)
+        return bounds.of_linear(rows, self.meaning, bias, "declared", self.maximum, converted=self.converted)
 
     def _compare(self, rows: Tensor, y: Tensor, want: Bounded) -> None:
-        name = self.weight.layer.name
+        name = self.meaning.layer.name
         found = self.watch.compare(name, rows, y, want)
         if found is None:
             return
         token, output, budget, wrong = found
-        place, (n,) = part_of(self.weight, (output,))
+        place, (n,) = part_of(self.meaning, (output,))
         told = float(y[token, output]), float(want.value[token, output]), budget, wrong, y.numel()
         departure = Departure(place, token, n, *told), partial(self.read_back, rows.dtype)
         self.watch.departures.setdefault(name, departure)
 
     def read_back(self, dtype: torch.dtype) -> Misread | None:
         """The first number of the weight that one-hot inputs of a `dtype` show to be another one."""
-        K, device = self.weight.layer.K, self.weight.device
+        K, device = self.meaning.layer.K, self.meaning.device
         assert self.kernel is not None
         for start in range(0, K, ONE_HOT):
             rows = torch.eye(min(ONE_HOT, K - start), K, dtype=dtype, device=device).roll(start, 1)
@@ -163,7 +167,7 @@ class WatchedLinear(nn.Module):
             if wrong.numel():
                 k, n = wrong[0].tolist()
                 read = float(y[k, n]), float(want.value[k, n])
-                return part_of(self.weight, (n, start + k)), *read
+                return part_of(self.meaning, (n, start + k)), *read
         return None
 
 
@@ -184,7 +188,7 @@ class WatchedExperts(nn.Module):
 
     def __init__(self, experts: Any, repacked: Any, kernel: nn.Module | None, watch: Watch) -> None:
         super().__init__()
-        self.experts, self.repacked, self.kernel, self.watch = experts, repacked, kernel, watch
+        self.meaning, self.repacked, self.kernel, self.watch = experts, repacked, kernel, watch
 
     def forward(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
         """What the experts of each token make of x (..., H), in its dtype; ids and weights (T, k)."""
@@ -192,13 +196,14 @@ class WatchedExperts(nn.Module):
             y: Tensor = self.kernel(x, topk_ids, topk_weights)
             return y
         rows = x.reshape(-1, x.shape[-1])
-        want = of_experts(rows, topk_ids, topk_weights, self.experts)
+        want = of_experts(rows, topk_ids, topk_weights, self.meaning)
         if self.kernel is not None and self.watch.compares:
             self._compare(rows, topk_ids, self.kernel(rows, topk_ids, topk_weights), want)
+            self.watch.tell(held(self.meaning))
         return want.value.to(x.dtype).reshape(x.shape)
 
     def _compare(self, rows: Tensor, ids: Tensor, y: Tensor, want: Bounded) -> None:
-        name = self.experts.gate_up.layer.name
+        name = self.meaning.gate_up.layer.name
         found = self.watch.compare(name, rows, y, want)
         if found is None:
             return
@@ -210,10 +215,10 @@ class WatchedExperts(nn.Module):
     def read_back(self, chosen: list[int]) -> Misread | None:
         """The first number of a matrix of `chosen` experts that is another one in the order of the kernel."""
         for expert in sorted(set(chosen)):
-            place = int(self.experts.local.map[expert])
+            place = int(self.meaning.local.map[expert])
             if place < 0:
                 continue
-            meant, read = self.experts.expert(place), self.repacked.expert(place)
+            meant, read = self.meaning.expert(place), self.repacked.expert(place)
             for own, other in zip(meant, read, strict=True):
                 wants, gots = own.dequantize(), other.dequantize()
                 wrong = (gots != wants).nonzero()
@@ -233,6 +238,11 @@ def part_of(weight: Weight, place: tuple[int, ...]) -> Place:
             return name, (n, *place[1:])
         n -= width
     return weight.layer.name, place
+
+
+def held(weight: Any) -> int:
+    """Bytes of the tensors of a weight, or of the experts of a layer."""
+    return sum(tensor.nbytes for tensor in weight.fields().values())
 
 
 def linears_of(layer: nn.Module) -> Iterator[WatchedLinear]:
