@@ -151,11 +151,11 @@ def transformers(session: nox.Session) -> None:
     session.run("pytest", *files, "-n", "2", *session.posargs)
 
 
-@nox.session(default=False)
+@nox.session
 def models(session: nox.Session) -> None:
-    """Models in every format and world against transformers' own, whole, shared, and as real processes."""
+    """Models of every type and format against transformers' own, at worlds of one to eight."""
     install(session, "test", "transformers")
-    files = sorted(str(file) for file in Path("tests/models/with_transformers").glob("*.py"))
+    files = ("-o", "python_files=*.py", "tests/models/with_transformers")
     session.run("pytest", *files, "-n", "2", *session.posargs)
 
 

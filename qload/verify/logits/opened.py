@@ -15,7 +15,7 @@ from qload.models import Decoder, TextConfig, load_model
 from qload.repacking import RepackingLoader
 from qload.spec import Weight
 from qload.verify.logits.prompt import config_of
-from qload.verify.logits.watched import Watch, WatchedExperts, WatchedLinear
+from qload.verify.logits.watched import WatchedExperts, WatchedLinear, Watching
 from qload.weights import open_checkpoint
 
 
@@ -25,7 +25,7 @@ class Watched:
 
     model: Decoder
     config: TextConfig
-    watch: Watch
+    watch: Watching
     dtype: torch.dtype
 
 
@@ -38,7 +38,7 @@ class Maker:
 
     loader: RepackingLoader | None
     dtype: torch.dtype
-    watch: Watch
+    watch: Watching
 
     def linear(self, weight: Weight, bias: Tensor | None, maximum: Maximum) -> nn.Module:
         """The layer of a weight, its bias, and what finds a maximum over the ranks."""
@@ -93,7 +93,7 @@ def watched(path: Any, device: str, dtype: torch.dtype | None = None, *, kernels
     known = config_of(config)
     own = dtype or known.dtype or torch.float32
     with open_checkpoint(path, device=device, dtype=own, target="auto") as weights:
-        loader, watch = weights.loader, Watch()
+        loader, watch = weights.loader, Watching()
         assert isinstance(loader, RepackingLoader)
         maker = Maker(loader if kernels else None, own, watch)
         with weights.use_loader(loader.inner):

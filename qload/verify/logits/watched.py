@@ -52,7 +52,7 @@ class Departure:
 
 
 @dataclass
-class Watch:
+class Watching:
     """What the layers of a model have in common.
 
     Attributes
@@ -121,7 +121,7 @@ class WatchedLinear(nn.Module):
         kernel: nn.Module | None,
         maximum: Maximum,
         converted: bool,
-        watch: Watch,
+        watch: Watching,
     ) -> None:
         super().__init__()
         self.kernel, self.watch, self.meaning, self.maximum = kernel, watch, weight, maximum
@@ -186,7 +186,7 @@ class WatchedExperts(nn.Module):
         That of the model.
     """
 
-    def __init__(self, experts: Any, repacked: Any, kernel: nn.Module | None, watch: Watch) -> None:
+    def __init__(self, experts: Any, repacked: Any, kernel: nn.Module | None, watch: Watching) -> None:
         super().__init__()
         self.meaning, self.repacked, self.kernel, self.watch = experts, repacked, kernel, watch
 
