@@ -10,10 +10,18 @@ import click
 
 from qload.cli.folders import folders_of
 from qload.cli.hub import opened
-from qload.cli.options import CheckpointPath, as_json, folders, paths_argument, verbose, world_sizes
+from qload.cli.options import (
+    CheckpointPath,
+    as_json,
+    folders,
+    paths_argument,
+    verbose,
+    world_sizes,
+)
 from qload.cli.output import emit
 from qload.cli.progress import named, progress_bar
 from qload.cli.ranks import ranks
+from qload.cli.run import token_ids
 from qload.cli.sarif import STDOUT, SarifFile, write
 
 if TYPE_CHECKING:
@@ -29,6 +37,8 @@ Examples:
   qload verify ./Llama-3-8B-GPTQ --tp 1,2,4
   qload verify ./Llama-3-8B-GPTQ --tier headers
   qload verify ./Llama-3-8B-GPTQ --against ./Llama-3-8B
+  qload verify ./Llama-3-8B-GPTQ --logits --device cuda
+  qload verify ./Llama-3-8B-GPTQ --logits --prompt-ids 128000,9906 --against ./Llama-3-8B
   qload verify org/Llama-3-8B-GPTQ@main
   qload verify ./Llama-3-8B-GPTQ --json | jq -r '.findings[].message'
   qload verify ./models/* --json | jq -r '[.path, .verdict] | @tsv'
@@ -65,6 +75,18 @@ Exit codes: 0 nothing found, 1 findings or unreadable, 2 the command is wrong. O
     help="The last tier of rules to ask; headers reads no weight.",
 )
 @click.option(
+    "--logits",
+    is_flag=True,
+    help="Run the model, by kernels and by dequantized weights, and compare each layer and the logits.",
+)
+@click.option(
+    "--prompt-ids",
+    callback=token_ids,
+    metavar="ID[,ID...]",
+    help="What --logits runs it on. Default: 24 token ids that are drawn, always the same.",
+)
+@click.option("--device", metavar="DEVICE", help="Where --logits runs it: cpu, or cuda.  [default: cpu]")
+@click.option(
     "--sarif",
     type=SarifFile(),
     metavar="FILE",
@@ -80,6 +102,9 @@ def verify(
     against: "Path | HubId | None",
     tp: tuple[int, ...] | None,
     tier: "Tier",
+    logits: bool,
+    prompt_ids: tuple[int, ...] | None,
+    device: str | None,
     sarif: Path | None,
     folders: bool,
     as_json: bool | None,
@@ -93,11 +118,16 @@ def verify(
     It reads files piece by piece, so that a checkpoint may be larger than the memory. Threads share the
     layers, as many as QLOAD_NUM_THREADS says; under torchrun processes and hosts share them too, and the
     first process prints the one report. Files of a model of the hub are fetched into its cache first.
+
+    With --logits a model has to fit into the memory of its device, and of each layer the dequantized weight.
     """
     from qload import native
-    from qload.verify import verify
+    from qload.verify import Prompt, verify
 
     native.check()
+    if not logits and (prompt_ids is not None or device is not None):
+        raise click.UsageError("--prompt-ids and --device are options of --logits")
+    prompt = Prompt(prompt_ids, device or "cpu") if logits else None
     places = tuple(folders_of(paths)) if folders else paths
     several = len(paths) > 1
     code, reports = 0, []
@@ -111,7 +141,13 @@ def verify(
                 ):
                     tell = named(progress, str(path)) if several else progress
                     report = verify(
-                        place, against=reference, tp=tp, tier=tier, progress=tell, process_group=group
+                        place,
+                        against=reference,
+                        tp=tp,
+                        tier=tier,
+                        logits=prompt,
+                        progress=tell,
+                        process_group=group,
                     )
                 if first:
                     reports.append(replace(report, layers=()))

@@ -117,6 +117,15 @@ class RepackingLoader(WeightsLoader):
             weights.note(f"{weight.layer.name}: stays {weight.format}: {reason}")
             return weight
 
+    def repacked(self, weight: Weight) -> Weight:
+        """A whole `weight` that the inner loader has read, as this one hands it out.
+
+        RepackError or CastError with the reason where the layout cannot say it, however strict this is.
+        """
+        if weight.plain or isinstance(weight, READ_AS_STORED.get(self.layout, ())):
+            return weight
+        return self._repacked(weight, lambda layout: None)
+
     def with_config(self, **changes: Any) -> Self:
         """The same loader, the config of what it loads changed, as `FormatLoader.with_config`.
 

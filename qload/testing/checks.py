@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from qload.kernels.bounds import excess, of_linear
 from qload.spec import Weight
 
 Kernel = Callable[[Tensor], Tensor]
@@ -84,22 +85,13 @@ def assert_within_bound(kernel: Kernel, weight: Weight, x: Tensor) -> None:
     `kernel`: any callable, called with `x` (M, K), which is taken to multiply by `weight`.
     """
     __tracebackhide__ = True
-    w, wide = weight.dequantize().double(), x.double()
-    factors = weight.input_factors
-    w = w if factors is None else w * factors.double()
-    exact, size = wide @ w.T, wide.abs() @ w.abs().T
-    unit, output = 2.0**-24, torch.finfo(x.dtype)
-    steps = x.shape[-1] + (2 if factors is None else 3)  # of the factor, too, is one rounding
-    sums = steps * unit / (1 - steps * unit)
-    slack = (sums + output.eps / 2) * size
-    budget = slack + (exact.abs() + slack) * output.eps / 2 + output.tiny
-    error = (kernel(x).double() - exact).abs()
-    wrong = (~(error <= budget)).nonzero()
+    off = excess(kernel(x), of_linear(x, weight, activations="unquantized"))
+    wrong = (~(off <= 1)).nonzero()
     if wrong.numel():
         m, n = wrong[0].tolist()
         raise AssertionError(
-            f"y[{m}, {n}] is off by {error[m, n]:g}, rounding can cost {budget[m, n]:g}; "
-            f"{wrong.shape[0]} of {error.numel()} are"
+            f"y[{m}, {n}] is {off[m, n]:g} times as far off as rounding can cost; "
+            f"{wrong.shape[0]} of {off.numel()} are"
         )
 
 

@@ -2,6 +2,7 @@
 
 from qload.listing import LayerInfo
 from qload.verify.examine import inspect, verify
+from qload.verify.prompt import Prompt
 from qload.verify.report import Finding, Report
 
-__all__ = ["Finding", "LayerInfo", "Report", "inspect", "verify"]
+__all__ = ["Finding", "LayerInfo", "Prompt", "Report", "inspect", "verify"]

@@ -2,18 +2,21 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import partial, wraps
 from itertools import chain
-from os import PathLike
+from os import PathLike, fspath
 from typing import ParamSpec
 
-from qload.errors import ConfigError, QloadError, StorageError, checked
+from qload.detect import read_model_config
+from qload.errors import ArgumentError, ConfigError, QloadError, StorageError, checked
 from qload.listing import LayerInfo, info_of
 from qload.parallel import ProcessGroup
 from qload.verify import against as comparison
 from qload.verify import parallel
 from qload.verify.crew import Crew, Tell
 from qload.verify.judge import Progress, judge
+from qload.verify.prompt import Prompt
 from qload.verify.report import Finding, Report, finding_of
 from qload.verify.rules import INSPECTED, Tier
 from qload.verify.runs import runs
@@ -93,6 +96,7 @@ def verify(
     against: str | PathLike[str] | None = None,
     tp: int | Sequence[int] | None = None,
     tier: Tier = "meaning",
+    logits: Prompt | None = None,
     progress: Progress | None = None,
     process_group: ProcessGroup | None = None,
 ) -> Report:
@@ -113,6 +117,10 @@ def verify(
         ranks, which findings name; ArgumentError where one is less than 1, or where there is none.
     tier
         The last of "headers", "values" and "meaning" whose rules are asked; "headers" reads no weight.
+    logits
+        Check too that what multiplies by the weights computes what they mean: what the model runs on.
+        ArgumentError for a type of model that there is no model of, for ids that are none, and where several
+        processes share the work.
     progress
         Called with (stage, bytes that were looked at, bytes in all) as the work goes on.
     process_group
@@ -132,6 +140,8 @@ def verify(
     >>> folder.cleanup()
     """
     worlds = parallel.world_sizes(tp)
+    if logits is not None:
+        _check_alone(path, logits, process_group)
     crew, tell = Crew.of(process_group), progress or _nothing
     with closing(Subject.open(path)) as subject:
         if subject.weights is None or subject.errors:
@@ -141,7 +151,8 @@ def verify(
             _sort(parallel.check(subject, world), found, told)
         if against is not None:
             _compare(subject, against, found, told, crew, partial(tell, "against"))
-        return _report(subject, found, told, crew)
+        report = _report(subject, found, told, crew)
+    return report if logits is None else _with_logits(report, path, logits, against, tell)
 
 
 def _compare(
@@ -157,6 +168,34 @@ def _compare(
             found += reference.errors
             return
         _sort(comparison.check(subject, reference, crew, tell), found, told)
+
+
+def _check_alone(path: str | PathLike[str], prompt: Prompt, group: ProcessGroup | None) -> None:
+    """ArgumentError where logits cannot be had, before anything is read for long."""
+    from qload.verify.logits.prompt import config_of, ids_of
+
+    if group is not None and group.size() > 1:
+        raise ArgumentError("logits", "one process, that has the whole model", f"{group.size()} of a group")
+    ids_of(prompt, config_of(read_model_config(path)))
+
+
+def _with_logits(
+    report: Report,
+    path: str | PathLike[str],
+    prompt: Prompt,
+    against: str | PathLike[str] | None,
+    tell: Progress,
+) -> Report:
+    """The report, with what the model's layers and logits show."""
+    from qload.verify.logits import check_logits
+
+    made = check_logits(fspath(path), prompt, against, tell)
+    return replace(
+        report,
+        findings=(*report.findings, *made.findings),
+        notes=(*report.notes, *made.notes),
+        logits=made.numbers,
+    )
 
 
 def _sort(items: Iterable[Finding | str], found: list[Finding], told: list[str]) -> None:

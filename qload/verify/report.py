@@ -59,6 +59,8 @@ class Report:
         What the config says of all layers, by name.
     coverage
         Which share of the bytes is explained, and by what; None of what cannot be read.
+    logits
+        Of a model that was run: what each layer and the logits showed, as plain data; None: none was.
     readable
         Whether the files and the config could be understood at all.
     """
@@ -69,6 +71,7 @@ class Report:
     layers: Sequence[LayerInfo] = ()
     claims: Mapping[str, Any] = field(default_factory=dict)
     coverage: Coverage | None = None
+    logits: Mapping[str, Any] | None = None
     readable: bool = True
 
     @property
@@ -79,7 +82,10 @@ class Report:
         return "findings" if self.findings else "ok"
 
     def to_json(self) -> dict[str, Any]:
-        """The report as plain data: `schema`, `path`, `verdict`, and the fields, with `coverage` in bytes."""
+        """The report as plain data: `schema`, `path`, `verdict`, and the fields, with `coverage` in bytes.
+
+        `logits` is there where a model was run.
+        """
         return {
             "schema": SCHEMA,
             "path": self.path,
@@ -89,6 +95,7 @@ class Report:
             "claims": dict(self.claims),
             "coverage": None if self.coverage is None else _coverage(self.coverage),
             "layers": [_layer(layer) for layer in self.layers],
+            **({} if self.logits is None else {"logits": dict(self.logits)}),
         }
 
 

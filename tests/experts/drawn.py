@@ -14,9 +14,10 @@ from qload.formats import (
     MXFP4Config,
     UnquantizedWeight,
 )
+from qload.kernels.bounds import Bounded, exact
 from qload.layouts import Stored
 from qload.spec import Layer, Weight
-from tests.experts.bounds import Bounded, Matrices, exact
+from tests.experts.bounds import Matrices
 
 Draw = Callable[[Layer, torch.Generator], Weight]
 

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from qload import GatedActivation
 from qload.errors import ArgumentError
-from tests.experts.bounds import assert_within, between, exact
+from qload.kernels.bounds import exact
+from qload.kernels.gated_bounds import between
+from tests.experts.bounds import assert_within
 
 GPT_OSS = GatedActivation("clamped_swiglu", 1.702, 7.0)
 PLAIN = [GatedActivation("silu"), GatedActivation("gelu"), GatedActivation("gelu_tanh")]

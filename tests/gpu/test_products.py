@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from qload.kernels import declared, reference, scaled, sums
+from qload.kernels import bounds, reference, scaled, sums
 from qload.kernels.activations import quantize
+from qload.kernels.bounds import excess
 from qload.spec import ActivationScheme, Weight
 from tests.bench import cell_layers
 from tests.bench.cell_layers import LAYERS
@@ -21,7 +22,6 @@ SETTINGS = (
     "allow_bf16_reduced_precision_reduction",
     "allow_fp16_accumulation",
 )
-TENSOR_CORES = 2.0**-11  # what sums of e4m3 are off by, of the sum of absolute values: 13 bits, two short
 
 
 def inputs(M: int, K: int, dtype: torch.dtype) -> Tensor:
@@ -32,20 +32,8 @@ def inputs(M: int, K: int, dtype: torch.dtype) -> Tensor:
 def assert_within(y: Tensor, x: Tensor, weight: Weight, bias: Tensor | None = None) -> None:
     """Half a unit for the weight, for inputs that are quantized and for y; K sums; e4m3's own sums."""
     __tracebackhide__ = True
-    factors, core = weight.input_factors, 0.0
-    taken = x.float() if factors is None else x.float() * factors.float()
-    if weight.activations is not None:
-        ((made, _),) = declared.quantized(taken, weight, None)
-        taken = made.dequantize()
-        core = TENSOR_CORES * (weight.activations.type == "float" and x.dtype in sums.NARROW)
-    wide, w = taken.double(), weight.dequantize().double()
-    exact, size = wide @ w.T, wide.abs() @ w.abs().T
-    exact, size = (exact, size) if bias is None else (exact + bias.double(), size + bias.double().abs())
-    info, steps = torch.finfo(x.dtype), (x.shape[1] + 6) * 2.0**-24
-    budget = (info.eps * (1 + info.eps) + steps / (1 - steps) + core) * size
-    budget = budget + exact.abs() * info.eps + info.tiny
     assert y.dtype == x.dtype
-    assert bool(((y.double() - exact).abs() <= budget).all())
+    assert bool((excess(y, bounds.of_linear(x, weight, bias)) <= 1).all())
 
 
 @every_layer

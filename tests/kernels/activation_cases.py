@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
 from qload.detect import loader_from_config
+from qload.kernels.bounds import exact, product
 from qload.loader import FormatLoader
 from qload.spec import ActivationScheme, Weight
 from qload.storage import MemoryStorage
@@ -73,9 +73,5 @@ def named(name: str) -> Case:
 
 def distance(got: Tensor, x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
     """|got - (x w^T + bias)| in units of what float32 can cost: K products and sums, and the bias."""
-    wide, matrix = x.double(), w.double()
-    exact, size = wide @ matrix.T + bias.double(), wide.abs() @ matrix.abs().T + bias.double().abs()
-    steps = x.shape[-1] + 2
-    unit = 2.0**-24
-    budget = steps * unit / (1 - steps * unit) * size + torch.finfo(torch.float32).tiny
-    return (got.double() - exact).abs() / budget
+    want = product(exact(x), w, bias)
+    return (got.double() - want.value).abs() / want.error

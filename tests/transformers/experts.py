@@ -21,8 +21,10 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBl
 from qload import ExpertFacts, ExpertsWeight, LocalExperts, UnquantizedWeight, routing_of
 from qload.experts.gated import GatedActivation
 from qload.experts.stacking import stacked
+from qload.kernels.bounds import Bounded, exact, product
+from qload.kernels.gated_bounds import sigmoid
 from qload.spec import Layer
-from tests.experts.bounds import Bounded, Matrices, assert_within, exact, linear, sigmoid
+from tests.experts.bounds import Matrices, assert_within
 from tests.experts.drawn import what_is_exact
 
 BLOCKS: dict[str, type[Any]] = {
@@ -114,7 +116,7 @@ def shared(block: Any, x: Tensor, kind: str) -> Bounded | None:
     own = Matrices(*(getattr(held, f"{name}_proj").weight.data for name in ("gate", "up", "down")))
     out = own(exact(x), kind)
     gate = getattr(block, "shared_expert_gate", None)
-    return out if gate is None else out * sigmoid(linear(exact(x), gate.weight.data))
+    return out if gate is None else out * sigmoid(product(exact(x), gate.weight.data))
 
 
 @pytest.mark.parametrize("act", ACTS)
@@ -134,7 +136,7 @@ def test_a_block_of_transformers_and_ours_are_the_same_within_float32(kind: str,
         theirs = block(x.view(3, 3, H))
         logits = routing.logits(x, router.weight, getattr(router, "bias", None))
         ids, weights = routing.route(logits, getattr(router, "e_score_correction_bias", None))
-        ours = weight.get_linear()(x, ids, weights)
+        ours = weight.get_product()(x, ids, weights)
 
     theirs = (theirs[0] if isinstance(theirs, tuple) else theirs).reshape(9, H)
     act_of = (activation.kind, activation.alpha, activation.limit)

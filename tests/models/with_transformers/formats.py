@@ -16,8 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from qload.errors import CutError
-from qload.experts import ExpertsWeight
-from qload.kernels import declared
+from qload.kernels import bounds, declared
 from qload.kernels.declared import Maximum
 from qload.models import Decoder, load_model
 from qload.parallel import ALONE, Collectives, FakeWorld, ProcessGroup
@@ -25,10 +24,10 @@ from qload.spec import Weight
 from tests.models import drawn
 from tests.models.recorded import logits, off
 from tests.models.with_transformers import theirs
+from tests.models.with_transformers.asked import IDS, UNQUANTIZED
 from tests.models.with_transformers.stored import FORMATS
 
 RANGE = 1e-5  # of the logits: sums of float32 in another order
-IDS = torch.randint(3, 60, (2, 9), generator=torch.Generator().manual_seed(0))
 STACKED = ("gpt_oss", "llama4_text")  # experts in one tensor (E, K, N)
 SIZES: dict[str, Any] = {
     "hidden_size": 128,
@@ -63,26 +62,12 @@ class Quantized:
         return load_model(held, self.config, **options)
 
 
-def as_it_comes(weight: Weight, bias: Tensor | None, maximum: Maximum) -> nn.Module:
-    """A layer whose inputs nothing quantizes."""
-    module: nn.Module = weight.get_linear(bias, activations="unquantized", dtype=torch.float32)
-    return module
-
-
-def experts_as_they_come(weight: ExpertsWeight, maximum: Maximum) -> nn.Module:
-    """Experts whose inputs nothing quantizes."""
-    return weight.get_linear(activations="unquantized")
-
-
-UNQUANTIZED: dict[str, Any] = {"make": as_it_comes, "make_experts": experts_as_they_come}
-
-
-def built(kind: str, name: str, folder: Path) -> Quantized:
-    """A random model of a type, every linear layer of which is stored in a format."""
+def built(kind: str, name: str, folder: Path, **said: Any) -> Quantized:
+    """A random model of a type, every linear layer of which is stored in a format; `said`: other sizes."""
     form = FORMATS[name]
     sizes = {**SIZES, "intermediate_size": form.inner, "moe_intermediate_size": form.inner}
     sizes |= {"intermediate_size_mlp": form.inner} if kind == "llama4_text" else {}
-    sizes |= LATENT if kind in theirs.LATENT else {}
+    sizes |= (LATENT if kind in theirs.LATENT else {}) | said
     plain = theirs.written(theirs.config(kind, 3, **sizes), folder / "plain")
     if kind in STACKED and form.experts:
         plain = apart(plain, interleaved=kind == "gpt_oss")
@@ -186,10 +171,7 @@ def test_a_world_that_cuts_inside_of_what_is_shared_is_refused_by_the_tensors_na
 
 
 class Watched(nn.Module):
-    """A layer, and beside it the same in float64 of the inputs that the reference makes of x.
-
-    What float32 may cost, K roundings of a sum and two of its scale, bounds how far they may be apart.
-    """
+    """A layer, each result of which is within what rounding can cost the reference's inputs."""
 
     def __init__(self, weight: Weight, bias: Tensor | None, maximum: Maximum) -> None:
         super().__init__()
@@ -198,19 +180,12 @@ class Watched(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.linear(x)
-        wide = self.weight.dequantize().double()
         if self.weight.activations is not None:
             ((made, outputs),) = declared.quantized(x, self.weight, self.maximum)
             assert outputs == slice(0, self.weight.layer.N)
-            taken = made.dequantize().double()
-            assert not torch.equal(taken, x.double())
-        else:
-            taken = x.double()
-        bias = 0 if self.bias is None else self.bias.double()
-        bound = (
-            (self.weight.layer.K + 8) * 2.0**-23 * (taken.abs() @ wide.T.abs() + torch.as_tensor(bias).abs())
-        )
-        assert ((y - (taken @ wide.T + bias)).abs() <= bound).all()
+            assert not torch.equal(made.dequantize(), x)
+        want = bounds.of_linear(x, self.weight, self.bias, maximum=self.maximum)
+        assert bool((bounds.excess(y, want) <= 1).all())
         self.calls += 1
         return y
 

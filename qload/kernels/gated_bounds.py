@@ -1,0 +1,143 @@
+"""What rounding can cost a gated activation, and the experts of a layer; see `qload.kernels.bounds`.
+
+A slope is the largest that a function has.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from math import e, pi, sqrt
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qload.kernels import declared
+from qload.kernels.bounds import TINY, Bounded, exact, product, rounded, roundings
+from qload.kernels.declared import Activations
+from qload.kernels.experts import chosen
+from qload.kernels.reference import quantizes
+from qload.spec import Weight
+
+
+def function(x: Bounded, of: Callable[[Tensor], Tensor], slope: float, cost: Tensor) -> Bounded:
+    """A function `of` x, which is nowhere steeper than `slope` and is itself off by a `cost`."""
+    return Bounded(of(x.value), slope * x.error + cost + TINY)
+
+
+def sigmoid(x: Bounded) -> Bounded:
+    """Of slope 1/4; an exponential is 1 ulp off, 2 u, and a sum and a division follow."""
+    value = torch.sigmoid(x.value)
+    return function(x, torch.sigmoid, 1 / 4, value * roundings(5))
+
+
+def silu(x: Bounded) -> Bounded:
+    """Of slope s + x s (1 - s) <= 1 + x exp(-x) <= 1 + 1/e; a product more than a sigmoid."""
+    of = torch.nn.functional.silu
+    return function(x, of, 1 + 1 / e, of(x.value).abs() * roundings(6))
+
+
+def gelu(x: Bounded) -> Bounded:
+    """Of slope <= 1 + |x| phi(x) <= 1 + phi(1); x / 2 (1 + erf(x / sqrt 2)) has 8 u at most in its factor."""
+    of = torch.nn.functional.gelu
+    return function(x, of, 1 + 1 / sqrt(2 * pi * e), x.value.abs() * roundings(8 + 2))
+
+
+def gelu_tanh(x: Bounded) -> Bounded:
+    """x / 2 (1 + tanh p), x p' <= 3 p, and p / cosh(p)**2 <= 1/2, so that the slope is below 1 + 3/4."""
+
+    def of(value: Tensor) -> Tensor:
+        return torch.nn.functional.gelu(value, approximate="tanh")
+
+    return function(x, of, 1 + 3 / 4, x.value.abs() * roundings(12 + 2))
+
+
+STEPS = 6  # roundings to float32 beside those of sums: scales, a zero point, a factor of the inputs, a bias
+PLAIN: Mapping[str, Callable[[Bounded], Bounded]] = {"silu": silu, "gelu": gelu, "gelu_tanh": gelu_tanh}
+
+
+def clamped_swiglu(gate: Bounded, up: Bounded, alpha: float, limit: float) -> Bounded:
+    """(up + 1) * gate * sigmoid(alpha * gate), with alpha rounded to float32, both cut off at `limit`."""
+    gate, up = gate.clamp(None, limit), up.clamp(-limit, limit)
+    given = torch.tensor(alpha, dtype=torch.float64, device=gate.value.device)
+    rounded_alpha = rounded(given, torch.zeros_like(given))
+    return (up + exact(torch.ones_like(given))) * (gate * sigmoid(gate * rounded_alpha))
+
+
+def between(gate: Bounded, up: Bounded, kind: str, alpha: float | None, limit: float | None) -> Bounded:
+    """What a `GatedActivation` of a `kind`, with `alpha` and `limit` or without, makes of gate and up."""
+    if alpha is not None and limit is not None:
+        return clamped_swiglu(gate, up, alpha, limit)
+    return PLAIN[kind](gate) * up
+
+
+def of_experts(
+    x: Tensor, topk_ids: Tensor, topk_weights: Tensor, experts: Any, activations: Activations = "declared"
+) -> Bounded:
+    """What `experts` make of x (T, H), and what their kernel may be off by before it rounds to x's type.
+
+    `topk_ids`, `topk_weights`: (T, k); `experts`: an `ExpertsWeight` of whole experts, of which one is
+    dequantized at a time. On a GPU what goes between two products is rounded to x's type.
+    """
+    value = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
+    error, on_input = torch.zeros_like(value), experts.facts.side == "input"
+    narrow = x.dtype if x.is_cuda else torch.float32
+    for place, pairs in chosen(topk_ids, experts.local.map.tolist()).items():
+        tokens, slots = torch.tensor(pairs, device=x.device).unbind(1)
+        own = exact(topk_weights[tokens, slots][:, None])
+        rows = exact(x[tokens])
+        if on_input:
+            rows = (rows * own).rounded_to(narrow)
+        made = _of_expert(rows, experts, place, narrow, activations)
+        made = made if on_input else made.rounded_to(narrow) * own
+        total = Bounded(value[tokens], error[tokens]) + made
+        value[tokens], error[tokens] = total.value, total.error
+    return Bounded(value, error)
+
+
+def _of_expert(
+    rows: Bounded, experts: Any, place: int, narrow: torch.dtype, activations: Activations
+) -> Bounded:
+    matrices, act = experts.expert(place), experts.facts.activation
+    up_bias, down_bias = (
+        None if biases is None else biases[place] for biases in (experts.gate_up_bias, experts.down_bias)
+    )
+    gate_up = _through(matrices.gate_up, up_bias, rows, narrow, activations).rounded_to(narrow)
+    half = gate_up.value.shape[-1] // 2
+    inner = between(gate_up[:half], gate_up[half:], act.kind, act.alpha, act.limit).rounded_to(narrow)
+    return _through(matrices.down, down_bias, inner, narrow, activations)
+
+
+def _through(
+    weight: Weight, bias: Tensor | None, rows: Bounded, narrow: torch.dtype, activations: Activations
+) -> Bounded:
+    """One matrix of an expert, and its bias."""
+    factors, matrix = weight.input_factors, weight.dequantize()
+    rows = rows if factors is None else rows * exact(factors)
+    if not quantizes(weight, activations):
+        return product(rows.rounded_to(narrow), matrix, bias, narrow, steps=STEPS)
+    made = [
+        product(taken.rounded_to(narrow), matrix[n], None if bias is None else bias[n], narrow, steps=STEPS)
+        for taken, n in _as_declared(rows, weight)
+    ]
+    return Bounded(torch.cat([each.value for each in made], -1), torch.cat([each.error for each in made], -1))
+
+
+def _as_declared(rows: Bounded, weight: Weight) -> Iterator[tuple[Bounded, slice]]:
+    """Inputs as declared quantizers take them, each for the outputs of a part.
+
+    An error e may carry an input over the edge between two codes, which lie 2 (|code - input| + e) apart at
+    most; where scales are found it moves these as well. Where they are stored, inputs that stay with their
+    code whichever way they move are off by nothing.
+    """
+    scheme = weight.activations
+    assert scheme is not None
+
+    def coded(values: Tensor) -> Iterator[tuple[Tensor, slice]]:
+        for made, outputs in declared.quantized(values.float(), weight, "own"):
+            yield made.dequantize().double(), outputs
+
+    moved = (coded(rows.value + by) for by in (0 * rows.error, rows.error, -rows.error))
+    for (taken, outputs), (more, _), (less, _) in zip(*moved, strict=True):
+        error = 4 * rows.error + 2 * (taken - rows.value).abs()
+        if not scheme.dynamic:
+            error = torch.where((more == taken) & (less == taken), 0.0, error)
+        yield Bounded(taken, error), outputs

@@ -1,0 +1,337 @@
+"""Models through kernels and through what weights mean: sound ones, and each fault by layer and place."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from torch import Tensor
+
+from qload.cli import main
+from qload.errors import ArgumentError
+from qload.kernel_formats import GPTQMarlinWeight
+from qload.kernels import Linear
+from qload.parallel import Rank
+from qload.repacking import RepackingLoader
+from qload.spec import Weight
+from qload.verify import Prompt, verify
+from qload.verify.logits import check_logits
+from qload.verify.logits.opened import watched
+from tests.models import drawn
+from tests.verify.damage.model import Model
+from tests.verify.damage.sound import Quantize
+from tests.verify.damage.sound_floats import MORE
+
+PROMPT = Prompt(ids=(3, 1, 4, 1, 5))
+SIZES = {
+    "hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 32,
+    "intermediate_size": 256, "moe_intermediate_size": 128,
+}  # fmt: skip
+DOWN = "model.layers.1.mlp.down_proj"
+SEVERAL = "model.layers.{}.mlp.down_proj"
+FLOAT = {"torch_dtype": "float32"}
+TOKENS = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
+
+
+def quantized(form: str, kind: str = "llama", inputs: dict[str, Any] | None = None) -> Model:
+    """A tiny model whose layers are stored in a form; `inputs`: how these are quantized too."""
+    config = drawn.config(kind, **SIZES)
+
+    def made(quantize: Quantize, said: dict[str, Any] | None) -> Model:
+        tensors = {}
+        for name, tensor in drawn.tensors(config).items():
+            prefix = name.removesuffix(".weight")
+            if ".layers." in name and tensor.ndim == 2 and not prefix.endswith(".gate"):
+                tensors |= {f"{prefix}.{field}": each for field, each in quantize(tensor).items()}
+            else:
+                tensors[name] = tensor
+        if said is not None and inputs is not None:
+            said["config_groups"]["group_0"]["input_activations"] = inputs
+        return Model(tensors, {**config, **FLOAT, "quantization_config": said})
+
+    return MORE[form](made)
+
+
+def stored(folder: Path, form: str, kind: str = "llama", inputs: dict[str, Any] | None = None) -> Path:
+    return quantized(form, kind, inputs).write(folder)
+
+
+def plain(folder: Path, change: Callable[[dict[str, Tensor]], None] = lambda tensors: None) -> Path:
+    config = drawn.config("llama", **SIZES)
+    tensors = drawn.tensors(config)
+    change(tensors)
+    return Model(tensors, {**config, **FLOAT}).write(folder)
+
+
+def breaking(
+    monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], **changes: Callable[[Tensor], None]
+) -> None:
+    """Repacked weights of these names hold other tensors: what a repack or a kernel that is wrong reads."""
+    sound = RepackingLoader.repacked
+
+    def broken(self: RepackingLoader, weight: Weight) -> Weight:
+        made = sound(self, weight)
+        if weight.layer.name not in names:
+            return made
+        held = {name: tensor.clone() for name, tensor in made.fields().items()}
+        for name, change in changes.items():
+            change(held[name])
+        return made.holding(held)
+
+    monkeypatch.setattr(RepackingLoader, "repacked", broken)
+
+
+def word(tensor: Tensor) -> None:
+    tensor[0, 0] ^= 0x7
+
+
+def scale(tensor: Tensor) -> None:
+    tensor[0, 3] *= 2
+
+
+@pytest.mark.parametrize(
+    ("form", "kind", "inputs"),
+    [
+        ("asymmetric", "llama", None),
+        ("packed", "mixtral", None),
+        ("int8", "qwen2", TOKENS),
+        ("int8", "qwen3_moe", TOKENS),
+        ("fp8", "qwen3", None),
+    ],
+)
+def test_nothing_is_found_in_a_sound_model(form: str, kind: str, inputs: Any, tmp_path: Path) -> None:
+    path = stored(tmp_path / "model", form, kind, inputs)
+
+    found = check_logits(str(path), PROMPT)
+
+    assert found.findings == []
+    assert found.numbers["ids"] == [3, 1, 4, 1, 5]
+    assert found.numbers["kernels"]["greedy"] == found.numbers["kernels"]["tokens"] == 5
+    assert found.numbers["layers"]
+    assert all(layer["share"] <= 1 for layer in found.numbers["layers"])
+
+
+def test_a_wrong_word_of_a_kernel_is_named_with_its_layer_and_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = stored(tmp_path / "model", "packed")
+    breaking(monkeypatch, (DOWN,), qweight=word)
+
+    (finding,) = check_logits(str(path), PROMPT).findings
+
+    assert (finding.rule, finding.tensor, finding.severity) == ("kernel-product", DOWN, "error")
+    assert f"{DOWN}: the kernel's product is off by" in finding.message
+    assert f"at (n, k) = (0, 0) of {DOWN}, the checkpoint" in finding.message
+
+
+def test_a_wrong_scale_of_a_kernel_is_found_in_the_part_that_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = stored(tmp_path / "model", "asymmetric")
+    gate_up = "model.layers.0.mlp.gate_proj, model.layers.0.mlp.up_proj"
+    breaking(monkeypatch, (gate_up,), scales=scale)
+
+    (finding,) = check_logits(str(path), PROMPT).findings
+
+    assert finding.tensor == "model.layers.0.mlp.gate_proj"
+    assert "of model.layers.0.mlp.gate_proj, the checkpoint" in finding.message
+
+
+def test_the_first_layer_that_departs_is_named_and_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = stored(tmp_path / "model", "packed")
+    breaking(monkeypatch, (SEVERAL.format(0), SEVERAL.format(1)), qweight=word)
+
+    found = check_logits(str(path), PROMPT)
+
+    assert [finding.tensor for finding in found.findings] == [SEVERAL.format(0)]
+    assert "; 1 after it depart too" in found.findings[0].message
+    assert {each["name"] for each in found.numbers["departures"]} == {SEVERAL.format(0), SEVERAL.format(1)}
+
+
+def test_a_wrong_word_of_an_expert_is_named_with_the_expert(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = stored(tmp_path / "model", "packed", "mixtral")
+    names = tuple(f"model.layers.1.mlp.experts.{e}.down_proj" for e in range(4))
+    names += tuple(f"model.layers.1.block_sparse_moe.experts.{e}.w2" for e in range(4))
+    breaking(monkeypatch, names, qweight=word)
+
+    (finding,) = check_logits(str(path), PROMPT).findings
+
+    assert finding.rule == "kernel-product"
+    assert finding.tensor is not None
+    assert finding.tensor.startswith("model.layers.1.")
+    assert finding.tensor.endswith(".experts")
+    assert "at (n, k) = (0, 0) of model.layers.1." in finding.message
+
+
+def test_a_kernel_that_only_adds_wrongly_is_found_though_its_weight_reads_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = stored(tmp_path / "model", "packed")
+    sound = Linear.forward
+
+    def forward(self: Linear, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        y = sound(self, x, bias)
+        several = (x != 0).sum(-1, keepdim=True) > 1
+        return y * (1 + 0.01 * several) if self.typed.layer.name == DOWN else y
+
+    monkeypatch.setattr(Linear, "forward", forward)
+
+    (finding,) = check_logits(str(path), PROMPT).findings
+
+    assert finding.tensor == DOWN
+    assert "no number of its weight, read back by itself, is another one" in finding.message
+
+
+def exchange(tensors: dict[str, Tensor]) -> None:
+    up, gate = "model.layers.1.mlp.up_proj.weight", "model.layers.1.mlp.gate_proj.weight"
+    tensors[up], tensors[gate] = tensors[gate], tensors[up]
+
+
+def test_exchanged_gate_and_up_are_found_beside_the_reference(tmp_path: Path) -> None:
+    reference, path = plain(tmp_path / "reference"), plain(tmp_path / "model", exchange)
+
+    found = check_logits(str(path), PROMPT, reference)
+
+    (finding,) = found.findings
+    assert (finding.rule, finding.tensor) == ("against-output", "model.layers.1.mlp.gate_proj")
+    assert "no closer to the reference's than zeros are" in finding.message
+    assert "its weight differs most at (n, k) = (" in finding.message
+    assert "of model.layers.1.mlp.gate_proj" in finding.message
+    assert found.numbers["against"]["largest"] > 0.01
+
+
+def test_an_outlier_beside_its_siblings_is_found_and_no_quantized_layer_is(tmp_path: Path) -> None:
+    reference, sound = plain(tmp_path / "reference"), stored(tmp_path / "sound", "fp8")
+    assert check_logits(str(sound), PROMPT, reference).findings == []
+
+    model = quantized("fp8")
+    model.tensors[f"{DOWN}.weight_scale_inv"] *= 1.6
+    path = model.write(tmp_path / "model")
+
+    (finding,) = check_logits(str(path), PROMPT, reference).findings
+
+    assert (finding.rule, finding.tensor) == ("against-output", DOWN)
+    assert "the 1 layers like it" in finding.message
+
+
+def test_equal_checkpoints_agree_to_the_bit(tmp_path: Path) -> None:
+    reference, path = plain(tmp_path / "reference"), plain(tmp_path / "model")
+
+    found = check_logits(str(path), PROMPT, reference)
+
+    assert found.findings == []
+    assert found.numbers["against"]["largest"] == 0
+    assert {layer["relative"] for layer in found.numbers["against"]["layers"]} == {0.0}
+
+
+def test_another_model_is_no_reference(tmp_path: Path) -> None:
+    path = plain(tmp_path / "model")
+    other = stored(tmp_path / "other", "packed", "qwen2")
+
+    found = check_logits(str(path), PROMPT, other)
+
+    assert found.findings == []
+    assert "the reference is another model" in found.notes[-1]
+
+
+def test_activations_beyond_their_type_are_a_note_and_no_finding(tmp_path: Path) -> None:
+    def large(tensors: dict[str, Tensor]) -> None:
+        tensors["model.layers.0.mlp.down_proj.weight"] *= 1e5
+
+    path = plain(tmp_path / "model", large)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "torch_dtype": "float16"}))
+
+    found = check_logits(str(path), PROMPT)
+
+    assert found.findings == []
+    assert any("activations leave the range of float16" in note for note in found.notes)
+
+
+def test_what_a_model_lacks_is_a_finding(tmp_path: Path) -> None:
+    path = plain(tmp_path / "model", lambda tensors: tensors.pop(f"{DOWN}.weight"))
+
+    report = verify(path, logits=PROMPT)
+
+    assert report.verdict == "findings"
+    assert "missing-tensor" in {finding.rule for finding in report.findings}
+
+
+def test_the_report_has_the_numbers_and_no_others_without_a_model(tmp_path: Path) -> None:
+    path = plain(tmp_path / "model")
+
+    with_model, without = verify(path, logits=PROMPT).to_json(), verify(path).to_json()
+
+    assert with_model["logits"]["dtype"] == "float32"
+    assert set(with_model["logits"]) == {"ids", "dtype", "layers", "departures", "kernels"}
+    assert "logits" not in without
+
+
+@pytest.mark.parametrize(
+    ("ids", "said"),
+    [
+        pytest.param((), "1 to 64, as there are positions", id="none"),
+        pytest.param((1,) * 65, "1 to 64, as there are positions", id="too many"),
+        pytest.param((1, 40), "numbers of tokens, 0 to 39", id="beyond the vocabulary"),
+        pytest.param((-1,), "numbers of tokens, 0 to 39", id="below it"),
+    ],
+)
+def test_ids_that_are_none_are_refused(ids: tuple[int, ...], said: str, tmp_path: Path) -> None:
+    path = plain(tmp_path / "model")
+
+    with pytest.raises(ArgumentError, match=said):
+        verify(path, logits=Prompt(ids))
+
+
+def test_several_processes_are_refused(tmp_path: Path) -> None:
+    path = plain(tmp_path / "model")
+
+    with pytest.raises(ArgumentError, match="one process"):
+        verify(path, logits=PROMPT, process_group=Rank(0, 2))
+
+
+def test_a_type_without_a_model_is_a_wrong_command_that_lists_those_with_one(tmp_path: Path) -> None:
+    path = plain(tmp_path / "model")
+    (path / "config.json").write_text(json.dumps({"model_type": "bloom"}))
+
+    result = CliRunner().invoke(main, ["verify", str(path), "--logits", "--table"])
+
+    assert result.exit_code == 2
+    assert "bloom" in result.stderr
+    assert "llama, mistral" in result.stderr
+
+
+def test_the_command_prints_what_it_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = stored(tmp_path / "model", "packed")
+    command = ["verify", str(path), "--logits", "--prompt-ids", "3,1,4"]
+
+    sound = CliRunner().invoke(main, command)
+    breaking(monkeypatch, (DOWN,), qweight=word)
+    broken = CliRunner().invoke(main, command)
+
+    assert (sound.exit_code, broken.exit_code) == (0, 1)
+    assert json.loads(sound.stdout)["logits"]["ids"] == [3, 1, 4]
+    assert [each["rule"] for each in json.loads(broken.stdout)["findings"]] == ["kernel-product"]
+
+
+def test_options_of_logits_want_them(tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["verify", str(tmp_path), "--prompt-ids", "1"])
+
+    assert result.exit_code == 2
+    assert "--logits" in result.stderr
+
+
+def test_what_is_repacked_on_this_device_is_in_another_order(tmp_path: Path) -> None:
+    """Else the faults above would be in the checkpoint's own tensors."""
+    path = stored(tmp_path / "model", "packed")
+
+    held = watched(path, "cpu").model.get_submodule("blocks.1.mlp.down_proj.typed_linear.kernel")
+
+    assert isinstance(held, Linear)
+    assert isinstance(held.typed, GPTQMarlinWeight)
