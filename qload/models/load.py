@@ -86,10 +86,6 @@ def load_model(
         Where the checkpoint has not what the config says.
     CutError, DivideError
         Where the ranks cannot share it.
-
-    Examples
-    --------
-    See `Decoder`.
     """
     if not isinstance(weights, Weights):
         config = read_model_config(weights) if config is None else config
@@ -120,9 +116,10 @@ def _loaded(
 
 
 def load_decoder(weights: Weights, config: TextConfig, making: Making) -> Decoder:
-    """The decoder whose names begin with `making.base`, for this rank of `weights`; errors of `load_model`.
+    """The decoder of a `config` whose names begin with `making.base`, for this rank of `weights`.
 
-    What else a checkpoint holds, such as what sees in a model that sees too, is not looked at.
+    Errors are those of `load_model`. What else a checkpoint holds, such as a part that sees,
+    is not looked at.
     """
     name = f"{making.base}.embed_tokens"
     check_matrix(weights, name, [config.vocab], config.hidden, padded=True)
