@@ -148,14 +148,6 @@ def text_config(config: Mapping[str, Any]) -> TextConfig:
 
     `config`: the whole file, which stays as it is. ConfigError names the key for a type that there is no
     model of, and for what cannot be believed or acted on; nothing is guessed.
-
-    Examples
-    --------
-    >>> from qload.models import text_config
-    >>> sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 96}
-    >>> model = text_config({"model_type": "qwen2", **sizes, "num_key_value_heads": 2})
-    >>> model.head_dim, model.rope.theta, sorted(model.biases)
-    (16, 10000.0, ['k_proj', 'q_proj', 'v_proj'])
     """
     architecture = architecture_of(config)
     if architecture is None or architecture.type not in FAMILIES:

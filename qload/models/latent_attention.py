@@ -141,7 +141,7 @@ class LatentAttention(nn.Module):
     def _turned(self, heads: Tensor, step: Step) -> Tensor:
         """Queries or keys (T, heads, key size) with their last part turned, in halves."""
         sizes = self.facts.sizes
-        own, turned = heads.split([sizes.nope_size, sizes.rope_size], -1)
+        own, turned = torch.split(heads, [sizes.nope_size, sizes.rope_size], -1)
         turned = pairs_as_halves(turned) if sizes.interleaved else turned
         cos, sin = step.kept(self.rope, lambda: self.rope(step.positions))
         return torch.cat([own, rotate_halves(turned, cos, sin)], -1)

@@ -41,7 +41,7 @@ class Rope(nn.Module):
         return (cos, sin) if self.scale == 1 else (cos * self.scale, sin * self.scale)
 
     def turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """The heads x (T, heads, D), turned as this model does."""
+        """The heads `x` (T, heads, D), turned by `cos` and `sin` as this model does."""
         return (rotate_pairs if self.config.pairs else rotate_halves)(x, cos, sin)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:

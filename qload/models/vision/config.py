@@ -127,14 +127,15 @@ class _Resampler(_Said):
 
 
 @checked
-def sight_config(config: Mapping[str, Any], hidden: int, eps: float) -> SightConfig | None:
-    """How the model of a `config.json` sees; None for a model that only reads.
+def sight_config(config: Mapping[str, Any], hidden: int, eps: float) -> SightConfig:
+    """How the model of a whole `config`, a `config.json`, sees; it stays as it is.
 
-    `config` stays as it is. `hidden` and `eps` are the text model's; a resampler that says another length
-    has these, as its owner has it. ConfigError names the key.
+    `hidden` and `eps` are the text model's; a resampler that says another length has these, as its owner has
+    it. ConfigError names the key for a type that does not see, and for what cannot be believed.
     """
     if config.get("model_type") not in TYPES:
-        return None
+        expected = f"a type that sees: {', '.join(TYPES)}"
+        raise ConfigError(MODEL_CONFIG, "model_type", expected, shown(config.get("model_type")))
     whole, found = validate(_Whole, FoundConfig(MODEL_CONFIG, "", config)), _section(config, "vision_config")
     return SightConfig(_tower(found), _resampler(config, hidden, eps), whole.image_token_id)
 
