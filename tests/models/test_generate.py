@@ -200,8 +200,8 @@ def test_logits_that_are_not_finite_are_refused_with_the_dtype() -> None:
 @pytest.mark.parametrize(
     ("prompt", "tokens", "said"),
     [
-        pytest.param([1, 40], 1, ("prompt_ids", "ids of a vocabulary of 40: 0 to 39", "40"), id="too high"),
-        pytest.param([-1], 1, ("prompt_ids", "ids of a vocabulary of 40: 0 to 39", "-1"), id="too low"),
+        pytest.param([1, 40], 1, ("ids", "ids of a vocabulary of 40: 0 to 39", "40"), id="too high"),
+        pytest.param([-1], 1, ("ids", "ids of a vocabulary of 40: 0 to 39", "-1"), id="too low"),
         pytest.param([], 1, ("prompt_ids", "1 to 8 ids", "0 ids"), id="no prompt"),
         pytest.param([1] * 9, 0, ("prompt_ids", "1 to 8 ids", "9 ids"), id="a long prompt"),
         pytest.param([1] * 5, 4, ("tokens", "0 to 3 after a prompt of 5", "4"), id="many tokens"),
@@ -241,3 +241,27 @@ def test_more_prompts_than_sequences_and_more_tokens_than_fit_are_refused() -> N
     engine.prefill(PROMPT)
     with pytest.raises(ArgumentError, match=r"^ids\n  expected at most 5 tokens of a sequence"):
         engine.decode([1])
+
+
+@pytest.mark.parametrize(
+    ("ids", "sequences", "name"),
+    [
+        pytest.param([1], [2], "sequences", id="one that there is not"),
+        pytest.param([1, 1], [0, 0], "sequences", id="one twice"),
+        pytest.param([1], [0, 1], "sequences", id="more than ids"),
+        pytest.param([1], [-1], "sequences", id="negative"),
+        pytest.param([], None, "sequences", id="none"),
+        pytest.param([40], [0], "ids", id="outside of the vocabulary"),
+    ],
+)
+def test_a_step_of_other_sequences_is_refused_and_changes_nothing(
+    ids: list[int], sequences: list[int] | None, name: str
+) -> None:
+    model = tiny()
+    engine = Engine(model, max_tokens=8, max_sequences=2)
+    engine.prefill(PROMPT)
+
+    with pytest.raises(ArgumentError, match=rf"^{name}\n"):
+        engine.decode(ids, sequences)
+
+    assert engine.decode([6]).argmax() == whole(model, [*PROMPT, 6]).argmax()
