@@ -119,7 +119,15 @@ class Engine:
     def reset(self) -> None:
         """Forget all sequences."""
         for sequence in range(self.max_sequences):
-            self._table.restart(sequence)
+            self._forget(sequence)
+
+    def _forget(self, sequence: int) -> None:
+        """Free the pages of a sequence, without a NaN for the next one: a mask hides numbers alone."""
+        freed = self._table.restart(sequence)
+        if freed:
+            pages = torch.tensor(freed).to(self.device)
+            for held in (self.cache.keys, self.cache.values):
+                held.index_fill_(1, pages, 0)
 
     def check(self, prompt_ids: Sequence[int], tokens: int) -> None:
         """ArgumentError unless `tokens` new ones can follow the prompt `prompt_ids`."""
@@ -133,7 +141,7 @@ class Engine:
         """
         self.check(ids, 0)
         self._check_sequences([sequence], 1)
-        self._table.restart(sequence)
+        self._forget(sequence)
         return self.run(*self.inputs(ids, [sequence], len(ids)))
 
     @checked

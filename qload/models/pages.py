@@ -33,10 +33,12 @@ class PageTable:
         """How many tokens a sequence has."""
         return self._lengths[sequence]
 
-    def restart(self, sequence: int) -> None:
-        """The sequence has no tokens any more, and its pages are free."""
-        self._free.extend(reversed(self._held[sequence]))
+    def restart(self, sequence: int) -> list[int]:
+        """The sequence has no tokens any more, and its pages are free: which those are."""
+        freed = self._held[sequence]
+        self._free.extend(reversed(freed))
         self._held[sequence], self._lengths[sequence] = [], 0
+        return freed
 
     def grow(self, sequence: int, tokens: int) -> tuple[list[int], list[int]]:
         """The positions of so many new tokens, and the slots of the cache that they are given."""

@@ -109,6 +109,18 @@ def test_a_sequence_that_begins_again_sees_nothing_of_what_was_there() -> None:
     assert engine.generate(PROMPT, 8) == written(model, PROMPT, 8, Sampler())
 
 
+def test_what_overflowed_in_a_sequence_harms_no_later_one() -> None:
+    model = tiny()
+    model.embed_tokens.weight[9] = float("nan")
+    engine = Engine(model, max_tokens=20, max_sequences=2, page_size=4)
+    with pytest.raises(ArgumentError, match="finite"):
+        engine.generate([9] * 12, 8)
+
+    steps = list(engine.stream([PROMPT, [7]], 8))
+    assert [step[0] for step in steps] == written(model, PROMPT, 8, Sampler())
+    assert [step[1] for step in steps] == written(model, [7], 8, Sampler())
+
+
 def test_chosen_sequences_go_on_while_others_wait() -> None:
     model = tiny()
     engine = Engine(model, max_tokens=20, max_sequences=3, page_size=2)
