@@ -6,8 +6,9 @@ TESTS = Path(__file__).parent
 ROOT = TESTS.parent
 GOLDEN = ROOT / "golden"
 FIXTURES = ROOT / "fixtures"
-# Whose fixtures are read: all but those that are there to be refused.
-FOLDERS = sorted(path.name for path in FIXTURES.iterdir() if path.is_dir() and path.name != "refused")
+# Whose layers are tested one by one: all but those that are there to be refused, and whole models.
+APART = ("models", "refused")
+FOLDERS = sorted(path.name for path in FIXTURES.iterdir() if path.is_dir() and path.name not in APART)
 
 
 def cases(*formats: str) -> list[Path]:

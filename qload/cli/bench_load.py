@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from qload.cli.devices import checked_device
 from qload.cli.hub import opened
 from qload.cli.options import CheckpointPath, as_json, verbose
 from qload.cli.output import dumps
@@ -66,10 +67,7 @@ def measure(
     place: Any, device: str, target: str, rounds: int, progress: Update | None = None
 ) -> dict[str, Any]:
     """What the verb prints, as JSON: bytes of the tensors, and of each stage the rounds' rates in GB/s."""
-    from qload.weights.places import device_of
-
-    where = device_of(device)
-    _check(where)
+    where = checked_device(device)
     nbytes, files = _stored(place)
     stages: dict[str, Callable[[Update | None], Any]] = {
         "load_file": lambda tell: _load_files(files, where),
@@ -99,19 +97,6 @@ def _stage(
         "rounds": [round(rate, 3) for rate in rates],
         "peak_above_result": max(above) if where.type == "cuda" else None,
     }
-
-
-def _check(where: "torch.device") -> None:
-    import torch
-
-    from qload.errors import ArgumentError
-
-    if where.type not in ("cpu", "cuda"):
-        raise ArgumentError("device", "cpu or a CUDA device", str(where))
-    if where.type == "cuda" and not (
-        torch.cuda.is_available() and (where.index or 0) < torch.cuda.device_count()
-    ):
-        raise ArgumentError("device", f"one of {torch.cuda.device_count()} CUDA devices", str(where))
 
 
 def _stored(place: Any) -> tuple[int, list[Path]]:

@@ -10,12 +10,22 @@ import click
 
 from qload.cli.output import dumps
 from qload.cli.text import safe
-from qload.errors import ArgumentError, QloadError
+from qload.errors import ArgumentError, CutError, DivideError, NotEnoughMemoryError, QloadError
 
 UNREADABLE = 1
 WRONG = 2  # the command, what it runs in, or where it writes to
 INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
+ASKED = (
+    ArgumentError,
+    CutError,
+    DivideError,
+    NotEnoughMemoryError,
+)  # about what was asked, not what was read
 READER_LEFT = 141  # 128 + SIGPIPE: neither 0 nor 1, because no verdict was delivered
+
+
+class Refusal(Exception):
+    """What a checkpoint says of itself, where the command asks for what cannot be done with such a one."""
 
 
 @contextmanager
@@ -45,8 +55,8 @@ def endings(as_json: bool = False) -> Iterator[None]:
             _print(text, WRONG)
         _let_go(sys.stdout)
         raise click.exceptions.Exit(WRONG) from None
-    except QloadError as error:
-        code = WRONG if isinstance(error, ArgumentError) else UNREADABLE
+    except (QloadError, Refusal) as error:
+        code = WRONG if isinstance(error, (*ASKED, Refusal)) else UNREADABLE
         _say(_one_line(str(error)))
         if as_json:
             _print(str(error), code)

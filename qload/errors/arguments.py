@@ -197,6 +197,32 @@ class NoKernelError(QloadError, ValueError):
 
 
 @dataclass(eq=False)
+class NotEnoughMemoryError(QloadError, MemoryError):
+    """A device has less memory than what is asked of it needs at least.
+
+    Raised before any of it is taken, by `qload run`.
+
+    Attributes
+    ----------
+    device
+        The device, by name.
+    needed, free
+        Bytes that are needed, and those that the device has to give.
+    """
+
+    rule: ClassVar[str] = "memory"
+
+    device: str
+    needed: int
+    free: int
+
+    def __str__(self) -> str:
+        return lines(
+            f"{self.device}: too little memory", f"needed {self.needed} bytes", f"free   {self.free} bytes"
+        )
+
+
+@dataclass(eq=False)
 class NotWarmError(QloadError, RuntimeError):
     """A layer was called before it had its scratch space.
 

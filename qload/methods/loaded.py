@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qload.errors import ArgumentError, MismatchError
+from qload.errors import ArgumentError, CutError, MismatchError
 from qload.kernels.declared import Maximum
 from qload.kernels.dtypes import DTYPES
-from qload.loader import LayerDescription, Part, Split
+from qload.loader import LayerDescription, LoadPlan, Part, Split
 from qload.loader.description import check_alike
 from qload.methods.base import LinearMethodBase
 from qload.methods.biases import check_biases, read_bias
@@ -99,13 +99,22 @@ def load_linear(
     All is described, and all biases are looked at, before a weight is read; the errors of a load.
     """
     biased = check_biases(weights, parts)
-    runs = _alike(weights, parts)
-    plans = [weights.loader.plan(weights, run, split) for run in runs]
+    plans = [each for run in _alike(weights, parts) for each in _planned(weights, run, split)]
     loaded: list[tuple[Weight, Tensor | None]] = []
-    for run, plan in zip(runs, plans, strict=True):
+    for run, plan in plans:
         weight = plan.finish(weights)
         loaded.append((weight, read_bias(weights, run, weight, split) if biased else None))
     return made_linear(weights, loaded, make)
+
+
+def _planned(weights: Weights, run: list[Part], split: Split | None) -> list[tuple[list[Part], LoadPlan]]:
+    """How to load a run of parts: joined, or one by one where one ends inside of a block of its scales."""
+    try:
+        return [(run, weights.loader.plan(weights, run, split))]
+    except CutError:
+        if len(run) == 1:
+            raise
+        return [([part], weights.loader.plan(weights, [part], split)) for part in run]
 
 
 def made_linear(

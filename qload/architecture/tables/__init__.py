@@ -32,6 +32,6 @@ TABLES: Mapping[str, Table] = {
 }
 
 # Whose text model is of another type than they are, where that does not say its own.
-TEXT_OF: Mapping[str, str] = {"gemma3": "gemma3_text", "llama4": "llama4_text"}
+TEXT_OF: Mapping[str, str] = {"gemma3": "gemma3_text", "llama4": "llama4_text", "idefics2": "mistral"}
 
 __all__ = ["TABLES", "TEXT_OF"]

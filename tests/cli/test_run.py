@@ -1,0 +1,152 @@
+"""qload run writes what the engine writes, prints it as docs/cli.md says, and refuses in one sentence."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from safetensors.torch import save_file
+
+from qload.cli import main
+from qload.models import Engine, Sampler, load_model
+from qload.models import memory as memory_module
+from tests.models import drawn
+
+PROMPT = [3, 1, 4, 1, 5]
+CONFIG = drawn.config("llama", eos_token_id=None, torch_dtype="float32")
+
+
+def run(*arguments: Any) -> Result:
+    return CliRunner().invoke(main, ["run", *map(str, arguments)])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save_file(drawn.tensors(CONFIG), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    return tmp_path
+
+
+def engine() -> Engine:
+    return Engine(load_model(drawn.weights(CONFIG, drawn.tensors(CONFIG)), CONFIG), max_tokens=16)
+
+
+def changed(folder: Path, **said: Any) -> Path:
+    (folder / "config.json").write_text(json.dumps({**CONFIG, **said}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "sampling", [[], ["--temperature", "1", "--top-k", "9", "--top-p", "0.9", "--seed", "5"]]
+)
+def test_the_last_line_is_the_new_ids_and_the_speed_is_said_beside_it(
+    folder: Path, sampling: list[str]
+) -> None:
+    sampler = Sampler(1.0, 9, 0.9, 5) if sampling else Sampler()
+    want = engine().generate(PROMPT, 8, sampler)
+
+    result = run(folder, "--prompt-ids", "3,1, 4,1,5", "--tokens", 8, *sampling)
+
+    assert (result.exit_code, result.stdout) == (0, f"{','.join(map(str, want))}\n")
+    assert [line.split(":")[0] for line in result.stderr.splitlines()[1:]] == ["prompt", "steps"]
+
+
+def test_logits_are_those_after_the_prompt_as_json_above_the_ids(folder: Path) -> None:
+    want = engine().prefill(PROMPT)[0].tolist()
+
+    lines = run(folder, "--prompt-ids", "3,1,4,1,5", "--tokens", 1, "--logits").stdout.splitlines()
+    none = run(folder, "--prompt-ids", "3,1,4,1,5", "--tokens", 0, "--logits").stdout.splitlines()
+
+    assert json.loads(lines[0]) == want
+    assert lines[1] == str(max(range(len(want)), key=want.__getitem__))
+    assert none == [lines[0], ""]
+
+
+def test_text_is_read_and_written_by_the_checkpoints_tokenizer(folder: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers", reason="needs the extra text")
+    words = {f"w{n}": n for n in range(CONFIG["vocab_size"])}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.save(str(folder / "tokenizer.json"))
+    ids = run(folder, "--prompt-ids", "3,1,4,1,5", "--tokens", 4).stdout.strip()
+
+    said = run(folder, "--prompt", "w3 w1 w4 w1 w5", "--tokens", 4).stdout.splitlines()
+
+    assert said == [" ".join(f"w{each}" for each in ids.split(",")), ids]
+
+
+def refused(*arguments: Any) -> str:
+    """The one line on standard error of a command that is wrong; the same is an object on standard output."""
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1
+    told = json.loads(result.stdout)
+    assert (told["verdict"], told["exit_code"]) == ("error", 2)
+    return result.stderr
+
+
+def test_a_type_without_a_model_is_refused_with_those_there_are(folder: Path) -> None:
+    said = refused(changed(folder, model_type="mamba"), "--prompt-ids", "1")
+
+    assert "model_type" in said
+    assert "llama, mistral" in said
+    assert "mamba" in said
+
+
+def test_no_config_is_refused(folder: Path) -> None:
+    (folder / "config.json").unlink()
+
+    assert "config.json" in refused(folder, "--prompt-ids", "1")
+
+
+@pytest.mark.parametrize(
+    ("ids", "tokens", "said"),
+    [
+        pytest.param("3,40", 1, "ids of a vocabulary of 40: 0 to 39, got 40", id="outside of the vocabulary"),
+        pytest.param(",".join(["1"] * 65), 0, "1 to 64 ids, got 65 ids", id="longer than the positions"),
+        pytest.param(
+            ",".join(["1"] * 60), 5, "0 to 4 after a prompt of 60, got 5", id="more than the positions"
+        ),
+    ],
+)
+def test_a_prompt_that_the_model_cannot_read_is_refused(
+    folder: Path, ids: str, tokens: int, said: str
+) -> None:
+    assert said in refused(folder, "--prompt-ids", ids, "--tokens", tokens)
+
+
+def test_too_little_memory_is_refused_with_both_numbers(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_module, "free_bytes", lambda device: 1000)
+    weights = sum(each.nbytes for each in drawn.tensors(CONFIG).values())
+    cache = 2 * 2 * (2 * 16) * CONFIG["num_key_value_heads"] * CONFIG["head_dim"] * 4  # two layers, two pages
+
+    said = refused(folder, "--prompt-ids", "1", "--tokens", 8)
+
+    assert said == f"Error: cpu: too little memory, needed {weights + cache} bytes, free 1000 bytes\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        pytest.param([], "either --prompt-ids or --prompt", id="no prompt"),
+        pytest.param(["--prompt-ids", "1", "--prompt", "a"], "either --prompt-ids or --prompt", id="two"),
+        pytest.param(["--prompt-ids", "1,x"], "'1,x' is no list of token ids", id="no numbers"),
+        pytest.param(["--prompt-ids", "-1"], "'-1' is no list of token ids", id="negative"),
+        pytest.param(["--prompt-ids", "1", "--device", "tpu"], "device", id="no such device"),
+        pytest.param(["--prompt-ids", "1", "--temperature", "-1"], "temperature", id="temperature"),
+    ],
+)
+def test_options_that_cannot_be_are_usage_errors(folder: Path, arguments: list[str], said: str) -> None:
+    result = run(folder, *arguments)
+
+    assert result.exit_code == 2
+    assert said in result.stderr
+
+
+def test_a_checkpoint_that_cannot_be_read_is_no_wrong_command(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"nothing")
+
+    assert run(folder, "--prompt-ids", "1").exit_code == 1

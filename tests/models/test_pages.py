@@ -1,0 +1,37 @@
+"""Sequences grow page by page, never into each other's, and give back what they had."""
+
+import pytest
+
+from qload.models.pages import NOBODYS, PageTable
+
+
+def test_slots_follow_the_pages_that_a_sequence_was_given() -> None:
+    table = PageTable(2, 8, page_size=4)
+    first = table.grow(0, 3)
+    other = table.grow(1, 1)
+    then = table.grow(0, 2)
+
+    assert first == ([0, 1, 2], [4, 5, 6])  # page 1
+    assert other == ([0], [8])
+    assert then == ([3, 4], [7, 12])  # page 3 comes after page 2, which is the other's
+    assert table.table([0, 1]) == [[1, 3], [2, NOBODYS]]
+    assert table.table([1], 4) == [[2, NOBODYS, NOBODYS, NOBODYS]]
+
+
+@pytest.mark.parametrize("page_size", [1, 3, 4, 16])
+def test_all_sequences_can_have_all_their_tokens_at_once(page_size: int) -> None:
+    table = PageTable(3, 10, page_size)
+    slots = [slot for _ in range(10) for sequence in range(3) for slot in table.grow(sequence, 1)[1]]
+
+    assert len({*slots}) == 30
+    assert {slot // page_size for slot in slots} == {*range(1, table.pages)}
+    assert [table.length(sequence) for sequence in range(3)] == [10, 10, 10]
+
+
+def test_a_sequence_that_begins_again_has_its_old_pages_first() -> None:
+    table = PageTable(2, 8, page_size=4)
+    before = table.grow(0, 8)
+    table.restart(0)
+
+    assert table.length(0) == 0
+    assert table.grow(0, 8) == before

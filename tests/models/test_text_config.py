@@ -1,0 +1,161 @@
+"""What configs say of text models, in both spellings, and what they say that nobody can act on."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from qload.errors import ConfigError
+from qload.models import FAMILIES, text_config
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 2,
+    "intermediate_size": 96,
+    "vocab_size": 32,
+    "max_position_embeddings": 128,
+}
+YARN = {"factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 16, "truncate": False}
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_every_type_has_a_model_of_its_defaults(kind: str) -> None:
+    config = text_config(
+        {"model_type": kind, **({"num_experts_per_tok": 6} if kind == "deepseek_v2" else {})}
+    )
+
+    assert config.heads % config.kv_heads == 0
+    assert len(config.masks) == config.layers
+    assert (config.routing is None) == (not config.sparse_layers)
+    assert (config.expert_inner > 0) == bool(config.sparse_layers)
+    assert config.inner or len(config.sparse_layers) == config.layers
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"rope_theta": 5e5, "rope_scaling": {"type": "yarn", **YARN}},
+        {"rope_theta": 5e5, "rope_scaling": {"rope_type": "yarn", "type": "linear", **YARN}},
+        {"rope_parameters": {"rope_type": "yarn", "rope_theta": 5e5, **YARN}},
+        {"rope_parameters": {"rope_type": "yarn", **YARN}, "rope_theta": 5e5},
+    ],
+)
+def test_rope_is_the_same_in_the_spellings_of_the_hub_and_of_transformers(said: dict[str, Any]) -> None:
+    rope = text_config({**LLAMA, **said}).rope
+
+    assert (rope.type, rope.theta, rope.dim, rope.factor, rope.original) == ("yarn", 5e5, 16, 4.0, 32)
+    assert (rope.beta_fast, rope.beta_slow, rope.truncate, rope.mscale) == (16, 1, False, None)
+
+
+def test_rope_that_is_not_said_is_that_of_the_type() -> None:
+    assert text_config({**LLAMA, "rope_scaling": None}).rope.theta == 10000.0
+    assert text_config({**LLAMA, "model_type": "mixtral"}).rope.theta == 1e6
+    oss = text_config({**LLAMA, "model_type": "gpt_oss"}).rope
+    assert (oss.type, oss.factor, oss.theta, oss.truncate, oss.original) == ("yarn", 32, 150000, False, 4096)
+    without = {"rope_parameters": {"rope_type": "yarn", "original_max_position_embeddings": 32}}
+    assert text_config({**LLAMA, **without}).rope.factor == 4.0  # of 128 positions
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "dynamic", "factor": 2.0},
+        {"rope_type": "longrope"},
+        {"rope_type": "linear"},
+        {"rope_type": "linear", "factor": 0},
+        {"rope_type": "linear", "factor": True},
+        {"rope_type": "default", "rope_theta": 0},
+        {"rope_type": "default", "rope_theta": float("inf")},
+        {"rope_type": "default", "partial_rotary_factor": 0.5},
+        {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0},
+        {"full_attention": {"rope_type": "default"}, "sliding_attention": {"rope_type": "default"}},
+        ["default"],
+    ],
+    ids=str,
+)
+def test_rope_that_is_not_known_or_no_number_is_refused_by_its_key(rope: Any) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        text_config({**LLAMA, "rope_parameters": rope})
+    assert refusal.value.key.startswith("rope_parameters")
+
+
+@pytest.mark.parametrize(
+    ("said", "key"),
+    [
+        ({"model_type": "gemma2"}, "model_type"),
+        ({"model_type": "never heard of"}, "model_type"),
+        ({"model_type": None}, "model_type"),
+        ({"hidden_size": 0}, "hidden_size"),
+        ({"hidden_size": "64"}, "hidden_size"),
+        ({"num_attention_heads": -4}, "num_attention_heads"),
+        ({"num_hidden_layers": 1 << 40}, "num_hidden_layers"),
+        ({"vocab_size": None}, "vocab_size"),
+        ({"head_dim": 15}, "head_dim"),
+        ({"head_dim": 1 << 40}, "head_dim"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
+        ({"rms_norm_eps": -1}, "rms_norm_eps"),
+        ({"hidden_act": "relu2"}, "hidden_act"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings"),
+        ({"eos_token_id": ["2"]}, "eos_token_id"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_believed_is_refused_by_its_key(said: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        text_config({**LLAMA, **said})
+    assert refusal.value.key.partition(".")[0] == key
+
+
+def test_a_type_without_a_model_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"a type with a model: llama, mistral, qwen2, .*deepseek_v3"):
+        text_config({"model_type": "bloom"})
+
+
+def test_the_text_of_a_model_that_sees_too_is_meant_and_its_config_stays_as_it_is() -> None:
+    outer = {"model_type": "idefics2", "text_config": {**LLAMA, "model_type": "mistral"}, "vision_config": {}}
+    before = repr(outer)
+
+    config = text_config(outer)
+
+    assert (config.type, config.hidden, config.masks[0].window) == ("mistral", 64, 4096)
+    assert repr(outer) == before
+    with pytest.raises(ConfigError, match=r"text_config\.head_dim"):
+        text_config({**outer, "text_config": {**LLAMA, "head_dim": 15}})
+
+
+def test_qwen3_moe_counts_its_experts_in_either_spelling() -> None:
+    for key in ("num_experts", "num_local_experts"):
+        config = text_config({**LLAMA, "model_type": "qwen3_moe", key: 6, "num_experts_per_tok": 2})
+        assert config.routing is not None
+        assert config.routing.experts == 6
+
+
+def test_dtype_is_read_in_both_spellings_and_guessed_in_none() -> None:
+    assert text_config({**LLAMA, "dtype": "bfloat16"}).dtype is torch.bfloat16
+    assert text_config({**LLAMA, "torch_dtype": "float16"}).dtype is torch.float16
+    assert text_config(LLAMA).dtype is None
+    assert text_config({**LLAMA, "dtype": None, "torch_dtype": "int4"}).dtype is None
+
+
+def test_biases_are_those_that_the_config_promises() -> None:
+    qkv, mlp = {"q_proj", "k_proj", "v_proj"}, {"gate_proj", "up_proj", "down_proj"}
+    assert text_config(LLAMA).biases == frozenset()
+    assert text_config({**LLAMA, "model_type": "qwen2"}).biases == qkv
+    assert text_config({**LLAMA, "attention_bias": True, "mlp_bias": True}).biases == qkv | mlp | {"o_proj"}
+    assert text_config({**LLAMA, "model_type": "gpt_oss"}).biases == qkv | {"o_proj", "router"}
+
+
+def test_layers_of_llama_4_without_experts_have_a_width_of_their_own() -> None:
+    said = {"model_type": "llama4_text", "intermediate_size_mlp": 160, "interleave_moe_layer_step": 2}
+    config = text_config({**LLAMA, **said})
+
+    assert config.sparse_layers == {1}
+    assert (config.inner, config.expert_inner, config.shared_inner) == (160, 96, 96)
+    assert config.temperature == (8192.0, 0.1)
+    assert text_config({**LLAMA, **said, "attn_temperature_tuning": 4}).temperature == (8192.0, 0.1)
+    assert text_config({**LLAMA, **said, "attn_temperature_tuning": False}).temperature is None
+    assert text_config({**LLAMA, **said, "use_qk_norm": False}).head_norm == "none"

@@ -1,0 +1,71 @@
+"""What configs say of how a model sees."""
+
+import copy
+
+import pytest
+
+from qload.errors import ConfigError
+from qload.models.vision.config import sight_config
+
+SMALL = {
+    "model_type": "idefics2",
+    "image_token_id": 95,
+    "vision_config": {"hidden_size": 32, "num_attention_heads": 4, "image_size": 30, "patch_size": 7},
+    "perceiver_config": {"resampler_n_heads": 4, "num_key_value_heads": 2, "resampler_head_dim": 8},
+}
+
+
+def test_the_sizes_and_what_follows_from_them() -> None:
+    said = sight_config(SMALL, 64, 1e-5)
+
+    assert (said.tower.hidden, said.tower.heads, said.tower.side, said.image_token) == (32, 4, 4, 95)
+    assert (said.resampler.hidden, said.resampler.kv_heads) == (64, 2)
+
+
+@pytest.mark.parametrize(
+    ("own", "eps"),
+    [({}, 1e-5), ({"hidden_size": 64}, 1e-6), ({"hidden_size": 64, "rms_norm_eps": 1e-3}, 1e-3)],
+)
+def test_a_resampler_of_another_length_has_the_texts(own: dict[str, object], eps: float) -> None:
+    said = sight_config({**SMALL, "perceiver_config": own}, 64, 1e-5)
+
+    assert (said.resampler.hidden, said.resampler.eps) == (64, eps)
+
+
+def test_trap_64_the_config_stays_as_it_is() -> None:
+    config = copy.deepcopy(SMALL)
+
+    sight_config(config, 64, 1e-5)
+
+    assert config == SMALL
+
+
+def test_a_model_that_only_reads_is_refused() -> None:
+    with pytest.raises(ConfigError, match="idefics2"):
+        sight_config({"model_type": "mistral"}, 64, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        ("vision_config", "num_attention_heads", 5),
+        ("vision_config", "image_size", 6),
+        ("vision_config", "image_size", [30, 30]),
+        ("vision_config", "num_hidden_layers", 1 << 40),
+        ("vision_config", "hidden_act", "relu6"),
+        ("perceiver_config", "num_key_value_heads", 3),
+        ("perceiver_config", "resampler_n_latents", 0),
+        ("perceiver_config", "rms_norm_eps", float("nan")),
+    ],
+)
+def test_what_cannot_be_acted_on_is_refused_by_its_key(section: str, key: str, value: object) -> None:
+    config = {**SMALL, section: {**SMALL[section], key: value}}
+
+    with pytest.raises(ConfigError, match=f"{section}.{key}"):
+        sight_config(config, 64, 1e-5)
+
+
+@pytest.mark.parametrize(("key", "value"), [("vision_config", [1]), ("image_token_id", -1)])
+def test_what_is_no_section_and_no_id_is_refused(key: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=key):
+        sight_config({**SMALL, key: value}, 64, 1e-5)
