@@ -4,7 +4,7 @@
     cache = PagedCache.of(model.config, pages=64, dtype=torch.bfloat16, device="cuda")
     logits = model(ids, Step.of([0], tokens=len(ids), pages=[[0, 1]], page_size=16, device="cuda"), cache)
 
-`FAMILIES` has what each type of model does between its matrices; `GREEDY` is the sampler that takes the largest.
+`FAMILIES` has what each type of model does between its matrices; `GREEDY` samples the most likely word.
 """
 
 from qload.models.attention import attend

@@ -65,9 +65,9 @@ class PagedCache(nn.Module):
     ) -> Self:
         """A cache of `pages` of `page_size` tokens for one of `ranks` of a model, sized by its `config`.
 
-        `dtype`, `device`: of keys and values. DeepSeek's keys have `qk_nope_head_dim + qk_rope_head_dim`
-        numbers, and its values `v_head_dim`. `head_sizes`: those that attention takes, to which heads are
-        padded; None: all, and none is.
+        `dtype`, `device`: of keys and values. `head_sizes`: those that attention takes, to which heads are
+        padded; None: all. DeepSeek's keys have `qk_nope_head_dim + qk_rope_head_dim` numbers, and its values
+        `v_head_dim`.
         """
         heads = max(1, config.kv_heads // ranks)
         widths = (head_sizes or HeadSizes()).padded(config.head_dim, config.v_head_dim)

@@ -76,8 +76,8 @@ def _turn(
     first: Tensor, second: Tensor, cos: Tensor, sin: Tensor, to_first: Tensor, to_second: Tensor
 ) -> None:
     cos, sin = cos[:, None], sin[:, None]
-    to_first.copy_(torch.addcmul(first * cos, second, sin, value=-1))
-    to_second.copy_(torch.addcmul(second * cos, first, sin))
+    torch.addcmul(first * cos, second, sin, value=-1, out=to_first)  # float32, as cos is, and rounded here
+    torch.addcmul(second * cos, first, sin, out=to_second)
 
 
 def _check(x: Tensor, cos: Tensor) -> None:
