@@ -60,6 +60,8 @@ class VisionModel(nn.Module):
         all. ShapeError, and ArgumentError for an image without a patch of its own.
         """
         pixels, real = real_images(pixels, pixel_mask)
+        if not len(pixels):
+            return self.connector.latents[:0]
         mask = patch_mask(real, self.tower.config.patch)
         patches = self.tower(pixels.to(self.tower.patches), mask)
         return self.connector(patches, mask.flatten(1)).flatten(0, 1)  # type: ignore[no-any-return]

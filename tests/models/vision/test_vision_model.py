@@ -71,6 +71,16 @@ def test_images_are_seen_one_by_one_as_together() -> None:
     assert (both - torch.cat(each)).abs().max() <= OF_RANGE * (both.max() - both.min())
 
 
+def test_a_batch_of_nothing_but_filling_has_no_images() -> None:
+    model, (_, _, ids) = loaded(sight() | text()), pictures()
+    words = ids.masked_fill(ids == model.image_token, 1)
+
+    none = model.images(torch.zeros(1, 2, 3, 28, 21))
+
+    assert none.shape == (0, 64)
+    assert model.embed(words, none).equal(model.embed(words))
+
+
 def test_padding_around_an_image_is_not_seen() -> None:
     model, (pixels, mask, _) = loaded(sight() | text()), pictures()
     other = pixels.clone()
