@@ -7,6 +7,7 @@ ids = engine.generate([1, 2, 3], tokens=16)
 
 import logging
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from qload.models.graph import StepGraph
 from qload.models.pages import PageTable
 from qload.models.sampling import GREEDY, NOT_FINITE, Sampler
 from qload.models.step import Step
-from qload.parallel import ALONE, collectives_of
+from qload.parallel import ALONE, Collectives, collectives_of
 
 log: logging.Logger = logging.getLogger("qload")
 
@@ -67,10 +68,10 @@ class Engine:
         self.max_sequences: int = max_sequences
         self._table = PageTable(max_sequences, max_tokens, page_size)
         self.width: int = self._table.width
-        embedding = model.embed_tokens
+        embedding: Any = model.embed_tokens
         self.dtype: torch.dtype = embedding.weight.dtype
         self.device: torch.device = embedding.weight.device
-        self._ranks = embedding.collectives or collectives_of(ALONE)
+        self._ranks: Collectives = embedding.collectives or collectives_of(ALONE)
         self.cache: PagedCache = PagedCache.of(
             model.config,
             pages=self._table.pages,
@@ -118,39 +119,59 @@ class Engine:
     def reset(self) -> None:
         """Forget all sequences."""
         for sequence in range(self.max_sequences):
-            self._table.restart(sequence)
+            self._forget(sequence)
+
+    def _forget(self, sequence: int) -> None:
+        """Free the pages of a sequence, without a NaN for the next one: a mask hides numbers alone."""
+        freed = self._table.restart(sequence)
+        if freed:
+            pages = torch.tensor(freed).to(self.device)
+            for held in (self.cache.keys, self.cache.values):
+                held.index_fill_(1, pages, 0)
 
     def check(self, prompt_ids: Sequence[int], tokens: int) -> None:
-        """ArgumentError unless so many tokens can follow the prompt."""
+        """ArgumentError unless `tokens` new ones can follow the prompt `prompt_ids`."""
         check_prompt(prompt_ids, tokens, self.model.config.vocab, self.max_tokens, self._longest_prompt)
 
     @checked
     def prefill(self, ids: Sequence[int], sequence: int = 0) -> Tensor:
-        """Begin a sequence with a prompt of T tokens -> logits (1, vocab) of what follows it."""
+        """Begin sequence number `sequence` with a prompt `ids` -> logits (1, vocab) of what follows it.
+
+        ArgumentError for a prompt that `check` refuses, and for a sequence that there is not.
+        """
         self.check(ids, 0)
-        self._table.restart(sequence)
+        self._check_sequences([sequence], 1)
+        self._forget(sequence)
         return self.run(*self.inputs(ids, [sequence], len(ids)))
 
     @checked
     def decode(self, ids: Sequence[int], sequences: Sequence[int] | None = None) -> Tensor:
-        """One more token for each of some sequences -> logits (S, vocab) of what follows them.
+        """One more token of S sequences, `ids` (S,) -> logits (S, vocab) of what follows them.
 
-        `sequences`: which, each once; None: the first ones, as many as there are `ids`. ArgumentError where
-        a sequence has all the tokens that it may have.
+        `sequences`: which, each once; None: the first ones. ArgumentError for other sequences, for ids
+        outside of the vocabulary, and where a sequence has all the tokens that it may have.
         """
         chosen = range(len(ids)) if sequences is None else sequences
-        for sequence in chosen:
+        self._check_sequences(chosen, len(ids))
+        for token, sequence in zip(ids, chosen, strict=True):
+            check_ids([token], self.model.config.vocab)
             if self._table.length(sequence) == self.max_tokens:
                 raise ArgumentError("ids", f"at most {self.max_tokens} tokens of a sequence", "one more")
         graph = self._graphs.get(len(ids))
         inputs = self.inputs(ids, chosen, 1, None if graph is None else self.width)
         return self.run(*inputs) if graph is None else graph(*inputs)
 
+    def _check_sequences(self, sequences: Sequence[int], count: int) -> None:
+        there = {*sequences} <= {*range(self.max_sequences)}
+        if not there or len({*sequences}) != len(sequences) or len(sequences) != count or not count:
+            expected = f"as many as there are ids, each once, of 0 to {self.max_sequences - 1}"
+            raise ArgumentError("sequences", expected, f"{[*sequences][:8]} for {count} ids")
+
     @checked
     def generate(self, prompt_ids: Sequence[int], tokens: int, sampler: Sampler = GREEDY) -> list[int]:
-        """The ids that follow a prompt: `tokens` of them, or fewer where the model ends the text before.
+        """The ids that follow `prompt_ids`, chosen by a `sampler`; its errors are those of `stream`.
 
-        The last one is then an end of text, as the model's config names it.
+        `tokens` of them, or fewer where the model ends the text, the last of which says so.
         """
         return [chosen[0] for chosen in self.stream([prompt_ids], tokens, sampler)]
 
@@ -160,8 +181,9 @@ class Engine:
     ) -> Iterator[dict[int, int]]:
         """The next id of every prompt that has not ended, by its place in `prompts`; step by step.
 
-        ArgumentError for more prompts than sequences, for ids outside of the vocabulary, for more tokens than
-        a sequence may have, and for logits that are not finite.
+        `tokens` steps at most, whose ids a `sampler` chooses. ArgumentError for more prompts than sequences,
+        for ids outside of the vocabulary, for more tokens than a sequence may have, and for logits that are
+        not finite.
         """
         if not 1 <= len(prompts) <= self.max_sequences:
             raise ArgumentError("prompts", f"1 to {self.max_sequences}", str(len(prompts)))
@@ -196,14 +218,17 @@ class Engine:
     def inputs(
         self, ids: Sequence[int], sequences: Sequence[int], each: int, width: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """So many new tokens `each` of sequences: ids, positions and slots (3, T), pages (S, P); on the host."""
+        """`each` new tokens `ids` (T,) of `sequences`: ids, positions, slots (3, T), and pages (S, P).
+
+        On the host. `width`: P; None: as many pages as the longest sequence has.
+        """
         grown = [self._table.grow(sequence, each) for sequence in sequences]
         positions, slots = ([at for part in parts for at in part] for parts in zip(*grown, strict=True))
         return torch.tensor([list(ids), positions, slots]), torch.tensor(self._table.table(sequences, width))
 
     @torch.no_grad()
     def run(self, tokens: Tensor, pages: Tensor) -> Tensor:
-        """A step of S sequences -> logits (S, vocab) after the last token of each."""
+        """A step by `tokens` (3, T) and `pages` (S, P) of `inputs` -> logits (S, vocab), after each."""
         ids, positions, slots = tokens.to(self.device)
         x = self.model.embed(ids)
         x = self.model.hidden(x, Step(positions, slots, pages.to(self.device)), self.cache)
@@ -223,6 +248,13 @@ class Engine:
         self._graphs[count] = StepGraph(self.run, tokens, pages, next(iter(self._graphs.values()), None))
 
 
+def check_ids(ids: Sequence[int], vocab: int) -> None:
+    """ArgumentError for one of `ids` that is outside of a vocabulary of `vocab`."""
+    wrong = next((each for each in ids if not 0 <= each < vocab), None)
+    if wrong is not None:
+        raise ArgumentError("ids", f"ids of a vocabulary of {vocab}: 0 to {vocab - 1}", str(wrong))
+
+
 @checked
 def check_prompt(
     prompt_ids: Sequence[int], tokens: int, vocab: int, max_tokens: int, longest: int | None = None
@@ -240,9 +272,7 @@ def check_prompt(
     longest
         How many of them its prompt may have; None: all.
     """
-    wrong = next((each for each in prompt_ids if not 0 <= each < vocab), None)
-    if wrong is not None:
-        raise ArgumentError("prompt_ids", f"ids of a vocabulary of {vocab}: 0 to {vocab - 1}", str(wrong))
+    check_ids(prompt_ids, vocab)
     most = max_tokens if longest is None else min(max_tokens, longest)
     if not 1 <= len(prompt_ids) <= most:
         raise ArgumentError("prompt_ids", f"1 to {most} ids", f"{len(prompt_ids)} ids")

@@ -109,6 +109,18 @@ def test_a_sequence_that_begins_again_sees_nothing_of_what_was_there() -> None:
     assert engine.generate(PROMPT, 8) == written(model, PROMPT, 8, Sampler())
 
 
+def test_what_overflowed_in_a_sequence_harms_no_later_one() -> None:
+    model = tiny()
+    model.embed_tokens.weight[9] = float("nan")
+    engine = Engine(model, max_tokens=20, max_sequences=2, page_size=4)
+    with pytest.raises(ArgumentError, match="finite"):
+        engine.generate([9] * 12, 8)
+
+    steps = list(engine.stream([PROMPT, [7]], 8))
+    assert [step[0] for step in steps] == written(model, PROMPT, 8, Sampler())
+    assert [step[1] for step in steps] == written(model, [7], 8, Sampler())
+
+
 def test_chosen_sequences_go_on_while_others_wait() -> None:
     model = tiny()
     engine = Engine(model, max_tokens=20, max_sequences=3, page_size=2)
@@ -200,8 +212,8 @@ def test_logits_that_are_not_finite_are_refused_with_the_dtype() -> None:
 @pytest.mark.parametrize(
     ("prompt", "tokens", "said"),
     [
-        pytest.param([1, 40], 1, ("prompt_ids", "ids of a vocabulary of 40: 0 to 39", "40"), id="too high"),
-        pytest.param([-1], 1, ("prompt_ids", "ids of a vocabulary of 40: 0 to 39", "-1"), id="too low"),
+        pytest.param([1, 40], 1, ("ids", "ids of a vocabulary of 40: 0 to 39", "40"), id="too high"),
+        pytest.param([-1], 1, ("ids", "ids of a vocabulary of 40: 0 to 39", "-1"), id="too low"),
         pytest.param([], 1, ("prompt_ids", "1 to 8 ids", "0 ids"), id="no prompt"),
         pytest.param([1] * 9, 0, ("prompt_ids", "1 to 8 ids", "9 ids"), id="a long prompt"),
         pytest.param([1] * 5, 4, ("tokens", "0 to 3 after a prompt of 5", "4"), id="many tokens"),
@@ -241,3 +253,27 @@ def test_more_prompts_than_sequences_and_more_tokens_than_fit_are_refused() -> N
     engine.prefill(PROMPT)
     with pytest.raises(ArgumentError, match=r"^ids\n  expected at most 5 tokens of a sequence"):
         engine.decode([1])
+
+
+@pytest.mark.parametrize(
+    ("ids", "sequences", "name"),
+    [
+        pytest.param([1], [2], "sequences", id="one that there is not"),
+        pytest.param([1, 1], [0, 0], "sequences", id="one twice"),
+        pytest.param([1], [0, 1], "sequences", id="more than ids"),
+        pytest.param([1], [-1], "sequences", id="negative"),
+        pytest.param([], None, "sequences", id="none"),
+        pytest.param([40], [0], "ids", id="outside of the vocabulary"),
+    ],
+)
+def test_a_step_of_other_sequences_is_refused_and_changes_nothing(
+    ids: list[int], sequences: list[int] | None, name: str
+) -> None:
+    model = tiny()
+    engine = Engine(model, max_tokens=8, max_sequences=2)
+    engine.prefill(PROMPT)
+
+    with pytest.raises(ArgumentError, match=rf"^{name}\n"):
+        engine.decode(ids, sequences)
+
+    assert engine.decode([6]).argmax() == whole(model, [*PROMPT, 6]).argmax()
