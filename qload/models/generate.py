@@ -240,7 +240,7 @@ class Engine:
 
         def wait() -> list[int]:
             copied.synchronize()
-            return host.tolist()  # type: ignore[no-any-return]
+            return host.tolist()
 
         return wait
 
@@ -255,7 +255,7 @@ class Engine:
 
     @torch.no_grad()
     def run(self, ids: Tensor, places: Tensor, pages: Tensor) -> Tensor:
-        """A step of `ids` (T,) at `places` (2, T) with `pages` (S, P) -> logits (S, vocab) of what follows."""
+        """A step of `ids` (T,) at `places` (2, T) with `pages` (S, P) -> logits (S, vocab) of the next."""
         positions, slots = places.to(self.device)
         x = self.model.embed(ids.to(self.device))
         x = self.model.hidden(x, Step(positions, slots, pages.to(self.device)), self.cache)
