@@ -24,6 +24,7 @@ from qload.models.names import first_stored, is_stored, text_within
 from qload.models.norm import Norm
 from qload.models.rope import Rope
 from qload.models.shapes import check_matrix
+from qload.models.shares import check_shares
 from qload.parallel import ProcessGroup
 from qload.weights import Weights, open_checkpoint
 
@@ -108,11 +109,16 @@ def _loaded(
     dtype = weights.dtype or config.dtype or torch.float32
     making = Making(dtype, make, make_experts, split, *text_within(weights))
     model = load_decoder(weights, config, making)
+    tell_unused(weights, config.type)
+    return model
+
+
+def tell_unused(weights: Weights, kind: str) -> None:
+    """Log which tensors no layer of a model of a type, `kind`, has read and the ledger does not explain."""
     unused = weights.report().unused
     if unused:
         names = ", ".join(unused[:SHOWN]) + (f" and {len(unused) - SHOWN} more" if unused[SHOWN:] else "")
-        log.warning("%d tensors are of no layer of a %s model: %s", len(unused), config.type, names)
-    return model
+        log.warning("%d tensors are of no layer of a %s model: %s", len(unused), kind, names)
 
 
 def load_decoder(weights: Weights, config: TextConfig, making: Making) -> Decoder:
@@ -121,6 +127,7 @@ def load_decoder(weights: Weights, config: TextConfig, making: Making) -> Decode
     Errors are those of `load_model`. What else a checkpoint holds, such as a part that sees,
     is not looked at.
     """
+    check_shares(weights, config, making.base, making.split)
     name = f"{making.base}.embed_tokens"
     check_matrix(weights, name, [config.vocab], config.hidden, padded=True)
     embedding = VocabParallelEmbedding.load(weights, name)

@@ -23,7 +23,7 @@ from qload.methods.parallel_experts import ExpertsFactory
 from qload.models.cache import PagedCache
 from qload.models.config import DTYPES, text_config
 from qload.models.decoder import Decoder
-from qload.models.load import Making, load_decoder
+from qload.models.load import Making, load_decoder, tell_unused
 from qload.models.names import text_within
 from qload.models.step import Step
 from qload.models.vision.config import sight_config
@@ -132,11 +132,12 @@ def load_vision_model(
     sight = sight_config(config or {}, text.hidden, text.eps)
     floats = weights.dtype or text.dtype or torch.float32
     making = Making(floats, make, make_experts, expert_split, *text_within(weights))
-    decoder = load_decoder(weights, text, making)
     with weights.use_loader(DefaultWeightsLoader()):
         tower = Tower.load(weights, "model.vision_model", sight.tower)
         features, lead = sight.tower.hidden, "model.connector"
         connector = Connector.load(weights, lead, sight.resampler, features, text.inner, text.activation)
+    decoder = load_decoder(weights, text, making)
+    tell_unused(weights, str((config or {}).get("model_type")))
     return VisionModel(decoder, tower, connector, sight.image_token)
 
 

@@ -7,6 +7,7 @@ from qload.testing.faults import (
     experts,
     formats,
     marlin,
+    models,
     routing,
     rules,
     stacks,
@@ -15,5 +16,5 @@ from qload.testing.faults.fault import Fault
 
 FAULTS: tuple[Fault, ...] = (
     *checkpoints.FAULTS, *marlin.FAULTS, *cuda.FAULTS, *formats.FAULTS, *rules.FAULTS,
-    *experts.FAULTS, *stacks.FAULTS, *routing.FAULTS, *activations.FAULTS,
+    *experts.FAULTS, *stacks.FAULTS, *routing.FAULTS, *activations.FAULTS, *models.FAULTS,
 )  # fmt: skip

@@ -19,7 +19,7 @@ from qload import (
     WeightsLoader,
 )
 from qload.detect import loader_from_config
-from qload.errors import ConfigError, MissingTensorError, ShapeError
+from qload.errors import ConfigError, DivideError, MissingTensorError, QloadError, ShapeError
 from qload.models.cache import PagedCache
 from qload.models.load import load_model
 from qload.models.step import Step
@@ -138,6 +138,12 @@ def test_all_tensors_of_a_model_that_sees_are_read_once() -> None:
     assert report.twice == {}
 
 
+def test_tensors_that_are_of_no_layer_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    loaded(sight() | text() | {"model.audio_model.weight": torch.ones(2)})
+
+    assert "1 tensors are of no layer of a idefics2 model: model.audio_model.weight" in caplog.text
+
+
 def test_as_many_images_as_places_for_them() -> None:
     model, (pixels, mask, ids) = loaded(sight() | text()), pictures()
 
@@ -160,6 +166,27 @@ def test_tensors_of_other_sizes_than_the_config_says_are_refused(name: str) -> N
     tensors[name] = torch.ones(24, 24)
 
     with pytest.raises(ShapeError, match=name.removesuffix(".weight").replace(".", r"\.")):
+        loaded(tensors)
+
+
+def test_heads_that_ranks_cannot_share_are_refused_by_all_alike() -> None:
+    tensors = sight() | text()
+
+    def work(group: ProcessGroup) -> str:
+        with pytest.raises(DivideError, match=r"model\.vision_model") as refused:
+            loaded(tensors, group=group)
+        return str(refused.value)
+
+    assert len(set(FakeWorld(3).run(work))) == 1
+
+
+def test_what_sees_is_never_read_as_if_it_were_plain() -> None:
+    tensors = sight() | text()
+    name = "model.vision_model.encoder.layers.0.mlp.fc1"
+    codes = tensors.pop(f"{name}.weight").to(torch.float8_e4m3fn)
+    tensors |= {f"{name}.weight": codes, f"{name}.weight_scale": torch.ones(48, 1)}
+
+    with pytest.raises(QloadError, match=name.replace(".", r"\.")):
         loaded(tensors)
 
 
