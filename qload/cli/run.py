@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
     from qload.hub import HubId
-    from qload.models import Decoder, Engine, Sampler, TextConfig
+    from qload.models import Decoder, Sampler, TextConfig
     from qload.models.tokenizer import Tokenizer
     from qload.parallel import ProcessGroup
 
@@ -208,9 +208,9 @@ def _planned(asked: Asked, group: "ProcessGroup") -> Plan:
 
 def _check_memory(asked: Asked, plan: Plan, group: "ProcessGroup") -> None:
     """NotEnoughMemoryError where the weights and the cache need more than the device has."""
+    from qload.models.cache import PagedCache
     from qload.models.memory import check_memory, stored_bytes
     from qload.models.pages import PageTable
-    from qload.models.cache import PagedCache
     from qload.storage import SafetensorsStorage
 
     with SafetensorsStorage(asked.place) as storage:
@@ -270,4 +270,5 @@ def speed(prompt: int, written: Written) -> Iterator[str]:
     steps, took = len(written.seconds) - 1, written.seconds[-1] - first
     if steps and took > 0:
         rate = steps / took
-        yield f"steps: {steps} in {took:.3f} s, {rate:.1f} tokens/s, {rate * written.bytes / 1e9:.1f} GB/s of weights"
+        read = rate * written.bytes / 1e9
+        yield f"steps: {steps} in {took:.3f} s, {rate:.1f} tokens/s, {read:.1f} GB/s of weights"

@@ -9,7 +9,8 @@
 
 Marlin's rules stand in `GPTQ_MARLIN_TILE`, `GPTQ_MARLIN_MIN_THREAD_K`, `GPTQ_MARLIN_MIN_THREAD_N` (rows of a
 tile; rows and columns of a thread block) and `MARLIN_SUPPORTED_GROUP_SIZES`; `SCALAR_TYPE_UINT4` and
-`SCALAR_TYPE_UINT8` are the types of codes that have zero points.
+`SCALAR_TYPE_UINT8` are the types of codes that have zero points. A `LinearFactory` makes the module of a
+weight, its bias and what finds a maximum over the ranks, an `ExpertsFactory` that of experts.
 """
 
 from qload.methods.awq_marlin import AWQMarlinConfig

@@ -40,8 +40,8 @@ class MergedColumnParallelLinear(ColumnParallelLinear):
     ) -> Self:
         """This rank's outputs of each of the layers that `weights` has under `prefixes`, and of their biases.
 
-        One prefix: of a layer that holds two of equal size, gate and up. Layers that are not stored alike are
-        multiplied one after another. `make`: as of `ReplicatedLinear.load`.
+        One prefix: of a layer that holds two of equal size, gate and up; DivideError for an odd one. Layers
+        that are not stored alike are multiplied one after another. `make`: as of `ReplicatedLinear.load`.
         """
         if isinstance(prefixes, str):
             half, rest = divmod(weights.loader.shape(weights, prefixes)[0], 2)

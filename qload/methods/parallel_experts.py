@@ -62,6 +62,6 @@ class ParallelExperts(nn.Module):
         return cls(make(loaded, maximum), ranks)
 
     def forward(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
-        """What the experts of each token make of x (..., H), in its dtype; ids and weights (T, k)."""
+        """What experts make of x (..., H), in its dtype; `topk_ids`, `topk_weights` (T, k): of each token."""
         y: Tensor = self.experts(x, topk_ids, topk_weights)
         return y if self.collectives is None else self.collectives.summed(y)

@@ -33,8 +33,6 @@ class VocabParallelEmbedding(nn.Module):
         The ranks; None: this one has all rows.
     """
 
-    weight: Tensor
-
     def __init__(
         self,
         weight: Tensor,
@@ -69,16 +67,17 @@ class VocabParallelEmbedding(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """The vectors (..., H) of tokens `ids` (...), integers below the vocabulary's size, on every rank."""
+        rows = self.get_buffer("weight")
         if self.collectives is None:
-            return functional.embedding(ids, self.weight)
+            return functional.embedding(ids, rows)
         places = ids - self.start
-        elsewhere = (places < 0) | (places >= self.weight.shape[0])
-        found = functional.embedding(places.masked_fill(elsewhere, 0), self.weight)
+        elsewhere = (places < 0) | (places >= rows.shape[0])
+        found = functional.embedding(places.masked_fill(elsewhere, 0), rows)
         return self.collectives.summed(found.masked_fill(elsewhere[..., None], 0))
 
     def extra_repr(self) -> str:
         """This rank's rows."""
-        rows, features = self.weight.shape
+        rows, features = self.get_buffer("weight").shape
         return f"rows {self.start} to {self.start + rows}, features={features}"
 
 
@@ -168,14 +167,15 @@ def _tied(
             _check_size(tied_to, (layer.N, layer.K), vocab)
             return load_linear(weights, [Part(tied_to, short=True)], "N", make)
         tied_to = VocabParallelEmbedding.load(weights, tied_to)
-    rows, features = tied_to.weight.shape
+    weight = tied_to.get_buffer("weight")
+    rows, features = weight.shape
     _check_size(prefix, (tied_to.size, features), vocab)
     placed = Layer((rows,), features, (tied_to.size, features), prefix)
-    weight = UnquantizedWeight(config=UnquantizedConfig(), layer=placed, weight=tied_to.weight)
+    typed = UnquantizedWeight(config=UnquantizedConfig(), layer=placed, weight=weight)
     part = Part(prefix, 0, tied_to.size)
     biased = check_bias(weights, prefix, tied_to.size)
-    bias = read_bias(weights, [part], weight, "N") if biased else None
-    return made_linear(weights, [(weight, bias)], make)
+    bias = read_bias(weights, [part], typed, "N") if biased else None
+    return made_linear(weights, [(typed, bias)], make)
 
 
 def _check_size(prefix: str, shape: tuple[int, int], vocab: int) -> None:

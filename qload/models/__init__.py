@@ -1,8 +1,10 @@
 """Models over typed weights: what `qload run` runs and `qload verify --logits` compares.
 
-model = load_model(path, device="cuda")
-cache = PagedCache.of(model.config, pages=64, dtype=torch.bfloat16, device="cuda")
-logits = model(ids, Step.of([0], tokens=len(ids), pages=[[0, 1]], page_size=16, device="cuda"), cache)
+    model = load_model(path, device="cuda")
+    cache = PagedCache.of(model.config, pages=64, dtype=torch.bfloat16, device="cuda")
+    logits = model(ids, Step.of([0], tokens=len(ids), pages=[[0, 1]], page_size=16, device="cuda"), cache)
+
+`FAMILIES` has what each type of model does between its matrices; `GREEDY` samples the most likely word.
 """
 
 from qload.models.attention import attend
@@ -11,11 +13,14 @@ from qload.models.config import TextConfig, text_config
 from qload.models.decoder import Block, Decoder
 from qload.models.families import FAMILIES
 from qload.models.generate import Engine, check_prompt
+from qload.models.latent_config import LatentConfig, latent_config
 from qload.models.load import Making, load_decoder, load_model
+from qload.models.padding import HeadSizes
 from qload.models.rope import Rope, rotate_halves, rotate_pairs
 from qload.models.rope_config import RopeConfig
 from qload.models.sampling import GREEDY, Sampler
 from qload.models.step import Step
+from qload.models.vision import VisionModel, load_vision_model
 
 __all__ = [
     "FAMILIES",
@@ -23,6 +28,8 @@ __all__ = [
     "Block",
     "Decoder",
     "Engine",
+    "HeadSizes",
+    "LatentConfig",
     "Making",
     "PagedCache",
     "Rope",
@@ -30,10 +37,13 @@ __all__ = [
     "Sampler",
     "Step",
     "TextConfig",
+    "VisionModel",
     "attend",
     "check_prompt",
+    "latent_config",
     "load_decoder",
     "load_model",
+    "load_vision_model",
     "rotate_halves",
     "rotate_pairs",
     "text_config",

@@ -61,9 +61,10 @@ class PagedCache(nn.Module):
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
     ) -> Self:
-        """A cache for one of `ranks` of a model, whose sizes follow from its `config`.
+        """A cache of `pages` of `page_size` tokens for one of `ranks` of a model, sized by its `config`.
 
-        DeepSeek's keys have `qk_nope_head_dim + qk_rope_head_dim` numbers, and its values `v_head_dim`.
+        `dtype`, `device`: of keys and values. DeepSeek's keys have `qk_nope_head_dim + qk_rope_head_dim`
+        numbers, and its values `v_head_dim`.
         """
         heads = max(1, config.kv_heads // ranks)
         sizes = (config.layers, pages, page_size, heads, config.head_dim, config.v_head_dim)
@@ -80,12 +81,12 @@ class PagedCache(nn.Module):
         return self.keys.shape[1]
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        """Keys (T, kv_heads, Dk) and values (T, kv_heads, Dv) of a `layer`, to `slots` (T,)."""
+        """Keys `k` (T, kv_heads, Dk) and values `v` (T, kv_heads, Dv) of a `layer`, to `slots` (T,)."""
         self.keys[layer].flatten(0, 1).index_copy_(0, slots, k)
         self.values[layer].flatten(0, 1).index_copy_(0, slots, v)
 
     def read(self, layer: int, pages: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys (S, L, kv_heads, Dk) and values (S, L, kv_heads, Dv) of the `pages` (S, P), L = P * page size.
+        """Keys (S, L, kv_heads, Dk), values (S, L, kv_heads, Dv) of a `layer`'s `pages` (S, P); L tokens.
 
         Copies; what a page holds that its sequence has not written is for a mask to hide.
         """

@@ -15,7 +15,7 @@ from qload.architecture import Architecture, architecture_of
 from qload.detect import FoundConfig
 from qload.detect.files import MODEL_CONFIG, shown
 from qload.detect.validation import validate
-from qload.errors import ConfigError, checked
+from qload.errors import ArgumentError, ConfigError, checked
 from qload.experts import ExpertFacts, GatedActivation, Routing, routing_of
 from qload.experts.facts import ACTIVATIONS, facts_of
 from qload.models.families import FAMILIES, Family
@@ -30,6 +30,9 @@ Number = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 LAYERS = 4096  # a model of more is not believed: what each layer does is held in memory
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+HEAD = (
+    1 << 16
+)  # numbers of a head; a head of more is not believed: its frequencies are made before it is read
 FIRST = "model.layers.0."
 
 
@@ -148,14 +151,6 @@ def text_config(config: Mapping[str, Any]) -> TextConfig:
 
     `config`: the whole file, which stays as it is. ConfigError names the key for a type that there is no
     model of, and for what cannot be believed or acted on; nothing is guessed.
-
-    Examples
-    --------
-    >>> from qload.models import text_config
-    >>> sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 96}
-    >>> model = text_config({"model_type": "qwen2", **sizes, "num_key_value_heads": 2})
-    >>> model.head_dim, model.rope.theta, sorted(model.biases)
-    (16, 10000.0, ['k_proj', 'q_proj', 'v_proj'])
     """
     architecture = architecture_of(config)
     if architecture is None or architecture.type not in FAMILIES:
@@ -194,7 +189,7 @@ def text_config(config: Mapping[str, Any]) -> TextConfig:
         sinks=family.sinks,
         temperature=_temperature(family, said),
         routing=routing_of({**architecture.config, "model_type": architecture.type}) if sparse else None,
-        facts=facts_of(architecture) if sparse else None,
+        facts=_facts(found, architecture) if sparse else None,
         sparse_layers=sparse,
         latent=latent,
         eos=_eos(said),
@@ -234,6 +229,8 @@ class Sizes:
             return latent.key_size, latent.rope_size, latent.value_size
         self.needed("hidden"), self.needed("heads")  # which sizes of heads follow from
         head = self.needed("head")
+        if head > HEAD:
+            raise ConfigError(self.found.file, self.found.key("head_dim"), f"at most {HEAD}", str(head))
         return head, head, head
 
     def kv_heads(self) -> int:
@@ -282,6 +279,14 @@ def _activation(found: FoundConfig, said: Said) -> GatedActivation:
         expected = f"one of {', '.join(ACTIVATIONS)}"
         raise ConfigError(found.file, found.key("hidden_act"), expected, shown(said.hidden_act))
     return known
+
+
+def _facts(found: FoundConfig, architecture: Architecture) -> ExpertFacts:
+    try:
+        return facts_of(architecture)
+    except ArgumentError as error:
+        key = found.key("swiglu_alpha or swiglu_limit")
+        raise ConfigError(found.file, key, "numbers above 0", error.got) from error
 
 
 def _temperature(family: Family, said: Said) -> tuple[float, float] | None:

@@ -29,7 +29,7 @@ class Block(nn.Module):
         self.input_layernorm, self.post_attention_layernorm = norms
 
     def forward(self, x: Tensor, step: Step, cache: PagedCache, layer: int) -> Tensor:
-        """The tokens x (T, H) of a `step` after this layer, the same on every rank."""
+        """The tokens `x` (T, H) of a `step` after this `layer`, whose keys and values go to `cache`."""
         x = x + self.self_attn(self.input_layernorm(x), step, cache, layer)
         return x + self.mlp(self.post_attention_layernorm(x))  # type: ignore[no-any-return]
 
@@ -47,25 +47,6 @@ class Decoder(nn.Module):
         The decoder layers.
     norm, head
         After the last of them: (T, H) -> (T, H), and (T, H) -> (T, vocab).
-
-    Examples
-    --------
-    >>> import torch
-    >>> from qload import MemoryStorage, Weights, loader_from_config
-    >>> from qload.models import PagedCache, Step, load_model
-    >>> config = {"model_type": "llama", "vocab_size": 8, "hidden_size": 4, "num_hidden_layers": 1,
-    ...           "num_attention_heads": 1, "intermediate_size": 4}
-    >>> names = ["embed_tokens", "norm", *(f"layers.0.{part}" for part in (
-    ...     "input_layernorm", "post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
-    ...     "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"))]
-    >>> shapes = {"embed_tokens": (8, 4)} | {name: (4,) for name in names if "norm" in name}
-    >>> tensors = {f"model.{name}.weight": torch.ones(shapes.get(name, (4, 4))) for name in names}
-    >>> storage = MemoryStorage(tensors | {"lm_head.weight": torch.eye(8, 4)})
-    >>> model = load_model(Weights(storage, loader=loader_from_config(None)), config)
-    >>> cache = PagedCache.of(model.config, pages=1, dtype=torch.float32)
-    >>> step = Step.of([0], tokens=2, pages=[[0]], page_size=16)
-    >>> model(torch.tensor([1, 2]), step, cache).shape
-    torch.Size([2, 8])
     """
 
     def __init__(
@@ -80,7 +61,7 @@ class Decoder(nn.Module):
         return self.embed_tokens(ids)  # type: ignore[no-any-return]
 
     def hidden(self, x: Tensor, step: Step, cache: PagedCache) -> Tensor:
-        """What all layers make of the vectors x (T, H) of a `step`, before the last norm: (T, H)."""
+        """What all layers make of the vectors `x` (T, H) of a `step`, by `cache`: (T, H), not normalized."""
         step = step.begun()
         for layer, block in enumerate(self.blocks):
             x = block(x, step, cache, layer)

@@ -23,12 +23,14 @@ from qload.parallel import ALONE, collectives_of
 
 log: logging.Logger = logging.getLogger("qload")
 
+SMALL, SPARE = 1 << 20, 32  # torch takes tensors of up to 1 MiB from blocks apart; few of a step live at once
+
 
 class Engine:
     """A model with a cache for some sequences, which it continues token by token.
 
-    Every rank of a tensor-parallel model makes one and calls it alike; the tokens that are chosen are those of
-    rank 0. ArgumentError for sizes below 1, and where the model has fewer positions than `max_tokens`.
+    Every rank of a tensor-parallel model makes one and calls it alike; the tokens that are chosen are those
+    of rank 0. ArgumentError for sizes below 1, and where the model has fewer positions than `max_tokens`.
 
     Parameters
     ----------
@@ -92,22 +94,26 @@ class Engine:
             raise ArgumentError("prompt_tokens", f"1 to {self.max_tokens}", str(prompt_tokens))
         self._longest_prompt = prompt_tokens
         warm_up(self.model, max(prompt_tokens, self.max_sequences))
-        sampler, size = Sampler(temperature=1.0), prompt_tokens
-        logits = self.prefill([0])
-        held = [torch.zeros_like(logits) for _ in range(self.max_sequences - 1)]  # of the other prompts
-        while size:  # what a shorter prompt takes lies in other blocks of an allocator
-            logits = self.prefill([0] * size)
-            size //= 2
-        self._choose(torch.cat([logits, *held]), sampler, [0.0] * self.max_sequences)
-        del logits, held
-        for count in range(
-            self.max_sequences, 0, -1
-        ):  # the graph of the largest first: others fit its memory
+        if self._wants_graphs:
+            for count in range(self.max_sequences, 0, -1):  # the largest first: the others fit its memory
+                self._capture(count)
+        self._warm_prefill(prompt_tokens)
+        for count in range(1, self.max_sequences + 1):
             self._fill(count)
-            logits = self._capture(count) if self._wants_graphs else self.decode([0] * count)
-            self._choose(logits, sampler, [0.0] * count)
+            self._choose(self.decode([0] * count), Sampler(temperature=1.0), [0.0] * count)
         self.reset()
         log.info("warm: prompts of %d tokens, %d graphs", prompt_tokens, len(self._graphs))
+
+    def _warm_prefill(self, size: int) -> None:
+        """Run prompts of `size` tokens and of fewer, beside the logits of all other prompts."""
+        spare = [torch.empty(SMALL, dtype=torch.uint8, device=self.device) for _ in range(SPARE)]
+        del spare  # what a longer prompt takes elsewhere, a shorter one may take of small blocks
+        logits = self.prefill([0])
+        held = [torch.zeros_like(logits) for _ in range(self.max_sequences - 1)]
+        while size:
+            logits = self.prefill([0] * size)
+            size //= 2
+        self._choose(torch.cat([logits, *held]), Sampler(temperature=1.0), [0.0] * self.max_sequences)
 
     def reset(self) -> None:
         """Forget all sequences."""
@@ -190,7 +196,7 @@ class Engine:
     def inputs(
         self, ids: Sequence[int], sequences: Sequence[int], each: int, width: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """So many new tokens of each sequence: ids, positions and slots (3, T), and pages (S, P), on the host."""
+        """So many new tokens `each` of sequences: ids, positions and slots (3, T), pages (S, P); on the host."""
         grown = [self._table.grow(sequence, each) for sequence in sequences]
         positions, slots = ([at for part in parts for at in part] for parts in zip(*grown, strict=True))
         return torch.tensor([list(ids), positions, slots]), torch.tensor(self._table.table(sequences, width))
@@ -209,13 +215,12 @@ class Engine:
         for sequence in range(count if self.max_tokens > 1 else 0):
             self._table.grow(sequence, self.max_tokens - 1)
 
-    def _capture(self, count: int) -> Tensor:
-        """The graph of a step of so many sequences -> its logits."""
+    def _capture(self, count: int) -> None:
+        """Make the graph of a step of so many sequences."""
+        self._fill(count)
         inputs = self.inputs([0] * count, range(count), 1, self.width)
         tokens, pages = (each.to(self.device) for each in inputs)
-        pool = next((graph.pool for graph in self._graphs.values()), None)
-        self._graphs[count] = StepGraph(self.run, tokens, pages, pool)
-        return self._graphs[count](tokens, pages)
+        self._graphs[count] = StepGraph(self.run, tokens, pages, next(iter(self._graphs.values()), None))
 
 
 @checked

@@ -20,7 +20,7 @@ from qload.models.config import TextConfig, text_config
 from qload.models.decoder import Block, Decoder
 from qload.models.feed_forward import GatedFeedForward, SparseFeedForward
 from qload.models.latent_attention import LatentAttention
-from qload.models.names import first_stored, is_stored
+from qload.models.names import first_stored, is_stored, text_within
 from qload.models.norm import Norm
 from qload.models.rope import Rope
 from qload.models.shapes import check_matrix
@@ -62,6 +62,8 @@ def load_model(
 ) -> Decoder:
     """The text model of a checkpoint, or this rank's share of it, in whichever format its weights are.
 
+    Of a model that sees or hears too, the text alone; see `load_vision_model`.
+
     Parameters
     ----------
     weights
@@ -84,10 +86,6 @@ def load_model(
         Where the checkpoint has not what the config says.
     CutError, DivideError
         Where the ranks cannot share it.
-
-    Examples
-    --------
-    See `Decoder`.
     """
     if not isinstance(weights, Weights):
         config = read_model_config(weights) if config is None else config
@@ -108,7 +106,8 @@ def _loaded(
     split: ExpertSplit | None,
 ) -> Decoder:
     dtype = weights.dtype or config.dtype or torch.float32
-    model = load_decoder(weights, config, Making(dtype, make, make_experts, split))
+    making = Making(dtype, make, make_experts, split, *text_within(weights))
+    model = load_decoder(weights, config, making)
     unused = weights.report().unused
     if unused:
         names = ", ".join(unused[:SHOWN]) + (f" and {len(unused) - SHOWN} more" if unused[SHOWN:] else "")
@@ -117,9 +116,10 @@ def _loaded(
 
 
 def load_decoder(weights: Weights, config: TextConfig, making: Making) -> Decoder:
-    """The decoder whose names begin with `making.base`, for this rank of `weights`; errors of `load_model`.
+    """The decoder of a `config` whose names begin with `making.base`, for this rank of `weights`.
 
-    What else a checkpoint holds, such as what sees in a model that sees too, is not looked at.
+    Errors are those of `load_model`. What else a checkpoint holds, such as a part that sees,
+    is not looked at.
     """
     name = f"{making.base}.embed_tokens"
     check_matrix(weights, name, [config.vocab], config.hidden, padded=True)

@@ -41,7 +41,7 @@ class Rope(nn.Module):
         return (cos, sin) if self.scale == 1 else (cos * self.scale, sin * self.scale)
 
     def turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """The heads x (T, heads, D), turned as this model does."""
+        """The heads `x` (T, heads, D), turned by `cos` and `sin` as this model does."""
         return (rotate_pairs if self.config.pairs else rotate_halves)(x, cos, sin)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
@@ -76,8 +76,8 @@ def _turn(
     first: Tensor, second: Tensor, cos: Tensor, sin: Tensor, to_first: Tensor, to_second: Tensor
 ) -> None:
     cos, sin = cos[:, None], sin[:, None]
-    to_first.copy_(torch.addcmul(first * cos, second, sin, value=-1))
-    to_second.copy_(torch.addcmul(second * cos, first, sin))
+    torch.addcmul(first * cos, second, sin, value=-1, out=to_first)  # float32, as cos is, and rounded here
+    torch.addcmul(second * cos, first, sin, out=to_second)
 
 
 def _check(x: Tensor, cos: Tensor) -> None:

@@ -4,8 +4,8 @@
     top-k: the k likeliest are kept; top-p: of these as few, likeliest first, as have p of their probability
     the token: the first whose cumulative probability exceeds u times the sum, with u of [0, 1)
 
-The numbers u come from the seed and from which sequence it is: a sequence has the same numbers alone and among
-others, on the CPU and on a GPU, and sums are float64.
+The numbers u come from the seed and from which sequence it is: a sequence has the same numbers alone and
+among others, on the CPU and on a GPU, and sums are float64.
 """
 
 from collections.abc import Iterator
@@ -69,7 +69,10 @@ class Sampler:
         return (drawn.random() for _ in repeat(None))
 
     def choose(self, logits: Tensor, numbers: Tensor) -> Tensor:
-        """logits (S, vocab), numbers (S,) of [0, 1) -> ids (S,), int64; NOT_FINITE where the largest is none."""
+        """Logits (S, vocab), numbers (S,) of [0, 1) -> ids (S,), int64.
+
+        NOT_FINITE where the largest logit is no finite number.
+        """
         largest, ids = logits.max(-1)
         if self.temperature:
             ids = self._drawn(logits.double() - largest.double()[:, None], numbers.double())

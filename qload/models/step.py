@@ -29,14 +29,6 @@ class Step:
     pages
         (S, P), int64: the pages of each sequence in the order of its tokens. What a sequence has no page for
         yet holds the number of any page: no token sees it.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from qload.models import Step
-    >>> step = Step.of([3], tokens=1, pages=[[2, 0]], page_size=2)
-    >>> step.positions.tolist(), step.slots.tolist()
-    ([3], [1])
     """
 
     positions: Tensor
@@ -75,7 +67,10 @@ class Step:
         page_size: int,
         device: torch.device | str = "cpu",
     ) -> "Step":
-        """The next `tokens` of sequences that have `starts` tokens, whose `pages` are lists of one length."""
+        """The next `tokens` of sequences that have `starts` tokens, whose `pages` are lists of one length.
+
+        `page_size`: tokens of a page; `device`: where the tensors are made.
+        """
         places = [[start + new for new in range(tokens)] for start in starts]
         slots = [
             own[at // page_size] * page_size + at % page_size

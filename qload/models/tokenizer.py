@@ -1,6 +1,7 @@
 """Text to ids and back, by the `tokenizer.json` of a checkpoint and the library tokenizers, if it is here."""
 
 from collections.abc import Sequence
+from importlib import import_module
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,8 @@ class Tokenizer:
     Parameters
     ----------
     path
-        The checkpoint. ArgumentError where it has no `tokenizer.json`, and where the library is not installed;
-        ConfigError where the file cannot be read as one.
+        The checkpoint. ArgumentError where it has no `tokenizer.json`, and where the library is not
+        installed; ConfigError where the file cannot be read as one.
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
@@ -45,8 +46,7 @@ class Tokenizer:
 
 def _library() -> Any:
     try:
-        import tokenizers
+        return import_module("tokenizers")
     except ImportError as error:
         expected = "ids (--prompt-ids), or tokenizers installed: pip install 'qload-weights[text]'"
         raise ArgumentError("prompt", expected, f"a text ({error!s:.80})") from error
-    return tokenizers

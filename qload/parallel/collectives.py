@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from qload.errors import ArgumentError, checked
+from qload.errors import ArgumentError, LostRankError, checked
 from qload.parallel.groups import ProcessGroup, Rank, ReducingGroup
 
 CAN = "a group of torch.distributed, or one that has {}"
@@ -70,19 +70,26 @@ class _TorchCollectives(Rank):
         """By `all_gather`."""
         own = values.contiguous()
         shares = [torch.empty_like(own) for _ in range(self.world)]
-        torch.distributed.all_gather(shares, own, self.group)
+        self._call(torch.distributed.all_gather, shares, own, self.group)
         return torch.cat(shares, dim)
 
     def first(self, values: Tensor) -> Tensor:
         """By `broadcast`."""
         told = values.clone(memory_format=torch.contiguous_format)
-        torch.distributed.broadcast(told, group=self.group, group_src=0)
+        self._call(torch.distributed.broadcast, told, group=self.group, group_src=0)
         return told
 
     def _reduced(self, values: Tensor, by: "torch.distributed.ReduceOp.RedOpType") -> Tensor:
         made = values.clone(memory_format=torch.contiguous_format)
-        torch.distributed.all_reduce(made, by, self.group)
+        self._call(torch.distributed.all_reduce, made, by, self.group)
         return made
+
+    def _call(self, collective: Callable[..., object], *arguments: object, **named: object) -> None:
+        """LostRankError where a collective fails, which it does where another rank is not there for it."""
+        try:
+            collective(*arguments, **named)
+        except RuntimeError as error:
+            raise LostRankError(None, self.world, f"a collective failed: {error}") from error
 
     def __deepcopy__(self, memo: object) -> "_TorchCollectives":
         return self

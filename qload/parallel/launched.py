@@ -1,8 +1,9 @@
 """A world of processes: torchrun's, or plain ones that are told by RANK, WORLD_SIZE and MASTER_ADDR."""
 
+import math
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -21,14 +22,14 @@ TOLD_S = 3.0  # after a collective has failed, in which the watch says which ran
 
 
 @dataclass(frozen=True)
-class Launch(Rank):
+class LaunchedRank(Rank):
     """A rank as its launcher has told it: its place, its place on this machine, and where rank 0 is."""
 
     local: int = 0
     address: str = "localhost"
 
     @classmethod
-    def of(cls, environment: Mapping[str, str]) -> "Launch":
+    def of(cls, environment: Mapping[str, str]) -> "LaunchedRank":
         """From RANK, WORLD_SIZE, LOCAL_RANK and MASTER_ADDR; ArgumentError for what is no rank.
 
         A world of one without WORLD_SIZE. `environment`: the variables of the process.
@@ -40,15 +41,20 @@ class Launch(Rank):
         return cls(rank, world, local, environment.get("MASTER_ADDR", "localhost"))
 
     def device(self, device: torch.device | str) -> torch.device:
-        """The device of this rank: of "cuda" that of its place on the machine."""
-        asked = torch.device(device)
+        """The device of this rank: of "cuda" that of its place on the machine; ArgumentError for none."""
+        try:
+            asked = torch.device(device)
+        except RuntimeError as error:
+            raise ArgumentError("device", "a device that torch knows", repr(device)) from error
         if str(asked) != "cuda":
             return asked
         return torch.device("cuda", self.local % max(torch.cuda.device_count(), 1))
 
 
-@contextmanager
-def joined_world(device: torch.device | str = "cpu", *, timeout_s: float = 600.0) -> Iterator[ProcessGroup]:
+@checked
+def joined_world(
+    device: torch.device | str = "cpu", *, timeout_s: float = 600.0
+) -> AbstractContextManager[ProcessGroup]:
     """The world that this process was launched into, by torchrun or by hand, as a process group.
 
     Within the block the ranks watch each other: where one fails with an error of qload, all others raise the
@@ -72,8 +78,15 @@ def joined_world(device: torch.device | str = "cpu", *, timeout_s: float = 600.0
     ...     group.rank(), group.size()
     (0, 1)
     """
-    launch = Launch.of(os.environ)
-    here = launch.device(device)
+    if not (timeout_s > 0 and math.isfinite(timeout_s)):
+        raise ArgumentError("timeout_s", "a number of seconds above 0", str(timeout_s))
+    launch = LaunchedRank.of(os.environ)
+    return _joined(launch, launch.device(device), timeout_s)
+
+
+@contextmanager
+def _joined(launch: LaunchedRank, here: torch.device, timeout_s: float) -> Iterator[ProcessGroup]:
+    """The world, for as long as the block lasts."""
     if here.type == "cuda":
         torch.cuda.set_device(here)
     if launch.size() == 1:
@@ -128,7 +141,7 @@ def agree(group: ProcessGroup, error: QloadError | None) -> None:
     raise heard(bytes(everything.tolist()), first, group.size())
 
 
-def _meet(launch: Launch, device: torch.device, watch: Watch, timeout_s: float) -> ProcessGroup:
+def _meet(launch: LaunchedRank, device: torch.device, watch: Watch, timeout_s: float) -> ProcessGroup:
     """The process group of all ranks, once each of them is watched; LostRankError where one stays away."""
     distributed, timeout = torch.distributed, timedelta(seconds=timeout_s)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
@@ -151,7 +164,7 @@ def _meet(launch: Launch, device: torch.device, watch: Watch, timeout_s: float) 
 
 def _cause(error: BaseException, interrupt: Interrupt) -> BaseException:
     """Why a rank ends: what the watch was told, where a collective failed for it."""
-    if isinstance(error, RuntimeError) and not isinstance(error, QloadError):
+    if isinstance(error, LostRankError) and error.rank is None:
         interrupt.wait(TOLD_S)
     return interrupt.error or error
 

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from qload.detect import loader_from_config
 from qload.formats import UnquantizedConfig, UnquantizedWeight
+from qload.layouts import gptq
 from qload.models import Decoder, Engine, load_model
 from qload.spec import Weight
 from qload.storage import MemoryStorage
@@ -32,6 +33,7 @@ from tests.bench.stack import distance
 from tests.bench.timing import replayed
 
 SHAPE = {"hidden": 4096, "inner": 14336, "heads": 32, "kv_heads": 8, "vocab": 128256}
+SPREAD = (56 / 3) ** 0.5  # of codes that are 1 to 15 as likely, the zero point 8 taken off
 GROUP, KINDS = 128, 2  # blocks that differ: more would only take longer to make
 PROMPT, NEW, TURNS = 64, 96, 5
 ALLOWED, WANTED = 1.05, 1.9  # of a step, of tokens a second at M = 1
@@ -74,10 +76,12 @@ def tensors_of(
 
 
 def packed(K: int, N: int) -> dict[str, Tensor]:
-    """A layer's tensors on the CPU, whose products are of the size of its inputs."""
-    made = checkpoint(K, N, 4, GROUP).fields()
-    scales = made["scales"] / made["scales"].float().mean() * (K**-0.5 / 4.6)  # 4.6: of codes of 4 bits
-    return {name: each.cpu() for name, each in {**made, "scales": scales.half()}.items()}
+    """A layer's tensors on the CPU: codes of no mean, and products of the size of the inputs."""
+    made = checkpoint(K, N, 4, GROUP)
+    codes = torch.randint(1, 16, (K, N), device=made.qweight.device, dtype=torch.int32)
+    scales = made.scales.float() / made.scales.float().mean() * (K**-0.5 / SPREAD)
+    tensors = {**made.fields(), "qweight": gptq.rows(4).pack(codes), "scales": scales.half()}
+    return {name: each.cpu() for name, each in tensors.items()}
 
 
 def drawn(rows: int, columns: int) -> Tensor:

@@ -18,12 +18,15 @@ pytestmark = pytest.mark.skipif(not FOLDER, reason="QLOAD_CASES names no folder 
 
 
 @every_model
-def test_a_model_has_its_recorded_logits_in_one_pass_and_in_several(folder: Path, tmp_path: Path) -> None:
+def test_a_model_has_its_recorded_logits_in_one_pass_and_in_several(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     if refused(folder) is not None:
         pytest.skip("refused by name")
     copy, (ids, want) = published(folder, tmp_path / "model"), recorded(folder)
     model = Rounded(owners_dtype(folder)).load(copy)
 
+    assert "are of no layer" not in caplog.text
     assert off(logits(model, ids), want) < RANGE
     assert off(logits(model, ids, chunks=ids.shape[1]), want) < RANGE
 

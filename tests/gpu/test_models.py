@@ -1,4 +1,4 @@
-"""Models on a GPU: graphs write what eager steps write, nothing grows after the warm-up, two GPUs are as one."""
+"""Models on a GPU: graphs write what eager steps write, nothing grows once warm, two GPUs are as one."""
 
 import json
 import os

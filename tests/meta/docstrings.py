@@ -21,6 +21,7 @@ from qload import errors
 PACKAGES = (
     "qload",
     "qload.methods",
+    "qload.models",
     "qload.testing",
     "qload.kernels",
     "qload.kernel_formats",

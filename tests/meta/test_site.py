@@ -71,7 +71,7 @@ def test_every_public_name_stands_on_one_page_of_the_reference() -> None:
     text = "\n".join(page.read_text() for page in (ROOT / "docs" / "api").glob("*.md"))
     named = re.findall(r"^::: (qload\.\w+)$", text, re.MULTILINE)
 
-    public = [*(f"qload.{each}" for each in qload.__all__), "qload.methods", "qload.testing"]
+    public = [*(f"qload.{each}" for each in qload.__all__), "qload.methods", "qload.models", "qload.testing"]
     missing, twice = sorted({*public} - {*named}), sorted({each for each in named if named.count(each) > 1})
 
     assert not missing, f"add a line `::: NAME` to a page of docs/api for each of {missing}"

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from qload import FakeWorld, FormatLoader, Fp8Quantizer, MemoryStorage, QuantizingLoader, Weights
+from qload import FakeWorld, Fp8Quantizer, MemoryStorage, QuantizingLoader, Weights, WeightsLoader
 from qload.detect import loader_from_config
 from qload.models.config import text_config
 from qload.models.feed_forward import SparseFeedForward
@@ -15,6 +15,10 @@ from tests.models.latent_formula import SMALL, drawn
 
 PREFIX = "model.layers.1.mlp"
 PLAIN = loader_from_config(None)
+AS_THEY_COME: dict[str, Any] = {  # inputs are not quantized
+    "make": lambda weight, bias, maximum: weight.get_linear(bias, activations="unquantized"),
+    "make_experts": lambda weight, maximum: weight.get_linear(activations="unquantized"),
+}
 OF_RANGE = 1e-5  # how far float32 may be off: what logits of models are held to
 V2 = {"model_type": "deepseek_v2", "topk_method": "group_limited_greedy", "routed_scaling_factor": 16.0}
 V3 = {"routed_scaling_factor": 2.5, "norm_topk_prob": True}
@@ -24,7 +28,7 @@ def loaded(
     config: dict[str, Any],
     tensors: dict[str, Tensor],
     group: ProcessGroup,
-    loader: FormatLoader | QuantizingLoader = PLAIN,
+    loader: WeightsLoader = PLAIN,
     dtype: torch.dtype = torch.float32,
     **how: Any,
 ) -> SparseFeedForward:
@@ -128,3 +132,29 @@ def test_trap_62_experts_quantized_while_loading_multiply(
     assert made[0].equal(made[1])
     lost = OF_RANGE if dtype == torch.float32 else 4 * torch.finfo(dtype).eps
     assert (made[0].double() - expected).abs().max() <= lost * (expected.max() - expected.min())
+
+
+@pytest.mark.parametrize(("per", "block"), PER)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_trap_62_experts_that_are_stored_in_fp8_are_those_quantized_while_loading(
+    per: Literal["tensor", "channel", "block"], block: tuple[int, int] | None, ranks: int
+) -> None:
+    tensors, x = drawn(SMALL), tokens(dtype=torch.bfloat16)
+    loader = QuantizingLoader(PLAIN, Fp8Quantizer(per, block))
+    quantizing = Weights(MemoryStorage(tensors), loader=loader, dtype=torch.bfloat16)
+    stored = dict(tensors)
+    for name in [name for name in tensors if name.startswith(PREFIX) and "_proj" in name]:
+        made = quantizing.get_weights(name.removesuffix(".weight")).fields()
+        scale = "weight_scale_inv" if per == "block" else "weight_scale"
+        stored[name] = made["weight"]
+        stored[name.replace("weight", scale)] = made["weight_scale"]
+    said = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+    reader = loader_from_config({**said, "weight_block_size": list(block)} if block else said)
+
+    def ran(held: dict[str, Tensor], by: WeightsLoader) -> list[Tensor]:
+        how = {"dtype": torch.bfloat16, **AS_THEY_COME}
+        return FakeWorld(ranks).run(lambda group: loaded(SMALL, held, group, by, **how)(x))
+
+    while_loading, read = ran(tensors, loader), ran(stored, reader)
+
+    assert all(each.equal(while_loading[0]) for each in (*while_loading, *read))

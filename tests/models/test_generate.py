@@ -1,4 +1,4 @@
-"""Prompts are continued as one pass over the whole text says, whatever the pages, and memory stays as it is."""
+"""Prompts are continued as one pass over the whole text says, whatever the pages; memory stays as it is."""
 
 import weakref
 from typing import Any
@@ -8,17 +8,25 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from qload import ArgumentError, FakeWorld
-from qload.models import Engine, PagedCache, Sampler, Step
-from tests.models import tiny
+from qload.models import Decoder, Engine, PagedCache, Sampler, Step, load_model
+from qload.parallel import ALONE, ProcessGroup
+from tests.models import drawn
 
 PROMPT = [3, 1, 4, 1, 5]
+VOCAB, POSITIONS = (drawn.SIZES[key] for key in ("vocab_size", "max_position_embeddings"))
 DRAWN = Sampler(temperature=1.0, top_k=20, top_p=0.95, seed=3)
+
+
+def tiny(group: ProcessGroup = ALONE, kind: str = "llama", **said: Any) -> Decoder:
+    """A tiny model, or a rank's share of it, whose texts do not end unless that is `said`."""
+    config = drawn.config(kind, **{"eos_token_id": None, **said})
+    return load_model(drawn.weights(config, drawn.tensors(config), group), config)
 
 
 def whole(model: Any, ids: list[int]) -> torch.Tensor:
     """The logits (1, vocab) after the last of `ids`, all of them in one pass."""
-    cache = PagedCache.of(model.config, pages=1, page_size=tiny.POSITIONS, dtype=torch.float32)
-    step = Step.of([0], tokens=len(ids), pages=[[0]], page_size=tiny.POSITIONS)
+    cache = PagedCache.of(model.config, pages=1, page_size=POSITIONS, dtype=torch.float32)
+    step = Step.of([0], tokens=len(ids), pages=[[0]], page_size=POSITIONS)
     logits: torch.Tensor = model(torch.tensor(ids), step, cache)[-1:]
     return logits
 
@@ -35,15 +43,23 @@ def written(model: Any, prompt: list[int], tokens: int, sampler: Sampler, sequen
 @pytest.mark.parametrize("page_size", [1, 3, 16])
 @pytest.mark.parametrize("sampler", [Sampler(), DRAWN], ids=["greedy", "drawn"])
 def test_a_prompt_is_continued_as_passes_over_the_whole_text_say(page_size: int, sampler: Sampler) -> None:
-    model = tiny.model()
+    model = tiny()
     engine = Engine(model, max_tokens=20, page_size=page_size)
 
     assert engine.generate(PROMPT, 15, sampler) == written(model, PROMPT, 15, sampler)
 
 
+@pytest.mark.parametrize("kind", drawn.OWN)
+def test_windows_chunks_sinks_and_heads_of_two_sizes_are_the_same_token_by_token(kind: str) -> None:
+    model = tiny(kind=kind)
+    engine = Engine(model, max_tokens=14, page_size=3)
+
+    assert engine.generate(PROMPT, 9) == written(model, PROMPT, 9, Sampler())
+
+
 @pytest.mark.parametrize("sampler", [Sampler(), DRAWN], ids=["greedy", "drawn"])
 def test_prompts_at_once_are_continued_as_each_alone(sampler: Sampler) -> None:
-    model, prompts = tiny.model(), [PROMPT, [7], list(range(12))]
+    model, prompts = tiny(), [PROMPT, [7], list(range(12))]
     engine = Engine(model, max_tokens=24, max_sequences=3, page_size=4)
 
     steps = list(engine.stream(prompts, 10, sampler))
@@ -53,10 +69,10 @@ def test_prompts_at_once_are_continued_as_each_alone(sampler: Sampler) -> None:
 
 
 def test_a_text_ends_with_its_end_while_the_others_go_on() -> None:
-    model, prompts = tiny.model(), [PROMPT, [7]]
+    model, prompts = tiny(), [PROMPT, [7]]
     first, other = (written(model, prompt, 6, Sampler()) for prompt in prompts)
     end = next(token for token in first[:5] if token not in other)
-    ended = Engine(tiny.model(eos_token_id=[99, end]), max_tokens=12, max_sequences=2, page_size=2)
+    ended = Engine(tiny(eos_token_id=[99, end]), max_tokens=12, max_sequences=2, page_size=2)
 
     steps = list(ended.stream(prompts, 6))
 
@@ -67,10 +83,10 @@ def test_a_text_ends_with_its_end_while_the_others_go_on() -> None:
 
 @pytest.mark.parametrize("world", [2, 4])
 def test_ranks_that_share_the_model_write_what_one_writes(world: int) -> None:
-    want = written(tiny.model(), PROMPT, 8, DRAWN)
+    want = written(tiny(), PROMPT, 8, DRAWN)
 
     def work(group: Any) -> list[int]:
-        return Engine(tiny.model(group), max_tokens=16, page_size=4).generate(PROMPT, 8, DRAWN)
+        return Engine(tiny(group), max_tokens=16, page_size=4).generate(PROMPT, 8, DRAWN)
 
     assert FakeWorld(world).run(work) == [want] * world
 
@@ -78,15 +94,15 @@ def test_ranks_that_share_the_model_write_what_one_writes(world: int) -> None:
 def test_every_rank_takes_the_token_of_the_first() -> None:
     def work(group: Any) -> list[int]:
         sampler = Sampler(temperature=5.0, seed=group.rank())  # each draws another
-        return Engine(tiny.model(group), max_tokens=16).generate(PROMPT, 8, sampler)
+        return Engine(tiny(group), max_tokens=16).generate(PROMPT, 8, sampler)
 
     first, second = FakeWorld(2).run(work)
 
-    assert first == second == written(tiny.model(), PROMPT, 8, Sampler(temperature=5.0))
+    assert first == second == written(tiny(), PROMPT, 8, Sampler(temperature=5.0))
 
 
 def test_a_sequence_that_begins_again_sees_nothing_of_what_was_there() -> None:
-    model = tiny.model()
+    model = tiny()
     engine = Engine(model, max_tokens=20, page_size=4)
     engine.generate([9] * 12, 8)
 
@@ -94,7 +110,7 @@ def test_a_sequence_that_begins_again_sees_nothing_of_what_was_there() -> None:
 
 
 def test_chosen_sequences_go_on_while_others_wait() -> None:
-    model = tiny.model()
+    model = tiny()
     engine = Engine(model, max_tokens=20, max_sequences=3, page_size=2)
     logits = [engine.prefill(PROMPT, sequence) for sequence in range(3)]
     engine.decode([8, 9], [2, 0])
@@ -142,7 +158,7 @@ class Allocations(TorchFunctionMode):
 
 
 def test_after_the_warm_up_no_step_takes_more_memory() -> None:
-    engine = Engine(tiny.model(), max_tokens=24, max_sequences=3, page_size=4)
+    engine = Engine(tiny(), max_tokens=24, max_sequences=3, page_size=4)
     with Allocations(engine) as count:
         engine.warm_up(prompt_tokens=20)
         most, held = count.most, count.held
@@ -154,7 +170,7 @@ def test_after_the_warm_up_no_step_takes_more_memory() -> None:
 
 def test_without_a_warm_up_the_longest_prompt_takes_more_than_a_shorter_one() -> None:
     """The count that the test above stands on can tell."""
-    engine = Engine(tiny.model(), max_tokens=32, page_size=4)
+    engine = Engine(tiny(), max_tokens=32, page_size=4)
     with Allocations(engine) as count:
         engine.generate([1] * 3, 4)
         before = count.most
@@ -164,41 +180,42 @@ def test_without_a_warm_up_the_longest_prompt_takes_more_than_a_shorter_one() ->
 
 
 def test_a_warm_engine_writes_what_a_cold_one_writes_and_refuses_longer_prompts() -> None:
-    model = tiny.model()
+    model = tiny()
     engine = Engine(model, max_tokens=20, max_sequences=2, page_size=4)
     engine.warm_up(prompt_tokens=5)
 
     assert engine.generate(PROMPT, 8) == written(model, PROMPT, 8, Sampler())
-    with pytest.raises(ArgumentError, match="expected 1 to 5 ids\n  got      6 ids"):
+    with pytest.raises(ArgumentError, match=r"expected 1 to 5 ids\n  got      6 ids"):
         engine.generate([*PROMPT, 1], 1)
 
 
 def test_logits_that_are_not_finite_are_refused_with_the_dtype() -> None:
-    model = tiny.model()
+    model = tiny()
     model.norm.weight.fill_(float("inf"))
 
-    with pytest.raises(ArgumentError, match="^dtype\n.*finite\n  got      float32"):
+    with pytest.raises(ArgumentError, match=r"^dtype\n.*finite\n  got      float32"):
         Engine(model, max_tokens=8).generate(PROMPT, 1)
 
 
 @pytest.mark.parametrize(
     ("prompt", "tokens", "said"),
     [
-        pytest.param([1, 32], 1, "prompt_ids\n  expected ids of a vocabulary of 32: 0 to 31\n  got      32", id="high"),
-        pytest.param([-1], 1, "prompt_ids\n  expected ids of a vocabulary of 32: 0 to 31\n  got      -1", id="low"),
-        pytest.param([], 1, "prompt_ids\n  expected 1 to 8 ids\n  got      0 ids", id="none"),
-        pytest.param([1] * 9, 0, "prompt_ids\n  expected 1 to 8 ids\n  got      9 ids", id="long"),
-        pytest.param([1] * 5, 4, "tokens\n  expected 0 to 3 after a prompt of 5\n  got      4", id="many"),
-        pytest.param([1], -1, "tokens\n  expected 0 to 7 after a prompt of 1\n  got      -1", id="negative"),
+        pytest.param([1, 40], 1, ("prompt_ids", "ids of a vocabulary of 40: 0 to 39", "40"), id="too high"),
+        pytest.param([-1], 1, ("prompt_ids", "ids of a vocabulary of 40: 0 to 39", "-1"), id="too low"),
+        pytest.param([], 1, ("prompt_ids", "1 to 8 ids", "0 ids"), id="no prompt"),
+        pytest.param([1] * 9, 0, ("prompt_ids", "1 to 8 ids", "9 ids"), id="a long prompt"),
+        pytest.param([1] * 5, 4, ("tokens", "0 to 3 after a prompt of 5", "4"), id="many tokens"),
+        pytest.param([1], -1, ("tokens", "0 to 7 after a prompt of 1", "-1"), id="fewer than none"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_continued_is_refused_before_the_first_step(
-    prompt: list[int], tokens: int, said: str
+    prompt: list[int], tokens: int, said: tuple[str, str, str]
 ) -> None:
     with pytest.raises(ArgumentError) as refused:
-        Engine(tiny.model(), max_tokens=8).generate(prompt, tokens)
+        Engine(tiny(), max_tokens=8).generate(prompt, tokens)
 
-    assert str(refused.value) == said
+    error = refused.value
+    assert (error.argument, error.expected, error.got) == said
 
 
 @pytest.mark.parametrize(
@@ -211,16 +228,16 @@ def test_what_cannot_be_continued_is_refused_before_the_first_step(
     ],
 )
 def test_sizes_that_are_none_are_refused_by_name(sizes: dict[str, int], name: str) -> None:
-    with pytest.raises(ArgumentError, match=f"^{name}\n"):
-        Engine(tiny.model(), **sizes)
+    with pytest.raises(ArgumentError, match=rf"^{name}\n"):
+        Engine(tiny(), **sizes)
 
 
 def test_more_prompts_than_sequences_and_more_tokens_than_fit_are_refused() -> None:
-    engine = Engine(tiny.model(), max_tokens=len(PROMPT))
-    with pytest.raises(ArgumentError, match="^prompts\n  expected 1 to 1\n  got      2"):
+    engine = Engine(tiny(), max_tokens=len(PROMPT))
+    with pytest.raises(ArgumentError, match=r"^prompts\n  expected 1 to 1\n  got      2"):
         engine.stream([PROMPT, PROMPT], 0)
-    with pytest.raises(ArgumentError, match="^prompt_tokens\n"):
+    with pytest.raises(ArgumentError, match=r"^prompt_tokens\n"):
         engine.warm_up(len(PROMPT) + 1)
     engine.prefill(PROMPT)
-    with pytest.raises(ArgumentError, match="^ids\n  expected at most 5 tokens of a sequence"):
+    with pytest.raises(ArgumentError, match=r"^ids\n  expected at most 5 tokens of a sequence"):
         engine.decode([1])

@@ -1,5 +1,6 @@
 """Models of every type: loaded whole and cut, fed at once and token by token; refusals before any answer."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,8 @@ import torch
 from torch import Tensor
 
 from qload import DefaultWeightsLoader, Fp8Weight, UnquantizedWeight
-from qload.errors import ConfigError, DivideError, MissingTensorError, ShapeError
-from qload.models import FAMILIES, load_model
+from qload.errors import ConfigError, DivideError, MismatchError, MissingTensorError, ShapeError
+from qload.models import FAMILIES, PagedCache, Step, load_model, text_config
 from qload.parallel import Collectives, FakeWorld
 from qload.quantize import Fp8Quantizer, QuantizingLoader
 from qload.quantize.policy import mlp_only
@@ -38,8 +39,11 @@ def test_tokens_one_by_one_have_the_logits_of_all_at_once(kind: str) -> None:
     assert off(logits(model, IDS, chunks=IDS.shape[1]), logits(model, IDS)) < RANGE
 
 
-@kinds
-@pytest.mark.parametrize("split", ["tensor", "experts"])
+SPLITS = [(kind, "tensor") for kind in FAMILIES]
+SPLITS += [(kind, "experts") for kind in FAMILIES if text_config(config(kind)).sparse_layers]
+
+
+@pytest.mark.parametrize(("kind", "split"), SPLITS)
 def test_ranks_agree_bit_for_bit_and_have_the_logits_of_one(kind: str, split: Any) -> None:
     said, stored = config(kind), tensors(config(kind))
     want = logits(load_model(weights(said, stored), said), IDS)
@@ -69,6 +73,81 @@ def test_one_layer_is_a_model_too(kind: str) -> None:
     said = config(kind, num_hidden_layers=1, **lists)
 
     assert logits(load_model(weights(said, tensors(said)), said), IDS).isfinite().all()
+
+
+@kinds
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_models_of_16_bits_answer_in_16_bits(kind: str, dtype: torch.dtype) -> None:
+    said = config(kind)
+    model = load_model(weights(said, tensors(said), dtype=dtype), said)
+    cache = PagedCache.of(model.config, pages=2, page_size=8, dtype=dtype)
+
+    got = model(IDS[0], Step.of([0], tokens=10, pages=[[1, 0]], page_size=8), cache)
+
+    assert got.dtype is dtype
+    want = logits(load_model(weights(said, tensors(said)), said), IDS)[0]
+    near = torch.finfo(dtype).eps * (want.max() - want.min()) * model.config.hidden
+    assert (got - want).abs().median() <= near
+
+
+def stacked(kind: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same experts in two tensors a layer, inputs first: gate and up in turns, or one after the other."""
+    found = {name: tensor for name, tensor in tensors.items() if ".experts." not in name}
+    for lead in {name.partition(".experts.")[0] for name in tensors if ".experts." in name}:
+        gate, up, down = (
+            torch.stack([tensors[f"{lead}.experts.{e}.{part}_proj.weight"] for e in range(4)])
+            for part in ("gate", "up", "down")
+        )
+        both = torch.stack([gate, up], 2).flatten(1, 2) if kind == "gpt_oss" else torch.cat([gate, up], 1)
+        found[f"{lead}.experts.gate_up_proj"] = both.transpose(1, 2).contiguous()
+        found[f"{lead}.experts.down_proj"] = down.transpose(1, 2).contiguous()
+    return found
+
+
+@pytest.mark.parametrize("kind", ["gpt_oss", "llama4_text"])
+def test_trap_56_stacks_of_experts_are_read_in_their_order_whole_and_cut(kind: str) -> None:
+    said = config(kind)
+    apart = tensors(said)
+    together = stacked(kind, apart)
+    assert len(together) < len(apart)
+
+    def work(group: Collectives) -> tuple[Tensor, Tensor]:
+        models = (load_model(weights(said, held, group), said) for held in (apart, together))
+        first, second = (logits(model, IDS, ranks=group.size()) for model in models)
+        return first, second
+
+    for ranks in (1, 2):
+        assert all(torch.equal(first, second) for first, second in FakeWorld(ranks).run(work))
+
+
+def test_trap_56_experts_that_are_not_alike_are_refused() -> None:
+    said = config("mixtral")
+    stored = tensors(said)
+    name = "model.layers.1.block_sparse_moe.experts.2.w1.weight"
+    stored[name] = stored[name].half()
+
+    with pytest.raises(MismatchError, match=r"experts\.2"):
+        load_model(weights(said, stored), said)
+
+
+@pytest.mark.parametrize(
+    ("lead", "head"),
+    [
+        ("model.language_model.", "lm_head"),
+        ("language_model.model.", "language_model.lm_head"),
+        ("model.text_model.", "lm_head"),
+    ],
+)
+def test_the_text_of_a_model_that_sees_is_found_by_what_its_names_begin_with(lead: str, head: str) -> None:
+    said = config("llama")
+    outer = {"model_type": "any", "text_config": said}
+    stored = tensors(said)
+    names = {name: name.replace("model.", lead, 1).replace("lm_head", head, 1) for name in stored}
+    renamed = {names[name]: tensor for name, tensor in stored.items()}
+
+    got = logits(load_model(weights(outer, renamed), outer), IDS)
+
+    assert torch.equal(got, logits(load_model(weights(said, stored), said), IDS))
 
 
 def test_trap_65_a_tied_head_is_the_embedding_also_of_a_vocabulary_that_ranks_do_not_divide() -> None:

@@ -94,6 +94,7 @@ def test_rope_that_is_not_known_or_no_number_is_refused_by_its_key(rope: Any) ->
         ({"num_hidden_layers": 1 << 40}, "num_hidden_layers"),
         ({"vocab_size": None}, "vocab_size"),
         ({"head_dim": 15}, "head_dim"),
+        ({"head_dim": 1 << 40}, "head_dim"),
         ({"num_key_value_heads": 3}, "num_key_value_heads"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
         ({"rms_norm_eps": -1}, "rms_norm_eps"),

@@ -11,18 +11,18 @@ import torch
 from qload.errors import ArgumentError, LostRankError
 from qload.parallel import ALONE, Collectives, FakeWorld, agree, joined_world
 from qload.parallel.interrupt import WAKE, Interrupt
-from qload.parallel.launched import Launch
+from qload.parallel.launched import LaunchedRank
 
 
 def test_a_rank_is_read_from_what_launchers_set() -> None:
     said = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "10.0.0.1"}
 
-    launch = Launch.of(said)
+    launch = LaunchedRank.of(said)
 
     assert (launch.rank(), launch.size(), launch.local, launch.address) == (5, 8, 1, "10.0.0.1")
     assert launch.device("cpu") == torch.device("cpu")
-    assert Launch.of({"RANK": "1", "WORLD_SIZE": "2"}).local == 1
-    assert Launch.of({"RANK": "3"}).size() == 1
+    assert LaunchedRank.of({"RANK": "1", "WORLD_SIZE": "2"}).local == 1
+    assert LaunchedRank.of({"RANK": "3"}).size() == 1
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_a_rank_is_read_from_what_launchers_set() -> None:
 )
 def test_what_names_no_rank_is_refused(said: dict[str, str], match: str) -> None:
     with pytest.raises(ArgumentError, match=match):
-        Launch.of(said)
+        LaunchedRank.of(said)
 
 
 def test_without_a_launcher_a_process_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:

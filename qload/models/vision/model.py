@@ -24,6 +24,7 @@ from qload.models.cache import PagedCache
 from qload.models.config import DTYPES, text_config
 from qload.models.decoder import Decoder
 from qload.models.load import Making, load_decoder
+from qload.models.names import text_within
 from qload.models.step import Step
 from qload.models.vision.config import sight_config
 from qload.models.vision.connector import Connector
@@ -130,7 +131,7 @@ def load_vision_model(
     text = text_config(config or {})
     sight = sight_config(config or {}, text.hidden, text.eps)
     floats = weights.dtype or text.dtype or torch.float32
-    making = Making(floats, make, make_experts, expert_split, base="model.text_model")
+    making = Making(floats, make, make_experts, expert_split, *text_within(weights))
     decoder = load_decoder(weights, text, making)
     with weights.use_loader(DefaultWeightsLoader()):
         tower = Tower.load(weights, "model.vision_model", sight.tower)

@@ -21,6 +21,7 @@ from qload import (
 from qload.detect import loader_from_config
 from qload.errors import ConfigError, MissingTensorError, ShapeError
 from qload.models.cache import PagedCache
+from qload.models.load import load_model
 from qload.models.step import Step
 from qload.models.vision.model import VisionModel, load_vision_model
 from qload.parallel import ProcessGroup
@@ -172,3 +173,28 @@ def test_pixels_of_other_colours_are_refused() -> None:
 
     with pytest.raises(ShapeError, match="pixels"):
         model.images(torch.ones(1, 4, 28, 28))
+
+
+NAMES = [
+    ("model.text_model", "lm_head"),
+    ("model.language_model", "lm_head"),
+    ("language_model.model", "language_model.lm_head"),
+]
+
+
+@pytest.mark.parametrize(("base", "head"), NAMES)
+def test_the_text_of_a_model_that_sees_is_a_model_alone(base: str, head: str) -> None:
+    """By the names of Idefics2, those that transformers 5 gives to most, and those of before."""
+    ids, reads = pictures()[2], text()
+    alone = {name.replace("model.text_model.", "model."): tensor for name, tensor in reads.items()}
+    within = {name.replace("model.text_model", base): tensor for name, tensor in reads.items()}
+    within[f"{head}.weight"] = within.pop("lm_head.weight")
+
+    made = []
+    for tensors in (alone, within | sight()):
+        weights = Weights(MemoryStorage(tensors), loader=PLAIN)
+        model = load_model(weights, CONFIG)
+        cache = PagedCache.of(model.config, pages=2, dtype=torch.float32)
+        made.append(model(ids, Step.of([0], tokens=len(ids), pages=[[0, 1]], page_size=16), cache))
+
+    assert made[0].equal(made[1])

@@ -23,7 +23,7 @@ LATENT = ("deepseek_v2", "deepseek_v3")
 def config(kind: str, seed: int, **said: Any) -> Any:
     """A config of a type, drawn from a seed, whose heads, widths and experts eight ranks can share."""
     chance = random.Random(f"{kind} {seed}")
-    layers = chance.choice([1, 2, 4])
+    layers = said.get("num_hidden_layers", chance.choice([1, 2, 4]))
     base = {
         "vocab_size": chance.choice([61, 64, 90]),
         "hidden_size": chance.choice([32, 48]),
