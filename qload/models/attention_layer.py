@@ -15,6 +15,7 @@ from qload.models.config import TextConfig
 from qload.models.masks import Mask
 from qload.models.names import stored_parts
 from qload.models.norm import Norm, vector
+from qload.models.padding import padded, unpadded
 from qload.models.rope import Rope
 from qload.models.shapes import check_biases, check_matrix
 from qload.models.step import Step
@@ -112,10 +113,10 @@ class Attention(nn.Module):
         q, k = torch.split(self._positioned(both, step), [facts.queries, facts.keys], 1)
         cache.write(layer, step.slots, k, v)
         keys, values = cache.read(layer, step.pages)
-        q = q.reshape(step.sequences, step.new, facts.queries, facts.size)
+        q = padded(q, keys.shape[-1]).reshape(step.sequences, step.new, facts.queries, -1)
         hidden = _hiding(step, keys.shape[1], q.dtype, facts.mask)
         y = attend_hidden(q, keys, values, hidden, scale=facts.size**-0.5, sinks=self.sinks)
-        return self.o_proj(y.reshape(x.shape[0], -1))  # type: ignore[no-any-return]
+        return self.o_proj(unpadded(y, facts.size).reshape(x.shape[0], -1))  # type: ignore[no-any-return]
 
     def _positioned(self, both: Tensor, step: Step) -> Tensor:
         """Queries and keys (T, heads, D), normalized and turned as this layer does."""

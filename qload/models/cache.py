@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from qload.errors import ArgumentError
 from qload.models.config import TextConfig
+from qload.models.padding import HeadSizes, padded
 
 
 class PagedCache(nn.Module):
@@ -58,17 +59,19 @@ class PagedCache(nn.Module):
         pages: int,
         page_size: int = 16,
         ranks: int = 1,
+        head_sizes: HeadSizes | None = None,
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
     ) -> Self:
         """A cache of `pages` of `page_size` tokens for one of `ranks` of a model, sized by its `config`.
 
-        `dtype`, `device`: of keys and values. DeepSeek's keys have `qk_nope_head_dim + qk_rope_head_dim`
-        numbers, and its values `v_head_dim`.
+        `dtype`, `device`: of keys and values. `head_sizes`: those that attention takes, to which heads are
+        padded; None: all. DeepSeek's keys have `qk_nope_head_dim + qk_rope_head_dim` numbers, and its values
+        `v_head_dim`.
         """
         heads = max(1, config.kv_heads // ranks)
-        sizes = (config.layers, pages, page_size, heads, config.head_dim, config.v_head_dim)
-        return cls(*sizes, dtype=dtype, device=device)
+        widths = (head_sizes or HeadSizes()).padded(config.head_dim, config.v_head_dim)
+        return cls(config.layers, pages, page_size, heads, *widths, dtype=dtype, device=device)
 
     @property
     def bytes(self) -> int:
@@ -81,9 +84,12 @@ class PagedCache(nn.Module):
         return self.keys.shape[1]
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        """Keys `k` (T, kv_heads, Dk) and values `v` (T, kv_heads, Dv) of a `layer`, to `slots` (T,)."""
-        self.keys[layer].flatten(0, 1).index_copy_(0, slots, k)
-        self.values[layer].flatten(0, 1).index_copy_(0, slots, v)
+        """Keys `k` (T, kv_heads, Dk) and values `v` (T, kv_heads, Dv) of a `layer`, to `slots` (T,).
+
+        Narrower heads than the cache has end in zeros; ShapeError for wider ones.
+        """
+        for held, heads in ((self.keys[layer], k), (self.values[layer], v)):
+            held.flatten(0, 1).index_copy_(0, slots, padded(heads, held.shape[-1]))
 
     def read(self, layer: int, pages: Tensor) -> tuple[Tensor, Tensor]:
         """Keys (S, L, kv_heads, Dk), values (S, L, kv_heads, Dv) of a `layer`'s `pages` (S, P); L tokens.

@@ -121,10 +121,9 @@ class LatentAttention(nn.Module):
         q = self.queries(x).view(T, facts.heads, sizes.key_size)
         k, v = self._keys_and_values(x)
         q, k = self._turned(q, step), self._turned(k, step)
-        wide = cache.keys.shape[-1]
-        cache.write(layer, step.slots, padded(k, wide), padded(v, cache.values.shape[-1]))
+        cache.write(layer, step.slots, k, v)
         keys, values = cache.read(layer, step.pages)
-        q = padded(q, wide).view(step.sequences, step.new, facts.heads, wide)
+        q = padded(q, keys.shape[-1]).view(step.sequences, step.new, facts.heads, -1)
         positions, seen = step.positions.view(step.sequences, step.new), keys.shape[1]
         hidden = step.kept((seen, q.dtype, None, None), lambda: hiding(positions, seen, q.dtype))
         y = attend_hidden(q, keys, values, hidden, scale=facts.scale)

@@ -19,6 +19,7 @@ from qload.models.rope import Rope, rotate_halves, rotate_pairs
 from qload.models.step import Step
 from qload.parallel import ProcessGroup, Rank
 from qload.spec import Weight
+from tests.models import drawn as text_models
 from tests.models.latent_formula import PREFIX, SMALL, attention_by_formula, drawn
 
 ALONE = Rank(0, 1)
@@ -165,6 +166,26 @@ def test_trap_61_a_cache_is_made_for_both_parts_of_keys_and_for_values() -> None
 
     assert cache.keys.shape[3:] == (2, 10 + 8)
     assert cache.values.shape[3:] == (2, 6)
+
+
+@pytest.mark.parametrize(
+    "sizes", [HeadSizes(multiple=24), HeadSizes(only=(32, 64)), HeadSizes(multiple=16, equal=True)]
+)
+@pytest.mark.parametrize("kind", ["llama", "gpt_oss", "deepseek_v3"])
+def test_trap_61_a_whole_model_answers_alike_with_the_heads_of_a_backend(kind: str, sizes: HeadSizes) -> None:
+    said = SMALL if kind == "deepseek_v3" else text_models.config(kind)
+    tensors = drawn(SMALL) if kind == "deepseek_v3" else text_models.tensors(said)
+    model = load_model(Weights(MemoryStorage(tensors), loader=PLAIN), said)
+    step, ids = Step.of([0], tokens=T, pages=[[1]], page_size=16), torch.arange(T)
+    caches = [
+        PagedCache.of(model.config, pages=2, head_sizes=own, dtype=torch.float32) for own in (None, sizes)
+    ]
+
+    plain, wide = (model(ids, step, cache) for cache in caches)
+
+    assert caches[0].keys.shape[-1] == model.config.head_dim
+    assert caches[1].bytes > caches[0].bytes
+    assert close(wide, plain)
 
 
 def test_a_cache_of_narrower_heads_is_refused(x: Tensor) -> None:

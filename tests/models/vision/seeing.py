@@ -1,7 +1,7 @@
 """Tiny models that see, of Idefics2's shape: a config, and random tensors by their names and sizes."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -38,15 +38,16 @@ CONFIG: dict[str, Any] = {
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "head_dim": 32,
+        "sliding_window": None,
         "rms_norm_eps": 1e-5,
     },
 }
 VISION, LINK, TEXT = "model.vision_model", "model.connector", "model.text_model"
 
 
-def sight_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Of each tensor of the tower and the connector of a `config` that differs from `CONFIG` in its text."""
-    H, inner = config["text_config"]["hidden_size"], config["text_config"]["intermediate_size"]
+def sight_shapes() -> dict[str, tuple[int, ...]]:
+    """Of each tensor of the tower and the connector."""
+    H, inner = 64, 128
     shapes: dict[str, tuple[int, ...]] = {
         f"{VISION}.embeddings.patch_embedding.weight": (32, 3, 7, 7),
         f"{VISION}.embeddings.patch_embedding.bias": (32,),
@@ -74,23 +75,22 @@ def sight_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     return shapes | dict.fromkeys(both, (32,))
 
 
-def sight(config: Mapping[str, Any] = CONFIG, seed: int = 0) -> dict[str, Tensor]:
+def sight(seed: int = 0) -> dict[str, Tensor]:
     """Random tensors of the tower and the connector."""
     draw = torch.Generator().manual_seed(seed)
     return {
         name: torch.randn(shape, generator=draw) / math.sqrt(math.prod(shape[1:]) or 1)
-        for name, shape in sight_shapes(config).items()
+        for name, shape in sight_shapes().items()
     }
 
 
 def text(
-    config: Mapping[str, Any] = CONFIG,
     seed: int = 1,
     quantize: Callable[[Tensor], dict[str, Tensor]] = lambda matrix: {"weight": matrix},
 ) -> dict[str, Tensor]:
     """Random tensors of the text; `quantize`: what each matrix of its layers is stored as."""
     draw, made = torch.Generator().manual_seed(seed), {}
-    architecture = text_config(config).architecture
+    architecture = text_config(CONFIG).architecture
     for name in architecture.required():
         matrix = architecture.expected(name)
         shape = matrix or architecture.shape(name)
