@@ -30,7 +30,7 @@ class LaunchedRank(Rank):
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> "LaunchedRank":
-        """From RANK, WORLD_SIZE, LOCAL_RANK and MASTER_ADDR; ArgumentError for what is no rank.
+        """From RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT; ArgumentError for what is no rank.
 
         A world of one without WORLD_SIZE. `environment`: the variables of the process.
         """
@@ -38,7 +38,12 @@ class LaunchedRank(Rank):
             return cls(0, 1)
         world, rank = _number(environment, "WORLD_SIZE"), _number(environment, "RANK")
         local = _number(environment, "LOCAL_RANK") if "LOCAL_RANK" in environment else rank
-        return cls(rank, world, local, environment.get("MASTER_ADDR", "localhost"))
+        address = environment.get("MASTER_ADDR", "" if world > 1 else "localhost")
+        if not address:
+            raise ArgumentError("MASTER_ADDR", "where rank 0 is, as launchers set it", "nothing")
+        if world > 1:
+            _number(environment, "MASTER_PORT")
+        return cls(rank, world, local, address)
 
     def device(self, device: torch.device | str) -> torch.device:
         """The device of this rank: of "cuda" that of its place on the machine; ArgumentError for none."""
@@ -81,6 +86,10 @@ def joined_world(
     if not (timeout_s > 0 and math.isfinite(timeout_s)):
         raise ArgumentError("timeout_s", "a number of seconds above 0", str(timeout_s))
     launch = LaunchedRank.of(os.environ)
+    if launch.size() > 1 and torch.distributed.is_initialized():
+        raise ArgumentError(
+            "joined_world", "a process that has no process group yet", "one that has joined one"
+        )
     return _joined(launch, launch.device(device), timeout_s)
 
 

@@ -144,8 +144,10 @@ class Watch:
 def _server(host: str) -> socket.socket:
     """A place to connect to: at the address that all ranks know, or at any of this machine."""
     try:
-        return socket.create_server((host, 0))
+        return socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError:
+        if socket.has_dualstack_ipv6():
+            return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
         return socket.create_server(("", 0))
 
 

@@ -4,6 +4,7 @@ import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from qload.kernels import ExllamaLinearKernel, MPLinearLayerConfig, choose_mp_li
 from qload.layouts import Order
 from qload.methods import get_quantization_config
 from qload.parallel import ALONE, Rank
+from qload.parallel.watch import Watch
 from qload.storage import MemoryStorage, parse_header
 from qload.weights import Weights
 
@@ -191,7 +193,14 @@ MISTAKES: dict[str, Callable[[], Any]] = {
         loader=loader_from_config({**GPTQ, "group_size": 64, "modules_to_not_convert": ["q_proj"]}),
     ).get_weights("model.q_proj"),
     "an input of another width": lambda: load().get_linear()(torch.ones(1, 64)),
+    "a rank that stays away": lambda: alone(),
 }
+
+
+def alone() -> None:
+    """Rank 0 of two, whose other rank does not come."""
+    watch = Watch(0, 2, lambda error: None)
+    watch.start(SimpleNamespace(set=lambda key, value: None), "127.0.0.1", 0.01)  # type: ignore[arg-type]
 
 
 def raised(mistake: Callable[[], Any]) -> QloadError:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from qload import ExpertFacts, ExpertsWeight
+from qload.detect import loader_from_config
 from qload.errors import ArgumentError, DivideError
 from qload.experts import GatedActivation
 from qload.methods import ParallelExperts
@@ -110,3 +111,35 @@ def test_experts_are_made_by_whoever_is_asked() -> None:
 
     assert torch.equal(layer(*inputs()), all_of_them())
     assert seen[0].shape == (E, H, INNER)
+
+
+def test_one_scale_of_all_between_is_that_of_all_ranks() -> None:
+    """What goes into down, of which a rank has a part, is quantized by a token's largest on all ranks."""
+    scheme = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True, "symmetric": True}
+    stored = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True}
+    group = {"targets": ["Linear"], "weights": stored, "input_activations": scheme}
+    config = {"quant_method": "compressed-tensors", "format": "int-quantized", "config_groups": {"g": group}}
+    codes = {name: tensor.to(torch.int8) for name, tensor in tensors().items()}
+    scales = {f"{name}_scale": torch.ones(tensor.shape[0], 1) for name, tensor in codes.items()}
+    loader = loader_from_config(config)
+
+    def found(group: Any, split: Any) -> Any:
+        """What finds a maximum, as the module of this rank's experts is given it."""
+        seen: list[Any] = []
+
+        def make(weight: ExpertsWeight, maximum: Any) -> nn.Module:
+            seen.append(maximum)
+            return weight.get_linear(maximum=maximum)
+
+        weights = weights_of(codes | scales, loader, group)
+        layer = ParallelExperts.load(weights, PREFIX, split=split, facts=FACTS, make_experts=make)
+        assert layer(*inputs()).any()
+        return seen[0]
+
+    for split in ("experts", None):
+        assert FakeWorld(2).run(lambda group: found(group, split)) == [None, None]  # noqa: B023
+    assert FakeWorld(1).run(lambda group: found(group, "tensor")) == [None]
+    largest = FakeWorld(4).run(lambda group: found(group, "tensor")(torch.tensor([group.rank()])).item())
+    assert largest == [3, 3, 3, 3]
+    with pytest.raises(ArgumentError, match="maximum_over"):
+        found(Rank(0, 2), "tensor")

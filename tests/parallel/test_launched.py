@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import threading
 import time
 
@@ -15,13 +16,14 @@ from qload.parallel.launched import LaunchedRank
 
 
 def test_a_rank_is_read_from_what_launchers_set() -> None:
-    said = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "10.0.0.1"}
+    said = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "1"}
 
     launch = LaunchedRank.of(said)
 
     assert (launch.rank(), launch.size(), launch.local, launch.address) == (5, 8, 1, "10.0.0.1")
     assert launch.device("cpu") == torch.device("cpu")
-    assert LaunchedRank.of({"RANK": "1", "WORLD_SIZE": "2"}).local == 1
+    assert LaunchedRank.of({name: each for name, each in said.items() if name != "LOCAL_RANK"}).local == 5
+    assert LaunchedRank.of({"RANK": "0", "WORLD_SIZE": "1"}).size() == 1
     assert LaunchedRank.of({"RANK": "3"}).size() == 1
 
 
@@ -31,9 +33,11 @@ def test_a_rank_is_read_from_what_launchers_set() -> None:
         ({"WORLD_SIZE": "2"}, "RANK\n"),
         ({"WORLD_SIZE": "two", "RANK": "0"}, "WORLD_SIZE"),
         ({"WORLD_SIZE": "2", "RANK": "-1"}, "RANK"),
-        ({"WORLD_SIZE": "2", "RANK": "2"}, "process_group"),
+        ({"WORLD_SIZE": "2", "RANK": "2", "MASTER_ADDR": "here", "MASTER_PORT": "1"}, "process_group"),
         ({"WORLD_SIZE": "9" * 5000, "RANK": "2"}, "WORLD_SIZE"),
         ({"WORLD_SIZE": "²", "RANK": "0"}, "WORLD_SIZE"),
+        ({"WORLD_SIZE": "2", "RANK": "0"}, "MASTER_ADDR"),
+        ({"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "here"}, "MASTER_PORT"),
     ],
 )
 def test_what_names_no_rank_is_refused(said: dict[str, str], match: str) -> None:
@@ -46,6 +50,31 @@ def test_without_a_launcher_a_process_is_alone(monkeypatch: pytest.MonkeyPatch) 
 
     with joined_world() as group:
         assert group is ALONE
+
+
+def test_what_is_no_device_and_no_time_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+
+    with pytest.raises(ArgumentError, match="device that torch knows"):
+        joined_world("abacus")
+    for seconds in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ArgumentError, match="timeout_s"):
+            joined_world(timeout_s=seconds)
+
+
+def test_a_rank_that_stays_away_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as place:
+        port = place.getsockname()[1]
+    said = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    for name, value in said.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+
+    with (
+        pytest.raises(LostRankError, match=r"of 2 is lost\n  reason   the ranks did not meet"),
+        joined_world(timeout_s=1.0),
+    ):
+        pass
 
 
 @pytest.mark.parametrize("ranks", [{1}, {0, 2}, {0, 1, 2}])
