@@ -209,7 +209,7 @@ def _planned(asked: Asked, group: "ProcessGroup") -> Plan:
 def _check_memory(asked: Asked, plan: Plan, group: "ProcessGroup") -> None:
     """NotEnoughMemoryError where the weights and the cache need more than the device has."""
     from qload.models.cache import PagedCache
-    from qload.models.memory import check_memory, stored_bytes
+    from qload.models.memory import check_memory, free_bytes, stored_bytes
     from qload.models.pages import PageTable
     from qload.storage import SafetensorsStorage
 
@@ -218,7 +218,10 @@ def _check_memory(asked: Asked, plan: Plan, group: "ProcessGroup") -> None:
     table = PageTable(1, len(plan.ids) + asked.tokens, PAGE_SIZE)
     sizes: dict[str, Any] = {"pages": table.pages, "page_size": PAGE_SIZE, "ranks": group.size()}
     cache = PagedCache.of(plan.config, **sizes, dtype=plan.dtype, device="meta")
-    check_memory(plan.device, weights + cache.bytes, 1 if plan.device.type == "cuda" else group.size())
+    free = free_bytes(plan.device)
+    if free is not None and plan.device.type == "cpu":
+        free //= group.size()  # the ranks of a machine have one memory
+    check_memory(plan.device, weights + cache.bytes, free)
 
 
 def _written(asked: Asked, plan: Plan, group: "ProcessGroup") -> Written:

@@ -7,6 +7,7 @@ ids = engine.generate([1, 2, 3], tokens=16)
 
 import logging
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from qload.models.graph import StepGraph
 from qload.models.pages import PageTable
 from qload.models.sampling import GREEDY, NOT_FINITE, Sampler
 from qload.models.step import Step
-from qload.parallel import ALONE, collectives_of
+from qload.parallel import ALONE, Collectives, collectives_of
 
 log: logging.Logger = logging.getLogger("qload")
 
@@ -67,10 +68,10 @@ class Engine:
         self.max_sequences: int = max_sequences
         self._table = PageTable(max_sequences, max_tokens, page_size)
         self.width: int = self._table.width
-        embedding = model.embed_tokens
+        embedding: Any = model.embed_tokens
         self.dtype: torch.dtype = embedding.weight.dtype
         self.device: torch.device = embedding.weight.device
-        self._ranks = embedding.collectives or collectives_of(ALONE)
+        self._ranks: Collectives = embedding.collectives or collectives_of(ALONE)
         self.cache: PagedCache = PagedCache.of(
             model.config,
             pages=self._table.pages,
@@ -196,7 +197,7 @@ class Engine:
     def inputs(
         self, ids: Sequence[int], sequences: Sequence[int], each: int, width: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """So many new tokens `each` of sequences: ids, positions and slots (3, T), pages (S, P); on the host."""
+        """`each` new tokens of some sequences: ids, positions, slots (3, T), and pages (S, P), on the host."""
         grown = [self._table.grow(sequence, each) for sequence in sequences]
         positions, slots = ([at for part in parts for at in part] for parts in zip(*grown, strict=True))
         return torch.tensor([list(ids), positions, slots]), torch.tensor(self._table.table(sequences, width))

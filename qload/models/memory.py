@@ -36,11 +36,10 @@ def free_bytes(device: torch.device) -> int | None:
     return next((int(words[1]) * 1024 for words in found), None)
 
 
-def check_memory(device: torch.device, needed: int, sharers: int = 1) -> None:
-    """NotEnoughMemoryError where a device has less than is needed, by each of so many ranks that share it."""
-    free = free_bytes(device)
-    if free is not None and free // sharers < needed:
-        raise NotEnoughMemoryError(str(device), needed, free // sharers)
+def check_memory(device: torch.device, needed: int, free: int | None) -> None:
+    """NotEnoughMemoryError where a device is known to have fewer bytes free than are needed."""
+    if free is not None and free < needed:
+        raise NotEnoughMemoryError(str(device), needed, free)
 
 
 def held_bytes(*modules: nn.Module) -> int:

@@ -28,6 +28,7 @@ from qload.kernel_formats import repack
 from qload.kernels import ExllamaLinearKernel, MPLinearLayerConfig, choose_mp_linear_kernel, scalar_types
 from qload.layouts import Order
 from qload.methods import get_quantization_config
+from qload.models.memory import check_memory
 from qload.parallel import ALONE, Rank
 from qload.parallel.watch import Watch
 from qload.storage import MemoryStorage, parse_header
@@ -187,6 +188,7 @@ MISTAKES: dict[str, Callable[[], Any]] = {
     "a kernel that said no": lambda: ExllamaLinearKernel(CODES, "qweight", "scales"),
     "no kernel at all": lambda: choose_mp_linear_kernel(CODES, 75),
     "a call before warm-up": cold,
+    "a model larger than the memory": lambda: check_memory(torch.device("cpu"), 16 << 30, 9 << 30),
     "a quantization method there is none of": lambda: get_quantization_config("awq_marble"),
     "a layer left out and quantized": lambda: Weights(
         MemoryStorage(layer()),
