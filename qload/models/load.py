@@ -114,7 +114,7 @@ def _loaded(
 
 
 def tell_unused(weights: Weights, kind: str) -> None:
-    """Log which tensors no layer of a model of a type, `kind`, has read and the ledger does not explain."""
+    """Log which tensors no layer of a model of type `kind` read, but for those that the ledger explains."""
     unused = weights.report().unused
     if unused:
         names = ", ".join(unused[:SHOWN]) + (f" and {len(unused) - SHOWN} more" if unused[SHOWN:] else "")

@@ -21,6 +21,7 @@ from qload import (
 from qload.detect import loader_from_config
 from qload.errors import ConfigError, DivideError, MissingTensorError, QloadError, ShapeError
 from qload.models.cache import PagedCache
+from qload.models.config import text_config
 from qload.models.load import load_model
 from qload.models.step import Step
 from qload.models.vision.model import VisionModel, load_vision_model
@@ -69,6 +70,16 @@ def test_images_are_seen_one_by_one_as_together() -> None:
 
     assert both.shape == (10, 64)
     assert (both - torch.cat(each)).abs().max() <= OF_RANGE * (both.max() - both.min())
+
+
+def test_a_batch_of_nothing_but_filling_has_no_images() -> None:
+    model, (_, _, ids) = loaded(sight() | text()), pictures()
+    words = ids.masked_fill(ids == model.image_token, 1)
+
+    none = model.images(torch.zeros(1, 2, 3, 28, 21))
+
+    assert none.shape == (0, 64)
+    assert model.embed(words, none).equal(model.embed(words))
 
 
 def test_padding_around_an_image_is_not_seen() -> None:
@@ -136,6 +147,16 @@ def test_all_tensors_of_a_model_that_sees_are_read_once() -> None:
     report = weights.report()
     assert report.unused == []
     assert report.twice == {}
+
+
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
+def test_floats_are_those_of_the_text_or_else_of_the_whole_model(key: str) -> None:
+    whole = {**CONFIG, key: "bfloat16"}
+
+    assert text_config(whole).dtype == torch.bfloat16
+    inner = {**whole, "text_config": {**CONFIG["text_config"], key: "float16"}}
+    assert text_config(inner).dtype == torch.float16
+    assert text_config(CONFIG).dtype is None
 
 
 def test_tensors_that_are_of_no_layer_are_told(caplog: pytest.LogCaptureFixture) -> None:
