@@ -56,7 +56,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """What will be run, known before any weight is read."""
 
     config: "TextConfig"
@@ -167,7 +167,7 @@ def said_once() -> Iterator[list[int]]:
         raise
 
 
-def planned(asked: Asked, group: "ProcessGroup") -> Plan:
+def planned(asked: Asked, group: "ProcessGroup") -> RunPlan:
     """What to run, on every rank or on none."""
     from qload.errors import QloadError
     from qload.parallel import agree
@@ -182,7 +182,7 @@ def planned(asked: Asked, group: "ProcessGroup") -> Plan:
     return plan
 
 
-def _planned(asked: Asked, group: "ProcessGroup") -> Plan:
+def _planned(asked: Asked, group: "ProcessGroup") -> RunPlan:
     import torch
 
     from qload.detect import read_model_config
@@ -201,22 +201,22 @@ def _planned(asked: Asked, group: "ProcessGroup") -> Plan:
     device = torch.device(asked.device)
     if str(device) == "cuda":
         device = torch.device("cuda", torch.cuda.current_device())
-    plan = Plan(config, ids, tokenizer, dtype, device)
+    plan = RunPlan(config, ids, tokenizer, dtype, device)
     _check_memory(asked, plan, group)
     return plan
 
 
-def _check_memory(asked: Asked, plan: Plan, group: "ProcessGroup") -> None:
+def _check_memory(asked: Asked, plan: RunPlan, group: "ProcessGroup") -> None:
     """NotEnoughMemoryError where the weights and the cache need more than the device has."""
     from qload.models.cache import PagedCache
     from qload.models.memory import check_memory, free_bytes, stored_bytes
-    from qload.models.pages import PageTable
+    from qload.models.pages import page_count
     from qload.storage import SafetensorsStorage
 
     with SafetensorsStorage(asked.place) as storage:
         weights = stored_bytes(storage, plan.dtype) // group.size()
-    table = PageTable(1, len(plan.ids) + asked.tokens, PAGE_SIZE)
-    sizes: dict[str, Any] = {"pages": table.pages, "page_size": PAGE_SIZE, "ranks": group.size()}
+    pages = page_count(1, len(plan.ids) + asked.tokens, PAGE_SIZE)
+    sizes: dict[str, Any] = {"pages": pages, "page_size": PAGE_SIZE, "ranks": group.size()}
     cache = PagedCache.of(plan.config, **sizes, dtype=plan.dtype, device="meta")
     free = free_bytes(plan.device)
     if free is not None and plan.device.type == "cpu":
@@ -224,7 +224,7 @@ def _check_memory(asked: Asked, plan: Plan, group: "ProcessGroup") -> None:
     check_memory(plan.device, weights + cache.bytes, free)
 
 
-def _written(asked: Asked, plan: Plan, group: "ProcessGroup") -> Written:
+def _written(asked: Asked, plan: RunPlan, group: "ProcessGroup") -> Written:
     from qload.models import Engine
     from qload.models.memory import held_bytes
 
@@ -242,7 +242,7 @@ def _written(asked: Asked, plan: Plan, group: "ProcessGroup") -> Written:
     return Written(ids, logits, loading, seconds, held_bytes(model) - held_bytes(model.embed_tokens))
 
 
-def _loaded(asked: Asked, plan: Plan, group: "ProcessGroup") -> "Decoder":
+def _loaded(asked: Asked, plan: RunPlan, group: "ProcessGroup") -> "Decoder":
     from qload.models import load_model
     from qload.weights import open_checkpoint
 
@@ -252,7 +252,7 @@ def _loaded(asked: Asked, plan: Plan, group: "ProcessGroup") -> "Decoder":
         return load_model(weights)
 
 
-def _tell(plan: Plan, written: Written) -> None:
+def _tell(plan: RunPlan, written: Written) -> None:
     """Speed to standard error; logits, text and ids to standard output."""
     for line in speed(len(plan.ids), written):
         click.echo(line, err=True)

@@ -193,7 +193,7 @@ def text_config(config: Mapping[str, Any]) -> TextConfig:
         sparse_layers=sparse,
         latent=latent,
         eos=_eos(said),
-        dtype=DTYPES.get(str(said.dtype or said.torch_dtype).removeprefix("torch.")),
+        dtype=_dtype(said, config),
     )
 
 
@@ -287,6 +287,12 @@ def _facts(found: FoundConfig, architecture: Architecture) -> ExpertFacts:
     except ArgumentError as error:
         key = found.key("swiglu_alpha or swiglu_limit")
         raise ConfigError(found.file, key, "numbers above 0", error.got) from error
+
+
+def _dtype(said: Said, whole: Mapping[str, Any]) -> torch.dtype | None:
+    """What the config says, of the text or else of the whole model."""
+    own = said.dtype or said.torch_dtype or whole.get("dtype") or whole.get("torch_dtype")
+    return DTYPES.get(str(own).removeprefix("torch."))
 
 
 def _temperature(family: Family, said: Said) -> tuple[float, float] | None:

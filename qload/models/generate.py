@@ -6,7 +6,7 @@ ids = engine.generate([1, 2, 3], tokens=16)
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from qload.models.cache import PagedCache
 from qload.models.decoder import Decoder
 from qload.models.graph import StepGraph
 from qload.models.pages import PageTable
+from qload.models.prompts import check_ids, check_prompt
 from qload.models.sampling import GREEDY, NOT_FINITE, Sampler
 from qload.models.step import Step
 from qload.parallel import ALONE, Collectives, collectives_of
@@ -83,6 +84,7 @@ class Engine:
         self._longest_prompt = max_tokens
         self._wants_graphs = self.device.type == "cuda" if graphs is None else graphs
         self._graphs: dict[int, StepGraph] = {}
+        self.runs_ahead: bool = self.device.type == "cuda"  # begins a step before the host reads its tokens
 
     @checked
     def warm_up(self, prompt_tokens: int) -> None:
@@ -98,14 +100,16 @@ class Engine:
         if self._wants_graphs:
             for count in range(self.max_sequences, 0, -1):  # the largest first: the others fit its memory
                 self._capture(count)
-        self._warm_prefill(prompt_tokens)
+        logits = self._warm_prefill(prompt_tokens)
         for count in range(1, self.max_sequences + 1):
             self._fill(count)
+            before = logits.new_zeros(count, logits.shape[1])  # which a step is begun beside
             self._choose(self.decode([0] * count), Sampler(temperature=1.0), [0.0] * count)
+            del before
         self.reset()
         log.info("warm: prompts of %d tokens, %d graphs", prompt_tokens, len(self._graphs))
 
-    def _warm_prefill(self, size: int) -> None:
+    def _warm_prefill(self, size: int) -> Tensor:
         """Run prompts of `size` tokens and of fewer, beside the logits of all other prompts."""
         spare = [torch.empty(SMALL, dtype=torch.uint8, device=self.device) for _ in range(SPARE)]
         del spare  # what a longer prompt takes elsewhere, a shorter one may take of small blocks
@@ -115,43 +119,69 @@ class Engine:
             logits = self.prefill([0] * size)
             size //= 2
         self._choose(torch.cat([logits, *held]), Sampler(temperature=1.0), [0.0] * self.max_sequences)
+        return logits
 
     def reset(self) -> None:
         """Forget all sequences."""
         for sequence in range(self.max_sequences):
-            self._table.restart(sequence)
+            self._forget(sequence)
+
+    def _forget(self, sequence: int) -> None:
+        """Free the pages of a sequence, without a NaN for the next one: a mask hides numbers alone."""
+        freed = self._table.restart(sequence)
+        if freed:
+            pages = torch.tensor(freed).to(self.device)
+            for held in (self.cache.keys, self.cache.values):
+                held.index_fill_(1, pages, 0)
 
     def check(self, prompt_ids: Sequence[int], tokens: int) -> None:
-        """ArgumentError unless so many tokens can follow the prompt."""
+        """ArgumentError unless `tokens` new ones can follow the prompt `prompt_ids`."""
         check_prompt(prompt_ids, tokens, self.model.config.vocab, self.max_tokens, self._longest_prompt)
 
     @checked
     def prefill(self, ids: Sequence[int], sequence: int = 0) -> Tensor:
-        """Begin a sequence with a prompt of T tokens -> logits (1, vocab) of what follows it."""
+        """Begin sequence number `sequence` with a prompt `ids` -> logits (1, vocab) of what follows it.
+
+        ArgumentError for a prompt that `check` refuses, and for a sequence that there is not.
+        """
         self.check(ids, 0)
-        self._table.restart(sequence)
-        return self.run(*self.inputs(ids, [sequence], len(ids)))
+        self._check_sequences([sequence], 1)
+        self._forget(sequence)
+        return self._next(torch.tensor([*ids]), [sequence])
 
     @checked
     def decode(self, ids: Sequence[int], sequences: Sequence[int] | None = None) -> Tensor:
-        """One more token for each of some sequences -> logits (S, vocab) of what follows them.
+        """One more token of S sequences, `ids` (S,) -> logits (S, vocab) of what follows them.
 
-        `sequences`: which, each once; None: the first ones, as many as there are `ids`. ArgumentError where
-        a sequence has all the tokens that it may have.
+        `sequences`: which, each once; None: the first ones. ArgumentError for other sequences, for ids
+        outside of the vocabulary, and where a sequence has all the tokens that it may have.
         """
         chosen = range(len(ids)) if sequences is None else sequences
-        for sequence in chosen:
+        self._check_sequences(chosen, len(ids))
+        for token, sequence in zip(ids, chosen, strict=True):
+            check_ids([token], self.model.config.vocab)
             if self._table.length(sequence) == self.max_tokens:
                 raise ArgumentError("ids", f"at most {self.max_tokens} tokens of a sequence", "one more")
-        graph = self._graphs.get(len(ids))
-        inputs = self.inputs(ids, chosen, 1, None if graph is None else self.width)
-        return self.run(*inputs) if graph is None else graph(*inputs)
+        return self._next(torch.tensor([*ids]), chosen)
+
+    def _next(self, ids: Tensor, sequences: Sequence[int]) -> Tensor:
+        """As many new tokens of each of S sequences, `ids` (T,) on any device -> logits (S, vocab)."""
+        each = len(ids) // len(sequences)
+        graph = self._graphs.get(len(sequences)) if each == 1 else None
+        step = self.run if graph is None else graph
+        return step(ids, *self.places(sequences, each, None if graph is None else self.width))
+
+    def _check_sequences(self, sequences: Sequence[int], count: int) -> None:
+        there = {*sequences} <= {*range(self.max_sequences)}
+        if not there or len({*sequences}) != len(sequences) or len(sequences) != count or not count:
+            expected = f"as many as there are ids, each once, of 0 to {self.max_sequences - 1}"
+            raise ArgumentError("sequences", expected, f"{[*sequences][:8]} for {count} ids")
 
     @checked
     def generate(self, prompt_ids: Sequence[int], tokens: int, sampler: Sampler = GREEDY) -> list[int]:
-        """The ids that follow a prompt: `tokens` of them, or fewer where the model ends the text before.
+        """The ids that follow `prompt_ids`, chosen by a `sampler`; its errors are those of `stream`.
 
-        The last one is then an end of text, as the model's config names it.
+        `tokens` of them, or fewer where the model ends the text, the last of which says so.
         """
         return [chosen[0] for chosen in self.stream([prompt_ids], tokens, sampler)]
 
@@ -161,8 +191,9 @@ class Engine:
     ) -> Iterator[dict[int, int]]:
         """The next id of every prompt that has not ended, by its place in `prompts`; step by step.
 
-        ArgumentError for more prompts than sequences, for ids outside of the vocabulary, for more tokens than
-        a sequence may have, and for logits that are not finite.
+        `tokens` steps at most, whose ids a `sampler` chooses. ArgumentError for more prompts than sequences,
+        for ids outside of the vocabulary, for more tokens than a sequence may have, and for logits that are
+        not finite.
         """
         if not 1 <= len(prompts) <= self.max_sequences:
             raise ArgumentError("prompts", f"1 to {self.max_sequences}", str(len(prompts)))
@@ -176,37 +207,57 @@ class Engine:
         numbers = [sampler.numbers(place) for place in range(len(prompts))]
         going = list(range(len(prompts)))
         logits = torch.cat([self.prefill(prompt, place) for place, prompt in enumerate(prompts)])
-        for step in range(tokens):
-            ids = self._choose(logits, sampler, [next(numbers[place]) for place in going])
+        for left in range(tokens - 1, -1, -1):
+            chosen = self._choose(logits, sampler, [next(numbers[place]) for place in going])
+            read = self._reading(chosen)
+            if left and self.runs_ahead:
+                logits = self._next(chosen.clamp(min=0), going)
+            ids = read()
             if NOT_FINITE in ids:
                 dtype = str(self.dtype).removeprefix("torch.")
                 raise ArgumentError("dtype", "one in which the model's logits are finite", dtype)
             yield dict(zip(going, ids, strict=True))
-            left = [(place, i) for place, i in zip(going, ids, strict=True) if i not in self.model.config.eos]
-            if not left or step == tokens - 1:
+            rows = [row for row, token in enumerate(ids) if token not in self.model.config.eos]
+            if not rows or not left:
                 return
-            going = [place for place, _ in left]
-            logits = self.decode([i for _, i in left], going)
+            ended, going = len(rows) < len(going), [going[row] for row in rows]
+            if not self.runs_ahead:
+                logits = self._next(chosen[rows], going)
+            elif ended:
+                logits = logits[rows]
 
-    def _choose(self, logits: Tensor, sampler: Sampler, numbers: Sequence[float]) -> list[int]:
-        """The ids that rank 0 has chosen."""
+    def _choose(self, logits: Tensor, sampler: Sampler, numbers: Sequence[float]) -> Tensor:
+        """The ids (S,) that rank 0 has chosen."""
         drawn = torch.tensor(numbers, dtype=torch.float64).to(logits.device, non_blocking=True)
-        ids: list[int] = self._ranks.first(sampler.choose(logits, drawn)).tolist()
-        return ids
+        return self._ranks.first(sampler.choose(logits, drawn))
 
-    def inputs(
-        self, ids: Sequence[int], sequences: Sequence[int], each: int, width: int | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """`each` new tokens of some sequences: ids, positions, slots (3, T), and pages (S, P), on the host."""
+    def _reading(self, ids: Tensor) -> Callable[[], list[int]]:
+        """Begin to copy ids to the host; what returns them waits for this alone, not for what comes after."""
+        host = ids.to("cpu", non_blocking=True)
+        if ids.device.type != "cuda":
+            return host.tolist
+        copied = torch.cuda.current_stream(ids.device).record_event()
+
+        def wait() -> list[int]:
+            copied.synchronize()
+            return host.tolist()
+
+        return wait
+
+    def places(self, sequences: Sequence[int], each: int, width: int | None = None) -> tuple[Tensor, Tensor]:
+        """Where `each` new tokens of `sequences` go: positions and slots (2, T), and pages (S, P).
+
+        On the host. `width`: P; None: as many pages as the longest sequence has.
+        """
         grown = [self._table.grow(sequence, each) for sequence in sequences]
         positions, slots = ([at for part in parts for at in part] for parts in zip(*grown, strict=True))
-        return torch.tensor([list(ids), positions, slots]), torch.tensor(self._table.table(sequences, width))
+        return torch.tensor([positions, slots]), torch.tensor(self._table.table(sequences, width))
 
     @torch.no_grad()
-    def run(self, tokens: Tensor, pages: Tensor) -> Tensor:
-        """A step of S sequences -> logits (S, vocab) after the last token of each."""
-        ids, positions, slots = tokens.to(self.device)
-        x = self.model.embed(ids)
+    def run(self, ids: Tensor, places: Tensor, pages: Tensor) -> Tensor:
+        """A step of `ids` (T,) at `places` (2, T) with `pages` (S, P) -> logits (S, vocab) of the next."""
+        positions, slots = places.to(self.device)
+        x = self.model.embed(ids.to(self.device))
         x = self.model.hidden(x, Step(positions, slots, pages.to(self.device)), self.cache)
         return self.model.logits(x.view(len(pages), -1, x.shape[-1])[:, -1])
 
@@ -219,34 +270,6 @@ class Engine:
     def _capture(self, count: int) -> None:
         """Make the graph of a step of so many sequences."""
         self._fill(count)
-        inputs = self.inputs([0] * count, range(count), 1, self.width)
-        tokens, pages = (each.to(self.device) for each in inputs)
-        self._graphs[count] = StepGraph(self.run, tokens, pages, next(iter(self._graphs.values()), None))
-
-
-@checked
-def check_prompt(
-    prompt_ids: Sequence[int], tokens: int, vocab: int, max_tokens: int, longest: int | None = None
-) -> None:
-    """ArgumentError unless a model can read the prompt and write so many tokens after it.
-
-    Parameters
-    ----------
-    prompt_ids, tokens
-        The ids, at least one, and how many are to follow.
-    vocab
-        How many ids there are.
-    max_tokens
-        How many tokens a sequence may have.
-    longest
-        How many of them its prompt may have; None: all.
-    """
-    wrong = next((each for each in prompt_ids if not 0 <= each < vocab), None)
-    if wrong is not None:
-        raise ArgumentError("prompt_ids", f"ids of a vocabulary of {vocab}: 0 to {vocab - 1}", str(wrong))
-    most = max_tokens if longest is None else min(max_tokens, longest)
-    if not 1 <= len(prompt_ids) <= most:
-        raise ArgumentError("prompt_ids", f"1 to {most} ids", f"{len(prompt_ids)} ids")
-    if tokens < 0 or len(prompt_ids) + tokens > max_tokens:
-        most = max_tokens - len(prompt_ids)
-        raise ArgumentError("tokens", f"0 to {most} after a prompt of {len(prompt_ids)}", str(tokens))
+        inputs = torch.zeros(count, dtype=torch.int64), *self.places(range(count), 1, self.width)
+        other = next(iter(self._graphs.values()), None)
+        self._graphs[count] = StepGraph(self.run, [each.to(self.device) for each in inputs], other)

@@ -108,11 +108,16 @@ def _loaded(
     dtype = weights.dtype or config.dtype or torch.float32
     making = Making(dtype, make, make_experts, split, *text_within(weights))
     model = load_decoder(weights, config, making)
+    tell_unused(weights, config.type)
+    return model
+
+
+def tell_unused(weights: Weights, kind: str) -> None:
+    """Log which tensors no layer of a model of type `kind` read, but for those that the ledger explains."""
     unused = weights.report().unused
     if unused:
         names = ", ".join(unused[:SHOWN]) + (f" and {len(unused) - SHOWN} more" if unused[SHOWN:] else "")
-        log.warning("%d tensors are of no layer of a %s model: %s", len(unused), config.type, names)
-    return model
+        log.warning("%d tensors are of no layer of a %s model: %s", len(unused), kind, names)
 
 
 def load_decoder(weights: Weights, config: TextConfig, making: Making) -> Decoder:

@@ -5,6 +5,11 @@ from collections.abc import Sequence
 NOBODYS = 0  # a page that no sequence is given: tables are filled up with it
 
 
+def page_count(sequences: int, tokens: int, page_size: int) -> int:
+    """How many pages a cache needs for so many sequences of so many tokens each, and nobody's."""
+    return 1 + sequences * -(-tokens // page_size)
+
+
 class PageTable:
     """Pages of a cache, given to sequences as they grow.
 
@@ -19,7 +24,7 @@ class PageTable:
     def __init__(self, sequences: int, tokens: int, page_size: int) -> None:
         self.page_size: int = page_size
         self.width: int = -(-tokens // page_size)  # pages of a sequence at most
-        self.pages: int = 1 + sequences * self.width
+        self.pages: int = page_count(sequences, tokens, page_size)
         self._free = list(range(self.pages - 1, NOBODYS, -1))  # the lowest number is given first
         self._held: list[list[int]] = [[] for _ in range(sequences)]
         self._lengths = [0] * sequences
@@ -28,10 +33,12 @@ class PageTable:
         """How many tokens a sequence has."""
         return self._lengths[sequence]
 
-    def restart(self, sequence: int) -> None:
-        """The sequence has no tokens any more, and its pages are free."""
-        self._free.extend(reversed(self._held[sequence]))
+    def restart(self, sequence: int) -> list[int]:
+        """The sequence has no tokens any more, and its pages are free: which those are."""
+        freed = self._held[sequence]
+        self._free.extend(reversed(freed))
         self._held[sequence], self._lengths[sequence] = [], 0
+        return freed
 
     def grow(self, sequence: int, tokens: int) -> tuple[list[int], list[int]]:
         """The positions of so many new tokens, and the slots of the cache that they are given."""

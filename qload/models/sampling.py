@@ -35,16 +35,6 @@ class Sampler:
         Which share of the probability of those is kept, 0 < top_p <= 1.
     seed
         What the numbers come from that tokens are drawn by.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from qload.models import Sampler
-    >>> logits = torch.tensor([[0.0, 3.0, 2.0]])
-    >>> Sampler().choose(logits, torch.tensor([0.9])).tolist()
-    [1]
-    >>> Sampler(temperature=1.0, top_k=2).choose(logits, torch.tensor([0.9])).tolist()
-    [2]
     """
 
     temperature: float = 0.0
@@ -62,14 +52,14 @@ class Sampler:
             raise ArgumentError("top_p", "more than 0, at most 1", str(self.top_p))
 
     def numbers(self, sequence: int) -> Iterator[float]:
-        """The numbers of [0, 1) that the tokens of a sequence are drawn by, one after another."""
+        """The numbers of [0, 1) that tokens of sequence number `sequence` are drawn by, one after another."""
         if not self.temperature:
             return repeat(0.0)
         drawn = Random(f"{self.seed} {sequence}")
         return (drawn.random() for _ in repeat(None))
 
     def choose(self, logits: Tensor, numbers: Tensor) -> Tensor:
-        """Logits (S, vocab), numbers (S,) of [0, 1) -> ids (S,), int64.
+        """The ids (S,), int64, that `logits` (S, vocab) and `numbers` (S,) of [0, 1) choose.
 
         NOT_FINITE where the largest logit is no finite number.
         """

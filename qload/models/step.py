@@ -10,7 +10,6 @@ from torch import Tensor
 from qload.errors import ArgumentError, ShapeError, check_fields
 
 R = TypeVar("R")
-INDICES = (torch.int32, torch.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,8 +42,8 @@ class Step:
             ("slots", self.slots, 1),
             ("pages", self.pages, 2),
         ):
-            if tensor.dtype not in INDICES:
-                raise ArgumentError(f"step: {name}", "indices, int64", str(tensor.dtype))
+            if tensor.dtype != torch.int64:
+                raise ArgumentError(f"step: {name}", "indices of int64", str(tensor.dtype))
             if tensor.device != self.positions.device:
                 raise ArgumentError(
                     f"step: {name}", f"a tensor on {self.positions.device}", str(tensor.device)

@@ -1,11 +1,14 @@
 """Attention over pages against its formula in float64; windows, chunks, sinks, grouped heads; the cache."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
 
 from qload.errors import ArgumentError, ShapeError
 from qload.models import PagedCache, Step, attend
+from qload.models.attention_layer import temperatures
 
 S, Q, L, HEADS, KV, DK, DV = 2, 3, 12, 6, 2, 8, 4
 SCALE = DK**-0.5
@@ -113,8 +116,16 @@ def test_what_a_step_keeps_is_made_once_and_not_kept_beyond_its_pass() -> None:
         ([[0]], [0], [[0]], ShapeError),
         ([0], [0], [0], ShapeError),
         ([0.0], [0], [[0]], ArgumentError),
+        ([True], [0], [[0]], ArgumentError),
     ],
 )
 def test_steps_that_do_not_fit_are_refused(positions: list, slots: list, pages: list, error: type) -> None:
     with pytest.raises(error, match="step: "):
         Step(*map(torch.tensor, (positions, slots, pages)))
+
+
+def test_llama_4s_temperature_grows_with_each_floor_that_is_full() -> None:
+    got = temperatures(torch.tensor([0, 3, 4, 7, 8, 99]), 4.0, 0.1).flatten()
+
+    want = [1 + 0.1 * math.log1p((at + 1) // 4) for at in (0, 3, 4, 7, 8, 99)]
+    torch.testing.assert_close(got, torch.tensor(want), rtol=2.0**-22, atol=0)

@@ -81,6 +81,22 @@ def test_a_text_ends_with_its_end_while_the_others_go_on() -> None:
     assert ended.generate(PROMPT, 6) == first[: first.index(end) + 1]
 
 
+@pytest.mark.parametrize("sampler", [Sampler(), DRAWN], ids=["greedy", "drawn"])
+def test_an_engine_that_runs_ahead_of_the_host_writes_the_same(sampler: Sampler) -> None:
+    """As on a GPU: a step is begun before the host knows who has ended."""
+    prompts = [PROMPT, [7], [2, 2]]
+    alone = list(Engine(tiny(), max_tokens=20, max_sequences=3).stream(prompts, 8, sampler))
+    model = tiny(eos_token_id=[alone[3][1], alone[5][0]])
+    engine, ahead = (Engine(model, max_tokens=20, max_sequences=3, page_size=2) for _ in range(2))
+    ahead.runs_ahead = True
+
+    steps = list(ahead.stream(prompts, 8, sampler))
+
+    assert steps == list(engine.stream(prompts, 8, sampler))
+    assert len({len(step) for step in steps}) > 1
+    assert ahead.generate(PROMPT, 8, sampler) == engine.generate(PROMPT, 8, sampler)
+
+
 @pytest.mark.parametrize("world", [2, 4])
 def test_ranks_that_share_the_model_write_what_one_writes(world: int) -> None:
     want = written(tiny(), PROMPT, 8, DRAWN)
@@ -107,6 +123,18 @@ def test_a_sequence_that_begins_again_sees_nothing_of_what_was_there() -> None:
     engine.generate([9] * 12, 8)
 
     assert engine.generate(PROMPT, 8) == written(model, PROMPT, 8, Sampler())
+
+
+def test_what_overflowed_in_a_sequence_harms_no_later_one() -> None:
+    model = tiny()
+    model.embed_tokens.weight[9] = float("nan")
+    engine = Engine(model, max_tokens=20, max_sequences=2, page_size=4)
+    with pytest.raises(ArgumentError, match="finite"):
+        engine.generate([9] * 12, 8)
+
+    steps = list(engine.stream([PROMPT, [7]], 8))
+    assert [step[0] for step in steps] == written(model, PROMPT, 8, Sampler())
+    assert [step[1] for step in steps] == written(model, [7], 8, Sampler())
 
 
 def test_chosen_sequences_go_on_while_others_wait() -> None:
@@ -157,8 +185,10 @@ class Allocations(TorchFunctionMode):
         self.held -= nbytes
 
 
-def test_after_the_warm_up_no_step_takes_more_memory() -> None:
+@pytest.mark.parametrize("ahead", [False, True])
+def test_after_the_warm_up_no_step_takes_more_memory(ahead: bool) -> None:
     engine = Engine(tiny(), max_tokens=24, max_sequences=3, page_size=4)
+    engine.runs_ahead = ahead
     with Allocations(engine) as count:
         engine.warm_up(prompt_tokens=20)
         most, held = count.most, count.held
@@ -200,8 +230,8 @@ def test_logits_that_are_not_finite_are_refused_with_the_dtype() -> None:
 @pytest.mark.parametrize(
     ("prompt", "tokens", "said"),
     [
-        pytest.param([1, 40], 1, ("prompt_ids", "ids of a vocabulary of 40: 0 to 39", "40"), id="too high"),
-        pytest.param([-1], 1, ("prompt_ids", "ids of a vocabulary of 40: 0 to 39", "-1"), id="too low"),
+        pytest.param([1, 40], 1, ("ids", "ids of a vocabulary of 40: 0 to 39", "40"), id="too high"),
+        pytest.param([-1], 1, ("ids", "ids of a vocabulary of 40: 0 to 39", "-1"), id="too low"),
         pytest.param([], 1, ("prompt_ids", "1 to 8 ids", "0 ids"), id="no prompt"),
         pytest.param([1] * 9, 0, ("prompt_ids", "1 to 8 ids", "9 ids"), id="a long prompt"),
         pytest.param([1] * 5, 4, ("tokens", "0 to 3 after a prompt of 5", "4"), id="many tokens"),
@@ -241,3 +271,27 @@ def test_more_prompts_than_sequences_and_more_tokens_than_fit_are_refused() -> N
     engine.prefill(PROMPT)
     with pytest.raises(ArgumentError, match=r"^ids\n  expected at most 5 tokens of a sequence"):
         engine.decode([1])
+
+
+@pytest.mark.parametrize(
+    ("ids", "sequences", "name"),
+    [
+        pytest.param([1], [2], "sequences", id="one that there is not"),
+        pytest.param([1, 1], [0, 0], "sequences", id="one twice"),
+        pytest.param([1], [0, 1], "sequences", id="more than ids"),
+        pytest.param([1], [-1], "sequences", id="negative"),
+        pytest.param([], None, "sequences", id="none"),
+        pytest.param([40], [0], "ids", id="outside of the vocabulary"),
+    ],
+)
+def test_a_step_of_other_sequences_is_refused_and_changes_nothing(
+    ids: list[int], sequences: list[int] | None, name: str
+) -> None:
+    model = tiny()
+    engine = Engine(model, max_tokens=8, max_sequences=2)
+    engine.prefill(PROMPT)
+
+    with pytest.raises(ArgumentError, match=rf"^{name}\n"):
+        engine.decode(ids, sequences)
+
+    assert engine.decode([6]).argmax() == whole(model, [*PROMPT, 6]).argmax()

@@ -243,3 +243,17 @@ def test_a_whole_model_of_dense_and_sparse_layers_loads_all_of_its_tensors() -> 
     assert made.shape == (T, 40)
     assert made.isfinite().all()
     assert weights.report().unused == []
+
+
+def test_a_step_looks_at_no_number_so_that_it_can_be_captured() -> None:
+    """On a device that has no numbers, whatever looks at one is an error."""
+    config, device = text_config(SMALL), "meta"
+    attention = loaded(config, drawn(SMALL)).to(device)
+    cache = cache_of(config, sizes=(32, 32)).to(device)
+    step = Step.of([0, 3], tokens=1, pages=[[0, 1], [2, 3]], page_size=2, device=device)
+
+    made = attention(torch.empty(2, 24, device=device), step, cache, 0)
+
+    assert made.shape == (2, 24)
+    with pytest.raises(RuntimeError):
+        made.sum().item()

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from qload import DefaultWeightsLoader, Fp8Weight, UnquantizedWeight
-from qload.errors import ConfigError, DivideError, MismatchError, MissingTensorError, ShapeError
+from qload import DefaultWeightsLoader, Fp8Weight, MemoryStorage, UnquantizedWeight
+from qload.errors import ConfigError, CutError, DivideError, MismatchError, MissingTensorError, ShapeError
 from qload.models import FAMILIES, PagedCache, Step, load_model, text_config
 from qload.parallel import Collectives, FakeWorld
 from qload.quantize import Fp8Quantizer, QuantizingLoader
@@ -73,6 +73,21 @@ def test_one_layer_is_a_model_too(kind: str) -> None:
     said = config(kind, num_hidden_layers=1, **lists)
 
     assert logits(load_model(weights(said, tensors(said)), said), IDS).isfinite().all()
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "llama4_text", "gpt_oss"])
+def test_a_step_may_be_rewritten_in_place_between_passes(kind: str) -> None:
+    """As one whose addresses a CUDA graph holds is."""
+    said = config(kind)
+    model = load_model(weights(said, tensors(said)), said)
+    caches = [PagedCache.of(model.config, pages=2, page_size=8, dtype=torch.float32) for _ in range(2)]
+    held = Step.of([0], tokens=1, pages=[[1, 0]], page_size=8)
+
+    for at, word in enumerate(IDS[0]):
+        new = Step.of([at], tokens=1, pages=[[1, 0]], page_size=8)
+        held.positions.copy_(new.positions)
+        held.slots.copy_(new.slots)
+        assert torch.equal(model(word[None], held, caches[0]), model(word[None], new, caches[1]))
 
 
 @kinds
@@ -240,6 +255,46 @@ def test_what_is_missing_is_named(name: str) -> None:
 
     with pytest.raises(MissingTensorError, match=f"model.layers.1.self_attn.{name}"):
         load_model(weights(said, stored), said)
+
+
+class Counted(MemoryStorage):
+    """A storage that notes what was read of it."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__(tensors)
+        self.seen: set[str] = set()
+
+    def read(self, name: str, index: tuple[slice, ...] = ()) -> Tensor:
+        self.seen.add(name)
+        return super().read(name, index)
+
+
+@pytest.mark.parametrize("kind", ["llama", "mixtral", "deepseek_v3"])
+def test_a_cut_of_the_last_layer_that_is_not_lawful_is_refused_before_anything_is_read(kind: str) -> None:
+    section = {"quant_method": "fp8", "weight_block_size": [16, 16], "activation_scheme": "dynamic"}
+    said = config(kind, quantization_config=section)
+    stored = tensors(said)
+    name = max(each for each in stored if each.endswith(("down_proj.weight", "w2.weight")))
+    stored[name] = stored[name].to(torch.float8_e4m3fn)
+    stored[f"{name}_scale_inv"] = torch.ones(-(-stored[name].shape[0] // 16), -(-stored[name].shape[1] // 16))
+    if ".experts." in name:  # which are all alike
+        for e in range(4):
+            one = name.replace(".experts.3.", f".experts.{e}.")
+            stored[one] = stored[one].to(torch.float8_e4m3fn)
+            stored[f"{one}_scale_inv"] = stored[f"{name}_scale_inv"]
+    seen: set[str] = set()
+
+    def work(group: Collectives) -> None:
+        held = weights(said, stored, group)
+        held.storage = counted = Counted(stored)
+        try:
+            load_model(held, said)
+        finally:
+            seen.update(counted.seen)
+
+    with pytest.raises(CutError, match="cannot cut K"):
+        FakeWorld(2).run(work)
+    assert seen == set()
 
 
 def test_a_world_that_does_not_divide_the_heads_is_refused() -> None:

@@ -9,7 +9,7 @@ from qload.errors import ConfigError
 from qload.models import text_config
 from qload.models.masks import Mask, seen
 
-SIZES = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 4, "vocab_size": 8}
+SIZES = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 4, "num_key_value_heads": 2}
 
 
 def masks(kind: str, **said: Any) -> tuple[Mask, ...]:

@@ -38,7 +38,7 @@ def exact(j: int, config: RopeConfig) -> float:
         RopeConfig("llama3", THETA, 16, factor=8.0, original=64, low_freq_factor=1.0, high_freq_factor=4.0),
         RopeConfig("llama3", THETA, 16, factor=8.0, original=256, low_freq_factor=2.0, high_freq_factor=9.0),
     ],
-    ids=str,
+    ids=lambda config: f"{config.type}-{config.original}",
 )
 def test_frequencies_are_those_of_the_formula(config: RopeConfig) -> None:
     want = torch.tensor([exact(j, config) for j in range(config.dim // 2)], dtype=torch.float64)

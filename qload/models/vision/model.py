@@ -21,9 +21,9 @@ from qload.experts import ExpertSplit
 from qload.methods.loaded import LinearFactory
 from qload.methods.parallel_experts import ExpertsFactory
 from qload.models.cache import PagedCache
-from qload.models.config import DTYPES, text_config
+from qload.models.config import text_config
 from qload.models.decoder import Decoder
-from qload.models.load import Making, load_decoder
+from qload.models.load import Making, load_decoder, tell_unused
 from qload.models.names import text_within
 from qload.models.step import Step
 from qload.models.vision.config import sight_config
@@ -60,6 +60,8 @@ class VisionModel(nn.Module):
         all. ShapeError, and ArgumentError for an image without a patch of its own.
         """
         pixels, real = real_images(pixels, pixel_mask)
+        if not len(pixels):
+            return self.connector.latents[:0]
         mask = patch_mask(real, self.tower.config.patch)
         patches = self.tower(pixels.to(self.tower.patches), mask)
         return self.connector(patches, mask.flatten(1)).flatten(0, 1)  # type: ignore[no-any-return]
@@ -123,7 +125,7 @@ def load_vision_model(
     """
     if not isinstance(weights, Weights):
         config = read_model_config(weights) if config is None else config
-        said = dtype or text_config(config).dtype or DTYPES.get(str(_own(config))) or torch.float32
+        said = dtype or text_config(config).dtype or torch.float32
         with open_checkpoint(weights, device=device, dtype=said, process_group=process_group) as opened:
             return load_vision_model(
                 opened, config, make=make, make_experts=make_experts, expert_split=expert_split
@@ -132,14 +134,10 @@ def load_vision_model(
     sight = sight_config(config or {}, text.hidden, text.eps)
     floats = weights.dtype or text.dtype or torch.float32
     making = Making(floats, make, make_experts, expert_split, *text_within(weights))
-    decoder = load_decoder(weights, text, making)
     with weights.use_loader(DefaultWeightsLoader()):
         tower = Tower.load(weights, "model.vision_model", sight.tower)
         features, lead = sight.tower.hidden, "model.connector"
         connector = Connector.load(weights, lead, sight.resampler, features, text.inner, text.activation)
+    decoder = load_decoder(weights, text, making)
+    tell_unused(weights, str((config or {}).get("model_type")))
     return VisionModel(decoder, tower, connector, sight.image_token)
-
-
-def _own(config: Mapping[str, Any]) -> object:
-    """The floats of the whole model, where its text has none of its own."""
-    return config.get("dtype", config.get("torch_dtype"))

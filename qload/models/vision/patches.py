@@ -39,7 +39,11 @@ def patch_mask(pixel_mask: Tensor, patch: int) -> Tensor:
     """Which patches of `patch` x `patch` pixels are real: (images, rows, columns), bool.
 
     `pixel_mask`: (images, height, width), bool; what lies beyond the last whole patch counts for nothing.
+    ShapeError for images that are smaller than a patch.
     """
+    if min(pixel_mask.shape[1:]) < patch:
+        expected = f"(images, height, width) of at least a patch, {patch} x {patch}"
+        raise ShapeError("pixel_mask", expected, tuple(pixel_mask.shape))
     patches = pixel_mask.unfold(1, patch, patch).unfold(2, patch, patch)
     return patches.all(-1).all(-1)
 

@@ -7,6 +7,8 @@ from qload.testing.faults import (
     experts,
     formats,
     marlin,
+    models,
+    parallel,
     routing,
     rules,
     stacks,
@@ -15,5 +17,5 @@ from qload.testing.faults.fault import Fault
 
 FAULTS: tuple[Fault, ...] = (
     *checkpoints.FAULTS, *marlin.FAULTS, *cuda.FAULTS, *formats.FAULTS, *rules.FAULTS,
-    *experts.FAULTS, *stacks.FAULTS, *routing.FAULTS, *activations.FAULTS,
+    *experts.FAULTS, *stacks.FAULTS, *routing.FAULTS, *activations.FAULTS, *models.FAULTS, *parallel.FAULTS,
 )  # fmt: skip

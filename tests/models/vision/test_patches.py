@@ -55,6 +55,12 @@ def test_an_image_without_a_patch_of_its_own_is_refused() -> None:
         patch_positions(mask_of((4, 4), (0, 0), rows=4, columns=4), 4)
 
 
+@pytest.mark.parametrize("size", [(3, 8), (8, 3)])
+def test_an_image_smaller_than_a_patch_is_refused(size: tuple[int, int]) -> None:
+    with pytest.raises(ShapeError, match="4 x 4"):
+        patch_mask(torch.ones(1, *size, dtype=torch.bool), 4)
+
+
 def test_images_that_fill_a_batch_are_dropped_with_their_masks() -> None:
     pixels, mask = torch.zeros(2, 3, 3, 4, 4), torch.zeros(2, 3, 4, 4, dtype=torch.int64)
     for text, image in ((0, 0), (0, 2), (1, 0)):

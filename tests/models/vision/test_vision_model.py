@@ -19,8 +19,9 @@ from qload import (
     WeightsLoader,
 )
 from qload.detect import loader_from_config
-from qload.errors import ConfigError, MissingTensorError, ShapeError
+from qload.errors import ConfigError, DivideError, MissingTensorError, QloadError, ShapeError
 from qload.models.cache import PagedCache
+from qload.models.config import text_config
 from qload.models.load import load_model
 from qload.models.step import Step
 from qload.models.vision.model import VisionModel, load_vision_model
@@ -69,6 +70,16 @@ def test_images_are_seen_one_by_one_as_together() -> None:
 
     assert both.shape == (10, 64)
     assert (both - torch.cat(each)).abs().max() <= OF_RANGE * (both.max() - both.min())
+
+
+def test_a_batch_of_nothing_but_filling_has_no_images() -> None:
+    model, (_, _, ids) = loaded(sight() | text()), pictures()
+    words = ids.masked_fill(ids == model.image_token, 1)
+
+    none = model.images(torch.zeros(1, 2, 3, 28, 21))
+
+    assert none.shape == (0, 64)
+    assert model.embed(words, none).equal(model.embed(words))
 
 
 def test_padding_around_an_image_is_not_seen() -> None:
@@ -138,6 +149,22 @@ def test_all_tensors_of_a_model_that_sees_are_read_once() -> None:
     assert report.twice == {}
 
 
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
+def test_floats_are_those_of_the_text_or_else_of_the_whole_model(key: str) -> None:
+    whole = {**CONFIG, key: "bfloat16"}
+
+    assert text_config(whole).dtype == torch.bfloat16
+    inner = {**whole, "text_config": {**CONFIG["text_config"], key: "float16"}}
+    assert text_config(inner).dtype == torch.float16
+    assert text_config(CONFIG).dtype is None
+
+
+def test_tensors_that_are_of_no_layer_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    loaded(sight() | text() | {"model.audio_model.weight": torch.ones(2)})
+
+    assert "1 tensors are of no layer of a idefics2 model: model.audio_model.weight" in caplog.text
+
+
 def test_as_many_images_as_places_for_them() -> None:
     model, (pixels, mask, ids) = loaded(sight() | text()), pictures()
 
@@ -160,6 +187,27 @@ def test_tensors_of_other_sizes_than_the_config_says_are_refused(name: str) -> N
     tensors[name] = torch.ones(24, 24)
 
     with pytest.raises(ShapeError, match=name.removesuffix(".weight").replace(".", r"\.")):
+        loaded(tensors)
+
+
+def test_heads_that_ranks_cannot_share_are_refused_by_all_alike() -> None:
+    tensors = sight() | text()
+
+    def work(group: ProcessGroup) -> str:
+        with pytest.raises(DivideError, match=r"model\.vision_model") as refused:
+            loaded(tensors, group=group)
+        return str(refused.value)
+
+    assert len(set(FakeWorld(3).run(work))) == 1
+
+
+def test_what_sees_is_never_read_as_if_it_were_plain() -> None:
+    tensors = sight() | text()
+    name = "model.vision_model.encoder.layers.0.mlp.fc1"
+    codes = tensors.pop(f"{name}.weight").to(torch.float8_e4m3fn)
+    tensors |= {f"{name}.weight": codes, f"{name}.weight_scale": torch.ones(48, 1)}
+
+    with pytest.raises(QloadError, match=name.replace(".", r"\.")):
         loaded(tensors)
 
 
