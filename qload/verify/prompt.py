@@ -16,12 +16,6 @@ class Prompt:
         Numbers of tokens; None: 24 that are drawn of the vocabulary, the same ones every time.
     device
         Where kernels are asked; what weights mean is computed there too.
-
-    Examples
-    --------
-    >>> from qload.verify import Prompt
-    >>> Prompt(ids=(1, 2, 3)).device
-    'cpu'
     """
 
     ids: Sequence[int] | None = None
