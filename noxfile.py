@@ -151,11 +151,15 @@ def transformers(session: nox.Session) -> None:
     session.run("pytest", *files, "-n", "2", *session.posargs)
 
 
-@nox.session
+@nox.session(default=False)
 def models(session: nox.Session) -> None:
-    """Models of every type and format against transformers' own, at worlds of one to eight, and their layers."""
+    """Models of every type and format against transformers, at worlds of one to eight, and their layers."""
     install(session, "test", "transformers")
-    layers = ("tests/models/parallel_layers.py", "tests/models/parallel_ends.py", "tests/parallel/processes.py")
+    layers = (
+        "tests/models/parallel_layers.py",
+        "tests/models/parallel_ends.py",
+        "tests/parallel/processes.py",
+    )
     files = ("-o", "python_files=*.py", "tests/models/with_transformers", *layers)
     session.run("pytest", *files, "-n", "2", *session.posargs)
 

@@ -42,7 +42,7 @@ model, this world or this memory cannot give."""
 
 
 @dataclass(frozen=True)
-class Asked:
+class RunArguments:
     """What the command line asks for."""
 
     place: Any  # a path, or a model of the hub as a folder
@@ -141,7 +141,7 @@ def run(
     with said_once() as ranks, joined_world(device) as group:
         ranks.append(group.rank())
         with opened(path, whole=True, quiet=group.rank() > 0) as place:
-            asked = Asked(place, prompt_ids, prompt, tokens, device, dtype, sampler, logits)
+            asked = RunArguments(place, prompt_ids, prompt, tokens, device, dtype, sampler, logits)
             plan = planned(asked, group)
             written = _written(asked, plan, group)
         if group.rank() == 0:
@@ -167,7 +167,7 @@ def said_once() -> Iterator[list[int]]:
         raise
 
 
-def planned(asked: Asked, group: "ProcessGroup") -> RunPlan:
+def planned(asked: RunArguments, group: "ProcessGroup") -> RunPlan:
     """What to run, on every rank or on none."""
     from qload.errors import QloadError
     from qload.parallel import agree
@@ -182,7 +182,7 @@ def planned(asked: Asked, group: "ProcessGroup") -> RunPlan:
     return plan
 
 
-def _planned(asked: Asked, group: "ProcessGroup") -> RunPlan:
+def _planned(asked: RunArguments, group: "ProcessGroup") -> RunPlan:
     import torch
 
     from qload.detect import read_model_config
@@ -206,7 +206,7 @@ def _planned(asked: Asked, group: "ProcessGroup") -> RunPlan:
     return plan
 
 
-def _check_memory(asked: Asked, plan: RunPlan, group: "ProcessGroup") -> None:
+def _check_memory(asked: RunArguments, plan: RunPlan, group: "ProcessGroup") -> None:
     """NotEnoughMemoryError where the weights and the cache need more than the device has."""
     from qload.models.cache import PagedCache
     from qload.models.memory import check_memory, free_bytes, stored_bytes
@@ -224,7 +224,7 @@ def _check_memory(asked: Asked, plan: RunPlan, group: "ProcessGroup") -> None:
     check_memory(plan.device, weights + cache.bytes, free)
 
 
-def _written(asked: Asked, plan: RunPlan, group: "ProcessGroup") -> Written:
+def _written(asked: RunArguments, plan: RunPlan, group: "ProcessGroup") -> Written:
     from qload.models import Engine
     from qload.models.memory import held_bytes
 
@@ -242,7 +242,7 @@ def _written(asked: Asked, plan: RunPlan, group: "ProcessGroup") -> Written:
     return Written(ids, logits, loading, seconds, held_bytes(model) - held_bytes(model.embed_tokens))
 
 
-def _loaded(asked: Asked, plan: RunPlan, group: "ProcessGroup") -> "Decoder":
+def _loaded(asked: RunArguments, plan: RunPlan, group: "ProcessGroup") -> "Decoder":
     from qload.models import load_model
     from qload.weights import open_checkpoint
 

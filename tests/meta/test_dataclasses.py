@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Protocol, get_origin, is_typeddict
 
 import pydantic
 import pytest
+from torch import nn
 
 import qload
 from qload.devices import StoredCodes, StoredTable
@@ -30,8 +31,12 @@ def classes() -> Iterator[type[Any]]:
 
 RECORDS = [kind for kind in dict.fromkeys(classes()) if "__dataclass_params__" in vars(kind)]
 # What is filled in as a run goes on.
-MUTABLE = {"Ledger", "LayerTable", "FindingTable", "Traffic", "Comparison", "ScaleFit", "Distance", "Subject"}
-BASES = {"LinearBase", "Grouped"}  # of classes that have the fields
+MUTABLE = {
+    *("Ledger", "LayerTable", "FindingTable", "Traffic"),
+    *("Comparison", "Compared", "Watching", "ScaleFit", "Distance", "Subject"),
+    "NativeInputs",  # whose codes are made in the type that a product asks for
+}
+BASES = {"Grouped"}  # of classes that have the fields
 
 
 @pytest.mark.parametrize("kind", RECORDS, ids=lambda kind: kind.__qualname__)
@@ -60,4 +65,4 @@ def _is_field(kind: Any, name: str, hint: Any) -> bool:
 
 
 def _is_other(kind: Any) -> bool:
-    return is_typeddict(kind) or issubclass(kind, (pydantic.BaseModel, tuple)) or Protocol in kind.__mro__
+    return is_typeddict(kind) or issubclass(kind, (pydantic.BaseModel, tuple, nn.Module)) or Protocol in kind.__mro__
