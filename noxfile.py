@@ -153,15 +153,11 @@ def transformers(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def models(session: nox.Session) -> None:
-    """Models of every type and format against transformers, at worlds of one to eight, and their layers."""
+    """Models of every type and format, and their layers, on worlds of one to eight; transformers' models."""
     install(session, "test", "transformers")
-    layers = (
-        "tests/models/parallel_layers.py",
-        "tests/models/parallel_ends.py",
-        "tests/parallel/processes.py",
-    )
-    files = ("-o", "python_files=*.py", "tests/models/with_transformers", *layers)
-    session.run("pytest", *files, "-n", "2", *session.posargs)
+    layers = ("tests/models/parallel_layers.py", "tests/models/parallel_ends.py")
+    files = ("tests/models/with_transformers", *layers, "tests/parallel/processes.py")
+    session.run("pytest", "-o", "python_files=*.py", *files, "-n", "2", *session.posargs)
 
 
 @nox.session

@@ -151,3 +151,14 @@ def test_a_rank_that_is_killed_ends_the_others_with_an_error_of_qload(
     assert (tmp_path / f"{1 - victim}.txt").read_text() == lost
     assert f"rank {victim} of 2 is lost" in "".join(output)
     assert all(process.returncode for process in started)
+
+
+def test_a_rank_that_is_stuck_ends_with_the_error_in_its_log(tmp_path: Path, started: list[Process]) -> None:
+    started += by_hand(2, "stuck", tmp_path, VICTIM="0")
+    until(tmp_path / "killed")
+
+    output = started[1].communicate(timeout=ENDING)[0]
+
+    assert started[1].returncode == 1
+    assert "rank 0 of 2 is lost\n  reason   its process ended" in output
+    assert not (tmp_path / "1.txt").exists()  # no error was raised

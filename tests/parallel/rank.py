@@ -32,6 +32,7 @@ from qload.methods import (
     RowParallelLinear,
     VocabParallelEmbedding,
 )
+from qload.parallel.interrupt import WAKE
 from tests.methods.loaded_layers import bias_of
 from tests.methods.test_loaded_layers import GPTQ, count, gptq
 
@@ -75,6 +76,14 @@ def outputs(group: ProcessGroup) -> dict[str, Tensor]:
         "first": ranks.first(torch.tensor([rank + 5])),
         "bfloat16": ranks.summed(torch.full((3,), rank + 1.0, dtype=torch.bfloat16)),
     }
+
+
+def stuck(group: ProcessGroup, folder: Path) -> None:
+    """One rank is killed while the others are where no signal reaches them, as in native code."""
+    if group.rank() == int(os.environ["VICTIM"]):
+        load(group, folder)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {WAKE})
+    time.sleep(600)
 
 
 def save(group: ProcessGroup, folder: Path) -> None:
@@ -121,7 +130,14 @@ def wait(group: ProcessGroup, folder: Path) -> None:
 
 def main(work: str, folder: Path) -> None:
     """Do the work in the world that this process was launched into."""
-    works: dict[str, Any] = {"refuse": refuse, "cut": cut, "load": load, "wait": wait, "outputs": save}
+    works: dict[str, Any] = {
+        "refuse": refuse,
+        "cut": cut,
+        "load": load,
+        "wait": wait,
+        "stuck": stuck,
+        "outputs": save,
+    }
     try:
         with joined_world(timeout_s=120) as group:
             works[work](group, folder)
