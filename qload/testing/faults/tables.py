@@ -6,6 +6,7 @@ from qload.testing.faults import (
     cuda,
     experts,
     formats,
+    latent,
     marlin,
     models,
     routing,
@@ -16,5 +17,5 @@ from qload.testing.faults.fault import Fault
 
 FAULTS: tuple[Fault, ...] = (
     *checkpoints.FAULTS, *marlin.FAULTS, *cuda.FAULTS, *formats.FAULTS, *rules.FAULTS,
-    *experts.FAULTS, *stacks.FAULTS, *routing.FAULTS, *activations.FAULTS, *models.FAULTS,
+    *experts.FAULTS, *stacks.FAULTS, *routing.FAULTS, *activations.FAULTS, *models.FAULTS, *latent.FAULTS,
 )  # fmt: skip
