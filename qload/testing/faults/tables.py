@@ -8,6 +8,7 @@ from qload.testing.faults import (
     formats,
     marlin,
     models,
+    parallel,
     routing,
     rules,
     stacks,
@@ -16,5 +17,5 @@ from qload.testing.faults.fault import Fault
 
 FAULTS: tuple[Fault, ...] = (
     *checkpoints.FAULTS, *marlin.FAULTS, *cuda.FAULTS, *formats.FAULTS, *rules.FAULTS,
-    *experts.FAULTS, *stacks.FAULTS, *routing.FAULTS, *activations.FAULTS, *models.FAULTS,
+    *experts.FAULTS, *stacks.FAULTS, *routing.FAULTS, *activations.FAULTS, *models.FAULTS, *parallel.FAULTS,
 )  # fmt: skip
