@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from qload import DivideError, FakeWorld, Fp8Quantizer, MemoryStorage, QuantizingLoader, Weights
 from qload.detect import loader_from_config
-from qload.errors import ShapeError
+from qload.errors import MissingTensorError, ShapeError
 from qload.kernels.declared import Maximum
 from qload.models.cache import PagedCache
 from qload.models.config import TextConfig, text_config
@@ -25,6 +25,7 @@ from tests.models.latent_formula import PREFIX, SMALL, attention_by_formula, dra
 ALONE = Rank(0, 1)
 PLAIN = loader_from_config(None)
 T = 7
+BIASED = ("q_a_proj", "kv_a_proj_with_mqa", "o_proj")
 OF_RANGE = 1e-5  # how far float32 may be off: what logits of models are held to
 
 
@@ -213,22 +214,31 @@ def test_heads_that_ranks_cannot_share_are_refused_by_all_alike() -> None:
     assert len(set(FakeWorld(3).run(work))) == 1
 
 
-def test_biases_of_whole_projections_are_added_and_missed(x: Tensor) -> None:
-    said = {**SMALL, "attention_bias": True}
-    config, tensors = text_config(said), drawn(said)
-    names = ("q_a_proj", "kv_a_proj_with_mqa", "o_proj")
-    without = attention_by_formula(x, tensors, text_config(SMALL))
-    for name in names:
-        tensors[f"{PREFIX}.{name}.bias"] = torch.zeros(tensors[f"{PREFIX}.{name}.weight"].shape[0])
-    tensors[f"{PREFIX}.o_proj.bias"] += 5
+def biased() -> dict[str, Tensor]:
+    """The tensors of `SMALL` with biases, of which that of the outputs alone is not zero."""
+    tensors = drawn(SMALL)
+    for name in BIASED:
+        N = tensors[f"{PREFIX}.{name}.weight"].shape[0]
+        tensors[f"{PREFIX}.{name}.bias"] = torch.full((N,), 5.0 if name == "o_proj" else 0.0)
+    return tensors
 
-    made = FakeWorld(2).run(lambda group: at_once(loaded(config, tensors, group), x, cache_of(config, 2)))
+
+def test_biases_of_whole_projections_are_added_once(x: Tensor) -> None:
+    config = text_config({**SMALL, "attention_bias": True})
+    without = attention_by_formula(x, drawn(SMALL), text_config(SMALL))
+
+    made = FakeWorld(2).run(lambda group: at_once(loaded(config, biased(), group), x, cache_of(config, 2)))
 
     assert close(made[1], without + 5)
-    for name in names:
-        some = {key: tensor for key, tensor in tensors.items() if key != f"{PREFIX}.{name}.bias"}
-        with pytest.raises(KeyError, match=rf"{name}\.bias"):
-            loaded(config, some)
+
+
+@pytest.mark.parametrize("name", BIASED)
+def test_a_bias_that_the_config_promises_is_missed(name: str) -> None:
+    tensors = biased()
+    del tensors[f"{PREFIX}.{name}.bias"]
+
+    with pytest.raises(MissingTensorError, match=rf"{name}\.bias"):
+        loaded(text_config({**SMALL, "attention_bias": True}), tensors)
 
 
 def test_a_whole_model_of_dense_and_sparse_layers_loads_all_of_its_tensors() -> None:

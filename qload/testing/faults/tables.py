@@ -6,6 +6,7 @@ from qload.testing.faults import (
     cuda,
     experts,
     formats,
+    latent,
     marlin,
     models,
     parallel,
@@ -18,4 +19,5 @@ from qload.testing.faults.fault import Fault
 FAULTS: tuple[Fault, ...] = (
     *checkpoints.FAULTS, *marlin.FAULTS, *cuda.FAULTS, *formats.FAULTS, *rules.FAULTS,
     *experts.FAULTS, *stacks.FAULTS, *routing.FAULTS, *activations.FAULTS, *models.FAULTS, *parallel.FAULTS,
+    *latent.FAULTS,
 )  # fmt: skip
