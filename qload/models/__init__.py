@@ -12,10 +12,11 @@ from qload.models.cache import PagedCache
 from qload.models.config import TextConfig, text_config
 from qload.models.decoder import Block, Decoder
 from qload.models.families import FAMILIES
-from qload.models.generate import Engine, check_prompt
+from qload.models.generate import Engine
 from qload.models.latent_config import LatentConfig, latent_config
 from qload.models.load import Making, load_decoder, load_model
 from qload.models.padding import HeadSizes
+from qload.models.prompts import check_prompt
 from qload.models.rope import Rope, rotate_halves, rotate_pairs
 from qload.models.rope_config import RopeConfig
 from qload.models.sampling import GREEDY, Sampler

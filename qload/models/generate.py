@@ -6,7 +6,7 @@ ids = engine.generate([1, 2, 3], tokens=16)
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from qload.models.cache import PagedCache
 from qload.models.decoder import Decoder
 from qload.models.graph import StepGraph
 from qload.models.pages import PageTable
+from qload.models.prompts import check_ids, check_prompt
 from qload.models.sampling import GREEDY, NOT_FINITE, Sampler
 from qload.models.step import Step
 from qload.parallel import ALONE, Collectives, collectives_of
@@ -83,6 +84,7 @@ class Engine:
         self._longest_prompt = max_tokens
         self._wants_graphs = self.device.type == "cuda" if graphs is None else graphs
         self._graphs: dict[int, StepGraph] = {}
+        self.runs_ahead: bool = self.device.type == "cuda"  # begins a step before the host reads its tokens
 
     @checked
     def warm_up(self, prompt_tokens: int) -> None:
@@ -98,14 +100,16 @@ class Engine:
         if self._wants_graphs:
             for count in range(self.max_sequences, 0, -1):  # the largest first: the others fit its memory
                 self._capture(count)
-        self._warm_prefill(prompt_tokens)
+        logits = self._warm_prefill(prompt_tokens)
         for count in range(1, self.max_sequences + 1):
             self._fill(count)
+            before = logits.new_zeros(count, logits.shape[1])  # which a step is begun beside
             self._choose(self.decode([0] * count), Sampler(temperature=1.0), [0.0] * count)
+            del before
         self.reset()
         log.info("warm: prompts of %d tokens, %d graphs", prompt_tokens, len(self._graphs))
 
-    def _warm_prefill(self, size: int) -> None:
+    def _warm_prefill(self, size: int) -> Tensor:
         """Run prompts of `size` tokens and of fewer, beside the logits of all other prompts."""
         spare = [torch.empty(SMALL, dtype=torch.uint8, device=self.device) for _ in range(SPARE)]
         del spare  # what a longer prompt takes elsewhere, a shorter one may take of small blocks
@@ -115,6 +119,7 @@ class Engine:
             logits = self.prefill([0] * size)
             size //= 2
         self._choose(torch.cat([logits, *held]), Sampler(temperature=1.0), [0.0] * self.max_sequences)
+        return logits
 
     def reset(self) -> None:
         """Forget all sequences."""
@@ -142,7 +147,7 @@ class Engine:
         self.check(ids, 0)
         self._check_sequences([sequence], 1)
         self._forget(sequence)
-        return self.run(*self.inputs(ids, [sequence], len(ids)))
+        return self._next(torch.tensor([*ids]), [sequence])
 
     @checked
     def decode(self, ids: Sequence[int], sequences: Sequence[int] | None = None) -> Tensor:
@@ -157,9 +162,14 @@ class Engine:
             check_ids([token], self.model.config.vocab)
             if self._table.length(sequence) == self.max_tokens:
                 raise ArgumentError("ids", f"at most {self.max_tokens} tokens of a sequence", "one more")
-        graph = self._graphs.get(len(ids))
-        inputs = self.inputs(ids, chosen, 1, None if graph is None else self.width)
-        return self.run(*inputs) if graph is None else graph(*inputs)
+        return self._next(torch.tensor([*ids]), chosen)
+
+    def _next(self, ids: Tensor, sequences: Sequence[int]) -> Tensor:
+        """As many new tokens of each of S sequences, `ids` (T,) on any device -> logits (S, vocab)."""
+        each = len(ids) // len(sequences)
+        graph = self._graphs.get(len(sequences)) if each == 1 else None
+        step = self.run if graph is None else graph
+        return step(ids, *self.places(sequences, each, None if graph is None else self.width))
 
     def _check_sequences(self, sequences: Sequence[int], count: int) -> None:
         there = {*sequences} <= {*range(self.max_sequences)}
@@ -197,40 +207,57 @@ class Engine:
         numbers = [sampler.numbers(place) for place in range(len(prompts))]
         going = list(range(len(prompts)))
         logits = torch.cat([self.prefill(prompt, place) for place, prompt in enumerate(prompts)])
-        for step in range(tokens):
-            ids = self._choose(logits, sampler, [next(numbers[place]) for place in going])
+        for left in range(tokens - 1, -1, -1):
+            chosen = self._choose(logits, sampler, [next(numbers[place]) for place in going])
+            read = self._reading(chosen)
+            if left and self.runs_ahead:
+                logits = self._next(chosen.clamp(min=0), going)
+            ids = read()
             if NOT_FINITE in ids:
                 dtype = str(self.dtype).removeprefix("torch.")
                 raise ArgumentError("dtype", "one in which the model's logits are finite", dtype)
             yield dict(zip(going, ids, strict=True))
-            left = [(place, i) for place, i in zip(going, ids, strict=True) if i not in self.model.config.eos]
-            if not left or step == tokens - 1:
+            rows = [row for row, token in enumerate(ids) if token not in self.model.config.eos]
+            if not rows or not left:
                 return
-            going = [place for place, _ in left]
-            logits = self.decode([i for _, i in left], going)
+            ended, going = len(rows) < len(going), [going[row] for row in rows]
+            if not self.runs_ahead:
+                logits = self._next(chosen[rows], going)
+            elif ended:
+                logits = logits[rows]
 
-    def _choose(self, logits: Tensor, sampler: Sampler, numbers: Sequence[float]) -> list[int]:
-        """The ids that rank 0 has chosen."""
+    def _choose(self, logits: Tensor, sampler: Sampler, numbers: Sequence[float]) -> Tensor:
+        """The ids (S,) that rank 0 has chosen."""
         drawn = torch.tensor(numbers, dtype=torch.float64).to(logits.device, non_blocking=True)
-        ids: list[int] = self._ranks.first(sampler.choose(logits, drawn)).tolist()
-        return ids
+        return self._ranks.first(sampler.choose(logits, drawn))
 
-    def inputs(
-        self, ids: Sequence[int], sequences: Sequence[int], each: int, width: int | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """`each` new tokens `ids` (T,) of `sequences`: ids, positions, slots (3, T), and pages (S, P).
+    def _reading(self, ids: Tensor) -> Callable[[], list[int]]:
+        """Begin to copy ids to the host; what returns them waits for this alone, not for what comes after."""
+        host = ids.to("cpu", non_blocking=True)
+        if ids.device.type != "cuda":
+            return host.tolist
+        copied = torch.cuda.current_stream(ids.device).record_event()
+
+        def wait() -> list[int]:
+            copied.synchronize()
+            return host.tolist()
+
+        return wait
+
+    def places(self, sequences: Sequence[int], each: int, width: int | None = None) -> tuple[Tensor, Tensor]:
+        """Where `each` new tokens of `sequences` go: positions and slots (2, T), and pages (S, P).
 
         On the host. `width`: P; None: as many pages as the longest sequence has.
         """
         grown = [self._table.grow(sequence, each) for sequence in sequences]
         positions, slots = ([at for part in parts for at in part] for parts in zip(*grown, strict=True))
-        return torch.tensor([list(ids), positions, slots]), torch.tensor(self._table.table(sequences, width))
+        return torch.tensor([positions, slots]), torch.tensor(self._table.table(sequences, width))
 
     @torch.no_grad()
-    def run(self, tokens: Tensor, pages: Tensor) -> Tensor:
-        """A step by `tokens` (3, T) and `pages` (S, P) of `inputs` -> logits (S, vocab), after each."""
-        ids, positions, slots = tokens.to(self.device)
-        x = self.model.embed(ids)
+    def run(self, ids: Tensor, places: Tensor, pages: Tensor) -> Tensor:
+        """A step of `ids` (T,) at `places` (2, T) with `pages` (S, P) -> logits (S, vocab) of the next."""
+        positions, slots = places.to(self.device)
+        x = self.model.embed(ids.to(self.device))
         x = self.model.hidden(x, Step(positions, slots, pages.to(self.device)), self.cache)
         return self.model.logits(x.view(len(pages), -1, x.shape[-1])[:, -1])
 
@@ -243,39 +270,6 @@ class Engine:
     def _capture(self, count: int) -> None:
         """Make the graph of a step of so many sequences."""
         self._fill(count)
-        inputs = self.inputs([0] * count, range(count), 1, self.width)
-        tokens, pages = (each.to(self.device) for each in inputs)
-        self._graphs[count] = StepGraph(self.run, tokens, pages, next(iter(self._graphs.values()), None))
-
-
-def check_ids(ids: Sequence[int], vocab: int) -> None:
-    """ArgumentError for one of `ids` that is outside of a vocabulary of `vocab`."""
-    wrong = next((each for each in ids if not 0 <= each < vocab), None)
-    if wrong is not None:
-        raise ArgumentError("ids", f"ids of a vocabulary of {vocab}: 0 to {vocab - 1}", str(wrong))
-
-
-@checked
-def check_prompt(
-    prompt_ids: Sequence[int], tokens: int, vocab: int, max_tokens: int, longest: int | None = None
-) -> None:
-    """ArgumentError unless a model can read the prompt and write so many tokens after it.
-
-    Parameters
-    ----------
-    prompt_ids, tokens
-        The ids, at least one, and how many are to follow.
-    vocab
-        How many ids there are.
-    max_tokens
-        How many tokens a sequence may have.
-    longest
-        How many of them its prompt may have; None: all.
-    """
-    check_ids(prompt_ids, vocab)
-    most = max_tokens if longest is None else min(max_tokens, longest)
-    if not 1 <= len(prompt_ids) <= most:
-        raise ArgumentError("prompt_ids", f"1 to {most} ids", f"{len(prompt_ids)} ids")
-    if tokens < 0 or len(prompt_ids) + tokens > max_tokens:
-        most = max_tokens - len(prompt_ids)
-        raise ArgumentError("tokens", f"0 to {most} after a prompt of {len(prompt_ids)}", str(tokens))
+        inputs = torch.zeros(count, dtype=torch.int64), *self.places(range(count), 1, self.width)
+        other = next(iter(self._graphs.values()), None)
+        self._graphs[count] = StepGraph(self.run, [each.to(self.device) for each in inputs], other)

@@ -103,7 +103,11 @@ class _MeetingRank(Rank):
         """What is made of all that the ranks have brought to this meeting."""
         self.table[self.place] = values
         self.barrier.wait()
-        result = made([each for each in self.table if each is not None])
+        brought = [each for each in self.table if each is not None]
+        told = {f"{each.dtype} {tuple(each.shape)}" for each in brought}
+        if len(told) > 1:  # of which processes would make nonsense
+            raise ArgumentError("values", "tensors alike on all ranks", ", ".join(sorted(told)))
+        result = made(brought)
         self.barrier.wait()  # before a rank changes what it brought, or the next call writes to the table
         return result
 

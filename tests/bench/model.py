@@ -104,7 +104,7 @@ def loaded(storage: MemoryStorage, config: dict[str, Any], dtype: torch.dtype, *
     return load_model(weights, config, make=None if quantized else partial(plain, dtype))
 
 
-def linears(model: Decoder) -> list[nn.Module]:
+def linears(model: Decoder) -> list[Any]:
     """The layers that are quantized in one of the models, in the order of their calls."""
     blocks: Any = model.blocks
     each = ((b.self_attn.qkv_proj, b.self_attn.o_proj, b.mlp.gate_up_proj, b.mlp.down_proj) for b in blocks)
@@ -129,8 +129,9 @@ def checked(engines: dict[str, Engine], exact: Engine, M: int, ids: list[int]) -
 
 def step_call(engine: Engine, M: int) -> Callable[[], Tensor]:
     """A step of M sequences, of which nothing asks the host."""
-    tokens, pages = (each.cuda() for each in engine.inputs([1] * M, range(M), 1, engine.width))
-    return lambda: engine.run(tokens, pages)
+    ids = torch.ones(M, dtype=torch.int64)
+    inputs = [each.cuda() for each in (ids, *engine.places(range(M), 1, engine.width))]
+    return lambda: engine.run(*inputs)
 
 
 def times(engines: dict[str, Engine], M: int) -> dict[str, float]:
@@ -139,8 +140,8 @@ def times(engines: dict[str, Engine], M: int) -> dict[str, float]:
     for name, engine in engines.items():
         calls[f"{name} step"] = [step_call(engine, M)]
         layers = [(layer, layer.input_size_per_partition) for layer in linears(engine.model)]
-        xs = {K: torch.randn(M, K, device="cuda").half() for K in {K for _, K in layers}}  # type: ignore[arg-type]
-        calls[f"{name} linears"] = [partial(layer, xs[K]) for layer, K in layers]  # type: ignore[index]
+        xs = {K: torch.randn(M, K, device="cuda").half() for K in {K for _, K in layers}}
+        calls[f"{name} linears"] = [partial(layer, xs[K]) for layer, K in layers]
     found = replayed([*calls.values()])
     return {name: time * len(calls[name]) for name, (time, _) in zip(calls, found, strict=True)}
 

@@ -169,6 +169,21 @@ def test_parts_that_are_not_stored_alike_are_multiplied_one_by_one() -> None:
             assert torch.equal(got, torch.cat([part.chunk(world, -1)[rank] for part in whole], -1))
 
 
+@pytest.mark.parametrize("world", [1, 2])
+def test_parts_of_other_orders_of_groups_are_multiplied_one_by_one(world: int) -> None:
+    """Each in an act order of its own, which no join of their indices says."""
+    tensors = gptq("gate", act_order=True, seed=1) | gptq("up", act_order=True, seed=2)
+    loader, x = loader_from_config(GPTQ), count(2, 128)
+    alone = weights_of(tensors, loader)
+    whole = [alone.get_weights(name).get_linear()(x) for name in ("gate", "up")]
+
+    def make(weights: Any) -> nn.Module:
+        return MergedColumnParallelLinear.load(weights, ["gate", "up"])
+
+    for rank, got in enumerate(on_all_ranks(tensors, loader, world, make, lambda rank: x)):
+        assert torch.equal(got, torch.cat([part.chunk(world, -1)[rank] for part in whole], -1))
+
+
 def test_a_part_without_a_bias_has_one_of_zeros() -> None:
     tensors = {"gate.weight": count(8, 4), "up.weight": count(8, 4), "up.bias": bias_of(8)}
     x = count(2, 4)

@@ -81,6 +81,22 @@ def test_a_text_ends_with_its_end_while_the_others_go_on() -> None:
     assert ended.generate(PROMPT, 6) == first[: first.index(end) + 1]
 
 
+@pytest.mark.parametrize("sampler", [Sampler(), DRAWN], ids=["greedy", "drawn"])
+def test_an_engine_that_runs_ahead_of_the_host_writes_the_same(sampler: Sampler) -> None:
+    """As on a GPU: a step is begun before the host knows who has ended."""
+    prompts = [PROMPT, [7], [2, 2]]
+    alone = list(Engine(tiny(), max_tokens=20, max_sequences=3).stream(prompts, 8, sampler))
+    model = tiny(eos_token_id=[alone[3][1], alone[5][0]])
+    engine, ahead = (Engine(model, max_tokens=20, max_sequences=3, page_size=2) for _ in range(2))
+    ahead.runs_ahead = True
+
+    steps = list(ahead.stream(prompts, 8, sampler))
+
+    assert steps == list(engine.stream(prompts, 8, sampler))
+    assert len({len(step) for step in steps}) > 1
+    assert ahead.generate(PROMPT, 8, sampler) == engine.generate(PROMPT, 8, sampler)
+
+
 @pytest.mark.parametrize("world", [2, 4])
 def test_ranks_that_share_the_model_write_what_one_writes(world: int) -> None:
     want = written(tiny(), PROMPT, 8, DRAWN)
@@ -169,8 +185,10 @@ class Allocations(TorchFunctionMode):
         self.held -= nbytes
 
 
-def test_after_the_warm_up_no_step_takes_more_memory() -> None:
+@pytest.mark.parametrize("ahead", [False, True])
+def test_after_the_warm_up_no_step_takes_more_memory(ahead: bool) -> None:
     engine = Engine(tiny(), max_tokens=24, max_sequences=3, page_size=4)
+    engine.runs_ahead = ahead
     with Allocations(engine) as count:
         engine.warm_up(prompt_tokens=20)
         most, held = count.most, count.held

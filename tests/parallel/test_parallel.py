@@ -1,12 +1,22 @@
 """A rank's view of its world."""
 
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
 import torch.distributed
 
 from qload.errors import ArgumentError
-from qload.parallel import ALONE, FakeWorld, ProcessGroup, Rank, ReducingGroup, maximum_over
+from qload.parallel import (
+    ALONE,
+    Collectives,
+    FakeWorld,
+    ProcessGroup,
+    Rank,
+    ReducingGroup,
+    collectives_of,
+    maximum_over,
+)
 
 
 def test_a_fake_world_has_every_rank_once() -> None:
@@ -65,3 +75,33 @@ def test_a_group_of_torch_distributed_reduces_as_it_is(tmp_path: Path) -> None:
         assert maximum_over(group)(values).tolist() == [1, -2]
     finally:
         torch.distributed.destroy_process_group()
+
+
+def test_ranks_tell_each_other_sums_shares_and_what_the_first_has() -> None:
+    values = torch.tensor([[1.0, 9.0], [4.0, 2.0], [0.0, 5.0]])
+
+    def work(group: Collectives) -> list[list[float]]:
+        ranks, mine = collectives_of(group), values[group.rank()]
+        assert deepcopy(ranks) is ranks
+        told = [ranks.summed(mine), ranks.gathered(mine), ranks.gathered(mine[None], 0)[1], ranks.first(mine)]
+        mine.zero_()  # what was told stays
+        return [each.tolist() for each in told]
+
+    assert FakeWorld(3).run(work) == [[[5, 16], [1, 9, 4, 2, 0, 5], [4, 2], [1, 9]]] * 3
+
+
+def test_a_world_of_one_tells_itself() -> None:
+    values, ranks = torch.ones(2), collectives_of(ALONE)
+
+    for told in (ranks.summed(values), ranks.gathered(values, 0), ranks.maximum(values), ranks.first(values)):
+        assert told is values
+    with pytest.raises(ArgumentError, match="summed, gathered, maximum and first"):
+        collectives_of(Rank(0, 2))
+
+
+@pytest.mark.parametrize(
+    "unlike", [torch.ones(3), torch.ones(2, dtype=torch.float64)], ids=["shape", "dtype"]
+)
+def test_ranks_that_bring_other_tensors_are_refused(unlike: torch.Tensor) -> None:
+    with pytest.raises(ArgumentError, match="tensors alike on all ranks"):
+        FakeWorld(2).run(lambda group: group.gathered(torch.ones(2) if group.rank() else unlike))

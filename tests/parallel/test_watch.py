@@ -12,6 +12,7 @@ from qload.errors import ArgumentError, LostRankError, QloadError
 from qload.parallel.watch import KEY, Watch
 
 Told = Queue[tuple[int, QloadError]]
+PATIENCE = 20  # seconds
 
 
 class Board:
@@ -80,7 +81,7 @@ def test_what_ends_one_rank_is_told_to_all_others(
 
     heard: dict[int, QloadError] = {}
     while len(heard.keys() - {rank}) < 2:  # of its own connections a shutdown tells the rank too
-        heard.update([told.get(timeout=60)])
+        heard.update([told.get(timeout=PATIENCE)])
     for other in {0, 1, 2} - {rank}:
         assert type(heard[other]) is kind
         assert str(heard[other]) == text.format(rank)
@@ -105,7 +106,7 @@ def test_a_rank_that_has_left_does_not_hide_one_that_fails_later() -> None:
     left(watches[1])
     failed(watches[2])
 
-    assert told.get(timeout=60)[0] == 0
+    assert told.get(timeout=PATIENCE)[0] == 0
     left(watches[0])
     assert told.empty()
 
@@ -141,7 +142,7 @@ def test_a_stranger_is_none_of_the_ranks() -> None:
         watch = waiting.result()
 
     failed(second)
-    assert told.get(timeout=60)[0] == 0
+    assert told.get(timeout=PATIENCE)[0] == 0
     watch.stop()
 
 
@@ -159,7 +160,7 @@ def test_what_is_no_message_is_a_rank_that_is_lost() -> None:
         for peer in second._peers:
             peer.sendall(said)
 
-        heard = dict([told.get(timeout=60), told.get(timeout=60)])  # rank 0 tells the other
+        heard = dict([told.get(timeout=PATIENCE), told.get(timeout=PATIENCE)])  # rank 0 tells the other
 
         assert {type(error) for error in heard.values()} == {LostRankError}
         assert str(heard[0]).startswith("rank 1 of 2 is lost")

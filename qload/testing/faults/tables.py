@@ -9,6 +9,7 @@ from qload.testing.faults import (
     latent,
     marlin,
     models,
+    parallel,
     routing,
     rules,
     stacks,
@@ -17,5 +18,6 @@ from qload.testing.faults.fault import Fault
 
 FAULTS: tuple[Fault, ...] = (
     *checkpoints.FAULTS, *marlin.FAULTS, *cuda.FAULTS, *formats.FAULTS, *rules.FAULTS,
-    *experts.FAULTS, *stacks.FAULTS, *routing.FAULTS, *activations.FAULTS, *models.FAULTS, *latent.FAULTS,
+    *experts.FAULTS, *stacks.FAULTS, *routing.FAULTS, *activations.FAULTS, *models.FAULTS, *parallel.FAULTS,
+    *latent.FAULTS,
 )  # fmt: skip
