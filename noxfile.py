@@ -278,7 +278,7 @@ def sanitize(session: nox.Session) -> None:
 
 @nox.session(default=False, venv_backend="none")
 def bench_gpu(session: nox.Session) -> None:
-    """Times of CUDA operators beside a copy, limits, fp16, peers, of a model; with arguments only of linears."""
+    """Times of CUDA operators beside a copy, limits, fp16 and peers, and of a model; or of linears alone."""
     if not has_gpu(session):
         session.skip("this environment has no torch, or this machine no GPU")
     build_cuda(session, "native")
