@@ -278,10 +278,11 @@ def sanitize(session: nox.Session) -> None:
 
 @nox.session(default=False, venv_backend="none")
 def bench_gpu(session: nox.Session) -> None:
-    """Times of CUDA operators beside a copy, limits, fp16 and peers; with arguments only of linears."""
+    """Times of CUDA operators beside a copy, limits, fp16 and peers, and of a model; or of linears alone."""
     if not has_gpu(session):
         session.skip("this environment has no torch, or this machine no GPU")
     build_cuda(session, "native")
     if not session.posargs:
         session.run(sys.executable, "-m", "tests.bench.moves")
+        session.run(sys.executable, "-m", "tests.bench.model")
     session.run(sys.executable, "-m", "tests.bench.linear", *session.posargs)
