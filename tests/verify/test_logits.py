@@ -6,18 +6,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner
 from torch import Tensor
 
 from qload.cli import main
-from qload.errors import ArgumentError
+from qload.errors import ArgumentError, NotEnoughMemoryError
 from qload.kernel_formats import GPTQMarlinWeight
 from qload.kernels import Linear
+from qload.models.memory import stored_bytes
 from qload.parallel import Rank
 from qload.repacking import RepackingLoader
 from qload.spec import Weight
+from qload.storage import SafetensorsStorage
 from qload.verify import Prompt, verify
-from qload.verify.logits import check_logits
+from qload.verify.logits import check_logits, opened
 from qload.verify.logits.opened import watched
 from tests.models import drawn
 from tests.verify.damage.model import Model
@@ -287,6 +290,31 @@ def test_ids_that_are_none_are_refused(ids: tuple[int, ...], said: str, tmp_path
 
     with pytest.raises(ArgumentError, match=said):
         verify(path, logits=Prompt(ids))
+
+
+def test_a_model_that_is_too_large_is_refused_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = stored(tmp_path / "model", "packed")
+    codes = sum(each.nbytes for each in quantized("packed").tensors.values() if each.dtype == torch.int32)
+    whole = stored_bytes(SafetensorsStorage(path), torch.float32)
+
+    for free, needed in ((whole + codes - 1, True), (whole + 2 * codes, False)):
+        monkeypatch.setattr(opened, "free_bytes", lambda device, free=free: free)
+        if needed:
+            with pytest.raises(NotEnoughMemoryError):
+                verify(path, logits=PROMPT)
+        else:
+            assert verify(path, logits=PROMPT).verdict == "ok"
+
+
+def test_a_device_that_is_none_is_a_wrong_command(tmp_path: Path) -> None:
+    path = plain(tmp_path / "model")
+
+    result = CliRunner().invoke(main, ["verify", str(path), "--logits", "--device", "toaster"])
+
+    assert result.exit_code == 2
+    assert "toaster" in result.stderr
 
 
 def test_several_processes_are_refused(tmp_path: Path) -> None:
