@@ -209,6 +209,22 @@ def test_exchanged_gate_and_up_are_found_beside_the_reference(tmp_path: Path) ->
     assert found.numbers["against"]["largest"] > 0.01
 
 
+def test_a_layer_of_a_fused_one_and_an_expert_are_named_beside_the_reference(tmp_path: Path) -> None:
+    config = drawn.config("mixtral", **SIZES)
+    tensors = drawn.tensors(config)
+    reference = Model(tensors, {**config, **FLOAT}).write(tmp_path / "reference")
+    for prefix in ("model.layers.1.self_attn.k_proj", "model.layers.0.block_sparse_moe.experts.2.w2"):
+        changed = dict(tensors)
+        changed[f"{prefix}.weight"] = tensors[f"{prefix}.weight"].clone()
+        changed[f"{prefix}.weight"][3, 5] += 100
+        path = Model(changed, {**config, **FLOAT}).write(tmp_path / prefix)
+
+        (finding,) = check_logits(str(path), Prompt(ids=tuple(range(24))), reference).findings
+
+        assert finding.rule == "against-output"
+        assert f"its weight differs most at (n, k) = (3, 5) of {prefix}: " in finding.message
+
+
 def test_an_outlier_beside_its_siblings_is_found_and_no_quantized_layer_is(tmp_path: Path) -> None:
     reference, sound = plain(tmp_path / "reference"), stored(tmp_path / "sound", "fp8")
     assert check_logits(str(sound), PROMPT, reference).findings == []
