@@ -200,7 +200,7 @@ class NoKernelError(QloadError, ValueError):
 class NotEnoughMemoryError(QloadError, MemoryError):
     """A device has less memory than what is asked of it needs at least.
 
-    Raised before any of it is taken, by `qload run`.
+    Raised before any of it is taken, by `qload run` and `qload verify --logits`.
 
     Attributes
     ----------

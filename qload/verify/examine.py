@@ -120,7 +120,7 @@ def verify(
     logits
         Check too that what multiplies by the weights computes what they mean: what the model runs on.
         ArgumentError for a type of model that there is no model of, for ids that are none, and where several
-        processes share the work.
+        processes share the work; NotEnoughMemoryError for one that is too large.
     progress
         Called with (stage, bytes that were looked at, bytes in all) as the work goes on.
     process_group

@@ -34,5 +34,6 @@ def assert_within(got: Tensor, want: Bounded) -> None:
     if wrong.numel():
         at = tuple(wrong[0].tolist())
         raise AssertionError(
-            f"{at} is {off[at]:g} times as far off as rounding can cost; {len(wrong)} of {off.numel()} are"
+            f"{at} is {off[at]:g} times as far off as rounding can cost; "
+            f"{wrong.shape[0]} of {off.numel()} are"
         )

@@ -65,4 +65,8 @@ def _is_field(kind: Any, name: str, hint: Any) -> bool:
 
 
 def _is_other(kind: Any) -> bool:
-    return is_typeddict(kind) or issubclass(kind, (pydantic.BaseModel, tuple, nn.Module)) or Protocol in kind.__mro__
+    return (
+        is_typeddict(kind)
+        or issubclass(kind, (pydantic.BaseModel, tuple, nn.Module))
+        or Protocol in kind.__mro__
+    )

@@ -6,18 +6,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner
 from torch import Tensor
 
 from qload.cli import main
-from qload.errors import ArgumentError
+from qload.errors import ArgumentError, NotEnoughMemoryError
 from qload.kernel_formats import GPTQMarlinWeight
 from qload.kernels import Linear
+from qload.models.memory import stored_bytes
 from qload.parallel import Rank
 from qload.repacking import RepackingLoader
 from qload.spec import Weight
+from qload.storage import SafetensorsStorage
 from qload.verify import Prompt, verify
-from qload.verify.logits import check_logits
+from qload.verify.logits import check_logits, opened
 from qload.verify.logits.opened import watched
 from tests.models import drawn
 from tests.verify.damage.model import Model
@@ -206,6 +209,22 @@ def test_exchanged_gate_and_up_are_found_beside_the_reference(tmp_path: Path) ->
     assert found.numbers["against"]["largest"] > 0.01
 
 
+def test_a_layer_of_a_fused_one_and_an_expert_are_named_beside_the_reference(tmp_path: Path) -> None:
+    config = drawn.config("mixtral", **SIZES)
+    tensors = drawn.tensors(config)
+    reference = Model(tensors, {**config, **FLOAT}).write(tmp_path / "reference")
+    for prefix in ("model.layers.1.self_attn.k_proj", "model.layers.0.block_sparse_moe.experts.2.w2"):
+        changed = dict(tensors)
+        changed[f"{prefix}.weight"] = tensors[f"{prefix}.weight"].clone()
+        changed[f"{prefix}.weight"][3, 5] += 100
+        path = Model(changed, {**config, **FLOAT}).write(tmp_path / prefix)
+
+        (finding,) = check_logits(str(path), Prompt(ids=tuple(range(24))), reference).findings
+
+        assert finding.rule == "against-output"
+        assert f"its weight differs most at (n, k) = (3, 5) of {prefix}: " in finding.message
+
+
 def test_an_outlier_beside_its_siblings_is_found_and_no_quantized_layer_is(tmp_path: Path) -> None:
     reference, sound = plain(tmp_path / "reference"), stored(tmp_path / "sound", "fp8")
     assert check_logits(str(sound), PROMPT, reference).findings == []
@@ -287,6 +306,31 @@ def test_ids_that_are_none_are_refused(ids: tuple[int, ...], said: str, tmp_path
 
     with pytest.raises(ArgumentError, match=said):
         verify(path, logits=Prompt(ids))
+
+
+def test_a_model_that_is_too_large_is_refused_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = stored(tmp_path / "model", "packed")
+    codes = sum(each.nbytes for each in quantized("packed").tensors.values() if each.dtype == torch.int32)
+    whole = stored_bytes(SafetensorsStorage(path), torch.float32)
+
+    for free, needed in ((whole + codes - 1, True), (whole + 2 * codes, False)):
+        monkeypatch.setattr(opened, "free_bytes", lambda device, free=free: free)
+        if needed:
+            with pytest.raises(NotEnoughMemoryError):
+                verify(path, logits=PROMPT)
+        else:
+            assert verify(path, logits=PROMPT).verdict == "ok"
+
+
+def test_a_device_that_is_none_is_a_wrong_command(tmp_path: Path) -> None:
+    path = plain(tmp_path / "model")
+
+    result = CliRunner().invoke(main, ["verify", str(path), "--logits", "--device", "toaster"])
+
+    assert result.exit_code == 2
+    assert "toaster" in result.stderr
 
 
 def test_several_processes_are_refused(tmp_path: Path) -> None:

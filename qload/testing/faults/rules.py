@@ -4,7 +4,12 @@ from qload.testing.faults.fault import Fault
 
 RULES = "qload/verify/rules"
 
+LOGITS = "qload/verify/logits"
+
 FAULTS = (
+    Fault(
+        "departures-unseen", f"{LOGITS}/watched.py", "int((judged > 1).sum())", "int((judged > 1e9).sum())"
+    ),
     Fault("sizes-never-large", f"{RULES}/sizes.py", "LARGEST, SMALLEST = 2.0,", "LARGEST, SMALLEST = 2e9,"),
     Fault("sizes-far-from-all", f"{RULES}/sizes.py", "median_low(alike),", "max(alike),"),
     Fault("sizes-one-by-one", f"{RULES}/sizes.py", "not SMALLEST <= whole <= LARGEST and not", "not"),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from qload.detect import read_model_config
-from qload.errors import ArgumentError, QloadError
+from qload.errors import ArgumentError, NotEnoughMemoryError, QloadError
 from qload.verify.logits.opened import Watched, watched
 from qload.verify.logits.prompt import config_of, ids_of, logits_of
 from qload.verify.logits.reference import beside, outliers
@@ -45,7 +45,8 @@ def check_logits(path: str, prompt: Prompt, against: Any = None, tell: Tell | No
     """The model of the checkpoint at `path` on a prompt, and beside that of a reference `against`.
 
     `tell`: called with a stage, how much of it is done, and how much there is. ArgumentError for a type
-    without a model, and for ids that are none of it; what the files hold is a finding.
+    without a model, and for ids that are none of it; NotEnoughMemoryError for a model that is too large. What
+    the files hold is a finding.
     """
     known, found = config_of(read_model_config(path)), Compared()
     ids, tell = ids_of(prompt, known), tell or (lambda *_: None)
@@ -61,7 +62,7 @@ def check_logits(path: str, prompt: Prompt, against: Any = None, tell: Tell | No
         _whole(meant, computed, found)
         if against is not None:
             _beside(own, against, ids, prompt.device, found)
-    except ArgumentError:
+    except (ArgumentError, NotEnoughMemoryError):
         raise
     except QloadError as error:
         found.findings.append(finding_of(error))

@@ -12,11 +12,12 @@ from qload.experts.stacking import stacked
 from qload.kernels.declared import Maximum
 from qload.kernels.dtypes import DTYPES
 from qload.models import Decoder, TextConfig, load_model
+from qload.models.memory import check_memory, free_bytes, stored_bytes
 from qload.repacking import RepackingLoader
 from qload.spec import Weight
 from qload.verify.logits.prompt import config_of
 from qload.verify.logits.watched import WatchedExperts, WatchedLinear, Watching
-from qload.weights import open_checkpoint
+from qload.weights import Weights, open_checkpoint
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,7 @@ def _scale_type(weight: Weight) -> torch.dtype | None:
 def watched(path: Any, device: str, dtype: torch.dtype | None = None, *, kernels: bool = True) -> Watched:
     """The model of a checkpoint, with kernels for the `device` or without; the errors of `load_model`.
 
+    NotEnoughMemoryError where the weights, those that are repacked twice, are more than the device can hold.
     `dtype`: of activations; None: as the config says.
     """
     config = read_model_config(path)
@@ -95,7 +97,16 @@ def watched(path: Any, device: str, dtype: torch.dtype | None = None, *, kernels
     with open_checkpoint(path, device=device, dtype=own, target="auto") as weights:
         loader, watch = weights.loader, Watching()
         assert isinstance(loader, RepackingLoader)
+        _check_memory(weights, torch.device(device), own, kernels)
         maker = Maker(loader if kernels else None, own, watch)
         with weights.use_loader(loader.inner):
             model = load_model(weights, config, make=maker.linear, make_experts=maker.experts)
     return Watched(model, known, watch, own)
+
+
+def _check_memory(weights: Weights, device: torch.device, dtype: torch.dtype, kernels: bool) -> None:
+    """What is no plain float may lie in two orders."""
+    storage = weights.storage
+    found = [storage.info(name) for name in storage.keys()]  # noqa: SIM118, it is no dict
+    again = sum(each.nbytes for each in found if each.dtype.itemsize == 1 or not each.dtype.is_floating_point)
+    check_memory(device, stored_bytes(storage, dtype) + kernels * again, free_bytes(device))

@@ -18,7 +18,7 @@ from qload.methods.layers import LinearBase
 from qload.verify.comparison import SPIKE, Distance, meant
 from qload.verify.logits.opened import Watched
 from qload.verify.logits.prompt import logits_of
-from qload.verify.logits.watched import Place, WatchedExperts, linears_of, part_of
+from qload.verify.logits.watched import WatchedExperts, linears_of
 from qload.verify.report import Finding
 
 OUTPUT = "against-output"
@@ -78,11 +78,9 @@ def beside(own: Watched, other: Watched, ids: Sequence[int], device: str) -> tup
 
 def _parts(layer: nn.Module, width: int) -> Iterator[tuple[str, str, slice]]:
     """The name of each part of a layer, how it is stored, and its outputs among `width`."""
-    for module in layer.modules():
-        if isinstance(module, WatchedExperts):
-            experts = module.meaning
-            stored = ", ".join(f"{s.format} {s.config}" for s in (experts.gate_up, experts.down))
-            yield experts.gate_up.layer.name, stored, slice(0, width)
+    for experts in _experts(layer):
+        stored = ", ".join(f"{s.format} {s.config}" for s in (experts.gate_up, experts.down))
+        yield experts.gate_up.layer.name, stored, slice(0, width)
     start = 0
     for linear in linears_of(layer):
         weight = linear.meaning
@@ -110,29 +108,38 @@ def outliers(layers: Sequence[Beside], own: Watched, other: Watched) -> Iterator
 
 
 def _farthest(layer: Beside, own: Watched, other: Watched) -> str:
-    """Where the weights differ most, in a line; nothing where that is not at one place."""
-    pairs = zip(*(_matrices(each.model.get_submodule(layer.path)) for each in (own, other)), strict=False)
-    found: tuple[float, Place, float, float] | None = None
-    for (weight, ours), (_, theirs) in pairs:
+    """Where the weights differ most, in a line; nothing where they are not of one shape."""
+    found: tuple[float, str, tuple[int, int], float, float] | None = None
+    for name, ours, theirs in _matrices(layer, own, other):
         if ours.shape != theirs.shape:
             return ""
         apart = (ours - theirs).abs().nan_to_num(torch.inf)
         n, k = divmod(int(apart.argmax()), ours.shape[1])
-        place = part_of(weight, (n, k))
-        ranked = float(apart[n, k])
-        if place[0] in (layer.name, weight.layer.name) and (found is None or ranked > found[0]):
-            found = ranked, place, float(ours[n, k]), float(theirs[n, k])
+        if found is None or float(apart[n, k]) > found[0]:
+            found = float(apart[n, k]), name, (n, k), float(ours[n, k]), float(theirs[n, k])
     if found is None:
         return ""
-    (name, at), got, want = found[1:]
-    return f"\nits weight differs most at (n, k) = {at} of {name}: {got:g}, the reference has {want:g}"
+    _, name, place, got, want = found
+    return f"\nits weight differs most at (n, k) = {place} of {name}: {got:g}, the reference has {want:g}"
 
 
-def _matrices(layer: nn.Module) -> Iterator[tuple[Any, Tensor]]:
-    """Weights of a layer and what they do to inputs, one after another."""
-    for module in layer.modules():
-        if isinstance(module, WatchedExperts):
-            experts = module.meaning
-            yield from ((own, meant(own)) for e in range(experts.shape[0]) for own in experts.expert(e))
-    for linear in linears_of(layer):
-        yield linear.meaning, meant(linear.meaning)
+def _matrices(layer: Beside, own: Watched, other: Watched) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """What the weights of a layer do to inputs here and in the reference, by the name of each."""
+    ours, theirs = (each.model.get_submodule(layer.path) for each in (own, other))
+    stacks = [_experts(each) for each in (ours, theirs)]
+    for here, there in zip(*stacks, strict=False):
+        for place in range(here.shape[0]):
+            for one, two in zip(here.expert(place), there.expert(place), strict=True):
+                yield one.layer.name, meant(one), meant(two)
+    if not any(stacks):
+        wholes = (
+            torch.cat([meant(linear.meaning) for linear in linears_of(each)]) for each in (ours, theirs)
+        )
+        one, two = wholes
+        at = next(rows for name, _, rows in _parts(ours, one.shape[0]) if name == layer.name)
+        yield layer.name, one[at], two[at]
+
+
+def _experts(layer: nn.Module) -> list[Any]:
+    """The experts that a layer holds, as they were loaded: one or none."""
+    return [module.meaning for module in layer.modules() if isinstance(module, WatchedExperts)]
