@@ -24,6 +24,7 @@ from qload.models.names import first_stored, is_stored, text_within
 from qload.models.norm import Norm
 from qload.models.rope import Rope
 from qload.models.shapes import check_matrix
+from qload.models.shares import check_shares
 from qload.parallel import ProcessGroup
 from qload.weights import Weights, open_checkpoint
 
@@ -126,6 +127,7 @@ def load_decoder(weights: Weights, config: TextConfig, making: Making) -> Decode
     Errors are those of `load_model`. What else a checkpoint holds, such as a part that sees,
     is not looked at.
     """
+    check_shares(weights, config, making.base, making.split)
     name = f"{making.base}.embed_tokens"
     check_matrix(weights, name, [config.vocab], config.hidden, padded=True)
     embedding = VocabParallelEmbedding.load(weights, name)
