@@ -153,12 +153,11 @@ def transformers(session: nox.Session) -> None:
 
 @nox.session
 def models(session: nox.Session) -> None:
-    """Models of every type and format, and their layers, against transformers' at worlds of one to eight."""
+    """Models of every type and format, and their layers, on worlds of one to eight; transformers' models."""
     install(session, "test", "transformers")
     layers = ("tests/models/parallel_layers.py", "tests/models/parallel_ends.py")
-    others = (*layers, "tests/parallel/processes.py")
-    files = ("-o", "python_files=*.py", "tests/models/with_transformers", *others)
-    session.run("pytest", *files, "-n", "2", *session.posargs)
+    files = ("tests/models/with_transformers", *layers, "tests/parallel/processes.py")
+    session.run("pytest", "-o", "python_files=*.py", *files, "-n", "2", *session.posargs)
 
 
 @nox.session
