@@ -25,6 +25,7 @@ from qload.models.config import text_config
 from qload.models.decoder import Decoder
 from qload.models.load import Making, load_decoder, tell_unused
 from qload.models.names import text_within
+from qload.models.shares import check_shares
 from qload.models.step import Step
 from qload.models.vision.config import sight_config
 from qload.models.vision.connector import Connector
@@ -134,6 +135,7 @@ def load_vision_model(
     sight = sight_config(config or {}, text.hidden, text.eps)
     floats = weights.dtype or text.dtype or torch.float32
     making = Making(floats, make, make_experts, expert_split, *text_within(weights))
+    check_shares(weights, text, making.base, making.split)
     with weights.use_loader(DefaultWeightsLoader()):
         tower = Tower.load(weights, "model.vision_model", sight.tower)
         features, lead = sight.tower.hidden, "model.connector"

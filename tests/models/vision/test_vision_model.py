@@ -19,7 +19,7 @@ from qload import (
     WeightsLoader,
 )
 from qload.detect import loader_from_config
-from qload.errors import ConfigError, DivideError, MissingTensorError, QloadError, ShapeError
+from qload.errors import ConfigError, CutError, DivideError, MissingTensorError, QloadError, ShapeError
 from qload.models.cache import PagedCache
 from qload.models.config import text_config
 from qload.models.load import load_model
@@ -192,13 +192,36 @@ def test_tensors_of_other_sizes_than_the_config_says_are_refused(name: str) -> N
 
 def test_heads_that_ranks_cannot_share_are_refused_by_all_alike() -> None:
     tensors = sight() | text()
+    config = {**CONFIG, "vision_config": {**CONFIG["vision_config"], "num_attention_heads": 2}}
 
     def work(group: ProcessGroup) -> str:
         with pytest.raises(DivideError, match=r"model\.vision_model") as refused:
-            loaded(tensors, group=group)
+            loaded(tensors, group=group, config=config)
         return str(refused.value)
 
-    assert len(set(FakeWorld(3).run(work))) == 1
+    assert len(set(FakeWorld(4).run(work))) == 1
+
+
+def test_a_text_that_ranks_cannot_share_is_refused_before_anything_is_read() -> None:
+    tensors = sight() | text()
+    name = "model.text_model.layers.1.mlp.down_proj.weight"
+    codes, scales = tensors[name].to(torch.float8_e4m3fn), torch.ones(1, 1)
+    stored = tensors | {name: codes, f"{name}_scale_inv": scales}
+    section = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
+    read: set[str] = set()
+
+    class Watched(MemoryStorage):
+        def read(self, name: str, index: tuple[slice, ...] = ()) -> Tensor:
+            read.add(name)
+            return super().read(name, index)
+
+    def work(group: ProcessGroup) -> None:
+        weights = Weights(Watched(stored), loader=loader_from_config(section), process_group=group)
+        load_vision_model(weights, CONFIG)
+
+    with pytest.raises(CutError, match=r"layers\.1\.mlp\.down_proj"):
+        FakeWorld(2).run(work)
+    assert read == set()
 
 
 def test_what_sees_is_never_read_as_if_it_were_plain() -> None:
