@@ -161,8 +161,8 @@ def _admits(hint: Any) -> Admits:
     if hint in (int, float):
         number: type[Any] = Integral if hint is int else Real
         return lambda value: type(value) is hint or (isinstance(value, number) and type(value) is not bool)
-    if getattr(hint, "_is_protocol", False):
-        return _protocol(hint) if getattr(hint, "_is_runtime_protocol", False) else ANYTHING[1]
+    if getattr(hint, "_is_protocol", False):  # that a base can be asked is not enough, from Python 3.12 on
+        return _protocol(hint) if vars(hint).get("_is_runtime_protocol") else ANYTHING[1]
     asked = inspect.isclass(hint) and hint is not Any
     return (lambda value: isinstance(value, hint)) if asked else ANYTHING[1]
 

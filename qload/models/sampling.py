@@ -73,11 +73,13 @@ class Sampler:
         sorted_logits, order = (logits / self.temperature).sort(stable=True, dim=-1, descending=True)
         p = sorted_logits[:, : self.top_k].softmax(-1)
         before = p.cumsum(-1) - p
-        sums = torch.where(before < self.top_p, p, 0).cumsum(-1)
+        kept = torch.where(before < self.top_p, p, 0)
+        # In the order of ids: logits that are nearly equal may change places as sums are rounded.
+        sums = torch.zeros_like(logits).scatter(-1, order[:, : kept.shape[1]], kept).cumsum(-1)
         whole = sums[:, -1:]
         at = torch.searchsorted(sums, numbers[:, None] * whole, right=True)
         last = (sums < whole).sum(-1, keepdim=True)  # where a product is rounded up to the sum
-        return order.gather(-1, at.minimum(last))[:, 0]
+        return at.minimum(last)[:, 0]
 
 
 GREEDY = Sampler()

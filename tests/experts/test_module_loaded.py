@@ -7,7 +7,8 @@ import torch
 
 from qload import ExpertFacts
 from qload.experts import GatedActivation
-from tests.experts import bounds
+from qload.kernels.bounds import exact
+from tests.experts.bounds import Matrices, assert_within
 from tests.experts.expert_layers import PREFIX, ranks, stored_plain
 
 
@@ -15,15 +16,15 @@ def product(made: Any, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
     """Each token through each of its experts, in float64, with what float32 may be off by."""
     rows = []
     for row, chosen, own in zip(x, ids.tolist(), weights, strict=True):
-        total = bounds.exact(torch.zeros(len(row)))
+        total = exact(torch.zeros(len(row)))
         for expert, weight in zip(chosen, own, strict=True):
             gate_up, down = made.dequantize(expert)
             gates, ups = made.gate_up_bias[expert].chunk(2)
-            matrices = bounds.Matrices(*gate_up.chunk(2), down, gates, ups, made.down_bias[expert])
+            matrices = Matrices(*gate_up.chunk(2), down, gates, ups, made.down_bias[expert])
             first, last = weight, torch.ones(())
             if made.facts.side == "output":
                 first, last = last, first
-            total += matrices(bounds.exact(row) * bounds.exact(first), "silu") * bounds.exact(last)
+            total += matrices(exact(row) * exact(first), "silu") * exact(last)
         rows.append(total)
     return rows
 
@@ -52,4 +53,4 @@ def test_what_all_ranks_give_adds_up(side: Any, world: int, how: Any) -> None:
 
     total = sum(part.get_linear()(x, ids, weights) for part in parts)
     for got, want in zip(total, product(whole, x, ids, weights), strict=True):
-        bounds.assert_within(got, want)
+        assert_within(got, want)

@@ -32,7 +32,7 @@ inline Device this_device() {
   return device;
 }
 
-/// Blocks of a kernel may have so many bytes of shared memory; the driver is told once a kernel and device.
+/// Blocks of a kernel may have so many bytes of shared memory, or fewer; the driver is told of each new maximum.
 inline cudaError_t allow_shared(const void* kernel, int bytes) {
   struct Told {
     const void* kernel;
@@ -40,13 +40,16 @@ inline cudaError_t allow_shared(const void* kernel, int bytes) {
   };
   static thread_local std::vector<Told> all;
   const int device = this_device().index;
-  const auto told = std::find_if(all.begin(), all.end(), [&](const Told& each) {
-    return each.kernel == kernel && each.device == device && each.bytes == bytes;
-  });
-  if (told != all.end()) return cudaSuccess;
+  const auto told = std::find_if(
+      all.begin(), all.end(), [&](const Told& each) { return each.kernel == kernel && each.device == device; });
+  if (told != all.end() && told->bytes >= bytes) return cudaSuccess;
   const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-  if (error == cudaSuccess) all.push_back({kernel, device, bytes});
-  return error;
+  if (error != cudaSuccess) return error;
+  if (told != all.end())
+    told->bytes = bytes;
+  else
+    all.push_back({kernel, device, bytes});
+  return cudaSuccess;
 }
 
 /// `cluster` blocks along x are one; `early`: may start before the kernel ahead ends, and waits for it itself.
