@@ -37,7 +37,10 @@ SPREAD = (56 / 3) ** 0.5  # of codes that are 1 to 15 as likely, the zero point 
 GROUP, KINDS = 128, 2  # blocks that differ: more would only take longer to make
 PROMPT, NEW, TURNS = 64, 96, 5
 ALLOWED, WANTED = 1.05, 1.9  # of a step, of tokens a second at M = 1
-QUANTIZATION = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "sym": True, "desc_act": False}
+QUANTIZATION = {
+    "quant_method": "gptq", "bits": 4, "group_size": GROUP, "sym": True, "desc_act": False,
+    "checkpoint_format": "gptq_v2",  # zero points as they are
+}  # fmt: skip
 
 
 def config_of(blocks: int, hidden: int, inner: int, heads: int, kv_heads: int, vocab: int) -> dict[str, Any]:
