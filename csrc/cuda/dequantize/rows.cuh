@@ -166,9 +166,11 @@ __device__ __forceinline__ void store_eight(const float (&v)[kTogether], Out* ou
 /// Results times the factors of their inputs, where there are some.
 __device__ __forceinline__ void times_factors(const Meaning& m, int64_t k, float (&values)[kTogether]) {
   if (!m.factors) return;
+  const float4* factors = reinterpret_cast<const float4*>(reinterpret_cast<const float*>(m.factors) + k);
+  const float4 a = __ldg(factors), b = __ldg(factors + 1);
+  const float eight[kTogether] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
 #pragma unroll
-  for (int i = 0; i < kTogether; ++i)
-    values[i] = __fmul_rn(values[i], __ldg(reinterpret_cast<const float*>(m.factors) + k + i));
+  for (int i = 0; i < kTogether; ++i) values[i] = __fmul_rn(values[i], eight[i]);
 }
 
 /// Eight numbers of output n that share a scale.
