@@ -11,7 +11,7 @@ from qload import ArgumentError
 from qload.models.sampling import GREEDY, NOT_FINITE, Sampler
 
 LOGITS = torch.tensor([[0.0, 2.0, 1.0, -1.0]]).log_softmax(-1)
-P = LOGITS[0].exp().double()  # of tokens 1, 2, 0, 3 in this order
+P = LOGITS[0].exp().double()
 
 
 def chosen(sampler: Sampler, u: float, logits: torch.Tensor = LOGITS) -> int:
@@ -22,17 +22,25 @@ def test_greedy_takes_the_largest_whatever_is_drawn() -> None:
     assert [chosen(GREEDY, u) for u in (0.0, 0.999)] == [1, 1]
 
 
-def test_a_number_below_the_first_probability_is_the_likeliest_token_and_then_the_next_in_order() -> None:
-    inside = [P[1] / 2, P[1] + P[2] / 2, P[1] + P[2] + P[0] / 2, 1 - P[3] / 2]
+def test_numbers_fall_to_ids_by_their_probabilities_one_after_another() -> None:
+    inside = P.cumsum(0) - P / 2
 
-    assert [chosen(Sampler(temperature=1.0), float(u)) for u in inside] == [1, 2, 0, 3]
+    assert [chosen(Sampler(temperature=1.0), float(u)) for u in inside] == [0, 1, 2, 3]
+
+
+def test_logits_that_are_nearly_equal_draw_the_same_whichever_is_larger() -> None:
+    logits = torch.tensor([[1.0, 1.0, 1.0, 0.0]])
+    shares = logits[0].double().softmax(-1)
+    for nudge in (torch.tensor([1e-6, 0, -1e-6, 0]), torch.tensor([-1e-6, 0, 1e-6, 0])):
+        inside = shares.cumsum(0) - shares / 2
+        assert [chosen(Sampler(temperature=1.0), float(u), logits + nudge) for u in inside] == [0, 1, 2, 3]
 
 
 def test_the_temperature_divides_the_logits() -> None:
     colder = (LOGITS.double() / 0.5).softmax(-1)[0]
 
-    assert chosen(Sampler(temperature=0.5), float(colder[1]) - 1e-6) == 1
-    assert chosen(Sampler(temperature=0.5), float(colder[1]) + 1e-6) == 2
+    assert chosen(Sampler(temperature=0.5), float(colder[0]) - 1e-6) == 0
+    assert chosen(Sampler(temperature=0.5), float(colder[0]) + 1e-6) == 1
 
 
 def test_a_temperature_next_to_nothing_is_greedy_and_overflows_nowhere() -> None:
@@ -66,7 +74,7 @@ def test_what_is_drawn_is_never_a_token_of_no_probability(u: float, sizes: list[
 def test_logits_that_are_not_finite_choose_no_token(sampler: Sampler, bad: float) -> None:
     logits = torch.cat([LOGITS, torch.tensor([[0.0, bad, 1.0, 2.0]])])
 
-    ids = sampler.choose(logits, torch.zeros(2, dtype=torch.float64)).tolist()
+    ids = sampler.choose(logits, (P[0] + P[1] / 2).expand(2)).tolist()
 
     assert ids == [1, NOT_FINITE]
 

@@ -134,6 +134,7 @@ def test_a_layer_that_differs_is_repacked_by_itself(followed: list[str], other: 
     assert "b" not in followed
 
 
+@has_native
 @pytest.mark.parametrize(("K", "N"), [(128, 192), (160, 256)])
 def test_padded_layers_are_repacked_by_themselves(followed: list[str], K: int, N: int) -> None:
     check({name: drawn(K=K, N=N) for name in "ab"}, "marlin")
