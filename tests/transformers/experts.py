@@ -136,7 +136,7 @@ def test_a_block_of_transformers_and_ours_are_the_same_within_float32(kind: str,
         theirs = block(x.view(3, 3, H))
         logits = routing.logits(x, router.weight, getattr(router, "bias", None))
         ids, weights = routing.route(logits, getattr(router, "e_score_correction_bias", None))
-        ours = weight.get_product()(x, ids, weights)
+        ours = weight.get_linear()(x, ids, weights)
 
     theirs = (theirs[0] if isinstance(theirs, tuple) else theirs).reshape(9, H)
     act_of = (activation.kind, activation.alpha, activation.limit)
