@@ -13,7 +13,7 @@ from qload.loader import WeightsLoader
 from qload.parallel import Collectives, FakeWorld, Rank
 from qload.spec import Weight
 from qload.storage import MemoryStorage
-from qload.testing import DrawnLayer, assert_sums_exactly, assert_within_bound
+from qload.testing import DrawnLayer, assert_same_bits, assert_sums_exactly, assert_within_bound
 from qload.weights import Weights
 
 Make = Callable[[Weights], nn.Module]
@@ -45,6 +45,14 @@ def on_all_ranks(
         return y
 
     return FakeWorld(world).run(work)
+
+
+def the_same_on_all_ranks(*asked: Any) -> Tensor:
+    """What `on_all_ranks` returns, of which every rank has the same bits."""
+    found = on_all_ranks(*asked)
+    for other in found[1:]:
+        assert_same_bits(other, found[0])
+    return found[0]
 
 
 def cut_for_rows(x: Tensor) -> Callable[[Rank], Tensor]:

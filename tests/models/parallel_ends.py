@@ -15,7 +15,14 @@ from qload.spec import Weight
 from qload.testing import DrawnLayer, assert_same_bits, layers
 from tests.experts.expert_layers import FACTS, PREFIX, every_matrix, experts
 from tests.format_cases import CONFIGS
-from tests.methods.loaded_layers import assert_multiplies, on_all_ranks, refusals, weights_of, with_bias
+from tests.methods.loaded_layers import (
+    assert_multiplies,
+    on_all_ranks,
+    refusals,
+    the_same_on_all_ranks,
+    weights_of,
+    with_bias,
+)
 
 every_world = pytest.mark.parametrize("world", [1, 2, 3, 4])
 
@@ -50,12 +57,10 @@ def test_a_head_of_every_format_gives_the_logits_of_the_whole_vocabulary(
         return
 
     def multiply(x: Tensor) -> Tensor:
-        found = on_all_ranks(tensors, stored.loader(), world, make, lambda rank: x)
-        for other in found[1:]:
-            assert_same_bits(other, found[0])
-        assert found[0].shape == (x.shape[0], vocab)
+        found = the_same_on_all_ranks(tensors, stored.loader(), world, make, lambda rank: x)
+        assert found.shape == (x.shape[0], vocab)
         padding = stored.weight().get_linear()(x)[:, vocab:]  # which no logit is of
-        return torch.cat([found[0] - bias, padding], -1)
+        return torch.cat([found - bias, padding], -1)
 
     assert_multiplies(multiply, stored.weight())
 

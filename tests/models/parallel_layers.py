@@ -25,6 +25,7 @@ from tests.methods.loaded_layers import (
     cut_for_rows,
     on_all_ranks,
     refusals,
+    the_same_on_all_ranks,
     weights_of,
     with_bias,
 )
@@ -59,10 +60,7 @@ def test_columns_of_every_format_are_the_whole_product(
         return
 
     def multiply(x: Tensor) -> Tensor:
-        found = on_all_ranks(tensors, stored.loader(), world, make, lambda rank: x)
-        for other in found[1:]:
-            assert_same_bits(other, found[0])
-        return found[0] - bias
+        return the_same_on_all_ranks(tensors, stored.loader(), world, make, lambda rank: x) - bias
 
     assert_multiplies(multiply, stored.weight())
 
@@ -86,10 +84,7 @@ def test_rows_of_every_format_sum_to_the_whole_product(
         return
 
     def multiply(x: Tensor) -> Tensor:
-        found = on_all_ranks(tensors, stored.loader(), world, make, cut_for_rows(x))
-        for other in found[1:]:
-            assert_same_bits(other, found[0])
-        return found[0] - bias
+        return the_same_on_all_ranks(tensors, stored.loader(), world, make, cut_for_rows(x)) - bias
 
     assert_multiplies(multiply, stored.weight())
 
@@ -110,10 +105,7 @@ def test_a_replicated_layer_of_every_format_is_whole_on_every_rank(
         def make(weights: Any) -> ReplicatedLinear:
             return ReplicatedLinear.load(weights, "layer")
 
-        found = on_all_ranks(tensors, stored.loader(), world, make, lambda rank: x)
-        for other in found[1:]:
-            assert_same_bits(other, found[0])
-        return found[0] - bias
+        return the_same_on_all_ranks(tensors, stored.loader(), world, make, lambda rank: x) - bias
 
     assert_multiplies(multiply, stored.weight())
 
