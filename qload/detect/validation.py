@@ -67,6 +67,12 @@ def none_for_false(value: Any) -> Any:
 Name = Annotated[str, Field(min_length=1)] | None
 
 
+class Excerpt(BaseModel):
+    """Some keys of a model's config; what stands beside them is not read."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(strict=True, frozen=True, extra="ignore")
+
+
 class Section(BaseModel):
     """What every method's section may say."""
 

@@ -7,11 +7,11 @@ but where it names another way to choose than that type has, the config is refus
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from qload.architecture import Architecture, architecture_of
 from qload.detect.files import MODEL_CONFIG, FoundConfig, shown
-from qload.detect.validation import validate
+from qload.detect.validation import Excerpt, validate
 from qload.errors import ArgumentError, ConfigError, checked
 from qload.experts.routing import Method, Routing
 
@@ -26,10 +26,9 @@ KEYS = {  # of the fields of `Routing`
 }
 
 
-class _Router(BaseModel):
+class _Router(Excerpt):
     """What the config of one type says; `fields` makes the fields of `Routing` of it."""
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(strict=True, frozen=True, extra="ignore")
     method: ClassVar[Method]
 
     num_experts_per_tok: Count

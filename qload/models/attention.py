@@ -5,7 +5,10 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from qload.errors import ShapeError
+from qload.models.cache import PagedCache
 from qload.models.masks import seen
+from qload.models.padding import padded, unpadded
+from qload.models.step import Step
 
 
 def attend(
@@ -40,6 +43,35 @@ def attend(
     """
     hidden = hiding(positions.reshape(q.shape[:2]), k.shape[1], q.dtype, window, chunk)
     return attend_hidden(q, k, v, hidden, scale=scale, sinks=sinks)
+
+
+def attend_cached(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    step: Step,
+    cache: PagedCache,
+    layer: int,
+    *,
+    scale: float,
+    window: int | None = None,
+    chunk: int | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """`attend` of the T new tokens of a `step` among all of their sequences: (T, heads * Dv).
+
+    `q` (T, heads, Dk); `k` (T, kv_heads, Dk) and `v` (T, kv_heads, Dv), which go to `layer` of the `cache`.
+    Heads of a cache that are wider than these end in zeros, which no result sees.
+    """
+    cache.write(layer, step.slots, k, v)
+    keys, values = cache.read(layer, step.pages)
+    rows = padded(q, keys.shape[-1]).reshape(step.sequences, step.new, q.shape[1], -1)
+    positions, seen_keys = step.positions.view(step.sequences, step.new), keys.shape[1]
+    hidden = step.kept(  # made once for all layers of one mask
+        (seen_keys, q.dtype, window, chunk), lambda: hiding(positions, seen_keys, q.dtype, window, chunk)
+    )
+    y = attend_hidden(rows, keys, values, hidden, scale=scale, sinks=sinks)
+    return unpadded(y, v.shape[-1]).reshape(q.shape[0], -1)
 
 
 def hiding(

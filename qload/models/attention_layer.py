@@ -9,13 +9,12 @@ from torch.nn.functional import rms_norm
 from qload.loader import Heads
 from qload.methods import QKVParallelLinear, RowParallelLinear
 from qload.methods.loaded import LinearFactory
-from qload.models.attention import attend_hidden, hiding
+from qload.models.attention import attend_cached
 from qload.models.cache import PagedCache
 from qload.models.config import TextConfig
 from qload.models.masks import Mask
 from qload.models.names import stored_parts
 from qload.models.norm import Norm, vector
-from qload.models.padding import padded, unpadded
 from qload.models.rope import Rope
 from qload.models.shapes import check_biases, check_matrix
 from qload.models.step import Step
@@ -111,12 +110,19 @@ class Attention(nn.Module):
         heads = self.qkv_proj(x).view(x.shape[0], -1, facts.size)
         both, v = torch.split(heads, [facts.queries + facts.keys, facts.keys], 1)
         q, k = torch.split(self._positioned(both, step), [facts.queries, facts.keys], 1)
-        cache.write(layer, step.slots, k, v)
-        keys, values = cache.read(layer, step.pages)
-        q = padded(q, keys.shape[-1]).reshape(step.sequences, step.new, facts.queries, -1)
-        hidden = _hiding(step, keys.shape[1], q.dtype, facts.mask)
-        y = attend_hidden(q, keys, values, hidden, scale=facts.size**-0.5, sinks=self.sinks)
-        return self.o_proj(unpadded(y, facts.size).reshape(x.shape[0], -1))  # type: ignore[no-any-return]
+        y = attend_cached(
+            q,
+            k,
+            v,
+            step,
+            cache,
+            layer,
+            scale=facts.size**-0.5,
+            window=facts.mask.window,
+            chunk=facts.mask.chunk,
+            sinks=self.sinks,
+        )
+        return self.o_proj(y)  # type: ignore[no-any-return]
 
     def _positioned(self, both: Tensor, step: Step) -> Tensor:
         """Queries and keys (T, heads, D), normalized and turned as this layer does."""
@@ -137,12 +143,6 @@ def temperatures(positions: Tensor, floor: float, scale: float) -> Tensor:
     """What Llama 4 multiplies queries by on layers without rope: (T, 1, 1), float32, 1 below `floor`."""
     grown = torch.log1p(torch.floor((positions.float() + 1.0) / floor)) * scale + 1.0
     return grown[:, None, None]
-
-
-def _hiding(step: Step, keys: int, dtype: torch.dtype, mask: Mask) -> Tensor:
-    """What hides keys of this step, made once for all layers of one mask."""
-    positions, limits = step.positions.view(step.sequences, step.new), (mask.window, mask.chunk)
-    return step.kept((keys, dtype, *limits), lambda: hiding(positions, keys, dtype, *limits))
 
 
 def _sinks(weights: Weights, name: str, heads: int) -> Tensor:

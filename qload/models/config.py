@@ -6,15 +6,15 @@ not read is not read here.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from qload.architecture import Architecture, architecture_of
 from qload.detect import FoundConfig
 from qload.detect.files import MODEL_CONFIG, shown
-from qload.detect.validation import validate
+from qload.detect.validation import Excerpt, validate
 from qload.errors import ArgumentError, ConfigError, checked
 from qload.experts import ExpertFacts, GatedActivation, Routing, routing_of
 from qload.experts.facts import ACTIVATIONS, facts_of
@@ -36,10 +36,8 @@ HEAD = (
 FIRST = "model.layers.0."
 
 
-class Said(BaseModel):
+class Said(Excerpt):
     """What configs of all types may say beside the sizes of `qload.architecture`."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(strict=True, frozen=True, extra="ignore")
 
     rms_norm_eps: Small
     max_position_embeddings: Places

@@ -18,12 +18,11 @@ from qload.errors import ArgumentError
 from qload.loader import Heads
 from qload.methods import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear
 from qload.methods.loaded import LinearFactory
-from qload.models.attention import attend_hidden, hiding
+from qload.models.attention import attend_cached
 from qload.models.cache import PagedCache
 from qload.models.config import TextConfig
 from qload.models.latent_config import LatentConfig
 from qload.models.norm import Norm
-from qload.models.padding import padded, unpadded
 from qload.models.rope import Rope, rotate_halves
 from qload.models.shapes import check_biases, check_matrix
 from qload.models.step import Step
@@ -113,21 +112,13 @@ class LatentAttention(nn.Module):
         )
 
     def forward(self, x: Tensor, step: Step, cache: PagedCache, layer: int) -> Tensor:
-        """The new tokens x (T, H) among all of their sequences, whose keys and values of `layer` are cached.
-
-        Heads of a cache that are wider than the model's end in zeros, which no result sees.
-        """
-        facts, sizes, T = self.facts, self.facts.sizes, x.shape[0]
-        q = self.queries(x).view(T, facts.heads, sizes.key_size)
+        """The tokens x (T, H) of a `step` among all of their sequences, whose `layer` is in `cache`."""
+        facts = self.facts
+        q = self.queries(x).view(x.shape[0], facts.heads, facts.sizes.key_size)
         k, v = self._keys_and_values(x)
         q, k = self._turned(q, step), self._turned(k, step)
-        cache.write(layer, step.slots, k, v)
-        keys, values = cache.read(layer, step.pages)
-        q = padded(q, keys.shape[-1]).view(step.sequences, step.new, facts.heads, -1)
-        positions, seen = step.positions.view(step.sequences, step.new), keys.shape[1]
-        hidden = step.kept((seen, q.dtype, None, None), lambda: hiding(positions, seen, q.dtype))
-        y = attend_hidden(q, keys, values, hidden, scale=facts.scale)
-        return self.o_proj(unpadded(y, sizes.value_size).reshape(T, -1))  # type: ignore[no-any-return]
+        y = attend_cached(q, k, v, step, cache, layer, scale=facts.scale)
+        return self.o_proj(y)  # type: ignore[no-any-return]
 
     def _keys_and_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Keys (T, heads, key size), not turned yet, and values (T, heads, value size), of x (T, H)."""

@@ -6,13 +6,13 @@ rotated part alone, and no size of a head; it is not read.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from qload.architecture import architecture_of
 from qload.detect.files import MODEL_CONFIG, FoundConfig
-from qload.detect.validation import validate
+from qload.detect.validation import Excerpt, validate
 from qload.errors import ArgumentError, check_fields, checked
 
 LARGEST = 1 << 20  # elements of a vector; a size beyond is not believed
@@ -60,9 +60,7 @@ class LatentConfig:
         return self.nope_size + self.rope_size
 
 
-class _Latent(BaseModel):
-    model_config: ClassVar[ConfigDict] = ConfigDict(strict=True, frozen=True, extra="ignore")
-
+class _Latent(Excerpt):
     q_lora_rank: Size | None = 1536
     kv_lora_rank: Size = 512
     qk_nope_head_dim: Size = 128

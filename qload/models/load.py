@@ -48,6 +48,34 @@ class Making:
     base: str = "model"
     head: str = "lm_head"
 
+    @classmethod
+    def of(
+        cls,
+        weights: Weights,
+        config: TextConfig,
+        make: LinearFactory | None,
+        make_experts: ExpertsFactory | None,
+        split: ExpertSplit | None,
+    ) -> "Making":
+        """Of activations of the type of `weights`, else as the `config` says, and names as they are stored.
+
+        `make`, `make_experts`, `split`: the fields.
+        """
+        dtype = weights.dtype or config.dtype or torch.float32
+        return cls(dtype, make, make_experts, split, *text_within(weights))
+
+
+def opened(
+    path: str | PathLike[str],
+    config: Mapping[str, Any],
+    device: torch.device | str,
+    dtype: torch.dtype | None,
+    process_group: ProcessGroup | None,
+) -> Weights:
+    """A checkpoint's tensors, plain floats cast to `dtype`; None: as its `config` says."""
+    said = dtype or text_config(config).dtype or torch.float32
+    return open_checkpoint(path, device=device, dtype=said, process_group=process_group)
+
 
 @checked
 def load_model(
@@ -90,9 +118,8 @@ def load_model(
     """
     if not isinstance(weights, Weights):
         config = read_model_config(weights) if config is None else config
-        said = dtype or text_config(config).dtype or torch.float32
-        with open_checkpoint(weights, device=device, dtype=said, process_group=process_group) as opened:
-            return _loaded(opened, text_config(config), make, make_experts, expert_split)
+        with opened(weights, config, device, dtype, process_group) as found:
+            return _loaded(found, text_config(config), make, make_experts, expert_split)
     if config is None:
         known = weights.architecture
         config = {} if known is None else {**known.config, "model_type": known.type}
@@ -106,9 +133,7 @@ def _loaded(
     make_experts: ExpertsFactory | None,
     split: ExpertSplit | None,
 ) -> Decoder:
-    dtype = weights.dtype or config.dtype or torch.float32
-    making = Making(dtype, make, make_experts, split, *text_within(weights))
-    model = load_decoder(weights, config, making)
+    model = load_decoder(weights, config, Making.of(weights, config, make, make_experts, split))
     tell_unused(weights, config.type)
     return model
 

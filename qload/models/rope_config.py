@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from qload.detect import FoundConfig
 from qload.detect.files import shown
-from qload.detect.validation import validate
+from qload.detect.validation import Excerpt, validate
 from qload.errors import ConfigError
 from qload.models.families import Family
 
@@ -61,10 +61,8 @@ class RopeConfig:
     mscale_all_dim: float | None = None
 
 
-class _Said(BaseModel):
+class _Said(Excerpt):
     """The parameters as a config has them; numbers that are no use to a formula are refused."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(strict=True, frozen=True, extra="ignore")
 
     rope_type: RopeType = "default"
     rope_theta: Base

@@ -5,12 +5,12 @@ Keys and defaults are those of transformers 5.23.0.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from qload.detect.files import MODEL_CONFIG, FoundConfig, shown
-from qload.detect.validation import validate
+from qload.detect.validation import Excerpt, validate
 from qload.errors import ConfigError, checked
 from qload.experts import GatedActivation
 from qload.experts.facts import ACTIVATIONS
@@ -95,15 +95,11 @@ class SightConfig:
     image_token: int
 
 
-class _Said(BaseModel):
-    model_config: ClassVar[ConfigDict] = ConfigDict(strict=True, frozen=True, extra="ignore")
-
-
-class _Whole(_Said):
+class _Whole(Excerpt):
     image_token_id: Annotated[int, Field(ge=0)] = 32001
 
 
-class _Tower(_Said):
+class _Tower(Excerpt):
     hidden_size: Size = 768
     intermediate_size: Size = 3072
     num_hidden_layers: Count = 12
@@ -115,7 +111,7 @@ class _Tower(_Said):
     layer_norm_eps: Small = 1e-6
 
 
-class _Resampler(_Said):
+class _Resampler(Excerpt):
     hidden_act: str = "silu"
     hidden_size: Size = 4096
     rms_norm_eps: Small = 1e-6

@@ -23,8 +23,7 @@ from qload.methods.parallel_experts import ExpertsFactory
 from qload.models.cache import PagedCache
 from qload.models.config import text_config
 from qload.models.decoder import Decoder
-from qload.models.load import Making, load_decoder, tell_unused
-from qload.models.names import text_within
+from qload.models.load import Making, load_decoder, opened, tell_unused
 from qload.models.shares import check_shares
 from qload.models.step import Step
 from qload.models.vision.config import sight_config
@@ -32,7 +31,7 @@ from qload.models.vision.connector import Connector
 from qload.models.vision.patches import patch_mask, real_images
 from qload.models.vision.tower import Tower
 from qload.parallel import ProcessGroup
-from qload.weights import Weights, open_checkpoint
+from qload.weights import Weights
 
 
 class VisionModel(nn.Module):
@@ -126,15 +125,13 @@ def load_vision_model(
     """
     if not isinstance(weights, Weights):
         config = read_model_config(weights) if config is None else config
-        said = dtype or text_config(config).dtype or torch.float32
-        with open_checkpoint(weights, device=device, dtype=said, process_group=process_group) as opened:
+        with opened(weights, config, device, dtype, process_group) as found:
             return load_vision_model(
-                opened, config, make=make, make_experts=make_experts, expert_split=expert_split
+                found, config, make=make, make_experts=make_experts, expert_split=expert_split
             )
     text = text_config(config or {})
     sight = sight_config(config or {}, text.hidden, text.eps)
-    floats = weights.dtype or text.dtype or torch.float32
-    making = Making(floats, make, make_experts, expert_split, *text_within(weights))
+    making = Making.of(weights, text, make, make_experts, expert_split)
     check_shares(weights, text, making.base, making.split)
     with weights.use_loader(DefaultWeightsLoader()):
         tower = Tower.load(weights, "model.vision_model", sight.tower)
