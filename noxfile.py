@@ -77,7 +77,8 @@ def native(session: nox.Session) -> None:
     build(session, "test")
     found = session.run("python", "-c", "from qload import native; print(*native.available())", silent=True)
     for isa in str(found).split():
-        session.run("pytest", *NATIVE, "-m", "not gpu", "-n", "2", *session.posargs, env={"QLOAD_ISA": isa})
+        options = ("-m", "not gpu", "-n", "2", "--hypothesis-profile=many")
+        session.run("pytest", *NATIVE, *options, *session.posargs, env={"QLOAD_ISA": isa})
     build(session, CXXFLAGS="-fsanitize=address,undefined -fno-sanitize-recover=undefined -g1")
     runtimes = (
         session.run(os.environ.get("CXX", "c++"), f"-print-file-name={name}", external=True, silent=True)

@@ -1,8 +1,9 @@
 """Who shares the work of verifying: threads of a process, and processes of a group with the same task."""
 
 import contextvars
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -55,21 +56,37 @@ class Crew:
         """This process' share, on its threads; what one of them raises, the caller sees."""
         total, seen = sum(sizes.values()), 0
         tell(0, total)
-        inside = torch.get_num_threads()
+        if len(sizes) == 1:  # of a small model: a thread would take longer to start than to do it
+            (at,) = sizes
+            with _team(1):
+                done = {at: _alone(work, at)}
+            tell(total, total)
+            return done
         # Threads that each have a team of torch's wait for each other: a team of one has nobody to wait for.
         pool = ThreadPoolExecutor(threads, "qload-verify", torch.set_num_threads, (1,))
-        try:
-            tasks: dict[Future[T], int] = {
-                pool.submit(contextvars.copy_context().run, _alone, work, at): at for at in sizes
-            }
-            for task in as_completed(tasks):
-                task.result()
-                seen += sizes[tasks[task]]
-                tell(seen, total)
-        finally:
-            pool.shutdown(cancel_futures=True)  # an interrupt does not wait for what has not begun
-            torch.set_num_threads(inside)  # of threads that are started from here on
+        with _team(torch.get_num_threads()):
+            try:
+                tasks: dict[Future[T], int] = {
+                    pool.submit(contextvars.copy_context().run, _alone, work, at): at for at in sizes
+                }
+                for task in as_completed(tasks):
+                    task.result()
+                    seen += sizes[tasks[task]]
+                    tell(seen, total)
+            finally:
+                pool.shutdown(cancel_futures=True)  # an interrupt does not wait for what has not begun
         return {at: task.result() for task, at in tasks.items()}
+
+
+@contextmanager
+def _team(threads: int) -> Iterator[None]:
+    """So many of torch's threads for one operation, and afterwards as many as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _alone(work: Callable[[int], T], at: int) -> T:

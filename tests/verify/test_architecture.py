@@ -228,7 +228,7 @@ def test_fused_and_gathered_names_are_sound(tmp_path: Path) -> None:
 def test_a_world_is_judged_by_whole_heads(tmp_path: Path) -> None:
     folder = model(tmp_path, whole(), **CONFIG)
 
-    assert rules(verify(folder, tp=2)) == rules(verify(folder, tp=4)) == set()
+    assert rules(verify(folder, tp=1)) == rules(verify(folder, tp=2)) == rules(verify(folder, tp=4)) == set()
     heads = [each for each in verify(folder, tp=8).findings if "heads" in each.message]
     assert [(each.rule, each.tensor) for each in heads] == [
         ("tensor-parallel", f"model.layers.{layer}.self_attn.q_proj") for layer in range(3)

@@ -226,6 +226,21 @@ def test_the_mistake_is_named_beside_the_float_original(damage: Damage, named: s
     assert named in next(one.message for one in found.findings if one.tensor == UP)
 
 
+def test_a_group_of_zeros_with_no_step_is_not_taken_for_an_outlier(tmp_path: Path) -> None:
+    weights = originals()
+    weights[f"{UP}.weight"][5, :32] = 0
+    tensors = rounded(weights)
+    tensors[f"{UP}.qweight"][:4, 5] = -0x77777778  # 8 in each place, which is zero
+    assert not tensors[f"{UP}.scales"][0, 5]
+
+    report = verify(
+        model(tmp_path / "mine", tensors, quantization_config={**GPTQ, "sym": True}),
+        against=model(tmp_path / "original", weights),
+    )
+
+    assert report.findings == ()
+
+
 def test_a_transposed_square_is_named_beside_the_same_quantized(tmp_path: Path) -> None:
     original = model(tmp_path / "original", originals())
     turned = {**originals(), f"{UP}.weight": originals()[f"{UP}.weight"].T.contiguous()}
@@ -261,3 +276,21 @@ def test_what_the_reference_has_too_is_not_exchanged() -> None:
 
     assert not [mistake for mistake in readings(weight, weight) if mistake.startswith("the reference's")]
     assert "the reference's scales" in readings(weight, other)
+
+
+@pytest.mark.parametrize(("step", "named"), [(1, "after"), (-1, "before")])
+def test_scales_of_the_group_before_are_not_those_of_the_group_after(step: int, named: str) -> None:
+    random = torch.Generator().manual_seed(3)
+    scales = 0.01 + 0.01 * torch.rand(3, 8, generator=random).half()
+    weight = GPTQWeight(
+        config=GPTQConfig(4, 32),
+        qweight=words(random, 12, 8),
+        qzeros=torch.full((3, 1), 0x77777777, dtype=torch.int32),
+        scales=scales,
+        g_idx=torch.arange(96, dtype=torch.int32) // 32,
+    )
+
+    read = readings(replace(weight, scales=scales.roll(step, 0)), weight)
+    same = [mistake for mistake, made in read.items() if torch.equal(*made())]
+
+    assert same == [f"scales of the group {named}", "the reference's scales"]

@@ -418,3 +418,12 @@ def test_a_block_of_a_plain_matrix_that_is_there_twice_is_told(tmp_path: Path) -
     report = verify(model(tmp_path, {"model.layers.0.mlp.up_proj.weight": matrix}))
 
     assert [finding.rule for finding in report.findings] == ["repeated-block"]
+
+
+def test_of_values_that_are_no_numbers_the_first_place_is_said_and_how_many(tmp_path: Path) -> None:
+    weight = torch.ones(3, 1 << 16)  # a run of rows each
+    weight[1, 5], weight[2, 7] = torch.inf, torch.nan
+
+    (finding,) = verify(model(tmp_path, {"a.weight": weight})).findings
+
+    assert finding.message == "a.weight: inf at (1, 5); 2 in all"

@@ -134,6 +134,16 @@ def sparse_model(folder: Path, layers: int, K: int, N: int) -> None:
     (folder / "config.json").write_text(json.dumps({"quantization_config": config}))
 
 
+def test_rows_that_fill_no_piece_in_whole_blocks_are_read_a_few_at_once() -> None:
+    width = MEBI // 3 - 1  # three fit into a piece, and only 256 of them end where a block does
+    rows = torch.arange(7 * width, dtype=torch.int32).to(torch.uint8).reshape(7, width)
+
+    got = list(pieces(MemoryStorage({"a": rows}), "a"))
+
+    assert [len(piece) // width for piece in got] == [3, 3, 1]
+    assert torch.cat(got).equal(rows.reshape(-1))
+
+
 def test_progress_is_told_stage_by_stage(fixtures: Path) -> None:
     told: list[tuple[str, int, int]] = []
 

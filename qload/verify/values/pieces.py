@@ -25,7 +25,7 @@ def pieces(storage: WeightStorage, name: str) -> Iterator[Tensor]:
     cut = next(at for at in range(len(info.shape)) if prod(info.shape[at + 1 :]) * size <= PIECE)
     width = prod(info.shape[cut + 1 :]) * size
     whole = BLOCK // gcd(BLOCK, width)
-    step = max(1, PIECE // width // whole * whole or PIECE // width)
+    step = PIECE // width // whole * whole or PIECE // width
     for outer in product(*map(range, info.shape[:cut])):
         lead = tuple(slice(at, at + 1) for at in outer)
         for start in range(0, info.shape[cut], step):
