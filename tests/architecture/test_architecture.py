@@ -4,6 +4,7 @@ from itertools import islice
 from typing import Any
 
 import pytest
+from syrupy.assertion import SnapshotAssertion
 
 from qload import Heads, architecture_of
 from qload.architecture import Architecture, Inventory
@@ -218,3 +219,27 @@ def test_heads_are_those_of_the_outputs() -> None:
     assert architecture.heads(f"{lead}qkv_proj") == Heads(4, 2)
     assert architecture.heads(f"{lead}o_proj") is None
     assert architecture.heads("lm_head") is None
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_what_a_table_says_where_the_config_says_nothing(kind: str, golden: SnapshotAssertion) -> None:
+    """All of it was found in transformers' own model of the type by `nox -s transformers`."""
+    architecture, table = architecture_of({"model_type": kind}), TABLES[kind]
+    assert architecture is not None
+
+    sizes = [
+        f"{name} = {size}, under {', '.join(table.sizes[name].keys)}"
+        for name, size in architecture.sizes.items()
+    ]
+    rows = [
+        " ".join(
+            [
+                row.name,
+                f"({row.shape})" if row.tensor else row.shape,
+                *filter(None, [row.where, row.when and f"when {row.when}", "optional" * row.optional]),
+                *[f"within {name}" for name in row.within],
+            ]
+        )
+        for row in table.rows
+    ]
+    assert "\n".join([*sizes, *rows]) == golden

@@ -427,3 +427,7 @@ def test_of_values_that_are_no_numbers_the_first_place_is_said_and_how_many(tmp_
     (finding,) = verify(model(tmp_path, {"a.weight": weight})).findings
 
     assert finding.message == "a.weight: inf at (1, 5); 2 in all"
+
+
+def test_a_count_of_layers_that_is_below_zero_says_nothing(tmp_path: Path) -> None:
+    assert verify(model(tmp_path, plain("a.weight"), num_hidden_layers=-1)).findings == ()

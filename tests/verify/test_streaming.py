@@ -144,6 +144,16 @@ def test_rows_that_fill_no_piece_in_whole_blocks_are_read_a_few_at_once() -> Non
     assert torch.cat(got).equal(rows.reshape(-1))
 
 
+def test_matrices_that_fill_more_than_a_piece_are_read_one_after_another() -> None:
+    width = MEBI // 2
+    rows = torch.arange(2 * 3 * width, dtype=torch.int32).to(torch.uint8).reshape(2, 3, width)
+
+    got = list(pieces(MemoryStorage({"a": rows}), "a"))
+
+    assert [len(piece) // width for piece in got] == [2, 1, 2, 1]
+    assert torch.cat(got).equal(rows.reshape(-1))
+
+
 def test_progress_is_told_stage_by_stage(fixtures: Path) -> None:
     told: list[tuple[str, int, int]] = []
 
