@@ -267,18 +267,21 @@ def settle(found: FoundConfig | None, storage: WeightStorage | None) -> Claims |
         return claims
     if claims and claims.method not in ("gptq", "awq"):
         raise ConfigError(claims.file, "quant_method", "gptq, as there is a tensor gptq_bits", claims.method)
-    if claims and claims.method == "awq":  # a config that outlived the layers it was of
-        log.warning("%s claims awq; there is a tensor gptq_bits, which is believed: gptq", claims.file)
-        excluded = claims.exclusions
-        claims = replace(Claims("gptq", "gptq", 0, 0, None, None, claims.file), exclusions=excluded)
+    outlived = claims if claims and claims.method == "awq" else None
+    if outlived:  # of layers that are not there any more
+        log.warning("%s claims awq; there is a tensor gptq_bits, which is believed: gptq", outlived.file)
+        claims = None
     if claims and claims.loader:
         raise ConfigError(claims.file, "dynamic", "nothing, as gptq_bits holds for all modules", "rules")
     stored = {key: _scalar(storage, name) for key, name in LEGACY.items() if name in names}
     if "group_size" not in stored:
         raise ConfigError("gptq_bits", LEGACY["group_size"], "a tensor, as there is gptq_bits", "nothing")
-    base = claims or Claims("gptq", "gptq", 0, 0, None, None, LEGACY["bits"])
+    bits, group_size = stored["bits"], stored["group_size"]
+    base = claims or Claims("gptq", "gptq", bits, group_size, None, None, LEGACY["bits"])
+    if outlived:
+        base = replace(base, file=outlived.file, exclusions=outlived.exclusions)
     sym = bool(stored["sym"]) if "sym" in stored else base.sym
-    settled = replace(base, bits=stored["bits"], group_size=stored["group_size"], sym=sym)
+    settled = replace(base, bits=bits, group_size=group_size, sym=sym)
     if claims and (claims.bits, claims.group_size) != (settled.bits, settled.group_size):
         log.warning(
             "%s claims %d bits, group size %d; gptq_bits and gptq_groupsize say %d, %d and are believed",
@@ -294,8 +297,8 @@ def settle(found: FoundConfig | None, storage: WeightStorage | None) -> Claims |
         raise ConfigError(LEGACY["group_size"], "value", "-1 or at least 1", "0")
     zeros: ZeroPoints = Stored() if settled.format == "gptq_v2" else STORED_MINUS_ONE
     config = GPTQConfig(
-        stored["bits"],
-        stored["group_size"],
+        bits,
+        group_size,
         zeros,
         desc_act=settled.desc_act,
         indexed=True if settled.desc_act else None,

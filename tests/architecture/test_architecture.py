@@ -221,6 +221,16 @@ def test_heads_are_those_of_the_outputs() -> None:
     assert architecture.heads("lm_head") is None
 
 
+def test_what_a_padded_vocabulary_may_have_and_nothing_else() -> None:
+    padded = frozenset(
+        {96, 128, 256, 512, 1024}
+    )  # 90 to multiples of 8 or 16 or 32, of 64 or 128, of 256 ...
+
+    assert known().paddings("lm_head") == known().paddings("model.embed_tokens") == padded
+    assert known().paddings("model.layers.0.mlp.down_proj") == known().paddings("stranger") == frozenset()
+    assert known(vocab_size=None).paddings("lm_head") == frozenset()
+
+
 @pytest.mark.parametrize("kind", TABLES)
 def test_what_a_table_says_where_the_config_says_nothing(kind: str, golden: SnapshotAssertion) -> None:
     """All of it was found in transformers' own model of the type by `nox -s transformers`."""

@@ -1,5 +1,6 @@
 """What a bitsandbytes config claims, and which layers its loader then reads."""
 
+from math import inf
 from typing import Any
 
 import pytest
@@ -49,6 +50,7 @@ def test_the_claims_of_a_config(config: dict[str, Any], kind: str, bits: int) ->
         pytest.param({"bnb_4bit_quant_storage": 8}, "bnb_4bit_quant_storage", id="storage"),
         pytest.param({"llm_int8_skip_modules": "lm_head"}, "llm_int8_skip_modules", id="modules"),
         pytest.param({"llm_int8_threshold": -1.0}, "llm_int8_threshold", id="threshold"),
+        pytest.param({"llm_int8_threshold": inf}, "llm_int8_threshold", id="no threshold at all"),
     ],
 )
 def test_a_malformed_config_is_refused_with_the_key(change: dict[str, Any], key: str) -> None:

@@ -26,6 +26,7 @@ from tests.formats.test_ct_pack import tensors
 
 GROUP = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 8, "symmetric": True}
 CHANNEL = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True}
+SMALL = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
 FLOAT = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True}
 
 
@@ -215,6 +216,14 @@ def test_what_is_not_read_is_refused_by_name(values: dict[str, Any], name: str) 
         (config(group(GROUP), format=None), "config_groups.group_0.format"),
         (config(group({**GROUP, "num_bits": 9})), "config_groups.group_0.weights.num_bits"),
         (config(group({**GROUP, "num_bits": 4.0})), "config_groups.group_0.weights.num_bits"),
+        *(
+            (
+                config(group({**SMALL, "num_bits": bits}), format=name),
+                "config_groups.group_0.weights.num_bits",
+            )
+            for name in ("nvfp4-pack-quantized", "mxfp4-pack-quantized")
+            for bits in (3, 5)
+        ),
         (config(group({**GROUP, "type": "float"})), "config_groups.group_0.weights.type"),
         (config(group({**GROUP, "group_size": None})), "config_groups.group_0.weights.group_size"),
         (config(group({**GROUP, "strategy": "block"})), "config_groups.group_0.weights.strategy"),

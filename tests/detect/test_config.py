@@ -403,11 +403,50 @@ def test_settings_in_tensors_are_believed(dtype: torch.dtype, shape: tuple[int, 
         pytest.param(
             {"gptq_bits": torch.tensor(1 << 40), "gptq_groupsize": torch.tensor(8)}, None, id="40 bits long"
         ),
+        pytest.param(
+            {"gptq_bits": torch.tensor(4), "gptq_groupsize": torch.tensor(1 << 31)}, None, id="32 bits long"
+        ),
     ],
 )
 def test_settings_in_tensors_that_are_none_are_refused(tensors: Any, config: Any) -> None:
     with pytest.raises(ConfigError, match="gptq_"):
         loader_from_config(config, MemoryStorage(tensors))
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ({"bits": 8, "group_size": 16}, False),
+        ({"bits": 4, "group_size": 16}, True),
+        ({"bits": 8, "group_size": 8}, True),
+        ({"bits": 8, "group_size": 32}, True),
+    ],
+)
+def test_a_config_that_says_otherwise_is_told_of(
+    said: dict[str, int], told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    tensors = {"gptq_bits": torch.tensor(8), "gptq_groupsize": torch.tensor(16)}
+
+    loader_from_config({**GPTQ, **said}, MemoryStorage(tensors))
+
+    line = (
+        f"claims {said['bits']} bits, group size {said['group_size']}; gptq_bits and gptq_groupsize say 8, 16"
+    )
+    assert [line in message for message in caplog.messages] == [True] * told
+
+
+def test_of_a_config_of_awq_beside_tensors_of_gptq_one_line_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    loader_from_config(AWQ, MemoryStorage({"gptq_bits": torch.tensor(8), "gptq_groupsize": torch.tensor(-1)}))
+
+    (message,) = caplog.messages
+    assert "claims awq; there is a tensor gptq_bits, which is believed: gptq" in message
+
+
+def test_a_weight_of_mlx_is_known_without_biases_where_a_config_claims_groups() -> None:
+    tensors = {"a.weight": torch.zeros(4, 4, dtype=torch.uint32), "a.scales": torch.ones(4, 1)}
+
+    with pytest.raises(UnsupportedFormatError, match="MLX"):
+        loader_from_config({"bits": 4, "group_size": 32}, MemoryStorage(tensors))
 
 
 def test_settings_in_tensors_are_those_of_gptq_whatever_the_config_says() -> None:

@@ -1,13 +1,14 @@
 """What a config leaves out has to be plain: the tensors decide, and a disagreement is an error."""
 
+from dataclasses import fields
 from typing import Any
 
 import pytest
 import torch
 
 from qload.detect import loader_from_config
-from qload.errors import ExcludedModuleError
-from qload.formats import GPTQWeight, UnquantizedWeight
+from qload.errors import ArgumentError, ExcludedModuleError
+from qload.formats import GPTQConfig, GPTQWeight, UnquantizedWeight
 from qload.parallel import FakeWorld
 from qload.storage import MemoryStorage
 from qload.weights import Weights
@@ -51,3 +52,12 @@ def test_a_changed_config_keeps_what_the_loader_knows() -> None:
     loader = loader_from_config({**GPTQ, "modules_to_not_convert": ["lm_head"]})
 
     assert loader.with_config(bits=8).exclusions == loader.exclusions
+
+
+def test_what_is_no_setting_of_a_format_is_refused_with_those_that_are() -> None:
+    loader = loader_from_config(GPTQ)
+
+    with pytest.raises(ArgumentError, match=r"settings of gptq: bits, group_size, .*\n.* nonsense"):
+        loader.with_config(nonsense=1)
+    settings = {one.name: getattr(loader.formats[0].config, one.name) for one in fields(GPTQConfig)}
+    assert loader.with_config(**settings).formats == loader.formats

@@ -1,0 +1,43 @@
+"""A checkpoint with two configs that do not say the same."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from qload.detect import check_configs, config_notes
+from qload.detect.claims import read_claims
+from qload.detect.files import FoundConfig
+from qload.storage import MemoryStorage
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+RULES = {"dynamic": {"+:.*down.*": {"bits": 8}}}
+PLAIN = {"a.weight": torch.ones(2, 2)}
+QUANTIZED = {"a.qweight": torch.zeros(2, 2, dtype=torch.int32)}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "tensors", "wrong"),
+    [
+        ({}, {}, PLAIN, False),
+        ({}, {}, QUANTIZED, True),
+        (RULES, {}, PLAIN, True),  # of which modules a rule speaks, names alone do not tell
+        ({}, RULES, PLAIN, True),
+    ],
+)
+def test_other_bits_are_an_error_where_something_could_be_read_by_them(
+    first: dict[str, Any], second: dict[str, Any], tensors: dict[str, Any], wrong: bool
+) -> None:
+    found = [
+        FoundConfig("config.json", "quantization_config", {**GPTQ, **first}),
+        FoundConfig("quantize_config.json", "", {**GPTQ, **second, "bits": 8}),
+    ]
+    claims, storage = read_claims(found[0]), MemoryStorage(tensors)
+
+    errors = [str(error) for error in check_configs(found, claims, storage)]
+    notes = list(config_notes(found, claims, storage))
+
+    assert [("quantize_config.json: bits" in error, "4 as in config.json" in error) for error in errors] == (
+        [(True, True)] if wrong else []
+    )
+    assert notes == ([] if wrong else ["quantize_config.json: bits is 8, config.json says 4 and is believed"])
