@@ -200,14 +200,11 @@ def _binding(layer: LayerDescription, dim: str) -> tuple[str, int, str]:
 
 def _lawful(layer: LayerDescription, dim: str, start: int, stop: int) -> tuple[int, ...]:
     block = granule(layer, dim)
-    size, width = layer.sizes.get(dim, 1), stop - start
+    width = stop - start
     return tuple(
         world
         for world in WORLDS
         if block
         and width % world == 0
-        and all(
-            (start + width // world * i) % block == 0 or start + width // world * i == size
-            for i in range(world)
-        )
+        and all((start + width // world * i) % block == 0 for i in range(world))
     )

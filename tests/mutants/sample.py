@@ -45,7 +45,7 @@ TESTS = {
         ARGUMENTS,
         RECORDS,
     ),
-    "listing": ("tests/listing", "tests/architecture", RECORDS),
+    "listing": ("tests/listing", "tests/architecture", ARGUMENTS, RECORDS),
     "architecture": ("tests/architecture", "tests/listing", "tests/weights/test_heads.py", RECORDS),
 }
 # Of packages that other tests judge, the modules that say what native code may read.
