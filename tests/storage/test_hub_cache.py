@@ -122,6 +122,20 @@ def test_no_snapshot_is_chosen_where_none_is_named(
         qload.open_checkpoint(model)
 
 
+@pytest.mark.parametrize(("count", "more"), [(4, ""), (5, " and 1 more"), (7, " and 3 more")])
+def test_four_snapshots_are_named_and_the_others_counted(model: Path, count: int, more: str) -> None:
+    no_ref(model)
+    for number in range(2, count):
+        (model / "snapshots" / (str(number) * 40)).mkdir()
+
+    with pytest.raises(StorageError) as caught:
+        snapshot(model)
+
+    remedy = str(caught.value).partition("name one of them: ")[2]
+    assert (remedy.count("snapshots/"), remedy.endswith(more)) == (4, True)
+    assert (" more" in remedy) == bool(more)
+
+
 def test_any_other_folder_is_what_it_is(tmp_path: Path) -> None:
     (tmp_path / "models--org--name").mkdir()
 

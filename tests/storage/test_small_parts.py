@@ -67,6 +67,13 @@ def test_names_that_are_alike_are_named() -> None:
     assert missing("a" * 200, ["a" * 199 + "b"]).near
 
 
+def test_of_so_many_names_those_of_another_length_are_compared_too() -> None:
+    few = [f"{number:04}" for number in range(MANY - 1)]
+
+    assert missing("layers.0.up", [*few, "layers.0.up_proj"]).near == ["layers.0.up_proj"]
+    assert not missing("layers.0.up", [*few, "more", "layers.0.up_proj"]).near
+
+
 def test_bytes_are_those_of_all_elements() -> None:
     assert TensorInfo(torch.float16, (3, 5)).nbytes == 30
     assert TensorInfo(torch.float64, ()).nbytes == 8

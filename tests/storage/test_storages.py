@@ -264,6 +264,7 @@ def test_a_name_in_two_files_is_refused(sharded: Path) -> None:
         pytest.param("nowhere", "no-files", id="no such path"),
         pytest.param("empty", "no-files", id="a directory without files"),
         pytest.param("model.bin", "not-safetensors", id="a pickle"),
+        pytest.param("model.zip", "not-safetensors", id="another kind"),
         pytest.param("folder.safetensors", "no-files", id="a directory named like a file"),
     ],
 )
@@ -271,6 +272,7 @@ def test_a_path_without_tensors_is_refused(tmp_path: Path, name: str, rule: str)
     (tmp_path / "empty").mkdir()
     (tmp_path / "folder.safetensors").mkdir()
     (tmp_path / "model.bin").write_bytes(b"\x80\x04")
+    (tmp_path / "model.zip").write_bytes(bytes(16))
 
     with pytest.raises(StorageError) as caught:
         SafetensorsStorage(tmp_path / name)
