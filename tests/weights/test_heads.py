@@ -137,11 +137,12 @@ def test_separate_layers_that_no_ranks_can_share_are_refused(heads: Heads, world
     assert refusal_of_separate(heads, world) == text
 
 
-def test_few_heads_of_keys_are_repeated_and_shares_are_the_whole() -> None:
+@pytest.mark.parametrize("dim", [0, -2])
+def test_few_heads_of_keys_are_repeated_and_shares_are_the_whole(dim: int) -> None:
     for world in (2, 6):
         for rank in FakeWorld(world):
             weights = Weights(MemoryStorage(SEPARATE), loader=PLAIN, process_group=rank)
-            got = weights.get_multi_weights_col(["q", "k", "v"], heads=Heads(6, 2)).dequantize()[:, 0]
+            got = weights.get_multi_weights_col(["q", "k", "v"], dim, heads=Heads(6, 2)).dequantize()[:, 0]
             q, k, v = got.split([24 // world, 4, 4])
             key = rank.rank() * 2 // world
             assert q.tolist() == [rank.rank() * (24 // world) + at for at in range(24 // world)]
