@@ -33,7 +33,7 @@ def _split(name: str, names: Collection[str]) -> tuple[str, str]:
         parent, dot, last = name.rpartition(".")
         if last in SUFFIXES:
             return parent, last + beyond
-        joined = next((suffix for suffix in JOINED if last.endswith(suffix) and last != suffix), None)
+        joined = next((suffix for suffix in JOINED if last.endswith(suffix)), None)
         if joined:
             return name[: -len(joined)], joined + beyond
         if not dot or parent not in names:

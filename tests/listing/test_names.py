@@ -13,6 +13,7 @@ from qload.listing.names import split_name
         ("a.weight.quant_state.bitsandbytes__nf4", ("a", "weight.quant_state.bitsandbytes__nf4")),
         ("experts.gate_up_proj_blocks", ("experts.gate_up_proj", "_blocks")),
         ("gate_blocks", ("gate", "_blocks")),
+        ("Gate_blocks", ("Gate", "_blocks")),
         ("experts._blocks", ("experts._blocks", "")),
         ("layers.0.stranger", ("layers.0", "stranger")),
         ("qweight", ("", "qweight")),
