@@ -1,5 +1,6 @@
 """A loader for each module: the first that knows it, or the default."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from qload.errors import ArgumentError, MismatchError, MissingTensorError
 from qload.formats import CTIntConfig, CTIntWeight, UnquantizedConfig, UnquantizedWeight
 from qload.loader import ConfiguredFormat, FormatLoader, ModuleLoader
 from qload.parallel import FakeWorld
+from qload.spec import ActivationScheme
 from qload.storage import MemoryStorage
 from qload.weights import Weights
 
@@ -81,6 +83,16 @@ def test_fused_parts_of_loaders_that_make_the_same_of_them_fuse() -> None:
     fused = load(("q", CHANNEL), ("w", CHANNEL)).get_multi_weights_col(["a.q", "a.w"])
 
     assert fused.dequantize()[:, 0].tolist() == [3, 3, 4, 4]
+
+
+def test_parts_whose_scales_of_inputs_are_found_by_another_arithmetic_do_not_fuse() -> None:
+    scheme = ActivationScheme("int", 8, dynamic=True, strategy="token")
+    one = replace(CHANNEL, activations=scheme)
+    other = replace(CHANNEL, activations=replace(scheme, owner="transformers"))
+
+    with pytest.raises(MismatchError, match=r"quantize inputs apart\n(.|\n)*owner='transformers'"):
+        load(("q", one), ("w", other)).get_multi_weights_col(["a.q", "a.w"])
+    assert load(("q", one), ("w", one)).get_multi_weights_col(["a.q", "a.w"]).activations == scheme
 
 
 def test_every_room_is_listed_once_and_no_single_config_can_be_changed() -> None:

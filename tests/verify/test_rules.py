@@ -431,3 +431,11 @@ def test_of_values_that_are_no_numbers_the_first_place_is_said_and_how_many(tmp_
 
 def test_a_count_of_layers_that_is_below_zero_says_nothing(tmp_path: Path) -> None:
     assert verify(model(tmp_path, plain("a.weight"), num_hidden_layers=-1)).findings == ()
+
+
+def test_values_of_two_sizes_that_are_not_about_one_are_what_the_header_says(tmp_path: Path) -> None:
+    random = torch.Generator().manual_seed(0)
+    sizes = 0.2 + 0.2 * torch.rand(64, 64, generator=random)
+    values = torch.randn(64, 64, generator=random).sign() * sizes
+
+    assert verify(model(tmp_path, {"a.weight": values.half()})).findings == ()
