@@ -433,9 +433,12 @@ def test_a_count_of_layers_that_is_below_zero_says_nothing(tmp_path: Path) -> No
     assert verify(model(tmp_path, plain("a.weight"), num_hidden_layers=-1)).findings == ()
 
 
-def test_values_of_two_sizes_that_are_not_about_one_are_what_the_header_says(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("least", "more"), [(0.2, 0.2), (1.0, 0.2)])
+def test_values_of_nearly_one_size_are_what_the_header_says(
+    least: float, more: float, tmp_path: Path
+) -> None:
     random = torch.Generator().manual_seed(0)
-    sizes = 0.2 + 0.2 * torch.rand(64, 64, generator=random)
+    sizes = least + more * torch.rand(64, 64, generator=random)
     values = torch.randn(64, 64, generator=random).sign() * sizes
 
     assert verify(model(tmp_path, {"a.weight": values.half()})).findings == ()
