@@ -51,6 +51,8 @@ class Case:
         What each rank should have, (N, K) like `expected`, where `rank` has one of several.
     rank, world, experts
         Whose share this is; of how many ranks, or experts, this is all shares, one after another.
+    first
+        Which output of its layer the first one is.
     """
 
     expected: Tensor
@@ -65,11 +67,20 @@ class Case:
     rank: int | None = None
     world: int = 1
     experts: int = 1
+    first: int = 0
+
+    @property
+    def matrix(self) -> Codes | None:
+        """The codes where they lie as the weight does, (N, K), which blocks that span outputs do not."""
+        fits = self.codes is not None and tuple(self.codes.codes.shape) == tuple(self.expected.shape)
+        return self.codes if fits else None
 
     def applied(self, values: Tensor) -> Tensor:
         """A reading of the codes, as numbers that compare with `expected`."""
         values = values.reshape(self.expected.shape)
-        return values if self.factors is None else values * self.factors
+        if self.factors is not None:
+            values = values * self.factors
+        return values if self.bias is None else values + self.bias.float()[:, None]
 
 
 def case_of(expected: Tensor, got: Tensor, layer: Weight | None, rank: int | None, world: int | None) -> Case:
@@ -109,12 +120,22 @@ def _of_a_share(case: Case, layer: Weight, rank: int, world: int) -> Case:
         everything = everything * case.factors
     if everything.shape[1 - axis] != case.expected.shape[1 - axis] or everything.shape[axis] != size * world:
         return replace(case, codes=None, factors=None, parts=())
-    assert case.codes is not None or layer.plain
     start = rank * size
-    codes = None if case.codes is None else cut(case.codes, axis, start, start + size)
+    lies = case.codes is not None and tuple(case.codes.codes.shape) == tuple(layer.shape)
+    codes = cut(case.codes, axis, start, start + size) if lies and case.codes is not None else None
     factors = None if case.factors is None else case.factors[start : start + size] if axis else case.factors
     shares = torch.split(everything, size, axis)
     return replace(case, codes=codes, factors=factors, parts=(), shares=shares)
+
+
+def outputs_of(case: Case, first: int) -> Case:
+    """A case of a whole layer's codes, for as many of its outputs as it expects, from `first` on."""
+    size, K = case.expected.shape
+    codes = case.codes
+    if codes is not None:
+        fits = codes.codes.shape[1] == K and codes.codes.shape[0] >= first + size
+        codes = cut(codes, 0, first, first + size) if fits else None
+    return replace(case, codes=codes, parts=())
 
 
 def cut(codes: Codes, axis: int, start: int, stop: int) -> Codes:

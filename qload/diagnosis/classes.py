@@ -29,7 +29,7 @@ FAULT_CLASSES: dict[str, str] = {
     "byte-order": "words with their bytes reversed, as a machine of the other byte order writes them",
     "code-sign": "codes of two's complement read as offset ones, or the sign lost",
     "float-type": "codes looked up in the table of another float type",
-    "codes-shifted": "codes one word further along K, or one output further, than their scales",
+    "codes-shifted": "codes one word, one input or one output further than their scales",
     "act-order-ignored": "groups or inputs taken in order where act order has permuted them",
     "act-order-inverse": "the permutation of act order applied in the wrong direction",
     "parts-exchanged": "the parts of a fused layer in another order: gate and up, or q, k and v",

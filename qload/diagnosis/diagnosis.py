@@ -8,7 +8,7 @@ from itertools import chain
 from torch import Tensor
 
 from qload.diagnosis import numbers, places
-from qload.diagnosis.case import Candidate, Case, case_of, cut
+from qload.diagnosis.case import Candidate, Case, case_of, outputs_of
 from qload.diagnosis.closeness import Closeness, closeness_of
 from qload.diagnosis.fit import EVIDENCE, Fit, fitted
 from qload.diagnosis.misreading import Misreading
@@ -105,6 +105,21 @@ def diagnose(
     return of_case(replace(case, bias=bias), closeness)
 
 
+def explained(
+    expected: Tensor, got: Tensor, layer: Weight | None, first: int = 0, bias: Tensor | None = None
+) -> str | None:
+    """The sentence of a known fault that explains outputs of a `layer` (n, K), from `first` on; else None.
+
+    `bias` (n,) was added to both at every input.
+    """
+    closeness = closeness_of(expected, got)
+    case = case_of(expected.float(), got.float(), layer, None, None)
+    if layer is not None and tuple(layer.shape) != tuple(expected.shape):
+        case = outputs_of(case, first)
+    found = of_case(replace(case, first=first, bias=bias), closeness)
+    return None if found.fault is None else found.sentence
+
+
 def of_case(case: Case, closeness: Closeness) -> Diagnosis:
     """The same of a case that is made up already."""
     wrong = ~closeness(case.got, case.expected) & ~(case.got.isnan() & case.expected.isnan())
@@ -199,5 +214,4 @@ def _expert(expected: Tensor, got: Tensor, layer: Weight | Sequence[Weight] | No
         return case_of(expected[place], got[place], layer[place], None, None)
     E, N, _ = expected.shape
     case = case_of(expected.reshape(E * N, -1), got.reshape(E * N, -1), layer, None, None)
-    codes = None if case.codes is None else cut(case.codes, 0, place * N, (place + 1) * N)
-    return replace(case, expected=expected[place], got=got[place], codes=codes, parts=())
+    return outputs_of(replace(case, expected=expected[place], got=got[place]), place * N)

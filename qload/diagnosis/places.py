@@ -22,8 +22,8 @@ def candidates(case: Case, closeness: Closeness) -> Iterator[Candidate]:
     """The expected weight with its outputs, inputs or blocks elsewhere."""
     yield from _ranks(case, closeness)
     yield from _parts(case)
-    if case.codes is not None:
-        for fault, words, order in groups.act_order(case.codes):
+    if case.matrix is not None:
+        for fault, words, order in groups.act_order(case.matrix):
             yield Candidate(fault, words, partial(case.expected.index_select, 1, order))
     for size in sorted({case.expected.shape[0], case.expected.shape[1]} if _is_square(case) else ()):
         yield Candidate("transposed", f"({size}, {size}) transposed", lambda: case.expected.T)
@@ -35,11 +35,11 @@ def candidates(case: Case, closeness: Closeness) -> Iterator[Candidate]:
 
 
 def shifted_codes(case: Case) -> Iterator[Candidate]:
-    """Codes that lie one word too far along K, or one output too far, under scales that do not."""
-    if case.codes is None:
+    """Codes that lie one word too far, or one input or output, under scales that do not."""
+    if (codes := case.matrix) is None:
         return
-    codes = case.codes
-    for axis, letter, step in ((1, "K", 32 // codes.bits), (0, "N", 1)):
+    word = 32 // codes.bits
+    for axis, letter, step in ((1, "K", word), (0, "N", 1), (1, "K", 1), (0, "N", word)):
         for sign, where in ((-1, "back"), (1, "on")):
             if codes.codes.shape[axis] > 2 * step:
                 yield Candidate(

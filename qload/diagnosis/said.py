@@ -20,7 +20,9 @@ def said(words: str, share: float, where: Where, everywhere: Where | None, fault
     told = f"{words}{note}: explains {shown} % of {where.wrong} wrong numbers of {where.total}"
     wide = everywhere.bounds() if everywhere is not None else {}
     narrow = [
-        _bound(name, bound) for name, bound in where.bounds().items() if not _covers(bound, wide.get(name))
+        _bound(name, bound, where)
+        for name, bound in where.bounds().items()
+        if not _covers(bound, wide.get(name)) or (everywhere and _sparse(name, where, everywhere))
     ]
     return f"{told}, at {', '.join(narrow)}" if narrow else told
 
@@ -28,17 +30,28 @@ def said(words: str, share: float, where: Where, everywhere: Where | None, fault
 def said_of_none(case: Case, wrong: Tensor, where: Where) -> str:
     """That no known fault explains what is wrong, where that is, and the first of it."""
     n, k = wrong.nonzero()[0].tolist()
-    at = ", ".join(_bound(name, bound) for name, bound in where.bounds().items())
+    at = ", ".join(_bound(name, bound, where) for name, bound in where.bounds().items())
     return (
         f"a fault of no known class: {where.wrong} of {where.total} numbers are wrong, at {at}; the first at "
         f"(n, k) = ({n}, {k}): {case.got[n, k]:g}, expected {case.expected[n, k]:g}"
     )
 
 
+def _sparse(name: str, where: Where, everywhere: Where) -> bool:
+    """Whether only some of the outputs, or of the inputs, between the bounds have what all of them could."""
+    if name == "outputs":
+        return where.outputs < everywhere.outputs
+    return name == "inputs" and where.inputs < everywhere.inputs
+
+
 def _covers(bound: tuple[int, int], wide: tuple[int, int] | None) -> bool:
     return wide is not None and bound[0] <= wide[0] and wide[1] <= bound[1]
 
 
-def _bound(name: str, bound: tuple[int, int]) -> str:
+def _bound(name: str, bound: tuple[int, int], where: Where) -> str:
     first, last = bound[0], bound[1] - 1
-    return f"{name} {first} to {last}" if last > first else f"{name.removesuffix('s')} {first}"
+    if last == first:
+        return f"{name.removesuffix('s')} {first}"
+    count = {"outputs": where.outputs, "inputs": where.inputs}.get(name, bound[1] - bound[0])
+    some = f"{count} of the " if count < bound[1] - bound[0] else ""
+    return f"{some}{name} {first} to {last}"

@@ -21,6 +21,8 @@ class Where:
     group: Range | None = None
     rank: Range | None = None
     expert: Range | None = None
+    outputs: int = 0  # how many have something wrong
+    inputs: int = 0
 
     def bounds(self) -> dict[str, Range]:
         """Those that are known, by what they count."""
@@ -41,8 +43,9 @@ def where_of(case: Case, wrong: Tensor) -> Where:
     if not count:
         return Where(0, total)
     group = None
-    if case.codes is not None and case.codes.k_group is not None and case.codes.scales.shape[1] > 1:
-        group = _range(case.codes.k_group[columns])
+    codes = case.matrix
+    if codes is not None and codes.k_group is not None and codes.scales.shape[1] > 1:
+        group = _range(codes.k_group[columns])
     expert = None
     N = wrong.shape[0]
     if case.experts > 1:
@@ -51,7 +54,8 @@ def where_of(case: Case, wrong: Tensor) -> Where:
     rank = None if case.rank is None else (case.rank, case.rank + 1)
     if rank is None and case.world > 1 and N % case.world == 0:
         rank = _range(rows // (N // case.world))
-    return Where(count, total, _range(rows), _range(columns), group, rank, expert)
+    counts = int(rows.unique().numel()), int(columns.numel())
+    return Where(count, total, _range(rows + case.first), _range(columns), group, rank, expert, *counts)
 
 
 def _range(places: Tensor) -> Range:

@@ -107,8 +107,7 @@ def test_rank_0s_share_is_named_on_a_rank_and_on_all() -> None:
 
 def test_a_share_along_k_knows_its_own_groups() -> None:
     whole, wrong = (
-        each.dequantize()[:, K // 2 :]
-        for each in (WEIGHT, replace(WEIGHT, scales=WEIGHT.scales.roll(1, 0)))
+        each.dequantize()[:, K // 2 :] for each in (WEIGHT, replace(WEIGHT, scales=WEIGHT.scales.roll(1, 0)))
     )
 
     found = diagnose(whole, wrong, WEIGHT, rank=1, world=2)
@@ -186,6 +185,15 @@ def test_a_bias_is_told_missing_or_twice() -> None:
 
     assert diagnose(expected, MEANT, WEIGHT, bias=bias).fault == "bias-missing"
     assert diagnose(expected, expected + bias[:, None], WEIGHT, bias=bias).fault == "bias-twice"
+
+
+def test_every_third_output_is_told_as_some_of_them() -> None:
+    got = MEANT * (1 + (torch.arange(N) % 3 == 0))[:, None]
+
+    found = diagnose(MEANT, got, WEIGHT)
+
+    assert found.fault == "factor"
+    assert found.sentence.endswith("at 22 of the outputs 0 to 63")
 
 
 def test_one_wrong_number_is_of_no_class() -> None:
