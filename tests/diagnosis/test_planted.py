@@ -9,9 +9,10 @@ from torch import Tensor
 from qload import Weight
 from qload.diagnosis import FAULT_CLASSES, Diagnosis, diagnose
 from qload.testing.kernel_faults import KERNEL_FAULTS, KernelFault
-from tests.testing.sound_kernels import SOUND, K, N
+from qload.testing.selftest.subjects import SUBJECTS, K, N
 
 MOST_UNNAMED = 0.1
+SOUND = {name: made() for name, made in SUBJECTS.items()}
 
 
 def read_back(fault: KernelFault, weight: Weight) -> Tensor | None:
@@ -53,8 +54,8 @@ def test_every_class_that_a_planted_fault_claims_is_one() -> None:
     assert len({fault.name for fault in KERNEL_FAULTS}) == len(KERNEL_FAULTS)
 
 
-MEANT = SOUND["gptq"].dequantize()
-CODES = SOUND["gptq"].codes()
+MEANT = SOUND["gptq-zeros"].dequantize()
+CODES = SOUND["gptq-zeros"].codes()
 RANDOM = torch.Generator().manual_seed(5)
 NOISE, SIGNS = torch.randn(N, K, generator=RANDOM), torch.randint(2, (N, K), generator=RANDOM) * 2 - 1
 
@@ -120,7 +121,7 @@ OUTSIDE: dict[str, Callable[[], Tensor]] = {
 
 @pytest.mark.parametrize("outside", OUTSIDE)
 def test_a_fault_of_no_class_is_not_given_one(outside: str) -> None:
-    found = diagnose(MEANT, OUTSIDE[outside](), SOUND["gptq"])
+    found = diagnose(MEANT, OUTSIDE[outside](), SOUND["gptq-zeros"])
 
     assert found.fault is None, found.sentence
     assert found.wrong

@@ -1,0 +1,35 @@
+"""qload vectors: the frozen test vectors, as files for programs in any language."""
+
+from pathlib import Path
+
+import click
+
+from qload.cli.options import verbose
+
+EPILOG = """\b
+Examples:
+  qload vectors export ./vectors
+
+Exit codes: 0 they were written, 2 the command is wrong."""
+
+
+@click.group(epilog=EPILOG)
+def vectors() -> None:
+    """Write the frozen test vectors: checkpoints that every reader reads alike, and others that none may."""
+
+
+@vectors.command()
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+@verbose
+def export(folder: Path) -> None:
+    """Write all vectors into FOLDER, which has to be empty or not there yet.
+
+    Each case is a folder with a checkpoint; manifest.json says what each is for and what it means, schema.json
+    is its JSON schema, and SHA256SUMS has the sums of all files. The bytes are the same on every machine.
+    """
+    from qload.testing.vectors import export
+
+    manifest = export(folder)
+    valid = sum(case.result == "valid" for case in manifest.cases)
+    rejected = len(manifest.cases) - valid
+    click.echo(f"{folder}: vectors {manifest.version}, {valid} valid, {rejected} that must be rejected")
