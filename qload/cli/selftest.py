@@ -40,7 +40,7 @@ def selftest(
     format_name: str | None,
     as_json: bool | None,
 ) -> None:
-    """Plant known faults in a kernel, one at a time, and print which checks notice: the kill matrix.
+    """Plant known faults in a kernel, and print which checks notice.
 
     MODULE:CLASS has the attribute `format` and the methods `pack(weight)` and `gemm(x, buffers)`. Code that
     is named here is imported and run.

@@ -15,7 +15,7 @@ Exit codes: 0 they were written, 2 the command is wrong."""
 
 @click.group(epilog=EPILOG)
 def vectors() -> None:
-    """Write the frozen test vectors: checkpoints that every reader reads alike, and others that none may."""
+    """Write the frozen test vectors into a folder."""
 
 
 @vectors.command()
@@ -24,8 +24,8 @@ def vectors() -> None:
 def export(folder: Path) -> None:
     """Write all vectors into FOLDER, which has to be empty or not there yet.
 
-    Each case is a folder with a checkpoint; manifest.json says what each is for and what it means, schema.json
-    is its JSON schema, and SHA256SUMS has the sums of all files. The bytes are the same on every machine.
+    Each case is a folder with a checkpoint; manifest.json says what each is for and what it means,
+    schema.json is its JSON schema, and SHA256SUMS has the sums of all files. The bytes are always the same.
     """
     from qload.testing.vectors import export
 

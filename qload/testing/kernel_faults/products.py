@@ -7,7 +7,7 @@ from torch import Tensor
 
 from qload.testing.kernel_faults.fault import Gemm, KernelFault
 
-TAIL = 8  # outputs, or inputs
+TAIL = 4  # outputs, or inputs
 TOKENS = 16  # of a tile
 
 

@@ -31,7 +31,7 @@ def _words(seed: int, *shape: int) -> Tensor:
 
 
 def _scales(seed: int, *shape: int, dtype: torch.dtype = torch.float16) -> Tensor:
-    return (0.01 + 0.03 * torch.rand(shape, generator=_random(seed))).to(dtype)
+    return (0.002 + 0.004 * torch.rand(shape, generator=_random(seed))).to(dtype)
 
 
 def gptq(*, act_order: bool = False) -> GPTQWeight:

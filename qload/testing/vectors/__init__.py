@@ -1,4 +1,4 @@
-"""Frozen vectors: small checkpoints with what they mean, and others that have to be refused, as plain files."""
+"""Frozen vectors: small checkpoints with what they mean, and others that have to be refused, as files."""
 
 from qload.testing.vectors.export import export
 from qload.testing.vectors.manifest import VERSION, Manifest, VectorCase, VectorFile

@@ -1,4 +1,4 @@
-"""Codes, zero points and scales that tell places apart, and plain packers; none of this is qload's own reading.
+"""Codes, zero points and scales that tell places apart, and plain packers; none of it is qload's own reading.
 
 Codes count through all values, differently along K and N, so that any exchange of places changes a number.
 Scales are powers of two: what a layer means is exact in every float type.
@@ -34,7 +34,7 @@ def act_order(K: int, group: int) -> Tensor:
 
 
 def packed(fields: Tensor, bits: int, order: tuple[int, ...] | None = None) -> Tensor:
-    """Runs of fields of the last axis as int32 words; `order`: which field lies in each place, lowest first."""
+    """Runs of fields of the last axis as int32 words; `order`: which field lies in each place."""
     count = WORD // bits
     runs = fields.reshape(*fields.shape[:-1], -1, count)
     places = torch.arange(count) * bits

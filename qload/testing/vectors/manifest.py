@@ -38,7 +38,7 @@ class VectorCase(BaseModel):
     files: tuple[VectorFile, ...] = Field(description="The checkpoint: a config.json and safetensors files.")
     expected: VectorFile | None = Field(
         default=None,
-        description="Of a valid case: safetensors with `weight`, float32 (N, K), what the layer means, whole.",
+        description="Of a valid case: safetensors with `weight`, float32 (N, K), what the whole layer means.",
     )
 
 

@@ -1,4 +1,4 @@
-"""The frozen vectors, read from their files as anybody would: valid ones mean what they say, others are refused."""
+"""The frozen vectors, read from their files: valid ones mean what they say, others are refused."""
 
 import hashlib
 import json
