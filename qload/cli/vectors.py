@@ -1,5 +1,6 @@
 """qload vectors: the frozen test vectors, as files for programs in any language."""
 
+from collections import Counter
 from pathlib import Path
 
 import click
@@ -30,6 +31,6 @@ def export(folder: Path) -> None:
     from qload.testing.vectors import export
 
     manifest = export(folder)
-    valid = sum(case.result == "valid" for case in manifest.cases)
-    rejected = len(manifest.cases) - valid
-    click.echo(f"{folder}: vectors {manifest.version}, {valid} valid, {rejected} that must be rejected")
+    counts = Counter(case.result for case in manifest.cases)
+    said = ", ".join(f"{count} {result}" for result, count in counts.items())
+    click.echo(f"{folder}: vectors {manifest.version}, {said}")

@@ -93,7 +93,8 @@ def _outcome(
 
 
 def _run(command: list[str], options: list[str], allowed: tuple[int, ...]) -> int:
-    paths = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))
+    own = str(Path(__file__).resolve().parents[3])  # where qload is, also if the working directory is another
+    paths = os.pathsep.join(filter(None, [os.getcwd(), own, os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run([*command, *options], env=environment, capture_output=True, text=True, check=False)
     if done.returncode not in allowed:

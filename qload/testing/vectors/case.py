@@ -30,6 +30,8 @@ class Content:
         Along which axis how many ranks share it.
     raw
         Files that replace those that `config` and `tensors` make, or lie beside them.
+    disputed
+        Whether programs in use read it differently.
     """
 
     id: str
@@ -43,6 +45,7 @@ class Content:
     split: Literal["N", "K"] | None = None
     world: int = 1
     raw: dict[str, bytes] = field(default_factory=dict)
+    disputed: bool = False
 
     def files(self) -> dict[str, bytes]:
         """The checkpoint, by file name."""

@@ -46,7 +46,7 @@ def _written(case: Content, folder: Path) -> VectorCase:
     return VectorCase(
         id=case.id,
         format=case.format,
-        result="must-reject" if meaning is None else "valid",
+        result="must-reject" if meaning is None else "disputed" if case.disputed else "valid",
         flags=case.flags,
         comment=case.comment,
         N=case.shape[0],

@@ -26,7 +26,9 @@ class VectorCase(BaseModel):
 
     id: str = Field(description="Stable: the same case in every later version.")
     format: str
-    result: Literal["valid", "must-reject"]
+    result: Literal["valid", "must-reject", "disputed"] = Field(
+        description="disputed: programs in use read it differently; `expected` is how the owner does."
+    )
     flags: tuple[str, ...] = Field(description="The classes of bugs that the case is there to find.")
     comment: str
     N: int = Field(description="Outputs of the layer.")
@@ -38,7 +40,7 @@ class VectorCase(BaseModel):
     files: tuple[VectorFile, ...] = Field(description="The checkpoint: a config.json and safetensors files.")
     expected: VectorFile | None = Field(
         default=None,
-        description="Of a valid case: safetensors with `weight`, float32 (N, K), what the whole layer means.",
+        description="Where it may be read: safetensors with `weight`, float32 (N, K), the whole layer.",
     )
 
 

@@ -85,8 +85,8 @@ def _raw(sound: Content, name: str, flag: str, comment: str, file: bytes) -> Con
 
 
 def _with(tensor: Tensor, value: float) -> Tensor:
-    changed = tensor.clone()
-    changed.reshape(-1)[-1] = value
+    changed = tensor.clone(memory_format=torch.contiguous_format)
+    changed.view(-1)[-1] = value
     return changed
 
 

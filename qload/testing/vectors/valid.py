@@ -76,7 +76,6 @@ def gptq(
 
 def _gptq_cases() -> Iterator[Content]:
     middle = torch.full((N, K // GROUP), 8)
-    wrapped = contents.zeros(N, K // GROUP, 4) - 1
     yield from shared(
         gptq("gptq.v1.w4.g32.sym", ("code-order", "scales"), "What most kernels take.", zeros=middle)
     )
@@ -86,18 +85,28 @@ def _gptq_cases() -> Iterator[Content]:
     yield gptq(
         "gptq.v2.w4.g32.zeros", ("zero-point-offset",), "Zero points are stored as they are.", stored_minus=0
     )
-    yield gptq(
-        "gptq.v1.w4.g32.wrapped",
-        ("zero-point-wrap",),
-        "Zero points of 0 are stored as 15; adding one must neither give 16 nor carry into the next field.",
-        zeros=wrapped,
-    )
+    yield wrapped()
     yield gptq(
         "gptq.v1.w4.g32.actorder", ("act-order",), "The group of each input is in g_idx.", act_order=True
     )
     yield gptq("gptq.v1.w8.g32.zeros", ("code-width",), "Eight bits.", bits=8)
     yield gptq("gptq.v1.w2.g32.zeros", ("code-width",), "Two bits.", bits=2)
     yield gptq("gptq.v1.w4.channel", ("group-size",), "One group: group_size is -1.", group=-1)
+
+
+def wrapped() -> Content:
+    """Zero points of 0, stored as 15: the owner adds one to whole words, which carries over fields."""
+    zeros = contents.zeros(N, K // GROUP, 4) - 1
+    case = gptq("gptq.v1.w4.g32.wrapped", ("zero-point-wrap",), "", zeros=zeros)
+    raised = (case.tensors["qzeros"].long() & 0xFFFFFFFF) + 0x11111111
+    carried = (raised[..., None] >> 4 * torch.arange(8) & 15).flatten(1).T
+    codes, scales = contents.codes(N, K, 4), contents.scales(N, K // GROUP)
+    return replace(
+        case,
+        comment="Zero points of 0 are stored as 15. Adding one gives 0, or 16, or carries over fields.",
+        expected=contents.meaning(codes, carried, scales, torch.arange(K) // GROUP),
+        disputed=True,
+    )
 
 
 def _awq_cases() -> Iterator[Content]:
