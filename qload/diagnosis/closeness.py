@@ -12,6 +12,9 @@ HALVES = (torch.bfloat16, torch.float16)
 CANCELLED = 2.0**-4  # of that, of a typical number: what is left of two larger ones that cancel
 
 
+FITS = 2.0**-9  # of what a fault predicts, which may have been rounded on the way, as float16 rounds
+
+
 @dataclass(frozen=True)
 class Closeness:
     """Compares numbers of one weight.
@@ -33,6 +36,12 @@ class Closeness:
         largest = torch.maximum(one.abs(), other.abs())
         return (one == other) | (largest.isfinite() & (apart <= self.relative * largest + self.absolute))
 
+    def of_fits(self, expected: Tensor, got: Tensor) -> "Closeness":
+        """For what a fault predicts: wider than float32 rounds, and as small as what came out is."""
+        small = min(_typical(expected), _typical(got))
+        relative = max(self.relative, FITS)
+        return Closeness(relative, CANCELLED * relative * small)
+
 
 def closeness_of(expected: Tensor, got: Tensor) -> Closeness:
     """As the type of `got` rounds; of float32, as a 16-bit type does that all of it could be stored in."""
@@ -41,6 +50,10 @@ def closeness_of(expected: Tensor, got: Tensor) -> Closeness:
     if got.dtype in HALVES:
         held = [got.dtype]
     relative = min((ROUNDING[dtype] for dtype in held), default=ROUNDING[torch.float32])
-    sound = expected[expected.isfinite()].float()
-    typical = float(sound.square().mean().sqrt()) if sound.numel() else 0.0
-    return Closeness(relative, CANCELLED * relative * typical)
+    return Closeness(relative, CANCELLED * relative * _typical(expected))
+
+
+def _typical(values: Tensor) -> float:
+    """The root of the mean square of those that are finite."""
+    sound = values[values.isfinite()].double()
+    return float(sound.square().mean().sqrt()) if sound.numel() else 0.0

@@ -130,12 +130,11 @@ def of_case(case: Case, closeness: Closeness) -> Diagnosis:
     kind = numbers.unlike_numbers(case, wrong)
     if kind is not None:
         return _named(kind[0], said(kind[1], 1.0, where, None), 1.0, where)
+    near = closeness.of_fits(case.expected, case.got)
     fits = [
         fit
-        for candidate in _candidates(case, wrong, closeness)
-        if (fit := fitted(case, candidate, wrong, closeness))
-        and fit.evidence >= EVIDENCE
-        and fit.share >= ENOUGH
+        for candidate in _candidates(case, wrong, near)
+        if (fit := fitted(case, candidate, wrong, near)) and fit.evidence >= EVIDENCE and fit.share >= ENOUGH
     ]
     if not fits:
         return _named(None, said_of_none(case, wrong, where), 0.0, where)

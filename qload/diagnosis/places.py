@@ -35,11 +35,12 @@ def candidates(case: Case, closeness: Closeness) -> Iterator[Candidate]:
 
 
 def shifted_codes(case: Case) -> Iterator[Candidate]:
-    """Codes that lie one word too far, or one input or output, under scales that do not."""
+    """Codes that lie one word too far, or one byte, input or output, under scales that do not."""
     if (codes := case.matrix) is None:
         return
     word = 32 // codes.bits
-    for axis, letter, step in ((1, "K", word), (0, "N", 1), (1, "K", 1), (0, "N", word)):
+    moves = ((1, "K", word), (0, "N", 1), (1, "K", max(1, 8 // codes.bits)), (1, "K", 1), (0, "N", word))
+    for axis, letter, step in dict.fromkeys(moves):
         for sign, where in ((-1, "back"), (1, "on")):
             if codes.codes.shape[axis] > 2 * step:
                 yield Candidate(

@@ -94,10 +94,13 @@ def _first(scales: Tensor, spec: TensorSpec) -> Tensor | None:
 
 
 def _floats(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor, TensorSpec], Tensor | None]:
-    """A change of 16-bit or wider scales."""
-    return lambda scales, spec: (
-        change(scales).to(scales.dtype) if scales.is_floating_point() and scales.element_size() > 1 else None
-    )
+    """A change of 16-bit or wider scales, in float32."""
+
+    def made(scales: Tensor, spec: TensorSpec) -> Tensor | None:
+        wide = scales.is_floating_point() and scales.element_size() > 1
+        return change(scales.float()) if wide else None
+
+    return made
 
 
 def _other_half(scales: Tensor, spec: TensorSpec) -> Tensor | None:

@@ -35,14 +35,14 @@ def _scales(seed: int, *shape: int, dtype: torch.dtype = torch.float16) -> Tenso
 
 
 def gptq(*, act_order: bool = False) -> GPTQWeight:
-    """Zero points that differ and do not wrap; with `act_order`, groups that lie anywhere."""
+    """Zero points that differ, and wrap by one neither way; with `act_order`, groups that lie anywhere."""
     index = torch.arange(K) // GROUP
     if act_order:
         index = index[torch.randperm(K, generator=_random(3))]
     return GPTQWeight(
         config=GPTQConfig(4, GROUP),
         qweight=_words(0, K // 8, N),
-        qzeros=_words(1, K // GROUP, N // 8) & 0x77777777,
+        qzeros=(_words(1, K // GROUP, N // 8) & 0x66666666) + 0x11111111,
         scales=_scales(2, K // GROUP, N),
         g_idx=index.int(),
     )
