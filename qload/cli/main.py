@@ -13,6 +13,8 @@ from qload.cli.formats import formats
 from qload.cli.inspect import inspect
 from qload.cli.options import verbose
 from qload.cli.run import run
+from qload.cli.selftest import selftest
+from qload.cli.vectors import vectors
 from qload.cli.verify import verify
 
 EPILOG = """\b
@@ -72,7 +74,7 @@ def _print_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
 
 @click.group(
     cls=Verbs,
-    commands=[inspect, verify, run, formats, doctor, bench_load],
+    commands=[inspect, verify, run, formats, doctor, bench_load, selftest, vectors],
     epilog=EPILOG,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )

@@ -14,7 +14,7 @@ from functools import partial
 
 from qload.errors import QloadError
 from qload.loader import LayerDescription
-from qload.verify.causes import SideBySide, misreading
+from qload.verify.causes import SideBySide, known_fault, misreading
 from qload.verify.comparison import SPIKE, Comparison, agree
 from qload.verify.crew import Crew, Tell
 from qload.verify.elsewhere import found_elsewhere
@@ -79,6 +79,8 @@ def _layer(
         if mistake is not None:  # which every other reading of the scales is a little closer than
             near = found.distance.relative * HALF
         cause = misreading(pair, run, near) or elsewhere() or mistake
+        if cause is None and not lawful:
+            cause = known_fault(pair, run)
     except QloadError as error:
         yield finding_of(error)
         return

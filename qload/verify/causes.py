@@ -3,13 +3,16 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from qload.diagnosis.diagnosis import explained
+from qload.diagnosis.meaning import meant
 from qload.loader import LayerDescription, Part
 from qload.spec import Weight
 from qload.verify.chunks import outputs
-from qload.verify.comparison import Distance, differ, meant
+from qload.verify.comparison import Distance, differ
 from qload.verify.misreadings import Reading, readings
 from qload.verify.subject import Subject
 
+MATRIX = 2  # axes
 CLOSEST = 3  # readings of one run that are tried on the whole layer
 
 
@@ -58,6 +61,15 @@ def misreading(pair: SideBySide, run: tuple[int, int], near: float) -> str | Non
         return f"read with {best}, it agrees"
     closer = whole[best].relative < min(near, whole[""].relative)
     return f"read with {best}, it comes closer" if closer else None
+
+
+def known_fault(pair: SideBySide, run: tuple[int, int]) -> str | None:
+    """The known fault that makes the outputs `run` of the reference ours, in words."""
+    weight, reference = pair.load(run)
+    want, got = meant(reference), meant(weight)
+    return (
+        explained(want, got, None if reference.plain else reference, run[0]) if want.ndim == MATRIX else None
+    )
 
 
 def _readings(weight: Weight, reference: Weight) -> dict[str, Reading]:

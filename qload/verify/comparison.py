@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from qload.diagnosis.meaning import meant
 from qload.spec import Codes, Weight
 from qload.verify.scale_fit import ScaleFit
 
@@ -103,16 +104,6 @@ class Comparison:
     def spike_ratio(self) -> float:
         """How often the worst block of differences is as large as those of the whole layer are on average."""
         return self.spike[0] / (self.steps / self.total) if self.steps else 0.0
-
-
-def meant(weight: Weight) -> Tensor:
-    """What a weight does to inputs, (N, K) float32; factors of these are a part of it."""
-    return with_factors(weight, weight.dequantize())
-
-
-def with_factors(weight: Weight, values: Tensor) -> Tensor:
-    """A reading of a weight, times the factors of its inputs."""
-    return values if weight.input_factors is None else values * weight.input_factors.float()
 
 
 def differ(got: Tensor, want: Tensor, reference: Weight) -> Tensor:

@@ -6,11 +6,12 @@ from math import isfinite
 import torch
 from torch import Tensor
 
+from qload.diagnosis.meaning import meant
 from qload.errors import QloadError
 from qload.loader import LayerDescription, Part
 from qload.spec import Weight
 from qload.verify.chunks import outputs
-from qload.verify.comparison import differ, meant
+from qload.verify.comparison import differ
 from qload.verify.subject import Subject
 
 MANY = 256  # layers of the reference that one of ours is compared with

@@ -161,6 +161,21 @@ def test_the_mistake_is_named_beside_a_quantized_and_a_plain_reference(
         assert "differs from the reference" in beside_plain[UP]
 
 
+def reversed_codes(tensors: Tensors) -> None:
+    tensors[f"{UP}.qweight"] = nibbles(tensors[f"{UP}.qweight"], [7, 6, 5, 4, 3, 2, 1, 0])
+
+
+def test_a_fault_that_no_reading_takes_back_is_named_by_its_class(tmp_path: Path) -> None:
+    tensors = drawn("gptq")
+    sound = model(tmp_path / "sound", tensors, quantization_config=GPTQ)
+    reversed_codes(tensors)
+    broken = model(tmp_path / "broken", tensors, quantization_config=GPTQ)
+
+    found = {one.tensor: one.message for one in verify(broken, against=sound).findings}
+
+    assert "\ncodes of a word reversed along K: explains 100 % of " in found[UP]
+
+
 def quantized(original: Tensor, group: int = 32) -> Tensors:
     """Four bits, symmetric, in GPTQ's words: the nearest code of each weight (N, K)."""
     grouped = original.reshape(N, K // group, group)

@@ -94,6 +94,10 @@ def scale(tensor: Tensor) -> None:
     tensor[0, 3] *= 2
 
 
+def rolled(tensor: Tensor) -> None:
+    tensor.copy_(tensor.roll(1, 0))
+
+
 @pytest.mark.parametrize(
     ("form", "kind", "inputs"),
     [
@@ -140,6 +144,15 @@ def test_a_wrong_scale_of_a_kernel_is_found_in_the_part_that_has_it(
 
     assert finding.tensor == "model.layers.0.mlp.gate_proj"
     assert "of model.layers.0.mlp.gate_proj, the checkpoint" in finding.message
+
+
+def test_a_known_fault_of_a_kernel_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = stored(tmp_path / "model", "packed")
+    breaking(monkeypatch, (DOWN,), scales=rolled)
+
+    (finding,) = check_logits(str(path), PROMPT).findings
+
+    assert "\nscales of the group before: explains 100 % of " in finding.message
 
 
 def test_the_first_layer_that_departs_is_named_and_hides_no_other(

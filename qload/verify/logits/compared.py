@@ -115,8 +115,9 @@ def said_of(first: Departure, misread: Misread | None, others: int) -> str:
         said += f"; {others} after it depart too"
     if misread is None:
         return f"{said}\nno number of its weight, read back by itself, is another one"
-    (name, place), got, want = misread
-    return f"{said}\nits kernel has {got:g} at (n, k) = {place} of {name}, the checkpoint {want:g}"
+    (name, place), got, want, explained = misread
+    said = f"{said}\nits kernel has {got:g} at (n, k) = {place} of {name}, the checkpoint {want:g}"
+    return said if explained is None else f"{said}\n{explained}"
 
 
 def distances(got: Tensor, want: Tensor) -> dict[str, Any]:

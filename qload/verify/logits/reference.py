@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from qload.diagnosis.meaning import meant
 from qload.methods import ParallelExperts
 from qload.methods.layers import LinearBase
-from qload.verify.comparison import SPIKE, Distance, meant
+from qload.verify.comparison import SPIKE, Distance
 from qload.verify.logits.opened import Watched
 from qload.verify.logits.prompt import logits_of
 from qload.verify.logits.watched import WatchedExperts, linears_of

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from qload.diagnosis.diagnosis import explained
 from qload.kernels import bounds
 from qload.kernels.bounds import Bounded, excess
 from qload.kernels.declared import Maximum
@@ -20,7 +21,9 @@ from qload.spec import Weight
 
 ONE_HOT = 256  # inputs of a read-back at once
 Place = tuple[str, tuple[int, ...]]  # a layer, and (n,) or (n, k) in it
-Misread = tuple[Place, float, float]  # a number of a weight, what a kernel has there, and what is meant
+# A number of a weight, what a kernel has there, what is meant, and the known fault that explains it, if any.
+Misread = tuple[Place, float, float, str | None]
+LOOKED_AT = 1 << 22  # numbers of a weight that a fault is looked for in
 
 
 @dataclass(frozen=True)
@@ -167,8 +170,25 @@ class WatchedLinear(nn.Module):
             if wrong.numel():
                 k, n = wrong[0].tolist()
                 read = float(y[k, n]), float(want.value[k, n])
-                return part_of(self.meaning, (n, start + k)), *read
+                return part_of(self.meaning, (n, start + k)), *read, self._explained(n, dtype)
         return None
+
+    def _explained(self, n: int, dtype: torch.dtype) -> str | None:
+        """The known fault that explains the outputs about `n`, in words; None where none does."""
+        N, K = self.meaning.layer.N, self.meaning.layer.K
+        size = min(N, max(1, LOOKED_AT // K))
+        first = min(n // size * size, N - size)
+        assert self.kernel is not None
+        got, want = [], []
+        for start in range(0, K, ONE_HOT):
+            rows = torch.eye(min(ONE_HOT, K - start), K, dtype=dtype, device=self.meaning.device).roll(
+                start, 1
+            )
+            got.append(self.kernel(rows)[:, first : first + size].T)
+            want.append(self.exact(rows).value[:, first : first + size].T.float())
+        bias = self._buffers["bias"]
+        added = None if bias is None else bias[first : first + size]
+        return explained(torch.cat(want, 1), torch.cat(got, 1), self.meaning, first, added)
 
 
 class WatchedExperts(nn.Module):
@@ -224,7 +244,8 @@ class WatchedExperts(nn.Module):
                 wrong = (gots != wants).nonzero()
                 if wrong.numel():
                     n, k = wrong[0].tolist()
-                    return part_of(own, (n, k)), float(gots[n, k]), float(wants[n, k])
+                    read = float(gots[n, k]), float(wants[n, k])
+                    return part_of(own, (n, k)), *read, explained(wants, gots, own)
         return None
 
 

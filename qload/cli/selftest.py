@@ -1,0 +1,99 @@
+"""qload selftest: would these checks, or these tests, notice a wrong kernel?"""
+
+import importlib
+import json
+import os
+import sys
+from typing import Any
+
+import click
+
+from qload.cli.options import as_json, verbose
+
+EPILOG = """\b
+Examples:
+  qload selftest mykernel.adapter:MyKernel
+  qload selftest --tests "pytest tests/kernels" --pack mykernel:pack --format gptq
+
+Exit codes: 0 every fault is caught, 1 some are let through, 2 the command is wrong."""
+
+
+@click.command(epilog=EPILOG)
+@click.argument("adapter", required=False, metavar="[MODULE:CLASS]")
+@click.option(
+    "--tests",
+    metavar="COMMAND",
+    help="Your own tests, as 'pytest tests/kernels', in place of qload's checks.",
+)
+@click.option("--pack", metavar="MODULE:FUNCTION", help="With --tests: what packs a weight.")
+@click.option("--gemm", metavar="MODULE:FUNCTION", help="With --tests: what multiplies x (M, K) by it.")
+@click.option(
+    "--format", "format_name", metavar="FORMAT", help="With --pack: of which format its tensors are."
+)
+@as_json
+@verbose
+def selftest(
+    adapter: str | None,
+    tests: str | None,
+    pack: str | None,
+    gemm: str | None,
+    format_name: str | None,
+    as_json: bool | None,
+) -> None:
+    """Plant known faults in a kernel, and print which checks notice.
+
+    MODULE:CLASS has the attribute `format` and the methods `pack(weight)` and `gemm(x, buffers)`. Code that
+    is named here is imported and run.
+    """
+    if (adapter is None) == (tests is None):
+        raise click.UsageError("name MODULE:CLASS, or your tests with --tests")
+    sys.path.insert(0, os.getcwd())
+    rows = _adopted(tests, pack, gemm, format_name) if tests is not None else _of_adapter(str(adapter))
+    through = [row["fault"] for row in rows if row["end"] == "let through"]
+    if as_json or (as_json is None and not sys.stdout.isatty()):
+        click.echo(json.dumps({"schema": 1, "faults": rows, "let_through": through}, indent=2))
+    else:
+        _print(rows)
+    raise SystemExit(1 if through else 0)
+
+
+def _of_adapter(place: str) -> list[dict[str, Any]]:
+    from qload.testing.selftest.matrix import adapter_of, kill_matrix
+
+    module, _, name = place.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise click.UsageError(f"{place}: {error}") from error
+    return [
+        {
+            "subject": row.subject,
+            "fault": row.fault,
+            "words": row.words,
+            "end": "caught" if row.caught else "let through",
+            "named": row.named,
+            **{name: "caught" if noticed else "let through" for name, noticed in row.noticed.items()},
+        }
+        for row in kill_matrix(adapter_of(found))
+    ]
+
+
+def _adopted(tests: str, pack: str | None, gemm: str | None, format_name: str | None) -> list[dict[str, Any]]:
+    from qload.testing.selftest import adopted_matrix
+
+    outcomes = adopted_matrix(tests, pack=pack, gemm=gemm, format=format_name)
+    return [{"fault": each.fault, "words": each.words, "end": each.end} for each in outcomes]
+
+
+def _print(rows: list[dict[str, Any]]) -> None:
+    from rich.table import Table
+
+    from qload.cli.console import stdout
+
+    table = Table(title="kill matrix")
+    columns = [name for name in rows[0] if name != "words"] if rows else []
+    for name in columns:
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*(str(row[name] or "") for name in columns))
+    stdout().print(table)

@@ -1,0 +1,122 @@
+"""The kill matrix of one kernel: every fault that can be planted in it, and which checks notice."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from qload.diagnosis import diagnose
+from qload.errors import ArgumentError
+from qload.spec import Weight
+from qload.testing.checks import Kernel
+from qload.testing.kernel_faults import KERNEL_FAULTS, KernelFault
+from qload.testing.selftest.oracles import ORACLES, OWN
+from qload.testing.selftest.subjects import SUBJECTS
+
+ONE_HOT = 256  # inputs at once
+
+
+class Adapter(Protocol):
+    """Somebody's kernel: a `format` that it reads, what packs a typed weight, and what multiplies."""
+
+    format: str
+
+    def pack(self, weight: Any) -> Any:
+        """The buffers of a typed weight."""
+
+    def gemm(self, x: Tensor, buffers: Any) -> Tensor:
+        """X (M, K) -> y (M, N)."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A fault, planted in the kernel for one subject.
+
+    Attributes
+    ----------
+    subject, fault, words
+        Of which weight, and which fault.
+    noticed
+        By name of each check: whether it failed, as it has to.
+    named
+        The class that a diagnosis gives to the weight that is read back; None for none.
+    """
+
+    subject: str
+    fault: str
+    words: str
+    noticed: dict[str, bool]
+    named: str | None
+
+    @property
+    def caught(self) -> bool:
+        """Whether a check of qload notices."""
+        return any(self.noticed[name] for name in OWN)
+
+
+def kill_matrix(adapter: Adapter, dtype: torch.dtype = torch.float16) -> Iterator[Row]:
+    """A row for every fault that applies to the kernel of `adapter`, with activations of `dtype`.
+
+    The subjects are those of its format: one of `SUBJECTS`, or all whose name begins with the format's.
+    ArgumentError where there are none, or where the kernel is wrong before anything is planted.
+    """
+    names = [name for name in SUBJECTS if name == adapter.format] or [
+        name for name in SUBJECTS if name.startswith(adapter.format)
+    ]
+    if not names:
+        raise ArgumentError("format", f"one of {', '.join(SUBJECTS)}", repr(adapter.format))
+    for name in names:
+        yield from _of_subject(adapter, name, SUBJECTS[name](), dtype)
+
+
+def _of_subject(adapter: Adapter, name: str, weight: Weight, dtype: torch.dtype) -> Iterator[Row]:
+    sound = partial(_gemm, adapter, adapter.pack(weight))
+    failing = [check for check in OWN if not ORACLES[check](sound, weight, dtype)]
+    if failing:
+        found = diagnose(weight.dequantize(), _read_back(sound, weight, dtype), weight)
+        raise ArgumentError(
+            "the kernel", "right before a fault is planted", f"{', '.join(failing)}: {found.sentence}"
+        )
+    for fault in KERNEL_FAULTS:
+        planted = _planted(adapter, fault, weight)
+        if planted is not None and not _same(planted, sound, weight, dtype):
+            noticed = {check: not passes(planted, weight, dtype) for check, passes in ORACLES.items()}
+            found = diagnose(weight.dequantize(), _read_back(planted, weight, dtype), weight)
+            yield Row(name, fault.name, fault.words, noticed, found.fault)
+
+
+def _planted(adapter: Adapter, fault: KernelFault, weight: Weight) -> Kernel | None:
+    packed = fault.packed(weight)
+    if packed is None:
+        return None
+    return fault.gemm(partial(_gemm, adapter, adapter.pack(packed)), weight.layer.N)
+
+
+def _gemm(adapter: Adapter, buffers: Any, x: Tensor) -> Tensor:
+    return adapter.gemm(x, buffers)
+
+
+def _read_back(kernel: Kernel, weight: Weight, dtype: torch.dtype) -> Tensor:
+    rows = torch.eye(weight.layer.K, dtype=dtype).split(ONE_HOT)
+    return torch.cat([kernel(each) for each in rows]).T
+
+
+def _same(planted: Kernel, sound: Kernel, weight: Weight, dtype: torch.dtype) -> bool:
+    """Whether the fault changes nothing: some apply to no kernel of these sizes."""
+    one, other = (_read_back(each, weight, dtype) for each in (planted, sound))
+    return torch.equal(one, other)
+
+
+def adapter_of(found: object) -> Adapter:
+    """An adapter, or an instance of a class of one; ArgumentError where it lacks what one has."""
+    made: Any = found() if isinstance(found, type) else found
+    missing = [name for name in ("format", "pack", "gemm") if not hasattr(made, name)]
+    if missing:
+        raise ArgumentError(
+            "adapter", "format, pack(weight) and gemm(x, buffers)", f"none of {', '.join(missing)}"
+        )
+    adapter: Adapter = made
+    return adapter

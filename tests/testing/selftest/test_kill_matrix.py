@@ -1,0 +1,71 @@
+"""Planted faults are caught by the checks of qload, and some are let through by tolerances in wide use."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from qload import Weight
+from qload.errors import ArgumentError
+from qload.testing.selftest import Row, kill_matrix
+from qload.testing.selftest.matrix import adapter_of
+from qload.testing.selftest.oracles import ORACLES
+
+WIDE = [name for name in ORACLES if any(character.isdigit() for character in name)]
+
+
+class Plain:
+    """A kernel that is right."""
+
+    format = "gptq-zeros"
+
+    def pack(self, weight: Weight) -> Tensor:
+        return weight.dequantize()
+
+    def gemm(self, x: Tensor, buffers: Tensor) -> Tensor:
+        return (x.float() @ buffers.T).to(x.dtype)
+
+
+class Doubling(Plain):
+    """A kernel that is wrong."""
+
+    def gemm(self, x: Tensor, buffers: Tensor) -> Tensor:
+        return 2 * super().gemm(x, buffers)
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[Row]:
+    return list(kill_matrix(Plain()))
+
+
+def test_every_fault_is_caught_and_most_are_named(rows: list[Row]) -> None:
+    assert len(rows) > 25
+    assert [row.fault for row in rows if not row.caught] == []
+    assert sum(row.named is None for row in rows) <= len(rows) // 10
+
+
+@pytest.mark.parametrize("tolerance", WIDE)
+def test_a_tolerance_in_wide_use_lets_faults_through(tolerance: str, rows: list[Row]) -> None:
+    through = [row.fault for row in rows if not row.noticed[tolerance]]
+
+    assert through
+    assert len(through) < len(rows)
+
+
+def test_a_kernel_that_is_wrong_before_is_told_so() -> None:
+    with pytest.raises(ArgumentError, match="every number 2 times"):
+        next(kill_matrix(Doubling()))
+
+
+def test_an_adapter_without_a_method_is_told_which() -> None:
+    with pytest.raises(ArgumentError, match="gemm"):
+        adapter_of(type("Half", (), {"format": "gptq", "pack": None}))
+    assert adapter_of(Plain).format == "gptq-zeros"
+
+
+def test_a_format_without_a_subject_is_refused() -> None:
+    unknown: Any = type("Unknown", (Plain,), {"format": "unheard-of"})()
+
+    with pytest.raises(ArgumentError, match="gptq-act-order"):
+        next(kill_matrix(unknown, torch.bfloat16))

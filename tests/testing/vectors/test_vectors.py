@@ -1,0 +1,103 @@
+"""The frozen vectors, read from their files: valid ones mean what they say, others are refused."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from qload import open_checkpoint
+from qload.errors import ArgumentError, QloadError
+from qload.testing import assert_same_bits
+from qload.testing.vectors import Manifest, VectorCase, export, rejected, valid
+from qload.verify import verify
+
+VALID = [case.id for case in valid.cases()]
+REJECTED = [case.id for case in rejected.cases()]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("vectors") / "made"
+    export(made)
+    return made
+
+
+def case(folder: Path, name: str) -> VectorCase:
+    manifest = Manifest.model_validate_json((folder / "manifest.json").read_text())
+    return next(case for case in manifest.cases if case.id == name)
+
+
+class Rank:
+    """One of several."""
+
+    def __init__(self, rank: int, world: int) -> None:
+        self._rank, self._world = rank, world
+
+    def rank(self) -> int:
+        return self._rank
+
+    def size(self) -> int:
+        return self._world
+
+
+def read(place: Path, found: VectorCase, rank: int) -> torch.Tensor:
+    with open_checkpoint(place, process_group=Rank(rank, found.world)) as weights:
+        load = {"N": weights.get_weights_col, "K": weights.get_weights_row, None: weights.get_weights}[
+            found.split
+        ]
+        return load("layer").dequantize()
+
+
+@pytest.mark.parametrize("name", VALID)
+def test_a_valid_case_means_what_it_says(name: str, folder: Path) -> None:
+    found = case(folder, name)
+    assert found.expected is not None
+    expected = load_file(folder / found.expected.path)["weight"]
+    axis = "NK".index(found.split or "N")
+
+    shares = [read(folder / name, found, rank) for rank in range(found.world)]
+
+    assert tuple(expected.shape) == (found.N, found.K)
+    assert_same_bits(torch.cat(shares, axis), expected)
+
+
+def refused(place: Path, found: VectorCase) -> bool:
+    try:
+        for rank in range(found.world):
+            read(place, found, rank)
+    except QloadError:
+        return True
+    return verify(place).verdict != "ok"
+
+
+@pytest.mark.parametrize("name", REJECTED)
+def test_a_case_that_must_be_rejected_is(name: str, folder: Path) -> None:
+    assert refused(folder / name, case(folder, name))
+
+
+def test_the_files_are_those_of_the_sums_and_the_same_each_time(folder: Path, tmp_path: Path) -> None:
+    export(tmp_path / "again")
+    sums = (folder / "SHA256SUMS").read_text()
+    listed = {line.split("  ")[1]: line.split("  ")[0] for line in sums.splitlines()}
+    written = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
+
+    assert (tmp_path / "again" / "SHA256SUMS").read_text() == sums
+    assert {*listed} | {"SHA256SUMS"} == {*written}
+    assert all(hashlib.sha256(written[name].read_bytes()).hexdigest() == sum for name, sum in listed.items())
+    assert sum(path.stat().st_size for path in written.values()) < 1 << 20
+
+
+def test_ids_are_told_once_and_the_schema_has_every_field(folder: Path) -> None:
+    schema = json.loads((folder / "schema.json").read_text())
+    manifest = json.loads((folder / "manifest.json").read_text())
+
+    assert len({*VALID, *REJECTED}) == len(VALID) + len(REJECTED) == len(manifest["cases"])
+    assert {*schema["$defs"]["VectorCase"]["properties"]} == {*manifest["cases"][0]}
+
+
+def test_a_folder_that_holds_something_is_left_alone(folder: Path) -> None:
+    with pytest.raises(ArgumentError, match="empty, or not there yet"):
+        export(folder)
