@@ -1,8 +1,9 @@
 """Checks that can fail: bits where bits are promised, and three oracles for anything that multiplies.
 
 A kernel is any callable from x (M, K) to y (M, N). `read_back` shows it one input at a time and gets the
-weights that it thinks it has; `exact_sums` uses numbers that every order of addition sums exactly;
-`derived_bound` allows what rounding can cost and not more. None takes a tolerance, none passes on NaN.
+weights that it thinks it has; `assert_sums_exactly` uses numbers that every order of addition sums exactly;
+`assert_within_bound` allows what rounding can cost and not more. None takes a tolerance, none passes on NaN.
+A failure says one place and a few numbers, never a page of tensors.
 """
 
 from collections.abc import Callable
@@ -10,8 +11,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from qload.kernels.bounds import excess, of_linear
+from qload.kernels.bounds import excess
 from qload.spec import Weight
+from qload.testing.derived import derived_bound
 
 Kernel = Callable[[Tensor], Tensor]
 
@@ -31,26 +33,46 @@ def assert_same_bits(got: Tensor, want: Tensor) -> None:
         )
 
 
+def read_back(kernel: Kernel, K: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
+    """The weight (N, K) that a kernel thinks it has: what it returns for one input at a time, in `dtype`.
+
+    `kernel`: any callable x (M, `K`) -> y (M, N), which is called with up to 256 rows of the identity, on
+    `device`.
+    """
+    __tracebackhide__ = True
+    rows = []
+    for start in range(0, K, 256):
+        x = torch.eye(min(256, K - start), K, dtype=dtype, device=device).roll(start, 1)
+        y = kernel(x)
+        assert y.ndim == 2 and y.shape[0] == x.shape[0], (  # noqa: PT018 one sentence says both
+            f"y is {tuple(y.shape)} of x {tuple(x.shape)}, expected ({x.shape[0]}, N)"
+        )
+        rows.append(y)
+    return torch.cat(rows).T
+
+
 def assert_reads_back(kernel: Kernel, weight: Weight, dtype: torch.dtype) -> None:
     """One-hot inputs of `dtype` return the columns of `weight`, rounded once.
 
     `kernel`: any callable x (M, K) -> y (M, N), which is taken to multiply by that weight.
     """
     __tracebackhide__ = True
-    N, K = weight.shape
-    want = _applied(weight).to(dtype).T
-    for start in range(0, K, 256):
-        x = torch.eye(K, dtype=dtype, device=want.device)[start : start + 256]
-        got = kernel(x)
-        assert tuple(got.shape) == (x.shape[0], N)
-        wrong = (got != want[start : start + 256]).nonzero()
-        if wrong.numel():
-            k, n = wrong[0].tolist()
-            raise AssertionError(
-                f"the kernel has {got[k, n]:g} at (n, k) = ({n}, {start + k}), "
-                f"the weight {want[start + k, n]:g}; "
-                f"{wrong.shape[0]} wrong among inputs {start} to {start + x.shape[0]}"
-            )
+    want = _applied(weight).to(dtype)
+    got = read_back(kernel, weight.shape[1], dtype, want.device)
+    assert tuple(got.shape) == tuple(want.shape), f"N is {got.shape[0]}, expected {want.shape[0]}"
+    wrong = (got != want).nonzero()
+    if wrong.numel():
+        n, k = wrong[wrong[:, 1].argmin()].tolist()
+        raise AssertionError(
+            f"the kernel has {got[n, k]:g} at (n, k) = ({n}, {k}), the weight {want[n, k]:g}; "
+            f"{wrong.shape[0]} of {want.numel()} are wrong, {_range(wrong)}"
+        )
+
+
+def _range(wrong: Tensor) -> str:
+    """Between which rows and columns places (count, 2) lie."""
+    (n, k), (last_n, last_k) = wrong.amin(0).tolist(), wrong.amax(0).tolist()
+    return f"n {n} to {last_n}, k {k} to {last_k}"
 
 
 def assert_sums_exactly(kernel: Kernel, weight: Weight, dtype: torch.dtype, *, M: int = 3) -> None:
@@ -79,13 +101,29 @@ def assert_sums_exactly(kernel: Kernel, weight: Weight, dtype: torch.dtype, *, M
         )
 
 
-def assert_within_bound(kernel: Kernel, weight: Weight, x: Tensor) -> None:
-    """|y - exact| is at most what rounding the weight, K float32 additions and the result can cost.
+def assert_within_bound(
+    kernel: Kernel,
+    weight: Weight,
+    x: Tensor,
+    *,
+    accumulate: torch.dtype = torch.float32,
+    split_k: int = 1,
+    partials: torch.dtype = torch.float32,
+    scales: torch.dtype | None = None,
+) -> float:
+    """|y - exact| is at most what rounding the weight, K additions and the result can cost; the largest share.
 
-    `kernel`: any callable, called with `x` (M, K), which is taken to multiply by `weight`.
+    `kernel`: any callable, called with `x` (M, K), which is taken to multiply by `weight`. `accumulate`,
+    `split_k`, `partials` and `scales` say how it adds, as `derived_bound` has them.
     """
     __tracebackhide__ = True
-    off = excess(kernel(x), of_linear(x, weight, activations="unquantized"))
+    options = {"accumulate": accumulate, "split_k": split_k, "partials": partials, "scales": scales}
+    want = derived_bound(x, weight, **options)  # type: ignore[arg-type] # each of its own type
+    got = kernel(x)
+    assert tuple(got.shape) == tuple(want.value.shape), (
+        f"y is {tuple(got.shape)}, expected {tuple(want.value.shape)}"
+    )
+    off = excess(got, want)
     wrong = (~(off <= 1)).nonzero()
     if wrong.numel():
         m, n = wrong[0].tolist()
@@ -93,6 +131,25 @@ def assert_within_bound(kernel: Kernel, weight: Weight, x: Tensor) -> None:
             f"y[{m}, {n}] is {off[m, n]:g} times as far off as rounding can cost; "
             f"{wrong.shape[0]} of {off.numel()} are"
         )
+    return float(off.max()) if off.numel() else 0.0
+
+
+def assert_same_twice(kernel: Kernel, x: Tensor) -> None:
+    """The same `x` (M, K) gives the same bits, whatever the memory held that the `kernel` writes to.
+
+    Between the two calls memory of y's size is filled with NaN and given back, which is what a kernel returns
+    that leaves elements unwritten.
+    """
+    __tracebackhide__ = True
+    first = kernel(x).clone()
+    leave_nan(first)
+    assert_same_bits(kernel(x), first)
+
+
+def leave_nan(like: Tensor) -> None:
+    """Fill memory of the size of `like` with NaN and give it back, so that the next such tensor may get it."""
+    held = [torch.full_like(like, float("nan")) for _ in range(4)]
+    del held
 
 
 def _applied(weight: Weight) -> Tensor:
