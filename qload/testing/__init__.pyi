@@ -3,6 +3,7 @@ from .checks import assert_same_bits as assert_same_bits
 from .checks import assert_same_twice as assert_same_twice
 from .checks import assert_sums_exactly as assert_sums_exactly
 from .checks import assert_within_bound as assert_within_bound
+from .checks import exact_sums as exact_sums
 from .checks import read_back as read_back
 from .derived import derived_bound as derived_bound
 from .drawn import DrawnLayer as DrawnLayer

@@ -69,20 +69,18 @@ def assert_reads_back(kernel: Kernel, weight: Weight, dtype: torch.dtype) -> Non
         )
 
 
-def _range(wrong: Tensor) -> str:
+def _range(wrong: Tensor, rows: str = "n", columns: str = "k") -> str:
     """Between which rows and columns places (count, 2) lie."""
-    (n, k), (last_n, last_k) = wrong.amin(0).tolist(), wrong.amax(0).tolist()
-    return f"n {n} to {last_n}, k {k} to {last_k}"
+    (row, column), (last_row, last_column) = wrong.amin(0).tolist(), wrong.amax(0).tolist()
+    return f"{rows} {row} to {last_row}, {columns} {column} to {last_column}"
 
 
-def assert_sums_exactly(kernel: Kernel, weight: Weight, dtype: torch.dtype, *, M: int = 3) -> None:
-    """Small integers times a weight of small integers and power-of-two scales: bit equality.
+def exact_sums(weight: Weight, dtype: torch.dtype, M: int) -> tuple[Tensor, Tensor]:
+    """Small integers (`M`, K) in `dtype`, and what they times a `weight` are, (M, N), rounded once to that.
 
-    `kernel`: any callable x (`M`, K) -> y (M, N) in `dtype`, which is taken to multiply by `weight`, rounded
-    once to that. Raises ValueError for a weight whose sums float32 cannot hold exactly: then nothing would be
-    shown.
+    The first rows are the same for every M. Raises ValueError for a weight whose sums float32 cannot hold
+    exactly: then nothing would be shown.
     """
-    __tracebackhide__ = True
     w = _applied(weight).to(dtype).double()
     x = (torch.arange(M * w.shape[1], device=w.device) % 5 - 2).reshape(M, w.shape[1]).double()
     unit = 2.0**-24
@@ -90,14 +88,32 @@ def assert_sums_exactly(kernel: Kernel, weight: Weight, dtype: torch.dtype, *, M
         unit *= 2
     if bool((w.remainder(unit) != 0).any()) or float((x.abs() @ w.abs().T).max()) / unit >= 2**24:
         raise ValueError("float32 cannot sum this weight exactly; take smaller codes and power-of-two scales")
-    got, want = kernel(x.to(dtype)), (x @ w.T).to(dtype)
-    assert (got.dtype, got.shape) == (want.dtype, want.shape)
-    wrong = (got != want).nonzero()  # of two zeros the sign is nobody's promise; NaN differs from all
+    return x.to(dtype), (x @ w.T).to(dtype)
+
+
+def assert_sums_exactly(kernel: Kernel, weight: Weight, dtype: torch.dtype, *, M: int = 3) -> None:
+    """Small integers times a weight of small integers and power-of-two scales: bit equality.
+
+    `kernel`: any callable x (`M`, K) -> y (M, N) in `dtype`, which is taken to multiply by `weight`, rounded
+    once to that. Raises ValueError for a weight whose sums float32 cannot hold exactly.
+    """
+    __tracebackhide__ = True
+    assert_are_sums(kernel, *exact_sums(weight, dtype, M))
+
+
+def assert_are_sums(kernel: Kernel, x: Tensor, want: Tensor) -> None:
+    """What a `kernel` makes of `x` (M, K) is `want` (M, N), of which the sign of a zero is nobody's promise."""
+    __tracebackhide__ = True
+    got = kernel(x)
+    assert (got.dtype, tuple(got.shape)) == (want.dtype, tuple(want.shape)), (
+        f"y is {got.dtype}, {tuple(got.shape)}; expected {want.dtype}, {tuple(want.shape)}"
+    )
+    wrong = (got != want).nonzero()  # NaN differs from all
     if wrong.numel():
         m, n = wrong[0].tolist()
         raise AssertionError(
             f"y[{m}, {n}] is {got[m, n]:g}, the exact sum is {want[m, n]:g}; "
-            f"{wrong.shape[0]} of {got.numel()} differ"
+            f"{wrong.shape[0]} of {got.numel()} differ, {_range(wrong, 'm', 'n')}"
         )
 
 
@@ -111,10 +127,11 @@ def assert_within_bound(
     partials: torch.dtype = torch.float32,
     scales: torch.dtype | None = None,
 ) -> float:
-    """|y - exact| is at most what rounding the weight, K additions and the result can cost; the largest share.
+    """|y - exact| is at most what rounding the weight, K additions and the result can cost.
 
     `kernel`: any callable, called with `x` (M, K), which is taken to multiply by `weight`. `accumulate`,
-    `split_k`, `partials` and `scales` say how it adds, as `derived_bound` has them.
+    `split_k`, `partials` and `scales` say how it adds, as `derived_bound` has them. Returns the largest error
+    in units of the bound.
     """
     __tracebackhide__ = True
     options = {"accumulate": accumulate, "split_k": split_k, "partials": partials, "scales": scales}
@@ -147,7 +164,7 @@ def assert_same_twice(kernel: Kernel, x: Tensor) -> None:
 
 
 def leave_nan(like: Tensor) -> None:
-    """Fill memory of the size of `like` with NaN and give it back, so that the next such tensor may get it."""
+    """Fill memory of the size of `like` with NaN and give it back, so that the next tensor may get it."""
     held = [torch.full_like(like, float("nan")) for _ in range(4)]
     del held
 

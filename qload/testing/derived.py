@@ -1,4 +1,4 @@
-"""What rounding may cost a kernel, derived from how it adds: the type it adds in, how it divides K, its scales."""
+"""What rounding may cost a kernel, by how it adds: in which type, in how many parts, by which scales."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""A layer made of random numbers, as it would be stored: from a format's declaration, its sizes, and a filling.
+"""A layer of random numbers as it would be stored: from a format's declaration, sizes, and a filling.
 
 Nothing here knows a format by name; `qload.testing.samples` makes the facts that no declaration tells.
 """
@@ -96,8 +96,8 @@ def filled(
 ) -> DrawnLayer:
     """A layer of these `sizes` by letter, whose tensors beside `facts` have a `filling`.
 
-    "zeros", "count", "noise", or "coded": every bit of the codes random, and powers of two for scales, so that
-    a weight in another place is another number and sums are exact.
+    "zeros", "count", "noise", or "coded": every bit of the codes random, and powers of two for scales,
+    so that a weight in another place is another number and sums are exact.
     """
     specs = weight_type.tensors(config)
     tensors = dict(facts) | {

@@ -13,12 +13,12 @@ ZONE = 512  # bytes on either side, a multiple of every alignment that kernels a
 POISON = 0xFF  # every float type reads NaN of it, every integer type -1 or its largest number
 
 
-@dataclass
+@dataclass(frozen=True)
 class Guards:
     """Copies of tensors in the middle of poison, and what is wrong with them after they were used.
 
-    Whoever reads beyond a guarded tensor of floats gets NaN, which no check passes; whoever writes beyond it, or
-    into it, is named by `assert_whole`.
+    Whoever reads beyond a guarded tensor of floats gets NaN, which no check passes; `assert_whole` fails for
+    who writes beyond it, or into it.
     """
 
     _held: list[tuple[str, Tensor, Tensor]] = field(default_factory=list)
@@ -63,7 +63,7 @@ class Guards:
 
 
 def around_borders(*borders: int, most: int = 257) -> tuple[int, ...]:
-    """Numbers of tokens at which dispatch takes another way: each of `borders` with its neighbours, up to `most`.
+    """Numbers of tokens where dispatch takes another way: `borders` with their neighbours, up to `most`.
 
     Without `borders`: 1, and around 8, 16, 24, 32, 64, 128 and 256, where the kernels that we know change.
     """

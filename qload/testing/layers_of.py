@@ -1,7 +1,6 @@
 """A layer with given traits: which config it has, and what its tensors hold besides codes and scales."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor

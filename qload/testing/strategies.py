@@ -1,8 +1,8 @@
 """Hypothesis strategies for layers: what a kernel claims to take, or all that a format's files may hold.
 
 The first is said in the words of `Traits`. The second is inferred from the format's own declaration of its
-tensors, for a strategy of configs: sizes follow from its axes, dtypes and fillings from its specs, group indices
-from the axis they point into.
+tensors, for a strategy of configs: sizes follow from its axes, dtypes and fillings from its specs, group
+indices from the axis they point into.
 """
 
 from math import lcm
@@ -46,10 +46,10 @@ def layers(
     most: int = 4,
     fillings: tuple[str, ...] | None = None,
 ) -> st.SearchStrategy[DrawnLayer]:
-    """A Hypothesis strategy for layers of a `format`: those that every kernel of it takes, unless more is asked.
+    """A Hypothesis strategy for layers of a `format`: those that every kernel takes, unless more is asked.
 
-    `layers("gptq")` draws symmetric layers of 4 bits and groups of 128 in order; `layers("gptq", act_order=True)`
-    or `zeros="wrapping"` asks for an odd corner by name, and `layers(...) | layers(...)` for either of two.
+    `layers("gptq")` draws symmetric layers of 4 bits and groups of 128 in order. `act_order=True` or
+    `zeros="wrapping"` asks for an odd corner by name, and `layers(...) | layers(...)` for either of two.
     ArgumentError for what the format does not have.
 
     Parameters

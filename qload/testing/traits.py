@@ -1,4 +1,4 @@
-"""What sets one layer of a format apart from another, and which of it a kernel of that format is expected to take.
+"""What sets one layer of a format apart from another, and what of it a kernel is expected to take.
 
 Names and numbers alone: torch is not imported, so that tests can be collected by them.
 """
