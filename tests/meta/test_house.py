@@ -41,6 +41,7 @@ RANKS = [
     {"methods"},
     {"models"},
     {"listing"},
+    {"diagnosis"},
     {"engines", "verify", "testing"},
     {"conformance"},
     {"capabilities"},

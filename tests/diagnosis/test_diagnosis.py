@@ -1,0 +1,203 @@
+"""Known faults are named and located; a fault of no known class is said to be of none."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from qload import GPTQConfig, GPTQWeight, Layer
+from qload.diagnosis import FAULT_CLASSES, diagnose
+from qload.errors import ArgumentError
+
+N, K, GROUP = 64, 128, 32
+
+
+def gptq(seed: int = 0, *, act_order: bool = False, groups: int = K // GROUP) -> GPTQWeight:
+    random = torch.Generator().manual_seed(seed)
+
+    def words(*shape: int) -> Tensor:
+        return torch.randint(-(2**31), 2**31, shape, generator=random, dtype=torch.int32)
+
+    index = torch.arange(K) // (K // groups)
+    return GPTQWeight(
+        config=GPTQConfig(4, K // groups),
+        qweight=words(K // 8, N),
+        qzeros=words(groups, N // 8) & 0x77777777,  # no zero point wraps
+        scales=(0.01 + 0.01 * torch.rand(groups, N, generator=random)).half(),
+        g_idx=(index[torch.randperm(K, generator=random)] if act_order else index).int(),
+    )
+
+
+WEIGHT, PERMUTED = gptq(), gptq(act_order=True)
+MEANT = WEIGHT.dequantize()
+
+
+def test_what_is_equal_but_for_rounding_is_not_wrong() -> None:
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        found = diagnose(MEANT, MEANT.to(dtype), WEIGHT)
+
+        assert (found.fault, found.wrong, found.total) == (None, 0, N * K)
+
+
+def test_zero_points_of_the_other_convention_are_named() -> None:
+    got = replace(WEIGHT, qzeros=WEIGHT.qzeros + 0x11111111).dequantize().half()
+
+    found = diagnose(MEANT, got, WEIGHT)
+
+    assert (found.fault, found.share, found.wrong) == ("zero-points-one-higher", 1.0, N * K)
+    assert found.sentence.startswith("zero points one higher (v2 read as v1): explains 100 %")
+    assert found.sentence.endswith(f"of {N * K}")  # it is everywhere: no place is told
+
+
+def test_a_fault_of_some_outputs_is_found_there() -> None:
+    wrong = replace(WEIGHT, scales=WEIGHT.scales.roll(1, 0)).dequantize()
+    got = torch.cat([MEANT[:48], wrong[48:]])
+
+    found = diagnose(MEANT, got, WEIGHT)
+
+    assert (found.fault, found.n, found.group) == ("scales-of-another-group", (48, 64), (0, 4))
+    assert found.sentence.endswith("at outputs 48 to 63")
+
+
+def test_a_fault_of_one_group_is_found_there() -> None:
+    wrong = replace(WEIGHT, qzeros=WEIGHT.qzeros + 0x11111111).dequantize()
+    got = MEANT.clone()
+    got[:, 64:96] = wrong[:, 64:96]
+
+    found = diagnose(MEANT, got, WEIGHT)
+
+    assert (found.fault, found.k, found.group) == ("zero-points-one-higher", (64, 96), (2, 3))
+    assert "inputs 64 to 95, group 2" in found.sentence
+
+
+def test_act_order_that_is_ignored_is_named_in_both_ways() -> None:
+    meant = PERMUTED.dequantize()
+    order = PERMUTED.g_idx.long().argsort(stable=True)
+    in_order = replace(PERMUTED, g_idx=WEIGHT.g_idx).dequantize()
+
+    assert diagnose(meant, in_order, PERMUTED).fault == "act-order-ignored"
+    assert diagnose(meant, meant[:, order], PERMUTED).fault == "act-order-ignored"
+    assert diagnose(meant, meant[:, order[order]], PERMUTED).fault == "act-order-inverse"
+
+
+def test_parts_are_told_by_their_sizes() -> None:
+    fused = replace(WEIGHT, layer=Layer((32, 16, 16), K, (N, K), name="q, k, v"))
+    got = torch.cat([MEANT[:32], MEANT[48:], MEANT[32:48]])
+
+    found = diagnose(MEANT, got, fused)
+
+    assert found.fault == "parts-exchanged"
+    assert "in the order 1, 3, 2 (q, k and v are exchanged)" in found.sentence
+
+
+def test_rank_0s_share_is_named_on_a_rank_and_on_all() -> None:
+    shares = MEANT.split(N // 4)
+
+    one = diagnose(shares[2], shares[0], WEIGHT, rank=2, world=4)
+    every = diagnose(MEANT, torch.cat([shares[0]] * 4), WEIGHT, world=4)
+    swapped = diagnose(MEANT, torch.cat([shares[at] for at in (0, 2, 1, 3)]), WEIGHT, world=4)
+
+    assert (one.fault, one.rank) == ("rank-0-everywhere", (2, 3))
+    assert (every.fault, every.rank) == ("rank-0-everywhere", (1, 4))
+    assert (swapped.fault, swapped.rank) == ("ranks-exchanged", (1, 3))
+    assert "rank 1 has rank 2's, rank 2 has rank 1's" in swapped.sentence
+
+
+def test_a_share_along_k_knows_its_own_groups() -> None:
+    whole, wrong = (
+        each.dequantize()[:, K // 2 :]
+        for each in (WEIGHT, replace(WEIGHT, scales=WEIGHT.scales.roll(1, 0)))
+    )
+
+    found = diagnose(whole, wrong, WEIGHT, rank=1, world=2)
+
+    assert (found.fault, found.group) == ("scales-of-another-group", (2, 4))
+
+
+def test_experts_that_changed_places_are_named() -> None:
+    weights = [gptq(seed) for seed in range(3)]
+    meant = torch.stack([weight.dequantize() for weight in weights])
+
+    found = diagnose(meant, meant[[0, 2, 1]], weights)
+
+    assert (found.fault, found.expert) == ("experts-exchanged", (1, 3))
+
+
+def test_a_fault_of_one_expert_is_named_by_its_codes() -> None:
+    weights = [gptq(seed) for seed in range(3)]
+    meant = torch.stack([weight.dequantize() for weight in weights])
+    got = meant.clone()
+    got[1] = replace(weights[1], scales=weights[1].scales.roll(-1, 0)).dequantize()
+
+    found = diagnose(meant, got, weights)
+
+    assert (found.fault, found.expert, found.n) == ("scales-of-another-group", (1, 2), (0, N))
+    assert "expert 1" in found.sentence
+
+
+def left_out() -> Tensor:
+    got = MEANT.clone()
+    got[16:32, 32:64] = 0
+    return got
+
+
+def never_written() -> Tensor:
+    got = MEANT.clone()
+    got[-8:] = torch.nan
+    return got
+
+
+PLACES: list[tuple[str, Callable[[], Tensor]]] = [
+    ("left-out", left_out),
+    ("never-written", never_written),
+    ("overflown", lambda: (MEANT * 1e10).half()),
+    ("outputs-shifted", lambda: MEANT.roll(1, 0)),
+    ("inputs-shifted", lambda: MEANT.roll(-1, 1)),
+    ("outputs-reversed", lambda: MEANT.flip(0)),
+    ("parts-exchanged", lambda: MEANT.roll(N // 2, 0)),
+    ("parts-interleaved", lambda: MEANT.reshape(2, N // 2, K).transpose(0, 1).reshape(N, K)),
+    ("factor", lambda: MEANT * -3),
+    ("transposed", lambda: MEANT.reshape(N // 16, 16, K // 16, 16).transpose(1, 3).reshape(N, K)),
+]
+
+
+@pytest.mark.parametrize(("fault", "damaged"), PLACES)
+@pytest.mark.parametrize("layer", [WEIGHT, None], ids=["typed", "plain"])
+def test_a_fault_of_places_needs_no_codes(
+    fault: str, damaged: Callable[[], Tensor], layer: GPTQWeight | None
+) -> None:
+    found = diagnose(MEANT, damaged(), layer)
+
+    assert found.fault == fault
+    assert fault in FAULT_CLASSES
+
+
+def test_a_square_is_told_from_its_transpose() -> None:
+    square = MEANT[:, :N]
+
+    assert diagnose(square, square.T.contiguous()).fault == "transposed"
+
+
+def test_a_bias_is_told_missing_or_twice() -> None:
+    bias = torch.arange(N) / N + 1
+    expected = MEANT + bias[:, None]
+
+    assert diagnose(expected, MEANT, WEIGHT, bias=bias).fault == "bias-missing"
+    assert diagnose(expected, expected + bias[:, None], WEIGHT, bias=bias).fault == "bias-twice"
+
+
+def test_one_wrong_number_is_of_no_class() -> None:
+    got = MEANT.clone()
+    got[5, 7] += 1
+
+    found = diagnose(MEANT, got, WEIGHT)
+
+    assert (found.fault, found.wrong, found.n, found.k) == (None, 1, (5, 6), (7, 8))
+    assert found.sentence.startswith(f"a fault of no known class: 1 of {N * K} numbers are wrong")
+
+
+def test_shapes_that_do_not_go_together_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="the shape of what is expected"):
+        diagnose(MEANT, MEANT.T, WEIGHT)
