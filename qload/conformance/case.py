@@ -6,7 +6,7 @@ from qload.testing.traits import Traits
 
 
 @dataclass(frozen=True)
-class Case(Traits):
+class ConformanceCase(Traits):
     """What a kernel, loader or packer is asked to do. Its `id` never changes its meaning.
 
     Attributes

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from itertools import product
 
-from qload.conformance.case import Case
+from qload.conformance.case import ConformanceCase
 from qload.errors import ArgumentError
 from qload.testing.traits import Contract, Traits, contract
 
@@ -17,7 +17,7 @@ ODD, DEEP = (384, 192), (2048, 64)  # whole granules that are no powers of two; 
 LARGE = ((4096, 512), (2048, 1536))
 
 
-def cases(format: str, tier: str = "default", dtypes: tuple[str, ...] = ("float16",)) -> tuple[Case, ...]:
+def cases(format: str, tier: str = "default", dtypes: tuple[str, ...] = ("float16",)) -> tuple[ConformanceCase, ...]:
     """The cases of a `format` in a `tier`, smallest first, with activations of these `dtypes`.
 
     `tier`: "smoke", "default", "gpu" or "exhaustive". ArgumentError for a format or a tier that is not there.
@@ -32,17 +32,17 @@ def cases(format: str, tier: str = "default", dtypes: tuple[str, ...] = ("float1
     return tuple({case.id: case for case in found}.values())
 
 
-def _of(traits: Traits, dtype: str, size: tuple[int, int], world: int = 1, split: str = "") -> Case:
+def _of(traits: Traits, dtype: str, size: tuple[int, int], world: int = 1, split: str = "") -> ConformanceCase:
     said = asdict(traits) | {"dtype": dtype}
-    return Case(**said, K=size[0], N=size[1], M=257, world=world, split=split)
+    return ConformanceCase(**said, K=size[0], N=size[1], M=257, world=world, split=split)
 
 
-def _smoke(allowed: Contract, format: str, dtypes: tuple[str, ...]) -> Iterator[Case]:
+def _smoke(allowed: Contract, format: str, dtypes: tuple[str, ...]) -> Iterator[ConformanceCase]:
     for traits in allowed.corners(format):
         yield _of(traits, dtypes[0], SMALL)
 
 
-def _default(allowed: Contract, format: str, dtypes: tuple[str, ...]) -> Iterator[Case]:
+def _default(allowed: Contract, format: str, dtypes: tuple[str, ...]) -> Iterator[ConformanceCase]:
     own = allowed.common(format)
     for traits in (*allowed.corners(format)[1:], *_pairs(allowed, own)):
         yield _of(traits, dtypes[0], MAIN)
@@ -64,14 +64,14 @@ def _pairs(allowed: Contract, own: Traits) -> Iterator[Traits]:
             yield replace(own, symmetric=symmetric, act_order=order, zeros=zeros, group_size=group)
 
 
-def _gpu(allowed: Contract, format: str, dtypes: tuple[str, ...]) -> Iterator[Case]:
+def _gpu(allowed: Contract, format: str, dtypes: tuple[str, ...]) -> Iterator[ConformanceCase]:
     for traits, dtype, size in product(allowed.corners(format), dtypes, LARGE):
         yield _of(traits, dtype, size)
     for split in ("col", "row"):
         yield _of(allowed.common(format), dtypes[0], LARGE[1], 4, split)
 
 
-def _exhaustive(allowed: Contract, format: str, dtypes: tuple[str, ...]) -> Iterator[Case]:
+def _exhaustive(allowed: Contract, format: str, dtypes: tuple[str, ...]) -> Iterator[ConformanceCase]:
     every = (allowed.bits, allowed.groups, allowed.symmetric, allowed.act_order, allowed.zeros)
     for bits, group, symmetric, order, zeros, variant in product(*every, allowed.variants):
         if symmetric and zeros == "wrapping":

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from qload.conformance.case import Case
+from qload.conformance.case import ConformanceCase
 from qload.conformance.suite import Judged, Suite
 
 
@@ -17,7 +17,8 @@ class LinearKernelSuite(Suite):
     format, dtypes
         As `Suite` has them.
     accumulate, split_k, partials, scales
-        How the kernel adds, as `qload.testing.derived_bound` has them, dtypes by name; None: it rounds no scales.
+        How the kernel adds, as `qload.testing.derived_bound` has them, dtypes by name; None: it rounds no
+        scales.
     borders
         Numbers of tokens at which it takes another way; () for those where the kernels that we know do.
     deterministic
@@ -52,7 +53,7 @@ class LinearKernelSuite(Suite):
         """Call the kernel: x (M, K) by what `pack` returned, `buffers` -> y (M, N) in the dtype of x."""
 
     @pytest.fixture
-    def trial(self, case: Case, request: pytest.FixtureRequest) -> Judged:
+    def trial(self, case: ConformanceCase, request: pytest.FixtureRequest) -> Judged:
         """The `case` on trial."""
         from qload.conformance.linear_trial import LinearTrial
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from qload.conformance.case import Case
+from qload.conformance.case import ConformanceCase
+from qload.conformance.prefixed import prefixed
 from qload.errors import CutError, DivideError
 from qload.parallel import FakeWorld
 from qload.spec import Weight
@@ -22,7 +23,7 @@ LOADS = {"col": Weights.get_weights_col, "row": Weights.get_weights_row}
 
 
 @lru_cache(maxsize=256)
-def shares(case: Case, filling: str) -> tuple[Weight, ...]:
+def shares(case: ConformanceCase, filling: str) -> tuple[Weight, ...]:
     """Every rank's share of the layer of a `case`, with a `filling`; a whole layer is the only one."""
     made = layer_of(case.traits, case.N, case.K, filling=filling)
     if case.world == 1:
@@ -40,16 +41,17 @@ class LinearTrial:
     `suite`: a `LinearKernelSuite`; `case`: the layer; `device`: where it lies.
     """
 
-    def __init__(self, suite: Any, case: Case, device: str) -> None:
+    def __init__(self, suite: Any, case: ConformanceCase, device: str) -> None:
         self.suite, self.case, self.device = suite, case, torch.device(device)
         self.dtype: torch.dtype = getattr(torch, case.dtype)
 
     def reads_back(self) -> None:
         """One-hot inputs, each rank's share."""
+        whole, world = shares(replace(self.case, M=1, rank=0, world=1, split=""), "coded")[0], self.case.world
         for rank, weight, kernel in self._kernels("coded"):
-            with_rank = "" if self.case.world == 1 else f"rank {rank} of {self.case.world}: "
-            with prefixed(with_rank):
-                checks.assert_reads_back(kernel, weight, self.dtype)
+            share = {} if world == 1 else {"whole": whole.to(self.device), "rank": rank, "world": world}
+            with prefixed("" if world == 1 else f"rank {rank} of {world}: "):
+                checks.assert_reads_back(kernel, weight, self.dtype, **share)
 
     def sums_exactly(self) -> None:
         """Small integers, for every number of tokens that the kernel takes."""
@@ -152,21 +154,6 @@ class LinearTrial:
 
     def _of(self, rank: int) -> str:
         return "" if self.case.world == 1 else f", rank {rank} of {self.case.world}"
-
-
-class prefixed:  # noqa: N801 a with statement reads it as a verb
-    """`with prefixed(text)`: a failed assertion begins with `text`."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-    def __enter__(self) -> None:
-        """Nothing to do."""
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        """Raise the same again, with the text before it."""
-        if isinstance(error, AssertionError):
-            raise AssertionError(f"{self.text}{error}") from None
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:

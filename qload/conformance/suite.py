@@ -1,4 +1,4 @@
-"""What all suites share: cases as parameters, skips with reasons, and how a failure reads. Torch stays out."""
+"""What all suites share: cases as parameters, skips with reasons, how a failure reads. Torch stays out."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from qload.conformance.case import Case
+from qload.conformance.case import ConformanceCase
 from qload.conformance.cases import TIERS, cases
 
 
@@ -29,12 +29,12 @@ class Suite:
     format: ClassVar[str] = ""
     dtypes: ClassVar[tuple[str, ...]] = ("float16",)
 
-    def can_implement(self, case: Case) -> tuple[bool, str]:
+    def can_implement(self, case: ConformanceCase) -> tuple[bool, str]:
         """Whether the subject takes a `case`, and why not: what it refuses is skipped with that reason."""
         return True, ""
 
     @classmethod
-    def cases(cls, tier: str = "default") -> tuple[Case, ...]:
+    def cases(cls, tier: str = "default") -> tuple[ConformanceCase, ...]:
         """The cases of a `tier`, smallest first."""
         return cases(cls.format, tier, cls.dtypes)
 
@@ -73,7 +73,7 @@ class Judged:
     """
 
     def __init__(
-        self, suite: Suite, case: Case, request: pytest.FixtureRequest, make: Callable[[Case, str], Any]
+        self, suite: Suite, case: ConformanceCase, request: pytest.FixtureRequest, make: Callable[[ConformanceCase, str], Any]
     ) -> None:
         taken, reason = suite.can_implement(case)
         self.suite, self.case, self.node, self.make = suite, case, request.node, make
@@ -84,20 +84,20 @@ class Judged:
             pytest.skip(reason or "the subject refuses it, and says no reason")
 
     def by(self, check: str) -> None:
-        """Run a `check` of the trial by its name; a failure names the smallest case and how to run it again."""
+        """Run a `check` of the trial by its name; a failure names the smallest case, and its replay."""
         __tracebackhide__ = True
         try:
             self.said.update(self._run(self.case, check) or {})
         except AssertionError as error:
             smallest, text = self._smallest(check, str(error))
-            self.said["failure"] = text
+            self.said |= {"failure": text, "fault": getattr(getattr(error, "diagnosis", None), "fault", None)}
             pytest.fail(f"{smallest.id}: {text}\n  replay    {self._replay(smallest)}", pytrace=False)
 
-    def _run(self, case: Case, check: str) -> dict[str, Any] | None:
+    def _run(self, case: ConformanceCase, check: str) -> dict[str, Any] | None:
         found: dict[str, Any] | None = getattr(self.make(case, self.device), check)()
         return found
 
-    def _smallest(self, check: str, text: str) -> tuple[Case, str]:
+    def _smallest(self, check: str, text: str) -> tuple[ConformanceCase, str]:
         """Of alike cases the smallest that fails too, and what it says."""
         alike = [
             case
@@ -114,7 +114,7 @@ class Judged:
                     continue
         return self.case, text
 
-    def _replay(self, case: Case) -> str:
+    def _replay(self, case: ConformanceCase) -> str:
         node = self.node.nodeid.replace(f"[{self.case.id}]", f"[{case.id}]")
         tier = next(name for name in TIERS if case.id in {each.id for each in self.suite.cases(name)})
         return f"pytest '{node}'{'' if tier in TIERS[:2] else f' --qload-tier={tier}'}"

@@ -7,8 +7,8 @@
         weight = stored.weight()
         assert_reads_back(lambda x: my_kernel(x, weight.qweight, ...), weight, torch.float16)
 
-`qload.conformance` has whole suites of such tests. Names are imported when they are first used, and torch with
-them.
+`qload.conformance` has whole suites of such tests. Names are imported when they are first used, and
+torch with them.
 The strategies need Hypothesis, which `pip install "qload-weights[testing]"` brings; the checks do without.
 `python -m qload.testing.faults` breaks qload on purpose and prints which tests notice.
 """

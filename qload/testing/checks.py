@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from qload.diagnosis import Diagnosis, diagnose
 from qload.kernels.bounds import excess
 from qload.spec import Weight
 from qload.testing.derived import derived_bound
@@ -51,10 +52,33 @@ def read_back(kernel: Kernel, K: int, dtype: torch.dtype, device: torch.device |
     return torch.cat(rows).T
 
 
-def assert_reads_back(kernel: Kernel, weight: Weight, dtype: torch.dtype) -> None:
-    """One-hot inputs of `dtype` return the columns of `weight`, rounded once.
+class Misread(AssertionError):
+    """A kernel that does not read back what it was given.
 
-    `kernel`: any callable x (M, K) -> y (M, N), which is taken to multiply by that weight.
+    Attributes
+    ----------
+    diagnosis
+        What is wrong with its weight.
+    """
+
+    def __init__(self, text: str, diagnosis: Diagnosis) -> None:
+        super().__init__(text)
+        self.diagnosis = diagnosis
+
+
+def assert_reads_back(
+    kernel: Kernel,
+    weight: Weight,
+    dtype: torch.dtype,
+    *,
+    whole: Weight | None = None,
+    rank: int | None = None,
+    world: int | None = None,
+) -> None:
+    """One-hot inputs of `dtype` return the columns of `weight`, rounded once; else it says which fault it is.
+
+    `kernel`: any callable x (M, K) -> y (M, N), which is taken to multiply by that weight. `whole`, `rank` and
+    `world`: of a share, what it is a share of, and whose.
     """
     __tracebackhide__ = True
     want = _applied(weight).to(dtype)
@@ -63,9 +87,11 @@ def assert_reads_back(kernel: Kernel, weight: Weight, dtype: torch.dtype) -> Non
     wrong = (got != want).nonzero()
     if wrong.numel():
         n, k = wrong[wrong[:, 1].argmin()].tolist()
-        raise AssertionError(
+        found = diagnose(want, got.to(dtype), whole or weight, rank=rank, world=world)
+        raise Misread(
             f"the kernel has {got[n, k]:g} at (n, k) = ({n}, {k}), the weight {want[n, k]:g}; "
-            f"{wrong.shape[0]} of {want.numel()} are wrong, {_range(wrong)}"
+            f"{wrong.shape[0]} of {want.numel()} are wrong, {_range(wrong)}\n  cause     {found.sentence}",
+            found,
         )
 
 
@@ -102,7 +128,7 @@ def assert_sums_exactly(kernel: Kernel, weight: Weight, dtype: torch.dtype, *, M
 
 
 def assert_are_sums(kernel: Kernel, x: Tensor, want: Tensor) -> None:
-    """What a `kernel` makes of `x` (M, K) is `want` (M, N), of which the sign of a zero is nobody's promise."""
+    """What a `kernel` makes of `x` (M, K) is `want` (M, N); the sign of a zero is nobody's promise."""
     __tracebackhide__ = True
     got = kernel(x)
     assert (got.dtype, tuple(got.shape)) == (want.dtype, tuple(want.shape)), (
