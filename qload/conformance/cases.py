@@ -17,7 +17,9 @@ ODD, DEEP = (384, 192), (2048, 64)  # whole granules that are no powers of two; 
 LARGE = ((4096, 512), (2048, 1536))
 
 
-def cases(format: str, tier: str = "default", dtypes: tuple[str, ...] = ("float16",)) -> tuple[ConformanceCase, ...]:
+def cases(
+    format: str, tier: str = "default", dtypes: tuple[str, ...] = ("float16",)
+) -> tuple[ConformanceCase, ...]:
     """The cases of a `format` in a `tier`, smallest first, with activations of these `dtypes`.
 
     `tier`: "smoke", "default", "gpu" or "exhaustive". ArgumentError for a format or a tier that is not there.
@@ -32,7 +34,9 @@ def cases(format: str, tier: str = "default", dtypes: tuple[str, ...] = ("float1
     return tuple({case.id: case for case in found}.values())
 
 
-def _of(traits: Traits, dtype: str, size: tuple[int, int], world: int = 1, split: str = "") -> ConformanceCase:
+def _of(
+    traits: Traits, dtype: str, size: tuple[int, int], world: int = 1, split: str = ""
+) -> ConformanceCase:
     said = asdict(traits) | {"dtype": dtype}
     return ConformanceCase(**said, K=size[0], N=size[1], M=257, world=world, split=split)
 

@@ -1,4 +1,4 @@
-"""A small checkpoint of a case: two layers that are cut by outputs, two by inputs, and the config of its tool."""
+"""A small checkpoint of a case: two layers that are cut by outputs, two by inputs, and a config."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -39,7 +39,7 @@ def quantization_config(traits: Traits) -> dict[str, Any] | None:
 
 
 def write(folder: Path, tensors: Mapping[str, Tensor], case: ConformanceCase, files: int = 1) -> list[Path]:
-    """Write `tensors` into so many `files` under a `folder`, with the config of the `case`; return their paths."""
+    """Write `tensors` into so many `files` of a `folder`, with the config of a `case`; return their paths."""
     folder.mkdir(exist_ok=True)
     said: dict[str, Any] = {"model_type": "llama", "hidden_size": case.K, "intermediate_size": case.N}
     said |= {"num_hidden_layers": 1, "num_attention_heads": 8, "torch_dtype": case.dtype}

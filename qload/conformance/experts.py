@@ -49,7 +49,7 @@ class ExpertsKernelSuite(Suite):
 
     @abstractmethod
     def gemm(self, x: Any, ids: Any, weights: Any, buffers: Any) -> Any:
-        """Call the kernel: x (M, K), `ids` and `weights` (M, chosen), what `pack` made, `buffers` -> y (M, K)."""
+        """Call the kernel: x (M, K), `ids` and `weights` (M, chosen), `buffers` of `pack` -> y (M, K)."""
 
     @classmethod
     def cases(cls, tier: str = "default") -> tuple[ConformanceCase, ...]:

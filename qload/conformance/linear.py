@@ -46,7 +46,7 @@ class LinearKernelSuite(Suite):
 
     @abstractmethod
     def pack(self, weight: Any) -> Any:
-        """What the kernel reads, made of a typed `weight` such as `qload.GPTQWeight`: whatever `gemm` takes."""
+        """What `gemm` takes, made of a typed `weight` such as `qload.GPTQWeight`."""
 
     @abstractmethod
     def gemm(self, x: Any, buffers: Any) -> Any:
@@ -64,7 +64,7 @@ class LinearKernelSuite(Suite):
         trial.by("reads_back")
 
     def test_sums_exactly(self, trial: Judged) -> None:
-        """Small integers and powers of two sum exactly, for numbers of tokens around every border: `trial`."""
+        """Small integers sum exactly, for numbers of tokens around every border: `trial`."""
         trial.by("sums_exactly")
 
     def test_stays_within_the_bound(self, trial: Judged) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache
+from math import ceil, log2
 from typing import Any
 
 import pytest
@@ -72,7 +73,7 @@ class LinearTrial:
         most = 0.0
         for rank, weight, kernel in self._kernels("noise"):
             for M in self._tokens()[:: max(1, len(self._tokens()) // 3)]:
-                x = self._random(M, weight.shape[1])
+                x = self._random(M, weight)
                 with prefixed(f"M = {M}{self._of(rank)}: "):
                     most = max(most, checks.assert_within_bound(kernel, weight, x, **self._adds()))
         return {"error of bound": most}
@@ -83,7 +84,7 @@ class LinearTrial:
             pytest.skip("the suite says that the kernel is not deterministic")
         for _, weight, kernel in self._kernels("noise"):
             for M in self._tokens()[:3]:
-                checks.assert_same_twice(kernel, self._random(M, weight.shape[1]))
+                checks.assert_same_twice(kernel, self._random(M, weight))
 
     def keeps_to_its_buffers(self) -> None:
         """Poison around buffers and inputs."""
@@ -95,14 +96,14 @@ class LinearTrial:
                 def kernel(x: Tensor, held: Any = buffers, guards: Guards = guards) -> Any:
                     return self.suite.gemm(guards.around("x", x), held)
 
-                checks.assert_within_bound(kernel, weight, self._random(M, weight.shape[1]), **self._adds())
+                checks.assert_within_bound(kernel, weight, self._random(M, weight), **self._adds())
                 guards.assert_whole()
 
     def rows_do_not_mix(self) -> None:
         """NaN in one row, and finite numbers in all others."""
         for _, weight, kernel in self._kernels("coded"):
             for M in [M for M in self._tokens() if M > 1][:4]:
-                x = self._random(M, weight.shape[1])
+                x = self._random(M, weight)
                 x[M // 2] = float("nan")
                 y = kernel(x)
                 spoiled = [int(m) for m in (~y.isfinite()).any(1).nonzero().flatten() if int(m) != M // 2]
@@ -148,9 +149,13 @@ class LinearTrial:
         found = {name: value and getattr(torch, value) for name, value in said.items()}
         return {**found, "split_k": self.suite.split_k}
 
-    def _random(self, M: int, K: int) -> Tensor:
-        generator = torch.Generator().manual_seed(1000 * K + M)
-        return torch.randn(M, K, generator=generator).to(self.device, self.dtype)
+    def _random(self, M: int, weight: Weight) -> Tensor:
+        """Normal numbers, smaller by a power of two where no sum of them fits into x's type."""
+        K = weight.shape[1]
+        x = torch.randn(M, K, generator=torch.Generator().manual_seed(1000 * K + M))
+        most = float((x.abs() @ weight.dequantize().float().abs().cpu().T).max())
+        over = max(1.0, most / torch.finfo(self.dtype).max * 2)
+        return (x / 2 ** ceil(log2(over))).to(self.device, self.dtype)
 
     def _of(self, rank: int) -> str:
         return "" if self.case.world == 1 else f", rank {rank} of {self.case.world}"

@@ -63,7 +63,7 @@ class LoaderSuite(Suite):
         return Judged(self, case, request, lambda case, device: LoaderTrial(self, case, tmp_path))
 
     def test_shares_are_exact(self, trial: Judged) -> None:
-        """Every rank gets every tensor, its part of it, in the dtype that is stored, or all refuse: `trial`."""
+        """Every rank gets its part of every tensor, as it is stored, or all refuse: `trial`."""
         trial.by("shares_are_exact")
 
     def test_several_files_are_one(self, trial: Judged) -> None:
@@ -72,5 +72,5 @@ class LoaderSuite(Suite):
 
     @pytest.mark.parametrize("damage", DAMAGES)
     def test_damage_is_refused(self, trial: Judged, damage: str) -> None:
-        """A file that is cut short, lacks scales, or has them in another shape, raises: `trial`, `damage`."""
+        """A file that is cut short, lacks scales, or has too few, raises: `trial`, `damage`."""
         trial.by(f"{damage.replace('-', '_')}_is_refused")

@@ -25,13 +25,13 @@ class PackerSuite(Suite):
     def pack(self, codes: Any, case: ConformanceCase) -> Any:
         """Some or all tensors of a layer by field, such as `qweight`, made of plain `codes` of a `case`.
 
-        `codes` has `codes` (N, K), integers from 0; `scales` and `zeros` (N, G), or None for no zero points; and
-        `k_group` (K,), the group of each input, or None where there is one. Fields that are not returned are
-        not judged.
+        `codes` has `codes` (N, K), integers from 0; `scales` and `zeros` (N, G), or None for no zero points;
+        and `k_group` (K,), the group of each input, or None where there is one. Fields that are not returned
+        are not judged.
         """
 
     def unpack(self, tensors: Any, case: ConformanceCase) -> Any:
-        """The codes (N, K) of the `tensors` of a layer of a `case`, by field; None: the subject only packs."""
+        """The codes (N, K) of a layer's `tensors` by field, of a `case`; None: the subject only packs."""
         return None
 
     @pytest.fixture

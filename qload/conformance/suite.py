@@ -73,7 +73,11 @@ class Judged:
     """
 
     def __init__(
-        self, suite: Suite, case: ConformanceCase, request: pytest.FixtureRequest, make: Callable[[ConformanceCase, str], Any]
+        self,
+        suite: Suite,
+        case: ConformanceCase,
+        request: pytest.FixtureRequest,
+        make: Callable[[ConformanceCase, str], Any],
     ) -> None:
         taken, reason = suite.can_implement(case)
         self.suite, self.case, self.node, self.make = suite, case, request.node, make

@@ -1,4 +1,4 @@
-"""The file of expected failures that an adopter keeps: a case, a link to where its failure is told, a reason."""
+"""The file of expected failures that an adopter keeps: cases, links to where they are told, reasons."""
 
 from dataclasses import dataclass
 from fnmatch import fnmatchcase

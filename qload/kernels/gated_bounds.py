@@ -81,7 +81,8 @@ def of_experts(
     """What `experts` make of x (T, H), and what their kernel may be off by before it rounds to x's type.
 
     `topk_ids`, `topk_weights`: (T, k); `experts`: an `ExpertsWeight` of whole experts, of which one is
-    dequantized at a time. `between`: what goes between two products is rounded to that; None: to x's type on a GPU.
+    dequantized at a time. `between`: what goes between two products is rounded to that; None: to x's type on
+    a GPU.
     """
     value = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
     error, on_input = torch.zeros_like(value), experts.facts.side == "input"

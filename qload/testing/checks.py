@@ -77,8 +77,8 @@ def assert_reads_back(
 ) -> None:
     """One-hot inputs of `dtype` return the columns of `weight`, rounded once; else it says which fault it is.
 
-    `kernel`: any callable x (M, K) -> y (M, N), which is taken to multiply by that weight. `whole`, `rank` and
-    `world`: of a share, what it is a share of, and whose.
+    `kernel`: any callable x (M, K) -> y (M, N), which is taken to multiply by that weight. `whole`, `rank`
+    and `world`: of a share, what it is a share of, and whose.
     """
     __tracebackhide__ = True
     want = _applied(weight).to(dtype)

@@ -69,8 +69,6 @@ def _tail(parts: Parts) -> Parts:
     return replace(parts, codes=codes)
 
 
-
-
 # By name: what becomes of the parts, the class that is named, and the case that shows it.
 WEIGHTS: dict[str, tuple[Any, str, str]] = {
     "zero-plus-one": (
