@@ -35,7 +35,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """A report is kept where the `config` asks for one, by the process that has all results."""
     path = config.getoption("qload_report")
     if path is not None and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Report(config, path), "qload-report")
+        config.pluginmanager.register(CaseReport(config, path), "qload-report")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -69,7 +69,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         terminalreporter.write_line(f"qload: no collected test is met by {', '.join(unmet)}")
 
 
-class Report:
+class CaseReport:
     """What came of each case, written as JSON to a `path` when all have run; `config`: of pytest."""
 
     def __init__(self, config: pytest.Config, path: Path) -> None:

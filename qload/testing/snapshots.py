@@ -1,7 +1,7 @@
 """Snapshots of tensors by content, for syrupy: a mismatch says which rows and columns moved.
 
-Of a tensor a snapshot holds dtype, shape, a digest, its first numbers, and a digest of each band of rows and of
-columns, at most 64 of either: one element that moved is where a row and a column differ.
+Of a tensor a snapshot holds dtype, shape, a digest, its first numbers, and a digest of each band of rows and
+of columns, at most 64 of either: one element that moved is where a row and a column differ.
 """
 
 import hashlib

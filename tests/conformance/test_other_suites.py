@@ -103,7 +103,7 @@ def test_a_wrong_loader_is_told_what_it_did(
 
 
 def test_a_cut_through_a_group_has_to_be_refused(tmp_path: Path) -> None:
-    with pytest.raises(AssertionError, match="no such cut exists: .*cannot cut K = 512 at 64 for 8 ranks"):
+    with pytest.raises(AssertionError, match=r"no such cut exists: .*cannot cut K = 512 at 64 for 8 ranks"):
         LoaderTrial(Whole(), load_case("awq.w4.g128.k512n1024.tp8", "awq"), tmp_path).shares_are_exact()
 
 

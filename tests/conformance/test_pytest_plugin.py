@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from qload.conformance.xfails import ExpectedFailure, read
 from qload.errors import ArgumentError
 from tests.paths import ROOT
 
-KERNEL = '''
+KERNEL = """
 from qload.conformance import LinearKernelSuite
 
 class TestMine(LinearKernelSuite):
@@ -30,7 +31,7 @@ class TestShifted(TestMine):
 class TestNone(TestMine):
     def can_implement(self, case):
         return False, "no such kernel here"
-'''
+"""
 
 
 def run(folder: Path, *arguments: str, kernel: str = KERNEL) -> subprocess.CompletedProcess[str]:
@@ -119,7 +120,7 @@ def test_a_line_has_a_link_and_a_reason(line: str, tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="nowhere.txt"):
+    with pytest.raises(ArgumentError, match=r"nowhere\.txt"):
         read(tmp_path / "nowhere.txt")
 
 
@@ -132,7 +133,7 @@ def test_the_plugin_is_registered_by_the_distribution() -> None:
 def test_tiers_grow_and_smaller_cases_come_first() -> None:
     tiers = [[case.id for case in cases("gptq", tier)] for tier in ("smoke", "default", "gpu", "exhaustive")]
 
-    for less, more in zip(tiers, tiers[1:], strict=False):
+    for less, more in pairwise(tiers):
         assert more[: len(less)] == less
         assert len(more) > len(less)
     assert all(len(each) == len(set(each)) for each in tiers)
