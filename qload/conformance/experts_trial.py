@@ -32,6 +32,10 @@ def experts_of(case: ConformanceCase, count: int, activation: str) -> ExpertsWei
         for expert in range(count)
         for at, (name, size) in enumerate(sizes.items())
     }
+    for name, layer in drawn.items():
+        if name.endswith("up_proj"):  # of a fused gate and up all groups lie alike
+            gate = drawn[name.replace("up_proj", "gate_proj")].tensors
+            layer.tensors.update({key: gate[key] for key in ("g_idx", "weight_g_idx") if key in gate})
     tensors = {key: tensor for name, layer in drawn.items() for key, tensor in layer.named(name).items()}
     weights = Weights(MemoryStorage(tensors), loader=next(iter(drawn.values())).loader())
     kind: Any = activation

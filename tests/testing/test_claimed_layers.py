@@ -75,12 +75,12 @@ def test_every_corner_of_every_format_is_a_sound_layer(format: str) -> None:
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        ({"zeros": "v3"}, "gptq: zeros: expected one of 'v1', 'v2', 'wrapping'"),
-        ({"variant": "block"}, "gptq: variant: "),
-        ({"groups": (0,)}, "gptq: groups: expected sizes of at least 1, or -1"),
+        ({"zeros": "v3"}, r"gptq: zeros\n  expected one of 'v1', 'v2', 'wrapping'"),
+        ({"variant": "block"}, "gptq: variant"),
+        ({"groups": (0,)}, r"gptq: groups\n  expected sizes of at least 1, or -1"),
         (
             {"configs": st.just(GPTQConfig(4, 32)), "symmetric": True},
-            "symmetric: expected None beside configs",
+            r"symmetric\n  expected None beside configs",
         ),
     ],
 )
