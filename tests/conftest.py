@@ -40,6 +40,15 @@ def golden(request: pytest.FixtureRequest) -> Any:
     return request.getfixturevalue("snapshot").use_extension(Golden)
 
 
+@pytest.fixture
+def golden_tensors(request: pytest.FixtureRequest) -> Any:
+    """Compares tensors with their content under golden/; a mismatch says which rows and columns moved."""
+    pytest.importorskip("syrupy", reason="goldens are compared by syrupy, which is not installed here")
+    from tests.golden_files import GoldenTensors
+
+    return request.getfixturevalue("snapshot").use_extension(GoldenTensors)
+
+
 @pytest.fixture(scope="session")
 def fixtures() -> Path:
     """The folder of input from outside."""

@@ -70,16 +70,23 @@ def between(gate: Bounded, up: Bounded, kind: str, alpha: float | None, limit: f
 
 
 def of_experts(
-    x: Tensor, topk_ids: Tensor, topk_weights: Tensor, experts: Any, activations: Activations = "declared"
+    x: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    experts: Any,
+    activations: Activations = "declared",
+    *,
+    between: torch.dtype | None = None,
 ) -> Bounded:
     """What `experts` make of x (T, H), and what their kernel may be off by before it rounds to x's type.
 
     `topk_ids`, `topk_weights`: (T, k); `experts`: an `ExpertsWeight` of whole experts, of which one is
-    dequantized at a time. On a GPU what goes between two products is rounded to x's type.
+    dequantized at a time. `between`: what goes between two products is rounded to that; None: to x's type on
+    a GPU.
     """
     value = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
     error, on_input = torch.zeros_like(value), experts.facts.side == "input"
-    narrow = x.dtype if x.is_cuda else torch.float32
+    narrow = between or (x.dtype if x.is_cuda else torch.float32)
     for place, pairs in chosen(topk_ids, experts.local.map.tolist()).items():
         tokens, slots = torch.tensor(pairs, device=x.device).unbind(1)
         own = exact(topk_weights[tokens, slots][:, None])

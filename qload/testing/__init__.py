@@ -2,40 +2,17 @@
 
     from qload.testing import assert_reads_back, layers
 
-    @given(layers(GPTQWeight, st.just(GPTQConfig(bits=4, group_size=32, positional=True))))
+    @given(layers("gptq", groups=(128,)))  # 4 bits, symmetric, in order: what every GPTQ kernel takes
     def test_my_kernel(stored):
         weight = stored.weight()
         assert_reads_back(lambda x: my_kernel(x, weight.qweight, ...), weight, torch.float16)
 
+`qload.conformance` has whole suites of such tests. Names are imported when they are first used, and
+torch with them.
 The strategies need Hypothesis, which `pip install "qload-weights[testing]"` brings; the checks do without.
 `python -m qload.testing.faults` breaks qload on purpose and prints which tests notice.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+import lazy_loader
 
-from qload.testing.checks import (
-    assert_reads_back,
-    assert_same_bits,
-    assert_sums_exactly,
-    assert_within_bound,
-)
-
-if TYPE_CHECKING:
-    from qload.testing.strategies import DrawnLayer, layers
-
-__all__ = [
-    "DrawnLayer",
-    "assert_reads_back",
-    "assert_same_bits",
-    "assert_sums_exactly",
-    "assert_within_bound",
-    "layers",
-]
-
-
-def __getattr__(name: str) -> Any:
-    """The strategies, imported when they are first asked for."""
-    if name in ("DrawnLayer", "layers"):
-        return getattr(import_module("qload.testing.strategies"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

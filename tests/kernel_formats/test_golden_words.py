@@ -79,3 +79,10 @@ def test_the_words_of_every_layout_are_pinned(layout: str, bits: int, golden: Sn
 @pytest.mark.parametrize("layout", ["exllama", "marlin"])
 def test_the_words_of_an_act_order_are_pinned(layout: str, golden: SnapshotAssertion) -> None:
     assert text(repack(dense(4, act=True), layout)) == golden
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_word_of_every_layout_is_pinned(layout: str, golden_tensors: SnapshotAssertion) -> None:
+    weight = sparse(4) if layout == "marlin_24" else dense(4)
+
+    assert repack(weight, layout).fields() == golden_tensors

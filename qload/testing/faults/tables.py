@@ -3,6 +3,7 @@
 from qload.testing.faults import (
     activations,
     checkpoints,
+    conformance,
     cuda,
     diagnosis,
     experts,
@@ -20,5 +21,5 @@ from qload.testing.faults.fault import Fault
 FAULTS: tuple[Fault, ...] = (
     *checkpoints.FAULTS, *marlin.FAULTS, *cuda.FAULTS, *formats.FAULTS, *rules.FAULTS,
     *experts.FAULTS, *stacks.FAULTS, *routing.FAULTS, *activations.FAULTS, *models.FAULTS, *parallel.FAULTS,
-    *latent.FAULTS, *diagnosis.FAULTS,
+    *latent.FAULTS, *diagnosis.FAULTS, *conformance.FAULTS,
 )  # fmt: skip

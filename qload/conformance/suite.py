@@ -1,0 +1,124 @@
+"""What all suites share: cases as parameters, skips with reasons, how a failure reads. Torch stays out."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import pytest
+
+from qload.conformance.case import ConformanceCase
+from qload.conformance.cases import TIERS, cases
+
+
+def option(config: pytest.Config, name: str, default: str) -> str:
+    """The value of `--qload-NAME`; the default where the plugin is not loaded."""
+    return str(config.getoption(f"qload_{name}", default=None) or default)
+
+
+class Suite:
+    """The base of all suites: pytest collects what derives from one and is called Test...
+
+    Attributes
+    ----------
+    format
+        The name of a checkpoint format, as `qload formats` lists them.
+    dtypes
+        Of activations; the first is what most cases have.
+    """
+
+    format: ClassVar[str] = ""
+    dtypes: ClassVar[tuple[str, ...]] = ("float16",)
+
+    def can_implement(self, case: ConformanceCase) -> tuple[bool, str]:
+        """Whether the subject takes a `case`, and why not: what it refuses is skipped with that reason."""
+        return True, ""
+
+    @classmethod
+    def cases(cls, tier: str = "default") -> tuple[ConformanceCase, ...]:
+        """The cases of a `tier`, smallest first."""
+        return cases(cls.format, tier, cls.dtypes)
+
+    @classmethod
+    def pytest_generate_tests(cls, metafunc: pytest.Metafunc) -> None:
+        """Each test that takes a case, of `metafunc`, runs with all of the tier that `--qload-tier` names."""
+        if "case" in metafunc.fixturenames:
+            found = cls.cases(option(metafunc.config, "tier", "default"))
+            metafunc.parametrize("case", found, ids=[case.id for case in found])
+
+    def test_takes_something(self, request: pytest.FixtureRequest) -> None:
+        """A subject that refuses every case of its format was not tested, and so did not pass."""
+        refused = {}
+        for case in self.cases(option(request.config, "tier", "default")):
+            taken, reason = self.can_implement(case)
+            if taken:
+                return
+            refused[case.id] = reason
+        first, why = next(iter(refused.items()))
+        pytest.fail(f"all {len(refused)} cases are refused, {first} because: {why}", pytrace=False)
+
+
+class Judged:
+    """One test of one case: asks whether it is taken, runs it, and says of a failure what to look at.
+
+    Parameters
+    ----------
+    suite
+        The suite that is run.
+    case
+        What is asked of the subject.
+    request
+        Of pytest.
+    make
+        Makes what the checks are methods of, for a case and a device.
+    """
+
+    def __init__(
+        self,
+        suite: Suite,
+        case: ConformanceCase,
+        request: pytest.FixtureRequest,
+        make: Callable[[ConformanceCase, str], Any],
+    ) -> None:
+        taken, reason = suite.can_implement(case)
+        self.suite, self.case, self.node, self.make = suite, case, request.node, make
+        self.device = option(request.config, "device", "cpu")
+        self.said: dict[str, Any] = {"case": case.id, "suite": type(suite).__name__}
+        self.node.user_properties.append(("qload", self.said))
+        if not taken:
+            pytest.skip(reason or "the subject refuses it, and says no reason")
+
+    def by(self, check: str) -> None:
+        """Run a `check` of the trial by its name; a failure names the smallest case, and its replay."""
+        __tracebackhide__ = True
+        try:
+            self.said.update(self._run(self.case, check) or {})
+        except AssertionError as error:
+            smallest, text = self._smallest(check, str(error))
+            self.said |= {"failure": text, "fault": getattr(getattr(error, "diagnosis", None), "fault", None)}
+            pytest.fail(f"{smallest.id}: {text}\n  replay    {self._replay(smallest)}", pytrace=False)
+
+    def _run(self, case: ConformanceCase, check: str) -> dict[str, Any] | None:
+        found: dict[str, Any] | None = getattr(self.make(case, self.device), check)()
+        return found
+
+    def _smallest(self, check: str, text: str) -> tuple[ConformanceCase, str]:
+        """Of alike cases the smallest that fails too, and what it says."""
+        alike = [
+            case
+            for case in self.suite.cases(TIERS[-1] if self.case.world == 1 else TIERS[0])
+            if case.traits == self.case.traits and case.N * case.K < self.case.N * self.case.K
+        ]
+        for case in sorted(alike, key=lambda case: (case.world, case.N * case.K)):
+            if case.world == 1 and self.suite.can_implement(case)[0]:
+                try:
+                    self._run(replace(case, rank=0), check)
+                except AssertionError as error:
+                    return case, str(error)
+                except pytest.skip.Exception:
+                    continue
+        return self.case, text
+
+    def _replay(self, case: ConformanceCase) -> str:
+        node = self.node.nodeid.replace(f"[{self.case.id}]", f"[{case.id}]")
+        tier = next(name for name in TIERS if case.id in {each.id for each in self.suite.cases(name)})
+        return f"pytest '{node}'{'' if tier in TIERS[:2] else f' --qload-tier={tier}'}"

@@ -1,0 +1,14 @@
+from .checks import assert_reads_back as assert_reads_back
+from .checks import assert_same_bits as assert_same_bits
+from .checks import assert_same_twice as assert_same_twice
+from .checks import assert_sums_exactly as assert_sums_exactly
+from .checks import assert_within_bound as assert_within_bound
+from .checks import exact_sums as exact_sums
+from .checks import read_back as read_back
+from .derived import derived_bound as derived_bound
+from .drawn import DrawnLayer as DrawnLayer
+from .guards import Guards as Guards
+from .guards import around_borders as around_borders
+from .layers_of import layer_of as layer_of
+from .strategies import layers as layers
+from .traits import Traits as Traits

@@ -1,0 +1,67 @@
+"""The pages under docs/conformance run: their blocks are files, and pytest passes on them."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.paths import ROOT
+
+PAGES = sorted((ROOT / "docs" / "conformance").glob("*.md"))
+KERNEL = ROOT / "docs" / "conformance" / "kernel.md"
+
+
+def files(page: Path) -> dict[str, str]:
+    """The Python of a page by the name that its first line says."""
+    blocks = re.findall(r"^```py\n# (\S+)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    return dict(blocks)
+
+
+def run(folder: Path, held: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    for name, text in held.items():
+        (folder / name).write_text(text)
+    plugins = ("-p", "qload.conformance.plugin", "-p", "no:cacheprovider")
+    if any("syrupy" in text for text in held.values()):
+        plugins += ("-p", "syrupy", "--snapshot-update")
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", *plugins, "--qload-tier=smoke", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_runs(page: Path, tmp_path: Path) -> None:
+    held = files(page)
+    assert held
+
+    done = run(tmp_path, held)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_suite_takes_no_more_than_fifteen_lines(page: Path) -> None:
+    for text in files(page).values():
+        (suite,) = re.findall(r"^class Test.*", text, re.MULTILINE | re.DOTALL) or [""]
+        assert len([line for line in suite.splitlines() if line.strip()]) <= 15
+
+
+def test_a_failure_says_what_the_page_shows(tmp_path: Path) -> None:
+    held = files(KERNEL)
+    broken = held["my_kernels.py"].replace("(codes - 8)", "(codes - 7)")
+    assert broken != held["my_kernels.py"]
+
+    done = run(tmp_path, {**held, "my_kernels.py": broken}, "-k", "reads_back")
+
+    (shown,) = re.findall(r"^```text\n(gptq\..*?)^```$", KERNEL.read_text(), re.MULTILINE | re.DOTALL)
+    assert done.returncode == 1
+    for line in shown.splitlines():
+        assert line in done.stdout, done.stdout

@@ -1,0 +1,30 @@
+"""compressed-tensors' packing of integers into words, put on trial through the public suite."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from qload.conformance import ConformanceCase, PackerSuite
+
+helpers = pytest.importorskip("compressed_tensors.compressors.pack_quantized.helpers")
+
+
+class TestPackToInt32(PackerSuite):
+    """Codes are signed there, and offset by half their range in words."""
+
+    format = "ct_pack"
+
+    def pack(self, codes: Any, case: ConformanceCase) -> dict[str, Tensor]:
+        half = 2 ** (case.bits - 1)
+        packed = {"weight_packed": helpers.pack_to_int32((codes.codes - half).to(torch.int8), case.bits)}
+        if not case.symmetric:
+            zeros = (codes.zeros - half).to(torch.int8)
+            packed["weight_zero_point"] = helpers.pack_to_int32(zeros, case.bits, packed_dim=0)
+        return packed
+
+    def unpack(self, tensors: Any, case: ConformanceCase) -> Tensor:
+        shape = torch.Size((case.N, case.K))
+        codes: Tensor = helpers.unpack_from_int32(tensors["weight_packed"], case.bits, shape)
+        return codes.to(torch.int32) + 2 ** (case.bits - 1)

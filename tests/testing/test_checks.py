@@ -1,0 +1,149 @@
+"""The checks themselves, on kernels whose fault is known."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from qload.errors import ArgumentError
+from qload.spec import Weight
+from qload.testing import (
+    Guards,
+    Traits,
+    around_borders,
+    assert_reads_back,
+    assert_same_twice,
+    assert_within_bound,
+    derived_bound,
+    exact_sums,
+    layer_of,
+    read_back,
+)
+
+HALF = torch.float16
+
+
+def weight_of(K: int = 512) -> Weight:
+    return layer_of(Traits("gptq", 4, 128, zeros="v1"), 64, K).weight()
+
+
+def kernel_of(weight: Weight) -> Callable[[Tensor], Tensor]:
+    w = weight.dequantize()
+    return lambda x: (x.float() @ w.to(x.dtype).float().T).to(x.dtype)
+
+
+def test_a_kernel_is_read_back_in_slices_of_its_inputs() -> None:
+    weight, calls = weight_of(), []
+
+    def kernel(x: Tensor) -> Tensor:
+        calls.append(tuple(x.shape))
+        return kernel_of(weight)(x)
+
+    assert torch.equal(read_back(kernel, 512, HALF), weight.dequantize().half())
+    assert calls == [(256, 512), (256, 512)]
+
+
+def test_one_wrong_element_is_placed() -> None:
+    weight = weight_of()
+
+    def kernel(x: Tensor) -> Tensor:
+        y = kernel_of(weight)(x)
+        y[:, 7] += x[:, 300]
+        return y
+
+    with pytest.raises(
+        AssertionError, match=r"at \(n, k\) = \(7, 300\).*1 of 32768 .*n 7 to 7, k 300 to 300"
+    ):
+        assert_reads_back(kernel, weight, HALF)
+
+
+@pytest.mark.parametrize("wrong", [lambda y: y[:-1], lambda y: y[0]])
+def test_a_result_of_another_shape_is_said(wrong: Callable[[Tensor], Tensor]) -> None:
+    weight = weight_of()
+
+    with pytest.raises(AssertionError, match="expected \\(256, N\\)"):
+        assert_reads_back(lambda x: wrong(kernel_of(weight)(x)), weight, HALF)
+
+
+def test_sums_are_the_same_for_fewer_tokens() -> None:
+    weight = weight_of()
+    x, want = exact_sums(weight, HALF, 9)
+    few, less = exact_sums(weight, HALF, 4)
+
+    assert torch.equal(x[:4], few)
+    assert torch.equal(want[:4], less)
+    assert torch.equal(kernel_of(weight)(x), want)
+
+
+def test_the_bound_grows_with_what_a_kernel_may_lose() -> None:
+    weight, x = weight_of(), torch.ones(2, 512).half()
+    plain = derived_bound(x, weight).error
+
+    for options in (
+        {"accumulate": HALF},
+        {"split_k": 4, "partials": HALF},
+        {"scales": torch.bfloat16},
+        {"accumulate": torch.bfloat16, "expected": ArgumentError},
+    ):
+        if options.pop("expected", None):
+            with pytest.raises(ArgumentError, match="512 sums leave something of"):
+                derived_bound(x, weight, **options)
+        else:
+            assert bool((derived_bound(x, weight, **options).error > plain).all())
+    two, four = (derived_bound(x, weight, split_k=parts, partials=HALF).error for parts in (2, 4))
+    assert bool((four > two).all())
+    with pytest.raises(ArgumentError, match=r"split_k\n  expected at least 1"):
+        derived_bound(x, weight, split_k=0)
+
+
+def test_the_bound_is_met_by_a_sound_kernel_and_not_by_one_that_rounds_partial_sums() -> None:
+    weight, narrow = weight_of(), torch.bfloat16
+    w = weight.dequantize().half().float()
+    x = torch.stack([w[0].sign(), w[1].sign()]).half()  # sums as large as they can be
+
+    def split(x: Tensor) -> Tensor:
+        parts = [(x[:, k : k + 128].float() @ w[:, k : k + 128].T).to(narrow) for k in range(0, 512, 128)]
+        return (((parts[0] + parts[1]) + parts[2]) + parts[3]).half()
+
+    assert 0 < assert_within_bound(kernel_of(weight), weight, x) <= 1
+    assert assert_within_bound(split, weight, x, split_k=4, partials=narrow) <= 1
+    with pytest.raises(AssertionError, match="times as far off as rounding can cost"):
+        assert_within_bound(split, weight, x)
+
+
+def test_bits_that_change_between_calls_are_seen() -> None:
+    calls = iter(range(9))
+
+    with pytest.raises(AssertionError, match="1 of 4 differ, first at"):
+        assert_same_twice(lambda x: x + torch.tensor([0, 0, 0, next(calls)]), torch.zeros(4))
+
+
+def test_tensors_are_guarded_wherever_they_lie() -> None:
+    guards, inner = Guards(), torch.arange(6, dtype=torch.int32)
+
+    held = guards.around("b", {"a": [inner, (torch.ones(2), 3)], "w": weight_of(128)})
+    guards.assert_whole()
+
+    assert torch.equal(held["a"][0], inner)
+    assert held["a"][1][1] == 3
+    for tensor, name in ((held["a"][0], r"b\['a'\]\[0\]"), (held["w"].qweight, r"b\['w'\]\.qweight")):
+        own = Guards()
+        again = own.around("b", held)
+        found = again["a"][0] if tensor is held["a"][0] else again["w"].qweight
+        torch.as_strided(found, (1,), (1,), found.storage_offset() - 1).fill_(0)
+        with pytest.raises(AssertionError, match=f"wrote before {name}: 4 bytes differ, .* at byte -4"):
+            own.assert_whole()
+
+
+def test_what_lies_around_a_guarded_tensor_is_no_number() -> None:
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        x = Guards().around("x", torch.ones(3, dtype=dtype))
+        beside = torch.as_strided(x, (5,), (1,), x.storage_offset() - 1)
+        assert beside.isnan().tolist() == [True, False, False, False, True]
+
+
+def test_numbers_of_tokens_around_borders() -> None:
+    assert around_borders(8, 32) == (7, 8, 9, 31, 32, 33)
+    assert around_borders(1, most=1) == (1,)
+    assert {1, 2, 8, 16, 17, 24, 25, 32, 33, 64, 128, 256, 257} <= set(around_borders())
