@@ -12,6 +12,7 @@ from qload.cli.endings import endings
 from qload.cli.formats import formats
 from qload.cli.inspect import inspect
 from qload.cli.options import verbose
+from qload.cli.plan import plan
 from qload.cli.run import run
 from qload.cli.verify import verify
 
@@ -21,6 +22,7 @@ Examples:
   qload verify ./Llama-3-8B-GPTQ --tp 1,2,4
   qload verify ./Llama-3-8B-GPTQ --json > report.json
   qload verify ./models/* --sarif findings.sarif
+  qload plan ./Llama-3-8B-GPTQ --tp 2,4,8
   qload run ./Llama-3-8B-GPTQ --prompt-ids 128000,9906 --tokens 32
 
 Exit codes: 0 nothing was found, 1 there are findings or it cannot be read, 2 the command is wrong.
@@ -72,7 +74,7 @@ def _print_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
 
 @click.group(
     cls=Verbs,
-    commands=[inspect, verify, run, formats, doctor, bench_load],
+    commands=[inspect, verify, plan, run, formats, doctor, bench_load],
     epilog=EPILOG,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )

@@ -41,6 +41,7 @@ RANKS = [
     {"methods"},
     {"models"},
     {"listing"},
+    {"plan"},
     {"engines", "verify", "testing"},
     {"conformance"},
     {"capabilities"},
