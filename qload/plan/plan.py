@@ -68,14 +68,14 @@ def plan(
     worlds = list(dict.fromkeys(tp if isinstance(tp, Sequence) else (tp,)))
     if not worlds or min(worlds) < 1 or (ep is not None and ep < 1):
         raise ArgumentError("tp", "numbers of ranks, at least 1", f"tp={tp}, ep={ep}")
-    with _opened(path_or_weights) as (weights, config):
+    with opened(path_or_weights) as (weights, config):
         path = "" if isinstance(path_or_weights, Weights) else str(path_or_weights)
         return _plan(weights, config, worlds, ep, path)
 
 
 @contextmanager
-def _opened(path_or_weights: str | PathLike[str] | Weights) -> Iterator[tuple[Weights, TextConfig | None]]:
-    """The tensors, and what a model of their type is; None: there is no such model here."""
+def opened(path_or_weights: str | PathLike[str] | Weights) -> Iterator[tuple[Weights, TextConfig | None]]:
+    """The tensors of `path_or_weights`, and what a model of their type is; None: there is no such model."""
     if isinstance(path_or_weights, Weights):
         known = path_or_weights.architecture
         said = {} if known is None else {**known.config, "model_type": known.type}

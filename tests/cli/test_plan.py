@@ -1,11 +1,12 @@
-"""qload plan: what it prints, and how it ends."""
+"""qload plan and qload explain: what they print, and how they end."""
 
 import json
 from pathlib import Path
 
 import pytest
+import torch
 
-from qload.plan import plan
+from qload.plan import explain, plan
 from tests.cli.test_several import run
 from tests.paths import FIXTURES
 
@@ -51,3 +52,23 @@ def test_what_cannot_be_asked_is_a_usage_error(asked: list[str]) -> None:
     dense = FIXTURES / "gptq" / "model_g32_desc_act"
 
     assert run("plan", dense, *asked).exit_code == 2
+
+
+def test_json_of_explain_is_the_explanation_itself() -> None:
+    result = run("explain", MODEL, "--arch", "sm90", "--dtype", "fp16", "--tokens", "1,2")
+
+    told = explain(MODEL, arch="sm90", dtype=torch.float16, tokens=(1, 2)).to_json()
+    assert (json.loads(result.stdout), result.exit_code) == (json.loads(json.dumps(told)), 0)
+
+
+def test_explain_as_text_has_kernels_and_reasons() -> None:
+    shown = run("explain", MODEL, "--arch", "sm90", "--table").stdout
+
+    assert "model.layers.{0..1}.self_attn.o_proj  x2  gptq -> strips (64, 64)" in shown
+    assert "1 tokens: decode, time not measured" in shown
+    assert "not gptq_marlin: could hold it too, and strips is preferred here" in shown
+
+
+@pytest.mark.parametrize("asked", [["--arch", "x"], ["--tokens", "0"], ["--dtype", "int8"], ["--tp", "0"]])
+def test_what_explain_cannot_be_asked_is_a_usage_error(asked: list[str]) -> None:
+    assert run("explain", MODEL, *asked).exit_code == 2

@@ -117,7 +117,7 @@ PLAIN_CUTS = [folder for folder in cases(*FOLDERS) if not folder.name.startswith
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-@pytest.mark.parametrize("folder", PLAIN_CUTS(*FOLDERS), ids=lambda path: f"{path.parent.name}-{path.name}")
+@pytest.mark.parametrize("folder", PLAIN_CUTS, ids=lambda path: f"{path.parent.name}-{path.name}")
 def test_bytes_are_those_of_the_weights_that_ranks_load(folder: Path, ranks: int) -> None:
     found = plan(folder, tp=ranks)
 
