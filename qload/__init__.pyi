@@ -8,6 +8,9 @@ from .detect import GPTQWeightsLoader as GPTQWeightsLoader
 from .detect import KernelTarget as KernelTarget
 from .detect import MarlinWeightsLoader as MarlinWeightsLoader
 from .detect import loader_from_config as loader_from_config
+from .diff import CheckpointDiff as CheckpointDiff
+from .diff import LayerDiff as LayerDiff
+from .diff import diff as diff
 from .errors import AmbiguousIndexError as AmbiguousIndexError
 from .errors import ArgumentError as ArgumentError
 from .errors import CastError as CastError

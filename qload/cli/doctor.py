@@ -73,7 +73,7 @@ def examine() -> dict[str, Any]:
 
 
 def _kernels() -> dict[str, str]:
-    """The kernel that this machine takes for integers of each width, in groups of 128, of fp16 activations."""
+    """The kernel that engines get here for integers of each width, in groups of 128, of fp16 inputs."""
     import torch
 
     from qload.kernels import MPLinearLayerConfig, choose_mp_linear_kernel

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from qload.cli.bench_load import bench_load
+from qload.cli.diff import diff
 from qload.cli.doctor import doctor
 from qload.cli.endings import endings
 from qload.cli.explain import explain
@@ -23,6 +24,7 @@ Examples:
   qload verify ./Llama-3-8B-GPTQ --tp 1,2,4
   qload verify ./Llama-3-8B-GPTQ --json > report.json
   qload verify ./models/* --sarif findings.sarif
+  qload diff ./Llama-3-8B-GPTQ ./Llama-3-8B-AWQ
   qload plan ./Llama-3-8B-GPTQ --tp 2,4,8
   qload explain ./Llama-3-8B-GPTQ --arch sm90
   qload run ./Llama-3-8B-GPTQ --prompt-ids 128000,9906 --tokens 32
@@ -76,7 +78,7 @@ def _print_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
 
 @click.group(
     cls=Verbs,
-    commands=[inspect, verify, plan, explain, run, formats, doctor, bench_load],
+    commands=[inspect, verify, diff, plan, explain, run, formats, doctor, bench_load],
     epilog=EPILOG,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )

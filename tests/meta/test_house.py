@@ -43,6 +43,7 @@ RANKS = [
     {"listing"},
     {"plan"},
     {"engines", "verify", "testing"},
+    {"diff"},
     {"conformance"},
     {"capabilities"},
     {"cli"},
