@@ -13,6 +13,7 @@ from qload.cli.endings import endings
 from qload.cli.explain import explain
 from qload.cli.formats import formats
 from qload.cli.inspect import inspect
+from qload.cli.make import make_checkpoint
 from qload.cli.options import verbose
 from qload.cli.plan import plan
 from qload.cli.run import run
@@ -78,7 +79,7 @@ def _print_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
 
 @click.group(
     cls=Verbs,
-    commands=[inspect, verify, diff, plan, explain, run, formats, doctor, bench_load],
+    commands=[inspect, verify, diff, plan, explain, run, formats, doctor, bench_load, make_checkpoint],
     epilog=EPILOG,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )

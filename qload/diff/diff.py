@@ -25,7 +25,7 @@ def diff(
     """Whether two checkpoints mean the same weights, layer by layer.
 
     Formats, dtypes, shards and the spellings of names that types of models have may differ. Nothing is raised
-    for what the files hold; weights are read in runs of outputs, so that checkpoints may be larger than memory.
+    for what the files hold; weights are read in runs of outputs, so that files may be larger than memory.
 
     Parameters
     ----------

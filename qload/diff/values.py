@@ -40,7 +40,7 @@ class ValueDiff:
 
 
 def rounding(*dtypes: torch.dtype | None) -> torch.dtype | None:
-    """The narrowest of the float types of plain values, that the others are rounded to; None: there is none."""
+    """The narrowest of the float types of plain values, which all are rounded to; None: there is none."""
     narrow = [dtype for dtype in dtypes if dtype in NARROW]
     return min(narrow, key=lambda dtype: torch.finfo(dtype).bits) if narrow else None
 

@@ -20,6 +20,7 @@ from qload.testing.checks import (
     assert_sums_exactly,
     assert_within_bound,
 )
+from qload.testing.make import make_checkpoint
 
 if TYPE_CHECKING:
     from qload.testing.strategies import DrawnLayer, layers
@@ -31,6 +32,7 @@ __all__ = [
     "assert_sums_exactly",
     "assert_within_bound",
     "layers",
+    "make_checkpoint",
 ]
 
 
