@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -22,6 +22,7 @@ Examples:
   qload plan ./Llama-3-8B-GPTQ
   qload plan ./Llama-3-8B-GPTQ --tp 3,6
   qload plan ./Mixtral-8x7B-AWQ --tp 4,8 --ep 4
+  qload plan ./Llama-3-8B-GPTQ --kernel marlin
   qload plan ./Llama-3-8B-GPTQ --json | jq '.worlds[] | .fits'
 
 Exit codes: 0 all fits for each number of ranks, 1 something does not or it cannot be read, 2 the command is
@@ -46,6 +47,11 @@ wrong."""
     metavar="N",
     help="Share whole experts out among N runs of ranks. Default: all ranks cut each expert.",
 )
+@click.option(
+    "--kernel",
+    type=click.Choice(["marlin", "strips", "exllama"]),
+    help="The kernel whose layout has to say each quantized layer too.",
+)
 @click.option("--all", "every", is_flag=True, help="A line for each layer, also where several are alike.")
 @as_json
 @verbose
@@ -55,6 +61,7 @@ def plan(
     path: "Path | HubId",
     tp: tuple[int, ...],
     ep: int | None,
+    kernel: "Literal['marlin', 'strips', 'exllama'] | None",
     every: bool,
     as_json: bool | None,
 ) -> None:
@@ -74,7 +81,7 @@ def plan(
     native.check()
     with opened(path) as place:
         try:
-            found = run(place, tp=tp, ep=ep)
+            found = run(place, tp=tp, ep=ep, kernel=kernel)
         except ArgumentError:
             raise
         except QloadError as error:

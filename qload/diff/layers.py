@@ -36,8 +36,7 @@ def layer_diff(pair: SideBySide, others: Mapping[str, LayerDescription]) -> Laye
         detail = _detail(pair, found, others)
     except QloadError as error:
         return LayerDiff(ours.prefix, theirs.prefix, "unread", str(error))
-    outcome = "bits" if found.bits else "differs" if found.differing else "rounded"
-    return LayerDiff(ours.prefix, theirs.prefix, outcome, detail, found.differing, found.total)
+    return LayerDiff(ours.prefix, theirs.prefix, found.outcome, detail, found.differing, found.total)
 
 
 def tensor_diff(here: WeightStorage, name: str, there: WeightStorage, other: str) -> LayerDiff:
@@ -50,8 +49,7 @@ def tensor_diff(here: WeightStorage, name: str, there: WeightStorage, other: str
     for got, want in zip(_flat(here, name, step), _flat(there, other, step), strict=True):
         found.add(at, got, want, dtype)
         at += len(got)
-    outcome = "bits" if found.bits else "differs" if found.differing else "rounded"
-    return LayerDiff(name, other, outcome, _first(found), found.differing, found.total)
+    return LayerDiff(name, other, found.outcome, _first(found), found.differing, found.total)
 
 
 def _flat(storage: WeightStorage, name: str, step: int) -> Iterator[torch.Tensor]:
@@ -64,7 +62,7 @@ def _flat(storage: WeightStorage, name: str, step: int) -> Iterator[torch.Tensor
         if count >= step:
             joined = torch.cat(held)
             whole = count // step * step
-            yield from joined[:whole].split(step)
+            yield from torch.split(joined[:whole], step)
             held, count = [joined[whole:]], count - whole
     if count:
         yield torch.cat(held)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from qload.diff.report import Outcome
 from qload.verify.comparison import NARROW, equal_bits
 
 
@@ -21,6 +22,11 @@ class ValueDiff:
     total: int = 0
     first: tuple[tuple[int, ...], float, float] | None = None
     run: tuple[int, int] = (0, 0)
+
+    @property
+    def outcome(self) -> Outcome:
+        """In a word."""
+        return "bits" if self.bits else "differs" if self.differing else "rounded"
 
     def add(self, start: int, got: Tensor, want: Tensor, dtype: torch.dtype | None) -> None:
         """One more run, the first output of which is `start`; `dtype`: what both are rounded to."""

@@ -7,6 +7,7 @@ from qload.errors import CutError, DivideError, QloadError
 from qload.loader import LayerDescription
 from qload.models.shares import SharedMatrix
 from qload.plan.alternatives import alternatives
+from qload.plan.first_share import first_share
 from qload.plan.report import LayerShare, PlannedLayer
 from qload.plan.sharing import Sharing, bytes_held
 from qload.weights import Weights
@@ -23,10 +24,13 @@ class _Known:
 
 
 class Answers:
-    """What becomes of layers; `weights` are asked for what a group's cuts need, and no weight is read."""
+    """What becomes of layers; `weights` are asked for what a group's cuts need, and no codes are read.
 
-    def __init__(self, weights: Weights) -> None:
-        self.weights = weights
+    `kernel`: whose layout has to say each share; None: that is not asked.
+    """
+
+    def __init__(self, weights: Weights, kernel: str | None = None) -> None:
+        self.weights, self.kernel = weights, kernel
         self._known: dict[Question, _Known] = {}
         self._kept: list[object] = []  # so that no two layers have one id
 
@@ -59,7 +63,11 @@ class Answers:
 
     def _asked(self, layer: LayerDescription, how: Sharing, ranks: int) -> LayerShare:
         try:
-            return LayerShare(bytes_held(self.weights, layer, how, ranks))
+            held = bytes_held(self.weights, layer, how, ranks)
+            if self.kernel is None or layer.format.weight_type.plain:
+                return LayerShare(held)
+            refusal = first_share(self.weights, layer, how, ranks).why_not(self.kernel)
+            return LayerShare(held, kernel="" if refusal is None else f"{self.kernel}: {refusal}")
         except (CutError, DivideError) as error:
             whole = Sharing(SharedMatrix(layer.prefix, None))
             (stored,) = bytes_held(self.weights, layer, whole, 1)

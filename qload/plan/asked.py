@@ -5,16 +5,14 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from qload.errors import CastError, QloadError, RepackError
+from qload.errors import CastError, QloadError
 from qload.kernel_formats import strips
 from qload.kernels import dtypes
-from qload.loader import LayerDescription, Part, Split, WeightsLoader
-from qload.parallel import Rank
+from qload.loader import LayerDescription
 from qload.plan.explained import ExplainedLayer
+from qload.plan.first_share import FirstShare, first_share
 from qload.plan.kernels import DEQUANTIZED, kernels_for, without_kernel
 from qload.plan.sharing import Sharing
-from qload.repacking import RepackingLoader
-from qload.repacking.header_only import HeaderOnlySource
 from qload.repacking.loaders import FastestLoader
 from qload.spec import Weight
 from qload.weights import Weights
@@ -36,20 +34,6 @@ class Question:
     def chip(self) -> tuple[int, int] | None:
         """The capability in two numbers."""
         return None if self.capability is None else divmod(self.capability, 10)
-
-
-@dataclass(frozen=True)
-class _Share:
-    """The first rank's share of a layer: what it is loaded with, and from what without its codes."""
-
-    source: HeaderOnlySource
-    loader: WeightsLoader
-    parts: list[Part]
-    split: Split | None
-
-    def load(self, loader: WeightsLoader) -> Weight:
-        """By a loader that repacks."""
-        return loader.load(self.source, self.parts, self.split)
 
 
 class Asked:
@@ -78,7 +62,7 @@ class Asked:
         shape = (layer.N, layer.K) if "K" in layer.sizes else (layer.N,)
         stored = ExplainedLayer(layer.prefix, kind.format, shape, kernel_format=kind.format)
         try:
-            share = self._share(layer, how)
+            share = first_share(self.weights, layer, how, self.question.tp)
             if kind.plain or FastestLoader(share.loader).made(layer, HERE) is None:
                 return replace(
                     stored, choices=without_kernel(kind, layer.format.activations, question.tokens)
@@ -87,22 +71,7 @@ class Asked:
         except QloadError as error:
             return replace(stored, error=str(error))
 
-    def _share(self, layer: LayerDescription, how: Sharing) -> _Share:
-        """Its cuts checked, and nothing read."""
-        weights, group = self.weights, Rank(0, self.question.tp)
-        mine = Weights(
-            weights.storage,
-            loader=weights.loader,
-            process_group=group,
-            prefix=weights.prefix,
-            aliases=weights.aliases,
-        )
-        parts, split = how.matrix.parts(layer.N, group.size()), how.matrix.split
-        mine.loader.plan(mine, parts, split)
-        codes = layer.names.full(layer.specs[0].name).rpartition(".")[2]
-        return _Share(HeaderOnlySource(mine, codes), mine.loader, parts, split)
-
-    def _chosen(self, stored: ExplainedLayer, share: _Share) -> ExplainedLayer:
+    def _chosen(self, stored: ExplainedLayer, share: FirstShare) -> ExplainedLayer:
         """The kernel format that the fastest loader makes, and the kernels that read it."""
         question = self.question
         loader = FastestLoader(share.loader, strict=False, dtype=None).for_chip(question.capability)
@@ -120,15 +89,14 @@ class Asked:
             stored, shape=shape, kernel_format=made.format, formats=formats, choices=choices, changes=changes
         )
 
-    def _formats(self, share: _Share, taken: str) -> Iterator[tuple[str, str]]:
+    def _formats(self, share: FirstShare, taken: str) -> Iterator[tuple[str, str]]:
         """Of each kernel format that is not taken, why not."""
         for layout, name in LAYOUTS.items():
             if name == taken:
                 continue
-            try:
-                share.load(RepackingLoader(share.loader, layout))
-            except RepackError as error:
-                yield name, error.reason
+            reason = share.why_not(layout)
+            if reason is not None:
+                yield name, reason
                 continue
             if layout == "strips" and not strips.gains(self.question.capability):
                 yield name, f"gains nothing on other chips than those of capability {strips.CAPABILITY}"

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike
+from typing import Literal
 
 from qload.detect import read_model_config
 from qload.errors import ArgumentError, ConfigError, checked
@@ -26,6 +27,7 @@ def plan(
     *,
     tp: int | Sequence[int] = (1, 2, 4, 8),
     ep: int | None = None,
+    kernel: Literal["marlin", "strips", "exllama"] | None = None,
 ) -> ShardingPlan:
     """Among how many ranks a checkpoint can be shared: which layers fit, why others do not, and what to do.
 
@@ -42,6 +44,10 @@ def plan(
     ep
         Into how many runs of ranks the experts of a layer are shared out, whole ones; the ranks of a run cut
         them. None: all ranks cut all experts.
+
+    kernel
+        The kernel whose layout has to say each quantized layer, as the first rank would have it; zero points
+        and scales of the first of alike layers are read for that. None: that is not asked.
 
     Raises
     ------
@@ -70,7 +76,7 @@ def plan(
         raise ArgumentError("tp", "numbers of ranks, at least 1", f"tp={tp}, ep={ep}")
     with opened(path_or_weights) as (weights, config):
         path = "" if isinstance(path_or_weights, Weights) else str(path_or_weights)
-        return _plan(weights, config, worlds, ep, path)
+        return _plan(weights, config, worlds, ep, kernel, path)
 
 
 @contextmanager
@@ -93,10 +99,15 @@ def _model(config: Mapping[str, object]) -> TextConfig | None:
 
 
 def _plan(
-    weights: Weights, config: TextConfig | None, worlds: Sequence[int], ep: int | None, path: str
+    weights: Weights,
+    config: TextConfig | None,
+    worlds: Sequence[int],
+    ep: int | None,
+    kernel: str | None,
+    path: str,
 ) -> ShardingPlan:
     groups = Groups(weights)
-    answers, known = Answers(weights), groups.layers
+    answers, known = Answers(weights, kernel), groups.layers
     planned = [
         answers.of(prefix, known.get(prefix), how, worlds)
         for prefix, how in sharings(groups, config, ep).items()

@@ -64,19 +64,6 @@ def make_checkpoint(
     ------
     ArgumentError
         For formats and types that there are none of, and for sizes that the format cannot say.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> from qload import verify
-    >>> from qload.testing import make_checkpoint
-    >>> folder = tempfile.TemporaryDirectory()
-    >>> tensors = make_checkpoint("gptq", folder.name, model="mixtral")
-    >>> tensors["model.layers.0.mlp.experts.3.down_proj.qweight"].shape
-    torch.Size([32, 128])
-    >>> verify(folder.name).verdict
-    'ok'
-    >>> folder.cleanup()
     """
     if format not in RECIPES:
         raise ArgumentError("format", f"one of {', '.join(RECIPES)}", repr(format[:80]))

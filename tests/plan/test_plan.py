@@ -262,3 +262,29 @@ def test_a_layer_that_cannot_be_read_fits_nowhere() -> None:
 def test_what_means_no_ranks_is_an_argument_error(asked: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError):
         plan(gptq(64, 64), **asked)
+
+
+def test_a_kernel_that_cannot_say_a_share_is_a_no_with_its_reason() -> None:
+    """GPTQ of three bits, which Marlin's order has not, and ExLlama's has."""
+    stored = {
+        "a.down_proj.qweight": torch.zeros(12, 64, dtype=torch.int32),
+        "a.down_proj.qzeros": torch.zeros(2, 6, dtype=torch.int32),
+        "a.down_proj.scales": torch.zeros(2, 64, dtype=torch.float16),
+    }
+    held = Weights(MemoryStorage(stored), loader=loader_from_config({**GPTQ, "bits": 3}))
+
+    refused, taken = (plan(held, tp=2, kernel=kernel).layers[0].shares[2] for kernel in ("marlin", "exllama"))
+
+    assert taken.fits
+    assert not refused.fits
+    assert refused.reason.startswith("marlin: ")
+    assert "3" in refused.reason
+    assert sum(refused.bytes) == sum(tensor.nbytes for tensor in stored.values())
+
+
+def test_every_refusal_names_its_own_layer() -> None:
+    found = plan(MODELS[2], tp=3)
+
+    refused = [layer for layer in found.layers if not layer.shares[3].fits]
+    assert len(refused) == found.worlds[3].refused == 8
+    assert all(layer.shares[3].reason.startswith(layer.prefix) for layer in refused)

@@ -10,6 +10,7 @@ from qload.testing.faults import (
     marlin,
     models,
     parallel,
+    planning,
     routing,
     rules,
     stacks,
@@ -19,5 +20,5 @@ from qload.testing.faults.fault import Fault
 FAULTS: tuple[Fault, ...] = (
     *checkpoints.FAULTS, *marlin.FAULTS, *cuda.FAULTS, *formats.FAULTS, *rules.FAULTS,
     *experts.FAULTS, *stacks.FAULTS, *routing.FAULTS, *activations.FAULTS, *models.FAULTS, *parallel.FAULTS,
-    *latent.FAULTS,
+    *latent.FAULTS, *planning.FAULTS,
 )  # fmt: skip
