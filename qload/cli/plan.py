@@ -81,7 +81,7 @@ def plan(
     native.check()
     with opened(path) as place:
         try:
-            found = run(place, tp=tp, ep=ep, kernel=kernel)
+            found = run(place, tp=tp, ep=ep, target=kernel)
         except ArgumentError:
             raise
         except QloadError as error:

@@ -36,7 +36,7 @@ class Question:
         return None if self.capability is None else divmod(self.capability, 10)
 
 
-class Asked:
+class AskedKinds:
     """Answers by kinds of layers: those that are described alike and are shared alike."""
 
     def __init__(self, weights: Weights, question: Question) -> None:

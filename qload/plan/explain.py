@@ -8,7 +8,7 @@ import torch
 from qload.errors import ArgumentError, checked
 from qload.kernels import dtypes
 from qload.listing import Groups
-from qload.plan.asked import Asked, Question
+from qload.plan.asked import AskedKinds, Question
 from qload.plan.explained import Explanation
 from qload.plan.plan import opened
 from qload.plan.sharing import sharings
@@ -74,7 +74,7 @@ def explain(
         raise ArgumentError("dtype", "torch.float16, torch.bfloat16 or torch.float32", str(dtype))
     question = Question(capability_of(arch), tp, dtype, tuple(tokens))
     with opened(path_or_weights) as (weights, config):
-        groups, asked = Groups(weights), Asked(weights, question)
+        groups, asked = Groups(weights), AskedKinds(weights, question)
         layers = [
             asked.of(prefix, groups.layers.get(prefix), how)
             for prefix, how in sharings(groups, config, None).items()

@@ -27,7 +27,7 @@ def plan(
     *,
     tp: int | Sequence[int] = (1, 2, 4, 8),
     ep: int | None = None,
-    kernel: Literal["marlin", "strips", "exllama"] | None = None,
+    target: Literal["marlin", "strips", "exllama"] | None = None,
 ) -> ShardingPlan:
     """Among how many ranks a checkpoint can be shared: which layers fit, why others do not, and what to do.
 
@@ -45,7 +45,7 @@ def plan(
         Into how many runs of ranks the experts of a layer are shared out, whole ones; the ranks of a run cut
         them. None: all ranks cut all experts.
 
-    kernel
+    target
         The kernel whose layout has to say each quantized layer, as the first rank would have it; zero points
         and scales of the first of alike layers are read for that. None: that is not asked.
 
@@ -76,7 +76,7 @@ def plan(
         raise ArgumentError("tp", "numbers of ranks, at least 1", f"tp={tp}, ep={ep}")
     with opened(path_or_weights) as (weights, config):
         path = "" if isinstance(path_or_weights, Weights) else str(path_or_weights)
-        return _plan(weights, config, worlds, ep, kernel, path)
+        return _plan(weights, config, worlds, ep, target, path)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from torch import Tensor
 from qload.architecture import architecture_of
 from qload.errors import ArgumentError, checked
 from qload.spec import Role, TensorSpec, named
-from qload.testing.recipes import LEFT_OUT, RECIPES, Recipe
+from qload.testing.recipes import LEFT_OUT, RECIPES, Dialect
 from qload.testing.stubs import stub_config
 
 WORDS, MULTIPLIER, HALF = 1 << 32, 2654435761, 1 << 31  # an odd factor: no two words of a tensor are equal
@@ -86,7 +86,7 @@ def _config(model: str, said: Mapping[str, Any]) -> dict[str, Any]:
     return {**own, **sizes, "dtype": "bfloat16", **said}
 
 
-def _tensors(recipe: Recipe, config: Mapping[str, Any]) -> dict[str, Tensor]:
+def _tensors(recipe: Dialect, config: Mapping[str, Any]) -> dict[str, Tensor]:
     known = architecture_of(config)
     assert known is not None  # every type of a stub has a table
     found: dict[str, Tensor] = {}
@@ -98,22 +98,29 @@ def _tensors(recipe: Recipe, config: Mapping[str, Any]) -> dict[str, Tensor]:
         elif expected is not None:
             left_out = ".layers." not in name or name.rpartition(".")[2] in LEFT_OUT
             plain = {f"{name}.weight": (_uniform(name, expected) * expected[1] ** -0.5).bfloat16()}
-            found |= plain if left_out else _layer(recipe, name, *expected)
+            kin = min(known.siblings(name), default=name)
+            found |= plain if left_out else _layer(recipe, name, kin, *expected)
     return found
 
 
-def _layer(recipe: Recipe, prefix: str, N: int, K: int) -> dict[str, Tensor]:
-    """Each tensor that the format declares, of the sizes that follow from N and K."""
+def _layer(recipe: Dialect, prefix: str, kin: str, N: int, K: int) -> dict[str, Tensor]:
+    """Each tensor that the format declares, of the sizes that follow from N and K.
+
+    `kin`: one of the layers with the same inputs, which have one act order.
+    """
     sizes = {"N": N, "K": K}
     specs = [spec for spec in recipe.format.specs() if not spec.optional]
     for axis in (axis for spec in specs for axis in spec.axes if axis.free):
         sizes[axis.free or ""] = axis.size(sizes[axis.dim]) or 0
     return {
-        named(prefix, spec.suffix): _tensor(recipe, f"{prefix}.{spec.name}", spec, sizes) for spec in specs
+        named(prefix, spec.suffix): _tensor(
+            recipe, f"{kin if spec.index_of else prefix}.{spec.name}", spec, sizes
+        )
+        for spec in specs
     }
 
 
-def _tensor(recipe: Recipe, name: str, spec: TensorSpec, sizes: Mapping[str, int]) -> Tensor:
+def _tensor(recipe: Dialect, name: str, spec: TensorSpec, sizes: Mapping[str, int]) -> Tensor:
     shape, dtype = _shape(name, spec, sizes), spec.dtypes[0]
     if spec.name == "weight_shape":
         return torch.tensor([sizes["N"], sizes["K"]])

@@ -19,12 +19,12 @@ from qload.formats import (
 from qload.layouts import STORED_MINUS_ONE, Stored
 from qload.loader import ConfiguredFormat
 
-GROUP = 32
+GROUP, WIDE = 32, 64  # inputs of a group; of random codes nearly every wide one reaches an end of their range
 LEFT_OUT = ("lm_head", "gate", "router", "shared_expert_gate")  # which quantizers leave as they are
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Dialect:
     """A dialect of a format.
 
     `said`: the `quantization_config`; None: there is none. `middle`: the code that every zero point is stored
@@ -37,23 +37,24 @@ class Recipe:
     act_order: bool = False
 
 
-def _gptq(bits: int = 4, version: str = "gptq", act_order: bool = False) -> Recipe:
+def _gptq(bits: int = 4, version: str = "gptq", act_order: bool = False) -> Dialect:
     zeros = Stored() if version == "gptq_v2" else STORED_MINUS_ONE
+    size = WIDE if act_order else GROUP
     said = {
         "quant_method": "gptq",
         "bits": bits,
-        "group_size": GROUP,
+        "group_size": size,
         "desc_act": act_order,
         "sym": True,
         "checkpoint_format": version,
         "lm_head": False,
     }
     middle = 2 ** (bits - 1) - (version == "gptq")
-    own = GPTQConfig(bits, GROUP, zeros, positional=True)
-    return Recipe(ConfiguredFormat(GPTQWeight, own), said, middle, act_order)
+    own = GPTQConfig(bits, size, zeros, positional=True)
+    return Dialect(ConfiguredFormat(GPTQWeight, own), said, middle, act_order)
 
 
-def _awq() -> Recipe:
+def _awq() -> Dialect:
     said = {
         "quant_method": "awq",
         "bits": 4,
@@ -62,10 +63,10 @@ def _awq() -> Recipe:
         "zero_point": True,
         "modules_to_not_convert": list(LEFT_OUT[1:]),
     }
-    return Recipe(ConfiguredFormat(AWQWeight, AWQConfig(GROUP, 4)), said)
+    return Dialect(ConfiguredFormat(AWQWeight, AWQConfig(GROUP, 4)), said)
 
 
-def _packed(bits: int) -> Recipe:
+def _packed(bits: int) -> Dialect:
     arguments = {"num_bits": bits, "type": "int", "symmetric": True, "strategy": "group", "group_size": GROUP}
     said = {
         "quant_method": "compressed-tensors",
@@ -74,10 +75,10 @@ def _packed(bits: int) -> Recipe:
         "config_groups": {"group_0": {"targets": ["Linear"], "weights": arguments}},
         "ignore": ["lm_head", *(f"re:.*\\.{name}$" for name in LEFT_OUT[1:])],
     }
-    return Recipe(ConfiguredFormat(CTPackWeight, CTPackConfig(bits, GROUP)), said)
+    return Dialect(ConfiguredFormat(CTPackWeight, CTPackConfig(bits, GROUP)), said)
 
 
-def _fp8() -> Recipe:
+def _fp8() -> Dialect:
     block = (128, 128)
     said = {
         "quant_method": "fp8",
@@ -86,11 +87,11 @@ def _fp8() -> Recipe:
         "activation_scheme": "dynamic",
         "modules_to_not_convert": list(LEFT_OUT),
     }
-    return Recipe(ConfiguredFormat(Fp8Weight, Fp8Config("block", block)), said)
+    return Dialect(ConfiguredFormat(Fp8Weight, Fp8Config("block", block)), said)
 
 
-RECIPES: Mapping[str, Recipe] = {
-    "plain": Recipe(ConfiguredFormat(UnquantizedWeight, UnquantizedConfig()), None),
+RECIPES: Mapping[str, Dialect] = {
+    "plain": Dialect(ConfiguredFormat(UnquantizedWeight, UnquantizedConfig()), None),
     "gptq": _gptq(),
     "gptq-v2": _gptq(version="gptq_v2"),
     "gptq-act-order": _gptq(act_order=True),

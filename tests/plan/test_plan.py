@@ -273,7 +273,7 @@ def test_a_kernel_that_cannot_say_a_share_is_a_no_with_its_reason() -> None:
     }
     held = Weights(MemoryStorage(stored), loader=loader_from_config({**GPTQ, "bits": 3}))
 
-    refused, taken = (plan(held, tp=2, kernel=kernel).layers[0].shares[2] for kernel in ("marlin", "exllama"))
+    refused, taken = (plan(held, tp=2, target=kernel).layers[0].shares[2] for kernel in ("marlin", "exllama"))
 
     assert taken.fits
     assert not refused.fits
