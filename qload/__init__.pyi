@@ -8,6 +8,9 @@ from .detect import GPTQWeightsLoader as GPTQWeightsLoader
 from .detect import KernelTarget as KernelTarget
 from .detect import MarlinWeightsLoader as MarlinWeightsLoader
 from .detect import loader_from_config as loader_from_config
+from .diff import CheckpointDiff as CheckpointDiff
+from .diff import LayerDiff as LayerDiff
+from .diff import diff as diff
 from .errors import AmbiguousIndexError as AmbiguousIndexError
 from .errors import ArgumentError as ArgumentError
 from .errors import CastError as CastError
@@ -124,6 +127,16 @@ from .parallel import agree as agree
 from .parallel import collectives_of as collectives_of
 from .parallel import joined_world as joined_world
 from .parallel import maximum_over as maximum_over
+from .plan import Alternative as Alternative
+from .plan import ExplainedLayer as ExplainedLayer
+from .plan import Explanation as Explanation
+from .plan import KernelChoice as KernelChoice
+from .plan import LayerShare as LayerShare
+from .plan import PlannedLayer as PlannedLayer
+from .plan import ShardingPlan as ShardingPlan
+from .plan import WorldPlan as WorldPlan
+from .plan import explain as explain
+from .plan import plan as plan
 from .quantize import BNB4Quantizer as BNB4Quantizer
 from .quantize import BNBInt8Quantizer as BNBInt8Quantizer
 from .quantize import EETQQuantizer as EETQQuantizer

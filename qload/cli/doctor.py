@@ -26,7 +26,8 @@ def doctor(ctx: click.Context, as_json: bool | None) -> None:
     """Show which native modules are here.
 
     For a module that is missing it says why. It shows the instruction set and the number of threads in use,
-    the version of torch, and the CUDA devices that torch sees.
+    the version of torch, the CUDA devices that torch sees, and which kernel engines get for integers of each
+    width, in groups of 128; `qload explain` says it of each layer of a checkpoint.
 
     Without native modules everything works through torch, and takes longer. docs/native.md says how they are
     built.
@@ -66,8 +67,25 @@ def examine() -> dict[str, Any]:
         "threads": asked(native.threads),
         "torch": torch.__version__,
         "cuda_devices": devices,
+        "kernels": _kernels(),
         "wrong": wrong,
     }
+
+
+def _kernels() -> dict[str, str]:
+    """The kernel that engines get here for integers of each width, in groups of 128, of fp16 inputs."""
+    import torch
+
+    from qload.kernels import MPLinearLayerConfig, choose_mp_linear_kernel
+    from qload.kernels.scalar_type import integer_type
+    from qload.plan.explain import capability_of
+
+    found, shape = {}, (4096, 4096)
+    for bits in (2, 3, 4, 8):
+        kind = integer_type(bits, zero_points=False)
+        layer = MPLinearLayerConfig(shape, shape, kind, torch.float16, group_size=128, zero_points=False)
+        found[str(bits)] = choose_mp_linear_kernel(layer, capability_of(None)).name
+    return found
 
 
 def _print(report: dict[str, Any]) -> None:
@@ -84,6 +102,7 @@ def _print(report: dict[str, Any]) -> None:
         "threads": str(report["threads"]),
         "torch": report["torch"],
         "CUDA devices": ", ".join(report["cuda_devices"]) or "none",
+        "kernels": ", ".join(f"{bits} bits: {kernel}" for bits, kernel in report["kernels"].items()),
     }
     for name, value in rows.items():
         out.print(Text(f"{name:13} {value}"))

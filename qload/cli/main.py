@@ -7,11 +7,15 @@ from typing import Any
 import click
 
 from qload.cli.bench_load import bench_load
+from qload.cli.diff import diff
 from qload.cli.doctor import doctor
 from qload.cli.endings import endings
+from qload.cli.explain import explain
 from qload.cli.formats import formats
 from qload.cli.inspect import inspect
+from qload.cli.make import make_checkpoint
 from qload.cli.options import verbose
+from qload.cli.plan import plan
 from qload.cli.run import run
 from qload.cli.selftest import selftest
 from qload.cli.vectors import vectors
@@ -23,6 +27,9 @@ Examples:
   qload verify ./Llama-3-8B-GPTQ --tp 1,2,4
   qload verify ./Llama-3-8B-GPTQ --json > report.json
   qload verify ./models/* --sarif findings.sarif
+  qload diff ./Llama-3-8B-GPTQ ./Llama-3-8B-AWQ
+  qload plan ./Llama-3-8B-GPTQ --tp 2,4,8
+  qload explain ./Llama-3-8B-GPTQ --arch sm90
   qload run ./Llama-3-8B-GPTQ --prompt-ids 128000,9906 --tokens 32
 
 Exit codes: 0 nothing was found, 1 there are findings or it cannot be read, 2 the command is wrong.
@@ -74,7 +81,20 @@ def _print_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
 
 @click.group(
     cls=Verbs,
-    commands=[inspect, verify, run, formats, doctor, bench_load, selftest, vectors],
+    commands=[
+        inspect,
+        verify,
+        diff,
+        plan,
+        explain,
+        run,
+        formats,
+        doctor,
+        bench_load,
+        make_checkpoint,
+        selftest,
+        vectors,
+    ],  # fmt: skip
     epilog=EPILOG,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )

@@ -25,18 +25,25 @@ class CheckpointPath(click.Path):
         return (hub_id(value) if isinstance(value, str) else None) or super().convert(value, param, ctx)
 
 
-def world_sizes(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
-    """`4`, or several as `1,2,4`, as numbers of ranks; anything else is a usage error."""
-    if value is None:
-        return None
-    numbers = value.split(",")
-    if not all(number.isdecimal() and number.isascii() and len(number) < 10 for number in numbers):
-        what = f"{value[:80]!r} is no number of ranks, and no list of them such as 1,2,4"
-        raise click.BadParameter(what, ctx, param)
-    sizes = tuple(map(int, numbers))
-    if min(sizes) < 1:
-        raise click.BadParameter(f"{min(sizes)} is less than 1", ctx, param)
-    return sizes
+def numbers(what: str) -> Callable[[click.Context, click.Parameter, str | None], tuple[int, ...] | None]:
+    """A callback: `4`, or several as `1,2,4`, as numbers of `what`; anything else is a usage error."""
+
+    def read(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+        if value is None:
+            return None
+        parts = value.split(",")
+        if not all(part.isdecimal() and part.isascii() and len(part) < 10 for part in parts):
+            wrong = f"{value[:80]!r} is no number of {what}, and no list of them such as 1,2,4"
+            raise click.BadParameter(wrong, ctx, param)
+        sizes = tuple(map(int, parts))
+        if min(sizes) < 1:
+            raise click.BadParameter(f"{min(sizes)} is less than 1", ctx, param)
+        return sizes
+
+    return read
+
+
+world_sizes = numbers("ranks")
 
 
 def paths_argument(function: F) -> F:

@@ -3,20 +3,32 @@
 import json
 import sys
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import click
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from qload.verify import Report
+
+class Printable(Protocol):
+    """What a verb found: a verdict, of which "ok" alone is exit code 0, and plain data."""
+
+    @property
+    def verdict(self) -> str:
+        """In a word."""
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it."""
+
+
+Found = TypeVar("Found", bound=Printable)
 
 
 def emit(
-    report: "Report",
+    report: Found,
     as_json: bool | None,
-    tables: "Callable[[Report], Iterable[RenderableType]]",
+    tables: "Callable[[Found], Iterable[RenderableType]]",
     *,
     one_of_several: bool = False,
 ) -> int:

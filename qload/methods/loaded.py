@@ -99,7 +99,7 @@ def load_linear(
     All is described, and all biases are looked at, before a weight is read; the errors of a load.
     """
     biased = check_biases(weights, parts)
-    plans = [each for run in _alike(weights, parts) for each in _planned(weights, run, split)]
+    plans = [each for run in _alike(weights, parts) for each in planned(weights, run, split)]
     loaded: list[tuple[Weight, Tensor | None]] = []
     for run, plan in plans:
         weight = plan.finish(weights)
@@ -107,8 +107,12 @@ def load_linear(
     return made_linear(weights, loaded, make)
 
 
-def _planned(weights: Weights, run: list[Part], split: Split | None) -> list[tuple[list[Part], LoadPlan]]:
-    """How to load a run of parts: joined, or one by one where one ends inside of a block of its scales."""
+def planned(weights: Weights, run: list[Part], split: Split | None) -> list[tuple[list[Part], LoadPlan]]:
+    """How to load a `run` of parts of `weights`, cut along `split`.
+
+    Joined, or one by one where one ends inside of a block of its scales; the errors of a load, before a
+    weight is read.
+    """
     try:
         return [(run, weights.loader.plan(weights, run, split))]
     except CutError:

@@ -152,7 +152,7 @@ def load_decoder(weights: Weights, config: TextConfig, making: Making) -> Decode
     Errors are those of `load_model`. What else a checkpoint holds, such as a part that sees,
     is not looked at.
     """
-    check_shares(weights, config, making.base, making.split)
+    check_shares(weights, config, making.base, making.head, making.split)
     name = f"{making.base}.embed_tokens"
     check_matrix(weights, name, [config.vocab], config.hidden, padded=True)
     embedding = VocabParallelEmbedding.load(weights, name)

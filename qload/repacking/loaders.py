@@ -189,9 +189,23 @@ class FastestLoader(GPTQMarlinWeightsLoader):
     any size.
     """
 
+    _asked: tuple[int | None] | None = None  # the chip that is asked about; None: that where a weight lies
+
+    def for_chip(self, capability: int | None) -> Self:
+        """The same loader, which repacks for a chip of a `capability`, times 10, wherever weights are put.
+
+        None: for no CUDA device.
+        """
+        twin = copy(self)
+        twin._asked = (capability,)
+        return twin
+
+    def _chip(self, device: torch.device) -> int | None:
+        return compute_capability(device) if self._asked is None else self._asked[0]
+
     def made(self, layer: LayerDescription, device: torch.device) -> str | None:
         """The kernel format that `layer` is repacked to on `device`; None: it stays as it is."""
-        told, capability = super().made(layer, device), compute_capability(device)
+        told, capability = super().made(layer, device), self._chip(device)
         bits = getattr(layer.format.config, "bits", None)
         if told == GPTQMarlinWeight.format and bits not in marlin.BITS:
             shuffled = _shuffles(layer.format.weight_type, bits, capability)
@@ -201,7 +215,7 @@ class FastestLoader(GPTQMarlinWeightsLoader):
         return self._made_in("strips", layer) or told
 
     def _repacked(self, weight: Weight, whole: Whole) -> Weight:
-        capability = compute_capability(weight.device)
+        capability = self._chip(weight.device)
         if strips.gains(capability):
             try:
                 return self._in_layout("strips", weight, whole)

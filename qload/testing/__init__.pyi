@@ -10,5 +10,6 @@ from .drawn import DrawnLayer as DrawnLayer
 from .guards import Guards as Guards
 from .guards import around_borders as around_borders
 from .layers_of import layer_of as layer_of
+from .make import make_checkpoint as make_checkpoint
 from .strategies import layers as layers
 from .traits import Traits as Traits

@@ -18,7 +18,7 @@ CLOSEST = 3  # readings of one run that are tried on the whole layer
 
 @dataclass(frozen=True)
 class SideBySide:
-    """A layer of a checkpoint, and the one of the same name in the reference."""
+    """A layer of a checkpoint, and the one that stands for it in the reference."""
 
     subject: Subject
     layer: LayerDescription
@@ -29,15 +29,17 @@ class SideBySide:
         """Runs of outputs: the first of them, ours, and the reference's."""
         assert self.subject.weights is not None
         for start, weight in outputs(self.subject.weights, self.subject.loader, self.layer):
-            yield start, weight, self._load(self.reference, (start, start + weight.layer.N))
+            run = (start, start + weight.layer.N)
+            yield start, weight, self._load(self.reference, self.other, run)
 
     def load(self, run: tuple[int, int]) -> tuple[Weight, Weight]:
         """The outputs `run`: ours, and the reference's."""
-        return self._load(self.subject, run), self._load(self.reference, run)
+        ours = self._load(self.subject, self.layer, run)
+        return ours, self._load(self.reference, self.other, run)
 
-    def _load(self, side: Subject, run: tuple[int, int]) -> Weight:
+    def _load(self, side: Subject, layer: LayerDescription, run: tuple[int, int]) -> Weight:
         assert side.weights is not None
-        return side.loader.load(side.weights, [Part(self.layer.prefix, *run)], None)
+        return side.loader.load(side.weights, [Part(layer.prefix, *run)], None)
 
 
 def misreading(pair: SideBySide, run: tuple[int, int], near: float) -> str | None:

@@ -1,20 +1,14 @@
 """Whether every layer can be shared among N ranks, told from headers and facts alone."""
 
-import re
 from collections.abc import Iterator, Sequence
 
 from qload.errors import ArgumentError, CutError, DivideError
 from qload.loader import Heads, LayerDescription, Part, Split
 from qload.loader.cuts import share
 from qload.parallel import Rank
+from qload.plan.usual import usual_split
 from qload.verify.report import Finding, finding_of
 from qload.verify.subject import Subject
-
-# How the linear layers of published models are cut, by the last part of their names.
-COLUMN = re.compile(
-    r"(q|k|v|qkv|gate|up|gate_up|q_b|kv_b)_proj|w1|w3|fc1|query_key_value|dense_h_to_4h|c_fc|lm_head"
-)
-ROW = re.compile(r"(o|out|down)_proj|w2|fc2|dense|dense_4h_to_h|c_proj")
 
 
 def world_sizes(tp: int | Sequence[int] | None) -> Sequence[int]:
@@ -40,8 +34,7 @@ def check(subject: Subject, tp: int) -> Iterator[Finding | str]:
             if error:
                 yield finding_of(error)
             continue
-        name = layer.prefix.rpartition(".")[2]
-        split: Split | None = "N" if COLUMN.fullmatch(name) else "K" if ROW.fullmatch(name) else None
+        split = usual_split(layer.prefix)
         if split:
             error = _refusal(layer, split, tp)
             if error:

@@ -141,6 +141,11 @@ EXEMPT = {
     "scalar_types": "a list of constants",
     **dict.fromkeys(["Finding", "Report", "LoadReport", "TensorInfo"], "a result, read and not made"),
     "LayerInfo": "a result, read and not made",
+    **dict.fromkeys(
+        ["Alternative", "LayerShare", "PlannedLayer", "ShardingPlan", "WorldPlan"], "a result, too"
+    ),
+    **dict.fromkeys(["ExplainedLayer", "Explanation", "KernelChoice"], "a result, too"),
+    **dict.fromkeys(["CheckpointDiff", "LayerDiff"], "a result, too"),
     "Architecture": "what a config tells, as architecture_of makes it",
     **dict.fromkeys(["ProcessGroup", "WeightStorage"], "a protocol"),
     **dict.fromkeys(["MPLinearKernel", "Weight", "WeightsLoader", "ZeroPoints"], "abstract"),

@@ -34,6 +34,7 @@ RECORDS = [kind for kind in dict.fromkeys(classes()) if "__dataclass_params__" i
 MUTABLE = {
     *("Ledger", "LayerTable", "FindingTable", "Traffic"),
     *("Comparison", "Compared", "Watching", "ScaleFit", "Distance", "Subject"),
+    "ValueDiff",
     "NativeInputs",  # whose codes are made in the type that a product asks for
 }
 BASES = {"Grouped"}  # of classes that have the fields

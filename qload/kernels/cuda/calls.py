@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from qload.devices.cuda import runs_on
+from qload.kernels.cuda import launch
 from qload.kernels.cuda.choice import CudaKernel, choose
 from qload.kernels.cuda.module import native
 
@@ -34,6 +35,10 @@ class LinearCall:
         """Of the codes."""
         return 4 * self.weights.numel()
 
+    def why_not_hopper(self) -> str | None:
+        """Why no kernel of Hopper's own instructions runs where x is, or None."""
+        return launch.why_not_hopper(self.x.device)
+
 
 def why_not(weight: Any, dtype: torch.dtype) -> str | None:
     """Why activations of a dtype cannot be multiplied with a weight as it lies, or None."""
@@ -42,6 +47,13 @@ def why_not(weight: Any, dtype: torch.dtype) -> str | None:
         return f"needs a CUDA device of capability 8.0, the weight is on {device}"
     if not runs_on(native(), device):
         return f"the CUDA module was built for {native().chips}, and not for the chip of {device}"
+    return why_not_on(weight, dtype, torch.cuda.get_device_capability(device))
+
+
+def why_not_on(weight: Any, dtype: torch.dtype, capability: tuple[int, int]) -> str | None:
+    """Why a weight, wherever it lies, could not be multiplied on a chip of a capability, or None."""
+    if capability < CAPABILITY:
+        return f"needs a CUDA device of capability 8.0, got {capability[0]}.{capability[1]}"
     if dtype not in ACTIVATIONS or weight.scales.dtype != dtype:
         return f"needs float16 or bfloat16 of both, got {dtype} activations, {weight.scales.dtype} scales"
     return None

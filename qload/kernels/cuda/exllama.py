@@ -149,12 +149,18 @@ KERNELS = (CudaKernel("few", why_not_few, few), CudaKernel("large", every_call, 
 
 def why_not(weight: ExllamaWeight, dtype: torch.dtype) -> str | None:
     """Why activations of a dtype are not multiplied with a weight as it lies, or None."""
-    reason, config = calls.why_not(weight, dtype), weight.config
+    reason = calls.why_not(weight, dtype)
+    return reason or why_not_on(weight, dtype, torch.cuda.get_device_capability(weight.device))
+
+
+def why_not_on(weight: ExllamaWeight, dtype: torch.dtype, capability: tuple[int, int]) -> str | None:
+    """Why a weight, wherever it lies, could not be multiplied on a chip of a capability, or None."""
+    reason, config = calls.why_not_on(weight, dtype, capability), weight.config
     if reason:
         return reason
     if config.bits not in BITS or config.zeros.name not in ZEROS:
         return f"reads 2, 3, 4 and 8 bits, got {config.bits} with zero points {config.zeros.name}"
-    if not known(ExllamaCall.layout, config.bits, torch.cuda.get_device_capability(weight.device)):
+    if not known(ExllamaCall.layout, config.bits, capability):
         return f"no kernel of {config.bits} bits was timed on such a device: see docs/cuda-exllama.md"
     return None
 

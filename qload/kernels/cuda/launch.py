@@ -25,10 +25,16 @@ class Launch(NamedTuple):
 
 def why_not_hopper(device: torch.device) -> str | None:
     """Why no kernel of Hopper's own instructions runs on a device, or None."""
-    major, minor = torch.cuda.get_device_capability(device)
-    if major != HOPPER:
-        return f"needs a device of capability {HOPPER}.0, got {major}.{minor}"
-    return None if native().hopper else "the CUDA module was built without QLOAD_CUDA_ARCHS=90a"
+    reason = why_not_chip(torch.cuda.get_device_capability(device))
+    if reason or native().hopper:
+        return reason
+    return "the CUDA module was built without QLOAD_CUDA_ARCHS=90a"
+
+
+def why_not_chip(capability: tuple[int, int]) -> str | None:
+    """Why no chip of a capability has Hopper's own instructions, or None."""
+    major, minor = capability
+    return None if major == HOPPER else f"needs a device of capability {HOPPER}.0, got {major}.{minor}"
 
 
 def why_not(call: Any, looks_up: bool = False) -> str | None:

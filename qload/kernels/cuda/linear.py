@@ -21,7 +21,8 @@ from qload.spec import Weight
 class LinearOperator:
     """How weights of one type are multiplied: why not, or y (M, N) of x (M, K), weight and bias.
 
-    And the kernels among which is chosen, by a call that is made of these arguments.
+    And the kernels among which is chosen, by a call that is made of these arguments; `why_not_on`: the same
+    question of a chip that need not be here.
     """
 
     why_not: Callable[[Any, torch.dtype], str | None]
@@ -29,11 +30,17 @@ class LinearOperator:
     kernels: tuple[CudaKernel, ...]
     call: Callable[..., LinearCall]
     arguments: Callable[[Tensor, Any], tuple[Any, ...]]
+    why_not_on: Callable[[Any, torch.dtype, tuple[int, int]], str | None] = calls.why_not_on
 
 
 OPERATORS: dict[type[Weight], LinearOperator] = {
     ExllamaWeight: LinearOperator(
-        exllama.why_not, exllama.linear, exllama.KERNELS, exllama.ExllamaCall, exllama.arguments
+        exllama.why_not,
+        exllama.linear,
+        exllama.KERNELS,
+        exllama.ExllamaCall,
+        exllama.arguments,
+        exllama.why_not_on,
     ),
     GPTQMarlinWeight: LinearOperator(
         calls.why_not, marlin.linear, marlin.KERNELS, marlin.MarlinCall, marlin.arguments
@@ -48,8 +55,13 @@ def why_not_linear(weight: Weight, dtype: torch.dtype) -> str | None:
     """Why activations of a dtype cannot be multiplied with a weight as it lies, or None."""
     operator = OPERATORS.get(type(weight))
     if operator is None:
-        return f"no CUDA kernel reads {type(weight).__name__}"
+        return unread(type(weight))
     return why_not() or operator.why_not(weight, dtype)
+
+
+def unread(weight_type: type[Weight]) -> str:
+    """That no kernel of ours reads weights of a type."""
+    return f"no CUDA kernel reads {weight_type.__name__}"
 
 
 def can_multiply(x: Tensor, weight: Weight, bias: Tensor | None) -> bool:

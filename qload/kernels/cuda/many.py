@@ -60,7 +60,7 @@ class ManyDivision(NamedTuple):
 
 def why_not(call: Any) -> str | None:
     """Why this kernel does not take a call, or None."""
-    return launch.why_not_hopper(call.x.device) or launch.why_not(call)
+    return call.why_not_hopper() or launch.why_not(call)
 
 
 def prepare(call: Any, x: Tensor, how: ManyDivision | None = None) -> Launch:

@@ -42,7 +42,7 @@ BLOCK_SHAPES = (
 
 def why_not(call: Any) -> str | None:
     """Why this kernel does not take a call, or None."""
-    reason = launch.why_not_hopper(call.x.device)
+    reason: str | None = call.why_not_hopper()
     if reason:
         return reason
     if call.tokens > MOST_TOKENS:

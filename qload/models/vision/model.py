@@ -132,7 +132,7 @@ def load_vision_model(
     text = text_config(config or {})
     sight = sight_config(config or {}, text.hidden, text.eps)
     making = Making.of(weights, text, make, make_experts, expert_split)
-    check_shares(weights, text, making.base, making.split)
+    check_shares(weights, text, making.base, making.head, making.split)
     with weights.use_loader(DefaultWeightsLoader()):
         tower = Tower.load(weights, "model.vision_model", sight.tower)
         features, lead = sight.tower.hidden, "model.connector"

@@ -12,6 +12,7 @@ from qload.testing.faults import (
     marlin,
     models,
     parallel,
+    planning,
     routing,
     rules,
     stacks,
@@ -21,5 +22,5 @@ from qload.testing.faults.fault import Fault
 FAULTS: tuple[Fault, ...] = (
     *checkpoints.FAULTS, *marlin.FAULTS, *cuda.FAULTS, *formats.FAULTS, *rules.FAULTS,
     *experts.FAULTS, *stacks.FAULTS, *routing.FAULTS, *activations.FAULTS, *models.FAULTS, *parallel.FAULTS,
-    *latent.FAULTS, *diagnosis.FAULTS, *conformance.FAULTS,
+    *latent.FAULTS, *diagnosis.FAULTS, *conformance.FAULTS, *planning.FAULTS,
 )  # fmt: skip

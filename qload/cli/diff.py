@@ -1,0 +1,72 @@
+"""qload diff: whether two checkpoints mean the same."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from qload.cli.hub import opened
+from qload.cli.options import CheckpointPath, as_json, verbose
+from qload.cli.output import emit
+from qload.cli.progress import progress_bar
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from qload.diff import CheckpointDiff
+    from qload.hub import HubId
+
+EPILOG = """\b
+Examples:
+  qload diff ./Llama-3-8B-GPTQ ./Llama-3-8B-AWQ
+  qload diff ./shards-of-4GB ./shards-of-10GB --json | jq .counts
+
+Exit codes: 0 both mean the same, 1 they do not or one cannot be read, 2 the command is wrong."""
+OUTCOMES = {
+    "bits": "equal, bit by bit",
+    "rounded": "equal after one rounding",
+    "differs": "different",
+    "shape": "of other sizes",
+    "missing": "in one of both only",
+    "unread": "not read",
+}
+
+
+@click.command(epilog=EPILOG)
+@click.argument("path", type=CheckpointPath(), metavar="A")
+@click.argument("other", type=CheckpointPath(), metavar="B")
+@as_json
+@verbose
+@click.pass_context
+def diff(ctx: click.Context, path: "Path | HubId", other: "Path | HubId", as_json: bool | None) -> None:
+    """Show whether the checkpoints A and B mean the same weights.
+
+    Formats, dtypes and shards may differ, and spellings of names where the type of model is known. For each
+    layer: equal bit by bit once dequantized, equal after one rounding to the narrower float type, or where it
+    differs first, and the mistake that would explain it.
+
+    Weights are read piece by piece, so that a checkpoint may be larger than the memory.
+    """
+    from qload import native
+    from qload.diff import diff as run
+
+    native.check()
+    with opened(path, whole=True) as one, opened(other, whole=True) as two, progress_bar() as progress:
+        found = run(one, two, progress=progress)
+    ctx.exit(emit(found, as_json, _tables))
+
+
+def _tables(found: "CheckpointDiff") -> "Iterator[RenderableType]":
+    from rich.text import Text
+
+    from qload.cli.tables import STYLE
+    from qload.cli.text import name, safe
+
+    for layer in found.layers:
+        if not layer.same:
+            yield Text(OUTCOMES[layer.outcome], "red").append(f"  {name(layer.name)}", "none")
+            yield Text(f"    {safe(layer.detail)}", "dim")
+    line = Text(found.verdict, STYLE.get(found.verdict, "bold red"))
+    counts = [f"{count} {OUTCOMES[outcome]}" for outcome, count in sorted(found.counts.items())]
+    yield line.append(f"  {safe(found.unreadable or ', '.join(counts) or 'nothing found')}", "none")

@@ -1,0 +1,97 @@
+"""qload explain: which kernel multiplies each layer, and why not each other one."""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from qload.cli.hub import opened
+from qload.cli.options import CheckpointPath, as_json, numbers, verbose
+from qload.cli.output import emit
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from qload.hub import HubId
+    from qload.plan import Explanation
+
+EPILOG = """\b
+Examples:
+  qload explain ./Llama-3-8B-GPTQ
+  qload explain ./Llama-3-8B-GPTQ --arch sm90 --tp 4 --dtype float16
+  qload explain ./Llama-3-8B-GPTQ --arch sm80 --json | jq '.layers[0].choices'
+
+Exit codes: 0 each layer can be loaded so, 1 one cannot or the checkpoint cannot be read, 2 the command is
+wrong."""
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+
+
+@click.command(epilog=EPILOG)
+@click.argument("path", type=CheckpointPath(), metavar="PATH")
+@click.option(
+    "--arch",
+    metavar="ARCH",
+    help="sm80, sm90 and the like, or cpu; it need not be here. Default: this machine.",
+)
+@click.option(
+    "--tp", type=click.IntRange(min=1), default=1, show_default=True, metavar="N", help="Number of ranks."
+)
+@click.option(
+    "--dtype",
+    type=click.Choice([*DTYPES, *DTYPES.values()]),
+    default="bf16",
+    show_default=True,
+    help="Of the activations.",
+)
+@click.option(
+    "--tokens",
+    callback=numbers("tokens"),
+    default="1,64,1024",
+    show_default=True,
+    metavar="M[,M...]",
+    help="Numbers of rows that are multiplied at once.",
+)
+@click.option("--all", "every", is_flag=True, help="A line for each layer, also where several are alike.")
+@as_json
+@verbose
+@click.pass_context
+def explain(
+    ctx: click.Context,
+    path: "Path | HubId",
+    arch: str | None,
+    tp: int,
+    dtype: str,
+    tokens: tuple[int, ...],
+    every: bool,
+    as_json: bool | None,
+) -> None:
+    """Show which kernel multiplies each layer, and why not each other one.
+
+    No GPU is needed: layers are repacked, but for their codes, as loading for ARCH repacks them, and kernels
+    are chosen by the table that calls choose by. How long they take is not measured.
+    """
+    import torch
+
+    from qload import native
+    from qload.errors import ArgumentError, QloadError
+    from qload.plan import Explanation
+    from qload.plan import explain as run
+
+    native.check()
+    wanted = getattr(torch, DTYPES.get(dtype, dtype))
+    with opened(path) as place:
+        try:
+            found = run(place, arch=arch, tp=tp, dtype=wanted, tokens=tokens)
+        except ArgumentError:
+            raise
+        except QloadError as error:
+            found = Explanation(str(place), unreadable=str(error))
+    ctx.exit(emit(found, as_json, partial(_tables, every=every)))
+
+
+def _tables(found: "Explanation", *, every: bool) -> "Iterator[RenderableType]":
+    from qload.cli.explain_tables import tables
+
+    return tables(found, every=every)

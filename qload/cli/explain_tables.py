@@ -1,0 +1,60 @@
+"""An explanation as a list: each kind of layers, its kernels, and under them the reasons against others."""
+
+from collections.abc import Hashable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from qload.cli.fold import Fold, fold, unfolded
+from qload.cli.tables import STYLE
+from qload.cli.text import name, safe
+
+if TYPE_CHECKING:
+    from qload.plan import ExplainedLayer, Explanation
+
+
+def tables(found: "Explanation", *, every: bool) -> Iterator[RenderableType]:
+    """The whole explanation; `every`: each layer, also where several are alike."""
+    if found.unreadable:
+        yield Text("unreadable", "bold red").append(f"  {safe(found.path)}: {safe(found.unreadable)}", "none")
+        return
+    rows = unfolded(found.layers, name=_prefix) if every else fold(found.layers, name=_prefix, alike=_kind)
+    for row in rows:
+        yield from _layer(row)
+    ranks = f"rank 0 of {found.tp}, " if found.tp > 1 else ""
+    yield Text(found.verdict, STYLE.get(found.verdict, "bold red")).append(
+        f"  {safe(found.path)} on {found.arch}, {ranks}activations of {found.dtype}", "none"
+    )
+    for note in found.notes:
+        yield Text("note  ", "dim").append(safe(note), "none")
+
+
+def _prefix(layer: "ExplainedLayer") -> str:
+    return layer.prefix
+
+
+def _kind(layer: "ExplainedLayer") -> Hashable:
+    """What layers of one entry have in common."""
+    bare = replace(layer, prefix="", error=layer.error.replace(layer.prefix, ""))
+    return repr(bare)
+
+
+def _layer(row: "Fold[ExplainedLayer]") -> Iterator[RenderableType]:
+    layer = row.first
+    title = Text(name(row.name), "bold").append(f"  x{row.count}" if row.count > 1 else "", "none")
+    made = "" if layer.kernel_format in (None, layer.format) else f" -> {layer.kernel_format}"
+    yield title.append(f"  {safe(layer.format or '-')}{made} {safe(layer.shape)}", "none")
+    if layer.error:
+        yield Text(f"    {safe(layer.error)}", "red")
+    for other, why in layer.formats.items():
+        yield Text(f"    not {other}: {safe(why)}", "dim")
+    for choice in layer.choices:
+        yield (
+            Text(f"    {choice.tokens} tokens: ").append(choice.kernel, "green").append(", time not measured")
+        )
+        for other, why in choice.refused.items():
+            yield Text(f"        not {other}: {safe(why)}", "dim")
+    for change in layer.changes:
+        yield Text(f"    would be taken with {safe(change)}", "yellow")

@@ -1,0 +1,95 @@
+"""qload plan: among how many ranks a checkpoint can be shared, and what each of them holds."""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from qload.cli.hub import opened
+from qload.cli.options import CheckpointPath, as_json, verbose, world_sizes
+from qload.cli.output import emit
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from qload.hub import HubId
+    from qload.plan import ShardingPlan
+
+EPILOG = """\b
+Examples:
+  qload plan ./Llama-3-8B-GPTQ
+  qload plan ./Llama-3-8B-GPTQ --tp 3,6
+  qload plan ./Mixtral-8x7B-AWQ --tp 4,8 --ep 4
+  qload plan ./Llama-3-8B-GPTQ --kernel marlin
+  qload plan ./Llama-3-8B-GPTQ --json | jq '.worlds[] | .fits'
+
+Exit codes: 0 all fits for each number of ranks, 1 something does not or it cannot be read, 2 the command is
+wrong."""
+
+
+@click.command(epilog=EPILOG)
+@click.argument("path", type=CheckpointPath(), metavar="PATH")
+@click.option(
+    "--tp",
+    "--tensor-parallel-size",
+    "tp",
+    callback=world_sizes,
+    default="1,2,4,8",
+    show_default=True,
+    metavar="N[,N...]",
+    help="Numbers of ranks.",
+)
+@click.option(
+    "--ep",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Share whole experts out among N runs of ranks. Default: all ranks cut each expert.",
+)
+@click.option(
+    "--kernel",
+    type=click.Choice(["marlin", "strips", "exllama"]),
+    help="The kernel whose layout has to say each quantized layer too.",
+)
+@click.option("--all", "every", is_flag=True, help="A line for each layer, also where several are alike.")
+@as_json
+@verbose
+@click.pass_context
+def plan(
+    ctx: click.Context,
+    path: "Path | HubId",
+    tp: tuple[int, ...],
+    ep: int | None,
+    kernel: "Literal['marlin', 'strips', 'exllama'] | None",
+    every: bool,
+    as_json: bool | None,
+) -> None:
+    """Show among how many ranks a checkpoint can be shared.
+
+    For each number of ranks: what each rank holds, and which layers cannot be cut, why not in the words of a
+    load, what can be done instead, and what that costs. A model that qload runs is cut as loading it does;
+    of other types layers are cut as is usual by their names.
+
+    It reads headers and small tensors only, and no weight.
+    """
+    from qload import native
+    from qload.errors import ArgumentError, QloadError
+    from qload.plan import ShardingPlan
+    from qload.plan import plan as run
+
+    native.check()
+    with opened(path) as place:
+        try:
+            found = run(place, tp=tp, ep=ep, target=kernel)
+        except ArgumentError:
+            raise
+        except QloadError as error:
+            found = ShardingPlan(str(place), unreadable=str(error))
+    ctx.exit(emit(found, as_json, partial(_tables, every=every)))
+
+
+def _tables(found: "ShardingPlan", *, every: bool) -> "Iterator[RenderableType]":
+    from qload.cli.plan_tables import tables
+
+    return tables(found, every=every)

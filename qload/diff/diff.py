@@ -1,0 +1,124 @@
+"""`diff`: two checkpoints, matched by what their layers are, and compared by what these mean."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from os import PathLike
+
+from qload.architecture import Architecture
+from qload.architecture.names import spelled
+from qload.diff.layers import layer_diff, tensor_diff
+from qload.diff.report import CheckpointDiff, LayerDiff
+from qload.errors import StorageError, checked
+from qload.loader import LayerDescription
+from qload.verify.causes import SideBySide
+from qload.verify.crew import Crew
+from qload.verify.subject import Subject
+
+Progress = Callable[[str, int, int], None]  # a stage, bytes that are done, bytes of all
+THREADS = 4  # each has a run of outputs of both in memory
+
+
+@checked
+def diff(
+    path: str | PathLike[str], other: str | PathLike[str], *, progress: Progress | None = None
+) -> CheckpointDiff:
+    """Whether two checkpoints mean the same weights, layer by layer.
+
+    Formats, dtypes, shards and the spellings of names that types of models have may differ. Nothing is raised
+    for what the files hold; weights are read in runs of outputs, so that files may be larger than memory.
+
+    Parameters
+    ----------
+    path, other
+        Safetensors files, directories, or sharded indices.
+    progress
+        Told "comparing", the bytes of the first that were compared, and those of all its layers.
+
+    Examples
+    --------
+    >>> import os, tempfile, torch
+    >>> from safetensors.torch import save_file
+    >>> from qload import diff
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> one, other = (os.path.join(folder.name, name) for name in ("a.safetensors", "b.safetensors"))
+    >>> save_file({"up.weight": torch.full((4, 2), 1.001)}, one)
+    >>> save_file({"up.weight": torch.full((4, 2), 1.001).bfloat16()}, other)
+    >>> [(layer.name, layer.outcome) for layer in diff(one, other).layers]
+    [('up', 'rounded')]
+    >>> folder.cleanup()
+    """
+    with closing(Subject.open(path)) as ours, closing(Subject.open(other)) as theirs:
+        for subject in (ours, theirs):
+            if subject.weights is None or subject.errors:
+                first = subject.errors[0].message if subject.errors else "it cannot be read"
+                return CheckpointDiff(ours.path, theirs.path, unreadable=f"{subject.path}: {first}")
+        try:
+            found = [*_layers(ours, theirs, progress or _nothing), *_tensors(ours, theirs)]
+        except StorageError as error:  # a file that fails or is replaced meanwhile
+            return CheckpointDiff(ours.path, theirs.path, unreadable=str(error))
+        return CheckpointDiff(ours.path, theirs.path, sorted(found, key=lambda layer: layer.name))
+
+
+def _layers(ours: Subject, theirs: Subject, progress: Progress) -> Iterator[LayerDiff]:
+    here, there = (_by_key(each, each.layers) for each in (ours, theirs))
+    both = sorted(here.keys() & there.keys())
+    yield from _lonely(ours, {key: here[key] for key in here.keys() - there.keys()}, True)
+    yield from _lonely(theirs, {key: there[key] for key in there.keys() - here.keys()}, False)
+    others = {layer.prefix: layer for layer in theirs.described()}
+
+    def compared(at: int) -> LayerDiff:
+        one, two = ours.layers[here[both[at]]], theirs.layers[there[both[at]]]
+        if isinstance(one, LayerDescription) and isinstance(two, LayerDescription):
+            return layer_diff(SideBySide(ours, one, theirs, two), others)
+        error = two if isinstance(one, LayerDescription) else one
+        return LayerDiff(here[both[at]], there[both[at]], "unread", str(error))
+
+    sizes = [sum(_size(ours, name) for name in ours.groups.under(here[key])) for key in both]
+    yield from Crew.of(None).share_out(
+        compared, sizes, lambda done, total: progress("comparing", done, total), THREADS
+    )
+
+
+def _tensors(ours: Subject, theirs: Subject) -> Iterator[LayerDiff]:
+    """Biases and the like, of which nothing is a layer."""
+    assert ours.weights is not None
+    assert theirs.weights is not None
+    here, there = (
+        _by_key(each, (name for name in each.account.report.used if name not in each.specs))
+        for each in (ours, theirs)
+    )
+    for key, name in here.items():
+        if key in there:
+            yield tensor_diff(ours.weights.storage, name, theirs.weights.storage, there[key])
+    yield from _lonely(ours, {key: here[key] for key in here.keys() - there.keys()}, True)
+    yield from _lonely(theirs, {key: there[key] for key in there.keys() - here.keys()}, False)
+
+
+def _lonely(subject: Subject, names: dict[str, str], first: bool) -> Iterator[LayerDiff]:
+    """What is in one of both alone."""
+    for name in names.values():
+        yield LayerDiff(name, None if first else name, "missing", f"in {subject.path} only")
+
+
+def _by_key(subject: Subject, names: Iterable[str]) -> dict[str, str]:
+    """What layers or tensors are -> the names that they have here; a second one of a kind is its own name."""
+    found: dict[str, str] = {}
+    for name in names:
+        key = _key(subject.architecture, name)
+        found[name if key in found else key] = name
+    return found
+
+
+def _key(architecture: Architecture | None, name: str) -> str:
+    """A name as transformers spells it, where the type of model is known; the name itself elsewhere."""
+    place = architecture.find(name) if architecture else None
+    return name if place is None else spelled(place.row.name, place.layer, place.expert)
+
+
+def _size(subject: Subject, name: str) -> int:
+    assert subject.weights is not None
+    return subject.weights.storage.info(name).nbytes
+
+
+def _nothing(stage: str, done: int, total: int) -> None:
+    """Nobody asked for progress."""

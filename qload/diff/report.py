@@ -1,0 +1,79 @@
+"""What a comparison of two checkpoints says: of each layer and tensor whether it means the same."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+SCHEMA = 1
+Outcome = Literal["bits", "rounded", "differs", "shape", "missing", "unread"]
+SAME = ("bits", "rounded")
+
+
+@dataclass(frozen=True)
+class LayerDiff:
+    """A layer, or a tensor of none, in two checkpoints.
+
+    Attributes
+    ----------
+    name
+        In the first checkpoint, or where it is in the second alone, there.
+    other
+        In the second one; None: it is not there.
+    outcome
+        "bits": each value is the same, bit by bit, in float32; "rounded": after one rounding to the narrower
+        of two float types, and zeros of any sign; "differs"; "shape": of other sizes; "missing": in one of
+        both alone; "unread": one of both cannot be read.
+    detail
+        Where it differs first, in how many places, and what mistake that would be; or "".
+    differing, total
+        Values that differ, and all.
+    """
+
+    name: str
+    other: str | None
+    outcome: Outcome
+    detail: str = ""
+    differing: int = 0
+    total: int = 0
+
+    @property
+    def same(self) -> bool:
+        """Whether both mean the same."""
+        return self.outcome in SAME
+
+
+@dataclass(frozen=True)
+class CheckpointDiff:
+    """Two checkpoints, layer by layer.
+
+    Attributes
+    ----------
+    path, other
+        The two.
+    layers
+        Every layer and tensor of either, but for those that nothing reads.
+    unreadable
+        Why one of both cannot be read; "" where both can.
+    """
+
+    path: str
+    other: str
+    layers: Sequence[LayerDiff] = ()
+    unreadable: str = ""
+
+    @property
+    def verdict(self) -> Literal["ok", "findings", "unreadable"]:
+        """`ok` where all means the same."""
+        if self.unreadable:
+            return "unreadable"
+        return "ok" if all(layer.same for layer in self.layers) else "findings"
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many layers have each outcome."""
+        return dict(Counter(layer.outcome for layer in self.layers))
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data: `schema`, `verdict`, `counts` and the fields."""
+        return {"schema": SCHEMA, "verdict": self.verdict, "counts": self.counts, **asdict(self)}

@@ -1,0 +1,86 @@
+"""Each layer among each number of ranks: asked once of layers that are alike, as a model has thousands."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from qload.errors import CutError, DivideError, QloadError
+from qload.loader import LayerDescription
+from qload.models.shares import SharedMatrix
+from qload.plan.alternatives import alternatives
+from qload.plan.first_share import first_share
+from qload.plan.report import LayerShare, PlannedLayer
+from qload.plan.sharing import Sharing, bytes_held
+from qload.weights import Weights
+
+Question = tuple[int, Sharing, int]  # which layers, how they are shared, among how many ranks
+
+
+@dataclass(frozen=True)
+class _Known:
+    """An answer, and the prefix of the layer that it was first given for."""
+
+    prefix: str
+    share: LayerShare
+
+
+class Answers:
+    """What becomes of layers; `weights` are asked for what a group's cuts need, and no codes are read.
+
+    `kernel`: whose layout has to say each share; None: that is not asked.
+    """
+
+    def __init__(self, weights: Weights, kernel: str | None = None) -> None:
+        self.weights, self.kernel = weights, kernel
+        self._known: dict[Question, _Known] = {}
+        self._kept: list[object] = []  # so that no two layers have one id
+
+    def of(
+        self, prefix: str, layer: LayerDescription | QloadError | None, how: Sharing, worlds: Sequence[int]
+    ) -> PlannedLayer:
+        """The layer under `prefix` among each of some numbers of ranks; None: it is not stored."""
+        if layer is None:
+            layer = self._missing(prefix)
+        if isinstance(layer, QloadError):
+            refused = LayerShare(error=layer)
+            return PlannedLayer(prefix, None, (), how.cut, dict.fromkeys(worlds, refused))
+        shape = (layer.N, layer.K) if "K" in layer.sizes else (layer.N,)
+        shares = {ranks: self._share(layer, how, ranks) for ranks in worlds}
+        return PlannedLayer(prefix, layer.format.weight_type.format, shape, how.cut, shares)
+
+    def _missing(self, prefix: str) -> LayerDescription | QloadError:
+        try:
+            return self.weights.loader.describe(self.weights, prefix)
+        except QloadError as error:
+            return error
+
+    def _share(self, layer: LayerDescription, how: Sharing, ranks: int) -> LayerShare:
+        question = id(layer.cuts), how.question, ranks
+        known = self._known.get(question)
+        if known is None:
+            self._kept.append(layer.cuts)
+            known = self._known[question] = _Known(layer.prefix, self._asked(layer, how, ranks))
+        return _renamed(known, layer.prefix)
+
+    def _asked(self, layer: LayerDescription, how: Sharing, ranks: int) -> LayerShare:
+        try:
+            held = bytes_held(self.weights, layer, how, ranks)
+            if self.kernel is None or layer.format.weight_type.plain:
+                return LayerShare(held)
+            refusal = first_share(self.weights, layer, how, ranks).why_not(self.kernel)
+            return LayerShare(held, kernel="" if refusal is None else f"{self.kernel}: {refusal}")
+        except (CutError, DivideError) as error:
+            whole = Sharing(SharedMatrix(layer.prefix, None))
+            (stored,) = bytes_held(self.weights, layer, whole, 1)
+            return LayerShare((), error, alternatives(layer, how.matrix, error, ranks, stored))
+        except QloadError as error:  # such as scales of another number of parts than is loaded
+            return LayerShare(error=error)
+
+
+def _renamed(known: _Known, prefix: str) -> LayerShare:
+    """The answer for a layer that is alike: an error names its own tensor."""
+    error = known.share.error
+    if prefix == known.prefix or not isinstance(error, CutError | DivideError):
+        return known.share
+    if not error.tensor.startswith(known.prefix):  # it is about the experts of a layer, or the ranks
+        return known.share
+    return replace(known.share, error=replace(error, tensor=prefix + error.tensor[len(known.prefix) :]))

@@ -1,0 +1,85 @@
+"""What an explanation says of each layer: kernel format, kernels, and the reasons against the others."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from qload.plan.kernels import KernelChoice
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class ExplainedLayer:
+    """A layer, and what multiplies it.
+
+    Attributes
+    ----------
+    prefix
+        What it is stored under.
+    format
+        Of the checkpoint; None of a layer that cannot be read.
+    shape
+        (N, K) of the first rank's share where it is repacked, of the whole layer elsewhere; (N,) of a vector.
+    kernel_format
+        What it is repacked to; that of the checkpoint where it stays.
+    formats
+        Why it is not repacked to each other kernel format, by name.
+    choices
+        What multiplies each number of tokens.
+    changes
+        Of what else qload's own kernels would take it, where they do not.
+    error
+        Why it cannot be loaded so, or ""; then nothing is chosen.
+    """
+
+    prefix: str
+    format: str | None
+    shape: tuple[int, ...]
+    kernel_format: str | None = None
+    formats: Mapping[str, str] = field(default_factory=dict)
+    choices: tuple[KernelChoice, ...] = ()
+    changes: tuple[str, ...] = ()
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Which kernel multiplies each layer of a checkpoint, and why.
+
+    Attributes
+    ----------
+    path
+        The checkpoint.
+    arch
+        The chip: "cpu", or such as "sm90".
+    tp
+        Among how many ranks.
+    dtype
+        Of the activations, by name.
+    layers
+        All of them, in the order of their names.
+    notes
+        Where the answers end.
+    unreadable
+        Why the checkpoint cannot be read; "" where it can.
+    """
+
+    path: str
+    arch: str = ""
+    tp: int = 1
+    dtype: str = ""
+    layers: Sequence[ExplainedLayer] = ()
+    notes: Sequence[str] = ()
+    unreadable: str = ""
+
+    @property
+    def verdict(self) -> Literal["ok", "findings", "unreadable"]:
+        """`findings` where a layer cannot be loaded so."""
+        if self.unreadable:
+            return "unreadable"
+        return "findings" if any(layer.error for layer in self.layers) else "ok"
+
+    def to_json(self) -> dict[str, Any]:
+        """The explanation as plain data: `schema`, `verdict` and the fields; `seconds` null: not measured."""
+        return {"schema": SCHEMA, "verdict": self.verdict, **asdict(self)}

@@ -1,0 +1,100 @@
+"""Which kernel multiplies a weight on a chip that need not be here: the questions that a call asks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from qload.errors import NoKernelError
+from qload.kernels.cuda import launch
+from qload.kernels.cuda.choice import choose, ranked
+from qload.kernels.cuda.linear import OPERATORS, unread
+from qload.spec import ActivationScheme, Weight
+
+PLAIN, DEQUANTIZED, SCALED = "torch's product", "dequantize, then torch's product", "quantized inputs"
+OURS = "CUDA kernels"
+
+
+@dataclass(frozen=True)
+class KernelChoice:
+    """What multiplies so many tokens.
+
+    Attributes
+    ----------
+    tokens
+        Rows of x.
+    kernel
+        By name.
+    refused
+        Why each other one does not, by name.
+    seconds
+        How long it takes; None: that was not measured, as no table of this version has times.
+    """
+
+    tokens: int
+    kernel: str
+    refused: dict[str, str] = field(default_factory=dict)
+    seconds: float | None = None
+
+
+class _CallThere:
+    """A call as if x lay on a chip of a capability, with a build of qload that has all its kernels."""
+
+    def __init__(self, call: Any, capability: tuple[int, int]) -> None:
+        self._call, self._capability = call, capability
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._call, name)
+
+    def why_not_hopper(self) -> str | None:
+        """Why no kernel of Hopper's own instructions runs there, or None."""
+        return launch.why_not_chip(self._capability)
+
+
+def kernels_for(
+    weight: Weight, dtype: torch.dtype, capability: tuple[int, int] | None, tokens: Sequence[int]
+) -> tuple[KernelChoice, ...]:
+    """What multiplies each number of tokens with a weight, as it would lie on a chip; None: on a CPU."""
+    operator = OPERATORS.get(type(weight))
+    if weight.activations is not None or operator is None:
+        return without_kernel(type(weight), weight.activations, tokens)
+    reason = "there is no CUDA device"
+    if capability is not None:
+        reason = operator.why_not_on(weight, dtype, capability) or ""
+    if capability is None or reason:
+        return tuple(KernelChoice(each, DEQUANTIZED, {OURS: reason}) for each in tokens)
+    return tuple(_chosen(weight, dtype, capability, each) for each in tokens)
+
+
+def without_kernel(
+    weight_type: type[Weight], scheme: ActivationScheme | None, tokens: Sequence[int]
+) -> tuple[KernelChoice, ...]:
+    """What multiplies weights of a type that no kernel of ours reads, or whose inputs are to be quantized."""
+    if scheme is not None:
+        refused = {OURS: f"the config asks for inputs that are quantized: {scheme}"}
+        return tuple(KernelChoice(each, SCALED, refused) for each in tokens)
+    if weight_type.plain:
+        return tuple(KernelChoice(each, PLAIN) for each in tokens)
+    return tuple(KernelChoice(each, DEQUANTIZED, {OURS: unread(weight_type)}) for each in tokens)
+
+
+def _chosen(weight: Weight, dtype: torch.dtype, capability: tuple[int, int], tokens: int) -> KernelChoice:
+    """By the choice that a call makes, of x without memory."""
+    operator = OPERATORS[type(weight)]
+    x = torch.empty(tokens, weight.layer.K, dtype=dtype, device="meta")
+    call = _CallThere(operator.call(*operator.arguments(x, weight)), capability)
+    why_not = {kernel.name: kernel.why_not(call) for kernel in operator.kernels}
+    try:
+        best = choose(operator.kernels, call, layout=call.layout, capability=capability).name
+    except NoKernelError:
+        return KernelChoice(tokens, DEQUANTIZED, {name: str(why) for name, why in why_not.items()})
+    timed = ranked(call.layout, call.bits, capability, call.bytes, tokens)
+    refused = {name: why or _behind(name, timed) for name, why in why_not.items() if name != best}
+    return KernelChoice(tokens, best, refused)
+
+
+def _behind(name: str, timed: Sequence[str]) -> str:
+    """Why a kernel that takes a call is not the one that is called."""
+    what = "was slower when it was timed" if name in timed else "was not timed on such a chip"
+    return f"takes the call too, and {what}"

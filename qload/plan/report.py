@@ -1,0 +1,157 @@
+"""What a plan says: of each layer and number of ranks whether it fits, why not, and what it takes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from qload.errors import QloadError
+from qload.plan.alternatives import Alternative
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class LayerShare:
+    """A layer among so many ranks.
+
+    Attributes
+    ----------
+    bytes
+        Of the layer as it is stored, what each rank holds; () where it cannot be shared.
+    error
+        What a load raises; None: it fits.
+    alternatives
+        What can be done instead, the cheapest first.
+    kernel
+        Why the kernel that was asked for cannot take a rank's share; "": it can, or none was asked for.
+    """
+
+    bytes: tuple[int, ...] = ()
+    error: QloadError | None = None
+    alternatives: tuple[Alternative, ...] = ()
+    kernel: str = ""
+
+    @property
+    def fits(self) -> bool:
+        """Whether every rank can load its share, and the kernel takes it."""
+        return self.error is None and not self.kernel
+
+    @property
+    def reason(self) -> str:
+        """Why it does not fit, as the load or the kernel says it; "" where it does."""
+        return self.kernel if self.error is None else str(self.error)
+
+
+@dataclass(frozen=True)
+class PlannedLayer:
+    """A layer, and what becomes of it among several numbers of ranks.
+
+    Attributes
+    ----------
+    prefix
+        What it is stored under.
+    format
+        Of its checkpoint; None of a layer that cannot be read.
+    shape
+        (N, K), or (N,) of a vector.
+    cut
+        Along what ranks cut it: "N", its outputs; "K", its inputs; "experts", whole ones of a layer; "whole":
+        every rank has all of it.
+    shares
+        By the number of ranks.
+    """
+
+    prefix: str
+    format: str | None
+    shape: tuple[int, ...]
+    cut: Literal["N", "K", "experts", "whole"]
+    shares: Mapping[int, LayerShare]
+
+
+@dataclass(frozen=True)
+class WorldPlan:
+    """A checkpoint among so many ranks.
+
+    Attributes
+    ----------
+    fits
+        Whether each layer does.
+    refused
+        How many layers do not.
+    reason
+        Why the first of them does not, in the order in which a model is loaded; "" where all do.
+    bytes
+        What each rank holds of all weights as they are stored, without the layers that do not fit.
+    """
+
+    fits: bool
+    refused: int
+    reason: str
+    bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ShardingPlan:
+    """Among how many ranks a checkpoint can be shared, told before any weight is read.
+
+    Attributes
+    ----------
+    path
+        The checkpoint.
+    layers
+        All of them, in the order of their names.
+    worlds
+        By the number of ranks.
+    model
+        The `model_type` that qload itself runs, whose own cuts these are; None: those that are usual by the
+        names of layers.
+    notes
+        What is not counted, and what is not known.
+    unreadable
+        Why the checkpoint cannot be read; "" where it can.
+    """
+
+    path: str
+    layers: Sequence[PlannedLayer] = ()
+    worlds: Mapping[int, WorldPlan] = field(default_factory=dict)
+    model: str | None = None
+    notes: Sequence[str] = ()
+    unreadable: str = ""
+
+    @property
+    def verdict(self) -> Literal["ok", "findings", "unreadable"]:
+        """`ok` where all fits for each number of ranks; `findings` where something does not."""
+        if self.unreadable:
+            return "unreadable"
+        return "ok" if all(world.fits for world in self.worlds.values()) else "findings"
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as plain data: `schema`, `verdict` and the fields; numbers of ranks are text."""
+        return {
+            "schema": SCHEMA,
+            "path": self.path,
+            "verdict": self.verdict,
+            "model": self.model,
+            "unreadable": self.unreadable,
+            "notes": list(self.notes),
+            "worlds": {str(ranks): asdict(world) for ranks, world in self.worlds.items()},
+            "layers": [_layer(layer) for layer in self.layers],
+        }
+
+
+def _layer(layer: PlannedLayer) -> dict[str, Any]:
+    shares = {str(ranks): _share(share) for ranks, share in layer.shares.items()}
+    return {
+        "prefix": layer.prefix,
+        "format": layer.format,
+        "shape": layer.shape,
+        "cut": layer.cut,
+        "shares": shares,
+    }
+
+
+def _share(share: LayerShare) -> dict[str, Any]:
+    told = {"fits": share.fits, "bytes": share.bytes}
+    if share.fits:
+        return told
+    return {**told, "reason": share.reason, "alternatives": [asdict(each) for each in share.alternatives]}

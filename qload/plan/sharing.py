@@ -1,0 +1,126 @@
+"""How ranks share each layer of a checkpoint: as the model that is loaded, or as its name is usually cut."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from qload.errors import ArgumentError, CutError, QloadError
+from qload.experts.local import grid, local_experts
+from qload.experts.names import names_of
+from qload.experts.source import ExpertSource
+from qload.listing import Groups
+from qload.loader import LayerDescription, Part
+from qload.loader.cuts import Share, share
+from qload.loader.formats import shares_of
+from qload.models.config import TextConfig
+from qload.models.names import text_within
+from qload.models.shares import SharedMatrix, end_matrices, experts_of, layer_matrices
+from qload.parallel import Rank
+from qload.plan.held import held_bytes
+from qload.plan.usual import usual_matrix
+from qload.weights import Weights
+
+Cut = Literal["N", "K", "experts", "whole"]
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """How ranks share a layer.
+
+    `matrix`: along what they cut it. `joined`: whether its end is a cut like any other, as another layer
+    follows in one weight. `expert`: its number and how many there are, where `runs` of ranks share out whole
+    experts, those of `experts`.
+    """
+
+    matrix: SharedMatrix
+    joined: bool = False
+    expert: tuple[int, int] | None = None
+    runs: int = 1
+    experts: str = field(default="", compare=False)
+
+    @property
+    def cut(self) -> Cut:
+        """In a word."""
+        return "experts" if self.expert else self.matrix.split or "whole"
+
+    @property
+    def question(self) -> "Sharing":
+        """The same of any layer that is alike, but for the last part of its name."""
+        last = self.matrix.prefix.rpartition(".")[2]
+        return replace(self, matrix=replace(self.matrix, prefix=last))
+
+
+def sharings(groups: Groups, config: TextConfig | None, runs: int | None) -> dict[str, Sharing]:
+    """How each layer is shared, in the order of a load; `runs`: of ranks that share out whole experts."""
+    weights = groups.weights
+    told = {} if config is None else {each.matrix.prefix: each for each in _of_model(weights, config, runs)}
+    if runs is not None and not any(each.expert for each in told.values()):
+        raise ArgumentError(
+            "ep", "None, of a model without experts, or of a type that qload does not run", str(runs)
+        )
+    rest = (prefix for prefix in groups.layers if prefix not in told)
+    known = weights.architecture
+    for prefix in rest:
+        layer = groups.layers[prefix]
+        matrix = SharedMatrix(prefix, None)
+        if config is None and isinstance(layer, LayerDescription) and "K" in layer.sizes:
+            matrix = usual_matrix(prefix, known.heads(prefix) if known else None)
+        told[prefix] = Sharing(matrix)
+    return told
+
+
+def _of_model(weights: Weights, config: TextConfig, runs: int | None) -> Iterator[Sharing]:
+    """The layers that the model's own load cuts."""
+    base, head = text_within(weights)
+    for layer in range(config.layers):
+        for matrix in layer_matrices(weights, config, base, layer):
+            yield Sharing(matrix)
+        if config.sparse(layer):
+            yield from _of_experts(weights, experts_of(weights, config, base, layer), runs)
+    for matrix in end_matrices(weights, base, head):
+        yield Sharing(matrix)
+
+
+def _of_experts(weights: Weights, prefix: str, runs: int | None) -> Iterator[Sharing]:
+    """Gate and up along their outputs, in one weight, and down along its inputs; or whole experts."""
+    try:
+        names = names_of(weights, prefix)
+    except QloadError:  # which each of its layers says, or the load of a whole model
+        return
+    for expert in range(names.count):
+        place = None if runs is None else (expert, names.count)
+        gate, up, down = names.of(expert)
+        yield Sharing(SharedMatrix(gate, "N"), True, place, runs or 1, prefix)
+        yield Sharing(SharedMatrix(up, "N"), False, place, runs or 1, prefix)
+        yield Sharing(SharedMatrix(down, "K"), False, place, runs or 1, prefix)
+
+
+def bytes_held(weights: Weights, layer: LayerDescription, how: Sharing, ranks: int) -> tuple[int, ...]:
+    """What each of so many ranks holds of a layer; CutError or DivideError, as its load raises it."""
+    return tuple(held_bytes(found) if found else 0 for found in _shares(weights, layer, how, ranks))
+
+
+def _shares(weights: Weights, layer: LayerDescription, how: Sharing, ranks: int) -> Iterator[Sequence[Share]]:
+    for place in range(ranks):
+        group, here = Rank(place, ranks), True
+        if how.expert is not None:
+            expert, count = how.expert
+            groups = grid("both", group, how.runs)
+            local = local_experts(how.experts, count, groups.experts)
+            group, here = Rank(groups.tensor.rank(), groups.tensor.size()), local.start <= expert < local.stop
+        parts = how.matrix.parts(layer.N, group.size())
+        found = _cut(weights, layer, how, parts, group)
+        yield found if here else ()
+
+
+def _cut(
+    weights: Weights, layer: LayerDescription, how: Sharing, parts: Sequence[Part], group: Rank
+) -> list[Share]:
+    """A rank's share of each part: of all in one weight, or where that cannot be one by one, as loads do."""
+    split = how.matrix.split
+    if len(parts) == 1:
+        return [share(layer, parts[0], split, group, joined=how.joined)]
+    try:
+        return shares_of(ExpertSource(weights, group), {layer.prefix: layer}, parts, split)
+    except CutError:
+        return [share(layer, part, split, group) for part in parts]

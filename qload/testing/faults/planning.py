@@ -1,0 +1,58 @@
+"""Faults of plans, explanations, comparisons of checkpoints, and made checkpoints."""
+
+from qload.testing.faults.fault import Fault
+
+FAULTS = (
+    Fault(
+        "vocabulary-in-equal-shares",
+        "qload/models/shares.py",
+        'SharedMatrix(f"{base}.embed_tokens", "N", short=True)',
+        'SharedMatrix(f"{base}.embed_tokens", "N")',
+    ),
+    Fault(
+        "inputs-cut-as-outputs", "qload/models/shares.py", '"K" if name in INPUTS', '"N" if name in INPUTS'
+    ),
+    Fault(
+        "plan-of-columns-whole",
+        "qload/plan/held.py",
+        "whole if piece is None else piece[1] - piece[0]",
+        "whole",
+    ),
+    Fault(
+        "refusals-name-the-first",
+        "qload/plan/answers.py",
+        "tensor=prefix + error.tensor[len(known.prefix) :]",
+        "tensor=error.tensor",
+    ),
+    Fault(
+        "padding-costs-nothing",
+        "qload/plan/alternatives.py",
+        "more = stored * share // size - stored // ranks",
+        "more = 0",
+    ),
+    Fault(
+        "explained-for-this-chip",
+        "qload/plan/asked.py",
+        ".for_chip(question.capability)",
+        "",
+    ),
+    Fault(
+        "kernels-of-hopper-everywhere",
+        "qload/plan/kernels.py",
+        "return launch.why_not_chip(self._capability)",
+        "return None",
+    ),
+    Fault("bits-of-all", "qload/diff/values.py", "self.bits = False", "self.bits = True"),
+    Fault(
+        "rounded-to-the-wider",
+        "qload/diff/values.py",
+        "return min(narrow, key=",
+        "return max(narrow, key=",
+    ),
+    Fault(
+        "made-routers-quantized",
+        "qload/testing/recipes.py",
+        '("lm_head", "gate", "router",',
+        '("lm_head", "router",',
+    ),
+)

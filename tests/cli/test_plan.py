@@ -1,0 +1,74 @@
+"""qload plan and qload explain: what they print, and how they end."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from qload.plan import explain, plan
+from tests.cli.test_several import run
+from tests.paths import FIXTURES
+
+MODEL = FIXTURES / "models" / "gptq_mixtral"
+
+
+def test_json_is_the_plan_itself() -> None:
+    result = run("plan", MODEL, "--tp", "2,3")
+
+    assert json.loads(result.stdout) == json.loads(json.dumps(plan(MODEL, tp=(2, 3)).to_json()))
+
+
+@pytest.mark.parametrize(("sizes", "code"), [("1,2", 0), ("2,3", 1)])
+def test_the_exit_code_says_whether_all_fits(sizes: str, code: int) -> None:
+    assert run("plan", MODEL, "--tp", sizes).exit_code == code
+
+
+def test_a_table_says_why_not_and_what_instead() -> None:
+    shown = run("plan", MODEL, "--tp", "2,3", "--table").stdout
+
+    assert "key/value heads = 2 does not divide into 3 ranks" in shown
+    assert "instead  copied: all 2 key/value heads on each of 3 ranks; 960 B more" in shown
+    assert "ok  2 ranks: 71.3 KiB each" in shown
+    assert "no  3 ranks: 8 layers cannot be shared" in shown
+
+
+def test_all_has_a_line_for_each_layer() -> None:
+    folded, every = (run("plan", MODEL, "--table", *more).stdout for more in ((), ("--all",)))
+
+    assert "model.layers.{0..1}.self_attn.o_proj" in folded
+    assert "model.layers.1.self_attn.o_proj" in every
+
+
+def test_what_cannot_be_read_is_a_report_and_exit_code_1(tmp_path: Path) -> None:
+    result = run("plan", tmp_path)
+
+    assert (json.loads(result.stdout)["verdict"], result.exit_code) == ("unreadable", 1)
+    assert "unreadable" in run("plan", tmp_path, "--table").stdout
+
+
+@pytest.mark.parametrize("asked", [["--tp", "0"], ["--ep", "0"], ["--tp", "x"], ["--ep", "2", "--tp", "2"]])
+def test_what_cannot_be_asked_is_a_usage_error(asked: list[str]) -> None:
+    dense = FIXTURES / "gptq" / "model_g32_desc_act"
+
+    assert run("plan", dense, *asked).exit_code == 2
+
+
+def test_json_of_explain_is_the_explanation_itself() -> None:
+    result = run("explain", MODEL, "--arch", "sm90", "--dtype", "fp16", "--tokens", "1,2")
+
+    told = explain(MODEL, arch="sm90", dtype=torch.float16, tokens=(1, 2)).to_json()
+    assert (json.loads(result.stdout), result.exit_code) == (json.loads(json.dumps(told)), 0)
+
+
+def test_explain_as_text_has_kernels_and_reasons() -> None:
+    shown = run("explain", MODEL, "--arch", "sm90", "--table").stdout
+
+    assert "model.layers.{0..1}.self_attn.o_proj  x2  gptq -> strips (64, 64)" in shown
+    assert "1 tokens: decode, time not measured" in shown
+    assert "not gptq_marlin: could hold it too, and strips is preferred here" in shown
+
+
+@pytest.mark.parametrize("asked", [["--arch", "x"], ["--tokens", "0"], ["--dtype", "int8"], ["--tp", "0"]])
+def test_what_explain_cannot_be_asked_is_a_usage_error(asked: list[str]) -> None:
+    assert run("explain", MODEL, *asked).exit_code == 2

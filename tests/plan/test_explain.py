@@ -1,0 +1,124 @@
+"""What explain says is what loading makes and what calls choose, of chips that are here and that are not."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from qload import explain, open_checkpoint
+from qload.errors import ArgumentError
+from qload.kernels import products
+from qload.plan import ExplainedLayer
+from qload.repacking import loaders
+from tests.paths import FOLDERS, cases
+from tests.plan.test_plan import gptq
+
+CASE = cases("gptq")[0]
+CHIPS = {"cpu": None, "sm80": 80, "sm90": 90}
+
+
+def only(*args: Any, **options: Any) -> ExplainedLayer:
+    (layer,) = explain(*args, **options).layers
+    return layer
+
+
+@pytest.mark.parametrize("arch", CHIPS)
+@pytest.mark.parametrize("folder", cases(*FOLDERS), ids=lambda path: f"{path.parent.name}-{path.name}")
+def test_the_kernel_format_is_the_one_that_loads(
+    folder: Path, arch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = {
+        layer.prefix: layer.kernel_format for layer in explain(folder, arch=arch).layers if not layer.error
+    }
+
+    monkeypatch.setattr(loaders, "compute_capability", lambda device: CHIPS[arch])
+    with open_checkpoint(folder, target="auto") as weights:
+        assert told == {prefix: weights.get_weights(prefix).format for prefix in told}
+
+
+@pytest.mark.parametrize(
+    ("arch", "kernels"),
+    [("sm80", ["w4a16", "w4a16", "large"]), ("sm90", ["decode", "many", "many"])],
+)
+def test_kernels_by_hand(arch: str, kernels: list[str]) -> None:
+    """Four bits in groups of 64: of Marlin's order before Hopper, and in strips there."""
+    layer = only(gptq(128, 128), arch=arch)
+
+    assert [choice.kernel for choice in layer.choices] == kernels
+    assert [choice.tokens for choice in layer.choices] == [1, 64, 1024]
+    assert all(choice.seconds is None for choice in layer.choices)
+
+
+def test_every_other_kernel_has_a_reason() -> None:
+    few, _, many = only(gptq(128, 128), arch="sm80").choices
+
+    assert few.refused == {
+        "decode": "takes the call too, and was not timed on such a chip",
+        "middle": "needs a device of capability 9.0, got 8.0",
+        "large": "takes the call too, and was slower when it was timed",
+    }
+    assert many.refused["w4a16"] == "takes 64 tokens, got 1024"
+
+
+def test_every_other_kernel_format_has_a_reason() -> None:
+    assert only(gptq(128, 128), arch="sm80").formats == {
+        "strips": "gains nothing on other chips than those of capability 90",
+        "exllama": "could hold it too, and gptq_marlin is preferred here",
+    }
+
+
+def test_activations_that_no_kernel_takes_are_told_with_those_that_would_do() -> None:
+    layer = only(gptq(128, 128), arch="sm90", dtype=torch.float32)
+
+    assert {choice.kernel for choice in layer.choices} == {"dequantize, then torch's product"}
+    assert layer.changes == ("activations of float16: decode, many", "activations of bfloat16: decode, many")
+
+
+@pytest.mark.parametrize("arch", ["cpu", "sm75"])
+def test_chips_without_kernels_dequantize(arch: str) -> None:
+    choices = only(gptq(128, 128), arch=arch).choices
+
+    assert {choice.kernel for choice in choices} == {"dequantize, then torch's product"}
+    assert {*choices[0].refused} == {"CUDA kernels"}
+
+
+def test_on_a_cpu_the_product_that_runs_is_the_one_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    multiply = products.multiply
+    monkeypatch.setattr(products, "multiply", lambda *given: seen.append(given[1].format) or multiply(*given))
+
+    layer = only(gptq(128, 128), arch="cpu", dtype=torch.float32)
+    with open_checkpoint(CASE, target="auto") as weights:
+        weight = weights.get_weights(explain(CASE, arch="cpu").layers[0].prefix)
+        weight.get_linear()(torch.ones(1, weight.shape[1]))
+
+    assert {choice.kernel for choice in layer.choices} == {"dequantize, then torch's product"}
+    assert seen == [explain(CASE, arch="cpu").layers[0].kernel_format]
+
+
+def test_a_share_that_cannot_be_cut_says_what_the_load_says() -> None:
+    layer = only(gptq(192, 64), arch="sm90", tp=2)
+
+    assert layer.error.startswith("down_proj.qzeros: cannot cut K = 192 at 96 for 2 ranks")
+    assert explain(gptq(192, 64), tp=2).verdict == "findings"
+
+
+def test_a_share_has_its_own_shape() -> None:
+    assert only(gptq(256, 128), arch="sm90", tp=2).shape == (128, 128)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"arch": "hopper"},
+        {"arch": "sm9x"},
+        {"tp": 0},
+        {"tokens": ()},
+        {"tokens": (0,)},
+        {"dtype": torch.float64},
+    ],
+)
+def test_what_cannot_be_asked_is_an_argument_error(asked: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError):
+        explain(gptq(64, 64), **asked)
