@@ -1,0 +1,1 @@
+"""LoRA by peft: adapters on layers whose weights are qload's."""
