@@ -70,7 +70,7 @@ class Filling:
             raise ShapeError(weight.layer.name or name, f"{expected} = (N, K), as the model has it", whole)
         maximum = maximum_for(weight.layer, self.group)
         linear = weight.get_linear(activations=self.activations, maximum=maximum, dtype=self.source.dtype)
-        slot.fill(linear)
+        slot.fill(linear, place.device)
         keep_away(linear, place)
 
     def _fill_experts(self, name: str, module: Any, weights: Weights, place: Place) -> None:

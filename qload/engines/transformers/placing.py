@@ -64,15 +64,21 @@ class Places:
     nowhere: list[str] = field(default_factory=list)
 
 
-def places_of(model: Any, names: Names, prefixes: Iterable[str], quantized: Callable[[str], bool]) -> Places:
-    """Where each of the layers `prefixes` goes that is `quantized`.
+def places_of(
+    model: Any, names: Names, prefixes: Iterable[str], stored: Callable[[str], bool], made: Callable[[str], bool]
+) -> Places:
+    """Where each of the layers `prefixes` goes that is `stored` quantized, or `made` so while it is loaded.
 
-    UnsupportedFormatError for one whose place is neither a linear layer nor a module of experts.
+    UnsupportedFormatError for one that is stored so, and whose place is neither a linear layer nor a module
+    of experts; what else would be made so, such as an embedding, stays plain.
     """
     modules, found, leads = dict(model.named_modules()), Places(), set[str]()
     for prefix in prefixes:
         expert = EXPERT.fullmatch(prefix)
-        if (expert and expert[1] in leads) or not quantized(prefix):
+        if expert and expert[1] in leads:
+            continue
+        is_stored = stored(prefix)
+        if not is_stored and not made(prefix):
             continue
         name = (names.of(f"{prefix}.weight") or "").removesuffix(".weight")
         if is_linear(modules.get(name)):
@@ -82,6 +88,8 @@ def places_of(model: Any, names: Names, prefixes: Iterable[str], quantized: Call
         if home is not None and expert is not None:
             leads.add(expert[1])
             found.experts[home] = expert[1]
+        elif not is_stored:
+            continue
         elif name:
             kind = type(modules[name]).__name__ if name in modules else "several layers in one tensor"
             raise UnsupportedFormatError(prefix, f"it is quantized, and its place {name} in the model is {kind}")

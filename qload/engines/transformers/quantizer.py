@@ -45,6 +45,7 @@ class QloadQuantizer(HfQuantizer):  # type: ignore[misc]
         self._source: Source | None = None
         self._places = Places()
         self._plan: Plan | None = None
+        self._slots: list[LinearSlot | TypedExperts] = []
 
     def update_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """The `dtype` of activations that transformers has settled on, which is the same for qload."""
@@ -63,13 +64,16 @@ class QloadQuantizer(HfQuantizer):  # type: ignore[misc]
         source = Source(checkpoint_files, self.config, self.dtype)
         self._source, names, self._plan = source, Names(model), Plan(model)
         tied = {key.removesuffix(".weight") for key in model.all_tied_weights_keys}
-        self._places = places = places_of(model, names, source.groups.found, source.is_quantized)
+        self._places = places = places_of(
+            model, names, source.groups.found, source.is_quantized, source.will_be_quantized
+        )
         if self.config.quantizer is not None:
             places.linears = {name: prefix for name, prefix in places.linears.items() if name not in tied}
         self._plan.check(source.weights("cpu", Rank(0, self._plan.ranks), as_stored=True), places)
         self._tell_nowhere(model)
         self._silence(model, names)
         self._replace(model, reserving=isinstance(device_map, str))
+        self._slots = [each for each in model.modules() if isinstance(each, LinearSlot | TypedExperts)]
         self._take_map(device_map)
 
     def _replace(self, model: Any, reserving: bool) -> None:
@@ -100,6 +104,8 @@ class QloadQuantizer(HfQuantizer):  # type: ignore[misc]
     def _take_map(self, device_map: Any) -> None:
         if isinstance(device_map, Mapping):
             self.device_map = device_map
+            for slot in self._slots:
+                slot.release()
             check_map(device_map, [*self._places.linears, *self._places.experts])
 
     def _process_model_after_weight_loading(self, model: Any, **options: Any) -> None:
@@ -107,9 +113,6 @@ class QloadQuantizer(HfQuantizer):  # type: ignore[misc]
         assert self._source is not None
         assert self._plan is not None
         slots = [*self._places.linears, *self._places.experts]
-        for module in model.modules():
-            if isinstance(module, LinearSlot | TypedExperts):
-                module.release()
         try:
             group = _group(model) if self._plan.ranks > 1 else ALONE
             filling = Filling(self._source, self._places, self._plan, group, self.config.activations)

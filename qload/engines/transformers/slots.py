@@ -29,14 +29,19 @@ class LinearSlot(nn.Module):
         self.in_features: int = in_features
         self.out_features: int = out_features
         self.dtype: torch.dtype = dtype
+        self.device: torch.device = torch.device("meta")
         self.linear: nn.Module | None = None
         self.register_parameter("bias", bias)
         self.register_parameter("stored", None)
 
     @property
     def weight(self) -> Tensor:
-        """(N, K) of the activations' dtype, on no device: for who asks a layer for the type of its weight."""
-        return torch.empty(self.out_features, self.in_features, dtype=self.dtype, device="meta")
+        """(N, K) for who asks a layer for the type, shape and device of its weight; its numbers are NaN.
+
+        On device "meta" before the slot is filled.
+        """
+        nothing = torch.full((), torch.nan, dtype=self.dtype, device=self.device)
+        return nothing.expand(self.out_features, self.in_features)
 
     def reserve(self, nbytes: int) -> None:
         """Stand for `nbytes` bytes while transformers decides what to put on which device."""
@@ -47,9 +52,9 @@ class LinearSlot(nn.Module):
         """Stand for nothing: where the layer goes is decided."""
         self.stored = None
 
-    def fill(self, linear: nn.Module) -> None:
-        """From now on `linear` multiplies: a module (x, bias) -> y of this rank's share."""
-        self.linear = linear
+    def fill(self, linear: nn.Module, device: torch.device) -> None:
+        """From now on `linear` multiplies, on `device`: a module (x, bias) -> y of this rank's share."""
+        self.linear, self.device = linear, device
 
     def forward(self, x: Tensor) -> Tensor:
         """X (..., K) -> (..., N), the bias added in the product; ArgumentError before it is filled."""

@@ -67,14 +67,17 @@ class Source:
         )
 
     def is_quantized(self, prefix: str) -> bool:
-        """Whether the layer is stored quantized, or will be quantized while it is loaded."""
+        """Whether the layer is stored quantized."""
+        weights, weight = self.groups.weights, named(prefix, "weight")
+        if self.groups.is_quantized(prefix):
+            return True
+        return weights.has_tensor(weight) and weights.info(weight).dtype not in FLOATS
+
+    def will_be_quantized(self, prefix: str) -> bool:
+        """Whether the layer is plain, and quantized while it is loaded."""
         weights = self.groups.weights
-        weight = named(prefix, "weight")
-        stored = self.groups.is_quantized(prefix) or (
-            weights.has_tensor(weight) and weights.info(weight).dtype not in FLOATS
-        )
-        if stored or not isinstance(weights.loader, QuantizingLoader):
-            return stored
+        if not isinstance(weights.loader, QuantizingLoader):
+            return False
         return weights.loader.made(weights.loader.describe(weights, prefix), weights.device) is not None
 
     def nbytes(self, prefix: str) -> int:
