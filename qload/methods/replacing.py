@@ -108,7 +108,7 @@ def _prefix(name: str, names: Names) -> str | None:
 
 
 def _is_stored(weights: Weights, prefix: str, named: bool) -> bool:
-    """Whether the checkpoint has a layer of this prefix; ArgumentError where the caller `named` one it has not."""
+    """Whether a layer of this prefix is stored; ArgumentError where it is not, and the caller `named` it."""
     stored = bool(weights.names_under(f"{prefix}."))
     if named and not stored:
         raise ArgumentError("names", "layers that are stored", prefix)

@@ -1,4 +1,4 @@
-"""`QloadConfig`: what `from_pretrained` is handed, or finds in a checkpoint's config, for qload to load it."""
+"""`QloadConfig`: what `from_pretrained` is handed for qload to load a checkpoint."""
 
 from collections.abc import Mapping
 from typing import Any, Self
@@ -69,15 +69,16 @@ class QloadConfig(QuantizationConfigMixin):  # type: ignore[misc]
 
     @classmethod
     def of_checkpoint(cls, section: Mapping[str, Any], **options: Any) -> Self:
-        """The config of a checkpoint whose own `quantization_config` is `section`; `options`: those of ours."""
+        """For a checkpoint whose own `quantization_config` is `section`; `options`: further ones of ours."""
         return cls(checkpoint=dict(section), **options)
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as JSON has it: objects by their words."""
         plain = (str, int, float, bool, type(None))
-        kept = {key: value if isinstance(value, plain) else repr(value) for key, value in vars(self).items()}
-        kept["checkpoint"] = None if self.checkpoint is None else dict(self.checkpoint)
-        return kept
+        made: dict[str, Any] = {
+            key: value if isinstance(value, plain) else repr(value) for key, value in vars(self).items()
+        }
+        return made | {"checkpoint": None if self.checkpoint is None else dict(self.checkpoint)}
 
     def as_section(self) -> dict[str, Any]:
         """The same as the dict that a model's config may hold in lieu of an object."""

@@ -24,5 +24,5 @@ def num_parameters(model: Any, only_trainable: bool = False, exclude_embeddings:
 
 
 def count_truly(model: Any) -> None:
-    """Let `model.num_parameters()` count quantized layers; its memory footprint counts their buffers as it is."""
+    """Let `model.num_parameters()` count quantized layers; the memory footprint counts buffers as it is."""
     model.num_parameters = MethodType(num_parameters, model)

@@ -81,5 +81,6 @@ def _device(said: Any) -> torch.device:
     if said is None:
         return CPU
     if isinstance(said, int):
-        return torch.device(torch.accelerator.current_accelerator() or "cuda", said)  # type: ignore[call-overload]
+        kind = torch.accelerator.current_accelerator()
+        return torch.device("cuda" if kind is None else kind.type, said)
     return torch.device(said)

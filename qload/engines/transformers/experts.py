@@ -30,6 +30,7 @@ class TypedExperts(nn.Module):
         super().__init__()
         self.shape: tuple[int, int, int] = shape
         self.linear: nn.Module | None = None
+        self.stored: nn.Parameter | None
         self.register_parameter("stored", None)
 
     def reserve(self, nbytes: int) -> None:
@@ -72,7 +73,7 @@ def take_over(name: str, module: nn.Module) -> TypedExperts:
     for parameter in TAKEN:
         module._parameters.pop(parameter, None)
     module.typed_experts = typed
-    module._is_hf_initialized = True  # type: ignore[assignment]  # there is nothing to draw numbers for
+    module._is_hf_initialized = True  # there is nothing to draw numbers for
     if called:
         own: Any = copy(module.config)  # of this layer alone: another one may have plain experts
         own._experts_implementation_internal = NAME
@@ -90,7 +91,7 @@ def sizes(module: nn.Module) -> tuple[int, int, int]:
 
 
 def facts_in(module: nn.Module) -> ExpertFacts | None:
-    """What a module of experts does between its matrices, told by its config; None: it has a way of its own."""
+    """What a module of experts does between its matrices, by its config; None: it has a way of its own."""
     plain = getattr(type(module), "_apply_gate", None) is _default_apply_gate
     known = ACTIVATIONS.get(getattr(getattr(module, "config", None), "hidden_act", ""))
     usual = getattr(module, "has_gate", False) and not getattr(module, "has_post_expert_norm", True)

@@ -46,7 +46,7 @@ class Filling:
     activations: Activations
 
     def fill(self, model: nn.Module, where: Mapping[str, Place]) -> None:
-        """Load every layer to where it multiplies; the errors of its load. `where`: by the name of its slot."""
+        """Load every layer to where it multiplies; the errors of its load. `where`: by a slot's name."""
         for device in dict.fromkeys(place.device for place in where.values()):
             weights = self.source.weights(device, self.group)
             here = {name for name, place in where.items() if place.device == device}
@@ -78,7 +78,7 @@ class Filling:
         prefix, split = self.places.experts[name], self.plan.split(name)
         loaded = weights.get_experts(prefix, split=split, facts=self._facts(weights, module))
         E, H, _ = loaded.shape
-        if (E, H) != typed.shape[:2]:
+        if typed.shape[:2] != (E, H):
             raise ShapeError(prefix, f"{typed.shape[:2]} = (E, H), as the model has it", (E, H))
         maximum = maximum_for(loaded.down.layer, self.group) if split == "tensor" else None
         linear = loaded.get_linear(activations=self.activations, maximum=maximum)

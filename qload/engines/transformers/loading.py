@@ -61,7 +61,15 @@ def load(
     """
     register()
     asked = quantization_config or QloadConfig(target=target, activations=activations)
-    names = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token", "trust_remote_code")
+    names = (
+        "cache_dir",
+        "force_download",
+        "local_files_only",
+        "revision",
+        "subfolder",
+        "token",
+        "trust_remote_code",
+    )
     fetch = {name: options[name] for name in names if name in options}
     config = options.pop("config", None) or transformers.AutoConfig.from_pretrained(path, **fetch)
     if tp_plan is not None:
@@ -82,11 +90,13 @@ def load(
     )
     missing = sorted(info["missing_keys"])
     if missing:
-        raise MissingTensorError(missing[0], missing[:SHOWN], [], f"{len(missing)} tensors of {kind.__name__}")
+        raise MissingTensorError(
+            missing[0], missing[:SHOWN], [], f"{len(missing)} tensors of {kind.__name__}"
+        )
     return (model, info) if wants_info else model
 
 
 def class_of(config: Any) -> Any:
-    """The class that a config names first, where transformers has it; else that of any causal language model."""
+    """The class that a config names first, where transformers has it; else that of causal language models."""
     named = next(iter(config.architectures or ()), "")
     return getattr(transformers, str(named), transformers.AutoModelForCausalLM)

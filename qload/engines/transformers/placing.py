@@ -42,7 +42,7 @@ class Names:
     def unexpected(self, key: str) -> Iterator[str]:
         """What transformers calls the tensor `key` when it finds no place for it."""
         found, source = rename_source_key(key, self._renamings, self._converters)
-        targets = self._sources[source].target_patterns if source else ()
+        targets: list[str] = self._sources[source].target_patterns if source else []
         yield found
         yield from (found.replace(targets[0], target) for target in targets)
 
@@ -65,7 +65,11 @@ class Places:
 
 
 def places_of(
-    model: Any, names: Names, prefixes: Iterable[str], stored: Callable[[str], bool], made: Callable[[str], bool]
+    model: Any,
+    names: Names,
+    prefixes: Iterable[str],
+    stored: Callable[[str], bool],
+    made: Callable[[str], bool],
 ) -> Places:
     """Where each of the layers `prefixes` goes that is `stored` quantized, or `made` so while it is loaded.
 
@@ -92,7 +96,9 @@ def places_of(
             continue
         elif name:
             kind = type(modules[name]).__name__ if name in modules else "several layers in one tensor"
-            raise UnsupportedFormatError(prefix, f"it is quantized, and its place {name} in the model is {kind}")
+            raise UnsupportedFormatError(
+                prefix, f"it is quantized, and its place {name} in the model is {kind}"
+            )
         else:
             found.nowhere.append(prefix)
     return found

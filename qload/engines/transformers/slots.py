@@ -31,7 +31,9 @@ class LinearSlot(nn.Module):
         self.dtype: torch.dtype = dtype
         self.device: torch.device = torch.device("meta")
         self.linear: nn.Module | None = None
+        self.bias: nn.Parameter | None
         self.register_parameter("bias", bias)
+        self.stored: nn.Parameter | None
         self.register_parameter("stored", None)
 
     @property
@@ -66,4 +68,6 @@ class LinearSlot(nn.Module):
 
     def extra_repr(self) -> str:
         """The whole layer's sizes."""
-        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+        )

@@ -36,7 +36,9 @@ class Source:
     def __init__(self, files: Sequence[str], config: QloadConfig, dtype: torch.dtype) -> None:
         folders = {str(Path(file).parent) for file in files}
         if len(folders) != 1 or not all(file.endswith(".safetensors") for file in files):
-            raise ArgumentError("checkpoint", "safetensors files in one folder", ", ".join(files) or "no file")
+            raise ArgumentError(
+                "checkpoint", "safetensors files in one folder", ", ".join(files) or "no file"
+            )
         place = files[0] if len(files) == 1 else folders.pop()
         self._opened: Weights = open_checkpoint(place, dtype=dtype)
         self.dtype: torch.dtype = dtype
@@ -86,7 +88,7 @@ class Source:
         return sum(weights.info(name).nbytes for name in weights.names_under(f"{prefix}."))
 
     def names(self, places: Places) -> Iterator[str]:
-        """The tensors that qload reads for these layers, as the files have them, and those that mean no weight."""
+        """What qload reads for these layers, as the files have it, and the tensors that mean no weight."""
         storage = self._opened.storage
         stored = storage.storage.keys() if isinstance(storage, ExpertStacks) else storage.keys()
         layers, leads = {*places.linears.values()}, tuple(f"{lead}." for lead in places.experts.values())

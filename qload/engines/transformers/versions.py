@@ -32,7 +32,7 @@ HOOKS = (
 
 
 def missing_hook() -> str | None:
-    """The first of `HOOKS` that the installed transformers has not, by its full name; None: it has them all."""
+    """The full name of the first of `HOOKS` that the installed transformers has not; None: it has all."""
     for module, name in HOOKS:
         try:
             held: object = import_module(module)

@@ -32,7 +32,9 @@ def main(folder: Path) -> None:
             (path / f"{ranks}-{rank}.json").write_text(json.dumps(said))
             continue
         made = {"logits": logits(model), "tokens": greedy(model)}
-        save_file({name: each.contiguous() for name, each in made.items()}, path / f"{ranks}-{rank}.safetensors")
+        save_file(
+            {name: each.contiguous() for name, each in made.items()}, path / f"{ranks}-{rank}.safetensors"
+        )
     torch.distributed.destroy_process_group()
 
 
