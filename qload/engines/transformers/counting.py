@@ -18,8 +18,7 @@ def num_parameters(model: Any, only_trainable: bool = False, exclude_embeddings:
         if isinstance(module, LinearSlot):
             count += module.out_features * module.in_features
         elif isinstance(module, TypedExperts):
-            E, H, inner = module.shape
-            count += 3 * E * H * inner
+            count += module.count
     return count
 
 

@@ -24,11 +24,14 @@ class TypedExperts(nn.Module):
     ----------
     shape
         (E, H, I) of the whole layer: experts, their inputs, and what lies between their matrices.
+    count
+        How many numbers its matrices and biases have.
     """
 
-    def __init__(self, shape: tuple[int, int, int]) -> None:
+    def __init__(self, shape: tuple[int, int, int], count: int) -> None:
         super().__init__()
         self.shape: tuple[int, int, int] = shape
+        self.count: int = count
         self.linear: nn.Module | None = None
         self.stored: nn.Parameter | None
         self.register_parameter("stored", None)
@@ -69,9 +72,9 @@ def take_over(name: str, module: nn.Module) -> TypedExperts:
     if not called and type(module).__name__ not in OF_ALL_ROWS:
         why = f"{type(module).__name__} does not call its experts through ALL_EXPERTS_FUNCTIONS"
         raise UnsupportedFormatError(name, why)
-    typed = TypedExperts(sizes(module))
-    for parameter in TAKEN:
-        module._parameters.pop(parameter, None)
+    shape = sizes(module)
+    taken = [module._parameters.pop(parameter, None) for parameter in TAKEN]
+    typed = TypedExperts(shape, sum(each.numel() for each in taken if each is not None))
     module.typed_experts = typed
     module._is_hf_initialized = True  # there is nothing to draw numbers for
     if called:

@@ -98,5 +98,6 @@ def load(
 
 def class_of(config: Any) -> Any:
     """The class that a config names first, where transformers has it; else that of causal language models."""
-    named = next(iter(config.architectures or ()), "")
-    return getattr(transformers, str(named), transformers.AutoModelForCausalLM)
+    found = getattr(transformers, str(next(iter(config.architectures or ()), "")), None)
+    is_model = isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)
+    return found if is_model else transformers.AutoModelForCausalLM

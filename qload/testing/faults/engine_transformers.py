@@ -73,8 +73,8 @@ FAULTS = (
     of(
         "engine-experts-uncounted",
         "counting",
-        "count += 3 * E * H * inner",
-        "count += 2 * E * H * inner",
+        "count += module.count",
+        "count += 0",
     ),
     of(
         "engine-all-unexpected-silenced",

@@ -40,9 +40,9 @@ def test_logits_and_tokens_are_those_of_what_the_codes_mean(kind: str, name: str
     assert model.lm_head.weight is model.model.embed_tokens.weight
 
 
-@pytest.mark.parametrize("kind", ["llama", "mixtral"])
-def test_what_a_model_says_of_its_size_is_what_it_means_and_what_it_holds(kind: str) -> None:
-    stored = shared(kind, "awq", **TIED)
+@pytest.mark.parametrize(("kind", "name"), [("llama", "awq"), ("mixtral", "awq"), ("gpt_oss", "w4a16")])
+def test_what_a_model_says_of_its_size_is_what_it_means_and_what_it_holds(kind: str, name: str) -> None:
+    stored = shared(kind, name, **TIED)
     model, plain = stored.load(target=None), stored.plain()
 
     assert model.num_parameters() == plain.num_parameters()
