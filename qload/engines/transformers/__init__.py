@@ -12,6 +12,7 @@ from qload.engines.transformers.config import QloadConfig
 from qload.engines.transformers.experts import TypedExperts
 from qload.engines.transformers.install import install, uninstall
 from qload.engines.transformers.loading import load
+from qload.engines.transformers.lora import lora_config, lora_slot
 from qload.engines.transformers.slots import LinearSlot
 from qload.engines.transformers.versions import TRIED, check_version
 
@@ -25,5 +26,7 @@ __all__ = [
     "check_version",
     "install",
     "load",
+    "lora_config",
+    "lora_slot",
     "uninstall",
 ]

@@ -13,7 +13,7 @@ CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
-class Place:
+class SlotPlace:
     """Where a layer multiplies; `away`: its tensors wait on the CPU, and come for each product."""
 
     device: torch.device
@@ -38,22 +38,22 @@ def entry(device_map: Mapping[str, Any], name: str) -> Any:
     return None
 
 
-def places_in(model: Any, device_map: Mapping[str, Any] | None, names: Iterable[str]) -> dict[str, Place]:
+def places_in(model: Any, device_map: Mapping[str, Any] | None, names: Iterable[str]) -> dict[str, SlotPlace]:
     """Where each of the modules `names` multiplies, once the model is dispatched.
 
     A model that goes to one device has no hooks; of one that goes to several the hooks say where it runs.
     """
     dispatched: Mapping[str, Any] = getattr(model, "hf_device_map", {})
     if not dispatched:
-        return {name: Place(_device(entry(device_map or {}, name))) for name in names}
+        return {name: SlotPlace(_device(entry(device_map or {}, name))) for name in names}
     found = {}
     for name in names:
         runs = _device(_hooked(model, name))
-        found[name] = Place(runs, away=entry(dispatched, name) == "cpu" and str(runs) != "cpu")
+        found[name] = SlotPlace(runs, away=entry(dispatched, name) == "cpu" and str(runs) != "cpu")
     return found
 
 
-def keep_away(linear: nn.Module, place: Place) -> None:
+def keep_away(linear: nn.Module, place: SlotPlace) -> None:
     """Let the tensors of a layer wait on the CPU, where its place says so, and come for each product."""
     if not place.away:
         return

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from qload.engines.transformers.devices import Place, keep_away
+from qload.engines.transformers.devices import SlotPlace, keep_away
 from qload.engines.transformers.experts import TypedExperts, facts_in
 from qload.engines.transformers.placing import Places
-from qload.engines.transformers.shares import Plan
+from qload.engines.transformers.shares import SharingPlan
 from qload.engines.transformers.slots import LinearSlot
 from qload.engines.transformers.source import Source
 from qload.errors import ShapeError
@@ -41,11 +41,11 @@ class Filling:
 
     source: Source
     places: Places
-    plan: Plan
+    plan: SharingPlan
     group: ProcessGroup
     activations: Activations
 
-    def fill(self, model: nn.Module, where: Mapping[str, Place]) -> None:
+    def fill(self, model: nn.Module, where: Mapping[str, SlotPlace]) -> None:
         """Load every layer to where it multiplies; the errors of its load. `where`: by a slot's name."""
         for device in dict.fromkeys(place.device for place in where.values()):
             weights = self.source.weights(device, self.group)
@@ -64,7 +64,7 @@ class Filling:
         for load, weight in weights.stream(names):
             yield names[load], weight
 
-    def _fill_linear(self, name: str, slot: LinearSlot, weight: Weight, place: Place) -> None:
+    def _fill_linear(self, name: str, slot: LinearSlot, weight: Weight, place: SlotPlace) -> None:
         whole, expected = weight.layer.whole, (slot.out_features, slot.in_features)
         if whole != expected:
             raise ShapeError(weight.layer.name or name, f"{expected} = (N, K), as the model has it", whole)
@@ -73,7 +73,7 @@ class Filling:
         slot.fill(linear, place.device)
         keep_away(linear, place)
 
-    def _fill_experts(self, name: str, module: Any, weights: Weights, place: Place) -> None:
+    def _fill_experts(self, name: str, module: Any, weights: Weights, place: SlotPlace) -> None:
         typed: TypedExperts = module.typed_experts
         prefix, split = self.places.experts[name], self.plan.split(name)
         loaded = weights.get_experts(prefix, split=split, facts=self._facts(weights, module))

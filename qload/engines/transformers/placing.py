@@ -17,7 +17,7 @@ EXPERT = re.compile(r"(.+)\.[0-9]+\.[^.]+")  # `model.layers.0.mlp.experts.7.w1`
 NUMBER = re.compile(r"(?<=\.)[0-9]+(?=\.)")
 
 
-class Names:
+class ModelNames:
     """From names in a checkpoint to names in a model.
 
     Parameters
@@ -66,7 +66,7 @@ class Places:
 
 def places_of(
     model: Any,
-    names: Names,
+    names: ModelNames,
     prefixes: Iterable[str],
     stored: Callable[[str], bool],
     made: Callable[[str], bool],
@@ -104,7 +104,7 @@ def places_of(
     return found
 
 
-def home_of(names: Names, modules: Mapping[str, nn.Module], prefix: str, lead: str) -> str | None:
+def home_of(names: ModelNames, modules: Mapping[str, nn.Module], prefix: str, lead: str) -> str | None:
     """The module of the experts under `lead`, of which `prefix` is one matrix; None: there is none."""
     for key in (f"{prefix}.weight", *(f"{lead}.{stack}" for stack in STACKS)):
         home = (names.of(key) or "").rpartition(".")[0]

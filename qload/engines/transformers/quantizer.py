@@ -13,8 +13,8 @@ from qload.engines.transformers.counting import count_truly
 from qload.engines.transformers.devices import check_map, places_in
 from qload.engines.transformers.experts import TypedExperts, take_over
 from qload.engines.transformers.filling import Filling
-from qload.engines.transformers.placing import Names, Places, patterns, places_of
-from qload.engines.transformers.shares import Plan
+from qload.engines.transformers.placing import ModelNames, Places, patterns, places_of
+from qload.engines.transformers.shares import SharingPlan
 from qload.engines.transformers.slots import LinearSlot
 from qload.engines.transformers.source import Source
 from qload.parallel import ALONE, ProcessGroup, Rank
@@ -44,7 +44,7 @@ class QloadQuantizer(HfQuantizer):  # type: ignore[misc]
         self.device_map: Mapping[str, Any] | None = None
         self._source: Source | None = None
         self._places = Places()
-        self._plan: Plan | None = None
+        self._plan: SharingPlan | None = None
         self._slots: list[LinearSlot | TypedExperts] = []
 
     def update_dtype(self, dtype: torch.dtype) -> torch.dtype:
@@ -62,7 +62,7 @@ class QloadQuantizer(HfQuantizer):  # type: ignore[misc]
     ) -> None:
         """Find the layers, check how ranks share them, and put slots where they go."""
         source = Source(checkpoint_files, self.config, self.dtype)
-        self._source, names, self._plan = source, Names(model), Plan(model)
+        self._source, names, self._plan = source, ModelNames(model), SharingPlan(model)
         tied = {key.removesuffix(".weight") for key in model.all_tied_weights_keys}
         self._places = places = places_of(
             model, names, source.groups.found, source.is_quantized, source.will_be_quantized
@@ -129,7 +129,7 @@ class QloadQuantizer(HfQuantizer):  # type: ignore[misc]
             text = "%d quantized layers have no place in %s: %s"
             log.warning(text, len(nowhere), type(model).__name__, ", ".join(nowhere[:SHOWN]) + more)
 
-    def _silence(self, model: Any, names: Names) -> None:
+    def _silence(self, model: Any, names: ModelNames) -> None:
         """Tell transformers which of the tensors that it finds no place for are qload's."""
         assert self._source is not None
         ours = self._source.names(self._places)

@@ -20,7 +20,7 @@ WHOLE = (None, "mla_kv_a_proj", "replicate", "replicated_with_grad_allreduce", "
 EXPERTS = "moe_tp_experts"
 
 
-class Plan:
+class SharingPlan:
     """How the ranks share the layers of a model.
 
     ArgumentError for experts of which ranks have whole ones: transformers then sends tokens among ranks.

@@ -27,7 +27,7 @@ from qload.engines.transformers import (
     uninstall,
     versions,
 )
-from qload.engines.transformers.devices import Place, keep_away, places_in
+from qload.engines.transformers.devices import SlotPlace, keep_away, places_in
 from qload.engines.transformers.placing import patterns
 from qload.errors import ArgumentError, MissingTensorError
 from qload.quantize.policy import Modules
@@ -149,7 +149,7 @@ def test_weights_that_wait_elsewhere_come_for_each_product(kind: str) -> None:
     stored = shared(kind, "awq", tie_word_embeddings=False)
     model, want = stored.load(), logits(stored.plain())
     for slot in (*of_kind(model, LinearSlot).values(), *of_kind(model, TypedExperts).values()):
-        keep_away(slot.linear, Place(torch.device("cpu"), away=True))
+        keep_away(slot.linear, SlotPlace(torch.device("cpu"), away=True))
         assert {each.device.type for name, each in slot.linear.named_buffers()} == {"meta"}
 
     assert off(logits(model), want) < RANGE
@@ -165,9 +165,9 @@ def test_hooks_say_where_a_layer_multiplies() -> None:
     found = places_in(model, None, ["first", "second", "third"])
 
     assert found == {
-        "first": Place(torch.device("cuda:0")),
-        "second": Place(torch.device("cuda:1")),
-        "third": Place(torch.device("cuda:0"), away=True),
+        "first": SlotPlace(torch.device("cuda:0")),
+        "second": SlotPlace(torch.device("cuda:1")),
+        "third": SlotPlace(torch.device("cuda:0"), away=True),
     }
     alone = places_in(SimpleNamespace(), {"": "cuda:3", "a.b": "cpu"}, ["a.b.c", "a.bc"])
     assert [str(place.device) for place in alone.values()] == ["cpu", "cuda:3"]
