@@ -146,10 +146,12 @@ def unpacked(archive: Path, folder: Path) -> Path:
 
 @nox.session(default=False)
 def transformers(session: nox.Session) -> None:
-    """Tables of architectures, routing and experts against transformers' own models, at one version."""
+    """transformers' models on qload; tables, routing and experts against its own, at one version."""
     install(session, "test", "transformers")
-    files = (f"tests/transformers/{name}.py" for name in ("tables", "routing", "experts"))
-    session.run("pytest", *files, "-n", "2", *session.posargs)
+    tables = (f"tests/transformers/{name}.py" for name in ("tables", "routing", "experts"))
+    engine = (f"tests/engines/transformers/{name}.py" for name in ("whole", "others", "settings", "page"))
+    session.run("pytest", *tables, *engine, "-n", "2", *session.posargs)
+    session.run("pytest", "tests/engines/transformers/processes.py", *session.posargs)  # of two and four each
 
 
 @nox.session(default=False)

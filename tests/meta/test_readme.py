@@ -41,7 +41,8 @@ def blocks() -> Iterator[Block]:
             yield Block(page, text.count("\n", 0, found.start()) + 1, *found.groups())
 
 
-PYTHON = [block for block in blocks() if block.language == "python"]
+ENGINES = ROOT / "docs" / "engines"  # whose pages run where their engine is installed
+PYTHON = [block for block in blocks() if block.language == "python" and block.page.parent != ENGINES]
 COMMANDS = [block for block in blocks() if COMMAND.search(block.text)]
 
 

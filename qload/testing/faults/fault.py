@@ -8,12 +8,17 @@ from qload.errors import ArgumentError
 
 @dataclass(frozen=True)
 class Fault:
-    """`before`, which stands once in `file`, becomes `after`."""
+    """`before`, which stands once in `file`, becomes `after`.
+
+    `package`, `tests`: of an engine that has to be installed, and the tests that it has; None: all tests.
+    """
 
     name: str
     file: str
     before: str
     after: str
+    package: str | None = None
+    tests: tuple[str, ...] = ()
 
     def apply(self, root: Path) -> None:
         """Break the copy of the project under `root`."""

@@ -8,6 +8,7 @@ that fewer than two tests notice fails the run. No test knows the faults.
 """
 
 import argparse
+import importlib.util
 import logging
 import os
 import re
@@ -52,7 +53,8 @@ FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 
 def kills(fault: Fault, known: Sequence[str] = ()) -> list[str]:
     """The tests that fail with this fault, of a copy of the project; `known` ones fail without it too."""
-    failed = _failures(fault.apply, f"--maxfail={ENOUGH}", *(f"--deselect={test}" for test in known))
+    left_out = (f"--deselect={test}" for test in known)
+    failed = _failures(fault.apply, f"--maxfail={ENOUGH}", *left_out, *fault.tests)
     log.info("%s: killed by %d tests", fault.name, len(failed))
     return failed
 
@@ -108,6 +110,9 @@ def main(arguments: list[str]) -> int:
     for test in failing:
         log.warning("left out, as it fails without a fault: %s", test)
     chosen = [known[name] for name in arguments or known]
+    for fault in [each for each in chosen if each.package and importlib.util.find_spec(each.package) is None]:
+        log.warning("left out, as %s is not installed: %s", fault.package, fault.name)
+        chosen.remove(fault)
     at_once = max(1, (os.cpu_count() or 1) // CORES_OF_A_RUN)
     with ThreadPoolExecutor(at_once) as pool:
         runs = pool.map(lambda fault: kills(fault, failing), chosen)

@@ -6,6 +6,7 @@ from qload.testing.faults import (
     conformance,
     cuda,
     diagnosis,
+    engine_transformers,
     experts,
     formats,
     latent,
@@ -22,5 +23,5 @@ from qload.testing.faults.fault import Fault
 FAULTS: tuple[Fault, ...] = (
     *checkpoints.FAULTS, *marlin.FAULTS, *cuda.FAULTS, *formats.FAULTS, *rules.FAULTS,
     *experts.FAULTS, *stacks.FAULTS, *routing.FAULTS, *activations.FAULTS, *models.FAULTS, *parallel.FAULTS,
-    *latent.FAULTS, *diagnosis.FAULTS, *conformance.FAULTS, *planning.FAULTS,
+    *latent.FAULTS, *diagnosis.FAULTS, *conformance.FAULTS, *planning.FAULTS, *engine_transformers.FAULTS,
 )  # fmt: skip

@@ -92,6 +92,7 @@ def of_kind(kind: str, chance: random.Random, layers: int) -> dict[str, Any]:
     return {
         "llama": {**bias, "mlp_bias": coin(), **(head if coin() else {})},
         "mistral": {**head, "sliding_window": chance.choice([None, 5])},
+        "gemma": head,
         "qwen2": windows,
         "qwen3": {**bias, **head, **windows},
         "mixtral": {"num_local_experts": 8, "sliding_window": chance.choice([None, 5]), **head},

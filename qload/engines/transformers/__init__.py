@@ -1,0 +1,32 @@
+"""Models of Hugging Face's transformers, whose quantized layers are qload's.
+
+    from qload.engines import transformers as engine
+
+    model = engine.load("Llama-3-8B-GPTQ", device_map="cuda")
+    model.generate(ids, max_new_tokens=32)
+
+`install()` makes transformers' own `from_pretrained` do the same for every quantized checkpoint.
+"""
+
+from qload.engines.transformers.config import QloadConfig
+from qload.engines.transformers.experts import TypedExperts
+from qload.engines.transformers.install import install, uninstall
+from qload.engines.transformers.loading import load
+from qload.engines.transformers.lora import lora_config, lora_slot
+from qload.engines.transformers.slots import LinearSlot
+from qload.engines.transformers.versions import TRIED, check_version
+
+check_version()
+
+__all__ = [
+    "TRIED",
+    "LinearSlot",
+    "QloadConfig",
+    "TypedExperts",
+    "check_version",
+    "install",
+    "load",
+    "lora_config",
+    "lora_slot",
+    "uninstall",
+]

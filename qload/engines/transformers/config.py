@@ -1,0 +1,85 @@
+"""`QloadConfig`: what `from_pretrained` is handed for qload to load a checkpoint."""
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from qload.detect import KernelTarget, Target
+from qload.errors import ArgumentError, check_type
+from qload.kernels.declared import Activations
+from qload.quantize import Quantizer
+from qload.quantize.policy import Modules, Policy
+
+METHOD = "qload"
+PLAIN_HEAD = Modules(without=("lm_head",))
+
+
+class QloadConfig(QuantizationConfigMixin):  # type: ignore[misc]
+    """How qload loads the layers of a model, as transformers' `quantization_config`.
+
+    ArgumentError for values of other types.
+
+    Parameters
+    ----------
+    quantizer
+        What plain linear layers and experts are quantized by while they are loaded, such as
+        `Fp8Quantizer()`, `BNB4Quantizer("nf4")`, `BNBInt8Quantizer()` or `EETQQuantizer()`. None: nothing is,
+        and what the checkpoint stores quantized stays so.
+    policy
+        Which layers are quantized, by the names that the checkpoint has for them; None: all but `lm_head`.
+        Routers, embeddings and a head that is tied to them stay plain whatever it says.
+    target
+        What weights are repacked for, as in `open_checkpoint`.
+    activations
+        "declared": inputs are quantized where the checkpoint declares it; "unquantized": never.
+    checkpoint
+        The checkpoint's own `quantization_config`, for who reads the model's config; qload reads the files.
+    options
+        Settings of other versions, which are ignored.
+
+    Examples
+    --------
+    >>> from qload import Fp8Quantizer
+    >>> from qload.engines.transformers import QloadConfig
+    >>> QloadConfig(Fp8Quantizer()).to_dict()["quantizer"]
+    "Fp8Quantizer(granularity='channel', block=(128, 128))"
+    """
+
+    def __init__(
+        self,
+        quantizer: Quantizer | None = None,
+        policy: Policy | None = None,
+        target: Target | None = "auto",
+        activations: Activations = "declared",
+        checkpoint: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        check_type("quantizer", quantizer, Quantizer | None)
+        check_type("policy", policy, Policy | None)
+        check_type("target", target, str | KernelTarget | None)
+        if activations not in ("declared", "unquantized"):
+            raise ArgumentError("activations", "'declared' or 'unquantized'", repr(activations))
+        self.quant_method = METHOD
+        self.quantizer: Quantizer | None = quantizer
+        self.policy: Policy = PLAIN_HEAD if policy is None else policy
+        self.target: Target | None = target
+        self.activations: Activations = activations
+        self.checkpoint: Mapping[str, Any] | None = checkpoint
+
+    @classmethod
+    def of_checkpoint(cls, section: Mapping[str, Any], **options: Any) -> Self:
+        """For a checkpoint whose own `quantization_config` is `section`; `options`: further ones of ours."""
+        return cls(checkpoint=dict(section), **options)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as JSON has it: objects by their words."""
+        plain = (str, int, float, bool, type(None))
+        made: dict[str, Any] = {
+            key: value if isinstance(value, plain) else repr(value) for key, value in vars(self).items()
+        }
+        return made | {"checkpoint": None if self.checkpoint is None else dict(self.checkpoint)}
+
+    def as_section(self) -> dict[str, Any]:
+        """The same as the dict that a model's config may hold in lieu of an object."""
+        return {key: value for key, value in vars(self).items() if value is not None}

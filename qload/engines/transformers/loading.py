@@ -1,0 +1,103 @@
+"""`load`: a model of transformers from any checkpoint that qload reads."""
+
+from os import PathLike
+from typing import Any
+
+import torch
+import transformers
+from transformers.distributed.configuration_utils import DistributedConfig
+
+from qload.detect import Target
+from qload.engines.transformers.config import METHOD, QloadConfig
+from qload.engines.transformers.install import register
+from qload.errors import MissingTensorError
+from qload.kernels.declared import Activations
+
+SHOWN = 5  # names in a message
+
+
+def load(
+    path: str | PathLike[str],
+    *,
+    target: Target | None = "auto",
+    activations: Activations = "declared",
+    dtype: torch.dtype | str | None = None,
+    device_map: Any = None,
+    tp_plan: Any = None,
+    model_class: Any = None,
+    quantization_config: QloadConfig | None = None,
+    **options: Any,
+) -> Any:
+    """The model of a checkpoint, as transformers' `from_pretrained` makes it, its quantized layers qload's.
+
+    Parameters
+    ----------
+    path
+        A folder, or a model's name on the hub.
+    target, activations
+        Those of `QloadConfig`.
+    dtype
+        Of activations and plain floats; None: as the checkpoint says.
+    device_map
+        As in `from_pretrained`: "auto", a device, or what goes where. Layers on "cpu" beside another device
+        wait there and come for each product; ArgumentError for a quantized layer on "disk".
+    tp_plan
+        "auto": the ranks of torch.distributed share the model as transformers' plan for it says. CutError or
+        DivideError on all of them, before a weight is read, where its format cannot be cut so.
+    model_class
+        Whose `from_pretrained` is called; None: the class that the config names, or `AutoModelForCausalLM`.
+    quantization_config
+        A `QloadConfig` whose quantizer quantizes plain layers while they are loaded, and whose `target` and
+        `activations` then count.
+    options
+        Further ones of `from_pretrained`.
+
+    Raises
+    ------
+    MissingTensorError
+        Where the checkpoint lacks a tensor of the model, which transformers alone would draw at random.
+    QloadError
+        All that `open_checkpoint` and the loads of layers raise.
+    """
+    register()
+    asked = quantization_config or QloadConfig(target=target, activations=activations)
+    names = (
+        "cache_dir",
+        "force_download",
+        "local_files_only",
+        "revision",
+        "subfolder",
+        "token",
+        "trust_remote_code",
+    )
+    fetch = {name: options[name] for name in names if name in options}
+    config = options.pop("config", None) or transformers.AutoConfig.from_pretrained(path, **fetch)
+    if tp_plan is not None:
+        options["distributed_config"] = DistributedConfig(tp_plan=tp_plan)
+    section = getattr(config, "quantization_config", None)
+    if asked.quantizer is None:
+        asked.checkpoint = section if isinstance(section, dict) else None
+    config.quantization_config = {**asked.as_section(), "quant_method": METHOD}
+    kind = model_class or class_of(config)
+    wants_info = options.pop("output_loading_info", False)
+    model, info = kind.from_pretrained(
+        path,
+        config=config,
+        dtype="auto" if dtype is None else dtype,
+        device_map=device_map,
+        output_loading_info=True,
+        **options,
+    )
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise MissingTensorError(
+            missing[0], missing[:SHOWN], [], f"{len(missing)} tensors of {kind.__name__}"
+        )
+    return (model, info) if wants_info else model
+
+
+def class_of(config: Any) -> Any:
+    """The class that a config names first, where transformers has it; else that of causal language models."""
+    found = getattr(transformers, str(next(iter(config.architectures or ()), "")), None)
+    is_model = isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)
+    return found if is_model else transformers.AutoModelForCausalLM

@@ -1,0 +1,91 @@
+"""Faults of the plug-in for transformers, which the tests of its session alone can notice."""
+
+from qload.testing.faults.fault import Fault
+
+ROOT = "qload/engines/transformers"
+FILES = ("whole", "others", "settings", "processes")
+TESTS = tuple(f"tests/engines/transformers/{name}.py" for name in FILES)
+
+
+def of(name: str, file: str, before: str, after: str) -> Fault:
+    """A fault of a file of the plug-in."""
+    return Fault(name, f"{ROOT}/{file}.py", before, after, "transformers", TESTS)
+
+
+FAULTS = (
+    of(
+        "engine-bias-lost",
+        "slots",
+        "self.linear(x) if bias is None else self.linear(x, bias)",
+        "self.linear(x)",
+    ),
+    of(
+        "engine-bias-twice",
+        "slots",
+        "else self.linear(x, bias)",
+        "else self.linear(x, bias) + bias",
+    ),
+    of(
+        "engine-every-rank-the-first",
+        "quantizer",
+        "group = _group(model) if self._plan.ranks > 1 else ALONE",
+        "group = Rank(0, self._plan.ranks)",
+    ),
+    of("engine-rows-for-columns", "shares", 'return Load(prefix, "K")', "return Load(prefix)"),
+    of(
+        "engine-whole-experts-on-every-rank",
+        "shares",
+        'return "tensor" if style == EXPERTS else None',
+        "return None",
+    ),
+    of("engine-cuts-unchecked", "shares", "if self.ranks == 1 or isinstance", "if self.ranks or isinstance"),
+    of(
+        "engine-tie-kept-beside-a-head",
+        "quantizer",
+        'model.all_tied_weights_keys.pop(f"{name}.weight", None)',
+        "model.all_tied_weights_keys",
+    ),
+    of(
+        "engine-routing-weights-lost",
+        "experts",
+        "self.linear(x, topk_ids, topk_weights.to(x.dtype))",
+        "self.linear(x, topk_ids, topk_weights.to(x.dtype) * 0 + 1)",
+    ),
+    of(
+        "engine-experts-of-tokens",
+        "experts",
+        ".repeat_interleave(rows // E)[:, None]",
+        ".repeat(rows // E)[:, None]",
+    ),
+    of(
+        "engine-installed-for-good",
+        "install",
+        "            AUTO_QUANTIZATION_CONFIG_MAPPING[method] = own\n",
+        "            pass\n",
+    ),
+    of("engine-missing-tensors-drawn", "loading", "    if missing:\n", "    if missing[1:]:\n"),
+    of(
+        "engine-head-quantized",
+        "config",
+        "PLAIN_HEAD if policy is None else policy",
+        "Modules() if policy is None else policy",
+    ),
+    of(
+        "engine-experts-uncounted",
+        "counting",
+        "count += module.count",
+        "count += 0",
+    ),
+    of(
+        "engine-all-unexpected-silenced",
+        "source",
+        "if own or name.startswith(leads) or name in exempt:",
+        "if own or prefix or name.startswith(leads) or name in exempt:",
+    ),
+    of(
+        "engine-away-forgotten",
+        "devices",
+        'away=entry(dispatched, name) == "cpu" and str(runs) != "cpu"',
+        "away=False",
+    ),
+)
