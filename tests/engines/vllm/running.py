@@ -53,7 +53,10 @@ def attend(self: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: 
             (value, self.num_kv_heads, self.head_size_v),
         )
     )
-    y = scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.impl.scale, enable_gqa=True)
+    seen = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool).tril()
+    if self.sliding_window is not None:
+        seen = seen.triu(1 - self.sliding_window)
+    y = scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=self.impl.scale, enable_gqa=True)
     return y[0].transpose(0, 1).reshape(query.shape[0], -1)
 
 
@@ -74,7 +77,7 @@ def saved(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
     }
     said = {"architectures": [architectures[config["model_type"]]], **config, "dtype": "float32"}
     (folder / "config.json").write_text(json.dumps(said))
-    held = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    held = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
     save_file(held, folder / "model.safetensors", {"format": "pt"})
     return folder
 
@@ -103,16 +106,19 @@ def config_of(folder: Path, ranks: int = 1, quantization: str | None = "qload", 
 
 
 def loaded(config: VllmConfig) -> torch.nn.Module:
-    """The model, after vLLM's own loader; the ranks have to be told before."""
+    """The model, after vLLM's own loader, of this process's rank; `join` first."""
     with set_current_vllm_config(config):
+        parallel_state.destroy_model_parallel()
+        parallel_state.initialize_model_parallel(config.parallel_config.tensor_parallel_size)
         return get_model(vllm_config=config)
 
 
 def join(rank: int = 0, ranks: int = 1, port: int = 0) -> None:
     """Tell vLLM which rank this process is."""
     method = f"tcp://127.0.0.1:{port}"
-    parallel_state.init_distributed_environment(ranks, rank, method, rank, backend="gloo")
-    parallel_state.initialize_model_parallel(ranks)
+    config = VllmConfig(device_config=DeviceConfig("cpu"))
+    with set_current_vllm_config(config):
+        parallel_state.init_distributed_environment(ranks, rank, method, rank, backend="gloo")
 
 
 def logits(model: Any, config: VllmConfig, ids: Tensor) -> Tensor:
