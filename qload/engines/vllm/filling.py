@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from qload.detect import for_target
 from qload.engines.vllm.names import Awaited, CheckpointNames
@@ -95,6 +96,25 @@ def finish(layer: Any, typed: TypedLinearMethod, rows: Rows | None = None) -> No
         layer.joined_sizes = [each.typed.layer.N for each in loaded.linear.linears]
     # vLLM's latent attention asks for a weight by this name to learn its device, and multiplies to read it.
     layer.qweight = torch.empty(0, device=device)
+
+
+def multiplied(layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
+    """X (..., K) -> this rank's (..., N), in x's dtype; `bias` (N,) goes into the products."""
+    linear = layer.typed_linear
+    if bias is None:
+        y: Tensor = linear(x)
+    elif isinstance(linear, JoinedLinear):
+        own = zip(linear.linears, bias.split(layer.joined_sizes), strict=True)
+        y = torch.cat([each(x, piece) for each, piece in own], -1)
+    else:
+        y = linear(x, bias)
+    return y
+
+
+def padded(y: Tensor, bias: Tensor | None, size: int) -> Tensor:
+    """Logits (..., rows that a rank has) -> (..., size), 0 for rows that pad a vocabulary, plus `bias`."""
+    y = functional.pad(y, (0, size - y.shape[-1]))
+    return y if bias is None else y + bias
 
 
 def _rest(name: str, module: str) -> str:

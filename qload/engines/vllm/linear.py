@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from vllm.model_executor.layers.linear import LinearMethodBase
 
-from qload.engines.vllm.filling import finish, watch
+from qload.engines.vllm.filling import finish, multiplied, watch
 from qload.engines.vllm.names import CheckpointNames
-from qload.methods import JoinedLinear, TypedLinearMethod
+from qload.methods import TypedLinearMethod
 
 
 class QloadLinearMethod(LinearMethodBase):
@@ -53,12 +53,4 @@ class QloadLinearMethod(LinearMethodBase):
 
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Multiplies x (..., K) -> this rank's (..., N), in x's dtype, by the weight of `layer`; `bias` (N,)."""
-        linear = layer.typed_linear
-        if bias is None:
-            y: Tensor = linear(x)
-        elif isinstance(linear, JoinedLinear):
-            own = zip(linear.linears, bias.split(layer.joined_sizes), strict=True)
-            y = torch.cat([each(x, piece) for each, piece in own], -1)
-        else:
-            y = linear(x, bias)
-        return y
+        return multiplied(layer, x, bias)

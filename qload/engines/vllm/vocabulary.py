@@ -12,7 +12,7 @@ from torch.nn import functional
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 
-from qload.engines.vllm.filling import finish, watch
+from qload.engines.vllm.filling import finish, padded, watch
 from qload.engines.vllm.names import CheckpointNames
 from qload.methods import TypedLinearMethod
 
@@ -54,9 +54,7 @@ class QloadHeadMethod(QloadVocabularyMethod):
 
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Logits (..., rows of this rank, padding too) of x (..., K), in x's dtype; `bias` as many."""
-        y: Tensor = layer.typed_linear(x)
-        y = functional.pad(y, (0, layer.num_embeddings_per_partition - y.shape[-1]))
-        return y if bias is None else y + bias
+        return padded(layer.typed_linear(x), bias, layer.num_embeddings_per_partition)
 
     def tie_weights(self, layer: Any, embed_tokens: Any) -> Any:
         """Let `layer` be a plain head over the vectors of `embed_tokens`; nothing is loaded for it."""
