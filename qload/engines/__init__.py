@@ -1,1 +1,4 @@
-"""What other programs need to run on qload; each engine is an extra, and nothing of it is imported until it is asked for."""
+"""What other programs need to run on qload; each engine is an extra.
+
+Nothing of an engine is imported until it is asked for.
+"""

@@ -1,4 +1,4 @@
-"""`--quantization qload`: a checkpoint's config as qload reads it, and the method of each layer of a model."""
+"""`--quantization qload`: a checkpoint's config as qload reads it, and the method of each layer."""
 
 from collections.abc import Mapping
 from typing import Any, Self
@@ -79,7 +79,9 @@ class QloadConfig(QuantizationConfig):
         """Take over a checkpoint where `user_quant` says so, whatever `hf_quant_cfg` says."""
         return "qload" if user_quant == "qload" else None
 
-    def maybe_update_config(self, model_name: str, hf_config: Any = None, revision: str | None = None) -> None:
+    def maybe_update_config(
+        self, model_name: str, hf_config: Any = None, revision: str | None = None
+    ) -> None:
         """Learn from `model_name` and `revision` where the files are; nothing is read before it is needed."""
         self.names = CheckpointNames(model_name, revision)
 
@@ -162,4 +164,3 @@ class QloadConfig(QuantizationConfig):
             if stored != name:
                 return f"{stored.removesuffix(part)}{last}"
         return prefix
-

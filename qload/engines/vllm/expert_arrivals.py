@@ -64,7 +64,7 @@ class ExpertArrivals:
 
     def keys(self) -> Collection[str]:
         """The names of all tensors."""
-        return [name for own in self._of.values() for name in own.keys()]
+        return [name for own in self._of.values() for name in [*own.keys()]]
 
     def info(self, name: str) -> TensorInfo:
         """Dtype and shape of the whole tensor `name`."""

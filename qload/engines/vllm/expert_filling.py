@@ -1,4 +1,4 @@
-"""The routed experts of a layer of vLLM's: which tensors they wait for, and what multiplies once all are there."""
+"""Routed experts of vLLM's: which tensors they wait for, and what multiplies once all are there."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace

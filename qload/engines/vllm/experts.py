@@ -63,7 +63,10 @@ class QloadExpertsMethod(FusedMoEMethodBase):
         """
         layer.expert_facts, layer.params_dtype = facts_of(layer), params_dtype
         parallel = layer.moe_config.moe_parallel_config
-        sizes, group = (hidden_size, intermediate_size_per_partition), Rank(parallel.tp_rank, parallel.tp_size)
+        sizes, group = (
+            (hidden_size, intermediate_size_per_partition),
+            Rank(parallel.tp_rank, parallel.tp_size),
+        )
         arrivals = ExpertArrivals(layer.layer_name, self.formats, sizes, group, params_dtype)
         layer.expert_arrivals = arrivals
         watch_experts(layer, arrivals, self.names, lambda: self.process_weights_after_loading(layer))

@@ -22,7 +22,9 @@ from qload.weights import Weights
 Rows = tuple[int, int]
 
 
-def watch(layer: nn.Module, typed: TypedLinearMethod, names: CheckpointNames, rows: Rows | None = None) -> None:
+def watch(
+    layer: nn.Module, typed: TypedLinearMethod, names: CheckpointNames, rows: Rows | None = None
+) -> None:
     """Finish a layer when the last of the tensors that the checkpoint has of it was loaded."""
     arrivals: Any = layer.typed_arrivals
     place, slots = arrivals.place, arrivals.slots

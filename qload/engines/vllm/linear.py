@@ -41,7 +41,7 @@ class QloadLinearMethod(LinearMethodBase):
         params_dtype: torch.dtype,
         **extra_weight_attrs: Any,
     ) -> None:
-        """Register a parameter for every tensor that `layer` may have, as `TypedLinearMethod.create_weights`."""
+        """Register a parameter for every tensor that `layer` may have, as `TypedLinearMethod` does."""
         extra_weight_attrs.pop("weight_loader", None)  # vLLM's cuts by tags, ours by the formats
         sizes = (input_size_per_partition, output_partition_sizes, input_size, output_size)
         self.typed.create_weights(layer, *sizes, params_dtype, **extra_weight_attrs)
@@ -52,5 +52,5 @@ class QloadLinearMethod(LinearMethodBase):
         finish(layer, self.typed)
 
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Multiplies x (..., K) -> this rank's (..., N), in x's dtype, by the weight of `layer`; `bias` (N,)."""
+        """Multiplies x (..., K) -> (..., N) of this rank, in x's dtype, by `layer`'s weight; `bias` (N,)."""
         return multiplied(layer, x, bias)

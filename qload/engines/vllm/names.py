@@ -1,4 +1,4 @@
-"""The tensors that a checkpoint has, by the names that vLLM gives its modules: so a layer knows its last one."""
+"""The tensors that a checkpoint has, by vLLM's names of modules: by them a layer knows its last one."""
 
 import logging
 from collections.abc import Collection, Iterable, Mapping
@@ -58,7 +58,7 @@ class CheckpointNames:
         folder = self._folder() if self._stored is None else None
         if folder is None:
             return
-        names = {name: name for name in SafetensorsStorage(folder).keys()}
+        names = dict(zip(*[SafetensorsStorage(folder).keys()] * 2, strict=True))
         for mapper in self._mappers:
             renamed = ((mapper.map_name(name), stored) for name, stored in names.items())
             names = {name: stored for name, stored in renamed if name is not None}

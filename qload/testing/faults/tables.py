@@ -4,6 +4,7 @@ from qload.testing.faults import (
     activations,
     checkpoints,
     cuda,
+    engines,
     experts,
     formats,
     latent,
@@ -19,5 +20,5 @@ from qload.testing.faults.fault import Fault
 FAULTS: tuple[Fault, ...] = (
     *checkpoints.FAULTS, *marlin.FAULTS, *cuda.FAULTS, *formats.FAULTS, *rules.FAULTS,
     *experts.FAULTS, *stacks.FAULTS, *routing.FAULTS, *activations.FAULTS, *models.FAULTS, *parallel.FAULTS,
-    *latent.FAULTS,
+    *latent.FAULTS, *engines.FAULTS,
 )  # fmt: skip

@@ -21,8 +21,11 @@ SAID: dict[str, dict[str, Any]] = {  # what vLLM and transformers mean alike
     "qwen2": {"use_sliding_window": False},
     "mixtral": {"sliding_window": None, "num_hidden_layers": 1},
     "qwen3_moe": {
-        **{"use_sliding_window": False, "num_hidden_layers": 1, "attention_bias": False},
-        **{"mlp_only_layers": [], "decoder_sparse_step": 1},
+        "use_sliding_window": False,
+        "num_hidden_layers": 1,
+        "attention_bias": False,
+        "mlp_only_layers": [],
+        "decoder_sparse_step": 1,
     },
     "deepseek_v2": {"attention_bias": False, "first_k_dense_replace": 1, "rms_norm_eps": 1e-6},
 }

@@ -1,4 +1,4 @@
-"""Ranks as copies of this process, which has imported vLLM already: `run(2, work)` -> what each has returned."""
+"""Ranks as copies of this process, which has imported vLLM: `run(2, work)` -> what each has returned."""
 
 import os
 import signal

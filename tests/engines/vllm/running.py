@@ -125,8 +125,9 @@ def logits(model: Any, config: VllmConfig, ids: Tensor) -> Tensor:
     """(sequences, tokens, vocabulary), in float32."""
     found = []
     for sequence in ids:
+        context = set_forward_context(None, config, num_tokens=len(sequence))
         positions = torch.arange(len(sequence))
-        with torch.no_grad(), set_current_vllm_config(config), set_forward_context(None, config, num_tokens=len(sequence)):
+        with torch.no_grad(), set_current_vllm_config(config), context:
             hidden = model(sequence, positions, None)
             found.append(model.compute_logits(hidden))
     return torch.stack(found).float()

@@ -1,7 +1,6 @@
 """What vLLM imports and never calls while it loads and runs a model on a CPU, as modules of nothing.
 
-A module of this file's names is found only where the real one is not installed. vLLM looks at models in
-processes of its own, so that the finder has to be there in each: a line of a `.pth` file imports this one.
+A module of these names is found only where the real one is not installed. Importing this file looks for them.
 """
 
 import sys
@@ -13,7 +12,15 @@ from typing import Any
 STUBBED = {
     *("anthropic", "fastapi", "mcp", "openai", "openai_harmony", "starlette", "uvicorn"),  # servers
     *("xgrammar", "llguidance", "outlines_core", "lmformatenforcer"),  # grammars
-    *("cv2", "mistral_common", "tiktoken", "depyf", "ijson", "watchfiles", "model_hosting_container_standards"),
+    *(
+        "cv2",
+        "mistral_common",
+        "tiktoken",
+        "depyf",
+        "ijson",
+        "watchfiles",
+        "model_hosting_container_standards",
+    ),
     *("prometheus_fastapi_instrumentator", "pythonjsonlogger"),
 }
 
@@ -46,8 +53,6 @@ def nothing(name: str) -> Any:
 class Stub(ModuleType):
     """A module that has every name."""
 
-    __path__: list[str] = []
-
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
@@ -63,7 +68,9 @@ class Finder(MetaPathFinder, Loader):
         return ModuleSpec(name, self, is_package=True) if name.partition(".")[0] in STUBBED else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return Stub(spec.name)
+        made = Stub(spec.name)
+        made.__path__ = []  # of a package, which has all that is looked for
+        return made
 
     def exec_module(self, module: ModuleType) -> None:
         """There is nothing to run."""

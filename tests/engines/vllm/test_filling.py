@@ -54,7 +54,7 @@ def known(folder: Path, tensors: Mapping[str, Tensor]) -> CheckpointNames:
 
 
 def bring(layer: Any, tensors: Mapping[str, Tensor], ids: Mapping[str, Any]) -> list[bool]:
-    """As vLLM's loaders do, by parameters that they looked up before; whether the layer was done after each."""
+    """As vLLM's loaders do, by parameters looked up before; whether the layer was done after each."""
     params, done = dict(layer.named_parameters()), []
     for name, tensor in tensors.items():
         part, suffix = name.removeprefix("up.").split(".", 1)

@@ -3,7 +3,6 @@
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 
 from qload.engines.vllm.kernel_config import chosen, translated
