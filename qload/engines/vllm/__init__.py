@@ -11,13 +11,14 @@ def register() -> None:
 
     ArgumentError where this vLLM lacks what it takes, by its name; a version that was not tried is logged.
     """
-    from qload.engines.vllm.config import QloadConfig
-    from qload.engines.vllm.hooks import check_version, hook
+    from qload.engines.vllm.hooks import QUANTIZATION, TO_REGISTER, check_hooks, check_version, hook
 
     check_version()
-    quantizations = "vllm.model_executor.layers.quantization"
-    if "qload" not in hook(quantizations, "QUANTIZATION_METHODS"):
-        hook(quantizations, "register_quantization_config")("qload")(QloadConfig)
+    check_hooks(TO_REGISTER)
+    if "qload" not in hook(QUANTIZATION, "QUANTIZATION_METHODS"):
+        from qload.engines.vllm.config import QloadConfig
+
+        hook(QUANTIZATION, "register_quantization_config")("qload")(QloadConfig)
 
 
 def register_kernel() -> None:
@@ -26,10 +27,9 @@ def register_kernel() -> None:
     Only where `VLLM_PLUGINS` names `qload_kernel`, as it changes what runs models that ask for nothing; a
     second call changes nothing. ArgumentError as of `register`.
     """
-    import os
+    from qload.engines.vllm.hooks import check_version, hook
 
-    if "qload_kernel" in os.environ.get("VLLM_PLUGINS", "").split(","):
-        from qload.engines.vllm.hooks import check_version
+    if "qload_kernel" in (hook("vllm.envs", "VLLM_PLUGINS") or ()):
         from qload.engines.vllm.kernel import put_first
 
         check_version()

@@ -8,7 +8,7 @@ from torch import nn
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig, QuantizeMethodBase
 
 from qload.detect import loader_from_config
-from qload.engines.vllm.hooks import hook
+from qload.engines.vllm.hooks import LAYERS, TO_LOAD, check_hooks, hook
 from qload.engines.vllm.names import CheckpointNames
 from qload.errors import ConfigError
 from qload.loader import ConfiguredFormat, FormatLoader, ModuleLoader
@@ -16,7 +16,6 @@ from qload.methods import CheckpointConfig, TypedLinearMethod
 
 FILES = ["quantize_config.json", "quant_config.json", "hf_quant_config.json"]
 SETTINGS = ("target", "activations")
-LAYERS = "vllm.model_executor.layers"
 
 
 class QloadConfig(QuantizationConfig):
@@ -61,8 +60,9 @@ class QloadConfig(QuantizationConfig):
         """From `config`, a checkpoint's `quantization_config`, to which `--hf-overrides` may add a `qload`.
 
         `qload`: {"target": ..., "activations": ...}, as of `qload.methods.CheckpointConfig`. ConfigError and
-        UnsupportedFormatError as of `qload.loader_from_config`.
+        UnsupportedFormatError as of `qload.loader_from_config`; ArgumentError where vLLM lacks what it takes.
         """
+        check_hooks(TO_LOAD)
         values = dict(config)
         settings = values.pop("qload", {})
         if not isinstance(settings, Mapping) or not set(settings) <= {*SETTINGS}:

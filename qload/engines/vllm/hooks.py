@@ -8,6 +8,24 @@ from typing import Any
 from qload.errors import ArgumentError
 
 TRIED = ("0.33.0",)
+QUANTIZATION, LAYERS = "vllm.model_executor.layers.quantization", "vllm.model_executor.layers"
+TO_REGISTER = (
+    (QUANTIZATION, "QUANTIZATION_METHODS"),
+    (QUANTIZATION, "register_quantization_config"),
+    (f"{QUANTIZATION}.base_config", "QuantizationConfig"),
+    (f"{QUANTIZATION}.base_config", "QuantizeMethodBase"),
+)
+TO_LOAD = (
+    (f"{LAYERS}.linear", "LinearBase"),
+    (f"{LAYERS}.linear", "LinearMethodBase"),
+    (f"{LAYERS}.linear", "UnquantizedLinearMethod"),
+    (f"{LAYERS}.vocab_parallel_embedding", "ParallelLMHead"),
+    (f"{LAYERS}.vocab_parallel_embedding", "UnquantizedEmbeddingMethod"),
+    (f"{LAYERS}.vocab_parallel_embedding", "VocabParallelEmbedding"),
+    (f"{LAYERS}.fused_moe", "RoutedExperts"),
+    (f"{LAYERS}.fused_moe.fused_moe_method_base", "FusedMoEMethodBase"),
+    ("vllm.model_executor.models.utils", "WeightsMapper"),
+)
 _LOG = logging.getLogger("qload")
 _seen: set[str] = set()
 
@@ -37,3 +55,9 @@ def hook(module: str, name: str) -> Any:
             raise  # something else is not installed, which its own words say best
         expected = f"a version that has {module}.{name}, such as {TRIED[-1]}"
         raise ArgumentError("vllm", expected, f"{installed()}, which has none") from None
+
+
+def check_hooks(needed: tuple[tuple[str, str], ...]) -> None:
+    """Every one of these is there, or ArgumentError with the first that is not."""
+    for module, name in needed:
+        hook(module, name)

@@ -1,10 +1,11 @@
 """What an engine has to have, and which versions of it were tried."""
 
 import logging
+import sys
 
 import pytest
 
-from qload.engines.vllm import hooks
+from qload.engines.vllm import hooks, register
 from qload.errors import ArgumentError
 
 
@@ -52,3 +53,18 @@ def test_a_version_that_was_tried_does_not(
     hooks.check_version()
 
     assert not caplog.records
+
+
+def test_all_that_is_needed_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = ("qload.engines.vllm.hooks", "TRIED")
+    hooks.check_hooks((there, there))
+
+    with pytest.raises(ArgumentError, match=r"hooks\.gone, such as"):
+        hooks.check_hooks((there, ("qload.engines.vllm.hooks", "gone")))
+
+
+def test_without_vllm_registering_says_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+
+    with pytest.raises((ArgumentError, ModuleNotFoundError), match="vllm"):
+        register()
