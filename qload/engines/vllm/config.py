@@ -130,9 +130,8 @@ class QloadConfig(QuantizationConfig):
 
         loader = self.methods.loader
         one = f"{self.names.stored(f'{prefix}.0')}.{layer.ckpt_gate_proj_name}"
-        stored = sorted(self.names.under(f"{prefix}.0."))
-        if stored:
-            one = self.names.stored(stored[0].rpartition(".")[0])
+        for stored in sorted(self.names.under(f"{prefix}.0."))[:1]:  # as it spells them
+            one = self.names.stored(".".join(stored.split(".")[: prefix.count(".") + 3]))
         if loader.left_out(one) is not None:
             return None
         formats = self._formats(one)

@@ -1,13 +1,10 @@
 """The tensors that a checkpoint has, by vLLM's names of modules: by them a layer knows its last one."""
 
-import logging
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from qload.storage import SafetensorsStorage
-
-_LOG = logging.getLogger("qload")
 
 
 class CheckpointNames:
@@ -58,7 +55,8 @@ class CheckpointNames:
         folder = self._folder() if self._stored is None else None
         if folder is None:
             return
-        names = dict(zip(*[SafetensorsStorage(folder).keys()] * 2, strict=True))
+        there = SafetensorsStorage(folder).keys()
+        names = {name: name for name in there}
         for mapper in self._mappers:
             renamed = ((mapper.map_name(name), stored) for name, stored in names.items())
             names = {name: stored for name, stored in renamed if name is not None}
