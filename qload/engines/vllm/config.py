@@ -109,7 +109,7 @@ class QloadConfig(QuantizationConfig):
             return None
         typed = self._typed(layer, prefix)
         if typed is None:
-            return hook(f"{LAYERS}.linear", "UnquantizedLinearMethod")()  # type: ignore[no-any-return]
+            return hook(f"{LAYERS}.linear", "UnquantizedLinearMethod")()
         from qload.engines.vllm.linear import QloadLinearMethod
 
         return QloadLinearMethod(typed, self.names)
@@ -135,8 +135,10 @@ class QloadConfig(QuantizationConfig):
         if loader.left_out(one) is not None:
             return None
         formats = self._formats(one)
-        settings = {"target": self.methods.target, "activations": self.methods.activations}
-        return QloadExpertsMethod(layer.moe_config, formats, self.names, **settings)
+        target, activations = self.methods.target, self.methods.activations
+        return QloadExpertsMethod(
+            layer.moe_config, formats, self.names, target=target, activations=activations
+        )
 
     def _typed(self, layer: nn.Module, prefix: str) -> TypedLinearMethod | None:
         """The method of a layer that the config does not leave out."""

@@ -95,7 +95,8 @@ def finish(layer: Any, typed: TypedLinearMethod, rows: Rows | None = None) -> No
     arrivals.close()
     layer.typed_linear = loaded.linear
     if isinstance(loaded.linear, JoinedLinear):
-        layer.joined_sizes = [each.typed.layer.N for each in loaded.linear.linears]
+        linears: Any = loaded.linear.linears
+        layer.joined_sizes = [each.typed.layer.N for each in linears]
     # vLLM's latent attention asks for a weight by this name to learn its device, and multiplies to read it.
     layer.qweight = torch.empty(0, device=device)
 
@@ -106,7 +107,7 @@ def multiplied(layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
     if bias is None:
         y: Tensor = linear(x)
     elif isinstance(linear, JoinedLinear):
-        own = zip(linear.linears, bias.split(layer.joined_sizes), strict=True)
+        own = zip(linear.linears, torch.split(bias, layer.joined_sizes), strict=True)
         y = torch.cat([each(x, piece) for each, piece in own], -1)
     else:
         y = linear(x, bias)

@@ -19,8 +19,8 @@ FAULTS = (
     Fault(
         "engine-bias-of-joined-parts-turned",
         FILLING,
-        "own = zip(linear.linears, bias.split(layer.joined_sizes), strict=True)",
-        "own = zip(linear.linears, bias.split(layer.joined_sizes)[::-1], strict=True)",
+        "torch.split(bias, layer.joined_sizes)",
+        "torch.split(bias, layer.joined_sizes)[::-1]",
     ),
     Fault(
         "engine-bias-twice",
