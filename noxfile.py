@@ -21,6 +21,7 @@ nox.options.default_venv_backend = "venv"  # pip finds wheels beside the index; 
 nox.options.reuse_existing_virtualenvs = True
 
 TORCH = "torch==2.13.0"  # of the test environment; the library itself takes a wide range
+VLLM = "vllm==0.33.0"  # as qload/engines/vllm/hooks.py says
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 # The lines of pip that announce more than a moment's work.
 STEPS = re.compile(
@@ -161,6 +162,21 @@ def models(session: nox.Session) -> None:
     layers = ("tests/models/parallel_layers.py", "tests/models/parallel_ends.py")
     files = ("tests/models/with_transformers", *layers, "tests/parallel/processes.py")
     session.run("pytest", "-o", "python_files=*.py", *files, "-n", "2", *session.posargs)
+
+
+@nox.session(default=False)
+def vllm(session: nox.Session) -> None:
+    """Models in vLLM's own classes on a CPU: its wheel of one version, without the shared libraries in it."""
+    folder = Path(session.create_tmp()).resolve()
+    download = ("python", "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder))
+    session.run(*download, VLLM, success_codes=[0, 1])  # 340 MB, for the platforms that it is built for
+    wheel = next(folder.glob("vllm-*.whl"), None)
+    if wheel is None:
+        session.skip(f"no wheel of {VLLM} is to be had for this machine")
+    install(session, "test", "transformers", "vllm")
+    session.run("python", "-m", "tests.engines.vllm.wheel", str(wheel))
+    files = ("-o", "python_files=*.py", "tests/engines/vllm/models.py")
+    session.run("pytest", *files, *session.posargs)
 
 
 @nox.session

@@ -7,6 +7,7 @@ from qload.testing.faults import (
     cuda,
     diagnosis,
     engine_transformers,
+    engine_vllm,
     experts,
     formats,
     latent,
@@ -24,4 +25,5 @@ FAULTS: tuple[Fault, ...] = (
     *checkpoints.FAULTS, *marlin.FAULTS, *cuda.FAULTS, *formats.FAULTS, *rules.FAULTS,
     *experts.FAULTS, *stacks.FAULTS, *routing.FAULTS, *activations.FAULTS, *models.FAULTS, *parallel.FAULTS,
     *latent.FAULTS, *diagnosis.FAULTS, *conformance.FAULTS, *planning.FAULTS, *engine_transformers.FAULTS,
+    *engine_vllm.FAULTS,
 )  # fmt: skip

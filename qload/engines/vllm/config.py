@@ -1,0 +1,167 @@
+"""`--quantization qload`: a checkpoint's config as qload reads it, and the method of each layer."""
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+import torch
+from torch import nn
+from vllm.model_executor.layers.quantization.base_config import QuantizationConfig, QuantizeMethodBase
+
+from qload.detect import loader_from_config
+from qload.engines.vllm.hooks import LAYERS, TO_LOAD, check_hooks, hook
+from qload.engines.vllm.names import CheckpointNames
+from qload.errors import ConfigError
+from qload.loader import ConfiguredFormat, FormatLoader, ModuleLoader
+from qload.methods import CheckpointConfig, TypedLinearMethod
+
+FILES = ["quantize_config.json", "quant_config.json", "hf_quant_config.json"]
+SETTINGS = ("target", "activations")
+
+
+class QloadConfig(QuantizationConfig):
+    """A checkpoint's quantization, whichever it is.
+
+    Parameters
+    ----------
+    loader
+        What reads its layers.
+    settings
+        `target` and `activations` of `qload.methods.CheckpointConfig`, where they are not the default.
+    """
+
+    def __init__(self, loader: FormatLoader, **settings: Any) -> None:
+        super().__init__()
+        self.methods = CheckpointConfig(loader, **settings)
+        self.names = CheckpointNames()
+
+    def __repr__(self) -> str:
+        return f"QloadConfig({self.methods.loader!r})"
+
+    def get_name(self) -> str:
+        """The name after `--quantization`."""
+        return "qload"
+
+    def get_supported_act_dtypes(self) -> list[torch.dtype]:
+        """Every format is multiplied in these."""
+        return [torch.float16, torch.bfloat16, torch.float32]
+
+    @classmethod
+    def get_min_capability(cls) -> int:
+        """Any device."""
+        return 0
+
+    @staticmethod
+    def get_config_filenames() -> list[str]:
+        """The files beside the weights in which a config may stand."""
+        return FILES
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """From `config`, a checkpoint's `quantization_config`, to which `--hf-overrides` may add a `qload`.
+
+        `qload`: {"target": ..., "activations": ...}, as of `qload.methods.CheckpointConfig`. ConfigError and
+        UnsupportedFormatError as of `qload.loader_from_config`; ArgumentError where vLLM lacks what it takes.
+        """
+        check_hooks(TO_LOAD)
+        values = dict(config)
+        settings = values.pop("qload", {})
+        if not isinstance(settings, Mapping) or not set(settings) <= {*SETTINGS}:
+            wanted = f"an object with {' and '.join(SETTINGS)}"
+            raise ConfigError("config", "quantization_config.qload", wanted, repr(settings))
+        own_file = values.get("quantization")
+        values = dict(own_file) if isinstance(own_file, Mapping) else values  # as in hf_quant_config.json
+        return cls(loader_from_config(values), **settings)
+
+    @classmethod
+    def override_quantization_method(
+        cls, hf_quant_cfg: Mapping[str, Any], user_quant: str | None, hf_config: Any = None
+    ) -> str | None:
+        """Take over a checkpoint where `user_quant` says so, whatever `hf_quant_cfg` says."""
+        return "qload" if user_quant == "qload" else None
+
+    def maybe_update_config(
+        self, model_name: str, hf_config: Any = None, revision: str | None = None
+    ) -> None:
+        """Learn from `model_name` and `revision` where the files are; nothing is read before it is needed."""
+        self.names = CheckpointNames(model_name, revision)
+
+    def apply_vllm_mapper(self, hf_to_vllm_mapper: Any) -> None:
+        """Learn how `hf_to_vllm_mapper` renames what the checkpoint names."""
+        self.names.add(hf_to_vllm_mapper)
+
+    def get_checkpoint_weight_mapper(self) -> Any:
+        """Names with dots become those of parameters, and no tensor is dropped."""
+        specs = (spec for fmt in self.methods.loader.formats for spec in fmt.specs())
+        dotted = {suffix for spec in specs for suffix in spec.suffixes if "." in suffix}
+        renamed = {f".{suffix}": f".{suffix.replace('.', '_')}" for suffix in sorted(dotted)}
+        return hook("vllm.model_executor.models.utils", "WeightsMapper")(orig_to_new_suffix=renamed)
+
+    def get_quant_method(self, layer: nn.Module, prefix: str) -> QuantizeMethodBase | None:
+        """The method of a linear layer, a head, quantized embeddings or experts; None for all other modules.
+
+        `prefix`: the name of `layer`.
+        """
+        if isinstance(layer, hook(f"{LAYERS}.vocab_parallel_embedding", "VocabParallelEmbedding")):
+            return self._of_vocabulary(layer, prefix)
+        if isinstance(layer, hook(f"{LAYERS}.fused_moe", "RoutedExperts")):
+            return self._of_experts(layer, prefix)
+        if not isinstance(layer, hook(f"{LAYERS}.linear", "LinearBase")):
+            return None
+        typed = self._typed(layer, prefix)
+        if typed is None:
+            return hook(f"{LAYERS}.linear", "UnquantizedLinearMethod")()
+        from qload.engines.vllm.linear import QloadLinearMethod
+
+        return QloadLinearMethod(typed, self.names)
+
+    def _of_vocabulary(self, layer: nn.Module, prefix: str) -> QuantizeMethodBase | None:
+        from qload.engines.vllm.vocabulary import QloadEmbeddingMethod, QloadHeadMethod
+
+        typed = None if self._is_plain(prefix) else self._typed(layer, prefix)
+        if typed is None:
+            return None
+        is_head = isinstance(layer, hook(f"{LAYERS}.vocab_parallel_embedding", "ParallelLMHead"))
+        if is_head:
+            return QloadHeadMethod(typed, self.names)
+        return QloadEmbeddingMethod(typed, self.names) if self.names.suffixes(prefix) else None
+
+    def _of_experts(self, layer: Any, prefix: str) -> QuantizeMethodBase | None:
+        from qload.engines.vllm.experts import QloadExpertsMethod
+
+        loader = self.methods.loader
+        one = f"{self.names.stored(f'{prefix}.0')}.{layer.ckpt_gate_proj_name}"
+        for stored in sorted(self.names.under(f"{prefix}.0."))[:1]:  # as it spells them
+            one = self.names.stored(".".join(stored.split(".")[: prefix.count(".") + 3]))
+        if loader.left_out(one) is not None:
+            return None
+        formats = self._formats(one)
+        target, activations = self.methods.target, self.methods.activations
+        return QloadExpertsMethod(
+            layer.moe_config, formats, self.names, target=target, activations=activations
+        )
+
+    def _typed(self, layer: nn.Module, prefix: str) -> TypedLinearMethod | None:
+        """The method of a layer that the config does not leave out."""
+        found = self.methods.get_quant_method(layer, self._name(prefix))
+        if not isinstance(found, TypedLinearMethod):
+            return None
+        found.prefix = prefix
+        return found
+
+    def _formats(self, prefix: str) -> tuple[ConfiguredFormat, ...]:
+        loader = self.methods.loader
+        return (loader.chosen(prefix) if isinstance(loader, ModuleLoader) else loader).formats
+
+    def _is_plain(self, prefix: str) -> bool:
+        """Whether a layer's only tensor is its weight, in a type of plain numbers."""
+        return {*self.names.suffixes(prefix)} <= {"weight", "bias"} and bool(self.names.suffixes(prefix))
+
+    def _name(self, prefix: str) -> str:
+        """What the checkpoint calls a layer: by its parts, where vLLM merges several."""
+        lead, _, last = prefix.rpartition(".")
+        for part in (last, *self.packed_modules_mapping.get(last, ())):
+            name = f"{lead}.{part}" if lead else part
+            stored = self.names.stored(name)
+            if stored != name:
+                return f"{stored.removesuffix(part)}{last}"
+        return prefix

@@ -1,0 +1,123 @@
+"""Routed experts of vLLM's: which tensors they wait for, and what multiplies once all are there."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qload.detect import Target, for_target
+from qload.engines.vllm.expert_arrivals import MATRICES, ExpertArrivals
+from qload.engines.vllm.names import Awaited, CheckpointNames
+from qload.errors import ArgumentError, MismatchError
+from qload.experts import ExpertFacts, GatedActivation, LocalExperts
+from qload.kernels.declared import Activations
+from qload.loader import FormatLoader
+from qload.weights import Weights
+
+PARAMETERS = {"w13": ("w1", "w3"), "w2": ("w2",)}  # vLLM's names of an expert's parameters begin so
+ACTIVATIONS: Mapping[str, GatedActivation] = {
+    "silu": GatedActivation("silu"),
+    "gelu": GatedActivation("gelu"),
+    "gelu_tanh": GatedActivation("gelu_tanh"),
+}
+
+
+def facts_of(layer: Any) -> ExpertFacts:
+    """What stands between the matrices of vLLM's experts; ArgumentError for what qload has no product for."""
+    said = layer.activation.value
+    plain = layer.swiglu_limit is None and layer.swiglu_alpha is None
+    if said not in ACTIVATIONS or not plain:
+        got = said if plain else f"{said} with limit {layer.swiglu_limit} and alpha {layer.swiglu_alpha}"
+        raise ArgumentError(f"{layer.layer_name}: activation", f"one of {', '.join(ACTIVATIONS)}", got)
+    return ExpertFacts(ACTIVATIONS[said], "input" if layer.apply_router_weight_on_input else "output")
+
+
+def watch_experts(
+    layer: Any, arrivals: ExpertArrivals, names: CheckpointNames, done: Callable[[], None]
+) -> None:
+    """Register parameters through which vLLM's loaders bring all tensors; `done` follows the last of them."""
+    awaited = Awaited(_wanted(layer, arrivals, names))
+    for lead, shards in PARAMETERS.items():
+        for suffix, slot in arrivals.slots[shards[0]].items():
+            param: Any = nn.Parameter(torch.empty(0, dtype=slot.dtype), requires_grad=False)
+            param.weight_loader = partial(_load, (layer, arrivals, awaited, done), suffix)
+            layer.register_parameter(f"{lead}_{slot.param_name}", param)
+
+
+def finish_experts(
+    layer: Any, arrivals: ExpertArrivals, target: Target | None, activations: Activations
+) -> None:
+    """Make what multiplies, and let go of what arrived. A second call does nothing."""
+    if hasattr(layer, "typed_experts"):
+        return
+    params = {
+        name: param
+        for name, param in layer.named_parameters(recurse=False)
+        if name.partition("_")[0] in PARAMETERS
+    }
+    loader = for_target(FormatLoader(*arrivals.formats), target)
+    device, dtype = next(iter(params.values())).device, layer.params_dtype
+    weights = Weights(arrivals, loader=loader, device=device, dtype=dtype, process_group=arrivals.group)
+    cut = arrivals.group.size() > 1
+    made = weights.get_experts(arrivals.prefix, split="tensor" if cut else None, facts=layer.expert_facts)
+    count = layer.local_num_experts
+    if len(made.local) != count:
+        raise MismatchError(arrivals.prefix, "not all loaded", f"{count} experts", str(len(made.local)))
+    made = replace(made, local=LocalExperts(0, count, count + 1))  # the last one is on no rank
+    for name, param in params.items():
+        delattr(layer, name)
+        param.data = param.data.new_empty(0)
+    arrivals.close()
+    layer.typed_experts = made.get_linear(activations=activations, maximum="own" if cut else None)
+
+
+def routed(layer: Any, x: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
+    """What the experts that are here make of x (T, H), in its dtype; those of other ranks contribute 0.
+
+    `topk_ids`, `topk_weights`: (T, k), numbers of the whole layer's experts, and what they weigh.
+    """
+    ids = topk_ids.long()
+    if layer.expert_map is not None:
+        here = layer.expert_map[ids].long()
+        ids = torch.where(here < 0, layer.local_num_experts, here)
+    y: Tensor = layer.typed_experts(x, ids, topk_weights)
+    return y
+
+
+def _wanted(layer: Any, arrivals: ExpertArrivals, names: CheckpointNames) -> set[str]:
+    """All tensors of the experts that are here, as `3.gate_proj.qweight` of the third on this rank."""
+    projections = (layer.ckpt_gate_proj_name, layer.ckpt_up_proj_name, layer.ckpt_down_proj_name)
+    shards = dict(zip(projections, ("w1", "w3", "w2"), strict=True))
+    found = set()
+    for name in names.under(f"{layer.layer_name}."):
+        number, matrix, suffix = (*name.removeprefix(f"{layer.layer_name}.").split(".", 2), "", "")[:3]
+        shard = shards.get(matrix)
+        if shard is None or not number.isdecimal() or suffix not in arrivals.slots[shard]:
+            continue
+        local = layer._map_global_expert_id_to_local_expert_id(int(number))
+        if local >= 0:
+            found.add(f"{local}.{MATRICES[shard]}.{suffix}")
+    return found
+
+
+def _load(
+    watched: tuple[Any, ExpertArrivals, Awaited, Callable[[], None]],
+    suffix: str,
+    param: nn.Parameter,
+    loaded_weight: Tensor,
+    weight_name: str,
+    shard_id: str,
+    expert_id: int,
+    return_success: bool = False,
+) -> bool | None:
+    """What vLLM's loaders call: a whole tensor of one expert, which may be another rank's."""
+    layer, arrivals, awaited, done = watched
+    local = layer._map_global_expert_id_to_local_expert_id(expert_id)
+    if local >= 0:
+        arrivals.take(local, shard_id, suffix, loaded_weight, param.device)
+        if awaited.are_all_there(f"{local}.{MATRICES[shard_id]}.{suffix}"):
+            done()
+    return local >= 0 if return_success else None

@@ -1,0 +1,37 @@
+"""vLLM's description of a mixed-precision layer as qload's, and which kernel multiplies it."""
+
+from typing import Any
+
+from qload.errors import ArgumentError, NoKernelError
+from qload.kernels import DequantizeLinearKernel, MPLinearKernel, MPLinearLayerConfig, choose_mp_linear_kernel
+from qload.kernels.scalar_type import scalar_types
+
+
+def translated(c: Any) -> MPLinearLayerConfig:
+    """`c`, an `MPLinearLayerConfig` of vLLM's; ArgumentError for a type of codes that has no name here.
+
+    vLLM turns what it reads into words whose codes follow one another, zero points as they are meant.
+    """
+    weight_type = getattr(scalar_types, str(c.weight_type), None)
+    if weight_type is None:
+        raise ArgumentError("weight_type", "one of qload.scalar_types", str(c.weight_type))
+    return MPLinearLayerConfig(
+        full_weight_shape=tuple(c.full_weight_shape),
+        partition_weight_shape=tuple(c.partition_weight_shape),
+        weight_type=weight_type,
+        act_type=c.act_type,
+        group_size=c.group_size,
+        zero_points=c.zero_points,
+        out_type=c.out_type,
+    )
+
+
+def chosen(c: Any, compute_capability: int | None) -> type[MPLinearKernel] | str:
+    """The kernel of a layer, or why there is none that gains on a device (None: no CUDA device)."""
+    try:
+        kernel = choose_mp_linear_kernel(translated(c), compute_capability)
+    except (ArgumentError, NoKernelError) as error:
+        return str(error)
+    if compute_capability is not None and kernel is DequantizeLinearKernel:
+        return "it would be dequantized at each call"
+    return kernel

@@ -1,0 +1,94 @@
+"""The tensors that a checkpoint has, by vLLM's names of modules: by them a layer knows its last one."""
+
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from qload.storage import SafetensorsStorage
+
+
+class CheckpointNames:
+    """Which tensors a checkpoint has, once its files are there; before that nothing is known.
+
+    Parameters
+    ----------
+    model, revision
+        As vLLM has them: a folder, or a name and a commit of the hub, of which only what was downloaded
+        already is looked at.
+    """
+
+    def __init__(self, model: str = "", revision: str | None = None) -> None:
+        self.model, self.revision = model, revision
+        self._mappers: list[Any] = []
+        self._stored: Mapping[str, str] | None = None  # the stored name of each tensor, by vLLM's
+        self._modules: Mapping[str, tuple[str, ...]] = {}  # what its tensors are called, by module
+
+    def add(self, mapper: Any) -> None:
+        """Rename by vLLM's `mapper` from here on, after those before."""
+        self._mappers.append(mapper)
+        self._stored = None
+
+    def of(self, modules: Iterable[str]) -> set[str]:
+        """vLLM's names of all tensors directly under these modules, as if vLLM merged no layers."""
+        self._read()
+        return {f"{module}.{rest}" for module in modules for rest in self._modules.get(module, ())}
+
+    def under(self, prefix: str) -> set[str]:
+        """vLLM's names of all tensors that begin with a prefix."""
+        self._read()
+        return {name for name in self._stored or () if name.startswith(prefix)}
+
+    def stored(self, module: str) -> str:
+        """What the checkpoint calls a module of vLLM's; the same, where it is not known."""
+        rest = next(iter(sorted(self.of([module]))), None)
+        if rest is None:
+            return module
+        ending, name = rest.removeprefix(module), (self._stored or {})[rest]
+        return name.removesuffix(ending) if name.endswith(ending) else module
+
+    def suffixes(self, module: str) -> Collection[str]:
+        """What follows the module's name in the names of its tensors; none where nothing is known."""
+        self._read()
+        return self._modules.get(module, ())
+
+    def _read(self) -> None:
+        folder = self._folder() if self._stored is None else None
+        if folder is None:
+            return
+        there = SafetensorsStorage(folder).keys()
+        names = {name: name for name in there}
+        for mapper in self._mappers:
+            renamed = ((mapper.map_name(name), stored) for name, stored in names.items())
+            names = {name: stored for name, stored in renamed if name is not None}
+        modules: dict[str, list[str]] = {}
+        for name in names:
+            segments = name.split(".")
+            for at in range(max(1, len(segments) - 3), len(segments)):  # `weight.quant_state.x` has dots
+                modules.setdefault(".".join(segments[:at]), []).append(".".join(segments[at:]))
+        self._stored, self._modules = names, {module: tuple(rest) for module, rest in modules.items()}
+
+    def _folder(self) -> Path | None:
+        """Where the files lie, if they do yet."""
+        if not self.model:
+            return None
+        path = Path(self.model)
+        if not path.is_dir():
+            from huggingface_hub import try_to_load_from_cache
+
+            found = try_to_load_from_cache(self.model, "config.json", revision=self.revision)
+            if not isinstance(found, str):
+                return None
+            path = Path(found).parent
+        return path if any(path.glob("*.safetensors")) else None
+
+
+class Awaited:
+    """The tensors of one layer that have not arrived yet, where it is known which those are."""
+
+    def __init__(self, names: set[str]) -> None:
+        self._known, self._left = bool(names), set(names)
+
+    def are_all_there(self, name: str) -> bool:
+        """Note that a tensor has arrived; whether it was the last of them."""
+        self._left.discard(name)
+        return self._known and not self._left

@@ -1,0 +1,82 @@
+"""Faults of engines: whose share, which part, which expert, and when a layer is done."""
+
+from qload.testing.faults.fault import Fault
+
+FILLING, EXPERTS = "qload/engines/vllm/filling.py", "qload/engines/vllm/expert_filling.py"
+NAMES, ARRIVALS = "qload/engines/vllm/names.py", "qload/engines/vllm/expert_arrivals.py"
+
+FAULTS = (
+    Fault("engine-finishes-too-soon", NAMES, "return self._known and not self._left", "return self._known"),
+    Fault("engine-never-finishes", NAMES, "self._left.discard(name)", "self._left.discard('')"),
+    Fault(
+        "engine-mappers-backwards",
+        NAMES,
+        "for mapper in self._mappers:",
+        "for mapper in reversed(self._mappers):",
+    ),
+    Fault("engine-tensors-of-a-layer-like-it", NAMES, 'f"{module}.{rest}" for', 'f"{module}{rest}" for'),
+    Fault("engine-keeps-what-arrived", FILLING, "param.data = param.data.new_empty(0)", "param.data"),
+    Fault(
+        "engine-bias-of-joined-parts-turned",
+        FILLING,
+        "torch.split(bias, layer.joined_sizes)",
+        "torch.split(bias, layer.joined_sizes)[::-1]",
+    ),
+    Fault(
+        "engine-bias-twice",
+        FILLING,
+        "return y if bias is None else y + bias",
+        "return y if bias is None else y + bias + bias",
+    ),
+    Fault(
+        "engine-rows-of-the-first-rank",
+        FILLING,
+        "parts = [Part(place.prefix, *rows)]",
+        "parts = [Part(place.prefix, 0, rows[1] - rows[0])]",
+    ),
+    Fault(
+        "engine-gate-and-up-exchanged",
+        ARRIVALS,
+        '{"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}',
+        '{"w1": "up_proj", "w3": "gate_proj", "w2": "down_proj"}',
+    ),
+    Fault(
+        "engine-experts-by-their-number-elsewhere",
+        EXPERTS,
+        "arrivals.take(local, shard_id",
+        "arrivals.take(expert_id, shard_id",
+    ),
+    Fault(
+        "engine-experts-elsewhere-as-the-first",
+        EXPERTS,
+        "torch.where(here < 0, layer.local_num_experts, here)",
+        "torch.where(here < 0, 0, here)",
+    ),
+    Fault(
+        "engine-experts-of-one-rank",
+        EXPERTS,
+        "dtype=dtype, process_group=arrivals.group)",
+        "dtype=dtype)",
+    ),
+    Fault(
+        "engine-routing-weight-on-the-other-side",
+        EXPERTS,
+        '"input" if layer.apply_router_weight_on_input else "output"',
+        '"output" if layer.apply_router_weight_on_input else "input"',
+    ),
+    Fault(
+        "engine-experts-not-counted", EXPERTS, "if len(made.local) != count:", "if len(made.local) > count:"
+    ),
+    Fault(
+        "engine-versions-not-told",
+        "qload/engines/vllm/hooks.py",
+        'here.partition("+")[0] not in TRIED',
+        'here.partition("+")[0] in TRIED',
+    ),
+    Fault(
+        "engine-kernel-dequantizes",
+        "qload/engines/vllm/kernel_config.py",
+        "compute_capability is not None and kernel is DequantizeLinearKernel",
+        "compute_capability is None and kernel is DequantizeLinearKernel",
+    ),
+)

@@ -1,0 +1,174 @@
+"""Models in vLLM's own classes, loaded by its own loader with `--quantization qload`: `nox -s vllm`."""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.engines.vllm import ranks, running  # first, as vLLM looks for its platform when it is imported
+from tests.models.recorded import off
+from tests.models.with_transformers import formats, theirs
+from tests.models.with_transformers.asked import IDS
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of what vLLM and torch import
+
+ROPE = {"rope_type": "default", "rope_theta": 1e4}
+SAID: dict[str, dict[str, Any]] = {  # what vLLM and transformers mean alike
+    "llama": {},
+    "qwen2": {"use_sliding_window": False},
+    "mixtral": {"sliding_window": None, "num_hidden_layers": 1},
+    "qwen3_moe": {
+        "use_sliding_window": False,
+        "num_hidden_layers": 1,
+        "attention_bias": False,
+        "mlp_only_layers": [],
+        "decoder_sparse_step": 1,
+    },
+    "deepseek_v2": {"attention_bias": False, "first_k_dense_replace": 1, "rms_norm_eps": 1e-6},
+}
+PAIRS = [
+    *(("llama", name) for name in ("gptq", "awq", "w4a16", "nf4", "fp8 block", "w8a8")),
+    ("qwen2", "gptq"),
+    ("mixtral", "gptq"),
+    ("mixtral", "nf4"),
+    ("qwen3_moe", "fp8 block"),
+    ("qwen3_moe", "w4a16"),
+    ("deepseek_v2", "gptq"),
+    ("deepseek_v2", "awq"),
+]
+
+
+def built(kind: str, name: str, folder: Path, **said: Any) -> tuple[Path, Tensor]:
+    """A checkpoint, and the logits of what its codes mean."""
+    made = formats.built(kind, name, folder, **{"rope_parameters": ROPE, **SAID[kind], **said})
+    return running.saved(folder / "stored", made.config, made.tensors), theirs.logits(made.means, IDS)
+
+
+def answer(folder: Path, world: int, **said: Any) -> Tensor | None:
+    """The logits, where all are gathered."""
+    config = running.config_of(folder, world, activations="unquantized", **said)
+    return running.logits(running.loaded(config), config, IDS)
+
+
+def answers(world: int, folder: Path, **said: Any) -> list[Tensor]:
+    found = ranks.run(world, lambda: answer(folder, world, **said))
+    assert not [each for each in found if isinstance(each, str)], found
+    return found
+
+
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize(("kind", "name"), PAIRS)
+def test_the_logits_are_those_of_what_the_codes_mean(
+    kind: str, name: str, world: int, tmp_path: Path
+) -> None:
+    folder, want = built(kind, name, tmp_path)
+
+    first, *others = answers(world, folder)
+
+    assert off(first, want) < formats.RANGE
+    assert all(torch.equal(first, other) for other in others)
+
+
+@pytest.mark.parametrize(("kind", "name"), [("mixtral", "gptq"), ("deepseek_v2", "awq")])
+def test_whole_experts_on_two_ranks(kind: str, name: str, tmp_path: Path) -> None:
+    folder, want = built(kind, name, tmp_path)
+
+    for each in answers(2, folder, expert_parallel=True):
+        assert off(each, want) < formats.RANGE
+
+
+def test_a_head_that_is_tied_is_the_embedding(tmp_path: Path) -> None:
+    folder, want = built("llama", "gptq", tmp_path, tie_word_embeddings=True)
+
+    assert off(answers(1, folder)[0], want) < formats.RANGE
+
+
+def test_a_world_that_cannot_be_cut_is_refused_on_all_ranks_before_a_weight_is_read(tmp_path: Path) -> None:
+    folder, _ = built("llama", "nf4", tmp_path)
+    (folder / "model.safetensors").unlink()  # not one tensor is there
+
+    found = ranks.run(4, lambda: answer(folder, 4))
+
+    lines = [next(line for line in each.splitlines() if "CutError" in line) for each in found]
+    assert len(set(lines)) == 1
+    assert "model.layers.0." in lines[0]
+
+
+def test_every_layer_is_finished_by_its_last_tensor(tmp_path: Path) -> None:
+    folder, _ = built("mixtral", "gptq", tmp_path)
+
+    def work() -> list[bool]:
+        from vllm.model_executor.model_loader import base_loader
+
+        seen: list[bool] = []
+
+        def look(model: Any, *rest: Any) -> None:
+            linears = [each for each in model.modules() if hasattr(each, "typed_arrivals")]
+            experts = [each for each in model.modules() if hasattr(each, "expert_arrivals")]
+            seen.extend(hasattr(each, "typed_linear") for each in linears)
+            seen.extend(hasattr(each, "typed_experts") for each in experts)
+
+        base_loader.process_weights_after_loading = look
+        running.loaded(running.config_of(folder, 1))
+        return seen
+
+    (found,) = ranks.run(1, work)
+    assert isinstance(found, list), found
+    assert len(found) == 3  # queries, keys and values; what they make; the experts
+    assert all(found)
+
+
+def test_a_layer_is_one_graph_for_torchs_compiler(tmp_path: Path) -> None:
+    folder, _ = built("llama", "gptq", tmp_path)
+
+    def work() -> list[Tensor]:
+        model = running.loaded(running.config_of(folder, 1, activations="unquantized"))
+        layer: Any = model.model.layers[0].mlp.down_proj  # type: ignore[union-attr]
+        merged: Any = model.model.layers[0].mlp.gate_up_proj  # type: ignore[union-attr]
+        made = []
+        for each in (layer, merged):
+            call = torch.compile(lambda x, each=each: each.quant_method.apply(each, x), fullgraph=True)
+            x = torch.randn(5, each.input_size)
+            made += [call(x), each.quant_method.apply(each, x)]
+        return made
+
+    (found,) = ranks.run(1, work)
+    assert isinstance(found, list), found
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[2], found[3])
+
+
+def test_without_the_flag_a_checkpoint_is_vllms_own(tmp_path: Path) -> None:
+    folder, _ = built("llama", "awq", tmp_path)
+
+    own = running.config_of(folder, 1, quantization=None).model_config.quantization
+    asked = running.config_of(folder, 1)
+
+    assert own != "qload"
+    assert asked.model_config.quantization == "qload"
+    assert repr(pickle.loads(pickle.dumps(asked.quant_config))) == repr(asked.quant_config)
+
+
+def test_qloads_kernel_runs_a_checkpoint_that_vllm_reads(tmp_path: Path) -> None:
+    folder, want = built("llama", "w4a16", tmp_path)
+
+    def work() -> list[Any]:
+        from vllm.platforms import PlatformEnum
+
+        from qload.engines.vllm.kernel import QloadLinearKernel, put_first
+
+        put_first(PlatformEnum.CPU)
+        put_first(PlatformEnum.CPU)
+        config = running.config_of(folder, 1, quantization=None)
+        model = running.loaded(config)
+        kernels = [getattr(getattr(each, "scheme", None), "kernel", None) for each in model.modules()]
+        ours = sum(isinstance(each, QloadLinearKernel) for each in kernels)
+        return [running.logits(model, config, IDS), ours]
+
+    (found,) = ranks.run(1, work)
+    assert isinstance(found, list), found
+    assert found[1] == 4 * 2  # linear layers
+    assert off(found[0], want) < formats.RANGE

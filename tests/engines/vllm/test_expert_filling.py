@@ -1,0 +1,170 @@
+"""Experts that an engine fills tensor by tensor, as vLLM's are, without vLLM."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from qload import MemoryStorage, Weights, loader_from_config
+from qload.engines.vllm.expert_arrivals import ExpertArrivals
+from qload.engines.vllm.expert_filling import facts_of, finish_experts, routed, watch_experts
+from qload.engines.vllm.names import CheckpointNames
+from qload.errors import ArgumentError, CutError, MismatchError
+from qload.experts import ExpertFacts, GatedActivation
+from qload.parallel import Rank
+from qload.testing import assert_same_bits
+from tests.models.with_transformers.stored import FORMATS as STORED
+
+AWQ = STORED["awq"]
+H, INNER, EXPERTS = 32, 64, 4
+MATRICES = (("w1", INNER, H), ("w3", INNER, H), ("w2", H, INNER))
+FACTS = ExpertFacts(GatedActivation("silu"))
+
+
+class Layer(nn.Module):
+    """As vLLM's experts: those of `here` are on this rank, under numbers of its own."""
+
+    def __init__(self, here: list[int], expert_map: Tensor | None = None, **said: Any) -> None:
+        super().__init__()
+        self.layer_name = "mlp.experts"
+        self.ckpt_gate_proj_name, self.ckpt_up_proj_name, self.ckpt_down_proj_name = "w1", "w3", "w2"
+        self.here, self.expert_map, self.local_num_experts = here, expert_map, len(here)
+        self.params_dtype = torch.float32
+        self.activation = SimpleNamespace(value="silu")
+        self.swiglu_limit: float | None = None
+        self.swiglu_alpha: float | None = None
+        self.apply_router_weight_on_input = False
+        for name, value in said.items():
+            setattr(self, name, value)
+        self.expert_facts = facts_of(self)
+
+    def _map_global_expert_id_to_local_expert_id(self, expert: int) -> int:
+        return self.here.index(expert) if expert in self.here else -1
+
+
+def drawn() -> dict[str, Tensor]:
+    make = torch.Generator().manual_seed(0)
+    found = {}
+    for expert in range(EXPERTS):
+        for matrix, N, K in MATRICES:
+            fields = AWQ.layer(N, K, make).items()
+            found |= {f"mlp.experts.{expert}.{matrix}.{suffix}": tensor for suffix, tensor in fields}
+    return found
+
+
+def filled(layer: Layer, tensors: Mapping[str, Tensor], group: Rank, names: CheckpointNames) -> list[bool]:
+    """Whether the experts were done after each tensor."""
+    loader: Any = loader_from_config(dict(AWQ.section))
+    sizes = (H, INNER // group.size())
+    arrivals = ExpertArrivals(layer.layer_name, loader.formats, sizes, group, torch.float32)
+    layer.arrivals = arrivals  # type: ignore[assignment]
+    watch_experts(layer, arrivals, names, lambda: finish(layer))
+    params, done = dict(layer.named_parameters()), []
+    for name, tensor in tensors.items():
+        number, matrix, suffix = name.removeprefix("mlp.experts.").split(".", 2)
+        param: Any = params[f"{'w2' if matrix == 'w2' else 'w13'}_{suffix}"]
+        said = param.weight_loader(
+            param, tensor, name, shard_id=matrix, expert_id=int(number), return_success=True
+        )
+        assert said == (int(number) in layer.here)
+        done.append(hasattr(layer, "typed_experts"))
+    return done
+
+
+def finish(layer: Any) -> None:
+    finish_experts(layer, layer.arrivals, None, "unquantized")
+
+
+def wanted(tensors: Mapping[str, Tensor], x: Tensor, ids: Tensor, shares: Tensor) -> Tensor:
+    """By qload's own load of the whole layer."""
+    weights = Weights(MemoryStorage(tensors), loader=loader_from_config(dict(AWQ.section)))
+    made: Tensor = weights.get_experts("mlp.experts", facts=FACTS).get_linear()(x, ids, shares)
+    return made
+
+
+def known(folder: Path, tensors: Mapping[str, Tensor]) -> CheckpointNames:
+    save_file({**tensors}, folder / "model.safetensors")
+    return CheckpointNames(str(folder))
+
+
+def chosen() -> tuple[Tensor, Tensor, Tensor]:
+    make = torch.Generator().manual_seed(1)
+    ids = torch.stack([torch.randperm(EXPERTS, generator=make)[:2] for _ in range(6)])
+    return torch.randn(6, H, generator=make), ids.int(), torch.rand(6, 2, generator=make)
+
+
+def close(got: Tensor, want: Tensor) -> bool:
+    """Within what sums of float32 in another order may differ by."""
+    return bool((got - want).abs().max() <= 2 * INNER * 2**-23 * want.abs().max())
+
+
+def test_all_experts_on_one_rank_are_done_by_the_last_tensor(tmp_path: Path) -> None:
+    tensors, layer = drawn(), Layer([*range(EXPERTS)])
+
+    done = filled(layer, tensors, Rank(0, 1), known(tmp_path, tensors))
+
+    assert done == [False] * (len(tensors) - 1) + [True]
+    x, ids, shares = chosen()
+    assert_same_bits(routed(layer, x, shares, ids), wanted(tensors, x, ids, shares))
+    assert not dict(layer.named_parameters())
+    assert not layer.arrivals.keys()  # type: ignore[union-attr,operator]
+
+
+def test_shares_of_all_experts_sum_to_the_whole(tmp_path: Path) -> None:
+    tensors, (x, ids, shares) = drawn(), chosen()
+    names = known(tmp_path, tensors)
+    summands = []
+    for rank in range(2):
+        layer = Layer([*range(EXPERTS)])
+        filled(layer, tensors, Rank(rank, 2), names)
+        assert layer.typed_experts.typed.shape == (EXPERTS, H, INNER // 2)  # type: ignore[union-attr]
+        summands.append(routed(layer, x, shares, ids))
+
+    assert close(sum(summands, torch.zeros(())), wanted(tensors, x, ids, shares))
+
+
+def test_whole_experts_sum_to_the_whole_whatever_their_numbers_here(tmp_path: Path) -> None:
+    tensors, (x, ids, shares) = drawn(), chosen()
+    names = known(tmp_path, tensors)
+    summands = []
+    for here in ([2, 0], [1, 3]):
+        places = torch.tensor([here.index(e) if e in here else -1 for e in range(EXPERTS)], dtype=torch.int32)
+        layer = Layer(here, places)
+        assert filled(layer, tensors, Rank(0, 1), names)[-1]
+        summands.append(routed(layer, x, shares, ids))
+
+    assert close(sum(summands, torch.zeros(())), wanted(tensors, x, ids, shares))
+
+
+def test_experts_that_never_came_are_counted() -> None:
+    tensors = {name: tensor for name, tensor in drawn().items() if ".3." not in name}
+    layer = Layer([*range(EXPERTS)])
+    assert not any(filled(layer, tensors, Rank(0, 1), CheckpointNames()))
+
+    with pytest.raises(MismatchError, match="4 experts"):
+        finish(layer)
+
+
+def test_a_cut_inside_of_a_word_is_refused_before_a_tensor_comes() -> None:
+    with pytest.raises(CutError):
+        filled(Layer([0]), {}, Rank(0, 16), CheckpointNames())
+
+
+@pytest.mark.parametrize(
+    "said",
+    [{"activation": SimpleNamespace(value="relu2")}, {"swiglu_limit": 7.0}, {"swiglu_alpha": 1.7}],
+    ids=str,
+)
+def test_what_stands_between_and_is_not_known_is_refused(said: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError, match=r"mlp\.experts: activation"):
+        Layer([0], **said)
+
+
+def test_the_routing_weight_may_go_on_the_input() -> None:
+    assert Layer([0], apply_router_weight_on_input=True).expert_facts.side == "input"
+    assert Layer([0]).expert_facts == FACTS

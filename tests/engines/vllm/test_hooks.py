@@ -1,0 +1,70 @@
+"""What an engine has to have, and which versions of it were tried."""
+
+import logging
+import sys
+
+import pytest
+
+from qload.engines.vllm import hooks, register
+from qload.errors import ArgumentError
+
+
+def test_a_hook_that_is_there_is_handed_out() -> None:
+    assert hooks.hook("qload.engines.vllm.hooks", "TRIED") is hooks.TRIED
+
+
+def test_a_hook_that_a_version_lacks_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hooks, "installed", lambda: "9.9.9")
+
+    with pytest.raises(ArgumentError) as refusal:
+        hooks.hook("qload.engines.vllm.hooks", "register_nothing")
+
+    assert "qload.engines.vllm.hooks.register_nothing" in str(refusal.value)
+    assert "9.9.9" in str(refusal.value)
+
+
+def test_what_else_is_not_installed_says_so_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ModuleNotFoundError, match="nothing_of_the_kind"):
+        hooks.hook("nothing_of_the_kind", "name")
+
+
+def test_a_version_that_was_not_tried_warns_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(hooks, "installed", lambda: "0.1.2")
+    monkeypatch.setattr(hooks, "_seen", set())
+
+    with caplog.at_level(logging.WARNING, "qload"):
+        hooks.check_version()
+        hooks.check_version()
+
+    (record,) = caplog.records
+    assert "0.1.2" in record.getMessage()
+    assert hooks.TRIED[0] in record.getMessage()
+
+
+@pytest.mark.parametrize("version", [hooks.TRIED[0], f"{hooks.TRIED[0]}+cu130"])
+def test_a_version_that_was_tried_does_not(
+    version: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(hooks, "installed", lambda: version)
+    monkeypatch.setattr(hooks, "_seen", set())
+
+    hooks.check_version()
+
+    assert not caplog.records
+
+
+def test_all_that_is_needed_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = ("qload.engines.vllm.hooks", "TRIED")
+    hooks.check_hooks((there, there))
+
+    with pytest.raises(ArgumentError, match=r"hooks\.gone, such as"):
+        hooks.check_hooks((there, ("qload.engines.vllm.hooks", "gone")))
+
+
+def test_without_vllm_registering_says_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+
+    with pytest.raises((ArgumentError, ModuleNotFoundError), match="vllm"):
+        register()

@@ -1,0 +1,84 @@
+"""Which tensors a layer waits for, by the names that an engine gives its modules."""
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from qload.engines.vllm.names import Awaited, CheckpointNames
+
+
+class Renames:
+    """As vLLM's mapper: a name, or None for one that it drops."""
+
+    def __init__(self, before: str, after: str | None) -> None:
+        self.before, self.after = before, after
+
+    def map_name(self, name: str) -> str | None:
+        if not name.startswith(self.before):
+            return name
+        return None if self.after is None else self.after + name.removeprefix(self.before)
+
+
+def checkpoint(folder: Path, *names: str) -> CheckpointNames:
+    save_file({name: torch.zeros(1) for name in names}, folder / "model.safetensors")
+    return CheckpointNames(str(folder))
+
+
+def test_a_layer_has_the_tensors_of_its_parts(tmp_path: Path) -> None:
+    names = checkpoint(tmp_path, "a.q.qweight", "a.q.scales", "a.k.qweight", "a.qq.qweight")
+
+    assert names.of(["a.q", "a.k"]) == {"a.q.qweight", "a.q.scales", "a.k.qweight"}
+
+
+def test_names_with_dots_belong_to_the_layer(tmp_path: Path) -> None:
+    names = checkpoint(tmp_path, "a.q.weight", "a.q.weight.absmax", "a.q.weight.quant_state.nf4")
+
+    assert names.of(["a.q"]) == {"a.q.weight", "a.q.weight.absmax", "a.q.weight.quant_state.nf4"}
+    assert {*names.suffixes("a.q")} == {"weight", "weight.absmax", "weight.quant_state.nf4"}
+
+
+def test_mappers_follow_one_another(tmp_path: Path) -> None:
+    names = checkpoint(tmp_path, "model.text.up.qweight", "model.text.up.scales", "model.rest.bias")
+    names.add(Renames("model.text.", "text.model."))
+    names.add(Renames("text.", "inner.text."))
+    names.add(Renames("model.rest", None))
+
+    assert names.of(["inner.text.model.up"]) == {
+        "inner.text.model.up.qweight",
+        "inner.text.model.up.scales",
+    }
+    assert names.stored("inner.text.model.up") == "model.text.up"
+    assert names.under("model.rest") == set()
+
+
+def test_a_mapper_that_comes_late_is_heard(tmp_path: Path) -> None:
+    names = checkpoint(tmp_path, "old.up.qweight")
+    assert names.of(["old.up"]) == {"old.up.qweight"}
+
+    names.add(Renames("old.", "new."))
+
+    assert names.of(["old.up"]) == set()
+    assert names.of(["new.up"]) == {"new.up.qweight"}
+
+
+def test_of_files_that_are_not_there_yet_nothing_is_known(tmp_path: Path) -> None:
+    names = CheckpointNames(str(tmp_path))
+    assert names.of(["up"]) == set()
+    assert names.stored("up") == "up"
+
+    save_file({"up.weight": torch.zeros(1)}, tmp_path / "model.safetensors")
+
+    assert names.of(["up"]) == {"up.weight"}
+
+
+def test_the_last_tensor_is_told_from_those_before() -> None:
+    awaited = Awaited({"a", "b"})
+
+    assert not awaited.are_all_there("a")
+    assert not awaited.are_all_there("a")
+    assert awaited.are_all_there("b")
+
+
+def test_where_nothing_is_known_no_tensor_is_the_last() -> None:
+    assert not Awaited(set()).are_all_there("a")
