@@ -29,6 +29,7 @@ STEPS = re.compile(
 )
 ROOT = Path(__file__).parent
 PAGES = ("*.md", "LICENSE", "csrc/*.md", "docs/**/*.md")  # of the site
+PIP = {"PIP_COMPILE": "0"}  # who imports a module compiles it, and few ever are
 NATIVE = ("tests/native", "tests/layouts", "tests/formats")  # what stands on native code
 
 
@@ -43,7 +44,7 @@ def install(session: nox.Session, *groups: str, **variables: str) -> None:
 
 def fetch(session: nox.Session, *needs: str, **variables: str) -> None:
     """`pip install`, with a line for each step that takes long; all that pip said, if it fails."""
-    env = {"PIP_PROGRESS_BAR": "off", **variables}  # variables, which backends other than pip ignore
+    env = {**PIP, "PIP_PROGRESS_BAR": "off", **variables}  # which backends other than pip ignore
     reading, writing = os.pipe()
     with open(reading, errors="replace") as said, ThreadPoolExecutor() as pool:
         lines = pool.submit(show_steps, session, said)
@@ -110,9 +111,9 @@ def bench(session: nox.Session) -> None:
 def build(session: nox.Session, *groups: str, **flags: str) -> None:
     """The CPU module alone, into an editable install."""
     needs = nox.project.dependency_groups(PYPROJECT, "build", *groups)
-    session.install("--quiet", TORCH, *needs, *PYPROJECT["project"]["dependencies"])
+    session.install("--quiet", TORCH, *needs, *PYPROJECT["project"]["dependencies"], env=PIP)
     options = ("--quiet", "--no-build-isolation", "--no-deps", "--force-reinstall")
-    session.install(*options, "--editable", ".", env={"QLOAD_CUDA": "0", **flags})
+    session.install(*options, "--editable", ".", env={**PIP, "QLOAD_CUDA": "0", **flags})
 
 
 @nox.session(default=False)
@@ -198,14 +199,14 @@ def golden(session: nox.Session) -> None:
 @nox.session(default=False)
 def demo(session: nox.Session) -> None:
     """Verify the real checkpoints under fixtures/, then damaged copies of them, and show what is found."""
-    install(session, PIP_COMPILE="0")  # a single process compiles less of torch than pip would
+    install(session)
     session.run("python", "-m", "tests.demo", *session.posargs)
 
 
 @nox.session(default=False)
 def docs(session: nox.Session) -> None:
     """Build the site of documentation into build/docs/site; a broken link or an unknown name fails it."""
-    session.install("--quiet", *nox.project.dependency_groups(PYPROJECT, "docs"))
+    session.install("--quiet", *nox.project.dependency_groups(PYPROJECT, "docs"), env=PIP)
     pages = ROOT / "build" / "docs" / "pages"
     shutil.rmtree(pages, ignore_errors=True)
     for pattern in PAGES:  # where they stand in the repository, so that links between them hold
