@@ -94,7 +94,7 @@ def _print_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
         make_checkpoint,
         selftest,
         vectors,
-    ],  # fmt: skip
+    ],
     epilog=EPILOG,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
