@@ -100,7 +100,7 @@ def _gemm(adapter: Adapter, buffers: Any, x: Tensor) -> Tensor:
 
 
 def _read_back(kernel: Kernel, weight: Weight, dtype: torch.dtype) -> Tensor:
-    rows = torch.eye(weight.layer.K, dtype=dtype).split(ONE_HOT)
+    rows = torch.split(torch.eye(weight.layer.K, dtype=dtype), ONE_HOT)
     return torch.cat([kernel(each) for each in rows]).T
 
 
