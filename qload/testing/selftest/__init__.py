@@ -3,4 +3,4 @@
 from qload.testing.selftest.adopted import Outcome, adopted_matrix
 from qload.testing.selftest.matrix import KillRow, kill_matrix
 
-__all__ = ["Outcome", "KillRow", "adopted_matrix", "kill_matrix"]
+__all__ = ["KillRow", "Outcome", "adopted_matrix", "kill_matrix"]
