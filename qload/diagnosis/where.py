@@ -54,7 +54,7 @@ def where_of(case: Case, wrong: Tensor) -> Where:
     rank = None if case.rank is None else (case.rank, case.rank + 1)
     if rank is None and case.world > 1 and N % case.world == 0:
         rank = _range(rows // (N // case.world))
-    counts = int(rows.unique().numel()), int(columns.numel())
+    counts = len({*rows.tolist()}), int(columns.numel())
     return Where(count, total, _range(rows + case.first), _range(columns), group, rank, expert, *counts)
 
 

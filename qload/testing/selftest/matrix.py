@@ -32,7 +32,7 @@ class Adapter(Protocol):
 
 
 @dataclass(frozen=True)
-class Row:
+class KillRow:
     """A fault, planted in the kernel for one subject.
 
     Attributes
@@ -57,7 +57,7 @@ class Row:
         return any(self.noticed[name] for name in OWN)
 
 
-def kill_matrix(adapter: Adapter, dtype: torch.dtype = torch.float16) -> Iterator[Row]:
+def kill_matrix(adapter: Adapter, dtype: torch.dtype = torch.float16) -> Iterator[KillRow]:
     """A row for every fault that applies to the kernel of `adapter`, with activations of `dtype`.
 
     The subjects are those of its format: one of `SUBJECTS`, or all whose name begins with the format's.
@@ -72,7 +72,7 @@ def kill_matrix(adapter: Adapter, dtype: torch.dtype = torch.float16) -> Iterato
         yield from _of_subject(adapter, name, SUBJECTS[name](), dtype)
 
 
-def _of_subject(adapter: Adapter, name: str, weight: Weight, dtype: torch.dtype) -> Iterator[Row]:
+def _of_subject(adapter: Adapter, name: str, weight: Weight, dtype: torch.dtype) -> Iterator[KillRow]:
     sound = partial(_gemm, adapter, adapter.pack(weight))
     failing = [check for check in OWN if not ORACLES[check](sound, weight, dtype)]
     if failing:
@@ -85,7 +85,7 @@ def _of_subject(adapter: Adapter, name: str, weight: Weight, dtype: torch.dtype)
         if planted is not None and not _same(planted, sound, weight, dtype):
             noticed = {check: not passes(planted, weight, dtype) for check, passes in ORACLES.items()}
             found = diagnose(weight.dequantize(), _read_back(planted, weight, dtype), weight)
-            yield Row(name, fault.name, fault.words, noticed, found.fault)
+            yield KillRow(name, fault.name, fault.words, noticed, found.fault)
 
 
 def _planted(adapter: Adapter, fault: KernelFault, weight: Weight) -> Kernel | None:
@@ -100,7 +100,7 @@ def _gemm(adapter: Adapter, buffers: Any, x: Tensor) -> Tensor:
 
 
 def _read_back(kernel: Kernel, weight: Weight, dtype: torch.dtype) -> Tensor:
-    rows = torch.eye(weight.layer.K, dtype=dtype).split(ONE_HOT)
+    rows = torch.split(torch.eye(weight.layer.K, dtype=dtype), ONE_HOT)
     return torch.cat([kernel(each) for each in rows]).T
 
 

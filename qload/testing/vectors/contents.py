@@ -13,13 +13,15 @@ WORD = 32
 def codes(N: int, K: int, bits: int) -> Tensor:
     """(N, K) int64, in [0, 2**bits)."""
     n, k = torch.arange(N)[:, None], torch.arange(K)[None]
-    return (5 * n + 3 * k + k // 8 + n // 16) % 2**bits
+    counted: Tensor = (5 * n + 3 * k + k // 8 + n // 16) % 2**bits
+    return counted
 
 
 def zeros(N: int, G: int, bits: int) -> Tensor:
     """(N, G) int64, in [1, 2**bits): none that a v1 file stores as the largest code."""
     n, g = torch.arange(N)[:, None], torch.arange(G)[None]
-    return 1 + (n + 3 * g) % (2**bits - 1)
+    counted: Tensor = 1 + (n + 3 * g) % (2**bits - 1)
+    return counted
 
 
 def scales(N: int, G: int) -> Tensor:

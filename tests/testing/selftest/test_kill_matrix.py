@@ -8,7 +8,7 @@ from torch import Tensor
 
 from qload import Weight
 from qload.errors import ArgumentError
-from qload.testing.selftest import Row, kill_matrix
+from qload.testing.selftest import KillRow, kill_matrix
 from qload.testing.selftest.matrix import adapter_of
 from qload.testing.selftest.oracles import ORACLES
 
@@ -35,18 +35,18 @@ class Doubling(Plain):
 
 
 @pytest.fixture(scope="module")
-def rows() -> list[Row]:
+def rows() -> list[KillRow]:
     return list(kill_matrix(Plain()))
 
 
-def test_every_fault_is_caught_and_most_are_named(rows: list[Row]) -> None:
+def test_every_fault_is_caught_and_most_are_named(rows: list[KillRow]) -> None:
     assert len(rows) > 25
     assert [row.fault for row in rows if not row.caught] == []
     assert sum(row.named is None for row in rows) <= len(rows) // 10
 
 
 @pytest.mark.parametrize("tolerance", WIDE)
-def test_a_tolerance_in_wide_use_lets_faults_through(tolerance: str, rows: list[Row]) -> None:
+def test_a_tolerance_in_wide_use_lets_faults_through(tolerance: str, rows: list[KillRow]) -> None:
     through = [row.fault for row in rows if not row.noticed[tolerance]]
 
     assert through
