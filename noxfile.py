@@ -180,6 +180,13 @@ def vllm(session: nox.Session) -> None:
     session.run("pytest", *files, *session.posargs)
 
 
+@nox.session(default=False)
+def outsiders(session: nox.Session) -> None:
+    """Other projects' packers, dequantizers and products, put on trial by the public suites, on the CPU."""
+    install(session, "test", "transformers", "outsiders")
+    session.run("pytest", "-o", "python_files=*.py", "tests/outsiders", "-n", "2", *session.posargs)
+
+
 @nox.session
 def lint(session: nox.Session) -> None:
     """Ruff, its formatter, and mypy in strict mode."""
