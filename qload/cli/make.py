@@ -16,22 +16,15 @@ Examples:
 Exit codes: 0 it was made, 2 the command is wrong."""
 
 
-class _Entries(click.ParamType):
-    """A JSON object."""
-
-    name = "JSON"
-
-    def convert(
-        self, value: str, param: click.Parameter | None, ctx: click.Context | None
-    ) -> dict[str, object]:
-        """What it holds; anything else is a usage error."""
-        try:
-            found = json.loads(value)
-        except ValueError as error:
-            self.fail(f"is no JSON: {error}", param, ctx)
-        if not isinstance(found, dict):
-            self.fail("is no JSON object", param, ctx)
-        return found
+def _entries(ctx: click.Context, param: click.Parameter, value: str) -> dict[str, object]:
+    """What a JSON object holds; anything else is a usage error."""
+    try:
+        found = json.loads(value)
+    except ValueError as error:
+        raise click.BadParameter(f"is no JSON: {error}", ctx, param) from error
+    if not isinstance(found, dict):
+        raise click.BadParameter("is no JSON object", ctx, param)
+    return found
 
 
 @click.command("make-checkpoint", epilog=EPILOG)
@@ -47,7 +40,13 @@ class _Entries(click.ParamType):
 @click.option(
     "--model", default="llama", show_default=True, metavar="TYPE", help="A model_type that qload runs."
 )
-@click.option("--config", type=_Entries(), default="{}", help="Entries of config.json that are different.")
+@click.option(
+    "--config",
+    callback=_entries,
+    metavar="JSON",
+    default="{}",
+    help="Entries of config.json that are different.",
+)
 @verbose
 def make_checkpoint(format: str, folder: Path, model: str, config: dict[str, object]) -> None:
     """Write a tiny checkpoint of FORMAT to DIR.

@@ -12,15 +12,15 @@ from qload.plan.report import LayerShare, PlannedLayer
 from qload.plan.sharing import Sharing, bytes_held
 from qload.weights import Weights
 
-Question = tuple[int, Sharing, int]  # which layers, how they are shared, among how many ranks
+Question = tuple[int, Sharing]  # which layers, and how they are shared
 
 
 @dataclass(frozen=True)
 class _Known:
-    """An answer, and the prefix of the layer that it was first given for."""
+    """The answers for each number of ranks, and the prefix of the layer that they were first given for."""
 
     prefix: str
-    share: LayerShare
+    shares: dict[int, LayerShare]
 
 
 class Answers:
@@ -44,7 +44,7 @@ class Answers:
             refused = LayerShare(error=layer)
             return PlannedLayer(prefix, None, (), how.cut, dict.fromkeys(worlds, refused))
         shape = (layer.N, layer.K) if "K" in layer.sizes else (layer.N,)
-        shares = {ranks: self._share(layer, how, ranks) for ranks in worlds}
+        shares = self._shares(layer, how, worlds)
         return PlannedLayer(prefix, layer.format.weight_type.format, shape, how.cut, shares)
 
     def _missing(self, prefix: str) -> LayerDescription | QloadError:
@@ -53,13 +53,16 @@ class Answers:
         except QloadError as error:
             return error
 
-    def _share(self, layer: LayerDescription, how: Sharing, ranks: int) -> LayerShare:
-        question = id(layer.cuts), how.question, ranks
+    def _shares(self, layer: LayerDescription, how: Sharing, worlds: Sequence[int]) -> dict[int, LayerShare]:
+        question = id(layer.cuts), how.question
         known = self._known.get(question)
         if known is None:
             self._kept.append(layer.cuts)
-            known = self._known[question] = _Known(layer.prefix, self._asked(layer, how, ranks))
-        return _renamed(known, layer.prefix)
+            shares = {ranks: self._asked(layer, how, ranks) for ranks in worlds}
+            known = self._known[question] = _Known(layer.prefix, shares)
+        if known.prefix == layer.prefix:
+            return known.shares
+        return {ranks: _renamed(share, known.prefix, layer.prefix) for ranks, share in known.shares.items()}
 
     def _asked(self, layer: LayerDescription, how: Sharing, ranks: int) -> LayerShare:
         try:
@@ -76,11 +79,9 @@ class Answers:
             return LayerShare(error=error)
 
 
-def _renamed(known: _Known, prefix: str) -> LayerShare:
+def _renamed(share: LayerShare, known: str, prefix: str) -> LayerShare:
     """The answer for a layer that is alike: an error names its own tensor."""
-    error = known.share.error
-    if prefix == known.prefix or not isinstance(error, CutError | DivideError):
-        return known.share
-    if not error.tensor.startswith(known.prefix):  # it is about the experts of a layer, or the ranks
-        return known.share
-    return replace(known.share, error=replace(error, tensor=prefix + error.tensor[len(known.prefix) :]))
+    error = share.error
+    if not isinstance(error, CutError | DivideError) or not error.tensor.startswith(known):
+        return share  # it fits, or is about the experts of a layer, or the ranks
+    return replace(share, error=replace(error, tensor=prefix + error.tensor[len(known) :]))

@@ -21,7 +21,7 @@ FAULTS = (
     Fault(
         "refusals-name-the-first",
         "qload/plan/answers.py",
-        "tensor=prefix + error.tensor[len(known.prefix) :]",
+        "tensor=prefix + error.tensor[len(known) :]",
         "tensor=error.tensor",
     ),
     Fault(
