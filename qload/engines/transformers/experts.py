@@ -76,13 +76,13 @@ def take_over(name: str, module: nn.Module) -> TypedExperts:
     taken = [module._parameters.pop(parameter, None) for parameter in TAKEN]
     typed = TypedExperts(shape, sum(each.numel() for each in taken if each is not None))
     module.typed_experts = typed
-    module._is_hf_initialized = True  # there is nothing to draw numbers for
+    module._is_hf_initialized = True  # type: ignore[assignment]  # there is nothing to draw numbers for
     if called:
         own: Any = copy(module.config)  # of this layer alone: another one may have plain experts
         own._experts_implementation_internal = NAME
         module.config = own
     else:
-        module.forward = AllRows(module)  # type: ignore[method-assign]
+        module.forward = AllRows(module)
     return typed
 
 
