@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from math import ceil, log2
 from typing import Any
 
@@ -125,18 +125,22 @@ class ExpertsTrial:
         E = self.suite.experts
         yield "gate and up are swapped", lambda: self._swapped(x, ids, weights)
         for step in range(1, E):
-            moved = (ids + step) % E
-            yield f"every token goes to expert e + {step}", lambda i=moved: self._exact(x, i, weights).value
+            yield f"every token goes to expert e + {step}", partial(self._value, x, (ids + step) % E, weights)
         ones = torch.ones_like(weights)
         yield "the routing weights are left out", lambda: self._exact(x, ids, ones).value
         yield "the routing weights are applied twice", lambda: self._exact(x, ids, weights**2).value
         first = ids[:, :1], weights[:, :1]
         yield "only the first expert of each token counts", lambda: self._exact(x, *first).value
 
+    def _value(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        return self._exact(x, ids, weights).value
+
     def _swapped(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """By hand, in float64, as no typed experts have their parts the other way round."""
-        act = {"gelu_tanh": lambda t: torch.nn.functional.gelu(t, approximate="tanh")}
-        function = act.get(self.suite.activation, getattr(torch.nn.functional, self.suite.activation, None))
+        functional = torch.nn.functional
+        tanh = partial(functional.gelu, approximate="tanh")
+        named = self.suite.activation
+        function: Callable[[Tensor], Tensor] = tanh if named == "gelu_tanh" else getattr(functional, named)
         y = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
         for token, slot in ((m, s) for m in range(x.shape[0]) for s in range(ids.shape[1])):
             gate_up, down = self.experts.dequantize(int(ids[token, slot]))

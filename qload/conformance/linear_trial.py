@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import ceil, log2
 from typing import Any
 
@@ -50,7 +50,9 @@ class LinearTrial:
         """One-hot inputs, each rank's share."""
         whole, world = shares(replace(self.case, M=1, rank=0, world=1, split=""), "coded")[0], self.case.world
         for rank, weight, kernel in self._kernels("coded"):
-            share = {} if world == 1 else {"whole": whole.to(self.device), "rank": rank, "world": world}
+            share: dict[str, Any] = (
+                {} if world == 1 else {"whole": whole.to(self.device), "rank": rank, "world": world}
+            )
             with prefixed("" if world == 1 else f"rank {rank} of {world}: "):
                 checks.assert_reads_back(kernel, weight, self.dtype, **share)
 
@@ -136,7 +138,10 @@ class LinearTrial:
             taken, _ = self.suite.can_implement(replace(self.case, rank=rank))
             if taken:
                 buffers = self.suite.pack(weight)
-                yield rank, weight, lambda x, held=buffers: self.suite.gemm(x, held)
+                yield rank, weight, partial(self._product, buffers)
+
+    def _product(self, buffers: Any, x: Tensor) -> Any:
+        return self.suite.gemm(x, buffers)
 
     def _tokens(self) -> list[int]:
         """The numbers of tokens to try, of those that the kernel takes."""
@@ -155,7 +160,8 @@ class LinearTrial:
         x = torch.randn(M, K, generator=torch.Generator().manual_seed(1000 * K + M))
         most = float((x.abs() @ weight.dequantize().float().abs().cpu().T).max())
         over = max(1.0, most / torch.finfo(self.dtype).max * 2)
-        return (x / 2 ** ceil(log2(over))).to(self.device, self.dtype)
+        fitting: Tensor = x / 2 ** ceil(log2(over))
+        return fitting.to(self.device, self.dtype)
 
     def _of(self, rank: int) -> str:
         return "" if self.case.world == 1 else f", rank {rank} of {self.case.world}"

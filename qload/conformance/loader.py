@@ -49,7 +49,7 @@ class LoaderSuite(Suite):
         allowed, few = contract(cls.format), tier == "smoke"
         traits = [allowed.common(cls.format)] if few else allowed.corners(cls.format)
         return tuple(
-            ConformanceCase(**asdict(replace(each, dtype=dtype)), **SIZES, world=world)
+            ConformanceCase(**{**asdict(replace(each, dtype=dtype)), **SIZES, "world": world})
             for world in ((1, 2) if few else (1, 2, 4, 8))
             for dtype in cls.dtypes
             for each in traits

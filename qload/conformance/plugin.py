@@ -53,7 +53,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         raise pytest.UsageError(str(error)) from None
     unmet = set(expected)
     for item in items:
-        case = getattr(getattr(item, "callspec", None), "params", {}).get("case")
+        case: Any = getattr(getattr(item, "callspec", None), "params", {}).get("case")
         test = getattr(item, "originalname", item.name)
         for line in expected if hasattr(case, "traits") else ():
             if line.meets(test, case.id):
@@ -78,7 +78,7 @@ class CaseReport:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Take down one `report` of those that suites made."""
-        said = [value for name, value in report.user_properties if name == "qload"]
+        said: list[Any] = [value for name, value in report.user_properties if name == "qload"]
         if not said or not (report.when == "call" or report.skipped or report.failed):
             return
         reason = getattr(report, "wasxfail", "")

@@ -5,6 +5,7 @@ from math import lcm
 
 import torch
 
+from qload.diagnosis.meaning import meant
 from qload.diff.report import LayerDiff
 from qload.diff.values import ValueDiff, rounding
 from qload.errors import QloadError
@@ -13,7 +14,7 @@ from qload.loader.cuts import granule
 from qload.storage import WeightStorage
 from qload.verify.causes import SideBySide, misreading
 from qload.verify.chunks import OUTPUTS
-from qload.verify.comparison import equal_bits, meant
+from qload.verify.comparison import equal_bits
 from qload.verify.elsewhere import found_elsewhere
 from qload.verify.values.pieces import pieces
 
