@@ -43,6 +43,7 @@ FIRST: dict[str, tuple[str, ...]] = {
     "UnquantizedWeight": ("UnquantizedWeight(", ".dequantize("),
     "Linear": ("Linear(", ".get_linear("),
     "copy_into": ("copy_into(",),
+    "replace_linears": ("replace_linears(model, weights",),
     "MemoryStorage": ("MemoryStorage(", ".read("),
     "with_experts": ("with_experts(", ".read("),
     "SafetensorsStorage": ("SafetensorsStorage(", ".read("),

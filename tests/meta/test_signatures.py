@@ -20,6 +20,7 @@ def public_modules() -> list[str]:
     needs_an_engine = {
         f"qload.engines.vllm.{name}" for name in ("config", "experts", "kernel", "linear", "vocabulary")
     }
+    needs_an_engine |= {name for name in found if name.startswith("qload.engines.transformers")}
     left_out = {name for name in found if "._" in name or ".testing.faults" in name} | needs_an_engine
     return ["qload", *(name for name in found if name not in left_out)]
 

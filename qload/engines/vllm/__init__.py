@@ -16,9 +16,9 @@ def register() -> None:
     check_version()
     check_hooks(TO_REGISTER)
     if "qload" not in hook(QUANTIZATION, "QUANTIZATION_METHODS"):
-        from qload.engines.vllm.config import QloadConfig
+        from qload.engines.vllm.config import QloadQuantizationConfig
 
-        hook(QUANTIZATION, "register_quantization_config")("qload")(QloadConfig)
+        hook(QUANTIZATION, "register_quantization_config")("qload")(QloadQuantizationConfig)
 
 
 def register_kernel() -> None:

@@ -18,7 +18,7 @@ FILES = ["quantize_config.json", "quant_config.json", "hf_quant_config.json"]
 SETTINGS = ("target", "activations")
 
 
-class QloadConfig(QuantizationConfig):
+class QloadQuantizationConfig(QuantizationConfig):
     """A checkpoint's quantization, whichever it is.
 
     Parameters
@@ -35,7 +35,7 @@ class QloadConfig(QuantizationConfig):
         self.names = CheckpointNames()
 
     def __repr__(self) -> str:
-        return f"QloadConfig({self.methods.loader!r})"
+        return f"QloadQuantizationConfig({self.methods.loader!r})"
 
     def get_name(self) -> str:
         """The name after `--quantization`."""
