@@ -166,8 +166,17 @@ class TypedLinearMethod(LinearMethodBase):
         except ArgumentError:
             if not arrivals.is_share:
                 raise
-        loaded = _Loaded(stored.load(weights, parts, place.split))  # by which alone this rank decides
-        return for_target(loaded, self.target).load(weights, parts, None)
+        return repacked_alone(stored.load(weights, parts, place.split), weights, parts, self.target)
+
+
+def repacked_alone(
+    weight: Weight, weights: TensorSource, parts: Sequence[Part], target: Target | None
+) -> Weight:
+    """A rank's share of the `parts` of a layer in the order of a `target`, which it alone decides by.
+
+    Of a share that an engine cut, nobody here has what the other ranks have.
+    """
+    return for_target(_Loaded(weight), target).load(weights, parts, None)
 
 
 class _Loaded(WeightsLoader):

@@ -10,11 +10,13 @@ from torch.nn import functional
 
 from qload.detect import for_target
 from qload.engines.vllm.names import Awaited, CheckpointNames
+from qload.errors import ArgumentError
 from qload.kernels.declared import Maximum
 from qload.kernels.dtypes import DTYPES
 from qload.loader import FormatLoader, Part
 from qload.methods import JoinedLinear, TypedLinearMethod
 from qload.methods.loaded import load_linear
+from qload.methods.typed_linear import repacked_alone
 from qload.parallel import ALONE
 from qload.spec import Weight, named
 from qload.weights import Weights
@@ -88,7 +90,18 @@ def finish(layer: Any, typed: TypedLinearMethod, rows: Rows | None = None) -> No
         own: Maximum = "own" if place.split == "K" else None
         return weight.get_linear(bias, activations=typed.activations, maximum=own, dtype=dtype)
 
-    loaded = load_linear(weights, parts, None if rows is not None else place.split, make)
+    split = None if rows is not None else place.split
+    try:
+        loaded = load_linear(weights, parts, split, make)
+    except ArgumentError:
+        if not arrivals.is_share:
+            raise
+        alone = Weights(arrivals, loader=stored, device=device, dtype=layer.params_dtype, process_group=group)
+
+        def make_alone(weight: Weight, bias: Tensor | None, maximum: Maximum) -> nn.Module:
+            return make(repacked_alone(weight, alone, parts, typed.target), bias, maximum)
+
+        loaded = load_linear(alone, parts, split, make_alone)
     for slot, param in zip(slots, arrived, strict=True):
         delattr(layer, slot.param_name)
         param.data = param.data.new_empty(0)
