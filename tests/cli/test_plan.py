@@ -13,6 +13,12 @@ from tests.paths import FIXTURES
 MODEL = FIXTURES / "models" / "gptq_mixtral"
 
 
+@pytest.fixture(autouse=True)
+def a_wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables are not folded."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+
 def test_json_is_the_plan_itself() -> None:
     result = run("plan", MODEL, "--tp", "2,3")
 

@@ -9,10 +9,10 @@ from torch import Tensor
 from qload import MemoryStorage, Weights, architecture_of, loader_from_config
 from qload.experts import with_experts
 from qload.parallel import ALONE, ProcessGroup
-from qload.testing.stubs import SIZES
+from qload.testing.stubs import OWN, SIZES
 from qload.testing.stubs import stub_config as config
 
-__all__ = ["SIZES", "config", "tensors", "weights"]
+__all__ = ["OWN", "SIZES", "config", "tensors", "weights"]
 
 
 def tensors(config: Mapping[str, Any], seed: int = 0) -> dict[str, Tensor]:
