@@ -173,6 +173,10 @@ def test_hooks_say_where_a_layer_multiplies() -> None:
     assert [str(place.device) for place in alone.values()] == ["cpu", "cuda:3"]
 
 
+@pytest.mark.filterwarnings("ignore:Unsupported layer type")  # which peft says of every custom module
+@pytest.mark.filterwarnings(
+    "ignore:.is_gradient_checkpointing. is deprecated:FutureWarning"
+)  # peft asks for it
 def test_adapters_of_peft_are_trained_beside_quantized_layers() -> None:
     stored = shared("llama", "gptq", **TIED)
     model, plain = stored.load(), stored.plain()
@@ -235,7 +239,7 @@ def test_a_layer_that_the_model_has_no_place_for_is_named(
 
 def test_a_version_that_lacks_a_hook_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     versions.check_version()
-    monkeypatch.setattr(transformers, "__version__", "4.0.0")
+    monkeypatch.setattr(versions.transformers, "__version__", "4.0.0")
     with pytest.warns(UserWarning, match=r"tried with transformers 5\.23\.0, and this is 4\.0\.0"):
         versions.check_version()
 
