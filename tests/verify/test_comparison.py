@@ -43,6 +43,17 @@ def test_differences_are_counted_in_steps_of_their_own_output() -> None:
     assert found.spike_ratio < SPIKE
 
 
+def test_where_there_is_no_step_nothing_is_a_step_off() -> None:
+    weight = gptq()
+    weight.scales[0, 3] = 0  # and so is all of that output
+    off = 0.01 * (torch.rand(N, K, generator=torch.Generator().manual_seed(1)) - 0.5)
+
+    found = compared(weight, weight.dequantize() + off * weight.scales[0].float()[:, None])
+
+    assert found.original
+    assert found.spike_ratio < SPIKE
+
+
 def test_zeros_of_the_reference_agree_with_whatever_is_zero_and_count_for_nothing() -> None:
     weight = replace(
         gptq(), qweight=torch.full((K // 8, N), -0x77777778, dtype=torch.int32)

@@ -442,3 +442,9 @@ def test_values_of_nearly_one_size_are_what_the_header_says(
     values = torch.randn(64, 64, generator=random).sign() * sizes
 
     assert verify(model(tmp_path, {"a.weight": values.half()})).findings == ()
+
+
+def test_of_a_type_that_is_not_known_norms_of_zeros_may_be_meant(tmp_path: Path) -> None:
+    norms = {f"model.layers.{layer}.input_layernorm.weight": torch.zeros(64) for layer in range(2)}
+
+    assert verify(model(tmp_path, norms, model_type="stranger")).findings == ()
