@@ -27,7 +27,7 @@ READ = (  # whose checkpoint tensors are read
     "fp8_marlin", "bnb_nf4", "bnb_fp4", "bnb_int8", "ct_int-quantized", "ct_naive-quantized",
     "ct_float-quantized", "ct_nvfp4-pack-quantized", "ct_mxfp4-pack-quantized", "nvfp4_modelopt",
     "fp4_marlin", "mxfp4_gptoss", "act_int-quantized", "act_float-quantized", "act_nvfp4-pack-quantized",
-    "act_mxfp8-quantized", "modelopt_w4a16_awq",
+    "act_mxfp8-quantized", "ct_mxfp8-quantized", "modelopt_w4a16_awq",
 )  # fmt: skip
 FP4 = {  # by the size of a group, the config of layers that the owner converts without one
     16: {"quant_method": "modelopt", "quant_algo": "NVFP4"},
