@@ -9,6 +9,7 @@ Tools match with Python's `re`, so what `re` does not read is not read here, nor
 Counts are limited because `regex` writes `{m,n}` out in memory.
 """
 
+import gc
 import re
 from contextlib import suppress
 from math import prod
@@ -59,25 +60,38 @@ class Patterns:
         return self._timed(pattern, name)
 
     def _timed(self, pattern: str, name: str) -> bool:
-        """A match, and what it took; of this thread's own time, as a machine may be busy with others."""
-        read, left = (
-            self._read[pattern],
-            min(self._left_of.get(pattern, OF_A_PATTERN), self._left) + PER_MATCH,
-        )
-        look, began = read.search if self._anywhere else read.match, thread_time()
-        try:
-            while (remains := began + left - thread_time()) > 0:
-                with suppress(TimeoutError):
-                    return look(name, timeout=remains) is not None
-        except (MemoryError, RecursionError) as error:
-            self._given_up[pattern] = type(error).__name__
-            raise self._untold(pattern, name) from error
-        finally:
-            extra = thread_time() - began - PER_MATCH
-            self._left_of[pattern] = min(OF_A_PATTERN, self._left_of.get(pattern, OF_A_PATTERN) - extra)
-            self._left = min(OF_A_CONFIG, self._left - extra)
-        self._given_up[pattern] = "takes too long"
-        raise self._untold(pattern, name)
+        """A match, and what it took; of this thread's own time, as a machine may be busy with others.
+
+        A collection of garbage takes this thread's time too, longer than all patterns may: then it is
+        tried again, and nothing is counted.
+        """
+        while True:
+            collections, began = _collections(), thread_time()
+            try:
+                matches = self._looked(pattern, name, began)
+            except (MemoryError, RecursionError) as error:
+                self._given_up[pattern] = type(error).__name__
+                raise self._untold(pattern, name) from error
+            collected = _collections() != collections
+            if not collected:
+                extra = thread_time() - began - PER_MATCH
+                self._left_of[pattern] = min(OF_A_PATTERN, self._left_of.get(pattern, OF_A_PATTERN) - extra)
+                self._left = min(OF_A_CONFIG, self._left - extra)
+            if matches is not None:
+                return matches
+            if not collected:
+                self._given_up[pattern] = "takes too long"
+                raise self._untold(pattern, name)
+
+    def _looked(self, pattern: str, name: str, began: float) -> bool | None:
+        """Whether it matches; None where it took all the time that is left."""
+        read = self._read[pattern]
+        look = read.search if self._anywhere else read.match
+        left = min(self._left_of.get(pattern, OF_A_PATTERN), self._left) + PER_MATCH
+        while (remains := began + left - thread_time()) > 0:
+            with suppress(TimeoutError):
+                return look(name, timeout=remains) is not None
+        return None
 
     def _untold(self, pattern: str, name: str) -> ConfigError:
         return ConfigError(
@@ -86,6 +100,12 @@ class Patterns:
             "patterns that can be read and matched in bounded time",
             f"{pattern[:60]!r}, which cannot be judged for {name}: {self._given_up[pattern]}",
         )
+
+
+def _collections() -> int:
+    """How often all garbage was collected."""
+    count: int = gc.get_stats()[-1]["collections"]
+    return count
 
 
 def compiled(pattern: str) -> "regex.Pattern[str]":

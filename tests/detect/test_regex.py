@@ -1,5 +1,6 @@
 """The matcher for patterns of a checkpoint: `re.match`, without its time."""
 
+import gc
 import re
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -146,6 +147,34 @@ def test_a_busy_machine_is_not_a_slow_pattern(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(regex, "compiled", lambda _: SimpleNamespace(match=match, search=match))
 
     assert Patterns().match("x", "name")
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_a_collection_of_garbage_is_not_a_slow_pattern(
+    collects: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes this thread's own time, where it happens to be due."""
+    clock, calls = [0.0], [0]
+
+    def match(name: str, timeout: float) -> object:
+        calls[0] += 1
+        if calls[0] > 1:
+            return name
+        if collects:
+            gc.collect()
+        clock[0] += 5
+        raise TimeoutError
+
+    monkeypatch.setattr(regex, "compiled", lambda _: SimpleNamespace(match=match, search=match))
+    monkeypatch.setattr(regex, "thread_time", lambda: clock[0])
+    patterns = Patterns()
+
+    gc.disable()
+    try:
+        told = [untold(patterns, "x", "name") is None for _ in range(2)]
+    finally:
+        gc.enable()
+    assert told == [collects, collects]
 
 
 @pytest.mark.parametrize(
