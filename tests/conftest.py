@@ -1,5 +1,6 @@
 """What all tests share: goldens, fixtures from outside, Hypothesis profiles, the rule for GPUs."""
 
+import gc
 import os
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,12 @@ def golden_tensors(request: pytest.FixtureRequest) -> Any:
 def fixtures() -> Path:
     """The folder of input from outside."""
     return FIXTURES
+
+
+def pytest_collection_finish() -> None:
+    """Twenty thousand tests stay as they are: no collection of garbage has to look at them again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
