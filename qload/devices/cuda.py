@@ -134,8 +134,8 @@ def copy_from_host(
     memory: Tensor, places: Sequence[slice], targets: Sequence[Tensor], onto: torch.cuda.Stream
 ) -> bool:
     """Bytes of pinned memory to tensors that lie in one piece; False where there is no module."""
-    found = load("cuda").found
-    if found is None or not is_on():
+    found = module()
+    if found is None:
         return False
     first = memory.data_ptr()
     runs = [
@@ -280,10 +280,15 @@ def _runs_on(chips: str, later: bool, major: int, minor: int) -> bool:
     return found or (later and here >= max(number for number, _ in each))
 
 
+def module() -> ModuleType | None:
+    """The CUDA module, where native code is used."""
+    return load("cuda").found if is_on() else None
+
+
 def module_for(*tensors: Tensor) -> ModuleType | None:
     """The CUDA module, where it may touch these tensors, all on one device."""
-    found = load("cuda").found
-    if found is None or not is_on() or torch.compiler.is_compiling():
+    found = module()
+    if found is None or torch.compiler.is_compiling():
         return None
     device = tensors[0].device
     plain = all(is_plain(tensor, "cuda") and tensor.device == device for tensor in tensors)

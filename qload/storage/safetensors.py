@@ -2,8 +2,10 @@
 
 import logging
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import prod
+from pathlib import Path
 from threading import Lock
 from typing import Self
 
@@ -17,7 +19,7 @@ from qload.storage.agreement import check_index, folder_notes
 from qload.storage.header import Entry, Header
 from qload.storage.headers import read_headers
 from qload.storage.locate import CheckpointFiles, PathLikes, locate
-from qload.storage.open_files import OpenFiles
+from qload.storage.open_files import OpenFile, OpenFiles
 from qload.storage.protocol import (
     AskedBytes,
     TensorInfo,
@@ -27,7 +29,8 @@ from qload.storage.protocol import (
     check_out,
     missing,
 )
-from qload.storage.rectangles import Bounds, read_rectangle
+from qload.storage.ranges import FileRange
+from qload.storage.rectangles import Bounds, in_one_run, read_rectangle
 from qload.storage.remote import Place
 
 log: logging.Logger = logging.getLogger("qload")
@@ -144,6 +147,26 @@ class SafetensorsStorage:
                 for entry, pairs, memory in pieces:
                     read_rectangle(opened, entry, pairs, memory)
             self._count(sum(memory.nbytes for _, _, memory in pieces))
+
+    def range_of(self, name: str, index: tuple[slice, ...]) -> FileRange | None:
+        """Where the elements `index` of the tensor `name` lie; None where that is no one range of a file."""
+        file, entry = self._find(name)
+        pairs = bounds(name, entry.shape, index)
+        begin = in_one_run(entry, pairs) if isinstance(self.files[file], Path) else None
+        if begin is None:
+            return None
+        return FileRange(file, begin, prod(stop - start for start, stop in pairs) * entry.dtype.itemsize)
+
+    @contextmanager
+    def descriptor(self, file: str, nbytes: int) -> Iterator[int]:
+        """What to read `nbytes` of a `file` here by, at positions; they are counted once they were read.
+
+        StorageError, before or after, where the file is not what it was, or where the storage is closed.
+        """
+        with self._open.reading(file) as opened:
+            assert isinstance(opened, OpenFile)
+            yield opened.descriptor
+        self._count(nbytes)
 
     def close(self) -> None:
         """Close all files; reading afterwards is a StorageError."""

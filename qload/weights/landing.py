@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, cycle
+from math import prod
 from typing import Any, Protocol
 
 import numpy as np
@@ -35,6 +36,11 @@ class Piece:
     def room(self) -> int:
         """The bytes that it takes in a buffer."""
         return -(-self.out.nbytes // ALIGNED) * ALIGNED
+
+    @property
+    def row(self) -> int:
+        """The bytes of one entry of its first dimension, which are read at once."""
+        return prod(self.out.shape[1:]) * self.out.itemsize
 
 
 class Landing(Protocol):
@@ -144,9 +150,9 @@ class CudaLanding:
             tensor.record_stream(current)
 
     def close(self) -> None:
-        """The stream at home waits for every copy, so that memory which is given back is not written to."""
+        """Wait for every copy, which neither reads nor writes memory any more that is given back."""
         for stream in self._streams:
-            self.home.wait_stream(stream)
+            stream.synchronize()
 
     def _buffers(self) -> Iterator[_Buffer]:
         found: Iterator[_Buffer] | None = getattr(self._own, "buffers", None)

@@ -1,0 +1,100 @@
+"""Reading ahead by threads of the CUDA module: of a load, all that lies in files as it is wanted.
+
+Files are opened, and looked after before and after, by who asks; the threads are told descriptors alone.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from qload.devices import CudaFileReader, file_reader
+from qload.errors import QloadError
+from qload.storage import FileRange, RangedStorage
+
+log: logging.Logger = logging.getLogger("qload")
+
+OPEN_FILES = 16  # at once, of which a load may need several
+
+Placed = tuple[FileRange, Tensor]  # bytes of a file, and where they go, in one piece
+
+
+@dataclass(eq=False)
+class FileJob:
+    """What was asked for a load: a ticket, and the files that stay open until it was waited for."""
+
+    owner: "FileJobs"
+    ticket: int
+    files: tuple[str, ...]
+    opened: ExitStack
+
+    @cached_property
+    def is_done(self) -> bool:
+        """Whether all is there, once it is known: the stream that is current waits for the copies then."""
+        try:
+            done = self.owner.reader.wait(self.ticket)
+        except RuntimeError as error:  # of the device, which no load will say again
+            log.warning("reading ahead failed, each load reads for itself: %r", error)
+            done = False
+        return self.owner.let_go(self) and done
+
+
+class FileJobs:
+    """A reader of files to a device, and what it was asked for and nobody has waited for."""
+
+    def __init__(self, storage: RangedStorage, reader: CudaFileReader, home: torch.cuda.Stream) -> None:
+        self.storage, self.reader, self.home = storage, reader, home
+        self._begun = set[FileJob]()
+        self._files = Counter[str]()  # that are open
+
+    def begin(self, placed: Sequence[Placed]) -> FileJob | None:
+        """Begin to read; None where the files are no more what they were, or are too many."""
+        sizes = Counter[str]()
+        for place, _ in placed:
+            sizes[place.file] += place.nbytes
+        if len(self._files.keys() | sizes.keys()) > OPEN_FILES:
+            return None
+        with suppress(QloadError), ExitStack() as opened:
+            at = {file: opened.enter_context(self.storage.descriptor(file, n)) for file, n in sizes.items()}
+            ranges = [(at[place.file], place.begin, place.nbytes, out.data_ptr()) for place, out in placed]
+            job = FileJob(self, self.reader.begin(ranges, self.home), tuple(sizes), opened.pop_all())
+            self._begun.add(job)
+            self._files.update(job.files)
+            return job
+        return None
+
+    def let_go(self, job: FileJob) -> bool:
+        """Close what a job that is over has read: whether those files are still what they were."""
+        self._begun.discard(job)
+        self._files.subtract(job.files)
+        self._files += Counter()  # without those that are not open any more
+        try:
+            job.opened.close()
+        except QloadError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Wait for the threads and their copies; what nobody waited for is dropped."""
+        try:
+            self.reader.close()
+        finally:
+            for job in list(self._begun):
+                self.let_go(job)
+
+
+def file_jobs(storage: object, home: torch.cuda.Stream) -> FileJobs | None:
+    """A reader to the device of a stream; None where a storage has no files, or no thread can read them."""
+    if not isinstance(storage, RangedStorage):
+        return None
+    try:
+        reader = file_reader(home.device)
+    except RuntimeError as error:  # where no memory can be pinned
+        log.warning("files are read by threads of Python: %r", error)
+        return None
+    return None if reader is None else FileJobs(storage, reader, home)
