@@ -148,10 +148,12 @@ class SafetensorsStorage:
                     read_rectangle(opened, entry, pairs, memory)
             self._count(sum(memory.nbytes for _, _, memory in pieces))
 
-    def range_of(self, name: str, index: tuple[slice, ...]) -> FileRange | None:
-        """Where the elements `index` of the tensor `name` lie; None where that is no one range of a file."""
+    def range_of(self, name: str, pairs: Bounds) -> FileRange | None:
+        """Where elements of the tensor `name` lie, row major; None where that is no one range of a file here.
+
+        `pairs`: (start, stop) of every dimension, within the tensor's shape.
+        """
         file, entry = self._find(name)
-        pairs = bounds(name, entry.shape, index)
         begin = in_one_run(entry, pairs) if isinstance(self.files[file], Path) else None
         if begin is None:
             return None

@@ -19,6 +19,7 @@ from qload import native
 from qload.errors import QloadError
 from qload.storage import FillingStorage, WeightStorage
 from qload.storage.protocol import bounds
+from qload.storage.rectangles import Bounds
 from qload.weights.file_jobs import FileJob, FileJobs, file_jobs
 from qload.weights.landing import DEVICE_RUN, CudaLanding, Landing, Piece, Wanted, landing_on
 
@@ -105,23 +106,27 @@ class ReaderAhead:
 
     def begin(self, asked: Iterable[tuple[str, Index]], storage: WeightStorage) -> Ahead:
         """Begin to read these elements of stored tensors."""
-        wanted: dict[Key, tuple[Index, Wanted]] = {}
+        wanted: dict[Key, tuple[Bounds, Wanted]] = {}
         for name, index in asked:
             info = storage.info(name)
             pairs = bounds(name, info.shape, index)
             extents = tuple(stop - start for start, stop in pairs)
             if 0 not in extents:
-                wanted[_key(name, index)] = tuple(slice(*pair) for pair in pairs), (extents, info.dtype)
+                wanted[_key(name, index)] = pairs, (extents, info.dtype)
         ahead = Ahead(self.landing)
         if wanted:
             made = self.landing.new(each for _, each in wanted.values())
             ahead.tensors.update(zip(wanted, made, strict=True))
-            pieces = {key: Piece(key[0], wanted[key][0], out) for key, out in ahead.tensors.items()}
-            self._submit(ahead, pieces if self._files is None else _from_files(self._files, ahead, pieces))
+            rest = {key: pairs for key, (pairs, _) in wanted.items()}
+            self._submit(ahead, rest if self._files is None else _from_files(self._files, ahead, rest))
         return ahead
 
-    def _submit(self, ahead: Ahead, pieces: Mapping[Key, Piece]) -> None:
+    def _submit(self, ahead: Ahead, wanted: Mapping[Key, Bounds]) -> None:
         run = self.landing.run
+        pieces = {
+            key: Piece(key[0], tuple(slice(*pair) for pair in pairs), ahead.tensors[key])
+            for key, pairs in wanted.items()
+        }
         fitting = [(key, piece) for key, piece in pieces.items() if piece.row <= run]
         for key in pieces.keys() - dict(fitting).keys():  # of which no row fits in a buffer
             del ahead.tensors[key]
@@ -133,15 +138,15 @@ class ReaderAhead:
                 ahead.jobs.setdefault(key, []).append(job)
 
 
-def _from_files(files: FileJobs, ahead: Ahead, pieces: Mapping[Key, Piece]) -> dict[Key, Piece]:
-    """Begin to read what lies in files as it is wanted: the pieces that are left for threads of Python."""
-    places = {key: files.storage.range_of(piece.name, piece.index) for key, piece in pieces.items()}
-    placed = {key: (place, pieces[key].out) for key, place in places.items() if place is not None}
+def _from_files(files: FileJobs, ahead: Ahead, wanted: Mapping[Key, Bounds]) -> Mapping[Key, Bounds]:
+    """Begin to read what lies in files as it is wanted: what is left for threads of Python."""
+    places = {key: files.storage.range_of(key[0], pairs) for key, pairs in wanted.items()}
+    placed = {key: (place, ahead.tensors[key]) for key, place in places.items() if place is not None}
     job = files.begin(list(placed.values())) if placed else None
     if job is None:
-        return dict(pieces)
+        return wanted
     ahead.jobs.update({key: [job] for key in placed})
-    return {key: piece for key, piece in pieces.items() if key not in placed}
+    return {key: pairs for key, pairs in wanted.items() if key not in placed}
 
 
 def _key(name: str, index: Index) -> Key:

@@ -4,7 +4,6 @@ Files are opened, and looked after before and after, by who asks; the threads ar
 """
 
 import logging
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -50,13 +49,13 @@ class FileJobs:
     def __init__(self, storage: RangedStorage, reader: CudaFileReader, home: torch.cuda.Stream) -> None:
         self.storage, self.reader, self.home = storage, reader, home
         self._begun = set[FileJob]()
-        self._files = Counter[str]()  # that are open
+        self._files: dict[str, int] = {}  # that are open, and for how many jobs
 
     def begin(self, placed: Sequence[Placed]) -> FileJob | None:
         """Begin to read; None where the files are no more what they were, or are too many."""
-        sizes = Counter[str]()
+        sizes: dict[str, int] = {}
         for place, _ in placed:
-            sizes[place.file] += place.nbytes
+            sizes[place.file] = sizes.get(place.file, 0) + place.nbytes
         if len(self._files.keys() | sizes.keys()) > OPEN_FILES:
             return None
         with suppress(QloadError), ExitStack() as opened:
@@ -64,15 +63,18 @@ class FileJobs:
             ranges = [(at[place.file], place.begin, place.nbytes, out.data_ptr()) for place, out in placed]
             job = FileJob(self, self.reader.begin(ranges, self.home), tuple(sizes), opened.pop_all())
             self._begun.add(job)
-            self._files.update(job.files)
+            for file in sizes:
+                self._files[file] = self._files.get(file, 0) + 1
             return job
         return None
 
     def let_go(self, job: FileJob) -> bool:
         """Close what a job that is over has read: whether those files are still what they were."""
         self._begun.discard(job)
-        self._files.subtract(job.files)
-        self._files += Counter()  # without those that are not open any more
+        for file in job.files:
+            self._files[file] -= 1
+            if not self._files[file]:
+                del self._files[file]
         try:
             job.opened.close()
         except QloadError:

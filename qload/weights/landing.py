@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import accumulate, cycle
 from math import prod
@@ -118,7 +119,8 @@ class CudaLanding:
 
     def new(self, wanted: Iterable[Wanted]) -> list[Tensor]:
         """On the device."""
-        with torch.cuda.stream(self.home):
+        at_home = torch.cuda.current_stream(self.device) == self.home
+        with nullcontext() if at_home else torch.cuda.stream(self.home):
             return [torch.empty(extents, dtype=dtype, device=self.device) for extents, dtype in wanted]
 
     def ready(self) -> torch.cuda.Event:

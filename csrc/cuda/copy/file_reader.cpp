@@ -81,7 +81,7 @@ cudaError_t FileReader::begin(const std::vector<FileRange>& ranges, cudaStream_t
   std::deque<Job> jobs;
   for (auto& chunks : divide(ranges)) jobs.push_back({ticket, std::move(chunks), nullptr});
   ticket->pending = jobs.size();
-  const std::lock_guard<std::mutex> held(lock_);
+  std::unique_lock<std::mutex> held(lock_);
   cudaError_t error = take_event(&ticket->ready);
   for (auto job = jobs.begin(); job != jobs.end() && error == cudaSuccess; ++job) {
     error = take_event(&job->copied);
@@ -100,6 +100,7 @@ cudaError_t FileReader::begin(const std::vector<FileRange>& ranges, cudaStream_t
     std::move(jobs.begin(), jobs.end(), std::back_inserter(jobs_));
   }
   tickets_[*number = ++last_] = std::move(ticket);
+  held.unlock();  // which the threads that wake need at once
   more_.notify_all();
   return cudaSuccess;
 }
