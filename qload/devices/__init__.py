@@ -20,6 +20,7 @@ from qload.devices.choice import (
     unpack,
 )
 from qload.devices.codes import CodesInWords, LazyCodes, check_codes, check_integers, plain, stood_for, values
+from qload.devices.cuda_current import stream_on
 from qload.devices.cuda_files import CudaFileReader
 from qload.devices.large_pages import in_large_pages, writable
 from qload.devices.meaning import Meaning, ZeroRule, run_of
@@ -71,6 +72,7 @@ __all__ = [
     "run_of",
     "shares_memory",
     "stood_for",
+    "stream_on",
     "unpack",
     "values",
     "writable",

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from qload.devices.codes import CodesInWords
+from qload.devices.cuda_current import on_device, stream
 from qload.devices.meaning import Meaning
 from qload.devices.tensors import FLOATS, address, is_plain
 from qload.native import is_on, load
@@ -53,7 +54,7 @@ def move(
         return False
     starts, counts = rows or (None, [0] * len(digits))
     quads = [(*digit, count) for digit, count in zip(digits, counts, strict=True)]
-    with torch.cuda.device(target.device):
+    with on_device(target.device):
         cuda.move(bits, quads, source.data_ptr(), address(starts), target.data_ptr(), stream(target))
     return True
 
@@ -248,11 +249,6 @@ def _meant(cuda: ModuleType, meaning: Meaning) -> tuple[Any, Tensor | None]:
 def _takes(meaning: Meaning, out: Tensor) -> bool:
     whole = all(each.is_contiguous() for each in meaning.tensors())
     return whole and out.dtype in FLOATS and out.is_contiguous()
-
-
-def stream(tensor: Tensor) -> int:
-    """The stream that is current on a tensor's device."""
-    return int(torch.cuda.current_stream(tensor.device).cuda_stream)
 
 
 def has_routines(*tensors: Tensor) -> bool:

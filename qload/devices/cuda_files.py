@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qload.devices.cuda_current import on_device, stream_on
+
 log: logging.Logger = logging.getLogger("qload")
 
 RUN = 4 << 20  # bytes that a thread reads at once: what is copied next is still in a cache
@@ -30,12 +32,12 @@ class CudaFileReader:
     def __init__(self, module: Any, device: torch.device) -> None:
         self.device = device
         self._memory = pinned(THREADS * module.FileReader.buffers * RUN)
-        with torch.cuda.device(device):
+        with on_device(device):
             self._reader = module.FileReader(self._memory.data_ptr(), RUN, THREADS)
 
     def begin(self, ranges: Sequence[DeviceRange], home: torch.cuda.Stream) -> int:
         """Begin to read, to memory that is new on the stream at `home`: a ticket to wait for, once."""
-        with torch.cuda.device(self.device):
+        with on_device(self.device):
             ticket: int = self._reader.begin(ranges, home.cuda_stream)
         return ticket
 
@@ -44,9 +46,8 @@ class CudaFileReader:
 
         RuntimeError where the device failed.
         """
-        with torch.cuda.device(self.device):
-            stream = torch.cuda.current_stream(self.device)
-            place, number, told = self._reader.wait(ticket, stream.cuda_stream)
+        with on_device(self.device):
+            place, number, told = self._reader.wait(ticket, stream_on(self.device))
         if told:
             raise RuntimeError(f"range {place} of ticket {ticket} could not be copied: {told}")
         if place >= 0:

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from qload.devices import copy_from_host, in_large_pages
+from qload.devices import copy_from_host, in_large_pages, stream_on
 from qload.storage import AskedBytes, FillingStorage
 
 HOST_RUN = 4 << 20  # bytes that a thread reads at once, so that several share a tensor
@@ -119,8 +119,7 @@ class CudaLanding:
 
     def new(self, wanted: Iterable[Wanted]) -> list[Tensor]:
         """On the device."""
-        at_home = torch.cuda.current_stream(self.device) == self.home
-        with nullcontext() if at_home else torch.cuda.stream(self.home):
+        with nullcontext() if self._is_at_home() else torch.cuda.stream(self.home):
             return [torch.empty(extents, dtype=dtype, device=self.device) for extents, dtype in wanted]
 
     def ready(self) -> torch.cuda.Event:
@@ -147,14 +146,16 @@ class CudaLanding:
 
     def hand_out(self, tensor: Tensor) -> None:
         """Its memory is not given to others before the stream that is current has used it."""
-        current = torch.cuda.current_stream(self.device)
-        if current != self.home:
-            tensor.record_stream(current)
+        if not self._is_at_home():
+            tensor.record_stream(torch.cuda.current_stream(self.device))
 
     def close(self) -> None:
         """Wait for every copy, which neither reads nor writes memory any more that is given back."""
         for stream in self._streams:
             stream.synchronize()
+
+    def _is_at_home(self) -> bool:
+        return stream_on(self.device) == self.home.cuda_stream
 
     def _buffers(self) -> Iterator[_Buffer]:
         found: Iterator[_Buffer] | None = getattr(self._own, "buffers", None)

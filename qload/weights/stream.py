@@ -10,6 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from qload.devices import stream_on
 from qload.errors import QloadError, check_type, checked
 from qload.loader import LoadPlan, Part, TensorSource, WeightsLoader
 from qload.spec import Role, Weight
@@ -168,7 +169,7 @@ class PlacedFacts:
         device = self.inner.device
         if device.type != "cuda" or fact.nbytes > SMALL:
             return self.inner.place(fact)
-        kind = fact.dtype, fact.shape, torch.cuda.current_stream(device)
+        kind = fact.dtype, fact.shape, stream_on(device)
         held = self._held.get(kind)
         if held is None or not _same(held[0], fact):
             if len(self._held) >= FACTS:

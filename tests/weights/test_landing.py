@@ -36,6 +36,7 @@ class Stream:
 
     log: list[Any] = field(default_factory=list)
     device: torch.device = DEVICE
+    cuda_stream: int = 7
 
     def record_event(self) -> Event:
         self.log.append("point")
