@@ -1,9 +1,14 @@
-"""Tensors as ranges of files, for who reads by descriptors."""
+"""Tensors of files as ranges of bytes, for who reads files by their descriptors."""
 
-from contextlib import AbstractContextManager
-from typing import NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
 
-from qload.storage.rectangles import Bounds
+from qload.storage.header import Entry
+from qload.storage.open_files import OpenFile, OpenFiles
+from qload.storage.rectangles import Bounds, in_one_run
 
 
 class FileRange(NamedTuple):
@@ -14,12 +19,32 @@ class FileRange(NamedTuple):
     nbytes: int
 
 
-@runtime_checkable
-class RangedStorage(Protocol):
-    """A storage some of whose tensors lie in files here, as `SafetensorsStorage`."""
+@dataclass(frozen=True)
+class FileRanges:
+    """What a storage knows of its files. Who reads tells `count` how many bytes."""
 
-    def range_of(self, name: str, pairs: Bounds) -> FileRange | None:
-        """Where the elements of `name` within `pairs` lie, row major; None where that is no one range."""
+    entries: Mapping[str, Entry]
+    holders: Mapping[str, str]  # name of a tensor -> file
+    files: OpenFiles
+    count: Callable[[int], None]
 
-    def descriptor(self, file: str, nbytes: int) -> AbstractContextManager[int]:
-        """What to read `nbytes` of a file by; StorageError, before or after, where it is not what it was."""
+    def of(self, name: str, pairs: Bounds) -> FileRange | None:
+        """Where elements of a stored tensor lie, row major; None where that is no one range of a file here.
+
+        `pairs`: (start, stop) of every dimension, within the tensor's shape.
+        """
+        entry, file = self.entries[name], self.holders[name]
+        begin = in_one_run(entry, pairs) if self.files.is_here(file) else None
+        if begin is None:
+            return None
+        return FileRange(file, begin, prod(stop - start for start, stop in pairs) * entry.dtype.itemsize)
+
+    @contextmanager
+    def descriptor(self, file: str) -> Iterator[int]:
+        """What to read a file here by, at positions.
+
+        StorageError, before or after, where the file is not what it was, or where the storage is closed.
+        """
+        with self.files.reading(file) as opened:
+            assert isinstance(opened, OpenFile)
+            yield opened.descriptor

@@ -31,9 +31,9 @@ def read_rectangle(
     size = entry.dtype.itemsize
     extents = [stop - start for start, stop in pairs]
     run = np.empty(prod(extents) * size, np.uint8) if out is None else out
-    one = in_one_run(entry, pairs)
-    if one is not None:
-        opened.read_into(run.data, one)
+    first = in_one_run(entry, pairs)
+    if first is not None:
+        opened.read_into(run.data, first)
         return run
     cut = last_cut(entry, pairs)
     length = prod(extents[cut:]) * size  # of a run: all dimensions after the last one that is cut

@@ -2,10 +2,8 @@
 
 import logging
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from math import prod
-from pathlib import Path
 from threading import Lock
 from typing import Self
 
@@ -19,7 +17,7 @@ from qload.storage.agreement import check_index, folder_notes
 from qload.storage.header import Entry, Header
 from qload.storage.headers import read_headers
 from qload.storage.locate import CheckpointFiles, PathLikes, locate
-from qload.storage.open_files import OpenFile, OpenFiles
+from qload.storage.open_files import OpenFiles
 from qload.storage.protocol import (
     AskedBytes,
     TensorInfo,
@@ -29,8 +27,8 @@ from qload.storage.protocol import (
     check_out,
     missing,
 )
-from qload.storage.ranges import FileRange
-from qload.storage.rectangles import Bounds, in_one_run, read_rectangle
+from qload.storage.ranges import FileRanges
+from qload.storage.rectangles import Bounds, read_rectangle
 from qload.storage.remote import Place
 
 log: logging.Logger = logging.getLogger("qload")
@@ -148,27 +146,10 @@ class SafetensorsStorage:
                     read_rectangle(opened, entry, pairs, memory)
             self._count(sum(memory.nbytes for _, _, memory in pieces))
 
-    def range_of(self, name: str, pairs: Bounds) -> FileRange | None:
-        """Where elements of the tensor `name` lie, row major; None where that is no one range of a file here.
-
-        `pairs`: (start, stop) of every dimension, within the tensor's shape.
-        """
-        file, entry = self._find(name)
-        begin = in_one_run(entry, pairs) if isinstance(self.files[file], Path) else None
-        if begin is None:
-            return None
-        return FileRange(file, begin, prod(stop - start for start, stop in pairs) * entry.dtype.itemsize)
-
-    @contextmanager
-    def descriptor(self, file: str, nbytes: int) -> Iterator[int]:
-        """What to read `nbytes` of a `file` here by, at positions; they are counted once they were read.
-
-        StorageError, before or after, where the file is not what it was, or where the storage is closed.
-        """
-        with self._open.reading(file) as opened:
-            assert isinstance(opened, OpenFile)
-            yield opened.descriptor
-        self._count(nbytes)
+    @property
+    def ranges(self) -> FileRanges:
+        """Where tensors lie in files, for who reads these by descriptors."""
+        return FileRanges(self._entries, self._holders, self._open, self._count)
 
     def close(self) -> None:
         """Close all files; reading afterwards is a StorageError."""

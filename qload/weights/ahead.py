@@ -140,7 +140,7 @@ class ReaderAhead:
 
 def _from_files(files: FileJobs, ahead: Ahead, wanted: Mapping[Key, Bounds]) -> Mapping[Key, Bounds]:
     """Begin to read what lies in files as it is wanted: what is left for threads of Python."""
-    places = {key: files.storage.range_of(key[0], pairs) for key, pairs in wanted.items()}
+    places = {key: files.ranges.of(key[0], pairs) for key, pairs in wanted.items()}
     placed = {key: (place, ahead.tensors[key]) for key, place in places.items() if place is not None}
     job = files.begin(list(placed.values())) if placed else None
     if job is None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from qload.devices import CudaFileReader, file_reader
 from qload.errors import QloadError
-from qload.storage import FileRange, RangedStorage
+from qload.storage import FileRange, FileRanges, SafetensorsStorage
 
 log: logging.Logger = logging.getLogger("qload")
 
@@ -29,6 +29,7 @@ class FileJob:
 
     owner: "FileJobs"
     ticket: int
+    nbytes: int
     files: tuple[str, ...]
     opened: ExitStack
 
@@ -40,30 +41,32 @@ class FileJob:
         except RuntimeError as error:  # of the device, which no load will say again
             log.warning("reading ahead failed, each load reads for itself: %r", error)
             done = False
-        return self.owner.let_go(self) and done
+        done = self.owner.let_go(self) and done
+        if done:
+            self.owner.ranges.count(self.nbytes)
+        return done
 
 
 class FileJobs:
     """A reader of files to a device, and what it was asked for and nobody has waited for."""
 
-    def __init__(self, storage: RangedStorage, reader: CudaFileReader, home: torch.cuda.Stream) -> None:
-        self.storage, self.reader, self.home = storage, reader, home
+    def __init__(self, ranges: FileRanges, reader: CudaFileReader, home: torch.cuda.Stream) -> None:
+        self.ranges, self.reader, self.home = ranges, reader, home
         self._begun = set[FileJob]()
         self._files: dict[str, int] = {}  # that are open, and for how many jobs
 
     def begin(self, placed: Sequence[Placed]) -> FileJob | None:
         """Begin to read; None where the files are no more what they were, or are too many."""
-        sizes: dict[str, int] = {}
-        for place, _ in placed:
-            sizes[place.file] = sizes.get(place.file, 0) + place.nbytes
-        if len(self._files.keys() | sizes.keys()) > OPEN_FILES:
+        files = tuple(dict.fromkeys(place.file for place, _ in placed))
+        if len(self._files.keys() | files) > OPEN_FILES:
             return None
         with suppress(QloadError), ExitStack() as opened:
-            at = {file: opened.enter_context(self.storage.descriptor(file, n)) for file, n in sizes.items()}
-            ranges = [(at[place.file], place.begin, place.nbytes, out.data_ptr()) for place, out in placed]
-            job = FileJob(self, self.reader.begin(ranges, self.home), tuple(sizes), opened.pop_all())
+            at = {file: opened.enter_context(self.ranges.descriptor(file)) for file in files}
+            asked = [(at[place.file], place.begin, place.nbytes, out.data_ptr()) for place, out in placed]
+            nbytes = sum(place.nbytes for place, _ in placed)
+            job = FileJob(self, self.reader.begin(asked, self.home), nbytes, files, opened.pop_all())
             self._begun.add(job)
-            for file in sizes:
+            for file in files:
                 self._files[file] = self._files.get(file, 0) + 1
             return job
         return None
@@ -92,11 +95,11 @@ class FileJobs:
 
 def file_jobs(storage: object, home: torch.cuda.Stream) -> FileJobs | None:
     """A reader to the device of a stream; None where a storage has no files, or no thread can read them."""
-    if not isinstance(storage, RangedStorage):
+    if type(storage) is not SafetensorsStorage:  # a subclass may read otherwise
         return None
     try:
         reader = file_reader(home.device)
     except RuntimeError as error:  # where no memory can be pinned
         log.warning("files are read by threads of Python: %r", error)
         return None
-    return None if reader is None else FileJobs(storage, reader, home)
+    return None if reader is None else FileJobs(storage.ranges, reader, home)

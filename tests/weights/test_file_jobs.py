@@ -159,7 +159,7 @@ def test_what_the_module_could_not_read_the_load_reads_itself(
         begun = reader.begin(asked(), storage)
 
         assert all(begun.take(name, ()) is None for name in TENSORS)
-        assert opened(storage) == [0]
+        assert (opened(storage), storage.bytes_read) == ([0], 0)
 
     assert ("out of order" in caplog.text) == (answer[2] != "")
 
@@ -271,3 +271,13 @@ def test_layers_of_a_stream_are_those_one_by_one(
     assert not caplog.text
     for name, tensor in tensors.items():
         bits(made[name.removesuffix(".weight")].fields()["weight"], tensor)
+
+
+def test_a_subclass_of_the_storage_may_read_otherwise(module: Module, folder: Path) -> None:
+    class Own(SafetensorsStorage):
+        """With a `read_into` of its own, perhaps."""
+
+    with Own(folder) as storage, ahead.ReaderAhead(storage, DEVICE) as reader:
+        bits(reader.begin(asked(), storage).take("a", ()), TENSORS["a"])
+
+    assert not module.asked
