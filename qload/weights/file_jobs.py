@@ -23,7 +23,7 @@ OPEN_FILES = 16  # at once, of which a load may need several
 Placed = tuple[FileRange, Tensor]  # bytes of a file, and where they go, in one piece
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class FileJob:
     """What was asked for a load: a ticket, and the files that stay open until it was waited for."""
 
