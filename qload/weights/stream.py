@@ -49,7 +49,7 @@ class StreamedLoads:
     def stream(self, loads: Iterable[L]) -> Iterator[tuple[L, Weight]]:
         """Each load with its weight, in order: as if the typed loads were asked one by one, and faster.
 
-        Threads read what the next loads need, at most 128 MiB ahead, while one is checked and repacked; onto a
+        Threads read what the next loads need, some 128 MiB ahead, while one is checked and repacked; onto a
         CUDA device through pinned memory, on streams of their own. An error is that of the typed load, raised
         when it is that load's turn. Close the iterator, or use it up: until then threads wait for it.
 
