@@ -75,7 +75,7 @@ def unit(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def native(session: nox.Session) -> None:
-    """The CPU module: its tests under each instruction set of this machine, then under ASan and UBSan."""
+    """The CPU module: its tests under each instruction set of this machine, then under sanitizers."""
     build(session, "test")
     found = session.run("python", "-c", "from qload import native; print(*native.available())", silent=True)
     for isa in str(found).split():
@@ -88,6 +88,7 @@ def native(session: nox.Session) -> None:
     )
     preload = " ".join(str(path).strip() for path in runtimes)
     session.run("pytest", "tests/native", env={"LD_PRELOAD": preload, "ASAN_OPTIONS": "detect_leaks=0"})
+    read_files(session)
 
 
 @nox.session(default=False)
@@ -106,6 +107,17 @@ def bench(session: nox.Session) -> None:
     session.run("python", "-m", "tests.bench.cpu", *session.posargs)
     if not session.posargs:
         session.run("python", "-m", "tests.bench.large")
+
+
+def read_files(session: nox.Session) -> None:
+    """The CUDA module's reader of files, on a device that is none, under sanitizers of threads and memory."""
+    folder, program = "tests/native/file_reader", f"{session.create_tmp()}/file_reader"
+    sources = "csrc/cuda/copy/file_reader.cpp", f"{folder}/run.cpp"
+    for sanitizer in ("thread", "address,undefined"):
+        flags = f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all", "-Wall", "-Wextra", "-Werror"
+        options = "-std=c++17", "-O1", "-g1", "-pthread", *flags, f"-I{folder}", *sources, "-o", program
+        session.run(os.environ.get("CXX", "c++"), *options, external=True)
+        session.run(program, env={"TSAN_OPTIONS": "halt_on_error=1"}, external=True)
 
 
 def build(session: nox.Session, *groups: str, **flags: str) -> None:

@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include <array>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -11,6 +12,9 @@
 
 #include "../shared/address.h"
 #include "copy/copy.h"
+#ifndef _WIN32  // which has no reads at positions
+#include "copy/file_reader.h"
+#endif
 #include "decode/decode.h"
 #include "dequantize/dequantize.h"
 #include "dequantize/streams.h"
@@ -76,6 +80,51 @@ PYBIND11_MODULE(_cuda, module) {
         check(error, "copy");
       },
       "Runs of bytes (to, from, bytes) from pinned memory of the host, without the interpreter's lock.");
+#ifndef _WIN32
+  py::class_<FileReader>(module, "FileReader", "Threads that read files to a device; see file_reader.h.")
+      .def(py::init([](uintptr_t memory, size_t buffer_bytes, int threads) {
+             return std::make_unique<FileReader>(at<void>(memory), buffer_bytes, threads);
+           }),
+           "Pinned memory for `buffers` buffers a thread, each of so many bytes; copies go to the current device.")
+      .def_property_readonly_static("buffers", [](const py::object&) { return FileReader::BUFFERS; })
+      .def(
+          "begin",
+          [](FileReader& self, const std::vector<std::tuple<int, int64_t, size_t, uintptr_t>>& asked, uintptr_t home) {
+            const py::gil_scoped_release unlocked;
+            std::vector<FileRange> ranges;
+            for (const auto& [descriptor, offset, bytes, to] : asked) {
+              ranges.push_back({descriptor, offset, bytes, at<void>(to)});
+            }
+            uint64_t ticket = 0;
+            check(self.begin(ranges, at<CUstream_st>(home), &ticket), "FileReader.begin");
+            return ticket;
+          },
+          "Begin to read (descriptor, offset, bytes, to), after what the stream at home was asked for; a ticket.")
+      .def(
+          "wait",
+          [](FileReader& self, uint64_t ticket, uintptr_t stream) {
+            Failure failure;
+            {
+              const py::gil_scoped_release unlocked;
+              failure = self.wait(ticket, at<CUstream_st>(stream));
+            }
+            const char* device = failure.device == cudaSuccess ? "" : cudaGetErrorString(failure.device);
+            return std::make_tuple(failure.range, failure.system, std::string(device));
+          },
+          "The stream waits for a ticket's copies. (-1, 0, \"\"), or which range failed, its errno (0: the file ended), "
+          "and what the device said.")
+      .def(
+          "close",
+          [](FileReader& self) {
+            cudaError_t error;
+            {
+              const py::gil_scoped_release unlocked;
+              error = self.close();
+            }
+            check(error, "FileReader.close");
+          },
+          "Drop what was not begun to read, and wait for all else.");
+#endif
   module.def(
       "narrow",
       [](int bits, uintptr_t codes, int64_t count, uintptr_t words, uintptr_t seen, uintptr_t stream) {

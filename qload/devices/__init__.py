@@ -10,6 +10,7 @@ from qload.devices.choice import (
     dequantize_rows,
     dequantize_stored,
     dequantize_words,
+    file_reader,
     has_routines,
     move,
     move_digits,
@@ -19,6 +20,8 @@ from qload.devices.choice import (
     unpack,
 )
 from qload.devices.codes import CodesInWords, LazyCodes, check_codes, check_integers, plain, stood_for, values
+from qload.devices.cuda_current import stream_on
+from qload.devices.cuda_files import CudaFileReader
 from qload.devices.large_pages import in_large_pages, writable
 from qload.devices.meaning import Meaning, ZeroRule, run_of
 from qload.devices.operands import (
@@ -37,6 +40,7 @@ from qload.devices.tensors import check_writable, shares_memory
 __all__ = [
     "CodeValues",
     "CodesInWords",
+    "CudaFileReader",
     "LazyCodes",
     "Meaning",
     "Stored",
@@ -54,6 +58,7 @@ __all__ = [
     "dequantize_rows",
     "dequantize_stored",
     "dequantize_words",
+    "file_reader",
     "has_routines",
     "in_large_pages",
     "meaning_of",
@@ -67,6 +72,7 @@ __all__ = [
     "run_of",
     "shares_memory",
     "stood_for",
+    "stream_on",
     "unpack",
     "values",
     "writable",

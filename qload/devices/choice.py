@@ -12,6 +12,7 @@ from torch import Tensor
 
 from qload.devices import cpu, cuda, reference
 from qload.devices.codes import CodesInWords, check_codes, plain
+from qload.devices.cuda_files import CudaFileReader
 from qload.devices.cuda_stored import dequantize_stored as _dequantize_stored
 from qload.devices.meaning import Meaning
 from qload.devices.operands import CodeValues, Stored, meaning_of
@@ -73,6 +74,12 @@ def copy_from_host(
     with torch.cuda.stream(onto):
         for place, target in zip(places, targets, strict=True):
             target.copy_(memory[place].view(target.dtype).view(target.shape), non_blocking=True)
+
+
+def file_reader(device: torch.device) -> CudaFileReader | None:
+    """Threads that read files to a CUDA device, by its number, without Python's lock; None where none can."""
+    found = cuda.module()
+    return CudaFileReader(found, device) if hasattr(found, "FileReader") else None
 
 
 def dequantize(codes: CodeValues, out: Tensor) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from qload.devices.codes import CodesInWords
+from qload.devices.cuda_current import on_device, stream
 from qload.devices.meaning import Meaning
 from qload.devices.tensors import FLOATS, address, is_plain
 from qload.native import is_on, load
@@ -53,7 +54,7 @@ def move(
         return False
     starts, counts = rows or (None, [0] * len(digits))
     quads = [(*digit, count) for digit, count in zip(digits, counts, strict=True)]
-    with torch.cuda.device(target.device):
+    with on_device(target.device):
         cuda.move(bits, quads, source.data_ptr(), address(starts), target.data_ptr(), stream(target))
     return True
 
@@ -134,8 +135,8 @@ def copy_from_host(
     memory: Tensor, places: Sequence[slice], targets: Sequence[Tensor], onto: torch.cuda.Stream
 ) -> bool:
     """Bytes of pinned memory to tensors that lie in one piece; False where there is no module."""
-    found = load("cuda").found
-    if found is None or not is_on():
+    found = module()
+    if found is None:
         return False
     first = memory.data_ptr()
     runs = [
@@ -250,11 +251,6 @@ def _takes(meaning: Meaning, out: Tensor) -> bool:
     return whole and out.dtype in FLOATS and out.is_contiguous()
 
 
-def stream(tensor: Tensor) -> int:
-    """The stream that is current on a tensor's device."""
-    return int(torch.cuda.current_stream(tensor.device).cuda_stream)
-
-
 def has_routines(*tensors: Tensor) -> bool:
     """Whether there is native code for tensors like these."""
     return module_for(*tensors) is not None
@@ -280,10 +276,15 @@ def _runs_on(chips: str, later: bool, major: int, minor: int) -> bool:
     return found or (later and here >= max(number for number, _ in each))
 
 
+def module() -> ModuleType | None:
+    """The CUDA module, where native code is used."""
+    return load("cuda").found if is_on() else None
+
+
 def module_for(*tensors: Tensor) -> ModuleType | None:
     """The CUDA module, where it may touch these tensors, all on one device."""
-    found = load("cuda").found
-    if found is None or not is_on() or torch.compiler.is_compiling():
+    found = module()
+    if found is None or torch.compiler.is_compiling():
         return None
     device = tensors[0].device
     plain = all(is_plain(tensor, "cuda") and tensor.device == device for tensor in tensors)

@@ -16,8 +16,8 @@ from qload.devices.cuda import (
     distance_of_rows,
     in_rows,
     module_for,
-    stream,
 )
+from qload.devices.cuda_current import stream
 from qload.devices.operands import Stored, StoredCodes, StoredRows, StoredSparse, StoredStreams, StoredTable
 from qload.devices.tensors import FLOATS, address
 from qload.sentences import WORD_BITS, AxisDigit, Sentence

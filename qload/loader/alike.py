@@ -37,7 +37,7 @@ class Describer:
         self._suffixes = tuple(dict.fromkeys(suffix for spec in specs for suffix in spec.suffixes))
         self._chosen: dict[Headers, ChosenFormat] = {}
         self._described: dict[tuple[Headers, bytes], LayerDescription] = {}
-        self._last: dict[Headers, tuple[bytes, LayerDescription]] = {}
+        self._last: dict[Headers, tuple[bytes, Mapping[str, Tensor], LayerDescription]] = {}
 
     def describe(self, weights: TensorSource, prefix: str) -> LayerDescription:
         """Tell the format by the tensors, read the facts, check shapes, dtypes and indices."""
@@ -48,7 +48,7 @@ class Describer:
             if len(self._chosen) < MOST:
                 self._chosen[headers] = chosen
         names = LayerNames(weights, prefix, chosen.suffixes)
-        facts = {
+        facts: Mapping[str, Tensor] = {
             spec.name: fact_of(weights, names.full(spec.name), spec.role)
             for spec in chosen.specs
             if spec.fact
@@ -56,25 +56,30 @@ class Describer:
         found = _bytes(facts)
         if found is None:
             return describe(weights, prefix, chosen, facts)
-        last, known = self._last.get(headers, (None, None))
-        if known is None or found != last:
+        last = self._last.get(headers)
+        if last is not None and found == last[0]:
+            _, facts, known = last  # the same memory, which tells who compares them at once
+        else:
             told = headers, blake2b(found, digest_size=16).digest()
-            known = self._described.get(told)
-            if known is None:
+            described = self._described.get(told)
+            if described is None:
                 layer = describe(weights, prefix, chosen, facts)
-                known = replace(layer, facts={}, names=Names())
+                described = replace(layer, facts={}, names=Names())
                 if len(self._described) < MOST:
-                    self._described[told] = known
-            self._keep(headers, found, known)
+                    self._described[told] = described
+            known = described
+            self._keep(headers, found, facts, known)
         same = known.format, known.specs, known.sizes
         return LayerDescription(prefix, *same, facts, known.dtypes, names, known.notes, known.cuts)
 
-    def _keep(self, headers: Headers, found: bytes, known: LayerDescription) -> None:
+    def _keep(
+        self, headers: Headers, found: bytes, facts: Mapping[str, Tensor], known: LayerDescription
+    ) -> None:
         """The facts of the last layer, as the next one mostly has the same, and comparing is fast."""
         if len(self._last) >= KINDS:
             self._last.clear()
         if len(found) <= SMALL:
-            self._last[headers] = found, known
+            self._last[headers] = found, facts, known
 
     def _headers(self, weights: TensorSource, prefix: str) -> Headers:
         found = []
@@ -91,4 +96,4 @@ def _bytes(facts: Mapping[str, Tensor]) -> bytes | None:
     if any(fact.device.type != "cpu" for fact in facts.values()):
         return None
     flat = (fact.reshape(-1).contiguous().view(torch.uint8) for fact in facts.values())
-    return b"".join(fact.numpy().tobytes() for fact in flat)
+    return b"".join(fact.numpy().data for fact in flat)

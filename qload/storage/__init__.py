@@ -9,6 +9,7 @@ from qload.storage.hub_cache import snapshot
 from qload.storage.locate import CheckpointFiles, locate
 from qload.storage.memory import MemoryStorage
 from qload.storage.protocol import AskedBytes, FillingStorage, TensorInfo, WeightStorage, check_name
+from qload.storage.ranges import FileRange, FileRanges
 from qload.storage.remote import Place, RemoteFile, RemoteFolder
 from qload.storage.rows import rows
 from qload.storage.safetensors import SafetensorsStorage
@@ -18,6 +19,8 @@ __all__ = [
     "AskedBytes",
     "CheckpointFiles",
     "Entry",
+    "FileRange",
+    "FileRanges",
     "FillingStorage",
     "Header",
     "MemoryStorage",

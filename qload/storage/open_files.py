@@ -63,6 +63,10 @@ class OpenFiles:
         self._open: dict[str, OpenFile] = {}  # the one that was used last is last
         self._lock, self._closed = Lock(), False
 
+    def is_here(self, file: str) -> bool:
+        """Whether a file is on this machine, and has a descriptor when it is open."""
+        return file in self._files
+
     @contextmanager
     def reading(self, file: str) -> Iterator[RangeReader]:
         """The file, open; StorageError before or after if it is not what it was."""

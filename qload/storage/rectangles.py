@@ -30,13 +30,13 @@ def read_rectangle(
     """
     size = entry.dtype.itemsize
     extents = [stop - start for start, stop in pairs]
-    cut = max((at for at, extent in enumerate(extents) if extent != entry.shape[at]), default=0)
-    length = prod(extents[cut:]) * size  # of a run: all dimensions after the last one that is cut
     run = np.empty(prod(extents) * size, np.uint8) if out is None else out
-    if not cut:
-        first = entry.begin + (pairs[0][0] * prod(entry.shape[1:]) * size if pairs else 0)
+    first = in_one_run(entry, pairs)
+    if first is not None:
         opened.read_into(run.data, first)
         return run
+    cut = last_cut(entry, pairs)
+    length = prod(extents[cut:]) * size  # of a run: all dimensions after the last one that is cut
     strides = [prod(entry.shape[at + 1 :]) * size for at in range(len(pairs))]
     first = entry.begin + sum(start * stride for (start, _), stride in zip(pairs, strides, strict=True))
     outer, rows = extents[: cut - 1], extents[cut - 1]
@@ -45,6 +45,23 @@ def read_rectangle(
         at = first + sum(index * stride for index, stride in zip(place, strides, strict=False))
         _read_rows(opened, at, strides[cut - 1], block)
     return run
+
+
+def last_cut(entry: Entry, pairs: Bounds) -> int:
+    """The last dimension of which not all is wanted; 0 where all is."""
+    cut = 0
+    for at, (start, stop) in enumerate(pairs):
+        if stop - start != entry.shape[at]:
+            cut = at
+    return cut
+
+
+def in_one_run(entry: Entry, pairs: Bounds) -> int | None:
+    """Where the elements begin in the file; None where something else lies between them."""
+    if last_cut(entry, pairs):
+        return None
+    row = prod(entry.shape[1:]) * entry.dtype.itemsize
+    return entry.begin + (pairs[0][0] * row if pairs else 0)
 
 
 def _read_rows(opened: RangeReader, at: int, stride: int, block: NDArray[np.uint8]) -> None:

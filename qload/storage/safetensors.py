@@ -27,6 +27,7 @@ from qload.storage.protocol import (
     check_out,
     missing,
 )
+from qload.storage.ranges import FileRanges
 from qload.storage.rectangles import Bounds, read_rectangle
 from qload.storage.remote import Place
 
@@ -144,6 +145,11 @@ class SafetensorsStorage:
                 for entry, pairs, memory in pieces:
                     read_rectangle(opened, entry, pairs, memory)
             self._count(sum(memory.nbytes for _, _, memory in pieces))
+
+    @property
+    def ranges(self) -> FileRanges:
+        """Where tensors lie in files, for who reads these by descriptors."""
+        return FileRanges(self._entries, self._holders, self._open, self._count)
 
     def close(self) -> None:
         """Close all files; reading afterwards is a StorageError."""

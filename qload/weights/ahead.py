@@ -5,7 +5,7 @@ wrong in its own words.
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -19,7 +19,9 @@ from qload import native
 from qload.errors import QloadError
 from qload.storage import FillingStorage, WeightStorage
 from qload.storage.protocol import bounds
-from qload.weights.landing import DEVICE_RUN, Landing, Piece, Wanted, landing_on
+from qload.storage.rectangles import Bounds
+from qload.weights.file_jobs import FileJob, FileJobs, file_jobs
+from qload.weights.landing import DEVICE_RUN, CudaLanding, Landing, Piece, Wanted, landing_on
 
 log: logging.Logger = logging.getLogger("qload")
 
@@ -56,7 +58,7 @@ class Ahead:
 
     landing: Landing
     tensors: dict[Key, Tensor] = field(default_factory=dict)
-    jobs: dict[Key, list[Job]] = field(default_factory=dict)
+    jobs: dict[Key, list[Job | FileJob]] = field(default_factory=dict)
 
     @cached_property
     def nbytes(self) -> int:
@@ -89,6 +91,7 @@ class ReaderAhead:
     def __init__(self, storage: FillingStorage, device: torch.device, run: int = DEVICE_RUN) -> None:
         self.storage: FillingStorage = storage
         self.landing: Landing = landing_on(device, run)
+        self._files = file_jobs(storage, self.landing.home) if isinstance(self.landing, CudaLanding) else None
         most = DEVICE_THREADS if device.type == "cuda" else min(THREADS, native.threads())
         self._threads = ThreadPoolExecutor(most, thread_name_prefix="qload-read")
 
@@ -97,33 +100,53 @@ class ReaderAhead:
 
     def __exit__(self, *_: object) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)
+        if self._files is not None:
+            self._files.close()
         self.landing.close()
 
     def begin(self, asked: Iterable[tuple[str, Index]], storage: WeightStorage) -> Ahead:
         """Begin to read these elements of stored tensors."""
-        found: dict[Key, tuple[Index, Wanted]] = {}
+        wanted: dict[Key, tuple[Bounds, Wanted]] = {}
         for name, index in asked:
             info = storage.info(name)
             pairs = bounds(name, info.shape, index)
             extents = tuple(stop - start for start, stop in pairs)
-            longest = prod(extents[1:]) * info.dtype.itemsize  # of its rows, which have to fit in a buffer
-            if 0 not in extents and longest <= self.landing.run:
-                found[_key(name, index)] = tuple(slice(*pair) for pair in pairs), (extents, info.dtype)
+            if 0 not in extents:
+                wanted[_key(name, index)] = pairs, (extents, info.dtype)
         ahead = Ahead(self.landing)
-        if found:
-            made = self.landing.new(wanted for _, wanted in found.values())
-            ahead.tensors.update(zip(found, made, strict=True))
-            pieces = [(key, Piece(key[0], found[key][0], out)) for key, out in ahead.tensors.items()]
-            self._submit(ahead, pieces)
+        if wanted:
+            made = self.landing.new(each for _, each in wanted.values())
+            ahead.tensors.update(zip(wanted, made, strict=True))
+            rest = {key: pairs for key, (pairs, _) in wanted.items()}
+            self._submit(ahead, rest if self._files is None else _from_files(self._files, ahead, rest))
         return ahead
 
-    def _submit(self, ahead: Ahead, pieces: Iterable[tuple[Key, Piece]]) -> None:
-        ready, run = self.landing.ready(), self.landing.run
-        for work in _jobs([(key, one) for key, piece in pieces for one in _runs(piece, run)], run):
+    def _submit(self, ahead: Ahead, wanted: Mapping[Key, Bounds]) -> None:
+        run = self.landing.run
+        pieces = {
+            key: Piece(key[0], tuple(slice(*pair) for pair in pairs), ahead.tensors[key])
+            for key, pairs in wanted.items()
+        }
+        fitting = [(key, piece) for key, piece in pieces.items() if piece.row <= run]
+        for key in pieces.keys() - dict(fitting).keys():  # of which no row fits in a buffer
+            del ahead.tensors[key]
+        ready = self.landing.ready() if fitting else None
+        for work in _jobs([(key, one) for key, piece in fitting for one in _runs(piece, run)], run):
             each = [piece for _, piece in work]
             job = Job(self.landing, self._threads.submit(self.landing.fill, self.storage, each, ready))
             for key in dict.fromkeys(key for key, _ in work):
                 ahead.jobs.setdefault(key, []).append(job)
+
+
+def _from_files(files: FileJobs, ahead: Ahead, wanted: Mapping[Key, Bounds]) -> Mapping[Key, Bounds]:
+    """Begin to read what lies in files as it is wanted: what is left for threads of Python."""
+    places = {key: files.ranges.of(key[0], pairs) for key, pairs in wanted.items()}
+    placed = {key: (place, ahead.tensors[key]) for key, place in places.items() if place is not None}
+    job = files.begin(list(placed.values())) if placed else None
+    if job is None:
+        return wanted
+    ahead.jobs.update({key: [job] for key in placed})
+    return {key: pairs for key, pairs in wanted.items() if key not in placed}
 
 
 def _key(name: str, index: Index) -> Key:

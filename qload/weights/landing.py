@@ -2,8 +2,10 @@
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import accumulate, cycle
+from math import prod
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from qload.devices import copy_from_host, in_large_pages
+from qload.devices import copy_from_host, in_large_pages, stream_on
 from qload.storage import AskedBytes, FillingStorage
 
 HOST_RUN = 4 << 20  # bytes that a thread reads at once, so that several share a tensor
@@ -35,6 +37,11 @@ class Piece:
     def room(self) -> int:
         """The bytes that it takes in a buffer."""
         return -(-self.out.nbytes // ALIGNED) * ALIGNED
+
+    @property
+    def row(self) -> int:
+        """The bytes of one entry of its first dimension, which are read at once."""
+        return prod(self.out.shape[1:]) * self.out.itemsize
 
 
 class Landing(Protocol):
@@ -112,7 +119,7 @@ class CudaLanding:
 
     def new(self, wanted: Iterable[Wanted]) -> list[Tensor]:
         """On the device."""
-        with torch.cuda.stream(self.home):
+        with nullcontext() if self._is_at_home() else torch.cuda.stream(self.home):
             return [torch.empty(extents, dtype=dtype, device=self.device) for extents, dtype in wanted]
 
     def ready(self) -> torch.cuda.Event:
@@ -139,14 +146,16 @@ class CudaLanding:
 
     def hand_out(self, tensor: Tensor) -> None:
         """Its memory is not given to others before the stream that is current has used it."""
-        current = torch.cuda.current_stream(self.device)
-        if current != self.home:
-            tensor.record_stream(current)
+        if not self._is_at_home():
+            tensor.record_stream(torch.cuda.current_stream(self.device))
 
     def close(self) -> None:
-        """The stream at home waits for every copy, so that memory which is given back is not written to."""
+        """Wait for every copy, which neither reads nor writes memory any more that is given back."""
         for stream in self._streams:
-            self.home.wait_stream(stream)
+            stream.synchronize()
+
+    def _is_at_home(self) -> bool:
+        return stream_on(self.device) == self.home.cuda_stream
 
     def _buffers(self) -> Iterator[_Buffer]:
         found: Iterator[_Buffer] | None = getattr(self._own, "buffers", None)

@@ -10,6 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from qload.devices import stream_on
 from qload.errors import QloadError, check_type, checked
 from qload.loader import LoadPlan, Part, TensorSource, WeightsLoader
 from qload.spec import Role, Weight
@@ -48,7 +49,7 @@ class StreamedLoads:
     def stream(self, loads: Iterable[L]) -> Iterator[tuple[L, Weight]]:
         """Each load with its weight, in order: as if the typed loads were asked one by one, and faster.
 
-        Threads read what the next loads need, at most 96 MiB ahead, while one is checked and repacked; onto a
+        Threads read what the next loads need, some 128 MiB ahead, while one is checked and repacked; onto a
         CUDA device through pinned memory, on streams of their own. An error is that of the typed load, raised
         when it is that load's turn. Close the iterator, or use it up: until then threads wait for it.
 
@@ -150,6 +151,12 @@ class AheadSource:
         return by_role(stored, here, self.inner.dtype, role)
 
 
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Whether two facts of one shape are equal: those of layers that are alike mostly lie in one place."""
+    lies = one.data_ptr() == other.data_ptr() and one.stride() == other.stride()
+    return lies or torch.equal(one, other)
+
+
 class PlacedFacts:
     """Facts on a CUDA device, which most layers of a model have in common: each goes over the bus once."""
 
@@ -162,9 +169,9 @@ class PlacedFacts:
         device = self.inner.device
         if device.type != "cuda" or fact.nbytes > SMALL:
             return self.inner.place(fact)
-        kind = fact.dtype, fact.shape, torch.cuda.current_stream(device)
+        kind = fact.dtype, fact.shape, stream_on(device)
         held = self._held.get(kind)
-        if held is None or not torch.equal(held[0], fact):
+        if held is None or not _same(held[0], fact):
             if len(self._held) >= FACTS:
                 self._held.clear()
             held = self._held[kind] = fact, self.inner.place(fact)

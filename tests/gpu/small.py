@@ -4,11 +4,13 @@ Results are compared too, so that a checker that runs nothing is seen. `large` i
 dequantize is the vendor's product, whose copies sanitizers do not follow.
 """
 
+from tempfile import TemporaryFile
+
 import torch
 from torch import Tensor
 
-from qload import native
-from qload.devices import StoredTable, cuda
+from qload import devices, native
+from qload.devices import StoredTable, cuda, cuda_files
 from qload.devices.cuda_stored import dequantize_stored
 from qload.formats import AWQConfig, AWQWeight
 from qload.kernel_formats import ExllamaWeight, GPTQMarlinWeight, repack
@@ -72,6 +74,26 @@ def copies() -> None:
     stream.synchronize()
     for place, target in zip(places, targets, strict=True):
         same(target, memory[place])
+
+
+def files() -> None:
+    """Ranges of a file, one of which is larger than a buffer, by threads of the module."""
+    data, device = torch.randint(256, (1 << 20,), dtype=torch.uint8), torch.device("cuda", 0)
+    cuda_files.RUN = 1 << 14
+    reader = devices.file_reader(device)
+    if reader is None:
+        raise SystemExit("the module reads no files")
+    asked = [(0, 5), (77, 1), (100, 300_001), (1 << 19, 1 << 19)]
+    outs = [torch.empty(count, dtype=torch.uint8, device=device) for _, count in asked]
+    with TemporaryFile() as file:
+        file.write(data.numpy().tobytes())
+        file.flush()
+        ranges = [(file.fileno(), *one, out.data_ptr()) for one, out in zip(asked, outs, strict=True)]
+        if not reader.wait(reader.begin(ranges, torch.cuda.current_stream(device))):
+            raise SystemExit("the module could not read a file")
+        for (begin, count), out in zip(asked, outs, strict=True):
+            same(out, data[begin : begin + count])
+        reader.close()
 
 
 def weight() -> AWQWeight:
@@ -205,6 +227,7 @@ def main() -> None:
     torch.manual_seed(0)
     moves()
     copies()
+    files()
     made = weight()
     for layout in ("awq", "gptq_v2", "marlin"):
         held = made if layout == "awq" else repack(made, layout)

@@ -2,6 +2,9 @@
 
 import json
 import logging
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +13,14 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from qload import devices, native
+from qload import SafetensorsStorage, devices, native
+from qload.devices import CudaFileReader, cuda_files
+from qload.errors import StorageError
 from qload.kernel_formats import alike
 from qload.listing import layers, load_layers
 from qload.spec import Weight
 from qload.testing import assert_same_bits
-from qload.weights import ahead, open_checkpoint
+from qload.weights import ahead, open_checkpoint, stream
 
 pytestmark = pytest.mark.gpu
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True}
@@ -99,6 +104,7 @@ def test_loads_are_those_of_one_by_one(
     run: int,
 ) -> None:
     monkeypatch.setattr(ahead.ReaderAhead.__init__, "__defaults__", (run,))
+    monkeypatch.setattr(cuda_files, "RUN", run)
     with caplog.at_level(logging.WARNING, "qload"):
         made = compare(written(tmp_path, kind), target)
 
@@ -170,3 +176,144 @@ def test_copies_from_the_host(with_module: bool) -> None:
 
     for place, target in zip(places, targets, strict=True):
         assert_same_bits(target.cpu(), memory[place].view(target.dtype).view(target.shape))
+
+
+# Files that threads of the module read
+
+
+def here() -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+@pytest.fixture
+def reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaFileReader]:
+    """With buffers of a page."""
+    monkeypatch.setattr(cuda_files, "RUN", 1 << 12)
+    found = devices.file_reader(here())
+    assert found is not None
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Path:
+    """A checkpoint of 40 layers of a MiB."""
+    save_file({f"{i:02}.weight": torch.rand(512, 512) for i in range(40)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    return tmp_path
+
+
+def test_a_reader_says_which_of_its_tickets_failed(reader: CudaFileReader, tmp_path: Path) -> None:
+    data = torch.randint(256, (100_000,), dtype=torch.uint8)
+    (tmp_path / "file").write_bytes(data.numpy().tobytes())
+    good, bad = (os.open(tmp_path / "file", flags) for flags in (os.O_RDONLY, os.O_WRONLY))
+    asked = [
+        [(good, 3, 99_000)],
+        [(good, 0, 5), (good, 90_000, 10_001)],
+        [(bad, 0, 1)],
+        [(good, 7, 9), (good, 99_999, 1)],
+    ]
+    outs = [[torch.zeros(count, dtype=torch.uint8, device="cuda") for *_, count in each] for each in asked]
+    home = torch.cuda.current_stream()
+
+    tickets = [
+        reader.begin([(*one, out.data_ptr()) for one, out in zip(each, into, strict=True)], home)
+        for each, into in zip(asked, outs, strict=True)
+    ]
+
+    assert [reader.wait(ticket) for ticket in tickets] == [True, False, False, True]
+    for i in (0, 3):
+        for (_, begin, count), out in zip(asked[i], outs[i], strict=True):
+            assert_same_bits(out.cpu(), data[begin : begin + count])
+    for descriptor in (good, bad):
+        os.close(descriptor)
+
+
+def test_a_reader_that_is_closed_says_that_nothing_was_read(reader: CudaFileReader, plain: Path) -> None:
+    out = torch.zeros(1 << 20, dtype=torch.uint8, device="cuda")
+    with (plain / "model.safetensors").open("rb") as file:
+        ranges = [(file.fileno(), 0, out.nbytes, out.data_ptr())]
+        tickets = [reader.begin(ranges, torch.cuda.current_stream()) for _ in range(40)]
+        reader.close()
+
+        assert not reader.wait(tickets[-1])
+        assert not reader.wait(reader.begin(ranges, torch.cuda.current_stream()))
+
+
+def test_tiny_tensors_and_those_larger_than_a_buffer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_files, "RUN", 1 << 12)
+    tensors = {f"{i}": torch.rand(i % 7, 1 + i % 3).half() for i in range(500)}
+    tensors |= {"large": torch.rand(1000, 777), "none": torch.tensor(3)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    with SafetensorsStorage(tmp_path) as storage, ahead.ReaderAhead(storage, here()) as reader:
+        begun = reader.begin([(name, ()) for name in tensors], storage)
+
+        for name, want in tensors.items():
+            got = begun.take(name, ())
+            assert (got is None) == (want.numel() == 0)
+            if got is not None:
+                assert_same_bits(got.cpu(), want)
+
+
+@pytest.mark.parametrize("change", ["cut short", "replaced"])
+def test_a_file_that_changes_during_a_load_says_what_it_says_one_by_one(
+    plain: Path, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "WINDOW", 3 << 20)
+    file = plain / "model.safetensors"
+    with open_checkpoint(plain) as one, open_checkpoint(plain, device="cuda") as other:
+        found = load_layers(other)
+        first = next(found)
+        assert_same_bits(first[1].fields()["weight"].cpu(), one.get_weights("00").fields()["weight"])
+        if change == "cut short":
+            os.truncate(file, file.stat().st_size // 2)
+        else:
+            os.utime(file, ns=(1, 1))
+        with pytest.raises(StorageError) as want:
+            one.get_weights("01")
+
+        with pytest.raises(StorageError) as caught:
+            list(found)
+
+    assert str(caught.value) == str(want.value)
+
+
+def test_a_stream_that_is_left_writes_to_no_memory_of_others(plain: Path) -> None:
+    with open_checkpoint(plain, device="cuda") as weights:
+        found = load_layers(weights)
+        next(found)
+        found.close()  # type: ignore[attr-defined]
+        others = [torch.full((1 << 20,), 7, dtype=torch.uint8, device="cuda") for _ in range(40)]
+        torch.cuda.synchronize()
+
+    assert all(bool((other == 7).all()) for other in others)
+
+
+def test_two_streams_at_once(tmp_path: Path) -> None:
+    folder = written(tmp_path, "gptq")
+
+    def load(own: torch.cuda.Stream) -> None:
+        with torch.cuda.stream(own):
+            for _ in range(3):
+                compare(folder, "auto")
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(load, [torch.cuda.Stream(), torch.cuda.Stream()]))
+    torch.cuda.synchronize()
+
+
+def test_what_is_read_by_the_module_is_asked_of_it_once_a_layer(
+    plain: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    begin = CudaFileReader.begin
+
+    def told(self: CudaFileReader, ranges: Any, home: Any) -> int:
+        asked.append(len(ranges))
+        return begin(self, ranges, home)
+
+    monkeypatch.setattr(CudaFileReader, "begin", told)
+    with open_checkpoint(plain, device="cuda") as weights:
+        list(load_layers(weights))
+
+    assert asked == [1] * 40

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -300,3 +301,43 @@ def test_layers_of_one_shape_whose_facts_take_turns_are_told_apart() -> None:
     assert [weight.config.positional for weight in made.values()] == [True, False, True, True, False]
     for i, weight in made.items():
         assert_same_bits(weight.g_idx, tensors[f"{i}.g_idx"])
+
+
+def test_facts_go_to_a_device_once_unless_they_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    placed: list[Tensor] = []
+
+    def place(fact: Tensor) -> Tensor:
+        placed.append(fact)
+        return fact.clone()
+
+    monkeypatch.setattr(stream, "stream_on", lambda device: 7)
+    inner: Any = SimpleNamespace(device=torch.device("cuda"), place=place)
+    facts, one = stream.PlacedFacts(inner), torch.arange(8)
+
+    made = [facts.place(each) for each in (one, one[:], one.clone(), one.flip(0), one, one[::2], one[:4])]
+
+    assert len(placed) == 5
+    for got, want in zip(made, (one, one, one, one.flip(0), one, one[::2], one[:4]), strict=True):
+        assert_same_bits(got, want)
+    assert len({tensor.data_ptr() for tensor in made}) == len(made)
+
+
+def test_layers_that_are_alike_share_their_facts_until_they_are_loaded() -> None:
+    K, N = 64, 32
+    tensors: dict[str, Tensor] = {}
+    for i in range(2):
+        tensors |= {
+            f"{i}.qweight": torch.zeros(K // 8, N, dtype=torch.int32),
+            f"{i}.qzeros": torch.full((2, N // 8), 0x77777777, dtype=torch.int32),
+            f"{i}.scales": torch.rand(2, N).half(),
+            f"{i}.g_idx": torch.arange(K, dtype=torch.int32) // 32,
+        }
+    storage = MemoryStorage(tensors)
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+    weights = Weights(storage, loader=loader_from_config(config, storage))
+
+    first, second = (weights.loader.describe(weights, str(i)).facts["g_idx"] for i in range(2))
+    one, other = (weights.get_weights(str(i)).fields()["g_idx"] for i in range(2))
+
+    assert first.data_ptr() == second.data_ptr()
+    assert len({tensor.data_ptr() for tensor in (first, one, other)}) == 3

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qload.devices.cuda import stream
+from qload.devices.cuda_current import current_device, raw_stream, stream
 from qload.devices.tensors import address as pointer
 from qload.errors import ArgumentError
 from qload.native import load
@@ -20,10 +20,6 @@ __all__ = [
     "stream",
     "why_not",
 ]
-
-# What torch's own generated code calls; a build of torch without CUDA has neither.
-raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
 
 load("cuda")  # before a model is compiled: what traces it cannot import
 

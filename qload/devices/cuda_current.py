@@ -1,0 +1,30 @@
+"""Which CUDA device and which stream are current: asked for every call, and so as torch's own code asks."""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# What torch's own generated code calls; a build of torch without CUDA has neither.
+raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
+
+
+def stream_on(device: torch.device) -> int:
+    """The stream that is current on a device."""
+    if raw_stream is None or device.index is None:
+        return int(torch.cuda.current_stream(device).cuda_stream)
+    return int(raw_stream(device.index))
+
+
+def stream(tensor: Tensor) -> int:
+    """The stream that is current on a tensor's device."""
+    return stream_on(tensor.device)
+
+
+def on_device(device: torch.device) -> AbstractContextManager[object]:
+    """Within it, a device is the current one."""
+    if current_device is not None and device.index == current_device():
+        return nullcontext()
+    return torch.cuda.device(device)
