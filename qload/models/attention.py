@@ -5,6 +5,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from qload.errors import ShapeError
+from qload.kernels.cuda.attend import attend_pages
 from qload.models.cache import PagedCache
 from qload.models.masks import seen
 from qload.models.padding import padded, unpadded
@@ -64,6 +65,31 @@ def attend_cached(
     Heads of a cache that are wider than these end in zeros, which no result sees.
     """
     cache.write(layer, step.slots, k, v)
+    limits = {"window": window, "chunk": chunk}
+    return attend_written(q, v.shape[-1], step, cache, layer, scale=scale, sinks=sinks, **limits)
+
+
+def attend_written(
+    q: Tensor,
+    size: int,
+    step: Step,
+    cache: PagedCache,
+    layer: int,
+    *,
+    scale: float,
+    window: int | None = None,
+    chunk: int | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """The same where keys and values are in the `cache` already; values have `size` numbers."""
+    if step.new == 1:
+        limits = {"window": window, "chunk": chunk}
+        held = cache.keys[layer], cache.values[layer]
+        made = attend_pages(
+            q, held, step.positions, step.pages, v_size=size, scale=scale, sinks=sinks, **limits
+        )
+        if made is not None:
+            return made.flatten(1)
     keys, values = cache.read(layer, step.pages)
     rows = padded(q, keys.shape[-1]).reshape(step.sequences, step.new, q.shape[1], -1)
     positions, seen_keys = step.positions.view(step.sequences, step.new), keys.shape[1]
@@ -71,7 +97,7 @@ def attend_cached(
         (seen_keys, q.dtype, window, chunk), lambda: hiding(positions, seen_keys, q.dtype, window, chunk)
     )
     y = attend_hidden(rows, keys, values, hidden, scale=scale, sinks=sinks)
-    return unpadded(y, v.shape[-1]).reshape(q.shape[0], -1)
+    return unpadded(y, size).reshape(q.shape[0], -1)
 
 
 def hiding(

@@ -6,10 +6,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
+from qload.kernels.cuda.step import place_heads
 from qload.loader import Heads
 from qload.methods import QKVParallelLinear, RowParallelLinear
 from qload.methods.loaded import LinearFactory
-from qload.models.attention import attend_cached
+from qload.models.attention import attend_written
 from qload.models.cache import PagedCache
 from qload.models.config import TextConfig
 from qload.models.masks import Mask
@@ -108,12 +109,14 @@ class Attention(nn.Module):
         """The tokens x (T, H) of a `step` among all of their sequences, whose `layer` is in `cache`."""
         facts = self.facts
         heads = self.qkv_proj(x).view(x.shape[0], -1, facts.size)
-        both, v = torch.split(heads, [facts.queries + facts.keys, facts.keys], 1)
-        q, k = torch.split(self._positioned(both, step), [facts.queries, facts.keys], 1)
-        y = attend_cached(
+        q = self._placed(heads, step, cache, layer)
+        if q is None:
+            both, v = torch.split(heads, [facts.queries + facts.keys, facts.keys], 1)
+            q, k = torch.split(self._positioned(both, step), [facts.queries, facts.keys], 1)
+            cache.write(layer, step.slots, k, v)
+        y = attend_written(
             q,
-            k,
-            v,
+            facts.size,
             step,
             cache,
             layer,
@@ -124,6 +127,23 @@ class Attention(nn.Module):
         )
         return self.o_proj(y)  # type: ignore[no-any-return]
 
+    def _placed(self, heads: Tensor, step: Step, cache: PagedCache, layer: int) -> Tensor | None:
+        """Queries of `heads` (T, all, D), as `_positioned` has them, keys and values written; or None."""
+        facts = self.facts
+        if not facts.mask.turned or facts.norm == "after rope":
+            return None
+        norms = (
+            None if self.q_norm is None or self.k_norm is None else (self.q_norm.weight, self.k_norm.weight)
+        )
+        cos, sin = self._turns(step)
+        held, pairs = (cache.keys[layer], cache.values[layer]), self.rope.config.pairs
+        return place_heads(heads, cos, sin, step.slots, held, pairs=pairs, norms=norms, eps=facts.eps)
+
+    def _turns(self, step: Step) -> tuple[Tensor, Tensor]:
+        """Cos and sin of the positions of a `step`, made once for all layers."""
+        found: tuple[Tensor, Tensor] = step.kept(self.rope, lambda: self.rope(step.positions))
+        return found
+
     def _positioned(self, both: Tensor, step: Step) -> Tensor:
         """Queries and keys (T, heads, D), normalized and turned as this layer does."""
         facts = self.facts
@@ -131,7 +151,7 @@ class Attention(nn.Module):
             q, k = torch.split(both, [facts.queries, facts.keys], 1)
             both = torch.cat([self.q_norm(q), self.k_norm(k)], 1)
         if facts.mask.turned:
-            both = self.rope.turn(both, *step.kept(self.rope, lambda: self.rope(step.positions)))
+            both = self.rope.turn(both, *self._turns(step))
             return rms_norm(both, (facts.size,), None, facts.eps) if facts.norm == "after rope" else both
         if facts.temperature is None:
             return both

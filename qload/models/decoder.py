@@ -28,10 +28,17 @@ class Block(nn.Module):
         self.self_attn, self.mlp = attention, feed_forward
         self.input_layernorm, self.post_attention_layernorm = norms
 
-    def forward(self, x: Tensor, step: Step, cache: PagedCache, layer: int) -> Tensor:
-        """The tokens `x` (T, H) of a `step` after this `layer`, whose keys and values go to `cache`."""
-        x = x + self.self_attn(self.input_layernorm(x), step, cache, layer)
-        return x + self.mlp(self.post_attention_layernorm(x))  # type: ignore[no-any-return]
+    def forward(
+        self, x: Tensor, step: Step, cache: PagedCache, layer: int, added: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Two summands (T, H) of the tokens of a `step` after this `layer`, for the next norm to add.
+
+        The tokens before it are `x` (T, H), plus `added` where there is one. Keys and values go to `cache`.
+        """
+        norm = self.input_layernorm
+        x, normed = (x, norm(x)) if added is None else norm.of_sum(x, added)
+        x, normed = self.post_attention_layernorm.of_sum(x, self.self_attn(normed, step, cache, layer))
+        return x, self.mlp(normed)
 
 
 class Decoder(nn.Module):
@@ -63,9 +70,10 @@ class Decoder(nn.Module):
     def hidden(self, x: Tensor, step: Step, cache: PagedCache) -> Tensor:
         """What all layers make of the vectors `x` (T, H) of a `step`, by `cache`: (T, H), not normalized."""
         step = step.begun()
+        added: Tensor | None = None
         for layer, block in enumerate(self.blocks):
-            x = block(x, step, cache, layer)
-        return x
+            x, added = block(x, step, cache, layer, added)
+        return x if added is None else x + added
 
     def logits(self, x: Tensor) -> Tensor:
         """The logits (T, vocab) of what the last layer made, x (T, H)."""

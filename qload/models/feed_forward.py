@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from qload.errors import ShapeError
 from qload.experts import ExpertSplit, GatedActivation, Routing
+from qload.kernels.cuda import step
 from qload.methods import MergedColumnParallelLinear, ParallelExperts, RowParallelLinear
 from qload.methods.loaded import LinearFactory
 from qload.methods.parallel_experts import ExpertsFactory
@@ -61,8 +62,9 @@ class GatedFeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """What the tokens x (T, H) become."""
-        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
-        return self.down_proj(self.activation(gate, up))  # type: ignore[no-any-return]
+        both = self.gate_up_proj(x)
+        y = step.gated(both, self.activation)
+        return self.down_proj(self.activation(*both.chunk(2, dim=-1)) if y is None else y)  # type: ignore[no-any-return]
 
 
 class Router(nn.Module):

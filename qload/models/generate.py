@@ -7,7 +7,7 @@ ids = engine.generate([1, 2, 3], tokens=16)
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,16 +16,28 @@ from qload.errors import ArgumentError, checked
 from qload.kernels.scratch import warm_up
 from qload.models.cache import PagedCache
 from qload.models.decoder import Decoder
-from qload.models.graph import StepGraph
+from qload.models.graph import StepGraph, pinned
 from qload.models.pages import PageTable
 from qload.models.prompts import check_ids, check_prompt
-from qload.models.sampling import GREEDY, NOT_FINITE, Sampler
+from qload.models.sampling import GREEDY, NOT_FINITE, Sampler, likeliest
 from qload.models.step import Step
 from qload.parallel import ALONE, Collectives, collectives_of
 
 log: logging.Logger = logging.getLogger("qload")
 
 SMALL, SPARE = 1 << 20, 32  # torch takes tensors of up to 1 MiB from blocks apart; few of a step live at once
+
+
+class Made(NamedTuple):
+    """What a step made: logits (S, vocab), and the ids (S,) of the largest where a graph has chosen them."""
+
+    logits: Tensor
+    likeliest: Tensor | None = None
+
+    def of_rows(self, rows: Sequence[int]) -> "Made":
+        """Of some of the sequences."""
+        at = [*rows]
+        return Made(self.logits[at], None if self.likeliest is None else self.likeliest[at])
 
 
 class Engine:
@@ -104,7 +116,7 @@ class Engine:
         for count in range(1, self.max_sequences + 1):
             self._fill(count)
             before = logits.new_zeros(count, logits.shape[1])  # which a step is begun beside
-            self._choose(self.decode([0] * count), Sampler(temperature=1.0), [0.0] * count)
+            self._choose(self._decoded([0] * count, range(count)), Sampler(temperature=1.0), [0.0] * count)
             del before
         self.reset()
         log.info("warm: prompts of %d tokens, %d graphs", prompt_tokens, len(self._graphs))
@@ -118,7 +130,7 @@ class Engine:
         while size:
             logits = self.prefill([0] * size)
             size //= 2
-        self._choose(torch.cat([logits, *held]), Sampler(temperature=1.0), [0.0] * self.max_sequences)
+        self._choose(Made(torch.cat([logits, *held])), Sampler(temperature=1.0), [0.0] * self.max_sequences)
         return logits
 
     def reset(self) -> None:
@@ -147,7 +159,7 @@ class Engine:
         self.check(ids, 0)
         self._check_sequences([sequence], 1)
         self._forget(sequence)
-        return self._next(torch.tensor([*ids]), [sequence])
+        return self._next(torch.tensor([*ids]), [sequence]).logits
 
     @checked
     def decode(self, ids: Sequence[int], sequences: Sequence[int] | None = None) -> Tensor:
@@ -156,20 +168,22 @@ class Engine:
         `sequences`: which, each once; None: the first ones. ArgumentError for other sequences, for ids
         outside of the vocabulary, and where a sequence has all the tokens that it may have.
         """
-        chosen = range(len(ids)) if sequences is None else sequences
-        self._check_sequences(chosen, len(ids))
-        for token, sequence in zip(ids, chosen, strict=True):
+        return self._decoded(ids, range(len(ids)) if sequences is None else sequences).logits
+
+    def _decoded(self, ids: Sequence[int], sequences: Sequence[int]) -> Made:
+        self._check_sequences(sequences, len(ids))
+        for token, sequence in zip(ids, sequences, strict=True):
             check_ids([token], self.model.config.vocab)
             if self._table.length(sequence) == self.max_tokens:
                 raise ArgumentError("ids", f"at most {self.max_tokens} tokens of a sequence", "one more")
-        return self._next(torch.tensor([*ids]), chosen)
+        return self._next(torch.tensor([*ids]), sequences)
 
-    def _next(self, ids: Tensor, sequences: Sequence[int]) -> Tensor:
-        """As many new tokens of each of S sequences, `ids` (T,) on any device -> logits (S, vocab)."""
+    def _next(self, ids: Tensor, sequences: Sequence[int]) -> Made:
+        """As many new tokens of each of S sequences, `ids` (T,) on any device -> what follows them."""
         each = len(ids) // len(sequences)
         graph = self._graphs.get(len(sequences)) if each == 1 else None
-        step = self.run if graph is None else graph
-        return step(ids, *self.places(sequences, each, None if graph is None else self.width))
+        places = self.places(sequences, each, None if graph is None else self.width)
+        return Made(self.run(ids, *places)) if graph is None else Made(*graph(ids, *places))
 
     def _check_sequences(self, sequences: Sequence[int], count: int) -> None:
         there = {*sequences} <= {*range(self.max_sequences)}
@@ -206,12 +220,12 @@ class Engine:
     ) -> Iterator[dict[int, int]]:
         numbers = [sampler.numbers(place) for place in range(len(prompts))]
         going = list(range(len(prompts)))
-        logits = torch.cat([self.prefill(prompt, place) for place, prompt in enumerate(prompts)])
+        made = Made(torch.cat([self.prefill(prompt, place) for place, prompt in enumerate(prompts)]))
         for left in range(tokens - 1, -1, -1):
-            chosen = self._choose(logits, sampler, [next(numbers[place]) for place in going])
+            chosen = self._choose(made, sampler, [next(numbers[place]) for place in going])
             read = self._reading(chosen)
             if left and self.runs_ahead:
-                logits = self._next(chosen.clamp(min=0), going)
+                made = self._next(chosen.clamp(min=0), going)
             ids = read()
             if NOT_FINITE in ids:
                 dtype = str(self.dtype).removeprefix("torch.")
@@ -222,14 +236,18 @@ class Engine:
                 return
             ended, going = len(rows) < len(going), [going[row] for row in rows]
             if not self.runs_ahead:
-                logits = self._next(chosen[rows], going)
+                made = self._next(chosen[rows], going)
             elif ended:
-                logits = logits[rows]
+                made = made.of_rows(rows)
 
-    def _choose(self, logits: Tensor, sampler: Sampler, numbers: Sequence[float]) -> Tensor:
-        """The ids (S,) that rank 0 has chosen."""
-        drawn = torch.tensor(numbers, dtype=torch.float64).to(logits.device, non_blocking=True)
-        return self._ranks.first(sampler.choose(logits, drawn))
+    def _choose(self, made: Made, sampler: Sampler, numbers: Sequence[float]) -> Tensor:
+        """The ids (S,) that rank 0 has chosen; the host waits for nothing."""
+        if made.likeliest is not None and not sampler.temperature:
+            return self._ranks.first(made.likeliest)
+        drawn = torch.tensor(numbers, dtype=torch.float64)
+        if made.logits.is_cuda:
+            drawn = pinned(drawn).to(made.logits.device, non_blocking=True)
+        return self._ranks.first(sampler.choose(made.logits, drawn))
 
     def _reading(self, ids: Tensor) -> Callable[[], list[int]]:
         """Begin to copy ids to the host; what returns them waits for this alone, not for what comes after."""
@@ -272,4 +290,11 @@ class Engine:
         self._fill(count)
         inputs = torch.zeros(count, dtype=torch.int64), *self.places(range(count), 1, self.width)
         other = next(iter(self._graphs.values()), None)
-        self._graphs[count] = StepGraph(self.run, [each.to(self.device) for each in inputs], other)
+        self._graphs[count] = StepGraph(
+            self._run_and_choose, [each.to(self.device) for each in inputs], other
+        )
+
+    def _run_and_choose(self, ids: Tensor, places: Tensor, pages: Tensor) -> tuple[Tensor, ...]:
+        """`run`, and the ids (S,) of the largest logits."""
+        logits = self.run(ids, places, pages)
+        return logits, likeliest(logits)

@@ -4,6 +4,7 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
 from qload.errors import ShapeError
+from qload.kernels.cuda import step
 from qload.spec import Role
 from qload.weights import Weights
 
@@ -25,7 +26,16 @@ class Norm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """X (..., H), normalized along its last dimension."""
-        return rms_norm(x, (self.weight.shape[0],), self.weight, self.eps)
+        y = step.norm(x, self.weight, self.eps)
+        return rms_norm(x, (self.weight.shape[0],), self.weight, self.eps) if y is None else y
+
+    def of_sum(self, x: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
+        """X + `added`, both (..., H), and that normalized."""
+        made = step.add_norm(x, added, self.weight, self.eps)
+        if made is not None:
+            return made
+        x = x + added
+        return x, self(x)
 
 
 def vector(weights: Weights, name: str, size: int, role: Role | None = None) -> Tensor:

@@ -63,10 +63,11 @@ class Sampler:
 
         NOT_FINITE where the largest logit is no finite number.
         """
-        largest, ids = logits.max(-1)
-        if self.temperature:
-            ids = self._drawn(logits.double() - largest.double()[:, None], numbers.double())
-        return torch.where(largest.isfinite(), ids, NOT_FINITE)
+        if not self.temperature:
+            return likeliest(logits)
+        largest = logits.max(-1).values
+        ids = self._drawn(logits.double() - largest.double()[:, None], numbers.double())
+        return _where_finite(ids, largest)
 
     def _drawn(self, logits: Tensor, numbers: Tensor) -> Tensor:
         """Logits of at most 0, (S, vocab) -> ids (S,)."""
@@ -80,6 +81,16 @@ class Sampler:
         at = torch.searchsorted(sums, numbers[:, None] * whole, right=True)
         last = (sums < whole).sum(-1, keepdim=True)  # where a product is rounded up to the sum
         return at.minimum(last)[:, 0]
+
+
+def likeliest(logits: Tensor) -> Tensor:
+    """The ids (S,), int64, of the largest of `logits` (S, vocab); NOT_FINITE where that is not finite."""
+    largest, ids = logits.max(-1)
+    return _where_finite(ids, largest)
+
+
+def _where_finite(ids: Tensor, largest: Tensor) -> Tensor:
+    return ids.masked_fill(~largest.isfinite(), NOT_FINITE)
 
 
 GREEDY = Sampler()

@@ -12,11 +12,13 @@ from torch import Tensor
 from qload import devices, native
 from qload.devices import StoredTable, cuda, cuda_files
 from qload.devices.cuda_stored import dequantize_stored
+from qload.experts import GatedActivation
 from qload.formats import AWQConfig, AWQWeight
 from qload.kernel_formats import ExllamaWeight, GPTQMarlinWeight, repack
 from qload.kernels import scaled
 from qload.kernels.activations import quantize
-from qload.kernels.cuda import decode, exllama, experts, inputs, many, middle, w4a16
+from qload.kernels.cuda import decode, exllama, experts, inputs, many, middle, step, w4a16
+from qload.kernels.cuda.attend import attend_pages
 from qload.kernels.cuda.marlin import MarlinCall, arguments
 from qload.kernels.cuda.quantize import finish
 from qload.kernels.cuda.quantize import inputs as inputs_of
@@ -222,6 +224,48 @@ def quantized_inputs() -> None:
         same(y, exact)
 
 
+def close(got: Tensor | None, want: Tensor) -> None:
+    """Equal but for one rounding to 16 bits, or the run ends with an error."""
+    if got is None or not torch.allclose(
+        got.double(), want.double(), rtol=2 * torch.finfo(got.dtype).eps, atol=1e-6
+    ):
+        raise SystemExit("a result differs from the reference")
+
+
+def between_products() -> None:
+    """Sums and norms, heads and their cache, gates, attention of blocks that share keys and of one alone."""
+    ones = {size: torch.ones(size, device="cuda").half() for size in (64, 264, 8200)}
+    for size, weight in ones.items():
+        x = torch.randn(3, size, device="cuda").half()
+        want = torch.nn.functional.rms_norm((x + x).double(), (size,), None, 1e-5)
+        made = step.add_norm(x, x.clone(), weight, 1e-5)
+        close(None if made is None else made[1], want)
+    both = torch.randn(3, 272, device="cuda").half()
+    gate, up = both.double().chunk(2, -1)
+    close(step.gated(both, GatedActivation("silu")), torch.nn.functional.silu(gate) * up)
+    for sequences, heads, kv, size in ((2, 8, 2, 64), (3, 5, 1, 96), (40, 16, 16, 128)):
+        keys, values = torch.zeros(2, 1 + 3 * sequences, 7, kv, size, device="cuda").half()
+        table = torch.arange(1, 1 + 3 * sequences, device="cuda").view(sequences, 3)
+        still, turn = (
+            torch.ones(sequences, size // 2, device="cuda"),
+            torch.zeros(sequences, size // 2, device="cuda"),
+        )
+        for at in range(15):
+            given = torch.randn(sequences, heads + 2 * kv, size, device="cuda").half()
+            slots = table[:, at // 7] * 7 + at % 7
+            q = step.place_heads(given, still, turn, slots, (keys, values), pairs=at % 2 == 0)
+            close(q, given[:, :heads])
+        same(values.flatten(0, 1)[slots], given[:, heads + kv :])
+        places, scale = torch.full((sequences,), 14, device="cuda"), size**-0.5
+        k, v = (
+            held[table].flatten(1, 2)[:, :15].double().repeat_interleave(heads // kv, 2)
+            for held in (keys, values)
+        )
+        weights = (torch.einsum("shd,snhd->shn", given[:, :heads].double(), k) * scale).softmax(-1)
+        y = attend_pages(given[:, :heads], (keys, values), places, table, v_size=size, scale=scale)
+        close(y, torch.einsum("shn,snhd->shd", weights, v))
+
+
 def main() -> None:
     """All of it, and the linear in every division."""
     torch.manual_seed(0)
@@ -267,6 +311,7 @@ def main() -> None:
     strips_of_many_tokens()
     experts_that_tokens_chose()
     inputs_in_order()
+    between_products()
     three_bits()
     bytes_and_streams()
     quantized_inputs()

@@ -10,10 +10,15 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from qload import native
 from qload.models import Decoder, Engine, Sampler, load_model
 from qload.weights import open_checkpoint
 from tests.bench.model import config_of, tensors_of
+from tests.bench.stack import distance
+from tests.models import drawn
 from tests.paths import ROOT
 
 pytestmark = pytest.mark.gpu
@@ -88,6 +93,75 @@ def test_after_the_warm_up_no_memory_is_taken(folder: Path) -> None:
     after = torch.cuda.memory_stats()
     assert {name: after.get(name) for name in names} == {name: before.get(name) for name in names}
     assert after["allocated_bytes.all.current"] <= before["allocated_bytes.all.current"]
+
+
+SIZED = {"hidden_size": 256, "head_dim": 64, "intermediate_size": 192}
+LATENT = {
+    "qk_nope_head_dim": 48,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+    "kv_lora_rank": 64,
+    "q_lora_rank": 64,
+}
+
+
+class Counted(TorchDispatchMode):
+    """How often each of our operators was called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: dict[str, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.name()
+        self.calls[name] = self.calls.get(name, 0) + name.startswith("qload::")
+        return func(*args, **(kwargs or {}))
+
+
+def small(kind: str, dtype: torch.dtype) -> Engine:
+    """An engine of a tiny model of a type, whose heads have sizes that kernels take."""
+    sizes = LATENT if kind.startswith("deepseek") else {}
+    config = drawn.config(kind, **{**SIZED, **sizes, "eos_token_id": None})
+    weights = drawn.weights(config, drawn.tensors(config), device="cuda", dtype=dtype)
+    return Engine(load_model(weights, config), max_tokens=40, max_sequences=2, page_size=4, graphs=False)
+
+
+def told(engine: Engine) -> Tensor:
+    """Logits of two texts that are told token by token, and not chosen."""
+    found = [engine.prefill([3, 1, 4, 1, 5], 0), engine.prefill([9], 1)]
+    found += [engine.decode([n % 40, (3 * n) % 40]) for n in range(20)]
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("kind", drawn.OWN)
+def test_kernels_are_as_close_to_float32_as_plain_torch_is(kind: str) -> None:
+    """Twice as far at most: both round, in other places."""
+    exact, engine = told(small(kind, torch.float32)), small(kind, torch.float16)
+    with Counted() as counted:
+        ours = told(engine)
+    with native.reference():
+        plain = told(engine)
+
+    assert distance(ours, exact) <= 2 * distance(plain, exact)
+    assert counted.calls["qload::attend_pages"] == 21 * engine.model.config.layers
+    turned = sum(mask.turned for mask in engine.model.config.masks)
+    fused = kind not in ("llama4_text", "deepseek_v2", "deepseek_v3")
+    assert counted.calls.get("qload::place_heads", 0) == 22 * turned * fused
+    assert counted.calls["qload::add_rms_norm"] == 22 * (2 * engine.model.config.layers - 1)
+
+
+def test_ids_that_a_graph_chooses_are_those_of_its_largest_logits(folder: Path) -> None:
+    engine = Engine(model(folder), max_tokens=64, max_sequences=2)
+    engine.warm_up(prompt_tokens=32)
+    engine.prefill(PROMPTS[0])
+    made = engine._decoded([3], [0])
+    engine.model.norm.weight.fill_(float("nan"))
+    overflown = engine._decoded([3], [0])
+
+    assert made.likeliest is not None
+    assert made.likeliest.tolist() == made.logits.argmax(-1).tolist()
+    assert overflown.likeliest is not None
+    assert overflown.likeliest.tolist() == [-1]
 
 
 def ran(folder: Path, *more: str, processes: int = 1) -> list[int]:

@@ -9,6 +9,7 @@ from torch.overrides import TorchFunctionMode
 
 from qload import ArgumentError, FakeWorld
 from qload.models import Decoder, Engine, PagedCache, Sampler, Step, load_model
+from qload.models.generate import Made
 from qload.parallel import ALONE, ProcessGroup
 from tests.models import drawn
 
@@ -95,6 +96,16 @@ def test_an_engine_that_runs_ahead_of_the_host_writes_the_same(sampler: Sampler)
     assert steps == list(engine.stream(prompts, 8, sampler))
     assert len({len(step) for step in steps}) > 1
     assert ahead.generate(PROMPT, 8, sampler) == engine.generate(PROMPT, 8, sampler)
+
+
+def test_rows_of_what_a_step_made_keep_the_ids_that_its_graph_chose() -> None:
+    logits = torch.arange(6).view(3, 2)
+    some = Made(logits, torch.tensor([7, 8, 9])).of_rows([2, 0])
+
+    assert some.logits.tolist() == [[4, 5], [0, 1]]
+    assert some.likeliest is not None
+    assert some.likeliest.tolist() == [9, 7]
+    assert Made(logits).of_rows([1]).likeliest is None
 
 
 @pytest.mark.parametrize("world", [2, 4])

@@ -1,0 +1,224 @@
+"""What lies between the products of a decoder layer, as operators: sums and norms, heads, gates.
+
+Each function here returns None where there is no kernel for its tensors, and whoever called it does the same
+in plain torch. Kernels compute in float32 and round once.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qload.devices.cuda import runs_on
+from qload.errors import ArgumentError
+from qload.experts import GatedActivation
+from qload.kernels.cuda.calls import ACTIVATIONS
+from qload.kernels.cuda.experts_call import GATES
+from qload.kernels.cuda.launch import ALIGNED
+from qload.kernels.cuda.library import operator
+from qload.kernels.cuda.module import check_operands, native, pointer, stream
+from qload.native import is_on, load
+
+RUN = 8  # numbers that are read together
+MOST_NORMED, MOST_OF_HEAD = 1 << 15, 512  # numbers of a row of a norm, and of a head
+LONG, WIDE = (torch.int64,), (torch.float32,)
+
+
+def takes(*tensors: Tensor) -> bool:
+    """Whether the module computes with tensors like these: 16 bits, on one CUDA device, without gradients."""
+    first = tensors[0]
+    if not first.is_cuda or first.dtype not in ACTIVATIONS:
+        return False
+    if torch.is_grad_enabled() and any(each.requires_grad for each in tensors):
+        return False
+    module = load("cuda").found
+    if module is None or not is_on() or not runs_on(module, first.device):
+        return False
+    return all(each.device == first.device and each.dtype == first.dtype for each in tensors)
+
+
+def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor | None:
+    """x (..., H) over the root of its mean square plus `eps`, times `weight` (H,); None: no kernel."""
+    if not (takes(x, weight) and _is_normed(x)):
+        return None
+    y: Tensor = torch.ops.qload.rms_norm(x.contiguous(), weight, eps)
+    return y
+
+
+def add_norm(x: Tensor, added: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor] | None:
+    """x + `added` (..., H), and the norm of that; None: no kernel."""
+    if not (takes(x, added, weight) and _is_normed(x) and added.shape == x.shape):
+        return None
+    total, y = torch.ops.qload.add_rms_norm(x.contiguous(), added.contiguous(), weight, eps)
+    return total, y
+
+
+def _is_normed(x: Tensor) -> bool:
+    return 0 < x.shape[-1] <= MOST_NORMED and x.shape[-1] % RUN == 0
+
+
+def place_heads(
+    heads: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    slots: Tensor,
+    cache: tuple[Tensor, Tensor],
+    *,
+    pairs: bool,
+    norms: tuple[Tensor, Tensor] | None = None,
+    eps: float = 0.0,
+) -> Tensor | None:
+    """Turned queries (T, queries, D); turned keys, and values, are written to a cache; None: no kernel.
+
+    Parameters
+    ----------
+    heads
+        (T, queries + 2 kv, D): queries, keys, values.
+    cos, sin, slots
+        (T, D / 2) float32; (T,) int64, places of the cache: page * page size + place in the page.
+    cache
+        Keys and values of a layer, each (pages, page size, kv, D).
+    pairs
+        Whether numbers 2 j and 2 j + 1 turn together, and not j and j + D / 2.
+    norms, eps
+        (D,), of queries and of keys: the weights of norms that heads go through before they are turned.
+    """
+    keys, values = cache
+    D = heads.shape[-1]
+    if not takes(heads, keys, values, *(norms or ())) or D % (2 * RUN) or not 0 < D <= MOST_OF_HEAD:
+        return None
+    if not keys.shape[-1] == values.shape[-1] == D:
+        return None
+    q: Tensor = torch.ops.qload.place_heads(
+        heads.contiguous(), cos, sin, slots, keys, values, *(norms or (None, None)), eps, pairs
+    )
+    return q
+
+
+def gated(both: Tensor, activation: GatedActivation) -> Tensor | None:
+    """Gate and up, side by side (..., 2 I), as one (..., I); None: no kernel."""
+    if not takes(both) or both.shape[-1] % (2 * RUN):
+        return None
+    alpha, limit = activation.alpha or 0.0, activation.limit or 0.0
+    y: Tensor = torch.ops.qload.gate_pairs(both.contiguous(), activation.kind, alpha, limit)
+    return y
+
+
+def aligned(tensor: Tensor) -> Tensor:
+    """The tensor, at a place in memory that kernels read it from."""
+    return tensor.clone() if pointer(tensor) % ALIGNED else tensor
+
+
+def check_cache(like: Tensor, keys: Tensor, values: Tensor, kv: int) -> None:
+    """Keys and values (pages, page size, `kv`, numbers) as kernels read them, or ArgumentError."""
+    for name, held in (("keys", keys), ("values", values)):
+        check_operands(like, (name, held, (like.dtype,), (*keys.shape[:2], kv, held.shape[-1])))
+        if pointer(held) % ALIGNED:
+            raise ArgumentError(name, f"memory from a multiple of {ALIGNED} bytes on", "another place")
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return _normed(x, None, weight, eps)[1]
+
+
+def _add_rms_norm(x: Tensor, added: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    return _normed(x, added, weight, eps)
+
+
+def _normed(x: Tensor, added: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    size = x.shape[-1]
+    check_operands(x, ("x", x, ACTIVATIONS, tuple(x.shape)), ("weight", weight, (x.dtype,), (size,)))
+    check_operands(x, ("added", added, (x.dtype,), tuple(x.shape)))
+    if not _is_normed(x):
+        raise ArgumentError("x", f"rows of a multiple of {RUN}, at most {MOST_NORMED}", str(tuple(x.shape)))
+    y, total = torch.empty_like(x), x if added is None else torch.empty_like(x)
+    read = aligned(x), None if added is None else aligned(added), aligned(weight)
+    written = None if added is None else total, y
+    with torch.cuda.device(x.device):
+        sizes = [x.numel() // size, size]
+        native().add_norm(*map(pointer, (*read, *written)), sizes, eps, _bfloat16(x), stream(x))
+    return total, y
+
+
+def _place_heads(
+    heads: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    slots: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    eps: float,
+    pairs: bool,
+) -> Tensor:
+    (T, count, D), kv, kind = heads.shape, keys.shape[2], (heads.dtype,)
+    turns = (T, D // 2)
+    check_operands(heads, ("heads", heads, ACTIVATIONS, (T, count, D)), ("slots", slots, LONG, (T,)))
+    check_operands(heads, ("cos", cos, WIDE, turns), ("sin", sin, WIDE, turns))
+    check_operands(heads, ("q_norm", q_norm, kind, (D,)), ("k_norm", k_norm, kind, (D,)))
+    check_cache(heads, keys, values, kv)
+    q = heads.new_empty(T, count - 2 * kv, D)
+    read = [aligned(each) for each in (heads, cos, sin)]
+    norms = [None if each is None else aligned(each) for each in (q_norm, k_norm)]
+    at, *turns_at = map(pointer, read)
+    sizes, cache = [T, q.shape[1], kv, D], [pointer(keys), pointer(values)]
+    with torch.cuda.device(heads.device):
+        native().place_heads(
+            at, turns_at, pointer(slots), [*map(pointer, norms)], pointer(q), cache,
+            keys.shape[0] * keys.shape[1], sizes, eps, pairs, _bfloat16(heads), stream(heads),
+        )  # fmt: skip
+    return q
+
+
+def _gate_pairs(both: Tensor, activation: str, alpha: float, limit: float) -> Tensor:
+    columns = both.shape[-1] // 2
+    check_operands(both, ("both", both, ACTIVATIONS, (*both.shape[:-1], 2 * columns)))
+    y, read = _fake_gate(both), aligned(both)
+    with torch.cuda.device(both.device):
+        sizes = [y.numel() // max(1, columns), columns]
+        gate = GATES[activation], alpha, limit
+        native().gate_pairs(pointer(read), pointer(y), sizes, gate, _bfloat16(both), stream(both))
+    return y
+
+
+def _bfloat16(x: Tensor) -> bool:
+    return x.dtype == torch.bfloat16
+
+
+def _fake_norm(x: Tensor, *rest: Any) -> Tensor:
+    return torch.empty_like(x)
+
+
+def _fake_add_norm(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x), torch.empty_like(x)
+
+
+def _fake_heads(heads: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, keys: Tensor, *rest: Any) -> Tensor:
+    return heads.new_empty(heads.shape[0], heads.shape[1] - 2 * keys.shape[2], heads.shape[2])
+
+
+def _fake_gate(both: Tensor, *rest: Any) -> Tensor:
+    return both.new_empty(*both.shape[:-1], both.shape[-1] // 2)
+
+
+operator("rms_norm", "(Tensor x, Tensor weight, float eps) -> Tensor", _rms_norm, _fake_norm)
+operator(
+    "add_rms_norm",
+    "(Tensor x, Tensor added, Tensor weight, float eps) -> (Tensor, Tensor)",
+    _add_rms_norm,
+    _fake_add_norm,
+)
+operator(
+    "place_heads",
+    "(Tensor heads, Tensor cos, Tensor sin, Tensor slots, Tensor(a!) keys, Tensor(b!) values, "
+    "Tensor? q_norm, Tensor? k_norm, float eps, bool pairs) -> Tensor",
+    _place_heads,
+    _fake_heads,
+)
+operator(
+    "gate_pairs",
+    "(Tensor both, str activation, float alpha, float limit) -> Tensor",
+    _gate_pairs,
+    _fake_gate,
+)
