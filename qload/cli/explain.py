@@ -9,7 +9,7 @@ import click
 
 from qload.cli.hub import opened
 from qload.cli.options import CheckpointPath, as_json, numbers, verbose
-from qload.cli.output import emit
+from qload.cli.output import answered, emit
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -75,19 +75,16 @@ def explain(
     import torch
 
     from qload import native
-    from qload.errors import ArgumentError, QloadError
     from qload.plan import Explanation
     from qload.plan import explain as run
 
     native.check()
     wanted = getattr(torch, DTYPES.get(dtype, dtype))
     with opened(path) as place:
-        try:
-            found = run(place, arch=arch, tp=tp, dtype=wanted, tokens=tokens)
-        except ArgumentError:
-            raise
-        except QloadError as error:
-            found = Explanation(str(place), unreadable=str(error))
+        found = answered(
+            lambda: run(place, arch=arch, tp=tp, dtype=wanted, tokens=tokens),
+            lambda why: Explanation(str(place), unreadable=why),
+        )
     ctx.exit(emit(found, as_json, partial(_tables, every=every)))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from qload.cli.bench_load import bench_load
+from qload.cli.convert import convert
 from qload.cli.diff import diff
 from qload.cli.doctor import doctor
 from qload.cli.endings import endings
@@ -28,6 +29,7 @@ Examples:
   qload verify ./Llama-3-8B-GPTQ --json > report.json
   qload verify ./models/* --sarif findings.sarif
   qload diff ./Llama-3-8B-GPTQ ./Llama-3-8B-AWQ
+  qload convert ./Llama-3-8B-GPTQ --to awq -o ./Llama-3-8B-AWQ
   qload plan ./Llama-3-8B-GPTQ --tp 2,4,8
   qload explain ./Llama-3-8B-GPTQ --arch sm90
   qload run ./Llama-3-8B-GPTQ --prompt-ids 128000,9906 --tokens 32
@@ -85,6 +87,7 @@ def _print_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
         inspect,
         verify,
         diff,
+        convert,
         plan,
         explain,
         run,

@@ -9,7 +9,7 @@ import click
 
 from qload.cli.hub import opened
 from qload.cli.options import CheckpointPath, as_json, verbose, world_sizes
-from qload.cli.output import emit
+from qload.cli.output import answered, emit
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -74,18 +74,15 @@ def plan(
     It reads headers and small tensors only, and no weight.
     """
     from qload import native
-    from qload.errors import ArgumentError, QloadError
     from qload.plan import ShardingPlan
     from qload.plan import plan as run
 
     native.check()
     with opened(path) as place:
-        try:
-            found = run(place, tp=tp, ep=ep, target=kernel)
-        except ArgumentError:
-            raise
-        except QloadError as error:
-            found = ShardingPlan(str(place), unreadable=str(error))
+        found = answered(
+            lambda: run(place, tp=tp, ep=ep, target=kernel),
+            lambda why: ShardingPlan(str(place), unreadable=why),
+        )
     ctx.exit(emit(found, as_json, partial(_tables, every=every)))
 
 

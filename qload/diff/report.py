@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-SCHEMA = 1
+from qload.listing import Answer
+
 Outcome = Literal["bits", "rounded", "differs", "shape", "missing", "unread"]
 SAME = ("bits", "rounded")
 
@@ -44,7 +45,7 @@ class LayerDiff:
 
 
 @dataclass(frozen=True)
-class CheckpointDiff:
+class CheckpointDiff(Answer):
     """Two checkpoints, layer by layer.
 
     Attributes
@@ -63,17 +64,14 @@ class CheckpointDiff:
     unreadable: str = ""
 
     @property
-    def verdict(self) -> Literal["ok", "findings", "unreadable"]:
-        """`ok` where all means the same."""
-        if self.unreadable:
-            return "unreadable"
-        return "ok" if all(layer.same for layer in self.layers) else "findings"
-
-    @property
     def counts(self) -> dict[str, int]:
         """How many layers have each outcome."""
         return dict(Counter(layer.outcome for layer in self.layers))
 
-    def to_json(self) -> dict[str, Any]:
-        """As plain data: `schema`, `verdict`, `counts` and the fields."""
-        return {"schema": SCHEMA, "verdict": self.verdict, "counts": self.counts, **asdict(self)}
+    def _sound(self) -> bool:
+        """Whether all means the same."""
+        return all(layer.same for layer in self.layers)
+
+    def _data(self) -> dict[str, Any]:
+        """The fields, and how many layers have each outcome."""
+        return {"counts": self.counts, **asdict(self)}

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from qload import devices
 from qload.errors import RepackError
-from qload.formats import CTPackWeight
+from qload.formats import CTPackConfig, CTPackWeight
 from qload.formats.gptq import BITS
 from qload.kernel_formats.integers import Integers, Origin, middle_zero_points, with_origin
 from qload.layouts import compressed_tensors
@@ -68,6 +68,53 @@ def back(integers: Integers, origin: Origin) -> CTPackWeight:
         weight_g_idx=None if origin.index is None else integers.g_idx.to(origin.index),
         layer=integers.layer,
     )
+
+
+def write(integers: Integers) -> CTPackWeight:
+    """Exact, or RepackError; with an index where groups are not in order, and zero points where some differ.
+
+    Zero points that were stored stay so, although all are 2**(bits - 1).
+    """
+    reason = _why_not(integers)
+    if reason:
+        raise RepackError(integers.source, "compressed-tensors", reason)
+    (N, K), bits, groups = integers.shape, integers.bits, integers.groups
+    stored, indexed = integers.origin.keeps_zeros or not integers.symmetric, not integers.in_order
+    config = CTPackConfig(
+        bits,
+        integers.group_size if groups > 1 else -1,
+        symmetric=not stored,
+        act_order=indexed,
+        dense=True,
+        groups_lie="anywhere" if indexed else "in order",
+        shape=(N, K),
+    )
+    return CTPackWeight(
+        config=config,
+        weight_packed=_words(integers),
+        weight_scale=_stored(integers.scales.T),
+        weight_zero_point=_stored(compressed_tensors.pack(integers.zeros, bits, True).T) if stored else None,
+        weight_g_idx=integers.g_idx.to(torch.int32) if indexed else None,
+        layer=integers.layer,
+    )
+
+
+def _words(integers: Integers) -> Tensor:
+    """Codes in words along K; spelled out only where the last words are short."""
+    bits, codes = integers.bits, integers.unpack()
+    if _spare(integers.layer.K, bits, True):
+        return compressed_tensors.pack(devices.plain(codes).T, bits, True)
+    return integers.packed("weight_packed", compressed_tensors.rows(bits, True), codes.T)
+
+
+def _why_not(integers: Integers) -> str | None:
+    bits, (lowest, highest), groups = integers.bits, integers.span, integers.groups
+    if lowest < 0 or highest >= 2**bits:
+        return f"a zero point of {lowest if lowest < 0 else highest} does not fit {bits} bits"
+    size, K = integers.group_size, integers.layer.K
+    if groups > 1 and (size < 1 or -(-K // size) != groups):
+        return f"{groups} groups of K = {K} are not of {size} inputs each"
+    return None
 
 
 def _spare(count: int, bits: int, dense: bool) -> bool:

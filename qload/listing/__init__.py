@@ -1,9 +1,20 @@
 """What a checkpoint holds, layer by layer and byte by byte, before any weight of it is read."""
 
+from qload.listing.answer import Answer
 from qload.listing.coverage import Account, Coverage, account
 from qload.listing.groups import Groups
 from qload.listing.info import LayerInfo, info_of
 from qload.listing.layers import layers
 from qload.listing.load import load_layers
 
-__all__ = ["Account", "Coverage", "Groups", "LayerInfo", "account", "info_of", "layers", "load_layers"]
+__all__ = [
+    "Account",
+    "Answer",
+    "Coverage",
+    "Groups",
+    "LayerInfo",
+    "account",
+    "info_of",
+    "layers",
+    "load_layers",
+]

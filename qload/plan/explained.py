@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any
 
+from qload.listing import Answer
 from qload.plan.kernels import KernelChoice
-
-SCHEMA = 1
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class ExplainedLayer:
 
 
 @dataclass(frozen=True)
-class Explanation:
+class Explanation(Answer):
     """Which kernel multiplies each layer of a checkpoint, and why.
 
     Attributes
@@ -73,13 +72,10 @@ class Explanation:
     notes: Sequence[str] = ()
     unreadable: str = ""
 
-    @property
-    def verdict(self) -> Literal["ok", "findings", "unreadable"]:
-        """`findings` where a layer cannot be loaded so."""
-        if self.unreadable:
-            return "unreadable"
-        return "findings" if any(layer.error for layer in self.layers) else "ok"
+    def _sound(self) -> bool:
+        """Whether each layer can be loaded so."""
+        return not any(layer.error for layer in self.layers)
 
-    def to_json(self) -> dict[str, Any]:
-        """The explanation as plain data: `schema`, `verdict` and the fields; `seconds` null: not measured."""
-        return {"schema": SCHEMA, "verdict": self.verdict, **asdict(self)}
+    def _data(self) -> dict[str, Any]:
+        """The fields; `seconds` null: not measured."""
+        return asdict(self)

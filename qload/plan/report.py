@@ -5,9 +5,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from qload.errors import QloadError
+from qload.listing import Answer
 from qload.plan.alternatives import Alternative
-
-SCHEMA = 1
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ class WorldPlan:
 
 
 @dataclass(frozen=True)
-class ShardingPlan:
+class ShardingPlan(Answer):
     """Among how many ranks a checkpoint can be shared, told before any weight is read.
 
     Attributes
@@ -118,19 +117,13 @@ class ShardingPlan:
     notes: Sequence[str] = ()
     unreadable: str = ""
 
-    @property
-    def verdict(self) -> Literal["ok", "findings", "unreadable"]:
-        """`ok` where all fits for each number of ranks; `findings` where something does not."""
-        if self.unreadable:
-            return "unreadable"
-        return "ok" if all(world.fits for world in self.worlds.values()) else "findings"
+    def _sound(self) -> bool:
+        """Whether all fits for each number of ranks."""
+        return all(world.fits for world in self.worlds.values())
 
-    def to_json(self) -> dict[str, Any]:
-        """The plan as plain data: `schema`, `verdict` and the fields; numbers of ranks are text."""
+    def _data(self) -> dict[str, Any]:
+        """The fields; numbers of ranks are text."""
         return {
-            "schema": SCHEMA,
-            "path": self.path,
-            "verdict": self.verdict,
             "model": self.model,
             "unreadable": self.unreadable,
             "notes": list(self.notes),

@@ -5,9 +5,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from qload.errors import QloadError
-from qload.listing import Coverage, LayerInfo
+from qload.listing import Answer, Coverage, LayerInfo
 
-SCHEMA = 1
 SAID = (
     "prefix", "format", "bits", "group_size", "sym", "act_order", "shape", "dtype", "bytes",
     "scale_dtype", "expected", "excluded",
@@ -42,7 +41,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(Answer):
     """Findings, notes that need no action, the layers, and what the config claims.
 
     Attributes
@@ -74,22 +73,17 @@ class Report:
     logits: Mapping[str, Any] | None = None
     readable: bool = True
 
-    @property
-    def verdict(self) -> Literal["ok", "findings", "unreadable"]:
-        """`ok` where nothing was found, `unreadable` where the files or the config cannot be understood."""
-        if not self.readable:
-            return "unreadable"
-        return "findings" if self.findings else "ok"
+    def _readable(self) -> bool:
+        """Whether the files and the config could be understood."""
+        return self.readable
 
-    def to_json(self) -> dict[str, Any]:
-        """The report as plain data: `schema`, `path`, `verdict`, and the fields, with `coverage` in bytes.
+    def _sound(self) -> bool:
+        """Whether nothing was found."""
+        return not self.findings
 
-        `logits` is there where a model was run.
-        """
+    def _data(self) -> dict[str, Any]:
+        """The fields, with `coverage` in bytes; `logits` is there where a model was run."""
         return {
-            "schema": SCHEMA,
-            "path": self.path,
-            "verdict": self.verdict,
             "findings": [asdict(finding) for finding in self.findings],
             "notes": list(self.notes),
             "claims": dict(self.claims),

@@ -37,7 +37,7 @@ MUTABLE = {
     "ValueDiff",
     "NativeInputs",  # whose codes are made in the type that a product asks for
 }
-BASES = {"Grouped"}  # of classes that have the fields
+BASES = {"Answer", "Grouped"}  # of classes that have the fields
 
 
 @pytest.mark.parametrize("kind", RECORDS, ids=lambda kind: kind.__qualname__)

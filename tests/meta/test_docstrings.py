@@ -27,6 +27,7 @@ FIRST: dict[str, tuple[str, ...]] = {
     "plan": ("plan(weights, tp=",),
     "explain": ("explain(weights, arch=",),
     "diff": ("diff(one, other)",),
+    "convert": ("convert(one, other, to=",),
     "inspect": ("inspect(",),
     "layers": ("layers(",),
     "load_layers": ("load_layers(",),

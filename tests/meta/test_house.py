@@ -45,6 +45,7 @@ RANKS = [
     {"plan"},
     {"engines", "verify", "testing"},
     {"diff"},
+    {"conversion"},
     {"conformance"},
     {"capabilities"},
     {"cli"},

@@ -1,0 +1,126 @@
+"""qload convert: a checkpoint in another format, proven to mean the same."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from qload.cli.hub import opened
+from qload.cli.options import CheckpointPath, as_json, verbose
+from qload.cli.output import emit
+from qload.cli.progress import progress_bar
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from qload.conversion import Conversion
+    from qload.hub import HubId
+
+FLOATS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+FORMATS = ("gptq", "gptq_v2", "awq", "marlin", "marlin_24", "compressed-tensors")
+GIGABYTE = 1_000_000_000
+
+EPILOG = """\b
+Examples:
+  qload convert ./Llama-3-8B-GPTQ --to awq -o ./Llama-3-8B-AWQ
+  qload convert ./Mixtral-8x7B-AWQ --to compressed-tensors -o ./Mixtral-8x7B-W4A16
+  qload convert ./DeepSeek-V3 --to bf16 --round -o ./DeepSeek-V3-BF16
+  qload convert ./Llama-3-8B-GPTQ --to marlin -o ./out --json | jq '.layers[] | select(.outcome == "refused")'
+
+The same command after an interruption goes on where it was.
+
+Exit codes: 0 it was written and means the same, 1 a layer was refused or it cannot be read, and nothing was
+written, 2 the command is wrong, or the disk is full."""
+OUTCOMES = {
+    "bits": "equal, bit by bit",
+    "rounded": "equal after one rounding",
+    "differs": "different, so that nothing is left of what was written",
+    "refused": "refused, so that nothing was written",
+}
+
+
+@click.command(epilog=EPILOG)
+@click.argument("path", type=CheckpointPath(), metavar="PATH")
+@click.option(
+    "--to",
+    type=click.Choice([*FORMATS, *FLOATS, *FLOATS.values()]),
+    required=True,
+    help="The format to write; of floats, layers are dequantized.",
+)
+@click.option(
+    "-o",
+    "folder",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="DIR",
+    help="Where to; not there yet, or empty.",
+)
+@click.option(
+    "--keep",
+    multiple=True,
+    metavar="PATTERN",
+    help="Leave layers of these names as they are, such as '*.q_proj'; may be given several times.",
+)
+@click.option("--round", "rounding", is_flag=True, help="Round to fp16 or bf16 what is no such number.")
+@click.option(
+    "--shard-size",
+    type=click.FloatRange(min=0, min_open=True),
+    default=5,
+    show_default=True,
+    metavar="GB",
+    help="Of how many gigabytes a file is at most.",
+)
+@as_json
+@verbose
+@click.pass_context
+def convert(
+    ctx: click.Context,
+    path: "Path | HubId",
+    to: str,
+    folder: Path,
+    keep: tuple[str, ...],
+    rounding: bool,
+    shard_size: float,
+    as_json: bool | None,
+) -> None:
+    """Write the checkpoint at PATH in another format.
+
+    The same weights, bit for bit: each layer is asked before a byte is written, and one that the format
+    cannot say refuses all, with the reason. What was written is read back and compared, layer by layer,
+    before DIR has its name; qload-certificate.json there says so. Tensors of no quantized layer, tokenizers
+    and the like are copied, and the config is written as the format's owner writes it. Nothing is quantized.
+    """
+    from qload import native
+    from qload.conversion import convert as run
+
+    native.check()
+    size = max(1, int(shard_size * GIGABYTE))
+    with opened(path, whole=True) as place, progress_bar() as progress:
+        found = run(
+            place,
+            folder,
+            to=FLOATS.get(to, to),
+            keep=keep,
+            rounding=rounding,
+            shard_size=size,
+            progress=progress,
+        )
+    ctx.exit(emit(found, as_json, _tables))
+
+
+def _tables(found: "Conversion") -> "Iterator[RenderableType]":
+    from rich.text import Text
+
+    from qload.cli.tables import STYLE
+    from qload.cli.text import name, safe
+
+    for layer in found.layers:
+        if not layer.well:
+            yield Text(layer.outcome, "red").append(f"  {name(layer.name)}", "none")
+            yield Text(f"    {safe(layer.detail)}", "dim")
+    for note in found.notes:
+        yield Text(f"note  {safe(note)}")
+    line = Text(found.verdict, STYLE.get(found.verdict, "bold red"))
+    counts = [f"{count} {OUTCOMES[outcome]}" for outcome, count in sorted(found.counts.items())]
+    yield line.append(f"  {safe(found.unreadable or ', '.join(counts))}", "none")

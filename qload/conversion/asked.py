@@ -1,0 +1,100 @@
+"""Whether a target can say a layer, asked before a byte is written, and answered by what would write it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from qload.conversion.items import Item, dequantized, meaning, rewritten
+from qload.conversion.targets import FLOATS, INTEGERS, Unpacked
+from qload.errors import QloadError, RepackError
+from qload.formats import UnquantizedConfig, UnquantizedWeight
+from qload.kernel_formats.repack import READERS
+from qload.loader import LayerDescription, Part
+from qload.repacking.header_only import HeaderOnlySource
+from qload.spec import Weight
+from qload.verify.chunks import outputs
+from qload.verify.subject import Subject
+
+
+@dataclass(frozen=True)
+class StoredLayer:
+    """A layer as it will be stored: its type and config, and what writes it; `item` None: it is copied."""
+
+    prefix: str
+    weight_type: type[Weight]
+    config: Any
+    K: int
+    symmetric: bool = False
+    act_order: bool = False
+    item: Item | None = None
+
+
+@dataclass(frozen=True)
+class AskedTarget:
+    """A target, and whether values may be rounded to its float type."""
+
+    subject: Subject
+    to: str
+    rounding: bool
+
+    def layer(self, layer: LayerDescription) -> StoredLayer | str:
+        """What it becomes, or why the target cannot say it."""
+        try:
+            if self.to in FLOATS:
+                return self._plain(layer, FLOATS[self.to])
+            return self._integers(layer)
+        except RepackError as error:
+            return error.reason
+        except QloadError as error:
+            return str(error)
+
+    def _integers(self, layer: LayerDescription) -> StoredLayer | str:
+        if layer.format.activations is not None:
+            return f"its inputs are quantized ({layer.format.activations}), which {self.to} does not say"
+        target, weights = INTEGERS[self.to], self.subject.weights
+        assert weights is not None
+        integers = meaning(self._facts(layer, target.looks_at_codes))
+        made = target.write(integers if target.looks_at_codes else Unpacked.of(integers))
+        item = rewritten(weights, layer, made, target.write)
+        facts = integers.symmetric, not integers.in_order
+        return StoredLayer(layer.prefix, type(made), made.config, layer.K, *facts, item)
+
+    def _facts(self, layer: LayerDescription, whole: bool) -> Weight:
+        """The layer without its codes, unless these decide too."""
+        weights, loader = self.subject.weights, self.subject.loader
+        assert weights is not None
+        parts = [Part(layer.prefix)]
+        if not whole:
+            codes = layer.names.full(layer.specs[0].name).rpartition(".")[2]
+            weight = loader.load(HeaderOnlySource(weights, codes), parts, None)
+            reader = READERS.get(type(weight))
+            if reader is None or reader.skippable(weight):
+                return weight
+        return loader.load(weights, parts, None)
+
+    def _plain(self, layer: LayerDescription, dtype: torch.dtype) -> StoredLayer | str:
+        weights, loader = self.subject.weights, self.subject.loader
+        assert weights is not None
+        if dtype != torch.float32:
+            lost = self._lost(layer, dtype)
+            if lost:
+                return lost
+        item = dequantized(weights, loader, layer, dtype)
+        return StoredLayer(layer.prefix, UnquantizedWeight, UnquantizedConfig(), layer.K, item=item)
+
+    def _lost(self, layer: LayerDescription, dtype: torch.dtype) -> str | None:
+        """The first value that a narrower type has not; where rounding is meant, that it has none near."""
+        weights = self.subject.weights
+        assert weights is not None
+        for start, weight in outputs(weights, self.subject.loader, layer):
+            if weight.input_factors is not None:
+                return "its inputs are multiplied by factors, for which a plain weight has no place"
+            values = weight.dequantize()
+            near = values.to(dtype).float()
+            lost = near.isinf() & ~values.isinf() if self.rounding else (near != values) & ~values.isnan()
+            if bool(lost.any()):
+                n, k = torch.nonzero(lost)[0].tolist()
+                name = str(dtype).removeprefix("torch.")
+                return f"{values[n, k]:.9g} at ({start + n}, {k}) is no {name}: nearest is {near[n, k]:.9g}"
+        return None

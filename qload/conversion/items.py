@@ -1,0 +1,108 @@
+"""What an output file is made of: parts whose tensors' sizes are known before any of their bytes is there."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from qload.errors import RepackError
+from qload.kernel_formats.integers import Integers
+from qload.kernel_formats.repack import READERS
+from qload.loader import FormatLoader, LayerDescription
+from qload.spec import Weight, named
+from qload.storage import TensorInfo, WeightStorage
+from qload.verify.chunks import outputs
+from qload.verify.values.pieces import pieces
+from qload.weights import Weights
+
+Loaded = Iterator[tuple[str, Weight]]
+Piece = tuple[str, int, Tensor]  # of a tensor: its name, the first of its bytes, and those that follow
+
+
+@dataclass(frozen=True)
+class Item:
+    """A layer, or a tensor of none, as it will stand in a file.
+
+    `tensors`: by name, in the order in which they are written. `source`: the bytes that are read for it.
+    `read`: its bytes, from the typed weights of the layers that are streamed, one after another. `streamed`:
+    the layer that it takes from there.
+    """
+
+    tensors: Mapping[str, TensorInfo]
+    source: int
+    read: Callable[[Loaded], Iterator[Piece]]
+    streamed: str | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Of all its tensors."""
+        return sum(info.nbytes for info in self.tensors.values())
+
+
+def copied(storage: WeightStorage, name: str) -> Item:
+    """A tensor that stays what it is."""
+
+    def read(loaded: Loaded) -> Iterator[Piece]:
+        at = 0
+        for piece in pieces(storage, name):
+            yield name, at, piece
+            at += piece.nbytes
+
+    info = storage.info(name)
+    return Item({name: info}, info.nbytes, read)
+
+
+def dequantized(weights: Weights, loader: FormatLoader, layer: LayerDescription, dtype: torch.dtype) -> Item:
+    """A layer as the plain weight that it means, run by run of its outputs."""
+    name, width = named(layer.prefix, "weight"), layer.K * dtype.itemsize
+
+    def read(loaded: Loaded) -> Iterator[Piece]:
+        for start, weight in outputs(weights, loader, layer):
+            yield name, start * width, weight.dequantize(dtype)
+
+    return Item({name: TensorInfo(dtype, (layer.N, layer.K))}, stored_bytes(weights, layer), read)
+
+
+def rewritten(
+    weights: Weights, layer: LayerDescription, made: Weight, write: Callable[[Integers], Weight]
+) -> Item:
+    """A layer in another format of integers; `made`: as `write` made it without codes."""
+
+    def read(loaded: Loaded) -> Iterator[Piece]:
+        prefix, weight = next(loaded)
+        assert prefix == layer.prefix
+        for name, tensor in stored_tensors(write(meaning(weight))).items():
+            yield name, 0, tensor.contiguous()
+
+    tensors = {
+        name: TensorInfo(tensor.dtype, tuple(tensor.shape)) for name, tensor in stored_tensors(made).items()
+    }
+    return Item(tensors, stored_bytes(weights, layer), read, layer.prefix)
+
+
+def meaning(weight: Weight) -> Integers:
+    """Any format's integers in plain order; RepackError of what has none."""
+    reader = READERS.get(type(weight))
+    if reader is None or reader.meaning is not Integers:
+        raise RepackError(
+            weight.format, "integers", f"{weight.format} has no integer codes with scales of groups"
+        )
+    found: Integers = reader.read(weight)
+    return found
+
+
+def stored_tensors(weight: Weight) -> dict[str, Tensor]:
+    """What is stored of a whole layer, by name; with the tensors that only a loader looks at."""
+    held, found = weight.fields(), {}
+    for spec in weight.tensors(weight.config):
+        if spec.name in held:
+            found[named(weight.layer.name, spec.suffix)] = held[spec.name]
+        elif spec.name == "weight_shape":
+            found[named(weight.layer.name, spec.suffix)] = torch.tensor(weight.shape)
+    return found
+
+
+def stored_bytes(weights: Weights, layer: LayerDescription) -> int:
+    """Of the tensors that a layer is stored in."""
+    return sum(weights.storage.info(layer.names.full(spec.name)).nbytes for spec in layer.specs)

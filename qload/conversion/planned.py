@@ -1,0 +1,145 @@
+"""What a conversion will write, known before a byte of it is: the layers, the files, and what is refused."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from qload.conversion.asked import AskedTarget, StoredLayer
+from qload.conversion.items import Item, copied
+from qload.conversion.sections import WrittenConfig, section
+from qload.detect.matching import EMBEDDINGS
+from qload.errors import ArgumentError
+from qload.experts import ExpertStacks
+from qload.formats import GPTQConfig
+from qload.loader import LayerDescription
+from qload.storage import WeightStorage
+from qload.verify.subject import Subject
+
+Told = Callable[[int, int], None]  # layers that were asked, and all
+STACKED = "is one of several in a tensor of all experts, which is not taken apart"
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A conversion before it begins.
+
+    `layers`: those that change, by prefix; `kept`: quantized ones that stay. `refused`: reasons by prefix.
+    """
+
+    items: Sequence[Item]
+    layers: Mapping[str, StoredLayer]
+    section: WrittenConfig
+    refused: Mapping[str, str]
+    notes: Sequence[str]
+
+
+def planned(asked: AskedTarget, keep: Sequence[str], tell: Told) -> Planned:
+    """Every layer asked; ArgumentError where no layer would change, or a pattern of `keep` means none."""
+    subject = asked.subject
+    quantized = {
+        prefix: layer
+        for prefix, layer in subject.layers.items()
+        if not (isinstance(layer, LayerDescription) and layer.format.weight_type.plain)
+    }
+    kept = _kept(subject, quantized, keep)
+    stored: dict[str, StoredLayer] = {}
+    refused: dict[str, str] = {}
+    for at, (prefix, layer) in enumerate(quantized.items()):
+        tell(at, len(quantized))
+        if isinstance(layer, LayerDescription) and prefix not in kept:
+            told = asked.layer(layer)
+            if isinstance(told, str):
+                refused[prefix] = told
+            else:
+                stored[prefix] = told
+        elif not isinstance(layer, LayerDescription):
+            refused[prefix] = str(layer)
+    if not stored and not refused:
+        raise ArgumentError(
+            "path", "a checkpoint with quantized layers to convert", "none: all is plain, or kept"
+        )
+    items = list(_items(subject, stored, refused))
+    made = _section(subject, [*stored.values(), *kept.values()])
+    return Planned(items, stored, made, {**made.refused, **refused}, list(_notes(subject, stored, asked.to)))
+
+
+def _kept(subject: Subject, quantized: Mapping[str, object], keep: Sequence[str]) -> dict[str, StoredLayer]:
+    """The quantized layers that patterns, as a shell has them, leave as they are."""
+    for pattern in keep:
+        if not any(fnmatchcase(prefix, pattern) for prefix in subject.layers):
+            raise ArgumentError(
+                "keep", "patterns of names of layers, such as *.q_proj", f"{pattern!r:.80}, of none"
+            )
+    return {
+        prefix: _as_it_is(subject, layer)
+        for prefix, layer in quantized.items()
+        if isinstance(layer, LayerDescription) and any(fnmatchcase(prefix, pattern) for pattern in keep)
+    }
+
+
+def _as_it_is(subject: Subject, layer: LayerDescription) -> StoredLayer:
+    config = layer.format.config
+    permuted = isinstance(config, GPTQConfig) and not config.positional and config.groups(layer.K) > 1
+    symmetric = bool(subject.claims and subject.claims.sym)
+    return StoredLayer(layer.prefix, layer.format.weight_type, config, layer.K, symmetric, permuted)
+
+
+def _items(subject: Subject, stored: Mapping[str, StoredLayer], refused: dict[str, str]) -> Iterator[Item]:
+    """All that is written, in the order of the source; what stands in the way of a layer is entered."""
+    assert subject.weights is not None
+    storage = subject.weights.storage
+    raw = storage.storage if isinstance(storage, ExpertStacks) else storage
+    holders = _holders(subject, stored, raw, refused)
+    new = {name: prefix for prefix, layer in stored.items() if layer.item for name in layer.item.tensors}
+    begun: set[str] = set()
+    for name in list(raw.keys()):
+        holder = holders.get(name)
+        if holder is None and name not in subject.loader.config_tensors:
+            if name in new:
+                refused[new[name]] = f"there is another tensor {name} already"
+            yield copied(raw, name)
+        elif holder is not None and holder not in begun:
+            begun.add(holder)
+            item = stored[holder].item
+            assert item is not None  # all that change have one
+            yield item
+
+
+def _holders(
+    subject: Subject, stored: Mapping[str, StoredLayer], raw: WeightStorage, refused: dict[str, str]
+) -> dict[str, str]:
+    """The tensors that layers which change are stored in, and which layer that is."""
+    found, there = {}, raw.keys()
+    for prefix in stored:
+        layer = subject.layers[prefix]
+        assert isinstance(layer, LayerDescription)
+        for spec in layer.specs:
+            name = layer.names.full(spec.name)
+            if name not in there:
+                refused[prefix] = f"{name} {STACKED}"
+            found[name] = prefix
+    return found
+
+
+def _section(subject: Subject, layers: Sequence[StoredLayer]) -> WrittenConfig:
+    """The config of all that is quantized at the end, and of the matrices that are not."""
+    quantized = [layer for layer in layers if not layer.weight_type.plain]
+    plain = [layer.prefix for layer in layers if layer.weight_type.plain]
+    plain += [
+        prefix
+        for prefix, layer in subject.layers.items()
+        if isinstance(layer, LayerDescription) and layer.format.weight_type.plain and "K" in layer.sizes
+    ]
+    return section(quantized, sorted(name for name in plain if name.rpartition(".")[2] not in EMBEDDINGS))
+
+
+def _notes(subject: Subject, stored: Mapping[str, StoredLayer], to: str) -> Iterator[str]:
+    schemes = {
+        str(layer.format.activations)
+        for prefix in stored
+        if isinstance(layer := subject.layers[prefix], LayerDescription) and layer.format.activations
+    }
+    for scheme in sorted(schemes):
+        yield f"inputs were quantized ({scheme}), which {to} does not say: they are taken as they come"
+    if subject.loader.config_tensors:
+        yield f"left out, as the config says it: {', '.join(subject.loader.config_tensors)}"

@@ -1,0 +1,82 @@
+"""What a conversion came to: of each layer what it became, and whether it still means the same."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from qload.listing import Answer
+
+Became = Literal["bits", "rounded", "differs", "refused"]
+WELL = ("bits", "rounded")
+
+
+@dataclass(frozen=True)
+class ConvertedLayer:
+    """A layer, or a tensor of none, and what became of it.
+
+    Attributes
+    ----------
+    name
+        Of the layer's tensors, without their last parts; of a tensor of no layer, the whole.
+    source, format
+        The formats that it was read in and was written in; None of a tensor of no layer.
+    outcome
+        What the files that were written say beside those that were read: "bits": each value is the same, bit
+        by bit; "rounded": after one rounding to the type that was asked for; "differs". "refused": the target
+        cannot say it, and nothing was written.
+    detail
+        Where it differs, or why it was refused; or "".
+    """
+
+    name: str
+    source: str | None
+    format: str | None
+    outcome: Became
+    detail: str = ""
+
+    @property
+    def well(self) -> bool:
+        """Whether it means what it did."""
+        return self.outcome in WELL
+
+
+@dataclass(frozen=True)
+class Conversion(Answer):
+    """A checkpoint that was written in another format, or why it was not.
+
+    Attributes
+    ----------
+    path
+        What was read.
+    folder
+        What was written; it is there only if the verdict is "ok".
+    to
+        The format that was asked for.
+    layers
+        All that were read; of what was refused, the refused ones.
+    notes
+        What the target says no more, and what was left out.
+    unreadable
+        Why the checkpoint cannot be read; "" where it can.
+    """
+
+    path: str
+    folder: str = ""
+    to: str = ""
+    layers: Sequence[ConvertedLayer] = ()
+    notes: Sequence[str] = ()
+    unreadable: str = ""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many layers and tensors have each outcome."""
+        return dict(Counter(layer.outcome for layer in self.layers))
+
+    def _sound(self) -> bool:
+        """Whether all was written, and means what it did."""
+        return all(layer.well for layer in self.layers)
+
+    def _data(self) -> dict[str, Any]:
+        """The fields, and how many layers have each outcome."""
+        return {"counts": self.counts, **asdict(self)}

@@ -1,0 +1,37 @@
+"""Marlin checkpoints from integers of any source: symmetric, groups in order, nothing padded."""
+
+from qload.errors import RepackError
+from qload.formats import MarlinConfig, MarlinWeight
+from qload.formats.marlin import SCALES
+from qload.kernel_formats.integers import Integers
+from qload.layouts import marlin
+
+
+def write(integers: Integers) -> MarlinWeight:
+    """Exact, or RepackError: only what tiles hold whole, of one scale a group and no zero points."""
+    reason = _why_not(integers)
+    if reason:
+        raise RepackError(integers.source, "marlin", reason)
+    bits, groups, K = integers.bits, integers.groups, integers.layer.K
+    return MarlinWeight(
+        config=MarlinConfig(-1 if groups == 1 else K // groups, bits),
+        B=integers.packed("B", marlin.rows(bits), integers.unpack()),
+        s=(marlin.SCALES_PER_COLUMN if groups == 1 else marlin.SCALES_GROUPED).apply(integers.scales),
+        layer=integers.layer,
+    )
+
+
+def _why_not(integers: Integers) -> str | None:
+    (N, K), bits, dtype = integers.shape, integers.bits, integers.scales.dtype
+    if bits not in marlin.BITS:
+        return f"marlin has 4 or 8 bits, got {bits}"
+    if K % marlin.TILE_K or N % marlin.TILE_N:
+        return f"needs K, N in multiples of {marlin.TILE_K}, {marlin.TILE_N}; got {K}, {N}"
+    reason = integers.why_no_index()
+    if reason:
+        return reason
+    if not integers.symmetric:
+        return f"a zero point is not {2 ** (bits - 1)}, and none are stored"
+    if dtype not in SCALES:
+        return f"needs scales in float16 or bfloat16, got {str(dtype).removeprefix('torch.')}"
+    return None

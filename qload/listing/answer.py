@@ -1,0 +1,36 @@
+"""What a question about a checkpoint came to: a verdict, by which commands end, and plain data."""
+
+from abc import ABC, abstractmethod
+from typing import Any, Literal
+
+Verdict = Literal["ok", "findings", "unreadable"]
+SCHEMA = 1
+
+
+class Answer(ABC):
+    """A base of dataclasses that have a `path`, the checkpoint, and say what was found of it."""
+
+    path: str
+
+    @property
+    def verdict(self) -> Verdict:
+        """`ok`: nothing is wrong; `findings`: something is; `unreadable`: nothing could be asked."""
+        if not self._readable():
+            return "unreadable"
+        return "ok" if self._sound() else "findings"
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it as plain data: `schema`, `path`, `verdict`, and what was found."""
+        return {"schema": SCHEMA, "path": self.path, "verdict": self.verdict, **self._data()}
+
+    def _readable(self) -> bool:
+        """Whether the checkpoint could be read; by default as the field `unreadable` says."""
+        return not getattr(self, "unreadable", "")
+
+    @abstractmethod
+    def _sound(self) -> bool:
+        """Whether nothing is wrong with what could be read."""
+
+    @abstractmethod
+    def _data(self) -> dict[str, Any]:
+        """The fields, as plain data."""

@@ -1,0 +1,360 @@
+"""A checkpoint in another format: the same bits, whatever the way, or no byte of it."""
+
+import json
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from qload import convert, open_checkpoint, verify
+from qload.conversion import Conversion
+from qload.conversion.targets import INTEGERS
+from qload.errors import ArgumentError
+from qload.listing import layers
+from qload.testing import make_checkpoint
+from tests.paths import FIXTURES
+from tests.verify.checkpoints import GPTQ, gptq, model
+
+OTHERS = {
+    "awq": FIXTURES / "awq" / "model_gemm_g64",
+    "desc_act": FIXTURES / "gptq" / "model_g32_desc_act",
+    "experts": FIXTURES / "models" / "gptq_mixtral",
+}
+UP = "model.layers.0.mlp.up_proj"
+
+
+def made(format: str, folder: Path, **said: Any) -> Path:
+    make_checkpoint(format, folder, config={"num_hidden_layers": 1, **said})
+    return folder
+
+
+def meant(folder: Path) -> dict[str, torch.Tensor]:
+    """What each layer means, by the loader of its own config."""
+    with open_checkpoint(folder) as weights:
+        return {
+            each.prefix: weights.get_weights(each.prefix).dequantize()
+            for each in layers(folder)
+            if each.bits is not None
+        }
+
+
+def same(one: Path, other: Path) -> bool:
+    ours, theirs = meant(one), meant(other)
+    return bool(ours) and ours.keys() == theirs.keys() and all(torch.equal(ours[n], theirs[n]) for n in ours)
+
+
+def formats(folder: Path) -> set[str]:
+    return {each.format for each in layers(folder) if each.format not in (None, "unquantized")}
+
+
+def refused(found: Conversion) -> set[str]:
+    return {layer.detail for layer in found.layers if layer.outcome == "refused"}
+
+
+@pytest.mark.parametrize(
+    ("source", "ways"),
+    [
+        ("gptq", ["awq", "gptq"]),
+        ("gptq", ["marlin", "compressed-tensors", "gptq_v2"]),
+        ("gptq-8bit", ["compressed-tensors", "awq", "gptq"]),
+        ("gptq-act-order", ["compressed-tensors", "gptq_v2", "gptq"]),
+        ("awq", ["compressed-tensors", "gptq_v2", "awq"]),
+        ("compressed-tensors", ["marlin", "awq", "compressed-tensors"]),
+    ],
+)
+def test_whatever_the_way_the_weights_are_the_same(source: str, ways: list[str], tmp_path: Path) -> None:
+    first = last = made(source, tmp_path / "first")
+    for to in ways:
+        found = convert(last, tmp_path / to, to=to)
+
+        assert (found.verdict, set(found.counts)) == ("ok", {"bits"})
+        last = tmp_path / to
+        assert same(first, last)
+        assert formats(last) == {{"gptq_v2": "gptq", "compressed-tensors": "ct_pack"}.get(to, to)}
+
+
+@pytest.mark.parametrize("source", OTHERS.values(), ids=OTHERS)
+@pytest.mark.parametrize("to", ["gptq", "gptq_v2", "compressed-tensors", "float32"])
+def test_checkpoints_of_other_tools_keep_their_bits(source: Path, to: str, tmp_path: Path) -> None:
+    found = convert(source, tmp_path / "out", to=to)
+
+    assert (found.verdict, set(found.counts)) == ("ok", {"bits"})
+    assert verify(tmp_path / "out").verdict == "ok"
+
+
+def test_back_in_its_own_format_each_tensor_is_what_it_was(tmp_path: Path) -> None:
+    convert(OTHERS["experts"], tmp_path / "awq", to="awq")
+    convert(tmp_path / "awq", tmp_path / "gptq", to="gptq")
+    was, now = (load_file(folder / "model.safetensors") for folder in (OTHERS["experts"], tmp_path / "gptq"))
+
+    assert was.keys() == now.keys()
+    assert all(torch.equal(was[name], now[name]) for name in was)
+
+
+@pytest.mark.parametrize(
+    ("source", "to", "reason"),
+    [
+        ("gptq-act-order", "awq", "the groups are not in order along K (act order), and there is no g_idx"),
+        (
+            "gptq-act-order",
+            "marlin",
+            "the groups are not in order along K (act order), and there is no g_idx",
+        ),
+        ("awq", "marlin", "a zero point is not 8, and none are stored"),
+        (
+            "awq",
+            "gptq",
+            "kernels read a zero point of 0, stored minus one, as 2**bits; gptq_v2 stores it as it is",
+        ),
+        ("gptq", "marlin_24", "more than two of four neighbouring rows hold a value"),
+        (
+            "fp8-block",
+            "gptq",
+            "its inputs are quantized (float8 group of 128 dynamic), which gptq does not say",
+        ),
+    ],
+)
+def test_what_one_layer_cannot_be_no_layer_becomes(source: str, to: str, reason: str, tmp_path: Path) -> None:
+    found = convert(made(source, tmp_path / "in"), tmp_path / "out", to=to)
+
+    assert (found.verdict, refused(found), found.counts) == ("findings", {reason}, {"refused": 7})
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+def test_what_is_sparse_fits_marlin_24_and_comes_back(tmp_path: Path) -> None:
+    stored = {name: tensor.repeat(16, 16) for name, tensor in gptq("up").items() if name != "up.g_idx"}
+    word = 0x88998899  # from the low bits on: two codes of 9 and two of 8, which mean 0
+    stored["up.qweight"] = torch.full((32, 128), word - 2**32, dtype=torch.int32)
+    stored["up.g_idx"] = torch.arange(256, dtype=torch.int32) // 8
+    source = tmp_path / "in"
+    source.mkdir()
+    model(source, stored, quantization_config=GPTQ)
+
+    assert convert(source, tmp_path / "sparse", to="marlin_24").verdict == "ok"
+    assert formats(tmp_path / "sparse") == {"marlin_24"}
+    assert convert(tmp_path / "sparse", tmp_path / "out", to="gptq").verdict == "ok"
+    assert same(source, tmp_path / "out")
+
+
+def test_floats_are_rounded_only_where_that_is_asked_for(tmp_path: Path) -> None:
+    source = made("gptq", tmp_path / "in")
+    found = convert(source, tmp_path / "out", to="bfloat16")
+
+    assert "is no bfloat16: nearest is" in refused(found).pop()
+    assert convert(source, tmp_path / "out", to="bfloat16", rounding=True).counts["rounded"] == 7
+    with open_checkpoint(tmp_path / "out") as weights:
+        assert torch.equal(weights.get_weights(UP).dequantize(), meant(source)[UP].bfloat16().float())
+    assert "quantization_config" not in json.loads((tmp_path / "out" / "config.json").read_text())
+
+
+def test_what_float16_has_no_number_for_is_refused_all_the_same(tmp_path: Path) -> None:
+    stored = gptq("up") | {"up.scales": torch.full((2, 8), 65504.0).half()}
+    stored["up.qweight"] = torch.full((2, 8), 0x0A0A0A0A, dtype=torch.int32)
+    (tmp_path / "in").mkdir()
+    source = model(tmp_path / "in", stored, quantization_config=GPTQ)
+
+    assert (
+        "is no float16: nearest is"
+        in refused(convert(source, tmp_path / "out", to="float16", rounding=True)).pop()
+    )
+
+
+def test_a_config_speaks_for_each_kind_of_layer(tmp_path: Path) -> None:
+    """Layers of other groups than most: gptq and compressed-tensors say which, awq cannot."""
+    wide = {
+        "c.scales": torch.ones(1, 8).half(),
+        "c.qzeros": torch.full((1, 1), 0x77777777, dtype=torch.int32),
+    }
+    wide |= {"c.g_idx": torch.zeros(16, dtype=torch.int32)}
+    eight = {
+        "d.qweight": torch.zeros(4, 8, dtype=torch.int32),
+        "d.qzeros": torch.full((2, 2), 0x7F7F7F7F, dtype=torch.int32),
+        "d.scales": torch.ones(2, 8).half(),
+        "d.g_idx": torch.arange(16, dtype=torch.int32) // 8,
+    }
+    rules = {r"+:^c$": {"group_size": 16}, r"+:^d$": {"bits": 8}, r"-:^e$": {}}
+    stored = {**gptq("a"), **gptq("b"), **gptq("c"), **wide, **eight, "e.weight": torch.ones(8, 16)}
+    (tmp_path / "in").mkdir()
+    source = model(tmp_path / "in", stored, quantization_config={**GPTQ, "dynamic": rules})
+
+    for to in ("gptq_v2", "compressed-tensors"):
+        assert convert(source, tmp_path / to, to=to).verdict == "ok"
+        assert same(source, tmp_path / to)
+        assert verify(tmp_path / to).verdict == "ok"
+    said = json.loads((tmp_path / "gptq_v2" / "config.json").read_text())["quantization_config"]
+    assert said["dynamic"] == {
+        "-:^e$": {},
+        "+:^c$": {"bits": 4, "group_size": 16},
+        "+:^d$": {"bits": 8, "group_size": 8},
+    }
+    found = convert(source, tmp_path / "awq", to="awq")
+    assert {layer.name for layer in found.layers} == {"c", "d"}
+
+
+def test_awq_leaves_out_by_parts_of_names_and_is_refused_where_that_is_a_layer_too(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    stored = {**gptq("mlp.gate_proj"), "mlp.gate.weight": torch.ones(8, 16)}
+    source = model(tmp_path / "in", stored, quantization_config=GPTQ)
+
+    assert "mlp.gate, which stays plain, is one" in refused(convert(source, tmp_path / "out", to="awq")).pop()
+    assert convert(source, tmp_path / "out", to="gptq").verdict == "ok"
+    assert verify(tmp_path / "out").verdict == "ok"
+
+
+def test_layers_that_are_kept_stay_as_they_are(tmp_path: Path) -> None:
+    source = made("gptq", tmp_path / "in")
+    found = convert(source, tmp_path / "out", to="float32", keep=["*.q_proj", "*.k_proj"])
+    was, now = (load_file(folder / "model.safetensors") for folder in (source, tmp_path / "out"))
+    kept = {name for name in was if ".q_proj." in name or ".k_proj." in name}
+
+    assert found.verdict == "ok"
+    assert all(torch.equal(was[name], now[name]) for name in kept)
+    assert {each.prefix for each in layers(tmp_path / "out") if each.format == "gptq"} == {
+        name.rpartition(".")[0] for name in kept
+    }
+    said = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    assert rf"-:^{UP.replace('.', chr(92) + '.')}$" in said["dynamic"]
+
+
+def test_kept_layers_of_a_format_that_the_config_cannot_say_too_are_refused(tmp_path: Path) -> None:
+    found = convert(made("gptq", tmp_path / "in"), tmp_path / "out", to="awq", keep=["*.q_proj"])
+
+    assert refused(found) == {"no quantization_config that is written here is of awq, gptq"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "argument"),
+    [
+        ({"to": "gguf"}, "to"),
+        ({"to": "awq", "keep": ["nothing.*"]}, "keep"),
+        ({"to": "awq", "shard_size": 0}, "shard"),
+    ],
+)
+def test_what_cannot_be_asked_is_an_error(asked: dict[str, Any], argument: str, tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=argument):
+        convert(OTHERS["experts"], tmp_path / "out", **asked)
+
+
+def test_nothing_is_quantized(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="all is plain, or kept"):
+        convert(made("plain", tmp_path / "in"), tmp_path / "out", to="awq")
+
+
+def test_files_are_split_and_each_tensor_begins_where_its_type_may(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    odd = {"a.bias": torch.ones(3).bfloat16(), "b.bias": torch.ones(1), "c": torch.ones(3, dtype=torch.uint8)}
+    stored = {**odd, **gptq("up"), **gptq("down")}
+    source = model(tmp_path / "in", stored, quantization_config=GPTQ)
+    found = convert(source, tmp_path / "out", to="compressed-tensors", shard_size=200)
+    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
+    files = sorted((tmp_path / "out").glob("*.safetensors"))
+
+    assert found.verdict == "ok"
+    assert {file.name for file in files} == {*index["weight_map"].values()}
+    assert len(files) > 1
+    total = 0
+    for file in files:
+        header = json.loads(file.read_bytes()[8 : 8 + int.from_bytes(file.read_bytes()[:8], "little")])
+        for name, entry in header.items():
+            if name != "__metadata__":
+                start, end = entry["data_offsets"]
+                size = (end - start) // max(1, torch.Size(entry["shape"]).numel())
+                assert start % size == 0
+                assert index["weight_map"][name] == file.name
+                total += end - start
+        with safe_open(file, "pt") as opened:  # as the format's own reader takes it
+            assert {*opened.keys()} == {*header} - {"__metadata__"}
+    assert total == index["metadata"]["total_size"]
+
+
+def test_what_stands_beside_the_tensors_is_copied_but_for_other_configs(tmp_path: Path) -> None:
+    source = made("gptq", tmp_path / "in")
+    (source / "quantize_config.json").write_text(json.dumps(GPTQ | {"group_size": 32}))
+    (source / "tokenizer.json").write_text("{}")
+    (source / "pytorch_model.bin").write_bytes(b"other weights")
+    (source / ".hidden").write_text("")
+    (source / "loop").symlink_to(source / "nowhere")
+    convert(source, tmp_path / "out", to="awq")
+
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "config.json",
+        "model.safetensors",
+        "qload-certificate.json",
+        "tokenizer.json",
+    }
+    was, now = (json.loads((folder / "config.json").read_text()) for folder in (source, tmp_path / "out"))
+    assert now.pop("quantization_config")["quant_method"] == "awq"
+    assert now == {key: value for key, value in was.items() if key != "quantization_config"}
+
+
+def test_a_certificate_has_the_hash_of_each_file_and_the_outcome_of_each_layer(tmp_path: Path) -> None:
+    source = made("gptq", tmp_path / "in")
+    found = convert(source, tmp_path / "out", to="awq")
+    said = json.loads((tmp_path / "out" / "qload-certificate.json").read_text())
+
+    assert said["files"] == {
+        path.name: sha256(path.read_bytes()).hexdigest()
+        for path in (tmp_path / "out").iterdir()
+        if path.name != "qload-certificate.json"
+    }
+    read = sha256((source / "model.safetensors").read_bytes()).hexdigest()
+    assert said["source"] == {"model.safetensors": read}
+    assert said["counts"] == {"bits": len(found.layers)}
+    assert {"name": UP, "source": "gptq", "format": "awq", "outcome": "bits", "detail": ""} in said["layers"]
+
+
+def test_a_checkpoint_that_cannot_be_read_is_a_report(tmp_path: Path) -> None:
+    found = convert(tmp_path / "nothing", tmp_path / "out", to="awq")
+
+    assert (found.verdict, found.to_json()["verdict"]) == ("unreadable", "unreadable")
+    assert found.unreadable
+
+
+def test_a_layer_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    stored = {**gptq("a"), **gptq("b")}
+    del stored["b.scales"]
+    source = model(tmp_path / "in", stored, quantization_config=GPTQ)
+    found = convert(source, tmp_path / "out", to="awq")
+
+    assert [(layer.name, layer.outcome) for layer in found.layers] == [("b", "refused")]
+
+
+def test_experts_of_one_tensor_that_are_plain_are_copied(
+    tmp_path: Path,
+) -> None:
+    sizes = {"model_type": "gpt_oss", "num_local_experts": 2, "hidden_size": 16, "intermediate_size": 8}
+    stack = torch.arange(2 * 16 * 16.0).reshape(2, 16, 16)
+    stored = {"model.layers.0.mlp.experts.gate_up_proj": stack, **gptq("model.layers.0.self_attn.q_proj")}
+    (tmp_path / "in").mkdir()
+    source = model(tmp_path / "in", stored, quantization_config=GPTQ, **sizes)
+
+    assert convert(source, tmp_path / "out", to="gptq_v2").verdict == "ok"
+    now = load_file(tmp_path / "out" / "model.safetensors")
+    assert torch.equal(now["model.layers.0.mlp.experts.gate_up_proj"], stack)
+
+
+def test_no_expert_is_taken_out_of_a_tensor_of_all(tmp_path: Path) -> None:
+    found = convert(FIXTURES / "models" / "mxfp4_gpt_oss", tmp_path / "out", to="float32")
+
+    assert found.verdict == "findings"
+    assert all("is one of several in a tensor of all experts" in reason for reason in refused(found))
+
+
+def test_settings_in_tensors_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    settings = {"gptq_bits": torch.tensor(4), "gptq_groupsize": torch.tensor(8)}
+    save_file({**gptq("a"), **settings}, tmp_path / "in" / "model.safetensors")
+    found = convert(tmp_path / "in", tmp_path / "out", to="awq")
+
+    assert found.verdict == "ok"
+    assert found.notes == ["left out, as the config says it: gptq_bits, gptq_groupsize"]
+    assert not settings.keys() & load_file(tmp_path / "out" / "model.safetensors").keys()
+
+
+def test_every_target_is_tried_here() -> None:
+    assert {*INTEGERS} == {"gptq", "gptq_v2", "awq", "marlin", "marlin_24", "compressed-tensors"}

@@ -1,0 +1,194 @@
+"""A conversion that is interrupted, meets another, or writes what it should not have."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from qload import convert
+from qload.conversion.folder import UnfinishedFolder
+from qload.errors import ArgumentError
+from qload.testing import make_checkpoint
+from tests.paths import ROOT
+
+SMALL = 40_000  # bytes of a file
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    make_checkpoint("gptq", tmp_path / "in")
+    return tmp_path / "in"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def unfinished(tmp_path: Path) -> Path:
+    return tmp_path / ".out.qload-unfinished"
+
+
+def interrupted(after: int, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that ends once so many files are complete."""
+    complete = UnfinishedFolder.complete
+
+    def completing(folder: UnfinishedFolder, name: str) -> None:
+        if len(folder.done) == after:
+            raise KeyboardInterrupt
+        complete(folder, name)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(UnfinishedFolder, "complete", completing)
+        with pytest.raises(KeyboardInterrupt):
+            convert(source, tmp_path / "out", to="awq", shard_size=SMALL)
+
+
+@pytest.mark.parametrize("after", [0, 1, 4])
+def test_it_goes_on_where_it_was_and_writes_the_same(
+    after: int, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    convert(source, tmp_path / "whole", to="awq", shard_size=SMALL)
+    interrupted(after, source, tmp_path, monkeypatch)
+
+    assert not (tmp_path / "out").exists()
+    there = {path.name: path.stat().st_ino for path in unfinished(tmp_path).glob("*.safetensors")}
+    assert len(there) == after
+    assert convert(source, tmp_path / "out", to="awq", shard_size=SMALL).verdict == "ok"
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    assert {name: (tmp_path / "out" / name).stat().st_ino for name in there} == there
+    assert not unfinished(tmp_path).exists()
+
+
+def test_killed_at_any_moment_there_is_all_of_it_or_nothing(source: Path, tmp_path: Path) -> None:
+    convert(source, tmp_path / "whole", to="awq", shard_size=SMALL)
+    code = (
+        "import sys; from qload import convert; print('begun', flush=True);"
+        f"convert(sys.argv[1], sys.argv[2], to='awq', shard_size={SMALL})"
+    )
+    kills = 0
+    for wait in (0.0, 0.05, 0.1):
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, str(source), str(tmp_path / "out")],
+            stdout=subprocess.PIPE,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(wait)
+        process.send_signal(signal.SIGKILL)
+        kills += process.wait() == -signal.SIGKILL
+        process.stdout.close()
+        if (tmp_path / "out").exists():
+            break
+    assert kills
+    if not (tmp_path / "out").exists():
+        convert(source, tmp_path / "out", to="awq", shard_size=SMALL)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+def test_what_another_conversion_left_is_not_touched(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupted(2, source, tmp_path, monkeypatch)
+    was = contents(unfinished(tmp_path))
+    with pytest.raises(ArgumentError, match="left by another one"):
+        convert(source, tmp_path / "out", to="marlin", shard_size=SMALL)
+
+    assert contents(unfinished(tmp_path)) == was
+
+
+def test_a_source_that_changed_meanwhile_is_another_conversion(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupted(2, source, tmp_path, monkeypatch)
+    file = source / "model.safetensors"
+    os.utime(file, ns=(1, 1))
+
+    with pytest.raises(ArgumentError, match="left by another one"):
+        convert(source, tmp_path / "out", to="awq", shard_size=SMALL)
+
+
+def test_two_processes_do_not_write_one_folder(source: Path, tmp_path: Path) -> None:
+    with (
+        UnfinishedFolder(tmp_path / "out", "other").opened(),
+        pytest.raises(ArgumentError, match="another process is writing"),
+    ):
+        convert(source, tmp_path / "out", to="awq")
+
+
+def test_a_state_that_is_none_is_refused(source: Path, tmp_path: Path) -> None:
+    unfinished(tmp_path).mkdir()
+    (unfinished(tmp_path) / "qload-unfinished.json").write_text("[")
+
+    with pytest.raises(ArgumentError, match="left by another one"):
+        convert(source, tmp_path / "out", to="awq")
+
+
+@pytest.mark.parametrize("taken", ["a file", "a folder with something in it"])
+def test_a_target_that_is_taken_is_refused_first(taken: str, source: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    if taken == "a file":
+        target.write_text("mine")
+    else:
+        target.mkdir()
+        (target / "mine").write_text("mine")
+    with pytest.raises(ArgumentError, match="one that is empty, or not there"):
+        convert(source, target, to="awq")
+
+    assert {path.name for path in tmp_path.iterdir()} == {"in", "out"}
+
+
+def test_an_empty_target_is_taken(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+
+    assert convert(source, tmp_path / "out", to="awq").verdict == "ok"
+    assert (tmp_path / "out" / "qload-certificate.json").exists()
+
+
+def test_a_full_disk_is_told_before_a_tensor_is_written(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 9, 1))
+    with pytest.raises(ArgumentError, match=r"a disk with \d+ bytes left"):
+        convert(source, tmp_path / "out", to="awq")
+
+    assert not list(unfinished(tmp_path).glob("*.safetensors*"))
+
+
+def test_what_reads_back_as_something_else_is_not_handed_out(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One bit of the data is another one once it is on the disk."""
+    complete = UnfinishedFolder.complete
+
+    def damaging(folder: UnfinishedFolder, name: str) -> None:
+        if name.endswith(".safetensors"):
+            content = bytearray(folder.part(name).read_bytes())
+            content[-9] ^= 1
+            folder.part(name).write_bytes(content)
+        complete(folder, name)
+
+    monkeypatch.setattr(UnfinishedFolder, "complete", damaging)
+    found = convert(source, tmp_path / "out", to="awq")
+
+    assert (found.verdict, found.counts["differs"], found.folder) == ("findings", 1, "")
+    assert "first at" in next(layer.detail for layer in found.layers if not layer.well)
+    assert {path.name for path in tmp_path.iterdir()} == {"in"}
+
+
+def test_progress_is_told_in_bytes_to_the_end(source: Path, tmp_path: Path) -> None:
+    told: list[tuple[str, int, int]] = []
+    convert(source, tmp_path / "out", to="awq", progress=lambda *each: told.append(each))
+    writing = [(done, total) for stage, done, total in told if stage == "writing"]
+
+    assert next(stage for stage, *_ in told if stage != "asking layers") == "writing"
+    assert writing[0][0] == 0
+    assert writing[-1][0] == writing[-1][1]
+    assert json.dumps(told)
