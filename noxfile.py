@@ -176,7 +176,8 @@ def vllm(session: nox.Session) -> None:
         session.skip(f"no wheel of {VLLM} is to be had for this machine")
     install(session, "test", "transformers", "vllm")
     session.run("python", "-m", "tests.engines.vllm.wheel", str(wheel))
-    session.run("pytest", "tests/engines/vllm/models.py", *session.posargs)
+    files = (f"tests/engines/vllm/{name}.py" for name in ("models", "ends", "parts"))
+    session.run("pytest", *files, *session.posargs)
 
 
 @nox.session(default=False)
