@@ -10,12 +10,12 @@ from vllm.model_executor.layers.quantization.base_config import QuantizationConf
 from qload.detect import loader_from_config
 from qload.engines.vllm.hooks import LAYERS, TO_LOAD, check_hooks, hook
 from qload.engines.vllm.names import PLAIN, CheckpointNames
-from qload.errors import ConfigError, UnsupportedFormatError
+from qload.engines.vllm.sections import section_and_settings
+from qload.errors import UnsupportedFormatError
 from qload.loader import ConfiguredFormat, FormatLoader, ModuleLoader
 from qload.methods import CheckpointConfig, TypedLinearMethod
 
 FILES = ["quantize_config.json", "quant_config.json", "hf_quant_config.json"]
-SETTINGS = ("target", "activations")
 
 
 class QloadQuantizationConfig(QuantizationConfig):
@@ -60,17 +60,13 @@ class QloadQuantizationConfig(QuantizationConfig):
     def from_config(cls, config: Mapping[str, Any]) -> Self:
         """From `config`, a checkpoint's `quantization_config`, to which `--hf-overrides` may add a `qload`.
 
+        Or what a tool's own file has, which vLLM reads where `config.json` says nothing.
+
         `qload`: {"target": ..., "activations": ...}, as of `qload.methods.CheckpointConfig`. ConfigError and
         UnsupportedFormatError as of `qload.loader_from_config`; ArgumentError where vLLM lacks what it takes.
         """
         check_hooks(TO_LOAD)
-        values = dict(config)
-        settings = values.pop("qload", {})
-        if not isinstance(settings, Mapping) or not set(settings) <= {*SETTINGS}:
-            wanted = f"an object with {' and '.join(SETTINGS)}"
-            raise ConfigError("config", "quantization_config.qload", wanted, repr(settings))
-        own_file = values.get("quantization")
-        values = dict(own_file) if isinstance(own_file, Mapping) else values  # as in hf_quant_config.json
+        values, settings = section_and_settings(config)
         return cls(loader_from_config(values), **settings)
 
     @classmethod

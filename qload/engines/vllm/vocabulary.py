@@ -85,7 +85,7 @@ class QloadEmbeddingMethod(QloadVocabularyMethod):
         """Register the plain rows beside what is loaded, so that a head can be tied to them."""
         super().create_weights(layer, *sizes, params_dtype=params_dtype, **attrs)
         rows = torch.zeros(layer.num_embeddings_per_partition, layer.embedding_dim, dtype=params_dtype)
-        layer.embedding_rows = nn.Parameter(rows, requires_grad=False)
+        layer.register_buffer("embedding_rows", rows, persistent=False)  # which no checkpoint has
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """Dequantize the rows of `layer`, and let go of the quantized ones."""

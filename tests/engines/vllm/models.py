@@ -1,5 +1,6 @@
 """Models in vLLM's own classes, loaded by its own loader with `--quantization qload`: `nox -s vllm`."""
 
+import json
 import pickle
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,17 @@ def test_a_world_that_cannot_be_cut_is_refused_on_all_ranks_before_a_weight_is_r
     (folder / "model.safetensors").unlink()  # not one tensor is there
 
     assert "model.layers.0." in refused(2, folder, "CutError")
+
+
+def test_a_tools_own_file_says_what_config_json_does_not(tmp_path: Path) -> None:
+    folder, want = built("llama", "gptq", tmp_path)
+    said = json.loads((folder / "config.json").read_text())
+    section = said.pop("quantization_config")
+    del section["quant_method"]
+    (folder / "config.json").write_text(json.dumps(said))
+    (folder / "quantize_config.json").write_text(json.dumps(section))
+
+    assert same(answers(1, folder), want)
 
 
 def test_every_layer_is_finished_by_its_last_tensor(tmp_path: Path) -> None:
