@@ -134,7 +134,7 @@ def read_claims(found: FoundConfig) -> Claims:
 def _method(found: FoundConfig) -> str:
     method = agree(found, "quant_method", "method")
     if method is None and not found.section:
-        method = _method_of_own_file(found.values)
+        method = method_of_own_file(found.values)
     if method is None and any(key in found.values for key in compressed_tensors.KEYS):
         method = "compressed-tensors"  # of configs from before there was quant_method
     if method is None and any(found.values.get(flag) is True for flag in bnb.FLAGS):
@@ -146,7 +146,7 @@ def _method(found: FoundConfig) -> str:
     return method
 
 
-def _method_of_own_file(values: Mapping[str, Any]) -> str | None:
+def method_of_own_file(values: Mapping[str, Any]) -> str | None:
     """The tools' own files need not name the method: AWQ's say `version`, GPTQ's say `desc_act`."""
     if any(key in values for key in ("version", "zero_point", "w_bit")):
         return "awq"

@@ -16,7 +16,7 @@ Never a part of a segment: `layers.1` is not in `layers.10`. Patterns are matche
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from functools import cached_property
+from functools import cached_property, partial
 
 from qload.detect.files import FoundConfig
 from qload.detect.regex import LETTERS, Patterns
@@ -51,8 +51,12 @@ def matches(entry: str, name: str, patterns: Patterns) -> bool:
 
 
 def matcher(*entries: str, patterns: Patterns) -> Callable[[str], bool]:
-    """Whether any of these entries means a module."""
-    return lambda name: any(matches(entry, name, patterns) for entry in entries)
+    """Whether any of these entries means a module; to be pickled, as engines do with what loads a model."""
+    return partial(_any_matches, entries, patterns)
+
+
+def _any_matches(entries: Iterable[str], patterns: Patterns, name: str) -> bool:
+    return any(matches(entry, name, patterns) for entry in entries)
 
 
 def check(

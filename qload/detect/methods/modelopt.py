@@ -7,6 +7,7 @@ One algorithm holds for all layers, or, as MIXED_PRECISION, one each for the lay
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from typing import Annotated, ClassVar, Literal
 
@@ -205,23 +206,22 @@ def _loader(read: _ModelOpt, table: Mapping[str, ConfiguredFormat]) -> Callable[
         names.setdefault((fmt, fmt.activations), set()).add(name)
     own, claimed = read.exclusions(Globs), UnquantizedConfig(claimed="quantized_layers has it quantized")
     plain = ConfiguredFormat(UnquantizedWeight, claimed)
-    choices = [(_among(those), FormatLoader(fmt, plain, exclusions=own)) for (fmt, _), those in names.items()]
+    choices = [
+        (partial(_is_among, frozenset(those)), FormatLoader(fmt, plain, exclusions=own))
+        for (fmt, _), those in names.items()
+    ]
     others = FormatLoader(
         *dict.fromkeys(table.values()), PLAIN, exclusions=Untargeted(key="quantized_layers")
     )
     return lambda: ModuleLoader(choices, others)
 
 
-def _among(names: set[str]) -> Callable[[str], bool]:
+def _is_among(names: frozenset[str], module: str) -> bool:
     """Whether a module, or the experts that it is one of, has one of these names, whatever is before it."""
-
-    def knows(module: str) -> bool:
-        *lead, _ = module.split(".")
-        holders = [module, *(".".join(lead[:at]) for at, one in enumerate(lead) if one.isdecimal())]
-        known = (own.split(".") for own in holders if own == module or own.endswith("experts"))
-        return any(".".join(own[at:]) in names for own in known for at in range(len(own)))
-
-    return knows
+    *lead, _ = module.split(".")
+    holders = [module, *(".".join(lead[:at]) for at, one in enumerate(lead) if one.isdecimal())]
+    known = (own.split(".") for own in holders if own == module or own.endswith("experts"))
+    return any(".".join(own[at:]) in names for own in known for at in range(len(own)))
 
 
 def _unsupported(found: FoundConfig, what: str) -> UnsupportedFormatError:

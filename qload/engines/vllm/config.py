@@ -9,13 +9,13 @@ from vllm.model_executor.layers.quantization.base_config import QuantizationConf
 
 from qload.detect import loader_from_config
 from qload.engines.vllm.hooks import LAYERS, TO_LOAD, check_hooks, hook
-from qload.engines.vllm.names import CheckpointNames
-from qload.errors import ConfigError
+from qload.engines.vllm.names import PLAIN, CheckpointNames
+from qload.engines.vllm.sections import section_and_settings
+from qload.errors import UnsupportedFormatError
 from qload.loader import ConfiguredFormat, FormatLoader, ModuleLoader
 from qload.methods import CheckpointConfig, TypedLinearMethod
 
 FILES = ["quantize_config.json", "quant_config.json", "hf_quant_config.json"]
-SETTINGS = ("target", "activations")
 
 
 class QloadQuantizationConfig(QuantizationConfig):
@@ -33,6 +33,7 @@ class QloadQuantizationConfig(QuantizationConfig):
         super().__init__()
         self.methods = CheckpointConfig(loader, **settings)
         self.names = CheckpointNames()
+        self._embedded: set[str] = set()  # the embeddings that have a method
 
     def __repr__(self) -> str:
         return f"QloadQuantizationConfig({self.methods.loader!r})"
@@ -59,17 +60,13 @@ class QloadQuantizationConfig(QuantizationConfig):
     def from_config(cls, config: Mapping[str, Any]) -> Self:
         """From `config`, a checkpoint's `quantization_config`, to which `--hf-overrides` may add a `qload`.
 
+        Or what a tool's own file has, which vLLM reads where `config.json` says nothing.
+
         `qload`: {"target": ..., "activations": ...}, as of `qload.methods.CheckpointConfig`. ConfigError and
         UnsupportedFormatError as of `qload.loader_from_config`; ArgumentError where vLLM lacks what it takes.
         """
         check_hooks(TO_LOAD)
-        values = dict(config)
-        settings = values.pop("qload", {})
-        if not isinstance(settings, Mapping) or not set(settings) <= {*SETTINGS}:
-            wanted = f"an object with {' and '.join(SETTINGS)}"
-            raise ConfigError("config", "quantization_config.qload", wanted, repr(settings))
-        own_file = values.get("quantization")
-        values = dict(own_file) if isinstance(own_file, Mapping) else values  # as in hf_quant_config.json
+        values, settings = section_and_settings(config)
         return cls(loader_from_config(values), **settings)
 
     @classmethod
@@ -90,9 +87,15 @@ class QloadQuantizationConfig(QuantizationConfig):
         self.names.add(hf_to_vllm_mapper)
 
     def get_checkpoint_weight_mapper(self) -> Any:
-        """Names with dots become those of parameters, and no tensor is dropped."""
-        specs = (spec for fmt in self.methods.loader.formats for spec in fmt.specs())
-        dotted = {suffix for spec in specs for suffix in spec.suffixes if "." in suffix}
+        """Names with dots become those of parameters, and no tensor is dropped.
+
+        vLLM asks for it once the model is built: UnsupportedFormatError, before a tensor is read, for
+        quantized embeddings of which the model has plain ones.
+        """
+        missed = [module for module in self._embeddings() if module not in self._embedded]
+        if missed and hook("vllm.distributed.parallel_state", "get_pp_group")().is_first_rank:
+            raise UnsupportedFormatError(missed[0], "it is quantized, and vLLM's model has plain embeddings")
+        dotted = {suffix for suffix in self._suffixes() if "." in suffix}
         renamed = {f".{suffix}": f".{suffix.replace('.', '_')}" for suffix in sorted(dotted)}
         return hook("vllm.model_executor.models.utils", "WeightsMapper")(orig_to_new_suffix=renamed)
 
@@ -115,15 +118,20 @@ class QloadQuantizationConfig(QuantizationConfig):
         return QloadLinearMethod(typed, self.names)
 
     def _of_vocabulary(self, layer: nn.Module, prefix: str) -> QuantizeMethodBase | None:
-        from qload.engines.vllm.vocabulary import QloadEmbeddingMethod, QloadHeadMethod
+        from qload.engines.vllm.vocabulary import PlainHeadMethod, QloadEmbeddingMethod, QloadHeadMethod
 
-        typed = None if self._is_plain(prefix) else self._typed(layer, prefix)
+        is_head = isinstance(layer, hook(f"{LAYERS}.vocab_parallel_embedding", "ParallelLMHead"))
+        stored = self._embeddings()
+        if not (prefix or is_head) and len(stored) == 1:  # models such as Llama name no embeddings
+            prefix = stored[0]
+        is_plain = self.names.is_plain(prefix) or not (is_head or self.names.suffixes(prefix))
+        typed = None if is_plain else self._typed(layer, prefix)
+        if is_head:
+            return PlainHeadMethod() if typed is None else QloadHeadMethod(typed, self.names)
         if typed is None:
             return None
-        is_head = isinstance(layer, hook(f"{LAYERS}.vocab_parallel_embedding", "ParallelLMHead"))
-        if is_head:
-            return QloadHeadMethod(typed, self.names)
-        return QloadEmbeddingMethod(typed, self.names) if self.names.suffixes(prefix) else None
+        self._embedded.add(prefix)
+        return QloadEmbeddingMethod(typed, self.names)
 
     def _of_experts(self, layer: Any, prefix: str) -> QuantizeMethodBase | None:
         from qload.engines.vllm.experts import QloadExpertsMethod
@@ -152,9 +160,14 @@ class QloadQuantizationConfig(QuantizationConfig):
         loader = self.methods.loader
         return (loader.chosen(prefix) if isinstance(loader, ModuleLoader) else loader).formats
 
-    def _is_plain(self, prefix: str) -> bool:
-        """Whether a layer's only tensor is its weight, in a type of plain numbers."""
-        return {*self.names.suffixes(prefix)} <= {"weight", "bias"} and bool(self.names.suffixes(prefix))
+    def _suffixes(self) -> set[str]:
+        """What the tensors of quantized layers may be called, other than weight and bias."""
+        formats = (fmt for fmt in self.methods.loader.formats if not fmt.weight_type.plain)
+        return {each for fmt in formats for spec in fmt.specs() for each in spec.suffixes} - PLAIN
+
+    def _embeddings(self) -> list[str]:
+        """The embeddings that are stored quantized."""
+        return self.names.embeddings(self._suffixes())
 
     def _name(self, prefix: str) -> str:
         """What the checkpoint calls a layer: by its parts, where vLLM merges several."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from qload.detect import Target, for_target
 from qload.engines.vllm.expert_arrivals import MATRICES, ExpertArrivals
 from qload.engines.vllm.names import Awaited, CheckpointNames
-from qload.errors import ArgumentError, MismatchError
+from qload.errors import ArgumentError, MismatchError, UnsupportedFormatError
 from qload.experts import ExpertFacts, GatedActivation, LocalExperts
 from qload.kernels.declared import Activations
 from qload.loader import FormatLoader
@@ -45,21 +45,23 @@ def watch_experts(
             param: Any = nn.Parameter(torch.empty(0, dtype=slot.dtype), requires_grad=False)
             param.weight_loader = partial(_load, (layer, arrivals, awaited, done), suffix)
             layer.register_parameter(f"{lead}_{slot.param_name}", param)
+        bias: Any = nn.Parameter(torch.empty(0), requires_grad=False)
+        bias.weight_loader = partial(_no_bias, layer.layer_name)
+        layer.register_parameter(f"{lead}_bias", bias)
 
 
 def finish_experts(
     layer: Any, arrivals: ExpertArrivals, target: Target | None, activations: Activations
 ) -> None:
-    """Make what multiplies, and let go of what arrived. A second call does nothing."""
+    """Make what multiplies, and let go of what arrived. A second call does nothing.
+
+    The parameters stay, empty as they are, until `unwatch_experts`: the tensors of experts that other ranks
+    have may come yet, and vLLM's loaders look up where to.
+    """
     if hasattr(layer, "typed_experts"):
         return
-    params = {
-        name: param
-        for name, param in layer.named_parameters(recurse=False)
-        if name.partition("_")[0] in PARAMETERS
-    }
     loader = for_target(FormatLoader(*arrivals.formats), target)
-    device, dtype = next(iter(params.values())).device, layer.params_dtype
+    device, dtype = next(iter(_params(layer).values())).device, layer.params_dtype
     weights = Weights(arrivals, loader=loader, device=device, dtype=dtype, process_group=arrivals.group)
     cut = arrivals.group.size() > 1
     made = weights.get_experts(arrivals.prefix, split="tensor" if cut else None, facts=layer.expert_facts)
@@ -67,11 +69,14 @@ def finish_experts(
     if len(made.local) != count:
         raise MismatchError(arrivals.prefix, "not all loaded", f"{count} experts", str(len(made.local)))
     made = replace(made, local=LocalExperts(0, count, count + 1))  # the last one is on no rank
-    for name, param in params.items():
-        delattr(layer, name)
-        param.data = param.data.new_empty(0)
     arrivals.close()
     layer.typed_experts = made.get_linear(activations=activations, maximum="own" if cut else None)
+
+
+def unwatch_experts(layer: Any) -> None:
+    """Drop the parameters, once no tensor comes any more."""
+    for name in _params(layer):
+        delattr(layer, name)
 
 
 def routed(layer: Any, x: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
@@ -85,6 +90,21 @@ def routed(layer: Any, x: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Ten
         ids = torch.where(here < 0, layer.local_num_experts, here)
     y: Tensor = layer.typed_experts(x, ids, topk_weights)
     return y
+
+
+def _params(layer: nn.Module) -> dict[str, nn.Parameter]:
+    held = layer.named_parameters(recurse=False)
+    return {name: param for name, param in held if name.partition("_")[0] in PARAMETERS}
+
+
+def _no_bias(
+    layer_name: str, param: nn.Parameter, loaded_weight: Tensor, *_: Any, expert_id: int = 0, **__: Any
+) -> bool:
+    """Refuse a bias that means something, which vLLM would leave out; tools write some that are all 0."""
+    if bool(loaded_weight.any()):
+        what = "a bias that is not 0, and experts with biases are not taken in vLLM"
+        raise UnsupportedFormatError(f"{layer_name}.{expert_id}", what)
+    return True
 
 
 def _wanted(layer: Any, arrivals: ExpertArrivals, names: CheckpointNames) -> set[str]:

@@ -9,7 +9,13 @@ from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEM
 
 from qload.detect import Target
 from qload.engines.vllm.expert_arrivals import ExpertArrivals
-from qload.engines.vllm.expert_filling import facts_of, finish_experts, routed, watch_experts
+from qload.engines.vllm.expert_filling import (
+    facts_of,
+    finish_experts,
+    routed,
+    unwatch_experts,
+    watch_experts,
+)
 from qload.engines.vllm.names import CheckpointNames
 from qload.kernels.declared import Activations
 from qload.loader import ConfiguredFormat
@@ -69,10 +75,14 @@ class QloadExpertsMethod(FusedMoEMethodBase):
         )
         arrivals = ExpertArrivals(layer.layer_name, self.formats, sizes, group, params_dtype)
         layer.expert_arrivals = arrivals
-        watch_experts(layer, arrivals, self.names, lambda: self.process_weights_after_loading(layer))
+        watch_experts(layer, arrivals, self.names, lambda: self._finish(layer))
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """Finish `layer`, where its last tensor has not done so; what is missing is an error of qload."""
+        self._finish(layer)
+        unwatch_experts(layer)
+
+    def _finish(self, layer: Any) -> None:
         finish_experts(layer, layer.expert_arrivals, self.target, self.activations)
 
     def apply(

@@ -4,7 +4,10 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from qload.detect.matching import EMBEDDINGS
 from qload.storage import SafetensorsStorage
+
+PLAIN = frozenset(("weight", "bias"))
 
 
 class CheckpointNames:
@@ -50,6 +53,16 @@ class CheckpointNames:
         """What follows the module's name in the names of its tensors; none where nothing is known."""
         self._read()
         return self._modules.get(module, ())
+
+    def embeddings(self, suffixes: Collection[str]) -> list[str]:
+        """The modules that are named as embeddings are, and have a tensor of one of these names."""
+        self._read()
+        named = (module for module in self._modules if module.rpartition(".")[2] in EMBEDDINGS)
+        return sorted(module for module in named if not {*suffixes}.isdisjoint(self._modules[module]))
+
+    def is_plain(self, module: str) -> bool:
+        """Whether a layer's only tensors are its weight and its bias, in a type of plain numbers."""
+        return bool(self.suffixes(module)) and {*self.suffixes(module)} <= PLAIN
 
     def _read(self) -> None:
         folder = self._folder() if self._stored is None else None

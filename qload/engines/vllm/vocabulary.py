@@ -61,8 +61,21 @@ class QloadHeadMethod(QloadVocabularyMethod):
         for slot in layer.typed_arrivals.slots.values():
             delattr(layer, slot.param_name)
         layer.typed_arrivals.close()
-        layer.quant_method = UnquantizedEmbeddingMethod()
+        layer.quant_method = PlainHeadMethod()
         return layer.quant_method.tie_weights(layer, embed_tokens)
+
+
+class PlainHeadMethod(UnquantizedEmbeddingMethod):
+    """A plain head, which may be tied to embeddings that are stored quantized."""
+
+    def tie_weights(self, layer: Any, embed_tokens: Any) -> Any:
+        """Let `layer` multiply by the vectors of `embed_tokens`."""
+        if not isinstance(embed_tokens.quant_method, QloadEmbeddingMethod):
+            return super().tie_weights(layer, embed_tokens)
+        layer._parameters.pop("weight", None)
+        layer.quant_method, layer.embedding_rows = embed_tokens.quant_method, embed_tokens.embedding_rows
+        layer.typed_linear = None
+        return layer
 
 
 class QloadEmbeddingMethod(QloadVocabularyMethod):
@@ -72,7 +85,7 @@ class QloadEmbeddingMethod(QloadVocabularyMethod):
         """Register the plain rows beside what is loaded, so that a head can be tied to them."""
         super().create_weights(layer, *sizes, params_dtype=params_dtype, **attrs)
         rows = torch.zeros(layer.num_embeddings_per_partition, layer.embedding_dim, dtype=params_dtype)
-        layer.embedding_rows = nn.Parameter(rows, requires_grad=False)
+        layer.register_buffer("embedding_rows", rows, persistent=False)  # which no checkpoint has
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """Dequantize the rows of `layer`, and let go of the quantized ones."""

@@ -1,5 +1,6 @@
 """Models in vLLM's own classes, loaded by its own loader with `--quantization qload`: `nox -s vllm`."""
 
+import json
 import pickle
 from pathlib import Path
 from typing import Any
@@ -9,26 +10,11 @@ import torch
 from torch import Tensor
 
 from tests.engines.vllm import ranks, running  # first, as vLLM looks for its platform when it is imported
-from tests.models.recorded import off
-from tests.models.with_transformers import formats, theirs
+from tests.engines.vllm.checkpoints import RANGE, answers, built, off, refused, same
 from tests.models.with_transformers.asked import IDS
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of what vLLM and torch import
 
-ROPE = {"rope_type": "default", "rope_theta": 1e4}
-SAID: dict[str, dict[str, Any]] = {  # what vLLM and transformers mean alike
-    "llama": {},
-    "qwen2": {"use_sliding_window": False},
-    "mixtral": {"sliding_window": None, "num_hidden_layers": 1},
-    "qwen3_moe": {
-        "use_sliding_window": False,
-        "num_hidden_layers": 1,
-        "attention_bias": False,
-        "mlp_only_layers": [],
-        "decoder_sparse_step": 1,
-    },
-    "deepseek_v2": {"attention_bias": False, "first_k_dense_replace": 1, "rms_norm_eps": 1e-6},
-}
 PAIRS = [
     *(("llama", name) for name in ("gptq", "awq", "w4a16", "nf4", "fp8 block", "w8a8")),
     ("qwen2", "gptq"),
@@ -41,24 +27,6 @@ PAIRS = [
 ]
 
 
-def built(kind: str, name: str, folder: Path, **said: Any) -> tuple[Path, Tensor]:
-    """A checkpoint, and the logits of what its codes mean."""
-    made = formats.built(kind, name, folder, **{"rope_parameters": ROPE, **SAID[kind], **said})
-    return running.saved(folder / "stored", made.config, made.tensors), theirs.logits(made.means, IDS)
-
-
-def answer(folder: Path, world: int, **said: Any) -> Tensor | None:
-    """The logits, where all are gathered."""
-    config = running.config_of(folder, world, activations="unquantized", **said)
-    return running.logits(running.loaded(config), config, IDS)
-
-
-def answers(world: int, folder: Path, **said: Any) -> list[Tensor]:
-    found = ranks.run(world, lambda: answer(folder, world, **said))
-    assert not [each for each in found if isinstance(each, str)], found
-    return found
-
-
 @pytest.mark.parametrize("world", [1, 2])
 @pytest.mark.parametrize(("kind", "name"), PAIRS)
 def test_the_logits_are_those_of_what_the_codes_mean(
@@ -66,35 +34,47 @@ def test_the_logits_are_those_of_what_the_codes_mean(
 ) -> None:
     folder, want = built(kind, name, tmp_path)
 
-    first, *others = answers(world, folder)
-
-    assert off(first, want) < formats.RANGE
-    assert all(torch.equal(first, other) for other in others)
+    assert same(answers(world, folder), want)
 
 
-@pytest.mark.parametrize(("kind", "name"), [("mixtral", "gptq"), ("deepseek_v2", "awq")])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("mixtral", "gptq"), ("mixtral", "fp8 block"), ("qwen3_moe", "w4a16"), ("deepseek_v2", "awq")],
+)
 def test_whole_experts_on_two_ranks(kind: str, name: str, tmp_path: Path) -> None:
     folder, want = built(kind, name, tmp_path)
 
-    for each in answers(2, folder, expert_parallel=True):
-        assert off(each, want) < formats.RANGE
+    assert same(answers(2, folder, expert_parallel=True), want)
+
+
+def test_experts_that_ranks_share_unevenly(tmp_path: Path) -> None:
+    folder, want = built("mixtral", "w4a16", tmp_path, num_local_experts=7)
+
+    assert same(answers(2, folder, expert_parallel=True), want)
 
 
 def test_a_head_that_is_tied_is_the_embedding(tmp_path: Path) -> None:
     folder, want = built("llama", "gptq", tmp_path, tie_word_embeddings=True)
 
-    assert off(answers(1, folder)[0], want) < formats.RANGE
+    assert same(answers(1, folder), want)
 
 
 def test_a_world_that_cannot_be_cut_is_refused_on_all_ranks_before_a_weight_is_read(tmp_path: Path) -> None:
     folder, _ = built("llama", "awq", tmp_path, intermediate_size=48)  # groups of 16, and shares of 24
     (folder / "model.safetensors").unlink()  # not one tensor is there
 
-    found = ranks.run(2, lambda: answer(folder, 2))
+    assert "model.layers.0." in refused(2, folder, "CutError")
 
-    lines = [next((line for line in each.splitlines() if "CutError:" in line), each) for each in found]
-    assert len(set(lines)) == 1
-    assert "model.layers.0." in lines[0]
+
+def test_a_tools_own_file_says_what_config_json_does_not(tmp_path: Path) -> None:
+    folder, want = built("llama", "gptq", tmp_path)
+    said = json.loads((folder / "config.json").read_text())
+    section = said.pop("quantization_config")
+    del section["quant_method"]
+    (folder / "config.json").write_text(json.dumps(said))
+    (folder / "quantize_config.json").write_text(json.dumps(section))
+
+    assert same(answers(1, folder), want)
 
 
 def test_every_layer_is_finished_by_its_last_tensor(tmp_path: Path) -> None:
@@ -171,4 +151,4 @@ def test_qloads_kernel_runs_a_checkpoint_that_vllm_reads(tmp_path: Path) -> None
     (found,) = ranks.run(1, work)
     assert isinstance(found, list), found
     assert found[1] == 4 * 2  # linear layers
-    assert off(found[0], want) < formats.RANGE
+    assert off(found[0], want) < RANGE

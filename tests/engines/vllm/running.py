@@ -5,6 +5,7 @@ Import this before anything else of vLLM.
 
 import json
 import os
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,31 +17,34 @@ os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")
 
 import tests.engines.vllm.stubs  # noqa: F401, I001
 import torch
-import vllm.platforms
-from vllm.platforms.cpu import CpuPlatform
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
-vllm.platforms._current_platform = CpuPlatform()  # which it cannot tell without its own native modules
-torch.accelerator.empty_cache = lambda: None
+with warnings.catch_warnings():  # which are no marks' to ignore: they come while tests are collected
+    warnings.simplefilter("ignore")  # vLLM imports torch's compiler, which warns of torch
+    import vllm.platforms
+    from vllm.platforms.cpu import CpuPlatform
 
-from safetensors.torch import save_file  # noqa: E402
-from torch import Tensor  # noqa: E402
-from torch.nn.functional import scaled_dot_product_attention  # noqa: E402
-from vllm.config import (  # noqa: E402
-    CompilationConfig,
-    DeviceConfig,
-    LoadConfig,
-    ModelConfig,
-    ParallelConfig,
-    VllmConfig,
-    set_current_vllm_config,
-)
-from vllm.distributed import parallel_state  # noqa: E402
-from vllm.forward_context import set_forward_context  # noqa: E402
-from vllm.model_executor.layers.attention import Attention  # noqa: E402
-from vllm.model_executor.model_loader import get_model  # noqa: E402
-from vllm.model_executor.models import registry  # noqa: E402
+    vllm.platforms._current_platform = CpuPlatform()  # which it cannot tell without its own native modules
+    torch.accelerator.empty_cache = lambda: None
 
-from qload.engines.vllm import register  # noqa: E402
+    from vllm.config import (
+        CompilationConfig,
+        DeviceConfig,
+        LoadConfig,
+        ModelConfig,
+        ParallelConfig,
+        VllmConfig,
+        set_current_vllm_config,
+    )
+    from vllm.distributed import parallel_state
+    from vllm.forward_context import set_forward_context
+    from vllm.model_executor.layers.attention import Attention
+    from vllm.model_executor.model_loader import get_model
+    from vllm.model_executor.models import registry
+
+    from qload.engines.vllm import register
 
 
 def attend(self: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:

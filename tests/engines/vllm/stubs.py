@@ -9,6 +9,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from pydantic_core.core_schema import any_schema
+
 STUBBED = {
     *("anthropic", "fastapi", "mcp", "openai", "openai_harmony", "starlette", "uvicorn"),  # servers
     *("xgrammar", "llguidance", "outlines_core", "lmformatenforcer"),  # grammars
@@ -47,7 +49,11 @@ class Nothing(type):
 
 
 def nothing(name: str) -> Any:
-    return Nothing(name, (), {"__init__": lambda self, *args, **kwargs: None})
+    held = {
+        "__init__": lambda self, *args, **kwargs: None,
+        "__get_pydantic_core_schema__": lambda *asked: any_schema(),  # of what vLLM's requests are made of
+    }
+    return Nothing(name, (), held)
 
 
 class Stub(ModuleType):

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from qload import MemoryStorage, Weights, loader_from_config
 from qload.engines.vllm.expert_arrivals import ExpertArrivals
-from qload.engines.vllm.expert_filling import facts_of, finish_experts, routed, watch_experts
+from qload.engines.vllm.expert_filling import facts_of, finish_experts, routed, unwatch_experts, watch_experts
 from qload.engines.vllm.names import CheckpointNames
-from qload.errors import ArgumentError, CutError, MismatchError
+from qload.errors import ArgumentError, CutError, MismatchError, UnsupportedFormatError
 from qload.experts import ExpertFacts, GatedActivation
 from qload.parallel import Rank
 from qload.testing import assert_same_bits
@@ -64,10 +64,10 @@ def filled(layer: Layer, tensors: Mapping[str, Tensor], group: Rank, names: Chec
     arrivals = ExpertArrivals(layer.layer_name, loader.formats, sizes, group, torch.float32)
     layer.arrivals = arrivals  # type: ignore[assignment]
     watch_experts(layer, arrivals, names, lambda: finish(layer))
-    params, done = dict(layer.named_parameters()), []
+    done = []
     for name, tensor in tensors.items():
         number, matrix, suffix = name.removeprefix("mlp.experts.").split(".", 2)
-        param: Any = params[f"{'w2' if matrix == 'w2' else 'w13'}_{suffix}"]
+        param: Any = getattr(layer, f"{'w2' if matrix == 'w2' else 'w13'}_{suffix}")  # also when it is done
         said = param.weight_loader(
             param, tensor, name, shard_id=matrix, expert_id=int(number), return_success=True
         )
@@ -111,8 +111,10 @@ def test_all_experts_on_one_rank_are_done_by_the_last_tensor(tmp_path: Path) -> 
     assert done == [False] * (len(tensors) - 1) + [True]
     x, ids, shares = chosen()
     assert_same_bits(routed(layer, x, shares, ids), wanted(tensors, x, ids, shares))
-    assert not dict(layer.named_parameters())
     assert not layer.arrivals.keys()  # type: ignore[union-attr,operator]
+    assert not sum(param.numel() for param in layer.parameters())
+    unwatch_experts(layer)
+    assert not dict(layer.named_parameters())
 
 
 def test_shares_of_all_experts_sum_to_the_whole(tmp_path: Path) -> None:
@@ -148,6 +150,16 @@ def test_experts_that_never_came_are_counted() -> None:
 
     with pytest.raises(MismatchError, match="4 experts"):
         finish(layer)
+
+
+def test_a_bias_that_means_something_is_refused_and_one_of_zeros_is_not() -> None:
+    layer: Any = Layer([*range(EXPERTS)])
+    filled(layer, {}, Rank(0, 1), CheckpointNames())
+    said = {"weight_name": "mlp.experts.2.w2.bias", "shard_id": "w2", "expert_id": 2, "return_success": True}
+
+    assert layer.w2_bias.weight_loader(param=layer.w2_bias, loaded_weight=torch.zeros(H), **said)
+    with pytest.raises(UnsupportedFormatError, match=r"mlp\.experts\.2: .*\n.*a bias that is not 0"):
+        layer.w2_bias.weight_loader(param=layer.w2_bias, loaded_weight=torch.ones(H), **said)
 
 
 def test_a_cut_inside_of_a_word_is_refused_before_a_tensor_comes() -> None:

@@ -62,6 +62,17 @@ def test_a_mapper_that_comes_late_is_heard(tmp_path: Path) -> None:
     assert names.of(["new.up"]) == {"new.up.qweight"}
 
 
+def test_embeddings_that_are_stored_quantized_are_told_from_plain_ones(tmp_path: Path) -> None:
+    quantized = ("embed_tokens.weight", "embed_tokens.scale", "text.wte.weight", "text.wte.weight.absmax")
+    plain = ("vision.embeddings.class_embedding", "vision.embeddings.patch.weight", "word_embeddings.weight")
+    names = checkpoint(tmp_path, *quantized, *plain, "q_proj.weight", "q_proj.scale")
+
+    assert names.embeddings({"scale", "weight.absmax"}) == ["embed_tokens", "text.wte"]
+    assert names.is_plain("word_embeddings")
+    assert not names.is_plain("embed_tokens")
+    assert not names.is_plain("of which nothing is stored")
+
+
 def test_of_files_that_are_not_there_yet_nothing_is_known(tmp_path: Path) -> None:
     names = CheckpointNames(str(tmp_path))
     assert names.of(["up"]) == set()
