@@ -13,6 +13,7 @@ from qload.spec import Weight
 
 HEAD = "lm_head"
 CT_VERSION = "0.18.0"  # from which on codes of 3 bits are packed as they are here
+NO_ACT_ORDER = "compressed-tensors from 0.20 on opens no layer in act order; gptq_v2 says it"
 
 
 @dataclass(frozen=True)
@@ -109,10 +110,10 @@ def _marlin(layers: Sequence[StoredLayer], plain: Sequence[str]) -> WrittenConfi
 
 def _compressed_tensors(layers: Sequence[StoredLayer], plain: Sequence[str]) -> WrittenConfig:
     """A group of modules for each kind of layer: all of the most usual one, the others by their names."""
-    kinds: dict[tuple[int, int, bool, bool], list[str]] = {}
+    kinds: dict[tuple[int, int, bool], list[str]] = {}
+    refused = {layer.prefix: NO_ACT_ORDER for layer in layers if layer.config.act_order}
     for layer in layers:
-        config = layer.config
-        kind = config.bits, config.group_size, config.symmetric, config.act_order
+        kind = layer.config.bits, layer.config.group_size, layer.config.symmetric
         kinds.setdefault(kind, []).append(layer.prefix)
     usual = max(kinds, key=lambda kind: len(kinds[kind]))
     groups = {}
@@ -133,17 +134,17 @@ def _compressed_tensors(layers: Sequence[StoredLayer], plain: Sequence[str]) -> 
         "ignore": list(plain),
         "kv_cache_scheme": None,
     }
-    return WrittenConfig(values)
+    return WrittenConfig(values, refused=refused)
 
 
-def _scheme(bits: int, size: int, symmetric: bool, act_order: bool) -> dict[str, Any]:
+def _scheme(bits: int, size: int, symmetric: bool) -> dict[str, Any]:
     return {
         "num_bits": bits,
         "type": "int",
         "symmetric": symmetric,
         "strategy": "channel" if size == -1 else "group",
         "group_size": None if size == -1 else size,
-        "actorder": "group" if act_order else None,
+        "actorder": None,
         "dynamic": False,
     }
 
