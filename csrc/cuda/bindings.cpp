@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include <array>
+#include <chrono>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -104,11 +105,14 @@ PYBIND11_MODULE(_cuda, module) {
       .def(
           "wait",
           [](FileReader& self, uint64_t ticket, uintptr_t stream) {
-            Failure failure;
-            {
+            const auto is_read = [&] {
               const py::gil_scoped_release unlocked;
-              failure = self.wait(ticket, at<CUstream_st>(stream));
+              return self.is_read(ticket, std::chrono::milliseconds(100));
+            };
+            while (!is_read()) {  // whoever presses Ctrl-C does not wait for the files
+              if (PyErr_CheckSignals()) throw py::error_already_set();
             }
+            const Failure failure = self.wait(ticket, at<CUstream_st>(stream));
             const char* device = failure.device == cudaSuccess ? "" : cudaGetErrorString(failure.device);
             return std::make_tuple(failure.range, failure.system, std::string(device));
           },

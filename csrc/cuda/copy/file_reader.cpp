@@ -105,10 +105,15 @@ cudaError_t FileReader::begin(const std::vector<FileRange>& ranges, cudaStream_t
   return cudaSuccess;
 }
 
+bool FileReader::is_read(uint64_t number, std::chrono::milliseconds patience) {
+  std::unique_lock<std::mutex> held(lock_);
+  const std::shared_ptr<Ticket> ticket = find(number)->second;
+  return done_.wait_for(held, patience, [&] { return !ticket->pending; });
+}
+
 Failure FileReader::wait(uint64_t number, cudaStream_t stream) {
   std::unique_lock<std::mutex> held(lock_);
-  const auto found = tickets_.find(number);
-  if (found == tickets_.end()) throw std::runtime_error("file reader: a ticket that was waited for, or never was");
+  const auto found = find(number);
   const std::shared_ptr<Ticket> ticket = std::move(found->second);
   tickets_.erase(found);
   done_.wait(held, [&] { return !ticket->pending; });
@@ -215,6 +220,12 @@ std::vector<std::vector<FileReader::Chunk>> FileReader::divide(const std::vector
     }
   }
   return jobs;
+}
+
+std::map<uint64_t, std::shared_ptr<FileReader::Ticket>>::iterator FileReader::find(uint64_t number) {
+  const auto found = tickets_.find(number);
+  if (found == tickets_.end()) throw std::runtime_error("file reader: a ticket that was waited for, or never was");
+  return found;
 }
 
 cudaError_t FileReader::take_event(cudaEvent_t* event) {

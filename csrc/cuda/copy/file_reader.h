@@ -15,6 +15,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -54,6 +55,9 @@ class FileReader {
   /// Begins to read: descriptors stay open, and memory stays, until the ticket was waited for or all is closed.
   cudaError_t begin(const std::vector<FileRange>& ranges, cudaStream_t home, uint64_t* ticket);
 
+  /// Whether `wait` would return at once: all copies were asked for, here or within so long.
+  bool is_read(uint64_t ticket, std::chrono::milliseconds patience);
+
   /// Waits, each ticket once, until all copies were asked for; `stream` then waits for them, and the host does not.
   Failure wait(uint64_t ticket, cudaStream_t stream);
 
@@ -85,6 +89,7 @@ class FileReader {
   void end(const Job& job, const Failure& failure);
   std::vector<std::vector<Chunk>> divide(const std::vector<FileRange>& ranges) const;
   cudaError_t take_event(cudaEvent_t* event);
+  std::map<uint64_t, std::shared_ptr<Ticket>>::iterator find(uint64_t number);
 
   char* const memory_;
   const size_t buffer_bytes_;

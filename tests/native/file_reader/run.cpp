@@ -12,6 +12,7 @@
 #include <deque>
 #include <random>
 #include <stdexcept>
+#include <thread>
 #include <vector>
 
 #include "../../../csrc/cuda/copy/file_reader.h"
@@ -19,8 +20,11 @@
 using namespace qload::cuda;
 using Bytes = std::vector<unsigned char>;
 
-/// What the system may do at any time: read less than it was asked for, or be interrupted.
+std::atomic<bool> disk_sleeps{false};
+
+/// What the system may do at any time: read late, read less than it was asked for, or be interrupted.
 extern "C" ssize_t pread(int descriptor, void* to, size_t bytes, off_t offset) {
+  while (disk_sleeps) std::this_thread::yield();
   static std::atomic<int> calls{0};
   const int call = ++calls;
   if (call % 7 == 0) return errno = EINTR, -1;
@@ -93,6 +97,10 @@ struct Load {
     ticket = desk.begin(ranges);
   }
   void compare(Desk& desk, const File& file, cudaStream_t stream) const {
+    if (ranges.size() % 2) {
+      while (!desk.reader.is_read(ticket, std::chrono::milliseconds(1))) {
+      }
+    }
     const Failure failure = desk.reader.wait(ticket, stream);
     check(failure.range == -1 && !failure.system && failure.device == cudaSuccess, "all was read");
     stream->synchronize();
@@ -141,8 +149,27 @@ void what_fails_is_named(const File& file) {
     refused = true;
   }
   check(refused, "a ticket is waited for once");
+  refused = false;
+  try {
+    desk.reader.is_read(ticket, std::chrono::milliseconds(0));
+  } catch (const std::runtime_error&) {
+    refused = true;
+  }
+  check(refused, "and asked for no more");
   check(desk.wait(desk.begin({})).range == -1, "nothing is read at once");
   check(desk.wait(desk.begin({{file.descriptor, 7, 0, a.data()}})).range == -1, "and so are no bytes");
+}
+
+void whoever_waits_can_look_up_meanwhile(const File& file) {
+  Bytes out(9000);
+  Desk desk(2, 4 * FileReader::ALIGNED);
+  disk_sleeps = true;
+  const uint64_t ticket = desk.begin({{file.descriptor, 0, 9000, out.data()}});
+  check(!desk.reader.is_read(ticket, std::chrono::milliseconds(1)), "nothing can be read yet");
+  disk_sleeps = false;
+  while (!desk.reader.is_read(ticket, std::chrono::milliseconds(1))) {
+  }
+  check(desk.wait(ticket).range == -1, "all was read");
 }
 
 void what_was_closed_reads_nothing(const File& file) {
@@ -173,6 +200,7 @@ int main() {
   for (int i = 0; i < 8; ++i) {
     loads_are_what_files_hold(file, random);
     what_fails_is_named(file);
+    whoever_waits_can_look_up_meanwhile(file);
     what_was_closed_reads_nothing(file);
     check(device().held == 0, "all streams and events were given back");
     check(device().left == 0, "and nothing was left for them to do");
