@@ -68,9 +68,9 @@ def show_steps(session: nox.Session, said: Iterable[str]) -> str:
 
 @nox.session
 def unit(session: nox.Session) -> None:
-    """The tests that need no GPU and no compiler."""
+    """The tests that need no GPU and no compiler; those that take seconds each with `-- -m slow`."""
     install(session, "test")
-    session.run("pytest", "-m", "not gpu", "-n", "2", *session.posargs)
+    session.run("pytest", "-m", "not gpu and not slow", "-n", "2", *session.posargs)
 
 
 @nox.session(default=False)

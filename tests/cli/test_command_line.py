@@ -118,6 +118,7 @@ def on_a_terminal(*arguments: Any, stderr: bool = False, **environment: str) -> 
     return written.decode()
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_tables_in_colour_and_none_where_that_is_asked(damaged: Path) -> None:
     coloured = on_a_terminal("inspect", MODEL)
     plain = on_a_terminal("inspect", MODEL, NO_COLOR="1")
@@ -127,6 +128,7 @@ def test_a_terminal_gets_tables_in_colour_and_none_where_that_is_asked(damaged: 
     assert "\x1b" not in plain
 
 
+@pytest.mark.slow
 def test_no_colour_leaves_no_escape_in_progress_either() -> None:
     shown = on_a_terminal("verify", MODEL, "--against", MODEL, stderr=True, NO_COLOR="1")
 

@@ -11,6 +11,8 @@ import pytest
 
 from tests.paths import FIXTURES, ROOT
 
+pytestmark = pytest.mark.slow
+
 MODEL = str(FIXTURES / "gptq" / "model_g32_desc_act")
 COMMANDS = [
     ["inspect", MODEL],

@@ -67,6 +67,7 @@ def test_tables_of_several_say_whose_they_are(damaged: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_progress_of_several_names_the_path() -> None:
     shown = on_a_terminal("verify", SOUND, AWQ, stderr=True, NO_COLOR="1")
 
@@ -101,6 +102,7 @@ WRONG: dict[str, tuple[list[str], dict[str, str], int]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("arguments", "variables", "code"), WRONG.values(), ids=WRONG)
 def test_an_error_is_an_object_on_standard_output_and_text_on_standard_error(
     arguments: list[str], variables: dict[str, str], code: int

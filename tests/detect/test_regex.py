@@ -95,6 +95,7 @@ def test_a_pattern_that_takes_for_ever_is_an_error_of_the_names_it_is_asked_for(
     assert patterns.match("short", "short")
 
 
+@pytest.mark.slow
 def test_all_patterns_of_a_config_share_one_time() -> None:
     """A hundred of them end after as long as a few: once the time is spent, none is tried at length."""
     patterns = Patterns()

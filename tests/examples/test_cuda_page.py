@@ -57,6 +57,7 @@ def nvcc(*arguments: object) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @needs_nvcc
 def test_the_device_code_compiles(csrc: Path, tmp_path: Path) -> None:
     ptx = tmp_path / "quads.ptx"
@@ -65,6 +66,7 @@ def test_the_device_code_compiles(csrc: Path, tmp_path: Path) -> None:
     assert ptx.read_text().count(".entry") == 2
 
 
+@pytest.mark.slow
 @needs_nvcc
 def test_the_binding_compiles(csrc: Path) -> None:
     pybind11 = pytest.importorskip("pybind11", reason="bindings need pybind11, which is not installed here")

@@ -244,6 +244,7 @@ def test_the_token_is_not_told_to_where_the_hub_leads(hub: Hub, monkeypatch: pyt
     assert (told["org"], told["elsewhere"]) == ({"Bearer hf_secret"}, {None})
 
 
+@pytest.mark.slow
 def test_a_process_of_its_own_reads_the_variables_of_huggingface_hub(hub: Hub, tmp_path: Path) -> None:
     variables = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(

@@ -132,6 +132,7 @@ def test_layers_that_differ_in_more_do_not(changed: dict[str, Any]) -> None:
     assert key(**changed) != key()
 
 
+@pytest.mark.slow
 def test_a_key_is_the_same_in_another_process() -> None:
     """A graph may have been compiled there."""
     run = subprocess.run([sys.executable, "-c", KEY], capture_output=True, text=True, check=True)
@@ -263,6 +264,7 @@ def test_a_function_for_all_ranks_is_a_layers_own() -> None:
     assert_same_bits(one(inputs()), reference.linear(inputs(), WEIGHT))
 
 
+@pytest.mark.slow
 def test_a_layer_that_is_not_compiled_brings_in_no_compiler() -> None:
     program = (
         "import sys, torch; from qload import UnquantizedWeight, open_checkpoint; import qload.repacking; "

@@ -82,6 +82,7 @@ def test_the_version_is_asked_of_the_distribution_by_its_own_name(monkeypatch: p
     assert CliRunner().invoke(main, ["--version"]).output == f"qload of {PROJECT['name']}\n"
 
 
+@pytest.mark.slow
 def test_without_hypothesis_there_are_the_checks_and_the_way_to_the_strategies() -> None:
     code = """
 import sys
@@ -189,6 +190,7 @@ def test_the_metadata_needs_no_compiler(tmp_path: Path) -> None:
     assert "pure Python" not in done.stdout  # nothing was built, so nothing failed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variables", "reason", "warns"),
     [
@@ -213,6 +215,7 @@ def test_a_wheel_of_pure_python_says_why(
     assert all(text.startswith(reason) for text in held["MISSING"].values())
 
 
+@pytest.mark.slow
 def test_asked_for_by_name_what_fails_is_an_error_and_no_wheel(tmp_path: Path) -> None:
     done = hook("build_wheel", tmp_path, QLOAD_CUDA="1")
 

@@ -309,6 +309,7 @@ print(verify(sys.argv[1]).verdict)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="this system has no limits of descriptors")
 def test_a_checkpoint_may_have_more_shards_than_a_process_may_open(tmp_path: Path) -> None:
     for i in range(200):

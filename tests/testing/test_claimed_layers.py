@@ -102,6 +102,7 @@ def test_configs_of_ones_own_draw_all_that_files_may_hold(drawn: DrawnLayer) -> 
     assert drawn.weight().config.group_size == 32
 
 
+@pytest.mark.slow
 def test_a_name_is_imported_when_it_is_used_and_torch_not_before() -> None:
     code = "import sys, qload.testing, qload.conformance, qload.conformance.plugin; "
     code += "from qload.conformance import LinearKernelSuite, LoaderSuite, PackerSuite, ExpertsKernelSuite; "

@@ -218,6 +218,7 @@ def test_what_a_thread_raises_the_caller_sees(tmp_path: Path, monkeypatch: pytes
         verify(damaged(tmp_path))
 
 
+@pytest.mark.slow
 def test_processes_under_torchrun_print_one_report(tmp_path: Path) -> None:
     folder = damaged(tmp_path)
     alone = [sys.executable, "-m", "qload", "verify", str(folder), "--json"]

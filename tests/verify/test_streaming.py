@@ -54,6 +54,7 @@ def large_layer(folder: Path, K: int, N: int) -> int:
     return (folder / "model.safetensors").stat().st_size
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="anonymous memory is read from Linux' /proc")
 def test_verify_holds_no_more_than_four_layers_and_256_mebibytes(tmp_path: Path) -> None:
     size = large_layer(tmp_path, 4096, 4096)
