@@ -14,7 +14,7 @@ class LinearKernelSuite(Suite):
 
     Attributes
     ----------
-    format, dtypes
+    format, dtypes, threads
         As `Suite` has them.
     accumulate, split_k, partials, scales
         How the kernel adds, as `qload.testing.derived_bound` has them, dtypes by name; None: it rounds no

@@ -1,6 +1,7 @@
 """What all suites share: cases as parameters, skips with reasons, how a failure reads. Torch stays out."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -15,6 +16,19 @@ def option(config: pytest.Config, name: str, default: str) -> str:
     return str(config.getoption(f"qload_{name}", default=None) or default)
 
 
+@contextmanager
+def threads_of_torch(count: int) -> Iterator[None]:
+    """While this is open, torch has `count` threads on a CPU; then as many as before."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 class Suite:
     """The base of all suites: pytest collects what derives from one and is called Test...
 
@@ -24,10 +38,14 @@ class Suite:
         The name of a checkpoint format, as `qload formats` lists them.
     dtypes
         Of activations; the first is what most cases have.
+    threads
+        How many threads torch has on a CPU while a test runs. With more than one, layers as small as these
+        wait for threads for longer than they compute; a CPU kernel that shares its work among them says so.
     """
 
     format: ClassVar[str] = ""
     dtypes: ClassVar[tuple[str, ...]] = ("float16",)
+    threads: ClassVar[int] = 1
 
     def can_implement(self, case: ConformanceCase) -> tuple[bool, str]:
         """Whether the subject takes a `case`, and why not: what it refuses is skipped with that reason."""
@@ -98,7 +116,8 @@ class Judged:
             pytest.fail(f"{smallest.id}: {text}\n  replay    {self._replay(smallest)}", pytrace=False)
 
     def _run(self, case: ConformanceCase, check: str) -> dict[str, Any] | None:
-        found: dict[str, Any] | None = getattr(self.make(case, self.device), check)()
+        with threads_of_torch(self.suite.threads):
+            found: dict[str, Any] | None = getattr(self.make(case, self.device), check)()
         return found
 
     def _smallest(self, check: str, text: str) -> tuple[ConformanceCase, str]:

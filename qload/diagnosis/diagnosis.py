@@ -10,15 +10,13 @@ from torch import Tensor
 from qload.diagnosis import numbers, places
 from qload.diagnosis.case import Candidate, Case, case_of, outputs_of
 from qload.diagnosis.closeness import Closeness, closeness_of
-from qload.diagnosis.fit import EVIDENCE, Fit, fitted
+from qload.diagnosis.fit import EVIDENCE, Fit, fitted, sample_of
 from qload.diagnosis.misreading import Misreading
 from qload.diagnosis.misreadings import in_programs
 from qload.diagnosis.said import said, said_of_none
 from qload.diagnosis.where import Where, where_of
 from qload.errors import ArgumentError
 from qload.spec import Weight
-
-ENOUGH = 0.9  # of the wrong numbers: what a fault that is named explains
 
 
 @dataclass(frozen=True)
@@ -130,11 +128,11 @@ def of_case(case: Case, closeness: Closeness) -> Diagnosis:
     kind = numbers.unlike_numbers(case, wrong)
     if kind is not None:
         return _named(kind[0], said(kind[1], 1.0, where, None), 1.0, where)
-    near = closeness.of_fits(case.expected, case.got)
+    near, sample = closeness.of_fits(case.expected, case.got), sample_of(wrong)
     fits = [
         fit
         for candidate in _candidates(case, wrong, near)
-        if (fit := fitted(case, candidate, wrong, near)) and fit.evidence >= EVIDENCE and fit.share >= ENOUGH
+        if (fit := fitted(case, candidate, wrong, near, sample)) and fit.evidence >= EVIDENCE
     ]
     if not fits:
         return _named(None, said_of_none(case, wrong, where), 0.0, where)

@@ -1,6 +1,7 @@
 """`LinearKernelSuite`: sound kernels of every format pass, and each bug is caught and named."""
 
 import contextlib
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from qload.conformance import ConformanceCase, cases
 from qload.conformance.linear_trial import LinearTrial
+from qload.conformance.suite import Judged
 from qload.testing.traits import CONTRACTS
 from tests.conformance.subjects import WEIGHTS, Buggy, Parts, Sound, with_bug
 
@@ -214,6 +216,20 @@ def test_how_a_kernel_adds_widens_the_bound() -> None:
     assert on_trial(told, COMMON, "stays_within_the_bound")["error of bound"] <= 1
     with pytest.raises(pytest.skip.Exception, match="narrower type"):
         on_trial(told, COMMON, "sums_exactly")
+
+
+@pytest.mark.parametrize("subject", [Sound, type("Parallel", (Sound,), {"threads": 2})])
+def test_torch_has_the_threads_that_the_suite_says(
+    subject: type[Sound], request: pytest.FixtureRequest
+) -> None:
+    seen: list[int] = []
+    checks = SimpleNamespace(reads_back=lambda: seen.append(torch.get_num_threads()))
+    before = torch.get_num_threads()
+
+    Judged(subject(), COMMON, request, lambda case, device: checks).by("reads_back")
+
+    assert seen == [subject.threads]
+    assert torch.get_num_threads() == before
 
 
 def test_parts_are_what_the_weight_means() -> None:

@@ -36,6 +36,7 @@ def run(folder: Path, held: dict[str, str], *arguments: str) -> subprocess.Compl
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_page_runs(page: Path, tmp_path: Path) -> None:
     held = files(page)
@@ -54,6 +55,7 @@ def test_a_suite_takes_no_more_than_fifteen_lines(page: Path) -> None:
         assert len([line for line in suite.splitlines() if line.strip()]) <= 15
 
 
+@pytest.mark.slow
 def test_a_failure_says_what_the_page_shows(tmp_path: Path) -> None:
     held = files(KERNEL)
     broken = held["my_kernels.py"].replace("(codes - 8)", "(codes - 7)")

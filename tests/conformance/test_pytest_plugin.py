@@ -47,6 +47,7 @@ def run(folder: Path, *arguments: str, kernel: str = KERNEL) -> subprocess.Compl
     )
 
 
+@pytest.mark.slow
 def test_a_run_with_a_report_of_each_case(tmp_path: Path) -> None:
     done = run(tmp_path, "--qload-report=report.json")
     report = json.loads((tmp_path / "report.json").read_text())
@@ -69,6 +70,7 @@ def test_a_run_with_a_report_of_each_case(tmp_path: Path) -> None:
     assert len(done.stdout.splitlines()) < 80
 
 
+@pytest.mark.slow
 def test_expected_failures_are_strict_and_told(tmp_path: Path) -> None:
     (tmp_path / "known.txt").write_text(
         "# what is known\n"
@@ -84,6 +86,7 @@ def test_expected_failures_are_strict_and_told(tmp_path: Path) -> None:
     assert "qload: no collected test is met by gptq.*" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_line_without_a_link_is_refused(tmp_path: Path) -> None:
     (tmp_path / "known.txt").write_text("gptq.v1.w4 because of this\n")
 
@@ -93,6 +96,7 @@ def test_a_line_without_a_link_is_refused(tmp_path: Path) -> None:
     assert "known.txt, line 1" in done.stderr
 
 
+@pytest.mark.slow
 def test_collecting_imports_no_torch(tmp_path: Path) -> None:
     code = "import sys\ndef test_it():\n    assert 'torch' not in sys.modules\n"
     done = run(tmp_path, "-k", "test_it", kernel=f"{KERNEL}\n{code}")

@@ -9,6 +9,9 @@ from torch import Tensor
 
 from qload import GPTQConfig, GPTQWeight, Layer
 from qload.diagnosis import FAULT_CLASSES, diagnose
+from qload.diagnosis.case import Candidate, Case
+from qload.diagnosis.closeness import closeness_of
+from qload.diagnosis.fit import SAMPLE, Fit, fitted, sample_of
 from qload.errors import ArgumentError
 
 N, K, GROUP = 64, 128, 32
@@ -194,6 +197,25 @@ def test_every_third_output_is_told_as_some_of_them() -> None:
 
     assert found.fault == "factor"
     assert found.sentence.endswith("at 22 of the outputs 0 to 63")
+
+
+def test_a_fault_that_says_nothing_of_most_wrong_places_is_not_named() -> None:
+    wrong = torch.ones(2, SAMPLE, dtype=torch.bool)
+    case = Case(torch.zeros(wrong.shape), torch.ones(wrong.shape))
+    near, sample = closeness_of(case.expected, case.got), sample_of(wrong)
+
+    def explaining(share: float) -> Fit | None:
+        predicted = torch.zeros(wrong.shape)
+        predicted[:, : round(share * SAMPLE)] = 1
+        return fitted(case, Candidate("factor", "one more", lambda: predicted), wrong, near, sample)
+
+    assert sample[0].numel() == SAMPLE
+    assert {*sample[0].tolist()} == {0, 1}
+    assert explaining(0.3) is None
+    assert explaining(0.6) is None
+    best = explaining(0.95)
+    assert best is not None
+    assert best.share == round(0.95 * SAMPLE) / SAMPLE
 
 
 def test_one_wrong_number_is_of_no_class() -> None:

@@ -34,7 +34,9 @@ def planted(name: str) -> Iterator[tuple[KernelFault, Diagnosis]]:
             yield fault, diagnose(meant, got, weight, world=world)
 
 
-@pytest.mark.parametrize("name", SOUND)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "gptq-zeros" else pytest.mark.slow) for name in SOUND]
+)
 def test_planted_faults_are_named_and_none_is_called_another(name: str) -> None:
     found = list(planted(name))
     wrongly = {

@@ -11,7 +11,7 @@ FAULTS = (
         "lambda zeros: zeros.int() + 1",
         "lambda zeros: zeros.int() - 1",
     ),
-    Fault("any-fault-explains", f"{_ALL}/diagnosis.py", "ENOUGH = 0.9", "ENOUGH = 0.01"),
+    Fault("any-fault-explains", f"{_ALL}/fit.py", "ENOUGH = 0.9", "ENOUGH = 0.01"),
     Fault("chance-explains", f"{_ALL}/fit.py", "EVIDENCE = 20.0", "EVIDENCE = 2e9"),
     Fault(
         "act-order-not-looked-at",

@@ -11,12 +11,10 @@ from torch import Tensor
 from qload.diagnosis import diagnose
 from qload.errors import ArgumentError
 from qload.spec import Weight
-from qload.testing.checks import Kernel
+from qload.testing.checks import Kernel, read_back
 from qload.testing.kernel_faults import KERNEL_FAULTS, KernelFault
-from qload.testing.selftest.oracles import ORACLES, OWN
+from qload.testing.selftest.oracles import ORACLES, OWN, READS, misread
 from qload.testing.selftest.subjects import SUBJECTS
-
-ONE_HOT = 256  # inputs at once
 
 
 class Adapter(Protocol):
@@ -75,17 +73,23 @@ def kill_matrix(adapter: Adapter, dtype: torch.dtype = torch.float16) -> Iterato
 def _of_subject(adapter: Adapter, name: str, weight: Weight, dtype: torch.dtype) -> Iterator[KillRow]:
     sound = partial(_gemm, adapter, adapter.pack(weight))
     failing = [check for check in OWN if not ORACLES[check](sound, weight, dtype)]
+    right = read_back(sound, weight.layer.K, dtype)
     if failing:
-        found = diagnose(weight.dequantize(), _read_back(sound, weight, dtype), weight)
+        found = diagnose(weight.dequantize(), right, weight)
         raise ArgumentError(
             "the kernel", "right before a fault is planted", f"{', '.join(failing)}: {found.sentence}"
         )
     for fault in KERNEL_FAULTS:
         planted = _planted(adapter, fault, weight)
-        if planted is not None and not _same(planted, sound, weight, dtype):
-            noticed = {check: not passes(planted, weight, dtype) for check, passes in ORACLES.items()}
-            found = diagnose(weight.dequantize(), _read_back(planted, weight, dtype), weight)
-            yield KillRow(name, fault.name, fault.words, noticed, found.fault)
+        if planted is not None and not torch.equal(read_back(planted, weight.layer.K, dtype), right):
+            yield _row(name, fault, planted, weight, dtype)
+
+
+def _row(name: str, fault: KernelFault, planted: Kernel, weight: Weight, dtype: torch.dtype) -> KillRow:
+    seen, named = misread(planted, weight, dtype)
+    others = [check for check in ORACLES if check != READS]
+    noticed = {READS: seen, **{check: not ORACLES[check](planted, weight, dtype) for check in others}}
+    return KillRow(name, fault.name, fault.words, noticed, named)
 
 
 def _planted(adapter: Adapter, fault: KernelFault, weight: Weight) -> Kernel | None:
@@ -97,17 +101,6 @@ def _planted(adapter: Adapter, fault: KernelFault, weight: Weight) -> Kernel | N
 
 def _gemm(adapter: Adapter, buffers: Any, x: Tensor) -> Tensor:
     return adapter.gemm(x, buffers)
-
-
-def _read_back(kernel: Kernel, weight: Weight, dtype: torch.dtype) -> Tensor:
-    rows = torch.split(torch.eye(weight.layer.K, dtype=dtype), ONE_HOT)
-    return torch.cat([kernel(each) for each in rows]).T
-
-
-def _same(planted: Kernel, sound: Kernel, weight: Weight, dtype: torch.dtype) -> bool:
-    """Whether the fault changes nothing: some apply to no kernel of these sizes."""
-    one, other = (_read_back(each, weight, dtype) for each in (planted, sound))
-    return torch.equal(one, other)
 
 
 def adapter_of(found: object) -> Adapter:

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from qload.spec import Weight
-from qload.testing.checks import Kernel, assert_reads_back, assert_within_bound
+from qload.testing.checks import Kernel, Misread, assert_reads_back, assert_within_bound
 
 TOKENS = 32  # more than a tile of sixteen
+READS = "read back"
 COSINE, MEAN_RELATIVE, CLOSE = 0.99, 0.04, 0.2
 
 Oracle = Callable[[Kernel, Weight, torch.dtype], bool]  # whether all is well
@@ -30,6 +31,17 @@ def _passes(check: Callable[[], None]) -> bool:
 def read_back(kernel: Kernel, weight: Weight, dtype: torch.dtype) -> bool:
     """One-hot inputs return the weight's columns."""
     return _passes(partial(assert_reads_back, kernel, weight, dtype))
+
+
+def misread(kernel: Kernel, weight: Weight, dtype: torch.dtype) -> tuple[bool, str | None]:
+    """Whether one-hot inputs of `dtype` show a `kernel` that has another `weight`, and its fault's class."""
+    try:
+        assert_reads_back(kernel, weight, dtype)
+    except Misread as error:
+        return True, error.diagnosis.fault
+    except AssertionError:
+        return True, None
+    return False, None
 
 
 def derived_bound(kernel: Kernel, weight: Weight, dtype: torch.dtype) -> bool:
@@ -72,10 +84,10 @@ def _both(kernel: Kernel, weight: Weight, dtype: torch.dtype) -> tuple[Tensor, T
 
 # By name; the first two are qload's own, which have to notice every fault.
 ORACLES: dict[str, Oracle] = {
-    "read back": read_back,
+    READS: read_back,
     "derived bound": derived_bound,
     "cosine > .99": cosine,
     "mean relative < .04": mean_relative,
     "rtol .2 atol .2": close,
 }
-OWN = ("read back", "derived bound")
+OWN = (READS, "derived bound")

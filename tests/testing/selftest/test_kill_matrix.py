@@ -8,7 +8,8 @@ from torch import Tensor
 
 from qload import Weight
 from qload.errors import ArgumentError
-from qload.testing.selftest import KillRow, kill_matrix
+from qload.testing.kernel_faults import KERNEL_FAULTS
+from qload.testing.selftest import KillRow, kill_matrix, matrix
 from qload.testing.selftest.matrix import adapter_of
 from qload.testing.selftest.oracles import ORACLES
 
@@ -39,18 +40,31 @@ def rows() -> list[KillRow]:
     return list(kill_matrix(Plain()))
 
 
+@pytest.mark.slow
 def test_every_fault_is_caught_and_most_are_named(rows: list[KillRow]) -> None:
     assert len(rows) > 25
     assert [row.fault for row in rows if not row.caught] == []
     assert sum(row.named is None for row in rows) <= len(rows) // 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tolerance", WIDE)
 def test_a_tolerance_in_wide_use_lets_faults_through(tolerance: str, rows: list[KillRow]) -> None:
     through = [row.fault for row in rows if not row.noticed[tolerance]]
 
     assert through
     assert len(through) < len(rows)
+
+
+def test_a_row_says_who_noticed_and_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = [each for each in KERNEL_FAULTS if each.name in ("scales-doubled", "second-scale-lost")]
+    monkeypatch.setattr(matrix, "KERNEL_FAULTS", chosen)
+
+    (row,) = kill_matrix(Plain())  # as GPTQ has no second scale
+
+    assert (row.fault, row.named, row.caught) == ("scales-doubled", "factor", True)
+    blind = {"cosine > .99", "rtol .2 atol .2"}  # to a direction that stays; to results below 0.2
+    assert row.noticed == {name: name not in blind for name in ORACLES}
 
 
 def test_a_kernel_that_is_wrong_before_is_told_so() -> None:

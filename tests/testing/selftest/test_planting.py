@@ -110,6 +110,7 @@ def test_what_is_no_run_of_pytest_is_refused(tests: str, pack: str | None) -> No
         next(adopted_matrix(tests, pack=pack))
 
 
+@pytest.mark.slow
 def test_a_projects_own_tests_are_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "kernel.py").write_text("def gemm(x, w):\n    return x @ w\n")
     (tmp_path / "test_kernel.py").write_text(
