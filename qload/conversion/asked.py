@@ -38,8 +38,15 @@ class AskedTarget:
     to: str
     rounding: bool
 
-    def layer(self, layer: LayerDescription) -> StoredLayer | str:
-        """What it becomes, or why the target cannot say it."""
+    @property
+    def threads(self) -> int | None:
+        """How many may ask at once; None: any number, as they look at little at a time."""
+        return None if self.to in FLOATS else 1
+
+    def answer(self, layer: LayerDescription | QloadError) -> StoredLayer | str:
+        """What a layer becomes, or why the target cannot say it."""
+        if isinstance(layer, QloadError):
+            return str(layer)
         try:
             if self.to in FLOATS:
                 return self._plain(layer, FLOATS[self.to])
@@ -56,7 +63,7 @@ class AskedTarget:
         assert weights is not None
         integers = meaning(self._facts(layer, target.looks_at_codes))
         made = target.write(integers if target.looks_at_codes else Unpacked.of(integers))
-        item = rewritten(weights, layer, made, target.write)
+        item = rewritten(weights, self.subject.loader, layer, made, target.write)
         facts = integers.symmetric, not integers.in_order
         return StoredLayer(layer.prefix, type(made), made.config, layer.K, *facts, item)
 

@@ -3,28 +3,23 @@
 from collections.abc import Mapping
 from dataclasses import asdict
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
-from qload.conversion.folder import hashed_file
 from qload.conversion.report import Conversion
-from qload.storage import Place
 
 SCHEMA = 1
 
 
-def certificate(found: Conversion, source: Mapping[str, Place], written: Mapping[str, str]) -> dict[str, Any]:
+def certificate(found: Conversion, source: Mapping[str, str], written: Mapping[str, str]) -> dict[str, Any]:
     """As plain data, without a time or a place, so that one conversion has one certificate.
 
-    `source`: the files that were read; `written`: the hash of each file that was written.
+    `source`, `written`: the hash of each file that was read, and that was written.
     """
     return {
         "schema": SCHEMA,
         "qload": version(),
         "to": found.to,
-        "source": {
-            name: hashed_file(place) for name, place in sorted(source.items()) if isinstance(place, Path)
-        },
+        "source": dict(sorted(source.items())),
         "files": dict(sorted(written.items())),
         "counts": found.counts,
         "notes": list(found.notes),

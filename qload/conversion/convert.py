@@ -4,15 +4,17 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from hashlib import sha256
 from os import PathLike
 from os import path as paths
 from pathlib import Path
 
 from qload.conversion.asked import AskedTarget
+from qload.conversion.behind import behind
 from qload.conversion.beside import CERTIFICATE, config_files, copied_files, dumped
 from qload.conversion.certificate import certificate, version
-from qload.conversion.folder import UnfinishedFolder, check_target
+from qload.conversion.folder import UnfinishedFolder, check_target, hashed_file
 from qload.conversion.planned import Planned, planned
 from qload.conversion.report import Conversion, ConvertedLayer
 from qload.conversion.shards import INDEX, OutputFile, index_of, shards_of
@@ -124,9 +126,14 @@ def _written(
     texts |= {} if index is None else {INDEX: dumped(index)}
     copies = [file for file in copied_files(beside) if file.name not in texts]
     folder = UnfinishedFolder(target, _job(asked, shards, texts))
-    with folder.opened():
+    with folder.opened(), behind("qload-hash") as hashing:
         folder.check_space(sum(shard.nbytes for shard in shards) + sum(map(len, texts.values())))
-        write_shards(shards, subject.weights, folder, tell)
+        read = {
+            name: hashing.later(partial(hashed_file, place))
+            for name, place in _files(subject).items()
+            if isinstance(place, Path)
+        }
+        write_shards(shards, folder, tell)
         for name, text in texts.items():
             folder.write(name, text)
         for file in copies:
@@ -137,7 +144,8 @@ def _written(
         if found.verdict != "ok":
             folder.discard()
             return replace(found, folder="")
-        said = certificate(found, _files(subject), folder.done)
+        hashes = {name: file.result() for name, file in read.items()}
+        said = certificate(found, hashes, folder.done)
         folder.write(CERTIFICATE, dumped(said))
         folder.finish()
         return found

@@ -9,14 +9,13 @@ from torch import Tensor
 from qload.errors import RepackError
 from qload.kernel_formats.integers import Integers
 from qload.kernel_formats.repack import READERS
-from qload.loader import FormatLoader, LayerDescription
+from qload.loader import FormatLoader, LayerDescription, Part
 from qload.spec import Weight, named
 from qload.storage import TensorInfo, WeightStorage
 from qload.verify.chunks import outputs
 from qload.verify.values.pieces import pieces
 from qload.weights import Weights
 
-Loaded = Iterator[tuple[str, Weight]]
 Piece = tuple[str, int, Tensor]  # of a tensor: its name, the first of its bytes, and those that follow
 
 
@@ -25,14 +24,13 @@ class Item:
     """A layer, or a tensor of none, as it will stand in a file.
 
     `tensors`: by name, in the order in which they are written. `source`: the bytes that are read for it.
-    `read`: its bytes, from the typed weights of the layers that are streamed, one after another. `streamed`:
-    the layer that it takes from there.
+    `read`: its bytes, on any thread. `held`: how many bytes that takes at once.
     """
 
     tensors: Mapping[str, TensorInfo]
     source: int
-    read: Callable[[Loaded], Iterator[Piece]]
-    streamed: str | None = None
+    read: Callable[[], Iterator[Piece]]
+    held: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -43,7 +41,7 @@ class Item:
 def copied(storage: WeightStorage, name: str) -> Item:
     """A tensor that stays what it is."""
 
-    def read(loaded: Loaded) -> Iterator[Piece]:
+    def read() -> Iterator[Piece]:
         at = 0
         for piece in pieces(storage, name):
             yield name, at, piece
@@ -57,7 +55,7 @@ def dequantized(weights: Weights, loader: FormatLoader, layer: LayerDescription,
     """A layer as the plain weight that it means, run by run of its outputs."""
     name, width = named(layer.prefix, "weight"), layer.K * dtype.itemsize
 
-    def read(loaded: Loaded) -> Iterator[Piece]:
+    def read() -> Iterator[Piece]:
         for start, weight in outputs(weights, loader, layer):
             yield name, start * width, weight.dequantize(dtype)
 
@@ -65,20 +63,24 @@ def dequantized(weights: Weights, loader: FormatLoader, layer: LayerDescription,
 
 
 def rewritten(
-    weights: Weights, layer: LayerDescription, made: Weight, write: Callable[[Integers], Weight]
+    weights: Weights,
+    loader: FormatLoader,
+    layer: LayerDescription,
+    made: Weight,
+    write: Callable[[Integers], Weight],
 ) -> Item:
     """A layer in another format of integers; `made`: as `write` made it without codes."""
 
-    def read(loaded: Loaded) -> Iterator[Piece]:
-        prefix, weight = next(loaded)
-        assert prefix == layer.prefix
+    def read() -> Iterator[Piece]:
+        weight = loader.load(weights, [Part(layer.prefix)], None)
         for name, tensor in stored_tensors(write(meaning(weight))).items():
             yield name, 0, tensor.contiguous()
 
     tensors = {
         name: TensorInfo(tensor.dtype, tuple(tensor.shape)) for name, tensor in stored_tensors(made).items()
     }
-    return Item(tensors, stored_bytes(weights, layer), read, layer.prefix)
+    source = stored_bytes(weights, layer)
+    return Item(tensors, source, read, source + sum(info.nbytes for info in tensors.values()))
 
 
 def meaning(weight: Weight) -> Integers:

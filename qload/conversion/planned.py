@@ -8,11 +8,12 @@ from qload.conversion.asked import AskedTarget, StoredLayer
 from qload.conversion.items import Item, copied
 from qload.conversion.sections import WrittenConfig, section
 from qload.detect.matching import EMBEDDINGS
-from qload.errors import ArgumentError
+from qload.errors import ArgumentError, QloadError
 from qload.experts import ExpertStacks
 from qload.formats import GPTQConfig
 from qload.loader import LayerDescription
 from qload.storage import WeightStorage
+from qload.verify.crew import Crew
 from qload.verify.subject import Subject
 
 Told = Callable[[int, int], None]  # layers that were asked, and all
@@ -42,18 +43,8 @@ def planned(asked: AskedTarget, keep: Sequence[str], tell: Told) -> Planned:
         if not (isinstance(layer, LayerDescription) and layer.format.weight_type.plain)
     }
     kept = _kept(subject, quantized, keep)
-    stored: dict[str, StoredLayer] = {}
-    refused: dict[str, str] = {}
-    for at, (prefix, layer) in enumerate(quantized.items()):
-        tell(at, len(quantized))
-        if isinstance(layer, LayerDescription) and prefix not in kept:
-            told = asked.layer(layer)
-            if isinstance(told, str):
-                refused[prefix] = told
-            else:
-                stored[prefix] = told
-        elif not isinstance(layer, LayerDescription):
-            refused[prefix] = str(layer)
+    asking = {prefix: layer for prefix, layer in quantized.items() if prefix not in kept}
+    stored, refused = _answers(asked, asking, tell)
     if not stored and not refused:
         raise ArgumentError(
             "path", "a checkpoint with quantized layers to convert", "none: all is plain, or kept"
@@ -61,6 +52,16 @@ def planned(asked: AskedTarget, keep: Sequence[str], tell: Told) -> Planned:
     items = list(_items(subject, stored, refused))
     made = _section(subject, [*stored.values(), *kept.values()])
     return Planned(items, stored, made, {**made.refused, **refused}, list(_notes(subject, stored, asked.to)))
+
+
+def _answers(
+    asked: AskedTarget, layers: Mapping[str, LayerDescription | QloadError], tell: Told
+) -> tuple[dict[str, StoredLayer], dict[str, str]]:
+    """What layers become, and why others cannot."""
+    each = list(layers.values())
+    told = Crew.of(None).share_out(lambda at: asked.answer(each[at]), [1] * len(each), tell, asked.threads)
+    stored = {prefix: made for prefix, made in zip(layers, told, strict=True) if not isinstance(made, str)}
+    return stored, {prefix: why for prefix, why in zip(layers, told, strict=True) if isinstance(why, str)}
 
 
 def _kept(subject: Subject, quantized: Mapping[str, object], keep: Sequence[str]) -> dict[str, StoredLayer]:

@@ -6,6 +6,7 @@ from math import lcm
 import torch
 
 from qload.diagnosis.meaning import meant
+from qload.diff.codes import equal_codes, lie_in_words
 from qload.diff.report import LayerDiff
 from qload.diff.values import ValueDiff, rounding
 from qload.errors import QloadError
@@ -18,6 +19,7 @@ from qload.verify.comparison import equal_bits
 from qload.verify.elsewhere import found_elsewhere
 from qload.verify.values.pieces import pieces
 
+CODES = 1 << 24  # elements of a run whose codes are compared as they lie in words
 HALF = 0.5  # of a plain layer: nearer than another reading comes by chance
 
 
@@ -30,14 +32,34 @@ def layer_diff(pair: SideBySide, others: Mapping[str, LayerDescription]) -> Laye
     try:
         if _is_copy(pair):
             return LayerDiff(ours.prefix, theirs.prefix, "bits", total=ours.N * ours.K)
-        found, dtype = ValueDiff(), rounding(_plain_dtype(ours), _plain_dtype(theirs))
-        for run in _runs(ours, theirs):
-            one, other = pair.load(run)
-            found.add(run[0], meant(one), meant(other), dtype)
+        found = _compared(pair)
         detail = _detail(pair, found, others)
     except QloadError as error:
         return LayerDiff(ours.prefix, theirs.prefix, "unread", str(error))
     return LayerDiff(ours.prefix, theirs.prefix, found.outcome, detail, found.differing, found.total)
+
+
+def _compared(pair: SideBySide) -> ValueDiff:
+    """All outputs: codes where both have some, in wide runs, and values where these differ."""
+    ours, theirs = pair.layer, pair.other
+    found, dtype = ValueDiff(), rounding(_plain_dtype(ours), _plain_dtype(theirs))
+    block = lcm(*(granule(layer, "N") or layer.N for layer in (ours, theirs)))
+    wide = CODES if all(map(lie_in_words, pair.load((0, min(block, ours.N))))) else OUTPUTS
+    for run in runs((0, ours.N), ours.K, block, wide):
+        if wide == CODES and equal_codes(*pair.load(run)):
+            found.total += (run[1] - run[0]) * ours.K
+            continue
+        for part in runs(run, ours.K, block, OUTPUTS):
+            one, other = pair.load(part)
+            found.add(part[0], meant(one), meant(other), dtype)
+    return found
+
+
+def runs(outputs: tuple[int, int], K: int, block: int, elements: int) -> Iterator[tuple[int, int]]:
+    """Outputs in runs of about so many elements, that end where blocks do or the outputs."""
+    step = max(1, elements // max(1, K) // block) * block
+    for start in range(outputs[0], outputs[1], step):
+        yield start, min(start + step, outputs[1])
 
 
 def tensor_diff(here: WeightStorage, name: str, there: WeightStorage, other: str) -> LayerDiff:
@@ -71,14 +93,6 @@ def _flat(storage: WeightStorage, name: str, step: int) -> Iterator[torch.Tensor
 
 def _plain_dtype(layer: LayerDescription) -> torch.dtype | None:
     return layer.dtypes["weight"] if layer.format.weight_type.plain else None
-
-
-def _runs(ours: LayerDescription, theirs: LayerDescription) -> Iterator[tuple[int, int]]:
-    """Outputs that both can be cut at, few enough for little memory."""
-    block = lcm(*(granule(layer, "N") or layer.N for layer in (ours, theirs)))
-    step = max(1, OUTPUTS // max(1, ours.K) // block) * block
-    for start in range(0, ours.N, step):
-        yield start, min(start + step, ours.N)
 
 
 def _is_copy(pair: SideBySide) -> bool:

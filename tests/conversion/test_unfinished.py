@@ -65,6 +65,7 @@ def test_it_goes_on_where_it_was_and_writes_the_same(
     assert not unfinished(tmp_path).exists()
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_there_is_all_of_it_or_nothing(source: Path, tmp_path: Path) -> None:
     convert(source, tmp_path / "whole", to="awq", shard_size=SMALL)
     code = (

@@ -1,0 +1,129 @@
+"""Layers that several threads write at once, within so much memory; and what goes on beside them."""
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Event, get_ident
+
+import pytest
+import torch
+
+from qload import convert, native
+from qload.conversion import write
+from qload.conversion.behind import behind
+from qload.conversion.folder import UnfinishedFolder, hashed_file
+from qload.conversion.items import Item, Piece
+from qload.conversion.shards import OutputFile
+from qload.storage import SafetensorsStorage, TensorInfo
+from qload.testing import make_checkpoint
+from qload.verify import chunks
+
+
+def item(name: str, values: torch.Tensor, held: int = 0, seen: list[int] | None = None) -> Item:
+    """A tensor that is written in two pieces."""
+
+    def read() -> Iterator[Piece]:
+        if seen is not None:
+            seen.append(get_ident())
+        yield name, values.nbytes // 2, values[len(values) // 2 :]
+        yield name, 0, values[: len(values) // 2]
+
+    return Item({name: TensorInfo(values.dtype, tuple(values.shape))}, values.nbytes, read, held)
+
+
+def written(items: list[Item], folder: Path) -> list[tuple[str, int, int]]:
+    """What progress is told of a folder with one file."""
+    told: list[tuple[str, int, int]] = []
+    unfinished = UnfinishedFolder(folder, "job")
+    with unfinished.opened():
+        write.write_shards(
+            [OutputFile("model.safetensors", items)], unfinished, lambda *step: told.append(step)
+        )
+        unfinished.finish()
+    return told
+
+
+def test_pieces_stand_where_the_header_says_whatever_their_order(tmp_path: Path) -> None:
+    values = {f"{at}.weight": torch.arange(at * 10, at * 10 + 8).float() for at in range(5)}
+    told = written([item(name, each) for name, each in values.items()], tmp_path / "out")
+
+    with SafetensorsStorage(tmp_path / "out") as storage:
+        assert {name: storage.read(name).tolist() for name in list(storage.keys())} == {
+            name: each.tolist() for name, each in values.items()
+        }
+    assert told[0] == ("writing", 0, 160)
+    assert told[-1] == ("writing", 160, 160)
+
+
+@pytest.mark.parametrize(
+    ("held", "want"), [([0, 0], write.HELD), ([1, write.HELD // 3], 3), ([2 * write.HELD], 1)]
+)
+def test_as_many_layers_at_once_as_memory_allows(held: list[int], want: int) -> None:
+    items = [item(f"{at}", torch.zeros(2), size) for at, size in enumerate(held)]
+
+    assert write.threads(OutputFile("model.safetensors", items)) == want
+
+
+def test_large_layers_are_written_by_one_thread(tmp_path: Path) -> None:
+    seen: list[int] = []
+    with native.settings.using(threads=4):
+        written([item(f"{at}", torch.zeros(2), write.HELD, seen) for at in range(8)], tmp_path / "out")
+
+    assert len(seen) == 8
+    assert len({*seen}) == 1
+
+
+def test_what_goes_on_beside_is_raised_at_the_next_step() -> None:
+    def fails() -> None:
+        raise OSError("full")
+
+    with behind("test") as thread:
+        failed = thread.later(fails)
+        assert failed.exception() is not None
+        with pytest.raises(OSError, match="full"):
+            thread.later(lambda: None)
+        with pytest.raises(OSError, match="full"):
+            thread.wait()
+
+
+def test_what_was_not_begun_is_not_done_after_an_error() -> None:
+    begun, done = Event(), []
+
+    def first() -> None:
+        begun.set()
+        time.sleep(0.05)  # meanwhile the second task waits, and is dropped
+
+    def interrupted() -> None:
+        with behind("test") as thread:
+            thread.later(first)
+            thread.later(lambda: done.append(1))
+            begun.wait()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert done == []
+
+
+def test_a_layer_of_several_runs_is_dequantized_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_checkpoint("gptq", tmp_path / "in", config={"num_hidden_layers": 1})
+    monkeypatch.setattr(chunks, "OUTPUTS", 1 << 10)
+    found = convert(tmp_path / "in", tmp_path / "out", to="float32")
+
+    assert (found.verdict, set(found.counts)) == ("ok", {"bits"})
+    with SafetensorsStorage(tmp_path / "out") as plain, SafetensorsStorage(tmp_path / "in") as stored:
+        name = next(name for name in list(stored.keys()) if name.endswith("up_proj.qweight"))
+        K, N = stored.info(name).shape
+        assert plain.info(name.replace("qweight", "weight")).shape == (N, K * 8)
+        assert N * K * 8 > 2 << 10
+
+
+def test_the_certificate_has_the_hash_of_each_file_that_was_read(tmp_path: Path) -> None:
+    make_checkpoint("gptq", tmp_path / "in")
+    convert(tmp_path / "in", tmp_path / "out", to="awq")
+    said = json.loads((tmp_path / "out" / "qload-certificate.json").read_text())
+
+    assert said["source"] == {"model.safetensors": hashed_file(tmp_path / "in" / "model.safetensors")}
