@@ -188,7 +188,7 @@ def vllm(session: nox.Session) -> None:
         session.skip(f"no wheel of {VLLM} is to be had for this machine")
     install(session, "test", "transformers", "vllm")
     session.run("python", "-m", "tests.engines.vllm.wheel", str(wheel))
-    files = (f"tests/engines/vllm/{name}.py" for name in ("models", "ends", "parts"))
+    files = (f"tests/engines/vllm/{name}.py" for name in ("models", "ends", "parts", "generate"))
     session.run("pytest", *files, *session.posargs)
 
 

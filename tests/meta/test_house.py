@@ -207,6 +207,10 @@ def test_every_seeded_fault_still_applies(fault: Fault) -> None:
     assert fault.before != fault.after
 
 
+def test_every_seeded_fault_can_be_asked_for_by_its_name() -> None:
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS)
+
+
 def parameters(function: Callable[..., Any]) -> str:
     """Names, kinds and defaults; how annotations print differs between versions of Python."""
     signature = inspect.signature(function)

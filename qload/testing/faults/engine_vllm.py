@@ -23,7 +23,7 @@ FAULTS = (
         "torch.split(bias, layer.joined_sizes)[::-1]",
     ),
     Fault(
-        "engine-bias-twice",
+        "engine-head-bias-twice",
         FILLING,
         "return y if bias is None else y + bias",
         "return y if bias is None else y + bias + bias",

@@ -8,7 +8,12 @@ SLOTS = "qload/experts/stacks_slots.py"
 STACKS = "qload/experts/stacks.py"
 
 FAULTS = (
-    Fault("gate-and-up-exchanged", FORMS, "True, at * apart, step,", "True, (count - 1 - at) * apart, step,"),
+    Fault(
+        "stacked-gate-and-up-exchanged",
+        FORMS,
+        "True, at * apart, step,",
+        "True, (count - 1 - at) * apart, step,",
+    ),
     Fault(
         "turns-of-gate-and-up-ignored",
         FORMS,
@@ -16,13 +21,13 @@ FAULTS = (
         "(1, each) if self.interleaved",
     ),
     Fault(
-        "expert-cut-off-by-one",
+        "stacked-expert-cut-off-by-one",
         SLOTS,
         "return (slice(expert, expert + 1), *found) if",
         "return (slice(max(0, expert - 1), max(1, expert)), *found) if",
     ),
     Fault(
-        "scale-of-the-next-expert",
+        "scale-of-the-next-stacked-expert",
         FOUND,
         'yield f"{self.lead}.{expert}.{part}", slot, expert\n',
         'yield f"{self.lead}.{expert}.{part}", slot, (expert + ("scale" in part)) % self.count\n',

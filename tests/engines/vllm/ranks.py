@@ -7,6 +7,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +25,27 @@ def run(world: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
         port = place.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / f"{rank}.pt" for rank in range(world)]
-        pids = [begun(rank, world, port, files[rank], work, arguments) for rank in range(world)]
+        joins = [partial(running.join, rank, world, port) for rank in range(world)]
+        pids = [begun(join, file, work, arguments) for join, file in zip(joins, files, strict=True)]
         wait(pids)
         return [torch.load(file, weights_only=True) for file in files]
 
 
-def begun(
-    rank: int, world: int, port: int, file: Path, work: Callable[..., Any], arguments: tuple[Any, ...]
-) -> int:
+def alone(work: Callable[..., Any], *arguments: Any) -> Any:
+    """What `work(*arguments)` returns in a process that is no rank yet; its words, if it raises."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "alone.pt"
+        wait([begun(lambda: None, file, work, arguments)])
+        return torch.load(file, weights_only=True)
+
+
+def begun(join: Callable[[], None], file: Path, work: Callable[..., Any], arguments: tuple[Any, ...]) -> int:
     pid = os.fork()
     if pid:
         return pid
     try:
         torch.set_num_threads(1)
-        running.join(rank, world, port)
+        join()
         made: Any = work(*arguments)
     except BaseException:
         made = traceback.format_exc()

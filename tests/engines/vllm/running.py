@@ -64,6 +64,7 @@ def attend(self: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: 
     return y[0].transpose(0, 1).reshape(query.shape[0], -1)
 
 
+OWN_FORWARD = Attention.forward
 Attention.forward = attend
 registry._run_in_subprocess = lambda look: look()  # at a class of models, which takes a minute elsewhere
 

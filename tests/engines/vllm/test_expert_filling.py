@@ -143,6 +143,48 @@ def test_whole_experts_sum_to_the_whole_whatever_their_numbers_here(tmp_path: Pa
     assert close(sum(summands, torch.zeros(())), wanted(tensors, x, ids, shares))
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_has_its_share_of_every_matrix(rank: int, tmp_path: Path) -> None:
+    tensors, layer = drawn(), Layer([*range(EXPERTS)])
+    filled(layer, tensors, Rank(rank, 2), known(tmp_path, tensors))
+    loader = loader_from_config(dict(AWQ.section))
+    whole = Weights(MemoryStorage(tensors), loader=loader).get_experts("mlp.experts", facts=FACTS)
+
+    half = slice(rank * INNER // 2, (rank + 1) * INNER // 2)
+    for expert in range(EXPERTS):
+        gate_up, down = layer.typed_experts.typed.dequantize(expert)  # type: ignore[union-attr,operator]
+        gate, up = whole.dequantize(expert)[0].chunk(2)
+        assert_same_bits(gate_up, torch.cat([gate[half], up[half]]))
+        assert_same_bits(down, whole.dequantize(expert)[1][:, half])
+
+
+def test_experts_have_numbers_of_their_own_on_a_rank() -> None:
+    layer = Layer([3, 1])
+    filled(layer, drawn(), Rank(0, 1), CheckpointNames())
+
+    names = layer.arrivals.keys()  # type: ignore[union-attr,operator]
+    assert {name.split(".")[2] for name in names} == {"0", "1"}
+
+
+def test_tokens_of_experts_elsewhere_get_nothing(tmp_path: Path) -> None:
+    tensors, (x, _, shares) = drawn(), chosen()
+    layer = Layer([0, 1], torch.tensor([0, 1, -1, -1], dtype=torch.int32))
+    filled(layer, tensors, Rank(0, 1), known(tmp_path, tensors))
+
+    there = torch.tensor([[2, 3]] * len(x))
+    assert not routed(layer, x, shares, there).any()
+    assert bool(routed(layer, x, shares, there - 2).any())
+
+
+def test_experts_that_never_came_are_counted_on_a_rank_of_some() -> None:
+    tensors = {name: tensor for name, tensor in drawn().items() if ".1." not in name}
+    layer = Layer([3, 1], torch.tensor([-1, 1, -1, 0], dtype=torch.int32))
+    filled(layer, tensors, Rank(0, 1), CheckpointNames())
+
+    with pytest.raises(MismatchError, match="2 experts"):
+        finish(layer)
+
+
 def test_experts_that_never_came_are_counted() -> None:
     tensors = {name: tensor for name, tensor in drawn().items() if ".3." not in name}
     layer = Layer([*range(EXPERTS)])

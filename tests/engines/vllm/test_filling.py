@@ -157,6 +157,39 @@ def test_a_share_of_a_vocabulary_need_be_no_equal_one(rows: tuple[int, int], tmp
     assert_same_bits(typed_weight.dequantize(), means(tensors, "up.head")[slice(*rows)])
 
 
+def head_of(folder: Path, rows: tuple[int, int], tensors: Mapping[str, Tensor]) -> tuple[Any, list[Any]]:
+    """A head of 40 rows with those of one rank, and its parameters as they were before it was done."""
+    layer, typed = Layer(int(rows[0] > 0), 2), method("up.head")
+    typed.create_weights(layer, K, [40], K, 40, torch.float32)
+    watch(layer, typed, known(folder, tensors), rows)
+    looked_up = [*layer.parameters()]
+    bring(layer, tensors, {"head": None})
+    return layer, looked_up
+
+
+def test_ranks_side_by_side_have_the_logits_of_the_whole_vocabulary(tmp_path: Path) -> None:
+    tensors, x = drawn(head=40), torch.randn(3, K)
+    shares = [head_of(tmp_path, rows, tensors)[0] for rows in ((0, 24), (24, 40))]
+
+    whole = x @ means(tensors, "up.head").T
+    made = torch.cat([multiplied(each, x) for each in shares], -1)
+    assert torch.allclose(made, whole, rtol=0, atol=float(whole.abs().max()) * K * 2**-24)
+
+
+def test_a_rank_lets_go_of_the_rows_of_all_ranks(tmp_path: Path) -> None:
+    layer, looked_up = head_of(tmp_path, (24, 40), drawn(head=40))
+
+    assert looked_up
+    assert not sum(param.untyped_storage().nbytes() for param in looked_up)
+    assert not [*layer.typed_arrivals.keys()]
+
+
+def test_a_bias_is_added_to_every_row_and_once() -> None:
+    bias = torch.arange(4.0)
+
+    assert padded(torch.zeros(2, 3), bias, 4).tolist() == [bias.tolist()] * 2
+
+
 def test_rows_that_pad_a_vocabulary_give_nothing() -> None:
     y = torch.ones(2, 3)
 

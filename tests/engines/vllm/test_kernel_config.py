@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
 from qload.engines.vllm.kernel_config import chosen, translated
@@ -46,6 +47,16 @@ def test_a_type_without_a_name_here_has_no_kernel() -> None:
 
     assert isinstance(said, str)
     assert "float6_e3m2f" in said
+
+
+@pytest.mark.parametrize("weight_type", ["uint4b8", "uint8b128"])
+def test_what_only_dequantizing_multiplies_runs_where_there_is_no_gpu_and_nowhere_else(
+    weight_type: str,
+) -> None:
+    config = described(weight_type, act_type=torch.float32)
+
+    assert chosen(config, None) is DequantizeLinearKernel
+    assert {chosen(config, gpu) for gpu in (75, 80, 90)} == {"it would be dequantized at each call"}
 
 
 def test_on_a_gpu_a_layer_is_left_to_others_rather_than_dequantized() -> None:

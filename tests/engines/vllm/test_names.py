@@ -52,6 +52,14 @@ def test_mappers_follow_one_another(tmp_path: Path) -> None:
     assert names.under("model.rest") == set()
 
 
+def test_what_one_mapper_makes_the_next_may_drop(tmp_path: Path) -> None:
+    names = checkpoint(tmp_path, "head.weight", "body.weight")
+    names.add(Renames("head.", "unused.head."))
+    names.add(Renames("unused.", None))
+
+    assert names.under("") == {"body.weight"}
+
+
 def test_a_mapper_that_comes_late_is_heard(tmp_path: Path) -> None:
     names = checkpoint(tmp_path, "old.up.qweight")
     assert names.of(["old.up"]) == {"old.up.qweight"}
