@@ -93,6 +93,8 @@ from .kernel_formats import Fp8MarlinConfig as Fp8MarlinConfig
 from .kernel_formats import Fp8MarlinWeight as Fp8MarlinWeight
 from .kernel_formats import GPTQMarlinConfig as GPTQMarlinConfig
 from .kernel_formats import GPTQMarlinWeight as GPTQMarlinWeight
+from .kernel_formats import PanelsConfig as PanelsConfig
+from .kernel_formats import PanelsWeight as PanelsWeight
 from .kernel_formats import StripsWeight as StripsWeight
 from .kernel_formats import repack as repack
 from .kernel_formats import restore as restore

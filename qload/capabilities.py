@@ -11,8 +11,11 @@ from qload.detect.claims import DECLARES, READS
 from qload.experts.stacks_forms import BLOCK, FIELDS
 from qload.experts.stacks_found import find_stacks
 from qload.formats import FORMATS
+from qload.kernel_formats import PanelsWeight
 from qload.kernel_formats.repack import restores, targets
+from qload.layouts import panels
 from qload.quantize import QUANTIZERS
+from qload.repacking.loaders import READ_AS_STORED
 from qload.spec import Config, Role, TensorSpec, Weight
 from qload.storage import MemoryStorage
 
@@ -26,6 +29,7 @@ COLUMNS = (
     "experts",
     "experts in stacks",
     "repack to",
+    "kernel of a CPU",
     "restore",
     "quantize while loading",
     "activations",
@@ -48,6 +52,7 @@ What can be done with each format, as `qload formats` prints it. A layer has N o
 | experts | whether `get_experts` loads experts that are stored each by itself, and what is done with them |
 | experts in stacks | whether tensors of all experts are read as a layer for each; what their names end with |
 | repack to | kernel formats that `repack` writes; a weight that one cannot hold exactly is refused |
+| kernel of a CPU | whether `target="auto"` takes a layer to an order that the CPU module multiplies with |
 | restore | whether `restore` brings back the stored tensors, bit for bit |
 | quantize while loading | which quantizer makes this format of plain layers |
 | activations | whether `get_linear` quantizes inputs as well, and which key of a config declares how |
@@ -96,6 +101,7 @@ def _row(weight_type: type[Weight]) -> tuple[Capability, ...]:
         _experts(weight_type, layouts),
         _stacks(weight_type, specs),
         Capability(True, ", ".join(layouts)) if layouts else Capability(False, _why_no_layout(weight_type)),
+        _kernel_of_a_cpu(weight_type, layouts),
         Capability(True)
         if restores(weight_type)
         else Capability(False, "weights of this format are not repacked"),
@@ -105,6 +111,15 @@ def _row(weight_type: type[Weight]) -> tuple[Capability, ...]:
         _activations(weight_type, specs, methods),
         Capability(True, f"the shapes of all tensors, and the values of {_judged(specs)}"),
     )
+
+
+def _kernel_of_a_cpu(weight_type: type[Weight], layouts: Sequence[str]) -> Capability:
+    if weight_type.plain:
+        return Capability(False, "torch's own product")
+    if PanelsWeight.example.name not in layouts or weight_type in READ_AS_STORED["marlin"]:
+        return Capability(False, "it is dequantized, then torch's product")
+    bits = " or ".join(map(str, panels.BITS))
+    return Capability(True, f"repacked to {PanelsWeight.example.name}, where codes have {bits} bits")
 
 
 def _cut(weight_type: type[Weight], dim: str) -> Capability:

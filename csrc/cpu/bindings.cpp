@@ -7,6 +7,7 @@
 //   fields(isa, fields, from_words, to_words, from_word, to_word, lanes, from, to, threads)   see streams.h
 //   dequantize(isa, bits, rows, columns, values, words, height, width, out, pitch, threads)
 //   dequantize_rows(isa, bits, values, codes, row_bytes, rows, columns, out, pitch, threads)
+//   multiply(isa, bits, sizes, x, perm, words, scales, zeros, bias, y, few, threads)         see product.h
 //
 //   digits   [(size, from_stride, to_stride)]     strides in elements
 //   rows     [(size, stride)], innermost first    strides in codes; columns alike
@@ -15,10 +16,14 @@
 //   values   (high_first, lookup, scale, zero, groups, group, run, row_group, row_run, place, divide, factor,
 //             out_type): see Meaning (kernels.h) and Values (boxes.h); out_type 0 float32, 1 float16, 2 bfloat16
 //
+//   sizes    (M, K, N, rows, group, run, pitch)
+//   x        (address, type); scales and y alike: 0 float32, 1 float16, 2 bfloat16
+//
 // A pointer that may be absent is 0 then. The interpreter's lock is released for the whole of each call.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <array>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -26,6 +31,7 @@
 #include "../shared/address.h"
 #include "boxes.h"
 #include "move.h"
+#include "product.h"
 #include "streams.h"
 
 namespace py = pybind11;
@@ -35,6 +41,7 @@ namespace {
 
 using Triples = std::vector<std::tuple<int64_t, int64_t, int64_t>>;
 using Places = std::vector<std::pair<int64_t, int64_t>>;
+using Typed = std::pair<uintptr_t, int>;  // an address, and the number of a Float
 using Fields = std::vector<std::tuple<int, int, int, int, int>>;
 using Meant = std::tuple<bool, uintptr_t, uintptr_t, uintptr_t, int64_t, uintptr_t, int64_t, uintptr_t, int64_t,
                          uintptr_t, bool, float, int>;
@@ -127,11 +134,26 @@ void dequantize_plain(const std::string& isa, int bits, const Meant& values, uin
                   at<uint8_t>(out), pitch, threads);
 }
 
+void multiply_panels(const std::string& isa, int bits, const std::array<int64_t, 7>& sizes, const Typed& x,
+                     uintptr_t perm, uintptr_t words, const Typed& scales, uintptr_t zeros, uintptr_t bias,
+                     const Typed& y, int few, int threads) {
+  const auto [M, K, N, rows, group, run, pitch] = sizes;
+  for (const Typed& typed : {x, scales, y})
+    if (typed.second < 0 || typed.second > 2) throw std::invalid_argument("no such dtype");
+  if ((bits != 4 && bits != 8) || group < 1 || run < group || run % (32 / bits) || rows % run)
+    throw std::invalid_argument("these are no panels");
+  const auto type_of = [](const Typed& typed) { return static_cast<Float>(typed.second); };
+  const Panels weight{bits, rows, run, at<const uint32_t>(words), at<const void>(scales.first), type_of(scales),
+                      at<const uint8_t>(zeros)};
+  const Inputs inputs{at<const void>(x.first), type_of(x), M, K, pitch, at<const int32_t>(perm), group};
+  multiply(named(isa), weight, inputs, {at<void>(y.first), type_of(y), N, at<const float>(bias)}, few, threads);
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_cpu, m) {
   using Unlocked = py::call_guard<py::gil_scoped_release>;
-  m.doc() = "Packed codes on a CPU: moved, packed, unpacked, dequantized.";
+  m.doc() = "Packed codes on a CPU: moved, packed, unpacked, dequantized, multiplied.";
   m.attr("SCRATCH_BYTES") = kScratch;
   m.def("isas", isas);
   m.def("move", move_digits, Unlocked());
@@ -140,6 +162,7 @@ PYBIND11_MODULE(_cpu, m) {
   m.def("fields", fields_of_runs, Unlocked());
   m.def("dequantize", dequantize_words, Unlocked());
   m.def("dequantize_rows", dequantize_plain, Unlocked());
+  m.def("multiply", multiply_panels, Unlocked());
 }
 
 }  // namespace qload::cpu

@@ -20,44 +20,16 @@
 #include <cstdint>
 #include <cstring>
 
+#include "halves.h"
 #include "kernels.h"
 #include "narrow.h"
 
 namespace qload::cpu {
 namespace {
 
-constexpr int kBlock = 256;  // codes computed at a time
+constexpr int kCodes = 256;  // codes computed at a time
 constexpr int kValues = 16;  // that a code of 4 bits can have
 constexpr int kSpread = 2048;  // codes of 3 bits spread at a time
-
-inline uint32_t bits_of(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  return bits;
-}
-
-inline uint16_t bfloat16_of(float value) {
-  const uint32_t bits = bits_of(value);
-  const uint32_t rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
-  return static_cast<uint16_t>((bits & 0x7FFFFFFF) > 0x7F800000 ? 0x7FC0 : rounded);
-}
-
-inline uint16_t float16_of(float value) {
-  const uint32_t bits = bits_of(value), sign = bits >> 16 & 0x8000, magnitude = bits & 0x7FFFFFFF;
-  uint32_t half;
-  if (magnitude > 0x7F800000) {
-    half = 0x7E00;
-  } else if (magnitude >= 0x477FF000) {  // 65520 and more round to infinity
-    half = 0x7C00;
-  } else if (magnitude < 0x38800000) {  // below 2**-14: a sum with 0.5 rounds to multiples of 2**-24
-    float small;
-    std::memcpy(&small, &magnitude, sizeof small);
-    half = bits_of(small + 0.5f) - bits_of(0.5f);
-  } else {
-    half = (magnitude - (112u << 23) + 0xFFF + (magnitude >> 13 & 1)) >> 13;
-  }
-  return static_cast<uint16_t>(sign | half);
-}
 
 template <class S>
 void round_halves(const float* values, int64_t count, Float type, uint16_t* to) {
@@ -107,7 +79,7 @@ void expand_run(const Meaning& m, const float* all, const uint8_t* codes, int64_
 
 // Codes [begin, begin + count) of a row, whatever they share, as float32.
 void compute(const Meaning& m, const uint8_t* codes, int64_t begin, int64_t count, float* values) {
-  int32_t code[kBlock];
+  int32_t code[kCodes];
   if (m.bits == 4 && m.high_first)
     for (int64_t i = 0; i < count; ++i) code[i] = static_cast<int32_t>(code_at(m, codes, i));
   else
@@ -190,10 +162,10 @@ void expand_as(const Meaning& m, const uint8_t* codes, int64_t begin, int64_t en
     }
     return;
   }
-  float values[kBlock];
-  alignas(64) Word rounded[kBlock];
-  for (int64_t k = begin; k < end; k += kBlock) {
-    const int64_t count = end - k < kBlock ? end - k : kBlock;
+  float values[kCodes];
+  alignas(64) Word rounded[kCodes];
+  for (int64_t k = begin; k < end; k += kCodes) {
+    const int64_t count = end - k < kCodes ? end - k : kCodes;
     compute(m, codes + (k - begin) * m.bits / 8, k, count, values);
     if constexpr (sizeof(Word) == 4)
       std::memcpy(rounded, values, static_cast<size_t>(count) * 4);

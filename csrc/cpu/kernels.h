@@ -40,6 +40,41 @@ struct Meaning {
   Float out;
 };
 
+constexpr int kPanel = 16;  // columns of a panel
+constexpr int kBlock = 6;   // tokens whose sums are in registers at once
+
+struct Panels {  // a weight; see product.h
+  int bits;
+  int64_t rows, run;  // padded: in all, and of a group
+  const uint32_t* words;
+  const void* scales;
+  Float scale_type;
+  const uint8_t* zeros;  // or null
+};
+
+struct Outputs {
+  void* y;
+  Float type;
+  int64_t N;
+  const float* bias;  // or null
+};
+
+/// Some tokens, in blocks of up to `kBlock`: a block's inputs of row 0, then of row 1, and so on.
+struct Tokens {
+  const float* x;
+  int64_t count, first;  // `first`: the token of `y` that they start with
+};
+
+struct Products {
+  /// `count` floats of a type to float32, `step` apart.
+  void (*widen)(const void* from, Float type, int64_t count, float* to, int64_t step);
+  /// Panels [begin, end), of which up to `together` share what is loaded of x. `few`: tokens up to which codes
+  /// become floats in registers. `scratch`: as many floats as `scratch_of` says.
+  void (*multiply)(const Panels&, const Tokens&, const Outputs&, int64_t begin, int64_t end, int few, float* scratch);
+  /// Floats of scratch for so many tokens.
+  int64_t (*scratch_of)(int64_t tokens);
+};
+
 struct Kernels {
   int widest;
   /// Tiles of a plan; see network.h.
@@ -54,11 +89,15 @@ struct Kernels {
   void (*expand)(const Meaning&, const uint8_t* codes, int64_t begin, int64_t end, void* row, bool stream);
   void (*copy)(const uint8_t* from, uint8_t* to, int64_t bytes, bool stream);
   void (*fence)();  // after streamed stores
+  const Products* products;
 };
+
+extern const Products kScalarProducts;
 
 extern const Kernels kScalarKernels;
 #ifdef QLOAD_X86
 extern const Kernels kAvx2Kernels, kAvx512Kernels;
+extern const Products kAvx2Products;
 #endif
 
 bool has(Isa isa);

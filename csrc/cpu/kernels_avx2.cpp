@@ -1,6 +1,7 @@
 // The kernels for AVX2 and F16C: registers of 32 bytes.
 #include "expand.h"
 #include "kernels.h"
+#include "lanes_avx2.h"
 #include "narrow.h"
 #include "network.h"
 #include "spread_avx2.h"
@@ -127,15 +128,6 @@ struct Wide {
   }
 
  private:
-  static __m128i bfloat16s(__m256 values) {  // see bfloat16_of
-    const __m256i bits = _mm256_castps_si256(values);
-    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-    const __m256i rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF)));
-    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(values, values, _CMP_UNORD_Q));
-    const __m256i upper = _mm256_blendv_epi8(_mm256_srli_epi32(rounded, 16), _mm256_set1_epi32(0x7FC0), nan);
-    return _mm_packus_epi32(_mm256_castsi256_si128(upper), _mm256_extracti128_si256(upper, 1));
-  }
-
   static void put(void* out, __m256i value, bool stream) {
     if (stream)
       Avx2::stream(static_cast<uint8_t*>(out), value);
@@ -155,6 +147,7 @@ void fence() { _mm_sfence(); }
 }  // namespace
 
 extern const Kernels kAvx2Kernels;
-const Kernels kAvx2Kernels{32, run_any, narrow<Wide>, widen, fields, expand<Wide>, Wide::copy, fence};
+const Kernels kAvx2Kernels{32, run_any, narrow<Wide>, widen, fields, expand<Wide>, Wide::copy, fence,
+                             &kAvx2Products};
 
 }  // namespace qload::cpu

@@ -107,6 +107,7 @@ void fence() { _mm_sfence(); }
 }  // namespace
 
 extern const Kernels kAvx512Kernels;
-const Kernels kAvx512Kernels{64, run_any, narrow<Wide>, widen, fields, expand<Wide>, Wide::copy, fence};
+const Kernels kAvx512Kernels{64, run_any, narrow<Wide>, widen, fields, expand<Wide>, Wide::copy, fence,
+                             &kAvx2Products};
 
 }  // namespace qload::cpu

@@ -41,6 +41,7 @@ void fence() {}
 }  // namespace
 
 extern const Kernels kScalarKernels;
-const Kernels kScalarKernels{8, run_any, narrow<Plain>, widen, fields, expand<Plain>, Plain::copy, fence};
+const Kernels kScalarKernels{8, run_any, narrow<Plain>, widen, fields, expand<Plain>, Plain::copy, fence,
+                             &kScalarProducts};
 
 }  // namespace qload::cpu

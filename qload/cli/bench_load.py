@@ -29,7 +29,7 @@ Examples:
 
 Exit codes: 0 it was loaded, 1 it cannot be read, 2 the command is wrong."""
 
-TARGETS = ("auto", "marlin", "strips", "exllama", "awq", "gptq", "gptq_v2")
+TARGETS = ("auto", "marlin", "strips", "panels", "exllama", "awq", "gptq", "gptq_v2")
 
 
 @click.command(epilog=EPILOG)

@@ -49,7 +49,7 @@ wrong."""
 )
 @click.option(
     "--kernel",
-    type=click.Choice(["marlin", "strips", "exllama"]),
+    type=click.Choice(["marlin", "strips", "panels", "exllama"]),
     help="The kernel whose layout has to say each quantized layer too.",
 )
 @click.option("--all", "every", is_flag=True, help="A line for each layer, also where several are alike.")
@@ -61,7 +61,7 @@ def plan(
     path: "Path | HubId",
     tp: tuple[int, ...],
     ep: int | None,
-    kernel: "Literal['marlin', 'strips', 'exllama'] | None",
+    kernel: "Literal['marlin', 'strips', 'panels', 'exllama'] | None",
     every: bool,
     as_json: bool | None,
 ) -> None:

@@ -110,7 +110,7 @@ class EETQWeightsLoader(FormatLoader):
         super().__init__(ConfiguredFormat(EETQWeight, EETQConfig()), PLAIN)
 
 
-KERNELS = ("auto", "marlin", "strips", "exllama")
+KERNELS = ("auto", "marlin", "strips", "panels", "exllama")
 
 
 @dataclass(frozen=True)
@@ -122,9 +122,9 @@ class KernelTarget:
     Attributes
     ----------
     kernel
-        "marlin", "strips", "exllama", or "auto": the fastest that says yes, which is our own strips for
-        weights on a Hopper GPU, Marlin's order elsewhere, ExLlama's for what neither can say and a GPU's
-        kernels can.
+        "marlin", "strips", "panels", "exllama", or "auto": the fastest that says yes, which is our own strips
+        for weights on a Hopper GPU and our own panels on a CPU, Marlin's order elsewhere and for what these
+        cannot say, ExLlama's for what none of them can say and a GPU's kernels can.
     zeros
         How "exllama" stores zero points; None: as the checkpoint does.
     dtype, exponent_bias
@@ -143,7 +143,7 @@ class KernelTarget:
     ('fp8_marlin', torch.bfloat16)
     """
 
-    kernel: Literal["auto", "marlin", "strips", "exllama"]
+    kernel: Literal["auto", "marlin", "strips", "panels", "exllama"]
     zeros: ZeroPoints | None = None
     dtype: torch.dtype | None = None
     exponent_bias: bool = True
@@ -160,13 +160,13 @@ class KernelTarget:
             raise ArgumentError("target: exponent_bias", "True or False", repr(self.exponent_bias))
         if self.zeros is not None and self.kernel != "exllama":
             raise ArgumentError("target: zeros", "None, as only exllama has a choice", repr(self.zeros))
-        if self.dtype is not None and self.kernel in ("strips", "exllama"):
+        if self.dtype is not None and self.kernel in ("strips", "panels", "exllama"):
             raise ArgumentError(
                 "target: dtype", "None, as only FP8 and FP4 for Marlin take one", str(self.dtype)
             )
 
 
-Target = Literal["auto", "marlin", "strips", "exllama"] | KernelTarget
+Target = Literal["auto", "marlin", "strips", "panels", "exllama"] | KernelTarget
 
 
 @overload
@@ -200,8 +200,9 @@ def loader_from_config(
         Looked through for the tensors in which old GPTQ checkpoints keep their settings (`gptq_bits`,
         `gptq_groupsize`): tensors are believed before the config.
     target
-        What the loaded weights are repacked for: "marlin", "strips", "exllama", or "auto", the fastest that
-        says yes where a weight lies, or a `KernelTarget` with more to say; None keeps the checkpoint's types.
+        What the loaded weights are repacked for: "marlin", "strips", "panels", "exllama", or "auto", the
+        fastest that says yes where a weight lies, or a `KernelTarget` with more to say; None keeps the
+        checkpoint's types.
 
     Raises
     ------

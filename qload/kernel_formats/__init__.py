@@ -8,6 +8,7 @@ from qload.kernel_formats.exllama import ExllamaConfig, ExllamaWeight
 from qload.kernel_formats.fp4_marlin import Fp4MarlinConfig, Fp4MarlinWeight
 from qload.kernel_formats.fp8_marlin import Fp8MarlinConfig, Fp8MarlinWeight
 from qload.kernel_formats.marlin import GPTQMarlinConfig, GPTQMarlinWeight
+from qload.kernel_formats.panels import PanelsConfig, PanelsWeight
 from qload.kernel_formats.repack import LAYOUTS, repack, restore
 from qload.kernel_formats.strips import StripsConfig, StripsWeight
 
@@ -22,6 +23,8 @@ __all__ = [
     "Fp8MarlinWeight",
     "GPTQMarlinConfig",
     "GPTQMarlinWeight",
+    "PanelsConfig",
+    "PanelsWeight",
     "StripsConfig",
     "StripsWeight",
     "repack",

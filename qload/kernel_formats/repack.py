@@ -31,6 +31,7 @@ from qload.kernel_formats import (
     gptq,
     marlin,
     marlin_24,
+    panels,
     strips,
 )
 from qload.kernel_formats.exl2 import Exl2KernelWeight
@@ -41,6 +42,7 @@ from qload.kernel_formats.fp8_marlin import Fp8MarlinWeight
 from qload.kernel_formats.integers import Integers, Origin
 from qload.kernel_formats.marlin import GPTQMarlinWeight
 from qload.kernel_formats.out import W, apart, share_memory, written
+from qload.kernel_formats.panels import PanelsWeight
 from qload.kernel_formats.strips import StripsWeight
 from qload.layouts import Stored, StoredMinusOne, ZeroPoints
 from qload.spec import ActivationScheme, Weight
@@ -82,6 +84,7 @@ READERS: dict[type[Weight], Reader] = {
     ExllamaWeight: Reader(Integers, exllama.read),
     GPTQMarlinWeight: Reader(Integers, marlin.read),
     StripsWeight: Reader(Integers, marlin.read),
+    PanelsWeight: Reader(Integers, panels.read),
     Exl2Weight: Reader(Exl2Weight, back=lambda weight, _: weight, skippable=lambda _: "q_weight"),
     Exl2KernelWeight: Reader(Exl2Weight, exl2.to_exl2),
     Fp8Weight: Reader(Fp8Weight, back=lambda weight, _: weight, skippable=lambda _: "weight"),
@@ -102,6 +105,9 @@ WRITERS: dict[tuple[type[Any], str], Writer] = {
     ),
     (Integers, "strips"): Writer(
         StripsWeight, lambda integers: strips.write(integers, integers.origin.keeps_zeros)
+    ),
+    (Integers, "panels"): Writer(
+        PanelsWeight, lambda integers: panels.write(integers, integers.origin.keeps_zeros)
     ),
     (Integers, "marlin_24"): Writer(Marlin24Weight, marlin_24.write, looks_at_codes=True),
     (Exl2Weight, "exllama"): Writer(Exl2KernelWeight, exl2.from_exl2),
@@ -133,8 +139,8 @@ def repack(
         A weight that `targets` knows a layout for, whole or a share.
     layout
         "gptq" (zero points stored minus one), "gptq_v2" (stored), "awq", "exllama" and "marlin" (as their
-        kernels read them), "strips" (as our kernel for few tokens does) or "marlin_24" (a weight that is 2:4
-        sparse).
+        kernels read them), "strips" (as our kernel for few tokens does), "panels" (as our kernels for CPUs
+        do) or "marlin_24" (a weight that is 2:4 sparse).
     out
         A weight of the target's type and shapes, whose tensors are overwritten and returned; none is
         written to where anything is refused.

@@ -8,7 +8,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from qload.errors import ArgumentError, DtypeError, ShapeError
-from qload.kernels import cuda, declared, products, scaled, sums
+from qload.kernel_formats import PanelsWeight
+from qload.kernels import cpu, cuda, declared, products, scaled, sums
 from qload.kernels.declared import Activations, Maximum
 from qload.spec import Weight, can_cut, outputs
 
@@ -37,6 +38,8 @@ def linear(
             return functional.linear(x, weight.dequantize(x.dtype), bias)
         if x.is_cuda and cuda.can_multiply(x, weight, bias):
             return cuda.linear(x, weight, bias)
+        if isinstance(weight, PanelsWeight) and cpu.can_multiply(x, weight, bias):
+            return cpu.linear(x, weight, bias)
     K = weight.layer.K
     with sums.in_given_types(x):
         y = product(x.reshape(math.prod(x.shape[:-1]), K), weight, bias, activations, maximum)

@@ -17,7 +17,12 @@ from qload.repacking.loaders import FastestLoader
 from qload.spec import Weight
 from qload.weights import Weights
 
-LAYOUTS = {"strips": "strips", "marlin": "gptq_marlin", "exllama": "exllama"}  # and the formats they make
+LAYOUTS = {
+    "strips": "strips",
+    "panels": "panels",
+    "marlin": "gptq_marlin",
+    "exllama": "exllama",
+}  # -> formats
 HERE = torch.device("cpu")
 
 
@@ -98,7 +103,9 @@ class AskedKinds:
             if reason is not None:
                 yield name, reason
                 continue
-            if layout == "strips" and not strips.gains(self.question.capability):
+            if layout == "panels" and self.question.capability is not None:
+                yield name, "is read by CPUs alone"
+            elif layout == "strips" and not strips.gains(self.question.capability):
                 yield name, f"gains nothing on other chips than those of capability {strips.CAPABILITY}"
             else:
                 yield name, f"could hold it too, and {taken} is preferred here"

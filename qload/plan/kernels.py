@@ -7,12 +7,14 @@ from typing import Any
 import torch
 
 from qload.errors import NoKernelError
+from qload.kernel_formats import PanelsWeight
 from qload.kernels.cuda import launch
 from qload.kernels.cuda.choice import choose, ranked
 from qload.kernels.cuda.linear import OPERATORS, unread
 from qload.spec import ActivationScheme, Weight
 
 PLAIN, DEQUANTIZED, SCALED = "torch's product", "dequantize, then torch's product", "quantized inputs"
+PANELS = "the CPU module"
 OURS = "CUDA kernels"
 
 
@@ -57,6 +59,8 @@ def kernels_for(
 ) -> tuple[KernelChoice, ...]:
     """What multiplies each number of tokens with a weight, as it would lie on a chip; None: on a CPU."""
     operator = OPERATORS.get(type(weight))
+    if weight.activations is None and capability is None and isinstance(weight, PanelsWeight):
+        return tuple(KernelChoice(each, PANELS) for each in tokens)
     if weight.activations is not None or operator is None:
         return without_kernel(type(weight), weight.activations, tokens)
     reason = "there is no CUDA device"

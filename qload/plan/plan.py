@@ -27,7 +27,7 @@ def plan(
     *,
     tp: int | Sequence[int] = (1, 2, 4, 8),
     ep: int | None = None,
-    target: Literal["marlin", "strips", "exllama"] | None = None,
+    target: Literal["marlin", "strips", "panels", "exllama"] | None = None,
 ) -> ShardingPlan:
     """Among how many ranks a checkpoint can be shared: which layers fit, why others do not, and what to do.
 

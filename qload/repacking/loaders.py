@@ -11,12 +11,12 @@ import torch
 from qload.detect import KernelTarget
 from qload.errors import ArgumentError, CastError, RepackError, checked
 from qload.formats import Marlin24Weight
-from qload.kernel_formats import ExllamaWeight, GPTQMarlinWeight, strips
+from qload.kernel_formats import ExllamaWeight, GPTQMarlinWeight, PanelsWeight, strips
 from qload.kernel_formats.alike import AlikeLayers
 from qload.kernel_formats.repack import made, options, repack, repack_as_loaded, skippable_tensor
 from qload.kernels.chips import compute_capability
 from qload.kernels.cuda.choice import known
-from qload.layouts import marlin
+from qload.layouts import marlin, panels
 from qload.loader import FormatLoader, LayerDescription, LoadPlan, Part, Split, TensorSource, WeightsLoader
 from qload.repacking.header_only import HeaderOnlySource
 from qload.spec import Weight
@@ -183,10 +183,11 @@ class GPTQMarlinWeightsLoader(RepackingLoader):
 
 
 class FastestLoader(GPTQMarlinWeightsLoader):
-    """Repacks for the fastest kernel where a weight lies: strips on Hopper, else Marlin's order.
+    """Repacks for the fastest kernel where a weight lies: strips on Hopper, panels where there is no CUDA
+    device, else Marlin's order.
 
-    What neither can say goes to ExLlama's order, where the device has kernels for it: 2 and 3 bits, groups of
-    any size.
+    What none of these can say goes to ExLlama's order, where the device has kernels for it: 2 and 3 bits,
+    groups of any size.
     """
 
     _asked: tuple[int | None] | None = None  # the chip that is asked about; None: that where a weight lies
@@ -207,6 +208,8 @@ class FastestLoader(GPTQMarlinWeightsLoader):
         """The kernel format that `layer` is repacked to on `device`; None: it stays as it is."""
         told, capability = super().made(layer, device), self._chip(device)
         bits = getattr(layer.format.config, "bits", None)
+        if told == GPTQMarlinWeight.format and capability is None and bits in panels.BITS:
+            return PanelsWeight.format
         if told == GPTQMarlinWeight.format and bits not in marlin.BITS:
             shuffled = _shuffles(layer.format.weight_type, bits, capability)
             return ExllamaWeight.format if shuffled else told
@@ -216,9 +219,10 @@ class FastestLoader(GPTQMarlinWeightsLoader):
 
     def _repacked(self, weight: Weight, whole: Whole) -> Weight:
         capability = self._chip(weight.device)
-        if strips.gains(capability):
+        first = "panels" if capability is None else "strips" if strips.gains(capability) else None
+        if first is not None:
             try:
-                return self._in_layout("strips", weight, whole)
+                return self._in_layout(first, weight, whole)
             except RepackError:  # Marlin's order can say more, or why not
                 pass
         try:

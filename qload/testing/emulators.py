@@ -77,6 +77,32 @@ def marlin_weight(
     return _at_inputs(weight, perm)
 
 
+def panels_weight(
+    qweight: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None = None,
+    perm: Tensor | None = None,
+    *,
+    bits: int,
+    group_size: int,
+    K: int,
+) -> Tensor:
+    """Return the float32 weight (K, N) of panels (N/16, ...), columns of padding included.
+
+    A group of `group_size` inputs, all `K` where it is -1, starts at a word of its own. Stored row i is input
+    perm[i]. `zeros` are bytes where scales have numbers.
+    """
+    per_word, size = _WORD // bits, K if group_size == -1 else group_size
+    lines = -(-size // per_word)  # of 16 words, to a group
+    k, n = _axes(K, 16 * qweight.shape[0])
+    panel, lane, group, row = n // 16, n % 16, k // size, k % size
+    words = qweight[panel, 16 * (group * lines + row // per_word) + lane]
+    codes = words.long() >> bits * (row % per_word) & (2**bits - 1)
+    at = 16 * group + lane
+    values = codes - (2 ** (bits - 1) if zeros is None else zeros[panel, at].long())
+    return _at_inputs(values.float() * scales[panel, at].float(), perm)
+
+
 def fp8_marlin_weight(qweight: Tensor, scales: Tensor, *, exponent_bias: bool) -> Tensor:
     """Return the float32 weight (K, N) of e4m3 bytes in the 8-bit Marlin order.
 

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of what torch itself import
 
 MATRICES = [weight_type for weight_type in FORMATS if weight_type is not MXFP4ExpertsWeight]
 ONCE = settings(max_examples=1, derandomize=True, phases=(Phase.generate,))
-LAYOUTS = ("gptq", "marlin", "strips", "exllama")
+LAYOUTS = ("gptq", "marlin", "strips", "panels", "exllama")
 
 
 @pytest.fixture(autouse=True)

@@ -72,6 +72,10 @@ def can_say(weight: Weight, layout: str) -> bool:
     fits, in_order = highest < 2**bits, torch.equal(codes.k_group, torch.arange(K) // -(-K // groups))
     if layout == "awq":
         return bits in (4, 8) and fits and K % groups == 0 and in_order
+    if layout == "panels":
+        size = weight.config.group_size
+        whole = groups == 1 or torch.equal(codes.k_group.sort().values, torch.arange(K) // size)
+        return bits in (4, 8) and highest < 256 and whole
     if layout in ("marlin", "strips"):
         size = weight.config.group_size
         whole = groups == 1 or torch.equal(codes.k_group.sort().values, torch.arange(K) // size)

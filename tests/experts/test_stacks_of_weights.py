@@ -55,7 +55,7 @@ def assert_same_stack(got: Stack, want: Stack) -> None:
 
 
 @pytest.mark.parametrize("act_order", [False, True])
-@pytest.mark.parametrize("layout", ["marlin", "exllama", "strips", "gptq_v2"])
+@pytest.mark.parametrize("layout", ["marlin", "exllama", "strips", "panels", "gptq_v2"])
 def test_every_expert_is_repacked_as_alone_and_taken_back(layout: str, act_order: bool) -> None:
     made = stored_gptq(act_order=act_order).load()
 

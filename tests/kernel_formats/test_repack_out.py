@@ -71,7 +71,7 @@ WRONG = [other_dtype, other_shape, one_place, gradients, elsewhere, inside_of_wo
 
 
 @pytest.mark.parametrize("spoil", WRONG, ids=lambda spoil: spoil.__name__)
-@pytest.mark.parametrize("layout", ["gptq", "gptq_v2", "awq", "exllama", "marlin", "strips"])
+@pytest.mark.parametrize("layout", ["gptq", "gptq_v2", "awq", "exllama", "marlin", "strips", "panels"])
 @BOTH
 def test_a_weight_that_cannot_be_written_over_whole_is_not_written_over_in_part(
     layout: str, spoil: Callable[[Weight], Weight], how: Any

@@ -8,13 +8,13 @@ import torch
 
 from qload import explain, open_checkpoint
 from qload.errors import ArgumentError
-from qload.kernels import products
+from qload.kernels import cpu
 from qload.plan import ExplainedLayer
 from qload.repacking import loaders
-from tests.paths import FOLDERS, cases
+from tests.paths import FIXTURES, FOLDERS, cases
 from tests.plan.test_plan import gptq
 
-CASE = cases("gptq")[0]
+FOUR_BITS = FIXTURES / "gptq" / "b4_g64_sym_noact_v1"
 CHIPS = {"cpu": None, "sm80": 80, "sm90": 90}
 
 
@@ -64,6 +64,7 @@ def test_every_other_kernel_has_a_reason() -> None:
 def test_every_other_kernel_format_has_a_reason() -> None:
     assert only(gptq(128, 128), arch="sm80").formats == {
         "strips": "gains nothing on other chips than those of capability 90",
+        "panels": "is read by CPUs alone",
         "exllama": "could hold it too, and gptq_marlin is preferred here",
     }
 
@@ -75,9 +76,8 @@ def test_activations_that_no_kernel_takes_are_told_with_those_that_would_do() ->
     assert layer.changes == ("activations of float16: decode, many", "activations of bfloat16: decode, many")
 
 
-@pytest.mark.parametrize("arch", ["cpu", "sm75"])
-def test_chips_without_kernels_dequantize(arch: str) -> None:
-    choices = only(gptq(128, 128), arch=arch).choices
+def test_chips_without_kernels_dequantize() -> None:
+    choices = only(gptq(128, 128), arch="sm75").choices
 
     assert {choice.kernel for choice in choices} == {"dequantize, then torch's product"}
     assert {*choices[0].refused} == {"CUDA kernels"}
@@ -85,16 +85,16 @@ def test_chips_without_kernels_dequantize(arch: str) -> None:
 
 def test_on_a_cpu_the_product_that_runs_is_the_one_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
-    multiply = products.multiply
-    monkeypatch.setattr(products, "multiply", lambda *given: seen.append(given[1].format) or multiply(*given))
+    monkeypatch.setattr(cpu, "can_multiply", lambda *given: True)
+    monkeypatch.setattr(cpu, "linear", lambda x, weight, bias: seen.append(weight.format) or x)
 
-    layer = only(gptq(128, 128), arch="cpu", dtype=torch.float32)
-    with open_checkpoint(CASE, target="auto") as weights:
-        weight = weights.get_weights(explain(CASE, arch="cpu").layers[0].prefix)
+    layer = only(FOUR_BITS, arch="cpu", dtype=torch.float32)
+    with open_checkpoint(FOUR_BITS, target="auto") as weights:
+        weight = weights.get_weights(layer.prefix)
         weight.get_linear()(torch.ones(1, weight.shape[1]))
 
-    assert {choice.kernel for choice in layer.choices} == {"dequantize, then torch's product"}
-    assert seen == [explain(CASE, arch="cpu").layers[0].kernel_format]
+    assert {choice.kernel for choice in layer.choices} == {"the CPU module"}
+    assert seen == [layer.kernel_format] == ["panels"]
 
 
 def test_a_share_that_cannot_be_cut_says_what_the_load_says() -> None:

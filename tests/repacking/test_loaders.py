@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from qload.detect import loader_from_config
 from qload.errors import ArgumentError, CutError, RepackError
 from qload.formats import AWQWeight, GPTQWeight, Marlin24Weight, MarlinWeight, UnquantizedWeight
-from qload.kernel_formats import ExllamaWeight, GPTQMarlinWeight, restore
+from qload.kernel_formats import ExllamaWeight, GPTQMarlinWeight, PanelsWeight, restore
 from qload.parallel import FakeWorld
 from qload.repacking import GPTQMarlinWeightsLoader, RepackingLoader
 from qload.storage import MemoryStorage
@@ -34,8 +34,8 @@ def weights(case: Case, target: Any, **more: torch.Tensor) -> Weights:
     ("target", "bits", "kind"),
     [
         pytest.param(None, 4, GPTQWeight, id="its own"),
-        pytest.param("auto", 4, GPTQMarlinWeight, id="auto is Marlin"),
-        pytest.param("auto", 3, GPTQWeight, id="auto where Marlin says no"),
+        pytest.param("auto", 4, PanelsWeight, id="auto is panels without CUDA"),
+        pytest.param("auto", 3, GPTQWeight, id="auto where panels and Marlin say no"),
         pytest.param("marlin", 8, GPTQMarlinWeight, id="Marlin"),
         pytest.param("exllama", 3, ExllamaWeight, id="ExLlama"),
     ],
@@ -66,7 +66,9 @@ def test_plain_layers_stay_plain() -> None:
 
 
 def test_an_unknown_target_is_refused() -> None:
-    with pytest.raises(ArgumentError, match=r"one of auto, marlin, strips, exllama\n  got      'tpu'"):
+    with pytest.raises(
+        ArgumentError, match=r"one of auto, marlin, strips, panels, exllama\n  got      'tpu'"
+    ):
         weights(Case(), "tpu")
 
 
@@ -75,7 +77,7 @@ FORMATS_HERE = [GPTQWeight, AWQWeight, MarlinWeight]
 
 @pytest.mark.parametrize("weight_type", FORMATS_HERE, ids=lambda weight_type: weight_type.format)
 @given(data=st.data(), world=st.sampled_from([1, 2, 4]))
-@pytest.mark.parametrize("layout", ["marlin", "strips"])
+@pytest.mark.parametrize("layout", ["marlin", "strips", "panels"])
 @settings(max_examples=20)
 def test_shares_through_a_repacking_loader_are_the_whole(
     weight_type: Any, layout: str, data: Any, world: int
@@ -98,9 +100,9 @@ def test_shares_through_a_repacking_loader_are_the_whole(
 
 @pytest.mark.parametrize(
     ("folder", "kind"),
-    [("gptq/model_g32_desc_act", GPTQMarlinWeight), ("awq/model_gemm_g64", GPTQMarlinWeight)],
+    [("gptq/model_g32_desc_act", PanelsWeight), ("awq/model_gemm_g64", PanelsWeight)],
 )
-def test_a_real_checkpoint_opens_for_marlin_and_comes_back(folder: str, kind: type) -> None:
+def test_a_real_checkpoint_opens_for_a_cpu_and_comes_back(folder: str, kind: type) -> None:
     prefix = "model.layers.0.mlp.down_proj"
     with (
         open_checkpoint(FIXTURES / folder, target="auto") as packed,

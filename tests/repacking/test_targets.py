@@ -23,6 +23,7 @@ from qload.kernel_formats import (
     Fp4MarlinWeight,
     Fp8MarlinWeight,
     GPTQMarlinWeight,
+    PanelsWeight,
     StripsWeight,
     restore,
 )
@@ -47,7 +48,9 @@ BRAIN = KernelTarget("marlin", dtype=torch.bfloat16)
 @pytest.mark.parametrize(
     ("folder", "target", "kind"),
     [
-        ("compressed_tensors/pack_w4_g128", "auto", GPTQMarlinWeight),
+        ("compressed_tensors/pack_w4_g128", "auto", PanelsWeight),
+        ("compressed_tensors/pack_w4_g128", "panels", PanelsWeight),
+        ("compressed_tensors/pack_w4_g128", "marlin", GPTQMarlinWeight),
         ("compressed_tensors/pack_w4_g128", "strips", StripsWeight),
         ("compressed_tensors/pack_w4_g128", "exllama", ExllamaWeight),
         ("compressed_tensors/pack_w6_g128_dense", "auto", CTPackWeight),
@@ -62,7 +65,7 @@ BRAIN = KernelTarget("marlin", dtype=torch.bfloat16)
         ("compressed_tensors/mxfp4", BRAIN, Fp4MarlinWeight),
         ("compressed_tensors/mxfp4", HALF, CTMXFP4Weight),
         ("compressed_tensors/mxfp4", "auto", CTMXFP4Weight),
-        ("marlin/g128_256x128", "auto", GPTQMarlinWeight),
+        ("marlin/g128_256x128", "auto", PanelsWeight),
         ("marlin/g128_256x128", None, MarlinWeight),
     ],
 )
@@ -89,11 +92,12 @@ def test_every_kind_of_layer_is_repacked_or_stays_with_a_note(folder: str, targe
         ("gptq/b4_g64_sym_noact_v1", "auto", 89, GPTQMarlinWeight),
         ("gptq/b4_g64_sym_noact_v1", "marlin", 90, GPTQMarlinWeight),
         ("fp8/block_132x32", HALF, 90, Fp8MarlinWeight),
+        ("gptq/b4_g64_sym_noact_v1", "auto", None, PanelsWeight),
         ("exl2/b6_g128_256x32", "auto", 90, Exl2Weight),
     ],
 )
 def test_auto_is_the_order_that_a_device_reads_fastest(
-    monkeypatch: pytest.MonkeyPatch, folder: str, target: Any, capability: int, kind: type
+    monkeypatch: pytest.MonkeyPatch, folder: str, target: Any, capability: int | None, kind: type
 ) -> None:
     monkeypatch.setattr(loaders, "compute_capability", lambda device: capability)
     with open_checkpoint(FIXTURES / folder, target=target) as source:
@@ -124,7 +128,9 @@ def test_auto_takes_a_layer_to_a_kernel_wherever_there_is_one(
 
     got = source.get_weights("a")
 
-    elsewhere = GPTQMarlinWeight if kind is StripsWeight else GPTQWeight
+    elsewhere: type = GPTQMarlinWeight if kind is StripsWeight else GPTQWeight
+    if capability is None and case.bits == 4:
+        elsewhere = PanelsWeight
     there = kind if capability == 90 or (kind is ExllamaWeight and capability == 100) else elsewhere
     assert type(got) is there
     assert bool(source.report().notes) == (there is GPTQWeight)
@@ -204,7 +210,7 @@ def test_exllama_stores_zero_points_as_it_is_told(zeros: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "target", ["auto", "marlin", "strips", "exllama", KernelTarget("exllama", zeros=Stored())]
+    "target", ["auto", "marlin", "strips", "panels", "exllama", KernelTarget("exllama", zeros=Stored())]
 )
 def test_a_target_loader_can_be_told_another_config(target: Any) -> None:
     loader: Any = loader_from_config(GPTQ, target=target)
@@ -234,7 +240,7 @@ def test_a_loader_around_one_without_a_config_says_so() -> None:
 @pytest.mark.parametrize(
     ("asked", "text"),
     [
-        ({"kernel": "tpu"}, "one of auto, marlin, strips, exllama"),
+        ({"kernel": "tpu"}, "one of auto, marlin, strips, panels, exllama"),
         ({"kernel": "marlin", "zeros": Stored()}, "only exllama has a choice"),
         ({"kernel": "exllama", "dtype": torch.float16}, "only FP8 and FP4 for Marlin take one"),
     ],

@@ -66,7 +66,7 @@ def gptq(K: int, N: int, act_order: bool) -> GPTQWeight:
 
 
 @pytest.mark.parametrize("act_order", [False, True], ids=["in order", "act order"])
-@pytest.mark.parametrize("layout", ["marlin", "strips", "exllama"])
+@pytest.mark.parametrize("layout", ["marlin", "strips", "panels", "exllama"])
 @pytest.mark.parametrize(("K", "N"), [(128, 256), (96, 200), (64, 392)])
 def test_kernel_orders_are_cut_too_padding_and_all(layout: str, K: int, N: int, act_order: bool) -> None:
     weight = repack(gptq(K, N, act_order), layout)

@@ -1,0 +1,10 @@
+// Products for AVX2, FMA and F16C.
+#include "lanes_avx2.h"
+#include "panels.h"
+
+namespace qload::cpu {
+
+extern const Products kAvx2Products;
+const Products kAvx2Products{widen<LanesAvx2>, multiply<LanesAvx2>, scratch_of};
+
+}  // namespace qload::cpu

@@ -1,0 +1,78 @@
+"""GPTQ in panels: the same meaning, read by a second program too, back bit for bit, or a reason why not."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from qload.errors import RepackError
+from qload.kernel_formats import PanelsWeight, repack, restore
+from qload.layouts import StoredMinusOneUnmasked
+from qload.testing import assert_same_bits, emulators
+from tests.kernel_formats.marlin_layers import layer, row_share
+
+CASES = [
+    pytest.param({"K": 64, "N": 32, "group": 32}, id="symmetric"),
+    pytest.param({"K": 64, "N": 32, "group": 32, "sym": False}, id="zero points"),
+    pytest.param({"K": 64, "N": 32, "group": -1, "bits": 8, "sym": False}, id="8 bits, one group"),
+    pytest.param({"K": 64, "N": 32, "group": 16, "act": True, "sym": False}, id="act order"),
+    pytest.param({"K": 72, "N": 24, "group": 32}, id="a short group and half a panel"),
+    pytest.param({"K": 64, "N": 16, "group": 20, "sym": False}, id="groups that fill no words"),
+    pytest.param({"K": 64, "N": 24, "group": 20, "act": True, "sym": False}, id="all of it, permuted"),
+    pytest.param({"K": 64, "N": 24, "group": 6, "bits": 8, "act": True, "sym": False}, id="and of 8 bits"),
+    pytest.param({"K": 64, "N": 32, "group": 32, "scales": torch.bfloat16}, id="bfloat16"),
+    pytest.param({"K": 64, "N": 32, "group": 32, "scales": torch.float32}, id="float32"),
+]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_weight_in_panels_means_the_same_and_comes_back(case: dict[str, Any]) -> None:
+    weight = layer(**case)
+    made: Any = repack(weight, "panels")
+
+    read = emulators.panels_weight(
+        **made.fields(), bits=made.config.bits, group_size=made.config.group_size, K=weight.layer.K
+    )
+
+    assert type(made) is PanelsWeight
+    assert_same_bits(made.dequantize(), weight.dequantize())
+    assert_same_bits(read[:, : weight.layer.N].contiguous(), weight.dequantize().T.contiguous())
+    back = restore(made)
+    assert (type(back), back.config) == (type(weight), weight.config)
+    for name, tensor in weight.fields().items():
+        assert_same_bits(back.fields()[name], tensor)
+
+
+def test_a_weight_can_be_made_of_its_tensors_where_nothing_is_padded() -> None:
+    made: Any = repack(layer(64, 32, 32, act=True, sym=False), "panels")
+
+    again = PanelsWeight(**made.fields(), config=made.config)
+
+    assert again.layer.whole == (32, 64)
+    assert_same_bits(again.dequantize(), made.dequantize())
+
+
+def test_zero_points_that_are_all_in_the_middle_are_left_out() -> None:
+    assert repack(layer(64, 32, 32), "panels").fields().keys() == {"qweight", "scales"}
+
+
+def test_three_bits_are_refused() -> None:
+    with pytest.raises(RepackError, match="panels hold 4 or 8 bits, got 3"):
+        repack(layer(64, 32, 32, bits=3), "panels")
+
+
+def test_a_zero_point_of_256_is_refused() -> None:
+    stored = layer(64, 32, 32, bits=8)
+    weight = replace(stored, config=replace(stored.config, zeros=StoredMinusOneUnmasked()))
+    weight.qzeros[0, 0] = -1  # each byte 255, stored minus one
+
+    with pytest.raises(RepackError, match="a zero point of 256 does not fit a byte"):
+        repack(weight, "panels")
+
+
+def test_a_share_of_an_act_order_is_refused() -> None:
+    share = row_share(layer(128, 32, 32, act=True), 0, 2)
+
+    with pytest.raises(RepackError, match=r"rows of its groups are on other ranks \(act order\)"):
+        repack(share, "panels")

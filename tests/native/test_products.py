@@ -1,0 +1,168 @@
+"""Products with panels, by every instruction set that is here: the three checks, edges, threads, strides."""
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from qload import native
+from qload.kernel_formats import repack
+from qload.kernels import cpu
+from qload.spec import Weight
+from qload.testing import (
+    assert_reads_back,
+    assert_same_bits,
+    assert_same_twice,
+    assert_sums_exactly,
+    assert_within_bound,
+)
+from tests.kernel_formats.marlin_layers import layer
+
+ISAS = pytest.mark.parametrize("isa", native.available())
+FLOATS = pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+WEIGHTS = {
+    "symmetric": layer(64, 32, 32),
+    "zero points": layer(64, 32, 32, sym=False),
+    "8 bits": layer(64, 32, 32, bits=8, sym=False),
+    "8 bits, symmetric, one group": layer(64, 32, -1, bits=8),
+    "act order": layer(64, 32, 16, act=True, sym=False),
+    "odd sizes": layer(72, 24, 20, act=True, sym=False),
+    "short group": layer(72, 40, 32, scales=torch.float32),
+    "bfloat16 scales": layer(64, 32, 32, scales=torch.bfloat16),
+    "long group": layer(160, 16, -1, sym=False),
+}
+EACH = pytest.mark.parametrize("weight", WEIGHTS.values(), ids=WEIGHTS.keys())
+TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 40)
+
+
+@cache
+def in_panels(weight: Weight) -> Any:
+    """Once for all tests, which write to none."""
+    return repack(weight, "panels")
+
+
+def kernel(weight: Weight, isa: str, threads: int = 1, few: int | None = None) -> Any:
+    """x -> y by the CPU module."""
+    made = in_panels(weight)
+
+    def multiply(x: Tensor) -> Tensor:
+        assert cpu.can_multiply(x, made, None)
+        with native.using(isa, threads):
+            return cpu.linear(x, made, few=few)
+
+    return multiply
+
+
+def drawn(M: int, K: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return (torch.randn(M, K, generator=torch.Generator().manual_seed(M)) / 8).to(dtype)
+
+
+@ISAS
+@FLOATS
+@EACH
+def test_the_weight_is_read_back(isa: str, dtype: torch.dtype, weight: Weight) -> None:
+    few, many = kernel(weight, isa, few=4), kernel(weight, isa, few=0)
+
+    assert_reads_back(many, weight, dtype)
+    assert_reads_back(lambda x: torch.cat([few(four) for four in torch.split(x, 4)]), weight, dtype)
+
+
+@ISAS
+@pytest.mark.parametrize("M", TOKENS)
+@pytest.mark.parametrize("few", [0, 4], ids=["spelled out", "in registers"])
+def test_small_integers_are_summed_exactly(isa: str, M: int, few: int) -> None:
+    for weight in WEIGHTS.values():
+        assert_sums_exactly(kernel(weight, isa, few=few), weight, torch.float32, M=M)
+
+
+@ISAS
+@FLOATS
+@EACH
+def test_random_numbers_are_as_close_as_rounding_allows(isa: str, dtype: torch.dtype, weight: Weight) -> None:
+    for M in TOKENS:
+        assert_within_bound(kernel(weight, isa), weight, drawn(M, weight.shape[1], dtype))
+
+
+@ISAS
+def test_threads_change_no_bit(isa: str) -> None:
+    weight = layer(256, 1040, 32, sym=False)
+    for M in (4, 40):  # each enough work for several threads
+        x = drawn(M, 256)
+        alone = kernel(weight, isa)(x)
+        for threads in range(2, 9):
+            assert_same_bits(kernel(weight, isa, threads)(x), alone)
+
+
+@ISAS
+def test_every_element_is_written(isa: str) -> None:
+    for weight in WEIGHTS.values():
+        for M in (1, 5, 7):
+            assert_same_twice(kernel(weight, isa), drawn(M, weight.shape[1]))
+
+
+@ISAS
+def test_more_tokens_than_lie_ready_at_once(isa: str) -> None:
+    weight = WEIGHTS["odd sizes"]
+    x = drawn(259, 72)
+    y = kernel(weight, isa)(x)
+
+    assert_same_bits(y[256:], kernel(weight, isa, few=0)(x[256:]))
+    assert_within_bound(lambda x: y, weight, x)
+
+
+@ISAS
+@pytest.mark.parametrize("name", ["symmetric", "act order", "odd sizes"])
+def test_inputs_lie_anywhere(isa: str, name: str) -> None:
+    weight, multiply = WEIGHTS[name], kernel(WEIGHTS[name], isa)
+    K = weight.shape[1]
+    wide = drawn(6, 2 * K + 3)
+    row_by_row, one, turned = wide[::2, 1 : K + 1], wide[:1, :K].expand(5, K), drawn(K, 6).T
+
+    for x in (row_by_row, one, turned, wide[:, : 2 * K : 2]):
+        assert_same_bits(multiply(x), multiply(x.clone(memory_format=torch.contiguous_format)))
+    assert_same_bits(multiply(wide[:, :K].reshape(2, 3, K)), multiply(wide[:, :K]).reshape(2, 3, -1))
+
+
+@ISAS
+def test_a_token_that_is_not_finite_spoils_no_other(isa: str) -> None:
+    weight = WEIGHTS["odd sizes"]
+    for M in (3, 8):
+        x = drawn(M, 72)
+        want = kernel(weight, isa)(x)
+        x[1, 5] = torch.nan
+        y = kernel(weight, isa)(x)
+
+        assert y[1].isnan().all()
+        assert_same_bits(y[2:], want[2:])
+        assert_same_bits(y[0], want[0])
+
+
+@ISAS
+@FLOATS
+def test_what_is_too_large_for_a_type_is_infinite(isa: str, dtype: torch.dtype) -> None:
+    weight = WEIGHTS["symmetric"]
+    y = kernel(weight, isa)(torch.full((2, 64), 60000.0).to(dtype))
+
+    assert torch.isinf(y).any() == (dtype == torch.float16)
+    assert not y.isnan().any()
+
+
+@ISAS
+def test_a_bias_is_added_before_the_only_rounding(isa: str) -> None:
+    made = in_panels(WEIGHTS["odd sizes"])
+    bias = torch.arange(24).double()
+    for M in (1, 7):
+        x = drawn(M, 72, torch.bfloat16)
+        with native.using(isa):
+            wide, y = cpu.linear(x.float(), made), cpu.linear(x, made, bias)
+        assert_same_bits(y, (wide + bias.float()).bfloat16())
+
+
+@ISAS
+def test_a_permutation_that_leaves_the_inputs_reads_nothing(isa: str) -> None:
+    made: Any = repack(WEIGHTS["act order"], "panels")
+    made.perm[3] = 64
+    with native.using(isa), pytest.raises(ValueError, match="a permutation leaves the inputs"):
+        cpu.linear(drawn(1, 64), made)
