@@ -87,7 +87,8 @@ def native(session: nox.Session) -> None:
         for name in ("libasan.so", "libubsan.so", "libstdc++.so.6")  # before python, which knows none of them
     )
     preload = " ".join(str(path).strip() for path in runtimes)
-    session.run("pytest", "tests/native", env={"LD_PRELOAD": preload, "ASAN_OPTIONS": "detect_leaks=0"})
+    asan = "detect_leaks=0:malloc_context_size=5"  # longer stacks of allocations take their time
+    session.run("pytest", "tests/native", env={"LD_PRELOAD": preload, "ASAN_OPTIONS": asan})
     read_files(session)
 
 
