@@ -1,9 +1,6 @@
 """Models on a GPU: graphs write what eager steps write, nothing grows once warm, two GPUs are as one."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from qload import native
 from qload.models import Decoder, Engine, Sampler, load_model
 from qload.weights import open_checkpoint
+from tests import torchrun
 from tests.bench.model import config_of, tensors_of
 from tests.bench.stack import distance
 from tests.models import drawn
-from tests.paths import ROOT
 
 pytestmark = pytest.mark.gpu
 
@@ -166,14 +163,9 @@ def test_ids_that_a_graph_chooses_are_those_of_its_largest_logits(folder: Path) 
 
 def ran(folder: Path, *more: str, processes: int = 1) -> list[int]:
     """The ids that the command line prints on so many GPUs."""
-    launch = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes)] if processes > 1 else []
     prompt = ",".join(map(str, PROMPTS[0]))
-    command = [sys.executable, *launch, "-m", "qload", "run", str(folder), "--device", "cuda"]
-    done = subprocess.run(
-        [*command, "--prompt-ids", prompt, "--tokens", "24", *more],
-        capture_output=True, check=False, text=True, cwd=ROOT, timeout=120,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
-    )  # fmt: skip
+    asked = ("--device", "cuda", "--prompt-ids", prompt, "--tokens", "24", *more)
+    done = torchrun.ended(processes, "-m", "qload", "run", str(folder), *asked)
     assert done.returncode == 0, done.stderr
     return [int(each) for each in done.stdout.splitlines()[-1].split(",")]
 

@@ -1,9 +1,7 @@
 """Worlds of real processes, by torchrun and by hand: their answers, their refusals, one that is killed."""
 
-import os
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,27 +13,17 @@ from qload.parallel import ALONE
 from qload.testing import assert_same_bits
 from tests.parallel.rank import outputs
 from tests.paths import ROOT
+from tests.torchrun import command, environment
 
 STARTING = 300  # seconds in which processes of a busy machine have begun
 ENDING = 30  # seconds in which ranks end once another is gone
 Process = subprocess.Popen[str]
 
 
-def environment(**more: str) -> dict[str, str]:
-    """Of a rank: one thread, this checkout."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC")}
-    return {
-        **inherited,
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": f"{ROOT}:{inherited.get('PYTHONPATH', '')}",
-        **more,
-    }
-
-
-def begun(*command: str, **more: str) -> Process:
-    """A process, its messages in one stream."""
+def begun(processes: int, *arguments: str, **more: str) -> Process:
+    """A process, or the launcher of several, its messages in one stream."""
     return subprocess.Popen(
-        [sys.executable, *command],
+        command(processes, *arguments),
         cwd=ROOT,
         env=environment(**more),
         stdout=subprocess.PIPE,
@@ -46,8 +34,7 @@ def begun(*command: str, **more: str) -> Process:
 
 def torchrun(world: int, work: str, folder: Path, **more: str) -> list[Process]:
     """The launcher alone, whose ranks are its own."""
-    run = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}")
-    return [begun(*run, "-m", "tests.parallel.rank", work, str(folder), **more)]
+    return [begun(world, "-m", "tests.parallel.rank", work, str(folder), **more)]
 
 
 def by_hand(world: int, work: str, folder: Path, **more: str) -> list[Process]:
@@ -56,7 +43,7 @@ def by_hand(world: int, work: str, folder: Path, **more: str) -> list[Process]:
         port = place.getsockname()[1]
     meeting = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **more}
     return [
-        begun("-m", "tests.parallel.rank", work, str(folder), RANK=str(rank), **meeting)
+        begun(1, "-m", "tests.parallel.rank", work, str(folder), RANK=str(rank), **meeting)
         for rank in range(world)
     ]
 

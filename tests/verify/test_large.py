@@ -1,7 +1,6 @@
 """Many tensors: what is done grows in proportion to them, whoever shares it finds the same."""
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,8 +21,8 @@ from qload.verify import Report, inspect, judge, verify
 from qload.verify.rules import RULES, siblings
 from qload.verify.subject import Subject
 from qload.weights import Weights
+from tests import torchrun
 from tests.bench import folders
-from tests.paths import ROOT
 from tests.verify.checkpoints import GPTQ, gptq, model
 
 # From n to 2n to 4n, what is linear grows by n and 2n; what is quadratic by 3 and 12 times n * n.
@@ -221,13 +220,8 @@ def test_what_a_thread_raises_the_caller_sees(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.slow
 def test_processes_under_torchrun_print_one_report(tmp_path: Path) -> None:
     folder = damaged(tmp_path)
-    alone = [sys.executable, "-m", "qload", "verify", str(folder), "--json"]
-    together = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *alone[1:]]
 
-    one, two = (
-        subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-        for command in (alone, together)
-    )
+    one, two = (torchrun.ended(count, "-m", "qload", "verify", str(folder), "--json") for count in (1, 2))
 
     assert json.loads(two.stdout) == json.loads(one.stdout)
     assert (one.returncode, two.returncode) == (1, 1)

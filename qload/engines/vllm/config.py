@@ -134,6 +134,7 @@ class QloadQuantizationConfig(QuantizationConfig):
         return QloadEmbeddingMethod(typed, self.names)
 
     def _of_experts(self, layer: Any, prefix: str) -> QuantizeMethodBase | None:
+        from qload.engines.vllm.expert_filling import check_ranks
         from qload.engines.vllm.experts import QloadExpertsMethod
 
         loader = self.methods.loader
@@ -142,6 +143,7 @@ class QloadQuantizationConfig(QuantizationConfig):
             one = self.names.stored(".".join(stored.split(".")[: prefix.count(".") + 3]))
         if loader.left_out(one) is not None:
             return None
+        check_ranks(prefix, layer.moe_config)
         formats = self._formats(one)
         target, activations = self.methods.target, self.methods.activations
         return QloadExpertsMethod(

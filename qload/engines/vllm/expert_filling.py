@@ -35,6 +35,29 @@ def facts_of(layer: Any) -> ExpertFacts:
     return ExpertFacts(ACTIVATIONS[said], "input" if layer.apply_router_weight_on_input else "output")
 
 
+def check_ranks(name: str, moe: Any) -> None:
+    """ArgumentError for a way to run the experts `name` that was not tried, by vLLM's own name for it.
+
+    `moe`: vLLM's `FusedMoEConfig`. What runs is tensor parallel, and whole experts on its ranks.
+    """
+    parallel = moe.moe_parallel_config
+    sizes = {
+        "data_parallel_size": parallel.dp_size,
+        "prefill_context_parallel_size": parallel.pcp_size,
+        "sequence parallel ranks": parallel.sp_size,
+    }
+    for what, size in sizes.items():
+        if size > 1:
+            raise ArgumentError(f"{name}: {what}", "1, as experts have no other way here", str(size))
+    if parallel.use_ep and parallel.all2all_backend == "passthrough":
+        expected = "a backend that leaves tokens where they are"
+        raise ArgumentError(f"{name}: all2all_backend", expected, parallel.all2all_backend)
+    unlike = {"enable_eplb": parallel.enable_eplb, "enable_lora": moe.is_lora_enabled}
+    for what, asked in unlike.items():
+        if asked:
+            raise ArgumentError(f"{name}: {what}", "False: experts stay as they were loaded", str(asked))
+
+
 def watch_experts(
     layer: Any, arrivals: ExpertArrivals, names: CheckpointNames, done: Callable[[], None]
 ) -> None:

@@ -4,8 +4,6 @@ Only `nox -s transformers` collects this file.
 """
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests import torchrun
 from tests.engines.transformers.models import RANGE, Stored, greedy, logits, stored
 from tests.models.recorded import off
 from tests.models.with_transformers.stored import FORMATS
-from tests.paths import ROOT
 
 # transformers' own plan for gpt-oss fails where the head is tied.
 SHARED: dict[tuple[str, str], dict[str, Any]] = {
@@ -29,7 +27,6 @@ SHARED: dict[tuple[str, str], dict[str, Any]] = {
     ("deepseek_v3", "fp8 block"): {},
     ("gpt_oss", "w4a16"): {"tie_word_embeddings": False},
 }
-SECONDS = 300
 AT_ONCE = 5  # how long after the start of the group a refusal may take
 
 
@@ -42,20 +39,36 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+def refused(path: Path, ranks: int) -> str:
+    """The words with which every rank refuses a model, soon, before it reads a weight."""
+    said = [json.loads((path / f"{ranks}-{rank}.json").read_text()) for rank in range(ranks)]
+    assert max(each["seconds"] for each in said) < AT_ONCE
+    assert not any(each["read"] for each in said)
+    (words,) = {each["error"] for each in said}
+    return str(words)
+
+
+def test_a_world_that_cannot_cut_a_model_ends_with_the_sentence_of_all_ranks(tmp_path: Path) -> None:
+    stored("llama", "awq", tmp_path / "uneven", intermediate_size=48)  # groups of 16, and shares of 24
+
+    run = torchrun.ended(2, "-m", "tests.engines.transformers.ranks", str(tmp_path), "--stop")
+
+    words = refused(tmp_path / "uneven", 2)
+    assert run.returncode
+    assert words.startswith("model.layers.0.mlp.down_proj")
+    assert run.stderr.count(f"CutError: {words.splitlines()[0]}") == 2
+    assert not list(tmp_path.rglob("2-*.safetensors"))
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_have_the_logits_of_one_and_all_the_same_bits(ranks: int, folder: Path) -> None:
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    command = [sys.executable, *launch, "-m", "tests.engines.transformers.ranks", str(folder)]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=False)
+    run = torchrun.ended(ranks, "-m", "tests.engines.transformers.ranks", str(folder))
     assert run.returncode == 0, run.stderr[-4000:]
 
     for kind, name in SHARED:
         path = folder / f"{kind} {name}"
         if ranks == FORMATS[name].refused:
-            said = [json.loads((path / f"{ranks}-{rank}.json").read_text()) for rank in range(ranks)]
-            assert len({each["error"] for each in said}) == 1
-            assert f"for {ranks} ranks" in said[0]["error"]
-            assert max(each["seconds"] for each in said) < AT_ONCE
+            assert f"for {ranks} ranks" in refused(path, ranks)
             continue
         plain = Stored(path / "stored", path / "means").plain()
         first, *others = (load_file(path / f"{ranks}-{rank}.safetensors") for rank in range(ranks))

@@ -12,7 +12,14 @@ from torch import Tensor, nn
 
 from qload import MemoryStorage, Weights, loader_from_config
 from qload.engines.vllm.expert_arrivals import ExpertArrivals
-from qload.engines.vllm.expert_filling import facts_of, finish_experts, routed, unwatch_experts, watch_experts
+from qload.engines.vllm.expert_filling import (
+    check_ranks,
+    facts_of,
+    finish_experts,
+    routed,
+    unwatch_experts,
+    watch_experts,
+)
 from qload.engines.vllm.names import CheckpointNames
 from qload.errors import ArgumentError, CutError, MismatchError, UnsupportedFormatError
 from qload.experts import ExpertFacts, GatedActivation
@@ -217,6 +224,39 @@ def test_a_cut_inside_of_a_word_is_refused_before_a_tensor_comes() -> None:
 def test_what_stands_between_and_is_not_known_is_refused(said: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError, match=r"mlp\.experts: activation"):
         Layer([0], **said)
+
+
+def parallel(**said: Any) -> SimpleNamespace:
+    """vLLM's config of experts on two ranks."""
+    sizes = {"tp_size": 2, "dp_size": 1, "pcp_size": 1, "sp_size": 1, "ep_size": 1, "use_ep": False}
+    known = {**sizes, "enable_eplb": False, "all2all_backend": "allgather_reducescatter", **said}
+    lora = bool(known.pop("is_lora_enabled", False))
+    return SimpleNamespace(moe_parallel_config=SimpleNamespace(**known), is_lora_enabled=lora)
+
+
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        ({"dp_size": 2, "use_ep": True}, "data_parallel_size"),
+        ({"pcp_size": 2}, "prefill_context_parallel_size"),
+        ({"sp_size": 2, "use_ep": True}, "sequence parallel ranks"),
+        ({"use_ep": True, "all2all_backend": "passthrough"}, "all2all_backend"),
+        ({"use_ep": True, "enable_eplb": True}, "enable_eplb"),
+        ({"is_lora_enabled": True}, "enable_lora"),
+    ],
+)
+def test_a_way_to_run_experts_that_was_not_tried_is_refused_by_its_name(
+    said: dict[str, Any], name: str
+) -> None:
+    with pytest.raises(ArgumentError, match=rf"^mlp\.experts: {name}\n"):
+        check_ranks("mlp.experts", parallel(**said))
+
+
+@pytest.mark.parametrize(
+    "said", [{}, {"use_ep": True, "tp_size": 1, "ep_size": 2}, {"all2all_backend": "passthrough"}], ids=str
+)
+def test_shares_and_whole_experts_run(said: dict[str, Any]) -> None:
+    check_ranks("mlp.experts", parallel(**said))
 
 
 def test_the_routing_weight_may_go_on_the_input() -> None:

@@ -1,16 +1,13 @@
 """qload run as processes of torchrun: what one writes, and a refusal that is told once."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from safetensors.torch import save_file
 
+from tests import torchrun
 from tests.models import drawn
-from tests.paths import ROOT
 
 CONFIG = drawn.config("llama", eos_token_id=None, torch_dtype="float32")
 ASKED = ("--prompt-ids", "3,1,4,1,5", "--tokens", "8")
@@ -25,12 +22,7 @@ def folder(tmp_path: Path) -> Path:
 
 def launched(folder: Path, processes: int) -> tuple[int, str, str]:
     """What so many processes print, of one torchrun or without it."""
-    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes)] if processes > 1 else []
-    done = subprocess.run(
-        [sys.executable, *torchrun, "-m", "qload", "run", str(folder), *ASKED],
-        capture_output=True, check=False, text=True, cwd=ROOT, timeout=300,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    done = torchrun.ended(processes, "-m", "qload", "run", str(folder), *ASKED)
     return done.returncode, done.stdout, done.stderr
 
 

@@ -3,8 +3,6 @@
 Only `nox -s models` collects this file.
 """
 
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from qload.kernels.activations import quantize
 from qload.kernels.declared import Maximum
 from qload.parallel import Collectives, FakeWorld
 from qload.spec import Weight
+from tests import torchrun
 from tests.models import drawn
 from tests.models.recorded import logits, off
 from tests.models.with_transformers import theirs
@@ -35,7 +34,6 @@ NAMED = ("llama", "qwen2", "mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3")
 PROCESSES = [  # two formats of each type, each format of two types
     (kind, name) for i, kind in enumerate(NAMED) for j, name in enumerate(FORMATS) if (i + j) % 3 == 0
 ]
-SECONDS = 300
 FIRST = ("q_proj", "o_proj", "gate_proj", "down_proj")  # of the layers of one input
 
 
@@ -80,9 +78,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_real_processes_have_them_too_and_every_one_the_same(ranks: int, folder: Path) -> None:
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    command = [sys.executable, *launch, "-m", "tests.models.with_transformers.ranks", str(folder)]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=False)
+    run = torchrun.ended(ranks, "-m", "tests.models.with_transformers.ranks", str(folder))
     assert run.returncode == 0, run.stderr[-4000:]
 
     for kind, name in PROCESSES:
