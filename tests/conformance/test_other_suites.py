@@ -209,6 +209,13 @@ class UpFirst(Experts):
         return y.to(x.dtype)
 
 
+class LosesAnOutput(Experts):
+    def gemm(self, x: Tensor, ids: Tensor, weights: Tensor, buffers: Any) -> Tensor:
+        y = super().gemm(x, ids, weights, buffers)
+        y[:, -1] = 0
+        return y
+
+
 class MixesTokens(Experts):
     def gemm(self, x: Tensor, ids: Tensor, weights: Tensor, buffers: Any) -> Tensor:
         return super().gemm(x + 0 * x.sum(), ids, weights, buffers)
@@ -236,6 +243,11 @@ def test_a_sound_kernel_of_experts_passes(format: str, check: str) -> None:
         (Unweighted, "stays_within_the_bound", "the routing weights are left out: explains 100"),
         (OneExpert, "stays_within_the_bound", "only the first expert of each token counts"),
         (UpFirst, "stays_within_the_bound", "gate and up are swapped: explains"),
+        (
+            LosesAnOutput,
+            "each_expert_alone",
+            "cause     no known one",
+        ),  # weights of one may as well be left out
         (MixesTokens, "rows_do_not_mix", "M = 2: NaN in token 1 reaches token 0"),
         (SortsIds, "keeps_to_its_buffers", "the kernel wrote into ids: "),
     ],
