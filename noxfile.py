@@ -190,7 +190,7 @@ def vllm(session: nox.Session) -> None:
     install(session, "test", "transformers", "vllm")
     session.run("python", "-m", "tests.engines.vllm.wheel", str(wheel))
     files = (f"tests/engines/vllm/{name}.py" for name in ("models", "ends", "parts", "generate"))
-    session.run("pytest", *files, *session.posargs)
+    session.run("pytest", *files, "tests/outsiders/vllm_repacks.py", *session.posargs)
 
 
 @nox.session(default=False)

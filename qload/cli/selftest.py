@@ -4,6 +4,8 @@ import importlib
 import json
 import os
 import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import click
@@ -14,6 +16,7 @@ EPILOG = """\b
 Examples:
   qload selftest mykernel.adapter:MyKernel
   qload selftest --tests "pytest tests/kernels" --pack mykernel:pack --format gptq
+  qload selftest --suites
 
 Exit codes: 0 every fault is caught, 1 some are let through, 2 the command is wrong."""
 
@@ -30,6 +33,7 @@ Exit codes: 0 every fault is caught, 1 some are let through, 2 the command is wr
 @click.option(
     "--format", "format_name", metavar="FORMAT", help="With --pack: of which format its tensors are."
 )
+@click.option("--suites", is_flag=True, help="The suites of qload.conformance, each with a sound subject.")
 @as_json
 @verbose
 def selftest(
@@ -38,6 +42,7 @@ def selftest(
     pack: str | None,
     gemm: str | None,
     format_name: str | None,
+    suites: bool,
     as_json: bool | None,
 ) -> None:
     """Plant known faults in a kernel, and print which checks notice.
@@ -45,10 +50,15 @@ def selftest(
     MODULE:CLASS has the attribute `format` and the methods `pack(weight)` and `gemm(x, buffers)`. Code that
     is named here is imported and run.
     """
-    if (adapter is None) == (tests is None):
-        raise click.UsageError("name MODULE:CLASS, or your tests with --tests")
+    if (adapter is not None) + (tests is not None) + suites != 1:
+        raise click.UsageError("name MODULE:CLASS, or your tests with --tests, or ask for --suites")
     sys.path.insert(0, os.getcwd())
-    rows = _adopted(tests, pack, gemm, format_name) if tests is not None else _of_adapter(str(adapter))
+    if suites:
+        rows = _of_suites()
+    elif tests is not None:
+        rows = _adopted(tests, pack, gemm, format_name)
+    else:
+        rows = _of_adapter(str(adapter))
     through = [row["fault"] for row in rows if row["end"] == "let through"]
     if as_json or (as_json is None and not sys.stdout.isatty()):
         click.echo(json.dumps({"schema": 1, "faults": rows, "let_through": through}, indent=2))
@@ -76,6 +86,23 @@ def _of_adapter(place: str) -> list[dict[str, Any]]:
         }
         for row in kill_matrix(adapter_of(found))
     ]
+
+
+def _of_suites() -> list[dict[str, Any]]:
+    from qload.conformance.planted import NAMES, planted_in_suites
+
+    with tempfile.TemporaryDirectory(prefix="qload-selftest-") as folder:
+        return [
+            {
+                "subject": row.case,
+                "fault": row.fault,
+                "words": row.words,
+                "end": "let through" if row.let_through else "caught",
+                **{name: str(row.suites.get(name, "")) for name in NAMES},
+                **{name: "caught" if seen else "let through" for name, seen in row.tolerances.items()},
+            }
+            for row in planted_in_suites(Path(folder))
+        ]
 
 
 def _adopted(tests: str, pack: str | None, gemm: str | None, format_name: str | None) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from qload.conformance.case import ConformanceCase
 from qload.conformance.prefixed import prefixed
+from qload.diagnosis.fit import ENOUGH
 from qload.experts import ExpertFacts, ExpertsWeight, GatedActivation
 from qload.kernels import gated_bounds
 from qload.kernels.bounds import Bounded, excess
@@ -103,20 +104,23 @@ class ExpertsTrial:
             m, k = wrong[0].tolist()
             raise AssertionError(
                 f"y[{m}, {k}] is {off[m, k]:g} times as far off as rounding can cost; {wrong.shape[0]} of "
-                f"{off.numel()} are\n  cause     {self._cause(y, x, ids, weights, want)}"
+                f"{off.numel()} are\n  cause     {self._cause(y, x, ids, weights, want, ~(off <= 1))}"
             )
         return float(off.max())
 
     def _exact(self, x: Tensor, ids: Tensor, weights: Tensor) -> Bounded:
         between = self.suite.between and getattr(torch, self.suite.between)
-        return gated_bounds.of_experts(x, ids, weights, self.experts, "unquantized", between=between)
+        return gated_bounds.of_experts(
+            x, ids, weights, self.experts, "unquantized", between=between, dequantized=self.dtype
+        )
 
-    def _cause(self, y: Tensor, x: Tensor, ids: Tensor, weights: Tensor, want: Bounded) -> str:
-        """The known mistake that gives these numbers to within the bound of the right ones."""
+    def _cause(self, y: Tensor, x: Tensor, ids: Tensor, weights: Tensor, want: Bounded, wrong: Tensor) -> str:
+        """The known mistake that gives all numbers, and the `wrong` ones, to within the bound."""
         for words, made in self._mistakes(x, ids, weights):
-            close = ((y.double() - made()).abs() <= want.rounded_to(y.dtype).error).double().mean()
-            if float(close) >= 0.9:
-                return f"{words}: explains {100 * float(close):.1f} %"
+            close = ((y.double() - made()).abs() <= want.rounded_to(y.dtype).error).double()
+            share = min(float(close.mean()), float(close[wrong].mean()))
+            if share >= ENOUGH:
+                return f"{words}: explains {100 * share:.1f} %"
         return "no known one"
 
     def _mistakes(

@@ -77,12 +77,13 @@ def of_experts(
     activations: Activations = "declared",
     *,
     between: torch.dtype | None = None,
+    dequantized: torch.dtype | None = None,
 ) -> Bounded:
     """What `experts` make of x (T, H), and what their kernel may be off by before it rounds to x's type.
 
     `topk_ids`, `topk_weights`: (T, k); `experts`: an `ExpertsWeight` of whole experts, of which one is
     dequantized at a time. `between`: what goes between two products is rounded to that; None: to x's type on
-    a GPU.
+    a GPU. `dequantized`: what weights are rounded to; None: as what goes between.
     """
     value = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
     error, on_input = torch.zeros_like(value), experts.facts.side == "input"
@@ -93,7 +94,7 @@ def of_experts(
         rows = exact(x[tokens])
         if on_input:
             rows = (rows * own).rounded_to(narrow)
-        made = _of_expert(rows, experts, place, narrow, activations)
+        made = _of_expert(rows, experts, place, (narrow, dequantized or narrow), activations)
         made = made if on_input else made.rounded_to(narrow) * own
         total = Bounded(value[tokens], error[tokens]) + made
         value[tokens], error[tokens] = total.value, total.error
@@ -101,28 +102,38 @@ def of_experts(
 
 
 def _of_expert(
-    rows: Bounded, experts: Any, place: int, narrow: torch.dtype, activations: Activations
+    rows: Bounded,
+    experts: Any,
+    place: int,
+    dtypes: tuple[torch.dtype, torch.dtype],
+    activations: Activations,
 ) -> Bounded:
     matrices, act = experts.expert(place), experts.facts.activation
+    narrow = dtypes[0]
     up_bias, down_bias = (
         None if biases is None else biases[place] for biases in (experts.gate_up_bias, experts.down_bias)
     )
-    gate_up = _through(matrices.gate_up, up_bias, rows, narrow, activations).rounded_to(narrow)
+    gate_up = _through(matrices.gate_up, up_bias, rows, dtypes, activations).rounded_to(narrow)
     half = gate_up.value.shape[-1] // 2
     inner = between(gate_up[:half], gate_up[half:], act.kind, act.alpha, act.limit).rounded_to(narrow)
-    return _through(matrices.down, down_bias, inner, narrow, activations)
+    return _through(matrices.down, down_bias, inner, dtypes, activations)
 
 
 def _through(
-    weight: Weight, bias: Tensor | None, rows: Bounded, narrow: torch.dtype, activations: Activations
+    weight: Weight,
+    bias: Tensor | None,
+    rows: Bounded,
+    dtypes: tuple[torch.dtype, torch.dtype],
+    activations: Activations,
 ) -> Bounded:
-    """One matrix of an expert, and its bias."""
+    """One matrix of an expert, and its bias; `dtypes` of inputs, and of the matrix."""
+    narrow, held = dtypes
     factors, matrix = weight.input_factors, weight.dequantize()
     rows = rows if factors is None else rows * exact(factors)
     if not quantizes(weight, activations):
-        return product(rows.rounded_to(narrow), matrix, bias, narrow, steps=STEPS)
+        return product(rows.rounded_to(narrow), matrix, bias, held, steps=STEPS)
     made = [
-        product(taken.rounded_to(narrow), matrix[n], None if bias is None else bias[n], narrow, steps=STEPS)
+        product(taken.rounded_to(narrow), matrix[n], None if bias is None else bias[n], held, steps=STEPS)
         for taken, n in _as_declared(rows, weight)
     ]
     return Bounded(torch.cat([each.value for each in made], -1), torch.cat([each.error for each in made], -1))

@@ -90,7 +90,12 @@ class Careless(Loads):
         (Whole, "tp2", "shares_are_exact", "rank 0 of 2: .*the whole tensor"),
         (Casts, "k512n1024", "shares_are_exact", "scales: torch.float32, .*expected torch.float16"),
         (Forgets, "tp2", "several_files_are_one", "1 of .* are missing, the first .*down_proj.scales"),
-        (Careless, "k512n1024", "cut_short_is_refused", "was loaded: .* an error was due"),
+        (
+            Careless,
+            "k512n1024",
+            "cut_short_is_refused",
+            "without its last byte was loaded, and an error was due",
+        ),
         (Careless, "k512n1024", "scales_missing_is_refused", "without .*q_proj.scales was loaded"),
         (Careless, "k512n1024", "wrong_shape_is_refused", "without its first row was loaded"),
     ],
@@ -100,6 +105,32 @@ def test_a_wrong_loader_is_told_what_it_did(
 ) -> None:
     with pytest.raises(AssertionError, match=says):
         getattr(LoaderTrial(suite(), load_case(end), tmp_path), check)()
+
+
+class RaisesAlways(Loads):
+    def load(self, files: list[Path], rank: int, world: int) -> dict[str, Tensor]:
+        raise KeyError(files[0].parent.name)
+
+
+class RunsOut(Loads):
+    def load(self, files: list[Path], rank: int, world: int) -> dict[str, Tensor]:
+        if not files[0].parent.name.startswith("sound"):
+            raise MemoryError
+        return super().load(files, rank, world)
+
+
+@pytest.mark.parametrize("check", DAMAGES)
+def test_damage_is_not_refused_by_what_sound_files_raise_too(check: str, tmp_path: Path) -> None:
+    with pytest.raises(KeyError, match="sound-"):
+        getattr(LoaderTrial(RaisesAlways(), load_case("k512n1024"), tmp_path), check)()
+    with pytest.raises(MemoryError):
+        getattr(LoaderTrial(RunsOut(), load_case("k512n1024"), tmp_path), check)()
+
+
+def test_the_error_that_refuses_is_reported(tmp_path: Path) -> None:
+    said = LoaderTrial(Loads(), load_case("k512n1024"), tmp_path).cut_short_is_refused()
+
+    assert said["refused with"].startswith("StorageError: model.safetensors: truncated")
 
 
 def test_a_cut_through_a_group_has_to_be_refused(tmp_path: Path) -> None:
@@ -209,6 +240,13 @@ class UpFirst(Experts):
         return y.to(x.dtype)
 
 
+class LosesAnOutput(Experts):
+    def gemm(self, x: Tensor, ids: Tensor, weights: Tensor, buffers: Any) -> Tensor:
+        y = super().gemm(x, ids, weights, buffers)
+        y[:, -1] = 0
+        return y
+
+
 class MixesTokens(Experts):
     def gemm(self, x: Tensor, ids: Tensor, weights: Tensor, buffers: Any) -> Tensor:
         return super().gemm(x + 0 * x.sum(), ids, weights, buffers)
@@ -236,6 +274,11 @@ def test_a_sound_kernel_of_experts_passes(format: str, check: str) -> None:
         (Unweighted, "stays_within_the_bound", "the routing weights are left out: explains 100"),
         (OneExpert, "stays_within_the_bound", "only the first expert of each token counts"),
         (UpFirst, "stays_within_the_bound", "gate and up are swapped: explains"),
+        (
+            LosesAnOutput,
+            "each_expert_alone",
+            "cause     no known one",
+        ),  # weights of one may as well be left out
         (MixesTokens, "rows_do_not_mix", "M = 2: NaN in token 1 reaches token 0"),
         (SortsIds, "keeps_to_its_buffers", "the kernel wrote into ids: "),
     ],

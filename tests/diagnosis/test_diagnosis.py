@@ -9,8 +9,9 @@ from torch import Tensor
 
 from qload import GPTQConfig, GPTQWeight, Layer
 from qload.diagnosis import FAULT_CLASSES, diagnose
-from qload.diagnosis.case import Candidate, Case
+from qload.diagnosis.case import Candidate, Case, case_of
 from qload.diagnosis.closeness import closeness_of
+from qload.diagnosis.diagnosis import explained, of_case
 from qload.diagnosis.fit import SAMPLE, Fit, fitted, sample_of
 from qload.errors import ArgumentError
 
@@ -216,6 +217,31 @@ def test_a_fault_that_says_nothing_of_most_wrong_places_is_not_named() -> None:
     best = explaining(0.95)
     assert best is not None
     assert best.share == round(0.95 * SAMPLE) / SAMPLE
+
+
+def run_of_outputs(first: int, size: int) -> tuple[Tensor, Tensor]:
+    """Some outputs of the weight: as they are meant, and with the last four read with scales that are late."""
+    wrong = replace(WEIGHT, scales=WEIGHT.scales.roll(1, 0)).dequantize()
+    meant = MEANT[first : first + size]
+    return meant, torch.cat([meant[:-4], wrong[first + size - 4 : first + size]])
+
+
+@pytest.mark.parametrize(("first", "places"), [(0, "12 to 15"), (16, "28 to 31"), (48, "60 to 63")])
+def test_outputs_are_counted_from_the_first_of_the_layer(first: int, places: str) -> None:
+    said = explained(*run_of_outputs(first, 16), WEIGHT, first)
+
+    assert said is not None
+    assert said.startswith("scales of the group before: explains 100 % of ")
+    assert said.endswith(f"at outputs {places}")
+
+
+def test_bounds_lie_within_the_layer_and_not_within_the_run() -> None:
+    meant, got = run_of_outputs(32, 16)
+    case = replace(case_of(meant, got, None, None, None), first=32)
+
+    found = of_case(case, closeness_of(meant, got))
+
+    assert (found.n, found.k) == ((44, 48), (0, K))
 
 
 def test_one_wrong_number_is_of_no_class() -> None:

@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from qload.conformance import ConformanceCase, PackerSuite
+from qload.conformance import ConformanceCase, LinearKernelSuite, PackerSuite
 
+quantization = pytest.importorskip("compressed_tensors.quantization")
+base = pytest.importorskip("compressed_tensors.compressors.pack_quantized.base")
 helpers = pytest.importorskip("compressed_tensors.compressors.pack_quantized.helpers")
 
 
@@ -28,3 +30,27 @@ class TestPackToInt32(PackerSuite):
         shape = torch.Size((case.N, case.K))
         codes: Tensor = helpers.unpack_from_int32(tensors["weight_packed"], case.bits, shape)
         return codes.to(torch.int32) + 2 ** (case.bits - 1)
+
+
+class TestDecompress(LinearKernelSuite):
+    """What its compressor reads from the tensors of a layer, as a kernel that multiplies by it."""
+
+    format = "ct_pack"
+
+    def pack(self, weight: Any) -> Any:
+        config, stored = weight.config, {**weight.fields(), "weight_shape": torch.tensor(weight.shape)}
+        grouped = config.group_size != -1
+        args = quantization.QuantizationArgs(
+            num_bits=config.bits,
+            symmetric=config.symmetric,
+            strategy="group" if grouped else "channel",
+            group_size=config.group_size if grouped else None,
+        )
+        scheme = quantization.QuantizationScheme(targets=["Linear"], weights=args)
+        return base.PackedQuantizationCompressor.decompress(stored, scheme)["weight"]
+
+    def gemm(self, x: Tensor, buffers: Any) -> Tensor:
+        return (x.float() @ buffers.to(x.dtype).float().T).to(x.dtype)
+
+    def can_implement(self, case: ConformanceCase) -> tuple[bool, str]:
+        return not case.act_order, "compressed-tensors has no groups that lie anywhere any more"

@@ -67,8 +67,8 @@ FAULTS = (
     Fault(
         "any-damage-will-do",
         "qload/conformance/loader_trial.py",
-        "            found = self.suite.load(files, 0, 1)\n",
-        "            found = self.suite.load(files[:0], 0, 1)\n",
+        "        refusal = self._refusal(files, 0, 1)\n",
+        "        refusal = self._refusal(files[:0], 0, 1)\n",
     ),
     Fault(
         "columns-move-with-rows",
