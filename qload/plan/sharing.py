@@ -1,7 +1,7 @@
 """How ranks share each layer of a checkpoint: as the model that is loaded, or as its name is usually cut."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from qload.errors import ArgumentError, CutError, QloadError
@@ -44,10 +44,12 @@ class Sharing:
         return "experts" if self.expert else self.matrix.split or "whole"
 
     @property
-    def question(self) -> "Sharing":
+    def question(self) -> Hashable:
         """The same of any layer that is alike, but for the last part of its name."""
-        last = self.matrix.prefix.rpartition(".")[2]
-        return replace(self, matrix=replace(self.matrix, prefix=last))
+        matrix = self.matrix
+        last = matrix.prefix.rpartition(".")[2]
+        how = matrix.split, matrix.heads, matrix.blocks, matrix.short
+        return last, how, self.joined, self.expert, self.runs
 
     def group(self, place: int, ranks: int) -> Rank | None:
         """Those of `ranks` that share the layer, and which of them `place` is; None: it has nothing of it."""
