@@ -14,6 +14,7 @@ from qload.cli.endings import endings
 from qload.cli.explain import explain
 from qload.cli.formats import formats
 from qload.cli.inspect import inspect
+from qload.cli.layout import layout
 from qload.cli.make import make_checkpoint
 from qload.cli.options import verbose
 from qload.cli.plan import plan
@@ -95,6 +96,7 @@ def _print_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
         explain,
         run,
         formats,
+        layout,
         doctor,
         bench_load,
         make_checkpoint,
