@@ -2,7 +2,10 @@ from .architecture import Architecture as Architecture
 from .architecture import architecture_of as architecture_of
 from .conversion import Conversion as Conversion
 from .conversion import ConvertedLayer as ConvertedLayer
+from .conversion import ShardedCheckpoint as ShardedCheckpoint
+from .conversion import ShardedLayer as ShardedLayer
 from .conversion import convert as convert
+from .conversion import shard as shard
 from .detect import AWQWeightsLoader as AWQWeightsLoader
 from .detect import DefaultWeightsLoader as DefaultWeightsLoader
 from .detect import EETQWeightsLoader as EETQWeightsLoader

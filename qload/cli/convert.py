@@ -110,17 +110,6 @@ def convert(
 
 
 def _tables(found: "Conversion") -> "Iterator[RenderableType]":
-    from rich.text import Text
+    from qload.cli.written import tables
 
-    from qload.cli.tables import STYLE
-    from qload.cli.text import name, safe
-
-    for layer in found.layers:
-        if not layer.well:
-            yield Text(layer.outcome, "red").append(f"  {name(layer.name)}", "none")
-            yield Text(f"    {safe(layer.detail)}", "dim")
-    for note in found.notes:
-        yield Text(f"note  {safe(note)}")
-    line = Text(found.verdict, STYLE.get(found.verdict, "bold red"))
-    counts = [f"{count} {OUTCOMES[outcome]}" for outcome, count in sorted(found.counts.items())]
-    yield line.append(f"  {safe(found.unreadable or ', '.join(counts))}", "none")
+    return tables(found, OUTCOMES)

@@ -10,6 +10,7 @@ import click
 from qload.cli.hub import opened
 from qload.cli.options import CheckpointPath, as_json, numbers, verbose
 from qload.cli.output import answered, emit
+from qload.cli.pages import PageFile
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -53,6 +54,12 @@ DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
     metavar="M[,M...]",
     help="Numbers of rows that are multiplied at once.",
 )
+@click.option(
+    "--html",
+    type=PageFile(),
+    metavar="FILE",
+    help="Write it to FILE too, as a page with a table to sort and filter.",
+)
 @click.option("--all", "every", is_flag=True, help="A line for each layer, also where several are alike.")
 @as_json
 @verbose
@@ -64,6 +71,7 @@ def explain(
     tp: int,
     dtype: str,
     tokens: tuple[int, ...],
+    html: Path | None,
     every: bool,
     as_json: bool | None,
 ) -> None:
@@ -85,6 +93,10 @@ def explain(
             lambda: run(place, arch=arch, tp=tp, dtype=wanted, tokens=tokens),
             lambda why: Explanation(str(place), unreadable=why),
         )
+    if html is not None:
+        from qload.pictures import explanation_page
+
+        html.write_text(explanation_page(found), encoding="utf-8")
     ctx.exit(emit(found, as_json, partial(_tables, every=every)))
 
 

@@ -14,11 +14,13 @@ from qload.cli.endings import endings
 from qload.cli.explain import explain
 from qload.cli.formats import formats
 from qload.cli.inspect import inspect
+from qload.cli.layout import layout
 from qload.cli.make import make_checkpoint
 from qload.cli.options import verbose
 from qload.cli.plan import plan
 from qload.cli.run import run
 from qload.cli.selftest import selftest
+from qload.cli.shard import shard
 from qload.cli.vectors import vectors
 from qload.cli.verify import verify
 
@@ -30,6 +32,7 @@ Examples:
   qload verify ./models/* --sarif findings.sarif
   qload diff ./Llama-3-8B-GPTQ ./Llama-3-8B-AWQ
   qload convert ./Llama-3-8B-GPTQ --to awq -o ./Llama-3-8B-AWQ
+  qload shard ./Llama-3-8B-GPTQ --tp 4 -o ./Llama-3-8B-GPTQ-of-4
   qload plan ./Llama-3-8B-GPTQ --tp 2,4,8
   qload explain ./Llama-3-8B-GPTQ --arch sm90
   qload run ./Llama-3-8B-GPTQ --prompt-ids 128000,9906 --tokens 32
@@ -88,10 +91,12 @@ def _print_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
         verify,
         diff,
         convert,
+        shard,
         plan,
         explain,
         run,
         formats,
+        layout,
         doctor,
         bench_load,
         make_checkpoint,

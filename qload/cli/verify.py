@@ -19,6 +19,7 @@ from qload.cli.options import (
     world_sizes,
 )
 from qload.cli.output import emit
+from qload.cli.pages import PageFile
 from qload.cli.progress import named, progress_bar
 from qload.cli.ranks import ranks
 from qload.cli.run import token_ids
@@ -92,6 +93,12 @@ Exit codes: 0 nothing found, 1 findings or unreadable, 2 the command is wrong. O
     metavar="FILE",
     help="Write the findings to FILE too, as SARIF 2.1.0 for code scanning; -: to standard output, alone.",
 )
+@click.option(
+    "--html",
+    type=PageFile(),
+    metavar="FILE",
+    help="Write the report of the one PATH to FILE too, as a page with tables to sort and filter.",
+)
 @folders
 @as_json
 @verbose
@@ -106,6 +113,7 @@ def verify(
     prompt_ids: tuple[int, ...] | None,
     device: str | None,
     sarif: Path | None,
+    html: Path | None,
     folders: bool,
     as_json: bool | None,
 ) -> None:
@@ -130,6 +138,8 @@ def verify(
     prompt = Prompt(prompt_ids, device or "cpu") if logits else None
     places = tuple(folders_of(paths)) if folders else paths
     several = len(paths) > 1
+    if several and html is not None:
+        raise click.UsageError("--html is a page of one PATH")
     code, reports = 0, []
     with ranks() as group:
         first = group is None or group.rank() == 0
@@ -149,6 +159,10 @@ def verify(
                         progress=tell,
                         process_group=group,
                     )
+                if first and html is not None:
+                    from qload.pictures import report_page
+
+                    html.write_text(report_page(report), encoding="utf-8")
                 if first:
                     reports.append(replace(report, layers=()))
                     code = max(code, _told(report, as_json, sarif, several))

@@ -6,19 +6,25 @@ from importlib import metadata
 from typing import Any
 
 from qload.conversion.report import Conversion
+from qload.conversion.shard_report import ShardedCheckpoint
 
 SCHEMA = 1
 
 
-def certificate(found: Conversion, source: Mapping[str, str], written: Mapping[str, str]) -> dict[str, Any]:
+def certificate(
+    found: Conversion | ShardedCheckpoint,
+    asked: Mapping[str, Any],
+    source: Mapping[str, str],
+    written: Mapping[str, str],
+) -> dict[str, Any]:
     """As plain data, without a time or a place, so that one conversion has one certificate.
 
-    `source`, `written`: the hash of each file that was read, and that was written.
+    `asked`: what was asked for; `source`, `written`: the hash of each file that was read, or written.
     """
     return {
         "schema": SCHEMA,
         "qload": version(),
-        "to": found.to,
+        **asked,
         "source": dict(sorted(source.items())),
         "files": dict(sorted(written.items())),
         "counts": found.counts,

@@ -24,7 +24,7 @@ from qload.diff import LayerDiff, diff
 from qload.errors import ArgumentError, QloadError, checked
 from qload.experts import ExpertStacks
 from qload.loader import LayerDescription
-from qload.storage import Place, SafetensorsStorage, is_directory, snapshot
+from qload.storage import SafetensorsStorage, is_directory, snapshot
 from qload.verify.subject import Subject
 
 SHARD_SIZE = 5_000_000_000  # bytes
@@ -129,9 +129,7 @@ def _written(
     with folder.opened(), behind("qload-hash") as hashing:
         folder.check_space(sum(shard.nbytes for shard in shards) + sum(map(len, texts.values())))
         read = {
-            name: hashing.later(partial(hashed_file, place))
-            for name, place in _files(subject).items()
-            if isinstance(place, Path)
+            name: hashing.later(partial(hashed_file, place)) for name, place in source_files(subject).items()
         }
         write_shards(shards, folder, tell)
         for name, text in texts.items():
@@ -145,7 +143,7 @@ def _written(
             folder.discard()
             return replace(found, folder="")
         hashes = {name: file.result() for name, file in read.items()}
-        said = certificate(found, hashes, folder.done)
+        said = certificate(found, {"to": found.to}, hashes, folder.done)
         folder.write(CERTIFICATE, dumped(said))
         folder.finish()
         return found
@@ -174,9 +172,8 @@ def _outcome(asked: AskedTarget, plan: Planned, layer: LayerDiff) -> ConvertedLa
 def _job(asked: AskedTarget, shards: Sequence[OutputFile], texts: Mapping[str, bytes]) -> str:
     """What is being written, and from what, as a hash."""
     files = {
-        name: [found.st_size, found.st_mtime_ns]
-        for name, place in _files(asked.subject).items()
-        if isinstance(place, Path) and (found := place.stat())
+        name: [place.stat().st_size, place.stat().st_mtime_ns]
+        for name, place in source_files(asked.subject).items()
     }
     told = [version(), asked.to, asked.rounding, files, {name: text.hex() for name, text in texts.items()}]
     digest = sha256(json.dumps(told, sort_keys=True).encode())
@@ -185,12 +182,13 @@ def _job(asked: AskedTarget, shards: Sequence[OutputFile], texts: Mapping[str, b
     return digest.hexdigest()
 
 
-def _files(subject: Subject) -> Mapping[str, Place]:
+def source_files(subject: Subject) -> Mapping[str, Path]:
+    """The files of a checkpoint, by name."""
     assert subject.weights is not None
     storage = subject.weights.storage
     raw = storage.storage if isinstance(storage, ExpertStacks) else storage
     assert isinstance(raw, SafetensorsStorage)
-    return raw.files
+    return {name: place for name, place in raw.files.items() if isinstance(place, Path)}
 
 
 def _nothing(stage: str, done: int, total: int) -> None:

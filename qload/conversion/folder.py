@@ -16,7 +16,7 @@ BLOCK = 1 << 20  # bytes
 
 
 class UnfinishedFolder:
-    """Files under a name of their own beside the `target`, until `finish` gives them its name.
+    """Files, or folders of files, beside the `target`, until `finish` gives them its name.
 
     `job`: what is being written, by which another run knows its own; `done`: the files that are complete,
     with the hash of each.
@@ -47,7 +47,7 @@ class UnfinishedFolder:
 
     def check_space(self, nbytes: int) -> None:
         """ArgumentError where the disk has fewer bytes left than are still to be written."""
-        there = sum(file.stat().st_size for file in self.path.iterdir() if file.name in self.done)
+        there = sum((self.path / name).stat().st_size for name in self.done)
         free = shutil.disk_usage(self.path).free
         if nbytes - there > free:
             expected = f"a disk with {nbytes - there} bytes left"
@@ -64,8 +64,10 @@ class UnfinishedFolder:
         self._save()
 
     def part(self, name: str) -> Path:
-        """Where a file is written before it is complete."""
-        return self.path / f"{name}.part"
+        """Where a file is written before it is complete; its folder is made."""
+        path = self.path / f"{name}.part"
+        path.parent.mkdir(exist_ok=True)
+        return path
 
     def write(self, name: str, content: bytes) -> None:
         """A small file, completed at once."""
@@ -76,7 +78,8 @@ class UnfinishedFolder:
         """Give it its name: from one moment to the next all is there."""
         for own in (STATE, LOCK):
             (self.path / own).unlink()
-        _sync(self.path)
+        for folder in {(self.path / name).parent for name in self.done} | {self.path}:
+            _sync(folder)
         if self.target.exists():
             self.target.rmdir()  # it was empty, and is refused if it is not any more
         self.path.rename(self.target)
@@ -97,8 +100,9 @@ class UnfinishedFolder:
                 got = f"{self.path}, which was left by another one"
                 raise ArgumentError("folder", "one where nothing or the same conversion was begun", got)
             self.done = told["done"]
-        for file in self.path.iterdir():
-            if file.name not in self.done and file.name not in (STATE, LOCK):
+        for file in self.path.rglob("*"):
+            name = file.relative_to(self.path).as_posix()
+            if not file.is_dir() and name not in self.done and name not in (STATE, LOCK):
                 file.unlink()
         self._save()
 

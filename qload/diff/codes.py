@@ -9,6 +9,7 @@ bits. Where an operand differs the values still may not, and those are what is c
 from torch import Tensor
 
 from qload.devices import CodesInWords, LazyCodes
+from qload.diagnosis.meaning import meant
 from qload.layouts import Packing
 from qload.layouts.packed_codes import PackedCodes
 from qload.spec import Codes, Weight
@@ -29,6 +30,19 @@ def equal_codes(one: Weight, other: Weight) -> bool:
     """
     ours, theirs = one.codes(), other.codes()
     return _same_scales(ours, theirs) and _same_words(ours.codes, theirs.codes)
+
+
+def same_weight(one: Weight, other: Weight) -> bool:
+    """Whether two weights of one type are the same: in shape, config, inputs and the bytes of each tensor.
+
+    Configs that differ are of no account where the values do not.
+    """
+    ours, theirs = one.fields(), other.fields()
+    if type(one) is not type(other) or one.shape != other.shape or one.activations != other.activations:
+        return False
+    if ours.keys() != theirs.keys() or not all(_same(ours[name], theirs[name]) for name in ours):
+        return False
+    return bool(one.config == other.config) or _same(meant(one), meant(other))
 
 
 def _same_scales(ours: Codes, theirs: Codes) -> bool:

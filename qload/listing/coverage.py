@@ -69,10 +69,12 @@ def account(groups: Groups) -> Account:
         for name in groups.under(prefix)
     }
     infos = {name: storage.info(name) for name in groups.names}
-    first = ledger.report(storage)
-    known = {*first.exempted, *first.unread}
     plain = [
-        name for name in groups.names if name not in known | refused and _is_plain(groups, name, infos[name])
+        name
+        for name in groups.names
+        if name not in refused
+        and _is_plain(groups, name, infos[name])
+        and ledger.excuse(name, storage) is None  # asked last: most names are of quantized layers
     ]
     ledger.take(groups.specs)
     ledger.take(name for name in plain if name not in groups.specs)

@@ -1,7 +1,8 @@
 """Each layer among each number of ranks: asked once of layers that are alike, as a model has thousands."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from qload.errors import CutError, DivideError, QloadError
 from qload.loader import LayerDescription
@@ -12,7 +13,7 @@ from qload.plan.report import LayerShare, PlannedLayer
 from qload.plan.sharing import Sharing, bytes_held
 from qload.weights import Weights
 
-Question = tuple[int, Sharing]  # which layers, and how they are shared
+Question = tuple[int, Hashable]  # which layers, and how they are shared
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,11 @@ class _Known:
 
     prefix: str
     shares: dict[int, LayerShare]
+
+    @cached_property
+    def fits(self) -> bool:
+        """Whether no answer names a tensor."""
+        return all(share.error is None for share in self.shares.values())
 
 
 class Answers:
@@ -60,7 +66,7 @@ class Answers:
             self._kept.append(layer.cuts)
             shares = {ranks: self._asked(layer, how, ranks) for ranks in worlds}
             known = self._known[question] = _Known(layer.prefix, shares)
-        if known.prefix == layer.prefix:
+        if known.fits or known.prefix == layer.prefix:
             return known.shares
         return {ranks: _renamed(share, known.prefix, layer.prefix) for ranks, share in known.shares.items()}
 

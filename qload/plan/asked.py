@@ -1,6 +1,6 @@
 """One kind of layer at a time, repacked as a load for a chip does, but for its codes; and what reads that."""
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -46,7 +46,7 @@ class AskedKinds:
 
     def __init__(self, weights: Weights, question: Question) -> None:
         self.weights, self.question = weights, question
-        self._known: dict[tuple[int, Sharing], ExplainedLayer] = {}
+        self._known: dict[tuple[int, Hashable], ExplainedLayer] = {}
         self._kept: list[object] = []  # so that no two layers have one id
 
     def of(self, prefix: str, layer: LayerDescription | QloadError | None, how: Sharing) -> ExplainedLayer:

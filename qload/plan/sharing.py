@@ -1,7 +1,7 @@
 """How ranks share each layer of a checkpoint: as the model that is loaded, or as its name is usually cut."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from qload.errors import ArgumentError, CutError, QloadError
@@ -44,10 +44,24 @@ class Sharing:
         return "experts" if self.expert else self.matrix.split or "whole"
 
     @property
-    def question(self) -> "Sharing":
+    def question(self) -> Hashable:
         """The same of any layer that is alike, but for the last part of its name."""
-        last = self.matrix.prefix.rpartition(".")[2]
-        return replace(self, matrix=replace(self.matrix, prefix=last))
+        matrix = self.matrix
+        last = matrix.prefix.rpartition(".")[2]
+        how = matrix.split, matrix.heads, matrix.blocks, matrix.short
+        return last, how, self.joined, self.expert, self.runs
+
+    def group(self, place: int, ranks: int) -> Rank | None:
+        """Those of `ranks` that share the layer, and which of them `place` is; None: it has nothing of it."""
+        group = Rank(place, ranks)
+        if self.expert is None:
+            return group
+        expert, count = self.expert
+        groups = grid("both", group, self.runs)
+        local = local_experts(self.experts, count, groups.experts)
+        if not local.start <= expert < local.stop:
+            return None
+        return Rank(groups.tensor.rank(), groups.tensor.size())
 
 
 def sharings(groups: Groups, config: TextConfig | None, runs: int | None) -> dict[str, Sharing]:
@@ -102,15 +116,11 @@ def bytes_held(weights: Weights, layer: LayerDescription, how: Sharing, ranks: i
 
 def _shares(weights: Weights, layer: LayerDescription, how: Sharing, ranks: int) -> Iterator[Sequence[Share]]:
     for place in range(ranks):
-        group, here = Rank(place, ranks), True
-        if how.expert is not None:
-            expert, count = how.expert
-            groups = grid("both", group, how.runs)
-            local = local_experts(how.experts, count, groups.experts)
-            group, here = Rank(groups.tensor.rank(), groups.tensor.size()), local.start <= expert < local.stop
-        parts = how.matrix.parts(layer.N, group.size())
-        found = _cut(weights, layer, how, parts, group)
-        yield found if here else ()
+        group = how.group(place, ranks)
+        tensor = group or Rank(0, ranks // how.runs)
+        parts = how.matrix.parts(layer.N, tensor.size())
+        found = _cut(weights, layer, how, parts, tensor)
+        yield found if group else ()
 
 
 def _cut(

@@ -96,6 +96,10 @@ class Ledger:
             unread=unread,
         )
 
+    def excuse(self, key: str, storage: WeightStorage) -> str | None:
+        """Why a tensor may stay unused, or is not read by any format; None where there is no such reason."""
+        return self._reason(key, storage) or (FUSED if fused_experts(key, storage.info(key).shape) else None)
+
     def _reason(self, key: str, storage: WeightStorage) -> str | None:
         said = (reason for pattern, reason in self.exemptions if fnmatchcase(key, pattern))
         told = (reason for reason_of in self.reasons if (reason := reason_of(key)))

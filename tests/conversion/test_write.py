@@ -1,6 +1,7 @@
 """Layers that several threads write at once, within so much memory; and what goes on beside them."""
 
 import json
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,6 +73,18 @@ def test_large_layers_are_written_by_one_thread(tmp_path: Path) -> None:
 
     assert len(seen) == 8
     assert len({*seen}) == 1
+
+
+def test_what_one_call_does_not_write_the_next_one_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of more than 2 GiB."""
+    pwrite = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda file, content, place: pwrite(file, content[:5], place))
+    written([item("a", torch.arange(8).float())], tmp_path / "out")
+
+    with SafetensorsStorage(tmp_path / "out") as storage:
+        assert storage.read("a").tolist() == list(range(8))
 
 
 def test_what_goes_on_beside_is_raised_at_the_next_step() -> None:

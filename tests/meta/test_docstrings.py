@@ -28,6 +28,7 @@ FIRST: dict[str, tuple[str, ...]] = {
     "explain": ("explain(weights, arch=",),
     "diff": ("diff(one, other)",),
     "convert": ("convert(one, other, to=",),
+    "shard": ("shard(one, other, tp=",),
     "inspect": ("inspect(",),
     "layers": ("layers(",),
     "load_layers": ("load_layers(",),

@@ -47,7 +47,7 @@ RANKS = [
     {"diff"},
     {"conversion"},
     {"conformance"},
-    {"capabilities"},
+    {"capabilities", "pictures"},
     {"cli"},
 ]
 RANK = {name: place for place, names in enumerate(RANKS) for name in names}

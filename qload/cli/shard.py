@@ -1,0 +1,103 @@
+"""qload shard: what each rank would load of a checkpoint, as files."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from qload.cli.hub import opened
+from qload.cli.options import CheckpointPath, as_json, verbose
+from qload.cli.output import emit
+from qload.cli.progress import progress_bar
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from qload.conversion import ShardedCheckpoint
+    from qload.hub import HubId
+
+GIGABYTE = 1_000_000_000
+EPILOG = """\b
+Examples:
+  qload shard ./Llama-3-8B-GPTQ --tp 4 -o ./Llama-3-8B-GPTQ-of-4
+  qload shard ./Mixtral-8x7B-AWQ --tp 8 --ep 4 -o ./Mixtral-8x7B-AWQ-of-8
+  qload shard ./Llama-3-8B-GPTQ --tp 3 -o ./out --json | jq '.layers[] | select(.outcome == "refused")'
+
+The same command after an interruption goes on where it was.
+
+Exit codes: 0 it was written and is what ranks load, 1 a layer was refused or it cannot be read, and nothing
+was written, 2 the command is wrong, or the disk is full."""
+OUTCOMES = {
+    "bits": "as ranks load them, bit by bit",
+    "differs": "different, so that nothing is left of what was written",
+    "refused": "refused, so that nothing was written",
+}
+
+
+@click.command(epilog=EPILOG)
+@click.argument("path", type=CheckpointPath(), metavar="PATH")
+@click.option(
+    "--tp",
+    "--tensor-parallel-size",
+    "tp",
+    type=click.IntRange(min=1),
+    required=True,
+    metavar="N",
+    help="The number of ranks.",
+)
+@click.option(
+    "--ep",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Share whole experts out among N runs of ranks. Default: all ranks cut each expert.",
+)
+@click.option(
+    "-o",
+    "folder",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="DIR",
+    help="Where to; not there yet, or empty.",
+)
+@click.option(
+    "--shard-size",
+    type=click.FloatRange(min=0, min_open=True),
+    default=5,
+    show_default=True,
+    metavar="GB",
+    help="Of how many gigabytes a file is at most.",
+)
+@as_json
+@verbose
+@click.pass_context
+def shard(
+    ctx: click.Context,
+    path: "Path | HubId",
+    tp: int,
+    ep: int | None,
+    folder: Path,
+    shard_size: float,
+    as_json: bool | None,
+) -> None:
+    """Write what each of N ranks would load of the checkpoint at PATH.
+
+    Into a folder for each rank, in the format and under the names that it has: layers are cut as `qload plan`
+    says, and one that cannot be refuses all, with the reason, before a byte is written. Each folder is then
+    opened by itself, and each layer compared with what its rank loads of the whole, before DIR has its name;
+    qload-certificate.json there says so. Configs, tokenizers and the like are copied into each folder.
+    """
+    from qload import native
+    from qload.conversion import shard as run
+
+    native.check()
+    size = max(1, int(shard_size * GIGABYTE))
+    with opened(path, whole=True) as place, progress_bar() as progress:
+        found = run(place, folder, tp=tp, ep=ep, shard_size=size, progress=progress)
+    ctx.exit(emit(found, as_json, _tables))
+
+
+def _tables(found: "ShardedCheckpoint") -> "Iterator[RenderableType]":
+    from qload.cli.written import tables
+
+    return tables(found, OUTCOMES)

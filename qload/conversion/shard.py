@@ -1,0 +1,214 @@
+"""`shard`: what each rank of a group would load of a checkpoint, as files, proven to be that."""
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from hashlib import sha256
+from os import PathLike
+from os import path as paths
+from pathlib import Path
+
+from qload.conversion.behind import behind
+from qload.conversion.beside import CERTIFICATE, copied_files, dumped
+from qload.conversion.certificate import certificate, version
+from qload.conversion.convert import SHARD_SIZE, source_files
+from qload.conversion.folder import UnfinishedFolder, check_target, hashed_file
+from qload.conversion.rank_share import RankShare
+from qload.conversion.shard_plan import PlannedShares, planned_shares
+from qload.conversion.shard_report import ShardedCheckpoint, ShardedLayer
+from qload.conversion.shards import INDEX, OutputFile, index_of, shards_of
+from qload.conversion.write import Progress, write_shards
+from qload.detect.files import CONFIGS
+from qload.diff.codes import same_weight
+from qload.errors import ArgumentError, QloadError, checked
+from qload.loader import LayerDescription, Part
+from qload.storage import is_directory, snapshot
+from qload.verify.crew import Crew
+from qload.verify.subject import Subject
+
+
+@checked
+def shard(
+    path: str | PathLike[str],
+    folder: str | PathLike[str],
+    *,
+    tp: int,
+    ep: int | None = None,
+    shard_size: int = SHARD_SIZE,
+    progress: Progress | None = None,
+) -> ShardedCheckpoint:
+    """Write what each of `tp` ranks would load into a folder of its own, under the names that it has.
+
+    Layers are cut as `plan` says, and one that cannot be refuses all in its words, before a byte is written.
+    Each folder is then opened by itself, and each layer in it compared with what its rank loads of the whole.
+    Only then has the folder its name; a run that was interrupted goes on where it was, file by file.
+
+    Parameters
+    ----------
+    path
+        Safetensors files, a directory, or a sharded index.
+    folder
+        Which is made, with `rank-0`, `rank-1` and so on in it; ArgumentError where it has anything in it, or
+        the disk too little space.
+    tp
+        The number of ranks.
+    ep
+        Into how many runs of ranks the experts of a layer are shared out, whole ones; the ranks of a run cut
+        them. None: all ranks cut all experts.
+    shard_size
+        Of how many bytes a file is at most, but for one of a larger layer.
+    progress
+        Told a stage, the bytes of it that are done, and all.
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> from qload import open_checkpoint, shard
+    >>> from qload.testing import make_checkpoint
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> one, other = os.path.join(folder.name, "gptq"), os.path.join(folder.name, "ranks")
+    >>> stored = make_checkpoint("gptq", one)
+    >>> found = shard(one, other, tp=2)
+    >>> found.verdict, set(found.counts), sorted(os.listdir(other))
+    ('ok', {'bits'}, ['qload-certificate.json', 'rank-0', 'rank-1'])
+    >>> name = "model.layers.0.mlp.up_proj"
+    >>> with open_checkpoint(one) as whole, open_checkpoint(os.path.join(other, "rank-1")) as mine:
+    ...     whole.get_weights(name).shape, mine.get_weights(name).shape
+    ((256, 128), (128, 128))
+    >>> folder.cleanup()
+    """
+    if tp < 1 or (ep is not None and ep < 1):
+        raise ArgumentError("tp", "a number of ranks, at least 1", f"tp={tp}, ep={ep}")
+    if shard_size < 1:
+        raise ArgumentError("shard_size", "bytes, at least 1", str(shard_size))
+    target, tell = Path(paths.abspath(folder)), progress or _nothing
+    check_target(target)
+    with closing(Subject.open(path)) as subject:
+        asked = ShardedCheckpoint(subject.path, tp=tp, ep=ep)
+        if subject.weights is None or subject.errors:
+            first = subject.errors[0].message if subject.errors else "it cannot be read"
+            return replace(asked, unreadable=first)
+        try:
+            plan = planned_shares(subject, tp, ep, lambda done, total: tell("asking layers", done, total))
+            if plan.refused:
+                return replace(asked, layers=_refused(subject, plan))
+            return _written(asked, subject, plan, target, shard_size, tell)
+        except ArgumentError:
+            raise
+        except QloadError as error:  # a file that fails or is replaced meanwhile
+            return replace(asked, unreadable=str(error))
+
+
+def _refused(subject: Subject, plan: PlannedShares) -> list[ShardedLayer]:
+    return [
+        ShardedLayer(prefix, _format(subject, prefix), plan.how[prefix].cut, "refused", reason)
+        for prefix, reason in sorted(plan.refused.items())
+    ]
+
+
+def _format(subject: Subject, prefix: str) -> str | None:
+    layer = subject.layers.get(prefix)
+    return layer.format.weight_type.format if isinstance(layer, LayerDescription) else None
+
+
+def _written(
+    asked: ShardedCheckpoint, subject: Subject, plan: PlannedShares, target: Path, size: int, tell: Progress
+) -> ShardedCheckpoint:
+    """The files, the proof, the certificate, and last the folder's name."""
+    ranks = [shards_of(items, size) for items in plan.items]
+    files = [
+        OutputFile(f"rank-{rank}/{file.name}", file.items) for rank, mine in enumerate(ranks) for file in mine
+    ]
+    texts = dict(_beside(subject, ranks))
+    folder = UnfinishedFolder(target, _job(asked, subject, files))
+    with folder.opened(), behind("qload-hash") as hashing:
+        folder.check_space(sum(file.nbytes for file in files) + sum(map(len, texts.values())))
+        sources = source_files(subject)
+        hashes = {name: hashing.later(partial(hashed_file, place)) for name, place in sources.items()}
+        write_shards(files, folder, tell)
+        for name, text in texts.items():
+            folder.write(name, text)
+        layers = _proven(subject, plan, folder.path, tell)
+        found = replace(asked, folder=str(target), layers=layers, notes=plan.notes)
+        if found.verdict != "ok":
+            folder.discard()
+            return replace(found, folder="")
+        said = {"tp": asked.tp, "ep": asked.ep}
+        read = {name: file.result() for name, file in hashes.items()}
+        folder.write(CERTIFICATE, dumped(certificate(found, said, read, folder.done)))
+        folder.finish()
+        return found
+
+
+def _beside(subject: Subject, ranks: Sequence[Sequence[OutputFile]]) -> Mapping[str, bytes]:
+    """The index and what else stands beside the tensors, for each rank: configs as they are, tokenizers."""
+    source = Path(snapshot(subject.place))
+    source = source if is_directory(source) else source.parent
+    same = {file.name: file.read_bytes() for file in copied_files(source)}
+    same |= {name: (source / name).read_bytes() for name in CONFIGS if (source / name).is_file()}
+    found: dict[str, bytes] = {}
+    for rank, files in enumerate(ranks):
+        index = index_of(files)
+        own = same if index is None else {**same, INDEX: dumped(index)}
+        found |= {f"rank-{rank}/{name}": content for name, content in own.items()}
+    return found
+
+
+def _proven(subject: Subject, plan: PlannedShares, folder: Path, tell: Progress) -> list[ShardedLayer]:
+    """Each layer of each folder beside what its rank loads."""
+    wrong: dict[str, str] = {}
+    for rank, shares in enumerate(plan.shares):
+        wrong |= _differing(folder / f"rank-{rank}", rank, shares, tell)
+    return [
+        ShardedLayer(
+            prefix,
+            _format(subject, prefix),
+            how.cut,
+            "differs" if prefix in wrong else "bits",
+            wrong.get(prefix, ""),
+        )
+        for prefix, how in sorted(plan.how.items())
+    ]
+
+
+def _differing(folder: Path, rank: int, shares: Mapping[str, RankShare], tell: Progress) -> dict[str, str]:
+    """What a rank's folder says otherwise, or does not say."""
+    with closing(Subject.open(folder)) as made:
+        if made.weights is None or made.errors:
+            first = made.errors[0].message if made.errors else "it cannot be read"
+            return dict.fromkeys(shares, f"rank {rank}: {first}")
+        each = list(shares)
+
+        def compared(at: int) -> str | None:
+            prefix = each[at]
+            weights = made.weights
+            assert weights is not None
+            try:
+                there = made.loader.load(weights, [Part(prefix)], None)
+            except QloadError as error:
+                return str(error)
+            return None if same_weight(shares[prefix].load(), there) else "it is another weight"
+
+        sizes = [shares[prefix].layer.N * shares[prefix].layer.K for prefix in each]
+        told = Crew.of(None).share_out(
+            compared, sizes, lambda done, total: tell(f"comparing rank {rank}", done, total), 2
+        )
+        return {prefix: f"rank {rank}: {why}" for prefix, why in zip(each, told, strict=True) if why}
+
+
+def _job(asked: ShardedCheckpoint, subject: Subject, files: Sequence[OutputFile]) -> str:
+    """What is being written, and from what, as a hash."""
+    sources = {
+        name: [place.stat().st_size, place.stat().st_mtime_ns]
+        for name, place in source_files(subject).items()
+    }
+    digest = sha256(json.dumps([version(), "shard", asked.tp, asked.ep, sources], sort_keys=True).encode())
+    for file in files:
+        digest.update(file.name.encode() + file.header)
+    return digest.hexdigest()
+
+
+def _nothing(stage: str, done: int, total: int) -> None:
+    """Nobody asked for progress."""

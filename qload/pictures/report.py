@@ -1,0 +1,101 @@
+"""What `verify` found, as a page: the verdict, which bytes are explained, findings and layers."""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import resources
+
+from qload.pictures.page import Page, Table
+from qload.verify import Report
+from qload.verify.report import Finding
+
+FINDINGS = ("rule", "severity", "tensor", "file", "message", "remedy")
+LAYERS = (
+    "layer", "format", "bits", "group size", "symmetric", "act order", "N", "K", "dtype", "scales", "bytes",
+    "findings",
+)  # fmt: skip
+COUNTED = ("bits", "group size", "N", "K", "bytes", "findings")
+
+
+def report_page(report: Report) -> str:
+    """One page of HTML that needs nothing beside it; each finding is linked to what its rule says there."""
+    found = {finding.rule for finding in report.findings}
+    facts = {
+        "checkpoint": report.path,
+        "findings": str(len(report.findings)),
+        "layers": str(len(report.layers)),
+    }
+    facts |= {str(name): str(value) for name, value in report.claims.items()}
+    return Page(
+        title="qload verify",
+        verdict=report.verdict,
+        facts=facts,
+        tables=[
+            Table("Findings", FINDINGS, [_finding(each) for each in report.findings], links="rule"),
+            Table("Layers", LAYERS, _layers(report), numbers=COUNTED),
+        ],
+        notes=report.notes,
+        shares=_shares(report),
+        explanations={rule: text for rule, text in _rules().items() if rule in found},
+    ).html()
+
+
+def _finding(found: Finding) -> list[str | int | None]:
+    return [found.rule, found.severity, found.tensor, found.file, found.message, found.remedy or None]
+
+
+def _layers(report: Report) -> list[Sequence[str | int | None]]:
+    """A row for each layer; findings count where they name a tensor of it."""
+    counts: dict[str, int] = {}
+    known = {layer.prefix for layer in report.layers}
+    for finding in report.findings:
+        prefix = finding.tensor or ""
+        while prefix and prefix not in known:
+            prefix = prefix.rpartition(".")[0]
+        counts[prefix] = counts.get(prefix, 0) + 1
+    return [
+        [
+            layer.prefix,
+            layer.format,
+            layer.bits,
+            layer.group_size,
+            _word(layer.sym),
+            _word(layer.act_order),
+            layer.shape[0] if layer.shape else None,
+            layer.shape[1] if len(layer.shape) > 1 else None,
+            layer.dtype,
+            layer.scale_dtype,
+            layer.bytes,
+            counts.get(layer.prefix, 0),
+        ]
+        for layer in report.layers
+    ]
+
+
+def _word(value: bool | None) -> str | None:
+    return None if value is None else "yes" if value else "no"
+
+
+def _shares(report: Report) -> Mapping[str, int]:
+    """Of all bytes, what is explained and what is not."""
+    found = report.coverage
+    if found is None:
+        return {}
+    return {
+        "read": found.read,
+        "exempt, for a reason": sum(found.exempt.values()),
+        "not read by any format yet": found.unread,
+        "of layers that are refused": found.refused,
+        "unexplained": found.unexplained,
+    }
+
+
+@cache
+def _rules() -> Mapping[str, str]:
+    """What docs/rules says of each rule, in short."""
+    text = resources.files("qload.verify.rules").joinpath("pages.json").read_text("utf-8")
+    pages: dict[str, dict[str, str]] = json.loads(text)
+    return {
+        rule: f"{page['what']}\n\nWhy it matters: {page['why']}\n\nWhat to do: {page['do']}"
+        for rule, page in pages.items()
+    }

@@ -1,0 +1,55 @@
+"""--html of verify and explain, and qload layout: what they write, and what is a usage error."""
+
+import json
+from importlib import util
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_several import run
+from tests.paths import FIXTURES
+
+MODEL = FIXTURES / "models" / "gptq_mixtral"
+
+
+@pytest.mark.parametrize("verb", ["verify", "explain"])
+def test_a_page_is_written_beside_what_is_printed(verb: str, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    result = run(verb, MODEL, "--html", page)
+
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["verdict"] == "ok"
+    assert f"<title>qload {verb}</title>" in page.read_text()
+    assert "model.layers.0.mlp.experts.1.up_proj" in page.read_text()
+
+
+def test_a_page_of_several_checkpoints_is_a_usage_error(tmp_path: Path) -> None:
+    result = run("verify", MODEL, MODEL, "--html", tmp_path / "page.html")
+
+    assert result.exit_code == 2
+    assert "a page of one PATH" in result.output
+    assert not (tmp_path / "page.html").exists()
+
+
+@pytest.mark.parametrize("verb", ["verify", "explain"])
+def test_a_place_that_cannot_be_written_is_told_first(verb: str, tmp_path: Path) -> None:
+    assert run(verb, MODEL, "--html", tmp_path / "no" / "page.html").exit_code == 2
+
+
+def test_without_jinja_a_page_is_a_usage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = util.find_spec
+    monkeypatch.setattr(util, "find_spec", lambda name: None if name == "jinja2" else find(name))
+    result = run("verify", MODEL, "--html", tmp_path / "page.html")
+
+    assert result.exit_code == 2
+    assert "qload-weights[pictures]" in result.output
+
+
+def test_a_layout_is_json_or_a_drawing() -> None:
+    assert json.loads(run("layout", "awq").stdout)["words"]["0,0"][1] == [0, 2]
+    assert run("layout", "marlin", "--bits", "8", "--svg").stdout.startswith("<svg")
+
+
+@pytest.mark.parametrize("options", [["nothing"], ["awq", "--bits", "9"], ["marlin", "--bits", "3"]])
+def test_what_there_is_no_layout_of_is_a_usage_error(options: list[str]) -> None:
+    assert run("layout", *options).exit_code == 2

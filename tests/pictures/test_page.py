@@ -1,0 +1,204 @@
+"""Pages of reports: what they hold, that nothing of a file is markup there, and that nothing is loaded."""
+
+import base64
+import hashlib
+import html
+import json
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qload import explain, verify
+from qload.listing import Coverage, LayerInfo
+from qload.pictures import explanation_page, report_page
+from qload.pictures.page import Page, Table, shown
+from qload.verify import Report
+from qload.verify.report import Finding
+from tests.paths import FIXTURES
+
+MODEL = FIXTURES / "models" / "gptq_mixtral"
+HOSTILE = "</script><img src=x onerror=alert(1)>&amp;\x1b[31m\u202e"
+SHOWN = "</script><img src=x onerror=alert(1)>&amp;\\x1b[31m\\u202e"
+
+
+def layer(name: str, size: int = 10, bits: int | None = 4) -> LayerInfo:
+    return LayerInfo(name, "gptq", bits, 128, True, False, (64, 32), "float16", size)
+
+
+def report(*findings: Finding, layers: tuple[LayerInfo, ...] = ()) -> Report:
+    return Report("model", findings, layers=layers)
+
+
+def tables(text: str) -> list[dict[str, Any]]:
+    """The rows of each table, as the page's script reads them."""
+    (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+    found: list[dict[str, Any]] = json.loads(data)
+    return found
+
+
+def test_a_report_has_findings_layers_and_the_text_of_each_rule() -> None:
+    found = Finding("constant-values", "error", "a.b.qweight", "f.safetensors", "all codes are 7", "")
+    text = report_page(report(found, layers=(layer("a.b"), layer("a"))))
+    findings, layers = tables(text)
+
+    assert findings["rows"] == [
+        ["constant-values", "error", "a.b.qweight", "f.safetensors", "all codes are 7"]
+    ]
+    assert findings["link"] == 0
+    assert [(row[0], row[-1]) for row in layers["rows"]] == [("a.b", 1), ("a", 0)]
+    assert text.count("<article ") == 1
+    assert '<article id="constant-values">' in text
+    assert '<p class="verdict bad">findings</p>' in text
+
+
+def test_layers_are_those_of_the_report() -> None:
+    found = verify(MODEL)
+    rows = tables(report_page(found))[1]
+
+    assert [row[0] for row in rows["rows"]] == [each.prefix for each in found.layers]
+    assert [rows["columns"][at] for at in rows["numbers"]] == [
+        "bits",
+        "group size",
+        "N",
+        "K",
+        "bytes",
+        "findings",
+    ]
+
+
+@pytest.mark.parametrize("place", ["tensor", "message", "layer", "path", "note", "claim"])
+def test_nothing_of_a_file_is_markup_or_hidden(place: str) -> None:
+    finding = Finding(
+        "dtype", "error", *(HOSTILE if place == name else "-" for name in ("tensor", "", "message"))
+    )
+    page = replace(
+        report(finding, layers=(layer(HOSTILE if place == "layer" else "a"),)),
+        path=HOSTILE if place == "path" else "model",
+        notes=(HOSTILE if place == "note" else "-",),
+        claims={"method": HOSTILE if place == "claim" else "-"},
+    )
+    text = report_page(page)
+
+    assert "<img" not in text
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+    assert SHOWN in html.unescape(text) or SHOWN in json.dumps(tables(text)).replace("\\\\", "\\")
+
+
+def test_the_page_loads_nothing_and_runs_its_own_script_alone() -> None:
+    text = report_page(report())
+    (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="(.*?)"', text)
+    (script,) = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    (style,) = re.findall(r"<style>(.*?)</style>", text, re.DOTALL)
+
+    for kind, content in (("script", script), ("style", style)):
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        assert f"{kind}-src 'sha256-{digest}'" in html.unescape(policy)
+    assert html.unescape(policy).startswith("default-src 'none'; ")
+    assert not re.search(r"https?://|src=|url\(|@import", text)
+    assert "style=" not in text
+
+
+def test_which_share_of_the_bytes_is_explained_is_a_bar() -> None:
+    coverage = Coverage(total=200, read=150, exempt={"why": 20, "also": 10}, unexplained=20)
+    text = report_page(replace(report(), coverage=coverage))
+
+    assert re.findall(r'class="part(\d)" x="([\d.]+)" y="0" width="([\d.]+)"', text) == [
+        ("1", "0", "75.0"),
+        ("2", "75.0", "15.0"),
+        ("3", "90.0", "10.0"),
+    ]
+    assert "exempt, for a reason: 15.0 %, 30 bytes" in text
+
+
+def test_columns_without_a_value_are_left_out_and_numbers_follow() -> None:
+    table = Table("T", ["a", "b", "c"], [["x", None, 1], ["y", None, None]], numbers=["b", "c"])
+
+    assert table.filled() == replace(table, columns=["a", "c"], rows=[["x", 1], ["y", None]], numbers=["c"])
+    assert Table("T", ["a", "b"], []).filled().columns == ["a"]
+
+
+def test_text_that_is_too_long_says_so() -> None:
+    assert shown("x" * 5000).endswith("x... (5000 characters)")
+    assert len(shown("x" * 5000)) < 4100
+    assert shown("two\nlines") == "two\nlines"
+
+
+def test_an_explanation_has_a_column_for_each_number_of_tokens_and_all_reasons() -> None:
+    found = explain(MODEL, arch="sm90", tokens=(1, 64))
+    text = explanation_page(found)
+    (rows,) = tables(text)
+    told = {row[0]: dict(zip(rows["columns"], row, strict=True)) for row in rows["rows"]}
+    some = next(each for each in found.layers if len({choice.kernel for choice in each.choices}) > 1)
+
+    assert [told[some.prefix][f"{n} token{'s' * (n > 1)}"] for n in (1, 64)] == [
+        c.kernel for c in some.choices
+    ]
+    reasons = told[some.prefix]["why not others"].split("\n")
+    assert len(reasons) == len(set(reasons))
+    for choice in some.choices:
+        assert {f"{name}: {why}" for name, why in choice.refused.items()} <= {*reasons}
+
+
+def test_what_cannot_be_explained_says_why() -> None:
+    found = replace(explain(MODEL, arch="sm90"), layers=(), unreadable="no file")
+
+    assert "<dd>no file</dd>" in explanation_page(found)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
+def test_a_browser_sorts_filters_and_shows_ten_thousand_layers(tmp_path: Path) -> None:
+    """Layer 2 stands before layer 10, and only 200 rows are elements."""
+    layers = [layer(f"model.layers.{at}", 10_000 - at, None if at == 5 else 4) for at in range(10_000)]
+    text = report_page(report(layers=tuple(layers)))
+    probe = """<script>
+const section = document.querySelectorAll("section.table")[1], told = {};
+const cell = (row, at) => section.querySelectorAll("tbody tr")[row].children[at].textContent;
+const click = (at) => section.querySelectorAll("th button")[at].click();
+told.rows = section.querySelectorAll("tbody tr").length;
+click(0); told.names = [cell(2, 0), cell(10, 0)];
+click(0); told.last = cell(0, 0);
+click(section.querySelectorAll("th").length - 2); told.least = cell(0, 0);
+const input = section.querySelector("input");
+input.value = "LAYERS.77 gptq"; input.dispatchEvent(new Event("input"));
+told.small = section.querySelector("small").textContent;
+document.title = JSON.stringify(told);
+</script></body>"""
+    open_to_it = re.sub(r"<meta http-equiv[^>]*>", "", text).replace("</body>", probe)
+    (tmp_path / "page.html").write_text(open_to_it)
+    command = [
+        "chromium",
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        f"--user-data-dir={tmp_path / 'user'}",
+    ]
+    done = subprocess.run(
+        [*command, "--dump-dom", (tmp_path / "page.html").as_uri()],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    told = json.loads(html.unescape(re.findall("<title>(.*?)</title>", done.stdout)[0]))
+
+    assert told == {
+        "rows": 200,
+        "names": ["model.layers.2", "model.layers.10"],
+        "last": "model.layers.9999",
+        "least": "model.layers.9999",
+        "small": "111 of 10000",
+    }
+
+
+def test_without_jinja_it_is_said_what_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from qload.errors import ArgumentError
+
+    monkeypatch.setitem(__import__("sys").modules, "jinja2", None)
+    with pytest.raises(ArgumentError, match=r"qload-weights\[pictures\]"):
+        Page("t", "ok", {}, []).html()
