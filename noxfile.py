@@ -107,6 +107,7 @@ def bench(session: nox.Session) -> None:
         session.run("python", "-m", "pip", "install", "--quiet", TORCH, peer, success_codes=[0, 1])
     session.run("python", "-m", "tests.bench.cpu", *session.posargs)
     if not session.posargs:
+        session.run("python", "-m", "tests.bench.cpu_linear")
         session.run("python", "-m", "tests.bench.large")
 
 

@@ -13,6 +13,7 @@ from qload.experts.stacks_found import find_stacks
 from qload.formats import FORMATS
 from qload.kernel_formats import PanelsWeight
 from qload.kernel_formats.repack import restores, targets
+from qload.kernels.cpu_rows import ROW_TYPES
 from qload.layouts import panels
 from qload.quantize import QUANTIZERS
 from qload.repacking.loaders import READ_AS_STORED
@@ -52,7 +53,7 @@ What can be done with each format, as `qload formats` prints it. A layer has N o
 | experts | whether `get_experts` loads experts that are stored each by itself, and what is done with them |
 | experts in stacks | whether tensors of all experts are read as a layer for each; what their names end with |
 | repack to | kernel formats that `repack` writes; a weight that one cannot hold exactly is refused |
-| kernel of a CPU | whether `target="auto"` takes a layer to an order that the CPU module multiplies with |
+| kernel of a CPU | whether the CPU module multiplies with it; `target="auto"` repacks to panels for that |
 | restore | whether `restore` brings back the stored tensors, bit for bit |
 | quantize while loading | which quantizer makes this format of plain layers |
 | activations | whether `get_linear` quantizes inputs as well, and which key of a config declares how |
@@ -116,6 +117,8 @@ def _row(weight_type: type[Weight]) -> tuple[Capability, ...]:
 def _kernel_of_a_cpu(weight_type: type[Weight], layouts: Sequence[str]) -> Capability:
     if weight_type.plain:
         return Capability(False, "torch's own product")
+    if issubclass(weight_type, ROW_TYPES) and PanelsWeight.example.name not in layouts:
+        return Capability(True, "as it is stored, rows of codes")
     if PanelsWeight.example.name not in layouts or weight_type in READ_AS_STORED["marlin"]:
         return Capability(False, "it is dequantized, then torch's product")
     bits = " or ".join(map(str, panels.BITS))

@@ -8,6 +8,7 @@
 //   dequantize(isa, bits, rows, columns, values, words, height, width, out, pitch, threads)
 //   dequantize_rows(isa, bits, values, codes, row_bytes, rows, columns, out, pitch, threads)
 //   multiply(isa, bits, sizes, x, perm, words, scales, zeros, bias, y, few, threads)         see product.h
+//   multiply_rows(isa, bits, row_sizes, x, values, codes, row_bytes, bias, y, threads)
 //
 //   digits   [(size, from_stride, to_stride)]     strides in elements
 //   rows     [(size, stride)], innermost first    strides in codes; columns alike
@@ -17,6 +18,7 @@
 //             out_type): see Meaning (kernels.h) and Values (boxes.h); out_type 0 float32, 1 float16, 2 bfloat16
 //
 //   sizes    (M, K, N, rows, group, run, pitch)
+//   row_sizes  (M, K, N, pitch)
 //   x        (address, type); scales and y alike: 0 float32, 1 float16, 2 bfloat16
 //
 // A pointer that may be absent is 0 then. The interpreter's lock is released for the whole of each call.
@@ -134,19 +136,33 @@ void dequantize_plain(const std::string& isa, int bits, const Meant& values, uin
                   at<uint8_t>(out), pitch, threads);
 }
 
+Float float_of_number(int type) {
+  if (type < 0 || type > 2) throw std::invalid_argument("no such dtype");
+  return static_cast<Float>(type);
+}
+
 void multiply_panels(const std::string& isa, int bits, const std::array<int64_t, 7>& sizes, const Typed& x,
                      uintptr_t perm, uintptr_t words, const Typed& scales, uintptr_t zeros, uintptr_t bias,
                      const Typed& y, int few, int threads) {
   const auto [M, K, N, rows, group, run, pitch] = sizes;
-  for (const Typed& typed : {x, scales, y})
-    if (typed.second < 0 || typed.second > 2) throw std::invalid_argument("no such dtype");
   if ((bits != 4 && bits != 8) || group < 1 || run < group || run % (32 / bits) || rows % run)
     throw std::invalid_argument("these are no panels");
-  const auto type_of = [](const Typed& typed) { return static_cast<Float>(typed.second); };
-  const Panels weight{bits, rows, run, at<const uint32_t>(words), at<const void>(scales.first), type_of(scales),
+  const Panels weight{bits, rows, run, at<const uint32_t>(words), at<const void>(scales.first), float_of_number(scales.second),
                       at<const uint8_t>(zeros)};
-  const Inputs inputs{at<const void>(x.first), type_of(x), M, K, pitch, at<const int32_t>(perm), group};
-  multiply(named(isa), weight, inputs, {at<void>(y.first), type_of(y), N, at<const float>(bias)}, few, threads);
+  const Inputs inputs{at<const void>(x.first), float_of_number(x.second), M, K, pitch, at<const int32_t>(perm), group};
+  multiply(named(isa), weight, inputs, {at<void>(y.first), float_of_number(y.second), N, at<const float>(bias)}, few, threads);
+}
+
+void multiply_plain(const std::string& isa, int bits, const std::array<int64_t, 4>& sizes, const Typed& x,
+                    const Meant& values, uintptr_t codes, int64_t row_bytes, uintptr_t bias, const Typed& y,
+                    int threads) {
+  const auto [M, K, N, pitch] = sizes;
+  const Inputs inputs{at<const void>(x.first), float_of_number(x.second), M, K, pitch, nullptr, K};
+  const Values meaning = meant(bits, values);
+  if (meaning.meaning.place || meaning.meaning.out != Float::kFloat32)
+    throw std::invalid_argument("rows are multiplied in plain order, in float32");
+  multiply_rows(named(isa), meaning, at<const uint8_t>(codes), row_bytes, inputs,
+                {at<void>(y.first), float_of_number(y.second), N, at<const float>(bias)}, threads);
 }
 
 }  // namespace
@@ -163,6 +179,7 @@ PYBIND11_MODULE(_cpu, m) {
   m.def("dequantize", dequantize_words, Unlocked());
   m.def("dequantize_rows", dequantize_plain, Unlocked());
   m.def("multiply", multiply_panels, Unlocked());
+  m.def("multiply_rows", multiply_plain, Unlocked());
 }
 
 }  // namespace qload::cpu

@@ -129,6 +129,8 @@ int64_t all_bytes(const Packed& packed) {
 
 int64_t size_of(Float type) { return type == Float::kFloat32 ? 4 : 2; }
 
+}  // namespace
+
 Meaning of_row(const Values& values, int64_t row) {
   Meaning here = values.meaning;
   const int64_t table = (values.row_group ? values.row_group[row] : row / values.row_run) * values.groups;
@@ -136,8 +138,6 @@ Meaning of_row(const Values& values, int64_t row) {
   if (here.zero) here.zero += table;
   return here;
 }
-
-}  // namespace
 
 bool fits(const Packed& packed) {
   if (empty(packed)) return true;

@@ -38,6 +38,9 @@ struct Values {  // what codes mean, see Meaning; tables of scales and zeros hav
   int64_t row_run;
 };
 
+/// What codes of one row mean.
+Meaning of_row(const Values& values, int64_t row);
+
 /// Packed words to floats: the first `height` rows, and `width` columns of each.
 void dequantize(const Kernels&, const Packed&, const Values&, const uint8_t* words, int64_t height, int64_t width,
                 uint8_t* out, int64_t pitch, int threads);

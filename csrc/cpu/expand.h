@@ -79,15 +79,20 @@ void expand_run(const Meaning& m, const float* all, const uint8_t* codes, int64_
 
 // Codes [begin, begin + count) of a row, whatever they share, as float32.
 void compute(const Meaning& m, const uint8_t* codes, int64_t begin, int64_t count, float* values) {
-  int32_t code[kCodes];
-  if (m.bits == 4 && m.high_first)
-    for (int64_t i = 0; i < count; ++i) code[i] = static_cast<int32_t>(code_at(m, codes, i));
-  else
-    widen(m.bits, codes, count, code);
-  if (m.lookup)
-    for (int64_t i = 0; i < count; ++i) values[i] = m.lookup[code[i]];
-  else
-    for (int64_t i = 0; i < count; ++i) values[i] = static_cast<float>(code[i]);
+  if (m.bits == 8 && m.lookup) {
+#pragma GCC unroll 8
+    for (int64_t i = 0; i < count; ++i) values[i] = m.lookup[codes[i]];
+  } else {
+    int32_t code[kCodes];
+    if (m.bits == 4 && m.high_first)
+      for (int64_t i = 0; i < count; ++i) code[i] = static_cast<int32_t>(code_at(m, codes, i));
+    else
+      widen(m.bits, codes, count, code);
+    if (m.lookup)
+      for (int64_t i = 0; i < count; ++i) values[i] = m.lookup[code[i]];
+    else
+      for (int64_t i = 0; i < count; ++i) values[i] = static_cast<float>(code[i]);
+  }
   for (int64_t i = 0; i < count;) {
     int64_t next = count;
     if (!m.group) {
@@ -166,6 +171,12 @@ void expand_as(const Meaning& m, const uint8_t* codes, int64_t begin, int64_t en
   alignas(64) Word rounded[kCodes];
   for (int64_t k = begin; k < end; k += kCodes) {
     const int64_t count = end - k < kCodes ? end - k : kCodes;
+    if constexpr (sizeof(Word) == 4) {
+      if (!m.place && !stream) {  // where they belong, at once
+        compute(m, codes + (k - begin) * m.bits / 8, k, count, static_cast<float*>(static_cast<void*>(row)) + k);
+        continue;
+      }
+    }
     compute(m, codes + (k - begin) * m.bits / 8, k, count, values);
     if constexpr (sizeof(Word) == 4)
       std::memcpy(rounded, values, static_cast<size_t>(count) * 4);

@@ -41,6 +41,7 @@ struct Meaning {
 };
 
 constexpr int kPanel = 16;  // columns of a panel
+constexpr int64_t kColumnsOfLanes = 8;  // a multiple of every instruction set's lanes
 constexpr int kBlock = 6;   // tokens whose sums are in registers at once
 
 struct Panels {  // a weight; see product.h
@@ -73,6 +74,11 @@ struct Products {
   void (*multiply)(const Panels&, const Tokens&, const Outputs&, int64_t begin, int64_t end, int few, float* scratch);
   /// Floats of scratch for so many tokens.
   int64_t (*scratch_of)(int64_t tokens);
+  /// totals (tokens, 16) += x (tokens, columns) times 16 rows of floats; columns a multiple of `kColumnsOfLanes`.
+  void (*dots)(const float* tile, int64_t pitch, const float* x, int64_t x_pitch, int64_t tokens, int64_t columns,
+               float* totals);
+  /// Totals of 16 outputs, (tokens, 16), from 16 * `panel` on, to those that there are, with the bias.
+  void (*finish)(const Outputs&, const Tokens&, int64_t panel, const float* totals);
 };
 
 struct Kernels {

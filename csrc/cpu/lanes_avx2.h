@@ -29,18 +29,31 @@ struct LanesAvx2 {
   static Words right(Words words, int bits) { return bits ? _mm256_srli_epi32(words, bits) : words; }
   static Words both(Words a, Words b) { return _mm256_and_si256(a, b); }
   static Words either(Words a, Words b) { return _mm256_or_si256(a, b); }
+  static Words minus_bytes(Words a, Words b) { return _mm256_sub_epi8(a, b); }
+  static Words four_times(Words bytes) { return _mm256_shuffle_epi8(bytes, words_of(0x00000000)); }
+  /// Byte `byte` of each lane as its highest, above zeros.
+  static Words raised(Words words, int byte) {
+    return _mm256_shuffle_epi8(words, words_of(0x00808080u | static_cast<uint32_t>(byte) << 24));
+  }
   static Floats as_floats(Words words) { return _mm256_castsi256_ps(words); }
+  static Floats counted(Words words) { return _mm256_cvtepi32_ps(words); }
 
   static Floats load(const float* from) { return _mm256_loadu_ps(from); }
   static void store(float* to, Floats values) { _mm256_storeu_ps(to, values); }
   static Floats all(float value) { return _mm256_set1_ps(value); }
   static Floats plus(Floats a, Floats b) { return _mm256_add_ps(a, b); }
+  static Floats times(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
   static Floats minus(Floats a, Floats b) { return _mm256_sub_ps(a, b); }
   static Floats plus_product(Floats sum, Floats a, Floats b) { return _mm256_fmadd_ps(a, b, sum); }
 
-  static Floats bytes(const uint8_t* from) {
-    const __m128i eight = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
-    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(eight));
+  static float across(Floats sums) {
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps(sums, 1));
+    four = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
+  }
+
+  static Words bytes(const uint8_t* from) {
+    return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
   }
 
   static Floats read(const void* from, Float type, int64_t at) {
@@ -55,6 +68,14 @@ struct LanesAvx2 {
     if (type == Float::kFloat32) return store(static_cast<float*>(to) + at, values);
     auto* const halves = reinterpret_cast<__m128i*>(static_cast<uint16_t*>(to) + at);
     _mm_storeu_si128(halves, type == Float::kFloat16 ? _mm256_cvtps_ph(values, 0) : bfloat16s(values));
+  }
+
+ private:
+  /// For a shuffle: of each lane the bytes that `places` says, from 0x80 on zeros.
+  static Words words_of(uint32_t places) {
+    const auto lane = [&](uint32_t first) { return static_cast<int>(places + first * 0x01010101u); };
+    const __m128i four = _mm_setr_epi32(lane(0), lane(4), lane(8), lane(12));
+    return _mm256_broadcastsi128_si256(four);
   }
 };
 

@@ -1,7 +1,7 @@
 // Products with panels; product.h says what is computed, and in which order.
 //
-// A panel has 16 columns; of each word of 16 that follow each other, one row of codes after another is masked,
-// made a float and freed of its zero point, all exactly: 2**23 + code is a float whose last bits are the code.
+// A panel has 16 columns; of 16 words that follow each other, one row of codes after another loses its zero points
+// and becomes floats, all exactly.
 //
 //   few tokens    these floats never leave registers, and a panel's words are read once
 //   more          some panels are spelled out, `kDepth` rows at a time, into memory that stays in the cache,
@@ -19,35 +19,73 @@
 namespace qload::cpu {
 namespace {
 
-constexpr int kMostFew = 4;        // tokens: more have no registers beside codes
+constexpr int kMostFew = kBlock;   // tokens whose sums fit the registers
 constexpr int64_t kDepth = 128;    // rows that are spelled out at once
 constexpr int64_t kTile = (kDepth + 1) * kPanel;  // floats: of the rows, and the scales
-constexpr uint32_t kMagic = 0x4B000000;           // 2**23
 
 template <class S>
 constexpr int kParts = kPanel / S::kLanes;  // registers of a row
 
-/// Codes of `bits` bits of one group of a panel as floats without their zero points.
-template <class S, int bits>
-struct Integers {
-  static constexpr int kRows = 32 / bits;  // of a word
+/// Zero points of a part of a group, one a lane.
+template <class S>
+typename S::Words zeros_of(const Panels& weight, int64_t group, int part) {
+  if (!weight.zeros) return S::words(1u << (weight.bits - 1));
+  return S::bytes(weight.zeros + group * kPanel + part * S::kLanes);
+}
+
+/// Codes of 8 bits of a group of a panel, as floats without their zero points: 2**23 + code is a float whose last
+/// bits are the code.
+template <class S>
+struct Bytes {
+  static constexpr int kRows = 4;       // of a word
+  static constexpr float kFactor = 1;   // of what `value` returns
   using Words = typename S::Words;
   using Floats = typename S::Floats;
+  using Line = Words;
 
-  Words mask = S::words((1u << bits) - 1), magic = S::words(kMagic);
+  Words mask = S::words(255), magic = S::words(0x4B000000);
   Floats zero[kParts<S>];
 
-  Integers(const Panels& weight, int64_t group) {
-    const Floats start = S::all(0x1p23f);
+  Bytes(const Panels& weight, int64_t group) {
     for (int part = 0; part < kParts<S>; ++part)
-      zero[part] = S::plus(start, weight.zeros ? S::bytes(weight.zeros + group * kPanel + part * S::kLanes)
-                                               : S::all(static_cast<float>(1 << (bits - 1))));
+      zero[part] = S::as_floats(S::either(zeros_of<S>(weight, group, part), magic));
   }
 
-  Floats value(Words word, int row, int part) const {
-    Words code = S::right(word, row * bits);
+  Line line(Words word, int) const { return word; }
+
+  Floats value(const Line& line, int row, int part) const {
+    Words code = S::right(line, 8 * row);
     if (row < kRows - 1) code = S::both(code, mask);
     return S::minus(S::as_floats(S::either(code, magic)), zero[part]);
+  }
+};
+
+/// Codes of 4 bits alike: four at once become bytes and lose their zero points, and each is a float once its byte
+/// is the highest of a lane.
+template <class S>
+struct Nibbles {
+  static constexpr int kRows = 8;
+  static constexpr float kFactor = 0x1p24f;
+  using Words = typename S::Words;
+  using Floats = typename S::Floats;
+  struct Line {
+    Words even, odd;
+  };
+
+  Words mask = S::words(0x0F0F0F0F);
+  Words zero[kParts<S>];
+
+  Nibbles(const Panels& weight, int64_t group) {
+    for (int part = 0; part < kParts<S>; ++part) zero[part] = S::four_times(zeros_of<S>(weight, group, part));
+  }
+
+  Line line(Words word, int part) const {
+    return {S::minus_bytes(S::both(word, mask), zero[part]),
+            S::minus_bytes(S::both(S::right(word, 4), mask), zero[part])};
+  }
+
+  Floats value(const Line& line, int row, int) const {
+    return S::counted(S::raised(row % 2 ? line.odd : line.even, row / 2));
   }
 };
 
@@ -68,14 +106,14 @@ void multiply_few(const Panels& weight, int64_t panel, const float* x, float* to
       for (auto& of : set)
         for (auto& sum : of) sum = S::all(0);
     for (int64_t line = 0; line < lines; ++line, words += kPanel, x += Codes::kRows * T) {
-      typename S::Words word[kParts<S>];
+      typename Codes::Line line_of[kParts<S>];
 #pragma GCC unroll 16
-      for (int part = 0; part < kParts<S>; ++part) word[part] = S::load(words + part * S::kLanes);
+      for (int part = 0; part < kParts<S>; ++part) line_of[part] = codes.line(S::load(words + part * S::kLanes), part);
 #pragma GCC unroll 16
       for (int row = 0; row < Codes::kRows; ++row) {
         Floats value[kParts<S>];
 #pragma GCC unroll 16
-        for (int part = 0; part < kParts<S>; ++part) value[part] = codes.value(word[part], row, part);
+        for (int part = 0; part < kParts<S>; ++part) value[part] = codes.value(line_of[part], row, part);
 #pragma GCC unroll 16
         for (int t = 0; t < T; ++t) {
           const Floats input = S::all(x[row * T + t]);
@@ -88,7 +126,8 @@ void multiply_few(const Panels& weight, int64_t panel, const float* x, float* to
     for (int part = 0; part < kParts<S>; ++part) {
       const Floats scale = S::read(weight.scales, weight.scale_type, g * kPanel + part * S::kLanes);
       for (int t = 0; t < T; ++t) {
-        const Floats sum = kSets == 1 ? sums[0][t][part] : S::plus(sums[0][t][part], sums[kSets - 1][t][part]);
+        Floats sum = kSets == 1 ? sums[0][t][part] : S::plus(sums[0][t][part], sums[kSets - 1][t][part]);
+        if constexpr (Codes::kFactor != 1) sum = S::times(sum, S::all(1 / Codes::kFactor));
         total[t][part] = S::plus_product(total[t][part], scale, sum);
       }
     }
@@ -103,13 +142,18 @@ void spell(const Panels& weight, int64_t panel, int64_t g, int64_t first, int64_
   const int64_t groups = weight.rows / weight.run, group = panel * groups + g;
   const uint32_t* words = weight.words + (panel * weight.rows + g * weight.run + first) / Codes::kRows * kPanel;
   const Codes codes(weight, group);
+  const auto factor = S::all(1 / Codes::kFactor);
   float* to = tile;
-  for (int64_t line = 0; line < count / Codes::kRows; ++line, words += kPanel)
+  for (int64_t line = 0; line < count / Codes::kRows; ++line, words += kPanel, to += Codes::kRows * kPanel)
 #pragma GCC unroll 16
-    for (int row = 0; row < Codes::kRows; ++row, to += kPanel)
+    for (int part = 0; part < kParts<S>; ++part) {
+      const auto line_of = codes.line(S::load(words + part * S::kLanes), part);
 #pragma GCC unroll 16
-      for (int part = 0; part < kParts<S>; ++part)
-        S::store(to + part * S::kLanes, codes.value(S::load(words + part * S::kLanes), row, part));
+      for (int row = 0; row < Codes::kRows; ++row) {
+        const auto value = codes.value(line_of, row, part);
+        S::store(to + row * kPanel + part * S::kLanes, Codes::kFactor == 1 ? value : S::times(value, factor));
+      }
+    }
   for (int part = 0; part < kParts<S>; ++part)
     S::store(tile + kDepth * kPanel + part * S::kLanes,
              S::read(weight.scales, weight.scale_type, group * kPanel + part * S::kLanes));
@@ -219,7 +263,8 @@ void multiply_codes(const Panels& weight, const Tokens& tokens, const Outputs& o
   if (tokens.count > few || tokens.count > kMostFew)
     return multiply_many<S, Codes>(weight, tokens, out, begin, end, scratch);
   constexpr decltype(&multiply_few<S, Codes, 1>) ways[] = {multiply_few<S, Codes, 1>, multiply_few<S, Codes, 2>,
-                                                           multiply_few<S, Codes, 3>, multiply_few<S, Codes, 4>};
+                                                           multiply_few<S, Codes, 3>, multiply_few<S, Codes, 4>,
+                                                           multiply_few<S, Codes, 5>, multiply_few<S, Codes, 6>};
   for (int64_t panel = begin; panel < end; ++panel) {
     ways[tokens.count - 1](weight, panel, tokens.x, scratch);
     finish<S>(out, tokens, panel, scratch);
@@ -229,8 +274,8 @@ void multiply_codes(const Panels& weight, const Tokens& tokens, const Outputs& o
 template <class S>
 void multiply(const Panels& weight, const Tokens& tokens, const Outputs& out, int64_t begin, int64_t end, int few,
               float* scratch) {
-  if (weight.bits == 8) return multiply_codes<S, Integers<S, 8>>(weight, tokens, out, begin, end, few, scratch);
-  multiply_codes<S, Integers<S, 4>>(weight, tokens, out, begin, end, few, scratch);
+  if (weight.bits == 8) return multiply_codes<S, Bytes<S>>(weight, tokens, out, begin, end, few, scratch);
+  multiply_codes<S, Nibbles<S>>(weight, tokens, out, begin, end, few, scratch);
 }
 
 template <class S>

@@ -12,6 +12,7 @@ namespace qload::cpu {
 namespace {
 
 constexpr int64_t kTokens = 256;        // whose inputs lie ready at once
+constexpr int64_t kColumnsAtOnce = 512;  // of 16 rows: a multiple of 8, so that every width starts at a byte
 constexpr int64_t kWork = 1 << 18;      // codes times tokens that are worth a thread
 
 /// Where the weight's rows get their inputs: place[row], -1 for padding.
@@ -26,6 +27,21 @@ std::vector<int32_t> places(const Panels& weight, const Inputs& in) {
     }
   if (i < in.K) throw std::invalid_argument("the weight has fewer rows than there are inputs");
   return place;
+}
+
+/// A token's inputs as float32, `step` apart.
+void widen_one(const Kernels& kernels, const Inputs& in, int64_t token, float* to, int64_t step) {
+  const int64_t size = in.type == Float::kFloat32 ? 4 : 2;
+  const void* const x = static_cast<const uint8_t*>(in.x) + token * in.pitch * size;
+  kernels.products->widen(x, in.type, in.K, to, step);
+}
+
+/// Columns [begin, end) of a row as floats, and zeros up to a multiple of `kColumnsOfLanes`.
+void spell(const Kernels& kernels, const Values& values, const uint8_t* codes, int64_t row_bytes, int64_t row,
+           int64_t begin, int64_t end, float* to) {
+  const uint8_t* const from = codes + row * row_bytes + begin * values.meaning.bits / 8;
+  kernels.expand(of_row(values, row), from, begin, end, to - begin, false);
+  for (int64_t i = end - begin; i % kColumnsOfLanes; ++i) to[i] = 0;
 }
 
 class Gathered {
@@ -45,14 +61,12 @@ class Gathered {
 
  private:
   void one(int64_t token, int64_t rows, float* to, int64_t step) {
-    const int64_t size = in_.type == Float::kFloat32 ? 4 : 2;
-    const void* const x = static_cast<const uint8_t*>(in_.x) + token * in_.pitch * size;
     if (place_.empty()) {
-      kernels_.products->widen(x, in_.type, in_.K, to, step);
+      widen_one(kernels_, in_, token, to, step);
       for (int64_t row = in_.K; row < rows; ++row) to[row * step] = 0;
       return;
     }
-    kernels_.products->widen(x, in_.type, in_.K, row_.data(), 1);
+    widen_one(kernels_, in_, token, row_.data(), 1);
     for (int64_t row = 0; row < rows; ++row) {
       const int32_t from = place_[static_cast<size_t>(row)];
       to[row * step] = from < 0 ? 0 : row_[static_cast<size_t>(from)];
@@ -81,6 +95,34 @@ void multiply(const Kernels& kernels, const Panels& weight, const Inputs& inputs
       const auto floats = static_cast<size_t>(kernels.products->scratch_of(tokens.count));
       const std::unique_ptr<float[]> scratch(new float[floats]);
       kernels.products->multiply(weight, tokens, outputs, begin, end, few, scratch.get());
+    });
+  }
+}
+
+void multiply_rows(const Kernels& kernels, const Values& values, const uint8_t* codes, int64_t row_bytes,
+                   const Inputs& in, const Outputs& out, int threads) {
+  const int64_t panels = (out.N + kPanel - 1) / kPanel, most = std::min(kTokens, in.M);
+  const int64_t pitch = (in.K + kColumnsOfLanes - 1) / kColumnsOfLanes * kColumnsOfLanes;
+  if (!in.M || !panels) return;
+  const std::unique_ptr<float[]> x(new float[static_cast<size_t>(std::max<int64_t>(1, most * pitch))]());
+  for (int64_t first = 0; first < in.M; first += kTokens) {
+    const Tokens tokens{x.get(), std::min(kTokens, in.M - first), first};
+    for (int64_t m = 0; m < tokens.count; ++m) widen_one(kernels, in, first + m, x.get() + m * pitch, 1);
+    const int64_t least = kWork / std::max<int64_t>(1, in.K * kPanel * tokens.count) + 1;
+    parallel_for(panels, least, threads, [&](int64_t begin, int64_t end) {
+      const std::unique_ptr<float[]> tile(new float[kPanel * kColumnsAtOnce]());
+      std::vector<float> totals(static_cast<size_t>(tokens.count * kPanel));
+      for (int64_t panel = begin; panel < end; ++panel) {
+        std::fill(totals.begin(), totals.end(), 0.0f);
+        const int64_t rows = std::min<int64_t>(kPanel, out.N - panel * kPanel);
+        for (int64_t c = 0; c < in.K; c += kColumnsAtOnce) {
+          const int64_t stop = std::min(c + kColumnsAtOnce, in.K), wide = std::min(kColumnsAtOnce, pitch - c);
+          for (int64_t r = 0; r < rows; ++r)
+            spell(kernels, values, codes, row_bytes, panel * kPanel + r, c, stop, tile.get() + r * kColumnsAtOnce);
+          kernels.products->dots(tile.get(), kColumnsAtOnce, x.get() + c, pitch, tokens.count, wide, totals.data());
+        }
+        kernels.products->finish(out, tokens, panel, totals.data());
+      }
     });
   }
 }

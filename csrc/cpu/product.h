@@ -23,6 +23,7 @@
 #include <cstdint>
 
 #include "../shared/float.h"
+#include "boxes.h"
 #include "kernels.h"
 
 namespace qload::cpu {
@@ -39,5 +40,10 @@ struct Inputs {
 /// Throws std::invalid_argument where `perm` leaves the inputs.
 void multiply(const Kernels& kernels, const Panels& weight, const Inputs& inputs, const Outputs& outputs,
               int few, int threads);
+
+/// The same with rows of packed codes in plain order, `row_bytes` apart, whose floats are what `values` says: what
+/// `dequantize_rows` (boxes.h) makes of them in float32, and never writes to memory. `perm` and `group` are not read.
+void multiply_rows(const Kernels& kernels, const Values& values, const uint8_t* codes, int64_t row_bytes,
+                   const Inputs& inputs, const Outputs& outputs, int threads);
 
 }  // namespace qload::cpu

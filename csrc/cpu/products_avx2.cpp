@@ -1,10 +1,11 @@
 // Products for AVX2, FMA and F16C.
 #include "lanes_avx2.h"
 #include "panels.h"
+#include "rows.h"
 
 namespace qload::cpu {
 
 extern const Products kAvx2Products;
-const Products kAvx2Products{widen<LanesAvx2>, multiply<LanesAvx2>, scratch_of};
+const Products kAvx2Products{widen<LanesAvx2>, multiply<LanesAvx2>, scratch_of, dots<LanesAvx2>, finish<LanesAvx2>};
 
 }  // namespace qload::cpu

@@ -1,6 +1,7 @@
 // Products for any machine: a compiler makes of these loops what its target has.
 #include "halves.h"
 #include "panels.h"
+#include "rows.h"
 
 namespace qload::cpu {
 namespace {
@@ -36,6 +37,22 @@ struct LanesScalar {
   static Words either(Words a, Words b) {
     return each<Words>([&](int i) { return a.lane[i] | b.lane[i]; });
   }
+  static Words minus_bytes(Words a, Words b) {
+    return each<Words>([&](int i) {
+      uint32_t made = 0;
+      for (int bit = 0; bit < 32; bit += 8) made |= (((a.lane[i] >> bit) - (b.lane[i] >> bit)) & 255) << bit;
+      return made;
+    });
+  }
+  static Words four_times(Words bytes) {
+    return each<Words>([&](int i) { return bytes.lane[i] * 0x01010101u; });
+  }
+  static Words raised(Words words, int byte) {
+    return each<Words>([&](int i) { return words.lane[i] >> (8 * byte) << 24; });
+  }
+  static Floats counted(Words words) {
+    return each<Floats>([&](int i) { return static_cast<float>(static_cast<int32_t>(words.lane[i])); });
+  }
   static Floats as_floats(Words words) {
     return each<Floats>([&](int i) { return float_of(words.lane[i]); });
   }
@@ -52,6 +69,9 @@ struct LanesScalar {
   static Floats plus(Floats a, Floats b) {
     return each<Floats>([&](int i) { return a.lane[i] + b.lane[i]; });
   }
+  static Floats times(Floats a, Floats b) {
+    return each<Floats>([&](int i) { return a.lane[i] * b.lane[i]; });
+  }
   static Floats minus(Floats a, Floats b) {
     return each<Floats>([&](int i) { return a.lane[i] - b.lane[i]; });
   }
@@ -59,8 +79,12 @@ struct LanesScalar {
     return each<Floats>([&](int i) { return sum.lane[i] + a.lane[i] * b.lane[i]; });
   }
 
-  static Floats bytes(const uint8_t* from) {
-    return each<Floats>([&](int i) { return static_cast<float>(from[i]); });
+  static float across(Floats sums) {
+    return (sums.lane[0] + sums.lane[2]) + (sums.lane[1] + sums.lane[3]);
+  }
+
+  static Words bytes(const uint8_t* from) {
+    return each<Words>([&](int i) { return from[i]; });
   }
 
   static Floats read(const void* from, Float type, int64_t at) {
@@ -78,6 +102,6 @@ struct LanesScalar {
 }  // namespace
 
 extern const Products kScalarProducts;
-const Products kScalarProducts{widen<LanesScalar>, multiply<LanesScalar>, scratch_of};
+const Products kScalarProducts{widen<LanesScalar>, multiply<LanesScalar>, scratch_of, dots<LanesScalar>, finish<LanesScalar>};
 
 }  // namespace qload::cpu

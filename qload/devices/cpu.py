@@ -117,7 +117,7 @@ def dequantize_words(codes: CodesInWords, meaning: Meaning, out: Tensor) -> bool
         place = torch.empty(K, dtype=torch.int32)
         place[codes.order.long()] = torch.arange(K, dtype=torch.int32)
         meaning = _of_order(meaning, codes.order)
-    words, meant = codes.words.contiguous(), _meant(meaning, place, out, high_first=False)
+    words, meant = codes.words.contiguous(), values_of(meaning, out.shape[0], False, place, out.dtype)
     at = words.data_ptr(), *out.shape, out.data_ptr(), out.stride(0)
     cpu.dequantize(isa(), packing.bits, list(rows), list(columns), meant, *at, threads())
     return True
@@ -128,7 +128,7 @@ def dequantize_rows(codes: Tensor, bits: int, meaning: Meaning, high_first: bool
     cpu = _module(codes, out, *meaning.tensors())
     if cpu is None or not _takes(meaning, out) or codes.stride(-1) != 1:
         return False
-    meant = _meant(meaning, None, out, high_first)
+    meant = values_of(meaning, out.shape[0], high_first, None, out.dtype)
     at = codes.data_ptr(), codes.stride(0), *out.shape, out.data_ptr(), out.stride(0)
     cpu.dequantize_rows(isa(), bits, meant, *at, threads())
     return True
@@ -252,8 +252,18 @@ def _takes(meaning: Meaning, out: Tensor) -> bool:
     )
 
 
-def _meant(meaning: Meaning, place: Tensor | None, out: Tensor, high_first: bool) -> tuple[object, ...]:
-    """What the module calls `values`."""
+def values_of(
+    meaning: Meaning,
+    rows: int,
+    high_first: bool,
+    place: Tensor | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[object, ...]:
+    """What the module calls `values`: a `meaning` of so many `rows`, its numbers rounded to a `dtype`.
+
+    `high_first`: of two codes of 4 bits the first lies in the high half of a byte. `place`: int32, where each
+    value of a row goes; None: where its code is.
+    """
     tables, groups = meaning.scales.shape
     return (
         high_first,
@@ -264,11 +274,11 @@ def _meant(meaning: Meaning, place: Tensor | None, out: Tensor, high_first: bool
         address(meaning.k_group),
         meaning.run,
         address(meaning.n_group),
-        max(1, out.shape[0] // max(1, tables)),
+        max(1, rows // max(1, tables)),
         address(place),
         meaning.divide,
         meaning.factor,
-        FLOATS.index(out.dtype),
+        FLOATS.index(dtype),
     )
 
 

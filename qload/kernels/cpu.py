@@ -1,8 +1,9 @@
-"""x times a weight in panels, by the CPU module: codes become floats in registers, or in the cache.
+"""x times a weight on a CPU, by the CPU module: codes become floats in registers, or in the cache.
 
-Few tokens read each byte of the weight once and write it nowhere. Of more tokens some rows of some panels are
-spelled out and multiplied from the cache. `csrc/cpu/product.h` says what is computed, and in which order; the
-result has the same bits on any number of threads.
+Weights in panels: few tokens read each byte once and write it nowhere; for more tokens some rows of some
+panels are spelled out and multiplied from the cache. Weights whose codes lie in rows are spelled out there for
+any number of tokens (`qload.kernels.cpu_rows`). `csrc/cpu/product.h` says what is computed, and in which order;
+the result has the same bits on any number of threads.
 """
 
 from types import ModuleType
@@ -10,13 +11,22 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from qload.devices.cpu import values_of
 from qload.devices.tensors import FLOATS, address, is_plain
 from qload.kernel_formats.panels import PanelsWeight
+from qload.kernels.cpu_rows import ROW_TYPES, CodeRows, rows_of
 from qload.native import is_on, isa, load, threads
 from qload.spec import Weight
 
+TYPES: tuple[type[Weight], ...] = (
+    PanelsWeight,
+    *ROW_TYPES,
+)  # of weights that are multiplied, if not every one
 # Up to so many tokens codes become floats in registers, by instruction set: docs/cpu.md has the times.
-FEW = {"scalar": 4, "avx2": 4, "avx512": 4}
+FEW = {"scalar": 6, "avx2": 6, "avx512": 6}
+# And up to so many tokens this module is asked at all: where torch's products have AVX-512, which these have
+# not, many tokens are theirs. None: always.
+MOST: dict[str, int | None] = {"scalar": None, "avx2": None, "avx512": 24}
 
 
 def why_not(weight: Weight, dtype: torch.dtype) -> str | None:
@@ -24,50 +34,72 @@ def why_not(weight: Weight, dtype: torch.dtype) -> str | None:
     module = load("cpu")
     if module.found is None:
         return f"the CPU module is {module.reason}"
-    if not isinstance(weight, PanelsWeight):
-        return f"no CPU kernel reads {type(weight).__name__}"
     if dtype not in FLOATS:
         return f"needs activations of float32, float16 or bfloat16, got {str(dtype).removeprefix('torch.')}"
-    return None if 0 not in weight.shape else f"a weight of shape {weight.shape} has no elements"
+    if 0 in weight.shape:
+        return f"a weight of shape {weight.shape} has no elements"
+    if isinstance(weight, PanelsWeight) or rows_of(weight) is not None:
+        return None
+    return f"no CPU kernel reads {type(weight).__name__}"
 
 
-def can_multiply(x: Tensor, weight: Weight, bias: Tensor | None) -> bool:
-    """Whether `linear` multiplies this: a weight and x whose memory is here, and no gradient asked for."""
-    if not isinstance(weight, PanelsWeight) or why_not(weight, x.dtype) is not None or not is_on():
-        return False
-    held = (*weight.fields().values(), *(() if bias is None else (bias,)))
-    if not all(is_plain(tensor, "cpu") for tensor in (x, *held)):
-        return False
-    return all(tensor.is_contiguous() for tensor in weight.fields().values())
+def multiply(x: Tensor, weight: Weight, bias: Tensor | None = None, few: int | None = None) -> Tensor | None:
+    """(..., K) -> (..., N) in x's dtype, sums in float32; None where this module does not take the call.
 
-
-def linear(x: Tensor, weight: PanelsWeight, bias: Tensor | None = None, few: int | None = None) -> Tensor:
-    """(..., K) -> (..., N) in x's dtype, sums in float32; asks nobody whether the weight fits.
-
-    `few`: up to so many tokens codes become floats in registers; None: as `FEW` says.
+    `reference.check` has nothing against the operands. `few`: up to so many tokens codes in panels become
+    floats in registers; None: as `FEW` says.
     """
-    N, K = weight.shape
-    rows, name = x.detach().reshape(-1, K), isa()
-    rows = rows if rows.stride(-1) == 1 or K == 1 else rows.contiguous()
-    y = torch.empty(rows.shape[0], N, dtype=x.dtype)
+    held = (x, *weight.fields().values(), *(() if bias is None else (bias,)))
+    if load("cpu").found is None or not is_on() or torch.compiler.is_compiling():
+        return None
+    if x.dtype not in FLOATS or 0 in weight.shape or not all(is_plain(tensor, "cpu") for tensor in held):
+        return None
+    rows, most = x.detach().reshape(-1, x.shape[-1]), MOST[isa()]
+    if most is not None and rows.shape[0] > most:
+        return None
+    rows = rows if rows.stride(1) == 1 or rows.shape[1] == 1 else rows.contiguous()
     added = None if bias is None else bias.detach().to(torch.float32).contiguous()
-    config = weight.config
-    group, run = config.rows_of_a_group(K), config.run(K)
+    if isinstance(weight, PanelsWeight):
+        if not all(tensor.is_contiguous() for tensor in weight.fields().values()):
+            return None
+        y = _panels(rows, weight, added, FEW[isa()] if few is None else few)
+    else:
+        codes = rows_of(weight)
+        if codes is None:
+            return None
+        y = _rows(rows, codes, added)
+    return y.view(*x.shape[:-1], weight.shape[0])
+
+
+def _panels(x: Tensor, weight: PanelsWeight, bias: Tensor | None, few: int) -> Tensor:
+    (M, K), config = x.shape, weight.config
+    y = x.new_empty(M, weight.layer.N)
     _module().multiply(
-        name,
+        isa(),
         config.bits,
-        (rows.shape[0], K, N, weight.rows, group, run, rows.stride(0)),
-        _typed(rows),
+        (M, K, weight.layer.N, weight.rows, config.rows_of_a_group(K), config.run(K), x.stride(0)),
+        _typed(x),
         address(weight.perm),
         weight.qweight.data_ptr(),
         _typed(weight.scales),
         address(weight.zeros),
-        address(added),
+        address(bias),
         _typed(y),
-        FEW[name] if few is None else few,
+        few,
         threads(),
     )
-    return y.view(*x.shape[:-1], N)
+    return y
+
+
+def _rows(x: Tensor, codes: CodeRows, bias: Tensor | None) -> Tensor:
+    (M, K), N = x.shape, codes.bytes.shape[0]
+    y = x.new_empty(M, N)
+    values = values_of(codes.meaning, N, codes.high_first)
+    at = codes.bytes.data_ptr(), codes.bytes.stride(0), address(bias)
+    _module().multiply_rows(
+        isa(), codes.bits, (M, K, N, x.stride(0)), _typed(x), values, *at, _typed(y), threads()
+    )
+    return y
 
 
 def _typed(tensor: Tensor) -> tuple[int, int]:
@@ -76,5 +108,5 @@ def _typed(tensor: Tensor) -> tuple[int, int]:
 
 def _module() -> ModuleType:
     found = load("cpu").found
-    assert found is not None  # `why_not` has asked
+    assert found is not None  # `multiply` has asked
     return found

@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from qload.errors import ArgumentError, DtypeError, ShapeError
-from qload.kernel_formats import PanelsWeight
 from qload.kernels import cpu, cuda, declared, products, scaled, sums
 from qload.kernels.declared import Activations, Maximum
 from qload.spec import Weight, can_cut, outputs
@@ -28,7 +27,8 @@ def linear(
     `qload.kernels.products` says how, and what that costs; a plain weight of x's dtype is torch's own linear
     and nothing else. Inputs are multiplied by the weight's `input_factors` first, where it has some, then
     quantized, where the weight declares it and `activations` does not say "unquantized"; `maximum` as
-    `Weight.get_linear` has it. Native kernels take inputs as they come, and none that are to be quantized.
+    `Weight.get_linear` has it. Native kernels take inputs as they come, and none that are to be quantized;
+    that of a CPU rounds no weight.
     """
     check(x, weight, bias)
     if quantizes(weight, activations):
@@ -38,8 +38,9 @@ def linear(
             return functional.linear(x, weight.dequantize(x.dtype), bias)
         if x.is_cuda and cuda.can_multiply(x, weight, bias):
             return cuda.linear(x, weight, bias)
-        if isinstance(weight, PanelsWeight) and cpu.can_multiply(x, weight, bias):
-            return cpu.linear(x, weight, bias)
+        made = cpu.multiply(x, weight, bias) if x.device.type == "cpu" else None
+        if made is not None:
+            return made
     K = weight.layer.K
     with sums.in_given_types(x):
         y = product(x.reshape(math.prod(x.shape[:-1]), K), weight, bias, activations, maximum)

@@ -70,7 +70,8 @@ class AskedKinds:
             share = first_share(self.weights, layer, how, self.question.tp)
             if kind.plain or FastestLoader(share.loader).made(layer, HERE) is None:
                 return replace(
-                    stored, choices=without_kernel(kind, layer.format.activations, question.tokens)
+                    stored,
+                    choices=without_kernel(kind, layer.format.activations, question.tokens, question.chip),
                 )
             return self._chosen(stored, share)
         except QloadError as error:

@@ -7,14 +7,14 @@ from typing import Any
 import torch
 
 from qload.errors import NoKernelError
-from qload.kernel_formats import PanelsWeight
+from qload.kernels import cpu
 from qload.kernels.cuda import launch
 from qload.kernels.cuda.choice import choose, ranked
 from qload.kernels.cuda.linear import OPERATORS, unread
 from qload.spec import ActivationScheme, Weight
 
 PLAIN, DEQUANTIZED, SCALED = "torch's product", "dequantize, then torch's product", "quantized inputs"
-PANELS = "the CPU module"
+CPU = "the CPU module"
 OURS = "CUDA kernels"
 
 
@@ -59,8 +59,8 @@ def kernels_for(
 ) -> tuple[KernelChoice, ...]:
     """What multiplies each number of tokens with a weight, as it would lie on a chip; None: on a CPU."""
     operator = OPERATORS.get(type(weight))
-    if weight.activations is None and capability is None and isinstance(weight, PanelsWeight):
-        return tuple(KernelChoice(each, PANELS) for each in tokens)
+    if weight.activations is None and capability is None and isinstance(weight, cpu.TYPES):
+        return tuple(KernelChoice(each, CPU) for each in tokens)
     if weight.activations is not None or operator is None:
         return without_kernel(type(weight), weight.activations, tokens)
     reason = "there is no CUDA device"
@@ -72,14 +72,22 @@ def kernels_for(
 
 
 def without_kernel(
-    weight_type: type[Weight], scheme: ActivationScheme | None, tokens: Sequence[int]
+    weight_type: type[Weight],
+    scheme: ActivationScheme | None,
+    tokens: Sequence[int],
+    capability: tuple[int, int] | None = (0, 0),
 ) -> tuple[KernelChoice, ...]:
-    """What multiplies weights of a type that no kernel of ours reads, or whose inputs are to be quantized."""
+    """What multiplies weights of a type that no CUDA kernel reads, or whose inputs are to be quantized.
+
+    `capability`: of the chip; None: on a CPU.
+    """
     if scheme is not None:
         refused = {OURS: f"the config asks for inputs that are quantized: {scheme}"}
         return tuple(KernelChoice(each, SCALED, refused) for each in tokens)
     if weight_type.plain:
         return tuple(KernelChoice(each, PLAIN) for each in tokens)
+    if capability is None and issubclass(weight_type, cpu.TYPES):
+        return tuple(KernelChoice(each, CPU) for each in tokens)
     return tuple(KernelChoice(each, DEQUANTIZED, {OURS: unread(weight_type)}) for each in tokens)
 
 

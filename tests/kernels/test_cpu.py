@@ -1,5 +1,6 @@
 """Which calls the CPU module takes, and that all doors lead to it; tests/native has its results."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -7,27 +8,31 @@ import torch
 from torch import Tensor
 
 from qload import native
+from qload.formats import FORMATS, Fp8Config, Fp8Weight
 from qload.kernel_formats import repack
-from qload.kernels import cpu, products
+from qload.kernels import cpu, cpu_rows, products
 from qload.native.modules import NativeModule
+from qload.spec import Weight
 from qload.testing import assert_same_bits
 from tests.kernel_formats.marlin_layers import layer
 
 WEIGHT: Any = repack(layer(64, 32, 32, sym=False), "panels")
+FP8 = Fp8Weight(
+    config=Fp8Config(), weight=torch.ones(32, 64).to(torch.float8_e4m3fn), weight_scale=torch.ones(1)
+)
 
 
 @pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A module that multiplies as torch does, and how many tokens each of its calls had."""
-    seen: list[int] = []
-
-    def multiply(x: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor:
-        seen.append(x.numel() // weight.shape[1])
-        made = products.multiply(x.detach().reshape(-1, weight.shape[1]), weight, bias)
-        return made.reshape(*x.shape[:-1], weight.shape[0])
-
-    monkeypatch.setattr(cpu, "load", lambda name: NativeModule(cpu))
-    monkeypatch.setattr(cpu, "linear", multiply)
+def here(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """A module that says what it is asked, and of how many tokens, and leaves y as it is."""
+    seen: list[tuple[str, int]] = []
+    module: Any = SimpleNamespace(
+        multiply=lambda isa, bits, sizes, *rest: seen.append(("panels", sizes[0])),
+        multiply_rows=lambda isa, bits, sizes, *rest: seen.append(("rows", sizes[0])),
+    )
+    monkeypatch.setattr(cpu, "load", lambda name: NativeModule(module))
+    monkeypatch.setattr(cpu, "isa", lambda: "avx2")
+    monkeypatch.setattr(cpu_rows, "has_routines", lambda *tensors: True)
     return seen
 
 
@@ -35,30 +40,30 @@ def inputs(*shape: int, dtype: torch.dtype = torch.float16) -> Tensor:
     return torch.randn(*shape, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
 
 
-def test_a_module_calls_it_with_or_without_a_bias(here: list[int]) -> None:
-    for bias in (None, torch.ones(32), torch.ones(32).half()):
-        assert WEIGHT.get_linear(bias=bias)(inputs(2, 3)).shape == (2, 3, 32)
+def test_a_module_calls_it_with_or_without_a_bias(here: list[tuple[str, int]]) -> None:
+    for weight in (WEIGHT, FP8):
+        for bias in (None, torch.ones(32), torch.ones(32).half()):
+            assert weight.get_linear(bias=bias)(inputs(2, 3)).shape == (2, 3, 32)
 
-    assert here == [6, 6, 6]
+    assert here == [("panels", 6)] * 3 + [("rows", 6)] * 3
 
 
-def test_the_operator_calls_it_too(here: list[int]) -> None:
-    module, x = WEIGHT.get_linear(), inputs(3)
+def test_the_operator_calls_it_too(here: list[tuple[str, int]]) -> None:
+    module = WEIGHT.get_linear()
     held = [WEIGHT.fields()[name] for name in module._call.names]
 
-    y = torch.ops.qload.linear(x, held, None, module._meaning, 32)
+    assert torch.ops.qload.linear(inputs(3), held, None, module._meaning, 32).shape == (3, 32)
 
-    assert here == [3]
-    assert_same_bits(y, module(x))
+    assert here == [("panels", 3)]
 
 
-def test_gradients_are_those_of_the_weight(here: list[int]) -> None:
+def test_gradients_are_those_of_the_weight() -> None:
     x = inputs(2, dtype=torch.float32).requires_grad_()
 
     WEIGHT.get_linear()(x).sum().backward()
 
     assert x.grad is not None
-    torch.testing.assert_close(x.grad, WEIGHT.dequantize().sum(0).expand(2, 64))
+    assert_same_bits(x.grad, torch.ones(2, 32) @ WEIGHT.dequantize())
 
 
 @pytest.mark.parametrize(
@@ -74,41 +79,57 @@ def test_gradients_are_those_of_the_weight(here: list[int]) -> None:
             None,
             id="scales apart",
         ),
+        pytest.param(inputs(2), FP8.holding({"weight": FP8.weight.T.contiguous().T}), None, id="columns"),
         pytest.param(inputs(2).to("meta"), WEIGHT.to("meta"), None, id="no memory"),
     ],
 )
-@pytest.mark.usefixtures("here")
-def test_what_it_does_not_take(x: Tensor, weight: Any, bias: Tensor | None) -> None:
-    assert not cpu.can_multiply(x, weight, bias)
+def test_what_it_does_not_take(
+    here: list[tuple[str, int]], x: Tensor, weight: Any, bias: Tensor | None
+) -> None:
+    assert cpu.multiply(x, weight, bias) is None
+    assert here == []
 
 
-@pytest.mark.usefixtures("here")
-def test_it_takes_the_types_of_activations_and_not_within_the_reference() -> None:
+def test_it_takes_the_types_of_activations_and_not_within_the_reference(here: list[tuple[str, int]]) -> None:
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        assert cpu.can_multiply(inputs(2, dtype=dtype), WEIGHT, torch.ones(32))
+        assert cpu.multiply(inputs(2, dtype=dtype), WEIGHT, torch.ones(32)) is not None
     with native.reference():
-        assert not cpu.can_multiply(inputs(2), WEIGHT, None)
+        assert cpu.multiply(inputs(2), WEIGHT) is None
+    assert len(here) == 3
 
 
+def test_many_tokens_are_torchs_where_it_has_instructions_that_we_have_not(
+    monkeypatch: pytest.MonkeyPatch, here: list[tuple[str, int]]
+) -> None:
+    monkeypatch.setattr(cpu, "isa", lambda: "avx512")
+
+    assert cpu.multiply(inputs(24), WEIGHT) is not None
+    assert cpu.multiply(inputs(25), WEIGHT) is None
+    assert here == [("panels", 24)]
+
+
+@pytest.mark.usefixtures("here")
 def test_every_no_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "load", lambda name: NativeModule(cpu))
     empty = WEIGHT.holding({})
     object.__setattr__(empty, "layer", type(WEIGHT.layer)((0,), 64, (0, 64)))
 
     assert cpu.why_not(WEIGHT, torch.float16) is None
-    assert (
-        cpu.why_not(WEIGHT, torch.float64) == "needs activations of float32, float16 or bfloat16, got float64"
-    )
+    assert cpu.why_not(FP8, torch.float16) is None
+    assert str(cpu.why_not(WEIGHT, torch.float64)).endswith("float32, float16 or bfloat16, got float64")
     assert cpu.why_not(layer(64, 32, 32), torch.float16) == "no CPU kernel reads GPTQWeight"
     assert cpu.why_not(empty, torch.float16) == "a weight of shape (0, 64) has no elements"
     monkeypatch.setattr(cpu, "load", lambda name: NativeModule(None, "not built"))
     assert cpu.why_not(WEIGHT, torch.float16) == "the CPU module is not built"
 
 
-def test_without_the_module_a_weight_in_panels_is_multiplied_all_the_same(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_the_module_every_weight_is_multiplied_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "load", lambda name: NativeModule(None, "not built"))
     x = inputs(3, dtype=torch.float32)
 
-    assert_same_bits(WEIGHT.get_linear()(x), products.multiply(x, WEIGHT))
+    for weight in (WEIGHT, FP8):
+        assert_same_bits(weight.get_linear()(x), products.multiply(x, weight))
+
+
+def test_what_is_multiplied_is_a_format_or_panels() -> None:
+    types: set[type[Weight]] = {*cpu.TYPES}
+    assert types - {*FORMATS} == {type(WEIGHT)}

@@ -1,5 +1,6 @@
 """`get_linear` of every format, by read-back, exact sums and a derived bound."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from qload import native
 from qload.errors import ArgumentError, DtypeError, QloadError, ShapeError
 from qload.formats import (
     FORMATS,
@@ -55,7 +57,12 @@ def test_one_hot_inputs_read_the_weight_back(
 def test_small_integers_sum_exactly(weight_type: type[Weight], dtype: torch.dtype, data: Any) -> None:
     weight = data.draw(layers(weight_type, CONFIGS[weight_type], most=2, fillings=("count",))).weight()
 
-    assert_sums_exactly(weight.get_linear(), weight, dtype)
+    wide = weight.dequantize()
+    # The CPU module does not round a weight, as nf4 has to be for exact sums.
+    how = nullcontext if torch.equal(wide.to(dtype).float(), wide) else native.reference
+
+    with how():
+        assert_sums_exactly(weight.get_linear(), weight, dtype)
 
 
 @every_matrix

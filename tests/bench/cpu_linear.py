@@ -1,0 +1,174 @@
+"""Linears on a CPU beside torch's own: `nox -s bench`, or `python -m tests.bench.cpu_linear`.
+
+A layer of 4096 inputs and 14336 outputs, x in bfloat16. Each way has as many copies of the layer as make
+1 GiB, so that no cache holds one, and the ways take turns, so that whatever else the machine does meets all
+of them. `of reading` is the share of the rate at which torch reads as many bytes as the way's own, in the
+same run. What is ours is checked before it is timed.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from statistics import median
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+from torch.nn.functional import linear
+
+from qload import native
+from qload.formats import CTMXFP4Weight, Fp8Config, Fp8Weight, GPTQConfig, GPTQWeight, MXFP4Config
+from qload.kernel_formats import repack
+from qload.kernels import cpu
+from qload.layouts import Stored
+from qload.testing import assert_within_bound
+
+K, N, GROUP = 4096, 14336, 128
+ROTATE = 1 << 30
+Calls = list[Callable[[Tensor], Tensor]]
+
+
+def words(*shape: int) -> Tensor:
+    return torch.randint(-(2**31), 2**31, shape, dtype=torch.int64).to(torch.int32)
+
+
+def gptq(bits: int) -> GPTQWeight:
+    """Random codes and zero points, scales such that outputs stay small."""
+    groups = K // GROUP
+    return GPTQWeight(
+        config=GPTQConfig(bits, GROUP, zeros=Stored(), positional=True),
+        qweight=words(K * bits // 32, N),
+        qzeros=words(groups, N * bits // 32),
+        scales=(torch.rand(groups, N) * 2.0**-bits).to(torch.float16),
+        g_idx=(torch.arange(K) // GROUP).to(torch.int32),
+    )
+
+
+def ours(made: list[Any]) -> Calls:
+    """By the CPU module, what is right."""
+
+    def call(x: Tensor, weight: Any) -> Tensor:
+        y = cpu.multiply(x, weight)
+        assert y is not None
+        return y
+
+    assert_within_bound(partial(call, weight=made[0]), made[0], torch.randn(3, K).bfloat16())
+    return [partial(call, weight=weight) for weight in made]
+
+
+def fp8() -> Calls:
+    """Ours, as it is stored; a scale for each output."""
+    count = -(-ROTATE // (K * N))
+    weight = torch.randn(N, K).to(torch.float8_e4m3fn)
+    config, scales = Fp8Config("channel"), torch.rand(N, 1)
+    return ours([Fp8Weight(config=config, weight=weight.clone(), weight_scale=scales) for _ in range(count)])
+
+
+def mxfp4() -> Calls:
+    """Ours, as it is stored; an exponent for each 32 inputs."""
+    made = list[Any]()
+    for _ in range(-(-ROTATE // (K * N // 2))):
+        codes = torch.randint(0, 256, (N, K // 2), dtype=torch.uint8)
+        scales = torch.randint(120, 126, (N, K // 32), dtype=torch.uint8)
+        made.append(CTMXFP4Weight(config=MXFP4Config(), weight_packed=codes, weight_scale=scales))
+    return ours(made)
+
+
+def panels(bits: int) -> Calls:
+    """Ours, in panels."""
+    weight, made = gptq(bits), list[Any]()
+    for _ in range(-(-ROTATE // (K * N * bits // 8))):
+        made.append(repack(weight, "panels"))
+        weight = weight.holding({"qweight": weight.qweight.roll(1, 0)})
+    return ours(made)
+
+
+def plain(dtype: torch.dtype) -> Calls:
+    """torch's linear of a plain weight."""
+    made = [torch.randn(N, K).to(dtype) for _ in range(-(-ROTATE // (K * N * dtype.itemsize)))]
+    return [lambda x, weight=weight: linear(x.to(dtype), weight) for weight in made]  # type: ignore[misc]
+
+
+def int4pack() -> Calls:
+    """torch's own 4 bits, groups of 128, zero points."""
+    count, scales = -(-ROTATE // (K * N // 2)), torch.rand(K // GROUP, N, 2).bfloat16()
+    ops: Any = torch.ops.aten
+    codes = torch.randint(0, 16, (N, K), dtype=torch.int32)
+    packed = [ops._convert_weight_to_int4pack_for_cpu(codes, 1) for _ in range(min(count, 3))]
+    packed += [packed[0].clone() for _ in range(count - len(packed))]
+    call = ops._weight_int4pack_mm_for_cpu
+    return [lambda x, weight=weight: call(x, weight, GROUP, scales) for weight in packed]  # type: ignore[misc]
+
+
+def int8pack() -> Calls:
+    """torch's own 8 bits, a scale for each output."""
+    made = [torch.randint(-128, 128, (N, K), dtype=torch.int8) for _ in range(-(-ROTATE // (K * N)))]
+    scales, call = torch.rand(N).bfloat16(), torch.ops.aten._weight_int8pack_mm
+    return [lambda x, weight=weight: call(x, weight, scales) for weight in made]  # type: ignore[misc]
+
+
+def reading(size: int, rounds: int) -> float:
+    """Seconds in which torch reads so many bytes, at best."""
+    pool, took = torch.zeros(ROTATE // 4, dtype=torch.int32), list[float]()
+    for turn in range(rounds):
+        at = turn * (size // 4) % (pool.numel() - size // 4)
+        start = time.perf_counter()
+        pool[at : at + size // 4].max()
+        took.append(time.perf_counter() - start)
+    return min(took)
+
+
+def in_turns(ways: dict[str, Calls], x: Tensor, rounds: int) -> dict[str, list[float]]:
+    took: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(rounds + 1):
+        for name, calls in ways.items():
+            start = time.perf_counter()
+            calls[turn % len(calls)](x)
+            took[name].append(time.perf_counter() - start)
+    return {name: times[1:] for name, times in took.items()}
+
+
+WAYS: dict[str, tuple[int, Callable[[], Calls]]] = {
+    "panels, 4 bits": (K * N // 2, lambda: panels(4)),
+    "panels, 8 bits": (K * N, lambda: panels(8)),
+    "FP8": (K * N, fp8),
+    "MXFP4": (K * N // 2, mxfp4),
+    "torch int4pack": (K * N // 2, int4pack),
+    "torch int8pack": (K * N, int8pack),
+    "torch bfloat16": (K * N * 2, lambda: plain(torch.bfloat16)),
+    "torch float32": (K * N * 4, lambda: plain(torch.float32)),
+}
+
+
+def rows(tokens: list[int], only: list[str], rounds: int) -> Iterator[list[str]]:
+    ways = {name: WAYS[name][1]() for name in only}
+    for M in tokens:
+        x = torch.randn(M, K).bfloat16()
+        found = in_turns(ways, x, max(3, rounds if M <= 16 else rounds // 5))
+        for name, took in found.items():
+            read = WAYS[name][0]
+            share = f"{reading(read, rounds) / min(took):.0%}"
+            best = [f"{1e3 * min(took):.2f}", f"{1e3 * median(took):.2f}", f"{read / min(took) / 1e9:.1f}"]
+            yield [str(M), name, *best, share]
+
+
+def main() -> None:
+    """Print the table, of the tokens and ways that are asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tokens", type=int, nargs="+", default=[1, 2, 4, 6, 7, 16, 64, 256])
+    parser.add_argument("--only", action="append", choices=list(WAYS), help="may be given several times")
+    parser.add_argument("--rounds", type=int, default=30)
+    asked = parser.parse_args()
+    title = f"{K} x {N}, {native.isa()}, {native.threads()} threads"
+    table = Table("M", "how", "ms, best", "ms, median", "GB/s", "of reading", title=title)
+    with torch.inference_mode():
+        for row in rows(asked.tokens, asked.only or list(WAYS), asked.rounds):
+            table.add_row(*row)
+    Console(width=120).print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""Products with codes that lie in rows, of every format that has some, by every instruction set here."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from qload import native
+from qload.formats import CTMXFP4Weight, Fp8Config, Fp8Weight, MXFP4Config
+from qload.kernels import cpu
+from qload.kernels.cpu_rows import ROW_TYPES, rows_of
+from qload.spec import Weight
+from qload.testing import assert_reads_back, assert_same_bits, assert_same_twice, assert_within_bound, layers
+from tests.format_cases import CONFIGS
+
+ISAS = pytest.mark.parametrize("isa", native.available())
+
+
+def mxfp4(N: int, K: int) -> Weight:
+    make = torch.Generator().manual_seed(N + K)
+    return CTMXFP4Weight(
+        config=MXFP4Config(),
+        weight_packed=torch.randint(0, 256, (N, K // 2), generator=make, dtype=torch.uint8),
+        weight_scale=torch.randint(120, 126, (N, K // 32), generator=make, dtype=torch.uint8),
+    )
+
+
+def fp8(N: int, K: int) -> Weight:
+    numbers = torch.randn(N, K, generator=torch.Generator().manual_seed(N + K))
+    scales = torch.arange(N).float()[:, None] / 64 + 1
+    return Fp8Weight(config=Fp8Config("channel"), weight=numbers.to(torch.float8_e4m3fn), weight_scale=scales)
+
+
+LARGE = pytest.mark.parametrize("weight", [mxfp4(40, 1088), fp8(21, 1030)], ids=["mxfp4", "fp8"])
+
+
+def kernel(weight: Weight, isa: str, threads: int = 1) -> Any:
+    def multiply(x: Tensor) -> Tensor:
+        with native.using(isa, threads):
+            y = cpu.multiply(x, weight)
+        assert y is not None
+        return y
+
+    return multiply
+
+
+@ISAS
+@pytest.mark.parametrize("weight_type", ROW_TYPES, ids=lambda weight_type: weight_type.format)
+@given(data=st.data())
+@settings(max_examples=5)
+def test_rows_of_every_format_are_read_back(isa: str, weight_type: type[Weight], data: Any) -> None:
+    weight = data.draw(layers(weight_type, CONFIGS[weight_type], most=2)).weight()
+    if rows_of(weight) is None:
+        assert weight.format in ("ct_pack", "ct_pack_tensor", "modelopt_awq")  # of which some lie otherwise
+        return
+    multiply, x = (
+        kernel(weight, isa),
+        torch.randn(4, weight.layer.K, generator=torch.Generator().manual_seed(1)),
+    )
+
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        assert_reads_back(multiply, weight, dtype)
+    assert_within_bound(multiply, weight, x)
+
+
+@ISAS
+@LARGE
+def test_rows_longer_than_what_is_spelled_out_at_once(isa: str, weight: Weight) -> None:
+    K = weight.shape[1]
+    for M in (1, 2, 3, 4, 7):
+        x = torch.randn(M, K, generator=torch.Generator().manual_seed(M))
+        assert_within_bound(kernel(weight, isa), weight, x)
+        assert_same_twice(kernel(weight, isa), x)
+
+
+@ISAS
+@LARGE
+def test_threads_and_strides_change_no_bit(isa: str, weight: Weight) -> None:
+    K = weight.shape[1]
+    wide = torch.randn(24, 2 * K + 1, generator=torch.Generator().manual_seed(0))
+    for x in (wide[:, 1 : K + 1], wide[:, : 2 * K : 2], wide[:1, :K].expand(9, K)):
+        alone = kernel(weight, isa)(x.contiguous())
+        for threads in (1, 2, 3, 8):
+            assert_same_bits(kernel(weight, isa, threads)(x), alone)
+
+
+@ISAS
+@LARGE
+def test_more_tokens_than_lie_ready_at_once_and_one_that_is_not_finite(isa: str, weight: Weight) -> None:
+    x = torch.randn(258, weight.shape[1], generator=torch.Generator().manual_seed(0))
+    want = kernel(weight, isa)(x)
+    x[256, 3] = torch.nan
+
+    y = kernel(weight, isa)(x)
+
+    assert y[256].isnan().all()
+    assert_same_bits(torch.cat([y[:256], y[257:]]), torch.cat([want[:256], want[257:]]))
+    assert_within_bound(lambda x: want[:3], weight, x[:3])
+
+
+def test_a_weight_whose_bytes_are_a_view_is_read_where_it_lies() -> None:
+    weight: Any = mxfp4(8, 64)
+    wide = torch.zeros(8, 40, dtype=torch.uint8)
+    wide[:, 4:36] = weight.weight_packed
+    moved = weight.holding({"weight_packed": wide[:, 4:36]})
+
+    assert rows_of(moved).bytes.data_ptr() == wide.data_ptr() + 4  # type: ignore[union-attr]
+    assert_same_bits(kernel(moved, native.isa())(torch.eye(64)), kernel(weight, native.isa())(torch.eye(64)))
