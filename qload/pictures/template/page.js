@@ -1,6 +1,7 @@
 "use strict";
 // Rows are data, and only those near to what is seen are elements: 10,000 of them open as fast as 10.
 const RUN = 200;
+const SHORT = 48; // characters that stay in one line
 const tables = JSON.parse(document.getElementById("data").textContent);
 
 for (const section of document.querySelectorAll("section.table")) {
@@ -32,6 +33,7 @@ for (const section of document.querySelectorAll("section.table")) {
       cell.textContent = text;
     }
     if (table.numbers.includes(column)) cell.className = "number";
+    if (text.length > SHORT) cell.className = "long";
     return cell;
   };
 
