@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
 
-from qload.pictures.page import Page, PageTable
+from qload.pictures.page import Page, Table
 from qload.verify import Report
 from qload.verify.report import Finding
 
@@ -31,8 +31,8 @@ def report_page(report: Report) -> str:
         verdict=report.verdict,
         facts=facts,
         tables=[
-            PageTable("Findings", FINDINGS, [_finding(each) for each in report.findings], links="rule"),
-            PageTable("Layers", LAYERS, _layers(report), numbers=COUNTED),
+            Table("Findings", FINDINGS, [_finding(each) for each in report.findings], links="rule"),
+            Table("Layers", LAYERS, _layers(report), numbers=COUNTED),
         ],
         notes=report.notes,
         shares=_shares(report),
