@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from qload.pictures.page import Page, Table
+from qload.pictures.page import Page, ReportTable
 from qload.plan import ExplainedLayer, Explanation
 
 WHY = "why not others"
@@ -26,7 +26,7 @@ def explanation_page(found: Explanation) -> str:
         title="qload explain",
         verdict=found.verdict,
         facts=facts,
-        tables=[Table("Layers", columns, rows, numbers=("N", "K"))],
+        tables=[ReportTable("Layers", columns, rows, numbers=("N", "K"))],
         notes=found.notes,
     ).html()
 

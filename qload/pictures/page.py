@@ -20,7 +20,7 @@ LONGEST = 4000  # characters of a text
 
 
 @dataclass(frozen=True)
-class Table:
+class ReportTable:
     """Rows that are sorted and filtered in the browser.
 
     `columns`: their titles; `numbers`: which of them are sorted as numbers; `links`: the one whose text is
@@ -33,7 +33,7 @@ class Table:
     numbers: Sequence[str] = ()
     links: str = ""
 
-    def filled(self) -> "Table":
+    def filled(self) -> "ReportTable":
         """Without the columns, but for the first, in which no row has a value."""
         held = [
             at for at in range(len(self.columns)) if not at or any(row[at] is not None for row in self.rows)
@@ -57,7 +57,7 @@ class Page:
     title: str
     verdict: str
     facts: Mapping[str, str]
-    tables: Sequence[Table]
+    tables: Sequence[ReportTable]
     notes: Sequence[str] = ()
     shares: Mapping[str, int] = field(default_factory=dict)
     explanations: Mapping[str, str] = field(default_factory=dict)
@@ -95,7 +95,7 @@ def shown(text: object) -> str:
     return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in told)
 
 
-def _data(tables: Sequence[Table]) -> str:
+def _data(tables: Sequence[ReportTable]) -> str:
     """As JSON within a script element, which ends at no text of it."""
     found: list[dict[str, Any]] = [
         {

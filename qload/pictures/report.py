@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
 
-from qload.pictures.page import Page, Table
+from qload.pictures.page import Page, ReportTable
 from qload.verify import Report
 from qload.verify.report import Finding
 
@@ -31,8 +31,8 @@ def report_page(report: Report) -> str:
         verdict=report.verdict,
         facts=facts,
         tables=[
-            Table("Findings", FINDINGS, [_finding(each) for each in report.findings], links="rule"),
-            Table("Layers", LAYERS, _layers(report), numbers=COUNTED),
+            ReportTable("Findings", FINDINGS, [_finding(each) for each in report.findings], links="rule"),
+            ReportTable("Layers", LAYERS, _layers(report), numbers=COUNTED),
         ],
         notes=report.notes,
         shares=_shares(report),

@@ -16,7 +16,7 @@ import pytest
 from qload import explain, verify
 from qload.listing import Coverage, LayerInfo
 from qload.pictures import explanation_page, report_page
-from qload.pictures.page import Page, Table, shown
+from qload.pictures.page import Page, ReportTable, shown
 from qload.verify import Report
 from qload.verify.report import Finding
 from tests.paths import FIXTURES
@@ -117,10 +117,10 @@ def test_which_share_of_the_bytes_is_explained_is_a_bar() -> None:
 
 
 def test_columns_without_a_value_are_left_out_and_numbers_follow() -> None:
-    table = Table("T", ["a", "b", "c"], [["x", None, 1], ["y", None, None]], numbers=["b", "c"])
+    table = ReportTable("T", ["a", "b", "c"], [["x", None, 1], ["y", None, None]], numbers=["b", "c"])
 
     assert table.filled() == replace(table, columns=["a", "c"], rows=[["x", 1], ["y", None]], numbers=["c"])
-    assert Table("T", ["a", "b"], []).filled().columns == ["a"]
+    assert ReportTable("T", ["a", "b"], []).filled().columns == ["a"]
 
 
 def test_text_that_is_too_long_says_so() -> None:
