@@ -56,7 +56,7 @@ def act_order(codes: Codes) -> Iterator[tuple[str, str, Tensor]]:
 def _runs(codes: Codes) -> tuple[int, torch.Tensor]:
     """How many inputs a group has, if all have as many, and each input's place (K,)."""
     K = codes.codes.shape[1]
-    return -(-K // codes.scales.shape[1]), torch.arange(K, device=codes.codes.device)
+    return -(-K // codes.scales.shape[1]), torch.arange(K, device=codes.scales.device)
 
 
 def _grouped(codes: Codes, fault: str, words: str, k_group: Tensor) -> Misreading:
