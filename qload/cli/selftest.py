@@ -80,7 +80,7 @@ def _of_adapter(place: str) -> list[dict[str, Any]]:
             "subject": row.subject,
             "fault": row.fault,
             "words": row.words,
-            "end": "caught" if row.caught else "let through",
+            "end": f"refused ({row.refused})" if row.refused else "caught" if row.caught else "let through",
             "named": row.named,
             **{name: "caught" if noticed else "let through" for name, noticed in row.noticed.items()},
         }

@@ -10,16 +10,21 @@ from qload.diagnosis.misreading import Misreading
 from qload.spec import Codes
 
 
+def in_order(codes: Codes) -> Iterator[Misreading]:
+    """The codes of a layer with act order, with groups as if there were none."""
+    if codes.k_group is None or codes.scales.shape[1] < 2 or bool((codes.k_group.diff() >= 0).all()):
+        return
+    size, inputs = _runs(codes)
+    yield _grouped(codes, "act-order-ignored", "groups in order", inputs // size)
+
+
 def misreadings(codes: Codes) -> Iterator[Misreading]:
-    """The codes with other groups."""
+    """The codes with groups of other sizes, or in the reverse order."""
     if codes.k_group is None or codes.scales.shape[1] < 2:
         return
-    count, K = codes.scales.shape[1], codes.codes.shape[1]
-    size = -(-K // count)
-    inputs = torch.arange(K, device=codes.k_group.device)
-    if not bool((codes.k_group.diff() >= 0).all()):
-        yield _grouped(codes, "act-order-ignored", "groups in order", inputs // size)
-    elif not bool((codes.k_group == inputs // size).all()):
+    count, (size, inputs) = codes.scales.shape[1], _runs(codes)
+    sorted_ = bool((codes.k_group.diff() >= 0).all())
+    if sorted_ and not bool((codes.k_group == inputs // size).all()):
         return
     for half, words in ((size // 2, "half"), (size * 2, "twice")):
         if half:
@@ -46,6 +51,12 @@ def act_order(codes: Codes) -> Iterator[tuple[str, str, Tensor]]:
         "act order's permutation in the wrong direction",
         order.argsort()[order.argsort()],
     )
+
+
+def _runs(codes: Codes) -> tuple[int, torch.Tensor]:
+    """How many inputs a group has, if all have as many, and each input's place (K,)."""
+    K = codes.codes.shape[1]
+    return -(-K // codes.scales.shape[1]), torch.arange(K, device=codes.scales.device)
 
 
 def _grouped(codes: Codes, fault: str, words: str, k_group: Tensor) -> Misreading:

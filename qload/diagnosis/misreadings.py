@@ -22,6 +22,7 @@ def in_programs(codes: Codes, stored: tuple[int, ...] | None) -> Iterator[Misrea
     `stored`: in which order the codes of a word lie, where that is not 0, 1, 2, ...
     """
     yield from zero_points.off_by_one(codes)
+    yield from groups.in_order(codes)  # of two groups, those that are wrong have one another's scales too
     yield from scales.of_another_group(codes)
     yield from groups.misreadings(codes)
     yield from code_orders.in_words(codes, stored)

@@ -88,9 +88,11 @@ def assert_reads_back(
     if wrong.numel():
         n, k = wrong[wrong[:, 1].argmin()].tolist()
         found = diagnose(want, got.to(dtype), whole or weight, rank=rank, world=world)
+        others = f"\n  or        {', '.join(found.also)}: the same numbers here" if found.also else ""
+        cause = f"{found.sentence}{others}"
         raise Misread(
             f"the kernel has {got[n, k]:g} at (n, k) = ({n}, {k}), the weight {want[n, k]:g}; "
-            f"{wrong.shape[0]} of {want.numel()} are wrong, {_range(wrong)}\n  cause     {found.sentence}",
+            f"{wrong.shape[0]} of {want.numel()} are wrong, {_range(wrong)}\n  cause     {cause}",
             found,
         )
 

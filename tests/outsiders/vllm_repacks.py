@@ -34,6 +34,8 @@ class TestGPTQPack(PackerSuite):
         return packers.unpack_cols(flat, case.bits, case.N, case.K)
 
     def can_implement(self, case: ConformanceCase) -> tuple[bool, str]:
+        if case.zeros == "wrapping":
+            return False, "who packs zero points takes one from them, and says how zeros of 0 borrow"
         return 32 % case.bits == 0, "codes that fill words"
 
 

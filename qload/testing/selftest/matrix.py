@@ -41,6 +41,8 @@ class KillRow:
         By name of each check: whether it failed, as it has to.
     named
         The class that a diagnosis gives to the weight that is read back; None for none.
+    refused
+        What the kernel's own packing raised, which says more than any check: its class and first line; or "".
     """
 
     subject: str
@@ -48,11 +50,12 @@ class KillRow:
     words: str
     noticed: dict[str, bool]
     named: str | None
+    refused: str = ""
 
     @property
     def caught(self) -> bool:
-        """Whether a check of qload notices."""
-        return any(self.noticed[name] for name in OWN)
+        """Whether a check of qload notices, or the kernel packs no such weight."""
+        return bool(self.refused) or any(self.noticed[name] for name in OWN)
 
 
 def kill_matrix(adapter: Adapter, dtype: torch.dtype = torch.float16) -> Iterator[KillRow]:
@@ -80,7 +83,13 @@ def _of_subject(adapter: Adapter, name: str, weight: Weight, dtype: torch.dtype)
             "the kernel", "right before a fault is planted", f"{', '.join(failing)}: {found.sentence}"
         )
     for fault in KERNEL_FAULTS:
-        planted = _planted(adapter, fault, weight)
+        try:
+            planted = _planted(adapter, fault, weight)
+        except Exception as error:  # a class of the kernel's own
+            first, *_ = str(error).splitlines() or [""]
+            refused = f"{type(error).__name__}: {first}"
+            yield KillRow(name, fault.name, fault.words, dict.fromkeys(ORACLES, True), None, refused)
+            continue
         if planted is not None and not torch.equal(read_back(planted, weight.layer.K, dtype), right):
             yield _row(name, fault, planted, weight, dtype)
 

@@ -67,6 +67,29 @@ def test_a_row_says_who_noticed_and_what_it_was(monkeypatch: pytest.MonkeyPatch)
     assert row.noticed == {name: name not in blind for name in ORACLES}
 
 
+class Symmetric(Plain):
+    """A kernel whose packing looks at zero points."""
+
+    format = "gptq"
+
+    def pack(self, weight: Weight) -> Tensor:
+        zeros = weight.codes().zeros
+        if zeros is None or bool((zeros != 8).any()):
+            raise NotImplementedError("symmetric weights only\nand no others")
+        return super().pack(weight)
+
+
+def test_a_weight_that_the_kernel_refuses_is_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = [each for each in KERNEL_FAULTS if each.name in ("zero-plus-one", "scales-doubled")]
+    monkeypatch.setattr(matrix, "KERNEL_FAULTS", chosen)
+
+    zeros, scales = kill_matrix(Symmetric())
+
+    assert zeros.refused == "NotImplementedError: symmetric weights only"
+    assert zeros.caught
+    assert (scales.refused, scales.named) == ("", "factor")
+
+
 def test_a_kernel_that_is_wrong_before_is_told_so() -> None:
     with pytest.raises(ArgumentError, match="every number 2 times"):
         next(kill_matrix(Doubling()))
