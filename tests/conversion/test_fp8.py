@@ -11,6 +11,10 @@ from safetensors.torch import load_file, save_file
 
 from qload import convert, diff, open_checkpoint, verify
 from qload.conversion import Conversion
+from qload.conversion.asked import StoredLayer
+from qload.conversion.items import Item
+from qload.conversion.sections import section
+from qload.formats import Fp8Config, Fp8Weight
 from qload.spec import ActivationScheme
 from qload.testing import make_checkpoint
 from tests.paths import FIXTURES
@@ -199,3 +203,16 @@ def test_how_the_cache_is_quantized_goes_along_or_is_noted(to: str, kept: bool, 
     assert found.verdict == "ok"
     assert (after.get("kv_cache_scheme") == scheme) is kept
     assert any("kv_cache_scheme" in note for note in found.notes) is not kept
+
+
+def test_blocks_of_two_sizes_have_a_group_each() -> None:
+    item = Item({}, 0, lambda: iter(()))
+    layers = [
+        StoredLayer(name, Fp8Weight, Fp8Config("block", block), 16, item=item)
+        for name, block in (("a", (4, 8)), ("b", (8, 8)), ("c", (4, 8)))
+    ]
+    said = section(layers, []).values or {}
+
+    assert [
+        (each["targets"], each["weights"]["block_structure"]) for each in said["config_groups"].values()
+    ] == [(["Linear"], [4, 8]), (["b"], [8, 8])]
