@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from qload.hub import HubId
 
 FLOATS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-FORMATS = ("gptq", "gptq_v2", "awq", "marlin", "marlin_24", "compressed-tensors")
+FORMATS = ("gptq", "gptq_v2", "awq", "marlin", "marlin_24", "compressed-tensors", "fp8")
 GIGABYTE = 1_000_000_000
 
 EPILOG = """\b

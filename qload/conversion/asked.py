@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from qload.conversion import fp8
 from qload.conversion.items import Item, dequantized, meaning, rewritten
 from qload.conversion.targets import FLOATS, INTEGERS, Unpacked
 from qload.errors import QloadError, RepackError
@@ -12,7 +13,7 @@ from qload.formats import UnquantizedConfig, UnquantizedWeight
 from qload.kernel_formats.repack import READERS
 from qload.loader import LayerDescription, Part
 from qload.repacking.header_only import HeaderOnlySource
-from qload.spec import Weight
+from qload.spec import ActivationScheme, Weight
 from qload.verify.chunks import outputs
 from qload.verify.subject import Subject
 
@@ -28,6 +29,7 @@ class StoredLayer:
     symmetric: bool = False
     act_order: bool = False
     item: Item | None = None
+    inputs: ActivationScheme | None = None
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ class AskedTarget:
         try:
             if self.to in FLOATS:
                 return self._plain(layer, FLOATS[self.to])
+            if self.to == fp8.NAME:
+                return self._fp8(layer)
             return self._integers(layer)
         except RepackError as error:
             return error.reason
@@ -66,6 +70,14 @@ class AskedTarget:
         item = rewritten(weights, self.subject.loader, layer, made, target.write)
         facts = integers.symmetric, not integers.in_order
         return StoredLayer(layer.prefix, type(made), made.config, layer.K, *facts, item)
+
+    def _fp8(self, layer: LayerDescription) -> StoredLayer:
+        weights, loader = self.subject.weights, self.subject.loader
+        assert weights is not None
+        item, fmt = fp8.fp8_item(weights, loader, layer), layer.format
+        return StoredLayer(
+            layer.prefix, fmt.weight_type, fmt.config, layer.K, item=item, inputs=fmt.activations
+        )
 
     def _facts(self, layer: LayerDescription, whole: bool) -> Weight:
         """The layer without its codes, unless these decide too."""

@@ -1,9 +1,10 @@
 """What a conversion will write, known before a byte of it is: the layers, the files, and what is refused."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
+from qload.conversion import fp8
 from qload.conversion.asked import AskedTarget, StoredLayer
 from qload.conversion.items import Item, copied
 from qload.conversion.sections import WrittenConfig, section
@@ -17,6 +18,8 @@ from qload.verify.crew import Crew
 from qload.verify.subject import Subject
 
 Told = Callable[[int, int], None]  # layers that were asked, and all
+OWNER = "compressed-tensors"
+CACHE = "kv_cache_scheme"
 STACKED = "is one of several in a tensor of all experts, which is not taken apart"
 
 
@@ -131,16 +134,31 @@ def _section(subject: Subject, layers: Sequence[StoredLayer]) -> WrittenConfig:
         for prefix, layer in subject.layers.items()
         if isinstance(layer, LayerDescription) and layer.format.weight_type.plain and "K" in layer.sizes
     ]
-    return section(quantized, sorted(name for name in plain if name.rpartition(".")[2] not in EMBEDDINGS))
+    made = section(quantized, sorted(name for name in plain if name.rpartition(".")[2] not in EMBEDDINGS))
+    cache = _cache_scheme(subject)
+    if cache is not None and CACHE in (made.values or {}):
+        return replace(made, values={**(made.values or {}), CACHE: cache})
+    return made
+
+
+def _cache_scheme(subject: Subject) -> object | None:
+    """How keys and values are quantized in the cache, which compressed-tensors alone says beside weights."""
+    found = next(iter(subject.configs), None)
+    return None if found is None else found.values.get(CACHE)
 
 
 def _notes(subject: Subject, stored: Mapping[str, StoredLayer], to: str) -> Iterator[str]:
     schemes = {
-        str(layer.format.activations)
+        layer.format.activations
         for prefix in stored
         if isinstance(layer := subject.layers[prefix], LayerDescription) and layer.format.activations
     }
-    for scheme in sorted(schemes):
-        yield f"inputs were quantized ({scheme}), which {to} does not say: they are taken as they come"
+    for scheme in sorted(schemes, key=str):
+        if to != fp8.NAME:
+            yield f"inputs were quantized ({scheme}), which {to} does not say: they are taken as they come"
+        elif scheme.dynamic and scheme.owner != OWNER:
+            yield f"scales of inputs ({scheme}) were found as {scheme.owner} does, and are as {OWNER} does"
+    if _cache_scheme(subject) is not None and to not in (OWNER, fp8.NAME):
+        yield f"the config has a {CACHE}, which {to} does not say: engines keep keys and values as they come"
     if subject.loader.config_tensors:
         yield f"left out, as the config says it: {', '.join(subject.loader.config_tensors)}"

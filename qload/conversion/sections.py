@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from qload.conversion import fp8
 from qload.conversion.asked import StoredLayer
-from qload.formats import AWQWeight, CTPackWeight, GPTQWeight, Marlin24Weight, MarlinWeight
+from qload.formats import AWQWeight, CTPackWeight, Fp8Weight, GPTQWeight, Marlin24Weight, MarlinWeight
 from qload.layouts import Stored
 from qload.spec import Weight
 
@@ -125,16 +126,42 @@ def _compressed_tensors(layers: Sequence[StoredLayer], plain: Sequence[str]) -> 
             "input_activations": None,
             "output_activations": None,
         }
-    values = {
+    return WrittenConfig(_of_groups("pack-quantized", groups, plain), refused=refused)
+
+
+def _float_quantized(layers: Sequence[StoredLayer], plain: Sequence[str]) -> WrittenConfig:
+    """As compressed-tensors writes FP8: a group of modules for each kind of scales, of weights and inputs."""
+    kinds: dict[tuple[object, ...], list[StoredLayer]] = {}
+    refused = {
+        layer.prefix: "it is kept as it is, and its config would say another dialect of fp8"
+        for layer in layers
+        if layer.item is None
+    }
+    for layer in layers:
+        kinds.setdefault((layer.config.per, layer.config.block, layer.inputs), []).append(layer)
+    ordered = sorted(kinds.values(), key=len, reverse=True)
+    groups = {
+        f"group_{at}": {
+            "targets": [layer.prefix for layer in alike] if at else ["Linear"],
+            "weights": fp8.scheme_of_weights(alike[0].config.per, alike[0].config.block),
+            "input_activations": fp8.scheme_of_inputs(alike[0].inputs),
+            "output_activations": None,
+        }
+        for at, alike in enumerate(ordered)
+    }
+    return WrittenConfig(_of_groups("float-quantized", groups, plain), refused=refused)
+
+
+def _of_groups(packing: str, groups: Mapping[str, object], plain: Sequence[str]) -> dict[str, Any]:
+    return {
         "quant_method": "compressed-tensors",
-        "format": "pack-quantized",
+        "format": packing,
         "quantization_status": "compressed",
         "version": CT_VERSION,
         "config_groups": groups,
         "ignore": list(plain),
         "kv_cache_scheme": None,
     }
-    return WrittenConfig(values, refused=refused)
 
 
 def _scheme(bits: int, size: int, symmetric: bool) -> dict[str, Any]:
@@ -186,4 +213,5 @@ SECTIONS: Mapping[type[Weight], Callable[[Sequence[StoredLayer], Sequence[str]],
     MarlinWeight: _marlin,
     Marlin24Weight: _marlin,
     CTPackWeight: _compressed_tensors,
+    Fp8Weight: _float_quantized,
 }

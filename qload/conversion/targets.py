@@ -45,7 +45,7 @@ FLOATS: Mapping[str, torch.dtype] = {
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
 }
-TARGETS = (*INTEGERS, *FLOATS)
+TARGETS = (*INTEGERS, "fp8", *FLOATS)
 
 
 class Unpacked(Integers):

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from qload.cli import convert as verb
+from qload.conversion.fp8 import NAME
 from qload.conversion.report import Became
 from qload.conversion.targets import FLOATS, INTEGERS
 from tests.cli.test_several import run
@@ -74,6 +75,6 @@ def test_a_target_that_is_taken_and_a_source_that_is_not_there(tmp_path: Path) -
 
 
 def test_the_verb_knows_every_target_and_every_outcome() -> None:
-    assert tuple(INTEGERS) == verb.FORMATS
+    assert (*INTEGERS, NAME) == verb.FORMATS
     assert {*verb.FLOATS.values()} == {*FLOATS}
     assert {*verb.OUTCOMES} == {*Became.__args__}  # type: ignore[attr-defined]

@@ -120,6 +120,17 @@ def test_an_exemption_that_is_plugged_in_is_verifys_too() -> None:
     assert not told.unexplained
 
 
+def test_plain_floats_that_are_exempt_are_not_read() -> None:
+    rest = {f"{LAYER}.rest": torch.ones(2, 2)}
+    weights = held(KNOWN, rest)
+    before = account(Groups(weights)).coverage
+    weights.exempt_by(lambda name: "of a layer that predicts ahead" if name.endswith("rest") else None)
+    after = account(Groups(weights)).coverage
+
+    assert (before.plain_tensors, before.read) == (after.plain_tensors + 1, after.read + size(rest))
+    assert after.exempt == {"of a layer that predicts ahead": size(rest)}
+
+
 def test_what_a_layer_has_is_not_exempt_for_its_dtype() -> None:
     """An index and a shape are whole numbers as buffers are, and a load has to use them."""
     weights = held(gptq("a"))

@@ -146,6 +146,7 @@ EXEMPT = {
     ),
     **dict.fromkeys(["ExplainedLayer", "Explanation", "KernelChoice"], "a result, too"),
     **dict.fromkeys(["CheckpointDiff", "Conversion", "ConvertedLayer", "LayerDiff"], "a result, too"),
+    **dict.fromkeys(["ShardedCheckpoint", "ShardedLayer"], "a result, too"),
     "Architecture": "what a config tells, as architecture_of makes it",
     **dict.fromkeys(["ProcessGroup", "WeightStorage"], "a protocol"),
     **dict.fromkeys(["MPLinearKernel", "Weight", "WeightsLoader", "ZeroPoints"], "abstract"),
