@@ -1,9 +1,9 @@
 """x times a weight on a CPU, by the CPU module: codes become floats in registers, or in the cache.
 
 Weights in panels: few tokens read each byte once and write it nowhere; for more tokens some rows of some
-panels are spelled out and multiplied from the cache. Weights whose codes lie in rows are spelled out there for
-any number of tokens (`qload.kernels.cpu_rows`). `csrc/cpu/product.h` says what is computed, and in which order;
-the result has the same bits on any number of threads.
+panels are spelled out and multiplied from the cache. Weights whose codes lie in rows are spelled out there
+for any number of tokens (`qload.kernels.cpu_rows`). `csrc/cpu/product.h` says what is computed, and in which
+order; the result has the same bits on any number of threads.
 """
 
 from types import ModuleType

@@ -4,6 +4,7 @@ from qload.testing.faults import (
     activations,
     checkpoints,
     conformance,
+    cpu,
     cuda,
     diagnosis,
     engine_transformers,
@@ -22,7 +23,7 @@ from qload.testing.faults import (
 from qload.testing.faults.fault import Fault
 
 FAULTS: tuple[Fault, ...] = (
-    *checkpoints.FAULTS, *marlin.FAULTS, *cuda.FAULTS, *formats.FAULTS, *rules.FAULTS,
+    *checkpoints.FAULTS, *marlin.FAULTS, *cuda.FAULTS, *cpu.FAULTS, *formats.FAULTS, *rules.FAULTS,
     *experts.FAULTS, *stacks.FAULTS, *routing.FAULTS, *activations.FAULTS, *models.FAULTS, *parallel.FAULTS,
     *latent.FAULTS, *diagnosis.FAULTS, *conformance.FAULTS, *planning.FAULTS, *engine_transformers.FAULTS,
     *engine_vllm.FAULTS,
