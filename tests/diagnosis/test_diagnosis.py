@@ -74,6 +74,7 @@ def test_a_fault_of_one_group_is_found_there() -> None:
 
     assert (found.fault, found.k, found.group) == ("zero-points-one-higher", (64, 96), (2, 3))
     assert "inputs 64 to 95, group 2" in found.sentence
+    assert found.sentence.startswith("zero points one higher (v2 read as v1): explains 100 %")
 
 
 def test_act_order_that_is_ignored_is_named_in_both_ways() -> None:
@@ -84,6 +85,28 @@ def test_act_order_that_is_ignored_is_named_in_both_ways() -> None:
     assert diagnose(meant, in_order, PERMUTED).fault == "act-order-ignored"
     assert diagnose(meant, meant[:, order], PERMUTED).fault == "act-order-ignored"
     assert diagnose(meant, meant[:, order[order]], PERMUTED).fault == "act-order-inverse"
+
+
+def test_inputs_that_went_the_other_way_are_told_from_inputs_that_did_not_go() -> None:
+    meant = PERMUTED.dequantize()
+    order = PERMUTED.g_idx.long().argsort(stable=True)
+
+    found = diagnose(meant, meant[:, order.argsort()], PERMUTED)
+
+    assert (found.fault, found.share) == ("act-order-inverse", 1.0)
+    assert found.sentence.startswith("inputs sorted by act order, rows in order: explains 100 %")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bits"), [(torch.float16, 9), (torch.bfloat16, 8), (torch.float32, 18)], ids=str
+)
+def test_numbers_are_one_as_far_as_their_type_rounds(dtype: torch.dtype, bits: int) -> None:
+    third = torch.full((4,), 1 / 3)  # which no 16-bit type holds
+    closeness = closeness_of(third, third.to(dtype))
+    one, unit = torch.tensor(1.0), 2.0**-bits
+
+    assert bool(closeness(one, one * (1 - unit / 2)))
+    assert not bool(closeness(one, one * (1 - 2 * unit)))
 
 
 def test_parts_are_told_by_their_sizes() -> None:
@@ -220,7 +243,7 @@ def test_a_fault_that_says_nothing_of_most_wrong_places_is_not_named() -> None:
 
 
 def run_of_outputs(first: int, size: int) -> tuple[Tensor, Tensor]:
-    """Some outputs of the weight: as they are meant, and with the last four read with scales that are late."""
+    """Some outputs of the weight as they are meant, and with late scales in the last four."""
     wrong = replace(WEIGHT, scales=WEIGHT.scales.roll(1, 0)).dequantize()
     meant = MEANT[first : first + size]
     return meant, torch.cat([meant[:-4], wrong[first + size - 4 : first + size]])
@@ -242,6 +265,16 @@ def test_bounds_lie_within_the_layer_and_not_within_the_run() -> None:
     found = of_case(case, closeness_of(meant, got))
 
     assert (found.n, found.k) == ((44, 48), (0, K))
+
+
+def test_zeros_with_numbers_between_them_are_no_tile() -> None:
+    got = MEANT.clone()
+    got[:, ::2] = 0
+
+    found = diagnose(MEANT, got, WEIGHT)
+
+    assert found.fault is None
+    assert found.sentence.startswith("a fault of no known class")
 
 
 def test_one_wrong_number_is_of_no_class() -> None:

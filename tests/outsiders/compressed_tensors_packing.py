@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from qload.conformance import ConformanceCase, LinearKernelSuite, PackerSuite
+from qload.conformance.linear_trial import LinearTrial
+from qload.testing.checks import Misread
 
 quantization = pytest.importorskip("compressed_tensors.quantization")
 base = pytest.importorskip("compressed_tensors.compressors.pack_quantized.base")
@@ -54,3 +56,15 @@ class TestDecompress(LinearKernelSuite):
 
     def can_implement(self, case: ConformanceCase) -> tuple[bool, str]:
         return not case.act_order, "compressed-tensors has no groups that lie anywhere any more"
+
+
+def test_act_order_is_refused_where_a_config_says_it_and_lost_where_none_does() -> None:
+    with pytest.raises(ValueError, match="actorder='group' has been removed"):
+        quantization.QuantizationArgs(num_bits=4, strategy="group", group_size=128, actorder="group")
+    (case,) = [case for case in TestDecompress.cases("smoke") if case.act_order]
+    unasked = type("Unasked", (TestDecompress,), {"can_implement": lambda self, case: (True, "")})
+
+    with pytest.raises(Misread) as caught:
+        LinearTrial(unasked(), case, "cpu").reads_back()
+
+    assert caught.value.diagnosis.fault == "act-order-ignored"

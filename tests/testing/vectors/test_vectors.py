@@ -64,6 +64,35 @@ def test_a_valid_case_means_what_it_says(name: str, folder: Path) -> None:
     assert_same_bits(torch.cat(shares, axis), expected)
 
 
+WRAPPED = "gptq.v1.w4.g32.wrapped"
+
+
+def fields(words: torch.Tensor) -> torch.Tensor:
+    """(G, N) of the eight fields of each word (G, N/8)."""
+    return (words[:, :, None].long() >> 4 * torch.arange(8) & 15).flatten(1)
+
+
+def test_zero_points_of_0_are_stored_as_15(folder: Path) -> None:
+    stored = fields(load_file(folder / WRAPPED / "model.safetensors")["layer.qzeros"])
+    plain = (torch.arange(stored.shape[1])[None] + 3 * torch.arange(stored.shape[0])[:, None]) % 15
+
+    assert bool((stored[plain == 0] == 15).all())
+    assert torch.equal(stored[plain > 0], plain[plain > 0] - 1)
+
+
+def test_the_owner_carries_over_the_field_beside_a_zero_point_of_0_by_hand(folder: Path) -> None:
+    """The first word holds 15, 0, 1, ..., 6; one more in each field is 0, carry, 2, 2, 3, ..., 7."""
+    found = case(folder, WRAPPED)
+    assert found.expected is not None
+    expected = load_file(folder / found.expected.path)["weight"][:8, 0]
+    scales = load_file(folder / WRAPPED / "model.safetensors")["layer.scales"][0, :8]
+    codes = torch.tensor([0, 5, 10, 15, 4, 9, 14, 3])
+
+    zeros = codes - expected / scales.float()
+
+    assert zeros.tolist() == [0, 2, 2, 3, 4, 5, 6, 7]
+
+
 def refused(place: Path, found: VectorCase) -> bool:
     try:
         for rank in range(found.world):
