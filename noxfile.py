@@ -101,7 +101,11 @@ def compile(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def bench(session: nox.Session) -> None:
-    """The CPU code beside a copy of as many bytes and beside peers; folders of many tensors and bytes."""
+    """The CPU code beside a copy and peers; folders of many tensors; `-- engines`: loads of transformers."""
+    if session.posargs[:1] == ["engines"]:
+        install(session, "test", "transformers")
+        session.run("python", "-m", "tests.bench.engines", *session.posargs[1:])
+        return
     build(session)
     for peer in ("compressed-tensors", "bitsandbytes"):  # what is not to be had is left out of the table
         session.run("python", "-m", "pip", "install", "--quiet", TORCH, peer, success_codes=[0, 1])
@@ -165,9 +169,11 @@ def transformers(session: nox.Session) -> None:
     """transformers' models on qload; tables, routing and experts against its own, at one version."""
     install(session, "test", "transformers")
     tables = (f"tests/transformers/{name}.py" for name in ("tables", "routing", "experts"))
-    engine = (f"tests/engines/transformers/{name}.py" for name in ("whole", "others", "settings", "page"))
+    names = ("whole", "others", "settings", "sharing", "mistakes", "page")
+    engine = (f"tests/engines/transformers/{name}.py" for name in names)
     session.run("pytest", *tables, *engine, "-n", "2", *session.posargs)
-    session.run("pytest", "tests/engines/transformers/processes.py", *session.posargs)  # of two and four each
+    busy = (f"tests/engines/transformers/{name}.py" for name in ("processes", "compiled"))
+    session.run("pytest", *busy, *session.posargs)  # of two and four processes, and of as many compilers
 
 
 @nox.session(default=False)

@@ -66,7 +66,8 @@ def check_range(weight: Weight, dtype: torch.dtype, name: str | None = None, rem
     scales = _scales(weight)
     if dtype not in ACTIVATIONS or not scales.numel() or not _has_values(scales):
         return
-    most = float(scales.abs().max()) * 2.0**weight.config.bits
+    least, largest = torch.aminmax(scales)
+    most = float(torch.maximum(-least, largest)) * 2.0**weight.config.bits
     if not most <= torch.finfo(dtype).max:
         wide = weight.dequantize()
         named = name or weight.layer.name or "weight"

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, _default_apply_gate
 
+from qload.engines.transformers.slots import ModuleSlot
 from qload.errors import ArgumentError, UnsupportedFormatError
 from qload.experts import ExpertFacts
 from qload.experts.facts import ACTIVATIONS
@@ -17,7 +18,7 @@ TAKEN = (*STACKS, "gate_up_proj_bias", "down_proj_bias")
 OF_ALL_ROWS = ("Llama4TextExperts",)
 
 
-class TypedExperts(nn.Module):
+class TypedExperts(ModuleSlot):
     """The typed experts of a layer, where the parameters of transformers' module stood.
 
     Parameters
@@ -26,10 +27,13 @@ class TypedExperts(nn.Module):
         (E, H, I) of the whole layer: experts, their inputs, and what lies between their matrices.
     count
         How many numbers its matrices and biases have.
+    dtype
+        Of the activations.
     """
 
-    def __init__(self, shape: tuple[int, int, int], count: int) -> None:
+    def __init__(self, shape: tuple[int, int, int], count: int, dtype: torch.dtype) -> None:
         super().__init__()
+        self.dtype = dtype
         self.shape: tuple[int, int, int] = shape
         self.count: int = count
         self.linear: nn.Module | None = None
@@ -74,7 +78,8 @@ def take_over(name: str, module: nn.Module) -> TypedExperts:
         raise UnsupportedFormatError(name, why)
     shape = sizes(module)
     taken = [module._parameters.pop(parameter, None) for parameter in TAKEN]
-    typed = TypedExperts(shape, sum(each.numel() for each in taken if each is not None))
+    held = [each for each in taken if each is not None]
+    typed = TypedExperts(shape, sum(each.numel() for each in held), held[0].dtype)
     module.typed_experts = typed
     module._is_hf_initialized = True  # type: ignore[assignment]  # there is nothing to draw numbers for
     if called:

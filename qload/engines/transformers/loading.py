@@ -1,5 +1,6 @@
 """`load`: a model of transformers from any checkpoint that qload reads."""
 
+from collections.abc import Mapping
 from os import PathLike
 from typing import Any
 
@@ -10,8 +11,9 @@ from transformers.distributed.configuration_utils import DistributedConfig
 from qload.detect import Target
 from qload.engines.transformers.config import METHOD, QloadConfig
 from qload.engines.transformers.install import register
-from qload.errors import MissingTensorError
+from qload.errors import ArgumentError, MissingTensorError, check_type
 from qload.kernels.declared import Activations
+from qload.kernels.dtypes import DTYPES
 
 SHOWN = 5  # names in a message
 
@@ -54,12 +56,17 @@ def load(
 
     Raises
     ------
+    ArgumentError
+        For a parameter that cannot be acted on.
     MissingTensorError
         Where the checkpoint lacks a tensor of the model, which transformers alone would draw at random.
     QloadError
         All that `open_checkpoint` and the loads of layers raise.
     """
     register()
+    check_type("quantization_config", quantization_config, QloadConfig | None)
+    check_dtype(dtype)
+    check_plan(tp_plan, options)
     asked = quantization_config or QloadConfig(target=target, activations=activations)
     names = (
         "cache_dir",
@@ -94,6 +101,25 @@ def load(
             missing[0], missing[:SHOWN], [], f"{len(missing)} tensors of {kind.__name__}"
         )
     return (model, info) if wants_info else model
+
+
+def check_dtype(dtype: Any) -> None:
+    """ArgumentError where activations of `dtype`, a torch.dtype or the name of one, have no product."""
+    named = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if dtype not in (None, "auto") and named not in DTYPES:
+        expected = "None, 'auto', torch.float16, torch.bfloat16 or torch.float32"
+        raise ArgumentError("dtype", expected, repr(dtype))
+
+
+def check_plan(tp_plan: Any, options: Mapping[str, Any]) -> None:
+    """ArgumentError where `tp_plan` is none, or where `options` has transformers' own way to say it too."""
+    if tp_plan is None:
+        return
+    if tp_plan != "auto" and not isinstance(tp_plan, Mapping):
+        raise ArgumentError("tp_plan", "None, 'auto', or styles by names of layers", repr(tp_plan))
+    if options.get("distributed_config") is not None:
+        expected = "one of the two: a DistributedConfig has a tp_plan of its own"
+        raise ArgumentError("tp_plan", expected, "tp_plan and distributed_config")
 
 
 def class_of(config: Any) -> Any:

@@ -17,6 +17,7 @@ from qload.engines.transformers.placing import ModelNames, Places, patterns, pla
 from qload.engines.transformers.shares import SharingPlan
 from qload.engines.transformers.slots import LinearSlot
 from qload.engines.transformers.source import Source
+from qload.errors import ArgumentError
 from qload.parallel import ALONE, ProcessGroup, Rank
 from qload.spec import named
 
@@ -68,6 +69,7 @@ class QloadQuantizer(HfQuantizer):  # type: ignore[misc]
             model, names, source.groups.found, source.is_quantized, source.will_be_quantized
         )
         if self.config.quantizer is not None:
+            check_plain(source, places)
             places.linears = {name: prefix for name, prefix in places.linears.items() if name not in tied}
         self._plan.check(source.weights("cpu", Rank(0, self._plan.ranks), as_stored=True), places)
         self._tell_nowhere(model)
@@ -154,6 +156,14 @@ class QloadQuantizer(HfQuantizer):  # type: ignore[misc]
     def is_compileable(self) -> bool:
         """True: a layer is one operator to torch.compile."""
         return True
+
+
+def check_plain(source: Source, places: Places) -> None:
+    """ArgumentError where there is nothing to quantize while it is loaded."""
+    if not any(map(source.will_be_quantized, places.linears.values())) and not places.experts:
+        stored = len(places.linears)
+        expected = "a checkpoint and a policy with plain layers to quantize"
+        raise ArgumentError("quantizer", expected, f"none of them; {stored} layers are stored quantized")
 
 
 def _sizes(module: Any) -> tuple[int, int]:

@@ -18,12 +18,19 @@ ROWS = ("rowwise", "rowwise_rep", "rowwise_split_input")
 PACKED = "packed_colwise"  # gate and up in one layer, each cut for itself
 WHOLE = (None, "mla_kv_a_proj", "replicate", "replicated_with_grad_allreduce", "local_params")
 EXPERTS = "moe_tp_experts"
+OTHERWISE = {  # ways of transformers to use ranks
+    "ep_size": "ranks have a share of each expert",
+    "fsdp_size": "quantized weights are no parameters that could be gathered",
+    "dp_replicate_size": "quantized weights are no parameters that could be gathered",
+    "pp_size": "every rank has a share of every layer",
+}
 
 
 class SharingPlan:
     """How the ranks share the layers of a model.
 
-    ArgumentError for experts of which ranks have whole ones: transformers then sends tokens among ranks.
+    ArgumentError for experts of which ranks have whole ones, as transformers then sends tokens among ranks,
+    and for ranks that share parameters or have layers of their own.
 
     Parameters
     ----------
@@ -37,8 +44,10 @@ class SharingPlan:
         own = dict(model.tp_plan or {}) if self.ranks > 1 else {}
         asked = getattr(said, "tp_plan", None)
         self._styles: Mapping[str, str] = own | (asked if isinstance(asked, dict) else {})
-        if said is not None and said.ep_size > 1:
-            raise ArgumentError("ep_size", "1: ranks have a share of each expert", str(said.ep_size))
+        for name, why in OTHERWISE.items():
+            size = getattr(said, name, None) or 1
+            if size > 1:
+                raise ArgumentError(name, f"1: {why}", str(size))
 
     def load(self, name: str, prefix: str) -> Load:
         """The load of the layer `prefix` that stands as `name` in the model."""

@@ -1,12 +1,41 @@
 """What stands in a model where a linear layer stood: transformers sees its sizes, qload multiplies."""
 
+from collections.abc import Callable
+from typing import Self
+
 import torch
 from torch import Tensor, nn
 
 from qload.errors import ArgumentError
 
 
-class LinearSlot(nn.Module):
+class ModuleSlot(nn.Module):
+    """What both kinds of slots have in common: their weights move, and no cast reaches them.
+
+    Attributes
+    ----------
+    dtype
+        Of the activations, for which weights are fitted when they are loaded.
+    """
+
+    dtype: torch.dtype
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move all tensors by `fn`; ArgumentError where it means another type of activations."""
+        got = fn(torch.empty(0, dtype=self.dtype)).dtype
+        if got != self.dtype:
+            expected = f"{self.dtype}, which the model was loaded with; load(path, dtype=...) is told another"
+            raise ArgumentError("dtype", expected, str(got))
+
+        def move(tensor: Tensor) -> Tensor:
+            made = fn(tensor)
+            return made if made.dtype == tensor.dtype else tensor.to(made.device)
+
+        moved: Self = super()._apply(move, recurse)  # type: ignore[no-untyped-call]
+        return moved
+
+
+class LinearSlot(ModuleSlot):
     """A layer (..., K) -> (..., N) whose weight qload loads once transformers has loaded the rest.
 
     Parameters
@@ -28,7 +57,7 @@ class LinearSlot(nn.Module):
         super().__init__()
         self.in_features: int = in_features
         self.out_features: int = out_features
-        self.dtype: torch.dtype = dtype
+        self.dtype = dtype
         self.device: torch.device = torch.device("meta")
         self.linear: nn.Module | None = None
         self.bias: nn.Parameter | None

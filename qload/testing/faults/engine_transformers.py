@@ -3,7 +3,7 @@
 from qload.testing.faults.fault import Fault
 
 ROOT = "qload/engines/transformers"
-FILES = ("whole", "others", "settings", "processes")
+FILES = ("settings", "whole", "others", "sharing", "mistakes", "page", "processes")
 TESTS = tuple(f"tests/engines/transformers/{name}.py" for name in FILES)
 
 

@@ -1,0 +1,150 @@
+"""What a user may get wrong, or do to a model that lives: right, or refused in words that say what to do.
+
+Only `nox -s transformers` collects this file.
+"""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+from transformers.distributed.configuration_utils import DistributedConfig
+
+from qload import Fp8Quantizer
+from qload.engines.transformers import LinearSlot, QloadConfig, install, uninstall
+from qload.engines.transformers.devices import SlotPlace, places_in
+from qload.errors import ArgumentError, MissingTensorError
+from tests.engines.transformers.models import EAGER, RANGE, Stored, logits, of_kind, shared
+from tests.models.recorded import off
+from tests.verify.damage.model import Model
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"dtype": torch.int8}, "dtype"),
+    ({"dtype": torch.float64}, "dtype"),
+    ({"dtype": "float8_e4m3fn"}, "dtype"),
+    ({"dtype": "half a float"}, "dtype"),
+    ({"target": "tensorrt"}, "target"),
+    ({"activations": "int8"}, "activations"),
+    ({"tp_plan": "columns"}, "tp_plan"),
+    ({"tp_plan": "auto", "distributed_config": DistributedConfig()}, "tp_plan"),
+    ({"quantization_config": BitsAndBytesConfig(load_in_4bit=True)}, "quantization_config"),
+    ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantization_config"),
+    ({"quantization_config": QloadConfig(Fp8Quantizer())}, "quantizer"),
+]
+CASTS: dict[str, Callable[[Any], Any]] = {
+    "to": lambda model: model.to(torch.bfloat16),
+    "bfloat16": lambda model: model.bfloat16(),
+    "double": lambda model: model.double(),
+    "a part": lambda model: model.model.layers[0].to(torch.float16),
+}
+
+
+@pytest.mark.parametrize(("said", "name"), WRONG, ids=[str(each[0]) for each in WRONG])
+def test_a_parameter_that_cannot_be_acted_on_is_named(said: dict[str, Any], name: str) -> None:
+    with pytest.raises(ArgumentError, match=rf"^{name}\n  expected"):
+        shared("llama", "gptq").load(**said)
+
+
+@pytest.mark.parametrize("kind", ["llama", "mixtral"])
+@pytest.mark.parametrize("cast", CASTS)
+def test_no_cast_reaches_a_weight_once_it_is_loaded(cast: str, kind: str) -> None:
+    model = shared(kind, "awq").load()
+
+    with pytest.raises(ArgumentError, match=r"dtype\n.*load\(path, dtype=\.\.\.\)"):
+        CASTS[cast](model)
+
+    scales = {slot.linear.scales.dtype for slot in of_kind(model, LinearSlot).values()}
+    assert scales == {torch.float16}  # as they are stored
+
+
+def test_a_model_may_be_moved_and_copied() -> None:
+    stored = shared("mixtral", "awq")
+    model = stored.load()
+
+    assert torch.equal(logits(copy.deepcopy(model.to("cpu").to(torch.float32))), logits(stored.load()))
+
+
+@pytest.mark.parametrize(("kind", "name"), [("llama", "gptq"), ("mixtral", "awq")])
+def test_models_that_live_together_do_not_change_each_other(kind: str, name: str) -> None:
+    one, other = shared(kind, name), shared("llama", "nf4")
+    first = one.load()
+    before = logits(first)
+    second = other.load()
+
+    assert off(logits(second), logits(other.plain())) < RANGE
+    assert torch.equal(logits(first), before)
+    plain = one.plain()  # by transformers' own loader, beside them
+    assert off(before, logits(plain)) < RANGE
+    assert not of_kind(plain, LinearSlot)
+
+
+def test_a_model_outlives_what_it_was_installed_by() -> None:
+    stored = shared("mixtral", "awq")
+    install(activations="unquantized")
+    try:
+        model = AutoModelForCausalLM.from_pretrained(stored.path, dtype=torch.float32, **EAGER)
+        before = logits(model)
+    finally:
+        uninstall()
+
+    assert torch.equal(logits(model), before)
+    assert off(before, logits(stored.plain())) < RANGE
+    assert torch.equal(logits(stored.load()), before)  # which needs no install
+
+
+def test_a_device_map_without_accelerate_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("modeling_utils", "integrations.accelerate"):
+        monkeypatch.setattr(f"transformers.{module}.is_accelerate_available", lambda *_: False)
+
+    with pytest.raises(ValueError, match="requires `accelerate`"):
+        shared("llama", "gptq").load(device_map="auto")
+
+
+def test_a_folder_without_a_config_is_refused(tmp_path: Path) -> None:
+    stored = shared("llama", "gptq")
+    (tmp_path / "model.safetensors").symlink_to(stored.path / "model.safetensors")
+
+    with pytest.raises(ValueError, match=r"config\.json"):
+        Stored(tmp_path, stored.means).load()
+
+
+def test_a_config_that_says_nothing_of_what_is_quantized_is_refused(tmp_path: Path) -> None:
+    held = Model.read(shared("llama", "gptq").path)
+    del held.config["quantization_config"]
+
+    with pytest.raises(MissingTensorError, match=r"model\.layers\.0\..*weight"):
+        Stored(held.write(tmp_path), tmp_path).load()
+
+
+def test_a_head_that_is_not_stored_is_refused_and_not_drawn(tmp_path: Path) -> None:
+    stored = shared("llama", "gptq", tie_word_embeddings=False)
+    held = Model.read(stored.path)
+    del held.tensors["lm_head.weight"]
+
+    with pytest.raises(MissingTensorError, match=r"lm_head\.weight"):
+        Stored(held.write(tmp_path), stored.means).load()
+
+
+def test_plain_tensors_that_the_model_has_no_place_for_are_told(tmp_path: Path) -> None:
+    stored = shared("llama", "gptq", tie_word_embeddings=True)
+    held, extra = Model.read(stored.path), "model.layers.0.mlp.router.weight"
+    held.tensors[extra] = torch.ones(4, 4)
+
+    _, found = Stored(held.write(tmp_path), stored.means).load(output_loading_info=True)
+
+    assert set(found["unexpected_keys"]) == {extra}
+
+
+def test_a_layer_waits_where_its_map_says_whatever_the_name_of_the_model() -> None:
+    model = nn.ModuleDict({"up": nn.Linear(2, 2)})
+    model.hf_device_map = {"": "cpu"}  # type: ignore[assignment]
+    hook: Any = type("Hook", (), {"execution_device": "cuda:1"})()
+    model["up"]._hf_hook = hook
+
+    assert places_in(model, None, ["up"]) == {"up": SlotPlace(torch.device("cuda:1"), away=True)}
+    hook.execution_device = "cpu"
+    assert places_in(model, None, ["up"]) == {"up": SlotPlace(torch.device("cpu"))}
