@@ -102,6 +102,15 @@ def test_weights_beyond_the_range_of_16_bits_are_refused(
         assert packed.get_linear(dtype=wide)(torch.ones(1, 256).to(wide)).isfinite().all()
 
 
+@pytest.mark.parametrize("scale", [60000, -60000])
+def test_a_scale_of_either_sign_may_be_beyond_the_range(scale: float) -> None:
+    weight = stored()
+    weight.scales[3, 5] = scale
+
+    with pytest.raises(CastError, match="overflows"):
+        repack(weight, "marlin").get_linear()
+
+
 @LAYOUTS
 def test_a_large_scale_of_codes_that_stay_in_range_is_taken(layout: str) -> None:
     weight = stored()

@@ -26,12 +26,7 @@ class ModuleSlot(nn.Module):
         if got != self.dtype:
             expected = f"{self.dtype}, which the model was loaded with; load(path, dtype=...) is told another"
             raise ArgumentError("dtype", expected, str(got))
-
-        def move(tensor: Tensor) -> Tensor:
-            made = fn(tensor)
-            return made if made.dtype == tensor.dtype else tensor.to(made.device)
-
-        moved: Self = super()._apply(move, recurse)  # type: ignore[no-untyped-call]
+        moved: Self = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return moved
 
 

@@ -3,7 +3,7 @@
 from qload.testing.faults.fault import Fault
 
 ROOT = "qload/engines/transformers"
-FILES = ("settings", "whole", "others", "sharing", "mistakes", "page", "processes")
+FILES = ("settings", "whole", "others", "sharing", "mistakes", "processes")
 TESTS = tuple(f"tests/engines/transformers/{name}.py" for name in FILES)
 
 

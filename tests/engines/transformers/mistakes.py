@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+from transformers import AutoModelForCausalLM, AwqConfig, BitsAndBytesConfig
 from transformers.distributed.configuration_utils import DistributedConfig
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
 from qload import Fp8Quantizer
-from qload.engines.transformers import LinearSlot, QloadConfig, install, uninstall
+from qload.engines.transformers import LinearSlot, QloadConfig, TypedExperts, install, uninstall
 from qload.engines.transformers.devices import SlotPlace, places_in
 from qload.errors import ArgumentError, MissingTensorError
 from tests.engines.transformers.models import EAGER, RANGE, Stored, logits, of_kind, shared
@@ -63,9 +64,13 @@ def test_no_cast_reaches_a_weight_once_it_is_loaded(cast: str, kind: str) -> Non
 
 def test_a_model_may_be_moved_and_copied() -> None:
     stored = shared("mixtral", "awq")
-    model = stored.load()
 
-    assert torch.equal(logits(copy.deepcopy(model.to("cpu").to(torch.float32))), logits(stored.load()))
+    model = copy.deepcopy(stored.load().to("cpu").to(torch.float32))
+
+    assert torch.equal(logits(model), logits(stored.load()))
+    slots = (*of_kind(model, LinearSlot).values(), *of_kind(model, TypedExperts).values())
+    held = {buffer.dtype for slot in slots for buffer in slot.linear.buffers()}
+    assert held == {torch.int32, torch.float16}  # as they are stored
 
 
 @pytest.mark.parametrize(("kind", "name"), [("llama", "gptq"), ("mixtral", "awq")])
@@ -91,6 +96,7 @@ def test_a_model_outlives_what_it_was_installed_by() -> None:
     finally:
         uninstall()
 
+    assert AUTO_QUANTIZATION_CONFIG_MAPPING["awq"] is AwqConfig
     assert torch.equal(logits(model), before)
     assert off(before, logits(stored.plain())) < RANGE
     assert torch.equal(logits(stored.load()), before)  # which needs no install

@@ -28,6 +28,7 @@ from qload.engines.transformers import (
     versions,
 )
 from qload.engines.transformers.devices import SlotPlace, keep_away, places_in
+from qload.engines.transformers.experts import AllRows
 from qload.engines.transformers.placing import patterns
 from qload.errors import ArgumentError, MissingTensorError
 from qload.quantize.policy import Modules
@@ -246,6 +247,16 @@ def test_a_version_that_lacks_a_hook_is_refused_by_its_name(monkeypatch: pytest.
     monkeypatch.delattr("transformers.integrations.moe.ALL_EXPERTS_FUNCTIONS")
     with pytest.raises(ArgumentError, match=r"transformers\.integrations\.moe\.ALL_EXPERTS_FUNCTIONS"):
         versions.check_version()
+
+
+def test_rows_for_all_experts_lie_one_expert_after_another() -> None:
+    def typed(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        return ids * weights
+
+    typed.shape = (2, 4, 4)  # type: ignore[attr-defined]
+
+    module: Any = SimpleNamespace(typed_experts=typed)
+    assert AllRows(module)(torch.ones(6, 4)).tolist() == [[0]] * 3 + [[1]] * 3
 
 
 def test_names_that_differ_in_the_first_number_are_one_pattern() -> None:
