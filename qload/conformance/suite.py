@@ -110,10 +110,12 @@ class Judged:
         __tracebackhide__ = True
         try:
             self.said.update(self._run(self.case, check) or {})
+            return
         except AssertionError as error:
-            smallest, text = self._smallest(check, str(error))
-            self.said |= {"failure": text, "fault": getattr(getattr(error, "diagnosis", None), "fault", None)}
-            pytest.fail(f"{smallest.id}: {text}\n  replay    {self._replay(smallest)}", pytrace=False)
+            failure = error  # told below, once: within this block pytest would print it too
+        smallest, text = self._smallest(check, str(failure))
+        self.said |= {"failure": text, "fault": getattr(getattr(failure, "diagnosis", None), "fault", None)}
+        pytest.fail(f"{smallest.id}: {text}\n  replay    {self._replay(smallest)}", pytrace=False)
 
     def _run(self, case: ConformanceCase, check: str) -> dict[str, Any] | None:
         with threads_of_torch(self.suite.threads):

@@ -232,6 +232,21 @@ def test_torch_has_the_threads_that_the_suite_says(
     assert torch.get_num_threads() == before
 
 
+def test_a_failure_is_told_once(request: pytest.FixtureRequest) -> None:
+    judged = Judged(
+        with_bug("zero-plus-one"),
+        COMMON,
+        request,
+        lambda case, device: LinearTrial(judged.suite, case, device),
+    )
+
+    with pytest.raises(pytest.fail.Exception, match=r"^gptq.v1.w4.g128.k256n128: the kernel has ") as caught:
+        judged.by("reads_back")
+
+    assert caught.value.__context__ is None
+    assert judged.said["fault"] == "zero-points-one-higher"
+
+
 def test_parts_are_what_the_weight_means() -> None:
     made = Parts(torch.tensor([[3, 1]]), torch.tensor([[1]]), torch.tensor([[0.5]]), torch.tensor([0, 0]))
 

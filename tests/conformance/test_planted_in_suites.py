@@ -1,6 +1,7 @@
 """Each suite notices each known fault in a sound subject of its own, and nothing in one that has none."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from click.testing import CliRunner
 
 from qload.cli.selftest import selftest
 from qload.conformance import ConformanceCase, cases, planted
+from qload.conformance.linear_trial import shares
 from qload.conformance.planted import (
     NAMES,
     PlantedRow,
@@ -76,6 +78,13 @@ def test_a_suite_that_notices_nothing_is_named() -> None:
 @pytest.mark.parametrize("name", SUBJECTS)
 def test_lanes_read_what_a_subject_means(name: str) -> None:
     weight: Weight = SUBJECTS[name]()
+
+    assert torch.equal(as_lanes_read(weight), weight.dequantize())
+
+
+@pytest.mark.parametrize("name", ["gptq.v1.w3.g128.k256n128", "gptq.v1.w2.g128.k256n128"])
+def test_lanes_of_exllama_read_what_marlin_has_no_order_for(name: str) -> None:
+    (weight,) = shares(replace(CASES[name], M=1), "noise")
 
     assert torch.equal(as_lanes_read(weight), weight.dequantize())
 
