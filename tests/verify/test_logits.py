@@ -12,7 +12,7 @@ from torch import Tensor
 
 from qload.cli import main
 from qload.errors import ArgumentError, NotEnoughMemoryError
-from qload.kernel_formats import GPTQMarlinWeight
+from qload.kernel_formats import PanelsWeight
 from qload.kernels import Linear
 from qload.models.memory import stored_bytes
 from qload.parallel import Rank
@@ -95,7 +95,7 @@ def scale(tensor: Tensor) -> None:
 
 
 def rolled(tensor: Tensor) -> None:
-    tensor.copy_(tensor.roll(1, 0))
+    tensor.copy_(tensor.roll(16, 1))  # in panels each group has 16 columns
 
 
 @pytest.mark.parametrize(
@@ -391,4 +391,4 @@ def test_what_is_repacked_on_this_device_is_in_another_order(tmp_path: Path) -> 
     held = watched(path, "cpu").model.get_submodule("blocks.1.mlp.down_proj.typed_linear.kernel")
 
     assert isinstance(held, Linear)
-    assert isinstance(held.typed, GPTQMarlinWeight)
+    assert isinstance(held.typed, PanelsWeight)
