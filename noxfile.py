@@ -79,7 +79,7 @@ def native(session: nox.Session) -> None:
     build(session, "test")
     found = session.run("python", "-c", "from qload import native; print(*native.available())", silent=True)
     for isa in str(found).split():
-        options = ("-m", "not gpu", "-n", "2", "--hypothesis-profile=many")
+        options = ("-m", "not gpu", "-n", "2", "--hypothesis-profile=some")
         session.run("pytest", *NATIVE, *options, *session.posargs, env={"QLOAD_ISA": isa})
     build(session, CXXFLAGS="-fsanitize=address,undefined -fno-sanitize-recover=undefined -g1")
     runtimes = (

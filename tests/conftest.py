@@ -13,14 +13,14 @@ from tests.paths import FIXTURES
 
 torch.set_num_threads(1)  # the workers share the cores already
 
-FEW, MANY = 30, 100  # examples of a test that says no number
+FEW, SOME, MANY = 20, 50, 100  # examples of a test that says no number
 settings.register_profile(
     "default", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=FEW
 )
 settings.register_profile("ci", settings.get_profile("default"), derandomize=True, print_blob=True)
 USUAL = "ci" if os.environ.get("CI") else "default"
 # Native code is fast, and its borders are many.
-settings.register_profile("many", settings.get_profile(USUAL), max_examples=MANY)
+settings.register_profile("some", settings.get_profile(USUAL), max_examples=SOME)
 # A fault has only to be noticed: no time goes into the smallest example of it.
 settings.register_profile(
     "faults",
