@@ -20,6 +20,8 @@ from qload.errors import CutError, DivideError
 from qload.storage import SafetensorsStorage
 from tests.engines.transformers.models import EAGER, greedy, logits
 
+FACTS = ("g_idx", "quant_state.bitsandbytes__nf4")  # which every rank reads before it reads a weight
+
 
 def watched() -> list[str]:
     """From now on the names of all tensors that are read, by qload or by transformers; not those of facts."""
@@ -27,7 +29,7 @@ def watched() -> list[str]:
     own, theirs = SafetensorsStorage.read, core_model_loading._materialize_copy
 
     def note(storage: SafetensorsStorage, name: str, *index: Any) -> torch.Tensor:
-        if not name.endswith("g_idx"):
+        if not name.endswith(FACTS):
             read.append(name)
         return own(storage, name, *index)
 
