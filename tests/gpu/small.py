@@ -217,7 +217,7 @@ def quantized_inputs() -> None:
     whole = torch.randint(-999, 999, (4, 1028), device="cuda", dtype=torch.int32)
     row, column = torch.rand(3, 1, device="cuda"), torch.rand(1028, device="cuda")
     for found, zeros in ((whole, torch.ones(3, 1, device="cuda")), (whole[:3].float(), None)):
-        y, exact = (torch.empty(3, 1028, device="cuda").half() for _ in range(2))
+        y, exact = (torch.empty(3, 1028, device="cuda", dtype=torch.half) for _ in range(2))
         scaled._finish(scaled.Sums(slice(0, 1028), found.clone(), row, column, zeros), None, exact)
         if not finish(found, row, column, zeros, None, y):
             raise SystemExit("the module scales nothing")
