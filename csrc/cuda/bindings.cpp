@@ -50,6 +50,27 @@ std::vector<Digit> digits_of(const Strides& strides) {
   return digits;
 }
 
+// Where the tensors of a product lie; nullptr for one that there is not.
+struct Operands {
+  const void *x, *weights, *scales, *zeros;
+  const int32_t* g_idx;
+  void* parts;
+  const void* bias;
+  void* y;
+};
+
+// A product of which all is said but where its tensors lie, and the stream: what a call says is as little as can be.
+template <typename Run>
+py::cpp_function launch_of(const char* name, Run run) {
+  return py::cpp_function([name, run](uintptr_t x, uintptr_t weights, uintptr_t scales, uintptr_t zeros, uintptr_t g_idx,
+                                      uintptr_t parts, uintptr_t bias, uintptr_t y, uintptr_t stream) {
+    const Operands given{at<const void>(x),        at<const void>(weights), at<const void>(scales),
+                         at<const void>(zeros),    at<const int32_t>(g_idx), at<void>(parts),
+                         at<const void>(bias),     at<void>(y)};
+    check(run(given, at<CUstream_st>(stream)), name);
+  });
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_cuda, module) {
@@ -267,17 +288,16 @@ PYBIND11_MODULE(_cuda, module) {
       "one for all; bias: pointer, type. False: sizes do not fit.");
   module.def(
       "decode",
-      [](uintptr_t x, uintptr_t weights, uintptr_t scales, uintptr_t zeros, uintptr_t g_idx, uintptr_t perm,
-         uintptr_t bias, uintptr_t y, const std::array<int, 5>& sizes, int bits, int group, bool own, bool bfloat16,
-         int columns, int split, bool early, uintptr_t stream) {
-        const auto [M, K, N, inputs, outputs] = sizes;
-        check(decode({at<const void>(x), at<const void>(weights), at<const void>(scales), at<const void>(zeros),
-                      at<const int32_t>(g_idx), at<const int32_t>(perm), at<const void>(bias), at<void>(y), M, K, N,
-                      inputs, outputs, bits, group, own, bfloat16, columns, split, early},
-                     at<CUstream_st>(stream)),
-              "decode");
+      [](const std::array<int, 5>& sizes, int bits, int group, bool own, bool bfloat16, int columns, int split,
+         bool early) {
+        return launch_of("decode", [=](const Operands& in, CUstream_st* stream) {
+          const auto [M, K, N, inputs, outputs] = sizes;
+          return decode({in.x, in.weights, in.scales, in.zeros, in.g_idx, nullptr, in.bias, in.y, M, K, N, inputs, outputs,
+                         bits, group, own, bfloat16, columns, split, early},
+                        stream);
+        });
       },
-      "x times a 4-bit or 8-bit weight in Marlin's order or our own; sizes: M, K, N, inputs, outputs.");
+      "Launches x times a 4-bit or 8-bit weight in Marlin's order or our own; sizes: M, K, N, inputs, outputs.");
   module.def(
       "sort_by_expert",
       [](uintptr_t ids, uintptr_t map, bool wide, uintptr_t order, uintptr_t places, uintptr_t items,
@@ -357,31 +377,29 @@ PYBIND11_MODULE(_cuda, module) {
       "choices of each, columns.");
   module.def(
       "middle",
-      [](uintptr_t x, uintptr_t weights, uintptr_t scales, uintptr_t zeros, uintptr_t bias, uintptr_t y,
-         const std::array<int, 5>& sizes, int bits, int group, bool bfloat16, int columns, int together, int split,
-         bool early, uintptr_t stream) {
-        const auto [M, K, N, inputs, outputs] = sizes;
-        check(middle({at<const void>(x), at<const void>(weights), at<const void>(scales), at<const void>(zeros),
-                      at<const void>(bias), at<void>(y), M, K, N, inputs, outputs, bits, group, bfloat16, columns, together,
-                      split, early},
-                     at<CUstream_st>(stream)),
-              "middle");
+      [](const std::array<int, 5>& sizes, int bits, int group, bool bfloat16, int columns, int together, int split,
+         bool early) {
+        return launch_of("middle", [=](const Operands& in, CUstream_st* stream) {
+          const auto [M, K, N, inputs, outputs] = sizes;
+          return middle({in.x, in.weights, in.scales, in.zeros, in.bias, in.y, M, K, N, inputs, outputs, bits, group,
+                         bfloat16, columns, together, split, early},
+                        stream);
+        });
       },
-      "Tokens, best from 17 on, times a weight in Marlin's order; sizes: M, K, N, inputs, outputs.");
+      "Launches tokens, best from 17 on, times a weight in Marlin's order; sizes: M, K, N, inputs, outputs.");
   module.def(
       "many",
-      [](uintptr_t x, uintptr_t weights, uintptr_t scales, uintptr_t zeros, uintptr_t parts, uintptr_t bias, uintptr_t y,
-         const std::array<int, 5>& sizes, int bits, int group, bool bfloat16, const std::array<int, 4>& division,
-         bool early, uintptr_t stream) {
-        const auto [M, K, N, inputs, outputs] = sizes;
-        const auto [tokens, columns, pairs, slices] = division;
-        check(many({at<const void>(x), at<const void>(weights), at<const void>(scales), at<const void>(zeros),
-                    at<const void>(bias), at<void>(y), at<void>(parts), M, K, N, inputs, outputs, bits, group, bfloat16,
-                    tokens, columns, pairs != 0, slices, early, nullptr, 0, 0},
-                   at<CUstream_st>(stream)),
-              "many");
+      [](const std::array<int, 5>& sizes, int bits, int group, bool bfloat16, const std::array<int, 4>& division,
+         bool early) {
+        return launch_of("many", [=](const Operands& in, CUstream_st* stream) {
+          const auto [M, K, N, inputs, outputs] = sizes;
+          const auto [tokens, columns, pairs, slices] = division;
+          return many({in.x, in.weights, in.scales, in.zeros, in.bias, in.y, in.parts, M, K, N, inputs, outputs, bits, group,
+                       bfloat16, tokens, columns, pairs != 0, slices, early, nullptr, 0, 0},
+                      stream);
+        });
       },
-      "Tokens, best from 17 on, times a weight in our own order; sizes: M, K, N, inputs, outputs. division: tokens "
+      "Launches tokens, best from 17 on, times a weight in our own order; sizes: M, K, N, inputs, outputs. division: tokens "
       "and columns of a block, whether two share K, slices of K, whose sums `parts` gets in fp32.");
   module.def(
       "many_experts",
@@ -490,17 +508,15 @@ PYBIND11_MODULE(_cuda, module) {
       "sequences, heads, of keys, numbers of a key and of a value, and their pitches; limits: window, chunk.");
   module.def(
       "w4a16",
-      [](uintptr_t x, uintptr_t weights, uintptr_t scales, uintptr_t zeros, uintptr_t perm, uintptr_t bias,
-         uintptr_t y, const std::array<int, 5>& sizes, int group, bool bfloat16, int columns, int split, bool early,
-         uintptr_t stream) {
-        const auto [M, K, N, inputs, outputs] = sizes;
-        check(w4a16({at<const void>(x), at<const void>(weights), at<const void>(scales), at<const void>(zeros),
-                     at<const int32_t>(perm), at<const void>(bias), at<void>(y), M, K, N, inputs, outputs, group,
-                     bfloat16, columns, split, early},
-                    at<CUstream_st>(stream)),
-              "w4a16");
+      [](const std::array<int, 5>& sizes, int group, bool bfloat16, int columns, int split, bool early) {
+        return launch_of("w4a16", [=](const Operands& in, CUstream_st* stream) {
+          const auto [M, K, N, inputs, outputs] = sizes;
+          return w4a16({in.x, in.weights, in.scales, in.zeros, nullptr, in.bias, in.y, M, K, N, inputs, outputs, group,
+                        bfloat16, columns, split, early},
+                       stream);
+        });
       },
-      "x times a 4-bit weight in Marlin's order; sizes: M, K, N, inputs, outputs.");
+      "Launches x times a 4-bit weight in Marlin's order; sizes: M, K, N, inputs, outputs.");
   module.def(
       "read",
       [](uintptr_t from, int64_t bytes, uintptr_t sink, uintptr_t stream) {

@@ -1,4 +1,4 @@
-"""Which CUDA device and which stream are current: asked for every call, and so as torch's own code asks."""
+"""Which CUDA device and stream are current, and memory on it: for every call, so as torch's own code asks."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -9,6 +9,15 @@ from torch import Tensor
 # What torch's own generated code calls; a build of torch without CUDA has neither.
 raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
+_empty_strided: Any = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
+
+
+def empty_rows(like: Tensor, rows: int, columns: int) -> Tensor:
+    """(rows, columns) of whatever was there, of the dtype of `like` and on its device, which is current."""
+    if _empty_strided is None or not like.is_cuda:
+        return like.new_empty(rows, columns)
+    made: Tensor = _empty_strided((rows, columns), (columns, 1), like.dtype)
+    return made
 
 
 def stream_on(device: torch.device) -> int:

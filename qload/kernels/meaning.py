@@ -63,7 +63,9 @@ class LinearMeaning:
     def multiply(self, x: Tensor, held: Sequence[Tensor], bias: Tensor | None) -> Tensor:
         """y (..., N) of x (..., K), without gradients, on the device on which they are."""
         if x.is_cuda and self.fits(x, held, bias):
-            y = self.natively(x, held, [tensor.data_ptr() for tensor in held], bias)
+            plan = self.plan(x, held)
+            pointers = [tensor.data_ptr() for tensor in held]
+            y = None if plan is None else plan.multiply(x, held, pointers, bias, self.typed)
             if y is not None:
                 return y
         return reference.linear(x, self.typed(held), bias, self.activations, self.maximum)
@@ -76,26 +78,18 @@ class LinearMeaning:
                 return False
             if not tensor.is_contiguous():
                 return False
-        return bias is None or (
-            bias.shape == (self.blueprint.layer.N,) and bias.get_device() == index and bias.is_contiguous()
-        )
+        if bias is None:
+            return True
+        alike = bias.dtype == x.dtype and bias.get_device() == index
+        return alike and bias.shape == (self.blueprint.layer.N,) and bias.is_contiguous()
 
-    def natively(
-        self, x: Tensor, held: Sequence[Tensor], pointers: Sequence[int], bias: Tensor | None
-    ) -> Tensor | None:
-        """The same by a planned launch, of tensors that fit; None where there is none for it."""
-        if bias is not None and bias.dtype != x.dtype:
-            return None
+    def plan(self, x: Tensor, held: Sequence[Tensor]) -> LinearPlan | None:
+        """How x is multiplied by tensors that fit, on its device and in its dtype; None: not by a launch."""
         where = x.get_device(), x.dtype
         if where not in self._plans:
-            self._plans[where] = self._plan(held, x.dtype)
-        plan = self._plans[where]
-        return None if plan is None else plan.multiply(x, held, pointers, bias, self.typed)
-
-    def _plan(self, held: Sequence[Tensor], dtype: torch.dtype) -> LinearPlan | None:
-        if self.activations == "declared" and self.blueprint.activations is not None:
-            return None
-        return plan_of(self.typed(held), dtype)
+            quantizes = self.activations == "declared" and self.blueprint.activations is not None
+            self._plans[where] = None if quantizes else plan_of(self.typed(held), x.dtype)
+        return self._plans[where]
 
     def gradient(self, gradient: Tensor, held: Sequence[Tensor]) -> Tensor:
         """Of x, (..., K), in the dtype of `gradient` (..., N): its product with the weight, in slices.

@@ -98,4 +98,4 @@ def linear(x: Tensor, held: Sequence[Tensor], bias: Tensor | None, meaning: str,
 def wants_gradients(x: Tensor, bias: Tensor | None) -> bool:
     """Whether somebody asks for those of x or bias."""
     wanted = x.requires_grad or (bias is not None and bias.requires_grad)
-    return bool(torch.is_grad_enabled() and wanted)
+    return wanted and torch.is_grad_enabled()

@@ -18,6 +18,7 @@ from torch.nn.functional import linear as torch_linear
 
 from qload.devices.tensors import PLAIN
 from qload.kernels import operator, reference
+from qload.kernels.cuda.plans import LinearPlan
 from qload.kernels.declared import Activations, Maximum
 from qload.kernels.dtypes import Notice
 from qload.kernels.meaning import over, share, without_tensors
@@ -50,7 +51,7 @@ class PreparedLinear:
         self._N, self._K = weight.shape
         plain = weight.plain and not reference.quantizes(weight, activations)
         self._plain_dtype = weight.fields()["weight"].dtype if plain else None
-        self._fitted: tuple[Any, ...] = ()  # pointers and dtype of what was seen to fit
+        self._planned: tuple[tuple[Any, ...], LinearPlan | None] = (), None  # for what was seen to fit
         self._notice = Notice()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -91,12 +92,14 @@ class PreparedLinear:
     def _natively(self, x: Tensor, held: Sequence[Tensor], bias: Tensor | None) -> Tensor | None:
         """By a planned launch, or None; tensors are looked at again where they lie elsewhere than before."""
         pointers = [tensor.data_ptr() for tensor in held]
-        seen = (x.get_device(), None if bias is None else bias.data_ptr(), *pointers)
-        if seen != self._fitted:
+        seen = (x.get_device(), x.dtype, None if bias is None else (bias.data_ptr(), bias.dtype), *pointers)
+        before, plan = self._planned
+        if seen != before:
             if not self._shared.fits(x, held, bias):
                 return None
-            self._fitted = seen
-        return self._shared.natively(x, held, pointers, bias)
+            plan = self._shared.plan(x, held)
+            self._planned = seen, plan
+        return None if plan is None else plan.multiply(x, held, pointers, bias, self._shared.typed)
 
     def _otherwise(self, x: Tensor, held: Sequence[Tensor], bias: Tensor | None) -> Tensor:
         self._notice.of(self.blueprint, x, bias)

@@ -1,5 +1,6 @@
 """The CUDA module on memory of the CPU, slowly: what its headers say, from pointers and sizes alone."""
 
+from collections.abc import Callable
 from ctypes import c_uint8
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ from qload.devices.tensors import FLOATS
 from qload.layouts import exllama as shuffled
 from qload.layouts import gptq, marlin, strips
 
+Start = Callable[..., None]  # of pointers: x, weights, scales, zeros, g_idx, parts, bias, y; then the stream
 STREAM = 7
 WORD = torch.int32
 LIMITS = {"decode": (1, 24), "w4a16": (1, 64), "many": (1, 1 << 20), "middle": (1, 256), "exllama": (1, 64)}
@@ -39,46 +41,59 @@ class Hand:
         self.early = True  # as the last call was
         self.gathered = list[int]()  # tokens whose inputs were put in order, in turns
 
-    def decode(self, x, weights, scales, zeros, g_idx, perm, bias, y, sizes, bits, group, own, *rest) -> None:
+    def decode(self, sizes, bits, group, own, *rest) -> Start:
         """See decode.h."""
-        assert (own and g_idx, weights % 16, scales % 16) in ((False, 0, 0), (0, 0, 0))
         assert sizes[0] <= (24 if own else 16)
-        self._multiply(
-            "decode", x, weights, scales, zeros, g_idx, perm, bias, y, sizes, bits, group, own, *rest
-        )
 
-    def w4a16(self, x, weights, scales, zeros, perm, bias, y, sizes, group, *rest) -> None:
+        def start(x, weights, scales, zeros, g_idx, parts, bias, y, stream) -> None:
+            assert (own and g_idx, weights % 16, scales % 16) in ((False, 0, 0), (0, 0, 0))
+            operands = x, weights, scales, zeros, g_idx, bias, y
+            self._multiply("decode", operands, stream, sizes, bits, group, own, *rest)
+
+        return start
+
+    def w4a16(self, sizes, group, *rest) -> Start:
         """See w4a16.h."""
-        assert (weights % 16, scales % 16) == (0, 0)
-        self._multiply("w4a16", x, weights, scales, zeros, 0, perm, bias, y, sizes, 4, group, False, *rest)
 
-    def middle(self, x, weights, scales, zeros, bias, y, sizes, bits, group, *rest) -> None:
+        def start(x, weights, scales, zeros, g_idx, parts, bias, y, stream) -> None:
+            assert (weights % 16, scales % 16) == (0, 0)
+            operands = x, weights, scales, zeros, 0, bias, y
+            self._multiply("w4a16", operands, stream, sizes, 4, group, False, *rest)
+
+        return start
+
+    def middle(self, sizes, bits, group, bf16, columns, together, *rest) -> Start:
         """See middle.h."""
-        bf16, columns, together, *rest = rest
         assert self.capability[0] == 9
         assert (columns in (256, 512), together in (1, 2), rest[0] >= 1) == (True, True, True)
-        assert (sizes[3] % 8, [each % 16 for each in (x, weights, scales, zeros)]) == (0, [0] * 4)
-        kind = bits, group, False, bf16, columns
-        self._multiply("middle", x, weights, scales, zeros, 0, 0, bias, y, sizes, *kind, *rest)
 
-    def many(
-        self, x, weights, scales, zeros, parts, bias, y, sizes, bits, group, bf16, division, *rest
-    ) -> None:
+        def start(x, weights, scales, zeros, g_idx, parts, bias, y, stream) -> None:
+            assert (sizes[3] % 8, [each % 16 for each in (x, weights, scales, zeros)]) == (0, [0] * 4)
+            operands = x, weights, scales, zeros, 0, bias, y
+            self._multiply("middle", operands, stream, sizes, bits, group, False, bf16, columns, *rest)
+
+        return start
+
+    def many(self, sizes, bits, group, bf16, division, *rest) -> Start:
         """See many.h."""
         tokens, columns, pairs, slices = division
         assert self.capability[0] == 9
-        assert (tokens % 8, columns % 128, pairs in (0, 1), bool(parts)) == (0, 0, True, slices > 1)
+        assert (tokens % 8, columns % 128, pairs in (0, 1)) == (0, 0, True)
         assert sizes[1] // 128 >= slices * (1 + pairs)
         assert (sizes[1] % 128, sizes[3] % 8) == (0, 0)
-        assert [each % 16 for each in (x, weights, scales, zeros)] == [0] * 4
         assert bits == 4 or columns < 512
-        kind = bits, group, True, bf16, columns, slices
-        self._multiply("many", x, weights, scales, zeros, 0, 0, bias, y, sizes, *kind, *rest)
 
-    def _multiply(
-        self, name, x, weights, scales, zeros, g_idx, perm, bias, y, sizes, bits, group, own, *rest
-    ) -> None:
-        bf16, columns, split, early, stream = rest
+        def start(x, weights, scales, zeros, g_idx, parts, bias, y, stream) -> None:
+            assert bool(parts) == (slices > 1)
+            assert [each % 16 for each in (x, weights, scales, zeros)] == [0] * 4
+            operands = x, weights, scales, zeros, 0, bias, y
+            self._multiply("many", operands, stream, sizes, bits, group, True, bf16, columns, slices, *rest)
+
+        return start
+
+    def _multiply(self, name, operands, stream, sizes, bits, group, own, *rest) -> None:
+        x, weights, scales, zeros, g_idx, bias, y = operands
+        bf16, columns, split, early = rest
         self.early = early
         M, K, N, inputs, outputs = sizes
         fewest, most = LIMITS[name]
@@ -101,8 +116,6 @@ class Hand:
             points = marlin.zeros(bits).unpack(at(zeros, WORD, G, N * bits // 32))
         codes = order.unpack(at(weights, WORD, *shape))
         wide = torch.nn.functional.pad(at(x, T, M, inputs), (0, K - inputs)).double()
-        if perm:
-            wide = wide[:, at(perm, WORD, K).long()]
         w = plain.double()[of_row] * (codes.double() - points.double()[of_row])
         self._put(name, wide @ w, bias, y, T, M, outputs)
 

@@ -26,16 +26,8 @@ def why_not(call: Any) -> str | None:
 
 def prepare(call: Any, x: Tensor, columns: int = 0, split: int = 0) -> Launch:
     """The launch of calls like this one, of its `x`; a division of 0 is left to the kernel."""
-    routine, looks_up = native().decode, not call.is_k_full
     kind = call.bits, call.group, call.layout == "strips", x.dtype == torch.bfloat16
-    how = launch.sizes(call, x), *kind, columns, split, call.early
-
-    def start(
-        at: int, w: int, s: int, z: int, g_idx: int, perm: int, parts: int, bias: int, y: int, on: int
-    ) -> None:
-        routine(at, w, s, z, g_idx if looks_up else 0, 0, bias, y, *how, on)  # x is in order
-
-    return Launch(start)
+    return Launch(native().decode(launch.sizes(call, x), *kind, columns, split, call.early))
 
 
 def run(call: Any, columns: int = 0, split: int = 0) -> Tensor:

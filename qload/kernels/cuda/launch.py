@@ -15,8 +15,9 @@ HOPPER = 9
 class Launch(NamedTuple):
     """A routine of the module with all said but where tensors lie, and how many float32 it adds up in.
 
-    `start` takes pointers, 0 for what there is none of: x, weights, scales, zeros, g_idx, perm, the memory to
-    add up in, bias, y; then the stream. Nothing of it depends on a layer but its shape and type.
+    `start` takes pointers, 0 for what there is none of: x in the order of the weight's rows, weights, scales,
+    zeros, g_idx, the memory to add up in, bias, y; then the stream. Nothing of it depends on a layer but its
+    shape and type.
     """
 
     start: Callable[..., None]
@@ -55,7 +56,8 @@ def run(made: Launch, call: Any, x: Tensor) -> Tensor:
     """y (M, N) of a call, where `x` is its input as the routine takes it."""
     y: Tensor = x.new_empty(x.shape[0], call.N)
     parts = x.new_empty(made.scratch, dtype=torch.float32) if made.scratch else None
-    read = x, call.weights, call.scales, call.zeros, call.g_idx, call.perm, parts, call.bias, y
+    g_idx = None if call.is_k_full else call.g_idx  # else groups are runs of rows
+    operands = x, call.weights, call.scales, call.zeros, g_idx, parts, call.bias, y
     with torch.cuda.device(x.device):
-        made.start(*map(pointer, read), stream(x))
+        made.start(*map(pointer, operands), stream(x))
     return y

@@ -65,15 +65,9 @@ def why_not(call: Any) -> str | None:
 
 def prepare(call: Any, x: Tensor, how: ManyDivision | None = None) -> Launch:
     """The launch of calls like this one, of `x` in whole rows; `how`: else as `division` says."""
-    routine, how = native().many, how or division(call.tokens, call.rows, call.columns, call.bits)
+    how = how or division(call.tokens, call.rows, call.columns, call.bits)
     kind = call.bits, call.group, x.dtype == torch.bfloat16, [int(each) for each in how]
-    rest = launch.sizes(call, x), *kind, call.early
-
-    def start(
-        at: int, w: int, s: int, z: int, g_idx: int, perm: int, parts: int, bias: int, y: int, on: int
-    ) -> None:
-        routine(at, w, s, z, parts, bias, y, *rest, on)
-
+    start = native().many(launch.sizes(call, x), *kind, call.early)
     return Launch(start, how.slices * call.tokens * call.columns if how.slices > 1 else 0)
 
 

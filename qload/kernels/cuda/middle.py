@@ -52,17 +52,10 @@ def why_not(call: Any) -> str | None:
 
 def prepare(call: Any, x: Tensor, columns: int = 0, split: int = 0, together: int = 0) -> Launch:
     """The launch of calls like this one, of `x` in whole rows; 0: as `division` says."""
-    routine, found = native().middle, division(call.tokens, call.rows, call.columns)
+    found = division(call.tokens, call.rows, call.columns)
     kind = call.bits, call.group, x.dtype == torch.bfloat16
     how = columns or found.columns, together or found.together, split or found.split
-    rest = launch.sizes(call, x), *kind, *how, call.early
-
-    def start(
-        at: int, w: int, s: int, z: int, g_idx: int, perm: int, parts: int, bias: int, y: int, on: int
-    ) -> None:
-        routine(at, w, s, z, bias, y, *rest, on)
-
-    return Launch(start)
+    return Launch(native().middle(launch.sizes(call, x), *kind, *how, call.early))
 
 
 def run(call: Any, columns: int = 0, split: int = 0, together: int = 0) -> Tensor:

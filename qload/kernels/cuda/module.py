@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qload.devices.cuda_current import current_device, raw_stream, stream
+from qload.devices.cuda_current import current_device, empty_rows, raw_stream, stream
 from qload.devices.tensors import address as pointer
 from qload.errors import ArgumentError
 from qload.native import load
@@ -14,6 +14,7 @@ __all__ = [
     "check",
     "check_operands",
     "current_device",
+    "empty_rows",
     "native",
     "pointer",
     "raw_stream",

@@ -16,7 +16,7 @@ from qload.kernels.cuda import marlin
 from qload.kernels.cuda.choice import choose
 from qload.kernels.cuda.launch import ALIGNED, Launch
 from qload.kernels.cuda.linear import OPERATORS, why_not_linear
-from qload.kernels.cuda.module import current_device, raw_stream
+from qload.kernels.cuda.module import current_device, empty_rows, raw_stream
 from qload.spec import Weight
 
 PLANNED = (StripsWeight, GPTQMarlinWeight)
@@ -37,6 +37,7 @@ class LinearPlan:
         self._operator = OPERATORS[type(weight)]
         names = list(weight.fields())
         self._places = tuple(names.index(name) for name in ("qweight", "scales", "qzeros") if name in names)
+        self._has_zeros = len(self._places) > 2
         self._capability = torch.cuda.get_device_capability(weight.device)
         self._made: dict[
             int, Launch | None
@@ -57,20 +58,26 @@ class LinearPlan:
         launch = self._made[tokens] if tokens in self._made else self._decide(x, tokens, weight(held), bias)
         if launch is None:
             return None
+        if current_device() == self.index:
+            return self._start(launch, x, tokens, pointers, bias)
+        with torch.cuda.device(self.index):
+            return self._start(launch, x, tokens, pointers, bias)
+
+    def _start(
+        self, launch: Launch, x: Tensor, tokens: int, pointers: Sequence[int], bias: Tensor | None
+    ) -> Tensor | None:
         whole = x if x.is_contiguous() else x.contiguous()
         at, codes, scales = whole.data_ptr(), pointers[self._places[0]], pointers[self._places[1]]
-        zeros = pointers[self._places[2]] if len(self._places) > 2 else 0
+        zeros = pointers[self._places[2]] if self._has_zeros else 0
         if (at | codes | scales | zeros) & BETWEEN:
             return None
-        y = x.new_empty((tokens, self.N) if len(shape) == 2 else (*shape[:-1], self.N))
+        flat = x.ndim == 2  # as most are
+        y = empty_rows(x, tokens, self.N) if flat else x.new_empty((*x.shape[:-1], self.N))
         parts = x.new_empty(launch.scratch, dtype=torch.float32) if launch.scratch else None
-        read = at, codes, scales, zeros, 0, 0, 0 if parts is None else parts.data_ptr()
-        rest = 0 if bias is None else bias.data_ptr(), y.data_ptr(), raw_stream(self.index)
-        if current_device() == self.index:
-            launch.start(*read, *rest)
-        else:
-            with torch.cuda.device(self.index):
-                launch.start(*read, *rest)
+        launch.start(
+            at, codes, scales, zeros, 0, 0 if parts is None else parts.data_ptr(),
+            0 if bias is None else bias.data_ptr(), y.data_ptr(), raw_stream(self.index),
+        )  # fmt: skip
         return y
 
     def _decide(self, x: Tensor, tokens: int, weight: Weight, bias: Tensor | None) -> Launch | None:

@@ -24,16 +24,8 @@ def why_not(call: Any) -> str | None:
 
 def prepare(call: Any, x: Tensor, columns: int = 0, split: int = 0) -> Launch:
     """The launch of calls like this one, of its `x`; a division of 0 is left to the kernel."""
-    routine = native().w4a16
     kind = call.group, x.dtype == torch.bfloat16
-    how = launch.sizes(call, x), *kind, columns, split, call.early
-
-    def start(
-        at: int, w: int, s: int, z: int, g_idx: int, perm: int, parts: int, bias: int, y: int, on: int
-    ) -> None:
-        routine(at, w, s, z, 0, bias, y, *how, on)  # x is in order
-
-    return Launch(start)
+    return Launch(native().w4a16(launch.sizes(call, x), *kind, columns, split, call.early))
 
 
 def run(call: Any, columns: int = 0, split: int = 0) -> Tensor:

@@ -23,7 +23,7 @@ FAULTS = (
         "start // each * 1024 *",
     ),
     Fault("groups-counted-in-shares", f"{_CUDA}/large.py", "if not call.is_k_full:", "if False:"),
-    Fault("groups-counted-by-decode", f"{_CUDA}/decode.py", "g_idx if looks_up else 0", "0"),
+    Fault("groups-counted-by-decode", f"{_CUDA}/launch.py", "None if call.is_k_full else call.g_idx", "None"),
     Fault("address-between-two-loads", f"{_CUDA}/inputs.py", "x.clone() if pointer(x) % ALIGNED else x", "x"),
     Fault("kernel-of-a-smaller-layer", f"{_CUDA}/choice.py", "bisect_left(sizes, size)", "0"),
     Fault(
@@ -63,7 +63,7 @@ FAULTS = (
     Fault(
         "kernel-of-fewer-tokens", f"{_CUDA}/choice.py", "for row in here], tokens)", "for row in here], 0)"
     ),
-    Fault("planned-without-zero-points", f"{_CUDA}/plans.py", "if len(self._places) > 2", "if False"),
+    Fault("planned-without-zero-points", f"{_CUDA}/plans.py", "if self._has_zeros else", "if False else"),
     Fault(
         "planned-between-two-loads", f"{_CUDA}/plans.py", "(at | codes | scales | zeros) & BETWEEN", "False"
     ),
