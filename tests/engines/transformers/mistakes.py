@@ -15,12 +15,13 @@ from transformers import AutoModelForCausalLM, AwqConfig, BitsAndBytesConfig
 from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
-from qload import Fp8Quantizer
+from qload import Fp8Quantizer, open_checkpoint
 from qload.engines.transformers import LinearSlot, QloadConfig, TypedExperts, install, uninstall
 from qload.engines.transformers.devices import SlotPlace, places_in
 from qload.errors import ArgumentError, MissingTensorError
 from tests.engines.transformers.models import EAGER, RANGE, Stored, logits, of_kind, shared
 from tests.models.recorded import off
+from tests.models.with_transformers.stored import FORMATS
 from tests.verify.damage.model import Model
 
 WRONG: list[tuple[dict[str, Any], str]] = [
@@ -154,3 +155,18 @@ def test_a_layer_waits_where_its_map_says_whatever_the_name_of_the_model() -> No
     assert places_in(model, None, ["up"]) == {"up": SlotPlace(torch.device("cuda:1"), away=True)}
     hook.execution_device = "cpu"
     assert places_in(model, None, ["up"]) == {"up": SlotPlace(torch.device("cpu"))}
+
+@pytest.mark.parametrize("name", ["gptq", "awq"])
+def test_a_quantized_head_is_not_tied_whatever_the_config_says(name: str, tmp_path: Path) -> None:
+    stored = shared("llama", name, tie_word_embeddings=True)
+    held, means = Model.read(stored.path), Model.read(stored.means)
+    N, K = held.tensors["model.embed_tokens.weight"].shape
+    head = FORMATS[name].layer(N, K, torch.Generator().manual_seed(5))
+    held.tensors |= {f"lm_head.{suffix}": tensor for suffix, tensor in head.items()}
+    with open_checkpoint(held.write(tmp_path / "stored")) as weights:
+        means.tensors["lm_head.weight"] = weights.get_weights("lm_head").dequantize().contiguous()
+    means.config["tie_word_embeddings"] = False
+
+    own = Stored(tmp_path / "stored", means.write(tmp_path / "means"))
+
+    assert off(logits(own.load()), logits(own.plain())) < RANGE
