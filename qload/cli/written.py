@@ -1,12 +1,44 @@
-"""How verbs that write a checkpoint tell what became of its layers."""
+"""What verbs that write a checkpoint share: where to, in how large files, and what became of its layers."""
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from qload.cli.options import output_folder
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from qload.conversion import Conversion, ShardedCheckpoint
+
+F = TypeVar("F", bound=Callable[..., Any])
+GIGABYTE = 1_000_000_000
+LARGEST_FILE = 2**63 - 1  # bytes: places in a file are signed numbers of 64 bits
+new_folder = output_folder("Where to; not there yet, or empty.")
+
+
+def shard_size(function: F) -> F:
+    """--shard-size, asked for in gigabytes and told in bytes, at least 1."""
+    return click.option(
+        "--shard-size",
+        type=click.FloatRange(min=0, min_open=True),
+        default=5,
+        show_default=True,
+        metavar="GB",
+        callback=_bytes,
+        help="Of how many gigabytes a file is at most.",
+    )(function)
+
+
+def _bytes(ctx: click.Context, param: click.Parameter, value: float) -> int:
+    size = value * GIGABYTE
+    if not size <= LARGEST_FILE:
+        most = LARGEST_FILE // GIGABYTE
+        raise click.BadParameter(
+            f"{value} GB is the size of no file, which has at most {most} GB", ctx, param
+        )
+    return max(1, int(size))
 
 
 def tables(
