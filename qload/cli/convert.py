@@ -1,6 +1,6 @@
 """qload convert: a checkpoint in another format, proven to mean the same."""
 
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,16 +10,13 @@ from qload.cli.hub import opened
 from qload.cli.options import CheckpointPath, as_json, verbose
 from qload.cli.output import emit
 from qload.cli.progress import progress_bar
+from qload.cli.written import new_folder, shard_size, tables
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from qload.conversion import Conversion
     from qload.hub import HubId
 
 FLOATS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 FORMATS = ("gptq", "gptq_v2", "awq", "marlin", "marlin_24", "compressed-tensors", "fp8")
-GIGABYTE = 1_000_000_000
 
 EPILOG = """\b
 Examples:
@@ -48,14 +45,7 @@ OUTCOMES = {
     required=True,
     help="The format to write; of floats, layers are dequantized.",
 )
-@click.option(
-    "-o",
-    "folder",
-    type=click.Path(path_type=Path),
-    required=True,
-    metavar="DIR",
-    help="Where to; not there yet, or empty.",
-)
+@new_folder
 @click.option(
     "--keep",
     multiple=True,
@@ -63,14 +53,7 @@ OUTCOMES = {
     help="Leave layers of these names as they are, such as '*.q_proj'; may be given several times.",
 )
 @click.option("--round", "rounding", is_flag=True, help="Round to fp16 or bf16 what is no such number.")
-@click.option(
-    "--shard-size",
-    type=click.FloatRange(min=0, min_open=True),
-    default=5,
-    show_default=True,
-    metavar="GB",
-    help="Of how many gigabytes a file is at most.",
-)
+@shard_size
 @as_json
 @verbose
 @click.pass_context
@@ -81,7 +64,7 @@ def convert(
     folder: Path,
     keep: tuple[str, ...],
     rounding: bool,
-    shard_size: float,
+    shard_size: int,
     as_json: bool | None,
 ) -> None:
     """Write the checkpoint at PATH in another format.
@@ -95,7 +78,6 @@ def convert(
     from qload.conversion import convert as run
 
     native.check()
-    size = max(1, int(shard_size * GIGABYTE))
     with opened(path, whole=True) as place, progress_bar() as progress:
         found = run(
             place,
@@ -103,13 +85,7 @@ def convert(
             to=FLOATS.get(to, to),
             keep=keep,
             rounding=rounding,
-            shard_size=size,
+            shard_size=shard_size,
             progress=progress,
         )
-    ctx.exit(emit(found, as_json, _tables))
-
-
-def _tables(found: "Conversion") -> "Iterator[RenderableType]":
-    from qload.cli.written import tables
-
-    return tables(found, OUTCOMES)
+    ctx.exit(emit(found, as_json, partial(tables, outcomes=OUTCOMES)))

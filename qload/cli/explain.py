@@ -9,7 +9,7 @@ import click
 
 from qload.cli.hub import opened
 from qload.cli.options import CheckpointPath, as_json, numbers, verbose
-from qload.cli.output import answered, emit
+from qload.cli.output import emit
 from qload.cli.pages import PageFile
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ def explain(
     import torch
 
     from qload import native
+    from qload.listing import answered
     from qload.plan import Explanation
     from qload.plan import explain as run
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from qload.cli.options import verbose
+from qload.cli.options import output_folder, verbose
 
 EPILOG = """\b
 Examples:
@@ -29,14 +29,7 @@ def _entries(ctx: click.Context, param: click.Parameter, value: str) -> dict[str
 
 @click.command("make-checkpoint", epilog=EPILOG)
 @click.argument("format", metavar="FORMAT")
-@click.option(
-    "-o",
-    "folder",
-    type=click.Path(path_type=Path),
-    required=True,
-    metavar="DIR",
-    help="Where to; made, or empty.",
-)
+@output_folder("Where to; made, or empty.")
 @click.option(
     "--model", default="llama", show_default=True, metavar="TYPE", help="A model_type that qload runs."
 )

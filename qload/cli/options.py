@@ -63,6 +63,23 @@ def folders(function: F) -> F:
     )(function)
 
 
+def output_folder(help: str) -> Callable[[F], F]:
+    """-o DIR, which a verb makes."""
+    return click.option(
+        "-o", "folder", type=click.Path(path_type=Path), required=True, metavar="DIR", help=help
+    )
+
+
+def experts_parallel(function: F) -> F:
+    """--ep, of ranks that have whole experts."""
+    return click.option(
+        "--ep",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Share whole experts out among N runs of ranks. Default: all ranks cut each expert.",
+    )(function)
+
+
 def as_json(function: F) -> F:
     """--json/--table; None leaves it to what standard output is."""
     return click.option(

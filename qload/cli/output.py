@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import click
 
-from qload.errors import ArgumentError, QloadError
-
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -47,16 +45,6 @@ def emit(
         for table in tables(report):
             out.print(table)
     return 0 if report.verdict == "ok" else 1
-
-
-def answered(ask: Callable[[], Found], unreadable: Callable[[str], Found]) -> Found:
-    """What a question came to, also of a checkpoint that cannot be read; ArgumentError: a wrong question."""
-    try:
-        return ask()
-    except ArgumentError:
-        raise
-    except QloadError as error:
-        return unreadable(str(error))
 
 
 def dumps(value: Any, indent: int | None = 2) -> str:

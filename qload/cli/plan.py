@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from qload.cli.hub import opened
-from qload.cli.options import CheckpointPath, as_json, verbose, world_sizes
-from qload.cli.output import answered, emit
+from qload.cli.options import CheckpointPath, as_json, experts_parallel, verbose, world_sizes
+from qload.cli.output import emit
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -41,12 +41,7 @@ wrong."""
     metavar="N[,N...]",
     help="Numbers of ranks.",
 )
-@click.option(
-    "--ep",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Share whole experts out among N runs of ranks. Default: all ranks cut each expert.",
-)
+@experts_parallel
 @click.option(
     "--kernel",
     type=click.Choice(["marlin", "strips", "panels", "exllama"]),
@@ -74,6 +69,7 @@ def plan(
     It reads headers and small tensors only, and no weight.
     """
     from qload import native
+    from qload.listing import answered
     from qload.plan import ShardingPlan
     from qload.plan import plan as run
 

@@ -1,23 +1,20 @@
 """qload shard: what each rank would load of a checkpoint, as files."""
 
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from qload.cli.hub import opened
-from qload.cli.options import CheckpointPath, as_json, verbose
+from qload.cli.options import CheckpointPath, as_json, experts_parallel, verbose
 from qload.cli.output import emit
 from qload.cli.progress import progress_bar
+from qload.cli.written import new_folder, shard_size, tables
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from qload.conversion import ShardedCheckpoint
     from qload.hub import HubId
 
-GIGABYTE = 1_000_000_000
 EPILOG = """\b
 Examples:
   qload shard ./Llama-3-8B-GPTQ --tp 4 -o ./Llama-3-8B-GPTQ-of-4
@@ -46,28 +43,9 @@ OUTCOMES = {
     metavar="N",
     help="The number of ranks.",
 )
-@click.option(
-    "--ep",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Share whole experts out among N runs of ranks. Default: all ranks cut each expert.",
-)
-@click.option(
-    "-o",
-    "folder",
-    type=click.Path(path_type=Path),
-    required=True,
-    metavar="DIR",
-    help="Where to; not there yet, or empty.",
-)
-@click.option(
-    "--shard-size",
-    type=click.FloatRange(min=0, min_open=True),
-    default=5,
-    show_default=True,
-    metavar="GB",
-    help="Of how many gigabytes a file is at most.",
-)
+@experts_parallel
+@new_folder
+@shard_size
 @as_json
 @verbose
 @click.pass_context
@@ -77,7 +55,7 @@ def shard(
     tp: int,
     ep: int | None,
     folder: Path,
-    shard_size: float,
+    shard_size: int,
     as_json: bool | None,
 ) -> None:
     """Write what each of N ranks would load of the checkpoint at PATH.
@@ -91,13 +69,6 @@ def shard(
     from qload.conversion import shard as run
 
     native.check()
-    size = max(1, int(shard_size * GIGABYTE))
     with opened(path, whole=True) as place, progress_bar() as progress:
-        found = run(place, folder, tp=tp, ep=ep, shard_size=size, progress=progress)
-    ctx.exit(emit(found, as_json, _tables))
-
-
-def _tables(found: "ShardedCheckpoint") -> "Iterator[RenderableType]":
-    from qload.cli.written import tables
-
-    return tables(found, OUTCOMES)
+        found = run(place, folder, tp=tp, ep=ep, shard_size=shard_size, progress=progress)
+    ctx.exit(emit(found, as_json, partial(tables, outcomes=OUTCOMES)))

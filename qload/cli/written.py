@@ -1,17 +1,43 @@
-"""How verbs that write a checkpoint tell what became of its layers."""
+"""What verbs that write a checkpoint share: where to, in how large files, and what became of its layers."""
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from qload.cli.options import output_folder
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from qload.conversion import Conversion, ShardedCheckpoint
 
+F = TypeVar("F", bound=Callable[..., Any])
+GIGABYTE = 1_000_000_000
+new_folder = output_folder("Where to; not there yet, or empty.")
 
-def tables(
-    found: "Conversion | ShardedCheckpoint", outcomes: Mapping[str, str]
-) -> "Iterator[RenderableType]":
+
+def shard_size(function: F) -> F:
+    """--shard-size, asked for in gigabytes and told in bytes, at least 1."""
+    return click.option(
+        "--shard-size",
+        type=click.FloatRange(min=0, min_open=True),
+        default=5,
+        show_default=True,
+        metavar="GB",
+        callback=_bytes,
+        help="Of how many gigabytes a file is at most.",
+    )(function)
+
+
+def _bytes(ctx: click.Context, param: click.Parameter, value: float) -> int:
+    if not math.isfinite(value):
+        raise click.BadParameter(f"{value} is no number of gigabytes", ctx, param)
+    return max(1, int(value * GIGABYTE))
+
+
+def tables(found: "Conversion | ShardedCheckpoint", outcomes: Mapping[str, str]) -> "Iterator[RenderableType]":
     """The layers that are not well, the notes, and the verdict; `outcomes` in words."""
     from rich.text import Text
 

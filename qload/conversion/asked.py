@@ -85,8 +85,7 @@ class AskedTarget:
         assert weights is not None
         parts = [Part(layer.prefix)]
         if not whole:
-            codes = layer.names.full(layer.specs[0].name).rpartition(".")[2]
-            weight = loader.load(HeaderOnlySource(weights, codes), parts, None)
+            weight = loader.load(HeaderOnlySource.without_codes(weights, layer), parts, None)
             reader = READERS.get(type(weight))
             if reader is None or reader.skippable(weight):
                 return weight

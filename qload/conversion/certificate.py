@@ -5,14 +5,13 @@ from dataclasses import asdict
 from importlib import metadata
 from typing import Any
 
-from qload.conversion.report import Conversion
-from qload.conversion.shard_report import ShardedCheckpoint
+from qload.conversion.report import WrittenCheckpoint
 
 SCHEMA = 1
 
 
 def certificate(
-    found: Conversion | ShardedCheckpoint,
+    found: WrittenCheckpoint,
     asked: Mapping[str, Any],
     source: Mapping[str, str],
     written: Mapping[str, str],

@@ -1,18 +1,16 @@
 """FP8 of every dialect as compressed-tensors stores it: the same bytes, and scales that multiply."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from qload.conversion.items import Item, Piece, stored_bytes
+from qload.conversion.items import Item, of_tensors, stored_bytes
 from qload.errors import RepackError
 from qload.formats import Fp8Config, Fp8Weight
 from qload.loader import FormatLoader, LayerDescription, Part
 from qload.repacking.header_only import HeaderOnlySource
 from qload.spec import ActivationScheme, Weight, named
-from qload.storage import TensorInfo
 from qload.weights import Weights
 
 NAME = "fp8"
@@ -26,14 +24,12 @@ def fp8_item(weights: Weights, loader: FormatLoader, layer: LayerDescription) ->
     if reason:
         raise RepackError(layer.format.weight_type.format, NAME, reason)
 
-    def read() -> Iterator[Piece]:
-        for name, tensor in stored(loader.load(weights, [Part(layer.prefix)], None)).items():
-            yield name, 0, tensor.contiguous()
-
-    outline = stored(loader.load(HeaderOnlySource(weights, "weight"), [Part(layer.prefix)], None))
-    tensors = {name: TensorInfo(tensor.dtype, tuple(tensor.shape)) for name, tensor in outline.items()}
-    source = stored_bytes(weights, layer)
-    return Item(tensors, source, read, source + sum(info.nbytes for info in tensors.values()))
+    outline = stored(loader.load(HeaderOnlySource.without_codes(weights, layer), [Part(layer.prefix)], None))
+    return of_tensors(
+        outline,
+        stored_bytes(weights, layer),
+        lambda: stored(loader.load(weights, [Part(layer.prefix)], None)),
+    )
 
 
 def why_not(layer: LayerDescription) -> str | None:

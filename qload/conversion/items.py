@@ -71,16 +71,27 @@ def rewritten(
 ) -> Item:
     """A layer in another format of integers; `made`: as `write` made it without codes."""
 
+    def whole() -> dict[str, Tensor]:
+        return stored_tensors(write(meaning(loader.load(weights, [Part(layer.prefix)], None))))
+
+    return of_tensors(stored_tensors(made), stored_bytes(weights, layer), whole)
+
+
+def of_tensors(
+    outline: Mapping[str, Tensor], source: int, whole: Callable[[], Mapping[str, Tensor]], *, copied: bool = False
+) -> Item:
+    """What is all read, or made, at once; `outline`: tensors like those of `whole`, without their values.
+
+    `source`: the bytes that are read for it, which are in memory with what is made, or `copied` as often.
+    """
+
     def read() -> Iterator[Piece]:
-        weight = loader.load(weights, [Part(layer.prefix)], None)
-        for name, tensor in stored_tensors(write(meaning(weight))).items():
+        for name, tensor in whole().items():
             yield name, 0, tensor.contiguous()
 
-    tensors = {
-        name: TensorInfo(tensor.dtype, tuple(tensor.shape)) for name, tensor in stored_tensors(made).items()
-    }
-    source = stored_bytes(weights, layer)
-    return Item(tensors, source, read, source + sum(info.nbytes for info in tensors.values()))
+    tensors = {name: TensorInfo(tensor.dtype, tuple(tensor.shape)) for name, tensor in outline.items()}
+    written = sum(info.nbytes for info in tensors.values())
+    return Item(tensors, source, read, written + (written if copied else source))
 
 
 def meaning(weight: Weight) -> Integers:

@@ -8,9 +8,9 @@ from qload.conversion import fp8
 from qload.conversion.asked import AskedTarget, StoredLayer
 from qload.conversion.items import Item, copied
 from qload.conversion.sections import WrittenConfig, section
+from qload.conversion.source import as_stored
 from qload.detect.matching import EMBEDDINGS
 from qload.errors import ArgumentError, QloadError
-from qload.experts import ExpertStacks
 from qload.formats import GPTQConfig
 from qload.loader import LayerDescription
 from qload.storage import WeightStorage
@@ -90,9 +90,7 @@ def _as_it_is(subject: Subject, layer: LayerDescription) -> StoredLayer:
 
 def _items(subject: Subject, stored: Mapping[str, StoredLayer], refused: dict[str, str]) -> Iterator[Item]:
     """All that is written, in the order of the source; what stands in the way of a layer is entered."""
-    assert subject.weights is not None
-    storage = subject.weights.storage
-    raw = storage.storage if isinstance(storage, ExpertStacks) else storage
+    raw = as_stored(subject)
     holders = _holders(subject, stored, raw, refused)
     new = {name: prefix for prefix, layer in stored.items() if layer.item for name in layer.item.tensors}
     begun: set[str] = set()

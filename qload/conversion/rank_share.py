@@ -5,14 +5,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from qload.conversion.items import Item, Piece, stored_bytes, stored_tensors
+from qload.conversion.items import Item, of_tensors, stored_bytes, stored_tensors
 from qload.errors import QloadError
 from qload.loader import LayerDescription, Part, Split
 from qload.methods.biases import check_bias, read_bias
 from qload.plan.sharing import Sharing
 from qload.repacking.header_only import HeaderOnlySource
 from qload.spec import Weight, named
-from qload.storage import MemoryStorage, TensorInfo
+from qload.storage import MemoryStorage
 from qload.weights import Weights
 
 
@@ -33,13 +33,7 @@ class RankShare:
         group = how.group(rank, ranks)
         if group is None:
             return None
-        mine = Weights(
-            weights.storage,
-            loader=weights.loader,
-            process_group=group,
-            prefix=weights.prefix,
-            aliases=weights.aliases,
-        )
+        mine = weights.of_group(group)
         return cls(mine, layer, how.matrix.parts(layer.N, group.size()), how.matrix.split)
 
     def load(self) -> Weight:
@@ -61,8 +55,7 @@ class RankShare:
 
     def outline(self) -> dict[str, Tensor]:
         """What is stored of the share, by name; zeros, which share one element, for the codes."""
-        codes = self.layer.names.full(self.layer.specs[0].name).rpartition(".")[2]
-        source = HeaderOnlySource(self.weights, codes)
+        source = HeaderOnlySource.without_codes(self.weights, self.layer)
         return dict(self._stored(self.weights.loader.load(source, self.parts, self.split)))
 
     def why_not(self) -> str | None:
@@ -76,13 +69,5 @@ class RankShare:
 
     def item(self) -> Item:
         """What stands in the rank's file."""
-
-        def read() -> Iterator[Piece]:
-            for name, tensor in self._stored(self.load()):
-                yield name, 0, tensor.contiguous()
-
-        tensors = {
-            name: TensorInfo(tensor.dtype, tuple(tensor.shape)) for name, tensor in self.outline().items()
-        }
-        written = sum(info.nbytes for info in tensors.values())
-        return Item(tensors, stored_bytes(self.weights, self.layer), read, 2 * written)
+        source = stored_bytes(self.weights, self.layer)
+        return of_tensors(self.outline(), source, lambda: dict(self._stored(self.load())), copied=True)

@@ -1,5 +1,6 @@
 """What a conversion came to: of each layer what it became, and whether it still means the same."""
 
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -42,7 +43,38 @@ class ConvertedLayer:
 
 
 @dataclass(frozen=True)
-class Conversion(Answer):
+class WrittenCheckpoint(Answer):
+    """A base of what says of a checkpoint's layers, when it was written again, what became of each."""
+
+    path: str
+    folder: str = ""
+
+    @property
+    @abstractmethod
+    def notes(self) -> Sequence[str]:
+        """What there is to say of all."""
+
+    @property
+    @abstractmethod
+    def layers(self) -> Sequence[Any]:
+        """Each with a `name`, an `outcome`, a `detail`, and whether that is `well`."""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many layers and tensors have each outcome."""
+        return dict(Counter(layer.outcome for layer in self.layers))
+
+    def _sound(self) -> bool:
+        """Whether all was written, and is well."""
+        return all(layer.well for layer in self.layers)
+
+    def _data(self) -> dict[str, Any]:
+        """The fields, and how many layers have each outcome."""
+        return {"counts": self.counts, **asdict(self)}
+
+
+@dataclass(frozen=True)
+class Conversion(WrittenCheckpoint):
     """A checkpoint that was written in another format, or why it was not.
 
     Attributes
@@ -61,22 +93,7 @@ class Conversion(Answer):
         Why the checkpoint cannot be read; "" where it can.
     """
 
-    path: str
-    folder: str = ""
     to: str = ""
     layers: Sequence[ConvertedLayer] = ()
     notes: Sequence[str] = ()
     unreadable: str = ""
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """How many layers and tensors have each outcome."""
-        return dict(Counter(layer.outcome for layer in self.layers))
-
-    def _sound(self) -> bool:
-        """Whether all was written, and means what it did."""
-        return all(layer.well for layer in self.layers)
-
-    def _data(self) -> dict[str, Any]:
-        """The fields, and how many layers have each outcome."""
-        return {"counts": self.counts, **asdict(self)}

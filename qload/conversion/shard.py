@@ -1,30 +1,23 @@
 """`shard`: what each rank of a group would load of a checkpoint, as files, proven to be that."""
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
-from hashlib import sha256
 from os import PathLike
-from os import path as paths
 from pathlib import Path
 
-from qload.conversion.behind import behind
-from qload.conversion.beside import CERTIFICATE, copied_files, dumped
-from qload.conversion.certificate import certificate, version
-from qload.conversion.convert import SHARD_SIZE, source_files
-from qload.conversion.folder import UnfinishedFolder, check_target, hashed_file
+from qload.conversion.beside import copied_files, dumped
 from qload.conversion.rank_share import RankShare
 from qload.conversion.shard_plan import PlannedShares, planned_shares
 from qload.conversion.shard_report import ShardedCheckpoint, ShardedLayer
 from qload.conversion.shards import INDEX, OutputFile, index_of, shards_of
-from qload.conversion.write import Progress, write_shards
+from qload.conversion.source import format_of, source_folder, why_unreadable
+from qload.conversion.write import Progress
+from qload.conversion.written import SHARD_SIZE, NewCheckpoint, nothing, of_checkpoint, target_of
 from qload.detect.files import CONFIGS
 from qload.diff.codes import same_weight
 from qload.errors import ArgumentError, QloadError, checked
-from qload.loader import LayerDescription, Part
-from qload.storage import is_directory, snapshot
+from qload.loader import Part
 from qload.verify.crew import Crew
 from qload.verify.subject import Subject
 
@@ -81,71 +74,46 @@ def shard(
     """
     if tp < 1 or (ep is not None and ep < 1):
         raise ArgumentError("tp", "a number of ranks, at least 1", f"tp={tp}, ep={ep}")
-    if shard_size < 1:
-        raise ArgumentError("shard_size", "bytes, at least 1", str(shard_size))
-    target, tell = Path(paths.abspath(folder)), progress or _nothing
-    check_target(target)
-    with closing(Subject.open(path)) as subject:
+    target, tell = target_of(folder, shard_size), progress or nothing
+
+    def make(subject: Subject) -> ShardedCheckpoint:
+        plan = planned_shares(subject, tp, ep, lambda done, total: tell("asking layers", done, total))
         asked = ShardedCheckpoint(subject.path, tp=tp, ep=ep)
-        if subject.weights is None or subject.errors:
-            first = subject.errors[0].message if subject.errors else "it cannot be read"
-            return replace(asked, unreadable=first)
-        try:
-            plan = planned_shares(subject, tp, ep, lambda done, total: tell("asking layers", done, total))
-            if plan.refused:
-                return replace(asked, layers=_refused(subject, plan))
-            return _written(asked, subject, plan, target, shard_size, tell)
-        except ArgumentError:
-            raise
-        except QloadError as error:  # a file that fails or is replaced meanwhile
-            return replace(asked, unreadable=str(error))
+        if plan.refused:
+            return replace(asked, layers=_refused(subject, plan))
+        return _written(asked, subject, plan, target, shard_size, tell)
+
+    return of_checkpoint(
+        path, make, lambda place, why: ShardedCheckpoint(place, tp=tp, ep=ep, unreadable=why)
+    )
 
 
 def _refused(subject: Subject, plan: PlannedShares) -> list[ShardedLayer]:
     return [
-        ShardedLayer(prefix, _format(subject, prefix), plan.how[prefix].cut, "refused", reason)
+        ShardedLayer(prefix, format_of(subject.layers.get(prefix)), plan.how[prefix].cut, "refused", reason)
         for prefix, reason in sorted(plan.refused.items())
     ]
-
-
-def _format(subject: Subject, prefix: str) -> str | None:
-    layer = subject.layers.get(prefix)
-    return layer.format.weight_type.format if isinstance(layer, LayerDescription) else None
 
 
 def _written(
     asked: ShardedCheckpoint, subject: Subject, plan: PlannedShares, target: Path, size: int, tell: Progress
 ) -> ShardedCheckpoint:
-    """The files, the proof, the certificate, and last the folder's name."""
     ranks = [shards_of(items, size) for items in plan.items]
     files = [
         OutputFile(f"rank-{rank}/{file.name}", file.items) for rank, mine in enumerate(ranks) for file in mine
     ]
-    texts = dict(_beside(subject, ranks))
-    folder = UnfinishedFolder(target, _job(asked, subject, files))
-    with folder.opened(), behind("qload-hash") as hashing:
-        folder.check_space(sum(file.nbytes for file in files) + sum(map(len, texts.values())))
-        sources = source_files(subject)
-        hashes = {name: hashing.later(partial(hashed_file, place)) for name, place in sources.items()}
-        write_shards(files, folder, tell)
-        for name, text in texts.items():
-            folder.write(name, text)
-        layers = _proven(subject, plan, folder.path, tell)
-        found = replace(asked, folder=str(target), layers=layers, notes=plan.notes)
-        if found.verdict != "ok":
-            folder.discard()
-            return replace(found, folder="")
-        said = {"tp": asked.tp, "ep": asked.ep}
-        read = {name: file.result() for name, file in hashes.items()}
-        folder.write(CERTIFICATE, dumped(certificate(found, said, read, folder.done)))
-        folder.finish()
-        return found
+    said = {"tp": asked.tp, "ep": asked.ep}
+    new = NewCheckpoint(subject, target, said, files, dict(_beside(subject, ranks)))
+
+    def prove(folder: Path) -> ShardedCheckpoint:
+        return replace(asked, layers=_proven(subject, plan, folder, tell), notes=plan.notes)
+
+    return new.write(prove, tell)
 
 
 def _beside(subject: Subject, ranks: Sequence[Sequence[OutputFile]]) -> Mapping[str, bytes]:
     """The index and what else stands beside the tensors, for each rank: configs as they are, tokenizers."""
-    source = Path(snapshot(subject.place))
-    source = source if is_directory(source) else source.parent
+    source = source_folder(subject)
     same = {file.name: file.read_bytes() for file in copied_files(source)}
     same |= {name: (source / name).read_bytes() for name in CONFIGS if (source / name).is_file()}
     found: dict[str, bytes] = {}
@@ -164,7 +132,7 @@ def _proven(subject: Subject, plan: PlannedShares, folder: Path, tell: Progress)
     return [
         ShardedLayer(
             prefix,
-            _format(subject, prefix),
+            format_of(subject.layers.get(prefix)),
             how.cut,
             "differs" if prefix in wrong else "bits",
             wrong.get(prefix, ""),
@@ -176,9 +144,9 @@ def _proven(subject: Subject, plan: PlannedShares, folder: Path, tell: Progress)
 def _differing(folder: Path, rank: int, shares: Mapping[str, RankShare], tell: Progress) -> dict[str, str]:
     """What a rank's folder says otherwise, or does not say."""
     with closing(Subject.open(folder)) as made:
-        if made.weights is None or made.errors:
-            first = made.errors[0].message if made.errors else "it cannot be read"
-            return dict.fromkeys(shares, f"rank {rank}: {first}")
+        wrong = why_unreadable(made)
+        if wrong:
+            return dict.fromkeys(shares, f"rank {rank}: {wrong}")
         each = list(shares)
 
         def compared(at: int) -> str | None:
@@ -196,19 +164,3 @@ def _differing(folder: Path, rank: int, shares: Mapping[str, RankShare], tell: P
             compared, sizes, lambda done, total: tell(f"comparing rank {rank}", done, total), 2
         )
         return {prefix: f"rank {rank}: {why}" for prefix, why in zip(each, told, strict=True) if why}
-
-
-def _job(asked: ShardedCheckpoint, subject: Subject, files: Sequence[OutputFile]) -> str:
-    """What is being written, and from what, as a hash."""
-    sources = {
-        name: [place.stat().st_size, place.stat().st_mtime_ns]
-        for name, place in source_files(subject).items()
-    }
-    digest = sha256(json.dumps([version(), "shard", asked.tp, asked.ep, sources], sort_keys=True).encode())
-    for file in files:
-        digest.update(file.name.encode() + file.header)
-    return digest.hexdigest()
-
-
-def _nothing(stage: str, done: int, total: int) -> None:
-    """Nobody asked for progress."""

@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from qload.conversion.items import Item, copied
 from qload.conversion.planned import STACKED, Told
 from qload.conversion.rank_share import RankShare
+from qload.conversion.source import as_stored
 from qload.errors import ConfigError
-from qload.experts import ExpertStacks
 from qload.loader import LayerDescription
 from qload.models.config import TextConfig, text_config
 from qload.plan.answers import Answers
 from qload.plan.sharing import Sharing, sharings
 from qload.spec import named
-from qload.storage import WeightStorage
 from qload.verify.crew import Crew
 from qload.verify.subject import Subject
 
@@ -77,7 +76,7 @@ def _refused(subject: Subject, how: Mapping[str, Sharing], ranks: int) -> dict[s
     """What ranks cannot share, in the words of a load; and what is no tensor by itself."""
     assert subject.weights is not None
     answers, found = Answers(subject.weights), {}
-    raw = _raw(subject).keys()
+    raw = as_stored(subject).keys()
     for prefix, sharing in how.items():
         layer = subject.layers.get(prefix)
         share = answers.of(prefix, layer, sharing, [ranks]).shares[ranks]
@@ -90,15 +89,9 @@ def _refused(subject: Subject, how: Mapping[str, Sharing], ranks: int) -> dict[s
     return found
 
 
-def _raw(subject: Subject) -> WeightStorage:
-    assert subject.weights is not None
-    storage = subject.weights.storage
-    return storage.storage if isinstance(storage, ExpertStacks) else storage
-
-
 def _items(subject: Subject, mine: Mapping[str, RankShare | None]) -> Iterator[Item]:
     """All that stands in the files of one rank, in the order of the source."""
-    raw, holders = _raw(subject), {}
+    raw, holders = as_stored(subject), {}
     for prefix in mine:
         layer = subject.layers[prefix]
         assert isinstance(layer, LayerDescription)

@@ -1,11 +1,10 @@
 """What a checkpoint in shares came to: how ranks share each layer, and whether they have what they load."""
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
-from qload.listing import Answer
+from qload.conversion.report import WrittenCheckpoint
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class ShardedLayer:
 
 
 @dataclass(frozen=True)
-class ShardedCheckpoint(Answer):
+class ShardedCheckpoint(WrittenCheckpoint):
     """A checkpoint that was written in shares, one folder a rank, or why it was not.
 
     Attributes
@@ -60,23 +59,8 @@ class ShardedCheckpoint(Answer):
         Why the checkpoint cannot be read; "" where it can.
     """
 
-    path: str
-    folder: str = ""
     tp: int = 1
     ep: int | None = None
     layers: Sequence[ShardedLayer] = ()
     notes: Sequence[str] = ()
     unreadable: str = ""
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """How many layers and tensors have each outcome."""
-        return dict(Counter(layer.outcome for layer in self.layers))
-
-    def _sound(self) -> bool:
-        """Whether all was written, and is what ranks load."""
-        return all(layer.well for layer in self.layers)
-
-    def _data(self) -> dict[str, Any]:
-        """The fields, and how many layers have each outcome."""
-        return {"counts": self.counts, **asdict(self)}

@@ -66,16 +66,6 @@ def _positions(integers: Integers) -> Tensor:
 
 
 def _why_not(integers: Integers) -> str | None:
-    (N, K), bits, dtype = integers.shape, integers.bits, integers.scales.dtype
-    if bits not in marlin.BITS:
-        return f"needs 4 or 8 bits, got {bits}"
-    if K % ROWS or N % marlin.TILE_N:
-        return f"needs K, N in multiples of {ROWS}, {marlin.TILE_N}; got {K}, {N}"
-    reason = integers.why_no_index()
-    if reason:
-        return reason
-    if not integers.symmetric:
-        return f"a zero point is not {2 ** (bits - 1)}, and none are stored"
-    if dtype not in SCALES:
-        return f"needs scales in float16 or bfloat16, got {str(dtype).removeprefix('torch.')}"
-    return None
+    if integers.bits not in marlin.BITS:
+        return f"needs 4 or 8 bits, got {integers.bits}"
+    return why_not_in_tiles(integers, ROWS)

@@ -22,16 +22,21 @@ def write(integers: Integers) -> MarlinWeight:
 
 
 def _why_not(integers: Integers) -> str | None:
-    (N, K), bits, dtype = integers.shape, integers.bits, integers.scales.dtype
-    if bits not in marlin.BITS:
-        return f"marlin has 4 or 8 bits, got {bits}"
-    if K % marlin.TILE_K or N % marlin.TILE_N:
-        return f"needs K, N in multiples of {marlin.TILE_K}, {marlin.TILE_N}; got {K}, {N}"
+    if integers.bits not in marlin.BITS:
+        return f"marlin has 4 or 8 bits, got {integers.bits}"
+    return why_not_in_tiles(integers, marlin.TILE_K)
+
+
+def why_not_in_tiles(integers: Integers, rows: int) -> str | None:
+    """Why tiles of so many `rows` cannot hold integers whole, with one scale a group and nothing else, or None."""
+    (N, K), dtype = integers.shape, integers.scales.dtype
+    if K % rows or N % marlin.TILE_N:
+        return f"needs K, N in multiples of {rows}, {marlin.TILE_N}; got {K}, {N}"
     reason = integers.why_no_index()
     if reason:
         return reason
     if not integers.symmetric:
-        return f"a zero point is not {2 ** (bits - 1)}, and none are stored"
+        return f"a zero point is not {2 ** (integers.bits - 1)}, and none are stored"
     if dtype not in SCALES:
         return f"needs scales in float16 or bfloat16, got {str(dtype).removeprefix('torch.')}"
     return None

@@ -1,6 +1,6 @@
 """What a checkpoint holds, layer by layer and byte by byte, before any weight of it is read."""
 
-from qload.listing.answer import Answer
+from qload.listing.answer import Answer, answered
 from qload.listing.coverage import Account, Coverage, account
 from qload.listing.groups import Groups
 from qload.listing.info import LayerInfo, info_of
@@ -14,6 +14,7 @@ __all__ = [
     "Groups",
     "LayerInfo",
     "account",
+    "answered",
     "info_of",
     "layers",
     "load_layers",

@@ -1,7 +1,10 @@
 """What a question about a checkpoint came to: a verdict, by which commands end, and plain data."""
 
 from abc import ABC, abstractmethod
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
+
+from qload.errors import ArgumentError, QloadError
 
 Verdict = Literal["ok", "findings", "unreadable"]
 SCHEMA = 1
@@ -34,3 +37,16 @@ class Answer(ABC):
     @abstractmethod
     def _data(self) -> dict[str, Any]:
         """The fields, as plain data."""
+
+
+Found = TypeVar("Found", bound=Answer)
+
+
+def answered(ask: Callable[[], Found], unreadable: Callable[[str], Found]) -> Found:
+    """What a question came to, also of a checkpoint that cannot be read; ArgumentError: a wrong question."""
+    try:
+        return ask()
+    except ArgumentError:
+        raise
+    except QloadError as error:
+        return unreadable(str(error))

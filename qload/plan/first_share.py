@@ -37,14 +37,7 @@ class FirstShare:
 def first_share(weights: Weights, layer: LayerDescription, how: Sharing, ranks: int) -> FirstShare:
     """Its cuts checked, and nothing read; CutError or DivideError."""
     group = Rank(0, ranks // how.runs if how.expert else ranks)
-    mine = Weights(
-        weights.storage,
-        loader=weights.loader,
-        process_group=group,
-        prefix=weights.prefix,
-        aliases=weights.aliases,
-    )
+    mine = weights.of_group(group)
     parts, split = how.matrix.parts(layer.N, group.size()), how.matrix.split
     mine.loader.plan(mine, parts, split)
-    codes = layer.names.full(layer.specs[0].name).rpartition(".")[2]
-    return FirstShare(HeaderOnlySource(mine, codes), mine.loader, parts, split)
+    return FirstShare(HeaderOnlySource.without_codes(mine, layer), mine.loader, parts, split)

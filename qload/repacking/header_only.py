@@ -1,11 +1,12 @@
 """A layer without the values of one tensor, its codes: enough to decide by, and cheap to read."""
 
 from collections.abc import Iterable
+from typing import Self
 
 from torch import Tensor
 
 from qload.errors import MissingTensorError
-from qload.loader import TensorSource
+from qload.loader import LayerDescription, TensorSource
 from qload.parallel import ProcessGroup
 from qload.spec import Role
 from qload.storage import TensorInfo
@@ -19,6 +20,11 @@ class HeaderOnlySource:
 
     def __init__(self, inner: TensorSource, skipped: str) -> None:
         self.inner, self.skipped = inner, skipped
+
+    @classmethod
+    def without_codes(cls, inner: TensorSource, layer: LayerDescription) -> Self:
+        """All of a layer but its codes, which are the first tensor of its format."""
+        return cls(inner, layer.names.full(layer.specs[0].name).rpartition(".")[2])
 
     @property
     def process_group(self) -> ProcessGroup:

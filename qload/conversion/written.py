@@ -1,0 +1,107 @@
+"""How a checkpoint is written, whatever it becomes: files, proof, certificate, and last the folder's name."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+from hashlib import sha256
+from os import PathLike
+from os import path as paths
+from pathlib import Path
+from typing import Any, TypeVar
+
+from qload.conversion.behind import behind
+from qload.conversion.beside import CERTIFICATE, dumped
+from qload.conversion.certificate import certificate, version
+from qload.conversion.folder import UnfinishedFolder, check_target, hashed_file
+from qload.conversion.report import WrittenCheckpoint
+from qload.conversion.shards import OutputFile
+from qload.conversion.source import source_files, why_unreadable
+from qload.conversion.write import Progress, write_shards
+from qload.errors import ArgumentError
+from qload.listing import answered
+from qload.verify.subject import Subject
+
+SHARD_SIZE = 5_000_000_000  # bytes
+F = TypeVar("F", bound=WrittenCheckpoint)
+
+
+@dataclass(frozen=True)
+class NewCheckpoint:
+    """All that will stand in the folder `target`, and what it is read from.
+
+    `asked`: what was asked for, as the certificate says it; `job`: what else tells this run from others.
+    `shards` hold tensors; `texts`: contents of small files, by name; `copies`: files that stay what they are.
+    """
+
+    subject: Subject
+    target: Path
+    asked: Mapping[str, Any]
+    shards: Sequence[OutputFile]
+    texts: Mapping[str, bytes]
+    copies: Sequence[Path] = ()
+    job: Sequence[Any] = ()
+
+    def write(self, prove: Callable[[Path], F], tell: Progress) -> F:
+        """Write it, and `prove` it: what is found has a `folder` where all is well; else nothing is left."""
+        folder = UnfinishedFolder(self.target, self._job())
+        with folder.opened(), behind("qload-hash") as hashing:
+            folder.check_space(
+                sum(shard.nbytes for shard in self.shards) + sum(map(len, self.texts.values()))
+            )
+            hashes = {
+                name: hashing.later(partial(hashed_file, place))
+                for name, place in source_files(self.subject).items()
+            }
+            write_shards(self.shards, folder, tell)
+            for name, text in self.texts.items():
+                folder.write(name, text)
+            for file in self.copies:
+                folder.write(file.name, file.read_bytes())
+            found = prove(folder.path)
+            if found.verdict != "ok":
+                folder.discard()
+                return found
+            found = replace(found, folder=str(self.target))
+            read = {name: file.result() for name, file in hashes.items()}
+            folder.write(CERTIFICATE, dumped(certificate(found, self.asked, read, folder.done)))
+            folder.finish()
+            return found
+
+    def _job(self) -> str:
+        """What is being written, and from what, as a hash."""
+        files = {
+            name: [place.stat().st_size, place.stat().st_mtime_ns]
+            for name, place in source_files(self.subject).items()
+        }
+        told = [version(), dict(self.asked), list(self.job), files]
+        digest = sha256(json.dumps(told, sort_keys=True).encode())
+        for shard in self.shards:
+            digest.update(shard.name.encode() + shard.header)
+        return digest.hexdigest()
+
+
+def target_of(folder: str | PathLike[str], shard_size: int) -> Path:
+    """Where to write; ArgumentError where something is there, or files would hold nothing."""
+    if shard_size < 1:
+        raise ArgumentError("shard_size", "bytes, at least 1", str(shard_size))
+    target = Path(paths.abspath(folder))
+    check_target(target)
+    return target
+
+
+def of_checkpoint(
+    path: str | PathLike[str], make: Callable[[Subject], F], unreadable: Callable[[str, str], F]
+) -> F:
+    """What `make` makes of a checkpoint; `unreadable`: of its path, and of why it cannot be read."""
+    with closing(Subject.open(path)) as subject:
+        why = why_unreadable(subject)
+        if why:
+            return unreadable(subject.path, why)
+        # A file may fail, or be replaced, meanwhile.
+        return answered(lambda: make(subject), partial(unreadable, subject.path))
+
+
+def nothing(stage: str, done: int, total: int) -> None:
+    """Nobody asked for progress."""
