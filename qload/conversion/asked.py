@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from qload.conversion import fp8
+from qload.conversion.bounds import stays_below
 from qload.conversion.items import Item, dequantized, meaning, rewritten
 from qload.conversion.targets import FLOATS, INTEGERS, Unpacked
 from qload.errors import QloadError, RepackError
@@ -15,6 +16,7 @@ from qload.loader import LayerDescription, Part
 from qload.repacking.header_only import HeaderOnlySource
 from qload.spec import ActivationScheme, Weight
 from qload.verify.chunks import outputs
+from qload.verify.comparison import equal_bits
 from qload.verify.subject import Subject
 
 
@@ -108,8 +110,12 @@ class AskedTarget:
         for start, weight in outputs(weights, self.subject.loader, layer):
             if weight.input_factors is not None:
                 return "its inputs are multiplied by factors, for which a plain weight has no place"
+            if self.rounding and stays_below(weight, torch.finfo(dtype).max):
+                continue
             values = weight.dequantize()
             near = values.to(dtype).float()
+            if equal_bits(near, values):
+                continue
             lost = near.isinf() & ~values.isinf() if self.rounding else (near != values) & ~values.isnan()
             if bool(lost.any()):
                 n, k = torch.nonzero(lost)[0].tolist()
