@@ -6,7 +6,7 @@ from qload.spec import Codes, Weight
 
 
 def stays_below(weight: Weight, limit: float) -> bool:
-    """Whether no value of a quantized weight can be as far from zero as `limit`, whatever its codes; NaN aside.
+    """Whether no value of a quantized weight but NaN can be as far from zero as `limit`, whatever its codes.
 
     False says nothing: codes may be smaller than they could be, and some weights mean more than their codes.
     """
