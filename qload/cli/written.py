@@ -1,6 +1,9 @@
 """What verbs that write a checkpoint share: where to, in how large files, and what became of its layers."""
 
+<<<<<<< HEAD
 import math
+=======
+>>>>>>> lane-clean
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,7 +18,36 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 GIGABYTE = 1_000_000_000
+<<<<<<< HEAD
 new_folder = output_folder("Where to; not there yet, or empty.")
+=======
+LARGEST_FILE = 2**63 - 1  # bytes: places in a file are signed numbers of 64 bits
+new_folder = output_folder("Where to; not there yet, or empty.")
+
+
+def shard_size(function: F) -> F:
+    """--shard-size, asked for in gigabytes and told in bytes, at least 1."""
+    return click.option(
+        "--shard-size",
+        type=click.FloatRange(min=0, min_open=True),
+        default=5,
+        show_default=True,
+        metavar="GB",
+        callback=_bytes,
+        help="Of how many gigabytes a file is at most.",
+    )(function)
+
+
+def _bytes(ctx: click.Context, param: click.Parameter, value: float) -> int:
+    size = value * GIGABYTE
+    if not size <= LARGEST_FILE:
+        most = LARGEST_FILE // GIGABYTE
+        raise click.BadParameter(
+            f"{value} GB is the size of no file, which has at most {most} GB", ctx, param
+        )
+    return max(1, int(size))
+
+>>>>>>> lane-clean
 
 
 def shard_size(function: F) -> F:

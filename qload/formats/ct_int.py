@@ -23,7 +23,7 @@ from torch import Tensor
 
 from qload import spec
 from qload.devices import StoredRows
-from qload.errors import ArgumentError, ShapeError
+from qload.errors import ArgumentError
 from qload.spec import Role, TensorSpec
 
 SCALES = (torch.float16, torch.bfloat16, torch.float32)
@@ -63,10 +63,7 @@ class CTIntConfig(spec.Config):
         """A group that covers all inputs is -1 from here on; ShapeError for several scales of one tensor."""
         tensors = CTIntWeight.tensors(self)
         K = headers.sizes(tensors[:1])["K"]
-        for name in (tensor.name for tensor in tensors if tensor.text == "P"):
-            if headers.shapes.get(name, (1,)) != (1,):
-                full, file = headers.names.full(name), headers.names.file(name)
-                raise ShapeError(full, "() or (1,)", headers.shapes[name], file)
+        headers.check_single(tensor.name for tensor in tensors if tensor.text == "P")
         one_group = self.block and self.block[0] == 1 and self.block[1] >= K
         return replace(self, block=(1, -1)) if one_group else self
 

@@ -89,10 +89,7 @@ class CTPackConfig(spec.Grouped, spec.Config):
         specs = CTPackWeight.tensors(self)
         sizes = headers.sizes([replace(s, text=LOOSE.get(s.name, s.text), index_of=None) for s in specs])
         N, W, G = sizes["N"], sizes["W"], sizes["G"]
-        for name in ("input_scale", "input_zero_point"):
-            if headers.shapes.get(name, (1,)) != (1,):
-                full, file = headers.names.full(name), headers.names.file(name)
-                raise ShapeError(full, "() or (1,)", headers.shapes[name], file)
+        headers.check_single(("input_scale", "input_zero_point"))
         fact, most = (
             headers.facts.get("weight_shape"),
             compressed_tensors.most(W, self.bits, self.dense is not False),
@@ -123,11 +120,7 @@ class CTPackConfig(spec.Grouped, spec.Config):
     def _packing(self, headers: spec.LayerHeaders, K: int, W: int, N: int, Z: int | None) -> bool:
         """Whether the words are dense, from the shapes of codes and zero points."""
         counts = [(K, W)] if Z is None else [(K, W), (N, Z)]
-        dense = compressed_tensors.told(counts, self.bits, self.dense)
-        if dense is None:
-            what = f"two packings of {self.bits} bits fit its shape"
-            raise MismatchError(headers.names.full("weight_packed"), what, compressed_tensors.SINCE, "none")
-        return dense
+        return compressed_tensors.told(headers.names.full("weight_packed"), counts, self.bits, self.dense)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

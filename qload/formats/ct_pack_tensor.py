@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from qload import spec
-from qload.errors import ArgumentError, MismatchError, ShapeError
+from qload.errors import ArgumentError, MismatchError
 from qload.layouts import compressed_tensors
 from qload.spec import Role, TensorSpec
 
@@ -65,10 +65,7 @@ class CTPackTensorConfig(spec.Config):
         MismatchError for what contradicts them; ShapeError for several scales of one tensor.
         """
         specs = CTPackTensorWeight.tensors(self)
-        for name in (tensor.name for tensor in specs if tensor.text == "P"):
-            if headers.shapes.get(name, (1,)) != (1,):
-                full, file = headers.names.full(name), headers.names.file(name)
-                raise ShapeError(full, "() or (1,)", headers.shapes[name], file)
+        headers.check_single(tensor.name for tensor in specs if tensor.text == "P")
         sizes = headers.sizes([replace(specs[0], text="N W"), *specs[1:]])
         N, W, fact = sizes["N"], sizes["W"], headers.facts.get("weight_shape")
         most = compressed_tensors.most(W, self.bits, self.dense is not False)
@@ -80,10 +77,8 @@ class CTPackTensorConfig(spec.Config):
                 f"[{N}, K]",
                 f"[{N_said}, {K}]",
             )
-        dense = compressed_tensors.told([(K, W)], self.bits, self.dense)
-        if dense is None:
-            what = f"two packings of {self.bits} bits fit its shape"
-            raise MismatchError(headers.names.full("weight_packed"), what, compressed_tensors.SINCE, "none")
+        name = headers.names.full("weight_packed")
+        dense = compressed_tensors.told(name, [(K, W)], self.bits, self.dense)
         own = replace(self, shape=(N, K), dense=dense)
         headers.sizes(CTPackTensorWeight.tensors(own)[:1], own.known())
         return own

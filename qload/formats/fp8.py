@@ -129,9 +129,8 @@ class Fp8Config(spec.Config):
         if not fitting:
             raise self._contradicted(headers, sizes)
         axes, per = fitting[0]
-        if per != "parts" and headers.shapes.get("input_scale", (1,)) != (1,):
-            full, file = headers.names.full("input_scale"), headers.names.file("input_scale")
-            raise ShapeError(full, "() or (1,)", headers.shapes["input_scale"], file)
+        if per != "parts":
+            headers.check_single(("input_scale",))
         return replace(self, per=per, axes=axes)
 
     def _contradicted(self, headers: spec.LayerHeaders, sizes: dict[str, int]) -> ShapeError:

@@ -31,12 +31,11 @@ import torch
 from torch import Tensor
 
 from qload import spec
-from qload.errors import ShapeError
 from qload.layouts import NibblePairs, fp4
 from qload.spec import Role, TensorSpec
 
 E4M3FN, GROUP = torch.float8_e4m3fn, 16
-SECOND = {"weight_global_scale", "input_global_scale", "weight_scale_2", "input_scale"}
+SECOND = ("weight_global_scale", "input_global_scale", "weight_scale_2", "input_scale")
 
 
 @dataclass(frozen=True)
@@ -47,10 +46,7 @@ class NVFP4Config(spec.Config):
 
     def for_layer(self, headers: spec.LayerHeaders) -> "NVFP4Config":
         """ShapeError for several second scales of one tensor."""
-        for name in headers.shapes.keys() & SECOND:
-            if headers.shapes[name] != (1,):
-                full, file = headers.names.full(name), headers.names.file(name)
-                raise ShapeError(full, "() or (1,)", headers.shapes[name], file)
+        headers.check_single(SECOND)
         return self
 
 

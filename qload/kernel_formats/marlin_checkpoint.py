@@ -28,7 +28,7 @@ def _why_not(integers: Integers) -> str | None:
 
 
 def why_not_in_tiles(integers: Integers, rows: int) -> str | None:
-    """Why tiles of so many `rows` cannot hold integers whole, with one scale a group and nothing else, or None."""
+    """Why tiles of so many `rows` cannot hold integers with one scale a group and nothing else, or None."""
     (N, K), dtype = integers.shape, integers.scales.dtype
     if K % rows or N % marlin.TILE_N:
         return f"needs K, N in multiples of {rows}, {marlin.TILE_N}; got {K}, {N}"

@@ -14,6 +14,7 @@ from math import gcd
 from torch import Tensor
 from torch.nn.functional import pad
 
+from qload.errors import MismatchError
 from qload.layouts.clipped_codes import ClippedCodes
 from qload.layouts.packed_codes import PackedCodes
 from qload.layouts.packing import Packing
@@ -56,12 +57,17 @@ def alike(count: int, bits: int) -> bool:
     return WORD_BITS % bits == 0 or count <= WORD_BITS // bits
 
 
-def told(counts: Sequence[tuple[int, int]], bits: int, said: bool | None) -> bool | None:
-    """Whether (codes, words) are dense, as `said` where both packings fit; None where nothing tells."""
+def told(name: str, counts: Sequence[tuple[int, int]], bits: int, said: bool | None) -> bool:
+    """Whether (codes, words) of the tensor `name` are dense, as `said` where both packings fit.
+
+    MismatchError where both fit and nothing is said.
+    """
     if all(alike(count, bits) for count, _ in counts):
         return True
     fitting = [d for d in (True, False) if all(words(count, bits, d) == w for count, w in counts)]
     if len(fitting) == 2:
+        if said is None:
+            raise MismatchError(name, f"two packings of {bits} bits fit its shape", SINCE, "none")
         return said
     return fitting[0] if fitting else said is not False
 

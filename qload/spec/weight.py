@@ -1,7 +1,7 @@
 """The contract of a format: a frozen config, and a typed weight that says what it means."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -10,7 +10,15 @@ from torch import Tensor
 
 from qload import devices
 from qload.devices import CodeValues, LazyCodes, Stored
-from qload.errors import IndexValueError, MismatchError, MissingTensorError, check_call, check_fields, checked
+from qload.errors import (
+    IndexValueError,
+    MismatchError,
+    MissingTensorError,
+    ShapeError,
+    check_call,
+    check_fields,
+    checked,
+)
 from qload.spec import above
 from qload.spec.activations import ActivationScheme
 from qload.spec.axis import PARTS
@@ -69,6 +77,14 @@ class LayerHeaders:
             if spec.permutation and spec.name in self.facts:
                 check_permutation(spec, self.facts[spec.name], self.names)
         return sizes
+
+    def check_single(self, names: Iterable[str]) -> None:
+        """ShapeError for the first of the `names` that is stored and has other than one element."""
+        for name in names:
+            if self.shapes.get(name, (1,)) != (1,):
+                raise ShapeError(
+                    self.names.full(name), "() or (1,)", self.shapes[name], self.names.file(name)
+                )
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,8 @@
 """`Weights`: the tensors of a checkpoint as one rank sees them, and the five typed loads."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from difflib import get_close_matches
 from functools import cached_property
 from types import TracebackType
@@ -25,6 +24,7 @@ from qload.weights.casts import by_role
 from qload.weights.experts import ExpertLoads
 from qload.weights.heads import check_heads, load_heads
 from qload.weights.ledger import Ledger, LoadReport
+from qload.weights.loader_blocks import LoaderBlocks
 from qload.weights.memory import TensorShares
 from qload.weights.names import SortedNames
 from qload.weights.places import aliases_of, along, device_of, group_of
@@ -33,11 +33,7 @@ from qload.weights.stream import StreamedLoads
 log: logging.Logger = logging.getLogger("qload")
 
 
-# The blocks of `use_loader` that are open here, the innermost last.
-_BLOCKS: ContextVar[tuple[tuple["Weights", WeightsLoader], ...]] = ContextVar("use_loader", default=())
-
-
-class Weights(ExpertLoads, StreamedLoads, TensorShares):
+class Weights(LoaderBlocks, ExpertLoads, StreamedLoads, TensorShares):
     """Named tensors over any storage: aliases, prefix, device, dtype by role, and a ledger.
 
     ArgumentError for a parameter that cannot be acted on.
@@ -104,7 +100,7 @@ class Weights(ExpertLoads, StreamedLoads, TensorShares):
         if dtype is not None and dtype not in FLOATS:
             raise ArgumentError("dtype", f"None or one of {', '.join(map(str, FLOATS))}", str(dtype))
         self.storage: WeightStorage = storage
-        self._loader: WeightsLoader = loader
+        self._loader = loader
         self.device: torch.device = device_of(device)
         self.dtype: torch.dtype | None = dtype
         self.process_group: ProcessGroup = group_of(process_group)
@@ -193,25 +189,16 @@ class Weights(ExpertLoads, StreamedLoads, TensorShares):
         """This rank's inputs of the layer under `prefix`: K / ranks of them, and all outputs; or CutError."""
         return self.loader.get_weights_row(self, prefix)
 
-    @contextmanager
-    def use_loader(self, loader: WeightsLoader) -> Iterator[Self]:
-        """Within the block, `loader` serves the typed loads; nests, and survives exceptions.
+    def of_group(self, process_group: ProcessGroup) -> Self:
+        """These weights as a rank of `process_group` sees them; their own ledger exempts the same tensors.
 
-        For the thread, or the task of asyncio, that opened the block, and for no other: threads that share
-        these `Weights` each have blocks of their own, and those of a pool do not see their caller's.
+        The storage is shared: where one closes it, it is closed for both. The loader is the one that serves
+        here now. ArgumentError for what is no group, or a rank outside of its world.
         """
-        block = (self, loader)
-        _BLOCKS.set((*_BLOCKS.get(), block))
-        try:
-            yield self
-        finally:  # of generators that hold blocks, the first to end may be the first that began
-            _BLOCKS.set(tuple(open_ for open_ in _BLOCKS.get() if open_ is not block))
-
-    @property
-    def loader(self) -> WeightsLoader:
-        """What serves the typed loads here: that of the innermost block of `use_loader`, or the first one."""
-        inner = (loader for weights, loader in reversed(_BLOCKS.get()) if weights is self)
-        return next(inner, self._loader)
+        other = copy(self)
+        other.process_group, other._loader = group_of(process_group), self.loader
+        other._ledger = self.ledger()
+        return other
 
     # Single tensors, any dimension
 

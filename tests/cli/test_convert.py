@@ -58,7 +58,6 @@ def test_kept_layers_are_named_by_patterns(tmp_path: Path) -> None:
     [
         (["--to", "gguf"], 2),
         (["--to", "awq", "--keep", "nothing"], 2),
-        (["--to", "awq", "--shard-size", "0"], 2),
         ([], 2),
     ],
 )

@@ -1,6 +1,7 @@
 """`LinearKernelSuite`: sound kernels of every format pass, and each bug is caught and named."""
 
 import contextlib
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -89,6 +90,24 @@ def test_the_share_of_rank_0_on_every_rank_is_named() -> None:
         on_trial(Rank0(), GPTQ["gptq.v1.w4.g128.k512n256.tp2row"], "reads_back")
 
     assert caught.value.diagnosis.fault == "rank-0-everywhere"
+
+
+class LaterRanks(Sound):
+    """Doubles the scales of every share but the first."""
+
+    packed = 0
+
+    def pack(self, weight: Any) -> Any:
+        made = super().pack(weight)
+        self.packed += 1
+        return made if self.packed == 1 else replace(made, scales=2 * made.scales)
+
+
+@pytest.mark.parametrize("split", ["col", "row"])
+@pytest.mark.parametrize("check", ["reads_back", "sums_exactly", "stays_within_the_bound"])
+def test_the_shares_of_all_ranks_are_on_trial(check: str, split: str) -> None:
+    with pytest.raises(AssertionError, match="rank 1 of 2"):
+        on_trial(LaterRanks(), GPTQ[f"gptq.v1.w4.g128.k512n256.tp2{split}"], check)
 
 
 class OfManyTokens(Sound):
@@ -230,6 +249,36 @@ def test_torch_has_the_threads_that_the_suite_says(
 
     assert seen == [subject.threads]
     assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize(
+    ("answer", "skipped"),
+    [
+        pytest.param((True, ""), None, id="taken"),
+        pytest.param((True, "slowly"), None, id="taken with a remark"),
+        pytest.param((False, "no act order"), "no act order", id="refused"),
+        pytest.param(
+            (False, ""), "the subject refuses it, and says no reason", id="refused without a reason"
+        ),
+    ],
+)
+def test_what_is_taken_runs_and_what_is_refused_is_skipped(
+    answer: tuple[bool, str], skipped: str | None, request: pytest.FixtureRequest
+) -> None:
+    subject = type("Answers", (Sound,), {"can_implement": lambda self, case: answer})()
+    runs: list[str] = []
+    said: str | None = None
+    try:
+        Judged(
+            subject,
+            COMMON,
+            request,
+            lambda case, device: SimpleNamespace(reads_back=lambda: runs.append("reads_back")),
+        ).by("reads_back")
+    except pytest.skip.Exception as skip:
+        said = skip.msg
+
+    assert (said, runs) == (skipped, [] if skipped else ["reads_back"])
 
 
 def test_a_failure_is_told_once(request: pytest.FixtureRequest) -> None:

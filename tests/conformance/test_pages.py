@@ -1,13 +1,12 @@
 """The pages under docs/conformance run: their blocks are files, and pytest passes on them."""
 
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.conformance.pytest_runs import run
 from tests.paths import ROOT
 
 KERNEL = ROOT / "docs" / "conformance" / "kernel.md"
@@ -22,26 +21,15 @@ def files(page: Path) -> dict[str, str]:
 PAGES = [page for page in sorted(KERNEL.parent.glob("*.md")) if files(page)]
 
 
-def run(folder: Path, held: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    for name, text in held.items():
-        (folder / name).write_text(text)
-    plugins = ("-p", "qload.conformance.plugin", "-p", "no:cacheprovider")
-    if any("syrupy" in text for text in held.values()):
-        plugins += ("-p", "syrupy", "--snapshot-update")
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", *plugins, "--qload-tier=smoke", *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def run_page(folder: Path, held: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    syrupy = any("syrupy" in text for text in held.values())
+    return run(folder, held, *(("-p", "syrupy", "--snapshot-update") if syrupy else ()), *arguments)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_page_runs(page: Path, tmp_path: Path) -> None:
-    done = run(tmp_path, files(page))
+    done = run_page(tmp_path, files(page))
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout
@@ -64,7 +52,7 @@ def test_a_failure_says_what_the_page_shows(tmp_path: Path) -> None:
     broken = held["my_kernels.py"].replace("(codes - 8)", "(codes - 7)")
     assert broken != held["my_kernels.py"]
 
-    done = run(tmp_path, {**held, "my_kernels.py": broken}, "-k", "reads_back")
+    done = run_page(tmp_path, {**held, "my_kernels.py": broken}, "-k", "reads_back")
 
     (shown,) = re.findall(r"^```text\n(gptq\..*?)^```$", KERNEL.read_text(), re.MULTILINE | re.DOTALL)
     assert done.returncode == 1

@@ -1,9 +1,7 @@
 """The plugin in a pytest of its own: tiers, expected failures, the report, and what a failure prints."""
 
 import json
-import os
 import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import pytest
 from qload.conformance import cases
 from qload.conformance.xfails import ExpectedFailure, read
 from qload.errors import ArgumentError
+from tests.conformance.pytest_runs import run
 from tests.paths import ROOT
 
 KERNEL = """
@@ -34,22 +33,13 @@ class TestNone(TestMine):
 """
 
 
-def run(folder: Path, *arguments: str, kernel: str = KERNEL) -> subprocess.CompletedProcess[str]:
-    (folder / "test_mine.py").write_text(kernel)
-    options = ("-q", "-rs", "-p", "no:cacheprovider", "-p", "qload.conformance.plugin")
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", *options, "--qload-tier=smoke", *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def run_mine(folder: Path, *arguments: str, kernel: str = KERNEL) -> subprocess.CompletedProcess[str]:
+    return run(folder, {"test_mine.py": kernel}, "-rs", *arguments)
 
 
 @pytest.mark.slow
 def test_a_run_with_a_report_of_each_case(tmp_path: Path) -> None:
-    done = run(tmp_path, "--qload-report=report.json")
+    done = run_mine(tmp_path, "--qload-report=report.json")
     report = json.loads((tmp_path / "report.json").read_text())
 
     assert done.returncode == 1
@@ -78,7 +68,7 @@ def test_expected_failures_are_strict_and_told(tmp_path: Path) -> None:
         "test_reads_back[unquantized.*] https://example.org/1 outputs are shifted\n"
         "gptq.* https://example.org/2 no suite of this format\n"
     )
-    done = run(tmp_path, "--qload-xfails=known.txt", "-k", "reads_back and not None", "-rx")
+    done = run_mine(tmp_path, "--qload-xfails=known.txt", "-k", "reads_back and not None", "-rx")
 
     assert "1 failed" in done.stdout
     assert "1 xfailed" in done.stdout
@@ -90,7 +80,7 @@ def test_expected_failures_are_strict_and_told(tmp_path: Path) -> None:
 def test_a_line_without_a_link_is_refused(tmp_path: Path) -> None:
     (tmp_path / "known.txt").write_text("gptq.v1.w4 because of this\n")
 
-    done = run(tmp_path, "--qload-xfails=known.txt")
+    done = run_mine(tmp_path, "--qload-xfails=known.txt")
 
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert "known.txt, line 1" in done.stderr
@@ -99,7 +89,7 @@ def test_a_line_without_a_link_is_refused(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_collecting_imports_no_torch(tmp_path: Path) -> None:
     code = "import sys\ndef test_it():\n    assert 'torch' not in sys.modules\n"
-    done = run(tmp_path, "-k", "test_it", kernel=f"{KERNEL}\n{code}")
+    done = run_mine(tmp_path, "-k", "test_it", kernel=f"{KERNEL}\n{code}")
 
     assert "1 passed" in done.stdout, done.stdout
 

@@ -16,6 +16,7 @@ from qload.conversion.folder import UnfinishedFolder
 from qload.errors import ArgumentError
 from qload.parallel import Rank
 from qload.testing import make_checkpoint
+from tests.conversion.interruption import interrupted
 from tests.models.drawn import config, tensors
 from tests.paths import FIXTURES
 from tests.verify.checkpoints import model
@@ -147,17 +148,8 @@ def test_it_goes_on_where_it_was_and_writes_the_same(
 ) -> None:
     source = made("gptq", tmp_path / "in")
     shard(source, tmp_path / "whole", tp=2, shard_size=40_000)
-    complete = UnfinishedFolder.complete
-
-    def completing(folder: UnfinishedFolder, name: str) -> None:
-        if len(folder.done) == after:
-            raise KeyboardInterrupt
-        complete(folder, name)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(UnfinishedFolder, "complete", completing)
-        with pytest.raises(KeyboardInterrupt):
-            shard(source, tmp_path / "out", tp=2, shard_size=40_000)
+    with interrupted(after, monkeypatch):
+        shard(source, tmp_path / "out", tp=2, shard_size=40_000)
     with pytest.raises(ArgumentError, match="left by another one"):
         shard(source, tmp_path / "out", tp=2, shard_size=20_000)
     there = {path: path.stat().st_ino for path in (tmp_path / ".out.qload-unfinished").rglob("*.safetensors")}

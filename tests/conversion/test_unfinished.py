@@ -15,6 +15,7 @@ from qload import convert
 from qload.conversion.folder import UnfinishedFolder
 from qload.errors import ArgumentError
 from qload.testing import make_checkpoint
+from tests.conversion.interruption import interrupted
 from tests.paths import ROOT
 
 SMALL = 40_000  # bytes of a file
@@ -34,19 +35,10 @@ def unfinished(tmp_path: Path) -> Path:
     return tmp_path / ".out.qload-unfinished"
 
 
-def interrupted(after: int, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def interrupt(after: int, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that ends once so many files are complete."""
-    complete = UnfinishedFolder.complete
-
-    def completing(folder: UnfinishedFolder, name: str) -> None:
-        if len(folder.done) == after:
-            raise KeyboardInterrupt
-        complete(folder, name)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(UnfinishedFolder, "complete", completing)
-        with pytest.raises(KeyboardInterrupt):
-            convert(source, tmp_path / "out", to="awq", shard_size=SMALL)
+    with interrupted(after, monkeypatch):
+        convert(source, tmp_path / "out", to="awq", shard_size=SMALL)
 
 
 @pytest.mark.parametrize("after", [0, 1, 4])
@@ -54,7 +46,7 @@ def test_it_goes_on_where_it_was_and_writes_the_same(
     after: int, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     convert(source, tmp_path / "whole", to="awq", shard_size=SMALL)
-    interrupted(after, source, tmp_path, monkeypatch)
+    interrupt(after, source, tmp_path, monkeypatch)
 
     assert not (tmp_path / "out").exists()
     there = {path.name: path.stat().st_ino for path in unfinished(tmp_path).glob("*.safetensors")}
@@ -97,7 +89,7 @@ def test_killed_at_any_moment_there_is_all_of_it_or_nothing(source: Path, tmp_pa
 def test_what_another_conversion_left_is_not_touched(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    interrupted(2, source, tmp_path, monkeypatch)
+    interrupt(2, source, tmp_path, monkeypatch)
     was = contents(unfinished(tmp_path))
     with pytest.raises(ArgumentError, match="left by another one"):
         convert(source, tmp_path / "out", to="marlin", shard_size=SMALL)
@@ -108,7 +100,7 @@ def test_what_another_conversion_left_is_not_touched(
 def test_a_source_that_changed_meanwhile_is_another_conversion(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    interrupted(2, source, tmp_path, monkeypatch)
+    interrupt(2, source, tmp_path, monkeypatch)
     file = source / "model.safetensors"
     os.utime(file, ns=(1, 1))
 

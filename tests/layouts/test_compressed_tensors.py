@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qload.errors import MismatchError
 from qload.layouts import NibblePairs, compressed_tensors, fp4
 
 
@@ -51,6 +52,27 @@ def test_both_packings_are_alike_where_they_say_so_and_nowhere_else(bits: int, c
     )
 
     assert same == compressed_tensors.alike(count, bits)
+
+
+@pytest.mark.parametrize(
+    ("counts", "dense"),
+    [
+        pytest.param([(64, 6)], True, id="dense"),
+        pytest.param([(64, 7)], False, id="by words"),
+        pytest.param([(10, 1)], True, id="alike"),
+        pytest.param([(20, 2), (64, 7)], False, id="one of two tells"),
+        pytest.param([(64, 5)], True, id="neither, and nothing said"),
+    ],
+)
+def test_three_bits_are_packed_as_their_words_tell(counts: list[tuple[int, int]], dense: bool) -> None:
+    assert compressed_tensors.told("a.words", counts, 3, None) is dense
+
+
+def test_where_both_packings_fit_somebody_has_to_say_which() -> None:
+    for said in (True, False):
+        assert compressed_tensors.told("a.words", [(20, 2)], 3, said) is said
+    with pytest.raises(MismatchError, match=r"a\.words: two packings of 3 bits fit"):
+        compressed_tensors.told("a.words", [(20, 2)], 3, None)
 
 
 def test_every_value_of_e2m1_by_its_bits() -> None:

@@ -52,6 +52,17 @@ def test_an_index_points_at_a_group_that_there_is(index: list[int], error: str) 
     assert f"{index[wrong[0]]}" in str(caught.value)
 
 
+def test_a_tensor_of_one_element_has_no_other_shape() -> None:
+    seen = LayerHeaders({"one": (1,), "two": (2,), "row": (1, 1)}, {}, {}, NAMES)
+    seen.check_single([])
+    seen.check_single(["one", "not stored"])
+
+    with pytest.raises(ShapeError, match=r"(?s)a\.two.*\(\) or \(1,\).*\(2,\)"):
+        seen.check_single(["one", "two", "row"])
+    with pytest.raises(ShapeError, match=r"(?s)a\.row.*\(1, 1\)"):
+        seen.check_single(["row", "two"])
+
+
 @pytest.mark.parametrize(
     ("index", "first", "count"),
     [([1, 0, 2], None, 0), ([0], None, 0), ([0, 1, 3], 2, 1), ([0, -1, 1], 1, 1), ([2, 1, 1], 1, 2)],

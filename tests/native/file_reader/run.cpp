@@ -44,17 +44,17 @@ void check(bool holds, const char* what) {
 }
 
 struct File {
+  std::FILE* stream = std::tmpfile();  // which has no name, and ends with its stream
   int descriptor;
   Bytes bytes = Bytes(kFile);
 
   explicit File(std::mt19937& random) {
     for (auto& byte : bytes) byte = static_cast<unsigned char>(random());
-    char name[] = "/tmp/file_reader_XXXXXX";
-    descriptor = mkstemp(name);
-    check(descriptor >= 0 && !unlink(name), "a file can be made");
+    check(stream, "a file can be made");
+    descriptor = fileno(stream);
     check(write(descriptor, bytes.data(), kFile) == static_cast<ssize_t>(kFile), "it can be written");
   }
-  ~File() { close(descriptor); }
+  ~File() { std::fclose(stream); }
 };
 
 /// A reader with pinned memory of its own, a stream at home and another one.
