@@ -1,9 +1,5 @@
 """What verbs that write a checkpoint share: where to, in how large files, and what became of its layers."""
 
-<<<<<<< HEAD
-import math
-=======
->>>>>>> lane-clean
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,9 +14,6 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 GIGABYTE = 1_000_000_000
-<<<<<<< HEAD
-new_folder = output_folder("Where to; not there yet, or empty.")
-=======
 LARGEST_FILE = 2**63 - 1  # bytes: places in a file are signed numbers of 64 bits
 new_folder = output_folder("Where to; not there yet, or empty.")
 
@@ -47,29 +40,10 @@ def _bytes(ctx: click.Context, param: click.Parameter, value: float) -> int:
         )
     return max(1, int(size))
 
->>>>>>> lane-clean
 
-
-def shard_size(function: F) -> F:
-    """--shard-size, asked for in gigabytes and told in bytes, at least 1."""
-    return click.option(
-        "--shard-size",
-        type=click.FloatRange(min=0, min_open=True),
-        default=5,
-        show_default=True,
-        metavar="GB",
-        callback=_bytes,
-        help="Of how many gigabytes a file is at most.",
-    )(function)
-
-
-def _bytes(ctx: click.Context, param: click.Parameter, value: float) -> int:
-    if not math.isfinite(value):
-        raise click.BadParameter(f"{value} is no number of gigabytes", ctx, param)
-    return max(1, int(value * GIGABYTE))
-
-
-def tables(found: "Conversion | ShardedCheckpoint", outcomes: Mapping[str, str]) -> "Iterator[RenderableType]":
+def tables(
+    found: "Conversion | ShardedCheckpoint", outcomes: Mapping[str, str]
+) -> "Iterator[RenderableType]":
     """The layers that are not well, the notes, and the verdict; `outcomes` in words."""
     from rich.text import Text
 

@@ -78,15 +78,11 @@ def rewritten(
 
 
 def of_tensors(
-<<<<<<< HEAD
-    outline: Mapping[str, Tensor], source: int, whole: Callable[[], Mapping[str, Tensor]], *, copied: bool = False
-=======
     outline: Mapping[str, Tensor],
     source: int,
     whole: Callable[[], Mapping[str, Tensor]],
     *,
     copied: bool = False,
->>>>>>> lane-clean
 ) -> Item:
     """What is all read, or made, at once; `outline`: tensors like those of `whole`, without their values.
 
