@@ -26,7 +26,7 @@ def _farthest(codes: Codes) -> float:
     """The largest that a code less its zero point can be, or that it stands for."""
     if codes.lookup is not None:
         return float(codes.lookup.abs().nan_to_num(0, torch.inf).max())  # NaN is at no distance
-    largest = 2**codes.bits - 1
+    largest = float(2**codes.bits - 1)
     if codes.zeros is None:
         return largest
     least, most = codes.zeros.aminmax()

@@ -23,6 +23,7 @@ LAYOUTS: Mapping[str, Callable[[int], Packing]] = {
     "compressed-tensors": lambda bits: compressed_tensors.rows(bits, True),
 }
 MOST = 512  # words that are drawn; of a tile with more, the first
+FONT = 'font-family="monospace" font-size="10"'
 CELL, ROW, LEFT, TOP = 15, 17, 132, 66  # pixels: a bit's width, a word's height, and the margins
 
 
@@ -68,9 +69,7 @@ def words_of(layout: str, bits: int = 4) -> dict[str, Any]:
     return {**said, "words": words, "lanes": lanes}
 
 
-def _lanes(
-    layout: str, packing: Packing, bits_of: torch.Tensor, tile: tuple[int, int]
-) -> list[int | None]:
+def _lanes(layout: str, packing: Packing, bits_of: torch.Tensor, tile: tuple[int, int]) -> list[int | None]:
     """Of each word, by the code in its low bits."""
     return [lane_of(layout, packing, divmod(word[0], tile[1])) for word in bits_of.tolist()]
 
@@ -103,12 +102,13 @@ def _svg(layout: str, packing: Packing, most: int) -> str:
     left = "" if len(drawn) == len(bits_of) else f", the first {len(drawn)} words"
     box = f'width="{width}" height="{height}"'
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" {box}>',
-        "<style>text { font: 10px monospace; } .page { fill: #fff; }</style>",
-        f'<rect class="page" {box}/>',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" {box} {FONT}>',
+        f'<rect fill="#fff" {box}/>',
         _text(12, 18, f"{layout}, {packing.bits} bits: {packing.pattern}   {sizes}"),
         _text(
-            12, 34, f"a tile of {rows} x {columns} codes in words {tuple(shape)}{left}; row,column of each{loads}"
+            12,
+            34,
+            f"a tile of {rows} x {columns} codes in words {tuple(shape)}{left}; row,column of each{loads}",
         ),
     ]
     lines += [

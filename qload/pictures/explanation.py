@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from qload.pictures.in_pages import drawings_of
 from qload.pictures.page import Page, ReportTable
 from qload.plan import ExplainedLayer, Explanation
 
@@ -28,7 +29,15 @@ def explanation_page(found: Explanation) -> str:
         facts=facts,
         tables=[ReportTable("Layers", columns, rows, numbers=("N", "K"))],
         notes=found.notes,
+        drawings=drawings_of(_lying(found)),
     ).html()
+
+
+def _lying(found: Explanation) -> Iterator[tuple[str | None, int | None]]:
+    """The formats that layers are stored in and repacked to, with the bits of codes."""
+    for layer in found.layers:
+        yield layer.format, layer.bits
+        yield layer.kernel_format, layer.bits
 
 
 def _row(layer: ExplainedLayer, tokens: Sequence[int]) -> list[str | int | None]:
