@@ -32,8 +32,8 @@ def drawing(layout: str, bits: int = 4, *, most: int = MOST) -> str:
     """One tile of a layout as SVG: a line for each word, its low bits at the right, and whose codes they are.
 
     The numbers are a code's place in plain order (row, column); colors go with rows. Beside a word stands the
-    lane of a kernel that reads it, where lanes read words as they lie. Of `most` words, the first. ArgumentError
-    for a `layout` that is not known, or that has no codes of so many `bits`.
+    lane of a kernel that reads it, where lanes read words as they lie. Of `most` words, the first.
+    ArgumentError for a `layout` that is not known, or that has no codes of so many `bits`.
     """
     return _svg(layout, _packing(layout, bits), most)
 
@@ -98,7 +98,7 @@ def _svg(layout: str, packing: Packing, most: int) -> str:
     lanes = _lanes(layout, packing, bits_of, (rows, columns))
     width, height = LEFT + WORD_BITS * CELL + 12, TOP + len(drawn) * ROW + 12
     sizes = ", ".join(f"{digit}={size}" for digit, size in packing.sizes)
-    loads = f"; a lane loads {LOAD} words at once" if layout in LANES else ""
+    each = "row,column of each" + (f"; a lane loads {LOAD} words at once" if layout in LANES else "")
     left = "" if len(drawn) == len(bits_of) else f", the first {len(drawn)} words"
     box = f'width="{width}" height="{height}"'
     lines = [
@@ -108,7 +108,7 @@ def _svg(layout: str, packing: Packing, most: int) -> str:
         _text(
             12,
             34,
-            f"a tile of {rows} x {columns} codes in words {tuple(shape)}{left}; row,column of each{loads}",
+            f"a tile of {rows} x {columns} codes in words {tuple(shape)}{left}; {each}",
         ),
     ]
     lines += [

@@ -1,4 +1,4 @@
-"""Which lane of a warp reads a word: two digits of a layout's sentence say it, of layouts that kernels read so.
+"""Which lane of a warp reads a word: two digits of a layout's sentence say it, where kernels read so.
 
 A matrix instruction hands each lane two columns 8 apart, by the digit c, and pairs of rows, by the digit t:
 lane 4c + t. Marlin's orders and strips place what one lane takes side by side, so that it is a load or two.
@@ -13,7 +13,7 @@ LOAD = 4  # words of one load, 16 bytes
 
 
 def lane_of(layout: str, packing: Packing, code: tuple[int, int]) -> int | None:
-    """The lane that reads the word of a code (row, column); None of layouts that no lane reads as they lie."""
+    """The lane that reads the word of a code (row, column); None where no lane reads words as they lie."""
     digits = LANES.get(layout)
     if digits is None:
         return None

@@ -35,9 +35,9 @@ class LayerPictures:
     scales
         The least power of two among its scales, and how many scales there are from each power to the next.
     error
-        How far all of it is from the reference, and a row of digits for each run of outputs, with one for each
-        run of inputs: 0 where both are equal, 9 where the error is as large as the reference, or larger; each
-        step between them halves it.
+        How far all of it is from the reference, and a row of digits for each run of outputs, with one for
+        each run of inputs: 0 where both are equal, 9 where the error is as large as the reference, or larger;
+        each step between them halves it.
     """
 
     scales: str = ""
@@ -74,9 +74,10 @@ def layer_pictures(
 def _scales(subject: Subject, layer: LayerDescription) -> str:
     assert subject.weights is not None
     storage, counts = subject.weights.storage, dict[int, int]()
+    there = storage.keys()
     for spec in layer.specs:
         name = layer.names.full(spec.name)
-        if spec.role is not Role.SCALE or name not in storage.keys():
+        if spec.role is not Role.SCALE or name not in there:
             continue
         try:
             for _, run in values(storage, name, spec):
@@ -90,8 +91,10 @@ def _count(run: Tensor, counts: dict[int, int]) -> None:
     """Adds how many values there are of each power of two; neither zeros nor what is not finite."""
     size = run.float().abs().flatten()
     powers = torch.frexp(size[(size > 0) & size.isfinite()]).exponent - 1
-    for power, count in zip(*(each.tolist() for each in powers.unique(return_counts=True)), strict=True):
-        counts[power] = counts.get(power, 0) + count
+    if powers.numel():
+        least = int(powers.min())
+        for power, count in enumerate(torch.bincount(powers - least).tolist(), least):
+            counts[power] = counts.get(power, 0) + count
 
 
 def histogram(counts: Mapping[int, int]) -> str:

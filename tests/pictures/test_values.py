@@ -90,7 +90,7 @@ def test_a_checkpoint_beside_what_it_means_has_errors_where_it_is_damaged(tmp_pa
     make_checkpoint("gptq", one, config={"num_hidden_layers": 1})
     convert(one, other, to="float32")
     stored = load_file(other / "model.safetensors")
-    N, K = stored[f"{UP}.weight"].shape
+    N, _ = stored[f"{UP}.weight"].shape
     stored[f"{UP}.weight"][N - 1, 0] += 100
     save_file(stored, other / "model.safetensors", {"format": "pt"})
 
