@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from qload.pictures.in_pages import drawings_of
 from qload.pictures.page import Page, ReportTable
-from qload.plan import ExplainedLayer, Explanation
+from qload.plan import ExplainedLayer, Explanation, KernelChoice
 
 WHY = "why not others"
 
@@ -41,7 +41,7 @@ def _lying(found: Explanation) -> Iterator[tuple[str | None, int | None]]:
 
 
 def _row(layer: ExplainedLayer, tokens: Sequence[int]) -> list[str | int | None]:
-    kernels = {choice.tokens: choice.kernel for choice in layer.choices}
+    kernels = {choice.tokens: _kernel(choice) for choice in layer.choices}
     return [
         layer.prefix,
         layer.format,
@@ -53,6 +53,11 @@ def _row(layer: ExplainedLayer, tokens: Sequence[int]) -> list[str | int | None]
         "\n".join(layer.changes) or None,
         layer.error or None,
     ]
+
+
+def _kernel(choice: KernelChoice) -> str:
+    """By name, with its time where that was measured."""
+    return choice.kernel if choice.seconds is None else f"{choice.kernel}, {choice.seconds * 1e6:.3g} us"
 
 
 def _reasons(layer: ExplainedLayer) -> Iterator[str]:
