@@ -56,7 +56,8 @@ def test_what_lies_before_the_window_is_read_again(source, storage):
         pytest.param((slice(None), slice(None)), 960, id="all of it, said otherwise"),
     ],
 )
-def test_no_more_is_read_of_what_needs_no_window(source, storage, index, nbytes):
+def test_no_more_is_read_of_what_needs_no_window(source, storage, index, nbytes, monkeypatch):
+    monkeypatch.setattr(window, "WINDOW", TENSOR.nbytes)
     assert torch.equal(source.read("up", index, role=Role.WORD), TENSOR[index])
     assert storage.bytes_read == nbytes
 
