@@ -54,11 +54,10 @@ def test_sizes_are_in_order():
         assert sizes == sorted(set(sizes))
 
 
-@pytest.mark.parametrize(
-    ("at", "value"), [(0, None), (1, 5.0), (2, 6.0), (3, 7.0), (4, 17.0), (5, 27.0), (6, None)]
-)
-def test_on_the_line_between_two(at, value):
-    assert between(at, (1, 3, 5), (5.0, 7.0, 27.0)) == value
+def test_on_the_line_between_two():
+    told = [between(at, (1, 2, 6), (5.0, 7.0, 27.0)) for at in range(8)]
+
+    assert told == [None, 5.0, 7.0, 12.0, 17.0, 22.0, 27.0, None]
 
 
 @pytest.mark.parametrize(
