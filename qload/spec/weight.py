@@ -10,18 +10,11 @@ from torch import Tensor
 
 from qload import devices
 from qload.devices import CodeValues, LazyCodes, Stored
-from qload.errors import (
-    IndexValueError,
-    MismatchError,
-    MissingTensorError,
-    ShapeError,
-    check_call,
-    check_fields,
-    checked,
-)
+from qload.errors import MismatchError, MissingTensorError, ShapeError, check_call, check_fields, checked
 from qload.spec import above
 from qload.spec.activations import ActivationScheme
 from qload.spec.axis import PARTS
+from qload.spec.indices import check_index, check_permutation
 from qload.spec.out import check_float, check_out
 from qload.spec.share_bounds import ShareBounds
 from qload.spec.tensor import Names, Shape, TensorSpec, check_dtypes, named, solve
@@ -323,33 +316,3 @@ class FieldNames(Names):
     def full(self, field: str) -> str:
         """`qweight` -> `layers.0.q_proj.qweight`."""
         return named(self.prefix, field)
-
-
-def check_index(spec: TensorSpec, index: Tensor, sizes: Mapping[str, int], names: Names) -> None:
-    """Every value of an index tensor lies in the free axis it points into, or IndexValueError."""
-    limit = sizes[spec.index_of or ""]
-    wrong = ((index < 0) | (index >= limit)).nonzero()
-    if wrong.numel():
-        at = int(wrong[0, 0])
-        raise IndexValueError(
-            names.full(spec.name), int(index[at]), at, limit, wrong.shape[0], names.file(spec.name)
-        )
-
-
-def check_permutation(spec: TensorSpec, index: Tensor, names: Names) -> None:
-    """An index tensor names every one of its places once, or IndexValueError."""
-    at, size = index.long(), index.numel()
-    wrong = (at < 0) | (at >= size)
-    taken = torch.bincount(at[~wrong], minlength=size)  # what lies outside has no place to be counted at
-    wrong[~wrong] = taken[at[~wrong]] > 1
-    if bool(wrong.any()):
-        first = int(wrong.nonzero()[0, 0])
-        raise IndexValueError(
-            names.full(spec.name),
-            int(at[first]),
-            first,
-            size,
-            int(wrong.sum()),
-            names.file(spec.name),
-            "each once",
-        )

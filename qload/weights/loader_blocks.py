@@ -12,9 +12,10 @@ _BLOCKS: ContextVar[tuple[tuple["LoaderBlocks", WeightsLoader], ...]] = ContextV
 
 
 class LoaderBlocks:
-    """What `Weights` is told by who serves its typed loads; `_loader` does outside of all blocks."""
+    """What `Weights` is told by who serves its typed loads: `loader` does outside of all blocks."""
 
-    _loader: WeightsLoader
+    def __init__(self, loader: WeightsLoader) -> None:
+        self._loader = loader
 
     @contextmanager
     def use_loader(self, loader: WeightsLoader) -> Iterator[Self]:

@@ -100,7 +100,7 @@ class Weights(LoaderBlocks, ExpertLoads, StreamedLoads, TensorShares):
         if dtype is not None and dtype not in FLOATS:
             raise ArgumentError("dtype", f"None or one of {', '.join(map(str, FLOATS))}", str(dtype))
         self.storage: WeightStorage = storage
-        self._loader = loader
+        super().__init__(loader)
         self.device: torch.device = device_of(device)
         self.dtype: torch.dtype | None = dtype
         self.process_group: ProcessGroup = group_of(process_group)

@@ -229,6 +229,8 @@ def test_scales_of_bf16_are_multiplied_exactly_and_rounded_by_who_asks() -> None
         ({"weight_scale": torch.ones(2, 3).half()}, ShapeError, r"\(2, 2\) = \(N, K/8\^\)"),
         ({"weight_g_idx": torch.zeros(16, dtype=torch.int32)}, AmbiguousIndexError, "all zero"),
         ({"weight_zero_point": torch.zeros(3, 2, dtype=torch.int32)}, ShapeError, "zero_point: wrong shape"),
+        ({"input_scale": torch.ones(2)}, ShapeError, r"(?s)input_scale.*\(\) or \(1,\)"),
+        ({"input_zero_point": torch.zeros(2, dtype=torch.int8)}, ShapeError, r"(?s)point.*\(\) or \(1,\)"),
     ],
 )
 def test_tensors_that_do_not_fit_are_refused(

@@ -55,7 +55,7 @@ FAULTS = (
     ),
     Fault(
         "index-unchecked",
-        "qload/spec/weight.py",
+        "qload/spec/indices.py",
         "wrong = ((index < 0) | (index >= limit)).nonzero()",
         "wrong = (index < 0).nonzero()[:0]",
     ),
