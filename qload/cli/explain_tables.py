@@ -51,9 +51,8 @@ def _layer(row: "Fold[ExplainedLayer]") -> Iterator[RenderableType]:
     for other, why in layer.formats.items():
         yield Text(f"    not {other}: {safe(why)}", "dim")
     for choice in layer.choices:
-        yield (
-            Text(f"    {choice.tokens} tokens: ").append(choice.kernel, "green").append(", time not measured")
-        )
+        took = "time not measured" if choice.seconds is None else f"{choice.seconds * 1e6:.3g} us on an H200"
+        yield Text(f"    {choice.tokens} tokens: ").append(choice.kernel, "green").append(f", {took}")
         for other, why in choice.refused.items():
             yield Text(f"        not {other}: {safe(why)}", "dim")
     for change in layer.changes:

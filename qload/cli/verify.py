@@ -160,9 +160,10 @@ def verify(
                         process_group=group,
                     )
                 if first and html is not None:
-                    from qload.pictures import report_page
+                    from qload.pictures import layer_pictures, report_page
 
-                    html.write_text(report_page(report), encoding="utf-8")
+                    pictures = layer_pictures(place, reference)
+                    html.write_text(report_page(report, pictures), encoding="utf-8")
                 if first:
                     reports.append(replace(report, layers=()))
                     code = max(code, _told(report, as_json, sarif, several))

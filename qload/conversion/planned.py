@@ -9,6 +9,7 @@ from qload.conversion.asked import AskedTarget, StoredLayer
 from qload.conversion.items import Item, copied
 from qload.conversion.sections import WrittenConfig, section
 from qload.conversion.source import as_stored
+from qload.conversion.stacked import new_stacks
 from qload.detect.matching import EMBEDDINGS
 from qload.errors import ArgumentError, QloadError
 from qload.formats import GPTQConfig
@@ -91,8 +92,14 @@ def _as_it_is(subject: Subject, layer: LayerDescription) -> StoredLayer:
 def _items(subject: Subject, stored: Mapping[str, StoredLayer], refused: dict[str, str]) -> Iterator[Item]:
     """All that is written, in the order of the source; what stands in the way of a layer is entered."""
     raw = as_stored(subject)
-    holders = _holders(subject, stored, raw, refused)
-    new = {name: prefix for prefix, layer in stored.items() if layer.item for name in layer.item.tensors}
+    stacks = new_stacks(subject, stored)
+    whole = {prefix: stack for stack in stacks for prefix in stack.layers}
+    alone = {prefix: layer for prefix, layer in stored.items() if prefix not in whole}
+    holders = _holders(subject, alone, raw, refused)
+    holders |= {source: next(iter(stack.item.tensors)) for stack in stacks for source in stack.sources}
+    items = {next(iter(stack.item.tensors)): stack.item for stack in stacks}
+    items |= {prefix: layer.item for prefix, layer in alone.items() if layer.item is not None}
+    new = {name: holder for holder, item in items.items() for name in item.tensors}
     begun: set[str] = set()
     for name in list(raw.keys()):
         holder = holders.get(name)
@@ -102,9 +109,7 @@ def _items(subject: Subject, stored: Mapping[str, StoredLayer], refused: dict[st
             yield copied(raw, name)
         elif holder is not None and holder not in begun:
             begun.add(holder)
-            item = stored[holder].item
-            assert item is not None  # all that change have one
-            yield item
+            yield items[holder]  # all that change have one
 
 
 def _holders(

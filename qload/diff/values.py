@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from qload.diff.report import Outcome
+from qload.spec import Weight
 from qload.verify.comparison import NARROW, equal_bits
 
 
@@ -36,6 +37,8 @@ class ValueDiff:
         self.bits = False
         if dtype is not None:
             got, want = got.to(dtype), want.to(dtype)
+        if got.dtype == want.dtype and equal_bits(got, want):
+            return
         apart = (got != want) & ~(got.isnan() & want.isnan())
         count = int(apart.sum())
         self.differing += count
@@ -43,6 +46,18 @@ class ValueDiff:
             place = torch.nonzero(apart)[0].tolist()
             self.first = (_moved(place, start), float(got[tuple(place)]), float(want[tuple(place)]))
             self.run = (start, start + (got.shape[0] if got.ndim else 1))
+
+
+def rounds_to(one: Weight, other: Weight, dtype: torch.dtype | None) -> bool:
+    """Whether one of both is plain, of the narrow `dtype`, and what the other means rounds to its very bits.
+
+    False says nothing: two plain weights are not asked, nor those whose inputs have factors.
+    """
+    plain, coded = (one, other) if one.plain else (other, one)
+    if not plain.plain or coded.plain or coded.input_factors is not None:
+        return False
+    want = plain.fields()["weight"]
+    return want.dtype == dtype and equal_bits(coded.dequantize(want.dtype), want)
 
 
 def rounding(*dtypes: torch.dtype | None) -> torch.dtype | None:

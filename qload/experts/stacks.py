@@ -85,6 +85,11 @@ class ExpertStacks:
         self._last = threading.local()
         log.info("%s", self.note())
 
+    @property
+    def stacks(self) -> Collection[StoredStack]:
+        """The tensors that hold something of several experts."""
+        return self._stacks.values()
+
     def keys(self) -> Collection[str]:
         """The names of all tensors, each expert's in lieu of the stack's; its own name is in it too."""
         return self._keys

@@ -8,6 +8,7 @@ import torch
 
 from qload.errors import ArgumentError, checked
 from qload.layouts import Packing, awq, compressed_tensors, exllama, gptq, marlin, marlin_24, strips
+from qload.pictures.lanes import LANES, LOAD, lane_of
 from qload.sentences import WORD_BITS
 
 LAYOUTS: Mapping[str, Callable[[int], Packing]] = {
@@ -22,17 +23,19 @@ LAYOUTS: Mapping[str, Callable[[int], Packing]] = {
     "compressed-tensors": lambda bits: compressed_tensors.rows(bits, True),
 }
 MOST = 512  # words that are drawn; of a tile with more, the first
-CELL, ROW, LEFT, TOP = 15, 17, 92, 66  # pixels: a bit's width, a word's height, and the margins
+FONT = 'font-family="monospace" font-size="10"'
+CELL, ROW, LEFT, TOP = 15, 17, 132, 66  # pixels: a bit's width, a word's height, and the margins
 
 
 @checked
-def drawing(layout: str, bits: int = 4) -> str:
+def drawing(layout: str, bits: int = 4, *, most: int = MOST) -> str:
     """One tile of a layout as SVG: a line for each word, its low bits at the right, and whose codes they are.
 
-    The numbers are a code's place in plain order (row, column); colors go with rows. ArgumentError for a
-    `layout` that is not known, or that has no codes of so many `bits`.
+    The numbers are a code's place in plain order (row, column); colors go with rows. Beside a word stands the
+    lane of a kernel that reads it, where lanes read words as they lie. Of `most` words, the first.
+    ArgumentError for a `layout` that is not known, or that has no codes of so many `bits`.
     """
-    return _svg(layout, _packing(layout, bits))
+    return _svg(layout, _packing(layout, bits), most)
 
 
 def _packing(layout: str, bits: int) -> Packing:
@@ -49,18 +52,26 @@ def words_of(layout: str, bits: int = 4) -> dict[str, Any]:
     """The same as plain data: for each word, from its low bit up, the row and the column of each code.
 
     `words` by the indices of the words of one tile, which has codes of as many rows and columns as `tile`
-    says; None: bits of no code.
+    says; None: bits of no code. `lanes`: which lane of a warp reads the word; of layouts that lanes do not
+    read as they lie, nothing.
     """
     packing = _packing(layout, bits)
     bits_of, tile = owners(packing)
     shape = packing.shape_of_words(tile)
+    places = [",".join(map(str, _place(at, shape))) for at in range(len(bits_of))]
     words = {
-        ",".join(map(str, _place(at, shape))): [
-            [*divmod(owner, tile[1])] if owner >= 0 else None for owner in dict.fromkeys(word)
-        ]
-        for at, word in enumerate(bits_of.tolist())
+        place: [[*divmod(owner, tile[1])] if owner >= 0 else None for owner in dict.fromkeys(word)]
+        for place, word in zip(places, bits_of.tolist(), strict=True)
     }
-    return {"layout": layout, "bits": bits, "sentence": packing.pattern, "tile": list(tile), "words": words}
+    found = _lanes(layout, packing, bits_of, tile)
+    lanes = {place: lane for place, lane in zip(places, found, strict=True) if lane is not None}
+    said = {"layout": layout, "bits": bits, "sentence": packing.pattern, "tile": list(tile)}
+    return {**said, "words": words, "lanes": lanes}
+
+
+def _lanes(layout: str, packing: Packing, bits_of: torch.Tensor, tile: tuple[int, int]) -> list[int | None]:
+    """Of each word, by the code in its low bits."""
+    return [lane_of(layout, packing, divmod(word[0], tile[1])) for word in bits_of.tolist()]
 
 
 def owners(packing: Packing) -> tuple[torch.Tensor, tuple[int, int]]:
@@ -80,21 +91,24 @@ def owners(packing: Packing) -> tuple[torch.Tensor, tuple[int, int]]:
     return torch.where(held.bool(), found, -1), (rows, columns)
 
 
-def _svg(layout: str, packing: Packing) -> str:
+def _svg(layout: str, packing: Packing, most: int) -> str:
     bits_of, (rows, columns) = owners(packing)
     shape = packing.shape_of_words((rows, columns))
-    drawn = bits_of[:MOST].tolist()
+    drawn = bits_of[:most].tolist()
+    lanes = _lanes(layout, packing, bits_of, (rows, columns))
     width, height = LEFT + WORD_BITS * CELL + 12, TOP + len(drawn) * ROW + 12
     sizes = ", ".join(f"{digit}={size}" for digit, size in packing.sizes)
+    each = "row,column of each" + (f"; a lane loads {LOAD} words at once" if layout in LANES else "")
     left = "" if len(drawn) == len(bits_of) else f", the first {len(drawn)} words"
     box = f'width="{width}" height="{height}"'
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" {box}>',
-        "<style>text { font: 10px monospace; } .page { fill: #fff; }</style>",
-        f'<rect class="page" {box}/>',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" {box} {FONT}>',
+        f'<rect fill="#fff" {box}/>',
         _text(12, 18, f"{layout}, {packing.bits} bits: {packing.pattern}   {sizes}"),
         _text(
-            12, 34, f"a tile of {rows} x {columns} codes in words {tuple(shape)}{left}; row,column of each"
+            12,
+            34,
+            f"a tile of {rows} x {columns} codes in words {tuple(shape)}{left}; {each}",
         ),
     ]
     lines += [
@@ -103,7 +117,8 @@ def _svg(layout: str, packing: Packing) -> str:
     ]
     for at, owners_of_word in enumerate(drawn):
         place = ",".join(map(str, _place(at, shape)))
-        lines.append(_text(LEFT - 8, TOP + at * ROW + 12, f"word {place}", "end"))
+        lane = "" if lanes[at] is None else f"lane {lanes[at]}, "
+        lines.append(_text(LEFT - 8, TOP + at * ROW + 12, f"{lane}word {place}", "end"))
         lines += _word(owners_of_word, TOP + at * ROW, rows, columns)
     return "\n".join([*lines, "</svg>\n"])
 

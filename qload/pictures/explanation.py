@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
+from qload.pictures.in_pages import drawings_of
 from qload.pictures.page import Page, ReportTable
-from qload.plan import ExplainedLayer, Explanation
+from qload.plan import ExplainedLayer, Explanation, KernelChoice
 
 WHY = "why not others"
 
@@ -28,11 +29,19 @@ def explanation_page(found: Explanation) -> str:
         facts=facts,
         tables=[ReportTable("Layers", columns, rows, numbers=("N", "K"))],
         notes=found.notes,
+        drawings=drawings_of(_lying(found)),
     ).html()
 
 
+def _lying(found: Explanation) -> Iterator[tuple[str | None, int | None]]:
+    """The formats that layers are stored in and repacked to, with the bits of codes."""
+    for layer in found.layers:
+        yield layer.format, layer.bits
+        yield layer.kernel_format, layer.bits
+
+
 def _row(layer: ExplainedLayer, tokens: Sequence[int]) -> list[str | int | None]:
-    kernels = {choice.tokens: choice.kernel for choice in layer.choices}
+    kernels = {choice.tokens: _kernel(choice) for choice in layer.choices}
     return [
         layer.prefix,
         layer.format,
@@ -44,6 +53,11 @@ def _row(layer: ExplainedLayer, tokens: Sequence[int]) -> list[str | int | None]
         "\n".join(layer.changes) or None,
         layer.error or None,
     ]
+
+
+def _kernel(choice: KernelChoice) -> str:
+    """By name, with its time where that was measured."""
+    return choice.kernel if choice.seconds is None else f"{choice.kernel}, {choice.seconds * 1e6:.3g} us"
 
 
 def _reasons(layer: ExplainedLayer) -> Iterator[str]:

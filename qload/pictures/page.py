@@ -25,6 +25,7 @@ class ReportTable:
 
     `columns`: their titles; `numbers`: which of them are sorted as numbers; `links`: the one whose text is
     also the `id` of an explanation on the page, or "". `rows`: a value for each column, None: there is none.
+    `drawn`: columns whose texts are drawn, as "bars" or as a "map", see `qload.pictures.values`.
     """
 
     title: str
@@ -32,6 +33,7 @@ class ReportTable:
     rows: Sequence[Sequence[str | int | None]]
     numbers: Sequence[str] = ()
     links: str = ""
+    drawn: Mapping[str, str] = field(default_factory=dict)
 
     def filled(self) -> "ReportTable":
         """Without the columns, but for the first, in which no row has a value."""
@@ -44,6 +46,7 @@ class ReportTable:
             columns=names,
             rows=[[row[at] for at in held] for row in self.rows],
             numbers=[name for name in self.numbers if name in names],
+            drawn={name: how for name, how in self.drawn.items() if name in names},
         )
 
 
@@ -51,7 +54,8 @@ class ReportTable:
 class Page:
     """What a page says.
 
-    `facts`: beside the verdict, by name; `shares`: parts of one bar, in bytes; `explanations`: texts by `id`.
+    `facts`: beside the verdict, by name; `shares`: parts of one bar, in bytes; `explanations`: texts by `id`;
+    `drawings`: by name, SVG that holds nothing of a file.
     """
 
     title: str
@@ -61,6 +65,7 @@ class Page:
     notes: Sequence[str] = ()
     shares: Mapping[str, int] = field(default_factory=dict)
     explanations: Mapping[str, str] = field(default_factory=dict)
+    drawings: Mapping[str, str] = field(default_factory=dict)
 
     def html(self) -> str:
         """The page; ArgumentError where Jinja is not installed."""
@@ -101,6 +106,7 @@ def _data(tables: Sequence[ReportTable]) -> str:
         {
             "columns": list(table.columns),
             "numbers": [table.columns.index(name) for name in table.numbers],
+            "drawn": {table.columns.index(name): how for name, how in table.drawn.items()},
             "link": table.columns.index(table.links) if table.links else -1,
             "rows": [[shown(cell) if isinstance(cell, str) else cell for cell in row] for row in table.rows],
         }

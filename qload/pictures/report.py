@@ -5,20 +5,27 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
 
+from qload.pictures.in_pages import drawings_of
 from qload.pictures.page import Page, ReportTable
+from qload.pictures.values import LayerPictures
 from qload.verify import Report
 from qload.verify.report import Finding
 
 FINDINGS = ("rule", "severity", "tensor", "file", "message", "remedy")
 LAYERS = (
-    "layer", "format", "bits", "group size", "symmetric", "act order", "N", "K", "dtype", "scales", "bytes",
-    "findings",
+    "layer", "format", "bits", "group size", "symmetric", "act order", "N", "K", "dtype", "scales",
+    "sizes of scales", "error", "bytes", "findings",
 )  # fmt: skip
+DRAWN = {"sizes of scales": "bars", "error": "map"}
+NOTHING = LayerPictures()
 COUNTED = ("bits", "group size", "N", "K", "bytes", "findings")
 
 
-def report_page(report: Report) -> str:
-    """One page of HTML that needs nothing beside it; each finding is linked to what its rule says there."""
+def report_page(report: Report, pictures: Mapping[str, LayerPictures] | None = None) -> str:
+    """One page of HTML that needs nothing beside it; each finding is linked to what its rule says there.
+
+    `pictures`: of layers by name, as `layer_pictures` makes them.
+    """
     found = {finding.rule for finding in report.findings}
     facts = {
         "checkpoint": report.path,
@@ -32,11 +39,12 @@ def report_page(report: Report) -> str:
         facts=facts,
         tables=[
             ReportTable("Findings", FINDINGS, [_finding(each) for each in report.findings], links="rule"),
-            ReportTable("Layers", LAYERS, _layers(report), numbers=COUNTED),
+            ReportTable("Layers", LAYERS, _layers(report, pictures or {}), numbers=COUNTED, drawn=DRAWN),
         ],
         notes=report.notes,
         shares=_shares(report),
         explanations={rule: text for rule, text in _rules().items() if rule in found},
+        drawings=drawings_of((layer.format, layer.bits) for layer in report.layers),
     ).html()
 
 
@@ -44,7 +52,7 @@ def _finding(found: Finding) -> list[str | int | None]:
     return [found.rule, found.severity, found.tensor, found.file, found.message, found.remedy or None]
 
 
-def _layers(report: Report) -> list[Sequence[str | int | None]]:
+def _layers(report: Report, pictures: Mapping[str, LayerPictures]) -> list[Sequence[str | int | None]]:
     """A row for each layer; findings count where they name a tensor of it."""
     counts: dict[str, int] = {}
     known = {layer.prefix for layer in report.layers}
@@ -65,6 +73,8 @@ def _layers(report: Report) -> list[Sequence[str | int | None]]:
             layer.shape[1] if len(layer.shape) > 1 else None,
             layer.dtype,
             layer.scale_dtype,
+            pictures.get(layer.prefix, NOTHING).scales or None,
+            pictures.get(layer.prefix, NOTHING).error or None,
             layer.bytes,
             counts.get(layer.prefix, 0),
         ]

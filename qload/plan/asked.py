@@ -65,7 +65,8 @@ class AskedKinds:
     def _told(self, layer: LayerDescription, how: Sharing) -> ExplainedLayer:
         kind, question = layer.format.weight_type, self.question
         shape = (layer.N, layer.K) if "K" in layer.sizes else (layer.N,)
-        stored = ExplainedLayer(layer.prefix, kind.format, shape, kernel_format=kind.format)
+        bits = getattr(layer.format.config, "bits", None)
+        stored = ExplainedLayer(layer.prefix, kind.format, shape, kernel_format=kind.format, bits=bits)
         try:
             share = first_share(self.weights, layer, how, self.question.tp)
             if kind.plain or FastestLoader(share.loader).made(layer, HERE) is None:

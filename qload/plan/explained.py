@@ -30,6 +30,8 @@ class ExplainedLayer:
         Of what else qload's own kernels would take it, where they do not.
     error
         Why it cannot be loaded so, or ""; then nothing is chosen.
+    bits
+        Of a code; None of what has none of one width.
     """
 
     prefix: str
@@ -40,6 +42,7 @@ class ExplainedLayer:
     choices: tuple[KernelChoice, ...] = ()
     changes: tuple[str, ...] = ()
     error: str = ""
+    bits: int | None = None
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,12 @@ from typing import Any
 import torch
 
 from qload.errors import NoKernelError
+from qload.kernel_formats.strips import StripsWeight
 from qload.kernels import cpu
 from qload.kernels.cuda import launch
 from qload.kernels.cuda.choice import choose, ranked
 from qload.kernels.cuda.linear import OPERATORS, unread
+from qload.plan.times import GROUP, predicted
 from qload.spec import ActivationScheme, Weight
 
 PLAIN, DEQUANTIZED, SCALED = "torch's product", "dequantize, then torch's product", "quantized inputs"
@@ -31,7 +33,8 @@ class KernelChoice:
     refused
         Why each other one does not, by name.
     seconds
-        How long it takes; None: that was not measured, as no table of this version has times.
+        How long it takes on an H200, between layers and tokens that were timed there; None: that was not
+        measured.
     """
 
     tokens: int
@@ -103,7 +106,16 @@ def _chosen(weight: Weight, dtype: torch.dtype, capability: tuple[int, int], tok
         return KernelChoice(tokens, DEQUANTIZED, {name: str(why) for name, why in why_not.items()})
     timed = ranked(call.layout, call.bits, capability, call.bytes, tokens)
     refused = {name: why or _behind(name, timed) for name, why in why_not.items() if name != best}
-    return KernelChoice(tokens, best, refused)
+    seconds = predicted(best, call.layout, call.bits, capability, call.bytes, tokens)
+    return KernelChoice(tokens, best, refused, seconds if _was_timed(weight) else None)
+
+
+def _was_timed(weight: Weight) -> bool:
+    """Whether a weight has what those had that were timed: groups of 128, in order, without zero points."""
+    if not isinstance(weight, StripsWeight):
+        return False
+    config = weight.config
+    return config.group_size == GROUP and not config.zero_point and not config.act_order
 
 
 def _behind(name: str, timed: Sequence[str]) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from qload.diagnosis.diagnosis import explained
 from qload.diagnosis.meaning import meant
@@ -11,6 +12,7 @@ from qload.verify.chunks import outputs
 from qload.verify.comparison import Distance, differ
 from qload.verify.misreadings import Reading, readings
 from qload.verify.subject import Subject
+from qload.verify.window import WindowSource
 
 MATRIX = 2  # axes
 CLOSEST = 3  # readings of one run that are tried on the whole layer
@@ -30,16 +32,25 @@ class SideBySide:
         assert self.subject.weights is not None
         for start, weight in outputs(self.subject.weights, self.subject.loader, self.layer):
             run = (start, start + weight.layer.N)
-            yield start, weight, self._load(self.reference, self.other, run)
+            yield start, weight, self._load_reference(run)
 
     def load(self, run: tuple[int, int]) -> tuple[Weight, Weight]:
         """The outputs `run`: ours, and the reference's."""
-        ours = self._load(self.subject, self.layer, run)
-        return ours, self._load(self.reference, self.other, run)
+        ours = self.subject.loader.load(self._ours, [Part(self.layer.prefix, *run)], None)
+        return ours, self._load_reference(run)
 
-    def _load(self, side: Subject, layer: LayerDescription, run: tuple[int, int]) -> Weight:
-        assert side.weights is not None
-        return side.loader.load(side.weights, [Part(layer.prefix, *run)], None)
+    def _load_reference(self, run: tuple[int, int]) -> Weight:
+        return self.reference.loader.load(self._theirs, [Part(self.other.prefix, *run)], None)
+
+    @cached_property
+    def _ours(self) -> WindowSource:
+        assert self.subject.weights is not None
+        return WindowSource(self.subject.weights)
+
+    @cached_property
+    def _theirs(self) -> WindowSource:
+        assert self.reference.weights is not None
+        return WindowSource(self.reference.weights)
 
 
 def misreading(pair: SideBySide, run: tuple[int, int], near: float) -> str | None:

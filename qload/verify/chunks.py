@@ -11,6 +11,7 @@ from qload.loader.cuts import granule
 from qload.spec import TensorSpec, Weight
 from qload.storage import WeightStorage
 from qload.storage import rows as rows
+from qload.verify.window import WindowSource
 from qload.weights import Weights
 
 OUTPUTS = 1 << 20  # elements of a dequantized run, which with its working copies takes some 32 MiB
@@ -39,6 +40,7 @@ def outputs(weights: Weights, loader: FormatLoader, layer: LayerDescription) -> 
     """A layer in runs of outputs: (first output, their typed weight)."""
     block = granule(layer, "N") or layer.N
     step = max(1, OUTPUTS // max(1, layer.K) // block) * block
+    source = WindowSource(weights)
     for start in range(0, layer.N, step):
         part = Part(layer.prefix, start, min(start + step, layer.N))
-        yield start, loader.load(weights, [part], None)
+        yield start, loader.load(source, [part], None)

@@ -53,3 +53,13 @@ def test_a_layout_is_json_or_a_drawing() -> None:
 @pytest.mark.parametrize("options", [["nothing"], ["awq", "--bits", "9"], ["marlin", "--bits", "3"]])
 def test_what_there_is_no_layout_of_is_a_usage_error(options: list[str]) -> None:
     assert run("layout", *options).exit_code == 2
+
+
+def test_a_page_beside_a_reference_has_maps_of_errors(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    assert run("verify", MODEL, "--against", MODEL, "--html", page).exit_code == 0
+
+    (_, layers) = json.loads(page.read_text().split('id="data">')[1].split("</script>")[0])
+    at = layers["columns"].index("error")
+    assert layers["drawn"][str(at)] == "map"
+    assert {row[at].split(":")[0] for row in layers["rows"] if row[1] == "gptq"} == {"0"}

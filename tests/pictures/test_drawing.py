@@ -10,6 +10,7 @@ from qload.errors import ArgumentError
 from qload.layouts import Packing, gptq
 from qload.pictures import LAYOUTS, drawing, words_of
 from qload.pictures.drawing import owners
+from qload.pictures.lanes import LOAD
 
 SVG = "{http://www.w3.org/2000/svg}"
 WIDTHS = [
@@ -42,6 +43,47 @@ def test_marlin_by_hand() -> None:
 
     assert {*map(tuple, first)} == {(row, column) for row in (0, 1, 8, 9) for column in (0, 8)}
     assert first[0] == [0, 0]
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("layout", ["marlin", "marlin_24", "strips"])
+def test_a_lane_reads_what_one_matrix_instruction_hands_it(layout: str, bits: int) -> None:
+    """Source: NVIDIA's PTX, m16n8k16: lane 4c + t holds rows 2t, 2t + 1 and 8 below of column c, modulo 8.
+
+    Strips hand it eight neighbouring rows of 32 in their place, as their kernels reorder activations alike.
+    """
+    found = words_of(layout, bits)
+    rows_of = {"strips": lambda row: row % 32 // 8}.get(layout, lambda row: row % 8 // 2)
+    columns_of = {"marlin_24": lambda column: column // 8}.get(layout, lambda column: column % 8)
+
+    assert found["lanes"].keys() == found["words"].keys()
+    assert {*found["lanes"].values()} == {*range(32)}
+    for place, lane in found["lanes"].items():
+        lanes = {4 * columns_of(column) + rows_of(row) for row, column in found["words"][place]}
+        assert lanes == {lane}
+
+
+@pytest.mark.parametrize(("layout", "bits"), [("marlin", 4), ("marlin", 8), ("marlin_24", 4), ("strips", 8)])
+def test_a_lane_finds_the_words_of_a_load_side_by_side(layout: str, bits: int) -> None:
+    lanes = [*words_of(layout, bits)["lanes"].values()]
+
+    assert all(len({*lanes[at : at + LOAD]}) == 1 for at in range(0, len(lanes), LOAD))
+
+
+@pytest.mark.parametrize("layout", ["awq", "gptq", "exllama", "marlin-zeros", "compressed-tensors"])
+def test_what_lanes_do_not_read_as_it_lies_has_none(layout: str) -> None:
+    assert words_of(layout)["lanes"] == {}
+    assert "lane" not in drawing(layout)
+
+
+def test_a_drawing_says_the_lane_beside_each_word_and_stops_where_asked() -> None:
+    text = drawing("marlin", most=6)
+
+    assert "lane 0, word 0,3<" in text
+    assert "lane 1, word 0,4<" in text
+    assert "a lane loads 4 words at once" in text
+    assert "the first 6 words" in text
+    assert text.count(">lane ") == 6
 
 
 @pytest.mark.parametrize(("layout", "bits"), WIDTHS)

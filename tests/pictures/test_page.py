@@ -15,8 +15,10 @@ import pytest
 
 from qload import explain, verify
 from qload.listing import Coverage, LayerInfo
-from qload.pictures import explanation_page, report_page
+from qload.pictures import LAYOUTS, explanation_page, report_page
+from qload.pictures.in_pages import LAYOUT_OF, drawings_of
 from qload.pictures.page import Page, ReportTable, shown
+from qload.pictures.values import LayerPictures
 from qload.verify import Report
 from qload.verify.report import Finding
 from tests.paths import FIXTURES
@@ -123,6 +125,48 @@ def test_columns_without_a_value_are_left_out_and_numbers_follow() -> None:
     assert ReportTable("T", ["a", "b"], []).filled().columns == ["a"]
 
 
+def test_pictures_are_columns_that_the_script_draws() -> None:
+    some = LayerPictures("2^-9: 3 10", "0.1: 50 05")
+    text = report_page(report(layers=(layer("a"), layer("b"))), {"b": some})
+    (_, layers) = tables(text)
+    at = {name: place for place, name in enumerate(layers["columns"])}
+
+    assert layers["drawn"] == {str(at["sizes of scales"]): "bars", str(at["error"]): "map"}
+    assert [row[at["error"]] for row in layers["rows"]] == [None, "0.1: 50 05"]
+    assert layers["rows"][1][at["sizes of scales"]] == "2^-9: 3 10"
+
+
+def test_without_pictures_there_are_no_columns_of_them() -> None:
+    assert tables(report_page(report(layers=(layer("a"),))))[1]["drawn"] == {}
+
+
+def test_each_layout_is_drawn_once_and_says_nothing_that_a_policy_forbids() -> None:
+    wide = replace(layer("c"), bits=8)
+    text = report_page(report(layers=(layer("a"), layer("b"), wide, replace(layer("d"), format="fp8"))))
+
+    assert re.findall('<details class="layout"><summary>(.*?)</summary>', text) == [
+        "gptq, 4 bits",
+        "gptq, 8 bits",
+    ]
+    assert "row 7, column 0: bits 28 to 31" in text
+    assert text.count("<style>") == 1
+    assert "xmlns" not in text
+
+
+@pytest.mark.parametrize("name", LAYOUT_OF)
+def test_formats_that_are_drawn_have_that_layout(name: str) -> None:
+    assert [*drawings_of([(name, 4)])] == [f"{LAYOUT_OF[name]}, 4 bits"]
+    assert LAYOUT_OF[name] in LAYOUTS
+    assert drawings_of([(name, None), (None, 4), ("unquantized", 16)]) == {}
+
+
+def test_an_explanation_draws_what_is_stored_and_what_kernels_read() -> None:
+    text = explanation_page(explain(MODEL, arch="sm90"))
+
+    assert re.findall('<details class="layout"><summary>(.*?)</summary>', text)[0] == "gptq, 4 bits"
+    assert "a lane loads 4 words at once" in text
+
+
 def test_text_that_is_too_long_says_so() -> None:
     assert shown("x" * 5000).endswith("x... (5000 characters)")
     assert len(shown("x" * 5000)) < 4100
@@ -149,6 +193,32 @@ def test_what_cannot_be_explained_says_why() -> None:
     found = replace(explain(MODEL, arch="sm90"), layers=(), unreadable="no file")
 
     assert "<dd>no file</dd>" in explanation_page(found)
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+def test_the_script_draws_sorts_and_filters(tmp_path: Path) -> None:
+    """On elements that remember what was done to them: bars as high as counts, a square for each digit."""
+    layers = tuple(layer(f"model.layers.{at}") for at in range(1000))
+    pictures = {"model.layers.0": LayerPictures("2^-2: 1 0 4", "0.1: 09 50")}
+    page = tmp_path / "page.html"
+    page.write_text(report_page(report(layers=layers), pictures))
+    script = Path(__file__).parent / "page_in_node.js"
+    done = subprocess.run(
+        ["node", script, page, "LAYERS.77 gptq"], capture_output=True, text=True, check=True
+    )
+    told = json.loads(done.stdout)
+    bars, error = told["drawn"]
+
+    assert (told["first"], told["small"]) == (200, "11 of 1000")
+    assert [told["names"][at] for at in (2, 10)] == ["model.layers.2", "model.layers.10"]
+    assert (bars["title"], bars["width"]) == ("2^-2: 1 0 4", 18)
+    assert [rect[1:] for rect in bars["rects"]] == [[0, 48, 5, 16], [6, 64, 5, 0], [12, 0, 5, 64]]
+    assert [rect[1:] for rect in error["rects"]] == [
+        [x, y, 32, 32] for y, x in ((0, 0), (0, 32), (32, 0), (32, 32))
+    ]
+    colors = [rect[0] for rect in error["rects"]]
+    assert colors[0] == colors[3]
+    assert len({*colors}) == 3
 
 
 @pytest.mark.slow

@@ -2,7 +2,46 @@
 // Rows are data, and only those near to what is seen are elements: 10,000 of them open as fast as 10.
 const RUN = 200;
 const SHORT = 48; // characters that stay in one line
+const SIZE = 64; // pixels of a picture's height, and of a map's width
+const BAR = 6;
 const tables = JSON.parse(document.getElementById("data").textContent);
+
+const canvas = (width, text) => {
+  const made = document.createElement("canvas");
+  made.width = width;
+  made.height = SIZE;
+  made.title = text;
+  made.setAttribute("role", "img");
+  made.setAttribute("aria-label", text);
+  return [made, made.getContext("2d")];
+};
+
+// "2^-9: 3 10 42": a bar for each power of two.
+const bars = (text) => {
+  const counts = text.split(": ")[1].split(" ").map(Number);
+  const [made, pen] = canvas(counts.length * BAR, text);
+  const most = Math.max(...counts);
+  pen.fillStyle = "#4493f8";
+  counts.forEach((count, at) => {
+    const height = count ? Math.max(1, (SIZE * count) / most) : 0;
+    pen.fillRect(at * BAR, SIZE - height, BAR - 1, height);
+  });
+  return made;
+};
+
+// "0.1042: 5665 5556": a square for each digit, from 0, equal, to 9, as far as can be.
+const map = (text) => {
+  const lines = text.split(": ")[1].split(" ");
+  const [made, pen] = canvas(SIZE, text);
+  const [wide, high] = [SIZE / lines[0].length, SIZE / lines.length];
+  lines.forEach((line, row) => {
+    [...line].forEach((digit, column) => {
+      pen.fillStyle = digit === "0" ? "#2da44e" : `hsl(${60 - 6.6 * digit} 85% ${80 - 4.5 * digit}%)`;
+      pen.fillRect(column * wide, row * high, wide, high);
+    });
+  });
+  return made;
+};
 
 for (const section of document.querySelectorAll("section.table")) {
   const table = tables[Number(section.dataset.table)];
@@ -17,7 +56,9 @@ for (const section of document.querySelectorAll("section.table")) {
   const cellOf = (value, column) => {
     const cell = document.createElement("td");
     const text = value === null ? "" : String(value);
-    if (column === table.link && text && document.getElementById(text)) {
+    if (text && table.drawn[column]) {
+      cell.append(table.drawn[column] === "map" ? map(text) : bars(text), text.split(": ")[0]);
+    } else if (column === table.link && text && document.getElementById(text)) {
       const link = document.createElement("a");
       link.href = "#" + encodeURIComponent(text);
       link.textContent = text;
@@ -33,7 +74,7 @@ for (const section of document.querySelectorAll("section.table")) {
       cell.textContent = text;
     }
     if (table.numbers.includes(column)) cell.className = "number";
-    if (text.length > SHORT) cell.className = "long";
+    if (text.length > SHORT && !table.drawn[column]) cell.className = "long";
     return cell;
   };
 

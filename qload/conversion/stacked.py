@@ -1,0 +1,141 @@
+"""Experts that are stored in one tensor of all, dequantized into one tensor of all.
+
+Where an expert lies in the new stack is asked of what will read it, `find_stacks`, by the header that the new
+file will have. A matrix whose stack would not be found there, or not whole, stays refused.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from qload.conversion.asked import StoredLayer
+from qload.conversion.items import Item, Piece
+from qload.detect.files import SECTIONS
+from qload.experts import ExpertStacks
+from qload.experts.stacks_found import LASTS, StoredStack, find_stacks
+from qload.experts.stacks_slots import Slot
+from qload.storage import TensorInfo
+from qload.verify.subject import Subject
+
+WEIGHT = ".weight"
+
+
+@dataclass(frozen=True)
+class NewStack:
+    """A stack of plain weights, in the place of the tensors `sources`, with all that these hold of experts.
+
+    `layers`: prefixes of the experts' layers that it is made of.
+    """
+
+    sources: Collection[str]
+    layers: Collection[str]
+    item: Item
+
+
+@dataclass(frozen=True)
+class PlannedHeaders:
+    """Tensors that are not written yet, by their headers."""
+
+    infos: Mapping[str, TensorInfo]
+
+    def keys(self) -> Collection[str]:
+        """Of the tensors."""
+        return self.infos.keys()
+
+    def info(self, name: str) -> TensorInfo:
+        """As it will be."""
+        return self.infos[name]
+
+    def read(self, name: str, index: tuple[slice, ...] = ()) -> Tensor:
+        """There is nothing to read yet."""
+        raise KeyError(name)
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+def new_stacks(subject: Subject, stored: Mapping[str, StoredLayer]) -> list[NewStack]:
+    """The stacks whose every layer becomes plain, each as one tensor; `stored`: what layers become."""
+    assert subject.weights is not None
+    storage = subject.weights.storage
+    if not isinstance(storage, ExpertStacks) or subject.architecture is None:
+        return []
+    sources: dict[str, list[StoredStack]] = {}
+    for stack in storage.stacks:
+        matrix, suffix = LASTS[stack.source.rpartition(".")[2]]
+        if not suffix.endswith("bias"):
+            sources.setdefault(f"{stack.lead}.{matrix}", []).append(stack)
+    there = storage.storage.keys()
+    made = {}
+    for name, stacks in sources.items():
+        info = _info(subject, stacks, stored)
+        if info is not None and name not in there:
+            made[name] = info
+    config = {key: value for key, value in subject.model_config.items() if key not in SECTIONS}
+    found = {stack.source: stack for stack in find_stacks(PlannedHeaders(made), config)}
+    return [_new(name, made[name], sources[name], found[name], stored) for name in made if name in found]
+
+
+def _prefixes(stacks: Collection[StoredStack]) -> set[str]:
+    return {name.rpartition(".")[0] for stack in stacks for name, _, _ in stack.names()}
+
+
+def _info(
+    subject: Subject, stacks: Collection[StoredStack], stored: Mapping[str, StoredLayer]
+) -> TensorInfo | None:
+    """The header of a stack of all these layers in plain; None where not all of them become plain."""
+    assert subject.architecture is not None
+    prefixes = _prefixes(stacks)
+    if not all(prefix in stored and stored[prefix].weight_type.plain for prefix in prefixes):
+        return None
+    count = max(stack.count for stack in stacks)
+    shapes = [_tensor(stored[prefix]) for prefix in prefixes]
+    outputs, inputs = sum(info.shape[0] for info in shapes) // count, shapes[0].shape[1]
+    both = (inputs, outputs) if subject.architecture.table.stacked.inputs_first else (outputs, inputs)
+    return TensorInfo(shapes[0].dtype, (count, *both))
+
+
+def _tensor(layer: StoredLayer) -> TensorInfo:
+    assert layer.item is not None
+    (info,) = layer.item.tensors.values()
+    return info
+
+
+def _new(
+    name: str,
+    info: TensorInfo,
+    stacks: Collection[StoredStack],
+    found: StoredStack,
+    stored: Mapping[str, StoredLayer],
+) -> NewStack:
+    nbytes = info.nbytes // info.shape[0]  # of an expert
+
+    def read() -> Iterator[Piece]:
+        for expert in range(info.shape[0]):
+            block = torch.empty(info.shape[1:], dtype=info.dtype)
+            for part, slot in found.parts.items():
+                _fill(block, slot, stored[f"{found.lead}.{expert}.{part.removesuffix(WEIGHT)}"])
+            yield name, expert * nbytes, block
+
+    prefixes = _prefixes(stacks)
+    items = [item for prefix in prefixes if (item := stored[prefix].item) is not None]
+    held = nbytes + max(item.held for item in items)
+    item = Item({name: info}, sum(item.source for item in items), read, held)
+    return NewStack([stack.source for stack in stacks], prefixes, item)
+
+
+def _fill(block: Tensor, slot: Slot, layer: StoredLayer) -> None:
+    """Write an expert's matrix where the slot has it, run by run of its outputs."""
+    assert layer.item is not None
+    info = _tensor(layer)
+    outputs = block.T if slot.inputs_first else block
+    mine = (
+        outputs[slot.first :: slot.step]
+        if slot.step > 1
+        else outputs[slot.first : slot.first + info.shape[0]]
+    )
+    width = info.shape[1] * info.dtype.itemsize
+    for _, at, run in layer.item.read():
+        mine[at // width : at // width + len(run)] = run

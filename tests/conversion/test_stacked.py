@@ -1,0 +1,124 @@
+"""Experts of one tensor become plain weights of one tensor, where what reads them looks for each."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from qload import convert, open_checkpoint, verify
+from qload.conversion import stacked
+from qload.conversion.planned import STACKED
+from qload.errors import ArgumentError
+from tests.paths import FIXTURES
+
+SOURCE = FIXTURES / "models" / "mxfp4_gpt_oss"
+EXPERTS = "model.layers.1.mlp.experts"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A copy that can be changed."""
+    return Path(shutil.copytree(SOURCE, tmp_path / "in"))
+
+
+def changed(folder: Path, **tensors: torch.Tensor) -> Path:
+    (file,) = folder.glob("*.safetensors")
+    save_file({**load_file(file), **tensors}, file, {"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize("to", ["bfloat16", "float32"])
+def test_each_expert_lies_where_transformers_has_it(to: str, tmp_path: Path) -> None:
+    """Source: transformers' GptOssExperts: (experts, inputs, outputs), gate and up in turns."""
+    assert convert(SOURCE, tmp_path / "out", to=to).counts.keys() == {"bits"}
+    stored = load_file(tmp_path / "out" / "model.safetensors")
+    both, down = stored[f"{EXPERTS}.gate_up_proj"], stored[f"{EXPERTS}.down_proj"]
+
+    with open_checkpoint(SOURCE) as weights:
+        for expert in range(4):
+            gate, up, out = (
+                weights.get_weights(f"{EXPERTS}.{expert}.{name}").dequantize()
+                for name in ("gate_proj", "up_proj", "down_proj")
+            )
+            assert torch.equal(both[expert, :, 0::2].float(), gate.T)
+            assert torch.equal(both[expert, :, 1::2].float(), up.T)
+            assert torch.equal(down[expert].float(), out.T)
+    assert both.dtype == down.dtype == getattr(torch, to)
+
+
+def test_what_lies_beside_is_copied_and_the_rest_is_as_new(tmp_path: Path) -> None:
+    convert(SOURCE, tmp_path / "out", to="bfloat16")
+    stored = load_file(tmp_path / "out" / "model.safetensors")
+    (file,) = SOURCE.glob("*.safetensors")
+    before = load_file(file)
+
+    assert stored.keys() - before.keys() == {
+        f"model.layers.{at}.mlp.experts.{name}" for at in (0, 1) for name in ("gate_up_proj", "down_proj")
+    }
+    assert {name.rpartition("_")[2] for name in before.keys() - stored.keys()} == {"blocks", "scales"}
+    assert all(torch.equal(stored[name], before[name]) for name in stored.keys() & before.keys())
+    assert "quantization_config" not in json.loads((tmp_path / "out" / "config.json").read_text())
+    assert verify(tmp_path / "out").verdict == "ok"
+
+
+def test_an_expert_is_in_memory_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled: list[torch.Size] = []
+    fill = stacked._fill
+    monkeypatch.setattr(
+        stacked, "_fill", lambda block, *rest: (filled.append(block.shape), fill(block, *rest))
+    )
+    convert(SOURCE, tmp_path / "out", to="bfloat16")
+
+    assert {*filled} == {torch.Size([64, 192]), torch.Size([96, 64])}
+    assert len(filled) == 2 * 4 * 3
+
+
+def test_a_stack_of_which_an_expert_stays_is_refused(tmp_path: Path) -> None:
+    found = convert(SOURCE, tmp_path / "out", to="bfloat16", keep=[f"{EXPERTS}.2.gate_proj"])
+
+    assert found.verdict == "findings"
+    reasons = {layer.name: layer.detail for layer in found.layers}
+    kept = reasons.pop(f"{EXPERTS}.2.gate_proj")  # which no config says beside plain ones
+    assert STACKED not in kept
+    assert reasons.keys() == {
+        f"{EXPERTS}.{e}.{name}_proj" for e in range(4) for name in ("gate", "up") if (e, name) != (2, "gate")
+    }
+    assert all(reason.endswith(STACKED) for reason in reasons.values())
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_stack_whose_name_is_taken_is_refused(source: Path, tmp_path: Path) -> None:
+    changed(source, **{f"{EXPERTS}.down_proj": torch.zeros(3)})
+    found = convert(source, tmp_path / "out", to="bfloat16")
+
+    assert found.verdict == "findings"
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_stack_that_nothing_would_find_again_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stacked, "find_stacks", lambda storage, config: [])
+    found = convert(SOURCE, tmp_path / "out", to="bfloat16")
+
+    assert {layer.outcome for layer in found.layers} == {"refused"}
+    assert len(found.layers) == 24
+
+
+@pytest.mark.parametrize("to", ["gptq", "fp8"])
+def test_other_targets_have_no_stacks(to: str, tmp_path: Path) -> None:
+    assert convert(SOURCE, tmp_path / "out", to=to).verdict == "findings"
+
+
+def test_the_first_run_is_gone_on_with(tmp_path: Path) -> None:
+    """What one run wrote, and the same again, are the same bytes."""
+    for name in ("one", "two"):
+        convert(SOURCE, tmp_path / name, to="bfloat16")
+    one, two = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "two"))
+
+    assert one == two
+    with pytest.raises(ArgumentError):
+        convert(SOURCE, tmp_path / "one", to="bfloat16")

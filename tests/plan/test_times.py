@@ -1,0 +1,101 @@
+"""Predicted times: what was timed, on the line between, and nothing beyond."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from qload import MemoryStorage, Weights, explain, loader_from_config
+from qload.cli.explain_tables import tables
+from qload.pictures import explanation_page
+from qload.plan.times import TIMED, TOKENS, between, predicted
+
+DOCS = Path(__file__).parents[2] / "docs" / "cuda-decode.md"
+SQUARE = 8192 * 8192 // 2  # bytes of 4 bits
+
+
+MIDDLE = 0x77777777  # eight zero points of 8, stored minus one
+
+
+def explained(arch: str, tokens: list[int], *, group: int = 128, zeros: int = MIDDLE):
+    """A layer of GPTQ, 4096 x 4096."""
+    size = 4096
+    tensors = {
+        "up.qweight": torch.zeros(size // 8, size, dtype=torch.int32),
+        "up.qzeros": torch.full((size // group, size // 8), zeros, dtype=torch.int32),
+        "up.scales": torch.ones(size // group, size).half(),
+    }
+    config = {"quant_method": "gptq", "bits": 4, "group_size": group}
+    weights = Weights(MemoryStorage(tensors), loader=loader_from_config(config))
+    return explain(weights, arch=arch, dtype=torch.float16, tokens=tokens)
+
+
+@pytest.mark.parametrize("key", TIMED, ids=str)
+def test_times_are_those_of_the_page(key):
+    """Of each layer the line of its table, whose title says the bits."""
+    _, layout, bits = key
+    part = DOCS.read_text().split(f"| {layout}, {bits} bits |")[1].split("\n\n")[0]
+    for (K, N), times in TIMED[key]:
+        cells = part.split(f"| {K} x {N} |")[1].split("\n")[0].split("|")
+        assert tuple(float(cells[at].split()[0]) for at in (1, 3, 5)) == times
+
+
+@pytest.mark.parametrize("key", TIMED, ids=str)
+def test_what_was_timed_is_told_as_it_was(key):
+    kernel, layout, bits = key
+    for (K, N), times in TIMED[key]:
+        told = [predicted(kernel, layout, bits, (9, 0), K * N * bits // 8, each) for each in TOKENS]
+        assert told == [time * 1e-6 for time in times]
+
+
+def test_sizes_are_in_order():
+    for rows in TIMED.values():
+        sizes = [K * N for (K, N), _ in rows]
+        assert sizes == sorted(set(sizes))
+
+
+def test_on_the_line_between_two():
+    told = [between(at, (1, 2, 6), (5.0, 7.0, 27.0)) for at in range(8)]
+
+    assert told == [None, 5.0, 7.0, 12.0, 17.0, 22.0, 27.0, None]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        pytest.param(("many", "strips", 4, (9, 0), SQUARE, 1), id="another kernel"),
+        pytest.param(("decode", "marlin", 4, (9, 0), SQUARE, 1), id="another layout"),
+        pytest.param(("decode", "strips", 4, (8, 0), SQUARE, 1), id="another chip"),
+        pytest.param(("decode", "strips", 4, (9, 0), SQUARE, 17), id="more tokens"),
+        pytest.param(("decode", "strips", 4, (9, 0), 1 << 20, 1), id="a smaller layer"),
+        pytest.param(("decode", "strips", 4, (9, 0), 1 << 30, 1), id="a larger layer"),
+    ],
+)
+def test_what_was_not_timed_is_not_told(asked):
+    assert predicted(*asked) is None
+
+
+def test_an_explanation_has_the_time_of_the_kernel_that_runs():
+    found = explained("sm90", [1, 64])
+    (layer,) = found.layers
+
+    assert [choice.kernel for choice in layer.choices] == ["decode", "many"]
+    assert [choice.seconds for choice in layer.choices] == [4.70 * 1e-6, None]
+    printed = "\n".join(str(line) for line in tables(found, every=True))
+    assert "1 tokens: decode, 4.7 us on an H200" in printed
+    assert "64 tokens: many, time not measured" in printed
+    assert '"decode, 4.7 us"' in explanation_page(found)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param({"arch": "sm80"}, id="another chip"),
+        pytest.param({"group": 64}, id="smaller groups"),
+        pytest.param({"zeros": 0x66666666}, id="zero points"),
+    ],
+)
+def test_what_was_timed_otherwise_has_no_time(other):
+    (layer,) = explained(**{"arch": "sm90", "tokens": [1], **other}).layers
+
+    assert layer.choices[0].seconds is None
