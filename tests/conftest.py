@@ -13,6 +13,8 @@ from tests.paths import FIXTURES
 
 torch.set_num_threads(1)  # the workers share the cores already
 
+HERE = Path(__file__).parent
+
 FEW, SOME, MANY = 20, 50, 100  # examples of a test that says no number
 settings.register_profile(
     "default", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=FEW
@@ -54,6 +56,13 @@ def golden_tensors(request: pytest.FixtureRequest) -> Any:
 def fixtures() -> Path:
     """The folder of input from outside."""
     return FIXTURES
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Ten thousand tests of devices are not even collected by a run that says `not gpu`."""
+    asked = config.getoption("markexpr")
+    without = " or " not in asked and "not gpu" in asked.split(" and ")
+    return True if without and collection_path == HERE / "gpu" else None
 
 
 def pytest_collection_finish() -> None:
