@@ -9,13 +9,13 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, settings
 
+from tests.example_counts import FEW, MANY, SOME
 from tests.paths import FIXTURES
 
 torch.set_num_threads(1)  # the workers share the cores already
 
 HERE = Path(__file__).parent
 
-FEW, SOME, MANY = 20, 50, 100  # examples of a test that says no number
 settings.register_profile(
     "default", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=FEW
 )

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
@@ -31,11 +31,12 @@ from qload.spec import Weight
 from qload.testing import assert_same_bits
 from qload.testing import layers as random_layers
 from qload.weights import ahead, landing, stream
+from tests.example_counts import at_most
 from tests.format_cases import CONFIGS, every_format, lawful
 from tests.paths import FIXTURES
 
 CHECKPOINTS = sorted(path.parent for path in FIXTURES.rglob("config.json"))
-few = settings(max_examples=6)
+few = at_most(6)
 
 
 def assert_same(made: Weight, want: Weight) -> None:
