@@ -3,10 +3,12 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from qload.verify import Report, inspect, verify
+from tests.example_counts import some
 from tests.paths import cases
 from tests.verify import damage
 from tests.verify.damage import Case
@@ -112,16 +114,15 @@ TABLE = [
 ]  # fmt: skip
 
 PRISTINE = {folder: damage.read_case(folder) for folder in FOLDERS}
-QUICK = 5  # cases of a row that every run of all tests has; each case is one of them for many rows
 
 
-def cells() -> Iterator[object]:
+def cells() -> Iterator[Any]:
     for place, row in enumerate(TABLE):
         folders = [folder for folder in FOLDERS if row.applies(PRISTINE[folder])]
-        for turn, folder in enumerate(folders):
-            quick = (turn + place * QUICK) % len(folders) < QUICK
-            marks = () if quick else pytest.mark.slow
-            yield pytest.param(row, folder, id=f"{row.id}-{folder.parent.name}-{folder.name}", marks=marks)
+        named = [
+            pytest.param(row, folder, id=f"{row.id}-{folder.parent.name}-{folder.name}") for folder in folders
+        ]
+        yield from some(named, 4, place)
 
 
 @pytest.mark.parametrize(("row", "folder"), list(cells()))

@@ -4,10 +4,12 @@ import copy
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from qload.verify import verify
+from tests.example_counts import some
 from tests.paths import FIXTURES
 from tests.verify.damage import planted
 from tests.verify.damage.model import DoesNotApplyError, Model
@@ -86,16 +88,11 @@ def damaged(name: str, plant: planted.Plant) -> Model | None:
     return model
 
 
-QUICK = 3  # models of a damage that every run of all tests has; each model is one of them for many
-
-
-def cells() -> Iterator[object]:
+def cells() -> Iterator[Any]:
     for place, plant in enumerate(planted.PLANTS):
         names = [name for name in NAMES if damaged(name, plant) is not None]
-        for turn, name in enumerate(names):
-            quick = (turn + place * QUICK) % len(names) < QUICK
-            marks = () if quick else pytest.mark.slow
-            yield pytest.param(name, plant, id=f"{plant.__name__}-{name}", marks=marks)
+        named = [pytest.param(name, plant, id=f"{plant.__name__}-{name}") for name in names]
+        yield from some(named, 2, place)
 
 
 CELLS = [*cells()] + [
