@@ -42,6 +42,15 @@ def install(session: nox.Session, *groups: str, **variables: str) -> None:
     fetch(session, TORCH, *needs, ".", QLOAD_PYTHON_ONLY="1", **variables)
 
 
+def keep_bytecode(session: nox.Session) -> None:
+    """What a process compiles, the next one reads, also where the tree is to have no bytecode in it.
+
+    Without it each of the hundreds of processes that tests start compiles all of torch that it imports.
+    """
+    folder = Path(session.virtualenv.location).resolve() / "bytecode"
+    session.env.update(PYTHONDONTWRITEBYTECODE="", PYTHONPYCACHEPREFIX=str(folder))
+
+
 def fetch(session: nox.Session, *needs: str, **variables: str) -> None:
     """`pip install`, with a line for each step that takes long; all that pip said, if it fails."""
     env = {**PIP, "PIP_PROGRESS_BAR": "off", **variables}  # which backends other than pip ignore
@@ -69,6 +78,7 @@ def show_steps(session: nox.Session, said: Iterable[str]) -> str:
 @nox.session
 def unit(session: nox.Session) -> None:
     """The tests that need no GPU and no compiler; those that take seconds each with `-- -m slow`."""
+    keep_bytecode(session)
     install(session, "test")
     session.run("pytest", "-m", "not gpu and not slow", "-n", "2", *session.posargs)
 
@@ -76,6 +86,7 @@ def unit(session: nox.Session) -> None:
 @nox.session(default=False)
 def native(session: nox.Session) -> None:
     """The CPU module: its tests under each instruction set of this machine, then under sanitizers."""
+    keep_bytecode(session)
     build(session, "test")
     found = session.run("python", "-c", "from qload import native; print(*native.available())", silent=True)
     for isa in str(found).split():
@@ -95,6 +106,7 @@ def native(session: nox.Session) -> None:
 @nox.session(default=False)
 def compile(session: nox.Session) -> None:
     """Layers of every format through Inductor, torch's compiler, on the CPU; needs a C++ compiler."""
+    keep_bytecode(session)
     install(session, "test")
     session.run("pytest", "tests/compile/modules.py", "-n", "2", "--show-capture=no", *session.posargs)
 
@@ -167,6 +179,7 @@ def unpacked(archive: Path, folder: Path) -> Path:
 @nox.session(default=False)
 def transformers(session: nox.Session) -> None:
     """transformers' models on qload; tables, routing and experts against its own, at one version."""
+    keep_bytecode(session)
     install(session, "test", "transformers")
     tables = (f"tests/transformers/{name}.py" for name in ("tables", "routing", "experts"))
     names = ("whole", "others", "settings", "sharing", "mistakes", "page")
@@ -179,6 +192,7 @@ def transformers(session: nox.Session) -> None:
 @nox.session(default=False)
 def models(session: nox.Session) -> None:
     """Models of every type and format, and their layers, on worlds of one to eight; transformers' models."""
+    keep_bytecode(session)
     install(session, "test", "transformers")
     layers = ("tests/models/parallel_layers.py", "tests/models/parallel_ends.py")
     files = ("tests/models/with_transformers", *layers, "tests/parallel/processes.py")
@@ -194,6 +208,7 @@ def vllm(session: nox.Session) -> None:
     wheel = next(folder.glob("vllm-*.whl"), None)
     if wheel is None:
         session.skip(f"no wheel of {VLLM} is to be had for this machine")
+    keep_bytecode(session)
     install(session, "test", "transformers", "vllm")
     session.run("python", "-m", "tests.engines.vllm.wheel", str(wheel))
     files = (f"tests/engines/vllm/{name}.py" for name in ("models", "ends", "parts", "generate"))
@@ -203,6 +218,7 @@ def vllm(session: nox.Session) -> None:
 @nox.session(default=False)
 def outsiders(session: nox.Session) -> None:
     """Other projects' packers, dequantizers and products, put on trial by the public suites, on the CPU."""
+    keep_bytecode(session)
     install(session, "test", "transformers", "outsiders")
     session.run("pytest", "-o", "python_files=*.py", "tests/outsiders", "-n", "2", *session.posargs)
 

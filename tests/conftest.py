@@ -9,11 +9,13 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, settings
 
+from tests.example_counts import FEW, MANY, SOME
 from tests.paths import FIXTURES
 
 torch.set_num_threads(1)  # the workers share the cores already
 
-FEW, SOME, MANY = 20, 50, 100  # examples of a test that says no number
+HERE = Path(__file__).parent
+
 settings.register_profile(
     "default", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=FEW
 )
@@ -54,6 +56,13 @@ def golden_tensors(request: pytest.FixtureRequest) -> Any:
 def fixtures() -> Path:
     """The folder of input from outside."""
     return FIXTURES
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Ten thousand tests of devices are not even collected by a run that says `not gpu`."""
+    asked = config.getoption("markexpr")
+    without = " or " not in asked and "not gpu" in asked.split(" and ")
+    return True if without and collection_path == HERE / "gpu" else None
 
 
 def pytest_collection_finish() -> None:

@@ -185,9 +185,12 @@ def check_unmasked(layer: Owned) -> None:
 
 
 def check_shares(layer: Owned, folder: Path, world: int) -> None:
-    """Lawful cuts are the whole in pieces, all others are refused by every rank in the same words."""
+    """Lawful cuts are the whole in pieces, all others are refused by every rank in the same words.
+
+    Cuts are the same wherever tensors lie: two ranks read files too.
+    """
     config, expected = layer.weight.config, layer.expected
-    for storage in layer.storages(folder):
+    for storage in layer.storages(folder) if world == 2 else [MemoryStorage(layer.tensors)]:
         for dim, load in (("N", Weights.get_weights_col), ("K", Weights.get_weights_row)):
             axis = "NK".index(dim) - 2
             if lawful(config, dim, expected.shape[axis], world, expected.shape[-1]):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from qload import native
@@ -16,10 +16,11 @@ from qload.kernel_formats import StripsWeight, repack
 from qload.layouts import STORED_MINUS_ONE, gptq
 from qload.layouts.order import Order
 from qload.testing import assert_same_bits, layers
+from tests.example_counts import at_most
 from tests.format_cases import CONFIGS, every_format
 
 BOTH = pytest.mark.parametrize("how", [nullcontext, native.reference], ids=["native", "reference"])
-few = settings(max_examples=5)
+few = at_most(5)
 
 
 def layer(K: int = 256, N: int = 128, group: int = 32) -> GPTQWeight:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
@@ -17,9 +17,10 @@ from qload.spec import Role, TensorSpec, Weight, named
 from qload.storage import MemoryStorage, SafetensorsStorage
 from qload.testing import assert_same_bits, layers
 from qload.weights import Weights
+from tests.example_counts import at_most
 from tests.format_cases import CONFIGS, every_format
 
-few = settings(max_examples=15)
+few = at_most(15)
 
 
 @every_format

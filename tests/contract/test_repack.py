@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from qload.errors import ArgumentError, CutError, RepackError
@@ -29,6 +29,7 @@ from qload.parallel import FakeWorld
 from qload.spec import Weight
 from qload.testing import assert_same_bits, layers
 from qload.weights import Weights
+from tests.example_counts import at_most
 from tests.format_cases import CONFIGS
 
 
@@ -119,7 +120,7 @@ FORMATS_HERE = [GPTQWeight, AWQWeight, MarlinWeight, Marlin24Weight, CTPackWeigh
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("weight_type", FORMATS_HERE, ids=lambda weight_type: weight_type.format)
 @given(data=st.data())
-@settings(max_examples=25)
+@at_most(25)
 def test_a_repacked_weight_means_the_same_and_can_be_restored(
     weight_type: type[Weight], layout: str, data: Any
 ) -> None:
@@ -139,7 +140,7 @@ def test_a_repacked_weight_means_the_same_and_can_be_restored(
 @pytest.mark.parametrize("layout", ["marlin", "exllama"])
 @pytest.mark.parametrize("dim", ["N", "K"])
 @given(data=st.data(), world=st.sampled_from([2, 3, 4]))
-@settings(max_examples=25)
+@at_most(25)
 def test_a_repacked_share_means_the_same_and_can_be_restored(
     layout: str, dim: str, data: Any, world: int
 ) -> None:
@@ -177,7 +178,7 @@ OTHERS: list[tuple[type[Weight], Any, str, dict[str, Any]]] = [
     ids=[f"{each[0].format}-{each[2]}" for each in OTHERS],
 )
 @given(data=st.data(), world=st.sampled_from([2, 4]), load=st.sampled_from(["col", "row"]))
-@settings(max_examples=40)
+@at_most(40)
 def test_a_share_of_every_other_format_is_restored(
     weight_type: type[Weight],
     config: Any,
@@ -207,7 +208,7 @@ def test_a_share_of_every_other_format_is_restored(
 
 @pytest.mark.parametrize("layout", ["exllama", "gptq_v2", "marlin"])
 @given(data=st.data())
-@settings(max_examples=20)
+@at_most(20)
 def test_out_is_overwritten_and_returned(layout: str, data: Any) -> None:
     weight = data.draw(layers(AWQWeight, st.just(AWQConfig(128)), K=768)).weight()
     out = repack(weight, layout)
@@ -224,7 +225,7 @@ def test_out_is_overwritten_and_returned(layout: str, data: Any) -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=10)
+@at_most(10)
 def test_a_repacked_weight_shares_no_memory_with_its_source(data: Any) -> None:
     first = data.draw(layers(GPTQWeight, CONFIGS[GPTQWeight])).weight()
     for layout in ("exllama", "gptq_v2", "marlin"):
@@ -240,7 +241,7 @@ def test_a_repacked_weight_shares_no_memory_with_its_source(data: Any) -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=5)
+@at_most(5)
 def test_out_of_another_shape_is_refused(data: Any) -> None:
     small, large = (data.draw(layers(AWQWeight, st.just(AWQConfig(128)), K=768, N=n)) for n in (32, 64))
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from qload.errors import CutError, DivideError, QloadError
@@ -13,6 +13,7 @@ from qload.parallel import FakeWorld
 from qload.spec import Weight
 from qload.testing import assert_same_bits, layers
 from qload.weights import Weights
+from tests.example_counts import at_most
 from tests.format_cases import CONFIGS, every_format, lawful, small_integers
 
 WORLDS = st.sampled_from([2, 3, 4, 8])
@@ -29,7 +30,7 @@ def shares(stored: Any, world: int, dim: str) -> list[Weight]:
 @every_format
 @pytest.mark.parametrize("dim", ["N", "K"])
 @given(data=st.data(), world=WORLDS)
-@settings(max_examples=30)
+@at_most(30)
 def test_shares_are_the_whole_or_every_rank_refuses_alike(
     weight_type: type[Weight], dim: str, data: Any, world: int
 ) -> None:
@@ -62,7 +63,7 @@ def assert_refused_alike(stored: Any, dim: str, world: int) -> None:
 
 @every_format
 @given(data=st.data(), world=st.sampled_from([2, 4]))
-@settings(max_examples=12)
+@at_most(12)
 def test_row_shares_sum_to_the_whole_product(weight_type: type[Weight], data: Any, world: int) -> None:
     stored = data.draw(layers(weight_type, CONFIGS[weight_type], K=384 * world, most=1, fillings=("count",)))
     if not lawful(stored.config, "K", stored.K, world, stored.K):
@@ -79,7 +80,7 @@ def test_row_shares_sum_to_the_whole_product(weight_type: type[Weight], data: An
 
 @every_format
 @given(data=st.data(), world=st.sampled_from([1, 2, 4]), how=st.sampled_from(["count", "sizes", "ratio"]))
-@settings(max_examples=12)
+@at_most(12)
 def test_a_packed_layer_is_shared_block_by_block(
     weight_type: type[Weight], data: Any, world: int, how: str
 ) -> None:
@@ -102,7 +103,7 @@ def test_a_packed_layer_is_shared_block_by_block(
 
 @every_format
 @given(data=st.data(), world=st.sampled_from([1, 2, 4, 8]))
-@settings(max_examples=12)
+@at_most(12)
 def test_heads_are_shared_whole(weight_type: type[Weight], data: Any, world: int) -> None:
     stored = data.draw(layers(weight_type, CONFIGS[weight_type], N=64 * (8 + 2 + 2), most=1))
     heads = stored.weight().dequantize().split(64, -2)
@@ -121,7 +122,7 @@ def test_heads_are_shared_whole(weight_type: type[Weight], data: Any, world: int
 
 @every_format
 @given(data=st.data(), world=st.sampled_from([1, 2, 4, 8]))
-@settings(max_examples=12)
+@at_most(12)
 def test_heads_of_separate_layers_are_shared_as_those_of_a_fused_one(
     weight_type: type[Weight], data: Any, world: int
 ) -> None:
@@ -148,7 +149,7 @@ def test_heads_of_separate_layers_are_shared_as_those_of_a_fused_one(
 
 @every_format
 @given(data=st.data(), world=st.sampled_from([1, 2, 4]))
-@settings(max_examples=12)
+@at_most(12)
 def test_fused_layers_are_shared_part_by_part(weight_type: type[Weight], data: Any, world: int) -> None:
     first = data.draw(layers(weight_type, CONFIGS[weight_type], N=64 * world))
     other = data.draw(layers(weight_type, st.just(first.config), N=128 * world, K=first.K))
@@ -169,7 +170,7 @@ def test_fused_layers_are_shared_part_by_part(weight_type: type[Weight], data: A
 
 @every_format
 @given(data=st.data())
-@settings(max_examples=12)
+@at_most(12)
 def test_layers_of_different_inputs_do_not_fuse(weight_type: type[Weight], data: Any) -> None:
     first = data.draw(layers(weight_type, CONFIGS[weight_type], N=64, K=384))
     other = data.draw(layers(weight_type, st.just(first.config), N=64, K=768))

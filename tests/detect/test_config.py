@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from qload.detect import FoundConfig, find_config, find_configs, loader_from_config, read_claims, settle
@@ -14,6 +14,7 @@ from qload.errors import ConfigError, QloadError, UnsupportedFormatError
 from qload.formats import AWQConfig, GPTQConfig
 from qload.layouts import STORED_MINUS_ONE, Stored
 from qload.storage import MemoryStorage
+from tests.example_counts import at_most
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True, "version": "gemm"}
@@ -497,7 +498,7 @@ ANY = st.recursive(
     ),
     lost=st.sets(st.sampled_from([*GPTQ, *AWQ]), max_size=2),
 )
-@settings(max_examples=300)
+@at_most(300)
 def test_a_changed_config_is_understood_or_refused_and_nothing_else(
     base: dict[str, Any], change: dict[str, Any], lost: set[str]
 ) -> None:

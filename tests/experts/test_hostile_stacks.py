@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -21,6 +21,7 @@ from qload.storage import MemoryStorage, SafetensorsStorage, TensorInfo
 from qload.storage.header import MAX_EMPTY_SIDE
 from qload.verify import verify
 from qload.weights import Weights, open_checkpoint
+from tests.example_counts import at_most
 from tests.experts.mixtures import HIDDEN, INNER, KINDS, LAYER, E, config, drawn, lead, mixture
 
 GATE_UP = f"{lead('qwen3_moe')}.gate_up_proj"
@@ -224,7 +225,7 @@ NAMES = st.sampled_from(
 )
 
 
-@settings(max_examples=100)
+@at_most(100)
 @given(
     kind=st.sampled_from([*KINDS, "llama", "?"]),
     drawn_infos=st.dictionaries(NAMES, st.tuples(SHAPES, DTYPES), max_size=6),

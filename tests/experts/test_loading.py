@@ -4,15 +4,16 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from qload.errors import ArgumentError
 from qload.spec import Weight
 from qload.testing import assert_same_bits
+from tests.example_counts import at_most
 from tests.experts.expert_layers import FACTS, NAMES, PREFIX, every_matrix, experts, stored_plain
 
-few = settings(max_examples=8)
+few = at_most(8)
 
 
 @every_matrix

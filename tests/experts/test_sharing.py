@@ -11,6 +11,7 @@ from qload import ExpertsWeight, FakeWorld, LocalExperts
 from qload.errors import ArgumentError, CutError, DivideError
 from qload.spec import Weight
 from qload.testing import assert_same_bits
+from tests.example_counts import at_most
 from tests.experts.expert_layers import (
     FACTS,
     PREFIX,
@@ -23,7 +24,7 @@ from tests.experts.expert_layers import (
 )
 from tests.format_cases import lawful
 
-few = settings(max_examples=12)
+few = at_most(12)
 WORLDS = st.sampled_from([2, 4, 8])
 
 

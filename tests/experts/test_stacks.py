@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -14,6 +14,7 @@ from qload.experts import ExpertStacks, with_experts
 from qload.parallel import FakeWorld
 from qload.storage import MemoryStorage
 from qload.weights import Weights
+from tests.example_counts import at_most
 from tests.experts.mixtures import (
     CASES,
     CONFIGS,
@@ -79,7 +80,7 @@ def test_a_stack_is_still_known_by_its_own_name(kind: str, form: str) -> None:
 
 
 @every_case
-@settings(max_examples=20)
+@at_most(20)
 @given(data=st.data())
 def test_any_rectangle_is_that_of_the_experts_tensor(kind: str, form: str, data: Any) -> None:
     both = mixture(kind, form)

@@ -1,6 +1,7 @@
 """Every fixture has its owner's numbers, whole and shared."""
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ def config_of(folder: Path) -> dict[str, Any]:
     return config
 
 
+@cache
 def read(folder: Path) -> owners.Owned:
     return owners.Owned(
         load_file(folder / "model.safetensors"),

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from qload.formats import (
@@ -30,6 +30,7 @@ from qload.testing import (
     emulators,
     layers,
 )
+from tests.example_counts import at_most
 from tests.format_cases import CONFIGS
 
 
@@ -141,7 +142,7 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 
 @every_kind
 @given(data=st.data())
-@settings(max_examples=40)
+@at_most(40)
 def test_lanes_and_layout_hold_the_same_weight(kind: str, data: Any) -> None:
     weight = drawn(kind, data)
     got, want = emulate(weight), weight.dequantize()
@@ -151,7 +152,7 @@ def test_lanes_and_layout_hold_the_same_weight(kind: str, data: Any) -> None:
 
 @every_kind
 @given(data=st.data(), dtype=st.sampled_from([torch.float16, torch.bfloat16]), M=st.sampled_from([1, 3]))
-@settings(max_examples=15)
+@at_most(15)
 def test_the_lanes_multiply_like_the_linear(kind: str, data: Any, dtype: torch.dtype, M: int) -> None:
     weight, exact = drawn(kind, data), drawn(kind, data, exact=True)
     x = torch.randn(M, weight.layer.K, generator=torch.Generator().manual_seed(M)).to(dtype)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -20,6 +20,7 @@ from qload.storage import MemoryStorage
 from qload.testing import assert_same_bits, emulators, layers
 from qload.weights import Weights
 from tests.contract.test_repack import assert_same_weight
+from tests.example_counts import at_most
 
 HALF, BRAIN = torch.float16, torch.bfloat16
 BOTH = pytest.mark.parametrize("dtype", [HALF, BRAIN], ids=str)
@@ -174,7 +175,7 @@ def sound(draw: st.DrawFn, *, plain: bool = False) -> Weight:
 
 @BOTH
 @given(weight=sound())
-@settings(max_examples=30)
+@at_most(30)
 def test_a_repacked_weight_means_the_same_and_goes_back(dtype: torch.dtype, weight: Weight) -> None:
     if isinstance(weight, CTMXFP4Weight) and dtype == HALF:
         with pytest.raises(RepackError, match="powers of two with bfloat16 alone, got float16"):
@@ -189,7 +190,7 @@ def test_a_repacked_weight_means_the_same_and_goes_back(dtype: torch.dtype, weig
 
 
 @given(weight=sound(plain=True), dtype=st.sampled_from([HALF, BRAIN]))
-@settings(max_examples=30)
+@at_most(30)
 def test_a_kernels_lanes_read_the_weight(weight: Weight, dtype: torch.dtype) -> None:
     packed = pack(weight, BRAIN if isinstance(weight, CTMXFP4Weight) else dtype)
     N, K = weight.shape
@@ -314,7 +315,7 @@ def test_a_scale_that_is_not_raised_is_nothing_to_bfloat16() -> None:
 @pytest.mark.parametrize("split", ["col", "row"])
 @pytest.mark.parametrize("kind", [*KINDS, CTMXFP4Weight], ids=lambda kind: kind.format)
 @given(data=st.data())
-@settings(max_examples=5)
+@at_most(5)
 def test_a_share_of_the_repack_is_the_repack_of_the_share(
     kind: Any, split: str, world: int, data: Any
 ) -> None:
@@ -470,7 +471,7 @@ def test_a_config_that_no_kernel_reads_is_refused(group: int) -> None:
 
 
 @given(data=st.data(), dtype=st.sampled_from([HALF, BRAIN]))
-@settings(max_examples=40)
+@at_most(40)
 def test_any_drawn_layer_is_held_exactly_or_refused(data: Any, dtype: torch.dtype) -> None:
     kind = data.draw(st.sampled_from([CTMXFP4Weight, *KINDS]))
     config = MXFP4Config() if kind is CTMXFP4Weight else NVFP4Config()

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from qload.errors import ArgumentError, RepackError
@@ -17,6 +17,7 @@ from qload.repacking import RepackingLoader
 from qload.storage import MemoryStorage
 from qload.testing import assert_same_bits
 from qload.weights import Weights
+from tests.example_counts import at_most
 from tests.kernels.mp_layers import Case, row_share
 
 LAYOUTS = pytest.mark.parametrize("layout", ["marlin", "strips"])
@@ -35,7 +36,7 @@ def test_a_group_is_so_many_of_the_largest_that_kernels_read(size: int, cuts: An
 
 @LAYOUTS
 @given(data=st.data())
-@settings(max_examples=40)
+@at_most(40)
 def test_every_multiple_of_32_is_repacked_and_comes_back(layout: str, data: Any) -> None:
     group = 32 * data.draw(st.integers(1, 12))
     case = Case(

@@ -6,6 +6,7 @@ Which kernel is called, with which pointers, sizes and units: all but the device
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import cache
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
@@ -68,6 +69,7 @@ def hand(chip: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> Hand:
     return made
 
 
+@cache
 def layer(
     K: int, N: int, group: int, bits: int, dtype: torch.dtype, layout: str = "marlin",
     zeros: bool = False, act_order: bool = False, share: int = 1,

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from qload import native
@@ -28,6 +28,7 @@ from qload.testing import (
     assert_within_bound,
     layers,
 )
+from tests.example_counts import at_most
 from tests.format_cases import CONFIGS
 
 # A stack of experts is no matrix: each of them is one, in a format that is in the table.
@@ -41,7 +42,7 @@ every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dty
 @every_matrix
 @every_dtype
 @given(data=st.data())
-@settings(max_examples=10)
+@at_most(10)
 def test_one_hot_inputs_read_the_weight_back(
     weight_type: type[Weight], dtype: torch.dtype, data: Any
 ) -> None:
@@ -53,7 +54,7 @@ def test_one_hot_inputs_read_the_weight_back(
 @every_matrix
 @every_dtype
 @given(data=st.data())
-@settings(max_examples=10)
+@at_most(10)
 def test_small_integers_sum_exactly(weight_type: type[Weight], dtype: torch.dtype, data: Any) -> None:
     weight = data.draw(layers(weight_type, CONFIGS[weight_type], most=2, fillings=("count",))).weight()
 
@@ -68,7 +69,7 @@ def test_small_integers_sum_exactly(weight_type: type[Weight], dtype: torch.dtyp
 @every_matrix
 @every_dtype
 @given(data=st.data(), M=st.sampled_from([1, 3]))
-@settings(max_examples=10)
+@at_most(10)
 def test_any_input_stays_within_what_rounding_can_cost(
     weight_type: type[Weight], dtype: torch.dtype, data: Any, M: int
 ) -> None:
@@ -79,7 +80,7 @@ def test_any_input_stays_within_what_rounding_can_cost(
 
 
 @given(data=st.data())
-@settings(max_examples=10)
+@at_most(10)
 def test_an_expert_of_a_stack_multiplies(data: Any) -> None:
     stack = data.draw(layers(MXFP4ExpertsWeight, st.just(MXFP4Config()), most=2)).weight()
 
@@ -127,7 +128,7 @@ def test_a_bias_of_another_length_is_refused() -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=5)
+@at_most(5)
 def test_casting_a_module_casts_no_weight(data: Any) -> None:
     weight_type = list(CONFIGS)[1]
     weight = data.draw(layers(weight_type, CONFIGS[weight_type])).weight()

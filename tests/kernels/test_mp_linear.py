@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -25,6 +25,7 @@ from qload.kernels import (
 )
 from qload.layouts import STORED_MINUS_ONE, Stored, StoredMinusOnePerField, StoredMinusOneUnmasked
 from qload.testing import assert_reads_back, assert_same_bits, assert_sums_exactly, assert_within_bound
+from tests.example_counts import at_most
 from tests.kernels.mp_layers import Case, row_share
 
 CASES = st.builds(
@@ -54,7 +55,7 @@ def prepare(kind: type[MPLinearKernel], case: Case, weight: Any) -> Any:
 
 @every_kernel
 @given(case=CASES, order=st.sampled_from(["gptq", "awq"]), M=st.sampled_from([1, 5]))
-@settings(max_examples=60)
+@at_most(60)
 def test_a_yes_is_exact_and_a_no_cannot_be_made(
     kind: type[MPLinearKernel], case: Case, order: str, M: int
 ) -> None:

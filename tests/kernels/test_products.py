@@ -26,13 +26,14 @@ from qload.kernels.carries import carries
 from qload.layouts import Stored
 from qload.spec import Weight
 from qload.testing import assert_same_bits, layers
+from tests.example_counts import at_most
 from tests.format_cases import CONFIGS
 
 MATRICES = [weight_type for weight_type in FORMATS if weight_type is not MXFP4ExpertsWeight]
 every_matrix = pytest.mark.parametrize("weight_type", MATRICES, ids=lambda weight_type: weight_type.format)
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
-TOKENS = pytest.mark.parametrize("M", [0, 1, 8, 64])
+TOKENS = st.sampled_from([0, 1, 8, 64])
 
 
 def applied(weight: Weight) -> Tensor:
@@ -59,11 +60,10 @@ def assert_product(y: Tensor, x: Tensor, weight: Weight, bias: Tensor | None) ->
 
 @every_matrix
 @every_dtype
-@TOKENS
-@given(data=st.data())
-@settings(max_examples=2)
+@given(data=st.data(), M=TOKENS)
+@at_most(8)
 def test_every_format_multiplies_every_x(
-    weight_type: type[Weight], dtype: torch.dtype, M: int, data: Any
+    weight_type: type[Weight], dtype: torch.dtype, data: Any, M: int
 ) -> None:
     weight = data.draw(layers(weight_type, CONFIGS[weight_type], most=2)).weight()
     (N, K), make = weight.shape, torch.Generator().manual_seed(M)

@@ -4,12 +4,13 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from qload.layouts import exl2, exllama
 from qload.layouts.exl2 import Exl2Groups
 from qload.testing import assert_same_bits
+from tests.example_counts import at_most
 
 WIDTHS = [8, 6, 5, 4, 3, 2]
 every_width = pytest.mark.parametrize("bits", WIDTHS)
@@ -87,7 +88,7 @@ def layers(draw: st.DrawFn) -> tuple[Exl2Groups, torch.Tensor]:
 
 
 @given(drawn=layers(), shuffle=st.booleans())
-@settings(max_examples=40)
+@at_most(40)
 def test_what_is_unpacked_is_packed_again(drawn: tuple[Exl2Groups, torch.Tensor], shuffle: bool) -> None:
     groups, words = drawn
 
@@ -99,7 +100,7 @@ def test_what_is_unpacked_is_packed_again(drawn: tuple[Exl2Groups, torch.Tensor]
 
 
 @given(drawn=layers())
-@settings(max_examples=40)
+@at_most(40)
 def test_the_map_says_the_group_of_each_row_and_the_rows_left(drawn: tuple[Exl2Groups, torch.Tensor]) -> None:
     groups = drawn[0]
 

@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from qload.errors import ArgumentError, PatternError
 from qload.layouts import marlin_24
 from qload.testing import assert_same_bits
+from tests.example_counts import at_most
 
 PAIRS = list(combinations(range(4), 2))
 
@@ -133,7 +134,7 @@ def positions(draw: st.DrawFn) -> torch.Tensor:
 
 
 @given(places=positions())
-@settings(max_examples=25)
+@at_most(25)
 def test_metadata_is_read_as_it_was_written(places: torch.Tensor) -> None:
     meta = marlin_24.write_positions(places)
 
@@ -143,7 +144,7 @@ def test_metadata_is_read_as_it_was_written(places: torch.Tensor) -> None:
 
 
 @given(places=positions(), data=st.data())
-@settings(max_examples=25)
+@at_most(25)
 def test_what_is_spread_is_gathered_again_from_where_it_lies(places: torch.Tensor, data: Any) -> None:
     seed = data.draw(st.integers(0, 2**16))
     kept = torch.randint(1, 16, places.shape, generator=torch.Generator().manual_seed(seed))

@@ -4,13 +4,14 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 
 from qload.errors import ArgumentError, PatternError
 from qload.layouts import STORED_MINUS_ONE, Order, Packing, Stored, StoredMinusOneUnmasked, awq, exllama, gptq
 from qload.testing import assert_same_bits
+from tests.example_counts import at_most
 
 PACKINGS = [
     *[pytest.param(gptq.rows(bits), id=f"gptq rows {bits}") for bits in (2, 3, 4, 8)],
@@ -72,7 +73,7 @@ def test_a_sentence_moves_each_element_where_it_says() -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=60)
+@at_most(60)
 def test_every_sentence_read_backwards_is_its_inverse(data: Any) -> None:
     digits = data.draw(st.permutations("abcd"))
     sizes = {digit: data.draw(st.integers(1, 4)) for digit in "abcd"}
@@ -102,7 +103,7 @@ def test_where_codes_may_be_cut_follows_from_the_sentence(
 
 @pytest.mark.parametrize("packing", PACKINGS)
 @given(data=st.data())
-@settings(max_examples=15)
+@at_most(15)
 def test_unpack_is_the_inverse_of_pack_and_pack_of_unpack(packing: Packing, data: Any) -> None:
     rows, columns = (packing.granule(axis) * data.draw(st.integers(1, 3)) for axis in (0, 1))
     codes = torch.randint(0, 2**packing.bits, (rows, columns), dtype=torch.int32)

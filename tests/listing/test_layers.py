@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
@@ -23,6 +23,7 @@ from qload.storage import MemoryStorage
 from qload.testing import layers as drawn_layers
 from qload.verify import inspect
 from qload.weights import Weights, open_checkpoint
+from tests.example_counts import at_most
 from tests.format_cases import CONFIGS, every_format
 from tests.paths import FIXTURES
 from tests.verify.checkpoints import GPTQ, gptq, model, plain
@@ -53,7 +54,7 @@ def folder_name(folder: Path) -> str:
 
 
 @every_format
-@settings(max_examples=10)
+@at_most(10)
 @given(data=st.data())
 def test_a_layer_of_every_format_is_listed_and_no_weight_is_read(
     weight_type: type[Weight], data: Any

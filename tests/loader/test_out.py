@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from qload import MemoryStorage, Weights
@@ -14,9 +14,10 @@ from qload.loader.source import fill
 from qload.parallel import FakeWorld
 from qload.spec import Role, Weight
 from qload.testing import assert_same_bits, layers
+from tests.example_counts import at_most
 from tests.format_cases import CONFIGS, every_format, lawful
 
-few = settings(max_examples=8)
+few = at_most(8)
 
 
 @every_format

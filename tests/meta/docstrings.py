@@ -13,6 +13,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +42,17 @@ class Documented:
     own: str
     inherited: str
     parameters: tuple[str, ...]
-    raises: frozenset[str]
+    bodies: tuple[Callable[..., Any], ...]
 
     @property
     def text(self) -> str:
         """All that a reader is told."""
         return f"{self.own}\n{self.inherited}"
+
+    @property
+    def raises(self) -> frozenset[str]:
+        """The errors of qload's that its own code raises by name."""
+        return frozenset[str]().union(*(raised(body) for body in self.bodies))
 
 
 def public_names(package: str) -> dict[str, Any]:
@@ -67,10 +73,11 @@ def constants() -> Iterator[tuple[str, str]]:
         yield from ((package, name) for name, value in public_names(package).items() if not is_code(value))
 
 
-def documented() -> list[Documented]:
+@cache
+def documented() -> tuple[Documented, ...]:
     """Every public class and function once, and every public method of the classes, their bases' too."""
     values = [value for package in PACKAGES for value in public_names(package).values() if is_code(value)]
-    return list({each.name: each for value in values for each in of(value)}.values())
+    return tuple({each.name: each for value in values for each in of(value)}.values())
 
 
 def of(value: Any) -> Iterator[Documented]:
@@ -104,7 +111,7 @@ def inherited(owner: type, name: str) -> str:
 
 
 def of_function(name: str, function: Callable[..., Any], above: str) -> Documented:
-    return Documented(name, doc(function), above, parameters(function), raised(function))
+    return Documented(name, doc(function), above, parameters(function), (function,))
 
 
 def of_class(value: type) -> Documented:
@@ -115,9 +122,8 @@ def of_class(value: type) -> Documented:
     if dataclasses.is_dataclass(value):
         names += [field.name for field in dataclasses.fields(value) if not field.name.startswith("_")]
     above = "\n".join(doc(base) for base in value.__mro__[1:] if is_ours(base))
-    raises = frozenset[str]().union(*(raised(each) for each in written))
     full = f"{value.__module__}.{value.__qualname__}"
-    return Documented(full, doc(value), above, tuple(dict.fromkeys(names)), raises)
+    return Documented(full, doc(value), above, tuple(dict.fromkeys(names)), tuple(written))
 
 
 def doc(value: object) -> str:

@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 import qload
 from qload.errors import ArgumentError, ShapeError
 from tests.meta.docstrings import (
+    PACKAGES,
     Documented,
     constants,
     documented,
@@ -63,31 +65,33 @@ FIRST: dict[str, tuple[str, ...]] = {
     "ExpertsWeight": (".get_experts(", ".dequantize("),
     "RepackingLoader": ("RepackingLoader(", ".get_weights("),
 }
-PUBLIC = documented()
-NO_SUMMARY = "{}: its docstring has to begin with a sentence on one line, and begins with: {}"
 UNDOCUMENTED = """
-{}: its docstring does not name {}.
 Add an entry to a section "Attributes" (of a class) or "Parameters" (of a function), each followed by an
 indented line of what it is; or name it in backticks."""
-UNNAMED = "{}: its docstring does not name what it raises: add {}, and when"
 
 
-def name(each: Documented) -> str:
-    return each.name.removeprefix("qload.")
+def wrong(check: Callable[[Documented], object]) -> dict[str, object]:
+    """What a check finds of each public name that it finds anything of."""
+    return {each.name: found for each in documented() if (found := check(each))}
 
 
-@pytest.mark.parametrize("each", PUBLIC, ids=name)
-def test_a_public_name_says_what_it_is_takes_and_raises(each: Documented) -> None:
-    assert (line := no_summary(each)) is None, NO_SUMMARY.format(each.name, line)
-    assert (names := undocumented(each)) == [], UNDOCUMENTED.format(each.name, ", ".join(names))
-    assert (errors := unnamed_errors(each)) == [], UNNAMED.format(each.name, ", ".join(errors))
+def test_the_docstring_of_a_public_name_begins_with_a_sentence_on_one_line() -> None:
+    assert documented()
+    assert wrong(no_summary) == {}
 
 
-@pytest.mark.parametrize(("package", "constant"), list(constants()))
-def test_a_public_value_is_named_by_its_package(package: str, constant: str) -> None:
-    said = importlib.import_module(package).__doc__ or ""
+def test_the_docstring_of_a_public_name_names_each_parameter() -> None:
+    assert wrong(undocumented) == {}, UNDOCUMENTED
 
-    assert f"`{constant}`" in said, f"name `{constant}` in the docstring of the package {package}"
+
+def test_the_docstring_of_a_public_name_names_each_error_and_when() -> None:
+    assert wrong(unnamed_errors) == {}
+
+
+def test_a_public_value_is_named_by_its_package() -> None:
+    said = {package: importlib.import_module(package).__doc__ or "" for package in PACKAGES}
+
+    assert [(package, name) for package, name in constants() if f"`{name}`" not in said[package]] == []
 
 
 def examples(value: Any, called: str) -> list[doctest.DocTest]:
@@ -113,7 +117,7 @@ def test_the_first_names_show_themselves(called: str) -> None:
 
 
 def test_no_other_name_has_an_example_that_is_not_run() -> None:
-    shown = {each.name.rpartition(".")[2] for each in PUBLIC if ">>>" in each.own}
+    shown = {each.name.rpartition(".")[2] for each in documented() if ">>>" in each.own}
 
     assert shown == set(FIRST)
 
@@ -171,7 +175,7 @@ def test_a_method_may_rely_on_the_one_that_it_overrides_and_only_on_that() -> No
 
 
 def test_a_public_class_is_held_to_its_fields_and_its_constructor() -> None:
-    found = {each.name.rpartition(".")[2]: each for each in PUBLIC}
+    found = {each.name.rpartition(".")[2]: each for each in documented()}
 
     assert {"qweight", "g_idx", "config", "layer"} <= set(found["GPTQWeight"].parameters)
     assert {"inner", "quantizer", "policy"} <= set(found["QuantizingLoader"].parameters)

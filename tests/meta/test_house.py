@@ -8,6 +8,8 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 import qload
-from qload.testing.faults import FAULTS, Fault
+from qload.testing.faults import FAULTS
 from qload.verify.rules import RULES
 from tests.paths import FIXTURES, ROOT
 
@@ -71,23 +73,57 @@ def name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def imports(path: Path) -> Iterator[str]:
-    """Every qload module that a file imports, wherever in the file."""
-    for node in ast.walk(ast.parse(path.read_text())):
+@dataclass(frozen=True)
+class Source:
+    """What a file says, as Python reads it: its lines beside docstrings, and names."""
+
+    lines: int
+    imports: tuple[str, ...]
+    classes: tuple[str, ...]
+    called: frozenset[str]
+
+
+@cache
+def source(path: Path) -> Source:
+    text = path.read_text()
+    nodes = list(ast.walk(ast.parse(text)))
+    classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
+    modules = [node for node in nodes if isinstance(node, ast.Module | ast.FunctionDef)]
+    docstrings = sum(len((ast.get_docstring(node) or "").splitlines()) for node in (*classes, *modules))
+    calls = [node.func for node in nodes if isinstance(node, ast.Call)]
+    return Source(
+        len(text.splitlines()) - docstrings,
+        tuple(imported(nodes)),
+        tuple(node.name for node in classes),
+        frozenset(call.id for call in calls if isinstance(call, ast.Name)),
+    )
+
+
+def imported(nodes: list[ast.AST]) -> Iterator[str]:
+    """Every module that a file imports, wherever in the file."""
+    for node in nodes:
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
 
 
-@pytest.mark.parametrize(
-    "path", [path for path in SOURCES if path.parent != ROOT / "qload" or path.stem in RANK], ids=name
-)
-def test_a_module_imports_only_from_its_left(path: Path) -> None:
-    own = path.relative_to(ROOT / "qload").parts[0].removesuffix(".py")
-    seen = {found.split(".")[1] for found in imports(path) if found.startswith("qload.")}
+def package(path: Path) -> str:
+    return path.relative_to(ROOT / "qload").parts[0].removesuffix(".py")
 
-    assert {other for other in seen - {own} if RANK[other] >= RANK[own]} == set()
+
+@pytest.mark.parametrize("own", RANK)
+def test_a_package_imports_only_from_its_left(own: str) -> None:
+    files = [path for path in SOURCES if package(path) == own]
+    found = [(name(path), module) for path in files for module in source(path).imports]
+    seen = [(file, module, module.split(".")[1]) for file, module in found if module.startswith("qload.")]
+
+    assert files
+    assert [each for each in seen if each[2] != own and RANK[each[2]] >= RANK[own]] == []
+
+
+def test_every_package_has_a_rank() -> None:
+    assert {package(path) for path in SOURCES if path.parent != ROOT / "qload"} <= set(RANK)
 
 
 def module(path: Path) -> str:
@@ -98,7 +134,8 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     """Not for types alone, and not inside of a function either."""
     modules = {module(path): path for path in SOURCES}
     graph = {
-        own: {found if found in modules else found.rpartition(".")[0] for found in imports(path)} & {*modules}
+        own: {found if found in modules else found.rpartition(".")[0] for found in source(path).imports}
+        & {*modules}
         for own, path in modules.items()
     }
     for own, path in modules.items():
@@ -109,43 +146,28 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     list(TopologicalSorter(graph).static_order())  # raises CycleError, which names them
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "qload" / "formats").glob("[a-z]*.py")), ids=name)
-def test_formats_never_see_each_other(path: Path) -> None:
-    formats = {other.stem for other in path.parent.glob("[a-z]*.py")} - {path.stem}
-    seen = {
-        part for found in imports(path) if found.startswith("qload.formats") for part in found.split(".")[2:]
-    }
-
-    assert not seen & formats
+def test_formats_never_see_each_other() -> None:
+    formats = {path.stem: path for path in (ROOT / "qload" / "formats").glob("[a-z]*.py")}
+    for own, path in formats.items():
+        seen = {found for found in source(path).imports if found.startswith("qload.formats")}
+        assert {part for found in seen for part in found.split(".")[2:]} & {*formats} <= {own}
 
 
-def documented(text: str) -> Iterator[ast.Module | ast.ClassDef | ast.FunctionDef]:
-    """All in a file that may have a docstring."""
-    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
-    return (node for node in ast.walk(ast.parse(text)) if isinstance(node, kinds))
+def test_a_file_holds_one_idea() -> None:
+    lines = {name(path): source(path).lines for path in SOURCES}
+
+    assert {file: count for file, count in lines.items() if count > 275} == {}
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name)
-def test_a_file_holds_one_idea_and_does_not_print(path: Path) -> None:
-    text = path.read_text()
-    calls = [node.func for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
-
-    docstrings = sum(len((ast.get_docstring(node) or "").splitlines()) for node in documented(text))
-
-    assert len(text.splitlines()) - docstrings <= 275
-    assert not [call for call in calls if isinstance(call, ast.Name) and call.id == "print"]
+def test_no_file_prints() -> None:
+    assert [name(path) for path in SOURCES if "print" in source(path).called] == []
 
 
 def test_a_name_is_that_of_one_class() -> None:
     """Who searches for a public class finds one."""
-    found = [
-        node.name
-        for path in SOURCES
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
-    ]
+    found = Counter(kind for path in SOURCES for kind in source(path).classes if not kind.startswith("_"))
 
-    assert sorted(name for name, count in Counter(found).items() if count > 1) == []
+    assert [kind for kind, count in found.items() if count > 1] == []
 
 
 def test_only_the_agreed_environment_variables_are_read() -> None:
@@ -201,10 +223,11 @@ def test_every_nox_session_explains_itself() -> None:
     assert all(ast.get_docstring(session) for session in sessions)
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_every_seeded_fault_still_applies(fault: Fault) -> None:
-    assert (ROOT / fault.file).read_text().count(fault.before) == 1
-    assert fault.before != fault.after
+def test_every_seeded_fault_still_applies() -> None:
+    places = {fault.name: (ROOT / fault.file).read_text().count(fault.before) for fault in FAULTS}
+
+    assert [name for name, count in places.items() if count != 1] == []
+    assert [fault.name for fault in FAULTS if fault.before == fault.after] == []
 
 
 def test_every_seeded_fault_can_be_asked_for_by_its_name() -> None:

@@ -48,10 +48,10 @@ def takes_it_loosely(name: str, annotation: str) -> bool:
     return not used.isdisjoint(LOOSE) or name.startswith("quantizer_")
 
 
-@pytest.mark.parametrize("module", public_modules())
-def test_no_public_signature_takes_a_quantizer_as_text_or_loose_settings(module: str) -> None:
+def test_no_public_signature_takes_a_quantizer_as_text_or_loose_settings() -> None:
     wrong = [
         f"{where}({name}: {annotation})"
+        for module in public_modules()
         for where, function in functions(module)
         for name, parameter in inspect.signature(function).parameters.items()
         for annotation in [inspect.formatannotation(parameter.annotation).replace("typing.", "")]

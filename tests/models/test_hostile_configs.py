@@ -2,12 +2,13 @@
 
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from qload.errors import ConfigError
 from qload.models import FAMILIES, text_config
 from qload.models.config import Said
+from tests.example_counts import at_most
 from tests.models.drawn import config
 
 NUMBERS = st.one_of(
@@ -32,7 +33,7 @@ KEYS = sorted(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@at_most(300)
 @given(st.sampled_from(sorted(FAMILIES)), st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=3))
 def test_any_config_is_a_model_or_refused_by_a_key(kind: str, said: dict[str, Any]) -> None:
     try:

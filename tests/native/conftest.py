@@ -7,11 +7,16 @@ import pytest
 from qload import native
 
 HERE = Path(__file__).parent
-WITHOUT = {"test_settings.py", "test_pages.py", "test_plain.py"}  # what holds with and without native modules
+WITHOUT = {
+    HERE / f"test_{name}.py" for name in ("settings", "pages", "plain")
+}  # what holds with and without native modules
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     missing = native.load("cpu").reason
-    for item in items:
-        if missing and HERE in item.path.parents and item.path.name not in WITHOUT:
-            item.add_marker(pytest.mark.skip(reason=f"the CPU module is {missing}"))
+    if not missing:
+        return
+    skipped = {path for path in {item.path for item in items} if HERE in path.parents} - WITHOUT
+    mark = pytest.mark.skip(reason=f"the CPU module is {missing}")
+    for item in (item for item in items if item.path in skipped):
+        item.add_marker(mark)

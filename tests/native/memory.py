@@ -5,17 +5,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from hypothesis import settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from qload import native
 from qload.testing import assert_same_bits
+from tests.example_counts import at_most
 
 GUARD = 64  # elements on either side
 MARK = 0x5A
 
-few = settings(max_examples=30)  # of each of many packings or formats
+few = at_most(30)  # of each of many packings or formats
 threads = st.integers(1, 8)
 offsets = st.integers(0, 17)  # elements past a boundary of 64 bytes
 

@@ -16,6 +16,7 @@ from qload.repacking import GPTQMarlinWeightsLoader, RepackingLoader
 from qload.storage import MemoryStorage
 from qload.testing import assert_same_bits, layers
 from qload.weights import Weights, open_checkpoint
+from tests.example_counts import at_most
 from tests.format_cases import CONFIGS
 from tests.kernels.mp_layers import Case
 from tests.paths import FIXTURES
@@ -78,7 +79,7 @@ FORMATS_HERE = [GPTQWeight, AWQWeight, MarlinWeight]
 @pytest.mark.parametrize("weight_type", FORMATS_HERE, ids=lambda weight_type: weight_type.format)
 @given(data=st.data(), world=st.sampled_from([1, 2, 4]))
 @pytest.mark.parametrize("layout", ["marlin", "strips", "panels"])
-@settings(max_examples=20)
+@at_most(20)
 def test_shares_through_a_repacking_loader_are_the_whole(
     weight_type: Any, layout: str, data: Any, world: int
 ) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from qload.devices.tensors import shares_memory
@@ -25,6 +25,7 @@ from qload.kernel_formats import repack
 from qload.layouts import Stored
 from qload.spec import Layer, Weight, can_cut, outputs, ranges
 from qload.testing import assert_same_bits, layers
+from tests.example_counts import at_most
 from tests.format_cases import CONFIGS
 
 MATRICES = [weight_type for weight_type in FORMATS if weight_type is not MXFP4ExpertsWeight]
@@ -46,7 +47,7 @@ def assert_rows(weight: Weight, most: int) -> None:
 
 @every_matrix
 @given(data=st.data(), most=st.integers(1, 200))
-@settings(max_examples=15)
+@at_most(15)
 def test_ranges_of_outputs_mean_rows_of_the_whole(weight_type: type[Weight], data: Any, most: int) -> None:
     assert_rows(data.draw(layers(weight_type, CONFIGS[weight_type], most=3)).weight(), most)
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
@@ -19,6 +19,7 @@ from qload.errors import ArgumentError, MissingTensorError, StorageError
 from qload.storage import DTYPES, MemoryStorage, SafetensorsStorage, WeightStorage
 from qload.storage.protocol import missing
 from qload.testing import assert_same_bits
+from tests.example_counts import at_most
 
 SHAPES = [(), (5,), (0, 3), (3, 0), (4, 6), (2, 3, 4), (2, 1, 3, 2)]
 SAVED = [dtype for name, dtype in DTYPES.items() if name not in ("C64", "F8_E4M3FNUZ", "F8_E5M2FNUZ")]
@@ -72,7 +73,7 @@ def test_every_dtype_and_shape_comes_back_bit_for_bit(make: Make, dtype: torch.d
 
 @every_storage
 @given(data=st.data())
-@settings(max_examples=60)
+@at_most(60)
 def test_a_slice_is_those_elements_and_no_more(
     make: Make, data: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

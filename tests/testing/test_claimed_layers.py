@@ -5,16 +5,17 @@ import sys
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from qload.errors import ArgumentError
 from qload.formats import GPTQConfig, GPTQWeight
 from qload.testing import DrawnLayer, Traits, assert_same_bits, layer_of, layers
 from qload.testing.traits import CONTRACTS, contract
+from tests.example_counts import at_most
 from tests.paths import ROOT
 
-FEW = settings(max_examples=8)
+FEW = at_most(8)
 
 
 def zeros(drawn: DrawnLayer) -> set[int]:

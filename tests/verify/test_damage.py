@@ -1,12 +1,14 @@
 """Every damage x every case x every mode: what is found, and that nothing else is."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from qload.verify import Report, inspect, verify
+from tests.example_counts import some
 from tests.paths import cases
 from tests.verify import damage
 from tests.verify.damage import Case
@@ -112,15 +114,18 @@ TABLE = [
 ]  # fmt: skip
 
 PRISTINE = {folder: damage.read_case(folder) for folder in FOLDERS}
-CELLS = [
-    pytest.param(row, folder, id=f"{row.id}-{folder.parent.name}-{folder.name}")
-    for row in TABLE
-    for folder in FOLDERS
-    if row.applies(PRISTINE[folder])
-]
 
 
-@pytest.mark.parametrize(("row", "folder"), CELLS)
+def cells() -> Iterator[Any]:
+    for place, row in enumerate(TABLE):
+        folders = [folder for folder in FOLDERS if row.applies(PRISTINE[folder])]
+        named = [
+            pytest.param(row, folder, id=f"{row.id}-{folder.parent.name}-{folder.name}") for folder in folders
+        ]
+        yield from some(named, 4, place)
+
+
+@pytest.mark.parametrize(("row", "folder"), list(cells()))
 def test_damage_is_found_and_named(row: Row, folder: Path, tmp_path: Path) -> None:
     case = damage.read_case(folder)
     row.break_it(case)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
@@ -16,6 +16,7 @@ from torch import Tensor
 from qload import architecture_of
 from qload.architecture.tables import TABLES
 from qload.verify import verify
+from tests.example_counts import at_most
 from tests.verify.damage.model import Model
 from tests.verify.damage.sound import Quantize
 from tests.verify.damage.sound_floats import MORE
@@ -105,7 +106,7 @@ DRAWN = (
 )  # fmt: skip
 
 
-@settings(max_examples=6, deadline=None)
+@at_most(6)
 @given(*DRAWN)
 def test_drawn_models_are_clean(
     kind: str, form: str, layers: int, seed: int, cache: bool, consolidated: bool

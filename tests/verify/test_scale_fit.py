@@ -10,6 +10,7 @@ from torch import Tensor
 from qload.spec import Codes
 from qload.verify import verify
 from qload.verify.scale_fit import ScaleFit
+from tests.example_counts import some
 from tests.verify.damage.model import Model
 from tests.verify.damage.sound import MODELS
 from tests.verify.damage.sound_floats import MORE
@@ -28,7 +29,7 @@ def exchanged(model: Model, projection: str) -> Model:
     return model
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", some(FORMATS, 2))
 def test_scales_of_another_layer_are_told_beside_the_original(form: str, tmp_path: Path) -> None:
     original = MODELS["plain"]().write(tmp_path / "original")
     damaged = exchanged(MORE[form](), "mlp.down_proj").write(tmp_path / "damaged")
@@ -38,7 +39,7 @@ def test_scales_of_another_layer_are_told_beside_the_original(form: str, tmp_pat
     assert all("they are another layer's" in each.message for each in found)
 
 
-@pytest.mark.parametrize("form", sorted(set(MORE) - {"plain"}))
+@pytest.mark.parametrize("form", some(sorted(set(MORE) - {"plain"}), 4))
 def test_a_sound_model_has_no_finding_beside_its_original(form: str, tmp_path: Path) -> None:
     original = MODELS["plain"]().write(tmp_path / "original")
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -17,6 +17,7 @@ from qload.spec import Role
 from qload.storage import MemoryStorage
 from qload.testing import assert_same_bits
 from qload.weights import Weights
+from tests.example_counts import at_most
 
 DTYPES = [
     torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.int16, torch.int32,
@@ -100,7 +101,7 @@ def test_partial_shares_may_be_short_or_empty_at_the_end(size: int, world: int, 
 
 
 @given(data=st.data())
-@settings(max_examples=60)
+@at_most(60)
 def test_partial_shares_are_the_whole_for_any_shape_dimension_and_world(data: st.DataObject) -> None:
     shape = data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=4))
     dim = data.draw(st.integers(-len(shape), len(shape) - 1))

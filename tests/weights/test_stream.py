@@ -1,14 +1,14 @@
 """Many loads read ahead are the loads one by one: same bits, same ledger, same errors."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
@@ -31,11 +31,12 @@ from qload.spec import Weight
 from qload.testing import assert_same_bits
 from qload.testing import layers as random_layers
 from qload.weights import ahead, landing, stream
+from tests.example_counts import at_most, some
 from tests.format_cases import CONFIGS, every_format, lawful
 from tests.paths import FIXTURES
 
 CHECKPOINTS = sorted(path.parent for path in FIXTURES.rglob("config.json"))
-few = settings(max_examples=6)
+few = at_most(6)
 
 
 def assert_same(made: Weight, want: Weight) -> None:
@@ -74,9 +75,17 @@ def streamed(weights: Weights, prefixes: Sequence[str]) -> tuple[list[Weight], s
     return made, None
 
 
+def ways() -> Iterator[Any]:
+    """Each checkpoint in every way: whole or cut, and as it is stored or for a kernel."""
+    pairs = [("large", None), ("small", "auto"), ("small", None), ("large", "auto")]
+    for place, folder in enumerate(CHECKPOINTS):
+        name = str(folder.relative_to(FIXTURES))
+        named = [pytest.param(folder, *pair, id=f"{name}-{pair[0]}-{pair[1]}") for pair in pairs]
+        yield from some(named, 2, place)
+
+
 @pytest.mark.usefixtures("runs")
-@pytest.mark.parametrize("target", [None, "auto"])
-@pytest.mark.parametrize("folder", CHECKPOINTS, ids=lambda path: str(path.relative_to(FIXTURES)))
+@pytest.mark.parametrize(("folder", "runs", "target"), list(ways()), indirect=["runs"])
 def test_every_fixture_is_loaded_as_one_by_one(folder: Path, target: Any) -> None:
     try:
         prefixes = [layer.prefix for layer in layers(folder)]

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from qload.detect import DefaultWeightsLoader, GPTQWeightsLoader, loader_from_config
@@ -13,6 +13,7 @@ from qload.spec import Weight
 from qload.storage import MemoryStorage
 from qload.testing import DrawnLayer, assert_same_bits, layers
 from qload.weights import Weights
+from tests.example_counts import at_most
 from tests.format_cases import CONFIGS, every_format
 from tests.kernels.mp_layers import Case
 
@@ -88,7 +89,7 @@ def test_an_even_cut_that_fails_says_how_a_vocabulary_is_shared() -> None:
 
 @every_format
 @given(data=st.data(), world=st.sampled_from([2, 3]))
-@settings(max_examples=10)
+@at_most(10)
 def test_what_the_ranks_load_is_the_whole_in_every_format(
     weight_type: type[Weight], data: st.DataObject, world: int
 ) -> None:
