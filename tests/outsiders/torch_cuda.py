@@ -1,6 +1,6 @@
 """torch's own CUDA product of packed int4 (tinygemm), put on trial through the public suite.
 
-    pytest -p qload.conformance.plugin tests/outsiders/torch_cuda.py --qload-device cuda
+pytest -p qload.conformance.plugin tests/outsiders/torch_cuda.py --qload-device cuda
 """
 
 from typing import Any

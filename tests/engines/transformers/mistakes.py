@@ -156,6 +156,7 @@ def test_a_layer_waits_where_its_map_says_whatever_the_name_of_the_model() -> No
     hook.execution_device = "cpu"
     assert places_in(model, None, ["up"]) == {"up": SlotPlace(torch.device("cpu"))}
 
+
 @pytest.mark.parametrize("name", ["gptq", "awq"])
 def test_a_quantized_head_is_not_tied_whatever_the_config_says(name: str, tmp_path: Path) -> None:
     stored = shared("llama", name, tie_word_embeddings=True)
