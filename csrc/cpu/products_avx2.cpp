@@ -6,6 +6,7 @@
 namespace qload::cpu {
 
 extern const Products kAvx2Products;
-const Products kAvx2Products{widen<LanesAvx2>, multiply<LanesAvx2>, scratch_of, dots<LanesAvx2>, finish<LanesAvx2>};
+const Products kAvx2Products{widen<LanesAvx2>, multiply<LanesAvx2>, scratch_of, dots<LanesAvx2>, finish<LanesAvx2>,
+                             nullptr};
 
 }  // namespace qload::cpu

@@ -23,10 +23,10 @@ TYPES: tuple[type[Weight], ...] = (
     *ROW_TYPES,
 )  # of weights that are multiplied, if not every one
 # Up to so many tokens codes become floats in registers, by instruction set: docs/cpu.md has the times.
-FEW = {"scalar": 6, "avx2": 6, "avx512": 6}
+FEW = {"scalar": 6, "avx2": 6, "avx512": 6, "avx512_bf16": 6}
 # And up to so many tokens this module is asked at all: where torch's products have AVX-512, which these have
 # not, many tokens are theirs. None: always.
-MOST: dict[str, int | None] = {"scalar": None, "avx2": None, "avx512": 24}
+MOST: dict[str, int | None] = {"scalar": None, "avx2": None, "avx512": None, "avx512_bf16": None}
 
 
 def why_not(weight: Weight, dtype: torch.dtype) -> str | None:
