@@ -82,6 +82,25 @@ struct PairedTokens {
   int64_t count, first;
 };
 
+constexpr int kFewRows = 4;        // tokens that rows of codes are multiplied with at once, in registers
+constexpr int kMostOfBlock = 128;  // codes of a row that are read at once
+
+struct RowsOfCodes {
+  const Meaning* meaning;  // of each row
+  const uint8_t* codes;
+  int64_t row_bytes, columns;
+  int count;  // up to 16
+};
+
+/// How few tokens are multiplied with rows; see rows_few.h.
+struct FewRows {
+  int64_t columns;
+  int64_t block;                // of codes
+  uint8_t order[kMostOfBlock];  // which input of a block comes when
+  /// `x`: in that order, zeros up to whole blocks; tokens are `pitch` apart. `totals`: (tokens, 16).
+  void (*dots)(const RowsOfCodes&, const float* x, int64_t pitch, int tokens, float* totals);
+};
+
 struct Products {
   /// `count` floats of a type to float32, `step` apart.
   void (*widen)(const void* from, Float type, int64_t count, float* to, int64_t step);
@@ -98,6 +117,8 @@ struct Products {
   /// As `multiply`, for narrow panels of 4 bits; `scratch`: 16 floats a token, and of whole blocks. Or null.
   void (*multiply_in_pairs)(const Panels&, const PairedTokens&, const Outputs&, int64_t begin, int64_t end,
                             float* scratch);
+  /// Whether rows that mean this are multiplied with few tokens in registers, and how; `way.columns` is given. Or null.
+  bool (*few_rows)(const Meaning&, FewRows& way);
 };
 
 struct Kernels {

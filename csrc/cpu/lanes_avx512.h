@@ -72,6 +72,22 @@ struct LanesAvx512 {
     _mm256_storeu_si256(halves, type == Float::kFloat16 ? _mm512_cvtps_ph(values, 0) : bfloat16s(values));
   }
 
+  static Floats over(Floats a, Floats b) { return _mm512_div_ps(a, b); }
+  static Words load_bytes(const uint8_t* from) { return _mm512_loadu_si512(from); }
+
+  /// `count` floats, each in `lanes` lanes, a power of two.
+  static Floats spread(const float* from, int count, int lanes) {
+    const Words lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const Words at = _mm512_srli_epi32(lane, static_cast<unsigned>(__builtin_ctz(static_cast<unsigned>(lanes))));
+    return _mm512_permutexvar_ps(at, _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << count) - 1), from));
+  }
+
+  struct Table {
+    Floats values;
+    explicit Table(const float* from) : values(_mm512_loadu_ps(from)) {}
+    Floats nibble(Words words, int bit) const { return _mm512_permutexvar_ps(right(words, bit), values); }
+  };
+
  private:
   static Words words_of(uint32_t places) {
     const auto lane = [&](uint32_t first) { return static_cast<int>(places + first * 0x01010101u); };

@@ -15,6 +15,7 @@ namespace {
 
 constexpr int64_t kTokens = 256;        // whose inputs lie ready at once
 constexpr int64_t kColumnsAtOnce = 512;  // of 16 rows: a multiple of 8, so that every width starts at a byte
+constexpr int64_t kMostInRegisters = 16;  // tokens up to which rows become floats there, anew for each `kFewRows`
 constexpr int64_t kWork = 1 << 18;      // codes times tokens that are worth a thread
 
 /// Where the weight's rows get their inputs: place[row], -1 for padding.
@@ -175,11 +176,49 @@ void multiply(const Kernels& kernels, const Panels& panels_of, const Inputs& inp
   }
 }
 
+namespace {
+
+/// A token's inputs in the order of blocks, zeros behind them.
+void in_blocks(const FewRows& way, const float* row, float* to) {
+  for (int64_t c = 0; c < way.columns; c += way.block, to += way.block)
+    for (int64_t i = 0; i < way.block; ++i) to[i] = c + way.order[i] < way.columns ? row[c + way.order[i]] : 0;
+}
+
+void multiply_few_rows(const Kernels& kernels, const FewRows& way, const Values& values, const uint8_t* codes,
+                       int64_t row_bytes, const Inputs& in, const Outputs& out, int threads) {
+  const int64_t panels = (out.N + kPanel - 1) / kPanel, pitch = (in.K + way.block - 1) / way.block * way.block;
+  const Tokens tokens{nullptr, in.M, 0};
+  std::vector<float> row(static_cast<size_t>(in.K)), x(static_cast<size_t>(in.M * pitch));
+  for (int64_t m = 0; m < in.M; ++m) {
+    widen_one(kernels, in, m, row.data(), 1);
+    in_blocks(way, row.data(), x.data() + m * pitch);
+  }
+  const int64_t least = kWork / std::max<int64_t>(1, in.K * kPanel * in.M) + 1;
+  parallel_for(panels, least, threads, [&](int64_t begin, int64_t end) {
+    for (int64_t panel = begin; panel < end; ++panel) {
+      float totals[kMostInRegisters * kPanel] = {};
+      Meaning meaning[kPanel];
+      const int count = static_cast<int>(std::min<int64_t>(kPanel, out.N - panel * kPanel));
+      for (int r = 0; r < count; ++r) meaning[r] = of_row(values, panel * kPanel + r);
+      const RowsOfCodes rows{meaning, codes + panel * kPanel * row_bytes, row_bytes, in.K, count};
+      for (int64_t m = 0; m < in.M; m += kFewRows)
+        way.dots(rows, x.data() + m * pitch, pitch, static_cast<int>(std::min<int64_t>(kFewRows, in.M - m)),
+                 totals + m * kPanel);
+      kernels.products->finish(out, tokens, panel, totals);
+    }
+  });
+}
+
+}  // namespace
+
 void multiply_rows(const Kernels& kernels, const Values& values, const uint8_t* codes, int64_t row_bytes,
                    const Inputs& in, const Outputs& out, int threads) {
   const int64_t panels = (out.N + kPanel - 1) / kPanel, most = std::min(kTokens, in.M);
   const int64_t pitch = (in.K + kColumnsOfLanes - 1) / kColumnsOfLanes * kColumnsOfLanes;
   if (!in.M || !panels) return;
+  FewRows way{in.K, 0, {}, nullptr};
+  if (in.M <= kMostInRegisters && kernels.products->few_rows && kernels.products->few_rows(values.meaning, way))
+    return multiply_few_rows(kernels, way, values, codes, row_bytes, in, out, threads);
   const std::unique_ptr<float[]> x(new float[static_cast<size_t>(std::max<int64_t>(1, most * pitch))]());
   for (int64_t first = 0; first < in.M; first += kTokens) {
     const Tokens tokens{x.get(), std::min(kTokens, in.M - first), first};

@@ -3,6 +3,7 @@
 #include "pairs.h"
 #include "panels.h"
 #include "rows.h"
+#include "rows_avx512.h"
 
 namespace qload::cpu {
 namespace {
@@ -25,6 +26,6 @@ void multiply_in_pairs(const Panels& weight, const PairedTokens& tokens, const O
 
 extern const Products kBf16Products;
 const Products kBf16Products{widen<LanesAvx512>, multiply<LanesAvx512>, scratch_of, dots<LanesAvx512>,
-                             finish<LanesAvx512>, multiply_in_pairs};
+                             finish<LanesAvx512>, multiply_in_pairs, few_rows};
 
 }  // namespace qload::cpu

@@ -103,6 +103,6 @@ struct LanesScalar {
 
 extern const Products kScalarProducts;
 const Products kScalarProducts{widen<LanesScalar>, multiply<LanesScalar>, scratch_of, dots<LanesScalar>,
-                               finish<LanesScalar>, nullptr};
+                               finish<LanesScalar>, nullptr, nullptr};
 
 }  // namespace qload::cpu

@@ -14,7 +14,7 @@ from torch import Tensor
 from qload.devices.cpu import values_of
 from qload.devices.tensors import FLOATS, address, is_plain
 from qload.kernel_formats.panels import PanelsWeight
-from qload.kernels.cpu_rows import ROW_TYPES, CodeRows, rows_of
+from qload.kernels.cpu_rows import ROW_TYPES, CodeRows, KeptRows, rows_of
 from qload.native import is_on, isa, load, threads
 from qload.spec import Weight
 
@@ -43,15 +43,21 @@ def why_not(weight: Weight, dtype: torch.dtype) -> str | None:
     return f"no CPU kernel reads {type(weight).__name__}"
 
 
-def multiply(x: Tensor, weight: Weight, bias: Tensor | None = None, few: int | None = None) -> Tensor | None:
+def multiply(
+    x: Tensor,
+    weight: Weight,
+    bias: Tensor | None = None,
+    few: int | None = None,
+    kept: KeptRows | None = None,
+) -> Tensor | None:
     """(..., K) -> (..., N) in x's dtype, sums in float32; None where this module does not take the call.
 
     `reference.check` has nothing against the operands. `few`: up to so many tokens codes in panels become
-    floats in registers; None: as `FEW` says.
+    floats in registers; None: as `FEW` says. `kept`: what earlier calls found out about this layer.
     """
-    held = (x, *weight.fields().values(), *(() if bias is None else (bias,)))
     if load("cpu").found is None or not is_on() or torch.compiler.is_compiling():
         return None
+    held = (x, *weight.fields().values(), *(() if bias is None else (bias,)))
     if x.dtype not in FLOATS or 0 in weight.shape or not all(is_plain(tensor, "cpu") for tensor in held):
         return None
     rows, most = x.detach().reshape(-1, x.shape[-1]), MOST[isa()]
@@ -64,7 +70,7 @@ def multiply(x: Tensor, weight: Weight, bias: Tensor | None = None, few: int | N
             return None
         y = _panels(rows, weight, added, FEW[isa()] if few is None else few)
     else:
-        codes = rows_of(weight)
+        codes = rows_of(weight) if kept is None else kept.of(weight)
         if codes is None:
             return None
         y = _rows(rows, codes, added)
