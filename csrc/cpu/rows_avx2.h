@@ -19,7 +19,7 @@ struct Converted {
 
   explicit Converted(const Meaning&) {}
   static bool reads(const Meaning& m) {
-    if (m.bits != 8) return false;
+    if (m.bits != 8 || (m.zero && kFactor != 1)) return false;
     for (int code = 0; code < 256; ++code) {
       const float value = m.lookup ? m.lookup[code] : static_cast<float>(code);
       const float own = How::number(code);

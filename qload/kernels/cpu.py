@@ -24,9 +24,11 @@ TYPES: tuple[type[Weight], ...] = (
 )  # of weights that are multiplied, if not every one
 # Up to so many tokens codes become floats in registers, by instruction set: docs/cpu.md has the times.
 FEW = {"scalar": 6, "avx2": 6, "avx512": 6, "avx512_bf16": 6}
-# And up to so many tokens this module is asked at all: where torch's products have AVX-512, which these have
-# not, many tokens are theirs. None: always.
-MOST: dict[str, int | None] = {"scalar": None, "avx2": None, "avx512": None, "avx512_bf16": None}
+# Of bfloat16 on a CPU that multiplies pairs of it: up to so many tokens this module is asked, as more are faster
+# dequantized and multiplied by torch; docs/cpu.md has the times. Panels of 4 bits: always.
+PAIRED = "avx512_bf16"
+MOST = {8: 64}  # panels, by bits
+MOST_ROWS = 16
 
 
 def why_not(weight: Weight, dtype: torch.dtype) -> str | None:
@@ -60,7 +62,7 @@ def multiply(
     held = (x, *weight.fields().values(), *(() if bias is None else (bias,)))
     if x.dtype not in FLOATS or 0 in weight.shape or not all(is_plain(tensor, "cpu") for tensor in held):
         return None
-    rows, most = x.detach().reshape(-1, x.shape[-1]), MOST[isa()]
+    rows, most = x.detach().reshape(-1, x.shape[-1]), _most(x, weight)
     if most is not None and rows.shape[0] > most:
         return None
     rows = rows if rows.stride(1) == 1 or rows.shape[1] == 1 else rows.contiguous()
@@ -75,6 +77,13 @@ def multiply(
             return None
         y = _rows(rows, codes, added)
     return y.view(*x.shape[:-1], weight.shape[0])
+
+
+def _most(x: Tensor, weight: Weight) -> int | None:
+    """Up to how many tokens like `x` this module takes; None: any number."""
+    if x.dtype != torch.bfloat16 or isa() != PAIRED:
+        return None
+    return MOST.get(weight.config.bits) if isinstance(weight, PanelsWeight) else MOST_ROWS
 
 
 def _panels(x: Tensor, weight: PanelsWeight, bias: Tensor | None, few: int) -> Tensor:
