@@ -22,10 +22,11 @@ TYPES: tuple[type[Weight], ...] = (
     PanelsWeight,
     *ROW_TYPES,
 )  # of weights that are multiplied, if not every one
-# Up to so many tokens codes become floats in registers, by instruction set: docs/cpu.md has the times.
+# Up to so many tokens codes in panels become floats in registers, by instruction set: docs/cpu.md says
+# what that takes.
 FEW = {"scalar": 6, "avx2": 6, "avx512": 6, "avx512_bf16": 6}
-# Of bfloat16 on a CPU that multiplies pairs of it: up to so many tokens this module is asked, as more are faster
-# dequantized and multiplied by torch; docs/cpu.md has the times. Panels of 4 bits: always.
+# Of bfloat16 on a CPU that multiplies pairs of it: up to so many tokens this module is asked, as more are
+# faster dequantized and multiplied by torch; docs/cpu.md has the times. Panels of 4 bits: always.
 PAIRED = "avx512_bf16"
 MOST = {8: 64}  # panels, by bits
 MOST_ROWS = 16

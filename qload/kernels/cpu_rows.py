@@ -66,10 +66,10 @@ class CodeRows:
 
 
 class KeptRows:
-    """What `rows_of` says of the weight of one layer, found again only where a tensor is another or was written to.
+    """What `rows_of` says of a layer's weight, found again only where a tensor is another or written to.
 
-    torch counts what is written in place, but for `tensor.data` and tensors made in inference mode: nothing is
-    kept of the latter, and a change of the former is not seen.
+    torch counts what is written in place, but for `tensor.data` and tensors made in inference mode: nothing
+    is kept of the latter, and a change of the former is not seen.
     """
 
     def __init__(self) -> None:

@@ -184,3 +184,16 @@ def test_a_layer_that_is_written_to_is_multiplied_as_it_is() -> None:
     weight.weight_scale.mul_(2)
 
     assert_same_bits(linear(x), 2 * before)
+
+
+@pytest.mark.usefixtures("here")
+def test_a_module_keeps_what_its_codes_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Weight] = []
+    found = cpu_rows.rows_of
+    monkeypatch.setattr(cpu_rows, "rows_of", lambda weight: asked.append(weight) or found(weight))
+    linear = FP8.get_linear()
+
+    for M in (1, 2, 3):
+        linear(inputs(M))
+
+    assert len(asked) == 1
