@@ -207,7 +207,7 @@ def main() -> None:
     clock = time.process_time if asked.alone else time.perf_counter
     title = f"{K} x {N}, {native.isa()}, {native.threads()} threads"
     table = Table("M", "how", "ms, best", "ms, median", "GB/s", "of reading", title=title)
-    with torch.inference_mode():
+    with torch.no_grad():
         for row in rows(asked.tokens, asked.only or list(WAYS), asked.rounds, clock):
             table.add_row(*row)
     Console(width=120).print(table)
