@@ -49,14 +49,14 @@ using Meant = std::tuple<bool, uintptr_t, uintptr_t, uintptr_t, int64_t, uintptr
                          uintptr_t, bool, float, int>;
 
 const Kernels& named(const std::string& isa) {
-  for (const Isa each : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512})
+  for (const Isa each : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16})
     if (isa == kIsaNames[static_cast<int>(each)]) return kernels(each);
   throw std::invalid_argument("no instruction set is called " + isa);
 }
 
 std::vector<std::string> isas() {
   std::vector<std::string> found;
-  for (const Isa isa : {Isa::kAvx512, Isa::kAvx2, Isa::kScalar})
+  for (const Isa isa : {Isa::kAvx512Bf16, Isa::kAvx512, Isa::kAvx2, Isa::kScalar})
     if (has(isa)) found.emplace_back(kIsaNames[static_cast<int>(isa)]);
   return found;
 }
@@ -148,7 +148,7 @@ void multiply_panels(const std::string& isa, int bits, const std::array<int64_t,
   if ((bits != 4 && bits != 8) || group < 1 || run < group || run % (32 / bits) || rows % run)
     throw std::invalid_argument("these are no panels");
   const Panels weight{bits, rows, run, at<const uint32_t>(words), at<const void>(scales.first), float_of_number(scales.second),
-                      at<const uint8_t>(zeros)};
+                      at<const uint8_t>(zeros), false};
   const Inputs inputs{at<const void>(x.first), float_of_number(x.second), M, K, pitch, at<const int32_t>(perm), group};
   multiply(named(isa), weight, inputs, {at<void>(y.first), float_of_number(y.second), N, at<const float>(bias)}, few, threads);
 }

@@ -16,6 +16,8 @@ bool has(Isa isa) {
       return has(Isa::kAvx2) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
              __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
              __builtin_cpu_supports("avx512vbmi");
+    case Isa::kAvx512Bf16:
+      return has(Isa::kAvx512) && __builtin_cpu_supports("avx512bf16");
 #endif
     default:
       return false;
@@ -23,13 +25,17 @@ bool has(Isa isa) {
 }
 
 Isa best() {
-  static const Isa found = has(Isa::kAvx512) ? Isa::kAvx512 : has(Isa::kAvx2) ? Isa::kAvx2 : Isa::kScalar;
+  static const Isa found = has(Isa::kAvx512Bf16) ? Isa::kAvx512Bf16
+                           : has(Isa::kAvx512)   ? Isa::kAvx512
+                           : has(Isa::kAvx2)     ? Isa::kAvx2
+                                                 : Isa::kScalar;
   return found;
 }
 
 const Kernels& kernels(Isa isa) {
   if (!has(isa)) throw std::invalid_argument("this CPU does not have the instructions asked for");
 #ifdef QLOAD_X86
+  if (isa == Isa::kAvx512Bf16) return kAvx512Bf16Kernels;
   if (isa == Isa::kAvx512) return kAvx512Kernels;
   if (isa == Isa::kAvx2) return kAvx2Kernels;
 #endif

@@ -8,8 +8,8 @@
 
 namespace qload::cpu {
 
-enum class Isa : int { kScalar, kAvx2, kAvx512 };
-constexpr const char* kIsaNames[] = {"scalar", "avx2", "avx512"};
+enum class Isa : int { kScalar, kAvx2, kAvx512, kAvx512Bf16 };
+constexpr const char* kIsaNames[] = {"scalar", "avx2", "avx512", "avx512_bf16"};
 
 constexpr int kMostWords = 32;  // of a run
 
@@ -41,7 +41,7 @@ struct Meaning {
 };
 
 constexpr int kPanel = 16;  // columns of a panel
-constexpr int64_t kColumnsOfLanes = 8;  // a multiple of every instruction set's lanes
+constexpr int64_t kColumnsOfLanes = 16;  // a multiple of every instruction set's lanes
 constexpr int kBlock = 6;   // tokens whose sums are in registers at once
 
 struct Panels {  // a weight; see product.h
@@ -51,6 +51,7 @@ struct Panels {  // a weight; see product.h
   const void* scales;
   Float scale_type;
   const uint8_t* zeros;  // or null
+  bool narrow;           // codes without their zero points have 5 bits
 };
 
 struct Outputs {
@@ -66,6 +67,40 @@ struct Tokens {
   int64_t count, first;  // `first`: the token of `y` that they start with
 };
 
+constexpr int kPairs = 4;         // of rows, that a word of 4-bit codes has; see pairs.h
+constexpr int kPairTokens = 16;  // of a block in pairs
+
+/// How many tokens a block in pairs takes where so many are left; those that are not there have inputs of 0.
+constexpr int paired(int64_t left) {
+  return left <= 2 ? static_cast<int>(left) : left <= 4 ? 4 : left <= 8 ? 8 : left <= 12 ? 12 : kPairTokens;
+}
+
+/// Some tokens as pairs of bfloat16, in blocks of `kPairTokens` and a last one; see pairs.h.
+struct PairedTokens {
+  const uint32_t* x;
+  int parts;
+  int64_t count, first;
+};
+
+constexpr int kFewRows = 4;        // tokens that rows of codes are multiplied with at once, in registers
+constexpr int kMostOfBlock = 128;  // codes of a row that are read at once
+
+struct RowsOfCodes {
+  const Meaning* meaning;  // of each row
+  const uint8_t* codes;
+  int64_t row_bytes, columns;
+  int count;  // up to 16
+};
+
+/// How few tokens are multiplied with rows; see rows_few.h.
+struct FewRows {
+  int64_t columns;
+  int64_t block;                // of codes
+  uint8_t order[kMostOfBlock];  // which input of a block comes when
+  /// `x`: in that order, zeros up to whole blocks; tokens are `pitch` apart. `totals`: (tokens, 16).
+  void (*dots)(const RowsOfCodes&, const float* x, int64_t pitch, int tokens, float* totals);
+};
+
 struct Products {
   /// `count` floats of a type to float32, `step` apart.
   void (*widen)(const void* from, Float type, int64_t count, float* to, int64_t step);
@@ -79,6 +114,11 @@ struct Products {
                float* totals);
   /// Totals of 16 outputs, (tokens, 16), from 16 * `panel` on, to those that there are, with the bias.
   void (*finish)(const Outputs&, const Tokens&, int64_t panel, const float* totals);
+  /// As `multiply`, for narrow panels of 4 bits; `scratch`: 16 floats a token, and of whole blocks. Or null.
+  void (*multiply_in_pairs)(const Panels&, const PairedTokens&, const Outputs&, int64_t begin, int64_t end,
+                            float* scratch);
+  /// Whether rows that mean this are multiplied with few tokens in registers, and how; `way.columns` is given. Or null.
+  bool (*few_rows)(const Meaning&, FewRows& way);
 };
 
 struct Kernels {
@@ -102,8 +142,8 @@ extern const Products kScalarProducts;
 
 extern const Kernels kScalarKernels;
 #ifdef QLOAD_X86
-extern const Kernels kAvx2Kernels, kAvx512Kernels;
-extern const Products kAvx2Products;
+extern const Kernels kAvx2Kernels, kAvx512Kernels, kAvx512Bf16Kernels;
+extern const Products kAvx2Products, kAvx512Products, kBf16Products;
 #endif
 
 bool has(Isa isa);

@@ -1,6 +1,7 @@
 // The kernels for AVX-512 with VBMI: registers of 64 bytes, tables of 32 halves.
 #include "expand.h"
 #include "kernels.h"
+#include "lanes_avx512.h"
 #include "narrow.h"
 #include "network.h"
 #include "spread_avx2.h"
@@ -78,15 +79,6 @@ struct Wide {
   }
 
  private:
-  static __m256i bfloat16s(__m512 values) {  // see bfloat16_of
-    const __m512i bits = _mm512_castps_si512(values);
-    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
-    const __mmask16 nan = _mm512_cmp_ps_mask(values, values, _CMP_UNORD_Q);
-    const __m512i upper = _mm512_srli_epi32(rounded, 16);
-    return _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(upper, nan, _mm512_set1_epi32(0x7FC0)));
-  }
-
   static void put(void* out, __m512i value, bool stream) {
     if (stream)
       Avx512::stream(static_cast<uint8_t*>(out), value);
@@ -106,8 +98,10 @@ void fence() { _mm_sfence(); }
 
 }  // namespace
 
-extern const Kernels kAvx512Kernels;
+extern const Kernels kAvx512Kernels, kAvx512Bf16Kernels;
 const Kernels kAvx512Kernels{64, run_any, narrow<Wide>, widen, fields, expand<Wide>, Wide::copy, fence,
-                             &kAvx2Products};
+                             &kAvx512Products};
+const Kernels kAvx512Bf16Kernels{64, run_any, narrow<Wide>, widen, fields, expand<Wide>, Wide::copy, fence,
+                                 &kBf16Products};
 
 }  // namespace qload::cpu

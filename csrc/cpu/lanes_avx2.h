@@ -70,6 +70,26 @@ struct LanesAvx2 {
     _mm_storeu_si128(halves, type == Float::kFloat16 ? _mm256_cvtps_ph(values, 0) : bfloat16s(values));
   }
 
+  static Floats over(Floats a, Floats b) { return _mm256_div_ps(a, b); }
+  static Words load_bytes(const uint8_t* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
+
+  /// `count` floats, each in `lanes` lanes, a power of two.
+  static Floats spread(const float* from, int count, int lanes) {
+    const Words lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    const Floats some = _mm256_maskload_ps(from, _mm256_cmpgt_epi32(_mm256_set1_epi32(count), lane));
+    const __m128i by = _mm_cvtsi32_si128(__builtin_ctz(static_cast<unsigned>(lanes)));
+    return _mm256_permutevar8x32_ps(some, _mm256_srl_epi32(lane, by));
+  }
+
+  struct Table {
+    Floats low, high;
+    explicit Table(const float* from) : low(_mm256_loadu_ps(from)), high(_mm256_loadu_ps(from + 8)) {}
+    Floats nibble(Words words, int bit) const {
+      const Words at = right(words, bit), upper = bit < 28 ? _mm256_slli_epi32(words, 28 - bit) : words;
+      return _mm256_blendv_ps(_mm256_permutevar8x32_ps(low, at), _mm256_permutevar8x32_ps(high, at), as_floats(upper));
+    }
+  };
+
  private:
   /// For a shuffle: of each lane the bytes that `places` says, from 0x80 on zeros.
   static Words words_of(uint32_t places) {

@@ -33,20 +33,20 @@ typename S::Words zeros_of(const Panels& weight, int64_t group, int part) {
   return S::bytes(weight.zeros + group * kPanel + part * S::kLanes);
 }
 
-/// Codes of 8 bits of a group of a panel, as floats without their zero points: 2**23 + code is a float whose last
-/// bits are the code.
-template <class S>
-struct Bytes {
-  static constexpr int kRows = 4;       // of a word
+/// Codes of a group of a panel, as floats without their zero points: 2**23 + code is a float whose last bits are
+/// the code.
+template <class S, int kBits>
+struct Wide {
+  static constexpr int kRows = 32 / kBits;  // of a word
   static constexpr float kFactor = 1;   // of what `value` returns
   using Words = typename S::Words;
   using Floats = typename S::Floats;
   using Line = Words;
 
-  Words mask = S::words(255), magic = S::words(0x4B000000);
+  Words mask = S::words((1 << kBits) - 1), magic = S::words(0x4B000000);
   Floats zero[kParts<S>];
 
-  Bytes(const Panels& weight, int64_t group) {
+  Wide(const Panels& weight, int64_t group) {
     for (int part = 0; part < kParts<S>; ++part)
       zero[part] = S::as_floats(S::either(zeros_of<S>(weight, group, part), magic));
   }
@@ -54,13 +54,13 @@ struct Bytes {
   Line line(Words word, int) const { return word; }
 
   Floats value(const Line& line, int row, int part) const {
-    Words code = S::right(line, 8 * row);
+    Words code = S::right(line, kBits * row);
     if (row < kRows - 1) code = S::both(code, mask);
     return S::minus(S::as_floats(S::either(code, magic)), zero[part]);
   }
 };
 
-/// Codes of 4 bits alike: four at once become bytes and lose their zero points, and each is a float once its byte
+/// Codes of 4 bits of a narrow weight alike: four at once become bytes and lose their zero points, and each is a float once its byte
 /// is the highest of a lane.
 template <class S>
 struct Nibbles {
@@ -93,7 +93,7 @@ struct Nibbles {
 template <class S, class Codes, int T>
 void multiply_few(const Panels& weight, int64_t panel, const float* x, float* totals) {
   using Floats = typename S::Floats;
-  constexpr int kSets = T == 1 ? 2 : 1;  // of sums, as one waits for itself
+  constexpr int kSets = T == 1 ? 4 / kParts<S> : 1;  // of sums, as one waits for itself
   const int64_t groups = weight.rows / weight.run, lines = weight.run / Codes::kRows;
   const uint32_t* words = weight.words + panel * (weight.rows / Codes::kRows) * kPanel;
   Floats total[T][kParts<S>];
@@ -126,7 +126,8 @@ void multiply_few(const Panels& weight, int64_t panel, const float* x, float* to
     for (int part = 0; part < kParts<S>; ++part) {
       const Floats scale = S::read(weight.scales, weight.scale_type, g * kPanel + part * S::kLanes);
       for (int t = 0; t < T; ++t) {
-        Floats sum = kSets == 1 ? sums[0][t][part] : S::plus(sums[0][t][part], sums[kSets - 1][t][part]);
+        Floats sum = sums[0][t][part];
+        for (int set = 1; set < kSets; ++set) sum = S::plus(sum, sums[set][t][part]);
         if constexpr (Codes::kFactor != 1) sum = S::times(sum, S::all(1 / Codes::kFactor));
         total[t][part] = S::plus_product(total[t][part], scale, sum);
       }
@@ -274,8 +275,10 @@ void multiply_codes(const Panels& weight, const Tokens& tokens, const Outputs& o
 template <class S>
 void multiply(const Panels& weight, const Tokens& tokens, const Outputs& out, int64_t begin, int64_t end, int few,
               float* scratch) {
-  if (weight.bits == 8) return multiply_codes<S, Bytes<S>>(weight, tokens, out, begin, end, few, scratch);
-  multiply_codes<S, Nibbles<S>>(weight, tokens, out, begin, end, few, scratch);
+  const auto way = weight.bits == 8 ? multiply_codes<S, Wide<S, 8>>
+                   : weight.narrow  ? multiply_codes<S, Nibbles<S>>
+                                    : multiply_codes<S, Wide<S, 4>>;
+  way(weight, tokens, out, begin, end, few, scratch);
 }
 
 template <class S>

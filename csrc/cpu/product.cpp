@@ -2,10 +2,12 @@
 #include "product.h"
 
 #include <algorithm>
+#include <cstring>
 #include <memory>
 #include <stdexcept>
 #include <vector>
 
+#include "halves.h"
 #include "parallel.h"
 
 namespace qload::cpu {
@@ -13,6 +15,7 @@ namespace {
 
 constexpr int64_t kTokens = 256;        // whose inputs lie ready at once
 constexpr int64_t kColumnsAtOnce = 512;  // of 16 rows: a multiple of 8, so that every width starts at a byte
+constexpr int64_t kMostInRegisters = 16;  // tokens up to which rows become floats there, anew for each `kFewRows`
 constexpr int64_t kWork = 1 << 18;      // codes times tokens that are worth a thread
 
 /// Where the weight's rows get their inputs: place[row], -1 for padding.
@@ -44,11 +47,44 @@ void spell(const Kernels& kernels, const Values& values, const uint8_t* codes, i
   for (int64_t i = end - begin; i % kColumnsOfLanes; ++i) to[i] = 0;
 }
 
+/// The upper half of a float, and what it leaves; of what is not finite all is in the upper half.
+uint32_t upper_of(float value, float& left) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  const bool finite = (bits >> 23 & 255) != 255;
+  if (value != value) bits |= 1u << 22;
+  const uint32_t upper = bits & 0xFFFF0000;
+  left = finite ? value - float_of(upper) : 0;
+  return upper >> 16;
+}
+
+/// A token's floats as pairs of bfloat16, `step` apart.
+void pairs_of(const float* row, int64_t rows, int parts, int64_t step, uint32_t* to) {
+  for (int64_t line = 0; line < rows; line += 2 * kPairs)
+    for (int pair = 0; pair < kPairs; ++pair) {
+      float first = row[line + pair], second = row[line + pair + kPairs];
+      for (int part = 0; part < parts; ++part, to += step) {
+        const uint32_t low = upper_of(first, first), high = upper_of(second, second);
+        *to = low | high << 16;
+      }
+    }
+}
+
+/// Whether codes of 4 bits without their zero points have 5 bits.
+bool is_narrow(const Panels& weight, int64_t panels) {
+  if (weight.bits != 4) return false;
+  const int64_t count = weight.zeros ? panels * (weight.rows / weight.run) * kPanel : 0;
+  uint8_t most = 0;
+  for (int64_t i = 0; i < count; ++i) most = std::max(most, weight.zeros[i]);
+  return most <= 16;
+}
+
 class Gathered {
  public:
   Gathered(const Kernels& kernels, const Panels& weight, const Inputs& in) : kernels_(kernels), in_(in) {
-    if (in.perm || weight.run != in.group) place_ = places(weight, in);
-    if (in.perm || weight.run != in.group) row_.resize(static_cast<size_t>(in.K));
+    if (!in.perm && weight.run == in.group) return;
+    place_ = places(weight, in);
+    row_.resize(static_cast<size_t>(in.K));
   }
 
   /// Tokens [first, first + count), block after block, into count * rows floats.
@@ -56,6 +92,22 @@ class Gathered {
     for (int64_t m = 0; m < count; ++m) {
       const int64_t block = m / kBlock * kBlock, size = std::min<int64_t>(kBlock, count - block);
       one(first + m, rows, to + block * rows + (m - block), size);
+    }
+  }
+
+  /// The same tokens as `parts` of bfloat16, in pairs; see pairs.h.
+  void fill_pairs(int64_t first, int64_t count, int64_t rows, int parts, uint32_t* to) {
+    std::vector<float> token(static_cast<size_t>(rows));
+    for (int64_t start = 0; start < count; start += kPairTokens) {
+      const int block = paired(count - start);
+      for (int t = 0; t < block; ++t) {
+        if (start + t < count)
+          one(first + start + t, rows, token.data(), 1);
+        else
+          std::fill(token.begin(), token.end(), 0.0f);
+        pairs_of(token.data(), rows, parts, block, to + t);
+      }
+      to += block * parts * rows / 2;
     }
   }
 
@@ -81,10 +133,35 @@ class Gathered {
 
 }  // namespace
 
-void multiply(const Kernels& kernels, const Panels& weight, const Inputs& inputs, const Outputs& outputs, int few,
+namespace {
+
+void multiply_in_pairs(const Kernels& kernels, const Panels& weight, const Inputs& inputs, const Outputs& outputs,
+                       int64_t panels, int threads) {
+  Gathered gathered(kernels, weight, inputs);
+  const int parts = inputs.type == Float::kBfloat16 ? 1 : 2;
+  const int64_t most = (std::min(kTokens, inputs.M) + kPairTokens - 1) / kPairTokens * kPairTokens;
+  const std::unique_ptr<uint32_t[]> x(new uint32_t[static_cast<size_t>(most * parts * weight.rows / 2)]);
+  for (int64_t first = 0; first < inputs.M; first += kTokens) {
+    const PairedTokens tokens{x.get(), parts, std::min(kTokens, inputs.M - first), first};
+    gathered.fill_pairs(first, tokens.count, weight.rows, parts, x.get());
+    const int64_t least = kWork / std::max<int64_t>(1, weight.rows * kPanel * tokens.count) + 1;
+    parallel_for(panels, least, threads, [&](int64_t begin, int64_t end) {
+      const std::unique_ptr<float[]> scratch(new float[static_cast<size_t>(most * kPanel)]);
+      kernels.products->multiply_in_pairs(weight, tokens, outputs, begin, end, scratch.get());
+    });
+  }
+}
+
+}  // namespace
+
+void multiply(const Kernels& kernels, const Panels& panels_of, const Inputs& inputs, const Outputs& outputs, int few,
               int threads) {
   const int64_t panels = (outputs.N + kPanel - 1) / kPanel, most = std::min(kTokens, inputs.M);
   if (!inputs.M || !panels) return;
+  Panels weight = panels_of;
+  weight.narrow = is_narrow(weight, panels);
+  if (kernels.products->multiply_in_pairs && weight.narrow && inputs.type != Float::kFloat32)
+    return multiply_in_pairs(kernels, weight, inputs, outputs, panels, threads);
   Gathered gathered(kernels, weight, inputs);
   const std::unique_ptr<float[]> x(new float[static_cast<size_t>(std::max<int64_t>(1, most * weight.rows))]);
   for (int64_t first = 0; first < inputs.M; first += kTokens) {
@@ -99,11 +176,49 @@ void multiply(const Kernels& kernels, const Panels& weight, const Inputs& inputs
   }
 }
 
+namespace {
+
+/// A token's inputs in the order of blocks, zeros behind them.
+void in_blocks(const FewRows& way, const float* row, float* to) {
+  for (int64_t c = 0; c < way.columns; c += way.block, to += way.block)
+    for (int64_t i = 0; i < way.block; ++i) to[i] = c + way.order[i] < way.columns ? row[c + way.order[i]] : 0;
+}
+
+void multiply_few_rows(const Kernels& kernels, const FewRows& way, const Values& values, const uint8_t* codes,
+                       int64_t row_bytes, const Inputs& in, const Outputs& out, int threads) {
+  const int64_t panels = (out.N + kPanel - 1) / kPanel, pitch = (in.K + way.block - 1) / way.block * way.block;
+  const Tokens tokens{nullptr, in.M, 0};
+  std::vector<float> row(static_cast<size_t>(in.K)), x(static_cast<size_t>(in.M * pitch));
+  for (int64_t m = 0; m < in.M; ++m) {
+    widen_one(kernels, in, m, row.data(), 1);
+    in_blocks(way, row.data(), x.data() + m * pitch);
+  }
+  const int64_t least = kWork / std::max<int64_t>(1, in.K * kPanel * in.M) + 1;
+  parallel_for(panels, least, threads, [&](int64_t begin, int64_t end) {
+    for (int64_t panel = begin; panel < end; ++panel) {
+      float totals[kMostInRegisters * kPanel] = {};
+      Meaning meaning[kPanel];
+      const int count = static_cast<int>(std::min<int64_t>(kPanel, out.N - panel * kPanel));
+      for (int r = 0; r < count; ++r) meaning[r] = of_row(values, panel * kPanel + r);
+      const RowsOfCodes rows{meaning, codes + panel * kPanel * row_bytes, row_bytes, in.K, count};
+      for (int64_t m = 0; m < in.M; m += kFewRows)
+        way.dots(rows, x.data() + m * pitch, pitch, static_cast<int>(std::min<int64_t>(kFewRows, in.M - m)),
+                 totals + m * kPanel);
+      kernels.products->finish(out, tokens, panel, totals);
+    }
+  });
+}
+
+}  // namespace
+
 void multiply_rows(const Kernels& kernels, const Values& values, const uint8_t* codes, int64_t row_bytes,
                    const Inputs& in, const Outputs& out, int threads) {
   const int64_t panels = (out.N + kPanel - 1) / kPanel, most = std::min(kTokens, in.M);
   const int64_t pitch = (in.K + kColumnsOfLanes - 1) / kColumnsOfLanes * kColumnsOfLanes;
   if (!in.M || !panels) return;
+  FewRows way{in.K, 0, {}, nullptr};
+  if (in.M <= kMostInRegisters && kernels.products->few_rows && kernels.products->few_rows(values.meaning, way))
+    return multiply_few_rows(kernels, way, values, codes, row_bytes, in, out, threads);
   const std::unique_ptr<float[]> x(new float[static_cast<size_t>(std::max<int64_t>(1, most * pitch))]());
   for (int64_t first = 0; first < in.M; first += kTokens) {
     const Tokens tokens{x.get(), std::min(kTokens, in.M - first), first};

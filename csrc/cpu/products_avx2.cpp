@@ -2,10 +2,12 @@
 #include "lanes_avx2.h"
 #include "panels.h"
 #include "rows.h"
+#include "rows_avx2.h"
 
 namespace qload::cpu {
 
 extern const Products kAvx2Products;
-const Products kAvx2Products{widen<LanesAvx2>, multiply<LanesAvx2>, scratch_of, dots<LanesAvx2>, finish<LanesAvx2>};
+const Products kAvx2Products{widen<LanesAvx2>, multiply<LanesAvx2>, scratch_of, dots<LanesAvx2>, finish<LanesAvx2>,
+                             nullptr, few_rows};
 
 }  // namespace qload::cpu

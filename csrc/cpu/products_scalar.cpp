@@ -102,6 +102,7 @@ struct LanesScalar {
 }  // namespace
 
 extern const Products kScalarProducts;
-const Products kScalarProducts{widen<LanesScalar>, multiply<LanesScalar>, scratch_of, dots<LanesScalar>, finish<LanesScalar>};
+const Products kScalarProducts{widen<LanesScalar>, multiply<LanesScalar>, scratch_of, dots<LanesScalar>,
+                               finish<LanesScalar>, nullptr, nullptr};
 
 }  // namespace qload::cpu

@@ -14,7 +14,7 @@ from torch import Tensor
 from qload.devices.cpu import values_of
 from qload.devices.tensors import FLOATS, address, is_plain
 from qload.kernel_formats.panels import PanelsWeight
-from qload.kernels.cpu_rows import ROW_TYPES, CodeRows, rows_of
+from qload.kernels.cpu_rows import ROW_TYPES, CodeRows, KeptRows, rows_of
 from qload.native import is_on, isa, load, threads
 from qload.spec import Weight
 
@@ -22,11 +22,14 @@ TYPES: tuple[type[Weight], ...] = (
     PanelsWeight,
     *ROW_TYPES,
 )  # of weights that are multiplied, if not every one
-# Up to so many tokens codes become floats in registers, by instruction set: docs/cpu.md has the times.
-FEW = {"scalar": 6, "avx2": 6, "avx512": 6}
-# And up to so many tokens this module is asked at all: where torch's products have AVX-512, which these have
-# not, many tokens are theirs. None: always.
-MOST: dict[str, int | None] = {"scalar": None, "avx2": None, "avx512": 24}
+# Up to so many tokens codes in panels become floats in registers, by instruction set: docs/cpu.md says
+# what that takes.
+FEW = {"scalar": 6, "avx2": 6, "avx512": 6, "avx512_bf16": 6}
+# Of bfloat16 on a CPU that multiplies pairs of it: up to so many tokens this module is asked, as more are
+# faster dequantized and multiplied by torch; docs/cpu.md has the times. Panels of 4 bits: always.
+PAIRED = "avx512_bf16"
+MOST = {8: 64}  # panels, by bits
+MOST_ROWS = 16
 
 
 def why_not(weight: Weight, dtype: torch.dtype) -> str | None:
@@ -43,18 +46,24 @@ def why_not(weight: Weight, dtype: torch.dtype) -> str | None:
     return f"no CPU kernel reads {type(weight).__name__}"
 
 
-def multiply(x: Tensor, weight: Weight, bias: Tensor | None = None, few: int | None = None) -> Tensor | None:
+def multiply(
+    x: Tensor,
+    weight: Weight,
+    bias: Tensor | None = None,
+    few: int | None = None,
+    kept: KeptRows | None = None,
+) -> Tensor | None:
     """(..., K) -> (..., N) in x's dtype, sums in float32; None where this module does not take the call.
 
     `reference.check` has nothing against the operands. `few`: up to so many tokens codes in panels become
-    floats in registers; None: as `FEW` says.
+    floats in registers; None: as `FEW` says. `kept`: what earlier calls found out about this layer.
     """
-    held = (x, *weight.fields().values(), *(() if bias is None else (bias,)))
     if load("cpu").found is None or not is_on() or torch.compiler.is_compiling():
         return None
+    held = (x, *weight.fields().values(), *(() if bias is None else (bias,)))
     if x.dtype not in FLOATS or 0 in weight.shape or not all(is_plain(tensor, "cpu") for tensor in held):
         return None
-    rows, most = x.detach().reshape(-1, x.shape[-1]), MOST[isa()]
+    rows, most = x.detach().reshape(-1, x.shape[-1]), _most(x, weight)
     if most is not None and rows.shape[0] > most:
         return None
     rows = rows if rows.stride(1) == 1 or rows.shape[1] == 1 else rows.contiguous()
@@ -64,11 +73,18 @@ def multiply(x: Tensor, weight: Weight, bias: Tensor | None = None, few: int | N
             return None
         y = _panels(rows, weight, added, FEW[isa()] if few is None else few)
     else:
-        codes = rows_of(weight)
+        codes = rows_of(weight) if kept is None else kept.of(weight)
         if codes is None:
             return None
         y = _rows(rows, codes, added)
     return y.view(*x.shape[:-1], weight.shape[0])
+
+
+def _most(x: Tensor, weight: Weight) -> int | None:
+    """Up to how many tokens like `x` this module takes; None: any number."""
+    if x.dtype != torch.bfloat16 or isa() != PAIRED:
+        return None
+    return MOST.get(weight.config.bits) if isinstance(weight, PanelsWeight) else MOST_ROWS
 
 
 def _panels(x: Tensor, weight: PanelsWeight, bias: Tensor | None, few: int) -> Tensor:

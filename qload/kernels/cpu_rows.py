@@ -4,6 +4,7 @@ nf4 and fp4, MXFP4 and NVFP4, FP8, 8-bit integers, and packed integers whose wor
 no order of their own for that.
 """
 
+import weakref
 from dataclasses import dataclass, replace
 
 import torch
@@ -33,6 +34,7 @@ from qload.sentences.digits import stream_axis
 from qload.spec import Codes, Weight
 
 BYTE = 8
+SIGNED = torch.arange(2**BYTE, dtype=torch.uint8).view(torch.int8).float()  # of each byte
 ROW_TYPES: tuple[type[Weight], ...] = (  # formats that store rows, or of which some layers do
     BNBFP4Weight,
     BNBNF4Weight,
@@ -63,6 +65,28 @@ class CodeRows:
     meaning: Meaning
 
 
+class KeptRows:
+    """What `rows_of` says of a layer's weight, found again only where a tensor is another or written to.
+
+    torch counts what is written in place, but for `tensor.data` and tensors made in inference mode: nothing
+    is kept of the latter, and a change of the former is not seen.
+    """
+
+    def __init__(self) -> None:
+        self._seen: tuple[tuple[weakref.ref[Tensor], int, int], ...] = ()
+        self._rows: CodeRows | None = None
+
+    def of(self, weight: Weight) -> CodeRows | None:
+        """How the codes of a matrix lie in rows, and what they mean; None where they do not."""
+        tensors = weight.fields().values()
+        if any(tensor.is_inference() for tensor in tensors):
+            return rows_of(weight)
+        seen = tuple((weakref.ref(tensor), tensor.data_ptr(), tensor._version) for tensor in tensors)
+        if seen != self._seen:
+            self._rows, self._seen = rows_of(weight), seen
+        return self._rows
+
+
 def rows_of(weight: Weight) -> CodeRows | None:
     """How the codes of a matrix lie in rows, and what they mean; None where they do not."""
     if not isinstance(weight, ROW_TYPES) or weight.input_factors is not None:
@@ -75,7 +99,7 @@ def rows_of(weight: Weight) -> CodeRows | None:
     if isinstance(codes.codes, Tensor) and codes.codes.dtype == torch.int8:
         if meaning.lookup is not None:
             return None
-        meaning = replace(meaning, lookup=torch.arange(2**BYTE).to(torch.int8).float())
+        meaning = replace(meaning, lookup=SIGNED)
     high_first = isinstance(codes.codes, NibblePairs) and codes.codes.high_first
     bits = BYTE if isinstance(codes.codes, Tensor) else codes.bits
     made = CodeRows(found, bits, high_first, meaning)

@@ -18,6 +18,7 @@ from torch.nn.functional import linear as torch_linear
 
 from qload.devices.tensors import PLAIN
 from qload.kernels import operator, reference
+from qload.kernels.cpu_rows import KeptRows
 from qload.kernels.cuda.plans import LinearPlan
 from qload.kernels.declared import Activations, Maximum
 from qload.kernels.dtypes import Notice
@@ -52,6 +53,7 @@ class PreparedLinear:
         plain = weight.plain and not reference.quantizes(weight, activations)
         self._plain_dtype = weight.fields()["weight"].dtype if plain else None
         self._planned: tuple[tuple[Any, ...], LinearPlan | None] = (), None  # for what was seen to fit
+        self._rows = KeptRows()
         self._notice = Notice()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -135,4 +137,4 @@ def _is_watched(x: Tensor, bias: Tensor | None) -> bool:
 
 
 def _eager_product(call: PreparedLinear, x: Tensor, held: Sequence[Tensor], bias: Tensor | None) -> Tensor:
-    return reference.linear(x, call.typed(held), bias, call.activations, call.maximum)
+    return reference.linear(x, call.typed(held), bias, call.activations, call.maximum, call._rows)

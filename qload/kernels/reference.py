@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from qload.errors import ArgumentError, DtypeError, ShapeError
 from qload.kernels import cpu, cuda, declared, products, scaled, sums
+from qload.kernels.cpu_rows import KeptRows
 from qload.kernels.declared import Activations, Maximum
 from qload.spec import Weight, can_cut, outputs
 
@@ -21,6 +22,7 @@ def linear(
     bias: Tensor | None = None,
     activations: Activations = "declared",
     maximum: Maximum = None,
+    kept: KeptRows | None = None,
 ) -> Tensor:
     """(..., K) -> (..., N) in x's dtype: the weight rounded to it, sums in float32, one rounding.
 
@@ -28,7 +30,7 @@ def linear(
     and nothing else. Inputs are multiplied by the weight's `input_factors` first, where it has some, then
     quantized, where the weight declares it and `activations` does not say "unquantized"; `maximum` as
     `Weight.get_linear` has it. Native kernels take inputs as they come, and none that are to be quantized;
-    that of a CPU rounds no weight.
+    that of a CPU rounds no weight. `kept`: what a CPU keeps of a layer from call to call.
     """
     check(x, weight, bias)
     if quantizes(weight, activations):
@@ -38,7 +40,7 @@ def linear(
             return functional.linear(x, weight.dequantize(x.dtype), bias)
         if x.is_cuda and cuda.can_multiply(x, weight, bias):
             return cuda.linear(x, weight, bias)
-        made = cpu.multiply(x, weight, bias) if x.device.type == "cpu" else None
+        made = cpu.multiply(x, weight, bias, kept=kept) if x.device.type == "cpu" else None
         if made is not None:
             return made
     K = weight.layer.K

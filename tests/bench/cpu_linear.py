@@ -21,9 +21,22 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from qload import native
-from qload.formats import CTMXFP4Weight, Fp8Config, Fp8Weight, GPTQConfig, GPTQWeight, MXFP4Config
+from qload.formats import (
+    BNB4Config,
+    BNBNF4Weight,
+    CTIntConfig,
+    CTIntWeight,
+    CTMXFP4Weight,
+    Fp8Config,
+    Fp8Weight,
+    GPTQConfig,
+    GPTQWeight,
+    MXFP4Config,
+)
+from qload.formats.bnb import TABLES
 from qload.kernel_formats import repack
-from qload.kernels import cpu
+from qload.kernels import cpu, products
+from qload.kernels.cpu_rows import KeptRows
 from qload.layouts import Stored
 from qload.testing import assert_within_bound
 
@@ -50,11 +63,13 @@ def gptq(bits: int) -> GPTQWeight:
 
 
 def ours(made: list[Any]) -> Calls:
-    """By the CPU module, what is right."""
+    """By the CPU module, what is right; each layer keeps what its codes mean."""
+    kept = {id(weight): KeptRows() for weight in made}
 
     def call(x: Tensor, weight: Any) -> Tensor:
-        y = cpu.multiply(x, weight)
-        assert y is not None
+        y = cpu.multiply(x, weight, kept=kept[id(weight)])
+        if y is None:  # what this module leaves to torch
+            y = products.multiply(x, weight)
         return y
 
     assert_within_bound(partial(call, weight=made[0]), made[0], torch.randn(3, K).bfloat16())
@@ -76,6 +91,26 @@ def mxfp4() -> Calls:
         codes = torch.randint(0, 256, (N, K // 2), dtype=torch.uint8)
         scales = torch.randint(120, 126, (N, K // 32), dtype=torch.uint8)
         made.append(CTMXFP4Weight(config=MXFP4Config(), weight_packed=codes, weight_scale=scales))
+    return ours(made)
+
+
+def nf4() -> Calls:
+    """Ours, as it is stored; a scale for each 64 inputs."""
+    config, made = BNB4Config("nf4", K=K), list[Any]()
+    for _ in range(-(-ROTATE // (K * N // 2))):
+        codes = torch.randint(0, 256, (N * K // 2, 1), dtype=torch.uint8)
+        scales = torch.rand(N * K // config.blocksize)
+        table = torch.tensor(TABLES["nf4"])
+        made.append(BNBNF4Weight(config=config, weight=codes, absmax=scales, quant_map=table))
+    return ours(made)
+
+
+def int8() -> Calls:
+    """Ours, as it is stored; a scale for each output."""
+    made = list[Any]()
+    for _ in range(-(-ROTATE // (K * N))):
+        codes, scales = torch.randint(-128, 128, (N, K), dtype=torch.int8), torch.rand(N, 1)
+        made.append(CTIntWeight(config=CTIntConfig((1, -1)), weight=codes, weight_scale=scales))
     return ours(made)
 
 
@@ -138,6 +173,8 @@ WAYS: dict[str, tuple[int, Callable[[], Calls]]] = {
     "panels, 8 bits": (K * N, lambda: panels(8)),
     "FP8": (K * N, fp8),
     "MXFP4": (K * N // 2, mxfp4),
+    "nf4": (K * N // 2, nf4),
+    "int8": (K * N, int8),
     "torch int4pack": (K * N // 2, int4pack),
     "torch int8pack": (K * N, int8pack),
     "torch bfloat16": (K * N * 2, lambda: plain(torch.bfloat16)),
@@ -170,7 +207,7 @@ def main() -> None:
     clock = time.process_time if asked.alone else time.perf_counter
     title = f"{K} x {N}, {native.isa()}, {native.threads()} threads"
     table = Table("M", "how", "ms, best", "ms, median", "GB/s", "of reading", title=title)
-    with torch.inference_mode():
+    with torch.no_grad():
         for row in rows(asked.tokens, asked.only or list(WAYS), asked.rounds, clock):
             table.add_row(*row)
     Console(width=120).print(table)

@@ -98,14 +98,21 @@ def test_it_takes_the_types_of_activations_and_not_within_the_reference(here: li
     assert len(here) == 3
 
 
-def test_many_tokens_are_torchs_where_it_has_instructions_that_we_have_not(
+def test_many_tokens_are_torchs_where_it_is_faster(
     monkeypatch: pytest.MonkeyPatch, here: list[tuple[str, int]]
 ) -> None:
-    monkeypatch.setattr(cpu, "isa", lambda: "avx512")
+    eight: Any = repack(layer(64, 32, 32, bits=8), "panels")
+    for name, dtype in (("avx512", torch.bfloat16), ("avx512_bf16", torch.float16)):
+        monkeypatch.setattr(cpu, "isa", lambda name=name: name)
+        for weight in (WEIGHT, FP8, eight):
+            assert cpu.multiply(inputs(300, dtype=dtype), weight) is not None
 
-    assert cpu.multiply(inputs(24), WEIGHT) is not None
-    assert cpu.multiply(inputs(25), WEIGHT) is None
-    assert here == [("panels", 24)]
+    here.clear()
+    for weight, most in ((FP8, 16), (eight, 64)):
+        assert cpu.multiply(inputs(most, dtype=torch.bfloat16), weight) is not None
+        assert cpu.multiply(inputs(most + 1, dtype=torch.bfloat16), weight) is None
+    assert cpu.multiply(inputs(300, dtype=torch.bfloat16), WEIGHT) is not None
+    assert here == [("rows", 16), ("panels", 64), ("panels", 300)]
 
 
 @pytest.mark.usefixtures("here")
@@ -133,3 +140,60 @@ def test_without_the_module_every_weight_is_multiplied_all_the_same(monkeypatch:
 def test_what_is_multiplied_is_a_format_or_panels() -> None:
     types: set[type[Weight]] = {*cpu.TYPES}
     assert types - {*FORMATS} == {type(WEIGHT)}
+
+
+def test_what_codes_mean_is_found_once_for_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Weight] = []
+
+    def counted(weight: Weight) -> Any:
+        asked.append(weight)
+        return cpu_rows.CodeRows(FP8.weight.view(torch.uint8), 8, False, None)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(cpu_rows, "rows_of", counted)
+    kept, weight = cpu_rows.KeptRows(), FP8.holding({"weight_scale": torch.ones(1)})
+
+    first = kept.of(weight)
+    assert kept.of(weight) is first
+    assert len(asked) == 1
+    weight.weight_scale.mul_(2)
+    assert kept.of(weight) is not first
+    assert len(asked) == 2
+    another = weight.holding({"weight_scale": weight.weight_scale.clone()})
+    kept.of(another)
+    assert len(asked) == 3
+
+
+def test_nothing_is_kept_of_tensors_whose_changes_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Weight] = []
+    monkeypatch.setattr(cpu_rows, "rows_of", asked.append)
+    with torch.inference_mode():
+        weight = FP8.holding({"weight_scale": torch.ones(1)})
+        kept = cpu_rows.KeptRows()
+        kept.of(weight)
+        kept.of(weight)
+
+    assert len(asked) == 2
+
+
+@pytest.mark.skipif(native.load("cpu").found is None, reason="needs the CPU module")
+def test_a_layer_that_is_written_to_is_multiplied_as_it_is() -> None:
+    weight = FP8.holding({"weight_scale": torch.ones(1)})
+    linear, x = weight.get_linear(), inputs(2)
+    before = linear(x)
+
+    weight.weight_scale.mul_(2)
+
+    assert_same_bits(linear(x), 2 * before)
+
+
+@pytest.mark.usefixtures("here")
+def test_a_module_keeps_what_its_codes_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Weight] = []
+    found = cpu_rows.rows_of
+    monkeypatch.setattr(cpu_rows, "rows_of", lambda weight: asked.append(weight) or found(weight))
+    linear = FP8.get_linear()
+
+    for M in (1, 2, 3):
+        linear(inputs(M))
+
+    assert len(asked) == 1

@@ -1,10 +1,12 @@
 """Without the CPU module there is nothing to test here, which is said and not hidden."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from qload import native
+from qload.kernels import cpu
 
 HERE = Path(__file__).parent
 WITHOUT = {
@@ -20,3 +22,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     mark = pytest.mark.skip(reason=f"the CPU module is {missing}")
     for item in (item for item in items if item.path in skipped):
         item.add_marker(mark)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def every_number_of_tokens() -> Iterator[None]:
+    """Calls that the module leaves to torch, as that is faster, are tested too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cpu, "PAIRED", "")
+        yield

@@ -153,14 +153,73 @@ def test_what_is_too_large_for_a_type_is_infinite(isa: str, dtype: torch.dtype) 
 @ISAS
 def test_a_bias_is_added_before_the_only_rounding(isa: str) -> None:
     made = in_panels(WEIGHTS["odd sizes"])
+    made = made.holding({"scales": torch.ones_like(made.scales)})  # whose sums are exact
     bias = torch.arange(24).double()
     for M in (1, 7):
-        x = drawn(M, 72, torch.bfloat16)
+        x = (16 * drawn(M, 72)).round().bfloat16()
         with native.using(isa):
             wide, y = cpu.multiply(x.float(), made), cpu.multiply(x, made, bias)
         assert wide is not None
         assert y is not None
         assert_same_bits(y, (wide + bias.float()).bfloat16())
+
+
+@ISAS
+@FLOATS
+@pytest.mark.parametrize("most", [16, 17, 255])
+def test_zero_points_of_any_byte(isa: str, dtype: torch.dtype, most: int) -> None:
+    made = in_panels(WEIGHTS["zero points"])
+    zeros = made.zeros.clone()
+    zeros[1, 16:] = most
+    weight = made.holding({"zeros": zeros})
+
+    def multiply(x: Tensor) -> Tensor:
+        y = cpu.multiply(x, weight)
+        assert y is not None
+        return y
+
+    with native.using(isa):
+        assert_reads_back(multiply, weight, dtype)
+        for M in (1, 2, 7):
+            assert_within_bound(multiply, weight, drawn(M, 64, dtype))
+
+
+@ISAS
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("M", [1, 2, 3, 4, 5, 8, 9, 12, 13, 16, 17, 35])
+def test_halves_of_any_number_of_tokens_are_summed_exactly(isa: str, dtype: torch.dtype, M: int) -> None:
+    for weight in WEIGHTS.values():
+        made = in_panels(weight)
+        whole = made.holding({"scales": torch.ones_like(made.scales)})
+        x = torch.randint(-9, 10, (M, weight.shape[1]), generator=torch.Generator().manual_seed(M)).to(dtype)
+        with native.using(isa):
+            y = cpu.multiply(x, whole)
+        assert y is not None
+        assert_same_bits(y, (x.double() @ whole.dequantize().double().T).to(dtype))
+
+
+@ISAS
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
+def test_halves_that_are_not_finite_are_what_they_are(isa: str, value: float) -> None:
+    weight = WEIGHTS["symmetric"]
+    for dtype in (torch.float16, torch.bfloat16):
+        x = torch.zeros(2, 64, dtype=dtype)
+        x[1, 9] = value
+        y = kernel(weight, isa)(x)
+        assert_same_bits(y[0], torch.zeros(32, dtype=dtype))
+        assert_same_bits(y[1].isnan(), (value * weight.dequantize()[:, 9]).isnan())
+        assert_same_bits(y[1].isinf(), (value * weight.dequantize()[:, 9]).isinf())
+
+
+@ISAS
+def test_the_smallest_halves_count(isa: str) -> None:
+    weight = WEIGHTS["symmetric"]
+    smallest = torch.tensor(2.0**-24)
+    x = torch.eye(64).mul(smallest).half()
+
+    y = kernel(weight, isa)(torch.cat([x * 1024, x]))
+
+    assert_same_bits(y, torch.cat([x * 1024, x]).double().matmul(weight.dequantize().double().T).half())
 
 
 @ISAS

@@ -1,0 +1,104 @@
+// Products of bfloat16 or float16 with panels of 4 bits, by an instruction that multiplies two pairs of bfloat16
+// and adds both products to a float32.
+//
+// Differences of codes and zero points have 5 bits, and each is a bfloat16. A mask makes bytes of nibbles 0, 2, 4 and
+// 6 of a word, one subtraction takes four zero points off, and a shuffle, which reads 5 bits of each half, makes the
+// values of rows 0 and 4 of it, after a shift of 2 and 6. The odd nibbles are alike: pair p has rows p and p + 4.
+//
+//   x   uint32  (rows/8, 4, parts, T)   T tokens: the inputs of a pair, the first in the low half
+//
+// A bfloat16 is one part, a float16 two, whose sum it is. Products are exact, sums are float32, but for what lies below
+// 2**-126: such inputs and sums count as 0.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+#include "kernels.h"
+#include "lanes_avx512.h"
+
+namespace qload::cpu {
+namespace {
+
+constexpr int kPairRows = 8;  // of a word
+
+struct Differences {  // the bfloat16 of each number of 5 bits, two's complement
+  alignas(64) uint16_t half[32];
+  Differences() {
+    for (int code = 0; code < 32; ++code) {
+      const float value = static_cast<float>(code < 16 ? code : code - 32);
+      uint32_t bits;
+      std::memcpy(&bits, &value, sizeof bits);
+      half[code] = static_cast<uint16_t>(bits >> 16);
+    }
+  }
+};
+
+/// T tokens of P parts times a panel; `totals`: T x 16.
+template <int T, int P>
+void multiply_pairs(const Panels& weight, int64_t panel, const uint32_t* x, float* totals) {
+  static const Differences differences;
+  constexpr int kSets = T >= 8 ? 1 : T >= 4 ? 2 : kPairs;  // of sums, as one waits for itself
+  const __m512i table = _mm512_load_si512(differences.half), mask = _mm512_set1_epi32(0x0F0F0F0F);
+  const int64_t groups = weight.rows / weight.run, lines = weight.run / kPairRows;
+  const uint32_t* words = weight.words + panel * (weight.rows / kPairRows) * kPanel;
+  for (int t = 0; t < T; ++t) _mm512_storeu_ps(totals + t * kPanel, _mm512_setzero_ps());
+  for (int64_t g = panel * groups; g < (panel + 1) * groups; ++g) {
+    const __m512i zero = weight.zeros ? LanesAvx512::four_times(LanesAvx512::bytes(weight.zeros + g * kPanel))
+                                      : _mm512_set1_epi8(8);
+    __m512 sums[kSets][T];
+#pragma GCC unroll 4
+    for (auto& set : sums)
+#pragma GCC unroll 16
+      for (auto& sum : set) sum = _mm512_setzero_ps();
+    for (int64_t line = 0; line < lines; ++line, words += kPanel, x += kPairs * P * T) {
+      const __m512i word = LanesAvx512::load(words);
+      const __m512i even = _mm512_sub_epi8(_mm512_and_si512(word, mask), zero);
+      const __m512i odd = _mm512_sub_epi8(_mm512_and_si512(_mm512_srli_epi32(word, 4), mask), zero);
+      const __m512i places[kPairs] = {even, odd, _mm512_srli_epi32(even, 8), _mm512_srli_epi32(odd, 8)};
+#pragma GCC unroll 4
+      for (int pair = 0; pair < kPairs; ++pair) {
+        const auto value = (__m512bh)_mm512_permutexvar_epi16(places[pair], table);
+#pragma GCC unroll 2
+        for (int part = 0; part < P; ++part)
+#pragma GCC unroll 16
+          for (int t = 0; t < T; ++t) {
+            const auto input = (__m512bh)_mm512_set1_epi32(static_cast<int>(x[(pair * P + part) * T + t]));
+            __m512& sum = sums[pair % kSets][t];
+            sum = _mm512_dpbf16_ps(sum, input, value);
+          }
+      }
+    }
+    const __m512 scale = LanesAvx512::read(weight.scales, weight.scale_type, g * kPanel);
+#pragma GCC unroll 16
+    for (int t = 0; t < T; ++t) {
+#pragma GCC unroll 4
+      for (int set = 1; set < kSets; ++set) sums[0][t] = _mm512_add_ps(sums[0][t], sums[set][t]);
+      float* const total = totals + t * kPanel;
+      _mm512_storeu_ps(total, _mm512_fmadd_ps(scale, sums[0][t], _mm512_loadu_ps(total)));
+    }
+  }
+}
+
+template <int P>
+void multiply_pairs(int tokens, const Panels& weight, int64_t panel, const uint32_t* x, float* totals) {
+  switch (tokens) {
+    case 1:
+      return multiply_pairs<1, P>(weight, panel, x, totals);
+    case 2:
+      return multiply_pairs<2, P>(weight, panel, x, totals);
+    case 4:
+      return multiply_pairs<4, P>(weight, panel, x, totals);
+    case 8:
+      return multiply_pairs<8, P>(weight, panel, x, totals);
+    case 12:
+      return multiply_pairs<12, P>(weight, panel, x, totals);
+    default:
+      return multiply_pairs<kPairTokens, P>(weight, panel, x, totals);
+  }
+}
+
+}  // namespace
+}  // namespace qload::cpu

@@ -1,0 +1,13 @@
+// Products for AVX-512.
+#include "lanes_avx512.h"
+#include "panels.h"
+#include "rows.h"
+#include "rows_avx512.h"
+
+namespace qload::cpu {
+
+extern const Products kAvx512Products;
+const Products kAvx512Products{widen<LanesAvx512>, multiply<LanesAvx512>, scratch_of, dots<LanesAvx512>,
+                               finish<LanesAvx512>, nullptr, few_rows};
+
+}  // namespace qload::cpu

@@ -1,0 +1,31 @@
+// Products for AVX-512 with BF16.
+#include "lanes_avx512.h"
+#include "pairs.h"
+#include "panels.h"
+#include "rows.h"
+#include "rows_avx512.h"
+
+namespace qload::cpu {
+namespace {
+
+void multiply_in_pairs(const Panels& weight, const PairedTokens& tokens, const Outputs& out, int64_t begin, int64_t end,
+                       float* scratch) {
+  const auto multiply = tokens.parts == 1 ? multiply_pairs<1> : multiply_pairs<2>;
+  for (int64_t panel = begin; panel < end; ++panel) {
+    const uint32_t* x = tokens.x;
+    for (int64_t m = 0; m < tokens.count; m += kPairTokens) {
+      const int block = paired(tokens.count - m);
+      multiply(block, weight, panel, x, scratch + m * kPanel);
+      x += block * tokens.parts * weight.rows / 2;
+    }
+    finish<LanesAvx512>(out, {nullptr, tokens.count, tokens.first}, panel, scratch);
+  }
+}
+
+}  // namespace
+
+extern const Products kBf16Products;
+const Products kBf16Products{widen<LanesAvx512>, multiply<LanesAvx512>, scratch_of, dots<LanesAvx512>,
+                             finish<LanesAvx512>, multiply_in_pairs, few_rows};
+
+}  // namespace qload::cpu

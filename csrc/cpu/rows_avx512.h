@@ -1,0 +1,77 @@
+// Rows of codes in registers of AVX-512 with VBMI.
+#pragma once
+
+#include "lanes_avx512.h"
+#include "rows_few.h"
+
+namespace qload::cpu {
+namespace {
+
+/// Codes of 8 bits whose values are bfloat16 (FP8, integers): both bytes of a value are looked up in two tables of 128
+/// bytes each, then put together. Of 16 codes the first 8 and the last 8 become a register each, of halves; their even and
+/// odd halves become floats.
+struct Bfloats {
+  using S = LanesAvx512;
+  static constexpr int kParts = 4, kBlock = 64, kBytes = 64, kSpan = 16, kLanesOfSpan = 4;
+  static constexpr float kFactor = 1;
+  struct Halves {
+    __m512i first, second;  // of each 16
+  };
+  __m512i low[4], high[4];
+
+  explicit Bfloats(const Meaning& m) {
+    alignas(64) uint8_t lower[256], upper[256];
+    for (int code = 0; code < 256; ++code) {
+      const uint32_t bits = bits_at(m, code);
+      lower[code] = static_cast<uint8_t>(bits >> 16);
+      upper[code] = static_cast<uint8_t>(bits >> 24);
+    }
+    for (int i = 0; i < 4; ++i) {
+      low[i] = _mm512_load_si512(lower + 64 * i);
+      high[i] = _mm512_load_si512(upper + 64 * i);
+    }
+  }
+
+  static bool reads(const Meaning& m) {
+    uint32_t rest = 0;
+    for (int code = 0; m.bits == 8 && code < 256; ++code) rest |= bits_at(m, code);
+    return m.bits == 8 && !(rest & 0xFFFF);
+  }
+
+  static int code(int part, int lane, const Meaning&) {
+    return lane / 4 * 16 + part / 2 * 8 + lane % 4 * 2 + part % 2;
+  }
+
+  Halves load(const uint8_t* from) const {
+    const __m512i codes = _mm512_loadu_si512(from);
+    const __mmask64 last = _mm512_movepi8_mask(codes);
+    const __m512i lower = byte(low, codes, last), upper = byte(high, codes, last);
+    return {_mm512_unpacklo_epi8(lower, upper), _mm512_unpackhi_epi8(lower, upper)};
+  }
+
+  S::Floats value(const Halves& halves, int part) const {
+    const __m512i both = part < 2 ? halves.first : halves.second;
+    return _mm512_castsi512_ps(part % 2 ? _mm512_and_si512(both, _mm512_set1_epi32(static_cast<int>(0xFFFF0000)))
+                                        : _mm512_slli_epi32(both, 16));
+  }
+
+ private:
+  static uint32_t bits_at(const Meaning& m, int code) {
+    const float value = m.lookup ? m.lookup[code] : static_cast<float>(code);
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    return bits;
+  }
+
+  static __m512i byte(const __m512i (&table)[4], __m512i codes, __mmask64 last) {
+    const __m512i first = _mm512_permutex2var_epi8(table[0], codes, table[1]);
+    return _mm512_mask_mov_epi8(first, last, _mm512_permutex2var_epi8(table[2], codes, table[3]));
+  }
+};
+
+inline bool few_rows(const Meaning& m, FewRows& way) {
+  return takes<Sixteen<LanesAvx512>>(m, way) || takes<Bfloats>(m, way);
+}
+
+}  // namespace
+}  // namespace qload::cpu

@@ -1,0 +1,174 @@
+"""Few tokens times rows of codes, of every kind of code, run and zero point, by each instruction set."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from qload import native
+from qload.devices.meaning import Meaning
+from qload.kernels import cpu
+from qload.kernels.cpu_rows import CodeRows
+from qload.testing import assert_same_bits
+from tests.native.memory import placed
+
+ISAS = pytest.mark.parametrize("isa", native.available())
+BYTES = torch.arange(256, dtype=torch.uint8)
+KINDS: dict[str, tuple[int, Tensor | None]] = {  # bits, and what codes stand for
+    "numbers of 4 bits": (4, None),
+    "any 16 floats": (4, torch.linspace(-1, 1, 16) ** 3),
+    "numbers of 8 bits": (8, None),
+    "signed": (8, BYTES.view(torch.int8).float()),
+    "e4m3": (8, BYTES.view(torch.float8_e4m3fn).float()),
+    "e4m3 without infinities": (8, BYTES.view(torch.float8_e4m3fnuz).float()),
+    "e5m2": (8, BYTES.view(torch.float8_e5m2).float()),
+    "any 256 floats": (8, torch.linspace(-1, 1, 256) ** 3),
+}
+EACH = pytest.mark.parametrize("kind", KINDS)
+RUNS = [  # and inputs
+    *[(8, 264), (16, 256), (24, 264), (32, 288), (40, 200), (64, 320), (128, 1280), (256, 520)],
+    (4224, 4224),  # more than lie near at once
+]
+
+
+def drawn(
+    kind: str, N: int, K: int, run: int, zeros: bool = False, divide: bool = False, factor: float = 1.0
+) -> CodeRows:
+    """Random codes whose values are finite, of every value where there are enough of them."""
+    bits, lookup = KINDS[kind]
+    make = torch.Generator().manual_seed(K)
+    values = torch.arange(2.0**bits) if lookup is None else lookup
+    finite = values.isfinite().nonzero().flatten()
+    codes = finite[(torch.arange(N * K) % len(finite))[torch.randperm(N * K, generator=make)]]
+    codes = codes.to(torch.uint8).view(N, K)
+    groups = -(-K // run)
+    if bits == 4:
+        codes = codes[:, ::2] | codes[:, 1::2] << 4
+    return CodeRows(
+        bytes=codes.contiguous(),
+        bits=bits,
+        high_first=False,
+        meaning=Meaning(
+            scales=torch.rand(N, groups, generator=make) + 0.5,
+            zeros=torch.randint(0, 16, (N, groups), generator=make).float() if zeros else None,
+            lookup=lookup,
+            n_group=None,
+            k_group=None,
+            run=run,
+            divide=divide,
+            factor=factor,
+        ),
+    )
+
+
+def dense(rows: CodeRows, K: int) -> Tensor:
+    """What the codes mean, float32, by plain torch."""
+    codes, meaning = rows.bytes, rows.meaning
+    if rows.bits == 4:
+        halves = torch.stack((codes & 15, codes >> 4), -1)
+        codes = (halves.flip(-1) if rows.high_first else halves).flatten(1)
+    group = torch.arange(K) // meaning.run
+    values = codes.float() if meaning.lookup is None else meaning.lookup[codes.long()]
+    if meaning.zeros is not None:
+        values = values - meaning.zeros[:, group]
+    scale = meaning.scales[:, group]
+    return (values / scale if meaning.divide else values * scale) * meaning.factor
+
+
+def multiply(x: Tensor, rows: CodeRows, isa: str, threads: int = 1) -> Tensor:
+    with native.using(isa, threads):
+        return cpu._rows(x, rows, None)
+
+
+def assert_close(y: Tensor, x: Tensor, w: Tensor) -> None:
+    """Each weight is off by three roundings of float32 at most, sums by K of them, y by its own."""
+    K, unit = x.shape[1], torch.finfo(torch.float32).eps / 2
+    share = (K + 3) * unit / (1 - (K + 3) * unit)
+    sums = x.double() @ w.double().T
+    rounding = torch.finfo(y.dtype).eps / 2 * (1 + share)
+    bound = share * (x.double().abs() @ w.double().abs().T) + rounding * sums.abs()
+    assert bool(((y.double() - sums).abs() <= bound).all())
+
+
+@ISAS
+@EACH
+@pytest.mark.parametrize(("run", "K"), RUNS)
+def test_runs_of_any_length(isa: str, kind: str, run: int, K: int) -> None:
+    rows = drawn(kind, 19, K, run)
+    w = dense(rows, K)
+    some = torch.arange(0, K, max(1, K // 96))
+    assert_same_bits(
+        torch.cat([multiply(x, rows, isa) for x in torch.split(torch.eye(K)[some], 4)]), w[:, some].T + 0.0
+    )
+    for M in (1, 2, 3, 4, 5, 16, 17):
+        x = torch.randn(M, K, generator=torch.Generator().manual_seed(M))
+        assert_close(multiply(x, rows, isa), x, w)
+
+
+@ISAS
+@EACH
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize(("divide", "factor"), [(False, 0.3), (True, 1.0), (True, 0.3)])
+def test_zero_points_divisors_and_factors(
+    isa: str, kind: str, zeros: bool, divide: bool, factor: float
+) -> None:
+    for run, K in ((32, 160), (64, 200), (256, 256)):
+        rows = drawn(kind, 5, K, run, zeros, divide, factor)
+        w = dense(rows, K)
+        for M in (1, 4):
+            x = torch.eye(K)[5 : 5 + M]
+            assert_same_bits(multiply(x, rows, isa), w[:, 5 : 5 + M].T + 0.0)
+            assert_close(multiply(w[:M], rows, isa), w[:M], w)
+
+
+@ISAS
+@EACH
+def test_inputs_of_every_type_and_places_of_every_code(isa: str, kind: str) -> None:
+    rows = drawn(kind, 33, 258, 258)
+    wide = torch.zeros(33, rows.bytes.shape[1] + 7, dtype=torch.uint8)
+    wide[:, 3:-4] = rows.bytes
+    moved = CodeRows(wide[:, 3:-4], rows.bits, rows.high_first, rows.meaning)
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        x = (torch.randn(3, 258, generator=torch.Generator().manual_seed(1)) / 256).to(dtype)
+        y = multiply(x, rows, isa)
+        assert_close(y, x, dense(rows, 258))
+        for threads in (1, 2, 5):
+            assert_same_bits(multiply(x, moved, isa, threads), y)
+
+
+@ISAS
+def test_the_first_of_two_codes_may_lie_in_the_high_half(isa: str) -> None:
+    rows = drawn("any 16 floats", 16, 136, 8)
+    turned = CodeRows(rows.bytes, 4, True, rows.meaning)
+
+    for each in (rows, turned):
+        assert_same_bits(multiply(torch.eye(136)[9:13], each, isa), dense(each, 136)[:, 9:13].T + 0.0)
+
+
+@ISAS
+@pytest.mark.parametrize("kind", ["e4m3", "e4m3 without infinities", "e5m2"])
+def test_codes_that_are_no_number_are_none(isa: str, kind: str) -> None:
+    rows = drawn(kind, 18, 320, 320)
+    lookup: Any = KINDS[kind][1]
+    for code in (~lookup.isfinite()).nonzero().flatten().tolist():
+        for at in (0, 77, 319):
+            codes = rows.bytes.clone()
+            codes[7, at] = code
+            x = torch.ones(2, 320)
+            y = multiply(x, CodeRows(codes, 8, False, rows.meaning), isa)
+            wrong = y[:, 7]
+            assert bool(wrong.isnan().all()) if lookup[code].isnan() else bool((wrong == lookup[code]).all())
+            rest = [n for n in range(18) if n != 7]
+            assert_same_bits(y[:, rest], multiply(x, rows, isa)[:, rest])
+
+
+@ISAS
+def test_nothing_is_read_behind_the_last_code(isa: str) -> None:
+    for kind in ("any 16 floats", "e4m3"):
+        rows = drawn(kind, 1, 72, 8 if KINDS[kind][0] == 4 else 72)
+        codes = rows.bytes
+        for offset in range(3):
+            here = CodeRows(placed(codes, offset), rows.bits, False, rows.meaning)
+            x = torch.ones(1, 72)
+            assert_same_bits(multiply(x, here, isa), multiply(x, rows, isa))
