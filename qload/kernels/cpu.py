@@ -63,7 +63,7 @@ def multiply(
     held = (x, *weight.fields().values(), *(() if bias is None else (bias,)))
     if x.dtype not in FLOATS or 0 in weight.shape or not all(is_plain(tensor, "cpu") for tensor in held):
         return None
-    rows, most = x.detach().reshape(-1, x.shape[-1]), _most(x, weight)
+    rows, most = x.detach().reshape(-1, x.shape[-1]), most_of(weight, x.dtype)
     if most is not None and rows.shape[0] > most:
         return None
     rows = rows if rows.stride(1) == 1 or rows.shape[1] == 1 else rows.contiguous()
@@ -80,11 +80,16 @@ def multiply(
     return y.view(*x.shape[:-1], weight.shape[0])
 
 
-def _most(x: Tensor, weight: Weight) -> int | None:
-    """Up to how many tokens like `x` this module takes; None: any number."""
-    if x.dtype != torch.bfloat16 or isa() != PAIRED:
+def most_of(weight: Weight, dtype: torch.dtype) -> int | None:
+    """Up to how many tokens of a `dtype` this module multiplies with a weight; None: any number."""
+    return most_tokens(weight.config.bits if isinstance(weight, PanelsWeight) else None, dtype)
+
+
+def most_tokens(panel_bits: int | None, dtype: torch.dtype) -> int | None:
+    """The same with panels of so many bits, or with rows (None), on this machine, with all of its build."""
+    if dtype != torch.bfloat16 or load("cpu").found is None or isa() != PAIRED:
         return None
-    return MOST.get(weight.config.bits) if isinstance(weight, PanelsWeight) else MOST_ROWS
+    return MOST_ROWS if panel_bits is None else MOST.get(panel_bits)
 
 
 def _panels(x: Tensor, weight: PanelsWeight, bias: Tensor | None, few: int) -> Tensor:

@@ -4,7 +4,6 @@ nf4 and fp4, MXFP4 and NVFP4, FP8, 8-bit integers, and packed integers whose wor
 no order of their own for that.
 """
 
-import weakref
 from dataclasses import dataclass, replace
 
 import torch
@@ -34,6 +33,7 @@ from qload.sentences.digits import stream_axis
 from qload.spec import Codes, Weight
 
 BYTE = 8
+MOST_COMPARED = 8
 SIGNED = torch.arange(2**BYTE, dtype=torch.uint8).view(torch.int8).float()  # of each byte
 ROW_TYPES: tuple[type[Weight], ...] = (  # formats that store rows, or of which some layers do
     BNBFP4Weight,
@@ -65,26 +65,55 @@ class CodeRows:
     meaning: Meaning
 
 
-class KeptRows:
-    """What `rows_of` says of a layer's weight, found again only where a tensor is another or written to.
+@dataclass(frozen=True)
+class _Kept:
+    """`rows` of tensors that lay as `seen` and had the bytes of `copies`, by their place among the fields."""
 
-    torch counts what is written in place, but for `tensor.data` and tensors made in inference mode: nothing
-    is kept of the latter, and a change of the former is not seen.
+    seen: tuple[tuple[object, ...], ...]
+    copies: dict[int, Tensor]
+    rows: CodeRows | None
+
+    def stands_for(self, tensors: list[Tensor]) -> bool:
+        return all(torch.equal(_raw(tensors[at]), copy) for at, copy in self.copies.items())
+
+
+class KeptRows:
+    """What `rows_of` says of a layer's weight, kept from call to call.
+
+    Codes, and what else a product reads as it is stored, are read where they lie. Of each tensor that becomes
+    another, as scales do, a copy is kept too and compared before each use, so that a write is seen whoever
+    makes it. Where these are more than a part in `MOST_COMPARED` of the weight, nothing is kept.
     """
 
     def __init__(self) -> None:
-        self._seen: tuple[tuple[weakref.ref[Tensor], int, int], ...] = ()
-        self._rows: CodeRows | None = None
+        self._kept: _Kept | None = None  # replaced as a whole: threads may share a layer
 
     def of(self, weight: Weight) -> CodeRows | None:
         """How the codes of a matrix lie in rows, and what they mean; None where they do not."""
-        tensors = weight.fields().values()
-        if any(tensor.is_inference() for tensor in tensors):
-            return rows_of(weight)
-        seen = tuple((weakref.ref(tensor), tensor.data_ptr(), tensor._version) for tensor in tensors)
-        if seen != self._seen:
-            self._rows, self._seen = rows_of(weight), seen
-        return self._rows
+        tensors = [tensor.detach() for tensor in weight.fields().values()]
+        seen = tuple((each.data_ptr(), each.shape, each.stride(), each.dtype) for each in tensors)
+        kept = self._kept
+        if kept is not None and kept.seen == seen and kept.stands_for(tensors):
+            return kept.rows
+        rows = rows_of(weight)
+        read = [] if rows is None else [rows.bytes, *rows.meaning.tensors()]
+        others = [at for at, tensor in enumerate(tensors) if not any(_lies_in(tensor, each) for each in read)]
+        compared, stored = sum(tensors[at].nbytes for at in others), sum(each.nbytes for each in tensors)
+        whole = all(tensors[at].is_contiguous() for at in others)
+        keeps = rows is not None and whole and compared * MOST_COMPARED <= stored
+        self._kept = _Kept(seen, {at: _raw(tensors[at]).clone() for at in others}, rows) if keeps else None
+        return rows
+
+
+def _raw(tensor: Tensor) -> Tensor:
+    """The bytes of a contiguous tensor."""
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def _lies_in(tensor: Tensor, other: Tensor) -> bool:
+    """Whether all of a tensor's memory is the other's."""
+    first, begin = tensor.data_ptr(), other.data_ptr()
+    return begin <= first and first + tensor.nbytes <= begin + other.nbytes and tensor.nbytes > 0
 
 
 def rows_of(weight: Weight) -> CodeRows | None:

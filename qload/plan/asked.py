@@ -72,7 +72,9 @@ class AskedKinds:
             if kind.plain or FastestLoader(share.loader).made(layer, HERE) is None:
                 return replace(
                     stored,
-                    choices=without_kernel(kind, layer.format.activations, question.tokens, question.chip),
+                    choices=without_kernel(
+                        kind, layer.format.activations, question.tokens, question.dtype, question.chip
+                    ),
                 )
             return self._chosen(stored, share)
         except QloadError as error:

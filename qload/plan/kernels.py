@@ -63,9 +63,9 @@ def kernels_for(
     """What multiplies each number of tokens with a weight, as it would lie on a chip; None: on a CPU."""
     operator = OPERATORS.get(type(weight))
     if weight.activations is None and capability is None and isinstance(weight, cpu.TYPES):
-        return tuple(KernelChoice(each, CPU) for each in tokens)
+        return _on_cpu(cpu.most_of(weight, dtype), tokens)
     if weight.activations is not None or operator is None:
-        return without_kernel(type(weight), weight.activations, tokens)
+        return without_kernel(type(weight), weight.activations, tokens, dtype)
     reason = "there is no CUDA device"
     if capability is not None:
         reason = operator.why_not_on(weight, dtype, capability) or ""
@@ -78,11 +78,12 @@ def without_kernel(
     weight_type: type[Weight],
     scheme: ActivationScheme | None,
     tokens: Sequence[int],
+    dtype: torch.dtype,
     capability: tuple[int, int] | None = (0, 0),
 ) -> tuple[KernelChoice, ...]:
     """What multiplies weights of a type that no CUDA kernel reads, or whose inputs are to be quantized.
 
-    `capability`: of the chip; None: on a CPU.
+    `dtype`: of the activations; `capability`: of the chip; None: on a CPU.
     """
     if scheme is not None:
         refused = {OURS: f"the config asks for inputs that are quantized: {scheme}"}
@@ -90,8 +91,17 @@ def without_kernel(
     if weight_type.plain:
         return tuple(KernelChoice(each, PLAIN) for each in tokens)
     if capability is None and issubclass(weight_type, cpu.TYPES):
-        return tuple(KernelChoice(each, CPU) for each in tokens)
+        return _on_cpu(cpu.most_tokens(None, dtype), tokens)
     return tuple(KernelChoice(each, DEQUANTIZED, {OURS: unread(weight_type)}) for each in tokens)
+
+
+def _on_cpu(most: int | None, tokens: Sequence[int]) -> tuple[KernelChoice, ...]:
+    """By the CPU module up to `most` tokens; None: any number."""
+    refused = {CPU: f"takes {most} tokens of bfloat16 at the most: torch multiplies more of them faster here"}
+    return tuple(
+        KernelChoice(each, CPU) if most is None or each <= most else KernelChoice(each, DEQUANTIZED, refused)
+        for each in tokens
+    )
 
 
 def _chosen(weight: Weight, dtype: torch.dtype, capability: tuple[int, int], tokens: int) -> KernelChoice:

@@ -1,5 +1,6 @@
 """Which calls the CPU module takes, and that all doors lead to it; tests/native has its results."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,7 +9,8 @@ import torch
 from torch import Tensor
 
 from qload import native
-from qload.formats import FORMATS, Fp8Config, Fp8Weight
+from qload.devices.meaning import Meaning
+from qload.formats import FORMATS, EETQConfig, EETQWeight, Fp8Config, Fp8Weight
 from qload.kernel_formats import repack
 from qload.kernels import cpu, cpu_rows, products
 from qload.native.modules import NativeModule
@@ -142,37 +144,102 @@ def test_what_is_multiplied_is_a_format_or_panels() -> None:
     assert types - {*FORMATS} == {type(WEIGHT)}
 
 
+class Asked:
+    """Counts who asks what the codes of an FP8 layer mean: its scale becomes another tensor, they do not."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        monkeypatch.setattr(cpu_rows, "rows_of", self)
+
+    def __call__(self, weight: Any) -> cpu_rows.CodeRows:
+        self.count += 1
+        meaning = scaled_by(weight.weight_scale.reshape(1, 1).clone())
+        return cpu_rows.CodeRows(weight.weight.view(torch.uint8), 8, False, meaning)
+
+
+def scaled_by(scales: Tensor) -> Meaning:
+    return Meaning(scales, None, None, None, None, run=64, divide=False, factor=1.0)
+
+
+def fp8() -> Any:
+    return FP8.holding({"weight_scale": torch.ones(1), "weight": FP8.weight.clone()})
+
+
+WRITES: dict[str, Callable[[Tensor], object]] = {
+    "in place": lambda scale: scale.mul_(2),
+    "to data": lambda scale: scale.data.copy_(torch.tensor([2.0])),
+    "by numpy": lambda scale: scale.numpy().fill(2),
+}
+
+
 def test_what_codes_mean_is_found_once_for_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Weight] = []
-
-    def counted(weight: Weight) -> Any:
-        asked.append(weight)
-        return cpu_rows.CodeRows(FP8.weight.view(torch.uint8), 8, False, None)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(cpu_rows, "rows_of", counted)
-    kept, weight = cpu_rows.KeptRows(), FP8.holding({"weight_scale": torch.ones(1)})
+    asked, kept, weight = Asked(monkeypatch), cpu_rows.KeptRows(), fp8()
 
     first = kept.of(weight)
     assert kept.of(weight) is first
-    assert len(asked) == 1
-    weight.weight_scale.mul_(2)
-    assert kept.of(weight) is not first
-    assert len(asked) == 2
-    another = weight.holding({"weight_scale": weight.weight_scale.clone()})
-    kept.of(another)
-    assert len(asked) == 3
+    assert kept.of(weight.holding({"weight": weight.weight.view(weight.weight.dtype)})) is first
+    assert asked.count == 1
 
 
-def test_nothing_is_kept_of_tensors_whose_changes_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Weight] = []
-    monkeypatch.setattr(cpu_rows, "rows_of", asked.append)
-    with torch.inference_mode():
-        weight = FP8.holding({"weight_scale": torch.ones(1)})
-        kept = cpu_rows.KeptRows()
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("write", WRITES)
+def test_a_write_to_what_became_another_tensor_is_seen(
+    write: str, inference: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = Asked(monkeypatch)
+    with torch.inference_mode(inference):
+        kept, weight = cpu_rows.KeptRows(), fp8()
         kept.of(weight)
-        kept.of(weight)
+        WRITES[write](weight.weight_scale)
 
-    assert len(asked) == 2
+        assert kept.of(weight).meaning.scales.item() == 2  # type: ignore[union-attr]
+        assert asked.count == 2
+
+
+def test_codes_are_read_where_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, kept, weight = Asked(monkeypatch), cpu_rows.KeptRows(), fp8()
+    kept.of(weight)
+    weight.weight.data.fill_(1)
+    assert kept.of(weight).bytes.eq(weight.weight.view(torch.uint8)).all()  # type: ignore[union-attr]
+    assert asked.count == 1
+
+
+@pytest.mark.parametrize("name", ["weight", "weight_scale"])
+def test_another_tensor_is_asked_about(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, kept, weight = Asked(monkeypatch), cpu_rows.KeptRows(), fp8()
+    kept.of(weight)
+
+    other = weight.holding({name: getattr(weight, name).clone()})
+
+    read = kept.of(other)
+    assert read.bytes.data_ptr() == other.weight.data_ptr()  # type: ignore[union-attr]
+    assert asked.count == 2
+
+
+@pytest.mark.skipif(native.load("cpu").found is None, reason="needs the CPU module")
+def test_a_layer_whose_codes_become_others_multiplies_by_the_new_ones() -> None:
+    stored = torch.randint(-128, 127, (64, 64), dtype=torch.int8)
+    weight = EETQWeight(config=EETQConfig(), weight=stored, weight_scales=torch.ones(64).half())
+    linear, x = weight.get_linear(), inputs(2, dtype=torch.float32)
+    linear(x)
+    stored.data.copy_(~stored)
+
+    assert_same_bits(linear(x), weight.get_linear()(x))
+
+
+def test_nothing_is_kept_where_codes_become_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, kept, weight = Asked(monkeypatch), cpu_rows.KeptRows(), fp8()
+    meaning = scaled_by(weight.weight_scale)
+
+    def copied(weight: Any) -> cpu_rows.CodeRows:
+        asked.count += 1
+        return cpu_rows.CodeRows(weight.weight.view(torch.uint8).clone(), 8, False, meaning)
+
+    monkeypatch.setattr(cpu_rows, "rows_of", copied)
+    kept.of(weight)
+    kept.of(weight)
+
+    assert asked.count == 2
 
 
 @pytest.mark.skipif(native.load("cpu").found is None, reason="needs the CPU module")

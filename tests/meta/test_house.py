@@ -112,7 +112,7 @@ def package(path: Path) -> str:
     return path.relative_to(ROOT / "qload").parts[0].removesuffix(".py")
 
 
-@pytest.mark.parametrize("own", RANK)
+@pytest.mark.parametrize("own", sorted(RANK))
 def test_a_package_imports_only_from_its_left(own: str) -> None:
     files = [path for path in SOURCES if package(path) == own]
     found = [(name(path), module) for path in files for module in source(path).imports]

@@ -15,6 +15,7 @@ from tests.paths import FIXTURES, FOLDERS, cases
 from tests.plan.test_plan import gptq
 
 FOUR_BITS = FIXTURES / "gptq" / "b4_g64_sym_noact_v1"
+ROWS = FIXTURES / "eetq" / "128x64"
 CHIPS = {"cpu": None, "sm80": 80, "sm90": 90}
 
 
@@ -94,6 +95,20 @@ def test_on_a_cpu_the_product_that_runs_is_the_one_that_is_told(monkeypatch: pyt
 
     assert {choice.kernel for choice in layer.choices} == {"the CPU module"}
     assert seen == [layer.kernel_format] == ["panels"]
+
+
+@pytest.mark.parametrize("path", [FOUR_BITS, ROWS], ids=["panels", "rows"])
+def test_more_tokens_than_a_cpu_takes_are_told_to_go_to_torch(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu, "most_tokens", lambda bits, dtype: 16 if dtype == torch.bfloat16 else None)
+
+    choices = only(path, arch="cpu", dtype=torch.bfloat16, tokens=(16, 17)).choices
+
+    assert [choice.kernel for choice in choices] == ["the CPU module", "dequantize, then torch's product"]
+    assert "16 tokens" in choices[1].refused["the CPU module"]
+    choices = only(path, arch="cpu", dtype=torch.float32, tokens=(16, 17)).choices
+    assert {choice.kernel for choice in choices} == {"the CPU module"}
 
 
 def test_a_share_that_cannot_be_cut_says_what_the_load_says() -> None:

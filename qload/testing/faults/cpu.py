@@ -22,9 +22,9 @@ FAULTS = (
     Fault("cpu-takes-many-tokens", _CPU, "rows.shape[0] > most", "False"),
     Fault("cpu-strides-of-inputs", _CPU, "rows.stride(1) == 1 or rows.shape[1] == 1", "True"),
     Fault("rows-signed-as-unsigned", _ROWS, "codes.codes.dtype == torch.int8", "False"),
-    Fault("rows-kept-for-ever", _ROWS, "if seen != self._seen:", "if not self._seen:"),
-    Fault("rows-kept-uncounted", _ROWS, "any(tensor.is_inference() for tensor in tensors)", "False"),
-    Fault("cpu-leaves-all-types", _CPU, "x.dtype != torch.bfloat16 or isa() != PAIRED", "isa() != PAIRED"),
+    Fault("rows-kept-elsewhere", _ROWS, "kept.seen == seen and", ""),
+    Fault("rows-kept-for-ever", _ROWS, " and kept.stands_for(tensors)", ""),
+    Fault("cpu-leaves-all-types", _CPU, "dtype != torch.bfloat16 or load", "load"),
     Fault(
         "rows-low-half-first",
         _ROWS,
