@@ -33,9 +33,10 @@ struct Bfloats {
   }
 
   static bool reads(const Meaning& m) {
+    if (m.bits != 8) return false;
     uint32_t rest = 0;
-    for (int code = 0; m.bits == 8 && code < 256; ++code) rest |= bits_at(m, code);
-    return m.bits == 8 && !(rest & 0xFFFF);
+    for (int code = 0; code < 256; ++code) rest |= bits_at(m, code);
+    return !(rest & 0xFFFF);
   }
 
   static int code(int part, int lane, const Meaning&) {

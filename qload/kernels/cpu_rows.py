@@ -129,10 +129,17 @@ def rows_of(weight: Weight) -> CodeRows | None:
         if meaning.lookup is not None:
             return None
         meaning = replace(meaning, lookup=SIGNED)
+    elif isinstance(codes.codes, Tensor) and meaning.lookup is not None:
+        meaning = replace(meaning, lookup=_of_each_byte(meaning.lookup))
     high_first = isinstance(codes.codes, NibblePairs) and codes.codes.high_first
     bits = BYTE if isinstance(codes.codes, Tensor) else codes.bits
     made = CodeRows(found, bits, high_first, meaning)
     return made if has_routines(found, *meaning.tensors()) else None
+
+
+def _of_each_byte(lookup: Tensor) -> Tensor:
+    """A table of fewer values as one of 256, NaN behind them: codes that are a byte each, though narrower."""
+    return torch.nn.functional.pad(lookup, (0, 2**BYTE - len(lookup)), value=torch.nan)
 
 
 def _bytes(codes: Codes) -> Tensor | None:

@@ -10,7 +10,16 @@ from torch import Tensor
 
 from qload import native
 from qload.devices.meaning import Meaning
-from qload.formats import FORMATS, EETQConfig, EETQWeight, Fp8Config, Fp8Weight
+from qload.formats import (
+    FORMATS,
+    BNB4Config,
+    BNBFP4Weight,
+    BNBNF4Weight,
+    EETQConfig,
+    EETQWeight,
+    Fp8Config,
+    Fp8Weight,
+)
 from qload.kernel_formats import repack
 from qload.kernels import cpu, cpu_rows, products
 from qload.native.modules import NativeModule
@@ -142,6 +151,24 @@ def test_without_the_module_every_weight_is_multiplied_all_the_same(monkeypatch:
 def test_what_is_multiplied_is_a_format_or_panels() -> None:
     types: set[type[Weight]] = {*cpu.TYPES}
     assert types - {*FORMATS} == {type(WEIGHT)}
+
+
+@pytest.mark.parametrize("kind", [BNBNF4Weight, BNBFP4Weight])
+def test_codes_of_four_bits_that_are_a_byte_each_have_a_table_of_all_bytes(
+    kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that end within blocks: each element has a scale, and kernels read the table's 256 values."""
+    monkeypatch.setattr(cpu_rows, "has_routines", lambda *tensors: True)
+    table = torch.linspace(-1, 1, 16)
+    config = BNB4Config(quant_type=kind.format.removeprefix("bnb_"), blocksize=64, K=16)
+    stored = torch.randint(256, (256, 1), dtype=torch.uint8)
+
+    rows = cpu_rows.rows_of(kind(config=config, weight=stored, absmax=torch.ones(8), quant_map=table))
+
+    assert rows is not None
+    assert (rows.bits, rows.meaning.lookup.shape) == (8, (256,))  # type: ignore[union-attr]
+    assert torch.equal(rows.meaning.lookup[:16], table)  # type: ignore[index]
+    assert rows.meaning.lookup[16:].isnan().all()  # type: ignore[index]
 
 
 class Asked:

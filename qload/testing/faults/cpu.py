@@ -22,6 +22,12 @@ FAULTS = (
     Fault("cpu-takes-many-tokens", _CPU, "rows.shape[0] > most", "False"),
     Fault("cpu-strides-of-inputs", _CPU, "rows.stride(1) == 1 or rows.shape[1] == 1", "True"),
     Fault("rows-signed-as-unsigned", _ROWS, "codes.codes.dtype == torch.int8", "False"),
+    Fault(
+        "rows-by-a-table-of-sixteen",
+        _ROWS,
+        "replace(meaning, lookup=_of_each_byte(meaning.lookup))",
+        "meaning",
+    ),
     Fault("rows-kept-elsewhere", _ROWS, "kept.seen == seen and", ""),
     Fault("rows-kept-for-ever", _ROWS, " and kept.stands_for(tensors)", ""),
     Fault("cpu-leaves-all-types", _CPU, "dtype != torch.bfloat16 or load", "load"),
