@@ -19,7 +19,8 @@ def environment(**more: str) -> dict[str, str]:
     """Of a process that is no rank yet."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC")}
     paths = os.pathsep.join(filter(None, [str(ROOT), inherited.get("PYTHONPATH")]))
-    return {**inherited, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths, **more}
+    told = {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths, "PYTHONFAULTHANDLER": "1"}
+    return {**inherited, **told, **more}
 
 
 def ended(processes: int, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -5,7 +5,9 @@ no order of their own for that.
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -70,11 +72,11 @@ class _Kept:
     """`rows` of tensors that lay as `seen` and had the bytes of `copies`, by their place among the fields."""
 
     seen: tuple[tuple[object, ...], ...]
-    copies: dict[int, Tensor]
+    copies: dict[int, "numpy.ndarray[Any, Any]"]
     rows: CodeRows | None
 
     def stands_for(self, tensors: list[Tensor]) -> bool:
-        return all(torch.equal(_raw(tensors[at]), copy) for at, copy in self.copies.items())
+        return all(numpy.array_equal(_raw(tensors[at]).numpy(), copy) for at, copy in self.copies.items())
 
 
 class KeptRows:
@@ -101,7 +103,9 @@ class KeptRows:
         compared, stored = sum(tensors[at].nbytes for at in others), sum(each.nbytes for each in tensors)
         whole = all(tensors[at].is_contiguous() for at in others)
         keeps = rows is not None and whole and compared * MOST_COMPARED <= stored
-        self._kept = _Kept(seen, {at: _raw(tensors[at]).clone() for at in others}, rows) if keeps else None
+        self._kept = (
+            _Kept(seen, {at: _raw(tensors[at]).clone().numpy() for at in others}, rows) if keeps else None
+        )
         return rows
 
 
@@ -125,6 +129,8 @@ def rows_of(weight: Weight) -> CodeRows | None:
     meaning = None if found is None else meaning_of(codes)
     if found is None or meaning is None or not all(each.is_contiguous() for each in meaning.tensors()):
         return None
+    if isinstance(weight, CTIntWeight) and codes.bits == BYTE and meaning.zeros is not None:
+        found, meaning = _as_stored(weight.weight, meaning, meaning.zeros)
     if isinstance(codes.codes, Tensor) and codes.codes.dtype == torch.int8:
         if meaning.lookup is not None:
             return None
@@ -135,6 +141,13 @@ def rows_of(weight: Weight) -> CodeRows | None:
     bits = BYTE if isinstance(codes.codes, Tensor) else codes.bits
     made = CodeRows(found, bits, high_first, meaning)
     return made if has_routines(found, *meaning.tensors()) else None
+
+
+def _as_stored(stored: Tensor, meaning: Meaning, zeros: Tensor) -> tuple[Tensor, Meaning]:
+    """Of int8 that became codes from 0 to 255, as zero points did: the bytes that are stored."""
+    points = zeros - 2 ** (BYTE - 1)
+    meaning = replace(meaning, lookup=SIGNED, zeros=points if points.any() else None)
+    return dense(stored).view(torch.uint8), meaning
 
 
 def _of_each_byte(lookup: Tensor) -> Tensor:
