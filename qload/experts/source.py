@@ -4,15 +4,13 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
-from qload.errors import MissingTensorError
 from qload.loader import TensorSource
-from qload.loader.source import fill
+from qload.loader.source import WrappedSource, fill
 from qload.parallel import ProcessGroup
 from qload.spec import Role
-from qload.storage import TensorInfo
 
 
-class ExpertSource:
+class ExpertSource(WrappedSource):
     """What an inner source holds, for the ranks of a `group` that cut the same experts.
 
     Until `begin` what is read whole is a fact of an expert, and kept. What a load has used, and what it has
@@ -20,7 +18,8 @@ class ExpertSource:
     """
 
     def __init__(self, inner: TensorSource, group: ProcessGroup) -> None:
-        self.inner, self.process_group = inner, group
+        super().__init__(inner)
+        self.process_group = group
         self._facts: dict[str, Tensor] | None = {}
         self._kept: dict[str, Tensor] = {}
         self._taken: list[str] = []
@@ -37,14 +36,6 @@ class ExpertSource:
         self.inner.take(self._taken)
         for note in self._notes:
             self.inner.note(note)
-
-    def has_tensor(self, name: str) -> bool:
-        """As the inner source."""
-        return self.inner.has_tensor(name)
-
-    def info(self, name: str) -> TensorInfo:
-        """As the inner source."""
-        return self.inner.info(name)
 
     def read(self, name: str, index: tuple[slice, ...] = (), *, role: Role) -> Tensor:
         """As the inner source, or what was read before."""
@@ -67,7 +58,3 @@ class ExpertSource:
     def note(self, text: str) -> None:
         """Kept until the end."""
         self._notes[text] = None
-
-    def missing(self, name: str, hint: str = "") -> MissingTensorError:
-        """As the inner source."""
-        return self.inner.missing(name, hint)

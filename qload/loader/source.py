@@ -38,6 +38,37 @@ class TensorSource(Protocol):
         """The error that says what was tried and what there is instead."""
 
 
+class WrappedSource:
+    """What an inner source holds, as it says it: what sources that stand before another one start from."""
+
+    def __init__(self, inner: TensorSource) -> None:
+        self.inner, self.process_group = inner, inner.process_group
+
+    def has_tensor(self, name: str) -> bool:
+        """As the inner source."""
+        return self.inner.has_tensor(name)
+
+    def info(self, name: str) -> TensorInfo:
+        """As the inner source."""
+        return self.inner.info(name)
+
+    def read(self, name: str, index: tuple[slice, ...] = (), *, role: Role) -> Tensor:
+        """As the inner source."""
+        return self.inner.read(name, index, role=role)
+
+    def take(self, names: Iterable[str]) -> None:
+        """As the inner source."""
+        self.inner.take(names)
+
+    def note(self, text: str) -> None:
+        """As the inner source."""
+        self.inner.note(text)
+
+    def missing(self, name: str, hint: str = "") -> MissingTensorError:
+        """As the inner source."""
+        return self.inner.missing(name, hint)
+
+
 class Rectangle(NamedTuple):
     """The elements of the tensor `name` within these slices, which a load will read."""
 

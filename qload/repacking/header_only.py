@@ -5,39 +5,25 @@ from typing import Self
 
 from torch import Tensor
 
-from qload.errors import MissingTensorError
 from qload.loader import LayerDescription, TensorSource
-from qload.parallel import ProcessGroup
+from qload.loader.source import WrappedSource
 from qload.spec import Role
-from qload.storage import TensorInfo
 
 
-class HeaderOnlySource:
+class HeaderOnlySource(WrappedSource):
     """What an inner source holds; a tensor named `skipped` has its shape and no values.
 
     Nothing is entered into the ledger: whoever only decides has loaded nothing.
     """
 
     def __init__(self, inner: TensorSource, skipped: str) -> None:
-        self.inner, self.skipped = inner, skipped
+        super().__init__(inner)
+        self.skipped = skipped
 
     @classmethod
     def without_codes(cls, inner: TensorSource, layer: LayerDescription) -> Self:
         """All of a layer but its codes, which are the first tensor of its format."""
         return cls(inner, layer.names.full(layer.specs[0].name).rpartition(".")[2])
-
-    @property
-    def process_group(self) -> ProcessGroup:
-        """That of the inner source; a load of a whole layer does not use it."""
-        return self.inner.process_group
-
-    def has_tensor(self, name: str) -> bool:
-        """As the inner source."""
-        return self.inner.has_tensor(name)
-
-    def info(self, name: str) -> TensorInfo:
-        """As the inner source."""
-        return self.inner.info(name)
 
     def read(self, name: str, index: tuple[slice, ...] = (), *, role: Role) -> Tensor:
         """As the inner source, or for a skipped tensor zeros of its shape, which share one element."""
@@ -51,7 +37,3 @@ class HeaderOnlySource:
 
     def note(self, text: str) -> None:
         """The load itself notes what there is to note."""
-
-    def missing(self, name: str, hint: str = "") -> MissingTensorError:
-        """As the inner source."""
-        return self.inner.missing(name, hint)

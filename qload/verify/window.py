@@ -4,14 +4,11 @@ Where outputs are the last axis of what is stored, a run of a few is a few bytes
 each. A window reads wider ones at once, and hands out runs of them from memory.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from qload.errors import MissingTensorError
-from qload.loader import TensorSource
-from qload.parallel import ProcessGroup
+from qload.loader.source import TensorSource, WrappedSource
 from qload.spec import Role
 from qload.storage import TensorInfo
 
@@ -36,28 +33,15 @@ class Window:
         return self.held.narrow(axis, wanted.start - self.start, wanted.stop - wanted.start).contiguous()
 
 
-class WindowSource:
+class WindowSource(WrappedSource):
     """What an inner source holds; of tensors that are cut along a later axis, a window is kept.
 
     One thread reads it, and changes nothing of what it is given.
     """
 
     def __init__(self, inner: TensorSource) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self._windows: dict[str, Window] = {}
-
-    @property
-    def process_group(self) -> ProcessGroup:
-        """As the inner source."""
-        return self.inner.process_group
-
-    def has_tensor(self, name: str) -> bool:
-        """As the inner source."""
-        return self.inner.has_tensor(name)
-
-    def info(self, name: str) -> TensorInfo:
-        """As the inner source."""
-        return self.inner.info(name)
 
     def read(self, name: str, index: tuple[slice, ...] = (), *, role: Role) -> Tensor:
         """As the inner source, which reads no more than WINDOW bytes beyond what is asked for."""
@@ -78,18 +62,6 @@ class WindowSource:
             found = window.part(axis, index[axis])
         assert found is not None
         return found
-
-    def take(self, names: Iterable[str]) -> None:
-        """As the inner source."""
-        self.inner.take(names)
-
-    def note(self, text: str) -> None:
-        """As the inner source."""
-        self.inner.note(text)
-
-    def missing(self, name: str, hint: str = "") -> MissingTensorError:
-        """As the inner source."""
-        return self.inner.missing(name, hint)
 
     def _ahead(self, name: str, info: TensorInfo, axis: int, index: tuple[slice, ...], role: Role) -> Window:
         """From what is asked for on, as much as may be held."""

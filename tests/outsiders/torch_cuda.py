@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from qload.conformance import ConformanceCase, LinearKernelSuite
+from qload.conformance import ConformanceCase
+from tests.outsiders import torch_cpu
 
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
@@ -17,10 +18,9 @@ if not torch.cuda.is_available():
 INNER_TILES = 8  # of 16 inputs, that a thread's words hold side by side
 
 
-class TestTinygemm(LinearKernelSuite):
+class TestTinygemm(torch_cpu.TestTorchInt4):
     """w = (code - 8) * scale + zero, in groups of 32 to 256 inputs in order; both are bfloat16, as x is."""
 
-    format = "gptq"
     dtypes = ("bfloat16",)
     scales = "bfloat16"
 
@@ -39,8 +39,6 @@ class TestTinygemm(LinearKernelSuite):
         return y
 
     def can_implement(self, case: ConformanceCase) -> tuple[bool, str]:
-        if (case.bits, case.act_order) != (4, False) or case.group_size not in (32, 64, 128, 256):
-            return False, "4 bits, groups of 32 to 256, in order"
         if case.K % (16 * INNER_TILES) or case.N % 8:
             return False, f"multiples of {16 * INNER_TILES} inputs and of 8 outputs"
-        return case.zeros != "wrapping", "zero points that wrap are no matter of a kernel that takes numbers"
+        return super().can_implement(case)
