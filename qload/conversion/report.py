@@ -1,12 +1,11 @@
 """What a conversion came to: of each layer what it became, and whether it still means the same."""
 
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from qload.listing import Answer
+from qload.listing.answer import AnswerByLayer
 
 Became = Literal["bits", "rounded", "differs", "refused"]
 WELL = ("bits", "rounded")
@@ -43,7 +42,7 @@ class ConvertedLayer:
 
 
 @dataclass(frozen=True)
-class WrittenCheckpoint(Answer):
+class WrittenCheckpoint(AnswerByLayer):
     """A base of what says of a checkpoint's layers, when it was written again, what became of each."""
 
     path: str
@@ -59,18 +58,9 @@ class WrittenCheckpoint(Answer):
     def layers(self) -> Sequence[Any]:
         """Each with a `name`, an `outcome`, a `detail`, and whether that is `well`."""
 
-    @property
-    def counts(self) -> dict[str, int]:
-        """How many layers and tensors have each outcome."""
-        return dict(Counter(layer.outcome for layer in self.layers))
-
     def _sound(self) -> bool:
         """Whether all was written, and is well."""
         return all(layer.well for layer in self.layers)
-
-    def _data(self) -> dict[str, Any]:
-        """The fields, and how many layers have each outcome."""
-        return {"counts": self.counts, **asdict(self)}
 
 
 @dataclass(frozen=True)

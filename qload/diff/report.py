@@ -1,11 +1,10 @@
 """What a comparison of two checkpoints says: of each layer and tensor whether it means the same."""
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
-from qload.listing import Answer
+from qload.listing.answer import AnswerByLayer
 
 Outcome = Literal["bits", "rounded", "differs", "shape", "missing", "unread"]
 SAME = ("bits", "rounded")
@@ -45,7 +44,7 @@ class LayerDiff:
 
 
 @dataclass(frozen=True)
-class CheckpointDiff(Answer):
+class CheckpointDiff(AnswerByLayer):
     """Two checkpoints, layer by layer.
 
     Attributes
@@ -63,15 +62,6 @@ class CheckpointDiff(Answer):
     layers: Sequence[LayerDiff] = ()
     unreadable: str = ""
 
-    @property
-    def counts(self) -> dict[str, int]:
-        """How many layers have each outcome."""
-        return dict(Counter(layer.outcome for layer in self.layers))
-
     def _sound(self) -> bool:
         """Whether all means the same."""
         return all(layer.same for layer in self.layers)
-
-    def _data(self) -> dict[str, Any]:
-        """The fields, and how many layers have each outcome."""
-        return {"counts": self.counts, **asdict(self)}

@@ -1,7 +1,9 @@
 """What a question about a checkpoint came to: a verdict, by which commands end, and plain data."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any, Literal, TypeVar
 
 from qload.errors import ArgumentError, QloadError
@@ -37,6 +39,24 @@ class Answer(ABC):
     @abstractmethod
     def _data(self) -> dict[str, Any]:
         """The fields, as plain data."""
+
+
+class AnswerByLayer(Answer):
+    """One that says of each layer what became of it: `layers` have an `outcome`."""
+
+    @property
+    @abstractmethod
+    def layers(self) -> Sequence[Any]:
+        """Each with a `name`, an `outcome` and a `detail`."""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many layers and tensors have each outcome."""
+        return dict(Counter(layer.outcome for layer in self.layers))
+
+    def _data(self) -> dict[str, Any]:
+        """The fields, and how many layers have each outcome."""
+        return {"counts": self.counts, **asdict(self)}  # type: ignore[call-overload]
 
 
 Found = TypeVar("Found", bound=Answer)
