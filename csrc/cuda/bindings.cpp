@@ -22,6 +22,7 @@
 #include "experts/experts.h"
 #include "exllama/exllama.h"
 #include "exllama/rounded.h"
+#include "floats/floats.h"
 #include "gather/gather.h"
 #include "many/many.h"
 #include "middle/middle.h"
@@ -286,6 +287,17 @@ PYBIND11_MODULE(_cuda, module) {
       },
       "Sums of codes as results; sizes: M, N, elements from row to row of y; row, column, zeros: pointer, one each or "
       "one for all; bias: pointer, type. False: sizes do not fit.");
+  module.def(
+      "multiply_floats",
+      [](uintptr_t x, uintptr_t w, uintptr_t bias, uintptr_t y, const std::array<int64_t, 4>& sizes, uintptr_t stream) {
+        const auto [M, N, K, pitch] = sizes;
+        const cudaError_t error = multiply_floats(
+            {at<const float>(x), at<const float>(w), at<const float>(bias), at<float>(y), M, N, K, pitch},
+            at<CUstream_st>(stream));
+        if (error != cudaErrorNotSupported) check(error, "multiply_floats");
+        return error == cudaSuccess;
+      },
+      "Few tokens times rows of float32; sizes: M, N, K, elements from row to row of y. False: sizes do not fit.");
   module.def(
       "decode",
       [](const std::array<int, 5>& sizes, int bits, int group, bool own, bool bfloat16, int columns, int split,

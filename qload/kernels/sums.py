@@ -5,7 +5,8 @@ threads. They are never touched here: on CUDA sums of 16-bit numbers are asked f
 the pass that adds the bias. oneDNN, on a CPU, sums 16-bit numbers in float32 on its own.
 
 Products of float32 are torch's own, in whatever precision a program has set for them
-(`torch.set_float32_matmul_precision`); of 16-bit numbers TF32 loses nothing.
+(`torch.set_float32_matmul_precision`), but those of few tokens on CUDA, which are in float32; of 16-bit
+numbers TF32 loses nothing.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -14,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
+
+from qload.kernels.cuda import floats
 
 SUMS = 64 << 20  # bytes of sums in float32 at once
 ROWS = 256  # tokens, of which a block of sums has a multiple: tiles of the vendor's kernels divide it
@@ -32,7 +35,8 @@ def in_given_types(x: Tensor) -> AbstractContextManager[Any]:
 def into(y: Tensor, x: Tensor, w: Tensor, bias: Tensor | None = None) -> None:
     """y (M, n) = x (M, K) times w (n, K), plus a bias (n,) of any float dtype; x and w have one dtype."""
     if not _asks_for_sums(x):
-        y.copy_(_own(x, w, bias))
+        if not floats.multiply(y, x, w, bias):
+            y.copy_(_own(x, w, bias))
         return
     for tokens in blocks(y.shape[0], y.shape[1]):
         sums = wide(x[tokens], w)
@@ -45,7 +49,7 @@ def into(y: Tensor, x: Tensor, w: Tensor, bias: Tensor | None = None) -> None:
 
 def product(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     """The same, y (M, n) in x's dtype."""
-    if not _asks_for_sums(x):
+    if not _asks_for_sums(x) and not _is_few(x):
         return _own(x, w, bias)
     y = x.new_empty(x.shape[0], w.shape[0])
     into(y, x, w, bias)
@@ -64,6 +68,10 @@ def blocks(tokens: int, outputs: int) -> list[slice]:
     """Tokens whose sums fit `SUMS`, block after block."""
     most = max(ROWS, SUMS // (4 * max(outputs, 1)) // ROWS * ROWS)
     return [slice(start, min(start + most, tokens)) for start in range(0, tokens, most)]
+
+
+def _is_few(x: Tensor) -> bool:
+    return x.is_cuda and x.dtype == torch.float32 and x.shape[0] <= floats.MOST_TOKENS
 
 
 def _asks_for_sums(x: Tensor) -> bool:

@@ -17,7 +17,7 @@ from qload.formats import AWQConfig, AWQWeight
 from qload.kernel_formats import ExllamaWeight, GPTQMarlinWeight, repack
 from qload.kernels import scaled
 from qload.kernels.activations import quantize
-from qload.kernels.cuda import decode, exllama, experts, inputs, many, middle, step, w4a16
+from qload.kernels.cuda import decode, exllama, experts, floats, inputs, many, middle, step, w4a16
 from qload.kernels.cuda.attend import attend_pages
 from qload.kernels.cuda.marlin import MarlinCall, arguments
 from qload.kernels.cuda.quantize import finish
@@ -185,6 +185,16 @@ def bytes_and_streams() -> None:
     check_layer(cell_layers.fp8(3, 5, block=(3, 5))(67, 328))
 
 
+def few_floats() -> None:
+    """Each number of tokens that has a kernel, of small whole numbers."""
+    for M in (1, 2, 3, 8, 16):
+        x, w = (torch.randint(-8, 9, (rows, 260)).float() for rows in (M, 37))
+        y = torch.empty(M, 37, device="cuda")
+        if not floats.multiply(y, x.cuda(), w.cuda(), None):
+            raise SystemExit("the module multiplies no float32")
+        same(y, x @ w.T)
+
+
 def check_layer(weight: Weight) -> None:
     """Against plain torch."""
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
@@ -315,6 +325,7 @@ def main() -> None:
     three_bits()
     bytes_and_streams()
     quantized_inputs()
+    few_floats()
     shuffled = repack(made, "exllama").to("cuda")
     assert isinstance(shuffled, ExllamaWeight)
     for M in (1, 8, 9, 33):

@@ -9,6 +9,7 @@ from torch import Tensor
 from qload.kernels import bounds, reference, scaled, sums
 from qload.kernels.activations import quantize
 from qload.kernels.bounds import excess
+from qload.kernels.cuda import floats
 from qload.spec import ActivationScheme, Weight
 from tests.bench import cell_layers
 from tests.bench.cell_layers import LAYERS
@@ -134,3 +135,49 @@ def test_a_graph_replays_a_call_of_every_layer_that_waits_for_nothing(dtype: tor
         graph.replay()
         torch.cuda.synchronize()
         assert torch.equal(got, want), name
+
+
+@pytest.mark.parametrize("M", [1, 2, 3, 4, 5, 8, 9, 15, 16])
+@pytest.mark.parametrize(("N", "K"), [(1, 4), (15, 252), (16, 256), (17, 260), (4099, 1024)])
+def test_few_tokens_in_float32_are_summed_exactly_where_sums_are(M: int, N: int, K: int) -> None:
+    """Of small whole numbers, into a part of wider rows, of which nothing else is written."""
+    make = torch.Generator(device="cuda").manual_seed(M)
+    x, w = (torch.randint(-8, 9, (rows, K), device="cuda", generator=make).float() for rows in (M, N))
+    bias, wide = torch.arange(N, device="cuda").float(), x.new_full((M + 1, N + 3), torch.nan)
+
+    for added in (None, bias):
+        assert floats.multiply(wide[:M, 2 : N + 2], x, w, added)
+
+        exact = x.double() @ w.double().T + (0 if added is None else added.double())
+        assert torch.equal(wide[:M, 2 : N + 2].double(), exact)
+        assert wide[:M, :2].isnan().all()
+        assert wide[:M, N + 2 :].isnan().all()
+        assert wide[M:].isnan().all()
+
+
+def test_few_tokens_in_float32_spoil_no_other_and_repeat_their_bits() -> None:
+    make = torch.Generator(device="cuda").manual_seed(1)
+    x, w = (torch.randn(rows, 1000, device="cuda", generator=make) for rows in (8, 333))
+    first, second = (x.new_empty(8, 333) for _ in range(2))
+    assert floats.multiply(first, x, w, None)
+    exact, steps = x.double() @ w.double().T, 1000 * 2.0**-24
+    room = steps / (1 - steps) * (x.double().abs() @ w.double().abs().T)
+    assert bool(((first.double() - exact).abs() <= room).all())
+
+    spoiled = x.clone()
+    spoiled[3] = torch.nan
+    assert floats.multiply(second, spoiled, w, None)
+
+    others = [0, 1, 2, 4, 5, 6, 7]
+    assert torch.equal(first[others], second[others])
+    assert second[3].isnan().all()
+
+
+def test_more_tokens_and_rows_between_two_loads_are_left_to_the_vendor() -> None:
+    w, y = torch.ones(8, 64, device="cuda"), torch.empty(17, 8, device="cuda")
+    flat = torch.ones(3 * 64 + 1, device="cuda")
+
+    assert not floats.multiply(y, torch.ones(17, 64, device="cuda"), w, None)
+    assert not floats.multiply(y[:3], torch.ones(3, 62, device="cuda"), w[:, :62].contiguous(), None)
+    assert not floats.multiply(y[:3], flat[1:].view(3, 64), w, None)
+    assert torch.equal(sums.product(flat[1:].view(3, 64), w), torch.full((3, 8), 64.0, device="cuda"))
