@@ -58,6 +58,8 @@ def product(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def wide(x: Tensor, w: Tensor) -> Tensor:
     """x (M, K) times w (n, K), which have one dtype: the sums (M, n), float32 of 16-bit numbers."""
+    if _is_few(x):
+        return product(x, w)
     if not _asks_for_sums(x):
         return linear(x.float(), w.float()) if x.dtype in NARROW else linear(x, w)
     made: Tensor = torch.ops.aten.mm.dtype(x, w.T, torch.float32)

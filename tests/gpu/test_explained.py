@@ -29,14 +29,14 @@ OURS = {
 def ran(linear: Any, x: Tensor) -> set[str]:
     """Which of `OURS` a call launches, by what their names share."""
     linear(x)
-    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as seen:
+    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU], acc_events=True) as seen:
         linear(x)
         torch.cuda.synchronize()
     names = [event.name for event in seen.events() if event.device_type == DeviceType.CUDA]
     return {each for each in OURS.values() if any(each in name for name in names)}
 
 
-@pytest.mark.parametrize(("shape", "group"), product(SHAPES, (64, 128)), ids=str)
+@pytest.mark.parametrize(("shape", "group"), list(product(SHAPES, (64, 128))), ids=str)
 def test_the_kernel_that_is_told_is_the_one_that_runs(shape: tuple[int, int], group: int) -> None:
     (K, N), config = shape, QUANTIZATION | {"group_size": group}
     made = checkpoint(K, N, 4, group).fields()
