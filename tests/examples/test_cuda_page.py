@@ -19,7 +19,7 @@ from tests.paths import ROOT
 PAGE = "cuda-kernel"
 NVCC = shutil.which("nvcc")
 needs_nvcc = pytest.mark.skipif(NVCC is None, reason="there is no nvcc on PATH")
-MODULE = "PYBIND11_MODULE(_cuda, module) {"
+LINEARS = "void add_linears(py::module_& module) {"
 # What ctypes can call: the launcher under a plain name.
 PLAIN_NAME = """
 #include "quads.h"
@@ -41,12 +41,12 @@ def csrc(tmp_path: Path) -> Path:
         file = tmp_path / place.removeprefix("// ")
         file.parent.mkdir(exist_ok=True)
         file.write_text(text)
-    bindings = copy / "cuda" / "bindings.cpp"
+    bindings = copy / "cuda" / "bindings" / "linear.cpp"
     (binding,) = pages.blocks(PAGE, "cpp")
-    text, include = bindings.read_text(), '#include "read/read.h"\n'
-    assert text.count(include) == text.count(MODULE) == 1
-    head = text.partition(MODULE)[0].replace(include, f'#include "quads/quads.h"\n{include}')
-    bindings.write_text(f"{head}{MODULE}\n{binding}}}\n")  # alone, as the others take their time
+    text, include = bindings.read_text(), '#include "../w4a16/w4a16.h"\n'
+    assert text.count(include) == text.count(LINEARS) == 1
+    head = text.partition(LINEARS)[0].replace(include, f'#include "../quads/quads.h"\n{include}')
+    bindings.write_text(f"{head}{LINEARS}\n{binding}}}\n}}\n")  # alone, as the others take their time
     return copy
 
 
@@ -71,7 +71,7 @@ def test_the_device_code_compiles(csrc: Path, tmp_path: Path) -> None:
 def test_the_binding_compiles(csrc: Path) -> None:
     pybind11 = pytest.importorskip("pybind11", reason="bindings need pybind11, which is not installed here")
     folders = pybind11.get_include(), sysconfig.get_path("include")
-    nvcc(*(f"-I{each}" for each in folders), "-Xcompiler=-fsyntax-only", "-c", csrc / "cuda" / "bindings.cpp")
+    nvcc(*(f"-I{each}" for each in folders), "-Xcompiler=-fsyntax-only", "-c", csrc / "cuda" / "bindings" / "linear.cpp")
 
 
 @pytest.mark.gpu

@@ -1,0 +1,103 @@
+// x times a weight of codes.
+#include <array>
+
+#include "../decode/decode.h"
+#include "../exllama/exllama.h"
+#include "../exllama/rounded.h"
+#include "../gather/gather.h"
+#include "../many/many.h"
+#include "../middle/middle.h"
+#include "../w4a16/w4a16.h"
+#include "common.h"
+
+namespace qload::cuda {
+
+void add_linears(py::module_& module) {
+  module.def(
+      "decode",
+      [](const std::array<int, 5>& sizes, int bits, int group, bool own, bool bfloat16, int columns, int split,
+         bool early) {
+        return launch_of("decode", [=](const Operands& in, CUstream_st* stream) {
+          const auto [M, K, N, inputs, outputs] = sizes;
+          return decode({in.x, in.weights, in.scales, in.zeros, in.g_idx, nullptr, in.bias, in.y, M, K, N, inputs, outputs,
+                         bits, group, own, bfloat16, columns, split, early},
+                        stream);
+        });
+      },
+      "Launches x times a 4-bit or 8-bit weight in Marlin's order or our own; sizes: M, K, N, inputs, outputs.");
+  module.def(
+      "middle",
+      [](const std::array<int, 5>& sizes, int bits, int group, bool bfloat16, int columns, int together, int split,
+         bool early) {
+        return launch_of("middle", [=](const Operands& in, CUstream_st* stream) {
+          const auto [M, K, N, inputs, outputs] = sizes;
+          return middle({in.x, in.weights, in.scales, in.zeros, in.bias, in.y, M, K, N, inputs, outputs, bits, group,
+                         bfloat16, columns, together, split, early},
+                        stream);
+        });
+      },
+      "Launches tokens, best from 17 on, times a weight in Marlin's order; sizes: M, K, N, inputs, outputs.");
+  module.def(
+      "many",
+      [](const std::array<int, 5>& sizes, int bits, int group, bool bfloat16, const std::array<int, 4>& division,
+         bool early) {
+        return launch_of("many", [=](const Operands& in, CUstream_st* stream) {
+          const auto [M, K, N, inputs, outputs] = sizes;
+          const auto [tokens, columns, pairs, slices] = division;
+          return many({in.x, in.weights, in.scales, in.zeros, in.bias, in.y, in.parts, M, K, N, inputs, outputs, bits, group,
+                       bfloat16, tokens, columns, pairs != 0, slices, early, nullptr, 0, 0},
+                      stream);
+        });
+      },
+      "Launches tokens, best from 17 on, times a weight in our own order; sizes: M, K, N, inputs, outputs. division: tokens "
+      "and columns of a block, whether two share K, slices of K, whose sums `parts` gets in fp32.");
+  module.def(
+      "w4a16",
+      [](const std::array<int, 5>& sizes, int group, bool bfloat16, int columns, int split, bool early) {
+        return launch_of("w4a16", [=](const Operands& in, CUstream_st* stream) {
+          const auto [M, K, N, inputs, outputs] = sizes;
+          return w4a16({in.x, in.weights, in.scales, in.zeros, nullptr, in.bias, in.y, M, K, N, inputs, outputs, group,
+                        bfloat16, columns, split, early},
+                       stream);
+        });
+      },
+      "Launches x times a 4-bit weight in Marlin's order; sizes: M, K, N, inputs, outputs.");
+  module.def(
+      "exllama",
+      [](uintptr_t x, uintptr_t weights, uintptr_t zeros, uintptr_t scales, uintptr_t g_idx, uintptr_t perm,
+         uintptr_t bias, uintptr_t y, const std::array<int, 4>& sizes, int bits, int group,
+         const std::array<int, 3>& zero, bool bfloat16, int columns, int split, bool early, uintptr_t stream) {
+        const auto [M, K, N, groups] = sizes;
+        check(exllama({at<const void>(x), at<const void>(weights), at<const void>(zeros), at<const void>(scales),
+                       at<const int32_t>(g_idx), at<const int32_t>(perm), at<const void>(bias), at<void>(y), M, K, N,
+                       groups, bits, group, static_cast<uint32_t>(zero[0]), static_cast<uint32_t>(zero[2]), zero[1],
+                       bfloat16, columns, split, early},
+                      at<CUstream_st>(stream)),
+              "exllama");
+      },
+      "x times a weight in ExLlama's order; sizes: M, K, N, groups; zero: added to a word, to a field, its mask.");
+  module.def(
+      "rounded_three",
+      [](uintptr_t weights, uintptr_t zeros, uintptr_t scales, uintptr_t g_idx, uintptr_t w,
+         const std::array<int, 4>& sizes, const std::array<int, 3>& zero, bool bfloat16, uintptr_t stream) {
+        const auto [K, N, first, columns] = sizes;
+        check(rounded_three({at<const void>(weights), at<const void>(zeros), at<const void>(scales),
+                             at<const int32_t>(g_idx), at<void>(w), K, N, first, columns,
+                             static_cast<uint32_t>(zero[2]), zero[1], bfloat16},
+                            at<CUstream_st>(stream)),
+              "rounded_three");
+      },
+      "Columns of a weight of 3 bits in ExLlama's order as numbers; sizes: K, N, first, columns; zero: as for exllama.");
+  module.def(
+      "gather_inputs",
+      [](uintptr_t x, uintptr_t perm, uintptr_t y, const std::array<int, 3>& sizes, bool staged, bool early,
+         uintptr_t stream) {
+        const auto [M, inputs, rows] = sizes;
+        check(gather_inputs({at<const void>(x), at<const int32_t>(perm), at<void>(y), M, inputs, rows, staged, early},
+                            at<CUstream_st>(stream)),
+              "gather_inputs");
+      },
+      "16-bit inputs of each token in another order; sizes: M, inputs, rows.");
+}
+
+}  // namespace qload::cuda
