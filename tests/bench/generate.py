@@ -43,7 +43,9 @@ def written(folder: Path, blocks: int) -> None:
     config = config_of(blocks, **SHAPE)
     config |= {"architectures": ["LlamaForCausalLM"], "quantization_config": QUANTIZATION}
     config |= {"tie_word_embeddings": False, "bos_token_id": 0}
-    tensors = {name: tensor.clone() for name, tensor in tensors_of(blocks, **SHAPE).items()}  # of its own each
+    tensors = {
+        name: tensor.clone() for name, tensor in tensors_of(blocks, **SHAPE).items()
+    }  # of its own each
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config))
 

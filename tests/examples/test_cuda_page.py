@@ -71,7 +71,12 @@ def test_the_device_code_compiles(csrc: Path, tmp_path: Path) -> None:
 def test_the_binding_compiles(csrc: Path) -> None:
     pybind11 = pytest.importorskip("pybind11", reason="bindings need pybind11, which is not installed here")
     folders = pybind11.get_include(), sysconfig.get_path("include")
-    nvcc(*(f"-I{each}" for each in folders), "-Xcompiler=-fsyntax-only", "-c", csrc / "cuda" / "bindings" / "linear.cpp")
+    nvcc(
+        *(f"-I{each}" for each in folders),
+        "-Xcompiler=-fsyntax-only",
+        "-c",
+        csrc / "cuda" / "bindings" / "linear.cpp",
+    )
 
 
 @pytest.mark.gpu

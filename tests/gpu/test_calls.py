@@ -14,6 +14,7 @@ from qload.spec import Weight
 from qload.testing import assert_same_bits
 from tests.gpu import exllama_layers
 from tests.gpu.layers import inputs, layer
+from tests.gpu.replays import assert_replays
 
 pytestmark = pytest.mark.gpu
 
@@ -129,21 +130,7 @@ def test_layers_one_after_another_in_a_graph_see_each_other(caller: Caller) -> N
             y = caller(y, weights[i % 2])
         return y
 
-    want = chain()
-    assert bool(want.isfinite().all())
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        chain()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        got = chain()
-    for _ in range(20):
-        got.fill_(torch.nan)
-        graph.replay()
-        torch.cuda.synchronize()
-        assert_same_bits(got, want)
+    assert_replays(chain)
 
 
 @CALLERS

@@ -14,6 +14,7 @@ from qload.kernels.cuda.experts_sorted import sorted_pairs, unsorted
 from qload.testing import assert_same_bits
 from tests.gpu.expert_layers import Experts, Gate, Tokens, drawn, tokens
 from tests.gpu.layers import DTYPES
+from tests.gpu.replays import assert_replays
 
 pytestmark = pytest.mark.gpu
 Kind = dict[str, Any]
@@ -371,21 +372,7 @@ def test_layers_one_after_another_in_a_graph_see_each_other(M: int, way: str) ->
             ids = ids.flip(1) if i % 2 else (ids + 1) % 8
         return y
 
-    want = chain()
-    assert bool(want.isfinite().all())
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        chain()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        got = chain()
-    for _ in range(20):
-        got.fill_(torch.nan)
-        graph.replay()
-        torch.cuda.synchronize()
-        assert_same_bits(got, want)
+    assert_replays(chain)
 
 
 @WAYS
