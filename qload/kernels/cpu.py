@@ -13,7 +13,9 @@ from torch import Tensor
 
 from qload.devices.cpu import values_of
 from qload.devices.tensors import FLOATS, address, is_plain
+from qload.formats import EETQWeight
 from qload.kernel_formats.panels import PanelsWeight
+from qload.kernels.cpu_eetq import inputs_of_pairs, outputs_of_pairs, rows_of_pairs
 from qload.kernels.cpu_rows import ROW_TYPES, CodeRows, KeptRows, rows_of
 from qload.native import is_on, isa, load, threads
 from qload.spec import Weight
@@ -30,6 +32,7 @@ FEW = {"scalar": 6, "avx2": 6, "avx512": 6, "avx512_bf16": 6}
 PAIRED = "avx512_bf16"
 MOST = {8: 64}  # panels, by bits
 MOST_ROWS = 16
+MOST_PAIRS = 4  # tokens up to which EETQ's codes are read as they lie: more are faster once these are in rows
 
 
 def why_not(weight: Weight, dtype: torch.dtype) -> str | None:
@@ -63,15 +66,17 @@ def multiply(
     held = (x, *weight.fields().values(), *(() if bias is None else (bias,)))
     if x.dtype not in FLOATS or 0 in weight.shape or not all(is_plain(tensor, "cpu") for tensor in held):
         return None
-    rows, most = x.detach().reshape(-1, x.shape[-1]), most_of(weight, x.dtype)
-    if most is not None and rows.shape[0] > most:
+    rows = _taken(x, most_of(weight, x.dtype))
+    if rows is None:
         return None
-    rows = rows if rows.stride(1) == 1 or rows.shape[1] == 1 else rows.contiguous()
     added = None if bias is None else bias.detach().to(torch.float32).contiguous()
     if isinstance(weight, PanelsWeight):
         if not all(tensor.is_contiguous() for tensor in weight.fields().values()):
             return None
         y = PanelsPlan(weight).product(rows, added, few)
+    elif rows.shape[0] <= MOST_PAIRS and isinstance(weight, EETQWeight) and weight.weight.is_contiguous():
+        sums = _rows(inputs_of_pairs(rows), rows_of_pairs(weight), None)
+        y = outputs_of_pairs(sums, weight.weight_scales, added, x.dtype)
     else:
         codes = rows_of(weight) if kept is None else kept.of(weight)
         if codes is None:
@@ -101,10 +106,9 @@ class PanelsPlan:
             return None
         if not is_plain(x, "cpu") or not (bias is None or _is_added(bias, self.N)):
             return None
-        rows, most = x.reshape(-1, self.K), most_tokens(self.bits, x.dtype)
-        if most is not None and rows.shape[0] > most:
+        rows = _taken(x, most_tokens(self.bits, x.dtype))
+        if rows is None:
             return None
-        rows = rows if rows.stride(1) == 1 or self.K == 1 else rows.contiguous()
         y = self.product(rows, None if bias is None else bias.to(torch.float32).contiguous())
         return y.view(*x.shape[:-1], self.N)
 
@@ -127,6 +131,14 @@ def plan_of(weight: Weight) -> PanelsPlan | None:
     held = weight.fields().values()
     plain = all(is_plain(tensor, "cpu") and tensor.is_contiguous() for tensor in held)
     return PanelsPlan(weight) if plain else None
+
+
+def _taken(x: Tensor, most: int | None) -> Tensor | None:
+    """(..., K) as tokens (M, K) of stride 1; None where there are more than `most`."""
+    rows = x.detach().reshape(-1, x.shape[-1])
+    if most is not None and rows.shape[0] > most:
+        return None
+    return rows if rows.stride(1) == 1 or rows.shape[1] == 1 else rows.contiguous()
 
 
 def _is_added(bias: Tensor, N: int) -> bool:
