@@ -1,6 +1,7 @@
 // The CPU module: pointers as integers, sizes and strides; whoever calls has checked that they fit.
 //
 //   isas()                                                                      instruction sets, best first
+//   is_on_threads_of_torch()                                                    see team.h
 //   move(isa, bits, digits, from, to, threads)                                  see plan.h
 //   pack(isa, bits, rows, columns, codes, pitch, source, shift, words, threads) see boxes.h
 //   unpack(isa, bits, rows, columns, words, codes, pitch, threads)
@@ -35,6 +36,7 @@
 #include "move.h"
 #include "product.h"
 #include "streams.h"
+#include "team.h"
 
 namespace py = pybind11;
 
@@ -172,6 +174,7 @@ PYBIND11_MODULE(_cpu, m) {
   m.doc() = "Packed codes on a CPU: moved, packed, unpacked, dequantized, multiplied.";
   m.attr("SCRATCH_BYTES") = kScratch;
   m.def("isas", isas);
+  m.def("is_on_threads_of_torch", is_on_threads_of_torch);
   m.def("move", move_digits, Unlocked());
   m.def("pack", pack_rows, Unlocked());
   m.def("unpack", unpack_rows, Unlocked());

@@ -1,43 +1,46 @@
-// Threads for one call: made, used and joined, so that nothing runs between calls.
+// A range divided among the threads of one call.
 #pragma once
 
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <exception>
-#include <system_error>
-#include <thread>
-#include <vector>
+
+#include "team.h"
 
 namespace qload::cpu {
 
 constexpr int64_t kChunks = 8;  // of each thread: one that is held up leaves them to the others
 
+/// Chunks of a range, which threads take one after another.
+template <class Work>
+struct Chunks {
+  const Work& work;
+  const int64_t count, chunks;
+  std::atomic<int64_t> next{0};
+  std::atomic_flag has_failed = ATOMIC_FLAG_INIT;
+  std::exception_ptr failed{};  // written by one thread, read when all are done
+
+  static void share(void* self) {
+    Chunks& all = *static_cast<Chunks*>(self);
+    try {
+      for (int64_t i = all.next++; i < all.chunks; i = all.next++)
+        all.work(all.count * i / all.chunks, all.count * (i + 1) / all.chunks);
+    } catch (...) {
+      if (!all.has_failed.test_and_set()) all.failed = std::current_exception();
+    }
+  }
+};
+
 /// `work(begin, end)` over [0, count), by at most `threads` threads, in chunks of at least `least`.
 template <class Work>
 void parallel_for(int64_t count, int64_t least, int threads, const Work& work) {
   const int64_t most = std::max<int64_t>(1, count / std::max<int64_t>(least, 1));
-  const int64_t several = std::min<int64_t>(threads, most);
-  if (several <= 1) return work(0, count);
-  const int64_t chunks = std::min(several * kChunks, most);
-  std::atomic<int64_t> next{0};
-  std::vector<std::exception_ptr> failed(static_cast<size_t>(several));
-  const auto share = [&](int64_t thread) {
-    try {
-      for (int64_t i = next++; i < chunks; i = next++) work(count * i / chunks, count * (i + 1) / chunks);
-    } catch (...) {
-      failed[static_cast<size_t>(thread)] = std::current_exception();
-    }
-  };
-  std::vector<std::thread> others;
-  try {
-    for (int64_t thread = 1; thread < several; ++thread) others.emplace_back(share, thread);
-  } catch (const std::system_error&) {  // no more threads to be had: those that are do the work
-  }
-  share(0);
-  for (auto& other : others) other.join();
-  for (const auto& error : failed)
-    if (error) std::rethrow_exception(error);
+  if (threads <= 1 || most <= 1) return work(0, count);
+  Chunks<Work> all{work, count, std::min(threads * kChunks, most)};
+  on_threads(is_on_threads_of_torch() ? threads : static_cast<int>(std::min<int64_t>(threads, most)),
+             Chunks<Work>::share, &all);  // a team of another size would have to be made anew, and then torch's own
+  if (all.failed) std::rethrow_exception(all.failed);
 }
 
 }  // namespace qload::cpu

@@ -133,7 +133,14 @@ class CTIntWeight(spec.Weight):
 
     def codes(self) -> spec.Codes:
         """Unsigned codes and zero points, and the groups of outputs and inputs."""
-        middle, zeros, device = 2 ** (self.config.bits - 1), self.weight_zero_point, self.device
+        signed, middle = self.signed(), 2 ** (self.config.bits - 1)
+        zeros = torch.zeros_like(signed.scales, dtype=torch.int32) if signed.zeros is None else signed.zeros
+        unsigned = self.weight.view(torch.uint8) + middle  # modulo 256, so that no code needs more bytes
+        return replace(signed, codes=unsigned, zeros=zeros + middle)
+
+    def signed(self) -> spec.Codes:
+        """Codes and zero points as they are stored: no zero points where there are none."""
+        zeros, device = self.weight_zero_point, self.device
         k_group: Tensor | None = None
         n_group: Tensor | None = None
         if self.config.block is None:
@@ -145,12 +152,11 @@ class CTIntWeight(spec.Weight):
             n_group = torch.arange(self.layer.N, device=device) // rows if rows > 1 else None
             k_group = torch.arange(self.layer.K, device=device) // columns if columns > 0 else None
         scales = self.weight_scale.float().reshape(self.weight_scale.shape[0], -1)
-        stored = torch.zeros_like(scales, dtype=torch.int32) if zeros is None else zeros.reshape(scales.shape)
         return spec.Codes(
             bits=self.config.bits,
-            codes=self.weight.view(torch.uint8) + middle,  # modulo 256, so that no code needs more bytes
+            codes=self.weight,
             scales=scales,
-            zeros=stored.int() + middle,
+            zeros=None if zeros is None else zeros.reshape(scales.shape).int(),
             k_group=k_group,
             n_group=n_group,
         )

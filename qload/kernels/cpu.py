@@ -13,7 +13,9 @@ from torch import Tensor
 
 from qload.devices.cpu import values_of
 from qload.devices.tensors import FLOATS, address, is_plain
+from qload.formats import EETQWeight
 from qload.kernel_formats.panels import PanelsWeight
+from qload.kernels.cpu_eetq import inputs_of_pairs, outputs_of_pairs, rows_of_pairs
 from qload.kernels.cpu_rows import ROW_TYPES, CodeRows, KeptRows, rows_of
 from qload.native import is_on, isa, load, threads
 from qload.spec import Weight
@@ -30,6 +32,7 @@ FEW = {"scalar": 6, "avx2": 6, "avx512": 6, "avx512_bf16": 6}
 PAIRED = "avx512_bf16"
 MOST = {8: 64}  # panels, by bits
 MOST_ROWS = 16
+MOST_PAIRS = 4  # tokens up to which EETQ's codes are read as they lie: more are faster once these are in rows
 
 
 def why_not(weight: Weight, dtype: torch.dtype) -> str | None:
@@ -63,21 +66,83 @@ def multiply(
     held = (x, *weight.fields().values(), *(() if bias is None else (bias,)))
     if x.dtype not in FLOATS or 0 in weight.shape or not all(is_plain(tensor, "cpu") for tensor in held):
         return None
-    rows, most = x.detach().reshape(-1, x.shape[-1]), most_of(weight, x.dtype)
-    if most is not None and rows.shape[0] > most:
+    rows = _taken(x, most_of(weight, x.dtype))
+    if rows is None:
         return None
-    rows = rows if rows.stride(1) == 1 or rows.shape[1] == 1 else rows.contiguous()
     added = None if bias is None else bias.detach().to(torch.float32).contiguous()
     if isinstance(weight, PanelsWeight):
         if not all(tensor.is_contiguous() for tensor in weight.fields().values()):
             return None
-        y = _panels(rows, weight, added, FEW[isa()] if few is None else few)
+        y = PanelsPlan(weight).product(rows, added, few)
+    elif rows.shape[0] <= MOST_PAIRS and isinstance(weight, EETQWeight) and weight.weight.is_contiguous():
+        sums = _rows(inputs_of_pairs(rows), rows_of_pairs(weight), None)
+        y = outputs_of_pairs(sums, weight.weight_scales, added, x.dtype)
     else:
         codes = rows_of(weight) if kept is None else kept.of(weight)
         if codes is None:
             return None
         y = _rows(rows, codes, added)
     return y.view(*x.shape[:-1], weight.shape[0])
+
+
+class PanelsPlan:
+    """How activations are multiplied with panels: sizes, and where their tensors lie, which have to stay."""
+
+    def __init__(self, weight: PanelsWeight) -> None:
+        self.bits = weight.config.bits
+        self.N, self.K = weight.shape
+        group, run = weight.config.rows_of_a_group(self.K), weight.config.run(self.K)
+        self._sizes = self.K, self.N, weight.rows, group, run
+        self._held = (
+            address(weight.perm),
+            address(weight.qweight),
+            _typed(weight.scales),
+            address(weight.zeros),
+        )
+
+    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor | None:
+        """`multiply` of activations whose K may be another; None where that has to see to it."""
+        if x.dtype not in FLOATS or not x.ndim or x.shape[-1] != self.K or not is_on():
+            return None
+        if not is_plain(x, "cpu") or not (bias is None or _is_added(bias, self.N)):
+            return None
+        rows = _taken(x, most_tokens(self.bits, x.dtype))
+        if rows is None:
+            return None
+        y = self.product(rows, None if bias is None else bias.to(torch.float32).contiguous())
+        return y.view(*x.shape[:-1], self.N)
+
+    def product(self, x: Tensor, bias: Tensor | None, few: int | None = None) -> Tensor:
+        """Rows (M, K) of stride 1 -> (M, N); `bias` in float32."""
+        here, M = isa(), x.shape[0]
+        y = x.new_empty(M, self.N)
+        sizes = (M, *self._sizes, x.stride(0))
+        few = FEW[here] if few is None else few
+        _module().multiply(
+            here, self.bits, sizes, _typed(x), *self._held, address(bias), _typed(y), few, threads()
+        )
+        return y
+
+
+def plan_of(weight: Weight) -> PanelsPlan | None:
+    """A plan for calls with a weight, for as long as its tensors lie where they lie; None: there is none."""
+    if not isinstance(weight, PanelsWeight) or load("cpu").found is None or 0 in weight.shape:
+        return None
+    held = weight.fields().values()
+    plain = all(is_plain(tensor, "cpu") and tensor.is_contiguous() for tensor in held)
+    return PanelsPlan(weight) if plain else None
+
+
+def _taken(x: Tensor, most: int | None) -> Tensor | None:
+    """(..., K) as tokens (M, K) of stride 1; None where there are more than `most`."""
+    rows = x.detach().reshape(-1, x.shape[-1])
+    if most is not None and rows.shape[0] > most:
+        return None
+    return rows if rows.stride(1) == 1 or rows.shape[1] == 1 else rows.contiguous()
+
+
+def _is_added(bias: Tensor, N: int) -> bool:
+    return tuple(bias.shape) == (N,) and is_plain(bias, "cpu")
 
 
 def most_of(weight: Weight, dtype: torch.dtype) -> int | None:
@@ -90,26 +155,6 @@ def most_tokens(panel_bits: int | None, dtype: torch.dtype) -> int | None:
     if dtype != torch.bfloat16 or load("cpu").found is None or isa() != PAIRED:
         return None
     return MOST_ROWS if panel_bits is None else MOST.get(panel_bits)
-
-
-def _panels(x: Tensor, weight: PanelsWeight, bias: Tensor | None, few: int) -> Tensor:
-    (M, K), config = x.shape, weight.config
-    y = x.new_empty(M, weight.layer.N)
-    _module().multiply(
-        isa(),
-        config.bits,
-        (M, K, weight.layer.N, weight.rows, config.rows_of_a_group(K), config.run(K), x.stride(0)),
-        _typed(x),
-        address(weight.perm),
-        weight.qweight.data_ptr(),
-        _typed(weight.scales),
-        address(weight.zeros),
-        address(bias),
-        _typed(y),
-        few,
-        threads(),
-    )
-    return y
 
 
 def _rows(x: Tensor, codes: CodeRows, bias: Tensor | None) -> Tensor:

@@ -124,13 +124,14 @@ def rows_of(weight: Weight) -> CodeRows | None:
     """How the codes of a matrix lie in rows, and what they mean; None where they do not."""
     if not isinstance(weight, ROW_TYPES) or weight.input_factors is not None:
         return None
-    codes = weight.codes()
+    signed = isinstance(weight, CTIntWeight) and weight.config.bits == BYTE
+    codes = weight.signed() if signed else weight.codes()  # type: ignore[attr-defined]
     found = _bytes(codes)
     meaning = None if found is None else meaning_of(codes)
     if found is None or meaning is None or not all(each.is_contiguous() for each in meaning.tensors()):
         return None
-    if isinstance(weight, CTIntWeight) and codes.bits == BYTE and meaning.zeros is not None:
-        found, meaning = _as_stored(weight.weight, meaning, meaning.zeros)
+    if signed and meaning.zeros is not None and not meaning.zeros.any():
+        meaning = replace(meaning, zeros=None)
     if isinstance(codes.codes, Tensor) and codes.codes.dtype == torch.int8:
         if meaning.lookup is not None:
             return None
@@ -141,13 +142,6 @@ def rows_of(weight: Weight) -> CodeRows | None:
     bits = BYTE if isinstance(codes.codes, Tensor) else codes.bits
     made = CodeRows(found, bits, high_first, meaning)
     return made if has_routines(found, *meaning.tensors()) else None
-
-
-def _as_stored(stored: Tensor, meaning: Meaning, zeros: Tensor) -> tuple[Tensor, Meaning]:
-    """Of int8 that became codes from 0 to 255, as zero points did: the bytes that are stored."""
-    points = zeros - 2 ** (BYTE - 1)
-    meaning = replace(meaning, lookup=SIGNED, zeros=points if points.any() else None)
-    return dense(stored).view(torch.uint8), meaning
 
 
 def _of_each_byte(lookup: Tensor) -> Tensor:

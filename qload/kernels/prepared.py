@@ -6,6 +6,7 @@ hand the latter to it:
 - plain weights of x's dtype: torch's own product, and nothing else, traced too;
 - torch traces, records, or wants gradients: the operator `qload::linear`;
 - a CUDA device whose kernels read the layer: a launch that was planned for so many tokens;
+- a CPU whose module reads the layer in panels: a call that was planned for where they lie;
 - all else: `reference.linear`, which also says what is wrong with x.
 """
 
@@ -17,7 +18,9 @@ from torch import Tensor
 from torch.nn.functional import linear as torch_linear
 
 from qload.devices.tensors import PLAIN
+from qload.kernel_formats.panels import PanelsWeight
 from qload.kernels import operator, reference
+from qload.kernels.cpu import PanelsPlan, plan_of
 from qload.kernels.cpu_rows import KeptRows
 from qload.kernels.cuda.plans import LinearPlan
 from qload.kernels.declared import Activations, Maximum
@@ -53,6 +56,8 @@ class PreparedLinear:
         plain = weight.plain and not reference.quantizes(weight, activations)
         self._plain_dtype = weight.fields()["weight"].dtype if plain else None
         self._planned: tuple[tuple[Any, ...], LinearPlan | None] = (), None  # for what was seen to fit
+        self._in_panels = isinstance(weight, PanelsWeight) and not reference.quantizes(weight, activations)
+        self._planned_here: tuple[list[int], PanelsPlan | None] = [], None  # for tensors that lie there
         self._rows = KeptRows()
         self._notice = Notice()
 
@@ -81,7 +86,7 @@ class PreparedLinear:
             reference.check(x, self.typed(held), bias)
             self._notice.of(self.blueprint, x, bias)
             return operator.linear(x, held, bias, self.meaning, self._N)
-        made = self._natively(x, held, bias) if x.is_cuda else None
+        made = self._natively(x, held, bias) if x.is_cuda else self._in_place(x, held, bias)
         return self._otherwise(x, held, bias) if made is None else made
 
     def _takes_plain(self, x: Tensor, matrix: Tensor, bias: Tensor | None) -> bool:
@@ -102,6 +107,17 @@ class PreparedLinear:
             plan = self._shared.plan(x, held)
             self._planned = seen, plan
         return None if plan is None else plan.multiply(x, held, pointers, bias, self._shared.typed)
+
+    def _in_place(self, x: Tensor, held: Sequence[Tensor], bias: Tensor | None) -> Tensor | None:
+        """By a planned call of the CPU module, or None."""
+        if not self._in_panels:
+            return None
+        pointers = [tensor.data_ptr() for tensor in held]
+        before, plan = self._planned_here
+        if pointers != before:
+            plan = plan_of(self.typed(held))
+            self._planned_here = pointers, plan
+        return None if plan is None else plan.multiply(x, bias)
 
     def _otherwise(self, x: Tensor, held: Sequence[Tensor], bias: Tensor | None) -> Tensor:
         self._notice.of(self.blueprint, x, bias)

@@ -1,0 +1,55 @@
+// The OpenMP runtime of torch, found among the libraries of this process: nothing is linked to it.
+#include "team.h"
+
+#include <atomic>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#ifdef __linux__
+#include <dlfcn.h>
+#include <pthread.h>
+#endif
+
+namespace qload::cpu {
+namespace {
+
+/// GCC's entry to a parallel region: what each thread calls, with what, how many threads, flags. Other
+/// runtimes on Linux have it too.
+using Parallel = void (*)(void (*)(void*), void*, unsigned, unsigned);
+
+#ifdef __linux__
+std::atomic<bool> forked{false};
+
+Parallel find() {
+  void* const torch = dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_NOLOAD);  // kept, as the runtime is needed
+  if (!torch) return nullptr;
+  const auto found = reinterpret_cast<Parallel>(dlsym(torch, "GOMP_parallel"));  // of torch and what it is linked to
+  const bool watched = !pthread_atfork(nullptr, nullptr, [] { forked = true; });
+  return watched ? found : nullptr;
+}
+
+Parallel parallel() {
+  static const Parallel found = find();
+  return forked ? nullptr : found;
+}
+#else
+Parallel parallel() { return nullptr; }
+#endif
+
+}  // namespace
+
+bool is_on_threads_of_torch() { return parallel() != nullptr; }
+
+void on_threads(int threads, void (*share)(void*), void* of) {
+  if (const Parallel region = parallel()) return region(share, of, static_cast<unsigned>(threads), 0);
+  std::vector<std::thread> others;
+  try {
+    for (int thread = 1; thread < threads; ++thread) others.emplace_back(share, of);
+  } catch (const std::system_error&) {  // no more threads to be had: those that are do the work
+  }
+  share(of);
+  for (auto& other : others) other.join();
+}
+
+}  // namespace qload::cpu
