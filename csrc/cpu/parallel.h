@@ -5,13 +5,20 @@
 #include <atomic>
 #include <cstdint>
 #include <exception>
-#include <system_error>
 #include <thread>
 #include <vector>
 
 namespace qload::cpu {
 
 constexpr int64_t kChunks = 8;  // of each thread: one that is held up leaves them to the others
+
+/// Threads that are waited for wherever their block is left: one that is not would end the process.
+struct Joined {
+  std::vector<std::thread> threads;
+  ~Joined() {
+    for (auto& each : threads) each.join();
+  }
+};
 
 /// `work(begin, end)` over [0, count), by at most `threads` threads, in chunks of at least `least`.
 template <class Work>
@@ -29,13 +36,15 @@ void parallel_for(int64_t count, int64_t least, int threads, const Work& work) {
       failed[static_cast<size_t>(thread)] = std::current_exception();
     }
   };
-  std::vector<std::thread> others;
-  try {
-    for (int64_t thread = 1; thread < several; ++thread) others.emplace_back(share, thread);
-  } catch (const std::system_error&) {  // no more threads to be had: those that are do the work
+  {
+    Joined others;
+    try {
+      others.threads.reserve(static_cast<size_t>(several - 1));
+      for (int64_t thread = 1; thread < several; ++thread) others.threads.emplace_back(share, thread);
+    } catch (const std::exception&) {  // no more threads to be had, or no memory: those that are do the work
+    }
+    share(0);
   }
-  share(0);
-  for (auto& other : others) other.join();
   for (const auto& error : failed)
     if (error) std::rethrow_exception(error);
 }
