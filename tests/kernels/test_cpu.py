@@ -1,6 +1,5 @@
 """Which calls the CPU module takes, and that all doors lead to it; tests/native has its results."""
 
-import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -279,31 +278,6 @@ def test_a_layer_that_is_written_to_is_multiplied_as_it_is() -> None:
     weight.weight_scale.mul_(2)
 
     assert_same_bits(linear(x), 2 * before)
-
-
-@pytest.mark.skipif(native.load("cpu").found is None, reason="needs the CPU module")
-def test_scales_that_lie_between_rows_of_codes_are_none_of_them() -> None:
-    each = torch.zeros(32, 17)
-    each[:, 16] = 1
-    config, codes = Fp8Config(per="channel"), each.view(torch.uint8)[:, :64].view(torch.float8_e4m3fn)
-    codes.copy_(FP8.weight)
-    linear, x = Fp8Weight(config=config, weight=codes, weight_scale=each[:, 16]).get_linear(), inputs(2)
-    before = linear(x)
-
-    each[:, 16] = 2
-
-    assert_same_bits(linear(x), 2 * before)
-
-
-@pytest.mark.usefixtures("here")
-def test_a_layer_that_was_moved_keeps_no_memory_where_it_was() -> None:
-    linear = fp8().get_linear()
-    linear(inputs(2))
-    codes = weakref.ref(linear.weight.untyped_storage())
-
-    linear.to("meta")
-
-    assert codes() is None
 
 
 @pytest.mark.usefixtures("here")
