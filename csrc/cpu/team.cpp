@@ -2,7 +2,7 @@
 #include "team.h"
 
 #include <atomic>
-#include <system_error>
+#include <exception>
 #include <thread>
 #include <vector>
 
@@ -37,19 +37,27 @@ Parallel parallel() {
 Parallel parallel() { return nullptr; }
 #endif
 
+/// Threads that are waited for wherever their block is left: one that is not would end the process.
+struct Joined {
+  std::vector<std::thread> threads;
+  ~Joined() {
+    for (auto& each : threads) each.join();
+  }
+};
+
 }  // namespace
 
 bool is_on_threads_of_torch() { return parallel() != nullptr; }
 
 void on_threads(int threads, void (*share)(void*), void* of) {
   if (const Parallel region = parallel()) return region(share, of, static_cast<unsigned>(threads), 0);
-  std::vector<std::thread> others;
+  Joined others;
   try {
-    for (int thread = 1; thread < threads; ++thread) others.emplace_back(share, of);
-  } catch (const std::system_error&) {  // no more threads to be had: those that are do the work
+    others.threads.reserve(static_cast<size_t>(threads));
+    for (int thread = 1; thread < threads; ++thread) others.threads.emplace_back(share, of);
+  } catch (const std::exception&) {  // no more threads to be had, or no memory: those that are do the work
   }
   share(of);
-  for (auto& other : others) other.join();
 }
 
 }  // namespace qload::cpu

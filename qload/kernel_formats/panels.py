@@ -210,6 +210,8 @@ def _why_not_permuted(integers: Integers, perm: Tensor) -> str | None:
     here = torch.arange(K, device=perm.device) // size
     if -(-K // size) == integers.groups and bool((integers.g_idx[perm].long() == here).all()):
         return None
+    if integers.layer.whole[1] == K:
+        return "its groups are not of one size (act order)"
     return "rows of its groups are on other ranks (act order)"
 
 

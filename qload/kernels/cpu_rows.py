@@ -115,8 +115,10 @@ def _raw(tensor: Tensor) -> Tensor:
 
 
 def _lies_in(tensor: Tensor, other: Tensor) -> bool:
-    """Whether all of a tensor's memory is the other's."""
+    """Whether all of a tensor's memory is the other's: a part of it in one piece, or the same rows."""
     first, begin = tensor.data_ptr(), other.data_ptr()
+    if not other.is_contiguous():  # between whose rows there may be other tensors
+        return first == begin and tensor.nbytes == other.nbytes
     return begin <= first and first + tensor.nbytes <= begin + other.nbytes and tensor.nbytes > 0
 
 

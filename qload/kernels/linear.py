@@ -119,6 +119,7 @@ class Linear(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Follow a move to another device, and no cast."""
         super()._apply(uncast(fn), recurse)  # type: ignore[no-untyped-call]
+        self._call.forget()
         return self
 
     def get_extra_state(self) -> Tensor:

@@ -27,6 +27,16 @@ def _linear(x: Tensor, held: Sequence[Tensor], bias: Tensor | None, meaning: str
     return known(meaning).multiply(x, held, bias)
 
 
+def _linear_with_gradients(
+    x: Tensor, held: Sequence[Tensor], bias: Tensor | None, meaning: str, N: int
+) -> Tensor:
+    """A tensor that is no view of another, for torch lets nobody write to a view that has gradients here."""
+    y = _linear(x, held, bias, meaning, N)
+    if y._base is None:
+        return y
+    return y.new_empty(0).set_(y.untyped_storage(), y.storage_offset(), y.shape, y.stride())
+
+
 def _linear_of_shapes(x: Tensor, held: Sequence[Tensor], bias: Tensor | None, meaning: str, N: int) -> Tensor:
     reference.check(x, known(meaning).typed(held), bias)
     return x.new_empty((*x.shape[:-1], N))
@@ -74,9 +84,9 @@ def _backward_of_gradient(ctx: Any, second: Tensor) -> tuple[Any, ...]:
     )
 
 
-for _name in (OPERATOR, WITH_GRADIENTS):
+for _name, _way in ((OPERATOR, _linear), (WITH_GRADIENTS, _linear_with_gradients)):
     LIBRARY.define(_name + SCHEMA)  # type: ignore[no-untyped-call]
-    LIBRARY.impl(_name, _linear, ANYWHERE)  # type: ignore[no-untyped-call]
+    LIBRARY.impl(_name, _way, ANYWHERE)  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"qload::{_name}", _linear_of_shapes, lib=LIBRARY)
 LIBRARY.impl(OPERATOR, torch.library.fallthrough_kernel, "Autograd")  # type: ignore[no-untyped-call]
 torch.library.register_autograd(f"qload::{WITH_GRADIENTS}", _backward, setup_context=_keep, lib=LIBRARY)

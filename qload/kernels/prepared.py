@@ -69,6 +69,10 @@ class PreparedLinear:
         """The typed weight over `held`."""
         return over(self.blueprint, held)
 
+    def forget(self) -> None:
+        """Let go of tensors that calls on a CPU have seen: they were moved, and their memory is free."""
+        self._rows = KeptRows()
+
     def __call__(self, x: Tensor, held: Sequence[Tensor], bias: Tensor | None) -> Tensor:
         """y (..., N) of x (..., K), in its dtype; `held`: a tensor for each of `names`."""
         if self._plain_dtype is not None and self._takes_plain(x, held[0], bias):

@@ -21,6 +21,7 @@ from qload.loader.description import check_alike
 from qload.methods.base import LinearMethodBase
 from qload.methods.biases import check_biases, read_bias
 from qload.parallel import ProcessGroup, ReducingGroup, maximum_over
+from qload.parallel.collectives import torch_group
 from qload.spec import Layer, Weight
 from qload.weights import Weights
 from qload.weights.heads import check_heads
@@ -184,5 +185,5 @@ def maximum_for(layer: Layer, group: ProcessGroup) -> Maximum:
     scheme = layer.activations
     if scheme is None or not scheme.finds_maxima or layer.whole[1] == layer.K:
         return None
-    distributed = torch.distributed.is_available() and isinstance(group, torch.distributed.ProcessGroup)
-    return maximum_over(group) if distributed or isinstance(group, ReducingGroup) else None
+    reduces = isinstance(group, ReducingGroup) or torch_group(group) is not None
+    return maximum_over(group) if reduces else None

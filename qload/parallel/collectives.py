@@ -1,5 +1,6 @@
 """What the ranks of a group tell each other: sums, largest values, one tensor of all their shares."""
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -54,9 +55,22 @@ class _OneRank(Rank):
 
 @dataclass(frozen=True, eq=False)
 class _TorchCollectives(Rank):
-    """A `torch.distributed.ProcessGroup`; a copy of a layer that has it asks the same group."""
+    """A `torch.distributed.ProcessGroup`; a copy of a layer that has it asks the same group.
 
-    group: "torch.distributed.ProcessGroup"
+    torch.distributed holds the group, and this does not: a model that outlives its world would keep the
+    group's threads until the interpreter ends, and a thread that then asks for the interpreter's lock aborts
+    the process.
+    """
+
+    alive: "weakref.ref[torch.distributed.ProcessGroup]"
+
+    @property
+    def group(self) -> "torch.distributed.ProcessGroup":
+        """The group; ArgumentError once it was destroyed."""
+        found = self.alive()
+        if found is None:
+            raise ArgumentError("process_group", "a group that is in use", "one that was destroyed")
+        return found
 
     def summed(self, values: Tensor) -> Tensor:
         """By `all_reduce`, whose result is the same on every rank."""
@@ -149,7 +163,13 @@ def _known(group: ProcessGroup) -> Collectives | None:
     """Of a group that has no calls of its own; None where it cannot."""
     if group.size() == 1:
         return _OneRank(group.rank(), 1)
+    found = torch_group(group)
+    return None if found is None else _TorchCollectives(group.rank(), group.size(), weakref.ref(found))
+
+
+def torch_group(group: ProcessGroup) -> "torch.distributed.ProcessGroup | None":
+    """The group of torch.distributed that `group` is, or asks as that of `joined_world` does; None."""
+    if isinstance(group, _TorchCollectives):
+        return group.group
     distributed = torch.distributed
-    if distributed.is_available() and isinstance(group, distributed.ProcessGroup):
-        return _TorchCollectives(group.rank(), group.size(), group)
-    return None
+    return group if distributed.is_available() and isinstance(group, distributed.ProcessGroup) else None

@@ -66,6 +66,9 @@ def joined_world(
     same error, and where one dies they raise LostRankError, at once and wherever they are. A main thread that
     waits in native code cannot raise; its process ends after some seconds, once the error is logged.
 
+    The group ends with the block, whatever still refers to it: a model that is called after it raises
+    ArgumentError. torch's own group of the world is `torch.distributed.group.WORLD`, within the block.
+
     Without WORLD_SIZE in the environment it is a world of one. Call it in the main thread: the watch
     takes SIGUSR1 and SIGTERM. ArgumentError for variables that name no rank.
 
@@ -167,8 +170,8 @@ def _meet(launch: LaunchedRank, device: torch.device, watch: Watch, timeout_s: f
     except (RuntimeError, ValueError) as error:
         watch.stop()
         raise LostRankError(None, launch.size(), f"the ranks did not meet: {error}") from error
-    group: Any = distributed.group.WORLD
-    return group  # type: ignore[no-any-return]
+    world_group: Any = distributed.group.WORLD
+    return collectives_of(world_group)
 
 
 def _cause(error: BaseException, interrupt: Interrupt) -> BaseException:

@@ -13,6 +13,7 @@ from torch import distributed
 from qload.errors import ArgumentError
 from qload.native import settings
 from qload.parallel import ALONE, ProcessGroup
+from qload.parallel.collectives import torch_group
 
 T = TypeVar("T")
 Tell = Callable[[int, int], None]  # (bytes done, bytes in all)
@@ -29,9 +30,10 @@ class Crew:
     def of(cls, group: ProcessGroup | None) -> "Crew":
         """As many threads as native code may use; a group of torch.distributed, or None: one process."""
         group = ALONE if group is None else group
-        if group.size() > 1 and not isinstance(group, distributed.ProcessGroup):
+        found = torch_group(group)
+        if group.size() > 1 and found is None:
             raise ArgumentError("process_group", "None, or a group of torch.distributed", repr(group))
-        return cls(settings.threads(), group)
+        return cls(settings.threads(), group if found is None else found)
 
     def share_out(
         self, work: Callable[[int], T], sizes: Sequence[int], tell: Tell, most: int | None = None

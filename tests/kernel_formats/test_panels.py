@@ -76,3 +76,12 @@ def test_a_share_of_an_act_order_is_refused() -> None:
 
     with pytest.raises(RepackError, match=r"rows of its groups are on other ranks \(act order\)"):
         repack(share, "panels")
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_groups_that_are_not_of_one_size_are_refused(bits: int) -> None:
+    weight = layer(64, 32, 32, bits=bits, act=True)
+    weight.g_idx[weight.g_idx == 1] = torch.tensor([0] + 31 * [1], dtype=torch.int32)
+
+    with pytest.raises(RepackError, match=r"its groups are not of one size \(act order\)"):
+        repack(weight, "panels")

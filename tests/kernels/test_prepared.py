@@ -1,6 +1,7 @@
 """The call that doors share, without Inductor: what goes where, copies, gradients, and plans by hand."""
 
 import copy
+import math
 import pickle
 import subprocess
 import sys
@@ -80,6 +81,17 @@ def test_gradients_are_those_of_the_dequantized_weight(dtype: torch.dtype) -> No
     wide, w = torch.promote_types(dtype, torch.float32), WEIGHT.dequantize(dtype)
     assert_same_bits(x.grad, (g.to(wide) @ w.to(wide)).to(dtype))
     assert_same_bits(bias.grad, g.sum(0, dtype=wide).to(dtype))
+
+
+@pytest.mark.parametrize("shape", [(256,), (3, 256), (2, 3, 256)])
+def test_what_is_written_to_an_output_has_gradients(shape: tuple[int, ...]) -> None:
+    module, gradients = WEIGHT.get_linear(), []
+    for relu in (nn.ReLU(), nn.ReLU(inplace=True)):
+        x = torch.linspace(-1, 1, math.prod(shape)).view(shape).requires_grad_()
+        relu(module(x)).sum().backward()
+        gradients.append(x.grad)
+
+    assert_same_bits(*gradients)
 
 
 @pytest.mark.parametrize("activations", ["declared", "unquantized"])

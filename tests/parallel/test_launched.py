@@ -5,6 +5,7 @@ import signal
 import socket
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,18 @@ from qload.errors import ArgumentError, LostRankError
 from qload.parallel import ALONE, Collectives, FakeWorld, agree, joined_world
 from qload.parallel.interrupt import WAKE, Interrupt
 from qload.parallel.launched import LaunchedRank
+from tests import torchrun
+
+LEAVE = """
+import weakref
+import torch
+from qload.parallel import collectives_of, joined_world
+
+with joined_world(timeout_s=120) as group:
+    ranks, threads = collectives_of(group), weakref.ref(torch.distributed.group.WORLD)
+    assert ranks.summed(torch.ones(3)).tolist() == [2, 2, 2]
+print(threads())
+"""
 
 
 def test_a_rank_is_read_from_what_launchers_set() -> None:
@@ -75,6 +88,17 @@ def test_a_rank_that_stays_away_is_lost(monkeypatch: pytest.MonkeyPatch) -> None
         joined_world(timeout_s=1.0),
     ):
         pass
+
+
+@pytest.mark.slow
+def test_no_thread_of_a_world_outlives_it(tmp_path: Path) -> None:
+    """Such a thread aborts a process that ends meanwhile, a run in a hundred: so it is looked for."""
+    (tmp_path / "leave.py").write_text(LEAVE)
+
+    run = torchrun.ended(2, str(tmp_path / "leave.py"))
+
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split() == ["None", "None"]
 
 
 @pytest.mark.parametrize("ranks", [{1}, {0, 2}, {0, 1, 2}])

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from qload.errors import ArgumentError
 from qload.parallel import (
@@ -17,6 +18,7 @@ from qload.parallel import (
     collectives_of,
     maximum_over,
 )
+from qload.parallel.collectives import torch_group
 
 
 def test_a_fake_world_has_every_rank_once() -> None:
@@ -75,6 +77,21 @@ def test_a_group_of_torch_distributed_reduces_as_it_is(tmp_path: Path) -> None:
         assert maximum_over(group)(values).tolist() == [1, -2]
     finally:
         torch.distributed.destroy_process_group()
+
+
+def test_what_asks_a_group_of_torch_does_not_keep_it() -> None:
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        asked = collectives_of(torch.distributed.group.WORLD)
+        assert torch_group(asked) is torch.distributed.group.WORLD
+        assert deepcopy(asked) is asked
+        assert asked.summed(torch.ones(2)).shape == (2,)
+    finally:
+        torch.distributed.destroy_process_group()
+
+    with pytest.raises(ArgumentError, match="one that was destroyed"):
+        asked.summed(torch.ones(2))
+    assert torch_group(ALONE) is None
 
 
 def test_ranks_tell_each_other_sums_shares_and_what_the_first_has() -> None:

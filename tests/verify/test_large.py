@@ -10,14 +10,16 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from qload.errors import ArgumentError
 from qload.listing import groups
 from qload.loader import alike
 from qload.loader.exclusion import Exclusions
-from qload.parallel import Rank
+from qload.parallel import Rank, collectives_of
 from qload.storage import MemoryStorage, header
 from qload.verify import Report, inspect, judge, verify
+from qload.verify.crew import Crew
 from qload.verify.rules import RULES, siblings
 from qload.verify.subject import Subject
 from qload.weights import Weights
@@ -225,6 +227,15 @@ def test_processes_under_torchrun_print_one_report(tmp_path: Path) -> None:
 
     assert json.loads(two.stdout) == json.loads(one.stdout)
     assert (one.returncode, two.returncode) == (1, 1)
+
+
+def test_a_group_that_asks_torchs_gathers_by_it() -> None:
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
+    try:
+        crew = Crew.of(collectives_of(torch.distributed.group.WORLD))
+        assert crew.group is torch.distributed.group.WORLD
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_a_group_that_cannot_gather_is_refused(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from qload.engines.transformers.config import QloadConfig
 from qload.engines.transformers.experts import TypedExperts
 from qload.engines.transformers.install import install, uninstall
 from qload.engines.transformers.loading import load
-from qload.engines.transformers.lora import lora_config, lora_slot
+from qload.engines.transformers.lora import lora_config, lora_slot, saved_lora_config
 from qload.engines.transformers.slots import LinearSlot
 from qload.engines.transformers.versions import TRIED, check_version
 
@@ -28,5 +28,6 @@ __all__ = [
     "load",
     "lora_config",
     "lora_slot",
+    "saved_lora_config",
     "uninstall",
 ]

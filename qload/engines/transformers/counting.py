@@ -1,6 +1,6 @@
 """What a model says of its size, with the layers whose weights are no parameters."""
 
-from types import MethodType
+from functools import partial
 from typing import Any
 
 from transformers.modeling_utils import PreTrainedModel
@@ -23,5 +23,8 @@ def num_parameters(model: Any, only_trainable: bool = False, exclude_embeddings:
 
 
 def count_truly(model: Any) -> None:
-    """Let `model.num_parameters()` count quantized layers; the memory footprint counts buffers as it is."""
-    model.num_parameters = MethodType(num_parameters, model)
+    """Let `model.num_parameters()`, and that of copies, count quantized layers.
+
+    The memory footprint counts buffers as it is.
+    """
+    model.num_parameters = partial(num_parameters, model)

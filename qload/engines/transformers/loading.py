@@ -65,6 +65,7 @@ def load(
     """
     register()
     check_type("quantization_config", quantization_config, QloadConfig | None)
+    dtype = one_dtype(dtype, options.pop("torch_dtype", None))
     check_dtype(dtype)
     check_plan(tp_plan, options)
     asked = quantization_config or QloadConfig(target=target, activations=activations)
@@ -101,6 +102,13 @@ def load(
             missing[0], missing[:SHOWN], [], f"{len(missing)} tensors of {kind.__name__}"
         )
     return (model, info) if wants_info else model
+
+
+def one_dtype(dtype: Any, other: Any) -> Any:
+    """What `dtype` says, or `torch_dtype`, its old name; ArgumentError where both say different things."""
+    if dtype is None or other is None or dtype == other:
+        return other if dtype is None else dtype
+    raise ArgumentError("torch_dtype", f"{dtype}, as dtype says", str(other))
 
 
 def check_dtype(dtype: Any) -> None:

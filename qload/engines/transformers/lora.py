@@ -5,13 +5,18 @@
 
     model = get_peft_model(model, lora_config(r=8, target_modules=["q_proj", "v_proj"]))
 
-peft is imported when a config is made.
+peft is imported when a config is made. What reads the weight beside which an adapter stands (DoRA, and first
+values of adapters that are taken from it) is refused: there are no numbers where peft looks for them.
 """
 
+from os import PathLike
 from typing import Any
 
 from qload.engines.transformers.slots import LinearSlot
 from qload.errors import ArgumentError
+
+WITHOUT_WEIGHTS = (True, False, "gaussian", "orthogonal", "eva")  # peft's ways to fill an adapter
+EVERY_LINEAR = "all-linear"  # of peft's own classes
 
 
 def lora_config(**options: Any) -> Any:
@@ -28,13 +33,48 @@ def lora_config(**options: Any) -> Any:
     Raises
     ------
     ArgumentError
-        Where peft is not installed, or has no `_register_custom_module`.
+        Where peft is not installed, or has no `_register_custom_module`; for what needs the numbers of a
+        weight; and for "all-linear", by which peft finds layers that are not quantized alone.
     """
+    return _known(_peft().LoraConfig(**options))
+
+
+def saved_lora_config(path: str | PathLike[str], **options: Any) -> Any:
+    """The config of an adapter that peft's `save_pretrained` wrote, for `PeftModel.from_pretrained`.
+
+    Parameters
+    ----------
+    path
+        The adapter's folder, or its name on the hub.
+    options
+        Those of `peft.LoraConfig.from_pretrained`.
+
+    Raises
+    ------
+    ArgumentError
+        As of `lora_config`.
+    """
+    return _known(_peft().LoraConfig.from_pretrained(path, **options))
+
+
+def _peft() -> Any:
     try:
-        from peft import LoraConfig
+        import peft
     except ImportError as error:
         raise ArgumentError("peft", "the package, which `pip install peft` brings", str(error)) from None
-    config = LoraConfig(**options)
+    return peft
+
+
+def _known(config: Any) -> Any:
+    """The `config`, which is told of slots."""
+    if config.use_dora or config.init_lora_weights not in WITHOUT_WEIGHTS:
+        name = "use_dora" if config.use_dora else "init_lora_weights"
+        said = ", ".join(map(repr, WITHOUT_WEIGHTS))
+        expected = "False: it reads weights, which are quantized" if config.use_dora else f"one of {said}"
+        raise ArgumentError(name, expected, repr(getattr(config, name)))
+    if str(config.target_modules).lower() == EVERY_LINEAR:
+        expected = "names of layers: peft takes none that is quantized for a linear one"
+        raise ArgumentError("target_modules", expected, repr(config.target_modules))
     register: Any = getattr(config, "_register_custom_module", None)
     if register is None:
         raise ArgumentError("peft", "LoraConfig._register_custom_module", "a version without it")

@@ -15,7 +15,7 @@ from qload.engines.transformers.experts import TypedExperts, take_over
 from qload.engines.transformers.filling import Filling
 from qload.engines.transformers.placing import ModelNames, Places, patterns, places_of
 from qload.engines.transformers.shares import SharingPlan
-from qload.engines.transformers.slots import LinearSlot
+from qload.engines.transformers.slots import LinearSlot, refuse_casts
 from qload.engines.transformers.source import Source
 from qload.errors import ArgumentError
 from qload.parallel import ALONE, ProcessGroup, Rank
@@ -123,6 +123,7 @@ class QloadQuantizer(HfQuantizer):  # type: ignore[misc]
             self._source.close()
             self._source = None
         count_truly(model)
+        refuse_casts(model, self.dtype)
 
     def _tell_nowhere(self, model: Any) -> None:
         nowhere = self._places.nowhere
@@ -146,6 +147,11 @@ class QloadQuantizer(HfQuantizer):  # type: ignore[misc]
             "checkpoint that they were loaded from is the one to keep"
         )
         return False
+
+    def _dequantize(self, model: Any, dtype: torch.dtype | None = None) -> Any:
+        """ArgumentError: what stands in the model is a kernel's; files are dequantized."""
+        expected = "a folder, `qload convert PATH --to bf16 -o DIR`, which is then loaded"
+        raise ArgumentError("dequantize", expected, "a model that is loaded")
 
     @property
     def is_trainable(self) -> bool:

@@ -1,7 +1,8 @@
 """What stands in a model where a linear layer stood: transformers sees its sizes, qload multiplies."""
 
 from collections.abc import Callable
-from typing import Self
+from functools import partial
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -22,12 +23,29 @@ class ModuleSlot(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move all tensors by `fn`; ArgumentError where it means another type of activations."""
-        got = fn(torch.empty(0, dtype=self.dtype)).dtype
-        if got != self.dtype:
-            expected = f"{self.dtype}, which the model was loaded with; load(path, dtype=...) is told another"
-            raise ArgumentError("dtype", expected, str(got))
+        check_move(fn, self.dtype)
         moved: Self = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return moved
+
+
+def check_move(fn: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:
+    """ArgumentError where `fn`, which moves tensors of activations of a `dtype`, makes others of them."""
+    got = fn(torch.empty(0, dtype=dtype)).dtype
+    if got != dtype:
+        expected = f"{dtype}, which the model was loaded with; load(path, dtype=...) is told another"
+        raise ArgumentError("dtype", expected, str(got))
+
+
+def refuse_casts(model: Any, dtype: torch.dtype) -> None:
+    """Let a cast of the whole `model` be refused before any of its tensors is one of another type."""
+    model._apply = partial(_apply_to_all, model, dtype)
+
+
+def _apply_to_all(
+    model: Any, dtype: torch.dtype, fn: Callable[[Tensor], Tensor], recurse: bool = True
+) -> Any:
+    check_move(fn, dtype)
+    return type(model)._apply(model, fn, recurse)
 
 
 class LinearSlot(ModuleSlot):

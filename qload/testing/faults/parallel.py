@@ -58,6 +58,12 @@ FAULTS = (
         "    first = max(rank for rank, size in enumerate(sizes) if size)\n",
     ),
     Fault(
+        "group-kept-for-ever",
+        "qload/parallel/collectives.py",
+        "group.size(), weakref.ref(found))",
+        "group.size(), lambda: found)",
+    ),
+    Fault(
         "death-taken-for-leaving",
         "qload/parallel/watch.py",
         "            return LostRankError(rank, self.world, GONE)\n",

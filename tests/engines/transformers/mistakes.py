@@ -4,6 +4,7 @@ Only `nox -s transformers` collects this file.
 """
 
 import copy
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
 from qload import Fp8Quantizer, open_checkpoint
-from qload.engines.transformers import LinearSlot, QloadConfig, TypedExperts, install, uninstall
+from qload.engines.transformers import LinearSlot, QloadConfig, TypedExperts, install, load, uninstall
 from qload.engines.transformers.devices import SlotPlace, places_in
 from qload.errors import ArgumentError, MissingTensorError
 from tests.engines.transformers.models import EAGER, RANGE, Stored, logits, of_kind, shared
@@ -61,6 +62,33 @@ def test_no_cast_reaches_a_weight_once_it_is_loaded(cast: str, kind: str) -> Non
 
     scales = {slot.linear.scales.dtype for slot in of_kind(model, LinearSlot).values()}
     assert scales == {torch.float16}  # as they are stored
+    assert {each.dtype for each in model.parameters()} == {torch.float32}  # all else is as it was, too
+
+
+def test_torchs_old_name_of_dtype_is_heard() -> None:
+    path = shared("llama", "awq").path
+
+    assert load(path, torch_dtype=torch.bfloat16).dtype == torch.bfloat16
+    assert load(path, dtype=torch.bfloat16, torch_dtype=torch.bfloat16).dtype == torch.bfloat16
+    with pytest.raises(ArgumentError, match=r"torch_dtype\n  expected torch\.float32, as dtype says"):
+        load(path, dtype=torch.float32, torch_dtype=torch.bfloat16)
+
+
+def test_a_loaded_model_is_not_dequantized() -> None:
+    with pytest.raises(ArgumentError, match=r"dequantize\n  expected a folder, `qload convert PATH"):
+        shared("llama", "awq").load().dequantize()
+
+
+def test_a_model_that_was_pickled_is_what_it_was() -> None:
+    model = shared("llama", "awq").load()
+
+    again = pickle.loads(pickle.dumps(model))
+
+    assert torch.equal(logits(again), logits(model))
+    assert again.num_parameters() == model.num_parameters()
+    with pytest.raises(ArgumentError, match="dtype"):
+        again.to(torch.bfloat16)
+    assert again.model.embed_tokens.weight.dtype == torch.float32
 
 
 def test_a_model_may_be_moved_and_copied() -> None:

@@ -69,3 +69,4 @@ def main(folder: Path, *, stop: bool) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), stop="--stop" in sys.argv)
+    os._exit(0)  # transformers keeps groups of torch, whose threads can abort an interpreter that ends
