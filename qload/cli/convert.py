@@ -10,6 +10,7 @@ from qload.cli.hub import opened
 from qload.cli.options import CheckpointPath, as_json, verbose
 from qload.cli.output import emit
 from qload.cli.progress import progress_bar
+from qload.cli.ranks import ranks
 from qload.cli.written import new_folder, shard_size, tables
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ Examples:
   qload convert ./Mixtral-8x7B-AWQ --to compressed-tensors -o ./Mixtral-8x7B-W4A16
   qload convert ./DeepSeek-V3 --to bf16 --round -o ./DeepSeek-V3-BF16
   qload convert ./Llama-3-8B-GPTQ --to marlin -o ./out --json | jq '.layers[] | select(.outcome == "refused")'
+  torchrun --nproc-per-node 8 -m qload convert ./DeepSeek-V3 --to bf16 --round -o ./DeepSeek-V3-BF16
 
 The same command after an interruption goes on where it was.
 
@@ -78,14 +80,17 @@ def convert(
     from qload.conversion import convert as run
 
     native.check()
-    with opened(path, whole=True) as place, progress_bar() as progress:
-        found = run(
-            place,
-            folder,
-            to=FLOATS.get(to, to),
-            keep=keep,
-            rounding=rounding,
-            shard_size=shard_size,
-            progress=progress,
-        )
-    ctx.exit(emit(found, as_json, partial(tables, outcomes=OUTCOMES)))
+    with ranks() as group:
+        first = group is None or group.rank() == 0
+        with opened(path, whole=True, quiet=not first) as place, progress_bar(seen=first) as progress:
+            found = run(
+                place,
+                folder,
+                to=FLOATS.get(to, to),
+                keep=keep,
+                rounding=rounding,
+                shard_size=shard_size,
+                progress=progress,
+                process_group=group,
+            )
+    ctx.exit(emit(found, as_json, partial(tables, outcomes=OUTCOMES)) if first else 0)

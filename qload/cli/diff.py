@@ -10,6 +10,7 @@ from qload.cli.hub import opened
 from qload.cli.options import CheckpointPath, as_json, verbose
 from qload.cli.output import emit
 from qload.cli.progress import progress_bar
+from qload.cli.ranks import ranks
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -21,6 +22,7 @@ EPILOG = """\b
 Examples:
   qload diff ./Llama-3-8B-GPTQ ./Llama-3-8B-AWQ
   qload diff ./shards-of-4GB ./shards-of-10GB --json | jq .counts
+  torchrun --nproc-per-node 8 -m qload diff ./DeepSeek-V3 ./DeepSeek-V3-BF16
 
 Exit codes: 0 both mean the same, 1 they do not or one cannot be read, 2 the command is wrong."""
 OUTCOMES = {
@@ -52,9 +54,15 @@ def diff(ctx: click.Context, path: "Path | HubId", other: "Path | HubId", as_jso
     from qload.diff import diff as run
 
     native.check()
-    with opened(path, whole=True) as one, opened(other, whole=True) as two, progress_bar() as progress:
-        found = run(one, two, progress=progress)
-    ctx.exit(emit(found, as_json, _tables))
+    with ranks() as group:
+        first = group is None or group.rank() == 0
+        with (
+            opened(path, whole=True, quiet=not first) as one,
+            opened(other, whole=True, quiet=not first) as two,
+            progress_bar(seen=first) as progress,
+        ):
+            found = run(one, two, progress=progress, process_group=group)
+    ctx.exit(emit(found, as_json, _tables) if first else 0)
 
 
 def _tables(found: "CheckpointDiff") -> "Iterator[RenderableType]":

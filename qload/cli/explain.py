@@ -11,6 +11,7 @@ from qload.cli.hub import opened
 from qload.cli.options import CheckpointPath, as_json, numbers, verbose
 from qload.cli.output import emit
 from qload.cli.pages import PageFile
+from qload.cli.ranks import by_first_alone
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -80,6 +81,7 @@ def explain(
     No GPU is needed: layers are repacked, but for their codes, as loading for ARCH repacks them, and kernels
     are chosen by the table that calls choose by. How long they take is not measured.
     """
+    by_first_alone(ctx)
     import torch
 
     from qload import native

@@ -9,6 +9,7 @@ import click
 from qload.cli.hub import opened
 from qload.cli.options import as_json, paths_argument, verbose
 from qload.cli.output import emit
+from qload.cli.ranks import by_first_alone
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -46,6 +47,7 @@ def inspect(ctx: click.Context, paths: "tuple[Path | HubId, ...]", every: bool, 
     It reads headers and small tensors only, so that the size of the files matters little. The time grows
     in proportion to the number of tensors. `qload verify` reads the rest.
     """
+    by_first_alone(ctx)
 
     def tables(report: "Report") -> "Iterator[RenderableType]":
         from qload.cli.layers import layers

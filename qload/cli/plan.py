@@ -10,6 +10,7 @@ import click
 from qload.cli.hub import opened
 from qload.cli.options import CheckpointPath, as_json, experts_parallel, verbose, world_sizes
 from qload.cli.output import emit
+from qload.cli.ranks import by_first_alone
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -68,6 +69,7 @@ def plan(
 
     It reads headers and small tensors only, and no weight.
     """
+    by_first_alone(ctx)
     from qload import native
     from qload.listing import answered
     from qload.plan import ShardingPlan

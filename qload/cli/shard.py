@@ -10,6 +10,7 @@ from qload.cli.hub import opened
 from qload.cli.options import CheckpointPath, as_json, experts_parallel, verbose
 from qload.cli.output import emit
 from qload.cli.progress import progress_bar
+from qload.cli.ranks import ranks
 from qload.cli.written import new_folder, shard_size, tables
 
 if TYPE_CHECKING:
@@ -69,6 +70,10 @@ def shard(
     from qload.conversion import shard as run
 
     native.check()
-    with opened(path, whole=True) as place, progress_bar() as progress:
-        found = run(place, folder, tp=tp, ep=ep, shard_size=shard_size, progress=progress)
-    ctx.exit(emit(found, as_json, partial(tables, outcomes=OUTCOMES)))
+    with ranks() as group:
+        first = group is None or group.rank() == 0
+        with opened(path, whole=True, quiet=not first) as place, progress_bar(seen=first) as progress:
+            found = run(
+                place, folder, tp=tp, ep=ep, shard_size=shard_size, progress=progress, process_group=group
+            )
+    ctx.exit(emit(found, as_json, partial(tables, outcomes=OUTCOMES)) if first else 0)

@@ -156,14 +156,15 @@ def verify(
                         tp=tp,
                         tier=tier,
                         logits=prompt,
+                        error_maps=html is not None,
                         progress=tell,
                         process_group=group,
                     )
-                if first and html is not None:
-                    from qload.pictures import layer_pictures, report_page
+                    if first and html is not None:
+                        from qload.pictures import layer_pictures, report_page
 
-                    pictures = layer_pictures(place, reference)
-                    html.write_text(report_page(report, pictures), encoding="utf-8")
+                        pictures = layer_pictures(place, report.error_maps, progress=tell)
+                        html.write_text(report_page(report, pictures), encoding="utf-8")
                 if first:
                     reports.append(replace(report, layers=()))
                     code = max(code, _told(report, as_json, sarif, several))

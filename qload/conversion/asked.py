@@ -1,7 +1,8 @@
 """Whether a target can say a layer, asked before a byte is written, and answered by what would write it."""
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import torch
 
@@ -13,12 +14,15 @@ from qload.errors import QloadError, RepackError
 from qload.formats import UnquantizedConfig, UnquantizedWeight
 from qload.kernel_formats.repack import READERS
 from qload.loader import LayerDescription, Part
+from qload.parallel import ALONE
 from qload.repacking.header_only import HeaderOnlySource
 from qload.spec import ActivationScheme, Weight
 from qload.verify.chunks import outputs
 from qload.verify.comparison import equal_bits
+from qload.verify.crew import Crew, Tell
 from qload.verify.subject import Subject
 
+T = TypeVar("T")
 EXPERTS = "E"  # an axis of a layer that holds all experts
 
 
@@ -38,31 +42,37 @@ class StoredLayer:
 
 @dataclass(frozen=True)
 class AskedTarget:
-    """A target, and whether values may be rounded to its float type."""
+    """A target, whether values may be rounded to its float type, and who asks."""
 
     subject: Subject
     to: str
     rounding: bool
+    crew: Crew
 
-    @property
-    def threads(self) -> int | None:
-        """How many may ask at once; None: any number, as they look at little at a time."""
-        return None if self.to in FLOATS else 1
+    def answers(self, layers: Sequence[LayerDescription | QloadError], tell: Tell) -> list[StoredLayer | str]:
+        """What each layer becomes, or why the target cannot say it.
 
-    def answer(self, layer: LayerDescription | QloadError) -> StoredLayer | str:
-        """What a layer becomes, or why the target cannot say it."""
-        if isinstance(layer, QloadError):
-            return str(layer)
-        try:
-            if self.to in FLOATS:
-                return self._plain(layer, FLOATS[self.to])
-            if self.to == fp8.NAME:
-                return self._fp8(layer)
-            return self._integers(layer)
-        except RepackError as error:
-            return error.reason
-        except QloadError as error:
-            return str(error)
+        Processes share what looks at all values, which is what narrower floats take; the rest is little.
+        """
+        sizes = [1] * len(layers)
+        if self.to not in FLOATS:
+            return self._here(lambda at: _told(self._made, layers[at]), sizes, tell)
+        lost = self.crew.share_out(lambda at: _told(self._lost, layers[at]), sizes, tell)
+
+        def answer(at: int) -> StoredLayer | str:
+            reason = lost[at]
+            return _told(self._plain, layers[at]) if reason is None else reason
+
+        return self._here(answer, sizes, _nothing)
+
+    def _here(
+        self, answer: Callable[[int], StoredLayer | str], sizes: Sequence[int], tell: Tell
+    ) -> list[StoredLayer | str]:
+        """In this process, one after another: of some targets a whole layer is in memory."""
+        return replace(self.crew, group=ALONE).share_out(answer, sizes, tell, 1)
+
+    def _made(self, layer: LayerDescription) -> StoredLayer | str:
+        return self._fp8(layer) if self.to == fp8.NAME else self._integers(layer)
 
     def _integers(self, layer: LayerDescription) -> StoredLayer | str:
         if layer.format.activations is not None:
@@ -95,22 +105,20 @@ class AskedTarget:
                 return weight
         return loader.load(weights, parts, None)
 
-    def _plain(self, layer: LayerDescription, dtype: torch.dtype) -> StoredLayer | str:
+    def _plain(self, layer: LayerDescription) -> StoredLayer:
         weights, loader = self.subject.weights, self.subject.loader
+        assert weights is not None
+        item = dequantized(weights, loader, layer, FLOATS[self.to])
+        return StoredLayer(layer.prefix, UnquantizedWeight, UnquantizedConfig(), layer.K, item=item)
+
+    def _lost(self, layer: LayerDescription) -> str | None:
+        """The first value that a narrower type has not; where rounding is meant, that it has none near."""
+        weights, dtype = self.subject.weights, FLOATS[self.to]
         assert weights is not None
         if EXPERTS in layer.sizes:
             return "it holds all experts, and how these lie is not known of this type of model"
-        if dtype != torch.float32:
-            lost = self._lost(layer, dtype)
-            if lost:
-                return lost
-        item = dequantized(weights, loader, layer, dtype)
-        return StoredLayer(layer.prefix, UnquantizedWeight, UnquantizedConfig(), layer.K, item=item)
-
-    def _lost(self, layer: LayerDescription, dtype: torch.dtype) -> str | None:
-        """The first value that a narrower type has not; where rounding is meant, that it has none near."""
-        weights = self.subject.weights
-        assert weights is not None
+        if dtype == torch.float32:
+            return None
         for start, weight in outputs(weights, self.subject.loader, layer):
             if weight.input_factors is not None:
                 return "its inputs are multiplied by factors, for which a plain weight has no place"
@@ -126,3 +134,19 @@ class AskedTarget:
                 name = str(dtype).removeprefix("torch.")
                 return f"{values[n, k]:.9g} at ({start + n}, {k}) is no {name}: nearest is {near[n, k]:.9g}"
         return None
+
+
+def _told(ask: Callable[[LayerDescription], T], layer: LayerDescription | QloadError) -> T | str:
+    """An answer about a layer, or why there is none."""
+    if isinstance(layer, QloadError):
+        return str(layer)
+    try:
+        return ask(layer)
+    except RepackError as error:
+        return error.reason
+    except QloadError as error:
+        return str(error)
+
+
+def _nothing(done: int, total: int) -> None:
+    """Nobody is told."""

@@ -15,6 +15,8 @@ from qload.conversion.write import Progress
 from qload.conversion.written import SHARD_SIZE, NewCheckpoint, nothing, of_checkpoint, target_of
 from qload.diff import LayerDiff, diff
 from qload.errors import ArgumentError, checked
+from qload.parallel import ProcessGroup
+from qload.verify.crew import Crew
 from qload.verify.subject import Subject
 
 
@@ -28,6 +30,7 @@ def convert(
     rounding: bool = False,
     shard_size: int = SHARD_SIZE,
     progress: Progress | None = None,
+    process_group: ProcessGroup | None = None,
 ) -> Conversion:
     """Write a checkpoint in another format: the same weights, bit for bit, and its config and side files.
 
@@ -54,6 +57,9 @@ def convert(
         Of how many bytes a file is at most, but for one of a larger layer.
     progress
         Told a stage, the bytes of it that are done, and all.
+    process_group
+        A group of torch.distributed whose processes all call this and see the same files; they share the
+        work, and get the same answer.
 
     Examples
     --------
@@ -71,9 +77,10 @@ def convert(
     if to not in TARGETS:
         raise ArgumentError("to", f"one of {', '.join(TARGETS)}", f"{to!r:.80}")
     target, tell = target_of(folder, shard_size), progress or nothing
+    crew = Crew.of(process_group)
 
     def make(subject: Subject) -> Conversion:
-        asked = AskedTarget(subject, to, rounding)
+        asked = AskedTarget(subject, to, rounding, crew)
         plan = planned(asked, keep, lambda done, total: tell("asking layers", done, total))
         if plan.refused:
             return Conversion(subject.path, "", to, _refused(subject, plan.refused), plan.notes)
@@ -97,7 +104,7 @@ def _written(
     texts |= {} if index is None else {INDEX: dumped(index)}
     copies = [file for file in copied_files(source_folder(subject)) if file.name not in texts]
     job = asked.rounding, {name: text.hex() for name, text in texts.items()}
-    new = NewCheckpoint(subject, target, {"to": asked.to}, shards, texts, copies, job)
+    new = NewCheckpoint(subject, target, {"to": asked.to}, shards, texts, copies, job, asked.crew)
 
     def prove(folder: Path) -> Conversion:
         return Conversion(
@@ -109,7 +116,7 @@ def _written(
 
 def _proven(asked: AskedTarget, plan: Planned, folder: Path, tell: Progress) -> list[ConvertedLayer]:
     """What the new files say beside the old ones, each read through its own config."""
-    compared = diff(asked.subject.path, folder, progress=tell)
+    compared = diff(asked.subject.path, folder, progress=tell, process_group=asked.crew.group)
     if compared.unreadable:
         return [ConvertedLayer("", None, None, "differs", compared.unreadable)]
     return [_outcome(asked, plan, layer) for layer in compared.layers]

@@ -5,25 +5,27 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from hashlib import sha256
 from pathlib import Path
 
 from qload.errors import ArgumentError
+from qload.verify.crew import Crew
 
-STATE, LOCK = "qload-unfinished.json", "qload-lock"
+STATE, LOCK = "qload-unfinished", "qload-lock"
 BLOCK = 1 << 20  # bytes
 
 
 class UnfinishedFolder:
     """Files, or folders of files, beside the `target`, until `finish` gives them its name.
 
-    `job`: what is being written, by which another run knows its own; `done`: the files that are complete,
-    with the hash of each.
+    `job`: what is being written, by which another run knows its own; `crew`: the processes that write it, of
+    which each has a lock and a state of its own. `done`: the files that are complete, with the hash of each.
     """
 
-    def __init__(self, target: Path, job: str) -> None:
+    def __init__(self, target: Path, job: str, crew: Crew | None = None) -> None:
         self.target, self.job = target, job
+        self.crew = crew or Crew.of(None)
         self.done: dict[str, str] = {}
 
     @property
@@ -33,17 +35,37 @@ class UnfinishedFolder:
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """For this process alone; what an earlier run of the same job has completed is in `done`."""
+        """For this crew alone; what an earlier run of the same job has completed is in `done`."""
         check_target(self.target)
-        self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / LOCK).open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                got = f"{self.path}, which another process is writing"
-                raise ArgumentError("folder", "one that nobody writes", got) from error
-            self._resume()
+        with ExitStack() as locks:
+            if self.crew.first:
+                self.path.mkdir(parents=True, exist_ok=True)
+                for lock in sorted({self._own(LOCK), *self.path.glob(f"{LOCK}-*")}):
+                    self._lock(lock, locks)
+                self._resume()
+            (job, self.done), *_ = self.crew.told((self.job, self.done))
+            if not self.crew.first:
+                if job != self.job or not self.path.is_dir():
+                    got = f"{self.path}, which is not there, or another one, for process {self._rank}"
+                    raise ArgumentError("folder", "files that all processes see, and write alike", got)
+                self._lock(self._own(LOCK), locks)
             yield
+
+    @property
+    def _rank(self) -> int:
+        return self.crew.group.rank()
+
+    def _own(self, name: str) -> Path:
+        """A file of this process' own."""
+        return self.path / f"{name}-{self._rank}"
+
+    def _lock(self, path: Path, locks: ExitStack) -> None:
+        file = locks.enter_context(path.open("w"))
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            got = f"{self.path}, which another process is writing"
+            raise ArgumentError("folder", "one that nobody writes", got) from error
 
     def check_space(self, nbytes: int) -> None:
         """ArgumentError where the disk has fewer bytes left than are still to be written."""
@@ -63,6 +85,11 @@ class UnfinishedFolder:
         self.done[name] = digest
         self._save()
 
+    def together(self) -> None:
+        """Once each process is here, all know what each has completed."""
+        for done in self.crew.told(self.done):
+            self.done |= done
+
     def part(self, name: str) -> Path:
         """Where a file is written before it is complete; its folder is made."""
         path = self.path / f"{name}.part"
@@ -76,8 +103,9 @@ class UnfinishedFolder:
 
     def finish(self) -> None:
         """Give it its name: from one moment to the next all is there."""
-        for own in (STATE, LOCK):
-            (self.path / own).unlink()
+        for name in (LOCK, STATE):
+            for own in sorted(self.path.glob(f"{name}-*"), reverse=True):
+                own.unlink()
         for folder in {(self.path / name).parent for name in self.done} | {self.path}:
             _sync(folder)
         if self.target.exists():
@@ -90,8 +118,8 @@ class UnfinishedFolder:
         shutil.rmtree(self.path)
 
     def _resume(self) -> None:
-        state = self.path / STATE
-        if state.exists():
+        """All that every process of an earlier run completed; what they did not is removed."""
+        for state in sorted(self.path.glob(f"{STATE}-*")):
             try:
                 told = json.loads(state.read_bytes())
             except ValueError:
@@ -99,17 +127,19 @@ class UnfinishedFolder:
             if not isinstance(told, dict) or told.get("job") != self.job:
                 got = f"{self.path}, which was left by another one"
                 raise ArgumentError("folder", "one where nothing or the same conversion was begun", got)
-            self.done = told["done"]
+            self.done |= told["done"]
+        self._save()
+        own = {self._own(STATE), self._own(LOCK)}
         for file in self.path.rglob("*"):
             name = file.relative_to(self.path).as_posix()
-            if not file.is_dir() and name not in self.done and name not in (STATE, LOCK):
+            if not file.is_dir() and name not in self.done and file not in own:
                 file.unlink()
-        self._save()
 
     def _save(self) -> None:
-        state = self.path / f"{STATE}.part"
-        state.write_text(json.dumps({"job": self.job, "done": self.done}))
-        state.rename(self.path / STATE)
+        state = self._own(STATE)
+        part = self.path / f"part-of-{state.name}"
+        part.write_text(json.dumps({"job": self.job, "done": self.done}))
+        part.rename(state)
 
 
 def check_target(target: Path) -> None:

@@ -15,7 +15,6 @@ from qload.errors import ArgumentError, QloadError
 from qload.formats import GPTQConfig
 from qload.loader import LayerDescription
 from qload.storage import WeightStorage
-from qload.verify.crew import Crew
 from qload.verify.subject import Subject
 
 Told = Callable[[int, int], None]  # layers that were asked, and all
@@ -62,8 +61,7 @@ def _answers(
     asked: AskedTarget, layers: Mapping[str, LayerDescription | QloadError], tell: Told
 ) -> tuple[dict[str, StoredLayer], dict[str, str]]:
     """What layers become, and why others cannot."""
-    each = list(layers.values())
-    told = Crew.of(None).share_out(lambda at: asked.answer(each[at]), [1] * len(each), tell, asked.threads)
+    told = asked.answers(list(layers.values()), tell)
     stored = {prefix: made for prefix, made in zip(layers, told, strict=True) if not isinstance(made, str)}
     return stored, {prefix: why for prefix, why in zip(layers, told, strict=True) if isinstance(why, str)}
 

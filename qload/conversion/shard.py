@@ -18,6 +18,7 @@ from qload.detect.files import CONFIGS
 from qload.diff.codes import same_weight
 from qload.errors import ArgumentError, QloadError, checked
 from qload.loader import Part
+from qload.parallel import ProcessGroup
 from qload.verify.crew import Crew
 from qload.verify.subject import Subject
 
@@ -31,6 +32,7 @@ def shard(
     ep: int | None = None,
     shard_size: int = SHARD_SIZE,
     progress: Progress | None = None,
+    process_group: ProcessGroup | None = None,
 ) -> ShardedCheckpoint:
     """Write what each of `tp` ranks would load into a folder of its own, under the names that it has.
 
@@ -54,6 +56,9 @@ def shard(
         Of how many bytes a file is at most, but for one of a larger layer.
     progress
         Told a stage, the bytes of it that are done, and all.
+    process_group
+        A group of torch.distributed whose processes all call this and see the same files; they share the
+        work, and get the same answer.
 
     Examples
     --------
@@ -75,13 +80,14 @@ def shard(
     if tp < 1 or (ep is not None and ep < 1):
         raise ArgumentError("tp", "a number of ranks, at least 1", f"tp={tp}, ep={ep}")
     target, tell = target_of(folder, shard_size), progress or nothing
+    crew = Crew.of(process_group)
 
     def make(subject: Subject) -> ShardedCheckpoint:
         plan = planned_shares(subject, tp, ep, lambda done, total: tell("asking layers", done, total))
         asked = ShardedCheckpoint(subject.path, tp=tp, ep=ep)
         if plan.refused:
             return replace(asked, layers=_refused(subject, plan))
-        return _written(asked, subject, plan, target, shard_size, tell)
+        return _written(asked, subject, plan, target, shard_size, tell, crew)
 
     return of_checkpoint(
         path, make, lambda place, why: ShardedCheckpoint(place, tp=tp, ep=ep, unreadable=why)
@@ -96,17 +102,23 @@ def _refused(subject: Subject, plan: PlannedShares) -> list[ShardedLayer]:
 
 
 def _written(
-    asked: ShardedCheckpoint, subject: Subject, plan: PlannedShares, target: Path, size: int, tell: Progress
+    asked: ShardedCheckpoint,
+    subject: Subject,
+    plan: PlannedShares,
+    target: Path,
+    size: int,
+    tell: Progress,
+    crew: Crew,
 ) -> ShardedCheckpoint:
     ranks = [shards_of(items, size) for items in plan.items]
     files = [
         OutputFile(f"rank-{rank}/{file.name}", file.items) for rank, mine in enumerate(ranks) for file in mine
     ]
     said = {"tp": asked.tp, "ep": asked.ep}
-    new = NewCheckpoint(subject, target, said, files, dict(_beside(subject, ranks)))
+    new = NewCheckpoint(subject, target, said, files, dict(_beside(subject, ranks)), crew=crew)
 
     def prove(folder: Path) -> ShardedCheckpoint:
-        return replace(asked, layers=_proven(subject, plan, folder, tell), notes=plan.notes)
+        return replace(asked, layers=_proven(subject, plan, folder, tell, crew), notes=plan.notes)
 
     return new.write(prove, tell)
 
@@ -124,11 +136,13 @@ def _beside(subject: Subject, ranks: Sequence[Sequence[OutputFile]]) -> Mapping[
     return found
 
 
-def _proven(subject: Subject, plan: PlannedShares, folder: Path, tell: Progress) -> list[ShardedLayer]:
+def _proven(
+    subject: Subject, plan: PlannedShares, folder: Path, tell: Progress, crew: Crew
+) -> list[ShardedLayer]:
     """Each layer of each folder beside what its rank loads."""
     wrong: dict[str, str] = {}
     for rank, shares in enumerate(plan.shares):
-        wrong |= _differing(folder / f"rank-{rank}", rank, shares, tell)
+        wrong |= _differing(folder / f"rank-{rank}", rank, shares, tell, crew)
     return [
         ShardedLayer(
             prefix,
@@ -141,7 +155,9 @@ def _proven(subject: Subject, plan: PlannedShares, folder: Path, tell: Progress)
     ]
 
 
-def _differing(folder: Path, rank: int, shares: Mapping[str, RankShare], tell: Progress) -> dict[str, str]:
+def _differing(
+    folder: Path, rank: int, shares: Mapping[str, RankShare], tell: Progress, crew: Crew
+) -> dict[str, str]:
     """What a rank's folder says otherwise, or does not say."""
     with closing(Subject.open(folder)) as made:
         wrong = why_unreadable(made)
@@ -160,7 +176,7 @@ def _differing(folder: Path, rank: int, shares: Mapping[str, RankShare], tell: P
             return None if same_weight(shares[prefix].load(), there) else "it is another weight"
 
         sizes = [shares[prefix].layer.N * shares[prefix].layer.K for prefix in each]
-        told = Crew.of(None).share_out(
+        told = crew.share_out(
             compared, sizes, lambda done, total: tell(f"comparing rank {rank}", done, total), 2
         )
         return {prefix: f"rank {rank}: {why}" for prefix, why in zip(each, told, strict=True) if why}

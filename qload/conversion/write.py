@@ -18,13 +18,14 @@ HELD = 160 << 20  # bytes of layers that are rewritten at once; one alone may be
 
 
 def write_shards(shards: Sequence[OutputFile], folder: UnfinishedFolder, progress: Progress) -> None:
-    """All that are not complete yet: the layers of a file by several threads, as many as memory allows.
+    """All that are not complete yet: shared by processes, the layers of one by threads as memory allows.
 
     While one file is written those before it are hashed, and brought to the disk.
     """
-    missing = [shard for shard in shards if shard.name not in folder.done]
-    total = sum(shard.source for shard in shards)
-    done = total - sum(shard.source for shard in missing)
+    missing = folder.crew.share([shard for shard in shards if shard.name not in folder.done])
+    written = [shard for shard in shards if shard.name in folder.done]
+    done = sum(shard.source for shard in written)
+    total = done + sum(shard.source for shard in missing)
     progress("writing", done, total)
     with behind("qload-complete") as completing:
         for shard in missing:
@@ -32,6 +33,7 @@ def write_shards(shards: Sequence[OutputFile], folder: UnfinishedFolder, progres
             completing.later(partial(folder.complete, shard.name))
             done += shard.source
         completing.wait()
+    folder.together()
 
 
 def _tell(progress: Progress, before: int, total: int, count: int, _: int) -> None:

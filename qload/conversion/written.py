@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha256
 from os import PathLike
@@ -21,6 +21,7 @@ from qload.conversion.source import source_files, why_unreadable
 from qload.conversion.write import Progress, write_shards
 from qload.errors import ArgumentError
 from qload.listing import answered
+from qload.verify.crew import Crew
 from qload.verify.subject import Subject
 
 SHARD_SIZE = 5_000_000_000  # bytes
@@ -33,6 +34,7 @@ class NewCheckpoint:
 
     `asked`: what was asked for, as the certificate says it; `job`: what else tells this run from others.
     `shards` hold tensors; `texts`: contents of small files, by name; `copies`: files that stay what they are.
+    `crew`: who writes it.
     """
 
     subject: Subject
@@ -42,32 +44,48 @@ class NewCheckpoint:
     texts: Mapping[str, bytes]
     copies: Sequence[Path] = ()
     job: Sequence[Any] = ()
+    crew: Crew = field(default_factory=lambda: Crew.of(None))
 
     def write(self, prove: Callable[[Path], F], tell: Progress) -> F:
         """Write it, and `prove` it: what is found has a `folder` where all is well; else nothing is left."""
-        folder = UnfinishedFolder(self.target, self._job())
+        folder = UnfinishedFolder(self.target, self._job(), self.crew)
         with folder.opened(), behind("qload-hash") as hashing:
-            folder.check_space(
-                sum(shard.nbytes for shard in self.shards) + sum(map(len, self.texts.values()))
-            )
+            if self.crew.first:
+                folder.check_space(
+                    sum(shard.nbytes for shard in self.shards) + sum(map(len, self.texts.values()))
+                )
+            folder.together()
             hashes = {
                 name: hashing.later(partial(hashed_file, place))
-                for name, place in source_files(self.subject).items()
+                for name, place in self.crew.share(sorted(source_files(self.subject).items()))
             }
             write_shards(self.shards, folder, tell)
-            for name, text in self.texts.items():
-                folder.write(name, text)
-            for file in self.copies:
-                folder.write(file.name, file.read_bytes())
+            if self.crew.first:
+                self._write_beside(folder)
+            folder.together()
             found = prove(folder.path)
-            if found.verdict != "ok":
-                folder.discard()
-                return found
-            found = replace(found, folder=str(self.target))
-            read = {name: file.result() for name, file in hashes.items()}
-            folder.write(CERTIFICATE, dumped(certificate(found, self.asked, read, folder.done)))
-            folder.finish()
+            read = self.crew.told({name: file.result() for name, file in hashes.items()})
+            if found.verdict == "ok":
+                found = replace(found, folder=str(self.target))
+            if self.crew.first:
+                self._end(folder, found, {name: digest for each in read for name, digest in each.items()})
+            folder.together()
             return found
+
+    def _write_beside(self, folder: UnfinishedFolder) -> None:
+        """What is no file of tensors."""
+        for name, text in self.texts.items():
+            folder.write(name, text)
+        for file in self.copies:
+            folder.write(file.name, file.read_bytes())
+
+    def _end(self, folder: UnfinishedFolder, found: WrittenCheckpoint, read: Mapping[str, str]) -> None:
+        """The folder by its name and with a certificate; of what is not well, nothing. `read`: hashes."""
+        if found.verdict != "ok":
+            folder.discard()
+            return
+        folder.write(CERTIFICATE, dumped(certificate(found, self.asked, read, folder.done)))
+        folder.finish()
 
     def _job(self) -> str:
         """What is being written, and from what, as a hash."""

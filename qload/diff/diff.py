@@ -10,6 +10,7 @@ from qload.diff.layers import layer_diff, tensor_diff
 from qload.diff.report import CheckpointDiff, LayerDiff
 from qload.errors import StorageError, checked
 from qload.loader import LayerDescription
+from qload.parallel import ProcessGroup
 from qload.verify.causes import SideBySide
 from qload.verify.crew import Crew
 from qload.verify.subject import Subject
@@ -20,7 +21,11 @@ THREADS = 4  # each has a run of outputs of both in memory
 
 @checked
 def diff(
-    path: str | PathLike[str], other: str | PathLike[str], *, progress: Progress | None = None
+    path: str | PathLike[str],
+    other: str | PathLike[str],
+    *,
+    progress: Progress | None = None,
+    process_group: ProcessGroup | None = None,
 ) -> CheckpointDiff:
     """Whether two checkpoints mean the same weights, layer by layer.
 
@@ -33,6 +38,8 @@ def diff(
         Safetensors files, directories, or sharded indices.
     progress
         Told "comparing", the bytes of the first that were compared, and those of all its layers.
+    process_group
+        A group of torch.distributed whose processes all call this, share the layers, and get the same answer.
 
     Examples
     --------
@@ -47,19 +54,20 @@ def diff(
     [('up', 'rounded')]
     >>> folder.cleanup()
     """
+    crew = Crew.of(process_group)
     with closing(Subject.open(path)) as ours, closing(Subject.open(other)) as theirs:
         for subject in (ours, theirs):
             if subject.weights is None or subject.errors:
                 first = subject.errors[0].message if subject.errors else "it cannot be read"
                 return CheckpointDiff(ours.path, theirs.path, unreadable=f"{subject.path}: {first}")
         try:
-            found = [*_layers(ours, theirs, progress or _nothing), *_tensors(ours, theirs)]
+            found = [*_layers(ours, theirs, crew, progress or _nothing), *_tensors(ours, theirs)]
         except StorageError as error:  # a file that fails or is replaced meanwhile
             return CheckpointDiff(ours.path, theirs.path, unreadable=str(error))
         return CheckpointDiff(ours.path, theirs.path, sorted(found, key=lambda layer: layer.name))
 
 
-def _layers(ours: Subject, theirs: Subject, progress: Progress) -> Iterator[LayerDiff]:
+def _layers(ours: Subject, theirs: Subject, crew: Crew, progress: Progress) -> Iterator[LayerDiff]:
     here, there = (_by_key(each, each.layers) for each in (ours, theirs))
     both = sorted(here.keys() & there.keys())
     yield from _lonely(ours, {key: here[key] for key in here.keys() - there.keys()}, True)
@@ -74,7 +82,7 @@ def _layers(ours: Subject, theirs: Subject, progress: Progress) -> Iterator[Laye
         return LayerDiff(here[both[at]], there[both[at]], "unread", str(error))
 
     sizes = [sum(_size(ours, name) for name in ours.groups.under(here[key])) for key in both]
-    yield from Crew.of(None).share_out(
+    yield from crew.share_out(
         compared, sizes, lambda done, total: progress("comparing", done, total), THREADS
     )
 

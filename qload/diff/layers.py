@@ -40,12 +40,16 @@ def layer_diff(pair: SideBySide, others: Mapping[str, LayerDescription]) -> Laye
 
 
 def _compared(pair: SideBySide) -> ValueDiff:
-    """All outputs: codes where both have some, in wide runs, and values where these differ."""
+    """All outputs: codes where both have some, in wide runs, and values where these differ.
+
+    Where there are values alone the first run is short: what it shows to be rounded is compared rounded.
+    """
     ours, theirs = pair.layer, pair.other
     found, dtype = ValueDiff(), rounding(_plain_dtype(ours), _plain_dtype(theirs))
     block = lcm(*(granule(layer, "N") or layer.N for layer in (ours, theirs)))
     wide = CODES if all(map(lie_in_words, pair.load((0, min(block, ours.N))))) else OUTPUTS
-    for run in runs((0, ours.N), ours.K, block, wide):
+    short = 0 if wide == CODES else min(block, ours.N)
+    for run in (*runs((0, short), ours.K, block, wide), *runs((short, ours.N), ours.K, block, wide)):
         if wide == CODES and equal_codes(*pair.load(run)):
             found.total += (run[1] - run[0]) * ours.K
             continue

@@ -148,7 +148,7 @@ class RepackingLoader(WeightsLoader):
         if "dtype" in taken and asked.get("dtype") is None:
             reason = "its scales need the dtype of the activations, and the target says none"
             raise RepackError(weight.format, layout, reason)
-        layer = whole(layout)
+        layer = None if made(type(weight), layout) is None else whole(layout)
         if asked or type(self.inner).load is not FormatLoader.load:
             return repack(weight, layout, whole=layer, **asked)
         again = self._alike.repack(weight, layout) if layer is None else None

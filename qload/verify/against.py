@@ -12,12 +12,14 @@ import math
 from collections.abc import Iterator, Mapping
 from functools import partial
 
+from qload.diagnosis.meaning import meant
 from qload.errors import QloadError
 from qload.loader import LayerDescription
 from qload.verify.causes import SideBySide, known_fault, misreading
 from qload.verify.comparison import SPIKE, Comparison, agree
 from qload.verify.crew import Crew, Tell
 from qload.verify.elsewhere import found_elsewhere
+from qload.verify.error_map import ErrorMap, LayerMap
 from qload.verify.report import Finding, finding_of
 from qload.verify.same import is_finite, same
 from qload.verify.subject import Subject
@@ -27,8 +29,16 @@ HALF = 0.5  # of the reference: nearer than any layer comes by chance
 THREADS = 4  # each has a run of outputs in several readings in memory
 
 
-def check(subject: Subject, reference: Subject, crew: Crew, tell: Tell) -> Iterator[Finding | str]:
-    """Findings for layers that mean something else; notes for lawful quantization errors."""
+Told = Finding | str | LayerMap
+
+
+def check(
+    subject: Subject, reference: Subject, crew: Crew, tell: Tell, drawing: bool = False
+) -> Iterator[Told]:
+    """Findings for layers that mean something else; notes for lawful quantization errors.
+
+    `drawing`: for each layer the map of its errors too, of the same read.
+    """
     assert subject.weights is not None
     ours, theirs = _layers(subject), _layers(reference)
     for prefix in sorted(ours.keys() ^ theirs.keys()):
@@ -41,8 +51,8 @@ def check(subject: Subject, reference: Subject, crew: Crew, tell: Tell) -> Itera
         for prefix in both
     ]
 
-    def compared(at: int) -> list[Finding | str]:
-        return list(_layer(subject, ours[both[at]], reference, theirs))
+    def compared(at: int) -> list[Told]:
+        return list(_layer(subject, ours[both[at]], reference, theirs, drawing))
 
     for told in crew.share_out(compared, sizes, tell, THREADS):
         yield from told
@@ -53,8 +63,12 @@ def _layers(subject: Subject) -> dict[str, LayerDescription]:
 
 
 def _layer(
-    subject: Subject, ours: LayerDescription, reference: Subject, layers: Mapping[str, LayerDescription]
-) -> Iterator[Finding | str]:
+    subject: Subject,
+    ours: LayerDescription,
+    reference: Subject,
+    layers: Mapping[str, LayerDescription],
+    drawing: bool,
+) -> Iterator[Told]:
     name, theirs = ours.prefix, layers[ours.prefix]
     if (ours.N, ours.K) != (theirs.N, theirs.K):
         shapes = f"({ours.N}, {ours.K}), the reference ({theirs.N}, {theirs.K})"
@@ -62,12 +76,10 @@ def _layer(
         return
     pair = SideBySide(subject, ours, reference, theirs)
     try:
-        finite = is_finite(subject, ours)
-        if same(pair) or all(agree(weight, other, finite=finite) for _, weight, other in pair.runs()):
-            return
-        found = Comparison()
-        for start, weight, other in pair.runs():
-            found.add(start, weight, other)
+        drawn = ErrorMap(ours.N, ours.K) if drawing and _is_matrix(ours) else None
+        found = Comparison() if same(pair) else _compared(pair, drawn)
+        if drawn is not None:
+            yield LayerMap(name, drawn.text())
         if found.first is None:
             return
         plain = theirs.format.weight_type.plain and not ours.format.weight_type.plain
@@ -85,6 +97,22 @@ def _layer(
         yield finding_of(error)
         return
     yield from _verdict(name, found, cause, lawful)
+
+
+def _is_matrix(layer: LayerDescription) -> bool:
+    return "K" in layer.sizes and "E" not in layer.sizes  # outputs and inputs, and no experts
+
+
+def _compared(pair: SideBySide, drawn: ErrorMap | None) -> Comparison:
+    """All runs; where nothing is drawn, those of a layer that agrees are looked at less closely."""
+    finite, found = is_finite(pair.subject, pair.layer), Comparison()
+    if drawn is None and all(agree(weight, other, finite=finite) for _, weight, other in pair.runs()):
+        return found
+    for start, weight, other in pair.runs():
+        found.add(start, weight, other)
+        if drawn is not None:
+            drawn.add(start, meant(weight), meant(other))
+    return found
 
 
 def _verdict(name: str, found: Comparison, cause: str | None, lawful: bool) -> Iterator[Finding | str]:

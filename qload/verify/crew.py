@@ -1,16 +1,16 @@
-"""Who shares the work of verifying: threads of a process, and processes of a group with the same task."""
+"""Who shares work on layers: threads of a process, and processes of a group with the same task."""
 
 import contextvars
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import distributed
 
-from qload.errors import ArgumentError
+from qload.errors import ArgumentError, LostRankError
 from qload.native import settings
 from qload.parallel import ALONE, ProcessGroup
 from qload.parallel.collectives import torch_group
@@ -42,15 +42,31 @@ class Crew:
 
         `sizes`: the bytes that each looks at. `most`: threads, where each needs much memory.
         """
-        world, rank = self.group.size(), self.group.rank()
-        mine = range(rank, len(sizes), world)
-        done = self._here(work, {at: sizes[at] for at in mine}, tell, min(self.threads, most or self.threads))
-        if world == 1:
-            return [done[at] for at in mine]
-        told: list[dict[int, T]] = [{}] * world
-        distributed.all_gather_object(told, done, group=self.group)
-        everything = {at: made for each in told for at, made in each.items()}
+        mine = {at: sizes[at] for at in self.share(range(len(sizes)))}
+        done = self._here(work, mine, tell, min(self.threads, most or self.threads))
+        everything = {at: made for each in self.told(done) for at, made in each.items()}
         return [everything[at] for at in range(len(sizes))]
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the first process, which does what is done once."""
+        return self.group.rank() == 0
+
+    def share(self, things: Sequence[T]) -> Sequence[T]:
+        """Those of them that this process takes."""
+        return things[self.group.rank() :: self.group.size()]
+
+    def told(self, value: T) -> list[T]:
+        """What each process has here, in the order of ranks, once all are here."""
+        world = self.group.size()
+        if world == 1:
+            return [value]
+        values: list[Any] = [None] * world
+        try:
+            distributed.all_gather_object(values, value, group=self.group)
+        except RuntimeError as error:
+            raise LostRankError(None, world, f"a collective failed: {error}") from error
+        return values
 
     def _here(
         self, work: Callable[[int], T], sizes: dict[int, int], tell: Tell, threads: int

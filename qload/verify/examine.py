@@ -15,6 +15,7 @@ from qload.parallel import ProcessGroup
 from qload.verify import against as comparison
 from qload.verify import parallel
 from qload.verify.crew import Crew, Tell
+from qload.verify.error_map import LayerMap
 from qload.verify.judge import Progress, judge
 from qload.verify.prompt import Prompt
 from qload.verify.report import Finding, Report, finding_of
@@ -97,6 +98,7 @@ def verify(
     tp: int | Sequence[int] | None = None,
     tier: Tier = "meaning",
     logits: Prompt | None = None,
+    error_maps: bool = False,
     progress: Progress | None = None,
     process_group: ProcessGroup | None = None,
 ) -> Report:
@@ -121,6 +123,8 @@ def verify(
         Check too that what multiplies by the weights computes what they mean: what the model runs on.
         ArgumentError for a type of model that there is no model of, for ids that are none, and where several
         processes share the work; NotEnoughMemoryError for one that is too large.
+    error_maps
+        Whether the report is to have a map of the errors of each layer beside `against`.
     progress
         Called with (stage, bytes that were looked at, bytes in all) as the work goes on.
     process_group
@@ -147,27 +151,27 @@ def verify(
         if subject.weights is None or subject.errors:
             return _unreadable(subject)
         found, told = judge(subject, crew, tell, tier)
+        maps: dict[str, str] = {}
         for world in worlds:
             _sort(parallel.check(subject, world), found, told)
         if against is not None:
-            _compare(subject, against, found, told, crew, partial(tell, "against"))
-        report = _report(subject, found, told, crew)
+            for item in _compared(subject, against, crew, partial(tell, "against"), error_maps):
+                if isinstance(item, LayerMap):
+                    maps[item.layer] = item.text
+                else:
+                    _sort([item], found, told)
+        report = replace(_report(subject, found, told, crew), error_maps=maps)
     return report if logits is None else _with_logits(report, path, logits, against, tell)
 
 
-def _compare(
-    subject: Subject,
-    path: str | PathLike[str],
-    found: list[Finding],
-    told: list[str],
-    crew: Crew,
-    tell: Tell,
-) -> None:
+def _compared(
+    subject: Subject, path: str | PathLike[str], crew: Crew, tell: Tell, drawing: bool
+) -> Iterator[comparison.Told]:
     with closing(Subject.open(path)) as reference:
         if reference.weights is None or reference.errors:
-            found += reference.errors
-            return
-        _sort(comparison.check(subject, reference, crew, tell), found, told)
+            yield from reference.errors
+        else:
+            yield from comparison.check(subject, reference, crew, tell, drawing)
 
 
 def _check_alone(path: str | PathLike[str], prompt: Prompt, group: ProcessGroup | None) -> None:

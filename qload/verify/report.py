@@ -60,6 +60,9 @@ class Report(Answer):
         Which share of the bytes is explained, and by what; None of what cannot be read.
     logits
         Of a model that was run: what each layer and the logits showed, as plain data; None: none was.
+    error_maps
+        Of layers by name, where they are far from the reference, as text that `report_page` draws; those that
+        were asked for.
     readable
         Whether the files and the config could be understood at all.
     """
@@ -71,6 +74,7 @@ class Report(Answer):
     claims: Mapping[str, Any] = field(default_factory=dict)
     coverage: Coverage | None = None
     logits: Mapping[str, Any] | None = None
+    error_maps: Mapping[str, str] = field(default_factory=dict)
     readable: bool = True
 
     def _readable(self) -> bool:
@@ -82,7 +86,7 @@ class Report(Answer):
         return not self.findings
 
     def _data(self) -> dict[str, Any]:
-        """The fields, with `coverage` in bytes; `logits` is there where a model was run."""
+        """The fields but for maps, with `coverage` in bytes; `logits` is there where a model was run."""
         return {
             "findings": [asdict(finding) for finding in self.findings],
             "notes": list(self.notes),

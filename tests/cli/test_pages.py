@@ -1,11 +1,16 @@
 """--html of verify and explain, and qload layout: what they write, and what is a usage error."""
 
 import json
+from collections import Counter
 from importlib import util
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
+from qload import convert
+from qload.storage import SafetensorsStorage
+from qload.testing import make_checkpoint
 from tests.cli.test_several import run
 from tests.paths import FIXTURES
 
@@ -63,3 +68,38 @@ def test_a_page_beside_a_reference_has_maps_of_errors(tmp_path: Path) -> None:
     at = layers["columns"].index("error")
     assert layers["drawn"][str(at)] == "map"
     assert {row[at].split(":")[0] for row in layers["rows"] if row[1] == "gptq"} == {"0"}
+
+
+def read_by(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> dict[str, int]:
+    """Bytes of tensors that a command reads, by the folder that they are in."""
+    read = Counter[str]()
+
+    def counted(storage: SafetensorsStorage, nbytes: int) -> None:
+        (file,) = storage.files.values()
+        read[Path(str(file)).parent.name] += nbytes
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SafetensorsStorage, "_count", counted)
+        assert run(*arguments).exit_code in (0, 1)
+    return dict(read)
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_page_reads_a_reference_once_and_scales_again(
+    damaged: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, plain = tmp_path / "one", tmp_path / "plain"
+    make_checkpoint("gptq", one, config={"num_hidden_layers": 1})
+    convert(one, plain, to="float32")
+    stored = load_file(plain / "model.safetensors")
+    if damaged:
+        stored["lm_head.weight"][-1, -1] += 1
+        save_file(stored, plain / "model.safetensors")
+    command = ("verify", one, "--against", plain)
+
+    told = read_by(monkeypatch, *command)
+    with_page = read_by(monkeypatch, *command, "--html", tmp_path / "page.html")
+
+    again = stored["lm_head.weight"].nbytes  # a layer that differs is found to do so, and then compared
+    assert with_page["plain"] == told["plain"] - damaged * again
+    assert with_page["one"] < told["one"] * 1.1

@@ -118,7 +118,7 @@ def test_two_processes_do_not_write_one_folder(source: Path, tmp_path: Path) -> 
 
 def test_a_state_that_is_none_is_refused(source: Path, tmp_path: Path) -> None:
     unfinished(tmp_path).mkdir()
-    (unfinished(tmp_path) / "qload-unfinished.json").write_text("[")
+    (unfinished(tmp_path) / "qload-unfinished-0").write_text("[")
 
     with pytest.raises(ArgumentError, match="left by another one"):
         convert(source, tmp_path / "out", to="awq")

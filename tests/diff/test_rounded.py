@@ -1,6 +1,7 @@
 """A quantized layer beside a plain one of a narrow type: equal after one rounding, in every run or not."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -35,6 +36,27 @@ def test_each_run_counts(both):
 
     assert (found.outcome, found.differing) == ("rounded", 0)
     assert found.total == load_file(both[1] / "model.safetensors")[f"{UP}.weight"].numel()
+
+
+def test_few_outputs_show_that_a_layer_is_rounded(tmp_path, monkeypatch):
+    one, other = tmp_path / "coded", tmp_path / "plain"
+    make_checkpoint("gptq", one, config={"num_hidden_layers": 1})
+    stored = load_file(one / "model.safetensors")
+    inexact = {name: each.fill_(0.3) for name, each in stored.items() if name.endswith(".scales")}
+    largest = {name: each.fill_(-1) for name, each in stored.items() if name.endswith(".qweight")}
+    save_file({**stored, **inexact, **largest}, one / "model.safetensors", {"format": "pt"})
+    convert(one, other, to="bfloat16", rounding=True)
+    looked: list[int] = []
+    add = ValueDiff.add
+
+    def added(found: ValueDiff, start: int, got: torch.Tensor, *more: Any) -> None:
+        looked.append(len(got))
+        add(found, start, got, *more)
+
+    monkeypatch.setattr(ValueDiff, "add", added)
+
+    assert diff(one, other).counts["rounded"] == len(inexact)
+    assert looked.count(8) == len(inexact)
 
 
 @pytest.mark.parametrize("swapped", [False, True])

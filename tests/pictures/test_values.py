@@ -6,10 +6,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from qload import convert
+from qload import convert, verify
 from qload.pictures import layer_pictures
-from qload.pictures.values import error_map, histogram
+from qload.pictures.values import histogram
 from qload.testing import make_checkpoint
+from qload.verify.error_map import ErrorMap
 from tests.paths import FIXTURES
 from tests.verify.checkpoints import GPTQ, gptq, model
 
@@ -17,8 +18,10 @@ UP = "model.layers.0.mlp.up_proj"
 
 
 def drawn(want: torch.Tensor, got: torch.Tensor, step: int = 3) -> str:
-    runs = ((at, got[at : at + step], want[at : at + step]) for at in range(0, len(want), step))
-    return error_map(runs, *want.shape)
+    found = ErrorMap(*want.shape[-2:])
+    for at in range(0, len(want), step):
+        found.add(at, got[at : at + step], want[at : at + step])
+    return found.text()
 
 
 @pytest.mark.parametrize(
@@ -82,7 +85,7 @@ def test_errors_where_the_reference_is_zero_are_as_far_as_can_be():
 
 
 def test_a_stack_of_matrices_has_no_map():
-    assert error_map(iter([(0, torch.ones(2, 2, 2), torch.ones(2, 2, 2))]), 2, 2) == ""
+    assert drawn(torch.ones(2, 2, 2), torch.ones(2, 2, 2)) == ""
 
 
 def test_a_checkpoint_beside_what_it_means_has_errors_where_it_is_damaged(tmp_path: Path):
@@ -94,7 +97,8 @@ def test_a_checkpoint_beside_what_it_means_has_errors_where_it_is_damaged(tmp_pa
     stored[f"{UP}.weight"][N - 1, 0] += 100
     save_file(stored, other / "model.safetensors", {"format": "pt"})
 
-    found = layer_pictures(one, other)
+    report = verify(one, against=other, error_maps=True)
+    found = layer_pictures(one, report.error_maps)
     lines = found[UP].error.split(": ")[1].split(" ")
 
     assert lines[-1][0] != "0"
@@ -102,13 +106,26 @@ def test_a_checkpoint_beside_what_it_means_has_errors_where_it_is_damaged(tmp_pa
     assert {each for name, p in found.items() if name != UP and p.error for each in p.error[3:]} <= {*"0: "}
     assert found[UP].scales
     assert layer_pictures(one)[UP].error == ""
+    assert verify(one, against=other).error_maps == {}
+
+
+def test_a_layer_that_is_its_reference_byte_for_byte_is_drawn_as_one_that_means_it(tmp_path: Path):
+    one, other = tmp_path / "coded", tmp_path / "plain"
+    make_checkpoint("gptq", one, config={"num_hidden_layers": 1})
+    convert(one, other, to="float32")
+
+    maps = [verify(one, against=place, error_maps=True).error_maps for place in (one, other)]
+
+    assert maps[0] == maps[1]
+    assert maps[0][UP] == f"0: {' '.join(['0' * 16] * 16)}"
+    assert not any("norm" in name for name in maps[0])
 
 
 def test_what_is_not_there_or_has_another_shape_has_no_picture(tmp_path: Path):
     assert layer_pictures(tmp_path) == {}
     one = tmp_path / "one"
     make_checkpoint("gptq", one, config={"num_hidden_layers": 1})
-    found = layer_pictures(one, FIXTURES / "models" / "gptq_mixtral")
+    maps = verify(one, against=FIXTURES / "models" / "gptq_mixtral", error_maps=True).error_maps
 
-    assert {picture.error for name, picture in found.items() if name == UP} == {""}
-    assert {picture.error for picture in layer_pictures(one, tmp_path / "none").values()} == {""}
+    assert UP not in maps
+    assert verify(one, against=tmp_path / "none", error_maps=True).error_maps == {}

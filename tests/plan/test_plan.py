@@ -19,7 +19,7 @@ from tests.models.drawn import config, tensors, weights
 from tests.paths import FIXTURES, FOLDERS, cases
 
 MODELS = sorted((FIXTURES / "models").iterdir())
-WORLDS = (1, 2, 3, 4, 8)
+WORLDS = tuple(range(1, 9))
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 64}
 
 
@@ -85,8 +85,10 @@ def test_a_model_fits_where_it_loads_and_else_says_what_loading_says(kind: str, 
 def test_a_model_of_another_tool_fits_where_it_loads(folder: Path, ranks: int) -> None:
     found = plan(folder, tp=ranks)
 
-    with open_checkpoint(folder, process_group=Quiet(ranks - 1, ranks)) as held:
-        assert found.worlds[ranks].reason == refusal(lambda: load_model(held, read_model_config(folder)))
+    for place in range(ranks):
+        with open_checkpoint(folder, process_group=Quiet(place, ranks)) as held:
+            told = refusal(lambda here=held: load_model(here, read_model_config(folder)))
+        assert told == found.worlds[ranks].reason
 
 
 @pytest.mark.parametrize("ranks", WORLDS)

@@ -11,7 +11,7 @@ from qload.detect import loader_from_config
 from qload.errors import ArgumentError, CutError, RepackError
 from qload.formats import AWQWeight, GPTQWeight, Marlin24Weight, MarlinWeight, UnquantizedWeight
 from qload.kernel_formats import ExllamaWeight, GPTQMarlinWeight, PanelsWeight, restore
-from qload.parallel import FakeWorld
+from qload.parallel import FakeWorld, Rank
 from qload.repacking import GPTQMarlinWeightsLoader, RepackingLoader
 from qload.storage import MemoryStorage
 from qload.testing import assert_same_bits, layers
@@ -124,3 +124,24 @@ def test_a_sparse_layer_has_a_kernel_of_its_own_and_stays(stored: Any) -> None:
     loader = GPTQMarlinWeightsLoader(stored.loader())
 
     assert isinstance(Weights(stored.storage(), loader=loader).get_weights("layer"), Marlin24Weight)
+
+
+class OneShare(MemoryStorage):
+    """What a rank was sent: the first half of the outputs of a layer, and nothing else of its codes."""
+
+    def read(self, name: str, index: tuple[slice, ...] = ()) -> torch.Tensor:
+        """As in memory, unless what was not sent is asked for."""
+        made = super().read(name, index)
+        assert not name.endswith(".weight") or len(made) <= self.info(name).shape[0] // 2
+        return made
+
+
+def test_a_share_whose_format_no_layout_has_needs_nothing_of_the_others() -> None:
+    codes = torch.arange(8).repeat(256, 32).float().to(torch.float8_e4m3fn)
+    storage = OneShare({"a.weight": codes, "a.weight_scale_inv": torch.ones(2, 2)})
+    config = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    loader = loader_from_config(config, storage, target="auto")
+
+    share = Weights(storage, loader=loader, process_group=Rank(0, 2)).get_weights_col("a")
+
+    assert_same_bits(share.dequantize(), codes[:128].float())
