@@ -82,7 +82,6 @@ struct PairedTokens {
   int64_t count, first;
 };
 
-constexpr int kFewRows = 4;        // tokens that rows of codes are multiplied with at once, in registers
 constexpr int kMostOfBlock = 128;  // codes of a row that are read at once
 
 struct RowsOfCodes {
@@ -96,9 +95,14 @@ struct RowsOfCodes {
 struct FewRows {
   int64_t columns;
   int64_t block;                // of codes
+  int lanes, inputs;            // words of a register; bfloat16 that an input is, 0: it is a float32
+  int most;                     // tokens at once, or up to 4
   uint8_t order[kMostOfBlock];  // which input of a block comes when
-  /// `x`: in that order, zeros up to whole blocks; tokens are `pitch` apart. `totals`: (tokens, 16).
-  void (*dots)(const RowsOfCodes&, const float* x, int64_t pitch, int tokens, float* totals);
+  /// `x`: in that order, zeros up to whole blocks, a register of each token after another. `totals`: (tokens, 16).
+  void (*dots)(const RowsOfCodes&, const uint32_t* x, int tokens, float* totals);
+
+  int64_t words() const { return (columns + block - 1) / block * (inputs ? block / 2 * inputs : block); }  // of a token
+  int64_t together(int64_t left) const { return left >= most ? most : left < 4 ? left : 4; }
 };
 
 struct Products {
@@ -117,8 +121,9 @@ struct Products {
   /// As `multiply`, for narrow panels of 4 bits; `scratch`: 16 floats a token, and of whole blocks. Or null.
   void (*multiply_in_pairs)(const Panels&, const PairedTokens&, const Outputs&, int64_t begin, int64_t end,
                             float* scratch);
-  /// Whether rows that mean this are multiplied with few tokens in registers, and how; `way.columns` is given. Or null.
-  bool (*few_rows)(const Meaning&, FewRows& way);
+  /// Whether rows that mean this are multiplied with few tokens of a type in registers, and how; `way.columns` is given.
+  /// Or null.
+  bool (*few_rows)(const Meaning&, Float type, FewRows& way);
 };
 
 struct Kernels {

@@ -73,13 +73,16 @@ struct LanesAvx2 {
   static Floats over(Floats a, Floats b) { return _mm256_div_ps(a, b); }
   static Words load_bytes(const uint8_t* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
 
-  /// `count` floats, each in `lanes` lanes, a power of two.
-  static Floats spread(const float* from, int count, int lanes) {
-    const Words lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-    const Floats some = _mm256_maskload_ps(from, _mm256_cmpgt_epi32(_mm256_set1_epi32(count), lane));
-    const __m128i by = _mm_cvtsi32_si128(__builtin_ctz(static_cast<unsigned>(lanes)));
-    return _mm256_permutevar8x32_ps(some, _mm256_srl_epi32(lane, by));
-  }
+  /// Of some floats each in `lanes` lanes, a power of two.
+  struct Spread {
+    Words at, some;
+    Spread(int count, int lanes) {
+      const Words lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+      some = _mm256_cmpgt_epi32(_mm256_set1_epi32(count), lane);
+      at = _mm256_srl_epi32(lane, _mm_cvtsi32_si128(__builtin_ctz(static_cast<unsigned>(lanes))));
+    }
+    Floats of(const float* from) const { return _mm256_permutevar8x32_ps(_mm256_maskload_ps(from, some), at); }
+  };
 
   struct Table {
     Floats low, high;

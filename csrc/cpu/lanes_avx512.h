@@ -75,12 +75,16 @@ struct LanesAvx512 {
   static Floats over(Floats a, Floats b) { return _mm512_div_ps(a, b); }
   static Words load_bytes(const uint8_t* from) { return _mm512_loadu_si512(from); }
 
-  /// `count` floats, each in `lanes` lanes, a power of two.
-  static Floats spread(const float* from, int count, int lanes) {
-    const Words lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    const Words at = _mm512_srli_epi32(lane, static_cast<unsigned>(__builtin_ctz(static_cast<unsigned>(lanes))));
-    return _mm512_permutexvar_ps(at, _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << count) - 1), from));
-  }
+  /// Of some floats each in `lanes` lanes, a power of two.
+  struct Spread {
+    Words at;
+    __mmask16 some;
+    Spread(int count, int lanes) : some(static_cast<__mmask16>((1u << count) - 1)) {
+      const Words lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+      at = _mm512_srli_epi32(lane, static_cast<unsigned>(__builtin_ctz(static_cast<unsigned>(lanes))));
+    }
+    Floats of(const float* from) const { return _mm512_permutexvar_ps(at, _mm512_maskz_loadu_ps(some, from)); }
+  };
 
   struct Table {
     Floats values;

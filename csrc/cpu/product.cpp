@@ -2,11 +2,10 @@
 #include "product.h"
 
 #include <algorithm>
-#include <cstring>
-#include <memory>
 #include <stdexcept>
 #include <vector>
 
+#include "aligned.h"
 #include "halves.h"
 #include "parallel.h"
 
@@ -15,7 +14,7 @@ namespace {
 
 constexpr int64_t kTokens = 256;        // whose inputs lie ready at once
 constexpr int64_t kColumnsAtOnce = 512;  // of 16 rows: a multiple of 8, so that every width starts at a byte
-constexpr int64_t kMostInRegisters = 16;  // tokens up to which rows become floats there, anew for each `kFewRows`
+constexpr int64_t kMostInRegisters = 16;  // tokens up to which rows become floats there, anew for each `FewRows::most`
 constexpr int64_t kWork = 1 << 18;      // codes times tokens that are worth a thread
 
 /// Where the weight's rows get their inputs: place[row], -1 for padding.
@@ -49,8 +48,7 @@ void spell(const Kernels& kernels, const Values& values, const uint8_t* codes, i
 
 /// The upper half of a float, and what it leaves; of what is not finite all is in the upper half.
 uint32_t upper_of(float value, float& left) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
+  uint32_t bits = bits_of(value);
   const bool finite = (bits >> 23 & 255) != 255;
   if (value != value) bits |= 1u << 22;
   const uint32_t upper = bits & 0xFFFF0000;
@@ -58,15 +56,18 @@ uint32_t upper_of(float value, float& left) {
   return upper >> 16;
 }
 
+/// The upper halves of two floats, and what they leave.
+uint32_t pair_of(float& first, float& second) {
+  const uint32_t low = upper_of(first, first), high = upper_of(second, second);
+  return low | high << 16;
+}
+
 /// A token's floats as pairs of bfloat16, `step` apart.
 void pairs_of(const float* row, int64_t rows, int parts, int64_t step, uint32_t* to) {
   for (int64_t line = 0; line < rows; line += 2 * kPairs)
     for (int pair = 0; pair < kPairs; ++pair) {
       float first = row[line + pair], second = row[line + pair + kPairs];
-      for (int part = 0; part < parts; ++part, to += step) {
-        const uint32_t low = upper_of(first, first), high = upper_of(second, second);
-        *to = low | high << 16;
-      }
+      for (int part = 0; part < parts; ++part, to += step) *to = pair_of(first, second);
     }
 }
 
@@ -140,13 +141,13 @@ void multiply_in_pairs(const Kernels& kernels, const Panels& weight, const Input
   Gathered gathered(kernels, weight, inputs);
   const int parts = inputs.type == Float::kBfloat16 ? 1 : 2;
   const int64_t most = (std::min(kTokens, inputs.M) + kPairTokens - 1) / kPairTokens * kPairTokens;
-  const std::unique_ptr<uint32_t[]> x(new uint32_t[static_cast<size_t>(most * parts * weight.rows / 2)]);
+  const auto x = aligned<uint32_t>(most * parts * weight.rows / 2);
   for (int64_t first = 0; first < inputs.M; first += kTokens) {
     const PairedTokens tokens{x.get(), parts, std::min(kTokens, inputs.M - first), first};
     gathered.fill_pairs(first, tokens.count, weight.rows, parts, x.get());
     const int64_t least = kWork / std::max<int64_t>(1, weight.rows * kPanel * tokens.count) + 1;
     parallel_for(panels, least, threads, [&](int64_t begin, int64_t end) {
-      const std::unique_ptr<float[]> scratch(new float[static_cast<size_t>(most * kPanel)]);
+      const auto scratch = aligned<float>(most * kPanel);
       kernels.products->multiply_in_pairs(weight, tokens, outputs, begin, end, scratch.get());
     });
   }
@@ -163,14 +164,13 @@ void multiply(const Kernels& kernels, const Panels& panels_of, const Inputs& inp
   if (kernels.products->multiply_in_pairs && weight.narrow && inputs.type != Float::kFloat32)
     return multiply_in_pairs(kernels, weight, inputs, outputs, panels, threads);
   Gathered gathered(kernels, weight, inputs);
-  const std::unique_ptr<float[]> x(new float[static_cast<size_t>(std::max<int64_t>(1, most * weight.rows))]);
+  const auto x = aligned<float>(most * weight.rows);
   for (int64_t first = 0; first < inputs.M; first += kTokens) {
     const Tokens tokens{x.get(), std::min(kTokens, inputs.M - first), first};
     gathered.fill(first, tokens.count, weight.rows, x.get());
     const int64_t least = kWork / std::max<int64_t>(1, weight.rows * kPanel * tokens.count) + 1;
     parallel_for(panels, least, threads, [&](int64_t begin, int64_t end) {
-      const auto floats = static_cast<size_t>(kernels.products->scratch_of(tokens.count));
-      const std::unique_ptr<float[]> scratch(new float[floats]);
+      const auto scratch = aligned<float>(kernels.products->scratch_of(tokens.count));
       kernels.products->multiply(weight, tokens, outputs, begin, end, few, scratch.get());
     });
   }
@@ -178,20 +178,34 @@ void multiply(const Kernels& kernels, const Panels& panels_of, const Inputs& inp
 
 namespace {
 
-/// A token's inputs in the order of blocks, zeros behind them.
-void in_blocks(const FewRows& way, const float* row, float* to) {
-  for (int64_t c = 0; c < way.columns; c += way.block, to += way.block)
-    for (int64_t i = 0; i < way.block; ++i) to[i] = c + way.order[i] < way.columns ? row[c + way.order[i]] : 0;
+/// A token's inputs in the order of blocks, zeros behind them; its registers are `step` apart.
+void in_blocks(const FewRows& way, const float* row, int64_t step, uint32_t* to) {
+  const auto input = [&](int64_t at) { return at < way.columns ? row[at] : 0.0f; };
+  const int64_t codes = way.inputs ? 2 * way.lanes : way.lanes;  // of a register
+  for (int64_t c = 0; c < way.columns; c += way.block)
+    for (int64_t i = 0; i < way.block; i += codes, to += std::max(way.inputs, 1) * step)
+      for (int64_t lane = 0; lane < way.lanes; ++lane) {
+        if (!way.inputs) {
+          to[lane] = bits_of(input(c + way.order[i + lane]));
+          continue;
+        }
+        float first = input(c + way.order[i + 2 * lane]), second = input(c + way.order[i + 2 * lane + 1]);
+        for (int part = 0; part < way.inputs; ++part) to[part * step + lane] = pair_of(first, second);
+      }
 }
 
 void multiply_few_rows(const Kernels& kernels, const FewRows& way, const Values& values, const uint8_t* codes,
                        int64_t row_bytes, const Inputs& in, const Outputs& out, int threads) {
-  const int64_t panels = (out.N + kPanel - 1) / kPanel, pitch = (in.K + way.block - 1) / way.block * way.block;
+  const int64_t panels = (out.N + kPanel - 1) / kPanel, words = way.words();
   const Tokens tokens{nullptr, in.M, 0};
-  std::vector<float> row(static_cast<size_t>(in.K)), x(static_cast<size_t>(in.M * pitch));
-  for (int64_t m = 0; m < in.M; ++m) {
-    widen_one(kernels, in, m, row.data(), 1);
-    in_blocks(way, row.data(), x.data() + m * pitch);
+  std::vector<float> row(static_cast<size_t>(in.K));
+  const auto x = aligned<uint32_t>(in.M * words);
+  for (int64_t first = 0, some; first < in.M; first += some) {
+    some = way.together(in.M - first);
+    for (int64_t t = 0; t < some; ++t) {
+      widen_one(kernels, in, first + t, row.data(), 1);
+      in_blocks(way, row.data(), some * way.lanes, x.get() + first * words + t * way.lanes);
+    }
   }
   const int64_t least = kWork / std::max<int64_t>(1, in.K * kPanel * in.M) + 1;
   parallel_for(panels, least, threads, [&](int64_t begin, int64_t end) {
@@ -201,9 +215,10 @@ void multiply_few_rows(const Kernels& kernels, const FewRows& way, const Values&
       const int count = static_cast<int>(std::min<int64_t>(kPanel, out.N - panel * kPanel));
       for (int r = 0; r < count; ++r) meaning[r] = of_row(values, panel * kPanel + r);
       const RowsOfCodes rows{meaning, codes + panel * kPanel * row_bytes, row_bytes, in.K, count};
-      for (int64_t m = 0; m < in.M; m += kFewRows)
-        way.dots(rows, x.data() + m * pitch, pitch, static_cast<int>(std::min<int64_t>(kFewRows, in.M - m)),
-                 totals + m * kPanel);
+      for (int64_t m = 0, some; m < in.M; m += some) {
+        some = way.together(in.M - m);
+        way.dots(rows, x.get() + m * words, static_cast<int>(some), totals + m * kPanel);
+      }
       kernels.products->finish(out, tokens, panel, totals);
     }
   });
@@ -216,16 +231,19 @@ void multiply_rows(const Kernels& kernels, const Values& values, const uint8_t* 
   const int64_t panels = (out.N + kPanel - 1) / kPanel, most = std::min(kTokens, in.M);
   const int64_t pitch = (in.K + kColumnsOfLanes - 1) / kColumnsOfLanes * kColumnsOfLanes;
   if (!in.M || !panels) return;
-  FewRows way{in.K, 0, {}, nullptr};
-  if (in.M <= kMostInRegisters && kernels.products->few_rows && kernels.products->few_rows(values.meaning, way))
+  const auto few_rows = kernels.products->few_rows;
+  FewRows way{in.K, 0, 0, 0, 0, {}, nullptr};
+  if (in.M <= kMostInRegisters && few_rows && few_rows(values.meaning, in.type, way))
     return multiply_few_rows(kernels, way, values, codes, row_bytes, in, out, threads);
-  const std::unique_ptr<float[]> x(new float[static_cast<size_t>(std::max<int64_t>(1, most * pitch))]());
+  const auto x = aligned<float>(most * pitch);
+  std::fill_n(x.get(), most * pitch, 0.0f);
   for (int64_t first = 0; first < in.M; first += kTokens) {
     const Tokens tokens{x.get(), std::min(kTokens, in.M - first), first};
     for (int64_t m = 0; m < tokens.count; ++m) widen_one(kernels, in, first + m, x.get() + m * pitch, 1);
     const int64_t least = kWork / std::max<int64_t>(1, in.K * kPanel * tokens.count) + 1;
     parallel_for(panels, least, threads, [&](int64_t begin, int64_t end) {
-      const std::unique_ptr<float[]> tile(new float[kPanel * kColumnsAtOnce]());
+      const auto tile = aligned<float>(kPanel * kColumnsAtOnce);
+      std::fill_n(tile.get(), kPanel * kColumnsAtOnce, 0.0f);
       std::vector<float> totals(static_cast<size_t>(tokens.count * kPanel));
       for (int64_t panel = begin; panel < end; ++panel) {
         std::fill(totals.begin(), totals.end(), 0.0f);

@@ -5,6 +5,11 @@
 #include "rows_avx512.h"
 
 namespace qload::cpu {
+namespace {
+
+bool few_rows(const Meaning& m, Float, FewRows& way) { return few_floats(m, way); }
+
+}  // namespace
 
 extern const Products kAvx512Products;
 const Products kAvx512Products{widen<LanesAvx512>, multiply<LanesAvx512>, scratch_of, dots<LanesAvx512>,

@@ -4,6 +4,7 @@
 #include "panels.h"
 #include "rows.h"
 #include "rows_avx512.h"
+#include "rows_bf16.h"
 
 namespace qload::cpu {
 namespace {

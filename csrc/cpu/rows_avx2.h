@@ -9,7 +9,7 @@ namespace {
 
 /// Codes of 8 bits that a conversion reads: `How::halves` makes two registers of 8 floats of 16 codes.
 template <class How>
-struct Converted {
+struct Converted : FloatInputs<LanesAvx2> {
   using S = LanesAvx2;
   static constexpr int kParts = 4, kBlock = 32, kBytes = 32, kSpan = 32, kLanesOfSpan = 8;
   static constexpr float kFactor = How::kFactor;
@@ -28,7 +28,7 @@ struct Converted {
     return true;
   }
 
-  static int code(int part, int lane, const Meaning&) { return 8 * part + lane; }
+  static int code(int at, const Meaning&) { return at; }
 
   Block load(const uint8_t* from) const {
     const auto* const halves = reinterpret_cast<const __m128i*>(from);
@@ -85,7 +85,7 @@ struct E5M2 {
   static __m256 floats(__m128i eight) { return _mm256_cvtph_ps(eight); }
 };
 
-inline bool few_rows(const Meaning& m, FewRows& way) {
+inline bool few_rows(const Meaning& m, Float, FewRows& way) {
   return takes<Sixteen<LanesAvx2>>(m, way) || takes<Converted<E4M3>>(m, way) || takes<Converted<Signed>>(m, way) ||
          takes<Converted<Unsigned>>(m, way) || takes<Converted<E5M2>>(m, way);
 }

@@ -10,7 +10,7 @@ namespace {
 /// Codes of 8 bits whose values are bfloat16 (FP8, integers): both bytes of a value are looked up in two tables of 128
 /// bytes each, then put together. Of 16 codes the first 8 and the last 8 become a register each, of halves; their even and
 /// odd halves become floats.
-struct Bfloats {
+struct Bfloats : FloatInputs<LanesAvx512> {
   using S = LanesAvx512;
   static constexpr int kParts = 4, kBlock = 64, kBytes = 64, kSpan = 16, kLanesOfSpan = 4;
   static constexpr float kFactor = 1;
@@ -39,7 +39,8 @@ struct Bfloats {
     return !(rest & 0xFFFF);
   }
 
-  static int code(int part, int lane, const Meaning&) {
+  static int code(int at, const Meaning&) {
+    const int part = at / S::kLanes, lane = at % S::kLanes;
     return lane / 4 * 16 + part / 2 * 8 + lane % 4 * 2 + part % 2;
   }
 
@@ -70,7 +71,7 @@ struct Bfloats {
   }
 };
 
-inline bool few_rows(const Meaning& m, FewRows& way) {
+inline bool few_floats(const Meaning& m, FewRows& way) {
   return takes<Sixteen<LanesAvx512>>(m, way) || takes<Bfloats>(m, way);
 }
 

@@ -2,9 +2,11 @@
 //
 //   totals[t, r] = sum over runs of scale * factor * (sum over c of x[t, c] * (value(code[r, c]) - zero))
 //
-// A row is read in blocks, whose codes stand in registers as a decoder `D` leaves them: register `part`, lane `lane` is
-// code `D::code(part, lane)` of the block. Inputs are put into that order once (product.cpp). All codes of a lane share a
-// scale. A value is what the table says, sums are in float32.
+// A row is read in blocks, whose codes stand in registers as a decoder `D` leaves them: number `i` of these registers,
+// one after another, is code `D::code(i)` of the block. Inputs are put into that order once (product.cpp), as float32 or,
+// where `D::kInputs` is not 0, as that many bfloat16 whose sum they are, two in a word: for each register of values one of
+// each part of each token. All codes of a lane share a scale. A value is what the table says, sums are in
+// float32.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +18,16 @@
 namespace qload::cpu {
 namespace {
 
-constexpr int64_t kNear = 4096;  // inputs of all tokens, as floats, that stay near
+constexpr int64_t kNear = 4096;   // words of inputs, of all tokens, that stay near
+constexpr int64_t kAhead = 4096;  // bytes of codes that are asked for before they are read
+
+inline void ask_ahead(const uint8_t* from) {
+  __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(from) + kAhead));
+}
+
+/// Words of inputs of a block.
+template <class D>
+constexpr int64_t kWords = D::kInputs ? D::kBlock / 2 * D::kInputs : D::kBlock;
 
 /// Scales or zero points of a block, one a lane, where a block has several runs, or a run ends within a lane's codes;
 /// `rest`: of lanes behind the last column.
@@ -38,8 +49,8 @@ class RowTimesFew {
   using S = typename D::S;
   using Floats = typename S::Floats;
 
-  RowTimesFew(const Meaning& m, const D& decoder, const uint8_t* codes, int64_t columns, const float* x, int64_t pitch)
-      : m_(m), decoder_(decoder), codes_(codes), columns_(columns), x_(x), pitch_(pitch) {
+  RowTimesFew(const Meaning& m, const D& decoder, const uint8_t* codes, int64_t columns, const uint32_t* x)
+      : m_(m), decoder_(decoder), codes_(codes), columns_(columns), x_(x) {
     for (auto& each : total_) each = S::all(0);
   }
 
@@ -53,14 +64,7 @@ class RowTimesFew {
         stretch(c, next, zero(group), S::all(m_.scale[group]));
       }
     } else if (D::kBlock % run == 0) {
-      const int each = static_cast<int>(D::kBlock / run);
-      const int lanes = static_cast<int>(run / D::kSpan) * D::kLanesOfSpan;
-      int64_t group = begin / D::kBlock * each;
-      for (int64_t c = begin; c < whole; c += D::kBlock, group += each) {
-        Floats zeros{};
-        if constexpr (kZeros) zeros = S::spread(m_.zero + group, each, lanes);
-        stretch(c, c + D::kBlock, zeros, S::spread(m_.scale + group, each, lanes));
-      }
+      runs_in_blocks(begin, whole, run);
       apart(whole, end);
     } else {
       apart(begin, end);
@@ -69,11 +73,44 @@ class RowTimesFew {
   }
 
  private:
-  static constexpr int kSets = T == 1 ? 4 : 2;  // of sums, as one waits for itself
+  static constexpr int kSets = T == 1 ? 4 : T <= 4 ? 2 : 1;  // of sums, as one waits for itself
 
   Floats zero(int64_t group) const {
     if constexpr (kZeros) return S::all(m_.zero[group]);
     return S::all(0);
+  }
+
+  const uint8_t* codes(int64_t column) const { return codes_ + column / D::kBlock * D::kBytes; }
+  const uint32_t* inputs(int64_t column) const { return x_ + column / D::kBlock * (T * kWords<D>); }
+
+  /// Columns [begin, end), whole blocks, of which each has several whole runs.
+  void runs_in_blocks(int64_t begin, int64_t end, int64_t run) {
+    constexpr int kFewSets = T == 1 ? 2 : 1;
+    const int each = static_cast<int>(D::kBlock / run);
+    const typename S::Spread spread(each, static_cast<int>(run / D::kSpan) * D::kLanesOfSpan);
+    const float* zero = m_.zero + (kZeros ? begin / run : 0);
+    const float* scale = m_.scale + begin / run;
+    const uint8_t* from = codes(begin);
+    const uint32_t* x = inputs(begin);
+    Floats total[T];
+    for (int t = 0; t < T; ++t) total[t] = total_[t];
+    for (int64_t c = begin; c < end; c += D::kBlock, from += D::kBytes, x += T * kWords<D>, scale += each) {
+      ask_ahead(from);
+      Floats zeros{}, sums[kFewSets][T];
+      if constexpr (kZeros) {
+        zeros = spread.of(zero);
+        zero += each;
+      }
+#pragma GCC unroll 4
+      for (auto& set : sums)
+#pragma GCC unroll 8
+        for (auto& sum : set) sum = S::all(0);
+      block(from, x, zeros, sums);
+      const Floats scales = spread.of(scale);
+#pragma GCC unroll 8
+      for (int t = 0; t < T; ++t) total[t] = S::plus(total[t], scaled(together(sums, t), scales));
+    }
+    for (int t = 0; t < T; ++t) total_[t] = total[t];
   }
 
   /// Columns [begin, end), of whose blocks lanes have scales of their own.
@@ -88,37 +125,56 @@ class RowTimesFew {
   /// Columns [begin, end), whose lanes keep their scales.
   [[gnu::always_inline]] inline void stretch(int64_t begin, int64_t end, Floats zeros, Floats scales) {
     Floats sums[kSets][T];
+#pragma GCC unroll 4
     for (auto& set : sums)
+#pragma GCC unroll 8
       for (auto& sum : set) sum = S::all(0);
     int64_t c = begin;
-    const uint8_t* from = codes_ + begin / D::kBlock * D::kBytes;
-    for (; c + D::kBlock <= end; c += D::kBlock, from += D::kBytes) block(from, x_ + c, zeros, sums);
+    const uint8_t* from = codes(begin);
+    const uint32_t* x = inputs(begin);
+    for (; c + D::kBlock <= end; c += D::kBlock, from += D::kBytes, x += T * kWords<D>) {
+      ask_ahead(from);
+      block(from, x, zeros, sums);
+    }
     if (c < end) {
       alignas(64) uint8_t last[D::kBytes] = {};
       std::memcpy(last, from, static_cast<size_t>(((end - c) * m_.bits + 7) / 8));
-      block(last, x_ + c, zeros, sums);
+      block(last, x, zeros, sums);
     }
-    for (int t = 0; t < T; ++t) {
-      Floats sum = sums[0][t];
-      for (int set = 1; set < kSets; ++set) sum = S::plus(sum, sums[set][t]);
-      if constexpr (D::kFactor != 1) sum = S::times(sum, S::all(D::kFactor));
-      sum = m_.divide ? S::over(sum, scales) : S::times(sum, scales);
-      if (m_.factor != 1) sum = S::times(sum, S::all(m_.factor));
-      total_[t] = S::plus(total_[t], sum);
-    }
+#pragma GCC unroll 8
+    for (int t = 0; t < T; ++t) total_[t] = S::plus(total_[t], scaled(together(sums, t), scales));
   }
 
-  [[gnu::always_inline]] inline void block(const uint8_t* from, const float* x, Floats zeros, Floats (&sums)[kSets][T]) const {
+  template <int kCount>
+  [[gnu::always_inline]] static inline Floats together(const Floats (&sums)[kCount][T], int t) {
+    Floats sum = sums[0][t];
+#pragma GCC unroll 4
+    for (int set = 1; set < kCount; ++set) sum = S::plus(sum, sums[set][t]);
+    return sum;
+  }
+
+  [[gnu::always_inline]] inline Floats scaled(Floats sum, Floats scales) const {
+    if constexpr (D::kFactor != 1) sum = S::times(sum, S::all(D::kFactor));
+    sum = m_.divide ? S::over(sum, scales) : S::times(sum, scales);
+    return m_.factor == 1 ? sum : S::times(sum, S::all(m_.factor));
+  }
+
+  template <int kCount>
+  [[gnu::always_inline]] inline void block(const uint8_t* from, const uint32_t* x, Floats zeros,
+                                           Floats (&sums)[kCount][T]) const {
+    constexpr int kInputs = D::kInputs ? D::kInputs : 1;
     const auto block = decoder_.load(from);
 #pragma GCC unroll 16
     for (int part = 0; part < D::kParts; ++part) {
-      Floats value = decoder_.value(block, part);
+      auto value = decoder_.value(block, part);
       if constexpr (kZeros) value = S::minus(value, zeros);
-#pragma GCC unroll 4
-      for (int t = 0; t < T; ++t) {
-        Floats& sum = sums[part % kSets][t];
-        sum = S::plus_product(sum, S::load(x + t * pitch_ + part * S::kLanes), value);
-      }
+#pragma GCC unroll 2
+      for (int input = 0; input < kInputs; ++input)
+#pragma GCC unroll 8
+        for (int t = 0; t < T; ++t) {
+          Floats& sum = sums[part % kCount][t];
+          sum = D::plus_product(sum, x + ((part * kInputs + input) * T + t) * S::kLanes, value);
+        }
     }
   }
 
@@ -126,30 +182,45 @@ class RowTimesFew {
   const D decoder_;
   const uint8_t* codes_;
   int64_t columns_;
-  const float* x_;
-  int64_t pitch_;
+  const uint32_t* x_;
   Floats total_[T];
 };
 
 template <class D, bool kZeros, int T>
-void dots_of_row(const RowsOfCodes& rows, int r, const D& decoder, const float* x, int64_t pitch, int64_t begin,
-                 float* totals) {
-  const int64_t end = std::min(begin + kNear / T / kMostOfBlock * kMostOfBlock, rows.columns);
-  const uint8_t* const codes = rows.codes + r * rows.row_bytes;
-  RowTimesFew<D, kZeros, T>(rows.meaning[r], decoder, codes, rows.columns, x, pitch).add(begin, end, totals + r);
+void dots_of_some(const RowsOfCodes& rows, const D& decoder, const uint32_t* x, float* totals) {
+  constexpr int64_t kColumns = kNear / T / kWords<D> * D::kBlock;
+  for (int64_t c = 0; c < rows.columns; c += kColumns)
+    for (int r = 0; r < rows.count; ++r) {
+      const uint8_t* const codes = rows.codes + r * rows.row_bytes;
+      RowTimesFew<D, kZeros, T>(rows.meaning[r], decoder, codes, rows.columns, x)
+          .add(c, std::min(c + kColumns, rows.columns), totals + r);
+    }
 }
 
-/// Rows of a panel times up to `kFewRows` tokens, as many columns after another as have their inputs in the nearest
+template <class D, bool kZeros>
+void dots_of(const RowsOfCodes& rows, const D& decoder, const uint32_t* x, int tokens, float* totals) {
+  switch (tokens) {
+    case 1:
+      return dots_of_some<D, kZeros, 1>(rows, decoder, x, totals);
+    case 2:
+      return dots_of_some<D, kZeros, 2>(rows, decoder, x, totals);
+    case 3:
+      return dots_of_some<D, kZeros, 3>(rows, decoder, x, totals);
+    case 4:
+      return dots_of_some<D, kZeros, 4>(rows, decoder, x, totals);
+    default:
+      if constexpr (D::kMost > 4) return dots_of_some<D, kZeros, D::kMost>(rows, decoder, x, totals);
+  }
+}
+
+/// Rows of a panel times up to 4 or `D::kMost` tokens, as many columns after another as have their inputs in the nearest
 /// cache; adds to `totals`: (tokens, 16).
 template <class D>
-void dots_of_rows(const RowsOfCodes& rows, const float* x, int64_t pitch, int tokens, float* totals) {
+void dots_of_rows(const RowsOfCodes& rows, const uint32_t* x, int tokens, float* totals) {
   const D decoder(rows.meaning[0]);
-  constexpr decltype(&dots_of_row<D, false, 1>) ways[2][kFewRows] = {
-      {dots_of_row<D, false, 1>, dots_of_row<D, false, 2>, dots_of_row<D, false, 3>, dots_of_row<D, false, 4>},
-      {dots_of_row<D, true, 1>, dots_of_row<D, true, 2>, dots_of_row<D, true, 3>, dots_of_row<D, true, 4>}};
-  const auto way = ways[rows.meaning[0].zero != nullptr][tokens - 1];
-  for (int64_t c = 0; c < rows.columns; c += kNear / tokens / kMostOfBlock * kMostOfBlock)
-    for (int r = 0; r < rows.count; ++r) way(rows, r, decoder, x, pitch, c, totals);
+  if constexpr (!D::kInputs)
+    if (rows.meaning[0].zero) return dots_of<D, true>(rows, decoder, x, tokens, totals);
+  dots_of<D, false>(rows, decoder, x, tokens, totals);
 }
 
 /// How `D` reads, if it reads what is meant.
@@ -157,16 +228,27 @@ template <class D>
 bool takes(const Meaning& m, FewRows& way) {
   if (!D::reads(m) || m.group || (m.run % D::kSpan && m.run < way.columns)) return false;
   way.block = D::kBlock;
+  way.lanes = D::S::kLanes;
+  way.inputs = D::kInputs;
+  way.most = D::kMost;
   way.dots = dots_of_rows<D>;
-  for (int part = 0; part < D::kParts; ++part)
-    for (int lane = 0; lane < D::S::kLanes; ++lane)
-      way.order[part * D::S::kLanes + lane] = static_cast<uint8_t>(D::code(part, lane, m));
+  for (int i = 0; i < D::kBlock; ++i) way.order[i] = static_cast<uint8_t>(D::code(i, m));
   return true;
 }
 
+/// Inputs as float32.
+template <class Lanes>
+struct FloatInputs {
+  using S = Lanes;
+  static constexpr int kInputs = 0, kMost = 4;
+  static typename S::Floats plus_product(typename S::Floats sum, const uint32_t* x, typename S::Floats value) {
+    return S::plus_product(sum, S::as_floats(S::load(x)), value);
+  }
+};
+
 /// Codes of 4 bits: 8 a lane, each looked up in a table of 16 floats.
 template <class Lanes>
-struct Sixteen {
+struct Sixteen : FloatInputs<Lanes> {
   using S = Lanes;
   static constexpr int kParts = 8, kBlock = 8 * S::kLanes, kBytes = kBlock / 2, kSpan = 8, kLanesOfSpan = 1;
   static constexpr float kFactor = 1;
@@ -174,7 +256,10 @@ struct Sixteen {
 
   explicit Sixteen(const Meaning& m) : table(floats(m).data) {}
   static bool reads(const Meaning& m) { return m.bits == 4; }
-  static int code(int part, int lane, const Meaning& m) { return 8 * lane + (m.high_first ? part ^ 1 : part); }
+  static int code(int at, const Meaning& m) {
+    const int part = at / S::kLanes;
+    return at % S::kLanes * 8 + (m.high_first ? part ^ 1 : part);
+  }
   static typename S::Words load(const uint8_t* from) { return S::load_bytes(from); }
   typename S::Floats value(typename S::Words words, int part) const { return table.nibble(words, 4 * part); }
 

@@ -138,12 +138,44 @@ def test_inputs_of_every_type_and_places_of_every_code(isa: str, kind: str) -> N
 
 
 @ISAS
+@EACH
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_halves_meet_runs_of_any_length(isa: str, kind: str, dtype: torch.dtype) -> None:
+    for run, K in ((8, 264), (16, 256), (40, 200), (64, 320), (128, 640), (4224, 4224)):
+        rows = drawn(kind, 18, K, run)
+        w, some = dense(rows, K), torch.arange(0, K, max(1, K // 96))
+        for size in (3, 8):
+            read = torch.cat(
+                [multiply(x, rows, isa) for x in torch.split(torch.eye(K, dtype=dtype)[some], size)]
+            )
+            assert_same_bits(read, (w[:, some].T + 0.0).to(dtype))
+        for M in (1, 4, 7, 8, 9, 16):
+            x = (torch.randn(M, K, generator=torch.Generator().manual_seed(M)) / 256).to(dtype)
+            assert_close(multiply(x, rows, isa), x, w)
+
+
+@ISAS
+def test_values_too_small_for_products_of_pairs_are_none_of_zero(isa: str) -> None:
+    for bits in (4, 8):
+        lookup = torch.full((2**bits,), 2.0**-130)
+        meaning = Meaning(torch.full((4, 1), 2.0**20), None, lookup, None, None, 64, False, 1.0)
+        rows = CodeRows(torch.ones(4, 64 * bits // 8, dtype=torch.uint8), bits, False, meaning)
+
+        y = multiply(torch.ones(1, 64, dtype=torch.bfloat16), rows, isa)
+
+        assert_same_bits(y, torch.full((1, 4), 2.0**-104).bfloat16())
+
+
+@ISAS
 def test_the_first_of_two_codes_may_lie_in_the_high_half(isa: str) -> None:
     rows = drawn("any 16 floats", 16, 136, 8)
     turned = CodeRows(rows.bytes, 4, True, rows.meaning)
+    numbers = drawn("numbers of 4 bits", 16, 136, 8)
 
-    for each in (rows, turned):
-        assert_same_bits(multiply(torch.eye(136)[9:13], each, isa), dense(each, 136)[:, 9:13].T + 0.0)
+    for each in (rows, turned, numbers, CodeRows(numbers.bytes, 4, True, numbers.meaning)):
+        for dtype in (torch.float32, torch.bfloat16):
+            x = torch.eye(136, dtype=dtype)[9:13]
+            assert_same_bits(multiply(x, each, isa), (dense(each, 136)[:, 9:13].T + 0.0).to(dtype))
 
 
 @ISAS
