@@ -20,18 +20,17 @@ using Parallel = void (*)(void (*)(void*), void*, unsigned, unsigned);
 
 #ifdef __linux__
 std::atomic<bool> forked{false};
+const bool watched = !pthread_atfork(nullptr, nullptr, [] { forked = true; });  // from the module's load on
 
 Parallel find() {
   void* const torch = dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_NOLOAD);  // kept, as the runtime is needed
   if (!torch) return nullptr;
-  const auto found = reinterpret_cast<Parallel>(dlsym(torch, "GOMP_parallel"));  // of torch and what it is linked to
-  const bool watched = !pthread_atfork(nullptr, nullptr, [] { forked = true; });
-  return watched ? found : nullptr;
+  return reinterpret_cast<Parallel>(dlsym(torch, "GOMP_parallel"));  // of torch and what it is linked to
 }
 
 Parallel parallel() {
   static const Parallel found = find();
-  return forked ? nullptr : found;
+  return watched && !forked ? found : nullptr;
 }
 #else
 Parallel parallel() { return nullptr; }

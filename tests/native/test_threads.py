@@ -1,4 +1,4 @@
-"""The threads of a call: those of torch where it has some; others in a forked process, as many as there are."""
+"""The threads of a call: those of torch where it has some, and others in a process that was forked."""
 
 import subprocess
 import sys
@@ -53,6 +53,7 @@ try:
     os.setuid(NOBODY) if os.getuid() == 0 else None
 except OSError:
     os._exit(ELSEWHERE)
+torch.set_num_threads(1)  # its own operations ask for no more
 _, most = resource.getrlimit(resource.RLIMIT_NPROC)
 more = int(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_NPROC, (len(os.listdir("/proc/self/task")) + more, most))
