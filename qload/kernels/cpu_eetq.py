@@ -33,6 +33,6 @@ def inputs_of_pairs(x: Tensor) -> Tensor:
 
 def outputs_of_pairs(sums: Tensor, scales: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Float32 (2 M, N / 2) -> (M, N), scaled, plus a float32 bias, rounded once to a dtype."""
-    M = sums.shape[0] // 2
-    y = sums.view(2, M, -1).permute(1, 2, 0).reshape(M, -1) * scales.float()
+    M, pairs = sums.shape[0] // 2, sums.shape[1]
+    y = sums.view(2, M, pairs).permute(1, 2, 0).reshape(M, 2 * pairs) * scales.float()
     return (y if bias is None else y.add_(bias)).to(dtype)
