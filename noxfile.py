@@ -113,12 +113,15 @@ def compile(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def bench(session: nox.Session) -> None:
-    """The CPU code beside a copy and peers; folders of many tensors; `-- engines`: loads of transformers."""
+    """The CPU code beside a copy and peers; `-- --dispatch`: its table; `-- engines`: transformers' loads."""
     if session.posargs[:1] == ["engines"]:
         install(session, "test", "transformers")
         session.run("python", "-m", "tests.bench.engines", *session.posargs[1:])
         return
     build(session)
+    if session.posargs[:1] == ["--dispatch"]:
+        session.run("python", "-m", "tests.bench.cpu_dispatch", *session.posargs[1:])
+        return
     for peer in ("compressed-tensors", "bitsandbytes"):  # what is not to be had is left out of the table
         session.run("python", "-m", "pip", "install", "--quiet", TORCH, peer, success_codes=[0, 1])
     session.run("python", "-m", "tests.bench.cpu", *session.posargs)

@@ -15,6 +15,7 @@ from qload.devices.cpu import values_of
 from qload.devices.tensors import FLOATS, address, is_plain
 from qload.formats import EETQWeight
 from qload.kernel_formats.panels import PanelsWeight
+from qload.kernels.cpu_choice import PAIRS, REGISTERS, TORCH, kind_of, most_before_torch, ranked, row_bits
 from qload.kernels.cpu_eetq import inputs_of_pairs, outputs_of_pairs, rows_of_pairs
 from qload.kernels.cpu_rows import ROW_TYPES, CodeRows, KeptRows, rows_of
 from qload.native import is_on, isa, load, threads
@@ -24,15 +25,6 @@ TYPES: tuple[type[Weight], ...] = (
     PanelsWeight,
     *ROW_TYPES,
 )  # of weights that are multiplied, if not every one
-# Up to so many tokens codes in panels become floats in registers, by instruction set: docs/cpu.md says
-# what that takes.
-FEW = {"scalar": 6, "avx2": 6, "avx512": 6, "avx512_bf16": 6}
-# Of bfloat16 on a CPU that multiplies pairs of it: up to so many tokens this module is asked, as more are
-# faster dequantized and multiplied by torch; docs/cpu.md has the times. Panels of 4 bits: always.
-PAIRED = "avx512_bf16"
-MOST = {8: 64}  # panels, by bits
-MOST_ROWS = 16
-MOST_PAIRS = 4  # tokens up to which EETQ's codes are read as they lie: more are faster once these are in rows
 
 
 def why_not(weight: Weight, dtype: torch.dtype) -> str | None:
@@ -59,30 +51,43 @@ def multiply(
     """(..., K) -> (..., N) in x's dtype, sums in float32; None where this module does not take the call.
 
     `reference.check` has nothing against the operands. `few`: up to so many tokens codes in panels become
-    floats in registers; None: as `FEW` says. `kept`: what earlier calls found out about this layer.
+    floats in registers; None: as the table says. `kept`: what earlier calls found out about this layer.
     """
     if load("cpu").found is None or not is_on() or torch.compiler.is_compiling():
         return None
     held = (x, *weight.fields().values(), *(() if bias is None else (bias,)))
     if x.dtype not in FLOATS or 0 in weight.shape or not all(is_plain(tensor, "cpu") for tensor in held):
         return None
-    rows = _taken(x, most_of(weight, x.dtype))
-    if rows is None:
+    bits = weight.config.bits if isinstance(weight, PanelsWeight) else None
+    taken = _taken(x, type(weight), bits)
+    if taken is None:
         return None
     added = None if bias is None else bias.detach().to(torch.float32).contiguous()
+    y = by_way(*taken, weight, added, few, kept)
+    return None if y is None else y.view(*x.shape[:-1], weight.shape[0])
+
+
+def by_way(
+    way: str,
+    x: Tensor,
+    weight: Weight,
+    bias: Tensor | None = None,
+    few: int | None = None,
+    kept: KeptRows | None = None,
+) -> Tensor | None:
+    """Tokens (M, K) of stride 1 -> (M, N), one way of `cpu_choice`, but torch's; None: not these tensors.
+
+    `bias`: in float32. What `multiply` has checked is not checked again.
+    """
     if isinstance(weight, PanelsWeight):
         if not all(tensor.is_contiguous() for tensor in weight.fields().values()):
             return None
-        y = PanelsPlan(weight).product(rows, added, few)
-    elif rows.shape[0] <= MOST_PAIRS and isinstance(weight, EETQWeight) and weight.weight.is_contiguous():
-        sums = _rows(inputs_of_pairs(rows), rows_of_pairs(weight), None)
-        y = outputs_of_pairs(sums, weight.weight_scales, added, x.dtype)
-    else:
-        codes = rows_of(weight) if kept is None else kept.of(weight)
-        if codes is None:
-            return None
-        y = _rows(rows, codes, added)
-    return y.view(*x.shape[:-1], weight.shape[0])
+        return PanelsPlan(weight).product(x, bias, _few(way, x) if few is None else few)
+    if way == PAIRS and isinstance(weight, EETQWeight) and weight.weight.is_contiguous():
+        sums = _rows(inputs_of_pairs(x), rows_of_pairs(weight), None)
+        return outputs_of_pairs(sums, weight.weight_scales, bias, x.dtype)
+    codes = rows_of(weight) if kept is None else kept.of(weight)
+    return None if codes is None else _rows(x, codes, bias)
 
 
 class PanelsPlan:
@@ -106,18 +111,18 @@ class PanelsPlan:
             return None
         if not is_plain(x, "cpu") or not (bias is None or _is_added(bias, self.N)):
             return None
-        rows = _taken(x, most_tokens(self.bits, x.dtype))
-        if rows is None:
+        taken = _taken(x, PanelsWeight, self.bits)
+        if taken is None:
             return None
-        y = self.product(rows, None if bias is None else bias.to(torch.float32).contiguous())
+        way, rows = taken
+        y = self.product(rows, None if bias is None else bias.to(torch.float32).contiguous(), _few(way, rows))
         return y.view(*x.shape[:-1], self.N)
 
-    def product(self, x: Tensor, bias: Tensor | None, few: int | None = None) -> Tensor:
-        """Rows (M, K) of stride 1 -> (M, N); `bias` in float32."""
+    def product(self, x: Tensor, bias: Tensor | None, few: int) -> Tensor:
+        """Tokens (M, K) of stride 1 -> (M, N); `bias` in float32; `few`: as `multiply` has it."""
         here, M = isa(), x.shape[0]
         y = x.new_empty(M, self.N)
         sizes = (M, *self._sizes, x.stride(0))
-        few = FEW[here] if few is None else few
         _module().multiply(
             here, self.bits, sizes, _typed(x), *self._held, address(bias), _typed(y), few, threads()
         )
@@ -133,28 +138,35 @@ def plan_of(weight: Weight) -> PanelsPlan | None:
     return PanelsPlan(weight) if plain else None
 
 
-def _taken(x: Tensor, most: int | None) -> Tensor | None:
-    """(..., K) as tokens (M, K) of stride 1; None where there are more than `most`."""
+def _taken(x: Tensor, weight_type: type[Weight], panel_bits: int | None) -> tuple[str, Tensor] | None:
+    """The way of a call, and (..., K) as tokens (M, K) of stride 1; None where it is torch's."""
     rows = x.detach().reshape(-1, x.shape[-1])
-    if most is not None and rows.shape[0] > most:
+    way = way_of(weight_type, panel_bits, x.dtype, rows.shape[0])
+    if way == TORCH:
         return None
-    return rows if rows.stride(1) == 1 or rows.shape[1] == 1 else rows.contiguous()
+    return way, rows if rows.stride(1) == 1 or rows.shape[1] == 1 else rows.contiguous()
+
+
+def _few(way: str, x: Tensor) -> int:
+    """Up to how many tokens codes in panels become floats in registers."""
+    return x.shape[0] if way == REGISTERS else 0
 
 
 def _is_added(bias: Tensor, N: int) -> bool:
     return tuple(bias.shape) == (N,) and is_plain(bias, "cpu")
 
 
-def most_of(weight: Weight, dtype: torch.dtype) -> int | None:
-    """Up to how many tokens of a `dtype` this module multiplies with a weight; None: any number."""
-    return most_tokens(weight.config.bits if isinstance(weight, PanelsWeight) else None, dtype)
+def way_of(weight_type: type[Weight], panel_bits: int | None, dtype: torch.dtype, tokens: int) -> str:
+    """How so many tokens are multiplied with weights of a type; `panel_bits`: of those in panels."""
+    return ranked(kind_of(weight_type), panel_bits or row_bits(weight_type), dtype, isa(), tokens)[0]
 
 
-def most_tokens(panel_bits: int | None, dtype: torch.dtype) -> int | None:
-    """The same with panels of so many bits, or with rows (None), on this machine, with all of its build."""
-    if dtype != torch.bfloat16 or load("cpu").found is None or isa() != PAIRED:
+def most_tokens(weight_type: type[Weight], panel_bits: int | None, dtype: torch.dtype) -> int | None:
+    """Up to how many tokens of a `dtype` this module multiplies with such weights here; None: any number."""
+    if load("cpu").found is None:
         return None
-    return MOST_ROWS if panel_bits is None else MOST.get(panel_bits)
+    bits = panel_bits or row_bits(weight_type)
+    return most_before_torch(kind_of(weight_type), bits, dtype, isa())
 
 
 def _rows(x: Tensor, codes: CodeRows, bias: Tensor | None) -> Tensor:

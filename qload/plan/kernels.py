@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from qload.errors import NoKernelError
+from qload.kernel_formats.panels import PanelsWeight
 from qload.kernel_formats.strips import StripsWeight
 from qload.kernels import cpu
 from qload.kernels.cuda import launch
@@ -63,7 +64,8 @@ def kernels_for(
     """What multiplies each number of tokens with a weight, as it would lie on a chip; None: on a CPU."""
     operator = OPERATORS.get(type(weight))
     if weight.activations is None and capability is None and isinstance(weight, cpu.TYPES):
-        return _on_cpu(cpu.most_of(weight, dtype), tokens)
+        bits = weight.config.bits if isinstance(weight, PanelsWeight) else None
+        return _on_cpu(cpu.most_tokens(type(weight), bits, dtype), dtype, tokens)
     if weight.activations is not None or operator is None:
         return without_kernel(type(weight), weight.activations, tokens, dtype)
     reason = "there is no CUDA device"
@@ -91,13 +93,14 @@ def without_kernel(
     if weight_type.plain:
         return tuple(KernelChoice(each, PLAIN) for each in tokens)
     if capability is None and issubclass(weight_type, cpu.TYPES):
-        return _on_cpu(cpu.most_tokens(None, dtype), tokens)
+        return _on_cpu(cpu.most_tokens(weight_type, None, dtype), dtype, tokens)
     return tuple(KernelChoice(each, DEQUANTIZED, {OURS: unread(weight_type)}) for each in tokens)
 
 
-def _on_cpu(most: int | None, tokens: Sequence[int]) -> tuple[KernelChoice, ...]:
+def _on_cpu(most: int | None, dtype: torch.dtype, tokens: Sequence[int]) -> tuple[KernelChoice, ...]:
     """By the CPU module up to `most` tokens; None: any number."""
-    refused = {CPU: f"takes {most} tokens of bfloat16 at the most: torch multiplies more of them faster here"}
+    name = str(dtype).removeprefix("torch.")
+    refused = {CPU: f"takes {most} tokens of {name} at the most: torch multiplies more of them faster here"}
     return tuple(
         KernelChoice(each, CPU) if most is None or each <= most else KernelChoice(each, DEQUANTIZED, refused)
         for each in tokens

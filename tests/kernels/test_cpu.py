@@ -26,6 +26,9 @@ from qload.native.modules import NativeModule
 from qload.spec import Weight
 from qload.testing import assert_same_bits
 from tests.kernel_formats.marlin_layers import layer
+from tests.kernels.ways_by_hand import Write, write_ways
+
+__all__ = ["write_ways"]  # a fixture
 
 WEIGHT: Any = repack(layer(64, 32, 32, sym=False), "panels")
 FP8 = Fp8Weight(
@@ -109,21 +112,23 @@ def test_it_takes_the_types_of_activations_and_not_within_the_reference(here: li
     assert len(here) == 3
 
 
-def test_many_tokens_are_torchs_where_it_is_faster(
-    monkeypatch: pytest.MonkeyPatch, here: list[tuple[str, int]]
-) -> None:
+def test_tokens_go_the_way_that_the_table_says(here: list[tuple[str, int]], write_ways: Write) -> None:
     eight: Any = repack(layer(64, 32, 32, bits=8), "panels")
-    for name, dtype in (("avx512", torch.bfloat16), ("avx512_bf16", torch.float16)):
-        monkeypatch.setattr(cpu, "isa", lambda name=name: name)
-        for weight in (WEIGHT, FP8, eight):
-            assert cpu.multiply(inputs(300, dtype=dtype), weight) is not None
+    ours, torchs = ("cache", "torch"), ("torch", "cache")
+    table = {("rows", 8, "bfloat16", "avx2"): [(16, ours), (64, torchs)]}
+    table |= {("panels", 8, "bfloat16", "avx2"): [(64, ours), (128, torchs)]}
+    write_ways(table)
 
-    here.clear()
     for weight, most in ((FP8, 16), (eight, 64)):
-        assert cpu.multiply(inputs(most, dtype=torch.bfloat16), weight) is not None
-        assert cpu.multiply(inputs(most + 1, dtype=torch.bfloat16), weight) is None
+        linear = weight.get_linear()
+        for call in (lambda x, linear=linear: linear(x), lambda x, weight=weight: cpu.multiply(x, weight)):
+            here.clear()
+            for M in (most, most + 1, 300):
+                call(inputs(M, dtype=torch.bfloat16))
+            assert here == [("rows" if weight is FP8 else "panels", most)]
+        for dtype in (torch.float16, torch.float32):
+            assert cpu.multiply(inputs(300, dtype=dtype), weight) is not None
     assert cpu.multiply(inputs(300, dtype=torch.bfloat16), WEIGHT) is not None
-    assert here == [("rows", 16), ("panels", 64), ("panels", 300)]
 
 
 @pytest.mark.usefixtures("here")

@@ -24,8 +24,9 @@ from qload.spec import Weight
 from qload.testing import assert_same_bits, layers
 from tests.format_cases import CONFIGS
 from tests.kernels.rows_by_hand import by_hand
+from tests.kernels.ways_by_hand import Write, write_ways
 
-__all__ = ["by_hand"]  # a fixture
+__all__ = ["by_hand", "write_ways"]  # fixtures
 
 TYPES = (BNBNF4Weight, BNBFP4Weight, BNBWeight, CTIntWeight, CTMXFP4Weight, EETQWeight, Fp8Weight)
 every_type = pytest.mark.parametrize("weight_type", TYPES, ids=lambda weight_type: weight_type.format)
@@ -79,10 +80,10 @@ def test_inputs_are_read_wherever_they_lie(weight_type: type[Weight], data: Any)
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_a_layer_asks_for_few_tokens_of_bfloat16_where_torch_is_fast(
-    by_hand: list[int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    by_hand: list[int], dtype: torch.dtype, write_ways: Write
 ) -> None:
-    monkeypatch.setattr(cpu, "isa", lambda: cpu.PAIRED)
-    most, linear = cpu.MOST_ROWS, fp8().get_linear()
+    write_ways({("rows", 8, "bfloat16", "avx2"): [(16, ("cache", "torch")), (64, ("torch", "cache"))]})
+    most, linear = 16, fp8().get_linear()
 
     for tokens in (1, most, most + 1):
         linear(torch.ones(tokens, 64, dtype=dtype))

@@ -4,6 +4,7 @@ from qload.testing.faults.fault import Fault
 
 _ORDER, _PANELS = "qload/layouts/panels.py", "qload/kernel_formats/panels.py"
 _CPU, _ROWS = "qload/kernels/cpu.py", "qload/kernels/cpu_rows.py"
+_CHOICE = "qload/kernels/cpu_choice.py"
 
 FAULTS = (
     Fault("panels-of-columns", _ORDER, "nt (kt c) (r)", "nt (c kt) (r)"),
@@ -19,7 +20,7 @@ FAULTS = (
     ),
     Fault("panels-zero-of-256", _PANELS, "least < 0 or most > MOST_ZERO", "least < 0"),
     Fault("panels-of-half-a-group", _PANELS, "bool((integers.g_idx[perm].long() == here).all())", "True"),
-    Fault("cpu-takes-many-tokens", _CPU, "rows.shape[0] > most", "False"),
+    Fault("cpu-takes-many-tokens", _CPU, "if way == TORCH:", "if False:"),
     Fault("cpu-strides-of-inputs", _CPU, "rows.stride(1) == 1 or rows.shape[1] == 1", "True"),
     Fault("rows-signed-as-unsigned", _ROWS, "codes.codes.dtype == torch.int8", "False"),
     Fault(
@@ -30,7 +31,8 @@ FAULTS = (
     ),
     Fault("rows-kept-elsewhere", _ROWS, "kept.seen == seen and", ""),
     Fault("rows-kept-for-ever", _ROWS, " and kept.stands_for(tensors)", ""),
-    Fault("cpu-leaves-all-types", _CPU, "dtype != torch.bfloat16 or load", "load"),
+    Fault("cpu-leaves-all-types", _CHOICE, 'str(dtype).removeprefix("torch.")', '"bfloat16"'),
+    Fault("cpu-one-row-on", _CHOICE, "if tokens <= most]", "if tokens < most]"),
     Fault(
         "rows-low-half-first",
         _ROWS,
