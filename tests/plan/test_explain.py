@@ -8,7 +8,9 @@ import torch
 
 from qload import explain, open_checkpoint
 from qload.errors import ArgumentError
+from qload.kernel_formats import PanelsWeight
 from qload.kernels import cpu
+from qload.kernels.cpu import PanelsPlan
 from qload.plan import ExplainedLayer
 from qload.repacking import loaders
 from tests.paths import FIXTURES, FOLDERS, cases
@@ -86,7 +88,13 @@ def test_chips_without_kernels_dequantize() -> None:
 
 def test_on_a_cpu_the_product_that_runs_is_the_one_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
-    monkeypatch.setattr(cpu, "multiply", lambda x, weight, bias, **_: seen.append(weight.format) or x)
+    product = PanelsPlan.product
+
+    def multiplied(plan: PanelsPlan, *given: Any) -> torch.Tensor:
+        seen.append(PanelsWeight.format)
+        return product(plan, *given)
+
+    monkeypatch.setattr(PanelsPlan, "product", multiplied)
 
     layer = only(FOUR_BITS, arch="cpu", dtype=torch.float32)
     with open_checkpoint(FOUR_BITS, target="auto") as weights:
