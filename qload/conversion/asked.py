@@ -11,7 +11,7 @@ from qload.conversion.bounds import stays_below
 from qload.conversion.items import Item, dequantized, meaning, rewritten
 from qload.conversion.targets import FLOATS, INTEGERS, Unpacked
 from qload.errors import QloadError, RepackError
-from qload.formats import UnquantizedConfig, UnquantizedWeight
+from qload.formats import Fp8Weight, UnquantizedConfig, UnquantizedWeight
 from qload.kernel_formats.repack import READERS
 from qload.loader import LayerDescription, Part
 from qload.parallel import ALONE
@@ -88,7 +88,11 @@ class AskedTarget:
     def _fp8(self, layer: LayerDescription) -> StoredLayer:
         weights, loader = self.subject.weights, self.subject.loader
         assert weights is not None
-        item, fmt = fp8.fp8_item(weights, loader, layer), layer.format
+        fmt = layer.format
+        if fmt.weight_type.plain:
+            item, config = fp8.plain_item(weights, loader, layer)
+            return StoredLayer(layer.prefix, Fp8Weight, config, layer.K, item=item)
+        item = fp8.fp8_item(weights, loader, layer)
         return StoredLayer(
             layer.prefix, fmt.weight_type, fmt.config, layer.K, item=item, inputs=fmt.activations
         )

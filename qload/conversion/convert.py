@@ -47,8 +47,8 @@ def convert(
         Which is made; ArgumentError where it has anything in it, or the disk too little space.
     to
         "gptq" (zero points stored minus one), "gptq_v2", "awq", "marlin", "marlin_24", "compressed-tensors"
-        (pack-quantized); "fp8" (FP8 of any dialect, as compressed-tensors' float-quantized); or "float32",
-        "float16", "bfloat16": dequantized.
+        (pack-quantized); "fp8" (FP8 of any dialect, and plain weights that it says to the bit, as
+        compressed-tensors' float-quantized); or "float32", "float16", "bfloat16": dequantized.
     keep
         Patterns, as a shell has them, of the layers that stay as they are.
     rounding

@@ -5,15 +5,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qload.conversion.exact_fp8 import DTYPE, exact_scales
 from qload.conversion.items import Item, of_tensors, stored_bytes
 from qload.errors import RepackError
-from qload.formats import Fp8Config, Fp8Weight
+from qload.formats import Fp8Config, Fp8Weight, UnquantizedWeight
 from qload.loader import FormatLoader, LayerDescription, Part
 from qload.repacking.header_only import HeaderOnlySource
 from qload.spec import ActivationScheme, Weight, named
 from qload.weights import Weights
 
 NAME = "fp8"
+INEXACT = (
+    "no scale of all, of each output or of each block of 128 x 128 says its values in float8_e4m3fn to the "
+    "bit, and nothing is quantized"
+)
 DYNAMIC = ("token", "group")  # strategies of inputs whose scales are found as they come
 E8M0 = torch.float8_e8m0fnu
 
@@ -30,6 +35,25 @@ def fp8_item(weights: Weights, loader: FormatLoader, layer: LayerDescription) ->
         stored_bytes(weights, layer),
         lambda: stored(loader.load(weights, [Part(layer.prefix)], None)),
     )
+
+
+def plain_item(weights: Weights, loader: FormatLoader, layer: LayerDescription) -> tuple[Item, Fp8Config]:
+    """A plain layer whose values FP8 says to the bit, and its config; RepackError for any other."""
+
+    def values() -> Tensor:
+        held = loader.load(weights, [Part(layer.prefix)], None)
+        assert isinstance(held, UnquantizedWeight)
+        return held.weight
+
+    found = exact_scales(values()) if set(layer.sizes) == {"N", "K"} else None
+    if found is None:
+        raise RepackError(layer.format.weight_type.format, NAME, INEXACT)
+    name, scale = named(layer.prefix, "weight"), named(layer.prefix, "weight_scale")
+    outline = {name: torch.zeros((), dtype=DTYPE).expand(layer.N, layer.K), scale: found.scales}
+    made = of_tensors(
+        outline, stored_bytes(weights, layer), lambda: {name: found.codes(values()), scale: found.scales}
+    )
+    return made, found.config
 
 
 def why_not(layer: LayerDescription) -> str | None:

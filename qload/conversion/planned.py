@@ -7,13 +7,14 @@ from fnmatch import fnmatchcase
 from qload.conversion import fp8
 from qload.conversion.asked import AskedTarget, StoredLayer
 from qload.conversion.items import Item, copied
-from qload.conversion.sections import WrittenConfig, section
+from qload.conversion.sections import HEAD, WrittenConfig, section
 from qload.conversion.source import as_stored
-from qload.conversion.stacked import new_stacks
+from qload.conversion.stacked import new_stacks, shared_sources
 from qload.detect.matching import EMBEDDINGS
 from qload.errors import ArgumentError, QloadError
 from qload.formats import GPTQConfig
 from qload.loader import LayerDescription
+from qload.spec import Role
 from qload.storage import WeightStorage
 from qload.verify.subject import Subject
 
@@ -47,6 +48,8 @@ def planned(asked: AskedTarget, keep: Sequence[str], tell: Told) -> Planned:
     }
     kept = _kept(subject, quantized, keep)
     asking = {prefix: layer for prefix, layer in quantized.items() if prefix not in kept}
+    if asked.to == fp8.NAME and not quantized:
+        asking = dict(_exact(subject, keep))
     stored, refused = _answers(asked, asking, tell)
     if not stored and not refused:
         raise ArgumentError(
@@ -55,6 +58,15 @@ def planned(asked: AskedTarget, keep: Sequence[str], tell: Told) -> Planned:
     items = list(_items(subject, stored, refused))
     made = _section(subject, [*stored.values(), *kept.values()])
     return Planned(items, stored, made, {**made.refused, **refused}, list(_notes(subject, stored, asked.to)))
+
+
+def _exact(subject: Subject, keep: Sequence[str]) -> Iterator[tuple[str, LayerDescription]]:
+    """The matrices of a plain checkpoint that owners quantize: all but embeddings, heads and what is kept."""
+    for prefix, layer in subject.layers.items():
+        left_out = prefix.rpartition(".")[2] in (*EMBEDDINGS, HEAD)
+        kept = any(fnmatchcase(prefix, pattern) for pattern in keep)
+        if isinstance(layer, LayerDescription) and "K" in layer.sizes and not left_out and not kept:
+            yield prefix, layer
 
 
 def _answers(
@@ -99,9 +111,10 @@ def _items(subject: Subject, stored: Mapping[str, StoredLayer], refused: dict[st
     items |= {prefix: layer.item for prefix, layer in alone.items() if layer.item is not None}
     new = {name: holder for holder, item in items.items() for name in item.tensors}
     begun: set[str] = set()
+    left_out = {*subject.loader.config_tensors, *_meaningless(subject)}
     for name in list(raw.keys()):
         holder = holders.get(name)
-        if holder is None and name not in subject.loader.config_tensors:
+        if holder is None and name not in left_out:
             if name in new:
                 refused[new[name]] = f"there is another tensor {name} already"
             yield copied(raw, name)
@@ -110,30 +123,40 @@ def _items(subject: Subject, stored: Mapping[str, StoredLayer], refused: dict[st
             yield items[holder]  # all that change have one
 
 
+def _meaningless(subject: Subject) -> Iterator[str]:
+    """Tensors beside plain weights that its own config says nothing by, and another might."""
+    for layer in subject.described():
+        for spec in layer.specs:
+            if spec.role is Role.UNUSED:
+                yield layer.names.full(spec.name)
+
+
 def _holders(
     subject: Subject, stored: Mapping[str, StoredLayer], raw: WeightStorage, refused: dict[str, str]
 ) -> dict[str, str]:
     """The tensors that layers which change are stored in, and which layer that is."""
-    found, there = {}, raw.keys()
+    found, there, shared = {}, raw.keys(), shared_sources(subject, stored)
     for prefix in stored:
         layer = subject.layers[prefix]
         assert isinstance(layer, LayerDescription)
         for spec in layer.specs:
             name = layer.names.full(spec.name)
-            if name not in there:
+            if name not in there and name not in shared:
                 refused[prefix] = f"{name} {STACKED}"
-            found[name] = prefix
+            found[shared.get(name, name)] = prefix
     return found
 
 
 def _section(subject: Subject, layers: Sequence[StoredLayer]) -> WrittenConfig:
     """The config of all that is quantized at the end, and of the matrices that are not."""
+    changed = {layer.prefix for layer in layers}
     quantized = [layer for layer in layers if not layer.weight_type.plain]
     plain = [layer.prefix for layer in layers if layer.weight_type.plain]
     plain += [
         prefix
         for prefix, layer in subject.layers.items()
         if isinstance(layer, LayerDescription) and layer.format.weight_type.plain and "K" in layer.sizes
+        if prefix not in changed
     ]
     made = section(quantized, sorted(name for name in plain if name.rpartition(".")[2] not in EMBEDDINGS))
     cache = _cache_scheme(subject)
@@ -161,5 +184,8 @@ def _notes(subject: Subject, stored: Mapping[str, StoredLayer], to: str) -> Iter
             yield f"scales of inputs ({scheme}) were found as {scheme.owner} does, and are as {OWNER} does"
     if _cache_scheme(subject) is not None and to not in (OWNER, fp8.NAME):
         yield f"the config has a {CACHE}, which {to} does not say: engines keep keys and values as they come"
+    unused = sorted(_meaningless(subject))
+    if unused:
+        yield f"left out, as nothing reads them: {len(unused)} tensors, such as {unused[0]}"
     if subject.loader.config_tensors:
         yield f"left out, as the config says it: {', '.join(subject.loader.config_tensors)}"

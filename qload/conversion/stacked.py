@@ -12,10 +12,12 @@ from torch import Tensor
 
 from qload.conversion.asked import StoredLayer
 from qload.conversion.items import Item, Piece
+from qload.conversion.source import as_stored
 from qload.detect.files import SECTIONS
 from qload.experts import ExpertStacks
 from qload.experts.stacks_found import LASTS, StoredStack, find_stacks
 from qload.experts.stacks_slots import Slot
+from qload.loader import LayerDescription
 from qload.storage import TensorInfo
 from qload.verify.subject import Subject
 
@@ -71,11 +73,38 @@ def new_stacks(subject: Subject, stored: Mapping[str, StoredLayer]) -> list[NewS
     made = {}
     for name, stacks in sources.items():
         info = _info(subject, stacks, stored)
-        if info is not None and name not in there:
+        if info is not None and name not in there and not _has_own(subject, _prefixes(stacks)):
             made[name] = info
     config = {key: value for key, value in subject.model_config.items() if key not in SECTIONS}
     found = {stack.source: stack for stack in find_stacks(PlannedHeaders(made), config)}
     return [_new(name, made[name], sources[name], found[name], stored) for name in made if name in found]
+
+
+def shared_sources(subject: Subject, stored: Mapping[str, StoredLayer]) -> dict[str, str]:
+    """Tensors of experts whose own weights are tensors apart -> the stack that has them, where all change.
+
+    So transformers stores FP8: the weight of each expert, and the scales of all in one.
+    """
+    assert subject.weights is not None
+    storage = subject.weights.storage
+    if not isinstance(storage, ExpertStacks):
+        return {}
+    found: dict[str, str] = {}
+    for stack in storage.stacks:
+        prefixes = _prefixes([stack])
+        if all(prefix in stored for prefix in prefixes) and _has_own(subject, prefixes):
+            found |= {name: stack.source for name, _, _ in stack.names()}
+    return found
+
+
+def _has_own(subject: Subject, prefixes: Collection[str]) -> bool:
+    """Whether the first tensor of each of these layers, its weight, is in no stack."""
+    there = as_stored(subject).keys()
+    layers = (subject.layers[prefix] for prefix in prefixes)
+    return all(
+        isinstance(layer, LayerDescription) and layer.names.full(layer.specs[0].name) in there
+        for layer in layers
+    )
 
 
 def _prefixes(stacks: Collection[StoredStack]) -> set[str]:

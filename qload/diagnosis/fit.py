@@ -69,7 +69,7 @@ def fitted(
     total = int(told.sum())
     if total < LEAST or 2 * total < int(wrong.sum()):
         return None
-    fits = closeness(predicted, case.got)
+    fits = closeness(predicted, case.got) & (_nearer(predicted, case) | ~wrong)
     inside = wrong.any(1)[:, None] & wrong.any(0)[None]
     left = int((inside & known & ~fits).sum())
     share = 1 - left / total
@@ -79,6 +79,11 @@ def fitted(
     evidence = explained * -log(max(_chance(predicted[told], case.got[told], closeness), 1e-9))
     extent = known & ~closeness(predicted, case.expected)
     return Fit(candidate, share, evidence if explained >= LEAST else -inf, extent)
+
+
+def _nearer(predicted: Tensor, case: Case) -> Tensor:
+    """Where a fault comes nearer to what came out than no fault does, or one of the three is no number."""
+    return ~((predicted - case.got).abs() >= (case.expected - case.got).abs()) | (predicted == case.got)
 
 
 def _chance(predicted: Tensor, got: Tensor, closeness: Closeness) -> float:

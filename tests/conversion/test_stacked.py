@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from qload import convert, open_checkpoint, verify
+from qload import convert, diff, open_checkpoint, verify
 from qload.conversion import stacked
 from qload.conversion.planned import STACKED
 from qload.errors import ArgumentError
@@ -122,3 +122,40 @@ def test_the_first_run_is_gone_on_with(tmp_path: Path) -> None:
     assert one == two
     with pytest.raises(ArgumentError):
         convert(SOURCE, tmp_path / "one", to="bfloat16")
+
+
+def test_scales_in_one_tensor_go_with_experts_that_are_tensors_apart(tmp_path: Path) -> None:
+    """As transformers saves FP8: the weight of each expert, and the scales of all of them together."""
+    source = FIXTURES / "experts" / "model_fp8_joined_qwen3_moe"
+    found = convert(source, tmp_path / "out", to="float32")
+    stored = load_file(tmp_path / "out" / "model.safetensors")
+
+    assert found.counts.keys() == {"bits"}
+    assert {name for name in stored if ".experts." in name} == {
+        f"model.layers.0.mlp.experts.{expert}.{part}_proj.weight"
+        for expert in range(2)
+        for part in ("gate", "up", "down")
+    }
+    assert diff(source, tmp_path / "out").verdict == "ok"
+
+
+def test_of_such_experts_none_is_kept_alone(tmp_path: Path) -> None:
+    source = FIXTURES / "experts" / "model_fp8_joined_qwen3_moe"
+    found = convert(source, tmp_path / "out", to="float32", keep=["*.experts.0.down_proj"])
+
+    details = {layer.name.rpartition("experts.")[2]: layer.detail for layer in found.layers}
+    assert "another dialect of fp8" in details["0.down_proj"]
+    assert "is one of several in a tensor of all experts" in details["1.down_proj"]
+
+
+def test_a_scale_that_means_nothing_beside_a_plain_weight_is_left_out(tmp_path: Path) -> None:
+    """Transformers leaves such scales where it did not quantize; without its config nothing reads them."""
+    source = FIXTURES / "experts" / "model_fp8_joined_qwen3_moe"
+    name = "model.layers.0.self_attn.k_proj.weight_scale_inv"
+    assert name in load_file(source / "model.safetensors")
+
+    found = convert(source, tmp_path / "out", to="float32")
+
+    assert found.verdict == "ok"
+    assert f"such as {name}" in " ".join(found.notes)
+    assert not any("scale" in name for name in load_file(tmp_path / "out" / "model.safetensors"))

@@ -118,6 +118,7 @@ OUTSIDE: dict[str, Callable[[], Tensor]] = {
     "outputs five on": lambda: MEANT.roll(5, 0),
     "a chessboard of signs": lambda: MEANT * (1 - 2 * ((torch.arange(N)[:, None] + torch.arange(K)) % 2)),
     "absolute values": lambda: MEANT.abs(),
+    "bent by less than half a type rounds": lambda: MEANT.tanh(),
     "the mean of neighbours": lambda: (MEANT + MEANT.roll(1, 1)) / 2,
 }
 
