@@ -9,7 +9,7 @@
 //   dequantize(isa, bits, rows, columns, values, words, height, width, out, pitch, threads)
 //   dequantize_rows(isa, bits, values, codes, row_bytes, rows, columns, out, pitch, threads)
 //   multiply(isa, bits, sizes, x, perm, words, scales, zeros, bias, y, few, threads)         see product.h
-//   multiply_rows(isa, bits, row_sizes, x, values, codes, row_bytes, bias, y, threads)
+//   multiply_rows(isa, bits, row_sizes, x, values, scales, codes, row_bytes, bias, y, threads)
 //
 //   digits   [(size, from_stride, to_stride)]     strides in elements
 //   rows     [(size, stride)], innermost first    strides in codes; columns alike
@@ -20,6 +20,7 @@
 //
 //   sizes    (M, K, N, rows, group, run, pitch)
 //   row_sizes  (M, K, N, pitch)
+//   scales   (kind, second, divided) of ByteScales (kernels.h); kind 0: those of the values are float32
 //   x        (address, type); scales and y alike: 0 float32, 1 float16, 2 bfloat16
 //
 // A pointer that may be absent is 0 then. The interpreter's lock is released for the whole of each call.
@@ -156,14 +157,17 @@ void multiply_panels(const std::string& isa, int bits, const std::array<int64_t,
 }
 
 void multiply_plain(const std::string& isa, int bits, const std::array<int64_t, 4>& sizes, const Typed& x,
-                    const Meant& values, uintptr_t codes, int64_t row_bytes, uintptr_t bias, const Typed& y,
-                    int threads) {
+                    const Meant& values, const std::tuple<int, float, bool>& scales, uintptr_t codes, int64_t row_bytes,
+                    uintptr_t bias, const Typed& y, int threads) {
   const auto [M, K, N, pitch] = sizes;
   const Inputs inputs{at<const void>(x.first), float_of_number(x.second), M, K, pitch, nullptr, K};
   const Values meaning = meant(bits, values);
   if (meaning.meaning.place || meaning.meaning.out != Float::kFloat32)
     throw std::invalid_argument("rows are multiplied in plain order, in float32");
-  multiply_rows(named(isa), meaning, at<const uint8_t>(codes), row_bytes, inputs,
+  const auto [kind, second, divided] = scales;
+  if (kind < 0 || kind > ByteScales::kE4m3) throw std::invalid_argument("no such scales");
+  const ByteScales bytes{at<const uint8_t>(std::get<2>(values)), static_cast<ByteScales::Kind>(kind), second, divided};
+  multiply_rows(named(isa), meaning, bytes, at<const uint8_t>(codes), row_bytes, inputs,
                 {at<void>(y.first), float_of_number(y.second), N, at<const float>(bias)}, threads);
 }
 

@@ -131,9 +131,13 @@ int64_t size_of(Float type) { return type == Float::kFloat32 ? 4 : 2; }
 
 }  // namespace
 
+int64_t table_of(const Values& values, int64_t row) {
+  return values.row_group ? values.row_group[row] : row / values.row_run;
+}
+
 Meaning of_row(const Values& values, int64_t row) {
   Meaning here = values.meaning;
-  const int64_t table = (values.row_group ? values.row_group[row] : row / values.row_run) * values.groups;
+  const int64_t table = table_of(values, row) * values.groups;
   here.scale += table;
   if (here.zero) here.zero += table;
   return here;

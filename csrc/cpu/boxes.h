@@ -38,6 +38,9 @@ struct Values {  // what codes mean, see Meaning; tables of scales and zeros hav
   int64_t row_run;
 };
 
+/// Which row of the tables a row takes.
+int64_t table_of(const Values& values, int64_t row);
+
 /// What codes of one row mean.
 Meaning of_row(const Values& values, int64_t row);
 

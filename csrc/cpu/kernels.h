@@ -82,6 +82,14 @@ struct PairedTokens {
   int64_t count, first;
 };
 
+struct ByteScales {  // see scales.h
+  enum Kind { kNone, kExponents, kE4m3 };
+  const uint8_t* bytes;
+  Kind kind;
+  float second;
+  bool divided;  // by the second
+};
+
 constexpr int kMostOfBlock = 128;  // codes of a row that are read at once
 
 struct RowsOfCodes {
@@ -121,6 +129,8 @@ struct Products {
   /// As `multiply`, for narrow panels of 4 bits; `scratch`: 16 floats a token, and of whole blocks. Or null.
   void (*multiply_in_pairs)(const Panels&, const PairedTokens&, const Outputs&, int64_t begin, int64_t end,
                             float* scratch);
+  /// Scales [first, first + count) as float32.
+  void (*scales)(const ByteScales&, int64_t first, int64_t count, float* to);
   /// Whether rows that mean this are multiplied with few tokens of a type in registers, and how; `way.columns` is given.
   /// Or null.
   bool (*few_rows)(const Meaning&, Float type, FewRows& way);

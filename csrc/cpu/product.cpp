@@ -38,11 +38,37 @@ void widen_one(const Kernels& kernels, const Inputs& in, int64_t token, float* t
   kernels.products->widen(x, in.type, in.K, to, step);
 }
 
+/// What up to 16 rows mean, with their scales as float32.
+class RowsMeant {
+ public:
+  RowsMeant(const Kernels& kernels, const Values& values, const ByteScales& scales)
+      : kernels_(kernels), values_(values), bytes_(scales) {
+    if (scales.kind != ByteScales::kNone) scales_ = aligned<float>(kPanel * values.groups);
+  }
+
+  const Meaning* of(int64_t first, int64_t count) {
+    for (int64_t r = 0; r < count; ++r) {
+      rows_[r] = of_row(values_, first + r);
+      if (!scales_) continue;
+      float* const scales = scales_.get() + r * values_.groups;
+      const int64_t table = table_of(values_, first + r);
+      kernels_.products->scales(bytes_, table * values_.groups, values_.groups, scales);
+      rows_[r].scale = scales;
+    }
+    return rows_;
+  }
+
+ private:
+  const Kernels& kernels_;
+  const Values& values_;
+  const ByteScales& bytes_;
+  Aligned<float> scales_;
+  Meaning rows_[kPanel];
+};
+
 /// Columns [begin, end) of a row as floats, and zeros up to a multiple of `kColumnsOfLanes`.
-void spell(const Kernels& kernels, const Values& values, const uint8_t* codes, int64_t row_bytes, int64_t row,
-           int64_t begin, int64_t end, float* to) {
-  const uint8_t* const from = codes + row * row_bytes + begin * values.meaning.bits / 8;
-  kernels.expand(of_row(values, row), from, begin, end, to - begin, false);
+void spell(const Kernels& kernels, const Meaning& meaning, const uint8_t* row, int64_t begin, int64_t end, float* to) {
+  kernels.expand(meaning, row + begin * meaning.bits / 8, begin, end, to - begin, false);
   for (int64_t i = end - begin; i % kColumnsOfLanes; ++i) to[i] = 0;
 }
 
@@ -194,8 +220,8 @@ void in_blocks(const FewRows& way, const float* row, int64_t step, uint32_t* to)
       }
 }
 
-void multiply_few_rows(const Kernels& kernels, const FewRows& way, const Values& values, const uint8_t* codes,
-                       int64_t row_bytes, const Inputs& in, const Outputs& out, int threads) {
+void multiply_few_rows(const Kernels& kernels, const FewRows& way, const Values& values, const ByteScales& scales,
+                       const uint8_t* codes, int64_t row_bytes, const Inputs& in, const Outputs& out, int threads) {
   const int64_t panels = (out.N + kPanel - 1) / kPanel, words = way.words();
   const Tokens tokens{nullptr, in.M, 0};
   std::vector<float> row(static_cast<size_t>(in.K));
@@ -209,12 +235,11 @@ void multiply_few_rows(const Kernels& kernels, const FewRows& way, const Values&
   }
   const int64_t least = kWork / std::max<int64_t>(1, in.K * kPanel * in.M) + 1;
   parallel_for(panels, least, threads, [&](int64_t begin, int64_t end) {
+    RowsMeant meant(kernels, values, scales);
     for (int64_t panel = begin; panel < end; ++panel) {
       float totals[kMostInRegisters * kPanel] = {};
-      Meaning meaning[kPanel];
       const int count = static_cast<int>(std::min<int64_t>(kPanel, out.N - panel * kPanel));
-      for (int r = 0; r < count; ++r) meaning[r] = of_row(values, panel * kPanel + r);
-      const RowsOfCodes rows{meaning, codes + panel * kPanel * row_bytes, row_bytes, in.K, count};
+      const RowsOfCodes rows{meant.of(panel * kPanel, count), codes + panel * kPanel * row_bytes, row_bytes, in.K, count};
       for (int64_t m = 0, some; m < in.M; m += some) {
         some = way.together(in.M - m);
         way.dots(rows, x.get() + m * words, static_cast<int>(some), totals + m * kPanel);
@@ -226,15 +251,15 @@ void multiply_few_rows(const Kernels& kernels, const FewRows& way, const Values&
 
 }  // namespace
 
-void multiply_rows(const Kernels& kernels, const Values& values, const uint8_t* codes, int64_t row_bytes,
-                   const Inputs& in, const Outputs& out, int threads) {
+void multiply_rows(const Kernels& kernels, const Values& values, const ByteScales& scales, const uint8_t* codes,
+                   int64_t row_bytes, const Inputs& in, const Outputs& out, int threads) {
   const int64_t panels = (out.N + kPanel - 1) / kPanel, most = std::min(kTokens, in.M);
   const int64_t pitch = (in.K + kColumnsOfLanes - 1) / kColumnsOfLanes * kColumnsOfLanes;
   if (!in.M || !panels) return;
   const auto few_rows = kernels.products->few_rows;
   FewRows way{in.K, 0, 0, 0, 0, {}, nullptr};
   if (in.M <= kMostInRegisters && few_rows && few_rows(values.meaning, in.type, way))
-    return multiply_few_rows(kernels, way, values, codes, row_bytes, in, out, threads);
+    return multiply_few_rows(kernels, way, values, scales, codes, row_bytes, in, out, threads);
   const auto x = aligned<float>(most * pitch);
   std::fill_n(x.get(), most * pitch, 0.0f);
   for (int64_t first = 0; first < in.M; first += kTokens) {
@@ -245,13 +270,15 @@ void multiply_rows(const Kernels& kernels, const Values& values, const uint8_t* 
       const auto tile = aligned<float>(kPanel * kColumnsAtOnce);
       std::fill_n(tile.get(), kPanel * kColumnsAtOnce, 0.0f);
       std::vector<float> totals(static_cast<size_t>(tokens.count * kPanel));
+      RowsMeant meant(kernels, values, scales);
       for (int64_t panel = begin; panel < end; ++panel) {
         std::fill(totals.begin(), totals.end(), 0.0f);
         const int64_t rows = std::min<int64_t>(kPanel, out.N - panel * kPanel);
+        const Meaning* const meaning = meant.of(panel * kPanel, rows);
         for (int64_t c = 0; c < in.K; c += kColumnsAtOnce) {
           const int64_t stop = std::min(c + kColumnsAtOnce, in.K), wide = std::min(kColumnsAtOnce, pitch - c);
           for (int64_t r = 0; r < rows; ++r)
-            spell(kernels, values, codes, row_bytes, panel * kPanel + r, c, stop, tile.get() + r * kColumnsAtOnce);
+            spell(kernels, meaning[r], codes + (panel * kPanel + r) * row_bytes, c, stop, tile.get() + r * kColumnsAtOnce);
           kernels.products->dots(tile.get(), kColumnsAtOnce, x.get() + c, pitch, tokens.count, wide, totals.data());
         }
         kernels.products->finish(out, tokens, panel, totals.data());

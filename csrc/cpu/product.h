@@ -43,7 +43,8 @@ void multiply(const Kernels& kernels, const Panels& weight, const Inputs& inputs
 
 /// The same with rows of packed codes in plain order, `row_bytes` apart, whose floats are what `values` says: what
 /// `dequantize_rows` (boxes.h) makes of them in float32, and never writes to memory. `perm` and `group` are not read.
-void multiply_rows(const Kernels& kernels, const Values& values, const uint8_t* codes, int64_t row_bytes,
-                   const Inputs& inputs, const Outputs& outputs, int threads);
+/// Scales are those of `values`, or `scales`, as many, which become float32 a row at a time.
+void multiply_rows(const Kernels& kernels, const Values& values, const ByteScales& scales, const uint8_t* codes,
+                   int64_t row_bytes, const Inputs& inputs, const Outputs& outputs, int threads);
 
 }  // namespace qload::cpu

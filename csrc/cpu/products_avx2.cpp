@@ -3,11 +3,12 @@
 #include "panels.h"
 #include "rows.h"
 #include "rows_avx2.h"
+#include "scales.h"
 
 namespace qload::cpu {
 
 extern const Products kAvx2Products;
 const Products kAvx2Products{widen<LanesAvx2>, multiply<LanesAvx2>, scratch_of, dots<LanesAvx2>, finish<LanesAvx2>,
-                             nullptr, few_rows};
+                             nullptr, spell_scales, few_rows};
 
 }  // namespace qload::cpu

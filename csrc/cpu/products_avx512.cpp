@@ -3,6 +3,7 @@
 #include "panels.h"
 #include "rows.h"
 #include "rows_avx512.h"
+#include "scales.h"
 
 namespace qload::cpu {
 namespace {
@@ -13,6 +14,6 @@ bool few_rows(const Meaning& m, Float, FewRows& way) { return few_floats(m, way)
 
 extern const Products kAvx512Products;
 const Products kAvx512Products{widen<LanesAvx512>, multiply<LanesAvx512>, scratch_of, dots<LanesAvx512>,
-                               finish<LanesAvx512>, nullptr, few_rows};
+                               finish<LanesAvx512>, nullptr, spell_scales, few_rows};
 
 }  // namespace qload::cpu

@@ -5,6 +5,7 @@
 #include "rows.h"
 #include "rows_avx512.h"
 #include "rows_bf16.h"
+#include "scales.h"
 
 namespace qload::cpu {
 namespace {
@@ -27,6 +28,6 @@ void multiply_in_pairs(const Panels& weight, const PairedTokens& tokens, const O
 
 extern const Products kBf16Products;
 const Products kBf16Products{widen<LanesAvx512>, multiply<LanesAvx512>, scratch_of, dots<LanesAvx512>,
-                             finish<LanesAvx512>, multiply_in_pairs, few_rows};
+                             finish<LanesAvx512>, multiply_in_pairs, spell_scales, few_rows};
 
 }  // namespace qload::cpu

@@ -2,6 +2,7 @@
 #include "halves.h"
 #include "panels.h"
 #include "rows.h"
+#include "scales.h"
 
 namespace qload::cpu {
 namespace {
@@ -103,6 +104,6 @@ struct LanesScalar {
 
 extern const Products kScalarProducts;
 const Products kScalarProducts{widen<LanesScalar>, multiply<LanesScalar>, scratch_of, dots<LanesScalar>,
-                               finish<LanesScalar>, nullptr, nullptr};
+                               finish<LanesScalar>, nullptr, spell_scales, nullptr};
 
 }  // namespace qload::cpu

@@ -9,6 +9,8 @@
 #ifdef __linux__
 #include <dlfcn.h>
 #include <pthread.h>
+
+#include <cstdio>
 #endif
 
 namespace qload::cpu {
@@ -22,7 +24,19 @@ using Parallel = void (*)(void (*)(void*), void*, unsigned, unsigned);
 std::atomic<bool> forked{false};
 const bool watched = !pthread_atfork(nullptr, nullptr, [] { forked = true; });  // from the module's load on
 
+/// Whether this process is a copy of another, by the flags that Linux keeps of it: one that it cannot read is.
+bool is_copy() {
+  constexpr unsigned long kForkedAndNotReplaced = 0x40;
+  std::FILE* const file = std::fopen("/proc/self/stat", "r");
+  if (!file) return true;
+  unsigned long flags = kForkedAndNotReplaced;
+  const int read = std::fscanf(file, "%*d (%*[^)]%*[)] %*c %*d %*d %*d %*d %*d %lu", &flags);
+  std::fclose(file);
+  return read != 1 || (flags & kForkedAndNotReplaced);
+}
+
 Parallel find() {
+  if (is_copy()) return nullptr;  // of one whose threads torch may take for its own
   void* const torch = dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_NOLOAD);  // kept, as the runtime is needed
   if (!torch) return nullptr;
   return reinterpret_cast<Parallel>(dlsym(torch, "GOMP_parallel"));  // of torch and what it is linked to

@@ -17,7 +17,7 @@ from qload.formats import EETQWeight
 from qload.kernel_formats.panels import PanelsWeight
 from qload.kernels.cpu_choice import PAIRS, REGISTERS, TORCH, kind_of, most_before_torch, ranked, row_bits
 from qload.kernels.cpu_eetq import inputs_of_pairs, outputs_of_pairs, rows_of_pairs
-from qload.kernels.cpu_rows import ROW_TYPES, CodeRows, KeptRows, rows_of
+from qload.kernels.cpu_rows import BYTE_SCALES, ROW_TYPES, CodeRows, KeptRows, rows_of
 from qload.native import is_on, isa, load, threads
 from qload.spec import Weight
 
@@ -173,9 +173,10 @@ def _rows(x: Tensor, codes: CodeRows, bias: Tensor | None) -> Tensor:
     (M, K), N = x.shape, codes.bytes.shape[0]
     y = x.new_empty(M, N)
     values = values_of(codes.meaning, N, codes.high_first)
+    scales = BYTE_SCALES.index(codes.meaning.scales.dtype), codes.second, codes.divided
     at = codes.bytes.data_ptr(), codes.bytes.stride(0), address(bias)
     _module().multiply_rows(
-        isa(), codes.bits, (M, K, N, x.stride(0)), _typed(x), values, *at, _typed(y), threads()
+        isa(), codes.bits, (M, K, N, x.stride(0)), _typed(x), values, scales, *at, _typed(y), threads()
     )
     return y
 

@@ -35,6 +35,7 @@ from qload.sentences.digits import stream_axis
 from qload.spec import Codes, Weight
 
 BYTE = 8
+BYTE_SCALES = (torch.float32, torch.uint8, torch.float8_e4m3fn)  # what scales of rows are: floats, exponents
 MOST_COMPARED = 8
 SIGNED = torch.arange(2**BYTE, dtype=torch.uint8).view(torch.int8).float()  # of each byte
 ROW_TYPES: tuple[type[Weight], ...] = (  # formats that store rows, or of which some layers do
@@ -58,13 +59,17 @@ ROW_TYPES: tuple[type[Weight], ...] = (  # formats that store rows, or of which 
 class CodeRows:
     """Packed codes of each output, one after another: `bytes` uint8 (N, row bytes), rows of any stride.
 
-    `bits` of a code, 2 to 8; `high_first`: of 4 bits, the first of two lies in the high half.
+    `bits` of a code, 2 to 8; `high_first`: of 4 bits, the first of two lies in the high half. Scales of the
+    `meaning` are of a type of `BYTE_SCALES`: exponents (e8m0) and e4m3fn are multiplied by `second`, or
+    `divided` by it, and rounded once.
     """
 
     bytes: Tensor
     bits: int
     high_first: bool
     meaning: Meaning
+    second: float = 1.0
+    divided: bool = False
 
 
 @dataclass(frozen=True)
@@ -142,8 +147,24 @@ def rows_of(weight: Weight) -> CodeRows | None:
         meaning = replace(meaning, lookup=_of_each_byte(meaning.lookup))
     high_first = isinstance(codes.codes, NibblePairs) and codes.codes.high_first
     bits = BYTE if isinstance(codes.codes, Tensor) else codes.bits
-    made = CodeRows(found, bits, high_first, meaning)
+    made = _with_stored_scales(CodeRows(found, bits, high_first, meaning), weight)
     return made if has_routines(found, *meaning.tensors()) else None
+
+
+def _with_stored_scales(rows: CodeRows, weight: Weight) -> CodeRows:
+    """Rows whose scales are read as the weight stores them, where these are bytes."""
+    scales, second, divided = None, 1.0, False
+    if isinstance(weight, CTMXFP4Weight | MXFP8Weight):
+        scales = weight.weight_scale
+    elif isinstance(weight, CTNVFP4Weight | ModelOptNVFP4Weight):
+        divided = isinstance(weight, CTNVFP4Weight)
+        both = weight.weight_global_scale if isinstance(weight, CTNVFP4Weight) else weight.weight_scale_2
+        if both.numel() == 1:
+            scales, second = weight.weight_scale, float(both)
+    whole = scales is not None and scales.is_contiguous() and scales.shape == rows.meaning.scales.shape
+    if not whole or scales is None or rows.meaning.n_group is not None:
+        return rows
+    return replace(rows, meaning=replace(rows.meaning, scales=scales), second=second, divided=divided)
 
 
 def _of_each_byte(lookup: Tensor) -> Tensor:

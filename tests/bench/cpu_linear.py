@@ -27,11 +27,13 @@ from qload.formats import (
     CTIntConfig,
     CTIntWeight,
     CTMXFP4Weight,
+    CTNVFP4Weight,
     Fp8Config,
     Fp8Weight,
     GPTQConfig,
     GPTQWeight,
     MXFP4Config,
+    NVFP4Config,
 )
 from qload.formats.bnb import TABLES
 from qload.kernel_formats import repack
@@ -91,6 +93,16 @@ def mxfp4() -> Calls:
         codes = torch.randint(0, 256, (N, K // 2), dtype=torch.uint8)
         scales = torch.randint(120, 126, (N, K // 32), dtype=torch.uint8)
         made.append(CTMXFP4Weight(config=MXFP4Config(), weight_packed=codes, weight_scale=scales))
+    return ours(made)
+
+
+def nvfp4() -> Calls:
+    """Ours, as it is stored; a float of 8 bits for each 16 inputs, divided by one for all."""
+    made = list[Any]()
+    for _ in range(-(-ROTATE // (K * N // 2))):
+        codes = torch.randint(0, 256, (N, K // 2), dtype=torch.uint8)
+        scales = (torch.rand(N, K // 16) + 1).to(torch.float8_e4m3fn)
+        made.append(CTNVFP4Weight(NVFP4Config(), codes, scales, torch.tensor([64.0])))
     return ours(made)
 
 
@@ -173,6 +185,7 @@ WAYS: dict[str, tuple[int, Callable[[], Calls]]] = {
     "panels, 8 bits": (K * N, lambda: panels(8)),
     "FP8": (K * N, fp8),
     "MXFP4": (K * N // 2, mxfp4),
+    "NVFP4": (K * N // 2, nvfp4),
     "nf4": (K * N // 2, nf4),
     "int8": (K * N, int8),
     "torch int4pack": (K * N // 2, int4pack),

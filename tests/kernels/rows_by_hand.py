@@ -11,6 +11,7 @@ from torch import Tensor
 
 from qload.devices.tensors import FLOATS
 from qload.kernels import cpu, cpu_rows
+from qload.layouts import fp4
 from qload.native.modules import NativeModule
 
 
@@ -35,6 +36,7 @@ def product(
     sizes: Sequence[int],
     x: tuple[int, int],
     values: Sequence[Any],
+    scales: tuple[int, float, bool],
     codes: int,
     row_bytes: int,
     bias: int,
@@ -46,7 +48,7 @@ def product(
     inputs = at(x[0], (M - 1) * pitch + K, FLOATS[x[1]]).as_strided((M, K), (pitch, 1))
     stored = at(codes, (N - 1) * row_bytes + -(-K * bits // 8), torch.uint8)
     rows = stored.as_strided((N, -(-K * bits // 8)), (row_bytes, 1))
-    made = inputs.float() @ meant(numbers(rows, bits, values[0])[:, :K], bits, values).T
+    made = inputs.float() @ meant(numbers(rows, bits, values[0])[:, :K], bits, values, scales).T
     if bias:
         made = made + at(bias, N, torch.float32)
     at(y[0], M * N, FLOATS[y[1]]).copy_(made.flatten())
@@ -61,8 +63,8 @@ def numbers(rows: Tensor, bits: int, high_first: bool) -> Tensor:
     return (whole.long() << torch.arange(bits)).sum(-1)
 
 
-def meant(codes: Tensor, bits: int, values: Sequence[Any]) -> Tensor:
-    """What they stand for, in float32, as `qload.devices.cpu.values_of` says."""
+def meant(codes: Tensor, bits: int, values: Sequence[Any], kind: tuple[int, float, bool]) -> Tensor:
+    """What they stand for, in float32, as `qload.devices.cpu.values_of` and `CodeRows` say."""
     _, lookup, scales, zeros, groups, k_group, run, n_group, of_a_table, *_ = values
     divide, factor = values[10], values[11]
     N, K = codes.shape
@@ -72,8 +74,17 @@ def meant(codes: Tensor, bits: int, values: Sequence[Any]) -> Tensor:
     w = at(lookup, 2**bits, torch.float32)[codes] if lookup else codes.float()
     if zeros:
         w = w - at(zeros, int(place.max()) + 1, torch.float32)[place]
-    scale = at(scales, int(place.max()) + 1, torch.float32)[place]
+    scale = floats(scales, int(place.max()) + 1, *kind)[place]
     return (w / scale if divide else w * scale) * factor
+
+
+def floats(address: int, count: int, kind: int, second: float, divided: bool) -> Tensor:
+    """Scales of a type of `qload.kernels.cpu_rows.BYTE_SCALES`, as float32."""
+    stored = at(address, count, cpu_rows.BYTE_SCALES[kind])
+    if kind == 0:
+        return stored
+    each = fp4.e8m0(stored) if stored.dtype == torch.uint8 else stored.float()
+    return each / torch.tensor(second) if divided else each * torch.tensor(second)
 
 
 def at(address: int, count: int, dtype: torch.dtype) -> Tensor:

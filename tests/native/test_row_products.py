@@ -1,5 +1,6 @@
 """Products with codes that lie in rows, of every format that has some, by every instruction set here."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from qload import native
-from qload.formats import CTMXFP4Weight, Fp8Config, Fp8Weight, MXFP4Config
+from qload.formats import (
+    CTMXFP4Weight,
+    CTNVFP4Weight,
+    Fp8Config,
+    Fp8Weight,
+    ModelOptNVFP4Weight,
+    MXFP4Config,
+    NVFP4Config,
+)
 from qload.kernels import cpu
 from qload.kernels.cpu_rows import ROW_TYPES, rows_of
 from qload.spec import Weight
@@ -99,6 +108,48 @@ def test_more_tokens_than_lie_ready_at_once_and_one_that_is_not_finite(isa: str,
     assert y[256].isnan().all()
     assert_same_bits(torch.cat([y[:256], y[257:]]), torch.cat([want[:256], want[257:]]))
     assert_within_bound(lambda x: want[:3], weight, x[:3])
+
+
+def nvfp4(weight_type: Any, second: str, scales: Tensor) -> Any:
+    make = torch.Generator().manual_seed(0)
+    packed = torch.randint(0, 256, (4, 512), generator=make, dtype=torch.uint8)
+    codes = "weight_packed" if weight_type is CTNVFP4Weight else "weight"
+    fields = {codes: packed, "weight_scale": scales.view(torch.float8_e4m3fn), second: torch.tensor([0.3])}
+    return weight_type(config=NVFP4Config(), **fields)
+
+
+BYTES = torch.arange(256, dtype=torch.uint8).view(4, 64)
+BYTE_SCALES: dict[str, Any] = {
+    "exponents": CTMXFP4Weight(
+        config=MXFP4Config(),
+        weight_packed=torch.full((4, 1024), 0x25, dtype=torch.uint8),
+        weight_scale=BYTES,
+    ),
+    "divided": nvfp4(CTNVFP4Weight, "weight_global_scale", BYTES),
+    "multiplied": nvfp4(ModelOptNVFP4Weight, "weight_scale_2", BYTES),
+}
+
+
+@ISAS
+@pytest.mark.parametrize("weight", BYTE_SCALES.values(), ids=BYTE_SCALES)
+def test_scales_of_every_byte_are_read_as_they_are_stored(isa: str, weight: Any) -> None:
+    rows, want = rows_of(weight), weight.dequantize()
+    assert rows is not None
+    assert rows.meaning.scales.data_ptr() == weight.weight_scale.data_ptr()
+    for size in (1, 8, 17):
+        x = torch.eye(want.shape[1])[::31]
+        y = torch.cat([kernel(weight, isa)(some) for some in torch.split(x, size)])
+        finite = ~want.isnan().any(1)
+        assert_same_bits(y[:, finite], want[finite, ::31].T + 0.0)
+        assert y[:, ~finite].isnan().all()
+
+
+def test_several_second_scales_become_those_of_each_row() -> None:
+    whole: Any = BYTE_SCALES["divided"]
+    layer = replace(whole.layer, parts=(1, 3))
+    weight = replace(whole, weight_global_scale=torch.tensor([0.3, 0.7]), layer=layer)
+
+    assert rows_of(weight).meaning.scales.dtype == torch.float32  # type: ignore[union-attr]
 
 
 def test_a_weight_whose_bytes_are_a_view_is_read_where_it_lies() -> None:

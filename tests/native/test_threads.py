@@ -34,6 +34,24 @@ else:
     os._exit(turn())
 """
 
+COPY = """
+import os, signal, sys, torch
+torch.set_num_threads(2)
+torch.ones(1 << 20).add_(1)
+if child := os.fork():
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+signal.alarm(50)
+torch.set_num_threads(1)  # its own operations ask for no more
+
+from qload import native
+from qload.layouts import gptq
+
+codes = torch.arange(1024 * 4096).remainder(13).int().view(1024, 4096)
+with native.using(threads=2):
+    found = gptq.rows(4).unpack(gptq.rows(4).pack(codes))
+os._exit(bool((found != codes).any()))
+"""
+
 NOBODY = 65534  # whose threads are counted; those of root have no limit
 ELSEWHERE = 77  # the exit code where there is no such user
 FEW = """
@@ -79,6 +97,13 @@ def test_calls_are_made_on_the_threads_of_torch() -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="nothing forks here")
 def test_a_forked_process_has_threads_of_its_own() -> None:
     done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=60)
+
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="nothing forks here")
+def test_a_process_that_was_forked_may_load_the_module() -> None:
+    done = subprocess.run([sys.executable, "-c", COPY], capture_output=True, text=True, timeout=60)
 
     assert done.returncode == 0, done.stderr
 
