@@ -101,6 +101,7 @@ def test_chips_without_kernels_dequantize() -> None:
 def test_on_a_cpu_the_product_that_runs_is_the_one_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
     monkeypatch.setattr(cpu, "multiply", lambda x, weight, bias, **_: seen.append(weight.format) or x)
+    monkeypatch.setattr(cpu.PanelsPlan, "multiply", lambda self, x, bias: seen.append("panels") or x)
 
     layer = only(FOUR_BITS, arch="cpu", dtype=torch.float32)
     with open_checkpoint(FOUR_BITS, target="auto") as weights:
