@@ -91,9 +91,13 @@ def by_way(
 
 
 class PanelsPlan:
-    """How activations are multiplied with panels: sizes, and where their tensors lie, which have to stay."""
+    """How activations are multiplied with panels: sizes, and where their tensors lie.
+
+    It holds their memory, so that no other tensor comes to lie there as long as a call is planned for it.
+    """
 
     def __init__(self, weight: PanelsWeight) -> None:
+        self.memory = [tensor.detach() for tensor in weight.fields().values()]
         self.bits = weight.config.bits
         self.N, self.K = weight.shape
         group, run = weight.config.rows_of_a_group(self.K), weight.config.run(self.K)

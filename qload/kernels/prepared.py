@@ -71,7 +71,7 @@ class PreparedLinear:
 
     def forget(self) -> None:
         """Let go of tensors that calls on a CPU have seen: they were moved, and their memory is free."""
-        self._rows = KeptRows()
+        self._rows, self._planned_here = KeptRows(), ([], None)
 
     def __call__(self, x: Tensor, held: Sequence[Tensor], bias: Tensor | None) -> Tensor:
         """y (..., N) of x (..., K), in its dtype; `held`: a tensor for each of `names`."""

@@ -30,10 +30,9 @@ class Crew:
     def of(cls, group: ProcessGroup | None) -> "Crew":
         """As many threads as native code may use; a group of torch.distributed, or None: one process."""
         group = ALONE if group is None else group
-        found = torch_group(group)
-        if group.size() > 1 and found is None:
+        if group.size() > 1 and torch_group(group) is None:
             raise ArgumentError("process_group", "None, or a group of torch.distributed", repr(group))
-        return cls(settings.threads(), group if found is None else found)
+        return cls(settings.threads(), group)
 
     def share_out(
         self, work: Callable[[int], T], sizes: Sequence[int], tell: Tell, most: int | None = None
@@ -63,7 +62,7 @@ class Crew:
             return [value]
         values: list[Any] = [None] * world
         try:
-            distributed.all_gather_object(values, value, group=self.group)
+            distributed.all_gather_object(values, value, group=torch_group(self.group))
         except RuntimeError as error:
             raise LostRankError(None, world, f"a collective failed: {error}") from error
         return values

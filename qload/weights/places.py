@@ -9,11 +9,15 @@ from qload.parallel import ALONE, ProcessGroup, Rank
 
 
 def device_of(device: torch.device | str) -> torch.device:
-    """A device of torch's, or ArgumentError."""
+    """A device of torch's, or ArgumentError; also for a CUDA device that is not here."""
     try:
-        return torch.device(device)
+        found = torch.device(device)
     except RuntimeError as error:
         raise ArgumentError("device", "a device of torch's, as cpu or cuda:0", repr(device)) from error
+    here = torch.cuda.device_count() if found.type == "cuda" and torch.cuda.is_available() else 0
+    if found.type == "cuda" and (found.index or 0) >= here:
+        raise ArgumentError("device", f"cpu, or one of {here} CUDA devices that torch sees here", str(found))
+    return found
 
 
 def group_of(group: ProcessGroup | None) -> ProcessGroup:

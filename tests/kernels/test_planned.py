@@ -1,5 +1,6 @@
 """Calls on a CPU that were planned for where the tensors of a layer lie."""
 
+import weakref
 from typing import Any
 
 import pytest
@@ -34,6 +35,27 @@ def test_a_call_that_was_planned_reads_panels_where_they_lie() -> None:
 
     module.scales = torch.zeros_like(module.get_buffer("scales"))
     assert_same_bits(module(x), torch.zeros(5, 32))
+
+
+def test_no_other_tensor_lies_where_a_call_is_planned_for() -> None:
+    module, x = repack(layer(512, 512, 32), "panels").get_linear(), torch.ones(1, 512)
+    want, first, halves = module(x), module.scales.data_ptr(), module.scales.clone()
+    module.scales.data = torch.zeros(1)  # which lets go of the memory
+
+    others = [halves.to(torch.bfloat16) for _ in range(64)]
+    module.scales.data = next((each for each in others if each.data_ptr() == first), others[0])
+
+    assert_same_bits(module(x), want)
+
+
+def test_a_layer_that_was_moved_keeps_no_panels_where_they_were() -> None:
+    module = PANELS.holding({"qweight": PANELS.qweight.clone()}).get_linear()
+    module(tokens())
+    codes = weakref.ref(module.qweight.untyped_storage())
+
+    module.to("meta")
+
+    assert codes() is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

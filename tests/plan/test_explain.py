@@ -64,6 +64,20 @@ def test_every_other_kernel_has_a_reason() -> None:
     assert many.refused["w4a16"] == "takes 64 tokens, got 1024"
 
 
+def test_on_hopper_a_kernel_of_its_own_refuses_none_for_the_chip() -> None:
+    refused = {
+        arch: " ".join(
+            why for choice in only(gptq(128, 128), arch=arch).choices for why in choice.refused.values()
+        )
+        for arch in ("sm80", "sm89", "sm90")
+    }
+
+    assert {arch for arch, told in refused.items() if "needs a device of capability" in told} == {
+        "sm80",
+        "sm89",
+    }
+
+
 def test_every_other_kernel_format_has_a_reason() -> None:
     assert only(gptq(128, 128), arch="sm80").formats == {
         "strips": "gains nothing on other chips than those of capability 90",

@@ -17,6 +17,7 @@ from qload.listing import groups
 from qload.loader import alike
 from qload.loader.exclusion import Exclusions
 from qload.parallel import Rank, collectives_of
+from qload.parallel.collectives import torch_group
 from qload.storage import MemoryStorage, header
 from qload.verify import Report, inspect, judge, verify
 from qload.verify.crew import Crew
@@ -229,13 +230,17 @@ def test_processes_under_torchrun_print_one_report(tmp_path: Path) -> None:
     assert (one.returncode, two.returncode) == (1, 1)
 
 
-def test_a_group_that_asks_torchs_gathers_by_it() -> None:
+def test_a_group_that_asks_torchs_gathers_by_it_and_does_not_keep_it() -> None:
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
     try:
         crew = Crew.of(collectives_of(torch.distributed.group.WORLD))
-        assert crew.group is torch.distributed.group.WORLD
+        assert torch_group(crew.group) is torch.distributed.group.WORLD
+        assert len(crew.told("all")) == 2
     finally:
         torch.distributed.destroy_process_group()
+
+    with pytest.raises(ArgumentError, match="one that was destroyed"):
+        crew.told("all")
 
 
 def test_a_group_that_cannot_gather_is_refused(tmp_path: Path) -> None:

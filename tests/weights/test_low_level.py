@@ -330,6 +330,7 @@ def test_what_lies_beside_a_missing_name_is_looked_for_under_the_prefix_too() ->
         pytest.param({"aliases": {"x": "other"}}, "aliases\n  expected a list of names for x", id="letters"),
         pytest.param({"process_group": "nccl"}, "process_group\n  expected None, or anything", id="group"),
         pytest.param({"device": "gpu0"}, "device\n  expected a device of torch's", id="device"),
+        pytest.param({"device": "cuda:99"}, "device\n  expected cpu, or one of [0-9]+ CUDA", id="no GPU"),
     ],
 )
 def test_arguments_of_weights_are_checked(options: dict[str, Any], text: str) -> None:

@@ -43,7 +43,7 @@ class QloadConfig(QuantizationConfigMixin):  # type: ignore[misc]
     >>> from qload import Fp8Quantizer
     >>> from qload.engines.transformers import QloadConfig
     >>> QloadConfig(Fp8Quantizer()).to_dict()["quantizer"]
-    "Fp8Quantizer(granularity='channel', block=(128, 128))"
+    "Fp8Quantizer(per='channel', block=None, activation_scale_ub=None)"
     """
 
     def __init__(

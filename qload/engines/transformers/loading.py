@@ -64,6 +64,7 @@ def load(
         All that `open_checkpoint` and the loads of layers raise.
     """
     register()
+    check_type("path", path, str | PathLike)
     check_type("quantization_config", quantization_config, QloadConfig | None)
     dtype = one_dtype(dtype, options.pop("torch_dtype", None))
     check_dtype(dtype)

@@ -27,7 +27,7 @@ from qload.testing.faults.tables import FAULTS
 log: logging.Logger = logging.getLogger("qload")
 
 ROOT = Path(__file__).resolve().parents[3]
-COPIED = ("qload", "tests", "fixtures", "golden", "docs", "README.md", "pyproject.toml", "noxfile.py")
+COPIED = ("qload", "tests", "fixtures", "golden", "docs", ".ci", "README.md", "pyproject.toml", "noxfile.py")
 LEAST_KILLS = 2
 ENOUGH = 10  # failures after which a fault is known well enough
 CORES_OF_A_RUN = 2

@@ -65,6 +65,11 @@ def test_no_cast_reaches_a_weight_once_it_is_loaded(cast: str, kind: str) -> Non
     assert {each.dtype for each in model.parameters()} == {torch.float32}  # all else is as it was, too
 
 
+def test_what_is_no_path_is_asked_of_no_hub() -> None:
+    with pytest.raises(ArgumentError, match=r"^path\n  expected str or PathLike"):
+        load(3)  # type: ignore[arg-type]
+
+
 def test_torchs_old_name_of_dtype_is_heard() -> None:
     path = shared("llama", "awq").path
 

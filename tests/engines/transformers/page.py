@@ -1,13 +1,15 @@
-"""What the page about transformers shows runs.
+"""What the page about transformers and its docstrings show runs.
 
 Only `nox -s transformers` collects this file.
 """
 
+import doctest
 from pathlib import Path
 
 import pytest
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
+from qload.engines.transformers import config
 from tests.meta.test_readme import ENGINES, Block, blocks
 from tests.paths import FIXTURES
 
@@ -28,3 +30,7 @@ def test_a_block_of_the_page_runs(
 
     assert before == AUTO_QUANTIZATION_CONFIG_MAPPING
     assert "tensor(" in capsys.readouterr().out or "print(" not in block.text
+
+
+def test_the_examples_of_a_docstring_run() -> None:
+    assert doctest.testmod(config) == (0, 3)
