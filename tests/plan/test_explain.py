@@ -123,7 +123,7 @@ def test_on_a_cpu_the_product_that_runs_is_the_one_that_is_told(monkeypatch: pyt
 def test_more_tokens_than_a_cpu_takes_are_told_to_go_to_torch(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu, "most_tokens", lambda bits, dtype: 16 if dtype == torch.bfloat16 else None)
+    monkeypatch.setattr(cpu, "most_tokens", lambda kind, bits, dtype: 16 if dtype == torch.bfloat16 else None)
 
     choices = only(path, arch="cpu", dtype=torch.bfloat16, tokens=(16, 17)).choices
 
