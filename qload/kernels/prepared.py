@@ -57,7 +57,7 @@ class PreparedLinear:
         self._plain_dtype = weight.fields()["weight"].dtype if plain else None
         self._planned: tuple[tuple[Any, ...], LinearPlan | None] = (), None  # for what was seen to fit
         self._in_panels = isinstance(weight, PanelsWeight) and not reference.quantizes(weight, activations)
-        self._planned_here: tuple[list[int], PanelsPlan | None] = [], None  # for tensors that lie there
+        self._planned_here: tuple[tuple[Any, ...], PanelsPlan | None] = (), None  # for tensors that lie there
         self._rows = KeptRows()
         self._notice = Notice()
 
@@ -71,7 +71,7 @@ class PreparedLinear:
 
     def forget(self) -> None:
         """Let go of tensors that calls on a CPU have seen: they were moved, and their memory is free."""
-        self._rows, self._planned_here = KeptRows(), ([], None)
+        self._rows, self._planned_here = KeptRows(), ((), None)
 
     def __call__(self, x: Tensor, held: Sequence[Tensor], bias: Tensor | None) -> Tensor:
         """y (..., N) of x (..., K), in its dtype; `held`: a tensor for each of `names`."""
@@ -101,9 +101,10 @@ class PreparedLinear:
         return bias is None or (bias.dtype == x.dtype and tuple(bias.shape) == (self._N,))
 
     def _natively(self, x: Tensor, held: Sequence[Tensor], bias: Tensor | None) -> Tensor | None:
-        """By a planned launch, or None; tensors are looked at again where they lie elsewhere than before."""
+        """By a planned launch, or None; tensors are looked at again where they or their types are others."""
         pointers = [tensor.data_ptr() for tensor in held]
-        seen = (x.get_device(), x.dtype, None if bias is None else (bias.data_ptr(), bias.dtype), *pointers)
+        added = None if bias is None else (bias.data_ptr(), bias.dtype, bias.shape)
+        seen = (x.get_device(), x.dtype, added, pointers, _types(held))
         before, plan = self._planned
         if seen != before:
             if not self._shared.fits(x, held, bias):
@@ -116,11 +117,11 @@ class PreparedLinear:
         """By a planned call of the CPU module, or None."""
         if not self._in_panels:
             return None
-        pointers = [tensor.data_ptr() for tensor in held]
+        seen = [tensor.data_ptr() for tensor in held], _types(held)
         before, plan = self._planned_here
-        if pointers != before:
+        if seen != before:
             plan = plan_of(self.typed(held))
-            self._planned_here = pointers, plan
+            self._planned_here = seen, plan
         return None if plan is None else plan.multiply(x, bias)
 
     def _otherwise(self, x: Tensor, held: Sequence[Tensor], bias: Tensor | None) -> Tensor:
@@ -143,6 +144,11 @@ def traced(x: Tensor, held: Mapping[str, Tensor | None], meaning: str) -> Tensor
     if alike and x.ndim and x.shape[-1] == K:
         return torch_linear(x, tensors[0], bias)
     return operator.linear(x, tensors, bias, meaning, N)
+
+
+def _types(held: Sequence[Tensor]) -> list[tuple[torch.dtype, torch.Size]]:
+    """What is to be the same of tensors that lie where others lay, besides their numbers."""
+    return [(tensor.dtype, tensor.shape) for tensor in held]
 
 
 def _is_watched(x: Tensor, bias: Tensor | None) -> bool:

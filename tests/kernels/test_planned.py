@@ -48,6 +48,15 @@ def test_no_other_tensor_lies_where_a_call_is_planned_for() -> None:
     assert_same_bits(module(x), want)
 
 
+def test_memory_that_is_seen_as_another_type_is_read_as_that() -> None:
+    module, x = PANELS.holding({"scales": PANELS.scales.clone()}).get_linear(), tokens()
+    module(x)
+
+    module.scales.data = module.scales.data.view(torch.bfloat16)
+
+    assert_same_bits(module(x), module.typed.get_linear()(x))
+
+
 def test_a_layer_that_was_moved_keeps_no_panels_where_they_were() -> None:
     module = PANELS.holding({"qweight": PANELS.qweight.clone()}).get_linear()
     module(tokens())

@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -267,6 +268,27 @@ def test_tensors_are_looked_at_before_pointers_are_taken(wrong: str) -> None:
 
     assert not known.fits(inputs(), held, None)
     assert not known.fits(inputs(), list(WEIGHT.fields().values()), torch.ones(1))
+
+
+@pytest.mark.parametrize("other", [torch.bfloat16, None], ids=["dtype", "shape"])
+def test_tensors_are_looked_at_again_where_others_lie(other: torch.dtype | None) -> None:
+    call, held, looked = (
+        Linear(WEIGHT)._call,
+        [each.clone() for each in WEIGHT.fields().values()],
+        list[int](),
+    )
+    at = next(i for i, each in enumerate(held) if each.dtype == torch.float16)
+    call._shared = SimpleNamespace(  # type: ignore[assignment]
+        fits=lambda x, held, bias: looked.append(1) or True, plan=lambda x, held: None
+    )
+    for _ in range(2):
+        call._natively(inputs(), held, None)
+    assert len(looked) == 1
+
+    held[at] = held[at].view(other) if other else held[at][:, : held[at].shape[1] // 2]
+    call._natively(inputs(), held, None)
+
+    assert len(looked) == 2
 
 
 def test_a_function_for_all_ranks_is_a_layers_own() -> None:
