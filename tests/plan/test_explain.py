@@ -13,6 +13,7 @@ from qload.kernels import cpu
 from qload.kernels.cpu import PanelsPlan
 from qload.plan import ExplainedLayer
 from qload.repacking import loaders
+from qload.spec import Weight
 from tests.paths import FIXTURES, FOLDERS, cases
 from tests.plan.test_plan import gptq
 
@@ -101,14 +102,19 @@ def test_chips_without_kernels_dequantize() -> None:
 
 
 def test_on_a_cpu_the_product_that_runs_is_the_one_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[str] = []
-    product = PanelsPlan.product
+    seen = set[str]()
+    planned, called = PanelsPlan.product, cpu.multiply
 
-    def multiplied(plan: PanelsPlan, *given: Any) -> torch.Tensor:
-        seen.append(PanelsWeight.format)
-        return product(plan, *given)
+    def product(plan: PanelsPlan, *given: Any) -> torch.Tensor:
+        seen.add(PanelsWeight.format)
+        return planned(plan, *given)
 
-    monkeypatch.setattr(PanelsPlan, "product", multiplied)
+    def multiply(x: torch.Tensor, weight: Weight, *rest: Any, **more: Any) -> torch.Tensor | None:
+        seen.add(weight.format)  # also where the module is not there, which refuses nothing but that
+        return called(x, weight, *rest, **more)
+
+    monkeypatch.setattr(PanelsPlan, "product", product)
+    monkeypatch.setattr(cpu, "multiply", multiply)
 
     layer = only(FOUR_BITS, arch="cpu", dtype=torch.float32)
     with open_checkpoint(FOUR_BITS, target="auto") as weights:
@@ -116,7 +122,7 @@ def test_on_a_cpu_the_product_that_runs_is_the_one_that_is_told(monkeypatch: pyt
         weight.get_linear()(torch.ones(1, weight.shape[1]))
 
     assert {choice.kernel for choice in layer.choices} == {"the CPU module"}
-    assert seen == [layer.kernel_format] == ["panels"]
+    assert seen == {layer.kernel_format} == {"panels"}
 
 
 @pytest.mark.parametrize("path", [FOUR_BITS, ROWS], ids=["panels", "rows"])
