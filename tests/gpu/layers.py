@@ -1,6 +1,7 @@
 """Small layers of every kind for kernels to multiply, in Marlin's order and in strips, on the device."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -63,6 +64,20 @@ def layer(
     assert isinstance(made, GPTQMarlinWeight)
     assert (made.config.zero_point, made.config.is_k_full) == (zeros, share == 1)
     return made.to("cuda")
+
+
+def far_apart(weight: GPTQMarlinWeight, *, exact: bool) -> GPTQMarlinWeight:
+    """The same codes by scales of a column that are further apart than fp16 has normal numbers for them all.
+
+    `exact`: powers of two, negative ones and zeros among them, whose sums are exact.
+    """
+    make, shape = torch.Generator().manual_seed(weight.scales.numel()), weight.scales.shape
+    if exact:
+        signs = torch.tensor([-1.0, 0.0, 1.0, 1.0])[torch.randint(4, shape, generator=make)]
+        scales = 2.0 ** torch.randint(-6, 1, shape, generator=make) * signs
+    else:
+        scales = torch.exp(torch.randn(shape, generator=make) * 3 - 5).clamp(2e-4, 0.5)
+    return replace(weight, scales=scales.to(weight.scales))
 
 
 def call(x: Tensor, weight: GPTQMarlinWeight) -> MarlinCall:

@@ -10,7 +10,7 @@ from qload.kernel_formats import GPTQMarlinWeight
 from qload.kernels import cuda
 from qload.kernels.cuda import decode
 from qload.testing import assert_reads_back, assert_same_bits, assert_sums_exactly, assert_within_bound
-from tests.gpu.layers import DTYPES, call, divided, inputs, layer
+from tests.gpu.layers import DTYPES, call, divided, far_apart, inputs, layer
 
 pytestmark = pytest.mark.gpu
 Kind = dict[str, Any]
@@ -57,6 +57,18 @@ def drawn(
 
 def kernel(weight: GPTQMarlinWeight, bias: Tensor | None = None) -> Any:
     return lambda x: cuda.linear(x, weight, bias, kernel="decode")
+
+
+@DTYPES
+@TOKENS
+@pytest.mark.parametrize("K", [128, 2560, 12352])
+def test_scales_of_a_column_may_be_far_apart_and_zero(K: int, M: int, dtype: torch.dtype) -> None:
+    weight = layer(K, 320, 128, dtype=dtype, layout="strips")
+    exact, rounded = far_apart(weight, exact=True), far_apart(weight, exact=False)
+
+    if K < 12352:  # whose sums are as many as float32 adds exactly
+        assert_sums_exactly(kernel(exact), exact, dtype, M=M)
+    assert_within_bound(kernel(rounded), rounded, inputs(M, rounded, dtype))
 
 
 @DTYPES

@@ -13,7 +13,7 @@ from qload.kernels import cuda
 from qload.kernels.cuda import launch, linear, many, marlin
 from qload.kernels.cuda.many import ManyDivision
 from qload.testing import assert_reads_back, assert_same_bits, assert_sums_exactly, assert_within_bound
-from tests.gpu.layers import DTYPES, call, inputs, layer
+from tests.gpu.layers import DTYPES, call, far_apart, inputs, layer
 
 pytestmark = pytest.mark.gpu
 TOKENS = [1, 17, 31, 32, 33, 63, 64, 65, 96, 97, 128, 129, 192, 255, 256, 257, 300]
@@ -33,6 +33,7 @@ LAYERS = [  # K, N, group, zero points, act order
 ]
 SHAPES = [(kind.tokens, kind.columns, bits) for kind in many.BLOCK_SHAPES for bits in kind.stages]
 PAIRS = pytest.mark.parametrize("pairs", [False, True])
+TWO = pytest.mark.parametrize("two", ["alone", "pairs", "neighbours"])
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -78,26 +79,58 @@ def test_sums_are_exact_where_they_can_be_and_within_what_rounding_costs(
 
 @DTYPES
 @pytest.mark.parametrize(("tokens", "columns", "bits"), SHAPES)
-@PAIRS
+@TWO
 @pytest.mark.parametrize("slices", [1, 2, 7])
 @pytest.mark.parametrize(("group", "zeros"), [(32, True), (128, False)])
 def test_every_division_of_a_layer_sums_exactly_and_gives_the_same_bits_again(
     tokens: int,
     columns: int,
     bits: int,
-    pairs: bool,
+    two: str,
     slices: int,
     group: int,
     zeros: bool,
     dtype: Any,
 ) -> None:
     weight = strips(1920, 832, group, zeros, False, dtype, exact=True, bits=bits)
-    divided = kernel(weight, ManyDivision(tokens, columns, pairs, slices))
+    how = ManyDivision(tokens, columns, two == "pairs", slices, two == "neighbours")
+    divided = kernel(weight, how)
 
-    for M in (tokens, tokens + 1, 3 * tokens - 5):
+    for M in (1, tokens // 2, tokens // 2 + 3, tokens, tokens + 1, 3 * tokens - 5):
         assert_sums_exactly(divided, weight, dtype, M=M)
         x = inputs(M, weight, dtype)
         assert_same_bits(divided(x), divided(x))
+
+
+@DTYPES
+@pytest.mark.parametrize(("tokens", "columns", "bits"), SHAPES)
+@pytest.mark.parametrize("pairs", [False, True])
+def test_scales_of_a_column_may_be_far_apart_and_zero(
+    tokens: int, columns: int, bits: int, pairs: bool, dtype: Any
+) -> None:
+    weight = strips(2560, 320, 128, False, False, dtype, bits=bits)
+    exact, rounded = far_apart(weight, exact=True), far_apart(weight, exact=False)
+    how = ManyDivision(tokens, columns, pairs, 1)
+
+    assert_sums_exactly(kernel(exact, how), exact, dtype, M=tokens + 1)
+    assert_within_bound(kernel(rounded, how), rounded, inputs(tokens + 1, rounded, dtype))
+    assert_reads_back(kernel(rounded, how), rounded, dtype)
+
+
+@DTYPES
+@BITS
+@pytest.mark.parametrize("group", [128, -1])
+def test_every_size_of_scales_is_multiplied_right(group: int, bits: int, dtype: Any) -> None:
+    weight = strips(512, 128, group, False, False, dtype, exact=True, bits=bits)
+    least, most = (-24, 16) if dtype == torch.float16 else (-100, 100)
+    for power in range(least, most, 4):
+        scales = torch.full_like(weight.scales, 2.0**power)
+        each = replace(weight, scales=scales)
+        x = torch.ones(40, 512, dtype=dtype, device="cuda") * 2.0**-8
+        x[:, ::3] = 0
+        want = (x.double() @ each.dequantize().double().T).to(dtype)
+
+        assert_same_bits(kernel(each)(x), want)
 
 
 @BITS

@@ -76,9 +76,9 @@ class Hand:
 
     def many(self, sizes, bits, group, bf16, division, *rest) -> Start:
         """See many.h."""
-        tokens, columns, pairs, slices = division
+        tokens, columns, pairs, slices, neighbours = division
         assert self.capability[0] == 9
-        assert (tokens % 8, columns % 128, pairs in (0, 1)) == (0, 0, True)
+        assert (tokens % 16, columns % 128, pairs + neighbours in (0, 1)) == (0, 0, True)
         assert sizes[1] // 128 >= slices * (1 + pairs)
         assert (sizes[1] % 128, sizes[3] % 8) == (0, 0)
         assert bits == 4 or columns < 512

@@ -26,6 +26,8 @@ Kernel kernel_of(const Decode& call, int token_tiles, Groups groups, bool brief)
   if (!call.own)
     return token_tiles == 1 ? kernel_of<T, bits, 1, Order::kMarlin, 8>(groups)
                             : kernel_of<T, bits, 2, Order::kMarlin, 4>(groups);
+  if constexpr (bits == 4)
+    if (groups == Groups::kSymmetric) return decode_kernel<T, 4, 3, Order::kOwn, Groups::kSymmetric, 8>;
   if (token_tiles == 3) return kernel_of<T, bits, 3, Order::kOwn, 8>(groups);
   if (token_tiles == 2) return kernel_of<T, bits, 2, Order::kOwn, bits>(groups);
   if (brief || groups == Groups::kSmall) return kernel_of<T, bits, 1, Order::kOwn, bits>(groups);
@@ -93,10 +95,12 @@ cudaError_t decide(const Decode& call, const Device& device, Decided& decided) {
   Kernel& kernel = decided.kernel;
   Plan& plan = decided.plan;
   plan = Plan{};
-  plan.warps = device.shared > 160 << 10 ? most_warps(token_tiles) : 8;
   Chunks& work = plan.work;
   work.lay_groups(call.K, call.group);
-  const Groups kind = call.g_idx ? Groups::kLookedUp : work.has_small_groups() ? Groups::kSmall : Groups::kChunks;
+  const bool symmetric = call.own && call.bits == 4 && !call.zeros && token_tiles == 3;
+  const Groups kind = call.g_idx ? Groups::kLookedUp : work.has_small_groups() ? Groups::kSmall
+                      : symmetric ? Groups::kSymmetric : Groups::kChunks;
+  plan.warps = device.shared > 160 << 10 ? most_warps(token_tiles, kind) : 8;
   const auto take = [&](bool brief) {
     kernel = call.bfloat16 ? kernel_of<__nv_bfloat16>(call, token_tiles, kind, brief)
                            : kernel_of<__half>(call, token_tiles, kind, brief);
@@ -119,7 +123,7 @@ cudaError_t decode(const Decode& call, cudaStream_t stream) {
   const bool clusters = device.major >= 9;
   if (call.own && (call.K % kChunk || call.g_idx)) return cudaErrorNotSupported;
   static thread_local Remembered<Decided, 11> known;  // all that a decision depends on
-  const int kind = call.own + 2 * call.bfloat16 + 4 * (call.g_idx != nullptr);
+  const int kind = call.own + 2 * call.bfloat16 + 4 * (call.g_idx != nullptr) + 8 * (call.zeros != nullptr);
   const std::array<int, 11> key{device.index, call.M,    call.K,     call.N,       call.inputs, call.outputs,
                                 call.bits,    call.group, kind,       call.columns, call.split};
   const Decided* found = known.find(key);

@@ -14,7 +14,8 @@
 //   depend on it; a warp loads x of its rows itself (inputs.cuh).
 //   Operands are bare codes; y of a group is scale * (x times codes - zero * sum of x), in fp32. At the end warps add
 //   through shared memory, then blocks of a cluster send each other their sums (sums.cuh). No order of additions
-//   depends on timing. Where the group of each row is looked up, operands are scaled and rounded instead.
+//   depends on timing. Where the group of each row is looked up, and of 17 tokens and more where
+//   zero points are all the same, operands are scaled and rounded instead (looked_up.cuh, scaled.cuh).
 //   Memory is the limit up to 8 tokens; at 16, instructions are as near, since hardly any go out beside a product.
 //
 // Equals x @ weight.dequantize().T (qload/kernel_formats/marlin.py) up to the rounding of fp32 sums.
@@ -24,16 +25,11 @@
 
 #include "inputs.cuh"
 #include "looked_up.cuh"
+#include "scaled.cuh"
 #include "stream.cuh"
 #include "sums.cuh"
 
 namespace qload::cuda {
-
-/// What a warp multiplies: chunks [first, last) of a tile, `turn` apart; whether there are any.
-struct Part {
-  int tile, first, last, turn;
-  bool busy;
-};
 
 /// Steps of x that are on their way or there. Of 8 bits a chunk takes twice as long, and its words more registers; where
 /// groups end within a chunk, and sums of 16 tokens are scaled there, there are fewer too, and of 24 always.
@@ -110,9 +106,9 @@ __device__ __forceinline__ void multiply_part(
 
 /// `kept`: 16 bytes of weights that each lane has on their way.
 template <class T, int bits, int token_tiles, Order order, Groups groups, int kept>
-__global__ void __launch_bounds__(32 * most_warps(token_tiles), 1)
+__global__ void __launch_bounds__(32 * most_warps(token_tiles, groups), 1)
 decode_kernel(const __grid_constant__ Decode call, const __grid_constant__ Chunks work) {
-  constexpr bool looked_up = groups == Groups::kLookedUp;
+  constexpr bool looked_up = groups == Groups::kLookedUp, scaled = groups == Groups::kSymmetric;
   constexpr int own_bytes = warp_bytes(8 * token_tiles, order), held = held_steps<bits, token_tiles, order, groups>;
   extern __shared__ __align__(128) unsigned char memory[];
 
@@ -138,10 +134,13 @@ decode_kernel(const __grid_constant__ Decode call, const __grid_constant__ Chunk
   Inputs<T, token_tiles, order, held> inputs(call, work, memory + warp * own_bytes);
   if (busy) inputs.ask(start * kChunk);
   float sum[4][token_tiles][4] = {};
-  multiply_part<T, bits, token_tiles, order, groups, kept>(call, work, {tile, start, last, row_warps, busy}, stream, scales,
-                                                           inputs, sum);
+  const Part part{tile, start, last, row_warps, busy};
+  if constexpr (scaled)
+    multiply_scaled<T, token_tiles, held, kept>(work, part, stream, scales, inputs, sum);
+  else
+    multiply_part<T, bits, token_tiles, order, groups, kept>(call, work, part, stream, scales, inputs, sum);
   __syncwarp();  // x is no longer read: sums lie there
-  store<T>(call, work, sum, memory, own_bytes, looked_up ? 1.0f : Codes<T, bits>::kUnit);
+  store<T>(call, work, sum, memory, own_bytes, looked_up || scaled ? 1.0f : Codes<T, bits>::kUnit);
 }
 
 }  // namespace qload::cuda

@@ -10,7 +10,8 @@ namespace qload::cuda {
 constexpr int kChunk = 128, kSteps = 4;  // rows; of 32 rows in a chunk
 
 enum class Order : int { kMarlin, kOwn };
-enum class Groups : int { kChunks, kSmall, kLookedUp };  // of 128 rows or all; of 32 or 64; of any rows
+// Of 128 rows or all, the same without zero points; of 32 or 64; of any rows.
+enum class Groups : int { kChunks, kSymmetric, kSmall, kLookedUp };
 
 struct Chunks : Division {     // and what else is the same for all blocks
   int chunks;                  // of K
@@ -27,6 +28,17 @@ struct Chunks : Division {     // and what else is the same for all blocks
 
  private:
   int per_chunk_;  // groups that begin in a chunk; 0: one scale a column
+};
+
+/// Warps of a block, whose registers are enough for what they keep.
+__host__ __device__ constexpr int most_warps(int token_tiles, Groups groups) {
+  return groups == Groups::kSymmetric ? 12 : most_warps(token_tiles);
+}
+
+/// What a warp multiplies: chunks [first, last) of a tile, `turn` apart; whether there are any.
+struct Part {
+  int tile, first, last, turn;
+  bool busy;
 };
 
 /// Bytes of shared memory of a warp: x twice, or its sums.

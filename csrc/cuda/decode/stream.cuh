@@ -99,6 +99,11 @@ class Scales {
     ask();
   }
 
+  /// Scales of the group as they are stored, columns 16j + c and 16j + c + 8 side by side.
+  __device__ __forceinline__ void pairs(uint32_t (&to)[4]) const {
+    to[0] = now_.x, to[1] = now_.y, to[2] = now_.z, to[3] = now_.w;
+  }
+
   /// sums += scale * (products with codes - zero point * sum of x); `sixteenth`: those of b = 1 are 16 times too large.
   template <bool has_zeros, bool sixteenth, int token_tiles>
   __device__ __forceinline__ void add(const float (&products)[4][token_tiles][4], const float (&x_sum)[token_tiles][2],

@@ -47,6 +47,13 @@ __device__ __forceinline__ float4 load_from(const float4* own, int rank) {
   return value;
 }
 
+/// At the barrier that lies where `own` does in another block of the cluster. Nothing that was written is told of.
+__device__ __forceinline__ void arrive_there(const uint64_t* own, int rank) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(address_in(own, rank)) : "memory");
+#endif
+}
+
 /// This block has come so far; the others can go on once all have.
 __device__ __forceinline__ void cluster_arrive() {
 #if __CUDA_ARCH__ >= 900

@@ -47,6 +47,18 @@ __device__ __forceinline__ void copy_box(void* to, const CUtensorMap& matrix, in
 #endif
 }
 
+/// As `copy_box`, to the same place in blocks of the cluster, a bit of `ranks` each, whose barriers count the bytes.
+__device__ __forceinline__ void copy_box_to(uint16_t ranks, void* to, const CUtensorMap& matrix, int column, int row,
+                                            uint64_t* barrier, uint64_t policy) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"
+      ".L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5, %6;" ::"r"(shared_address(to)),
+      "l"(&matrix), "r"(column), "r"(row), "r"(shared_address(barrier)), "h"(ranks), "l"(policy)
+      : "memory");
+#endif
+}
+
 /// What describes a matrix is asked for before the first copy of it.
 __device__ __forceinline__ void prefetch_description(const CUtensorMap& matrix) {
 #if __CUDA_ARCH__ >= 900

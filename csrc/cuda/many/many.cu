@@ -29,7 +29,8 @@ bool describe(const Many& call, Matrices& matrices) {
   const cuuint64_t x_sizes[2] = {inputs, rows}, x_pitch[1] = {inputs * 2};
   const cuuint64_t sizes[3] = {words, lines, tiles}, pitches[2] = {words * 4, lines * words * 4};
   const cuuint32_t tokens = call.tokens, columns = call.columns;
-  const cuuint32_t left = call.items ? 0 : call.M % call.tokens, some[2] = {kBox, tokens}, last[2] = {kBox, left};
+  const cuuint32_t rows_of_box = call.neighbours ? tokens / 2 : tokens;  // and of a last tile what is left there
+  const cuuint32_t left = call.items ? 0 : call.M % rows_of_box, some[2] = {kBox, rows_of_box}, last[2] = {kBox, left};
   const cuuint32_t box[3] = {32, static_cast<cuuint32_t>(kStage * call.bits / 16), columns / kTile};
   return describe(matrices.inputs, call.x, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, x_sizes, x_pitch, some) &&
          (last[1] == 0 ||
@@ -76,7 +77,7 @@ cudaError_t many(const Many& call, cudaStream_t stream) {
   if (call.M == 0 || call.outputs == 0) return cudaSuccess;
   const ManyKernel kernel = kernel_of(call);
   if (this_device().major != 9 || !kernel || call.K % kStage || call.N % kTile || call.inputs % 8 || call.slices < 1 ||
-      (call.slices > 1 && (!call.parts || call.items)))
+      (call.slices > 1 && (!call.parts || call.items)) || (call.neighbours && (call.pairs || call.items)))
     return cudaErrorNotSupported;
   Work work{};
   Matrices matrices{};
@@ -84,8 +85,9 @@ cudaError_t many(const Many& call, cudaStream_t stream) {
 
   const cudaError_t raised = allow_shared(reinterpret_cast<const void*>(kernel), kShared - kOwn);
   if (raised != cudaSuccess) return raised;
-  const int blocks = (call.N + call.columns - 1) / call.columns, tokens = call.items ? call.most_items : (call.M + call.tokens - 1) / call.tokens;
-  const dim3 grid(call.pairs ? 2 : 1, tokens, blocks * call.slices);
+  const int wide = call.columns * (call.neighbours ? 2 : 1), blocks = (call.N + wide - 1) / wide;
+  const int tokens = call.items ? call.most_items : (call.M + call.tokens - 1) / call.tokens;
+  const dim3 grid(call.pairs || call.neighbours ? 2 : 1, tokens, blocks * call.slices);
   const cudaError_t started =
       launch(kernel, grid, kMultiply + kFill, kShared - kOwn, grid.x, call.early, stream, matrices, call, work);
   if (started != cudaSuccess || call.slices == 1) return started;

@@ -6,18 +6,21 @@
 //   out  y      fp16 or bf16 (M, outputs), rounded once from fp32; or parts of it in fp32, which add_slices adds up
 //
 //   needs    K in multiples of 128, N of 64; groups of 32, 64, 128, or one
-//   grid     (1 or 2, M / tokens or items of experts, N / columns * slices), 384 threads. Two are a cluster: they share K.
+//   grid     (1 or 2, M / tokens or items of experts, N / columns * slices), 384 threads. Two are a cluster: they share K, or x.
 //   Weights are the 64-row operand of wgmma, in registers, tokens its columns: y^T = w^T x^T. Of two groups of four
 //   warps each has strips of 64 columns, a warp 16 of each. A lane's words are its rows of eights as x lies
 //   (layouts/strips.py):
 //   the swizzle that their copy leaves puts what a warp reads at once into different banks. Words become operands while
 //   the products before are under way. One thread fills the ring of weights, which are asked for before the kernel
 //   ahead has ended; another that of x, since only x may depend on it.
-//   The matrix unit is the limit from 128 tokens on; below, its products and what makes operands take turns.
+//   The matrix unit is the limit from 128 tokens on; below, its products and what makes operands take turns. Where all
+//   zero points are the same, an operand is made by an fma (device/symmetric.cuh).
 //
 // Equals x @ StripsWeight.dequantize().T (qload/kernels/strips.py), the weight rounded to the type of x, up to the
 // rounding of fp32 sums.
 #pragma once
+
+#include <type_traits>
 
 #include "../device/wgmma.cuh"
 #include "operands.cuh"
@@ -122,7 +125,7 @@ many_kernel(const __grid_constant__ Matrices from, const __grid_constant__ Many 
   if (!own_rows.any()) return;
   if (threadIdx.x < work.boxes) {
     start_barrier(barriers.x_came + threadIdx.x, 1);
-    start_barrier(barriers.x_free + threadIdx.x, kMultiply / 32);
+    start_barrier(barriers.x_free + threadIdx.x, kMultiply / 32 * (call.neighbours ? 2 : 1));
   } else if (threadIdx.x >= 32 && threadIdx.x < 32 + work.stages) {
     start_barrier(barriers.came + threadIdx.x - 32, 1);
     start_barrier(barriers.free + threadIdx.x - 32, kMultiply / 32);
@@ -131,7 +134,10 @@ many_kernel(const __grid_constant__ Matrices from, const __grid_constant__ Many 
   if (threadIdx.x == kMultiply) prefetch_description(from.weights);
   if (threadIdx.x == kMultiply + 32) prefetch_description(from.inputs);
   const Place place(call, work, columns);
-  __syncthreads();
+  if (call.neighbours)
+    cluster_barrier();
+  else
+    __syncthreads();
 
   if (threadIdx.x >= kMultiply) {
     give_registers<Registers<tokens>::kGive>();
@@ -148,7 +154,8 @@ many_kernel(const __grid_constant__ Matrices from, const __grid_constant__ Many 
   const bool grouped = work.group < call.K;
   const Lane<bits, columns> lane(work, memory, grouped, tile);
   const int inside = work.group / 32 - 1;  // bits of the number of 32 rows: none is set in a small group's first
-  Columns<T, bits> at[strips];
+  constexpr bool symmetric = !has_zeros && !small;
+  std::conditional_t<symmetric, Symmetric<T, bits>, Columns<T, bits>> at[strips];
   Group<strips> next;
   uint32_t word[strips][4], operand[2][together][strips][4];
   Sums<strips, eights> sum;
@@ -161,8 +168,12 @@ many_kernel(const __grid_constant__ Matrices from, const __grid_constant__ Many 
   const uint64_t first_rows = described(memory);
 
   const auto enter = [&] {
+    if constexpr (symmetric) {
+      cuda::enter(at, next.scales, sum.of, [] { wait_for_products<0>(); });
+    } else {
 #pragma unroll
-    for (int j = 0; j < strips; ++j) at[j].template enter<has_zeros>(next.scales[j], next.zeros[j], strip);
+      for (int j = 0; j < strips; ++j) at[j].template enter<has_zeros>(next.scales[j], next.zeros[j], strip);
+    }
   };
   const auto load_group = [&](int thirty_two) {
     lane.template load<has_zeros>(stage.at, small ? thirty_two >> (inside ? 1 : 0) : 0, next);
@@ -171,7 +182,10 @@ many_kernel(const __grid_constant__ Matrices from, const __grid_constant__ Many 
 
   wait_for(barriers.came, 0);
   load_group(0);
-  enter();
+  if constexpr (symmetric)
+    cuda::begin(at, next.scales);
+  else
+    enter();
   lane.load(0, 0, 0, 4, word);
 
 #pragma unroll 1
@@ -191,7 +205,7 @@ many_kernel(const __grid_constant__ Matrices from, const __grid_constant__ Many 
           const int i = (step + s) % 2 * 2;
 #pragma unroll
           for (int j = 0; j < strips; ++j) {
-            operand_of<T, bits>(word[j][i], word[j][i + 1], at[j], made[s][j]);
+            operand_of(word[j][i], word[j][i + 1], at[j], made[s][j]);
             if (bits == 4 && step < 2) word[j][i] >>= 8, word[j][i + 1] >>= 8;
           }
         }
@@ -217,6 +231,7 @@ many_kernel(const __grid_constant__ Matrices from, const __grid_constant__ Many 
         wait_for_products<1>();
         if (step == 0 && (half == 1 || left < place.last - place.first)) {  // the box before is done with
           if (number == 0) arrive(barriers.x_free + box_before);
+          if (number == 1 && call.neighbours) arrive_there(barriers.x_free + box_before, 1 - blockIdx.x);
           if (half == 0 && number == 0) arrive(barriers.free + stage_before);
         }
       }
@@ -225,10 +240,15 @@ many_kernel(const __grid_constant__ Matrices from, const __grid_constant__ Many 
     }
   }
   wait_for_products<0>();
+  if constexpr (symmetric)
+#pragma unroll
+    for (int j = 0; j < strips; ++j) at[j].leave(sum.of[j]);
 
   barrier_of<kMultiply>();  // the rings are free
+  if (call.neighbours) cluster_arrive();
   const Share share{tile * kTile + strip * 16 + number / 4, number % 4 * 2, 0, tokens};
   finish<T, columns>(call, place, own_rows, share, memory, sum);
+  if (call.neighbours) cluster_wait();  // until then the neighbour may arrive at barriers here
 #endif
 }
 

@@ -22,6 +22,7 @@ struct Many {
   int tokens, columns;  // of a block
   bool pairs;           // two blocks share K and add up,
   int slices;           // and slices of K those that know nothing of each other: a second kernel adds up
+  bool neighbours;      // two blocks with neighbouring columns fetch x for each other; no pairs then
   bool early;           // may start before the kernel ahead ends
 
   // Where experts are multiplied, each of whose rows follow each other: weights, scales, zeros and bias have one more

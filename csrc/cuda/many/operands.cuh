@@ -6,12 +6,10 @@
 // (1, 0), (1, 1), rows of r side by side; those of h lie in two words.
 #pragma once
 
+#include "../device/symmetric.cuh"
 #include "../w4a16/weights.cuh"
 
 namespace qload::cuda::many_room {
-
-template <class T>
-constexpr bool is_half = Number<T>::kMagic == 0;
 
 // A code four bits higher in a half lies beside 64 as it does beside 1024: no shift.
 constexpr uint32_t kHigher = 0x54005400;

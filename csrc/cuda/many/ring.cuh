@@ -32,8 +32,10 @@ struct Place {
   int slice, column, first, last;
 
   __device__ __forceinline__ Place(const Many& call, const Work& work, int columns) {
-    slice = blockIdx.z % call.slices, column = blockIdx.z / call.slices * columns;
-    const int share = slice * gridDim.x + blockIdx.x;
+    const bool neighbours = call.neighbours;
+    const int tile = blockIdx.z / call.slices;
+    slice = blockIdx.z % call.slices, column = (neighbours ? tile * 2 + blockIdx.x : tile) * columns;
+    const int share = neighbours ? slice : slice * gridDim.x + blockIdx.x;
     first = work.all * share / work.shares, last = work.all * (share + 1) / work.shares;
   }
 };
@@ -107,10 +109,12 @@ struct Filling {
 
   __device__ __forceinline__ void inputs() const {
     wait_for_earlier_kernels();
-    const int token = rows.first();
-    const bool whole = grouped || token + tokens <= call.M;
-    const int bytes = (whole ? tokens : call.M - token) * kBox * 2;
-    const CUtensorMap& x = whole ? from.inputs : from.last_inputs;
+    // Each neighbour fetches one half of the tokens, for both.
+    const bool neighbours = !grouped && call.neighbours;
+    const int left = grouped ? tokens : min(tokens, call.M - rows.first()), bytes = left * kBox * 2;
+    const int own = neighbours ? blockIdx.x * (tokens / 2) : 0, end = neighbours ? own + tokens / 2 : tokens;
+    const CUtensorMap& x = left >= end ? from.inputs : from.last_inputs;
+    const int token = rows.first() + own;
     const uint64_t policy = stays();
     Slot slot;
 #pragma unroll 1
@@ -118,7 +122,11 @@ struct Filling {
       if (box - 2 * place.first >= work.boxes) wait_for(barriers.x_free + slot.at, slot.parity ^ 1);
       uint64_t* came = barriers.x_came + slot.at;
       expect_bytes(came, bytes);
-      copy_box(memory + slot.at * (tokens * kBox * 2), x, box * kBox, token, came, policy);
+      unsigned char* to = memory + (slot.at * tokens + own) * (kBox * 2);
+      if (!neighbours)
+        copy_box(to, x, box * kBox, token, came, policy);
+      else if (left > own)
+        copy_box_to(3, to, x, box * kBox, token, came, policy);
       slot.advance(work.boxes);
     }
   }

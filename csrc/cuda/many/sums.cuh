@@ -4,6 +4,7 @@
 // an eight one after another, columns of a token apart.
 #pragma once
 
+#include "../device/number.cuh"
 #include "../device/wgmma.cuh"
 #include "ring.cuh"
 

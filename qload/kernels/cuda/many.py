@@ -14,11 +14,14 @@ from qload.kernels.cuda.launch import ALIGNED, Launch
 from qload.kernels.cuda.module import native
 
 STAGE = 128  # rows that a block has at a time
-PLACES = {False: 132, True: 66}  # blocks, or pairs of them, that an H200 holds at once
+PLACES = 132  # blocks that an H200 holds at once
 SLICES = (1, 2, 3, 4, 6, 8)  # of K, which a second kernel adds up
-START = 2.21  # microseconds until blocks multiply and after they have, each time that they take turns
-ADD = 1.46  # until the second kernel adds,
-ADDED = 2.54  # and for each million of sums that it reads
+START = 2.83  # microseconds until blocks multiply and after they have, each time that they take turns
+ADD = 1.6  # until the second kernel adds,
+ADDED = 2.4  # and for each million of sums that it reads
+IDLE, MOST_IDLE = 7.14, 0.34  # what is saved where a share of the places is free for the next layer's blocks
+LARGE = 1 << 15  # sums of a block for which x of 4-bit layers takes long enough to be shared
+NEIGHBOURS = {4: 0.99, 8: 0.96}  # of the time of a stage, where two blocks fetch x for each other
 
 
 @dataclass(frozen=True)
@@ -30,32 +33,40 @@ class ManyBlock:
     stages: dict[int, float]  # by bits: of all blocks that are there at once
     pair: float  # of two, to add up
 
+    def shares(self, bits: int) -> bool:
+        """Whether it may be faster where neighbours share x."""
+        return bits == 8 or self.tokens * self.columns >= LARGE
+
 
 BLOCK_SHAPES = (
-    ManyBlock(32, 128, {4: 0.54, 8: 0.60}, 2.1),
-    ManyBlock(32, 256, {4: 0.91, 8: 1.20}, 1.2),
-    ManyBlock(32, 512, {4: 1.66}, 2.4),
-    ManyBlock(64, 128, {4: 0.77, 8: 0.63}, 2.3),
-    ManyBlock(64, 256, {4: 1.19, 8: 1.20}, 1.8),
-    ManyBlock(64, 512, {4: 2.09}, 3.9),
-    ManyBlock(96, 256, {4: 1.43, 8: 1.39}, 2.5),
-    ManyBlock(128, 128, {4: 1.00, 8: 0.90}, 2.1),
-    ManyBlock(128, 256, {4: 1.73, 8: 1.53}, 3.1),
-    ManyBlock(160, 128, {4: 1.18, 8: 1.05}, 2.7),
-    ManyBlock(160, 256, {4: 1.96, 8: 1.90}, 3.7),
-    ManyBlock(192, 128, {4: 1.34, 8: 1.22}, 2.6),
-    ManyBlock(224, 128, {4: 1.50, 8: 1.37}, 3.3),
-    ManyBlock(256, 128, {4: 1.57, 8: 1.53}, 3.0),
+    ManyBlock(32, 128, {4: 0.63, 8: 0.58}, 1.5),
+    ManyBlock(32, 256, {4: 0.87, 8: 1.11}, 1.1),
+    ManyBlock(32, 512, {4: 1.42}, 2.8),
+    ManyBlock(64, 128, {4: 0.69, 8: 0.65}, 1.8),
+    ManyBlock(64, 256, {4: 1.07, 8: 1.19}, 1.3),
+    ManyBlock(64, 512, {4: 1.92}, 2.9),
+    ManyBlock(96, 256, {4: 1.27, 8: 1.29}, 1.9),
+    ManyBlock(128, 128, {4: 0.94, 8: 0.91}, 1.3),
+    ManyBlock(128, 256, {4: 1.60, 8: 1.66}, 2.4),
+    ManyBlock(160, 128, {4: 1.10, 8: 1.10}, 1.5),
+    ManyBlock(160, 256, {4: 1.93, 8: 2.08}, 2.2),
+    ManyBlock(192, 128, {4: 1.17, 8: 1.24}, 1.1),
+    ManyBlock(224, 128, {4: 1.35, 8: 1.49}, 3.3),
+    ManyBlock(256, 128, {4: 1.56, 8: 1.63}, 2.9),
 )
 
 
+TWO = ((False, False), (True, False), (False, True))  # alone, pairs that share K, neighbours
+
+
 class ManyDivision(NamedTuple):
-    """Tokens and columns of a block, whether two share K, slices of K."""
+    """Tokens and columns of a block, whether two share K, slices of K, whether two neighbours share x."""
 
     tokens: int
     columns: int
     pairs: bool
     slices: int
+    neighbours: bool = False
 
 
 def why_not(call: Any) -> str | None:
@@ -80,20 +91,23 @@ def run(call: Any, how: ManyDivision | None = None) -> Tensor:
 @cache
 def division(tokens: int, K: int, N: int, bits: int = 4) -> ManyDivision:
     """The division of the least time expected."""
-    ways = (
-        (
-            _time(kind, bits, pairs, slices, tokens, K, N),
-            ManyDivision(kind.tokens, kind.columns, pairs, slices),
-        )
-        for kind, pairs, slices in product(BLOCK_SHAPES, PLACES, SLICES)
-        if bits in kind.stages and slices * (2 if pairs else 1) <= K // STAGE
-    )
-    return min(ways)[1]
+    ways = [
+        ManyDivision(kind.tokens, kind.columns, pairs, slices, neighbours)
+        for kind, (pairs, neighbours), slices in product(BLOCK_SHAPES, TWO, SLICES)
+        if bits in kind.stages and slices * (2 if pairs else 1) <= max(1, K // STAGE)
+        if kind.shares(bits) or not neighbours
+    ]
+    return min(ways, key=lambda way: expected(way, bits, tokens, K, N))
 
 
-def _time(kind: ManyBlock, bits: int, pairs: bool, slices: int, tokens: int, K: int, N: int) -> float:
-    together = -(-N // kind.columns) * -(-tokens // kind.tokens) * slices  # blocks or pairs
-    turns = -(-together // PLACES[pairs])
-    stages = -(-K // STAGE // (slices * (2 if pairs else 1)))
-    added = ADD + ADDED * slices * tokens * N / 1e6 if slices > 1 else 0.0
-    return turns * (stages * kind.stages[bits] + START + (kind.pair if pairs else 0.0)) + added
+def expected(way: ManyDivision, bits: int, tokens: int, K: int, N: int) -> float:
+    """Microseconds that a division takes on an H200, in a chain of layers."""
+    kind = next(kind for kind in BLOCK_SHAPES if (kind.tokens, kind.columns) == way[:2])
+    wide, two = way.columns * (2 if way.neighbours else 1), way.pairs or way.neighbours
+    places, blocks = PLACES // (2 if two else 1), -(-N // wide) * -(-tokens // way.tokens) * way.slices
+    stages = -(-K // STAGE // (way.slices * (2 if way.pairs else 1)))
+    of_turn = stages * kind.stages[bits] * (NEIGHBOURS[bits] if way.neighbours else 1)
+    turns = -(-blocks // places)
+    added = ADD + ADDED * way.slices * tokens * N / 1e6 if way.slices > 1 else 0.0
+    idle = min(MOST_IDLE, max(0.0, 1 - blocks / places))
+    return turns * (of_turn + START + (kind.pair if way.pairs else 0.0)) + added - IDLE * idle

@@ -1,0 +1,171 @@
+// Words of our own order as operands, where all zero points are 2**(bits - 1): an AND, or a choice of bytes, and one fma.
+//
+// Codes alone, in the last bits of a half or bfloat16, are subnormal numbers: code * 2**-24, or * 2**-133. Scales are
+// made so many powers of two larger that scale * code - scale * zero is no subnormal, and rounded once, as the product of
+// the exact difference is; a power of two changes no digit. fp16 has room for scales of a column that are 64 times apart.
+// Where one does not fit, its column gets another power, and the sums so far with it.
+#pragma once
+
+#include "number.cuh"
+
+namespace qload::cuda {
+
+template <class T>
+constexpr bool is_half = Number<T>::kMagic == 0;
+
+/// Powers of two of T: of a code alone; within which [least, most) scales stay; where the largest are put, with room for
+/// larger ones, and the smallest.
+template <class T>
+struct Span {
+  static constexpr int kCode = is_half<T> ? 24 : 133;
+  static constexpr int kLeast = is_half<T> ? 10 : 7, kMost = is_half<T> ? 16 : 128;
+  static constexpr int kLarge = is_half<T> ? 14 : 120, kSmall = is_half<T> ? 10 : 90;
+  static constexpr int kDigits = is_half<T> ? 10 : 7, kBias = is_half<T> ? 15 : 127;
+};
+
+/// 2**power, of powers that a float has.
+__device__ __forceinline__ float two_to(int power) { return __int_as_float((power + 127) << 23); }
+
+/// What operands of columns c and c + 8 (b) are made with. Codes of the latter lie `kHigher` bits higher: what is said of
+/// its scale is so much less.
+template <class T, int bits>
+struct Symmetric {
+  uint32_t power[2];  // the product of both is what scales are multiplied with
+  uint32_t scales, less;
+
+  /// A group begins, of scales as they are stored. False: one may not fit, and `move` is to see to it.
+  __device__ __forceinline__ bool enter(uint32_t stored) {
+    scales = times(times(stored, power[0]), power[1]);
+    less = times(scales, bits == 4 ? 0x80808008 : 0x80808080);  // less than nothing: zero points as codes are
+    const Two size = __habs2(as<Two>(scales));
+    return __hbge2(size, as<Two>(both(Span<T>::kLeast))) && __hblt2(size, as<Two>(both(Span<T>::kMost)));
+  }
+
+  /// Scales of the first group, of which `largest` is the largest of some columns.
+  __device__ __forceinline__ void begin(uint32_t stored, float largest) {
+    const int power = power_for(largest, true), powers[2] = {power, power};
+    set(powers);
+    if (enter(stored)) return;
+    float none[1];
+    move<true>(stored, none, [] {});
+  }
+
+  /// Scales that do not fit get another power, and with them a lane's sums, of columns c and c + 8 in turns of two.
+  /// `settle()`: then no product is under way. `first`: there are no sums.
+  template <bool first = false, int values, class Settle>
+  __device__ __forceinline__ void move(uint32_t stored, float (&sums)[values], const Settle& settle) {
+    int was[2], now[2];
+#pragma unroll
+    for (int b = 0; b < 2; ++b) {
+      const float size = size_of(stored, b), larger = size * two_to(was[b] = power_of(b));
+      const bool large = larger >= two_to(Span<T>::kMost);
+      now[b] = large || (size > 0 && larger < two_to(Span<T>::kLeast)) ? power_for(size, large) : was[b];
+    }
+    if constexpr (first) {
+      set(now);
+    } else if (__any_sync(~0u, was[0] != now[0] || was[1] != now[1])) {
+      settle();
+      const float more[2] = {two_to(max(-126, min(127, now[0] - was[0]))), two_to(max(-126, min(127, now[1] - was[1])))};
+#pragma unroll
+      for (int i = 0; i < values; ++i) sums[i] *= more[i / 2 % 2];
+      set(now);
+    }
+    enter(stored);
+  }
+
+  /// Of scales as they are stored: without the sign.
+  static __device__ __forceinline__ float size_of(uint32_t stored, int b) {
+    return fabsf(wide(as<T>(static_cast<uint16_t>(stored >> 16 * b))));
+  }
+
+  /// All sums as they would be without powers.
+  template <int values>
+  __device__ __forceinline__ void leave(float (&sums)[values]) const {
+    const float unit[2] = {two_to(Span<T>::kCode - power_of(0)), two_to(Span<T>::kCode - power_of(1))};
+#pragma unroll
+    for (int i = 0; i < values; ++i) sums[i] *= unit[i / 2 % 2];
+  }
+
+  /// Of codes alone, in the place of column c + 8b.
+  __device__ __forceinline__ uint32_t scaled(uint32_t codes, int b) const {
+    return as<uint32_t>(__hfma2(as<Two>(codes), half_of(scales, b), half_of(less, b)));
+  }
+
+ private:
+  using Two = typename Number<T>::Two;
+  static constexpr int kHigher = bits == 4 ? 4 : 0, kLowest = is_half<T> ? -20 : 6;
+  static constexpr int kHighest = is_half<T> ? 30 : 126;
+
+  static __device__ __forceinline__ uint32_t times(uint32_t two, uint32_t others) {
+    return as<uint32_t>(__hmul2(as<Two>(two), as<Two>(others)));
+  }
+
+  /// Powers of two of both columns, the second's less.
+  static constexpr __device__ uint32_t both(int first, int second) {
+    return uint32_t(first + Span<T>::kBias) << Span<T>::kDigits | uint32_t(second + Span<T>::kBias) << Span<T>::kDigits << 16;
+  }
+  static constexpr __device__ uint32_t both(int power) { return both(power, power - kHigher); }
+
+  /// A scale in the half of a register that a product reads without another instruction.
+  static __device__ __forceinline__ Two half_of(uint32_t both, int b) {
+    if constexpr (is_half<T>)
+      return b ? __high2half2(as<Two>(both)) : __low2half2(as<Two>(both));
+    else
+      return b ? __high2bfloat162(as<Two>(both)) : __low2bfloat162(as<Two>(both));
+  }
+
+  __device__ __forceinline__ void set(const int (&powers)[2]) {
+    const int less[2] = {powers[0], powers[1] - kHigher};
+    power[0] = both(less[0] / 2, less[1] / 2), power[1] = both(less[0] - less[0] / 2, less[1] - less[1] / 2);
+  }
+
+  /// The power of column c + 8b.
+  __device__ __forceinline__ int power_of(int b) const {
+    const auto exponent = [&](uint32_t of) { return static_cast<int>(of >> (16 * b + Span<T>::kDigits)) & (2 * Span<T>::kBias + 1); };
+    return exponent(power[0]) + exponent(power[1]) - 2 * Span<T>::kBias + b * kHigher;
+  }
+
+  /// The power with which a scale is among the largest, or the smallest, that fit.
+  static __device__ __forceinline__ int power_for(float size, bool large) {
+    const int number = __float_as_int(size), exponent = (number >> 23) - 127;
+    const int place = large ? Span<T>::kLarge + ((number & 0x7FFFFF) < 0x350000) : Span<T>::kSmall;  // 2**0.5
+    return max(kLowest, min(kHighest, place - exponent));
+  }
+};
+
+/// The first group of a warp's strips.
+template <class T, int bits, int strips>
+__device__ __forceinline__ void begin(Symmetric<T, bits> (&at)[strips], const uint32_t (&stored)[strips]) {
+  float largest = 0;
+#pragma unroll
+  for (int i = 0; i < 2 * strips; ++i) largest = fmaxf(largest, at[0].size_of(stored[i / 2], i % 2));
+  largest = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(largest)));
+#pragma unroll
+  for (int j = 0; j < strips; ++j) at[j].begin(stored[j], largest);
+}
+
+/// The next group of a warp's strips, whose `sums` a lane has.
+template <class T, int bits, int strips, int values, class Settle>
+__device__ __forceinline__ void enter(Symmetric<T, bits> (&at)[strips], const uint32_t (&stored)[strips],
+                                      float (&sums)[strips][values], const Settle& settle) {
+  bool fits = true;
+#pragma unroll
+  for (int j = 0; j < strips; ++j) fits &= at[j].enter(stored[j]);
+  if (__any_sync(~0u, !fits))
+#pragma unroll
+    for (int j = 0; j < strips; ++j) at[j].move(stored[j], sums[j], settle);
+}
+
+/// Rows of two words, each of which has the codes it needs, of 4 bits in the lower byte of its halves.
+template <class T, int bits>
+__device__ __forceinline__ void operand_of(uint32_t first, uint32_t second, const Symmetric<T, bits>& at,
+                                           uint32_t (&to)[4]) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const uint32_t word = h ? second : first;
+    to[2 * h] = at.scaled(bits == 8 ? __byte_perm(word, 0, 0x4240) : word & 0x000F000F, 0);
+    to[2 * h + 1] = at.scaled(bits == 8 ? __byte_perm(word, 0, 0x4341) : word & 0x00F000F0, 1);
+  }
+}
+
+}  // namespace qload::cuda
