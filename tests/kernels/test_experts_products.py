@@ -86,15 +86,16 @@ def test_results_are_those_of_torch_however_many_experts_the_module_takes(
     assert bool((some - whole).abs().max() <= 1e-4 * whole.abs().max())
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_rows_of_16_bits_that_it_leaves_to_torch_are_asked_for_in_float32(
-    module: Module, dequantized: list[str]
+    module: Module, dequantized: list[str], dtype: torch.dtype
 ) -> None:
     weight = made("mxfp4")
     module.dtypes = (FLOAT32,)
 
-    weight.get_linear()(*drawn(weight, 3, torch.bfloat16))
+    weight.get_linear()(*drawn(weight, 3, dtype))
 
-    assert {dtype for _, _, dtype in module.seen} == {FLOAT32}
+    assert {each for _, _, each in module.seen} == {FLOAT32}
     assert dequantized == []
 
 
