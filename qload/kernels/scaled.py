@@ -11,6 +11,7 @@ float16 after it was divided by a power of two, so that no token leaves its rang
     sums of                           are made by
     e4m3 and e4m3 or e5m2 on CUDA     torch._scaled_mm, from 8.9 on, with scales of 1 and sums in float32
     int8 and int8 on CUDA             torch._int_mm, exact; tokens are padded to more than 16
+    int8 and int8 on a CPU            the CPU module, exact
     all others, and odd N and K       the product of bfloat16, float16 or float32 that `sums.wide` makes
 
 A zero point z of the inputs takes z * sum over k of b[n, k] from an int8 sum: one more row of ones gives it.
@@ -28,6 +29,7 @@ from qload.formats import CTIntWeight, Fp8Weight
 from qload.kernels import sums
 from qload.kernels.activations import E4M3, QuantizedActivations
 from qload.kernels.carries import carries
+from qload.kernels.cpu_codes import sums_of_codes
 from qload.kernels.cuda.quantize import finish
 from qload.kernels.quantized_inputs import Inputs, MadeInputs
 from qload.kernels.slices import slices
@@ -90,7 +92,7 @@ def _sums(inputs: Inputs, weight: Weight, narrow: torch.dtype) -> Iterator[Sums]
             yield from _codes_times_codes(inputs, weight, column)
         else:
             found, zeros = whole
-            yield Sums(slice(0, weight.layer.N), found, inputs.steps, column, zeros)
+            yield Sums(slice(0, weight.layer.N), found, _step_of_each(inputs), column, zeros)
         return
     if inputs.wide:
         narrow = torch.float64
@@ -118,6 +120,13 @@ def _codes_times_codes(inputs: Inputs, weight: Weight, column: Tensor) -> Iterat
         found = sums.wide(x, w)
         del w  # before the next slice asks for its memory
         yield Sums(slice(start, stop), found, inputs.steps, column[start:stop])
+
+
+def _step_of_each(inputs: Inputs) -> Tensor:
+    """What a code is worth; NaN for a token that has a NaN, which no whole number says."""
+    if inputs.x.device.type != "cpu":
+        return inputs.steps
+    return torch.where(inputs.x.isnan().any(-1, keepdim=True), torch.nan, inputs.steps)
 
 
 def column_scales(weight: Weight) -> Tensor | None:
@@ -150,6 +159,8 @@ def _by_the_vendor(
     """
     stored = weight.fields()["weight"]
     (N, K), M = stored.shape, inputs.x.shape[0]
+    if stored.device.type == "cpu":
+        return _by_the_cpu(inputs, weight, stored)
     if stored.device.type != "cuda" or K % TILE or N % TILE or not M:
         return None
     if not stored.is_contiguous() or stored.data_ptr() % TILE:
@@ -164,6 +175,14 @@ def _by_the_vendor(
     x = inputs.codes(E4M3)
     found: Tensor = torch._scaled_mm(x, stored.T, one, one, out_dtype=torch.float32, use_fast_accum=False)
     return found, None
+
+
+def _by_the_cpu(inputs: Inputs, weight: Weight, stored: Tensor) -> tuple[Tensor, Tensor | None] | None:
+    scheme = weight.activations
+    if stored.dtype != torch.int8 or scheme is None or scheme.type != "int" or not _is_symmetric(weight):
+        return None
+    found = sums_of_codes(inputs.codes(torch.int8, inputs.x.shape[0] + inputs.has_zeros), stored)
+    return None if found is None else (found, inputs.zero_points)
 
 
 def _is_symmetric(weight: Weight) -> bool:
