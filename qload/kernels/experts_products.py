@@ -19,8 +19,8 @@ class KeptMatrix:
     """One matrix of an expert as a typed weight, and what a CPU keeps of it from call to call."""
 
     def __init__(self, weight: Weight) -> None:
-        self.weight = weight
-        self._plan, self._rows = cpu.plan_of(weight), KeptRows()
+        self.weight, self.rows = weight, KeptRows()
+        self._plan = cpu.plan_of(weight)
 
     def multiply(self, rows: Tensor, bias: Tensor | None) -> Tensor | None:
         """Rows (n, K) -> (n, N) in float32, by the CPU module, or None.
@@ -33,7 +33,7 @@ class KeptMatrix:
 
     def _natively(self, rows: Tensor, bias: Tensor | None) -> Tensor | None:
         y = None if self._plan is None else self._plan.multiply(rows, bias, torch.float32)
-        return cpu.multiply(rows, self.weight, bias, kept=self._rows, dtype=torch.float32) if y is None else y
+        return cpu.multiply(rows, self.weight, bias, kept=self.rows, dtype=torch.float32) if y is None else y
 
 
 class KeptStack:
@@ -91,17 +91,19 @@ class ExpertProducts:
     def __call__(self, name: Literal["gate_up", "down"], run: RoutedTokens, rows: Tensor) -> Tensor:
         """Rows (P, K) of a run of experts, each times the matrix of its own: (P, N), in float32 at least."""
         stack, biases = getattr(self.weight, name), getattr(self.weight, f"{name}_bias")
-        quantizes = self.activations == "declared" and stack.layer.activations is not None
-        on_cpu = rows.device.type == "cpu" and not quantizes
+        as_it_comes = self.activations == "unquantized" or stack.layer.activations is None
+        on_cpu = rows.device.type == "cpu"
         parts = []
         for expert, some in zip(run.places, torch.split(rows, list(run.counts)), strict=True):
             bias = None if biases is None else biases[expert]
             kept = getattr(self.kept, name).of(stack, expert) if on_cpu else None
-            made = None if kept is None else kept.multiply(some, bias)
-            weight = stack.expert(expert) if kept is None else kept.weight
-            parts.append(self._in_torch(some, weight, bias) if made is None else made)
+            made = None if kept is None or not as_it_comes else kept.multiply(some, bias)
+            parts.append(self._otherwise(some, stack, expert, bias, kept) if made is None else made)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _in_torch(self, rows: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
+    def _otherwise(
+        self, rows: Tensor, stack: Any, expert: int, bias: Tensor | None, kept: KeptMatrix | None
+    ) -> Tensor:
         wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
-        return product(wide, weight, bias, self.activations, self.maximum, self.narrow)
+        weight, of_rows = (stack.expert(expert), None) if kept is None else (kept.weight, kept.rows)
+        return product(wide, weight, bias, self.activations, self.maximum, self.narrow, of_rows)

@@ -11,7 +11,8 @@ processor worked for it.
 import argparse
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 from unittest.mock import patch
@@ -25,14 +26,14 @@ from torch.nn.functional import linear
 from qload import native
 from qload.experts import ExpertFacts, ExpertsWeight, GatedActivation, LocalExperts
 from qload.experts.stacking import stacked
-from qload.formats import GPTQConfig, GPTQWeight
+from qload.formats import CTIntConfig, CTIntWeight, Fp8Config, Fp8Weight, GPTQConfig, GPTQWeight
 from qload.kernel_formats import repack
-from qload.kernels import gated_bounds
+from qload.kernels import gated_bounds, scaled
 from qload.kernels.bounds import excess
 from qload.kernels.experts_products import KeptMatrix
 from qload.kernels.routed import routed
 from qload.layouts import Stored
-from qload.spec import Layer, Weight
+from qload.spec import ActivationScheme, Layer, Weight
 from tests.bench.cpu_linear import Clock, words
 from tests.experts import drawn
 
@@ -67,7 +68,31 @@ def panels(layer: Layer, chance: torch.Generator) -> Weight:
     return repack(weight, "panels")
 
 
-FORMATS = {"panels, 4 bits": panels, "MXFP4": drawn.mxfp4, "FP8": drawn.fp8}
+def fp8_of_blocks(layer: Layer, chance: torch.Generator) -> Weight:
+    """FP8 of blocks, whose inputs are FP8 too, a scale for each group: as Qwen3's and DeepSeek's."""
+    scheme = ActivationScheme("float", 8, True, "group", GROUP)
+    codes = torch.randn(layer.N, layer.K, generator=chance).to(torch.float8_e4m3fn)
+    scales = torch.rand(layer.N // GROUP, layer.K // GROUP, generator=chance)
+    return Fp8Weight(
+        Fp8Config("block", (GROUP, GROUP)), codes, scales, layer=replace(layer, activations=scheme)
+    )
+
+
+def int8(layer: Layer, chance: torch.Generator) -> Weight:
+    """Int8 whose inputs are int8 too, a scale for each token."""
+    scheme = ActivationScheme("int", 8, True, "token")
+    codes = torch.randint(-128, 128, (layer.N, layer.K), generator=chance, dtype=torch.int8)
+    scales = torch.rand(layer.N, 1, generator=chance) / layer.K**0.5 / 64
+    return CTIntWeight(CTIntConfig((1, -1)), codes, scales, layer=replace(layer, activations=scheme))
+
+
+FORMATS = {
+    "panels, 4 bits": panels,
+    "MXFP4": drawn.mxfp4,
+    "FP8": drawn.fp8,
+    "FP8, inputs too": fp8_of_blocks,
+    "int8, inputs too": int8,
+}
 
 
 def made(shape: Shape, name: str) -> ExpertsWeight:
@@ -93,7 +118,9 @@ def dequantized(call: Call) -> Call:
     """The same without a kernel for the matrices."""
 
     def without(*read: Tensor) -> Tensor:
-        with patch.object(KeptMatrix, "multiply", lambda *given: None):
+        with ExitStack() as stack:
+            for owner, name in ((KeptMatrix, "multiply"), (scaled, "_by_a_kernel"), (scaled, "_by_the_cpu")):
+                stack.enter_context(patch.object(owner, name, lambda *given: None))
             return call(*read)
 
     return without

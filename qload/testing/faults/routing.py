@@ -120,7 +120,7 @@ FAULTS = (
     Fault(
         "experts-left-to-torch",
         _PRODUCTS,
-        "made = None if kept is None else kept.multiply(some, bias)",
+        "made = None if kept is None or not as_it_comes else kept.multiply(some, bias)",
         "made = None",
     ),
     Fault("experts-of-16-bits-left-to-torch", _PRODUCTS, "y is None and rows.dtype in NARROW", "False"),
