@@ -127,6 +127,7 @@ def bench(session: nox.Session) -> None:
     session.run("python", "-m", "tests.bench.cpu", *session.posargs)
     if not session.posargs:
         session.run("python", "-m", "tests.bench.cpu_linear")
+        session.run("python", "-m", "tests.bench.cpu_experts")
         session.run("python", "-m", "tests.bench.large")
 
 

@@ -10,6 +10,7 @@
 //   dequantize_rows(isa, bits, values, codes, row_bytes, rows, columns, out, pitch, threads)
 //   multiply(isa, bits, sizes, x, perm, words, scales, zeros, bias, y, few, threads)         see product.h
 //   multiply_rows(isa, bits, row_sizes, x, values, scales, codes, row_bytes, bias, y, threads)
+//   multiply_codes(isa, code_sizes, x, codes, row_bytes, sums, threads)                      see codes.h
 //
 //   digits   [(size, from_stride, to_stride)]     strides in elements
 //   rows     [(size, stride)], innermost first    strides in codes; columns alike
@@ -20,6 +21,7 @@
 //
 //   sizes    (M, K, N, rows, group, run, pitch)
 //   row_sizes  (M, K, N, pitch)
+//   code_sizes  (M, K, N)
 //   scales   (kind, second, divided) of ByteScales (kernels.h); kind 0: those of the values are float32
 //   x        (address, type); scales and y alike: 0 float32, 1 float16, 2 bfloat16
 //
@@ -34,6 +36,7 @@
 
 #include "../shared/address.h"
 #include "boxes.h"
+#include "codes.h"
 #include "move.h"
 #include "product.h"
 #include "streams.h"
@@ -171,6 +174,13 @@ void multiply_plain(const std::string& isa, int bits, const std::array<int64_t, 
                 {at<void>(y.first), float_of_number(y.second), N, at<const float>(bias)}, threads);
 }
 
+void multiply_bytes(const std::string& isa, const std::array<int64_t, 3>& sizes, uintptr_t x, uintptr_t codes,
+                    int64_t row_bytes, uintptr_t sums, int threads) {
+  const auto [M, K, N] = sizes;
+  multiply_codes(named(isa), at<const int8_t>(x), M, K, at<const int8_t>(codes), row_bytes, N, at<int32_t>(sums),
+                 threads);
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_cpu, m) {
@@ -187,6 +197,7 @@ PYBIND11_MODULE(_cpu, m) {
   m.def("dequantize_rows", dequantize_plain, Unlocked());
   m.def("multiply", multiply_panels, Unlocked());
   m.def("multiply_rows", multiply_plain, Unlocked());
+  m.def("multiply_codes", multiply_bytes, Unlocked());
 }
 
 }  // namespace qload::cpu

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "../shared/float.h"
+#include "codes.h"
 #include "plan.h"
 
 namespace qload::cpu {
@@ -151,6 +152,7 @@ struct Kernels {
   void (*copy)(const uint8_t* from, uint8_t* to, int64_t bytes, bool stream);
   void (*fence)();  // after streamed stores
   const Products* products;
+  CodeDots code_dots;
 };
 
 extern const Products kScalarProducts;

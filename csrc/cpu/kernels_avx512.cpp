@@ -100,8 +100,8 @@ void fence() { _mm_sfence(); }
 
 extern const Kernels kAvx512Kernels, kAvx512Bf16Kernels;
 const Kernels kAvx512Kernels{64, run_any, narrow<Wide>, widen, fields, expand<Wide>, Wide::copy, fence,
-                             &kAvx512Products};
+                             &kAvx512Products, code_dots_avx512};
 const Kernels kAvx512Bf16Kernels{64, run_any, narrow<Wide>, widen, fields, expand<Wide>, Wide::copy, fence,
-                                 &kBf16Products};
+                                 &kBf16Products, code_dots_vnni};
 
 }  // namespace qload::cpu

@@ -246,9 +246,8 @@ def _loaded(asked: RunArguments, plan: RunPlan, group: "ProcessGroup") -> "Decod
     from qload.models import load_model
     from qload.weights import open_checkpoint
 
-    target: Any = "auto" if plan.device.type == "cuda" else None
     options: dict[str, Any] = {"device": plan.device, "dtype": plan.dtype, "process_group": group}
-    with open_checkpoint(asked.place, **options, target=target) as weights:
+    with open_checkpoint(asked.place, **options, target="auto") as weights:
         return load_model(weights)
 
 

@@ -47,11 +47,13 @@ def multiply(
     bias: Tensor | None = None,
     few: int | None = None,
     kept: KeptRows | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Tensor | None:
     """(..., K) -> (..., N) in x's dtype, sums in float32; None where this module does not take the call.
 
     `reference.check` has nothing against the operands. `few`: up to so many tokens codes in panels become
     floats in registers; None: as the table says. `kept`: what earlier calls found out about this layer.
+    `dtype`: of the result, if not that of x.
     """
     if load("cpu").found is None or not is_on() or torch.compiler.is_compiling():
         return None
@@ -63,7 +65,7 @@ def multiply(
     if taken is None:
         return None
     added = None if bias is None else bias.detach().to(torch.float32).contiguous()
-    y = by_way(*taken, weight, added, few, kept)
+    y = by_way(*taken, weight, added, few, kept, dtype)
     return None if y is None else y.view(*x.shape[:-1], weight.shape[0])
 
 
@@ -74,6 +76,7 @@ def by_way(
     bias: Tensor | None = None,
     few: int | None = None,
     kept: KeptRows | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Tensor | None:
     """Tokens (M, K) of stride 1 -> (M, N), one way of `cpu_choice`, but torch's; None: not these tensors.
 
@@ -82,12 +85,12 @@ def by_way(
     if isinstance(weight, PanelsWeight):
         if not all(tensor.is_contiguous() for tensor in weight.fields().values()):
             return None
-        return PanelsPlan(weight).product(x, bias, _few(way, x) if few is None else few)
+        return PanelsPlan(weight).product(x, bias, _few(way, x) if few is None else few, dtype)
     if way == PAIRS and isinstance(weight, EETQWeight) and weight.weight.is_contiguous():
         sums = _rows(inputs_of_pairs(x), rows_of_pairs(weight), None)
-        return outputs_of_pairs(sums, weight.weight_scales, bias, x.dtype)
+        return outputs_of_pairs(sums, weight.weight_scales, bias, dtype or x.dtype)
     codes = rows_of(weight) if kept is None else kept.of(weight)
-    return None if codes is None else _rows(x, codes, bias)
+    return None if codes is None else _rows(x, codes, bias, dtype)
 
 
 class PanelsPlan:
@@ -109,7 +112,7 @@ class PanelsPlan:
             address(weight.zeros),
         )
 
-    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor | None:
+    def multiply(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype | None = None) -> Tensor | None:
         """`multiply` of activations whose K may be another; None where that has to see to it."""
         if x.dtype not in FLOATS or not x.ndim or x.shape[-1] != self.K or not is_on():
             return None
@@ -119,13 +122,14 @@ class PanelsPlan:
         if taken is None:
             return None
         way, rows = taken
-        y = self.product(rows, None if bias is None else bias.to(torch.float32).contiguous(), _few(way, rows))
+        added = None if bias is None else bias.to(torch.float32).contiguous()
+        y = self.product(rows, added, _few(way, rows), dtype)
         return y.view(*x.shape[:-1], self.N)
 
-    def product(self, x: Tensor, bias: Tensor | None, few: int) -> Tensor:
-        """Tokens (M, K) of stride 1 -> (M, N); `bias` in float32; `few`: as `multiply` has it."""
+    def product(self, x: Tensor, bias: Tensor | None, few: int, dtype: torch.dtype | None = None) -> Tensor:
+        """Tokens (M, K) of stride 1 -> (M, N); `bias` in float32; `few`, `dtype`: as `multiply` has them."""
         here, M = isa(), x.shape[0]
-        y = x.new_empty(M, self.N)
+        y = x.new_empty(M, self.N, dtype=dtype)
         sizes = (M, *self._sizes, x.stride(0))
         _module().multiply(
             here, self.bits, sizes, _typed(x), *self._held, address(bias), _typed(y), few, threads()
@@ -173,9 +177,9 @@ def most_tokens(weight_type: type[Weight], panel_bits: int | None, dtype: torch.
     return most_before_torch(kind_of(weight_type), bits, dtype, isa())
 
 
-def _rows(x: Tensor, codes: CodeRows, bias: Tensor | None) -> Tensor:
+def _rows(x: Tensor, codes: CodeRows, bias: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
     (M, K), N = x.shape, codes.bytes.shape[0]
-    y = x.new_empty(M, N)
+    y = x.new_empty(M, N, dtype=dtype)
     values = values_of(codes.meaning, N, codes.high_first)
     scales = BYTE_SCALES.index(codes.meaning.scales.dtype), codes.second, codes.divided
     at = codes.bytes.data_ptr(), codes.bytes.stride(0), address(bias)

@@ -13,8 +13,8 @@ from torch import Tensor
 from qload.kernels import declared
 from qload.kernels.bounds import TINY, Bounded, exact, product, rounded, roundings
 from qload.kernels.declared import Activations
-from qload.kernels.experts import chosen
 from qload.kernels.reference import quantizes
+from qload.kernels.routed import routed
 from qload.spec import Weight
 
 
@@ -88,8 +88,9 @@ def of_experts(
     value = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
     error, on_input = torch.zeros_like(value), experts.facts.side == "input"
     narrow = between or (x.dtype if x.is_cuda else torch.float32)
-    for place, pairs in chosen(topk_ids, experts.local.map.tolist()).items():
-        tokens, slots = torch.tensor(pairs, device=x.device).unbind(1)
+    for run in routed(topk_ids, experts.local.map.tolist()).runs(1):
+        (place,), pairs = run.places, (run.tokens, run.slots)
+        tokens, slots = (torch.from_numpy(each).to(x.device) for each in pairs)
         own = exact(topk_weights[tokens, slots][:, None])
         rows = exact(x[tokens])
         if on_input:

@@ -29,8 +29,8 @@ def linear(
     `qload.kernels.products` says how, and what that costs; a plain weight of x's dtype is torch's own linear
     and nothing else. Inputs are multiplied by the weight's `input_factors` first, where it has some, then
     quantized, where the weight declares it and `activations` does not say "unquantized"; `maximum` as
-    `Weight.get_linear` has it. Native kernels take inputs as they come, and none that are to be quantized;
-    that of a CPU rounds no weight. `kept`: what a CPU keeps of a layer from call to call.
+    `Weight.get_linear` has it. Native kernels take inputs as they come; those of a CPU, which round no
+    weight, also what is left of quantized ones. `kept`: what a CPU keeps of a layer from call to call.
     """
     check(x, weight, bias)
     if quantizes(weight, activations):
@@ -45,7 +45,7 @@ def linear(
             return made
     K = weight.layer.K
     with sums.in_given_types(x):
-        y = product(x.reshape(math.prod(x.shape[:-1]), K), weight, bias, activations, maximum)
+        y = product(x.reshape(math.prod(x.shape[:-1]), K), weight, bias, activations, maximum, kept=kept)
     return y.reshape(*x.shape[:-1], weight.layer.N)
 
 
@@ -61,17 +61,18 @@ def product(
     activations: Activations,
     maximum: Maximum,
     narrow: torch.dtype | None = None,
+    kept: KeptRows | None = None,
 ) -> Tensor:
-    """x (M, K), as it came, times a weight, plus a bias (N,) -> (M, N) in x's dtype, without native kernels.
+    """x (M, K), as it came, times a weight, plus a bias (N,) -> (M, N) in x's dtype.
 
-    `declared.check` has nothing against the rest. `narrow`: what is multiplied is rounded to this type, if
-    not to that of x.
+    By no native kernel for inputs as they come. `declared.check` has nothing against the rest. `narrow`: what
+    is multiplied is rounded to this type, if not to that of x. `kept`: what a CPU keeps of the weight.
     """
     if not quantizes(weight, activations):
         return products.multiply(x, weight, bias, weight.input_factors, narrow)
     taken, types = _taken(x, weight), (x.dtype, narrow or x.dtype)
     made = [
-        _of_part(types, taken, each, weight, rows, None if bias is None else bias[rows])
+        _of_part(types, taken, each, weight, rows, None if bias is None else bias[rows], kept)
         for each, rows in declared.asked(taken.detach(), weight, maximum)
     ]
     return made[0] if len(made) == 1 else torch.cat(made, -1)
@@ -84,6 +85,7 @@ def _of_part(
     weight: Weight,
     rows: slice,
     bias: Tensor | None,
+    kept: KeptRows | None,
 ) -> Tensor:
     """What inputs became, times the outputs of a part; gradients pass the codes as if `taken` were they.
 
@@ -97,7 +99,8 @@ def _of_part(
     if products.wants_gradients(taken, bias):
         inputs: Tensor = _AsTaken.apply(taken, asked.quantize().dequantize())  # type: ignore[no-untyped-call]
         return products.multiply(inputs, part, bias).to(types[0])[:, within]
-    return scaled.multiply(asked.inputs(), part, bias, *types)[:, within]
+    whole = part is weight or part.shape == weight.shape
+    return scaled.multiply(asked.inputs(), part, bias, *types, kept if whole else None)[:, within]
 
 
 class _AsTaken(torch.autograd.Function):

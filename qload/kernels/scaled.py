@@ -11,6 +11,8 @@ float16 after it was divided by a power of two, so that no token leaves its rang
     sums of                           are made by
     e4m3 and e4m3 or e5m2 on CUDA     torch._scaled_mm, from 8.9 on, with scales of 1 and sums in float32
     int8 and int8 on CUDA             torch._int_mm, exact; tokens are padded to more than 16
+    int8 and int8 on a CPU            the CPU module, exact
+    all others that it reads          the CPU module, of weights in float32
     all others, and odd N and K       the product of bfloat16, float16 or float32 that `sums.wide` makes
 
 A zero point z of the inputs takes z * sum over k of b[n, k] from an int8 sum: one more row of ones gives it.
@@ -25,9 +27,11 @@ import torch
 from torch import Tensor
 
 from qload.formats import CTIntWeight, Fp8Weight
-from qload.kernels import sums
+from qload.kernels import cpu, sums
 from qload.kernels.activations import E4M3, QuantizedActivations
 from qload.kernels.carries import carries
+from qload.kernels.cpu_codes import sums_of_codes
+from qload.kernels.cpu_rows import KeptRows
 from qload.kernels.cuda.quantize import finish
 from qload.kernels.quantized_inputs import Inputs, MadeInputs
 from qload.kernels.slices import slices
@@ -55,14 +59,20 @@ class Sums:
 
 
 def multiply(
-    inputs: Inputs, weight: Weight, bias: Tensor | None, dtype: torch.dtype, narrow: torch.dtype
+    inputs: Inputs,
+    weight: Weight,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    narrow: torch.dtype,
+    kept: KeptRows | None = None,
 ) -> Tensor:
     """What inputs (M, K) stand for, times what a weight means: (M, N) in a `dtype`, plus a bias (N,).
 
-    `narrow`: the type that numbers are rounded to where no type holds them.
+    `narrow`: the type that numbers are rounded to where no type holds them. `kept`: what a CPU keeps of the
+    weight from call to call.
     """
     y = inputs.x.new_empty(inputs.x.shape[0], weight.layer.N, dtype=dtype)
-    for each in _sums(inputs, weight, narrow):
+    for each in _sums(inputs, weight, narrow, kept):
         into, added = y[:, each.outputs], None if bias is None else bias[each.outputs]
         if not finish(each.found, each.row, each.column, each.zeros, added, into):
             _finish(each, added, into)
@@ -81,16 +91,21 @@ def _finish(each: Sums, bias: Tensor | None, y: Tensor) -> None:
             torch.add(part, bias, out=y[tokens])
 
 
-def _sums(inputs: Inputs, weight: Weight, narrow: torch.dtype) -> Iterator[Sums]:
+def _sums(inputs: Inputs, weight: Weight, narrow: torch.dtype, kept: KeptRows | None) -> Iterator[Sums]:
     """Outputs after outputs."""
     column = None if inputs.wide else column_scales(weight)
     if inputs.one_step and column is not None:
         whole = _by_the_vendor(inputs, weight, narrow)
-        if whole is None:
-            yield from _codes_times_codes(inputs, weight, column)
-        else:
+        if whole is not None:
             found, zeros = whole
-            yield Sums(slice(0, weight.layer.N), found, inputs.steps, column, zeros)
+            yield Sums(slice(0, weight.layer.N), found, _step_of_each(inputs), column, zeros)
+            return
+    by_kernel = None if inputs.wide else _by_a_kernel(inputs, weight, kept)
+    if by_kernel is not None:
+        yield by_kernel
+        return
+    if inputs.one_step and column is not None:
+        yield from _codes_times_codes(inputs, weight, column)
         return
     if inputs.wide:
         narrow = torch.float64
@@ -118,6 +133,29 @@ def _codes_times_codes(inputs: Inputs, weight: Weight, column: Tensor) -> Iterat
         found = sums.wide(x, w)
         del w  # before the next slice asks for its memory
         yield Sums(slice(start, stop), found, inputs.steps, column[start:stop])
+
+
+def _by_a_kernel(inputs: Inputs, weight: Weight, kept: KeptRows | None) -> Sums | None:
+    """By the kernel of a CPU that multiplies inputs as they come, of what codes stand for; or None.
+
+    Codes of a token that has one scale are taken as bfloat16, which holds them, where a kernel takes so many.
+    """
+    if inputs.x.device.type != "cpu":
+        return None
+    if inputs.one_step:
+        x, row = inputs.counted(torch.bfloat16), inputs.steps
+        y = cpu.multiply(x, weight, kept=kept, dtype=torch.float32)
+    else:
+        (x, row), y = inputs.meant(torch.float32), None
+    y = cpu.multiply(x.float(), weight, kept=kept) if y is None else y
+    return None if y is None else Sums(slice(0, weight.layer.N), y, row)
+
+
+def _step_of_each(inputs: Inputs) -> Tensor:
+    """What a code is worth; NaN for a token that has a NaN, which no whole number says."""
+    if inputs.x.device.type != "cpu":
+        return inputs.steps
+    return torch.where(inputs.x.isnan().any(-1, keepdim=True), torch.nan, inputs.steps)
 
 
 def column_scales(weight: Weight) -> Tensor | None:
@@ -150,6 +188,8 @@ def _by_the_vendor(
     """
     stored = weight.fields()["weight"]
     (N, K), M = stored.shape, inputs.x.shape[0]
+    if stored.device.type == "cpu":
+        return _by_the_cpu(inputs, weight, stored)
     if stored.device.type != "cuda" or K % TILE or N % TILE or not M:
         return None
     if not stored.is_contiguous() or stored.data_ptr() % TILE:
@@ -164,6 +204,14 @@ def _by_the_vendor(
     x = inputs.codes(E4M3)
     found: Tensor = torch._scaled_mm(x, stored.T, one, one, out_dtype=torch.float32, use_fast_accum=False)
     return found, None
+
+
+def _by_the_cpu(inputs: Inputs, weight: Weight, stored: Tensor) -> tuple[Tensor, Tensor | None] | None:
+    scheme = weight.activations
+    if stored.dtype != torch.int8 or scheme is None or scheme.type != "int" or not _is_symmetric(weight):
+        return None
+    found = sums_of_codes(inputs.codes(torch.int8, inputs.x.shape[0] + inputs.has_zeros), stored)
+    return None if found is None else (found, inputs.zero_points)
 
 
 def _is_symmetric(weight: Weight) -> bool:

@@ -207,8 +207,8 @@ class Weight(ABC):
 
     def fields(self) -> dict[str, Tensor]:
         """The tensors by field name, as they are on disk; an absent optional one is left out."""
-        held = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {name: value for name, value in held.items() if isinstance(value, Tensor)}
+        held = ((name, getattr(self, name)) for name in self.__dataclass_fields__)
+        return {name: value for name, value in held if isinstance(value, Tensor)}
 
     @classmethod
     def resolve(cls, config: Any, tensors: Mapping[str, Tensor], bounds: ShareBounds) -> dict[str, Tensor]:

@@ -38,8 +38,10 @@ from qload.formats import (
 from qload.formats.bnb import TABLES
 from qload.kernel_formats import repack
 from qload.kernels import cpu, products
+from qload.kernels.bounds import excess, of_linear
 from qload.kernels.cpu_rows import KeptRows
 from qload.layouts import Stored
+from qload.spec import ActivationScheme, Layer
 from qload.testing import assert_within_bound
 
 K, N, GROUP = 4096, 14336, 128
@@ -126,6 +128,23 @@ def int8() -> Calls:
     return ours(made)
 
 
+def int8_inputs() -> Calls:
+    """Ours, whose inputs become int8 too, a scale for each token; what is found is within its bound."""
+    scheme, made = ActivationScheme("int", 8, True, "token"), list[Any]()
+    for _ in range(-(-ROTATE // (K * N))):
+        codes, scales = torch.randint(-128, 128, (N, K), dtype=torch.int8), torch.rand(N, 1)
+        layer = Layer((N,), K, (N, K), "up", activations=scheme)
+        made.append(
+            CTIntWeight(
+                config=CTIntConfig((1, -1)), weight=codes, weight_scale=scales, layer=layer
+            ).get_linear()
+        )
+    x = torch.randn(3, K).bfloat16()
+    if not bool((excess(made[0](x), of_linear(x, made[0].typed)) <= 1).all()):
+        raise AssertionError("int8 inputs are further off than rounding explains")
+    return made
+
+
 def panels(bits: int) -> Calls:
     """Ours, in panels."""
     weight, made = gptq(bits), list[Any]()
@@ -159,6 +178,12 @@ def int8pack() -> Calls:
     return [lambda x, weight=weight: call(x, weight, scales) for weight in made]  # type: ignore[misc]
 
 
+def int_mm() -> Calls:
+    """torch's own sums of int8, of inputs that were quantized before."""
+    made = [torch.randint(-128, 128, (N, K), dtype=torch.int8) for _ in range(-(-ROTATE // (K * N)))]
+    return [lambda x, codes=codes: torch._int_mm(x.to(torch.int8), codes.T) for codes in made]  # type: ignore[misc]
+
+
 def reading(size: int, rounds: int, clock: Clock) -> float:
     """Seconds in which torch reads so many bytes, at best."""
     pool, took = torch.zeros(ROTATE // 4, dtype=torch.int32), list[float]()
@@ -188,8 +213,10 @@ WAYS: dict[str, tuple[int, Callable[[], Calls]]] = {
     "NVFP4": (K * N // 2, nvfp4),
     "nf4": (K * N // 2, nf4),
     "int8": (K * N, int8),
+    "int8, inputs too": (K * N, int8_inputs),
     "torch int4pack": (K * N // 2, int4pack),
     "torch int8pack": (K * N, int8pack),
+    "torch int_mm": (K * N, int_mm),
     "torch bfloat16": (K * N * 2, lambda: plain(torch.bfloat16)),
     "torch float32": (K * N * 4, lambda: plain(torch.float32)),
 }

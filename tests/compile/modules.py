@@ -177,7 +177,7 @@ def test_methods_of_engines_are_one_graph() -> None:
         assert_same_bits(call(x), method.apply(layer, x))
 
 
-@pytest.mark.parametrize("format", ["plain", "gptq"])
+@pytest.mark.parametrize("format", ["plain", "gptq", "panels", "mxfp4"])
 def test_experts_are_one_graph(format: str) -> None:
     weight = test_module_whole.made(format)
     module = weight.get_linear()

@@ -1,4 +1,4 @@
-"""Experts of random numbers, plain and in three formats, for the tests of the module over them."""
+"""Experts of random numbers, plain and in four formats, for the tests of the module over them."""
 
 from collections.abc import Callable, Mapping
 
@@ -14,6 +14,7 @@ from qload.formats import (
     MXFP4Config,
     UnquantizedWeight,
 )
+from qload.kernel_formats import repack
 from qload.kernels.bounds import Bounded, exact
 from qload.layouts import Stored
 from qload.spec import Layer, Weight
@@ -41,6 +42,10 @@ def gptq(layer: Layer, chance: torch.Generator) -> Weight:
     )
 
 
+def panels(layer: Layer, chance: torch.Generator) -> Weight:
+    return repack(gptq(layer, chance), "panels")
+
+
 def fp8(layer: Layer, chance: torch.Generator) -> Weight:
     numbers = torch.randn(layer.N, layer.K, generator=chance)
     scale = torch.rand(layer.N, 1, generator=chance)
@@ -61,7 +66,13 @@ def mxfp4(layer: Layer, chance: torch.Generator) -> Weight:
     )
 
 
-FORMATS: Mapping[str, Draw] = {"plain": plain, "gptq": gptq, "fp8": fp8, "mxfp4": mxfp4}
+FORMATS: Mapping[str, Draw] = {
+    "plain": plain,
+    "gptq": gptq,
+    "panels": panels,
+    "fp8": fp8,
+    "mxfp4": mxfp4,
+}
 
 
 def gate_up(draw: Draw, count: int, H: int, inner: int, chance: torch.Generator) -> list[Weight]:

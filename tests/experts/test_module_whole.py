@@ -22,7 +22,7 @@ ACTIVATIONS = {
     "gelu_tanh": GatedActivation("gelu_tanh"),
     "clamped_swiglu": GatedActivation("clamped_swiglu", 1.702, 7.0),
 }
-WIDTHS = {"plain": (37, 13), "gptq": (96, 64), "fp8": (48, 24), "mxfp4": (64, 96)}  # H, I
+WIDTHS = {"plain": (37, 13), "gptq": (96, 64), "panels": (96, 64), "fp8": (48, 24), "mxfp4": (64, 96)}  # H, I
 E, K = 6, 3
 
 every_format = pytest.mark.parametrize("format", FORMATS)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from qload import native
 from qload.errors import ArgumentError, MismatchError, RepackError
 from qload.formats import Fp8Config, Fp8Weight, UnquantizedWeight
 from qload.kernel_formats import repack, restore
@@ -64,12 +65,12 @@ def test_a_scheme_goes_wherever_its_weight_goes(name: str) -> None:
 
 def test_repacked_and_restored_weights_declare_what_they_did() -> None:
     case = named("w4a8_int8_token_dynamic_sym")
-    whole = case.weight.get_linear()(case.x)
 
-    for layout in ("marlin", "exllama", "gptq", "strips"):
+    for layout in ("marlin", "exllama", "gptq", "strips", "panels"):
         made = repack(case.weight, layout)
         assert made.activations == restore(made).activations == case.scheme
-        assert torch.equal(made.get_linear()(case.x), whole)
+        with native.reference():  # the kernel of a CPU reads some of these orders, and adds in another one
+            assert torch.equal(made.get_linear()(case.x), case.weight.get_linear()(case.x))
 
 
 def test_a_repack_that_would_lose_a_stored_scale_is_refused() -> None:
@@ -120,7 +121,8 @@ def test_no_native_kernel_is_asked_where_inputs_are_quantized(
     monkeypatch.setattr(cuda, "linear", lambda x, weight, bias=None: "native")
 
     assert reference.linear(x, case.weight, activations="unquantized") == "native"
-    assert torch.equal(torch.Tensor(reference.linear(x, case.weight)), case.weight.get_linear()(case.x))
+    with native.reference():
+        assert torch.equal(torch.Tensor(reference.linear(x, case.weight)), case.weight.get_linear()(case.x))
 
 
 @pytest.mark.parametrize("name", [*TOKENS, *TENSORS])

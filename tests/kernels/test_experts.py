@@ -6,12 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from qload.errors import ArgumentError
 from qload.experts import ExpertFacts, ExpertsWeight, LocalExperts
 from qload.experts.gated import GatedActivation
 from qload.experts.stacking import stacked
 from qload.formats import UnquantizedWeight
-from qload.kernels.experts import Experts, chosen
+from qload.kernels.experts import Experts
 from qload.spec import Layer
 from qload.testing import assert_same_bits
 
@@ -52,7 +51,7 @@ def test_an_expert_is_dequantized_once_and_only_if_a_token_chose_it(counted: lis
 
     module(torch.ones(3, 1), torch.tensor([[3, 1], [1, 3], [3, 1]]), torch.ones(3, 2))
 
-    assert counted == [8.0, 11.0, 8.0, 13.0]
+    assert counted == [8.0, 8.0, 11.0, 13.0]
 
 
 def test_nothing_is_dequantized_for_no_token_and_for_experts_elsewhere(counted: list[float]) -> None:
@@ -115,24 +114,6 @@ def test_an_expert_that_is_named_twice_counts_twice() -> None:
     twice = module(one, torch.tensor([[1, 1]]), ones)
 
     assert_same_bits(twice, 2 * module(one, torch.tensor([[1]]), ones[:, :1]))
-
-
-def test_pairs_of_tokens_and_slots_by_the_place_of_the_expert() -> None:
-    ids = torch.tensor([[4, 2], [2, 0], [3, 5]])
-
-    assert chosen(ids, [0, 1, 2, 3, 4, 5]) == {
-        0: [(1, 1)],
-        2: [(0, 1), (1, 0)],
-        3: [(2, 0)],
-        4: [(0, 0)],
-        5: [(2, 1)],
-    }
-    assert chosen(ids, [-1, -1, 0, 1, -1, -1]) == {0: [(0, 1), (1, 0)], 1: [(2, 0)]}
-    assert list(chosen(ids, [5, 4, 3, 2, 1, 0])) == [5, 3, 2, 1, 0]
-    with pytest.raises(
-        ArgumentError, match=r"expected numbers of experts, 0 to 4\n  got      5 at \(2, 1\)$"
-    ):
-        chosen(ids, [0, 1, 2, 3, 4])
 
 
 def test_gradients_reach_inputs_and_routing_weights() -> None:

@@ -5,7 +5,8 @@ from qload.testing.faults.fault import Fault
 _ROUTING = "qload/experts/routing.py"
 _CONFIG = "qload/experts/config.py"
 _GATED = "qload/experts/gated.py"
-_MODULE = "qload/kernels/experts.py"
+_MODULE, _PRODUCTS = "qload/kernels/experts_function.py", "qload/kernels/experts_products.py"
+_ROUTED = "qload/kernels/routed.py"
 _DIVIDED = """\
     if routing.renormalized:
         weights = weights / (weights.sum(dim=-1, keepdim=True) + NO_ZERO)
@@ -85,18 +86,44 @@ FAULTS = (
     Fault(
         "weight-on-the-other-side",
         _MODULE,
-        "taken * own if on_input else taken, activations",
-        "taken if on_input else taken * own, activations",
+        'taken * own if facts.side == "input" else taken)',
+        'taken if facts.side == "input" else taken * own)',
+    ),
+    Fault("experts-off-by-one", _ROUTED, "place[experts[starts]]", "place[experts[starts] - 1]"),
+    Fault("experts-elsewhere-are-the-last", _ROUTED, "order[place[flat[order]] >= 0]", "order"),
+    Fault("bias-of-the-first-expert", _PRODUCTS, "else biases[expert]", "else biases[0]"),
+    Fault(
+        "sums-in-falling-order",
+        _ROUTED,
+        "range(int(turn.max(initial=-1)) + 1)]",
+        "range(int(turn.max(initial=-1)), -1, -1)]",
+    ),
+    Fault("sums-of-one-expert-a-token", _ROUTED, "int(turn.max(initial=-1)) + 1", "min(1, len(turn))"),
+    Fault(
+        "experts-of-a-run-too-few",
+        _ROUTED,
+        "slice(first, None), slice(start, stop)",
+        "slice(first, None), slice(stop, stop)",
     ),
     Fault(
-        "experts-off-by-one",
-        _MODULE,
-        "found.setdefault(places[expert], [])",
-        "found.setdefault(places[expert - 1], [])",
+        "experts-kept-for-ever",
+        _PRODUCTS,
+        "if seen != before:",
+        "if not before:",
     ),
-    Fault("experts-elsewhere-are-the-last", _MODULE, "if places[expert] >= 0:", "if len(places):"),
-    Fault("bias-of-the-first-expert", _MODULE, "else biases[expert]", "else biases[0]"),
-    Fault("sums-in-the-order-of-slots", _MODULE, "in sorted(pairs):", "in pairs:"),
+    Fault(
+        "experts-keep-one-matrix",
+        _PRODUCTS,
+        "found[expert] = KeptMatrix",
+        "found[expert] = found[0] = KeptMatrix",
+    ),
+    Fault(
+        "experts-left-to-torch",
+        _PRODUCTS,
+        "made = None if kept is None or not as_it_comes else kept.multiply(some, bias)",
+        "made = None",
+    ),
+    Fault("experts-of-16-bits-left-to-torch", _PRODUCTS, "y is None and rows.dtype in NARROW", "False"),
     Fault(
         "sums-in-the-dtype-of-inputs",
         _MODULE,
@@ -105,15 +132,15 @@ FAULTS = (
     ),
     Fault(
         "experts-inputs-as-they-come",
-        _MODULE,
-        "bias, activations, maximum, narrow)",
-        'bias, "unquantized", maximum, narrow)',
+        _PRODUCTS,
+        "bias, self.activations, self.maximum",
+        'bias, "unquantized", self.maximum',
     ),
     Fault(
         "experts-inputs-by-a-share",
-        _MODULE,
-        "bias, activations, maximum, narrow)",
-        'bias, activations, "own", narrow)',
+        _PRODUCTS,
+        "bias, self.activations, self.maximum",
+        'bias, self.activations, "own"',
     ),
     Fault("experts-scale-of-all-tokens", _MODULE, "and scheme.covers_all_tokens", "and not scheme"),
     Fault(
@@ -122,5 +149,5 @@ FAULTS = (
         "first.format.activations, other.format.activations",
         "None, None",
     ),
-    Fault("experts-below-0", _MODULE, "if not 0 <= pair[0] < len(places)", "if not pair[0] < len(places)"),
+    Fault("experts-below-0", _ROUTED, "(ids < 0) | (ids >= total)", "ids >= total"),
 )

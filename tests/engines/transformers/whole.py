@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from qload import native
 from qload.engines import transformers as engine
 from qload.engines.transformers import LinearSlot, TypedExperts
 from qload.engines.transformers.filling import on_meta
-from qload.kernels import bounds
+from qload.kernels import bounds, experts_products
 from tests.engines.transformers.models import RANGE, greedy, logits, of_kind, shared
 from tests.models.recorded import off
 from tests.models.with_transformers.formats import STACKED
@@ -38,6 +39,18 @@ def test_logits_and_tokens_are_those_of_what_the_codes_mean(kind: str, name: str
     assert bool(of_kind(model, TypedExperts)) == stacks
     assert of_kind(model, LinearSlot)
     assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+@pytest.mark.skipif(native.load("cpu").found is None, reason="the CPU module is not built")
+@pytest.mark.parametrize("kind", SPARSE)
+def test_experts_on_a_cpu_are_multiplied_by_its_module(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*given: Any) -> torch.Tensor:
+        raise AssertionError("a matrix of an expert was left to torch")
+
+    monkeypatch.setattr(experts_products, "product", refused)
+    stored = shared(kind, "w4a16", **TIED)
+
+    assert off(logits(stored.load()), logits(stored.plain())) < RANGE
 
 
 @pytest.mark.parametrize(("kind", "name"), [("llama", "awq"), ("mixtral", "awq"), ("gpt_oss", "w4a16")])

@@ -1,0 +1,137 @@
+"""Which products of experts the CPU module gets, and what is kept; tests/native has its results."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from qload.kernels import cpu, experts_products
+from qload.kernels.cpu_rows import KeptRows
+from qload.spec import Weight
+from qload.testing import assert_same_bits
+from tests.experts.test_module_whole import drawn, made
+
+FLOAT32 = torch.float32
+
+
+class Module:
+    """Stands for the CPU module: takes what has at most `most` rows and a type of `dtypes`."""
+
+    def __init__(self, most: int = 99, dtypes: tuple[torch.dtype, ...] = (FLOAT32, torch.bfloat16)) -> None:
+        self.most, self.dtypes = most, dtypes
+        self.seen: list[tuple[str, int, torch.dtype]] = []
+        self.kept: list[KeptRows] = []
+
+    def __call__(
+        self, x: Tensor, weight: Weight, bias: Tensor | None, *, kept: KeptRows, dtype: torch.dtype
+    ) -> Tensor | None:
+        if len(x) > self.most or x.dtype not in self.dtypes:
+            return None
+        self.seen.append((weight.layer.name, len(x), x.dtype))
+        self.kept.append(kept)
+        y = x.float() @ weight.dequantize().T
+        return (y if bias is None else y + bias.float()).to(dtype)
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> Module:
+    one = Module()
+    monkeypatch.setattr(cpu, "multiply", one)
+    monkeypatch.setattr(cpu, "plan_of", lambda weight: None)
+    return one
+
+
+@pytest.fixture
+def dequantized(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of matrices that torch multiplies."""
+    found, own = list[str](), experts_products.product
+
+    def product(x: Tensor, weight: Weight, *rest: Any) -> Tensor:
+        found.append(weight.layer.name)
+        return own(x, weight, *rest)
+
+    monkeypatch.setattr(experts_products, "product", product)
+    return found
+
+
+def test_each_chosen_expert_is_multiplied_once_by_rows_of_its_tokens(
+    module: Module, dequantized: list[str]
+) -> None:
+    weight = made("mxfp4", biased=True)
+    x, _, weights = drawn(weight, 3, torch.bfloat16)
+    ids = torch.tensor([[4, 1, 0], [1, 4, 2], [4, 2, 1]])
+
+    weight.get_linear()(x, ids, weights)
+
+    counts = {0: 1, 1: 3, 2: 2, 4: 3}
+    first = [(weight.gate_up.names[e], n, torch.bfloat16) for e, n in counts.items()]
+    assert module.seen == first + [(weight.down.names[e], n, FLOAT32) for e, n in counts.items()]
+    assert dequantized == []
+
+
+def test_results_are_those_of_torch_however_many_experts_the_module_takes(
+    monkeypatch: pytest.MonkeyPatch, module: Module, dequantized: list[str]
+) -> None:
+    weight = made("mxfp4", biased=True)
+    x, ids, weights = drawn(weight, 3)
+    x, weights = x.round(), weights.round()
+    whole = weight.get_linear()(x, ids, weights)
+    module.most, calls = 1, len(module.seen)
+    some = weight.get_linear()(x, ids, weights)
+
+    assert 0 < len(module.seen) - calls < calls
+    assert 0 < len(dequantized) < calls
+    assert bool((some - whole).abs().max() <= 1e-4 * whole.abs().max())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_rows_of_16_bits_that_it_leaves_to_torch_are_asked_for_in_float32(
+    module: Module, dequantized: list[str], dtype: torch.dtype
+) -> None:
+    weight = made("mxfp4")
+    module.dtypes = (FLOAT32,)
+
+    weight.get_linear()(*drawn(weight, 3, dtype))
+
+    assert {each for _, _, each in module.seen} == {FLOAT32}
+    assert dequantized == []
+
+
+@pytest.mark.usefixtures("module")
+def test_float64_and_inputs_that_want_gradients_are_left_to_torch(dequantized: list[str]) -> None:
+    weight = made("mxfp4")
+    x, ids, weights = drawn(weight, 3)
+
+    weight.get_linear()(x.double(), ids, weights)
+    count = len(dequantized)
+    assert count == 2 * len(set(ids.flatten().tolist()))
+
+
+def test_what_is_kept_is_of_each_matrix_and_of_tensors_that_stay(module: Module) -> None:
+    weight = made("mxfp4")
+    read, layer = drawn(weight, 3), weight.get_linear()
+
+    for _ in range(2):
+        layer(*read)
+    of_each = {(name, id(kept)) for (name, _, _), kept in zip(module.seen, module.kept, strict=True)}
+    assert set(Counter(name for name, _ in of_each).values()) == {1}
+    assert set(Counter(kept for _, kept in of_each).values()) == {1}
+
+    before = set(map(id, module.kept))
+    keep_alive = list(module.kept)
+    layer.get_buffer("down_weight_scale").data = layer.get_buffer("down_weight_scale").clone()
+    module.kept.clear()
+    layer(*read)
+    assert len(set(map(id, module.kept)) & before) * 2 == len(set(map(id, keep_alive)))
+
+
+def test_tensors_in_the_place_of_others_are_those_that_are_multiplied() -> None:
+    weight = made("mxfp4")
+    read, layer = drawn(weight, 3), weight.get_linear()
+    layer(*read)
+    zeros = torch.zeros_like(layer.get_buffer("down_weight_packed"))
+    layer.load_state_dict({**layer.state_dict(), "down_weight_packed": zeros}, assign=True)
+
+    assert_same_bits(layer(*read), torch.zeros_like(read[0]))
