@@ -97,11 +97,15 @@ struct RowsOfCodes {
   const uint8_t* codes;
   int64_t row_bytes, columns;
   int count;  // up to 16
+  const ByteScales* how;         // the scales that are read as they are stored, or null
+  const uint8_t* scales[kPanel];  // of each row, where they are
 };
 
 /// How few tokens are multiplied with rows; see rows_few.h.
 struct FewRows {
   int64_t columns;
+  const ByteScales* scales;     // of the rows
+  bool stored;                  // whether these are read as they are stored
   int64_t block;                // of codes
   int lanes, inputs;            // words of a register; bfloat16 that an input is, 0: it is a float32
   int most;                     // tokens at once, or up to 4
@@ -110,7 +114,7 @@ struct FewRows {
   void (*dots)(const RowsOfCodes&, const uint32_t* x, int tokens, float* totals);
 
   int64_t words() const { return (columns + block - 1) / block * (inputs ? block / 2 * inputs : block); }  // of a token
-  int64_t together(int64_t left) const { return left >= most ? most : left < 4 ? left : 4; }
+  int64_t together(int64_t left) const { return left >= most ? most : left >= 8 && most > 8 ? 8 : left < 4 ? left : 4; }
 };
 
 struct Products {
@@ -131,7 +135,8 @@ struct Products {
                             float* scratch);
   /// Scales [first, first + count) as float32.
   void (*scales)(const ByteScales&, int64_t first, int64_t count, float* to);
-  /// Whether rows that mean this are multiplied with few tokens of a type in registers, and how; `way.columns` is given.
+  /// Whether rows that mean this are multiplied with few tokens of a type in registers, and how; `way` says
+  /// how many columns there are, and what their scales are.
   /// Or null.
   bool (*few_rows)(const Meaning&, Float type, FewRows& way);
 };

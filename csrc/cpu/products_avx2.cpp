@@ -4,6 +4,7 @@
 #include "rows.h"
 #include "rows_avx2.h"
 #include "scales.h"
+#include "widen.h"
 
 namespace qload::cpu {
 

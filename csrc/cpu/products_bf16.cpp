@@ -5,7 +5,10 @@
 #include "rows.h"
 #include "rows_avx512.h"
 #include "rows_bf16.h"
+#include "rows_rounded.h"
+#include "rows_stored.h"
 #include "scales.h"
+#include "widen.h"
 
 namespace qload::cpu {
 namespace {
@@ -22,6 +25,17 @@ void multiply_in_pairs(const Panels& weight, const PairedTokens& tokens, const O
     }
     finish<LanesAvx512>(out, {nullptr, tokens.count, tokens.first}, panel, scratch);
   }
+}
+
+template <int Count>
+bool pairs(const Meaning& m, FewRows& way) {
+  return takes_stored<Count>(m, way) || takes<SixteenPairs<Count>>(m, way) || takes<BfloatPairs<Count>>(m, way);
+}
+
+bool few_rows(const Meaning& m, Float type, FewRows& way) {
+  if (type == Float::kBfloat16 && (pairs<1>(m, way) || takes<RoundedValues>(m, way))) return true;
+  if (type == Float::kFloat16 && pairs<2>(m, way)) return true;
+  return few_floats(m, way);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include "panels.h"
 #include "rows.h"
 #include "scales.h"
+#include "widen.h"
 
 namespace qload::cpu {
 namespace {
