@@ -17,7 +17,7 @@ bool has(Isa isa) {
              __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
              __builtin_cpu_supports("avx512vbmi");
     case Isa::kAvx512Bf16:
-      return has(Isa::kAvx512) && __builtin_cpu_supports("avx512bf16");
+      return has(Isa::kAvx512) && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
 #endif
     default:
       return false;

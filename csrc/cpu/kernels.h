@@ -82,6 +82,21 @@ struct PairedTokens {
   int64_t count, first;
 };
 
+constexpr int kFixedParts = 3, kFixedRows = 8;            // bytes of an input, rows of a word
+constexpr int kFixedWords = 2 * kFixedParts;              // of bytes, for these rows
+
+struct FixedGroup {  // see fixed.h
+  bool whole;
+  float unit;
+  int32_t sums[kFixedParts];  // of the bytes
+};
+
+struct FixedToken {
+  const float* x;
+  const FixedGroup* groups;
+  const uint32_t* bytes;
+};
+
 struct ByteScales {  // see scales.h
   enum Kind { kNone, kExponents, kE4m3 };
   const uint8_t* bytes;
@@ -133,6 +148,8 @@ struct Products {
   /// As `multiply`, for narrow panels of 4 bits; `scratch`: 16 floats a token, and of whole blocks. Or null.
   void (*multiply_in_pairs)(const Panels&, const PairedTokens&, const Outputs&, int64_t begin, int64_t end,
                             float* scratch);
+  /// As `multiply`, for one token and narrow panels of 4 bits. Or null.
+  void (*multiply_fixed)(const Panels&, const FixedToken&, const Outputs&, int64_t begin, int64_t end);
   /// Scales [first, first + count) as float32.
   void (*scales)(const ByteScales&, int64_t first, int64_t count, float* to);
   /// Whether rows that mean this are multiplied with few tokens of a type in registers, and how; `way` says

@@ -6,8 +6,10 @@
 #include <vector>
 
 #include "aligned.h"
+#include "fixed.h"
 #include "halves.h"
 #include "parallel.h"
+#include "upper.h"
 
 namespace qload::cpu {
 namespace {
@@ -71,22 +73,6 @@ class RowsMeant {
 void spell(const Kernels& kernels, const Meaning& meaning, const uint8_t* row, int64_t begin, int64_t end, float* to) {
   kernels.expand(meaning, row + begin * meaning.bits / 8, begin, end, to - begin, false);
   for (int64_t i = end - begin; i % kColumnsOfLanes; ++i) to[i] = 0;
-}
-
-/// The upper half of a float, and what it leaves; of what is not finite all is in the upper half.
-uint32_t upper_of(float value, float& left) {
-  uint32_t bits = bits_of(value);
-  const bool finite = (bits >> 23 & 255) != 255;
-  if (value != value) bits |= 1u << 22;
-  const uint32_t upper = bits & 0xFFFF0000;
-  left = finite ? value - float_of(upper) : 0;
-  return upper >> 16;
-}
-
-/// The upper halves of two floats, and what they leave.
-uint32_t pair_of(float& first, float& second) {
-  const uint32_t low = upper_of(first, first), high = upper_of(second, second);
-  return low | high << 16;
 }
 
 /// A token's floats as pairs of bfloat16, `step` apart.
@@ -182,12 +168,30 @@ void multiply_in_pairs(const Kernels& kernels, const Panels& weight, const Input
 
 }  // namespace
 
+namespace {
+
+/// One token, of a type whose numbers are whole in most groups.
+void multiply_fixed(const Kernels& kernels, const Panels& weight, const Inputs& inputs, const Outputs& outputs,
+                    int64_t panels, int threads) {
+  const auto x = aligned<float>(weight.rows);
+  Gathered(kernels, weight, inputs).fill(0, 1, weight.rows, x.get());
+  const FixedInputs fixed(x.get(), weight.rows, weight.run);
+  const int64_t least = kWork / std::max<int64_t>(1, weight.rows * kPanel) + 1;
+  parallel_for(panels, least, threads, [&](int64_t begin, int64_t end) {
+    kernels.products->multiply_fixed(weight, fixed.token(), outputs, begin, end);
+  });
+}
+
+}  // namespace
+
 void multiply(const Kernels& kernels, const Panels& panels_of, const Inputs& inputs, const Outputs& outputs, int few,
               int threads) {
   const int64_t panels = (outputs.N + kPanel - 1) / kPanel, most = std::min(kTokens, inputs.M);
   if (!inputs.M || !panels) return;
   Panels weight = panels_of;
   weight.narrow = is_narrow(weight, panels);
+  if (kernels.products->multiply_fixed && weight.narrow && inputs.type != Float::kFloat32 && inputs.M == 1 && few)
+    return multiply_fixed(kernels, weight, inputs, outputs, panels, threads);
   if (kernels.products->multiply_in_pairs && weight.narrow && inputs.type != Float::kFloat32)
     return multiply_in_pairs(kernels, weight, inputs, outputs, panels, threads);
   Gathered gathered(kernels, weight, inputs);

@@ -1,4 +1,5 @@
 // Products for AVX-512 with BF16.
+#include "fixed_vnni.h"
 #include "lanes_avx512.h"
 #include "pairs.h"
 #include "panels.h"
@@ -42,6 +43,6 @@ bool few_rows(const Meaning& m, Float type, FewRows& way) {
 
 extern const Products kBf16Products;
 const Products kBf16Products{widen<LanesAvx512>, multiply<LanesAvx512>, scratch_of, dots<LanesAvx512>,
-                             finish<LanesAvx512>, multiply_in_pairs, spell_scales, few_rows};
+                             finish<LanesAvx512>, multiply_in_pairs, multiply_fixed<FixedVnni>, spell_scales, few_rows};
 
 }  // namespace qload::cpu
