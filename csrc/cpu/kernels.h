@@ -83,6 +83,21 @@ struct PairedTokens {
   int64_t count, first;
 };
 
+constexpr int kFixedParts = 3, kFixedRows = 8;            // bytes of an input, rows of a word
+constexpr int kFixedWords = 2 * kFixedParts;              // of bytes, for these rows
+
+struct FixedGroup {  // see fixed.h
+  bool whole;
+  float unit;
+  int32_t sums[kFixedParts];  // of the bytes
+};
+
+struct FixedToken {
+  const float* x;
+  const FixedGroup* groups;
+  const uint32_t* bytes;
+};
+
 struct ByteScales {  // see scales.h
   enum Kind { kNone, kExponents, kE4m3 };
   const uint8_t* bytes;
@@ -98,11 +113,15 @@ struct RowsOfCodes {
   const uint8_t* codes;
   int64_t row_bytes, columns;
   int count;  // up to 16
+  const ByteScales* how;         // the scales that are read as they are stored, or null
+  const uint8_t* scales[kPanel];  // of each row, where they are
 };
 
 /// How few tokens are multiplied with rows; see rows_few.h.
 struct FewRows {
   int64_t columns;
+  const ByteScales* scales;     // of the rows
+  bool stored;                  // whether these are read as they are stored
   int64_t block;                // of codes
   int lanes, inputs;            // words of a register; bfloat16 that an input is, 0: it is a float32
   int most;                     // tokens at once, or up to 4
@@ -111,7 +130,7 @@ struct FewRows {
   void (*dots)(const RowsOfCodes&, const uint32_t* x, int tokens, float* totals);
 
   int64_t words() const { return (columns + block - 1) / block * (inputs ? block / 2 * inputs : block); }  // of a token
-  int64_t together(int64_t left) const { return left >= most ? most : left < 4 ? left : 4; }
+  int64_t together(int64_t left) const { return left >= most ? most : left >= 8 && most > 8 ? 8 : left < 4 ? left : 4; }
 };
 
 struct Products {
@@ -130,9 +149,12 @@ struct Products {
   /// As `multiply`, for narrow panels of 4 bits; `scratch`: 16 floats a token, and of whole blocks. Or null.
   void (*multiply_in_pairs)(const Panels&, const PairedTokens&, const Outputs&, int64_t begin, int64_t end,
                             float* scratch);
+  /// As `multiply`, for one token and narrow panels of 4 bits. Or null.
+  void (*multiply_fixed)(const Panels&, const FixedToken&, const Outputs&, int64_t begin, int64_t end);
   /// Scales [first, first + count) as float32.
   void (*scales)(const ByteScales&, int64_t first, int64_t count, float* to);
-  /// Whether rows that mean this are multiplied with few tokens of a type in registers, and how; `way.columns` is given.
+  /// Whether rows that mean this are multiplied with few tokens of a type in registers, and how; `way` says
+  /// how many columns there are, and what their scales are.
   /// Or null.
   bool (*few_rows)(const Meaning&, Float type, FewRows& way);
 };

@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "ahead.h"
 #include "kernels.h"
 #include "lanes_avx512.h"
 
@@ -54,6 +55,7 @@ void multiply_pairs(const Panels& weight, int64_t panel, const uint32_t* x, floa
 #pragma GCC unroll 16
       for (auto& sum : set) sum = _mm512_setzero_ps();
     for (int64_t line = 0; line < lines; ++line, words += kPanel, x += kPairs * P * T) {
+      ask_ahead(words);
       const __m512i word = LanesAvx512::load(words);
       const __m512i even = _mm512_sub_epi8(_mm512_and_si512(word, mask), zero);
       const __m512i odd = _mm512_sub_epi8(_mm512_and_si512(_mm512_srli_epi32(word, 4), mask), zero);

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "ahead.h"
 #include "halves.h"
 #include "kernels.h"
 
@@ -107,6 +108,7 @@ void multiply_few(const Panels& weight, int64_t panel, const float* x, float* to
         for (auto& sum : of) sum = S::all(0);
     for (int64_t line = 0; line < lines; ++line, words += kPanel, x += Codes::kRows * T) {
       typename Codes::Line line_of[kParts<S>];
+      ask_ahead(words);
 #pragma GCC unroll 16
       for (int part = 0; part < kParts<S>; ++part) line_of[part] = codes.line(S::load(words + part * S::kLanes), part);
 #pragma GCC unroll 16
@@ -279,22 +281,6 @@ void multiply(const Panels& weight, const Tokens& tokens, const Outputs& out, in
                    : weight.narrow  ? multiply_codes<S, Nibbles<S>>
                                     : multiply_codes<S, Wide<S, 4>>;
   way(weight, tokens, out, begin, end, few, scratch);
-}
-
-template <class S>
-void widen(const void* from, Float type, int64_t count, float* to, int64_t step) {
-  alignas(64) float values[S::kLanes];
-  int64_t done = 0;
-  for (; done + S::kLanes <= count; done += S::kLanes) {
-    const auto wide = S::read(from, type, done);
-    if (step == 1) {
-      S::store(to + done, wide);
-      continue;
-    }
-    S::store(values, wide);
-    for (int i = 0; i < S::kLanes; ++i) to[(done + i) * step] = values[i];
-  }
-  for (; done < count; ++done) to[done * step] = read_one(from, type, done);
 }
 
 }  // namespace

@@ -6,8 +6,10 @@
 #include <vector>
 
 #include "aligned.h"
+#include "fixed.h"
 #include "halves.h"
 #include "parallel.h"
+#include "upper.h"
 
 namespace qload::cpu {
 namespace {
@@ -41,9 +43,9 @@ void widen_one(const Kernels& kernels, const Inputs& in, int64_t token, float* t
 /// What up to 16 rows mean, with their scales as float32.
 class RowsMeant {
  public:
-  RowsMeant(const Kernels& kernels, const Values& values, const ByteScales& scales)
+  RowsMeant(const Kernels& kernels, const Values& values, const ByteScales& scales, bool spelled)
       : kernels_(kernels), values_(values), bytes_(scales) {
-    if (scales.kind != ByteScales::kNone) scales_ = aligned<float>(kPanel * values.groups);
+    if (scales.kind != ByteScales::kNone && spelled) scales_ = aligned<float>(kPanel * values.groups);
   }
 
   const Meaning* of(int64_t first, int64_t count) {
@@ -51,12 +53,13 @@ class RowsMeant {
       rows_[r] = of_row(values_, first + r);
       if (!scales_) continue;
       float* const scales = scales_.get() + r * values_.groups;
-      const int64_t table = table_of(values_, first + r);
-      kernels_.products->scales(bytes_, table * values_.groups, values_.groups, scales);
+      kernels_.products->scales(bytes_, first_scale(first + r), values_.groups, scales);
       rows_[r].scale = scales;
     }
     return rows_;
   }
+
+  int64_t first_scale(int64_t row) const { return table_of(values_, row) * values_.groups; }
 
  private:
   const Kernels& kernels_;
@@ -70,22 +73,6 @@ class RowsMeant {
 void spell(const Kernels& kernels, const Meaning& meaning, const uint8_t* row, int64_t begin, int64_t end, float* to) {
   kernels.expand(meaning, row + begin * meaning.bits / 8, begin, end, to - begin, false);
   for (int64_t i = end - begin; i % kColumnsOfLanes; ++i) to[i] = 0;
-}
-
-/// The upper half of a float, and what it leaves; of what is not finite all is in the upper half.
-uint32_t upper_of(float value, float& left) {
-  uint32_t bits = bits_of(value);
-  const bool finite = (bits >> 23 & 255) != 255;
-  if (value != value) bits |= 1u << 22;
-  const uint32_t upper = bits & 0xFFFF0000;
-  left = finite ? value - float_of(upper) : 0;
-  return upper >> 16;
-}
-
-/// The upper halves of two floats, and what they leave.
-uint32_t pair_of(float& first, float& second) {
-  const uint32_t low = upper_of(first, first), high = upper_of(second, second);
-  return low | high << 16;
 }
 
 /// A token's floats as pairs of bfloat16, `step` apart.
@@ -181,12 +168,30 @@ void multiply_in_pairs(const Kernels& kernels, const Panels& weight, const Input
 
 }  // namespace
 
+namespace {
+
+/// One token, of a type whose numbers are whole in most groups.
+void multiply_fixed(const Kernels& kernels, const Panels& weight, const Inputs& inputs, const Outputs& outputs,
+                    int64_t panels, int threads) {
+  const auto x = aligned<float>(weight.rows);
+  Gathered(kernels, weight, inputs).fill(0, 1, weight.rows, x.get());
+  const FixedInputs fixed(x.get(), weight.rows, weight.run);
+  const int64_t least = kWork / std::max<int64_t>(1, weight.rows * kPanel) + 1;
+  parallel_for(panels, least, threads, [&](int64_t begin, int64_t end) {
+    kernels.products->multiply_fixed(weight, fixed.token(), outputs, begin, end);
+  });
+}
+
+}  // namespace
+
 void multiply(const Kernels& kernels, const Panels& panels_of, const Inputs& inputs, const Outputs& outputs, int few,
               int threads) {
   const int64_t panels = (outputs.N + kPanel - 1) / kPanel, most = std::min(kTokens, inputs.M);
   if (!inputs.M || !panels) return;
   Panels weight = panels_of;
   weight.narrow = is_narrow(weight, panels);
+  if (kernels.products->multiply_fixed && weight.narrow && inputs.type != Float::kFloat32 && inputs.M == 1 && few)
+    return multiply_fixed(kernels, weight, inputs, outputs, panels, threads);
   if (kernels.products->multiply_in_pairs && weight.narrow && inputs.type != Float::kFloat32)
     return multiply_in_pairs(kernels, weight, inputs, outputs, panels, threads);
   Gathered gathered(kernels, weight, inputs);
@@ -235,11 +240,14 @@ void multiply_few_rows(const Kernels& kernels, const FewRows& way, const Values&
   }
   const int64_t least = kWork / std::max<int64_t>(1, in.K * kPanel * in.M) + 1;
   parallel_for(panels, least, threads, [&](int64_t begin, int64_t end) {
-    RowsMeant meant(kernels, values, scales);
+    RowsMeant meant(kernels, values, scales, !way.stored);
     for (int64_t panel = begin; panel < end; ++panel) {
       float totals[kMostInRegisters * kPanel] = {};
       const int count = static_cast<int>(std::min<int64_t>(kPanel, out.N - panel * kPanel));
-      const RowsOfCodes rows{meant.of(panel * kPanel, count), codes + panel * kPanel * row_bytes, row_bytes, in.K, count};
+      RowsOfCodes rows{meant.of(panel * kPanel, count), codes + panel * kPanel * row_bytes, row_bytes, in.K, count,
+                       way.stored ? &scales : nullptr, {}};
+      for (int r = 0; way.stored && r < count; ++r)
+        rows.scales[r] = scales.bytes + meant.first_scale(panel * kPanel + r);
       for (int64_t m = 0, some; m < in.M; m += some) {
         some = way.together(in.M - m);
         way.dots(rows, x.get() + m * words, static_cast<int>(some), totals + m * kPanel);
@@ -257,7 +265,7 @@ void multiply_rows(const Kernels& kernels, const Values& values, const ByteScale
   const int64_t pitch = (in.K + kColumnsOfLanes - 1) / kColumnsOfLanes * kColumnsOfLanes;
   if (!in.M || !panels) return;
   const auto few_rows = kernels.products->few_rows;
-  FewRows way{in.K, 0, 0, 0, 0, {}, nullptr};
+  FewRows way{in.K, &scales, false, 0, 0, 0, 0, {}, nullptr};
   if (in.M <= kMostInRegisters && few_rows && few_rows(values.meaning, in.type, way))
     return multiply_few_rows(kernels, way, values, scales, codes, row_bytes, in, out, threads);
   const auto x = aligned<float>(most * pitch);
@@ -270,7 +278,7 @@ void multiply_rows(const Kernels& kernels, const Values& values, const ByteScale
       const auto tile = aligned<float>(kPanel * kColumnsAtOnce);
       std::fill_n(tile.get(), kPanel * kColumnsAtOnce, 0.0f);
       std::vector<float> totals(static_cast<size_t>(tokens.count * kPanel));
-      RowsMeant meant(kernels, values, scales);
+      RowsMeant meant(kernels, values, scales, true);
       for (int64_t panel = begin; panel < end; ++panel) {
         std::fill(totals.begin(), totals.end(), 0.0f);
         const int64_t rows = std::min<int64_t>(kPanel, out.N - panel * kPanel);

@@ -1,14 +1,16 @@
 // Products for AVX2, FMA and F16C.
+#include "fixed_avx2.h"
 #include "lanes_avx2.h"
 #include "panels.h"
 #include "rows.h"
 #include "rows_avx2.h"
 #include "scales.h"
+#include "widen.h"
 
 namespace qload::cpu {
 
 extern const Products kAvx2Products;
 const Products kAvx2Products{widen<LanesAvx2>, multiply<LanesAvx2>, scratch_of, dots<LanesAvx2>, finish<LanesAvx2>,
-                             nullptr, spell_scales, few_rows};
+                             nullptr, multiply_fixed<FixedAvx2>, spell_scales, few_rows};
 
 }  // namespace qload::cpu

@@ -1,11 +1,15 @@
 // Products for AVX-512 with BF16.
+#include "fixed_vnni.h"
 #include "lanes_avx512.h"
 #include "pairs.h"
 #include "panels.h"
 #include "rows.h"
 #include "rows_avx512.h"
 #include "rows_bf16.h"
+#include "rows_rounded.h"
+#include "rows_stored.h"
 #include "scales.h"
+#include "widen.h"
 
 namespace qload::cpu {
 namespace {
@@ -24,10 +28,21 @@ void multiply_in_pairs(const Panels& weight, const PairedTokens& tokens, const O
   }
 }
 
+template <int Count>
+bool pairs(const Meaning& m, FewRows& way) {
+  return takes_stored<Count>(m, way) || takes<SixteenPairs<Count>>(m, way) || takes<BfloatPairs<Count>>(m, way);
+}
+
+bool few_rows(const Meaning& m, Float type, FewRows& way) {
+  if (type == Float::kBfloat16 && (pairs<1>(m, way) || takes<RoundedValues>(m, way))) return true;
+  if (type == Float::kFloat16 && pairs<2>(m, way)) return true;
+  return few_floats(m, way);
+}
+
 }  // namespace
 
 extern const Products kBf16Products;
 const Products kBf16Products{widen<LanesAvx512>, multiply<LanesAvx512>, scratch_of, dots<LanesAvx512>,
-                             finish<LanesAvx512>, multiply_in_pairs, spell_scales, few_rows};
+                             finish<LanesAvx512>, multiply_in_pairs, multiply_fixed<FixedVnni>, spell_scales, few_rows};
 
 }  // namespace qload::cpu

@@ -3,6 +3,7 @@
 #include "panels.h"
 #include "rows.h"
 #include "scales.h"
+#include "widen.h"
 
 namespace qload::cpu {
 namespace {
@@ -104,6 +105,6 @@ struct LanesScalar {
 
 extern const Products kScalarProducts;
 const Products kScalarProducts{widen<LanesScalar>, multiply<LanesScalar>, scratch_of, dots<LanesScalar>,
-                               finish<LanesScalar>, nullptr, spell_scales, nullptr};
+                               finish<LanesScalar>, nullptr, nullptr, spell_scales, nullptr};
 
 }  // namespace qload::cpu

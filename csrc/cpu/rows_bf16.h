@@ -12,8 +12,9 @@ namespace {
 template <int Count>
 struct PairedInputs {
   static constexpr int kInputs = Count, kMost = 8;
+  static constexpr bool kScales = false;
   static __m512 plus_product(__m512 sum, const uint32_t* x, __m512i values) {
-    return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_loadu_si512(x), (__m512bh)values);
+    return _mm512_dpbf16_ps(sum, (__m512bh)values, (__m512bh)_mm512_loadu_si512(x));
   }
 };
 
@@ -55,7 +56,6 @@ struct SixteenPairs : PairedInputs<Count> {
     return _mm512_permutexvar_epi16(_mm512_srli_epi16(words, static_cast<unsigned>(4 * part)), table);
   }
 
- private:
   static float value_of(const Meaning& m, int code) { return m.lookup ? m.lookup[code] : static_cast<float>(code); }
 };
 
@@ -81,12 +81,6 @@ struct BfloatPairs : PairedInputs<Count> {
   Bfloats::Halves load(const uint8_t* from) const { return values.load(from); }
   static __m512i value(const Bfloats::Halves& halves, int part) { return part ? halves.second : halves.first; }
 };
-
-inline bool few_rows(const Meaning& m, Float type, FewRows& way) {
-  if (type == Float::kBfloat16 && (takes<SixteenPairs<1>>(m, way) || takes<BfloatPairs<1>>(m, way))) return true;
-  if (type == Float::kFloat16 && (takes<SixteenPairs<2>>(m, way) || takes<BfloatPairs<2>>(m, way))) return true;
-  return few_floats(m, way);
-}
 
 }  // namespace
 }  // namespace qload::cpu

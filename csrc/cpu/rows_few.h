@@ -3,27 +3,24 @@
 //   totals[t, r] = sum over runs of scale * factor * (sum over c of x[t, c] * (value(code[r, c]) - zero))
 //
 // A row is read in blocks, whose codes stand in registers as a decoder `D` leaves them: number `i` of these registers,
-// one after another, is code `D::code(i)` of the block. Inputs are put into that order once (product.cpp), as float32 or,
-// where `D::kInputs` is not 0, as that many bfloat16 whose sum they are, two in a word: for each register of values one of
-// each part of each token. All codes of a lane share a scale. A value is what the table says, sums are in
-// float32.
+// one after another, is code `D::code(i)` of the block. Inputs are put into that order once (product.cpp), as float32
+// or, where `D::kInputs` is not 0, as that many bfloat16 whose sum they are, two in a word: for each register of values
+// one of each part of each token. All codes of a lane share a scale; a decoder with `kScales` sees to scales itself,
+// and adds a row up. A value is what the table says, sums are in float32.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
+#include "ahead.h"
 #include "kernels.h"
 
 namespace qload::cpu {
 namespace {
 
-constexpr int64_t kNear = 4096;   // words of inputs, of all tokens, that stay near
-constexpr int64_t kAhead = 4096;  // bytes of codes that are asked for before they are read
-
-inline void ask_ahead(const uint8_t* from) {
-  __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(from) + kAhead));
-}
+constexpr int64_t kNear = 4096;  // words of inputs, of all tokens, that stay near
 
 /// Words of inputs of a block.
 template <class D>
@@ -192,8 +189,11 @@ void dots_of_some(const RowsOfCodes& rows, const D& decoder, const uint32_t* x, 
   for (int64_t c = 0; c < rows.columns; c += kColumns)
     for (int r = 0; r < rows.count; ++r) {
       const uint8_t* const codes = rows.codes + r * rows.row_bytes;
-      RowTimesFew<D, kZeros, T>(rows.meaning[r], decoder, codes, rows.columns, x)
-          .add(c, std::min(c + kColumns, rows.columns), totals + r);
+      const int64_t end = std::min(c + kColumns, rows.columns);
+      if constexpr (D::kScales)
+        decoder.template add<T>(rows, r, c, end, x + c / D::kBlock * (T * kWords<D>), totals + r);
+      else
+        RowTimesFew<D, kZeros, T>(rows.meaning[r], decoder, codes, rows.columns, x).add(c, end, totals + r);
     }
 }
 
@@ -208,16 +208,27 @@ void dots_of(const RowsOfCodes& rows, const D& decoder, const uint32_t* x, int t
       return dots_of_some<D, kZeros, 3>(rows, decoder, x, totals);
     case 4:
       return dots_of_some<D, kZeros, 4>(rows, decoder, x, totals);
+    case 8:
+      if constexpr (D::kMost >= 8) return dots_of_some<D, kZeros, 8>(rows, decoder, x, totals);
+      [[fallthrough]];
     default:
       if constexpr (D::kMost > 4) return dots_of_some<D, kZeros, D::kMost>(rows, decoder, x, totals);
   }
+}
+
+template <class D>
+D made(const RowsOfCodes& rows) {
+  if constexpr (std::is_constructible_v<D, const Meaning&, const ByteScales&>)
+    return D(rows.meaning[0], *rows.how);
+  else
+    return D(rows.meaning[0]);
 }
 
 /// Rows of a panel times up to 4 or `D::kMost` tokens, as many columns after another as have their inputs in the nearest
 /// cache; adds to `totals`: (tokens, 16).
 template <class D>
 void dots_of_rows(const RowsOfCodes& rows, const uint32_t* x, int tokens, float* totals) {
-  const D decoder(rows.meaning[0]);
+  const D decoder = made<D>(rows);
   if constexpr (!D::kInputs)
     if (rows.meaning[0].zero) return dots_of<D, true>(rows, decoder, x, tokens, totals);
   dots_of<D, false>(rows, decoder, x, tokens, totals);
@@ -241,6 +252,7 @@ template <class Lanes>
 struct FloatInputs {
   using S = Lanes;
   static constexpr int kInputs = 0, kMost = 4;
+  static constexpr bool kScales = false;
   static typename S::Floats plus_product(typename S::Floats sum, const uint32_t* x, typename S::Floats value) {
     return S::plus_product(sum, S::as_floats(S::load(x)), value);
   }

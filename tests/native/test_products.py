@@ -97,6 +97,36 @@ def test_threads_change_no_bit(isa: str) -> None:
 
 
 @ISAS
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("octaves", [0, 6, 10, 13, 14, 15])
+def test_small_inputs_count_beside_large_ones_of_their_group(
+    isa: str, dtype: torch.dtype, octaves: int
+) -> None:
+    made = in_panels(WEIGHTS["symmetric"])
+    words = made.qweight.clone()
+    words.view(2, 8, 16)[:, 0] = words.view(2, 8, 16)[:, 0] & ~15 | 8  # the first row is 0
+    weight = made.holding({"qweight": words})
+    w = weight.dequantize().double()
+    for at in range(1, 32):
+        x = torch.zeros(1, 64, dtype=dtype)
+        x[0, 0], x[0, at] = 2.0**octaves, -255 / 128
+        with native.using(isa):
+            y = cpu.multiply(x, weight)
+        assert y is not None
+        assert_same_bits(y[0], (w[:, at] * (-255 / 128)).to(dtype) + 0.0)
+
+
+@ISAS
+@FLOATS
+@EACH
+def test_one_token_of_any_magnitude(isa: str, dtype: torch.dtype, weight: Weight) -> None:
+    K = weight.shape[1]
+    for octaves in (1, 8) if dtype == torch.float16 else (1, 8, 20, 60, 120):
+        x = drawn(1, K, dtype).double() * 2.0 ** (torch.arange(K) % octaves - octaves // 2)
+        assert_within_bound(kernel(weight, isa), weight, x.to(dtype))
+
+
+@ISAS
 def test_every_element_is_written(isa: str) -> None:
     for weight in WEIGHTS.values():
         for M in (1, 5, 7):

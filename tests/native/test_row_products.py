@@ -24,6 +24,7 @@ from qload.kernels.cpu_rows import ROW_TYPES, rows_of
 from qload.spec import Weight
 from qload.testing import assert_reads_back, assert_same_bits, assert_same_twice, assert_within_bound, layers
 from tests.format_cases import CONFIGS
+from tests.native.memory import placed
 
 ISAS = pytest.mark.parametrize("isa", native.available())
 
@@ -131,17 +132,46 @@ BYTE_SCALES: dict[str, Any] = {
 
 
 @ISAS
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("weight", BYTE_SCALES.values(), ids=BYTE_SCALES)
-def test_scales_of_every_byte_are_read_as_they_are_stored(isa: str, weight: Any) -> None:
+def test_scales_of_every_byte_are_read_as_they_are_stored(isa: str, dtype: torch.dtype, weight: Any) -> None:
     rows, want = rows_of(weight), weight.dequantize()
     assert rows is not None
     assert rows.meaning.scales.data_ptr() == weight.weight_scale.data_ptr()
     for size in (1, 8, 17):
-        x = torch.eye(want.shape[1])[::31]
+        x = torch.eye(want.shape[1], dtype=dtype)[::31]
         y = torch.cat([kernel(weight, isa)(some) for some in torch.split(x, size)])
         finite = ~want.isnan().any(1)
-        assert_same_bits(y[:, finite], want[finite, ::31].T + 0.0)
+        assert_same_bits(y[:, finite], (want[finite, ::31].T + 0.0).to(dtype))
         assert y[:, ~finite].isnan().all()
+
+
+def of_byte_scales(weight_type: Any, N: int, K: int, second: float) -> Any:
+    """Random codes and scales, whose rows end anywhere."""
+    make = torch.Generator().manual_seed(K)
+    packed = torch.randint(0, 256, (N, K // 2), generator=make, dtype=torch.uint8)
+    if weight_type is CTMXFP4Weight:
+        scales = torch.randint(120, 126, (N, K // 32), generator=make, dtype=torch.uint8)
+        return CTMXFP4Weight(MXFP4Config(), packed, placed(scales, 1))
+    scales = placed(torch.randn(N, K // 16, generator=make).to(torch.float8_e4m3fn).view(torch.uint8), 1)
+    return weight_type(NVFP4Config(), packed, scales.view(torch.float8_e4m3fn), torch.tensor([second]))
+
+
+@ISAS
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("weight_type", [CTMXFP4Weight, CTNVFP4Weight, ModelOptNVFP4Weight])
+def test_rows_whose_scales_are_bytes_end_anywhere(isa: str, dtype: torch.dtype, weight_type: Any) -> None:
+    for K, second in ((32, 1.0), (160, 48.0), (480, 0.1), (544, 1e-30), (1216, 1e30), (8256, 3.0)):
+        weight = of_byte_scales(weight_type, 18, K, second)
+        multiply, some = kernel(weight, isa), torch.arange(0, K, K // 32)
+        want = weight.dequantize().T[some].to(dtype) + 0.0
+        for size in (1, 2, 3, 4, 8):
+            read = torch.cat([multiply(x) for x in torch.split(torch.eye(K, dtype=dtype)[some], size)])
+            assert_same_bits(read + 0.0, want)
+        for M in (1, 3, 5, 9, 16):
+            x = (torch.randn(M, K, generator=torch.Generator().manual_seed(M)) / 64).to(dtype)
+            if want.isfinite().all():
+                assert_within_bound(multiply, weight, x)
 
 
 def test_several_second_scales_become_those_of_each_row() -> None:

@@ -1,0 +1,121 @@
+// Rows of codes of 4 bits whose values are no bfloat16 (nf4, fp4), in registers of AVX-512 with BF16: of each 64 codes
+// the 16 values are scaled, and rounded to bfloat16 once, as `dequantize` to that type rounds them. Then pairs of them
+// are looked up and multiplied with inputs of bfloat16, as pairs.h says; a weight of less than 2**-126 counts as 0.
+//
+// A register has 128 codes, of two tables: the bit above a code says which. Sums run on from run to run, as nothing is
+// left to scale.
+#pragma once
+
+#include "rows_bf16.h"
+
+namespace qload::cpu {
+namespace {
+
+class RoundedValues : public PairedInputs<1> {
+ public:
+  using S = LanesAvx512;
+  static constexpr int kMost = 16, kBlock = 128, kBytes = 64, kSpan = 64;
+  static constexpr bool kScales = true;
+
+  explicit RoundedValues(const Meaning& m) {
+    alignas(64) float each[16];
+    for (int i = 0; i < 16; ++i) each[i] = SixteenPairs<1>::value_of(m, i);
+    values_ = S::load(each);
+  }
+
+  static bool reads(const Meaning& m) { return m.bits == 4 && !m.zero; }
+  static int code(int at, const Meaning& m) { return SixteenPairs<1>::code(at, m); }
+
+  /// Columns [begin, end) of a row times T tokens, whose inputs from `begin` on are `x`.
+  template <int T>
+  void add(const RowsOfCodes& rows, int row, int64_t begin, int64_t end, const uint32_t* x, float* totals) const {
+    const Meaning& m = rows.meaning[row];
+    if (m.divide || m.factor != 1) return add_scaled<T, false>(rows, row, begin, end, x, totals);
+    add_scaled<T, true>(rows, row, begin, end, x, totals);
+  }
+
+ private:
+  /// The values of one run after another.
+  template <bool kTimes>
+  class Scaled {
+   public:
+    Scaled(const Meaning& m, __m512 values, int64_t columns, int64_t begin)
+        : m_(m), values_(values), columns_(columns), run_(std::min(m.run, columns)), group_(begin / run_) {
+      next_ = (group_ + 1) * run_;
+    }
+
+    /// Of a column's run; behind the last column, of the last one.
+    __m512 at(int64_t column) {
+      if (column >= next_ && next_ < columns_) {
+        ++group_;
+        next_ += run_;
+      }
+      const __m512 scale = S::all(m_.scale[group_]);
+      if constexpr (kTimes) return S::times(values_, scale);
+      const __m512 scaled = m_.divide ? S::over(values_, scale) : S::times(values_, scale);
+      return S::times(scaled, S::all(m_.factor));
+    }
+
+   private:
+    const Meaning& m_;
+    const __m512 values_;
+    int64_t columns_, run_, group_, next_;
+  };
+
+  template <int T, bool kTimes>
+  void add_scaled(const RowsOfCodes& rows, int row, int64_t begin, int64_t end, const uint32_t* x,
+                  float* totals) const {
+    constexpr int kSets = T == 1 ? 4 : T <= 4 ? 2 : 1;  // of sums, as one waits for itself
+    const __m512i nibbles = _mm512_set1_epi8(15);
+    const __m512i second = _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi8(16), 1);
+    Scaled<kTimes> scaled(rows.meaning[row], values_, rows.columns, begin);
+    __m512 sums[kSets][T];
+#pragma GCC unroll 4
+    for (auto& set : sums)
+#pragma GCC unroll 16
+      for (auto& sum : set) sum = S::all(0);
+    const auto block = [&](const uint8_t* from, int64_t c) {
+      const __m512 first = scaled.at(c);
+      const auto table = (__m512i)_mm512_cvtne2ps_pbh(scaled.at(c + kSpan), first);
+      const __m512i words = _mm512_loadu_si512(from);
+      const __m512i even = nibble(words, nibbles, second), odd = nibble(_mm512_srli_epi16(words, 4), nibbles, second);
+      const __m512i places[4] = {even, odd, _mm512_srli_epi16(even, 8), _mm512_srli_epi16(odd, 8)};
+#pragma GCC unroll 4
+      for (int part = 0; part < 4; ++part) {
+        const __m512i value = _mm512_permutexvar_epi16(places[part], table);
+#pragma GCC unroll 16
+        for (int t = 0; t < T; ++t) {
+          __m512& sum = sums[part % kSets][t];
+          sum = plus_product(sum, x + (part * T + t) * S::kLanes, value);
+        }
+      }
+    };
+    const uint8_t* from = rows.codes + row * rows.row_bytes + begin / 2;
+    int64_t c = begin;
+    for (; c + kBlock <= end; c += kBlock, from += kBytes, x += T * (kBlock / 2)) {
+      ask_ahead(from);
+      block(from, c);
+    }
+    if (c < end) {
+      alignas(64) uint8_t last[kBytes] = {};
+      std::memcpy(last, from, static_cast<size_t>((end - c + 1) / 2));
+      block(last, c);
+    }
+#pragma GCC unroll 16
+    for (int t = 0; t < T; ++t) {
+#pragma GCC unroll 4
+      for (int set = 1; set < kSets; ++set) sums[0][t] = S::plus(sums[0][t], sums[set][t]);
+      totals[t * kPanel] += S::across(sums[0][t]);
+    }
+  }
+
+  /// The lower code of each byte, and the bit of its table.
+  static __m512i nibble(__m512i words, __m512i nibbles, __m512i second) {
+    return _mm512_ternarylogic_epi32(words, nibbles, second, 0xEA);  // (a and b) or c
+  }
+
+  __m512 values_;
+};
+
+}  // namespace
+}  // namespace qload::cpu

@@ -1,0 +1,173 @@
+// Rows of codes of 4 bits whose scales are a byte for each 32 or 16 codes (MXFP4, NVFP4), in registers of AVX-512 with
+// BF16: 16 scales at once become the float32 that scales.h makes of them, and are nowhere written. What pairs.h says of
+// products and sums holds here; the sum of a run, in one lane or two, is multiplied by its scale once.
+//
+// A row has NaN wherever one of its scales is none, so that this is asked once for a row.
+#pragma once
+
+#include "rows_bf16.h"
+#include "scales.h"
+
+namespace qload::cpu {
+namespace {
+
+/// Exponents of 32 codes each.
+struct Exponents {
+  static constexpr int kRun = 32;
+  explicit Exponents(const ByteScales&) {}
+  static bool is_of(const ByteScales& scales) { return scales.kind == ByteScales::kExponents && !scales.divided; }
+  __m512 of(__m128i bytes) const {
+    const __m512i bits = _mm512_slli_epi32(_mm512_cvtepu8_epi32(bytes), 23);
+    return _mm512_castsi512_ps(_mm512_max_epu32(bits, _mm512_set1_epi32(1 << 22)));
+  }
+  static __mmask64 none(__m512i bytes) { return _mm512_cmpeq_epi8_mask(bytes, _mm512_set1_epi8(-1)); }
+};
+
+/// Floats of 8 bits, of 16 codes each. Their bits at the place that float32 has them are 2**-120 times the number.
+template <bool kDivided>
+struct Bytes8 {
+  static constexpr int kRun = 16;
+  __m512 factor, second;
+
+  explicit Bytes8(const ByteScales& scales)
+      : factor(_mm512_set1_ps(kDivided ? 1 / scales.second : scales.second * 0x1p120f)),
+        second(_mm512_set1_ps(scales.second)) {}
+  static bool is_of(const ByteScales& scales) { return scales.kind == ByteScales::kE4m3 && scales.divided == kDivided; }
+
+  __m512 of(__m128i bytes) const {
+    const __m512i raised = _mm512_slli_epi32(_mm512_cvtepi8_epi32(bytes), 20);
+    const __m512 small = _mm512_castsi512_ps(_mm512_and_si512(raised, _mm512_set1_epi32(static_cast<int>(0x87F00000))));
+    if constexpr (!kDivided) return _mm512_mul_ps(small, factor);
+    const __m512 number = _mm512_mul_ps(small, _mm512_set1_ps(0x1p120f)), near = _mm512_mul_ps(number, factor);
+    return _mm512_fmadd_ps(_mm512_fnmadd_ps(near, second, number), factor, near);  // what rounding took is put back
+  }
+  static __mmask64 none(__m512i bytes) {
+    const __m512i size = _mm512_set1_epi8(127);
+    return _mm512_cmpeq_epi8_mask(_mm512_and_si512(bytes, size), size);
+  }
+};
+
+/// Whether `Scales` makes the same of every byte as scales.h does, bit for bit but for zeros' signs.
+template <class Scales>
+bool agrees(const ByteScales& scales) {
+  if (!Scales::is_of(scales)) return false;
+  alignas(64) uint8_t bytes[256];
+  alignas(64) float here[256], there[256];
+  for (int i = 0; i < 256; ++i) bytes[i] = static_cast<uint8_t>(i);
+  const ByteScales all{bytes, scales.kind, scales.second, scales.divided};
+  const Scales own(scales);
+  spell_scales(all, 0, 256, there);
+  for (int i = 0; i < 256; i += 16)
+    _mm512_store_ps(here + i, own.of(_mm_load_si128(reinterpret_cast<const __m128i*>(bytes + i))));
+  for (int i = 0; i < 256; ++i) {
+    const bool number = !(Scales::none(_mm512_set1_epi8(static_cast<int8_t>(i))) & 1);
+    if (number && !(here[i] == there[i])) return false;
+  }
+  return true;
+}
+
+template <class Scales, int Count>
+class StoredPairs : public PairedInputs<Count> {
+ public:
+  using S = LanesAvx512;
+  using Inputs = PairedInputs<Count>;
+  static constexpr int kBlock = 128, kBytes = 64, kSpan = Scales::kRun;
+  static constexpr bool kScales = true;
+
+  StoredPairs(const Meaning& m, const ByteScales& scales) : codes_(m), scales_(scales) {
+    for (int i = 0; i < kShared; ++i) {
+      alignas(64) int32_t lane[16];
+      for (int j = 0; j < 16; ++j) lane[j] = i * kEach + j * 8 / Scales::kRun;
+      at_[i] = _mm512_load_si512(lane);
+    }
+  }
+
+  static bool reads(const Meaning& m) {
+    return m.run == Scales::kRun && !m.divide && m.factor == 1 && SixteenPairs<Count>::reads(m);
+  }
+  static int code(int at, const Meaning& m) { return SixteenPairs<Count>::code(at, m); }
+
+  /// Columns [begin, end) of a row times T tokens, whose inputs from `begin` on are `x`.
+  template <int T>
+  void add(const RowsOfCodes& rows, int row, int64_t begin, int64_t end, const uint32_t* x, float* totals) const {
+    const uint8_t* from = rows.codes + row * rows.row_bytes + begin / 2;
+    const uint8_t* const scales = rows.scales[row];
+    const int64_t groups = (end + Scales::kRun - 1) / Scales::kRun;
+    __m512 total[T];
+#pragma GCC unroll 8
+    for (auto& sum : total) sum = S::all(0);
+    int64_t c = begin, g = begin / Scales::kRun;
+    for (; c + kShared * kBlock <= end; c += kShared * kBlock, g += 16) {
+      const __m512 scale = scales_.of(_mm_loadu_si128(reinterpret_cast<const __m128i*>(scales + g)));
+#pragma GCC unroll 4
+      for (int i = 0; i < kShared; ++i, from += kBytes, x += T * kWords<StoredPairs>) {
+        ask_ahead(from);
+        block(from, x, _mm512_permutexvar_ps(at_[i], scale), total);
+      }
+    }
+    if (c < end) {
+      const auto left = static_cast<__mmask16>((1u << (groups - g)) - 1);
+      const __m512 scale = scales_.of(_mm_maskz_loadu_epi8(left, scales + g));
+      for (int i = 0; c < end; ++i, c += kBlock, from += kBytes, x += T * kWords<StoredPairs>) {
+        alignas(64) uint8_t last[kBytes] = {};
+        std::memcpy(last, from, static_cast<size_t>(std::min<int64_t>(kBytes, (end - c + 1) / 2)));
+        block(last, x, _mm512_permutexvar_ps(at_[i], scale), total);
+      }
+    }
+    const float none = is_number(scales, begin / Scales::kRun, groups) ? 0 : __builtin_nanf("");
+#pragma GCC unroll 8
+    for (int t = 0; t < T; ++t) totals[t * kPanel] += S::across(total[t]) + none;
+  }
+
+ private:
+  static constexpr int kEach = kBlock / Scales::kRun, kShared = 16 / kEach;  // scales of a block, blocks of 16 scales
+
+  template <int T>
+  [[gnu::always_inline]] inline void block(const uint8_t* from, const uint32_t* x, __m512 scale,
+                                           __m512 (&total)[T]) const {
+    const auto words = codes_.load(from);
+    __m512 sums[T];
+#pragma GCC unroll 8
+    for (auto& sum : sums) sum = S::all(0);
+#pragma GCC unroll 4
+    for (int part = 0; part < 4; ++part) {
+      const __m512i value = codes_.value(words, part);
+#pragma GCC unroll 2
+      for (int input = 0; input < Count; ++input)
+#pragma GCC unroll 8
+        for (int t = 0; t < T; ++t)
+          sums[t] = Inputs::plus_product(sums[t], x + ((part * Count + input) * T + t) * S::kLanes, value);
+    }
+#pragma GCC unroll 8
+    for (int t = 0; t < T; ++t) total[t] = S::plus_product(total[t], sums[t], scale);
+  }
+
+  static bool is_number(const uint8_t* scales, int64_t begin, int64_t end) {
+    __mmask64 none = 0;
+    for (int64_t g = begin; g < end; g += 64) {
+      const __mmask64 some = end - g < 64 ? (1ull << (end - g)) - 1 : ~0ull;
+      none |= Scales::none(_mm512_maskz_loadu_epi8(some, scales + g)) & some;
+    }
+    return !none;
+  }
+
+  SixteenPairs<Count> codes_;
+  Scales scales_;
+  __m512i at_[kShared];
+};
+
+template <class Scales, int Count>
+bool takes_scales(const Meaning& m, FewRows& way) {
+  way.stored = agrees<Scales>(*way.scales) && takes<StoredPairs<Scales, Count>>(m, way);
+  return way.stored;
+}
+
+template <int Count>
+bool takes_stored(const Meaning& m, FewRows& way) {
+  if (way.scales->kind == ByteScales::kNone) return false;
+  return takes_scales<Exponents, Count>(m, way) || takes_scales<Bytes8<false>, Count>(m, way) ||
+         takes_scales<Bytes8<true>, Count>(m, way);
+}
+
+}  // namespace
+}  // namespace qload::cpu
