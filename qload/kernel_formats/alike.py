@@ -4,7 +4,7 @@ A model has hundreds of layers of a few shapes. Where their groups lie in order 
 middle, codes and scales are moved from one order to another and nothing else is left to be decided.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,9 @@ class Move:
     shape: tuple[int, ...]
 
 
+LateMove = Callable[[Tensor, Move], bool]  # fills a tensor with codes that were not read yet
+
+
 @dataclass(frozen=True)
 class Recipe:
     """What all layers of a kind become, and the moves that make their tensors."""
@@ -47,13 +50,20 @@ class Recipe:
     origin: Origin
     moves: Mapping[str, Move]
 
-    def follow(self, weight: GPTQWeight) -> Weight | None:
-        """The weight as the first of its kind was repacked; None where its device has no routine for it."""
+    def follow(self, weight: GPTQWeight, late: LateMove | None = None) -> Weight | None:
+        """The weight as the first of its kind was repacked; None where its device has no routine for it.
+
+        `late`: moves the codes, which the weight itself does not hold.
+        """
         tensors: dict[str, Tensor | None] = {"qzeros": None, "g_idx": None, "perm": None}
         for name, move in self.moves.items():
             source: Tensor = getattr(weight, name)
             target = devices.writable(source, move.shape, source.dtype, None)
-            if not devices.move_digits(source, target, move.bits, move.digits):
+            if name == "qweight" and late is not None:
+                done = late(target, move)
+            else:
+                done = devices.move_digits(source, target, move.bits, move.digits)
+            if not done:
                 return None
             tensors[name] = target
         layer = weight.layer.with_origin(self.origin, None)
@@ -66,14 +76,18 @@ class AlikeLayers:
     def __init__(self) -> None:
         self._known: dict[Any, Recipe | None] = {}
 
-    def repack(self, weight: Weight, layout: str) -> Weight | None:
-        """A weight that a loader read just now, as one like it was repacked; None where none is known."""
+    def repack(self, weight: Weight, layout: str, late: LateMove | None = None) -> Weight | None:
+        """A weight that a loader read just now, as one like it was repacked; None where none is known.
+
+        `late`: moves the codes of a weight that was read without them.
+        """
         if type(weight) is not GPTQWeight:
             return None
         recipe = self._known.get(_kind(weight, layout))
-        if recipe is None or not all(getattr(weight, name).is_contiguous() for name in MOVED):
+        held = MOVED if late is None else ("scales",)
+        if recipe is None or not all(getattr(weight, name).is_contiguous() for name in held):
             return None
-        return recipe.follow(weight) if gptq.is_middle(weight) else None
+        return recipe.follow(weight, late) if gptq.is_middle(weight) else None
 
     def learn(self, weight: Weight, layout: str, made: Weight) -> None:
         """Remember what `weight` has become, where the next one like it becomes that by moves alone."""

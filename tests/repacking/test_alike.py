@@ -54,8 +54,8 @@ def followed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     inner = alike.AlikeLayers.repack
 
-    def told(self: alike.AlikeLayers, weight: Weight, layout: str) -> Weight | None:
-        made = inner(self, weight, layout)
+    def told(self: alike.AlikeLayers, weight: Weight, layout: str, *late: Any) -> Weight | None:
+        made = inner(self, weight, layout, *late)
         if made is not None:
             names.append(weight.layer.name)
         return made
