@@ -84,9 +84,6 @@ class FileElements(Protocol):
     def nbytes(self) -> int:
         """How many bytes they take."""
 
-    def expect(self) -> None:
-        """They will be read soon."""
-
     def move(self, target: Tensor, bits: int, digits: Sequence[Digit]) -> bool:
         """Elements of `bits` bits, from digits to digits of a `target`; False: what that holds is nothing."""
 

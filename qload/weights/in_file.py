@@ -1,8 +1,6 @@
 """Elements of tensors that stay in their file until it is known where each of them belongs."""
 
-import os
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -26,13 +24,6 @@ class ElementsInFile:
     def nbytes(self) -> int:
         """How many bytes they take."""
         return self.place.nbytes
-
-    def expect(self) -> None:
-        """Say to the system that they will be read soon; where it cannot be told so, nothing happens."""
-        advise = getattr(os, "posix_fadvise", None)
-        if advise is not None:
-            with suppress(QloadError, OSError), self.ranges.descriptor(self.place.file) as descriptor:
-                advise(descriptor, self.place.begin, self.place.nbytes, os.POSIX_FADV_WILLNEED)
 
     def move(self, target: Tensor, bits: int, digits: Sequence[Digit]) -> bool:
         """Elements of `bits` bits, from digits to digits of `target`, which is new memory.

@@ -118,8 +118,6 @@ def _begin(weights: StreamOwner, loader: WeightsLoader, load: L, reader: ReaderA
         else:
             check_type("loads", load, Load)
             plan = loader.plan(weights, parts_of(weights, loader, load), load.split)
-        for elements in plan.late:
-            elements.expect()
         late = sum(elements.nbytes for elements in plan.late)
         if reader is None:
             return _Begun(load, plan, None, late)
