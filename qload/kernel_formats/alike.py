@@ -5,7 +5,7 @@ middle, codes and scales are moved from one order to another and nothing else is
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -16,7 +16,8 @@ from qload.formats import GPTQWeight
 from qload.kernel_formats import gptq
 from qload.kernel_formats.integers import Origin
 from qload.kernel_formats.marlin import GPTQMarlinWeight
-from qload.layouts import Order, marlin
+from qload.kernel_formats.panels import PanelsWeight
+from qload.layouts import Order, Packing, marlin, panels
 from qload.layouts import gptq as gptq_layout
 from qload.sentences import Digit, strides
 from qload.sentences.digits import axis_digits, holds_whole_codes, in_common
@@ -45,7 +46,7 @@ LateMove = Callable[[Tensor, Move], bool]  # fills a tensor with codes that were
 class Recipe:
     """What all layers of a kind become, and the moves that make their tensors."""
 
-    weight_type: type[GPTQMarlinWeight]
+    weight_type: type[Weight]
     config: Any
     origin: Origin
     moves: Mapping[str, Move]
@@ -55,7 +56,8 @@ class Recipe:
 
         `late`: moves the codes, which the weight itself does not hold.
         """
-        tensors: dict[str, Tensor | None] = {"qzeros": None, "g_idx": None, "perm": None}
+        names = [each.name for each in fields(self.weight_type) if each.name not in ("config", "layer")]
+        tensors: dict[str, Tensor | None] = dict.fromkeys(names)
         for name, move in self.moves.items():
             source: Tensor = getattr(weight, name)
             target = devices.writable(source, move.shape, source.dtype, None)
@@ -109,12 +111,13 @@ def _kind(weight: GPTQWeight, layout: str) -> Any:
 
 def _recipe(weight: GPTQWeight, made: Weight) -> Recipe | None:
     """How a weight was made, proven on it; None where more was decided than a kind tells."""
-    layer, plain = weight.layer, isinstance(made, GPTQMarlinWeight)
+    layer, plain = weight.layer, isinstance(made, GPTQMarlinWeight | PanelsWeight)
     in_order = weight.scales.shape[0] == 1 or gptq.is_ordered(weight)
     if not (plain and in_order and layer.origin is None and layer.activations is None):
         return None
-    assert isinstance(made, GPTQMarlinWeight)
-    origin, exact = made.layer.origin, made.padded_shape == made.shape and made.config.copies == 1
+    assert isinstance(made, GPTQMarlinWeight | PanelsWeight)
+    copies = made.config.copies if isinstance(made, GPTQMarlinWeight) else 1
+    origin, exact = made.layer.origin, made.padded_shape == made.shape and copies == 1
     if not (exact and tuple(made.fields()) == MOVED and isinstance(origin, Origin)):
         return None
     moves = _moves(weight, made)
@@ -128,17 +131,24 @@ def _recipe(weight: GPTQWeight, made: Weight) -> Recipe | None:
     return recipe if same else None
 
 
-def _moves(weight: GPTQWeight, made: GPTQMarlinWeight) -> Mapping[str, Move] | None:
+def _orders(made: GPTQMarlinWeight | PanelsWeight) -> tuple[Packing, Order]:
+    """Of codes and of scales."""
+    if isinstance(made, PanelsWeight):
+        return panels.rows(made.config.bits), panels.SCALES
+    return made.order(made.config.bits), marlin.scales(made.scales.shape[0])
+
+
+def _moves(weight: GPTQWeight, made: GPTQMarlinWeight | PanelsWeight) -> Mapping[str, Move] | None:
     """Of codes and of scales; None where codes are not moved whole."""
     bits = weight.config.bits
-    here, there = gptq_layout.rows(bits), made.order(bits)
+    here, (there, scale_order) = gptq_layout.rows(bits), _orders(made)
     if not (holds_whole_codes(here) and holds_whole_codes(there)):
         return None
     shape = here.shape_of_codes(weight.qweight.shape)
     codes = in_common(axis_digits(here.codes, shape), axis_digits(there.codes, shape))
     if codes is None:
         return None
-    scales = _digits(marlin.scales(weight.scales.shape[0]), weight.scales, made.scales)
+    scales = _digits(scale_order, weight.scales, made.scales)
     return {
         "qweight": Move(bits, tuple(codes), tuple(made.qweight.shape)),
         "scales": Move(8 * weight.scales.itemsize, tuple(scales), tuple(made.scales.shape)),

@@ -90,7 +90,7 @@ def check(file: Path, names: str, target: Any = "marlin", group: Any = None) -> 
 
 
 @has_native
-@pytest.mark.parametrize("target", ["marlin", "strips"])
+@pytest.mark.parametrize("target", ["marlin", "strips", "panels", "auto"])
 def test_all_but_the_first_of_a_kind_go_straight(tmp_path: Path, moved: list[bool], target: str) -> None:
     check(saved(tmp_path, {name: drawn() for name in "abcd"}), "abcd", target)
 
