@@ -4,9 +4,9 @@
 //   out  to    bytes, written in whole registers at `plan.to`; `stream` needs each to be aligned
 //
 // A tile lies in the first-level cache between two steps (at most 16 KiB, mostly 2), or in registers (eights.h), so
-// that a plan costs a few instructions a register and step, and memory is the limit. `V` is a register: see vector_*.h. Compiled
-// once for each instruction set, under the names of that set alone: what is inlined here must never be
-// shared with code that runs on lesser machines.
+// that a plan costs a few instructions a register and step, and memory is the limit. `V` is a register: see
+// vector_*.h. Compiled once for each instruction set, under the names of that set alone: what is inlined here must
+// never be shared with code that runs on lesser machines.
 //
 // Equals Order.apply, Packing.pack of Packing.unpack and their inverses (qload/layouts), bit for bit.
 #pragma once
