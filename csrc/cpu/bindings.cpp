@@ -3,6 +3,7 @@
 //   isas()                                                                      instruction sets, best first
 //   is_on_threads_of_torch()                                                    see team.h
 //   move(isa, bits, digits, from, to, threads)                                  see plan.h
+//   move_from_file(isa, bits, digits, source, to, scratch, piece, threads)      see file_move.h
 //   pack(isa, bits, rows, columns, codes, pitch, source, shift, words, threads) see boxes.h
 //   unpack(isa, bits, rows, columns, words, codes, pitch, threads)
 //   fields(isa, fields, from_words, to_words, from_word, to_word, lanes, from, to, threads)   see streams.h
@@ -13,6 +14,7 @@
 //   multiply_codes(isa, code_sizes, x, codes, row_bytes, sums, threads)                      see codes.h
 //
 //   digits   [(size, from_stride, to_stride)]     strides in elements
+//   source   (descriptor, position, bytes) of an open file
 //   rows     [(size, stride)], innermost first    strides in codes; columns alike
 //   fields   [(from, to, from_bit, to_bit, width)]
 //   lanes    [(size, from, to)], outermost first  strides in words
@@ -37,6 +39,7 @@
 #include "../shared/address.h"
 #include "boxes.h"
 #include "codes.h"
+#include "file_move.h"
 #include "move.h"
 #include "product.h"
 #include "streams.h"
@@ -93,12 +96,24 @@ Values meant(int bits, const Meant& m) {
   return {meaning, groups, at<const int32_t>(row_group), row_run};
 }
 
-void move_digits(const std::string& isa, int bits, const Triples& digits, uintptr_t from, uintptr_t to, int threads) {
+std::vector<Digit> digits_of(int bits, const Triples& digits) {
   check_bits(bits, 32);
   if (digits.size() > kMostDigits) throw std::invalid_argument("a move has at most 16 digits");
   std::vector<Digit> all;
   for (const auto& [size, source, target] : digits) all.push_back({size, source, target});
-  move(named(isa), bits, all, at<const uint8_t>(from), at<uint8_t>(to), threads);
+  return all;
+}
+
+void move_digits(const std::string& isa, int bits, const Triples& digits, uintptr_t from, uintptr_t to, int threads) {
+  move(named(isa), bits, digits_of(bits, digits), at<const uint8_t>(from), at<uint8_t>(to), threads);
+}
+
+bool move_digits_from_file(const std::string& isa, int bits, const Triples& digits,
+                           const std::tuple<int, int64_t, int64_t>& source, uintptr_t to, uintptr_t scratch,
+                           int64_t piece, int threads) {
+  const auto [descriptor, begin, count] = source;
+  return move_from_file(named(isa), bits, digits_of(bits, digits), {descriptor, begin, count}, at<uint8_t>(to),
+                        at<uint8_t>(scratch), piece, threads);
 }
 
 uint32_t pack_rows(const std::string& isa, int bits, const Places& rows, const Places& columns, uintptr_t codes,
@@ -190,6 +205,7 @@ PYBIND11_MODULE(_cpu, m) {
   m.def("isas", isas);
   m.def("is_on_threads_of_torch", is_on_threads_of_torch);
   m.def("move", move_digits, Unlocked());
+  m.def("move_from_file", move_digits_from_file, Unlocked());
   m.def("pack", pack_rows, Unlocked());
   m.def("unpack", unpack_rows, Unlocked());
   m.def("fields", fields_of_runs, Unlocked());

@@ -3,10 +3,10 @@
 //   in   from  bytes, read in whole registers at `plan.from`, any alignment
 //   out  to    bytes, written in whole registers at `plan.to`; `stream` needs each to be aligned
 //
-// A tile lies in the first-level cache between two steps (at most 16 KiB, mostly 2), so that a plan costs a few
-// instructions a register and step, and memory is the limit. `V` is a register: see vector_*.h. Compiled
-// once for each instruction set, under the names of that set alone: what is inlined here must never be
-// shared with code that runs on lesser machines.
+// A tile lies in the first-level cache between two steps (at most 16 KiB, mostly 2), or in registers (eights.h), so
+// that a plan costs a few instructions a register and step, and memory is the limit. `V` is a register: see
+// vector_*.h. Compiled once for each instruction set, under the names of that set alone: what is inlined here must
+// never be shared with code that runs on lesser machines.
 //
 // Equals Order.apply, Packing.pack of Packing.unpack and their inverses (qload/layouts), bit for bit.
 #pragma once
@@ -14,18 +14,13 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "eights.h"
 #include "plan.h"
 #include "vector_scalar.h"
 #include "walk.h"
 
 namespace qload::cpu {
 namespace {
-
-// `number` with a 0 put in as bit `bit`.
-inline int open_at(int number, int bit) {
-  const int below = (1 << bit) - 1;
-  return (number & ~below) << 1 | (number & below);
-}
 
 // Steps take registers from `in(i)`, memory or the tile itself, and leave them in the tile.
 template <class V, int Position, class In>
@@ -121,6 +116,11 @@ void run(const Plan& plan, const uint8_t* from, uint8_t* to, int64_t begin, int6
   const bool shuffled = plan.steps > 0 && plan.step[plan.steps - 1].kind == Step::kPermute;
   const typename V::Table last(plan.shuffle[shuffled ? plan.step[plan.steps - 1].table : 0]);
   const int steps = plan.steps - (shuffled ? 1 : 0);
+  Eights eights;
+  if (eights.made(plan, steps)) {
+    if (shuffled) return run_eights<V>(plan, eights, steps, last, from, to, begin, end, stream);
+    return run_eights<V>(plan, eights, steps, AsItIs{}, from, to, begin, end, stream);
+  }
   Walk walk(plan.loop, plan.loops, begin);
   for (int64_t count = begin; count < end; ++count) {
     const uint8_t* const source = from + walk.from();

@@ -10,7 +10,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from qload.devices import cpu, cuda, reference
+from qload.devices import cpu, cpu_files, cuda, reference
 from qload.devices.codes import CodesInWords, check_codes, plain
 from qload.devices.cuda_files import CudaFileReader
 from qload.devices.cuda_stored import dequantize_stored as _dequantize_stored
@@ -42,6 +42,11 @@ def move_digits(source: Tensor, target: Tensor, bits: int, digits: Sequence[Digi
     """Elements of `bits` bits from digits to digits of new memory; False where nothing was done."""
     done: bool = routines(target).move(source, target, bits, digits)
     return done
+
+
+def move_from_file(source: tuple[int, int, int], target: Tensor, bits: int, digits: Sequence[Digit]) -> bool:
+    """As `move_digits`, of an open file's (descriptor, begin, bytes); where False, `target` holds nothing."""
+    return not target.is_cuda and cpu_files.move_from_file(source, target, bits, digits)
 
 
 def pack(packing: WordSentence, codes: Tensor, words: Tensor) -> None:

@@ -4,8 +4,8 @@ A model has hundreds of layers of a few shapes. Where their groups lie in order 
 middle, codes and scales are moved from one order to another and nothing else is left to be decided.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -16,7 +16,8 @@ from qload.formats import GPTQWeight
 from qload.kernel_formats import gptq
 from qload.kernel_formats.integers import Origin
 from qload.kernel_formats.marlin import GPTQMarlinWeight
-from qload.layouts import Order, marlin
+from qload.kernel_formats.panels import PanelsWeight
+from qload.layouts import Order, Packing, marlin, panels
 from qload.layouts import gptq as gptq_layout
 from qload.sentences import Digit, strides
 from qload.sentences.digits import axis_digits, holds_whole_codes, in_common
@@ -38,22 +39,33 @@ class Move:
     shape: tuple[int, ...]
 
 
+LateMove = Callable[[Tensor, Move], bool]  # fills a tensor with codes that were not read yet
+
+
 @dataclass(frozen=True)
 class Recipe:
     """What all layers of a kind become, and the moves that make their tensors."""
 
-    weight_type: type[GPTQMarlinWeight]
+    weight_type: type[Weight]
     config: Any
     origin: Origin
     moves: Mapping[str, Move]
 
-    def follow(self, weight: GPTQWeight) -> Weight | None:
-        """The weight as the first of its kind was repacked; None where its device has no routine for it."""
-        tensors: dict[str, Tensor | None] = {"qzeros": None, "g_idx": None, "perm": None}
+    def follow(self, weight: GPTQWeight, late: LateMove | None = None) -> Weight | None:
+        """The weight as the first of its kind was repacked; None where its device has no routine for it.
+
+        `late`: moves the codes, which the weight itself does not hold.
+        """
+        names = [each.name for each in fields(self.weight_type) if each.name not in ("config", "layer")]
+        tensors: dict[str, Tensor | None] = dict.fromkeys(names)
         for name, move in self.moves.items():
             source: Tensor = getattr(weight, name)
             target = devices.writable(source, move.shape, source.dtype, None)
-            if not devices.move_digits(source, target, move.bits, move.digits):
+            if name == "qweight" and late is not None:
+                done = late(target, move)
+            else:
+                done = devices.move_digits(source, target, move.bits, move.digits)
+            if not done:
                 return None
             tensors[name] = target
         layer = weight.layer.with_origin(self.origin, None)
@@ -66,14 +78,18 @@ class AlikeLayers:
     def __init__(self) -> None:
         self._known: dict[Any, Recipe | None] = {}
 
-    def repack(self, weight: Weight, layout: str) -> Weight | None:
-        """A weight that a loader read just now, as one like it was repacked; None where none is known."""
+    def repack(self, weight: Weight, layout: str, late: LateMove | None = None) -> Weight | None:
+        """A weight that a loader read just now, as one like it was repacked; None where none is known.
+
+        `late`: moves the codes of a weight that was read without them.
+        """
         if type(weight) is not GPTQWeight:
             return None
         recipe = self._known.get(_kind(weight, layout))
-        if recipe is None or not all(getattr(weight, name).is_contiguous() for name in MOVED):
+        held = MOVED if late is None else ("scales",)
+        if recipe is None or not all(getattr(weight, name).is_contiguous() for name in held):
             return None
-        return recipe.follow(weight) if gptq.is_middle(weight) else None
+        return recipe.follow(weight, late) if gptq.is_middle(weight) else None
 
     def learn(self, weight: Weight, layout: str, made: Weight) -> None:
         """Remember what `weight` has become, where the next one like it becomes that by moves alone."""
@@ -95,12 +111,13 @@ def _kind(weight: GPTQWeight, layout: str) -> Any:
 
 def _recipe(weight: GPTQWeight, made: Weight) -> Recipe | None:
     """How a weight was made, proven on it; None where more was decided than a kind tells."""
-    layer, plain = weight.layer, isinstance(made, GPTQMarlinWeight)
+    layer, plain = weight.layer, isinstance(made, GPTQMarlinWeight | PanelsWeight)
     in_order = weight.scales.shape[0] == 1 or gptq.is_ordered(weight)
     if not (plain and in_order and layer.origin is None and layer.activations is None):
         return None
-    assert isinstance(made, GPTQMarlinWeight)
-    origin, exact = made.layer.origin, made.padded_shape == made.shape and made.config.copies == 1
+    assert isinstance(made, GPTQMarlinWeight | PanelsWeight)
+    copies = made.config.copies if isinstance(made, GPTQMarlinWeight) else 1
+    origin, exact = made.layer.origin, made.padded_shape == made.shape and copies == 1
     if not (exact and tuple(made.fields()) == MOVED and isinstance(origin, Origin)):
         return None
     moves = _moves(weight, made)
@@ -114,17 +131,24 @@ def _recipe(weight: GPTQWeight, made: Weight) -> Recipe | None:
     return recipe if same else None
 
 
-def _moves(weight: GPTQWeight, made: GPTQMarlinWeight) -> Mapping[str, Move] | None:
+def _orders(made: GPTQMarlinWeight | PanelsWeight) -> tuple[Packing, Order]:
+    """Of codes and of scales."""
+    if isinstance(made, PanelsWeight):
+        return panels.rows(made.config.bits), panels.SCALES
+    return made.order(made.config.bits), marlin.scales(made.scales.shape[0])
+
+
+def _moves(weight: GPTQWeight, made: GPTQMarlinWeight | PanelsWeight) -> Mapping[str, Move] | None:
     """Of codes and of scales; None where codes are not moved whole."""
     bits = weight.config.bits
-    here, there = gptq_layout.rows(bits), made.order(bits)
+    here, (there, scale_order) = gptq_layout.rows(bits), _orders(made)
     if not (holds_whole_codes(here) and holds_whole_codes(there)):
         return None
     shape = here.shape_of_codes(weight.qweight.shape)
     codes = in_common(axis_digits(here.codes, shape), axis_digits(there.codes, shape))
     if codes is None:
         return None
-    scales = _digits(marlin.scales(weight.scales.shape[0]), weight.scales, made.scales)
+    scales = _digits(scale_order, weight.scales, made.scales)
     return {
         "qweight": Move(bits, tuple(codes), tuple(made.qweight.shape)),
         "scales": Move(8 * weight.scales.itemsize, tuple(scales), tuple(made.scales.shape)),

@@ -126,6 +126,11 @@ class PanelsWeight(spec.Weight):
         """Of a panel, padding included."""
         return self.qweight.shape[1] * 2 // self.config.bits
 
+    @property
+    def padded_shape(self) -> tuple[int, int]:
+        """(N, K) with the padding."""
+        return self.qweight.shape[0] * panels.TILE_N, self.rows
+
     def codes(self) -> spec.Codes:
         """Codes with every row back at its input, without the padding."""
         (N, K), bits = self.shape, self.config.bits

@@ -11,7 +11,7 @@ import torch
 
 from qload.errors import ArgumentError, DivideError, UnsupportedFormatError, checked
 from qload.loader.description import ConfiguredFormat, LayerDescription
-from qload.loader.source import Rectangle, TensorSource
+from qload.loader.source import FileElements, Rectangle, TensorSource
 from qload.spec import Weight
 
 Split = Literal["N", "K"]
@@ -38,11 +38,12 @@ class LoadPlan:
     """A load before any weight is read.
 
     `reads`: what it will ask for, as far as headers and facts tell, for who reads ahead. `finish` makes the
-    weight from a source that has the same tensors.
+    weight from a source that has the same tensors. `late`: what `finish` takes from its file by itself.
     """
 
     reads: Sequence[Rectangle]
     finish: Callable[[TensorSource], Weight]
+    late: Sequence[FileElements] = ()
 
 
 class WeightsLoader(ABC):

@@ -1,12 +1,13 @@
 """What a loader asks of whoever holds the tensors: `Weights`, over any storage."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from qload.errors import MissingTensorError
 from qload.parallel import ProcessGroup
+from qload.sentences import Digit
 from qload.spec import Role
 from qload.storage import TensorInfo
 
@@ -74,6 +75,23 @@ class Rectangle(NamedTuple):
 
     name: str
     slices: tuple[slice, ...]
+
+
+class FileElements(Protocol):
+    """Elements of a stored tensor that lie in one piece in a file, not read yet."""
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes they take."""
+
+    def move(self, target: Tensor, bits: int, digits: Sequence[Digit]) -> bool:
+        """Elements of `bits` bits, from digits to digits of a `target`; False: what that holds is nothing."""
+
+
+def in_file(source: TensorSource, name: str, index: tuple[slice, ...]) -> FileElements | None:
+    """Elements of a tensor in their file; None where the source has none, or they are not for the CPU."""
+    found: Callable[[str, tuple[slice, ...]], FileElements | None] | None = getattr(source, "in_file", None)
+    return None if found is None else found(name, index)
 
 
 def fact_of(source: TensorSource, name: str, role: Role) -> Tensor:

@@ -19,9 +19,11 @@ from qload.kernels.cuda.choice import known
 from qload.layouts import marlin, panels
 from qload.loader import FormatLoader, LayerDescription, LoadPlan, Part, Split, TensorSource, WeightsLoader
 from qload.repacking.header_only import HeaderOnlySource
+from qload.repacking.late_codes import ExpectedLayers
 from qload.spec import Weight
 
 READ_AS_STORED = {"marlin": (Marlin24Weight,)}  # what a kernel of the same family reads as it is
+CPU = torch.device("cpu")
 Whole = Callable[[str], Weight | None]  # for a layout, the layer that a share is of
 
 
@@ -59,7 +61,7 @@ class RepackingLoader(WeightsLoader):
         self.layout: str = layout
         self.strict: bool = strict
         self.options: dict[str, Any] = options
-        self._alike = AlikeLayers()
+        self._alike, self._expected = AlikeLayers(), ExpectedLayers()
         self.config_tensors: tuple[str, ...] = inner.config_tensors
         self.formats = inner.formats
 
@@ -90,16 +92,30 @@ class RepackingLoader(WeightsLoader):
 
     def load(self, weights: TensorSource, parts: Sequence[Part], split: Split | None) -> Weight:
         """As the inner loader, repacked; RepackError where the layout cannot say the weight."""
-        return self._finished(weights, parts, split, self.inner.load(weights, parts, split))
+        return self._plan(weights, parts, split).finish(weights)
 
     def plan(self, weights: TensorSource, parts: Sequence[Part], split: Split | None) -> LoadPlan:
         """The load of `parts` of `weights` along `split`, in the two steps of the inner loader."""
         if type(self).load is not RepackingLoader.load:  # a subclass that loads otherwise
             return super().plan(weights, parts, split)
+        return self._plan(weights, parts, split)
+
+    def _plan(self, weights: TensorSource, parts: Sequence[Part], split: Split | None) -> LoadPlan:
         inner = self.inner.plan(weights, parts, split)
-        return LoadPlan(
-            inner.reads, lambda source: self._finished(source, parts, split, inner.finish(source))
-        )
+        alone = not split or weights.process_group.size() == 1
+        late = self._expected.late(weights, inner.reads) if alone else None
+
+        def finish(source: TensorSource) -> Weight:
+            made = None if late is None else late.make(source, inner, self._alike, self._layout_on(CPU))
+            return self._finished(source, parts, split, inner.finish(source)) if made is None else made
+
+        if late is None:
+            return LoadPlan(inner.reads, finish)
+        return LoadPlan([read for read in inner.reads if read != late.place], finish, [late.elements])
+
+    def _layout_on(self, device: torch.device) -> str:
+        """What is tried first where a weight lies."""
+        return self.layout
 
     def _finished(
         self, weights: TensorSource, parts: Sequence[Part], split: Split | None, weight: Weight
@@ -217,10 +233,14 @@ class FastestLoader(GPTQMarlinWeightsLoader):
             return told
         return self._made_in("strips", layer) or told
 
+    def _layout_on(self, device: torch.device) -> str:
+        """What is tried first where a weight lies."""
+        capability = self._chip(device)
+        return "panels" if capability is None else "strips" if strips.gains(capability) else self.layout
+
     def _repacked(self, weight: Weight, whole: Whole) -> Weight:
-        capability = self._chip(weight.device)
-        first = "panels" if capability is None else "strips" if strips.gains(capability) else None
-        if first is not None:
+        capability, first = self._chip(weight.device), self._layout_on(weight.device)
+        if first != self.layout:
             try:
                 return self._in_layout(first, weight, whole)
             except RepackError:  # Marlin's order can say more, or why not

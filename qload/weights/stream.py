@@ -17,6 +17,7 @@ from qload.spec import Role, Weight
 from qload.storage import FillingStorage, WeightStorage
 from qload.weights.ahead import Ahead, ReaderAhead
 from qload.weights.casts import by_role
+from qload.weights.in_file import ElementsInFile, in_file
 from qload.weights.loads import Load, LoadHolder, parts_of
 
 WINDOW = 128 << 20  # bytes that are read ahead at most, but for those of one load
@@ -66,6 +67,10 @@ class StreamedLoads:
         """All of the tensor `name`, which decides how others are read, on the CPU."""
         return self.storage.read(self._stored(name))
 
+    def in_file(self: StreamOwner, name: str, index: tuple[slice, ...]) -> ElementsInFile | None:
+        """Elements `index` of the tensor `name` in their file; None where they are no one range of it."""
+        return in_file(self.storage, self._stored(name), index, self.device)
+
     def place(self: StreamOwner, fact: Tensor) -> Tensor:
         """A part of a `fact` on the device, in memory of its own."""
         return fact.clone() if self.device.type == "cpu" else fact.to(self.device, non_blocking=True)
@@ -78,10 +83,11 @@ class _Begun(Generic[L]):
     load: L
     plan: "LoadPlan | QloadError"
     ahead: Ahead | None = None
+    late: int = 0  # bytes that are read when the load is finished
 
     @property
     def nbytes(self) -> int:
-        return self.ahead.nbytes if self.ahead else 0
+        return self.late + (self.ahead.nbytes if self.ahead else 0)
 
 
 def _stream(weights: StreamOwner, loader: WeightsLoader, loads: Iterator[L]) -> Iterator[tuple[L, Weight]]:
@@ -112,10 +118,11 @@ def _begin(weights: StreamOwner, loader: WeightsLoader, load: L, reader: ReaderA
         else:
             check_type("loads", load, Load)
             plan = loader.plan(weights, parts_of(weights, loader, load), load.split)
+        late = sum(elements.nbytes for elements in plan.late)
         if reader is None:
-            return _Begun(load, plan)
+            return _Begun(load, plan, None, late)
         reads = [(weights._stored(name), index) for name, index in plan.reads]
-        return _Begun(load, plan, reader.begin(reads, weights.storage))
+        return _Begun(load, plan, reader.begin(reads, weights.storage), late)
     except QloadError as error:
         return _Begun(load, error)
 

@@ -11,7 +11,7 @@ from qload import native
 from qload.detect import loader_from_config
 from qload.errors import ArgumentError
 from qload.formats import GPTQWeight
-from qload.kernel_formats import GPTQMarlinWeight, alike, repack, restore
+from qload.kernel_formats import GPTQMarlinWeight, PanelsWeight, alike, repack, restore
 from qload.parallel import FakeWorld
 from qload.repacking import RepackingLoader
 from qload.spec import Weight
@@ -54,8 +54,8 @@ def followed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     inner = alike.AlikeLayers.repack
 
-    def told(self: alike.AlikeLayers, weight: Weight, layout: str) -> Weight | None:
-        made = inner(self, weight, layout)
+    def told(self: alike.AlikeLayers, weight: Weight, layout: str, *late: Any) -> Weight | None:
+        made = inner(self, weight, layout, *late)
         if made is not None:
             names.append(weight.layer.name)
         return made
@@ -77,7 +77,7 @@ has_native = pytest.mark.skipif(not native.available(), reason="without native c
 
 
 @has_native
-@pytest.mark.parametrize("target", ["marlin", "strips"])
+@pytest.mark.parametrize("target", ["marlin", "strips", "panels"])
 @pytest.mark.parametrize("scales", [torch.float16, torch.bfloat16, torch.float32])
 def test_the_second_of_a_kind_follows_the_first(
     followed: list[str], target: str, scales: torch.dtype
@@ -135,12 +135,13 @@ def test_a_layer_that_differs_is_repacked_by_itself(followed: list[str], other: 
 
 
 @has_native
-@pytest.mark.parametrize(("K", "N"), [(128, 192), (160, 256)])
-def test_padded_layers_are_repacked_by_themselves(followed: list[str], K: int, N: int) -> None:
-    check({name: drawn(K=K, N=N) for name in "ab"}, "marlin")
+@pytest.mark.parametrize("target", ["marlin", "panels"])
+@pytest.mark.parametrize(("K", "N"), [(128, 192), (160, 256), (128, 264)])
+def test_padded_layers_are_repacked_by_themselves(followed: list[str], K: int, N: int, target: str) -> None:
+    check({name: drawn(K=K, N=N) for name in "ab"}, target)
 
-    padded = repack(opened({"a": drawn(K=K, N=N)}, None).get_weights("a"), "marlin")
-    assert isinstance(padded, GPTQMarlinWeight)
+    padded = repack(opened({"a": drawn(K=K, N=N)}, None).get_weights("a"), target)
+    assert isinstance(padded, GPTQMarlinWeight | PanelsWeight)
     assert (followed == []) == (padded.padded_shape != padded.shape)
 
 

@@ -5,6 +5,7 @@ from qload.testing.faults.fault import Fault
 _ORDER, _PANELS = "qload/layouts/panels.py", "qload/kernel_formats/panels.py"
 _CPU, _ROWS = "qload/kernels/cpu.py", "qload/kernels/cpu_rows.py"
 _CHOICE = "qload/kernels/cpu_choice.py"
+_LATE = "qload/repacking/late_codes.py"
 
 FAULTS = (
     Fault("panels-of-columns", _ORDER, "nt (kt c) (r)", "nt (c kt) (r)"),
@@ -38,6 +39,13 @@ FAULTS = (
         _ROWS,
         "isinstance(codes.codes, NibblePairs) and codes.codes.high_first",
         "False",
+    ),
+    Fault("late-codes-of-nobody", _LATE, "            light.enter()", "            pass"),
+    Fault(
+        "late-codes-read-ahead",
+        "qload/repacking/loaders.py",
+        "[read for read in inner.reads if read != late.place]",
+        "inner.reads",
     ),
     Fault(
         "auto-forgets-panels",

@@ -1,0 +1,106 @@
+"""Codes of layers that are alike go from their file to where they belong, without another place between.
+
+A layer is first made without its codes. Where one before it has shown what layers of its kind become, its
+codes are moved straight from the file; else it is loaded again with them, as if nothing had been tried.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qload.kernel_formats import alike
+from qload.loader import LoadPlan, Rectangle, TensorSource
+from qload.loader.source import FileElements, in_file
+from qload.repacking.header_only import HeaderOnlySource
+from qload.spec import Role, Weight
+
+CODES = "qweight"
+LEAST = 1 << 20  # bytes of codes that are worth it
+
+
+class WithoutCodes(HeaderOnlySource):
+    """A source of a layer without its codes, which enters it into the ledger when the layer was made."""
+
+    def __init__(self, inner: TensorSource) -> None:
+        super().__init__(inner, CODES)
+        self._taken, self._noted = list[str](), list[str]()
+
+    def read(self, name: str, index: tuple[slice, ...] = (), *, role: Role) -> Tensor:
+        """As the inner source; of the codes a shape, on the CPU, where they go."""
+        if name.rpartition(".")[2] != CODES:
+            return self.inner.read(name, index, role=role)
+        info = self.inner.info(name)
+        return torch.zeros((), dtype=info.dtype).expand(info.shape)[index]
+
+    def take(self, names: Iterable[str]) -> None:
+        """Kept for now."""
+        self._taken += names
+
+    def note(self, text: str) -> None:
+        """Kept for now."""
+        self._noted.append(text)
+
+    def enter(self) -> None:
+        """What was kept goes to the inner source."""
+        for text in self._noted:
+            self.inner.note(text)
+        self.inner.take(self._taken)
+
+
+@dataclass(frozen=True)
+class LateCodes:
+    """The codes of one layer, and what they are expected by."""
+
+    owner: "ExpectedLayers"
+    kind: Any
+    place: Rectangle
+    elements: FileElements
+
+    def make(
+        self, source: TensorSource, inner: LoadPlan, known: alike.AlikeLayers, layout: str
+    ) -> Weight | None:
+        """The layer in a layout; None where it has to be loaded with its codes."""
+        light = WithoutCodes(source)
+        weight = inner.finish(light)
+        made = known.repack(weight, layout, self._move)
+        if made is None:
+            self.owner.give_up(self.kind)
+        else:
+            light.enter()
+        return made
+
+    def _move(self, target: Tensor, move: alike.Move) -> bool:
+        return self.elements.move(target, move.bits, move.digits)
+
+
+class ExpectedLayers:
+    """What headers have led to expect: the first layer that looks so is loaded whole, and the others late."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, bool] = {}
+
+    def late(self, weights: TensorSource, reads: Sequence[Rectangle]) -> LateCodes | None:
+        """The codes of a load that need not be read ahead; None where all of it is to be read as ever."""
+        places = [read for read in reads if read.name.rpartition(".")[2] == CODES]
+        elements = in_file(weights, *places[0]) if len(places) == 1 else None
+        if elements is None or not LEAST <= elements.nbytes <= alike.LARGE:
+            return None
+        kind = tuple(_seen(weights, read) for read in reads)
+        if kind not in self._known:
+            if len(self._known) < alike.MOST:
+                self._known[kind] = True
+            return None
+        return LateCodes(self, kind, places[0], elements) if self._known[kind] else None
+
+    def give_up(self, kind: Any) -> None:
+        """Layers of a kind are not made so."""
+        self._known[kind] = False
+
+
+def _seen(weights: TensorSource, read: Rectangle) -> Any:
+    """What a header says of a tensor, beside the name of its layer."""
+    info = weights.info(read.name)
+    return read.name.rpartition(".")[2], info.dtype, info.shape

@@ -1,0 +1,259 @@
+"""Codes that stay in their file until it is known where they belong: the same weights, ledgers and errors."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from qload import native
+from qload.detect import loader_from_config
+from qload.errors import StorageError
+from qload.kernel_formats import alike
+from qload.parallel import FakeWorld
+from qload.repacking import late_codes
+from qload.storage import SafetensorsStorage
+from qload.weights import Weights, in_file, stream
+from tests.repacking.test_alike import CONFIG, MIDDLE, assert_same, drawn
+
+has_native = pytest.mark.skipif(not native.available(), reason="without native code nothing is followed")
+Layers = Mapping[str, Mapping[str, Tensor]]
+
+
+@pytest.fixture(autouse=True)
+def small_codes_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(late_codes, "LEAST", 1)
+
+
+@pytest.fixture
+def moved(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of each layer whose codes were to go straight from the file, whether they went."""
+    found: list[bool] = []
+    inner = in_file.ElementsInFile.move
+
+    def told(self: in_file.ElementsInFile, *asked: Any) -> bool:
+        found.append(inner(self, *asked))
+        return found[-1]
+
+    monkeypatch.setattr(in_file.ElementsInFile, "move", told)
+    return found
+
+
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The codes that were left in their file for later."""
+    found: list[str] = []
+    inner = late_codes.LateCodes.make
+
+    def told(self: late_codes.LateCodes, *asked: Any) -> Any:
+        found.append(self.place.name)
+        return inner(self, *asked)
+
+    monkeypatch.setattr(late_codes.LateCodes, "make", told)
+    return found
+
+
+def saved(path: Path, layers: Layers) -> Path:
+    file = path / "model.safetensors"
+    save_file(
+        {f"{name}.{field}": each for name, held in layers.items() for field, each in held.items()}, file
+    )
+    return file
+
+
+@contextmanager
+def opened(file: Path, target: Any = "marlin", group: Any = None) -> Iterator[Weights]:
+    with SafetensorsStorage(file) as storage:
+        loader = loader_from_config(CONFIG, storage, target=target)
+        yield Weights(storage, loader=loader, process_group=group)
+
+
+def check(file: Path, names: str, target: Any = "marlin", group: Any = None) -> None:
+    """Streamed, and one by one, layers are what each is in a checkpoint of its own."""
+    alone = []
+    for name in names:
+        with opened(file, target, group) as weights:
+            alone.append(weights.get_weights(name))
+    with opened(file, target, group) as one, opened(file, target, group) as other:
+        for streamed, name, want in zip(other.stream(list(names)), names, alone, strict=True):
+            assert_same(one.get_weights(name), want)
+            assert_same(streamed[1], want)
+        assert one.report() == other.report()
+        assert one.report().complete
+        assert isinstance(other.storage, SafetensorsStorage)
+        sizes = [other.info(name).nbytes for name in list(other.storage.keys())]
+        assert other.storage.bytes_read == sum(sizes)
+
+
+@has_native
+@pytest.mark.parametrize("target", ["marlin", "strips", "panels", "auto"])
+def test_all_but_the_first_of_a_kind_go_straight(tmp_path: Path, moved: list[bool], target: str) -> None:
+    check(saved(tmp_path, {name: drawn() for name in "abcd"}), "abcd", target)
+
+    assert moved == [True] * 6  # three of the stream, and three one by one
+
+
+@has_native
+def test_each_kind_has_a_first(tmp_path: Path, moved: list[bool]) -> None:
+    layers = {
+        "a": drawn(),
+        "b": drawn(K=256),
+        "c": drawn(),
+        "d": drawn(scales=torch.bfloat16),
+        "e": drawn(K=256),
+    }
+
+    check(saved(tmp_path, layers), "abcde")
+
+    assert moved == [True] * 4
+
+
+def odd() -> Iterator[Any]:
+    order = torch.arange(128).flip(0).int() // 32
+    zero = drawn()["qzeros"].index_fill(0, torch.tensor([1]), MIDDLE - 1)
+    yield pytest.param({"qzeros": zero}, id="one row of zero points")
+    yield pytest.param({"g_idx": order}, id="act order")
+
+
+@pytest.mark.parametrize("other", list(odd()))
+def test_a_layer_that_only_looks_alike_is_loaded_with_its_codes(tmp_path: Path, other: Any) -> None:
+    layers = {"a": drawn(), "b": {**drawn(), **other}, "c": drawn(), "d": drawn()}
+    file = saved(tmp_path, layers)
+    with opened(file, None) as stored:
+        want = {name: stored.get_weights(name) for name in layers}
+    with opened(file) as weights:
+        made = dict(weights.stream(list("abcd")))
+        report = weights.report()
+
+    for name, weight in made.items():
+        assert torch.equal(weight.dequantize(), want[name].dequantize())
+    assert report.complete
+    assert not report.twice
+
+
+@has_native
+def test_where_one_was_not_as_expected_those_after_it_are_read_ahead(
+    tmp_path: Path, moved: list[bool], tried: list[str]
+) -> None:
+    other = {**drawn(), "qzeros": drawn()["qzeros"] - 1}
+    with opened(saved(tmp_path, {"a": drawn(), "b": other, "c": drawn()})) as weights:
+        for name in "abc":
+            weights.get_weights(name)
+
+    assert tried == ["b.qweight"]
+    assert moved == []
+
+
+@has_native
+@pytest.mark.parametrize("split", ["N", "K"])
+def test_shares_of_several_ranks_are_read_as_ever(tmp_path: Path, tried: list[str], split: str) -> None:
+    file = saved(tmp_path, {name: drawn(K=256, N=512) for name in "ab"})
+    load = {"N": "get_weights_col", "K": "get_weights_row"}[split]
+    for group in FakeWorld(2):
+        with opened(file, group=group) as weights:
+            for name in "ab":
+                getattr(weights, load)(name)
+
+    assert tried == []
+
+
+@has_native
+@pytest.mark.parametrize("size", ["LEAST", "LARGE"])
+def test_codes_of_other_sizes_are_read_as_ever(
+    tmp_path: Path, moved: list[bool], size: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes = drawn()["qweight"].nbytes
+    place, limit = {"LEAST": (late_codes, codes + 1), "LARGE": (alike, codes - 1)}[size]
+    monkeypatch.setattr(place, size, limit)
+
+    check(saved(tmp_path, {name: drawn() for name in "abc"}), "abc")
+
+    assert moved == []
+
+
+@has_native
+def test_a_storage_of_somebody_elses_is_asked_for_all(tmp_path: Path, moved: list[bool]) -> None:
+    class Own(SafetensorsStorage):
+        pass
+
+    file = saved(tmp_path, {name: drawn() for name in "ab"})
+    with Own(file) as storage:
+        weights = Weights(storage, loader=loader_from_config(CONFIG, storage, target="marlin"))
+        list(weights.stream(list("ab")))
+
+    assert moved == []
+
+
+@has_native
+@pytest.mark.parametrize("keep", [0.4, 0.6, 0.99])
+def test_a_file_that_is_cut_short_meanwhile_says_so_in_its_turn(tmp_path: Path, keep: float) -> None:
+    file = saved(tmp_path, {name: drawn() for name in "abcd"})
+    with opened(file) as weights:
+        found = weights.stream(list("abcd"))
+        next(found)
+        short = file.read_bytes()[: int(file.stat().st_size * keep)]
+        file.write_bytes(short)
+
+        with pytest.raises(StorageError, match="had"):
+            list(found)
+
+
+@has_native
+def test_a_file_that_is_cut_while_it_is_moved_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look at the file and the read; what was moved until then is nobody's."""
+    file = saved(tmp_path, {name: drawn() for name in "ab"})
+    inner = in_file.devices.move_from_file
+
+    def cut(*asked: Any) -> bool:
+        with file.open("r+b") as opened_again:
+            opened_again.truncate(file.stat().st_size // 2)
+        assert not inner(*asked)
+        return False
+
+    monkeypatch.setattr(in_file.devices, "move_from_file", cut)
+    with opened(file) as weights, pytest.raises(StorageError, match="had"):
+        list(weights.stream(list("ab")))
+
+
+@has_native
+def test_a_file_that_is_written_to_while_it_is_moved_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of as many bytes as before, so that every read succeeds."""
+    file = saved(tmp_path, {name: drawn() for name in "ab"})
+    inner = in_file.devices.move_from_file
+
+    def write(*asked: Any) -> bool:
+        done = inner(*asked)
+        file.write_bytes(file.read_bytes()[:-1] + b"\0")
+        return done
+
+    monkeypatch.setattr(in_file.devices, "move_from_file", write)
+    with opened(file) as weights, pytest.raises(StorageError):
+        list(weights.stream(list("ab")))
+
+
+@has_native
+def test_codes_that_wait_in_their_file_count_as_read_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned: list[bool] = []
+    inner = late_codes.ExpectedLayers.late
+
+    def told(self: late_codes.ExpectedLayers, *asked: Any) -> Any:
+        found = inner(self, *asked)
+        planned.append(found is not None)
+        return found
+
+    monkeypatch.setattr(late_codes.ExpectedLayers, "late", told)
+    monkeypatch.setattr(stream, "WINDOW", 3 * drawn()["qweight"].nbytes)
+    with opened(saved(tmp_path, {name: drawn() for name in "abcdef"})) as weights:
+        next(weights.stream(list("abcdef")))
+
+    assert planned == [False, True, True]
