@@ -13,7 +13,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from qload.architecture import architecture_of
-from qload.errors import ArgumentError, checked
+from qload.errors import ArgumentError, ConfigError, checked
+from qload.models.config import text_config
 from qload.spec import Role, TensorSpec, named
 from qload.testing.recipes import LEFT_OUT, RECIPES, Dialect
 from qload.testing.stubs import stub_config
@@ -63,11 +64,13 @@ def make_checkpoint(
     Raises
     ------
     ArgumentError
-        For formats and types that there are none of, and for sizes that the format cannot say.
+        For formats and types that there are none of, for what no model of the type can have, and for sizes
+        that the format cannot say.
     """
     if format not in RECIPES:
         raise ArgumentError("format", f"one of {', '.join(RECIPES)}", repr(format[:80]))
     recipe, place, whole = RECIPES[format], Path(folder), _config(model, config or {})
+    _believable(whole)
     if recipe.said is not None:
         whole["quantization_config"] = dict(recipe.said)
     tensors = _tensors(recipe, whole)
@@ -84,6 +87,14 @@ def _config(model: str, said: Mapping[str, Any]) -> dict[str, Any]:
     own = stub_config(model)
     sizes = {key: size for key, size in SIZES.items() if key in own}
     return {**own, **sizes, "dtype": "bfloat16", **said}
+
+
+def _believable(config: Mapping[str, Any]) -> None:
+    """ArgumentError for what no model of the type can have."""
+    try:
+        text_config(config)
+    except ConfigError as error:
+        raise ArgumentError(f"config: {error.key}", error.expected, error.got) from error
 
 
 def _tensors(recipe: Dialect, config: Mapping[str, Any]) -> dict[str, Tensor]:
