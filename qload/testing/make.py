@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from qload.architecture import architecture_of
 from qload.errors import ArgumentError, ConfigError, checked
+from qload.errors.writing import written_to
 from qload.models.config import text_config
 from qload.spec import Role, TensorSpec, named
 from qload.testing.recipes import LEFT_OUT, RECIPES, Dialect
@@ -77,8 +78,11 @@ def make_checkpoint(
     place.mkdir(parents=True, exist_ok=True)
     if os.listdir(place):
         raise ArgumentError("folder", "one that is empty, or not there", str(place))
-    save_file(tensors, place / "model.safetensors", metadata={"format": "pt"})
-    (place / "config.json").write_text(json.dumps(whole, indent=2) + "\n")
+    said = json.dumps(whole, indent=2) + "\n"
+    made = {"model.safetensors": save(tensors, {"format": "pt"}), "config.json": said.encode()}
+    for name, content in made.items():
+        with written_to(place / name):
+            (place / name).write_bytes(content)
     return tensors
 
 

@@ -8,6 +8,7 @@ from operator import itemgetter
 from pathlib import Path
 
 from qload.errors import ArgumentError
+from qload.errors.writing import written_to
 from qload.testing.vectors import rejected, valid
 from qload.testing.vectors.case import Content
 from qload.testing.vectors.manifest import VERSION, Manifest, VectorCase, VectorFile
@@ -61,5 +62,6 @@ def _written(case: Content, folder: Path) -> VectorCase:
 def _put(folder: Path, path: str, data: bytes) -> VectorFile:
     place = folder / path
     place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_bytes(data)
+    with written_to(place):
+        place.write_bytes(data)
     return VectorFile(path=path, sha256=hashlib.sha256(data).hexdigest(), size=len(data))
