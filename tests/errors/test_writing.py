@@ -33,6 +33,20 @@ def test_the_file_is_named_that_is_written_at_once(
     assert str(caught.value.filename).startswith(str(tmp_path / "out"))
 
 
+def test_vectors_that_were_interrupted_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = Path.write_bytes
+
+    def stopped(place: Path, data: bytes) -> int:
+        if place.name == "manifest.json":
+            raise KeyboardInterrupt
+        return write(place, data)
+
+    monkeypatch.setattr(Path, "write_bytes", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        export(tmp_path / "out")
+    assert [*tmp_path.iterdir()] == []
+
+
 def test_a_conversion_names_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "pwrite", full)
 
