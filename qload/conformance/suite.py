@@ -10,6 +10,8 @@ import pytest
 from qload.conformance.case import ConformanceCase
 from qload.conformance.cases import TIERS, cases
 
+ASSERTS = __debug__  # False under `python -O`
+
 
 def option(config: pytest.Config, name: str, default: str) -> str:
     """The value of `--qload-NAME`; the default where the plugin is not loaded."""
@@ -105,6 +107,8 @@ class Judged:
         request: pytest.FixtureRequest,
         make: Callable[[ConformanceCase, str], Any],
     ) -> None:
+        if not ASSERTS:
+            pytest.fail("python -O leaves out assert statements, and so some of the checks", pytrace=False)
         taken, reason = answer_of(suite, case)
         self.suite, self.case, self.node, self.make = suite, case, request.node, make
         self.device = option(request.config, "device", "cpu")

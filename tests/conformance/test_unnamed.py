@@ -2,16 +2,19 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+import qload.conformance.suite as suite_module
 from qload.conformance import cases
 from qload.conformance.experts_trial import ExpertsTrial
+from qload.conformance.linear_trial import LinearTrial
 from qload.conformance.loader_trial import LoaderTrial
-from qload.conformance.suite import answer_of
+from qload.conformance.suite import Judged, answer_of
 from tests.conformance.subjects import Sound
 from tests.conformance.test_linear_suite import COMMON, on_trial
 from tests.conformance.test_other_suites import Experts, Loads, NextExpert
@@ -126,3 +129,10 @@ def test_a_load_that_is_no_tensors_by_name_is_told(said: Any, tmp_path: Path) ->
 
     with pytest.raises(AssertionError, match=r"load returned .*, expected tensors by name"):
         LoaderTrial(suite, Loads.cases("smoke")[0], tmp_path).shares_are_exact()
+
+
+def test_no_suite_passes_where_asserts_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suite_module, "ASSERTS", False)
+
+    with pytest.raises(pytest.fail.Exception, match="leaves out assert statements"):
+        Judged(Sound(), COMMON, SimpleNamespace(), LinearTrial)  # type: ignore[arg-type]
