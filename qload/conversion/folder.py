@@ -25,7 +25,7 @@ class UnfinishedFolder:
     """
 
     def __init__(self, target: Path, job: str, crew: Crew | None = None) -> None:
-        self.target, self.job = target, job
+        self.target, self.job = target.resolve(), job  # where a link leads to, as a link is no folder
         self.crew = crew or Crew.of(None)
         self.done: dict[str, str] = {}
 
