@@ -97,9 +97,11 @@ def explain(
             lambda why: Explanation(str(place), unreadable=why),
         )
     if html is not None:
+        from qload.errors.writing import written_to
         from qload.pictures import explanation_page
 
-        html.write_text(explanation_page(found), encoding="utf-8")
+        with written_to(html):
+            html.write_text(explanation_page(found), encoding="utf-8")
     ctx.exit(emit(found, as_json, partial(_tables, every=every)))
 
 

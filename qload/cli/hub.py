@@ -1,6 +1,5 @@
 """A name of the hub where a path is asked for: what it leads to, and what standard error is told of that."""
 
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from qload.cli.progress import watched
 from qload.cli.text import plural, safe, size
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def _show_bars(seen: bool) -> None:
     """The bars of huggingface_hub, which move the cursor, only where a bar of ours would be seen."""
     from qload.cli.console import plain
 
-    if not seen or plain() or not sys.stderr.isatty():
+    if not seen or plain() or not watched():
         import_module("huggingface_hub.utils").disable_progress_bars()
 
 

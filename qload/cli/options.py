@@ -63,11 +63,22 @@ def folders(function: F) -> F:
     )(function)
 
 
+class OutputFolder(click.Path):
+    """A folder to make, which has to be named."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path, file_okay=False)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path; an empty one is a usage error."""
+        if value == "":  # an unset shell variable must not mean the current directory
+            self.fail("is empty", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 def output_folder(help: str) -> Callable[[F], F]:
     """-o DIR, which a verb makes."""
-    return click.option(
-        "-o", "folder", type=click.Path(path_type=Path), required=True, metavar="DIR", help=help
-    )
+    return click.option("-o", "folder", type=OutputFolder(), required=True, metavar="DIR", help=help)
 
 
 def experts_parallel(function: F) -> F:

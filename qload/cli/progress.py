@@ -14,13 +14,18 @@ Update = Callable[[str, int, int], None]
 PATIENCE = 10.0  # seconds without a line of progress, where a bar would need escape sequences
 
 
+def watched() -> bool:
+    """Whether somebody looks at standard error; Python has none where it was closed before it began."""
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
 @contextmanager
 def progress_bar(*, seen: bool = True) -> Iterator[Update | None]:
     """A bar on standard error that is gone when the work is done; None where nobody would see it.
 
     Under NO_COLOR it is lines of text, because a bar moves the cursor with escape sequences.
     """
-    if not seen or not sys.stderr.isatty():
+    if not seen or not watched():
         yield None
         return
     from qload.cli.console import plain, stderr

@@ -46,11 +46,10 @@ def write(reports: "Sequence[Report]", place: Path) -> None:
     if place == STDOUT:
         click.echo(text)
     else:
-        try:
+        from qload.errors.writing import written_to
+
+        with written_to(place):
             place.write_text(f"{text}\n", encoding="utf-8")
-        except OSError as error:
-            error.filename = error.filename or str(place)  # a write that fails names no file
-            raise
 
 
 def log(reports: "Sequence[Report]") -> dict[str, Any]:

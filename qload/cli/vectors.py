@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from qload.cli.options import verbose
+from qload.cli.options import OutputFolder, verbose
 
 EPILOG = """\b
 Examples:
@@ -20,7 +20,7 @@ def vectors() -> None:
 
 
 @vectors.command()
-@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("folder", type=OutputFolder())
 @verbose
 def export(folder: Path) -> None:
     """Write all vectors into FOLDER, which has to be empty or not there yet.

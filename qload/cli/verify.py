@@ -161,10 +161,12 @@ def verify(
                         process_group=group,
                     )
                     if first and html is not None:
+                        from qload.errors.writing import written_to
                         from qload.pictures import layer_pictures, report_page
 
                         pictures = layer_pictures(place, report.error_maps, progress=tell)
-                        html.write_text(report_page(report, pictures), encoding="utf-8")
+                        with written_to(html):
+                            html.write_text(report_page(report, pictures), encoding="utf-8")
                 if first:
                     reports.append(replace(report, layers=()))
                     code = max(code, _told(report, as_json, sarif, several))

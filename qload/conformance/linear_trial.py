@@ -20,6 +20,8 @@ from qload.testing.guards import Guards, around_borders
 from qload.testing.layers_of import layer_of
 from qload.weights import Weights
 
+# Where the sign of a scale says which end of the range of integers is used.
+SIGNED = {"gptq": "scales", "awq": "scales", "ct_pack": "weight_scale"}
 LOADS = {"col": Weights.get_weights_col, "row": Weights.get_weights_row}
 
 
@@ -27,6 +29,8 @@ LOADS = {"col": Weights.get_weights_col, "row": Weights.get_weights_row}
 def shares(case: ConformanceCase, filling: str) -> tuple[Weight, ...]:
     """Every rank's share of the layer of a `case`, with a `filling`; a whole layer is the only one."""
     made = layer_of(case.traits, case.N, case.K, filling=filling)
+    if filling == "noise" and case.format in SIGNED:
+        made.tensors[SIGNED[case.format]].view(-1)[::3].neg_()
     if case.world == 1:
         return (made.weight(),)
     load, storage = LOADS[case.split], made.storage()
@@ -141,7 +145,9 @@ class LinearTrial:
                 yield rank, weight, partial(self._product, buffers)
 
     def _product(self, buffers: Any, x: Tensor) -> Any:
-        return self.suite.gemm(x, buffers)
+        y = self.suite.gemm(x, buffers)
+        assert isinstance(y, Tensor), f"gemm returned {type(y).__name__}, expected a tensor (M, N)"
+        return y
 
     def _tokens(self) -> list[int]:
         """The numbers of tokens to try, of those that the kernel takes."""

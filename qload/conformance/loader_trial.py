@@ -1,6 +1,6 @@
 """The checks of `LoaderSuite`: a loader beside qload's own shares of the same files."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +98,11 @@ class LoaderTrial:
                 refusal = self._refusal(files, rank.rank(), self.case.world)
                 assert refusal, f"{where}it was loaded, and no such cut exists: {want}"
                 continue
-            self._same(dict(self.suite.load(files, rank.rank(), self.case.world)), want, where)
+            got = self.suite.load(files, rank.rank(), self.case.world)
+            assert isinstance(got, Mapping), (
+                f"{where}load returned {type(got).__name__}, expected tensors by name"
+            )
+            self._same(dict(got), want, where)
 
     def _same(self, got: dict[str, Any], want: dict[str, Tensor], where: str) -> None:
         __tracebackhide__ = True

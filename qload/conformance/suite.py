@@ -10,6 +10,8 @@ import pytest
 from qload.conformance.case import ConformanceCase
 from qload.conformance.cases import TIERS, cases
 
+ASSERTS = __debug__  # False under `python -O`
+
 
 def option(config: pytest.Config, name: str, default: str) -> str:
     """The value of `--qload-NAME`; the default where the plugin is not loaded."""
@@ -67,12 +69,20 @@ class Suite:
         """A subject that refuses every case of its format was not tested, and so did not pass."""
         refused = {}
         for case in self.cases(option(request.config, "tier", "default")):
-            taken, reason = self.can_implement(case)
+            taken, reason = answer_of(self, case)
             if taken:
                 return
             refused[case.id] = reason
         first, why = next(iter(refused.items()))
         pytest.fail(f"all {len(refused)} cases are refused, {first} because: {why}", pytrace=False)
+
+
+def answer_of(suite: Suite, case: ConformanceCase) -> tuple[bool, str]:
+    """What `can_implement` of a `suite` says of a `case`; the test fails where that is no pair."""
+    said: Any = suite.can_implement(case)
+    if not isinstance(said, tuple) or len(said) != 2:
+        pytest.fail(f"can_implement returned {said!r}, expected (whether, why not)", pytrace=False)
+    return said
 
 
 class Judged:
@@ -97,7 +107,9 @@ class Judged:
         request: pytest.FixtureRequest,
         make: Callable[[ConformanceCase, str], Any],
     ) -> None:
-        taken, reason = suite.can_implement(case)
+        if not ASSERTS:
+            pytest.fail("python -O leaves out assert statements, and so some of the checks", pytrace=False)
+        taken, reason = answer_of(suite, case)
         self.suite, self.case, self.node, self.make = suite, case, request.node, make
         self.device = option(request.config, "device", "cpu")
         self.said: dict[str, Any] = {"case": case.id, "suite": type(suite).__name__}

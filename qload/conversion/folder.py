@@ -10,6 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from qload.errors import ArgumentError
+from qload.errors.writing import written_to
 from qload.verify.crew import Crew
 
 STATE, LOCK = "qload-unfinished", "qload-lock"
@@ -24,7 +25,7 @@ class UnfinishedFolder:
     """
 
     def __init__(self, target: Path, job: str, crew: Crew | None = None) -> None:
-        self.target, self.job = target, job
+        self.target, self.job = target.resolve(), job  # where a link leads to, as a link is no folder
         self.crew = crew or Crew.of(None)
         self.done: dict[str, str] = {}
 
@@ -49,7 +50,8 @@ class UnfinishedFolder:
                     got = f"{self.path}, which is not there, or another one, for process {self._rank}"
                     raise ArgumentError("folder", "files that all processes see, and write alike", got)
                 self._lock(self._own(LOCK), locks)
-            yield
+            with written_to(self.path):
+                yield
 
     @property
     def _rank(self) -> int:
@@ -68,10 +70,15 @@ class UnfinishedFolder:
             raise ArgumentError("folder", "one that nobody writes", got) from error
 
     def check_space(self, nbytes: int) -> None:
-        """ArgumentError where the disk has fewer bytes left than are still to be written."""
+        """ArgumentError where the disk has fewer bytes left than are still to be written.
+
+        A folder in which nothing was completed yet is removed then.
+        """
         there = sum((self.path / name).stat().st_size for name in self.done)
-        free = shutil.disk_usage(self.path).free
+        free = shutil.disk_usage(self.path.parent).free
         if nbytes - there > free:
+            if not self.done and self.crew.first:
+                shutil.rmtree(self.path, ignore_errors=True)
             expected = f"a disk with {nbytes - there} bytes left"
             raise ArgumentError("folder", expected, f"{free} bytes at {self.path.parent}")
 

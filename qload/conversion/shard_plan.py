@@ -7,10 +7,9 @@ from qload.conversion.items import Item, copied
 from qload.conversion.planned import STACKED, Told
 from qload.conversion.rank_share import RankShare
 from qload.conversion.source import as_stored
-from qload.errors import ConfigError
 from qload.loader import LayerDescription
-from qload.models.config import TextConfig, text_config
 from qload.plan.answers import Answers
+from qload.plan.model import described_model
 from qload.plan.sharing import Sharing, sharings
 from qload.spec import named
 from qload.verify.crew import Crew
@@ -39,7 +38,7 @@ def planned_shares(subject: Subject, ranks: int, runs: int | None, tell: Told) -
     """Every layer asked for every rank, in the words of `plan`; ArgumentError for `runs` without experts."""
     weights = subject.weights
     assert weights is not None
-    model = _model(subject)
+    model, why = described_model(subject.model_config)
     how = sharings(subject.groups, model, runs)
     refused = _refused(subject, how, ranks)
     if refused:
@@ -62,14 +61,7 @@ def planned_shares(subject: Subject, ranks: int, runs: int | None, tell: Told) -
         shares[rank][prefix] = share
     items = [list(_items(subject, mine)) for mine in shares]
     held = [{prefix: share for prefix, share in mine.items() if share} for mine in shares]
-    return PlannedShares(how, held, items, {}, list(_notes(subject, how, model)))
-
-
-def _model(subject: Subject) -> TextConfig | None:
-    try:
-        return text_config(subject.model_config)
-    except ConfigError:
-        return None
+    return PlannedShares(how, held, items, {}, list(_notes(subject, how, why)))
 
 
 def _refused(subject: Subject, how: Mapping[str, Sharing], ranks: int) -> dict[str, str]:
@@ -109,10 +101,10 @@ def _items(subject: Subject, mine: Mapping[str, RankShare | None]) -> Iterator[I
                 yield share.item()
 
 
-def _notes(subject: Subject, how: Mapping[str, Sharing], model: TextConfig | None) -> Iterator[str]:
+def _notes(subject: Subject, how: Mapping[str, Sharing], why: str) -> Iterator[str]:
     yield CONFIGS_OF_ALL
     yield WHOLE
     if any(each.cut == "K" and named(prefix, "bias") in subject.names for prefix, each in how.items()):
         yield BIASES
-    if model is None:
-        yield "no model of qload's has this type: layers are cut as is usual by the last part of their names"
+    if why:
+        yield why

@@ -21,6 +21,7 @@ TIMES = (
     "predicted times: of one H200, between layers that were timed there: strips, up to 16 tokens, groups "
     "of 128, no zero points; elsewhere not measured"
 )
+FIRST_CHIP = 20  # of capability 2.0; below it are slips such as sm12 for sm120
 EXPERTS = "of experts each matrix is told by itself: kernels that multiply all experts at once are not"
 
 
@@ -74,7 +75,7 @@ def explain(
     if dtype not in dtypes.DTYPES:
         raise ArgumentError("dtype", "torch.float16, torch.bfloat16 or torch.float32", str(dtype))
     question = Question(capability_of(arch), tp, dtype, tuple(tokens))
-    with opened(path_or_weights) as (weights, config):
+    with opened(path_or_weights) as (weights, config, why):
         groups, asked = Groups(weights), AskedKinds(weights, question)
         layers = [
             asked.of(prefix, groups.layers.get(prefix), how)
@@ -82,6 +83,7 @@ def explain(
         ]
         path = "" if isinstance(path_or_weights, Weights) else str(path_or_weights)
         notes = [TIMES, FIRST, *([EXPERTS] if any(".experts." in each.prefix for each in layers) else [])]
+        notes += [why] if why and tp > 1 else []
         named = "cpu" if question.capability is None else f"sm{question.capability}"
         ordered = sorted(layers, key=lambda layer: layer.prefix)
         return Explanation(path, named, tp, str(dtype).removeprefix("torch."), ordered, notes)
@@ -96,6 +98,7 @@ def capability_of(arch: str | None) -> int | None:
         return 10 * major + minor
     digits = arch.removeprefix("sm")
     known = arch.startswith("sm") and digits.isascii() and digits.isdecimal() and len(digits) in (2, 3)
+    known = known and int(digits) >= FIRST_CHIP
     if arch != "cpu" and not known:
         raise ArgumentError("arch", "cpu, or a chip's, such as sm80 or sm90", repr(arch[:80]))
     return int(digits) if known else None

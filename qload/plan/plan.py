@@ -1,15 +1,16 @@
 """`plan`: among how many ranks a checkpoint can be shared, from headers and facts alone."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from typing import Literal
 
 from qload.detect import read_model_config
-from qload.errors import ArgumentError, ConfigError, checked
+from qload.errors import ArgumentError, checked
 from qload.listing import Groups, account
-from qload.models.config import TextConfig, text_config
+from qload.models.config import TextConfig
 from qload.plan.answers import Answers
+from qload.plan.model import described_model
 from qload.plan.report import PlannedLayer, ShardingPlan, WorldPlan
 from qload.plan.sharing import sharings
 from qload.weights import Weights, open_checkpoint
@@ -18,7 +19,6 @@ NOT_COUNTED = (
     "bytes are those of weights as they are stored: what a kernel's order pads, casts to another type, the "
     "cache of keys and values, activations and scratch space are not counted"
 )
-USUAL = "no model of qload's has this type: layers are cut as is usual by the last part of their names"
 
 
 @checked
@@ -74,28 +74,24 @@ def plan(
     worlds = list(dict.fromkeys(tp if isinstance(tp, Sequence) else (tp,)))
     if not worlds or min(worlds) < 1 or (ep is not None and ep < 1):
         raise ArgumentError("tp", "numbers of ranks, at least 1", f"tp={tp}, ep={ep}")
-    with opened(path_or_weights) as (weights, config):
+    with opened(path_or_weights) as (weights, config, why):
         path = "" if isinstance(path_or_weights, Weights) else str(path_or_weights)
-        return _plan(weights, config, worlds, ep, target, path)
+        notes = [NOT_COUNTED, *([why] if why else [])]
+        return _plan(weights, config, worlds, ep, target, path, notes)
 
 
 @contextmanager
-def opened(path_or_weights: str | PathLike[str] | Weights) -> Iterator[tuple[Weights, TextConfig | None]]:
-    """The tensors of `path_or_weights`, and what a model of their type is; None: there is no such model."""
+def opened(
+    path_or_weights: str | PathLike[str] | Weights,
+) -> Iterator[tuple[Weights, TextConfig | None, str]]:
+    """The tensors of `path_or_weights`, and the model of their config, or None and a note that says why."""
     if isinstance(path_or_weights, Weights):
         known = path_or_weights.architecture
         said = {} if known is None else {**known.config, "model_type": known.type}
-        yield path_or_weights, _model(said)
+        yield path_or_weights, *described_model(said)
     else:
         with open_checkpoint(path_or_weights) as weights:
-            yield weights, _model(read_model_config(path_or_weights))
-
-
-def _model(config: Mapping[str, object]) -> TextConfig | None:
-    try:
-        return text_config(config)
-    except ConfigError:
-        return None
+            yield weights, *described_model(read_model_config(path_or_weights))
 
 
 def _plan(
@@ -105,6 +101,7 @@ def _plan(
     ep: int | None,
     kernel: str | None,
     path: str,
+    notes: list[str],
 ) -> ShardingPlan:
     groups = Groups(weights)
     answers, known = Answers(weights, kernel), groups.layers
@@ -114,7 +111,6 @@ def _plan(
     ]
     stored = weights.storage.info
     beside = sum(stored(name).nbytes for name in account(groups).report.used if name not in groups.specs)
-    notes = [NOT_COUNTED, *([] if config else [USUAL])]
     if beside:
         notes.append(f"{beside} bytes of biases and tensors of no layer are counted whole on every rank")
     return ShardingPlan(

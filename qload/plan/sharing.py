@@ -69,9 +69,7 @@ def sharings(groups: Groups, config: TextConfig | None, runs: int | None) -> dic
     weights = groups.weights
     told = {} if config is None else {each.matrix.prefix: each for each in _of_model(weights, config, runs)}
     if runs is not None and not any(each.expert for each in told.values()):
-        raise ArgumentError(
-            "ep", "None, of a model without experts, or of a type that qload does not run", str(runs)
-        )
+        raise ArgumentError("ep", "a model with experts, of a type that load_model loads", str(runs))
     rest = (prefix for prefix in groups.layers if prefix not in told)
     known = weights.architecture
     for prefix in rest:

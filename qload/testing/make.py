@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from qload.architecture import architecture_of
-from qload.errors import ArgumentError, checked
+from qload.errors import ArgumentError, ConfigError, checked
+from qload.errors.writing import written_to
+from qload.models.config import text_config
 from qload.spec import Role, TensorSpec, named
 from qload.testing.recipes import LEFT_OUT, RECIPES, Dialect
 from qload.testing.stubs import stub_config
@@ -63,19 +65,24 @@ def make_checkpoint(
     Raises
     ------
     ArgumentError
-        For formats and types that there are none of, and for sizes that the format cannot say.
+        For formats and types that there are none of, for what no model of the type can have, and for sizes
+        that the format cannot say.
     """
     if format not in RECIPES:
         raise ArgumentError("format", f"one of {', '.join(RECIPES)}", repr(format[:80]))
     recipe, place, whole = RECIPES[format], Path(folder), _config(model, config or {})
+    _believable(whole)
     if recipe.said is not None:
         whole["quantization_config"] = dict(recipe.said)
     tensors = _tensors(recipe, whole)
     place.mkdir(parents=True, exist_ok=True)
     if os.listdir(place):
         raise ArgumentError("folder", "one that is empty, or not there", str(place))
-    save_file(tensors, place / "model.safetensors", metadata={"format": "pt"})
-    (place / "config.json").write_text(json.dumps(whole, indent=2) + "\n")
+    said = json.dumps(whole, indent=2) + "\n"
+    made = {"model.safetensors": save(tensors, {"format": "pt"}), "config.json": said.encode()}
+    for name, content in made.items():
+        with written_to(place / name):
+            (place / name).write_bytes(content)
     return tensors
 
 
@@ -84,6 +91,14 @@ def _config(model: str, said: Mapping[str, Any]) -> dict[str, Any]:
     own = stub_config(model)
     sizes = {key: size for key, size in SIZES.items() if key in own}
     return {**own, **sizes, "dtype": "bfloat16", **said}
+
+
+def _believable(config: Mapping[str, Any]) -> None:
+    """ArgumentError for what no model of the type can have."""
+    try:
+        text_config(config)
+    except ConfigError as error:
+        raise ArgumentError(f"config: {error.key}", error.expected, error.got) from error
 
 
 def _tensors(recipe: Dialect, config: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -76,6 +76,25 @@ def test_the_exit_code_tells_what_happened(arguments: list[Any], code: int) -> N
 
 
 @pytest.mark.parametrize(
+    "asked",
+    [
+        ["convert", MODEL, "--to", "float32", "-o", ""],
+        ["shard", MODEL, "--tp", "1", "-o", ""],
+        ["make-checkpoint", "gptq", "-o", ""],
+        ["vectors", "export", ""],
+    ],
+    ids=lambda asked: asked[0],
+)
+def test_a_folder_without_a_name_is_not_the_current_one(
+    asked: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert run(*asked).exit_code == 2
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize(
     "arguments", [[], ["inspect"], ["verify"], ["doctor"]], ids=["qload", "inspect", "verify", "doctor"]
 )
 def test_help_has_examples_and_the_exit_codes(arguments: list[str], golden: Any) -> None:

@@ -34,6 +34,19 @@ def run(command: list[str], stdout: Any, stderr: Any = subprocess.PIPE, **variab
     return done.returncode, done.stderr or ""
 
 
+@pytest.mark.parametrize("verb", ["verify", "diff"])
+def test_a_closed_standard_error_changes_no_verdict(verb: str) -> None:
+    paths = [MODEL, MODEL] if verb == "diff" else [MODEL]
+    line = f'exec "{sys.executable}" -m qload "$@" 2>&-'
+
+    done = subprocess.run(
+        ["sh", "-c", line, "sh", verb, *paths], env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+    assert (done.returncode, json.loads(done.stdout)["verdict"]) == (0, "ok")
+
+
 @pytest.fixture
 def full() -> Any:
     if not Path("/dev/full").exists():

@@ -1,8 +1,10 @@
 """What a verb says of how far it is."""
 
+import sys
+
 import pytest
 
-from qload.cli.progress import PATIENCE, line, lines
+from qload.cli.progress import PATIENCE, line, lines, progress_bar
 
 
 def test_a_line_says_bytes_rate_and_the_time_that_is_left() -> None:
@@ -12,6 +14,13 @@ def test_a_line_says_bytes_rate_and_the_time_that_is_left() -> None:
 def test_what_is_not_known_yet_is_not_said() -> None:
     assert line(0, 10**6, 5.0) == "0 of 1 MB"
     assert line(10**6, 10**6, 0.0) == "1 of 1 MB"
+
+
+def test_nobody_looks_at_a_standard_error_that_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+
+    with progress_bar() as update:
+        assert update is None
 
 
 def test_each_stage_has_its_own_rate_and_lines_are_as_few_as_patience_allows(

@@ -270,7 +270,7 @@ def test_a_sound_kernel_of_experts_passes(format: str, check: str) -> None:
 @pytest.mark.parametrize(
     ("suite", "check", "says"),
     [
-        (NextExpert, "each_expert_alone", r"expert 0: .*\n  cause     every token goes to expert e \+ 1"),
+        (NextExpert, "each_expert_alone", r"expert 0: .*\n  cause     tokens of expert 0 go to expert 1"),
         (Unweighted, "stays_within_the_bound", "the routing weights are left out: explains 100"),
         (OneExpert, "stays_within_the_bound", "only the first expert of each token counts"),
         (UpFirst, "stays_within_the_bound", "gate and up are swapped: explains"),

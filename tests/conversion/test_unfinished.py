@@ -145,6 +145,18 @@ def test_an_empty_target_is_taken(source: Path, tmp_path: Path) -> None:
     assert (tmp_path / "out" / "qload-certificate.json").exists()
 
 
+@pytest.mark.parametrize("there", [True, False], ids=["to an empty folder", "to nothing"])
+def test_a_target_may_be_a_link(there: bool, source: Path, tmp_path: Path) -> None:
+    if there:
+        (tmp_path / "real").mkdir()
+    (tmp_path / "out").symlink_to("real")
+
+    assert convert(source, tmp_path / "out", to="awq").verdict == "ok"
+    assert (tmp_path / "real" / "qload-certificate.json").exists()
+    assert (tmp_path / "out").is_symlink()
+    assert not unfinished(tmp_path).exists()
+
+
 def test_a_full_disk_is_told_before_a_tensor_is_written(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,7 +164,7 @@ def test_a_full_disk_is_told_before_a_tensor_is_written(
     with pytest.raises(ArgumentError, match=r"a disk with \d+ bytes left"):
         convert(source, tmp_path / "out", to="awq")
 
-    assert not list(unfinished(tmp_path).glob("*.safetensors*"))
+    assert not unfinished(tmp_path).exists()
 
 
 def test_what_reads_back_as_something_else_is_not_handed_out(

@@ -95,6 +95,14 @@ def test_parts_whose_scales_of_inputs_are_found_by_another_arithmetic_do_not_fus
     assert load(("q", one), ("w", one)).get_multi_weights_col(["a.q", "a.w"]).activations == scheme
 
 
+def test_parts_of_which_one_takes_its_inputs_as_they_come_do_not_fuse() -> None:
+    quantized = replace(CHANNEL, activations=ActivationScheme("int", 8, dynamic=True, strategy="token"))
+    weights = load(("q", quantized), ("w", replace(CHANNEL, activations=None)))
+
+    with pytest.raises(MismatchError, match="quantize inputs apart"):
+        weights.get_multi_weights_col(["a.q", "a.w"])
+
+
 def test_every_room_is_listed_once_and_no_single_config_can_be_changed() -> None:
     loader = load(("q", CHANNEL), ("k", GROUPS), ("w", CHANNEL)).loader
 

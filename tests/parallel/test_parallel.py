@@ -1,5 +1,7 @@
 """A rank's view of its world."""
 
+import gc
+import weakref
 from copy import deepcopy
 from pathlib import Path
 
@@ -92,6 +94,17 @@ def test_what_asks_a_group_of_torch_does_not_keep_it() -> None:
     with pytest.raises(ArgumentError, match="one that was destroyed"):
         asked.summed(torch.ones(2))
     assert torch_group(ALONE) is None
+
+
+def test_a_group_of_torch_is_gone_once_it_is_destroyed() -> None:
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    held = weakref.ref(torch.distributed.group.WORLD)
+    asked = collectives_of(torch.distributed.group.WORLD)
+    torch.distributed.destroy_process_group()
+    gc.collect()
+
+    assert held() is None
+    assert asked.size() == 2
 
 
 def test_ranks_tell_each_other_sums_shares_and_what_the_first_has() -> None:

@@ -94,6 +94,19 @@ def test_activations_that_no_kernel_takes_are_told_with_those_that_would_do() ->
     assert layer.changes == ("activations of float16: decode, many", "activations of bfloat16: decode, many")
 
 
+def test_a_share_that_only_names_tell_has_a_note() -> None:
+    notes = {tp: " ".join(explain(gptq(128, 128), arch="sm90", tp=tp).notes) for tp in (1, 2)}
+
+    assert "usual by the last part" in notes[2]
+    assert "usual by the last part" not in notes[1]
+
+
+@pytest.mark.parametrize("arch", ["sm12", "sm9", "90", "sm", "sm90a"])
+def test_what_is_no_chip_is_an_argument_error(arch: str) -> None:
+    with pytest.raises(ArgumentError):
+        explain(gptq(128, 128), arch=arch)
+
+
 def test_chips_without_kernels_dequantize() -> None:
     choices = only(gptq(128, 128), arch="sm75").choices
 

@@ -235,6 +235,17 @@ def test_layers_of_a_type_without_a_model_are_cut_as_their_names_are() -> None:
     assert all("usual by the last part" in " ".join(each.notes) for each in found.values())
 
 
+def test_a_note_says_why_a_config_of_a_known_type_has_no_model() -> None:
+    said = config("llama")
+    held = weights({**said, "num_hidden_layers": 5000}, tensors(said))
+
+    (note,) = [note for note in plan(held, tp=2).notes if "usual by the last part" in note]
+    assert "num_hidden_layers, expected at most 4096, got 5000" in note
+    assert refusal(lambda: load_model(held, {**said, "num_hidden_layers": 5000})).startswith(
+        "config.json: num_hidden_layers"
+    )
+
+
 def test_layers_that_are_alike_are_asked_once_and_name_themselves() -> None:
     one = gptq(192, 64, "a.down_proj")
     stored = {name: one.storage.read(name) for name in one.storage.keys()}  # noqa: SIM118, it is no dict

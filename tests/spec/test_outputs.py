@@ -130,6 +130,21 @@ def test_fused_parts_keep_the_scales_of_the_outputs_that_are_there() -> None:
     assert two.fields()["weight_scale"].tolist() == [2.0, 4.0]
 
 
+@pytest.mark.parametrize(("start", "stop", "scales"), [(0, 2, [1.0]), (2, 7, [2.0]), (7, 10, [4.0])])
+def test_a_fused_part_alone_has_its_own_scale(start: int, stop: int, scales: list[float]) -> None:
+    weight = Fp8Weight(
+        config=Fp8Config("parts", axes="P"),
+        weight=torch.ones(10, 16).to(torch.float8_e4m3fn),
+        weight_scale=torch.tensor([1.0, 2.0, 4.0]),
+        layer=Layer((2, 5, 3), 16, (10, 16)),
+    )
+
+    piece = outputs(weight, start, stop)
+
+    assert piece.fields()["weight_scale"].tolist() == scales
+    assert piece.dequantize().unique().tolist() == scales
+
+
 def test_ranges_are_few_even_and_no_larger_than_asked() -> None:
     weight = gptq(32, 1000, act_order=False)
 

@@ -87,7 +87,16 @@ def test_entries_of_the_config_can_be_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "asked", [{"format": "ggml"}, {"model": "gpt2"}, {"config": {"hidden_size": 100}}, {"config": 1}]
+    "asked",
+    [
+        {"format": "ggml"},
+        {"model": "gpt2"},
+        {"config": {"hidden_size": 100}},
+        {"config": 1},
+        {"config": {"num_hidden_layers": -1}},
+        {"config": {"vocab_size": "x"}},
+        {"config": {"num_attention_heads": 0}},
+    ],
 )
 def test_what_cannot_be_made_is_an_argument_error(asked: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ArgumentError):
@@ -104,7 +113,10 @@ def test_the_command_makes_it_and_leaves_a_folder_with_anything_in_it_alone(tmp_
     assert (made / "model.safetensors").read_bytes() == before
 
 
-@pytest.mark.parametrize("asked", [["--config", "["], ["--config", "1"], ["--model", "gpt2"], ["ggml"]])
+@pytest.mark.parametrize(
+    "asked",
+    [["--config", "["], ["--config", "1"], ["--config", '{"vocab_size": 0}'], ["--model", "gpt2"], ["ggml"]],
+)
 def test_what_the_command_does_not_know_is_a_usage_error(asked: list[str], tmp_path: Path) -> None:
     formats = [] if asked == ["ggml"] else ["gptq"]
 

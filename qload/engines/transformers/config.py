@@ -73,12 +73,20 @@ class QloadConfig(QuantizationConfigMixin):  # type: ignore[misc]
         return cls(checkpoint=dict(section), **options)
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as JSON has it: objects by their words."""
+        """A quantized checkpoint's own section; else all settings, objects by their words."""
+        if self.quantizer is None and self.checkpoint is not None:
+            return dict(self.checkpoint)
         plain = (str, int, float, bool, type(None))
         made: dict[str, Any] = {
             key: value if isinstance(value, plain) else repr(value) for key, value in vars(self).items()
         }
-        return made | {"checkpoint": None if self.checkpoint is None else dict(self.checkpoint)}
+        unused = ("policy",) if self.quantizer is None else ()
+        made |= {"checkpoint": None if self.checkpoint is None else dict(self.checkpoint)}
+        return {key: value for key, value in made.items() if key not in unused}
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """A setting by its name, as transformers asks the section of a config that a model already has."""
+        return vars(self).get(key, default)
 
     def as_section(self) -> dict[str, Any]:
         """The same as the dict that a model's config may hold in lieu of an object."""

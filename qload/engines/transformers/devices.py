@@ -21,11 +21,12 @@ class SlotPlace:
 
 
 def check_map(device_map: Mapping[str, Any], names: Iterable[str]) -> None:
-    """ArgumentError where a map puts one of the layers `names` on a disk."""
+    """ArgumentError where a map puts one of the layers `names` on a disk, or on the device without bytes."""
     for name in names:
-        if entry(device_map, name) == "disk":
+        said = str(entry(device_map, name))
+        if said in ("disk", "meta"):
             expected = "a device or 'cpu' for each quantized layer: tensors do not wait on a disk"
-            raise ArgumentError("device_map", expected, f"'disk' for {name}")
+            raise ArgumentError("device_map", expected, f"{said!r} for {name}")
 
 
 def entry(device_map: Mapping[str, Any], name: str) -> Any:

@@ -83,9 +83,9 @@ class Filling:
         typed: TypedExperts = module.typed_experts
         prefix, split = self.places.experts[name], self.plan.split(name)
         loaded = weights.get_experts(prefix, split=split, facts=self._facts(weights, module))
-        E, H, _ = loaded.shape
-        if typed.shape[:2] != (E, H):
-            raise ShapeError(prefix, f"{typed.shape[:2]} = (E, H), as the model has it", (E, H))
+        whole = (loaded.shape[0], *loaded.down.layer.whole)
+        if typed.shape != whole:
+            raise ShapeError(prefix, f"{typed.shape} = (E, H, I), as the model has it", whole)
         maximum = maximum_for(loaded.down.layer, self.group) if split == "tensor" else None
         linear = loaded.get_linear(activations=self.activations, maximum=maximum)
         typed.fill(linear)

@@ -166,8 +166,11 @@ class QloadQuantizer(HfQuantizer):  # type: ignore[misc]
 
 def check_plain(source: Source, places: Places) -> None:
     """ArgumentError where there is nothing to quantize while it is loaded."""
-    if not any(map(source.will_be_quantized, places.linears.values())) and not places.experts:
-        stored = len(places.linears)
+    leads = tuple(f"{lead}." for lead in places.experts.values())
+    experts = (prefix for prefix in source.groups.found if prefix.startswith(leads))
+    layers = [*places.linears.values(), *experts]
+    if not any(map(source.will_be_quantized, layers)):
+        stored = sum(map(source.is_quantized, layers))
         expected = "a checkpoint and a policy with plain layers to quantize"
         raise ArgumentError("quantizer", expected, f"none of them; {stored} layers are stored quantized")
 

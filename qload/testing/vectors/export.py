@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from qload.errors import ArgumentError
+from qload.errors.writing import written_to
 from qload.testing.vectors import rejected, valid
 from qload.testing.vectors.case import Content
 from qload.testing.vectors.manifest import VERSION, Manifest, VectorCase, VectorFile
@@ -16,10 +18,21 @@ from qload.testing.vectors.manifest import VERSION, Manifest, VectorCase, Vector
 def export(folder: Path) -> Manifest:
     """Write all cases, `manifest.json`, its `schema.json` and `SHA256SUMS` into `folder`.
 
-    ArgumentError where the folder holds anything already.
+    ArgumentError where the folder holds anything already. Interrupted, or on a full disk, it leaves nothing.
     """
+    folder = folder.resolve()
     if folder.exists() and any(folder.iterdir()):
         raise ArgumentError("folder", "one that is empty, or not there yet", str(folder))
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with written_to(folder), TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as beside:
+        manifest = _all(Path(beside))
+        folder.mkdir(exist_ok=True)
+        for made in sorted(Path(beside).iterdir(), key=Path.is_file):  # what names all others comes last
+            made.rename(folder / made.name)
+    return manifest
+
+
+def _all(folder: Path) -> Manifest:
     cases = tuple(_written(case, folder) for case in chain(valid.cases(), rejected.cases()))
     manifest = Manifest(version=VERSION, cases=cases)
     sums = [(file.sha256, file.path) for case in cases for file in _files(case)]

@@ -3,6 +3,7 @@
 Only `nox -s transformers` collects this file.
 """
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,7 +31,7 @@ from qload.engines.transformers import (
 from qload.engines.transformers.devices import SlotPlace, keep_away, places_in
 from qload.engines.transformers.experts import AllRows
 from qload.engines.transformers.placing import patterns
-from qload.errors import ArgumentError, MissingTensorError
+from qload.errors import ArgumentError, MissingTensorError, ShapeError
 from qload.quantize.policy import Modules
 from tests.engines.transformers.models import EAGER, IDS, RANGE, Stored, greedy, logits, of_kind, shared
 from tests.models.recorded import off
@@ -118,6 +119,45 @@ def test_the_config_is_json_and_says_what_it_was_made_of() -> None:
             QloadConfig(**wrong)
 
 
+def test_the_config_of_a_model_loads_another_one_and_is_saved_as_the_checkpoint_has_it(
+    tmp_path: Path,
+) -> None:
+    stored = shared("llama", "gptq", **TIED)
+    model = stored.load()
+    own = json.loads((Path(stored.path) / "config.json").read_text())["quantization_config"]
+    model.config.save_pretrained(tmp_path)
+
+    kind = transformers.AutoModelForCausalLM
+    again = kind.from_pretrained(stored.path, config=model.config, **FLOAT)
+
+    assert torch.equal(logits(again), logits(model))
+    assert json.loads((tmp_path / "config.json").read_text())["quantization_config"] == own
+
+
+def test_a_saved_config_of_a_tool_with_a_file_of_its_own_is_read_again() -> None:
+    said = json.loads(json.dumps(QloadConfig().to_dict()))
+
+    assert QloadConfig.from_dict(said).to_dict() == said
+
+
+@pytest.mark.parametrize("kind", ["llama", "mixtral"])
+def test_a_checkpoint_with_nothing_to_quantize_is_refused_with_experts_too(kind: str) -> None:
+    stored = shared(kind, "awq", tie_word_embeddings=False)
+
+    with pytest.raises(ArgumentError, match=r"none of them; (14|56) layers are stored quantized"):
+        stored.load(quantization_config=QloadConfig(Fp8Quantizer()))
+
+
+@pytest.mark.parametrize("name", ["intermediate_size", "num_attention_heads"])
+def test_a_config_of_other_sizes_than_the_layers_have_is_refused(name: str) -> None:
+    stored = shared("mixtral", "awq", tie_word_embeddings=False)
+    config = transformers.AutoConfig.from_pretrained(stored.path)
+    setattr(config, name, 2 * getattr(config, name))
+
+    with pytest.raises(ShapeError, match="as the model has it"):
+        load(stored.path, config=config, **FLOAT)
+
+
 @pytest.mark.parametrize("kind", ["llama", "mixtral"])
 @pytest.mark.parametrize("device_map", ["auto", {"": "cpu"}], ids=str)
 def test_a_device_map_gives_the_same_logits(kind: str, device_map: Any) -> None:
@@ -143,6 +183,8 @@ def test_plain_layers_may_wait_on_a_disk_and_quantized_ones_may_not(tmp_path: Pa
     assert off(logits(model), logits(stored.plain())) < RANGE
     with pytest.raises(ArgumentError, match=r"'disk' for model\.layers\.0"):
         stored.load(device_map={**there, "lm_head": "cpu", "model.layers": "disk"}, offload_folder=tmp_path)
+    with pytest.raises(ArgumentError, match=r"'meta' for model\.layers\.0"):
+        stored.load(device_map="meta")
 
 
 @pytest.mark.parametrize("kind", ["llama", "mixtral"])
