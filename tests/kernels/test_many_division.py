@@ -82,4 +82,5 @@ def test_a_layer_of_one_unit_is_not_divided() -> None:
 
 @pytest.mark.parametrize(("K", "N"), [(4096, 4096), (14336, 4096), (8192, 8192), (8192, 57344)])
 def test_the_largest_blocks_of_tokens_take_thousands_of_them(K: int, N: int) -> None:
-    assert division(4096, K, N) == ManyDivision(256, 128, False, 1, neighbours=True)
+    assert division(4096, K, N) == ManyDivision(256, 128, False, 1)
+    assert division(1024, 8192, 8192) == ManyDivision(256, 128, False, 1, neighbours=True)

@@ -22,6 +22,7 @@ ADDED = 2.4  # and for each million of sums that it reads
 IDLE, MOST_IDLE = 7.14, 0.34  # what is saved where a share of the places is free for the next layer's blocks
 LARGE = 1 << 15  # sums of a block for which x of 4-bit layers takes long enough to be shared
 NEIGHBOURS = {4: 0.99, 8: 0.96}  # of the time of a stage, where two blocks fetch x for each other
+MOST_SHARED = 2048  # tokens; of more, blocks that come in pairs were not seen to be faster
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ def division(tokens: int, K: int, N: int, bits: int = 4) -> ManyDivision:
         ManyDivision(kind.tokens, kind.columns, pairs, slices, neighbours)
         for kind, (pairs, neighbours), slices in product(BLOCK_SHAPES, TWO, SLICES)
         if bits in kind.stages and slices * (2 if pairs else 1) <= max(1, K // STAGE)
-        if kind.shares(bits) or not neighbours
+        if not neighbours or (kind.shares(bits) and tokens <= MOST_SHARED)
     ]
     return min(ways, key=lambda way: expected(way, bits, tokens, K, N))
 
