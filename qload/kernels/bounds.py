@@ -163,6 +163,11 @@ def _inputs(
 
 
 def excess(y: Tensor, want: Bounded) -> Tensor:
-    """How far y is from what is exact, in units of what rounding can cost; NaN and all above 1 is wrong."""
+    """How far y is from what is exact, in units of what rounding can cost; NaN and all above 1 is wrong.
+
+    Infinity is 0 off where rounding can lead beyond the largest number of y's type, and on that side.
+    """
     budget = want.rounded_to(y.dtype).error
-    return (y.double() - want.value).abs() / budget
+    off = (y.double() - want.value).abs() / budget
+    beyond = want.value.abs() + budget > torch.finfo(y.dtype).max
+    return off.masked_fill(y.isinf() & beyond & (y.sign() == want.value.sign()), 0)

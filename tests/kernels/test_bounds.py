@@ -92,3 +92,11 @@ def test_a_weight_is_taken_in_slices_of_its_outputs(monkeypatch: pytest.MonkeyPa
 
     assert torch.equal(slices.value, whole.value)
     assert torch.equal(slices.error, whole.error)
+
+
+def test_infinity_is_right_only_where_rounding_leads_beyond_the_type_and_on_that_side() -> None:
+    most, infinity = torch.finfo(HALF).max, float("inf")
+    want = exact(torch.tensor([2.0 * most, -2.0 * most, 1.0, 2.0 * most, most]))
+    got = torch.tensor([infinity, -infinity, infinity, -infinity, float("nan")], dtype=HALF)
+
+    assert (excess(got, want) <= 1).tolist() == [True, True, False, False, False]
