@@ -11,7 +11,7 @@ from torch import Tensor
 from qload.kernel_formats import GPTQMarlinWeight
 from qload.kernels import cuda
 from qload.kernels.cuda import launch, linear, many, marlin
-from qload.kernels.cuda.many import ManyDivision
+from qload.kernels.cuda.many import PLACES, STAGE, ManyDivision
 from qload.testing import assert_reads_back, assert_same_bits, assert_sums_exactly, assert_within_bound
 from tests.gpu.layers import DTYPES, call, far_apart, inputs, layer
 
@@ -33,7 +33,7 @@ LAYERS = [  # K, N, group, zero points, act order
 ]
 SHAPES = [(kind.tokens, kind.columns, bits) for kind in many.BLOCK_SHAPES for bits in kind.stages]
 PAIRS = pytest.mark.parametrize("pairs", [False, True])
-TWO = pytest.mark.parametrize("two", ["alone", "pairs", "neighbours"])
+TWO = pytest.mark.parametrize("two", ["alone", "pairs", "neighbours", "both"])
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -50,6 +50,10 @@ def strips(*shape: Any, **kind: Any) -> GPTQMarlinWeight:
 
 def kernel(weight: GPTQMarlinWeight, how: ManyDivision | None = None) -> Callable[[Tensor], Tensor]:
     return lambda x: many.run(call(x, weight), how)
+
+
+def division_of(tokens: int, columns: int, two: str, slices: int = 1) -> ManyDivision:
+    return ManyDivision(tokens, columns, two in ("pairs", "both"), slices, two in ("neighbours", "both"))
 
 
 @DTYPES
@@ -92,11 +96,32 @@ def test_every_division_of_a_layer_sums_exactly_and_gives_the_same_bits_again(
     zeros: bool,
     dtype: Any,
 ) -> None:
+    if two == "both" and slices > 1:
+        pytest.skip("halves of a last turn are of one slice")
     weight = strips(1920, 832, group, zeros, False, dtype, exact=True, bits=bits)
-    how = ManyDivision(tokens, columns, two == "pairs", slices, two == "neighbours")
-    divided = kernel(weight, how)
+    divided = kernel(weight, division_of(tokens, columns, two, slices))
 
     for M in (1, tokens // 2, tokens // 2 + 3, tokens, tokens + 1, 3 * tokens - 5):
+        assert_sums_exactly(divided, weight, dtype, M=M)
+        x = inputs(M, weight, dtype)
+        assert_same_bits(divided(x), divided(x))
+
+
+@DTYPES
+@pytest.mark.parametrize(("tokens", "columns", "bits"), SHAPES)
+@TWO
+@pytest.mark.parametrize(("K", "group", "zeros"), [(128, 32, True), (256, 128, False), (640, 64, False)])
+def test_blocks_that_take_more_than_one_tile_sum_exactly(
+    tokens: int, columns: int, bits: int, two: str, K: int, group: int, zeros: bool, dtype: Any
+) -> None:
+    if K == STAGE and two in ("pairs", "both"):
+        pytest.skip("one stage is not shared")
+    weight = strips(K, 832, group, zeros, False, dtype, exact=True, bits=bits)
+    wide, places = (columns, PLACES) if two == "alone" else (2 * columns, PLACES // 2)
+    tall = places // -(-832 // wide) + 2  # some tiles of a second turn
+    divided = kernel(weight, division_of(tokens, columns, two))
+
+    for M in (tall * tokens - tokens // 2 - 3, tall * tokens):
         assert_sums_exactly(divided, weight, dtype, M=M)
         x = inputs(M, weight, dtype)
         assert_same_bits(divided(x), divided(x))

@@ -75,6 +75,24 @@ def test_a_time_is_that_of_one_call() -> None:
     assert Graph.captured.replays == timing.REPLAYS + 2
 
 
+def test_what_power_limits_runs_alone_before_it_is_timed() -> None:
+    found = timing.sustained([[lambda: 1, lambda: 2]])
+
+    rounds, replays = timing.rounds_of(2), round(timing.SUSTAINED * 1000 / 6)
+    assert found == [(6.0 / replays * 1000 / (2 * rounds), 1)]
+    assert Graph.captured.replays == timing.TURNS * (1 + 2 * replays)
+
+
+def test_from_128_tokens_on_each_way_runs_alone() -> None:
+    few, many = (torch.ones(tokens, 64).half() for tokens in (linear.LIMITED - 1, linear.LIMITED))
+    replays = {}
+    for x in (few, many):
+        timed({("us",): Group([product], x, W)})
+        replays[len(x)] = Graph.captured.replays
+
+    assert replays[linear.LIMITED - 1] == timing.REPLAYS + 2 < replays[linear.LIMITED]
+
+
 def test_only_what_is_right_before_and_after_has_a_time() -> None:
     found = timed({
         ("us",): Group([product, product], X, W),

@@ -50,7 +50,8 @@ void add_linears(py::module_& module) {
         });
       },
       "Launches tokens, best from 17 on, times a weight in our own order; sizes: M, K, N, inputs, outputs. division: tokens "
-      "and columns of a block, whether two share K, slices of K, whose sums `parts` gets in fp32, whether neighbours fetch x for each other.");
+      "and columns of a block, whether two share K, slices of K, whose sums `parts` gets in fp32, whether neighbours fetch x "
+      "for each other; both: two share K in a last turn that has tiles for half of the places.");
   module.def(
       "w4a16",
       [](const std::array<int, 5>& sizes, int group, bool bfloat16, int columns, int split, bool early) {

@@ -35,6 +35,16 @@ __device__ __forceinline__ void store_there(float4 value, const float4* own, int
 #endif
 }
 
+/// As `send`, of four, to an address and a barrier as `address_in` has them.
+__device__ __forceinline__ void send(float4 value, uint32_t there, uint32_t its_barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(there),
+               "r"(__float_as_uint(value.x)), "r"(__float_as_uint(value.y)), "r"(__float_as_uint(value.z)),
+               "r"(__float_as_uint(value.w)), "r"(its_barrier)
+               : "memory");
+#endif
+}
+
 /// Four floats where `own` lies in the shared memory of another block of the cluster.
 __device__ __forceinline__ float4 load_from(const float4* own, int rank) {
   float4 value{};
@@ -47,10 +57,10 @@ __device__ __forceinline__ float4 load_from(const float4* own, int rank) {
   return value;
 }
 
-/// At the barrier that lies where `own` does in another block of the cluster. Nothing that was written is told of.
-__device__ __forceinline__ void arrive_there(const uint64_t* own, int rank) {
+/// At a barrier in another block of the cluster, as `address_in` has it. Nothing that was written is told of.
+__device__ __forceinline__ void arrive_at(uint32_t barrier) {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(address_in(own, rank)) : "memory");
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 #endif
 }
 

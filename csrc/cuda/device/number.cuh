@@ -67,6 +67,15 @@ __device__ __forceinline__ T narrow(float value) {
     return __float2bfloat16_rn(value);
 }
 
+/// Two rounded numbers side by side, the first in the lower half.
+template <class T>
+__device__ __forceinline__ uint32_t narrow(float first, float second) {
+  if constexpr (Number<T>::kMagic == 0)
+    return as<uint32_t>(__floats2half2_rn(first, second));
+  else
+    return as<uint32_t>(__floats2bfloat162_rn(first, second));
+}
+
 /// Bytes `low` and `high` of a word, minus 128, as a bfloat16 each. Its eight digits hold the differences, which are made
 /// in fp32, whose upper half they fit.
 __device__ __forceinline__ uint32_t bytes_less_128(uint32_t word, int low, int high) {

@@ -46,6 +46,13 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
+/// From a place as `shared_address` has it, which stays in a register: of pointers the compiler makes it anew in each turn.
+__device__ __forceinline__ uint32_t load_shared(uint32_t from) {
+  uint32_t value;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(value) : "r"(from) : "memory");
+  return value;
+}
+
 /// 16 bytes from global to shared memory, or as many zeros.
 __device__ __forceinline__ void copy_async(void* to, const void* from, bool zeros) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),

@@ -89,10 +89,10 @@ __device__ __forceinline__ void copy_bytes(void* to, const void* from, int bytes
 #endif
 }
 
-/// Until so many threads of the block are here.
+/// Until so many threads of the block are here; those of each `group` wait for each other alone.
 template <int threads>
-__device__ __forceinline__ void barrier_of() {
-  asm volatile("bar.sync 1, %0;" ::"n"(threads) : "memory");
+__device__ __forceinline__ void barrier_of(int group = 0) {
+  asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(threads) : "memory");
 }
 
 }  // namespace qload::cuda

@@ -78,12 +78,15 @@ struct Symmetric {
     return fabsf(wide(as<T>(static_cast<uint16_t>(stored >> 16 * b))));
   }
 
+  /// What makes a sum of column c + 8b as it would be without powers.
+  __device__ __forceinline__ float unit(int b) const { return two_to(Span<T>::kCode - power_of(b)); }
+
   /// All sums as they would be without powers.
   template <int values>
   __device__ __forceinline__ void leave(float (&sums)[values]) const {
-    const float unit[2] = {two_to(Span<T>::kCode - power_of(0)), two_to(Span<T>::kCode - power_of(1))};
+    const float units[2] = {unit(0), unit(1)};
 #pragma unroll
-    for (int i = 0; i < values; ++i) sums[i] *= unit[i / 2 % 2];
+    for (int i = 0; i < values; ++i) sums[i] *= units[i / 2 % 2];
   }
 
   /// Of codes alone, in the place of column c + 8b.

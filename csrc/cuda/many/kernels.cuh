@@ -30,6 +30,9 @@ ManyKernel of_experts_and_shape(const Many& call) {
 #define QLOAD_SHAPE(m, n) \
   if (call.tokens == m && call.columns == n) return many_room::many_kernel<T, bits, has_zeros, small, m, n, true>;
   QLOAD_SHAPE(32, 256) QLOAD_SHAPE(64, 256) QLOAD_SHAPE(128, 256)
+  if constexpr (bits == 4) {
+    QLOAD_SHAPE(32, 512) QLOAD_SHAPE(64, 512)
+  }
 #undef QLOAD_SHAPE
   return nullptr;
 }

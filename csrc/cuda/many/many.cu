@@ -12,7 +12,7 @@ namespace {
 
 using namespace many_room;
 
-constexpr int kShared = 227 << 10, kOwn = 2048;  // of a block, and what is there beside its rings
+constexpr int kShared = (227 << 10) - 2048, kRings = kShared - kTurnBytes;  // bytes of a block, and of its rings
 
 bool describe(CUtensorMap& map, const void* at, CUtensorMapDataType type, int dimensions, const cuuint64_t* sizes,
               const cuuint64_t* pitches, const cuuint32_t* box) {
@@ -41,17 +41,36 @@ bool describe(const Many& call, Matrices& matrices) {
 /// False: the rings have no room for two stages.
 bool lay_out(const Many& call, Work& work) {
   const int columns = call.columns, x_bytes = call.tokens * kBox * 2, stage = columns / kTile * tile_bytes(call.bits);
-  work.all = call.K / kStage, work.shares = (call.pairs ? 2 : 1) * call.slices;
+  work.all = call.K / kStage;
   work.group = call.group, work.group_rows = call.group < kStage ? kStage / call.group : 1;
-  work.scale_bytes = work.group_rows * columns * 2, work.zero_bytes = call.zeros ? work.group_rows * columns * call.bits / 8 : 0;
-  const int beside = work.scale_bytes + work.zero_bytes, room = kShared - kOwn;
+  work.scale_bytes = work.group_rows * columns * 2;
+  work.zero_bytes = call.zeros ? work.group_rows * columns * call.bits / 8 : 0;
+  const int beside = work.scale_bytes + work.zero_bytes;
   // As many rows of x as of weights, but of weights no more than it takes to keep the memory busy.
-  work.stages = std::min({kMostStages, std::max(3, room / (2 * x_bytes + stage + beside)), std::max(3, (80 << 10) / stage)});
-  work.boxes = std::min(kMostBoxes, (room - work.stages * (stage + beside)) / x_bytes);
+  const int as_many = kRings / (2 * x_bytes + stage + beside);
+  work.stages = std::min({kMostStages, std::max(3, as_many), std::max(3, (80 << 10) / stage)});
+  work.boxes = std::min(kMostBoxes, (kRings - work.stages * (stage + beside)) / x_bytes);
   work.weights_at = work.boxes * x_bytes;
   work.scales_at = work.weights_at + work.stages * stage;
   work.zeros_at = work.scales_at + work.stages * work.scale_bytes;
-  return work.boxes >= 2 && work.all >= work.shares;
+  work.turn_at = (work.zeros_at + work.stages * work.zero_bytes + 15) / 16 * 16;
+  return work.boxes >= 2 && work.all >= call.slices * (call.pairs ? 2 : 1);
+}
+
+/// Tiles, and blocks for them: as many as there is room for, but for pairs, which add up where a next tile would come.
+dim3 divide(const Many& call, Work& work) {
+  const int two = call.pairs || call.neighbours ? 2 : 1, places = std::max(1, this_device().multiprocessors / two);
+  const int wide = call.columns * (call.neighbours ? 2 : 1);
+  work.tall = call.items ? call.most_items : (call.M + call.tokens - 1) / call.tokens;
+  work.wide = (call.N + wide - 1) / wide;
+  const int tiles = work.tall * work.wide * call.slices, last = tiles % places;
+  work.items = tiles, work.wholes = call.pairs ? 0 : tiles;
+  if (call.pairs && call.neighbours) {
+    const bool halves = 2 * last <= places;
+    work.wholes = halves ? tiles - last : tiles, work.items = halves ? tiles + last : tiles;
+  }
+  const int blocks = work.wholes == 0 ? work.items : std::min(work.items, places), most = 1 << 15;
+  return dim3(two, (blocks + most - 1) / most, std::min(blocks, most));
 }
 
 ManyKernel kernel_of(const Many& call) {
@@ -77,19 +96,18 @@ cudaError_t many(const Many& call, cudaStream_t stream) {
   if (call.M == 0 || call.outputs == 0) return cudaSuccess;
   const ManyKernel kernel = kernel_of(call);
   if (this_device().major != 9 || !kernel || call.K % kStage || call.N % kTile || call.inputs % 8 || call.slices < 1 ||
-      (call.slices > 1 && (!call.parts || call.items)) || (call.neighbours && (call.pairs || call.items)))
+      (call.slices > 1 && (!call.parts || call.items || (call.pairs && call.neighbours))) ||
+      (call.neighbours && call.items))
     return cudaErrorNotSupported;
   Work work{};
   Matrices matrices{};
   if (!lay_out(call, work) || !describe(call, matrices)) return cudaErrorNotSupported;
 
-  const cudaError_t raised = allow_shared(reinterpret_cast<const void*>(kernel), kShared - kOwn);
+  const dim3 grid = divide(call, work);
+  const cudaError_t raised = allow_shared(reinterpret_cast<const void*>(kernel), kShared);
   if (raised != cudaSuccess) return raised;
-  const int wide = call.columns * (call.neighbours ? 2 : 1), blocks = (call.N + wide - 1) / wide;
-  const int tokens = call.items ? call.most_items : (call.M + call.tokens - 1) / call.tokens;
-  const dim3 grid(call.pairs || call.neighbours ? 2 : 1, tokens, blocks * call.slices);
   const cudaError_t started =
-      launch(kernel, grid, kMultiply + kFill, kShared - kOwn, grid.x, call.early, stream, matrices, call, work);
+      launch(kernel, grid, kMultiply + kFill, kShared, grid.x, call.early, stream, work, call, matrices);
   if (started != cudaSuccess || call.slices == 1) return started;
   return call.bfloat16 ? added<__nv_bfloat16>(call, stream) : added<__half>(call, stream);
 }

@@ -6,7 +6,8 @@
 //   out  y      fp16 or bf16 (M, outputs), rounded once from fp32; or parts of it in fp32, which add_slices adds up
 //
 //   needs    K in multiples of 128, N of 64; groups of 32, 64, 128, or one
-//   grid     (1 or 2, M / tokens or items of experts, N / columns * slices), 384 threads. Two are a cluster: they share K, or x.
+//   grid     (1 or 2, y, z): y z tiles at once, 384 threads. Two blocks are a cluster: they share x, or rows of K. A block
+//            takes one tile after another, and asks for what the next is made of while it stores sums.
 //   Weights are the 64-row operand of wgmma, in registers, tokens its columns: y^T = w^T x^T. Of two groups of four
 //   warps each has strips of 64 columns, a warp 16 of each. A lane's words are its rows of eights as x lies
 //   (layouts/strips.py):
@@ -29,7 +30,7 @@
 
 namespace qload::cuda {
 
-using ManyKernel = void (*)(const many_room::Matrices, const Many, const many_room::Work);
+using ManyKernel = void (*)(const many_room::Work, const Many, const many_room::Matrices);
 
 /// The kernel for a call, or null where no block has so many tokens and columns.
 template <class T, int bits>
@@ -45,8 +46,8 @@ namespace many_room {
 /// multiprocessor's is room for a block of add_slices, which waits there.
 template <int tokens>
 struct Registers {
-  static constexpr int kFirst = tokens > 192 ? 168 : 160, kGive = tokens > 192 ? 40 : 24;
-  static constexpr int kTake = tokens > 192 ? 232 : 224;
+  static constexpr int kFirst = tokens > 192 ? 168 : 160, kGive = 40;
+  static constexpr int kTake = tokens > 192 ? 232 : 216;
 };
 
 /// Scales and zero points of a group as they are stored.
@@ -62,48 +63,47 @@ struct Lane {
   static constexpr int strips = columns / kTile / 2, kTileBytes = tile_bytes(bits);
 
   const Work& work;
-  const unsigned char* memory;
   int words[4], scales, zeros;
   bool grouped;
 
   /// `tile`: the first of the lane's.
   __device__ __forceinline__ Lane(const Work& work, const unsigned char* memory, bool grouped, int tile)
-      : work(work), memory(memory), grouped(grouped) {
+      : work(work), grouped(grouped) {
     const int lane = threadIdx.x % 32, c = lane / 4, u = lane % 4, j = threadIdx.x / 32 % 4;
     const int line = j * 4 + c / 2;  // of 128 bytes, in which eight 16 bytes are swizzled by the line's number
-    const int at = work.weights_at + tile * kTileBytes + line * 128 + u * 4;
+    const int first = shared_address(memory), at = first + work.weights_at + tile * kTileBytes + line * 128 + u * 4;
 #pragma unroll
     for (int t = 0; t < 4; ++t) words[t] = as_it_is(at + ((c % 2 * 4 + t) ^ (line % 8)) * 16);
     // Where one scale serves a column, their order is another: n = 32 a + 8 j + 2 t + r lies at 32 a + 8 t + 2 j + r.
     const int own = grouped ? c * 8 + j * 2 : j / 2 * 32 + c / 2 * 8 + j % 2 * 4 + c % 2;
-    scales = as_it_is(work.scales_at + (tile * kTile + own) * 2);
-    zeros = as_it_is(work.zeros_at + tile * (kTile * bits / 8) + c * bits + (bits == 8 ? j / 2 * 4 : 0));
+    scales = as_it_is(first + work.scales_at + (tile * kTile + own) * 2);
+    zeros = as_it_is(first + work.zeros_at + tile * (kTile * bits / 8) + c * bits + (bits == 8 ? j / 2 * 4 : 0));
   }
 
   /// Words of eights [first, last) of 32 rows of a piece of the stage.
   __device__ __forceinline__ void load(int stage, int piece, int first, int last, uint32_t (&to)[strips][4]) const {
-    const unsigned char* from = memory + stage * (columns / kTile * kTileBytes) + piece * kPieceBytes;
+    const int from = stage * (columns / kTile * kTileBytes) + piece * kPieceBytes;
 #pragma unroll
     for (int i = first; i < last; ++i)
 #pragma unroll
-      for (int j = 0; j < strips; ++j) to[j][i] = *reinterpret_cast<const uint32_t*>(from + words[i] + j * kTileBytes);
+      for (int j = 0; j < strips; ++j) to[j][i] = load_shared(from + words[i] + j * kTileBytes);
   }
 
   /// The group that is `row` among those of the stage.
   template <bool has_zeros>
   __device__ __forceinline__ void load(int stage, int row, Group<strips>& to) const {
-    const unsigned char* from = memory + stage * work.scale_bytes + row * columns * 2 + scales;
+    const int from = stage * work.scale_bytes + row * columns * 2 + scales;
 #pragma unroll
     for (int j = 0; j < strips; ++j) {
+      const int place = from + j * (kTile * 2);
       if (grouped) {
-        to.scales[j] = *reinterpret_cast<const uint32_t*>(from + j * (kTile * 2));
-      } else {
-        const auto two = reinterpret_cast<const uint16_t*>(from + j * (kTile * 2));
-        to.scales[j] = two[0] | uint32_t{two[2]} << 16;
+        to.scales[j] = load_shared(place);
+      } else {  // halves of two words
+        const uint32_t first = load_shared(place & ~3), second = load_shared((place & ~3) + 4);
+        to.scales[j] = __byte_perm(first, second, place & 2 ? 0x7632 : 0x5410);
       }
       if (has_zeros)
-        to.zeros[j] = *reinterpret_cast<const uint32_t*>(memory + stage * work.zero_bytes + row * (columns * bits / 8) +
-                                                         zeros + j * (kTile * bits / 8));
+        to.zeros[j] = load_shared(stage * work.zero_bytes + row * (columns * bits / 8) + zeros + j * (kTile * bits / 8));
     }
   }
 };
@@ -111,8 +111,8 @@ struct Lane {
 /// `small`: groups of 32 or 64. `of_experts`: of experts, whose weights depend on who chose whom.
 template <class T, int bits, bool has_zeros, bool small, int tokens, int columns, bool of_experts = false>
 __global__ void __maxnreg__(Registers<tokens>::kFirst)
-many_kernel(const __grid_constant__ Matrices from, const __grid_constant__ Many call,
-            const __grid_constant__ Work work) {
+many_kernel(const __grid_constant__ Work work, const __grid_constant__ Many call,
+            const __grid_constant__ Matrices from) {
 #if QLOAD_WGMMA  // other chips have no use for it, and it takes long to compile
   constexpr int strips = columns / kTile / 2, eights = tokens / 8;
   constexpr int together = tokens <= 128 && strips <= 2 ? 2 : 1;  // steps of 16 rows whose products are a group
@@ -121,27 +121,29 @@ many_kernel(const __grid_constant__ Matrices from, const __grid_constant__ Many 
 
   if (of_experts) wait_for_earlier_kernels();
   let_dependents_start();
-  const Rows<of_experts, tokens> own_rows(call);
-  if (!own_rows.any()) return;
+  Rows<of_experts, tokens> own_rows(call, work);
+  int item = first_item();
+  if (item >= own_rows.items) return;
   if (threadIdx.x < work.boxes) {
     start_barrier(barriers.x_came + threadIdx.x, 1);
     start_barrier(barriers.x_free + threadIdx.x, kMultiply / 32 * (call.neighbours ? 2 : 1));
   } else if (threadIdx.x >= 32 && threadIdx.x < 32 + work.stages) {
     start_barrier(barriers.came + threadIdx.x - 32, 1);
     start_barrier(barriers.free + threadIdx.x - 32, kMultiply / 32);
+  } else if (threadIdx.x == 31) {
+    start_barrier(&barriers.sums_came, 1);
   }
   if (threadIdx.x < 64) publish_barriers();
   if (threadIdx.x == kMultiply) prefetch_description(from.weights);
   if (threadIdx.x == kMultiply + 32) prefetch_description(from.inputs);
-  const Place place(call, work, columns);
   if (call.neighbours)
-    cluster_barrier();
+    cluster_arrive(), cluster_wait();
   else
     __syncthreads();
 
   if (threadIdx.x >= kMultiply) {
     give_registers<Registers<tokens>::kGive>();
-    const Filling<bits, tokens, columns, of_experts> filling{from, call, work, place, own_rows, memory, barriers};
+    Filling<bits, tokens, columns, of_experts> filling{from, call, work, own_rows, memory, barriers};
     if (threadIdx.x == kMultiply)
       filling.weights();
     else if (threadIdx.x == kMultiply + 32)
@@ -159,13 +161,10 @@ many_kernel(const __grid_constant__ Matrices from, const __grid_constant__ Many 
   Group<strips> next;
   uint32_t word[strips][4], operand[2][together][strips][4];
   Sums<strips, eights> sum;
-#pragma unroll
-  for (int j = 0; j < strips; ++j)
-#pragma unroll
-    for (int i = 0; i < eights * 4; ++i) sum.of[j][i] = 0;
   Slot box, stage;
   int box_before = 0, stage_before = 0;
-  const uint64_t first_rows = described(memory);
+  uint64_t rows = described(memory);
+  constexpr int box_rows = tokens * kBox * 2 / 16;  // as `rows` counts
 
   const auto enter = [&] {
     if constexpr (symmetric) {
@@ -180,75 +179,102 @@ many_kernel(const __grid_constant__ Matrices from, const __grid_constant__ Many 
   };
   const auto begins = [&](int thirty_two) { return small && !(thirty_two & inside); };
 
-  wait_for(barriers.came, 0);
-  load_group(0);
-  if constexpr (symmetric)
-    cuda::begin(at, next.scales);
-  else
-    enter();
-  lane.load(0, 0, 0, 4, word);
+  // A box is left to those who fill it: here, and there where a neighbour does; else once more here.
+  const bool leaves_twice = number == 1 && call.neighbours;
+  uint32_t left_at = 0;
+  const auto leave_box = [&] {
+    if (number == 0) arrive(barriers.x_free + box_before);
+    if (leaves_twice) arrive_at(left_at + box_before * 8);
+  };
 
 #pragma unroll 1
-  for (int left = place.last - place.first; left > 0; --left) {
+  do {
+    const Place place(call, work, own_rows.tall, columns, item);
+    own_rows.enter(place.row);
+    left_at = address_in(barriers.x_free, place.shares_x ? 1 - blockIdx.x : blockIdx.x);
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {  // of a stage: a box of x
-      const bool more = half == 0 || left > 1;
-      const uint64_t rows = first_rows + box.at * (tokens * kBox * 2 / 16);
-      wait_for(barriers.x_came + box.at, box.parity);
+    for (int j = 0; j < strips; ++j)
 #pragma unroll
-      for (int step = 0; step < 4; step += together) {
-        auto& made = operand[step / together % 2];
-#pragma unroll
-        for (int s = 0; s < together; ++s) {
-          if (step + s == 0 && (half == 0 ? grouped : begins(2))) enter();
-          if (step + s == 2 && begins(2 * half + 1)) enter();
-          const int i = (step + s) % 2 * 2;
-#pragma unroll
-          for (int j = 0; j < strips; ++j) {
-            operand_of(word[j][i], word[j][i + 1], at[j], made[s][j]);
-            if (bits == 4 && step < 2) word[j][i] >>= 8, word[j][i + 1] >>= 8;
-          }
-        }
-        fence_products();
-#pragma unroll
-        for (int s = 0; s < together; ++s)
-#pragma unroll
-          for (int j = 0; j < strips; ++j) multiply_async(sum.of[j], made[s][j], rows + 2 * (step + s), T{});
-        group_products();
-        // What comes next is loaded while products are under way.
-        if (step == 0 && begins(2 * half + 1)) load_group(2 * half + 1);
-        if (step == 2 && more) {
-          if (half == 1) {
-            stage_before = stage.at;
-            stage.advance(work.stages);
-            wait_for(barriers.came + stage.at, stage.parity);
-          }
-          if (half == 1 ? grouped : begins(2)) load_group(half == 1 ? 0 : 2);
-        }
-        const int eights_from = step % 2 * 2, eights_to = eights_from + 2 * together;
-        if (bits == 8 && step < 2) lane.load(stage.at, 2 * half + 1, eights_from, eights_to, word);
-        if (step >= 2 && more) lane.load(stage.at, (1 - half) * (bits / 4), eights_from, eights_to, word);
-        wait_for_products<1>();
-        if (step == 0 && (half == 1 || left < place.last - place.first)) {  // the box before is done with
-          if (number == 0) arrive(barriers.x_free + box_before);
-          if (number == 1 && call.neighbours) arrive_there(barriers.x_free + box_before, 1 - blockIdx.x);
-          if (half == 0 && number == 0) arrive(barriers.free + stage_before);
-        }
-      }
-      box_before = box.at;
-      box.advance(work.boxes);
-    }
-  }
-  wait_for_products<0>();
-  if constexpr (symmetric)
-#pragma unroll
-    for (int j = 0; j < strips; ++j) at[j].leave(sum.of[j]);
+      for (int i = 0; i < eights * 4; ++i) sum.of[j][i] = 0;
+    wait_for(barriers.came + stage.at, stage.parity);
+    load_group(0);
+    if constexpr (symmetric)
+      cuda::begin(at, next.scales);
+    else
+      enter();
+    lane.load(stage.at, 0, 0, 4, word);
 
-  barrier_of<kMultiply>();  // the rings are free
-  if (call.neighbours) cluster_arrive();
-  const Share share{tile * kTile + strip * 16 + number / 4, number % 4 * 2, 0, tokens};
-  finish<T, columns>(call, place, own_rows, share, memory, sum);
-  if (call.neighbours) cluster_wait();  // until then the neighbour may arrive at barriers here
+#pragma unroll 1
+    for (int left = place.last - place.first; left > 0; --left) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {  // of a stage: a box of x
+        const bool more = half == 0 || left > 1;
+        wait_for(barriers.x_came + box.at, box.parity);
+#pragma unroll
+        for (int step = 0; step < 4; step += together) {
+          auto& made = operand[step / together % 2];
+#pragma unroll
+          for (int s = 0; s < together; ++s) {
+            if (step + s == 0 && (half == 0 ? grouped : begins(2))) enter();
+            if (step + s == 2 && begins(2 * half + 1)) enter();
+            const int i = (step + s) % 2 * 2;
+#pragma unroll
+            for (int j = 0; j < strips; ++j) {
+              operand_of(word[j][i], word[j][i + 1], at[j], made[s][j]);
+              if (bits == 4 && step < 2) word[j][i] >>= 8, word[j][i + 1] >>= 8;
+            }
+          }
+          fence_products();
+#pragma unroll
+          for (int s = 0; s < together; ++s)
+#pragma unroll
+            for (int j = 0; j < strips; ++j) multiply_async(sum.of[j], made[s][j], rows + 2 * (step + s), T{});
+          group_products();
+          // What comes next is loaded while products are under way.
+          if (step == 0 && begins(2 * half + 1)) load_group(2 * half + 1);
+          if (step == 2 && more) {
+            if (half == 1) {
+              stage_before = stage.at;
+              stage.advance(work.stages);
+              wait_for(barriers.came + stage.at, stage.parity);
+            }
+            if (half == 1 ? grouped : begins(2)) load_group(half == 1 ? 0 : 2);
+          }
+          const int eights_from = step % 2 * 2, eights_to = eights_from + 2 * together;
+          if (bits == 8 && step < 2) lane.load(stage.at, 2 * half + 1, eights_from, eights_to, word);
+          if (step >= 2 && more) lane.load(stage.at, (1 - half) * (bits / 4), eights_from, eights_to, word);
+          wait_for_products<1>();
+          if (step == 0 && (half == 1 || left < place.last - place.first)) {  // the box before is done with
+            leave_box();
+            if (half == 0 && number == 0) arrive(barriers.free + stage_before);
+          }
+        }
+        box_before = box.at;
+        box.advance(work.boxes);
+        rows += box.at ? box_rows : (1 - work.boxes) * box_rows;
+      }
+    }
+    wait_for_products<0>();
+#pragma unroll
+    for (int j = 0; j < strips; ++j)
+#pragma unroll
+      for (int b = 0; b < 2; ++b) {
+        if constexpr (symmetric)
+          sum.unit[j][b] = at[j].unit(b);
+        else
+          sum.unit[j][b] = 1;
+      }
+
+    item += items_together();
+    if (item < own_rows.items) {  // what the last tile was made of is done with
+      leave_box();
+      if (number == 0) arrive(barriers.free + stage.at);
+      stage.advance(work.stages);
+    }
+    const Share share{tile * kTile + strip * 16 + number / 4, number % 4 * 2, 0};
+    finish(call, place, own_rows, share, memory, reinterpret_cast<T*>(memory + work.turn_at), &barriers.sums_came, sum);
+  } while (item < own_rows.items);
+  if (call.neighbours) cluster_arrive(), cluster_wait();  // until then the neighbour may arrive at barriers here
 #endif
 }
 

@@ -22,7 +22,8 @@ struct Many {
   int tokens, columns;  // of a block
   bool pairs;           // two blocks share K and add up,
   int slices;           // and slices of K those that know nothing of each other: a second kernel adds up
-  bool neighbours;      // two blocks with neighbouring columns fetch x for each other; no pairs then
+  bool neighbours;      // two blocks with neighbouring columns fetch x for each other; pairs only in a last turn that
+                        // leaves half of the places free
   bool early;           // may start before the kernel ahead ends
 
   // Where experts are multiplied, each of whose rows follow each other: weights, scales, zeros and bias have one more

@@ -10,9 +10,9 @@ from torch import Tensor
 from qload.kernels.cuda.experts_call import ExpertMatrix, ExpertsCall
 from qload.kernels.cuda.experts_rows import combine, gate_rows, gather_rows
 from qload.kernels.cuda.experts_sorted import SortedPairs, sorted_pairs
+from qload.kernels.cuda.many import PLACES, STAGE
 from qload.kernels.cuda.module import native, pointer, stream
 
-COLUMNS = 256  # of a block
 TOKENS = (32, 64, 128)  # of one: the fewest by which most experts are one item
 
 
@@ -20,6 +20,20 @@ def tokens_of_block(call: ExpertsCall) -> int:
     """As many as an expert has, and some more."""
     wanted = 5 * call.pairs / (4 * call.total)
     return next((tokens for tokens in TOKENS if tokens >= wanted), TOKENS[-1])
+
+
+def columns_of_block(bits: int, tokens: int) -> int:
+    """As many as there is room for sums of."""
+    return 512 if bits == 4 and tokens <= 64 else 256
+
+
+def in_pairs(matrix: ExpertMatrix) -> bool:
+    """Whether two blocks share K: where blocks for all experts would leave half of the places free.
+
+    It says the same for any tokens, as sums have other bits then.
+    """
+    blocks = matrix.experts * -(-matrix.columns // columns_of_block(matrix.bits, TOKENS[0]))
+    return 2 * blocks <= PLACES and matrix.rows >= 2 * STAGE
 
 
 def multiply_many(call: ExpertsCall) -> Tensor:
@@ -54,7 +68,7 @@ def _product(call: ExpertsCall, pairs: SortedPairs, matrix: ExpertMatrix, x: Ten
         matrix.bits,
         matrix.group,
         call.in_bfloat16,
-        [tokens, COLUMNS, 0],
+        [tokens, columns_of_block(matrix.bits, tokens), in_pairs(matrix)],
         call.early,
         stream(x),
     )

@@ -16,13 +16,13 @@ from qload.kernels.cuda.module import native
 STAGE = 128  # rows that a block has at a time
 PLACES = 132  # blocks that an H200 holds at once
 SLICES = (1, 2, 3, 4, 6, 8)  # of K, which a second kernel adds up
-START = 2.83  # microseconds until blocks multiply and after they have, each time that they take turns
-ADD = 1.6  # until the second kernel adds,
+START = 2.27  # microseconds until blocks multiply and after they have
+NEXT = 2.0  # the same where a block goes on to its next tile
+ADD = 1.56  # until the second kernel adds,
 ADDED = 2.4  # and for each million of sums that it reads
-IDLE, MOST_IDLE = 7.14, 0.34  # what is saved where a share of the places is free for the next layer's blocks
+IDLE, MOST_IDLE = 6.74, 0.31  # what is saved where a share of the places is free for the next layer's blocks
 LARGE = 1 << 15  # sums of a block for which x of 4-bit layers takes long enough to be shared
-NEIGHBOURS = {4: 0.99, 8: 0.96}  # of the time of a stage, where two blocks fetch x for each other
-MOST_SHARED = 2048  # tokens; of more, blocks that come in pairs were not seen to be faster
+NEIGHBOURS = {4: 0.97, 8: 0.96}  # of the time of a stage, where two blocks fetch x for each other
 
 
 @dataclass(frozen=True)
@@ -40,28 +40,32 @@ class ManyBlock:
 
 
 BLOCK_SHAPES = (
-    ManyBlock(32, 128, {4: 0.63, 8: 0.58}, 1.5),
-    ManyBlock(32, 256, {4: 0.87, 8: 1.11}, 1.1),
-    ManyBlock(32, 512, {4: 1.42}, 2.8),
-    ManyBlock(64, 128, {4: 0.69, 8: 0.65}, 1.8),
-    ManyBlock(64, 256, {4: 1.07, 8: 1.19}, 1.3),
-    ManyBlock(64, 512, {4: 1.92}, 2.9),
-    ManyBlock(96, 256, {4: 1.27, 8: 1.29}, 1.9),
-    ManyBlock(128, 128, {4: 0.94, 8: 0.91}, 1.3),
-    ManyBlock(128, 256, {4: 1.60, 8: 1.66}, 2.4),
-    ManyBlock(160, 128, {4: 1.10, 8: 1.10}, 1.5),
-    ManyBlock(160, 256, {4: 1.93, 8: 2.08}, 2.2),
-    ManyBlock(192, 128, {4: 1.17, 8: 1.24}, 1.1),
+    ManyBlock(32, 128, {4: 0.67, 8: 0.62}, 1.5),
+    ManyBlock(32, 256, {4: 0.93, 8: 1.18}, 1.1),
+    ManyBlock(32, 512, {4: 1.53}, 2.7),
+    ManyBlock(64, 128, {4: 0.73, 8: 0.69}, 1.8),
+    ManyBlock(64, 256, {4: 1.13, 8: 1.26}, 1.25),
+    ManyBlock(64, 512, {4: 1.90}, 2.85),
+    ManyBlock(96, 256, {4: 1.30, 8: 1.32}, 1.9),
+    ManyBlock(128, 128, {4: 0.97, 8: 0.94}, 1.3),
+    ManyBlock(128, 256, {4: 1.575, 8: 1.65}, 2.2),
+    ManyBlock(160, 128, {4: 1.08, 8: 1.08}, 1.55),
+    ManyBlock(160, 256, {4: 1.97, 8: 2.12}, 2.2),
+    ManyBlock(192, 128, {4: 1.23, 8: 1.31}, 1.1),
     ManyBlock(224, 128, {4: 1.35, 8: 1.49}, 3.3),
-    ManyBlock(256, 128, {4: 1.56, 8: 1.63}, 2.9),
+    ManyBlock(256, 128, {4: 1.57, 8: 1.64}, 3.0),
 )
 
 
-TWO = ((False, False), (True, False), (False, True))  # alone, pairs that share K, neighbours
+TWO = tuple(product((False, True), repeat=2))  # whether pairs share K, and whether neighbours share x
 
 
 class ManyDivision(NamedTuple):
-    """Tokens and columns of a block, whether two share K, slices of K, whether two neighbours share x."""
+    """Tokens and columns of a block, whether two share K, slices of K, whether two neighbours share x.
+
+    Both: neighbours share x; where a last turn has tiles for half of the places or fewer, two blocks share
+    the K of each there.
+    """
 
     tokens: int
     columns: int
@@ -96,9 +100,16 @@ def division(tokens: int, K: int, N: int, bits: int = 4) -> ManyDivision:
         ManyDivision(kind.tokens, kind.columns, pairs, slices, neighbours)
         for kind, (pairs, neighbours), slices in product(BLOCK_SHAPES, TWO, SLICES)
         if bits in kind.stages and slices * (2 if pairs else 1) <= max(1, K // STAGE)
-        if not neighbours or (kind.shares(bits) and tokens <= MOST_SHARED)
+        if not neighbours or kind.shares(bits)
+        if not (pairs and neighbours) or (slices == 1 and in_halves(kind, tokens, N))
     ]
     return min(ways, key=lambda way: expected(way, bits, tokens, K, N))
+
+
+def in_halves(kind: ManyBlock, tokens: int, N: int) -> bool:
+    """Whether neighbours have whole turns, and then few enough tiles for two blocks each."""
+    turns, last = divmod(-(-N // (2 * kind.columns)) * -(-tokens // kind.tokens), PLACES // 2)
+    return turns > 0 and 0 < 2 * last <= PLACES // 2
 
 
 def expected(way: ManyDivision, bits: int, tokens: int, K: int, N: int) -> float:
@@ -106,9 +117,13 @@ def expected(way: ManyDivision, bits: int, tokens: int, K: int, N: int) -> float
     kind = next(kind for kind in BLOCK_SHAPES if (kind.tokens, kind.columns) == way[:2])
     wide, two = way.columns * (2 if way.neighbours else 1), way.pairs or way.neighbours
     places, blocks = PLACES // (2 if two else 1), -(-N // wide) * -(-tokens // way.tokens) * way.slices
-    stages = -(-K // STAGE // (way.slices * (2 if way.pairs else 1)))
+    both, stages = way.pairs and way.neighbours, -(-K // STAGE // way.slices)
     of_turn = stages * kind.stages[bits] * (NEIGHBOURS[bits] if way.neighbours else 1)
-    turns = -(-blocks // places)
+    half, pair = stages / 2 * kind.stages[bits], START + kind.pair
     added = ADD + ADDED * way.slices * tokens * N / 1e6 if way.slices > 1 else 0.0
     idle = min(MOST_IDLE, max(0.0, 1 - blocks / places))
-    return turns * (of_turn + START + (kind.pair if way.pairs else 0.0)) + added - IDLE * idle
+    if way.pairs and not both:
+        return -(-blocks // places) * (half + pair) + added - IDLE * idle
+    turns = blocks // places if both else -(-blocks // places)
+    last = half + NEXT + kind.pair if both else 0.0
+    return START + turns * of_turn + (turns - 1) * NEXT + last + added - IDLE * idle
