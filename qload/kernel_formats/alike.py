@@ -5,7 +5,7 @@ middle, codes and scales are moved from one order to another and nothing else is
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from qload.layouts import gptq as gptq_layout
 from qload.sentences import Digit, strides
 from qload.sentences.digits import axis_digits, holds_whole_codes, in_common
 from qload.spec import Weight
+from qload.spec.weight import tensor_names
 
 MOST = 64  # kinds of layers that are remembered; a hostile checkpoint may have no two layers alike
 LARGE = (
@@ -56,8 +57,7 @@ class Recipe:
 
         `late`: moves the codes, which the weight itself does not hold.
         """
-        names = [each.name for each in fields(self.weight_type) if each.name not in ("config", "layer")]
-        tensors: dict[str, Tensor | None] = dict.fromkeys(names)
+        tensors: dict[str, Tensor | None] = dict.fromkeys(tensor_names(self.weight_type))
         for name, move in self.moves.items():
             source: Tensor = getattr(weight, name)
             target = devices.writable(source, move.shape, source.dtype, None)
