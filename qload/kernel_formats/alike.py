@@ -111,11 +111,11 @@ def _kind(weight: GPTQWeight, layout: str) -> Any:
 
 def _recipe(weight: GPTQWeight, made: Weight) -> Recipe | None:
     """How a weight was made, proven on it; None where more was decided than a kind tells."""
-    layer, plain = weight.layer, isinstance(made, GPTQMarlinWeight | PanelsWeight)
-    in_order = weight.scales.shape[0] == 1 or gptq.is_ordered(weight)
-    if not (plain and in_order and layer.origin is None and layer.activations is None):
+    layer, in_order = weight.layer, weight.scales.shape[0] == 1 or gptq.is_ordered(weight)
+    if not (in_order and layer.origin is None and layer.activations is None):
         return None
-    assert isinstance(made, GPTQMarlinWeight | PanelsWeight)
+    if not isinstance(made, GPTQMarlinWeight | PanelsWeight):
+        return None
     copies = made.config.copies if isinstance(made, GPTQMarlinWeight) else 1
     origin, exact = made.layer.origin, made.padded_shape == made.shape and copies == 1
     if not (exact and tuple(made.fields()) == MOVED and isinstance(origin, Origin)):
