@@ -139,6 +139,7 @@ def test_a_load_that_is_no_tensors_by_name_is_told(said: Any, tmp_path: Path) ->
 
 def test_no_suite_passes_where_asserts_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suite_module, "ASSERTS", False)
+    request: Any = SimpleNamespace()
 
     with pytest.raises(pytest.fail.Exception, match="leaves out assert statements"):
-        Judged(Sound(), COMMON, SimpleNamespace(), LinearTrial)  # type: ignore[arg-type]
+        Judged(Sound(), COMMON, request, LinearTrial)
