@@ -104,7 +104,7 @@ def test_every_division_of_a_layer_sums_exactly_and_gives_the_same_bits_again(
 
 @DTYPES
 @pytest.mark.parametrize(("tokens", "columns", "bits"), SHAPES)
-@pytest.mark.parametrize("pairs", [False, True])
+@PAIRS
 def test_scales_of_a_column_may_be_far_apart_and_zero(
     tokens: int, columns: int, bits: int, pairs: bool, dtype: Any
 ) -> None:
