@@ -1,6 +1,7 @@
 """Which products of experts the CPU module gets, and what is kept; tests/native has its results."""
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -137,3 +138,14 @@ def test_tensors_in_the_place_of_others_are_those_that_are_multiplied() -> None:
     layer.load_state_dict({**layer.state_dict(), "down_weight_packed": zeros}, assign=True)
 
     assert_same_bits(layer(*read), torch.zeros_like(read[0]))
+
+
+@pytest.mark.parametrize("name", ["gate_up_bias", "down_bias"])
+def test_biases_in_the_place_of_others_are_those_that_are_added(name: str) -> None:
+    weight = made("mxfp4", biased=True)
+    read, layer = drawn(weight, 3), weight.get_linear()
+    layer(*read)
+    doubled = 2 * layer.get_buffer(name)
+    layer.load_state_dict({name: doubled}, strict=False, assign=True)
+
+    assert_same_bits(layer(*read), replace(weight, **{name: doubled}).get_linear()(*read))
