@@ -1,5 +1,7 @@
 """Which products of experts the CPU module gets, and what is kept; tests/native has its results."""
 
+import gc
+import weakref
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -11,6 +13,7 @@ from torch import Tensor
 from qload.kernels import cpu, experts_products
 from qload.kernels.bounds import excess
 from qload.kernels.cpu_rows import KeptRows
+from qload.kernels.experts_products import KeptMatrix
 from qload.kernels.gated_bounds import of_experts
 from qload.spec import Weight
 from qload.testing import assert_same_bits
@@ -149,3 +152,21 @@ def test_biases_in_the_place_of_others_are_those_that_are_added(name: str) -> No
     layer.load_state_dict({name: doubled}, strict=False, assign=True)
 
     assert_same_bits(layer(*read), replace(weight, **{name: doubled}).get_linear()(*read))
+
+
+def test_a_module_that_was_moved_lets_go_of_what_it_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    held, own = list[Any](), KeptMatrix.__init__
+
+    def noted(matrix: KeptMatrix, weight: Weight) -> None:
+        held.append(weakref.ref(matrix))
+        own(matrix, weight)
+
+    monkeypatch.setattr(KeptMatrix, "__init__", noted)
+    weight = made("mxfp4")
+    layer = weight.get_linear()
+    layer(*drawn(weight, 3))
+    layer.to("cpu")
+    gc.collect()
+
+    assert held
+    assert not any(matrix() for matrix in held)
