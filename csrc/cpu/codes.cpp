@@ -23,7 +23,6 @@ struct CodesScalar {
   using Row = Token;
   using Sums = int32_t;
 
-  static void read_soon(const int8_t*) {}
   static Sums zero() { return 0; }
   static Token token(const int8_t* at) { return {at}; }
   static Row row(const int8_t* at) { return {at}; }

@@ -12,7 +12,6 @@ struct CodesAvx2 {
   using Row = __m256i;
   using Sums = __m256i;
 
-  static void read_soon(const int8_t* at) { _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T0); }
   static Sums zero() { return _mm256_setzero_si256(); }
   static Token token(const int8_t* at) {
     return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));

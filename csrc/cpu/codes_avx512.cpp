@@ -12,7 +12,6 @@ struct CodesAvx512 {
   using Row = __m512i;
   using Sums = __m512i;
 
-  static void read_soon(const int8_t* at) { _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T0); }
   static Sums zero() { return _mm512_setzero_si512(); }
   static Token token(const int8_t* at) {
     return _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)));

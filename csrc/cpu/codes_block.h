@@ -2,11 +2,11 @@
 //
 // Lanes are inputs. A set of lanes reads `kStep` codes of a row at once as `Row`, and of a token as `Token`; `plus`
 // adds their products to `Sums`, and `across` adds its lanes up, of which `of_token` is the sum of the token's codes.
-// `read_soon` says what will be read, if it is there.
 #pragma once
 
 #include <cstring>
 
+#include "ahead.h"
 #include "codes.h"
 
 namespace qload::cpu {
@@ -18,7 +18,7 @@ void code_step(int64_t k, int64_t ahead, const int8_t* const* x, const int8_t* c
   typename L::Row rows[Rows];
   for (int r = 0; r < Rows; ++r) {
     rows[r] = L::row(w[r] + k);
-    if (Rows == 1) L::read_soon(w[r] + ahead + k);
+    if (Rows == 1) ask_ahead(w[r] + k, ahead);
   }
   for (int t = 0; t < Tokens; ++t) {
     const typename L::Token token = L::token(x[t] + k);

@@ -15,7 +15,6 @@ struct CodesVnni {
   using Row = __m512i;
   using Sums = __m512i;
 
-  static void read_soon(const int8_t* at) { _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T0); }
   static Sums zero() { return _mm512_setzero_si512(); }
   static Token token(const int8_t* at) { return _mm512_loadu_si512(at); }
   static Row row(const int8_t* at) { return _mm512_xor_si512(token(at), _mm512_set1_epi8(-128)); }

@@ -166,10 +166,6 @@ void multiply_in_pairs(const Kernels& kernels, const Panels& weight, const Input
   }
 }
 
-}  // namespace
-
-namespace {
-
 /// One token, of a type whose numbers are whole in most groups.
 void multiply_fixed(const Kernels& kernels, const Panels& weight, const Inputs& inputs, const Outputs& outputs,
                     int64_t panels, int threads) {

@@ -25,7 +25,7 @@ TOKENS = (1, 2, 8, 17, 33)
 DRAWS = 4  # how often tokens are drawn until a mistake is believed
 
 Given = tuple[Tensor, Tensor, Tensor]  # x, ids, weights
-Drawn = Callable[[int], Given]  # the same for each number of a draw
+Drawn = Callable[[int], Given]  # for each number of a draw
 
 
 @lru_cache(maxsize=32)
@@ -93,7 +93,7 @@ class ExpertsTrial:
             ids, weights = self._routes(M)
             x, ids = guards.around("x", self._x(M)), guards.around("ids", ids)
             given = x, ids, guards.around("weights", weights)
-            self._within(lambda draw, given=given: given, buffers)  # type: ignore[misc]
+            self._within(partial(always, given), buffers)
             guards.assert_whole()
 
     def _within(self, drawn: Drawn, buffers: Any) -> float:
@@ -126,15 +126,17 @@ class ExpertsTrial:
 
         A bound may be so wide that of a few tokens some other mistake gives them too.
         """
-        found = []
-        for draw in range(DRAWS):
-            x, ids, weights = drawn(draw)
-            exact = want if draw == 0 else self._exact(x, ids, weights)
-            got = y if draw == 0 else self.suite.gemm(x, ids, weights, buffers)
-            mistakes = self._mistakes(x, ids, weights)
-            found.append([(words, share_told(got, exact, made)) for words, made in mistakes])
-        for tried in zip(*found, strict=True):
-            share = min(told for _, told in tried)
+        seen = [(drawn(0), want, y)]
+        for draw in range(1, DRAWS):
+            given = drawn(draw)
+            exact = self._exact(*given)
+            seen.append((given, exact, self.suite.gemm(*given, buffers)))
+        for tried in zip(*(self._mistakes(*given) for given, _, _ in seen), strict=True):
+            share = 1.0
+            for (_, made), (_, exact, got) in zip(tried, seen, strict=True):
+                if share >= ENOUGH:  # else no other draw need be looked at
+                    told = share_told(got, exact, made)
+                    share = share if share <= told else told  # NaN, where y has one, explains nothing
             if share >= ENOUGH:
                 return f"{tried[0][0]}: explains {100 * share:.1f} %"
         return "no known one"
@@ -144,8 +146,8 @@ class ExpertsTrial:
     ) -> Iterator[tuple[str, Callable[[], Tensor]]]:
         E = self.suite.experts
         yield "gate and up are swapped", lambda: self._swapped(x, ids, weights)
+        one = int(ids[0, 0]) if bool((ids == ids[0, 0]).all()) else None
         for step in range(1, E):
-            one = int(ids[0, 0]) if bool((ids == ids[0, 0]).all()) else None
             where = f"every token goes to expert e + {step}"
             if one is not None:
                 where = f"tokens of expert {one} go to expert {(one + step) % E}"
@@ -204,6 +206,11 @@ class ExpertsTrial:
         scores = torch.rand(M, self.suite.experts, generator=generator)
         weights, ids = scores.topk(self.suite.chosen)
         return ids.to(self.device), weights.to(self.device)
+
+
+def always(given: Given, draw: int) -> Given:
+    """The same tokens, whatever the number of a draw."""
+    return given
 
 
 def share_told(y: Tensor, want: Bounded, made: Callable[[], Tensor]) -> float:

@@ -16,9 +16,10 @@ from qload.conversion.write import Progress
 from qload.conversion.written import SHARD_SIZE, NewCheckpoint, nothing, of_checkpoint, target_of
 from qload.detect.files import CONFIGS
 from qload.diff.codes import same_weight
-from qload.errors import ArgumentError, QloadError, checked
+from qload.errors import QloadError, checked
 from qload.loader import Part
 from qload.parallel import ProcessGroup
+from qload.plan.sharing import check_ranks
 from qload.verify.crew import Crew
 from qload.verify.subject import Subject
 
@@ -77,8 +78,7 @@ def shard(
     ((256, 128), (128, 128))
     >>> folder.cleanup()
     """
-    if tp < 1 or (ep is not None and ep < 1):
-        raise ArgumentError("tp", "a number of ranks, at least 1", f"tp={tp}, ep={ep}")
+    check_ranks(tp, ep)
     target, tell = target_of(folder, shard_size), progress or nothing
     crew = Crew.of(process_group)
 

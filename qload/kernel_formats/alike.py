@@ -5,7 +5,7 @@ middle, codes and scales are moved from one order to another and nothing else is
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from qload.layouts import gptq as gptq_layout
 from qload.sentences import Digit, strides
 from qload.sentences.digits import axis_digits, holds_whole_codes, in_common
 from qload.spec import Weight
+from qload.spec.weight import tensor_names
 
 MOST = 64  # kinds of layers that are remembered; a hostile checkpoint may have no two layers alike
 LARGE = (
@@ -56,8 +57,7 @@ class Recipe:
 
         `late`: moves the codes, which the weight itself does not hold.
         """
-        names = [each.name for each in fields(self.weight_type) if each.name not in ("config", "layer")]
-        tensors: dict[str, Tensor | None] = dict.fromkeys(names)
+        tensors: dict[str, Tensor | None] = dict.fromkeys(tensor_names(self.weight_type))
         for name, move in self.moves.items():
             source: Tensor = getattr(weight, name)
             target = devices.writable(source, move.shape, source.dtype, None)
@@ -111,11 +111,11 @@ def _kind(weight: GPTQWeight, layout: str) -> Any:
 
 def _recipe(weight: GPTQWeight, made: Weight) -> Recipe | None:
     """How a weight was made, proven on it; None where more was decided than a kind tells."""
-    layer, plain = weight.layer, isinstance(made, GPTQMarlinWeight | PanelsWeight)
-    in_order = weight.scales.shape[0] == 1 or gptq.is_ordered(weight)
-    if not (plain and in_order and layer.origin is None and layer.activations is None):
+    layer, in_order = weight.layer, weight.scales.shape[0] == 1 or gptq.is_ordered(weight)
+    if not (in_order and layer.origin is None and layer.activations is None):
         return None
-    assert isinstance(made, GPTQMarlinWeight | PanelsWeight)
+    if not isinstance(made, GPTQMarlinWeight | PanelsWeight):
+        return None
     copies = made.config.copies if isinstance(made, GPTQMarlinWeight) else 1
     origin, exact = made.layer.origin, made.padded_shape == made.shape and copies == 1
     if not (exact and tuple(made.fields()) == MOVED and isinstance(origin, Origin)):

@@ -5,7 +5,7 @@ every layout is written from one. Nothing else here knows a type or a layout by 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -46,6 +46,7 @@ from qload.kernel_formats.panels import PanelsWeight
 from qload.kernel_formats.strips import StripsWeight
 from qload.layouts import Stored, StoredMinusOne, ZeroPoints
 from qload.spec import ActivationScheme, Weight
+from qload.spec.weight import tensor_names
 
 SCALES_OF_INPUTS = ("input_scale", "input_global_scale")  # one scale, by the names that formats have for it
 
@@ -313,8 +314,8 @@ def _origin(made: Weight) -> Origin | None:
 
 def _relabel(weight: W, origin: Origin | None) -> W:
     layer = weight.layer.with_origin(origin, _renamed(weight))
-    names = [each.name for each in fields(weight) if each.name not in ("config", "layer")]
-    return type(weight).unchecked(weight.config, layer, {name: getattr(weight, name) for name in names})
+    tensors = {name: getattr(weight, name) for name in tensor_names(type(weight))}
+    return type(weight).unchecked(weight.config, layer, tensors)
 
 
 def _renamed(weight: Weight) -> ActivationScheme | None:

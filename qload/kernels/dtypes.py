@@ -7,7 +7,7 @@ checkpoint's order are dequantized whatever type their scales have, and keep the
 """
 
 import logging
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from qload.kernel_formats.marlin import GPTQMarlinWeight
 from qload.kernels.cuda.calls import ACTIVATIONS
 from qload.spec import Weight
 from qload.spec.casts import check_cast
+from qload.spec.weight import tensor_names
 
 log: logging.Logger = logging.getLogger("qload")
 
@@ -107,11 +108,7 @@ def _cast(weight: Weight, field: str, dtype: torch.dtype, remedy: str) -> Weight
     bound = torch.finfo(dtype).eps / 2
     was, now = _plain(held.dtype), _plain(dtype)
     log.info("%s: %s as %s, each within %g of itself", _named(weight, field), was, now, bound)
-    tensors: dict[str, Any] = {
-        each.name: getattr(weight, each.name)
-        for each in fields(weight)
-        if each.name not in ("config", "layer")
-    }
+    tensors = {name: getattr(weight, name) for name in tensor_names(type(weight))}
     layer = replace(weight.layer, origin=None)
     return type(weight).unchecked(weight.config, layer, {**tensors, field: made})
 

@@ -1,5 +1,6 @@
 """The products of experts: each matrix of an expert goes the way of the same matrix as a layer of its own."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -42,16 +43,17 @@ class KeptStack:
     def __init__(self) -> None:
         self._kept: tuple[Any, dict[int, KeptMatrix]] = (), {}  # replaced as a whole: threads may share it
 
-    def of(self, stack: Any, expert: int) -> KeptMatrix:
-        """The matrix of one `expert` of a `stack`."""
+    def of(self, stack: Any, experts: Sequence[int]) -> list[KeptMatrix]:
+        """The matrices of some `experts` of a `stack`."""
         seen = [(each.data_ptr(), each.dtype, each.shape, each.stride()) for each in stack.tensors.values()]
         before, found = self._kept
         if seen != before:
             found = {}
             self._kept = seen, found
-        if expert not in found:
-            found[expert] = KeptMatrix(stack.expert(expert))
-        return found[expert]
+        for expert in experts:
+            if expert not in found:
+                found[expert] = KeptMatrix(stack.expert(expert))
+        return [found[expert] for expert in experts]
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,11 +94,13 @@ class ExpertProducts:
         """Rows (P, K) of a run of experts, each times the matrix of its own: (P, N), in float32 at least."""
         stack, biases = getattr(self.weight, name), getattr(self.weight, f"{name}_bias")
         as_it_comes = self.activations == "unquantized" or stack.layer.activations is None
-        on_cpu = rows.device.type == "cpu"
+        matrices: Sequence[KeptMatrix | None] = [None] * len(run.places)
+        if rows.device.type == "cpu":
+            matrices = getattr(self.kept, name).of(stack, run.places)
         parts = []
-        for expert, some in zip(run.places, torch.split(rows, list(run.counts)), strict=True):
+        of_each = torch.split(rows, list(run.counts))
+        for expert, some, kept in zip(run.places, of_each, matrices, strict=True):
             bias = None if biases is None else biases[expert]
-            kept = getattr(self.kept, name).of(stack, expert) if on_cpu else None
             made = None if kept is None or not as_it_comes else kept.multiply(some, bias)
             parts.append(self._otherwise(some, stack, expert, bias, kept) if made is None else made)
         return parts[0] if len(parts) == 1 else torch.cat(parts)

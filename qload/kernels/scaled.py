@@ -95,7 +95,7 @@ def _sums(inputs: Inputs, weight: Weight, narrow: torch.dtype, kept: KeptRows | 
     """Outputs after outputs."""
     column = None if inputs.wide else column_scales(weight)
     if inputs.one_step and column is not None:
-        whole = _by_the_vendor(inputs, weight, narrow)
+        whole = _of_stored_codes(inputs, weight, narrow)
         if whole is not None:
             found, zeros = whole
             yield Sums(slice(0, weight.layer.N), found, _step_of_each(inputs), column, zeros)
@@ -179,17 +179,18 @@ def _of_outputs(scale: Tensor, parts: tuple[int, ...]) -> Tensor:
     return torch.cat([one.expand(width) for one, width in zip(scale, parts, strict=True)])
 
 
-def _by_the_vendor(
+def _of_stored_codes(
     inputs: Inputs, weight: Weight, narrow: torch.dtype
 ) -> tuple[Tensor, Tensor | None] | None:
-    """The sums of stored codes and zero points, as `Sums` has them; None where the vendor does not take them.
+    """Sums of codes as they are stored, and zero points, as `Sums` has them; None where nobody makes them.
 
-    Sums of e4m3 are good enough for a result of 16 bits, not for one of float32.
+    On CUDA the vendor does, on a CPU the CPU module. Sums of e4m3 are good enough for a result of 16 bits,
+    not for one of float32.
     """
     stored = weight.fields()["weight"]
     (N, K), M = stored.shape, inputs.x.shape[0]
     if stored.device.type == "cpu":
-        return _by_the_cpu(inputs, weight, stored)
+        return _of_stored_int8(inputs, weight, stored)
     if stored.device.type != "cuda" or K % TILE or N % TILE or not M:
         return None
     if not stored.is_contiguous() or stored.data_ptr() % TILE:
@@ -206,7 +207,8 @@ def _by_the_vendor(
     return found, None
 
 
-def _by_the_cpu(inputs: Inputs, weight: Weight, stored: Tensor) -> tuple[Tensor, Tensor | None] | None:
+def _of_stored_int8(inputs: Inputs, weight: Weight, stored: Tensor) -> tuple[Tensor, Tensor | None] | None:
+    """The same on a CPU."""
     scheme = weight.activations
     if stored.dtype != torch.int8 or scheme is None or scheme.type != "int" or not _is_symmetric(weight):
         return None

@@ -6,13 +6,13 @@ from os import PathLike
 from typing import Literal
 
 from qload.detect import read_model_config
-from qload.errors import ArgumentError, checked
+from qload.errors import checked
 from qload.listing import Groups, account
 from qload.models.config import TextConfig
 from qload.plan.answers import Answers
 from qload.plan.model import described_model
 from qload.plan.report import PlannedLayer, ShardingPlan, WorldPlan
-from qload.plan.sharing import sharings
+from qload.plan.sharing import check_ranks, sharings
 from qload.weights import Weights, open_checkpoint
 
 NOT_COUNTED = (
@@ -44,7 +44,6 @@ def plan(
     ep
         Into how many runs of ranks the experts of a layer are shared out, whole ones; the ranks of a run cut
         them. None: all ranks cut all experts.
-
     target
         The kernel whose layout has to say each quantized layer, as the first rank would have it; zero points
         and scales of the first of alike layers are read for that. None: that is not asked.
@@ -52,7 +51,7 @@ def plan(
     Raises
     ------
     ArgumentError
-        For numbers below 1, and for `ep` of a model that has no experts.
+        For numbers below 1 or above 65536, and for `ep` of a model that has no experts.
     StorageError, ConfigError, UnsupportedFormatError
         As `open_checkpoint`, where the path cannot be opened.
 
@@ -71,9 +70,7 @@ def plan(
     >>> [each.kind for each in found.layers[0].shares[2].alternatives]
     ['uneven', 'padded', 'whole']
     """
-    worlds = list(dict.fromkeys(tp if isinstance(tp, Sequence) else (tp,)))
-    if not worlds or min(worlds) < 1 or (ep is not None and ep < 1):
-        raise ArgumentError("tp", "numbers of ranks, at least 1", f"tp={tp}, ep={ep}")
+    worlds = check_ranks(tp, ep)
     with opened(path_or_weights) as (weights, config, why):
         path = "" if isinstance(path_or_weights, Weights) else str(path_or_weights)
         notes = [NOT_COUNTED, *([why] if why else [])]

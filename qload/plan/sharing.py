@@ -21,6 +21,7 @@ from qload.plan.usual import usual_matrix
 from qload.weights import Weights
 
 Cut = Literal["N", "K", "experts", "whole"]
+MOST_RANKS = 1 << 16  # each of which is asked for its share of every kind of layer
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,14 @@ class Sharing:
         if not local.start <= expert < local.stop:
             return None
         return Rank(groups.tensor.rank(), groups.tensor.size())
+
+
+def check_ranks(tp: int | Sequence[int], ep: int | None) -> list[int]:
+    """The numbers of ranks, each once; ArgumentError for none, and for more than are asked one by one."""
+    worlds = list(dict.fromkeys(tp if isinstance(tp, Sequence) else (tp,)))
+    if not worlds or not 1 <= min(worlds) <= max(worlds) <= MOST_RANKS or (ep is not None and ep < 1):
+        raise ArgumentError("tp", f"numbers of ranks, 1 to {MOST_RANKS}", f"tp={tp}, ep={ep}")
+    return worlds
 
 
 def sharings(groups: Groups, config: TextConfig | None, runs: int | None) -> dict[str, Sharing]:
@@ -109,6 +118,8 @@ def _of_experts(weights: Weights, prefix: str, runs: int | None) -> Iterator[Sha
 
 def bytes_held(weights: Weights, layer: LayerDescription, how: Sharing, ranks: int) -> tuple[int, ...]:
     """What each of so many ranks holds of a layer; CutError or DivideError, as its load raises it."""
+    if how.cut == "whole":
+        return (held_bytes(next(_shares(weights, layer, how, ranks))),) * ranks
     return tuple(held_bytes(found) if found else 0 for found in _shares(weights, layer, how, ranks))
 
 

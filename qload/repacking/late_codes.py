@@ -36,15 +36,15 @@ class WithoutCodes(HeaderOnlySource):
         return torch.zeros((), dtype=info.dtype).expand(info.shape)[index]
 
     def take(self, names: Iterable[str]) -> None:
-        """Kept for now."""
+        """Names that were used, kept until `enter`."""
         self._taken += names
 
     def note(self, text: str) -> None:
-        """Kept for now."""
+        """A note, kept until `enter`."""
         self._noted.append(text)
 
     def enter(self) -> None:
-        """What was kept goes to the inner source."""
+        """Hand the notes and names that were kept to the inner source: the layer was made."""
         for text in self._noted:
             self.inner.note(text)
         self.inner.take(self._taken)

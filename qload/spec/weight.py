@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
@@ -207,8 +208,8 @@ class Weight(ABC):
 
     def fields(self) -> dict[str, Tensor]:
         """The tensors by field name, as they are on disk; an absent optional one is left out."""
-        held = ((name, getattr(self, name)) for name in self.__dataclass_fields__)
-        return {name: value for name, value in held if isinstance(value, Tensor)}
+        names = tensor_names(type(self))
+        return {name: held for name in names if isinstance(held := getattr(self, name), Tensor)}
 
     @classmethod
     def resolve(cls, config: Any, tensors: Mapping[str, Tensor], bounds: ShareBounds) -> dict[str, Tensor]:
@@ -305,6 +306,12 @@ class Weight(ABC):
     def __repr__(self) -> str:
         held = ", ".join(f"{name}={tuple(tensor.shape)}" for name, tensor in self.fields().items())
         return f"{type(self).__name__}({self.layer.name or 'layer'}, {self.shape}, {self.config}, {held})"
+
+
+@cache
+def tensor_names(weight_type: type[Weight]) -> tuple[str, ...]:
+    """The fields of a type of weights that hold a tensor each, or None where that is optional."""
+    return tuple(each.name for each in fields(weight_type) if each.name not in ("config", "layer"))
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,10 @@ before it is timed. On a machine that does other things `--alone` says more: one
 processor worked for it.
 """
 
-import argparse
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -34,7 +31,8 @@ from qload.kernels.experts_products import KeptMatrix
 from qload.kernels.routed import routed
 from qload.layouts import Stored
 from qload.spec import ActivationScheme, Layer, Weight
-from tests.bench.cpu_linear import Clock, words
+from tests.bench.alone import Clock, clock_of, parser_of
+from tests.bench.cpu_linear import words
 from tests.experts import drawn
 
 GROUP = 128
@@ -106,12 +104,12 @@ def made(shape: Shape, name: str) -> ExpertsWeight:
 
 def checked(weight: ExpertsWeight, shape: Shape) -> Call:
     """By the module of these experts, once what it computes is within the bound."""
-    module: Any = weight.get_linear()
+    module: Call = weight.get_linear()
     read = inputs(shape, 3, 0)
     want = gated_bounds.of_experts(*read, weight)
     if not bool((excess(module(*read), want) <= 1).all()):
         raise AssertionError(f"experts of {weight.gate_up.format} are further off than rounding explains")
-    return module  # type: ignore[no-any-return]
+    return module
 
 
 def dequantized(call: Call) -> Call:
@@ -119,7 +117,11 @@ def dequantized(call: Call) -> Call:
 
     def without(*read: Tensor) -> Tensor:
         with ExitStack() as stack:
-            for owner, name in ((KeptMatrix, "multiply"), (scaled, "_by_a_kernel"), (scaled, "_by_the_cpu")):
+            for owner, name in (
+                (KeptMatrix, "multiply"),
+                (scaled, "_by_a_kernel"),
+                (scaled, "_of_stored_int8"),
+            ):
                 stack.enter_context(patch.object(owner, name, lambda *given: None))
             return call(*read)
 
@@ -179,16 +181,10 @@ def rows(shape: Shape, only: list[str], tokens: list[int], rounds: int, clock: C
 
 def main() -> None:
     """Print a table of each shape."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tokens", type=int, nargs="+", default=[1, 8, 64])
+    parser = parser_of(__doc__, FORMATS, [1, 8, 64], 8)
     parser.add_argument("--shape", action="append", choices=list(SHAPES), help="may be given several times")
-    parser.add_argument("--only", action="append", choices=list(FORMATS), help="may be given several times")
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--alone", action="store_true", help="one thread, and the processor's time")
     asked = parser.parse_args()
-    if asked.alone:
-        torch.set_num_threads(1)
-    clock = time.process_time if asked.alone else time.perf_counter
+    clock = clock_of(asked)
     console = Console(width=110)
     for name in asked.shape or SHAPES:
         shape = SHAPES[name]

@@ -7,8 +7,6 @@ same run. What is ours is checked before it is timed. On a machine that does oth
 one thread, and the time that the processor worked for it.
 """
 
-import argparse
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from statistics import median
@@ -43,11 +41,11 @@ from qload.kernels.cpu_rows import KeptRows
 from qload.layouts import Stored
 from qload.spec import ActivationScheme, Layer
 from qload.testing import assert_within_bound
+from tests.bench.alone import Clock, clock_of, parser_of
 
 K, N, GROUP = 4096, 14336, 128
 ROTATE = 1 << 30
 Calls = list[Callable[[Tensor], Tensor]]
-Clock = Callable[[], float]
 
 
 def words(*shape: int) -> Tensor:
@@ -180,8 +178,12 @@ def int8pack() -> Calls:
 
 def int_mm() -> Calls:
     """torch's own sums of int8, of inputs that were quantized before."""
-    made = [torch.randint(-128, 128, (N, K), dtype=torch.int8) for _ in range(-(-ROTATE // (K * N)))]
-    return [lambda x, codes=codes: torch._int_mm(x.to(torch.int8), codes.T) for codes in made]  # type: ignore[misc]
+
+    def call(codes: Tensor, x: Tensor) -> Tensor:
+        return torch._int_mm(x.to(torch.int8), codes.T)
+
+    made = (torch.randint(-128, 128, (N, K), dtype=torch.int8) for _ in range(-(-ROTATE // (K * N))))
+    return [partial(call, codes) for codes in made]
 
 
 def reading(size: int, rounds: int, clock: Clock) -> float:
@@ -238,15 +240,8 @@ def rows(tokens: list[int], only: list[str], rounds: int, clock: Clock) -> Itera
 
 def main() -> None:
     """Print the table, of the tokens and ways that are asked for."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tokens", type=int, nargs="+", default=[1, 2, 4, 6, 7, 16, 64, 256])
-    parser.add_argument("--only", action="append", choices=list(WAYS), help="may be given several times")
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--alone", action="store_true", help="one thread, and the processor's time")
-    asked = parser.parse_args()
-    if asked.alone:
-        torch.set_num_threads(1)
-    clock = time.process_time if asked.alone else time.perf_counter
+    asked = parser_of(__doc__, WAYS, [1, 2, 4, 6, 7, 16, 64, 256], 30).parse_args()
+    clock = clock_of(asked)
     title = f"{K} x {N}, {native.isa()}, {native.threads()} threads"
     table = Table("M", "how", "ms, best", "ms, median", "GB/s", "of reading", title=title)
     with torch.no_grad():

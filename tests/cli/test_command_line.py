@@ -95,6 +95,26 @@ def test_a_folder_without_a_name_is_not_the_current_one(
 
 
 @pytest.mark.parametrize(
+    "asked",
+    [
+        ["convert", MODEL, "--to", "float32", "-o"],
+        ["shard", MODEL, "--tp", "1", "-o"],
+        ["make-checkpoint", "gptq", "-o"],
+        ["vectors", "export"],
+    ],
+    ids=lambda asked: asked[0],
+)
+def test_a_folder_that_is_a_file_is_a_usage_error(asked: list[Any], tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("kept")
+
+    made = run(*asked, file)
+
+    assert (made.exit_code, file.read_text()) == (2, "kept")
+    assert "is a file" in made.stderr
+
+
+@pytest.mark.parametrize(
     "arguments", [[], ["inspect"], ["verify"], ["doctor"]], ids=["qload", "inspect", "verify", "doctor"]
 )
 def test_help_has_examples_and_the_exit_codes(arguments: list[str], golden: Any) -> None:

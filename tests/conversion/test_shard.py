@@ -209,7 +209,7 @@ def test_one_rank_has_all_and_a_copy_means_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "asked", [{"tp": 0}, {"tp": 2, "ep": 0}, {"tp": 2, "ep": 2}, {"tp": 2, "shard_size": 0}]
+    "asked", [{"tp": 0}, {"tp": 1 << 20}, {"tp": 2, "ep": 0}, {"tp": 2, "ep": 2}, {"tp": 2, "shard_size": 0}]
 )
 def test_what_cannot_be_asked_is_refused(asked: dict[str, int], tmp_path: Path) -> None:
     source = made("gptq", tmp_path / "in")

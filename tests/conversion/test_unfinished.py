@@ -167,6 +167,22 @@ def test_a_full_disk_is_told_before_a_tensor_is_written(
     assert not unfinished(tmp_path).exists()
 
 
+def test_files_that_are_complete_outlive_a_disk_that_is_full_for_the_rest(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupt(2, source, tmp_path, monkeypatch)
+    was = contents(unfinished(tmp_path))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 9, 1))
+
+    with pytest.raises(ArgumentError, match=r"a disk with \d+ bytes left"):
+        convert(source, tmp_path / "out", to="awq", shard_size=SMALL)
+
+    left = contents(unfinished(tmp_path))
+    assert {name: left[name] for name in was if name.endswith(".safetensors")} == {
+        name: held for name, held in was.items() if name.endswith(".safetensors")
+    }
+
+
 def test_what_reads_back_as_something_else_is_not_handed_out(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

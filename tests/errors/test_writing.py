@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from qload import convert
+from qload.errors.writing import written_to
 from qload.testing import make_checkpoint
 from qload.testing.vectors import export
 from tests.cli.test_several import run
@@ -45,6 +46,29 @@ def test_vectors_that_were_interrupted_leave_nothing(tmp_path: Path, monkeypatch
     with pytest.raises(KeyboardInterrupt):
         export(tmp_path / "out")
     assert [*tmp_path.iterdir()] == []
+
+
+def test_an_error_that_names_a_file_keeps_its_name(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as caught, written_to(tmp_path):
+        (tmp_path / "nowhere" / "file").write_bytes(b"")
+
+    assert caught.value.filename == str(tmp_path / "nowhere" / "file")
+
+
+def test_of_vectors_the_manifest_that_names_them_comes_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename, folders = Path.rename, list[bool]()
+
+    def noted(place: Path, target: Path) -> Path:
+        folders.append(place.is_dir())
+        return rename(place, target)
+
+    monkeypatch.setattr(Path, "rename", noted)
+    export(tmp_path / "out")
+
+    assert folders == sorted(folders, reverse=True)
+    assert {True, False} == set(folders)
 
 
 def test_a_conversion_names_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,7 +129,7 @@ def test_blocks_that_take_more_than_one_tile_sum_exactly(
 
 @DTYPES
 @pytest.mark.parametrize(("tokens", "columns", "bits"), SHAPES)
-@pytest.mark.parametrize("pairs", [False, True])
+@PAIRS
 def test_scales_of_a_column_may_be_far_apart_and_zero(
     tokens: int, columns: int, bits: int, pairs: bool, dtype: Any
 ) -> None:

@@ -3,31 +3,20 @@
 Which kernel is called, with which pointers, sizes and units: all but the device code.
 """
 
-from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import cache
-from importlib import import_module
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
-from qload.devices import cuda, cuda_stored
-from qload.errors import ArgumentError, NoKernelError
-from qload.formats import GPTQConfig, GPTQWeight
-from qload.kernel_formats import repack
+from qload.errors import NoKernelError
 from qload.kernels import slices
-from qload.kernels.cuda import calls, exllama, inputs, linear, marlin, module, strips
-from qload.kernels.cuda.linear import able
-from qload.layouts import STORED_MINUS_ONE, Stored, gptq
-from qload.native.modules import NativeModule
+from qload.kernels.cuda import exllama, inputs, linear, module
 from qload.testing import assert_sums_exactly
-from tests.kernel_formats.marlin_layers import row_share
 from tests.kernels.cuda_by_hand import STREAM, Hand
+from tests.kernels.cuda_layers import AMPERE, HOPPER, _operators, hand, layer
 
-AMPERE, HOPPER = (8, 0), (9, 0)
+__all__ = ["_operators", "hand"]  # fixtures
 TOKENS = [1, 16, 17, 64, 65, 256, 257]
 SHAPES = [
     pytest.param({"K": 256, "N": 128, "group": 128}, id="groups of 128"),
@@ -40,55 +29,6 @@ SHAPES = [
 CHIPS = pytest.mark.parametrize("chip", [AMPERE, HOPPER], ids=["8.0", "9.0"])
 BITS = pytest.mark.parametrize("bits", [4, 8], ids=["4 bits", "8 bits"])
 DTYPES = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
-OPERATORS = {
-    "marlin": marlin._marlin,
-    "strips": strips._strips,
-    "exllama": exllama._exllama,
-}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _operators() -> Iterator[None]:
-    library = torch.library.Library("qload", "IMPL")
-    for name, run in OPERATORS.items():
-        library.impl(name, run, "CPU")
-    yield
-    library._destroy()
-
-
-@pytest.fixture
-def hand(chip: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> Hand:
-    made = Hand(chip)
-    monkeypatch.setattr(module, "load", lambda name: NativeModule(made))
-    for routines in (cuda, cuda_stored):
-        monkeypatch.setattr(routines, "module_for", lambda *tensors: made)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: chip)
-    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=STREAM))
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    return made
-
-
-@cache
-def layer(
-    K: int, N: int, group: int, bits: int, dtype: torch.dtype, layout: str = "marlin",
-    zeros: bool = False, act_order: bool = False, share: int = 1,
-) -> Any:  # fmt: skip
-    """Random codes, scales that are powers of two; `share`: one of so many ranks has these rows."""
-    make, whole = torch.Generator().manual_seed(K + N), K * share
-    groups = 1 if group == -1 else whole // group
-    g_idx = torch.arange(whole) // (whole if group == -1 else group)
-    points = torch.randint(1, 2**bits, (groups, N), generator=make)
-    convention = STORED_MINUS_ONE if layout == "exllama" else Stored()
-    stored = points if zeros else torch.full_like(points, 2 ** (bits - 1))
-    weight = GPTQWeight(
-        config=GPTQConfig(bits, group, convention),
-        qweight=gptq.rows(bits).pack(torch.randint(2**bits, (whole, N), generator=make)),
-        qzeros=convention.write(stored, gptq.columns(bits)),
-        scales=(2.0 ** torch.randint(-3, 0, (groups, N), generator=make)).to(dtype),
-        g_idx=(g_idx[torch.randperm(whole, generator=make)] if act_order else g_idx).to(torch.int32),
-    )
-    return repack(weight if share == 1 else row_share(weight, 0, share), layout)
 
 
 @CHIPS
@@ -281,42 +221,11 @@ def test_a_kernel_starts_early_where_it_may(hand: Hand, layout: str, early: bool
     assert hand.early == early
 
 
-@pytest.mark.parametrize("chip", [HOPPER])
-@pytest.mark.parametrize("name", ["scales", "qzeros"])
-def test_scales_and_zero_points_that_start_between_two_loads_are_dequantized(hand: Hand, name: str) -> None:
-    weight = layer(256, 64, 128, 4, torch.float16, zeros=True)
-    held = weight.fields()[name]
-    memory = torch.empty(held.numel() + 1, dtype=held.dtype)
-    moved = weight.holding({name: memory[1:].view(held.shape).copy_(held)})
-
-    assert_sums_exactly(lambda x: linear(x, moved), weight, torch.float16, M=1)
-
-    assert hand.called == ["dequantize"]
-
-
 def test_a_compiled_model_asks_for_the_module_as_it_is_traced() -> None:
     torch._dynamo.reset()
     asked = torch.compile(lambda x: x if module.why_not() else x * 2, fullgraph=True, backend="eager")
 
     assert torch.equal(asked(torch.ones(2)), torch.ones(2) if module.why_not() else torch.full((2,), 2.0))
-
-
-@pytest.mark.parametrize("chip", [HOPPER])
-def test_what_torch_has_to_multiply_is_left_to_it(hand: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
-    ways: Any = import_module("qload.kernels.cuda.linear")
-    monkeypatch.setattr(ways, "why_not_linear", lambda weight, dtype: None)
-    weight = layer(256, 64, 128, 4, torch.float16)
-    x, bias = torch.ones(1, 256).half(), torch.zeros(64).half()
-    differentiable = x.clone().requires_grad_()
-
-    assert ways.can_multiply(x, weight, None)
-    assert ways.can_multiply(x, weight, bias)
-    assert not ways.can_multiply(x, weight, bias.float())
-    assert not ways.can_multiply(x, weight, torch.zeros(128).half()[::2])
-    assert not ways.can_multiply(differentiable, weight, None)
-    assert not ways.can_multiply(x, weight, bias.clone().requires_grad_())
-    with torch.no_grad():
-        assert ways.can_multiply(differentiable, weight, None)
 
 
 @pytest.mark.parametrize(
@@ -334,95 +243,6 @@ def test_the_group_of_each_row_is_looked_up_where_groups_have_rows_elsewhere(
     assert_sums_exactly(lambda x: linear(x, weight), weight, torch.float16, M=M)
 
     assert hand.called == called
-
-
-@pytest.mark.parametrize("chip", [HOPPER])
-@pytest.mark.parametrize("kernel", ["w4a16", "middle"])
-def test_kernels_that_count_groups_refuse_shares_of_an_act_order(hand: Hand, kernel: str) -> None:
-    weight = layer(128, 64, 64, 4, torch.float16, act_order=True, share=2)
-
-    with pytest.raises(NoKernelError, match="rows of a permuted group are missing here"):
-        marlin.linear(torch.ones(17, 128).half(), weight, kernel=kernel)
-    assert not hand.called
-
-
-@pytest.mark.parametrize("chip", [HOPPER])
-def test_without_hoppers_instructions_another_kernel_multiplies(hand: Hand) -> None:
-    weight = layer(256, 64, 128, 4, torch.float16)
-    hand.hopper = False
-
-    assert_sums_exactly(lambda x: linear(x, weight), weight, torch.float16, M=20)
-
-    assert hand.called == ["w4a16"]
-
-
-@pytest.mark.parametrize("chip", [HOPPER])
-@pytest.mark.parametrize("M", [1, 17])
-def test_a_weight_that_starts_between_two_loads_is_dequantized(hand: Hand, M: int) -> None:
-    weight = layer(256, 64, 128, 4, torch.float16)
-    memory = torch.empty(weight.qweight.numel() + 1, dtype=torch.int32)
-    moved = weight.holding({"qweight": memory[1:].view(weight.qweight.shape).copy_(weight.qweight)})
-
-    assert_sums_exactly(lambda x: linear(x, moved), weight, torch.float16, M=M)
-
-    assert hand.called == ["dequantize"]
-
-
-@pytest.mark.parametrize("chip", [HOPPER])
-@pytest.mark.parametrize(
-    ("changed", "wrong"),
-    [
-        ({"bits": 0}, "group_size"),
-        ({"group_size": 0}, "group_size"),
-        ({"group_size": 128}, "scales"),
-        ({"weights": torch.zeros(12, 129, dtype=torch.int32)}, "weights"),
-        ({"weights": torch.zeros(12, dtype=torch.int32)}, "weights"),
-        ({"perm": torch.arange(192, dtype=torch.int32)}, "perm"),
-        ({"is_k_full": False}, "perm"),
-        ({"scales": torch.zeros(5, 64).half()}, "scales"),
-        ({"N": -1}, "x"),
-        ({"N": 65}, "x"),
-    ],
-)
-def test_what_does_not_fit_is_refused_by_name(hand: Hand, changed: dict, wrong: str) -> None:
-    weight = layer(192, 64, 64, 4, torch.float16)
-    read = marlin.MarlinCall(*marlin.arguments(torch.ones(1, 192).half(), weight))
-
-    with pytest.raises(ArgumentError, match=wrong):
-        marlin.multiply(marlin.KERNELS, replace(read, **changed), "")
-    assert not hand.called
-
-
-@pytest.mark.parametrize("chip", [HOPPER])
-@pytest.mark.parametrize(
-    ("layout", "M", "names"),
-    [
-        ("marlin", 16, ["decode", "w4a16", "middle", "large"]),
-        ("marlin", 65, ["middle", "large"]),
-        ("strips", 25, ["many", "large"]),
-        ("exllama", 64, ["few", "large"]),
-        ("exllama", 65, ["large"]),
-    ],
-)
-def test_the_bench_is_told_which_kernels_there_are(hand: Hand, layout: str, M: int, names: list[str]) -> None:
-    weight = layer(256, 64, 128, 4, torch.float16, layout)
-
-    assert able(torch.ones(M, 256).half(), weight) == names
-
-
-@pytest.mark.parametrize("chip", [AMPERE, HOPPER, (7, 5)])
-def test_a_weight_is_multiplied_in_its_own_16_bits_from_ampere_on(hand: Hand) -> None:
-    half, single = (
-        SimpleNamespace(device=torch.device("cuda"), scales=torch.ones(1, dtype=dtype))
-        for dtype in (torch.float16, torch.float32)
-    )
-
-    if hand.capability < calls.CAPABILITY:
-        assert "needs a CUDA device of capability 8.0" in str(calls.why_not(half, torch.float16))
-        return
-    assert calls.why_not(half, torch.float16) is None
-    for weight, dtype in ((half, torch.bfloat16), (single, torch.float16), (single, torch.float32)):
-        assert "needs float16 or bfloat16 of both" in str(calls.why_not(weight, dtype))
 
 
 @pytest.mark.parametrize("chip", [HOPPER])

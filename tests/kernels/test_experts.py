@@ -128,6 +128,20 @@ def test_gradients_reach_inputs_and_routing_weights() -> None:
     assert bool((weights.grad != 0).all())
 
 
+def test_gradients_of_a_narrow_token_are_summed_over_its_experts_in_float32() -> None:
+    module, ids = experts([256.0, 1.0, 1.0, 1.0]).get_linear(), torch.arange(4)[None]
+    narrow, wide = (
+        torch.ones(1, 1, dtype=dtype, requires_grad=True) for dtype in (torch.bfloat16, torch.float32)
+    )
+
+    for x in (narrow, wide):
+        module(x, ids, torch.ones(1, 4)).sum().backward()
+
+    assert narrow.grad is not None
+    assert wide.grad is not None
+    assert_same_bits(narrow.grad, wide.grad.bfloat16())
+
+
 def test_the_module_holds_no_parameter_and_its_tensors_are_those_of_the_weight() -> None:
     weight = experts([1.0, 2.0])
     module = Experts(weight)

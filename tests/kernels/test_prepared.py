@@ -24,8 +24,8 @@ from qload.kernels.cuda.plans import LinearPlan, plan_of
 from qload.spec import ActivationScheme
 from qload.testing import assert_same_bits
 from tests.kernels.cuda_by_hand import STREAM, Hand
+from tests.kernels.cuda_layers import _operators, hand, layer
 from tests.kernels.mp_layers import Case
-from tests.kernels.test_cuda_glue import _operators, hand, layer
 
 __all__ = ["_operators", "hand"]  # fixtures
 HOPPER = pytest.mark.parametrize("chip", [(9, 0)], ids=["9.0"])

@@ -101,10 +101,14 @@ def test_a_share_that_only_names_tell_has_a_note() -> None:
     assert "usual by the last part" not in notes[1]
 
 
-@pytest.mark.parametrize("arch", ["sm12", "sm9", "90", "sm", "sm90a"])
+@pytest.mark.parametrize("arch", ["sm12", "sm19", "sm9", "90", "sm", "sm90a"])
 def test_what_is_no_chip_is_an_argument_error(arch: str) -> None:
     with pytest.raises(ArgumentError):
         explain(gptq(128, 128), arch=arch)
+
+
+def test_the_first_chip_that_there_was_is_one() -> None:
+    assert explain(gptq(128, 128), arch="sm20").arch == "sm20"
 
 
 def test_chips_without_kernels_dequantize() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from qload import MemoryStorage, Weights, loader_from_config, open_checkpoint, plan
 from qload.detect import read_model_config
-from qload.errors import ArgumentError, QloadError
+from qload.errors import QloadError
 from qload.models import FAMILIES, load_model
 from qload.models.names import text_within
 from qload.parallel import Rank
@@ -269,12 +269,6 @@ def test_a_layer_that_cannot_be_read_fits_nowhere() -> None:
     assert found.worlds[1].reason == refusal(
         lambda: Weights(MemoryStorage(stored), loader=held.loader).get_weights("down_proj")
     )
-
-
-@pytest.mark.parametrize("asked", [{"tp": 0}, {"tp": ()}, {"tp": (1, -2)}, {"ep": 0}, {"ep": 2}, {"tp": "2"}])
-def test_what_means_no_ranks_is_an_argument_error(asked: dict[str, Any]) -> None:
-    with pytest.raises(ArgumentError):
-        plan(gptq(64, 64), **asked)
 
 
 def test_a_kernel_that_cannot_say_a_share_is_a_no_with_its_reason() -> None:

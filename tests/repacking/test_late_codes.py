@@ -176,6 +176,31 @@ def test_codes_of_other_sizes_are_read_as_ever(
 
 
 @has_native
+@pytest.mark.parametrize(("place", "size"), [(late_codes, "LEAST"), (alike, "LARGE")], ids=["least", "large"])
+def test_codes_of_the_first_and_the_last_size_go_straight(
+    tmp_path: Path, moved: list[bool], place: Any, size: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(place, size, drawn()["qweight"].nbytes)
+
+    check(saved(tmp_path, {name: drawn() for name in "abc"}), "abc")
+
+    assert moved == [True] * 4
+
+
+@has_native
+def test_no_more_kinds_are_expected_than_are_remembered(
+    tmp_path: Path, tried: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alike, "MOST", 1)
+    layers = {"a": drawn(), "b": drawn(K=256), "c": drawn(K=256), "d": drawn()}
+    with opened(saved(tmp_path, layers)) as weights:
+        for name in layers:
+            weights.get_weights(name)
+
+    assert tried == ["d.qweight"]
+
+
+@has_native
 def test_a_storage_of_somebody_elses_is_asked_for_all(tmp_path: Path, moved: list[bool]) -> None:
     class Own(SafetensorsStorage):
         pass

@@ -4,15 +4,13 @@ import json
 import random
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from qload.errors import ArgumentError, ConfigsDisagreeError, StorageError
+from qload.errors import StorageError
 from qload.verify import inspect, verify
-from qload.verify.report import finding_of
 from qload.weights import open_checkpoint
 from tests.kernels.mp_layers import Case
 from tests.paths import FIXTURES, cases
@@ -105,175 +103,6 @@ def test_more_layers_than_the_config_counts_are_lawful(tmp_path: Path) -> None:
     assert verify(model(tmp_path, tensors, num_hidden_layers=2)).verdict == "ok"
 
 
-@pytest.mark.parametrize(
-    ("other", "found", "notes"),
-    [
-        pytest.param({**GPTQ}, set(), 0, id="the same"),
-        pytest.param({"bits": 4, "group_size": 8, "desc_act": False}, set(), 0, id="less"),
-        pytest.param({**GPTQ, "bits": 8}, {"config-side-file"}, 0, id="other bits"),
-        pytest.param({**GPTQ, "group_size": 16}, {"config-side-file"}, 0, id="another group"),
-        pytest.param(
-            {"quant_method": "awq", "bits": 4, "group_size": 8}, {"config-side-file"}, 1, id="another method"
-        ),
-        pytest.param({**GPTQ, "checkpoint_format": "gptq_v2"}, set(), 1, id="other zero points"),
-        pytest.param({**GPTQ, "sym": False}, set(), 1, id="another symmetry"),
-        pytest.param({**GPTQ, "bits": "8"}, {"config"}, 0, id="malformed"),
-    ],
-)
-def test_a_second_config_has_to_agree(
-    other: dict[str, Any], found: set[str], notes: int, tmp_path: Path
-) -> None:
-    model(tmp_path, gptq("a"), quantization_config=GPTQ)
-    (tmp_path / "quantize_config.json").write_text(json.dumps(other))
-
-    report = verify(tmp_path)
-
-    assert rules(report) == found
-    assert sum(note.startswith("quantize_config.json: ") for note in report.notes) == notes
-
-
-@pytest.mark.parametrize("name", ["quantize_config.json", "hf_quant_config.json"])
-def test_loading_refuses_configs_that_disagree_as_verify_does(name: str, tmp_path: Path) -> None:
-    model(tmp_path, gptq("a"), quantization_config=GPTQ)
-    own = {"quantization": {"quant_algo": "FP8"}} if name.startswith("hf") else {**GPTQ, "bits": 8}
-    (tmp_path / name).write_text(json.dumps(own))
-
-    with pytest.raises(ConfigsDisagreeError) as caught:
-        open_checkpoint(tmp_path)
-
-    assert verify(tmp_path).findings[0] == inspect(tmp_path).findings[0] == finding_of(caught.value)
-
-
-def test_configs_may_disagree_on_layers_that_are_not_there(tmp_path: Path) -> None:
-    model(tmp_path, plain("a.weight"), quantization_config=GPTQ)
-    (tmp_path / "quantize_config.json").write_text(json.dumps({**GPTQ, "bits": 8}))
-
-    with open_checkpoint(tmp_path) as weights:
-        assert weights.get_tensor("a.weight").shape == (4, 4)
-    assert verify(tmp_path).notes == ("quantize_config.json: bits is 8, config.json says 4 and is believed",)
-
-
-def test_static_groups_and_several_readings_are_notes(tmp_path: Path) -> None:
-    tensors = gptq("a", zero=15)
-    config = {**GPTQ, "desc_act": True, "sym": False}
-
-    report = verify(model(tmp_path, tensors, quantization_config=config))
-
-    assert report.verdict == "ok"
-    assert [note.split(":")[0].split(" says")[0] for note in report.notes] == ["config.json", "a.qzeros"]
-    assert "16 of 16 zero points have several readings" in report.notes[1]
-
-
-def test_a_quantized_checkpoint_without_a_config_is_not_taken_for_plain(tmp_path: Path) -> None:
-    report = verify(model(tmp_path, gptq("a")))
-
-    assert rules(report) == {"missing-tensor"}
-    assert "formats  looked for unquantized" in report.findings[0].message
-
-
-def test_a_plain_reference_of_the_dequantized_weights_agrees(tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "reference").mkdir()
-    mine = model(tmp_path / "mine", gptq("a", zero=3), quantization_config={**GPTQ, "sym": False})
-    with open_checkpoint(mine) as weights:
-        dense = weights.get_weights("a").dequantize()
-    reference = model(tmp_path / "reference", {"a.weight": dense.half()})
-
-    assert verify(mine, against=reference).findings == ()
-
-
-@pytest.mark.parametrize(
-    ("noise", "found", "said"),
-    [
-        pytest.param(0.3, set(), "relative error", id="the float original"),
-        pytest.param(30.0, {"against-value"}, "differs", id="another model"),
-    ],
-)
-def test_a_float_original_may_differ_by_the_quantization_error(
-    noise: float, found: set[str], said: str, tmp_path: Path
-) -> None:
-    for name in ("mine", "reference"):
-        (tmp_path / name).mkdir()
-    tensors = gptq("a")
-    tensors["a.qweight"] = torch.randint(-(2**31), 2**31, (2, 8), dtype=torch.int32)
-    mine = model(tmp_path / "mine", tensors, quantization_config=GPTQ)
-    with open_checkpoint(mine) as weights:
-        dense = weights.get_weights("a").dequantize()
-    original = dense + noise * torch.randn(dense.shape, generator=torch.Generator().manual_seed(0))
-    if noise > 1:
-        original = -dense
-    reference = model(tmp_path / "reference", {"a.weight": original})
-
-    report = verify(mine, against=reference)
-
-    assert rules(report) == found
-    assert said in " ".join([*report.notes, *(finding.message for finding in report.findings)])
-
-
-def test_zeros_that_agree_do_not_make_an_original_a_checkpoint(tmp_path: Path) -> None:
-    """Where most of an original is zero, every quantizer keeps that."""
-    for name in ("mine", "reference"):
-        (tmp_path / name).mkdir()
-    tensors = gptq("a")
-    words = torch.tensor([0x8A888688, 0x88858888, 0x8988888D, 0x88838888]).repeat(4).reshape(2, 8)
-    tensors["a.qweight"] = (words - 2**32).to(torch.int32)  # of the codes most are 8, which means zero
-    mine = model(tmp_path / "mine", tensors, quantization_config=GPTQ)
-    with open_checkpoint(mine) as weights:
-        dense = weights.get_weights("a").dequantize()
-    reference = model(tmp_path / "reference", {"a.weight": dense + 0.25 * (dense != 0)})
-
-    assert verify(mine, against=reference).findings == ()
-
-
-@pytest.mark.parametrize(
-    ("mistake", "named"),
-    [
-        pytest.param({"zero": 8}, "zero points one lower", id="zeros one too high"),
-        pytest.param({"zero": 6}, "zero points one higher", id="zeros one too low"),
-    ],
-)
-def test_a_known_mistake_is_named(mistake: dict[str, Any], named: str, tmp_path: Path) -> None:
-    for name in ("mine", "reference"):
-        (tmp_path / name).mkdir()
-    config = {**GPTQ, "sym": False}
-    mine = model(tmp_path / "mine", gptq("a", **mistake), quantization_config=config)
-    reference = model(tmp_path / "reference", gptq("a"), quantization_config=config)
-
-    (finding,) = verify(mine, against=reference).findings
-
-    assert finding.message.endswith(f"read with {named}, it agrees")
-    assert "first at (n, k) = (0, 0)" in finding.message
-
-
-def test_a_world_that_cannot_share_a_layer_is_told_with_the_lawful_ones(tmp_path: Path) -> None:
-    tensors = {**gptq("model.q_proj"), **gptq("model.o_proj"), **gptq("model.other")}
-    folder = model(tmp_path, tensors, quantization_config=GPTQ)
-
-    report = verify(folder, tp=4)
-
-    assert verify(folder, tp=1).findings == ()
-    assert [(finding.rule, finding.tensor) for finding in report.findings] == [
-        ("tensor-parallel", "model.o_proj.qweight"),
-        ("tensor-parallel", "model.q_proj.qzeros"),
-    ]
-    assert "for 4 ranks, 1 other layers can be cut neither way: model.other" in report.notes
-
-
-def test_of_layers_that_no_world_can_share_the_first_four_are_named(tmp_path: Path) -> None:
-    others = [f"model.other{number}" for number in range(5)]
-    tensors = {name: held for other in others for name, held in gptq(other).items()}
-
-    report = verify(model(tmp_path, tensors, quantization_config=GPTQ), tp=4)
-
-    assert f"for 4 ranks, 5 other layers can be cut neither way: {', '.join(others[:4])}" in report.notes
-
-
-def test_a_world_of_none_is_a_callers_mistake(tmp_path: Path) -> None:
-    for none in (0, (), (2, 0)):
-        with pytest.raises(ArgumentError, match="tp\n  expected at least 1"):
-            verify(tmp_path, tp=none)
-
-
 @pytest.mark.parametrize("name", ["nowhere", "nowhere/model.safetensors"])
 def test_a_path_that_is_not_there_is_unreadable_whatever_lies_beside_it(name: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
@@ -282,12 +111,6 @@ def test_a_path_that_is_not_there_is_unreadable_whatever_lies_beside_it(name: st
     assert rules(verify(tmp_path / name)) == {"no-files"}
     with pytest.raises(StorageError):
         open_checkpoint(tmp_path / name)
-
-
-def test_a_reference_that_cannot_be_read_is_a_finding(tmp_path: Path) -> None:
-    folder = model(tmp_path, gptq("a"), quantization_config=GPTQ)
-
-    assert rules(verify(folder, against=tmp_path / "nowhere")) == {"no-files"}
 
 
 def test_the_report_as_json_has_its_schema(tmp_path: Path) -> None:

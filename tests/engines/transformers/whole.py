@@ -12,11 +12,12 @@ from qload import native
 from qload.engines import transformers as engine
 from qload.engines.transformers import LinearSlot, TypedExperts
 from qload.engines.transformers.filling import on_meta
-from qload.kernels import bounds, experts_products
+from qload.kernels import bounds
 from tests.engines.transformers.models import RANGE, greedy, logits, of_kind, shared
 from tests.models.recorded import off
 from tests.models.with_transformers.formats import STACKED
 from tests.models.with_transformers.stored import FORMATS
+from tests.native.test_experts import nothing_dequantized
 
 TYPES = ("llama", "qwen2", "gemma", "mixtral", "qwen3_moe", "gpt_oss", "deepseek_v2", "deepseek_v3")
 NAMES = ("gptq", "awq", "fp8 block", "nf4", "w4a16")
@@ -43,14 +44,12 @@ def test_logits_and_tokens_are_those_of_what_the_codes_mean(kind: str, name: str
 
 @pytest.mark.skipif(native.load("cpu").found is None, reason="the CPU module is not built")
 @pytest.mark.parametrize("kind", SPARSE)
-def test_experts_on_a_cpu_are_multiplied_by_its_module(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*given: Any) -> torch.Tensor:
-        raise AssertionError("a matrix of an expert was left to torch")
-
-    monkeypatch.setattr(experts_products, "product", refused)
+def test_experts_on_a_cpu_are_multiplied_by_its_module(kind: str) -> None:
     stored = shared(kind, "w4a16", **TIED)
+    with nothing_dequantized():
+        got = logits(stored.load())
 
-    assert off(logits(stored.load()), logits(stored.plain())) < RANGE
+    assert off(got, logits(stored.plain())) < RANGE
 
 
 @pytest.mark.parametrize(("kind", "name"), [("llama", "awq"), ("mixtral", "awq"), ("gpt_oss", "w4a16")])

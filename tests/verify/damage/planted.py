@@ -9,13 +9,28 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from qload.layouts import STORED_MINUS_ONE, Packing, Stored, ZeroPoints, awq, compressed_tensors, gptq
 from tests.verify.damage.model import DoesNotApplyError, Model, bytes_of
+from tests.verify.damage.planted_scales import (
+    a_third_of_the_scales_zero,
+    all_scales_inverted,
+    scale_times_256,
+    scales_inverted,
+    scales_times_a_thousand,
+)
+from tests.verify.damage.planted_zeros import (
+    act_order_lost,
+    act_order_of_one_lost,
+    act_order_permuted,
+    all_zeros_beside_the_middle,
+    even_codes_first,
+    group_size_times_five_fourths,
+    nibbles_swapped,
+    zeros_one_higher,
+    zeros_one_lower,
+)
 
 Plant = Callable[[Model], None]
 HOLE = 4096
-EVEN_FIRST = torch.tensor([0, 2, 4, 6, 1, 3, 5, 7])
-SWAPPED = torch.tensor([1, 0, 3, 2, 5, 4, 7, 6])
 
 
 # Never filled
@@ -109,98 +124,7 @@ def gate_over_up(model: Model) -> None:
     raise DoesNotApplyError("no gate_proj of codes")
 
 
-# Zero points and orders
-
-
-def zeros_one_higher(model: Model) -> None:
-    _asymmetric(model)
-    _change_zeros(model, lambda zeros, top: (zeros + 1).clamp(max=top))
-
-
-def zeros_one_lower(model: Model) -> None:
-    _asymmetric(model)
-    _change_zeros(model, lambda zeros, top: (zeros - 1).clamp(min=0))
-
-
-def all_zeros_beside_the_middle(model: Model) -> None:
-    """A symmetric layer that is said to be asymmetric, and is off by one."""
-    if model.quantization.get("quant_method") != "gptq":
-        raise DoesNotApplyError("only of GPTQ")
-    _change_zeros(model, lambda zeros, top: torch.full_like(zeros, top // 2))
-    model.quantization["sym"] = False
-
-
-def even_codes_first(model: Model) -> None:
-    _reorder(model, EVEN_FIRST)
-
-
-def nibbles_swapped(model: Model) -> None:
-    _reorder(model, SWAPPED)
-
-
-def act_order_lost(model: Model) -> None:
-    for name in _indexed(model):
-        model.tensors[name] = model.tensors[name].sort().values
-
-
-def act_order_of_one_lost(model: Model) -> None:
-    name = next(name for name in _indexed(model) if "k_proj" in name)
-    model.tensors[name] = model.tensors[name].sort().values
-
-
-def act_order_permuted(model: Model) -> None:
-    name = next(name for name in _indexed(model) if "down_proj" in name)
-    index = model.tensors[name]
-    model.tensors[name] = index[torch.randperm(len(index), generator=torch.Generator().manual_seed(0))]
-
-
-def group_size_times_five_fourths(model: Model) -> None:
-    """Another group size that makes as many groups."""
-    section = _groups_of(model)
-    block = section.get("weight_block_size")
-    if block:
-        section["weight_block_size"] = [size * 5 // 4 for size in block]
-    else:
-        section["group_size"] = section["group_size"] * 5 // 4
-
-
 # Sizes
-
-
-def scales_inverted(model: Model) -> None:
-    _scale(model, [model.target()], lambda scales: torch.where(scales != 0, 1 / scales, scales))
-
-
-def all_scales_inverted(model: Model) -> None:
-    if not model.codes():
-        raise DoesNotApplyError("no scales")
-    _scale(model, model.codes(), lambda scales: torch.where(scales != 0, 1 / scales, scales))
-
-
-def scales_times_a_thousand(model: Model) -> None:
-    _scale(model, [model.target()], lambda scales: scales * 1000)
-
-
-def a_third_of_the_scales_zero(model: Model) -> None:
-    def change(scales: Tensor) -> Tensor:
-        if scales.numel() < 32:
-            raise DoesNotApplyError("too few scales")
-        flat = scales.flatten().clone()
-        flat[::3] = 0
-        return flat.reshape(scales.shape)
-
-    _scale(model, [model.target()], change)
-
-
-def scale_times_256(model: Model) -> None:
-    def change(scales: Tensor) -> Tensor:
-        if scales.numel() < 8:
-            raise DoesNotApplyError("too few scales")
-        flat = scales.flatten().clone()
-        flat[flat.abs().argsort()[len(flat) * 3 // 4]] *= 256
-        return flat.reshape(scales.shape)
-
-    _scale(model, [model.target()], change)
 
 
 def embedding_of_the_other_type(model: Model) -> None:
@@ -318,111 +242,6 @@ def _copy_layer(model: Model, source: str, target: str) -> None:
                 model.tensors[other + name.removeprefix(lead)] = model.tensors[name].clone()
             model.tensors[target] = model.tensors[source].clone()
             return
-
-
-def _bits(model: Model) -> int:
-    return int(model.quantization.get("bits") or model.quantization.get("w_bit") or 4)
-
-
-def _convention(model: Model) -> tuple[ZeroPoints, Packing]:
-    method = model.quantization.get("quant_method")
-    if method == "awq":
-        return Stored(), awq.columns(_bits(model))
-    if method == "gptq":
-        v2 = model.quantization.get("checkpoint_format") == "gptq_v2"
-        return Stored() if v2 else STORED_MINUS_ONE, gptq.columns(_bits(model))
-    raise DoesNotApplyError("zero points of another format")
-
-
-def _change_zeros(model: Model, change: Callable[[Tensor, int], Tensor]) -> None:
-    for codes in model.codes():
-        name = model.zeros(codes)
-        stored = model.tensors[name]
-        if codes.endswith(".weight_packed"):
-            packed = stored.T.contiguous()
-            N = 8 * packed.shape[1]
-            made = change(compressed_tensors.unpack(packed, N, 4, True), 15)
-            model.tensors[name] = gptq.columns(4).pack(made.int()).T.contiguous()
-            continue
-        zeros, packing = _convention(model)
-        model.tensors[name] = zeros.write(change(zeros.read(stored, packing), 2**packing.bits - 1), packing)
-
-
-def _asymmetric(model: Model) -> list[str]:
-    """The codes of layers whose zero points differ."""
-    found = [codes for codes in model.codes() if model.tensors[model.zeros(codes)].unique().numel() > 1]
-    if not found:
-        raise DoesNotApplyError("all zero points are one")
-    return found
-
-
-def _reorder(model: Model, order: Tensor) -> None:
-    """The eight codes of every word along N; where codes lie along K, those of the zero points."""
-    for codes in _asymmetric(model):
-        along_n = model.quantization.get("quant_method") == "awq"
-        name = codes if along_n else model.zeros(codes)
-        words = model.tensors[name]
-        if codes.endswith(".weight_packed"):
-            words = words.T.contiguous()
-        shifts = torch.arange(0, 32, 4, dtype=torch.int32)
-        nibbles = (words[..., None] >> shifts) & 15
-        made = (nibbles[..., order].long() << shifts.long()).sum(-1)
-        made = torch.where(made >= 2**31, made - 2**32, made).to(torch.int32)
-        model.tensors[name] = made.T.contiguous() if codes.endswith(".weight_packed") else made
-
-
-def _indexed(model: Model) -> list[str]:
-    found = [name for name in model.tensors if name.endswith("g_idx")]
-    if not any(bool((model.tensors[name].diff() < 0).any()) for name in found):
-        raise DoesNotApplyError("no act order")
-    return found
-
-
-def _groups_of(model: Model) -> dict[str, object]:
-    """The section that says the group size, where another makes as many groups everywhere."""
-    section = model.quantization
-    block = section.get("weight_block_size")
-    groups = section.get("config_groups") or {}
-    for group in groups.values():
-        section = group.get("weights") or section
-    size = block[1] if block else section.get("group_size")
-    if not isinstance(size, int) or size < 4:
-        raise DoesNotApplyError("no groups")
-    wide, changed = size * 5 // 4, False
-    for codes in model.codes():
-        shape = model.tensors[model.scales(codes)].shape
-        along = 0 if codes.endswith(".qweight") else -1
-        for inner, axis in ((True, along), *(((False, 0),) if block else ())):
-            whole = model.tensors[codes].shape[axis]
-            K = whole * (
-                8 if not block and not (inner and model.quantization.get("quant_method") == "awq") else 1
-            )
-            if -(-K // wide) != shape[axis]:
-                raise DoesNotApplyError("another group size makes other groups")
-            changed = changed or size < K
-    if not changed:
-        raise DoesNotApplyError("every layer is one group")
-    return section
-
-
-def _scale(model: Model, codes: list[str], change: Callable[[Tensor], Tensor]) -> None:
-    """Other scales; of scales that have another beside them, that one."""
-    for each in codes:
-        name = model.scales(each)
-        for outer in (".weight_global_scale", ".weight_scale_2"):
-            lead = name.removesuffix(".weight_scale")
-            name = lead + outer if lead + outer in model.tensors else name
-        scales = model.tensors[name]
-        if scales.dtype is torch.uint8 and each.endswith(("_blocks", "_packed")):
-            made = change(2.0 ** (scales.float() - 127))
-            made = torch.where(made > 0, made.log2().round() + 127, 0).clamp(0, 254)
-            model.tensors[name] = made.to(torch.uint8)
-        elif scales.dtype is torch.uint8:
-            raise DoesNotApplyError("scales that are codes")
-        else:
-            exact = change(scales.float())
-            limit = torch.finfo(scales.dtype).max
-            model.tensors[name] = exact.clamp(-limit, limit).to(scales.dtype)
 
 
 def _retyped(tensor: Tensor) -> Tensor:

@@ -1,0 +1,43 @@
+"""Experts whose blocks take more than one tile, or share K: sums and bits as of few."""
+
+import pytest
+import torch
+
+from qload.kernels.cuda import experts_many
+from qload.kernels.cuda.experts_many import columns_of_block, in_pairs
+from qload.kernels.cuda.many import PLACES
+from qload.testing import assert_same_bits
+from tests.gpu.expert_calls import BITS, _fits, multiply
+from tests.gpu.expert_layers import drawn, tokens
+from tests.gpu.layers import DTYPES
+from tests.gpu.test_experts import assert_close, call
+
+__all__ = ["_fits"]  # a fixture
+
+pytestmark = pytest.mark.gpu
+E, H, INNER = 24, 256, 1536
+
+
+@DTYPES
+@BITS
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("M", [1, 50, 150, 300, 500])
+def test_blocks_take_one_tile_after_another(M: int, zeros: bool, bits: int, dtype: torch.dtype) -> None:
+    held = drawn(E, H, INNER, 128, zeros, bits=bits, dtype=dtype)
+    chosen = tokens(M, H, 4, E, dtype)
+
+    y = multiply(held, chosen, way="many")
+
+    some = slice(None, None, max(1, M // 40))
+    assert_close(held, chosen.rows(some), y[some], rounded=True)
+    assert_same_bits(y, multiply(held, chosen, way="many"))
+    assert_same_bits(y[M // 2 :], multiply(held, chosen.rows(slice(M // 2, None)), way="many"))
+
+
+@BITS
+def test_one_matrix_has_more_tiles_than_places_and_the_other_is_shared(bits: int) -> None:
+    made = call(drawn(E, H, INNER, bits=bits), tokens(200, H, 4, E, torch.float16))
+    columns = columns_of_block(bits, experts_many.tokens_of_block(made))
+
+    assert E * -(-made.gate_up.columns // columns) > PLACES
+    assert (in_pairs(made.gate_up), in_pairs(made.down)) == (False, True)

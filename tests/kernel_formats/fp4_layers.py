@@ -1,0 +1,56 @@
+"""Layers of four-bit floats of given codes and scales, and their repack to Marlin's order."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from qload.formats import CTMXFP4Weight, CTNVFP4Weight, ModelOptNVFP4Weight, MXFP4Config, NVFP4Config
+from qload.kernel_formats import Fp4MarlinWeight, repack
+from qload.layouts import fp4
+from qload.spec import Weight
+
+HALF, BRAIN = torch.float16, torch.bfloat16
+KINDS: dict[Any, tuple[str, str]] = {
+    CTNVFP4Weight: ("weight_packed", "weight_global_scale"),
+    ModelOptNVFP4Weight: ("weight", "weight_scale_2"),
+}
+NVFP4 = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.format)
+
+
+def codes_of(N: int, K: int) -> Tensor:
+    """Codes (N, K) that count, no two rows alike."""
+    return (torch.arange(K) + torch.arange(N)[:, None] * 5 + torch.arange(K) // 16) % 16
+
+
+def nvfp4(
+    scales: Tensor,
+    codes: Tensor | None = None,
+    second: Any = 0.5,
+    kind: Any = ModelOptNVFP4Weight,
+    **more: Any,
+) -> Any:
+    """A layer with these scales (N, K / 16), and one second scale, or one a part."""
+    packed, name = KINDS[kind]
+    N, K = scales.shape[0], 16 * scales.shape[1]
+    held = {
+        packed: fp4.pack(codes_of(N, K) if codes is None else codes),
+        "weight_scale": scales.to(torch.float8_e4m3fn),
+        name: torch.tensor(second).reshape(-1),
+    }
+    return kind(config=NVFP4Config(), **held, **more)
+
+
+def mxfp4(exponents: Tensor, codes: Tensor | None = None, **more: Any) -> CTMXFP4Weight:
+    """A layer with these exponents (N, K / 32)."""
+    N, K = exponents.shape[0], 32 * exponents.shape[1]
+    packed = fp4.pack(codes_of(N, K) if codes is None else codes)
+    exponents = exponents.to(torch.uint8)
+    return CTMXFP4Weight(config=MXFP4Config(), weight_packed=packed, weight_scale=exponents, **more)
+
+
+def pack(weight: Weight, dtype: torch.dtype = BRAIN) -> Fp4MarlinWeight:
+    made = repack(weight, "marlin", dtype=dtype)
+    assert isinstance(made, Fp4MarlinWeight)
+    return made

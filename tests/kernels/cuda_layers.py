@@ -1,0 +1,70 @@
+"""Layers for the CUDA module computed by hand, which stands in for the built one."""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from qload.devices import cuda, cuda_stored
+from qload.formats import GPTQConfig, GPTQWeight
+from qload.kernel_formats import repack
+from qload.kernels.cuda import exllama, marlin, module, strips
+from qload.layouts import STORED_MINUS_ONE, Stored, gptq
+from qload.native.modules import NativeModule
+from tests.kernel_formats.marlin_layers import row_share
+from tests.kernels.cuda_by_hand import STREAM, Hand
+
+AMPERE, HOPPER = (8, 0), (9, 0)
+OPERATORS = {
+    "marlin": marlin._marlin,
+    "strips": strips._strips,
+    "exllama": exllama._exllama,
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _operators() -> Iterator[None]:
+    library = torch.library.Library("qload", "IMPL")
+    for name, run in OPERATORS.items():
+        library.impl(name, run, "CPU")
+    yield
+    library._destroy()
+
+
+@pytest.fixture
+def hand(chip: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> Hand:
+    made = Hand(chip)
+    monkeypatch.setattr(module, "load", lambda name: NativeModule(made))
+    for routines in (cuda, cuda_stored):
+        monkeypatch.setattr(routines, "module_for", lambda *tensors: made)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: chip)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=STREAM))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    return made
+
+
+@cache
+def layer(
+    K: int, N: int, group: int, bits: int, dtype: torch.dtype, layout: str = "marlin",
+    zeros: bool = False, act_order: bool = False, share: int = 1,
+) -> Any:  # fmt: skip
+    """Random codes, scales that are powers of two; `share`: one of so many ranks has these rows."""
+    make, whole = torch.Generator().manual_seed(K + N), K * share
+    groups = 1 if group == -1 else whole // group
+    g_idx = torch.arange(whole) // (whole if group == -1 else group)
+    points = torch.randint(1, 2**bits, (groups, N), generator=make)
+    convention = STORED_MINUS_ONE if layout == "exllama" else Stored()
+    stored = points if zeros else torch.full_like(points, 2 ** (bits - 1))
+    weight = GPTQWeight(
+        config=GPTQConfig(bits, group, convention),
+        qweight=gptq.rows(bits).pack(torch.randint(2**bits, (whole, N), generator=make)),
+        qzeros=convention.write(stored, gptq.columns(bits)),
+        scales=(2.0 ** torch.randint(-3, 0, (groups, N), generator=make)).to(dtype),
+        g_idx=(g_idx[torch.randperm(whole, generator=make)] if act_order else g_idx).to(torch.int32),
+    )
+    return repack(weight if share == 1 else row_share(weight, 0, share), layout)

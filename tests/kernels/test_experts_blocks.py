@@ -1,0 +1,35 @@
+"""How blocks are shared out where tokens are many for each expert."""
+
+import pytest
+import torch
+
+from qload.kernels.cuda.experts_call import ExpertMatrix
+from qload.kernels.cuda.experts_many import columns_of_block, in_pairs
+
+
+@pytest.mark.parametrize(
+    ("experts", "K", "N", "bits", "shared"),
+    [
+        (8, 14336, 4096, 4, True),
+        (8, 4096, 28672, 4, False),
+        (8, 14336, 4096, 8, False),  # blocks of 256 columns
+        (66, 256, 512, 4, True),
+        (67, 256, 512, 4, False),
+        (66, 256, 513, 4, False),
+        (1, 128, 512, 4, False),  # one stage
+    ],
+)
+def test_experts_that_leave_half_of_the_places_free_share_k(
+    experts: int, K: int, N: int, bits: int, shared: bool
+) -> None:
+    words = torch.empty(experts, -(-N // 64), K * bits * 2, dtype=torch.int32, device="meta")
+    matrix = ExpertMatrix(words, words, None, None, None, N, K, bits, 128)
+
+    assert in_pairs(matrix) == shared
+
+
+@pytest.mark.parametrize(
+    ("bits", "tokens", "columns"), [(4, 32, 512), (4, 64, 512), (4, 128, 256), (8, 32, 256)]
+)
+def test_blocks_have_as_many_columns_as_there_is_room_for(bits: int, tokens: int, columns: int) -> None:
+    assert columns_of_block(bits, tokens) == columns

@@ -1,0 +1,91 @@
+"""A checkpoint beside a reference, of the same format or plain."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from qload.verify import verify
+from qload.weights import open_checkpoint
+from tests.verify.checkpoints import GPTQ, gptq, model, rules
+
+
+def test_a_plain_reference_of_the_dequantized_weights_agrees(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "reference").mkdir()
+    mine = model(tmp_path / "mine", gptq("a", zero=3), quantization_config={**GPTQ, "sym": False})
+    with open_checkpoint(mine) as weights:
+        dense = weights.get_weights("a").dequantize()
+    reference = model(tmp_path / "reference", {"a.weight": dense.half()})
+
+    assert verify(mine, against=reference).findings == ()
+
+
+@pytest.mark.parametrize(
+    ("noise", "found", "said"),
+    [
+        pytest.param(0.3, set(), "relative error", id="the float original"),
+        pytest.param(30.0, {"against-value"}, "differs", id="another model"),
+    ],
+)
+def test_a_float_original_may_differ_by_the_quantization_error(
+    noise: float, found: set[str], said: str, tmp_path: Path
+) -> None:
+    for name in ("mine", "reference"):
+        (tmp_path / name).mkdir()
+    tensors = gptq("a")
+    tensors["a.qweight"] = torch.randint(-(2**31), 2**31, (2, 8), dtype=torch.int32)
+    mine = model(tmp_path / "mine", tensors, quantization_config=GPTQ)
+    with open_checkpoint(mine) as weights:
+        dense = weights.get_weights("a").dequantize()
+    original = dense + noise * torch.randn(dense.shape, generator=torch.Generator().manual_seed(0))
+    if noise > 1:
+        original = -dense
+    reference = model(tmp_path / "reference", {"a.weight": original})
+
+    report = verify(mine, against=reference)
+
+    assert rules(report) == found
+    assert said in " ".join([*report.notes, *(finding.message for finding in report.findings)])
+
+
+def test_zeros_that_agree_do_not_make_an_original_a_checkpoint(tmp_path: Path) -> None:
+    """Where most of an original is zero, every quantizer keeps that."""
+    for name in ("mine", "reference"):
+        (tmp_path / name).mkdir()
+    tensors = gptq("a")
+    words = torch.tensor([0x8A888688, 0x88858888, 0x8988888D, 0x88838888]).repeat(4).reshape(2, 8)
+    tensors["a.qweight"] = (words - 2**32).to(torch.int32)  # of the codes most are 8, which means zero
+    mine = model(tmp_path / "mine", tensors, quantization_config=GPTQ)
+    with open_checkpoint(mine) as weights:
+        dense = weights.get_weights("a").dequantize()
+    reference = model(tmp_path / "reference", {"a.weight": dense + 0.25 * (dense != 0)})
+
+    assert verify(mine, against=reference).findings == ()
+
+
+@pytest.mark.parametrize(
+    ("mistake", "named"),
+    [
+        pytest.param({"zero": 8}, "zero points one lower", id="zeros one too high"),
+        pytest.param({"zero": 6}, "zero points one higher", id="zeros one too low"),
+    ],
+)
+def test_a_known_mistake_is_named(mistake: dict[str, Any], named: str, tmp_path: Path) -> None:
+    for name in ("mine", "reference"):
+        (tmp_path / name).mkdir()
+    config = {**GPTQ, "sym": False}
+    mine = model(tmp_path / "mine", gptq("a", **mistake), quantization_config=config)
+    reference = model(tmp_path / "reference", gptq("a"), quantization_config=config)
+
+    (finding,) = verify(mine, against=reference).findings
+
+    assert finding.message.endswith(f"read with {named}, it agrees")
+    assert "first at (n, k) = (0, 0)" in finding.message
+
+
+def test_a_reference_that_cannot_be_read_is_a_finding(tmp_path: Path) -> None:
+    folder = model(tmp_path, gptq("a"), quantization_config=GPTQ)
+
+    assert rules(verify(folder, against=tmp_path / "nowhere")) == {"no-files"}
