@@ -89,8 +89,9 @@ struct Symmetric {
     for (int i = 0; i < values; ++i) sums[i] *= units[i / 2 % 2];
   }
 
-  /// Of codes alone, in the place of column c + 8b.
-  __device__ __forceinline__ uint32_t scaled(uint32_t codes, int b) const {
+  /// Of a word, what stands for column c + 8b.
+  __device__ __forceinline__ uint32_t of(uint32_t word, int b) const {
+    const uint32_t codes = bits == 8 ? __byte_perm(word, 0, b ? 0x4341 : 0x4240) : word & (b ? 0x00F000F0 : 0x000F000F);
     return as<uint32_t>(__hfma2(as<Two>(codes), half_of(scales, b), half_of(less, b)));
   }
 
@@ -159,16 +160,12 @@ __device__ __forceinline__ void enter(Symmetric<T, bits> (&at)[strips], const ui
     for (int j = 0; j < strips; ++j) at[j].move(stored[j], sums[j], settle);
 }
 
-/// Rows of two words, each of which has the codes it needs, of 4 bits in the lower byte of its halves.
-template <class T, int bits>
-__device__ __forceinline__ void operand_of(uint32_t first, uint32_t second, const Symmetric<T, bits>& at,
-                                           uint32_t (&to)[4]) {
+/// Rows of two words, each of which has the codes it needs, of 4 bits in the lower byte of its halves. `at` says what a
+/// word's codes of column c + 8b stand for.
+template <class Scaled>
+__device__ __forceinline__ void operand_of(uint32_t first, uint32_t second, const Scaled& at, uint32_t (&to)[4]) {
 #pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const uint32_t word = h ? second : first;
-    to[2 * h] = at.scaled(bits == 8 ? __byte_perm(word, 0, 0x4240) : word & 0x000F000F, 0);
-    to[2 * h + 1] = at.scaled(bits == 8 ? __byte_perm(word, 0, 0x4341) : word & 0x00F000F0, 1);
-  }
+  for (int h = 0; h < 2; ++h) to[2 * h] = at.of(h ? second : first, 0), to[2 * h + 1] = at.of(h ? second : first, 1);
 }
 
 }  // namespace qload::cuda

@@ -41,6 +41,16 @@ struct Columns {
     return as<uint32_t>(b ? __high2half2(both) : __low2half2(both));
   }
 
+  /// Of a word, what stands for column c + 8b.
+  __device__ __forceinline__ uint32_t of(uint32_t word, int b) const {
+    if constexpr (bits == 8) return scaled_bytes(word, b);
+    if constexpr (is_half<T>)
+      return scaled(b ? masked_or<0x00F000F0>(word, kHigher) : masked_or<0x000F000F>(word, Number<T>::kExact), b);
+    else
+      return scaled(masked_or<0x000F000F>(b ? word >> 4 : word, Number<T>::kExact), b);
+  }
+
+ private:
   /// Of codes beside an offset.
   __device__ __forceinline__ uint32_t scaled(uint32_t codes, int b) const {
     using Two = typename Number<T>::Two;
@@ -58,30 +68,10 @@ struct Columns {
     }
   }
 
- private:
   __device__ __forceinline__ uint32_t times(uint32_t two, int b) const {
     using Two = typename Number<T>::Two;
     return as<uint32_t>(__hmul2(as<Two>(two), as<Two>(scale(b))));
   }
 };
-
-/// Rows of two words, each of which has the codes it needs, of 4 bits in the lower byte of its halves.
-template <class T, int bits>
-__device__ __forceinline__ void operand_of(uint32_t first, uint32_t second, const Columns<T, bits>& at,
-                                           uint32_t (&to)[4]) {
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const uint32_t word = h ? second : first;
-    if constexpr (bits == 8) {
-      to[2 * h] = at.scaled_bytes(word, 0), to[2 * h + 1] = at.scaled_bytes(word, 1);
-      continue;
-    }
-    to[2 * h] = at.scaled(masked_or<0x000F000F>(word, Number<T>::kExact), 0);
-    if constexpr (is_half<T>)
-      to[2 * h + 1] = at.scaled(masked_or<0x00F000F0>(word, kHigher), 1);
-    else
-      to[2 * h + 1] = at.scaled(masked_or<0x000F000F>(word >> 4, Number<T>::kExact), 1);
-  }
-}
 
 }  // namespace qload::cuda::many_room
