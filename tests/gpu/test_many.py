@@ -52,6 +52,14 @@ def kernel(weight: GPTQMarlinWeight, how: ManyDivision | None = None) -> Callabl
     return lambda x: many.run(call(x, weight), how)
 
 
+def assert_exact_and_the_same_again(
+    divided: Callable[[Tensor], Tensor], weight: GPTQMarlinWeight, dtype: Any, M: int
+) -> None:
+    assert_sums_exactly(divided, weight, dtype, M=M)
+    x = inputs(M, weight, dtype)
+    assert_same_bits(divided(x), divided(x))
+
+
 def division_of(tokens: int, columns: int, two: str, slices: int = 1) -> ManyDivision:
     return ManyDivision(tokens, columns, two in ("pairs", "both"), slices, two in ("neighbours", "both"))
 
@@ -102,9 +110,7 @@ def test_every_division_of_a_layer_sums_exactly_and_gives_the_same_bits_again(
     divided = kernel(weight, division_of(tokens, columns, two, slices))
 
     for M in (1, tokens // 2, tokens // 2 + 3, tokens, tokens + 1, 3 * tokens - 5):
-        assert_sums_exactly(divided, weight, dtype, M=M)
-        x = inputs(M, weight, dtype)
-        assert_same_bits(divided(x), divided(x))
+        assert_exact_and_the_same_again(divided, weight, dtype, M)
 
 
 @DTYPES
@@ -122,9 +128,7 @@ def test_blocks_that_take_more_than_one_tile_sum_exactly(
     divided = kernel(weight, division_of(tokens, columns, two))
 
     for M in (tall * tokens - tokens // 2 - 3, tall * tokens):
-        assert_sums_exactly(divided, weight, dtype, M=M)
-        x = inputs(M, weight, dtype)
-        assert_same_bits(divided(x), divided(x))
+        assert_exact_and_the_same_again(divided, weight, dtype, M)
 
 
 @DTYPES
