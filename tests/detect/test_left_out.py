@@ -252,3 +252,11 @@ def test_a_quantized_layer_that_no_target_means_is_refused_with_the_keys_that_we
 @pytest.mark.parametrize("entry", [r"re:.*\.mlp\..*", "re:a.."], ids=repr)
 def test_an_expression_may_have_dots_in_a_row(entry: str) -> None:
     assert is_left_out(compressed(ignore=[entry]), "a.mlp.up", FP8)
+
+
+@pytest.mark.parametrize("said", [{"ignore": ["proj"]}, {}], ids=["ignored", "a target"])
+def test_a_name_means_no_layer_that_only_ends_like_it(said: dict[str, Any]) -> None:
+    config = compressed("Linear" if said else "proj", **said)
+
+    assert is_left_out(config, "model.proj", FP8) is bool(said)
+    assert is_left_out(config, "model.down_proj", FP8) is not bool(said)

@@ -90,6 +90,19 @@ def test_the_first_of_two_codes_lies_in_the_low_bits() -> None:
     assert fp4.pack(torch.tensor([[1, 2, 0, 15]])).tolist() == [[0x21, 0xF0]]
 
 
+def test_codes_mean_by_their_bits_what_the_table_says() -> None:
+    assert fp4.values(torch.device("cpu")).tolist() == list(fp4.E2M1)
+
+
+@pytest.mark.parametrize("high_first", [False, True])
+def test_codes_as_numbers_are_those_that_are_looked_up(high_first: bool) -> None:
+    pairs = NibblePairs(torch.arange(256).to(torch.uint8).reshape(8, 32), high_first)
+
+    values = [found for _, found in pairs.values(torch.arange(16.0), 64)]
+
+    assert torch.equal(torch.cat(values), pairs.plain().float())
+
+
 def test_exponents_are_exact_to_both_ends_and_255_is_no_number() -> None:
     powers = fp4.e8m0(torch.arange(256).to(torch.uint8))
 
