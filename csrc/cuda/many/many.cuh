@@ -17,7 +17,7 @@
 //   The matrix unit is the limit from 128 tokens on; below, its products and what makes operands take turns. Where all
 //   zero points are the same, an operand is made by an fma (device/symmetric.cuh).
 //
-// Equals x @ StripsWeight.dequantize().T (qload/kernels/strips.py), the weight rounded to the type of x, up to the
+// Equals x @ StripsWeight.dequantize().T (qload/kernel_formats/strips.py), the weight rounded to the type of x, up to the
 // rounding of fp32 sums.
 #pragma once
 

@@ -57,6 +57,7 @@ BLOCK_SHAPES = (
 )
 
 
+KINDS = {(kind.tokens, kind.columns): kind for kind in BLOCK_SHAPES}
 TWO = tuple(product((False, True), repeat=2))  # whether pairs share K, and whether neighbours share x
 
 
@@ -114,7 +115,7 @@ def in_halves(kind: ManyBlock, tokens: int, N: int) -> bool:
 
 def expected(way: ManyDivision, bits: int, tokens: int, K: int, N: int) -> float:
     """Microseconds that a division takes on an H200, in a chain of layers."""
-    kind = next(kind for kind in BLOCK_SHAPES if (kind.tokens, kind.columns) == way[:2])
+    kind = KINDS[way.tokens, way.columns]
     wide, two = way.columns * (2 if way.neighbours else 1), way.pairs or way.neighbours
     places, blocks = PLACES // (2 if two else 1), -(-N // wide) * -(-tokens // way.tokens) * way.slices
     both, stages = way.pairs and way.neighbours, -(-K // STAGE // way.slices)
