@@ -188,7 +188,8 @@ void multiply(const Kernels& kernels, const Panels& panels_of, const Inputs& inp
   weight.narrow = is_narrow(weight, panels);
   if (kernels.products->multiply_fixed && weight.narrow && inputs.type != Float::kFloat32 && inputs.M == 1 && few)
     return multiply_fixed(kernels, weight, inputs, outputs, panels, threads);
-  if (kernels.products->multiply_in_pairs && weight.narrow && inputs.type != Float::kFloat32)
+  const bool whole = weight.narrow || (weight.bits == 8 && weight.run % (2 * kPairs) == 0);  // pairs of 8 rows
+  if (kernels.products->multiply_in_pairs && whole && inputs.type != Float::kFloat32)
     return multiply_in_pairs(kernels, weight, inputs, outputs, panels, threads);
   Gathered gathered(kernels, weight, inputs);
   const auto x = aligned<float>(most * weight.rows);

@@ -14,18 +14,27 @@
 namespace qload::cpu {
 namespace {
 
+template <class Codes, int P>
 void multiply_in_pairs(const Panels& weight, const PairedTokens& tokens, const Outputs& out, int64_t begin, int64_t end,
                        float* scratch) {
-  const auto multiply = tokens.parts == 1 ? multiply_pairs<1> : multiply_pairs<2>;
   for (int64_t panel = begin; panel < end; ++panel) {
     const uint32_t* x = tokens.x;
     for (int64_t m = 0; m < tokens.count; m += kPairTokens) {
       const int block = paired(tokens.count - m);
-      multiply(block, weight, panel, x, scratch + m * kPanel);
-      x += block * tokens.parts * weight.rows / 2;
+      multiply_pairs<Codes, P>(block, weight, panel, x, scratch + m * kPanel);
+      x += block * P * weight.rows / 2;
     }
     finish<LanesAvx512>(out, {nullptr, tokens.count, tokens.first}, panel, scratch);
   }
+}
+
+void multiply_in_pairs(const Panels& weight, const PairedTokens& tokens, const Outputs& out, int64_t begin, int64_t end,
+                       float* scratch) {
+  const bool one = tokens.parts == 1;
+  const auto way = weight.bits == 8 ? one ? multiply_in_pairs<BytesInPairs, 1> : multiply_in_pairs<BytesInPairs, 2>
+                   : one            ? multiply_in_pairs<NibblesInPairs, 1>
+                                    : multiply_in_pairs<NibblesInPairs, 2>;
+  way(weight, tokens, out, begin, end, scratch);
 }
 
 template <int Count>
