@@ -144,6 +144,9 @@ struct Products {
   /// totals (tokens, 16) += x (tokens, columns) times 16 rows of floats; columns a multiple of `kColumnsOfLanes`.
   void (*dots)(const float* tile, int64_t pitch, const float* x, int64_t x_pitch, int64_t tokens, int64_t columns,
                float* totals);
+  /// The same of bfloat16, columns a multiple of twice as many. Or null.
+  void (*dots_of_halves)(const uint16_t* tile, int64_t pitch, const uint16_t* x, int64_t x_pitch, int64_t tokens,
+                         int64_t columns, float* totals);
   /// Totals of 16 outputs, (tokens, 16), from 16 * `panel` on, to those that there are, with the bias.
   void (*finish)(const Outputs&, const Tokens&, int64_t panel, const float* totals);
   /// As `multiply`, for narrow panels of 4 bits, and panels of 8 bits whose groups have whole pairs; `scratch`: 16

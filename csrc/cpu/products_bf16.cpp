@@ -6,6 +6,7 @@
 #include "rows.h"
 #include "rows_avx512.h"
 #include "rows_bf16.h"
+#include "rows_halves.h"
 #include "rows_rounded.h"
 #include "rows_stored.h"
 #include "scales.h"
@@ -52,6 +53,7 @@ bool few_rows(const Meaning& m, Float type, FewRows& way) {
 
 extern const Products kBf16Products;
 const Products kBf16Products{widen<LanesAvx512>, multiply<LanesAvx512>, scratch_of, dots<LanesAvx512>,
-                             finish<LanesAvx512>, multiply_in_pairs, multiply_fixed<FixedVnni>, spell_scales, few_rows};
+                             dots_of_halves, finish<LanesAvx512>, multiply_in_pairs, multiply_fixed<FixedVnni>,
+                             spell_scales, few_rows};
 
 }  // namespace qload::cpu
