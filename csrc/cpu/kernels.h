@@ -68,7 +68,7 @@ struct Tokens {
   int64_t count, first;  // `first`: the token of `y` that they start with
 };
 
-constexpr int kPairs = 4;         // of rows, that a word of 4-bit codes has; see pairs.h
+constexpr int kPairs = 4;         // of 8 rows; see pairs.h
 constexpr int kPairTokens = 16;  // of a block in pairs
 
 /// How many tokens a block in pairs takes where so many are left; those that are not there have inputs of 0.
@@ -144,9 +144,13 @@ struct Products {
   /// totals (tokens, 16) += x (tokens, columns) times 16 rows of floats; columns a multiple of `kColumnsOfLanes`.
   void (*dots)(const float* tile, int64_t pitch, const float* x, int64_t x_pitch, int64_t tokens, int64_t columns,
                float* totals);
+  /// The same of bfloat16, columns a multiple of twice as many. Or null.
+  void (*dots_of_halves)(const uint16_t* tile, int64_t pitch, const uint16_t* x, int64_t x_pitch, int64_t tokens,
+                         int64_t columns, float* totals);
   /// Totals of 16 outputs, (tokens, 16), from 16 * `panel` on, to those that there are, with the bias.
   void (*finish)(const Outputs&, const Tokens&, int64_t panel, const float* totals);
-  /// As `multiply`, for narrow panels of 4 bits; `scratch`: 16 floats a token, and of whole blocks. Or null.
+  /// As `multiply`, for narrow panels of 4 bits, and panels of 8 bits whose groups have whole pairs; `scratch`: 16
+  /// floats a token, and of whole blocks. Or null.
   void (*multiply_in_pairs)(const Panels&, const PairedTokens&, const Outputs&, int64_t begin, int64_t end,
                             float* scratch);
   /// As `multiply`, for one token and narrow panels of 4 bits. Or null.

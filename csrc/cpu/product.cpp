@@ -9,15 +9,14 @@
 #include "fixed.h"
 #include "halves.h"
 #include "parallel.h"
+#include "rows_many.h"
 #include "upper.h"
 
 namespace qload::cpu {
 namespace {
 
-constexpr int64_t kTokens = 256;        // whose inputs lie ready at once
-constexpr int64_t kColumnsAtOnce = 512;  // of 16 rows: a multiple of 8, so that every width starts at a byte
 constexpr int64_t kMostInRegisters = 16;  // tokens up to which rows become floats there, anew for each `FewRows::most`
-constexpr int64_t kWork = 1 << 18;      // codes times tokens that are worth a thread
+constexpr int64_t kMostNibbles = 32, kMostBytes = 64;  // of bfloat16, which are multiplied in pairs
 
 /// Where the weight's rows get their inputs: place[row], -1 for padding.
 std::vector<int32_t> places(const Panels& weight, const Inputs& in) {
@@ -31,48 +30,6 @@ std::vector<int32_t> places(const Panels& weight, const Inputs& in) {
     }
   if (i < in.K) throw std::invalid_argument("the weight has fewer rows than there are inputs");
   return place;
-}
-
-/// A token's inputs as float32, `step` apart.
-void widen_one(const Kernels& kernels, const Inputs& in, int64_t token, float* to, int64_t step) {
-  const int64_t size = in.type == Float::kFloat32 ? 4 : 2;
-  const void* const x = static_cast<const uint8_t*>(in.x) + token * in.pitch * size;
-  kernels.products->widen(x, in.type, in.K, to, step);
-}
-
-/// What up to 16 rows mean, with their scales as float32.
-class RowsMeant {
- public:
-  RowsMeant(const Kernels& kernels, const Values& values, const ByteScales& scales, bool spelled)
-      : kernels_(kernels), values_(values), bytes_(scales) {
-    if (scales.kind != ByteScales::kNone && spelled) scales_ = aligned<float>(kPanel * values.groups);
-  }
-
-  const Meaning* of(int64_t first, int64_t count) {
-    for (int64_t r = 0; r < count; ++r) {
-      rows_[r] = of_row(values_, first + r);
-      if (!scales_) continue;
-      float* const scales = scales_.get() + r * values_.groups;
-      kernels_.products->scales(bytes_, first_scale(first + r), values_.groups, scales);
-      rows_[r].scale = scales;
-    }
-    return rows_;
-  }
-
-  int64_t first_scale(int64_t row) const { return table_of(values_, row) * values_.groups; }
-
- private:
-  const Kernels& kernels_;
-  const Values& values_;
-  const ByteScales& bytes_;
-  Aligned<float> scales_;
-  Meaning rows_[kPanel];
-};
-
-/// Columns [begin, end) of a row as floats, and zeros up to a multiple of `kColumnsOfLanes`.
-void spell(const Kernels& kernels, const Meaning& meaning, const uint8_t* row, int64_t begin, int64_t end, float* to) {
-  kernels.expand(meaning, row + begin * meaning.bits / 8, begin, end, to - begin, false);
-  for (int64_t i = end - begin; i % kColumnsOfLanes; ++i) to[i] = 0;
 }
 
 /// A token's floats as pairs of bfloat16, `step` apart.
@@ -188,7 +145,8 @@ void multiply(const Kernels& kernels, const Panels& panels_of, const Inputs& inp
   weight.narrow = is_narrow(weight, panels);
   if (kernels.products->multiply_fixed && weight.narrow && inputs.type != Float::kFloat32 && inputs.M == 1 && few)
     return multiply_fixed(kernels, weight, inputs, outputs, panels, threads);
-  if (kernels.products->multiply_in_pairs && weight.narrow && inputs.type != Float::kFloat32)
+  const bool whole = weight.narrow || (weight.bits == 8 && weight.run % (2 * kPairs) == 0);  // pairs of 8 rows
+  if (kernels.products->multiply_in_pairs && whole && inputs.type != Float::kFloat32)
     return multiply_in_pairs(kernels, weight, inputs, outputs, panels, threads);
   Gathered gathered(kernels, weight, inputs);
   const auto x = aligned<float>(most * weight.rows);
@@ -238,7 +196,7 @@ void multiply_few_rows(const Kernels& kernels, const FewRows& way, const Values&
   parallel_for(panels, least, threads, [&](int64_t begin, int64_t end) {
     RowsMeant meant(kernels, values, scales, !way.stored);
     for (int64_t panel = begin; panel < end; ++panel) {
-      float totals[kMostInRegisters * kPanel] = {};
+      float totals[kMostBytes * kPanel] = {};
       const int count = static_cast<int>(std::min<int64_t>(kPanel, out.N - panel * kPanel));
       RowsOfCodes rows{meant.of(panel * kPanel, count), codes + panel * kPanel * row_bytes, row_bytes, in.K, count,
                        way.stored ? &scales : nullptr, {}};
@@ -257,38 +215,15 @@ void multiply_few_rows(const Kernels& kernels, const FewRows& way, const Values&
 
 void multiply_rows(const Kernels& kernels, const Values& values, const ByteScales& scales, const uint8_t* codes,
                    int64_t row_bytes, const Inputs& in, const Outputs& out, int threads) {
-  const int64_t panels = (out.N + kPanel - 1) / kPanel, most = std::min(kTokens, in.M);
-  const int64_t pitch = (in.K + kColumnsOfLanes - 1) / kColumnsOfLanes * kColumnsOfLanes;
-  if (!in.M || !panels) return;
+  if (!in.M || !out.N) return;
   const auto few_rows = kernels.products->few_rows;
   FewRows way{in.K, &scales, false, 0, 0, 0, 0, {}, nullptr};
-  if (in.M <= kMostInRegisters && few_rows && few_rows(values.meaning, in.type, way))
+  const bool halves = kernels.products->dots_of_halves && in.type == Float::kBfloat16 && in.M > kMostInRegisters;
+  const int64_t most = !halves ? kMostInRegisters : values.meaning.bits == 8 ? kMostBytes : kMostNibbles;
+  if (in.M <= most && few_rows && few_rows(values.meaning, in.type, way) && (!halves || way.inputs))
     return multiply_few_rows(kernels, way, values, scales, codes, row_bytes, in, out, threads);
-  const auto x = aligned<float>(most * pitch);
-  std::fill_n(x.get(), most * pitch, 0.0f);
-  for (int64_t first = 0; first < in.M; first += kTokens) {
-    const Tokens tokens{x.get(), std::min(kTokens, in.M - first), first};
-    for (int64_t m = 0; m < tokens.count; ++m) widen_one(kernels, in, first + m, x.get() + m * pitch, 1);
-    const int64_t least = kWork / std::max<int64_t>(1, in.K * kPanel * tokens.count) + 1;
-    parallel_for(panels, least, threads, [&](int64_t begin, int64_t end) {
-      const auto tile = aligned<float>(kPanel * kColumnsAtOnce);
-      std::fill_n(tile.get(), kPanel * kColumnsAtOnce, 0.0f);
-      std::vector<float> totals(static_cast<size_t>(tokens.count * kPanel));
-      RowsMeant meant(kernels, values, scales, true);
-      for (int64_t panel = begin; panel < end; ++panel) {
-        std::fill(totals.begin(), totals.end(), 0.0f);
-        const int64_t rows = std::min<int64_t>(kPanel, out.N - panel * kPanel);
-        const Meaning* const meaning = meant.of(panel * kPanel, rows);
-        for (int64_t c = 0; c < in.K; c += kColumnsAtOnce) {
-          const int64_t stop = std::min(c + kColumnsAtOnce, in.K), wide = std::min(kColumnsAtOnce, pitch - c);
-          for (int64_t r = 0; r < rows; ++r)
-            spell(kernels, meaning[r], codes + (panel * kPanel + r) * row_bytes, c, stop, tile.get() + r * kColumnsAtOnce);
-          kernels.products->dots(tile.get(), kColumnsAtOnce, x.get() + c, pitch, tokens.count, wide, totals.data());
-        }
-        kernels.products->finish(out, tokens, panel, totals.data());
-      }
-    });
-  }
+  const auto many = halves ? multiply_many_rows<InHalves> : multiply_many_rows<InFloats>;
+  many(kernels, values, scales, codes, row_bytes, in, out, threads);
 }
 
 }  // namespace qload::cpu

@@ -10,7 +10,7 @@
 namespace qload::cpu {
 
 extern const Products kAvx2Products;
-const Products kAvx2Products{widen<LanesAvx2>, multiply<LanesAvx2>, scratch_of, dots<LanesAvx2>, finish<LanesAvx2>,
-                             nullptr, multiply_fixed<FixedAvx2>, spell_scales, few_rows};
+const Products kAvx2Products{widen<LanesAvx2>, multiply<LanesAvx2>, scratch_of, dots<LanesAvx2>, nullptr,
+                             finish<LanesAvx2>, nullptr, multiply_fixed<FixedAvx2>, spell_scales, few_rows};
 
 }  // namespace qload::cpu

@@ -15,6 +15,6 @@ bool few_rows(const Meaning& m, Float, FewRows& way) { return few_floats(m, way)
 
 extern const Products kAvx512Products;
 const Products kAvx512Products{widen<LanesAvx512>, multiply<LanesAvx512>, scratch_of, dots<LanesAvx512>,
-                               finish<LanesAvx512>, nullptr, nullptr, spell_scales, few_rows};
+                               nullptr, finish<LanesAvx512>, nullptr, nullptr, spell_scales, few_rows};
 
 }  // namespace qload::cpu

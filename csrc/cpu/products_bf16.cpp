@@ -6,6 +6,7 @@
 #include "rows.h"
 #include "rows_avx512.h"
 #include "rows_bf16.h"
+#include "rows_halves.h"
 #include "rows_rounded.h"
 #include "rows_stored.h"
 #include "scales.h"
@@ -14,18 +15,27 @@
 namespace qload::cpu {
 namespace {
 
+template <class Codes, int P>
 void multiply_in_pairs(const Panels& weight, const PairedTokens& tokens, const Outputs& out, int64_t begin, int64_t end,
                        float* scratch) {
-  const auto multiply = tokens.parts == 1 ? multiply_pairs<1> : multiply_pairs<2>;
   for (int64_t panel = begin; panel < end; ++panel) {
     const uint32_t* x = tokens.x;
     for (int64_t m = 0; m < tokens.count; m += kPairTokens) {
       const int block = paired(tokens.count - m);
-      multiply(block, weight, panel, x, scratch + m * kPanel);
-      x += block * tokens.parts * weight.rows / 2;
+      multiply_pairs<Codes, P>(block, weight, panel, x, scratch + m * kPanel);
+      x += block * P * weight.rows / 2;
     }
     finish<LanesAvx512>(out, {nullptr, tokens.count, tokens.first}, panel, scratch);
   }
+}
+
+void multiply_in_pairs(const Panels& weight, const PairedTokens& tokens, const Outputs& out, int64_t begin, int64_t end,
+                       float* scratch) {
+  const bool one = tokens.parts == 1;
+  const auto way = weight.bits == 8 ? one ? multiply_in_pairs<BytesInPairs, 1> : multiply_in_pairs<BytesInPairs, 2>
+                   : one            ? multiply_in_pairs<NibblesInPairs, 1>
+                                    : multiply_in_pairs<NibblesInPairs, 2>;
+  way(weight, tokens, out, begin, end, scratch);
 }
 
 template <int Count>
@@ -43,6 +53,7 @@ bool few_rows(const Meaning& m, Float type, FewRows& way) {
 
 extern const Products kBf16Products;
 const Products kBf16Products{widen<LanesAvx512>, multiply<LanesAvx512>, scratch_of, dots<LanesAvx512>,
-                             finish<LanesAvx512>, multiply_in_pairs, multiply_fixed<FixedVnni>, spell_scales, few_rows};
+                             dots_of_halves, finish<LanesAvx512>, multiply_in_pairs, multiply_fixed<FixedVnni>,
+                             spell_scales, few_rows};
 
 }  // namespace qload::cpu

@@ -40,7 +40,7 @@ class Move:
     shape: tuple[int, ...]
 
 
-LateMove = Callable[[Tensor, Move], bool]  # fills a tensor with codes that were not read yet
+LateMove = Callable[[Tensor, Move], Tensor | None]  # of a tensor that was not read yet, what it becomes
 
 
 @dataclass(frozen=True)
@@ -60,16 +60,18 @@ class Recipe:
         tensors: dict[str, Tensor | None] = dict.fromkeys(tensor_names(self.weight_type))
         for name, move in self.moves.items():
             source: Tensor = getattr(weight, name)
-            target = devices.writable(source, move.shape, source.dtype, None)
-            if name == "qweight" and late is not None:
-                done = late(target, move)
-            else:
-                done = devices.move_digits(source, target, move.bits, move.digits)
-            if not done:
+            moved = _moved if late is None or name != "qweight" else late
+            tensors[name] = moved(source, move)
+            if tensors[name] is None:
                 return None
-            tensors[name] = target
         layer = weight.layer.with_origin(self.origin, None)
         return self.weight_type.unchecked(self.config, layer, tensors)
+
+
+def _moved(source: Tensor, move: Move) -> Tensor | None:
+    """A new tensor; None where the device has no routine for it."""
+    target = devices.writable(source, move.shape, source.dtype, None)
+    return target if devices.move_digits(source, target, move.bits, move.digits) else None
 
 
 class AlikeLayers:
@@ -127,8 +129,13 @@ def _recipe(weight: GPTQWeight, made: Weight) -> Recipe | None:
     again = recipe.follow(weight)
     if again is None or again.layer != made.layer:
         return None
-    same = all(torch.equal(tensor, again.fields()[name]) for name, tensor in made.fields().items())
+    same = all(_same_bits(tensor, again.fields()[name]) for name, tensor in made.fields().items())
     return recipe if same else None
+
+
+def _same_bits(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of one kind are equal: eight bytes at once, which takes half of the time."""
+    return torch.equal(*(each.flatten().view(torch.int64) for each in (one, other)))
 
 
 def _orders(made: GPTQMarlinWeight | PanelsWeight) -> tuple[Packing, Order]:

@@ -11,7 +11,7 @@ import torch
 
 from qload.errors import ArgumentError, DivideError, UnsupportedFormatError, checked
 from qload.loader.description import ConfiguredFormat, LayerDescription
-from qload.loader.source import FileElements, Rectangle, TensorSource
+from qload.loader.source import LateElements, Rectangle, TensorSource
 from qload.spec import Weight
 
 Split = Literal["N", "K"]
@@ -38,12 +38,13 @@ class LoadPlan:
     """A load before any weight is read.
 
     `reads`: what it will ask for, as far as headers and facts tell, for who reads ahead. `finish` makes the
-    weight from a source that has the same tensors. `late`: what `finish` takes from its file by itself.
+    weight from a source that has the same tensors. `late`: what `finish` takes from its file by itself, if
+    nobody has begun to before.
     """
 
     reads: Sequence[Rectangle]
     finish: Callable[[TensorSource], Weight]
-    late: Sequence[FileElements] = ()
+    late: Sequence[LateElements] = ()
 
 
 class WeightsLoader(ABC):

@@ -1,8 +1,10 @@
 """What a loader asks of whoever holds the tensors: `Weights`, over any storage."""
 
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from typing import NamedTuple, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from qload.errors import MissingTensorError
@@ -81,11 +83,29 @@ class FileElements(Protocol):
     """Elements of a stored tensor that lie in one piece in a file, not read yet."""
 
     @property
+    def dtype(self) -> torch.dtype:
+        """That of the tensor."""
+
+    @property
     def nbytes(self) -> int:
         """How many bytes they take."""
 
     def move(self, target: Tensor, bits: int, digits: Sequence[Digit]) -> bool:
         """Elements of `bits` bits, from digits to digits of a `target`; False: what that holds is nothing."""
+
+
+Threads = Callable[[Callable[[], bool]], "Future[bool]"]  # carries something out on one of some threads
+
+
+class LateElements(Protocol):
+    """Elements of a load that are not read ahead of it, and whose way to where they stay may begin before."""
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes they take."""
+
+    def begin(self, threads: Threads) -> None:
+        """Begin on one of some threads, where it is known by now where they go; else nothing happens."""
 
 
 def in_file(source: TensorSource, name: str, index: tuple[slice, ...]) -> FileElements | None:

@@ -1,19 +1,25 @@
 """Codes of layers that are alike go from their file to where they belong, without another place between.
 
 A layer is first made without its codes. Where one before it has shown what layers of its kind become, its
-codes are moved straight from the file; else it is loaded again with them, as if nothing had been tried.
+codes are moved straight from the file; else it is loaded again with them, as if nothing had been tried. Who
+loads many layers has threads, of which one moves the codes of a layer before it is this layer's turn.
 """
 
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from qload import devices
 from qload.kernel_formats import alike
 from qload.loader import LoadPlan, Rectangle, TensorSource
-from qload.loader.source import FileElements, in_file
+from qload.loader.source import FileElements, Threads, in_file
+from qload.native.settings import one_thread
 from qload.repacking.header_only import HeaderOnlySource
 from qload.spec import Role, Weight
 
@@ -51,13 +57,33 @@ class WithoutCodes(HeaderOnlySource):
 
 
 @dataclass(frozen=True)
+class _Begun:
+    """Codes that a thread moves as those of the last layer of their kind were."""
+
+    move: alike.Move
+    target: Tensor
+    done: "Future[bool]"
+
+
 class LateCodes:
     """The codes of one layer, and what they are expected by."""
 
-    owner: "ExpectedLayers"
-    kind: Any
-    place: Rectangle
-    elements: FileElements
+    def __init__(self, owner: "ExpectedLayers", kind: Any, place: Rectangle, elements: FileElements) -> None:
+        self.owner, self.kind, self.place, self.elements = owner, kind, place, elements
+        self._begun: _Begun | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes they take."""
+        return self.elements.nbytes
+
+    def begin(self, threads: Threads) -> None:
+        """Begin to move them as those of the last layer of their kind were, where there was one."""
+        move = self.owner.move(self.kind) if self._begun is None else None
+        if move is not None:
+            target = devices.in_large_pages(torch.empty(move.shape, dtype=self.elements.dtype))
+            done = threads(partial(_alone, self.elements, target, move))
+            self._begun = _Begun(move, target, done)
 
     def make(
         self, source: TensorSource, inner: LoadPlan, known: alike.AlikeLayers, layout: str
@@ -65,15 +91,29 @@ class LateCodes:
         """The layer in a layout; None where it has to be loaded with its codes."""
         light = WithoutCodes(source)
         weight = inner.finish(light)
-        made = known.repack(weight, layout, self._move)
+        with nullcontext() if self._begun is None else one_thread():  # other threads move codes meanwhile
+            made = known.repack(weight, layout, self._moved)
         if made is None:
             self.owner.give_up(self.kind)
         else:
             light.enter()
         return made
 
-    def _move(self, target: Tensor, move: alike.Move) -> bool:
-        return self.elements.move(target, move.bits, move.digits)
+    def _moved(self, like: Tensor, move: alike.Move) -> Tensor | None:
+        begun, self._begun = self._begun, None
+        if begun is not None and begun.done.result() and begun.move == move:
+            return begun.target
+        target = devices.writable(like, move.shape, like.dtype, None)
+        if not self.elements.move(target, move.bits, move.digits):
+            return None
+        self.owner.learn(self.kind, move)
+        return target
+
+
+def _alone(elements: FileElements, target: Tensor, move: alike.Move) -> bool:
+    """On this thread, as other threads move other codes."""
+    with one_thread():
+        return elements.move(target, move.bits, move.digits)
 
 
 class ExpectedLayers:
@@ -81,6 +121,7 @@ class ExpectedLayers:
 
     def __init__(self) -> None:
         self._known: dict[Any, bool] = {}
+        self._moves: dict[Any, alike.Move] = {}
 
     def late(self, weights: TensorSource, reads: Sequence[Rectangle]) -> LateCodes | None:
         """The codes of a load that need not be read ahead; None where all of it is to be read as ever."""
@@ -98,6 +139,14 @@ class ExpectedLayers:
     def give_up(self, kind: Any) -> None:
         """Layers of a kind are not made so."""
         self._known[kind] = False
+
+    def learn(self, kind: Any, move: alike.Move) -> None:
+        """The codes of a layer of a kind were moved so."""
+        self._moves[kind] = move
+
+    def move(self, kind: Any) -> alike.Move | None:
+        """How the codes of the next layer of a kind are expected to move; None where nothing is."""
+        return self._moves.get(kind) if self._known[kind] else None
 
 
 def _seen(weights: TensorSource, read: Rectangle) -> Any:

@@ -111,7 +111,7 @@ class RepackingLoader(WeightsLoader):
 
         if late is None:
             return LoadPlan(inner.reads, finish)
-        return LoadPlan([read for read in inner.reads if read != late.place], finish, [late.elements])
+        return LoadPlan([read for read in inner.reads if read != late.place], finish, [late])
 
     def _layout_on(self, device: torch.device) -> str:
         """What is tried first where a weight lies."""

@@ -5,8 +5,9 @@ wrong in its own words.
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
@@ -103,6 +104,10 @@ class ReaderAhead:
         if self._files is not None:
             self._files.close()
         self.landing.close()
+
+    def run(self, work: Callable[[], bool]) -> "Future[bool]":
+        """Something else on one of the threads, with the settings of who asks."""
+        return self._threads.submit(copy_context().run, work)
 
     def begin(self, asked: Iterable[tuple[str, Index]], storage: WeightStorage) -> Ahead:
         """Begin to read these elements of stored tensors."""

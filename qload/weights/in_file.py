@@ -19,6 +19,7 @@ class ElementsInFile:
 
     ranges: FileRanges
     place: FileRange
+    dtype: torch.dtype
 
     @property
     def nbytes(self) -> int:
@@ -47,5 +48,6 @@ def in_file(
     """Elements of a stored tensor for a CPU; None where they are no one range of a file here."""
     if type(storage) is not SafetensorsStorage or device.type != "cpu":  # a subclass may read otherwise
         return None
-    place = storage.ranges.of(name, bounds(name, storage.info(name).shape, index))
-    return None if place is None else ElementsInFile(storage.ranges, place)
+    info = storage.info(name)
+    place = storage.ranges.of(name, bounds(name, info.shape, index))
+    return None if place is None else ElementsInFile(storage.ranges, place, info.dtype)

@@ -1,7 +1,7 @@
 """Many loads, one after another: while one is repacked, what the next ones need is read."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
@@ -13,6 +13,7 @@ from torch import Tensor
 from qload.devices import stream_on
 from qload.errors import QloadError, check_type, checked
 from qload.loader import LoadPlan, Part, TensorSource, WeightsLoader
+from qload.loader.source import LateElements
 from qload.spec import Role, Weight
 from qload.storage import FillingStorage, WeightStorage
 from qload.weights.ahead import Ahead, ReaderAhead
@@ -83,11 +84,19 @@ class _Begun(Generic[L]):
     load: L
     plan: "LoadPlan | QloadError"
     ahead: Ahead | None = None
-    late: int = 0  # bytes that are read when the load is finished
+
+    @property
+    def _late(self) -> Sequence[LateElements]:
+        return () if isinstance(self.plan, QloadError) else self.plan.late
 
     @property
     def nbytes(self) -> int:
-        return self.late + (self.ahead.nbytes if self.ahead else 0)
+        return sum(late.nbytes for late in self._late) + (self.ahead.nbytes if self.ahead else 0)
+
+    def begin_late(self, reader: ReaderAhead) -> None:
+        """What is not read ahead goes where it stays, as far as that is known."""
+        for late in self._late:
+            late.begin(reader.run)
 
 
 def _stream(weights: StreamOwner, loader: WeightsLoader, loads: Iterator[L]) -> Iterator[tuple[L, Weight]]:
@@ -108,7 +117,11 @@ def _stream(weights: StreamOwner, loader: WeightsLoader, loads: Iterator[L]) -> 
                     more = False
             if begun:
                 ahead -= begun[0].nbytes
-                yield _finish(weights, begun.popleft(), placed)
+                finished = _finish(weights, begun.popleft(), placed)
+                if reader is not None:
+                    for each in begun:
+                        each.begin_late(reader)
+                yield finished
 
 
 def _begin(weights: StreamOwner, loader: WeightsLoader, load: L, reader: ReaderAhead | None) -> _Begun[L]:
@@ -118,11 +131,10 @@ def _begin(weights: StreamOwner, loader: WeightsLoader, load: L, reader: ReaderA
         else:
             check_type("loads", load, Load)
             plan = loader.plan(weights, parts_of(weights, loader, load), load.split)
-        late = sum(elements.nbytes for elements in plan.late)
         if reader is None:
-            return _Begun(load, plan, None, late)
+            return _Begun(load, plan)
         reads = [(weights._stored(name), index) for name, index in plan.reads]
-        return _Begun(load, plan, reader.begin(reads, weights.storage), late)
+        return _Begun(load, plan, reader.begin(reads, weights.storage))
     except QloadError as error:
         return _Begun(load, error)
 

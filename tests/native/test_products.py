@@ -27,6 +27,8 @@ WEIGHTS = {
     "zero points": layer(64, 32, 32, sym=False),
     "8 bits": layer(64, 32, 32, bits=8, sym=False),
     "8 bits, symmetric, one group": layer(64, 32, -1, bits=8),
+    "8 bits, groups of half pairs": layer(72, 24, 12, bits=8, act=True, sym=False),
+    "8 bits, short group": layer(72, 40, 32, bits=8, scales=torch.float32),
     "act order": layer(64, 32, 16, act=True, sym=False),
     "odd sizes": layer(72, 24, 20, act=True, sym=False),
     "short group": layer(72, 40, 32, scales=torch.float32),
@@ -196,9 +198,10 @@ def test_a_bias_is_added_before_the_only_rounding(isa: str) -> None:
 
 @ISAS
 @FLOATS
-@pytest.mark.parametrize("most", [16, 17, 255])
-def test_zero_points_of_any_byte(isa: str, dtype: torch.dtype, most: int) -> None:
-    made = in_panels(WEIGHTS["zero points"])
+@pytest.mark.parametrize("most", [0, 16, 17, 255])
+@pytest.mark.parametrize("name", ["zero points", "8 bits"])
+def test_zero_points_of_any_byte(isa: str, dtype: torch.dtype, most: int, name: str) -> None:
+    made = in_panels(WEIGHTS[name])
     zeros = made.zeros.clone()
     zeros[1, 16:] = most
     weight = made.holding({"zeros": zeros})
@@ -230,8 +233,9 @@ def test_halves_of_any_number_of_tokens_are_summed_exactly(isa: str, dtype: torc
 
 @ISAS
 @pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
-def test_halves_that_are_not_finite_are_what_they_are(isa: str, value: float) -> None:
-    weight = WEIGHTS["symmetric"]
+@pytest.mark.parametrize("name", ["symmetric", "8 bits"])
+def test_halves_that_are_not_finite_are_what_they_are(isa: str, value: float, name: str) -> None:
+    weight = WEIGHTS[name]
     for dtype in (torch.float16, torch.bfloat16):
         x = torch.zeros(2, 64, dtype=dtype)
         x[1, 9] = value
@@ -242,8 +246,9 @@ def test_halves_that_are_not_finite_are_what_they_are(isa: str, value: float) ->
 
 
 @ISAS
-def test_the_smallest_halves_count(isa: str) -> None:
-    weight = WEIGHTS["symmetric"]
+@pytest.mark.parametrize("name", ["symmetric", "8 bits, symmetric, one group"])
+def test_the_smallest_halves_count(isa: str, name: str) -> None:
+    weight = WEIGHTS[name]
     smallest = torch.tensor(2.0**-24)
     x = torch.eye(64).mul(smallest).half()
 

@@ -1,6 +1,7 @@
 """Layers that are alike are repacked as the first of them was; a layer that differs in anything is not."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -102,6 +103,27 @@ def test_one_group_and_eight_bits_follow_too(followed: list[str], bits: int) -> 
     check({name: layer() for name in "ab"}, bits=bits, group_size=-1)
 
     assert followed == ["b"]
+
+
+@pytest.mark.parametrize("name", alike.MOVED)
+@pytest.mark.parametrize("target", ["marlin", "panels"])
+def test_what_makes_another_weight_of_the_first_is_not_followed(
+    followed: list[str], monkeypatch: pytest.MonkeyPatch, name: str, target: str
+) -> None:
+    inner = alike._moves
+
+    def wrong(*asked: Any) -> Mapping[str, alike.Move] | None:
+        found = inner(*asked)
+        if found is None:
+            return None
+        outermost, *others = sorted(found[name].digits, key=lambda digit: -digit.target)
+        halved = outermost._replace(size=outermost.size // 2)
+        return {**found, name: replace(found[name], digits=(halved, *others))}
+
+    monkeypatch.setattr(alike, "_moves", wrong)
+    check({each: drawn() for each in "ab"}, target)
+
+    assert followed == []
 
 
 @has_native

@@ -228,43 +228,6 @@ def test_a_file_that_is_cut_short_meanwhile_says_so_in_its_turn(tmp_path: Path, 
 
 
 @has_native
-def test_a_file_that_is_cut_while_it_is_moved_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Between the look at the file and the read; what was moved until then is nobody's."""
-    file = saved(tmp_path, {name: drawn() for name in "ab"})
-    inner = in_file.devices.move_from_file
-
-    def cut(*asked: Any) -> bool:
-        with file.open("r+b") as opened_again:
-            opened_again.truncate(file.stat().st_size // 2)
-        assert not inner(*asked)
-        return False
-
-    monkeypatch.setattr(in_file.devices, "move_from_file", cut)
-    with opened(file) as weights, pytest.raises(StorageError, match="had"):
-        list(weights.stream(list("ab")))
-
-
-@has_native
-def test_a_file_that_is_written_to_while_it_is_moved_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of as many bytes as before, so that every read succeeds."""
-    file = saved(tmp_path, {name: drawn() for name in "ab"})
-    inner = in_file.devices.move_from_file
-
-    def write(*asked: Any) -> bool:
-        done = inner(*asked)
-        file.write_bytes(file.read_bytes()[:-1] + b"\0")
-        return done
-
-    monkeypatch.setattr(in_file.devices, "move_from_file", write)
-    with opened(file) as weights, pytest.raises(StorageError):
-        list(weights.stream(list("ab")))
-
-
-@has_native
 def test_codes_that_wait_in_their_file_count_as_read_ahead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,6 +41,7 @@ FAULTS = (
         "False",
     ),
     Fault("late-codes-of-nobody", _LATE, "            light.enter()", "            pass"),
+    Fault("late-codes-as-expected", _LATE, " and begun.move == move", ""),
     Fault(
         "late-codes-read-ahead",
         "qload/repacking/loaders.py",
