@@ -2,9 +2,9 @@
 //
 //   x[k] = unit * (65536 * high[k] + 256 * middle[k] + low[k])      three signed bytes
 //
-// A group is `whole` where that is exact for each of its inputs: bfloat16 that are less than 2**14 times as large as
-// each other, or 0. Sums of products with codes are exact integers then, and so are differences of them and of zero
-// points times sums of inputs. Other groups are multiplied as float32.
+// A group is `whole` where that is exact for each of its inputs: bfloat16 that are less than 2**15 times as large as
+// each other, or 0; 2**14 where the largest has all of its 8 bits. Sums of products with codes are exact integers then,
+// and so are differences of them and of zero points times sums of inputs. Other groups are multiplied as float32.
 //
 //   bytes   uint32  (rows/8, 3, 2)   of 8 rows: the high bytes of rows 0, 2, 4, 6, then of rows 1, 3, 5, 7; and so on
 #pragma once
@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
 #include "halves.h"
@@ -20,7 +21,8 @@
 namespace qload::cpu {
 namespace {
 
-constexpr int kWholeBits = 22;  // of an input without its sign
+constexpr int kWholeBits = 23;  // of an input without its sign, or one less: the largest of three bytes is smaller
+constexpr float kMostWhole = 127 * 65536 + 127 * 256 + 127;
 constexpr int kLeastExponent = -80;  // from which on products with units are normal numbers
 
 /// Cuts a group's inputs into bytes; false: they are not whole.
@@ -29,8 +31,11 @@ inline bool cut(const float* x, int64_t rows, FixedGroup& group, uint32_t* bytes
   for (int64_t row = 0; row < rows; ++row) most = std::max(most, bits_of(x[row]) & 0x7FFFFFFF);
   const int exponent = most ? static_cast<int>(most >> 23) - 126 : 0;  // |x| < 2**exponent
   if (exponent < kLeastExponent || most >= 0x7F800000) return false;
-  group.unit = std::ldexp(1.0f, exponent - kWholeBits);
-  const float inverse = std::ldexp(1.0f, kWholeBits - exponent);
+  float largest;
+  std::memcpy(&largest, &most, sizeof largest);
+  const int bits = std::ldexp(largest, kWholeBits - exponent) > kMostWhole ? kWholeBits - 1 : kWholeBits;
+  group.unit = std::ldexp(1.0f, exponent - bits);
+  const float inverse = std::ldexp(1.0f, bits - exponent);
   std::fill_n(bytes, rows / kFixedRows * kFixedWords, 0u);
   for (int64_t row = 0; row < rows; ++row) {
     const float scaled = x[row] * inverse;

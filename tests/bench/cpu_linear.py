@@ -2,9 +2,10 @@
 
 A layer of 4096 inputs and 14336 outputs, x in bfloat16. Each way has as many copies of the layer as make
 1 GiB, so that no cache holds one, and the ways take turns, so that whatever else the machine does meets all
-of them. `of reading` is the share of the rate at which torch reads as many bytes as the way's own, in the
-same run. What is ours is checked before it is timed. On a machine that does other things `--alone` says more:
-one thread, and the time that the processor worked for it.
+of them. All lie in large pages where the system has such, as weights do that qload loads. `of reading` is
+the share of the rate at which torch reads as many bytes as the way's own, in the same run and from large
+pages too. What is ours is checked before it is timed. On a machine that does other things `--alone` says
+more: one thread, and the time that the processor worked for it.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from qload import native
+from qload.devices import in_large_pages
 from qload.formats import (
     BNB4Config,
     BNBNF4Weight,
@@ -52,6 +54,11 @@ def words(*shape: int) -> Tensor:
     return torch.randint(-(2**31), 2**31, shape, dtype=torch.int64).to(torch.int32)
 
 
+def loaded(tensor: Tensor) -> Tensor:
+    """A copy that lies as a loaded tensor does: in large pages."""
+    return in_large_pages(torch.empty_like(tensor)).copy_(tensor)
+
+
 def gptq(bits: int) -> GPTQWeight:
     """Random codes and zero points, scales such that outputs stay small."""
     groups = K // GROUP
@@ -83,14 +90,14 @@ def fp8() -> Calls:
     count = -(-ROTATE // (K * N))
     weight = torch.randn(N, K).to(torch.float8_e4m3fn)
     config, scales = Fp8Config("channel"), torch.rand(N, 1)
-    return ours([Fp8Weight(config=config, weight=weight.clone(), weight_scale=scales) for _ in range(count)])
+    return ours([Fp8Weight(config=config, weight=loaded(weight), weight_scale=scales) for _ in range(count)])
 
 
 def mxfp4() -> Calls:
     """Ours, as it is stored; an exponent for each 32 inputs."""
     made = list[Any]()
     for _ in range(-(-ROTATE // (K * N // 2))):
-        codes = torch.randint(0, 256, (N, K // 2), dtype=torch.uint8)
+        codes = loaded(torch.randint(0, 256, (N, K // 2), dtype=torch.uint8))
         scales = torch.randint(120, 126, (N, K // 32), dtype=torch.uint8)
         made.append(CTMXFP4Weight(config=MXFP4Config(), weight_packed=codes, weight_scale=scales))
     return ours(made)
@@ -100,7 +107,7 @@ def nvfp4() -> Calls:
     """Ours, as it is stored; a float of 8 bits for each 16 inputs, divided by one for all."""
     made = list[Any]()
     for _ in range(-(-ROTATE // (K * N // 2))):
-        codes = torch.randint(0, 256, (N, K // 2), dtype=torch.uint8)
+        codes = loaded(torch.randint(0, 256, (N, K // 2), dtype=torch.uint8))
         scales = (torch.rand(N, K // 16) + 1).to(torch.float8_e4m3fn)
         made.append(CTNVFP4Weight(NVFP4Config(), codes, scales, torch.tensor([64.0])))
     return ours(made)
@@ -110,7 +117,7 @@ def nf4() -> Calls:
     """Ours, as it is stored; a scale for each 64 inputs."""
     config, made = BNB4Config("nf4", K=K), list[Any]()
     for _ in range(-(-ROTATE // (K * N // 2))):
-        codes = torch.randint(0, 256, (N * K // 2, 1), dtype=torch.uint8)
+        codes = loaded(torch.randint(0, 256, (N * K // 2, 1), dtype=torch.uint8))
         scales = torch.rand(N * K // config.blocksize)
         table = torch.tensor(TABLES["nf4"])
         made.append(BNBNF4Weight(config=config, weight=codes, absmax=scales, quant_map=table))
@@ -121,7 +128,7 @@ def int8() -> Calls:
     """Ours, as it is stored; a scale for each output."""
     made = list[Any]()
     for _ in range(-(-ROTATE // (K * N))):
-        codes, scales = torch.randint(-128, 128, (N, K), dtype=torch.int8), torch.rand(N, 1)
+        codes, scales = loaded(torch.randint(-128, 128, (N, K), dtype=torch.int8)), torch.rand(N, 1)
         made.append(CTIntWeight(config=CTIntConfig((1, -1)), weight=codes, weight_scale=scales))
     return ours(made)
 
@@ -130,7 +137,7 @@ def int8_inputs() -> Calls:
     """Ours, whose inputs become int8 too, a scale for each token; what is found is within its bound."""
     scheme, made = ActivationScheme("int", 8, True, "token"), list[Any]()
     for _ in range(-(-ROTATE // (K * N))):
-        codes, scales = torch.randint(-128, 128, (N, K), dtype=torch.int8), torch.rand(N, 1)
+        codes, scales = loaded(torch.randint(-128, 128, (N, K), dtype=torch.int8)), torch.rand(N, 1)
         layer = Layer((N,), K, (N, K), "up", activations=scheme)
         made.append(
             CTIntWeight(
@@ -154,7 +161,7 @@ def panels(bits: int) -> Calls:
 
 def plain(dtype: torch.dtype) -> Calls:
     """torch's linear of a plain weight."""
-    made = [torch.randn(N, K).to(dtype) for _ in range(-(-ROTATE // (K * N * dtype.itemsize)))]
+    made = [loaded(torch.randn(N, K).to(dtype)) for _ in range(-(-ROTATE // (K * N * dtype.itemsize)))]
     return [lambda x, weight=weight: linear(x.to(dtype), weight) for weight in made]  # type: ignore[misc]
 
 
@@ -163,15 +170,15 @@ def int4pack() -> Calls:
     count, scales = -(-ROTATE // (K * N // 2)), torch.rand(K // GROUP, N, 2).bfloat16()
     ops: Any = torch.ops.aten
     codes = torch.randint(0, 16, (N, K), dtype=torch.int32)
-    packed = [ops._convert_weight_to_int4pack_for_cpu(codes, 1) for _ in range(min(count, 3))]
-    packed += [packed[0].clone() for _ in range(count - len(packed))]
+    first = ops._convert_weight_to_int4pack_for_cpu(codes, 1)
+    packed = [loaded(first) for _ in range(count)]
     call = ops._weight_int4pack_mm_for_cpu
     return [lambda x, weight=weight: call(x, weight, GROUP, scales) for weight in packed]  # type: ignore[misc]
 
 
 def int8pack() -> Calls:
     """torch's own 8 bits, a scale for each output."""
-    made = [torch.randint(-128, 128, (N, K), dtype=torch.int8) for _ in range(-(-ROTATE // (K * N)))]
+    made = [loaded(torch.randint(-128, 128, (N, K), dtype=torch.int8)) for _ in range(-(-ROTATE // (K * N)))]
     scales, call = torch.rand(N).bfloat16(), torch.ops.aten._weight_int8pack_mm
     return [lambda x, weight=weight: call(x, weight, scales) for weight in made]  # type: ignore[misc]
 
@@ -182,13 +189,13 @@ def int_mm() -> Calls:
     def call(codes: Tensor, x: Tensor) -> Tensor:
         return torch._int_mm(x.to(torch.int8), codes.T)
 
-    made = (torch.randint(-128, 128, (N, K), dtype=torch.int8) for _ in range(-(-ROTATE // (K * N))))
+    made = (loaded(torch.randint(-128, 128, (N, K), dtype=torch.int8)) for _ in range(-(-ROTATE // (K * N))))
     return [partial(call, codes) for codes in made]
 
 
 def reading(size: int, rounds: int, clock: Clock) -> float:
     """Seconds in which torch reads so many bytes, at best."""
-    pool, took = torch.zeros(ROTATE // 4, dtype=torch.int32), list[float]()
+    pool, took = in_large_pages(torch.empty(ROTATE // 4, dtype=torch.int32)).zero_(), list[float]()
     for turn in range(rounds):
         at = turn * (size // 4) % (pool.numel() - size // 4)
         start = clock()

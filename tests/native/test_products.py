@@ -101,8 +101,9 @@ def test_threads_change_no_bit(isa: str) -> None:
 @ISAS
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("octaves", [0, 6, 10, 13, 14, 15])
+@pytest.mark.parametrize("small", [-255 / 128, 255 / 128])
 def test_small_inputs_count_beside_large_ones_of_their_group(
-    isa: str, dtype: torch.dtype, octaves: int
+    isa: str, dtype: torch.dtype, octaves: int, small: float
 ) -> None:
     made = in_panels(WEIGHTS["symmetric"])
     words = made.qweight.clone()
@@ -111,11 +112,11 @@ def test_small_inputs_count_beside_large_ones_of_their_group(
     w = weight.dequantize().double()
     for at in range(1, 32):
         x = torch.zeros(1, 64, dtype=dtype)
-        x[0, 0], x[0, at] = 2.0**octaves, -255 / 128
+        x[0, 0], x[0, at] = 2.0**octaves, small
         with native.using(isa):
             y = cpu.multiply(x, weight)
         assert y is not None
-        assert_same_bits(y[0], (w[:, at] * (-255 / 128)).to(dtype) + 0.0)
+        assert_same_bits(y[0], (w[:, at] * small).to(dtype) + 0.0)
 
 
 @ISAS
