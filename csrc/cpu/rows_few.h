@@ -21,6 +21,7 @@ namespace qload::cpu {
 namespace {
 
 constexpr int64_t kNear = 4096;  // words of inputs, of all tokens, that stay near
+constexpr int kMostOfTwoRows = 4;  // tokens up to which two rows share what is loaded of inputs
 
 /// Words of inputs of a block.
 template <class D>
@@ -187,13 +188,22 @@ template <class D, bool kZeros, int T>
 void dots_of_some(const RowsOfCodes& rows, const D& decoder, const uint32_t* x, float* totals) {
   constexpr int64_t kColumns = kNear / T / kWords<D> * D::kBlock;
   for (int64_t c = 0; c < rows.columns; c += kColumns)
-    for (int r = 0; r < rows.count; ++r) {
-      const uint8_t* const codes = rows.codes + r * rows.row_bytes;
+    for (int r = 0; r < rows.count;) {
       const int64_t end = std::min(c + kColumns, rows.columns);
-      if constexpr (D::kScales)
-        decoder.template add<T>(rows, r, c, end, x + c / D::kBlock * (T * kWords<D>), totals + r);
-      else
+      if constexpr (D::kScales) {
+        const uint32_t* const inputs = x + c / D::kBlock * (T * kWords<D>);
+        constexpr int kMost = T <= kMostOfTwoRows ? 2 : 1;
+        const bool both = r + kMost <= rows.count;
+        if (both)
+          decoder.template add<T, kMost>(rows, r, c, end, inputs, totals + r);
+        else
+          decoder.template add<T, 1>(rows, r, c, end, inputs, totals + r);
+        r += both ? kMost : 1;
+      } else {
+        const uint8_t* const codes = rows.codes + r * rows.row_bytes;
         RowTimesFew<D, kZeros, T>(rows.meaning[r], decoder, codes, rows.columns, x).add(c, end, totals + r);
+        ++r;
+      }
     }
 }
 

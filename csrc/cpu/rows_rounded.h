@@ -26,87 +26,112 @@ class RoundedValues : public PairedInputs<1> {
   static bool reads(const Meaning& m) { return m.bits == 4 && !m.zero; }
   static int code(int at, const Meaning& m) { return SixteenPairs<1>::code(at, m); }
 
-  /// Columns [begin, end) of a row times T tokens, whose inputs from `begin` on are `x`.
-  template <int T>
+  /// Columns [begin, end) of R rows times T tokens, whose inputs from `begin` on are `x`.
+  template <int T, int R>
   void add(const RowsOfCodes& rows, int row, int64_t begin, int64_t end, const uint32_t* x, float* totals) const {
     const Meaning& m = rows.meaning[row];
-    if (m.divide || m.factor != 1) return add_scaled<T, false>(rows, row, begin, end, x, totals);
-    add_scaled<T, true>(rows, row, begin, end, x, totals);
+    if (m.divide || m.factor != 1) return add_scaled<T, R, false>(rows, row, begin, end, x, totals);
+    add_scaled<T, R, true>(rows, row, begin, end, x, totals);
   }
 
  private:
-  /// The values of one run after another.
-  template <bool kTimes>
+  /// The values of one run after another, of R rows.
+  template <int R, bool kTimes>
   class Scaled {
    public:
-    Scaled(const Meaning& m, __m512 values, int64_t columns, int64_t begin)
-        : m_(m), values_(values), columns_(columns), run_(std::min(m.run, columns)), group_(begin / run_) {
+    Scaled(const Meaning* rows, __m512 values, int64_t columns, int64_t begin)
+        : rows_(rows), values_(values), columns_(columns), run_(std::min(rows->run, columns)), group_(begin / run_) {
       next_ = (group_ + 1) * run_;
     }
 
-    /// Of a column's run; behind the last column, of the last one.
-    __m512 at(int64_t column) {
+    /// To a column's run; behind the last column, to the last one.
+    void go(int64_t column) {
       if (column >= next_ && next_ < columns_) {
         ++group_;
         next_ += run_;
       }
-      const __m512 scale = S::all(m_.scale[group_]);
+    }
+
+    __m512 of(int row) const {
+      const Meaning& m = rows_[row];
+      const __m512 scale = S::all(m.scale[group_]);
       if constexpr (kTimes) return S::times(values_, scale);
-      const __m512 scaled = m_.divide ? S::over(values_, scale) : S::times(values_, scale);
-      return S::times(scaled, S::all(m_.factor));
+      const __m512 scaled = m.divide ? S::over(values_, scale) : S::times(values_, scale);
+      return S::times(scaled, S::all(m.factor));
     }
 
    private:
-    const Meaning& m_;
+    const Meaning* const rows_;
     const __m512 values_;
     int64_t columns_, run_, group_, next_;
   };
 
-  template <int T, bool kTimes>
+  template <int T, int R, bool kTimes>
   void add_scaled(const RowsOfCodes& rows, int row, int64_t begin, int64_t end, const uint32_t* x,
                   float* totals) const {
     constexpr int kSets = T == 1 ? 4 : T <= 4 ? 2 : 1;  // of sums, as one waits for itself
     const __m512i nibbles = _mm512_set1_epi8(15);
     const __m512i second = _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi8(16), 1);
-    Scaled<kTimes> scaled(rows.meaning[row], values_, rows.columns, begin);
-    __m512 sums[kSets][T];
+    Scaled<R, kTimes> scaled(rows.meaning + row, values_, rows.columns, begin);
+    __m512 sums[kSets][R][T];
 #pragma GCC unroll 4
     for (auto& set : sums)
+#pragma GCC unroll 2
+      for (auto& of_row : set)
 #pragma GCC unroll 16
-      for (auto& sum : set) sum = S::all(0);
-    const auto block = [&](const uint8_t* from, int64_t c) {
-      const __m512 first = scaled.at(c);
-      const auto table = (__m512i)_mm512_cvtne2ps_pbh(scaled.at(c + kSpan), first);
-      const __m512i words = _mm512_loadu_si512(from);
-      const __m512i even = nibble(words, nibbles, second), odd = nibble(_mm512_srli_epi16(words, 4), nibbles, second);
-      const __m512i places[4] = {even, odd, _mm512_srli_epi16(even, 8), _mm512_srli_epi16(odd, 8)};
+        for (auto& sum : of_row) sum = S::all(0);
+    const auto block = [&](const uint8_t* from, int64_t pitch, int64_t c) {
+      __m512 first[R];
+      __m512i table[R], even[R], odd[R];
+      scaled.go(c);
+#pragma GCC unroll 2
+      for (int r = 0; r < R; ++r) first[r] = scaled.of(r);
+      scaled.go(c + kSpan);
+#pragma GCC unroll 2
+      for (int r = 0; r < R; ++r) {
+        table[r] = (__m512i)_mm512_cvtne2ps_pbh(scaled.of(r), first[r]);
+        const __m512i words = _mm512_loadu_si512(from + r * pitch);
+        even[r] = nibble(words, nibbles, second);
+        odd[r] = nibble(_mm512_srli_epi16(words, 4), nibbles, second);
+      }
 #pragma GCC unroll 4
       for (int part = 0; part < 4; ++part) {
-        const __m512i value = _mm512_permutexvar_epi16(places[part], table);
-#pragma GCC unroll 16
-        for (int t = 0; t < T; ++t) {
-          __m512& sum = sums[part % kSets][t];
-          sum = plus_product(sum, x + (part * T + t) * S::kLanes, value);
+        __m512i value[R];
+#pragma GCC unroll 2
+        for (int r = 0; r < R; ++r) {
+          const __m512i both = part % 2 ? odd[r] : even[r], places = part < 2 ? both : _mm512_srli_epi16(both, 8);
+          value[r] = _mm512_permutexvar_epi16(places, table[r]);
         }
+#pragma GCC unroll 16
+        for (int t = 0; t < T; ++t)
+#pragma GCC unroll 2
+          for (int r = 0; r < R; ++r) {
+            __m512& sum = sums[part % kSets][r][t];
+            sum = plus_product(sum, x + (part * T + t) * S::kLanes, value[r]);
+          }
       }
     };
     const uint8_t* from = rows.codes + row * rows.row_bytes + begin / 2;
     int64_t c = begin;
     for (; c + kBlock <= end; c += kBlock, from += kBytes, x += T * (kBlock / 2)) {
-      ask_ahead(from);
-      block(from, c);
+#pragma GCC unroll 2
+      for (int r = 0; r < R; ++r) ask_ahead(from + r * rows.row_bytes);
+      block(from, rows.row_bytes, c);
     }
     if (c < end) {
-      alignas(64) uint8_t last[kBytes] = {};
-      std::memcpy(last, from, static_cast<size_t>((end - c + 1) / 2));
-      block(last, c);
+      alignas(64) uint8_t last[R][kBytes] = {};
+      for (int r = 0; r < R; ++r)
+        std::memcpy(last[r], from + r * rows.row_bytes, static_cast<size_t>((end - c + 1) / 2));
+      block(last[0], kBytes, c);
     }
+#pragma GCC unroll 2
+    for (int r = 0; r < R; ++r)
 #pragma GCC unroll 16
-    for (int t = 0; t < T; ++t) {
+      for (int t = 0; t < T; ++t) {
 #pragma GCC unroll 4
-      for (int set = 1; set < kSets; ++set) sums[0][t] = S::plus(sums[0][t], sums[set][t]);
-      totals[t * kPanel] += S::across(sums[0][t]);
-    }
+        for (int set = 1; set < kSets; ++set) sums[0][r][t] = S::plus(sums[0][r][t], sums[set][r][t]);
+        totals[t * kPanel + r] += S::across(sums[0][r][t]);
+      }
   }
 
   /// The lower code of each byte, and the bit of its table.

@@ -23,23 +23,23 @@ struct Exponents {
   static __mmask64 none(__m512i bytes) { return _mm512_cmpeq_epi8_mask(bytes, _mm512_set1_epi8(-1)); }
 };
 
-/// Floats of 8 bits, of 16 codes each. Their bits at the place that float32 has them are 2**-120 times the number.
+/// Floats of 8 bits, of 16 codes each. Their bits at the place that float16 has them are 2**-8 times the number.
 template <bool kDivided>
 struct Bytes8 {
   static constexpr int kRun = 16;
   __m512 factor, second;
 
   explicit Bytes8(const ByteScales& scales)
-      : factor(_mm512_set1_ps(kDivided ? 1 / scales.second : scales.second * 0x1p120f)),
-        second(_mm512_set1_ps(scales.second)) {}
+      : factor(_mm512_set1_ps((kDivided ? 1 / scales.second : scales.second) * 0x1p8f)),
+        second(_mm512_set1_ps(scales.second * 0x1p-8f)) {}
   static bool is_of(const ByteScales& scales) { return scales.kind == ByteScales::kE4m3 && scales.divided == kDivided; }
 
   __m512 of(__m128i bytes) const {
-    const __m512i raised = _mm512_slli_epi32(_mm512_cvtepi8_epi32(bytes), 20);
-    const __m512 small = _mm512_castsi512_ps(_mm512_and_si512(raised, _mm512_set1_epi32(static_cast<int>(0x87F00000))));
-    if constexpr (!kDivided) return _mm512_mul_ps(small, factor);
-    const __m512 number = _mm512_mul_ps(small, _mm512_set1_ps(0x1p120f)), near = _mm512_mul_ps(number, factor);
-    return _mm512_fmadd_ps(_mm512_fnmadd_ps(near, second, number), factor, near);  // what rounding took is put back
+    const __m256i raised = _mm256_slli_epi16(_mm256_cvtepi8_epi16(bytes), 7);  // the sign twice
+    const __m512 small = _mm512_cvtph_ps(_mm256_and_si256(raised, _mm256_set1_epi16(static_cast<int16_t>(0xBFFF))));
+    const __m512 near = _mm512_mul_ps(small, factor);
+    if constexpr (!kDivided) return near;
+    return _mm512_fmadd_ps(_mm512_fnmadd_ps(near, second, small), factor, near);  // what rounding took is put back
   }
   static __mmask64 none(__m512i bytes) {
     const __m512i size = _mm512_set1_epi8(127);
@@ -87,59 +87,87 @@ class StoredPairs : public PairedInputs<Count> {
   }
   static int code(int at, const Meaning& m) { return SixteenPairs<Count>::code(at, m); }
 
-  /// Columns [begin, end) of a row times T tokens, whose inputs from `begin` on are `x`.
-  template <int T>
+  /// Columns [begin, end) of R rows times T tokens, whose inputs from `begin` on are `x`.
+  template <int T, int R>
   void add(const RowsOfCodes& rows, int row, int64_t begin, int64_t end, const uint32_t* x, float* totals) const {
     const uint8_t* from = rows.codes + row * rows.row_bytes + begin / 2;
-    const uint8_t* const scales = rows.scales[row];
+    const uint8_t* const* const scales = rows.scales + row;
     const int64_t groups = (end + Scales::kRun - 1) / Scales::kRun;
-    __m512 total[T];
+    __m512 total[R][T], scale[R];
+#pragma GCC unroll 2
+    for (auto& of_row : total)
 #pragma GCC unroll 8
-    for (auto& sum : total) sum = S::all(0);
+      for (auto& sum : of_row) sum = S::all(0);
     int64_t c = begin, g = begin / Scales::kRun;
     for (; c + kShared * kBlock <= end; c += kShared * kBlock, g += 16) {
-      const __m512 scale = scales_.of(_mm_loadu_si128(reinterpret_cast<const __m128i*>(scales + g)));
+#pragma GCC unroll 2
+      for (int r = 0; r < R; ++r)
+        scale[r] = scales_.of(_mm_loadu_si128(reinterpret_cast<const __m128i*>(scales[r] + g)));
 #pragma GCC unroll 4
       for (int i = 0; i < kShared; ++i, from += kBytes, x += T * kWords<StoredPairs>) {
-        ask_ahead(from);
-        block(from, x, _mm512_permutexvar_ps(at_[i], scale), total);
+        const uint8_t* codes[R];
+#pragma GCC unroll 2
+        for (int r = 0; r < R; ++r) {
+          codes[r] = from + r * rows.row_bytes;
+          ask_ahead(codes[r]);
+        }
+        block(codes, x, at_[i], scale, total);
       }
     }
     if (c < end) {
       const auto left = static_cast<__mmask16>((1u << (groups - g)) - 1);
-      const __m512 scale = scales_.of(_mm_maskz_loadu_epi8(left, scales + g));
+      for (int r = 0; r < R; ++r) scale[r] = scales_.of(_mm_maskz_loadu_epi8(left, scales[r] + g));
       for (int i = 0; c < end; ++i, c += kBlock, from += kBytes, x += T * kWords<StoredPairs>) {
-        alignas(64) uint8_t last[kBytes] = {};
-        std::memcpy(last, from, static_cast<size_t>(std::min<int64_t>(kBytes, (end - c + 1) / 2)));
-        block(last, x, _mm512_permutexvar_ps(at_[i], scale), total);
+        alignas(64) uint8_t last[R][kBytes] = {};
+        const uint8_t* codes[R];
+        for (int r = 0; r < R; ++r) {
+          codes[r] = last[r];
+          std::memcpy(last[r], from + r * rows.row_bytes,
+                      static_cast<size_t>(std::min<int64_t>(kBytes, (end - c + 1) / 2)));
+        }
+        block(codes, x, at_[i], scale, total);
       }
     }
-    const float none = is_number(scales, begin / Scales::kRun, groups) ? 0 : __builtin_nanf("");
+    for (int r = 0; r < R; ++r) {
+      const float none = is_number(scales[r], begin / Scales::kRun, groups) ? 0 : __builtin_nanf("");
 #pragma GCC unroll 8
-    for (int t = 0; t < T; ++t) totals[t * kPanel] += S::across(total[t]) + none;
+      for (int t = 0; t < T; ++t) totals[t * kPanel + r] += S::across(total[r][t]) + none;
+    }
   }
 
  private:
   static constexpr int kEach = kBlock / Scales::kRun, kShared = 16 / kEach;  // scales of a block, blocks of 16 scales
 
-  template <int T>
-  [[gnu::always_inline]] inline void block(const uint8_t* from, const uint32_t* x, __m512 scale,
-                                           __m512 (&total)[T]) const {
-    const auto words = codes_.load(from);
-    __m512 sums[T];
+  template <int T, int R>
+  [[gnu::always_inline]] inline void block(const uint8_t* const (&from)[R], const uint32_t* x, __m512i at,
+                                           const __m512 (&scale)[R], __m512 (&total)[R][T]) const {
+    __m512i words[R];
+    __m512 sums[R][T];
+#pragma GCC unroll 2
+    for (int r = 0; r < R; ++r) {
+      words[r] = codes_.load(from[r]);
 #pragma GCC unroll 8
-    for (auto& sum : sums) sum = S::all(0);
+      for (auto& sum : sums[r]) sum = S::all(0);
+    }
 #pragma GCC unroll 4
     for (int part = 0; part < 4; ++part) {
-      const __m512i value = codes_.value(words, part);
+      __m512i value[R];
+#pragma GCC unroll 2
+      for (int r = 0; r < R; ++r) value[r] = codes_.value(words[r], part);
 #pragma GCC unroll 2
       for (int input = 0; input < Count; ++input)
 #pragma GCC unroll 8
         for (int t = 0; t < T; ++t)
-          sums[t] = Inputs::plus_product(sums[t], x + ((part * Count + input) * T + t) * S::kLanes, value);
+#pragma GCC unroll 2
+          for (int r = 0; r < R; ++r)
+            sums[r][t] = Inputs::plus_product(sums[r][t], x + ((part * Count + input) * T + t) * S::kLanes, value[r]);
     }
+#pragma GCC unroll 2
+    for (int r = 0; r < R; ++r) {
+      const __m512 scales = _mm512_permutexvar_ps(at, scale[r]);
 #pragma GCC unroll 8
-    for (int t = 0; t < T; ++t) total[t] = S::plus_product(total[t], sums[t], scale);
+      for (int t = 0; t < T; ++t) total[r][t] = S::plus_product(total[r][t], sums[r][t], scales);
+    }
   }
 
   static bool is_number(const uint8_t* scales, int64_t begin, int64_t end) {
