@@ -188,21 +188,19 @@ template <class D, bool kZeros, int T>
 void dots_of_some(const RowsOfCodes& rows, const D& decoder, const uint32_t* x, float* totals) {
   constexpr int64_t kColumns = kNear / T / kWords<D> * D::kBlock;
   for (int64_t c = 0; c < rows.columns; c += kColumns)
-    for (int r = 0; r < rows.count;) {
+    for (int r = 0, taken = 1; r < rows.count; r += taken) {
       const int64_t end = std::min(c + kColumns, rows.columns);
       if constexpr (D::kScales) {
         const uint32_t* const inputs = x + c / D::kBlock * (T * kWords<D>);
         constexpr int kMost = T <= kMostOfTwoRows ? 2 : 1;
-        const bool both = r + kMost <= rows.count;
-        if (both)
+        taken = r + kMost <= rows.count ? kMost : 1;
+        if (taken == kMost)
           decoder.template add<T, kMost>(rows, r, c, end, inputs, totals + r);
         else
           decoder.template add<T, 1>(rows, r, c, end, inputs, totals + r);
-        r += both ? kMost : 1;
       } else {
         const uint8_t* const codes = rows.codes + r * rows.row_bytes;
         RowTimesFew<D, kZeros, T>(rows.meaning[r], decoder, codes, rows.columns, x).add(c, end, totals + r);
-        ++r;
       }
     }
 }
