@@ -34,33 +34,45 @@ def replayed(groups: Sequence[Sequence[LinearCall]], *, rounds: int = 1) -> list
 
     Groups are replayed in turns: as clocks fall under load, they fall for all of them.
     """
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        captured = [_captured(calls, rounds, stream) for calls in groups]
-        times: list[list[float]] = [[] for _ in groups]
-        for _ in range(REPLAYS + 2):
-            for (graph, _), found in zip(captured, times, strict=True):
-                found.append(_replays(graph, 1))
-    counts = [len(calls) * rounds for calls in groups]
-    medians = [median(found[2:]) * 1000 / count for found, count in zip(times, counts, strict=True)]
-    return [(time, kept[0]) for time, (_, kept) in zip(medians, captured, strict=True)]
+    return _in_turns(groups, lambda _: rounds, _once, REPLAYS, warm=2)
 
 
 def sustained(groups: Sequence[Sequence[LinearCall]]) -> list[tuple[float, Any]]:
     """The same of groups that power limits: each runs alone until the clock is its own, and then is timed."""
+    return _in_turns(groups, rounds_of, _after_its_own_clock, TURNS)
+
+
+def _in_turns(
+    groups: Sequence[Sequence[LinearCall]],
+    rounds: Callable[[int], int],
+    timed: Callable[[torch.cuda.CUDAGraph], float],
+    turns: int,
+    warm: int = 0,
+) -> list[tuple[float, Any]]:
+    """Microseconds of a call of each group, by the median of turns after `warm` ones, and what it left."""
+    counts = [rounds(len(calls)) for calls in groups]
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        captured = [_captured(calls, rounds_of(len(calls)), stream) for calls in groups]
+        captured = [_captured(calls, count, stream) for calls, count in zip(groups, counts, strict=True)]
         times: list[list[float]] = [[] for _ in groups]
-        for _ in range(TURNS):
+        for _ in range(warm + turns):
             for (graph, _), found in zip(captured, times, strict=True):
-                one = _replays(graph, 1)
-                count = max(1, round(SUSTAINED * 1000 / one))
-                _replays(graph, count)
-                found.append(_replays(graph, count) / count)
-    counts = [len(calls) * rounds_of(len(calls)) for calls in groups]
-    medians = [median(found) * 1000 / count for found, count in zip(times, counts, strict=True)]
-    return [(time, kept[0]) for time, (_, kept) in zip(medians, captured, strict=True)]
+                found.append(timed(graph))
+    of_call = [
+        median(found[warm:]) * 1000 / (len(calls) * count)
+        for found, calls, count in zip(times, groups, counts, strict=True)
+    ]
+    return [(time, kept[0]) for time, (_, kept) in zip(of_call, captured, strict=True)]
+
+
+def _once(graph: torch.cuda.CUDAGraph) -> float:
+    return _replays(graph, 1)
+
+
+def _after_its_own_clock(graph: torch.cuda.CUDAGraph) -> float:
+    count = max(1, round(SUSTAINED * 1000 / _once(graph)))
+    _replays(graph, count)
+    return _replays(graph, count) / count
 
 
 def _replays(graph: torch.cuda.CUDAGraph, count: int) -> float:

@@ -116,15 +116,17 @@ def in_halves(kind: ManyBlock, tokens: int, N: int) -> bool:
 def expected(way: ManyDivision, bits: int, tokens: int, K: int, N: int) -> float:
     """Microseconds that a division takes on an H200, in a chain of layers."""
     kind = KINDS[way.tokens, way.columns]
-    wide, two = way.columns * (2 if way.neighbours else 1), way.pairs or way.neighbours
-    places, blocks = PLACES // (2 if two else 1), -(-N // wide) * -(-tokens // way.tokens) * way.slices
-    both, stages = way.pairs and way.neighbours, -(-K // STAGE // way.slices)
-    of_turn = stages * kind.stages[bits] * (NEIGHBOURS[bits] if way.neighbours else 1)
-    half, pair = stages / 2 * kind.stages[bits], START + kind.pair
+    wide = way.columns * (2 if way.neighbours else 1)
+    places = PLACES // (2 if way.pairs or way.neighbours else 1)
+    tiles, stages = -(-N // wide) * -(-tokens // way.tokens) * way.slices, -(-K // STAGE // way.slices)
+    whole = stages * kind.stages[bits] * (NEIGHBOURS[bits] if way.neighbours else 1)
+    half = stages / 2 * kind.stages[bits] + kind.pair
+    turns = -(-tiles // places)
+    if way.pairs and way.neighbours:  # the last turn is of halves
+        time = START + (turns - 1) * (whole + NEXT) + half
+    elif way.pairs:
+        time = turns * (START + half)
+    else:
+        time = START + (turns - 1) * (whole + NEXT) + whole
     added = ADD + ADDED * way.slices * tokens * N / 1e6 if way.slices > 1 else 0.0
-    idle = min(MOST_IDLE, max(0.0, 1 - blocks / places))
-    if way.pairs and not both:
-        return -(-blocks // places) * (half + pair) + added - IDLE * idle
-    turns = blocks // places if both else -(-blocks // places)
-    last = half + NEXT + kind.pair if both else 0.0
-    return START + turns * of_turn + (turns - 1) * NEXT + last + added - IDLE * idle
+    return time + added - IDLE * min(MOST_IDLE, max(0.0, 1 - tiles / places))
