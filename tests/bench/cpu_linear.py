@@ -195,9 +195,13 @@ def int_mm() -> Calls:
 
 def reading(size: int) -> Calls:
     """By which torch reads so many bytes, of 1 GiB."""
+
+    def call(part: Tensor, x: Tensor) -> Tensor:
+        return part.max()
+
     pool = in_large_pages(torch.empty(ROTATE // 4, dtype=torch.int32)).zero_()
     parts = pool[: len(pool) // (size // 4) * (size // 4)].split(size // 4)
-    return [lambda x, part=part: part.max() for part in parts]  # type: ignore[misc]
+    return [partial(call, part) for part in parts]
 
 
 def in_turns(ways: dict[str, Calls], x: Tensor, rounds: int, clock: Clock) -> dict[str, list[float]]:

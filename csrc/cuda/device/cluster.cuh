@@ -26,21 +26,21 @@ __device__ __forceinline__ void send(float value, const float* own, const uint64
 #endif
 }
 
-/// Four floats to where `own` lies in the shared memory of another block of the cluster.
-__device__ __forceinline__ void store_there(float4 value, const float4* own, int rank) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address_in(own, rank)), "f"(value.x),
-               "f"(value.y), "f"(value.z), "f"(value.w)
-               : "memory");
-#endif
-}
-
 /// As `send`, of four, to an address and a barrier as `address_in` has them.
 __device__ __forceinline__ void send(float4 value, uint32_t there, uint32_t its_barrier) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(there),
                "r"(__float_as_uint(value.x)), "r"(__float_as_uint(value.y)), "r"(__float_as_uint(value.z)),
                "r"(__float_as_uint(value.w)), "r"(its_barrier)
+               : "memory");
+#endif
+}
+
+/// Four floats to where `own` lies in the shared memory of another block of the cluster.
+__device__ __forceinline__ void store_there(float4 value, const float4* own, int rank) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address_in(own, rank)), "f"(value.x),
+               "f"(value.y), "f"(value.z), "f"(value.w)
                : "memory");
 #endif
 }
