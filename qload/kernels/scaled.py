@@ -41,6 +41,7 @@ TILE = 16  # codes that the vendor reads at once: K and N are multiples
 LEAST_TOKENS = 32  # of torch._int_mm, which refuses 16
 MOST_INPUTS = 1 << 16  # whose sums of int8 times int8 int32 holds, zero points included
 CODES = 48 << 20  # bytes of the weight's codes as bfloat16 at once, on a GPU
+UNROUNDED = 16  # tokens of bfloat16 up to which a CPU's kernels round no weight to their type
 FP8 = (8, 9)  # the first chips whose tensor cores multiply e4m3
 
 
@@ -138,13 +139,14 @@ def _codes_times_codes(inputs: Inputs, weight: Weight, column: Tensor) -> Iterat
 def _by_a_kernel(inputs: Inputs, weight: Weight, kept: KeptRows | None) -> Sums | None:
     """By the kernel of a CPU that multiplies inputs as they come, of what codes stand for; or None.
 
-    Codes of a token that has one scale are taken as bfloat16, which holds them, where a kernel takes so many.
+    Codes of few tokens that have one scale each are taken as bfloat16, which holds them, where a kernel does.
     """
     if inputs.x.device.type != "cpu":
         return None
     if inputs.one_step:
         x, row = inputs.counted(torch.bfloat16), inputs.steps
-        y = cpu.multiply(x, weight, kept=kept, dtype=torch.float32)
+        few = x.shape[0] <= UNROUNDED
+        y = cpu.multiply(x, weight, kept=kept, dtype=torch.float32) if few else None
     else:
         (x, row), y = inputs.meant(torch.float32), None
     y = cpu.multiply(x.float(), weight, kept=kept) if y is None else y

@@ -60,9 +60,13 @@ def test_fp8_inputs_are_within_what_rounding_costs(
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
-def test_every_scheme_that_tools_declare(folder: Any) -> None:
+@pytest.mark.parametrize("dtype", [None, torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("M", [8, 16, 17, 40, 65, 200])
+def test_every_scheme_that_tools_declare(M: int, dtype: torch.dtype | None, folder: Any) -> None:
+    """As many tokens as each way takes: none rounds a weight to the type that holds codes of inputs."""
     case = read(folder)
-    x = case.x.reshape(-1, case.weight.layer.K)
+    rows = case.x.reshape(-1, case.weight.layer.K)
+    x = rows.repeat(-(-M // len(rows)), 1)[:M].to(dtype or rows.dtype)
 
     assert_within(reference.linear(x, case.weight, case.bias), x, case.weight, case.bias)
 
