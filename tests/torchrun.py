@@ -16,8 +16,12 @@ def command(processes: int, *arguments: str) -> list[str]:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Of a process that is no rank yet."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC")}
+    """Of a process that is no rank yet, and that writes whole lines: those of several go into one pipe."""
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("TORCHELASTIC") and name != "PYTHONUNBUFFERED"  # which tears lines apart
+    }
     paths = os.pathsep.join(filter(None, [str(ROOT), inherited.get("PYTHONPATH")]))
     told = {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths, "PYTHONFAULTHANDLER": "1"}
     return {**inherited, **told, **more}

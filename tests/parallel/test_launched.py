@@ -17,6 +17,8 @@ from qload.parallel.launched import LaunchedRank
 from tests import torchrun
 
 LEAVE = """
+import pathlib
+import sys
 import weakref
 import torch
 from qload.parallel import collectives_of, joined_world
@@ -24,7 +26,7 @@ from qload.parallel import collectives_of, joined_world
 with joined_world(timeout_s=120) as group:
     ranks, threads = collectives_of(group), weakref.ref(torch.distributed.group.WORLD)
     assert ranks.summed(torch.ones(3)).tolist() == [2, 2, 2]
-print(threads())
+pathlib.Path(sys.argv[1], f"rank {ranks.rank()}").write_text(str(threads()))
 """
 
 
@@ -95,10 +97,10 @@ def test_no_thread_of_a_world_outlives_it(tmp_path: Path) -> None:
     """Such a thread aborts a process that ends meanwhile, a run in a hundred: so it is looked for."""
     (tmp_path / "leave.py").write_text(LEAVE)
 
-    run = torchrun.ended(2, str(tmp_path / "leave.py"))
+    run = torchrun.ended(2, str(tmp_path / "leave.py"), str(tmp_path))
 
     assert run.returncode == 0, run.stderr
-    assert run.stdout.split() == ["None", "None"]
+    assert [(tmp_path / f"rank {rank}").read_text() for rank in (0, 1)] == ["None", "None"]
 
 
 @pytest.mark.parametrize("ranks", [{1}, {0, 2}, {0, 1, 2}])
