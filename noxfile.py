@@ -31,6 +31,7 @@ ROOT = Path(__file__).parent
 PAGES = ("*.md", "LICENSE", "csrc/*.md", "docs/**/*.md")  # of the site
 PIP = {"PIP_COMPILE": "0"}  # who imports a module compiles it, and few ever are
 NATIVE = ("tests/native", "tests/layouts", "tests/formats")  # what stands on native code
+CALLERS = ("tests/kernels", "tests/experts", "tests/repacking")  # what takes it where there is some
 
 
 def install(session: nox.Session, *groups: str, **variables: str) -> None:
@@ -85,13 +86,15 @@ def unit(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def native(session: nox.Session) -> None:
-    """The CPU module: its tests under each instruction set of this machine, then under sanitizers."""
+    """The CPU module: under each instruction set of this machine, in what calls it, under sanitizers."""
     keep_bytecode(session)
     build(session, "test")
     found = session.run("python", "-c", "from qload import native; print(*native.available())", silent=True)
+    options = ("-n", "2", *session.posargs)
     for isa in str(found).split():
-        options = ("-m", "not gpu", "-n", "2", "--hypothesis-profile=some")
-        session.run("pytest", *NATIVE, *options, *session.posargs, env={"QLOAD_ISA": isa})
+        some = ("-m", "not gpu", "--hypothesis-profile=some")
+        session.run("pytest", *NATIVE, *some, *options, env={"QLOAD_ISA": isa})
+    session.run("pytest", *CALLERS, "-m", "not gpu and not slow", *options)
     build(session, CXXFLAGS="-fsanitize=address,undefined -fno-sanitize-recover=undefined -g1")
     runtimes = (
         session.run(os.environ.get("CXX", "c++"), f"-print-file-name={name}", external=True, silent=True)

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+import pytest
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
@@ -40,7 +41,11 @@ def placed(tensor: Tensor, offset: int) -> Tensor:
 
 def isas() -> tuple[str, ...]:
     """All of this machine, or the one that the environment asks for."""
-    return (native.isa(),) if "QLOAD_ISA" in os.environ else native.available()
+    asked = os.environ.get("QLOAD_ISA")
+    return tuple(isa for isa in native.available() if asked in (None, isa))
+
+
+ISAS = pytest.mark.parametrize("isa", isas())
 
 
 def each_isa(work: Callable[[], Tensor], count: int) -> None:

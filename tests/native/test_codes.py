@@ -14,8 +14,8 @@ from qload.native import load
 from qload.testing import assert_same_bits
 from tests.kernels.activation_cases import named
 from tests.kernels.test_scaled import TOKEN, int8
+from tests.native.memory import ISAS
 
-ISAS = pytest.mark.parametrize("isa", native.available())
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 SIZES = [(1, 1, 1), (2, 5, 15), (3, 4, 16), (4, 3, 31), (5, 17, 64), (9, 8, 65), (1, 6, 127), (7, 9, 1030)]
 

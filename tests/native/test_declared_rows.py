@@ -13,8 +13,8 @@ from qload.kernels import bounds, cpu_rows, reference, scaled
 from qload.spec import ActivationScheme, Layer, Weight
 from qload.testing import assert_same_bits
 from tests.kernels.activation_cases import FOLDERS, named, read
+from tests.native.memory import ISAS
 
-ISAS = pytest.mark.parametrize("isa", native.available())
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 FOUND = {
     "token": ActivationScheme("float", 8, True, "token"),

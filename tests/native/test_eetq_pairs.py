@@ -10,8 +10,8 @@ from qload.kernels import cpu
 from qload.kernels.cpu_choice import PAIRS
 from qload.layouts import eetq
 from qload.testing import assert_same_bits
+from tests.native.memory import ISAS
 
-ISAS = pytest.mark.parametrize("isa", native.available())
 N, K = 128, 192
 
 

@@ -24,8 +24,8 @@ from qload.testing import assert_same_bits
 from tests.experts.drawn import choices
 from tests.experts.expert_layers import experts
 from tests.experts.test_module_whole import E, drawn, made
+from tests.native.memory import ISAS
 
-ISAS = pytest.mark.parametrize("isa", native.available())
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 TOKENS = (1, 9, 40)  # of which an expert has 1, some, more than registers are for, and blocks of them
 STACKS = ("gate_up", "down")

@@ -11,9 +11,8 @@ from qload.devices.meaning import Meaning
 from qload.kernels import cpu
 from qload.kernels.cpu_rows import CodeRows
 from qload.testing import assert_same_bits
-from tests.native.memory import placed
+from tests.native.memory import ISAS, placed
 
-ISAS = pytest.mark.parametrize("isa", native.available())
 BYTES = torch.arange(256, dtype=torch.uint8)
 KINDS: dict[str, tuple[int, Tensor | None]] = {  # bits, and what codes stand for
     "numbers of 4 bits": (4, None),

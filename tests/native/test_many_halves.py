@@ -13,9 +13,9 @@ from qload.kernels import cpu
 from qload.kernels.cpu_choice import CACHE
 from qload.spec import Weight
 from qload.testing import assert_same_bits, assert_within_bound
+from tests.native.memory import ISAS
 from tests.native.test_row_products import mxfp4
 
-ISAS = pytest.mark.parametrize("isa", native.available())
 TOKENS = (17, 22, 32, 33, 64, 65, 131, 258)
 
 

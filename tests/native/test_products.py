@@ -19,8 +19,8 @@ from qload.testing import (
     assert_within_bound,
 )
 from tests.kernel_formats.marlin_layers import layer
+from tests.native.memory import ISAS
 
-ISAS = pytest.mark.parametrize("isa", native.available())
 FLOATS = pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 WEIGHTS = {
     "symmetric": layer(64, 32, 32),

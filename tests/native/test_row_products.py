@@ -24,9 +24,7 @@ from qload.kernels.cpu_rows import ROW_TYPES, rows_of
 from qload.spec import Weight
 from qload.testing import assert_reads_back, assert_same_bits, assert_same_twice, assert_within_bound, layers
 from tests.format_cases import CONFIGS
-from tests.native.memory import placed
-
-ISAS = pytest.mark.parametrize("isa", native.available())
+from tests.native.memory import ISAS, placed
 
 
 def mxfp4(N: int, K: int) -> Weight:
