@@ -66,17 +66,20 @@ def layer(
     return made.to("cuda")
 
 
-def far_apart(weight: GPTQMarlinWeight, *, exact: bool) -> GPTQMarlinWeight:
+def far_apart(weight: GPTQMarlinWeight, *, exact: bool, in_rows: bool = False) -> GPTQMarlinWeight:
     """The same codes by scales of a column that are further apart than fp16 has normal numbers for them all.
 
-    `exact`: powers of two, negative ones and zeros among them, whose sums are exact.
+    `exact`: powers of two, negative ones and zeros among them, whose sums are exact. `in_rows`: all columns of
+    one group of rows are near each other.
     """
     make, shape = torch.Generator().manual_seed(weight.scales.numel()), weight.scales.shape
+    sizes = (shape[0], 1) if in_rows else shape
     if exact:
         signs = torch.tensor([-1.0, 0.0, 1.0, 1.0])[torch.randint(4, shape, generator=make)]
-        scales = 2.0 ** torch.randint(-6, 1, shape, generator=make) * signs
+        scales = 2.0 ** torch.randint(-6, 1, sizes, generator=make) * signs
     else:
-        scales = torch.exp(torch.randn(shape, generator=make) * 3 - 5).clamp(2e-4, 0.5)
+        near = 1 + torch.rand(shape, generator=make)
+        scales = torch.exp(torch.randn(sizes, generator=make) * 3 - 5).clamp(2e-4, 0.5) * near
     return replace(weight, scales=scales.to(weight.scales))
 
 

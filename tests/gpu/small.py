@@ -30,7 +30,7 @@ from qload.spec import Weight
 from tests.bench import cell_layers
 from tests.gpu import exllama_layers
 from tests.gpu.expert_layers import Tokens, drawn, tokens
-from tests.gpu.layers import layer
+from tests.gpu.layers import far_apart, layer
 from tests.gpu.test_quantize import SCHEMES
 
 K, N, GROUP = 512, 128, 64
@@ -107,6 +107,19 @@ def weight() -> AWQWeight:
         qzeros=torch.randint(-(2**31), 2**31, (groups, N // 8), dtype=torch.int64).to(torch.int32),
         scales=(torch.rand(groups, N) * 0.02).half(),
     )
+
+
+def strips_of_scaled_operands() -> None:
+    """Tiles of 16, 24 and 32 tokens, and scales that do and do not fit beside each other."""
+    for far in (None, True, False):
+        held = layer(K, N, 128, layout="strips")
+        held = held if far is None else far_apart(held, exact=True, in_rows=far)
+        w = held.dequantize()
+        for M in (9, 24, 32):
+            rows = torch.arange(M, device="cuda") * (K // 32)  # of all groups
+            x = torch.eye(K, dtype=torch.float16, device="cuda")[rows]
+            for columns, split in ((1, 1), (1, 2), (2, 2), (0, 0)):
+                same(decode.run(StripsCall(*arguments(x, held)), columns, split), w.T[rows].half())
 
 
 def strips_of_many_tokens() -> None:
@@ -318,6 +331,7 @@ def main() -> None:
             for columns, split, together in ((256, 1, 1), (256, 3, 2), (512, 2, 1)):
                 if layout == "marlin":
                     same(middle.run(call, columns, split, together), w.T[:M].half())
+    strips_of_scaled_operands()
     strips_of_many_tokens()
     experts_that_tokens_chose()
     inputs_in_order()

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.gpu
 Kind = dict[str, Any]
 BITS = pytest.mark.parametrize("bits", [4, 8], ids=["4 bits", "8 bits"])
 LAYOUT = pytest.mark.parametrize("layout", ["marlin", "strips"])
-TOKENS = pytest.mark.parametrize("M", [1, 7, 8, 9, 16, 17, 23, 24])
+TOKENS = pytest.mark.parametrize("M", [1, 7, 8, 9, 16, 17, 23, 24, 25, 32])
 LAYERS = pytest.mark.parametrize(
     "kind",
     [
@@ -48,11 +48,16 @@ LAYERS = pytest.mark.parametrize(
 def drawn(
     kind: Kind, layout: str, bits: int, dtype: torch.dtype, exact: bool = False, M: int = 1
 ) -> GPTQMarlinWeight:
-    if decode.MOST_TOKENS[layout] < M:
-        pytest.skip("so many tokens are for strips")
     if layout == "strips" and "share" in kind:
         pytest.skip("whose groups have rows elsewhere")
-    return layer(**kind, dtype=dtype, bits=bits, exact=exact, layout=layout)
+    weight = layer(**kind, dtype=dtype, bits=bits, exact=exact, layout=layout)
+    if most_tokens(weight) < M:
+        pytest.skip("so many tokens are for strips, and some for those without zero points")
+    return weight
+
+
+def most_tokens(weight: GPTQMarlinWeight) -> int:
+    return decode.most_tokens(call(inputs(1, weight, weight.scales.dtype), weight))
 
 
 def kernel(weight: GPTQMarlinWeight, bias: Tensor | None = None) -> Any:
@@ -61,10 +66,13 @@ def kernel(weight: GPTQMarlinWeight, bias: Tensor | None = None) -> Any:
 
 @DTYPES
 @TOKENS
+@pytest.mark.parametrize("in_rows", [False, True], ids=["each of its own size", "a group's alike"])
 @pytest.mark.parametrize("K", [128, 2560, 12352])
-def test_scales_of_a_column_may_be_far_apart_and_zero(K: int, M: int, dtype: torch.dtype) -> None:
+def test_scales_of_a_column_may_be_far_apart_and_zero(
+    K: int, in_rows: bool, M: int, dtype: torch.dtype
+) -> None:
     weight = layer(K, 320, 128, dtype=dtype, layout="strips")
-    exact, rounded = far_apart(weight, exact=True), far_apart(weight, exact=False)
+    exact, rounded = (far_apart(weight, exact=each, in_rows=in_rows) for each in (True, False))
 
     if K < 12352:  # whose sums are as many as float32 adds exactly
         assert_sums_exactly(kernel(exact), exact, dtype, M=M)
@@ -81,7 +89,7 @@ def test_one_input_at_a_time_reads_the_weight_back(
     weight = drawn(kind, layout, bits, dtype)
 
     def in_pieces(x: Tensor) -> Tensor:  # the kernel of eight tokens, of sixteen, and of as many as there are
-        pieces = (*x[:64].split(8), *x[64:128].split(16), *x[128:].split(decode.MOST_TOKENS[layout]))
+        pieces = (*x[:64].split(8), *x[64:128].split(16), *x[128:].split(most_tokens(weight)))
         return torch.cat([kernel(weight)(each) for each in pieces])
 
     assert_reads_back(in_pieces, weight, dtype)
@@ -115,16 +123,22 @@ def test_sums_are_within_what_rounding_costs(
 
 @pytest.mark.parametrize("columns", [1, 2, 3, 7, 8, 9])
 @pytest.mark.parametrize("split", [1, 2, 4, 8])
-@pytest.mark.parametrize(("M", "layout"), [(5, "marlin"), (16, "marlin"), (16, "strips"), (24, "strips")])
+@pytest.mark.parametrize(
+    ("M", "layout", "zeros"),
+    [(5, "marlin", True), (16, "marlin", True), (16, "strips", True), (24, "strips", True)]
+    + [(M, "strips", False) for M in (16, 24, 32)],
+)
 @BITS
 def test_every_division_of_a_layer_sums_exactly(
-    columns: int, split: int, M: int, layout: str, bits: int
+    columns: int, split: int, M: int, layout: str, zeros: bool, bits: int
 ) -> None:
     if split > 1 and torch.cuda.get_device_capability()[0] < 9:
         pytest.skip("needs clusters")
     if columns > 8 and M > 16:
         pytest.skip("a block of so many tokens has eight warps, a tile each")
-    w = layer(2048, 576, 128, zeros=True, exact=True, bits=bits, layout=layout)
+    w = layer(2048, 576, 128, zeros=zeros, exact=True, bits=bits, layout=layout)
+    if most_tokens(w) < M:
+        pytest.skip("so many tokens are for 4 bits")
 
     assert_sums_exactly(divided(decode.run, w, columns, split), w, torch.float16, M=M)
 
@@ -169,9 +183,18 @@ def test_nothing_but_y_is_written() -> None:
         assert_same_bits(each, was)
 
 
-@pytest.mark.parametrize(("layout", "most"), [("marlin", 16), ("strips", 24)])
-def test_more_tokens_are_refused(layout: str, most: int) -> None:
-    weight = layer(128, 64, 128, layout=layout)
+@pytest.mark.parametrize(
+    ("kind", "most"),
+    [
+        ({"layout": "marlin"}, 16),
+        ({"layout": "strips"}, 32),
+        ({"layout": "strips", "zeros": True}, 24),
+        ({"layout": "strips", "group": 64}, 24),
+        ({"layout": "strips", "bits": 8}, 24),
+    ],
+)
+def test_more_tokens_are_refused(kind: Kind, most: int) -> None:
+    weight = layer(**{"K": 128, "N": 64, "group": 128, **kind})
     reason = decode.why_not(call(inputs(most + 1, weight, torch.float16), weight))
 
     assert decode.why_not(call(inputs(most, weight, torch.float16), weight)) is None

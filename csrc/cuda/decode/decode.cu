@@ -27,7 +27,10 @@ Kernel kernel_of(const Decode& call, int token_tiles, Groups groups, bool brief)
     return token_tiles == 1 ? kernel_of<T, bits, 1, Order::kMarlin, 8>(groups)
                             : kernel_of<T, bits, 2, Order::kMarlin, 4>(groups);
   if constexpr (bits == 4)
-    if (groups == Groups::kSymmetric) return decode_kernel<T, 4, 3, Order::kOwn, Groups::kSymmetric, 8>;
+    if (groups == Groups::kSymmetric)
+      return token_tiles == 2   ? decode_kernel<T, 4, 2, Order::kOwn, Groups::kSymmetric, 4>
+             : token_tiles == 3 ? decode_kernel<T, 4, 3, Order::kOwn, Groups::kSymmetric, 4>
+                                : decode_kernel<T, 4, 4, Order::kOwn, Groups::kSymmetric, 4>;
   if (token_tiles == 3) return kernel_of<T, bits, 3, Order::kOwn, 8>(groups);
   if (token_tiles == 2) return kernel_of<T, bits, 2, Order::kOwn, bits>(groups);
   if (brief || groups == Groups::kSmall) return kernel_of<T, bits, 1, Order::kOwn, bits>(groups);
@@ -38,6 +41,10 @@ template <class T>
 Kernel kernel_of(const Decode& call, int token_tiles, Groups groups, bool brief) {
   return call.bits == 4 ? kernel_of<T, 4>(call, token_tiles, groups, brief)
                         : kernel_of<T, 8>(call, token_tiles, groups, brief);
+}
+
+bool is_symmetric(const Decode& call) {
+  return call.own && call.bits == 4 && !call.zeros && !call.g_idx && call.group >= kChunk;
 }
 
 struct Plan : Divided<Chunks> {
@@ -97,9 +104,10 @@ cudaError_t decide(const Decode& call, const Device& device, Decided& decided) {
   plan = Plan{};
   Chunks& work = plan.work;
   work.lay_groups(call.K, call.group);
-  const bool symmetric = call.own && call.bits == 4 && !call.zeros && token_tiles == 3;
-  const Groups kind = call.g_idx ? Groups::kLookedUp : work.has_small_groups() ? Groups::kSmall
-                      : symmetric ? Groups::kSymmetric : Groups::kChunks;
+  const Groups kind = call.g_idx                              ? Groups::kLookedUp
+                      : work.has_small_groups()               ? Groups::kSmall
+                      : is_symmetric(call) && token_tiles > 1 ? Groups::kSymmetric
+                                                              : Groups::kChunks;
   plan.warps = device.shared > 160 << 10 ? most_warps(token_tiles, kind) : 8;
   const auto take = [&](bool brief) {
     kernel = call.bfloat16 ? kernel_of<__nv_bfloat16>(call, token_tiles, kind, brief)
@@ -118,7 +126,8 @@ cudaError_t decide(const Decode& call, const Device& device, Decided& decided) {
 
 cudaError_t decode(const Decode& call, cudaStream_t stream) {
   if (call.M == 0 || call.outputs == 0) return cudaSuccess;
-  if (call.M > (call.own ? kMostOfOwn : kMostDecoded) || call.K % kTileN || call.N % kTileN) return cudaErrorNotSupported;
+  const int most = is_symmetric(call) ? kMostSymmetric : call.own ? kMostOfOwn : kMostDecoded;
+  if (call.M > most || call.K % kTileN || call.N % kTileN) return cudaErrorNotSupported;
   const Device device = this_device();
   const bool clusters = device.major >= 9;
   if (call.own && (call.K % kChunk || call.g_idx)) return cudaErrorNotSupported;

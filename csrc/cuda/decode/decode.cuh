@@ -1,4 +1,4 @@
-// x times a 4-bit or 8-bit weight in Marlin's order, up to 16 tokens, or our own, up to 24.
+// x times a 4-bit or 8-bit weight in Marlin's order, up to 16 tokens, or our own, up to 32.
 //
 //   y[m, n] = sum over k of x[m, perm[k]] * scale[g, n] * (code[k, n] - zero[g, n])  + bias[n]
 //             g = k / group, or g_idx[k]
@@ -14,9 +14,9 @@
 //   depend on it; a warp loads x of its rows itself (inputs.cuh).
 //   Operands are bare codes; y of a group is scale * (x times codes - zero * sum of x), in fp32. At the end warps add
 //   through shared memory, then blocks of a cluster send each other their sums (sums.cuh). No order of additions
-//   depends on timing. Where the group of each row is looked up, and of 17 tokens and more where
+//   depends on timing. Where the group of each row is looked up, and of 9 tokens and more where
 //   zero points are all the same, operands are scaled and rounded instead (looked_up.cuh, scaled.cuh).
-//   Memory is the limit up to 8 tokens; at 16, instructions are as near, since hardly any go out beside a product.
+//   Memory is the limit up to 8 tokens; at 16, instructions are as near, and the fewer of them the better.
 //
 // Equals x @ weight.dequantize().T (qload/kernel_formats/marlin.py) up to the rounding of fp32 sums.
 #pragma once
@@ -32,17 +32,20 @@
 namespace qload::cuda {
 
 /// Steps of x that are on their way or there. Of 8 bits a chunk takes twice as long, and its words more registers; where
-/// groups end within a chunk, and sums of 16 tokens are scaled there, there are fewer too, and of 24 always.
+/// groups end within a chunk, and sums of 16 tokens are scaled there, there are fewer too, and of 24 always. Where
+/// operands are scaled, registers make more warps.
 template <int bits, int token_tiles, Order order, Groups groups>
 constexpr int held_steps =
-    order == Order::kOwn && (bits == 8 || token_tiles == 3 || (groups == Groups::kSmall && token_tiles == 2)) ? kSteps / 2
-                                                                                                          : kSteps;
+    groups == Groups::kSymmetric ? 1
+    : order == Order::kOwn && (bits == 8 || token_tiles == 3 || (groups == Groups::kSmall && token_tiles == 2))
+        ? kSteps / 2
+        : kSteps;
 
 /// sum += what a warp has of x times the weight, in units of `Codes<T, bits>`; the first of all three was asked for.
-template <class T, int bits, int token_tiles, Order order, Groups groups, int kept>
+template <class T, int bits, int token_tiles, Order order, Groups groups, int kept, int held>
 __device__ __forceinline__ void multiply_part(
     const Decode& call, const Chunks& work, const Part& part_of_warp, Words<bits, order, kept>& stream,
-    Scales<T, bits>& scales, Inputs<T, token_tiles, order, held_steps<bits, token_tiles, order, groups>>& inputs,
+    Scales<T, bits>& scales, Inputs<T, token_tiles, order, held>& inputs,
     float (&sum)[4][token_tiles][4]) {
   using C = Codes<T, bits>;
   constexpr bool looked_up = groups == Groups::kLookedUp;
@@ -50,7 +53,7 @@ __device__ __forceinline__ void multiply_part(
   constexpr bool sixteenth = bits == 4 && C::kTiny && order == Order::kOwn;
   // Of 32 rows; of our own order of 4 bits words of the next 32 come with them.
   constexpr bool twice_as_many = bits == 4 && order == Order::kOwn;
-  constexpr int pieces = twice_as_many ? 4 : bits / 2, held = held_steps<bits, token_tiles, order, groups>;
+  constexpr int pieces = twice_as_many ? 4 : bits / 2;
   const auto [tile, start, last, row_warps, busy] = part_of_warp;
 
   const bool has_zeros = call.zeros;
@@ -104,6 +107,23 @@ __device__ __forceinline__ void multiply_part(
   }
 }
 
+/// The same by bare codes, of scales that operands do not have room for.
+template <class T, int token_tiles>
+__device__ __noinline__ void multiply_apart(const Decode& call, const Chunks& work, const Part& part,
+                                            unsigned char* shared, float (&sums)[4][token_tiles][4]) {
+  constexpr int kept = 4, held = 1;
+  Words<4, Order::kOwn, kept> stream(call, part.tile, part.first, part.turn);
+  Scales<T, 4> scales(call, part.tile, work.chunk_step ? part.first : 0);
+  Inputs<T, token_tiles, Order::kOwn, held> inputs(call, work, shared);
+  stream.ask_first();
+  work.chunk_step ? scales.ask() : scales.ask_per_column();
+  inputs.ask(part.first * kChunk);
+  float sum[4][token_tiles][4] = {};
+  multiply_part<T, 4, token_tiles, Order::kOwn, Groups::kChunks, kept>(call, work, part, stream, scales, inputs, sum);
+#pragma unroll
+  for (int i = 0; i < 16 * token_tiles; ++i) (&sums[0][0][0])[i] = (&sum[0][0][0])[i] * Codes<T, 4>::kUnit;
+}
+
 /// `kept`: 16 bytes of weights that each lane has on their way.
 template <class T, int bits, int token_tiles, Order order, Groups groups, int kept>
 __global__ void __launch_bounds__(32 * most_warps(token_tiles, groups), 1)
@@ -135,10 +155,15 @@ decode_kernel(const __grid_constant__ Decode call, const __grid_constant__ Chunk
   if (busy) inputs.ask(start * kChunk);
   float sum[4][token_tiles][4] = {};
   const Part part{tile, start, last, row_warps, busy};
-  if constexpr (scaled)
-    multiply_scaled<T, token_tiles, held, kept>(work, part, stream, scales, inputs, sum);
-  else
+  if constexpr (scaled) {
+    if (!multiply_scaled<T, token_tiles, held, kept>(work, part, stream, scales, inputs, sum)) {
+      float apart[4][token_tiles][4];  // in memory, as `sum` is not to be
+      multiply_apart<T, token_tiles>(call, work, part, memory + warp * own_bytes, apart);
+      memcpy(sum, apart, sizeof sum);
+    }
+  } else {
     multiply_part<T, bits, token_tiles, order, groups, kept>(call, work, part, stream, scales, inputs, sum);
+  }
   __syncwarp();  // x is no longer read: sums lie there
   store<T>(call, work, sum, memory, own_bytes, looked_up || scaled ? 1.0f : Codes<T, bits>::kUnit);
 }

@@ -32,7 +32,7 @@ struct Chunks : Division {     // and what else is the same for all blocks
 
 /// Warps of a block, whose registers are enough for what they keep.
 __host__ __device__ constexpr int most_warps(int token_tiles, Groups groups) {
-  return groups == Groups::kSymmetric ? 12 : most_warps(token_tiles);
+  return groups == Groups::kSymmetric ? 24 - 4 * token_tiles : most_warps(token_tiles);
 }
 
 /// What a warp multiplies: chunks [first, last) of a tile, `turn` apart; whether there are any.

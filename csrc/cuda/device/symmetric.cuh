@@ -30,15 +30,46 @@ __device__ __forceinline__ float two_to(int power) { return __int_as_float((powe
 /// its scale is so much less.
 template <class T, int bits>
 struct Symmetric {
+  using Two = typename Number<T>::Two;
+  static constexpr int kHigher = bits == 4 ? 4 : 0, kLowest = is_half<T> ? -20 : 6;
+  static constexpr int kHighest = is_half<T> ? 30 : 126;
+
+  static __device__ __forceinline__ uint32_t times(uint32_t two, uint32_t others) {
+    return as<uint32_t>(__hmul2(as<Two>(two), as<Two>(others)));
+  }
+
+  /// Powers of two of both columns, the second's less.
+  static constexpr __device__ uint32_t both(int first, int second) {
+    return uint32_t(first + Span<T>::kBias) << Span<T>::kDigits | uint32_t(second + Span<T>::kBias) << Span<T>::kDigits << 16;
+  }
+  static constexpr __device__ uint32_t both(int power) { return both(power, power - kHigher); }
+
+  /// Whether scales of these sizes, and all between, have room.
+  static __device__ __forceinline__ bool fit(Two least, Two most) {
+    return __hbge2(least, as<Two>(both(Span<T>::kLeast))) && __hblt2(most, as<Two>(both(Span<T>::kMost)));
+  }
+
+  /// The power with which a scale is among the largest, or the smallest, that fit.
+  static __device__ __forceinline__ int power_for(float size, bool large) {
+    const int number = __float_as_int(size), exponent = (number >> 23) - 127;
+    const int place = large ? Span<T>::kLarge + ((number & 0x7FFFFF) < 0x350000) : Span<T>::kSmall;  // 2**0.5
+    return max(kLowest, min(kHighest, place - exponent));
+  }
+
   uint32_t power[2];  // the product of both is what scales are multiplied with
   uint32_t scales, less;
 
   /// A group begins, of scales as they are stored. False: one may not fit, and `move` is to see to it.
   __device__ __forceinline__ bool enter(uint32_t stored) {
-    scales = times(times(stored, power[0]), power[1]);
-    less = times(scales, bits == 4 ? 0x80808008 : 0x80808080);  // less than nothing: zero points as codes are
+    lay(times(times(stored, power[0]), power[1]));
     const Two size = __habs2(as<Two>(scales));
-    return __hbge2(size, as<Two>(both(Span<T>::kLeast))) && __hblt2(size, as<Two>(both(Span<T>::kMost)));
+    return fit(size, size);
+  }
+
+  /// Scales that are multiplied already.
+  __device__ __forceinline__ void lay(uint32_t multiplied) {
+    scales = multiplied;
+    less = times(scales, bits == 4 ? 0x80808008 : 0x80808080);  // less than nothing: zero points as codes are
   }
 
   /// Scales of the first group, of which `largest` is the largest of some columns.
@@ -96,20 +127,6 @@ struct Symmetric {
   }
 
  private:
-  using Two = typename Number<T>::Two;
-  static constexpr int kHigher = bits == 4 ? 4 : 0, kLowest = is_half<T> ? -20 : 6;
-  static constexpr int kHighest = is_half<T> ? 30 : 126;
-
-  static __device__ __forceinline__ uint32_t times(uint32_t two, uint32_t others) {
-    return as<uint32_t>(__hmul2(as<Two>(two), as<Two>(others)));
-  }
-
-  /// Powers of two of both columns, the second's less.
-  static constexpr __device__ uint32_t both(int first, int second) {
-    return uint32_t(first + Span<T>::kBias) << Span<T>::kDigits | uint32_t(second + Span<T>::kBias) << Span<T>::kDigits << 16;
-  }
-  static constexpr __device__ uint32_t both(int power) { return both(power, power - kHigher); }
-
   /// A scale in the half of a register that a product reads without another instruction.
   static __device__ __forceinline__ Two half_of(uint32_t both, int b) {
     if constexpr (is_half<T>)
@@ -127,13 +144,6 @@ struct Symmetric {
   __device__ __forceinline__ int power_of(int b) const {
     const auto exponent = [&](uint32_t of) { return static_cast<int>(of >> (16 * b + Span<T>::kDigits)) & (2 * Span<T>::kBias + 1); };
     return exponent(power[0]) + exponent(power[1]) - 2 * Span<T>::kBias + b * kHigher;
-  }
-
-  /// The power with which a scale is among the largest, or the smallest, that fit.
-  static __device__ __forceinline__ int power_for(float size, bool large) {
-    const int number = __float_as_int(size), exponent = (number >> 23) - 127;
-    const int place = large ? Span<T>::kLarge + ((number & 0x7FFFFF) < 0x350000) : Span<T>::kSmall;  // 2**0.5
-    return max(kLowest, min(kHighest, place - exponent));
   }
 };
 

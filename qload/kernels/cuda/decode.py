@@ -1,4 +1,4 @@
-"""Up to 16 tokens times 4 or 8 bits in Marlin's order, or 24 in strips: the kernel of csrc/cuda/decode.
+"""Up to 16 tokens times 4 or 8 bits in Marlin's order, or 24 or 32 in strips: the kernel of csrc/cuda/decode.
 
 It could read x out of order, but takes longer for that than a kernel that puts x in order, of one token too.
 """
@@ -14,14 +14,24 @@ from qload.kernels.cuda.launch import Launch
 from qload.kernels.cuda.module import native
 
 MOST_TOKENS = {"marlin": 16, "strips": 24}  # by layout
+MOST_SYMMETRIC, LONG = (
+    32,
+    128,
+)  # tokens of 4 bits in strips without zero points, in groups of that many rows or more
 
 
 def why_not(call: Any) -> str | None:
     """Why this kernel does not take a call, or None."""
-    most = MOST_TOKENS[call.layout]
+    most = most_tokens(call)
     if call.tokens > most:
         return f"takes {most} tokens, got {call.tokens}"
     return launch.why_not(call, looks_up=True)
+
+
+def most_tokens(call: Any) -> int:
+    """How many tokens this kernel takes of a call's weight."""
+    symmetric = call.layout == "strips" and call.bits == 4 and call.zeros is None and call.group >= LONG
+    return MOST_SYMMETRIC if symmetric else MOST_TOKENS[call.layout]
 
 
 def prepare(call: Any, x: Tensor, columns: int = 0, split: int = 0) -> Launch:

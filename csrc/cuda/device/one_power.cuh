@@ -1,0 +1,84 @@
+// Operands as symmetric.cuh says, whose scales all have one power of two: a register for all of a warp's columns, and an
+// addition to the exponents of both scales of a word.
+#pragma once
+
+#include "symmetric.cuh"
+
+namespace qload::cuda {
+
+template <class T>
+class OnePower {
+ public:
+  using Strip = Symmetric<T, 4>;
+
+  /// The power for the first group of a warp's columns.
+  __device__ __forceinline__ void begin(const uint32_t (&stored)[4]) { set(Extremes(stored).most); }
+
+  /// A group begins. False: some scale may not fit, and `move` is to see to it. What is no normal number, or becomes
+  /// none, has too small an exponent afterwards.
+  __device__ __forceinline__ bool enter(const uint32_t (&stored)[4], Strip (&at)[4]) const {
+    Two least, most;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      at[j].lay(stored[j] + add_);
+      const Two size = __habs2(as<Two>(at[j].scales));
+      least = j ? __hmin2(least, size) : size, most = j ? __hmax2(most, size) : size;
+    }
+    return Strip::fit(least, most);
+  }
+
+  /// A group whose scales may not fit: by another power, and the sums so far with it. Zeros do fit. False: no power is
+  /// right for all of them.
+  template <int values>
+  __device__ __forceinline__ bool move(const uint32_t (&stored)[4], Strip (&at)[4], float (&sums)[values]) {
+    const Extremes scales(stored);
+    if (!fit(scales)) {
+      const int was = power_;
+      set(scales.most);
+      const float more = two_to(max(-126, min(127, power_ - was)));
+#pragma unroll
+      for (int i = 0; i < values; ++i) sums[i] *= more;
+    }
+    const int half = power_ / 2;
+    const uint32_t first = Strip::both(half, half), second = Strip::both(power_ - half);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) at[j].lay(Strip::times(Strip::times(stored[j], first), second));
+    return fit(scales);
+  }
+
+  /// What makes a sum as it would be without a power.
+  __device__ __forceinline__ float unit() const { return two_to(Span<T>::kCode - power_); }
+
+ private:
+  using Two = typename Strip::Two;
+  // A zero has no exponent of a scale that fits, whatever is added; nothing is taken away.
+  static constexpr int kLowest = is_half<T> ? 4 : 6, kHighest = is_half<T> ? 24 : 126;
+
+  /// The smallest of a warp's scales that are not zero, and the largest.
+  struct Extremes {
+    float least, most;
+    __device__ __forceinline__ explicit Extremes(const uint32_t (&stored)[4]) {
+      uint32_t small = ~0u, large = 0;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const uint32_t size = __float_as_uint(Strip::size_of(stored[i / 2], i % 2));
+        small = min(small, size - 1), large = max(large, size);  // a zero less one is the largest
+      }
+      least = __uint_as_float(__reduce_min_sync(~0u, small) + 1), most = __uint_as_float(__reduce_max_sync(~0u, large));
+    }
+  };
+
+  __device__ __forceinline__ void set(float most) {
+    power_ = max(kLowest, min(kHighest, Strip::power_for(most, true)));
+    add_ = uint32_t(power_) << Span<T>::kDigits | uint32_t(power_ - Strip::kHigher) << Span<T>::kDigits << 16;
+  }
+  __device__ __forceinline__ bool fit(const Extremes& scales) const {
+    return scales.most == 0 || (scales.least * two_to(power_) >= two_to(Span<T>::kLeast) &&
+                                scales.most * two_to(power_) < two_to(Span<T>::kMost));
+  }
+
+  int power_;
+  uint32_t add_;
+};
+
+}  // namespace qload::cuda
