@@ -28,9 +28,9 @@ Kernel kernel_of(const Decode& call, int token_tiles, Groups groups, bool brief)
                             : kernel_of<T, bits, 2, Order::kMarlin, 4>(groups);
   if constexpr (bits == 4)
     if (groups == Groups::kSymmetric)
-      return token_tiles == 2   ? decode_kernel<T, 4, 2, Order::kOwn, Groups::kSymmetric, 4>
-             : token_tiles == 3 ? decode_kernel<T, 4, 3, Order::kOwn, Groups::kSymmetric, 4>
-                                : decode_kernel<T, 4, 4, Order::kOwn, Groups::kSymmetric, 4>;
+      return token_tiles == 2   ? decode_kernel<T, 4, 2, Order::kOwn, Groups::kSymmetric, 8>
+             : token_tiles == 3 ? decode_kernel<T, 4, 3, Order::kOwn, Groups::kSymmetric, 8>
+                                : decode_kernel<T, 4, 4, Order::kOwn, Groups::kSymmetric, 8>;
   if (token_tiles == 3) return kernel_of<T, bits, 3, Order::kOwn, 8>(groups);
   if (token_tiles == 2) return kernel_of<T, bits, 2, Order::kOwn, bits>(groups);
   if (brief || groups == Groups::kSmall) return kernel_of<T, bits, 1, Order::kOwn, bits>(groups);
@@ -77,8 +77,8 @@ constexpr double kWave = 1.5;        // in chunks of a warp: blocks that follow 
 constexpr double kPerBlock = 0.125;  // what sums of a cluster cost, for each of its blocks
 
 // The division in which each warp has the fewest chunks one after another.
-bool divide(const Decode& call, const Device& device, Kernel kernel, int token_tiles, Plan& plan) {
-  const int tiles = call.N / kTileN, bytes = warp_bytes(8 * token_tiles, call.own ? Order::kOwn : Order::kMarlin);
+bool divide(const Decode& call, const Device& device, Kernel kernel, int token_tiles, Groups groups, Plan& plan) {
+  const int tiles = call.N / kTileN, bytes = warp_bytes(8 * token_tiles, call.own ? Order::kOwn : Order::kMarlin, groups);
   return cheapest(device, call.columns, call.split, std::min(plan.warps, tiles), plan, [&](Plan& here) -> double {
     const int split = here.work.split;
     if (split > here.work.chunks) return 0;
@@ -115,7 +115,7 @@ cudaError_t decide(const Decode& call, const Device& device, Decided& decided) {
     return allow_shared(reinterpret_cast<const void*>(kernel), device.shared);
   };
   if (const cudaError_t error = take(false)) return error;
-  if (!divide(call, device, kernel, token_tiles, plan)) return cudaErrorNotSupported;
+  if (!divide(call, device, kernel, token_tiles, kind, plan)) return cudaErrorNotSupported;
   if (plan.turns <= 2)
     if (const cudaError_t error = take(true)) return error;
   work.lay_steps();

@@ -32,12 +32,10 @@
 namespace qload::cuda {
 
 /// Steps of x that are on their way or there. Of 8 bits a chunk takes twice as long, and its words more registers; where
-/// groups end within a chunk, and sums of 16 tokens are scaled there, there are fewer too, and of 24 always. Where
-/// operands are scaled, registers make more warps.
+/// groups end within a chunk, and sums of 16 tokens are scaled there, there are fewer too, and of 24 always.
 template <int bits, int token_tiles, Order order, Groups groups>
 constexpr int held_steps =
-    groups == Groups::kSymmetric ? 1
-    : order == Order::kOwn && (bits == 8 || token_tiles == 3 || (groups == Groups::kSmall && token_tiles == 2))
+    order == Order::kOwn && (bits == 8 || token_tiles == 3 || (groups == Groups::kSmall && token_tiles == 2))
         ? kSteps / 2
         : kSteps;
 
@@ -51,9 +49,8 @@ __device__ __forceinline__ void multiply_part(
   constexpr bool looked_up = groups == Groups::kLookedUp;
   // Columns b = 1 of our own order are 16 times too large.
   constexpr bool sixteenth = bits == 4 && C::kTiny && order == Order::kOwn;
-  // Of 32 rows; of our own order of 4 bits words of the next 32 come with them.
-  constexpr bool twice_as_many = bits == 4 && order == Order::kOwn;
-  constexpr int pieces = twice_as_many ? 4 : bits / 2;
+  constexpr bool own = order == Order::kOwn;
+  constexpr int steps_of_piece = bits == 4 && own ? 2 : 1;  // of our own order of 4 bits it has the next 32 rows too
   const auto [tile, start, last, row_warps, busy] = part_of_warp;
 
   const bool has_zeros = call.zeros;
@@ -62,26 +59,29 @@ __device__ __forceinline__ void multiply_part(
     const bool more = chunk + row_warps < last;
     inputs.turn();
     float part[4][token_tiles][4], x_sums[token_tiles][4];
-    uint32_t words[pieces][4];
+    [[maybe_unused]] uint32_t words[bits / 2][4];
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       uint32_t in[token_tiles][4];
       if (more && step == kSteps - held) inputs.advance((chunk + row_warps) * kChunk, row_warps * kChunk);
       inputs.operands(step, in);
-      if (!twice_as_many || step % 2 == 0)
+      if constexpr (!own)
 #pragma unroll
-        for (int i = 0; i < pieces; ++i) stream.take(step * (bits / 2) + i, more, words[i]);
+        for (int i = 0; i < bits / 2; ++i) stream.take(step * (bits / 2) + i, more, words[i]);
       const bool fresh = step == 0;
       const bool ends = groups == Groups::kSmall ? work.ends >> step & 1 : step == kSteps - 1;
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         uint32_t operand[2][4];
-        if constexpr (looked_up)
+        if constexpr (own) {
+          const int piece = step / steps_of_piece * 4 + j;
+          C::pair(stream.piece(piece), step % 2, magic, operand);
+          if ((step + 1) % steps_of_piece == 0) stream.leave(piece, more);
+        } else if constexpr (looked_up) {
           scaled_pair<T, bits>(call, words, chunk * kChunk + step * 32, tile, j, operand);
-        else if constexpr (order == Order::kOwn)
-          C::pair(words[j], step % 2, magic, operand);
-        else
+        } else {
           C::pair(words, j, magic, operand);
+        }
 #pragma unroll
         for (int m = 0; m < token_tiles; ++m) {
           float(&to)[4] = looked_up ? sum[j][m] : part[j][m];
@@ -94,13 +94,13 @@ __device__ __forceinline__ void multiply_part(
         for (int m = 0; m < token_tiles; ++m) multiply(x_sums[m], in[m], C::kOnes, C::kOnes, fresh, T{});
       if (more || step < kSteps - held) inputs.ask_step(step);
       if (!looked_up && ends) {
-        scales.enter(step == kSteps - 1 ? work.chunk_step : work.group_step);
         float x_sum[token_tiles][2];
         sums_of_own(x_sums, x_sum);
         if (has_zeros)
           scales.template add<true, sixteenth>(part, x_sum, sum);
         else
           scales.template add<false, sixteenth>(part, x_sum, sum);
+        scales.advance(step == kSteps - 1 ? work.chunk_step : work.group_step);
         if (step < kSteps - 1) clear(part), clear(x_sums);
       }
     }
@@ -111,25 +111,26 @@ __device__ __forceinline__ void multiply_part(
 template <class T, int token_tiles>
 __device__ __noinline__ void multiply_apart(const Decode& call, const Chunks& work, const Part& part,
                                             unsigned char* shared, float (&sums)[4][token_tiles][4]) {
-  constexpr int kept = 4, held = 1;
+  constexpr int kept = 8, held = 1;
   Words<4, Order::kOwn, kept> stream(call, part.tile, part.first, part.turn);
   Scales<T, 4> scales(call, part.tile, work.chunk_step ? part.first : 0);
   Inputs<T, token_tiles, Order::kOwn, held> inputs(call, work, shared);
   stream.ask_first();
   work.chunk_step ? scales.ask() : scales.ask_per_column();
   inputs.ask(part.first * kChunk);
+  stream.ask_rest();
   float sum[4][token_tiles][4] = {};
   multiply_part<T, 4, token_tiles, Order::kOwn, Groups::kChunks, kept>(call, work, part, stream, scales, inputs, sum);
 #pragma unroll
   for (int i = 0; i < 16 * token_tiles; ++i) (&sums[0][0][0])[i] = (&sum[0][0][0])[i] * Codes<T, 4>::kUnit;
 }
 
-/// `kept`: 16 bytes of weights that each lane has on their way.
+/// `kept`: 16 bytes of weights that each lane asks for first.
 template <class T, int bits, int token_tiles, Order order, Groups groups, int kept>
 __global__ void __launch_bounds__(32 * most_warps(token_tiles, groups), 1)
 decode_kernel(const __grid_constant__ Decode call, const __grid_constant__ Chunks work) {
   constexpr bool looked_up = groups == Groups::kLookedUp, scaled = groups == Groups::kSymmetric;
-  constexpr int own_bytes = warp_bytes(8 * token_tiles, order), held = held_steps<bits, token_tiles, order, groups>;
+  constexpr int own_bytes = warp_bytes(8 * token_tiles, order, groups), held = held_steps<bits, token_tiles, order, groups>;
   extern __shared__ __align__(128) unsigned char memory[];
 
   // As a quotient it lies in a register, which only this loop is faster with.
@@ -151,12 +152,13 @@ decode_kernel(const __grid_constant__ Decode call, const __grid_constant__ Chunk
   if (work.split > 1) cluster_arrive();
   wait_for_earlier_kernels();
 
-  Inputs<T, token_tiles, order, held> inputs(call, work, memory + warp * own_bytes);
-  if (busy) inputs.ask(start * kChunk);
+  using Own = std::conditional_t<scaled, StagedInputs<T, token_tiles>, Inputs<T, token_tiles, order, held>>;
+  Own inputs(call, work, memory + warp * own_bytes);
+  if (busy) inputs.ask(start * kChunk), stream.ask_rest();
   float sum[4][token_tiles][4] = {};
   const Part part{tile, start, last, row_warps, busy};
   if constexpr (scaled) {
-    if (!multiply_scaled<T, token_tiles, held, kept>(work, part, stream, scales, inputs, sum)) {
+    if (!multiply_scaled<T, token_tiles, kept>(work, part, stream, scales, inputs, sum)) {
       float apart[4][token_tiles][4];  // in memory, as `sum` is not to be
       multiply_apart<T, token_tiles>(call, work, part, memory + warp * own_bytes, apart);
       memcpy(sum, apart, sizeof sum);

@@ -41,10 +41,13 @@ struct Part {
   bool busy;
 };
 
+constexpr int kStagedPitch = kChunk + 32;  // elements between tokens of x in our own order in shared memory
+
 /// Bytes of shared memory of a warp: x twice, or its sums.
-__host__ __device__ constexpr int warp_bytes(int tokens, Order order) {
-  const int sums = tokens * kSumPitch * 4, inputs = 2 * tokens * (kChunk + 8) * 2;
-  return order == Order::kMarlin && inputs > sums ? inputs : sums;
+__host__ __device__ constexpr int warp_bytes(int tokens, Order order, Groups groups) {
+  const int sums = tokens * kSumPitch * 4;
+  const int pitch = groups == Groups::kSymmetric ? kStagedPitch : order == Order::kMarlin ? kChunk + 8 : 0;
+  return std::max(sums, 2 * tokens * pitch * 2);
 }
 
 }  // namespace qload::cuda

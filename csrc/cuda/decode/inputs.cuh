@@ -1,7 +1,8 @@
 // x of a chunk of 128 rows, as operands of 32 rows at a time. Each warp gets its own: no warp waits for another.
 //
 // For Marlin's order by way of shared memory, where the next chunk arrives while one is used. Our own order has eight
-// neighbouring rows for a lane, which loads them as they are.
+// neighbouring rows for a lane, which loads them as they are; where more tokens leave it no registers for what is on
+// its way, they go through shared memory too.
 #pragma once
 
 #include "../device/number.cuh"
@@ -145,6 +146,55 @@ class Inputs<T, token_tiles, Order::kOwn, held> {
   T* shared_;
   const T* at_[token_tiles];
   uint4 held_[held][token_tiles];
+};
+
+/// Our own order by way of shared memory: a lane's eight rows of a token are 16 bytes there, and those of eight lanes lie
+/// in different banks.
+template <class T, int token_tiles>
+class StagedInputs {
+ public:
+  static constexpr int kPitch = kStagedPitch, kTokens = 8 * token_tiles;
+
+  /// `shared`: room of the warp.
+  __device__ __forceinline__ StagedInputs(const Decode& call, const Division& work, unsigned char* shared)
+      : call_(call), runs_(work.runs), now_(shared_address(shared)), next_(now_ + kTokens * kPitch * 2) {
+    const int lane = threadIdx.x % 32;
+    own_ = (lane / 4 * kPitch + lane % 4 * 8) * 2;
+    put_ = (lane / 16 * kPitch + lane % 16 * 8) * 2;
+    from_ = as_it_is(static_cast<const T*>(call.x) + int64_t{lane / 16} * call.inputs + lane % 16 * 8);
+    shared_ = reinterpret_cast<T*>(shared);
+  }
+
+  /// Ask for the chunk from `row` on, where the one before the last was. Tokens that are not there have any numbers.
+  __device__ __forceinline__ void ask(int row) {
+    if (!runs_) return gather(call_, row, shared_ + (next_ - shared_address(shared_)) / 2, kPitch);
+    const T* from = from_ + row;
+    const int tokens = call_.M - threadIdx.x % 32 / 16;
+#pragma unroll
+    for (int m = 0; m < kTokens; m += 2) {
+      if (m < tokens) copy_async_near(next_ + put_ + m * (kPitch * 2), from);
+      from += 2 * call_.inputs;
+    }
+  }
+
+  /// What was asked for is there, and is used from here on.
+  __device__ __forceinline__ void turn() {
+    wait_for_copies();
+    __syncwarp();
+    const int used = now_;
+    now_ = next_, next_ = used;
+  }
+  __device__ __forceinline__ void operands(int step, uint32_t (&to)[token_tiles][4]) const {
+#pragma unroll
+    for (int m = 0; m < token_tiles; ++m) load_shared(now_ + own_ + m * (8 * kPitch * 2) + step * 64, to[m]);
+  }
+
+ private:
+  const Decode& call_;
+  bool runs_;
+  int now_, next_, own_, put_;
+  const T* from_;
+  T* shared_;
 };
 
 }  // namespace qload::cuda

@@ -11,46 +11,44 @@
 
 namespace qload::cuda {
 
-/// sum += what a warp has of x times the weight. False: scales differ too much for that, and sums are wrong.
-template <class T, int token_tiles, int held, int kept>
+/// sum += what a warp has of x times the weight; the first of all three was asked for. False: scales differ too much for
+/// that, and sums are wrong.
+template <class T, int token_tiles, int kept>
 __device__ __forceinline__ bool multiply_scaled(const Chunks& work, const Part& part,
                                                 Words<4, Order::kOwn, kept>& stream, Scales<T, 4>& scales,
-                                                Inputs<T, token_tiles, Order::kOwn, held>& inputs,
-                                                float (&sum)[4][token_tiles][4]) {
+                                                StagedInputs<T, token_tiles>& inputs, float (&sum)[4][token_tiles][4]) {
   auto& sums = reinterpret_cast<float(&)[16 * token_tiles]>(sum);
   if (!part.busy) return true;
   OnePower<T> power;
   bool fits = true;
-  uint32_t stored[4], words[4][4], in[token_tiles][4];
+  uint32_t stored[4], in[2][token_tiles][4];
   for (int chunk = part.first; chunk < part.last; chunk += part.turn) {
     const bool more = chunk + part.turn < part.last;
-    const auto fetch = [&](int step) {
-      if (more && step == kSteps - held) inputs.advance((chunk + part.turn) * kChunk, part.turn * kChunk);
-      inputs.operands(step, in);
-      if (more || step < kSteps - held) inputs.ask_step(step);
-      if (step % 2 == 0)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) stream.take(step * 2 + i, more, words[i]);
-    };
-    fetch(0);
+    inputs.turn();
+    inputs.operands(0, in[0]);
+    if (more) inputs.ask((chunk + part.turn) * kChunk);
     Symmetric<T, 4> at[4];
-    scales.enter(work.chunk_step);
     scales.pairs(stored);
     if (chunk == part.first) power.begin(stored);
     if (__any_sync(~0u, !power.enter(stored, at))) fits &= power.move(stored, at, sums);
+    scales.advance(work.chunk_step);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      if (step > 0) fetch(step);
+      const auto& x = in[step % 2];
+      if (step + 1 < kSteps) inputs.operands(step + 1, in[(step + 1) % 2]);
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
+        const int piece = step / 2 * 4 + j;
+        const auto& words = stream.piece(piece);
         uint32_t operand[2][4];
 #pragma unroll
         for (int p = 0; p < 2; ++p)
-          operand_of(words[j][2 * p] >> step % 2 * 8, words[j][2 * p + 1] >> step % 2 * 8, at[j], operand[p]);
+          operand_of(words[2 * p] >> step % 2 * 8, words[2 * p + 1] >> step % 2 * 8, at[j], operand[p]);
+        if (step % 2 == 1) stream.leave(piece, more);
 #pragma unroll
         for (int m = 0; m < token_tiles; ++m) {
-          multiply(sum[j][m], operand[0], in[m][0], in[m][1], T{});
-          multiply(sum[j][m], operand[1], in[m][2], in[m][3], T{});
+          multiply(sum[j][m], operand[0], x[m][0], x[m][1], T{});
+          multiply(sum[j][m], operand[1], x[m][2], x[m][3], T{});
         }
       }
     }

@@ -12,17 +12,17 @@ namespace qload::cuda {
 
 /// 16 bytes of each lane at a time, `kept` of them on their way; chunks `turn` apart of one tile of 64 columns.
 template <int bits, Order order, int kept>
-class Words {
+class Words;
+
+template <int bits, int kept>
+class Words<bits, Order::kMarlin, kept> {
  public:
   static constexpr int kPieces = 2 * bits;  // of a chunk
 
   __device__ __forceinline__ Words(const Decode& call, int tile, int chunk, int turn)
       : rows_left_(call.K - chunk * kChunk), turn_rows_(turn * kChunk) {
-    const int lane = threadIdx.x % 32;
-    step_ = order == Order::kOwn ? 1024 * bits : call.N * 2 * bits;
-    turn_step_ = order == Order::kOwn ? int64_t{turn} * step_ : int64_t{8} * (turn - 1) * step_;
-    const int64_t first = order == Order::kOwn ? (int64_t{tile} * (call.K / kChunk) + chunk) * step_ + lane * 16
-                                               : int64_t{8} * chunk * step_ + tile * (128 * bits) + lane * (4 * bits);
+    step_ = call.N * 2 * bits, turn_step_ = int64_t{8} * (turn - 1) * step_;
+    const int64_t first = int64_t{8} * chunk * step_ + tile * (128 * bits) + threadIdx.x % 32 * (4 * bits);
     at_ = as_it_is(static_cast<const unsigned char*>(call.weights) + first);
   }
 
@@ -30,6 +30,7 @@ class Words {
 #pragma unroll
     for (int i = 0; i < kept; ++i) held_[i] = load(i);
   }
+  __device__ __forceinline__ void ask_rest() {}
   /// Piece `i` of this chunk; its register is for the piece `kept` later, of the next chunk if there are `more`.
   __device__ __forceinline__ void take(int i, bool more, uint32_t (&to)[4]) {
     const uint4 taken = held_[i % kept];
@@ -40,11 +41,6 @@ class Words {
  private:
   /// One after another, chunk after chunk.
   __device__ __forceinline__ uint4 load(int i) {
-    if constexpr (order == Order::kOwn) {
-      const uint4 piece = load_once(reinterpret_cast<const uint4*>(at_ + i * 512));
-      if (i == kPieces - 1) at_ = as_it_is(at_ + turn_step_);
-      return piece;
-    }
     // Of 8 bits two pieces lie together, and what the memory gives at once is both: from the L1.
     const bool first = bits == 8 && i % 2 == 0;
     const uint4* from = reinterpret_cast<const uint4*>(at_ + (bits == 8 && !first ? 16 : 0));
@@ -59,12 +55,56 @@ class Words {
   }
 
   const unsigned char* at_;
-  int64_t step_, turn_step_;  // bytes: 16 rows, or a chunk in our own order; what a turn adds
+  int64_t step_, turn_step_;  // bytes: 16 rows; what a turn adds
   int rows_left_, turn_rows_;
   uint4 held_[kept];
 };
 
-/// Scales of columns c + 8b + 16j as 2j + b, and words with their zero points, a group ahead.
+/// Our own order: four pieces are 64 rows of 4 bits or 32 of 8, and those of two such parts are in registers or on their
+/// way. They are used where they came, and the next come into a piece's registers after its last use: a copy would wait
+/// for memory. `kept`: pieces that are asked for first; the rest of eight, once x is asked for.
+template <int bits, int kept>
+class Words<bits, Order::kOwn, kept> {
+ public:
+  static constexpr int kPieces = 2 * bits, kHeld = 8;
+
+  __device__ __forceinline__ Words(const Decode& call, int tile, int chunk, int turn) {
+    turn_step_ = int64_t{turn} * (1024 * bits);
+    const int64_t first = (int64_t{tile} * (call.K / kChunk) + chunk) * (1024 * bits) + threadIdx.x % 32 * 16;
+    at_ = as_it_is(static_cast<const unsigned char*>(call.weights) + first);
+  }
+
+  __device__ __forceinline__ void ask_first() {
+#pragma unroll
+    for (int i = 0; i < kept; ++i) load(i);
+  }
+  __device__ __forceinline__ void ask_rest() {
+#pragma unroll
+    for (int i = kept; i < kHeld; ++i) load(i);
+  }
+  /// Piece `i` of this chunk.
+  __device__ __forceinline__ const uint32_t (&piece(int i) const)[4] { return held_[i % kHeld]; }
+  /// It is used no more, and the piece after the next seven is asked for, of the next chunk if there are `more`.
+  __device__ __forceinline__ void leave(int i, bool more) {
+    if (i + kHeld < kPieces || more) load((i + kHeld) % kPieces);
+  }
+
+ private:
+  /// One after another, chunk after chunk.
+  __device__ __forceinline__ void load(int i) {
+    const uint4 piece = load_once(reinterpret_cast<const uint4*>(at_ + i * 512));
+    uint32_t(&to)[4] = held_[i % kHeld];
+    to[0] = piece.x, to[1] = piece.y, to[2] = piece.z, to[3] = piece.w;
+    if (i == kPieces - 1) at_ = as_it_is(at_ + turn_step_);
+  }
+
+  const unsigned char* at_;
+  int64_t turn_step_;  // bytes that a turn adds
+  uint32_t held_[kHeld][4];
+};
+
+/// Scales of columns c + 8b + 16j as 2j + b, and words with their zero points. Those of the next group come into the
+/// registers of those that are done with: a copy of them would wait for memory.
 template <class T, int bits>
 class Scales {
  public:
@@ -78,20 +118,17 @@ class Scales {
 
   __device__ __forceinline__ void ask() {
     if (groups_left_ <= 0) return;
-    next_ = __ldg(reinterpret_cast<const uint4*>(scales_));
+    held_ = __ldg(reinterpret_cast<const uint4*>(scales_));
     ask_zeros();
   }
   /// Where one scale serves a column.
   __device__ __forceinline__ void ask_per_column() {
     const int column = threadIdx.x % 32 / 4;
-    next_ = scales_per_column(scales_ - column * 8, column);
+    held_ = scales_per_column(scales_ - column * 8, column);
     ask_zeros();
   }
-  /// The group that was asked for is used; the next is `step` on.
-  __device__ __forceinline__ void enter(int step) {
-    now_ = next_;
-#pragma unroll
-    for (int i = 0; i < bits / 4; ++i) zeros_[i] = next_zeros_[i];
+  /// The group is done with; that `step` on is asked for. 0: it is the same.
+  __device__ __forceinline__ void advance(int step) {
     if (step == 0) return;
     groups_left_ -= step;
     scales_ = as_it_is(scales_ + int64_t{step} * N_);
@@ -101,7 +138,7 @@ class Scales {
 
   /// Scales of the group as they are stored, columns 16j + c and 16j + c + 8 side by side.
   __device__ __forceinline__ void pairs(uint32_t (&to)[4]) const {
-    to[0] = now_.x, to[1] = now_.y, to[2] = now_.z, to[3] = now_.w;
+    to[0] = held_.x, to[1] = held_.y, to[2] = held_.z, to[3] = held_.w;
   }
 
   /// sums += scale * (products with codes - zero point * sum of x); `sixteenth`: those of b = 1 are 16 times too large.
@@ -109,7 +146,7 @@ class Scales {
   __device__ __forceinline__ void add(const float (&products)[4][token_tiles][4], const float (&x_sum)[token_tiles][2],
                                       float (&sum)[4][token_tiles][4]) const {
     T own[8];
-    memcpy(own, &now_, sizeof own);
+    memcpy(own, &held_, sizeof own);
 #pragma unroll
     for (int j = 0; j < 4; ++j)
 #pragma unroll
@@ -133,15 +170,15 @@ class Scales {
   __device__ __forceinline__ void ask_zeros() {
     if (!has_zeros_) return;
 #pragma unroll
-    for (int i = 0; i < bits / 4; ++i) next_zeros_[i] = __ldg(zeros_at_ + i);
+    for (int i = 0; i < bits / 4; ++i) zeros_[i] = __ldg(zeros_at_ + i);
   }
 
   const T* scales_;
   const uint32_t* zeros_at_;
   int N_, groups_left_;
   bool has_zeros_;
-  uint4 now_{}, next_{};
-  uint32_t zeros_[bits / 4], next_zeros_[bits / 4];
+  uint4 held_{};
+  uint32_t zeros_[bits / 4];
 };
 
 }  // namespace qload::cuda

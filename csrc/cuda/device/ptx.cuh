@@ -53,6 +53,19 @@ __device__ __forceinline__ uint32_t load_shared(uint32_t from) {
   return value;
 }
 
+/// 16 bytes likewise.
+__device__ __forceinline__ void load_shared(uint32_t from, uint32_t (&to)[4]) {
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(from)
+               : "memory");
+}
+
+/// 16 bytes from global to shared memory, by way of the L1, where other warps find them too.
+__device__ __forceinline__ void copy_async_near(uint32_t to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
 /// 16 bytes from global to shared memory, or as many zeros.
 __device__ __forceinline__ void copy_async(void* to, const void* from, bool zeros) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),

@@ -53,7 +53,7 @@ cudaError_t multiply_experts(const Experts& call, cudaStream_t stream) {
   work.lay_steps();
   const Kernel kernel = call.bfloat16 ? kernel_of<__nv_bfloat16>(call, work.has_small_groups())
                                       : kernel_of<__half>(call, work.has_small_groups());
-  const int warps = call.columns * call.row_warps, shared = warps * warp_bytes(call.tokens, Order::kOwn);
+  const int warps = call.columns * call.row_warps, shared = warps * warp_bytes(call.tokens, Order::kOwn, Groups::kChunks);
   if (const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared))
     return error;
   const int tiles = call.N / kTileN, groups = call.gated ? tiles / 2 : pieces(tiles, call.columns);

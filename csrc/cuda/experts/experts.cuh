@@ -138,7 +138,7 @@ template <class T, int bits, int token_tiles, Groups groups>
 __global__ void __maxnreg__(most_registers(token_tiles))
 experts_kernel(const __grid_constant__ Experts call, const __grid_constant__ Chunks shape) {
 #if __CUDA_ARCH__ >= 900  // no other chip has weights in this order
-  constexpr int own_bytes = warp_bytes(8 * token_tiles, Order::kOwn), kept = token_tiles == 1 ? 8 : bits;
+  constexpr int own_bytes = warp_bytes(8 * token_tiles, Order::kOwn, groups), kept = token_tiles == 1 ? 8 : bits;
   constexpr int held = held_steps<bits, token_tiles, Order::kOwn, groups>;
   extern __shared__ __align__(128) unsigned char memory[];
   __shared__ Item<8 * token_tiles> items[2];
@@ -168,7 +168,7 @@ experts_kernel(const __grid_constant__ Experts call, const __grid_constant__ Chu
   Scales<T, bits> scales(own, tile_of(unit), work.chunk_step ? row_warp * __popc(work.ends) : 0);
   Inputs<T, token_tiles, Order::kOwn, held> inputs(own, work, memory);
   const auto ask_weights = [&] {
-    stream.ask_first();
+    stream.ask_first(), stream.ask_rest();
     work.chunk_step ? scales.ask() : scales.ask_per_column();
   };
   const auto ask_inputs = [&] {
