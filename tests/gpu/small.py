@@ -110,12 +110,12 @@ def weight() -> AWQWeight:
 
 
 def strips_of_scaled_operands() -> None:
-    """Tiles of 16, 24 and 32 tokens, and scales that do and do not fit beside each other."""
+    """Tiles of 16, 24, 32 and 48 tokens, and scales that do and do not fit beside each other."""
     for far in (None, True, False):
         held = layer(K, N, 128, layout="strips")
         held = held if far is None else far_apart(held, exact=True, in_rows=far)
         w = held.dequantize()
-        for M in (9, 24, 32):
+        for M in (9, 24, 32, 48):
             rows = torch.arange(M, device="cuda") * (K // 32)  # of all groups
             x = torch.eye(K, dtype=torch.float16, device="cuda")[rows]
             for columns, split in ((1, 1), (1, 2), (2, 2), (0, 0)):

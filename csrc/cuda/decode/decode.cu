@@ -28,9 +28,11 @@ Kernel kernel_of(const Decode& call, int token_tiles, Groups groups, bool brief)
                             : kernel_of<T, bits, 2, Order::kMarlin, 4>(groups);
   if constexpr (bits == 4)
     if (groups == Groups::kSymmetric)
-      return token_tiles == 2   ? decode_kernel<T, 4, 2, Order::kOwn, Groups::kSymmetric, 8>
-             : token_tiles == 3 ? decode_kernel<T, 4, 3, Order::kOwn, Groups::kSymmetric, 8>
-                                : decode_kernel<T, 4, 4, Order::kOwn, Groups::kSymmetric, 8>;
+      return token_tiles == 2   ? decode_kernel<T, 4, 2, Order::kOwn, Groups::kSymmetric, 4>
+             : token_tiles == 3 ? decode_kernel<T, 4, 3, Order::kOwn, Groups::kSymmetric, 4>
+             : token_tiles == 4 ? decode_kernel<T, 4, 4, Order::kOwn, Groups::kSymmetric, 8>
+             : token_tiles == 5 ? decode_kernel<T, 4, 5, Order::kOwn, Groups::kSymmetric, 8>
+                                : decode_kernel<T, 4, 6, Order::kOwn, Groups::kSymmetric, 8>;
   if (token_tiles == 3) return kernel_of<T, bits, 3, Order::kOwn, 8>(groups);
   if (token_tiles == 2) return kernel_of<T, bits, 2, Order::kOwn, bits>(groups);
   if (brief || groups == Groups::kSmall) return kernel_of<T, bits, 1, Order::kOwn, bits>(groups);
@@ -82,6 +84,7 @@ bool divide(const Decode& call, const Device& device, Kernel kernel, int token_t
   return cheapest(device, call.columns, call.split, std::min(plan.warps, tiles), plan, [&](Plan& here) -> double {
     const int split = here.work.split;
     if (split > here.work.chunks) return 0;
+    here.warps -= here.warps % here.work.columns;
     here.lay_out(tiles, call.M, bytes);
     if (here.shared > device.shared) return 0;
     here.shared = std::max(here.shared, device.shared / 2 + 1024);  // one block a multiprocessor

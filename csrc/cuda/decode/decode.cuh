@@ -1,4 +1,4 @@
-// x times a 4-bit or 8-bit weight in Marlin's order, up to 16 tokens, or our own, up to 32.
+// x times a 4-bit or 8-bit weight in Marlin's order, up to 16 tokens, or our own, up to 48.
 //
 //   y[m, n] = sum over k of x[m, perm[k]] * scale[g, n] * (code[k, n] - zero[g, n])  + bias[n]
 //             g = k / group, or g_idx[k]
@@ -32,10 +32,12 @@
 namespace qload::cuda {
 
 /// Steps of x that are on their way or there. Of 8 bits a chunk takes twice as long, and its words more registers; where
-/// groups end within a chunk, and sums of 16 tokens are scaled there, there are fewer too, and of 24 always.
+/// groups end within a chunk, and sums of 16 tokens are scaled there, there are fewer too, and of 24 always. Where
+/// operands are scaled, registers make more warps.
 template <int bits, int token_tiles, Order order, Groups groups>
 constexpr int held_steps =
-    order == Order::kOwn && (bits == 8 || token_tiles == 3 || (groups == Groups::kSmall && token_tiles == 2))
+    groups == Groups::kSymmetric ? 1
+    : order == Order::kOwn && (bits == 8 || token_tiles == 3 || (groups == Groups::kSmall && token_tiles == 2))
         ? kSteps / 2
         : kSteps;
 
@@ -49,8 +51,9 @@ __device__ __forceinline__ void multiply_part(
   constexpr bool looked_up = groups == Groups::kLookedUp;
   // Columns b = 1 of our own order are 16 times too large.
   constexpr bool sixteenth = bits == 4 && C::kTiny && order == Order::kOwn;
-  constexpr bool own = order == Order::kOwn;
-  constexpr int steps_of_piece = bits == 4 && own ? 2 : 1;  // of our own order of 4 bits it has the next 32 rows too
+  constexpr bool own = order == Order::kOwn, in_place = Words<bits, order, kept>::kInPlace;
+  constexpr int steps = bits == 4 && own ? 2 : 1;  // of 32 rows that a piece has
+  constexpr int pieces = steps * (bits / 2);
   const auto [tile, start, last, row_warps, busy] = part_of_warp;
 
   const bool has_zeros = call.zeros;
@@ -59,26 +62,28 @@ __device__ __forceinline__ void multiply_part(
     const bool more = chunk + row_warps < last;
     inputs.turn();
     float part[4][token_tiles][4], x_sums[token_tiles][4];
-    [[maybe_unused]] uint32_t words[bits / 2][4];
+    [[maybe_unused]] uint32_t words[pieces][4];
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       uint32_t in[token_tiles][4];
       if (more && step == kSteps - held) inputs.advance((chunk + row_warps) * kChunk, row_warps * kChunk);
       inputs.operands(step, in);
-      if constexpr (!own)
+      if (!in_place && step % steps == 0)
 #pragma unroll
-        for (int i = 0; i < bits / 2; ++i) stream.take(step * (bits / 2) + i, more, words[i]);
+        for (int i = 0; i < pieces; ++i) stream.take(step / steps * pieces + i, more, words[i]);
       const bool fresh = step == 0;
       const bool ends = groups == Groups::kSmall ? work.ends >> step & 1 : step == kSteps - 1;
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         uint32_t operand[2][4];
-        if constexpr (own) {
-          const int piece = step / steps_of_piece * 4 + j;
+        if constexpr (in_place) {
+          const int piece = step / steps * pieces + j;
           C::pair(stream.piece(piece), step % 2, magic, operand);
-          if ((step + 1) % steps_of_piece == 0) stream.leave(piece, more);
+          if (step % steps == steps - 1) stream.leave(piece, more);
         } else if constexpr (looked_up) {
           scaled_pair<T, bits>(call, words, chunk * kChunk + step * 32, tile, j, operand);
+        } else if constexpr (own) {
+          C::pair(words[j], step % 2, magic, operand);
         } else {
           C::pair(words, j, magic, operand);
         }
@@ -111,21 +116,20 @@ __device__ __forceinline__ void multiply_part(
 template <class T, int token_tiles>
 __device__ __noinline__ void multiply_apart(const Decode& call, const Chunks& work, const Part& part,
                                             unsigned char* shared, float (&sums)[4][token_tiles][4]) {
-  constexpr int kept = 8, held = 1;
+  constexpr int kept = 4, held = 1;
   Words<4, Order::kOwn, kept> stream(call, part.tile, part.first, part.turn);
   Scales<T, 4> scales(call, part.tile, work.chunk_step ? part.first : 0);
   Inputs<T, token_tiles, Order::kOwn, held> inputs(call, work, shared);
   stream.ask_first();
   work.chunk_step ? scales.ask() : scales.ask_per_column();
   inputs.ask(part.first * kChunk);
-  stream.ask_rest();
   float sum[4][token_tiles][4] = {};
   multiply_part<T, 4, token_tiles, Order::kOwn, Groups::kChunks, kept>(call, work, part, stream, scales, inputs, sum);
 #pragma unroll
   for (int i = 0; i < 16 * token_tiles; ++i) (&sums[0][0][0])[i] = (&sum[0][0][0])[i] * Codes<T, 4>::kUnit;
 }
 
-/// `kept`: 16 bytes of weights that each lane asks for first.
+/// `kept`: 16 bytes of weights that each lane has on their way.
 template <class T, int bits, int token_tiles, Order order, Groups groups, int kept>
 __global__ void __launch_bounds__(32 * most_warps(token_tiles, groups), 1)
 decode_kernel(const __grid_constant__ Decode call, const __grid_constant__ Chunks work) {
@@ -152,9 +156,10 @@ decode_kernel(const __grid_constant__ Decode call, const __grid_constant__ Chunk
   if (work.split > 1) cluster_arrive();
   wait_for_earlier_kernels();
 
-  using Own = std::conditional_t<scaled, StagedInputs<T, token_tiles>, Inputs<T, token_tiles, order, held>>;
+  constexpr bool staged = are_staged(8 * token_tiles, groups);
+  using Own = std::conditional_t<staged, StagedInputs<T, token_tiles>, Inputs<T, token_tiles, order, held>>;
   Own inputs(call, work, memory + warp * own_bytes);
-  if (busy) inputs.ask(start * kChunk), stream.ask_rest();
+  if (busy) inputs.ask(start * kChunk);
   float sum[4][token_tiles][4] = {};
   const Part part{tile, start, last, row_warps, busy};
   if constexpr (scaled) {

@@ -1,4 +1,4 @@
-// x times a 4-bit or 8-bit weight in Marlin's order or our own, up to 16 or 32 tokens; see decode.cuh.
+// x times a 4-bit or 8-bit weight in Marlin's order or our own, up to 16 or 48 tokens; see decode.cuh.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -8,7 +8,7 @@
 namespace qload::cuda {
 
 // Tokens; in our own order; of 4 bits there, where zero points are all the same and groups have 128 rows or all.
-constexpr int kMostDecoded = 16, kMostOfOwn = 24, kMostSymmetric = 32;
+constexpr int kMostDecoded = 16, kMostOfOwn = 24, kMostSymmetric = 48;
 
 struct Decode {
   const void* x;         // fp16 or bf16 (M, inputs)

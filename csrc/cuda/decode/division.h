@@ -32,7 +32,8 @@ struct Chunks : Division {     // and what else is the same for all blocks
 
 /// Warps of a block, whose registers are enough for what they keep.
 __host__ __device__ constexpr int most_warps(int token_tiles, Groups groups) {
-  return groups == Groups::kSymmetric ? 24 - 4 * token_tiles : most_warps(token_tiles);
+  if (groups == Groups::kSymmetric) return token_tiles <= 2 ? 16 : token_tiles == 3 ? 12 : 8;
+  return most_warps(token_tiles);
 }
 
 /// What a warp multiplies: chunks [first, last) of a tile, `turn` apart; whether there are any.
@@ -41,13 +42,17 @@ struct Part {
   bool busy;
 };
 
-constexpr int kStagedPitch = kChunk + 32;  // elements between tokens of x in our own order in shared memory
+/// Whether x of our own order goes through shared memory: registers are too few for so many tokens.
+__host__ __device__ constexpr bool are_staged(int tokens, Groups groups) {
+  return groups == Groups::kSymmetric && tokens > 24;
+}
+constexpr int kTokenBytes = 2 * kChunk;  // of a token's chunk of x in our own order in shared memory
 
 /// Bytes of shared memory of a warp: x twice, or its sums.
 __host__ __device__ constexpr int warp_bytes(int tokens, Order order, Groups groups) {
-  const int sums = tokens * kSumPitch * 4;
-  const int pitch = groups == Groups::kSymmetric ? kStagedPitch : order == Order::kMarlin ? kChunk + 8 : 0;
-  return std::max(sums, 2 * tokens * pitch * 2);
+  const int of_token = are_staged(tokens, groups) ? kTokenBytes : order == Order::kMarlin ? (kChunk + 8) * 2 : 0;
+  const int sums = tokens * kSumPitch * 4, inputs = 2 * tokens * of_token;
+  return inputs > sums ? inputs : sums;
 }
 
 }  // namespace qload::cuda

@@ -18,17 +18,23 @@ __device__ __forceinline__ int source_of(const Decode& call, int row) {
   return row >= call.K ? call.inputs : call.perm ? call.perm[row] : row;
 }
 
-/// Puts a chunk from `row` on in order, tokens `pitch` apart; zeros for inputs that there are not.
-template <class T>
-__device__ __forceinline__ void gather(const Decode& call, int row, T* to, int pitch) {
+/// Puts a chunk from `row` on in order by `put(token, row of the chunk, x)`; zeros for inputs that there are not.
+template <class T, class Put>
+__device__ __forceinline__ void gather(const Decode& call, int row, const Put& put) {
 #pragma unroll 1
   for (int k = threadIdx.x % 32; k < kChunk; k += 32) {
     const int source = source_of(call, row + k);
     const bool none = source >= call.inputs;
 #pragma unroll 1
     for (int m = 0; m < call.M; ++m)
-      to[m * pitch + k] = none ? narrow<T>(0) : static_cast<const T*>(call.x)[int64_t{m} * call.inputs + source];
+      put(m, k, none ? narrow<T>(0) : static_cast<const T*>(call.x)[int64_t{m} * call.inputs + source]);
   }
+}
+
+/// Likewise, to tokens `pitch` apart.
+template <class T>
+__device__ __forceinline__ void gather(const Decode& call, int row, T* to, int pitch) {
+  gather<T>(call, row, [&](int m, int k, T x) { to[m * pitch + k] = x; });
 }
 
 /// `held`: steps that are on their way or there, of `kSteps`.
@@ -148,31 +154,31 @@ class Inputs<T, token_tiles, Order::kOwn, held> {
   uint4 held_[held][token_tiles];
 };
 
-/// Our own order by way of shared memory: a lane's eight rows of a token are 16 bytes there, and those of eight lanes lie
-/// in different banks.
+/// Our own order by way of shared memory: a lane's eight rows of a token are 16 bytes there, those of odd tokens four
+/// places from where they would be, so that eight lanes that read at once meet in no bank.
 template <class T, int token_tiles>
 class StagedInputs {
  public:
-  static constexpr int kPitch = kStagedPitch, kTokens = 8 * token_tiles;
-
   /// `shared`: room of the warp.
   __device__ __forceinline__ StagedInputs(const Decode& call, const Division& work, unsigned char* shared)
-      : call_(call), runs_(work.runs), now_(shared_address(shared)), next_(now_ + kTokens * kPitch * 2) {
-    const int lane = threadIdx.x % 32;
-    own_ = (lane / 4 * kPitch + lane % 4 * 8) * 2;
-    put_ = (lane / 16 * kPitch + lane % 16 * 8) * 2;
+      : call_(call), runs_(work.runs), shared_(shared), now_(shared_address(shared)), next_(now_ + kBytes) {
+    const int lane = threadIdx.x % 32, token = lane / 4, moved = token % 2 * (4 * kPlace);
+    even_ = token * kTokenBytes + lane % 4 * kPlace + moved, odd_ = even_ - 2 * moved;
+    to_ = place(lane / 16, lane % 16);
     from_ = as_it_is(static_cast<const T*>(call.x) + int64_t{lane / 16} * call.inputs + lane % 16 * 8);
-    shared_ = reinterpret_cast<T*>(shared);
   }
 
   /// Ask for the chunk from `row` on, where the one before the last was. Tokens that are not there have any numbers.
   __device__ __forceinline__ void ask(int row) {
-    if (!runs_) return gather(call_, row, shared_ + (next_ - shared_address(shared_)) / 2, kPitch);
+    if (!runs_) {
+      T* to = reinterpret_cast<T*>(shared_ + (next_ - shared_address(shared_)));
+      return gather<T>(call_, row, [&](int m, int k, T x) { to[place(m, k / 8) / 2 + k % 8] = x; });
+    }
     const T* from = from_ + row;
     const int tokens = call_.M - threadIdx.x % 32 / 16;
 #pragma unroll
     for (int m = 0; m < kTokens; m += 2) {
-      if (m < tokens) copy_async_near(next_ + put_ + m * (kPitch * 2), from);
+      if (m < tokens) copy_async_near(next_ + to_ + m * kTokenBytes, from);
       from += 2 * call_.inputs;
     }
   }
@@ -181,20 +187,28 @@ class StagedInputs {
   __device__ __forceinline__ void turn() {
     wait_for_copies();
     __syncwarp();
-    const int used = now_;
+    const uint32_t used = now_;
     now_ = next_, next_ = used;
   }
   __device__ __forceinline__ void operands(int step, uint32_t (&to)[token_tiles][4]) const {
+    const uint32_t from = now_ + (step % 2 ? odd_ : even_) + step * (4 * kPlace);
 #pragma unroll
-    for (int m = 0; m < token_tiles; ++m) load_shared(now_ + own_ + m * (8 * kPitch * 2) + step * 64, to[m]);
+    for (int m = 0; m < token_tiles; ++m) load_shared(from + m * (8 * kTokenBytes), to[m]);
   }
 
  private:
+  static constexpr int kPlace = 16, kTokens = 8 * token_tiles, kBytes = kTokens * kTokenBytes;  // bytes, of a chunk too
+
+  static __device__ __forceinline__ int place(int token, int eight) {
+    return token * kTokenBytes + (eight ^ token % 2 * 4) * kPlace;
+  }
+
   const Decode& call_;
   bool runs_;
-  int now_, next_, own_, put_;
+  unsigned char* shared_;
+  uint32_t now_, next_;
+  int even_, odd_, to_;
   const T* from_;
-  T* shared_;
 };
 
 }  // namespace qload::cuda

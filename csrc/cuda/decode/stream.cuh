@@ -12,35 +12,50 @@ namespace qload::cuda {
 
 /// 16 bytes of each lane at a time, `kept` of them on their way; chunks `turn` apart of one tile of 64 columns.
 template <int bits, Order order, int kept>
-class Words;
-
-template <int bits, int kept>
-class Words<bits, Order::kMarlin, kept> {
+class Words {
  public:
   static constexpr int kPieces = 2 * bits;  // of a chunk
+  // All of a chunk: pieces are used where they came, and the next chunk's come there after the last use.
+  static constexpr bool kInPlace = order == Order::kOwn && kept == kPieces;
 
   __device__ __forceinline__ Words(const Decode& call, int tile, int chunk, int turn)
       : rows_left_(call.K - chunk * kChunk), turn_rows_(turn * kChunk) {
-    step_ = call.N * 2 * bits, turn_step_ = int64_t{8} * (turn - 1) * step_;
-    const int64_t first = int64_t{8} * chunk * step_ + tile * (128 * bits) + threadIdx.x % 32 * (4 * bits);
+    const int lane = threadIdx.x % 32;
+    step_ = order == Order::kOwn ? 1024 * bits : call.N * 2 * bits;
+    turn_step_ = order == Order::kOwn ? int64_t{turn} * step_ : int64_t{8} * (turn - 1) * step_;
+    const int64_t first = order == Order::kOwn ? (int64_t{tile} * (call.K / kChunk) + chunk) * step_ + lane * 16
+                                               : int64_t{8} * chunk * step_ + tile * (128 * bits) + lane * (4 * bits);
     at_ = as_it_is(static_cast<const unsigned char*>(call.weights) + first);
   }
 
   __device__ __forceinline__ void ask_first() {
 #pragma unroll
-    for (int i = 0; i < kept; ++i) held_[i] = load(i);
+    for (int i = 0; i < kept; ++i) load(i, held_[i]);
   }
-  __device__ __forceinline__ void ask_rest() {}
   /// Piece `i` of this chunk; its register is for the piece `kept` later, of the next chunk if there are `more`.
   __device__ __forceinline__ void take(int i, bool more, uint32_t (&to)[4]) {
-    const uint4 taken = held_[i % kept];
-    to[0] = taken.x, to[1] = taken.y, to[2] = taken.z, to[3] = taken.w;
-    if (i + kept < kPieces || more) held_[i % kept] = load((i + kept) % kPieces);
+#pragma unroll
+    for (int word = 0; word < 4; ++word) to[word] = held_[i % kept][word];
+    leave(i, more);
+  }
+  /// The same where it lies, until it is left.
+  __device__ __forceinline__ const uint32_t (&piece(int i) const)[4] { return held_[i]; }
+  __device__ __forceinline__ void leave(int i, bool more) {
+    if (i + kept < kPieces || more) load((i + kept) % kPieces, held_[i % kept]);
   }
 
  private:
   /// One after another, chunk after chunk.
-  __device__ __forceinline__ uint4 load(int i) {
+  __device__ __forceinline__ void load(int i, uint32_t (&to)[4]) {
+    const uint4 piece = next(i);
+    to[0] = piece.x, to[1] = piece.y, to[2] = piece.z, to[3] = piece.w;
+  }
+  __device__ __forceinline__ uint4 next(int i) {
+    if constexpr (order == Order::kOwn) {
+      const uint4 piece = load_once(reinterpret_cast<const uint4*>(at_ + i * 512));
+      if (i == kPieces - 1) at_ = as_it_is(at_ + turn_step_);
+      return piece;
+    }
     // Of 8 bits two pieces lie together, and what the memory gives at once is both: from the L1.
     const bool first = bits == 8 && i % 2 == 0;
     const uint4* from = reinterpret_cast<const uint4*>(at_ + (bits == 8 && !first ? 16 : 0));
@@ -55,52 +70,9 @@ class Words<bits, Order::kMarlin, kept> {
   }
 
   const unsigned char* at_;
-  int64_t step_, turn_step_;  // bytes: 16 rows; what a turn adds
+  int64_t step_, turn_step_;  // bytes: 16 rows, or a chunk in our own order; what a turn adds
   int rows_left_, turn_rows_;
-  uint4 held_[kept];
-};
-
-/// Our own order: four pieces are 64 rows of 4 bits or 32 of 8, and those of two such parts are in registers or on their
-/// way. They are used where they came, and the next come into a piece's registers after its last use: a copy would wait
-/// for memory. `kept`: pieces that are asked for first; the rest of eight, once x is asked for.
-template <int bits, int kept>
-class Words<bits, Order::kOwn, kept> {
- public:
-  static constexpr int kPieces = 2 * bits, kHeld = 8;
-
-  __device__ __forceinline__ Words(const Decode& call, int tile, int chunk, int turn) {
-    turn_step_ = int64_t{turn} * (1024 * bits);
-    const int64_t first = (int64_t{tile} * (call.K / kChunk) + chunk) * (1024 * bits) + threadIdx.x % 32 * 16;
-    at_ = as_it_is(static_cast<const unsigned char*>(call.weights) + first);
-  }
-
-  __device__ __forceinline__ void ask_first() {
-#pragma unroll
-    for (int i = 0; i < kept; ++i) load(i);
-  }
-  __device__ __forceinline__ void ask_rest() {
-#pragma unroll
-    for (int i = kept; i < kHeld; ++i) load(i);
-  }
-  /// Piece `i` of this chunk.
-  __device__ __forceinline__ const uint32_t (&piece(int i) const)[4] { return held_[i % kHeld]; }
-  /// It is used no more, and the piece after the next seven is asked for, of the next chunk if there are `more`.
-  __device__ __forceinline__ void leave(int i, bool more) {
-    if (i + kHeld < kPieces || more) load((i + kHeld) % kPieces);
-  }
-
- private:
-  /// One after another, chunk after chunk.
-  __device__ __forceinline__ void load(int i) {
-    const uint4 piece = load_once(reinterpret_cast<const uint4*>(at_ + i * 512));
-    uint32_t(&to)[4] = held_[i % kHeld];
-    to[0] = piece.x, to[1] = piece.y, to[2] = piece.z, to[3] = piece.w;
-    if (i == kPieces - 1) at_ = as_it_is(at_ + turn_step_);
-  }
-
-  const unsigned char* at_;
-  int64_t turn_step_;  // bytes that a turn adds
-  uint32_t held_[kHeld][4];
+  uint32_t held_[kept][4];
 };
 
 /// Scales of columns c + 8b + 16j as 2j + b, and words with their zero points. Those of the next group come into the

@@ -168,7 +168,7 @@ experts_kernel(const __grid_constant__ Experts call, const __grid_constant__ Chu
   Scales<T, bits> scales(own, tile_of(unit), work.chunk_step ? row_warp * __popc(work.ends) : 0);
   Inputs<T, token_tiles, Order::kOwn, held> inputs(own, work, memory);
   const auto ask_weights = [&] {
-    stream.ask_first(), stream.ask_rest();
+    stream.ask_first();
     work.chunk_step ? scales.ask() : scales.ask_per_column();
   };
   const auto ask_inputs = [&] {

@@ -48,7 +48,7 @@ bool lay_out(const Many& call, Work& work) {
   const int beside = work.scale_bytes + work.zero_bytes;
   // As many rows of x as of weights, but of weights no more than it takes to keep the memory busy.
   const int as_many = kRings / (2 * x_bytes + stage + beside);
-  work.stages = std::min({kMostStages, std::max(3, as_many), std::max(3, (80 << 10) / stage)});
+  work.stages = std::min({kMostStages, std::max({3, as_many, (64 << 10) / stage}), std::max(3, (80 << 10) / stage)});
   work.boxes = std::min(kMostBoxes, (kRings - work.stages * (stage + beside)) / x_bytes);
   work.weights_at = work.boxes * x_bytes;
   work.scales_at = work.weights_at + work.stages * stage;

@@ -1,4 +1,4 @@
-"""Up to 16 tokens times 4 or 8 bits in Marlin's order, or 24 or 32 in strips: the kernel of csrc/cuda/decode.
+"""Up to 16 tokens times 4 or 8 bits in Marlin's order, or 24 or 48 in strips: the kernel of csrc/cuda/decode.
 
 It could read x out of order, but takes longer for that than a kernel that puts x in order, of one token too.
 """
@@ -14,10 +14,8 @@ from qload.kernels.cuda.launch import Launch
 from qload.kernels.cuda.module import native
 
 MOST_TOKENS = {"marlin": 16, "strips": 24}  # by layout
-MOST_SYMMETRIC, LONG = (
-    32,
-    128,
-)  # tokens of 4 bits in strips without zero points, in groups of that many rows or more
+MOST_SYMMETRIC = 48  # of 4 bits in strips without zero points,
+LONG = 128  # in groups of so many rows or more
 
 
 def why_not(call: Any) -> str | None:
