@@ -156,9 +156,12 @@ class ExpectedLayers:
             if len(self._late) < alike.MOST:
                 self._late[kind] = alike.MOVED
             return None
-        found = {name: in_file(weights, *places[name]) for name in self._late[kind] if name in places}
-        late = {name: LateTensor(places[name], each) for name, each in found.items() if each is not None}
-        return LateTensors(self, kind, late) if CODES in late else None
+        late = {CODES: LateTensor(places[CODES], codes)} if self._late[kind] else {}
+        for name in self._late[kind][1:]:
+            elements = in_file(weights, *places[name]) if name in places else None
+            if elements is not None:
+                late[name] = LateTensor(places[name], elements)
+        return LateTensors(self, kind, late) if late else None
 
     def shown(
         self, weights: TensorSource, reads: Sequence[Rectangle], moves: Mapping[str, alike.Move] | None

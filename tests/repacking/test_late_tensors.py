@@ -1,4 +1,4 @@
-"""Codes and scales that stay in their file until it is known where they belong: weights, ledgers and errors."""
+"""Codes and scales that stay in their file until it is known where they belong: the same weights and errors."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -173,6 +173,23 @@ def test_scales_that_are_not_moved_in_pieces_are_read_ahead_from_then_on(
 
     assert tried == ["b.qweight", "c.qweight", "d.qweight"]
     assert moved == [True, False, True, True]
+
+
+@has_native
+def test_scales_that_no_thread_could_move_keep_no_codes_from_going_straight(
+    tmp_path: Path, tried: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner = in_file.devices.move_from_file
+    monkeypatch.setattr(
+        in_file.devices, "move_from_file", lambda at, out, bits, to: bits == 4 and inner(at, out, bits, to)
+    )
+    monkeypatch.setattr(stream, "WINDOW", 2 * late_bytes())
+    file = saved(tmp_path, {name: drawn() for name in "abcdefgh"})
+    with opened(file) as one, opened(file, None) as stored:
+        for name, weight in one.stream(list("abcdefgh")):
+            assert_same(weight, repack(stored.get_weights(name), "marlin"))
+
+    assert tried == [f"{name}.qweight" for name in "bcdefgh"]
 
 
 @has_native
