@@ -1,8 +1,8 @@
 """Codes and scales of layers that are alike go from their file to where they belong, and nowhere between.
 
 A layer is first made without them. Where one before it has shown what layers of its kind become, they are
-moved straight from the file; else the layer is loaded again with them, as if nothing had been tried. Who loads
-many layers has threads, of which one moves what a layer needs before it is this layer's turn.
+moved straight from the file; else the layer is loaded again with them, as if nothing had been tried. Whoever
+loads many layers has threads, of which one moves what a layer needs before it is this layer's turn.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

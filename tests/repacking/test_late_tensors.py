@@ -1,4 +1,4 @@
-"""Codes and scales that stay in their file until it is known where they belong: the same weights and errors."""
+"""Codes and scales that stay in their file until it is known where they belong: equal weights and errors."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
