@@ -5,7 +5,8 @@
 // Threads take pieces of the source one after another, each some steps of the plan's outermost loop. A piece is
 // read to memory of the thread's own, which is always the same and stays in its second-level cache, and goes from
 // there to where it belongs. So memory sees what a copy of the file would show it: each byte read once and
-// written once. A file that is cut short meanwhile ends a read early, where a memory map would end the process.
+// written once. A step that is larger than such a piece is one by itself, as far as the memory holds it. A file
+// that is cut short meanwhile ends a read early, where a memory map would end the process.
 //
 // Equals `move` (move.cpp) of the same bytes, bit for bit.
 #include "file_move.h"
@@ -25,6 +26,8 @@
 
 namespace qload::cpu {
 namespace {
+
+constexpr int64_t kAtOnce = 1 << 19;  // bytes of a piece, where a step has no more: half of a small second-level cache
 
 bool read_whole(int descriptor, int64_t at, int64_t count, uint8_t* to) {
 #ifndef _WIN32
@@ -48,9 +51,13 @@ struct Steps {
 
 /// Whether a plan can be carried out step by step, and how.
 bool in_steps(const Plan& plan, Steps& steps) {
-  if (!plan.width || !plan.loops || plan.from_element || plan.to_element) return false;
-  const Digit& outer = plan.loop[plan.loops - 1];
+  if (!plan.width || plan.from_element || plan.to_element) return false;
   int64_t end = plan.width + *std::max_element(plan.from, plan.from + plan.registers);
+  if (!plan.loops) {  // one tile
+    steps = {1, 1, end, 0};
+    return true;
+  }
+  const Digit& outer = plan.loop[plan.loops - 1];
   for (int loop = 0; loop + 1 < plan.loops; ++loop) end += (plan.loop[loop].size - 1) * plan.loop[loop].from;
   steps = {outer.size, plan.tiles / outer.size, outer.from, outer.to};
   return end == outer.from;
@@ -97,8 +104,8 @@ bool move_from_file(const Kernels& kernels, int bits, const std::vector<Digit>& 
   if (steps.bytes > piece || steps.count * steps.bytes != from.count) return false;
   const Plan& plan = plans[0];
   const bool even = plan.even && reinterpret_cast<uintptr_t>(to) % static_cast<uintptr_t>(plan.width) == 0;
-  Shared all{kernels, plan, steps, from, to, scratch, piece, piece / steps.bytes, threads,
-             even && from.count >= kStreamBytes};
+  const int64_t together = std::max<int64_t>(1, std::min(piece, kAtOnce) / steps.bytes);
+  Shared all{kernels, plan, steps, from, to, scratch, piece, together, threads, even && from.count >= kStreamBytes};
   if (threads <= 1)
     all.work();
   else

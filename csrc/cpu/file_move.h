@@ -14,7 +14,8 @@ struct FileBytes {  // of a file that is open
   int64_t begin, count;
 };
 
-/// What `move` does, of elements of a file. `scratch`: for each thread `piece` bytes, from a multiple of 64 on.
+/// What `move` does, of elements of a file. `scratch`: for each thread `piece` bytes, from a multiple of 64 on, of
+/// which as many are filled at once as stay in a cache.
 ///
 /// False where the move cannot be made in pieces of so many bytes, or a piece could not be read whole: what `to`
 /// holds then is nothing.

@@ -10,7 +10,9 @@ from qload.devices.large_pages import in_large_pages
 from qload.native import isa, load, threads
 from qload.sentences import Digit
 
-PIECE = 2 << 20  # bytes that each thread reads at once: its caches hold them, and a call costs little beside
+PIECE = 2 << 20  # bytes of memory of each thread, of which it fills as many at once as stay in its caches
+
+ALIGNED = 64  # bytes at whose multiples the memory of each thread begins
 
 
 def move_from_file(source: tuple[int, int, int], target: Tensor, bits: int, digits: Sequence[Digit]) -> bool:
@@ -22,7 +24,8 @@ def move_from_file(source: tuple[int, int, int], target: Tensor, bits: int, digi
     cpu, many = load("cpu").found, threads()
     if cpu is None or not has_routines(target):
         return False
-    scratch = in_large_pages(torch.empty(many * PIECE, dtype=torch.uint8))
+    piece = min(PIECE, -(-source[2] // ALIGNED) * ALIGNED)
+    scratch = in_large_pages(torch.empty(many * piece, dtype=torch.uint8))
     at = target.data_ptr(), scratch.data_ptr()
-    done: bool = cpu.move_from_file(isa(), bits, list(digits), source, *at, PIECE, many)
+    done: bool = cpu.move_from_file(isa(), bits, list(digits), source, *at, piece, many)
     return done

@@ -41,6 +41,8 @@ class Move:
 
 
 LateMove = Callable[[Tensor, Move], Tensor | None]  # of a tensor that was not read yet, what it becomes
+LateMoves = Mapping[str, LateMove]  # of the tensors of a weight that was read without them
+READ: LateMoves = {}  # of a weight that was read whole
 
 
 @dataclass(frozen=True)
@@ -52,16 +54,14 @@ class Recipe:
     origin: Origin
     moves: Mapping[str, Move]
 
-    def follow(self, weight: GPTQWeight, late: LateMove | None = None) -> Weight | None:
+    def follow(self, weight: GPTQWeight, late: LateMoves = READ) -> Weight | None:
         """The weight as the first of its kind was repacked; None where its device has no routine for it.
 
-        `late`: moves the codes, which the weight itself does not hold.
+        `late`: what moves the tensors that the weight itself does not hold.
         """
         tensors: dict[str, Tensor | None] = dict.fromkeys(tensor_names(self.weight_type))
         for name, move in self.moves.items():
-            source: Tensor = getattr(weight, name)
-            moved = _moved if late is None or name != "qweight" else late
-            tensors[name] = moved(source, move)
+            tensors[name] = late.get(name, _moved)(getattr(weight, name), move)
             if tensors[name] is None:
                 return None
         layer = weight.layer.with_origin(self.origin, None)
@@ -80,18 +80,23 @@ class AlikeLayers:
     def __init__(self) -> None:
         self._known: dict[Any, Recipe | None] = {}
 
-    def repack(self, weight: Weight, layout: str, late: LateMove | None = None) -> Weight | None:
+    def repack(self, weight: Weight, layout: str, late: LateMoves = READ) -> Weight | None:
         """A weight that a loader read just now, as one like it was repacked; None where none is known.
 
-        `late`: moves the codes of a weight that was read without them.
+        `late`: what moves the tensors that the weight was read without.
         """
         if type(weight) is not GPTQWeight:
             return None
         recipe = self._known.get(_kind(weight, layout))
-        held = MOVED if late is None else ("scales",)
-        if recipe is None or not all(getattr(weight, name).is_contiguous() for name in held):
+        held = (getattr(weight, name) for name in MOVED if name not in late)
+        if recipe is None or not all(tensor.is_contiguous() for tensor in held):
             return None
         return recipe.follow(weight, late) if gptq.is_middle(weight) else None
+
+    def moves(self, weight: Weight, layout: str) -> Mapping[str, Move] | None:
+        """How the tensors of a weight like this one move; None where it is made otherwise."""
+        recipe = self._known.get(_kind(weight, layout)) if type(weight) is GPTQWeight else None
+        return None if recipe is None else recipe.moves
 
     def learn(self, weight: Weight, layout: str, made: Weight) -> None:
         """Remember what `weight` has become, where the next one like it becomes that by moves alone."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -94,7 +94,14 @@ class FileElements(Protocol):
         """Elements of `bits` bits, from digits to digits of a `target`; False: what that holds is nothing."""
 
 
-Threads = Callable[[Callable[[], bool]], "Future[bool]"]  # carries something out on one of some threads
+R = TypeVar("R")
+
+
+class Threads(Protocol):
+    """Some threads, of which one carries something out."""
+
+    def __call__(self, work: Callable[[], R]) -> "Future[R]":
+        """What comes of it, when it is there."""
 
 
 class LateElements(Protocol):

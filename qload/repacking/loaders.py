@@ -19,7 +19,7 @@ from qload.kernels.cuda.choice import known
 from qload.layouts import marlin, panels
 from qload.loader import FormatLoader, LayerDescription, LoadPlan, Part, Split, TensorSource, WeightsLoader
 from qload.repacking.header_only import HeaderOnlySource
-from qload.repacking.late_codes import ExpectedLayers
+from qload.repacking.late_tensors import ExpectedLayers
 from qload.spec import Weight
 
 READ_AS_STORED = {"marlin": (Marlin24Weight,)}  # what a kernel of the same family reads as it is
@@ -106,12 +106,19 @@ class RepackingLoader(WeightsLoader):
         late = self._expected.late(weights, inner.reads) if alone else None
 
         def finish(source: TensorSource) -> Weight:
-            made = None if late is None else late.make(source, inner, self._alike, self._layout_on(CPU))
-            return self._finished(source, parts, split, inner.finish(source)) if made is None else made
+            layout = self._layout_on(CPU)
+            made = None if late is None else late.make(source, inner, self._alike, layout)
+            if made is not None:
+                return made
+            weight = inner.finish(source)
+            made = self._finished(source, parts, split, weight)
+            if alone:
+                self._expected.shown(weights, inner.reads, self._alike.moves(weight, layout))
+            return made
 
         if late is None:
             return LoadPlan(inner.reads, finish)
-        return LoadPlan([read for read in inner.reads if read != late.place], finish, [late])
+        return LoadPlan([read for read in inner.reads if late.is_read(read)], finish, [late])
 
     def _layout_on(self, device: torch.device) -> str:
         """What is tried first where a weight lies."""

@@ -11,7 +11,7 @@ from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ DEVICE_THREADS = 8  # that read for a device, and ask Python for little
 
 LEAST = 4 << 20  # bytes of a tensor that several threads read
 
+R = TypeVar("R")
 Index = tuple[slice, ...]
 Key = tuple[str, tuple[tuple[int | None, int | None], ...]]  # a stored name, and (start, stop) as asked for
 
@@ -105,7 +106,7 @@ class ReaderAhead:
             self._files.close()
         self.landing.close()
 
-    def run(self, work: Callable[[], bool]) -> "Future[bool]":
+    def run(self, work: Callable[[], R]) -> "Future[R]":
         """Something else on one of the threads, with the settings of who asks."""
         return self._threads.submit(copy_context().run, work)
 

@@ -108,9 +108,10 @@ def test_a_step_that_no_piece_holds_is_not_made(path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("target", ["marlin", "panels"])
-def test_large_codes_go_past_the_caches(path: Path, target: str, count: int) -> None:
-    words, digits = moved(target, 4, 1024, 8192)
+@pytest.mark.parametrize(("target", "N"), [("marlin", 8192), ("panels", 8192), ("panels", 40960)])
+def test_large_codes_go_past_the_caches(path: Path, target: str, N: int, count: int) -> None:
+    """A piece of several steps, of one, and a step that is larger than a piece mostly is."""
+    words, digits = moved(target, 4, 1024 * 8192 // N // 64 * 64, N)
     assert words.nbytes > 1 << 21
     want = in_memory(words, 4, digits)
     for isa in isas():

@@ -1,7 +1,7 @@
-"""Codes that threads move from their file to where they belong before it is their layer's turn."""
+"""Codes and scales that threads move from their file to where they belong before it is their layer's turn."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,18 +11,18 @@ import pytest
 from qload import native
 from qload.errors import StorageError
 from qload.kernel_formats import alike
-from qload.repacking import late_codes
+from qload.repacking import late_tensors
 from qload.sentences import Digit
-from qload.weights import in_file, stream
+from qload.weights import Weights, in_file, stream
 from tests.repacking.test_alike import assert_same, drawn
-from tests.repacking.test_late_codes import has_native, opened, saved
+from tests.repacking.test_late_tensors import has_native, late_bytes, opened, saved
 
 Move = Callable[[], bool]
 
 
 @pytest.fixture(autouse=True)
 def small_codes_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(late_codes, "LEAST", 1)
+    monkeypatch.setattr(late_tensors, "LEAST", 1)
 
 
 def moves(monkeypatch: pytest.MonkeyPatch, around: Callable[[Move, bool], bool]) -> None:
@@ -35,6 +35,12 @@ def moves(monkeypatch: pytest.MonkeyPatch, around: Callable[[Move, bool], bool])
     monkeypatch.setattr(in_file.devices, "move_from_file", told)
 
 
+def load_all(weights: Weights, before: bool) -> None:
+    """By threads before it is a layer's turn, or one by one."""
+    for _ in weights.stream(list("abc")) if before else map(weights.get_weights, "abc"):
+        pass
+
+
 @has_native
 @pytest.mark.parametrize("before", [False, True], ids=["in its turn", "before its turn"])
 def test_a_file_that_is_cut_while_it_is_moved_is_an_error(
@@ -44,15 +50,14 @@ def test_a_file_that_is_cut_while_it_is_moved_is_an_error(
     file = saved(tmp_path, {name: drawn() for name in "abc"})
 
     def cut(move: Move, apart: bool) -> bool:
-        if before and not apart:
-            return move()
+        assert apart == before
         with file.open("r+b") as opened_again:
             opened_again.truncate(file.stat().st_size // 2)
         return move()
 
     moves(monkeypatch, cut)
     with opened(file) as weights, pytest.raises(StorageError, match="had"):
-        list(weights.stream(list("abc")))
+        load_all(weights, before)
 
 
 @has_native
@@ -65,13 +70,13 @@ def test_a_file_that_is_written_to_while_it_is_moved_is_an_error(
 
     def write(move: Move, apart: bool) -> bool:
         done = move()
-        if apart or not before:
-            file.write_bytes(file.read_bytes()[:-1] + b"\0")
+        assert apart == before
+        file.write_bytes(file.read_bytes()[:-1] + b"\0")
         return done
 
     moves(monkeypatch, write)
     with opened(file) as weights, pytest.raises(StorageError):
-        list(weights.stream(list("abc")))
+        load_all(weights, before)
 
 
 @has_native
@@ -85,50 +90,49 @@ def test_where_a_layer_has_shown_the_way_threads_move_the_next_ones_before_their
         made.append((apart, native.isa(), native.threads()))
         return move()
 
-    scales: list[int] = []
-    move_digits = alike.devices.move_digits
+    here: list[int] = []
+    inner = alike.AlikeLayers.repack
 
-    def told(*asked: Any) -> bool:
-        scales.append(native.threads())
-        return move_digits(*asked)
+    def told(*asked: Any) -> Any:
+        here.append(native.threads())
+        return inner(*asked)
 
     moves(monkeypatch, seen)
-    monkeypatch.setattr(alike.devices, "move_digits", told)
+    monkeypatch.setattr(alike.AlikeLayers, "repack", told)
     names = "abcdef"
     with (
         opened(saved(tmp_path, {name: drawn() for name in names})) as weights,
         native.using("scalar", threads=3),
     ):
-        stream = weights.stream(list(names))
-        firsts = [next(stream) for _ in "ab"]
-        rest = list(stream)
+        assert [name for name, _ in weights.stream(list(names))] == list(names)
 
-    assert [name for name, _ in (*firsts, *rest)] == list(names)
-    assert made == [(False, "scalar", 3)] + 4 * [(True, "scalar", 1)]
-    assert scales[-5:] == [3, 1, 1, 1, 1]  # of the layers b to f
+    assert made == 5 * 2 * [(True, "scalar", 1)]  # codes and scales of the layers b to f
+    assert here == [3, 1, 1, 1, 1, 1]
 
 
 @has_native
+@pytest.mark.parametrize("wrong", alike.MOVED)
 def test_a_layer_that_was_expected_to_go_elsewhere_is_moved_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str
 ) -> None:
     file = saved(tmp_path, {name: drawn() for name in "abcd"})
-    inner = late_codes.ExpectedLayers.move
-    expected: list[alike.Move] = []
+    inner = late_tensors.ExpectedLayers.moves
+    expected: list[str] = []
 
-    def elsewhere(self: late_codes.ExpectedLayers, kind: Any) -> alike.Move | None:
+    def elsewhere(self: late_tensors.ExpectedLayers, kind: Any) -> Mapping[str, alike.Move] | None:
         right = inner(self, kind)
         if right is None:
             return None
-        expected.append(replace(right, digits=tuple(Digit(d.size, d.source, d.source) for d in right.digits)))
-        return expected[-1]
+        expected.append(wrong)
+        digits = tuple(Digit(d.size, d.source, d.source) for d in right[wrong].digits)
+        return {**right, wrong: replace(right[wrong], digits=digits)}
 
-    monkeypatch.setattr(late_codes.ExpectedLayers, "move", elsewhere)
+    monkeypatch.setattr(late_tensors.ExpectedLayers, "moves", elsewhere)
     with opened(file) as one, opened(file) as other:
         for name, weight in one.stream(list("abcd")):
             assert_same(weight, other.get_weights(name))
 
-    assert len(expected) == 2
+    assert len(expected) == 3
 
 
 @has_native
@@ -145,10 +149,10 @@ def test_nothing_is_begun_for_layers_that_one_before_them_was_not_like(
         return move()
 
     moves(monkeypatch, seen)
-    monkeypatch.setattr(stream, "WINDOW", 3 * drawn()["qweight"].nbytes)
+    monkeypatch.setattr(stream, "WINDOW", 3 * late_bytes())
     file = saved(tmp_path, layers)
     with opened(file) as one, opened(file) as other:
         for name, weight in one.stream(list(layers)):
             assert_same(weight, other.get_weights(name))
 
-    assert sum(apart) == 2
+    assert sum(apart) == 3 * 2  # codes and scales of the layers b, c and d

@@ -5,7 +5,7 @@ from qload.testing.faults.fault import Fault
 _ORDER, _PANELS = "qload/layouts/panels.py", "qload/kernel_formats/panels.py"
 _CPU, _ROWS = "qload/kernels/cpu.py", "qload/kernels/cpu_rows.py"
 _CHOICE = "qload/kernels/cpu_choice.py"
-_LATE = "qload/repacking/late_codes.py"
+_LATE = "qload/repacking/late_tensors.py"
 
 FAULTS = (
     Fault("panels-of-columns", _ORDER, "nt (kt c) (r)", "nt (c kt) (r)"),
@@ -40,12 +40,12 @@ FAULTS = (
         "isinstance(codes.codes, NibblePairs) and codes.codes.high_first",
         "False",
     ),
-    Fault("late-codes-of-nobody", _LATE, "            light.enter()", "            pass"),
-    Fault("late-codes-as-expected", _LATE, " and begun.move == move", ""),
+    Fault("late-tensors-of-nobody", _LATE, "            light.enter()", "            pass"),
+    Fault("late-tensors-as-expected", _LATE, " and self._begun[name].move == move", ""),
     Fault(
-        "late-codes-read-ahead",
+        "late-tensors-read-ahead",
         "qload/repacking/loaders.py",
-        "[read for read in inner.reads if read != late.place]",
+        "[read for read in inner.reads if late.is_read(read)]",
         "inner.reads",
     ),
     Fault(

@@ -1,4 +1,4 @@
-"""Codes that stay in their file until it is known where they belong: the same weights, ledgers and errors."""
+"""Codes and scales that stay in their file until it is known where they belong: equal weights and errors."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,9 +13,9 @@ from torch import Tensor
 from qload import native
 from qload.detect import loader_from_config
 from qload.errors import StorageError
-from qload.kernel_formats import alike
+from qload.kernel_formats import alike, repack
 from qload.parallel import FakeWorld
-from qload.repacking import late_codes
+from qload.repacking import late_tensors
 from qload.storage import SafetensorsStorage
 from qload.weights import Weights, in_file, stream
 from tests.repacking.test_alike import CONFIG, MIDDLE, assert_same, drawn
@@ -26,12 +26,12 @@ Layers = Mapping[str, Mapping[str, Tensor]]
 
 @pytest.fixture(autouse=True)
 def small_codes_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(late_codes, "LEAST", 1)
+    monkeypatch.setattr(late_tensors, "LEAST", 1)
 
 
 @pytest.fixture
 def moved(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Of each layer whose codes were to go straight from the file, whether they went."""
+    """Of each tensor that was to go straight from the file, codes or scales, whether it went."""
     found: list[bool] = []
     inner = in_file.ElementsInFile.move
 
@@ -45,15 +45,15 @@ def moved(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 @pytest.fixture
 def tried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The codes that were left in their file for later."""
+    """The codes that were left in their file for later, of each layer that was made without them."""
     found: list[str] = []
-    inner = late_codes.LateCodes.make
+    inner = late_tensors.LateTensors.make
 
-    def told(self: late_codes.LateCodes, *asked: Any) -> Any:
-        found.append(self.place.name)
+    def told(self: late_tensors.LateTensors, *asked: Any) -> Any:
+        found.append(self.tensors[late_tensors.CODES].place.name)
         return inner(self, *asked)
 
-    monkeypatch.setattr(late_codes.LateCodes, "make", told)
+    monkeypatch.setattr(late_tensors.LateTensors, "make", told)
     return found
 
 
@@ -70,6 +70,11 @@ def opened(file: Path, target: Any = "marlin", group: Any = None) -> Iterator[We
     with SafetensorsStorage(file) as storage:
         loader = loader_from_config(CONFIG, storage, target=target)
         yield Weights(storage, loader=loader, process_group=group)
+
+
+def late_bytes() -> int:
+    """Those of a layer that may go straight from its file."""
+    return sum(drawn()[name].nbytes for name in alike.MOVED)
 
 
 def check(file: Path, names: str, target: Any = "marlin", group: Any = None) -> None:
@@ -94,7 +99,7 @@ def check(file: Path, names: str, target: Any = "marlin", group: Any = None) -> 
 def test_all_but_the_first_of_a_kind_go_straight(tmp_path: Path, moved: list[bool], target: str) -> None:
     check(saved(tmp_path, {name: drawn() for name in "abcd"}), "abcd", target)
 
-    assert moved == [True] * 6  # three of the stream, and three one by one
+    assert moved == [True] * 12  # codes and scales, three layers of the stream, and three one by one
 
 
 @has_native
@@ -109,7 +114,7 @@ def test_each_kind_has_a_first(tmp_path: Path, moved: list[bool]) -> None:
 
     check(saved(tmp_path, layers), "abcde")
 
-    assert moved == [True] * 4
+    assert moved == [True] * 8
 
 
 def odd() -> Iterator[Any]:
@@ -149,6 +154,45 @@ def test_where_one_was_not_as_expected_those_after_it_are_read_ahead(
 
 
 @has_native
+def test_scales_that_are_not_moved_in_pieces_are_read_ahead_from_then_on(
+    tmp_path: Path, moved: list[bool], tried: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The layer that showed it is loaded once more; codes of the next ones go straight as before."""
+    inner = in_file.devices.move_from_file
+
+    def codes_alone(source: Any, target: Tensor, bits: int, digits: Any) -> bool:
+        return bits == 4 and inner(source, target, bits, digits)
+
+    monkeypatch.setattr(in_file.devices, "move_from_file", codes_alone)
+    file = saved(tmp_path, {name: drawn() for name in "abcd"})
+    with opened(file) as one, opened(file, None) as stored:
+        for name in "abcd":
+            assert_same(one.get_weights(name), repack(stored.get_weights(name), "marlin"))
+        assert one.report().complete
+        assert not one.report().twice
+
+    assert tried == ["b.qweight", "c.qweight", "d.qweight"]
+    assert moved == [True, False, True, True]
+
+
+@has_native
+def test_scales_that_no_thread_could_move_keep_no_codes_from_going_straight(
+    tmp_path: Path, tried: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner = in_file.devices.move_from_file
+    monkeypatch.setattr(
+        in_file.devices, "move_from_file", lambda at, out, bits, to: bits == 4 and inner(at, out, bits, to)
+    )
+    monkeypatch.setattr(stream, "WINDOW", 2 * late_bytes())
+    file = saved(tmp_path, {name: drawn() for name in "abcdefgh"})
+    with opened(file) as one, opened(file, None) as stored:
+        for name, weight in one.stream(list("abcdefgh")):
+            assert_same(weight, repack(stored.get_weights(name), "marlin"))
+
+    assert tried == [f"{name}.qweight" for name in "bcdefgh"]
+
+
+@has_native
 @pytest.mark.parametrize("split", ["N", "K"])
 def test_shares_of_several_ranks_are_read_as_ever(tmp_path: Path, tried: list[str], split: str) -> None:
     file = saved(tmp_path, {name: drawn(K=256, N=512) for name in "ab"})
@@ -167,7 +211,7 @@ def test_codes_of_other_sizes_are_read_as_ever(
     tmp_path: Path, moved: list[bool], size: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     codes = drawn()["qweight"].nbytes
-    place, limit = {"LEAST": (late_codes, codes + 1), "LARGE": (alike, codes - 1)}[size]
+    place, limit = {"LEAST": (late_tensors, codes + 1), "LARGE": (alike, codes - 1)}[size]
     monkeypatch.setattr(place, size, limit)
 
     check(saved(tmp_path, {name: drawn() for name in "abc"}), "abc")
@@ -176,7 +220,9 @@ def test_codes_of_other_sizes_are_read_as_ever(
 
 
 @has_native
-@pytest.mark.parametrize(("place", "size"), [(late_codes, "LEAST"), (alike, "LARGE")], ids=["least", "large"])
+@pytest.mark.parametrize(
+    ("place", "size"), [(late_tensors, "LEAST"), (alike, "LARGE")], ids=["least", "large"]
+)
 def test_codes_of_the_first_and_the_last_size_go_straight(
     tmp_path: Path, moved: list[bool], place: Any, size: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,7 +230,7 @@ def test_codes_of_the_first_and_the_last_size_go_straight(
 
     check(saved(tmp_path, {name: drawn() for name in "abc"}), "abc")
 
-    assert moved == [True] * 4
+    assert moved == [True] * 8
 
 
 @has_native
@@ -215,7 +261,10 @@ def test_a_storage_of_somebody_elses_is_asked_for_all(tmp_path: Path, moved: lis
 
 @has_native
 @pytest.mark.parametrize("keep", [0.4, 0.6, 0.99])
-def test_a_file_that_is_cut_short_meanwhile_says_so_in_its_turn(tmp_path: Path, keep: float) -> None:
+def test_a_file_that_is_cut_short_meanwhile_says_so_in_its_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: float
+) -> None:
+    monkeypatch.setattr(stream, "WINDOW", 1)  # so that no layer is read before the one before it is there
     file = saved(tmp_path, {name: drawn() for name in "abcd"})
     with opened(file) as weights:
         found = weights.stream(list("abcd"))
@@ -232,15 +281,15 @@ def test_codes_that_wait_in_their_file_count_as_read_ahead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planned: list[bool] = []
-    inner = late_codes.ExpectedLayers.late
+    inner = late_tensors.ExpectedLayers.late
 
-    def told(self: late_codes.ExpectedLayers, *asked: Any) -> Any:
+    def told(self: late_tensors.ExpectedLayers, *asked: Any) -> Any:
         found = inner(self, *asked)
         planned.append(found is not None)
         return found
 
-    monkeypatch.setattr(late_codes.ExpectedLayers, "late", told)
-    monkeypatch.setattr(stream, "WINDOW", 3 * drawn()["qweight"].nbytes)
+    monkeypatch.setattr(late_tensors.ExpectedLayers, "late", told)
+    monkeypatch.setattr(stream, "WINDOW", 3 * late_bytes())
     with opened(saved(tmp_path, {name: drawn() for name in "abcdef"})) as weights:
         next(weights.stream(list("abcdef")))
 

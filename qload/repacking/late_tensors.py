@@ -1,0 +1,191 @@
+"""Codes and scales of layers that are alike go from their file to where they belong, and nowhere between.
+
+A layer is first made without them. Where one before it has shown what layers of its kind become, they are
+moved straight from the file; else the layer is loaded again with them, as if nothing had been tried. Whoever
+loads many layers has threads, of which one moves what a layer needs before it is this layer's turn.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qload import devices
+from qload.kernel_formats import alike
+from qload.loader import LoadPlan, Rectangle, TensorSource
+from qload.loader.source import FileElements, Threads, WrappedSource, in_file
+from qload.native.settings import one_thread
+from qload.spec import Role, Weight
+
+CODES = "qweight"
+LEAST = 1 << 20  # bytes of codes that are worth it
+
+
+class WithoutLate(WrappedSource):
+    """A source of a layer without some tensors, which enters it into the ledger when the layer was made."""
+
+    def __init__(self, inner: TensorSource, late: Iterable[str]) -> None:
+        super().__init__(inner)
+        self._late = frozenset(late)
+        self._taken, self._noted = list[str](), list[str]()
+
+    def read(self, name: str, index: tuple[slice, ...] = (), *, role: Role) -> Tensor:
+        """As the inner source; of what is late a shape, on the CPU, where it goes."""
+        if _field(name) not in self._late:
+            return self.inner.read(name, index, role=role)
+        info = self.inner.info(name)
+        return torch.zeros((), dtype=info.dtype).expand(info.shape)[index]
+
+    def take(self, names: Iterable[str]) -> None:
+        """Names that were used, kept until `enter`."""
+        self._taken += names
+
+    def note(self, text: str) -> None:
+        """A note, kept until `enter`."""
+        self._noted.append(text)
+
+    def enter(self) -> None:
+        """Hand the notes and names that were kept to the inner source: the layer was made."""
+        for text in self._noted:
+            self.inner.note(text)
+        self.inner.take(self._taken)
+
+
+@dataclass(frozen=True)
+class LateTensor:
+    """One tensor of a layer: what a load would have read of it, and where that lies."""
+
+    place: Rectangle
+    elements: FileElements
+
+    def begun(self, move: alike.Move) -> "_Begun":
+        """New memory for what it becomes, of who loads: that of other threads is not used again as well."""
+        target = torch.empty(move.shape, dtype=self.elements.dtype)
+        return _Begun(self.elements, move, devices.in_large_pages(target))
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """A tensor that is moved to memory of its own."""
+
+    elements: FileElements
+    move: alike.Move
+    target: Tensor
+
+    def made(self) -> Tensor | None:
+        """What it has become; None where it could not be moved."""
+        return self.target if self.elements.move(self.target, self.move.bits, self.move.digits) else None
+
+
+class LateTensors:
+    """What a layer is made without, by the names of fields, and what it is expected to become."""
+
+    def __init__(self, owner: "ExpectedLayers", kind: Any, tensors: Mapping[str, LateTensor]) -> None:
+        self.owner, self.kind, self.tensors = owner, kind, tensors
+        self._begun: dict[str, _Begun] = {}  # as tensors of another layer of their kind were moved
+        self._made: Future[Mapping[str, Tensor | None]] | None = None
+        self._failed: str | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes they take."""
+        return sum(each.elements.nbytes for each in self.tensors.values())
+
+    def is_read(self, read: Rectangle) -> bool:
+        """Whether a load reads this as ever."""
+        return all(read != each.place for each in self.tensors.values())
+
+    def begin(self, threads: Threads) -> None:
+        """Begin to move them as those of another layer of their kind were, where there was one."""
+        moves = self.owner.moves(self.kind) if self._made is None else None
+        if moves is not None:
+            self._begun = {name: each.begun(moves[name]) for name, each in self.tensors.items()}
+            self._made = threads(partial(_alone, self._begun))
+
+    def make(
+        self, source: TensorSource, inner: LoadPlan, known: alike.AlikeLayers, layout: str
+    ) -> Weight | None:
+        """The layer in a layout; None where it has to be loaded with all of its tensors."""
+        light = WithoutLate(source, self.tensors)
+        weight = inner.finish(light)
+        with nullcontext() if self._made is None else one_thread():  # other threads move tensors meanwhile
+            made = known.repack(weight, layout, {name: partial(self._moved, name) for name in self.tensors})
+        if made is None:
+            self.owner.give_up(self.kind, self._failed)
+        else:
+            light.enter()
+        return made
+
+    def _moved(self, name: str, _: Tensor, move: alike.Move) -> Tensor | None:
+        if self._made is not None:
+            ahead = self._made.result()[name]
+            if ahead is not None and self._begun[name].move == move:
+                return ahead
+        moved = self.tensors[name].begun(move).made()
+        if moved is None:
+            self._failed = name
+        return moved
+
+
+def _alone(begun: Mapping[str, _Begun]) -> Mapping[str, Tensor | None]:
+    """On this thread, as other threads move other tensors."""
+    with one_thread():
+        return {name: each.made() for name, each in begun.items()}
+
+
+class ExpectedLayers:
+    """What headers have led to expect: the first layer that looks so is loaded whole, and the others late."""
+
+    def __init__(self) -> None:
+        self._late: dict[Any, tuple[str, ...]] = {}  # of a kind the fields that its layers are made without
+        self._moves: dict[Any, Mapping[str, alike.Move]] = {}
+
+    def late(self, weights: TensorSource, reads: Sequence[Rectangle]) -> LateTensors | None:
+        """What of a load need not be read ahead; None where all of it is to be read as ever."""
+        places = {_field(read.name): read for read in reads}
+        codes = in_file(weights, *places[CODES]) if len(places) == len(reads) and CODES in places else None
+        if codes is None or not LEAST <= codes.nbytes <= alike.LARGE:
+            return None
+        kind = _kind(weights, reads)
+        if kind not in self._late:
+            if len(self._late) < alike.MOST:
+                self._late[kind] = alike.MOVED
+            return None
+        late = {CODES: LateTensor(places[CODES], codes)} if self._late[kind] else {}
+        for name in self._late[kind][1:]:
+            elements = in_file(weights, *places[name]) if name in places else None
+            if elements is not None:
+                late[name] = LateTensor(places[name], elements)
+        return LateTensors(self, kind, late) if late else None
+
+    def shown(
+        self, weights: TensorSource, reads: Sequence[Rectangle], moves: Mapping[str, alike.Move] | None
+    ) -> None:
+        """A layer was loaded whole, and tensors of those like it move so; None: they do not."""
+        kind = _kind(weights, reads) if moves is not None else None
+        if moves is not None and kind in self._late:
+            self._moves[kind] = moves
+
+    def give_up(self, kind: Any, failed: str | None) -> None:
+        """Layers of a kind are not made so; where a tensor beside the codes has failed, with that one."""
+        late = self._late[kind] if failed not in (None, CODES) else ()
+        self._late[kind] = tuple(name for name in late if name != failed)
+
+    def moves(self, kind: Any) -> Mapping[str, alike.Move] | None:
+        """How the tensors of the next layer of a kind are expected to move; None where nothing is."""
+        return self._moves.get(kind) if self._late[kind] else None
+
+
+def _field(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _kind(weights: TensorSource, reads: Sequence[Rectangle]) -> Any:
+    """What headers say of the tensors of a layer, beside its name."""
+    infos = ((_field(read.name), weights.info(read.name)) for read in reads)
+    return tuple((name, info.dtype, info.shape) for name, info in infos)
