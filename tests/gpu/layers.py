@@ -69,8 +69,8 @@ def layer(
 def far_apart(weight: GPTQMarlinWeight, *, exact: bool, in_rows: bool = False) -> GPTQMarlinWeight:
     """The same codes by scales of a column that are further apart than fp16 has normal numbers for them all.
 
-    `exact`: powers of two, negative ones and zeros among them, whose sums are exact. `in_rows`: all columns of
-    one group of rows are near each other.
+    `exact`: powers of two, negative ones and zeros among them, whose sums are exact. `in_rows`: all columns
+    of one group of rows are near each other.
     """
     make, shape = torch.Generator().manual_seed(weight.scales.numel()), weight.scales.shape
     sizes = (shape[0], 1) if in_rows else shape

@@ -116,7 +116,7 @@ def strips_of_scaled_operands() -> None:
         held = held if far is None else far_apart(held, exact=True, in_rows=far)
         w = held.dequantize()
         for M in (9, 24, 32, 48):
-            rows = torch.arange(M, device="cuda") * (K // 32)  # of all groups
+            rows = torch.arange(M, device="cuda") * (K // 48)  # of all groups
             x = torch.eye(K, dtype=torch.float16, device="cuda")[rows]
             for columns, split in ((1, 1), (1, 2), (2, 2), (0, 0)):
                 same(decode.run(StripsCall(*arguments(x, held)), columns, split), w.T[rows].half())
