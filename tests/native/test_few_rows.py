@@ -240,3 +240,18 @@ def test_nothing_is_read_behind_the_last_code(isa: str) -> None:
                 here = CodeRows(placed(rows.bytes, offset), rows.bits, False, rows.meaning)
                 x = torch.ones(M, 72)
                 assert_same_bits(multiply(x, here, isa), multiply(x, rows, isa))
+
+
+@ISAS
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_no_value_is_spelled_out_behind_the_last_code(isa: str, bits: int, dtype: torch.dtype) -> None:
+    """Where rows are spelled out: an input of 0 times an infinite weight would be NaN."""
+    lookup = torch.full((2**bits,), 1.0)
+    lookup[0] = -1
+    meaning = Meaning(torch.full((4, 1), torch.inf), None, lookup, None, None, 72, False, 1.0)
+    rows = CodeRows(torch.full((4, 72 * bits // 8), 0x11, dtype=torch.uint8), bits, False, meaning)
+    for M in (20, 40):
+        y = multiply(torch.ones(M, 72, dtype=dtype), rows, isa)
+
+        assert_same_bits(y, torch.full((M, 4), torch.inf, dtype=dtype))
