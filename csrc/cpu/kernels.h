@@ -108,6 +108,8 @@ struct ByteScales {  // see scales.h
   bool divided;  // by the second
 };
 
+using SpellScales = void (*)(const ByteScales&, int64_t first, int64_t count, float* to);
+
 constexpr int kMostFewRows = 16;   // tokens of rows that become floats in registers, at most
 constexpr int kMostOfBlock = 128;  // codes of a row that are read at once
 
@@ -158,8 +160,8 @@ struct Products {
                             float* scratch);
   /// As `multiply`, for one token and narrow panels of 4 bits. Or null.
   void (*multiply_fixed)(const Panels&, const FixedToken&, const Outputs&, int64_t begin, int64_t end);
-  /// Scales [first, first + count) as float32.
-  void (*scales)(const ByteScales&, int64_t first, int64_t count, float* to);
+  /// What makes float32 of such scales.
+  SpellScales (*scales)(const ByteScales&);
   /// Columns [begin, end) of rows as floats of a type, `pitch` apart, and zeros up to whole 64; `begin` is a multiple of
   /// these. False, and nothing, where it does not spell out what they mean. Or null.
   bool (*spell)(const RowsOfCodes&, int64_t begin, int64_t end, Float type, void* tile, int64_t pitch);

@@ -4,7 +4,7 @@
 #include "panels.h"
 #include "rows_avx512.h"
 #include "rows_spelled.h"
-#include "scales.h"
+#include "scales_avx512.h"
 #include "widen.h"
 
 namespace qload::cpu {
@@ -14,7 +14,7 @@ constexpr int64_t kMostFewOfRows = 8;  // tokens, as four more take longer than 
 
 constexpr Products products(decltype(Products::multiply_fixed) fixed) {
   return {widen<LanesAvx512>, multiply<LanesAvx512>, scratch_of,   dots_avx512<FloatDots>, nullptr, finish<LanesAvx512>,
-          nullptr,            fixed,                 spell_scales, spell_floats,           few_floats, kMostFewOfRows};
+          nullptr,            fixed,                 scales_avx512, spell_floats,           few_floats, kMostFewOfRows};
 }
 
 }  // namespace

@@ -7,7 +7,6 @@
 #include "rows_halves.h"
 #include "rows_rounded.h"
 #include "rows_stored.h"
-#include "scales.h"
 #include "widen.h"
 
 namespace qload::cpu {
@@ -52,6 +51,6 @@ bool few_rows(const Meaning& m, Float type, FewRows& way) {
 extern const Products kBf16Products;
 const Products kBf16Products{widen<LanesAvx512>, multiply<LanesAvx512>, scratch_of,
                              dots_avx512<FloatDots>, dots_avx512<HalfDots>, finish<LanesAvx512>, multiply_in_pairs,
-                             multiply_fixed_vnni, spell_scales, spell_either, few_rows, kMostFewRows};
+                             multiply_fixed_vnni, scales_avx512, spell_either, few_rows, kMostFewRows};
 
 }  // namespace qload::cpu

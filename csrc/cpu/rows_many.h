@@ -32,8 +32,10 @@ inline void widen_one(const Kernels& kernels, const Inputs& in, int64_t token, f
 class RowsMeant {
  public:
   RowsMeant(const Kernels& kernels, const Values& values, const ByteScales& scales, bool spelled)
-      : kernels_(kernels), values_(values), bytes_(scales) {
-    if (scales.kind != ByteScales::kNone && spelled) scales_ = aligned<float>(kPanel * values.groups);
+      : values_(values), bytes_(scales) {
+    if (scales.kind == ByteScales::kNone || !spelled) return;
+    scales_ = aligned<float>(kPanel * values.groups);
+    spell_ = kernels.products->scales(scales);
   }
 
   const Meaning* of(int64_t first, int64_t count) {
@@ -41,7 +43,7 @@ class RowsMeant {
       rows_[r] = of_row(values_, first + r);
       if (!scales_) continue;
       float* const scales = scales_.get() + r * values_.groups;
-      kernels_.products->scales(bytes_, first_scale(first + r), values_.groups, scales);
+      spell_(bytes_, first_scale(first + r), values_.groups, scales);
       rows_[r].scale = scales;
     }
     return rows_;
@@ -50,9 +52,9 @@ class RowsMeant {
   int64_t first_scale(int64_t row) const { return table_of(values_, row) * values_.groups; }
 
  private:
-  const Kernels& kernels_;
   const Values& values_;
   const ByteScales& bytes_;
+  SpellScales spell_ = nullptr;
   Aligned<float> scales_;
   Meaning rows_[kPanel];
 };
