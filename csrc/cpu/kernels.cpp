@@ -2,6 +2,7 @@
 #include "kernels.h"
 
 #include <stdexcept>
+#include <utility>
 
 namespace qload::cpu {
 
@@ -16,19 +17,35 @@ bool has(Isa isa) {
       return has(Isa::kAvx2) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
              __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
              __builtin_cpu_supports("avx512vbmi");
+    case Isa::kAvx512Vnni:
+      return has(Isa::kAvx512) && __builtin_cpu_supports("avx512vnni");
     case Isa::kAvx512Bf16:
-      return has(Isa::kAvx512) && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
+      return has(Isa::kAvx512Vnni) && __builtin_cpu_supports("avx512bf16");
 #endif
     default:
       return false;
   }
 }
 
-Isa best() {
-  static const Isa found = has(Isa::kAvx512Bf16) ? Isa::kAvx512Bf16
-                           : has(Isa::kAvx512)   ? Isa::kAvx512
-                           : has(Isa::kAvx2)     ? Isa::kAvx2
-                                                 : Isa::kScalar;
+namespace {
+
+/// Whether products of pairs of bfloat16 are worth their instruction: Intel's chips, which have matrix instructions for
+/// them, take four times as long for one as for a product of floats (docs/cpu.md).
+bool has_fast_pairs() {
+#ifdef QLOAD_X86
+  return !__builtin_cpu_is("intel");
+#else
+  return false;
+#endif
+}
+
+}  // namespace
+
+std::vector<Isa> best_first() {
+  std::vector<Isa> found;
+  for (const Isa isa : {Isa::kAvx512Bf16, Isa::kAvx512Vnni, Isa::kAvx512, Isa::kAvx2, Isa::kScalar})
+    if (has(isa)) found.push_back(isa);
+  if (found[0] == Isa::kAvx512Bf16 && !has_fast_pairs()) std::swap(found[0], found[1]);
   return found;
 }
 
@@ -36,6 +53,7 @@ const Kernels& kernels(Isa isa) {
   if (!has(isa)) throw std::invalid_argument("this CPU does not have the instructions asked for");
 #ifdef QLOAD_X86
   if (isa == Isa::kAvx512Bf16) return kAvx512Bf16Kernels;
+  if (isa == Isa::kAvx512Vnni) return kAvx512VnniKernels;
   if (isa == Isa::kAvx512) return kAvx512Kernels;
   if (isa == Isa::kAvx2) return kAvx2Kernels;
 #endif

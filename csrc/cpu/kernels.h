@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "../shared/float.h"
 #include "codes.h"
@@ -9,8 +10,9 @@
 
 namespace qload::cpu {
 
-enum class Isa : int { kScalar, kAvx2, kAvx512, kAvx512Bf16 };
-constexpr const char* kIsaNames[] = {"scalar", "avx2", "avx512", "avx512_bf16"};
+enum class Isa : int { kScalar, kAvx2, kAvx512, kAvx512Vnni, kAvx512Bf16 };
+constexpr const char* kIsaNames[] = {"scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16"};
+constexpr int kIsas = sizeof kIsaNames / sizeof *kIsaNames;
 
 constexpr int kMostWords = 32;  // of a run
 
@@ -106,6 +108,9 @@ struct ByteScales {  // see scales.h
   bool divided;  // by the second
 };
 
+using SpellScales = void (*)(const ByteScales&, int64_t first, int64_t count, float* to);
+
+constexpr int kMostFewRows = 16;   // tokens of rows that become floats in registers, at most
 constexpr int kMostOfBlock = 128;  // codes of a row that are read at once
 
 struct RowsOfCodes {
@@ -155,12 +160,16 @@ struct Products {
                             float* scratch);
   /// As `multiply`, for one token and narrow panels of 4 bits. Or null.
   void (*multiply_fixed)(const Panels&, const FixedToken&, const Outputs&, int64_t begin, int64_t end);
-  /// Scales [first, first + count) as float32.
-  void (*scales)(const ByteScales&, int64_t first, int64_t count, float* to);
+  /// What makes float32 of such scales.
+  SpellScales (*scales)(const ByteScales&);
+  /// Columns [begin, end) of rows as floats of a type, `pitch` apart, and zeros up to whole 64; `begin` is a multiple of
+  /// these. False, and nothing, where it does not spell out what they mean. Or null.
+  bool (*spell)(const RowsOfCodes&, int64_t begin, int64_t end, Float type, void* tile, int64_t pitch);
   /// Whether rows that mean this are multiplied with few tokens of a type in registers, and how; `way` says
   /// how many columns there are, and what their scales are.
   /// Or null.
   bool (*few_rows)(const Meaning&, Float type, FewRows& way);
+  int64_t most_few;  // tokens, beyond which rows are spelled out
 };
 
 struct Kernels {
@@ -181,16 +190,19 @@ struct Kernels {
   CodeDots code_dots;
 };
 
+/// `Products::multiply_fixed`, by bytes.
+void multiply_fixed_vnni(const Panels&, const FixedToken&, const Outputs&, int64_t begin, int64_t end);
+
 extern const Products kScalarProducts;
 
 extern const Kernels kScalarKernels;
 #ifdef QLOAD_X86
-extern const Kernels kAvx2Kernels, kAvx512Kernels, kAvx512Bf16Kernels;
-extern const Products kAvx2Products, kAvx512Products, kBf16Products;
+extern const Kernels kAvx2Kernels, kAvx512Kernels, kAvx512VnniKernels, kAvx512Bf16Kernels;
+extern const Products kAvx2Products, kAvx512Products, kVnniProducts, kBf16Products;
 #endif
 
 bool has(Isa isa);
-Isa best();
+std::vector<Isa> best_first();  // that this machine has
 const Kernels& kernels(Isa isa);
 
 }  // namespace qload::cpu

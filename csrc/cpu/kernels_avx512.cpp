@@ -98,9 +98,11 @@ void fence() { _mm_sfence(); }
 
 }  // namespace
 
-extern const Kernels kAvx512Kernels, kAvx512Bf16Kernels;
+extern const Kernels kAvx512Kernels, kAvx512VnniKernels, kAvx512Bf16Kernels;
 const Kernels kAvx512Kernels{64, run_any, narrow<Wide>, widen, fields, expand<Wide>, Wide::copy, fence,
                              &kAvx512Products, code_dots_avx512};
+const Kernels kAvx512VnniKernels{64, run_any, narrow<Wide>, widen, fields, expand<Wide>, Wide::copy, fence,
+                                 &kVnniProducts, code_dots_vnni};
 const Kernels kAvx512Bf16Kernels{64, run_any, narrow<Wide>, widen, fields, expand<Wide>, Wide::copy, fence,
                                  &kBf16Products, code_dots_vnni};
 

@@ -15,9 +15,6 @@
 namespace qload::cpu {
 namespace {
 
-constexpr int64_t kMostInRegisters = 16;  // tokens up to which rows become floats there, anew for each `FewRows::most`
-constexpr int64_t kMostNibbles = 32, kMostBytes = 64;  // of bfloat16, which are multiplied in pairs
-
 /// Where the weight's rows get their inputs: place[row], -1 for padding.
 std::vector<int32_t> places(const Panels& weight, const Inputs& in) {
   std::vector<int32_t> place(static_cast<size_t>(weight.rows), -1);
@@ -196,7 +193,7 @@ void multiply_few_rows(const Kernels& kernels, const FewRows& way, const Values&
   parallel_for(panels, least, threads, [&](int64_t begin, int64_t end) {
     RowsMeant meant(kernels, values, scales, !way.stored);
     for (int64_t panel = begin; panel < end; ++panel) {
-      float totals[kMostBytes * kPanel] = {};
+      float totals[kMostFewRows * kPanel] = {};
       const int count = static_cast<int>(std::min<int64_t>(kPanel, out.N - panel * kPanel));
       RowsOfCodes rows{meant.of(panel * kPanel, count), codes + panel * kPanel * row_bytes, row_bytes, in.K, count,
                        way.stored ? &scales : nullptr, {}};
@@ -218,10 +215,9 @@ void multiply_rows(const Kernels& kernels, const Values& values, const ByteScale
   if (!in.M || !out.N) return;
   const auto few_rows = kernels.products->few_rows;
   FewRows way{in.K, &scales, false, 0, 0, 0, 0, {}, nullptr};
-  const bool halves = kernels.products->dots_of_halves && in.type == Float::kBfloat16 && in.M > kMostInRegisters;
-  const int64_t most = !halves ? kMostInRegisters : values.meaning.bits == 8 ? kMostBytes : kMostNibbles;
-  if (in.M <= most && few_rows && few_rows(values.meaning, in.type, way) && (!halves || way.inputs))
+  if (in.M <= kernels.products->most_few && few_rows && few_rows(values.meaning, in.type, way))
     return multiply_few_rows(kernels, way, values, scales, codes, row_bytes, in, out, threads);
+  const bool halves = kernels.products->dots_of_halves && in.type == Float::kBfloat16 && in.M > kMostFewRows;
   const auto many = halves ? multiply_many_rows<InHalves> : multiply_many_rows<InFloats>;
   many(kernels, values, scales, codes, row_bytes, in, out, threads);
 }

@@ -11,6 +11,7 @@ namespace qload::cpu {
 
 extern const Products kAvx2Products;
 const Products kAvx2Products{widen<LanesAvx2>, multiply<LanesAvx2>, scratch_of, dots<LanesAvx2>, nullptr,
-                             finish<LanesAvx2>, nullptr, multiply_fixed<FixedAvx2>, spell_scales, few_rows};
+                             finish<LanesAvx2>, nullptr, multiply_fixed<FixedAvx2>, plain_scales, nullptr,
+                             few_rows, kMostFewRows};
 
 }  // namespace qload::cpu

@@ -1,20 +1,25 @@
-// Products for AVX-512.
+// Products for AVX-512, and where it has VNNI.
+#include "dots_avx512.h"
 #include "lanes_avx512.h"
 #include "panels.h"
-#include "rows.h"
 #include "rows_avx512.h"
-#include "scales.h"
+#include "rows_spelled.h"
+#include "scales_avx512.h"
 #include "widen.h"
 
 namespace qload::cpu {
 namespace {
 
-bool few_rows(const Meaning& m, Float, FewRows& way) { return few_floats(m, way); }
+constexpr int64_t kMostFewOfRows = 8;  // tokens, as four more take longer than to spell rows out
+
+constexpr Products products(decltype(Products::multiply_fixed) fixed) {
+  return {widen<LanesAvx512>, multiply<LanesAvx512>, scratch_of,   dots_avx512<FloatDots>, nullptr, finish<LanesAvx512>,
+          nullptr,            fixed,                 scales_avx512, spell_floats,           few_floats, kMostFewOfRows};
+}
 
 }  // namespace
 
-extern const Products kAvx512Products;
-const Products kAvx512Products{widen<LanesAvx512>, multiply<LanesAvx512>, scratch_of, dots<LanesAvx512>,
-                               nullptr, finish<LanesAvx512>, nullptr, nullptr, spell_scales, few_rows};
+extern const Products kAvx512Products, kVnniProducts;
+const Products kAvx512Products = products(nullptr), kVnniProducts = products(multiply_fixed_vnni);
 
 }  // namespace qload::cpu

@@ -1,15 +1,12 @@
 // Products for AVX-512 with BF16.
-#include "fixed_vnni.h"
 #include "lanes_avx512.h"
 #include "pairs.h"
 #include "panels.h"
-#include "rows.h"
 #include "rows_avx512.h"
 #include "rows_bf16.h"
 #include "rows_halves.h"
 #include "rows_rounded.h"
 #include "rows_stored.h"
-#include "scales.h"
 #include "widen.h"
 
 namespace qload::cpu {
@@ -46,14 +43,14 @@ bool pairs(const Meaning& m, FewRows& way) {
 bool few_rows(const Meaning& m, Float type, FewRows& way) {
   if (type == Float::kBfloat16 && (pairs<1>(m, way) || takes<RoundedValues>(m, way))) return true;
   if (type == Float::kFloat16 && pairs<2>(m, way)) return true;
-  return few_floats(m, way);
+  return few_floats(m, type, way);
 }
 
 }  // namespace
 
 extern const Products kBf16Products;
-const Products kBf16Products{widen<LanesAvx512>, multiply<LanesAvx512>, scratch_of, dots<LanesAvx512>,
-                             dots_of_halves, finish<LanesAvx512>, multiply_in_pairs, multiply_fixed<FixedVnni>,
-                             spell_scales, few_rows};
+const Products kBf16Products{widen<LanesAvx512>, multiply<LanesAvx512>, scratch_of,
+                             dots_avx512<FloatDots>, dots_avx512<HalfDots>, finish<LanesAvx512>, multiply_in_pairs,
+                             multiply_fixed_vnni, scales_avx512, spell_either, few_rows, kMostFewRows};
 
 }  // namespace qload::cpu

@@ -105,6 +105,6 @@ struct LanesScalar {
 
 extern const Products kScalarProducts;
 const Products kScalarProducts{widen<LanesScalar>, multiply<LanesScalar>, scratch_of, dots<LanesScalar>,
-                               nullptr, finish<LanesScalar>, nullptr, nullptr, spell_scales, nullptr};
+                               nullptr, finish<LanesScalar>, nullptr, nullptr, plain_scales, nullptr, nullptr, 0};
 
 }  // namespace qload::cpu

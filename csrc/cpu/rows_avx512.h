@@ -21,10 +21,10 @@ struct Bfloats : FloatInputs<LanesAvx512> {
 
   explicit Bfloats(const Meaning& m) {
     alignas(64) uint8_t lower[256], upper[256];
-    for (int code = 0; code < 256; ++code) {
-      const uint32_t bits = bits_at(m, code);
-      lower[code] = static_cast<uint8_t>(bits >> 16);
-      upper[code] = static_cast<uint8_t>(bits >> 24);
+    for (int code = 0; code < 256; code += S::kLanes) {
+      const __m512i bits = bits_from(m, code);
+      _mm_store_si128(reinterpret_cast<__m128i*>(lower + code), _mm512_cvtepi32_epi8(_mm512_srli_epi32(bits, 16)));
+      _mm_store_si128(reinterpret_cast<__m128i*>(upper + code), _mm512_cvtepi32_epi8(_mm512_srli_epi32(bits, 24)));
     }
     for (int i = 0; i < 4; ++i) {
       low[i] = _mm512_load_si512(lower + 64 * i);
@@ -34,9 +34,9 @@ struct Bfloats : FloatInputs<LanesAvx512> {
 
   static bool reads(const Meaning& m) {
     if (m.bits != 8) return false;
-    uint32_t rest = 0;
-    for (int code = 0; code < 256; ++code) rest |= bits_at(m, code);
-    return !(rest & 0xFFFF);
+    __m512i rest = _mm512_setzero_si512();
+    for (int code = 0; code < 256; code += S::kLanes) rest = S::either(rest, bits_from(m, code));
+    return !_mm512_test_epi32_mask(rest, S::words(0xFFFF));
   }
 
   static int code(int at, const Meaning&) {
@@ -44,8 +44,9 @@ struct Bfloats : FloatInputs<LanesAvx512> {
     return lane / 4 * 16 + part / 2 * 8 + lane % 4 * 2 + part % 2;
   }
 
-  Halves load(const uint8_t* from) const {
-    const __m512i codes = _mm512_loadu_si512(from);
+  Halves load(const uint8_t* from) const { return of(_mm512_loadu_si512(from)); }
+
+  Halves of(__m512i codes) const {
     const __mmask64 last = _mm512_movepi8_mask(codes);
     const __m512i lower = byte(low, codes, last), upper = byte(high, codes, last);
     return {_mm512_unpacklo_epi8(lower, upper), _mm512_unpackhi_epi8(lower, upper)};
@@ -58,11 +59,11 @@ struct Bfloats : FloatInputs<LanesAvx512> {
   }
 
  private:
-  static uint32_t bits_at(const Meaning& m, int code) {
-    const float value = m.lookup ? m.lookup[code] : static_cast<float>(code);
-    uint32_t bits;
-    std::memcpy(&bits, &value, sizeof bits);
-    return bits;
+  /// The floats that 16 codes stand for.
+  static __m512i bits_from(const Meaning& m, int code) {
+    if (m.lookup) return _mm512_loadu_si512(m.lookup + code);
+    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    return _mm512_castps_si512(_mm512_cvtepi32_ps(_mm512_add_epi32(lane, _mm512_set1_epi32(code))));
   }
 
   static __m512i byte(const __m512i (&table)[4], __m512i codes, __mmask64 last) {
@@ -71,7 +72,7 @@ struct Bfloats : FloatInputs<LanesAvx512> {
   }
 };
 
-inline bool few_floats(const Meaning& m, FewRows& way) {
+inline bool few_floats(const Meaning& m, Float, FewRows& way) {
   return takes<Sixteen<LanesAvx512>>(m, way) || takes<Bfloats>(m, way);
 }
 

@@ -32,8 +32,10 @@ inline void widen_one(const Kernels& kernels, const Inputs& in, int64_t token, f
 class RowsMeant {
  public:
   RowsMeant(const Kernels& kernels, const Values& values, const ByteScales& scales, bool spelled)
-      : kernels_(kernels), values_(values), bytes_(scales) {
-    if (scales.kind != ByteScales::kNone && spelled) scales_ = aligned<float>(kPanel * values.groups);
+      : values_(values), bytes_(scales) {
+    if (scales.kind == ByteScales::kNone || !spelled) return;
+    scales_ = aligned<float>(kPanel * values.groups);
+    spell_ = kernels.products->scales(scales);
   }
 
   const Meaning* of(int64_t first, int64_t count) {
@@ -41,7 +43,7 @@ class RowsMeant {
       rows_[r] = of_row(values_, first + r);
       if (!scales_) continue;
       float* const scales = scales_.get() + r * values_.groups;
-      kernels_.products->scales(bytes_, first_scale(first + r), values_.groups, scales);
+      spell_(bytes_, first_scale(first + r), values_.groups, scales);
       rows_[r].scale = scales;
     }
     return rows_;
@@ -50,9 +52,9 @@ class RowsMeant {
   int64_t first_scale(int64_t row) const { return table_of(values_, row) * values_.groups; }
 
  private:
-  const Kernels& kernels_;
   const Values& values_;
   const ByteScales& bytes_;
+  SpellScales spell_ = nullptr;
   Aligned<float> scales_;
   Meaning rows_[kPanel];
 };
@@ -81,12 +83,18 @@ struct InHalves {
   static auto dots(const Kernels& kernels) { return kernels.products->dots_of_halves; }
 };
 
-/// Columns [begin, end) of a row, and zeros up to a multiple of `E::kColumns`.
+/// Columns [begin, end) of some rows, `pitch` apart, and zeros up to a multiple of `E::kColumns`.
 template <class E>
-void spell(const Kernels& kernels, const Meaning& meaning, const uint8_t* row, int64_t begin, int64_t end,
-           typename E::Element* to) {
-  kernels.expand(meaning, row + begin * meaning.bits / 8, begin, end, to - begin, false);
-  for (int64_t i = end - begin; i % E::kColumns; ++i) to[i] = 0;
+void spell(const Kernels& kernels, const RowsOfCodes& rows, int64_t begin, int64_t end, typename E::Element* tile,
+           int64_t pitch) {
+  const auto in_registers = kernels.products->spell;
+  if (in_registers && in_registers(rows, begin, end, E::kType, tile, pitch)) return;
+  for (int r = 0; r < rows.count; ++r) {
+    typename E::Element* const to = tile + r * pitch;
+    const uint8_t* const row = rows.codes + r * rows.row_bytes;
+    kernels.expand(rows.meaning[r], row + begin * rows.meaning[r].bits / 8, begin, end, to - begin, false);
+    for (int64_t i = end - begin; i % E::kColumns; ++i) to[i] = 0;
+  }
 }
 
 /// Some tokens, whose inputs `x` lie `pitch` apart, times panels [begin, end).
@@ -112,9 +120,9 @@ void multiply_spelled(const Kernels& kernels, const Values& values, const ByteSc
     for (int64_t c = 0; c < K; c += kAtOnce) {
       const int64_t stop = std::min(c + kAtOnce, K), wide = std::min(kAtOnce, pitch - c);
       for (int64_t panel = first; panel < last; ++panel) {
-        const Meaning* const meaning = meanings[panel - first];
-        for (int64_t r = 0; r < rows_of(panel); ++r)
-          spell<E>(kernels, meaning[r], codes + (panel * kPanel + r) * row_bytes, c, stop, tile.get() + r * kAtOnce);
+        const RowsOfCodes rows{meanings[panel - first], codes + panel * kPanel * row_bytes, row_bytes, K,
+                               static_cast<int>(rows_of(panel)), nullptr, {}};
+        spell<E>(kernels, rows, c, stop, tile.get(), kAtOnce);
         E::dots(kernels)(tile.get(), kAtOnce, x + c, pitch, tokens.count, wide, totals.data() + (panel - first) * sums);
       }
     }

@@ -43,5 +43,7 @@ inline void spell_scales(const ByteScales& scales, int64_t first, int64_t count,
   way(scales, first, count, to);
 }
 
+inline SpellScales plain_scales(const ByteScales&) { return spell_scales; }
+
 }  // namespace
 }  // namespace qload::cpu

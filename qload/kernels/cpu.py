@@ -61,7 +61,7 @@ def multiply(
     if x.dtype not in FLOATS or 0 in weight.shape or not all(is_plain(tensor, "cpu") for tensor in held):
         return None
     bits = weight.config.bits if isinstance(weight, PanelsWeight) else None
-    taken = _taken(x, type(weight), bits)
+    taken = _taken(x, type(weight), bits, dtype)
     if taken is None:
         return None
     added = None if bias is None else bias.detach().to(torch.float32).contiguous()
@@ -118,7 +118,7 @@ class PanelsPlan:
             return None
         if not is_plain(x, "cpu") or not (bias is None or _is_added(bias, self.N)):
             return None
-        taken = _taken(x, PanelsWeight, self.bits)
+        taken = _taken(x, PanelsWeight, self.bits, dtype)
         if taken is None:
             return None
         way, rows = taken
@@ -146,10 +146,16 @@ def plan_of(weight: Weight) -> PanelsPlan | None:
     return PanelsPlan(weight) if plain else None
 
 
-def _taken(x: Tensor, weight_type: type[Weight], panel_bits: int | None) -> tuple[str, Tensor] | None:
-    """The way of a call, and (..., K) as tokens (M, K) of stride 1; None where it is torch's."""
+def _taken(
+    x: Tensor, weight_type: type[Weight], panel_bits: int | None, dtype: torch.dtype | None
+) -> tuple[str, Tensor] | None:
+    """The way of a call, and (..., K) as tokens (M, K) of stride 1; None where it is torch's.
+
+    Torch's rounds to the type of x: where the result has another `dtype`, it is the fastest of the others.
+    """
     rows = x.detach().reshape(-1, x.shape[-1])
-    way = way_of(weight_type, panel_bits, x.dtype, rows.shape[0])
+    ways = ways_of(weight_type, panel_bits, x.dtype, rows.shape[0])
+    way = ways[0] if dtype in (None, x.dtype) else next((each for each in ways if each != TORCH), TORCH)
     if way == TORCH:
         return None
     return way, rows if rows.stride(1) == 1 or rows.shape[1] == 1 else rows.contiguous()
@@ -164,9 +170,14 @@ def _is_added(bias: Tensor, N: int) -> bool:
     return tuple(bias.shape) == (N,) and is_plain(bias, "cpu")
 
 
-def way_of(weight_type: type[Weight], panel_bits: int | None, dtype: torch.dtype, tokens: int) -> str:
-    """How so many tokens are multiplied with weights of a type; `panel_bits`: of those in panels."""
-    return ranked(kind_of(weight_type), panel_bits or row_bits(weight_type), dtype, isa(), tokens)[0]
+def ways_of(
+    weight_type: type[Weight], panel_bits: int | None, dtype: torch.dtype, tokens: int
+) -> tuple[str, ...]:
+    """How so many tokens are multiplied with weights of a type, the fastest way first.
+
+    `panel_bits`: of those in panels.
+    """
+    return ranked(kind_of(weight_type), panel_bits or row_bits(weight_type), dtype, isa(), tokens)
 
 
 def most_tokens(weight_type: type[Weight], panel_bits: int | None, dtype: torch.dtype) -> int | None:

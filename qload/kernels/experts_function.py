@@ -8,8 +8,10 @@ In this order, each step in float32 (float64 for x of float64):
 3. where the routing weight goes on the output, its product with that weight;
 4. the sum over the experts of a token, in the order of their numbers, whatever the order of its ids.
 
-One rounding follows, to the dtype of x. On a GPU both sides of a product are rounded to that dtype as well,
-and its sums are in float32; a weight is what its `dequantize()` says.
+One rounding follows, to the dtype of x. A weight is what its `dequantize()` says, and sums are in float32. On
+a GPU both sides of a product are rounded to the dtype of x as well. On a CPU so are, for x of bfloat16 that
+wants no gradient, inputs that no declaration quantizes, and weights may be; what comes out of a product stays
+float32.
 
 All tokens that chose an expert go through it at once, and experts that no token chose are not read. How many
 tokens an expert has decides in which order a kernel, or the vendor, sums a row: what a token gets depends on
@@ -75,10 +77,11 @@ def multiply(
         return cuda.experts_linear(x, topk_ids, topk_weights, weight)
     wide = torch.promote_types(x.dtype, torch.float32)
     narrow = x.dtype if x.is_cuda else wide
-    products = ExpertProducts(weight, activations, maximum, narrow, kept)
     rows, weights = x.reshape(-1, x.shape[-1]), topk_weights.to(wide)
     if x.requires_grad and torch.is_grad_enabled():
         rows = rows.to(wide)  # in which gradients of a token are summed over its experts
+    rounded = torch.bfloat16 if rows.dtype == torch.bfloat16 and not x.is_cuda else None
+    products = ExpertProducts(weight, activations, maximum, narrow, rounded, kept)
     total = torch.zeros(rows.shape, dtype=wide, device=x.device)
     for run in routed(topk_ids, weight.local.map.tolist()).runs(_most_pairs(weight)):
         _add(total, rows, weights, run, products)

@@ -12,7 +12,6 @@ from qload.kernels.cpu_rows import KeptRows
 from qload.kernels.declared import Activations, Maximum
 from qload.kernels.reference import product
 from qload.kernels.routed import RoutedTokens
-from qload.kernels.sums import NARROW
 from qload.spec import Weight
 
 
@@ -24,15 +23,7 @@ class KeptMatrix:
         self._plan = cpu.plan_of(weight)
 
     def multiply(self, rows: Tensor, bias: Tensor | None) -> Tensor | None:
-        """Rows (n, K) -> (n, N) in float32, by the CPU module, or None.
-
-        Where it leaves so many rows of 16 bits to torch, it is asked for them in float32: torch would get
-        them in float32 too.
-        """
-        y = self._natively(rows, bias)
-        return self._natively(rows.float(), bias) if y is None and rows.dtype in NARROW else y
-
-    def _natively(self, rows: Tensor, bias: Tensor | None) -> Tensor | None:
+        """Rows (n, K) -> (n, N) in float32, by the CPU module, or None."""
         y = None if self._plan is None else self._plan.multiply(rows, bias, torch.float32)
         return cpu.multiply(rows, self.weight, bias, kept=self.rows, dtype=torch.float32) if y is None else y
 
@@ -80,6 +71,8 @@ class ExpertProducts:
         As its `get_linear` has them.
     narrow
         What both sides of a product are rounded to where no kernel of a CPU multiplies.
+    rounded
+        What rows that are multiplied as they come are rounded to before; None: they stay.
     kept
         What earlier calls found out.
     """
@@ -88,12 +81,15 @@ class ExpertProducts:
     activations: Activations
     maximum: Maximum
     narrow: torch.dtype
+    rounded: torch.dtype | None
     kept: KeptExperts
 
     def __call__(self, name: Literal["gate_up", "down"], run: RoutedTokens, rows: Tensor) -> Tensor:
         """Rows (P, K) of a run of experts, each times the matrix of its own: (P, N), in float32 at least."""
         stack, biases = getattr(self.weight, name), getattr(self.weight, f"{name}_bias")
         as_it_comes = self.activations == "unquantized" or stack.layer.activations is None
+        if as_it_comes and self.rounded is not None:
+            rows = rows.to(self.rounded)
         matrices: Sequence[KeptMatrix | None] = [None] * len(run.places)
         if rows.device.type == "cpu":
             matrices = getattr(self.kept, name).of(stack, run.places)

@@ -4,6 +4,7 @@ A slope is the largest that a function has.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from math import e, pi, sqrt
 from typing import Any
 
@@ -69,6 +70,31 @@ def between(gate: Bounded, up: Bounded, kind: str, alpha: float | None, limit: f
     return PLAIN[kind](gate) * up
 
 
+@dataclass(frozen=True)
+class Rounding:
+    """What is rounded on the way through an expert.
+
+    Attributes
+    ----------
+    between
+        What comes out of a product, and of the activation, and inputs that a declaration quantizes.
+    inputs, weights
+        Both sides of a product of inputs as they come.
+    declared
+        Weights that meet declared inputs.
+    """
+
+    between: torch.dtype
+    inputs: torch.dtype
+    weights: torch.dtype
+    declared: torch.dtype
+
+
+def multiplied(x: Tensor) -> torch.dtype:
+    """What experts round both sides of a product to where inputs go into it as they come."""
+    return x.dtype if x.is_cuda or x.dtype == torch.bfloat16 else torch.float32
+
+
 def of_experts(
     x: Tensor,
     topk_ids: Tensor,
@@ -83,20 +109,23 @@ def of_experts(
 
     `topk_ids`, `topk_weights`: (T, k); `experts`: an `ExpertsWeight` of whole experts, of which one is
     dequantized at a time. `between`: what goes between two products is rounded to that; None: to x's type on
-    a GPU. `dequantized`: what weights are rounded to; None: as what goes between.
+    a GPU, and before a product to `multiplied(x)`. `dequantized`: what weights are rounded to; None: as what
+    they are multiplied with.
     """
     value = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
     error, on_input = torch.zeros_like(value), experts.facts.side == "input"
     narrow = between or (x.dtype if x.is_cuda else torch.float32)
+    own = between or multiplied(x)
+    rounding = Rounding(narrow, own, dequantized or own, dequantized or narrow)
     for run in routed(topk_ids, experts.local.map.tolist()).runs(1):
         (place,), pairs = run.places, (run.tokens, run.slots)
         tokens, slots = (torch.from_numpy(each).to(x.device) for each in pairs)
-        own = exact(topk_weights[tokens, slots][:, None])
+        shares = exact(topk_weights[tokens, slots][:, None])
         rows = exact(x[tokens])
         if on_input:
-            rows = (rows * own).rounded_to(narrow)
-        made = _of_expert(rows, experts, place, (narrow, dequantized or narrow), activations)
-        made = made if on_input else made.rounded_to(narrow) * own
+            rows = (rows * shares).rounded_to(narrow)
+        made = _of_expert(rows, experts, place, rounding, activations)
+        made = made if on_input else made.rounded_to(narrow) * shares
         total = Bounded(value[tokens], error[tokens]) + made
         value[tokens], error[tokens] = total.value, total.error
     return Bounded(value, error)
@@ -106,33 +135,33 @@ def _of_expert(
     rows: Bounded,
     experts: Any,
     place: int,
-    dtypes: tuple[torch.dtype, torch.dtype],
+    rounding: Rounding,
     activations: Activations,
 ) -> Bounded:
     matrices, act = experts.expert(place), experts.facts.activation
-    narrow = dtypes[0]
+    narrow = rounding.between
     up_bias, down_bias = (
         None if biases is None else biases[place] for biases in (experts.gate_up_bias, experts.down_bias)
     )
-    gate_up = _through(matrices.gate_up, up_bias, rows, dtypes, activations).rounded_to(narrow)
+    gate_up = _through(matrices.gate_up, up_bias, rows, rounding, activations).rounded_to(narrow)
     half = gate_up.value.shape[-1] // 2
     inner = between(gate_up[:half], gate_up[half:], act.kind, act.alpha, act.limit).rounded_to(narrow)
-    return _through(matrices.down, down_bias, inner, dtypes, activations)
+    return _through(matrices.down, down_bias, inner, rounding, activations)
 
 
 def _through(
     weight: Weight,
     bias: Tensor | None,
     rows: Bounded,
-    dtypes: tuple[torch.dtype, torch.dtype],
+    rounding: Rounding,
     activations: Activations,
 ) -> Bounded:
-    """One matrix of an expert, and its bias; `dtypes` of inputs, and of the matrix."""
-    narrow, held = dtypes
+    """One matrix of an expert, and its bias."""
     factors, matrix = weight.input_factors, weight.dequantize()
     rows = rows if factors is None else rows * exact(factors)
     if not quantizes(weight, activations):
-        return product(rows.rounded_to(narrow), matrix, bias, held, steps=STEPS)
+        return product(rows.rounded_to(rounding.inputs), matrix, bias, rounding.weights, steps=STEPS)
+    narrow, held = rounding.between, rounding.declared
     made = [
         product(taken.rounded_to(narrow), matrix[n], None if bias is None else bias[n], held, steps=STEPS)
         for taken, n in _as_declared(rows, weight)

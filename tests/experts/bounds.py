@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from qload.kernels.bounds import Bounded, excess, product
@@ -20,10 +21,21 @@ class Matrices:
     down_bias: Tensor | None = None
 
     def __call__(
-        self, x: Bounded, kind: str, alpha: float | None = None, limit: float | None = None
+        self,
+        x: Bounded,
+        kind: str,
+        alpha: float | None = None,
+        limit: float | None = None,
+        rounded: torch.dtype | None = None,
     ) -> Bounded:
-        gate, up = product(x, self.gate, self.gate_bias), product(x, self.up, self.up_bias)
-        return product(between(gate, up, kind, alpha, limit), self.down, self.down_bias)
+        """`rounded`: what both sides of a product may be rounded to, if not float32."""
+
+        def times(rows: Bounded, matrix: Tensor, bias: Tensor | None) -> Bounded:
+            taken = rows if rounded is None else rows.rounded_to(rounded)
+            return product(taken, matrix, bias, rounded)
+
+        gate, up = times(x, self.gate, self.gate_bias), times(x, self.up, self.up_bias)
+        return times(between(gate, up, kind, alpha, limit), self.down, self.down_bias)
 
 
 def assert_within(got: Tensor, want: Bounded) -> None:

@@ -103,7 +103,7 @@ def what_is_exact(
     limit: float | None = None,
 ) -> Bounded:
     """(T, H): the sum over the experts of each token that are here, in float64, with its bound."""
-    tokens = []
+    tokens, rounded = [], x.dtype if x.dtype == torch.bfloat16 else None
     for token, row in enumerate(ids.tolist()):
         total = exact(torch.zeros_like(x[token]))
         for slot, expert in enumerate(row):
@@ -111,7 +111,7 @@ def what_is_exact(
                 continue
             weight, one = exact(weights[token, slot]), exact(x[token])
             on_input = side == "input"
-            out = matrices[expert](one * weight if on_input else one, kind, alpha, limit)
+            out = matrices[expert](one * weight if on_input else one, kind, alpha, limit, rounded)
             total = total + (out if on_input else out * weight)
         tokens.append(total)
     return Bounded(torch.stack([t.value for t in tokens]), torch.stack([t.error for t in tokens]))

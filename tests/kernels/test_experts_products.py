@@ -73,7 +73,7 @@ def test_each_chosen_expert_is_multiplied_once_by_rows_of_its_tokens(
 
     counts = {0: 1, 1: 3, 2: 2, 4: 3}
     first = [(weight.gate_up.names[e], n, torch.bfloat16) for e, n in counts.items()]
-    assert module.seen == first + [(weight.down.names[e], n, FLOAT32) for e, n in counts.items()]
+    assert module.seen == first + [(weight.down.names[e], n, torch.bfloat16) for e, n in counts.items()]
     assert dequantized == []
 
 
@@ -92,17 +92,19 @@ def test_results_are_right_however_many_experts_the_module_takes(
         assert bool((excess(y, of_experts(*read, weight)) <= 1).all())
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_rows_of_16_bits_that_it_leaves_to_torch_are_asked_for_in_float32(
-    module: Module, dequantized: list[str], dtype: torch.dtype
-) -> None:
-    weight = made("mxfp4")
-    module.dtypes = (FLOAT32,)
+def test_experts_round_the_same_for_a_token_alone_and_without_the_module(module: Module) -> None:
+    """What is rounded is decided by the type of x, and by nothing that a batch or a machine has."""
+    weight = made("mxfp4", biased=True)
+    x, ids, weights = drawn(weight, 9, torch.bfloat16)
+    layer = weight.get_linear()
+    for most in (99, 0):
+        module.most = most
+        y = layer(x, ids, weights)
+        alone = [layer(x[t : t + 1], ids[t : t + 1], weights[t : t + 1]) for t in range(len(x))]
 
-    weight.get_linear()(*drawn(weight, 3, dtype))
-
-    assert {each for _, _, each in module.seen} == {FLOAT32}
-    assert dequantized == []
+        assert bool((excess(y, of_experts(x, ids, weights, weight)) <= 1).all())
+        assert bool((excess(torch.cat(alone), of_experts(x, ids, weights, weight)) <= 1).all())
+        assert not torch.equal(y, layer(x.float(), ids, weights).bfloat16())
 
 
 @pytest.mark.usefixtures("module")

@@ -30,12 +30,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def every_number_of_tokens() -> Iterator[None]:
     """Calls that the module leaves to torch, as that is faster, are tested too."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cpu, "way_of", way_of_our_own)
+        patch.setattr(cpu, "ways_of", ways_of_our_own)
         yield
 
 
-def way_of_our_own(weight_type: type[Weight], bits: int | None, dtype: torch.dtype, tokens: int) -> str:
-    """The fastest that is not torch's."""
+def ways_of_our_own(
+    weight_type: type[Weight], bits: int | None, dtype: torch.dtype, tokens: int
+) -> tuple[str, ...]:
+    """Those that are not torch's, the fastest first."""
     kind, width = cpu_choice.kind_of(weight_type), bits or cpu_choice.row_bits(weight_type)
     ways = cpu_choice.ranked(kind, width, dtype, native.isa(), tokens)
-    return next(way for way in ways if way != cpu_choice.TORCH)
+    return tuple(way for way in ways if way != cpu_choice.TORCH)

@@ -29,7 +29,7 @@ def unmoved(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError(f"{tuple(stored.shape)} codes were moved")
 
     monkeypatch.setattr(eetq, "unpack", refuse)
-    monkeypatch.setattr(cpu, "way_of", lambda *call: PAIRS)
+    monkeypatch.setattr(cpu, "ways_of", lambda *call: (PAIRS,))
 
 
 @ISAS

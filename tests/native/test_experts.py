@@ -164,7 +164,11 @@ def test_each_expert_is_multiplied_as_a_layer_of_its_own(isa: str, format: str, 
 
 
 @ISAS
-def test_inputs_of_16_bits_are_taken_as_they_are(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@every_side
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_what_goes_into_products_is_bfloat16_for_tokens_of_it(
+    isa: str, side: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[tuple[torch.dtype, torch.dtype | None]] = []
     own = cpu.PanelsPlan.multiply
 
@@ -175,24 +179,25 @@ def test_inputs_of_16_bits_are_taken_as_they_are(isa: str, monkeypatch: pytest.M
         return y
 
     monkeypatch.setattr(cpu.PanelsPlan, "multiply", multiply)
-    for side in ("output", "input"):
-        weight = made("panels", side=side)
-        multiplied(weight, *drawn(weight, 1, torch.bfloat16), isa=isa)
+    weight = made("panels", side=side)
+    multiplied(weight, *drawn(weight, 1, dtype), isa=isa)
 
-    first = [torch.bfloat16] * 3 + [torch.float32] * 9
-    assert seen == [(dtype, torch.float32) for dtype in first]
+    between = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
+    first = between if side == "input" else dtype  # which meets a routing weight of float32
+    assert seen == [(each, torch.float32) for each in [first] * 3 + [between] * 3]
 
 
-def test_more_rows_than_a_kernel_takes_in_16_bits_are_asked_for_in_32(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(
-        cpu, "way_of", lambda kind, bits, dtype, tokens: "cache" if dtype == torch.float32 else "torch"
-    )
+def test_rows_that_torch_would_multiply_faster_are_not_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would round what comes out of a product."""
+
+    def ways_of(kind: Any, bits: Any, dtype: torch.dtype, tokens: int) -> tuple[str, ...]:
+        return ("cache",) if dtype == torch.float32 else ("torch", "cache")
+
+    monkeypatch.setattr(cpu, "ways_of", ways_of)
     weight = made("mxfp4")
-    read = drawn(weight, 9, torch.bfloat16)
-
-    assert_within(weight, multiplied(weight, *read), *read)
+    for dtype in (torch.bfloat16, torch.float16):
+        read = drawn(weight, 9, dtype)
+        assert_within(weight, multiplied(weight, *read), *read)
 
 
 @every_format

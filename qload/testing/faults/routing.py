@@ -123,7 +123,7 @@ FAULTS = (
         "made = None if kept is None or not as_it_comes else kept.multiply(some, bias)",
         "made = None",
     ),
-    Fault("experts-of-16-bits-left-to-torch", _PRODUCTS, "y is None and rows.dtype in NARROW", "False"),
+    Fault("experts-between-not-rounded", _PRODUCTS, "as_it_comes and self.rounded is not None", "False"),
     Fault(
         "sums-in-the-dtype-of-inputs",
         _MODULE,
