@@ -58,14 +58,14 @@ using Meant = std::tuple<bool, uintptr_t, uintptr_t, uintptr_t, int64_t, uintptr
                          uintptr_t, bool, float, int>;
 
 const Kernels& named(const std::string& isa) {
-  for (const Isa each : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16})
+  for (const Isa each : kIsas)
     if (isa == kIsaNames[static_cast<int>(each)]) return kernels(each);
   throw std::invalid_argument("no instruction set is called " + isa);
 }
 
 std::vector<std::string> isas() {
   std::vector<std::string> found;
-  for (const Isa isa : {Isa::kAvx512Bf16, Isa::kAvx512, Isa::kAvx2, Isa::kScalar})
+  for (const Isa isa : kIsas)
     if (has(isa)) found.emplace_back(kIsaNames[static_cast<int>(isa)]);
   return found;
 }

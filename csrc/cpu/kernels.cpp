@@ -3,6 +3,8 @@
 
 #include <stdexcept>
 
+#include "amx.h"
+
 namespace qload::cpu {
 
 bool has(Isa isa) {
@@ -19,21 +21,20 @@ bool has(Isa isa) {
     case Isa::kAvx512Bf16:
       return has(Isa::kAvx512) && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
 #endif
+#ifdef QLOAD_AMX
+    case Isa::kAvx512Amx:
+      return has(Isa::kAvx512Bf16) && has_tiles();
+#endif
     default:
       return false;
   }
 }
 
-Isa best() {
-  static const Isa found = has(Isa::kAvx512Bf16) ? Isa::kAvx512Bf16
-                           : has(Isa::kAvx512)   ? Isa::kAvx512
-                           : has(Isa::kAvx2)     ? Isa::kAvx2
-                                                 : Isa::kScalar;
-  return found;
-}
-
 const Kernels& kernels(Isa isa) {
   if (!has(isa)) throw std::invalid_argument("this CPU does not have the instructions asked for");
+#ifdef QLOAD_AMX
+  if (isa == Isa::kAvx512Amx) return kAvx512AmxKernels;
+#endif
 #ifdef QLOAD_X86
   if (isa == Isa::kAvx512Bf16) return kAvx512Bf16Kernels;
   if (isa == Isa::kAvx512) return kAvx512Kernels;

@@ -9,8 +9,9 @@
 
 namespace qload::cpu {
 
-enum class Isa : int { kScalar, kAvx2, kAvx512, kAvx512Bf16 };
-constexpr const char* kIsaNames[] = {"scalar", "avx2", "avx512", "avx512_bf16"};
+enum class Isa : int { kScalar, kAvx2, kAvx512, kAvx512Bf16, kAvx512Amx };
+constexpr const char* kIsaNames[] = {"scalar", "avx2", "avx512", "avx512_bf16", "avx512_amx"};
+constexpr Isa kIsas[] = {Isa::kAvx512Amx, Isa::kAvx512Bf16, Isa::kAvx512, Isa::kAvx2, Isa::kScalar};  // best first
 
 constexpr int kMostWords = 32;  // of a run
 
@@ -163,6 +164,8 @@ struct Products {
   bool (*few_rows)(const Meaning&, Float type, FewRows& way);
 };
 
+struct TileProducts;
+
 struct Kernels {
   int widest;
   /// Tiles of a plan; see network.h.
@@ -179,6 +182,7 @@ struct Kernels {
   void (*fence)();  // after streamed stores
   const Products* products;
   CodeDots code_dots;
+  const TileProducts* tiles;  // of many tokens, see tiled.h; or null
 };
 
 extern const Products kScalarProducts;
@@ -188,9 +192,12 @@ extern const Kernels kScalarKernels;
 extern const Kernels kAvx2Kernels, kAvx512Kernels, kAvx512Bf16Kernels;
 extern const Products kAvx2Products, kAvx512Products, kBf16Products;
 #endif
+#ifdef QLOAD_AMX
+extern const Kernels kAvx512AmxKernels;
+extern const TileProducts kAmxProducts;
+#endif
 
 bool has(Isa isa);
-Isa best();
 const Kernels& kernels(Isa isa);
 
 }  // namespace qload::cpu

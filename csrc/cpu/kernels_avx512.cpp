@@ -100,8 +100,13 @@ void fence() { _mm_sfence(); }
 
 extern const Kernels kAvx512Kernels, kAvx512Bf16Kernels;
 const Kernels kAvx512Kernels{64, run_any, narrow<Wide>, widen, fields, expand<Wide>, Wide::copy, fence,
-                             &kAvx512Products, code_dots_avx512};
+                             &kAvx512Products, code_dots_avx512, nullptr};
 const Kernels kAvx512Bf16Kernels{64, run_any, narrow<Wide>, widen, fields, expand<Wide>, Wide::copy, fence,
-                                 &kBf16Products, code_dots_vnni};
+                                 &kBf16Products, code_dots_vnni, nullptr};
+#ifdef QLOAD_AMX
+extern const Kernels kAvx512AmxKernels;
+const Kernels kAvx512AmxKernels{64, run_any, narrow<Wide>, widen, fields, expand<Wide>, Wide::copy, fence,
+                                &kBf16Products, code_dots_vnni, &kAmxProducts};
+#endif
 
 }  // namespace qload::cpu

@@ -44,8 +44,9 @@ struct Bfloats : FloatInputs<LanesAvx512> {
     return lane / 4 * 16 + part / 2 * 8 + lane % 4 * 2 + part % 2;
   }
 
-  Halves load(const uint8_t* from) const {
-    const __m512i codes = _mm512_loadu_si512(from);
+  Halves load(const uint8_t* from) const { return of(_mm512_loadu_si512(from)); }
+
+  Halves of(__m512i codes) const {
     const __mmask64 last = _mm512_movepi8_mask(codes);
     const __m512i lower = byte(low, codes, last), upper = byte(high, codes, last);
     return {_mm512_unpacklo_epi8(lower, upper), _mm512_unpackhi_epi8(lower, upper)};

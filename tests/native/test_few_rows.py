@@ -25,6 +25,7 @@ KINDS: dict[str, tuple[int, Tensor | None]] = {  # bits, and what codes stand fo
     "any 256 floats": (8, torch.linspace(-1, 1, 256) ** 3),
 }
 EACH = pytest.mark.parametrize("kind", KINDS)
+PAIRED = "avx512_bf16", "avx512_amx"
 RUNS = [  # and inputs
     *[(8, 264), (16, 256), (24, 264), (32, 288), (40, 200), (64, 320), (128, 1280), (256, 520)],
     (4224, 4224),  # more than lie near at once
@@ -77,9 +78,7 @@ def dense(rows: CodeRows, K: int) -> Tensor:
 
 def held(rows: CodeRows, w: Tensor, dtype: torch.dtype, isa: str) -> Tensor:
     """The weight that few tokens meet: rounded where values are no bfloat16, and lie in tables of pairs."""
-    paired = (
-        isa == "avx512_bf16" and dtype == torch.bfloat16 and rows.bits == 4 and rows.meaning.zeros is None
-    )
+    paired = isa in PAIRED and dtype == torch.bfloat16 and rows.bits == 4 and rows.meaning.zeros is None
     whole = rows.meaning.run % 64 == 0 or rows.meaning.run >= w.shape[1]
     values = rows.meaning.lookup
     exact = values is None or torch.equal(values, values.bfloat16().float())
