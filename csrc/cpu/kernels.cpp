@@ -1,8 +1,11 @@
 // Which instruction sets this machine has, asked once.
 #include "kernels.h"
 
+#include <algorithm>
 #include <stdexcept>
 #include <utility>
+
+#include "amx.h"
 
 namespace qload::cpu {
 
@@ -21,6 +24,10 @@ bool has(Isa isa) {
       return has(Isa::kAvx512) && __builtin_cpu_supports("avx512vnni");
     case Isa::kAvx512Bf16:
       return has(Isa::kAvx512Vnni) && __builtin_cpu_supports("avx512bf16");
+#endif
+#ifdef QLOAD_AMX
+    case Isa::kAvx512Amx:
+      return has(Isa::kAvx512Bf16) && has_tiles();
 #endif
     default:
       return false;
@@ -43,14 +50,18 @@ bool has_fast_pairs() {
 
 std::vector<Isa> best_first() {
   std::vector<Isa> found;
-  for (const Isa isa : {Isa::kAvx512Bf16, Isa::kAvx512Vnni, Isa::kAvx512, Isa::kAvx2, Isa::kScalar})
+  for (const Isa isa : {Isa::kAvx512Amx, Isa::kAvx512Bf16, Isa::kAvx512Vnni, Isa::kAvx512, Isa::kAvx2, Isa::kScalar})
     if (has(isa)) found.push_back(isa);
-  if (found[0] == Isa::kAvx512Bf16 && !has_fast_pairs()) std::swap(found[0], found[1]);
+  const auto pairs = std::find(found.begin(), found.end(), Isa::kAvx512Bf16);
+  if (pairs != found.end() && !has_fast_pairs()) std::swap(pairs[0], pairs[1]);
   return found;
 }
 
 const Kernels& kernels(Isa isa) {
   if (!has(isa)) throw std::invalid_argument("this CPU does not have the instructions asked for");
+#ifdef QLOAD_AMX
+  if (isa == Isa::kAvx512Amx) return kAvx512AmxKernels;
+#endif
 #ifdef QLOAD_X86
   if (isa == Isa::kAvx512Bf16) return kAvx512Bf16Kernels;
   if (isa == Isa::kAvx512Vnni) return kAvx512VnniKernels;

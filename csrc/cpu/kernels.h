@@ -10,8 +10,8 @@
 
 namespace qload::cpu {
 
-enum class Isa : int { kScalar, kAvx2, kAvx512, kAvx512Vnni, kAvx512Bf16 };
-constexpr const char* kIsaNames[] = {"scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16"};
+enum class Isa : int { kScalar, kAvx2, kAvx512, kAvx512Vnni, kAvx512Bf16, kAvx512Amx };
+constexpr const char* kIsaNames[] = {"scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "avx512_amx"};
 constexpr int kIsas = sizeof kIsaNames / sizeof *kIsaNames;
 
 constexpr int kMostWords = 32;  // of a run
@@ -172,6 +172,8 @@ struct Products {
   int64_t most_few;  // tokens, beyond which rows are spelled out
 };
 
+struct TileProducts;
+
 struct Kernels {
   int widest;
   /// Tiles of a plan; see network.h.
@@ -188,6 +190,7 @@ struct Kernels {
   void (*fence)();  // after streamed stores
   const Products* products;
   CodeDots code_dots;
+  const TileProducts* tiles;  // of many tokens, see tiled.h; or null
 };
 
 /// `Products::multiply_fixed`, by bytes.
@@ -199,6 +202,10 @@ extern const Kernels kScalarKernels;
 #ifdef QLOAD_X86
 extern const Kernels kAvx2Kernels, kAvx512Kernels, kAvx512VnniKernels, kAvx512Bf16Kernels;
 extern const Products kAvx2Products, kAvx512Products, kVnniProducts, kBf16Products;
+#endif
+#ifdef QLOAD_AMX
+extern const Kernels kAvx512AmxKernels;
+extern const TileProducts kAmxProducts;
 #endif
 
 bool has(Isa isa);

@@ -148,6 +148,6 @@ void fence() { _mm_sfence(); }
 
 extern const Kernels kAvx2Kernels;
 const Kernels kAvx2Kernels{32, run_any, narrow<Wide>, widen, fields, expand<Wide>, Wide::copy, fence,
-                             &kAvx2Products, code_dots_avx2};
+                             &kAvx2Products, code_dots_avx2, nullptr};
 
 }  // namespace qload::cpu

@@ -100,10 +100,15 @@ void fence() { _mm_sfence(); }
 
 extern const Kernels kAvx512Kernels, kAvx512VnniKernels, kAvx512Bf16Kernels;
 const Kernels kAvx512Kernels{64, run_any, narrow<Wide>, widen, fields, expand<Wide>, Wide::copy, fence,
-                             &kAvx512Products, code_dots_avx512};
+                             &kAvx512Products, code_dots_avx512, nullptr};
 const Kernels kAvx512VnniKernels{64, run_any, narrow<Wide>, widen, fields, expand<Wide>, Wide::copy, fence,
-                                 &kVnniProducts, code_dots_vnni};
+                                 &kVnniProducts, code_dots_vnni, nullptr};
 const Kernels kAvx512Bf16Kernels{64, run_any, narrow<Wide>, widen, fields, expand<Wide>, Wide::copy, fence,
-                                 &kBf16Products, code_dots_vnni};
+                                 &kBf16Products, code_dots_vnni, nullptr};
+#ifdef QLOAD_AMX
+extern const Kernels kAvx512AmxKernels;
+const Kernels kAvx512AmxKernels{64, run_any, narrow<Wide>, widen, fields, expand<Wide>, Wide::copy, fence,
+                                &kBf16Products, code_dots_vnni, &kAmxProducts};
+#endif
 
 }  // namespace qload::cpu

@@ -42,6 +42,6 @@ void fence() {}
 
 extern const Kernels kScalarKernels;
 const Kernels kScalarKernels{8, run_any, narrow<Plain>, widen, fields, expand<Plain>, Plain::copy, fence,
-                             &kScalarProducts, code_dots_scalar};
+                             &kScalarProducts, code_dots_scalar, nullptr};
 
 }  // namespace qload::cpu

@@ -2,41 +2,19 @@
 #include "product.h"
 
 #include <algorithm>
-#include <stdexcept>
 #include <vector>
 
 #include "aligned.h"
 #include "fixed.h"
-#include "halves.h"
+#include "gathered.h"
 #include "parallel.h"
+#include "product_tiles.h"
 #include "rows_many.h"
 #include "upper.h"
 
 namespace qload::cpu {
 namespace {
 
-/// Where the weight's rows get their inputs: place[row], -1 for padding.
-std::vector<int32_t> places(const Panels& weight, const Inputs& in) {
-  std::vector<int32_t> place(static_cast<size_t>(weight.rows), -1);
-  int64_t i = 0;
-  for (int64_t start = 0; start < weight.rows && i < in.K; start += weight.run)
-    for (int64_t row = start; row < start + in.group && i < in.K; ++row, ++i) {
-      const int32_t from = in.perm ? in.perm[i] : static_cast<int32_t>(i);
-      if (from < 0 || from >= in.K) throw std::invalid_argument("a permutation leaves the inputs");
-      place[static_cast<size_t>(row)] = from;
-    }
-  if (i < in.K) throw std::invalid_argument("the weight has fewer rows than there are inputs");
-  return place;
-}
-
-/// A token's floats as pairs of bfloat16, `step` apart.
-void pairs_of(const float* row, int64_t rows, int parts, int64_t step, uint32_t* to) {
-  for (int64_t line = 0; line < rows; line += 2 * kPairs)
-    for (int pair = 0; pair < kPairs; ++pair) {
-      float first = row[line + pair], second = row[line + pair + kPairs];
-      for (int part = 0; part < parts; ++part, to += step) *to = pair_of(first, second);
-    }
-}
 
 /// Whether codes of 4 bits without their zero points have 5 bits.
 bool is_narrow(const Panels& weight, int64_t panels) {
@@ -46,62 +24,6 @@ bool is_narrow(const Panels& weight, int64_t panels) {
   for (int64_t i = 0; i < count; ++i) most = std::max(most, weight.zeros[i]);
   return most <= 16;
 }
-
-class Gathered {
- public:
-  Gathered(const Kernels& kernels, const Panels& weight, const Inputs& in) : kernels_(kernels), in_(in) {
-    if (!in.perm && weight.run == in.group) return;
-    place_ = places(weight, in);
-    row_.resize(static_cast<size_t>(in.K));
-  }
-
-  /// Tokens [first, first + count), block after block, into count * rows floats.
-  void fill(int64_t first, int64_t count, int64_t rows, float* to) {
-    for (int64_t m = 0; m < count; ++m) {
-      const int64_t block = m / kBlock * kBlock, size = std::min<int64_t>(kBlock, count - block);
-      one(first + m, rows, to + block * rows + (m - block), size);
-    }
-  }
-
-  /// The same tokens as `parts` of bfloat16, in pairs; see pairs.h.
-  void fill_pairs(int64_t first, int64_t count, int64_t rows, int parts, uint32_t* to) {
-    std::vector<float> token(static_cast<size_t>(rows));
-    for (int64_t start = 0; start < count; start += kPairTokens) {
-      const int block = paired(count - start);
-      for (int t = 0; t < block; ++t) {
-        if (start + t < count)
-          one(first + start + t, rows, token.data(), 1);
-        else
-          std::fill(token.begin(), token.end(), 0.0f);
-        pairs_of(token.data(), rows, parts, block, to + t);
-      }
-      to += block * parts * rows / 2;
-    }
-  }
-
- private:
-  void one(int64_t token, int64_t rows, float* to, int64_t step) {
-    if (place_.empty()) {
-      widen_one(kernels_, in_, token, to, step);
-      for (int64_t row = in_.K; row < rows; ++row) to[row * step] = 0;
-      return;
-    }
-    widen_one(kernels_, in_, token, row_.data(), 1);
-    for (int64_t row = 0; row < rows; ++row) {
-      const int32_t from = place_[static_cast<size_t>(row)];
-      to[row * step] = from < 0 ? 0 : row_[static_cast<size_t>(from)];
-    }
-  }
-
-  const Kernels& kernels_;
-  const Inputs& in_;
-  std::vector<int32_t> place_;
-  std::vector<float> row_;
-};
-
-}  // namespace
-
-namespace {
 
 void multiply_in_pairs(const Kernels& kernels, const Panels& weight, const Inputs& inputs, const Outputs& outputs,
                        int64_t panels, int threads) {
@@ -143,6 +65,8 @@ void multiply(const Kernels& kernels, const Panels& panels_of, const Inputs& inp
   if (kernels.products->multiply_fixed && weight.narrow && inputs.type != Float::kFloat32 && inputs.M == 1 && few)
     return multiply_fixed(kernels, weight, inputs, outputs, panels, threads);
   const bool whole = weight.narrow || (weight.bits == 8 && weight.run % (2 * kPairs) == 0);  // pairs of 8 rows
+  if (whole && are_in_tiles(kernels, weight, inputs))
+    return multiply_in_tiles(kernels, weight, inputs, outputs, panels, threads);
   if (kernels.products->multiply_in_pairs && whole && inputs.type != Float::kFloat32)
     return multiply_in_pairs(kernels, weight, inputs, outputs, panels, threads);
   Gathered gathered(kernels, weight, inputs);
@@ -215,6 +139,8 @@ void multiply_rows(const Kernels& kernels, const Values& values, const ByteScale
   if (!in.M || !out.N) return;
   const auto few_rows = kernels.products->few_rows;
   FewRows way{in.K, &scales, false, 0, 0, 0, 0, {}, nullptr};
+  if (are_in_tiles(kernels, values, in))
+    return multiply_rows_in_tiles(kernels, values, scales, codes, row_bytes, in, out, threads);
   if (in.M <= kernels.products->most_few && few_rows && few_rows(values.meaning, in.type, way))
     return multiply_few_rows(kernels, way, values, scales, codes, row_bytes, in, out, threads);
   const bool halves = kernels.products->dots_of_halves && in.type == Float::kBfloat16 && in.M > kMostFewRows;

@@ -1,6 +1,6 @@
 """What the native code is asked to use: an instruction set, threads, or nothing at all.
 
-QLOAD_ISA          scalar, avx2, avx512, avx512_vnni or avx512_bf16; by default the best that this CPU has
+QLOAD_ISA          scalar, avx2, avx512, avx512_vnni, avx512_bf16 or avx512_amx; by default the best that this CPU has
 QLOAD_NUM_THREADS  by default as many as torch uses
 """
 
@@ -15,7 +15,7 @@ import torch
 from qload.errors import ArgumentError
 from qload.native.modules import load
 
-ISAS = ("scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16")
+ISAS = ("scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "avx512_amx")
 MOST_THREADS = 4096
 
 

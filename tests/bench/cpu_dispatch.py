@@ -42,6 +42,7 @@ TORCHS = {  # what keeps torch to an instruction set, so that a chip with better
         ("scalar", "default", "SSE41", "SSE4_2"),
         ("avx2", "avx2", "AVX2", "AVX2"),
         ("avx512", "avx512", "AVX512_CORE", "AVX512"),
+        ("avx512_bf16", "avx512", "AVX512_CORE_BF16", "AVX512"),
     )
 }
 Times = dict[int, dict[str, float | None]]  # by tokens, then by way; None: wrong

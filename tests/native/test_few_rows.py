@@ -29,6 +29,7 @@ KINDS: dict[str, tuple[int, Tensor | None]] = {  # bits, and what codes stand fo
 }
 EACH = pytest.mark.parametrize("kind", KINDS)
 MOST_FEW = 16  # tokens of which no row is spelled out where there are products of pairs
+PAIRED = "avx512_bf16", "avx512_amx"
 RUNS = [  # and inputs
     *[(8, 264), (16, 256), (24, 264), (32, 288), (40, 200), (64, 320), (128, 1280), (256, 520)],
     (4224, 4224),  # more than lie near at once
@@ -84,10 +85,10 @@ def held(rows: CodeRows, w: Tensor, dtype: torch.dtype, isa: str, M: int = 1) ->
 
     Few meet it rounded where values are no bfloat16, and lie in tables of pairs; more where there are pairs.
     """
-    if isa == "avx512_bf16" and dtype == torch.bfloat16 and M > MOST_FEW:
+    if isa in PAIRED and dtype == torch.bfloat16 and M > MOST_FEW:
         return w.bfloat16().float()
     paired = (
-        isa == "avx512_bf16" and dtype == torch.bfloat16 and rows.bits == 4 and rows.meaning.zeros is None
+        isa in PAIRED and dtype == torch.bfloat16 and rows.bits == 4 and rows.meaning.zeros is None
     )
     whole = rows.meaning.run % 64 == 0 or rows.meaning.run >= w.shape[1]
     values = rows.meaning.lookup

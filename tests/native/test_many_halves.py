@@ -11,9 +11,11 @@ from qload.formats import BNB4Config, BNBNF4Weight, Fp8Config, Fp8Weight
 from qload.formats.bnb import TABLES
 from qload.kernels import cpu
 from qload.kernels.cpu_choice import CACHE
+from qload.kernels.cpu_rows import CodeRows
 from qload.spec import Weight
 from qload.testing import assert_same_bits, assert_within_bound
 from tests.native.memory import ISAS
+from tests.native.test_few_rows import KINDS, dense, drawn, multiply
 from tests.native.test_row_products import mxfp4
 
 TOKENS = (17, 22, 32, 33, 64, 65, 131, 258)
@@ -32,7 +34,12 @@ def nf4(N: int, K: int) -> Weight:
     return BNBNF4Weight(BNB4Config("nf4", K=K), codes, scales, torch.tensor(TABLES["nf4"]))
 
 
-WHOLE = {"mxfp4": mxfp4(85, 1088), "fp8": fp8(85, 1030), "few outputs": fp8(5, 48)}
+WHOLE = {
+    "mxfp4": mxfp4(85, 1088),
+    "fp8": fp8(85, 1030),
+    "few outputs": fp8(5, 48),
+    "more outputs than share inputs": mxfp4(150, 544),
+}
 EACH = pytest.mark.parametrize("weight", WHOLE.values(), ids=WHOLE)
 
 
@@ -112,3 +119,23 @@ def test_a_weight_that_is_not_finite_spoils_no_other_output(isa: str, M: int) ->
     others = [output for output in range(85) if output not in spoiled]
     assert y[:, spoiled].isnan().all()
     assert_same_bits(y[:, others], kernel(weight, isa)(x)[:, others])
+
+
+@ISAS
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("run", "K"), [(8, 72), (16, 560), (48, 624), (64, 1090), (192, 1100), (1090, 1090)])
+def test_runs_of_any_length_are_read_back(isa: str, kind: str, run: int, K: int) -> None:
+    some = torch.arange(0, K, max(1, K // 19))[:17]
+    x = torch.eye(K)[some].bfloat16()
+    for zeros, divide, factor in (
+        (False, False, 1.0),
+        (True, False, 0.3),
+        (False, True, 0.3),
+        (True, True, 1.0),
+    ):
+        rows = drawn(kind, 37, K, run, zeros, divide, factor)
+        turned = CodeRows(rows.bytes, rows.bits, rows.bits == 4, rows.meaning)
+
+        for each in (rows, turned):
+            want = dense(each, K)[:, some].T + 0.0
+            assert_same_bits(multiply(x, each, isa), want.bfloat16())

@@ -130,6 +130,24 @@ def test_one_token_of_any_magnitude(isa: str, dtype: torch.dtype, weight: Weight
 
 
 @ISAS
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("group", [96, 384, -1])
+def test_more_rows_and_panels_than_are_spelled_out_at_once(isa: str, bits: int, group: int) -> None:
+    weight = layer(1152, 328, group, bits=bits, sym=False)
+    made = in_panels(weight)
+    whole = made.holding({"scales": torch.ones_like(made.scales)})
+    for dtype, M in ((torch.bfloat16, 33), (torch.float16, 50)):
+        x = torch.randint(-3, 4, (M, 1152), generator=torch.Generator().manual_seed(M)).to(dtype)
+        want = (x.double() @ whole.dequantize().double().T).to(dtype)
+        for threads in (1, 3):
+            with native.using(isa, threads):
+                y = cpu.multiply(x, whole)
+            assert y is not None
+            assert_same_bits(y, want)
+        assert_within_bound(kernel(weight, isa), weight, drawn(M, 1152, dtype))
+
+
+@ISAS
 def test_every_element_is_written(isa: str) -> None:
     for weight in WEIGHTS.values():
         for M in (1, 5, 7):

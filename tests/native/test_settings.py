@@ -50,7 +50,7 @@ def test_the_environment_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(
     ("variable", "value", "expected"),
     [
-        ("QLOAD_ISA", "neon", "one of scalar, avx2, avx512, avx512_vnni, avx512_bf16"),
+        ("QLOAD_ISA", "neon", "one of scalar, avx2, avx512, avx512_vnni, avx512_bf16, avx512_amx"),
         ("QLOAD_ISA", "avx512", "one of avx2, scalar, which this CPU has"),
         ("QLOAD_NUM_THREADS", "0", "a number from 1 to 4096"),
         ("QLOAD_NUM_THREADS", "many", "a number from 1 to 4096"),
