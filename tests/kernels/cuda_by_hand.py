@@ -15,7 +15,7 @@ from qload.layouts import gptq, marlin, strips
 Start = Callable[..., None]  # of pointers: x, weights, scales, zeros, g_idx, parts, bias, y; then the stream
 STREAM = 7
 WORD = torch.int32
-LIMITS = {"decode": (1, 24), "w4a16": (1, 64), "many": (1, 1 << 20), "middle": (1, 256), "exllama": (1, 64)}
+LIMITS = {"decode": (1, 48), "w4a16": (1, 64), "many": (1, 1 << 20), "middle": (1, 256), "exllama": (1, 64)}
 
 
 def at(pointer: int, dtype: torch.dtype, *shape: int) -> Tensor:
@@ -43,9 +43,10 @@ class Hand:
 
     def decode(self, sizes, bits, group, own, *rest) -> Start:
         """See decode.h."""
-        assert sizes[0] <= (24 if own else 16)
 
         def start(x, weights, scales, zeros, g_idx, parts, bias, y, stream) -> None:
+            symmetric = bits == 4 and not zeros and group >= 128
+            assert sizes[0] <= (16 if not own else 48 if symmetric else 24)
             assert (own and g_idx, weights % 16, scales % 16) in ((False, 0, 0), (0, 0, 0))
             operands = x, weights, scales, zeros, g_idx, bias, y
             self._multiply("decode", operands, stream, sizes, bits, group, own, *rest)

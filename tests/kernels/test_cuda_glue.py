@@ -53,13 +53,14 @@ def test_a_layer_in_marlins_order_is_multiplied(
 @CHIPS
 @BITS
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("M", [1, 24, 25, 128, 257])
+@pytest.mark.parametrize("M", [1, 24, 25, 48, 49, 128, 257])
 def test_a_layer_in_strips_is_multiplied(hand: Hand, shape: dict, bits: int, M: int) -> None:
     weight = layer(**shape, bits=bits, dtype=torch.float16, layout="strips")
 
     assert_sums_exactly(lambda x: linear(x, weight), weight, torch.float16, M=M)
 
-    wanted = "decode" if M <= 24 else "many"
+    symmetric = bits == 4 and "zeros" not in shape and shape["group"] >= 128  # whose operands are scaled
+    wanted = "decode" if M <= (48 if symmetric else 24) else "many"
     assert hand.called == [wanted if hand.capability == HOPPER else "dequantize"]
 
 
@@ -84,8 +85,8 @@ def test_strips_are_multiplied_elsewhere_without_hoppers_instructions(hand: Hand
     hand.hopper = False
 
     with pytest.raises(NoKernelError, match=r"QLOAD_CUDA_ARCHS=90a|capability 9\.0"):
-        linear(torch.ones(25, 128).half(), weight, kernel="many")
-    linear(torch.ones(25, 128).half(), weight)
+        linear(torch.ones(49, 128).half(), weight, kernel="many")
+    linear(torch.ones(49, 128).half(), weight)
 
     assert hand.called == ["dequantize"]
 
