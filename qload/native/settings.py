@@ -1,6 +1,7 @@
 """What the native code is asked to use: an instruction set, threads, or nothing at all.
 
-QLOAD_ISA          scalar, avx2, avx512, avx512_vnni, avx512_bf16 or avx512_amx; by default the best that this CPU has
+QLOAD_ISA          scalar, avx2, avx512, avx512_vnni, avx512_bf16 or avx512_amx; by default the best that
+                   this CPU has
 QLOAD_NUM_THREADS  by default as many as torch uses
 """
 

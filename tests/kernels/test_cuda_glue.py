@@ -60,7 +60,8 @@ def test_a_layer_in_strips_is_multiplied(hand: Hand, shape: dict, bits: int, M: 
     assert_sums_exactly(lambda x: linear(x, weight), weight, torch.float16, M=M)
 
     symmetric = bits == 4 and "zeros" not in shape and shape["group"] >= 128  # whose operands are scaled
-    wanted = "decode" if M <= (48 if symmetric else 24) else "many"
+    most = 48 if symmetric else 24
+    wanted = "decode" if most >= M else "many"
     assert hand.called == [wanted if hand.capability == HOPPER else "dequantize"]
 
 

@@ -87,9 +87,7 @@ def held(rows: CodeRows, w: Tensor, dtype: torch.dtype, isa: str, M: int = 1) ->
     """
     if isa in PAIRED and dtype == torch.bfloat16 and M > MOST_FEW:
         return w.bfloat16().float()
-    paired = (
-        isa in PAIRED and dtype == torch.bfloat16 and rows.bits == 4 and rows.meaning.zeros is None
-    )
+    paired = isa in PAIRED and dtype == torch.bfloat16 and rows.bits == 4 and rows.meaning.zeros is None
     whole = rows.meaning.run % 64 == 0 or rows.meaning.run >= w.shape[1]
     values = rows.meaning.lookup
     exact = values is None or torch.equal(values, values.bfloat16().float())
