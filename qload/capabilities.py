@@ -12,9 +12,9 @@ from qload.experts.stacks_forms import BLOCK, FIELDS
 from qload.experts.stacks_found import find_stacks
 from qload.formats import FORMATS
 from qload.kernel_formats import PanelsWeight
+from qload.kernel_formats.panels import CODE_BITS
 from qload.kernel_formats.repack import restores, targets
 from qload.kernels.cpu_rows import ROW_TYPES
-from qload.layouts import panels
 from qload.quantize import QUANTIZERS
 from qload.repacking.loaders import READ_AS_STORED
 from qload.spec import Config, Role, TensorSpec, Weight
@@ -121,7 +121,7 @@ def _kernel_of_a_cpu(weight_type: type[Weight], layouts: Sequence[str]) -> Capab
         return Capability(True, "as it is stored, rows of codes")
     if PanelsWeight.example.name not in layouts or weight_type in READ_AS_STORED["marlin"]:
         return Capability(False, "it is dequantized, then torch's product")
-    bits = " or ".join(map(str, panels.BITS))
+    bits = f"{', '.join(map(str, CODE_BITS[:-1]))} or {CODE_BITS[-1]}"
     return Capability(True, f"repacked to {PanelsWeight.example.name}, where codes have {bits} bits")
 
 

@@ -146,7 +146,7 @@ def _same_bits(one: Tensor, other: Tensor) -> bool:
 def _orders(made: GPTQMarlinWeight | PanelsWeight) -> tuple[Packing, Order]:
     """Of codes and of scales."""
     if isinstance(made, PanelsWeight):
-        return panels.rows(made.config.bits), panels.SCALES
+        return panels.rows(made.config.stored_bits), panels.SCALES
     return made.order(made.config.bits), marlin.scales(made.scales.shape[0])
 
 

@@ -1,13 +1,14 @@
 """Our own kernel format for CPUs: GPTQ, AWQ and the like as the CPU module multiplies them, and the way back.
 
-    qweight  int32             (N/16, K*b/2)   codes in `layouts.panels`, rows in the order of perm
+    qweight  int32             (N/16, K*s/2)   codes in `layouts.panels` of s bits, rows in the order of perm
     scales   fp16, bf16, fp32  (N/16, G*16)    16 columns of every group, then the next 16
     zeros    uint8             (N/16, G*16)    zero points alike; absent: all are 2**(b-1)
     perm     int32             (K,)            row i of qweight is input perm[i]; absent: in order
 
-N is padded to whole panels, and the rows of each group to whole words: of 4 bits to a multiple of 8, so that
-a group of 20 inputs takes 24 rows. Padding means 0. A share of an act order whose groups have rows elsewhere
-is refused, as groups are told by their size alone.
+Codes of 8 bits have s = 8, all others 4. Those of 2 and 3 bits lie beside their zero points, which are always
+there, as the middle of 4 bits is another. N is padded to whole panels, and the rows of each group to whole
+words: of 4 bits to a multiple of 8, so that a group of 20 inputs takes 24 rows. Padding means 0. A share of
+an act order whose groups have rows elsewhere is refused, as groups are told by their size alone.
 """
 
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from qload import devices, spec
-from qload.errors import RepackError
+from qload.errors import ArgumentError, RepackError
 from qload.formats import GPTQConfig
 from qload.formats.gptq import SCALES
 from qload.kernel_formats.integers import Integers, Origin, with_origin
@@ -26,6 +27,7 @@ from qload.sentences import WORD_BITS
 from qload.spec import Role, TensorSpec
 
 MOST_ZERO = 255  # that a byte holds
+CODE_BITS = (2, 3, *panels.BITS)  # that panels hold
 
 
 @dataclass(frozen=True)
@@ -35,18 +37,18 @@ class PanelsConfig(spec.Grouped, spec.Config):
     Attributes
     ----------
     bits
-        Of a code: 4 or 8.
+        Of a code: 2, 3, 4 or 8.
     group_size
         Inputs that share a scale; -1: one scale a column.
     zero_point
-        Whether zero points are stored.
+        Whether zero points are stored, as those of 2 and 3 bits always are.
     act_order
         Whether rows are permuted.
 
     Raises
     ------
     ArgumentError
-        For other bits, and for a group size below 1 that is not -1.
+        For other bits, for 2 or 3 without zero points, and for a group size below 1 that is not -1.
     """
 
     name: ClassVar[str] = "panels"
@@ -57,13 +59,25 @@ class PanelsConfig(spec.Grouped, spec.Config):
     act_order: bool = False
 
     def __post_init__(self) -> None:
-        self.check_bits(self.bits, *panels.BITS)
+        self.check_bits(self.bits, *CODE_BITS)
         self.check_group_size()
+        if self.is_widened and not self.zero_point:
+            raise ArgumentError("zero_point", f"True for {self.bits} bits, which are stored as 4", "False")
+
+    @property
+    def is_widened(self) -> bool:
+        """Whether codes are stored with more bits than they have."""
+        return self.bits not in panels.BITS
+
+    @property
+    def stored_bits(self) -> int:
+        """Of a code as it is stored: 4 or 8."""
+        return panels.BITS[0] if self.is_widened else self.bits
 
     @property
     def word_rows(self) -> int:
         """Rows of a word."""
-        return WORD_BITS // self.bits
+        return WORD_BITS // self.stored_bits
 
     def run(self, K: int) -> int:
         """Rows that a group takes among `K` inputs, padded to whole words."""
@@ -107,9 +121,9 @@ class PanelsWeight(spec.Weight):
     def tensors(cls, config: PanelsConfig) -> tuple[TensorSpec, ...]:
         """Of the padded K and N. Rows of an act order are permuted, so that K is never cut."""
         never, size, outputs = "!" if config.act_order else "", config.group_size, f"N/{panels.TILE_N}"
-        words, groups = f"K@{config.word_rows}*{config.bits // 2}", f"{panels.TILE_N}"
+        words, groups = f"K@{config.word_rows}*{config.stored_bits // 2}", f"{panels.TILE_N}"
         if size != -1:
-            words = f"K@{size}*{config.run(size) * config.bits // 2}/{size}"
+            words = f"K@{size}*{config.run(size) * config.stored_bits // 2}/{size}"
             groups = f"K@{size}/{size}*{panels.TILE_N}{never}"
         specs = [
             TensorSpec("qweight", (torch.int32,), f"{outputs} {words}{never}", Role.WORD),
@@ -124,7 +138,7 @@ class PanelsWeight(spec.Weight):
     @property
     def rows(self) -> int:
         """Of a panel, padding included."""
-        return self.qweight.shape[1] * 2 // self.config.bits
+        return self.qweight.shape[1] * 2 // self.config.stored_bits
 
     @property
     def padded_shape(self) -> tuple[int, int]:
@@ -134,7 +148,7 @@ class PanelsWeight(spec.Weight):
     def codes(self) -> spec.Codes:
         """Codes with every row back at its input, without the padding."""
         (N, K), bits = self.shape, self.config.bits
-        packed, place = panels.rows(bits).packed(self.qweight), self._place_of_inputs()
+        packed, place = panels.rows(self.config.stored_bits).packed(self.qweight), self._place_of_inputs()
         codes: Tensor | devices.LazyCodes
         if packed.shape == (K, N):
             codes = packed if place is None else packed[place]
@@ -187,11 +201,12 @@ def write(integers: Integers, keep_zeros: bool = False) -> PanelsWeight:
         reason = _why_not_permuted(integers, perm)
     if reason:
         raise RepackError(integers.source, "panels", reason)
-    symmetric, size = not keep_zeros and integers.symmetric, integers.group_size
-    size = size if integers.groups > 1 else -1
+    widened = integers.bits not in panels.BITS
+    symmetric = not (keep_zeros or widened) and integers.symmetric
+    size = integers.group_size if integers.groups > 1 else -1
     config = PanelsConfig(integers.bits, size, zero_point=not symmetric, act_order=perm is not None)
     tensors = {
-        "qweight": integers.packed("qweight", panels.rows(integers.bits), _wide(integers, config, perm)),
+        "qweight": integers.packed("qweight", panels.rows(config.stored_bits), _wide(integers, config, perm)),
         "scales": integers.ordered("scales", panels.SCALES, _columns(integers.scales)),
         "zeros": None if symmetric else _zeros(integers),
         "perm": None if perm is None else perm.to(torch.int32),
@@ -201,9 +216,7 @@ def write(integers: Integers, keep_zeros: bool = False) -> PanelsWeight:
 
 def why_not(integers: Integers) -> str | None:
     """Why panels cannot hold a weight, or None; the same on every rank."""
-    bits, (least, most) = integers.bits, integers.span
-    if bits not in panels.BITS:
-        return f"panels hold 4 or 8 bits, got {bits}"
+    least, most = integers.span
     if least < 0 or most > MOST_ZERO:
         return f"a zero point of {least if least < 0 else most} does not fit a byte"
     return None

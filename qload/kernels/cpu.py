@@ -60,7 +60,7 @@ def multiply(
     held = (x, *weight.fields().values(), *(() if bias is None else (bias,)))
     if x.dtype not in FLOATS or 0 in weight.shape or not all(is_plain(tensor, "cpu") for tensor in held):
         return None
-    bits = weight.config.bits if isinstance(weight, PanelsWeight) else None
+    bits = weight.config.stored_bits if isinstance(weight, PanelsWeight) else None
     taken = _taken(x, type(weight), bits, dtype)
     if taken is None:
         return None
@@ -101,7 +101,7 @@ class PanelsPlan:
 
     def __init__(self, weight: PanelsWeight) -> None:
         self.memory = [tensor.detach() for tensor in weight.fields().values()]
-        self.bits = weight.config.bits
+        self.bits = weight.config.stored_bits
         self.N, self.K = weight.shape
         group, run = weight.config.rows_of_a_group(self.K), weight.config.run(self.K)
         self._sizes = self.K, self.N, weight.rows, group, run

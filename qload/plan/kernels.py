@@ -64,7 +64,7 @@ def kernels_for(
     """What multiplies each number of tokens with a weight, as it would lie on a chip; None: on a CPU."""
     operator = OPERATORS.get(type(weight))
     if weight.activations is None and capability is None and isinstance(weight, cpu.TYPES):
-        bits = weight.config.bits if isinstance(weight, PanelsWeight) else None
+        bits = weight.config.stored_bits if isinstance(weight, PanelsWeight) else None
         return _on_cpu(cpu.most_tokens(type(weight), bits, dtype), dtype, tokens)
     if weight.activations is not None or operator is None:
         return without_kernel(type(weight), weight.activations, tokens, dtype)

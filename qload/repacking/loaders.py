@@ -13,10 +13,11 @@ from qload.errors import ArgumentError, CastError, RepackError, checked
 from qload.formats import Marlin24Weight
 from qload.kernel_formats import ExllamaWeight, GPTQMarlinWeight, PanelsWeight, strips
 from qload.kernel_formats.alike import AlikeLayers
+from qload.kernel_formats.panels import CODE_BITS
 from qload.kernel_formats.repack import made, options, repack, repack_as_loaded, skippable_tensor
 from qload.kernels.chips import compute_capability
 from qload.kernels.cuda.choice import known
-from qload.layouts import marlin, panels
+from qload.layouts import marlin
 from qload.loader import FormatLoader, LayerDescription, LoadPlan, Part, Split, TensorSource, WeightsLoader
 from qload.repacking.header_only import HeaderOnlySource
 from qload.repacking.late_tensors import ExpectedLayers
@@ -231,7 +232,7 @@ class FastestLoader(GPTQMarlinWeightsLoader):
         """The kernel format that `layer` is repacked to on `device`; None: it stays as it is."""
         told, capability = super().made(layer, device), self._chip(device)
         bits = getattr(layer.format.config, "bits", None)
-        if told == GPTQMarlinWeight.format and capability is None and bits in panels.BITS:
+        if told == GPTQMarlinWeight.format and capability is None and bits in CODE_BITS:
             return PanelsWeight.format
         if told == GPTQMarlinWeight.format and bits not in marlin.BITS:
             shuffled = _shuffles(layer.format.weight_type, bits, capability)

@@ -76,7 +76,7 @@ def can_say(weight: Weight, layout: str) -> bool:
     if layout == "panels":
         size = weight.config.group_size
         whole = groups == 1 or torch.equal(codes.k_group.sort().values, torch.arange(K) // size)
-        return bits in (4, 8) and highest < 256 and whole
+        return bits in (2, 3, 4, 8) and highest < 256 and whole
     if layout in ("marlin", "strips"):
         size = weight.config.group_size
         whole = groups == 1 or torch.equal(codes.k_group.sort().values, torch.arange(K) // size)

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from qload.errors import RepackError
+from qload.errors import ArgumentError, RepackError
 from qload.kernel_formats import PanelsWeight, repack, restore
-from qload.layouts import StoredMinusOneUnmasked
+from qload.kernel_formats.panels import PanelsConfig
+from qload.layouts import StoredMinusOneUnmasked, gptq
 from qload.testing import assert_same_bits, emulators
 from tests.kernel_formats.marlin_layers import layer, row_share
 
@@ -21,6 +22,12 @@ CASES = [
     pytest.param({"K": 64, "N": 16, "group": 20, "sym": False}, id="groups that fill no words"),
     pytest.param({"K": 64, "N": 24, "group": 20, "act": True, "sym": False}, id="all of it, permuted"),
     pytest.param({"K": 64, "N": 24, "group": 6, "bits": 8, "act": True, "sym": False}, id="and of 8 bits"),
+    pytest.param({"K": 64, "N": 32, "group": 32, "bits": 3}, id="3 bits"),
+    pytest.param({"K": 64, "N": 64, "group": 32, "bits": 2, "sym": False}, id="2 bits, zero points"),
+    pytest.param({"K": 96, "N": 32, "group": -1, "bits": 2}, id="2 bits, one group"),
+    pytest.param(
+        {"K": 64, "N": 32, "group": 20, "bits": 3, "act": True, "sym": False}, id="3 bits, permuted"
+    ),
     pytest.param({"K": 64, "N": 32, "group": 32, "scales": torch.bfloat16}, id="bfloat16"),
     pytest.param({"K": 64, "N": 32, "group": 32, "scales": torch.float32}, id="float32"),
 ]
@@ -32,7 +39,7 @@ def test_a_weight_in_panels_means_the_same_and_comes_back(case: dict[str, Any]) 
     made: Any = repack(weight, "panels")
 
     read = emulators.panels_weight(
-        **made.fields(), bits=made.config.bits, group_size=made.config.group_size, K=weight.layer.K
+        **made.fields(), bits=made.config.stored_bits, group_size=made.config.group_size, K=weight.layer.K
     )
 
     assert type(made) is PanelsWeight
@@ -57,9 +64,19 @@ def test_zero_points_that_are_all_in_the_middle_are_left_out() -> None:
     assert repack(layer(64, 32, 32), "panels").fields().keys() == {"qweight", "scales"}
 
 
-def test_three_bits_are_refused() -> None:
-    with pytest.raises(RepackError, match="panels hold 4 or 8 bits, got 3"):
-        repack(layer(64, 32, 32, bits=3), "panels")
+def test_two_and_three_bits_are_stored_as_four_beside_their_zero_points() -> None:
+    for bits, row in ((2, 0x32103210), (3, 0x76543210)):
+        weight = layer(64, 32, 32, bits=bits)
+        codes = torch.arange(64)[:, None].expand(64, 32) % 2**bits
+        weight.qweight.copy_(gptq.rows(bits).pack(codes.contiguous()))
+
+        made: Any = repack(weight, "panels")
+
+        assert made.qweight.unique().tolist() == [row]
+        assert made.zeros.unique().tolist() == [2 ** (bits - 1)]
+        assert (made.config.bits, made.config.stored_bits, made.padded_shape) == (bits, 4, (32, 64))
+        with pytest.raises(ArgumentError, match=f"True for {bits} bits"):
+            PanelsConfig(bits, 32)
 
 
 def test_a_zero_point_of_256_is_refused() -> None:

@@ -25,6 +25,8 @@ FLOATS = pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.b
 WEIGHTS = {
     "symmetric": layer(64, 32, 32),
     "zero points": layer(64, 32, 32, sym=False),
+    "2 bits": layer(64, 32, 32, bits=2),
+    "3 bits, zero points": layer(64, 32, 32, bits=3, sym=False),
     "8 bits": layer(64, 32, 32, bits=8, sym=False),
     "8 bits, symmetric, one group": layer(64, 32, -1, bits=8),
     "8 bits, groups of half pairs": layer(72, 24, 12, bits=8, act=True, sym=False),

@@ -133,7 +133,7 @@ def test_on_a_cpu_the_product_that_runs_is_the_one_that_is_told(monkeypatch: pyt
     monkeypatch.setattr(PanelsPlan, "product", product)
     monkeypatch.setattr(cpu, "multiply", multiply)
 
-    layer = only(FOUR_BITS, arch="cpu", dtype=torch.float32)
+    layer = only(FOUR_BITS, arch="cpu", dtype=torch.float32, tokens=(1,))
     with open_checkpoint(FOUR_BITS, target="auto") as weights:
         weight = weights.get_weights(layer.prefix)
         weight.get_linear()(torch.ones(1, weight.shape[1]))

@@ -19,6 +19,7 @@ from qload.weights import Weights, open_checkpoint
 from tests.example_counts import at_most
 from tests.format_cases import CONFIGS
 from tests.kernels.mp_layers import Case
+from tests.owners import prefix_of
 from tests.paths import FIXTURES
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True}
@@ -36,7 +37,7 @@ def weights(case: Case, target: Any, **more: torch.Tensor) -> Weights:
     [
         pytest.param(None, 4, GPTQWeight, id="its own"),
         pytest.param("auto", 4, PanelsWeight, id="auto is panels without CUDA"),
-        pytest.param("auto", 3, GPTQWeight, id="auto where panels and Marlin say no"),
+        pytest.param("auto", 3, PanelsWeight, id="auto is panels of 3 bits too"),
         pytest.param("marlin", 8, GPTQMarlinWeight, id="Marlin"),
         pytest.param("exllama", 3, ExllamaWeight, id="ExLlama"),
     ],
@@ -51,11 +52,13 @@ def test_the_target_decides_what_is_loaded(target: Any, bits: int, kind: type) -
 
 
 def test_auto_notes_why_a_layer_stays_and_marlin_raises_with_its_name() -> None:
-    relaxed, strict = weights(Case(bits=3), "auto"), weights(Case(bits=3), "marlin")
+    strict = weights(Case(bits=3), "marlin")
+    with open_checkpoint(FIXTURES / "compressed_tensors/pack_w6_g128_dense", target="auto") as relaxed:
+        prefix = prefix_of(min(relaxed.storage.keys()))
+        relaxed.get_weights(prefix)
+        notes = relaxed.report().notes
 
-    relaxed.get_weights("a")
-
-    assert relaxed.report().notes == ("a: stays gptq: Marlin's kernel reads 4 or 8 bits, got 3",)
+    assert notes == (f"{prefix}: stays ct_pack: other layouts have 2, 3, 4 or 8 bits, got 6",)
     with pytest.raises(RepackError, match="a: gptq to marlin: cannot repack"):
         strict.get_weights("a")
 

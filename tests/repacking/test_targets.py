@@ -129,7 +129,7 @@ def test_auto_takes_a_layer_to_a_kernel_wherever_there_is_one(
     got = source.get_weights("a")
 
     elsewhere: type = GPTQMarlinWeight if kind is StripsWeight else GPTQWeight
-    if capability is None and case.bits == 4:
+    if capability is None:
         elsewhere = PanelsWeight
     there = kind if capability == 90 or (kind is ExllamaWeight and capability == 100) else elsewhere
     assert type(got) is there
