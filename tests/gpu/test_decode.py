@@ -74,6 +74,8 @@ def test_scales_of_a_column_may_be_far_apart_and_zero(
     weight = layer(K, 320, 128, dtype=dtype, layout="strips")
     exact, rounded = (far_apart(weight, exact=each, in_rows=in_rows) for each in (True, False))
 
+    one_warp = divided(decode.run, rounded, 5, 1)  # has several groups of a tile one after another
+    assert_within_bound(one_warp, rounded, inputs(M, rounded, dtype))
     if K < 12352:  # whose sums are as many as float32 adds exactly
         assert_sums_exactly(kernel(exact), exact, dtype, M=M)
     assert_within_bound(kernel(rounded), rounded, inputs(M, rounded, dtype))

@@ -14,15 +14,15 @@ class OnePower {
   /// The power for the first group of a warp's columns.
   __device__ __forceinline__ void begin(const uint32_t (&stored)[4]) { set(Extremes(stored).most); }
 
-  /// A group begins. False: some scale may not fit, and `move` is to see to it. What is no normal number, or becomes
-  /// none, has too small an exponent afterwards.
+  /// A group begins. False: some scale may not fit, and `move` is to see to it. What is no normal number, or passes the
+  /// largest exponent, has too small a one afterwards; what has the largest is infinite or no number, and so is `most`.
   __device__ __forceinline__ bool enter(const uint32_t (&stored)[4], Strip (&at)[4]) const {
     Two least, most;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       at[j].lay(stored[j] + add_);
       const Two size = __habs2(as<Two>(at[j].scales));
-      least = j ? __hmin2(least, size) : size, most = j ? __hmax2(most, size) : size;
+      least = j ? __hmin2(least, size) : size, most = j ? __hmax2_nan(most, size) : size;
     }
     return Strip::fit(least, most);
   }
