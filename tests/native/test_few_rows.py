@@ -83,15 +83,18 @@ def dense(rows: CodeRows, K: int) -> Tensor:
 def held(rows: CodeRows, w: Tensor, dtype: torch.dtype, isa: str, M: int = 1) -> Tensor:
     """The weight that M tokens meet.
 
-    Few meet it rounded where values are no bfloat16, and lie in tables of pairs; more where there are pairs.
+    Few meet it rounded where values are no bfloat16, and lie in tables of pairs; more where there are pairs,
+    but for values of a byte that tiles take without their scales.
     """
-    if isa in PAIRED and dtype == torch.bfloat16 and M > MOST_FEW:
-        return w.bfloat16().float()
-    paired = isa in PAIRED and dtype == torch.bfloat16 and rows.bits == 4 and rows.meaning.zeros is None
-    whole = rows.meaning.run % 64 == 0 or rows.meaning.run >= w.shape[1]
-    values = rows.meaning.lookup
-    exact = values is None or torch.equal(values, values.bfloat16().float())
-    return w.bfloat16().float() if paired and whole and not exact else w
+    values, run = rows.meaning.lookup, rows.meaning.run
+    exact, one_run = values is None or torch.equal(values, values.bfloat16().float()), run >= w.shape[1]
+    if isa not in PAIRED or dtype != torch.bfloat16:
+        return w
+    if M > MOST_FEW:
+        kept = isa == "avx512_amx" and rows.bits == 8 and exact and (one_run or run % 32 == 0)
+    else:
+        kept = rows.bits == 8 or rows.meaning.zeros is not None or exact or not (one_run or run % 64 == 0)
+    return w if kept else w.bfloat16().float()
 
 
 def multiply(x: Tensor, rows: CodeRows, isa: str, threads: int = 1) -> Tensor:
