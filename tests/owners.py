@@ -265,7 +265,7 @@ def layouts(weight: Any) -> list[str]:
     fits = codes.bits in (4, 8) and (one_group or weight.config.group_size in MARLIN_GROUPS)
     size = weight.config.group_size
     whole = one_group or torch.equal(codes.k_group.sort().values.long(), torch.arange(K) // size)
-    in_panels = codes.bits in (4, 8) and whole
+    in_panels = codes.bits in (2, 3, 4, 8) and whole
     return [
         *["gptq", "gptq_v2", "exllama"] * words,
         *["marlin"] * fits,
