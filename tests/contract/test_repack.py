@@ -94,10 +94,12 @@ def can_say(weight: Weight, layout: str) -> bool:
 
 
 def says_all_bits(weight: Weight) -> bool:
-    """Whether what a last word has beyond K is 0: nobody could restore anything else."""
-    rest = weight.layer.K * weight.config.bits % 32
-    last = weight.fields()["weight_packed"][:, -1].long() % 2**32
-    return rest == 0 or bool((last < 2**rest).all())
+    """Whether what last words have beyond codes and zero points is 0: nobody could restore anything else."""
+    (N, K), fields = weight.shape, weight.fields()
+    zeros = fields.get("weight_zero_point")
+    last = [(K, fields["weight_packed"][:, -1])] + ([] if zeros is None else [(N, zeros[-1])])
+    rests = [(count * weight.config.bits % 32, words.long() % 2**32) for count, words in last]
+    return all(rest == 0 or bool((words < 2**rest).all()) for rest, words in rests)
 
 
 def has_default_places(weight: Weight) -> bool:
