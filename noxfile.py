@@ -117,7 +117,10 @@ def compile(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def bench(session: nox.Session) -> None:
-    """The CPU code beside a copy and peers; `-- --dispatch`: its table; `-- engines`: transformers' loads."""
+    """The CPU code beside a copy and peers; `-- peers`: linears beside more of them, one of which is built.
+
+    `-- --dispatch`: the table of the fastest ways; `-- engines`: transformers' loads.
+    """
     if session.posargs[:1] == ["engines"]:
         install(session, "test", "transformers")
         session.run("python", "-m", "tests.bench.engines", *session.posargs[1:])
@@ -126,8 +129,17 @@ def bench(session: nox.Session) -> None:
     if session.posargs[:1] == ["--dispatch"]:
         session.run("python", "-m", "tests.bench.cpu_dispatch", *session.posargs[1:])
         return
-    for peer in ("compressed-tensors", "bitsandbytes"):  # what is not to be had is left out of the table
+    of_linears = session.posargs[:1] == ["peers"]
+    peers = (
+        ("torchao", "bitsandbytes", "llama-cpp-python")
+        if of_linears
+        else ("compressed-tensors", "bitsandbytes")
+    )
+    for peer in peers:  # what is not to be had is left out of the table
         session.run("python", "-m", "pip", "install", "--quiet", TORCH, peer, success_codes=[0, 1])
+    if of_linears:
+        session.run("python", "-m", "tests.bench.cpu_linear", *session.posargs[1:])
+        return
     session.run("python", "-m", "tests.bench.cpu", *session.posargs)
     if not session.posargs:
         session.run("python", "-m", "tests.bench.cpu_linear")

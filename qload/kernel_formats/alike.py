@@ -74,11 +74,33 @@ def _moved(source: Tensor, move: Move) -> Tensor | None:
     return target if devices.move_digits(source, target, move.bits, move.digits) else None
 
 
+@dataclass(frozen=True)
+class Unproven:
+    """A recipe that was derived from a layer, beside what that layer was and has become."""
+
+    recipe: Recipe
+    weight: GPTQWeight
+    made: Weight
+
+    def proven(self) -> Recipe | None:
+        """The recipe, if it makes the same of the layer; else None."""
+        again, made = self.recipe.follow(self.weight), self.made
+        if again is None or again.layer != made.layer:
+            return None
+        same = all(_same_bits(tensor, again.fields()[name]) for name, tensor in made.fields().items())
+        return self.recipe if same else None
+
+
 class AlikeLayers:
-    """Recipes by kind: what a layer's config, layout, sizes and tensors have to be for one to hold."""
+    """Recipes by kind: what a layer's config, layout, sizes and tensors have to be for one to hold.
+
+    A recipe is proven before the next layer of its kind is made by it, which is when threads may already move
+    that one: so one layer is kept until then, with what it has become.
+    """
 
     def __init__(self) -> None:
         self._known: dict[Any, Recipe | None] = {}
+        self._unproven: dict[Any, Unproven] = {}  # of the kind that was learnt last
 
     def repack(self, weight: Weight, layout: str, late: LateMoves = READ) -> Weight | None:
         """A weight that a loader read just now, as one like it was repacked; None where none is known.
@@ -87,15 +109,20 @@ class AlikeLayers:
         """
         if type(weight) is not GPTQWeight:
             return None
-        recipe = self._known.get(_kind(weight, layout))
+        kind = _kind(weight, layout)
+        if kind in self._unproven:
+            self._prove()
+        recipe = self._known.get(kind)
         held = (getattr(weight, name) for name in MOVED if name not in late)
         if recipe is None or not all(tensor.is_contiguous() for tensor in held):
             return None
         return recipe.follow(weight, late) if gptq.is_middle(weight) else None
 
     def moves(self, weight: Weight, layout: str) -> Mapping[str, Move] | None:
-        """How the tensors of a weight like this one move; None where it is made otherwise."""
-        recipe = self._known.get(_kind(weight, layout)) if type(weight) is GPTQWeight else None
+        """How the tensors of a weight like this one would move; None where it is made otherwise."""
+        kind = _kind(weight, layout) if type(weight) is GPTQWeight else None
+        unproven = self._unproven.get(kind)
+        recipe = self._known.get(kind) if unproven is None else unproven.recipe
         return None if recipe is None else recipe.moves
 
     def learn(self, weight: Weight, layout: str, made: Weight) -> None:
@@ -103,8 +130,20 @@ class AlikeLayers:
         if type(weight) is not GPTQWeight or len(self._known) >= MOST or weight.qweight.nbytes > LARGE:
             return
         kind = _kind(weight, layout)
-        if kind not in self._known:
-            self._known[kind] = _recipe(weight, made)
+        if kind in self._known or kind in self._unproven:
+            return
+        self._prove()
+        recipe = _recipe(weight, made)
+        if recipe is None:
+            self._known[kind] = None
+        else:
+            self._unproven[kind] = Unproven(recipe, weight, made)
+
+    def _prove(self) -> None:
+        """Find out whether the recipe that was learnt last holds."""
+        while self._unproven:
+            kind, unproven = self._unproven.popitem()
+            self._known[kind] = unproven.proven()
 
 
 def _kind(weight: GPTQWeight, layout: str) -> Any:
@@ -117,7 +156,7 @@ def _kind(weight: GPTQWeight, layout: str) -> Any:
 
 
 def _recipe(weight: GPTQWeight, made: Weight) -> Recipe | None:
-    """How a weight was made, proven on it; None where more was decided than a kind tells."""
+    """How a weight was made; None where more was decided than a kind tells."""
     layer, in_order = weight.layer, weight.scales.shape[0] == 1 or gptq.is_ordered(weight)
     if not (in_order and layer.origin is None and layer.activations is None):
         return None
@@ -128,14 +167,7 @@ def _recipe(weight: GPTQWeight, made: Weight) -> Recipe | None:
     if not (exact and tuple(made.fields()) == MOVED and isinstance(origin, Origin)):
         return None
     moves = _moves(weight, made)
-    if moves is None:
-        return None
-    recipe = Recipe(type(made), made.config, origin, moves)
-    again = recipe.follow(weight)
-    if again is None or again.layer != made.layer:
-        return None
-    same = all(_same_bits(tensor, again.fields()[name]) for name, tensor in made.fields().items())
-    return recipe if same else None
+    return None if moves is None else Recipe(type(made), made.config, origin, moves)
 
 
 def _same_bits(one: Tensor, other: Tensor) -> bool:

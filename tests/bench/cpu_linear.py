@@ -5,7 +5,8 @@ A layer of 4096 inputs and 14336 outputs, x in bfloat16. Each way has as many co
 of them. All lie in large pages where the system has such, as weights do that qload loads. `of reading` is
 the share of the rate at which torch reads as many bytes as the way's own, from large pages too, in the
 same turns. What is ours is checked before it is timed. On a machine that does other things `--alone` says
-more: one thread, and the time that the processor worked for it.
+more: one thread, and the time that the processor worked for it. torchao, bitsandbytes and llama.cpp take
+turns too, where they are installed: `nox -s bench -- peers` installs them.
 """
 
 from collections.abc import Callable, Iterator
@@ -44,6 +45,7 @@ from qload.layouts import Stored
 from qload.spec import ActivationScheme, Layer
 from qload.testing import assert_within_bound
 from tests.bench.alone import Clock, clock_of, parser_of
+from tests.bench.cpu_peers import PEERS
 
 K, N, GROUP = 4096, 14336, 128
 ROTATE = 1 << 30
@@ -204,6 +206,12 @@ def reading(size: int) -> Calls:
     return [partial(call, part) for part in parts]
 
 
+def peer(name: str) -> Calls:
+    """Another program's."""
+    bits, make = PEERS[name]
+    return make(K, N, -(-ROTATE // (K * N * bits // 8)))
+
+
 def in_turns(ways: dict[str, Calls], x: Tensor, rounds: int, clock: Clock) -> dict[str, list[float]]:
     took: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(rounds + 1):
@@ -228,19 +236,32 @@ WAYS: dict[str, tuple[int, Callable[[], Calls]]] = {
     "torch int_mm": (K * N, int_mm),
     "torch bfloat16": (K * N * 2, lambda: plain(torch.bfloat16)),
     "torch float32": (K * N * 4, lambda: plain(torch.float32)),
+    **{name: (K * N * bits // 8, partial(peer, name)) for name, (bits, _) in PEERS.items()},
 }
 
 
-def rows(tokens: list[int], only: list[str], rounds: int, clock: Clock) -> Iterator[list[str]]:
-    ways = {name: WAYS[name][1]() for name in only}
+def made(asked: list[str] | None) -> dict[str, Calls]:
+    """The ways that are asked for, or all but those of programs that are not here."""
+    ways = {}
+    for name in asked or WAYS:
+        try:
+            ways[name] = WAYS[name][1]()
+        except ImportError as missing:
+            if asked:
+                raise
+            Console(stderr=True).print(f"left out: {name}: {missing}", markup=False)
+    return ways
+
+
+def rows(tokens: list[int], ways: dict[str, Calls], rounds: int, clock: Clock) -> Iterator[list[str]]:
     for call in (call for calls in ways.values() for call in calls):
         call(torch.randn(1, K).bfloat16())  # what is found out once for a layer counts for nothing
-    sizes = {WAYS[name][0] for name in only}
+    sizes = {WAYS[name][0] for name in ways}
     readers = {str(size): reading(size) for size in sizes}
     for M in tokens:
         x = torch.randn(M, K).bfloat16()
         found = in_turns(ways | readers, x, max(3, rounds if M <= 16 else rounds // 5), clock)
-        for name in only:
+        for name in ways:
             read, took = WAYS[name][0], found[name]
             share = f"{min(found[str(read)]) / min(took):.0%}"
             best = [f"{1e3 * min(took):.2f}", f"{1e3 * median(took):.2f}", f"{read / min(took) / 1e9:.1f}"]
@@ -254,7 +275,7 @@ def main() -> None:
     title = f"{K} x {N}, {native.isa()}, {native.threads()} threads"
     table = Table("M", "how", "ms, best", "ms, median", "GB/s", "of reading", title=title)
     with torch.no_grad():
-        for row in rows(asked.tokens, asked.only or list(WAYS), asked.rounds, clock):
+        for row in rows(asked.tokens, made(asked.only), asked.rounds, clock):
             table.add_row(*row)
     Console(width=120).print(table)
 

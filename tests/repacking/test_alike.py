@@ -1,5 +1,7 @@
 """Layers that are alike are repacked as the first of them was; a layer that differs in anything is not."""
 
+import gc
+import weakref
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -190,6 +192,29 @@ def test_what_is_made_is_nobody_elses(followed: list[str]) -> None:
 
     assert followed == ["b"]
     assert_same_bits(other.dequantize(), before)
+
+
+@has_native
+def test_whoever_writes_to_the_first_before_the_second_is_made_changes_no_other(followed: list[str]) -> None:
+    layers = {name: drawn() for name in "abc"}
+    weights, stored = opened(layers), opened(layers, None)
+    for tensor in weights.get_weights("a").fields().values():
+        tensor.zero_()
+
+    for name in "bc":
+        assert_same(weights.get_weights(name), repack(stored.get_weights(name), "marlin"))
+    assert followed == []
+
+
+@has_native
+def test_of_the_layers_that_have_no_like_one_is_kept_at_most() -> None:
+    weights = opened({str(n): drawn(N=256 + 64 * n) for n in range(4)})
+    kept = []
+    for name in map(str, range(4)):
+        kept.append(weakref.ref(weights.get_weights(name).qweight))
+        gc.collect()
+
+    assert [each() is None for each in kept] == [True, True, True, False]
 
 
 def test_without_native_code_each_is_repacked_by_itself(followed: list[str]) -> None:
