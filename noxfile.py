@@ -11,6 +11,7 @@ import sys
 import tarfile
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 
 import nox
@@ -117,10 +118,7 @@ def compile(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def bench(session: nox.Session) -> None:
-    """The CPU code beside a copy and peers; `-- peers`: linears beside more of them, one of which is built.
-
-    `-- --dispatch`: the table of the fastest ways; `-- engines`: transformers' loads.
-    """
+    """The CPU code beside a copy, peers, more `-- peers`; its table `-- --dispatch`; loads `-- engines`."""
     if session.posargs[:1] == ["engines"]:
         install(session, "test", "transformers")
         session.run("python", "-m", "tests.bench.engines", *session.posargs[1:])
@@ -148,13 +146,15 @@ def bench(session: nox.Session) -> None:
 
 
 def read_files(session: nox.Session) -> None:
-    """The CUDA module's reader of files, on a device that is none, under sanitizers of threads and memory."""
-    folder, program = "tests/native/file_reader", f"{session.create_tmp()}/file_reader"
-    sources = "csrc/cuda/copy/file_reader.cpp", f"{folder}/run.cpp"
-    for sanitizer in ("thread", "address,undefined"):
+    """Threads that read files, to no device those of the CUDA module, under sanitizers."""
+    of_cuda, of_cpu = "tests/native/file_reader", "tests/native/file_mover"
+    parts = ("cpu/file_mover", "cpu/file_move", "cpu/plan", "cpu/route", "cpu/team", "shared/digits")
+    programs = {of_cuda: ["csrc/cuda/copy/file_reader.cpp"], of_cpu: [f"csrc/{part}.cpp" for part in parts]}
+    program = f"{session.create_tmp()}/files"
+    for (folder, sources), sanitizer in product(programs.items(), ("thread", "address,undefined")):
         flags = f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all", "-Wall", "-Wextra", "-Werror"
-        options = "-std=c++17", "-O1", "-g1", "-pthread", *flags, f"-I{folder}", *sources, "-o", program
-        session.run(os.environ.get("CXX", "c++"), *options, external=True)
+        options = "-std=c++17", "-O1", "-g1", "-pthread", *flags, f"-I{folder}", *sources, f"{folder}/run.cpp"
+        session.run(os.environ.get("CXX", "c++"), *options, "-ldl", "-o", program, external=True)
         session.run(program, env={"TSAN_OPTIONS": "halt_on_error=1"}, external=True)
 
 

@@ -4,6 +4,8 @@
 //   is_on_threads_of_torch()                                                    see team.h
 //   move(isa, bits, digits, from, to, threads)                                  see plan.h
 //   move_from_file(isa, bits, digits, source, to, scratch, piece, threads)      see file_move.h
+//   FileMover(isa, scratch, piece, threads)                                     see file_mover.h
+//     begin([(bits, digits, source, to)]); wait(ticket); close()
 //   pack(isa, bits, rows, columns, codes, pitch, source, shift, words, threads) see boxes.h
 //   unpack(isa, bits, rows, columns, words, codes, pitch, threads)
 //   fields(isa, fields, from_words, to_words, from_word, to_word, lanes, from, to, threads)   see streams.h
@@ -32,6 +34,8 @@
 #include <pybind11/stl.h>
 
 #include <array>
+#include <chrono>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -39,7 +43,7 @@
 #include "../shared/address.h"
 #include "boxes.h"
 #include "codes.h"
-#include "file_move.h"
+#include "file_mover.h"
 #include "move.h"
 #include "product.h"
 #include "streams.h"
@@ -52,6 +56,7 @@ namespace {
 
 using Triples = std::vector<std::tuple<int64_t, int64_t, int64_t>>;
 using Places = std::vector<std::pair<int64_t, int64_t>>;
+using Source = std::tuple<int, int64_t, int64_t>;  // of a file: a descriptor, where it begins, bytes
 using Typed = std::pair<uintptr_t, int>;  // an address, and the number of a Float
 using Fields = std::vector<std::tuple<int, int, int, int, int>>;
 using Meant = std::tuple<bool, uintptr_t, uintptr_t, uintptr_t, int64_t, uintptr_t, int64_t, uintptr_t, int64_t,
@@ -108,11 +113,34 @@ void move_digits(const std::string& isa, int bits, const Triples& digits, uintpt
 }
 
 bool move_digits_from_file(const std::string& isa, int bits, const Triples& digits,
-                           const std::tuple<int, int64_t, int64_t>& source, uintptr_t to, uintptr_t scratch,
+                           const Source& source, uintptr_t to, uintptr_t scratch,
                            int64_t piece, int threads) {
   const auto [descriptor, begin, count] = source;
   return move_from_file(named(isa), bits, digits_of(bits, digits), {descriptor, begin, count}, at<uint8_t>(to),
                         at<uint8_t>(scratch), piece, threads);
+}
+
+std::unique_ptr<FileMover> file_mover(const std::string& isa, uintptr_t scratch, int64_t piece, int threads) {
+  return std::make_unique<FileMover>(named(isa), at<uint8_t>(scratch), piece, threads);
+}
+
+uint64_t begin_moves(FileMover& mover, const std::vector<std::tuple<int, Triples, Source, uintptr_t>>& asked) {
+  std::vector<FileMove> moves;
+  for (const auto& [bits, digits, source, to] : asked) {
+    const auto [descriptor, begin, count] = source;
+    moves.push_back({bits, digits_of(bits, digits), {descriptor, begin, count}, at<uint8_t>(to)});
+  }
+  return mover.begin(moves);
+}
+
+std::vector<bool> wait_for_moves(FileMover& mover, uint64_t ticket) {
+  const auto is_done = [&] {
+    const py::gil_scoped_release unlocked;
+    return mover.is_done(ticket, std::chrono::milliseconds(100));
+  };
+  while (!is_done())  // whoever presses Ctrl-C does not wait for the files
+    if (PyErr_CheckSignals()) throw py::error_already_set();
+  return mover.wait(ticket);
 }
 
 uint32_t pack_rows(const std::string& isa, int bits, const Places& rows, const Places& columns, uintptr_t codes,
@@ -205,6 +233,11 @@ PYBIND11_MODULE(_cpu, m) {
   m.def("is_on_threads_of_torch", is_on_threads_of_torch);
   m.def("move", move_digits, Unlocked());
   m.def("move_from_file", move_digits_from_file, Unlocked());
+  py::class_<FileMover>(m, "FileMover")
+      .def(py::init(&file_mover))
+      .def("begin", begin_moves, Unlocked())
+      .def("wait", wait_for_moves)
+      .def("close", &FileMover::close, Unlocked());
   m.def("pack", pack_rows, Unlocked());
   m.def("unpack", unpack_rows, Unlocked());
   m.def("fields", fields_of_runs, Unlocked());

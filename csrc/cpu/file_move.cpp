@@ -14,15 +14,9 @@
 #include <algorithm>
 #include <atomic>
 
+#include "../shared/file_read.h"
 #include "move.h"
 #include "team.h"
-
-#ifndef _WIN32
-#include <cerrno>
-
-#include <sys/types.h>
-#include <unistd.h>
-#endif
 
 namespace qload::cpu {
 namespace {
@@ -31,26 +25,34 @@ constexpr int64_t kAtOnce = 1 << 19;  // bytes of a piece, where a step has no m
 
 bool read_whole(int descriptor, int64_t at, int64_t count, uint8_t* to) {
 #ifndef _WIN32
-  while (count > 0) {
-    const ssize_t got = pread(descriptor, to, static_cast<size_t>(count), static_cast<off_t>(at));
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) return false;
-    at += got, to += got, count -= got;
-  }
-  return true;
+  return read_all(descriptor, at, to, static_cast<size_t>(count)) == 0;
 #else
   return false;
 #endif
 }
 
-/// Steps of a plan's outermost loop, which lie in the source one behind another.
-struct Steps {
-  int64_t count, tiles, bytes;  // of a step
-  int64_t to;                   // between steps
+struct Shared {
+  const FilePieces& pieces;
+  uint8_t* scratch;
+  int64_t piece;
+  int threads;
+  std::atomic<int64_t> next{0};
+  std::atomic<int> entered{0};
+  std::atomic<bool> failed{false};
+
+  static void share(void* self) { static_cast<Shared*>(self)->work(); }
+
+  void work() {
+    const int thread = entered++;
+    if (thread >= threads) return;
+    for (int64_t i = next++; i < pieces.count() && !failed; i = next++)
+      if (!pieces.move(i, scratch + thread * piece)) failed = true;
+  }
 };
 
-/// Whether a plan can be carried out step by step, and how.
-bool in_steps(const Plan& plan, Steps& steps) {
+}  // namespace
+
+bool FilePieces::in_steps(const Plan& plan, Steps& steps) {
   if (!plan.width || plan.from_element || plan.to_element) return false;
   int64_t end = plan.width + *std::max_element(plan.from, plan.from + plan.registers);
   if (!plan.loops) {  // one tile
@@ -63,49 +65,43 @@ bool in_steps(const Plan& plan, Steps& steps) {
   return end == outer.from;
 }
 
-struct Shared {
-  const Kernels& kernels;
-  const Plan& plan;
-  const Steps& steps;
-  const FileBytes& from;
-  uint8_t *to, *scratch;
-  int64_t piece, together;  // bytes, and steps of a piece
-  int threads;
-  bool stream;
-  std::atomic<int64_t> next{0};
-  std::atomic<int> entered{0};
-  std::atomic<bool> failed{false};
+FilePieces::FilePieces(const Kernels& kernels, const Plan& plan, const Steps& steps, const FileBytes& from,
+                       uint8_t* to, int64_t piece)
+    : kernels_(&kernels), plan_(plan), steps_(steps), from_(from), to_(to),
+      together_(std::max<int64_t>(1, std::min(piece, kAtOnce) / steps.bytes)) {
+  const bool even = plan.even && plan.width && reinterpret_cast<uintptr_t>(to) % static_cast<uintptr_t>(plan.width) == 0;
+  stream_ = even && from.count >= kStreamBytes;
+}
 
-  static void share(void* self) { static_cast<Shared*>(self)->work(); }
-
-  void work() {
-    const int thread = entered++;
-    if (thread >= threads) return;
-    uint8_t* const own = scratch + thread * piece;
-    for (int64_t first = next++ * together; first < steps.count && !failed; first = next++ * together) {
-      const int64_t count = std::min(together, steps.count - first);
-      if (!read_whole(from.descriptor, from.begin + first * steps.bytes, count * steps.bytes, own)) {
-        failed = true;
-        break;
-      }
-      kernels.run(plan, own, to + first * steps.to, 0, count * steps.tiles, stream);
-    }
-    kernels.fence();
+std::optional<FilePieces> FilePieces::of(const Kernels& kernels, int bits, const std::vector<Digit>& digits,
+                                         const FileBytes& from, uint8_t* to, int64_t piece) {
+  if (digits.empty()) {
+    FilePieces plain(kernels, Plan{}, {from.count, 0, 1, 1}, from, to, kAtOnce);
+    plain.kernels_ = nullptr;
+    return plain;
   }
-};
+  const std::vector<Plan> plans = make_plans(bits, digits, kernels.widest, Pace::kSource);
+  Steps steps{};
+  if (plans.size() != 1 || !in_steps(plans[0], steps)) return {};
+  if (steps.bytes > piece || steps.count * steps.bytes != from.count) return {};
+  return FilePieces(kernels, plans[0], steps, from, to, piece);
+}
 
-}  // namespace
+bool FilePieces::move(int64_t piece, uint8_t* scratch) const {
+  const int64_t first = piece * together_, count = std::min(together_, steps_.count - first);
+  uint8_t* const read = kernels_ ? scratch : to_ + first;
+  if (!read_whole(from_.descriptor, from_.begin + first * steps_.bytes, count * steps_.bytes, read)) return false;
+  if (!kernels_) return true;
+  kernels_->run(plan_, scratch, to_ + first * steps_.to, 0, count * steps_.tiles, stream_);
+  kernels_->fence();
+  return true;
+}
 
 bool move_from_file(const Kernels& kernels, int bits, const std::vector<Digit>& digits, const FileBytes& from,
                     uint8_t* to, uint8_t* scratch, int64_t piece, int threads) {
-  const std::vector<Plan> plans = make_plans(bits, digits, kernels.widest, Pace::kSource);
-  Steps steps{};
-  if (plans.size() != 1 || !in_steps(plans[0], steps)) return false;
-  if (steps.bytes > piece || steps.count * steps.bytes != from.count) return false;
-  const Plan& plan = plans[0];
-  const bool even = plan.even && reinterpret_cast<uintptr_t>(to) % static_cast<uintptr_t>(plan.width) == 0;
-  const int64_t together = std::max<int64_t>(1, std::min(piece, kAtOnce) / steps.bytes);
-  Shared all{kernels, plan, steps, from, to, scratch, piece, together, threads, even && from.count >= kStreamBytes};
+  const auto pieces = FilePieces::of(kernels, bits, digits, from, to, piece);
+  if (!pieces) return false;
+  Shared all{*pieces, scratch, piece, threads};
   if (threads <= 1)
     all.work();
   else

@@ -21,6 +21,7 @@ from qload.devices.choice import (
     unpack,
 )
 from qload.devices.codes import CodesInWords, LazyCodes, check_codes, check_integers, plain, stood_for, values
+from qload.devices.cpu_files import CpuFileMover, FileMove, file_mover
 from qload.devices.cuda_current import stream_on
 from qload.devices.cuda_files import CudaFileReader
 from qload.devices.large_pages import in_large_pages, writable
@@ -41,7 +42,9 @@ from qload.devices.tensors import check_writable, shares_memory
 __all__ = [
     "CodeValues",
     "CodesInWords",
+    "CpuFileMover",
     "CudaFileReader",
+    "FileMove",
     "LazyCodes",
     "Meaning",
     "Stored",
@@ -59,6 +62,7 @@ __all__ = [
     "dequantize_rows",
     "dequantize_stored",
     "dequantize_words",
+    "file_mover",
     "file_reader",
     "has_routines",
     "in_large_pages",

@@ -1,6 +1,8 @@
 """The CPU module reads a file in pieces, and moves each from a cache to where it belongs."""
 
+import os
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,3 +31,58 @@ def move_from_file(source: tuple[int, int, int], target: Tensor, bits: int, digi
     at = target.data_ptr(), scratch.data_ptr()
     done: bool = cpu.move_from_file(isa(), bits, list(digits), source, *at, piece, many)
     return done
+
+
+class FileMove(NamedTuple):
+    """Elements of `bits` bits, by digits, of an open file's (descriptor, begin, bytes) to a target.
+
+    Without digits bytes are read as they lie there.
+    """
+
+    source: tuple[int, int, int]
+    target: Tensor
+    bits: int
+    digits: Sequence[Digit]
+
+
+class CpuFileMover:
+    """Threads of the CPU module that move elements from files, without Python's lock.
+
+    Parameters
+    ----------
+    module
+        The CPU module.
+    scratch
+        Memory of the threads, `PIECE` bytes for each.
+    """
+
+    def __init__(self, module: Any, scratch: Tensor) -> None:
+        self._scratch, threads = scratch, scratch.nbytes // PIECE
+        self._mover = module.FileMover(isa(), scratch.data_ptr(), PIECE, threads)
+        self._targets: dict[int, list[Tensor]] = {}  # of tickets that threads write to
+
+    def begin(self, moves: Sequence[FileMove]) -> int:
+        """Begin to move, to new memory on the CPU: a ticket to wait for, once."""
+        asked = [(bits, list(to), source, target.data_ptr()) for source, target, bits, to in moves]
+        ticket: int = self._mover.begin(asked)
+        self._targets[ticket] = [target for _, target, _, _ in moves]
+        return ticket
+
+    def wait(self, ticket: int) -> list[bool]:
+        """Of each move of a ticket whether it was made; what the target of another holds is nothing."""
+        made: list[bool] = self._mover.wait(ticket)
+        del self._targets[ticket]
+        return made
+
+    def close(self) -> None:
+        """Drop what no thread has begun, and wait for all else: after that no memory is written to."""
+        self._mover.close()
+        self._targets.clear()
+
+
+def file_mover(threads: int) -> CpuFileMover | None:
+    """Threads that move elements from files to memory of the CPU; None where none can."""
+    scratch = in_large_pages(torch.empty(threads * PIECE, dtype=torch.uint8))
+    if not hasattr(os, "pread") or not has_routines(scratch):
+        return None
+    return CpuFileMover(load("cpu").found, scratch)

@@ -29,6 +29,7 @@ LARGE = (
     48 << 20
 )  # bytes of codes, of which a second copy is not made: what is found once is nothing beside them
 MOVED = ("qweight", "scales")
+RUN = 1 << 15  # words of eight bytes that are compared at once, in a cache
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,13 @@ def _recipe(weight: GPTQWeight, made: Weight) -> Recipe | None:
 
 def _same_bits(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors of one kind are equal: eight bytes at once, which takes half of the time."""
-    return torch.equal(*(each.flatten().view(torch.int64) for each in (one, other)))
+    words = [each.flatten().view(torch.int64) for each in (one, other)]
+    if one.device.type != "cpu":
+        return torch.equal(*words)
+    runs = zip(
+        *(torch.split(each, RUN) for each in words), strict=True
+    )  # by this thread, as others have work
+    return all((here.numpy() == there.numpy()).all() for here, there in runs)
 
 
 def _orders(made: GPTQMarlinWeight | PanelsWeight) -> tuple[Packing, Order]:

@@ -1,8 +1,7 @@
 """What a loader asks of whoever holds the tensors: `Weights`, over any storage."""
 
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
-from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -94,14 +93,22 @@ class FileElements(Protocol):
         """Elements of `bits` bits, from digits to digits of a `target`; False: what that holds is nothing."""
 
 
-R = TypeVar("R")
+AskedMove = tuple[FileElements, Tensor, int, Sequence[Digit]]  # to a target, of so many bits, by digits
 
 
-class Threads(Protocol):
-    """Some threads, of which one carries something out."""
+class MovesUnderway(Protocol):
+    """Moves that threads have begun."""
 
-    def __call__(self, work: Callable[[], R]) -> "Future[R]":
-        """What comes of it, when it is there."""
+    @property
+    def made(self) -> Sequence[bool]:
+        """Of each whether it was made, once that is known; what the target of another holds is nothing."""
+
+
+class FileMover(Protocol):
+    """Threads that move elements from their files."""
+
+    def begin(self, asked: Sequence[AskedMove]) -> MovesUnderway | None:
+        """Begin with these, to new memory; None where they cannot."""
 
 
 class LateElements(Protocol):
@@ -111,8 +118,8 @@ class LateElements(Protocol):
     def nbytes(self) -> int:
         """How many bytes they take."""
 
-    def begin(self, threads: Threads) -> None:
-        """Begin on one of some threads, where it is known by now where they go; else nothing happens."""
+    def begin(self, mover: FileMover) -> None:
+        """Begin on other threads, where it is known by now where they go; else nothing happens."""
 
 
 def in_file(source: TensorSource, name: str, index: tuple[slice, ...]) -> FileElements | None:

@@ -2,12 +2,10 @@
 
 A layer is first made without them. Where one before it has shown what layers of its kind become, they are
 moved straight from the file; else the layer is loaded again with them, as if nothing had been tried. Whoever
-loads many layers has threads, of which one moves what a layer needs before it is this layer's turn.
+loads many layers has threads, which move what a layer needs before it is this layer's turn.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,8 +16,14 @@ from torch import Tensor
 from qload import devices
 from qload.kernel_formats import alike
 from qload.loader import LoadPlan, Rectangle, TensorSource
-from qload.loader.source import FileElements, Threads, WrappedSource, in_file
-from qload.native.settings import one_thread
+from qload.loader.source import (
+    AskedMove,
+    FileElements,
+    FileMover,
+    MovesUnderway,
+    WrappedSource,
+    in_file,
+)
 from qload.spec import Role, Weight
 
 CODES = "qweight"
@@ -77,6 +81,11 @@ class _Begun:
     move: alike.Move
     target: Tensor
 
+    @property
+    def asked(self) -> AskedMove:
+        """The move, for others."""
+        return self.elements, self.target, self.move.bits, self.move.digits
+
     def made(self) -> Tensor | None:
         """What it has become; None where it could not be moved."""
         return self.target if self.elements.move(self.target, self.move.bits, self.move.digits) else None
@@ -88,7 +97,7 @@ class LateTensors:
     def __init__(self, owner: "ExpectedLayers", kind: Any, tensors: Mapping[str, LateTensor]) -> None:
         self.owner, self.kind, self.tensors = owner, kind, tensors
         self._begun: dict[str, _Begun] = {}  # as tensors of another layer of their kind were moved
-        self._made: Future[Mapping[str, Tensor | None]] | None = None
+        self._ahead: MovesUnderway | None = None
         self._failed: str | None = None
 
     @property
@@ -100,12 +109,12 @@ class LateTensors:
         """Whether a load reads this as ever."""
         return all(read != each.place for each in self.tensors.values())
 
-    def begin(self, threads: Threads) -> None:
+    def begin(self, mover: FileMover) -> None:
         """Begin to move them as those of another layer of their kind were, where there was one."""
-        moves = self.owner.moves(self.kind) if self._made is None else None
+        moves = None if self._begun else self.owner.moves(self.kind)
         if moves is not None:
             self._begun = {name: each.begun(moves[name]) for name, each in self.tensors.items()}
-            self._made = threads(partial(_alone, self._begun))
+            self._ahead = mover.begin([each.asked for each in self._begun.values()])
 
     def make(
         self, source: TensorSource, inner: LoadPlan, known: alike.AlikeLayers, layout: str
@@ -113,29 +122,26 @@ class LateTensors:
         """The layer in a layout; None where it has to be loaded with all of its tensors."""
         light = WithoutLate(source, self.tensors)
         weight = inner.finish(light)
-        with nullcontext() if self._made is None else one_thread():  # other threads move tensors meanwhile
-            made = known.repack(weight, layout, {name: partial(self._moved, name) for name in self.tensors})
+        made = known.repack(weight, layout, {name: partial(self._moved, name) for name in self.tensors})
         if made is None:
             self.owner.give_up(self.kind, self._failed)
+            self._there()  # after which nobody writes to their memory
         else:
             light.enter()
         return made
 
     def _moved(self, name: str, _: Tensor, move: alike.Move) -> Tensor | None:
-        if self._made is not None:
-            ahead = self._made.result()[name]
-            if ahead is not None and self._begun[name].move == move:
-                return ahead
+        if name in self._there() and self._begun[name].move == move:
+            return self._begun[name].target
         moved = self.tensors[name].begun(move).made()
         if moved is None:
             self._failed = name
         return moved
 
-
-def _alone(begun: Mapping[str, _Begun]) -> Mapping[str, Tensor | None]:
-    """On this thread, as other threads move other tensors."""
-    with one_thread():
-        return {name: each.made() for name, each in begun.items()}
+    def _there(self) -> frozenset[str]:
+        """What other threads have moved, once they are through with it."""
+        made = [] if self._ahead is None else self._ahead.made
+        return frozenset(name for name, done in zip(self._begun, made, strict=False) if done)
 
 
 class ExpectedLayers:

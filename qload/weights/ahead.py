@@ -5,13 +5,12 @@ wrong in its own words.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +22,7 @@ from qload.storage.protocol import bounds
 from qload.storage.rectangles import Bounds
 from qload.weights.file_jobs import FileJob, FileJobs, file_jobs
 from qload.weights.landing import DEVICE_RUN, CudaLanding, Landing, Piece, Wanted, landing_on
+from qload.weights.moves_ahead import BegunMoves, MovesAhead, moves_ahead
 
 log: logging.Logger = logging.getLogger("qload")
 
@@ -31,7 +31,6 @@ DEVICE_THREADS = 8  # that read for a device, and ask Python for little
 
 LEAST = 4 << 20  # bytes of a tensor that several threads read
 
-R = TypeVar("R")
 Index = tuple[slice, ...]
 Key = tuple[str, tuple[tuple[int | None, int | None], ...]]  # a stored name, and (start, stop) as asked for
 
@@ -60,7 +59,7 @@ class Ahead:
 
     landing: Landing
     tensors: dict[Key, Tensor] = field(default_factory=dict)
-    jobs: dict[Key, list[Job | FileJob]] = field(default_factory=dict)
+    jobs: dict[Key, list[Job | FileJob | BegunMoves]] = field(default_factory=dict)
 
     @cached_property
     def nbytes(self) -> int:
@@ -96,6 +95,7 @@ class ReaderAhead:
         self._files = file_jobs(storage, self.landing.home) if isinstance(self.landing, CudaLanding) else None
         most = DEVICE_THREADS if device.type == "cuda" else min(THREADS, native.threads())
         self._threads = ThreadPoolExecutor(most, thread_name_prefix="qload-read")
+        self.moves: MovesAhead | None = moves_ahead(storage, device, most)
 
     def __enter__(self) -> "ReaderAhead":
         return self
@@ -104,11 +104,9 @@ class ReaderAhead:
         self._threads.shutdown(wait=True, cancel_futures=True)
         if self._files is not None:
             self._files.close()
+        if self.moves is not None:
+            self.moves.close()
         self.landing.close()
-
-    def run(self, work: Callable[[], R]) -> "Future[R]":
-        """Something else on one of the threads, with the settings of who asks."""
-        return self._threads.submit(copy_context().run, work)
 
     def begin(self, asked: Iterable[tuple[str, Index]], storage: WeightStorage) -> Ahead:
         """Begin to read these elements of stored tensors."""
@@ -124,7 +122,8 @@ class ReaderAhead:
             made = self.landing.new(each for _, each in wanted.values())
             ahead.tensors.update(zip(wanted, made, strict=True))
             rest = {key: pairs for key, (pairs, _) in wanted.items()}
-            self._submit(ahead, rest if self._files is None else _from_files(self._files, ahead, rest))
+            natively = self._files or self.moves
+            self._submit(ahead, rest if natively is None else _from_files(natively, ahead, rest))
         return ahead
 
     def _submit(self, ahead: Ahead, wanted: Mapping[Key, Bounds]) -> None:
@@ -144,11 +143,13 @@ class ReaderAhead:
                 ahead.jobs.setdefault(key, []).append(job)
 
 
-def _from_files(files: FileJobs, ahead: Ahead, wanted: Mapping[Key, Bounds]) -> Mapping[Key, Bounds]:
+def _from_files(
+    files: FileJobs | MovesAhead, ahead: Ahead, wanted: Mapping[Key, Bounds]
+) -> Mapping[Key, Bounds]:
     """Begin to read what lies in files as it is wanted: what is left for threads of Python."""
-    places = {key: files.ranges.of(key[0], pairs) for key, pairs in wanted.items()}
+    places = {key: files.files.ranges.of(key[0], pairs) for key, pairs in wanted.items()}
     placed = {key: (place, ahead.tensors[key]) for key, place in places.items() if place is not None}
-    job = files.begin(list(placed.values())) if placed else None
+    job = files.read(list(placed.values())) if placed else None
     if job is None:
         return wanted
     ahead.jobs.update({key: [job] for key in placed})

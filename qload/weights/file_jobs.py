@@ -1,26 +1,17 @@
-"""Reading ahead by threads of the CUDA module: of a load, all that lies in files as it is wanted.
-
-Files are opened, and looked after before and after, by who asks; the threads are told descriptors alone.
-"""
+"""Reading ahead by threads of the CUDA module: of a load, all that lies in files as it is wanted."""
 
 import logging
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from torch import Tensor
 
 from qload.devices import CudaFileReader, file_reader
-from qload.errors import QloadError
-from qload.storage import FileRange, FileRanges, SafetensorsStorage
+from qload.storage import SafetensorsStorage
+from qload.weights.files_at_work import FilesAtWork, NativeJobs, OpenedFiles, Placed
 
 log: logging.Logger = logging.getLogger("qload")
-
-OPEN_FILES = 16  # at once, of which a load may need several
-
-Placed = tuple[FileRange, Tensor]  # bytes of a file, and where they go, in one piece
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,67 +21,44 @@ class FileJob:
     owner: "FileJobs"
     ticket: int
     nbytes: int
-    files: tuple[str, ...]
-    opened: ExitStack
+    opened: OpenedFiles
 
     @cached_property
     def is_done(self) -> bool:
         """Whether all is there, once it is known: the stream that is current waits for the copies then."""
         try:
-            done = self.owner.reader.wait(self.ticket)
+            done = self.owner.threads.wait(self.ticket)
         except RuntimeError as error:  # of the device, which no load will say again
             log.warning("reading ahead failed, each load reads for itself: %r", error)
             done = False
         done = self.owner.let_go(self) and done
         if done:
-            self.owner.ranges.count(self.nbytes)
+            self.owner.files.ranges.count(self.nbytes)
         return done
 
 
-class FileJobs:
-    """A reader of files to a device, and what it was asked for and nobody has waited for."""
+class FileJobs(NativeJobs):
+    """What a reader of files to a device was asked and nobody has waited for."""
 
-    def __init__(self, ranges: FileRanges, reader: CudaFileReader, home: torch.cuda.Stream) -> None:
-        self.ranges, self.reader, self.home = ranges, reader, home
-        self._begun = set[FileJob]()
-        self._files: dict[str, int] = {}  # that are open, and for how many jobs
+    def __init__(self, files: FilesAtWork, reader: CudaFileReader, home: torch.cuda.Stream) -> None:
+        super().__init__(files, reader)
+        self.home = home
 
-    def begin(self, placed: Sequence[Placed]) -> FileJob | None:
-        """Begin to read; None where the files are no more what they were, or are too many."""
-        files = tuple(dict.fromkeys(place.file for place, _ in placed))
-        if len(self._files.keys() | files) > OPEN_FILES:
+    def read(self, placed: Sequence[Placed]) -> FileJob | None:
+        """Begin to read; None where files have changed, or are too many."""
+        opened = self.files.open(place.file for place, _ in placed)
+        if opened is None:
             return None
-        with suppress(QloadError), ExitStack() as opened:
-            at = {file: opened.enter_context(self.ranges.descriptor(file)) for file in files}
-            asked = [(at[place.file], place.begin, place.nbytes, out.data_ptr()) for place, out in placed]
-            nbytes = sum(place.nbytes for place, _ in placed)
-            job = FileJob(self, self.reader.begin(asked, self.home), nbytes, files, opened.pop_all())
-            self._begun.add(job)
-            for file in files:
-                self._files[file] = self._files.get(file, 0) + 1
-            return job
-        return None
-
-    def let_go(self, job: FileJob) -> bool:
-        """Close what a job that is over has read: whether those files are still what they were."""
-        self._begun.discard(job)
-        for file in job.files:
-            self._files[file] -= 1
-            if not self._files[file]:
-                del self._files[file]
+        at = opened.descriptors
+        asked = [(at[place.file], place.begin, place.nbytes, out.data_ptr()) for place, out in placed]
         try:
-            job.opened.close()
-        except QloadError:
-            return False
-        return True
-
-    def close(self) -> None:
-        """Wait for the threads and their copies; what nobody waited for is dropped."""
-        try:
-            self.reader.close()
-        finally:
-            for job in list(self._begun):
-                self.let_go(job)
+            ticket = self.threads.begin(asked, self.home)
+        except BaseException:
+            opened.close()
+            raise
+        job = FileJob(self, ticket, sum(place.nbytes for place, _ in placed), opened)
+        self._begun.add(job)
+        return job
 
 
 def file_jobs(storage: object, home: torch.cuda.Stream) -> FileJobs | None:
@@ -102,4 +70,4 @@ def file_jobs(storage: object, home: torch.cuda.Stream) -> FileJobs | None:
     except RuntimeError as error:  # where no memory can be pinned
         log.warning("files are read by threads of Python: %r", error)
         return None
-    return None if reader is None else FileJobs(storage.ranges, reader, home)
+    return None if reader is None else FileJobs(FilesAtWork(storage.ranges), reader, home)

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Generic, Protocol, TypeVar
@@ -14,6 +14,7 @@ from qload.devices import stream_on
 from qload.errors import QloadError, check_type, checked
 from qload.loader import LoadPlan, Part, TensorSource, WeightsLoader
 from qload.loader.source import LateElements
+from qload.native.settings import one_thread
 from qload.spec import Role, Weight
 from qload.storage import FillingStorage, WeightStorage
 from qload.weights.ahead import Ahead, ReaderAhead
@@ -86,17 +87,19 @@ class _Begun(Generic[L]):
     ahead: Ahead | None = None
 
     @property
-    def _late(self) -> Sequence[LateElements]:
+    def late(self) -> Sequence[LateElements]:
+        """What is not read ahead."""
         return () if isinstance(self.plan, QloadError) else self.plan.late
 
     @property
     def nbytes(self) -> int:
-        return sum(late.nbytes for late in self._late) + (self.ahead.nbytes if self.ahead else 0)
+        return sum(late.nbytes for late in self.late) + (self.ahead.nbytes if self.ahead else 0)
 
     def begin_late(self, reader: ReaderAhead) -> None:
         """What is not read ahead goes where it stays, as far as that is known."""
-        for late in self._late:
-            late.begin(reader.run)
+        if reader.moves is not None:
+            for late in self.late:
+                late.begin(reader.moves)
 
 
 def _stream(weights: StreamOwner, loader: WeightsLoader, loads: Iterator[L]) -> Iterator[tuple[L, Weight]]:
@@ -117,7 +120,9 @@ def _stream(weights: StreamOwner, loader: WeightsLoader, loads: Iterator[L]) -> 
                     more = False
             if begun:
                 ahead -= begun[0].nbytes
-                finished = _finish(weights, begun.popleft(), placed)
+                moving = reader is not None and reader.moves is not None and any(each.late for each in begun)
+                with one_thread() if moving else nullcontext():  # others have the cores, or will have them
+                    finished = _finish(weights, begun.popleft(), placed)
                 if reader is not None:
                     for each in begun:
                         each.begin_late(reader)

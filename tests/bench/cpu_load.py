@@ -40,6 +40,7 @@ from tests.bench.model import GROUP, QUANTIZATION
 
 K, N, COPIES = 4096, 14336, 6
 TRIM_THRESHOLD, MMAP_MAX = -1, -4  # of <malloc.h>
+PAUSE = 0.05  # seconds, in which threads of the way before stop waiting busily
 Work = Callable[[int], object]
 
 
@@ -66,6 +67,7 @@ def in_turns(ways: Mapping[str, Work], rounds: int, before: Callable[[], None] =
     for turn in range(rounds + 1):
         for name, work in ways.items():
             before()
+            time.sleep(PAUSE)
             clock, cores = time.perf_counter(), time.process_time()
             made = work(turn)
             took[name].append((time.perf_counter() - clock, time.process_time() - cores))

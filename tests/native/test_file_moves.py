@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from qload import native
-from qload.devices import cpu, cpu_files
+from qload.devices import CpuFileMover, FileMove, cpu, cpu_files, file_mover
 from qload.layouts import gptq, marlin, panels, strips
 from qload.sentences import Digit
 from qload.sentences.digits import axis_digits, in_common
@@ -162,3 +163,113 @@ def test_without_the_module_nothing_is_moved(path: Path) -> None:
     words, digits = moved("marlin", 4, 256, 512)
     with native.reference(), opened(path, words) as source:
         assert not cpu_files.move_from_file(source, torch.empty_like(words), 4, digits)
+
+
+@few
+@given(
+    sizes=st.lists(st.tuples(st.sampled_from(["plain", *sorted(TARGETS)]), st.integers(1, 9)), max_size=6),
+    tickets=st.integers(1, 4),
+    count=threads,
+)
+def test_threads_of_their_own_move_and_read_what_one_call_does(
+    path: Path, sizes: list[tuple[str, int]], tickets: int, count: int
+) -> None:
+    """Several tickets at once, each of several moves, targets between bytes that stay as they are."""
+    for isa in isas():
+        with native.using(isa, count), ExitStack() as stack:
+            mover = file_mover(count)
+            assert mover is not None
+            stack.callback(mover.close)
+            begun: list[tuple[int, list[Tensor], list[Tensor]]] = []
+            for ticket in range(tickets):
+                asked, outs, wants = list[FileMove](), list[Tensor](), list[Tensor]()
+                for turn, (target, groups) in enumerate(sizes):
+                    words, digits = moved("marlin" if target == "plain" else target, 4, 128 * groups, 64)
+                    source = stack.enter_context(opened(path.with_name(f"{ticket}-{turn}"), words))
+                    out = stack.enter_context(guarded(words.shape, torch.int32, 1))
+                    asked.append(FileMove(source, out, 4, [] if target == "plain" else digits))
+                    outs.append(out)
+                    wants.append(words if target == "plain" else in_memory(words, 4, digits))
+                begun.append((mover.begin(asked), outs, wants))
+            for ticket, outs, wants in reversed(begun):
+                assert mover.wait(ticket) == [True] * len(sizes)
+                for out, want in zip(outs, wants, strict=True):
+                    assert_same_bits(out, want)
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_bytes_that_are_more_than_a_piece_are_read_by_all_threads(path: Path, count: int) -> None:
+    words = torch.randint(-(2**31), 2**31, (3 * cpu_files.PIECE // 4 + 5,), dtype=torch.int32)
+    out = torch.zeros_like(words)
+    with opened(path, words) as source:
+        mover = made(count)
+        assert mover.wait(mover.begin([FileMove(source, out, 8, [])])) == [True]
+        mover.close()
+
+    assert_same_bits(out, words)
+
+
+def made(count: int) -> CpuFileMover:
+    mover = file_mover(count)
+    assert mover is not None
+    return mover
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("count", [1, 3])
+def test_of_several_moves_that_which_failed_is_told(path: Path, count: int, plain: bool) -> None:
+    """A file that ends early, one that is none, bytes that are not those of the digits; others are made."""
+    words, digits = moved("marlin", 4, 256, 512)
+    steps = [] if plain else digits
+    mover = made(count)
+    with (
+        opened(path, words) as whole,
+        opened(path.with_name("short"), words, 4) as (short, begin, nbytes),
+    ):
+        outs = [torch.empty_like(words) for _ in range(5)]
+        sources = [whole, (short, begin, nbytes), (-7, begin, nbytes), whole]
+        asked = [FileMove(source, out, 4, steps) for source, out in zip(sources, outs, strict=False)]
+        other = FileMove((whole[0], whole[1], whole[2] - 4), outs[4], 4, digits)
+        assert mover.wait(mover.begin([*asked, other])) == [True, False, False, True, False]
+        mover.close()
+
+    for out in (outs[0], outs[3]):
+        assert_same_bits(out, words if plain else in_memory(words, 4, digits))
+
+
+def test_a_ticket_is_waited_for_once(path: Path) -> None:
+    words, digits = moved("marlin", 4, 256, 512)
+    mover = made(2)
+    with opened(path, words) as source:
+        ticket = mover.begin([FileMove(source, torch.empty_like(words), 4, digits)])
+        assert mover.wait(ticket) == [True]
+        for unknown in (ticket, ticket + 1):
+            with pytest.raises(ValueError, match="waited for"):
+                mover.wait(unknown)
+        mover.close()
+
+
+def test_what_was_closed_moves_nothing_more(path: Path) -> None:
+    """What no thread had taken is told as not made, and nobody writes to a target any more."""
+    words, digits = moved("marlin", 4, 1024, 4096)
+    mover, outs = made(1), [torch.zeros_like(words) for _ in range(40)]
+    with opened(path, words) as source:
+        tickets = [mover.begin([FileMove(source, out, 4, digits)]) for out in outs]
+        mover.close()
+        told = [mover._mover.wait(ticket) for ticket in tickets]
+        late = mover._mover.begin([(4, list(digits), source, outs[0].data_ptr())])
+        assert mover._mover.wait(late) == [False]
+        mover.close()
+
+    want = in_memory(words, 4, digits)
+    assert [False] in told
+    for made_it, out in zip(told, outs, strict=True):
+        if made_it == [True]:
+            assert_same_bits(out, want)
+
+
+def test_without_the_module_or_with_tensors_that_are_no_memory_there_are_no_such_threads() -> None:
+    with native.reference():
+        assert file_mover(2) is None
+    with FakeTensorMode():
+        assert file_mover(2) is None

@@ -16,8 +16,9 @@ from qload.errors import StorageError
 from qload.kernel_formats import alike, repack
 from qload.parallel import FakeWorld
 from qload.repacking import late_tensors
+from qload.sentences import Digit
 from qload.storage import SafetensorsStorage
-from qload.weights import Weights, in_file, stream
+from qload.weights import Weights, in_file, moves_ahead, stream
 from tests.repacking.test_alike import CONFIG, MIDDLE, assert_same, drawn
 
 has_native = pytest.mark.skipif(not native.available(), reason="without native code nothing is followed")
@@ -33,13 +34,14 @@ def small_codes_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
 def moved(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Of each tensor that was to go straight from the file, codes or scales, whether it went."""
     found: list[bool] = []
-    inner = in_file.ElementsInFile.move
+    inner = late_tensors.LateTensors._moved
 
-    def told(self: in_file.ElementsInFile, *asked: Any) -> bool:
-        found.append(inner(self, *asked))
-        return found[-1]
+    def told(self: late_tensors.LateTensors, *asked: Any) -> Any:
+        made = inner(self, *asked)
+        found.append(made is not None)
+        return made
 
-    monkeypatch.setattr(in_file.ElementsInFile, "move", told)
+    monkeypatch.setattr(late_tensors.LateTensors, "_moved", told)
     return found
 
 
@@ -179,10 +181,17 @@ def test_scales_that_are_not_moved_in_pieces_are_read_ahead_from_then_on(
 def test_scales_that_no_thread_could_move_keep_no_codes_from_going_straight(
     tmp_path: Path, tried: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inner = in_file.devices.move_from_file
+    inner, ahead = in_file.devices.move_from_file, moves_ahead.MovesAhead.begin
     monkeypatch.setattr(
         in_file.devices, "move_from_file", lambda at, out, bits, to: bits == 4 and inner(at, out, bits, to)
     )
+
+    def codes_alone(self: moves_ahead.MovesAhead, asked: Any) -> Any:
+        """Scales by digits that name more bytes than there are, which no thread moves."""
+        twice = [(of, out, bits, to if bits == 4 else (*to, Digit(2, 0, 0))) for of, out, bits, to in asked]
+        return ahead(self, twice)
+
+    monkeypatch.setattr(moves_ahead.MovesAhead, "begin", codes_alone)
     monkeypatch.setattr(stream, "WINDOW", 2 * late_bytes())
     file = saved(tmp_path, {name: drawn() for name in "abcdefgh"})
     with opened(file) as one, opened(file, None) as stored:

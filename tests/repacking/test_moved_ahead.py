@@ -1,7 +1,6 @@
 """Codes and scales that threads move from their file to where they belong before it is their layer's turn."""
 
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,15 +8,14 @@ from typing import Any
 import pytest
 
 from qload import native
+from qload.devices import CpuFileMover, FileMove
 from qload.errors import StorageError
 from qload.kernel_formats import alike
 from qload.repacking import late_tensors
 from qload.sentences import Digit
-from qload.weights import Weights, in_file, stream
+from qload.weights import Weights, in_file, moves_ahead, stream
 from tests.repacking.test_alike import assert_same, drawn
 from tests.repacking.test_late_tensors import has_native, late_bytes, opened, saved
-
-Move = Callable[[], bool]
 
 
 @pytest.fixture(autouse=True)
@@ -25,14 +23,38 @@ def small_codes_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(late_tensors, "LEAST", 1)
 
 
-def moves(monkeypatch: pytest.MonkeyPatch, around: Callable[[Move, bool], bool]) -> None:
-    """Each move from a file goes through `around`, which is told whether a thread of its own makes it."""
-    inner = in_file.devices.move_from_file
+def around_moves(
+    monkeypatch: pytest.MonkeyPatch,
+    before: Callable[[], None] = lambda: None,
+    after: Callable[[], None] = lambda: None,
+) -> None:
+    """What happens before each move from a file is made, in its turn or by other threads, and after it."""
+    here, begin, wait = in_file.devices.move_from_file, CpuFileMover.begin, CpuFileMover.wait
+    moving: set[int] = set()  # tickets of moves, not of reads
 
-    def told(*asked: Any) -> bool:
-        return around(lambda: inner(*asked), threading.current_thread() is not threading.main_thread())
+    def in_turn(*asked: Any) -> bool:
+        before()
+        done = here(*asked)
+        after()
+        return done
 
-    monkeypatch.setattr(in_file.devices, "move_from_file", told)
+    def begun(self: CpuFileMover, moves: Sequence[FileMove]) -> int:
+        moved = any(move.digits for move in moves)
+        if moved:
+            before()
+        ticket = begin(self, moves)
+        moving.update([ticket] if moved else [])
+        return ticket
+
+    def waited(self: CpuFileMover, ticket: int) -> list[bool]:
+        made = wait(self, ticket)
+        if ticket in moving:
+            after()
+        return made
+
+    monkeypatch.setattr(in_file.devices, "move_from_file", in_turn)
+    monkeypatch.setattr(CpuFileMover, "begin", begun)
+    monkeypatch.setattr(CpuFileMover, "wait", waited)
 
 
 def load_all(weights: Weights, before: bool) -> None:
@@ -48,16 +70,18 @@ def test_a_file_that_is_cut_while_it_is_moved_is_an_error(
 ) -> None:
     """Between the look at the file and the read; what was moved until then is nobody's."""
     file = saved(tmp_path, {name: drawn() for name in "abc"})
+    cuts: list[int] = []
 
-    def cut(move: Move, apart: bool) -> bool:
-        assert apart == before
+    def cut() -> None:
+        cuts.append(file.stat().st_size // 2)
         with file.open("r+b") as opened_again:
-            opened_again.truncate(file.stat().st_size // 2)
-        return move()
+            opened_again.truncate(cuts[0])
 
-    moves(monkeypatch, cut)
+    around_moves(monkeypatch, before=cut)
     with opened(file) as weights, pytest.raises(StorageError, match="had"):
         load_all(weights, before)
+
+    assert cuts
 
 
 @has_native
@@ -67,37 +91,44 @@ def test_a_file_that_is_written_to_while_it_is_moved_is_an_error(
 ) -> None:
     """Of as many bytes as before, so that every read succeeds."""
     file = saved(tmp_path, {name: drawn() for name in "abc"})
+    writes: list[int] = []
 
-    def write(move: Move, apart: bool) -> bool:
-        done = move()
-        assert apart == before
-        file.write_bytes(file.read_bytes()[:-1] + b"\0")
-        return done
+    def write() -> None:
+        writes.append(file.write_bytes(file.read_bytes()[:-1] + b"\0"))
 
-    moves(monkeypatch, write)
+    around_moves(monkeypatch, after=write)
     with opened(file) as weights, pytest.raises(StorageError):
         load_all(weights, before)
+
+    assert writes
 
 
 @has_native
 def test_where_a_layer_has_shown_the_way_threads_move_the_next_ones_before_their_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each on a thread alone, with the settings of who loads, who leaves them the other threads."""
-    made: list[tuple[bool, str, int]] = []
-
-    def seen(move: Move, apart: bool) -> bool:
-        made.append((apart, native.isa(), native.threads()))
-        return move()
-
+    """By the instruction set and the number of threads of who loads, who leaves them the cores meanwhile."""
+    made: list[tuple[str, int, int]] = []
     here: list[int] = []
-    inner = alike.AlikeLayers.repack
+    module, inner = native.load("cpu").found, alike.AlikeLayers.repack
+    assert module is not None
+
+    class Told(module.FileMover):  # type: ignore[misc,name-defined]
+        def __init__(self, isa: str, scratch: int, piece: int, threads: int) -> None:
+            super().__init__(isa, scratch, piece, threads)
+            self.how = isa, threads
+
+        def begin(self, moves: Any) -> int:
+            by_digits = sum(bool(digits) for _, digits, _, _ in moves)
+            made.extend([(*self.how, by_digits)] if by_digits else [])
+            ticket: int = super().begin(moves)
+            return ticket
 
     def told(*asked: Any) -> Any:
         here.append(native.threads())
         return inner(*asked)
 
-    moves(monkeypatch, seen)
+    monkeypatch.setattr(module, "FileMover", Told)
     monkeypatch.setattr(alike.AlikeLayers, "repack", told)
     names = "abcdef"
     with (
@@ -106,8 +137,8 @@ def test_where_a_layer_has_shown_the_way_threads_move_the_next_ones_before_their
     ):
         assert [name for name, _ in weights.stream(list(names))] == list(names)
 
-    assert made == 5 * 2 * [(True, "scalar", 1)]  # codes and scales of the layers b to f
-    assert here == [3, 1, 1, 1, 1, 1]
+    assert made == 5 * [("scalar", 3, 2)]  # codes and scales of the layers b to f
+    assert here == 6 * [1]
 
 
 @has_native
@@ -142,17 +173,18 @@ def test_nothing_is_begun_for_layers_that_one_before_them_was_not_like(
     """Those that were begun before it was known are moved for nothing, and loaded whole."""
     odd_one = {**drawn(), "qzeros": drawn()["qzeros"] - 1}
     layers = {name: odd_one if name == "c" else drawn() for name in "abcdefgh"}
-    apart: list[bool] = []
+    begun: list[int] = []
+    inner = moves_ahead.MovesAhead.begin
 
-    def seen(move: Move, alone: bool) -> bool:
-        apart.append(alone)
-        return move()
+    def seen(self: moves_ahead.MovesAhead, asked: Any) -> Any:
+        begun.append(len(asked))
+        return inner(self, asked)
 
-    moves(monkeypatch, seen)
+    monkeypatch.setattr(moves_ahead.MovesAhead, "begin", seen)
     monkeypatch.setattr(stream, "WINDOW", 3 * late_bytes())
     file = saved(tmp_path, layers)
     with opened(file) as one, opened(file) as other:
         for name, weight in one.stream(list(layers)):
             assert_same(weight, other.get_weights(name))
 
-    assert sum(apart) == 3 * 2  # codes and scales of the layers b, c and d
+    assert begun == [2, 2, 2]  # codes and scales of the layers b, c and d

@@ -18,7 +18,7 @@ from torch import Tensor
 from qload import MemoryStorage, SafetensorsStorage, Weights, load_layers, loader_from_config, native
 from qload.devices import cuda, cuda_files
 from qload.testing import assert_same_bits
-from qload.weights import ahead, file_jobs, landing
+from qload.weights import ahead, files_at_work, landing
 
 DEVICE = torch.device("cpu")
 
@@ -206,7 +206,7 @@ def test_what_nobody_waited_for_is_let_go_once_the_threads_have_ended(module: Mo
 def test_more_files_than_are_kept_open_are_left_to_other_threads(
     module: Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_jobs, "OPEN_FILES", 2)
+    monkeypatch.setattr(files_at_work, "OPEN_FILES", 2)
     for i in range(3):
         save_file({str(i): torch.full((5,), i)}, tmp_path / f"{i}.safetensors")
     with SafetensorsStorage(tmp_path) as storage, ahead.ReaderAhead(storage, DEVICE) as reader:

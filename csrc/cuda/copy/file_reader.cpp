@@ -1,8 +1,5 @@
 #include "file_reader.h"
 
-#include <signal.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <iterator>
@@ -10,38 +7,14 @@
 #include <string>
 #include <utility>
 
+#include "../../shared/file_read.h"
+
 namespace qload::cuda {
 
 namespace {
 
 void check(cudaError_t error) {
   if (error != cudaSuccess) throw std::runtime_error(std::string("file reader: ") + cudaGetErrorString(error));
-}
-
-/// Signals go to the threads of the program, which know what they mean.
-class SignalsBlocked {
- public:
-  SignalsBlocked() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-
- private:
-  sigset_t before_;
-};
-
-/// 0: all was read; -1: the file ended before; else errno.
-int read_all(int descriptor, int64_t offset, char* to, size_t bytes) {
-  while (bytes) {
-    const ssize_t count = pread(descriptor, to, bytes, static_cast<off_t>(offset));
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) return errno;
-    if (count == 0) return -1;
-    to += count, offset += count, bytes -= static_cast<size_t>(count);
-  }
-  return 0;
 }
 
 }  // namespace
