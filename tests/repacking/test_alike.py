@@ -207,6 +207,21 @@ def test_whoever_writes_to_the_first_before_the_second_is_made_changes_no_other(
 
 
 @has_native
+@pytest.mark.parametrize("name", alike.MOVED)
+def test_tensors_that_lie_otherwise_in_memory_are_not_moved_as_the_first_ones(name: str) -> None:
+    stored = opened({each: drawn() for each in "abc"}, None)
+    first, second, third = (stored.get_weights(each) for each in "abc")
+    known = alike.AlikeLayers()
+    known.learn(first, "marlin", repack(first, "marlin"))
+    made = known.repack(second, "marlin")
+    turned = getattr(third, name).t().contiguous().t()
+
+    assert made is not None
+    assert_same(made, repack(second, "marlin"))
+    assert known.repack(third.holding({name: turned}), "marlin") is None
+
+
+@has_native
 def test_of_the_layers_that_have_no_like_one_is_kept_at_most() -> None:
     weights = opened({str(n): drawn(N=256 + 64 * n) for n in range(4)})
     kept = []
