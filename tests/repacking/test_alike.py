@@ -222,6 +222,16 @@ def test_tensors_that_lie_otherwise_in_memory_are_not_moved_as_the_first_ones(na
 
 
 @has_native
+def test_a_layer_that_became_another_by_name_shows_no_way() -> None:
+    stored = opened({each: drawn() for each in "ab"}, None)
+    first, second = (stored.get_weights(each) for each in "ab")
+    made, known = repack(first, "marlin"), alike.AlikeLayers()
+    known.learn(first, "marlin", replace(made, layer=replace(made.layer, name="another")))
+
+    assert known.repack(second, "marlin") is None
+
+
+@has_native
 def test_of_the_layers_that_have_no_like_one_is_kept_at_most() -> None:
     weights = opened({str(n): drawn(N=256 + 64 * n) for n in range(4)})
     kept = []

@@ -1,0 +1,143 @@
+"""What threads of the CPU module read before its turn: what one by one is read, or not used."""
+
+from itertools import count
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from qload import SafetensorsStorage, Weights, native
+from qload.detect import loader_from_config
+from qload.devices import CpuFileMover
+from qload.errors import StorageError
+from qload.testing import assert_same_bits
+from qload.weights import ahead, files_at_work
+
+has_native = pytest.mark.skipif(not native.available(), reason="there are no such threads without the module")
+TENSORS = {
+    **{f"{n}.weight": torch.randn(16 + n, 8) for n in range(8)},
+    "8.weight": torch.randn(3, 5).half(),
+    "9.weight": torch.randn(600, 900),
+}
+NAMES = [name.removesuffix(".weight") for name in TENSORS]
+
+
+def saved(path: Path, files: int = 1) -> Path:
+    for n in range(files):
+        part = {name: each for turn, (name, each) in enumerate(TENSORS.items()) if turn % files == n}
+        save_file(part, path / f"{n}.safetensors")
+    return path
+
+
+def streamed(folder: Path) -> dict[str, Tensor]:
+    """All layers, each of which has to be what it is by itself, of a ledger that says the same."""
+    with SafetensorsStorage(folder) as one, SafetensorsStorage(folder) as other:
+        first, second = (Weights(each, loader=loader_from_config(None)) for each in (one, other))
+        found = {name: weight.dequantize() for name, weight in first.stream(NAMES)}
+        for name in NAMES:
+            assert_same_bits(found[name], second.get_weights(name).dequantize())
+        assert first.report() == second.report()
+    return found
+
+
+@pytest.fixture
+def tickets(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many tensors were asked for by each ticket."""
+    found: list[int] = []
+    inner = CpuFileMover.begin
+
+    def told(self: CpuFileMover, moves: list[object]) -> int:
+        found.append(len(moves))
+        return inner(self, moves)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(CpuFileMover, "begin", told)
+    return found
+
+
+@has_native
+@pytest.mark.parametrize("files", [1, 3])
+def test_layers_of_a_stream_are_read_by_threads_of_the_module(
+    tmp_path: Path, tickets: list[int], files: int
+) -> None:
+    found = streamed(saved(tmp_path, files))
+
+    for name in NAMES:
+        assert_same_bits(found[name], TENSORS[f"{name}.weight"].to(found[name].dtype))
+    assert tickets == [1] * len(NAMES)
+
+
+@has_native
+def test_what_they_could_not_read_a_load_reads_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What lies there then is not used."""
+    inner, turns = CpuFileMover.wait, count()
+
+    def fails(self: CpuFileMover, ticket: int) -> list[bool]:
+        targets = self._targets[ticket]
+        made = inner(self, ticket)
+        if next(turns) % 2:
+            return made
+        for target in targets:
+            target.fill_(3)
+        return [False for _ in made]
+
+    monkeypatch.setattr(CpuFileMover, "wait", fails)
+    found = streamed(saved(tmp_path))
+
+    for name in NAMES:
+        assert_same_bits(found[name], TENSORS[f"{name}.weight"].to(found[name].dtype))
+    assert next(turns) == len(NAMES)
+
+
+@has_native
+def test_a_file_that_is_replaced_while_they_read_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of as many bytes, so that every read succeeds."""
+    inner, file = CpuFileMover.wait, saved(tmp_path) / "0.safetensors"
+
+    def replaced(self: CpuFileMover, ticket: int) -> list[bool]:
+        made = inner(self, ticket)
+        file.write_bytes(file.read_bytes()[:-1] + b"\0")
+        return made
+
+    monkeypatch.setattr(CpuFileMover, "wait", replaced)
+    with SafetensorsStorage(tmp_path) as storage, pytest.raises(StorageError, match="replaced"):
+        list(Weights(storage, loader=loader_from_config(None)).stream(NAMES))
+
+
+@has_native
+def test_more_files_than_are_kept_open_are_read_by_threads_of_python(
+    tmp_path: Path, tickets: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files_at_work, "OPEN_FILES", 2)
+    streamed(saved(tmp_path, len(NAMES)))
+
+    assert 2 <= len(tickets) < len(NAMES)
+
+
+@has_native
+def test_who_ends_a_stream_early_waits_for_them(tmp_path: Path) -> None:
+    """After which all files are closed, and nothing is held."""
+    with SafetensorsStorage(saved(tmp_path)) as storage:
+        found = Weights(storage, loader=loader_from_config(None)).stream(NAMES)
+        next(found)
+        users = [opened.users for opened in storage.ranges.files._open.values()]
+        found.close()  # type: ignore[attr-defined]
+
+        assert users > [0]
+        assert [opened.users for opened in storage.ranges.files._open.values()] == [0]
+
+
+@pytest.mark.parametrize("without", ["native code", "a device of the CPU"])
+def test_elsewhere_threads_of_python_read(tmp_path: Path, without: str) -> None:
+    device = torch.device("meta" if without == "a device of the CPU" else "cpu")
+    with SafetensorsStorage(saved(tmp_path)) as storage:
+        if without == "native code":
+            with native.reference(), ahead.ReaderAhead(storage, device) as reader:
+                assert reader.moves is None
+        else:
+            assert ahead.moves_ahead(storage, device, 2) is None
