@@ -238,11 +238,14 @@ def test_of_several_moves_that_which_failed_is_told(path: Path, count: int, plai
 
 
 def test_a_ticket_is_waited_for_once(path: Path) -> None:
+    """Until then its targets are kept, whoever else lets go of them."""
     words, digits = moved("marlin", 4, 256, 512)
     mover = made(2)
     with opened(path, words) as source:
         ticket = mover.begin([FileMove(source, torch.empty_like(words), 4, digits)])
+        assert len(mover._targets[ticket]) == 1
         assert mover.wait(ticket) == [True]
+        assert not mover._targets
         for unknown in (ticket, ticket + 1):
             with pytest.raises(ValueError, match="waited for"):
                 mover.wait(unknown)
