@@ -5,7 +5,7 @@
 //   move(isa, bits, digits, from, to, threads)                                  see plan.h
 //   move_from_file(isa, bits, digits, source, to, scratch, piece, threads)      see file_move.h
 //   FileMover(isa, scratch, piece, threads)                                     see file_mover.h
-//     begin([(bits, digits, source, to)]); wait(ticket); close()
+//     begin([(bits, digits, source, to)]); wait(ticket); close(); is_here
 //   pack(isa, bits, rows, columns, codes, pitch, source, shift, words, threads) see boxes.h
 //   unpack(isa, bits, rows, columns, words, codes, pitch, threads)
 //   fields(isa, fields, from_words, to_words, from_word, to_word, lanes, from, to, threads)   see streams.h
@@ -120,8 +120,10 @@ bool move_digits_from_file(const std::string& isa, int bits, const Triples& digi
                         at<uint8_t>(scratch), piece, threads);
 }
 
-std::unique_ptr<FileMover> file_mover(const std::string& isa, uintptr_t scratch, int64_t piece, int threads) {
-  return std::make_unique<FileMover>(named(isa), at<uint8_t>(scratch), piece, threads);
+using HeldMover = std::unique_ptr<FileMover, LeftInCopies>;
+
+HeldMover file_mover(const std::string& isa, uintptr_t scratch, int64_t piece, int threads) {
+  return HeldMover(new FileMover(named(isa), at<uint8_t>(scratch), piece, threads));
 }
 
 uint64_t begin_moves(FileMover& mover, const std::vector<std::tuple<int, Triples, Source, uintptr_t>>& asked) {
@@ -233,11 +235,12 @@ PYBIND11_MODULE(_cpu, m) {
   m.def("is_on_threads_of_torch", is_on_threads_of_torch);
   m.def("move", move_digits, Unlocked());
   m.def("move_from_file", move_digits_from_file, Unlocked());
-  py::class_<FileMover>(m, "FileMover")
+  py::class_<FileMover, HeldMover>(m, "FileMover")
       .def(py::init(&file_mover))
       .def("begin", begin_moves, Unlocked())
       .def("wait", wait_for_moves)
-      .def("close", &FileMover::close, Unlocked());
+      .def("close", &FileMover::close, Unlocked())
+      .def_property_readonly("is_here", &FileMover::is_here);
   m.def("pack", pack_rows, Unlocked());
   m.def("unpack", unpack_rows, Unlocked());
   m.def("fields", fields_of_runs, Unlocked());

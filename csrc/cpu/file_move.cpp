@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <utility>
 
 #include "../shared/file_read.h"
 #include "move.h"
@@ -29,6 +30,18 @@ bool read_whole(int descriptor, int64_t at, int64_t count, uint8_t* to) {
 #else
   return false;
 #endif
+}
+
+/// Whether digits name each element of so many bytes once, as far as their sizes and the last one tell.
+bool are_all(int bits, const std::vector<Digit>& digits, int64_t bytes) {
+  const int64_t all = bytes * 8 / bits;
+  int64_t count = 1, last = 0;
+  for (const Digit& digit : digits) {
+    if (digit.size < 1 || digit.from < 0 || digit.size > all / count) return false;
+    count *= digit.size;
+    last += (digit.size - 1) * digit.from;
+  }
+  return bytes * 8 % bits == 0 && count == all && last == count - 1;
 }
 
 struct Shared {
@@ -65,26 +78,22 @@ bool FilePieces::in_steps(const Plan& plan, Steps& steps) {
   return end == outer.from;
 }
 
-FilePieces::FilePieces(const Kernels& kernels, const Plan& plan, const Steps& steps, const FileBytes& from,
-                       uint8_t* to, int64_t piece)
-    : kernels_(&kernels), plan_(plan), steps_(steps), from_(from), to_(to),
-      together_(std::max<int64_t>(1, std::min(piece, kAtOnce) / steps.bytes)) {
-  const bool even = plan.even && plan.width && reinterpret_cast<uintptr_t>(to) % static_cast<uintptr_t>(plan.width) == 0;
-  stream_ = even && from.count >= kStreamBytes;
-}
+FilePieces::FilePieces(const Kernels* kernels, std::vector<Plan> plans, const Steps& steps, const FileBytes& from,
+                       uint8_t* to, int64_t together)
+    : kernels_(kernels), plans_(std::move(plans)), steps_(steps), from_(from), to_(to), together_(together) {}
 
 std::optional<FilePieces> FilePieces::of(const Kernels& kernels, int bits, const std::vector<Digit>& digits,
                                          const FileBytes& from, uint8_t* to, int64_t piece) {
-  if (digits.empty()) {
-    FilePieces plain(kernels, Plan{}, {from.count, 0, 1, 1}, from, to, kAtOnce);
-    plain.kernels_ = nullptr;
-    return plain;
-  }
-  const std::vector<Plan> plans = make_plans(bits, digits, kernels.widest, Pace::kSource);
+  if (digits.empty()) return FilePieces(nullptr, {}, {from.count, 0, 1, 1}, from, to, kAtOnce);
+  if (!are_all(bits, digits, from.count)) return {};
+  std::vector<Plan> plans = make_plans(bits, digits, kernels.widest, Pace::kSource);
   Steps steps{};
-  if (plans.size() != 1 || !in_steps(plans[0], steps)) return {};
-  if (steps.bytes > piece || steps.count * steps.bytes != from.count) return {};
-  return FilePieces(kernels, plans[0], steps, from, to, piece);
+  if (plans.size() == 1 && in_steps(plans[0], steps) && steps.bytes <= piece && steps.count * steps.bytes == from.count) {
+    const int64_t together = std::max<int64_t>(1, std::min(piece, kAtOnce) / steps.bytes);
+    return FilePieces(&kernels, std::move(plans), steps, from, to, together);
+  }
+  if (from.count > piece) return {};
+  return FilePieces(&kernels, make_plans(bits, digits, kernels.widest), {1, 0, from.count, 0}, from, to, 1);
 }
 
 bool FilePieces::move(int64_t piece, uint8_t* scratch) const {
@@ -92,7 +101,10 @@ bool FilePieces::move(int64_t piece, uint8_t* scratch) const {
   uint8_t* const read = kernels_ ? scratch : to_ + first;
   if (!read_whole(from_.descriptor, from_.begin + first * steps_.bytes, count * steps_.bytes, read)) return false;
   if (!kernels_) return true;
-  kernels_->run(plan_, scratch, to_ + first * steps_.to, 0, count * steps_.tiles, stream_);
+  for (const Plan& plan : plans_) {
+    const int64_t tiles = steps_.tiles ? count * steps_.tiles : plan.tiles;
+    run_plan(*kernels_, plan, scratch, to_ + first * steps_.to, 0, tiles, from_.count >= kStreamBytes);
+  }
   kernels_->fence();
   return true;
 }

@@ -18,7 +18,8 @@ struct FileBytes {  // of a file that is open
 /// What `move` does, of elements of a file, piece by piece, in any order and by any thread.
 class FilePieces {
  public:
-  /// Nothing where the move cannot be made in pieces of `piece` bytes at most. Without digits bytes stay in order.
+  /// Nothing where the move cannot be made in pieces of `piece` bytes at most: in equal steps, or as a whole. Without
+  /// digits bytes stay in order.
   static std::optional<FilePieces> of(const Kernels& kernels, int bits, const std::vector<Digit>& digits,
                                       const FileBytes& from, uint8_t* to, int64_t piece);
 
@@ -35,16 +36,15 @@ class FilePieces {
   };
   static bool in_steps(const Plan& plan, Steps& steps);
 
-  FilePieces(const Kernels& kernels, const Plan& plan, const Steps& steps, const FileBytes& from, uint8_t* to,
-             int64_t piece);
+  FilePieces(const Kernels* kernels, std::vector<Plan> plans, const Steps& steps, const FileBytes& from, uint8_t* to,
+             int64_t together);
 
   const Kernels* kernels_;  // null: bytes are read to where they belong
-  Plan plan_;
+  std::vector<Plan> plans_;  // of one piece all that it takes, else the one of steps
   Steps steps_;
   FileBytes from_;
   uint8_t* to_;
   int64_t together_;  // steps of a piece
-  bool stream_;
 };
 
 /// All pieces of a move, by some threads, of which each has `piece` bytes of `scratch`. False as above.

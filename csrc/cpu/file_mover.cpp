@@ -6,9 +6,20 @@
 #include "../shared/file_read.h"
 
 namespace qload::cpu {
+namespace {
+
+int64_t this_process() {
+#ifndef _WIN32
+  return getpid();
+#else
+  return 0;
+#endif
+}
+
+}  // namespace
 
 FileMover::FileMover(const Kernels& kernels, uint8_t* scratch, int64_t piece, int threads)
-    : kernels_(kernels), piece_(piece) {
+    : kernels_(kernels), piece_(piece), process_(this_process()) {
   if (piece < 1 || threads < 1) throw std::invalid_argument("a mover of files needs a thread and room for a piece");
   try {
 #ifndef _WIN32
@@ -20,6 +31,8 @@ FileMover::FileMover(const Kernels& kernels, uint8_t* scratch, int64_t piece, in
     throw;
   }
 }
+
+bool FileMover::is_here() const { return process_ == this_process(); }
 
 uint64_t FileMover::begin(const std::vector<FileMove>& moves) {
   auto ticket = std::make_shared<Ticket>();

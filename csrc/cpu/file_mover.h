@@ -36,6 +36,9 @@ class FileMover {
   FileMover& operator=(const FileMover&) = delete;
   ~FileMover() { close(); }
 
+  /// Whether this process made the threads: a copy of it, by fork, has none, and locks that they may have held.
+  bool is_here() const;
+
   /// Begins to move: descriptors stay open, and memory stays, until the ticket was waited for or all is closed.
   uint64_t begin(const std::vector<FileMove>& moves);
 
@@ -65,7 +68,7 @@ class FileMover {
   const std::shared_ptr<Ticket>& find(uint64_t number);
 
   const Kernels& kernels_;
-  const int64_t piece_;
+  const int64_t piece_, process_;
 
   std::mutex lock_;  // of all below
   std::condition_variable more_, done_;
@@ -74,6 +77,13 @@ class FileMover {
   uint64_t last_ = 0;
   bool closing_ = false;
   std::vector<std::thread> threads_;
+};
+
+/// For who holds one: in a copy of the process nothing of it can be ended, and it is left as it is.
+struct LeftInCopies {
+  void operator()(FileMover* mover) const {
+    if (mover->is_here()) delete mover;
+  }
 };
 
 }  // namespace qload::cpu

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -27,7 +28,7 @@ def move_from_file(source: tuple[int, int, int], target: Tensor, bits: int, digi
     if cpu is None or not has_routines(target):
         return False
     piece = min(PIECE, -(-source[2] // ALIGNED) * ALIGNED)
-    scratch = in_large_pages(torch.empty(many * piece, dtype=torch.uint8))
+    scratch = in_large_pages(torch.empty(many * piece, dtype=torch.uint8, device="cpu"))
     at = target.data_ptr(), scratch.data_ptr()
     done: bool = cpu.move_from_file(isa(), bits, list(digits), source, *at, piece, many)
     return done
@@ -57,32 +58,48 @@ class CpuFileMover:
     """
 
     def __init__(self, module: Any, scratch: Tensor) -> None:
-        self._scratch, threads = scratch, scratch.nbytes // PIECE
-        self._mover = module.FileMover(isa(), scratch.data_ptr(), PIECE, threads)
+        self._mover = module.FileMover(isa(), scratch.data_ptr(), PIECE, scratch.nbytes // PIECE)
+        self._scratch = scratch  # which goes after the threads that use it
         self._targets: dict[int, list[Tensor]] = {}  # of tickets that threads write to
+        self._asked: list[list[Tensor]] = []  # of tickets that are not known yet
 
     def begin(self, moves: Sequence[FileMove]) -> int:
-        """Begin to move, to new memory on the CPU: a ticket to wait for, once."""
+        """Begin to move, to new memory on the CPU: a ticket to wait for, once.
+
+        RuntimeError in a copy of the process, which has no such threads.
+        """
+        if not self._mover.is_here:
+            raise RuntimeError("threads that read files are those of the process that was forked")
         asked = [(bits, list(to), source, target.data_ptr()) for source, target, bits, to in moves]
+        targets = [target for _, target, _, _ in moves]
+        self._asked.append(targets)
         ticket: int = self._mover.begin(asked)
-        self._targets[ticket] = [target for _, target, _, _ in moves]
+        self._targets[ticket] = self._asked.pop()
         return ticket
 
     def wait(self, ticket: int) -> list[bool]:
-        """Of each move of a ticket whether it was made; what the target of another holds is nothing."""
-        made: list[bool] = self._mover.wait(ticket)
-        del self._targets[ticket]
+        """Of each move of a ticket whether it was made; what the target of another holds is nothing.
+
+        Empty where nobody knows any more: in a copy of the process, and where a wait was interrupted before.
+        """
+        made: list[bool] = []
+        if self._mover.is_here and ticket in self._targets:
+            with suppress(ValueError):  # which was waited for, and then came an interrupt
+                made = self._mover.wait(ticket)
+        self._targets.pop(ticket, None)
         return made
 
     def close(self) -> None:
         """Drop what no thread has begun, and wait for all else: after that no memory is written to."""
-        self._mover.close()
+        if self._mover.is_here:
+            self._mover.close()
         self._targets.clear()
+        self._asked.clear()
 
 
 def file_mover(threads: int) -> CpuFileMover | None:
     """Threads that move elements from files to memory of the CPU; None where none can."""
-    scratch = in_large_pages(torch.empty(threads * PIECE, dtype=torch.uint8))
+    scratch = in_large_pages(torch.empty(threads * PIECE, dtype=torch.uint8, device="cpu"))
     if not hasattr(os, "pread") or not has_routines(scratch):
         return None
     return CpuFileMover(load("cpu").found, scratch)

@@ -85,6 +85,8 @@ class Unproven:
 
     def proven(self) -> Recipe | None:
         """The recipe, if it makes the same of the layer; else None."""
+        if not all(map(_is_whole, self.weight.fields().values())):
+            return None
         again, made = self.recipe.follow(self.weight), self.made
         if again is None or again.layer != made.layer:
             return None
@@ -96,7 +98,7 @@ class AlikeLayers:
     """Recipes by kind: what a layer's config, layout, sizes and tensors have to be for one to hold.
 
     A recipe is proven before the next layer of its kind is made by it, which is when threads may already move
-    that one: so one layer is kept until then, with what it has become.
+    that one. Until then the layer is kept, with what it has become: one at most, and not after `settle`.
     """
 
     def __init__(self) -> None:
@@ -140,11 +142,22 @@ class AlikeLayers:
         else:
             self._unproven[kind] = Unproven(recipe, weight, made)
 
+    @property
+    def keeps(self) -> bool:
+        """Whether a layer is kept."""
+        return bool(self._unproven)
+
+    def settle(self, prove: bool) -> None:
+        """Keep no layer any more: find out whether the recipe that was learnt last holds, or forget it."""
+        if prove:
+            self._prove()
+        self._unproven.clear()
+
     def _prove(self) -> None:
         """Find out whether the recipe that was learnt last holds."""
-        while self._unproven:
-            kind, unproven = self._unproven.popitem()
+        for kind, unproven in list(self._unproven.items()):
             self._known[kind] = unproven.proven()
+            self._unproven.pop(kind, None)
 
 
 def _kind(weight: GPTQWeight, layout: str) -> Any:
@@ -171,15 +184,27 @@ def _recipe(weight: GPTQWeight, made: Weight) -> Recipe | None:
     return None if moves is None else Recipe(type(made), made.config, origin, moves)
 
 
+def _is_whole(tensor: Tensor) -> bool:
+    """Whether a tensor still has the memory that it says: who owns it may have given that back."""
+    last = tensor.storage_offset() + sum(
+        (size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    return 0 in tensor.shape or tensor.untyped_storage().nbytes() >= (last + 1) * tensor.itemsize
+
+
 def _same_bits(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors of one kind are equal: eight bytes at once, which takes half of the time."""
+    """Whether two tensors are equal: eight bytes at once, which takes half of the time."""
+    if (one.dtype, one.shape, one.device) != (other.dtype, other.shape, other.device) or not _is_whole(one):
+        return False
     words = [each.flatten().view(torch.int64) for each in (one, other)]
-    if one.device.type != "cpu":
-        return torch.equal(*words)
     runs = zip(
         *(torch.split(each, RUN) for each in words), strict=True
-    )  # by this thread, as others have work
-    return all((here.numpy() == there.numpy()).all() for here, there in runs)
+    )  # each by this thread, as others have work
+    return (
+        all(torch.equal(here, there) for here, there in runs)
+        if one.device.type == "cpu"
+        else torch.equal(*words)
+    )
 
 
 def _orders(made: GPTQMarlinWeight | PanelsWeight) -> tuple[Packing, Order]:

@@ -43,7 +43,7 @@ class WithoutLate(WrappedSource):
         if _field(name) not in self._late:
             return self.inner.read(name, index, role=role)
         info = self.inner.info(name)
-        return torch.zeros((), dtype=info.dtype).expand(info.shape)[index]
+        return torch.zeros((), dtype=info.dtype, device="cpu").expand(info.shape)[index]
 
     def take(self, names: Iterable[str]) -> None:
         """Names that were used, kept until `enter`."""
@@ -69,7 +69,7 @@ class LateTensor:
 
     def begun(self, move: alike.Move) -> "_Begun":
         """New memory for what it becomes, of who loads: that of other threads is not used again as well."""
-        target = torch.empty(move.shape, dtype=self.elements.dtype)
+        target = torch.empty(move.shape, dtype=self.elements.dtype, device="cpu")
         return _Begun(self.elements, move, devices.in_large_pages(target))
 
 

@@ -113,6 +113,12 @@ class RepackingLoader(WeightsLoader):
                 return made
             weight = inner.finish(source)
             made = self._finished(source, parts, split, weight)
+            if self._alike.keeps:
+                later = getattr(source, "at_the_end", None)  # of a stream, whose threads have work meanwhile
+                if later is None:
+                    self._alike.settle(prove=True)
+                else:
+                    later(partial(self._alike.settle, prove=False))
             if alone:
                 self._expected.shown(weights, inner.reads, self._alike.moves(weight, layout))
             return made

@@ -7,6 +7,7 @@ wrong in its own words.
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
@@ -101,12 +102,12 @@ class ReaderAhead:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._threads.shutdown(wait=True, cancel_futures=True)
-        if self._files is not None:
-            self._files.close()
-        if self.moves is not None:
-            self.moves.close()
-        self.landing.close()
+        with ExitStack() as ending:  # the last one first, whatever one of them raises
+            ending.callback(self.landing.close)
+            for natively in (self.moves, self._files):
+                if natively is not None:
+                    ending.callback(natively.close)
+            ending.callback(self._threads.shutdown, wait=True, cancel_futures=True)
 
     def begin(self, asked: Iterable[tuple[str, Index]], storage: WeightStorage) -> Ahead:
         """Begin to read these elements of stored tensors."""

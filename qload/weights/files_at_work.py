@@ -5,7 +5,6 @@ Whoever asks looks after the files, before and after.
 
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -18,19 +17,21 @@ OPEN_FILES = 16  # at once, of which a load may need several
 Placed = tuple[FileRange, Tensor]  # bytes of a file, and where they go, in one piece
 
 
-@dataclass(frozen=True, eq=False)
 class OpenedFiles:
     """Descriptors by the names of files, to be closed once nobody reads them."""
 
-    owner: "FilesAtWork"
-    descriptors: Mapping[str, int]
-    opened: ExitStack
+    def __init__(self, owner: "FilesAtWork", descriptors: Mapping[str, int], opened: ExitStack) -> None:
+        self.owner, self.descriptors, self._opened = owner, descriptors, opened
+        self._is_open = True
 
     def close(self) -> bool:
-        """Close them: whether the files are still what they were."""
+        """Close them: whether the files are still what they were, which is told once."""
+        if not self._is_open:  # whoever asked before was interrupted
+            return False
+        self._is_open = False
         self.owner.let_go(self.descriptors)
         try:
-            self.opened.close()
+            self._opened.close()
         except QloadError:
             return False
         return True

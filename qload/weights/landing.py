@@ -75,7 +75,7 @@ class HostLanding:
 
     def new(self, wanted: Iterable[Wanted]) -> list[Tensor]:
         """In large pages, as to be given fresh memory costs more than to fill it."""
-        return [in_large_pages(torch.empty(extents, dtype=dtype)) for extents, dtype in wanted]
+        return [in_large_pages(torch.empty(extents, dtype=dtype, device="cpu")) for extents, dtype in wanted]
 
     def ready(self) -> None:
         """At once."""

@@ -29,8 +29,8 @@ class BegunMoves:
         """Of each move whether it was made; what the target of another holds is nothing."""
         mover: CpuFileMover = self.owner.threads
         made = mover.wait(self.ticket)
-        if not self.owner.let_go(self):
-            return [False for _ in made]
+        if not self.owner.let_go(self) or len(made) < len(self.sizes):
+            return [False for _ in self.sizes]
         for size, done in zip(self.sizes, made, strict=True):
             self.owner.files.ranges.count(size if done else 0)
         return made
@@ -62,7 +62,14 @@ class MovesAhead(NativeJobs):
             FileMove((at[place.file], place.begin, place.nbytes), target, bits, digits)
             for place, target, bits, digits in asked
         ]
-        begun = BegunMoves(self, mover.begin(moves), [place.nbytes for place, _, _, _ in asked], opened)
+        try:
+            ticket = mover.begin(moves)
+        except BaseException as error:
+            opened.close()
+            if isinstance(error, RuntimeError):  # a copy of the process, whose loads read for themselves
+                return None
+            raise
+        begun = BegunMoves(self, ticket, [place.nbytes for place, _, _, _ in asked], opened)
         self._begun.add(begun)
         return begun
 

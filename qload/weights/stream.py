@@ -122,7 +122,7 @@ def _stream(weights: StreamOwner, loader: WeightsLoader, loads: Iterator[L]) -> 
                 ahead -= begun[0].nbytes
                 moving = reader is not None and reader.moves is not None and any(each.late for each in begun)
                 with one_thread() if moving else nullcontext():  # others have the cores, or will have them
-                    finished = _finish(weights, begun.popleft(), placed)
+                    finished = _finish(weights, begun.popleft(), placed, stack)
                 if reader is not None:
                     for each in begun:
                         each.begin_late(reader)
@@ -144,13 +144,15 @@ def _begin(weights: StreamOwner, loader: WeightsLoader, load: L, reader: ReaderA
         return _Begun(load, error)
 
 
-def _finish(weights: StreamOwner, begun: _Begun[L], placed: "PlacedFacts") -> tuple[L, Weight]:
+def _finish(
+    weights: StreamOwner, begun: _Begun[L], placed: "PlacedFacts", stack: ExitStack
+) -> tuple[L, Weight]:
     if isinstance(begun.plan, QloadError):
         raise begun.plan
     if begun.ahead is None:
         return begun.load, begun.plan.finish(weights)
     try:
-        return begun.load, begun.plan.finish(AheadSource(weights, begun.ahead, placed))
+        return begun.load, begun.plan.finish(AheadSource(weights, begun.ahead, placed, stack))
     finally:
         begun.ahead.close()
 
@@ -158,8 +160,9 @@ def _finish(weights: StreamOwner, begun: _Begun[L], placed: "PlacedFacts") -> tu
 class AheadSource:
     """What `Weights` holds, and at hand what was read ahead of it."""
 
-    def __init__(self, inner: StreamOwner, ahead: Ahead, placed: "PlacedFacts") -> None:
+    def __init__(self, inner: StreamOwner, ahead: Ahead, placed: "PlacedFacts", stack: ExitStack) -> None:
         self.inner, self.ahead = inner, ahead
+        self.at_the_end = stack.callback  # what is to be done when the stream ends
         self.process_group = inner.process_group
         self.has_tensor, self.info, self.missing = inner.has_tensor, inner.info, inner.missing
         self.take, self.note = inner.take, inner.note

@@ -247,8 +247,9 @@ def test_a_ticket_is_waited_for_once(path: Path) -> None:
         assert mover.wait(ticket) == [True]
         assert not mover._targets
         for unknown in (ticket, ticket + 1):
+            assert mover.wait(unknown) == []
             with pytest.raises(ValueError, match="waited for"):
-                mover.wait(unknown)
+                mover._mover.wait(unknown)
         mover.close()
 
 

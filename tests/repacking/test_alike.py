@@ -2,7 +2,7 @@
 
 import gc
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -203,7 +203,7 @@ def test_whoever_writes_to_the_first_before_the_second_is_made_changes_no_other(
 
     for name in "bc":
         assert_same(weights.get_weights(name), repack(stored.get_weights(name), "marlin"))
-    assert followed == []
+    assert followed == ["b", "c"]
 
 
 @has_native
@@ -222,6 +222,17 @@ def test_tensors_that_lie_otherwise_in_memory_are_not_moved_as_the_first_ones(na
 
 
 @has_native
+def test_the_memory_of_what_was_made_can_be_given_back(followed: list[str]) -> None:
+    weights = opened({name: drawn() for name in "ab"})
+    for name in "ab":
+        weight: Any = weights.get_weights(name)
+        weight.qweight.untyped_storage().resize_(0)
+        weight.scales.untyped_storage().resize_(0)
+
+    assert followed == ["b"]
+
+
+@has_native
 def test_a_layer_that_became_another_by_name_shows_no_way() -> None:
     stored = opened({each: drawn() for each in "ab"}, None)
     first, second = (stored.get_weights(each) for each in "ab")
@@ -232,14 +243,53 @@ def test_a_layer_that_became_another_by_name_shows_no_way() -> None:
 
 
 @has_native
-def test_of_the_layers_that_have_no_like_one_is_kept_at_most() -> None:
+def test_no_layer_is_kept_that_nobody_else_keeps() -> None:
     weights = opened({str(n): drawn(N=256 + 64 * n) for n in range(4)})
-    kept = []
-    for name in map(str, range(4)):
-        kept.append(weakref.ref(weights.get_weights(name).qweight))
-        gc.collect()
+    kept = [weakref.ref(weights.get_weights(str(n)).qweight) for n in range(4)]
+    gc.collect()
 
-    assert [each() is None for each in kept] == [True, True, True, False]
+    assert [each() is None for each in kept] == [True] * 4
+
+
+@has_native
+def test_a_stream_keeps_one_layer_at_most_and_none_when_it_has_ended() -> None:
+    weights = opened({str(n): drawn(N=256 + 64 * n) for n in range(4)})
+    kept, most = list[Any](), 0
+    for _, weight in weights.stream([str(n) for n in range(4)]):
+        kept.append(weakref.ref(weight.fields()["qweight"]))
+        del weight
+        gc.collect()
+        most = max(most, sum(each() is not None for each in kept))
+    gc.collect()
+
+    assert most == 1
+    assert [each() is None for each in kept] == [True] * 4
+
+
+def forgotten(weight: Any) -> None:
+    weight.qweight.untyped_storage().resize_(0)
+
+
+def emptied(weight: Any) -> None:
+    weight.qweight.data = torch.empty(0, dtype=torch.int32)
+
+
+def cast(weight: Any) -> None:
+    weight.scales.data = weight.scales.data.float()
+
+
+def zeroed(weight: Any) -> None:
+    for tensor in weight.fields().values():
+        tensor.zero_()
+
+
+@pytest.mark.parametrize("how", [forgotten, emptied, cast, zeroed])
+def test_what_its_owner_does_to_a_layer_of_a_stream_changes_no_other(how: Callable[[Any], None]) -> None:
+    layers = {name: drawn() for name in "abcd"}
+    stored = opened(layers, None)
+    for name, weight in opened(layers).stream(list("abcd")):
+        assert_same(weight, repack(stored.get_weights(name), "marlin"))
+        how(weight)
 
 
 def test_without_native_code_each_is_repacked_by_itself(followed: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -196,3 +197,33 @@ def test_nothing_is_begun_for_layers_that_one_before_them_was_not_like(
             assert name < "d" or not any(begun.values())  # nobody writes any more for c, in vain
 
     assert [tensors for tensors in most if tensors] == [2, 2, 2]  # codes and scales of the layers b, c and d
+
+
+@has_native
+@pytest.mark.parametrize(
+    ("target", "groups"),
+    [
+        *product(["marlin", "panels", "strips"], [4, 8, 12, 16, 20]),
+        *product(["panels"], [1, 2, 3, 5, 6, 7, 9, 28]),
+    ],
+)
+def test_scales_of_any_number_of_groups_go_straight(
+    tmp_path: Path, target: str, groups: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[bool] = []
+    inner = late_tensors.LateTensors.make
+
+    def told(*asked: Any) -> Any:
+        made = inner(*asked)
+        tried.append(made is not None)
+        return made
+
+    monkeypatch.setattr(late_tensors.LateTensors, "make", told)
+    file = saved(tmp_path, {name: drawn(K=32 * groups, N=512) for name in "abc"})
+    with opened(file, target) as one, opened(file, target) as other:
+        streamed = list(one.stream(list("abc")))
+        went = list(tried)
+        for name, weight in streamed:
+            assert_same(weight, other.get_weights(name))
+
+    assert went == [True, True]

@@ -1,5 +1,8 @@
 """What threads of the CPU module read before its turn: what one by one is read, or not used."""
 
+import os
+import subprocess
+import sys
 from itertools import count
 from pathlib import Path
 
@@ -14,6 +17,7 @@ from qload.devices import CpuFileMover
 from qload.errors import StorageError
 from qload.testing import assert_same_bits
 from qload.weights import ahead, files_at_work
+from qload.weights.files_at_work import OpenedFiles
 
 has_native = pytest.mark.skipif(not native.available(), reason="there are no such threads without the module")
 TENSORS = {
@@ -130,6 +134,89 @@ def test_who_ends_a_stream_early_waits_for_them(tmp_path: Path) -> None:
 
         assert users > [0]
         assert [opened.users for opened in storage.ranges.files._open.values()] == [0]
+
+
+@has_native
+def test_who_is_interrupted_while_waiting_is_told_just_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At each point where an interrupt can come: what was waited for is waited for again, and not used."""
+    inner, close = CpuFileMover.wait, OpenedFiles.close
+
+    def waits(self: CpuFileMover, ticket: int) -> list[bool]:
+        inner(self, ticket)
+        raise KeyboardInterrupt
+
+    def closes(self: OpenedFiles) -> bool:
+        close(self)
+        raise KeyboardInterrupt
+
+    for owner, name, interrupted in ((CpuFileMover, "wait", waits), (OpenedFiles, "close", closes)):
+        with SafetensorsStorage(saved(tmp_path)) as storage, monkeypatch.context() as patch:
+            found = Weights(storage, loader=loader_from_config(None)).stream(NAMES)
+            next(found)
+            patch.setattr(owner, name, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                next(found)
+
+
+@has_native
+@pytest.mark.parametrize("answer", [[], [True]])
+def test_a_wait_that_tells_less_than_was_asked_tells_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: list[bool]
+) -> None:
+    inner = CpuFileMover.wait
+
+    def waits(self: CpuFileMover, ticket: int) -> list[bool]:
+        inner(self, ticket)
+        return answer
+
+    monkeypatch.setattr(CpuFileMover, "wait", waits)
+    with (
+        SafetensorsStorage(saved(tmp_path)) as storage,
+        ahead.ReaderAhead(storage, torch.device("cpu")) as it,
+    ):
+        begun = it.begin([("0.weight", ()), ("1.weight", ())], storage)
+
+        assert begun.take("0.weight", ()) is None
+        assert begun.take("1.weight", ()) is None
+
+
+@has_native
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not copied here")
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_copy_of_the_process_ends_its_stream_or_goes_on_with_it(tmp_path: Path, goes_on: bool) -> None:
+    """In a process of its own, as a test runner has threads that a copy would lack."""
+    said = f"""
+import os, torch
+from qload import SafetensorsStorage, Weights
+from qload.detect import loader_from_config
+storage = SafetensorsStorage({str(saved(tmp_path))!r})
+stream = Weights(storage, loader=loader_from_config(None)).stream({NAMES!r})
+next(stream)
+child = os.fork()
+if not child:
+    held = [weight.dequantize() for _, weight in stream] if {goes_on} else []
+    stream.close()
+    os._exit(len(held))
+_, ended = os.waitpid(child, 0)
+rest = [weight.dequantize() for _, weight in stream]
+print(os.waitstatus_to_exitcode(ended), len(rest))
+"""
+    found = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, timeout=120)
+
+    rest = len(NAMES) - 1
+    assert found.stdout.split() == [str(rest if goes_on else 0), str(rest)], found.stderr
+
+
+@has_native
+def test_memory_is_that_of_the_cpu_whatever_torch_makes_by_default(
+    tmp_path: Path, tickets: list[int]
+) -> None:
+    with torch.device("meta"):
+        streamed(saved(tmp_path))
+
+    assert len(tickets) == len(NAMES)
 
 
 @pytest.mark.parametrize("without", ["native code", "a device of the CPU"])
