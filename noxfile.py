@@ -148,7 +148,10 @@ def bench(session: nox.Session) -> None:
 def read_files(session: nox.Session) -> None:
     """Threads that read files, to no device those of the CUDA module, under sanitizers."""
     of_cuda, of_cpu = "tests/native/file_reader", "tests/native/file_mover"
-    parts = ("cpu/file_mover", "cpu/file_move", "cpu/move", "cpu/plan", "cpu/route", "cpu/team", "shared/digits")
+    parts = [
+        "shared/digits",
+        *(f"cpu/{part}" for part in "file_mover file_move move plan route team".split()),
+    ]
     programs = {of_cuda: ["csrc/cuda/copy/file_reader.cpp"], of_cpu: [f"csrc/{part}.cpp" for part in parts]}
     program = f"{session.create_tmp()}/files"
     for (folder, sources), sanitizer in product(programs.items(), ("thread", "address,undefined")):
