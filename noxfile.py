@@ -150,7 +150,7 @@ def read_files(session: nox.Session) -> None:
     of_cuda, of_cpu = "tests/native/file_reader", "tests/native/file_mover"
     parts = [
         "shared/digits",
-        *(f"cpu/{part}" for part in "file_mover file_move move plan route team".split()),
+        *(f"cpu/{part}" for part in ["file_mover", "file_move", "move", "plan", "route", "team"]),
     ]
     programs = {of_cuda: ["csrc/cuda/copy/file_reader.cpp"], of_cpu: [f"csrc/{part}.cpp" for part in parts]}
     program = f"{session.create_tmp()}/files"
