@@ -104,7 +104,7 @@ def native(session: nox.Session) -> None:
     )
     preload = " ".join(str(path).strip() for path in runtimes)
     asan = "detect_leaks=0:malloc_context_size=5"  # longer stacks of allocations take their time
-    session.run("pytest", "tests/native", env={"LD_PRELOAD": preload, "ASAN_OPTIONS": asan})
+    session.run("pytest", "tests/native", "-n", "2", env={"LD_PRELOAD": preload, "ASAN_OPTIONS": asan})
     read_files(session)
 
 
