@@ -1,6 +1,7 @@
 // The mover of files with kernels that only copy: drawn moves and reads, what fails, and what is closed in the middle.
 // Ends with 1 at the first thing that is not as it should be; sanitizers watch it.
 #include "../../../csrc/cpu/file_mover.h"
+#include "../drawn_file.h"
 
 #include <sys/uio.h>
 #include <unistd.h>
@@ -19,7 +20,6 @@
 #include <vector>
 
 using namespace qload::cpu;
-using Bytes = std::vector<uint8_t>;
 
 /// What the system may do at any time: read less than it was asked for, or be interrupted.
 extern "C" ssize_t pread(int descriptor, void* to, size_t bytes, off_t offset) {
@@ -33,13 +33,6 @@ extern "C" ssize_t pread(int descriptor, void* to, size_t bytes, off_t offset) {
 namespace {
 
 constexpr int64_t kFile = 1 << 22, kPiece = 1 << 14;
-constexpr uint8_t kUntouched = 77;
-
-void check(bool holds, const char* what) {
-  if (holds) return;
-  std::fprintf(stderr, "not so: %s\n", what);
-  std::exit(1);
-}
 
 /// Of plans that leave all in order.
 void copy_tiles(const Plan& plan, const uint8_t* from, uint8_t* to, int64_t begin, int64_t end, bool) {
@@ -54,20 +47,6 @@ Kernels only_copying() {
   made.fence = [] {};
   return made;
 }
-
-struct File {
-  std::FILE* stream = std::tmpfile();  // which has no name, and ends with its stream
-  int descriptor;
-  Bytes bytes = Bytes(kFile);
-
-  explicit File(std::mt19937& random) {
-    for (auto& byte : bytes) byte = static_cast<uint8_t>(random());
-    check(stream, "a file can be made");
-    descriptor = fileno(stream);
-    check(write(descriptor, bytes.data(), kFile) == static_cast<ssize_t>(kFile), "it can be written");
-  }
-  ~File() { std::fclose(stream); }
-};
 
 struct Desk {
   Kernels kernels = only_copying();
@@ -166,7 +145,7 @@ void what_was_closed_moves_nothing(const File& file) {
 
 int main() {
   std::mt19937 random(20);
-  const File file(random);
+  const File file(random, kFile);
   for (int i = 0; i < 8; ++i) {
     moves_are_what_files_hold(file, random);
     what_fails_is_told(file);

@@ -16,9 +16,9 @@
 #include <vector>
 
 #include "../../../csrc/cuda/copy/file_reader.h"
+#include "../drawn_file.h"
 
 using namespace qload::cuda;
-using Bytes = std::vector<unsigned char>;
 
 std::atomic<bool> disk_sleeps{false};
 
@@ -35,27 +35,6 @@ extern "C" ssize_t pread(int descriptor, void* to, size_t bytes, off_t offset) {
 namespace {
 
 constexpr size_t kFile = 1 << 20;
-constexpr unsigned char kUntouched = 77;
-
-void check(bool holds, const char* what) {
-  if (holds) return;
-  std::fprintf(stderr, "not so: %s\n", what);
-  std::exit(1);
-}
-
-struct File {
-  std::FILE* stream = std::tmpfile();  // which has no name, and ends with its stream
-  int descriptor;
-  Bytes bytes = Bytes(kFile);
-
-  explicit File(std::mt19937& random) {
-    for (auto& byte : bytes) byte = static_cast<unsigned char>(random());
-    check(stream, "a file can be made");
-    descriptor = fileno(stream);
-    check(write(descriptor, bytes.data(), kFile) == static_cast<ssize_t>(kFile), "it can be written");
-  }
-  ~File() { std::fclose(stream); }
-};
 
 /// A reader with pinned memory of its own, a stream at home and another one.
 struct Desk {
@@ -196,7 +175,7 @@ void what_was_closed_reads_nothing(const File& file) {
 
 int main() {
   std::mt19937 random(20);
-  const File file(random);
+  const File file(random, kFile);
   for (int i = 0; i < 8; ++i) {
     loads_are_what_files_hold(file, random);
     what_fails_is_named(file);
