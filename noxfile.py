@@ -136,7 +136,7 @@ def bench(session: nox.Session) -> None:
     for peer in peers:  # what is not to be had is left out of the table
         session.run("python", "-m", "pip", "install", "--quiet", TORCH, peer, success_codes=[0, 1])
     if of_linears:
-        session.run("python", "-m", "tests.bench.cpu_linear", *session.posargs[1:])
+        session.run("python", "-m", "tests.bench.cpu_linear", "--peers", *session.posargs[1:])
         return
     session.run("python", "-m", "tests.bench.cpu", *session.posargs)
     if not session.posargs:

@@ -5,11 +5,11 @@ A layer of 4096 inputs and 14336 outputs, x in bfloat16. Each way has as many co
 of them. All lie in large pages where the system has such, as weights do that qload loads. `of reading` is
 the share of the rate at which torch reads as many bytes as the way's own, from large pages too, in the
 same turns. What is ours is checked before it is timed. On a machine that does other things `--alone` says
-more: one thread, and the time that the processor worked for it. torchao, bitsandbytes and llama.cpp take
-turns too, where they are installed: `nox -s bench -- peers` installs them.
+more: one thread, and the time that the processor worked for it. With `--peers` torchao, bitsandbytes and
+llama.cpp take turns with the ways that are like theirs, if installed: `nox -s bench -- peers` does that.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from statistics import median
 from typing import Any
@@ -236,19 +236,19 @@ WAYS: dict[str, tuple[int, Callable[[], Calls]]] = {
     "torch int_mm": (K * N, int_mm),
     "torch bfloat16": (K * N * 2, lambda: plain(torch.bfloat16)),
     "torch float32": (K * N * 4, lambda: plain(torch.float32)),
-    **{name: (K * N * bits // 8, partial(peer, name)) for name, (bits, _) in PEERS.items()},
 }
+OTHERS = {name: (K * N * bits // 8, partial(peer, name)) for name, (bits, _) in PEERS.items()}
+LIKE_OTHERS = "panels, 4 bits", "panels, 8 bits", "nf4", "int8", "torch int4pack", "torch bfloat16"
+ALL = WAYS | OTHERS
 
 
-def made(asked: list[str] | None) -> dict[str, Calls]:
-    """The ways that are asked for, or all but those of programs that are not here."""
+def made(names: Iterable[str]) -> dict[str, Calls]:
+    """The ways of these names, but those of programs that are not here."""
     ways = {}
-    for name in asked or WAYS:
+    for name in names:
         try:
-            ways[name] = WAYS[name][1]()
+            ways[name] = ALL[name][1]()
         except ImportError as missing:
-            if asked:
-                raise
             Console(stderr=True).print(f"left out: {name}: {missing}", markup=False)
     return ways
 
@@ -256,13 +256,13 @@ def made(asked: list[str] | None) -> dict[str, Calls]:
 def rows(tokens: list[int], ways: dict[str, Calls], rounds: int, clock: Clock) -> Iterator[list[str]]:
     for call in (call for calls in ways.values() for call in calls):
         call(torch.randn(1, K).bfloat16())  # what is found out once for a layer counts for nothing
-    sizes = {WAYS[name][0] for name in ways}
+    sizes = {ALL[name][0] for name in ways}
     readers = {str(size): reading(size) for size in sizes}
     for M in tokens:
         x = torch.randn(M, K).bfloat16()
         found = in_turns(ways | readers, x, max(3, rounds if M <= 16 else rounds // 5), clock)
         for name in ways:
-            read, took = WAYS[name][0], found[name]
+            read, took = ALL[name][0], found[name]
             share = f"{min(found[str(read)]) / min(took):.0%}"
             best = [f"{1e3 * min(took):.2f}", f"{1e3 * median(took):.2f}", f"{read / min(took) / 1e9:.1f}"]
             yield [str(M), name, *best, share]
@@ -270,12 +270,15 @@ def rows(tokens: list[int], ways: dict[str, Calls], rounds: int, clock: Clock) -
 
 def main() -> None:
     """Print the table, of the tokens and ways that are asked for."""
-    asked = parser_of(__doc__, WAYS, [1, 2, 4, 6, 7, 16, 64, 256], 30).parse_args()
+    parser = parser_of(__doc__, ALL, [1, 2, 4, 6, 7, 16, 64, 256], 30)
+    parser.add_argument("--peers", action="store_true", help="other programs, and ways that are like theirs")
+    asked = parser.parse_args()
+    names = asked.only or ((*LIKE_OTHERS, *OTHERS) if asked.peers else WAYS)
     clock = clock_of(asked)
     title = f"{K} x {N}, {native.isa()}, {native.threads()} threads"
     table = Table("M", "how", "ms, best", "ms, median", "GB/s", "of reading", title=title)
     with torch.no_grad():
-        for row in rows(asked.tokens, made(asked.only), asked.rounds, clock):
+        for row in rows(asked.tokens, made(names), asked.rounds, clock):
             table.add_row(*row)
     Console(width=120).print(table)
 
