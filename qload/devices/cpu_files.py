@@ -63,13 +63,13 @@ class CpuFileMover:
         self._targets: dict[int, list[Tensor]] = {}  # of tickets that threads write to
         self._asked: list[list[Tensor]] = []  # of tickets that are not known yet
 
-    def begin(self, moves: Sequence[FileMove]) -> int:
-        """Begin to move, to new memory on the CPU: a ticket to wait for, once.
+    @property
+    def is_here(self) -> bool:
+        """Whether this process has the threads, which a copy of it by fork has not."""
+        return bool(self._mover.is_here)
 
-        RuntimeError in a copy of the process, which has no such threads.
-        """
-        if not self._mover.is_here:
-            raise RuntimeError("threads that read files are those of the process that was forked")
+    def begin(self, moves: Sequence[FileMove]) -> int:
+        """Begin to move, to new memory on the CPU: a ticket to wait for, once. Only where they are here."""
         asked = [(bits, list(to), source, target.data_ptr()) for source, target, bits, to in moves]
         targets = [target for _, target, _, _ in moves]
         self._asked.append(targets)
@@ -83,7 +83,7 @@ class CpuFileMover:
         Empty where nobody knows any more: in a copy of the process, and where a wait was interrupted before.
         """
         made: list[bool] = []
-        if self._mover.is_here and ticket in self._targets:
+        if self.is_here and ticket in self._targets:
             with suppress(ValueError):  # which was waited for, and then came an interrupt
                 made = self._mover.wait(ticket)
         self._targets.pop(ticket, None)
@@ -91,7 +91,7 @@ class CpuFileMover:
 
     def close(self) -> None:
         """Drop what no thread has begun, and wait for all else: after that no memory is written to."""
-        if self._mover.is_here:
+        if self.is_here:
             self._mover.close()
         self._targets.clear()
         self._asked.clear()

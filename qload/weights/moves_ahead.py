@@ -53,7 +53,7 @@ class MovesAhead(NativeJobs):
         return self._begin([(place, target, 8, ()) for place, target in placed])
 
     def _begin(self, asked: Sequence[tuple[FileRange, Tensor, int, Sequence[Digit]]]) -> BegunMoves | None:
-        able = has_routines(*(target for _, target, _, _ in asked))
+        able = self.threads.is_here and has_routines(*(target for _, target, _, _ in asked))
         opened = self.files.open(place.file for place, _, _, _ in asked) if able else None
         if opened is None:
             return None
@@ -64,10 +64,8 @@ class MovesAhead(NativeJobs):
         ]
         try:
             ticket = mover.begin(moves)
-        except BaseException as error:
+        except BaseException:
             opened.close()
-            if isinstance(error, RuntimeError):  # a copy of the process, whose loads read for themselves
-                return None
             raise
         begun = BegunMoves(self, ticket, [place.nbytes for place, _, _, _ in asked], opened)
         self._begun.add(begun)

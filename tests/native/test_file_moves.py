@@ -256,7 +256,7 @@ def test_a_ticket_is_waited_for_once(path: Path) -> None:
 def test_what_was_closed_moves_nothing_more(path: Path) -> None:
     """What no thread had taken is told as not made, and nobody writes to a target any more."""
     words, digits = moved("marlin", 4, 1024, 4096)
-    mover, outs = made(1), [torch.zeros_like(words) for _ in range(40)]
+    mover, outs = made(1), 5 * [torch.zeros_like(words) for _ in range(40)]
     with opened(path, words) as source:
         tickets = [mover.begin([FileMove(source, out, 4, digits)]) for out in outs]
         mover.close()
