@@ -30,6 +30,11 @@ MOST_ZERO = 255  # that a byte holds
 CODE_BITS = (2, 3, *panels.BITS)  # that panels hold
 
 
+def is_widened(bits: int) -> bool:
+    """Whether codes of so many bits are stored with more."""
+    return bits not in panels.BITS
+
+
 @dataclass(frozen=True)
 class PanelsConfig(spec.Grouped, spec.Config):
     """What is to be known of a weight in panels.
@@ -67,7 +72,7 @@ class PanelsConfig(spec.Grouped, spec.Config):
     @property
     def is_widened(self) -> bool:
         """Whether codes are stored with more bits than they have."""
-        return self.bits not in panels.BITS
+        return is_widened(self.bits)
 
     @property
     def stored_bits(self) -> int:
@@ -201,8 +206,7 @@ def write(integers: Integers, keep_zeros: bool = False) -> PanelsWeight:
         reason = _why_not_permuted(integers, perm)
     if reason:
         raise RepackError(integers.source, "panels", reason)
-    widened = integers.bits not in panels.BITS
-    symmetric = not (keep_zeros or widened) and integers.symmetric
+    symmetric = not (keep_zeros or is_widened(integers.bits)) and integers.symmetric
     size = integers.group_size if integers.groups > 1 else -1
     config = PanelsConfig(integers.bits, size, zero_point=not symmetric, act_order=perm is not None)
     tensors = {

@@ -25,6 +25,7 @@ from qload.spec import Weight
 from qload.testing import assert_reads_back, assert_same_bits, assert_same_twice, assert_within_bound, layers
 from tests.format_cases import CONFIGS
 from tests.native.memory import ISAS, placed
+from tests.native.test_few_rows import PAIRED
 
 
 def mxfp4(N: int, K: int) -> Weight:
@@ -141,7 +142,7 @@ def test_scales_of_every_byte_are_read_as_they_are_stored(isa: str, dtype: torch
         x = torch.eye(want.shape[1], dtype=dtype)[::31]
         y = torch.cat([kernel(weight, isa)(some) for some in torch.split(x, size)])
         finite = ~want.isnan().any(1)
-        rounded = isa in ("avx512_bf16", "avx512_amx") and dtype == torch.bfloat16 and size > 16
+        rounded = isa in PAIRED and dtype == torch.bfloat16 and size > 16
         held = want.where(normal | want.isnan(), 0.0) if rounded else want  # as pairs have no smaller ones
         last = len(x) // size * size if rounded else len(x)  # from which on there are fewer tokens
         assert_same_bits(y[:last, finite], (held[finite, ::31].T[:last] + 0.0).to(dtype))
