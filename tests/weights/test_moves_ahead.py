@@ -228,3 +228,14 @@ def test_elsewhere_threads_of_python_read(tmp_path: Path, without: str) -> None:
                 assert reader.moves is None
         else:
             assert ahead.moves_ahead(storage, device, 2) is None
+
+
+def test_files_are_closed_once_whoever_asks_again(tmp_path: Path) -> None:
+    """As one does who was interrupted: nothing is said then of what was read, and others keep theirs."""
+    with SafetensorsStorage(saved(tmp_path)) as storage:
+        files = files_at_work.FilesAtWork(storage.ranges)
+        one, other = (files.open(["0.safetensors"]) for _ in range(2))
+        assert one is not None
+        assert other is not None
+
+        assert [one.close(), one.close(), other.close()] == [True, False, True]
