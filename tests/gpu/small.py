@@ -36,9 +36,12 @@ from tests.gpu.test_quantize import SCHEMES
 K, N, GROUP = 512, 128, 64
 DIVISIONS = (
     (32, 128, False, 2),
-    (64, 256, True, 1),
+    (96, 256, True, 1),
     (64, 128, False, 1),
     (128, 128, True, 2),
+    (128, 192, False, 1),
+    (64, 128, False, 1, False, 2),
+    (32, 64, True, 1, False, 2),
 )
 
 
@@ -131,8 +134,10 @@ def strips_of_many_tokens() -> None:
             x = torch.eye(K, dtype=torch.float16, device="cuda")[:M].contiguous()
             for how in DIVISIONS:
                 call = StripsCall(*arguments(x, held))
-                if many.why_not(call) is None and many.STAGE * (2 if how[2] else 1) * how[3] <= K:
-                    same(many.run(call, many.ManyDivision(*how)), w.T[:M].half())
+                divided = many.ManyDivision(*how)
+                stages = divided.slices * divided.teams * (2 if divided.pairs else 1)
+                if many.why_not(call) is None and many.STAGE * stages <= K:
+                    same(many.run(call, divided), w.T[:M].half())
 
 
 def experts_that_tokens_chose() -> None:

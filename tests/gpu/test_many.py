@@ -31,7 +31,13 @@ LAYERS = [  # K, N, group, zero points, act order
     pytest.param(1024, 320, 128, True, True, id="act order"),
     pytest.param(416, 72, 32, True, True, id="padded act order"),
 ]
-SHAPES = [(kind.tokens, kind.columns, bits) for kind in many.BLOCK_SHAPES for bits in kind.stages]
+SHAPES = [
+    pytest.param(
+        kind.tokens, kind.columns, kind.teams, bits, id=f"{kind.tokens}-{kind.columns}-{kind.teams}-{bits}"
+    )
+    for kind in many.BLOCK_SHAPES
+    for bits in kind.stages
+]
 PAIRS = pytest.mark.parametrize("pairs", [False, True])
 TWO = pytest.mark.parametrize("two", ["alone", "pairs", "neighbours", "both"])
 
@@ -60,8 +66,11 @@ def assert_exact_and_the_same_again(
     assert_same_bits(divided(x), divided(x))
 
 
-def division_of(tokens: int, columns: int, two: str, slices: int = 1) -> ManyDivision:
-    return ManyDivision(tokens, columns, two in ("pairs", "both"), slices, two in ("neighbours", "both"))
+def division_of(tokens: int, columns: int, teams: int, two: str, slices: int = 1) -> ManyDivision:
+    neighbours = two in ("neighbours", "both")
+    if teams > 1 and neighbours:
+        pytest.skip("teams add up where a neighbour's next tile would come")
+    return ManyDivision(tokens, columns, two in ("pairs", "both"), slices, neighbours, teams)
 
 
 @DTYPES
@@ -90,13 +99,14 @@ def test_sums_are_exact_where_they_can_be_and_within_what_rounding_costs(
 
 
 @DTYPES
-@pytest.mark.parametrize(("tokens", "columns", "bits"), SHAPES)
+@pytest.mark.parametrize(("tokens", "columns", "teams", "bits"), SHAPES)
 @TWO
 @pytest.mark.parametrize("slices", [1, 2, 7])
 @pytest.mark.parametrize(("group", "zeros"), [(32, True), (128, False)])
 def test_every_division_of_a_layer_sums_exactly_and_gives_the_same_bits_again(
     tokens: int,
     columns: int,
+    teams: int,
     bits: int,
     two: str,
     slices: int,
@@ -106,40 +116,42 @@ def test_every_division_of_a_layer_sums_exactly_and_gives_the_same_bits_again(
 ) -> None:
     if two == "both" and slices > 1:
         pytest.skip("halves of a last turn are of one slice")
+    if teams * slices * (2 if two == "pairs" else 1) > 1920 // STAGE:
+        pytest.skip("there is a stage for each team")
     weight = strips(1920, 832, group, zeros, False, dtype, exact=True, bits=bits)
-    divided = kernel(weight, division_of(tokens, columns, two, slices))
+    divided = kernel(weight, division_of(tokens, columns, teams, two, slices))
 
     for M in (1, tokens // 2, tokens // 2 + 3, tokens, tokens + 1, 3 * tokens - 5):
         assert_exact_and_the_same_again(divided, weight, dtype, M)
 
 
 @DTYPES
-@pytest.mark.parametrize(("tokens", "columns", "bits"), SHAPES)
+@pytest.mark.parametrize(("tokens", "columns", "teams", "bits"), SHAPES)
 @TWO
 @pytest.mark.parametrize(("K", "group", "zeros"), [(128, 32, True), (256, 128, False), (640, 64, False)])
 def test_blocks_that_take_more_than_one_tile_sum_exactly(
-    tokens: int, columns: int, bits: int, two: str, K: int, group: int, zeros: bool, dtype: Any
+    tokens: int, columns: int, teams: int, bits: int, two: str, K: int, group: int, zeros: bool, dtype: Any
 ) -> None:
-    if K == STAGE and two in ("pairs", "both"):
-        pytest.skip("one stage is not shared")
+    if STAGE * teams * (2 if two in ("pairs", "both") else 1) > K:
+        pytest.skip("there is a stage for each block and team")
     weight = strips(K, 832, group, zeros, False, dtype, exact=True, bits=bits)
     wide, places = (columns, PLACES) if two == "alone" else (2 * columns, PLACES // 2)
     tall = places // -(-832 // wide) + 2  # some tiles of a second turn
-    divided = kernel(weight, division_of(tokens, columns, two))
+    divided = kernel(weight, division_of(tokens, columns, teams, two))
 
     for M in (tall * tokens - tokens // 2 - 3, tall * tokens):
         assert_exact_and_the_same_again(divided, weight, dtype, M)
 
 
 @DTYPES
-@pytest.mark.parametrize(("tokens", "columns", "bits"), SHAPES)
+@pytest.mark.parametrize(("tokens", "columns", "teams", "bits"), SHAPES)
 @PAIRS
 def test_scales_of_a_column_may_be_far_apart_and_zero(
-    tokens: int, columns: int, bits: int, pairs: bool, dtype: Any
+    tokens: int, columns: int, teams: int, bits: int, pairs: bool, dtype: Any
 ) -> None:
     weight = strips(2560, 320, 128, False, False, dtype, bits=bits)
     exact, rounded = far_apart(weight, exact=True), far_apart(weight, exact=False)
-    how = ManyDivision(tokens, columns, pairs, 1)
+    how = ManyDivision(tokens, columns, pairs, 1, teams=teams)
 
     assert_sums_exactly(kernel(exact, how), exact, dtype, M=tokens + 1)
     assert_within_bound(kernel(rounded, how), rounded, inputs(tokens + 1, rounded, dtype))
@@ -193,8 +205,10 @@ def test_it_gives_the_same_bits_in_a_graph_and_a_hundred_times(bits: int) -> Non
     weight = strips(2048, 512, 128, False, False, torch.float16, bits=bits)
     for how in (
         ManyDivision(64, 128, True, 1),
-        ManyDivision(64, 256, False, 4),
+        ManyDivision(96, 256, False, 4),
         ManyDivision(128, 128, True, 2),
+        ManyDivision(64, 64, True, 1, teams=2),
+        ManyDivision(64, 128, False, 3, teams=2),
     ):
         x, run = inputs(100, weight, torch.float16), kernel(weight, how)
         first = run(x)

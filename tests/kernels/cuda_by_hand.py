@@ -77,10 +77,11 @@ class Hand:
 
     def many(self, sizes, bits, group, bf16, division, *rest) -> Start:
         """See many.h."""
-        tokens, columns, pairs, slices, neighbours = division
+        tokens, columns, pairs, slices, neighbours, teams = division
         assert self.capability[0] == 9
-        assert (tokens % 16, columns % 128, pairs + neighbours in (0, 1)) == (0, 0, True)
-        assert sizes[1] // 128 >= slices * (1 + pairs)
+        assert (tokens % 16, columns % 64, pairs + neighbours in (0, 1)) == (0, 0, True)
+        assert teams == 1 or not neighbours
+        assert sizes[1] // 128 >= slices * (1 + pairs) * teams
         assert (sizes[1] % 128, sizes[3] % 8) == (0, 0)
         assert bits == 4 or columns < 512
 

@@ -97,7 +97,7 @@ void add_experts(py::module_& module) {
         const auto [tokens, columns, pairs] = division;
         check(many({at<const void>(x), at<const void>(weights), at<const void>(scales), at<const void>(zeros),
                     at<const void>(bias), at<void>(y), nullptr, M, K, N, inputs, outputs, bits, group, bfloat16, tokens,
-                    columns, pairs != 0, 1, false, early, at<const int32_t>(items), experts, most_items},
+                    columns, 1, pairs != 0, 1, false, early, at<const int32_t>(items), experts, most_items},
                    at<CUstream_st>(stream)),
               "many_experts");
       },

@@ -28,7 +28,8 @@ __device__ __forceinline__ void arrive(uint64_t* barrier) {
 }
 
 /// Arrives; the phase ends once as many bytes have come.
-__device__ __forceinline__ void expect_bytes(uint64_t* barrier, int bytes) {
+template <class Barrier>
+__device__ __forceinline__ void expect_bytes(Barrier barrier, int bytes) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
                : "memory");
@@ -42,7 +43,8 @@ __device__ __forceinline__ void expect_bytes(uint64_t* barrier, int bytes) {
                : "memory")
 
 /// Until the phase of this parity has ended; for what comes from this block and its copies alone.
-__device__ __forceinline__ void wait_for(uint64_t* barrier, int parity) {
+template <class Barrier>
+__device__ __forceinline__ void wait_for(Barrier barrier, int parity) {
 #if __CUDA_ARCH__ >= 900
   QLOAD_WAIT("");
 #endif

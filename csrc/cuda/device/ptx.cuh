@@ -45,6 +45,7 @@ __device__ __forceinline__ void add(float4& sum, float4 other) {
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
+__device__ __forceinline__ uint32_t shared_address(uint32_t address) { return address; }
 
 /// From a place as `shared_address` has it, which stays in a register: of pointers the compiler makes it anew in each turn.
 __device__ __forceinline__ uint32_t load_shared(uint32_t from) {
@@ -102,6 +103,15 @@ QLOAD_MULTIPLY(__nv_bfloat16, "bf16")
 
 #undef QLOAD_MULTIPLY
 #undef QLOAD_SHAPE
+
+/// One thread of a warp, all of whose threads ask, and one that the compiler knows to be alone.
+__device__ __forceinline__ bool is_chosen() {
+  uint32_t chosen = 0;
+#if __CUDA_ARCH__ >= 900
+  asm volatile("{\n.reg .pred is;\nelect.sync _|is, 0xffffffff;\nselp.u32 %0, 1, 0, is;\n}" : "=r"(chosen));
+#endif
+  return chosen;
+}
 
 /// The next kernel may start; it waits before it reads what this one writes.
 __device__ __forceinline__ void let_dependents_start() {

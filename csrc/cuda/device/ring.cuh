@@ -36,7 +36,9 @@ __device__ __forceinline__ uint64_t stays() {
 }
 
 /// A box of a matrix, whose first element is at (row, column); zeros beyond the edges. Its barrier counts the bytes.
-__device__ __forceinline__ void copy_box(void* to, const CUtensorMap& matrix, int column, int row, uint64_t* barrier,
+/// `to`, `barrier`: pointers, or addresses as `shared_address` has them.
+template <class To, class Barrier>
+__device__ __forceinline__ void copy_box(To to, const CUtensorMap& matrix, int column, int row, Barrier barrier,
                                          uint64_t policy) {
 #if __CUDA_ARCH__ >= 900
   asm volatile(
@@ -48,8 +50,9 @@ __device__ __forceinline__ void copy_box(void* to, const CUtensorMap& matrix, in
 }
 
 /// As `copy_box`, to the same place in blocks of the cluster, a bit of `ranks` each, whose barriers count the bytes.
-__device__ __forceinline__ void copy_box_to(uint16_t ranks, void* to, const CUtensorMap& matrix, int column, int row,
-                                            uint64_t* barrier, uint64_t policy) {
+template <class To, class Barrier>
+__device__ __forceinline__ void copy_box_to(uint16_t ranks, To to, const CUtensorMap& matrix, int column, int row,
+                                            Barrier barrier, uint64_t policy) {
 #if __CUDA_ARCH__ >= 900
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"
@@ -67,8 +70,9 @@ __device__ __forceinline__ void prefetch_description(const CUtensorMap& matrix) 
 }
 
 /// As `copy_box`, of a matrix of three dimensions.
-__device__ __forceinline__ void copy_box(void* to, const CUtensorMap& matrix, int column, int row, int plane,
-                                         uint64_t* barrier, uint64_t policy) {
+template <class To, class Barrier>
+__device__ __forceinline__ void copy_box(To to, const CUtensorMap& matrix, int column, int row, int plane,
+                                         Barrier barrier, uint64_t policy) {
 #if __CUDA_ARCH__ >= 900
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
@@ -79,7 +83,8 @@ __device__ __forceinline__ void copy_box(void* to, const CUtensorMap& matrix, in
 }
 
 /// So many bytes, a multiple of 16, between places that are multiples of 16. Their barrier counts them.
-__device__ __forceinline__ void copy_bytes(void* to, const void* from, int bytes, uint64_t* barrier, uint64_t policy) {
+template <class To, class Barrier>
+__device__ __forceinline__ void copy_bytes(To to, const void* from, int bytes, Barrier barrier, uint64_t policy) {
 #if __CUDA_ARCH__ >= 900
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(

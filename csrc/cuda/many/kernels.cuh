@@ -7,13 +7,15 @@ namespace qload::cuda {
 
 template <class T, int bits, bool has_zeros, bool small>
 ManyKernel of_shape(const Many& call) {
-#define QLOAD_SHAPE(m, n) \
-  if (call.tokens == m && call.columns == n) return many_room::many_kernel<T, bits, has_zeros, small, m, n>;
-  QLOAD_SHAPE(32, 128) QLOAD_SHAPE(32, 256) QLOAD_SHAPE(64, 128) QLOAD_SHAPE(64, 256) QLOAD_SHAPE(96, 256)
-  QLOAD_SHAPE(128, 128) QLOAD_SHAPE(128, 256) QLOAD_SHAPE(160, 128) QLOAD_SHAPE(160, 256) QLOAD_SHAPE(192, 128)
-  QLOAD_SHAPE(224, 128) QLOAD_SHAPE(256, 128)
-  if constexpr (bits == 4) {  // of 8 bits, two such stages of weights would leave no room for x
-    QLOAD_SHAPE(32, 512) QLOAD_SHAPE(64, 512)
+#define QLOAD_SHAPE(m, n, t)                                        \
+  if (call.tokens == m && call.columns == n && call.teams == t) \
+    return many_room::many_kernel<T, bits, has_zeros, small, m, n, t>;
+  QLOAD_SHAPE(32, 128, 1) QLOAD_SHAPE(32, 256, 1) QLOAD_SHAPE(64, 128, 1) QLOAD_SHAPE(96, 256, 1) QLOAD_SHAPE(128, 128, 1)
+  QLOAD_SHAPE(128, 192, 1) QLOAD_SHAPE(128, 256, 1) QLOAD_SHAPE(160, 128, 1) QLOAD_SHAPE(160, 256, 1)
+  QLOAD_SHAPE(192, 128, 1) QLOAD_SHAPE(224, 128, 1)
+  QLOAD_SHAPE(32, 64, 2) QLOAD_SHAPE(32, 128, 2) QLOAD_SHAPE(64, 64, 2) QLOAD_SHAPE(64, 128, 2)
+  if constexpr (bits == 4) {  // of 8 bits some have no room for two stages of weights, and one is slower than others
+    QLOAD_SHAPE(32, 512, 1) QLOAD_SHAPE(64, 512, 1) QLOAD_SHAPE(96, 128, 2)
   }
 #undef QLOAD_SHAPE
   return nullptr;
@@ -28,7 +30,7 @@ ManyKernel of_groups(const Many& call) {
 template <class T, int bits, bool has_zeros, bool small>
 ManyKernel of_experts_and_shape(const Many& call) {
 #define QLOAD_SHAPE(m, n) \
-  if (call.tokens == m && call.columns == n) return many_room::many_kernel<T, bits, has_zeros, small, m, n, true>;
+  if (call.tokens == m && call.columns == n) return many_room::many_kernel<T, bits, has_zeros, small, m, n, 1, true>;
   QLOAD_SHAPE(32, 256) QLOAD_SHAPE(64, 256) QLOAD_SHAPE(128, 256)
   if constexpr (bits == 4) {
     QLOAD_SHAPE(32, 512) QLOAD_SHAPE(64, 512)

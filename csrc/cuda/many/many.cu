@@ -12,7 +12,7 @@ namespace {
 
 using namespace many_room;
 
-constexpr int kShared = (227 << 10) - 2048, kRings = kShared - kTurnBytes;  // bytes of a block, and of its rings
+constexpr int kShared = (227 << 10) - 2048;  // bytes of a block
 
 bool describe(CUtensorMap& map, const void* at, CUtensorMapDataType type, int dimensions, const cuuint64_t* sizes,
               const cuuint64_t* pitches, const cuuint32_t* box) {
@@ -41,23 +41,32 @@ bool describe(const Many& call, Matrices& matrices) {
 /// False: the rings have no room for two stages.
 bool lay_out(const Many& call, Work& work) {
   const int columns = call.columns, x_bytes = call.tokens * kBox * 2, stage = columns / kTile * tile_bytes(call.bits);
-  work.all = call.K / kStage;
+  const int all = call.K / kStage;
+  for (int both = 0; both < 2; ++both) {
+    const int shares = call.slices * (1 + both);
+    work.each[both] = all / shares, work.more[both] = all % shares;
+  }
   work.group = call.group, work.group_rows = call.group < kStage ? kStage / call.group : 1;
   work.scale_bytes = work.group_rows * columns * 2;
   work.zero_bytes = call.zeros ? work.group_rows * columns * call.bits / 8 : 0;
   const int beside = work.scale_bytes + work.zero_bytes;
+  const int rings = kShared - multiplying(columns, call.teams) / 128 * kTurnBytes;
   // As many rows of x as of weights, but of weights no more than it takes to keep the memory busy.
-  const int as_many = kRings / (2 * x_bytes + stage + beside);
+  const int as_many = rings / (2 * x_bytes + stage + beside);
   work.stages = std::min({kMostStages, std::max({3, as_many, (64 << 10) / stage}), std::max(3, (80 << 10) / stage)});
-  work.boxes = std::min(kMostBoxes, (kRings - work.stages * (stage + beside)) / x_bytes);
+  // A slot is always one team's. Else a team could wait for a slot's next phase before the other's has come, and a
+  // barrier's parity says of that what it says of the phase after.
+  work.stages -= work.stages % call.teams;
+  work.boxes = std::min(kMostBoxes, (rings - work.stages * (stage + beside)) / x_bytes);
+  work.boxes -= work.boxes % (2 * call.teams);
   work.weights_at = work.boxes * x_bytes;
   work.scales_at = work.weights_at + work.stages * stage;
   work.zeros_at = work.scales_at + work.stages * work.scale_bytes;
   work.turn_at = (work.zeros_at + work.stages * work.zero_bytes + 15) / 16 * 16;
-  return work.boxes >= 2 && work.all >= call.slices * (call.pairs ? 2 : 1);
+  return work.boxes >= 2 * call.teams && work.stages >= 2 && all >= call.slices * (call.pairs ? 2 : 1) * call.teams;
 }
 
-/// Tiles, and blocks for them: as many as there is room for, but for pairs, which add up where a next tile would come.
+/// Tiles, and blocks for them: as many as there is room for, but for pairs and teams, which add up where a next tile would come.
 dim3 divide(const Many& call, Work& work) {
   const int two = call.pairs || call.neighbours ? 2 : 1, places = std::max(1, this_device().multiprocessors / two);
   const int wide = call.columns * (call.neighbours ? 2 : 1);
@@ -69,7 +78,7 @@ dim3 divide(const Many& call, Work& work) {
     const bool halves = 2 * last <= places;
     work.wholes = halves ? tiles - last : tiles, work.items = halves ? tiles + last : tiles;
   }
-  const int blocks = work.wholes == 0 ? work.items : std::min(work.items, places), most = 1 << 15;
+  const int blocks = work.wholes == 0 || call.teams > 1 ? work.items : std::min(work.items, places), most = 1 << 15;
   return dim3(two, (blocks + most - 1) / most, std::min(blocks, most));
 }
 
@@ -97,7 +106,7 @@ cudaError_t many(const Many& call, cudaStream_t stream) {
   const ManyKernel kernel = kernel_of(call);
   if (this_device().major != 9 || !kernel || call.K % kStage || call.N % kTile || call.inputs % 8 || call.slices < 1 ||
       (call.slices > 1 && (!call.parts || call.items || (call.pairs && call.neighbours))) ||
-      (call.neighbours && call.items))
+      (call.neighbours && (call.items || call.teams > 1)))
     return cudaErrorNotSupported;
   Work work{};
   Matrices matrices{};
@@ -107,7 +116,7 @@ cudaError_t many(const Many& call, cudaStream_t stream) {
   const cudaError_t raised = allow_shared(reinterpret_cast<const void*>(kernel), kShared);
   if (raised != cudaSuccess) return raised;
   const cudaError_t started =
-      launch(kernel, grid, kMultiply + kFill, kShared, grid.x, call.early, stream, work, call, matrices);
+      launch(kernel, grid, multiplying(call.columns, call.teams) + kFill, kShared, grid.x, call.early, stream, work, call, matrices);
   if (started != cudaSuccess || call.slices == 1) return started;
   return call.bfloat16 ? added<__nv_bfloat16>(call, stream) : added<__half>(call, stream);
 }

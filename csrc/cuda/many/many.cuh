@@ -6,10 +6,11 @@
 //   out  y      fp16 or bf16 (M, outputs), rounded once from fp32; or parts of it in fp32, which add_slices adds up
 //
 //   needs    K in multiples of 128, N of 64; groups of 32, 64, 128, or one
-//   grid     (1 or 2, y, z): y z tiles at once, 384 threads. Two blocks are a cluster: they share x, or rows of K. A block
+//   grid     (1 or 2, y, z): y z tiles at once, 384 to 640 threads. Two blocks are a cluster: they share x, or rows of K. A block
 //            takes one tile after another, and asks for what the next is made of while it stores sums.
 //   Weights are the 64-row operand of wgmma, in registers, tokens its columns: y^T = w^T x^T. Of two groups of four
-//   warps each has strips of 64 columns, a warp 16 of each. A lane's words are its rows of eights as x lies
+//   warps each has strips of 64 columns, a warp 16 of each; or teams of one or two groups take stages in turns, and add
+//   up at the end. A lane's words are its rows of eights as x lies
 //   (layouts/strips.py):
 //   the swizzle that their copy leaves puts what a warp reads at once into different banks. Words become operands while
 //   the products before are under way. One thread fills the ring of weights, which are asked for before the kernel
@@ -42,12 +43,13 @@ ManyKernel many_experts_of(const Many& call);
 
 namespace many_room {
 
-/// Registers of a thread: at first, and then of those that fill and of those that multiply. What is left of a
+/// Registers of a thread: at first, and then of those that fill and of the `threads` that multiply. What is left of a
 /// multiprocessor's is room for a block of add_slices, which waits there.
-template <int tokens>
+template <int tokens, int threads>
 struct Registers {
-  static constexpr int kFirst = tokens > 192 ? 168 : 160, kGive = 40;
-  static constexpr int kTake = tokens > 192 ? 232 : 216;
+  static constexpr int kFirst = threads == 512 ? 96 : threads == 384 ? 128 : tokens > 192 ? 168 : 160;
+  static constexpr int kGive = threads > 256 ? 32 : 40;
+  static constexpr int kTake = threads == 512 ? 112 : threads == 384 ? 160 : tokens > 192 ? 232 : 216;
 };
 
 /// Scales and zero points of a group as they are stored.
@@ -58,9 +60,9 @@ struct Group {
 
 /// What a lane reads of the stages, and where it lies. Addresses stay in registers: left to itself the compiler makes
 /// them anew each time.
-template <int bits, int columns>
+template <int bits, int columns, int strips>
 struct Lane {
-  static constexpr int strips = columns / kTile / 2, kTileBytes = tile_bytes(bits);
+  static constexpr int kTileBytes = tile_bytes(bits);
 
   const Work& work;
   int words[4], scales, zeros;
@@ -109,12 +111,14 @@ struct Lane {
 };
 
 /// `small`: groups of 32 or 64. `of_experts`: of experts, whose weights depend on who chose whom.
-template <class T, int bits, bool has_zeros, bool small, int tokens, int columns, bool of_experts = false>
-__global__ void __maxnreg__(Registers<tokens>::kFirst)
+template <class T, int bits, bool has_zeros, bool small, int tokens, int columns, int teams = 1, bool of_experts = false>
+__global__ void __maxnreg__((Registers<tokens, multiplying(columns, teams)>::kFirst))
 many_kernel(const __grid_constant__ Work work, const __grid_constant__ Many call,
             const __grid_constant__ Matrices from) {
 #if QLOAD_WGMMA  // other chips have no use for it, and it takes long to compile
-  constexpr int strips = columns / kTile / 2, eights = tokens / 8;
+  constexpr int strips = strips_of(columns, teams), eights = tokens / 8;
+  constexpr int of_team = team_threads(columns, teams), multiply = multiplying(columns, teams);
+  using Own = Registers<tokens, multiply>;
   constexpr int together = tokens <= 128 && strips <= 2 ? 2 : 1;  // steps of 16 rows whose products are a group
   extern __shared__ __align__(1024) unsigned char memory[];
   __shared__ Barriers barriers;
@@ -126,45 +130,48 @@ many_kernel(const __grid_constant__ Work work, const __grid_constant__ Many call
   if (item >= own_rows.items) return;
   if (threadIdx.x < work.boxes) {
     start_barrier(barriers.x_came + threadIdx.x, 1);
-    start_barrier(barriers.x_free + threadIdx.x, kMultiply / 32 * (call.neighbours ? 2 : 1));
+    start_barrier(barriers.x_free + threadIdx.x, of_team / 32 * (call.neighbours ? 2 : 1));
   } else if (threadIdx.x >= 32 && threadIdx.x < 32 + work.stages) {
     start_barrier(barriers.came + threadIdx.x - 32, 1);
-    start_barrier(barriers.free + threadIdx.x - 32, kMultiply / 32);
+    start_barrier(barriers.free + threadIdx.x - 32, of_team / 32);
   } else if (threadIdx.x == 31) {
     start_barrier(&barriers.sums_came, 1);
   }
   if (threadIdx.x < 64) publish_barriers();
-  if (threadIdx.x == kMultiply) prefetch_description(from.weights);
-  if (threadIdx.x == kMultiply + 32) prefetch_description(from.inputs);
+  if (threadIdx.x == multiply) prefetch_description(from.weights);
+  if (threadIdx.x == multiply + 32) prefetch_description(from.inputs);
   if (call.neighbours)
     cluster_arrive(), cluster_wait();
   else
     __syncthreads();
 
-  if (threadIdx.x >= kMultiply) {
-    give_registers<Registers<tokens>::kGive>();
-    Filling<bits, tokens, columns, of_experts> filling{from, call, work, own_rows, memory, barriers};
-    if (threadIdx.x == kMultiply)
-      filling.weights();
-    else if (threadIdx.x == kMultiply + 32)
-      filling.inputs();
+  if (threadIdx.x >= multiply) {
+    give_registers<Own::kGive>();
+    Filling<bits, has_zeros, small, tokens, columns, teams, of_experts> filling{from, call, work, own_rows, memory, barriers};
+    if (threadIdx.x / 32 == multiply / 32) {
+      if (is_chosen()) filling.weights();
+    } else if (threadIdx.x / 32 == multiply / 32 + 1) {
+      if (is_chosen()) filling.inputs();
+    }
     return;
   }
 
-  take_registers<Registers<tokens>::kTake>();
-  const int tile = threadIdx.x / 128 * strips, number = as_it_is(threadIdx.x % 32), strip = as_it_is(threadIdx.x / 32 % 4);
+  take_registers<Own::kTake>();
+  const int team = teams == 1 ? 0 : __shfl_sync(~0u, threadIdx.x / of_team, 0);  // uniform
+  const int tile = threadIdx.x % of_team / 128 * strips, number = as_it_is(threadIdx.x % 32), strip = as_it_is(threadIdx.x / 32 % 4);
   const bool grouped = work.group < call.K;
-  const Lane<bits, columns> lane(work, memory, grouped, tile);
+  const Lane<bits, columns, strips> lane(work, memory, grouped, tile);
   const int inside = work.group / 32 - 1;  // bits of the number of 32 rows: none is set in a small group's first
   constexpr bool symmetric = !has_zeros && !small;
   std::conditional_t<symmetric, Symmetric<T, bits>, Columns<T, bits>> at[strips];
   Group<strips> next;
   uint32_t word[strips][4], operand[2][together][strips][4];
   Sums<strips, eights> sum;
-  Slot box, stage;
+  Slot box{2 * team}, stage{team};
   int box_before = 0, stage_before = 0;
-  uint64_t rows = described(memory);
   constexpr int box_rows = tokens * kBox * 2 / 16;  // as `rows` counts
+  const uint64_t all_rows = described(memory);
+  uint64_t rows = all_rows + 2 * team * box_rows;
 
   const auto enter = [&] {
     if constexpr (symmetric) {
@@ -204,8 +211,9 @@ many_kernel(const __grid_constant__ Work work, const __grid_constant__ Many call
       enter();
     lane.load(stage.at, 0, 0, 4, word);
 
+    const int all = (place.last - place.first - team + teams - 1) / teams;
 #pragma unroll 1
-    for (int left = place.last - place.first; left > 0; --left) {
+    for (int left = all; left > 0; --left) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {  // of a stage: a box of x
         const bool more = half == 0 || left > 1;
@@ -235,7 +243,7 @@ many_kernel(const __grid_constant__ Work work, const __grid_constant__ Many call
           if (step == 2 && more) {
             if (half == 1) {
               stage_before = stage.at;
-              stage.advance(work.stages);
+              stage.template advance<teams>(work.stages);
               wait_for(barriers.came + stage.at, stage.parity);
             }
             if (half == 1 ? grouped : begins(2)) load_group(half == 1 ? 0 : 2);
@@ -244,14 +252,19 @@ many_kernel(const __grid_constant__ Work work, const __grid_constant__ Many call
           if (bits == 8 && step < 2) lane.load(stage.at, 2 * half + 1, eights_from, eights_to, word);
           if (step >= 2 && more) lane.load(stage.at, (1 - half) * (bits / 4), eights_from, eights_to, word);
           wait_for_products<1>();
-          if (step == 0 && (half == 1 || left < place.last - place.first)) {  // the box before is done with
+          if (step == 0 && (half == 1 || left < all)) {  // the box before is done with
             leave_box();
             if (half == 0 && number == 0) arrive(barriers.free + stage_before);
           }
         }
         box_before = box.at;
-        box.advance(work.boxes);
-        rows += box.at ? box_rows : (1 - work.boxes) * box_rows;
+        if (teams > 1 && half == 1) {
+          box.template advance<2 * teams - 1>(work.boxes);
+          rows = all_rows + box.at * box_rows;
+        } else {
+          box.advance(work.boxes);
+          rows += box.at ? box_rows : (1 - work.boxes) * box_rows;
+        }
       }
     }
     wait_for_products<0>();
@@ -266,14 +279,14 @@ many_kernel(const __grid_constant__ Work work, const __grid_constant__ Many call
       }
 
     item += items_together();
-    if (item < own_rows.items) {  // what the last tile was made of is done with
+    if (teams == 1 && item < own_rows.items) {  // what the last tile was made of is done with
       leave_box();
       if (number == 0) arrive(barriers.free + stage.at);
       stage.advance(work.stages);
     }
-    const Share share{tile * kTile + strip * 16 + number / 4, number % 4 * 2, 0};
-    finish(call, place, own_rows, share, memory, reinterpret_cast<T*>(memory + work.turn_at), &barriers.sums_came, sum);
-  } while (item < own_rows.items);
+    const Share share{tile * kTile, strip * 16 + number / 4, number % 4 * 2, 0};
+    finish<teams, of_team>(call, place, own_rows, team, share, memory, reinterpret_cast<T*>(memory + work.turn_at), &barriers.sums_came, sum);
+  } while (teams == 1 && item < own_rows.items);
   if (call.neighbours) cluster_arrive(), cluster_wait();  // until then the neighbour may arrive at barriers here
 #endif
 }

@@ -20,6 +20,7 @@ struct Many {
   int bits, group;      // 32, 64, 128; K or more: one scale a column
   bool bfloat16;
   int tokens, columns;  // of a block
+  int teams;            // of warps, which take stages of K in turns and add up
   bool pairs;           // two blocks share K and add up,
   int slices;           // and slices of K those that know nothing of each other: a second kernel adds up
   bool neighbours;      // two blocks with neighbouring columns fetch x for each other; pairs only in a last turn that

@@ -8,12 +8,20 @@ namespace qload::cuda::many_room {
 
 constexpr int kBox = 64, kStage = 128, kTile = 64;      // rows of x of a slot, and of weights; columns of a tile
 constexpr int kMostBoxes = 24, kMostStages = 12;        // slots
-constexpr int kMultiply = 256, kFill = 128;             // threads: two groups of four warps multiply, one fills
+constexpr int kFill = 128;                              // threads that fill
 constexpr int kTurnTokens = 16;                         // of y that a group of four warps turns at a time
-constexpr int kTurnBytes = 2 * 2 * kTurnTokens * kTile * 2;  // of both groups, twice
+constexpr int kTurnBytes = 2 * kTurnTokens * kTile * 2;  // of a group, twice
 constexpr int kPieceBytes = 2048;                       // what lanes take at once: 64 rows of a tile of 4 bits, 32 of 8
 
 constexpr int tile_bytes(int bits) { return kStage * kTile * bits / 8; }  // of a stage
+
+/// Strips of 64 columns of a group of four warps, two groups to a block or one for each strip; and threads that multiply,
+/// of a team and of all.
+constexpr __host__ __device__ int strips_of(int columns, int teams) {
+  return teams == 1 && columns % (2 * kTile) == 0 ? columns / (2 * kTile) : 1;
+}
+constexpr __host__ __device__ int team_threads(int columns, int teams) { return columns / kTile / strips_of(columns, teams) * 128; }
+constexpr __host__ __device__ int multiplying(int columns, int teams) { return teams * team_threads(columns, teams); }
 
 /// What copies read in boxes: x as (M, inputs), weights as (N / 64, K * bits / 16, 32 words). Boxes of x that reach beyond the
 /// last token would take long: of a last tile that is not whole there is another size.
@@ -25,7 +33,8 @@ struct Work {  // how a launch divides a layer
   int boxes, stages;                           // slots
   int items, wholes;                           // tiles, and how many of them are not shared; of experts `items` at most
   int tall, wide;                              // tiles of tokens, and of columns of one or two neighbours
-  int all;                                     // stages of K
+  int each[2], more[2];                        // stages of K of a share, and how many shares have one more: of a tile,
+                                               // and where two blocks share its rows
   int weights_at, scales_at, zeros_at, turn_at;  // bytes, where slots of these begin; of x at 0
   int scale_bytes, zero_bytes;                 // of a slot
   int group, group_rows;                       // rows of a group, and groups that begin in a stage or are all of it
@@ -47,12 +56,19 @@ struct Place {
     const bool half = call.neighbours && shares_rows;  // of what neighbours have
     int tile = half ? work.wholes + (item - work.wholes) / 2 : item;
     const int right = half ? (item - work.wholes) % 2 : shares_x ? blockIdx.x : 0;
-    slice = tile % call.slices, tile /= call.slices;
-    const int before = tile / (kTogether * work.wide) * kTogether, height = min(kTogether, tall - before);
-    tile -= before * work.wide;
-    row = before + tile % height, column = (tile / height * (call.neighbours ? 2 : 1) + right) * columns;
-    const int share = shares_rows ? slice * 2 + blockIdx.x : slice, shares = call.slices * (shares_rows ? 2 : 1);
-    first = work.all * share / shares, last = work.all * (share + 1) / shares;
+    slice = row = 0;  // a division takes as long as hundreds of additions, before anything has been asked for
+    if (call.slices > 1) {
+      const unsigned slices = call.slices, whole = unsigned(tile) / slices;
+      slice = tile - whole * slices, tile = whole;
+    }
+    if (tall > 1) {
+      const int before = tile / (kTogether * work.wide) * kTogether, height = min(kTogether, tall - before);
+      tile -= before * work.wide;
+      row = before + tile % height, tile /= height;
+    }
+    column = (tile * (call.neighbours ? 2 : 1) + right) * columns;
+    const int share = shares_rows ? slice * 2 + blockIdx.x : slice, more = work.more[shares_rows];
+    first = work.each[shares_rows] * share + min(share, more), last = first + work.each[shares_rows] + (share < more);
   }
 
  private:
@@ -108,13 +124,16 @@ struct Barriers {
 struct Slot {
   int at = 0, parity = 0;
 
+  template <int steps = 1>
   __device__ __forceinline__ void advance(int slots) {
-    if (++at == slots) at = 0, parity ^= 1;
+    at += steps;
+    if (at >= slots) at -= slots, parity ^= 1;
   }
 };
 
-/// What fills the rings: `weights` of one thread, `inputs` of another.
-template <int bits, int tokens, int columns, bool grouped>
+/// What fills the rings: `weights` of one thread, `inputs` of another. Each has hardly more to do for a slot than to ask
+/// for it: it has no other thread to hide behind, and all wait for it.
+template <int bits, bool has_zeros, bool small, int tokens, int columns, int teams, bool grouped>
 struct Filling {
   static constexpr int kStageBytes = columns / kTile * tile_bytes(bits);
 
@@ -128,19 +147,44 @@ struct Filling {
   /// Weights never depend on the kernel ahead, but for which experts' they are.
   __device__ __forceinline__ void weights() {
     const uint64_t policy = rows.tall == 1 ? leaves_first() : stays();
+    const uint32_t first = as_it_is(shared_address(memory)), came = as_it_is(shared_address(barriers.came));
+    const uint32_t free = as_it_is(shared_address(barriers.free));
+    const bool groups = small || work.group < call.K;
+    const int group_rows = small ? work.group_rows : 1;
+    const int64_t scale_pitch = int64_t{call.N} * 2, zero_pitch = int64_t{call.N} * bits / 8;
     Slot slot;
-    int unused = work.stages;
 #pragma unroll 1
     for (int item = first_item(); item < rows.items; item += items_together()) {
       const Place place(call, work, rows.tall, columns, item);
       rows.enter(place.row);
+      const int there = max(0, min(columns, call.N - place.column));  // columns that have scales
+      const int scale_bytes = there * 2, zero_bytes = has_zeros ? there * bits / 8 : 0;
+      const int beside = group_rows * (scale_bytes + zero_bytes);
+      const int tile = place.column / kTile + (grouped ? rows.expert() * (call.N / kTile) : 0);
+      const int64_t group = (groups ? place.first * group_rows : 0) +
+                            (grouped ? int64_t{rows.expert()} * (groups ? call.K / work.group : 1) : 0);
+      const auto* scales = static_cast<const unsigned char*>(call.scales) + group * scale_pitch + place.column * 2;
+      const auto* zeros = static_cast<const unsigned char*>(call.zeros) + group * zero_pitch + place.column * bits / 8;
+      int line = place.first * (kStage * bits / 16);
 #pragma unroll 1
-      for (int stage = place.first; stage < place.last; ++stage) {
-        if (unused > 0)
-          --unused;
-        else
-          wait_for(barriers.free + slot.at, slot.parity ^ 1);
-        ask(place, stage, slot.at, policy);
+      for (int stage = place.first; stage < place.last; ++stage, line += kStage * bits / 16) {
+        wait_for(free + slot.at * 8, slot.parity ^ 1);  // before the first phase has ended, one ahead of it has
+        const uint32_t here = came + slot.at * 8;
+        const bool begins = there > 0 && (groups || stage < place.first + teams);
+        expect_bytes(here, kStageBytes + (begins ? beside : 0));
+        copy_box(first + work.weights_at + slot.at * kStageBytes, from.weights, 0, line, tile, here, policy);
+        if (begins) {
+          const uint32_t to = first + work.scales_at + slot.at * work.scale_bytes;
+#pragma unroll 1
+          for (int row = 0; row < group_rows; ++row)
+            copy_bytes(to + row * columns * 2, scales + row * scale_pitch, scale_bytes, here, policy);
+          if constexpr (has_zeros)
+#pragma unroll 1
+            for (int row = 0; row < group_rows; ++row)
+              copy_bytes(first + work.zeros_at + slot.at * work.zero_bytes + row * columns * bits / 8,
+                         zeros + row * zero_pitch, zero_bytes, here, policy);
+          if (groups) scales += group_rows * scale_pitch, zeros += group_rows * zero_pitch;
+        }
         slot.advance(work.stages);
       }
     }
@@ -148,8 +192,9 @@ struct Filling {
 
   __device__ __forceinline__ void inputs() {
     const uint64_t policy = stays();
+    const uint32_t first = as_it_is(shared_address(memory)), came = as_it_is(shared_address(barriers.x_came));
+    const uint32_t free = as_it_is(shared_address(barriers.x_free));
     Slot slot;
-    int unused = work.boxes;
 #pragma unroll 1
     for (int item = first_item(); item < rows.items; item += items_together()) {
       const Place place(call, work, rows.tall, columns, item);
@@ -159,49 +204,24 @@ struct Filling {
       const int rows_of_box = !grouped && call.neighbours ? tokens / 2 : tokens;
       const int left = grouped ? tokens : min(tokens, call.M - rows.first());
       const int begin = shares ? blockIdx.x * rows_of_box : 0, end = min(left, shares ? begin + rows_of_box : tokens);
+      const bool any = begin < end, two = begin + rows_of_box < end;  // boxes of x for one slot
+      const CUtensorMap& x = left - begin >= rows_of_box ? from.inputs : from.last_inputs;
+      const CUtensorMap& second = left - begin >= 2 * rows_of_box ? from.inputs : from.last_inputs;
+      const int row = rows.first() + begin;
       if (item == first_item()) wait_for_earlier_kernels();
 #pragma unroll 1
-      for (int box = 2 * place.first; box < 2 * place.last; ++box) {
-        if (unused > 0)
-          --unused;
-        else
-          wait_for(barriers.x_free + slot.at, slot.parity ^ 1);
-        uint64_t* came = barriers.x_came + slot.at;
-        expect_bytes(came, left * kBox * 2);
-#pragma unroll 1
-        for (int own = begin; own < end; own += rows_of_box) {
-          const CUtensorMap& x = left - own >= rows_of_box ? from.inputs : from.last_inputs;
-          unsigned char* to = memory + (slot.at * tokens + own) * (kBox * 2);
-          if (shares)
-            copy_box_to(3, to, x, box * kBox, rows.first() + own, came, policy);
-          else
-            copy_box(to, x, box * kBox, rows.first() + own, came, policy);
+      for (int column = 2 * place.first * kBox; column < 2 * place.last * kBox; column += kBox) {
+        wait_for(free + slot.at * 8, slot.parity ^ 1);
+        const uint32_t here = came + slot.at * 8, to = first + (slot.at * tokens + begin) * (kBox * 2);
+        expect_bytes(here, left * kBox * 2);
+        if (shares) {
+          if (any) copy_box_to(3, to, x, column, row, here, policy);
+        } else {
+          copy_box(to, x, column, row, here, policy);
+          if (two) copy_box(to + rows_of_box * (kBox * 2), second, column, row + rows_of_box, here, policy);
         }
         slot.advance(work.boxes);
       }
-    }
-  }
-
- private:
-  __device__ __forceinline__ void ask(const Place& place, int stage, int slot, uint64_t policy) const {
-    uint64_t* came = barriers.came + slot;
-    const bool groups = stage == place.first || stage * kStage % work.group == 0;
-    const int there = groups ? max(0, min(columns, call.N - place.column)) : 0;  // columns that have scales
-    const int zeros = call.zeros ? there * bits / 8 : 0;
-    expect_bytes(came, kStageBytes + work.group_rows * (there * 2 + zeros));
-    copy_box(memory + work.weights_at + slot * kStageBytes, from.weights, 0, stage * (kStage * bits / 16),
-             place.column / kTile + (grouped ? rows.expert() * (call.N / kTile) : 0), came, policy);
-    if (there == 0) return;
-    int group = stage * kStage / work.group;
-    if (grouped) group += rows.expert() * (work.group < call.K ? call.K / work.group : 1);
-#pragma unroll 1
-    for (int row = 0; row < work.group_rows; ++row) {
-      const int64_t at = int64_t{group + row} * call.N + place.column;
-      copy_bytes(memory + work.scales_at + slot * work.scale_bytes + row * columns * 2,
-                 static_cast<const unsigned char*>(call.scales) + at * 2, there * 2, came, policy);
-      if (zeros)
-        copy_bytes(memory + work.zeros_at + slot * work.zero_bytes + row * columns * bits / 8,
-                   static_cast<const unsigned char*>(call.zeros) + at * bits / 8, zeros, came, policy);
     }
   }
 };

@@ -1,8 +1,10 @@
-// What becomes of a block's sums: those of two blocks are added, and y or a part of it is stored.
+// What becomes of a block's sums: those of teams, and of two blocks, are added, and y or a part of it is stored.
 //
 // A lane has of each strip of 16 columns sums of columns c and c + 8 of tokens 2t, 2t + 1 of each eight tokens: four of
 // an eight one after another, columns of a token apart.
 #pragma once
+
+#include <type_traits>
 
 #include "../device/number.cuh"
 #include "../device/wgmma.cuh"
@@ -16,41 +18,86 @@ struct Sums {
   float of[strips][eights * 4], unit[strips][2];
 };
 
-/// Where a lane's sums are in its block: the column of its first strip, its first token, and the first of all lanes.
+/// Where a lane's sums are in its block: the first column of its group of warps and its own beside that, its first token,
+/// and the first of all lanes.
 struct Share {
-  int column, token, first;
+  int columns, column, token, first;
 };
 
-/// Of two blocks that have sums of the same place, each keeps one half of the eights, the second the later, and gets
-/// the other's. `there`: a place in the shared memory of both that no copy goes to, `came` a barrier for it.
-template <int rank, int strips, int eights>
-__device__ __forceinline__ Sums<strips, eights / 2> halved(const Sums<strips, eights>& all, float4* there, uint64_t* came) {
-  constexpr int half = eights / 2, sends = rank ? 0 : half, keeps = half - sends, threads = kMultiply;
-  barrier_of<threads>();  // nobody here reads the rings any more,
-  if (threadIdx.x == 0) expect_bytes(came, strips * half * threads * 16);
-  cluster_arrive();
-  cluster_wait();  // nor in the other block
-  const uint32_t to = address_in(there + threadIdx.x, 1 - rank), its_barrier = address_in(came, 1 - rank);
-  Sums<strips, half> kept;
-#pragma unroll
-  for (int i = 0; i < strips * half; ++i) {
-    const float* at = all.of[i / half] + 4 * (i % half + sends);
-    const float first = all.unit[i / half][0], second = all.unit[i / half][1];
-    send(make_float4(at[0] * first, at[1] * first, at[2] * second, at[3] * second), to + i * threads * 16, its_barrier);
+/// Teams of one block or of two have sums of the same place. Each keeps a share of the eights, the first the first, and
+/// gets the others' of these, which it adds in the teams' order. Shares are multiples of what `store` turns at a time:
+/// where teams' would not be, the first of each block keeps all that the block has.
+template <int own_team, int ranks, int teams, int eights>
+struct Sharing {
+  static constexpr int parts = ranks * teams, of_block = eights / ranks;  // teams, and eights of one block
+  static constexpr int keepers = of_block % (teams * (kTurnTokens / 8)) == 0 ? teams : 1, all_keepers = ranks * keepers;
+  static constexpr int share = of_block / keepers;
+  static constexpr bool keeps = own_team % teams < keepers;
+  static constexpr int own = own_team / teams * keepers + own_team % teams;  // of those that keep some
+
+  /// The team that keeps the share `number`.
+  static constexpr __host__ __device__ int team(int number) { return number / keepers * teams + number % keepers; }
+};
+
+/// What a team keeps; `room`: a place in the shared memory of each block that no copy goes to, `came` a barrier for it.
+template <int own, int ranks, int teams, int threads, int strips, int eights>
+__device__ __forceinline__ auto shared_out(const Sums<strips, eights>& all, float4* room, uint64_t* came) {
+  using Own = Sharing<own, ranks, teams, eights>;
+  constexpr int share = Own::share, others = Own::parts - 1, each = strips * share * threads;  // fours of one for another
+  constexpr bool together = ranks == 1;
+  const auto place = [&](int from, int to) {  // of what a team has for the one that keeps share `to`, in the latter's block
+    const int team = Own::team(to);
+    return room + (to % Own::keepers * others + (from < team ? from : from - 1)) * each + threadIdx.x % threads;
+  };
+  barrier_of<teams * threads>();  // nobody here reads the rings any more,
+  if constexpr (!together) {
+    if (threadIdx.x == 0) expect_bytes(came, Own::keepers * others * each * 16);
+    cluster_arrive(), cluster_wait();  // nor in the other block
   }
-  wait_for_cluster(came, 0);
 #pragma unroll
-  for (int j = 0; j < strips; ++j) {
-    kept.unit[j][0] = kept.unit[j][1] = 1;
+  for (int to = 0; to < Own::all_keepers; ++to) {
+    if (Own::team(to) == own) continue;
+    float4* there = place(own, to);
+    const int rank = to / Own::keepers;
+    const uint32_t address = together ? 0 : address_in(there, rank), its_barrier = together ? 0 : address_in(came, rank);
 #pragma unroll
-    for (int i = 0; i < half; ++i) {
-      const float4 other = there[(j * half + i) * threads + threadIdx.x];
-      const float* own = all.of[j] + 4 * (i + keeps);
-      float* sum = kept.of[j] + 4 * i;
-      sum[0] = fmaf(own[0], all.unit[j][0], other.x), sum[1] = fmaf(own[1], all.unit[j][0], other.y);
-      sum[2] = fmaf(own[2], all.unit[j][1], other.z), sum[3] = fmaf(own[3], all.unit[j][1], other.w);
+    for (int i = 0; i < strips * share; ++i) {
+      const float* at = all.of[i / share] + 4 * (i % share + to * share);
+      const float first = all.unit[i / share][0], second = all.unit[i / share][1];
+      const float4 four = make_float4(at[0] * first, at[1] * first, at[2] * second, at[3] * second);
+      if constexpr (together)
+        there[i * threads] = four;
+      else
+        send(four, address + i * threads * 16, its_barrier);
     }
   }
+  if constexpr (together)
+    barrier_of<teams * threads>();
+  else if constexpr (Own::keeps)
+    wait_for_cluster(came, 0);
+  Sums<strips, share> kept{};
+  if constexpr (Own::keeps)
+#pragma unroll
+    for (int j = 0; j < strips; ++j) {
+      kept.unit[j][0] = kept.unit[j][1] = 1;
+#pragma unroll
+      for (int i = 0; i < share; ++i) {
+        const float* mine = all.of[j] + 4 * (i + Own::own * share);
+        const float first = all.unit[j][0], second = all.unit[j][1];
+        float4 sum{};
+#pragma unroll
+        for (int team = 0; team < Own::parts; ++team) {
+          const float4 its = team == own ? make_float4(mine[0] * first, mine[1] * first, mine[2] * second, mine[3] * second)
+                                         : place(team, Own::own)[(j * share + i) * threads];
+          if (team == 0)
+            sum = its;
+          else
+            add(sum, its);
+        }
+        float* to = kept.of[j] + 4 * i;
+        to[0] = sum.x, to[1] = sum.y, to[2] = sum.z, to[3] = sum.w;
+      }
+    }
   return kept;
 }
 
@@ -61,7 +108,7 @@ __device__ __forceinline__ void store_part(const Many& call, const Place& place,
   float* parts = static_cast<float*>(call.parts) + int64_t{place.slice} * call.M * call.N;
 #pragma unroll
   for (int j = 0; j < strips; ++j) {
-    const int n = place.column + share.column + j * kTile;
+    const int n = place.column + share.columns + share.column + j * kTile;
     if (n >= call.N) continue;
 #pragma unroll
     for (int i = 0; i < eights * 4; ++i) {
@@ -87,8 +134,8 @@ __device__ __forceinline__ void store(const Many& call, const Place& place, cons
   uint4 values;
 #pragma unroll
   for (int j = 0; j < strips; ++j) {
-    const int n = place.column + share.column + j * kTile;
-    const int to_n = place.column + (group * strips + j) * kTile + thread % 8 * 8, there = call.outputs - to_n;
+    const int n = place.column + share.columns + share.column + j * kTile;
+    const int to_n = place.column + share.columns + j * kTile + thread % 8 * 8, there = call.outputs - to_n;
     T* to = static_cast<T*>(call.y) + int64_t{first} * call.outputs + to_n;
     const auto put = [&](int turn) {
       if (there <= 0 || turn * kTurnTokens >= left) return;
@@ -124,9 +171,17 @@ __device__ __forceinline__ void store(const Many& call, const Place& place, cons
   if (strips * turns % 2) barrier_of<128>(1 + group);  // the next tile begins with the same room
 }
 
+/// `use` with a number that is known when it is compiled, one of `count`.
+template <int count, class Use>
+__device__ __forceinline__ void with_number(int number, const Use& use) {
+  if constexpr (count > 1)
+    if (number < count - 1) return with_number<count - 1>(number, use);
+  use(std::integral_constant<int, count - 1>{});
+}
+
 /// A block's sums, and those of the block that shares its rows, become y or a part of it.
-template <class T, int strips, int eights, class OwnRows>
-__device__ __forceinline__ void finish(const Many& call, const Place& place, const OwnRows& rows, Share share,
+template <int teams, int threads, class T, int strips, int eights, class OwnRows>
+__device__ __forceinline__ void finish(const Many& call, const Place& place, const OwnRows& rows, int team, Share share,
                                        unsigned char* memory, T* room, uint64_t* came, const Sums<strips, eights>& sums) {
   const auto put = [&](const auto& own) {
     if (call.slices > 1)
@@ -136,12 +191,19 @@ __device__ __forceinline__ void finish(const Many& call, const Place& place, con
     else
       store<T, false>(call, place, rows, share, room, own);
   };
-  if (!place.shares_rows) return put(sums);
-  share.first = blockIdx.x * eights * 4, share.token += share.first;
-  if (blockIdx.x == 0)
-    put(halved<0>(sums, reinterpret_cast<float4*>(memory), came));
+  const auto keep = [&](auto number, auto ranks) {
+    using Own = Sharing<decltype(number)::value, decltype(ranks)::value, teams, eights>;
+    const auto kept =
+        shared_out<decltype(number)::value, decltype(ranks)::value, teams, threads>(sums, reinterpret_cast<float4*>(memory), came);
+    share.first = Own::own * Own::share * 8, share.token += share.first;
+    if constexpr (Own::keeps) put(kept);
+  };
+  if (place.shares_rows)
+    with_number<2 * teams>(blockIdx.x * teams + team, [&](auto number) { keep(number, std::integral_constant<int, 2>{}); });
+  else if constexpr (teams == 1)
+    put(sums);
   else
-    put(halved<1>(sums, reinterpret_cast<float4*>(memory), came));
+    with_number<teams>(team, [&](auto number) { keep(number, std::integral_constant<int, 1>{}); });
 }
 
 constexpr int kAddThreads = 128;

@@ -70,7 +70,7 @@ struct Filling {
   __device__ __forceinline__ void weights(int stage, int slot, bool begins, uint64_t policy) const {
     unsigned char* to = memory + slot * work.stage_bytes;
     const int scale_bytes = work.group_rows * kQuad * kTile * 2, zero_bytes = work.group_rows * kQuad * 8 * bits;
-    const bool scales = begins || stage * kStage % work.group == 0;
+    const bool scales = begins || work.group <= kStage || stage * kStage % work.group == 0;  // no division for each stage
     expect_bytes(full + slot, quads * (kBoxBytes<bits> + (scales ? scale_bytes : 0) +
                                        (scales && work.has_zeros ? zero_bytes : 0)));
 #pragma unroll
@@ -81,7 +81,7 @@ struct Filling {
         copy_box(to + tokens * kStage * 2 + quad * kBoxBytes<bits> + half * kBoxBytes<4>, from.weights,
                  (box * bits / 4 + half) * 256, stage * kSteps, full + slot, policy);
       if (!scales) continue;
-      const int group = stage * kStage / work.group;
+      const int group = work.group <= kStage ? stage * work.group_rows : stage * kStage / work.group;
       copy_box(to + work.scales_at + quad * scale_bytes, from.scales, box * kQuad * kTile, group, full + slot, policy);
       if (work.has_zeros)
         copy_box(to + work.zeros_at + quad * zero_bytes, from.zeros, box * kQuad * 2 * bits, group, full + slot,

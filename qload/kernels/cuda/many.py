@@ -14,58 +14,63 @@ from qload.kernels.cuda.launch import ALIGNED, Launch
 from qload.kernels.cuda.module import native
 
 STAGE = 128  # rows that a block has at a time
-PLACES = 132  # blocks that an H200 holds at once
+PLACES = 132  # blocks that an H100 or H200 holds at once
 SLICES = (1, 2, 3, 4, 6, 8)  # of K, which a second kernel adds up
-START = 2.27  # microseconds until blocks multiply and after they have
-NEXT = 2.0  # the same where a block goes on to its next tile
-ADD = 1.56  # until the second kernel adds,
-ADDED = 2.4  # and for each million of sums that it reads
-IDLE, MOST_IDLE = 6.74, 0.31  # what is saved where a share of the places is free for the next layer's blocks
+START = 3.27  # microseconds until blocks multiply and after they have
+NEXT = 1.9  # the same where a block goes on to its next tile
+ADD = 1.73  # until the second kernel adds,
+ADDED = 1.97  # and for each million of sums that it reads
+IDLE, MOST_IDLE = 11.1, 0.2  # what is saved where a share of the places is free for the next layer's blocks
 LARGE = 1 << 15  # sums of a block for which x of 4-bit layers takes long enough to be shared
-NEIGHBOURS = {4: 0.97, 8: 0.96}  # of the time of a stage, where two blocks fetch x for each other
+NEIGHBOURS = {4: 0.987, 8: 0.967}  # of the time of a stage, where two blocks fetch x for each other
 
 
 @dataclass(frozen=True)
 class ManyBlock:
-    """Blocks of so many tokens and columns, and what they took on an H200, in microseconds."""
+    """Blocks of so many tokens and columns, and what they took on an H100, in microseconds."""
 
     tokens: int
     columns: int
     stages: dict[int, float]  # by bits: of all blocks that are there at once
-    pair: float  # of two, to add up
+    pair: float  # of two, to add up; of teams in one block half of it
+    teams: int = 1  # of warps, which take stages in turns
 
     def shares(self, bits: int) -> bool:
         """Whether it may be faster where neighbours share x."""
-        return bits == 8 or self.tokens * self.columns >= LARGE
+        return self.teams == 1 and (bits == 8 or self.tokens * self.columns >= LARGE)
 
 
 BLOCK_SHAPES = (
-    ManyBlock(32, 128, {4: 0.67, 8: 0.62}, 1.5),
-    ManyBlock(32, 256, {4: 0.93, 8: 1.18}, 1.1),
-    ManyBlock(32, 512, {4: 1.53}, 2.7),
-    ManyBlock(64, 128, {4: 0.73, 8: 0.69}, 1.8),
-    ManyBlock(64, 256, {4: 1.13, 8: 1.26}, 1.25),
-    ManyBlock(64, 512, {4: 1.90}, 2.85),
-    ManyBlock(96, 256, {4: 1.30, 8: 1.32}, 1.9),
-    ManyBlock(128, 128, {4: 0.97, 8: 0.94}, 1.3),
-    ManyBlock(128, 256, {4: 1.575, 8: 1.65}, 2.2),
-    ManyBlock(160, 128, {4: 1.08, 8: 1.08}, 1.55),
-    ManyBlock(160, 256, {4: 1.97, 8: 2.12}, 2.2),
-    ManyBlock(192, 128, {4: 1.23, 8: 1.31}, 1.1),
-    ManyBlock(224, 128, {4: 1.35, 8: 1.49}, 3.3),
-    ManyBlock(256, 128, {4: 1.57, 8: 1.64}, 3.0),
+    ManyBlock(32, 128, {4: 0.63, 8: 0.63}, 1.5),
+    ManyBlock(32, 256, {4: 0.816, 8: 1.33}, 1.6),
+    ManyBlock(32, 512, {4: 1.42}, 2.9),
+    ManyBlock(64, 128, {4: 0.641, 8: 0.734}, 0.3),
+    ManyBlock(64, 512, {4: 1.78}, 3.3),
+    ManyBlock(96, 256, {4: 1.16, 8: 1.5}, 1.9),
+    ManyBlock(128, 128, {4: 0.782, 8: 0.878}, 1.5),
+    ManyBlock(128, 256, {4: 1.49, 8: 1.66}, 2.0),
+    ManyBlock(160, 128, {4: 0.953, 8: 0.992}, 1.1),
+    ManyBlock(160, 256, {4: 1.86, 8: 2.04}, 4.6),
+    ManyBlock(192, 128, {4: 1.14, 8: 1.06}, 2.2),
+    ManyBlock(224, 128, {4: 1.32, 8: 1.49}, 1.4),
+    ManyBlock(128, 192, {4: 1.2, 8: 1.26}, 1.7),
+    ManyBlock(32, 64, {4: 0.28, 8: 0.355}, 1.1, teams=2),
+    ManyBlock(32, 128, {4: 0.419, 8: 0.578}, 1.3, teams=2),
+    ManyBlock(64, 64, {4: 0.299, 8: 0.337}, 2.5, teams=2),
+    ManyBlock(64, 128, {4: 0.507, 8: 0.652}, 1.5, teams=2),
+    ManyBlock(96, 128, {4: 0.62}, 1.8, teams=2),
 )
 
 
-KINDS = {(kind.tokens, kind.columns): kind for kind in BLOCK_SHAPES}
+KINDS = {(kind.tokens, kind.columns, kind.teams): kind for kind in BLOCK_SHAPES}
 TWO = tuple(product((False, True), repeat=2))  # whether pairs share K, and whether neighbours share x
 
 
 class ManyDivision(NamedTuple):
-    """Tokens and columns of a block, whether two share K, slices of K, whether two neighbours share x.
+    """Tokens and columns of a block, whether two share K, slices of K, whether two neighbours share x, teams.
 
-    Both: neighbours share x; where a last turn has tiles for half of the places or fewer, two blocks share
-    the K of each there.
+    Pairs and neighbours both: neighbours share x; where a last turn has tiles for half of the places or
+    fewer, two blocks share the K of each there. Teams of a block's warps take stages of K in turns.
     """
 
     tokens: int
@@ -73,6 +78,7 @@ class ManyDivision(NamedTuple):
     pairs: bool
     slices: int
     neighbours: bool = False
+    teams: int = 1
 
 
 def why_not(call: Any) -> str | None:
@@ -98,9 +104,9 @@ def run(call: Any, how: ManyDivision | None = None) -> Tensor:
 def division(tokens: int, K: int, N: int, bits: int = 4) -> ManyDivision:
     """The division of the least time expected."""
     ways = [
-        ManyDivision(kind.tokens, kind.columns, pairs, slices, neighbours)
+        ManyDivision(kind.tokens, kind.columns, pairs, slices, neighbours, kind.teams)
         for kind, (pairs, neighbours), slices in product(BLOCK_SHAPES, TWO, SLICES)
-        if bits in kind.stages and slices * (2 if pairs else 1) <= max(1, K // STAGE)
+        if bits in kind.stages and slices * (2 if pairs else 1) * kind.teams <= max(1, K // STAGE)
         if not neighbours or kind.shares(bits)
         if not (pairs and neighbours) or (slices == 1 and in_halves(kind, tokens, N))
     ]
@@ -114,8 +120,8 @@ def in_halves(kind: ManyBlock, tokens: int, N: int) -> bool:
 
 
 def expected(way: ManyDivision, bits: int, tokens: int, K: int, N: int) -> float:
-    """Microseconds that a division takes on an H200, in a chain of layers."""
-    kind = KINDS[way.tokens, way.columns]
+    """Microseconds that a division takes on an H100, in a chain of layers."""
+    kind = KINDS[way.tokens, way.columns, way.teams]
     wide = way.columns * (2 if way.neighbours else 1)
     places = PLACES // (2 if way.pairs or way.neighbours else 1)
     tiles, stages = -(-N // wide) * -(-tokens // way.tokens) * way.slices, -(-K // STAGE // way.slices)
@@ -126,6 +132,8 @@ def expected(way: ManyDivision, bits: int, tokens: int, K: int, N: int) -> float
         time = START + (turns - 1) * (whole + NEXT) + half
     elif way.pairs:
         time = turns * (START + half)
+    elif way.teams > 1:
+        time = turns * (START + whole + kind.pair / 2)
     else:
         time = START + (turns - 1) * (whole + NEXT) + whole
     added = ADD + ADDED * way.slices * tokens * N / 1e6 if way.slices > 1 else 0.0
