@@ -254,7 +254,10 @@ many_kernel(const __grid_constant__ Work work, const __grid_constant__ Many call
           wait_for_products<1>();
           if (step == 0 && (half == 1 || left < all)) {  // the box before is done with
             leave_box();
-            if (half == 0 && number == 0) arrive(barriers.free + stage_before);
+            if (half == 0) {
+              __syncwarp();  // no lane reads its words any more
+              if (number == 0) arrive(barriers.free + stage_before);
+            }
           }
         }
         box_before = box.at;
@@ -281,6 +284,7 @@ many_kernel(const __grid_constant__ Work work, const __grid_constant__ Many call
     item += items_together();
     if (teams == 1 && item < own_rows.items) {  // what the last tile was made of is done with
       leave_box();
+      __syncwarp();
       if (number == 0) arrive(barriers.free + stage.at);
       stage.advance(work.stages);
     }

@@ -26,80 +26,80 @@ struct Share {
 
 /// Teams of one block or of two have sums of the same place. Each keeps a share of the eights, the first the first, and
 /// gets the others' of these, which it adds in the teams' order. Shares are multiples of what `store` turns at a time:
-/// where teams' would not be, the first of each block keeps all that the block has.
-template <int own_team, int ranks, int teams, int eights>
+/// where teams' would not be, the first of each block keeps all that the block has. `own`: the number of a team of all.
+template <int own, int ranks, int teams, int threads, int strips, int eights>
 struct Sharing {
   static constexpr int parts = ranks * teams, of_block = eights / ranks;  // teams, and eights of one block
-  static constexpr int keepers = of_block % (teams * (kTurnTokens / 8)) == 0 ? teams : 1, all_keepers = ranks * keepers;
+  static constexpr int keepers = of_block % (teams * (kTurnTokens / 8)) == 0 ? teams : 1;  // of a block
   static constexpr int share = of_block / keepers;
-  static constexpr bool keeps = own_team % teams < keepers;
-  static constexpr int own = own_team / teams * keepers + own_team % teams;  // of those that keep some
+  static constexpr bool keeps = own % teams < keepers;
+  static constexpr int kept = own / teams * keepers + own % teams;      // which share
+  static constexpr int others = parts - 1, fours = strips * share * threads;  // of one team for another
+  static constexpr int bytes = keepers * others * fours * 16;           // that a block gets
 
-  /// The team that keeps the share `number`.
-  static constexpr __host__ __device__ int team(int number) { return number / keepers * teams + number % keepers; }
-};
+  using All = Sums<strips, eights>;
+  using Kept = Sums<strips, share>;
 
-/// What a team keeps; `room`: a place in the shared memory of each block that no copy goes to, `came` a barrier for it.
-template <int own, int ranks, int teams, int threads, int strips, int eights>
-__device__ __forceinline__ auto shared_out(const Sums<strips, eights>& all, float4* room, uint64_t* came) {
-  using Own = Sharing<own, ranks, teams, eights>;
-  constexpr int share = Own::share, others = Own::parts - 1, each = strips * share * threads;  // fours of one for another
-  constexpr bool together = ranks == 1;
-  const auto place = [&](int from, int to) {  // of what a team has for the one that keeps share `to`, in the latter's block
-    const int team = Own::team(to);
-    return room + (to % Own::keepers * others + (from < team ? from : from - 1)) * each + threadIdx.x % threads;
-  };
-  barrier_of<teams * threads>();  // nobody here reads the rings any more,
-  if constexpr (!together) {
-    if (threadIdx.x == 0) expect_bytes(came, Own::keepers * others * each * 16);
-    cluster_arrive(), cluster_wait();  // nor in the other block
-  }
+  /// Gives the others what they keep. `room`: a place in the shared memory of each block that no copy goes to; `came`: a
+  /// barrier of the block, where there are two.
+  static __device__ __forceinline__ void hand_over(const All& all, float4* room, uint64_t* came) {
 #pragma unroll
-  for (int to = 0; to < Own::all_keepers; ++to) {
-    if (Own::team(to) == own) continue;
-    float4* there = place(own, to);
-    const int rank = to / Own::keepers;
-    const uint32_t address = together ? 0 : address_in(there, rank), its_barrier = together ? 0 : address_in(came, rank);
+    for (int number = 0; number < ranks * keepers; ++number) {
+      if (team(number) == own) continue;
+      float4* to = place(room, own, number);
+      const int rank = number / keepers;
+      const uint32_t there = ranks == 1 ? 0 : address_in(to, rank), its_barrier = ranks == 1 ? 0 : address_in(came, rank);
 #pragma unroll
-    for (int i = 0; i < strips * share; ++i) {
-      const float* at = all.of[i / share] + 4 * (i % share + to * share);
-      const float first = all.unit[i / share][0], second = all.unit[i / share][1];
-      const float4 four = make_float4(at[0] * first, at[1] * first, at[2] * second, at[3] * second);
-      if constexpr (together)
-        there[i * threads] = four;
-      else
-        send(four, address + i * threads * 16, its_barrier);
+      for (int i = 0; i < strips * share; ++i) {
+        const float4 four = of(all, i / share, number * share + i % share);
+        if constexpr (ranks == 1)
+          to[i * threads] = four;
+        else
+          send(four, there + i * threads * 16, its_barrier);
+      }
     }
   }
-  if constexpr (together)
-    barrier_of<teams * threads>();
-  else if constexpr (Own::keeps)
-    wait_for_cluster(came, 0);
-  Sums<strips, share> kept{};
-  if constexpr (Own::keeps)
+
+  /// What the team keeps, once it is there.
+  static __device__ __forceinline__ Kept added(const All& all, float4* room) {
+    Kept sums;
 #pragma unroll
     for (int j = 0; j < strips; ++j) {
-      kept.unit[j][0] = kept.unit[j][1] = 1;
+      sums.unit[j][0] = sums.unit[j][1] = 1;
 #pragma unroll
       for (int i = 0; i < share; ++i) {
-        const float* mine = all.of[j] + 4 * (i + Own::own * share);
-        const float first = all.unit[j][0], second = all.unit[j][1];
         float4 sum{};
 #pragma unroll
-        for (int team = 0; team < Own::parts; ++team) {
-          const float4 its = team == own ? make_float4(mine[0] * first, mine[1] * first, mine[2] * second, mine[3] * second)
-                                         : place(team, Own::own)[(j * share + i) * threads];
-          if (team == 0)
+        for (int from = 0; from < parts; ++from) {
+          const float4 its = from == own ? of(all, j, kept * share + i) : place(room, from, kept)[(j * share + i) * threads];
+          if (from == 0)
             sum = its;
           else
             add(sum, its);
         }
-        float* to = kept.of[j] + 4 * i;
+        float* to = sums.of[j] + 4 * i;
         to[0] = sum.x, to[1] = sum.y, to[2] = sum.z, to[3] = sum.w;
       }
     }
-  return kept;
-}
+    return sums;
+  }
+
+ private:
+  /// The team that keeps the share `number`.
+  static constexpr __device__ int team(int number) { return number / keepers * teams + number % keepers; }
+
+  /// Where a thread finds, in its block, what a team has for the share `number`.
+  static __device__ __forceinline__ float4* place(float4* room, int from, int number) {
+    const int slot = from < team(number) ? from : from - 1;
+    return room + (number % keepers * others + slot) * fours + threadIdx.x % threads;
+  }
+
+  static __device__ __forceinline__ float4 of(const All& all, int strip, int eight) {
+    const float* at = all.of[strip] + 4 * eight;
+    const float first = all.unit[strip][0], second = all.unit[strip][1];
+    return make_float4(at[0] * first, at[1] * first, at[2] * second, at[3] * second);
+  }
+};
 
 /// A part of y, in fp32.
 template <int strips, int eights>
@@ -191,19 +191,34 @@ __device__ __forceinline__ void finish(const Many& call, const Place& place, con
     else
       store<T, false>(call, place, rows, share, room, own);
   };
-  const auto keep = [&](auto number, auto ranks) {
-    using Own = Sharing<decltype(number)::value, decltype(ranks)::value, teams, eights>;
-    const auto kept =
-        shared_out<decltype(number)::value, decltype(ranks)::value, teams, threads>(sums, reinterpret_cast<float4*>(memory), came);
-    share.first = Own::own * Own::share * 8, share.token += share.first;
-    if constexpr (Own::keeps) put(kept);
+  if (teams == 1 && !place.shares_rows) return put(sums);
+  // `use` with how this team shares with all others.
+  const auto with_sharing = [&](const auto& use) {
+    if (place.shares_rows)
+      with_number<2 * teams>(blockIdx.x * teams + team, [&](auto own) {
+        use(Sharing<decltype(own)::value, 2, teams, threads, strips, eights>{});
+      });
+    else
+      with_number<teams>(team, [&](auto own) { use(Sharing<decltype(own)::value, 1, teams, threads, strips, eights>{}); });
   };
+  float4* there = reinterpret_cast<float4*>(memory);
+  barrier_of<teams * threads>();  // nobody here reads the rings any more,
+  if (place.shares_rows) {
+    if (threadIdx.x == 0) expect_bytes(came, Sharing<0, 2, teams, threads, strips, eights>::bytes);
+    cluster_arrive(), cluster_wait();  // nor in the other block
+  }
+  with_sharing([&](auto own) { own.hand_over(sums, there, came); });
   if (place.shares_rows)
-    with_number<2 * teams>(blockIdx.x * teams + team, [&](auto number) { keep(number, std::integral_constant<int, 2>{}); });
-  else if constexpr (teams == 1)
-    put(sums);
+    wait_for_cluster(came, 0);
   else
-    with_number<teams>(team, [&](auto number) { keep(number, std::integral_constant<int, 1>{}); });
+    barrier_of<teams * threads>();
+  with_sharing([&](auto own) {
+    using Own = decltype(own);
+    if constexpr (Own::keeps) {
+      share.first = Own::kept * Own::share * 8, share.token += share.first;
+      put(own.added(sums, there));
+    }
+  });
 }
 
 constexpr int kAddThreads = 128;

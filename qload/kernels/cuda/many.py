@@ -32,7 +32,7 @@ class ManyBlock:
     tokens: int
     columns: int
     stages: dict[int, float]  # by bits: of all blocks that are there at once
-    pair: float  # of two, to add up; of teams in one block half of it
+    pair: float  # of two, or of teams, to add up
     teams: int = 1  # of warps, which take stages in turns
 
     def shares(self, bits: int) -> bool:
@@ -58,7 +58,7 @@ BLOCK_SHAPES = (
     ManyBlock(32, 128, {4: 0.419, 8: 0.578}, 1.3, teams=2),
     ManyBlock(64, 64, {4: 0.299, 8: 0.337}, 2.5, teams=2),
     ManyBlock(64, 128, {4: 0.507, 8: 0.652}, 1.5, teams=2),
-    ManyBlock(96, 128, {4: 0.62}, 1.8, teams=2),
+    ManyBlock(96, 128, {4: 0.58}, 2.0, teams=2),
 )
 
 
@@ -133,7 +133,7 @@ def expected(way: ManyDivision, bits: int, tokens: int, K: int, N: int) -> float
     elif way.pairs:
         time = turns * (START + half)
     elif way.teams > 1:
-        time = turns * (START + whole + kind.pair / 2)
+        time = turns * (START + whole + kind.pair)
     else:
         time = START + (turns - 1) * (whole + NEXT) + whole
     added = ADD + ADDED * way.slices * tokens * N / 1e6 if way.slices > 1 else 0.0
