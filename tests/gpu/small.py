@@ -39,7 +39,12 @@ DIVISIONS = (
     (96, 256, True, 1),
     (64, 128, False, 1),
     (128, 128, True, 2),
-    (128, 192, False, 1),
+    (
+        128,
+        192,
+        True,
+        1,
+    ),  # no slot twice: what a lane says for its warp, racecheck takes as said for itself alone
     (64, 128, False, 1, False, 2),
     (32, 64, True, 1, False, 2),
 )

@@ -91,6 +91,10 @@ __device__ __forceinline__ void store_turned(void* column, const uint32_t (&from
                  "%82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
 #define QLOAD_112_NAMES                                                                                         \
   QLOAD_96_NAMES ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
+#define QLOAD_128_NAMES                                                                                         \
+  QLOAD_96_NAMES ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, "     \
+                 "%111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, "   \
+                 "%126, %127"
 #define QLOAD_PRODUCT(n, type, names, operand, ...)                                                             \
   asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" names "}, " operand         \
                ", 1, 1, 1, 0;"                                                                                  \
@@ -122,9 +126,12 @@ QLOAD_PRODUCTS(192, 96, QLOAD_96_NAMES, "{%96, %97, %98, %99}, %100", QLOAD_32_S
                QLOAD_32_SUMS(64))
 QLOAD_PRODUCTS(224, 112, QLOAD_112_NAMES, "{%112, %113, %114, %115}, %116", QLOAD_32_SUMS(0), QLOAD_32_SUMS(32),
                QLOAD_32_SUMS(64), QLOAD_16_SUMS(96))
+QLOAD_PRODUCTS(256, 128, QLOAD_128_NAMES, "{%128, %129, %130, %131}, %132", QLOAD_32_SUMS(0), QLOAD_32_SUMS(32),
+               QLOAD_32_SUMS(64), QLOAD_32_SUMS(96))
 
 #undef QLOAD_PRODUCTS
 #undef QLOAD_PRODUCT
+#undef QLOAD_128_NAMES
 #undef QLOAD_112_NAMES
 #undef QLOAD_96_NAMES
 #undef QLOAD_80_NAMES

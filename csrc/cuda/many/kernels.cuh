@@ -16,6 +16,8 @@ ManyKernel of_shape(const Many& call) {
   QLOAD_SHAPE(32, 64, 2) QLOAD_SHAPE(32, 128, 2) QLOAD_SHAPE(64, 64, 2) QLOAD_SHAPE(64, 128, 2)
   if constexpr (bits == 4) {  // of 8 bits some have no room for two stages of weights, and one is slower than others
     QLOAD_SHAPE(32, 512, 1) QLOAD_SHAPE(64, 512, 1) QLOAD_SHAPE(96, 128, 2)
+  } else {  // whose operands take longer to make, for as many tokens as there can be
+    QLOAD_SHAPE(256, 128, 1)
   }
 #undef QLOAD_SHAPE
   return nullptr;
