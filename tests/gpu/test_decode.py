@@ -1,5 +1,6 @@
 """Few tokens times a weight in Marlin's order, 4 or 8 bits: read-back, exact sums, a bound, the same bits."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -79,6 +80,20 @@ def test_scales_of_a_column_may_be_far_apart_and_zero(
     if K < 12352:  # whose sums are as many as float32 adds exactly
         assert_sums_exactly(kernel(exact), exact, dtype, M=M)
     assert_within_bound(kernel(rounded), rounded, inputs(M, rounded, dtype))
+
+
+@DTYPES
+@TOKENS
+@pytest.mark.parametrize("of_all", [True, False], ids=["of all groups", "of some"])
+def test_scales_may_be_too_small_to_have_an_exponent(of_all: bool, M: int, dtype: torch.dtype) -> None:
+    weight = layer(2560, 320, 128, dtype=dtype, layout="strips")
+    scales = weight.scales * 2.0**-8
+    if not of_all:
+        scales[::3] = weight.scales[::3]
+    tiny = replace(weight, scales=scales)
+
+    for run in (kernel(tiny), divided(decode.run, tiny, 5, 1)):
+        assert_within_bound(run, tiny, inputs(M, tiny, dtype))
 
 
 @DTYPES

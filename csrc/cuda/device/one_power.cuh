@@ -1,5 +1,5 @@
 // Operands as symmetric.cuh says, whose scales all have one power of two: a register for all of a warp's columns, and an
-// addition to the exponents of both scales of a word.
+// addition to the exponents of both scales of a word, or two products where some scale is too small to have an exponent.
 #pragma once
 
 #include "symmetric.cuh"
@@ -12,15 +12,20 @@ class OnePower {
   using Strip = Symmetric<T, 4>;
 
   /// The power for the first group of a warp's columns.
-  __device__ __forceinline__ void begin(const uint32_t (&stored)[4]) { set(Extremes(stored).most); }
+  __device__ __forceinline__ void begin(const uint32_t (&stored)[4]) { set(Extremes(stored)); }
 
   /// A group begins. False: some scale may not fit, and `move` is to see to it. What is no normal number, or passes the
   /// largest exponent, has too small a one afterwards; what has the largest is infinite or no number, and so is `most`.
   __device__ __forceinline__ bool enter(const uint32_t (&stored)[4], Strip (&at)[4]) const {
     Two least, most;
+    if (add_) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) at[j].lay(stored[j] + add_);
+    } else {
+      lay_products(stored, at);
+    }
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      at[j].lay(stored[j] + add_);
       const Two size = __habs2(as<Two>(at[j].scales));
       least = j ? __hmin2(least, size) : size, most = j ? __hmax2_nan(most, size) : size;
     }
@@ -32,17 +37,15 @@ class OnePower {
   template <int values>
   __device__ __forceinline__ bool move(const uint32_t (&stored)[4], Strip (&at)[4], float (&sums)[values]) {
     const Extremes scales(stored);
+    if (add_ && is_tiny(scales)) add_ = 0;
     if (!fit(scales)) {
       const int was = power_;
-      set(scales.most);
+      set(scales);
       const float more = two_to(max(-126, min(127, power_ - was)));
 #pragma unroll
       for (int i = 0; i < values; ++i) sums[i] *= more;
     }
-    const int half = power_ / 2;
-    const uint32_t first = Strip::both(half, half), second = Strip::both(power_ - half);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) at[j].lay(Strip::times(Strip::times(stored[j], first), second));
+    lay_products(stored, at);
     return fit(scales);
   }
 
@@ -51,8 +54,9 @@ class OnePower {
 
  private:
   using Two = typename Strip::Two;
-  // A zero has no exponent of a scale that fits, whatever is added; nothing is taken away.
+  // A zero has no exponent of a scale that fits, whatever is added; nothing is taken away. Products have room for more.
   static constexpr int kLowest = is_half<T> ? 4 : 6, kHighest = is_half<T> ? 24 : 126;
+  static constexpr int kNormal = is_half<T> ? -14 : -126;
 
   /// The smallest of a warp's scales that are not zero, and the largest.
   struct Extremes {
@@ -68,9 +72,19 @@ class OnePower {
     }
   };
 
-  __device__ __forceinline__ void set(float most) {
-    power_ = max(kLowest, min(kHighest, Strip::power_for(most, true)));
+  __device__ __forceinline__ void set(const Extremes& scales) {
+    const bool tiny = is_tiny(scales);
+    power_ = max(kLowest, min(tiny ? Strip::kHighest : kHighest, Strip::power_for(scales.most, true)));
     add_ = uint32_t(power_) << Span<T>::kDigits | uint32_t(power_ - Strip::kHigher) << Span<T>::kDigits << 16;
+    if (tiny) add_ = 0;
+  }
+  static __device__ __forceinline__ bool is_tiny(const Extremes& scales) { return scales.least < two_to(kNormal); }
+
+  __device__ __forceinline__ void lay_products(const uint32_t (&stored)[4], Strip (&at)[4]) const {
+    const int half = power_ / 2;
+    const uint32_t first = Strip::both(half, half), second = Strip::both(power_ - half);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) at[j].lay(Strip::times(Strip::times(stored[j], first), second));
   }
   __device__ __forceinline__ bool fit(const Extremes& scales) const {
     return scales.most == 0 || (scales.least * two_to(power_) >= two_to(Span<T>::kLeast) &&
@@ -78,7 +92,7 @@ class OnePower {
   }
 
   int power_;
-  uint32_t add_;
+  uint32_t add_;  // 0: scales are multiplied
 };
 
 }  // namespace qload::cuda
