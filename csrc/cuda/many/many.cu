@@ -55,7 +55,7 @@ bool lay_out(const Many& call, Work& work) {
   const int as_many = rings / (2 * x_bytes + stage + beside);
   work.stages = std::min({kMostStages, std::max({3, as_many, (64 << 10) / stage}), std::max(3, (80 << 10) / stage)});
   // A slot is always one team's. Else a team could wait for a slot's next phase before the other's has come, and a
-  // barrier's parity says of that what it says of the phase after.
+  // barrier's parity says of that what it says of the phase after. Each team has two: it gives one back with the next.
   work.stages -= work.stages % call.teams;
   work.boxes = std::min(kMostBoxes, (rings - work.stages * (stage + beside)) / x_bytes);
   work.boxes -= work.boxes % (2 * call.teams);
@@ -63,7 +63,7 @@ bool lay_out(const Many& call, Work& work) {
   work.scales_at = work.weights_at + work.stages * stage;
   work.zeros_at = work.scales_at + work.stages * work.scale_bytes;
   work.turn_at = (work.zeros_at + work.stages * work.zero_bytes + 15) / 16 * 16;
-  return work.boxes >= 2 * call.teams && work.stages >= 2 && all >= call.slices * (call.pairs ? 2 : 1) * call.teams;
+  return work.boxes >= 2 * call.teams && work.stages >= 2 * call.teams && all >= call.slices * (call.pairs ? 2 : 1) * call.teams;
 }
 
 /// Tiles, and blocks for them: as many as there is room for, but for pairs and teams, which add up where a next tile would come.

@@ -44,7 +44,7 @@ ManyKernel many_experts_of(const Many& call);
 namespace many_room {
 
 /// Registers of a thread: at first, and then of those that fill and of the `threads` that multiply. What is left of a
-/// multiprocessor's is room for a block of add_slices, which waits there.
+/// multiprocessor's is room for a block of add_slices, which waits there; three groups of four warps leave none.
 template <int tokens, int threads>
 struct Registers {
   static constexpr int kFirst = threads == 512 ? 96 : threads == 384 ? 128 : tokens > 192 ? 168 : 160;
