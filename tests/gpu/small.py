@@ -140,8 +140,7 @@ def strips_of_many_tokens() -> None:
             for how in DIVISIONS:
                 call = StripsCall(*arguments(x, held))
                 divided = many.ManyDivision(*how)
-                stages = divided.slices * divided.teams * (2 if divided.pairs else 1)
-                if many.why_not(call) is None and many.STAGE * stages <= K:
+                if many.why_not(call) is None and many.STAGE * divided.parts <= K:
                     same(many.run(call, divided), w.T[:M].half())
 
 

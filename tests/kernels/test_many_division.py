@@ -100,11 +100,12 @@ def test_what_is_expected_is_what_was_seen(bits: int, K: int, N: int, M: int, be
 def test_every_block_has_a_stage_and_a_shape_that_a_kernel_has(M: int, bits: int) -> None:
     shapes = [(kind.tokens, kind.columns, kind.teams) for kind in BLOCK_SHAPES if bits in kind.stages]
     for K, N in product((128, 256, 896, 4096, 28672), (64, 128, 512, 8192, 200_000)):
-        tokens, columns, pairs, slices, neighbours, teams = division(M, K, N, bits)
+        found = division(M, K, N, bits)
+        tokens, columns, pairs, slices, neighbours, teams = found
 
         assert (tokens, columns, teams) in shapes, (K, N)
         assert slices in SLICES, (K, N)
-        assert slices * (2 if pairs else 1) * teams <= K // STAGE, (K, N)
+        assert slices * (2 if pairs else 1) * teams == found.parts <= K // STAGE, (K, N)
         assert not (pairs and neighbours) or slices == 1, (K, N)
         assert not (teams > 1 and neighbours), (K, N)
 

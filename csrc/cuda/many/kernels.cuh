@@ -7,7 +7,7 @@ namespace qload::cuda {
 
 template <class T, int bits, bool has_zeros, bool small>
 ManyKernel of_shape(const Many& call) {
-#define QLOAD_SHAPE(m, n, t)                                        \
+#define QLOAD_SHAPE(m, n, t)                                    \
   if (call.tokens == m && call.columns == n && call.teams == t) \
     return many_room::many_kernel<T, bits, has_zeros, small, m, n, t>;
   QLOAD_SHAPE(32, 128, 1) QLOAD_SHAPE(32, 256, 1) QLOAD_SHAPE(64, 128, 1) QLOAD_SHAPE(96, 256, 1) QLOAD_SHAPE(128, 128, 1)

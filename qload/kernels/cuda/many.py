@@ -81,6 +81,11 @@ class ManyDivision(NamedTuple):
     neighbours: bool = False
     teams: int = 1
 
+    @property
+    def parts(self) -> int:
+        """Parts of K, each of which needs a stage at least."""
+        return self.slices * self.teams * (2 if self.pairs else 1)
+
 
 def why_not(call: Any) -> str | None:
     """Why this kernel does not take a call, or None."""
@@ -105,9 +110,10 @@ def run(call: Any, how: ManyDivision | None = None) -> Tensor:
 def division(tokens: int, K: int, N: int, bits: int = 4) -> ManyDivision:
     """The division of the least time expected."""
     ways = [
-        ManyDivision(kind.tokens, kind.columns, pairs, slices, neighbours, kind.teams)
+        way
         for kind, (pairs, neighbours), slices in product(BLOCK_SHAPES, TWO, SLICES)
-        if bits in kind.stages and slices * (2 if pairs else 1) * kind.teams <= max(1, K // STAGE)
+        for way in [ManyDivision(kind.tokens, kind.columns, pairs, slices, neighbours, kind.teams)]
+        if bits in kind.stages and way.parts <= max(1, K // STAGE)
         if not neighbours or kind.shares(bits)
         if not (pairs and neighbours) or (slices == 1 and in_halves(kind, tokens, N))
     ]
