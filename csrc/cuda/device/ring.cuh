@@ -94,6 +94,16 @@ __device__ __forceinline__ void copy_bytes(To to, const void* from, int bytes, B
 #endif
 }
 
+/// Two threads of the warps after those of the first `others` threads fill rings, one with weights, one with inputs.
+template <int others, class Filling>
+__device__ __forceinline__ void fill(Filling& filling) {
+  if (threadIdx.x / 32 == others / 32) {
+    if (is_chosen()) filling.weights();
+  } else if (threadIdx.x / 32 == others / 32 + 1) {
+    if (is_chosen()) filling.inputs();
+  }
+}
+
 /// Until so many threads of the block are here; those of each `group` wait for each other alone.
 template <int threads>
 __device__ __forceinline__ void barrier_of(int group = 0) {

@@ -148,12 +148,7 @@ many_kernel(const __grid_constant__ Work work, const __grid_constant__ Many call
   if (threadIdx.x >= multiply) {
     give_registers<Own::kGive>();
     Filling<bits, has_zeros, small, tokens, columns, teams, of_experts> filling{from, call, work, own_rows, memory, barriers};
-    if (threadIdx.x / 32 == multiply / 32) {
-      if (is_chosen()) filling.weights();
-    } else if (threadIdx.x / 32 == multiply / 32 + 1) {
-      if (is_chosen()) filling.inputs();
-    }
-    return;
+    return fill<multiply>(filling);
   }
 
   take_registers<Own::kTake>();

@@ -47,12 +47,7 @@ middle_kernel(const __grid_constant__ Matrices from, const __grid_constant__ Mid
   if (threadIdx.x >= kMultiply) {
     give_registers<together == 1 ? 40 : 48>();
     const Filling<bits, tokens, quads> filling{from, work, memory, full, empty};
-    if (threadIdx.x / 32 == kMultiply / 32) {
-      if (is_chosen()) filling.weights();
-    } else if (threadIdx.x / 32 == kMultiply / 32 + 1) {
-      if (is_chosen()) filling.inputs();
-    }
-    return;
+    return fill<kMultiply>(filling);
   }
 
   take_registers<together == 1 ? 232 : 96>();
