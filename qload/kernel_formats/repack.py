@@ -196,7 +196,7 @@ def _made(
     reader, writer = _reader(weight, layout), _writer(weight, layout)
     chosen = any(value is not None for value in options_given.values())
     writes: list[Callable[[], object]] = []
-    if isinstance(weight, writer.made) and writer.made is not GPTQWeight and not chosen:
+    if type(weight) is writer.made and writer.made is not GPTQWeight and not chosen:
         made: Weight = weight
     else:
         meant = None if whole is None else _reader(whole, layout).read(whole)  # which refuses for every rank

@@ -37,6 +37,21 @@ def test_the_dtype_of_a_group_index_comes_back(index: torch.dtype, layouts: tupl
     assert_back(layer(128, 64, 32, index=index), *layouts)
 
 
+KERNEL_LAYOUTS = ("marlin", "strips", "panels", "exllama")
+
+
+@pytest.mark.parametrize("first", KERNEL_LAYOUTS)
+@pytest.mark.parametrize("second", KERNEL_LAYOUTS)
+def test_what_was_repacked_is_repacked_to_the_layout_that_is_asked_for(first: str, second: str) -> None:
+    weight = layer(128, 64, 32)
+
+    packed, wanted = repack(repack(weight, first), second), repack(weight, second)
+
+    assert type(packed) is type(wanted)
+    for name, tensor in wanted.fields().items():
+        assert_same_bits(packed.fields()[name], tensor)
+
+
 def sparse(K: int, group: int, index: torch.dtype = torch.int32) -> GPTQWeight:
     weight = layer(K, 64, group, index=index)
     weight.qweight.fill_(-0x66776678)  # 0x99889988
