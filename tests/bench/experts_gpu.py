@@ -2,15 +2,17 @@
 
 The floor is the time that the codes and scales of the experts that were chosen take to be read, at the rate
 of one long read of the same run. fp16 is what torch makes of the same experts in fp16, one after another,
-with the rows of each known to the host. No time is shown for a result that fails its check.
+with the rows of each known to the host. Where a folder of peers has vLLM, its experts by Marlin stand
+beside, on the same weights. No time is shown for a result that fails its check.
 """
 
 import argparse
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from statistics import mean
 from typing import Any
 
@@ -19,16 +21,19 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from qload.errors import ArgumentError
 from qload.kernels.cuda import experts
 from qload.kernels.cuda.experts_call import ExpertMatrix
 from qload.kernels.cuda.module import native, stream
+from tests.bench import peer_folder
+from tests.bench.expert_peers import MarlinExperts, here
 from tests.bench.timing import microseconds, replayed
 from tests.gpu.expert_layers import Experts, Tokens, tokens
 
 POOL = 1 << 30  # bytes of the long read
 FEW_CALLS, CALLS = 6, 24  # with experts of their own each, of a graph
 MOST_TOKENS_OF_FEW = 256
-COLUMNS = ("model", "M", "active", "floor", "1.3 x + 8", "us", "x floor", "few", "many", "fp16")
+COLUMNS = ("model", "M", "active", "floor", "1.3 x + 8", "us", "x floor", "few", "many", "fp16", "vllm")
 
 
 @dataclass(frozen=True)
@@ -116,6 +121,7 @@ def right(y: Tensor, dense: Dense) -> bool:
 def measure(model: Model, asked: argparse.Namespace, rate: float) -> Iterator[dict[str, Any]]:
     """One row for each number of tokens."""
     layers = [drawn(model, asked.bits, asked.group) for _ in range(model.layers)]
+    beside = [MarlinExperts(each) for each in layers] if asked.peers and asked.bits == 4 else []
     for M in asked.tokens:
         count = CALLS if M == 1 else FEW_CALLS
         chosen = [
@@ -129,8 +135,12 @@ def measure(model: Model, asked: argparse.Namespace, rate: float) -> Iterator[di
             if way == "few" and M > MOST_TOKENS_OF_FEW:
                 continue
             calls = [partial(ours, layers[i % len(layers)], each, way) for i, each in enumerate(chosen)]
-            time, y = replayed([calls])[0]
-            row[way or "us"] = time if right(y, dense) else None
+            groups = [calls]
+            if beside and not way:  # in turns
+                narrow = [replace(each, ids=each.ids.int()) for each in chosen]
+                groups.append([partial(beside[i % len(beside)], each) for i, each in enumerate(narrow)])
+            for name, (time, y) in zip((way or "us", "vllm"), replayed(groups), strict=False):
+                row[name] = time if right(y, dense) else None
         time, y = replayed([[dense] * 2])[0]
         row["fp16"] = time if right(y, dense) else None
         yield row
@@ -143,7 +153,7 @@ def cells(row: dict[str, Any]) -> list[str]:
     us, floor = row["us"], row["floor"]
     shown = [row["model"], str(row["M"]), f"{row['active']:.1f}", f"{floor:.1f}", f"{1.3 * floor + 8:.1f}"]
     shown += [_us(us), f"{us / floor:.2f}" if us else ""]
-    return shown + [_us(row[name]) if name in row else "-" for name in ("few", "many", "fp16")]
+    return shown + [_us(row[name]) if name in row else "-" for name in ("few", "many", "fp16", "vllm")]
 
 
 def _us(time: float | None) -> str:
@@ -160,8 +170,13 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="*", default=[1, 8, 64])
     parser.add_argument("--bits", type=int, default=4)
     parser.add_argument("--group", type=int, default=128, help="-1: one scale a column")
+    parser.add_argument("--peers", type=Path, help="a folder of wheels, vLLM's among them")
     parser.add_argument("--json", help="a file for all numbers")
     asked = parser.parse_args()
+    if asked.peers:
+        peer_folder.add(asked.peers)
+        if not here():
+            raise ArgumentError("peers", "a folder with vLLM's wheel", str(asked.peers))
     table, rows, rate = Table(*COLUMNS, box=None), [], read_rate()
     sys.stderr.write(f"read rate {rate / 1e6:.2f} TB/s\n")
     for model in MODELS:

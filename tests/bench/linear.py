@@ -3,7 +3,7 @@
 The limit of a cell is the larger of two times measured in the same run: reading the layer's codes and scales
 and nothing else, and M x K x N at the rate of a large fp16 product. No time is shown for a result that fails
 its check. From 128 tokens on, where power limits the chip and what follows a slower way would be faster, each
-way runs alone for 60 ms and then is timed for as long, in three turns. Numbers of tokens where time jumps, or
+way runs alone for 60 ms and then is timed for as long, in five turns. Numbers of tokens where time jumps, or
 falls as tokens are added, are named at the end.
 """
 

@@ -1,6 +1,6 @@
 """Layers like Llama 3 8B's in strips beside fp16: eager, in a graph, compiled; the host's time of a call.
 
-    python -m tests.bench.stack [--tokens 1 16 64 300 1024] [--blocks 32] [--compiled 8]
+    python -m tests.bench.stack [--tokens 1 16 64 300 1024] [--blocks 32] [--compiled 8] [--peers FOLDER]
 
 Attention is left out: what the norms and the four linears of a block take is what differs. Of `--compiled`
 blocks a model is compiled, as a whole, and compared with the graph of as many. All times are medians of turns
@@ -8,12 +8,14 @@ in which every way is measured once: one call until the device is done, as after
 one after another, the host ahead of the device as far as it gets. No way is timed whose result is off: of the
 layers of a block against float64 products of the dequantized weight, of a stack against one that keeps all
 but the linears' inputs and outputs in float32, from which no way may be twice as far as the eager one is.
+Where a folder of peers has vLLM, a stack of its Marlin operators stands beside, eager and in a graph.
 """
 
 import argparse
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -22,11 +24,13 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from tests.bench.layers import layers
+from tests.bench import peer_folder, peers
+from tests.bench.layers import checkpoint, layers
 from tests.bench.linear import right
 
 H, QKV, INNER, EPS = 4096, 6144, 14336, 1e-5
 SHAPES = ((H, QKV), (H, H), (H, 2 * INNER), (INNER, H))  # K, N
+SMALL = 2.0**-8  # of scales of what a block adds
 TURNS, CALLS = 21, 200
 IN_A_ROW = 8
 Call = Callable[[], Tensor]
@@ -64,15 +68,35 @@ def plain(K: int, N: int) -> nn.Module:
     return made.requires_grad_(False)
 
 
+class Operator(nn.Module):
+    """A peer's call as a layer; `scale` times those of a checkpoint."""
+
+    def __init__(self, peer: peers.Peer, K: int, N: int, scale: float) -> None:
+        super().__init__()
+        layer = checkpoint(K, N, 4, 128)
+        layer.scales.mul_(scale)
+        self.call, self.w = peer.prepare(layer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.call(x)
+        return y
+
+
 def stacks(blocks: int) -> Iterator[tuple[str, nn.Sequential]]:
-    """The same model in fp16 and in strips, each with weights of its own."""
+    """The same model in fp16 and in strips, and by vLLM's Marlin where it is; each has weights of its own."""
     norms = [torch.rand(H, device="cuda").half() for _ in range(2)]
     yield "fp16", nn.Sequential(*(Block([plain(*each) for each in SHAPES], norms) for _ in range(blocks)))
     made = [[layers("strips", *each, 4, 128, 1)[0].get_linear() for each in SHAPES] for _ in range(blocks)]
     for _, out, _, down in made:  # what a block adds stays small beside what it gets
         for linear in (out, down):
-            linear.get_buffer("scales").mul_(2.0**-8)
+            linear.get_buffer("scales").mul_(SMALL)
     yield "strips", nn.Sequential(*(Block(linears, norms) for linears in made))
+    marlin = next(peer for peer in peers.PEERS if peer.name == "marlin")
+    if marlin.here:
+        scales = 1.0, SMALL, 1.0, SMALL
+        sizes = [(*shape, scale) for shape, scale in zip(SHAPES, scales, strict=True)]
+        operators = [[Operator(marlin, *each) for each in sizes] for _ in range(blocks)]
+        yield "marlin", nn.Sequential(*(Block([*linears], norms) for linears in operators))
 
 
 def captured(model: Callable[[Tensor], Tensor], x: Tensor) -> Call:
@@ -133,7 +157,7 @@ def checked_layers(model: nn.Sequential, M: int) -> None:
     """SystemExit where a layer of the first block is off."""
     block: Any = model[0]
     for linear in (block.qkv, block.out, block.gate_up, block.down):
-        w = linear.typed.dequantize(torch.float16)
+        w = linear.w if isinstance(linear, Operator) else linear.typed.dequantize(torch.float16)
         x = torch.randn(M, w.shape[1], device="cuda").half()
         if not right(linear(x), x, w):
             raise SystemExit(f"{linear}: a result of {M} tokens is off")
@@ -187,7 +211,9 @@ def timed(
         for way in made["strips"]:
             one, other = times[f"fp16 {way}"], times[f"strips {way}"]
             own = one / times["fp16 graph"], other / times["strips graph"]
-            numbers = f"{one:.3f}", f"{other:.3f}", *(f"{ratio:.2f}" for ratio in (other / one, *own))
+            beside = times.get(f"marlin {way}")
+            ratios = [f"{ratio:.2f}" for ratio in (other / one, *own)]
+            numbers = f"{one:.3f}", f"{other:.3f}", f"{beside:.3f}" if beside else "-", *ratios
             table.add_row(f"{x.shape[0]}", f"{len(models['strips'])}", way, f"{in_a_row}", *numbers)
 
 
@@ -195,27 +221,29 @@ def hosts(models: dict[str, nn.Sequential], M: int, table: Table) -> None:
     """A row for two layers of a block."""
     x = torch.randn(M, H, device="cuda").half()
     for name, N in (("qkv", QKV), ("gate_up", 2 * INNER)):
-        one, other = (host_microseconds(partial(getattr(model[0], name), x)) for model in models.values())
+        own = (models[each] for each in ("fp16", "strips"))
+        one, other = (host_microseconds(partial(getattr(model[0], name), x)) for model in own)
         table.add_row(f"{M}", f"{H} x {N}", f"{one:.1f}", f"{other:.1f}", f"{other / one:.2f}")
 
 
 def show(tokens: list[int], blocks: int, few: int) -> None:
     """The tables, on standard output."""
-    head = "M", "blocks", "way", "in a row", "fp16 ms", "strips ms", "strips / fp16"
+    head = "M", "blocks", "way", "in a row", "fp16 ms", "strips ms", "marlin ms", "strips / fp16"
     steps = Table(*head, "fp16 / its graph", "strips / its graph")
     calls = Table("M", "K x N", "nn.Linear us", "strips us", "ratio")
     models = dict(stacks(blocks))
     with torch.no_grad():
         for M in tokens:
             x = torch.randn(M, H, device="cuda").half()
-            checked_layers(models["strips"], M)
+            for name in models.keys() - {"fp16"}:
+                checked_layers(models[name], M)
             timed(models, x, eager, steps)
             hosts(models, M, calls)
             if few:
-                first = {name: nn.Sequential(*list(model)[:few]) for name, model in models.items()}
+                first = {name: nn.Sequential(*list(models[name])[:few]) for name in ("fp16", "strips")}
                 timed(first, x, compiled, steps)
     for table in (steps, calls):
-        Console(width=110).print(table)
+        Console(width=120).print(table)
 
 
 if __name__ == "__main__":
@@ -223,5 +251,8 @@ if __name__ == "__main__":
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 16, 64, 300, 1024])
     parser.add_argument("--blocks", type=int, default=32)
     parser.add_argument("--compiled", type=int, default=8)
+    parser.add_argument("--peers", type=Path, help="a folder of wheels, vLLM's among them")
     said = parser.parse_args()
+    if said.peers:
+        peer_folder.add(said.peers)
     show(said.tokens, said.blocks, said.compiled)

@@ -1,6 +1,7 @@
 """Times on a CUDA device: graph replays over rotating buffers, so that no run lives in the cache."""
 
 from collections.abc import Callable, Sequence
+from random import Random
 from statistics import median
 from typing import Any
 
@@ -11,7 +12,7 @@ ROTATE = 1 << 30  # bytes, so many times the L2 that hardly any of them is still
 REPLAYS = 15
 LEAST_CALLS = 12  # of a graph
 SUSTAINED = 0.06  # seconds until a chip has the clock that its power allows, and of what is timed then
-TURNS = 3
+TURNS = 5
 
 
 def copies(bytes_each: int) -> int:
@@ -32,7 +33,7 @@ def microseconds(calls: Sequence[LinearCall], *, rounds: int = 1) -> float:
 def replayed(groups: Sequence[Sequence[LinearCall]], *, rounds: int = 1) -> list[tuple[float, Any]]:
     """The same of each group, and what its first call has left after the last replay.
 
-    Groups are replayed in turns: as clocks fall under load, they fall for all of them.
+    Groups are replayed in turns, whose order changes: as clocks fall under load, they fall for all of them.
     """
     return _in_turns(groups, lambda _: rounds, _once, REPLAYS, warm=2)
 
@@ -55,8 +56,10 @@ def _in_turns(
     with torch.cuda.stream(stream):
         captured = [_captured(calls, count, stream) for calls, count in zip(groups, counts, strict=True)]
         times: list[list[float]] = [[] for _ in groups]
+        order, mixed = [*zip(captured, times, strict=True)], Random(0)
         for _ in range(warm + turns):
-            for (graph, _), found in zip(captured, times, strict=True):
+            mixed.shuffle(order)  # none always follows the same one, which has left the chip its clock
+            for (graph, _), found in order:
                 found.append(timed(graph))
     of_call = [
         median(found[warm:]) * 1000 / (len(calls) * count)

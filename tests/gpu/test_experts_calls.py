@@ -90,19 +90,21 @@ def test_a_hundred_runs_have_the_same_bits(M: int, bits: int, way: str) -> None:
         assert_same_bits(multiply(held, chosen, way=way), want)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["float32 weights", "float16 weights"])
 @pytest.mark.parametrize("M", [1, 8, 40])
 @WAYS
-def test_layers_one_after_another_in_a_graph_see_each_other(M: int, way: str) -> None:
+def test_layers_one_after_another_in_a_graph_see_each_other(M: int, way: str, dtype: torch.dtype) -> None:
     """What a kernel reads the kernel before has written, though it may start before that ends."""
     layers = [drawn(8, 512, inner, bits=bits) for inner, bits in ((256, 4), (192, 4), (256, 8))]
     chosen = tokens(M, 512, 2, 8, torch.float16)
 
     def chain() -> Tensor:
-        y, ids = chosen.x, chosen.ids
+        y, ids, weights = chosen.x, chosen.ids, chosen.weights.to(dtype)
         for i in range(12):
-            y = multiply(layers[i % 3], Tokens(y, ids, chosen.weights), way=way)
+            y = multiply(layers[i % 3], Tokens(y, ids, weights), way=way)
             y = y / y.float().norm(dim=1, keepdim=True).half()
             ids = ids.flip(1) if i % 2 else (ids + 1) % 8
+            weights = weights.flip(1) * (1.25 if i % 2 else 0.75)
         return y
 
     assert_replays(chain)

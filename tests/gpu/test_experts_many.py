@@ -34,6 +34,21 @@ def test_blocks_take_one_tile_after_another(M: int, zeros: bool, bits: int, dtyp
     assert_same_bits(y[M // 2 :], multiply(held, chosen.rows(slice(M // 2, None)), way="many"))
 
 
+@DTYPES
+@pytest.mark.parametrize("M", [1, 50])
+@pytest.mark.parametrize("E", [16, 24, 30, 40, 44, 60])
+def test_a_last_turn_in_halves_changes_no_bit(
+    E: int, M: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Turns that no, few, half and nearly all places are left of, and a half that has no columns."""
+    held, chosen = drawn(E, H, 1600, 128, True, bias=True, dtype=dtype), tokens(M, H, 4, E, dtype)
+    y = multiply(held, chosen, way="many")
+    monkeypatch.setattr(experts_many, "MOST_TURNS", 0)
+
+    assert_same_bits(y, multiply(held, chosen, way="many"))
+    assert_close(held, chosen, y, rounded=True)
+
+
 @BITS
 def test_one_matrix_has_more_tiles_than_places_and_the_other_is_shared(bits: int) -> None:
     made = call(drawn(E, H, INNER, bits=bits), tokens(200, H, 4, E, torch.float16))

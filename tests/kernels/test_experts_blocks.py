@@ -4,7 +4,13 @@ import pytest
 import torch
 
 from qload.kernels.cuda.experts_call import ExpertMatrix
-from qload.kernels.cuda.experts_many import columns_of_block, in_pairs
+from qload.kernels.cuda.experts_many import ALL, LAST, WHOLE, columns_of_block, in_pairs, launches
+
+
+def stacked(experts: int, K: int, N: int, bits: int) -> ExpertMatrix:
+    """Sizes alone."""
+    words = torch.empty(experts, -(-N // 64), K * bits * 2, dtype=torch.int32, device="meta")
+    return ExpertMatrix(words, words, None, None, None, N, K, bits, 128)
 
 
 @pytest.mark.parametrize(
@@ -22,10 +28,7 @@ from qload.kernels.cuda.experts_many import columns_of_block, in_pairs
 def test_experts_that_leave_half_of_the_places_free_share_k(
     experts: int, K: int, N: int, bits: int, shared: bool
 ) -> None:
-    words = torch.empty(experts, -(-N // 64), K * bits * 2, dtype=torch.int32, device="meta")
-    matrix = ExpertMatrix(words, words, None, None, None, N, K, bits, 128)
-
-    assert in_pairs(matrix) == shared
+    assert in_pairs(stacked(experts, K, N, bits)) == shared
 
 
 @pytest.mark.parametrize(
@@ -33,3 +36,20 @@ def test_experts_that_leave_half_of_the_places_free_share_k(
 )
 def test_blocks_have_as_many_columns_as_there_is_room_for(bits: int, tokens: int, columns: int) -> None:
     assert columns_of_block(bits, tokens) == columns
+
+
+@pytest.mark.parametrize(
+    ("bits", "tokens", "columns", "items", "wanted"),
+    [
+        pytest.param(4, 32, 28672, 8, [(512, WHOLE), (256, LAST)], id="few turns"),
+        pytest.param(4, 64, 28672, 18, [(512, WHOLE), (256, LAST)], id="as many as are worth it"),
+        pytest.param(4, 64, 28672, 19, [(512, ALL)], id="more"),
+        pytest.param(4, 128, 28672, 8, [(256, ALL)], id="blocks that are not halved"),
+        pytest.param(8, 32, 28672, 8, [(256, ALL)], id="8 bits"),
+        pytest.param(4, 32, 4096, 8, [(512, ALL)], id="pairs that share K"),
+    ],
+)
+def test_a_last_turn_of_halves_is_a_launch_of_its_own(
+    bits: int, tokens: int, columns: int, items: int, wanted: list[tuple[int, int]]
+) -> None:
+    assert launches(stacked(8, 4096, columns, bits), tokens, items) == wanted

@@ -91,18 +91,19 @@ void add_experts(py::module_& module) {
       "many_experts",
       [](uintptr_t x, uintptr_t weights, uintptr_t scales, uintptr_t zeros, uintptr_t bias, uintptr_t y, uintptr_t items,
          const std::array<int, 5>& sizes, const std::array<int, 2>& counts, int bits, int group, bool bfloat16,
-         const std::array<int, 3>& division, bool early, uintptr_t stream) {
+         const std::array<int, 4>& division, bool early, uintptr_t stream) {
         const auto [M, K, N, inputs, outputs] = sizes;
         const auto [experts, most_items] = counts;
-        const auto [tokens, columns, pairs] = division;
+        const auto [tokens, columns, pairs, turns] = division;
         check(many({at<const void>(x), at<const void>(weights), at<const void>(scales), at<const void>(zeros),
                     at<const void>(bias), at<void>(y), nullptr, M, K, N, inputs, outputs, bits, group, bfloat16, tokens,
-                    columns, 1, pairs != 0, 1, false, early, at<const int32_t>(items), experts, most_items},
+                    columns, 1, pairs != 0, 1, false, early, at<const int32_t>(items), experts, most_items,
+                    static_cast<Turns>(turns)},
                    at<CUstream_st>(stream)),
               "many_experts");
       },
       "Rows of x by expert, times the experts' weights in our own order; sizes: M, K, N, inputs, outputs; counts: "
-      "experts, items; division: tokens and columns of a block, whether two share K.");
+      "experts, items; division: tokens and columns of a block, whether two share K, tiles: 0 all, 1 of whole turns, 2 the rest.");
 }
 
 }  // namespace qload::cuda

@@ -153,7 +153,7 @@ decode_kernel(const __grid_constant__ Decode call, const __grid_constant__ Chunk
     stream.ask_first();
     if (!looked_up) work.chunk_step ? scales.ask() : scales.ask_per_column();
   }
-  if (work.split > 1) cluster_arrive();
+  expect_sums(work, call.M, memory);
   wait_for_earlier_kernels();
 
   constexpr bool staged = are_staged(8 * token_tiles, groups);

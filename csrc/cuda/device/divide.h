@@ -17,7 +17,7 @@ struct Divided {
     work.row_warps = warps / work.columns;
     rows_of_grid = (tiles + work.columns - 1) / work.columns;
     work.room_at = warps * warp_bytes;
-    shared = work.room_at + (work.split > 1 ? work.columns * kTileN * tokens * 4 : 0);
+    shared = work.room_at + (work.split > 1 ? work.columns * kTileN * tokens * 4 + 16 : 0);
   }
 };
 

@@ -1,6 +1,7 @@
 // The sums of a block's warps, and then of a cluster's blocks, added in one order whoever comes first, and stored.
 #pragma once
 
+#include "barrier.cuh"
 #include "cluster.cuh"
 #include "division.h"
 #include "number.cuh"
@@ -39,34 +40,61 @@ __device__ __forceinline__ float4 of_warps(const Division& work, const unsigned 
   return total;
 }
 
+/// Sums of the block by fours: four columns i % 16 of tile i / 16 % columns, of token i / 16 / columns.
+__device__ __forceinline__ int fours_of(const Division& work, int tokens) { return work.columns * (kTileN / 4) * tokens; }
+
+/// Where the others of a cluster put their sums, and behind that the barrier that counts them.
+__device__ __forceinline__ float4* room_of(const Division& work, unsigned char* memory) {
+  return reinterpret_cast<float4*>(memory + work.room_at);
+}
+__device__ __forceinline__ uint64_t* barrier_of_sums(const Division& work, int tokens, unsigned char* memory) {
+  return reinterpret_cast<uint64_t*>(room_of(work, memory) + fours_of(work, tokens));
+}
+
+/// What each block of a cluster does before it waits for earlier kernels: its barrier counts what others will send.
+__device__ __forceinline__ void expect_sums(const Division& work, int tokens, unsigned char* memory) {
+  if (work.split == 1) return;
+  if (threadIdx.x == 0) {
+    const int share = fours_of(work, tokens) / work.split;
+    uint64_t* came = barrier_of_sums(work, tokens, memory);
+    start_barrier(came, 1);
+    publish_barriers();
+    expect_bytes(came, (work.split - 1) * share * 16);
+  }
+  cluster_arrive();
+}
+
 /// Each warp has put its sums, fp32 (tokens, kSumPitch), into shared memory: those of tile i, i + columns ... after
-/// each other, `warp_bytes` apart. `put(m, n, sums)` stores four columns of a token, the first the block's column n.
+/// each other, `warp_bytes` apart. Each block of a cluster stores a share, of which the others send it their sums.
+/// `put(m, n, sums)` stores four columns of a token, the first the block's column n.
 template <class Put>
 __device__ __forceinline__ void add_up(const Division& work, int tokens, unsigned char* memory, int warp_bytes,
                                        const Put& put) {
   __syncthreads();
   if (work.split > 1) cluster_wait();  // all blocks have started
 
-  // Four columns i % 16 of tile i / 16 % columns, of token i / 16 / columns.
-  const int count = work.columns * (kTileN / 4) * tokens, share = count / work.split;
-  float4* room = reinterpret_cast<float4*>(memory + work.room_at);
-  for (int i = threadIdx.x; i < count; i += blockDim.x) {
+  const int count = fours_of(work, tokens), share = count / work.split, first = work.split > 1 ? blockIdx.x * share : 0;
+  const auto with_own = [&](int i, const auto& use) {
     const int m = i / 16 / work.columns, tile = i / 16 - m * work.columns;
     const unsigned char* at = memory + tile * warp_bytes + (m * kSumPitch + i % 16 * 4) * 4;
-    const float4 total = of_warps(work, at, warp_bytes);
-    if (work.split == 1)
-      put(m, tile * kTileN + i % 16 * 4, total);
-    else
-      store_there(total, room + blockIdx.x * share + i % share, i / share);
+    use(m, tile * kTileN + i % 16 * 4, of_warps(work, at, warp_bytes));
+  };
+  float4* room = room_of(work, memory);  // a share of each block's
+  uint64_t* came = barrier_of_sums(work, tokens, memory);
+  for (int other = threadIdx.x; other < count - share; other += blockDim.x) {
+    const int i = other < first ? other : other + share, rank = i / share;
+    with_own(i, [&](int, int, float4 own) {
+      send(own, address_in(room + first + i - rank * share, rank), address_in(came, rank));
+    });
   }
-  if (work.split == 1) return;
-  cluster_sync();
-  for (int i = blockIdx.x * share + threadIdx.x; i < (blockIdx.x + 1) * share; i += blockDim.x) {
-    float4 total = room[i - blockIdx.x * share];
-    for (int rank = 1; rank < work.split; ++rank) add(total, room[(rank - blockIdx.x) * share + i]);
-    const int m = i / 16 / work.columns, tile = i / 16 - m * work.columns;
-    put(m, tile * kTileN + i % 16 * 4, total);
-  }
+  for (int i = threadIdx.x; i < share; i += blockDim.x)
+    with_own(first + i, [&](int m, int n, float4 own) {
+      if (work.split == 1) return put(m, n, own);
+      wait_for_cluster(came, 0);
+      float4 total = blockIdx.x == 0 ? own : room[i];
+      for (int rank = 1; rank < work.split; ++rank) add(total, rank == blockIdx.x ? own : room[rank * share + i]);
+      put(m, n, total);
+    });
 }
 
 }  // namespace qload::cuda

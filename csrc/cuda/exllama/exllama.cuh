@@ -173,9 +173,9 @@ exllama_kernel(const __grid_constant__ Exllama call, const __grid_constant__ Sha
     } while (group != kNone);
   };
 
-  if (work.split > 1) cluster_arrive();
-  wait_for_earlier_kernels();
   const int first_token = blockIdx.z * kTokens, tokens = min(kTokens, call.M - first_token);
+  expect_sums(work, tokens, memory);
+  wait_for_earlier_kernels();
   float* own_sums = reinterpret_cast<float*>(memory) + warp * (8 * token_tiles * kSumPitch);
   uint32_t x[kInputs][token_tiles][R::kPairs];
   Inputs<T, bits, token_tiles> inputs(call, work.runs, first_token, tokens, first * R::kRows, own_sums);

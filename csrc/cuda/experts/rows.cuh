@@ -76,7 +76,6 @@ __global__ void __launch_bounds__(kRowThreads) gated_kernel(const __grid_constan
 template <class From, class T>
 __global__ void __launch_bounds__(kRowThreads) combine_kernel(const __grid_constant__ Combine call) {
   let_dependents_start();
-  wait_for_earlier_kernels();
   const int m = blockIdx.x, n = (blockIdx.y * kRowThreads + threadIdx.x) * 4;
   if (n >= call.columns) return;
   float sums[4] = {};
@@ -93,6 +92,8 @@ __global__ void __launch_bounds__(kRowThreads) combine_kernel(const __grid_const
       wrong |= !is_expert(call.choice, id);
       rows[i] = there && place_of(call.choice, id) >= 0 ? pair_at(call.places, pair) : -1;
     }
+    // All but x is older than the products, the first of which waited for it before this kernel could start.
+    if (first == 0) wait_for_earlier_kernels();
     __align__(16) From values[kTogether][4];
 #pragma unroll
     for (int i = 0; i < kTogether; ++i)

@@ -10,14 +10,14 @@ ManyKernel of_shape(const Many& call) {
 #define QLOAD_SHAPE(m, n, t)                                    \
   if (call.tokens == m && call.columns == n && call.teams == t) \
     return many_room::many_kernel<T, bits, has_zeros, small, m, n, t>;
-  QLOAD_SHAPE(32, 128, 1) QLOAD_SHAPE(32, 256, 1) QLOAD_SHAPE(64, 128, 1) QLOAD_SHAPE(96, 256, 1) QLOAD_SHAPE(128, 128, 1)
+  QLOAD_SHAPE(32, 128, 1) QLOAD_SHAPE(64, 128, 1) QLOAD_SHAPE(96, 256, 1) QLOAD_SHAPE(128, 128, 1)
   QLOAD_SHAPE(128, 192, 1) QLOAD_SHAPE(128, 256, 1) QLOAD_SHAPE(160, 128, 1) QLOAD_SHAPE(160, 256, 1)
   QLOAD_SHAPE(192, 128, 1) QLOAD_SHAPE(224, 128, 1)
   QLOAD_SHAPE(32, 64, 2) QLOAD_SHAPE(32, 128, 2) QLOAD_SHAPE(64, 64, 2) QLOAD_SHAPE(64, 128, 2)
   if constexpr (bits == 4) {  // of 8 bits some have no room for two stages of weights, and one is slower than others
     QLOAD_SHAPE(32, 512, 1) QLOAD_SHAPE(64, 512, 1) QLOAD_SHAPE(96, 128, 2)
-  } else {  // whose operands take longer to make, for as many tokens as there can be
-    QLOAD_SHAPE(256, 128, 1)
+  } else {  // whose operands take longer to make
+    QLOAD_SHAPE(32, 256, 1) QLOAD_SHAPE(256, 128, 1)
   }
 #undef QLOAD_SHAPE
   return nullptr;

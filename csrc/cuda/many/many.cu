@@ -68,15 +68,17 @@ bool lay_out(const Many& call, Work& work) {
 
 /// Tiles, and blocks for them: as many as there is room for, but for pairs and teams, which add up where a next tile would come.
 dim3 divide(const Many& call, Work& work) {
+  const bool halves = call.turns == Turns::kLast;
   const int two = call.pairs || call.neighbours ? 2 : 1, places = std::max(1, this_device().multiprocessors / two);
-  const int wide = call.columns * (call.neighbours ? 2 : 1);
+  const int wide = call.columns * (call.neighbours || halves ? 2 : 1);
   work.tall = call.items ? call.most_items : (call.M + call.tokens - 1) / call.tokens;
   work.wide = (call.N + wide - 1) / wide;
-  const int tiles = work.tall * work.wide * call.slices, last = tiles % places;
+  const int tiles = work.tall * work.wide * call.slices * (halves ? 2 : 1), last = tiles % places;
+  work.places = places;
   work.items = tiles, work.wholes = call.pairs ? 0 : tiles;
   if (call.pairs && call.neighbours) {
-    const bool halves = 2 * last <= places;
-    work.wholes = halves ? tiles - last : tiles, work.items = halves ? tiles + last : tiles;
+    const bool shared = 2 * last <= places;
+    work.wholes = shared ? tiles - last : tiles, work.items = shared ? tiles + last : tiles;
   }
   const int blocks = work.wholes == 0 || call.teams > 1 ? work.items : std::min(work.items, places), most = 1 << 15;
   return dim3(two, (blocks + most - 1) / most, std::min(blocks, most));
@@ -106,7 +108,7 @@ cudaError_t many(const Many& call, cudaStream_t stream) {
   const ManyKernel kernel = kernel_of(call);
   if (this_device().major != 9 || !kernel || call.K % kStage || call.N % kTile || call.inputs % 8 || call.slices < 1 ||
       (call.slices > 1 && (!call.parts || call.items || (call.pairs && call.neighbours))) ||
-      (call.neighbours && (call.items || call.teams > 1)))
+      (call.neighbours && (call.items || call.teams > 1)) || (call.turns != Turns::kAll && (!call.items || call.pairs)))
     return cudaErrorNotSupported;
   Work work{};
   Matrices matrices{};

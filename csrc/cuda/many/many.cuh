@@ -123,11 +123,16 @@ many_kernel(const __grid_constant__ Work work, const __grid_constant__ Many call
   extern __shared__ __align__(1024) unsigned char memory[];
   __shared__ Barriers barriers;
 
-  if (of_experts) wait_for_earlier_kernels();
+  // A last turn follows the launch of whole ones, which waited before this one could start: all that is read is there.
+  const bool follows = of_experts && call.turns == Turns::kLast;
+  if (of_experts && !follows) wait_for_earlier_kernels();
   let_dependents_start();
   Rows<of_experts, tokens> own_rows(call, work);
   int item = first_item();
-  if (item >= own_rows.items) return;
+  if (item >= own_rows.items) {
+    if (follows) wait_for_earlier_kernels();  // who comes next takes all before as done
+    return;
+  }
   if (threadIdx.x < work.boxes) {
     start_barrier(barriers.x_came + threadIdx.x, 1);
     start_barrier(barriers.x_free + threadIdx.x, of_team / 32 * (call.neighbours ? 2 : 1));
@@ -191,7 +196,7 @@ many_kernel(const __grid_constant__ Work work, const __grid_constant__ Many call
 
 #pragma unroll 1
   do {
-    const Place place(call, work, own_rows.tall, columns, item);
+    const Place place(call, work, own_rows, columns, item);
     own_rows.enter(place.row);
     left_at = address_in(barriers.x_free, place.shares_x ? 1 - blockIdx.x : blockIdx.x);
 #pragma unroll
@@ -286,6 +291,7 @@ many_kernel(const __grid_constant__ Work work, const __grid_constant__ Many call
     const Share share{tile * kTile, strip * 16 + number / 4, number % 4 * 2, 0};
     finish<teams, of_team>(call, place, own_rows, team, share, memory, reinterpret_cast<T*>(memory + work.turn_at), &barriers.sums_came, sum);
   } while (teams == 1 && item < own_rows.items);
+  if (follows) wait_for_earlier_kernels();
   if (call.neighbours) cluster_arrive(), cluster_wait();  // until then the neighbour may arrive at barriers here
 #endif
 }

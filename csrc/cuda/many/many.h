@@ -7,6 +7,10 @@
 
 namespace qload::cuda {
 
+/// Which tiles of experts a launch takes: all; all but those of a last turn that leaves half of the multiprocessors free;
+/// or those, each as two blocks of half the columns. The last two are launches of one product, one after the other.
+enum class Turns : int { kAll, kWhole, kLast };
+
 struct Many {
   const void* x;        // fp16 or bf16 (M, inputs), inputs a multiple of 8
   const void* weights;  // int32 (N / 64, K * bits * 2), our own order
@@ -31,6 +35,7 @@ struct Many {
   // dimension, the first. x has M rows, `tokens` more than any item has; y gets those of items alone, in one slice.
   const int32_t* items;  // (most_items, 4 + tokens): expert, first row, count, and what nobody reads; null: no experts
   int experts, most_items;
+  Turns turns;
 };
 
 /// cudaErrorNotSupported: no kernel for this. Pointers of x, weights, scales and zeros are multiples of 16.

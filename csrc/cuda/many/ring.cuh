@@ -32,6 +32,7 @@ struct Matrices {
 struct Work {  // how a launch divides a layer
   int boxes, stages;                           // slots
   int items, wholes;                           // tiles, and how many of them are not shared; of experts `items` at most
+  int places;                                  // blocks that there is room for at once
   int tall, wide;                              // tiles of tokens, and of columns of one or two neighbours
   int each[2], more[2];                        // stages of K of a share, and how many shares have one more: of a tile,
                                                // and where two blocks share its rows
@@ -51,22 +52,24 @@ struct Place {
 
   /// Tiles of tokens follow each other within kTogether of them, so that blocks at the same time read few rows of x and
   /// few columns.
-  __device__ __forceinline__ Place(const Many& call, const Work& work, int tall, int columns, int item) {
+  template <class OwnRows>
+  __device__ __forceinline__ Place(const Many& call, const Work& work, const OwnRows& rows, int columns, int item) {
     shares_rows = item >= work.wholes, shares_x = call.neighbours && !shares_rows;
-    const bool half = call.neighbours && shares_rows;  // of what neighbours have
-    int tile = half ? work.wholes + (item - work.wholes) / 2 : item;
-    const int right = half ? (item - work.wholes) % 2 : shares_x ? blockIdx.x : 0;
+    const bool of_last_turn = rows.in_halves(call), half = of_last_turn || (call.neighbours && shares_rows);
+    const int tall = rows.tall, before = of_last_turn ? 0 : work.wholes;
+    int tile = half ? rows.before + before + (item - before) / 2 : item;
+    const int right = half ? (item - before) % 2 : shares_x ? blockIdx.x : 0;
     slice = row = 0;  // a division takes as long as hundreds of additions, before anything has been asked for
     if (call.slices > 1) {
       const unsigned slices = call.slices, whole = unsigned(tile) / slices;
       slice = tile - whole * slices, tile = whole;
     }
     if (tall > 1) {
-      const int before = tile / (kTogether * work.wide) * kTogether, height = min(kTogether, tall - before);
-      tile -= before * work.wide;
-      row = before + tile % height, tile /= height;
+      const int above = tile / (kTogether * work.wide) * kTogether, height = min(kTogether, tall - above);
+      tile -= above * work.wide;
+      row = above + tile % height, tile /= height;
     }
-    column = (tile * (call.neighbours ? 2 : 1) + right) * columns;
+    column = (tile * (call.neighbours || of_last_turn ? 2 : 1) + right) * columns;
     const int share = shares_rows ? slice * 2 + blockIdx.x : slice, more = work.more[shares_rows];
     first = work.each[shares_rows] * share + min(share, more), last = first + work.each[shares_rows] + (share < more);
   }
@@ -75,13 +78,17 @@ struct Place {
   static constexpr int kTogether = 8;
 };
 
-/// Which rows of x a tile has, and of which expert. `tall`: tiles of tokens, and `items` all tiles.
+/// Which rows of x a tile has, and of which expert. `tall`: tiles of tokens; `items`: what the launch takes, tiles or
+/// halves of tiles `before` which another launch takes all.
 template <bool grouped, int tokens>
 struct Rows {
+  static constexpr bool may_be_part = true;  // of K
+  static constexpr int before = 0;
   int tall, items;
 
   __device__ __forceinline__ Rows(const Many& call, const Work& work)
       : tall(work.tall), items(work.items), end_(call.M) {}
+  static __device__ __forceinline__ bool in_halves(const Many&) { return false; }
 
   __device__ __forceinline__ void enter(int row) { first_ = row * tokens; }
   __device__ __forceinline__ int first() const { return first_; }
@@ -94,13 +101,18 @@ struct Rows {
 
 template <int tokens>
 struct Rows<true, tokens> {
-  int tall, items;
+  static constexpr bool may_be_part = false;
+  int tall, items, before;
 
   /// Each item, and one more, says how many there are.
   __device__ __forceinline__ Rows(const Many& call, const Work& work) : from_(call.items) {
     enter(0);
-    tall = item_.w, items = tall * work.wide;
+    tall = item_.w, items = tall * work.wide, before = 0;
+    if (call.turns == Turns::kAll) return;
+    const int last = items % work.places, left = 2 * last <= work.places ? last : 0;
+    before = items - left, items = call.turns == Turns::kWhole ? before : 2 * left;
   }
+  static __device__ __forceinline__ bool in_halves(const Many& call) { return call.turns == Turns::kLast; }
 
   __device__ __forceinline__ void enter(int row) {
     item_ = __ldcg(reinterpret_cast<const int4*>(from_ + int64_t{row} * (4 + tokens)));
@@ -155,7 +167,7 @@ struct Filling {
     Slot slot;
 #pragma unroll 1
     for (int item = first_item(); item < rows.items; item += items_together()) {
-      const Place place(call, work, rows.tall, columns, item);
+      const Place place(call, work, rows, columns, item);
       rows.enter(place.row);
       const int there = max(0, min(columns, call.N - place.column));  // columns that have scales
       const int scale_bytes = there * 2, zero_bytes = has_zeros ? there * bits / 8 : 0;
@@ -197,7 +209,7 @@ struct Filling {
     Slot slot;
 #pragma unroll 1
     for (int item = first_item(); item < rows.items; item += items_together()) {
-      const Place place(call, work, rows.tall, columns, item);
+      const Place place(call, work, rows, columns, item);
       rows.enter(place.row);
       // Each neighbour fetches one half of the tokens, for both.
       const bool shares = !grouped && place.shares_x;
@@ -208,7 +220,7 @@ struct Filling {
       const CUtensorMap& x = left - begin >= rows_of_box ? from.inputs : from.last_inputs;
       const CUtensorMap& second = left - begin >= 2 * rows_of_box ? from.inputs : from.last_inputs;
       const int row = rows.first() + begin;
-      if (item == first_item()) wait_for_earlier_kernels();
+      if (item == first_item() && !rows.in_halves(call)) wait_for_earlier_kernels();
 #pragma unroll 1
       for (int column = 2 * place.first * kBox; column < 2 * place.last * kBox; column += kBox) {
         wait_for(free + slot.at * 8, slot.parity ^ 1);

@@ -120,8 +120,7 @@ __device__ __forceinline__ void store_part(const Many& call, const Place& place,
 
 /// y of 16 tokens by 64 columns at a time, through shared memory, so that a token's are written together. Each group of
 /// four warps has room for two, and fills one while the other is read; of a row's eights each lies in another bank.
-/// `whole`: outputs are a multiple of 8.
-template <class T, bool whole, int strips, int eights, class OwnRows>
+template <class T, int strips, int eights, class OwnRows>
 __device__ __forceinline__ void store(const Many& call, const Place& place, const OwnRows& rows, const Share& share,
                                       T* room, const Sums<strips, eights>& sums) {
   constexpr int turns = eights * 8 / kTurnTokens;
@@ -130,6 +129,7 @@ __device__ __forceinline__ void store(const Many& call, const Place& place, cons
   const int own = own_row * kTile + (thread / 32 * 2 + lane / 8 % 2 ^ own_row % 8) * 8;
   const int from = row * kTile + (thread % 8 ^ row % 8) * 8;
   const int first = rows.first() + share.first + row, left = rows.end() - first;
+  const bool whole = call.outputs % 8 == 0;  // at run time: of what is stored the compiler makes one copy less
   room += group * 2 * kTurnTokens * kTile;
   uint4 values;
 #pragma unroll
@@ -140,7 +140,7 @@ __device__ __forceinline__ void store(const Many& call, const Place& place, cons
     const auto put = [&](int turn) {
       if (there <= 0 || turn * kTurnTokens >= left) return;
       T* at = to + int64_t{turn * kTurnTokens} * call.outputs;
-      if constexpr (whole)
+      if (whole)
         __stcg(reinterpret_cast<uint4*>(at), values);
       else
 #pragma unroll 1
@@ -179,46 +179,56 @@ __device__ __forceinline__ void with_number(int number, const Use& use) {
   use(std::integral_constant<int, count - 1>{});
 }
 
-/// A block's sums, and those of the block that shares its rows, become y or a part of it.
-template <int teams, int threads, class T, int strips, int eights, class OwnRows>
-__device__ __forceinline__ void finish(const Many& call, const Place& place, const OwnRows& rows, int team, Share share,
-                                       unsigned char* memory, T* room, uint64_t* came, const Sums<strips, eights>& sums) {
-  const auto put = [&](const auto& own) {
-    if (call.slices > 1)
-      store_part(call, place, rows.first(), share, own);
-    else if (call.outputs % 8 == 0)
-      store<T, true>(call, place, rows, share, room, own);
-    else
-      store<T, false>(call, place, rows, share, room, own);
-  };
-  if (teams == 1 && !place.shares_rows) return put(sums);
+/// What a team keeps of sums that teams of `ranks` blocks share, once all have been added: `put(kept, share)`.
+template <int ranks, int teams, int threads, int strips, int eights, class Put>
+__device__ __forceinline__ void share_out(int team, Share share, unsigned char* memory, uint64_t* came,
+                                          const Sums<strips, eights>& sums, const Put& put) {
+  using First = Sharing<0, ranks, teams, threads, strips, eights>;
   // `use` with how this team shares with all others.
   const auto with_sharing = [&](const auto& use) {
-    if (place.shares_rows)
-      with_number<2 * teams>(blockIdx.x * teams + team, [&](auto own) {
-        use(Sharing<decltype(own)::value, 2, teams, threads, strips, eights>{});
-      });
-    else
-      with_number<teams>(team, [&](auto own) { use(Sharing<decltype(own)::value, 1, teams, threads, strips, eights>{}); });
+    with_number<ranks * teams>((ranks == 1 ? 0 : blockIdx.x) * teams + team, [&](auto own) {
+      use(Sharing<decltype(own)::value, ranks, teams, threads, strips, eights>{});
+    });
   };
   float4* there = reinterpret_cast<float4*>(memory);
   barrier_of<teams * threads>();  // nobody here reads the rings any more,
-  if (place.shares_rows) {
-    if (threadIdx.x == 0) expect_bytes(came, Sharing<0, 2, teams, threads, strips, eights>::bytes);
+  if (ranks > 1) {
+    if (threadIdx.x == 0) expect_bytes(came, First::bytes);
     cluster_arrive(), cluster_wait();  // nor in the other block
   }
   with_sharing([&](auto own) { own.hand_over(sums, there, came); });
-  if (place.shares_rows)
+  if (ranks > 1)
     wait_for_cluster(came, 0);
   else
     barrier_of<teams * threads>();
+  typename First::Kept kept;
+  bool keeps = false;
   with_sharing([&](auto own) {
     using Own = decltype(own);
     if constexpr (Own::keeps) {
       share.first = Own::kept * Own::share * 8, share.token += share.first;
-      put(own.added(sums, there));
+      kept = own.added(sums, there), keeps = true;
     }
   });
+  if (keeps) put(kept, share);
+}
+
+/// A block's sums, and those of the block that shares its rows, become y or a part of it.
+template <int teams, int threads, class T, int strips, int eights, class OwnRows>
+__device__ __forceinline__ void finish(const Many& call, const Place& place, const OwnRows& rows, int team, const Share& share,
+                                       unsigned char* memory, T* room, uint64_t* came, const Sums<strips, eights>& sums) {
+  const auto put = [&](const auto& own, const Share& its) {
+    if (OwnRows::may_be_part && call.slices > 1)
+      store_part(call, place, rows.first(), its, own);
+    else
+      store<T>(call, place, rows, its, room, own);
+  };
+  if (place.shares_rows)
+    share_out<2, teams, threads>(team, share, memory, came, sums, put);
+  else if constexpr (teams > 1)
+    share_out<1, teams, threads>(team, share, memory, came, sums, put);
+  else
+    put(sums, share);
 }
 
 constexpr int kAddThreads = 128;

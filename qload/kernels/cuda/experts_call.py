@@ -1,7 +1,6 @@
 """What the kernels of experts know of a call: the stacked matrices, who chose whom, and the activation."""
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -112,8 +111,3 @@ class ExpertsCall:
     def in_bfloat16(self) -> bool:
         """Whether x is bfloat16, not float16."""
         return self.x.dtype == torch.bfloat16
-
-    @cached_property
-    def weights_in_float32(self) -> Tensor:
-        """(M, top)."""
-        return self.weights.float()

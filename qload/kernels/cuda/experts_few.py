@@ -34,7 +34,7 @@ def division(N: int, K: int, top: int, gated: bool) -> ExpertsDivision:
     """By the columns that one token asks for and the rows of a warp: no other token changes it."""
     if top * N // PAIR < FILLED:
         return ExpertsDivision(2, 6) if gated else ExpertsDivision(1, 12)
-    return ExpertsDivision(2, 4) if gated or K > SHORT else ExpertsDivision(4, 2)
+    return ExpertsDivision(2, 4) if gated or K > SHORT else ExpertsDivision(1, 3)
 
 
 def turn(call: ExpertsCall) -> int:
@@ -55,7 +55,7 @@ def _between(call: ExpertsCall, pairs: SortedPairs) -> Tensor:
     x, sharing = in_order(call, call.gate_up, call.x, call.top)
     inner = call.down.K
     pitch = inner if call.down.perm is not None else call.down.rows
-    factors = call.weights_in_float32 if call.weighs_inputs else None
+    factors = call.weights if call.weighs_inputs else None
     if call.gate_up.columns == 2 * inner and inner % strips.TILE_N == 0:
         made = call.x.new_empty if pitch == inner else call.x.new_zeros
         between: Tensor = made((call.pairs, pitch))

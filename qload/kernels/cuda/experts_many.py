@@ -14,6 +14,8 @@ from qload.kernels.cuda.many import PLACES, STAGE
 from qload.kernels.cuda.module import native, pointer, stream
 
 TOKENS = (32, 64, 128)  # of one: the fewest by which most experts are one item
+ALL, WHOLE, LAST = range(3)  # tiles of a launch: those of whole turns, and those of a last one as halves
+MOST_TURNS = 8  # up to which half a turn less is worth a second launch
 
 
 def tokens_of_block(call: ExpertsCall) -> int:
@@ -36,13 +38,24 @@ def in_pairs(matrix: ExpertMatrix) -> bool:
     return 2 * blocks <= PLACES and matrix.rows >= 2 * STAGE
 
 
+def launches(matrix: ExpertMatrix, tokens: int, most_items: int) -> list[tuple[int, int]]:
+    """Columns of a block and the tiles that it takes, of each launch of a product. No bit depends on them.
+
+    A last turn that would leave half of the places free is taken by blocks of half the columns.
+    """
+    columns = columns_of_block(matrix.bits, tokens)
+    tiles = most_items * -(-matrix.columns // columns)
+    halves = columns == 512 and not in_pairs(matrix) and tiles <= MOST_TURNS * PLACES
+    return [(columns, WHOLE), (columns // 2, LAST)] if halves else [(columns, ALL)]
+
+
 def multiply_many(call: ExpertsCall) -> Tensor:
     """y (M, H)."""
     tokens = tokens_of_block(call)
     rows = call.pairs + tokens  # a block reads whole boxes of them
     with torch.cuda.device(call.x.device):
         pairs = sorted_pairs(call, tokens, placed=True)
-        factors = call.weights_in_float32 if call.weighs_inputs else None
+        factors = call.weights if call.weighs_inputs else None
         x = gather_rows(call, call.gate_up, call.x, call.top, rows, pairs.order, factors)
         sums = _product(call, pairs, call.gate_up, x, tokens)
         wide = call.down.perm is None
@@ -61,15 +74,16 @@ def _product(call: ExpertsCall, pairs: SortedPairs, matrix: ExpertMatrix, x: Ten
     """(pairs, N), by expert."""
     y: Tensor = x.new_empty(call.pairs, matrix.N)
     read = x, matrix.weights, matrix.scales, matrix.zeros, matrix.bias, y, pairs.items
-    native().many_experts(
-        *map(pointer, read),
-        [x.shape[0], matrix.rows, matrix.columns, x.shape[1], matrix.N],
-        [matrix.experts, pairs.most],
-        matrix.bits,
-        matrix.group,
-        call.in_bfloat16,
-        [tokens, columns_of_block(matrix.bits, tokens), in_pairs(matrix)],
-        call.early,
-        stream(x),
-    )
+    for columns, turns in launches(matrix, tokens, pairs.most):
+        native().many_experts(
+            *map(pointer, read),
+            [x.shape[0], matrix.rows, matrix.columns, x.shape[1], matrix.N],
+            [matrix.experts, pairs.most],
+            matrix.bits,
+            matrix.group,
+            call.in_bfloat16,
+            [tokens, columns, in_pairs(matrix), turns],
+            call.early,
+            stream(x),
+        )
     return y

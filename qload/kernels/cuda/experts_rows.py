@@ -44,7 +44,7 @@ def gate_rows(
 def combine(call: ExpertsCall, sums: Tensor, places: Tensor | None = None) -> Tensor:
     """y (M, H): the rows of a token's pairs, which are `places` or their numbers, each times its weight."""
     y: Tensor = torch.empty_like(call.x)
-    weights = None if call.weighs_inputs else call.weights_in_float32
+    weights = None if call.weighs_inputs else call.weights
     read = map(pointer, (sums, weights, y))
     sizes = [call.tokens, call.top, call.down.N]
     kind = call.in_bfloat16, sums.dtype == torch.float32, call.early, stream(sums)

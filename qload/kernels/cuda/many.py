@@ -42,7 +42,7 @@ class ManyBlock:
 
 BLOCK_SHAPES = (
     ManyBlock(32, 128, {4: 0.63, 8: 0.63}, 1.5),
-    ManyBlock(32, 256, {4: 0.816, 8: 1.33}, 1.6),
+    ManyBlock(32, 256, {8: 1.33}, 1.6),
     ManyBlock(32, 512, {4: 1.42}, 2.9),
     ManyBlock(64, 128, {4: 0.641, 8: 0.734}, 0.3),
     ManyBlock(64, 512, {4: 1.78}, 3.3),

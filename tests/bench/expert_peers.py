@@ -1,0 +1,68 @@
+"""vLLM's experts by Marlin on the same weights, where it can be imported: 4 bits, symmetric, fp16."""
+
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qload.kernel_formats import repack, restore
+from tests.gpu.expert_layers import Experts, Tokens
+
+BLOCKS = (8, 16, 32, 48, 64)  # rows of a block
+FILLED = 0.9  # of a block, by an expert's rows on average, from which the next larger is taken
+
+
+def here() -> bool:
+    """Whether vLLM can be imported."""
+    return find_spec("vllm") is not None
+
+
+class MarlinExperts:
+    """A layer as vLLM holds it: Marlin's order, stacked; a call does what its `fused_marlin_moe` does."""
+
+    def __init__(self, held: Experts) -> None:
+        self.experts, self.inner = held.down.experts, held.down.K
+        self.both = [_stacked(held, name) for name in ("gate_up", "down")]
+        multiprocessors = torch.cuda.get_device_properties().multi_processor_count
+        self.locks = torch.zeros(4 * multiprocessors, dtype=torch.int32, device="cuda")
+
+    def __call__(self, chosen: Tokens) -> Tensor:
+        """y (M, hidden); ids are int32, weights float32."""
+        from vllm import _custom_ops as ops
+
+        (M, hidden), top = chosen.x.shape, chosen.ids.shape[1]
+        pairs = M * top
+        block = next((each for each in BLOCKS if pairs < FILLED * each * self.experts), BLOCKS[-1])
+        rows = pairs + self.experts * (block - 1) if pairs >= self.experts else pairs * block
+        order, of_block, count = (
+            chosen.ids.new_empty(size, dtype=torch.int32) for size in (rows, -(-rows // block), 1)
+        )
+        ops.moe_align_block_size(chosen.ids, self.experts, block, order, of_block, count, None, None)
+        room = chosen.x.new_empty(pairs * max(2 * self.inner, hidden))
+        gate_up = room[: 2 * pairs * self.inner].view(pairs, -1)
+        down, between = room[: pairs * hidden].view(pairs, -1), chosen.x.new_empty(pairs, self.inner)
+
+        def product(x: Tensor, y: Tensor, matrix: tuple[Tensor, Tensor], shared: int, weighted: bool) -> None:
+            from vllm.scalar_type import scalar_types
+
+            weight, scales = matrix
+            ops.moe_wna16_marlin_gemm(
+                x, y, weight, None, scales, None, None, None, self.locks, order, of_block, count,
+                chosen.weights, moe_block_size=block, top_k=shared, mul_topk_weights=weighted,
+                b_q_type=scalar_types.uint4b8, size_m=x.shape[0], size_n=y.shape[1], size_k=x.shape[1],
+                use_atomic_add=False, use_fp32_reduce=True, is_zp_float=False,
+            )  # fmt: skip
+
+        product(chosen.x, gate_up, self.both[0], top, False)
+        torch.ops._C.silu_and_mul(between, gate_up)
+        product(between, down, self.both[1], 1, True)
+        y = torch.empty_like(chosen.x)
+        ops.moe_sum(down.view(M, top, hidden), y)
+        return y
+
+
+def _stacked(held: Experts, name: str) -> tuple[Tensor, Tensor]:
+    """Codes and scales of all experts of a matrix in Marlin's order."""
+    made: list[Any] = [repack(restore(held.weight(name, e)), "marlin") for e in range(held.down.experts)]
+    return torch.stack([each.qweight for each in made]), torch.stack([each.scales for each in made])
