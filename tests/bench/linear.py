@@ -1,4 +1,4 @@
-"""Linears of quantized layers beside their limits, fp16 matmul and peers: `nox -s bench_gpu -- --help`.
+"""Linears of quantized layers beside their limits, a dense matmul and peers: `nox -s bench_gpu -- --help`.
 
 The limit of a cell is the larger of two times measured in the same run: reading the layer's codes and scales
 and nothing else, and M x K x N at the rate of a large fp16 product. No time is shown for a result that fails
@@ -33,8 +33,9 @@ from tests.bench.timing import copies, replayed, rounds_of, sustained
 
 CHECKED = 256  # tokens at most
 LIMITED = 128  # tokens from which the chip's power can be the limit
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 PEERS = "any of {}; or a folder of wheels and shared libraries that they come from"
-COLUMNS = ("order", "layer", "M", "floor", "limit", "us", "x limit", "no pdl", "fp16", "x fp16", "kernel")
+COLUMNS = ("order", "layer", "M", "floor", "limit", "us", "x limit", "no pdl", "dense", "x dense", "kernel")
 
 
 @dataclass(frozen=True)
@@ -73,15 +74,16 @@ def measure(
     asked: argparse.Namespace, layout: str, K: int, N: int, matmul: float
 ) -> Iterator[dict[str, Any]]:
     """One row for each number of tokens."""
-    size = K * N * asked.bits // 8
-    weights = layers(layout, K, N, asked.bits, asked.group, copies(size))
-    lowest, w = floor(weights), weights[0].dequantize().half()
+    size, dtype = K * N * asked.bits // 8, DTYPES[asked.dtype]
+    weights = layers(layout, K, N, asked.bits, asked.group, copies(size), asked.zeros, dtype)
+    lowest, w = floor(weights), weights[0].dequantize(dtype)
     different = [w, *(torch.randn_like(w) for _ in range(copies(K * N * 2) - 1))]
     dense = [different[i % len(different)] for i in range(len(weights))]  # as many calls of each
     others = {peer.name: prepared(peer, asked, K, N) for peer in peers.PEERS if peer.name in asked.peers}
     for M in asked.tokens:
-        x = torch.randn(M, K, device="cuda", dtype=torch.float16)
+        x = torch.randn(M, K, device="cuda", dtype=dtype)
         row: dict[str, Any] = {"layout": layout, "bits": asked.bits, "group": asked.group}
+        row |= {"zeros": asked.zeros, "dtype": asked.dtype}
         row |= {"K": K, "N": N, "M": M, "floor": lowest, "limit": max(lowest, 2 * M * K * N / matmul)}
         ables = able(x, weights[0]) if asked.kernels else ()
         groups = {
@@ -138,6 +140,8 @@ def prepared(peer: peers.Peer, asked: argparse.Namespace, K: int, N: int) -> Any
     """As many of a peer's layers as are rotated, or why there are none."""
     if not peer.here:
         return "not installed"
+    if asked.zeros:
+        return "its layers have no zero points here"
     try:
         count = copies(K * N * asked.bits // 8)
         made = [peer.prepare(checkpoint(K, N, asked.bits, asked.group)) for _ in range(count)]
@@ -210,6 +214,8 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--bits", type=int, default=4)
     parser.add_argument("--group", type=int, default=128, help="-1: one scale a column")
+    parser.add_argument("--zeros", action="store_true", help="random zero points, not all the same")
+    parser.add_argument("--dtype", choices=DTYPES, default="float16", help="of x, and of the product beside")
     parser.add_argument("--tokens", type=int, nargs="*", default=TOKENS)
     parser.add_argument("--shapes", nargs="*", default=[], metavar="KxN", help="default: Llama 3 8B and 70B")
     parser.add_argument(
@@ -220,6 +226,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--plot", help="a PNG of the ratio to the limit over M")
     parser.add_argument("--dispatch", action="store_true", help="write the table of kernels")
     asked = parser.parse_args()
+    if asked.dispatch and (asked.zeros or asked.dtype != "float16"):
+        parser.error("--dispatch: the table is of float16 and no zero points")
     asked.peers = peers_of(asked.peers, names)
     asked.kernels |= asked.dispatch
     asked.shapes = [tuple(map(int, shape.split("x"))) for shape in asked.shapes] or SHAPES
