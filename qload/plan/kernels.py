@@ -117,7 +117,7 @@ def _chosen(weight: Weight, dtype: torch.dtype, capability: tuple[int, int], tok
         best = choose(operator.kernels, call, layout=call.layout, capability=capability).name
     except NoKernelError:
         return KernelChoice(tokens, DEQUANTIZED, {name: str(why) for name, why in why_not.items()})
-    timed = ranked(call.layout, call.bits, capability, call.bytes, tokens)
+    timed = ranked(call.layout, call.bits, capability, call.bytes, tokens, call.kind)
     refused = {name: why or _behind(name, timed) for name, why in why_not.items() if name != best}
     seconds = predicted(best, call.layout, call.bits, capability, call.bytes, tokens)
     return KernelChoice(tokens, best, refused, seconds if _was_timed(weight) else None)

@@ -22,24 +22,25 @@ def merge(
     """Rows of the table: kernels of each layer and number of tokens, from the fastest on.
 
     Neighbouring numbers of tokens with the same order of kernels are one row, up to the larger. What was not
-    measured stays: layers of other sizes, more tokens.
+    measured stays: layers of other sizes and kinds, more tokens.
     """
-    measured: dict[tuple[str, int, int], dict[int, list[dict[str, float | None]]]] = {}
+    measured: dict[tuple[str, str, int, int], dict[int, list[dict[str, float | None]]]] = {}
     for row in rows:
-        layer = row["layout"], row["bits"], row["K"] * row["N"] * row["bits"] // 8
+        layer = row["layout"], row["kind"], row["bits"], row["K"] * row["N"] * row["bits"] // 8
         measured.setdefault(layer, {}).setdefault(row["M"], []).append(row["kernels"])
 
     def stays(row: dict[str, Any]) -> bool:
-        of_layer = measured.get((row["layout"], row["bits"], row["bytes"]), {})
+        of_layer = measured.get((row["layout"], row.get("kind", ""), row["bits"], row["bytes"]), {})
         return tuple(row["capability"]) != capability or row["tokens"] > max(of_layer, default=0)
 
     made = [row for row in known if stays(row)]
-    for (layout, bits, size), points in sorted(measured.items()):
+    for (layout, kind, bits, size), points in sorted(measured.items()):
         order = [(M, _order(times)) for M, times in sorted(points.items())]
         for i, (M, kernels) in enumerate(order):
             if i + 1 < len(order) and order[i + 1][1] == kernels:
                 continue
-            line = {"layout": layout, "bits": bits, "capability": list(capability)}
+            of_kind = {"kind": kind} if kind else {}
+            line = {"layout": layout, **of_kind, "bits": bits, "capability": list(capability)}
             made.append(line | {"bytes": size, "tokens": M, "kernels": kernels})
     return made
 

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from qload.errors import ArgumentError
 from qload.kernels import cuda
+from qload.kernels.cuda.choice import kind_of
 from qload.kernels.cuda.linear import able
 from qload.spec import Weight
 from tests.bench import dispatch, peer_folder, peers, plot, steps
@@ -83,7 +84,8 @@ def measure(
     for M in asked.tokens:
         x = torch.randn(M, K, device="cuda", dtype=dtype)
         row: dict[str, Any] = {"layout": layout, "bits": asked.bits, "group": asked.group}
-        row |= {"zeros": asked.zeros, "dtype": asked.dtype}
+        kind = kind_of(K if asked.group == -1 else asked.group, asked.zeros)
+        row |= {"zeros": asked.zeros, "dtype": asked.dtype, "kind": kind}
         row |= {"K": K, "N": N, "M": M, "floor": lowest, "limit": max(lowest, 2 * M * K * N / matmul)}
         ables = able(x, weights[0]) if asked.kernels else ()
         groups = {
@@ -226,8 +228,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--plot", help="a PNG of the ratio to the limit over M")
     parser.add_argument("--dispatch", action="store_true", help="write the table of kernels")
     asked = parser.parse_args()
-    if asked.dispatch and (asked.zeros or asked.dtype != "float16"):
-        parser.error("--dispatch: the table is of float16 and no zero points")
+    if asked.dispatch and asked.dtype != "float16":
+        parser.error("--dispatch: the table is of float16")
     asked.peers = peers_of(asked.peers, names)
     asked.kernels |= asked.dispatch
     asked.shapes = [tuple(map(int, shape.split("x"))) for shape in asked.shapes] or SHAPES

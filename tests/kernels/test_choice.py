@@ -25,13 +25,15 @@ class LinearCall:
     tokens: int
     bytes: int = 500
     bits: int = 4
+    kind: str = ""
 
 
 @pytest.fixture(autouse=True)
 def _table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     rows: dict = {}
     for layout, bits, capability, size, tokens, kernels in ROWS:
-        rows.setdefault((layout, bits, capability), []).append((size, tokens, tuple(kernels)))
+        rows.setdefault((layout, "", bits, capability), []).append((size, tokens, tuple(kernels)))
+    rows["marlin", "zero points", 4, (8, 0)] = [(1000, 16, ("large",))]
     monkeypatch.setattr(choice, "ROWS", rows)
     choice.ranked.cache_clear()
     yield
@@ -53,6 +55,27 @@ def _table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 )
 def test_the_table_is_read(capability: tuple[int, int], size: int, tokens: int, first: str) -> None:
     assert choice.ranked("marlin", 4, capability, size, tokens)[0] == first
+
+
+def test_layers_of_a_kind_have_rows_of_their_own_or_those_of_others() -> None:
+    assert choice.ranked("marlin", 4, (8, 0), 500, 16, "zero points") == ("large",)
+    assert choice.ranked("marlin", 4, (8, 0), 500, 16, "groups of 32") == ("small", "large")
+    assert choice.ranked("marlin", 4, (9, 0), 500, 16, "zero points") == ("tiny", "large")
+
+
+@pytest.mark.parametrize(
+    ("group", "zeros", "kind"),
+    [
+        (32, False, "groups of 32"),
+        (64, True, "groups of 64"),
+        (127, False, "groups of 127"),
+        (128, True, "zero points"),
+        (128, False, ""),
+        (4096, False, ""),
+    ],
+)
+def test_small_groups_come_before_zero_points(group: int, zeros: bool, kind: str) -> None:
+    assert choice.kind_of(group, zeros) == kind
 
 
 def test_without_rows_kernels_come_as_they_are_listed() -> None:

@@ -5,7 +5,7 @@ from tests.bench import dispatch
 
 
 def row(M: int, K: int = 8, **times: float | None) -> dict:
-    return {"layout": "marlin", "bits": 4, "K": K, "N": 8, "M": M, "kernels": times}
+    return {"layout": "marlin", "kind": "", "bits": 4, "K": K, "N": 8, "M": M, "kernels": times}
 
 
 def test_kernels_are_ranked_and_neighbours_that_agree_are_one_row() -> None:
@@ -31,10 +31,11 @@ def test_only_what_was_measured_is_replaced() -> None:
     larger = other | {"bits": 4}
     more = larger | {"bytes": 32, "tokens": 64}
     stale = more | {"tokens": 8}
+    of_kind = stale | {"kind": "zero points"}
 
-    made = dispatch.merge([other, older, larger, more, stale], [row(8, b=1.0)], (9, 0))
+    made = dispatch.merge([other, older, larger, more, of_kind, stale], [row(8, b=1.0)], (9, 0))
 
-    assert made[:-1] == [other, older, larger, more]
+    assert made[:-1] == [other, older, larger, more, of_kind]
     assert made[-1] == stale | {"kernels": ["b"]}
 
 
@@ -49,8 +50,10 @@ def test_what_is_written_is_read(tmp_path, monkeypatch) -> None:
     file.write_text("[]")
     monkeypatch.setattr(dispatch, "FILE", file)
     monkeypatch.setattr(choice.resources, "files", lambda package: tmp_path)
-    dispatch.write([row(1, a=1.0, b=2.0), row(16, K=16, b=2.0)], (9, 0))
+    of_kind = row(1, b=2.0) | {"kind": "zero points"}
+    dispatch.write([row(1, a=1.0, b=2.0), row(16, K=16, b=2.0), of_kind], (9, 0))
     try:
+        assert choice.ranked("marlin", 4, (9, 0), 32, 1, "zero points") == ("b",)
         assert choice.ranked("marlin", 4, (9, 0), 32, 1) == ("a", "b")
         assert choice.ranked("marlin", 4, (9, 0), 33, 1) == ("b",)
     finally:

@@ -24,6 +24,7 @@ class LinearCall:
     weights: Tensor
 
     layout: ClassVar[str]
+    kind = ""  # of the layer, in the table of kernels
 
     @property
     def tokens(self) -> int:

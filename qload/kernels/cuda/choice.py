@@ -1,7 +1,8 @@
 """Which kernel multiplies: the one that was fastest on such a layer, in a table that bench_gpu writes.
 
 A row of the table: for a layout and width on chips of a capability, layers of up to so many bytes and up to
-so many tokens, the kernels from the fastest on.
+so many tokens, the kernels from the fastest on. Rows of a `kind` are for layers with smaller groups or zero
+points of their own; where there are none, they have the rows of others.
 """
 
 import json
@@ -17,7 +18,8 @@ from torch import Tensor
 from qload.errors import ArgumentError, NoKernelError
 
 TABLE = "dispatch.json"
-Rows = dict[tuple[str, int, tuple[int, int]], list[tuple[int, int, tuple[str, ...]]]]
+WHOLE = 128  # rows of a group, from which groups end where kernels go on to the next rows
+Rows = dict[tuple[str, str, int, tuple[int, int]], list[tuple[int, int, tuple[str, ...]]]]
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,11 @@ class CudaKernel:
     prepare: Callable[[Any, Tensor], Any] | None = None
 
 
+def kind_of(group: int, zeros: bool) -> str:
+    """What a layer with groups of so many rows, and zero points or none, is called in the table."""
+    return f"groups of {group}" if group < WHOLE else "zero points" if zeros else ""
+
+
 def every_call(call: Any) -> str | None:
     """The `why_not` of a kernel that refuses nothing."""
     return None
@@ -43,13 +50,13 @@ def choose(
 ) -> CudaKernel:
     """The fastest kernel that takes a call, or the one that is asked for by name.
 
-    `call` has `tokens`, `bits` and `bytes` (of the weight's codes). Raises ArgumentError for a name that no
-    kernel has, NoKernelError with every reason where none takes the call.
+    `call` has `tokens`, `bits`, `bytes` (of the weight's codes) and a `kind`. Raises ArgumentError for a
+    name that no kernel has, NoKernelError with every reason where none takes the call.
     """
     by_name = {kernel.name: kernel for kernel in kernels}
     if asked and asked not in by_name:
         raise ArgumentError("kernel", " or ".join(by_name), repr(asked))
-    names = (asked,) if asked else ranked(layout, call.bits, capability, call.bytes, call.tokens)
+    names = (asked,) if asked else ranked(layout, call.bits, capability, call.bytes, call.tokens, call.kind)
     reasons = {}
     for name in names if asked else dict.fromkeys((*names, *by_name)):
         reason = by_name[name].why_not(call) if name in by_name else "is not one of this layout's kernels"
@@ -61,20 +68,23 @@ def choose(
 
 def known(layout: str, bits: int, capability: tuple[int, int]) -> bool:
     """Whether the table has rows for a layout and width, of a chip or an older one."""
-    return any((name, width) == (layout, bits) and chip <= capability for name, width, chip in ROWS)
+    return any((name, width) == (layout, bits) and chip <= capability for name, _, width, chip in ROWS)
 
 
 @lru_cache(maxsize=4096)
-def ranked(layout: str, bits: int, capability: tuple[int, int], size: int, tokens: int) -> tuple[str, ...]:
+def ranked(
+    layout: str, bits: int, capability: tuple[int, int], size: int, tokens: int, kind: str = ""
+) -> tuple[str, ...]:
     """Kernels from the fastest on; of the nearest chip that is no newer, else (): as they are listed."""
-    chips = [chip for name, width, chip in ROWS if (name, width) == (layout, bits) and chip <= capability]
+    chips = [chip for *others, chip in ROWS if others == [layout, "", bits] and chip <= capability]
     if not chips:
         return ()
-    rows = ROWS[layout, bits, max(chips)]
+    rows = ROWS.get((layout, kind, bits, max(chips))) or ROWS[layout, "", bits, max(chips)]
     sizes = sorted({row[0] for row in rows})
     of_size = sizes[min(bisect_left(sizes, size), len(sizes) - 1)]
-    here = sorted(row[1:] for row in rows if row[0] == of_size)
-    found: tuple[str, ...] = here[min(bisect_left([row[0] for row in here], tokens), len(here) - 1)][1]
+    of_layer = sorted(row[1:] for row in rows if row[0] == of_size)
+    at = min(bisect_left([row[0] for row in of_layer], tokens), len(of_layer) - 1)
+    found: tuple[str, ...] = of_layer[at][1]
     return found
 
 
@@ -89,7 +99,7 @@ def _read() -> Rows:
     found: Rows = {}
     try:
         for row in json.loads(resources.files(__package__).joinpath(TABLE).read_text("utf-8")):
-            key = row["layout"], row["bits"], tuple(row["capability"])
+            key = row["layout"], row.get("kind", ""), row["bits"], tuple(row["capability"])
             found.setdefault(key, []).append((row["bytes"], row["tokens"], tuple(row["kernels"])))
     except (ValueError, KeyError, TypeError) as error:
         raise ArgumentError(f"{__package__}/{TABLE}", "the table as it is installed", repr(error)) from error

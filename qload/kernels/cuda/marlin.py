@@ -10,7 +10,7 @@ from qload.errors import ArgumentError
 from qload.kernel_formats.marlin import GPTQMarlinWeight
 from qload.kernels.cuda import calls, decode, large, middle, w4a16
 from qload.kernels.cuda.calls import ACTIVATIONS, LinearCall
-from qload.kernels.cuda.choice import CudaKernel, every_call
+from qload.kernels.cuda.choice import CudaKernel, every_call, kind_of
 from qload.kernels.cuda.library import operator
 from qload.kernels.cuda.module import check_operands
 from qload.layouts import marlin
@@ -57,6 +57,11 @@ class MarlinCall(LinearCall):
     def group(self) -> int:
         """Rows of a group."""
         return self.rows if self.group_size == -1 else self.group_size
+
+    @property
+    def kind(self) -> str:  # type: ignore[override]
+        """Of the layer, in the table of kernels."""
+        return kind_of(self.group, self.zeros is not None)
 
 
 KERNELS = (

@@ -61,7 +61,10 @@ FAULTS = (
         'return bits == 5 and known("exllama", bits, ',
     ),
     Fault(
-        "kernel-of-fewer-tokens", f"{_CUDA}/choice.py", "for row in here], tokens)", "for row in here], 0)"
+        "kernel-of-fewer-tokens",
+        f"{_CUDA}/choice.py",
+        "for row in of_layer], tokens)",
+        "for row in of_layer], 0)",
     ),
     Fault("planned-without-zero-points", f"{_CUDA}/plans.py", "if self._has_zeros else", "if False else"),
     Fault(
