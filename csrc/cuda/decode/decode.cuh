@@ -105,7 +105,8 @@ __device__ __forceinline__ void multiply_part(
           scales.template add<true, sixteenth>(part, x_sum, sum);
         else
           scales.template add<false, sixteenth>(part, x_sum, sum);
-        scales.advance(step == kSteps - 1 ? work.chunk_step : work.group_step);
+        constexpr bool small = groups == Groups::kSmall;
+        scales.advance(step == kSteps - 1 ? work.chunk_step : work.group_step, small ? work.turn_groups : 0);
         if (step < kSteps - 1) clear(part), clear(x_sums);
       }
     }
@@ -121,7 +122,7 @@ __device__ __noinline__ void multiply_apart(const Decode& call, const Chunks& wo
   Scales<T, 4> scales(call, part.tile, work.chunk_step ? part.first : 0);
   Inputs<T, token_tiles, Order::kOwn, held> inputs(call, work, shared);
   stream.ask_first();
-  work.chunk_step ? scales.ask() : scales.ask_per_column();
+  scales.template ask_first<false>(work);
   inputs.ask(part.first * kChunk);
   float sum[4][token_tiles][4] = {};
   multiply_part<T, 4, token_tiles, Order::kOwn, Groups::kChunks, kept>(call, work, part, stream, scales, inputs, sum);
@@ -151,7 +152,7 @@ decode_kernel(const __grid_constant__ Decode call, const __grid_constant__ Chunk
   Scales<T, bits> scales(call, tile, work.chunk_step ? start * __popc(work.ends) : 0);
   if (busy) {
     stream.ask_first();
-    if (!looked_up) work.chunk_step ? scales.ask() : scales.ask_per_column();
+    if (!looked_up) scales.template ask_first<groups == Groups::kSmall>(work);
   }
   expect_sums(work, call.M, memory);
   wait_for_earlier_kernels();

@@ -17,13 +17,17 @@ struct Chunks : Division {     // and what else is the same for all blocks
   int chunks;                  // of K
   int ends;                    // bit i: a group ends with step i of a chunk
   int group_step, chunk_step;  // to the next group of a chunk, to that of a warp's next; 0: one scale a column
+  int turn_groups;             // groups of all warps' chunks of a turn
 
   void lay_groups(int K, int group) {
     chunks = (K + kChunk - 1) / kChunk, per_chunk_ = group >= K ? 0 : std::max(1, kChunk / group);
     ends = per_chunk_ <= 1 ? 8 : per_chunk_ == 2 ? 10 : 15;
   }
   /// Once it is known how many warps take chunks in turns.
-  void lay_steps() { group_step = 1, chunk_step = per_chunk_ == 0 ? 0 : per_chunk_ * (row_warps - 1) + 1; }
+  void lay_steps() {
+    group_step = 1, turn_groups = per_chunk_ * row_warps;
+    chunk_step = per_chunk_ == 0 ? 0 : turn_groups - per_chunk_ + 1;
+  }
   bool has_small_groups() const { return per_chunk_ > 1; }
 
  private:

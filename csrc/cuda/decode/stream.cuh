@@ -76,7 +76,8 @@ class Words {
 };
 
 /// Scales of columns c + 8b + 16j as 2j + b, and words with their zero points. Those of the next group come into the
-/// registers of those that are done with: a copy of them would wait for memory.
+/// registers of those that are done with: a copy of them would wait for memory. Of small groups that is a step of 32
+/// rows ahead or two, too late for the memory but not for the L2, into which they are fetched a chunk ahead.
 template <class T, int bits>
 class Scales {
  public:
@@ -88,24 +89,25 @@ class Scales {
     zeros_at_ = as_it_is(static_cast<const uint32_t*>(call.zeros) + at * bits / 32 + column * (bits / 4));
   }
 
-  __device__ __forceinline__ void ask() {
-    if (groups_left_ <= 0) return;
-    held_ = __ldg(reinterpret_cast<const uint4*>(scales_));
-    ask_zeros();
+  /// Those of the first group; small ones that follow are fetched.
+  template <bool small>
+  __device__ __forceinline__ void ask_first(const Chunks& work) {
+    if (!work.chunk_step) return ask_per_column();
+    ask();
+    if constexpr (small) {
+      for (int i = 1; i < __popc(work.ends); ++i) fetch(i);
+      fetch(work.turn_groups);
+    }
   }
-  /// Where one scale serves a column.
-  __device__ __forceinline__ void ask_per_column() {
-    const int column = threadIdx.x % 32 / 4;
-    held_ = scales_per_column(scales_ - column * 8, column);
-    ask_zeros();
-  }
-  /// The group is done with; that `step` on is asked for. 0: it is the same.
-  __device__ __forceinline__ void advance(int step) {
+  /// The group is done with; that `step` on is asked for. 0: it is the same. `turn_groups`: those of a small one in the
+  /// warp's next chunk are fetched.
+  __device__ __forceinline__ void advance(int step, int turn_groups = 0) {
     if (step == 0) return;
     groups_left_ -= step;
     scales_ = as_it_is(scales_ + int64_t{step} * N_);
     if (has_zeros_) zeros_at_ = as_it_is(zeros_at_ + int64_t{step} * N_ * bits / 32);
     ask();
+    if (turn_groups) fetch(turn_groups);
   }
 
   /// Scales of the group as they are stored, columns 16j + c and 16j + c + 8 side by side.
@@ -139,6 +141,23 @@ class Scales {
   }
 
  private:
+  __device__ __forceinline__ void ask() {
+    if (groups_left_ <= 0) return;
+    held_ = __ldg(reinterpret_cast<const uint4*>(scales_));
+    ask_zeros();
+  }
+  /// Where one scale serves a column.
+  __device__ __forceinline__ void ask_per_column() {
+    const int column = threadIdx.x % 32 / 4;
+    held_ = scales_per_column(scales_ - column * 8, column);
+    ask_zeros();
+  }
+  /// Those of so many groups on.
+  __device__ __forceinline__ void fetch(int groups) const {
+    if (groups >= groups_left_) return;
+    fetch_near(scales_ + int64_t{groups} * N_);
+    if (has_zeros_) fetch_near(zeros_at_ + int64_t{groups} * N_ * bits / 32);
+  }
   __device__ __forceinline__ void ask_zeros() {
     if (!has_zeros_) return;
 #pragma unroll

@@ -17,6 +17,9 @@ __device__ __forceinline__ uint4 load_once(const uint4* from) {
   return value;
 }
 
+/// What is read soon, into the L2.
+__device__ __forceinline__ void fetch_near(const void* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
+
 /// A pointer that the compiler takes as it is: left to itself it makes sums of many registers of each address.
 template <class T>
 __device__ __forceinline__ T* as_it_is(T* pointer) {

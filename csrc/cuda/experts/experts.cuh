@@ -169,7 +169,7 @@ experts_kernel(const __grid_constant__ Experts call, const __grid_constant__ Chu
   Inputs<T, token_tiles, Order::kOwn, held> inputs(own, work, memory);
   const auto ask_weights = [&] {
     stream.ask_first();
-    work.chunk_step ? scales.ask() : scales.ask_per_column();
+    scales.template ask_first<groups == Groups::kSmall>(work);
   };
   const auto ask_inputs = [&] {
     own.M = items[now].count;
