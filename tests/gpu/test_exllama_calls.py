@@ -97,7 +97,7 @@ def test_a_weight_is_multiplied_natively_where_kernels_were_timed(monkeypatch: p
     monkeypatch.setattr(choice, "ROWS", {})
     assert "no kernel of 4 bits was timed" in str(cuda.why_not_linear(weight, torch.float16))
 
-    row = {("exllama", 4, (8, 0)): [(0, 64, ("few", "large"))]}
+    row = {("exllama", "", 4, (8, 0)): [(0, 64, ("few", "large"))]}
     monkeypatch.setattr(choice, "ROWS", row)
     choice.ranked.cache_clear()
     try:

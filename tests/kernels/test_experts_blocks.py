@@ -3,14 +3,15 @@
 import pytest
 import torch
 
-from qload.kernels.cuda.experts_call import ExpertMatrix
+from qload.kernels.cuda.experts import fastest
+from qload.kernels.cuda.experts_call import ExpertMatrix, ExpertsCall
 from qload.kernels.cuda.experts_many import ALL, LAST, WHOLE, columns_of_block, in_pairs, launches
 
 
-def stacked(experts: int, K: int, N: int, bits: int) -> ExpertMatrix:
+def stacked(experts: int, K: int, N: int, bits: int, group: int = 128) -> ExpertMatrix:
     """Sizes alone."""
     words = torch.empty(experts, -(-N // 64), K * bits * 2, dtype=torch.int32, device="meta")
-    return ExpertMatrix(words, words, None, None, None, N, K, bits, 128)
+    return ExpertMatrix(words, words, None, None, None, N, K, bits, group)
 
 
 @pytest.mark.parametrize(
@@ -53,3 +54,23 @@ def test_a_last_turn_of_halves_is_a_launch_of_its_own(
     bits: int, tokens: int, columns: int, items: int, wanted: list[tuple[int, int]]
 ) -> None:
     assert launches(stacked(8, 4096, columns, bits), tokens, items) == wanted
+
+
+@pytest.mark.parametrize(
+    ("groups", "tokens", "way"),
+    [
+        ((128, 128), 31, "few"),
+        ((128, 128), 32, "many"),
+        ((-1, -1), 31, "few"),
+        ((64, 128), 7, "few"),
+        ((64, 128), 8, "many"),
+        ((128, 32), 8, "many"),
+    ],
+)
+def test_small_groups_are_many_from_fewer_pairs_on(groups: tuple[int, int], tokens: int, way: str) -> None:
+    """Of 8 experts, of which a token chooses two."""
+    gate_up, down = (stacked(8, 256, 256, 4, group) for group in groups)
+    ids = torch.empty(tokens, 2, dtype=torch.int32)
+    call = ExpertsCall(ids, ids, ids, None, gate_up, down, (0, 0.0, 0.0), False)
+
+    assert fastest(call) == way

@@ -14,6 +14,7 @@ from torch import Tensor
 from qload.errors import ArgumentError
 from qload.kernels.cuda import launch
 from qload.kernels.cuda.calls import ACTIVATIONS
+from qload.kernels.cuda.choice import WHOLE
 from qload.kernels.cuda.experts_call import GATES, ExpertMatrix, ExpertsCall
 from qload.kernels.cuda.experts_few import multiply_few
 from qload.kernels.cuda.experts_many import multiply_many
@@ -21,7 +22,8 @@ from qload.kernels.cuda.library import operator
 from qload.kernels.cuda.module import check_operands, pointer
 
 MOST_EXPERTS = 4096
-MOST_FEW = 7  # pairs of an expert, on average over all ranks, up to which few is faster on an H100
+MANY = 8  # pairs of an expert, on average over all ranks, from which many is faster on an H100;
+MANY_OF_SMALL = 2  # and in groups of 32 or 64
 
 WAYS: Mapping[str, Callable[[ExpertsCall], Tensor]] = {"few": multiply_few, "many": multiply_many}
 
@@ -115,7 +117,8 @@ def _matrix(held: tuple[Any, ...], N: int, K: int, bits: int, group_size: int) -
 
 def fastest(call: ExpertsCall) -> str:
     """The way for so many tokens, whichever experts they chose."""
-    return "few" if call.pairs <= MOST_FEW * call.total else "many"
+    small = min(call.gate_up.group, call.down.group) < WHOLE
+    return "few" if call.pairs < (MANY_OF_SMALL if small else MANY) * call.total else "many"
 
 
 def check(call: ExpertsCall) -> None:
