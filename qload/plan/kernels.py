@@ -12,7 +12,7 @@ from qload.kernel_formats.strips import StripsWeight
 from qload.kernels import cpu
 from qload.kernels.cuda import launch
 from qload.kernels.cuda.choice import choose, ranked
-from qload.kernels.cuda.linear import OPERATORS, unread
+from qload.kernels.cuda.linear import OPERATORS, call_of, unread
 from qload.plan.times import GROUP, predicted
 from qload.spec import ActivationScheme, Weight
 
@@ -111,7 +111,7 @@ def _chosen(weight: Weight, dtype: torch.dtype, capability: tuple[int, int], tok
     """By the choice that a call makes, of x without memory."""
     operator = OPERATORS[type(weight)]
     x = torch.empty(tokens, weight.layer.K, dtype=dtype, device="meta")
-    call = _CallThere(operator.call(*operator.arguments(x, weight)), capability)
+    call = _CallThere(call_of(x, weight), capability)
     why_not = {kernel.name: kernel.why_not(call) for kernel in operator.kernels}
     try:
         best = choose(operator.kernels, call, layout=call.layout, capability=capability).name

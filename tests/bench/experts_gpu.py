@@ -173,6 +173,8 @@ def main() -> None:
     parser.add_argument("--peers", type=Path, help="a folder of wheels, vLLM's among them")
     parser.add_argument("--json", help="a file for all numbers")
     asked = parser.parse_args()
+    if asked.peers and asked.bits != 4:
+        parser.error("--peers: vLLM's experts have 4 bits here")
     if asked.peers:
         peer_folder.add(asked.peers)
         if not here():

@@ -24,8 +24,7 @@ from torch import Tensor
 
 from qload.errors import ArgumentError
 from qload.kernels import cuda
-from qload.kernels.cuda.choice import kind_of
-from qload.kernels.cuda.linear import able
+from qload.kernels.cuda.linear import able, call_of
 from qload.spec import Weight
 from tests.bench import dispatch, peer_folder, peers, plot, steps
 from tests.bench.layers import SHAPES, TOKENS, checkpoint, layers
@@ -84,8 +83,7 @@ def measure(
     for M in asked.tokens:
         x = torch.randn(M, K, device="cuda", dtype=dtype)
         row: dict[str, Any] = {"layout": layout, "bits": asked.bits, "group": asked.group}
-        kind = kind_of(K if asked.group == -1 else asked.group, asked.zeros)
-        row |= {"zeros": asked.zeros, "dtype": asked.dtype, "kind": kind}
+        row |= {"zeros": asked.zeros, "dtype": asked.dtype, "kind": call_of(x, weights[0]).kind}
         row |= {"K": K, "N": N, "M": M, "floor": lowest, "limit": max(lowest, 2 * M * K * N / matmul)}
         ables = able(x, weights[0]) if asked.kernels else ()
         groups = {

@@ -4,12 +4,13 @@ import pytest
 import torch
 
 from qload.kernels.cuda import experts_many
-from qload.kernels.cuda.experts_many import columns_of_block, in_pairs
+from qload.kernels.cuda.experts_many import columns_of_block, in_pairs, launches
 from qload.kernels.cuda.many import PLACES
 from qload.testing import assert_same_bits
 from tests.gpu.expert_calls import BITS, _fits, multiply
-from tests.gpu.expert_layers import drawn, tokens
+from tests.gpu.expert_layers import Tokens, drawn, tokens
 from tests.gpu.layers import DTYPES
+from tests.gpu.replays import assert_replays
 from tests.gpu.test_experts import assert_close, call
 
 __all__ = ["_fits"]  # a fixture
@@ -35,18 +36,38 @@ def test_blocks_take_one_tile_after_another(M: int, zeros: bool, bits: int, dtyp
 
 
 @DTYPES
+@pytest.mark.parametrize("zeros", [False, True], ids=["symmetric", "zero points"])
 @pytest.mark.parametrize("M", [1, 50])
 @pytest.mark.parametrize("E", [16, 24, 30, 40, 44, 60])
 def test_a_last_turn_in_halves_changes_no_bit(
-    E: int, M: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    E: int, M: int, zeros: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Turns that no, few, half and nearly all places are left of, and a half that has no columns."""
-    held, chosen = drawn(E, H, 1600, 128, True, bias=True, dtype=dtype), tokens(M, H, 4, E, dtype)
+    held, chosen = drawn(E, H, 1600, 128, zeros, bias=True, dtype=dtype), tokens(M, H, 4, E, dtype)
     y = multiply(held, chosen, way="many")
     monkeypatch.setattr(experts_many, "MOST_TURNS", 0)
 
     assert_same_bits(y, multiply(held, chosen, way="many"))
     assert_close(held, chosen, y, rounded=True)
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["early", "in order"])
+@pytest.mark.parametrize("zeros", [False, True], ids=["symmetric", "zero points"])
+def test_last_turns_in_a_graph_see_what_was_made_before_them(zeros: bool, early: bool) -> None:
+    """Of both matrices a launch of whole turns, one of halves, and then the sum, layer after layer."""
+    layers = [drawn(140, 512, inner, zeros=zeros) for inner in (256, 512)]
+    chosen = tokens(64, 512, 8, 140, torch.float16)
+    assert all(len(launches(each, 32, 140)) == 2 for held in layers for each in (held.gate_up, held.down))
+
+    def chain() -> torch.Tensor:
+        y, ids, weights = chosen.x, chosen.ids, chosen.weights
+        for i in range(8):
+            y = multiply(layers[i % 2], Tokens(y, ids, weights), way="many", early=early)
+            y = y / y.float().norm(dim=1, keepdim=True).half()
+            ids, weights = (ids + 1) % 140, weights.flip(1)
+        return y
+
+    assert_replays(chain)
 
 
 @BITS

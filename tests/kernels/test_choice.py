@@ -63,6 +63,14 @@ def test_layers_of_a_kind_have_rows_of_their_own_or_those_of_others() -> None:
     assert choice.ranked("marlin", 4, (9, 0), 500, 16, "zero points") == ("tiny", "large")
 
 
+def test_a_width_of_which_a_kind_alone_was_timed_is_not_known() -> None:
+    choice.ROWS["marlin", "zero points", 8, (9, 0)] = [(1000, 16, ("large",))]
+
+    assert choice.known("marlin", 4, (9, 0))
+    assert not choice.known("marlin", 8, (9, 0))
+    assert choice.ranked("marlin", 8, (9, 0), 500, 16, "zero points") == ()
+
+
 @pytest.mark.parametrize(
     ("group", "zeros", "kind"),
     [

@@ -68,7 +68,7 @@ def choose(
 
 def known(layout: str, bits: int, capability: tuple[int, int]) -> bool:
     """Whether the table has rows for a layout and width, of a chip or an older one."""
-    return any((name, width) == (layout, bits) and chip <= capability for name, _, width, chip in ROWS)
+    return any(others == [layout, "", bits] and chip <= capability for *others, chip in ROWS)
 
 
 @lru_cache(maxsize=4096)

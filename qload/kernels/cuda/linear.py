@@ -78,8 +78,13 @@ def linear(x: Tensor, weight: Weight, bias: Tensor | None = None, **options: Any
     return y.reshape(*x.shape[:-1], N)
 
 
+def call_of(x: Tensor, weight: Weight) -> LinearCall:
+    """What kernels are given of these two."""
+    operator = OPERATORS[type(weight)]
+    return operator.call(*operator.arguments(x, weight))
+
+
 def able(x: Tensor, weight: Weight) -> list[str]:
     """The names of the kernels that multiply these two."""
-    operator = OPERATORS[type(weight)]
-    call = operator.call(*operator.arguments(x, weight))
-    return [kernel.name for kernel in operator.kernels if kernel.why_not(call) is None]
+    call = call_of(x, weight)
+    return [kernel.name for kernel in OPERATORS[type(weight)].kernels if kernel.why_not(call) is None]
