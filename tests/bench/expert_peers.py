@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qload.kernel_formats import repack, restore
+from qload.kernel_formats import repack
 from tests.gpu.expert_layers import Experts, Tokens
 
 BLOCKS = (8, 16, 32, 48, 64)  # rows of a block
@@ -30,6 +30,7 @@ class MarlinExperts:
     def __call__(self, chosen: Tokens) -> Tensor:
         """y (M, hidden); ids are int32, weights float32."""
         from vllm import _custom_ops as ops
+        from vllm.scalar_type import scalar_types
 
         (M, hidden), top = chosen.x.shape, chosen.ids.shape[1]
         pairs = M * top
@@ -44,8 +45,6 @@ class MarlinExperts:
         down, between = room[: pairs * hidden].view(pairs, -1), chosen.x.new_empty(pairs, self.inner)
 
         def product(x: Tensor, y: Tensor, matrix: tuple[Tensor, Tensor], shared: int, weighted: bool) -> None:
-            from vllm.scalar_type import scalar_types
-
             weight, scales = matrix
             ops.moe_wna16_marlin_gemm(
                 x, y, weight, None, scales, None, None, None, self.locks, order, of_block, count,
@@ -64,5 +63,5 @@ class MarlinExperts:
 
 def _stacked(held: Experts, name: str) -> tuple[Tensor, Tensor]:
     """Codes and scales of all experts of a matrix in Marlin's order."""
-    made: list[Any] = [repack(restore(held.weight(name, e)), "marlin") for e in range(held.down.experts)]
+    made: list[Any] = [repack(held.weight(name, e), "marlin") for e in range(held.down.experts)]
     return torch.stack([each.qweight for each in made]), torch.stack([each.scales for each in made])

@@ -43,8 +43,8 @@ def test_blocks_have_as_many_columns_as_there_is_room_for(bits: int, tokens: int
     ("bits", "tokens", "columns", "items", "wanted"),
     [
         pytest.param(4, 32, 28672, 8, [(512, WHOLE), (256, LAST)], id="few turns"),
-        pytest.param(4, 64, 28672, 18, [(512, WHOLE), (256, LAST)], id="as many as are worth it"),
-        pytest.param(4, 64, 28672, 19, [(512, ALL)], id="more"),
+        pytest.param(4, 64, 44 * 512, 24, [(512, WHOLE), (256, LAST)], id="as many as are worth it"),
+        pytest.param(4, 64, 44 * 512, 25, [(512, ALL)], id="more"),
         pytest.param(4, 128, 28672, 8, [(256, ALL)], id="blocks that are not halved"),
         pytest.param(8, 32, 28672, 8, [(256, ALL)], id="8 bits"),
         pytest.param(4, 32, 4096, 8, [(512, ALL)], id="pairs that share K"),

@@ -56,9 +56,9 @@ struct Place {
   __device__ __forceinline__ Place(const Many& call, const Work& work, const OwnRows& rows, int columns, int item) {
     shares_rows = item >= work.wholes, shares_x = call.neighbours && !shares_rows;
     const bool of_last_turn = rows.in_halves(call), half = of_last_turn || (call.neighbours && shares_rows);
-    const int tall = rows.tall, before = of_last_turn ? 0 : work.wholes;
-    int tile = half ? rows.before + before + (item - before) / 2 : item;
-    const int right = half ? (item - before) % 2 : shares_x ? blockIdx.x : 0;
+    const int tall = rows.tall, wholes = of_last_turn ? 0 : work.wholes;  // of this launch
+    int tile = half ? rows.before + wholes + (item - wholes) / 2 : item;
+    const int right = half ? (item - wholes) % 2 : shares_x ? blockIdx.x : 0;
     slice = row = 0;  // a division takes as long as hundreds of additions, before anything has been asked for
     if (call.slices > 1) {
       const unsigned slices = call.slices, whole = unsigned(tile) / slices;

@@ -129,7 +129,7 @@ __device__ __forceinline__ void store(const Many& call, const Place& place, cons
   const int own = own_row * kTile + (thread / 32 * 2 + lane / 8 % 2 ^ own_row % 8) * 8;
   const int from = row * kTile + (thread % 8 ^ row % 8) * 8;
   const int first = rows.first() + share.first + row, left = rows.end() - first;
-  const bool whole = call.outputs % 8 == 0;  // at run time: of what is stored the compiler makes one copy less
+  const bool whole = call.outputs % 8 == 0;  // not known to the compiler, which makes one copy of what follows
   room += group * 2 * kTurnTokens * kTile;
   uint4 values;
 #pragma unroll

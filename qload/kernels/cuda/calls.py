@@ -24,7 +24,11 @@ class LinearCall:
     weights: Tensor
 
     layout: ClassVar[str]
-    kind = ""  # of the layer, in the table of kernels
+
+    @property
+    def kind(self) -> str:
+        """Of the layer, in the table of kernels."""
+        return ""
 
     @property
     def tokens(self) -> int:

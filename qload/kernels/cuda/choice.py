@@ -18,7 +18,7 @@ from torch import Tensor
 from qload.errors import ArgumentError, NoKernelError
 
 TABLE = "dispatch.json"
-WHOLE = 128  # rows of a group, from which groups end where kernels go on to the next rows
+WHOLE = 128  # rows of a group; smaller ones end inside of the rows that kernels take at a time
 Rows = dict[tuple[str, str, int, tuple[int, int]], list[tuple[int, int, tuple[str, ...]]]]
 
 

@@ -59,7 +59,7 @@ class MarlinCall(LinearCall):
         return self.rows if self.group_size == -1 else self.group_size
 
     @property
-    def kind(self) -> str:  # type: ignore[override]
+    def kind(self) -> str:
         """Of the layer, in the table of kernels."""
         return kind_of(self.group, self.zeros is not None)
 
