@@ -33,6 +33,7 @@ from torch import Tensor
 from qload.errors import ArgumentError, DtypeError, ShapeError
 from qload.kernels import cuda, declared
 from qload.kernels.declared import REMEDY, Activations, Maximum
+from qload.kernels.experts_on_device import DeviceExperts, is_capturing
 from qload.kernels.experts_products import ExpertProducts, KeptExperts
 from qload.kernels.reference import WIDE
 from qload.kernels.routed import RoutedTokens, routed
@@ -80,6 +81,9 @@ def multiply(
     rows, weights = x.reshape(-1, x.shape[-1]), topk_weights.to(wide)
     if x.requires_grad and torch.is_grad_enabled():
         rows = rows.to(wide)  # in which gradients of a token are summed over its experts
+    if is_capturing(x):
+        on_device = DeviceExperts(weight, activations, maximum, narrow)
+        return on_device.multiply(rows, topk_ids, weights).to(x.dtype).reshape(x.shape)
     rounded = torch.bfloat16 if rows.dtype == torch.bfloat16 and not x.is_cuda else None
     products = ExpertProducts(weight, activations, maximum, narrow, rounded, kept)
     total = torch.zeros(rows.shape, dtype=wide, device=x.device)

@@ -9,6 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qload.errors import ArgumentError
+from qload.parallel import register_capture
+
 StepCall = Callable[..., tuple[Tensor, ...]]
 WARM_RUNS = 2  # before a capture: what is made in a first call must not be made in a graph
 
@@ -43,6 +46,14 @@ class StepGraph:
         # The watch of a process group asks after its events meanwhile, which may not break the capture.
         with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             self._made = step(*self._inputs)
+        self._released = False
+        register_capture(self)
+
+    def release(self) -> None:
+        """Free the graph, which the communicators of its world wait for; a later call is refused."""
+        self._released = True
+        torch.cuda.synchronize(self._memory.device)
+        self._graph.reset()
 
     @property
     def pool(self) -> Any:
@@ -52,8 +63,10 @@ class StepGraph:
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """The step on inputs of the same shapes -> copies of its results; the host waits for nothing.
 
-        `inputs`: any on the device, and behind them any on the host.
+        `inputs`: any on the device, and behind them any on the host. ArgumentError once the graph is freed.
         """
+        if self._released:
+            raise ArgumentError("engine", "a call within the world that it was warmed up in", "one after it")
         on_host = [each.flatten() for each in inputs if not each.is_cuda]
         if on_host:
             given = torch.cat(on_host)

@@ -4,7 +4,7 @@ Loads communicate nothing. Layers sum and gather by `collectives_of` a group, an
 quantized by their largest value needs one reduction where ranks have shares of its inputs: `maximum_over`.
 """
 
-from qload.parallel.collectives import Collectives, collectives_of, maximum_over
+from qload.parallel.collectives import Collectives, collectives_of, maximum_over, register_capture
 from qload.parallel.fake_world import FakeWorld
 from qload.parallel.groups import ALONE, ProcessGroup, Rank, ReducingGroup
 from qload.parallel.launched import agree, joined_world
@@ -20,4 +20,5 @@ __all__ = [
     "collectives_of",
     "joined_world",
     "maximum_over",
+    "register_capture",
 ]

@@ -14,6 +14,32 @@ from qload.parallel.groups import ProcessGroup, Rank, ReducingGroup
 CAN = "a group of torch.distributed, or one that has {}"
 
 
+class Capture(Protocol):
+    """A recorded CUDA graph, which may hold the communicators of a world."""
+
+    def release(self) -> None:
+        """Free the graph, so that the communicators can be destroyed."""
+
+
+_captures: "weakref.WeakSet[Capture]" = weakref.WeakSet()
+
+
+def register_capture(capture: Capture) -> None:
+    """Release `capture` before the process group of the world is destroyed: NCCL waits for its graphs.
+
+    Nothing is registered outside of a world.
+    """
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        _captures.add(capture)
+
+
+def release_captures() -> None:
+    """Free every registered graph that is still alive."""
+    for capture in list(_captures):
+        capture.release()
+    _captures.clear()
+
+
 @runtime_checkable
 class Collectives(ReducingGroup, Protocol):
     """A process group whose ranks can tell each other tensors; what each returns is the same on every rank.

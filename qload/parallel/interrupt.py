@@ -44,6 +44,13 @@ class Interrupt:
         self.finish()
         if error is not None:
             self._since = time.monotonic()
+        self.restore_signals()
+
+    def restore_signals(self) -> None:
+        """Restore the signal handlers from before the block; SIGTERM waits on while an error is on its way.
+
+        A handler in Python cannot end a main thread that waits in native code; the default one can.
+        """
         signal.signal(WAKE, self._before[WAKE])
         if self.error is None:
             signal.signal(signal.SIGTERM, self._before[signal.SIGTERM])

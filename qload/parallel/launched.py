@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from qload.errors import ArgumentError, LostRankError, QloadError, checked
-from qload.parallel.collectives import collectives_of
+from qload.parallel.collectives import collectives_of, release_captures
 from qload.parallel.groups import ALONE, ProcessGroup, Rank
 from qload.parallel.interrupt import Interrupt
 from qload.parallel.told import heard, told
@@ -66,8 +66,9 @@ def joined_world(
     same error, and where one dies they raise LostRankError, at once and wherever they are. A main thread that
     waits in native code cannot raise; its process ends after some seconds, once the error is logged.
 
-    The group ends with the block, whatever still refers to it: a model that is called after it raises
-    ArgumentError. torch's own group of the world is `torch.distributed.group.WORLD`, within the block.
+    The group ends with the block, whatever still refers to it: the CUDA graphs of engines are freed, and an
+    engine or a model that is called after it raises ArgumentError. torch's own group of the world is
+    `torch.distributed.group.WORLD`, within the block.
 
     Without WORLD_SIZE in the environment it is a world of one. Call it in the main thread: the watch
     takes SIGUSR1 and SIGTERM. ArgumentError for variables that name no rank.
@@ -120,6 +121,8 @@ def _joined(launch: LaunchedRank, here: torch.device, timeout_s: float) -> Itera
             interrupt.finish()
             watch.end(ended)
             if ended is None:
+                interrupt.restore_signals()
+                release_captures()
                 torch.distributed.destroy_process_group()
 
 

@@ -103,6 +103,41 @@ def test_no_thread_of_a_world_outlives_it(tmp_path: Path) -> None:
     assert [(tmp_path / f"rank {rank}").read_text() for rank in (0, 1)] == ["None", "None"]
 
 
+RELEASE = """
+import pathlib
+import signal
+import sys
+import torch
+from qload.parallel import joined_world, register_capture
+
+class Graph:
+    def release(self):
+        alive = torch.distributed.is_initialized()
+        handler = signal.getsignal(signal.SIGTERM)
+        pathlib.Path(sys.argv[1], f"rank {rank}").write_text(f"{alive} {handler == before}")
+
+outside, before = Graph(), signal.getsignal(signal.SIGTERM)
+register_capture(outside)  # of no world: a second call of `release` would write False
+with joined_world(timeout_s=120) as group:
+    rank, graph = group.rank(), Graph()
+    register_capture(graph)
+    gone = Graph()
+    register_capture(gone)
+    del gone
+"""
+
+
+@pytest.mark.slow
+def test_graphs_are_freed_before_the_group_of_a_world_is_destroyed(tmp_path: Path) -> None:
+    """By then SIGTERM has its own handler again, which ends a main thread that waits in native code."""
+    (tmp_path / "release.py").write_text(RELEASE)
+
+    run = torchrun.ended(2, str(tmp_path / "release.py"), str(tmp_path))
+
+    assert run.returncode == 0, run.stderr
+    assert [(tmp_path / f"rank {rank}").read_text() for rank in (0, 1)] == ["True True", "True True"]
+
+
 @pytest.mark.parametrize("ranks", [{1}, {0, 2}, {0, 1, 2}])
 def test_all_ranks_raise_the_error_of_the_first_that_has_one(ranks: set[int]) -> None:
     def work(group: Collectives) -> str:

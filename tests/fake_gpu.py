@@ -1,0 +1,93 @@
+"""A CUDA device without a GPU: tensors that have shapes, dtypes and a device, and no numbers.
+
+Within `fake_capture()` a copy between the device and the host, or a number that the host reads, is an error,
+as within a capture of a CUDA graph.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+IN_PLACE = {
+    "__iadd__": "add_",
+    "__isub__": "sub_",
+    "__imul__": "mul_",
+    "__itruediv__": "div_",
+    "__invert__": "bitwise_not",
+}
+
+
+@contextmanager
+def fake_capture() -> Iterator[None]:
+    """Make tensors with `device="cuda"` fake ones, on a stream that records a graph."""
+    recording = mock.patch.object(torch.cuda, "is_current_stream_capturing", return_value=True)
+    ampere = mock.patch.object(torch.cuda, "get_device_capability", return_value=(8, 0))
+    with recording, ampere, FakeTensorMode(), _NoHostCopy(), _Views():
+        yield
+
+
+def fake_like(tensor: Tensor) -> Tensor:
+    """A fake tensor on the GPU with the shape and dtype of `tensor`."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cuda")
+
+
+class _NoHostCopy(TorchDispatchMode):
+    """Fails where an operator takes or gives a tensor of the host; numbers (0 axes) may come from there."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        tensors = [each for each in tree_leaves((args, kwargs, result)) if isinstance(each, Tensor)]
+        places = {each.device.type for each in tensors if each.ndim}
+        assert places <= {"cuda", "meta"}, f"{func} is given a tensor of the host, or makes one"
+        return result
+
+
+class _Views(TorchFunctionMode):
+    """Calls by operators, where Python's own binding asks torch for the device, which is not here."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.__getitem__:
+            return _indexed(args[0], args[1])
+        if func is Tensor.__setitem__:
+            torch.ops.aten.copy_(_indexed(args[0], args[1]), args[2])
+            return None
+        if func is Tensor.data_ptr:
+            return 0
+        try:
+            return func(*args, **(kwargs or {}))
+        except RuntimeError as error:
+            if "not linked" not in str(error):
+                raise
+            name = IN_PLACE.get(func.__name__, func.__name__)
+            return getattr(torch.ops.aten, name)(*args, **(kwargs or {}))
+
+
+def _indexed(tensor: Tensor, index: Any) -> Tensor:
+    """The view, or for tensors of numbers the copy, that `tensor[index]` is."""
+    entries = list(index) if isinstance(index, tuple) else [index]
+    if Ellipsis in [entry for entry in entries if not isinstance(entry, Tensor)]:
+        at = next(place for place, entry in enumerate(entries) if entry is Ellipsis)
+        axes = sum(entry is not None for entry in entries) - 1
+        entries[at : at + 1] = [slice(None)] * (tensor.ndim - axes)
+    numbers: list[Tensor | None] = []
+    axis = 0
+    for entry in entries:
+        if entry is None:
+            tensor = tensor.unsqueeze(axis)
+        elif isinstance(entry, int):
+            tensor = tensor.select(axis, entry)
+            continue
+        elif isinstance(entry, slice):
+            tensor = torch.ops.aten.slice(tensor, axis, entry.start, entry.stop, entry.step or 1)
+        else:
+            numbers += [None] * (axis - len(numbers)) + [entry]
+        axis += 1
+    return torch.ops.aten.index(tensor, numbers) if numbers else tensor
