@@ -122,9 +122,15 @@ def test_a_world_ends_while_an_engine_with_graphs_is_alive(tmp_path: Path) -> No
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 @pytest.mark.parametrize("model", MODELS, ids=lambda path: path.name)
 def test_two_gpus_choose_the_ids_of_one(model: Path) -> None:
+    """Or both ranks refuse the cut in the words of `plan`."""
     options = ("--prompt-ids", PROMPT, "--tokens", str(TOKENS), "--device", "cuda", "--dtype", "float32")
     asked = ("-m", "qload", "run", str(model), *options)
     one, two = (torchrun.ended(count, *asked) for count in (1, 2))
+    planned = json.loads(CliRunner().invoke(main, ["plan", str(model), "--tp", "2", "--json"]).stdout)
 
+    if not planned["worlds"]["2"]["fits"]:
+        assert two.returncode != 0
+        assert planned["worlds"]["2"]["reason"].splitlines()[0] in two.stderr
+        return
     assert two.returncode == 0, two.stderr
     assert ids(two.stdout) == ids(one.stdout)
