@@ -171,11 +171,13 @@ class ExpertsWeight:
         *,
         activations: Literal["declared", "unquantized"] = "declared",
         maximum: Callable[[Tensor], Tensor] | Literal["own"] | None = None,
+        dtype: torch.dtype | None = None,
     ) -> "nn.Module":
         """A module (x, topk_ids, topk_weights) -> y: x (M, H) through the experts that each token chose.
 
         ArgumentError for a scheme that has no quantizer, and for one whose scale covers all tokens: a token's
-        result must not depend on what stands beside it.
+        result must not depend on what stands beside it. CastError where a scale would lose more than one
+        rounding in `dtype`.
 
         Parameters
         ----------
@@ -186,8 +188,11 @@ class ExpertsWeight:
             Of a share by "tensor", whose down has some of its inputs only, where its scale covers all of a
             token: what `maximum_over` makes of the ranks that cut the same experts, one reduction for each
             token and expert; or "own", each rank by its own inputs. ArgumentError where it is missing.
+        dtype
+            Of the activations: scales and biases of experts in a kernel's order become of this type, as those
+            of `Weight.get_linear`; None keeps them.
         """
-        module: nn.Module = above.call(above.EXPERTS, self, activations, maximum)
+        module: nn.Module = above.call(above.EXPERTS, self, activations, maximum, dtype)
         return module
 
     def __repr__(self) -> str:

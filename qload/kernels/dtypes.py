@@ -50,6 +50,19 @@ def for_activations(weight: Weight, dtype: torch.dtype | None, remedy: str = KEP
     return made
 
 
+def stack_for_activations(stack: Any, dtype: torch.dtype | None) -> Any:
+    """A stack of experts whose scales multiply activations of a dtype; each expert as `for_activations`."""
+    if dtype is not None and dtype not in DTYPES:
+        raise ArgumentError("dtype", NONE, _plain(dtype))
+    if dtype is None or not issubclass(stack.weight_type, (UnquantizedWeight, *ORDERS)):
+        return stack
+    field = "weight" if issubclass(stack.weight_type, UnquantizedWeight) else "scales"
+    if stack.tensors[field].dtype == dtype:
+        return stack
+    cast = torch.stack([for_activations(weight, dtype).fields()[field] for weight in stack])
+    return replace(stack, layer=replace(stack.layer, origin=None)).holding({field: cast})
+
+
 def bias_for(bias: Tensor | None, dtype: torch.dtype | None) -> Tensor | None:
     """The bias (N,) in the dtype of activations; None leaves it. CastError where it overflows."""
     if bias is None or dtype is None or bias.dtype == dtype:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from qload.errors import ArgumentError, checked
+from qload.kernels import dtypes
 from qload.kernels.chips import uncast
 from qload.kernels.declared import Activations, Maximum
 from qload.kernels.experts_function import BIASES, STACKS, check_inputs, experts, multiply
@@ -153,6 +154,8 @@ class ExpertsMeaning:
         return experts(x, ids, weights, replace(self._blueprint, **stacks, **biases), *self._how)
 
 
-def experts_module(weight: Any, activations: Activations, maximum: Maximum) -> Any:
-    """The module that `ExpertsWeight.get_linear` hands out."""
-    return Experts(weight, activations, maximum)
+def experts_module(weight: Any, activations: Activations, maximum: Maximum, dtype: torch.dtype | None) -> Any:
+    """The module of `ExpertsWeight.get_linear`, with scales and biases in the dtype of the activations."""
+    stacks = {name: dtypes.stack_for_activations(getattr(weight, name), dtype) for name in STACKS}
+    biases = {name: dtypes.bias_for(getattr(weight, name), dtype) for name in BIASES}
+    return Experts(replace(weight, **stacks, **biases), activations, maximum)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from qload.experts import ExpertFacts, ExpertSplit, ExpertsWeight
 from qload.kernels.declared import Maximum
+from qload.kernels.dtypes import DTYPES
 from qload.methods.loaded import maximum_for
 from qload.parallel import Collectives, collectives_of
 from qload.weights import Weights
@@ -58,7 +59,8 @@ class ParallelExperts(nn.Module):
         loaded = weights.get_experts(prefix, split=split, expert_ranks=expert_ranks, facts=facts)
         down = loaded.down.layer
         maximum = maximum_for(down, weights.process_group) if split == "tensor" else None
-        make = make_experts or (lambda weight, maximum: weight.get_linear(maximum=maximum))
+        dtype = weights.dtype if weights.dtype in DTYPES else None
+        make = make_experts or (lambda weight, maximum: weight.get_linear(maximum=maximum, dtype=dtype))
         return cls(make(loaded, maximum), ranks)
 
     def forward(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:

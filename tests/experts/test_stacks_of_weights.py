@@ -212,7 +212,7 @@ def test_the_module_is_made_by_the_kernels(monkeypatch: pytest.MonkeyPatch) -> N
     made = stored_plain(1).load()
 
     assert made.get_linear() == "a module"
-    assert asked == [(("qload.kernels.experts", "experts_module"), made, "declared", None)]
+    assert asked == [(("qload.kernels.experts", "experts_module"), made, "declared", None, None)]
 
 
 class MostBytes(TorchDispatchMode):

@@ -2,6 +2,7 @@
 
 import copy
 import logging
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,11 +10,14 @@ import torch
 from torch import Tensor
 
 from qload.errors import ArgumentError, CastError
+from qload.experts import ExpertFacts, ExpertsWeight, GatedActivation, LocalExperts
+from qload.experts.stacking import stacked
 from qload.formats import GPTQWeight, UnquantizedWeight
 from qload.kernel_formats import repack, restore
 from qload.kernels import dtypes
 from qload.spec import Weight
 from qload.testing import assert_same_bits, assert_within_bound
+from tests.experts import drawn
 from tests.kernels.mp_layers import Case
 
 HALF, BRAIN, FULL = torch.float16, torch.bfloat16, torch.float32
@@ -226,3 +230,47 @@ def test_weights_without_values_are_not_looked_at() -> None:
     module: Any = away.get_linear(dtype=BRAIN)
 
     assert module.typed.scales.dtype == BRAIN
+
+
+@LAYOUTS
+@TYPES
+def test_experts_get_scales_and_biases_of_the_type_of_the_activations(
+    layout: str, dtype: torch.dtype
+) -> None:
+    whole = experts_of_gptq()
+    repacked = whole.repack(layout)
+
+    module: Any = repacked.get_linear(dtype=dtype)
+
+    typed = module.typed
+    wanted = HALF if dtype == FULL else dtype
+    for was, now in ((repacked.gate_up, typed.gate_up), (repacked.down, typed.down)):
+        error = (now.tensors["scales"].double() - was.tensors["scales"].double()).abs()
+        assert now.tensors["scales"].dtype == wanted
+        assert bool((error <= UNITS.get(wanted, 0.0) * was.tensors["scales"].double().abs()).all())
+        for name in was.tensors.keys() - {"scales"}:
+            assert_same_bits(now.tensors[name], was.tensors[name])
+    assert typed.gate_up_bias.dtype == typed.down_bias.dtype == dtype
+    unchanged: Any = repacked.get_linear()
+    assert unchanged.typed.gate_up.tensors["scales"] is repacked.gate_up.tensors["scales"]
+
+
+@LAYOUTS
+def test_experts_whose_scales_a_type_cannot_hold_are_refused_by_name(layout: str) -> None:
+    repacked = experts_of_gptq(1e38, torch.bfloat16).repack(layout)
+
+    with pytest.raises(CastError, match=r"experts\.0\.gate_up_proj\.scales"):
+        repacked.get_linear(dtype=HALF)
+
+
+def experts_of_gptq(scale: float = 1.0, scales: torch.dtype = HALF) -> ExpertsWeight:
+    """Two experts (64 to 64 to 64) of 4 bits, with biases."""
+    chance = torch.Generator().manual_seed(7)
+    stacks = []
+    for make in (drawn.gate_up, drawn.down):
+        layers = make(drawn.gptq, 2, 64, 64, chance)
+        held = [replace(each, scales=(each.scales.float() * scale).to(scales)) for each in layers]
+        stacks.append(stacked("experts", 2, held))
+    facts = ExpertFacts(GatedActivation("silu"))
+    biases = torch.ones(2, 128), torch.ones(2, 64)
+    return ExpertsWeight(*stacks, facts, LocalExperts(0, 2, 2), *biases)

@@ -93,7 +93,8 @@ def finish_experts(
         raise MismatchError(arrivals.prefix, "not all loaded", f"{count} experts", str(len(made.local)))
     made = replace(made, local=LocalExperts(0, count, count + 1))  # the last one is on no rank
     arrivals.close()
-    layer.typed_experts = made.get_linear(activations=activations, maximum="own" if cut else None)
+    own = "own" if cut else None
+    layer.typed_experts = made.get_linear(activations=activations, maximum=own, dtype=weights.dtype)
 
 
 def unwatch_experts(layer: Any) -> None:
