@@ -41,6 +41,7 @@ from .errors import ShapeError as ShapeError
 from .errors import StorageError as StorageError
 from .errors import TwoFormatsError as TwoFormatsError
 from .errors import UnknownMethodError as UnknownMethodError
+from .errors import UnreadTensorsError as UnreadTensorsError
 from .errors import UnsupportedFormatError as UnsupportedFormatError
 from .experts import ExpertFacts as ExpertFacts
 from .experts import ExpertsWeight as ExpertsWeight

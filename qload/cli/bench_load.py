@@ -15,6 +15,7 @@ from qload.cli.hub import opened
 from qload.cli.options import CheckpointPath, as_json, verbose
 from qload.cli.output import dumps
 from qload.cli.progress import Update, named, progress_bar
+from qload.errors.verdicts import SCHEMA
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +28,8 @@ Examples:
   qload bench-load ./Llama-3-8B-GPTQ --device cuda --target auto
   qload bench-load ./Llama-3-8B-GPTQ --target marlin --rounds 5 --json | jq '.stages[].gigabytes_per_second'
 
-Exit codes: 0 it was loaded, 1 it cannot be read, 2 the command is wrong."""
+Exit codes: 0 it was loaded, 1 it cannot be read, 2 the command is wrong, 3 a bug of qload, 4 the format
+or some tensors are not read."""
 
 TARGETS = ("auto", "marlin", "strips", "panels", "exllama", "awq", "gptq", "gptq_v2")
 
@@ -67,7 +69,12 @@ def measure(
     place: Any, device: str, target: str, rounds: int, progress: Update | None = None
 ) -> dict[str, Any]:
     """What the verb prints, as JSON: bytes of the tensors, and of each stage the rounds' rates in GB/s."""
+    from qload.listing import check_all_read
+    from qload.weights import open_checkpoint
+
     where = checked_device(device)
+    with open_checkpoint(place) as weights:
+        check_all_read(weights)
     nbytes, files = _stored(place)
     stages: dict[str, Callable[[Update | None], Any]] = {
         "load_file": lambda tell: _load_files(files, where),
@@ -84,7 +91,7 @@ def measure(
                 seconds[name].append(took)
                 above[name].append(more)
     told = [_stage(name, nbytes, seconds[name], above[name], where) for name in stages]
-    return {"schema": 1, "path": str(place), "bytes": nbytes, "device": str(where), "stages": told}
+    return {"schema": SCHEMA, "path": str(place), "bytes": nbytes, "device": str(where), "stages": told}
 
 
 def _stage(

@@ -30,7 +30,8 @@ Examples:
 The same command after an interruption goes on where it was.
 
 Exit codes: 0 it was written and means the same, 1 a layer was refused or it cannot be read, and nothing was
-written, 2 the command is wrong, or the disk is full."""
+written, 2 the command is wrong, or the disk is full, 3 a bug of qload, 4 the format or some tensors are not
+read, and nothing was written."""
 OUTCOMES = {
     "bits": "equal, bit by bit",
     "rounded": "equal after one rounding",

@@ -24,13 +24,15 @@ Examples:
   qload diff ./shards-of-4GB ./shards-of-10GB --json | jq .counts
   torchrun --nproc-per-node 8 -m qload diff ./DeepSeek-V3 ./DeepSeek-V3-BF16
 
-Exit codes: 0 both mean the same, 1 they do not or one cannot be read, 2 the command is wrong."""
+Exit codes: 0 both mean the same, 1 they do not or one cannot be read, 2 the command is wrong, 3 a bug of
+qload, 4 the format, or some tensors, of one of both are not read."""
 OUTCOMES = {
     "bits": "equal, bit by bit",
     "rounded": "equal after one rounding",
     "differs": "different",
     "shape": "of other sizes",
     "missing": "in one of both only",
+    "refused": "damaged in one of both",
     "unread": "not read",
 }
 
@@ -77,4 +79,6 @@ def _tables(found: "CheckpointDiff") -> "Iterator[RenderableType]":
             yield Text(f"    {safe(layer.detail)}", "dim")
     line = Text(found.verdict, STYLE.get(found.verdict, "bold red"))
     counts = [f"{count} {OUTCOMES[outcome]}" for outcome, count in sorted(found.counts.items())]
-    yield line.append(f"  {safe(found.unreadable or ', '.join(counts) or 'nothing found')}", "none")
+    yield line.append(
+        f"  {safe(found.unreadable or found.unsupported or ', '.join(counts) or 'nothing found')}", "none"
+    )

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from qload.cli.options import as_json, verbose
+from qload.errors.verdicts import SCHEMA
 
 EPILOG = """\b
 Examples:
@@ -15,7 +16,7 @@ Examples:
   qload doctor --json | jq .isa
 
 Exit codes: 0 all is in order, also where a native module is missing, 1 QLOAD_ISA or QLOAD_NUM_THREADS has a
-value that cannot be used here, 2 the command is wrong."""
+value that cannot be used here, 2 the command is wrong, 3 a bug of qload."""
 
 
 @click.command(epilog=EPILOG)
@@ -60,7 +61,7 @@ def examine() -> dict[str, Any]:
     cuda = torch.cuda
     devices = [cuda.get_device_name(i) for i in range(cuda.device_count())] if cuda.is_available() else []
     return {
-        "schema": 1,
+        "schema": SCHEMA,
         "modules": {n: {"built": m.found is not None, "reason": m.reason} for n, m in modules.items()},
         "isas": list(native.available()),
         "isa": asked(native.isa if modules["cpu"].found else native.check_isa),

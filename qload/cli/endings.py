@@ -2,7 +2,8 @@
 
 import os
 import sys
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import IO
 
@@ -10,10 +11,21 @@ import click
 
 from qload.cli.output import dumps
 from qload.cli.text import safe
-from qload.errors import ArgumentError, CutError, DivideError, NotEnoughMemoryError, QloadError
+from qload.errors import (
+    ArgumentError,
+    CutError,
+    DivideError,
+    NotEnoughMemoryError,
+    QloadError,
+    UnreadTensorsError,
+    UnsupportedFormatError,
+)
+from qload.errors.verdicts import SCHEMA
 
 UNREADABLE = 1
 WRONG = 2  # the command, what it runs in, or where it writes to
+INTERNAL = 3  # a bug of qload
+UNREAD = 4  # a format, or some tensors, that are not read
 INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 ASKED = (
     ArgumentError,
@@ -29,10 +41,11 @@ class Refusal(Exception):
 
 
 @contextmanager
-def endings(as_json: bool = False) -> Iterator[None]:
-    """Inside, an interrupt, a reader that leaves, a full disk and qload's own errors become exit codes.
+def endings(as_json: bool = False, verbose: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """Inside, an interrupt, a reader that leaves, a full disk and every error become exit codes.
 
-    `as_json`: who reads standard output is told of an error there too, by an object.
+    `as_json`: who reads standard output is told of an error there too, by an object. `verbose`: whether the
+    traceback of a bug is printed.
     """
     try:
         if sys.stdout is None:
@@ -56,11 +69,38 @@ def endings(as_json: bool = False) -> Iterator[None]:
         _let_go(sys.stdout)
         raise click.exceptions.Exit(WRONG) from None
     except (QloadError, Refusal) as error:
-        code = WRONG if isinstance(error, (*ASKED, Refusal)) else UNREADABLE
+        code = _code_of(error)
         _say(_one_line(str(error)))
         if as_json:
             _print(str(error), code)
         raise click.exceptions.Exit(code) from None
+    except (click.exceptions.Exit, click.ClickException, click.Abort):
+        raise
+    except Exception as error:
+        if verbose():
+            _print_traceback(error)
+        text = f"internal error, {type(error).__name__}: {' '.join(str(error).split()):.400}"
+        _say(f"{text}; this is a bug of qload: please report it; -v shows the traceback")
+        if as_json:
+            _print(text, INTERNAL)
+        raise click.exceptions.Exit(INTERNAL) from None
+
+
+def _code_of(error: Exception) -> int:
+    """The exit code of an error that is raised on purpose."""
+    if isinstance(error, (*ASKED, Refusal)):
+        return WRONG
+    known = isinstance(error, QloadError) and error.rule in (
+        UnreadTensorsError.rule,
+        UnsupportedFormatError.rule,
+    )
+    return UNREAD if known else UNREADABLE
+
+
+def _print_traceback(error: Exception) -> None:
+    """Where a bug was met, on standard error if that can be written to."""
+    with suppress(OSError):
+        click.echo(safe("".join(traceback.format_exception(error)), keep="\n\t", limit=1 << 20), err=True)
 
 
 def _one_line(text: str) -> str:
@@ -81,7 +121,8 @@ def _say(text: str) -> None:
 def _print(text: str, code: int) -> None:
     """The error as an object on standard output, in one line; it is no report, as its verdict tells."""
     with suppress(OSError):  # what cannot be printed has been said
-        click.echo(dumps({"schema": 1, "verdict": "error", "error": text, "exit_code": code}, indent=None))
+        told = {"schema": SCHEMA, "verdict": "error", "error": text, "exit_code": code}
+        click.echo(dumps(told, indent=None))
 
 
 def _let_go(*streams: IO[str] | None) -> None:

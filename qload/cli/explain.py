@@ -26,7 +26,7 @@ Examples:
   qload explain ./Llama-3-8B-GPTQ --arch sm80 --json | jq '.layers[0].choices'
 
 Exit codes: 0 each layer can be loaded so, 1 one cannot or the checkpoint cannot be read, 2 the command is
-wrong."""
+wrong, 3 a bug of qload, 4 the format or some tensors are not read."""
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
@@ -95,6 +95,7 @@ def explain(
         found = answered(
             lambda: run(place, arch=arch, tp=tp, dtype=wanted, tokens=tokens),
             lambda why: Explanation(str(place), unreadable=why),
+            lambda why: Explanation(str(place), unsupported=why),
         )
     if html is not None:
         from qload.errors.writing import written_to

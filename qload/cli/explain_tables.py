@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 def tables(found: "Explanation", *, every: bool) -> Iterator[RenderableType]:
     """The whole explanation; `every`: each layer, also where several are alike."""
-    if found.unreadable:
-        yield Text("unreadable", "bold red").append(f"  {safe(found.path)}: {safe(found.unreadable)}", "none")
+    if found.unreadable or found.unsupported:
+        why = safe(found.unreadable or found.unsupported)
+        yield Text(found.verdict, "bold red").append(f"  {safe(found.path)}: {why}", "none")
         return
     rows = unfolded(found.layers, name=_prefix) if every else fold(found.layers, name=_prefix, alike=_kind)
     for row in rows:

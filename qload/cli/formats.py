@@ -6,6 +6,7 @@ import sys
 import click
 
 from qload.cli.options import as_json, verbose
+from qload.errors.verdicts import SCHEMA
 
 EPILOG = """\b
 Examples:
@@ -13,7 +14,7 @@ Examples:
   qload formats --json | jq '.formats.gptq'
   qload formats --markdown > docs/formats.md
 
-Exit codes: 0 the table was printed, 2 the command is wrong."""
+Exit codes: 0 the table was printed, 2 the command is wrong, 3 a bug of qload."""
 
 
 @click.command(epilog=EPILOG)
@@ -35,7 +36,7 @@ def formats(as_json: bool | None, markdown: bool) -> None:
     table = overview()
     if as_json or (as_json is None and not sys.stdout.isatty()):
         cells = {name: {c: [cell.yes, cell.text] for c, cell in row.items()} for name, row in table.items()}
-        click.echo(json.dumps({"schema": 1, "formats": cells}, indent=2))
+        click.echo(json.dumps({"schema": SCHEMA, "formats": cells}, indent=2))
         return
     from rich.text import Text
 

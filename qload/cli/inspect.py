@@ -10,6 +10,7 @@ from qload.cli.hub import opened
 from qload.cli.options import as_json, paths_argument, verbose
 from qload.cli.output import emit
 from qload.cli.ranks import by_first_alone
+from qload.errors.verdicts import worst_code
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -28,8 +29,8 @@ Examples:
 
 With several paths each has its own report; as JSON they are JSON Lines, an object a line.
 
-Exit codes: 0 readable and in order, 1 findings or unreadable, 2 the command is wrong. Of several paths, the
-worst."""
+Exit codes: 0 readable and in order, 1 findings or unreadable, 2 the command is wrong, 3 a bug of qload, 4 the
+format or some tensors are not read. Of several paths the worst counts: 2, 3, 1, 4, 0."""
 
 
 @click.command(epilog=EPILOG)
@@ -68,4 +69,4 @@ def inspect(ctx: click.Context, paths: "tuple[Path | HubId, ...]", every: bool, 
         with opened(path) as place:
             report = run(place)
         codes.append(emit(report, as_json, tables, one_of_several=len(paths) > 1))
-    ctx.exit(max(codes))
+    ctx.exit(worst_code(codes))

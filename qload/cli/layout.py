@@ -10,7 +10,7 @@ Examples:
   qload layout marlin --bits 8 --svg > marlin.svg
   qload layout gptq --bits 3 | jq .words
 
-Exit codes: 0 it was printed, 2 the command is wrong."""
+Exit codes: 0 it was printed, 2 the command is wrong, 3 a bug of qload."""
 # As qload.pictures has them, which takes PyTorch to ask; a test holds both together.
 NAMES = (
     "gptq", "gptq-zeros", "awq", "exllama", "marlin", "marlin-zeros", "marlin_24", "strips",

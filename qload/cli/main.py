@@ -16,7 +16,7 @@ from qload.cli.formats import formats
 from qload.cli.inspect import inspect
 from qload.cli.layout import layout
 from qload.cli.make import make_checkpoint
-from qload.cli.options import verbose
+from qload.cli.options import is_verbose, verbose
 from qload.cli.plan import plan
 from qload.cli.run import run
 from qload.cli.selftest import selftest
@@ -37,7 +37,8 @@ Examples:
   qload explain ./Llama-3-8B-GPTQ --arch sm90
   qload run ./Llama-3-8B-GPTQ --prompt-ids 128000,9906 --tokens 32
 
-Exit codes: 0 nothing was found, 1 there are findings or it cannot be read, 2 the command is wrong.
+Exit codes: 0 nothing was found, 1 there are findings or it cannot be read, 2 the command is wrong, 3 a bug of
+qload, 4 the format or some tensors are not read. Of several paths the worst counts: 2, 3, 1, 4, 0.
 
 Standard output is data: tables on a terminal, JSON in a pipe or a file, also of an error. Progress and
 logging go to standard error. With NO_COLOR set, no escape sequence is printed."""
@@ -58,7 +59,7 @@ class Verbs(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the verb."""
-        with endings(ctx.meta[__name__]):
+        with endings(ctx.meta[__name__], lambda: is_verbose(ctx)):
             return super().invoke(ctx)
 
 

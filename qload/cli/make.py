@@ -13,7 +13,7 @@ Examples:
   qload make-checkpoint compressed-tensors -o ./tiny-moe --model mixtral
   qload make-checkpoint awq -o ./tiny --config '{"num_hidden_layers": 1}'
 
-Exit codes: 0 it was made, 2 the command is wrong."""
+Exit codes: 0 it was made, 2 the command is wrong, 3 a bug of qload."""
 
 
 def _entries(ctx: click.Context, param: click.Parameter, value: str) -> dict[str, object]:

@@ -10,6 +10,7 @@ import click
 from qload.cli.hub import hub_id
 
 F = TypeVar("F", bound=Callable[..., Any])
+VERBOSE = f"{__name__}.verbose"  # of the meta of all contexts
 
 
 class CheckpointPath(click.Path):
@@ -122,8 +123,15 @@ class _ToStandardError(logging.Handler):
         click.echo(safe(self.format(record), keep="\n\t"), err=True)
 
 
+def is_verbose(ctx: click.Context) -> bool:
+    """Whether -v was given, to the group or to the verb."""
+    return bool(ctx.meta.get(VERBOSE))
+
+
 def _log(ctx: click.Context, _: click.Parameter, times: int) -> None:
     log = logging.getLogger("qload")
+    if times:
+        ctx.meta[VERBOSE] = True
     if not times or ctx.resilient_parsing or any(isinstance(h, _ToStandardError) for h in log.handlers):
         return
     handler, level = _ToStandardError(), log.level

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 class Printable(Protocol):
-    """What a verb found: a verdict, of which "ok" alone is exit code 0, and plain data."""
+    """What a verb found: the exit code of its verdict, and plain data."""
 
     @property
-    def verdict(self) -> str:
-        """In a word."""
+    def exit_code(self) -> int:
+        """Of the verdict, by the table of `qload.errors.verdicts.EXIT_CODES`."""
 
     def to_json(self) -> dict[str, Any]:
         """All of it."""
@@ -44,7 +44,7 @@ def emit(
         out = stdout()
         for table in tables(report):
             out.print(table)
-    return 0 if report.verdict == "ok" else 1
+    return report.exit_code
 
 
 def dumps(value: Any, indent: int | None = 2) -> str:

@@ -27,7 +27,7 @@ Examples:
   qload plan ./Llama-3-8B-GPTQ --json | jq '.worlds[] | .fits'
 
 Exit codes: 0 all fits for each number of ranks, 1 something does not or it cannot be read, 2 the command is
-wrong."""
+wrong, 3 a bug of qload, 4 the format or some tensors are not read."""
 
 
 @click.command(epilog=EPILOG)
@@ -80,6 +80,7 @@ def plan(
         found = answered(
             lambda: run(place, tp=tp, ep=ep, target=kernel),
             lambda why: ShardingPlan(str(place), unreadable=why),
+            lambda why: ShardingPlan(str(place), unsupported=why),
         )
     ctx.exit(emit(found, as_json, partial(_tables, every=every)))
 

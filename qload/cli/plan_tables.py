@@ -20,8 +20,9 @@ CUTS = {"N": "outputs", "K": "inputs", "experts": "whole experts", "whole": "not
 
 def tables(plan: "ShardingPlan", *, every: bool) -> Iterator[RenderableType]:
     """The whole plan; `every`: a line for each layer, also where several are alike."""
-    if plan.unreadable:
-        yield Text("unreadable", "bold red").append(f"  {safe(plan.path)}: {safe(plan.unreadable)}", "none")
+    if plan.unreadable or plan.unsupported:
+        why = safe(plan.unreadable or plan.unsupported)
+        yield Text(plan.verdict, "bold red").append(f"  {safe(plan.path)}: {why}", "none")
         return
     rows = unfolded(plan.layers, name=_prefix) if every else fold(plan.layers, name=_prefix, alike=_kind)
     yield _layers(rows, list(plan.worlds))

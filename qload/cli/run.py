@@ -1,7 +1,7 @@
 """qload run: a model writes on after a prompt."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -38,7 +38,7 @@ logits after the prompt as a JSON array, and of a --prompt the text that was wri
 processes share the model, and the first one prints.
 
 Exit codes: 0 it was run, 1 the checkpoint cannot be read, 2 the command is wrong, or asks for what this
-model, this world or this memory cannot give."""
+model, this world or this memory cannot give, 3 a bug of qload, 4 the format or some tensors are not read."""
 
 
 @dataclass(frozen=True)
@@ -186,14 +186,17 @@ def _planned(asked: RunArguments, group: "ProcessGroup") -> RunPlan:
     import torch
 
     from qload.detect import read_model_config
-    from qload.errors import ArgumentError
-    from qload.models import check_prompt, text_config
+    from qload.errors import ArgumentError, ConfigError
+    from qload.models import check_prompt
+    from qload.models.load import checked_config
     from qload.models.tokenizer import Tokenizer
 
     values = read_model_config(asked.place)
     if not values:
+        with suppress(ConfigError):
+            checked_config(asked.place, values)  # a format that is not read is told before what is missing
         raise ArgumentError("path", "a checkpoint with a config.json", f"none beside {asked.place}")
-    config = text_config(values)
+    config = checked_config(asked.place, values)
     tokenizer = None if asked.text is None else Tokenizer(asked.place)
     ids = tokenizer.encode(asked.text or "") if tokenizer else asked.ids or ()
     check_prompt(ids, asked.tokens, config.vocab, config.positions)

@@ -93,6 +93,7 @@ def _results(
             "level": finding.severity,
             "message": {"text": finding.message + remedy},
             "locations": [location],
+            "properties": {"cause": finding.cause},
             "partialFingerprints": {"primaryLocationLineHash": f"{mark}:{seen[mark]}"},
         }
 

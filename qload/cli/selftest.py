@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from qload.cli.options import as_json, verbose
+from qload.errors.verdicts import SCHEMA
 
 EPILOG = """\b
 Examples:
@@ -18,7 +19,7 @@ Examples:
   qload selftest --tests "pytest tests/kernels" --pack mykernel:pack --format gptq
   qload selftest --suites
 
-Exit codes: 0 every fault is caught, 1 some are let through, 2 the command is wrong."""
+Exit codes: 0 every fault is caught, 1 some are let through, 2 the command is wrong, 3 a bug of qload."""
 
 
 @click.command(epilog=EPILOG)
@@ -61,7 +62,7 @@ def selftest(
         rows = _of_adapter(str(adapter))
     through = [row["fault"] for row in rows if row["end"] == "let through"]
     if as_json or (as_json is None and not sys.stdout.isatty()):
-        click.echo(json.dumps({"schema": 1, "faults": rows, "let_through": through}, indent=2))
+        click.echo(json.dumps({"schema": SCHEMA, "faults": rows, "let_through": through}, indent=2))
     else:
         _print(rows)
     raise SystemExit(1 if through else 0)

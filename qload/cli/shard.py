@@ -25,7 +25,8 @@ Examples:
 The same command after an interruption goes on where it was.
 
 Exit codes: 0 it was written and is what ranks load, 1 a layer was refused or it cannot be read, and nothing
-was written, 2 the command is wrong, or the disk is full."""
+was written, 2 the command is wrong, or the disk is full, 3 a bug of qload, 4 the format or some tensors are
+not read, and nothing was written."""
 OUTCOMES = {
     "bits": "as ranks load them, bit by bit",
     "differs": "different, so that nothing is left of what was written",

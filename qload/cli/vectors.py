@@ -11,7 +11,7 @@ EPILOG = """\b
 Examples:
   qload vectors export ./vectors
 
-Exit codes: 0 they were written, 2 the command is wrong."""
+Exit codes: 0 they were written, 2 the command is wrong, 3 a bug of qload."""
 
 
 @click.group(epilog=EPILOG)

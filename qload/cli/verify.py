@@ -24,6 +24,7 @@ from qload.cli.progress import named, progress_bar
 from qload.cli.ranks import ranks
 from qload.cli.run import token_ids
 from qload.cli.sarif import STDOUT, SarifFile, write
+from qload.errors.verdicts import worst_code
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -49,7 +50,8 @@ Examples:
 With several paths each has its own report; as JSON they are JSON Lines, an object a line. Each rule has a
 page, docs/rules/RULE.md.
 
-Exit codes: 0 nothing found, 1 findings or unreadable, 2 the command is wrong. Of several paths, the worst."""
+Exit codes: 0 nothing found, 1 findings or unreadable, 2 the command is wrong, 3 a bug of qload, 4 the format
+or some tensors are not read. Of several paths the worst counts: 2, 3, 1, 4, 0."""
 
 
 @click.command(epilog=EPILOG)
@@ -140,7 +142,7 @@ def verify(
     several = len(paths) > 1
     if several and html is not None:
         raise click.UsageError("--html is a page of one PATH")
-    code, reports = 0, []
+    codes, reports = [], []
     with ranks() as group:
         first = group is None or group.rank() == 0
         with opened(against, whole=True, quiet=not first) if against else nullcontext() as reference:
@@ -169,16 +171,16 @@ def verify(
                             html.write_text(report_page(report, pictures), encoding="utf-8")
                 if first:
                     reports.append(replace(report, layers=()))
-                    code = max(code, _told(report, as_json, sarif, several))
+                    codes.append(_told(report, as_json, sarif, several))
     if first and sarif is not None:
         write(reports, sarif)
-    ctx.exit(code if first else 0)  # the verdict is the first process' to tell
+    ctx.exit(worst_code(codes) if first else 0)  # the verdict is the first process' to tell
 
 
 def _told(report: "Report", as_json: bool | None, sarif: Path | None, several: bool) -> int:
     """The exit code of a report, which is printed unless SARIF alone is asked for."""
     if sarif == STDOUT:
-        return 0 if report.verdict == "ok" else 1
+        return report.exit_code
     return emit(report, as_json, _tables, one_of_several=several)
 
 

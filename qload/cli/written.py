@@ -58,4 +58,4 @@ def tables(
         yield Text(f"note  {safe(note)}")
     line = Text(found.verdict, STYLE.get(found.verdict, "bold red"))
     counts = [f"{count} {outcomes[outcome]}" for outcome, count in sorted(found.counts.items())]
-    yield line.append(f"  {safe(found.unreadable or ', '.join(counts))}", "none")
+    yield line.append(f"  {safe(found.unreadable or found.unsupported or ', '.join(counts))}", "none")

@@ -1,6 +1,7 @@
 """`convert`: a checkpoint in another format, proven to mean the same by reading back what was written."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from os import PathLike
 from pathlib import Path
 
@@ -37,7 +38,8 @@ def convert(
     Every layer is asked first, and a target that cannot say one refuses them all before a byte is written.
     What was written is then read back through its own config and compared with what was read, layer by layer,
     and only then has the folder its name. A run that was interrupted goes on where it was, file by file. What
-    is plain already stays as it is stored; nothing is quantized.
+    is plain already stays as it is stored; nothing is quantized. UnreadTensorsError where a tensor is in a
+    form that no format reads: nothing is copied that is not understood.
 
     Parameters
     ----------
@@ -86,7 +88,7 @@ def convert(
             return Conversion(subject.path, "", to, _refused(subject, plan.refused), plan.notes)
         return _written(asked, plan, target, shards_of(plan.items, shard_size), tell)
 
-    return of_checkpoint(path, make, lambda place, why: Conversion(place, to=to, unreadable=why))
+    return of_checkpoint(path, make, partial(Conversion, to=to))
 
 
 def _refused(subject: Subject, reasons: Mapping[str, str]) -> list[ConvertedLayer]:
@@ -117,8 +119,9 @@ def _written(
 def _proven(asked: AskedTarget, plan: Planned, folder: Path, tell: Progress) -> list[ConvertedLayer]:
     """What the new files say beside the old ones, each read through its own config."""
     compared = diff(asked.subject.path, folder, progress=tell, process_group=asked.crew.group)
-    if compared.unreadable:
-        return [ConvertedLayer("", None, None, "differs", compared.unreadable)]
+    if compared.unreadable or compared.unsupported:
+        why = compared.unreadable or compared.unsupported
+        return [ConvertedLayer("", None, None, "differs", why)]
     return [_outcome(asked, plan, layer) for layer in compared.layers]
 
 

@@ -81,9 +81,12 @@ class Conversion(WrittenCheckpoint):
         What the target says no more, and what was left out.
     unreadable
         Why the checkpoint cannot be read; "" where it can.
+    unsupported
+        The format of the checkpoint, where that is known and not read, with the way out; else "".
     """
 
     to: str = ""
     layers: Sequence[ConvertedLayer] = ()
     notes: Sequence[str] = ()
     unreadable: str = ""
+    unsupported: str = ""

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from os import PathLike
 from pathlib import Path
 
@@ -40,6 +41,7 @@ def shard(
     Layers are cut as `plan` says, and one that cannot be refuses all in its words, before a byte is written.
     Each folder is then opened by itself, and each layer in it compared with what its rank loads of the whole.
     Only then has the folder its name; a run that was interrupted goes on where it was, file by file.
+    UnreadTensorsError where a tensor is in a form that no format reads.
 
     Parameters
     ----------
@@ -89,9 +91,7 @@ def shard(
             return replace(asked, layers=_refused(subject, plan))
         return _written(asked, subject, plan, target, shard_size, tell, crew)
 
-    return of_checkpoint(
-        path, make, lambda place, why: ShardedCheckpoint(place, tp=tp, ep=ep, unreadable=why)
-    )
+    return of_checkpoint(path, make, partial(ShardedCheckpoint, tp=tp, ep=ep))
 
 
 def _refused(subject: Subject, plan: PlannedShares) -> list[ShardedLayer]:

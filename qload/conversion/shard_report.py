@@ -57,6 +57,8 @@ class ShardedCheckpoint(WrittenCheckpoint):
         What the folders do not say.
     unreadable
         Why the checkpoint cannot be read; "" where it can.
+    unsupported
+        The format of the checkpoint, where that is known and not read, with the way out; else "".
     """
 
     tp: int = 1
@@ -64,3 +66,4 @@ class ShardedCheckpoint(WrittenCheckpoint):
     layers: Sequence[ShardedLayer] = ()
     notes: Sequence[str] = ()
     unreadable: str = ""
+    unsupported: str = ""

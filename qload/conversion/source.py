@@ -14,7 +14,10 @@ def why_unreadable(subject: Subject) -> str:
     """What is wrong with all of it; "" where it can be asked."""
     if subject.weights is not None and not subject.errors:
         return ""
-    return subject.errors[0].message if subject.errors else "it cannot be read"
+    if not subject.errors:
+        return "it cannot be read"
+    first = subject.errors[0]
+    return f"{first.message}; {first.remedy}" if first.remedy and subject.is_unsupported else first.message
 
 
 def as_stored(subject: Subject) -> WeightStorage:

@@ -109,16 +109,28 @@ def target_of(folder: str | PathLike[str], shard_size: int) -> Path:
     return target
 
 
-def of_checkpoint(
-    path: str | PathLike[str], make: Callable[[Subject], F], unreadable: Callable[[str, str], F]
-) -> F:
-    """What `make` makes of a checkpoint; `unreadable`: of its path, and of why it cannot be read."""
+def of_checkpoint(path: str | PathLike[str], make: Callable[[Subject], F], empty: Callable[..., F]) -> F:
+    """The report that `make` makes of a checkpoint, all of whose tensors are read; else UnreadTensorsError.
+
+    `empty`: the report of a path, with `unreadable` or `unsupported` as the reason why there is no more.
+    """
     with closing(Subject.open(path)) as subject:
         why = why_unreadable(subject)
         if why:
-            return unreadable(subject.path, why)
+            return empty(subject.path, **{"unsupported" if subject.is_unsupported else "unreadable": why})
+
+        def make_of_all_read() -> F:
+            error = subject.account.error()
+            if error is not None:
+                raise error
+            return make(subject)
+
         # A file may fail, or be replaced, meanwhile.
-        return answered(lambda: make(subject), partial(unreadable, subject.path))
+        return answered(
+            make_of_all_read,
+            lambda why: empty(subject.path, unreadable=why),
+            lambda why: empty(subject.path, unsupported=why),
+        )
 
 
 def nothing(stage: str, done: int, total: int) -> None:

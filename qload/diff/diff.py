@@ -7,8 +7,8 @@ from os import PathLike
 from qload.architecture import Architecture
 from qload.architecture.names import spelled
 from qload.diff.layers import layer_diff, tensor_diff
-from qload.diff.report import CheckpointDiff, LayerDiff
-from qload.errors import StorageError, checked
+from qload.diff.report import CheckpointDiff, LayerDiff, Outcome
+from qload.errors import StorageError, UnsupportedFormatError, checked
 from qload.loader import LayerDescription
 from qload.parallel import ProcessGroup
 from qload.verify.causes import SideBySide
@@ -58,20 +58,33 @@ def diff(
     with closing(Subject.open(path)) as ours, closing(Subject.open(other)) as theirs:
         for subject in (ours, theirs):
             if subject.weights is None or subject.errors:
-                first = subject.errors[0].message if subject.errors else "it cannot be read"
-                return CheckpointDiff(ours.path, theirs.path, unreadable=f"{subject.path}: {first}")
+                return _unreadable(ours, theirs, subject)
         try:
-            found = [*_layers(ours, theirs, crew, progress or _nothing), *_tensors(ours, theirs)]
+            found = [
+                *_layers(ours, theirs, crew, progress or _nothing),
+                *_tensors(ours, theirs),
+                *_unread(ours, theirs),
+            ]
         except StorageError as error:  # a file that fails or is replaced meanwhile
             return CheckpointDiff(ours.path, theirs.path, unreadable=str(error))
         return CheckpointDiff(ours.path, theirs.path, sorted(found, key=lambda layer: layer.name))
 
 
+def _unreadable(ours: Subject, theirs: Subject, subject: Subject) -> CheckpointDiff:
+    """Nothing compared, as `subject`, one of both, is not read."""
+    first = subject.errors[0].message if subject.errors else "it cannot be read"
+    remedy = f"; {subject.errors[0].remedy}" if subject.errors and subject.errors[0].remedy else ""
+    why = f"{subject.path}: {first}{remedy}"
+    if subject.is_unsupported:
+        return CheckpointDiff(ours.path, theirs.path, unsupported=why)
+    return CheckpointDiff(ours.path, theirs.path, unreadable=why)
+
+
 def _layers(ours: Subject, theirs: Subject, crew: Crew, progress: Progress) -> Iterator[LayerDiff]:
-    here, there = (_by_key(each, each.layers) for each in (ours, theirs))
+    here, there = (_by_key(each, _read(each, each.layers)) for each in (ours, theirs))
     both = sorted(here.keys() & there.keys())
-    yield from _lonely(ours, {key: here[key] for key in here.keys() - there.keys()}, True)
-    yield from _lonely(theirs, {key: there[key] for key in there.keys() - here.keys()}, False)
+    yield from _lonely(ours, {key: here[key] for key in here.keys() - there.keys()}, theirs, True)
+    yield from _lonely(theirs, {key: there[key] for key in there.keys() - here.keys()}, ours, False)
     others = {layer.prefix: layer for layer in theirs.described()}
 
     def compared(at: int) -> LayerDiff:
@@ -79,12 +92,17 @@ def _layers(ours: Subject, theirs: Subject, crew: Crew, progress: Progress) -> I
         if isinstance(one, LayerDescription) and isinstance(two, LayerDescription):
             return layer_diff(SideBySide(ours, one, theirs, two), others)
         error = two if isinstance(one, LayerDescription) else one
-        return LayerDiff(here[both[at]], there[both[at]], "unread", str(error))
+        return LayerDiff(here[both[at]], there[both[at]], "refused", str(error))
 
     sizes = [sum(_size(ours, name) for name in ours.groups.under(here[key])) for key in both]
     yield from crew.share_out(
         compared, sizes, lambda done, total: progress("comparing", done, total), THREADS
     )
+
+
+def _read(subject: Subject, prefixes: Iterable[str]) -> Iterator[str]:
+    """The layers that are not told tensor by tensor, as those are which no format reads."""
+    return (prefix for prefix in prefixes if not isinstance(subject.layers[prefix], UnsupportedFormatError))
 
 
 def _tensors(ours: Subject, theirs: Subject) -> Iterator[LayerDiff]:
@@ -98,14 +116,28 @@ def _tensors(ours: Subject, theirs: Subject) -> Iterator[LayerDiff]:
     for key, name in here.items():
         if key in there:
             yield tensor_diff(ours.weights.storage, name, theirs.weights.storage, there[key])
-    yield from _lonely(ours, {key: here[key] for key in here.keys() - there.keys()}, True)
-    yield from _lonely(theirs, {key: there[key] for key in there.keys() - here.keys()}, False)
+    yield from _lonely(ours, {key: here[key] for key in here.keys() - there.keys()}, theirs, True)
+    yield from _lonely(theirs, {key: there[key] for key in there.keys() - here.keys()}, ours, False)
 
 
-def _lonely(subject: Subject, names: dict[str, str], first: bool) -> Iterator[LayerDiff]:
-    """What is in one of both alone."""
-    for name in names.values():
-        yield LayerDiff(name, None if first else name, "missing", f"in {subject.path} only")
+def _unread(ours: Subject, theirs: Subject) -> Iterator[LayerDiff]:
+    """Tensors that no format reads in one of both: whether they mean the same is not known."""
+    for name, reason in ours.unread.items():
+        yield LayerDiff(name, name if name in theirs.prefixes else None, "unread", reason)
+    for name, reason in theirs.unread.items():
+        if name not in ours.unread:
+            yield LayerDiff(name, name, "unread", f"{theirs.path}: {reason}")
+
+
+def _lonely(subject: Subject, names: dict[str, str], other: Subject, first: bool) -> Iterator[LayerDiff]:
+    """What is in one of both alone, or in the other too, where it is not read."""
+    for key, name in names.items():
+        if other.account.hides(name) or other.account.hides(key):
+            told: Outcome = "unread"
+            detail = f"in {other.path} it is not read"
+        else:
+            told, detail = "missing", f"in {subject.path} only"
+        yield LayerDiff(name, None if first else name, told, detail)
 
 
 def _by_key(subject: Subject, names: Iterable[str]) -> dict[str, str]:

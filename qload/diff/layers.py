@@ -35,7 +35,7 @@ def layer_diff(pair: SideBySide, others: Mapping[str, LayerDescription]) -> Laye
         found = _compared(pair)
         detail = _detail(pair, found, others)
     except QloadError as error:
-        return LayerDiff(ours.prefix, theirs.prefix, "unread", str(error))
+        return LayerDiff(ours.prefix, theirs.prefix, "refused", str(error))
     return LayerDiff(ours.prefix, theirs.prefix, found.outcome, detail, found.differing, found.total)
 
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from qload.listing.answer import AnswerByLayer
 
-Outcome = Literal["bits", "rounded", "differs", "shape", "missing", "unread"]
+Outcome = Literal["bits", "rounded", "differs", "shape", "missing", "refused", "unread"]
 SAME = ("bits", "rounded")
 
 
@@ -23,7 +23,7 @@ class LayerDiff:
     outcome
         "bits": each value is the same, bit by bit, in float32; "rounded": after one rounding to the narrower
         of two float types, and zeros of any sign; "differs"; "shape": of other sizes; "missing": in one of
-        both alone; "unread": one of both cannot be read.
+        both alone; "refused": damaged in one of both; "unread": no format reads it in one of both.
     detail
         Where it differs first, in how many places, and what mistake that would be; or "".
     differing, total
@@ -52,16 +52,23 @@ class CheckpointDiff(AnswerByLayer):
     path, other
         The two.
     layers
-        Every layer and tensor of either, but for those that nothing reads.
+        Every layer and tensor of either.
     unreadable
         Why one of both cannot be read; "" where both can.
+    unsupported
+        The format of one of both that is known and not read, with the way out; "" where there is none.
     """
 
     path: str
     other: str
     layers: Sequence[LayerDiff] = ()
     unreadable: str = ""
+    unsupported: str = ""
 
     def _sound(self) -> bool:
-        """Whether all means the same."""
-        return all(layer.same for layer in self.layers)
+        """Whether all that is read means the same."""
+        return all(layer.same or layer.outcome == "unread" for layer in self.layers)
+
+    def _incomplete(self) -> bool:
+        """Whether some tensor of either is not read."""
+        return any(layer.outcome == "unread" for layer in self.layers)

@@ -29,6 +29,7 @@ from qload.errors.checkpoint import (
     ShapeError,
     StorageError,
     TwoFormatsError,
+    UnreadTensorsError,
     UnsupportedFormatError,
 )
 from qload.errors.ranks import LostRankError
@@ -59,6 +60,7 @@ __all__ = [
     "StorageError",
     "TwoFormatsError",
     "UnknownMethodError",
+    "UnreadTensorsError",
     "UnsupportedFormatError",
     "check_call",
     "check_fields",

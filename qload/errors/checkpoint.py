@@ -1,6 +1,6 @@
 """What a checkpoint holds is not what it has to hold."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -313,4 +313,36 @@ class UnsupportedFormatError(QloadError, NotImplementedError):
             f"reason   {self.reason}",
             self.known and f"known    {', '.join(self.known)}",
             self.remedy and f"remedy   {self.remedy}",
+        )
+
+
+@dataclass(eq=False)
+class UnreadTensorsError(QloadError, NotImplementedError):
+    """Some tensors of a checkpoint are in a form that no format reads.
+
+    Raised before any weight is read, by everything that loads, runs, converts or shards a whole checkpoint:
+    a tensor that is not read is never used as a value, nor copied.
+
+    Attributes
+    ----------
+    unread
+        The reason and the way out, by the name of the tensor.
+    nbytes
+        The bytes of all these tensors.
+    """
+
+    rule: ClassVar[str] = "unread-tensor"
+
+    unread: Mapping[str, str]
+    nbytes: int = 0
+
+    def __str__(self) -> str:
+        names, shown = list(self.unread), 4
+        more = f" and {len(names) - shown} more" if names[shown:] else ""
+        reasons = list(dict.fromkeys(self.unread.values()))
+        other = f" (and {len(reasons) - 1} other reasons)" if reasons[1:] else ""
+        return lines(
+            f"{names[0]}: not read by any format",
+            f"tensors  {', '.join(names[:shown])}{more}; {self.nbytes} bytes in all",
+            f"reason   {reasons[0]}{other}",
         )

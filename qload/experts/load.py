@@ -59,8 +59,8 @@ def load_experts(
     facts: ExpertFacts | None,
 ) -> ExpertsWeight:
     """The experts under a prefix that are on this rank, or its share of each; see `Weights.get_experts`."""
-    known = facts or facts_of(weights.architecture)
     plan = plan_experts(weights, prefix, split, expert_ranks)
+    known = facts or facts_of(weights.architecture)
     gate_ups, downs = Stacking(prefix, len(plan.local)), Stacking(prefix, len(plan.local))
     plan.source.begin(plan.found.facts)
     for gate, up, down in plan.here:

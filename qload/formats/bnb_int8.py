@@ -40,7 +40,8 @@ class BNBConfig(spec.Config):
             value = int(stored.max())
             order = ORDERS[value] if value < len(ORDERS) else str(value)
             reason = f"{headers.names.full('weight_format')} is {value}; only 0, row by row, is read"
-            raise UnsupportedFormatError(f"bnb_int8 in the order {order}", reason)
+            remedy = "load it with a bitsandbytes that has this order, and save it row by row"
+            raise UnsupportedFormatError(f"bnb_int8 in the order {order}", reason, remedy=remedy)
         return self
 
 

@@ -39,7 +39,9 @@ class EETQConfig(spec.Config):
         if len(weight) == 2 and scales == (2 * weight[1],) and weight[1]:
             name = headers.names.full("weight")
             raise UnsupportedFormatError(
-                "eetq_int4", f"{name} has two codes a byte: {weight[1]} columns for {scales[0]} scales"
+                "eetq_int4",
+                f"{name} has two codes a byte: {weight[1]} columns for {scales[0]} scales",
+                remedy="EETQ itself loads it; quantize the model anew with 8 bits",
             )
         return self
 

@@ -1,7 +1,7 @@
 """What a checkpoint holds, layer by layer and byte by byte, before any weight of it is read."""
 
-from qload.listing.answer import Answer, answered
-from qload.listing.coverage import Account, Coverage, account
+from qload.listing.answer import Answer, answered, cause_of
+from qload.listing.coverage import Account, Coverage, account, check_all_read
 from qload.listing.groups import Groups
 from qload.listing.info import LayerInfo, info_of
 from qload.listing.layers import layers
@@ -15,6 +15,8 @@ __all__ = [
     "LayerInfo",
     "account",
     "answered",
+    "cause_of",
+    "check_all_read",
     "info_of",
     "layers",
     "load_layers",

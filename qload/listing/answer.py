@@ -1,28 +1,45 @@
-"""What a question about a checkpoint came to: a verdict, by which commands end, and plain data."""
+"""Base of reports about a checkpoint: its verdict, its exit code, and the cause of a finding."""
 
+import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
-from qload.errors import ArgumentError, QloadError
+from qload.errors import ArgumentError, QloadError, UnreadTensorsError, UnsupportedFormatError
+from qload.errors.verdicts import EXIT_CODES, SCHEMA, Verdict
 
-Verdict = Literal["ok", "findings", "unreadable"]
-SCHEMA = 1
+# Rules whose findings are verdicts of their own.
+INTERNAL, UNSUPPORTED = "internal", UnsupportedFormatError.rule
 
 
 class Answer(ABC):
-    """A base of dataclasses that have a `path`, the checkpoint, and say what was found of it."""
+    """Base of reports about the checkpoint at `path`: a verdict, by which commands end, and plain data."""
 
     path: str
 
     @property
     def verdict(self) -> Verdict:
-        """`ok`: nothing is wrong; `findings`: something is; `unreadable`: nothing could be asked."""
-        if not self._readable():
-            return "unreadable"
-        return "ok" if self._sound() else "findings"
+        """The first that holds of the following.
+
+        `unreadable`: files or config cannot be understood; `findings`: something is wrong; `internal`: a bug
+        of qload ended a part of the work; `incomplete`: some tensors are in a form that no format reads;
+        `unsupported`: the whole checkpoint is of a format that is known and not read; `ok`: nothing is wrong.
+        """
+        holds: Mapping[Verdict, Callable[[], bool]] = {
+            "unreadable": lambda: not self._readable(),
+            "findings": lambda: not self._sound(),
+            "internal": self._internal,
+            "incomplete": self._incomplete,
+            "unsupported": self._unsupported,
+        }
+        return next(verdict for verdict in EXIT_CODES if verdict == "ok" or holds[verdict]())
+
+    @property
+    def exit_code(self) -> int:
+        """That of a command with this verdict."""
+        return EXIT_CODES[self.verdict]
 
     def to_json(self) -> dict[str, Any]:
         """All of it as plain data: `schema`, `path`, `verdict`, and what was found."""
@@ -31,6 +48,18 @@ class Answer(ABC):
     def _readable(self) -> bool:
         """Whether the checkpoint could be read; by default as the field `unreadable` says."""
         return not getattr(self, "unreadable", "")
+
+    def _internal(self) -> bool:
+        """Whether a bug of qload ended a part of the work."""
+        return False
+
+    def _incomplete(self) -> bool:
+        """Whether some tensors are in a form that no format reads; by default as the field `unread` says."""
+        return bool(getattr(self, "unread", ()))
+
+    def _unsupported(self) -> bool:
+        """Whether the whole is of a format that is not read; by default as the field `unsupported` says."""
+        return bool(getattr(self, "unsupported", ""))
 
     @abstractmethod
     def _sound(self) -> bool:
@@ -42,7 +71,7 @@ class Answer(ABC):
 
 
 class AnswerByLayer(Answer):
-    """One that says of each layer what became of it: `layers` have an `outcome`."""
+    """A report with an outcome for each layer: `layers` have an `outcome`."""
 
     @property
     @abstractmethod
@@ -62,11 +91,49 @@ class AnswerByLayer(Answer):
 Found = TypeVar("Found", bound=Answer)
 
 
-def answered(ask: Callable[[], Found], unreadable: Callable[[str], Found]) -> Found:
-    """What a question came to, also of a checkpoint that cannot be read; ArgumentError: a wrong question."""
+def answered(
+    ask: Callable[[], Found],
+    unreadable: Callable[[str], Found],
+    unsupported: Callable[[str], Found],
+) -> Found:
+    """The report that `ask` makes, or the one of a checkpoint that cannot be read, by the reason.
+
+    ArgumentError and UnreadTensorsError are raised: they are about the question.
+    """
     try:
         return ask()
-    except ArgumentError:
+    except (ArgumentError, UnreadTensorsError):
         raise
     except QloadError as error:
-        return unreadable(str(error))
+        return (unsupported if error.rule == UNSUPPORTED else unreadable)(str(error))
+
+
+# A path of names with dots, a file's name, and a number by itself or at the end of a text.
+WORD = re.compile(r"[\w\-]+(?:\.[\w\-]+)+|(?<![\w.])[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?\b")
+OWN = "\0"  # stands for a name that is left out, until all other words are known
+LISTED = re.compile(r"\*(?:(?:, | and | or | x )\*)*,?(?=\))|\*(?:(?:, | and | or | x )\*)+")
+
+
+def cause_of(message: str, *names: str | None) -> str:
+    """A message without what tells one place from another: equal for findings of one cause.
+
+    The `names` of the tensor, its layer and its file are left out; other names of tensors and files, and
+    numbers, become stars.
+
+    Examples
+    --------
+    >>> cause_of("model.layers.3.up.scales: NaN scale nan at (3, 4); 17 in all", "model.layers.3.up.scales")
+    'NaN scale nan at (*); * in all'
+    """
+    for name in sorted(filter(None, names), key=len, reverse=True):
+        message = re.sub(rf"(?<![\w.]){re.escape(name)}(?!\w)(?:\.(?=\w))?", OWN, message)
+    text = LISTED.sub("*", WORD.sub(_starred, message).removeprefix(f"{OWN}: ").replace(OWN, "*"))
+    return " ".join(text.split())
+
+
+def _starred(found: re.Match[str]) -> str:
+    """A star for a number, a tensor of a numbered layer, and a file of tensors; other words as they are."""
+    word = found[0]
+    if word.endswith(".safetensors") or any(part.isdecimal() for part in word.split(".")):
+        return "*"
+    return "*" if re.fullmatch(r"[-+]?\d.*", word) else word

@@ -3,12 +3,14 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from qload.errors import QloadError
+from qload.errors import QloadError, UnreadTensorsError, UnsupportedFormatError
 from qload.formats.unquantized import FLOATS
+from qload.listing.answer import cause_of
 from qload.listing.groups import Groups
 from qload.loader import LayerDescription
 from qload.storage import TensorInfo
-from qload.weights import LoadReport
+from qload.weights import LoadReport, Weights
+from qload.weights.exemptions import experts_module, unread_stacks
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,8 @@ class Coverage:
     exempt
         By the reason, of tensors that no layer has and no weight depends on.
     unread
-        Of tensors that no format reads yet.
+        Of tensors that no format reads: of layers in a dialect that is known and not read, and of stacks of
+        quantized experts in a form that is not known.
     refused
         Of layers that cannot be read, each of which is a finding.
     unexplained
@@ -52,29 +55,67 @@ class Coverage:
 
 @dataclass(frozen=True)
 class Account:
-    """What became of each tensor, in the words of the ledger of loads; `coverage` has it in bytes."""
+    """What became of each tensor, in the words of the ledger of loads; `coverage` has it in bytes.
+
+    `unexplained`: by name, with the layer that it stands in. `unread_bytes`: of each tensor that is not read.
+    `modules`: the layers that are not read, and the modules of experts whose stacks are not.
+    """
 
     report: LoadReport
     coverage: Coverage
-    unexplained: Mapping[str, LayerDescription | None]  # by name, with the layer that it stands in
+    unexplained: Mapping[str, LayerDescription | None]
+    unread_bytes: Mapping[str, int] = field(default_factory=dict)
+    modules: frozenset[str] = frozenset()
+
+    def notes(self) -> list[str]:
+        """One for each cause why tensors are not read: how many, the first, the reason and their bytes."""
+        causes: dict[str, list[str]] = {}
+        for name, reason in self.report.unread.items():
+            causes.setdefault(cause_of(reason, self._module(name)), []).append(name)
+        return [
+            f"{len(names)} tensors, such as {names[0]}, are not read: {self.report.unread[names[0]]}; "
+            f"they hold {sum(map(self.unread_bytes.__getitem__, names))} of {self.coverage.total} bytes"
+            for names in causes.values()
+        ]
+
+    def hides(self, prefix: str) -> bool:
+        """Whether unread tensors belong to the layer `prefix`, or to the experts that it is one of."""
+        if not self.modules:
+            return False
+        parts = prefix.split(".")
+        return any(".".join(parts[:count]) in self.modules for count in range(1, len(parts) + 1))
+
+    def error(self) -> UnreadTensorsError | None:
+        """Why a whole checkpoint cannot be loaded, run or copied; None where all of it is read."""
+        unread = self.report.unread
+        return UnreadTensorsError(dict(unread), self.coverage.unread) if unread else None
+
+    def _module(self, name: str) -> str:
+        """The longest module of an unread tensor's name that is not read."""
+        parts = name.split(".")
+        leads = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
+        return next((lead for lead in leads if lead in self.modules), name)
 
 
 def account(groups: Groups) -> Account:
     """Every tensor, as if each layer had been loaded and each plain tensor been read."""
     storage, ledger = groups.weights.storage, groups.weights.ledger()
-    refused = {
-        name
-        for prefix, layer in groups.layers.items()
-        if isinstance(layer, QloadError)
-        for name in groups.under(prefix)
-    }
     infos = {name: storage.info(name) for name in groups.names}
+    unread: set[str] = set()
+    refused: set[str] = set()
+    for prefix, layer in groups.layers.items():
+        if isinstance(layer, UnsupportedFormatError):
+            unread.update(groups.under(prefix))
+            ledger.leave(groups.under(prefix), _reason(layer))
+        elif isinstance(layer, QloadError):
+            refused.update(groups.under(prefix))
+    stacks = unread_stacks({name: infos[name] for name in groups.names if name not in groups.specs})
     plain = [
         name
         for name in groups.names
-        if name not in refused
+        if not (name in refused or name in unread or name in stacks)
         and _is_plain(groups, name, infos[name])
-        and ledger.excuse(name, storage) is None  # asked last: most names are of quantized layers
+        and not ledger.exempts(name, storage)  # asked last: most names are of quantized layers
     ]
     ledger.take(groups.specs)
     ledger.take(name for name in plain if name not in groups.specs)
@@ -94,7 +135,30 @@ def account(groups: Groups) -> Account:
         refused=_bytes(infos, [name for name in report.unused if name in refused]),
         unexplained=_bytes(infos, left),
     )
-    return Account(report, coverage, {name: _within(groups, name) for name in left})
+    return Account(
+        report,
+        coverage,
+        {name: _within(groups, name) for name in left},
+        {name: 0 if infos[name].shared else infos[name].nbytes for name in report.unread},
+        frozenset(experts_module(name) or groups.prefixes[name] for name in report.unread),
+    )
+
+
+def check_all_read(weights: Weights) -> None:
+    """UnreadTensorsError where any tensor of a checkpoint is in a form that no format reads.
+
+    Headers and facts alone are looked at. What loads, runs or copies a whole model calls this first: tensors
+    that nothing reads have no values, and a model without them is another one.
+    """
+    error = account(Groups(weights)).error()
+    if error is not None:
+        raise error
+
+
+def _reason(error: UnsupportedFormatError) -> str:
+    """Which format a layer is in, why it is not read, and the way out, in one line."""
+    text = f"{error.format}: {error.reason}" if error.format not in error.reason else error.reason
+    return f"{text}; {error.remedy}" if error.remedy else text
 
 
 def _is_plain(groups: Groups, name: str, info: TensorInfo) -> bool:

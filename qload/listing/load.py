@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 
 from qload.errors import checked
+from qload.listing.coverage import account
 from qload.listing.groups import Groups
 from qload.spec import Weight
 from qload.weights import Weights
@@ -17,6 +18,7 @@ def load_layers(weights: Weights, *, progress: Progress | None = None) -> Iterat
     The fastest way to load a model that is not cut: threads read the next layers while one is repacked, see
     `Weights.stream`, which takes loads of shares too. Layers come in the order of their names, vectors such
     as norms among them; a layer that cannot be loaded is an error when it is its turn.
+    UnreadTensorsError, before anything is loaded, where a tensor is in a form that no format reads.
 
     Parameters
     ----------
@@ -35,6 +37,9 @@ def load_layers(weights: Weights, *, progress: Progress | None = None) -> Iterat
     {'norm': (4,), 'up': (8, 4)}
     """
     groups = Groups(weights)
+    error = account(groups).error()
+    if error is not None:
+        raise error
     return _told(weights, groups, progress) if progress else weights.stream(groups.found)
 
 

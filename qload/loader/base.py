@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from qload.errors import ArgumentError, DivideError, UnsupportedFormatError, checked
+from qload.errors import ArgumentError, DivideError, checked
 from qload.loader.description import ConfiguredFormat, LayerDescription
 from qload.loader.source import LateElements, Rectangle, TensorSource
 from qload.spec import Weight
@@ -77,10 +77,9 @@ class WeightsLoader(ABC):
     def describe(self, weights: TensorSource, prefix: str) -> LayerDescription:
         """All that headers and facts tell about the layer `weights` has under `prefix`, as it is stored.
 
-        UnsupportedFormatError of a loader that cannot tell.
+        ArgumentError of a loader that cannot tell.
         """
-        kind = type(self).__name__
-        raise UnsupportedFormatError(prefix, f"{kind} has no describe(), and cannot list its layers")
+        raise ArgumentError("loader", f"one with describe(), to list {prefix}", type(self).__name__)
 
     def left_out(self, prefix: str) -> str | None:
         """Why the config leaves out the layer `prefix`, which entry of which key; None where it does not."""

@@ -6,6 +6,7 @@ from torch import nn
 
 from qload.errors import ArgumentError, ShapeError, check_type, checked
 from qload.kernels.declared import Activations
+from qload.listing import check_all_read
 from qload.loader import Part
 from qload.methods.biases import check_biases, read_bias
 from qload.weights import Weights
@@ -48,6 +49,8 @@ def replace_linears(
         Where a dict names a layer that the model has not, or a checkpoint's layer that is not stored.
     ShapeError
         Where a layer has other sizes than the model's; then nothing was replaced.
+    UnreadTensorsError
+        Where a tensor is in a form that no format reads, before anything is replaced.
 
     Examples
     --------
@@ -67,6 +70,7 @@ def replace_linears(
     for name, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, nn.Linear):
             homes.setdefault(module, []).append(name)
+    check_all_read(weights)
     found = dict(_quantized(homes, weights, names))
     for prefix, linear in found.items():
         expected, whole = (linear.out_features, linear.in_features), weights.loader.shape(weights, prefix)

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any
@@ -10,8 +11,9 @@ import torch
 from torch import nn
 
 from qload.detect import read_model_config
-from qload.errors import checked
+from qload.errors import ConfigError, StorageError, UnsupportedFormatError, checked
 from qload.experts import ExpertSplit
+from qload.listing import check_all_read
 from qload.methods import ParallelLMHead, VocabParallelEmbedding
 from qload.methods.loaded import LinearFactory
 from qload.methods.parallel_experts import ExpertsFactory
@@ -73,8 +75,29 @@ def opened(
     process_group: ProcessGroup | None,
 ) -> Weights:
     """A checkpoint's tensors, plain floats cast to `dtype`; None: as its `config` says."""
-    said = dtype or text_config(config).dtype or torch.float32
+    said = dtype or checked_config(path, config).dtype or torch.float32
     return open_checkpoint(path, device=device, dtype=said, process_group=process_group)
+
+
+def checked_config(checkpoint: Weights | str | PathLike[str], config: Mapping[str, Any]) -> TextConfig:
+    """The model of a `config`; ConfigError for one that there is no model of.
+
+    In its place UnreadTensorsError or UnsupportedFormatError, where the `checkpoint` is not read.
+    """
+    try:
+        return text_config(config)
+    except ConfigError as error:
+        try:
+            with (
+                nullcontext(checkpoint)
+                if isinstance(checkpoint, Weights)
+                else open_checkpoint(checkpoint) as it
+            ):
+                check_all_read(it)
+        except (StorageError, ConfigError) as other:
+            if other.rule == UnsupportedFormatError.rule:
+                raise
+        raise error
 
 
 @checked
@@ -115,6 +138,8 @@ def load_model(
         Where the checkpoint has not what the config says.
     CutError, DivideError
         Where the ranks cannot share it.
+    UnreadTensorsError
+        Where a tensor of the checkpoint is in a form that no format reads.
     """
     if not isinstance(weights, Weights):
         config = read_model_config(weights) if config is None else config
@@ -123,7 +148,7 @@ def load_model(
     if config is None:
         known = weights.architecture
         config = {} if known is None else {**known.config, "model_type": known.type}
-    return _loaded(weights, text_config(config), make, make_experts, expert_split)
+    return _loaded(weights, checked_config(weights, config), make, make_experts, expert_split)
 
 
 def _loaded(
@@ -152,6 +177,7 @@ def load_decoder(weights: Weights, config: TextConfig, making: Making) -> Decode
     Errors are those of `load_model`. What else a checkpoint holds, such as a part that sees,
     is not looked at.
     """
+    check_all_read(weights)
     check_shares(weights, config, making.base, making.head, making.split)
     name = f"{making.base}.embed_tokens"
     check_matrix(weights, name, [config.vocab], config.hidden, padded=True)

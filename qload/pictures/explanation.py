@@ -20,8 +20,8 @@ def explanation_page(found: Explanation) -> str:
         "activations": found.dtype,
         "layers": str(len(found.layers)),
     }
-    if found.unreadable:
-        facts["unreadable"] = found.unreadable
+    if found.unreadable or found.unsupported:
+        facts[found.verdict] = found.unreadable or found.unsupported
     rows = [_row(layer, tokens) for layer in found.layers]
     return Page(
         title="qload explain",

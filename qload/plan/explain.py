@@ -7,7 +7,7 @@ import torch
 
 from qload.errors import ArgumentError, checked
 from qload.kernels import dtypes
-from qload.listing import Groups
+from qload.listing import Groups, account
 from qload.plan.asked import AskedKinds, Question
 from qload.plan.explained import Explanation
 from qload.plan.plan import opened
@@ -77,16 +77,19 @@ def explain(
     question = Question(capability_of(arch), tp, dtype, tuple(tokens))
     with opened(path_or_weights) as (weights, config, why):
         groups, asked = Groups(weights), AskedKinds(weights, question)
+        accounted = account(groups)
         layers = [
             asked.of(prefix, groups.layers.get(prefix), how)
             for prefix, how in sharings(groups, config, None).items()
+            if not accounted.hides(prefix)
         ]
         path = "" if isinstance(path_or_weights, Weights) else str(path_or_weights)
         notes = [TIMES, FIRST, *([EXPERTS] if any(".experts." in each.prefix for each in layers) else [])]
-        notes += [why] if why and tp > 1 else []
+        notes += [*([why] if why and tp > 1 else []), *accounted.notes()]
         named = "cpu" if question.capability is None else f"sm{question.capability}"
         ordered = sorted(layers, key=lambda layer: layer.prefix)
-        return Explanation(path, named, tp, str(dtype).removeprefix("torch."), ordered, notes)
+        unread = dict(accounted.report.unread)
+        return Explanation(path, named, tp, str(dtype).removeprefix("torch."), ordered, notes, unread)
 
 
 def capability_of(arch: str | None) -> int | None:

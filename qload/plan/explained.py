@@ -63,8 +63,12 @@ class Explanation(Answer):
         All of them, in the order of their names.
     notes
         Where the answers end.
+    unread
+        The reason, by name, of tensors that no format reads; their layers are not among these.
     unreadable
         Why the checkpoint cannot be read; "" where it can.
+    unsupported
+        The format of the checkpoint, where that is known and not read, with the way out; else "".
     """
 
     path: str
@@ -73,7 +77,9 @@ class Explanation(Answer):
     dtype: str = ""
     layers: Sequence[ExplainedLayer] = ()
     notes: Sequence[str] = ()
+    unread: Mapping[str, str] = field(default_factory=dict)
     unreadable: str = ""
+    unsupported: str = ""
 
     def _sound(self) -> bool:
         """Whether each layer can be loaded so."""

@@ -101,21 +101,24 @@ def _plan(
     notes: list[str],
 ) -> ShardingPlan:
     groups = Groups(weights)
-    answers, known = Answers(weights, kernel), groups.layers
+    answers, known, accounted = Answers(weights, kernel), groups.layers, account(groups)
     planned = [
         answers.of(prefix, known.get(prefix), how, worlds)
         for prefix, how in sharings(groups, config, ep).items()
+        if not accounted.hides(prefix)
     ]
     stored = weights.storage.info
-    beside = sum(stored(name).nbytes for name in account(groups).report.used if name not in groups.specs)
+    beside = sum(stored(name).nbytes for name in accounted.report.used if name not in groups.specs)
     if beside:
         notes.append(f"{beside} bytes of biases and tensors of no layer are counted whole on every rank")
+    notes += accounted.notes()
     return ShardingPlan(
         path,
         sorted(planned, key=lambda layer: layer.prefix),
         {ranks: _world(planned, ranks, beside) for ranks in worlds},
         None if config is None else config.type,
         notes,
+        dict(accounted.report.unread),
     )
 
 

@@ -106,8 +106,12 @@ class ShardingPlan(Answer):
         names of layers.
     notes
         What is not counted, and what is not known.
+    unread
+        The reason, by name, of tensors that no format reads: their layers and bytes are not counted.
     unreadable
         Why the checkpoint cannot be read; "" where it can.
+    unsupported
+        The format of the checkpoint, where that is known and not read, with the way out; else "".
     """
 
     path: str
@@ -115,7 +119,9 @@ class ShardingPlan(Answer):
     worlds: Mapping[int, WorldPlan] = field(default_factory=dict)
     model: str | None = None
     notes: Sequence[str] = ()
+    unread: Mapping[str, str] = field(default_factory=dict)
     unreadable: str = ""
+    unsupported: str = ""
 
     def _sound(self) -> bool:
         """Whether all fits for each number of ranks."""
@@ -125,7 +131,9 @@ class ShardingPlan(Answer):
         """The fields; numbers of ranks are text."""
         return {
             "model": self.model,
+            "unread": dict(self.unread),
             "unreadable": self.unreadable,
+            "unsupported": self.unsupported,
             "notes": list(self.notes),
             "worlds": {str(ranks): asdict(world) for ranks, world in self.worlds.items()},
             "layers": [_layer(layer) for layer in self.layers],

@@ -27,12 +27,21 @@ SOURCE = "qload reads the safetensors that it was made from"
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of file: how it begins, how its name ends, what it is in words, and what to do with it."""
+    """A kind of file: how it begins, how its name ends, what it is in words, and what to do with it.
+
+    `holds_model`: whether it is a model in another format, which another program reads.
+    """
 
     words: str
     remedy: str
     begins: tuple[bytes, ...] = ()
     ends: tuple[str, ...] = ()
+    holds_model: bool = True
+
+    @property
+    def rule(self) -> str:
+        """Under which `verify` reports such a file: a model of another format is not damaged."""
+        return "unsupported-format" if self.holds_model else "not-safetensors"
 
 
 PICKLE = Kind(
@@ -60,8 +69,18 @@ KINDS = (
         (b"lmgg", b"fmgg", b"tjgg"),
         (".ggml",),
     ),
-    Kind("a Git LFS pointer in the place of the file", "fetch the file: git lfs pull", (b"version ",)),
-    Kind("a web page, as a failed download leaves", "fetch the file again", (b"<!DOCTYPE", b"<html")),
+    Kind(
+        "a Git LFS pointer in the place of the file",
+        "fetch the file: git lfs pull",
+        (b"version ",),
+        holds_model=False,
+    ),
+    Kind(
+        "a web page, as a failed download leaves",
+        "fetch the file again",
+        (b"<!DOCTYPE", b"<html"),
+        holds_model=False,
+    ),
     Kind(
         "a TensorRT engine",
         f"the version of TensorRT that built it runs it, on such a GPU; {SOURCE}",
@@ -99,7 +118,7 @@ def refused_file(path: Path) -> StorageError:
         return StorageError(shortened(path.name), "not-safetensors", words)
     return StorageError(
         shortened(path.name),
-        "not-safetensors",
+        kind.rule,
         f"is {kind.words}, not a safetensors file",
         remedy=kind.remedy,
     )
@@ -120,7 +139,7 @@ def refused_folder(place: Path, there: Sequence[Path], name: str) -> StorageErro
     others = f", and there are {len(likely) - 1} such files more" if len(likely) > 1 else ""
     return StorageError(
         name,
-        "not-safetensors",
+        kind.rule,
         f"no *{SUFFIX} file in this directory: {shortened(file.name)} is {kind.words}{others}",
         remedy=kind.remedy,
     )

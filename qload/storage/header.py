@@ -110,7 +110,7 @@ def parse_header(head: bytes, file_size: int, file: str) -> Header:
     if length > MAX_HEADER or length > file_size - LENGTH_BYTES or len(head) < LENGTH_BYTES + length:
         if kind := begins_as(head):
             words = f"is {kind.words}, whatever its name says"
-            raise StorageError(file, "not-safetensors", words, remedy=kind.remedy)
+            raise StorageError(file, kind.rule, words, remedy=kind.remedy)
         raise StorageError(
             file,
             "header-length",

@@ -20,6 +20,7 @@ from qload.verify.comparison import SPIKE, Comparison, agree
 from qload.verify.crew import Crew, Tell
 from qload.verify.elsewhere import found_elsewhere
 from qload.verify.error_map import ErrorMap, LayerMap
+from qload.verify.judge import collected
 from qload.verify.report import Finding, finding_of
 from qload.verify.same import is_finite, same
 from qload.verify.subject import Subject
@@ -42,7 +43,10 @@ def check(
     assert subject.weights is not None
     ours, theirs = _layers(subject), _layers(reference)
     for prefix in sorted(ours.keys() ^ theirs.keys()):
-        where = subject.path if prefix in ours else reference.path
+        here, other = (subject, reference) if prefix in ours else (reference, subject)
+        if other.account.hides(prefix):  # which a note tells: it is there, and not read
+            continue
+        where = here.path
         yield Finding(MISSING, "error", prefix, None, f"{prefix}: a layer of {where} only")
     both = sorted(ours.keys() & theirs.keys())
     storage = subject.weights.storage
@@ -52,7 +56,11 @@ def check(
     ]
 
     def compared(at: int) -> list[Told]:
-        return list(_layer(subject, ours[both[at]], reference, theirs, drawing))
+        failed: list[Finding] = []
+        layer = ours[both[at]]
+        compare = partial(_layer, subject, layer, reference, theirs, drawing)
+        told = collected("against", compare, failed, layer.prefix)
+        return [*told, *failed]
 
     for told in crew.share_out(compared, sizes, tell, THREADS):
         yield from told

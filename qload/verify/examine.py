@@ -9,19 +9,28 @@ from os import PathLike, fspath
 from typing import ParamSpec
 
 from qload.detect import read_model_config
-from qload.errors import ArgumentError, ConfigError, QloadError, StorageError, checked
+from qload.errors import (
+    ArgumentError,
+    ConfigError,
+    QloadError,
+    StorageError,
+    UnsupportedFormatError,
+    checked,
+)
 from qload.listing import LayerInfo, info_of
+from qload.loader import LayerDescription
 from qload.parallel import ProcessGroup
 from qload.verify import against as comparison
 from qload.verify import parallel
 from qload.verify.crew import Crew, Tell
 from qload.verify.error_map import LayerMap
-from qload.verify.judge import Progress, judge
+from qload.verify.judge import Progress, check_rule, collected, judge
 from qload.verify.prompt import Prompt
-from qload.verify.report import Finding, Report, finding_of
+from qload.verify.report import Finding, Report, finding_of, internal_finding
 from qload.verify.rules import INSPECTED, Tier
 from qload.verify.runs import runs
 from qload.verify.subject import Subject
+from qload.weights import Weights
 
 P = ParamSpec("P")
 # The rules that tell of what is not there, or of what belongs to something that is not there.
@@ -42,7 +51,7 @@ REPORTED = 1024  # names of a run of layers to be reported, of most of which onl
 
 
 def _reporting(examine: Callable[P, Report]) -> Callable[P, Report]:
-    """A file that fails or is replaced while it is examined is a finding, as it is where it is opened."""
+    """Findings for a file that fails or is replaced meanwhile, and for an exception that nothing expects."""
 
     @wraps(examine)
     def reporting(*arguments: P.args, **options: P.kwargs) -> Report:
@@ -51,6 +60,11 @@ def _reporting(examine: Callable[P, Report]) -> Callable[P, Report]:
         except (StorageError, ConfigError) as error:
             path = options.get("path", *arguments[:1])
             return Report(str(path), (finding_of(error),), readable=False)
+        except (QloadError, MemoryError):
+            raise
+        except Exception as error:
+            path = options.get("path", *arguments[:1])
+            return Report(str(path), (internal_finding(examine.__name__, None, error),))
 
     return reporting
 
@@ -83,9 +97,13 @@ def inspect(path: str | PathLike[str]) -> Report:
     with closing(Subject.open(path)) as subject:
         if subject.weights is None or subject.errors:
             return _unreadable(subject)
-        found = [finding_of(layer) for layer in subject.layers.values() if isinstance(layer, QloadError)]
+        found = [
+            finding_of(layer)
+            for layer in subject.layers.values()
+            if isinstance(layer, QloadError) and not isinstance(layer, UnsupportedFormatError)
+        ]
         for rule in INSPECTED:
-            found += rule.check(rule, subject)
+            found += check_rule(rule, subject)
         return _report(subject, found, [], Crew.of(None))
 
 
@@ -151,27 +169,39 @@ def verify(
         if subject.weights is None or subject.errors:
             return _unreadable(subject)
         found, told = judge(subject, crew, tell, tier)
-        maps: dict[str, str] = {}
         for world in worlds:
-            _sort(parallel.check(subject, world), found, told)
+            _sort(collected("tensor-parallel", partial(parallel.check, subject, world), found), found, told)
+        report = _report(subject, found, told, crew)
         if against is not None:
-            for item in _compared(subject, against, crew, partial(tell, "against"), error_maps):
-                if isinstance(item, LayerMap):
-                    maps[item.layer] = item.text
-                else:
-                    _sort([item], found, told)
-        report = replace(_report(subject, found, told, crew), error_maps=maps)
+            report = _compared(report, subject, against, crew, partial(tell, "against"), error_maps)
     return report if logits is None else _with_logits(report, path, logits, against, tell)
 
 
 def _compared(
-    subject: Subject, path: str | PathLike[str], crew: Crew, tell: Tell, drawing: bool
-) -> Iterator[comparison.Told]:
+    report: Report, subject: Subject, path: str | PathLike[str], crew: Crew, tell: Tell, drawing: bool
+) -> Report:
+    """The report, with what a comparison with the reference at `path` shows."""
+    found, told, maps = list(report.findings), list(report.notes), dict[str, str]()
     with closing(Subject.open(path)) as reference:
         if reference.weights is None or reference.errors:
-            yield from reference.errors
-        else:
-            yield from comparison.check(subject, reference, crew, tell, drawing)
+            return replace(report, findings=(*found, *reference.errors))
+        compared = partial(comparison.check, subject, reference, crew, tell, drawing)
+        for item in collected("against", compared, found):
+            if isinstance(item, LayerMap):
+                maps[item.layer] = item.text
+            else:
+                _sort([item], found, told)
+        told += [f"the reference: {note}" for note in reference.account.notes()]
+        coverage = reference.account.coverage
+    if subject.shard:
+        found = list(_told_of_shard(found))
+    return replace(
+        report,
+        findings=tuple(found),
+        notes=tuple(told),
+        error_maps=maps,
+        reference_coverage=coverage,
+    )
 
 
 def _check_alone(path: str | PathLike[str], prompt: Prompt, group: ProcessGroup | None) -> None:
@@ -191,6 +221,9 @@ def _with_logits(
     tell: Progress,
 ) -> Report:
     """The report, with what the model's layers and logits show."""
+    if report.verdict == "incomplete":
+        why = "logits were not compared: of a model that is not read whole there are none"
+        return replace(report, notes=(*report.notes, why))
     from qload.verify.logits import check_logits
 
     made = check_logits(fspath(path), prompt, against, tell)
@@ -215,7 +248,8 @@ def _nothing(stage: str, done: int, total: int) -> None:
 
 
 def _unreadable(subject: Subject) -> Report:
-    return Report(subject.path, tuple(subject.errors), tuple(subject.notes), readable=False)
+    """What stands in the way of reading any of it; a format that is known and not read is no damage."""
+    return Report(subject.path, tuple(subject.errors), tuple(subject.notes), readable=subject.is_unsupported)
 
 
 def _told_of_shard(found: list[Finding]) -> Iterator[Finding]:
@@ -226,12 +260,21 @@ def _told_of_shard(found: list[Finding]) -> Iterator[Finding]:
             yield finding
 
 
+def _info(weights: Weights, layer: LayerDescription) -> list[LayerInfo]:
+    return [info_of(weights, layer)]
+
+
 def _report(subject: Subject, found: list[Finding], told: list[str], crew: Crew) -> Report:
     assert subject.weights is not None
     weights, parts = subject.weights, runs(subject, REPORTED)
 
-    def told_of(at: int) -> list[LayerInfo]:
-        return [info_of(weights, layer) for layer in parts[at].described()]
+    def told_of(at: int) -> tuple[list[LayerInfo], list[Finding]]:
+        failed: list[Finding] = []
+        listed: list[LayerInfo] = []
+        for layer in parts[at].described():
+            name = layer.names.full(layer.specs[0].name)
+            listed += collected("layers", partial(_info, weights, layer), failed, name)
+        return listed, failed
 
     if subject.shard:
         found = list(_told_of_shard(found))
@@ -239,20 +282,9 @@ def _report(subject: Subject, found: list[Finding], told: list[str], crew: Crew)
     layers = crew.share_out(told_of, [0] * len(parts), lambda *_: None)
     return Report(
         path=subject.path,
-        findings=tuple(found),
-        notes=(*subject.notes, *told, *_unread(subject)),
-        layers=tuple(chain.from_iterable(layers)),
+        findings=(*found, *chain.from_iterable(failed for _, failed in layers)),
+        notes=(*subject.notes, *told, *subject.account.notes()),
+        layers=tuple(chain.from_iterable(listed for listed, _ in layers)),
         claims={} if subject.claims is None else subject.claims.facts(),
         coverage=subject.account.coverage,
     )
-
-
-def _unread(subject: Subject) -> Iterator[str]:
-    """What no format reads yet, and its share of the bytes."""
-    coverage, unread = subject.account.coverage, subject.account.report.unread
-    if unread:
-        first, reason = next(iter(unread.items()))
-        yield (
-            f"{len(unread)} tensors, such as {first}, are not read: {reason}; "
-            f"they hold {coverage.unread} of {coverage.total} bytes"
-        )

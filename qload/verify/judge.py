@@ -1,29 +1,39 @@
-"""All rules and notes over a subject: tier by tier, and of what is judged one by one run by run.
+"""All rules and notes over a subject, tier by tier; a bug in one of them ends that one alone.
 
-What rules about values need is measured once, before the first of them.
+Rules that judge each layer or tensor by itself are given runs of them. What rules about values need is
+measured once, before the first of them. An unexpected exception becomes a finding of the rule `internal`, at
+the layer or tensor where it was raised.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import chain
-from typing import get_args
+from typing import TypeVar, get_args
 
+from qload.errors import ConfigError, LostRankError, StorageError
+from qload.listing.answer import INTERNAL
+from qload.loader import LayerDescription
 from qload.verify import notes
 from qload.verify.crew import Crew, Tell
-from qload.verify.report import Finding
+from qload.verify.report import Finding, internal_finding
 from qload.verify.rules import RULES, Rule, Tier
-from qload.verify.runs import runs, size_of
+from qload.verify.runs import pieces_of, runs, size_of
 from qload.verify.subject import Subject
 from qload.verify.values import Values, measure
 
+T = TypeVar("T")
 Progress = Callable[[str, int, int], None]
+# A file that fails or is replaced ends all, and so does a machine: they are no bugs of a rule.
+PASSED_ON = (StorageError, ConfigError, LostRankError, MemoryError)
+NOTES = (notes.architecture, notes.absences, notes.flags, notes.of_loaders)
+NOTES_OF_LAYERS = (notes.readings, notes.subnormals)
 
 
 def judge(
     subject: Subject, crew: Crew, progress: Progress, last: Tier = "meaning"
 ) -> tuple[list[Finding], list[str]]:
     """What the rules find, rule by rule up to those of the `last` tier, and what is worth telling."""
-    subject.specs, subject.prefixes  # noqa: B018  (computed once here, and not once a run)
+    subject.specs, subject.prefixes, subject.account  # noqa: B018  (computed once here, and not once a run)
     parts = runs(subject)
     sizes = [size_of(part) for part in parts]
     found: list[Finding] = []
@@ -31,7 +41,7 @@ def judge(
     for tier in tiers[: tiers.index(last) + 1]:
         tell: Tell = partial(progress, tier)
         if tier == "values":
-            _measure(subject, parts, crew, sizes, tell)
+            found += _measure(subject, parts, crew, sizes, tell)
             tell = _nothing
         rules = [rule for rule in RULES if rule.tier == tier]
         each = [rule for rule in rules if rule.each]
@@ -41,25 +51,106 @@ def judge(
             for rule, column in zip(each, zip(*judged, strict=True), strict=True)
         }
         for rule in rules:
-            found += by_rule[rule.id] if rule.each else rule.check(rule, subject)
-    told = [
-        *notes.architecture(subject),
-        *notes.absences(subject),
-        *notes.flags(subject),
-        *notes.of_loaders(subject),
-    ]
+            found += by_rule[rule.id] if rule.each else check_rule(rule, subject)
+    told: list[str] = []
+    for note in NOTES:
+        told += collected("notes", partial(note, subject), found)
     if last != "headers":
-        told += notes.repeated(subject)
+        told += collected("notes", partial(notes.repeated, subject), found)
         noted = crew.share_out(partial(_notes, parts), sizes, _nothing)
-        told += notes.told_once(chain.from_iterable(noted))
+        told += notes.told_once(chain.from_iterable(counted for counted, _ in noted))
+        found += chain.from_iterable(failed for _, failed in noted)
     return found, told
 
 
-def _measure(subject: Subject, parts: list[Subject], crew: Crew, sizes: list[int], tell: Tell) -> None:
-    """The one pass over all bytes, for the rules of a run as for those of the whole."""
-    values = Values.joined(crew.share_out(lambda at: measure(parts[at]), sizes, tell))
+def check_rule(rule: Rule, subject: Subject) -> list[Finding]:
+    """What a rule finds in a subject, or in a run of one.
+
+    Where a rule that judges each layer by itself raises, it is asked for the layers and tensors one by one:
+    only those that raise are not judged.
+    """
+    failed: list[Finding] = []
+    found = collected(rule.id, partial(rule.check, rule, subject), failed)
+    if not failed:
+        return found
+    if not rule.each:
+        return found + failed
+    found = []
+    for name, piece in pieces_of(subject):
+        check = partial(rule.check, rule, piece)
+        found += collected(rule.id, check, found, _tensor_of(subject, name))
+    alone = any(finding.rule == INTERNAL for finding in found)
+    return found if alone else found + failed  # it may fail in the company of others alone
+
+
+def collected(
+    where: str, work: Callable[[], Iterable[T]], failed: list[Finding], tensor: str | None = None
+) -> list[T]:
+    """What `work` yields up to an exception, of which there is a finding in `failed`.
+
+    `where`: the rule, by its id, or what else is done.
+    """
+    found: list[T] = []
+    try:
+        found.extend(work())  # keeps what comes before an exception
+    except PASSED_ON:
+        raise
+    except Exception as error:
+        failed.append(internal_finding(where, tensor, error))
+    return found
+
+
+def _tensor_of(subject: Subject, name: str) -> str:
+    """The first tensor of the layer `name`; a tensor's own name."""
+    layer = subject.all_layers.get(name)
+    return layer.names.full(layer.specs[0].name) if isinstance(layer, LayerDescription) else name
+
+
+def _measure(
+    subject: Subject, parts: list[Subject], crew: Crew, sizes: list[int], tell: Tell
+) -> list[Finding]:
+    """One pass over all bytes, for the rules of a run as for those of the whole.
+
+    Tensors that could not be measured, and their layers, are not judged any further.
+    """
+    measured = crew.share_out(lambda at: _measured(parts[at]), sizes, tell)
+    values = Values.joined(each for each, _ in measured)
+    failed = {finding.tensor or "": finding for _, findings in measured for finding in findings}
     for each in (subject, *parts):
         vars(each)["values"] = values
+        if failed:
+            _leave_out(each, failed)
+    return list(failed.values())
+
+
+def _measured(part: Subject) -> tuple[Values, list[Finding]]:
+    """The values of a run; where that raises, of its layers and tensors one by one."""
+    failed: list[Finding] = []
+    whole = collected("values", partial(_measure_one, part), failed)
+    if not failed:
+        return whole[0], []
+    found: list[Values] = []
+    failed = []
+    for name, piece in pieces_of(part):
+        measuring = partial(_measure_one, piece)
+        found += collected("values", measuring, failed, _tensor_of(part, name))
+    return Values.joined(found), failed
+
+
+def _measure_one(piece: Subject) -> list[Values]:
+    return [measure(piece)]
+
+
+def _leave_out(subject: Subject, failed: Mapping[str, Finding]) -> None:
+    """Judge neither these tensors nor the layers that have them."""
+    layers = {
+        prefix: layer
+        for prefix, layer in subject.layers.items()
+        if not isinstance(layer, LayerDescription)
+        or not any(layer.names.full(spec.name) in failed for spec in layer.specs)
+    }
+    judged = [name for name in subject.judged if name not in failed]
+    vars(subject).update(layers=layers, judged=judged)
 
 
 def _nothing(done: int, total: int) -> None:
@@ -68,9 +159,13 @@ def _nothing(done: int, total: int) -> None:
 
 def _findings(parts: list[Subject], rules: list[Rule], at: int) -> list[list[Finding]]:
     """Of one run, what each rule finds."""
-    return [list(rule.check(rule, parts[at])) for rule in rules]
+    return [check_rule(rule, parts[at]) for rule in rules]
 
 
-def _notes(parts: list[Subject], at: int) -> list[notes.Counted]:
-    """Of one run, what is told layer by layer."""
-    return [*notes.readings(parts[at]), *notes.subnormals(parts[at])]
+def _notes(parts: list[Subject], at: int) -> tuple[list[notes.Counted], list[Finding]]:
+    """Of one run, what is told layer by layer, and the bugs on the way."""
+    failed: list[Finding] = []
+    found: list[notes.Counted] = []
+    for note in NOTES_OF_LAYERS:
+        found += collected("notes", partial(note, parts[at]), failed)
+    return found, failed

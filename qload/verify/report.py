@@ -1,11 +1,15 @@
 """What inspecting or verifying a checkpoint found, as data."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from qload.errors import QloadError
-from qload.listing import Answer, Coverage, LayerInfo
+from qload.listing import Answer, Coverage, LayerInfo, cause_of
+from qload.listing.answer import INTERNAL, UNSUPPORTED
+
+log: logging.Logger = logging.getLogger("qload")
 
 SAID = (
     "prefix", "format", "bits", "group_size", "sym", "act_order", "shape", "dtype", "bytes",
@@ -30,6 +34,9 @@ class Finding:
         What is wrong, with the values.
     remedy
         What to do, or "".
+    cause
+        A text that is equal for findings of one cause; by default the rule and the message without the names
+        and numbers that tell one place from another.
     """
 
     rule: str
@@ -38,6 +45,13 @@ class Finding:
     file: str | None
     message: str
     remedy: str = ""
+    cause: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.cause:
+            layer = self.tensor.rpartition(".")[0] if self.tensor else None
+            cause = cause_of(self.message, self.tensor, layer, self.file)
+            object.__setattr__(self, "cause", f"{self.rule}: {cause}")
 
 
 @dataclass(frozen=True)
@@ -60,6 +74,8 @@ class Report(Answer):
         Which share of the bytes is explained, and by what; None of what cannot be read.
     logits
         Of a model that was run: what each layer and the logits showed, as plain data; None: none was.
+    reference_coverage
+        The same of the reference of `against`; None where there is none, or it cannot be read.
     error_maps
         Of layers by name, where they are far from the reference, as text that `report_page` draws; those that
         were asked for.
@@ -74,6 +90,7 @@ class Report(Answer):
     claims: Mapping[str, Any] = field(default_factory=dict)
     coverage: Coverage | None = None
     logits: Mapping[str, Any] | None = None
+    reference_coverage: Coverage | None = None
     error_maps: Mapping[str, str] = field(default_factory=dict)
     readable: bool = True
 
@@ -82,8 +99,21 @@ class Report(Answer):
         return self.readable
 
     def _sound(self) -> bool:
-        """Whether nothing was found."""
-        return not self.findings
+        """Whether nothing was found that is wrong with the checkpoint."""
+        return all(finding.rule in (INTERNAL, UNSUPPORTED) for finding in self.findings)
+
+    def _internal(self) -> bool:
+        """Whether a rule ended by a bug."""
+        return any(finding.rule == INTERNAL for finding in self.findings)
+
+    def _incomplete(self) -> bool:
+        """Whether tensors are not read, of the checkpoint or of its reference."""
+        coverages = (self.coverage, self.reference_coverage)
+        return any(coverage is not None and coverage.unread > 0 for coverage in coverages)
+
+    def _unsupported(self) -> bool:
+        """Whether the whole checkpoint is of a format that is not read."""
+        return any(finding.rule == UNSUPPORTED for finding in self.findings)
 
     def _data(self) -> dict[str, Any]:
         """The fields but for maps, with `coverage` in bytes; `logits` is there where a model was run."""
@@ -94,6 +124,11 @@ class Report(Answer):
             "coverage": None if self.coverage is None else _coverage(self.coverage),
             "layers": [_layer(layer) for layer in self.layers],
             **({} if self.logits is None else {"logits": dict(self.logits)}),
+            **(
+                {}
+                if self.reference_coverage is None
+                else {"reference_coverage": _coverage(self.reference_coverage)}
+            ),
         }
 
 
@@ -106,6 +141,21 @@ def _layer(layer: LayerInfo) -> dict[str, Any]:
     """What a report says of a layer: all but its tensors, of which a large model has many, and its config."""
     said = {name: getattr(layer, name) for name in SAID}
     return {**said, "activations": None if layer.activations is None else asdict(layer.activations)}
+
+
+def internal_finding(where: str, tensor: str | None, error: Exception) -> Finding:
+    """A bug of qload that ended a rule, or another part of the work, which `where` names."""
+    log.info("%s: internal error%s", where, f" at {tensor}" if tensor else "", exc_info=error)
+    text = " ".join(str(error).split())
+    message = f"{where}: internal error, {type(error).__name__}: {text:.400}"
+    return Finding(
+        INTERNAL,
+        "error",
+        tensor,
+        None,
+        f"{tensor}: {message}" if tensor else message,
+        "report it to qload with this message; -v shows the traceback. The other rules were asked",
+    )
 
 
 def finding_of(error: QloadError, *, severity: Severity = "error") -> Finding:

@@ -1,5 +1,6 @@
 """A subject in runs of its tensors and layers, for rules that judge each of them by itself."""
 
+from collections.abc import Iterator
 from copy import copy
 
 from qload.errors import QloadError
@@ -15,7 +16,7 @@ def runs(subject: Subject, size: int = NAMES) -> list[Subject]:
     Both orders are those of the whole subject, so that what is found run by run is found in the same order.
     A layer is in the run of its first name.
     """
-    names, prefixes = subject.names, subject.prefixes
+    names, prefixes, judged = subject.names, subject.prefixes, {*subject.judged}
     first: dict[str, int] = {}
     for at, name in enumerate(names):
         first.setdefault(prefixes[name], at // size)
@@ -26,9 +27,23 @@ def runs(subject: Subject, size: int = NAMES) -> list[Subject]:
     found = []
     for at in range(count):
         run = copy(subject)
-        vars(run).update(names=names[at * size : (at + 1) * size], layers=layers[at])
+        mine = names[at * size : (at + 1) * size]
+        vars(run).update(names=mine, layers=layers[at], judged=[name for name in mine if name in judged])
         found.append(run)
     return found
+
+
+def pieces_of(run: Subject) -> Iterator[tuple[str, Subject]]:
+    """The layers and then the tensors of a run, each alone, with its name."""
+    for prefix, layer in run.layers.items():
+        piece = copy(run)
+        vars(piece).update(names=[], judged=[], layers={prefix: layer})
+        yield prefix, piece
+    for name in run.names:
+        piece = copy(run)
+        judged = [name] if name in run.judged else []
+        vars(piece).update(names=[name], judged=judged, layers={})
+        yield name, piece
 
 
 def size_of(run: Subject) -> int:

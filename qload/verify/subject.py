@@ -22,6 +22,7 @@ from qload.detect import (
 from qload.errors import QloadError
 from qload.experts import ExpertStacks, with_experts
 from qload.listing import Account, Groups, account
+from qload.listing.answer import UNSUPPORTED
 from qload.loader import FormatLoader, LayerDescription
 from qload.spec import Role, TensorSpec
 from qload.storage import (
@@ -153,6 +154,22 @@ class Subject:
     def names(self) -> list[str]:
         """All tensor names, sorted."""
         return self.groups.names
+
+    @property
+    def is_unsupported(self) -> bool:
+        """Whether all that stands in the way of reading it is a format that is known and not read."""
+        return bool(self.errors) and all(finding.rule == UNSUPPORTED for finding in self.errors)
+
+    @property
+    def unread(self) -> Mapping[str, str]:
+        """The reason, by name, of tensors that no format reads: nothing but their presence is judged."""
+        return self.account.report.unread
+
+    @cached_property
+    def judged(self) -> list[str]:
+        """The names of tensors whose shapes and values are judged: all but those that are not read."""
+        unread = self.unread
+        return [name for name in self.names if name not in unread]
 
     @cached_property
     def layers(self) -> Mapping[str, LayerDescription | QloadError]:

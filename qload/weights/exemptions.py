@@ -1,6 +1,7 @@
 """What a checkpoint holds beside its layers: known by name, with the reason why no layer has it."""
 
 import re
+from collections.abc import Mapping
 
 import torch
 
@@ -11,7 +12,10 @@ from qload.storage import TensorInfo
 CACHE_SCALE = "a scale of the key/value cache or of attention, which the engine reads"
 CACHE_ZERO = "a zero point or bias of the key/value cache, which the engine reads"
 BUFFER = "a buffer of positions, masks or counts, which no weight depends on"
-FUSED = "fused experts, of a type of model or in a form that is not known"
+FUSED = (
+    "stacked experts, of a type of model or in a form that is not known; "
+    "the same checkpoint with a tensor for each expert is read"
+)
 
 ATTENTION = re.compile(r"(self_|cross_)?attn|(self_|cross_)?attention|mixer")
 PROJECTION = re.compile(r"(q|k|v|kv|qk|qkv)_proj")
@@ -66,13 +70,40 @@ def exemption(name: str, info: TensorInfo) -> str | None:
 
 def fused_experts(name: str, shape: tuple[int, ...]) -> bool:
     """Whether a tensor is a stack of experts, or the scale of one, as `down_proj_weight_scale`."""
-    lead, _, last = name.rpartition(".")
+    last = name.rpartition(".")[2]
     if last.endswith(READ) or not (len(shape) > 2 or SCALE_OF_STACK.fullmatch(last)):
         return False
-    # From the last part that says experts on: a number among them is that of one expert.
-    parts = reversed(lead.split("."))
-    found = next((part for part in parts if part.isdecimal() or EXPERTS.fullmatch(part)), "0")
-    return not found.isdecimal()
+    return experts_module(name) is not None
+
+
+def experts_module(name: str) -> str | None:
+    """The module of experts that a tensor of all of them stands in; None where it is not such a tensor.
+
+    `model.layers.0.mlp.experts.gate_up_proj_scale` -> `model.layers.0.mlp.experts`.
+    """
+    parts = name.split(".")[:-1]
+    for count in range(len(parts), 0, -1):
+        if parts[count - 1].isdecimal():
+            return None
+        if EXPERTS.fullmatch(parts[count - 1]):
+            return ".".join(parts[:count])
+    return None
+
+
+def unread_stacks(infos: Mapping[str, TensorInfo]) -> set[str]:
+    """Those of some tensors that are stacks of quantized experts, or scales of them.
+
+    Stacks of plain floats without any scale beside them are parameters as any other.
+    """
+    modules: dict[str, list[str]] = {}
+    for name, info in infos.items():
+        if fused_experts(name, info.shape):
+            modules.setdefault(experts_module(name) or "", []).append(name)
+    return {name for names in modules.values() if _is_quantized(names, infos) for name in names}
+
+
+def _is_quantized(names: list[str], infos: Mapping[str, TensorInfo]) -> bool:
+    return any(infos[name].dtype not in FLOATS or "scale" in name.rpartition(".")[2] for name in names)
 
 
 def _stands(name: str, of_attention: set[str], of_projections: set[str]) -> bool:

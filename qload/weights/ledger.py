@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 from qload.errors import ArgumentError
 from qload.storage import WeightStorage
-from qload.weights.exemptions import FUSED, exemption, fused_experts
+from qload.weights.exemptions import FUSED, exemption, unread_stacks
 
 ReasonOf = Callable[[str], str | None]  # a tensor's name -> why it may stay unused
 
@@ -65,6 +65,7 @@ class Ledger:
     exemptions: list[tuple[str, str]] = field(default_factory=list)
     reasons: list[ReasonOf] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    unread: dict[str, str] = field(default_factory=dict)
 
     def take(self, names: Iterable[str]) -> None:
         """One load used each of these tensors."""
@@ -76,6 +77,10 @@ class Ledger:
             raise ArgumentError("reason", "why these tensors may stay unused", "nothing")
         self.exemptions += [(pattern, reason) for pattern in patterns]
 
+    def leave(self, names: Iterable[str], reason: str) -> None:
+        """No format reads these tensors, for this reason."""
+        self.unread.update(dict.fromkeys(names, reason))
+
     def fresh(self) -> "Ledger":
         """One with the same exemptions, in which nothing was used yet."""
         return Ledger(exemptions=list(self.exemptions), reasons=list(self.reasons))
@@ -86,7 +91,8 @@ class Ledger:
         unused = [key for key in keys if not self.taken[key]]
         exempted = {key: reason for key in unused if (reason := self._reason(key, storage))}
         left = [key for key in unused if key not in exempted]
-        unread = {key: FUSED for key in left if fused_experts(key, storage.info(key).shape)}
+        stacks = unread_stacks({key: storage.info(key) for key in left if key not in self.unread})
+        unread = {key: self.unread.get(key, FUSED) for key in left if key in self.unread or key in stacks}
         return LoadReport(
             used=[key for key in keys if self.taken[key]],
             unused=[key for key in left if key not in unread],
@@ -96,9 +102,9 @@ class Ledger:
             unread=unread,
         )
 
-    def excuse(self, key: str, storage: WeightStorage) -> str | None:
-        """Why a tensor may stay unused, or is not read by any format; None where there is no such reason."""
-        return self._reason(key, storage) or (FUSED if fused_experts(key, storage.info(key).shape) else None)
+    def exempts(self, key: str, storage: WeightStorage) -> bool:
+        """Whether a tensor may stay unused, for some reason."""
+        return self._reason(key, storage) is not None
 
     def _reason(self, key: str, storage: WeightStorage) -> str | None:
         said = (reason for pattern, reason in self.exemptions if fnmatchcase(key, pattern))

@@ -212,7 +212,10 @@ class Weights(LoaderBlocks, ExpertLoads, StreamedLoads, TensorShares):
 
     @checked
     def get_tensor(self, name: str, *, role: Role | None = None) -> Tensor:
-        """All of the tensor `name`; its `role` says whether it is cast, None: as its name tells."""
+        """All of the tensor `name`; its `role` says whether it is cast, None: as its name tells.
+
+        It is what is stored, also of a tensor that no format reads, which has no other meaning then.
+        """
         return self._get(name, (), role)
 
     @checked

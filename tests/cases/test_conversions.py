@@ -23,7 +23,7 @@ def test_what_is_written_means_the_same(folder: Path, tmp_path: Path) -> None:
         except ArgumentError:
             assert folder.name.startswith("plain")
             continue
-        assert (found.verdict == "unreadable") == (refused(folder) is not None)
+        assert (found.verdict == "unsupported") == (refused(folder) is not None)
         assert {layer.outcome for layer in found.layers} <= (
             {"bits", "rounded"} if found.verdict == "ok" else {"refused"}
         )

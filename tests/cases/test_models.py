@@ -62,7 +62,7 @@ def test_a_model_is_clean_and_explained_or_refused_by_name(folder: Path, tmp_pat
     report, name = verify(copy), refused(folder)
 
     if name is not None:
-        assert report.verdict == "unreadable"
+        assert report.verdict == "unsupported"
         assert any(name in finding.message for finding in report.findings)
     else:
         assert (inspect(copy).findings, report.findings) == ((), ())

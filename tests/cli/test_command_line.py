@@ -54,7 +54,7 @@ def test_a_finding_has_the_agreed_keys_and_ends_with_1(damaged: Path) -> None:
     result = run("verify", damaged)
 
     (finding,) = json.loads(result.stdout)["findings"]
-    assert finding.keys() == {"rule", "severity", "tensor", "file", "message", "remedy"}
+    assert finding.keys() == {"rule", "severity", "tensor", "file", "message", "remedy", "cause"}
     assert (finding["rule"], finding["tensor"], result.exit_code) == ("float-value", "a.weight", 1)
 
 

@@ -113,7 +113,7 @@ def test_an_error_is_an_object_on_standard_output_and_text_on_standard_error(
     )  # fmt: skip
 
     told = json.loads(done.stdout)
-    assert (told["schema"], told["verdict"], told["exit_code"], done.returncode) == (1, "error", code, code)
+    assert (told["schema"], told["verdict"], told["exit_code"], done.returncode) == (2, "error", code, code)
     assert "\n" not in done.stdout.removesuffix("\n")
     assert told["error"].split()[0] in done.stderr
     assert "Error: " in done.stderr

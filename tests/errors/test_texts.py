@@ -27,12 +27,14 @@ from qload.formats import Fp8Config, Fp8Weight, GPTQConfig, GPTQWeight, Unquanti
 from qload.kernel_formats import repack
 from qload.kernels import ExllamaLinearKernel, MPLinearLayerConfig, choose_mp_linear_kernel, scalar_types
 from qload.layouts import Order
+from qload.listing import check_all_read
 from qload.methods import get_quantization_config
 from qload.models.memory import check_memory
 from qload.parallel import ALONE, Rank
 from qload.parallel.watch import Watch
 from qload.storage import MemoryStorage, parse_header
 from qload.weights import Weights
+from tests.unread import stacks
 
 
 def layer(**changes: Tensor) -> dict[str, Tensor]:
@@ -135,6 +137,7 @@ def two_configs(other: dict[str, Any]) -> None:
 CODES = MPLinearLayerConfig((128, 64), (128, 64), scalar_types.uint4b8, torch.float64, 64, False)
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
 MISTAKES: dict[str, Callable[[], Any]] = {
+    "stacks that nobody reads": lambda: check_all_read(gptq({**layer(), **stacks("model.experts")})),
     "layers of MLX": lambda: loader_from_config(
         None, MemoryStorage({"a.weight": torch.zeros(8, 4).to(torch.uint32), **mlx("a")})
     ),

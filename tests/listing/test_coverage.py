@@ -161,7 +161,7 @@ def test_the_verdict_line_counts_and_never_says_all_of_what_was_not_read(tmp_pat
 
     assert shown(known) == f"ok  {known}: 3 layers, 4 plain tensors, 100 % of {size(KNOWN)} B explained"
     line = shown(fused)
-    assert line.startswith(f"ok  {fused}: 1 note; 3 layers, 4 plain tensors, ")
+    assert line.startswith(f"incomplete  {fused}: 1 note; 3 layers, 4 plain tensors, ")
     assert "100 %" not in line
     assert line.endswith(f"{percent(size(FUSED), size(FUSED) + size(KNOWN))} not read")
     (note,) = inspect(fused).notes

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from qload import LayerInfo, layers
 from qload.detect import loader_from_config
-from qload.errors import ConfigError, MissingTensorError, StorageError, UnsupportedFormatError
+from qload.errors import ArgumentError, ConfigError, MissingTensorError, StorageError, UnsupportedFormatError
 from qload.formats import FORMATS
 from qload.loader import Part, Split, TensorSource, WeightsLoader
 from qload.quantize import Fp8Quantizer, QuantizingLoader
@@ -186,8 +186,8 @@ class Silent(WeightsLoader):
 def test_a_loader_that_describes_nothing_says_so() -> None:
     (layer,) = layers(Weights(MemoryStorage(plain("a.weight")), loader=Silent()))
 
-    assert isinstance(layer.error, UnsupportedFormatError)
-    assert "Silent has no describe()" in str(layer.error)
+    assert isinstance(layer.error, ArgumentError)
+    assert "one with describe(), to list a\n  got      Silent" in str(layer.error)
 
 
 def excluded(tmp_path: Path, **config: Any) -> dict[str, str | None]:

@@ -121,7 +121,7 @@ def test_a_name_in_two_files_is_refused(sharded: Path) -> None:
     [
         pytest.param("nowhere", "no-files", id="no such path"),
         pytest.param("empty", "no-files", id="a directory without files"),
-        pytest.param("model.bin", "not-safetensors", id="a pickle"),
+        pytest.param("model.bin", "unsupported-format", id="a pickle"),
         pytest.param("model.zip", "not-safetensors", id="another kind"),
         pytest.param("folder.safetensors", "no-files", id="a directory named like a file"),
     ],

@@ -78,7 +78,6 @@ TABLE = [
     only_against(NESTED, "blocks rolled", do.rolled(".weight.absmax")),
     headers(INT8, "scales lost", do.dropped("SCB"), LOST),
     headers(INT8, "codes lost", do.alone("SCB"), LOST),
-    headers(INT8, "kernel's order", do.byte("weight_format", 1), "unsupported-format"),
     values(INT8, "a code of -128", do.byte(".weight", 0x80), "field-value"),
     values(INT8, "negative scale", do.set_to("SCB", -1.0), "scale-value"),
     values(INT8, "scales of zero", do.zeros("SCB"), "scale-value"),
@@ -183,6 +182,17 @@ def test_damage_is_found_by_its_tier(row: Row, tmp_path: Path) -> None:
     assert rules(inspect(broken)) == set(row.inspect.split())
     assert rules(verify(broken)) == set(row.verify.split())
     assert rules(verify(broken, against=folder)) == {*row.verify.split(), *row.against.split()}
+
+
+def test_a_kernels_order_is_a_dialect_that_is_not_read_and_no_damage(tmp_path: Path) -> None:
+    case = read_tensors(FIXTURES / INT8)
+    do.byte("weight_format", 1)(case)
+
+    folder = write_case(case, tmp_path / "col32")
+
+    for report in (inspect(folder), verify(folder), verify(folder, against=FIXTURES / INT8)):
+        assert (report.verdict, report.findings) == ("incomplete", ())
+        assert any("bnb_int8 in the order col32" in note for note in report.notes)
 
 
 ELSEWHERE = ("gptq", "awq", "marlin", "gptq_marlin_24")  # of test_damage and test_marlin

@@ -133,7 +133,10 @@ def test_siblings_are_compared_in_proportion_to_them(monkeypatch: pytest.MonkeyP
     def found(count: int) -> int:
         """The comparisons of so many experts of which one lacks a tensor."""
         Compared.times = 0
-        given: Any = SimpleNamespace(names=expert_names(count), architecture=None, ordinary=True)
+        account = SimpleNamespace(hides=lambda name: False)
+        given: Any = SimpleNamespace(
+            names=expert_names(count), architecture=None, ordinary=True, account=account
+        )
         (finding,) = siblings.check(siblings.RULE, given)
         assert finding.tensor == f"model.layers.0.mlp.experts.{count - 1}.down"
         return Compared.times + count  # each has to be looked at once
@@ -210,14 +213,16 @@ def test_threads_leave_torch_as_many_as_it_had(tmp_path: Path) -> None:
     assert torch.get_num_threads() == before
 
 
-def test_what_a_thread_raises_the_caller_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_thread_raises_is_told_by_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise ZeroDivisionError
 
     monkeypatch.setattr(judge, "_findings", fail)
 
-    with pytest.raises(ZeroDivisionError):
-        verify(damaged(tmp_path))
+    report = verify(damaged(tmp_path))
+
+    assert report.verdict == "internal"
+    assert "ZeroDivisionError" in report.findings[0].message
 
 
 @pytest.mark.slow

@@ -118,10 +118,12 @@ def test_the_report_as_json_has_its_schema(tmp_path: Path) -> None:
 
     report = json.loads(json.dumps(verify(folder).to_json()))
 
-    assert (report["schema"], report["verdict"]) == (1, "findings")
+    assert (report["schema"], report["verdict"]) == (2, "findings")
     told = {"schema", "path", "verdict", "findings", "notes", "claims", "coverage", "layers"}
     assert set(report) == told
-    assert set(report["findings"][0]) == {"rule", "severity", "tensor", "file", "message", "remedy"}
+    assert set(report["findings"][0]) == {
+        "rule", "severity", "tensor", "file", "message", "remedy", "cause",
+    }  # fmt: skip
     assert report["findings"][0]["rule"] == "symmetry"
     assert (report["layers"][0]["bits"], report["layers"][0]["group_size"]) == (4, 8)
 

@@ -60,6 +60,8 @@ def load(
         For a parameter that cannot be acted on.
     MissingTensorError
         Where the checkpoint lacks a tensor of the model, which transformers alone would draw at random.
+    UnreadTensorsError
+        Where a tensor of the checkpoint is in a form that no format reads, before any weight is read.
     QloadError
         All that `open_checkpoint` and the loads of layers raise.
     """

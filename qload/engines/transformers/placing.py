@@ -39,6 +39,11 @@ class ModelNames:
         found, _ = rename_source_key(key, self._renamings, self._converters, self._base, self._held)
         return str(found) if found in self._held else None
 
+    def is_float(self, key: str) -> bool:
+        """Whether the tensor `key` has a place in the model, and floats are expected there."""
+        found = self.of(key)
+        return found is not None and bool(self._held[found].dtype.is_floating_point)
+
     def unexpected(self, key: str) -> Iterator[str]:
         """What transformers calls the tensor `key` when it finds no place for it."""
         found, source = rename_source_key(key, self._renamings, self._converters)

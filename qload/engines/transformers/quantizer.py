@@ -17,7 +17,8 @@ from qload.engines.transformers.placing import ModelNames, Places, patterns, pla
 from qload.engines.transformers.shares import SharingPlan
 from qload.engines.transformers.slots import LinearSlot, refuse_casts
 from qload.engines.transformers.source import Source
-from qload.errors import ArgumentError
+from qload.errors import ArgumentError, UnreadTensorsError
+from qload.formats.unquantized import FLOATS
 from qload.parallel import ALONE, ProcessGroup, Rank
 from qload.spec import named
 
@@ -63,6 +64,7 @@ class QloadQuantizer(HfQuantizer):  # type: ignore[misc]
     ) -> None:
         """Find the layers, check how ranks share them, and put slots where they go."""
         source = Source(checkpoint_files, self.config, self.dtype)
+        source.check_all_read()
         self._source, names, self._plan = source, ModelNames(model), SharingPlan(model)
         tied = {key.removesuffix(".weight") for key in model.all_tied_weights_keys}
         self._places = places = places_of(
@@ -71,6 +73,7 @@ class QloadQuantizer(HfQuantizer):  # type: ignore[misc]
         if self.config.quantizer is not None:
             check_plain(source, places)
             places.linears = {name: prefix for name, prefix in places.linears.items() if name not in tied}
+        check_values(source, names, places)
         self._plan.check(source.weights("cpu", Rank(0, self._plan.ranks), as_stored=True), places)
         self._tell_nowhere(model)
         self._silence(model, names)
@@ -173,6 +176,24 @@ def check_plain(source: Source, places: Places) -> None:
         stored = sum(map(source.is_quantized, layers))
         expected = "a checkpoint and a policy with plain layers to quantize"
         raise ArgumentError("quantizer", expected, f"none of them; {stored} layers are stored quantized")
+
+
+def check_values(source: Source, names: ModelNames, places: Places) -> None:
+    """UnreadTensorsError for tensors that transformers would take as values, and that are not stored as such.
+
+    Left to transformers are plain floats, and whole numbers where its model has some.
+    """
+    ours = {*source.names_of_layers(places)}
+    infos = {
+        name: info
+        for name, info in source.infos().items()
+        if name not in ours and info.dtype not in FLOATS and names.is_float(name)
+    }
+    if infos:
+        dtypes = {name: str(info.dtype).removeprefix("torch.") for name, info in infos.items()}
+        why = "and no format says what its values are; transformers would take them as they are stored"
+        unread = {name: f"it is stored as {dtype}, {why}" for name, dtype in dtypes.items()}
+        raise UnreadTensorsError(unread, sum(info.nbytes for info in infos.values()))
 
 
 def _sizes(module: Any) -> tuple[int, int]:

@@ -1,6 +1,6 @@
 """The checkpoint that a model is filled from: opened once, seen from each device by each rank."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,11 +12,12 @@ from qload.engines.transformers.placing import Places
 from qload.errors import ArgumentError
 from qload.experts.stacks import ExpertStacks
 from qload.formats.unquantized import FLOATS
-from qload.listing import Groups
+from qload.listing import Groups, account
 from qload.loader import FormatLoader
 from qload.parallel import ALONE, ProcessGroup
 from qload.quantize import QuantizingLoader
 from qload.spec import named
+from qload.storage import TensorInfo
 from qload.weights import Weights, open_checkpoint
 
 
@@ -68,6 +69,19 @@ class Source:
             architecture=self._opened.architecture,
         )
 
+    def check_all_read(self) -> None:
+        """UnreadTensorsError where a tensor is in a form that no format reads."""
+        error = account(self.groups).error()
+        if error is not None:
+            self.close()
+            raise error
+
+    def infos(self) -> Mapping[str, TensorInfo]:
+        """All tensors as the files have them, stacks of experts whole."""
+        storage = self._opened.storage
+        stored = storage.storage if isinstance(storage, ExpertStacks) else storage
+        return {name: stored.info(name) for name in stored.keys()}  # noqa: SIM118, it is no dict
+
     def is_quantized(self, prefix: str) -> bool:
         """Whether the layer is stored quantized."""
         weights, weight = self.groups.weights, named(prefix, "weight")
@@ -89,14 +103,15 @@ class Source:
 
     def names(self, places: Places) -> Iterator[str]:
         """What qload reads for these layers, as the files have it, and the tensors that mean no weight."""
-        storage = self._opened.storage
-        stored = storage.storage.keys() if isinstance(storage, ExpertStacks) else storage.keys()
+        yield from {*self.names_of_layers(places), *self._opened.report().exempted} & self.infos().keys()
+
+    def names_of_layers(self, places: Places) -> Iterator[str]:
+        """What qload reads for these layers, as the files have it."""
         layers, leads = {*places.linears.values()}, tuple(f"{lead}." for lead in places.experts.values())
-        exempt = self._opened.report().exempted
-        for name in stored:
+        for name in self.infos():
             prefix = self.groups.prefixes.get(name)
             own = prefix in layers and name != named(prefix or "", "bias")
-            if own or name.startswith(leads) or name in exempt:
+            if own or name.startswith(leads):
                 yield name
 
     def close(self) -> None:

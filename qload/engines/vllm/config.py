@@ -90,8 +90,10 @@ class QloadQuantizationConfig(QuantizationConfig):
         """Names with dots become those of parameters, and no tensor is dropped.
 
         vLLM asks for it once the model is built: UnsupportedFormatError, before a tensor is read, for
-        quantized embeddings of which the model has plain ones.
+        quantized embeddings of which the model has plain ones; UnreadTensorsError for tensors in a form that
+        no format reads.
         """
+        self.names.check_all_read(self.methods.loader)
         missed = [module for module in self._embeddings() if module not in self._embedded]
         if missed and hook("vllm.distributed.parallel_state", "get_pp_group")().is_first_rank:
             raise UnsupportedFormatError(missed[0], "it is quantized, and vLLM's model has plain embeddings")

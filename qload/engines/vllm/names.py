@@ -4,8 +4,14 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from qload.architecture import architecture_of
+from qload.detect import read_model_config
 from qload.detect.matching import EMBEDDINGS
+from qload.experts import with_experts
+from qload.listing import check_all_read
+from qload.loader import WeightsLoader
 from qload.storage import SafetensorsStorage
+from qload.weights import Weights
 
 PLAIN = frozenset(("weight", "bias"))
 
@@ -63,6 +69,15 @@ class CheckpointNames:
     def is_plain(self, module: str) -> bool:
         """Whether a layer's only tensors are its weight and its bias, in a type of plain numbers."""
         return bool(self.suffixes(module)) and {*self.suffixes(module)} <= PLAIN
+
+    def check_all_read(self, loader: WeightsLoader) -> None:
+        """UnreadTensorsError where `loader` and stacks of experts do not read a tensor of the files."""
+        folder = self._folder()
+        if folder is not None:
+            config = read_model_config(folder)
+            with SafetensorsStorage(folder) as storage:
+                known = architecture_of(config)
+                check_all_read(Weights(with_experts(storage, config), loader=loader, architecture=known))
 
     def _read(self) -> None:
         folder = self._folder() if self._stored is None else None

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from qload.detect import DefaultWeightsLoader, read_model_config
 from qload.errors import ShapeError, checked
 from qload.experts import ExpertSplit
+from qload.listing import check_all_read
 from qload.methods.loaded import LinearFactory
 from qload.methods.parallel_experts import ExpertsFactory
 from qload.models.cache import PagedCache
@@ -129,6 +130,7 @@ def load_vision_model(
             return load_vision_model(
                 found, config, make=make, make_experts=make_experts, expert_split=expert_split
             )
+    check_all_read(weights)
     text = text_config(config or {})
     sight = sight_config(config or {}, text.hidden, text.eps)
     making = Making.of(weights, text, make, make_experts, expert_split)

@@ -24,7 +24,9 @@ def check_tied(rule: Rule, subject: Subject) -> Iterator[Finding]:
         named(prefix, "weight")
         for prefix in inventory.spell(architecture.table.head, architecture.table.embedding)
     )
-    if not {head, embedding} <= set(storage.keys()):
+    if not {head, embedding} <= set(storage.keys()) or not subject.unread.keys().isdisjoint(
+        (head, embedding)
+    ):
         return
     ours, theirs = storage.info(head), storage.info(embedding)
     if not (ours.dtype.is_floating_point and theirs.dtype.is_floating_point):

@@ -55,7 +55,7 @@ def _difference(architecture: Architecture, layer: LayerDescription, here: str, 
 def _tensors(subject: Subject, architecture: Architecture) -> Iterator[Difference]:
     """Tensors that are named whole: norms, biases, and stacks of experts that cannot be told apart."""
     assert subject.weights is not None
-    for name in subject.names:
+    for name in subject.judged:
         shape = architecture.shape(name)
         info = subject.weights.info(name) if shape or architecture.find(name) else None
         if info is None:

@@ -25,7 +25,7 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
         "wrong" if isinstance(layer, QloadError) else layer.format.weight_type.format
         for layer in subject.layers.values()
     }
-    if not there & {*formats, "wrong"}:
+    if not there & {*formats, "wrong"} and not subject.unread:
         yield rule.finding(
             None,
             claims.file,

@@ -76,7 +76,7 @@ def _scales(subject: Subject) -> Mapping[str, bool]:
 def _matrices(subject: Subject) -> Mapping[str, bool]:
     assert subject.weights is not None
     found = {}
-    for name in subject.names:
+    for name in subject.judged:
         shape = subject.weights.info(name).shape
         matrix = name in subject.values.numbers and subject.role(name) is Role.FLOAT and len(shape) > 1
         if matrix and min(shape) > 1 and "lora" not in name:
@@ -87,7 +87,7 @@ def _matrices(subject: Subject) -> Mapping[str, bool]:
 def _norms(subject: Subject) -> Mapping[str, bool]:
     """Norms that are all zero; any other constant is how they begin."""
     found = {}
-    for name in subject.names:
+    for name in subject.judged:
         numbers = subject.values.numbers.get(name)
         if numbers and name.endswith("norm.weight") and subject.values.contents[name].word in (None, 0):
             found[name] = False

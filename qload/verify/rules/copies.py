@@ -48,7 +48,7 @@ def _copies(subject: Subject) -> Mapping[str, str]:
     assert subject.weights is not None
     found: dict[object, str] = {}
     copies = {}
-    for name in subject.names:
+    for name in subject.judged:
         contents = subject.values.contents[name]
         if contents.nbytes < LEAST or contents.word is not None or not _is_own(subject, name):
             continue
@@ -109,7 +109,7 @@ def _whole(
     if not copies:
         return {}
     zeros, own = expanded(subject), dict[str, list[str]]()
-    for name in subject.names:
+    for name in subject.judged:
         here = unit(name)
         if here is not None and subject.prefixes[name] not in zeros and _is_own(subject, name):
             own.setdefault(here, []).append(name)
@@ -126,7 +126,7 @@ def _twins(subject: Subject, layers: Mapping[str, str]) -> Mapping[str, str]:
     """The layers that have nothing of their own, norms and scales included, but outputs that are zero."""
     zeros = expanded(subject) if layers else frozenset()
     under: dict[str, list[str]] = {}
-    for name in subject.names if layers else ():
+    for name in subject.judged if layers else ():
         here = block(name)
         if here is not None and subject.prefixes[name] not in zeros:
             under.setdefault(here, []).append(name)

@@ -45,7 +45,7 @@ def _outputs(subject: Subject) -> Mapping[str, str]:
     """name -> prefix of each matrix that gives out, or of its codes."""
     assert subject.weights is not None
     found = {}
-    for name in subject.names:
+    for name in subject.judged:
         prefix = subject.prefixes[name]
         if OUT.fullmatch(prefix.rpartition(".")[2]):
             plain = name == f"{prefix}.weight" and len(subject.weights.info(name).shape) > 1

@@ -25,7 +25,7 @@ NARROW, WIDE = 3.0, 1e6  # the same of the other type's bits, where theirs is us
 def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
     """Each tensor whose values are what the other type's bits look like."""
     assert subject.weights is not None
-    for name in subject.names:
+    for name in subject.judged:
         numbers, info = subject.values.numbers.get(name), subject.weights.info(name)
         if numbers is None or numbers.count < COUNT or not numbers.median or info.dtype not in OTHERS:
             continue

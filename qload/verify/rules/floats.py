@@ -20,7 +20,7 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
     """Each tensor with a value that is not finite, its first place and the count."""
     assert subject.weights is not None
     storage = subject.weights.storage
-    for name in subject.names:
+    for name in subject.judged:
         numbers = subject.values.numbers.get(name)
         if numbers is None or numbers.finite or subject.role(name) is Role.SCALE:
             continue

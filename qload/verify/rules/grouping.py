@@ -24,7 +24,7 @@ BITS = (4, 8)
 def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
     """Each projection in another order than its siblings; each layer whose groups are as good as random."""
     layers = {layer.prefix: layer for layer in subject.described()}
-    indexed = [prefix for prefix, layer in layers.items() if "g_idx" in layer.facts]
+    indexed = [prefix for prefix, layer in layers.items() if _has_index(layer)]
     for together in siblings(indexed).values():
         first, *others = (layers[prefix] for prefix in together)
         apart = [other for other in others if _differs(first, other)]
@@ -39,6 +39,11 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
     for prefix in indexed:
         if not (denied and _in_order(layers[prefix])):  # where no order is claimed, none was lost
             yield from _lost(rule, subject, layers[prefix])
+
+
+def _has_index(layer: LayerDescription) -> bool:
+    """Whether `g_idx` says the groups of a layer; where one of zeros says nothing they lie in order."""
+    return any(spec.name == "g_idx" and spec.index_of == "G" for spec in layer.specs)
 
 
 def _differs(one: LayerDescription, other: LayerDescription) -> bool:

@@ -24,7 +24,7 @@ LARGEST = 2  # the part of a matrix in one place, a half, that padding to any po
 def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
     """Each tensor with a run that no rows of zeros explain: where, and how long."""
     assert subject.weights is not None
-    for name in subject.names:
+    for name in subject.judged:
         contents = subject.values.contents[name]
         if contents.word is not None or not contents.runs:
             continue

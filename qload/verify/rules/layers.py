@@ -5,7 +5,7 @@ These are the checks that loading makes; here all layers are asked, and every er
 
 from collections.abc import Iterator
 
-from qload.errors import QloadError
+from qload.errors import QloadError, UnsupportedFormatError
 from qload.spec import named
 from qload.verify.report import Finding, finding_of
 from qload.verify.rules.rule import Rule
@@ -16,9 +16,9 @@ IDS = ("missing-tensor", "tensor-shape", "tensor-dtype", "index-range", "index-a
 
 
 def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
-    """Every layer that cannot be loaded, with the loader's own words."""
+    """Every layer that cannot be loaded, with the loader's own words; a layer that is not read is none."""
     for prefix, layer in subject.layers.items():
-        if isinstance(layer, QloadError):
+        if isinstance(layer, QloadError) and not isinstance(layer, UnsupportedFormatError):
             found = finding_of(layer)
             hint = _evidence(subject, prefix) if found.rule == "tensor-shape" else ""
             yield Finding(

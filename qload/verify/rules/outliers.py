@@ -22,7 +22,7 @@ LOST, ALL = 0.1, 0.9  # the share of groups; of sound layers none, and of all an
 def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
     """Each tensor with such a value, and each layer with such groups."""
     assert subject.weights is not None
-    for name in subject.names:
+    for name in subject.judged:
         numbers, spec = subject.values.numbers.get(name), subject.specs.get(name)
         if numbers is not None and numbers.finite and numbers.median:
             most = _most(numbers, subject.role(name), spec)

@@ -21,7 +21,7 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
     """Each tensor with such a block: both places, and how many blocks are like it."""
     assert subject.weights is not None
     storage = subject.weights.storage
-    for name in subject.names:
+    for name in subject.judged:
         repeats = subject.values.contents[name].repeats
         if repeats is None or block(name) is None or not _varies(subject, name):
             continue

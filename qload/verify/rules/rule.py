@@ -23,6 +23,8 @@ class Rule:
     severity: Severity = "error"
     each: bool = False
 
-    def finding(self, tensor: str | None, file: str | None, message: str, remedy: str = "") -> Finding:
+    def finding(
+        self, tensor: str | None, file: str | None, message: str, remedy: str = "", cause: str = ""
+    ) -> Finding:
         """A finding of this rule."""
-        return Finding(self.id, self.severity, tensor, file, message, remedy)
+        return Finding(self.id, self.severity, tensor, file, message, remedy, cause)

@@ -31,7 +31,7 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
     """NaN, infinite, negative and wrongly zero scales, with the first place and the count of each kind."""
     assert subject.weights is not None
     storage = subject.weights.storage
-    for name in subject.names:
+    for name in subject.judged:
         numbers = subject.values.numbers.get(name)
         if subject.role(name) is not Role.SCALE:
             continue

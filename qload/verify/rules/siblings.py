@@ -68,8 +68,9 @@ def losses(subject: Subject) -> Iterator[Loss]:
                 continue
             having = sum(alike[other] for other in supersets.holding(layers[fuller]))
             for lost in sorted(layers[fuller] - held):
-                kept = f"{block}.{fuller}.{lost}"
-                yield Loss(f"{block}.{index}.{lost}", kept, block, having, len(layers) - 1)
+                kept, name = f"{block}.{fuller}.{lost}", f"{block}.{index}.{lost}"
+                if not any(map(subject.account.hides, (kept, name))):  # dialects differ in their tensors
+                    yield Loss(name, kept, block, having, len(layers) - 1)
 
 
 def _alike(subject: Subject) -> list[str]:

@@ -6,7 +6,7 @@ What it says otherwise than the one that counts is decided where checkpoints are
 from collections.abc import Iterator
 
 from qload.detect import read_claims
-from qload.errors import QloadError
+from qload.errors import QloadError, UnsupportedFormatError
 from qload.verify.report import Finding, finding_of
 from qload.verify.rules.rule import Rule
 from qload.verify.subject import Subject
@@ -18,7 +18,10 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
         try:
             read_claims(found)
         except QloadError as error:
-            yield finding_of(error, severity=rule.severity)
+            told = finding_of(error, severity=rule.severity)
+            if isinstance(error, UnsupportedFormatError):  # of this config, and not of the checkpoint
+                told = rule.finding(None, found.file, f"{found.file}: {told.message}", told.remedy)
+            yield told
 
 
 RULE = Rule("config-side-file", "headers", check, "warning")

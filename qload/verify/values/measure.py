@@ -35,8 +35,8 @@ class Measurable(Protocol):
         """Of its layers."""
 
     @property
-    def names(self) -> Sequence[str]:
-        """Of the tensors that are to be measured."""
+    def judged(self) -> Sequence[str]:
+        """The names of the tensors that are to be measured."""
 
     @property
     def specs(self) -> Mapping[str, TensorSpec]:
@@ -76,7 +76,7 @@ def measure(subject: Measurable) -> Values:
     storage = subject.weights.storage
     contents, numbers, codes = {}, {}, {}
     held: dict[str, Tensor] = {}
-    for name in subject.names:
+    for name in subject.judged:
         spec, role = subject.specs.get(name), subject.role(name)
         if len(held) < HELD and 0 < storage.info(name).nbytes <= SMALL:
             held[name] = storage.read(name)

@@ -5,12 +5,15 @@ Only `nox -s transformers` collects this file.
 
 import copy
 import pickle
+import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForCausalLM, AwqConfig, BitsAndBytesConfig
 from transformers.distributed.configuration_utils import DistributedConfig
@@ -19,7 +22,7 @@ from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 from qload import Fp8Quantizer, open_checkpoint
 from qload.engines.transformers import LinearSlot, QloadConfig, TypedExperts, install, load, uninstall
 from qload.engines.transformers.devices import SlotPlace, places_in
-from qload.errors import ArgumentError, MissingTensorError
+from qload.errors import ArgumentError, MissingTensorError, QloadError
 from tests.engines.transformers.models import EAGER, RANGE, Stored, logits, of_kind, shared
 from tests.models.recorded import off
 from tests.models.with_transformers.stored import FORMATS
@@ -204,3 +207,54 @@ def test_a_quantized_head_is_not_tied_whatever_the_config_says(name: str, tmp_pa
     own = Stored(tmp_path / "stored", means.write(tmp_path / "means"))
 
     assert off(logits(own.load()), logits(own.plain())) < RANGE
+
+
+def rewritten(model: Stored, folder: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    """The checkpoint with other tensors, in a folder of its own."""
+    copy_of = folder / "rewritten"
+    shutil.copytree(model.path, copy_of)
+    for file in copy_of.glob("*.safetensors"):
+        tensors = load_file(file)
+        change(tensors)
+        save_file(tensors, file, {"format": "pt"})
+    return copy_of
+
+
+def stacked_of_nobody(tensors: dict[str, Any]) -> None:
+    """The experts of the first layer in FP8 stacks, beside scales under a name of nobody's."""
+    lead = next(name.partition(".experts.")[0] for name in sorted(tensors) if ".experts." in name)
+    for name in [name for name in tensors if name.startswith(f"{lead}.experts.")]:
+        del tensors[name]
+    for part, shape in (("gate_up_proj", (4, 64, 32)), ("down_proj", (4, 32, 32))):
+        tensors[f"{lead}.experts.{part}"] = torch.ones(shape).to(torch.float8_e4m3fn)
+        tensors[f"{lead}.experts.{part}_scale_rate"] = torch.full((4, 3), 0.5)
+
+
+def test_a_stack_that_no_format_reads_is_refused_by_load_and_by_from_pretrained(tmp_path: Path) -> None:
+    path = rewritten(shared("mixtral", "fp8 block"), tmp_path, stacked_of_nobody)
+    install()
+    try:
+        for call in (load, AutoModelForCausalLM.from_pretrained):
+            with pytest.raises(QloadError, match=r"experts"):
+                call(path)
+    finally:
+        uninstall()
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8, torch.uint8])
+@pytest.mark.parametrize(
+    ("kind", "name"), [("llama", "model.norm.weight"), ("gpt_oss", "model.layers.0.self_attn.sinks")]
+)
+def test_a_parameter_in_a_type_that_says_no_values_is_not_taken_as_values(
+    kind: str, name: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """transformers alone casts its bytes to floats, and the model runs on."""
+
+    def change(tensors: dict[str, Any]) -> None:
+        if name in tensors:
+            tensors[name] = torch.ones(tensors[name].shape).to(dtype)
+
+    path = rewritten(shared(kind, "w4a16" if kind == "gpt_oss" else "awq"), tmp_path, change)
+
+    with pytest.raises(QloadError, match=re.escape(name.removesuffix(".weight"))):
+        load(path)

@@ -2,10 +2,15 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import save_file
 
+from qload import open_checkpoint
 from qload.engines.vllm.names import Awaited, CheckpointNames
+from qload.errors import UnreadTensorsError
+from qload.testing import make_checkpoint
+from tests.unread import KINDS
 
 
 class Renames:
@@ -101,3 +106,18 @@ def test_the_last_tensor_is_told_from_those_before() -> None:
 
 def test_where_nothing_is_known_no_tensor_is_the_last() -> None:
     assert not Awaited(set()).are_all_there("a")
+
+
+def test_tensors_that_no_format_reads_are_refused_before_any_is_loaded(tmp_path: Path) -> None:
+    for at, (kind, make) in enumerate(KINDS.items()):
+        given = make(tmp_path / str(at))
+        with open_checkpoint(given.folder) as weights, pytest.raises(UnreadTensorsError) as caught:
+            CheckpointNames(str(given.folder)).check_all_read(weights.loader)
+        assert caught.value.unread.keys() == given.unread.keys(), kind
+
+
+def test_what_is_read_is_not_refused_and_files_that_are_not_there_are_not_asked(tmp_path: Path) -> None:
+    make_checkpoint("fp8-block", tmp_path / "sound", model="qwen3_moe")
+    with open_checkpoint(tmp_path / "sound") as weights:
+        CheckpointNames(str(tmp_path / "sound")).check_all_read(weights.loader)
+        CheckpointNames().check_all_read(weights.loader)
