@@ -55,6 +55,7 @@ def planned(asked: AskedTarget, keep: Sequence[str], tell: Told) -> Planned:
         raise ArgumentError(
             "path", "a checkpoint with quantized layers to convert", "none: all is plain, or kept"
         )
+    refused |= _contradicting(quantized)
     items = list(_items(subject, stored, refused))
     made = _section(subject, [*stored.values(), *kept.values()])
     return Planned(items, stored, made, {**made.refused, **refused}, list(_notes(subject, stored, asked.to)))
@@ -78,6 +79,15 @@ def _answers(
     return stored, {prefix: why for prefix, why in zip(layers, told, strict=True) if isinstance(why, str)}
 
 
+def _contradicting(layers: Mapping[str, LayerDescription | QloadError]) -> dict[str, str]:
+    """The layers whose values contradict the config: nothing is written again by it."""
+    return {
+        prefix: " ".join(str(layer.contradiction).split())
+        for prefix, layer in layers.items()
+        if isinstance(layer, LayerDescription) and layer.contradiction is not None
+    }
+
+
 def _kept(subject: Subject, quantized: Mapping[str, object], keep: Sequence[str]) -> dict[str, StoredLayer]:
     """The quantized layers that patterns, as a shell has them, leave as they are."""
     for pattern in keep:
@@ -95,7 +105,7 @@ def _kept(subject: Subject, quantized: Mapping[str, object], keep: Sequence[str]
 def _as_it_is(subject: Subject, layer: LayerDescription) -> StoredLayer:
     config = layer.format.config
     permuted = isinstance(config, GPTQConfig) and not config.positional and config.groups(layer.K) > 1
-    symmetric = bool(subject.claims and subject.claims.sym)
+    symmetric = bool(layer.format.claims and layer.format.claims.sym)
     return StoredLayer(layer.prefix, layer.format.weight_type, config, layer.K, symmetric, permuted)
 
 
@@ -184,6 +194,9 @@ def _notes(subject: Subject, stored: Mapping[str, StoredLayer], to: str) -> Iter
             yield f"scales of inputs ({scheme}) were found as {scheme.owner} does, and are as {OWNER} does"
     if _cache_scheme(subject) is not None and to not in (OWNER, fp8.NAME):
         yield f"the config has a {CACHE}, which {to} does not say: engines keep keys and values as they come"
+    doubtful = [layer for layer in subject.described() if layer.format.config.doubt]
+    if doubtful:
+        yield f"{doubtful[0].prefix}: {doubtful[0].format.config.doubt}; {len(doubtful)} layers in all"
     unused = sorted(_meaningless(subject))
     if unused:
         yield f"left out, as nothing reads them: {len(unused)} tensors, such as {unused[0]}"

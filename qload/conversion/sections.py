@@ -44,7 +44,8 @@ def section(layers: Sequence[StoredLayer], plain: Sequence[str]) -> WrittenConfi
 def _gptq(layers: Sequence[StoredLayer], plain: Sequence[str]) -> WrittenConfig:
     """As gptqmodel writes it: what differs from most layers, and what is left out, is in `dynamic`."""
     bits, size = _usual(layers)
-    conventions = {layer.config.zeros.name for layer in layers}
+    conventions = {layer.config.zeros.name for layer in layers if layer.config.evidence != "alike"}
+    conventions = conventions or {layer.config.zeros.name for layer in layers}
     if len(conventions) > 1:
         return _nobody(layers, f"zero points are in two conventions: {', '.join(sorted(conventions))}")
     dynamic: dict[str, dict[str, int]] = {

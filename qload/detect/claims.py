@@ -1,9 +1,11 @@
 """What a quantization config claims, validated: a malformed one raises, it never becomes a default."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from qload.detect.files import FoundConfig, shown
+from qload.detect.keys import notes_of
 from qload.detect.methods import (
     auto_round,
     awq,
@@ -61,6 +63,7 @@ METHODS: dict[str, Callable[[FoundConfig], Claims]] = {
     "mxfp4": mxfp4.read,
     "auto-round": auto_round.read,
 }
+ALIASES = {"intel/auto-round": "auto-round"}  # what versions up to 0.4.7 write
 AUTO_ROUND = (
     GPTQWeight,
     AWQWeight,
@@ -126,9 +129,11 @@ def read_claims(found: FoundConfig) -> Claims:
     A method, or a variant of one, that this qload does not read is an UnsupportedFormatError.
     """
     method = _method(found)
+    method = ALIASES.get(method, method)
     if method not in METHODS:
         raise UnsupportedFormatError(method, f"the quant_method of {found.file} has no reader", KNOWN)
-    return METHODS[method](found)
+    claims = METHODS[method](found)
+    return replace(claims, notes=(*claims.notes, *notes_of(found, claims.method)))
 
 
 def _method(found: FoundConfig) -> str:

@@ -249,7 +249,8 @@ def loader_from_claims(found: FoundConfig | None, storage: WeightStorage | None)
     if claims is None:
         return DefaultWeightsLoader()
     plain = ConfiguredFormat(UnquantizedWeight, UnquantizedConfig(unused_scale=claims.unused_scale))
-    make = claims.loader or (lambda: FormatLoader(*claims.formats, plain, exclusions=claims.exclusions))
+    formats = [replace(fmt, claims=fmt.claims or claims.of_layers) for fmt in claims.formats]
+    make = claims.loader or (lambda: FormatLoader(*formats, plain, exclusions=claims.exclusions))
     loader = make()
     for note in claims.notes:
         log.info("%s", note)

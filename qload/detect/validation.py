@@ -11,6 +11,7 @@ from qload.detect.files import FoundConfig, shown
 from qload.errors import ConfigError
 from qload.loader import ConfiguredFormat, FormatLoader
 from qload.loader.exclusion import Exclusions
+from qload.spec import LayerClaims
 
 NOTHING = Exclusions()
 Model = TypeVar("Model", bound=BaseModel)
@@ -38,6 +39,11 @@ class Claims:
     loader: Callable[[], FormatLoader] | None = None
     notes: tuple[str, ...] = ()
     unused_scale: str | None = None
+
+    @property
+    def of_layers(self) -> LayerClaims:
+        """What it claims about every layer that no entry of its own applies to."""
+        return LayerClaims(self.bits, self.group_size, self.sym, self.desc_act)
 
     def facts(self) -> Mapping[str, Any]:
         """The claims alone, for a report."""

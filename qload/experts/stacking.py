@@ -35,6 +35,7 @@ class Stacking:
         if self._first is None:
             self._tensors = {field: self._empty(tensor) for field, tensor in weight.fields().items()}
             self._first = type(weight).unchecked(weight.config, weight.layer, self.places())
+        self._first, weight = _like(self._first, weight), _like(weight, self._first)
         check_alike(self._first, weight)
         for field, place in self.places().items():
             held = weight.fields()[field]
@@ -62,6 +63,16 @@ def stacked(name: str, count: int, weights: Iterable[Weight]) -> Stack:
         stacking.put(weight)
         del weight  # before the next one is made
     return stacking.stack()
+
+
+def _like(weight: Weight, other: Weight) -> Weight:
+    """In the convention of another expert, where the weight means the same in it."""
+    config, origin = weight.config.like(other.config), weight.layer.origin
+    if origin is not None and other.layer.origin is not None:
+        origin = origin.like(other.layer.origin)
+    if config is weight.config and origin is weight.layer.origin:
+        return weight
+    return type(weight).unchecked(config, replace(weight.layer, origin=origin), weight.fields())
 
 
 def check_alike(first: Weight, other: Weight) -> None:

@@ -12,19 +12,50 @@ On disk, for a layer of K inputs and N outputs in G groups, b bits:
 Without act order tools may leave `g_idx` out, or write zeros: then the groups lie in order, and a cut of K
 inside a group is refused. Bits are what the shapes of zero points and scales say. Source: gptqmodel 7.7.0,
 auto-gptq 0.7.1 and auto-round 0.16.1, bit-equal to all.
+
+The format `gptq` stores a zero point minus one. Programs wrap a zero point of 0 in three ways:
+
+    whole words   0x11111111 is subtracted from a word, and the next field gets one less (gptqmodel, autoawq)
+    fields        each field wraps by itself (text-generation-inference)
+    ones          -1 is OR-ed into the word: higher fields are ones, and their zero points lost (auto-gptq)
+
+The first two differ by one in the field after a wrapped one. Weights of a column are as often above zero as
+below, so that the mean code of a group is about its zero point in the right reading: where readings differ
+it is compared with that of other columns with the same zero point.
 """
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from functools import lru_cache
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from qload import spec
 from qload.devices import StoredCodes
-from qload.errors import AmbiguousIndexError, ShapeError
-from qload.layouts import STORED_MINUS_ONE, ZeroPoints, gptq
-from qload.spec import Role, TensorSpec
+from qload.errors import AmbiguousIndexError, MismatchError, QloadError, ShapeError
+from qload.layouts import STORED_MINUS_ONE, Stored, StoredMinusOne, StoredMinusOnePerField, ZeroPoints, gptq
+from qload.spec import LayerValues, Role, TensorSpec
+
+DOUBTFUL = (
+    "zero points of 0 are stored minus one, programs wrap them in several ways, and nothing tells which is "
+    "meant: 1 is taken to be subtracted from whole words, as gptqmodel does"
+)
+# Why a reading was taken: all are alike, the codes, the writer's name, other layers of the checkpoint,
+# nothing, or it is known that no reading is right.
+Evidence = Literal["alike", "codes", "writer", "others", "none", "lost"]
+
+WHOLE, FIELDS = StoredMinusOne(), StoredMinusOnePerField()
+FEWEST = 3  # pairs of group and column that a decision rests on
+SURE = 3.0  # standard errors on either side of the middle between two readings
+LOST = 3  # lost fields of a layer from which on it is sure that ones were OR-ed
+BOUND = 1 << 25  # bytes of codes that are read of a layer
+CHUNK = 1 << 22  # codes that are spelled out at once
+BESIDE = 512  # columns that others are compared with
+MEAN_BITS, MEAN_GROUPS, NOISE = 4, 64, 0.92  # where a mean offset says something, as in zero-point-mean
+APART, SOUND = 0.58, 0.44  # codes: offsets in a wrong convention are above, those of sound layers below
+DOUBT = 4.0  # standard errors beyond APART
+SAMPLED_ROWS, SAMPLED_CODES = 256, 1 << 13
 
 BITS = (2, 3, 4, 8)
 SCALES = (torch.float16, torch.bfloat16, torch.float32)
@@ -50,6 +81,8 @@ class GPTQConfig(spec.Grouped, spec.Config):
         Whether inputs are in act order, as the config claims; `g_idx` is believed.
     indexed
         Whether `g_idx` is stored and says the groups; False: they lie in order; None: as the layer has it.
+    evidence
+        Why `zeros` is believed, where it was looked at: `Evidence` lists the kinds; None: it was not.
     claimed_bits
         Where the shapes of a layer say other bits than the config, what the config says.
     """
@@ -63,6 +96,9 @@ class GPTQConfig(spec.Grouped, spec.Config):
     desc_act: bool | None = field(default=None, compare=False)  # only a claim
     indexed: bool | None = field(default=True, compare=False)  # how it is stored, not what it means
     claimed_bits: int | None = field(default=None, compare=False)  # only a claim
+    evidence: Evidence | None = field(default=None, compare=False, repr=False)
+
+    by_values: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         self.check_bits(self.bits, *BITS)
@@ -99,6 +135,24 @@ class GPTQConfig(spec.Grouped, spec.Config):
             )
         in_order = bool((g_idx == own.in_order(K, g_idx.device)).all())
         return replace(own, positional=G > 1 and in_order, indexed=True)
+
+    def settled(self, values: LayerValues) -> tuple[dict[str, Any], QloadError | None]:
+        """The convention of zero points that `values` support; the error where they contradict the config."""
+        zeros, evidence, error = _settle(values, self.bits, self.zeros)
+        return {} if evidence is None else {"zeros": zeros, "evidence": evidence}, error
+
+    def like(self, other: spec.Config) -> "GPTQConfig":
+        """In the other's way to wrap zero points, where this layer has none of 0 that it would change."""
+        if self.evidence != "alike" or not isinstance(other, GPTQConfig) or other.zeros == self.zeros:
+            return self
+        wrapping = WHOLE, FIELDS
+        fits = other.evidence not in (None, "alike") and {self.zeros, other.zeros} <= {*wrapping}
+        return replace(self, zeros=other.zeros) if fits else self
+
+    @property
+    def doubt(self) -> str:
+        """Zero points of 0 whose reading nothing supports."""
+        return DOUBTFUL if self.evidence == "none" else ""
 
     def _believed(self, headers: spec.LayerHeaders) -> "GPTQConfig":
         """With the bits that all shapes agree on, whatever the config says."""
@@ -216,3 +270,381 @@ class GPTQWeight(spec.Weight):
             zeros=self.config.zeros.read(self.qzeros, gptq.columns(bits)).T,
             k_group=self.groups_of_inputs().long(),
         )
+
+
+@dataclass(frozen=True)
+class _Offsets:
+    """How far mean codes are from zero points in both readings, of pairs (group, column) where these differ.
+
+    `count` pairs; `whole` and `fields` are mean differences, `variance` is that of one pair.
+    """
+
+    count: int = 0
+    whole: float = 0.0
+    fields: float = 0.0
+    variance: float = 0.0
+
+    def __add__(self, other: "_Offsets") -> "_Offsets":
+        count = self.count + other.count
+        if not count:
+            return self
+        a, b = self.count / count, other.count / count
+        mean = (getattr(self, key) * a + getattr(other, key) * b for key in ("whole", "fields", "variance"))
+        return _Offsets(count, *mean)
+
+    @property
+    def reading(self) -> ZeroPoints | None:
+        """The convention that the codes support; None where they support neither."""
+        if self.count < FEWEST:
+            return None
+        margin = 2 * SURE * (self.variance / self.count) ** 0.5
+        apart = abs(self.fields) - abs(self.whole)
+        return WHOLE if apart > margin else FIELDS if -apart > margin else None
+
+
+def _wraps(words: Tensor, bits: int) -> bool:
+    """Whether some field of `qzeros` is all ones: elsewhere all readings are alike."""
+    if bits == 3:
+        return bool((gptq.columns(3).unpack(words) == 7).any())
+    ones = words
+    for shift in (1, 2, 4)[: bits.bit_length() - 1]:
+        ones = ones & (ones >> shift)
+    low = sum(1 << at for at in range(0, 32, bits))
+    return bool((ones & (low - (low >> 31 << 32))).any())
+
+
+def _lost(values: LayerValues, words: Tensor, bits: int) -> int:
+    """How many zero points were lost because ones were OR-ed into words: 0 where that is not sure.
+
+    In each word all bits above a field of ones are ones; in other groups these columns have zero points far
+    from 0, and their codes are about these.
+    """
+    ones, above = _fields_of_ones(words, bits)
+    if bool((ones & ~above).any()):
+        return 0
+    lost = ones & _after_first(ones, bits)
+    count = int(lost.sum())
+    if count < LOST:
+        return 0
+    points = FIELDS.read(words, gptq.columns(bits)).double()
+    sound = ~_in_words(ones, bits)
+    usual = (points * sound).sum(0) / sound.sum(0).clamp(min=1)
+    known = lost & sound.any(0) & (usual >= 2**bits / 8)
+    if int(known.sum()) * 2 < count:
+        return 0
+    columns = _held(values, bits, known.any(0)).nonzero().flatten()
+    means, seen = _mean_codes(values, bits, columns, words.shape[0])
+    if means is None:
+        return 0
+    at = known[:, columns] & seen
+    apart = (means - usual[columns])[at]
+    return count if at.any() and abs(float(apart.mean())) < 2**bits / 8 else 0
+
+
+def _fields_of_ones(words: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """(G, N): whether a field is all ones, and whether all bits of its word from its first on are ones.
+
+    A field of 3 bits that lies in two words counts as neither.
+    """
+    G, W = words.shape
+    if bits == 3:
+        ones, above = (
+            torch.zeros(G, W // 3, 32, dtype=torch.bool),
+            torch.zeros(G, W // 3, 32, dtype=torch.bool),
+        )
+        for word, begin, first in ((0, 0, 0), (1, 1, 11), (2, 2, 22)):
+            for i in range(10):
+                shifted = words[:, word::3] >> (begin + 3 * i)
+                ones[..., first + i], above[..., first + i] = (shifted & 7) == 7, shifted == -1
+        return ones.flatten(1), above.flatten(1)
+    shifted = torch.stack([words >> at for at in range(0, 32, bits)], -1)  # of int32: the sign goes along
+    return ((shifted & (2**bits - 1)) == 2**bits - 1).flatten(1), (shifted == -1).flatten(1)
+
+
+def _runs(bits: int) -> list[tuple[int, int]]:
+    """The first field and the number of fields of each word of a run that words of `bits` make up."""
+    return [(0, 11), (11, 11), (22, 10)] if bits == 3 else [(0, 32 // bits)]
+
+
+def _after_first(ones: Tensor, bits: int) -> Tensor:
+    """(G, N): whether a field of ones lies below in the same word."""
+    runs = ones.reshape(len(ones), -1, 32 if bits == 3 else 32 // bits)
+    return torch.cat(
+        [runs[..., a : a + n].cumsum(-1) > runs[..., a : a + n].int() for a, n in _runs(bits)], -1
+    ).flatten(1)
+
+
+def _in_words(ones: Tensor, bits: int) -> Tensor:
+    """(G, N): whether the word of a field holds a field of ones."""
+    runs = ones.reshape(len(ones), -1, 32 if bits == 3 else 32 // bits)
+    parts = [runs[..., a : a + n].any(-1, keepdim=True).expand(*runs.shape[:2], n) for a, n in _runs(bits)]
+    return torch.cat(parts, -1).flatten(1)
+
+
+def _offsets(values: LayerValues, words: Tensor, bits: int) -> _Offsets:
+    """What the codes of a layer say of the two readings; of no pairs where they cannot be read."""
+    packing = gptq.columns(bits)
+    whole, fields = WHOLE.read(words, packing), FIELDS.read(words, packing)
+    top = 2**bits - 1
+    low = int(bits > 2)  # a group at an end of the codes is not centred
+    inner = (whole > low) & (whole < top) & (fields > low) & (fields < top)
+    differ = _held(values, bits, (whole != fields) & inner)
+    if not bool(differ.any()):
+        return _Offsets()
+    touched = differ.any(0)
+    others = _held(values, bits, ~(whole != fields).any(0)).nonzero().flatten()
+    step = max(1, len(others) // BESIDE)
+    columns = torch.cat([touched.nonzero().flatten(), others[::step]])
+    means, seen = _mean_codes(values, bits, columns, words.shape[0])
+    if means is None:
+        return _Offsets()
+    whole, fields, differ = whole[:, columns].double(), fields[:, columns].double(), differ[:, columns] & seen
+    sound = seen & (whole == fields) & inner[:, columns]
+    if not bool(differ.any()) or not bool(sound.any()):
+        return _Offsets()
+    usual, variance = _usual(means - whole, whole, sound, top)
+    a = (means - whole - usual[whole.long()])[differ]
+    b = (means - fields - usual[fields.long()])[differ]
+    spread = float(torch.minimum(a.abs(), b.abs()).square().mean())
+    return _Offsets(a.numel(), float(a.mean()), float(b.mean()), max(variance, spread))
+
+
+def _held(values: LayerValues, bits: int, marks: Tensor) -> Tensor:
+    """Marks of columns (..., n) of zero points, without the columns whose codes are not held."""
+    codes, zeros = values.held("qweight"), values.held("qzeros")
+    if codes is None or zeros is None:
+        return torch.zeros_like(marks)
+    at = torch.arange(marks.shape[-1]) + zeros[1][0] * 32 // bits
+    return marks & (at >= codes[1][0]) & (at < codes[1][1])
+
+
+def _usual(offset: Tensor, zeros: Tensor, sound: Tensor, top: int) -> tuple[Tensor, float]:
+    """By zero point, the mean distance of codes where all readings are alike; and the variance about it."""
+    kinds = zeros[sound].long()
+    counts = torch.zeros(top + 1, dtype=torch.float64).index_add_(
+        0, kinds, torch.ones(len(kinds), dtype=torch.float64)
+    )
+    sums = torch.zeros(top + 1, dtype=torch.float64).index_add_(0, kinds, offset[sound])
+    overall = offset[sound].mean()
+    usual = torch.where(counts >= 16, sums / counts.clamp(min=1), overall)
+    rest = offset[sound] - usual[kinds]
+    return usual, float(rest.square().mean()) if len(rest) > 1 else 1.0
+
+
+def _mean_codes(values: LayerValues, bits: int, columns: Tensor, groups: int) -> tuple[Tensor | None, Tensor]:
+    """(groups, columns): the mean code of each, and whether half of its rows were seen."""
+    held = values.held("qweight")
+    origin = values.held("qzeros")
+    nothing = torch.zeros(groups, len(columns), dtype=torch.bool)
+    if held is None or origin is None:
+        return None, nothing
+    (r0, r1), (c0, c1) = held
+    first = origin[1][0] * 32 // bits - c0  # of the columns that the words name
+    places = columns + first
+    if not len(places):
+        return None, nothing
+    unit = 3 if bits == 3 else 1  # words that end where a code does
+    run = unit * 32 // bits
+    width = max(1, c1 - c0)
+    rows = max(unit, min(r1 - r0, BOUND // (4 * width)) // unit * unit)
+    stop = min(r1, r0 + rows)
+    of_rows = values.group_of_rows(r0 // unit * run, stop // unit * run) - origin[0][0]
+    sums = torch.zeros(groups, len(columns), dtype=torch.float64)
+    counts = torch.zeros(groups, dtype=torch.float64)
+    chunk = max(unit, CHUNK // max(1, len(columns)) // run * unit)
+    for start in range(r0, stop, chunk):
+        end = min(stop, start + chunk)
+        words = values.read("qweight", (slice(start, end), slice(c0, c1)))[:, places]
+        codes = _codes(words, bits).double()
+        at = of_rows[(start - r0) // unit * run : (end - r0) // unit * run]
+        known = (at >= 0) & (at < groups)
+        sums.index_add_(0, at[known], codes[known])
+        counts.index_add_(0, at[known], torch.ones(int(known.sum()), dtype=torch.float64))
+    enough = counts * 2 >= values.rows_of_a_group
+    return sums / counts.clamp(min=1)[:, None], enough[:, None].expand(-1, len(columns))
+
+
+def _codes(rows: Tensor, bits: int) -> Tensor:
+    """Words (R, N) of codes down K -> codes (K, N)."""
+    if bits == 3:
+        return gptq.rows(3).unpack(rows.contiguous())
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32)
+    codes: Tensor = (rows[:, None] >> shifts[:, None]) & (2**bits - 1)
+    return codes.flatten(0, 1)
+
+
+def _fields_at(words: Tensor, columns: Tensor, bits: int) -> Tensor:
+    """Words (G, W) of fields along N -> the fields of some columns (G, n)."""
+    if bits == 3:
+        return gptq.columns(3).unpack(words)[:, columns]
+    fields: Tensor = (words[:, columns * bits // 32] >> (columns * bits % 32).int()) & (2**bits - 1)
+    return fields
+
+
+def _mean_offset(values: LayerValues, words: Tensor, bits: int, zeros: ZeroPoints) -> float | None:
+    """The mean distance of codes from zero points that are in the other convention by it; else None.
+
+    The other convention of `Stored` is one higher, that of zero points stored minus one is one lower.
+    """
+    if bits > MEAN_BITS:
+        return None
+    held, origin = values.held("qweight"), values.held("qzeros")
+    if held is None or origin is None or origin != ((0, words.shape[0]), (0, words.shape[1])):
+        return None
+    (r0, r1), (c0, c1) = held
+    unit = 3 if bits == 3 else 1
+    run = unit * 32 // bits
+    if words.shape[1] * 32 // bits < c1 or r1 - r0 < unit:
+        return None
+    blocks = min(4, (r1 - r0) // unit)
+    length = max(1, min((r1 - r0) // unit // blocks, SAMPLED_ROWS // blocks // run)) * unit
+    starts = [r0 + (r1 - r0 - length) // unit * at // max(1, blocks - 1) * unit for at in range(blocks)]
+    sampled = len(starts) * length // unit * run
+    step = min((c1 - c0) * sampled // SAMPLED_CODES, (c1 - c0) // MEAN_GROUPS)
+    columns = torch.arange(c0, c1, max(1, step))
+    if len(columns) < 2:
+        return None
+    points = _fields_at(words, columns, bits).float() + (0 if isinstance(zeros, Stored) else 1)
+    of_inputs, of_outputs, seen = [], torch.zeros(len(columns)), set[int]()
+    total = squares = 0.0
+    for start in dict.fromkeys(starts):  # one after another, as a load has little memory to spare
+        rows = values.read("qweight", (slice(start, start + length), slice(c0, c1)))[:, columns - c0]
+        codes = _codes(rows, bits).float()
+        total, squares = total + float(codes.sum()), squares + float(codes.square().sum())
+        group = values.group_of_rows(start // unit * run, (start + length) // unit * run)
+        codes -= points[group]
+        of_inputs.append(codes.mean(1))
+        of_outputs += codes.sum(0)
+        seen |= set(group.tolist())
+    inputs, outputs = torch.cat(of_inputs), of_outputs / sum(map(len, of_inputs))
+    count = len(inputs) * len(columns)
+    if len(seen) * len(columns) < MEAN_GROUPS:
+        return None
+    even = ((4.0**bits - 1) / 12) ** 0.5
+    if max(0.0, squares / count - (total / count) ** 2) ** 0.5 / even > NOISE:
+        return None
+    offset = float(inputs.mean())
+    error = (float(inputs.var()) / len(inputs) + float(outputs.var()) / len(outputs)) ** 0.5
+    side = -1.0 if isinstance(zeros, Stored) else 1.0
+    wrong = -side * offset > APART + DOUBT * error and abs(offset + side) < SOUND
+    return offset if wrong else None
+
+
+def _settle(
+    values: LayerValues, bits: int, zeros: ZeroPoints
+) -> tuple[ZeroPoints, Evidence | None, QloadError | None]:
+    """How zero points are stored, why that is believed, and the error where they contradict the config."""
+    if values.claims.sym and not values.closely:
+        return zeros, None, None  # the config was right so far, and zero points of 0 are not symmetric
+    held = values.held("qzeros")
+    if held is None:
+        return zeros, None, None
+    words = values.read("qzeros", tuple(slice(*pair) for pair in held))
+    if not words.numel():
+        return zeros, None, None
+    evidence: Evidence = "alike"
+    if values.claims.sym:
+        if bool((words == _row(bits, zeros, words.shape[1])).all()):
+            return zeros, evidence, None
+        error = _asymmetric(values, words, bits, zeros)
+        if error is not None:
+            return zeros, evidence, error
+    if isinstance(zeros, StoredMinusOne) and _wraps(words, bits):
+        zeros, evidence = _reading(values, words, bits)
+        if evidence == "lost":
+            return zeros, evidence, _lost_error(values, words, bits)
+    if values.closely and not values.claims.sym and evidence == "alike":
+        return zeros, evidence, _one_off(values, words, bits, zeros)
+    return zeros, evidence, None
+
+
+def _reading(values: LayerValues, words: Tensor, bits: int) -> tuple[ZeroPoints, Evidence]:
+    """The reading that some evidence supports, and which does; that of the format's owner where none does."""
+    if _lost(values, words, bits):
+        return WHOLE, "lost"
+    packing = gptq.columns(bits)
+    if torch.equal(WHOLE.read(words, packing), FIELDS.read(words, packing)):
+        return WHOLE, "alike"
+    found = _offsets(values, words, bits)
+    if found.reading is not None:
+        return found.reading, "codes"
+    if values.claims.writer.lower().startswith("gptqmodel"):
+        return WHOLE, "writer"
+    together = _of_all_layers(values)
+    return (WHOLE, "none") if together is None else (together, "others")
+
+
+def _of_all_layers(values: LayerValues) -> ZeroPoints | None:
+    """The reading that the codes of all layers together support; one program wrote them."""
+    if "reading" not in values.shared:
+        total = _Offsets()
+        for config, other in values.layers("qzeros"):
+            bits, held = getattr(config, "bits", 0), other.held("qzeros")
+            if held is None or not isinstance(getattr(config, "zeros", None), StoredMinusOne):
+                continue
+            words = other.read("qzeros", tuple(slice(*pair) for pair in held))
+            if _wraps(words, bits):
+                total += _offsets(other, words, bits)
+        values.shared["reading"] = total.reading
+    found: ZeroPoints | None = values.shared["reading"]
+    return found
+
+
+def _asymmetric(values: LayerValues, words: Tensor, bits: int, zeros: ZeroPoints) -> QloadError | None:
+    """The error of a layer that is claimed to be symmetric, with all zero points one beside the middle."""
+    packing, middle = gptq.columns(bits), 2 ** (bits - 1)
+    side = 1 if isinstance(zeros, Stored) else -1
+    points = zeros.read(words, packing)
+    if not bool((points == middle - side).all()):  # what `verify` tells alone
+        return None
+    name = values.names.full("qzeros")
+    return MismatchError(
+        name,
+        "zero points are one off",
+        f"{middle} in every group, as {values.claims.says('sym')}",
+        f"{middle - side} in every group, read as {zeros.name}",
+        _remedy(values, zeros),
+    )
+
+
+@lru_cache(64)
+def _row(bits: int, zeros: ZeroPoints, width: int) -> Tensor:
+    """A row of words whose zero points are all in the middle."""
+    return zeros.write(torch.full((1, width * 32 // bits), 2 ** (bits - 1)), gptq.columns(bits))
+
+
+def _one_off(values: LayerValues, words: Tensor, bits: int, zeros: ZeroPoints) -> QloadError | None:
+    """The error of a layer whose codes are about zero points in the other convention.
+
+    Layers beside the blocks of a model, such as its head, have means of their own.
+    """
+    if not any(map(str.isdecimal, values.names.full("qzeros").split("."))):
+        return None
+    offset = _mean_offset(values, words, bits, zeros)
+    if offset is None:
+        return None
+    return MismatchError(
+        values.names.full("qzeros"),
+        "zero points are one off",
+        f"zero points that codes are about, within {APART:.2f} on average",
+        f"codes that are {offset:+.2f} from them on average, read as {zeros.name}",
+        _remedy(values, zeros),
+    )
+
+
+def _remedy(values: LayerValues, zeros: ZeroPoints) -> str:
+    other = "minus one" if isinstance(zeros, Stored) else "as they are"
+    key = values.claims.convention or "checkpoint_format"
+    return f"remedy   correct {key} in the config, if the tensors of all layers store zero points {other}"
+
+
+def _lost_error(values: LayerValues, words: Tensor, bits: int) -> QloadError:
+    count = _lost(values, words, bits)
+    return MismatchError(
+        values.names.full("qzeros"),
+        "zero points are lost",
+        "a field of its own for each zero point minus one",
+        f"{count} fields of ones above another, as -1 was OR-ed into words",
+        "remedy   quantize again with a program that wraps each zero point by itself, or load with "
+        "with_config(zeros=StoredMinusOnePerField()), which takes the lost ones for 0",
+    )

@@ -13,10 +13,14 @@ from qload.weights import Weights
 
 
 class Groups:
-    """The tensors of a `Weights` by the prefixes of layers; headers and facts are read once, no weight is."""
+    """The tensors of a `Weights` by the prefixes of layers; headers and facts are read once, no weight is.
 
-    def __init__(self, weights: Weights) -> None:
+    `settled`: whether layers are described as loads read them, which reads zero points.
+    """
+
+    def __init__(self, weights: Weights, *, settled: bool = False) -> None:
         self.weights: Weights = weights
+        self.is_settled = settled
 
     @cached_property
     def names(self) -> list[str]:
@@ -100,7 +104,9 @@ class Groups:
 
     def _describe(self, prefix: str) -> LayerDescription | QloadError:
         try:
-            return self.weights.loader.describe(self.weights, prefix)
+            loader = self.weights.loader
+            layer = loader.describe(self.weights, prefix)
+            return loader.settle(self.weights, layer) if self.is_settled else layer
         except QloadError as error:
             return error
 

@@ -11,7 +11,7 @@ from qload.formats import AWQConfig, Marlin24Config, MarlinConfig
 from qload.listing.groups import Groups
 from qload.listing.zero_points import convention, symmetric
 from qload.loader import LayerDescription
-from qload.spec import ActivationScheme, Config, Grouped, Role
+from qload.spec import ActivationScheme, Config, Grouped, LayerClaims, Role
 from qload.storage import TensorInfo, WeightStorage
 from qload.weights import Weights
 
@@ -55,6 +55,8 @@ class LayerInfo:
         The kernel format that the loader makes of it, as far as its type tells; None: it is left as stored.
     scale_dtype
         Of the scales; None where there are none.
+    claims
+        What the config claims about this layer, by the entry that applies to its module; None: nothing.
     error
         Why it cannot be loaded; then `tensors` are all under the prefix, and the rest is empty.
     """
@@ -75,6 +77,7 @@ class LayerInfo:
     target: str | None = None
     scale_dtype: str | None = None
     expected: tuple[int, ...] | None = None
+    claims: LayerClaims | None = None
     error: QloadError | None = None
 
     @property
@@ -107,6 +110,7 @@ def info_of(weights: Weights, layer: LayerDescription) -> LayerInfo:
         expected=weights.architecture.expected(layer.prefix)
         if weights.architecture and "K" in layer.sizes
         else None,
+        claims=layer.format.claims,
     )
 
 

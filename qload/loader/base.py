@@ -81,6 +81,10 @@ class WeightsLoader(ABC):
         """
         raise ArgumentError("loader", f"one with describe(), to list {prefix}", type(self).__name__)
 
+    def settle(self, weights: TensorSource, layer: LayerDescription) -> LayerDescription:
+        """A described `layer` of `weights` with what its values decide about it, as `FormatLoader` does."""
+        return layer
+
     def left_out(self, prefix: str) -> str | None:
         """Why the config leaves out the layer `prefix`, which entry of which key; None where it does not."""
         return None

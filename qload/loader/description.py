@@ -8,21 +8,34 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qload.errors import MismatchError, ShapeError, TwoFormatsError
+from qload.errors import MismatchError, QloadError, ShapeError, TwoFormatsError
 from qload.loader.source import TensorSource
-from qload.spec import PARTS, ActivationScheme, Config, LayerHeaders, Names, Shape, TensorSpec, Weight, named
+from qload.spec import (
+    PARTS,
+    ActivationScheme,
+    Config,
+    LayerClaims,
+    LayerHeaders,
+    Names,
+    Shape,
+    TensorSpec,
+    Weight,
+    named,
+)
 
 
 @dataclass(frozen=True)
 class ConfiguredFormat:
     """A format with the config that its files gave, and what that declares of the inputs of its layers.
 
-    Of a layer that was described, the names in `activations` are its fields.
+    Of a layer that was described, the names in `activations` are its fields. `claims`: what the checkpoint's
+    config claims about layers of this format; None where it claims nothing.
     """
 
     weight_type: type[Weight]
     config: Config
     activations: ActivationScheme | None = field(default=None, compare=False)  # which changes no weight
+    claims: LayerClaims | None = field(default=None, compare=False, repr=False)  # to be checked, not believed
 
     def specs(self) -> tuple[TensorSpec, ...]:
         """The declaration before any layer was looked at."""
@@ -72,6 +85,7 @@ class LayerDescription:
     names: Names
     notes: Sequence[str] = ()  # where a claim disagreed without harm
     cuts: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)  # known of layers like it
+    contradiction: QloadError | None = field(default=None, compare=False)  # of claims and values: no load
 
     @property
     def N(self) -> int:
@@ -184,6 +198,21 @@ def check_alike(layers: Sequence[LayerDescription]) -> None:
         for name, fact in first.facts.items():
             if name in kept and not torch.equal(fact, other.facts[name]):
                 raise _differ(first, other, *_facts_apart(name, fact, other.facts[name]))
+
+
+def in_one_convention(layers: Mapping[str, LayerDescription]) -> Mapping[str, LayerDescription]:
+    """Layers to be fused; those that mean the same in the convention of another one are read in it."""
+    configs = [layer.format.config for layer in layers.values()]
+    if len(configs) < 2 or not any(config.by_values for config in configs):
+        return layers
+    made = {}
+    for prefix, layer in layers.items():
+        config = layer.format.config
+        for other in configs:
+            config = config.like(other)
+        changed = config is not layer.format.config
+        made[prefix] = replace(layer, format=replace(layer.format, config=config)) if changed else layer
+    return made
 
 
 def _facts_apart(name: str, a: Tensor, b: Tensor) -> tuple[str, Any, Any]:

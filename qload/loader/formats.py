@@ -1,5 +1,6 @@
 """The one loader that serves every format: it knows declarations, and no format by name."""
 
+import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from copy import copy
@@ -14,12 +15,14 @@ from qload.loader import pieces
 from qload.loader.alike import Describer
 from qload.loader.base import LoadPlan, Part, Split, WeightsLoader
 from qload.loader.cuts import Share, share
-from qload.loader.description import ConfiguredFormat, LayerDescription, check_alike
+from qload.loader.decided import DecidedLayers, whole_source
+from qload.loader.description import ConfiguredFormat, LayerDescription, check_alike, in_one_convention
 from qload.loader.exclusion import Exclusions
 from qload.loader.source import Rectangle, TensorSource
-from qload.spec import Layer, Weight
+from qload.spec import Layer, LayerClaims, Weight
 
 NOTHING = Exclusions()
+log: logging.Logger = logging.getLogger("qload")
 
 
 class FormatLoader(WeightsLoader):
@@ -38,6 +41,8 @@ class FormatLoader(WeightsLoader):
         self.formats = formats
         self.exclusions = exclusions
         self._found: Describer | None = None
+        self._decided: DecidedLayers | None = None
+        self.judged = False  # whether rules judge the layers, and loads refuse nothing that rules tell
 
     @checked
     def shape(self, weights: TensorSource, prefix: str) -> tuple[int, int]:
@@ -61,6 +66,22 @@ class FormatLoader(WeightsLoader):
                 f"{layer.format.weight_type.format}: {', '.join(spec.name for spec in layer.specs)}",
             )
         return layer
+
+    def settle(self, weights: TensorSource, layer: LayerDescription) -> LayerDescription:
+        """A described `layer` of `weights` with what its values decide about it; every load does this.
+
+        Of GPTQ reads zero points, and codes where these leave a doubt, if a config claims anything.
+        """
+        if not layer.format.config.by_values or layer.format.claims is None:
+            return layer
+        root = whole_source(weights)
+        if self._decided is None or not self._decided.is_of(root):
+            self._decided = DecidedLayers(root, self._describer(), every=self.judged)
+        return self._decided.settle(layer)
+
+    def claims_of(self, prefix: str) -> LayerClaims | None:
+        """What the config claims about the layer `prefix`, whether or not it can be described."""
+        return next((fmt.claims for fmt in self.formats if fmt.claims is not None), None)
 
     def left_out(self, prefix: str) -> str | None:
         """Which entry of which key leaves out the layer `prefix`; None where none does."""
@@ -92,14 +113,37 @@ class FormatLoader(WeightsLoader):
         return LoadPlan(planned.reads(), planned.load)
 
     def _planned(self, weights: TensorSource, parts: Sequence[Part], split: Split | None) -> "_Planned":
-        layers = {part.prefix: self.describe(weights, part.prefix) for part in parts}
-        twice = len(layers) < len(parts) and any(part.stop is None for part in parts)
-        if twice and any(layer.sizes.get("P", 1) > 1 for layer in layers.values()):
+        described = {part.prefix: self.describe(weights, part.prefix) for part in parts}
+        twice = len(described) < len(parts) and any(part.stop is None for part in parts)
+        if twice and any(layer.sizes.get("P", 1) > 1 for layer in described.values()):
             names = ", ".join(part.prefix for part in parts)
             raise ArgumentError("prefixes", "each layer once, as its parts have scales of their own", names)
+        layers = in_one_convention(
+            {prefix: self.settle(weights, layer) for prefix, layer in described.items()}
+        )
+        for layer in layers.values():
+            self._refuse_contradiction(layer)
         check_alike(list(layers.values()))
         widths = [(layers[p.prefix].N if p.stop is None else p.stop) - p.start for p in parts]
         return _Planned(layers, shares_of(weights, layers, parts, split), sum(widths))
+
+    def for_rules(self) -> Self:
+        """The same loader for rules, which tell by themselves where values contradict claims."""
+        twin = copy(self)
+        twin.judged = True
+        return twin
+
+    def _refuse_contradiction(self, layer: LayerDescription) -> None:
+        if self.judged:
+            return
+        if layer.contradiction is not None:
+            raise layer.contradiction
+        doubt = layer.format.config.doubt
+        if doubt and self._decided is not None and self._decided.is_first_doubt():
+            log.warning("%s: %s", layer.prefix, doubt)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_decided": None}  # a copy decides by itself
 
     def _describer(self) -> Describer:
         """Of these very formats: a twin with other ones has its own."""
@@ -118,7 +162,10 @@ class FormatLoader(WeightsLoader):
             settings = f"settings of {first.weight_type.format}: {', '.join(known)}"
             raise ArgumentError("changes", settings, ", ".join(changes))
         twin = copy(self)
-        twin.formats = (replace(first, config=replace(first.config, **changes)), *rest)
+        claims = (
+            None if "zeros" in changes else first.claims
+        )  # what a caller states is not judged by the config
+        twin.formats = (replace(first, config=replace(first.config, **changes), claims=claims), *rest)
         return twin
 
     def __repr__(self) -> str:

@@ -9,6 +9,7 @@ from qload.loader.description import LayerDescription
 from qload.loader.exclusion import LEFT_OUT, check_agreed, parts, wholes
 from qload.loader.formats import FormatLoader
 from qload.loader.source import TensorSource
+from qload.spec import LayerClaims
 
 Matcher = Callable[[str], bool]
 
@@ -65,6 +66,27 @@ class ModuleLoader(FormatLoader):
                     return layer  # of what is not quantized nothing has two meanings
             raise error from None
         return loader.describe(weights, prefix)
+
+    def for_rules(self) -> Self:
+        """The same loader for rules, of whichever module."""
+        twin = super().for_rules()
+        twin.choices = tuple((knows, loader.for_rules()) for knows, loader in self.choices)
+        twin.default = self.default.for_rules()
+        return twin
+
+    def settle(self, weights: TensorSource, layer: LayerDescription) -> LayerDescription:
+        """A `layer` of `weights` as the loader of its module decides it."""
+        try:
+            return self.chosen(layer.prefix).settle(weights, layer)
+        except (MismatchError, ConfigError):  # of a plain layer nothing has two meanings
+            return layer
+
+    def claims_of(self, prefix: str) -> LayerClaims | None:
+        """The claims of the loader that the layer `prefix` has; None where the config is ambiguous."""
+        try:
+            return self.chosen(prefix).claims_of(prefix)
+        except (MismatchError, ConfigError):
+            return None
 
     def left_out(self, prefix: str) -> str | None:
         """Why the loader of the layer `prefix` leaves it out."""

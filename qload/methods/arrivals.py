@@ -135,6 +135,12 @@ class Arrivals:
             raise ArgumentError(name, f"{tuple(kept.piece.shape)} from {kept.origin} on", repr(index))
         return kept.piece[tuple(slice(*pair) for pair in inside)]
 
+    def held(self, name: str) -> tuple[tuple[int, int], ...] | None:
+        """(start, stop) along each axis of what is kept of the tensor `name`."""
+        kept = self._find(name)
+        ends = zip(kept.origin, kept.piece.shape, strict=False)
+        return tuple((at, at + size) for at, size in ends) if kept.piece.ndim == len(kept.shape) else None
+
     def close(self) -> None:
         """Take no more tensors, and let go of those there are."""
         self.is_closed = True

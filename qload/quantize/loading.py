@@ -128,6 +128,10 @@ class QuantizingLoader(WeightsLoader):
         """The layer under `prefix` of `weights` as it is stored."""
         return self.inner.describe(weights, prefix)
 
+    def settle(self, weights: TensorSource, layer: LayerDescription) -> LayerDescription:
+        """A described `layer` of `weights` as its values decide it."""
+        return self.inner.settle(weights, layer)
+
     def left_out(self, prefix: str) -> str | None:
         """Why the checkpoint's config, or the policy, leaves out the layer `prefix`."""
         said = self.inner.left_out(prefix)

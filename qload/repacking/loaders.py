@@ -74,6 +74,10 @@ class RepackingLoader(WeightsLoader):
         """The layer under `prefix` of `weights` as it is stored, which the inner loader tells."""
         return self.inner.describe(weights, prefix)
 
+    def settle(self, weights: TensorSource, layer: LayerDescription) -> LayerDescription:
+        """A described `layer` of `weights` as its values decide it, which the inner loader tells."""
+        return self.inner.settle(weights, layer)
+
     def left_out(self, prefix: str) -> str | None:
         """Why the config leaves out the layer `prefix`, which the inner loader tells."""
         return self.inner.left_out(prefix)

@@ -8,7 +8,17 @@ from qload.spec.out import check_out, rounded
 from qload.spec.outputs import can_cut, outputs, ranges
 from qload.spec.share_bounds import ShareBounds
 from qload.spec.tensor import Names, Role, Shape, TensorSpec, check_dtypes, named, solve
-from qload.spec.weight import Codes, Config, FieldNames, Layer, LayerHeaders, Weight, symmetric
+from qload.spec.weight import (
+    Codes,
+    Config,
+    FieldNames,
+    Layer,
+    LayerClaims,
+    LayerHeaders,
+    LayerValues,
+    Weight,
+    symmetric,
+)
 
 __all__ = [
     "LOGICAL",
@@ -20,7 +30,9 @@ __all__ = [
     "FieldNames",
     "Grouped",
     "Layer",
+    "LayerClaims",
     "LayerHeaders",
+    "LayerValues",
     "Names",
     "Role",
     "Shape",

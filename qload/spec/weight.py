@@ -1,17 +1,25 @@
 """The contract of a format: a frozen config, and a typed weight that says what it means."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
 import torch
 from torch import Tensor
 
 from qload import devices
 from qload.devices import CodeValues, LazyCodes, Stored
-from qload.errors import MismatchError, MissingTensorError, ShapeError, check_call, check_fields, checked
+from qload.errors import (
+    MismatchError,
+    MissingTensorError,
+    QloadError,
+    ShapeError,
+    check_call,
+    check_fields,
+    checked,
+)
 from qload.spec import above
 from qload.spec.activations import ActivationScheme
 from qload.spec.axis import PARTS
@@ -29,6 +37,7 @@ class Config:
     """What a format's files leave to be said once for many layers. Frozen, compares by value."""
 
     name: ClassVar[str]
+    by_values: ClassVar[bool] = False  # whether `settled` has anything to decide
 
     def __new__(cls, *arguments: Any, **named: Any) -> Self:
         """What it is made of has the types that its fields say, or ArgumentError."""
@@ -47,6 +56,19 @@ class Config:
     def notes(self, headers: "LayerHeaders") -> tuple[str, ...]:
         """Where a flag of the config disagrees with the tensors of `headers`, which are believed."""
         return ()
+
+    def settled(self, values: "LayerValues") -> tuple[dict[str, Any], QloadError | None]:
+        """What a layer's `values` change in its config, and the error where they contradict claims."""
+        return {}, None
+
+    def like(self, other: "Config") -> Self:
+        """In the convention of an `other` config, where the layer means the same in it; else as it is."""
+        return self
+
+    @property
+    def doubt(self) -> str:
+        """What nothing decides about the values of a layer, as a sentence; "" where all is decided."""
+        return ""
 
 
 @dataclass(frozen=True)
@@ -79,6 +101,77 @@ class LayerHeaders:
                 raise ShapeError(
                     self.names.full(name), "() or (1,)", self.shapes[name], self.names.file(name)
                 )
+
+
+@dataclass(frozen=True)
+class LayerClaims:
+    """What a config claims about a layer: the entry that applies to its module, or the base config.
+
+    Attributes
+    ----------
+    bits, group_size, sym, desc_act
+        As the config states them; None where it states nothing.
+    source
+        The dotted path of the entry, such as `dynamic.+:.*down_proj`; "" for the base config.
+    convention
+        The key that says how zero points are stored, or whose absence does.
+    writer
+        The program that wrote the checkpoint, as the config names it: `gptqmodel:7.7.0`; "" for none.
+    """
+
+    bits: int | None = None
+    group_size: int | None = None
+    sym: bool | None = None
+    desc_act: bool | None = None
+    source: str = ""
+    convention: str = ""
+    writer: str = ""
+
+    def says(self, key: str) -> str:
+        """`sym is true in dynamic.+:.*down_proj`: a claim with its place in the config."""
+        value = getattr(self, key)
+        stated = str(value).lower() if isinstance(value, bool) else str(value)
+        return f"{key} is {stated}" + (f" in {self.source:.160}" if self.source else "")
+
+
+class LayerValues(Protocol):
+    """The values of a layer that its config may decide by, on the CPU.
+
+    A rank of an engine may hold a part of them. `rows_of_a_group`: how many inputs share a scale. `closely`:
+    whether codes are to be compared with zero points that no claim fixes.
+    """
+
+    @property
+    def claims(self) -> LayerClaims:
+        """What the config claims about the layer."""
+
+    @property
+    def names(self) -> Names:
+        """Full names of tensors, for messages."""
+
+    @property
+    def rows_of_a_group(self) -> int:
+        """Inputs of a group, the last of which may be shorter."""
+
+    @property
+    def closely(self) -> bool:
+        """Whether to look at codes."""
+
+    def held(self, field: str) -> tuple[tuple[int, int], ...] | None:
+        """(start, stop) along each axis of the part of a tensor that can be read; None: nothing."""
+
+    def read(self, field: str, index: tuple[slice, ...] = ()) -> Tensor:
+        """Elements of a tensor of the layer."""
+
+    def group_of_rows(self, start: int, stop: int) -> Tensor:
+        """The group of each input from `start` to `stop`: int64."""
+
+    @property
+    def shared(self) -> dict[str, Any]:
+        """What was found of all layers of the checkpoint, by name."""
+
+    def layers(self, field: str) -> "Iterator[tuple[Config, LayerValues]]":
+        """Layers of the checkpoint that have a field, in order, this one among them."""
 
 
 @dataclass(frozen=True)

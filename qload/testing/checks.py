@@ -13,10 +13,14 @@ import torch
 from torch import Tensor
 
 from qload.diagnosis import Diagnosis, diagnose
+from qload.formats import GPTQWeight
 from qload.kernels.bounds import excess
+from qload.layouts import StoredMinusOne, StoredMinusOnePerField, StoredMinusOneUnmasked
 from qload.spec import Weight
 from qload.testing.derived import derived_bound
 
+# How programs read zero points that are stored minus one: alike, but for those of 0.
+WRAPPINGS = (StoredMinusOne(), StoredMinusOnePerField(), StoredMinusOneUnmasked())
 Kernel = Callable[[Tensor], Tensor]
 OF_PLACES = ("inputs-shifted", "outputs-reversed")  # which tokens in other places would look like
 
@@ -97,6 +101,9 @@ def assert_reads_back(
             found = replace(
                 found, fault=None, share=0.0, also=(), sentence=f"no fault of the weight: {mixed}"
             )
+        convention = _other_wrapping(weight, got, dtype)
+        if convention is not None:
+            found = replace(found, fault="zero-points-wrapped", share=1.0, also=(), sentence=convention)
         others = f"\n  or        {', '.join(found.also)}: the same numbers here" if found.also else ""
         cause = f"{found.sentence}{others}"
         raise Misread(
@@ -104,6 +111,20 @@ def assert_reads_back(
             f"{wrong.shape[0]} of {want.numel()} are wrong, {_range(wrong)}\n  cause     {cause}",
             found,
         )
+
+
+def _other_wrapping(weight: Weight, got: Tensor, dtype: torch.dtype) -> str | None:
+    """The way to wrap zero points of 0 in which a kernel reads a GPTQ weight, if not the weight's."""
+    if not isinstance(weight, GPTQWeight) or weight.config.zeros not in WRAPPINGS:
+        return None
+    for zeros in WRAPPINGS:
+        other = replace(weight, config=replace(weight.config, zeros=zeros))
+        if zeros != weight.config.zeros and torch.equal(_applied(other).to(dtype), got):
+            ours = weight.config.zeros.name
+            return (
+                f"zero points of 0 are read as {zeros.name}, and this weight has them {ours}: both are in use"
+            )
+    return None
 
 
 def _places_matter(kernel: Kernel, got: Tensor) -> bool:

@@ -10,12 +10,13 @@ words are far off.
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 
 from qload.diagnosis.meaning import meant
 from qload.errors import QloadError
 from qload.loader import LayerDescription
-from qload.verify.causes import SideBySide, known_fault, misreading
+from qload.verify.causes import SideBySide, known_fault, misreading, other_wrapping
 from qload.verify.comparison import SPIKE, Comparison, agree
 from qload.verify.crew import Crew, Tell
 from qload.verify.elsewhere import found_elsewhere
@@ -30,7 +31,14 @@ HALF = 0.5  # of the reference: nearer than any layer comes by chance
 THREADS = 4  # each has a run of outputs in several readings in memory
 
 
-Told = Finding | str | LayerMap
+@dataclass(frozen=True)
+class Supported:
+    """A layer whose reading nothing else decides, and which the reference supports as it is read."""
+
+    layer: str
+
+
+Told = Finding | str | LayerMap | Supported
 
 
 def check(
@@ -89,6 +97,8 @@ def _layer(
         if drawn is not None:
             yield LayerMap(name, drawn.text())
         if found.first is None:
+            if ours.format.config.doubt:
+                yield Supported(name)
             return
         plain = theirs.format.weight_type.plain and not ours.format.weight_type.plain
         lawful = plain and found.original
@@ -98,13 +108,17 @@ def _layer(
         near = math.inf if lawful else plain * HALF
         if mistake is not None:  # which every other reading of the scales is a little closer than
             near = found.distance.relative * HALF
-        cause = misreading(pair, run, near) or elsewhere() or mistake
+        doubtful = other_wrapping(pair) if ours.format.config.doubt else None
+        cause = doubtful or misreading(pair, run, near) or elsewhere() or mistake
         if cause is None and not lawful:
             cause = known_fault(pair, run)
     except QloadError as error:
         yield finding_of(error)
         return
-    yield from _verdict(name, found, cause, lawful)
+    told = list(_verdict(name, found, cause, lawful))
+    yield from told
+    if ours.format.config.doubt and not any(isinstance(each, Finding) for each in told):
+        yield Supported(name)
 
 
 def _is_matrix(layer: LayerDescription) -> bool:

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from qload.diagnosis.diagnosis import explained
-from qload.diagnosis.meaning import meant
+from qload.diagnosis.meaning import meant, with_factors
 from qload.loader import LayerDescription, Part
 from qload.spec import Weight
 from qload.verify.chunks import outputs
 from qload.verify.comparison import Distance, differ
-from qload.verify.misreadings import Reading, readings
+from qload.verify.misreadings import Reading, readings, wrapped
 from qload.verify.subject import Subject
 from qload.verify.window import WindowSource
 
@@ -74,6 +74,19 @@ def misreading(pair: SideBySide, run: tuple[int, int], near: float) -> str | Non
         return f"read with {best}, it agrees"
     closer = whole[best].relative < min(near, whole[""].relative)
     return f"read with {best}, it comes closer" if closer else None
+
+
+def other_wrapping(pair: SideBySide) -> str | None:
+    """The other way to wrap zero points of 0, where it brings the whole layer closer to the reference."""
+    ours, other, name = Distance(), Distance(), ""
+    for _, weight, reference in pair.runs():
+        want, got = meant(reference), meant(weight)
+        ours.add(got, want, differ(got, want, reference))
+        for words, made in wrapped(weight, weight.codes()):
+            got, name = with_factors(weight, made().dequantize().reshape(want.shape)), words
+        other.add(got, want, differ(got, want, reference))
+    closer = name and (other.exact or other.relative < ours.relative)
+    return f"read with {name}, it {'agrees' if other.exact else 'comes closer'}" if closer else None
 
 
 def known_fault(pair: SideBySide, run: tuple[int, int]) -> str | None:

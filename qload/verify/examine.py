@@ -27,7 +27,7 @@ from qload.verify.error_map import LayerMap
 from qload.verify.judge import Progress, check_rule, collected, judge
 from qload.verify.prompt import Prompt
 from qload.verify.report import Finding, Report, finding_of, internal_finding
-from qload.verify.rules import INSPECTED, Tier
+from qload.verify.rules import INSPECTED, Tier, zero_readings
 from qload.verify.runs import runs
 from qload.verify.subject import Subject
 from qload.weights import Weights
@@ -94,7 +94,7 @@ def inspect(path: str | PathLike[str]) -> Report:
     ('ok', [('up', 'unquantized', (4, 2))])
     >>> folder.cleanup()
     """
-    with closing(Subject.open(path)) as subject:
+    with closing(Subject.open(path, settled=False)) as subject:
         if subject.weights is None or subject.errors:
             return _unreadable(subject)
         found = [
@@ -189,6 +189,9 @@ def _compared(
         for item in collected("against", compared, found):
             if isinstance(item, LayerMap):
                 maps[item.layer] = item.text
+            elif isinstance(item, comparison.Supported):
+                supported = f"{item.layer}.qzeros"
+                found = [one for one in found if (one.rule, one.tensor) != (zero_readings.ID, supported)]
             else:
                 _sort([item], found, told)
         told += [f"the reference: {note}" for note in reference.account.notes()]

@@ -7,6 +7,9 @@ from torch import Tensor
 
 from qload.diagnosis.meaning import meant, with_factors
 from qload.diagnosis.misreadings import in_files
+from qload.formats import GPTQWeight
+from qload.formats.gptq import FIELDS, WHOLE
+from qload.layouts import gptq
 from qload.spec import Codes, Weight
 
 WORD = 32  # bits
@@ -26,10 +29,25 @@ def readings(weight: Weight, reference: Weight) -> dict[str, Reading]:
         return dict(_shifted_rows(meant(weight), want))
     codes = weight.codes()
     found = {each.words: _whole(weight, each.made, want) for each in in_files(weight)}
+    found |= {mistake: _whole(weight, made, want) for mistake, made in wrapped(weight, codes)}
     if reference.format == weight.format:
         other = reference.codes()
         found |= {mistake: _whole(weight, made, want) for mistake, made in _exchanged(codes, other)}
     return {**found, **dict(_shifted_words(weight, codes, want)), **dict(_shifted_rows(meant(weight), want))}
+
+
+def wrapped(weight: Weight, codes: Codes) -> Iterator[tuple[str, Callable[[], Codes]]]:
+    """With zero points of 0 of GPTQ wrapped in the other way, where that changes any."""
+    if not isinstance(weight, GPTQWeight) or codes.zeros is None:
+        return
+    for ours, other, words in (
+        (WHOLE, FIELDS, "zero points minus one in each field by itself"),
+        (FIELDS, WHOLE, "zero points minus one in whole words"),
+    ):
+        if weight.config.zeros == ours:
+            zeros = other.read(weight.qzeros, gptq.columns(weight.config.bits)).T
+            if _differ(codes.zeros, zeros):
+                yield words, lambda: replace(codes, zeros=zeros)  # noqa: B023 - at most one is yielded
 
 
 def _whole(weight: Weight, made: Callable[[], Codes], want: Tensor) -> Reading:

@@ -8,9 +8,10 @@ import torch
 from qload.detect.files import shown
 from qload.formats import Exl2Config, GPTQConfig
 from qload.formats.exl2 import divided
-from qload.layouts import StoredMinusOne, StoredMinusOneUnmasked
+from qload.layouts import Stored, StoredMinusOneUnmasked
 from qload.listing.zero_points import convention, words
 from qload.loader import LayerDescription
+from qload.spec import LayerClaims
 from qload.storage import WeightStorage
 from qload.verify.rules import architecture_missing, copies, siblings
 from qload.verify.rules.claimed_detail import CLAIMING
@@ -19,15 +20,18 @@ from qload.verify.subject import Subject
 
 def flags(subject: Subject) -> Iterator[str]:
     """A flag that claims act order over groups that lie in order."""
-    layers = [
-        layer.format.config for layer in subject.described() if isinstance(layer.format.config, GPTQConfig)
-    ]
-    in_order = [config for config in layers if config.positional]
-    if subject.claims and subject.claims.desc_act and in_order:
-        yield (
-            f"{subject.claims.file} says desc_act is true; the groups of {len(in_order)} of {len(layers)} "
-            "layers lie in order (static groups), and g_idx is believed"
-        )
+    layers: dict[LayerClaims, list[GPTQConfig]] = {}
+    for layer in subject.described():
+        claims, config = layer.format.claims, layer.format.config
+        if isinstance(config, GPTQConfig) and claims is not None and claims.desc_act:
+            layers.setdefault(claims, []).append(config)
+    for claims, configs in layers.items():
+        in_order = [config for config in configs if config.positional]
+        if in_order and subject.claims is not None:
+            yield (
+                f"{subject.claims.file} says {claims.says('desc_act')}; the groups of {len(in_order)} of "
+                f"{len(configs)} layers lie in order (static groups), and g_idx is believed"
+            )
 
 
 def architecture(subject: Subject) -> Iterator[str]:
@@ -91,6 +95,15 @@ def of_loaders(subject: Subject) -> Iterator[str]:
         yield f"{prefixes[0]}: {note}" + (f"; {len(prefixes)} layers in all" if len(prefixes) > 1 else "")
 
 
+# Who decides how zero points of 0 are read, by `GPTQConfig.evidence`.
+DECIDED = {
+    "alike": "as all programs do that mask",
+    "codes": "as their codes are about these",
+    "writer": "as the program does that the config names",
+    "others": "as codes of other layers are about these",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Counted:
     """Of the values of a layer's tensor, how many a note is about; notes of one `kind` are told as one."""
@@ -102,16 +115,16 @@ class Counted:
 
 
 def readings(subject: Subject) -> Iterator[Counted]:
-    """Per layer, how many zero points the readers of gptq v1 take in more than one way."""
+    """Per layer of gptq v1, how many zero points are read in another way by kernels that do not mask."""
     assert subject.weights is not None
     for layer in subject.described():
         config = layer.format.config
-        if isinstance(config, GPTQConfig) and isinstance(config.zeros, StoredMinusOne):
+        if isinstance(config, GPTQConfig) and config.evidence in DECIDED:
             count = _apart(subject.weights.storage, layer)
             if count:
                 kind = (
-                    "zero points have several readings: as their writer meant them (taken here), and up to "
-                    f"{2**config.bits} in kernels that do not mask"
+                    f"zero points are read as {config.zeros.name}, {DECIDED[config.evidence]}; kernels that "
+                    f"do not mask read up to {2**config.bits}"
                 )
                 yield Counted(kind, f"{layer.prefix}.qzeros", count, config.groups(layer.K) * layer.N)
 
@@ -144,6 +157,8 @@ def _apart(storage: WeightStorage, layer: LayerDescription) -> int:
     known = convention(layer)
     assert known is not None  # a GPTQ layer has zero points
     zeros, packing = known
+    if isinstance(zeros, Stored):
+        return 0
     other = StoredMinusOneUnmasked()
     return sum(
         int((zeros.read(run, packing) != other.read(run, packing)).sum()) for _, run in words(storage, layer)

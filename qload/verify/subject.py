@@ -52,6 +52,7 @@ class Subject:
     """What the rules look at. `errors`: why it cannot be read further; then there are no `weights`.
 
     `path`: what the report calls it; `place`: where it is; `shard`: whether it is one file of several.
+    `settled`: whether layers are described as loads read them, and not by headers and facts alone.
     """
 
     path: str
@@ -62,11 +63,12 @@ class Subject:
     weights: Weights | None = None
     notes: list[str] = field(default_factory=list)
     shard: bool = False
+    settled: bool = True
 
     @classmethod
-    def open(cls, path: str | PathLike[str]) -> Self:
+    def open(cls, path: str | PathLike[str], *, settled: bool = True) -> Self:
         """Headers and configs of a checkpoint, all errors collected; nothing is raised for what it holds."""
-        subject = cls(str(path), path)
+        subject = cls(str(path), path, settled=settled)
         place = subject._try(lambda: snapshot(path))
         if place is None:
             return subject
@@ -110,7 +112,7 @@ class Subject:
     def groups(self) -> Groups:
         """The tensors by layers, each of which is described once."""
         assert self.weights is not None  # rules run on readable subjects only
-        return Groups(self.weights)
+        return Groups(self.weights, settled=self.settled)
 
     @cached_property
     def account(self) -> Account:
@@ -256,7 +258,8 @@ class Subject:
         if self.claims is not None:
             self.errors += map(finding_of, check_configs(configs, self.claims, storage))
             self.notes += config_notes(configs, self.claims, storage)
-        self.weights = Weights(storage, loader=loader, architecture=self.architecture)
+            self.notes += self.claims.notes
+        self.weights = Weights(storage, loader=loader.for_rules(), architecture=self.architecture)
 
     def _storage(self, located: CheckpointFiles, headers: Mapping[str, Header]) -> WeightStorage | None:
         """The tensors, those of each expert by themselves; None where two tensors hold the same."""

@@ -57,6 +57,38 @@ def test_the_packing_says_how_zero_points_are_stored(packing: str | None, zeros:
 
 
 @pytest.mark.parametrize(
+    ("backend", "zeros"),
+    [
+        ("auto_round:exllamav2", Stored()),
+        ("auto_round:tritonv2", Stored()),
+        ("auto_round:gptq:exllamav2", STORED_MINUS_ONE),
+        ("auto_round:gptq", STORED_MINUS_ONE),
+        ("gptq:exllamav2", STORED_MINUS_ONE),
+        ("auto", STORED_MINUS_ONE),
+    ],
+)
+@pytest.mark.parametrize("method", ["auto-round", "intel/auto-round"])
+def test_a_backend_says_it_where_there_is_no_packing(backend: str, zeros: ZeroPoints, method: str) -> None:
+    assert formats(quant_method=method, backend=backend)[1].zeros == zeros
+    packed = formats(quant_method=method, backend=backend, packing_format="auto_round:gptqmodel")
+    assert packed[1].zeros == Stored()
+
+
+def test_a_backend_may_mean_awq() -> None:
+    assert formats(backend="auto_round:awq")[0] is AWQWeight
+
+
+@pytest.mark.parametrize("backend", ["auto_round:marlin", "exllamav2", "auto_round:qbits_zp", "hpu"])
+def test_a_backend_of_which_nothing_is_certain_is_refused_by_name(backend: str) -> None:
+    with pytest.raises(
+        UnsupportedFormatError, match=rf"auto-round \(backend {backend}\): not read"
+    ) as caught:
+        formats(backend=backend)
+
+    assert "set packing_format" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
     ("changes", "weight_type"),
     [
         ({"packing_format": "auto_round:auto_awq"}, AWQWeight),

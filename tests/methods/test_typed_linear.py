@@ -24,6 +24,9 @@ from qload.spec import Weight
 from qload.storage import MemoryStorage
 from qload.testing import assert_same_bits
 from qload.weights import Weights
+from tests.formats.test_gptq_zeros import NAME, fields, quantized, whole_words
+from tests.formats.test_gptq_zeros import config as gptq_config
+from tests.formats.test_gptq_zeros import tensors as as_stored
 from tests.methods.engine import awq
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False}
@@ -418,3 +421,37 @@ def test_a_layer_is_read_by_the_rule_that_knows_it() -> None:
 
     assert method.formats[0].config.bits == 8
     assert type(config.get_quant_method(nn.Linear(2, 2), "model.c")) is UnquantizedLinearMethod
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize(("kind", "axis"), [(ColumnParallelLinear, 0), (RowParallelLinear, 1)])
+@pytest.mark.parametrize("write", [whole_words, fields])
+def test_zero_points_of_0_are_read_as_from_files(kind: Any, axis: int, world: int, write: Any) -> None:
+    codes, zeros, scales, want = quantized(4, 512, 256, 64, 0.1)
+    tensors = as_stored(codes, scales, write(zeros, 4), 4)
+    values = gptq_config(4, 64)
+
+    shares = []
+    for rank in FakeWorld(world):
+        layer = kind(
+            512, 256, prefix=NAME, quant_config=config_of(values, None), process_group=rank, bias=False
+        )
+        for name, tensor in tensors.items():
+            param = getattr(layer, name.rpartition(".")[2])
+            param.weight_loader(param, tensor)
+        layer.quant_method.process_weights_after_loading(layer)
+        shares.append(layer.typed_linear.typed.dequantize().half())
+
+    assert torch.equal(torch.cat(shares, axis), want)
+
+
+def test_a_convention_that_codes_deny_is_refused_by_an_engine_too() -> None:
+    codes, zeros, scales, _ = quantized(4, 512, 256, 64, 0)
+    config = config_of(gptq_config(4, 64, checkpoint_format="gptq_v2"), None)
+    layer: Any = ColumnParallelLinear(512, 256, prefix=NAME, quant_config=config, bias=False)
+    for name, tensor in as_stored(codes, scales, fields(zeros, 4), 4).items():
+        param = getattr(layer, name.rpartition(".")[2])
+        param.weight_loader(param, tensor)
+
+    with pytest.raises(MismatchError, match="qzeros: zero points are one off"):
+        layer.quant_method.process_weights_after_loading(layer)

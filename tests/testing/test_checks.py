@@ -1,12 +1,14 @@
 """The checks themselves, on kernels whose fault is known."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
 from qload.errors import ArgumentError
+from qload.layouts import StoredMinusOnePerField, StoredMinusOneUnmasked, ZeroPoints
 from qload.spec import Weight
 from qload.testing import (
     Guards,
@@ -147,3 +149,20 @@ def test_numbers_of_tokens_around_borders() -> None:
     assert around_borders(8, 32) == (7, 8, 9, 31, 32, 33)
     assert around_borders(1, most=1) == (1,)
     assert {1, 2, 8, 16, 17, 24, 25, 32, 33, 64, 128, 256, 257} <= set(around_borders())
+
+
+@pytest.mark.parametrize("zeros", [StoredMinusOnePerField(), StoredMinusOneUnmasked()])
+def test_a_kernel_that_wraps_zero_points_otherwise_is_told_its_convention(zeros: ZeroPoints) -> None:
+    weight = layer_of(Traits("gptq", 4, 128, zeros="wrapping", symmetric=False), 64, 512).weight()
+    other = replace(weight, config=replace(weight.config, zeros=zeros))
+
+    with pytest.raises(
+        AssertionError, match=f"zero points of 0 are read as {zeros.name}, and this weight has them"
+    ):
+        assert_reads_back(kernel_of(other), weight, HALF)
+    alike = weight_of()  # without zero points of 0 all conventions are one
+    assert_reads_back(
+        kernel_of(replace(alike, config=replace(alike.config, zeros=zeros))),
+        alike,
+        HALF,
+    )

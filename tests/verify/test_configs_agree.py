@@ -61,15 +61,16 @@ def test_configs_may_disagree_on_layers_that_are_not_there(tmp_path: Path) -> No
     assert verify(tmp_path).notes == ("quantize_config.json: bits is 8, config.json says 4 and is believed",)
 
 
-def test_static_groups_and_several_readings_are_notes(tmp_path: Path) -> None:
-    tensors = gptq("a", zero=15)
+def test_static_groups_and_zero_points_of_0_in_the_last_fields_are_notes(tmp_path: Path) -> None:
+    tensors = gptq("a")
+    tensors["a.qzeros"][:] = -0x08888889  # 0xf7777777
     config = {**GPTQ, "desc_act": True, "sym": False}
 
     report = verify(model(tmp_path, tensors, quantization_config=config))
 
     assert report.verdict == "ok"
     assert [note.split(":")[0].split(" says")[0] for note in report.notes] == ["config.json", "a.qzeros"]
-    assert "16 of 16 zero points have several readings" in report.notes[1]
+    assert "2 of 16 zero points are read as stored minus one" in report.notes[1]
 
 
 def test_a_quantized_checkpoint_without_a_config_is_not_taken_for_plain(tmp_path: Path) -> None:

@@ -6,6 +6,9 @@
     auto_round:llm_compressor         compressed-tensors', whose kind `data_type` and `act_bits` say
     auto_round:fp8_static             FP8, a scale for each output and one for activations
 
+Versions up to 0.4.7 write a `backend` and no `packing_format`: `auto_round:exllamav2` stores zero points as
+they are, `auto_round:gptq:exllamav2` minus 1.
+
 `extra_config` maps names, and patterns that may lie anywhere in a name, to what holds for these modules
 instead; 16 bits leave them plain. Names count before patterns. Source: auto-round 0.16.1 and its files.
 """
@@ -26,7 +29,7 @@ from qload.errors import ConfigError, UnsupportedFormatError
 from qload.formats import AWQConfig, AWQWeight, Fp8Config, Fp8Weight, GPTQConfig, GPTQWeight
 from qload.layouts import STORED_MINUS_ONE, Stored, ZeroPoints
 from qload.loader import ConfiguredFormat
-from qload.spec import ActivationScheme
+from qload.spec import ActivationScheme, LayerClaims
 
 KNOWN = ("auto-round (auto_gptq, gptqmodel, auto_awq, llm_compressor, fp8_static)",)
 GPTQ: Mapping[str, ZeroPoints] = {
@@ -37,6 +40,10 @@ GPTQ: Mapping[str, ZeroPoints] = {
     "auto_round": Stored(),
 }
 BITS = {**dict.fromkeys(GPTQ, (2, 3, 4, 8)), "auto_awq": (4, 8), "awq": (4, 8), "fp8_static": (8,)}
+DEFAULT = "auto_gptq"
+# Kernels of versions up to 0.4.7 behind `auto_round:`. Their packer left out the subtraction;
+# `auto_round:gptq:` before a kernel means auto-gptq's packer, which subtracts.
+KERNELS = ("exllamav2", "exllama", "tritonv2", "triton", "cuda")
 PLAIN_BITS = 16  # and more: not quantized
 STATIC = ActivationScheme("float", 8, False, "tensor", scale="input_scale")
 NVFP4 = ActivationScheme(
@@ -72,19 +79,23 @@ class _AutoRound(Section, _Rule):
     bits: Annotated[int, Field(ge=1)]
     group_size: int = Field(ge=-1)
     packing_format: Name = None
+    backend: Name = None
     extra_config: Annotated[dict[str, _Rule] | None, BeforeValidator(none_for_false)] = None
 
 
 def read(found: FoundConfig) -> Claims:
     """The claims of all modules, and the loader that gives those of `extra_config` their own."""
     read = validate(_AutoRound, found)
-    packing = (read.packing_format or "auto_gptq").removeprefix("auto_round:").partition(":")[0]
+    packing = _packing(found, read)
     base = _Rule(**{key: getattr(read, key) for key in _Rule.model_fields})
-    formats, rules = (_format(found, packing, base),), {}
-    for key, rule in sorted((read.extra_config or {}).items(), key=lambda item: _is_pattern(item[0])):
+    key = "backend" if read.packing_format is None and read.backend else "packing_format"
+    formats, rules = (_claimed(_format(found, packing, base), base, "", key),), {}
+    for name, rule in sorted((read.extra_config or {}).items(), key=lambda item: _is_pattern(item[0])):
         own = base.model_copy(update=rule.model_dump(exclude_none=True))
         plain = (own.bits or 0) >= PLAIN_BITS
-        rules[REGEX * _is_pattern(key) + key] = () if plain else (_format(found, packing, own),)
+        entry = REGEX * _is_pattern(name) + name
+        source = f"extra_config.{name}"
+        rules[entry] = () if plain else (_claimed(_format(found, packing, own), own, source, key),)
     patterns = Patterns(found, "extra_config", anywhere=True)
     return Claims(
         method="auto-round",
@@ -99,6 +110,32 @@ def read(found: FoundConfig) -> Claims:
         formats=tuple(dict.fromkeys([*formats, *(fmt for own in rules.values() for fmt in own)])),
         loader=ruled(rules, formats, read.exclusions(), patterns, "extra_config") if rules else None,
     )
+
+
+def _packing(found: FoundConfig, read: _AutoRound) -> str:
+    """Whose tensors there are, as `packing_format` says, or `backend` where there is none.
+
+    UnsupportedFormatError for a backend of which it is not certain how it stores zero points.
+    """
+    stated = read.packing_format or read.backend
+    if stated in (None, "auto", "auto_round:auto"):
+        return DEFAULT
+    name = stated.removeprefix("auto_round:").partition(":")[0]
+    if stated.startswith("auto_round:") and name in KERNELS:
+        return "auto_round"
+    if read.packing_format is None and name not in BITS:
+        reason = (
+            f"the backend of {found.file} has no reader: without a packing_format nothing else says whether "
+            "its zero points are stored minus one"
+        )
+        way = "write the model again with auto-round 0.5 or later, or set packing_format if it is known"
+        raise UnsupportedFormatError(f"auto-round (backend {stated:.40})", reason, KNOWN, way)
+    return name
+
+
+def _claimed(fmt: ConfiguredFormat, rule: _Rule, source: str, convention: str) -> ConfiguredFormat:
+    """A format with what the entry `source` claims about its layers; `convention`: of zero points."""
+    return replace(fmt, claims=LayerClaims(rule.bits, rule.group_size, rule.sym, None, source, convention))
 
 
 def _is_pattern(key: str) -> bool:

@@ -161,7 +161,8 @@ def _format_of(
     inputs = _inputs_of(found, name, group, read)
     static = inputs is not None and not inputs.dynamic
     read_as = ct_schemes.format_of(found, f"{key}.weights", stated, group.weights, static=static, dense=dense)
-    return replace(read_as, activations=inputs)
+    claims = group.weights.claims(f"config_groups.{name}")
+    return replace(read_as, activations=inputs, claims=claims)
 
 
 def _inputs_of(

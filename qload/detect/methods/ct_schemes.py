@@ -25,6 +25,7 @@ from qload.formats import (
     NVFP4Config,
 )
 from qload.loader import ConfiguredFormat
+from qload.spec import LayerClaims
 
 # What each format stores: the type, the bits, and how weights may share a scale.
 PER = Literal["tensor", "channel", "group", "block", "tensor_group"]
@@ -53,6 +54,13 @@ class Scheme(BaseModel):
     block_structure: list[Annotated[int, Field(ge=1)]] | str | None = None
     symmetric: bool = True
     actorder: Literal["group", "weight", "dynamic", "static"] | bool | None = None
+
+    def claims(self, source: str) -> LayerClaims:
+        """What it claims about a layer; `source`: its place in the config."""
+        act_order = (
+            self.actorder in ("group", "dynamic", True) if "actorder" in self.model_fields_set else None
+        )
+        return LayerClaims(self.num_bits, self.rows_of_a_group, self.symmetric, act_order, source)
 
     @property
     def per(self) -> str:

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from qload.detect.files import FoundConfig
+from qload.detect.files import FoundConfig, shown
 from qload.detect.matching import REGEX
 from qload.detect.methods import marlin
 from qload.detect.regex import Patterns
@@ -27,14 +27,16 @@ from qload.detect.validation import (
     one_of,
     validate,
 )
-from qload.errors import UnsupportedFormatError
+from qload.errors import ConfigError, UnsupportedFormatError
 from qload.formats import GPTQConfig, GPTQWeight
 from qload.layouts import STORED_MINUS_ONE, Stored, ZeroPoints
 from qload.loader import ConfiguredFormat
 from qload.loader.exclusion import Exclusions, Inside
+from qload.spec import LayerClaims
 
 KNOWN = ("gptq (checkpoint_format gptq, gptq_v2, marlin, marlin_24)",)
 FORMATS = ("gptq", "gptq_v2")
+CLAIMED = ("bits", "group_size", "sym", "desc_act")  # what a rule may state of its modules
 WITHOUT, WITH = "-:", "+:"  # before a pattern; nothing means the second
 
 Module = Annotated[str, Field(min_length=1)]
@@ -48,6 +50,11 @@ class _Rule(BaseModel):
 
     bits: Bits | None = None
     group_size: int | None = Field(default=None, ge=-1)
+    sym: bool | None = None
+    desc_act: bool | None = None
+    pack_dtype: Literal["int32"] | None = None
+    checkpoint_format: Name = None
+    format: Name = None
 
 
 class _GPTQ(Section):
@@ -76,8 +83,19 @@ def read(found: FoundConfig) -> Claims:
     zeros: ZeroPoints = Stored() if stated == "gptq_v2" else STORED_MINUS_ONE
     indexed = True if read.desc_act else None  # without act order tools may leave the index out
     config = GPTQConfig(read.bits, read.group_size, zeros, desc_act=read.desc_act, indexed=indexed)
-    base = ConfiguredFormat(GPTQWeight, config)
-    rules = _rules(found, read.dynamic or {}, config)
+    base = ConfiguredFormat(
+        GPTQWeight,
+        config,
+        claims=LayerClaims(
+            read.bits,
+            read.group_size,
+            read.sym,
+            read.desc_act,
+            convention="checkpoint_format",
+            writer=_writer(found),
+        ),
+    )
+    rules = _rules(found, read.dynamic or {}, base, stated)
     exclusions = _inside(read)
     return Claims(
         method="gptq",
@@ -94,6 +112,14 @@ def read(found: FoundConfig) -> Claims:
     )
 
 
+def _writer(found: FoundConfig) -> str:
+    """The program that quantized, as gptqmodel names itself in `meta.quantizer`; "" where none is named."""
+    meta = found.values.get("meta")
+    named = meta.get("quantizer") if isinstance(meta, Mapping) else None
+    first = named[0] if isinstance(named, list) and named else named
+    return first if isinstance(first, str) else ""
+
+
 def _inside(read: _GPTQ) -> Exclusions:
     """What the section leaves out: by name, or because it stands in a block and is not among its modules."""
     names = read.modules_in_block_to_quantize or []
@@ -102,7 +128,7 @@ def _inside(read: _GPTQ) -> Exclusions:
 
 
 def _rules(
-    found: FoundConfig, dynamic: Mapping[str, _Rule], config: GPTQConfig
+    found: FoundConfig, dynamic: Mapping[str, _Rule], base: ConfiguredFormat, stated: str
 ) -> dict[str, tuple[ConfiguredFormat, ...]]:
     """Entry -> the format that it asks for, none where it leaves modules out; in the order they count."""
     rules: dict[str, tuple[ConfiguredFormat, ...]] = {}
@@ -110,11 +136,23 @@ def _rules(
         entry = REGEX + pattern.removeprefix(WITHOUT).removeprefix(WITH)
         if rule.group_size is not None:
             check_group_size(found, rule.group_size)
-        own = ConfiguredFormat(GPTQWeight, _changed(config, rule))
+        for key, other in (("checkpoint_format", rule.checkpoint_format), ("format", rule.format)):
+            if other not in (None, stated):
+                where = found.key(f"dynamic.{pattern:.80}.{key}")
+                hint = "remedy   state it once for all modules: no program reads it by module"
+                raise ConfigError(found.file, where, f"{stated}, as for all modules", shown(other), hint)
+        own = _changed(base, rule, f"dynamic.{pattern}")
         rules.setdefault(entry, () if pattern.startswith(WITHOUT) else (own,))
     return rules
 
 
-def _changed(config: GPTQConfig, rule: _Rule) -> GPTQConfig:
-    changes = {name: value for name in ("bits", "group_size") if (value := getattr(rule, name)) is not None}
-    return replace(config, **changes)
+def _changed(base: ConfiguredFormat, rule: _Rule, source: str) -> ConfiguredFormat:
+    """The format and the claims of the modules that a rule applies to."""
+    assert isinstance(base.config, GPTQConfig)
+    assert base.claims is not None
+    stated = {key: value for key in CLAIMED if (value := getattr(rule, key)) is not None}
+    own = {key: value for key, value in stated.items() if key != "sym"}
+    if rule.desc_act is not None:
+        own["indexed"] = True if rule.desc_act else None
+    claims = replace(base.claims, source=source, **stated)
+    return ConfiguredFormat(GPTQWeight, replace(base.config, **own), claims=claims)

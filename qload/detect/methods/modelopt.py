@@ -32,7 +32,7 @@ from qload.formats import (
 )
 from qload.loader import ConfiguredFormat, FormatLoader
 from qload.loader.modules import ModuleLoader
-from qload.spec import ActivationScheme
+from qload.spec import ActivationScheme, LayerClaims
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,10 @@ class Algorithm:
     format: ConfiguredFormat
     bits: int
     group_size: int | None = None
+
+    def claimed(self, source: str) -> ConfiguredFormat:
+        """The format, with what an entry `source` of the config claims by naming this algorithm."""
+        return replace(self.format, claims=LayerClaims(self.bits, self.group_size, True, None, source))
 
 
 STATIC = ActivationScheme("float", 8, False, "tensor", scale="input_scale", owner="modelopt")
@@ -176,7 +180,7 @@ def _table(found: FoundConfig, read: _ModelOpt) -> dict[str, ConfiguredFormat]:
         return {
             name: _algorithm(
                 found, f"quantized_layers.{name:.80}.group_size", layer.quant_algo, layer.group_size
-            ).format
+            ).claimed("quantized_layers")
             for name, layer in read.quantized_layers.items()
         }
     groups = validate(_Groups, found).config_groups
@@ -195,7 +199,7 @@ def _of_group(found: FoundConfig, group: _Group) -> ConfiguredFormat:
         raise _unsupported(found, f"{weights.type:.20} of {weights.num_bits} bits in config_groups")
     if name == "NVFP4" and inputs is None:
         name = "W4A16_NVFP4"
-    fmt = _algorithm(found, "config_groups", name, weights.group_size).format
+    fmt = _algorithm(found, "config_groups", name, weights.group_size).claimed("config_groups")
     return fmt if inputs is not None else replace(fmt, activations=None)
 
 

@@ -187,6 +187,24 @@ FAULTS = (
         "return replace(own, positional=False, indexed=False)",
     ),
     Fault(
+        "zero-points-of-0-in-one-way",
+        "qload/formats/gptq.py",
+        "return WHOLE if apart > margin else FIELDS if -apart > margin else None",
+        "return WHOLE",
+    ),
+    Fault(
+        "dynamic-rule-with-base-claims",
+        "qload/detect/methods/gptq.py",
+        "claims = replace(base.claims, source=source, **stated)",
+        "claims = replace(base.claims, source=source)",
+    ),
+    Fault(
+        "contradiction-loaded",
+        "qload/loader/formats.py",
+        "if layer.contradiction is not None:",
+        "if layer.contradiction is None and layer.contradiction:",
+    ),
+    Fault(
         "auto-round-zeros-as-stored",
         "qload/detect/methods/auto_round.py",
         '"auto_gptq": STORED_MINUS_ONE,',

@@ -33,6 +33,7 @@ from qload.verify.rules import (
     symmetry,
     unexplained,
     zero_means,
+    zero_readings,
 )
 from qload.verify.rules.rule import Rule, Tier
 
@@ -69,6 +70,7 @@ RULES: tuple[Rule, ...] = (
     group_sizes.RULE,
     symmetry.RULE,
     zero_means.RULE,
+    zero_readings.RULE,
     code_order.RULE,
 )
 

@@ -8,30 +8,40 @@ from collections.abc import Iterator
 
 import torch
 
-from qload.formats import GPTQConfig
+from qload.spec import Grouped
 from qload.verify.report import Finding
 from qload.verify.rules.rule import Rule
 from qload.verify.subject import Subject
 
+# The index of groups of a format, and what the config says where it denies act order.
+INDICES = {"g_idx": "desc_act is false", "weight_g_idx": "actorder is none or weight"}
+
 
 def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
     """Each layer in act order that the config denies."""
-    claims = subject.claims
-    if claims is None or claims.desc_act is None:
+    if subject.claims is None:
         return
+    file = subject.claims.file
     for layer in subject.described():
-        if not (isinstance(layer.format.config, GPTQConfig) and layer.format.config.indexed):
+        config, claims = layer.format.config, layer.format.claims
+        index = next((spec.name for spec in layer.specs if spec.name in INDICES), None)
+        if claims is None or claims.desc_act is not False or index is None or not isinstance(config, Grouped):
             continue
-        g_idx, in_order = layer.facts["g_idx"], layer.format.config.in_order(layer.K)
+        if (
+            getattr(config, "indexed", True) is False
+        ):  # an index of zeros, which means that groups lie in order
+            continue
+        g_idx, in_order = layer.facts[index], config.in_order(layer.K)
         apart = torch.nonzero(g_idx != in_order).flatten()
-        if apart.numel() and not claims.desc_act:
-            first, name = int(apart[0]), f"{layer.prefix}.g_idx"
+        if apart.numel():
+            first, name, key = int(apart[0]), layer.names.full(index), INDICES[index]
+            stated = claims.says("desc_act").replace("desc_act is false", key)
             yield rule.finding(
                 name,
-                layer.names.file("g_idx"),
+                layer.names.file(index),
                 f"{name}: row {first} is in group {int(g_idx[first])}, in order it would be in "
-                f"{int(in_order[first])}; {claims.file} says desc_act is false",
-                f"set desc_act to true in {claims.file}, if the layer was quantized in act order",
+                f"{int(in_order[first])}; {file} says {stated}",
+                f"correct this in {file}, if the layer was quantized in act order",
             )
 
 

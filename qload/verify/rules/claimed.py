@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from qload.errors import QloadError
+from qload.spec import Config, LayerClaims
 from qload.storage.locate import INDEX
 from qload.verify.report import Finding
 from qload.verify.rules.rule import Rule
@@ -32,16 +33,26 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
             f"{claims.file}: quant_method is {claims.method}, and no layer is stored as "
             f"{' or '.join(sorted(formats))}: {len(subject.layers)} layers are plain",
         )
-    configs = [layer.format.config for layer in subject.described() if not layer.format.weight_type.plain]
-    denied = [config for config in configs if getattr(config, "claimed_bits", None) is not None]
-    if denied and len(denied) == len(configs):
-        found = " or ".join(sorted({str(getattr(config, "bits", None)) for config in denied}))
-        yield rule.finding(
-            None,
-            claims.file,
-            f"{claims.file}: bits is {claims.bits}, and by their shapes all layers have {found}",
-            f"set bits to {found} in {claims.file}",
-        )
+    yield from _denied_bits(rule, subject, claims.file)
+
+
+def _denied_bits(rule: Rule, subject: Subject, file: str) -> Iterator[Finding]:
+    """Each claim of bits, of the base config or of one of its entries, that all of its layers deny."""
+    of_claims: dict[LayerClaims, list[Config]] = {}
+    for layer in subject.described():
+        if layer.format.claims is not None and not layer.format.weight_type.plain:
+            of_claims.setdefault(layer.format.claims, []).append(layer.format.config)
+    for claims, configs in of_claims.items():
+        denied = [config for config in configs if getattr(config, "claimed_bits", None) is not None]
+        if denied and len(denied) == len(configs):
+            found = " or ".join(sorted({str(getattr(config, "bits", None)) for config in denied}))
+            whose = f"its {len(configs)} layers" if claims.source else "all layers"
+            yield rule.finding(
+                None,
+                file,
+                f"{file}: {claims.says('bits')}, and by their shapes {whose} have {found}",
+                f"set bits to {found} there",
+            )
 
 
 def _one_of_several(path: Path) -> bool:

@@ -35,8 +35,9 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
                 other.names.file("g_idx"),
                 f"{name}: not the act order of {first.names.full('g_idx')}, which has the same inputs",
             )
-    denied = subject.claims is not None and subject.claims.desc_act is False
     for prefix in indexed:
+        claims = layers[prefix].format.claims
+        denied = claims is not None and claims.desc_act is False
         if not (denied and _in_order(layers[prefix])):  # where no order is claimed, none was lost
             yield from _lost(rule, subject, layers[prefix])
 

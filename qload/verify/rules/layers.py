@@ -28,12 +28,12 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
 
 def _evidence(subject: Subject, prefix: str) -> str:
     """What the shapes of a GPTQ layer say about bits and groups, beside the config."""
-    weights, claims = subject.weights, subject.claims
+    weights, base = subject.weights, subject.claims
     needed = [named(prefix, name) for name in ("qweight", "scales", "g_idx")]
     if (
         weights is None
-        or claims is None
-        or claims.method != "gptq"
+        or base is None
+        or base.method not in ("gptq", "auto-round")
         or not all(map(weights.has_tensor, needed))
     ):
         return ""
@@ -41,9 +41,11 @@ def _evidence(subject: Subject, prefix: str) -> str:
     if len(words) != 2 or len(scales) != 2 or len(index) != 1 or not index[0] or not scales[0]:
         return ""
     bits, group = words[0] * 32 / index[0], -(-index[0] // scales[0])
+    claims = subject.loader.claims_of(prefix) or base.of_layers
     return (
         f"\nthe shapes say {bits:g} bits and {scales[0]} groups of {group} rows, "
-        f"{claims.file} claims {claims.bits} bits and a group size of {claims.group_size}"
+        f"{base.file} claims {claims.bits} bits and a group size of {claims.group_size}"
+        + (f" in {claims.source:.160}" if claims.source else "")
     )
 
 

@@ -19,11 +19,11 @@ from qload.verify.subject import Subject
 def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
     """Each symmetric layer with another zero point: the first, and how many."""
     claims = subject.claims
-    if claims is None or not claims.sym or subject.weights is None:
+    if claims is None or subject.weights is None:
         return
     for layer in subject.described():
-        known = convention(layer)
-        if known is None or not isinstance(layer.format.config, GPTQConfig):
+        known, own = convention(layer), layer.format.claims
+        if known is None or own is None or not own.sym or not isinstance(layer.format.config, GPTQConfig):
             continue
         (zeros, packing), middle, count, first = known, 2 ** (layer.format.config.bits - 1), 0, None
         for start, run, same in symmetric(subject.weights.storage, layer):
@@ -44,7 +44,8 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
                 layer.names.file("qzeros"),
                 f"{name}: zero point {value} at group {g}, column {n}, a symmetric layer of "
                 f"{layer.format.config.bits} bits has {middle}; {count} of {total} differ "
-                f"(read as {zeros.name}, as {claims.file} says checkpoint_format {claims.format})",
+                f"(read as {zeros.name}, as {claims.file} says checkpoint_format {claims.format}"
+                + (f"; there {own.says('sym')})" if own.source else ")"),
             )
 
 

@@ -34,21 +34,20 @@ OF_MEDIAN = 1.25  # the error of a median over that of a mean
 
 def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
     """Each layer whose codes are about another zero point."""
-    symmetric = subject.claims is not None and subject.claims.sym
     told = [
         (layer, found)
         for layer in subject.described()
         if (found := subject.values.statistics.get(layer.prefix)) and _tells(layer, found)
-        if not (
-            symmetric and isinstance(layer.format.config, GPTQConfig)
-        )  # the rule `symmetry` knows the value
+        if not _is_known(layer)
     ]
     middle = _middle([found for _, found in told])
+    denied = {layer.prefix: layer for layer in subject.described() if _is_denied(layer)}
     for layer, found in told:
         offset, doubt = found.offset or 0.0, SURE * found.error
         everywhere = offset * middle > 0
         beside = found.spread == 0 and _zero(found) in (-1, 1) and abs(offset) > TOGETHER + doubt
         if abs(offset) > APART + doubt or everywhere or beside:
+            denied.pop(layer.prefix, None)
             field = next(spec.name for spec in layer.specs if "zero" in spec.name)
             name, file = layer.names.full(field), layer.names.file(field)
             yield rule.finding(
@@ -59,6 +58,24 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
                 f"of zero points in the right convention the mean is within {APART + doubt:.2f}",
                 _remedy(subject, layer),
             )
+    for layer in denied.values():
+        text, name = str(layer.contradiction).split("\n  remedy")[0], layer.names.full("qzeros")
+        yield rule.finding(
+            name, layer.names.file("qzeros"), text.replace("\n  ", "\n"), _remedy(subject, layer)
+        )
+
+
+def _is_denied(layer: LayerDescription) -> bool:
+    """Whether no load takes a layer, as the codes that loads look at deny its zero points."""
+    config = layer.format.config
+    lost = isinstance(config, GPTQConfig) and config.evidence == "lost"
+    return layer.contradiction is not None and not lost and not _is_known(layer)
+
+
+def _is_known(layer: LayerDescription) -> bool:
+    """Whether the config claims the zero points of a layer, which the rule `symmetry` then checks."""
+    claims = layer.format.claims
+    return claims is not None and bool(claims.sym) and isinstance(layer.format.config, GPTQConfig)
 
 
 def _middle(told: list[Statistics]) -> float:

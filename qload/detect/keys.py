@@ -1,0 +1,93 @@
+"""Keys of quantization configs that owners give a meaning, that no reader here acts on, and what they change.
+
+A key that changes what stored values mean is refused. One that changes what a program computes beside the
+weights, or that only some programs act on, is a note. Settings of the quantizer, such as `damp_percent` and
+`iters`, change neither. Sources: gptqmodel 7.7.0, auto-round 0.16.1, transformers 5.23.0.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from qload.detect.files import FoundConfig, shown
+from qload.errors import UnsupportedFormatError
+
+NOTHING: tuple[Any, ...] = (None, False, "", "none", [], {})
+
+
+@dataclass(frozen=True)
+class KnownKey:
+    """A key of an owner's config.
+
+    Attributes
+    ----------
+    meaning
+        What it does, as a sentence goes on after the key.
+    refused
+        Whether stored values then mean something else than they do without it.
+    neutral
+        The values with which it does nothing.
+    """
+
+    meaning: str
+    refused: bool = False
+    neutral: tuple[Any, ...] = NOTHING
+
+
+_ROTATED = KnownKey("turns the inputs of layers by matrices that are not read here", refused=True)
+_SCALES = KnownKey("quantizes the scales too, in a form that is not read here", refused=True)
+_ADAPTER = KnownKey("adds a low-rank product to outputs, which is not read: weights are as they are stored")
+_CACHE = KnownKey("is about the key/value cache and attention, and is left to the engine")
+# Under these keys of a method entries for modules, which have the same keys.
+ENTRIES: Mapping[str, str] = {"gptq": "dynamic", "auto-round": "extra_config"}
+KEYS: Mapping[str, Mapping[str, KnownKey]] = {
+    "gptq": {
+        "adapter": _ADAPTER,
+        "rotation": KnownKey(
+            "had weights rotated before they were quantized; they are read as they are stored"
+        ),
+    },
+    "awq": {
+        "dynamic": KnownKey("says what holds for some modules; layers are read by their tensors"),
+    },
+    "auto-round": {
+        "rotation_config": _ROTATED,
+        "hadamard_config": _ROTATED,
+        "transform_config": _ROTATED,
+        "super_bits": _SCALES,
+        "super_group_size": _SCALES,
+        "static_kv_dtype": _CACHE,
+        "static_attention_dtype": _CACHE,
+    },
+    "fp8": {
+        "expert_dtype": KnownKey(
+            "says how experts are stored; they are read by their tensors", neutral=(*NOTHING, "fp8")
+        ),
+    },
+}
+
+
+def notes_of(found: FoundConfig, method: str) -> Iterator[str]:
+    """A note for each key with a meaning that is not acted on; UnsupportedFormatError where values change."""
+    known = KEYS.get(method, {})
+    for path, values in _sections(found, method):
+        for key, meant in known.items():
+            value = values.get(key)
+            if any(type(value) is type(other) and value == other for other in meant.neutral):
+                continue
+            place = f"{path}.{key}" if path else key
+            if meant.refused:
+                reason = f"{found.key(place)} of {found.file} {meant.meaning}"
+                raise UnsupportedFormatError(f"{method} with {key}", reason)
+            yield f"{found.file} has {place[:160]} = {shown(value)}, which {meant.meaning}"
+
+
+def _sections(found: FoundConfig, method: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The config, and its entries for modules, each with its path."""
+    yield "", found.values
+    name = ENTRIES.get(method)
+    entries = found.values.get(name) if name else None
+    if isinstance(entries, Mapping):
+        for entry, values in entries.items():
+            if isinstance(values, Mapping):
+                yield f"{name}.{entry:.80}", values

@@ -1,0 +1,141 @@
+"""What the values of a layer decide about it, beyond headers and facts: asked once for each layer."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+from weakref import ref
+
+from torch import Tensor
+
+from qload.errors import QloadError
+from qload.loader.alike import Describer
+from qload.loader.description import ConfiguredFormat, LayerDescription
+from qload.loader.source import TensorSource, fact_of
+from qload.spec import Config, Grouped, LayerClaims, Names, named
+
+CLOSELY = 2  # layers whose values are compared with the config, which is wrong of all or of none
+MOST = 256  # layers that are asked where one alone decides nothing
+REMEMBERED = 1 << 16  # layers
+
+
+def whole_source(source: TensorSource) -> TensorSource:
+    """The source that others stand before, which holds all tensors as they are."""
+    while (inner := getattr(source, "inner", None)) is not None:
+        source = inner
+    return source
+
+
+class DecidedLayers:
+    """The layers of a source that were decided by their values.
+
+    `every`: whether the values of every layer are compared with the config, and not of the first ones alone.
+    """
+
+    def __init__(self, source: TensorSource, describer: Describer, *, every: bool) -> None:
+        self._source, self._describer, self._every = ref(source), describer, every
+        self._found: dict[str, tuple[dict[str, Any], QloadError | None]] = {}
+        self._formats: dict[Any, ConfiguredFormat] = {}
+        self._left = CLOSELY
+        self._is_told = False
+        self.shared: dict[str, Any] = {}
+
+    def is_of(self, source: TensorSource) -> bool:
+        """Whether the layers are those of a source."""
+        return self._source() is source
+
+    def is_first_doubt(self) -> bool:
+        """Whether this is asked for the first time: a doubt is told once."""
+        first, self._is_told = not self._is_told, True
+        return first
+
+    def settle(self, layer: LayerDescription) -> LayerDescription:
+        """The layer with what its values change in its config, and the error where they contradict claims."""
+        found = self._found.get(layer.prefix)
+        if found is None:
+            values = StoredValues(self, layer, closely=self._every or self._left > 0)
+            found = layer.format.config.settled(values)
+            self._left -= values.is_read_closely and found[1] is None
+            if len(self._found) < REMEMBERED:
+                self._found[layer.prefix] = found
+        changes, error = found
+        if not changes and error is None:
+            return layer
+        return replace(layer, format=self._format(layer.format, changes), contradiction=error)
+
+    def others(self, suffix: str) -> "Iterator[tuple[Config, StoredValues]]":
+        """Layers of the source that have a tensor of this suffix, in the order of their names."""
+        source = self._source()
+        keys: Iterable[str] = getattr(getattr(source, "storage", None), "keys", tuple)()
+        for name in sorted(key for key in keys if key.endswith(f".{suffix}"))[:MOST]:
+            try:
+                assert source is not None  # it holds the layer that asks
+                layer = self._describer.describe(source, name.removesuffix(f".{suffix}"))
+            except QloadError:
+                continue
+            if layer.format.config.by_values and layer.format.claims is not None:
+                yield layer.format.config, StoredValues(self, layer, closely=False)
+
+    def _format(self, fmt: ConfiguredFormat, changes: Mapping[str, Any]) -> ConfiguredFormat:
+        """One format for all layers that are decided alike."""
+        key = id(fmt), tuple(changes.items())
+        if key not in self._formats:
+            self._formats[key] = replace(fmt, config=replace(fmt.config, **changes))
+            self._formats[id(fmt), None] = fmt  # which keeps its id
+        return self._formats[key]
+
+
+class StoredValues:
+    """The values of a layer, as `qload.spec.LayerValues` describes them."""
+
+    def __init__(self, decided: DecidedLayers, layer: LayerDescription, *, closely: bool) -> None:
+        source = decided._source()
+        assert source is not None  # it holds the layer
+        self._decided, self._layer, self._source = decided, layer, source
+        self._roles = {spec.name: spec.role for spec in layer.specs}
+        self.closely, self.is_read_closely = closely, False
+        self.names: Names = layer.names
+        self.shared = decided.shared
+
+    @property
+    def claims(self) -> LayerClaims:
+        """What the config claims about the layer."""
+        return self._layer.format.claims or LayerClaims()
+
+    @property
+    def rows_of_a_group(self) -> int:
+        """Inputs of a group."""
+        config = self._layer.format.config
+        return config.rows_of_a_group(self._layer.K) if isinstance(config, Grouped) else self._layer.K
+
+    def held(self, field: str) -> tuple[tuple[int, int], ...] | None:
+        """(start, stop) along each axis of what can be read: of files, the whole tensor."""
+        name = self.names.full(field)
+        part = getattr(getattr(self._source, "storage", None), "held", None)
+        if part is not None:
+            found: tuple[tuple[int, int], ...] | None = part(name)
+            return found
+        return tuple((0, size) for size in self._source.info(name).shape)
+
+    def read(self, field: str, index: tuple[slice, ...] = ()) -> Tensor:
+        """Elements of a tensor, on the CPU."""
+        name, role = self.names.full(field), self._roles[field]
+        shape = self._source.info(name).shape
+        self.is_read_closely |= self.closely
+        if all(part.indices(size)[:2] == (0, size) for part, size in zip(index, shape, strict=False)):
+            return fact_of(self._source, name, role).cpu()
+        return self._source.read(name, index, role=role).cpu()
+
+    def group_of_rows(self, start: int, stop: int) -> Tensor:
+        """The group of each input of a run."""
+        config, facts = self._layer.format.config, self._layer.facts
+        index = next((facts[name] for name in ("g_idx", "weight_g_idx") if name in facts), None)
+        if index is None or getattr(config, "indexed", True) is False:
+            assert isinstance(config, Grouped)
+            index = config.in_order(self._layer.K)
+        return index[start:stop].cpu().long()
+
+    def layers(self, field: str) -> "Iterator[tuple[Config, StoredValues]]":
+        """Layers of the checkpoint that have the field."""
+        full = self.names.full(field)
+        lead = named(self._layer.prefix, "")
+        return self._decided.others(full.removeprefix(lead).lstrip("."))

@@ -1,0 +1,60 @@
+"""Zero points of 0 that are stored minus one have one reading.
+
+A zero point of 0 minus one is -1, which programs wrap in three ways. Whole words are subtracted from, and the
+next field gets one less; each field wraps by itself; or -1 is OR-ed into the word, and zero points above are
+lost. Codes tell which it was, as they are about their zero points in the right reading; so does the writer's
+name, or the reference of `--against`. Where nothing tells, programs read the layer differently.
+"""
+
+from collections.abc import Iterator
+
+from qload.formats import GPTQConfig
+from qload.formats.gptq import FIELDS, WHOLE
+from qload.layouts import gptq
+from qload.listing.zero_points import words
+from qload.loader import LayerDescription
+from qload.storage import WeightStorage
+from qload.verify.report import Finding
+from qload.verify.rules.rule import Rule
+from qload.verify.subject import Subject
+
+ID = "zero-point-reading"
+
+
+def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
+    """Each layer whose readings differ while nothing decides, and each whose zero points are lost."""
+    assert subject.weights is not None
+    for layer in subject.described():
+        config = layer.format.config
+        if not isinstance(config, GPTQConfig) or config.evidence not in ("none", "lost"):
+            continue
+        if config.evidence == "none" and layer.format.claims is not None and layer.format.claims.sym:
+            continue  # the rule `symmetry` tells of it
+        name, file = layer.names.full("qzeros"), layer.names.file("qzeros")
+        if config.evidence == "lost":
+            text = str(layer.contradiction).replace("\n  ", "\n").split("\nremedy")[0]
+            yield Finding(
+                ID, "error", name, file, text, "quantize again: what is lost is nowhere in the file"
+            )
+            continue
+        count, total = _apart(subject.weights.storage, layer), config.groups(layer.K) * layer.N
+        yield rule.finding(
+            name,
+            file,
+            f"{name}: {count} of {total} zero points have two readings, and nothing tells which is meant: "
+            f"{WHOLE.name} from whole words, which is taken here, and {FIELDS.name}",
+            "compare with the float original by --against, or store zero points as they are (gptq_v2)",
+        )
+
+
+def _apart(storage: WeightStorage, layer: LayerDescription) -> int:
+    """How many zero points differ between both readings."""
+    config = layer.format.config
+    assert isinstance(config, GPTQConfig)
+    packing = gptq.columns(config.bits)
+    return sum(
+        int((WHOLE.read(run, packing) != FIELDS.read(run, packing)).sum()) for _, run in words(storage, layer)
+    )
+
+
+RULE = Rule(ID, "meaning", check, "warning", each=True)

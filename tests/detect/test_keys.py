@@ -1,0 +1,42 @@
+"""Keys that owners give a meaning and that no reader acts on: noted, or refused where values change."""
+
+from typing import Any
+
+import pytest
+
+from qload.detect import FoundConfig, read_claims
+from qload.errors import UnsupportedFormatError
+
+GPTQ_CLAIMS = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True}
+AUTO_ROUND = {"quant_method": "auto-round", "bits": 4, "group_size": 128, "sym": True, "data_type": "int"}
+
+
+@pytest.mark.parametrize(
+    ("section", "key"),
+    [
+        ({**AUTO_ROUND, "rotation_config": {"type": "hadamard"}}, "rotation_config"),
+        ({**AUTO_ROUND, "super_bits": 6}, "super_bits"),
+        ({**AUTO_ROUND, "super_group_size": 8}, "super_group_size"),
+        ({**AUTO_ROUND, "extra_config": {"a.b": {"super_bits": 6}}}, "super_bits"),
+    ],
+)
+def test_a_key_that_changes_what_values_mean_is_refused_by_name(section: dict[str, Any], key: str) -> None:
+    with pytest.raises(UnsupportedFormatError, match=f"quantization_config.*{key} of config.json"):
+        read_claims(FoundConfig("config.json", "quantization_config", section))
+
+
+@pytest.mark.parametrize(
+    ("section", "notes"),
+    [
+        ({**GPTQ_CLAIMS, "adapter": {"type": "lora", "rank": 32}}, ["has adapter = "]),
+        ({**GPTQ_CLAIMS, "adapter": None, "rotation": None, "damp_percent": 0.1, "anything": 7}, []),
+        ({**GPTQ_CLAIMS, "rotation": "hadamard"}, ["has rotation = 'hadamard'"]),
+        ({**GPTQ_CLAIMS, "dynamic": {"+:a": {"adapter": {"rank": 8}}}}, ["has dynamic.+:a.adapter = "]),
+        ({**AUTO_ROUND, "static_kv_dtype": "fp8", "iters": 200, "super_bits": None}, ["has static_kv_dtype"]),
+    ],
+)
+def test_a_key_with_a_meaning_beside_weights_is_a_note(section: dict[str, Any], notes: list[str]) -> None:
+    found = read_claims(FoundConfig("config.json", "quantization_config", section)).notes
+
+    assert len(found) == len(notes)
+    assert all(part in note for part, note in zip(notes, found, strict=True))
