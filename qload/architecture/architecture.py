@@ -7,7 +7,7 @@ from functools import cache, cached_property, lru_cache, partial
 from itertools import pairwise
 from typing import Any
 
-from qload.architecture.config import has_head, is_tied, model_of, read_flag, read_list, read_sizes
+from qload.architecture.config import has_head, model_of, read_flag, read_list, read_sizes, tie_of
 from qload.architecture.expressions import names as named_in
 from qload.architecture.expressions import value
 from qload.architecture.names import Place, find, rows_by_key, spelled, tails
@@ -237,4 +237,4 @@ def architecture_of(config: Mapping[str, Any]) -> Architecture | None:
     kind, own = found
     table = TABLES[kind]
     sizes, notes = read_sizes(table, own)
-    return Architecture(kind, table, own, sizes, is_tied(table, own, config), has_head(config), notes)
+    return Architecture(kind, table, own, sizes, bool(tie_of(config).tied), has_head(config), notes)

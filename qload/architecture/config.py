@@ -1,15 +1,17 @@
 """What a model's config says of sizes and flags, as hostile input: what cannot be believed is not known."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from qload.architecture.expressions import value
 from qload.architecture.table import Flag, Size, Table
-from qload.architecture.tables import TABLES, TEXT_OF
+from qload.architecture.tables import TABLES, TEXT_OF, TIED_AROUND
 from qload.detect.files import shown
 
 LARGEST = 1 << 63  # a size beyond is not believed
 INNER = ("text_config", "llm_config", "language_config")
+TIE = "tie_word_embeddings"
 CLASSES = ("LM", "Model", "Generation", "Classification", "Answering")  # the ends of transformers' names
 CAUSAL = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
@@ -66,11 +68,50 @@ def read_list(config: Mapping[str, Any], key: str) -> frozenset[int] | Literal[F
     return isinstance(listed, list) and all(type(layer) is int for layer in listed) and frozenset(listed)
 
 
-def is_tied(table: Table, config: Mapping[str, Any], outer: Mapping[str, Any]) -> bool:
-    """Whether head and embedding are one: as the config says, for the text model or for the whole."""
-    said = [holder.get("tie_word_embeddings") for holder in (config, outer)]
-    known = [value for value in said if isinstance(value, bool)]
-    return any(known) if known else table.tied
+@dataclass(frozen=True, slots=True)
+class Tie:
+    """Whether head and embedding are one (None: not known), and what says so.
+
+    `key`: of config.json; "" where it is the default of the type `kind`. `denied`: the key that says the
+    other, which programs read too. `outer`: whether it is a default of the model around the text model, which
+    transformers goes by, and no program that loads the text model alone.
+    """
+
+    tied: bool | None
+    key: str = ""
+    kind: str = ""
+    denied: str = ""
+    outer: bool = False
+
+    def __str__(self) -> str:
+        value = str(self.tied).lower()
+        if self.key:
+            return f"{self.key} is {value}" + (f", and {self.denied} is not" if self.denied else "")
+        return f"{TIE} is not in config.json, and {value} by default for {self.kind}"
+
+
+def tie_of(config: Mapping[str, Any]) -> Tie:
+    """Whether a model ties its head: as config.json says at its top or for its text model, or by default."""
+    found, outer = model_of(config), config.get("model_type")
+    own = found[1] if found else _text_of(config)
+    places = {TIE: config}
+    if own is not None and own is not config:
+        places[f"{next(key for key in INNER if config.get(key) is own)}.{TIE}"] = own
+    known = {key: place[TIE] for key, place in places.items() if isinstance(place.get(TIE), bool)}
+    if known:
+        tied = any(known.values())
+        return Tie(
+            tied,
+            next(key for key in known if known[key] is tied),
+            denied=next((key for key in known if known[key] is not tied), ""),
+        )
+    if found is not None and own is not config and isinstance(outer, str) and outer in TIED_AROUND:
+        return Tie(True, kind=outer, outer=True)
+    return Tie(TABLES[found[0]].tied, kind=found[0]) if found else Tie(None)
+
+
+def _text_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    return next((config[key] for key in INNER if isinstance(config.get(key), dict)), None)
 
 
 def has_head(config: Mapping[str, Any]) -> bool:

@@ -6,13 +6,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from qload.architecture.architecture import Architecture
+from qload.architecture.drafts import PREDICTING
 from qload.architecture.names import Place, keys, spelled
 from qload.architecture.table import Row
 
 SHOWN = 8  # numbers of layers or experts that a list names
-# What a layer that predicts further words has, and no other: two norms and the matrix that joins them.
-# Source: deepseek-ai/DeepSeek-V3, README_WEIGHTS.md.
-PREDICTING = frozenset(("eh_proj", "enorm", "hnorm"))
 
 
 @dataclass(frozen=True, slots=True)

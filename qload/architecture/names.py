@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 
+from qload.architecture.adapters import WRAPPER, base_name
 from qload.architecture.table import Row, Table
 
 SPELLINGS = re.compile(r"\{([^{}]*\|[^{}]*)\}")
@@ -51,7 +52,11 @@ def rows_by_key(table: Table) -> Mapping[str, Row]:
 
 
 def find(name: str, rows: Mapping[str, Row], base: str) -> Place | None:
-    """The row that a name belongs to, under any of the leads, with the decoder's own base or without it."""
+    """The row that a name belongs to, under any of the leads, with the decoder's own base or without it.
+
+    A name that PEFT has wrapped stands for the one inside.
+    """
+    wrapper, name = WRAPPER * name.startswith(WRAPPER), base_name(name)
     for lead in LEADS:
         if not name.startswith(lead):
             continue
@@ -60,7 +65,7 @@ def find(name: str, rows: Mapping[str, Row], base: str) -> Place | None:
             row = rows.get(tried)
             if row is not None:
                 layer, expert, *_ = (*numbers, None, None)
-                return Place(row, tried, layer, expert, lead, bare)
+                return Place(row, tried, layer, expert, wrapper + lead, bare)
     return None
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, overload
 import torch
 
 from qload.detect.claims import read_claims
+from qload.detect.entries import named_modules
 from qload.detect.files import FoundConfig
 from qload.detect.foreign import refuse_foreign
 from qload.detect.validation import Claims
@@ -32,6 +33,7 @@ from qload.formats import (
 from qload.formats.gptq import BITS
 from qload.layouts import STORED_MINUS_ONE, Stored, ZeroPoints
 from qload.loader import ConfiguredFormat, FormatLoader, WeightsLoader
+from qload.loader.named import NOTHING_NAMED
 from qload.spec import above
 from qload.storage import WeightStorage
 
@@ -252,6 +254,7 @@ def loader_from_claims(found: FoundConfig | None, storage: WeightStorage | None)
     formats = [replace(fmt, claims=fmt.claims or claims.of_layers) for fmt in claims.formats]
     make = claims.loader or (lambda: FormatLoader(*formats, plain, exclusions=claims.exclusions))
     loader = make()
+    loader.named = named_modules(found) if found else NOTHING_NAMED
     for note in claims.notes:
         log.info("%s", note)
     stored = storage.keys() if storage else ()

@@ -15,7 +15,7 @@ from qload.diagnosis.misreading import Misreading
 from qload.diagnosis.misreadings import in_programs
 from qload.diagnosis.said import said, said_of_none
 from qload.diagnosis.where import Where, where_of
-from qload.errors import ArgumentError
+from qload.errors import ArgumentError, checked
 from qload.spec import Weight
 
 
@@ -52,6 +52,7 @@ class Diagnosis:
     also: tuple[str, ...] = ()
 
 
+@checked
 def diagnose(
     expected: Tensor,
     got: Tensor,

@@ -122,7 +122,7 @@ def _promised(weights: Holder, prefix: str, tried: Sequence[Naming]) -> tuple[in
     architecture = weights.architecture
     if architecture is None:
         return None
-    for lead in (prefix, f"{weights.prefix}.{prefix}"):
+    for lead in (prefix, f"{weights.prefix}.{prefix}") if weights.prefix else (prefix,):
         for naming in tried:
             place = architecture.find(f"{lead}.0.{naming[0]}")
             count = architecture.sizes.get("experts")

@@ -30,8 +30,6 @@ class UnquantizedConfig(spec.Config):
     ----------
     axes
         2 for a matrix (N, K), 1 for a vector (N,); found in the shape when a layer is loaded or made.
-    claimed
-        What the config says of the layer if it says that it is quantized, for a note; None: nothing.
     unused_scale
         The name of a scale that may be stored beside a plain weight and means nothing there; None: of none.
     scale_axes
@@ -41,7 +39,6 @@ class UnquantizedConfig(spec.Config):
     name: ClassVar[str] = "unquantized"
 
     axes: int = 2
-    claimed: str | None = field(default=None, repr=False, compare=False)
     unused_scale: str | None = field(default=None, repr=False)  # of most checkpoints
     scale_axes: int = field(default=2, repr=False, compare=False)
 
@@ -51,11 +48,9 @@ class UnquantizedConfig(spec.Config):
         return replace(self, axes=1 if len(headers.shapes["weight"]) == 1 else 2, scale_axes=len(scale))
 
     def notes(self, headers: spec.LayerHeaders) -> tuple[str, ...]:
-        """A config that has the layer quantized; a scale beside the weight, which is not applied."""
-        told = () if self.claimed is None else (f"{self.claimed}, and its weight is plain",)
+        """A scale beside the weight, which is not applied."""
         name = self.unused_scale
-        beside = (f"{name} lies beside a plain weight and is not applied",) if name in headers.shapes else ()
-        return told + beside
+        return (f"{name} lies beside a plain weight and is not applied",) if name in headers.shapes else ()
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qload.errors import ArgumentError, DtypeError, ShapeError
+from qload.errors import ArgumentError, DtypeError, ShapeError, check_type
 from qload.kernels import cuda, declared
 from qload.kernels.declared import REMEDY, Activations, Maximum
 from qload.kernels.experts_on_device import DeviceExperts, is_capturing
@@ -144,6 +144,7 @@ def check(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, weight: Any) -> Non
 
 
 def _check_tensor(name: str, tensor: Tensor, dtypes: Sequence[torch.dtype], device: torch.device) -> None:
+    check_type(name, tensor, Tensor)
     if tensor.dtype not in dtypes:
         raise DtypeError(name, list(map(_plain, dtypes)), _plain(tensor.dtype))
     if tensor.device != device:

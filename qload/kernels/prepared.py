@@ -25,7 +25,7 @@ from qload.kernels.cpu_rows import KeptRows
 from qload.kernels.cuda.plans import LinearPlan
 from qload.kernels.declared import Activations, Maximum
 from qload.kernels.dtypes import Notice
-from qload.kernels.meaning import over, share, without_tensors
+from qload.kernels.meaning import known, over, share, without_tensors
 from qload.spec import Weight
 
 
@@ -74,7 +74,12 @@ class PreparedLinear:
         self._rows, self._planned_here = KeptRows(), ((), None)
 
     def __call__(self, x: Tensor, held: Sequence[Tensor], bias: Tensor | None) -> Tensor:
-        """y (..., N) of x (..., K), in its dtype; `held`: a tensor for each of `names`."""
+        """y (..., N) of x (..., K), in its dtype; `held`: a tensor for each of `names`.
+
+        ArgumentError where x or `bias` is no tensor.
+        """
+        if not reference.are_tensors(x, bias):
+            reference.check_tensors(self.blueprint, x, bias)
         if self._plain_dtype is not None and self._takes_plain(x, held[0], bias):
             return torch_linear(x, held[0], bias)
         if torch.compiler.is_compiling():
@@ -139,6 +144,8 @@ def traced(x: Tensor, held: Mapping[str, Tensor | None], meaning: str) -> Tensor
     names, N, K, plain = facts(meaning)
     tensors: list[Any] = [held[name] for name in names]
     bias = held["bias"]
+    if not reference.are_tensors(x, bias):
+        reference.check_tensors(known(meaning).blueprint, x, bias)
     alike = plain and x.dtype == tensors[0].dtype
     alike = alike and (bias is None or (bias.dtype == x.dtype and bias.ndim == 1 and bias.shape[0] == N))
     if alike and x.ndim and x.shape[-1] == K:

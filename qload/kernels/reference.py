@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from qload.errors import ArgumentError, DtypeError, ShapeError
+from qload.errors import ArgumentError, DtypeError, ShapeError, check_type
 from qload.kernels import cpu, cuda, declared, products, scaled, sums
 from qload.kernels.cpu_rows import KeptRows
 from qload.kernels.declared import Activations, Maximum
@@ -128,8 +128,24 @@ def _is_own(x: Tensor, weight: Weight, bias: Tensor | None) -> bool:
     return bias is None or bias.dtype == x.dtype
 
 
+def are_tensors(x: object, bias: object) -> bool:
+    """Whether x is a tensor, and `bias` is one or None."""
+    return isinstance(x, Tensor) and (bias is None or isinstance(bias, Tensor))
+
+
+def check_tensors(weight: Weight, x: object, bias: object) -> None:
+    """Raise ArgumentError unless x is a tensor and `bias` a tensor or None."""
+    check_type("weight", weight, Weight)
+    if are_tensors(x, bias):
+        return
+    name = weight.layer.name or type(weight).__name__
+    check_type(f"{name}: x", x, Tensor)
+    check_type(f"{name}: bias", bias, Tensor | None)
+
+
 def check(x: Tensor, weight: Weight, bias: Tensor | None = None) -> None:
     """x is a float tensor (..., K) on the weight's device, `bias` is (N,), or an error that names it."""
+    check_tensors(weight, x, bias)
     name = weight.layer.name or type(weight).__name__
     if x.dtype not in WIDE:
         raise DtypeError(f"{name}: x", list(map(_plain, WIDE)), _plain(x.dtype))

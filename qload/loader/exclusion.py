@@ -79,6 +79,10 @@ class Exclusions:
         """Why an entry that was found leaves a layer out."""
         return f"{self.key} has {entry!r:.80}"
 
+    def remedy(self, entry: str) -> str:
+        """What to change where the layer is quantized all the same."""
+        return f"take the entry out of {self.key}, or store the layer plain"
+
     def _is_name(self, entry: str) -> bool:
         """Whether an entry is a dotted name, and not a pattern of them."""
         return True
@@ -119,6 +123,11 @@ class Inside(Exclusions):
     def reason(self, entry: str) -> str:
         """Of the list that has an entry, or of the one that names no module of this name."""
         return self.others.reason(entry) if entry in self.others.names else f"{self.key} does not name it"
+
+    def remedy(self, entry: str) -> str:
+        """What to change, of the list that has an entry, or of the one that names no module of this name."""
+        named = entry in self.others.names
+        return self.others.remedy(entry) if named else f"name the module in {self.key}, or store it plain"
 
     def entry(self, prefix: str) -> str | None:
         """What leaves a layer out, or None; MismatchError for a fused one whose parts differ."""

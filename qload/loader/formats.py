@@ -18,6 +18,7 @@ from qload.loader.cuts import Share, share
 from qload.loader.decided import DecidedLayers, whole_source
 from qload.loader.description import ConfiguredFormat, LayerDescription, check_alike, in_one_convention
 from qload.loader.exclusion import Exclusions
+from qload.loader.named import NOTHING_NAMED, NamedModules
 from qload.loader.source import Rectangle, TensorSource
 from qload.spec import Layer, LayerClaims, Weight
 
@@ -34,12 +35,18 @@ class FormatLoader(WeightsLoader):
         What a layer may be stored as: a type of weight with its config, each.
     exclusions
         The layers that the config leaves out, which must not be quantized.
+
+    Attributes
+    ----------
+    named
+        The modules that the config has quantized by name: a plain one gets a note.
     """
 
     @checked
     def __init__(self, *formats: ConfiguredFormat, exclusions: Exclusions = NOTHING) -> None:
         self.formats = formats
         self.exclusions = exclusions
+        self.named: NamedModules = NOTHING_NAMED
         self._found: Describer | None = None
         self._decided: DecidedLayers | None = None
         self.judged = False  # whether rules judge the layers, and loads refuse nothing that rules tell
@@ -64,8 +71,18 @@ class FormatLoader(WeightsLoader):
                 "left out by the config, and quantized",
                 f"plain tensors, as {self.exclusions.reason(entry)}",
                 f"{layer.format.weight_type.format}: {', '.join(spec.name for spec in layer.specs)}",
+                f"remedy   {self.exclusions.remedy(entry)}",
             )
-        return layer
+        return self._noted(layer)
+
+    def _noted(self, layer: LayerDescription) -> LayerDescription:
+        """The layer, with a note where it is plain, and the config names it as quantized."""
+        if not self.named.keys or not layer.format.weight_type.plain or "K" not in layer.sizes:
+            return layer
+        note = self.named.note(layer.prefix)
+        if note is None or self.left_out(layer.prefix) is not None:
+            return layer
+        return replace(layer, notes=(*layer.notes, note))
 
     def settle(self, weights: TensorSource, layer: LayerDescription) -> LayerDescription:
         """A described `layer` of `weights` with what its values decide about it; every load does this.

@@ -65,7 +65,7 @@ class ModuleLoader(FormatLoader):
                 if layer.format.weight_type.plain:
                     return layer  # of what is not quantized nothing has two meanings
             raise error from None
-        return loader.describe(weights, prefix)
+        return self._noted(loader.describe(weights, prefix))
 
     def for_rules(self) -> Self:
         """The same loader for rules, of whichever module."""

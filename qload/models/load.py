@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from qload.architecture.adapters import refuse_adapters
 from qload.detect import read_model_config
 from qload.errors import ConfigError, StorageError, UnsupportedFormatError, checked
 from qload.experts import ExpertSplit
@@ -134,6 +135,8 @@ def load_model(
     ------
     ConfigError
         For a type that there is no model of, those that there are listed, and for sizes that are none.
+    UnsupportedFormatError
+        For a model with adapters that are not merged.
     MissingTensorError, ShapeError
         Where the checkpoint has not what the config says.
     CutError, DivideError
@@ -178,6 +181,7 @@ def load_decoder(weights: Weights, config: TextConfig, making: Making) -> Decode
     is not looked at.
     """
     check_all_read(weights)
+    refuse_adapters(weights.storage.keys())
     check_shares(weights, config, making.base, making.head, making.split)
     name = f"{making.base}.embed_tokens"
     check_matrix(weights, name, [config.vocab], config.hidden, padded=True)

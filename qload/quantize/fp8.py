@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from qload.errors import ArgumentError, MismatchError, check_type
+from qload.errors import ArgumentError, MismatchError, check_type, checked
 from qload.formats import Fp8Config, Fp8Weight
 from qload.quantize.values import floats
 from qload.spec import Layer, named
@@ -91,6 +91,7 @@ class Requantized(NamedTuple):
     error: Tensor
 
 
+@checked
 def requantize(weight: Fp8Weight) -> Requantized:
     """Every fused part in the largest of their scales, for a kernel that takes one scale for all.
 

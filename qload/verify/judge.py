@@ -15,6 +15,7 @@ from qload.listing.answer import INTERNAL
 from qload.loader import LayerDescription
 from qload.verify import notes
 from qload.verify.crew import Crew, Tell
+from qload.verify.disagreement import disagreements
 from qload.verify.report import Finding, internal_finding
 from qload.verify.rules import RULES, Rule, Tier
 from qload.verify.runs import pieces_of, runs, size_of
@@ -25,7 +26,7 @@ T = TypeVar("T")
 Progress = Callable[[str, int, int], None]
 # A file that fails or is replaced ends all, and so does a machine: they are no bugs of a rule.
 PASSED_ON = (StorageError, ConfigError, LostRankError, MemoryError)
-NOTES = (notes.architecture, notes.absences, notes.flags, notes.of_loaders)
+NOTES = (notes.architecture, notes.absences, notes.flags, notes.of_loaders, disagreements)
 NOTES_OF_LAYERS = (notes.readings, notes.subnormals)
 
 

@@ -1,10 +1,12 @@
 """What is worth telling and needs no action: claims without harm, zero points with several readings."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from qload.architecture.config import is_usual_class
 from qload.detect.files import shown
 from qload.formats import Exl2Config, GPTQConfig
 from qload.formats.exl2 import divided
@@ -38,10 +40,12 @@ def architecture(subject: Subject) -> Iterator[str]:
     """A type of model of no table, names that are not those of its table, and values that are no sizes."""
     config = subject.model_config
     if subject.architecture is None:
-        if isinstance(config.get("model_type"), str):
+        if config:  # none: there is no config.json
+            known = isinstance(config.get("model_type"), str)
+            said = f"is {shown(config['model_type'])}, which is not known" if known else "is missing"
             yield (
-                f"config.json: model_type is {shown(config['model_type'])}, which is not known: no shape is "
-                "compared with the config, and nothing that is missing can be seen by it"
+                f"config.json: model_type {said}: no shape is compared with the config, and nothing that is "
+                "missing can be seen by it"
             )
         return
     yield from subject.architecture.notes
@@ -68,8 +72,15 @@ def absences(subject: Subject) -> Iterator[str]:
         missing = list(architecture_missing.lacking(architecture_missing.RULE, subject))
         if missing:
             more = f"; {len(missing)} such in all" if len(missing) > 1 else ""
-            named = ", ".join(map(str, config["architectures"]))
-            yield f"{missing[0].message}, and the class {named:.80}, which may do without{more}"
+            yield f"{missing[0].message}, and {_lacking(config)}{more}"
+
+
+def _lacking(config: Mapping[str, Any]) -> str:
+    """Why a model of a known type may lack something: its class, or that it is a draft."""
+    classes = config.get("architectures")
+    if isinstance(classes, list) and not is_usual_class(config):
+        return f"the class {', '.join(map(str, classes)):.80}, which may do without"
+    return "by its tensors this is a draft, which may take it from its model"
 
 
 def repeated(subject: Subject) -> Iterator[str]:

@@ -9,6 +9,7 @@ from typing import Any, Self, TypeVar
 
 from qload.architecture import Architecture, Inventory, architecture_of
 from qload.architecture.config import is_usual_class
+from qload.architecture.drafts import is_draft
 from qload.detect import (
     Claims,
     FoundConfig,
@@ -134,13 +135,20 @@ class Subject:
         return inventory if inventory.layers or not listed else None
 
     @cached_property
+    def draft(self) -> bool:
+        """Whether this is a draft, which may borrow its embedding and head from another model."""
+        return is_draft(self.model_config, self.names)
+
+    @cached_property
     def ordinary(self) -> bool:
         """Whether all layers should have what their table says, or be alike.
 
-        Not so where config.json names a type without a table, or a class that the type does not usually have,
-        as drafts do; a config that names none has nothing to differ by.
+        Not so in a draft, and where config.json names a type without a table, or a class that the type does
+        not usually have; a config that names none has nothing to differ by.
         """
         config = self.model_config
+        if self.draft:
+            return False
         if self.architecture is None or self.inventory is None:
             return not any(isinstance(config.get(key), str) for key in ("model_type", "_class_name"))
         return is_usual_class(config)

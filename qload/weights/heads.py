@@ -29,7 +29,7 @@ def check_heads(weights: _Holder, prefixes: Sequence[str]) -> None:
     if weights.architecture is None:
         return
     for prefix in prefixes:
-        names = (prefix, f"{weights.prefix}.{prefix}")
+        names = (prefix, f"{weights.prefix}.{prefix}") if weights.prefix else (prefix,)
         known = next(filter(None, map(weights.architecture.heads, names)), None)
         if known is not None:
             known.check_equal_shares(prefix, weights.process_group.size())

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
 from safetensors.torch import save_file
 
@@ -150,3 +151,21 @@ def test_a_checkpoint_that_cannot_be_read_is_no_wrong_command(folder: Path) -> N
     (folder / "model.safetensors").write_bytes(b"nothing")
 
     assert run(folder, "--prompt-ids", "1").exit_code == 1
+
+
+@pytest.mark.parametrize("lead", ["", "base_model.model."])
+def test_a_model_with_adapters_that_are_not_merged_is_refused_with_their_place(
+    folder: Path, lead: str
+) -> None:
+    tensors, name = drawn.tensors(CONFIG), "model.layers.0.self_attn.q_proj"
+    weight = tensors.pop(f"{name}.weight")
+    tensors[f"{name}.base_layer.weight"] = weight
+    tensors[f"{name}.lora_A.default.weight"] = torch.ones(2, weight.shape[1])
+    tensors[f"{name}.lora_B.default.weight"] = torch.ones(weight.shape[0], 2)
+    save_file({f"{lead}{each}": tensor for each, tensor in tensors.items()}, folder / "model.safetensors")
+
+    result = run(folder, "--prompt-ids", "1")
+
+    assert result.exit_code == 1
+    assert f"{lead}{name}.lora_A.default.weight is an adapter that is not merged" in result.stderr
+    assert f"into {lead}{name}.base_layer; remedy: merge them with PEFT" in result.stderr

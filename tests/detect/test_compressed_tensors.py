@@ -306,8 +306,11 @@ def test_a_module_that_the_config_has_quantized_and_is_plain_is_noted(
     weights = Weights(MemoryStorage(stored), loader=loader_from_config(claims))
 
     assert weights.get_weights(prefix).format == "unquantized"
-    want = (f"{prefix}: config_groups.group_0 has it quantized, and its weight is plain",) if noted else ()
-    assert weights.report().notes == want
+    want = (
+        f"{prefix}: config_groups.group_0 has it quantized, and its weight is plain: programs that go by the "
+        "config look for quantized tensors and fail; correct that entry, or leave the layer out by ignore"
+    )
+    assert weights.report().notes == ((want,) if noted else ())
 
 
 @pytest.mark.parametrize(

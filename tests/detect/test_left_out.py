@@ -245,7 +245,8 @@ def test_a_quantized_layer_that_no_target_means_is_refused_with_the_keys_that_we
     assert str(caught.value) == (
         "a: left out by the config, and quantized\n"
         "  expected plain tensors, as no entry of config_groups.g.targets means it\n"
-        "  got      fp8: weight, weight_scale"
+        "  got      fp8: weight, weight_scale\n"
+        "  remedy   name the module in config_groups.g.targets, or store it plain"
     )
 
 

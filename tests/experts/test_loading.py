@@ -7,9 +7,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qload.architecture import Architecture, architecture_of
+from qload.detect import DefaultWeightsLoader
 from qload.errors import ArgumentError
 from qload.spec import Weight
+from qload.storage import MemoryStorage
 from qload.testing import assert_same_bits
+from qload.weights import Weights
 from tests.example_counts import at_most
 from tests.experts.expert_layers import FACTS, NAMES, PREFIX, every_matrix, experts, stored_plain
 
@@ -123,3 +127,23 @@ def test_floats_are_cast_to_the_dtype_that_is_asked_for() -> None:
     for expert in range(2):
         alone = stored.tensors[f"{PREFIX}.{expert}.down_proj.weight"]
         assert_same_bits(made.down.fields()["weight"][expert], alone.bfloat16())
+
+
+def test_experts_are_looked_up_by_names_that_tensors_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    architecture = architecture_of({"model_type": "mixtral", "num_local_experts": 1})
+    assert architecture is not None
+    found = Architecture.find
+
+    def find(self: Architecture, name: str) -> Any:
+        asked.append(name)
+        return found(self, name)
+
+    monkeypatch.setattr(Architecture, "find", find)
+    stored = {f"{PREFIX}.0.{name}.weight": torch.ones(4, 4) for name in NAMES}
+    weights = Weights(MemoryStorage(stored), loader=DefaultWeightsLoader(), architecture=architecture)
+
+    weights.get_experts(PREFIX, facts=FACTS)
+
+    assert f"{PREFIX}.0.{NAMES[0]}" in asked
+    assert not [name for name in asked if name.startswith("None")]

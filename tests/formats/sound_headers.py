@@ -227,7 +227,7 @@ SOUND = {
         formats.UnquantizedConfig(),
         {"weight": (8, 16)},
         {},
-        ({"claimed": "the config has it quantized"}, {"unused_scale": "weight_scale"}),
+        ({"unused_scale": "weight_scale"},),
         (),
         ({"weight": (8,)}, {"weight": ()}, {"weight": (8, 0)}),
     ),

@@ -19,6 +19,7 @@ from qload.formats import (
     UnquantizedWeight,
 )
 from qload.kernel_formats import repack
+from qload.kernels import reference
 from qload.layouts import Stored
 from qload.spec import Weight
 from qload.testing import (
@@ -30,6 +31,7 @@ from qload.testing import (
 )
 from tests.example_counts import at_most
 from tests.format_cases import CONFIGS
+from tests.kernels.mp_layers import Case
 
 # A stack of experts is no matrix: each of them is one, in a format that is in the table.
 MATRICES = [weight_type for weight_type in FORMATS if weight_type is not MXFP4ExpertsWeight]
@@ -156,3 +158,26 @@ def test_a_state_dict_of_another_order_is_refused_though_its_shapes_fit() -> Non
     with pytest.raises(ArgumentError, match="expected strips"):
         other.load_state_dict(one.state_dict())
     other.load_state_dict(repack(weight, "strips").get_linear().state_dict())
+
+
+@pytest.mark.parametrize(
+    ("x", "got"), [(None, "None"), ([1.0], "list of 1.0"), ("x", "'x'")], ids=["None", "a list", "a text"]
+)
+@pytest.mark.parametrize("plain", [True, False], ids=["plain", "quantized"])
+def test_what_is_no_tensor_is_no_input_and_no_bias(x: Any, got: str, *, plain: bool) -> None:
+    weight = UnquantizedWeight(weight=torch.ones(8, 128)) if plain else Case(K=128, N=8).weight()
+    linear, name = weight.get_linear(), type(weight).__name__
+
+    with pytest.raises(ArgumentError) as caught:
+        linear(x)
+    assert str(caught.value) == f"{name}: x\n  expected torch.Tensor\n  got      {got}"
+    if x is not None:
+        with pytest.raises(ArgumentError, match=f"^{name}: bias\n  expected torch.Tensor or None\n"):
+            linear(torch.ones(1, 128), x)
+
+
+def test_a_product_names_the_argument_that_is_no_tensor_and_no_weight() -> None:
+    with pytest.raises(ArgumentError, match=r"^weight\n  expected Weight\n  got      None"):
+        reference.linear(torch.ones(1, 2), None)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match=r"^UnquantizedWeight: x\n"):
+        reference.linear(None, UnquantizedWeight(weight=torch.ones(2, 2)))  # type: ignore[arg-type]

@@ -44,7 +44,8 @@ def test_a_layer_that_is_left_out_and_quantized_is_refused_by_every_rank_alike(e
     assert texts == {
         "layers.0.mlp.gate_proj: left out by the config, and quantized\n"
         f"  expected plain tensors, as modules_to_not_convert has {entry!r}\n"
-        "  got      gptq: qweight, qzeros, scales, g_idx"
+        "  got      gptq: qweight, qzeros, scales, g_idx\n"
+        "  remedy   take the entry out of modules_to_not_convert, or store the layer plain"
     }
 
 

@@ -14,8 +14,10 @@ import pytest
 import torch
 
 import qload
+from qload.diagnosis import diagnose
 from qload.errors import ArgumentError, QloadError, checked
 from qload.experts import GatedActivation
+from qload.quantize import requantize
 from qload.storage import MemoryStorage
 from tests.kernel_formats.marlin_layers import layer
 from tests.paths import FIXTURES
@@ -122,6 +124,20 @@ METHODS: dict[Callable[..., Any], dict[str, Any]] = {
     WEIGHT.dequantize: {},
     WEIGHT.to: {"device": "cpu"},
     WEIGHT.get_linear: {},
+    WEIGHT.get_linear().forward: {"x": torch.ones(1, WEIGHT.layer.K, dtype=torch.float16)},
+    EXPERTS.get_experts("e", facts=FACTS).get_linear().forward: {
+        "x": torch.ones(1, 4),
+        "topk_ids": torch.zeros(1, 1, dtype=torch.int32),
+        "topk_weights": torch.ones(1, 1),
+    },
+    diagnose: {"expected": torch.ones(2, 2), "got": torch.ones(2, 2)},
+    requantize: {
+        "weight": qload.Fp8Weight(
+            weight=torch.ones(4, 4).to(torch.float8_e4m3fn),
+            weight_scale=torch.ones(1),
+            config=qload.Fp8Config("tensor"),
+        )
+    },
     INT4.pack: {"codes": torch.zeros(8, 1, dtype=torch.int32)},
     INT4.unpack: {"words": torch.zeros(1, 1, dtype=torch.int32)},
     INT4.packed: {"words": torch.zeros(1, 1, dtype=torch.int32)},

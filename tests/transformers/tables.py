@@ -139,5 +139,7 @@ def test_the_text_model_inside_of_another_is_known(
 
     assert architecture.type == text["model_type"]
     assert sum(architecture.find(name.removesuffix(".weight")) is not None for name in names) >= 2 * 7
-    assert verify(tmp_path).findings == ()
-    assert verify(tmp_path).notes == ()
+    report = verify(tmp_path)
+    assert report.findings == ()
+    # transformers writes that Mistral 3 is tied, and that its text model is not
+    assert [note for note in report.notes if "tie_word_embeddings" not in note] == []

@@ -92,7 +92,7 @@ def test_codes_of_four_bits_in_bytes_need_no_fifth(tmp_path: Path) -> None:
 
 
 def test_units_that_fp16_rounds_hard_are_told_and_lawful() -> None:
-    counts = [verify(folder).notes for folder in cases("exl2")]
+    counts = [[note for note in verify(folder).notes if "subnormal" in note] for folder in cases("exl2")]
 
     assert [len(notes) for notes in counts] == [0, 0, 1]
     assert "1 of 13 units are subnormal in fp16" in counts[2][0]

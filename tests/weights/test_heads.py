@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from qload.architecture import architecture_of
+from qload.architecture import Architecture, architecture_of
 from qload.detect import DefaultWeightsLoader, GPTQWeightsLoader
 from qload.errors import ArgumentError, CutError, DivideError
 from qload.loader import Heads, WeightsLoader
@@ -218,3 +218,27 @@ def test_two_layers_are_not_queries_keys_and_values() -> None:
     for prefixes, dim in (("qkv", 0), ([], 0), (["q", "k", "v"], 1)):
         with pytest.raises(ArgumentError, match=r"prefixes|dim"):
             weights.get_multi_weights_col(prefixes, dim, heads=Heads(6, 2))
+
+
+@pytest.mark.parametrize("prefix", [None, ATTENTION[:-1]])
+def test_a_layer_is_looked_up_by_names_that_tensors_may_have(
+    prefix: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def heads(self: Architecture, name: str) -> None:
+        asked.append(name)
+
+    monkeypatch.setattr(Architecture, "heads", heads)
+    weights = Weights(
+        MemoryStorage(NAMES),
+        loader=PLAIN,
+        process_group=next(iter(FakeWorld(2))),
+        architecture=MODEL,
+        prefix=prefix,
+    )
+
+    weights.get_weights_col(f"{ATTENTION}q_proj" if prefix is None else "q_proj")
+
+    own = [] if prefix is None else ["q_proj"]
+    assert asked == [*own, f"{ATTENTION}q_proj"]

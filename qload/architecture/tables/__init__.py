@@ -34,4 +34,13 @@ TABLES: Mapping[str, Table] = {
 # Whose text model is of another type than they are, where that does not say its own.
 TEXT_OF: Mapping[str, str] = {"gemma3": "gemma3_text", "llama4": "llama4_text", "idefics2": "mistral"}
 
-__all__ = ["TABLES", "TEXT_OF"]
+# Which tie the head by default, around a text model that does not.
+TIED_AROUND = frozenset(
+    (
+        *("deepseek_vl", "deepseek_vl_hybrid", "fun_asr_nano", "glmasr", "got_ocr2", "internvl", "janus"),
+        *("kimi_k25", "lighton_ocr", "mistral3", "moss_transcribe_diarize", "ovis2", "pp_chart2table"),
+        "qwen3_asr",
+    )
+)
+
+__all__ = ["TABLES", "TEXT_OF", "TIED_AROUND"]

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from qload.detect.files import FoundConfig
-from qload.detect.matching import CLASSES, LINEAR, Ignored, matcher, precedence
+from qload.detect.matching import CLASSES, Ignored, matcher, precedence
 from qload.detect.methods import ct_activations, ct_schemes
 from qload.detect.methods.ct_schemes import Scheme
 from qload.detect.regex import Patterns
@@ -28,7 +28,6 @@ from qload.spec import ActivationScheme
 
 KNOWN = (f"compressed-tensors ({', '.join(ct_schemes.FORMATS)})",)
 PLAIN = ConfiguredFormat(UnquantizedWeight, UnquantizedConfig())
-HEAD = "lm_head"  # which no other class of module has for a name: `Linear` means it
 KEYS = ("config_groups", "sparsity_config")  # which no other method has
 DENSE_SINCE = (0, 18)  # the version that packs 3, 5, 6 and 7 bits as a stream
 
@@ -66,6 +65,10 @@ class Untargeted(Exclusions):
     def reason(self, entry: str) -> str:
         """Which keys were looked at."""
         return f"no entry of {self.key} means it"
+
+    def remedy(self, entry: str) -> str:
+        """What to change."""
+        return f"name the module in {self.key}, or store it plain"
 
 
 def read(found: FoundConfig) -> Claims:
@@ -112,11 +115,7 @@ def _loader(
     own = read.exclusions()
     targets = [(target, name) for name, group in read.config_groups.items() for target in group.targets]
     targets.sort(key=lambda pair: precedence(pair[0]))
-    choices = [
-        choice
-        for target, name in targets
-        for choice in _choices(target, name, formats.get(name) or plain[name], own, targeting)
-    ]
+    choices = [_choice(target, formats.get(name) or plain[name], own, targeting) for target, name in targets]
     keys = tuple(f"config_groups.{name}.targets" for name in read.config_groups)
     others = FormatLoader(*everything, exclusions=Untargeted(key=" or ".join(keys)))
     return lambda: ModuleLoader(
@@ -124,18 +123,13 @@ def _loader(
     )
 
 
-def _choices(
-    target: str, name: str, fmt: ConfiguredFormat, own: Exclusions, patterns: Patterns
-) -> list[tuple[Callable[[str], bool], FormatLoader]]:
-    """Who reads what a target of a group means; a module that it names and that is plain has a note."""
-    meant = matcher(target, patterns=patterns)
-    if fmt.weight_type.plain:
-        return [(meant, FormatLoader(fmt))]
-    claimed = UnquantizedConfig(claimed=f"config_groups.{name:.80} has it quantized")
-    noted = FormatLoader(fmt, ConfiguredFormat(UnquantizedWeight, claimed), exclusions=own)
-    if target != LINEAR:
-        return [(meant, noted if precedence(target) == 0 else FormatLoader(fmt, PLAIN, exclusions=own))]
-    return [(matcher(HEAD, patterns=patterns), noted), (meant, FormatLoader(fmt, PLAIN, exclusions=own))]
+def _choice(
+    target: str, fmt: ConfiguredFormat, own: Exclusions, patterns: Patterns
+) -> tuple[Callable[[str], bool], FormatLoader]:
+    """The loader of the modules that a target means."""
+    plain = fmt.weight_type.plain
+    loader = FormatLoader(fmt) if plain else FormatLoader(fmt, PLAIN, exclusions=own)
+    return matcher(target, patterns=patterns), loader
 
 
 def _format_of(

@@ -27,8 +27,6 @@ from qload.formats import (
     MXFP8Config,
     MXFP8Weight,
     NVFP4Config,
-    UnquantizedConfig,
-    UnquantizedWeight,
 )
 from qload.loader import ConfiguredFormat, FormatLoader
 from qload.loader.modules import ModuleLoader
@@ -208,10 +206,9 @@ def _loader(read: _ModelOpt, table: Mapping[str, ConfiguredFormat]) -> Callable[
     names: dict[tuple[ConfiguredFormat, ActivationScheme | None], set[str]] = {}
     for name, fmt in table.items():
         names.setdefault((fmt, fmt.activations), set()).add(name)
-    own, claimed = read.exclusions(Globs), UnquantizedConfig(claimed="quantized_layers has it quantized")
-    plain = ConfiguredFormat(UnquantizedWeight, claimed)
+    own = read.exclusions(Globs)
     choices = [
-        (partial(_is_among, frozenset(those)), FormatLoader(fmt, plain, exclusions=own))
+        (partial(_is_among, frozenset(those)), FormatLoader(fmt, PLAIN, exclusions=own))
         for (fmt, _), those in names.items()
     ]
     others = FormatLoader(

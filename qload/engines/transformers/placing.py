@@ -52,7 +52,7 @@ class ModelNames:
         yield from (found.replace(targets[0], target) for target in targets)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Places:
     """The layers that qload loads, by their names in the model.
 

@@ -2,12 +2,14 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 from transformers.quantizers.base import HfQuantizer
 
+from qload.architecture.adapters import is_adapter, refuse_adapters
 from qload.engines.transformers.config import QloadConfig
 from qload.engines.transformers.counting import count_truly
 from qload.engines.transformers.devices import check_map, places_in
@@ -66,14 +68,15 @@ class QloadQuantizer(HfQuantizer):  # type: ignore[misc]
         source = Source(checkpoint_files, self.config, self.dtype)
         source.check_all_read()
         self._source, names, self._plan = source, ModelNames(model), SharingPlan(model)
+        refuse_adapters(name for name in source.groups.names if not is_adapter(name) or not names.of(name))
         tied = {key.removesuffix(".weight") for key in model.all_tied_weights_keys}
-        self._places = places = places_of(
-            model, names, source.groups.found, source.is_quantized, source.will_be_quantized
-        )
+        places = places_of(model, names, source.groups.found, source.is_quantized, source.will_be_quantized)
         if self.config.quantizer is not None:
             check_plain(source, places)
-            places.linears = {name: prefix for name, prefix in places.linears.items() if name not in tied}
+            linears = {name: prefix for name, prefix in places.linears.items() if name not in tied}
+            places = replace(places, linears=linears)
         check_values(source, names, places)
+        self._places = places
         self._plan.check(source.weights("cpu", Rank(0, self._plan.ranks), as_stored=True), places)
         self._tell_nowhere(model)
         self._silence(model, names)

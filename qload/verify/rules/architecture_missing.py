@@ -6,7 +6,8 @@ one knows what every layer lacks, what several lack alike, and what there is onc
 
 from collections.abc import Iterator
 
-from qload.architecture import Missing
+from qload.architecture import Architecture, Missing
+from qload.architecture.config import TIE, tie_of
 from qload.architecture.names import spelled
 from qload.verify.report import Finding
 from qload.verify.rules import siblings
@@ -32,7 +33,7 @@ def lacking(rule: Rule, subject: Subject) -> Iterator[Finding]:
             message = (
                 f"{missing.name}: not stored{_where(missing)}; config.json says {_says(subject, missing)}"
             )
-            yield rule.finding(missing.name, None, message, "fetch or write the checkpoint again")
+            yield rule.finding(missing.name, None, message, _remedy(subject, missing))
 
 
 def _where(missing: Missing) -> str:
@@ -47,9 +48,21 @@ def _where(missing: Missing) -> str:
 def _says(subject: Subject, missing: Missing) -> str:
     architecture = subject.architecture
     assert architecture is not None  # there is an inventory of it
-    if missing.name.endswith(spelled(architecture.table.head)):
+    if _is_head(architecture, missing):
         return f"model_type is {architecture.type}, and not that head and embedding are tied"
     return f"model_type is {architecture.type}"
+
+
+def _is_head(architecture: Architecture, missing: Missing) -> bool:
+    return missing.name.endswith(spelled(architecture.table.head))
+
+
+def _remedy(subject: Subject, missing: Missing) -> str:
+    """What to do: without a head the embedding may have been meant."""
+    again, tie = "fetch or write the checkpoint again", tie_of(subject.model_config)
+    if subject.architecture is None or not _is_head(subject.architecture, missing):
+        return again
+    return f"{again}; or, if the embedding is the head, set {tie.key or TIE} to true in config.json: {tie}"
 
 
 RULE = Rule("architecture-missing", "headers", check)

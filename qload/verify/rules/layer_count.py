@@ -17,7 +17,12 @@ from qload.verify.subject import Subject
 
 
 def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
-    """Layers that the config counts and no tensor belongs to, and layers beyond its count."""
+    """Layers that the config counts and no tensor belongs to, and layers beyond its count.
+
+    A draft numbers its layers on from those of its model, or not at all, and is not asked.
+    """
+    if subject.draft:
+        return
     inventory = subject.inventory
     if inventory is not None and inventory.architecture.layers is not None:
         yield from _by_architecture(rule, inventory, inventory.architecture.layers)

@@ -15,7 +15,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from qload.architecture.inventory import PREDICTING
+from qload.architecture.adapters import is_adapter
+from qload.architecture.drafts import PREDICTING
 from qload.loader import LayerDescription
 from qload.verify import kin
 from qload.verify.kin import BLOCK
@@ -46,13 +47,14 @@ class Loss:
 def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
     """Each tensor that one layer lacks and its siblings have."""
     for loss in losses(subject):
-        if _certain(subject, loss):
+        if _certain(subject, loss) and not _is_plain_instead(subject, loss):
             yield rule.finding(loss.name, None, loss.text, "fetch or write the checkpoint again")
 
 
 def doubtful(subject: Subject) -> Iterator[Loss]:
     """What layers lack that may have been made so."""
-    return (loss for loss in losses(subject) if not _certain(subject, loss))
+    found = (loss for loss in losses(subject) if not _certain(subject, loss))
+    return (loss for loss in found if not _is_plain_instead(subject, loss))
 
 
 def losses(subject: Subject) -> Iterator[Loss]:
@@ -73,9 +75,19 @@ def losses(subject: Subject) -> Iterator[Loss]:
                     yield Loss(name, kept, block, having, len(layers) - 1)
 
 
+def _is_plain_instead(subject: Subject, loss: Loss) -> bool:
+    """Whether a layer lacks a tensor because it is plain, where that of the sibling is quantized."""
+    theirs = subject.all_layers.get(subject.prefixes[loss.kept])
+    if not isinstance(theirs, LayerDescription) or theirs.format.weight_type.plain:
+        return False
+    own = {theirs.names.full(spec.name) for spec in theirs.specs}
+    here = subject.all_layers.get(loss.name.removesuffix(loss.kept[len(theirs.prefix) :]))
+    return loss.kept in own and isinstance(here, LayerDescription) and here.format.weight_type.plain
+
+
 def _alike(subject: Subject) -> list[str]:
-    """The names but for those of layers that predict further words, which have more than others."""
-    architecture, names = subject.architecture, subject.names
+    """The names but for those of layers that predict further words, which have more, and of adapters."""
+    architecture, names = subject.architecture, [name for name in subject.names if not is_adapter(name)]
     predicting = {kin.block(name) for name in names if not PREDICTING.isdisjoint(name.split("."))}
     announced = architecture is not None and architecture.sizes.get("predict")
     return [

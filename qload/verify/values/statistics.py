@@ -224,16 +224,24 @@ def _error(apart: Tensor, inside: Tensor) -> float:
 
 def _lost(codes: Codes, plain: Tensor) -> dict[str, float | None]:
     nothing = codes.scales.abs() < NOTHING
-    if codes.divide or codes.n_group is not None or not bool(nothing.any()):
+    if codes.divide or not bool(nothing.any()):
         return {}
     index, groups = _index(codes, plain.shape[1])
-    lost = nothing.expand(len(plain), groups) & _differing(index, groups, plain)
-    return {"lost": float(lost.float().mean())}
+    meant = plain if codes.lookup is None else codes.lookup[plain.long()]  # two codes of a float mean zero
+    differing = _differing(index, groups, meant, codes.n_group)
+    return {"lost": float((nothing.expand(len(differing), groups) & differing).float().mean())}
 
 
-def _differing(index: Tensor, groups: int, plain: Tensor) -> Tensor:
-    """Of each output the groups whose codes differ, (N, G): those of padding and of dead outputs do not."""
+def _differing(index: Tensor, groups: int, plain: Tensor, outer: Tensor | None = None) -> Tensor:
+    """The groups whose codes differ, (N, G): those of padding and of dead outputs do not.
+
+    `outer`: the block of outputs of each output, where groups span several; then (blocks, G).
+    """
     where = index[None].expand(len(plain), -1)
     low = torch.full((len(plain), groups), torch.inf).scatter_reduce_(1, where, plain.float(), "amin")
     high = torch.full((len(plain), groups), -torch.inf).scatter_reduce_(1, where, plain.float(), "amax")
+    if outer is not None:
+        blocks, where = int(outer.max()) + 1, outer[:, None].expand_as(low)
+        low = torch.full((blocks, groups), torch.inf).scatter_reduce_(0, where, low, "amin")
+        high = torch.full((blocks, groups), -torch.inf).scatter_reduce_(0, where, high, "amax")
     return high > low

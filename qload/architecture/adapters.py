@@ -1,0 +1,85 @@
+"""Adapters that PEFT leaves beside the layers of a model, told by names of tensors.
+
+A model that was saved while PEFT wrapped it holds `NAME.base_layer.qweight` beside
+`NAME.lora_A.default.weight`, with or without `base_model.model.` before all names. Where a whole module was
+trained it is `NAME.modules_to_save.default` beside `NAME.original_module`. Old versions leave `NAME.qweight`
+in its place. Source: the names of parameters in huggingface/peft, src/peft/tuners.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from qload.errors import UnsupportedFormatError
+
+WRAPPER = "base_model.model."
+# Segments of names that only parameters of adapters have: LoRA, DoRA, AdaLoRA, VeRA, IA3, LoHa, LoKr, OFT.
+ADAPTER = re.compile(
+    r"lora_(A|B|E|embedding_A|embedding_B|magnitude_vector|ranknum|bias)"
+    r"|vera_lambda_[bd]|ia3_l|hada_[wt][12](_[ab])?|lokr_[wt][12](_[ab])?|oft_[rR]|boft_[RsS]"
+)
+BASE, SAVED, ORIGINAL = "base_layer", "modules_to_save", "original_module"
+REMEDY = "merge them with PEFT (merge_and_unload) and save the model again, or load the base and the adapter"
+
+
+@dataclass(frozen=True, slots=True)
+class Adapters:
+    """Adapters that are not merged: the first tensor, the layer beside it, and how many layers have some."""
+
+    name: str
+    layer: str
+    count: int
+
+    def __str__(self) -> str:
+        more = f", one of {self.count} such layers" if self.count > 1 else ""
+        return f"{self.name} is an adapter that is not merged into {self.layer}{more}"
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a tensor is a parameter of an adapter."""
+    return any(map(ADAPTER.fullmatch, name.split(".")))
+
+
+def base_name(name: str) -> str:
+    """The name that a tensor has in the model without PEFT's wrappers."""
+    name = name.removeprefix(WRAPPER)
+    if BASE not in name and SAVED not in name and ORIGINAL not in name:
+        return name
+    return ".".join(_unwrapped(name.split(".")))
+
+
+def adapters_of(names: Iterable[str]) -> Adapters | None:
+    """The adapters among the tensors of a whole model; None where there are none, or nothing else."""
+    beside: dict[str, str] = {}  # layer -> a tensor of its adapter
+    bases: dict[str, str] = {}  # layer -> what it is stored as
+    for name in names:
+        parts = name.split(".")
+        at = next((at for at, part in enumerate(parts) if part == SAVED or ADAPTER.fullmatch(part)), None)
+        if at is not None:
+            beside.setdefault(".".join(parts[:at]), name)
+            continue
+        stored = next((at for at, part in enumerate(parts) if part in (BASE, ORIGINAL)), None)
+        if stored is not None:
+            bases.setdefault(".".join(parts[:stored]), ".".join(parts[: stored + 1]))
+        else:
+            bases.setdefault(".".join(parts[:-1]), ".".join(parts[:-1]))
+    layers = sorted((layer for layer in beside if layer in bases), key=lambda layer: SAVED in beside[layer])
+    if not layers:
+        return None
+    return Adapters(beside[layers[0]], bases[layers[0]], len(layers))
+
+
+def refuse_adapters(names: Iterable[str]) -> None:
+    """Raise UnsupportedFormatError for a model beside whose layers lie adapters that are not merged."""
+    found = adapters_of(names)
+    if found is not None:
+        raise UnsupportedFormatError("a PEFT model that was saved whole", str(found), remedy=REMEDY)
+
+
+def _unwrapped(parts: list[str]) -> Iterator[str]:
+    """The segments without those of wrappers; after `modules_to_save` stands the name of an adapter."""
+    before = ""
+    for part in parts:
+        if part not in (BASE, SAVED, ORIGINAL) and before != SAVED:
+            yield part
+        before = part

@@ -1,0 +1,129 @@
+"""Entries of a quantization config that have modules quantized: by name, or by a pattern of names.
+
+    gptq                dynamic (patterns without '-:'), modules_in_block_to_quantize, lm_head: true
+    auto-round          extra_config: names and patterns with fewer than 16 bits
+    compressed-tensors  config_groups.*.targets; `Linear` means the head as well
+    modelopt            quantized_layers, or config_groups.*.targets beside MIXED_PRECISION
+
+Entries that leave modules out are `Exclusions` of the loader.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from qload.detect.files import FoundConfig
+from qload.detect.matching import CLASSES, EMBEDDING, LINEAR, REGEX, is_regex, matches
+from qload.detect.methods import auto_round, gptq
+from qload.detect.regex import Patterns
+from qload.loader.exclusion import Exclusions
+from qload.loader.named import NamedModules
+
+HEAD = "lm_head"
+MODELOPT = "modelopt"
+# How a module is left out, by the method; a key that the config has already is named instead.
+LEAVING_OUT: Mapping[str, str] = {
+    "gptq": "a pattern with '-:' in dynamic",
+    "gptq_marlin": "a pattern with '-:' in dynamic",
+    "auto-round": "16 bits in extra_config",
+    "compressed-tensors": "ignore",
+    "modelopt": "exclude_modules, or ignore in config.json",
+    "bitsandbytes": "llm_int8_skip_modules",
+}
+LISTS = (
+    "ignore", "exclude_modules", "ignored_layers", "llm_int8_skip_modules", "modules_to_not_convert",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PatternEntry:
+    """A pattern of names whose modules the config has quantized: the key, the pattern, and what it means."""
+
+    key: str
+    text: str
+    means: Callable[[str], bool]
+
+
+def leaving_out(found: FoundConfig) -> str:
+    """How this config leaves a module out: the list that it has, else the way of its method."""
+    listed = next((key for key in LISTS if isinstance(found.values.get(key), list)), None)
+    return listed or LEAVING_OUT.get(_method(found), "modules_to_not_convert")
+
+
+def named_modules(found: FoundConfig) -> NamedModules:
+    """The modules that a config has quantized by name."""
+    keys: dict[str, str] = {}
+    for name, key in _names(found):
+        keys.setdefault(name, key)
+    return NamedModules(keys, leaving_out(found))
+
+
+def pattern_entries(found: FoundConfig) -> Iterator[PatternEntry]:
+    """The entries that have modules quantized by patterns, or by the place in a block."""
+    dynamic = Patterns(found, "dynamic")
+    for pattern in _mapping(found.values, "dynamic"):
+        if not pattern.startswith(gptq.WITHOUT):
+            entry = REGEX + pattern.removeprefix(gptq.WITH)
+            yield PatternEntry("dynamic", pattern, _meaning(entry, dynamic))
+    anywhere = Patterns(found, "extra_config", anywhere=True)
+    for pattern, rule in _mapping(found.values, "extra_config").items():
+        if not auto_round.SIGNS.isdisjoint(pattern) and _is_quantized(rule):
+            yield PatternEntry("extra_config", pattern, _meaning(REGEX + pattern, anywhere))
+    targeting = Patterns(found, "config_groups")
+    for key, target in _targets(found):
+        if is_regex(target) or target == EMBEDDING:
+            yield PatternEntry(key, target, _meaning(target, targeting))
+    for entry in found.values.get("modules_in_block_to_quantize") or ():
+        for name in [entry] if isinstance(entry, str) else entry:
+            yield PatternEntry("modules_in_block_to_quantize", name, _standing_in(name))
+
+
+def _names(found: FoundConfig) -> Iterator[tuple[str, str]]:
+    """(name, key) of every module that is named whole."""
+    for name in _mapping(found.values, "quantized_layers"):
+        yield name, "quantized_layers"
+    for name, rule in _mapping(found.values, "extra_config").items():
+        if auto_round.SIGNS.isdisjoint(name) and _is_quantized(rule):
+            yield name, "extra_config"
+    for key, target in _targets(found):
+        if not is_regex(target) and target not in CLASSES:
+            yield target, key
+        elif target == LINEAR and _method(found) != MODELOPT:
+            yield HEAD, key
+    if found.values.get(HEAD) is True:
+        yield HEAD, HEAD
+
+
+def _targets(found: FoundConfig) -> Iterator[tuple[str, str]]:
+    """(key, target) of every group whose weights are quantized."""
+    for name, group in _mapping(found.values, "config_groups").items():
+        if not isinstance(group, dict) or not isinstance(group.get("weights"), dict):
+            continue
+        targets = group.get("targets") if group.get("format") != "dense" else None
+        for target in targets if isinstance(targets, list) else ():
+            if isinstance(target, str) and target:
+                yield f"config_groups.{name:.80}", target
+
+
+def _meaning(entry: str, patterns: Patterns) -> Callable[[str], bool]:
+    return lambda module: matches(entry, module, patterns)
+
+
+def _standing_in(name: str) -> Callable[[str], bool]:
+    inside = Exclusions((name,))
+    return lambda module: inside.entry(module) is not None
+
+
+def _is_quantized(rule: Any) -> bool:
+    """Whether a rule of AutoRound leaves a module quantized."""
+    bits = rule.get("bits") if isinstance(rule, dict) else None
+    return not isinstance(bits, int) or bits < auto_round.PLAIN_BITS
+
+
+def _mapping(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    held = values.get(key)
+    return held if isinstance(held, dict) else {}
+
+
+def _method(found: FoundConfig) -> str:
+    return str(found.values.get("quant_method") or "").lower()

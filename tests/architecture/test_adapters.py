@@ -1,0 +1,97 @@
+"""Adapters by names of tensors: what they are beside, and the names inside of PEFT's wrappers."""
+
+import pytest
+
+from qload.architecture import architecture_of
+from qload.architecture.adapters import adapters_of, base_name, is_adapter, refuse_adapters
+from qload.errors import UnsupportedFormatError
+
+Q = "model.layers.0.self_attn.q_proj"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        f"{Q}.lora_A.weight",
+        f"{Q}.lora_B.default.weight",
+        f"{Q}.lora_magnitude_vector.default.weight",
+        f"{Q}.lora_magnitude_vector",
+        "model.embed_tokens.lora_embedding_A.default",
+        "model.embed_tokens.lora_embedding_B",
+        f"{Q}.lora_E.default",
+        f"{Q}.ia3_l.default",
+        f"{Q}.hada_w1_a.default",
+    ],
+)
+def test_parameters_of_adapters_are_known_by_a_segment(name: str) -> None:
+    assert is_adapter(name)
+    found = adapters_of([f"{name.split('.lora_')[0].split('.ia3')[0].split('.hada')[0]}.weight", name])
+    assert found is not None
+    assert found.name == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        f"{Q}.weight",
+        "model.layers.0.self_attn.q_a_proj.weight",
+        "model.lora_adapter.weight",
+        "xlora_A.weight",
+        "model.layers.0.time_decay_w1",
+    ],
+)
+def test_other_names_are_of_no_adapter(name: str) -> None:
+    assert not is_adapter(name)
+    assert adapters_of([f"{Q}.weight", name]) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "inner"),
+    [
+        (f"{Q}.base_layer.qweight", f"{Q}.qweight"),
+        (f"base_model.model.{Q}.base_layer.weight.absmax", f"{Q}.weight.absmax"),
+        (f"base_model.model.{Q}.weight", f"{Q}.weight"),
+        ("lm_head.original_module.weight", "lm_head.weight"),
+        ("lm_head.modules_to_save.default.weight", "lm_head.weight"),
+        (f"{Q}.weight", f"{Q}.weight"),
+    ],
+)
+def test_the_name_inside_of_the_wrappers(name: str, inner: str) -> None:
+    assert base_name(name) == inner
+
+
+def test_a_wrapped_name_is_the_matrix_of_the_table_and_missing_ones_are_spelled_alike() -> None:
+    model = architecture_of({"model_type": "llama", "hidden_size": 16, "num_attention_heads": 4})
+    assert model is not None
+
+    place = model.find(f"base_model.model.{Q}.base_layer")
+
+    assert model.expected(f"base_model.model.{Q}.base_layer") == (16, 16)
+    assert place is not None
+    assert (place.layer, place.lead) == (0, "base_model.model.")
+    assert model.find(f"{Q}.lora_A.default") is None
+
+
+def test_an_adapter_alone_is_no_model_with_adapters() -> None:
+    assert adapters_of([f"base_model.model.{Q}.lora_A.weight", f"base_model.model.{Q}.lora_B.weight"]) is None
+
+
+def test_the_layer_and_the_number_of_layers_are_told() -> None:
+    names = [f"{Q}.base_layer.qweight", f"{Q}.lora_A.default.weight", f"{Q}.lora_B.default.weight"]
+    names += ["lm_head.original_module.weight", "lm_head.modules_to_save.default.weight"]
+
+    with pytest.raises(UnsupportedFormatError) as caught:
+        refuse_adapters(sorted(names))
+
+    assert caught.value.reason == (
+        f"{Q}.lora_A.default.weight is an adapter that is not merged into {Q}.base_layer, one of 2 such "
+        "layers"
+    )
+    assert "merge_and_unload" in caught.value.remedy
+
+
+def test_layers_of_old_versions_have_the_adapter_in_themselves() -> None:
+    found = adapters_of([f"{Q}.qweight", f"{Q}.scales", f"{Q}.lora_A.default.weight"])
+
+    assert found is not None
+    assert (found.layer, found.count) == (Q, 1)

@@ -1,0 +1,199 @@
+"""Drafts, which borrow what they lack, and whole models that lack the same, which are damaged."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from qload.architecture.drafts import is_draft
+from qload.verify import verify
+from tests.verify.checkpoints import GPTQ, gptq, model, rules
+from tests.verify.test_architecture import CONFIG, LATENT, whole
+
+Case = tuple[dict[str, Tensor], dict[str, Any]]
+H, VOCABULARY, DRAFT = 16, 20, 12
+ONE = {**CONFIG, "num_hidden_layers": 1}
+
+
+def layer(lead: str) -> dict[str, Tensor]:
+    """The first layer of a Llama under another name."""
+    return {
+        name.replace("model.layers.0.", lead): tensor
+        for name, tensor in whole().items()
+        if name.startswith("model.layers.0.")
+    }
+
+
+def eagle(lead: str = "", *, embedding: bool = True) -> dict[str, Tensor]:
+    """A layer without its first norm, and what joins two vectors."""
+    tensors = {
+        name: each for name, each in layer(f"{lead}layers.0.").items() if "input_layernorm" not in name
+    }
+    tensors |= {f"{lead}fc.weight": torch.randn(H, 2 * H), f"{lead}fc.bias": torch.randn(H)}
+    return tensors | ({f"{lead}embed_tokens.weight": torch.randn(VOCABULARY, H)} if embedding else {})
+
+
+def eagle3(lead: str) -> dict[str, Tensor]:
+    """Attention over two vectors, a head of fewer words, and maps between the vocabularies."""
+    tensors = layer(lead)
+    for name in ("q_proj", "k_proj", "v_proj"):
+        full = f"{lead}self_attn.{name}.weight"
+        tensors[full] = torch.randn(tensors[full].shape[0], 2 * H)
+    return {
+        **tensors,
+        f"{lead}hidden_norm.weight": torch.randn(H),
+        "fc.weight": torch.randn(H, 3 * H),
+        "norm.weight": torch.randn(H),
+        "lm_head.weight": torch.randn(DRAFT, H),
+        "d2t": torch.arange(DRAFT) // 2,
+        "t2d": torch.arange(VOCABULARY) % 5 < 3,
+    }
+
+
+def nextn(number: int) -> dict[str, Tensor]:
+    """A layer that predicts further words, alone, with a head and an embedding of its own."""
+    lead = f"model.layers.{number}."
+    tensors = {
+        name.replace("model.layers.1.", lead): tensor
+        for name, tensor in whole(**LATENT).items()
+        if name.startswith("model.layers.1.")
+    }
+    return {
+        **tensors,
+        **{f"{lead}{name}.weight": torch.randn(H) for name in ("enorm", "hnorm", "shared_head.norm")},
+        f"{lead}eh_proj.weight": torch.randn(H, 2 * H),
+        f"{lead}shared_head.head.weight": torch.randn(VOCABULARY, H),
+        f"{lead}embed_tokens.weight": torch.randn(VOCABULARY, H),
+    }
+
+
+def mtp() -> dict[str, Tensor]:
+    vectors = ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")
+    return {
+        **layer("mtp.layers.0."),
+        **{f"mtp.{name}.weight": torch.randn(H) for name in vectors},
+        "mtp.fc.weight": torch.randn(H, 2 * H),
+    }
+
+
+SMALL = {**ONE, "draft_vocab_size": DRAFT}
+DRAFTS: dict[str, Case] = {
+    "eagle by its tensors": (eagle(), {**ONE, "architectures": ["LlamaForCausalLM"]}),
+    "eagle without an embedding": (eagle(embedding=False), {**ONE, "architectures": ["LlamaForCausalLM"]}),
+    "eagle by its class": (eagle("model."), {**ONE, "architectures": ["EagleLlamaForCausalLM"]}),
+    "eagle 3": (eagle3("midlayer."), {**SMALL, "architectures": ["LlamaForCausalLMEagle3"]}),
+    "eagle 3, whose model is tied": (
+        {**eagle3("midlayer."), "embed_tokens.weight": torch.randn(VOCABULARY, H)},
+        {**SMALL, "architectures": ["LlamaForCausalLMEagle3"], "tie_word_embeddings": True},
+    ),
+    "eagle 3 by its tensors": (eagle3("midlayer."), {**SMALL, "architectures": ["LlamaForCausalLM"]}),
+    "eagle 3 in layers": (eagle3("layers.0."), {**SMALL, "architectures": ["Eagle3LlamaForCausalLM"]}),
+    "eagle 3 of speculators": (
+        eagle3("layers.0."),
+        {
+            "architectures": ["Eagle3Speculator"],
+            "speculators_model_type": "eagle3",
+            "draft_vocab_size": DRAFT,
+            "transformer_layer_config": ONE,
+        },
+    ),
+    "medusa": (
+        {f"medusa_heads.{head}.0.linear.weight": torch.randn(H, H) for head in range(3)},
+        {**CONFIG, "architectures": ["LlamaForCausalLM"], "medusa_num_heads": 3},
+    ),
+    "nextn": (nextn(0), {**LATENT, "num_hidden_layers": 1, "architectures": ["DeepseekV3ForCausalLMNextN"]}),
+    "an exported layer": (nextn(2), {**LATENT, "model_type": "deepseek_mtp"}),
+    "an exported layer under the config of its model": (
+        nextn(2),
+        {**LATENT, "architectures": ["DeepseekV3ForCausalLM"], "num_nextn_predict_layers": 1},
+    ),
+    "mtp alone": (mtp(), {**CONFIG, "architectures": ["LlamaForCausalLM"]}),
+    "a model with mtp": ({**whole(), **mtp()}, {**CONFIG, "architectures": ["LlamaForCausalLM"]}),
+}
+
+
+@pytest.mark.parametrize("case", DRAFTS)
+def test_a_draft_is_not_accused_of_what_it_borrows(case: str, tmp_path: Path) -> None:
+    tensors, config = DRAFTS[case]
+
+    report = verify(model(tmp_path, tensors, **config))
+
+    assert (report.verdict, report.findings) == ("ok", ())
+
+
+def without(tensors: dict[str, Tensor], *lost: str) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in tensors.items() if not any(map(name.count, lost))}
+
+
+LLAMA = {"architectures": ["LlamaForCausalLM"]}
+DAMAGED: dict[str, tuple[Case, str]] = {
+    "a whole model without its head": (
+        (without(whole(), "lm_head"), {**CONFIG, **LLAMA}), "architecture-missing"),
+    "a whole model without norms": (
+        (without(whole(), "input_layernorm"), {**CONFIG, **LLAMA}), "architecture-missing"),
+    "a model with mtp without its head": (
+        (without({**whole(), **mtp()}, "lm_head"), {**CONFIG, **LLAMA}), "architecture-missing"),
+    "a model with mtp without a layer": (
+        (without({**whole(), **mtp()}, "model.layers.1."), {**CONFIG, **LLAMA}), "layer-count"),
+    "a model that lost all but its first layer": (
+        (without(whole(), "layers.1.", "layers.2."), {**CONFIG, **LLAMA}), "layer-count"),
+    "a head of the draft's size in a whole model": (
+        ({**whole(), "lm_head.weight": torch.randn(DRAFT, H)}, {**CONFIG, **LLAMA}), "architecture-shape"),
+    "a draft whose output projection is cut": (
+        ({**eagle3("layers.0."), "layers.0.self_attn.o_proj.weight": torch.randn(H, 8)},
+         {**SMALL, "architectures": ["Eagle3LlamaForCausalLM"]}), "architecture-shape"),
+    "a draft whose head is cut": (
+        ({**eagle3("layers.0."), "lm_head.weight": torch.randn(DRAFT - 1, H)},
+         {**SMALL, "architectures": ["Eagle3LlamaForCausalLM"]}), "architecture-shape"),
+    "a draft with a NaN": (
+        ({**eagle(), "layers.0.mlp.up_proj.weight": torch.full((24, H), torch.nan)}, {**ONE, **LLAMA}),
+        "float-value"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_damage_of_the_same_look_is_found(case: str, tmp_path: Path) -> None:
+    (tensors, config), rule = DAMAGED[case]
+
+    assert rule in rules(verify(model(tmp_path, tensors, **config)))
+
+
+def test_a_part_of_a_quantized_layer_is_missed_in_a_draft_too(tmp_path: Path) -> None:
+    tensors = {**gptq("midlayer.mlp.up_proj"), "fc.weight": torch.randn(H, 2 * H), "d2t": torch.arange(8)}
+    del tensors["midlayer.mlp.up_proj.scales"]
+
+    report = verify(model(tmp_path, tensors, quantization_config=GPTQ, **ONE))
+
+    assert rules(report) == {"missing-tensor"}
+
+
+def test_a_head_that_predicts_further_words_may_be_quantized(tmp_path: Path) -> None:
+    """As GLM-4.x stores it: nothing ties it, and no entry of the config names it."""
+    lead = "model.layers.2."
+    tensors = {**whole(**LATENT), **without(nextn(2), "shared_head.head")}
+    tensors |= gptq(f"{lead}shared_head.head")
+    config = {**LATENT, "num_nextn_predict_layers": 1, "quantization_config": GPTQ}
+
+    report = verify(model(tmp_path, tensors, **config), tier="headers")
+
+    assert (report.verdict, report.coverage and report.coverage.unexplained) == ("ok", 0)
+
+
+@pytest.mark.parametrize(
+    ("config", "draft"),
+    [
+        ({"architectures": ["LlamaForCausalLMEagle"]}, True),
+        ({"architectures": ["MiMoMTPModel"]}, True),
+        ({"model_type": "medusa"}, True),
+        ({"model_type": "mlp_speculator"}, True),
+        ({"architectures": ["Qwen3ForCausalLM"], "draft_vocab_size": 32000}, True),
+        ({"architectures": ["Eagle2_5_VLForConditionalGeneration"], "vision_config": {}}, False),
+        ({"architectures": ["LlamaForCausalLM"], "model_type": "llama"}, False),
+        ({"architectures": [7, None], "model_type": ["eagle"]}, False),
+        ({}, False),
+    ],
+)
+def test_the_config_of_a_draft_names_it(config: dict[str, Any], draft: bool) -> None:
+    assert is_draft(config, ["model.layers.0.mlp.up_proj.weight"]) is draft
