@@ -8,8 +8,8 @@ from math import lcm
 import torch
 
 from qload.detect.claims import DECLARES, READS
-from qload.experts.stacks_forms import BLOCK, FIELDS
-from qload.experts.stacks_found import find_stacks
+from qload.experts.stack_finder import find_stacks
+from qload.experts.stack_layouts import BYTES_OF_BLOCK, FIELDS
 from qload.formats import FORMATS
 from qload.kernel_formats import PanelsWeight
 from qload.kernel_formats.panels import CODE_BITS
@@ -199,14 +199,13 @@ def _stacks(weight_type: type[Weight], specs: Sequence[TensorSpec]) -> Capabilit
         endings[field].append(ending)
     unknown = [spec.suffix for spec in tensors if not endings.keys() & {*spec.suffixes}]
     if unknown:
-        where = "qload/experts/stacks_forms.py knows no stack of"
+        where = "qload/experts/stack_layouts.py knows no stack of"
         return Capability(False, f"{where} {', '.join(unknown)}")
     ways = product(*([e for s in spec.suffixes for e in endings.get(s, ())] for spec in tensors))
-    packs_outputs = any(axis.follows("N") and axis.granule > 1 for spec in tensors for axis in spec.axes)
-    found = [way for way in ways if not packs_outputs and _is_found(dict(zip(way, tensors, strict=True)))]
+    found = [way for way in ways if _is_found(dict(zip(way, tensors, strict=True)))]
     if not found:
         dtype = str(tensors[0].dtypes[0]).removeprefix("torch.")
-        where = "qload/experts/stacks_found.py takes no stack of"
+        where = "qload/experts/stack_finder.py takes no stack of"
         return Capability(False, f"{where} {dtype} ({tensors[0].text}) beside {tensors[-1].suffix}")
     first, *others = (" or ".join(dict.fromkeys(each)) for each in zip(*found, strict=True))
     return Capability(True, f"from {STACK}{first}{' with ' * bool(others)}{' and '.join(others)}")
@@ -216,8 +215,8 @@ def _is_found(stored: Mapping[str, TensorSpec]) -> bool:
     """Whether tensors of one expert, by what their stacks' names end with, are found in such stacks."""
     tensors = {}
     for ending, spec in stored.items():
-        shape = [axis.size(LARGE.get(axis.dim, 1)) or 1 for axis in spec.axes]
-        blocks = [*shape[:-1], shape[-1] // BLOCK, BLOCK] if ending == "_blocks" else shape
+        shape = [axis.size(axis.logical(LARGE) or 1) or 1 for axis in spec.axes]
+        blocks = [*shape[:-1], shape[-1] // BYTES_OF_BLOCK, BYTES_OF_BLOCK] if ending == "_blocks" else shape
         tensors[LEAD + STACK + ending] = torch.empty(1, *blocks, dtype=spec.dtypes[0], device="meta")
     found = find_stacks(MemoryStorage(tensors), {"model_type": "qwen3_moe", **SIZES})
     shown = {name for stack in found for name, _, _ in stack.names()}

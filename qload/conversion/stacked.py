@@ -15,8 +15,8 @@ from qload.conversion.items import Item, Piece
 from qload.conversion.source import as_stored
 from qload.detect.files import SECTIONS
 from qload.experts import ExpertStacks
-from qload.experts.stacks_found import LASTS, StoredStack, find_stacks
-from qload.experts.stacks_slots import Slot
+from qload.experts.stack_finder import StoredStack, find_stacks
+from qload.experts.stack_slices import Slot
 from qload.loader import LayerDescription
 from qload.storage import TensorInfo
 from qload.verify.subject import Subject
@@ -64,20 +64,30 @@ def new_stacks(subject: Subject, stored: Mapping[str, StoredLayer]) -> list[NewS
     storage = subject.weights.storage
     if not isinstance(storage, ExpertStacks) or subject.architecture is None:
         return []
+    there = storage.storage.keys()
     sources: dict[str, list[StoredStack]] = {}
     for stack in storage.stacks:
-        matrix, suffix = LASTS[stack.source.rpartition(".")[2]]
-        if not suffix.endswith("bias"):
-            sources.setdefault(f"{stack.lead}.{matrix}", []).append(stack)
-    there = storage.storage.keys()
+        if stack.field != "bias":
+            sources.setdefault(_name(stack.prefix, there), []).append(stack)
     made = {}
     for name, stacks in sources.items():
         info = _info(subject, stacks, stored)
-        if info is not None and name not in there and not _has_own(subject, _prefixes(stacks)):
+        taken = name in there and name not in {stack.source for stack in stacks}
+        if info is not None and not taken and not _has_own(subject, _prefixes(stacks)):
             made[name] = info
     config = {key: value for key, value in subject.model_config.items() if key not in SECTIONS}
     found = {stack.source: stack for stack in find_stacks(PlannedHeaders(made), config)}
-    return [_new(name, made[name], sources[name], found[name], stored) for name in made if name in found]
+    return [
+        _new(name, made[name], sources[name], found[name], stored)
+        for name in made
+        if name in found and found[name].layers == sources[name][0].layers
+    ]
+
+
+def _name(prefix: str, there: Collection[str]) -> str:
+    """What the new stack is called: as the weight of the old one, with or without a name of its own."""
+    dotted = any(f"{prefix}.{field}" in there for field in ("weight", "weight_packed"))
+    return f"{prefix}{WEIGHT}" if dotted else prefix
 
 
 def shared_sources(subject: Subject, stored: Mapping[str, StoredLayer]) -> dict[str, str]:

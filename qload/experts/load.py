@@ -17,6 +17,7 @@ from qload.experts.stacking import Stacking
 from qload.experts.weight import ExpertsWeight
 from qload.loader import FormatLoader, Split, WeightsLoader
 from qload.spec import Weight
+from qload.storage import WeightStorage
 
 ELSEWHERE = "of an expert that another rank has"
 
@@ -24,6 +25,7 @@ ELSEWHERE = "of an expert that another rank has"
 class Owner(Holder, Protocol):
     """What `Weights` is here."""
 
+    storage: WeightStorage
     device: torch.device
 
     @property

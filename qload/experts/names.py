@@ -1,6 +1,6 @@
 """What the matrices of experts are called: the names of the architecture tables, told by what is stored."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
@@ -9,7 +9,8 @@ from qload.architecture import Architecture
 from qload.architecture.names import spellings
 from qload.architecture.table import Row
 from qload.architecture.tables import TABLES
-from qload.errors import MismatchError, TwoFormatsError
+from qload.errors import MismatchError, TwoFormatsError, UnsupportedFormatError
+from qload.experts.stack_layouts import LAYERS, stack_names
 from qload.loader import TensorSource
 
 Naming = tuple[str, str, str]  # the last parts of the names of gate, up and down
@@ -67,10 +68,12 @@ def names_of(weights: Holder, prefix: str) -> ExpertNames:
     an expert that the config does not count.
     """
     lead, stored = _stored(weights, prefix)
+    _refuse_joined(prefix, stored)
     there = {naming: {n for last in naming for n in stored.get(last, ())} for naming in namings()}
     found = [naming for naming, numbers in there.items() if numbers]
     promised = _promised(weights, prefix, found or list(there))
     if not found:
+        _refuse_stacks(weights, prefix)
         naming = promised[1] if promised else namings()[0]
         hint = f"looked for the experts of a layer: {', '.join('|'.join(one) for one in there)}"
         raise weights.missing(f"{prefix}.0.{naming[0]}.weight", hint)
@@ -91,6 +94,32 @@ def names_of(weights: Holder, prefix: str) -> ExpertNames:
             f"{prefix}.{last}", "an expert beyond those of the config", f"{count} experts", f"expert {last}"
         )
     return ExpertNames(prefix, naming, count, lead)
+
+
+def _refuse_joined(prefix: str, stored: Mapping[str, set[int]]) -> None:
+    """UnsupportedFormatError for experts whose gate and up are one matrix that nothing takes apart."""
+    joined = next((name for name in stored if len(LAYERS.get(name, ())) > 1), None)
+    if joined is not None:
+        name = f"{prefix}.{min(stored[joined])}.{joined}"
+        raise UnsupportedFormatError(
+            f"{prefix}: gate and up in one matrix",
+            f"nothing tells which outputs of {name} are the gate's",
+            remedy=f"get_weights({name!r}) has both, as they are stored",
+        )
+
+
+def _refuse_stacks(weights: Holder, prefix: str) -> None:
+    """UnsupportedFormatError for experts that are stored together and cannot be told apart."""
+    for lead in ("", *([f"{weights.prefix}."] if weights.prefix else [])):
+        there = set(weights.names_under(f"{lead}{prefix}."))
+        for matrix in LAYERS:
+            for name in stack_names(f"{lead}{prefix}.{matrix}"):
+                if name in there and len(shape := weights.info(name).shape) > 2:
+                    raise UnsupportedFormatError(
+                        f"{prefix}: experts in one tensor",
+                        f"nothing tells outputs from inputs in {name} of shape {list(shape)}",
+                        remedy="get_tensor gives it as it is stored",
+                    )
 
 
 def _lasts(pattern: str) -> list[str]:

@@ -8,21 +8,21 @@ them so. A read takes an expert's bytes and no other's.
 import logging
 import threading
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from qload.errors import TwoFormatsError, checked
-from qload.experts.stacks_found import StoredStack, find_stacks
-from qload.experts.stacks_slots import Slices, Slot, extents, widened
+from qload.experts.stack_finder import StoredStack, search
+from qload.experts.stack_layouts import WEIGHTS
+from qload.experts.stack_slices import Slices, Slot, extents, widened
 from qload.storage import TensorInfo, WeightStorage
 from qload.storage.protocol import bounds
 
 log: logging.Logger = logging.getLogger("qload")
-
-WEIGHTS = ("_proj", "_blocks")
 
 
 @checked
@@ -36,8 +36,9 @@ def with_experts(storage: WeightStorage, config: Mapping[str, Any]) -> WeightSto
     storage
         Where the tensors are; closing what is returned closes it.
     config
-        The model's `config.json`, whole. Its `model_type` says how experts lie in a stack, its sizes check
-        that. Stacks of a type that is not known, or in a form that is not known, stay as they are.
+        The model's `config.json`, whole. The tensors tell how experts lie in a stack; its sizes and its
+        `model_type` decide where they do not. Stacks of plain floats of a type that is not known stay as they
+        are, and so do stacks that cannot be read: `ExpertStacks.unread` has the reasons.
 
     Raises
     ------
@@ -60,18 +61,44 @@ def with_experts(storage: WeightStorage, config: Mapping[str, Any]) -> WeightSto
             [ 4., 12.],
             [ 6., 14.]])
     """
-    stacks = find_stacks(storage, config)
-    return ExpertStacks(storage, stacks) if stacks else storage
+    found = search(storage, config)
+    if not found.stacks and not found.unread:
+        return storage
+    return ExpertStacks(storage, found.stacks, found.unread)
+
+
+@dataclass(frozen=True)
+class StackedLayers:
+    """The layers that one stacked matrix is of: expert e has `lead.e.layer` for each of `layers`.
+
+    `interleaved`: the outputs of these layers lie in turns.
+    """
+
+    lead: str
+    layers: tuple[str, ...]
+    count: int
+    interleaved: bool
+
+    def of(self, expert: int) -> list[str]:
+        """The prefixes of one expert's layers."""
+        return [f"{self.lead}.{expert}.{layer}" for layer in self.layers]
 
 
 class ExpertStacks:
     """A `WeightStorage` over another one, with the experts' tensors in lieu of the stacks that hold them.
 
-    `keys` goes through all tensors but those stacks; they can be asked for by name as before.
+    `keys` goes through all tensors but those stacks; they can be asked for by name as before. `unread`: why
+    stacks are not read, by the names of their tensors.
     """
 
-    def __init__(self, storage: WeightStorage, stacks: Collection[StoredStack]) -> None:
+    def __init__(
+        self,
+        storage: WeightStorage,
+        stacks: Collection[StoredStack],
+        unread: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.storage: WeightStorage = storage
+        self.unread: Mapping[str, str] = unread
         self._stacks = {stack.source: stack for stack in stacks}
         self._slots: dict[str, tuple[Slot, int]] = {}
         stored = storage.keys()
@@ -83,7 +110,15 @@ class ExpertStacks:
                 self._slots[name] = slot, expert
         self._keys = _Names(stored, self._stacks, self._slots)
         self._last = threading.local()
-        log.info("%s", self.note())
+        self._matrices = {
+            stack.prefix: StackedLayers(
+                stack.lead, stack.layers, stack.count, any(slot.step > 1 for slot in stack.parts.values())
+            )
+            for stack in stacks
+            if stack.field in WEIGHTS and not any(slot.bytes_of_block for slot in stack.parts.values())
+        }  # but for MXFP4 of gpt-oss, which has a format of stacks
+        if stacks:
+            log.info("%s", self.note())
 
     @property
     def stacks(self) -> Collection[StoredStack]:
@@ -123,9 +158,15 @@ class ExpertStacks:
         stack = self._stacks.get(name)
         return iter((name,)) if stack is None else (held for held, _, _ in stack.names())
 
+    def matrix(self, prefix: str) -> StackedLayers | None:
+        """The layers of the stacked matrix `prefix`, such as `experts.down_proj`; None of any other name."""
+        return self._matrices.get(prefix)
+
     def note(self) -> str:
-        """That there are stacks, for a reader of names that no file lists."""
-        stacks = sorted(self._stacks.values(), key=lambda stack: not stack.source.endswith(WEIGHTS))
+        """That there are stacks, for a reader of names that no file lists; "" where there is none."""
+        if not self._stacks:
+            return ""
+        stacks = sorted(self._stacks.values(), key=lambda stack: stack.field not in WEIGHTS)
         first = stacks[0]
         part, count = next(iter(first.parts)), len(self._stacks)
         return (

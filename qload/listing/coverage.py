@@ -10,7 +10,7 @@ from qload.listing.groups import Groups
 from qload.loader import LayerDescription
 from qload.storage import TensorInfo
 from qload.weights import LoadReport, Weights
-from qload.weights.exemptions import experts_module, unread_stacks
+from qload.weights.exemptions import unread_reason
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def account(groups: Groups) -> Account:
             ledger.leave(groups.under(prefix), _reason(layer))
         elif isinstance(layer, QloadError):
             refused.update(groups.under(prefix))
-    stacks = unread_stacks({name: infos[name] for name in groups.names if name not in groups.specs})
+    stacks = {name for name in groups.names if name not in groups.specs and unread_reason(name, storage)}
     plain = [
         name
         for name in groups.names
@@ -140,7 +140,7 @@ def account(groups: Groups) -> Account:
         coverage,
         {name: _within(groups, name) for name in left},
         {name: 0 if infos[name].shared else infos[name].nbytes for name in report.unread},
-        frozenset(experts_module(name) or groups.prefixes[name] for name in report.unread),
+        frozenset(name.rpartition(".")[0] or groups.prefixes[name] for name in report.unread),
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qload.errors import MismatchError, QloadError, ShapeError, TwoFormatsError
+from qload.errors import MismatchError, QloadError, ShapeError, TwoFormatsError, UnsupportedFormatError
 from qload.loader.source import TensorSource
 from qload.spec import (
     PARTS,
@@ -22,6 +22,7 @@ from qload.spec import (
     Weight,
     named,
 )
+from qload.storage import TensorInfo
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,7 @@ def describe(
     fmt, specs = chosen.format, chosen.specs
     names = LayerNames(weights, prefix, chosen.suffixes)
     infos = {spec.name: weights.info(names.full(spec.name)) for spec in specs}
+    _check_axes(prefix, specs[0], infos, names)
     seen = LayerHeaders(
         shapes={spec.name: _shape(spec, infos[spec.name].shape) for spec in specs},
         dtypes={name: info.dtype for name, info in infos.items()},
@@ -140,6 +142,18 @@ def describe(
     specs = tuple(spec for spec in own.specs() if spec.name in infos)
     sizes = seen.sizes(specs, own.config.known())
     return LayerDescription(prefix, own, specs, sizes, facts, seen.dtypes, names, own.config.notes(seen))
+
+
+def _check_axes(prefix: str, spec: TensorSpec, infos: Mapping[str, TensorInfo], names: LayerNames) -> None:
+    """The weight has no more axes than its format has, or it is a stack: UnsupportedFormatError."""
+    shape = infos[spec.name].shape
+    if len(shape) > max(len(spec.axes), 2):
+        raise UnsupportedFormatError(
+            f"{prefix}: {len(shape)} axes",
+            f"{names.full(spec.name)} has the shape {list(shape)}, as several layers in one tensor have, and "
+            f"nothing tells how they lie",
+            remedy="get_tensor gives it as it is stored",
+        )
 
 
 def _suffixes(weights: TensorSource, prefix: str, spec: TensorSpec) -> list[str]:

@@ -18,6 +18,14 @@ FUSED: Mapping[str, tuple[str, ...]] = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
 }
+# By the last segment of an expert's layer, what tensors of all experts that hold it are called beside that.
+STACKED: Mapping[str, tuple[str, ...]] = {
+    "gate_proj": ("gate_up_proj", "gate_up", "input_linear"),
+    "up_proj": ("gate_up_proj", "gate_up", "input_linear"),
+    "down_proj": ("output_linear",),
+    "w1": ("w13",),
+    "w3": ("w13",),
+}
 
 
 def parts(prefix: str, fused: Iterable[tuple[str, tuple[str, ...]]] = FUSED.items()) -> list[str]:
@@ -30,6 +38,15 @@ def wholes(prefix: str, fused: Iterable[tuple[str, tuple[str, ...]]] = FUSED.ite
     """The fused layers that a layer may become a part of."""
     own = prefix.rpartition(".")[2]
     return [_sibling(prefix, whole) for whole, made_of in fused if own in made_of]
+
+
+def stacks(prefix: str) -> list[str]:
+    """The matrices of all experts that may hold a layer of one expert: its name without the number."""
+    module, _, last = prefix.rpartition(".")
+    lead, _, number = module.rpartition(".")
+    if not lead or not number.isdecimal():
+        return []
+    return [f"{lead}.{name}" for name in (last, *STACKED.get(last, ()))]
 
 
 def check_agreed(prefix: str, said: Mapping[str, str], key: str) -> None:

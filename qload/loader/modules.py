@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from qload.errors import ArgumentError, ConfigError, MismatchError, QloadError, checked
 from qload.loader.description import LayerDescription
-from qload.loader.exclusion import LEFT_OUT, check_agreed, parts, wholes
+from qload.loader.exclusion import LEFT_OUT, check_agreed, parts, stacks, wholes
 from qload.loader.formats import FormatLoader
 from qload.loader.source import TensorSource
 from qload.spec import LayerClaims
@@ -40,12 +40,15 @@ class ModuleLoader(FormatLoader):
         """The loader of the module `prefix`.
 
         That of the parts of a fused layer, or of the layer that a module is a part of, where a choice which
-        comes earlier knows these: what a config says of one name it means for the other. MismatchError for
-        parts that it does not mean alike.
+        comes earlier knows these: what a config says of one name it means for the other. That of the tensor
+        of all experts that holds a layer of one, where no choice knows the layer. MismatchError for parts
+        that it does not mean alike.
         """
         place, made_of = len(self.choices), parts(prefix)
         for name in (prefix, *wholes(prefix)):
             place = self._place(name, place)
+        if place == len(self.choices):  # a config may name the tensors of all experts as they are stored
+            place = min((self._place(name, place) for name in stacks(prefix)), default=place)
         first = min((self._place(part, place) for part in made_of), default=place)
         if first < place:
             said = {part: self._said(self._place(part, len(self.choices)), part) for part in made_of}

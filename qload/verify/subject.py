@@ -159,6 +159,9 @@ class Subject:
             if not all(map(BESIDE.search, suffixes)):
                 yield prefix
         yield from self.names
+        storage = self.weights.storage if self.weights else None
+        if isinstance(storage, ExpertStacks):
+            yield from {stack.prefix for stack in storage.stacks if stack.joined}
 
     @cached_property
     def names(self) -> list[str]:
@@ -277,7 +280,7 @@ class Subject:
         storage = self._try(lambda: with_experts(stored, self.model_config))
         if storage is None:
             stored.close()
-        if isinstance(storage, ExpertStacks):
+        if isinstance(storage, ExpertStacks) and storage.stacks:
             self.notes.append(storage.note())
         return storage
 

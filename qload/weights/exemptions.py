@@ -5,28 +5,25 @@ from collections.abc import Mapping
 
 import torch
 
+from qload.experts.stacks import ExpertStacks
 from qload.formats import FORMATS, ROLES
 from qload.formats.unquantized import FLOATS
-from qload.storage import TensorInfo
+from qload.storage import TensorInfo, WeightStorage
 
 CACHE_SCALE = "a scale of the key/value cache or of attention, which the engine reads"
 CACHE_ZERO = "a zero point or bias of the key/value cache, which the engine reads"
 BUFFER = "a buffer of positions, masks or counts, which no weight depends on"
-FUSED = (
-    "stacked experts, of a type of model or in a form that is not known; "
-    "the same checkpoint with a tensor for each expert is read"
-)
+STACK = "codes of three axes or more, as several experts in one tensor, in a form that no format reads"
+AXES_OF_LAYER = 2
 
 ATTENTION = re.compile(r"(self_|cross_)?attn|(self_|cross_)?attention|mixer")
 PROJECTION = re.compile(r"(q|k|v|kv|qk|qkv)_proj")
-SCALE_OF_STACK = re.compile(r"(gate|up|down|gate_up)_proj_.*scale.*")
 # A float that is no parameter: GPT-2's `masked_bias`, and masks under the names that their makers give them.
 MASK = re.compile(r"masked_bias|((attn|attention|causal)_)?mask")
 ROTATIONS = (
     "freqs_cis",
     "freqs",
 )  # of rotary positions, complex numbers of length one, as Meta's programs have
-EXPERTS = re.compile(r"experts|.*_experts|switch_mlp|.*_moe|moe")
 
 # By the last part of a name, and by the part before it. compressed-tensors, and with it vLLM, SGLang and TGI,
 # has k_scale and v_scale of the attention, ModelOpt of k_proj and v_proj; Quark and older compressed-tensors
@@ -40,12 +37,12 @@ OF_PROJECTIONS = {"k_scale", "v_scale", "kv_scale", "output_scale"}
 ZEROS_OF_ATTENTION = {"k_zero_point", "v_zero_point"}
 ZEROS_OF_PROJECTIONS = {"k_bias", "v_bias"}  # ModelOpt's affine caches; not a bias of the outputs
 
-READ = tuple(  # ends of the names of stacks that there is a format for
+MANY_AXES = tuple(  # ends of the names of tensors that have more axes in a format than those of a matrix
     suffix
     for weight in FORMATS
     for spec in weight.tensors(weight.example)
+    if len(spec.axes) > AXES_OF_LAYER
     for suffix in spec.suffixes
-    if suffix.startswith("_")
 )
 
 
@@ -68,42 +65,18 @@ def exemption(name: str, info: TensorInfo) -> str | None:
     return BUFFER if _is_buffer(name, info) else None
 
 
-def fused_experts(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether a tensor is a stack of experts, or the scale of one, as `down_proj_weight_scale`."""
-    last = name.rpartition(".")[2]
-    if last.endswith(READ) or not (len(shape) > 2 or SCALE_OF_STACK.fullmatch(last)):
-        return False
-    return experts_module(name) is not None
+def unread_reason(name: str, storage: WeightStorage) -> str | None:
+    """Why no format reads a tensor that no load used: it is of a stack of experts; None of any other.
 
-
-def experts_module(name: str) -> str | None:
-    """The module of experts that a tensor of all of them stands in; None where it is not such a tensor.
-
-    `model.layers.0.mlp.experts.gate_up_proj_scale` -> `model.layers.0.mlp.experts`.
+    A stack is told by its tensors: codes with one axis more than a layer has.
     """
-    parts = name.split(".")[:-1]
-    for count in range(len(parts), 0, -1):
-        if parts[count - 1].isdecimal():
-            return None
-        if EXPERTS.fullmatch(parts[count - 1]):
-            return ".".join(parts[:count])
+    if isinstance(storage, ExpertStacks) and name in storage.unread:
+        return storage.unread[name]
+    info = storage.info(name)
+    codes = len(info.shape) > AXES_OF_LAYER and info.dtype not in (*FLOATS, torch.bool, torch.int64)
+    if codes and not name.endswith(MANY_AXES):
+        return STACK
     return None
-
-
-def unread_stacks(infos: Mapping[str, TensorInfo]) -> set[str]:
-    """Those of some tensors that are stacks of quantized experts, or scales of them.
-
-    Stacks of plain floats without any scale beside them are parameters as any other.
-    """
-    modules: dict[str, list[str]] = {}
-    for name, info in infos.items():
-        if fused_experts(name, info.shape):
-            modules.setdefault(experts_module(name) or "", []).append(name)
-    return {name for names in modules.values() if _is_quantized(names, infos) for name in names}
-
-
-def _is_quantized(names: list[str], infos: Mapping[str, TensorInfo]) -> bool:
-    return any(infos[name].dtype not in FLOATS or "scale" in name.rpartition(".")[2] for name in names)
 
 
 def _stands(name: str, of_attention: set[str], of_projections: set[str]) -> bool:

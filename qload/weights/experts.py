@@ -4,12 +4,18 @@ from typing import Protocol
 
 from torch import Tensor
 
-from qload.errors import ArgumentError, checked
+from qload.errors import ArgumentError, UnsupportedFormatError, checked
 from qload.experts import ExpertFacts, ExpertSplit, ExpertsWeight
 from qload.experts.load import Owner, load_experts
+from qload.experts.stack_layouts import stack_names
+from qload.experts.stacked_weight import StackedWeight, load_stacked
+from qload.experts.stacks import ExpertStacks
+from qload.loader import Split
 from qload.spec import Role
 from qload.storage import FillingStorage, WeightStorage
 from qload.weights.names import SortedNames
+
+REMEDY = "get_tensor gives its tensors as they are stored"
 
 
 class _Holder(Protocol):
@@ -60,6 +66,23 @@ class ExpertLoads:
             says. ArgumentError where that does not tell.
         """
         return load_experts(self, prefix, split, expert_ranks, facts)
+
+    def _load_stack(self: Owner, prefix: str, split: Split | None) -> StackedWeight | None:
+        """The matrix of all experts that is stored under `prefix`; None where that is no such matrix.
+
+        UnsupportedFormatError where it is one, and not read.
+        """
+        storage = self.storage
+        if not isinstance(storage, ExpertStacks) or type(prefix) is not str:
+            return None
+        for name in (prefix, f"{self.prefix}.{prefix}") if self.prefix else (prefix,):
+            layers = storage.matrix(name)
+            if layers is not None:
+                return load_stacked(self.loader, self, name, layers, split)
+            why = next((storage.unread[own] for own in stack_names(name) if own in storage.unread), None)
+            if why is not None:
+                raise UnsupportedFormatError(f"{name}: a matrix of several experts", why, remedy=REMEDY)
+        return None
 
     def names_under(self: _Holder, lead: str) -> list[str]:
         """The stored names that begin with `lead`, in order."""

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 from qload.errors import ArgumentError
 from qload.storage import WeightStorage
-from qload.weights.exemptions import FUSED, exemption, unread_stacks
+from qload.weights.exemptions import exemption, unread_reason
 
 ReasonOf = Callable[[str], str | None]  # a tensor's name -> why it may stay unused
 
@@ -91,8 +91,9 @@ class Ledger:
         unused = [key for key in keys if not self.taken[key]]
         exempted = {key: reason for key in unused if (reason := self._reason(key, storage))}
         left = [key for key in unused if key not in exempted]
-        stacks = unread_stacks({key: storage.info(key) for key in left if key not in self.unread})
-        unread = {key: self.unread.get(key, FUSED) for key in left if key in self.unread or key in stacks}
+        unread = {
+            key: reason for key in left if (reason := self.unread.get(key) or unread_reason(key, storage))
+        }
         return LoadReport(
             used=[key for key in keys if self.taken[key]],
             unused=[key for key in left if key not in unread],

@@ -124,8 +124,11 @@ class Weights(LoaderBlocks, ExpertLoads, StreamedLoads, TensorShares):
 
     @checked
     def get_weights(self, prefix: str) -> Weight:
-        """The whole layer stored under `prefix`, the same on every rank."""
-        return self.loader.get_weights(self, prefix)
+        """The whole layer stored under `prefix`, the same on every rank.
+
+        Of a matrix that holds all experts of a layer, such as `experts.down_proj`, a `StackedWeight`.
+        """
+        return self._load_stack(prefix, None) or self.loader.get_weights(self, prefix)
 
     @checked
     def get_weights_col(self, prefix: str, *, heads: Heads | None = None) -> Weight:
@@ -136,7 +139,7 @@ class Weights(LoaderBlocks, ExpertLoads, StreamedLoads, TensorShares):
         if heads is not None:
             return load_heads(self, [prefix], heads)
         check_heads(self, [prefix])
-        return self.loader.get_weights_col(self, prefix)
+        return self._load_stack(prefix, "N") or self.loader.get_weights_col(self, prefix)
 
     @checked
     def get_weights_col_packed(self, prefix: str, block_sizes: Blocks) -> Weight:
@@ -187,7 +190,7 @@ class Weights(LoaderBlocks, ExpertLoads, StreamedLoads, TensorShares):
     @checked
     def get_weights_row(self, prefix: str) -> Weight:
         """This rank's inputs of the layer under `prefix`: K / ranks of them, and all outputs; or CutError."""
-        return self.loader.get_weights_row(self, prefix)
+        return self._load_stack(prefix, "K") or self.loader.get_weights_row(self, prefix)
 
     def of_group(self, process_group: ProcessGroup) -> Self:
         """These weights as a rank of `process_group` sees them; their own ledger exempts the same tensors.

@@ -16,7 +16,7 @@ from qload.capabilities import COLUMNS, as_markdown, overview
 from qload.detect import FoundConfig, find_config, read_claims
 from qload.detect.claims import READS
 from qload.errors import RepackError, UnsupportedFormatError
-from qload.experts.stacks_forms import FIELDS
+from qload.experts.stack_layouts import FIELDS
 from qload.formats import FORMATS
 from qload.kernel_formats import repack, restore
 from qload.kernel_formats.repack import LAYOUTS, options, restores, targets
@@ -166,7 +166,9 @@ def test_stacks_are_read_from_the_names_that_are_said(name: str, data: Any) -> N
     assume(held <= {*FIELDS.values()})  # what is optional may have no stack
     text = overview()[name]["experts in stacks"].text.removeprefix("from experts.down_proj")
     first, _, others = text.partition(" with ")
-    said = [first, *re.findall(r"_[a-z_0-9]+", others), "_input_scale"]
+    weights = [ending.strip() for ending in first.split(" or ")]
+    said = [*weights, *re.findall(r"[._][a-z_0-9]+", others)]
+    said += [f"_{own}" for own in sorted(held) if own not in {FIELDS[ending] for ending in said}]
     ways = {field: [ending for ending in said if FIELDS[ending] == field] for field in held}
     endings = {field: data.draw(st.sampled_from(each), label=field) for field, each in ways.items()}
     sizes = {"hidden_size": stored.drawn[0][0].K, "moe_intermediate_size": stored.inner}

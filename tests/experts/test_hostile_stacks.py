@@ -14,15 +14,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from qload.detect import loader_from_config
-from qload.errors import QloadError, TwoFormatsError
-from qload.experts import stacks_found, with_experts
-from qload.experts.stacks_forms import FIELDS, MATRICES
+from qload.errors import QloadError, TwoFormatsError, UnsupportedFormatError
+from qload.experts import stack_finder, with_experts
+from qload.experts.stack_layouts import FIELDS, LAYERS
 from qload.listing import Groups, account
 from qload.storage import MemoryStorage, SafetensorsStorage, TensorInfo
 from qload.storage.header import MAX_EMPTY_SIDE
 from qload.verify import verify
 from qload.weights import Weights, open_checkpoint
 from tests.example_counts import at_most
+from tests.experts.expert_layers import FACTS
 from tests.experts.mixtures import HIDDEN, INNER, KINDS, LAYER, E, config, drawn, lead, mixture
 
 GATE_UP = f"{lead('qwen3_moe')}.gate_up_proj"
@@ -52,7 +53,7 @@ def stack(*shape: int, dtype: torch.dtype = torch.bfloat16) -> TensorInfo:
     return TensorInfo(dtype, shape, "a.safetensors")
 
 
-@pytest.mark.parametrize("count", [0, E + 1, stacks_found.MOST_EXPERTS + 1, 10**9, 1 << 62])
+@pytest.mark.parametrize("count", [0, E + 1, stack_finder.MAX_EXPERTS + 1, 10**9, 1 << 62])
 def test_more_experts_than_the_config_says_are_left_in_their_stack(count: int) -> None:
     for size in (INNER, 0):
         headers = Headers(**{DOWN: stack(count, HIDDEN, size)})
@@ -62,21 +63,21 @@ def test_more_experts_than_the_config_says_are_left_in_their_stack(count: int) -
 @pytest.mark.parametrize("said", [10**9, 1 << 62, "three", None, -1, 2.5])
 def test_a_config_that_counts_any_number_of_experts_allows_no_more_than_there_may_be(said: Any) -> None:
     told = config("qwen3_moe", num_experts=said)
-    few, many = stack(E, HIDDEN, INNER), stack(stacks_found.MOST_EXPERTS + 1, HIDDEN, INNER)
+    few, many = stack(E, HIDDEN, INNER), stack(stack_finder.MAX_EXPERTS + 1, HIDDEN, INNER)
 
     assert len(with_experts(Headers(**{DOWN: few}), told).keys()) in (E, 1)
     assert len(with_experts(Headers(**{DOWN: many}), told).keys()) == 1
 
 
 def test_names_beyond_a_header_of_them_are_not_made() -> None:
-    count = stacks_found.MOST_EXPERTS
+    count = stack_finder.MAX_EXPERTS
     names = [f"model.layers.{layer}.mlp.experts.down_proj" for layer in range(4096)]
     headers = Headers(**{name: stack(count, 1, 1) for name in names})
     told = config("qwen3_moe", num_experts=count, num_hidden_layers=1 << 40)
 
-    found = stacks_found.find_stacks(headers, told)
+    found = stack_finder.find_stacks(headers, told)
 
-    assert sum(one.count * len(one.parts) for one in found) == stacks_found.MOST_NAMES
+    assert sum(one.count * len(one.parts) for one in found) == stack_finder.MAX_NAMES
 
 
 def test_a_stack_and_an_expert_of_one_name_are_two_sources() -> None:
@@ -129,9 +130,14 @@ def test_plain_stacks_of_a_type_that_is_not_known_stay_as_they_are(kind: Any) ->
 
     assert sorted(weights.storage.keys()) == sorted(both.stacks)
     report = weights.report()
-    assert not report.unread  # they mean what they hold
+    assert (report.unread, report.unused) == ({}, sorted(both.stacks))
+    for name, tensor in both.stacks.items():
+        assert torch.equal(weights.get_tensor(name), tensor)
+    assert weights.report().complete
     coverage = account(Groups(weights)).coverage
     assert (coverage.read, coverage.unread) == (coverage.total, 0)
+    with pytest.raises(UnsupportedFormatError, match=rf"outputs from inputs.*{lead('gpt_oss')}"):
+        weights.get_experts(lead("gpt_oss"), facts=FACTS)
 
 
 def test_the_sizes_tell_which_way_halves_lie_and_turns_are_never_guessed() -> None:
@@ -172,7 +178,7 @@ def test_where_inputs_and_outputs_are_as_many_a_stack_lies_as_its_type_has_it(ki
     [
         (64, 64, 2, True),  # a row of blocks each
         (64, 128, 1, True),  # one row of blocks for both
-        (96, 64, 3, False),  # the second row is the gate's and up's
+        (96, 64, 3, None),  # the second row is the gate's and up's, which stay one layer
         (96, 128, 2, True),  # of parts shorter than a block there is a row each
         (48, 128, 2, True),
         (192, 128, 4, True),  # joined from two and two
@@ -181,7 +187,7 @@ def test_where_inputs_and_outputs_are_as_many_a_stack_lies_as_its_type_has_it(ki
     ],
 )  # fmt: skip
 def test_scales_of_blocks_that_gate_and_up_share_are_not_told_apart(
-    inner: int, block: int, rows: int, joined: bool
+    inner: int, block: int, rows: int, joined: bool | None
 ) -> None:
     fp8 = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [block, block]}}
     told = config("qwen3_moe", moe_intermediate_size=inner, **fp8)
@@ -196,9 +202,13 @@ def test_scales_of_blocks_that_gate_and_up_share_are_not_told_apart(
     }
     beside = with_experts(Headers(**own, **{f"{GATE_UP}_scale_inv": scale}), told)
 
+    if joined is None:
+        info = shown.info(f"{lead('qwen3_moe')}.0.gate_up_proj.weight_scale_inv")
+        assert info.shape == (rows, columns)
     for storage in (shown, beside):
         names = list(storage.keys())
-        assert (f"{GATE_UP}_scale_inv" in names) != joined
+        one_layer = joined is None and storage is shown
+        assert (f"{GATE_UP}_scale_inv" in names) != (joined or one_layer)
         if joined:
             info = storage.info(f"{lead('qwen3_moe')}.0.up_proj.weight_scale_inv")
             assert info.shape == (max(1, rows // 2), columns)
@@ -224,7 +234,7 @@ SIDES = st.integers(0, 5) | st.sampled_from([HIDDEN, INNER, 16, 2 * INNER])
 SHAPES = st.lists(SIDES, max_size=4).map(tuple).filter(lambda shape: prod(shape) <= 1 << 18)
 DTYPES = st.sampled_from([torch.bfloat16, torch.float8_e4m3fn, torch.uint8, torch.float32, torch.int32])
 NAMES = st.sampled_from(
-    [f"{matrix}{suffix}" for matrix in MATRICES for suffix in FIELDS] + ["0.up_proj.weight", "1.w2.weight"]
+    [f"{matrix}{suffix}" for matrix in LAYERS for suffix in FIELDS] + ["0.up_proj.weight", "1.w2.weight"]
 )
 
 

@@ -15,6 +15,7 @@ from qload.errors import (
     QloadError,
     ShapeError,
     TwoFormatsError,
+    UnsupportedFormatError,
 )
 from qload.formats import Fp8Config, Fp8Weight, GPTQConfig, GPTQWeight, UnquantizedConfig, UnquantizedWeight
 from qload.loader import ConfiguredFormat
@@ -202,11 +203,18 @@ def test_experts_in_two_spellings_are_refused() -> None:
 
 
 def test_no_experts_at_all_say_what_was_looked_for() -> None:
-    error = refusal({f"{PREFIX}.gate_up_proj": torch.ones(2, 4, 4)}, BOTH)
+    error = refusal({f"{PREFIX}.gate_up": torch.ones(4)}, BOTH)
 
     assert isinstance(error, MissingTensorError)
-    assert f"there is {PREFIX}.gate_up_proj" in str(error)
+    assert f"there is {PREFIX}.gate_up" in str(error)
     assert "w1|w3|w2, gate_proj|up_proj|down_proj" in str(error)
+
+
+def test_experts_in_one_tensor_that_nothing_tells_apart_are_refused_by_its_name() -> None:
+    error = refusal({f"{PREFIX}.gate_up_proj": torch.ones(2, 4, 4)}, BOTH)
+
+    assert isinstance(error, UnsupportedFormatError)
+    assert f"outputs from inputs in {PREFIX}.gate_up_proj of shape [2, 4, 4]" in str(error)
 
 
 QWEN = {"model_type": "qwen3_moe", "hidden_size": 8, "moe_intermediate_size": 12}

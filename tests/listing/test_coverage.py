@@ -11,6 +11,7 @@ from qload.cli.tables import verdict
 from qload.cli.text import percent
 from qload.detect import loader_from_config
 from qload.errors import QloadError
+from qload.experts import with_experts
 from qload.listing import Account, Groups, account
 from qload.storage import MemoryStorage
 from qload.verify import inspect, verify
@@ -27,7 +28,7 @@ KNOWN: dict[str, Tensor] = {
 CACHE = {f"{LAYER}.self_attn.k_proj.k_scale": torch.ones(())}
 BUFFER = {f"{LAYER}.self_attn.position_ids": torch.arange(4)[None]}
 FUSED = {
-    f"{LAYER}.mlp.experts.gate_up_proj": torch.ones(2, 4, 8),
+    f"{LAYER}.mlp.experts.gate_up_proj": torch.ones(2, 4, 8).to(torch.int8),
     f"{LAYER}.mlp.experts.gate_up_proj_weight_scale": torch.ones(()),
 }
 LEFT = {f"{LAYER}.self_attn.k_proj.weight_scale": torch.ones(8)}
@@ -37,7 +38,8 @@ LOST = {f"{LAYER}.rest": torch.ones(2, 2, dtype=torch.int8)}
 
 def held(*tensors: dict[str, Tensor]) -> Weights:
     everything = {name: tensor for each in tensors for name, tensor in each.items()}
-    return Weights(MemoryStorage(everything), loader=loader_from_config(GPTQ))
+    storage = with_experts(MemoryStorage(everything), {})
+    return Weights(storage, loader=loader_from_config(GPTQ))
 
 
 def accounted(*tensors: dict[str, Tensor]) -> Account:
@@ -60,7 +62,7 @@ def test_all_of_a_checkpoint_is_explained_where_formats_and_names_know_it() -> N
 @pytest.mark.parametrize(
     ("tensors", "part"),
     [
-        pytest.param(FUSED, "unread", id="fused experts"),
+        pytest.param(FUSED, "unread", id="experts in one tensor"),
         pytest.param(LEFT, "unexplained", id="beside a layer's own"),
         pytest.param(LOST, "unexplained", id="of no layer"),
         pytest.param(BROKEN, "refused", id="a broken layer"),

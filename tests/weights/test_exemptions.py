@@ -5,18 +5,20 @@ from itertools import product
 import pytest
 import torch
 
+from qload.experts import with_experts
 from qload.loader import Heads
-from qload.storage import TensorInfo
+from qload.storage import MemoryStorage, TensorInfo
 from qload.weights.exemptions import (
     BUFFER,
     CACHE_SCALE,
     CACHE_ZERO,
     OF_ATTENTION,
     OF_PROJECTIONS,
+    STACK,
     ZEROS_OF_ATTENTION,
     ZEROS_OF_PROJECTIONS,
     exemption,
-    fused_experts,
+    unread_reason,
 )
 from qload.weights.ledger import LoadReport
 from qload.weights.names import FEW, NEAR, SortedNames
@@ -92,29 +94,36 @@ def test_a_buffer_is_of_whole_numbers_that_are_no_codes(
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "fused"),
+    ("name", "dtype", "shape", "unread"),
     [
-        ("layers.0.mlp.experts.gate_up_proj", (8, 4, 4), True),
-        ("layers.0.mlp.experts.gate_up_proj", (4, 4), False),
-        ("layers.0.mlp.experts.down_proj_weight_scale", (8,), True),
-        ("layers.0.mlp.experts.gate_proj_scale_inv", (8,), True),
-        ("layers.0.mlp.experts.up_proj_x_scale", (), True),
-        ("layers.0.mlp.experts.down_proj_bias", (8, 4), False),
-        ("layers.0.mlp.experts.0.down_proj", (8, 4, 4), False),
-        ("layers.0.mlp.experts.shared.down_proj", (8, 4, 4), True),
-        ("layers.0.mlp.down_proj", (8, 4, 4), False),
-        ("layers.0.switch_mlp.down_proj", (8, 4, 4), True),
-        ("layers.0.shared_experts.down_proj", (8, 4, 4), True),
-        ("layers.0.moe.down_proj", (8, 4, 4), True),
-        ("layers.0.block_moe.w", (8, 4, 4), True),
-        ("experts.3.experts.w", (8, 4, 4), True),
-        ("experts", (8, 4, 4), False),
-        ("layers.0.mlp.experts.down_proj_blocks", (8, 4, 4, 16), False),
-        ("layers.0.mlp.experts.down_proj_scales", (8, 4, 4), False),
+        ("layers.0.mlp.experts.wi", torch.float8_e4m3fn, (8, 4, 4), True),
+        ("layers.0.any.name", torch.uint8, (8, 4, 4), True),
+        ("layers.0.any.name", torch.int16, (8, 4, 4, 2), True),
+        ("layers.0.mlp.experts.wi", torch.float8_e4m3fn, (4, 4), False),
+        ("layers.0.mlp.experts.wi", torch.bfloat16, (8, 4, 4), False),  # floats are what they are
+        ("layers.0.mlp.experts.wi", torch.bool, (8, 4, 4), False),
+        ("layers.0.mlp.experts.down_proj_blocks", torch.uint8, (8, 4, 4, 16), False),  # of a format
+        ("layers.0.mlp.experts.down_proj_scales", torch.uint8, (8, 4, 4), False),
     ],
 )
-def test_a_stack_of_experts_stands_under_their_name(name: str, shape: tuple[int, ...], fused: bool) -> None:
-    assert fused_experts(name, shape) == fused
+def test_codes_of_three_axes_that_nothing_used_are_of_a_stack(
+    name: str, dtype: torch.dtype, shape: tuple[int, ...], unread: bool
+) -> None:
+    storage = MemoryStorage({name: torch.zeros(shape).to(dtype)})
+    assert unread_reason(name, storage) == (STACK if unread else None)
+
+
+def test_a_stack_that_was_looked_at_has_its_own_reason() -> None:
+    stored = {
+        "model.moe.down_proj": torch.zeros(2, 4, 4).to(torch.float8_e4m3fn),
+        "model.moe.down_proj_weight_scale": torch.ones(2),
+    }
+    storage = with_experts(MemoryStorage(stored), {})
+    for name in stored:
+        reason = unread_reason(name, storage)
+        assert reason is not None
+        assert "model.moe.down_proj of shape [2, 4, 4]" in reason
+        assert "tells outputs from inputs" in reason
 
 
 def test_few_names_are_shown_and_those_near_are_compared() -> None:

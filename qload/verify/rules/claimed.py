@@ -17,7 +17,7 @@ from qload.verify.subject import Subject
 
 
 def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
-    """The method, where no layer has a format of it and none failed to have one; the bits that none has."""
+    """The method, where no layer of it is there, none failed and all are read; the bits that none has."""
     claims = subject.claims
     if claims is None or not claims.formats or _one_of_several(Path(subject.place)):
         return

@@ -1,4 +1,4 @@
-"""`Slot`: one tensor of each expert, as it lies in a stack; which elements to read, and in which order.
+"""`Slot`: where one tensor of each expert lies in a tensor of all experts.
 
 stored, inputs first, interleaved        of expert e, gate: first 0, step 2, inputs first
 (E, K, 2 N)                              (N, K) = stored[e, :, 0::2].T
@@ -10,12 +10,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from qload.errors import MismatchError
 from qload.layouts import Order
 from qload.storage import TensorInfo
 from qload.storage.rectangles import GAP
 
 TURNED = Order("k n -> n k")
-WINDOW = 8 << 20  # bytes that are read at once for some columns of them
+WINDOW_BYTES = 8 << 20  # that are read at once for some columns of them
 
 Bounds = tuple[tuple[int, int], ...]
 Slices = tuple[slice, ...]
@@ -41,6 +42,12 @@ class Slot:
         Whether the stored axes are (inputs, outputs).
     bytes_of_block
         How many bytes along the inputs have an axis of their own, as MXFP4's 16; 0: none have.
+    layers_of_shape
+        Of a stored shape [E, N, K] or [N, K], how many layers the N outputs are of; 0: it is no shape.
+    experts
+        Of a stored shape, the E that it has to say.
+    lacks_axis
+        Whether the last axis, of length 1, is not stored.
     """
 
     source: str
@@ -50,10 +57,17 @@ class Slot:
     step: int = 1
     inputs_first: bool = False
     bytes_of_block: int = 0
+    layers_of_shape: int = 0
+    experts: int = 0
+    lacks_axis: bool = False
 
     def stored(self, expert: int, pairs: Bounds) -> Slices:
         """What to read for the elements `pairs` of an expert's tensor; of interleaved outputs, both kinds."""
         found = [slice(*pair) for pair in pairs]
+        if self.layers_of_shape:
+            return (slice(expert, expert + 1),) if self.counted else ()
+        if self.lacks_axis:
+            found.pop()
         if found and self.step > 1:
             found[0] = slice(self.step * pairs[0][0], self.step * pairs[0][1])
         elif found:
@@ -67,6 +81,8 @@ class Slot:
 
     def arranged(self, block: Tensor, pairs: Bounds) -> Tensor:
         """A copy, as an expert of its own would be stored, of what was read for the elements `pairs`."""
+        if self.layers_of_shape:
+            return self._shape(block)[slice(*pairs[0])].clone()
         found = block[0] if self.counted else block
         if self.step > 1:
             turns = slice(self.first, None, self.step)
@@ -81,12 +97,21 @@ class Slot:
         start = inputs[0] % self.bytes_of_block
         return found.flatten(1)[:, start : start + inputs[1] - inputs[0]]
 
+    def _shape(self, stored: Tensor) -> Tensor:
+        """[N, K] of one layer; MismatchError where E, or N of so many layers, is not what is stored."""
+        values = stored.flatten().tolist()
+        outputs, inputs = values[-2:]
+        if values[:-2] not in ([], [self.experts]) or outputs % self.layers_of_shape:
+            expected = f"[{self.experts}, N, K], N of {self.layers_of_shape} layers of one size"
+            raise MismatchError(self.source, "not the shape of these experts", expected, str(values))
+        return torch.tensor([outputs // self.layers_of_shape, inputs], dtype=stored.dtype)
+
 
 def widened(stored: Slices, whole: TensorInfo) -> Slices:
     """More columns than are asked for, where a few of long rows are: each row would be a call of its own."""
     rows, columns, size = stored[-2], stored[-1], whole.dtype.itemsize
     asked, row = columns.stop - columns.start, whole.shape[-1]
-    width = WINDOW // ((rows.stop - rows.start) * size)
+    width = WINDOW_BYTES // ((rows.stop - rows.start) * size)
     if asked >= width or (row - asked) * size <= GAP:
         return stored
     start, stop = columns.start // width * width, -(-columns.stop // width) * width

@@ -1,0 +1,578 @@
+"""Find the tensors that hold one matrix of every expert of a layer, and say where each expert's part lies.
+
+A stack is told by its own tensors: a weight with one axis more than its format has for a layer, of length E,
+and its scales. `PREFIX` is the name of a matrix, such as `experts.gate_up_proj` or `moe.down_proj`; its
+fields are `PREFIX_field` or `PREFIX.field`, in the forms that `stack_layouts` lists.
+
+The axis of outputs is told by the scales, then by the sizes of the config, then by the other matrices of the
+module, and last by the type of model. Gate and up of one tensor are told apart where their order is known;
+else they stay one layer of 2 N outputs.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import torch
+
+from qload.architecture import Architecture, architecture_of
+from qload.architecture.config import INNER
+from qload.experts.stack_layouts import DOWN, FIELDS, HALVES, LAYERS, WEIGHTS, Layout
+from qload.experts.stack_slices import Slot
+from qload.formats.fp8 import WEIGHTS as FP8
+from qload.formats.unquantized import FLOATS
+from qload.storage import TensorInfo, WeightStorage
+
+MAX_EXPERTS = 1 << 12  # of a layer; published models have some hundreds
+MAX_NAMES = 1 << 20  # of all experts' tensors: as many as a header of the greatest length lists
+DEFAULT_BLOCK = (128, 128)  # of block FP8 whose config does not say
+
+ENDINGS = {
+    f"{matrix}{ending}": (matrix, ending) for matrix in LAYERS for ending in FIELDS if ending[:1] != "."
+}
+DOTTED = {ending[1:]: ending for ending in FIELDS if ending[:1] == "."}
+FAMILIES = {"gate_up_proj": ("w1", "w3"), "down_proj": ("w2",)}  # other names of experts beside joined scales
+READ = {  # dtypes of each field that holds a weight
+    "weight": (*FLOATS, *FP8, torch.uint8, torch.int8),
+    "weight_packed": (torch.uint8, torch.int32),
+    "qweight": (torch.int32,),
+}
+POWERS = (torch.uint8, torch.float8_e8m0fnu)  # dtypes of scales that are exponents alone
+GROUPS_FP4, GROUP_MX = (16, 32), 32  # inputs that share a scale
+
+
+@dataclass(frozen=True, slots=True)
+class StoredStack:
+    """One stored tensor of several experts: its name, and where each layer's tensor of an expert lies.
+
+    Attributes
+    ----------
+    lead, matrix
+        The module that has the experts, and the matrix in it: `model.layers.0.mlp.experts`, `gate_up_proj`.
+    source
+        The name of the stored tensor.
+    count
+        How many experts there are.
+    parts
+        `gate_proj.weight` -> its place.
+    field
+        The field of a layer that the tensor is.
+    """
+
+    lead: str
+    matrix: str
+    source: str
+    count: int
+    parts: Mapping[str, Slot]
+    field: str = "weight"
+
+    def names(self) -> Iterator[tuple[str, Slot, int]]:
+        """Each expert's tensors: name, place, number of the expert."""
+        for expert in range(self.count):
+            for part, slot in self.parts.items():
+                yield f"{self.lead}.{expert}.{part}", slot, expert
+
+    @property
+    def prefix(self) -> str:
+        """The name of the matrix of all experts."""
+        return f"{self.lead}.{self.matrix}"
+
+    @property
+    def joined(self) -> bool:
+        """Whether gate and up of an expert stay one layer."""
+        return self.layers != LAYERS.get(self.matrix, self.layers) and len(self.layers) == 1
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The layers of an expert that it holds something of: `gate_proj`, `up_proj`."""
+        return tuple(part.removesuffix(f".{self.field}") for part in self.parts)
+
+
+@dataclass(frozen=True)
+class FoundStacks:
+    """The stacks of a checkpoint.
+
+    `stacks`: those that are read, one for each tensor. `unread`: by the names of tensors, why others are not.
+    """
+
+    stacks: list[StoredStack] = field(default_factory=list)
+    unread: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StackedMatrix:
+    """The stored tensors of one matrix of all experts, by field; `endings`: what their names end with."""
+
+    lead: str
+    name: str
+    tensors: Mapping[str, str]
+    endings: Mapping[str, str]
+    infos: Mapping[str, TensorInfo]
+
+    @property
+    def prefix(self) -> str:
+        """`experts.gate_up_proj`."""
+        return f"{self.lead}.{self.name}"
+
+    @cached_property
+    def weight(self) -> str | None:
+        """The field that holds codes or floats; None where only scales are stacked."""
+        return next((name for name in WEIGHTS if name in self.tensors), None)
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The layers of an expert that it holds."""
+        return LAYERS.get(self.name, (self.name,))
+
+    @cached_property
+    def info(self) -> TensorInfo:
+        """Of the weight."""
+        assert self.weight is not None
+        return self.infos[self.weight]
+
+    @property
+    def plain(self) -> bool:
+        """Whether there are floats and no scales: the numbers are what they are."""
+        return self.info.dtype in FLOATS and self.tensors.keys() <= {"weight", "bias"}
+
+    @property
+    def in_blocks(self) -> bool:
+        """Whether it is MXFP4 as gpt-oss has it."""
+        return self.weight is not None and self.endings[self.weight] == "_blocks"
+
+    @cached_property
+    def packs_outputs(self) -> bool:
+        """Whether a byte holds two outputs, as in ModelOpt's AWQ, and has one scale a group of inputs."""
+        scale = self.infos.get("weight_scale")
+        if self.info.dtype != torch.uint8 or "weight_scale_2" in self.infos or scale is None:
+            return False
+        rows, columns = self.info.shape[1:3]
+        n, k = scale.shape[1:] if len(scale.shape) == 3 else (0, 1)
+        return scale.dtype in FLOATS and n == 2 * rows and not columns % max(k, 1)
+
+
+def find_stacks(storage: WeightStorage, config: Mapping[str, Any]) -> list[StoredStack]:
+    """The stacks that can be read expert by expert; `config`: the model's config.json, which is hostile."""
+    return search(storage, config).stacks
+
+
+def search(storage: WeightStorage, config: Mapping[str, Any]) -> FoundStacks:
+    """The stacks of a checkpoint, and the reasons for those that are not read; no value is read.
+
+    Not read are those of more experts than the config says or than MAX_EXPERTS, all beyond MAX_NAMES, and
+    those whose axes no tensor, size or type tells.
+    """
+    found = FoundStacks()
+    modules = _modules(storage)
+    if not modules:
+        return found
+    finder = _Finder(storage, config, architecture_of(config))
+    total = 0
+    for matrices in modules.values():
+        for matrix, stacks in finder.of_module(matrices):
+            total += 0 if isinstance(stacks, str) else sum(one.count * len(one.parts) for one in stacks)
+            if not isinstance(stacks, str) and total <= MAX_NAMES:
+                found.stacks.extend(stacks)
+            elif matrix.weight is None or not matrix.plain:
+                why = stacks if isinstance(stacks, str) else f"beyond {MAX_NAMES} tensors of experts"
+                found.unread.update(dict.fromkeys(matrix.tensors.values(), why))
+    return found
+
+
+def _modules(storage: WeightStorage) -> dict[str, list[StackedMatrix]]:
+    """The matrices that may be stacks, by the module that has them, told by names and numbers of axes."""
+    stored = storage.keys()
+    groups: dict[tuple[str, str], dict[str, str]] = {}  # (module, matrix) -> ending -> name
+    for name in stored:
+        lead, _, last = name.rpartition(".")
+        if last in ENDINGS:
+            matrix, ending = ENDINGS[last]
+            groups.setdefault((lead, matrix), {})[ending] = name
+        elif last in DOTTED and _may_be_stacked(storage, name, lead, last):
+            module, _, matrix = lead.rpartition(".")
+            groups.setdefault((module, matrix), {})[DOTTED[last]] = name
+    modules: dict[str, list[StackedMatrix]] = {}
+    for (module, matrix), endings in groups.items():
+        for last, ending in DOTTED.items():
+            name = f"{module}.{matrix}.{last}"
+            if name in stored:
+                endings.setdefault(ending, name)
+        found = _matrix(storage, module, matrix, endings)
+        if found is not None:
+            modules.setdefault(module, []).append(found)
+    return modules
+
+
+def _may_be_stacked(storage: WeightStorage, name: str, layer: str, last: str) -> bool:
+    """Whether `layer.last` may be of a stack: a weight of three axes, or scales beside experts by number."""
+    module, _, matrix = layer.rpartition(".")
+    if module[-1:].isdigit() or not matrix:
+        return False
+    if last in WEIGHTS:
+        info = storage.info(name)
+        known = matrix in LAYERS or (info.dtype not in FLOATS and "conv" not in matrix)
+        return known and len(info.shape) == 3
+    return matrix in LAYERS and module.endswith(("experts", "moe")) and len(storage.info(name).shape) == 3
+
+
+def _matrix(
+    storage: WeightStorage, module: str, name: str, stored: Mapping[str, str]
+) -> StackedMatrix | None:
+    """The tensors by field; None where they are of no stack: a weight of two axes, or a lone bias."""
+    tensors: dict[str, str] = {}
+    endings: dict[str, str] = {}
+    if not module:
+        return None
+    for ending, tensor in stored.items():
+        of_words = ending == "_scales" and not {"_qweight", ".qweight"}.isdisjoint(stored)
+        own = "scales" if of_words else FIELDS[ending]
+        if own not in tensors:
+            tensors[own], endings[own] = tensor, ending
+    infos = {own: storage.info(tensor) for own, tensor in tensors.items()}
+    found = StackedMatrix(module, name, tensors, endings, infos)
+    if found.weight is None:
+        scales = any("scale" in own for own in tensors)
+        return found if scales and module.endswith(("experts", "moe")) else None
+    axes = 4 if found.in_blocks else 3
+    return found if len(found.info.shape) >= axes else None
+
+
+def _block(config: Mapping[str, Any]) -> tuple[int, int] | None:
+    """The (outputs, inputs) of blocks of scales in the config; None where it has none that can be."""
+    section = config.get("quantization_config")
+    if not isinstance(section, dict):
+        return None
+    size = section.get("weight_block_size")
+    groups = section.get("config_groups")
+    for group in groups.values() if isinstance(groups, dict) else ():
+        weights = group.get("weights") if isinstance(group, dict) else None
+        size = size or (weights.get("block_structure") if isinstance(weights, dict) else None)
+    if not isinstance(size, list) or len(size) != 2 or not all(type(one) is int and one > 0 for one in size):
+        return None
+    return size[0], size[1]
+
+
+def _hidden(config: Mapping[str, Any]) -> int | None:
+    """The hidden size of a model of any type; None where the config does not say."""
+    for place in (config, *(config.get(key) for key in INNER)):
+        size = place.get("hidden_size") if isinstance(place, dict | Mapping) else None
+        if type(size) is int and size > 0:
+            return size
+    return None
+
+
+@dataclass(frozen=True)
+class _Told:
+    """The axis of outputs: whether inputs come first, and whether no other reading of the shapes fits."""
+
+    inputs_first: bool
+    sure: bool = True
+
+
+@dataclass(frozen=True)
+class _Finder:
+    storage: WeightStorage
+    config: Mapping[str, Any]
+    architecture: Architecture | None
+
+    @cached_property
+    def block(self) -> tuple[int, int] | None:
+        return _block(self.config)
+
+    @cached_property
+    def hidden(self) -> int | None:
+        return _hidden(self.config)
+
+    @cached_property
+    def scales_have_inputs(self) -> bool:
+        section = self.config.get("quantization_config")
+        return isinstance(section, dict) and section.get("quant_method") == "compressed-tensors"
+
+    @cached_property
+    def most(self) -> int:
+        """How many experts a layer may have."""
+        stated = self.architecture.sizes.get("experts") if self.architecture else None
+        return MAX_EXPERTS if stated is None else min(stated, MAX_EXPERTS)
+
+    def of_module(
+        self, matrices: list[StackedMatrix]
+    ) -> Iterator[tuple[StackedMatrix, list[StoredStack] | str]]:
+        """Each matrix with its stacks, or the reason why it is not read."""
+        weights = [matrix for matrix in matrices if matrix.weight is not None]
+        told = self._axes(weights)
+        for matrix in matrices:
+            if matrix.weight is None:
+                yield matrix, self._scales_alone(matrix)
+            else:
+                yield matrix, self._stacks(matrix, told.get(matrix.name))
+
+    def _known(self, matrix: StackedMatrix) -> bool:
+        """Whether the table of the type of model has experts in this module."""
+        place = self.architecture.find(f"{matrix.lead}.0.gate_proj") if self.architecture else None
+        return place is not None and place.expert is not None
+
+    def _stacks(self, matrix: StackedMatrix, inputs_first: bool | None) -> list[StoredStack] | str:
+        """The stacks of a matrix with a weight."""
+        name, info = matrix.tensors[matrix.weight or ""], matrix.info
+        what = f"experts in one tensor, {name} of shape {list(info.shape)}"
+        if not 1 <= info.shape[0] <= self.most:
+            return f"{what}: at most {self.most} experts are expected"
+        if info.dtype not in (READ[matrix.weight or ""] if not matrix.in_blocks else (torch.uint8,)):
+            return f"{what}: no format has {matrix.weight} of {str(info.dtype).removeprefix('torch.')}"
+        scale = matrix.infos.get("weight_scale")
+        if matrix.in_blocks and scale is not None and scale.dtype not in POWERS:
+            return f"{what}: its scales are no powers of two, as those of MXFP4 are"
+        if len(info.shape) != (4 if matrix.in_blocks else 3):
+            return f"{what}: no format has so many axes"
+        if matrix.plain and not self._known(matrix):
+            return f"{what}: no tensor tells outputs from inputs, and the type of model is not known"
+        if info.dtype == torch.uint8 and not any("scale" in own for own in self._beside(matrix)):
+            return f"{what}: no scale beside it says whether a byte holds two inputs or two outputs"
+        if inputs_first is None:
+            return f"{what}: neither the scales nor the config tells outputs from inputs"
+        order = self._order(matrix, inputs_first)
+        if matrix.in_blocks and order is None:
+            return []  # which is a format of its own: `mxfp4_experts`
+        if matrix.plain and (order is None or self._turned(matrix, inputs_first)):
+            return f"{what}: its axes are not those of its type of model"
+        reason = ""
+        for whole in (False, True):
+            if (order is None and not whole) or (matrix.plain and whole):
+                continue
+            layout = self._layout(matrix, inputs_first, whole, interleaved=order == "turns")
+            stacks = self._laid_out(matrix, layout)
+            if not isinstance(stacks, str):
+                return stacks
+            reason = stacks
+        return reason
+
+    def _beside(self, matrix: StackedMatrix) -> Mapping[str, TensorInfo]:
+        """The fields beside the weight: those of the stack, or else of the first expert's own tensors."""
+        if len(matrix.infos) > 1:
+            return matrix.infos
+        found, start, stored = {}, f"{matrix.lead}.0.{matrix.layers[0]}.", self.storage.keys()
+        for own in ("weight_scale", "weight_scale_inv"):
+            if f"{start}{own}" in stored:
+                info = self.storage.info(f"{start}{own}")
+                found[own] = replace(info, shape=(1, *info.shape))
+        return found
+
+    def _order(self, matrix: StackedMatrix, inputs_first: bool) -> str | None:
+        """How gate and up lie in one tensor: in "halves" or in "turns"; None where that is not known."""
+        if len(matrix.layers) == 1:
+            return None if matrix.in_blocks and not self._known(matrix) else "halves"
+        if matrix.name in HALVES:
+            return "halves"
+        if self._known(matrix):
+            assert self.architecture is not None
+            own = self.architecture.table.stacked
+            if not own.interleaved:
+                return "halves"
+            return "turns" if matrix.in_blocks or own.inputs_first == inputs_first else None
+        return "halves" if self._joined_blocks(matrix, inputs_first) else None
+
+    def _turned(self, matrix: StackedMatrix, inputs_first: bool) -> bool:
+        """Whether it lies otherwise than a type has it whose gate and up lie in turns."""
+        assert self.architecture is not None
+        own = self.architecture.table.stacked
+        return own.interleaved and own.inputs_first != inputs_first
+
+    def _joined_blocks(self, matrix: StackedMatrix, inputs_first: bool) -> bool:
+        """Whether there are scales of blocks of each part, where blocks of both together would be fewer."""
+        block, count = self.block or DEFAULT_BLOCK, len(matrix.layers)
+        N, _ = _sizes(matrix, inputs_first)
+        rows = count * -(-(N // count) // block[0])
+        for own in ("weight_scale", "weight_scale_inv"):
+            dims = matrix.infos[own].shape[1:] if own in matrix.infos else ()
+            if len(dims) == 2 and dims[1 if inputs_first else 0] == rows != -(-N // block[0]):
+                return N % count == 0
+        return False
+
+    def _layout(self, matrix: StackedMatrix, inputs_first: bool, whole: bool, *, interleaved: bool) -> Layout:
+        layers = (matrix.name,) if whole and len(matrix.layers) > 1 else matrix.layers
+        N, K = _sizes(matrix, inputs_first)
+        quantized = matrix.info.dtype not in FLOATS
+        return Layout(
+            layers,
+            len(matrix.layers),
+            N,
+            K,
+            inputs_first,
+            interleaved and len(layers) > 1,
+            matrix.info.shape[0],
+            self.block,
+            quantized,
+            self.scales_have_inputs and matrix.info.dtype in (torch.int8, torch.int32),
+            matrix.info.dtype == torch.uint8,
+        )
+
+    def _laid_out(self, matrix: StackedMatrix, layout: Layout) -> list[StoredStack] | str:
+        """All tensors of a matrix, or the reason why one of them is not read."""
+        found = []
+        for own, source in matrix.tensors.items():
+            info, ending = matrix.infos[own], matrix.endings[own]
+            slots = layout.slots(own, ending, source, info)
+            if slots is None:
+                return (
+                    f"experts in one tensor, of which {source} has the shape {list(info.shape)}: no form of "
+                    f"{own} for E experts of {layout.N} outputs and {layout.K} inputs is read so"
+                )
+            stacked = info.shape[0] if slots[0].counted else layout.experts
+            if stacked > self.most:
+                return f"{source} of shape {list(info.shape)}: at most {self.most} experts are expected"
+            names = (f"{layer}.{own}" for layer in layout.layers)
+            places = dict(zip(names, slots, strict=True))
+            found.append(StoredStack(matrix.lead, matrix.name, source, stacked, places, own))
+        return found
+
+    def _scales_alone(self, matrix: StackedMatrix) -> list[StoredStack] | str:
+        """Scales in one tensor, of weights that each expert has by itself."""
+        first = next(iter(matrix.tensors))
+        shape = list(matrix.infos[first].shape)
+        what = f"scales of experts in one tensor, {matrix.tensors[first]} of shape {shape}"
+        count = max((info.shape[0] for info in matrix.infos.values() if info.shape), default=0)
+        if not 1 <= count <= self.most:
+            return f"{what}: 1 to {self.most} experts are expected"
+        stored = self.storage.keys()
+        for layers in (matrix.layers, FAMILIES.get(matrix.name, ())):
+            names = (
+                f"{matrix.lead}.{e}.{one}.{own}" for e in range(count) for one in layers for own in WEIGHTS
+            )
+            weight = next((self.storage.info(name) for name in names if name in stored), None)
+            if weight is not None and len(weight.shape) == 2:
+                N, K = weight.shape[0], weight.shape[1] * (2 if weight.dtype == torch.uint8 else 1)
+                layout = Layout(
+                    layers,
+                    len(layers),
+                    N * len(layers),
+                    K,
+                    inputs_first=False,
+                    interleaved=False,
+                    experts=count,
+                    block=self.block,
+                    quantized=weight.dtype not in FLOATS,
+                )
+                return self._laid_out(matrix, layout)
+        return f"{what}: no weights of its experts are stored"
+
+    # Which axis of a weight is that of its outputs
+
+    def _axes(self, matrices: list[StackedMatrix]) -> dict[str, bool]:
+        """Of each matrix whether its inputs come first; without an entry nothing tells."""
+        told: dict[str, bool] = {}
+        weak: dict[str, bool] = {}
+        for matrix in matrices:
+            by_scales = self._by_scales(matrix)
+            sizes = self._by_sizes(matrix)
+            if by_scales is not None and by_scales.sure:
+                told[matrix.name] = by_scales.inputs_first
+            elif sizes is not None:
+                told[matrix.name] = sizes
+            elif by_scales is not None:
+                weak[matrix.name] = by_scales.inputs_first
+        shared = {*told.values()}
+        if not shared:
+            pair = _by_pair({matrix.name: matrix for matrix in matrices})
+            shared = set() if pair is None else {pair}
+        if not shared and self.architecture is not None and any(map(self._known, matrices)):
+            shared = {self.architecture.table.stacked.inputs_first}
+        weakly = {*weak.values()}
+        for matrix in matrices:
+            if len(shared) == 1:
+                told.setdefault(matrix.name, next(iter(shared)))
+            elif matrix.name in weak:
+                told.setdefault(matrix.name, weak[matrix.name])
+            elif not shared and len(weakly) == 1:
+                told.setdefault(matrix.name, next(iter(weakly)))
+        return told
+
+    def _by_scales(self, matrix: StackedMatrix) -> _Told | None:
+        """As the shapes of a weight and its scales tell."""
+        if matrix.in_blocks or matrix.info.dtype == torch.int32 or matrix.packs_outputs:
+            return _Told(inputs_first=False)
+        if len(matrix.info.shape) != 3:
+            return None
+        for own, info in self._beside(matrix).items():
+            if own in ("weight_scale", "weight_scale_inv"):
+                told = self._by_scale(matrix, info)
+                if told is not None:
+                    return told
+        return None
+
+    def _by_scale(self, matrix: StackedMatrix, scale: TensorInfo) -> _Told | None:
+        """As one scale tells, which lies as its weight does.
+
+        Scales of outputs may lie the other way, and those of four-bit floats, which have one group size each.
+        """
+        first, second = matrix.info.shape[1:]
+        dims = scale.shape[1:]
+        if len(dims) == 1:
+            outputs, inputs = dims[0] == first, dims[0] == second
+            return _Told(inputs) if outputs != inputs and dims[0] > len(matrix.layers) else None
+        if len(dims) != 2 or prod(dims) == 1:
+            return None
+        alike = {turned: self._fits(matrix, scale, turned, turned) for turned in (False, True)}
+        exact = 1 in dims or matrix.info.dtype == torch.uint8
+        apart = {turned: exact and self._fits(matrix, scale, turned, not turned) for turned in (False, True)}
+        if alike[False] != alike[True]:
+            return _Told(alike[True], sure=not (1 in dims and apart[alike[False]]))
+        if not alike[False] and apart[False] != apart[True]:
+            return _Told(apart[True])
+        return None
+
+    def _fits(self, matrix: StackedMatrix, scale: TensorInfo, inputs_first: bool, scale_turned: bool) -> bool:
+        """Whether a scale is one of outputs, groups or blocks of a weight, if both lie so."""
+        N, K = _sizes(matrix, inputs_first)
+        n, k = scale.shape[:0:-1] if scale_turned else scale.shape[1:]
+        if matrix.info.dtype == torch.uint8:
+            return n == N and any(k * group == K for group in GROUPS_FP4)
+        if scale.dtype == torch.uint8:
+            return n == N and k * GROUP_MX == K
+        if n == N and (k == 1 or (k < K and -(-K // -(-K // k)) == k)):
+            return True
+        rows, columns = self.block or DEFAULT_BLOCK
+        count = len(matrix.layers)
+        return k == -(-K // columns) and n in (-(-N // rows), count * -(-(N // count) // rows))
+
+    def _by_sizes(self, matrix: StackedMatrix) -> bool | None:
+        """As the sizes of the config tell: those of the table of the type of model, or the hidden size."""
+        if len(matrix.info.shape) != 3 or matrix.info.dtype == torch.int32:
+            return None
+        both = {turned: _sizes(matrix, turned) for turned in (False, True)}
+        if self.architecture is not None and self._known(matrix):
+            sizes = [self.architecture.expected(f"{matrix.lead}.0.{layer}") for layer in matrix.layers]
+            known = [size for size in sizes if size is not None]
+            expected = (sum(N for N, _ in known), known[0][1]) if len(known) == len(sizes) else None
+            fits = {turned: size == expected for turned, size in both.items()}
+        elif self.hidden is not None and matrix.name in LAYERS:
+            axis = 0 if matrix.name in DOWN else 1
+            fits = {turned: size[axis] == self.hidden for turned, size in both.items()}
+        else:
+            return None
+        return fits[True] if fits[False] != fits[True] else None
+
+
+def _by_pair(matrices: Mapping[str, StackedMatrix]) -> bool | None:
+    """As a matrix of gate and up tells beside that of down, whose inputs are half of its outputs."""
+    both = next((one for name, one in matrices.items() if len(one.layers) > 1), None)
+    down = next((one for name, one in matrices.items() if name in DOWN), None)
+    if both is None or down is None or {len(both.info.shape), len(down.info.shape)} != {3}:
+        return None
+    fits = {}
+    for turned in (False, True):
+        (N, K), (outputs, inputs) = _sizes(both, turned), _sizes(down, turned)
+        fits[turned] = (2 * inputs, outputs) == (N, K)
+    return fits[True] if fits[False] != fits[True] else None
+
+
+def _sizes(matrix: StackedMatrix, inputs_first: bool) -> tuple[int, int]:
+    """(N, K) of a stacked weight, if its inputs come first or do not."""
+    dims, info = matrix.info.shape[1:], matrix.info
+    if matrix.in_blocks:
+        return dims[0], prod(dims[1:]) * 2
+    if matrix.packs_outputs:
+        return dims[0] * 2, dims[1]
+    N, K = (dims[1], dims[0]) if inputs_first else (dims[0], dims[1])
+    return N, K * 2 if info.dtype == torch.uint8 else K

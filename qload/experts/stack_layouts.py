@@ -1,0 +1,256 @@
+"""Say where the tensors of each expert lie in the tensors of all experts, by field and shape.
+
+E experts of N outputs and K inputs each; gate and up may be joined along the outputs:
+
+    PREFIX, PREFIX_weight, PREFIX.weight  (E, N, K) or (E, K, N)   float8, int8; uint8 holds two inputs a byte
+    weight_packed                         (E, N, K/8), (E, N, K/2) int32 codes; two inputs a byte
+    qweight, scales, qzeros, g_idx        (E, ...)                 each expert's as GPTQ and AWQ store a layer
+    _blocks, _scales                      (E, N, K/32, 16), (E, N, K/32)  MXFP4 of gpt-oss
+    weight_scale, _scale, _scale_inv      (), (E,), (E, N), (E, N, 1), (E, 1, N); groups (E, N, G), (E, G, N);
+                                          blocks (E, N/b, K/b), (E, K/b, N/b)
+    weight_scale_2, input_scale, ...      (), (E,), (E, 2) of gate and up
+    weight_zero_point                     as the scales; packed (E, N/8, G)
+    weight_shape                          [E, N, K], [N, K] or (E, 2)
+    bias                                  (E, N)
+
+Source: the files of transformers 5.23.0, modelopt 0.47.0, compressed-tensors 0.20.0, vLLM 0.11.0 and gpt-oss.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from math import prod
+
+import torch
+
+from qload.experts.stack_slices import Slot
+from qload.storage import TensorInfo
+
+# The name of a stacked matrix -> the layers of an expert that it holds.
+LAYERS: dict[str, tuple[str, ...]] = {
+    "gate_up_proj": ("gate_proj", "up_proj"),
+    "gate_up": ("gate_proj", "up_proj"),
+    "w13": ("w1", "w3"),
+    "input_linear": ("gate_proj", "up_proj"),
+    "output_linear": ("down_proj",),
+    **{name: (name,) for name in ("gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")},
+}
+DOWN = ("down_proj", "w2", "output_linear")  # whose outputs, and not inputs, are the model's hidden size
+HALVES = ("w13", "input_linear")  # whose first half is the gate in every program that has the name
+# What the name of a stack goes on with -> the name of the field in an expert's own layer.
+FIELDS: dict[str, str] = {
+    "": "weight",
+    "_weight": "weight",
+    "_blocks": "weight_packed",
+    "_scales": "weight_scale",
+    "_scale": "weight_scale",
+    "_scale_inv": "weight_scale_inv",
+    **{
+        f"{mark}{name}": name
+        for mark in "_."
+        for name in (
+            "weight_packed", "weight_scale", "weight_scale_inv", "weight_scale_2", "weight_global_scale",
+            "weight_zero_point", "weight_g_idx", "weight_shape", "input_scale", "input_global_scale",
+            "input_zero_point", "activation_scale", "qweight", "qzeros", "g_idx", "pre_quant_scale", "bias",
+        )
+    },
+    ".weight": "weight",
+    ".scales": "scales",
+}  # fmt: skip
+WEIGHTS = ("weight", "weight_packed", "qweight")  # the fields of which a layer has one
+WEIGHT_ENDINGS = tuple(ending for ending, own in FIELDS.items() if own in WEIGHTS)
+SINGLE = ("weight_scale_2", "weight_global_scale", "input_scale", "input_global_scale", "input_zero_point",
+          "activation_scale")  # fmt: skip
+OF_INPUTS = ("g_idx", "weight_g_idx", "pre_quant_scale")  # one for each input of a layer
+COLUMNS = ("qweight", "qzeros", "scales")  # outputs are the last axis of a layer
+BYTES_OF_BLOCK = 16  # of 32 inputs, in MXFP4 of gpt-oss
+
+Shape = tuple[int, ...]
+
+
+def stack_names(prefix: str) -> list[str]:
+    """What the weight of a stacked matrix may be called."""
+    return [f"{prefix}{ending}" for ending in WEIGHT_ENDINGS]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How one stacked matrix lies: N outputs of all its `layers` together, and K inputs.
+
+    `stored_layers`: how many layers were joined, which `layers` keeps as one where they cannot be told apart.
+    `quantized`: transformers stores scales of blocks beside plain weights too, which mean nothing there.
+    `four_bits`: a byte holds two inputs.
+    `scales_have_inputs`: a scale of each output is (N, 1), and stored as (N,) gets that axis.
+    """
+
+    layers: tuple[str, ...]
+    stored_layers: int
+    N: int
+    K: int
+    inputs_first: bool
+    interleaved: bool
+    experts: int = 0
+    block: tuple[int, int] | None = None
+    quantized: bool = True
+    scales_have_inputs: bool = False
+    four_bits: bool = False
+
+    def slots(self, own: str, ending: str, source: str, info: TensorInfo) -> list[Slot] | None:
+        """Where each layer's tensor lies in the stored one; None for a form that is not known."""
+        dims = info.shape[1:]
+        if 0 in info.shape:
+            return None
+        if ending == "_blocks":
+            return self._blocks_of_bytes(source, info)
+        if own in ("weight", "weight_packed"):
+            return self._matrix(source, info, self.inputs_first) if len(dims) == 2 else None
+        if own == "weight_shape":
+            return self._shape(source, info)
+        if own in OF_INPUTS:
+            return self._shared(source, info, info.shape[-1:], counted=len(info.shape) == 2)
+        if own in COLUMNS:
+            one = len(self.layers) == 1 and len(dims) == 2
+            return self._shared(source, info, dims) if one else None
+        if own == "bias":
+            return self._split(source, info, dims) if len(dims) == 1 else None
+        return self._scale(own, source, info)
+
+    def _scale(self, own: str, source: str, info: TensorInfo) -> list[Slot] | None:
+        """Scales and zero points: one for the tensor, an expert, a layer, an output, a group or a block."""
+        dims = info.shape[1:]
+        if info.shape in ((), (1,)):
+            return self._shared(source, info, info.shape, counted=False)
+        if own == "weight_scale_inv" and not self.quantized:
+            return self._shared(source, info, dims)
+        if prod(dims) == 1:
+            alone = own in SINGLE or (self.block is None and self.N > 1)
+            return self._shared(source, info, () if alone else dims)
+        each_layer = prod(dims) == dims[0] == self.stored_layers != self.N
+        if each_layer and (len(self.layers) > 1 or dims not in self._grids()):
+            return self._one_each(source, info)
+        if own in SINGLE:
+            return None
+        if len(dims) == 1:
+            return self._outputs(source, info) if dims == (self.N,) else None
+        if own == "weight_zero_point" and info.dtype == torch.int32:
+            return self._packed_zeros(source, info)
+        if len(dims) == 4 and dims[1] == dims[3] == 1:
+            return None if self.inputs_first or self.interleaved else self._matrix(source, info, False)
+        return self._scales(source, info) if len(dims) == 2 else None
+
+    def _outputs(self, source: str, info: TensorInfo) -> list[Slot] | None:
+        """One an output, without the axis of inputs, which integers of compressed-tensors have."""
+        slots = self._split(source, info, info.shape[1:])
+        if not self.scales_have_inputs or slots is None:
+            return slots
+        own = TensorInfo(info.dtype, (*slots[0].info.shape, 1), info.file)
+        return [replace(slot, info=own, lacks_axis=True) for slot in slots]
+
+    def _one_each(self, source: str, info: TensorInfo) -> list[Slot] | None:
+        """A scale of each of the joined layers, which have to be told apart; interleaved ones have none."""
+        if len(self.layers) == 1 or self.interleaved:
+            return None
+        dims = (1, *info.shape[2:])
+        own = TensorInfo(info.dtype, dims, info.file)
+        return [Slot(source, own, True, at) for at in range(len(self.layers))]
+
+    def _packed_zeros(self, source: str, info: TensorInfo) -> list[Slot] | None:
+        """Zero points in words along the outputs, which layers share no word of."""
+        if len(info.shape) != 3:
+            return None
+        words, count = info.shape[1], len(self.layers)
+        bits, rest = divmod(32 * words, self.N)
+        whole = not rest and not self.N % count and not self.N // count * bits % 32
+        return self._matrix(source, info, False) if count == 1 or whole else None
+
+    def _shape(self, source: str, info: TensorInfo) -> list[Slot] | None:
+        """[E, N, K] or [N, K] of all experts, or a row for each."""
+        if info.shape not in ((2,), (3,)) and not (len(info.shape) == 2 and info.shape[1] == 2):
+            return None
+        counted, parts = len(info.shape) == 2, len(self.layers)
+        own = [TensorInfo(info.dtype, (2,), info.file, shared=at > 0) for at in range(parts)]
+        return [Slot(source, one, counted, layers_of_shape=parts, experts=self.experts) for one in own]
+
+    def _blocks_of_bytes(self, source: str, info: TensorInfo) -> list[Slot] | None:
+        if len(info.shape) != 4 or info.shape[-1] != BYTES_OF_BLOCK:
+            return None
+        outputs, blocks = info.shape[1:3]
+        dims = outputs, blocks * BYTES_OF_BLOCK
+        return self._split(source, info, dims, bytes_of_block=BYTES_OF_BLOCK)
+
+    def _scales(self, source: str, info: TensorInfo) -> list[Slot] | None:
+        """One an output, of all its inputs or of groups of them, or one a block.
+
+        Scales lie as their weight does; those of blocks, and of outputs, are told by their shape where they
+        lie the other way. What contradicts the weight is left to the loader to refuse.
+        """
+        own = self.inputs_first
+        rows = {turned: info.shape[2 if turned else 1] for turned in (own, not own)}
+        for turned in (own, not own):
+            n, k = info.shape[:0:-1] if turned else info.shape[1:]
+            if n == self.N and (turned == own or k == 1 or (self.four_bits and rows[own] != self.N)):
+                return self._matrix(source, info, turned)
+            if (n, k) in self._grids():
+                return self._blocks_of_scales(source, info, turned)
+        return None if self.interleaved else self._matrix(source, info, own)
+
+    def _grids(self) -> Collection[Shape]:
+        """(outputs, inputs) of scales of blocks: of all outputs together, and of each layer's joined."""
+        if self.block is None:
+            return ()
+        rows, columns = self.block
+        each = self.stored_layers * -(-(self.N // self.stored_layers) // rows)
+        return {(n, -(-self.K // columns)) for n in (-(-self.N // rows), each)}
+
+    def _blocks_of_scales(self, source: str, info: TensorInfo, turned: bool) -> list[Slot] | None:
+        """Those of each layer, if no block has outputs of two layers, or if there is one block of outputs.
+
+        Of layers shorter than a block transformers joins the scales of each, though one block has outputs of
+        both. Blocks of several layers that stay one are counted from the first output on.
+        """
+        assert self.block is not None
+        dims = info.shape[:0:-1] if turned else info.shape[1:]
+        count, each = self.stored_layers, self.block[0]
+        if len(self.layers) == 1:
+            joined = count * -(-(self.N // count) // each)
+            two_readings = count > 1 and self.N // count % each and joined == -(-self.N // each) > 1
+            return (
+                None if two_readings or dims[0] != -(-self.N // each) else self._matrix(source, info, turned)
+            )
+        if dims[0] == 1 and not self.interleaved:
+            return self._shared(source, info, dims, inputs_first=turned)
+        straddle = self.N // count % each and count * each < self.N
+        joined_apart = dims[0] == count * -(-(self.N // count) // each) != -(-self.N // each)
+        if self.interleaved or (straddle and not joined_apart):
+            return None
+        return self._matrix(source, info, turned)
+
+    def _matrix(self, source: str, info: TensorInfo, inputs_first: bool) -> list[Slot] | None:
+        dims = info.shape[:0:-1] if inputs_first else info.shape[1:]
+        return self._split(source, info, dims, inputs_first=inputs_first)
+
+    def _split(
+        self,
+        source: str,
+        info: TensorInfo,
+        dims: Shape,
+        *,
+        inputs_first: bool = False,
+        bytes_of_block: int = 0,
+    ) -> list[Slot] | None:
+        """Equal shares of the outputs, which come first in `dims`."""
+        count = len(self.layers)
+        if dims[0] % count:
+            return None
+        each = dims[0] // count
+        own = TensorInfo(info.dtype, (each, *dims[1:]), info.file)
+        step, apart = (count, 1) if self.interleaved else (1, each)
+        return [
+            Slot(source, own, True, at * apart, step, inputs_first, bytes_of_block) for at in range(count)
+        ]
+
+    def _shared(
+        self, source: str, info: TensorInfo, dims: Shape, *, counted: bool = True, inputs_first: bool = False
+    ) -> list[Slot]:
+        """All of it for each layer."""
+        own = [TensorInfo(info.dtype, dims, info.file, shared=at > 0) for at in range(len(self.layers))]
+        return [Slot(source, one, counted, inputs_first=inputs_first) for one in own]
