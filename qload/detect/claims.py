@@ -19,6 +19,7 @@ from qload.detect.methods import (
     modelopt,
     mxfp4,
 )
+from qload.detect.signatures import METHODS_ELSEWHERE
 from qload.detect.validation import Claims, agree
 from qload.errors import ConfigError, UnsupportedFormatError
 from qload.formats import (
@@ -57,6 +58,7 @@ METHODS: dict[str, Callable[[FoundConfig], Claims]] = {
     "eetq": eetq.read,
     "fp8": fp8.read,
     "fbgemm_fp8": fp8.read,
+    "mxfp8": fp8.read_mxfp8,
     "bitsandbytes": bnb.read,
     "compressed-tensors": compressed_tensors.read,
     "modelopt": modelopt.read,
@@ -85,6 +87,7 @@ READS: dict[str, tuple[type[Weight], ...]] = {
     "eetq": (EETQWeight,),
     "fp8": (Fp8Weight,),
     "fbgemm_fp8": (Fp8Weight,),
+    "mxfp8": (MXFP8Weight,),
     "bitsandbytes": (BNBNF4Weight, BNBFP4Weight, BNBWeight),
     "compressed-tensors": (
         CTPackWeight,
@@ -96,7 +99,7 @@ READS: dict[str, tuple[type[Weight], ...]] = {
         CTMXFP4Weight,
         MXFP8Weight,
     ),
-    "modelopt": (Fp8Weight, ModelOptNVFP4Weight, MXFP8Weight, ModelOptAWQWeight),
+    "modelopt": (Fp8Weight, ModelOptNVFP4Weight, MXFP8Weight, CTMXFP4Weight, ModelOptAWQWeight),
     "mxfp4": (MXFP4ExpertsWeight, CTMXFP4Weight),
     "auto-round": AUTO_ROUND,
 }
@@ -104,6 +107,7 @@ READS: dict[str, tuple[type[Weight], ...]] = {
 DECLARES: dict[str, tuple[str, tuple[type[Weight], ...]]] = {
     "fp8": ("activation_scheme", (Fp8Weight,)),
     "fbgemm_fp8": ("activation_scale_ub", (Fp8Weight,)),
+    "mxfp8": ("activation_scheme", (MXFP8Weight,)),
     "compressed-tensors": ("input_activations", (*READS["compressed-tensors"], UnquantizedWeight)),
     "modelopt": ("quant_algo", modelopt.DECLARING),
     "auto-round": ("act_bits", AUTO_ROUND[2:]),
@@ -131,7 +135,8 @@ def read_claims(found: FoundConfig) -> Claims:
     method = _method(found)
     method = ALIASES.get(method, method)
     if method not in METHODS:
-        raise UnsupportedFormatError(method, f"the quant_method of {found.file} has no reader", KNOWN)
+        reason, remedy = f"the quant_method of {found.file} has no reader", METHODS_ELSEWHERE.get(method, "")
+        raise UnsupportedFormatError(method, reason, KNOWN, remedy)
     claims = METHODS[method](found)
     return replace(claims, notes=(*claims.notes, *notes_of(found, claims.method)))
 

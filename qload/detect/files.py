@@ -23,6 +23,8 @@ CONFIGS = (
     MODELOPT,
 )  # all that is read beside an index
 
+BESIDE_SECTION = ("rotation_config",)  # of AutoRound, which may write it beside its section
+
 _SHORT = Repr()
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother, _SHORT.maxlong = 3, 60, 60, 60
 
@@ -128,7 +130,8 @@ def _sections(config: Mapping[str, Any]) -> list[FoundConfig]:
                 raise ConfigError(
                     MODEL_CONFIG, lead + section, "an object", f"{type(values).__name__} {shown(values)}"
                 )
-            found.append(FoundConfig(MODEL_CONFIG, lead + section, values))
+            beside = {key: config[key] for key in BESIDE_SECTION if config.get(key) and key not in values}
+            found.append(FoundConfig(MODEL_CONFIG, lead + section, {**values, **beside}))
     if len(found) > 1 and any(other.values != found[0].values for other in found[1:]):
         raise ConfigError(
             MODEL_CONFIG, found[1].section, f"the same as {found[0].section}", "another quantization config"

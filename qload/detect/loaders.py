@@ -1,7 +1,7 @@
 """From what a checkpoint claims to the loader that reads it."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Literal, overload
@@ -9,12 +9,13 @@ from typing import Any, Literal, overload
 import torch
 
 from qload.detect.claims import read_claims
+from qload.detect.dialects import METHOD_KEYS, Recogniser, refuse_foreign
 from qload.detect.entries import named_modules
 from qload.detect.files import FoundConfig
-from qload.detect.foreign import refuse_foreign
 from qload.detect.validation import Claims
-from qload.errors import ArgumentError, ConfigError, checked
+from qload.errors import ArgumentError, ConfigError, UnsupportedFormatError, checked
 from qload.formats import (
+    ROLES,
     AWQConfig,
     AWQWeight,
     EETQConfig,
@@ -31,10 +32,11 @@ from qload.formats import (
     UnquantizedWeight,
 )
 from qload.formats.gptq import BITS
+from qload.formats.unquantized import FLOATS
 from qload.layouts import STORED_MINUS_ONE, Stored, ZeroPoints
 from qload.loader import ConfiguredFormat, FormatLoader, WeightsLoader
 from qload.loader.named import NOTHING_NAMED
-from qload.spec import above
+from qload.spec import Role, above
 from qload.storage import WeightStorage
 
 log: logging.Logger = logging.getLogger("qload")
@@ -249,12 +251,15 @@ def loader_from_claims(found: FoundConfig | None, storage: WeightStorage | None)
     """As `loader_from_config`, for a config as it was found in a file."""
     claims = settle(found, storage)
     if claims is None:
-        return DefaultWeightsLoader()
-    plain = ConfiguredFormat(UnquantizedWeight, UnquantizedConfig(unused_scale=claims.unused_scale))
+        plain_loader = DefaultWeightsLoader()
+        plain_loader.recognise_by(Recogniser(configured=False))
+        return plain_loader
+    plain = ConfiguredFormat(UnquantizedWeight, UnquantizedConfig(unused=claims.unused))
     formats = [replace(fmt, claims=fmt.claims or claims.of_layers) for fmt in claims.formats]
     make = claims.loader or (lambda: FormatLoader(*formats, plain, exclusions=claims.exclusions))
     loader = make()
     loader.named = named_modules(found) if found else NOTHING_NAMED
+    loader.recognise_by(Recogniser(claims.formats))
     for note in claims.notes:
         log.info("%s", note)
     stored = storage.keys() if storage else ()
@@ -266,7 +271,19 @@ def settle(found: FoundConfig | None, storage: WeightStorage | None) -> Claims |
     """The config's claims, overruled by the settings that a checkpoint keeps in tensors."""
     if storage is not None:
         refuse_foreign(found, storage)
-    claims = read_claims(found) if found else None
+    if storage is not None and found is not None and _states_nothing(found, storage):
+        return Claims(
+            method="unquantized",
+            format="unquantized",
+            bits=None,
+            group_size=None,
+            sym=None,
+            desc_act=None,
+            file=found.file,
+            section=found.section,
+            notes=(f"{found.file}: {found.section} has no quant_method, and all weights are plain",),
+        )
+    claims = _claims(found, storage) if found else None
     names = storage.keys() if storage else ()
     if storage is None or LEGACY["bits"] not in names:
         return claims
@@ -309,6 +326,34 @@ def settle(found: FoundConfig | None, storage: WeightStorage | None) -> Claims |
         indexed=True if settled.desc_act else None,
     )
     return replace(settled, formats=(ConfiguredFormat(GPTQWeight, config),))
+
+
+def _claims(found: FoundConfig, storage: WeightStorage | None) -> Claims:
+    """A config's claims; an UnsupportedFormatError names tensors that are stored so."""
+    try:
+        return read_claims(found)
+    except UnsupportedFormatError as error:
+        stored = sorted(_quantized(storage)) if storage else []
+        if not stored:
+            raise
+        named = f"{error.reason}; {len(stored)} tensors are stored so, as {stored[0]:.200}"
+        raise replace(error, reason=named) from None
+
+
+def _quantized(storage: WeightStorage) -> Iterator[str]:
+    """The tensors that no plain layer has, by names and dtypes."""
+    for name in storage.keys():  # noqa: SIM118
+        info = storage.info(name)
+        special = ROLES.get(name.rpartition(".")[2], Role.FLOAT) is not Role.FLOAT
+        if special or (len(info.shape) > 1 and info.dtype not in FLOATS):
+            yield name
+
+
+def _states_nothing(found: FoundConfig, storage: WeightStorage) -> bool:
+    """Whether a section of config.json names no method, and no stored tensor is quantized."""
+    if not found.section or any(found.values.get(key) for key in METHOD_KEYS):
+        return False
+    return next(_quantized(storage), None) is None
 
 
 def _scalar(storage: WeightStorage, name: str) -> int:

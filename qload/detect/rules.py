@@ -4,16 +4,22 @@ from collections.abc import Callable, Mapping
 
 from qload.detect.matching import Ignored, matcher
 from qload.detect.regex import Patterns
-from qload.formats import UnquantizedConfig, UnquantizedWeight
-from qload.loader import ConfiguredFormat, FormatLoader
+from qload.errors import UnsupportedFormatError
+from qload.formats import ROLES, UnquantizedConfig, UnquantizedWeight
+from qload.loader import ConfiguredFormat, FormatLoader, UnreadLoader
 from qload.loader.exclusion import Exclusions
 from qload.loader.modules import ModuleLoader
 
 PLAIN = ConfiguredFormat(UnquantizedWeight, UnquantizedConfig())
 
 
+def unread(error: UnsupportedFormatError, plain: ConfiguredFormat = PLAIN) -> UnreadLoader:
+    """The loader of layers whose stated format is not read: an `error` for each, but for plain ones."""
+    return UnreadLoader(error, plain, tuple(ROLES))
+
+
 def ruled(
-    rules: Mapping[str, tuple[ConfiguredFormat, ...]],
+    rules: Mapping[str, tuple[ConfiguredFormat, ...] | UnsupportedFormatError],
     default: tuple[ConfiguredFormat, ...],
     exclusions: Exclusions,
     patterns: Patterns,
@@ -21,17 +27,20 @@ def ruled(
 ) -> Callable[[], FormatLoader]:
     """What makes a loader that asks one rule after another, and has the default's formats for all others.
 
-    `rules`: entry -> the formats of the modules that it means, none where it leaves them out.
+    `rules`: entry -> the formats of the modules that it means, none where it leaves them out, or the error
+    for these modules where their format is not read.
     """
-    everything = dict.fromkeys([*default, *(fmt for formats in rules.values() for fmt in formats)])
-    without = Ignored(tuple(entry for entry, formats in rules.items() if not formats), key, patterns=patterns)
-    choices = [
-        (
-            matcher(entry, patterns=patterns),
-            FormatLoader(*formats, PLAIN, exclusions=exclusions)
-            if formats
-            else FormatLoader(*everything, PLAIN, exclusions=without),
-        )
-        for entry, formats in rules.items()
-    ]
+    read = {entry: formats for entry, formats in rules.items() if isinstance(formats, tuple)}
+    everything = dict.fromkeys([*default, *(fmt for formats in read.values() for fmt in formats)])
+    left_out = tuple(entry for entry, formats in read.items() if not formats)
+    without = Ignored(left_out, key, patterns=patterns)
+
+    def loader_of(formats: tuple[ConfiguredFormat, ...] | UnsupportedFormatError) -> FormatLoader:
+        if isinstance(formats, UnsupportedFormatError):
+            return unread(formats)
+        if formats:
+            return FormatLoader(*formats, PLAIN, exclusions=exclusions)
+        return FormatLoader(*everything, PLAIN, exclusions=without)
+
+    choices = [(matcher(entry, patterns=patterns), loader_of(formats)) for entry, formats in rules.items()]
     return lambda: ModuleLoader(choices, FormatLoader(*default, PLAIN, exclusions=exclusions))

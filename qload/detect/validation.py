@@ -22,8 +22,8 @@ class Claims:
     """What a config says about the layers it does not exclude; None where it says nothing.
 
     `formats`: the formats its layers may be stored in, as the loader takes them. `loader`: what makes another
-    one, where modules differ. `notes`: what the config says beside, which changes no weight. `unused_scale`:
-    the name of a scale that is stored beside weights that stayed plain too, and means nothing there.
+    one, where modules differ. `notes`: what the config says beside, which changes no weight. `unused`:
+    the names of tensors that are stored beside weights that stayed plain too, and mean nothing there.
     """
 
     method: str
@@ -38,7 +38,7 @@ class Claims:
     exclusions: Exclusions = NOTHING
     loader: Callable[[], FormatLoader] | None = None
     notes: tuple[str, ...] = ()
-    unused_scale: str | None = None
+    unused: tuple[str, ...] = ()
 
     @property
     def of_layers(self) -> LayerClaims:

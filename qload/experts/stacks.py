@@ -20,7 +20,7 @@ from qload.experts.stack_finder import StoredStack, search
 from qload.experts.stack_layouts import WEIGHTS
 from qload.experts.stack_slices import Slices, Slot, extents, widened
 from qload.storage import TensorInfo, WeightStorage
-from qload.storage.protocol import bounds
+from qload.storage.protocol import bounds, metadata_of
 
 log: logging.Logger = logging.getLogger("qload")
 
@@ -147,6 +147,11 @@ class ExpertStacks:
         if 0 in extents(pairs):
             return torch.empty(extents(pairs), dtype=slot.info.dtype)
         return slot.arranged(self._block(slot, slot.stored(expert, pairs)), pairs)
+
+    @property
+    def metadata(self) -> Mapping[str, Mapping[str, str]]:
+        """The free text in the headers of the files below."""
+        return metadata_of(self.storage)
 
     def close(self) -> None:
         """Close the storage below."""

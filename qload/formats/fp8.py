@@ -12,6 +12,7 @@ The scale is one for all, () or (1,) or (1, 1); one an output, (N,) or (N, 1) or
 outputs and bk inputs, (ceil(N / bn), ceil(K / bk)), which ModelOpt writes as
 (ceil(N / bn), 1, ceil(K / bk), 1), and as () where there is one block. A layer that is stored fused may have
 one a part, (P,).
+DeepSeek V4 calls the scales of blocks `scale`.
 Either name multiplies; only GPTQModel's dialect divides by `weight_scale_inv`. Source: transformers 5.23.0,
 sglang 0.5.23, vLLM 0.11.0, compressed-tensors 0.20.0, modelopt 0.47.0 and gptqmodel 7.7.0, bit-equal to all.
 """
@@ -66,6 +67,8 @@ class Fp8Config(spec.Config):
         The largest absolute activation that scales look at; None: no limit.
     dtype
         Of the weight, as the config claims; the tensor is believed.
+    stored_scale
+        The name of the scale on disk; None: one of those that tools usually write.
     """
 
     name: ClassVar[str] = "fp8"
@@ -77,6 +80,7 @@ class Fp8Config(spec.Config):
     axes: str = field(default="", compare=False)  # one meaning in whichever shape
     activation_scale_ub: float | None = None
     dtype: torch.dtype | None = field(default=None, compare=False)  # only a claim
+    stored_scale: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if (self.per == "block") != (self.block is not None):
@@ -197,6 +201,8 @@ class Fp8Weight(spec.Weight):
     def tensors(cls, config: Fp8Config) -> tuple[TensorSpec, ...]:
         """Blocks bind cuts and seams, short only at the end of the layer; nothing else does."""
         names = NAMES[1:] if config.divide else NAMES[::-1] if config.per == "block" else NAMES
+        if config.stored_scale is not None:
+            names = (config.stored_scale,)
         specs = (
             TensorSpec("weight", WEIGHTS, "N K", Role.WORD),
             TensorSpec(

@@ -7,7 +7,10 @@ On disk, for a layer of K inputs and N outputs, as compressed-tensors writes it 
 
     w[n, k] = e2m1[code] * 2**(weight_scale[n, k / 32] - 127)
 
-and as gpt-oss stores the experts of a layer, E of them, under a prefix that the names go on from:
+ModelOpt (mxfp4) calls the codes `weight`. DeepSeek V4 calls them `weight` and the exponents `scale`, which
+are int8 and float8_e8m0fnu there: the same bytes.
+
+gpt-oss stores the experts of a layer so, E of them, under a prefix that the names go on from:
 
     _blocks        uint8  (E, N, K/32, 16)  the bytes of 32 inputs
     _scales        uint8  (E, N, K/32)      e8m0
@@ -16,7 +19,7 @@ An exponent of 255 is NaN, by the format's own words and here, although some rea
 Source: compressed-tensors 0.20.0, transformers 5.23.0 and torchao 0.18.0, bit-equal to all.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
@@ -30,13 +33,32 @@ from qload.spec import Role, TensorSpec, named
 
 GROUP = 32
 BYTES = (torch.uint8,)
+CODES, EXPONENTS = (torch.uint8, torch.int8), (torch.uint8, torch.float8_e8m0fnu)
+NAMES = ("weight_packed", "weight_scale")
 
 
 @dataclass(frozen=True)
 class MXFP4Config(spec.Config):
-    """There is one MXFP4, so that a config has nothing to say."""
+    """There is one MXFP4, under several names.
+
+    Attributes
+    ----------
+    stored
+        The names of codes and of exponents on disk.
+    codes, exponents
+        Their dtypes, found when a layer is loaded or made: the bytes mean the same in each.
+    """
 
     name: ClassVar[str] = "mxfp4"
+
+    stored: tuple[str, str] = field(default=NAMES, repr=False)
+    codes: torch.dtype = field(default=torch.uint8, repr=False)
+    exponents: torch.dtype = field(default=torch.uint8, repr=False)
+
+    def for_layer(self, headers: spec.LayerHeaders) -> "MXFP4Config":
+        """Tells the dtypes of what is stored."""
+        codes, exponents = (headers.dtypes.get(name, torch.uint8) for name in NAMES)
+        return replace(self, codes=codes, exponents=exponents)
 
 
 def _codes(packed: Tensor, exponents: Tensor) -> spec.Codes:
@@ -61,9 +83,9 @@ class CTMXFP4Weight(spec.Weight):
     Attributes
     ----------
     weight_packed
-        Two e2m1 codes a byte, the first in the low bits: (N, K / 2), uint8.
+        Two e2m1 codes a byte, the first in the low bits: (N, K / 2), uint8 or int8.
     weight_scale
-        Exponents (e8m0), 255 for NaN: (N, K / 32), uint8.
+        Exponents (e8m0), 255 for NaN: (N, K / 32), uint8 or float8_e8m0fnu.
     """
 
     config: MXFP4Config
@@ -76,18 +98,25 @@ class CTMXFP4Weight(spec.Weight):
     @classmethod
     def tensors(cls, config: MXFP4Config) -> tuple[TensorSpec, ...]:
         """Thirty-two inputs share a scale, so that cuts of K fall between them."""
+        packed, scale = config.stored
         return (
-            TensorSpec("weight_packed", BYTES, "N K/2", Role.WORD),
-            TensorSpec("weight_scale", BYTES, f"N K/{GROUP}", Role.SCALE),
+            TensorSpec("weight_packed", CODES, "N K/2", Role.WORD, stored=packed),
+            TensorSpec("weight_scale", EXPONENTS, f"N K/{GROUP}", Role.SCALE, stored=scale),
         )
+
+    @property
+    def exponents(self) -> Tensor:
+        """The exponents as uint8."""
+        return self.weight_scale.view(torch.uint8)
 
     def stored(self) -> StoredRows:
         """As it lies."""
-        return StoredRows(self.weight_packed, self.weight_scale, 1, GROUP, four_bits="e2m1")
+        packed = self.weight_packed.view(torch.uint8)
+        return StoredRows(packed, self.exponents, 1, GROUP, four_bits="e2m1")
 
     def codes(self) -> spec.Codes:
         """The bits of each float, what they mean, and the powers of two."""
-        return _codes(self.weight_packed, self.weight_scale)
+        return _codes(self.weight_packed.view(torch.uint8), self.exponents)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

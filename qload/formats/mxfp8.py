@@ -8,7 +8,9 @@ write it:
 
     w[n, k] = weight[n, k] * 2**(weight_scale[n, k / 32] - 127)
 
-An exponent of 255 is NaN. Source: compressed-tensors 0.20.0 and modelopt 0.47.0, bit-equal to both.
+transformers and SGLang (quant_method mxfp8) call the exponents `weight_scale_inv`; some programs store them
+as float8_e8m0fnu. An exponent of 255 is NaN. Source: compressed-tensors 0.20.0 and modelopt 0.47.0, bit-equal
+to both.
 """
 
 from dataclasses import dataclass
@@ -23,6 +25,8 @@ from qload.layouts import fp4
 from qload.spec import Role, TensorSpec
 
 GROUP = 32
+EXPONENTS = (torch.uint8, torch.float8_e8m0fnu)
+NAMES = ("weight_scale", "weight_scale_inv")
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ class MXFP8Weight(spec.Weight):
     weight
         (N, K), float8_e4m3fn.
     weight_scale
-        Exponents (e8m0), 255 for NaN: (N, K / 32), uint8.
+        Exponents (e8m0), 255 for NaN: (N, K / 32), uint8 or float8_e8m0fnu.
     """
 
     config: MXFP8Config
@@ -59,12 +63,17 @@ class MXFP8Weight(spec.Weight):
         """Thirty-two inputs share a scale, so that cuts of K fall between them."""
         return (
             TensorSpec("weight", (torch.float8_e4m3fn,), "N K", Role.WORD),
-            TensorSpec("weight_scale", (torch.uint8,), f"N K/{GROUP}", Role.SCALE),
+            TensorSpec("weight_scale", EXPONENTS, f"N K/{GROUP}", Role.SCALE, stored=NAMES),
         )
+
+    @property
+    def exponents(self) -> Tensor:
+        """The exponents as uint8."""
+        return self.weight_scale.view(torch.uint8)
 
     def stored(self) -> StoredRows:
         """As it lies."""
-        return StoredRows(self.weight, self.weight_scale, 1, GROUP)
+        return StoredRows(self.weight, self.exponents, 1, GROUP)
 
     def codes(self) -> spec.Codes:
         """The bytes, what each of them is, and the powers of two."""
@@ -72,7 +81,7 @@ class MXFP8Weight(spec.Weight):
         return spec.Codes(
             bits=8,
             codes=self.weight.view(torch.uint8),
-            scales=fp4.e8m0(self.weight_scale),
+            scales=fp4.e8m0(self.exponents),
             zeros=None,
             k_group=torch.arange(self.layer.K, device=device) // GROUP,
             lookup=torch.arange(256, device=device).to(torch.uint8).view(self.weight.dtype).float(),

@@ -5,10 +5,13 @@
 A vector (N,), such as the weight of a norm, is stored the same way and has no K.
 
 transformers leaves a weight plain that FP8 blocks do not divide, and stores a scale beside it all the same
-that it never filled: such a scale is known, and neither applied nor looked at. Source: transformers 5.23.0.
+that it never filled; compressed-tensors stores its scales beside plain weights in a model that is frozen and
+not compressed. Such tensors are known, and neither applied nor looked at. Source: transformers 5.23.0 and
+compressed-tensors 0.20.0.
 """
 
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import ClassVar
 
 import torch
@@ -19,7 +22,10 @@ from qload.errors import UnsupportedFormatError
 from qload.spec import Role, TensorSpec
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-FREE = "ABCDEFGH"  # letters for the axes of what is not looked at
+FLOAT8 = (torch.float8_e8m0fnu, torch.float8_e4m3fn)
+INTEGERS = (torch.int8, torch.uint8, torch.int32, torch.int64)
+FREE = "ABCDEFGHIJLMOQRSTUVWXYZ"  # letters for the axes of what is not looked at
+UNUSED = (*FLOATS, *FLOAT8, *INTEGERS)
 
 
 @dataclass(frozen=True)
@@ -30,27 +36,35 @@ class UnquantizedConfig(spec.Config):
     ----------
     axes
         2 for a matrix (N, K), 1 for a vector (N,); found in the shape when a layer is loaded or made.
-    unused_scale
-        The name of a scale that may be stored beside a plain weight and means nothing there; None: of none.
-    scale_axes
-        How many axes it has; found in its shape.
+    unused
+        The names of tensors that may be stored beside a plain weight and mean nothing there.
+    unused_because
+        Why, for a note; None: what is stored beside it is named alone.
+    unused_axes
+        How many axes each one has; found in their shapes.
     """
 
     name: ClassVar[str] = "unquantized"
 
     axes: int = 2
-    unused_scale: str | None = field(default=None, repr=False)  # of most checkpoints
-    scale_axes: int = field(default=2, repr=False, compare=False)
+    unused: tuple[str, ...] = field(default=(), repr=False)  # of most checkpoints
+    unused_because: str | None = field(default=None, repr=False, compare=False)
+    unused_axes: tuple[int, ...] = field(default=(), repr=False, compare=False)
 
     def for_layer(self, headers: spec.LayerHeaders) -> "UnquantizedConfig":
         """Tells a vector from a matrix."""
-        scale = headers.shapes.get(self.unused_scale or "", (1, 1))
-        return replace(self, axes=1 if len(headers.shapes["weight"]) == 1 else 2, scale_axes=len(scale))
+        axes = tuple(len(headers.shapes.get(name, ())) for name in self.unused)
+        return replace(self, axes=1 if len(headers.shapes["weight"]) == 1 else 2, unused_axes=axes)
 
     def notes(self, headers: spec.LayerHeaders) -> tuple[str, ...]:
-        """A scale beside the weight, which is not applied."""
-        name = self.unused_scale
-        return (f"{name} lies beside a plain weight and is not applied",) if name in headers.shapes else ()
+        """Tensors beside the weight that are not applied."""
+        found = [name for name in self.unused if name in headers.shapes]
+        if not found:
+            return ()
+        why = f": {self.unused_because}" if self.unused_because else ""
+        lies = "lies" if len(found) == 1 else "lie"
+        be = "is" if len(found) == 1 else "are"
+        return (f"{' and '.join(found)} {lies} beside a plain weight and {be} not applied{why}",)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -84,11 +98,16 @@ class UnquantizedWeight(spec.Weight):
     def tensors(cls, config: UnquantizedConfig) -> tuple[TensorSpec, ...]:
         """One tensor, and beside it perhaps a scale that means nothing."""
         weight = TensorSpec("weight", FLOATS, "N K" if config.axes == 2 else "N", Role.FLOAT)
-        if config.unused_scale is None:
-            return (weight,)
-        dtypes, axes = (*FLOATS, torch.float8_e8m0fnu), " ".join(FREE[: config.scale_axes])
-        scale = TensorSpec(config.unused_scale, dtypes, axes, Role.UNUSED, optional=True, spent=True)
-        return weight, scale
+        letters = iter(FREE)
+        axes = [" ".join(islice(letters, count)) for count in config.unused_axes or (2,) * len(config.unused)]
+        unused = zip(config.unused, axes, strict=True)
+        return (
+            weight,
+            *(
+                TensorSpec(name, UNUSED, text, Role.UNUSED, optional=True, spent=True)
+                for name, text in unused
+            ),
+        )
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from qload.devices import LazyCodes
-from qload.formats import CTMXFP4Weight, CTNVFP4Weight, ModelOptNVFP4Weight, mxfp4, nvfp4
+from qload.formats import CTMXFP4Weight, CTNVFP4Weight, ModelOptNVFP4Weight, MXFP4Config, mxfp4, nvfp4
 from qload.kernel_formats.integers import Origin, with_origin
 from qload.layouts import compressed_tensors
 from qload.spec import Layer, Weight, named
@@ -78,7 +78,7 @@ def read(weight: Weight) -> Fp4:
     return Fp4(
         names,
         lambda: WORDS.packed(_in_words(held[names.packed])).T,
-        held["weight_scale"],
+        weight.exponents if isinstance(weight, CTMXFP4Weight) else held["weight_scale"],
         held.get(names.second),
         held.get(names.inputs),
         with_origin(weight),
@@ -87,10 +87,13 @@ def read(weight: Weight) -> Fp4:
 
 def back(meant: Fp4, origin: Origin) -> Weight:
     """As the checkpoint had it."""
-    names = NAMES[origin.weight_type]
+    names, config = NAMES[origin.weight_type], origin.config
+    codes, scales = torch.uint8, meant.scales
+    if isinstance(config, MXFP4Config):
+        codes, scales = config.codes, scales.view(config.exponents)
     tensors = {
-        names.packed: WORDS.pack(meant.unpack().T).view(torch.uint8),
-        "weight_scale": meant.scales,
+        names.packed: WORDS.pack(meant.unpack().T).view(codes),
+        "weight_scale": scales,
         names.second: meant.second,
         names.inputs: meant.inputs,
     }

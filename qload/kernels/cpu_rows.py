@@ -155,7 +155,7 @@ def _with_stored_scales(rows: CodeRows, weight: Weight) -> CodeRows:
     """Rows whose scales are read as the weight stores them, where these are bytes."""
     scales, second, divided = None, 1.0, False
     if isinstance(weight, CTMXFP4Weight | MXFP8Weight):
-        scales = weight.weight_scale
+        scales = weight.exponents
     elif isinstance(weight, CTNVFP4Weight | ModelOptNVFP4Weight):
         divided = isinstance(weight, CTNVFP4Weight)
         both = weight.weight_global_scale if isinstance(weight, CTNVFP4Weight) else weight.weight_scale_2

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
 
+from qload.detect.signatures import FOREIGN_SUFFIXES
 from qload.errors import QloadError
 from qload.formats import ROLES
 from qload.formats.unquantized import FLOATS
@@ -97,7 +98,7 @@ class Groups:
         return self.weights.storage.keys()
 
     def _is_layer(self, prefix: str) -> bool:
-        if self.is_quantized(prefix):
+        if self.is_quantized(prefix) or not FOREIGN_SUFFIXES.isdisjoint(self.suffixes[prefix]):
             return True
         held = "weight" in self.suffixes[prefix]
         return held and len(self.weights.storage.info(named(prefix, "weight")).shape) in (1, 2)

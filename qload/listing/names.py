@@ -2,13 +2,14 @@
 
 from collections.abc import Collection
 
+from qload.detect.signatures import FOREIGN_SUFFIXES
 from qload.formats import FORMATS
 from qload.spec import named
 
 SUFFIXES = {
     suffix for weight in FORMATS for spec in weight.tensors(weight.example) for suffix in spec.suffixes
 }
-DOTTED = sorted((suffix for suffix in SUFFIXES if "." in suffix), key=len, reverse=True)
+DOTTED = sorted((suffix for suffix in SUFFIXES | FOREIGN_SUFFIXES if "." in suffix), key=len, reverse=True)
 ENDS = tuple(f".{suffix}" for suffix in DOTTED)
 JOINED = [suffix for suffix in SUFFIXES if suffix.startswith("_")]  # which go on from the prefix
 

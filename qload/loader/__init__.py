@@ -1,24 +1,27 @@
 """From named tensors to typed weights: the five loads, and the one loader that serves all formats."""
 
 from qload.loader.base import Blocks, LoadPlan, Part, Split, WeightsLoader, split_blocks
-from qload.loader.description import ConfiguredFormat, LayerDescription
+from qload.loader.description import ConfiguredFormat, DialectRecogniser, LayerDescription, RecognisedFormat
 from qload.loader.formats import FormatLoader
 from qload.loader.heads import Heads
-from qload.loader.modules import ModuleLoader
+from qload.loader.modules import ModuleLoader, UnreadLoader
 from qload.loader.source import Rectangle, TensorSource
 
 __all__ = [
     "Blocks",
     "ConfiguredFormat",
+    "DialectRecogniser",
     "FormatLoader",
     "Heads",
     "LayerDescription",
     "LoadPlan",
     "ModuleLoader",
     "Part",
+    "RecognisedFormat",
     "Rectangle",
     "Split",
     "TensorSource",
+    "UnreadLoader",
     "WeightsLoader",
     "split_blocks",
 ]

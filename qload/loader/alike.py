@@ -7,11 +7,21 @@ from hashlib import blake2b
 import torch
 from torch import Tensor
 
+from qload.errors import (
+    DtypeError,
+    MissingTensorError,
+    QloadError,
+    ShapeError,
+    TwoFormatsError,
+    UnsupportedFormatError,
+)
 from qload.loader.description import (
     ChosenFormat,
     ConfiguredFormat,
+    DialectRecogniser,
     LayerDescription,
     LayerNames,
+    RecognisedFormat,
     choose,
     describe,
 )
@@ -29,19 +39,67 @@ class Describer:
 
     Two layers are alike whose tensors have the same suffixes, dtypes and shapes, and whose facts have the
     same bytes: nothing else goes into a description, but for names. An error is never remembered.
+
+    Parameters
+    ----------
+    formats
+        What the config says of the layers.
+    dialects
+        Identifies layers that do not fit these formats; None: such a layer is an error.
     """
 
-    def __init__(self, formats: Sequence[ConfiguredFormat]) -> None:
+    def __init__(
+        self, formats: Sequence[ConfiguredFormat], dialects: DialectRecogniser | None = None
+    ) -> None:
         self.formats = formats
+        self.dialects = dialects
         specs = [spec for fmt in formats for spec in fmt.specs()]
         self._suffixes = tuple(dict.fromkeys(suffix for spec in specs for suffix in spec.suffixes))
         self._chosen: dict[Headers, ChosenFormat] = {}
         self._described: dict[tuple[Headers, bytes], LayerDescription] = {}
         self._last: dict[Headers, tuple[bytes, Mapping[str, Tensor], LayerDescription]] = {}
+        self._unfit: set[Headers] = set()  # of layers that fit no format, as names and dtypes tell
+        self._of_dialects: dict[ConfiguredFormat, Describer] = {}
 
     def describe(self, weights: TensorSource, prefix: str) -> LayerDescription:
-        """Tell the format by the tensors, read the facts, check shapes, dtypes and indices."""
+        """Tell the format by the tensors, read the facts, check shapes, dtypes and indices.
+
+        A layer that does not fit the config is described in its dialect. UnsupportedFormatError for a dialect
+        that is not read; the error that the config's formats raise where the dialect is not known.
+        """
         headers = self._headers(weights, prefix)
+        if headers in self._unfit:
+            layer = self._in_dialect(weights, prefix)
+            if layer is not None:
+                return layer
+        try:
+            return self._in_formats(weights, prefix, headers)
+        except (DtypeError, MissingTensorError, ShapeError, TwoFormatsError) as error:
+            if headers not in self._chosen and len(self._unfit) < MOST:
+                self._unfit.add(headers)
+            layer = self._in_dialect(weights, prefix)
+            if layer is None:
+                raise error from None
+            return layer
+
+    def _in_dialect(self, weights: TensorSource, prefix: str) -> LayerDescription | None:
+        """The layer in a format that the config does not name; None where no dialect is recognised."""
+        found = self.dialects.recognise(weights, prefix) if self.dialects else None
+        if isinstance(found, UnsupportedFormatError):
+            raise found
+        return None if found is None else self._read_as(found, weights, prefix)
+
+    def _read_as(
+        self, dialect: RecognisedFormat, weights: TensorSource, prefix: str
+    ) -> LayerDescription | None:
+        describer = self._of_dialects.setdefault(dialect.format, Describer((dialect.format,)))
+        try:
+            return replace(describer.describe(weights, prefix), dialect=dialect.note)
+        except QloadError:  # the error of the config's own formats says more
+            return None
+
+    def _in_formats(self, weights: TensorSource, prefix: str, headers: Headers) -> LayerDescription:
+        """The layer in one of the config's formats."""
         chosen = self._chosen.get(headers)
         if chosen is None:
             chosen = choose(weights, prefix, self.formats)
@@ -70,7 +128,9 @@ class Describer:
             known = described
             self._keep(headers, found, facts, known)
         same = known.format, known.specs, known.sizes
-        return LayerDescription(prefix, *same, facts, known.dtypes, names, known.notes, known.cuts)
+        return LayerDescription(
+            prefix, *same, facts, known.dtypes, names, known.notes, known.dialect, known.cuts
+        )
 
     def _keep(
         self, headers: Headers, found: bytes, facts: Mapping[str, Tensor], known: LayerDescription

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -23,6 +23,11 @@ from qload.spec import (
     named,
 )
 from qload.storage import TensorInfo
+
+PLAIN_BESIDE = (
+    "remedy   remove the tensors of the other format; or, if compressed-tensors saved the model frozen, not "
+    "compressed, set quantization_status to frozen"
+)
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,31 @@ class ConfiguredFormat:
     @cached_property
     def _specs(self) -> tuple[TensorSpec, ...]:
         return self.weight_type.tensors(self.config)
+
+
+@dataclass(frozen=True)
+class RecognisedFormat:
+    """A way to store a layer that the config does not name, and that the layer's own tensors identify.
+
+    Attributes
+    ----------
+    format
+        How to read it.
+    note
+        What the config and the tensors say.
+    """
+
+    format: ConfiguredFormat
+    note: str
+
+
+class DialectRecogniser(Protocol):
+    """Identification of layers that do not fit any format of the config."""
+
+    def recognise(
+        self, weights: TensorSource, prefix: str
+    ) -> RecognisedFormat | UnsupportedFormatError | None:
+        """The dialect of the layer `prefix`; the error to raise where it is not read; None if unknown."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +115,7 @@ class LayerDescription:
     dtypes: Mapping[str, torch.dtype]
     names: Names
     notes: Sequence[str] = ()  # where a claim disagreed without harm
+    dialect: str | None = None  # a note, where the tensors and not the config tell the format
     cuts: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)  # known of layers like it
     contradiction: QloadError | None = field(default=None, compare=False)  # of claims and values: no load
 
@@ -261,6 +292,7 @@ def _choose(weights: TensorSource, prefix: str, formats: Sequence[ConfiguredForm
             "stored in two formats at once",
             f"either {a.weight_type.format} or {b.weight_type.format}",
             f"{', '.join(sorted(present[a]))} and {', '.join(sorted(present[b]))}",
+            PLAIN_BESIDE if "weight_scale" in present[a] ^ present[b] and "weight" in present[b] else "",
         )
     fitting = [fmt for fmt in most if _fits(weights, prefix, fmt)]
     fmt = next(

@@ -16,7 +16,13 @@ from qload.loader.alike import Describer
 from qload.loader.base import LoadPlan, Part, Split, WeightsLoader
 from qload.loader.cuts import Share, share
 from qload.loader.decided import DecidedLayers, whole_source
-from qload.loader.description import ConfiguredFormat, LayerDescription, check_alike, in_one_convention
+from qload.loader.description import (
+    ConfiguredFormat,
+    DialectRecogniser,
+    LayerDescription,
+    check_alike,
+    in_one_convention,
+)
 from qload.loader.exclusion import Exclusions
 from qload.loader.named import NOTHING_NAMED, NamedModules
 from qload.loader.source import Rectangle, TensorSource
@@ -47,9 +53,14 @@ class FormatLoader(WeightsLoader):
         self.formats = formats
         self.exclusions = exclusions
         self.named: NamedModules = NOTHING_NAMED
+        self.dialects: DialectRecogniser | None = None
         self._found: Describer | None = None
         self._decided: DecidedLayers | None = None
         self.judged = False  # whether rules judge the layers, and loads refuse nothing that rules tell
+
+    def recognise_by(self, dialects: DialectRecogniser) -> None:
+        """Identify by `dialects` the layers that do not fit the config."""
+        self.dialects, self._found = dialects, None
 
     @checked
     def shape(self, weights: TensorSource, prefix: str) -> tuple[int, int]:
@@ -64,7 +75,8 @@ class FormatLoader(WeightsLoader):
         ExcludedModuleError where the config leaves out what is quantized all the same.
         """
         layer = self._describer().describe(weights, prefix)
-        entry = None if layer.format.weight_type.plain else self.exclusions.entry(prefix)
+        named = not layer.format.weight_type.plain and layer.dialect is None
+        entry = self.exclusions.entry(prefix) if named else None
         if entry is not None:
             raise ExcludedModuleError(
                 prefix,
@@ -165,7 +177,7 @@ class FormatLoader(WeightsLoader):
     def _describer(self) -> Describer:
         """Of these very formats: a twin with other ones has its own."""
         if self._found is None or self._found.formats is not self.formats:
-            self._found = Describer(self.formats)
+            self._found = Describer(self.formats, self.dialects)
         return self._found
 
     def with_config(self, **changes: Any) -> Self:
@@ -216,7 +228,7 @@ class _Planned:
         )
         weight = self._made(layer, _tensors(weights, self.shares, out))
         for one in layers:
-            for note in one.notes:
+            for note in (*one.notes, *([one.dialect] if one.dialect else [])):
                 weights.note(f"{one.prefix}: {note}")
         weights.take(one.names.full(spec.name) for one in layers for spec in one.specs)
         return weight

@@ -1,15 +1,27 @@
 """A loader that has another one for some modules: configs with several groups, or that leave modules out."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Self
 
-from qload.errors import ArgumentError, ConfigError, MismatchError, QloadError, checked
-from qload.loader.description import LayerDescription
+from qload.errors import (
+    ArgumentError,
+    ConfigError,
+    DtypeError,
+    MismatchError,
+    MissingTensorError,
+    QloadError,
+    ShapeError,
+    TwoFormatsError,
+    UnsupportedFormatError,
+    checked,
+)
+from qload.loader.description import ConfiguredFormat, DialectRecogniser, LayerDescription
 from qload.loader.exclusion import LEFT_OUT, check_agreed, parts, stacks, wholes
 from qload.loader.formats import FormatLoader
 from qload.loader.source import TensorSource
-from qload.spec import LayerClaims
+from qload.spec import LayerClaims, named
 
 Matcher = Callable[[str], bool]
 
@@ -34,6 +46,12 @@ class ModuleLoader(FormatLoader):
         super().__init__(*dict.fromkeys(fmt for loader in loaders for fmt in loader.formats))
         self.choices: tuple[tuple[Matcher, FormatLoader], ...] = tuple(choices)
         self.default: FormatLoader = default
+
+    def recognise_by(self, dialects: DialectRecogniser) -> None:
+        """Identify by `dialects` the layers that do not fit their own loader."""
+        super().recognise_by(dialects)
+        for loader in (*(loader for _, loader in self.choices), self.default):
+            loader.recognise_by(dialects)
 
     @checked
     def chosen(self, prefix: str) -> FormatLoader:
@@ -111,3 +129,44 @@ class ModuleLoader(FormatLoader):
     def with_config(self, **changes: Any) -> Self:
         """ArgumentError, whatever the changes are: there is no one config."""
         raise ArgumentError("changes", "none: each module has its own config", ", ".join(changes))
+
+
+class UnreadLoader(FormatLoader):
+    """Loads layers that are stored plain; any other one is an UnsupportedFormatError that names it.
+
+    Parameters
+    ----------
+    error
+        The format that the config states for these layers, why it is not read, and what does read it.
+    plain
+        How layers that are stored plain are read.
+    suffixes
+        Names of tensors that quantized layers have, by which a layer that is not stored at all is told.
+    """
+
+    def __init__(
+        self, error: UnsupportedFormatError, plain: ConfiguredFormat, suffixes: Collection[str]
+    ) -> None:
+        super().__init__(plain)
+        self.error = error
+        self.suffixes = suffixes
+
+    @checked
+    def describe(self, weights: TensorSource, prefix: str) -> LayerDescription:
+        """The plain layer `prefix`; MissingTensorError where nothing is stored; UnsupportedFormatError."""
+        try:
+            return super().describe(weights, prefix)
+        except (DtypeError, MissingTensorError, ShapeError, TwoFormatsError):
+            if not any(weights.has_tensor(named(prefix, suffix)) for suffix in self.suffixes):
+                raise
+            raise self._of(prefix) from None
+
+    def recognise_by(self, dialects: DialectRecogniser) -> None:
+        """Nothing: the config states the format of these layers."""
+
+    def _of(self, prefix: str) -> UnsupportedFormatError:
+        """The error, naming a layer."""
+        return replace(self.error, reason=f"{prefix}: {self.error.reason}")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.error.format})"

@@ -8,7 +8,14 @@ from qload.storage.hostile_json import parse_json
 from qload.storage.hub_cache import snapshot
 from qload.storage.locate import CheckpointFiles, locate
 from qload.storage.memory import MemoryStorage
-from qload.storage.protocol import AskedBytes, FillingStorage, TensorInfo, WeightStorage, check_name
+from qload.storage.protocol import (
+    AskedBytes,
+    FillingStorage,
+    TensorInfo,
+    WeightStorage,
+    check_name,
+    metadata_of,
+)
 from qload.storage.ranges import FileRange, FileRanges
 from qload.storage.remote import Place, RemoteFile, RemoteFolder
 from qload.storage.rows import rows
@@ -36,6 +43,7 @@ __all__ = [
     "is_directory",
     "is_taken",
     "locate",
+    "metadata_of",
     "parse_header",
     "parse_json",
     "read_header",

@@ -1,6 +1,6 @@
 """What qload asks of a place that holds tensors."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import islice
@@ -76,6 +76,12 @@ class FillingStorage(Protocol):
 
     def read_into(self, name: str, index: tuple[slice, ...], out: Tensor) -> None:
         """What `read` would hand out, written to `out`: on the CPU, in one piece, of that shape and dtype."""
+
+
+def metadata_of(storage: WeightStorage) -> Mapping[str, Mapping[str, str]]:
+    """The free text in the header of each file; nothing of a storage that has no files."""
+    found: Mapping[str, Mapping[str, str]] = getattr(storage, "metadata", {})
+    return found
 
 
 AskedBytes = tuple[str, tuple[slice, ...], np.ndarray]  # a name, an index, and memory for its bytes

@@ -48,6 +48,11 @@ class SafetensorsStorage:
     headers
         Of the files that were located, where they have been read and checked.
 
+    Attributes
+    ----------
+    metadata
+        The free text in the header of each file.
+
     Examples
     --------
     >>> import os, tempfile, torch
@@ -77,6 +82,9 @@ class SafetensorsStorage:
         for file, header in headers.items():
             self._entries.update(header.tensors)
             self._holders.update(dict.fromkeys(header.tensors, file))
+        self.metadata: Mapping[str, Mapping[str, str]] = {
+            file: header.metadata for file, header in headers.items()
+        }
         self._open = OpenFiles(self.files, {file: head.identity for file, head in headers.items()})
         self.bytes_read: int = 0
         self._counting = Lock()

@@ -17,15 +17,18 @@ from qload.weights import Weights
 OUTPUTS = 1 << 20  # elements of a dequantized run, which with its working copies takes some 32 MiB
 
 
+EXPONENTS = frozenset((torch.uint8, torch.float8_e8m0fnu))
+
+
 def is_exponents(spec: TensorSpec) -> bool:
     """Whether a scale is an exponent alone (e8m0): those are the ones that are declared as bytes."""
-    return spec.dtypes == (torch.uint8,)
+    return torch.uint8 in spec.dtypes and EXPONENTS.issuperset(spec.dtypes)
 
 
 def values(storage: WeightStorage, name: str, spec: TensorSpec | None) -> Iterator[tuple[int, Tensor]]:
     """The runs of a tensor of floats, as floats that can be compared; nothing where it holds none.
 
-    Of a tensor that is declared as bytes and nothing else, each is an exponent (e8m0).
+    Of a tensor that is declared as exponents, each byte is one (e8m0).
     """
     dtype = storage.info(name).dtype
     exponents = spec is not None and is_exponents(spec)

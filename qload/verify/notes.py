@@ -102,6 +102,8 @@ def of_loaders(subject: Subject) -> Iterator[str]:
         if not isinstance(layer.format.config, (*CLAIMING, GPTQConfig)):
             for note in layer.notes:
                 found.setdefault(note, []).append(layer.prefix)
+        if layer.dialect is not None:
+            found.setdefault(layer.dialect, []).append(layer.prefix)
     for note, prefixes in found.items():
         yield f"{prefixes[0]}: {note}" + (f"; {len(prefixes)} layers in all" if len(prefixes) > 1 else "")
 

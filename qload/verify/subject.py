@@ -267,6 +267,7 @@ class Subject:
             storage.close()
             return
         if self.claims is not None:
+            self.notes += self.claims.notes
             self.errors += map(finding_of, check_configs(configs, self.claims, storage))
             self.notes += config_notes(configs, self.claims, storage)
             self.notes += self.claims.notes

@@ -1,7 +1,6 @@
 """What a checkpoint holds beside its layers: known by name, with the reason why no layer has it."""
 
 import re
-from collections.abc import Mapping
 
 import torch
 
@@ -13,6 +12,7 @@ from qload.storage import TensorInfo, WeightStorage
 CACHE_SCALE = "a scale of the key/value cache or of attention, which the engine reads"
 CACHE_ZERO = "a zero point or bias of the key/value cache, which the engine reads"
 BUFFER = "a buffer of positions, masks or counts, which no weight depends on"
+ROUTES = "a table of the experts that a token is routed to, which no weight depends on"
 STACK = "codes of three axes or more, as several experts in one tensor, in a form that no format reads"
 AXES_OF_LAYER = 2
 
@@ -24,6 +24,7 @@ ROTATIONS = (
     "freqs_cis",
     "freqs",
 )  # of rotary positions, complex numbers of length one, as Meta's programs have
+ROUTE_TABLES = (".tid2eid",)  # of DeepSeek V4
 
 # By the last part of a name, and by the part before it. compressed-tensors, and with it vLLM, SGLang and TGI,
 # has k_scale and v_scale of the attention, ModelOpt of k_proj and v_proj; Quark and older compressed-tensors
@@ -62,6 +63,8 @@ def exemption(name: str, info: TensorInfo) -> str | None:
         return CACHE_SCALE
     if cache_zero(name):
         return CACHE_ZERO
+    if name.endswith(ROUTE_TABLES) and not info.dtype.is_floating_point:
+        return ROUTES
     return BUFFER if _is_buffer(name, info) else None
 
 

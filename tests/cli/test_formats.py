@@ -43,6 +43,8 @@ UNSTORED: tuple[dict[str, Any], ...] = (
         {"quant_method": "auto-round", "packing_format": "auto_round:llm_compressor", **FOUR_BITS, **more}
         for more in ({}, {"act_bits": 8}, {"data_type": "nv_fp"}, {"data_type": "mx_fp"})
     ),
+    {"quant_method": "mxfp8", "weight_block_size": [1, 32], "scale_fmt": "ue8m0"},
+    {"quant_method": "modelopt", "quant_algo": "mxfp4"},
     {"quant_method": "gptq", "checkpoint_format": "marlin", **FOUR_BITS},
     {"quant_method": "gptq", "checkpoint_format": "marlin_24", **FOUR_BITS},
 )

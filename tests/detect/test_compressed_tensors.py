@@ -212,7 +212,7 @@ def test_what_is_not_read_is_refused_by_name(values: dict[str, Any], name: str) 
     ("values", "key"),
     [
         (config(), "config_groups"),
-        (config(group(GROUP), quantization_status="calibration"), "quantization_status"),
+        (config(group(GROUP), quantization_status="halfway"), "quantization_status"),
         (config(group(GROUP), format=None), "config_groups.group_0.format"),
         (config(group({**GROUP, "num_bits": 9})), "config_groups.group_0.weights.num_bits"),
         (config(group({**GROUP, "num_bits": 4.0})), "config_groups.group_0.weights.num_bits"),

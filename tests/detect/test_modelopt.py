@@ -120,7 +120,7 @@ def test_other_algorithms_of_modelopt_are_refused(values: dict[str, Any], what: 
         (modelopt("NVFP4", group_size=32), "group_size"),
         (modelopt("MXFP8", group_size=16), "group_size"),
         (modelopt("fp8_pb_wo", group_size=64), "group_size"),
-        (modelopt("W4A16_AWQ", group_size=-1), "group_size"),
+        (modelopt("W4A16_AWQ", group_size=-2), "group_size"),
         (modelopt("W4A16_AWQ", has_zero_point=True), "has_zero_point"),
         (mixed({}), "quantized_layers"),
         (modelopt("MIXED_PRECISION"), "quantized_layers"),

@@ -227,7 +227,7 @@ SOUND = {
         formats.UnquantizedConfig(),
         {"weight": (8, 16)},
         {},
-        ({"unused_scale": "weight_scale"},),
+        ({"unused": ("weight_scale",)},),
         (),
         ({"weight": (8,)}, {"weight": ()}, {"weight": (8, 0)}),
     ),

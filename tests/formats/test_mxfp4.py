@@ -8,6 +8,7 @@ from torch import Tensor
 
 from qload.errors import ArgumentError, CutError
 from qload.formats import CTMXFP4Weight, MXFP4Config, MXFP4ExpertsWeight
+from qload.kernel_formats import repack, restore
 from qload.loader import ConfiguredFormat, FormatLoader
 from qload.parallel import FakeWorld, Rank
 from qload.storage import MemoryStorage
@@ -95,3 +96,35 @@ def test_an_expert_is_one_of_those_there_are() -> None:
     for index in (-1, 2, 3):
         with pytest.raises(ArgumentError, match=f"index\n  expected an expert, 0 to 1\n  got      {index}"):
             stack.expert(index)
+
+
+@pytest.mark.parametrize("codes", [torch.uint8, torch.int8])
+@pytest.mark.parametrize("exponents", [torch.uint8, torch.float8_e8m0fnu])
+def test_bytes_mean_the_same_in_each_dtype_and_come_back_from_a_kernel(
+    codes: torch.dtype, exponents: torch.dtype
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    packed = torch.randint(256, (128, 64), generator=generator).to(torch.uint8)
+    scales = torch.randint(120, 130, (128, 4), generator=generator).to(torch.uint8)
+    config = MXFP4Config(("weight", "scale"))
+    stored = {"mlp.up.weight": packed.view(codes), "mlp.up.scale": scales.view(exponents)}
+    loader = FormatLoader(ConfiguredFormat(CTMXFP4Weight, config))
+    fields = torch.stack([packed & 15, packed >> 4], -1).reshape(128, 128).long()
+    want = torch.tensor(VALUES)[fields] * torch.exp2(scales.float() - 127).repeat_interleave(32, 1)
+
+    weight = Weights(MemoryStorage(stored), loader=loader).get_weights("mlp.up")
+
+    assert torch.equal(weight.dequantize(), want)
+    assert (weight.weight_packed.dtype, weight.weight_scale.dtype) == (codes, exponents)
+    marlin = repack(weight, "marlin", dtype=torch.bfloat16)
+    back = restore(marlin)
+    assert torch.equal(marlin.dequantize(), want)
+    assert (back.config, back.weight_packed.dtype, back.weight_scale.dtype) == (
+        weight.config,
+        codes,
+        exponents,
+    )
+    assert torch.equal(back.weight_packed.view(torch.uint8), packed)
+    assert torch.equal(back.weight_scale.view(torch.uint8), scales)
+    x = torch.randint(-2, 3, (3, 128), generator=generator).float()
+    assert torch.equal(weight.get_linear()(x), x @ want.T)

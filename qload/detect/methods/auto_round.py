@@ -5,6 +5,9 @@
     auto_round:auto_awq               AWQ GEMM
     auto_round:llm_compressor         compressed-tensors', whose kind `data_type` and `act_bits` say
     auto_round:fp8_static             FP8, a scale for each output and one for activations
+    auto_round:fp8                    FP8, with the blocks that group_size lists
+    none, and data_type fp            FP8, weights only; group_size 0: one scale, -1: one for each output
+    auto_round:fake                   plain weights
 
 Versions up to 0.4.7 write a `backend` and no `packing_format`: `auto_round:exllamav2` stores zero points as
 they are, `auto_round:gptq:exllamav2` minus 1.
@@ -31,7 +34,7 @@ from qload.layouts import STORED_MINUS_ONE, Stored, ZeroPoints
 from qload.loader import ConfiguredFormat
 from qload.spec import ActivationScheme, LayerClaims
 
-KNOWN = ("auto-round (auto_gptq, gptqmodel, auto_awq, llm_compressor, fp8_static)",)
+KNOWN = ("auto-round (auto_gptq, gptqmodel, auto_awq, llm_compressor, fp8, fp8_static, fake)",)
 GPTQ: Mapping[str, ZeroPoints] = {
     "auto": STORED_MINUS_ONE,  # as the tool reads it
     "auto_gptq": STORED_MINUS_ONE,
@@ -39,11 +42,20 @@ GPTQ: Mapping[str, ZeroPoints] = {
     "gptqmodel": Stored(),
     "auto_round": Stored(),
 }
-BITS = {**dict.fromkeys(GPTQ, (2, 3, 4, 8)), "auto_awq": (4, 8), "awq": (4, 8), "fp8_static": (8,)}
 DEFAULT = "auto_gptq"
 # Kernels of versions up to 0.4.7 behind `auto_round:`. Their packer left out the subtraction;
 # `auto_round:gptq:` before a kernel means auto-gptq's packer, which subtracts.
 KERNELS = ("exllamav2", "exllama", "tritonv2", "triton", "cuda")
+FAKE = "fake"
+FP8 = ("fp8", "fp8_static")
+BITS = {**dict.fromkeys(GPTQ, (2, 3, 4, 8)), "auto_awq": (4, 8), "awq": (4, 8), **dict.fromkeys(FP8, (8,))}
+ELSEWHERE = {  # by the packing_format or data_type: which program reads it
+    "gguf": "llama.cpp runs the GGUF file that AutoRound writes beside it",
+    "mlx": "mlx-lm loads it, and its convert with --dequantize writes plain safetensors",
+    "svdquant": "Nunchaku, or diffusers with it, loads it",
+    "mx_int": "auto-round loads it: its codes are sign and magnitude, in bytes that look like MXFP4",
+}
+FLOAT8_BITS = 8
 PLAIN_BITS = 16  # and more: not quantized
 STATIC = ActivationScheme("float", 8, False, "tensor", scale="input_scale")
 NVFP4 = ActivationScheme(
@@ -59,71 +71,85 @@ COMPRESSED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 }
 
 
+MAX_SIZE = (1 << 31) - 1  # no layer has more inputs or outputs
+Side = Annotated[int, Field(ge=1, le=MAX_SIZE)]
+Block = Annotated[list[Side], Field(min_length=2, max_length=2)]
+Size = Annotated[int, Field(ge=-1, le=MAX_SIZE)] | Block  # inputs of a group; [outputs, inputs] of a block
+
+
 class _Rule(BaseModel):
     """What holds for a module; None where it is as for all others."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="allow")
 
     bits: Annotated[int, Field(ge=1)] | None = None
-    group_size: int | None = Field(default=None, ge=-1)
+    group_size: Size | None = None
+    packing_format: Name = None
+    backend: Name = None
     sym: bool | None = None
     data_type: Name = None
     act_bits: int | None = Field(default=None, ge=1, le=64)
     act_data_type: Name = None
-    act_group_size: int | None = Field(default=None, ge=-1)
+    act_group_size: Size | None = None
     act_sym: bool | None = None
     act_dynamic: bool | None = None
 
 
 class _AutoRound(Section, _Rule):
     bits: Annotated[int, Field(ge=1)]
-    group_size: int = Field(ge=-1)
-    packing_format: Name = None
-    backend: Name = None
+    group_size: Size
+    rotation_config: Any = None
     extra_config: Annotated[dict[str, _Rule] | None, BeforeValidator(none_for_false)] = None
 
 
 def read(found: FoundConfig) -> Claims:
     """The claims of all modules, and the loader that gives those of `extra_config` their own."""
     read = validate(_AutoRound, found)
-    packing = _packing(found, read)
+    if read.rotation_config:
+        reason = f"the rotation_config of {found.file} turns weights, and nothing here turns them back"
+        raise UnsupportedFormatError("auto-round with rotations", reason, KNOWN, "auto-round loads it")
     base = _Rule(**{key: getattr(read, key) for key in _Rule.model_fields})
-    key = "backend" if read.packing_format is None and read.backend else "packing_format"
-    formats, rules = (_claimed(_format(found, packing, base), base, "", key),), {}
+    stated = _formats(found, base, "")
+    rules: dict[str, tuple[ConfiguredFormat, ...] | UnsupportedFormatError] = {}
     for name, rule in sorted((read.extra_config or {}).items(), key=lambda item: _is_pattern(item[0])):
         own = base.model_copy(update=rule.model_dump(exclude_none=True))
         plain = (own.bits or 0) >= PLAIN_BITS
         entry = REGEX * _is_pattern(name) + name
-        source = f"extra_config.{name}"
-        rules[entry] = () if plain else (_claimed(_format(found, packing, own), own, source, key),)
+        rules[entry] = () if plain else _formats(found, own, f"extra_config.{name}")
+    if isinstance(stated, UnsupportedFormatError):
+        raise stated
+    packing = _packing(found, base)
     patterns = Patterns(found, "extra_config", anywhere=True)
+    own_formats = [fmt for formats in rules.values() if isinstance(formats, tuple) for fmt in formats]
+    fake = f"{found.file} says packing_format {FAKE}: weights are stored plain, after they were quantized"
     return Claims(
         method="auto-round",
         format=packing,
         bits=read.bits,
-        group_size=read.group_size,
+        group_size=read.group_size if isinstance(read.group_size, int) else None,
         sym=read.sym,
         desc_act=None,
         file=found.file,
         section=found.section,
         exclusions=read.exclusions(),
-        formats=tuple(dict.fromkeys([*formats, *(fmt for own in rules.values() for fmt in own)])),
-        loader=ruled(rules, formats, read.exclusions(), patterns, "extra_config") if rules else None,
+        formats=tuple(dict.fromkeys([*stated, *own_formats])),
+        loader=ruled(rules, stated, read.exclusions(), patterns, "extra_config") if rules else None,
+        notes=(fake,) if packing == FAKE else (),
     )
 
 
-def _packing(found: FoundConfig, read: _AutoRound) -> str:
-    """Whose tensors there are, as `packing_format` says, or `backend` where there is none.
+def _packing(found: FoundConfig, rule: _Rule) -> str:
+    """Whose tensors a module is written as: of `packing_format`, or of `backend` where there is none.
 
     UnsupportedFormatError for a backend of which it is not certain how it stores zero points.
     """
-    stated = read.packing_format or read.backend
+    stated = rule.packing_format or rule.backend
     if stated in (None, "auto", "auto_round:auto"):
         return DEFAULT
     name = stated.removeprefix("auto_round:").partition(":")[0]
     if stated.startswith("auto_round:") and name in KERNELS:
         return "auto_round"
-    if read.packing_format is None and name not in BITS:
+    if rule.packing_format is None and name not in BITS:
         reason = (
             f"the backend of {found.file} has no reader: without a packing_format nothing else says whether "
             "its zero points are stored minus one"
@@ -133,9 +159,23 @@ def _packing(found: FoundConfig, read: _AutoRound) -> str:
     return name
 
 
-def _claimed(fmt: ConfiguredFormat, rule: _Rule, source: str, convention: str) -> ConfiguredFormat:
-    """A format with what the entry `source` claims about its layers; `convention`: of zero points."""
-    return replace(fmt, claims=LayerClaims(rule.bits, rule.group_size, rule.sym, None, source, convention))
+def _formats(
+    found: FoundConfig, rule: _Rule, source: str
+) -> tuple[ConfiguredFormat, ...] | UnsupportedFormatError:
+    """The format of a rule's modules, none where they are stored plain, or why it is not read.
+
+    `source`: the entry of the config, whose claims the format carries.
+    """
+    try:
+        packing = _packing(found, rule)
+        if packing == FAKE:
+            return ()
+        fmt = _format(found, packing, rule)
+    except UnsupportedFormatError as error:
+        return error
+    convention = "backend" if rule.packing_format is None and rule.backend else "packing_format"
+    size = rule.group_size if isinstance(rule.group_size, int) else None
+    return (replace(fmt, claims=LayerClaims(rule.bits, size, rule.sym, None, source, convention)),)
 
 
 def _is_pattern(key: str) -> bool:
@@ -145,22 +185,40 @@ def _is_pattern(key: str) -> bool:
 def _format(found: FoundConfig, packing: str, rule: _Rule) -> ConfiguredFormat:
     """What a packing stores modules as for which a rule holds."""
     bits, size = rule.bits or 0, -1 if rule.group_size is None else rule.group_size
-    if bits not in BITS.get(packing, (bits,)) or (size == 0 and "fp" not in (rule.data_type or "")):
+    data_type = rule.data_type or "int"
+    kind = next((kind for kind in COMPRESSED if data_type.startswith(kind)), None)
+    own = packing in GPTQ or packing in ("auto_awq", "awq")
+    unread = next(
+        (kind for kind in ELSEWHERE if packing.startswith(kind) or data_type.startswith(kind)), None
+    )
+    if unread or kind is None or not (own or packing in (*FP8, "llm_compressor")):
+        name = f"auto-round ({packing:.40}, {data_type:.40})"
+        reason = f"the data_type or packing_format of {found.file} has no reader"
+        raise UnsupportedFormatError(name, reason, KNOWN, ELSEWHERE.get(unread or "", ""))
+    float8 = packing in FP8 or (own and kind == "fp" and bits == FLOAT8_BITS)
+    grouped = isinstance(size, int) and (size != 0 or not own)
+    if bits not in BITS.get(packing, (bits,)) or not (grouped or float8 or packing == "llm_compressor"):
         lawful = " or ".join(map(str, BITS.get(packing, ())))
         expected = f"bits {lawful}, and a group size of -1 or at least 1, for {packing}"
         raise ConfigError(found.file, found.key("bits"), expected, f"bits {bits}, group size {size}")
+    if float8:
+        return _float8(packing, rule, size)
+    if kind in ("nv_fp", "mx_fp") or packing == "llm_compressor" or isinstance(size, list):
+        return _compressed(found, rule, kind, bits, size)
     if packing in GPTQ:
         zeros = GPTQ[packing]
         return ConfiguredFormat(GPTQWeight, GPTQConfig(bits, size, zeros, desc_act=False, indexed=None))
-    if packing in ("auto_awq", "awq"):
-        return ConfiguredFormat(AWQWeight, AWQConfig(size, bits))
+    return ConfiguredFormat(AWQWeight, AWQConfig(size, bits))
+
+
+def _float8(packing: str, rule: _Rule, size: int | list[int]) -> ConfiguredFormat:
+    """FP8: a scale for the tensor, for each output, for each group of inputs, or for each block."""
+    if isinstance(size, list) or size > 0:
+        block = (size[0], size[1]) if isinstance(size, list) else (1, size)
+        return ConfiguredFormat(Fp8Weight, Fp8Config("block", block), _inputs(rule))
     if packing == "fp8_static":
         return ConfiguredFormat(Fp8Weight, Fp8Config(), STATIC)
-    kind = next((kind for kind in COMPRESSED if (rule.data_type or "int").startswith(kind)), None)
-    if packing != "llm_compressor" or kind is None:
-        name = f"auto-round ({packing:.40}, {rule.data_type or 'int':.40})"
-        raise UnsupportedFormatError(name, f"the packing_format of {found.file} has no reader", KNOWN)
-    return _compressed(found, rule, kind, bits, size)
+    return ConfiguredFormat(Fp8Weight, Fp8Config("tensor" if size == 0 else "channel"), _inputs(rule))
 
 
 def _inputs(rule: _Rule) -> ActivationScheme | None:
@@ -176,27 +234,27 @@ def _inputs(rule: _Rule) -> ActivationScheme | None:
     if rule.act_dynamic is False:
         return ActivationScheme(number, bits, False, "tensor", scale=STATIC.scale)
     size = rule.act_group_size
+    if isinstance(size, list):
+        size = size[1]
     strategy = None if size is None else {-1: "token", 0: "tensor"}.get(size, "group")
     group = size if strategy == "group" else None
     return ActivationScheme(number, bits, True, strategy, group, rule.act_sym is not False)
 
 
-def _compressed(found: FoundConfig, rule: _Rule, kind: str, bits: int, size: int) -> ConfiguredFormat:
+def _compressed(
+    found: FoundConfig, rule: _Rule, kind: str, bits: int, size: int | list[int]
+) -> ConfiguredFormat:
     """As compressed-tensors' own config would say it."""
     stated, said = COMPRESSED[kind]
     if kind == "int" and (rule.act_bits or PLAIN_BITS) < PLAIN_BITS:
         stated = "int-quantized"
     if kind == "mx_fp" and bits == 8:
         stated = "mxfp8-quantized"
-    strategy = {0: "tensor", -1: "channel"}.get(size, "group")
+    shared: dict[str, Any] = {"strategy": "block", "block_structure": size}
+    if isinstance(size, int):
+        shared = {"strategy": {0: "tensor", -1: "channel"}.get(size, "group"), "group_size": size}
     scheme = ct_schemes.Scheme.model_validate(
-        {
-            "num_bits": bits,
-            "symmetric": rule.sym is not False,
-            "strategy": strategy,
-            "group_size": size,
-            **said,
-        }
+        {"num_bits": bits, "symmetric": rule.sym is not False, **shared, **said}
     )
     fmt = ct_schemes.format_of(
         found, "packing_format", stated.format(bits=bits), scheme, static=False, dense=True

@@ -18,6 +18,7 @@ from qload.detect.matching import CLASSES, Ignored, matcher, precedence
 from qload.detect.methods import ct_activations, ct_schemes
 from qload.detect.methods.ct_schemes import Scheme
 from qload.detect.regex import Patterns
+from qload.detect.rules import unread
 from qload.detect.validation import Claims, Section, validate
 from qload.errors import ConfigError, UnsupportedFormatError
 from qload.formats import UnquantizedConfig, UnquantizedWeight
@@ -28,6 +29,13 @@ from qload.spec import ActivationScheme
 
 KNOWN = (f"compressed-tensors ({', '.join(ct_schemes.FORMATS)})",)
 PLAIN = ConfiguredFormat(UnquantizedWeight, UnquantizedConfig())
+UNCOMPRESSED = ("initialized", "calibration", "frozen")  # a status with which weights may be stored plain
+# What the owner stores beside a weight that it quantizes whenever the model runs.
+OBSERVED = (
+    "weight_scale", "weight_zero_point", "weight_g_idx", "weight_global_scale",
+    "input_scale", "input_zero_point", "input_global_scale", "output_scale", "output_zero_point",
+)  # fmt: skip
+OFFLINE = ("weight_input", "weight_output")  # locations of transforms that stored weights already have
 KEYS = ("config_groups", "sparsity_config")  # which no other method has
 DENSE_SINCE = (0, 18)  # the version that packs 3, 5, 6 and 7 bits as a stream
 
@@ -48,7 +56,7 @@ class _CompressedTensors(Section):
     config_groups: dict[str, _Group] = Field(default_factory=dict)
     format: str | None = None
     ignore: Entries | None = None
-    quantization_status: Literal["compressed", "frozen"] | None = None
+    quantization_status: Literal["initialized", "calibration", "frozen", "compressed"] | None = None
     sparsity_config: dict[str, Any] | None = None
     transform_config: dict[str, Any] | None = None
     kv_cache_scheme: dict[str, Any] | None = None
@@ -77,12 +85,19 @@ def read(found: FoundConfig) -> Claims:
     _refuse(read, found)
     formats: dict[str, ConfiguredFormat] = {}
     plain: dict[str, ConfiguredFormat] = {}
+    refused: dict[str, UnsupportedFormatError] = {}
     for name, group in read.config_groups.items():
-        fmt = _format_of(found, name, group, read)
+        try:
+            fmt = _format_of(found, name, group, read)
+        except UnsupportedFormatError as error:
+            refused[name] = error
+            continue
         if fmt:
             formats[name] = fmt
         else:
             plain[name] = replace(PLAIN, activations=_inputs_of(found, name, group, read))
+    if refused and not formats:
+        raise next(iter(refused.values()))
     quantized = [group for name, group in read.config_groups.items() if name in formats]
     packings = {group.format or read.format or "" for group in quantized}
     one = quantized[0].weights if len(set(formats.values())) == 1 else None
@@ -96,7 +111,9 @@ def read(found: FoundConfig) -> Claims:
         file=found.file,
         section=found.section,
         formats=tuple(dict.fromkeys(formats.values())),
-        loader=_loader(read, formats, plain, Patterns(found, "ignore"), Patterns(found, "config_groups")),
+        loader=_loader(
+            read, formats, plain, refused, Patterns(found, "ignore"), Patterns(found, "config_groups")
+        ),
         notes=_notes(read, found),
     )
 
@@ -105,17 +122,26 @@ def _loader(
     read: _CompressedTensors,
     formats: Mapping[str, ConfiguredFormat],
     plain: Mapping[str, ConfiguredFormat],
+    refused: Mapping[str, UnsupportedFormatError],
     ignoring: Patterns,
     targeting: Patterns,
 ) -> Callable[[], FormatLoader]:
-    """What makes a loader that asks `ignore` first, then every target in the order of its precedence."""
+    """What makes a loader that asks `ignore` first, then every target in the order of its precedence.
+
+    `refused`: the error of each group whose format is not read.
+    """
     ignore = tuple(read.ignore or ())
     everything = (*dict.fromkeys(formats.values()), PLAIN)
     ignored = FormatLoader(*everything, exclusions=Ignored(ignore, patterns=ignoring))
     own = read.exclusions()
     targets = [(target, name) for name, group in read.config_groups.items() for target in group.targets]
     targets.sort(key=lambda pair: precedence(pair[0]))
-    choices = [_choice(target, formats.get(name) or plain[name], own, targeting) for target, name in targets]
+    choices = [
+        (matcher(target, patterns=targeting), unread(refused[name]))
+        if name in refused
+        else _choice(target, formats.get(name) or plain[name], own, targeting, read)
+        for target, name in targets
+    ]
     keys = tuple(f"config_groups.{name}.targets" for name in read.config_groups)
     others = FormatLoader(*everything, exclusions=Untargeted(key=" or ".join(keys)))
     return lambda: ModuleLoader(
@@ -124,12 +150,24 @@ def _loader(
 
 
 def _choice(
-    target: str, fmt: ConfiguredFormat, own: Exclusions, patterns: Patterns
+    target: str, fmt: ConfiguredFormat, own: Exclusions, patterns: Patterns, read: _CompressedTensors
 ) -> tuple[Callable[[str], bool], FormatLoader]:
     """The loader of the modules that a target means."""
     plain = fmt.weight_type.plain
-    loader = FormatLoader(fmt) if plain else FormatLoader(fmt, PLAIN, exclusions=own)
+    loader = FormatLoader(fmt) if plain else FormatLoader(fmt, *_observed(read), PLAIN, exclusions=own)
     return matcher(target, patterns=patterns), loader
+
+
+def _observed(read: _CompressedTensors) -> tuple[ConfiguredFormat, ...]:
+    """Plain weights beside scales, in a model that was saved before its weights were compressed."""
+    if read.quantization_status not in UNCOMPRESSED:
+        return ()
+    why = (
+        f"quantization_status is {read.quantization_status}: the stored weight is taken as it is, and is not "
+        "quantized by the scales beside it, as the owner does while running"
+    )
+    config = UnquantizedConfig(unused=OBSERVED, unused_because=why)
+    return (ConfiguredFormat(UnquantizedWeight, config),)
 
 
 def _format_of(
@@ -179,11 +217,28 @@ def _refuse(read: _CompressedTensors, found: FoundConfig) -> None:
     if not read.config_groups and read.sparsity_config is None:
         raise ConfigError(found.file, found.key("config_groups"), "one or more groups", "none")
     if read.transform_config and any(read.transform_config.values()):
-        raise UnsupportedFormatError(
-            "compressed-tensors with transforms",
-            f"the transform_config of {found.file} turns weights, and nothing here turns them back",
-            KNOWN,
-        )
+        online = sorted(_locations(read.transform_config) - set(OFFLINE))
+        if online:
+            raise UnsupportedFormatError(
+                "compressed-tensors with transforms",
+                f"the transform_config of {found.file} turns inputs or outputs of layers at run time "
+                f"({', '.join(online):.80}), and nothing here does",
+                KNOWN,
+                "vLLM runs it",
+            )
+
+
+def _locations(transforms: Mapping[str, Any]) -> set[str]:
+    """Where transforms are applied; "unknown" for what has another form than the owner writes."""
+    groups = transforms.get("config_groups")
+    if not isinstance(groups, dict) or len(transforms) > 1:
+        return {"unknown"}
+    applied = [group.get("apply") if isinstance(group, dict) else None for group in groups.values()]
+    steps = [step for steps in applied for step in (steps if isinstance(steps, list) and steps else [None])]
+    return {
+        str(step["location"]) if isinstance(step, dict) and "location" in step else "unknown"
+        for step in steps
+    }
 
 
 def _notes(read: _CompressedTensors, found: FoundConfig) -> tuple[str, ...]:
@@ -193,6 +248,11 @@ def _notes(read: _CompressedTensors, found: FoundConfig) -> tuple[str, ...]:
         for name, group in read.config_groups.items()
         if group.output_activations
     ]
+    if read.transform_config and any(read.transform_config.values()):
+        notes.append(
+            f"{found.file} has a transform_config whose every location is that of a weight: stored "
+            "weights are turned already, and are taken as they are"
+        )
     if read.kv_cache_scheme:
         notes.append(
             f"{found.file} has a kv_cache_scheme, whose scales are no weights and are left to the engine"

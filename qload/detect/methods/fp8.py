@@ -1,4 +1,4 @@
-"""`quant_method: fp8` and `fbgemm_fp8`, and GPTQModel's dialect of fp8, whose scales divide."""
+"""`quant_method: fp8`, `fbgemm_fp8` and `mxfp8`, and GPTQModel's dialect of fp8, whose scales divide."""
 
 from typing import Annotated, Literal
 
@@ -7,19 +7,21 @@ from pydantic import Field
 
 from qload.detect.files import FoundConfig
 from qload.detect.validation import Claims, Section, agree, one_of, validate
-from qload.errors import ConfigError
-from qload.formats import Fp8Config, Fp8Weight
+from qload.errors import ConfigError, UnsupportedFormatError
+from qload.formats import Fp8Config, Fp8Weight, MXFP8Config, MXFP8Weight
 from qload.formats.fp8 import Per
+from qload.formats.mxfp8 import GROUP
 from qload.loader import ConfiguredFormat
 from qload.spec import ActivationScheme
 
-KNOWN = ("fp8 (multiplying, or weight_scale_semantics inverse)", "fbgemm_fp8")
+KNOWN = ("fp8 (multiplying, or weight_scale_semantics inverse)", "fbgemm_fp8", "mxfp8")
 TYPES = {
     "e4m3": torch.float8_e4m3fn,
     "float8_e4m3fn": torch.float8_e4m3fn,
     "e5m2": torch.float8_e5m2,
     "float8_e5m2": torch.float8_e5m2,
 }
+MX_BLOCK = [1, GROUP]
 UNUSED = "weight_scale_inv"  # which transformers stores beside weights that its blocks do not divide, too
 PER: dict[str, Per] = {"tensor": "tensor", "row": "channel", "block": "block"}
 
@@ -36,6 +38,15 @@ class _FP8(Section):
     format: Literal["fp8"] | None = None
     weight_scale_method: Literal["tensor", "row", "block"] | None = None
     weight_scale_semantics: Literal["inverse"] | None = None
+    ignored_layers: list[Annotated[str, Field(min_length=1)]] | None = None
+
+    lists = ("modules_to_not_convert", "ignored_layers")
+
+
+class _MXFP8(Section):
+    activation_scheme: Literal["dynamic"] | None = None
+    weight_block_size: Block | None = None
+    scale_fmt: Literal["ue8m0"] | None = None
     ignored_layers: list[Annotated[str, Field(min_length=1)]] | None = None
 
     lists = ("modules_to_not_convert", "ignored_layers")
@@ -69,7 +80,30 @@ def read(found: FoundConfig) -> Claims:
         section=found.section,
         exclusions=section.exclusions(),
         formats=(ConfiguredFormat(Fp8Weight, config, inputs),),
-        unused_scale=UNUSED,
+        unused=(UNUSED,),
+    )
+
+
+def read_mxfp8(found: FoundConfig) -> Claims:
+    """The claims of MXFP8 as transformers and SGLang write it: 32 inputs share a power of two."""
+    read = validate(_MXFP8, found)
+    block = read.weight_block_size
+    if block not in (None, MX_BLOCK):
+        reason = f"the weight_block_size of {found.file} has no reader"
+        raise UnsupportedFormatError(f"mxfp8 in blocks of {block}", reason, KNOWN)
+    inputs = ActivationScheme("float", 8, True, "group", GROUP, scale_type="e8m0", owner="transformers")
+    activations = inputs if read.activation_scheme else None
+    return Claims(
+        method="mxfp8",
+        format="mxfp8",
+        bits=8,
+        group_size=GROUP,
+        sym=True,
+        desc_act=None,
+        file=found.file,
+        section=found.section,
+        exclusions=read.exclusions(),
+        formats=(ConfiguredFormat(MXFP8Weight, MXFP8Config(), activations),),
     )
 
 

@@ -2,7 +2,8 @@
 
 One algorithm holds for all layers, or, as MIXED_PRECISION, one each for the layers that a table names:
 `quantized_layers`, or, where there is none, `config_groups` with names of layers as targets. ModelOpt writes
-`fp8_pb_wo` in small letters, so that letters are not told apart.
+`fp8_pb_wo` and `mxfp4` in small letters, so that letters are not told apart. An algorithm that is not read
+costs the layers that have it, and the whole checkpoint where no layer has another one.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,14 +17,17 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from qload.detect.files import FoundConfig, shown
 from qload.detect.matching import Globs, check, is_glob
 from qload.detect.methods.compressed_tensors import PLAIN, Untargeted
+from qload.detect.rules import unread
 from qload.detect.validation import Claims, Name, Section, validate
 from qload.errors import ConfigError, UnsupportedFormatError
 from qload.formats import (
+    CTMXFP4Weight,
     Fp8Config,
     Fp8Weight,
     ModelOptAWQConfig,
     ModelOptAWQWeight,
     ModelOptNVFP4Weight,
+    MXFP4Config,
     MXFP8Config,
     MXFP8Weight,
     NVFP4Config,
@@ -63,6 +67,8 @@ ALGORITHMS = {
     "NVFP4": Algorithm(ConfiguredFormat(ModelOptNVFP4Weight, NVFP4Config(), LOCAL), 4, 16),
     "W4A16_NVFP4": Algorithm(ConfiguredFormat(ModelOptNVFP4Weight, NVFP4Config()), 4, 16),
     "MXFP8": Algorithm(ConfiguredFormat(MXFP8Weight, MXFP8Config(), MX), 8, 32),
+    # Whether its inputs are quantized the algorithm does not say.
+    "MXFP4": Algorithm(ConfiguredFormat(CTMXFP4Weight, MXFP4Config(("weight", "weight_scale"))), 4, 32),
 }
 DECLARING = tuple(
     dict.fromkeys(one.format.weight_type for one in ALGORITHMS.values() if one.format.activations)
@@ -75,8 +81,11 @@ GROUPS = {  # by the bits, type, strategy and group size of weights
 }
 KNOWN = (f"modelopt (quant_algo {', '.join((*ALGORITHMS, AWQ, MIXED))})",)
 
-Size = Annotated[int, Field(ge=0)] | None  # 0 is what ModelOpt writes where it has none to say
+Size = Annotated[int, Field(ge=-1)] | None  # 0, or -1, is what ModelOpt writes where it has none to say
 Entries = Annotated[list[str], AfterValidator(lambda names: [name for name in names if name])]
+
+
+Format = ConfiguredFormat | UnsupportedFormatError  # which is raised for each layer
 
 
 class _Strict(BaseModel):
@@ -129,6 +138,10 @@ def read(found: FoundConfig) -> Claims:
     if not mixed:
         _agree(found, read.quant_algo)
     one = None if mixed else _algorithm(found, "group_size", read.quant_algo, read.group_size)
+    formats = tuple(dict.fromkeys(fmt for fmt in table.values() if isinstance(fmt, ConfiguredFormat)))
+    refused = next((fmt for fmt in table.values() if isinstance(fmt, UnsupportedFormatError)), None)
+    if refused and not formats:
+        raise refused
     return Claims(
         method="modelopt",
         format=read.quant_algo.lower(),
@@ -139,16 +152,16 @@ def read(found: FoundConfig) -> Claims:
         file=found.file,
         section=found.section,
         exclusions=read.exclusions(Globs),
-        formats=(one.format,) if one else tuple(dict.fromkeys(table.values())),
+        formats=(one.format,) if one else formats,
         loader=_loader(read, table) if mixed else None,
     )
 
 
 def _algorithm(found: FoundConfig, key: str, stated: str, size: int | None) -> Algorithm:
     """What an algorithm of this name stores, in groups of this size; errors name the key."""
-    name = stated.upper()
+    name, size = stated.upper(), max(size or 0, 0)
     if name == AWQ:
-        return Algorithm(ConfiguredFormat(ModelOptAWQWeight, ModelOptAWQConfig(size or 0)), 4, size or None)
+        return Algorithm(ConfiguredFormat(ModelOptAWQWeight, ModelOptAWQConfig(size)), 4, size or None)
     if name not in ALGORITHMS:
         raise _unsupported(found, stated)
     algorithm = ALGORITHMS[name]
@@ -172,15 +185,10 @@ def _agree(found: FoundConfig, stated: str) -> None:
             raise ConfigError(found.file, where, f"{expected} with {stated}", shown(said))
 
 
-def _table(found: FoundConfig, read: _ModelOpt) -> dict[str, ConfiguredFormat]:
-    """Layer -> its format."""
+def _table(found: FoundConfig, read: _ModelOpt) -> dict[str, Format]:
+    """Layer -> its format, or the error where it is not read."""
     if read.quantized_layers:
-        return {
-            name: _algorithm(
-                found, f"quantized_layers.{name:.80}.group_size", layer.quant_algo, layer.group_size
-            ).claimed("quantized_layers")
-            for name, layer in read.quantized_layers.items()
-        }
+        return {name: _of_layer(found, name, layer) for name, layer in read.quantized_layers.items()}
     groups = validate(_Groups, found).config_groups
     if not groups:
         expected = f"layers, each with its quant_algo, beside {MIXED}"
@@ -188,32 +196,47 @@ def _table(found: FoundConfig, read: _ModelOpt) -> dict[str, ConfiguredFormat]:
     return {target: _of_group(found, group) for group in groups.values() for target in group.targets}
 
 
-def _of_group(found: FoundConfig, group: _Group) -> ConfiguredFormat:
-    """The format of the algorithm that has such weights and such inputs."""
+def _of_layer(found: FoundConfig, name: str, layer: _Layer) -> Format:
+    """The format of a layer of `quantized_layers`, or the error where it is not read."""
+    key = f"quantized_layers.{name:.80}.group_size"
+    try:
+        return _algorithm(found, key, layer.quant_algo, layer.group_size).claimed("quantized_layers")
+    except UnsupportedFormatError as error:
+        return error
+
+
+def _of_group(found: FoundConfig, group: _Group) -> Format:
+    """The format of the algorithm that has such weights and inputs, or the error where it is not read."""
     weights, inputs = group.weights, group.input_activations
     said = (weights.num_bits, weights.type, weights.strategy, weights.group_size)
     name = GROUPS.get(said, AWQ if said[:3] == (4, "int", None) else "")
     if not name or (inputs is not None and inputs.num_bits != weights.num_bits):
-        raise _unsupported(found, f"{weights.type:.20} of {weights.num_bits} bits in config_groups")
+        return _unsupported(found, f"{weights.type:.20} of {weights.num_bits} bits in config_groups")
     if name == "NVFP4" and inputs is None:
         name = "W4A16_NVFP4"
     fmt = _algorithm(found, "config_groups", name, weights.group_size).claimed("config_groups")
     return fmt if inputs is not None else replace(fmt, activations=None)
 
 
-def _loader(read: _ModelOpt, table: Mapping[str, ConfiguredFormat]) -> Callable[[], FormatLoader]:
+def _loader(read: _ModelOpt, table: Mapping[str, Format]) -> Callable[[], FormatLoader]:
     """What makes a loader that knows each layer of the table by name, and finds all others plain."""
     names: dict[tuple[ConfiguredFormat, ActivationScheme | None], set[str]] = {}
+    refused: dict[str, tuple[UnsupportedFormatError, set[str]]] = {}
     for name, fmt in table.items():
-        names.setdefault((fmt, fmt.activations), set()).add(name)
+        if isinstance(fmt, UnsupportedFormatError):
+            refused.setdefault(fmt.format, (fmt, set()))[1].add(name)
+        else:
+            names.setdefault((fmt, fmt.activations), set()).add(name)
     own = read.exclusions(Globs)
-    choices = [
+    choices: list[tuple[Callable[[str], bool], FormatLoader]] = [
         (partial(_is_among, frozenset(those)), FormatLoader(fmt, PLAIN, exclusions=own))
         for (fmt, _), those in names.items()
     ]
-    others = FormatLoader(
-        *dict.fromkeys(table.values()), PLAIN, exclusions=Untargeted(key="quantized_layers")
-    )
+    choices += [
+        (partial(_is_among, frozenset(those)), unread(error, PLAIN)) for error, those in refused.values()
+    ]
+    formats = dict.fromkeys(fmt for fmt, _ in names)
+    others = FormatLoader(*formats, PLAIN, exclusions=Untargeted(key="quantized_layers"))
     return lambda: ModuleLoader(choices, others)
 
 
@@ -227,5 +250,8 @@ def _is_among(names: frozenset[str], module: str) -> bool:
 
 def _unsupported(found: FoundConfig, what: str) -> UnsupportedFormatError:
     return UnsupportedFormatError(
-        f"modelopt ({what:.60})", f"the quant_algo of {found.file} has no reader", KNOWN
+        f"modelopt ({what:.60})",
+        f"the quant_algo of {found.file} has no reader",
+        KNOWN,
+        "TensorRT-LLM loads what ModelOpt exports, vLLM and SGLang load most of it",
     )

@@ -13,7 +13,7 @@ from qload.engines.vllm.expert_arrivals import MATRICES, ExpertArrivals
 from qload.engines.vllm.names import Awaited, CheckpointNames
 from qload.errors import ArgumentError, MismatchError, UnsupportedFormatError
 from qload.experts import ExpertFacts, GatedActivation, LocalExperts
-from qload.kernels.declared import Activations
+from qload.kernels.declared import Activations, Maximum
 from qload.loader import FormatLoader
 from qload.weights import Weights
 
@@ -93,7 +93,7 @@ def finish_experts(
         raise MismatchError(arrivals.prefix, "not all loaded", f"{count} experts", str(len(made.local)))
     made = replace(made, local=LocalExperts(0, count, count + 1))  # the last one is on no rank
     arrivals.close()
-    own = "own" if cut else None
+    own: Maximum = "own" if cut else None
     layer.typed_experts = made.get_linear(activations=activations, maximum=own, dtype=weights.dtype)
 
 

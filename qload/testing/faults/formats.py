@@ -177,8 +177,8 @@ FAULTS = (
     Fault(
         "dynamic-last-rule-wins",
         "qload/detect/rules.py",
-        "for entry, formats in rules.items()\n",
-        "for entry, formats in reversed(rules.items())\n",
+        "loader_of(formats)) for entry, formats in rules.items()]",
+        "loader_of(formats)) for entry, formats in reversed(rules.items())]",
     ),
     Fault(
         "zeros-are-an-index",

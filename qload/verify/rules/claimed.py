@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from qload.errors import QloadError
-from qload.spec import Config, LayerClaims
+from qload.loader import LayerDescription
+from qload.spec import Config, LayerClaims, Role
 from qload.storage.locate import INDEX
 from qload.verify.report import Finding
 from qload.verify.rules.rule import Rule
@@ -22,11 +23,7 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
     if claims is None or not claims.formats or _one_of_several(Path(subject.place)):
         return
     formats = {fmt.weight_type.format for fmt in claims.formats}
-    there = {
-        "wrong" if isinstance(layer, QloadError) else layer.format.weight_type.format
-        for layer in subject.layers.values()
-    }
-    if not there & {*formats, "wrong"} and not subject.unread:
+    if all(_is_plain(layer) for layer in subject.layers.values()) and not subject.unread:
         yield rule.finding(
             None,
             claims.file,
@@ -53,6 +50,13 @@ def _denied_bits(rule: Rule, subject: Subject, file: str) -> Iterator[Finding]:
                 f"{file}: {claims.says('bits')}, and by their shapes {whose} have {found}",
                 f"set bits to {found} there",
             )
+
+
+def _is_plain(layer: LayerDescription | QloadError) -> bool:
+    """Whether a layer is plain, and no scale of the method is stored beside it."""
+    if isinstance(layer, QloadError) or not layer.format.weight_type.plain:
+        return False
+    return not any(spec.role is Role.UNUSED for spec in layer.specs)
 
 
 def _one_of_several(path: Path) -> bool:

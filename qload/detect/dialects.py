@@ -1,0 +1,278 @@
+"""Dialects: layers that do not fit the formats of the config, identified by their own tensors.
+
+A dialect of a format that is read is read, with a note. Any other one is an UnsupportedFormatError that names
+the dialect and the program that reads it: every row of `qload.detect.signatures` gives the names, dtypes and
+shapes of a layer's tensors, which have to fit together. A layer that fits no row stays an error.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from qload.detect.files import FoundConfig
+from qload.detect.signatures import COMFY, SIGNATURES, WORDS, LayerTensors, Signature
+from qload.errors import QloadError, StorageError, UnsupportedFormatError
+from qload.formats import (
+    BNB4Config,
+    BNBConfig,
+    BNBFP4Weight,
+    BNBNF4Weight,
+    BNBWeight,
+    CTIntConfig,
+    CTMXFP4Weight,
+    CTNVFP4Weight,
+    CTPackConfig,
+    CTPackWeight,
+    Fp8Config,
+    Fp8Weight,
+    ModelOptNVFP4Weight,
+    MXFP4Config,
+    MXFP8Config,
+    MXFP8Weight,
+    NVFP4Config,
+)
+from qload.formats.mxfp4 import NAMES as MXFP4_NAMES
+from qload.loader import ConfiguredFormat, RecognisedFormat, TensorSource
+from qload.loader.description import ChosenFormat, describe
+from qload.loader.source import fact_of
+from qload.spec import Role, named
+from qload.storage import WeightStorage, metadata_of, parse_json
+
+PACKED_BITS = (2, 4, 8)  # of codes that never straddle words, whatever the version
+METHOD_KEYS = ("quant_method", "method")
+BLOCK = (128, 128)  # of every FP8 model whose config does not give another one
+INVERSE = "weight_scale_inv"
+SCALES = ("weight_scale", INVERSE, "scale")
+COMFY_METADATA = "_quantization_metadata"
+MAX_METADATA = 1 << 24  # letters of a header's metadata that are parsed
+
+
+INVERSE_FP8 = "the config does not state whether weight_scale_inv multiplies or divides"
+UNSTATED = {  # whose values depend on who wrote it: ComfyUI stores other orders under the same names
+    CTMXFP4Weight: "MXFP4",
+    MXFP8Weight: "MXFP8",
+    ModelOptNVFP4Weight: "NVFP4",
+}
+NO_CONFIG = "no config tells who wrote it, and ModelOpt and ComfyUI store other orders under these names"
+
+
+def refuse_foreign(found: FoundConfig | None, storage: WeightStorage) -> None:
+    """UnsupportedFormatError for a checkpoint of another program, by its marks.
+
+    Where a config names a method, marks that no file of this method has; else the first layer that matches a
+    signature.
+    """
+    _refuse_marked(storage)
+    named = found is not None and any(found.values.get(key) for key in METHOD_KEYS)
+    signatures = MARKED if named else SIGNATURES
+    for prefix, signature in _marked(storage, signatures):
+        layer = LayerTensors.of_storage(storage, prefix)
+        if signature.matches(layer):
+            raise _refused(signature, layer)
+
+
+MARKED = tuple(row for row in SIGNATURES if row.marks in (("comfy_quant",), ("_weight_qdata",)))
+
+
+def _marked(storage: WeightStorage, signatures: Iterable[Signature]) -> Iterator[tuple[str, Signature]]:
+    """Each prefix under which the first tensor of a signature is stored."""
+    by_ending: dict[str, list[tuple[str, Signature]]] = {}
+    for signature in signatures:
+        for mark in signature.marks:
+            by_ending.setdefault(mark.rpartition(".")[2], []).append((mark, signature))
+    for name in storage.keys():  # noqa: SIM118
+        for mark, signature in by_ending.get(name.rpartition(".")[2], ()):
+            if name == mark:
+                yield "", signature
+            elif name.endswith(f".{mark}"):
+                yield name.removesuffix(f".{mark}"), signature
+
+
+def _refuse_marked(storage: WeightStorage) -> None:
+    """UnsupportedFormatError for what a header's metadata declare."""
+    for file, metadata in metadata_of(storage).items():
+        layers = _declared(metadata.get(COMFY_METADATA, ""), file)
+        if layers:
+            name, said = next(iter(layers.items()))
+            kind = said.get("format") if isinstance(said, dict) else None
+            raise UnsupportedFormatError(
+                f"ComfyUI's own layers ({kind!s:.40})",
+                f"{COMFY_METADATA} in the header of {file} has {len(layers)} layers, as {name:.200}",
+                remedy=COMFY,
+            )
+
+
+def _declared(text: str, file: str) -> Mapping[str, object]:
+    """The layers that ComfyUI's metadata list; none where the text is no such list."""
+    if not text or len(text) > MAX_METADATA:
+        return {}
+    try:
+        value = parse_json(text.encode(), file)
+    except (ValueError, RecursionError, StorageError):
+        return {}
+    layers = value.get("layers") if isinstance(value, dict) else None
+    return layers if isinstance(layers, dict) else {}
+
+
+def _refused(signature: Signature, layer: LayerTensors) -> UnsupportedFormatError:
+    """The error for a layer, naming its tensors."""
+    stored = [
+        f"{suffix} ({str(info.dtype).removeprefix('torch.')})"
+        for part in signature.parts
+        for suffix in part.suffixes
+        if (info := layer.info(suffix))
+    ]
+    reason = f"{layer.prefix or 'the checkpoint'} has {' and '.join(stored)}"
+    return UnsupportedFormatError(signature.dialect, reason, remedy=signature.remedy)
+
+
+@dataclass(frozen=True)
+class Recogniser:
+    """Identifies the layers of a checkpoint that do not fit its config.
+
+    Attributes
+    ----------
+    formats
+        What the config says of the layers, which tells the size of blocks and whether scales divide.
+    configured
+        Whether there is a config.
+    """
+
+    formats: tuple[ConfiguredFormat, ...] = ()
+    configured: bool = True
+
+    def recognise(
+        self, weights: TensorSource, prefix: str
+    ) -> RecognisedFormat | UnsupportedFormatError | None:
+        """The dialect of the layer `prefix`; the error to raise where it is not read; None if unknown."""
+        layer = LayerTensors(prefix, weights.has_tensor, weights.info)
+        for candidate in (*self._candidates, *self._packed(layer, weights)):
+            if _has_all(candidate, layer) and _is_format(candidate, layer, weights):
+                return self._judged(candidate, layer)
+        rows = SIGNATURES if self._own_words or not self.configured else (*SIGNATURES, WORDS)
+        found = next((row for row in rows if row.matches(layer)), None)
+        return None if found is None else _refused(found, layer)
+
+    def _judged(
+        self, fmt: ConfiguredFormat, layer: LayerTensors
+    ) -> RecognisedFormat | UnsupportedFormatError:
+        """A format that is read, or the reason why its values cannot be told."""
+        name, config = fmt.weight_type.format, fmt.config
+        if not self.configured and fmt.weight_type in UNSTATED:
+            remedy = "add the quantization_config of the program that wrote it"
+            reason = f"{layer.prefix}: {NO_CONFIG}"
+            return UnsupportedFormatError(UNSTATED[fmt.weight_type], reason, remedy=remedy)
+        if isinstance(config, Fp8Config):
+            name = f"{name} with a scale for each {_shared_by(config)}"
+            alone = layer.info(INVERSE) is not None and config.per != "block"
+            if alone and not any(isinstance(fmt.config, Fp8Config) for fmt in self.formats):
+                remedy = "state quant_method fp8, with weight_scale_semantics inverse if it divides"
+                reason = f"{layer.prefix}: {INVERSE_FP8}"
+                return UnsupportedFormatError("FP8 under two readings", reason, remedy=remedy)
+        return RecognisedFormat(
+            fmt, f"the config does not name its format; its tensors are {name}, and are read so"
+        )
+
+    @cached_property
+    def _own_words(self) -> bool:
+        """Whether the config is of a method that packs `qweight`."""
+        return any("qweight" in spec.suffixes for fmt in self.formats for spec in fmt.specs())
+
+    @cached_property
+    def _candidates(self) -> tuple[ConfiguredFormat, ...]:
+        """Formats that a layer's tensors describe completely."""
+        names = (MXFP4_NAMES, *(("weight", scale) for scale in SCALES))
+        return (
+            ConfiguredFormat(MXFP8Weight, MXFP8Config()),
+            *(ConfiguredFormat(CTMXFP4Weight, MXFP4Config(stored)) for stored in names),
+            ConfiguredFormat(CTNVFP4Weight, NVFP4Config()),
+            ConfiguredFormat(ModelOptNVFP4Weight, NVFP4Config()),
+            *self._fp8,
+            *self._int8,
+            ConfiguredFormat(BNBNF4Weight, BNB4Config("nf4")),
+            ConfiguredFormat(BNBFP4Weight, BNB4Config("fp4")),
+            ConfiguredFormat(BNBWeight, BNBConfig()),
+        )
+
+    def _packed(self, layer: LayerTensors, weights: TensorSource) -> Iterator[ConfiguredFormat]:
+        """pack-quantized with the bits and groups that the tensors tell; not beside a config of it."""
+        shape, words, scale = (layer.info(f"weight_{name}") for name in ("shape", "packed", "scale"))
+        stated = any(fmt.weight_type is CTPackWeight for fmt in self.formats)
+        if stated or shape is None or words is None or scale is None:
+            return
+        if (len(words.shape), len(scale.shape), shape.shape) != (2, 2, (2,)):
+            return
+        K = int(fact_of(weights, named(layer.prefix, "weight_shape"), Role.INDEX)[1])
+        width, groups = 32 * words.shape[1], scale.shape[1]
+        if K < 1 or width % K or width // K not in PACKED_BITS or groups < 1 or K % groups:
+            return
+        size = -1 if groups == 1 else K // groups
+        symmetric, ordered = layer.info("weight_zero_point") is None, layer.info("weight_g_idx") is None
+        yield ConfiguredFormat(CTPackWeight, CTPackConfig(width // K, size, symmetric, not ordered))
+
+    @cached_property
+    def _fp8(self) -> tuple[ConfiguredFormat, ...]:
+        """FP8 with a scale for the tensor, for each block and for each output, in this order."""
+        own = [(fmt.config, fmt) for fmt in self.formats if isinstance(fmt.config, Fp8Config)]
+        stated = Fp8Config(
+            divide=any(config.divide for config, _ in own),
+            input_scale=True if any(config.input_scale for config, _ in own) else None,
+        )
+        blocks = dict.fromkeys([*(config.block for config, _ in own if config.block), BLOCK])
+        in_blocks = [replace(stated, per="block", block=block) for block in blocks]
+        configs = [
+            replace(stated, per="tensor"),
+            *in_blocks,
+            *(replace(config, stored_scale="scale") for config in in_blocks if not stated.divide),
+            replace(stated, per="channel"),
+        ]
+        inputs = next((fmt.activations for _, fmt in own), None)
+        return tuple(ConfiguredFormat(Fp8Weight, config, inputs) for config in configs)
+
+    @cached_property
+    def _int8(self) -> tuple[ConfiguredFormat, ...]:
+        """int-quantized with a scale for the tensor or for each output, beside a config of it."""
+        own = [fmt for fmt in self.formats if isinstance(fmt.config, CTIntConfig)]
+        return tuple(
+            replace(fmt, config=replace(fmt.config, block=block))
+            for fmt in own
+            for block in (None, (1, -1))
+            if isinstance(fmt.config, CTIntConfig)
+        )
+
+
+def _shared_by(config: Fp8Config) -> str:
+    """What shares a scale, in words."""
+    if config.block is not None:
+        return "block of {} outputs and {} inputs".format(*config.block)
+    return {"channel": "output"}.get(config.per or "", "tensor")
+
+
+def _has_all(fmt: ConfiguredFormat, layer: LayerTensors) -> bool:
+    """Whether each tensor of a format is stored once, in a dtype of the format."""
+    for spec in fmt.specs():
+        found = [info for suffix in spec.suffixes if (info := layer.info(suffix))]
+        if len(found) > 1 or (not found and not spec.optional):
+            return False
+        if any(info.dtype not in spec.dtypes for info in found):
+            return False
+    return True
+
+
+def _is_format(fmt: ConfiguredFormat, layer: LayerTensors, weights: TensorSource) -> bool:
+    """Whether the shapes are those of a format."""
+    suffixes = {
+        spec.name: next((suffix for suffix in spec.suffixes if layer.info(suffix)), spec.suffix)
+        for spec in fmt.specs()
+    }
+    specs = tuple(spec for spec in fmt.specs() if layer.info(suffixes[spec.name]))
+    try:
+        facts = {
+            spec.name: fact_of(weights, named(layer.prefix, suffixes[spec.name]), spec.role)
+            for spec in specs
+            if spec.fact
+        }
+        describe(weights, layer.prefix, ChosenFormat(fmt, suffixes, specs), facts)
+    except QloadError:
+        return False
+    return True

@@ -1,0 +1,465 @@
+"""Signatures of dialects that are not read: names, dtypes and shapes of a layer's tensors, and the way out.
+
+Sources, for the names and shapes: aqlm 1.1.7, amd-quark 0.13, auto-round 0.16.1, comfy-kitchen 0.2.40,
+exllamav3 1.6.5, hqq 0.2.8, mlx 0.32.4, modelopt 0.47.0, optimum-quanto 0.2.7, torchao 0.18.0, and
+transformers 5.23.0, also of the programs that it reads for.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from qload.errors import QloadError
+from qload.formats import ROLES
+from qload.formats.fp8 import WEIGHTS as FP8
+from qload.formats.unquantized import FLOATS
+from qload.spec import Names, Role, TensorSpec
+from qload.spec.tensor import solve
+from qload.storage import TensorInfo, WeightStorage
+
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32)
+EXPONENTS = (torch.uint8, torch.float8_e8m0fnu)
+U8, I8, I16, I32, U32 = (torch.uint8,), (torch.int8,), (torch.int16,), (torch.int32,), (torch.uint32,)
+E4M3, F32 = (torch.float8_e4m3fn,), (torch.float32,)
+
+COMFY = "ComfyUI runs it; take the model as its authors published it, or its plain safetensors"
+TRANSFORMERS = "transformers loads it where {} is installed, and its dequantize() gives plain weights"
+SOURCE = "qload reads the plain safetensors that it was made from"
+
+
+@dataclass(frozen=True)
+class SignatureTensor:
+    """A tensor of a signature.
+
+    Attributes
+    ----------
+    suffix
+        Its name after the layer's; several where tools differ, of which exactly one is stored.
+    dtypes
+        Those it may have; () for any.
+    axes
+        As in a `TensorSpec`; None: of any shape.
+    """
+
+    suffix: str | tuple[str, ...]
+    dtypes: tuple[torch.dtype, ...] = ()
+    axes: str | None = None
+
+    @property
+    def suffixes(self) -> tuple[str, ...]:
+        """All names after the layer's."""
+        return (self.suffix,) if isinstance(self.suffix, str) else self.suffix
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The tensors by which the layers of a dialect are identified that is not read.
+
+    Attributes
+    ----------
+    dialect
+        Its name.
+    remedy
+        Which program reads it, or how to convert it.
+    parts
+        The tensors, which are all stored. The first one is looked for when a checkpoint is opened.
+    without
+        Suffixes of which none is stored.
+    """
+
+    dialect: str
+    remedy: str
+    parts: tuple[SignatureTensor, ...]
+    without: tuple[str, ...] = ()
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """The names of the tensor that is looked for first."""
+        return self.parts[0].suffixes
+
+    def matches(self, layer: "LayerTensors") -> bool:
+        """Whether dtypes and shapes of a layer's tensors are those of the dialect."""
+        if any(layer.info(suffix) for suffix in self.without):
+            return False
+        specs, shapes = [], {}
+        for part in self.parts:
+            found = [info for suffix in part.suffixes if (info := layer.info(suffix))]
+            if len(found) != 1 or (part.dtypes and found[0].dtype not in part.dtypes):
+                return False
+            if part.axes is not None:
+                name = part.suffixes[0]
+                specs.append(TensorSpec(name, part.dtypes, part.axes, Role.WORD))
+                shapes[name] = found[0].shape
+        return _fit(specs, shapes)
+
+
+def _fit(specs: Sequence[TensorSpec], shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    """Whether shapes agree with their axes and with each other."""
+    try:
+        solve(specs, shapes, Names())
+    except QloadError:
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class LayerTensors:
+    """Dtypes and shapes of the tensors under a prefix; each is looked up once.
+
+    Attributes
+    ----------
+    prefix
+        The layer's name.
+    has, find
+        Whether a tensor is stored under a whole name, and what its header says.
+    """
+
+    prefix: str
+    has: Callable[[str], bool]
+    find: Callable[[str], TensorInfo]
+    known: dict[str, TensorInfo | None] = field(default_factory=dict, compare=False)
+
+    @classmethod
+    def of_storage(cls, storage: WeightStorage, prefix: str) -> "LayerTensors":
+        """Those of a storage."""
+        return cls(prefix, storage.keys().__contains__, storage.info)
+
+    def info(self, suffix: str) -> TensorInfo | None:
+        """Of the tensor with a suffix; None where it is not stored."""
+        if suffix not in self.known:
+            name = f"{self.prefix}.{suffix}" if self.prefix else suffix
+            self.known[suffix] = self.find(name) if self.has(name) else None
+        return self.known[suffix]
+
+
+WEIGHT, ANY = "weight", INTEGERS
+SCALES = ("weight_scale", "weight_scale_inv", "scale")
+
+# In this order: of rows that both match the first one counts.
+SIGNATURES = (
+    Signature("ComfyUI's own layers", COMFY, (SignatureTensor("comfy_quant", U8),)),
+    Signature(
+        "ComfyUI's asym_w4a8_int8",
+        COMFY,
+        (
+            SignatureTensor("weight_s_channel", F32),
+            SignatureTensor(WEIGHT, I8, "A B"),
+            SignatureTensor("weight_s_rel"),
+        ),
+    ),
+    Signature(
+        "ComfyUI's awq_w4a16",
+        COMFY,
+        (
+            SignatureTensor("weight_zeros", FLOATS, "G N"),
+            SignatureTensor(WEIGHT, I8, "N K/2"),
+            SignatureTensor("weight_scale", FLOATS, "G N"),
+        ),
+    ),
+    Signature(
+        "ComfyUI's scaled FP8",
+        COMFY,
+        (SignatureTensor("scale_weight", FLOATS), SignatureTensor(WEIGHT, FP8, "N K")),
+    ),
+    Signature(
+        "torchao's safetensors",
+        "transformers loads it where torchao is installed, and its dequantize() gives plain weights",
+        (SignatureTensor("_weight_qdata"),),
+    ),
+    Signature(
+        "quanto (int8, float8)",
+        f"optimum-quanto loads it by QuantizedModelForCausalLM.from_pretrained; {SOURCE}",
+        (
+            SignatureTensor("weight._data", (*I8, *FP8), "N K"),
+            SignatureTensor("weight._scale", FLOATS, "N 1"),
+        ),
+    ),
+    Signature(
+        "quanto (int4, int2)",
+        f"optimum-quanto loads it by QuantizedModelForCausalLM.from_pretrained; {SOURCE}",
+        (
+            SignatureTensor("weight._data._data", U8, "A B"),
+            SignatureTensor("weight._scale", FLOATS, "G 1"),
+            SignatureTensor("weight._shift", FLOATS, "G 1"),
+        ),
+    ),
+    Signature(
+        "SINQ",
+        f"the sinq package loads it; {SOURCE}",
+        (SignatureTensor("W_q", ANY), SignatureTensor(("scale2", "meta.scale2"))),
+    ),
+    Signature(
+        "HQQ",
+        f"hqq loads it; {SOURCE}",
+        (SignatureTensor("W_q", ANY), SignatureTensor("scale"), SignatureTensor("zero")),
+    ),
+    Signature(
+        "EXL3",
+        f"exllamav3 loads it; {SOURCE}",
+        (
+            SignatureTensor("trellis", I16, "K/16 N/16 W"),
+            SignatureTensor("suh", (torch.float16,), "K"),
+            SignatureTensor("svh", (torch.float16,), "N"),
+        ),
+    ),
+    Signature(
+        "EXL3",
+        f"exllamav3 loads it; {SOURCE}",
+        (
+            SignatureTensor("trellis", I16, "K/16 N/16 W"),
+            SignatureTensor("su", I16, "K/16"),
+            SignatureTensor("sv", I16, "N/16"),
+        ),
+    ),
+    Signature(
+        "QTIP",
+        f"the QTIP repository loads it; {SOURCE}",
+        (SignatureTensor("trellis", ANY), SignatureTensor("SU"), SignatureTensor("SV")),
+    ),
+    Signature(
+        "QuIP#",
+        f"the QuIP# repository loads it; {SOURCE}",
+        (SignatureTensor("Qidxs", ANY), SignatureTensor("SU"), SignatureTensor("SV")),
+    ),
+    Signature(
+        "AQLM",
+        f"transformers loads it where aqlm is installed; {SOURCE}",
+        (
+            SignatureTensor("codebooks", FLOATS, "C V O I"),
+            SignatureTensor("codes", ANY, "A B C"),
+            SignatureTensor("scales", FLOATS, "A 1 1 1"),
+        ),
+    ),
+    Signature(
+        "VPTQ",
+        f"transformers loads it where vptq is installed; {SOURCE}",
+        (SignatureTensor("centroids.weight", FLOATS), SignatureTensor("indices", ANY)),
+    ),
+    Signature(
+        "SpQR",
+        f"transformers loads it where spqr_quant is installed; {SOURCE}",
+        (
+            SignatureTensor("dense_weights", ANY),
+            SignatureTensor("row_offsets", ANY),
+            SignatureTensor("col_vals", ANY),
+        ),
+    ),
+    Signature(
+        "HIGGS",
+        TRANSFORMERS.format("flute-kernel"),
+        (
+            SignatureTensor("tables", FLOATS),
+            SignatureTensor(WEIGHT, I16, "A B"),
+            SignatureTensor("scales", FLOATS),
+        ),
+    ),
+    Signature(
+        "FP-Quant",
+        TRANSFORMERS.format("fp_quant"),
+        (
+            SignatureTensor("qweight", U8, "N K/2"),
+            SignatureTensor("scales", (*EXPONENTS, *E4M3)),
+            SignatureTensor(("forward_hadamard_matrix", "weight_global_scale")),
+        ),
+    ),
+    Signature(
+        "FP-Quant",
+        TRANSFORMERS.format("fp_quant"),
+        (
+            SignatureTensor("qweight", U8, "N K/2"),
+            SignatureTensor("scales", (*EXPONENTS, *E4M3)),
+            SignatureTensor("forward_hadamard_matrix"),
+            SignatureTensor("weight_global_scale"),
+        ),
+    ),
+    Signature(
+        "SVDQuant (Nunchaku)",
+        f"Nunchaku, or diffusers with it, loads it; {SOURCE}",
+        (SignatureTensor("wscales"), SignatureTensor("qweight", I8, "A B")),
+    ),
+    Signature(
+        "QQQ",
+        f"the QQQ repository and GPTQModel load it; {SOURCE}",
+        (SignatureTensor("s_channel", FLOATS), SignatureTensor("B", I32)),
+    ),
+    Signature(
+        "BitBLAS",
+        f"GPTQModel loads it where bitblas is installed; {SOURCE}",
+        (SignatureTensor("qweight", I8, "A B"), SignatureTensor("scales", FLOATS)),
+    ),
+    Signature(
+        "Gemma's mobile format",
+        TRANSFORMERS.format("torch"),
+        (
+            SignatureTensor("input_activation_scale", F32),
+            SignatureTensor(WEIGHT, (*U8, *I8), "N B"),
+            SignatureTensor("weight_scale", F32, "N 1"),
+        ),
+    ),
+    Signature(
+        "Gemma's mobile format",
+        TRANSFORMERS.format("torch"),
+        (SignatureTensor("embedding_quantized", (*U8, *I8)), SignatureTensor("embedding_scale", F32)),
+    ),
+    Signature(
+        "Metal",
+        TRANSFORMERS.format("kernels"),
+        (
+            SignatureTensor("qbiases", FLOATS, "N G"),
+            SignatureTensor(WEIGHT, U32, "N B"),
+            SignatureTensor("scales", FLOATS, "N G"),
+        ),
+    ),
+    Signature(
+        "MLX",
+        "mlx-lm loads it, and its convert with --dequantize writes plain safetensors",
+        (SignatureTensor("scales"), SignatureTensor(WEIGHT, U32)),
+        without=("qbiases",),
+    ),
+    Signature(
+        "Mistral's own FP8",
+        "take the model's files with transformers' names; or vLLM loads these with "
+        "--load-format mistral --config-format mistral",
+        (SignatureTensor("qscale_weight"), SignatureTensor(WEIGHT)),
+    ),
+    Signature(
+        "BitNet",
+        f"transformers loads it, and knows from linear_class whether the scale multiplies; {SOURCE}",
+        (SignatureTensor("weight_scale", FLOATS, "1"), SignatureTensor(WEIGHT, U8, "N/4 K")),
+        without=("weight_scale_2", "weight.absmax"),
+    ),
+    Signature(
+        "ModelOpt's NVFP4_SVD",
+        f"TensorRT-LLM and vLLM load it; {SOURCE}",
+        (
+            SignatureTensor("weight_quantizer._svdquant_lora_a", FLOATS, "R K"),
+            SignatureTensor(WEIGHT, U8, "N K/2"),
+        ),
+    ),
+    Signature(
+        "ModelOpt's NVFP4 with groups of 32",
+        f"TensorRT-LLM loads it; {SOURCE}",
+        (
+            SignatureTensor("weight_scale_2", F32),
+            SignatureTensor(WEIGHT, U8, "N K/2"),
+            SignatureTensor("weight_scale", E4M3, "N K/32"),
+        ),
+    ),
+    Signature(
+        "ModelOpt's W4A8_AWQ",
+        f"TensorRT-LLM and vLLM load it; {SOURCE}",
+        (
+            SignatureTensor("weight_scale_2", F32),
+            SignatureTensor(WEIGHT, U8, "N/2 K"),
+            SignatureTensor("weight_scale", FLOATS, "N G"),
+        ),
+    ),
+    Signature(
+        "ModelOpt's W8A8_SQ_PER_CHANNEL",
+        f"TensorRT-LLM loads it; {SOURCE}",
+        (
+            SignatureTensor("pre_quant_scale", FLOATS, "K"),
+            SignatureTensor(WEIGHT, I8, "N K"),
+            SignatureTensor("weight_scale", FLOATS, "N"),
+        ),
+    ),
+    Signature(
+        "NVFP4 with swizzled scales",
+        "TensorRT-LLM and ComfyUI read it; export it with ModelOpt or llm-compressor",
+        (
+            SignatureTensor("weight_scale_2", F32),
+            SignatureTensor(WEIGHT, U8, "N K/2"),
+            SignatureTensor("weight_scale", E4M3, "N@128^ K/16^@4^"),
+        ),
+    ),
+    Signature(
+        "MXFP8 with swizzled scales",
+        "TensorRT-LLM and ComfyUI read it; export it with ModelOpt or llm-compressor",
+        (SignatureTensor("weight_scale", EXPONENTS, "N@128^ K/32^@4^"), SignatureTensor(WEIGHT, E4M3, "N K")),
+    ),
+    Signature(
+        "FP8 in blocks whose exponents are bytes",
+        "store the scales as float8_e8m0fnu, which has the same bytes",
+        (SignatureTensor(SCALES, U8, "N/128^ K/128^"), SignatureTensor(WEIGHT, FP8, "N K")),
+    ),
+    Signature(
+        "NVFP4 whose scales are bytes",
+        "store the scales as float8_e4m3fn, which has the same bytes",
+        (
+            SignatureTensor("weight_scale_2", F32),
+            SignatureTensor(WEIGHT, U8, "N K/2"),
+            SignatureTensor("weight_scale", U8, "N K/16"),
+        ),
+    ),
+    Signature(
+        "Quark's MXFP6",
+        f"vLLM and SGLang load it; {SOURCE}",
+        (SignatureTensor("weight_scale", EXPONENTS, "N K/32"), SignatureTensor(WEIGHT, U8, "N K*3/4")),
+    ),
+    Signature(
+        "Quark's int4",
+        f"transformers loads it where amd-quark is installed; {SOURCE}",
+        (SignatureTensor("weight_scale", FLOATS, "G N"), SignatureTensor(WEIGHT, I32, "K N/8")),
+    ),
+    Signature(
+        "Quark's int8",
+        f"transformers loads it where amd-quark is installed; {SOURCE}",
+        (
+            SignatureTensor("weight_zero_point", I8, "N"),
+            SignatureTensor(WEIGHT, I8, "N K"),
+            SignatureTensor("weight_scale", FLOATS, "N"),
+        ),
+    ),
+    Signature(
+        "gpt-oss under OpenAI's own names",
+        "take the model's files with transformers' names",
+        (SignatureTensor("blocks", U8, "E N G 16"), SignatureTensor("scales", U8, "E N G")),
+    ),
+)
+# Beside a config of another method only: without a config, and beside one of their own, they contradict it.
+WORDS = Signature(
+    "words of GPTQ or AWQ, whose bits and zero points the config does not state",
+    "state the layer's own settings in the config, as AutoRound's extra_config or GPTQModel's dynamic do",
+    (
+        SignatureTensor("qweight", I32, "A B"),
+        SignatureTensor("qzeros", I32, "G C"),
+        SignatureTensor("scales", FLOATS, "G N"),
+    ),
+)
+# Methods that configs name and that are not read: which program does.
+METHODS_ELSEWHERE: Mapping[str, str] = {
+    "aqlm": f"transformers loads it where aqlm is installed; {SOURCE}",
+    "bitnet": f"transformers loads it; {SOURCE}",
+    "bitblas": f"GPTQModel loads it where bitblas is installed; {SOURCE}",
+    "exl3": f"exllamav3 loads it; {SOURCE}",
+    "fouroversix": f"transformers loads it where fouroversix is installed; {SOURCE}",
+    "fp_quant": TRANSFORMERS.format("fp_quant"),
+    "gemma": f"transformers loads it; {SOURCE}",
+    "gguf": "llama.cpp runs it; transformers loads it by from_pretrained(folder, gguf_file=name)",
+    "higgs": TRANSFORMERS.format("flute-kernel"),
+    "hqq": f"hqq loads it, and transformers before version 5 did; {SOURCE}",
+    "metal": f"transformers loads it on Apple silicon; {SOURCE}",
+    "mlx": "mlx-lm loads it, and its convert with --dequantize writes plain safetensors",
+    "moe_wna16": "state the method that wrote the tensors, gptq or awq: moe_wna16 is a kernel of vLLM",
+    "nvfp4": f"transformers quantizes by it while loading; {SOURCE}",
+    "quanto": f"transformers and optimum-quanto load it; {SOURCE}",
+    "quark": f"transformers loads it where amd-quark is installed, and so does vLLM; {SOURCE}",
+    "qqq": f"GPTQModel and the QQQ repository load it; {SOURCE}",
+    "quip": f"the QuIP# repository loads it; {SOURCE}",
+    "qtip": f"the QTIP repository loads it; {SOURCE}",
+    "sinq": f"transformers loads it where sinq is installed; {SOURCE}",
+    "spqr": f"transformers loads it where spqr_quant is installed; {SOURCE}",
+    "svdquant": f"Nunchaku, or diffusers with it, loads it; {SOURCE}",
+    "torchao": TRANSFORMERS.format("torchao"),
+    "vptq": f"transformers loads it where vptq is installed; {SOURCE}",
+    "w4afp8": f"SGLang loads it; {SOURCE}",
+}
+# Names of tensors that layers of these dialects have, and no layer of a format that is read.
+FOREIGN_SUFFIXES = frozenset(
+    suffix
+    for row in SIGNATURES
+    for part in row.parts
+    for suffix in part.suffixes
+    if ("." in suffix or suffix not in ROLES) and not suffix.startswith("_")
+) - {"scale", "zero", "codes", "blocks", "tables", "indices"}
