@@ -61,7 +61,7 @@ def known_type(folder: Path, seed: int = 0) -> UnreadCheckpoint:
     tensors = {name: each for name, each in load_file(file).items() if not name.startswith(f"{EXPERTS}.")}
     save_file({**tensors, **unread}, file, {"format": "pt"})
     prefixes = (EXPERTS, f"{EXPERTS}.gate_up_proj", f"{EXPERTS}.0.gate_proj")
-    return UnreadCheckpoint(folder, unread, prefixes, True, "stacked experts")
+    return UnreadCheckpoint(folder, unread, prefixes, True, "experts in one tensor")
 
 
 def unknown_type(folder: Path, seed: int = 0) -> UnreadCheckpoint:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from qload.errors import UnsupportedFormatError
+from qload.errors import MismatchError
 
 WRAPPER = "base_model.model."
 # Segments of names that only parameters of adapters have: LoRA, DoRA, AdaLoRA, VeRA, IA3, LoHa, LoKr, OFT.
@@ -70,10 +70,11 @@ def adapters_of(names: Iterable[str]) -> Adapters | None:
 
 
 def refuse_adapters(names: Iterable[str]) -> None:
-    """Raise UnsupportedFormatError for a model beside whose layers lie adapters that are not merged."""
+    """Raise MismatchError for a model beside whose layers lie adapters that are not merged."""
     found = adapters_of(names)
     if found is not None:
-        raise UnsupportedFormatError("a PEFT model that was saved whole", str(found), remedy=REMEDY)
+        what = "a PEFT model that was saved whole"
+        raise MismatchError(found.layer, what, "merged weights", str(found), f"remedy   {REMEDY}")
 
 
 def _unwrapped(parts: list[str]) -> Iterator[str]:

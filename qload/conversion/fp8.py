@@ -85,7 +85,7 @@ def _why_not_inputs(scheme: ActivationScheme | None) -> str | None:
 def stored(weight: Weight) -> dict[str, Tensor]:
     """The tensors of a layer by name: (N, K); a scale (1,), (N, 1) or one a block; (1,) of inputs."""
     assert isinstance(weight, Fp8Weight)
-    N, scale, config = weight.layer.N, weight.weight_scale, weight.config
+    N, scale, config = weight.layer.N, weight.scales, weight.config
     scale = scale.float() if scale.dtype == E8M0 else scale  # a power of two stays what it is
     shapes = {"tensor": (1,), "channel": (N, 1), "block": (scale.shape[0] if scale.ndim else 1, -1)}
     found = {"weight": weight.weight, "weight_scale": scale.reshape(shapes[config.per or "tensor"])}

@@ -379,11 +379,6 @@ SIGNATURES = (
         (SignatureTensor("weight_scale", EXPONENTS, "N@128^ K/32^@4^"), SignatureTensor(WEIGHT, E4M3, "N K")),
     ),
     Signature(
-        "FP8 in blocks whose exponents are bytes",
-        "store the scales as float8_e8m0fnu, which has the same bytes",
-        (SignatureTensor(SCALES, U8, "N/128^ K/128^"), SignatureTensor(WEIGHT, FP8, "N K")),
-    ),
-    Signature(
         "NVFP4 whose scales are bytes",
         "store the scales as float8_e4m3fn, which has the same bytes",
         (

@@ -9,7 +9,7 @@ module, and last by the type of model. Gate and up of one tensor are told apart 
 else they stay one layer of 2 N outputs.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
@@ -19,7 +19,7 @@ import torch
 
 from qload.architecture import Architecture, architecture_of
 from qload.architecture.config import INNER
-from qload.experts.stack_layouts import DOWN, FIELDS, HALVES, LAYERS, WEIGHTS, Layout
+from qload.experts.stack_layouts import DOWN, FIELDS, HALVES, LAYERS, SCALES, WEIGHTS, Layout
 from qload.experts.stack_slices import Slot
 from qload.formats.fp8 import WEIGHTS as FP8
 from qload.formats.unquantized import FLOATS
@@ -33,12 +33,14 @@ ENDINGS = {
     f"{matrix}{ending}": (matrix, ending) for matrix in LAYERS for ending in FIELDS if ending[:1] != "."
 }
 DOTTED = {ending[1:]: ending for ending in FIELDS if ending[:1] == "."}
+TELLING = frozenset((*WEIGHTS, "weight_scale", "weight_scale_inv"))
 FAMILIES = {"gate_up_proj": ("w1", "w3"), "down_proj": ("w2",)}  # other names of experts beside joined scales
 READ = {  # dtypes of each field that holds a weight
     "weight": (*FLOATS, *FP8, torch.uint8, torch.int8),
     "weight_packed": (torch.uint8, torch.int32),
     "qweight": (torch.int32,),
 }
+BYTES = (torch.uint8, torch.int8)  # dtypes of codes, which mean nothing without a scale
 POWERS = (torch.uint8, torch.float8_e8m0fnu)  # dtypes of scales that are exponents alone
 GROUPS_FP4, GROUP_MX = (16, 32), 32  # inputs that share a scale
 
@@ -143,6 +145,13 @@ class StackedMatrix:
         return self.weight is not None and self.endings[self.weight] == "_blocks"
 
     @cached_property
+    def packs_inputs(self) -> bool:
+        """Whether a byte holds two inputs: uint8, or int8 beside exponents, as in DeepSeek V4."""
+        scale = self.infos.get("scale")
+        pairs = scale is not None and scale.dtype in POWERS and self.info.dtype == torch.int8
+        return self.info.dtype == torch.uint8 or pairs
+
+    @cached_property
     def packs_outputs(self) -> bool:
         """Whether a byte holds two outputs, as in ModelOpt's AWQ, and has one scale a group of inputs."""
         scale = self.infos.get("weight_scale")
@@ -169,7 +178,7 @@ def search(storage: WeightStorage, config: Mapping[str, Any]) -> FoundStacks:
     if not modules:
         return found
     finder = _Finder(storage, config, architecture_of(config))
-    total = 0
+    total, unread = 0, dict[str, str]()
     for matrices in modules.values():
         for matrix, stacks in finder.of_module(matrices):
             total += 0 if isinstance(stacks, str) else sum(one.count * len(one.parts) for one in stacks)
@@ -178,7 +187,21 @@ def search(storage: WeightStorage, config: Mapping[str, Any]) -> FoundStacks:
             elif matrix.weight is None or not matrix.plain:
                 why = stacks if isinstance(stacks, str) else f"beyond {MAX_NAMES} tensors of experts"
                 found.unread.update(dict.fromkeys(matrix.tensors.values(), why))
+                unread[matrix.prefix] = why
+    found.unread.update(_under(storage, unread, found.stacks))
     return found
+
+
+def _under(
+    storage: WeightStorage, unread: Mapping[str, str], stacks: Iterable[StoredStack]
+) -> Iterator[tuple[str, str]]:
+    """Each tensor whose name continues that of a matrix that is not read, with the reason."""
+    read = {stack.source for stack in stacks} if unread else frozenset()
+    for prefix, reason in unread.items():
+        stored = storage.keys()
+        for name in stored:
+            if name.startswith((f"{prefix}_", f"{prefix}.")) and name not in read:
+                yield name, reason
 
 
 def _modules(storage: WeightStorage) -> dict[str, list[StackedMatrix]]:
@@ -190,9 +213,10 @@ def _modules(storage: WeightStorage) -> dict[str, list[StackedMatrix]]:
         if last in ENDINGS:
             matrix, ending = ENDINGS[last]
             groups.setdefault((lead, matrix), {})[ending] = name
-        elif last in DOTTED and _may_be_stacked(storage, name, lead, last):
+        elif last in TELLING:
             module, _, matrix = lead.rpartition(".")
-            groups.setdefault((module, matrix), {})[DOTTED[last]] = name
+            if not module[-1:].isdigit() and _may_be_stacked(storage, name, module, matrix, last):
+                groups.setdefault((module, matrix), {})[DOTTED[last]] = name
     modules: dict[str, list[StackedMatrix]] = {}
     for (module, matrix), endings in groups.items():
         for last, ending in DOTTED.items():
@@ -205,11 +229,8 @@ def _modules(storage: WeightStorage) -> dict[str, list[StackedMatrix]]:
     return modules
 
 
-def _may_be_stacked(storage: WeightStorage, name: str, layer: str, last: str) -> bool:
-    """Whether `layer.last` may be of a stack: a weight of three axes, or scales beside experts by number."""
-    module, _, matrix = layer.rpartition(".")
-    if module[-1:].isdigit() or not matrix:
-        return False
+def _may_be_stacked(storage: WeightStorage, name: str, module: str, matrix: str, last: str) -> bool:
+    """Whether a tensor may be of a stack: a weight of three axes, or scales beside experts by number."""
     if last in WEIGHTS:
         info = storage.info(name)
         known = matrix in LAYERS or (info.dtype not in FLOATS and "conv" not in matrix)
@@ -328,8 +349,9 @@ class _Finder:
             return f"{what}: no format has so many axes"
         if matrix.plain and not self._known(matrix):
             return f"{what}: no tensor tells outputs from inputs, and the type of model is not known"
-        if info.dtype == torch.uint8 and not any("scale" in own for own in self._beside(matrix)):
-            return f"{what}: no scale beside it says whether a byte holds two inputs or two outputs"
+        scaled = matrix.in_blocks or any("scale" in own for own in self._beside(matrix))
+        if info.dtype in BYTES and not scaled:
+            return f"{what}: no scale that is known is stored beside these bytes"
         if inputs_first is None:
             return f"{what}: neither the scales nor the config tells outputs from inputs"
         order = self._order(matrix, inputs_first)
@@ -353,7 +375,7 @@ class _Finder:
         if len(matrix.infos) > 1:
             return matrix.infos
         found, start, stored = {}, f"{matrix.lead}.0.{matrix.layers[0]}.", self.storage.keys()
-        for own in ("weight_scale", "weight_scale_inv"):
+        for own in SCALES:
             if f"{start}{own}" in stored:
                 info = self.storage.info(f"{start}{own}")
                 found[own] = replace(info, shape=(1, *info.shape))
@@ -384,7 +406,7 @@ class _Finder:
         block, count = self.block or DEFAULT_BLOCK, len(matrix.layers)
         N, _ = _sizes(matrix, inputs_first)
         rows = count * -(-(N // count) // block[0])
-        for own in ("weight_scale", "weight_scale_inv"):
+        for own in SCALES:
             dims = matrix.infos[own].shape[1:] if own in matrix.infos else ()
             if len(dims) == 2 and dims[1 if inputs_first else 0] == rows != -(-N // block[0]):
                 return N % count == 0
@@ -405,7 +427,7 @@ class _Finder:
             self.block,
             quantized,
             self.scales_have_inputs and matrix.info.dtype in (torch.int8, torch.int32),
-            matrix.info.dtype == torch.uint8,
+            matrix.packs_inputs,
         )
 
     def _laid_out(self, matrix: StackedMatrix, layout: Layout) -> list[StoredStack] | str:
@@ -455,7 +477,7 @@ class _Finder:
                     quantized=weight.dtype not in FLOATS,
                 )
                 return self._laid_out(matrix, layout)
-        return f"{what}: no weights of its experts are stored"
+        return []  # of weights that are lost, which is for the rules to find
 
     # Which axis of a weight is that of its outputs
 
@@ -495,7 +517,7 @@ class _Finder:
         if len(matrix.info.shape) != 3:
             return None
         for own, info in self._beside(matrix).items():
-            if own in ("weight_scale", "weight_scale_inv"):
+            if own in SCALES:
                 told = self._by_scale(matrix, info)
                 if told is not None:
                     return told
@@ -514,7 +536,7 @@ class _Finder:
         if len(dims) != 2 or prod(dims) == 1:
             return None
         alike = {turned: self._fits(matrix, scale, turned, turned) for turned in (False, True)}
-        exact = 1 in dims or matrix.info.dtype == torch.uint8
+        exact = 1 in dims or matrix.packs_inputs
         apart = {turned: exact and self._fits(matrix, scale, turned, not turned) for turned in (False, True)}
         if alike[False] != alike[True]:
             return _Told(alike[True], sure=not (1 in dims and apart[alike[False]]))
@@ -526,7 +548,7 @@ class _Finder:
         """Whether a scale is one of outputs, groups or blocks of a weight, if both lie so."""
         N, K = _sizes(matrix, inputs_first)
         n, k = scale.shape[:0:-1] if scale_turned else scale.shape[1:]
-        if matrix.info.dtype == torch.uint8:
+        if matrix.packs_inputs:
             return n == N and any(k * group == K for group in GROUPS_FP4)
         if scale.dtype == torch.uint8:
             return n == N and k * GROUP_MX == K
@@ -569,10 +591,10 @@ def _by_pair(matrices: Mapping[str, StackedMatrix]) -> bool | None:
 
 def _sizes(matrix: StackedMatrix, inputs_first: bool) -> tuple[int, int]:
     """(N, K) of a stacked weight, if its inputs come first or do not."""
-    dims, info = matrix.info.shape[1:], matrix.info
+    dims = matrix.info.shape[1:]
     if matrix.in_blocks:
         return dims[0], prod(dims[1:]) * 2
     if matrix.packs_outputs:
         return dims[0] * 2, dims[1]
     N, K = (dims[1], dims[0]) if inputs_first else (dims[0], dims[1])
-    return N, K * 2 if info.dtype == torch.uint8 else K
+    return N, K * 2 if matrix.packs_inputs else K

@@ -6,8 +6,8 @@ E experts of N outputs and K inputs each; gate and up may be joined along the ou
     weight_packed                         (E, N, K/8), (E, N, K/2) int32 codes; two inputs a byte
     qweight, scales, qzeros, g_idx        (E, ...)                 each expert's as GPTQ and AWQ store a layer
     _blocks, _scales                      (E, N, K/32, 16), (E, N, K/32)  MXFP4 of gpt-oss
-    weight_scale, _scale, _scale_inv      (), (E,), (E, N), (E, N, 1), (E, 1, N); groups (E, N, G), (E, G, N);
-                                          blocks (E, N/b, K/b), (E, K/b, N/b)
+    weight_scale, _scale, _scale_inv,     (), (E,), (E, N), (E, N, 1), (E, 1, N); groups (E, N, G), (E, G, N);
+    .scale of DeepSeek V4                 blocks (E, N/b, K/b), (E, K/b, N/b)
     weight_scale_2, input_scale, ...      (), (E,), (E, 2) of gate and up
     weight_zero_point                     as the scales; packed (E, N/8, G)
     weight_shape                          [E, N, K], [N, K] or (E, 2)
@@ -55,9 +55,11 @@ FIELDS: dict[str, str] = {
     },
     ".weight": "weight",
     ".scales": "scales",
+    ".scale": "scale",
 }  # fmt: skip
 WEIGHTS = ("weight", "weight_packed", "qweight")  # the fields of which a layer has one
 WEIGHT_ENDINGS = tuple(ending for ending, own in FIELDS.items() if own in WEIGHTS)
+SCALES = ("weight_scale", "weight_scale_inv", "scale")  # of a weight, as tools call them
 SINGLE = ("weight_scale_2", "weight_global_scale", "input_scale", "input_global_scale", "input_zero_point",
           "activation_scale")  # fmt: skip
 OF_INPUTS = ("g_idx", "weight_g_idx", "pre_quant_scale")  # one for each input of a layer
@@ -122,7 +124,7 @@ class Layout:
         if own == "weight_scale_inv" and not self.quantized:
             return self._shared(source, info, dims)
         if prod(dims) == 1:
-            alone = own in SINGLE or (self.block is None and self.N > 1)
+            alone = own in SINGLE or (self.scales_have_inputs and self.block is None and self.N > 1)
             return self._shared(source, info, () if alone else dims)
         each_layer = prod(dims) == dims[0] == self.stored_layers != self.N
         if each_layer and (len(self.layers) > 1 or dims not in self._grids()):

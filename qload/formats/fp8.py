@@ -3,7 +3,8 @@
 On disk, for a layer of K inputs and N outputs:
 
     weight        e4m3fn, e5m2            (N, K)
-    weight_scale  fp32, bf16, fp16, e8m0  see below; `weight_scale_inv` is another name for it
+    weight_scale  fp32, bf16, fp16, e8m0  see below; `weight_scale_inv` is another name for it. Scales of
+                  or uint8                blocks may be exponents in bytes, which are e8m0 too
     input_scale   fp32, bf16, fp16        () or (1,), of the activations; optional, also `activation_scale`
 
     w[n, k] = weight[n, k] * weight_scale
@@ -34,6 +35,7 @@ E4M3FN, FNUZ = torch.float8_e4m3fn, torch.float8_e4m3fnuz
 WEIGHTS = (E4M3FN, torch.float8_e5m2, FNUZ)
 ACTIVATIONS = (torch.float32, torch.bfloat16, torch.float16)
 SCALES = (*ACTIVATIONS, torch.float8_e8m0fnu)
+EXPONENTS = (torch.uint8, torch.float8_e8m0fnu)
 NAMES = ("weight_scale", "weight_scale_inv")
 NEGATIVE_ZERO, NAN = 0x80, 0x7F  # bytes of e4m3fn; the first is the NaN of e4m3fnuz, the second 240 there
 
@@ -69,6 +71,8 @@ class Fp8Config(spec.Config):
         Of the weight, as the config claims; the tensor is believed.
     stored_scale
         The name of the scale on disk; None: one of those that tools usually write.
+    scale_bytes
+        Whether the scales of blocks are exponents in uint8, once a layer is described.
     """
 
     name: ClassVar[str] = "fp8"
@@ -81,6 +85,7 @@ class Fp8Config(spec.Config):
     activation_scale_ub: float | None = None
     dtype: torch.dtype | None = field(default=None, compare=False)  # only a claim
     stored_scale: str | None = field(default=None, repr=False)
+    scale_bytes: bool = field(default=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if (self.per == "block") != (self.block is not None):
@@ -108,6 +113,13 @@ class Fp8Config(spec.Config):
         return self.axes or {"block": self.grid, "channel": "N 1"}.get(self.per or "", "P")
 
     @property
+    def scale_dtypes(self) -> tuple[torch.dtype, ...]:
+        """The dtypes that the scale may have."""
+        if self.scale_bytes:
+            return EXPONENTS
+        return (*SCALES, torch.uint8) if self.per == "block" and not self.divide else SCALES
+
+    @property
     def scale_view(self) -> str | None:
         """The one axis of a scale that is no block's: parts join along it, in the first one's shape."""
         if self.per == "block":
@@ -117,12 +129,14 @@ class Fp8Config(spec.Config):
     def for_layer(self, headers: spec.LayerHeaders) -> "Fp8Config":
         """What shares a scale, from its shape beside what is claimed; ShapeError for a contradiction."""
         sizes = {**headers.sizes(Fp8Weight.tensors(self)[:1]), "P": 1}
-        shape = headers.shapes["weight_scale"]
+        shape, own = headers.shapes["weight_scale"], self
+        if self.per == "block" and headers.dtypes["weight_scale"] == torch.uint8:
+            own = replace(self, scale_bytes=True)
         stored: dict[str, Per] = AXES
         if self.per == "block":
             stored = {self.grid: "block", self.spread: "block"}
             if self.axes == "P" and shape == (1,) == tuple(set(_shape(self.grid, sizes))):
-                return replace(self, per="tensor", block=None, axes="P")
+                return replace(own, per="tensor", block=None, axes="P")
         fitting = [
             (axes, per)
             for axes, per in stored.items()
@@ -135,7 +149,7 @@ class Fp8Config(spec.Config):
         axes, per = fitting[0]
         if per != "parts":
             headers.check_single(("input_scale",))
-        return replace(self, per=per, axes=axes)
+        return replace(own, per=per, axes=axes)
 
     def _contradicted(self, headers: spec.LayerHeaders, sizes: dict[str, int]) -> ShapeError:
         N, hint = sizes["N"], "" if self.per else "blocks of scales need weight_block_size in the config"
@@ -170,7 +184,7 @@ class Fp8Weight(spec.Weight):
     weight_scale
         One for the tensor, () or (1,) or (1, 1); one an output, (N,) or (N, 1) or (1, N); one a fused part,
         (P,); or one a block of bn outputs and bk inputs, (ceil(N / bn), ceil(K / bk)) or
-        (ceil(N / bn), 1, ceil(K / bk), 1); fp32, bf16, fp16 or e8m0.
+        (ceil(N / bn), 1, ceil(K / bk), 1); fp32, bf16, fp16 or e8m0, of blocks also as uint8.
     input_scale
         Of the activations, which `dequantize` does not look at: () or (1,), fp32, bf16 or fp16; None: not
         stored.
@@ -207,7 +221,7 @@ class Fp8Weight(spec.Weight):
             TensorSpec("weight", WEIGHTS, "N K", Role.WORD),
             TensorSpec(
                 "weight_scale",
-                SCALES,
+                config.scale_dtypes,
                 config.scale_axes,
                 Role.SCALE,
                 stored=names,
@@ -226,6 +240,12 @@ class Fp8Weight(spec.Weight):
         )
         return specs[:2] if config.input_scale is False else specs
 
+    @property
+    def scales(self) -> Tensor:
+        """The scales as floats, of which e8m0 is one."""
+        scale = self.weight_scale
+        return scale.view(torch.float8_e8m0fnu) if scale.dtype == torch.uint8 else scale
+
     def stored(self) -> StoredRows | None:
         """As it lies, but for fused parts of a scale each, and for e4m3fnuz."""
         (N, K), block = self.shape, self.config.block
@@ -233,16 +253,16 @@ class Fp8Weight(spec.Weight):
             block is None and self.config.per != "channel" and len(self.layer.parts) > 1
         ):
             return None
-        scales = self.weight_scale.reshape(-1, 1)
+        scales = self.scales.reshape(-1, 1)
         n_run, k_run = (1, max(K, 1)) if self.config.per == "channel" else (max(N, 1), max(K, 1))
         if block is not None:
-            scales = self.weight_scale.reshape(self.weight_scale.shape[0], -1)
+            scales = self.scales.reshape(self.weight_scale.shape[0], -1)
             n_run, k_run = min(block[0], max(N, 1)), min(block[1], max(K, 1))
         return StoredRows(self.weight, scales, n_run, k_run, divide=self.config.divide)
 
     def codes(self) -> spec.Codes:
         """The bytes, what each of them is, and the scales of their blocks, outputs or parts."""
-        device, scales = self.device, self.weight_scale.float()
+        device, scales = self.device, self.scales.float()
         n_group = k_group = None
         if self.config.block:
             scales = scales.reshape(scales.shape[0], -1)
@@ -287,7 +307,7 @@ def to_fnuz(weight: Fp8Weight) -> Fp8Weight:
     return replace(
         weight,
         weight=bytes_.view(FNUZ),
-        weight_scale=_scaled(named(name, "weight_scale"), weight.weight_scale, times),
+        weight_scale=_scaled(named(name, "weight_scale"), weight.scales, times),
         input_scale=None if limit is None else _scaled(named(name, "input_scale"), limit, 2),
     )
 

@@ -70,8 +70,13 @@ class Account:
     def notes(self) -> list[str]:
         """One for each cause why tensors are not read: how many, the first, the reason and their bytes."""
         causes: dict[str, list[str]] = {}
-        for name, reason in self.report.unread.items():
-            causes.setdefault(cause_of(reason, self._module(name)), []).append(name)
+        members: dict[str, list[str]] = {}
+        for name in self.report.unread:
+            members.setdefault(self._module(name), []).append(name)
+        for module, names in members.items():
+            for name in names:
+                cause = cause_of(self.report.unread[name], module, *names)
+                causes.setdefault(cause, []).append(name)
         return [
             f"{len(names)} tensors, such as {names[0]}, are not read: {self.report.unread[names[0]]}; "
             f"they hold {sum(map(self.unread_bytes.__getitem__, names))} of {self.coverage.total} bytes"
@@ -109,6 +114,7 @@ def account(groups: Groups) -> Account:
             ledger.leave(groups.under(prefix), _reason(layer))
         elif isinstance(layer, QloadError):
             refused.update(groups.under(prefix))
+    ledger.refuse(refused)
     stacks = {name for name in groups.names if name not in groups.specs and unread_reason(name, storage)}
     plain = [
         name

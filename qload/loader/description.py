@@ -158,7 +158,8 @@ def describe(
     fmt, specs = chosen.format, chosen.specs
     names = LayerNames(weights, prefix, chosen.suffixes)
     infos = {spec.name: weights.info(names.full(spec.name)) for spec in specs}
-    _check_axes(prefix, specs[0], infos, names)
+    if not _is_dense(weights, prefix):
+        _check_axes(prefix, specs[0], infos, names)
     seen = LayerHeaders(
         shapes={spec.name: _shape(spec, infos[spec.name].shape) for spec in specs},
         dtypes={name: info.dtype for name, info in infos.items()},
@@ -173,6 +174,13 @@ def describe(
     specs = tuple(spec for spec in own.specs() if spec.name in infos)
     sizes = seen.sizes(specs, own.config.known())
     return LayerDescription(prefix, own, specs, sizes, facts, seen.dtypes, names, own.config.notes(seen))
+
+
+def _is_dense(weights: TensorSource, prefix: str) -> bool:
+    """Whether the architecture of the model has one layer of this name, and no experts."""
+    architecture: Any = getattr(weights, "architecture", None)
+    place = None if architecture is None else architecture.find(prefix)
+    return place is not None and place.expert is None
 
 
 def _check_axes(prefix: str, spec: TensorSpec, infos: Mapping[str, TensorInfo], names: LayerNames) -> None:

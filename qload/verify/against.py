@@ -16,6 +16,7 @@ from functools import partial
 from qload.diagnosis.meaning import meant
 from qload.errors import QloadError
 from qload.loader import LayerDescription
+from qload.storage import rows
 from qload.verify.causes import SideBySide, known_fault, misreading, other_wrapping
 from qload.verify.comparison import SPIKE, Comparison, agree
 from qload.verify.crew import Crew, Tell
@@ -72,6 +73,44 @@ def check(
 
     for told in crew.share_out(compared, sizes, tell, THREADS):
         yield from told
+    yield from _tensors(subject, reference)
+
+
+def _tensors(subject: Subject, reference: Subject) -> Iterator[Finding]:
+    """Findings for tensors of no layer, such as biases and stacks of floats, that both checkpoints have."""
+    here, there = ({*each.account.report.used} - each.specs.keys() for each in (subject, reference))
+    for name in sorted(here & there):
+        found = _differing(subject, reference, name)
+        if found is not None:
+            yield found
+
+
+def _differing(subject: Subject, reference: Subject, name: str) -> Finding | None:
+    """The first number of a tensor that differs after one rounding to the narrower dtype of both."""
+    assert subject.weights is not None
+    assert reference.weights is not None
+    storages = subject.weights.storage, reference.weights.storage
+    ours, theirs = (storage.info(name) for storage in storages)
+    if ours.shape != theirs.shape:
+        message = f"{name}: shape is {ours.shape}, the reference has {theirs.shape}"
+        return Finding(SHAPE, "error", name, ours.file, message)
+    narrow = min(ours.dtype, theirs.dtype, key=lambda dtype: (dtype.itemsize, str(dtype)))
+    count, first = 0, None
+    for (start, got), (_, want) in zip(*(rows(storage, name) for storage in storages), strict=True):
+        one, other = got.to(narrow), want.to(narrow)
+        apart = (one != other) & ~(one.isnan() & other.isnan()) if one.is_floating_point() else one != other
+        if bool(apart.any()) and first is None:
+            row, *rest = apart.nonzero()[0].tolist()
+            first = (start + row, *rest), float(got[(row, *rest)]), float(want[(row, *rest)])
+        count += int(apart.sum())
+    if first is None:
+        return None
+    place, got_value, want_value = first
+    message = (
+        f"{name}: differs from the reference first at {place}: {got_value:g}, the reference has "
+        f"{want_value:g}; {count} of {math.prod(ours.shape)} differ"
+    )
+    return Finding(VALUE, "error", name, ours.file, message)
 
 
 def _layers(subject: Subject) -> dict[str, LayerDescription]:

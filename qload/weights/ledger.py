@@ -66,6 +66,7 @@ class Ledger:
     reasons: list[ReasonOf] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     unread: dict[str, str] = field(default_factory=dict)
+    refused: set[str] = field(default_factory=set)
 
     def take(self, names: Iterable[str]) -> None:
         """One load used each of these tensors."""
@@ -81,6 +82,10 @@ class Ledger:
         """No format reads these tensors, for this reason."""
         self.unread.update(dict.fromkeys(names, reason))
 
+    def refuse(self, names: Iterable[str]) -> None:
+        """Each of these tensors belongs to a layer that contradicts itself: it is damaged, and no stack."""
+        self.refused.update(names)
+
     def fresh(self) -> "Ledger":
         """One with the same exemptions, in which nothing was used yet."""
         return Ledger(exemptions=list(self.exemptions), reasons=list(self.reasons))
@@ -91,8 +96,9 @@ class Ledger:
         unused = [key for key in keys if not self.taken[key]]
         exempted = {key: reason for key in unused if (reason := self._reason(key, storage))}
         left = [key for key in unused if key not in exempted]
+        stacks = (key for key in left if key not in self.refused)
         unread = {
-            key: reason for key in left if (reason := self.unread.get(key) or unread_reason(key, storage))
+            key: reason for key in stacks if (reason := self.unread.get(key) or unread_reason(key, storage))
         }
         return LoadReport(
             used=[key for key in keys if self.taken[key]],

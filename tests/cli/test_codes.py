@@ -91,16 +91,16 @@ def test_of_several_paths_the_worst_counts(
 def test_a_bug_among_several_paths_is_worse_than_findings(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from qload.verify import examine
+    from qload.verify.subject import Subject
 
-    open_subject = examine.Subject.open
+    open_subject = Subject.open
 
     def failing(path: Any) -> Any:
         if str(path) == str(folders["sound"]):
             raise LookupError("lost")
         return open_subject(path)
 
-    monkeypatch.setattr(examine.Subject, "open", failing)
+    monkeypatch.setattr(Subject, "open", failing)
     names = ("findings", "sound", "unread")
     result = CliRunner().invoke(main, ["verify", *(str(folders[name]) for name in names), "--json"])
 
@@ -112,12 +112,12 @@ def fail(*_: Any, **__: Any) -> None:
     raise KeyError("G")
 
 
-@pytest.mark.parametrize("verb", main.commands)  # type: ignore[attr-defined]
+@pytest.mark.parametrize("verb", main.commands)
 @pytest.mark.parametrize("verbose", ["", "before", "after"])
 def test_a_bug_in_any_verb_ends_in_a_sentence(
     verb: str, verbose: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command: click.Command = main.commands[verb]  # type: ignore[attr-defined]
+    command: click.Command = main.commands[verb]
     if isinstance(command, click.Group):
         command = next(iter(command.commands.values()))
         verb = f"{verb} {command.name}"
@@ -141,7 +141,6 @@ def test_the_traceback_of_a_rule_is_shown_with_v(
 ) -> None:
     from qload.verify import judge
 
-    monkeypatch.setattr(judge.notes, "flags", fail)
     monkeypatch.setattr(judge, "NOTES", (fail,))
 
     plain = CliRunner().invoke(main, ["verify", str(folders["sound"]), "--json"])

@@ -24,7 +24,9 @@ from click.testing import CliRunner
 from torch import nn
 
 from qload import (
+    Fp8Quantizer,
     Load,
+    QuantizingLoader,
     SafetensorsStorage,
     Weights,
     convert,
@@ -41,7 +43,7 @@ from qload import (
     with_experts,
 )
 from qload.cli.main import main
-from qload.detect import read_model_config
+from qload.detect import for_target, read_model_config
 from qload.errors import QloadError, UnreadTensorsError
 from qload.listing import Account, Groups, account, check_all_read, info_of
 from qload.loader import Heads, Part
@@ -268,10 +270,6 @@ def reads_into(weights: Weights, name: str) -> torch.Tensor:
     return out
 
 
-def by_loader(call: Callable[[Any, Weights, str], object]) -> Call:
-    return refuses(lambda weights, prefix: call(weights.loader, weights, prefix))
-
-
 LOADS: dict[str, Callable[[Any, str], object]] = {
     "get_weights": lambda it, prefix: it.get_weights(prefix),
     "get_weights_col": lambda it, prefix: it.get_weights_col(prefix),
@@ -279,6 +277,32 @@ LOADS: dict[str, Callable[[Any, str], object]] = {
     "get_multi_weights_col": lambda it, prefix: it.get_multi_weights_col([prefix]),
     "get_weights_col_packed": lambda it, prefix: it.get_weights_col_packed(prefix, 2),
 }
+LOADERS: dict[str, Callable[[Any], Any]] = {
+    "WeightsLoader": lambda loader: loader,
+    "FormatLoader": lambda loader: loader,
+    "QuantizingLoader": lambda loader: QuantizingLoader(loader, Fp8Quantizer()),
+    "RepackingLoader": lambda loader: for_target(loader, "auto"),
+}
+ASKED: dict[str, Callable[[Any, str], object]] = {
+    "load": lambda it, prefix: it.load([Part(prefix)], None),
+    "plan": lambda it, prefix: it.plan([Part(prefix)], None).finish(it.weights),
+    "shape": lambda it, prefix: it.shape(prefix),
+    "describe": lambda it, prefix: it.describe(prefix),
+    "settle": lambda it, prefix: it.settle(it.describe(prefix)),
+}
+
+
+def by_loader(kind: str, name: str) -> Call:
+    """A method of a loader, which takes the `Weights` first."""
+    ask = {**LOADS, **ASKED}[name]
+    return refuses(lambda weights, prefix: ask(Asked(LOADERS[kind](weights.loader), weights), prefix))
+
+
+def load_of(kind: str) -> Callable[[Weights, str], object]:
+    """`load` of a layer of `qload.methods`."""
+    return lambda weights, prefix: method(kind).load(weights, prefix)
+
+
 # By qualified name; several classes of loaders share the methods of their base.
 DOORS: dict[str, Call] = {
     "convert": refuses_path(lambda path, out: convert(path, out, to="bfloat16", rounding=True)),
@@ -313,20 +337,14 @@ DOORS: dict[str, Call] = {
     "saved_lora_config": no_values(lambda given: None),  # reads the folder of an adapter
     "QuantizationConfigMixin.to_json_file": no_values(lambda given: None),  # writes a config
     "load": transformers_refuses,
-    **{f"WeightsLoader.{name}": by_loader(lambda loader, weights, prefix, name=name: LOADS[name](
-        Asked(loader, weights), prefix)) for name in LOADS},
-    **{f"{kind}.load": by_loader(lambda loader, weights, prefix: loader.load(weights, [Part(prefix)], None))
-       for kind in ("WeightsLoader", "FormatLoader", "QuantizingLoader", "RepackingLoader")},
-    **{f"{kind}.plan": by_loader(
-        lambda loader, weights, prefix: loader.plan(weights, [Part(prefix)], None).finish(weights))
-       for kind in ("WeightsLoader", "FormatLoader", "QuantizingLoader", "RepackingLoader")},
-    **{f"{kind}.shape": by_loader(lambda loader, weights, prefix: loader.shape(weights, prefix))
-       for kind in ("WeightsLoader", "FormatLoader", "QuantizingLoader", "RepackingLoader")},
-    **{f"{kind}.describe": by_loader(lambda loader, weights, prefix: loader.describe(weights, prefix))
-       for kind in ("WeightsLoader", "FormatLoader", "QuantizingLoader", "RepackingLoader", "ModuleLoader")},
-    **{f"{kind}.load": refuses(lambda weights, prefix, kind=kind: method(kind).load(weights, prefix))
-       for kind in ("ColumnParallelLinear", "ReplicatedLinear", "RowParallelLinear", "VocabParallelEmbedding",
-                    "ParallelExperts")},
+    **{f"WeightsLoader.{name}": by_loader("WeightsLoader", name) for name in LOADS},
+    **{f"{kind}.{name}": by_loader(kind, name) for kind in LOADERS for name in ASKED},
+    # Which ask the loader of the module.
+    "ModuleLoader.describe": by_loader("FormatLoader", "describe"),
+    "ModuleLoader.settle": by_loader("FormatLoader", "settle"),
+    **{f"{kind}.load": refuses(load_of(kind)) for kind in (
+        "ColumnParallelLinear", "ReplicatedLinear", "RowParallelLinear", "VocabParallelEmbedding",
+        "ParallelExperts")},
     "MergedColumnParallelLinear.load": refuses(
         lambda weights, prefix: method("MergedColumnParallelLinear").load(weights, [prefix])),
     "QKVParallelLinear.load": refuses(
@@ -439,6 +457,6 @@ def test_the_same_checkpoint_without_those_tensors_passes_all_doors(tmp_path: Pa
     with open_checkpoint(folder) as weights:
         check_all_read(weights)
         assert [*load_layers(weights)]
-    assert load_model(folder)
+    load_model(folder)
     assert convert(folder, tmp_path / "converted", to="bfloat16", rounding=True).verdict == "ok"
     assert shard(folder, tmp_path / "shared", tp=1).verdict == "ok"

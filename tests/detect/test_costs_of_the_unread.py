@@ -75,10 +75,10 @@ UNKNOWN_GROUP = compressed(
     {"targets": ["down"], "weights": WEIGHTS, "format": "turbo-quantized"},
 )
 UNKNOWN_EXTRA = auto_round(
-    packing_format="auto_round:gptqmodel", extra_config={"down": {"data_type": "mx_int", "bits": 4}}
+    packing_format="auto_round:auto_gptq", extra_config={"down": {"data_type": "mx_int", "bits": 4}}
 )
 UNKNOWN_PACKING = auto_round(
-    packing_format="auto_round:gptqmodel", extra_config={"down": {"packing_format": "auto_round:svdquant"}}
+    packing_format="auto_round:auto_gptq", extra_config={"down": {"packing_format": "auto_round:svdquant"}}
 )
 NVFP4, GPTQ, PACKED = make.nvfp4(), make.gptq(), make.packed()
 COSTS = {

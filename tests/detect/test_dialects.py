@@ -316,10 +316,6 @@ FOREIGN: list[tuple[str, dict[str, Tensor]]] = [
         {"weight": zeros(256, 320, dtype=F8), "weight_scale": zeros(256, 12, dtype=U8)},
     ),
     (
-        "FP8 in blocks whose exponents are bytes",
-        {"weight": zeros(256, 384, dtype=F8), "weight_scale_inv": zeros(2, 3, dtype=U8)},
-    ),
-    (
         "NVFP4 whose scales are bytes",
         {
             "weight": zeros(32, 32, dtype=U8),

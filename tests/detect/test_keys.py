@@ -14,7 +14,6 @@ AUTO_ROUND = {"quant_method": "auto-round", "bits": 4, "group_size": 128, "sym":
 @pytest.mark.parametrize(
     ("section", "key"),
     [
-        ({**AUTO_ROUND, "rotation_config": {"type": "hadamard"}}, "rotation_config"),
         ({**AUTO_ROUND, "super_bits": 6}, "super_bits"),
         ({**AUTO_ROUND, "super_group_size": 8}, "super_group_size"),
         ({**AUTO_ROUND, "extra_config": {"a.b": {"super_bits": 6}}}, "super_bits"),

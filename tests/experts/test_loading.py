@@ -140,10 +140,10 @@ def test_experts_are_looked_up_by_names_that_tensors_may_have(monkeypatch: pytes
         return found(self, name)
 
     monkeypatch.setattr(Architecture, "find", find)
-    stored = {f"{PREFIX}.0.{name}.weight": torch.ones(4, 4) for name in NAMES}
+    stored = {f"x.experts.0.{name}.weight": torch.ones(4, 4) for name in NAMES}
     weights = Weights(MemoryStorage(stored), loader=DefaultWeightsLoader(), architecture=architecture)
 
-    weights.get_experts(PREFIX, facts=FACTS)
+    weights.get_experts("x.experts", facts=FACTS)
 
-    assert f"{PREFIX}.0.{NAMES[0]}" in asked
+    assert f"x.experts.0.{NAMES[0]}" in asked
     assert not [name for name in asked if name.startswith("None")]

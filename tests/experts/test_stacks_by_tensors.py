@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +94,12 @@ def int8(group: int, dtype: torch.dtype = torch.bfloat16) -> Callable[..., Drawn
     return draw
 
 
+def int8_of(scale: Tensor, N: int, K: int, seed: int) -> Drawn:
+    weight = torch.randint(-128, 128, (E, N, K), generator=generator(seed), dtype=torch.int8)
+    wide = scale if scale.ndim == 3 else scale[:, :, None]
+    return Drawn({"weight": weight, "weight_scale": scale}, weight.float() * wide.float())
+
+
 def halves_of_bytes(N: int, K: int, seed: int) -> tuple[Tensor, Tensor]:
     """Bytes of two four-bit floats, the first in the low bits, and what these are."""
     stored = torch.randint(0, 256, (E, N, K // 2), generator=generator(seed), dtype=torch.uint8)
@@ -180,16 +186,14 @@ def compressed(**weights: Any) -> dict[str, Any]:
 class Dialect:
     """How a tool stores stacks.
 
-    `needs`: what tells the axis of outputs: "shapes" of scales, or "sizes" of the config. `columns`: layers
-    that are read whole alone, since their outputs are the last axis.
+    `inputs_first`: whether a tool may store inputs first. `columns`: whether gate and up of one tensor stay
+    one layer, since outputs are the last axis.
     """
 
     draw: Callable[..., Drawn]
     config: dict[str, Any]
     inputs_first: bool = True
-    needs: str = "shapes"
     columns: bool = False
-    joined_as_one: bool = field(default=True)
 
 
 FP8_CHANNEL = compressed(format="float-quantized", num_bits=8, type="float", strategy="channel")
@@ -199,17 +203,24 @@ INT8_GROUPS = compressed(format="int-quantized", num_bits=8, type="int", strateg
 INT4 = {"format": "pack-quantized", "num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
 BLOCKS = {"quant_method": "fp8", "weight_block_size": [32, 32]}
 DIALECTS = {
-    "fp8 one for all": Dialect(fp8(lambda N, K, s: positive(E, seed=s)), FP8_TENSOR, needs="sizes"),
-    "fp8 static": Dialect(static(fp8(lambda N, K, s: positive(E, seed=s))), FP8_TENSOR, needs="sizes"),
+    "fp8 one for all": Dialect(fp8(lambda N, K, s: positive(E, seed=s)), FP8_TENSOR),
+    "fp8 static": Dialect(static(fp8(lambda N, K, s: positive(E, seed=s))), FP8_TENSOR),
     "fp8 one input scale": Dialect(
-        static(fp8(lambda N, K, s: positive(E, 1, 1, seed=s)), ()), FP8_TENSOR, needs="sizes"
+        static(fp8(lambda N, K, s: positive(E, 1, 1, seed=s)), ()), FP8_TENSOR
     ),
     "fp8 outputs": Dialect(fp8(lambda N, K, s: positive(E, N, seed=s)), FP8_CHANNEL),
     "fp8 columns": Dialect(fp8(lambda N, K, s: positive(E, N, 1, seed=s)), FP8_CHANNEL),
     "fp8 blocks": Dialect(
-        fp8(lambda N, K, s: positive(E, N // 32, K // 32, seed=s), "weight_scale_inv"), BLOCKS, needs="sizes"
+        fp8(lambda N, K, s: positive(E, N // 32, K // 32, seed=s), "weight_scale_inv"), BLOCKS
     ),
     "int8 columns": Dialect(int8(0), INT8),
+    "int8 one for all": Dialect(
+        lambda N, K, s: int8_of(positive(E, 1, 1, seed=s, dtype=torch.bfloat16), N, K, s),
+        compressed(format="int-quantized", num_bits=8, type="int", strategy="tensor"),
+    ),
+    "int8 outputs": Dialect(
+        lambda N, K, s: int8_of(positive(E, N, seed=s, dtype=torch.bfloat16), N, K, s), INT8
+    ),
     "int8 groups": Dialect(int8(32), INT8_GROUPS),
     "nvfp4": Dialect(nvfp4, {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
     "nvfp4 static": Dialect(static(nvfp4), {"quant_method": "modelopt", "quant_algo": "NVFP4"}),

@@ -139,6 +139,7 @@ def test_two_codes_a_byte_are_refused_by_name() -> None:
     assert str(caught.value).splitlines() == [
         "eetq_int4: not read by this qload",
         "  reason   a.weight has two codes a byte: 64 columns for 128 scales",
+        "  remedy   EETQ itself loads it; quantize the model anew with 8 bits",
     ]
 
 

@@ -350,7 +350,7 @@ def test_parts_of_a_fused_layer_and_experts_agree_where_one_has_no_zero_point_of
 
 
 def test_zero_points_of_0_under_codes_about_the_middle_are_not_lost() -> None:
-    """Evenly spread weights above 0 have codes about the middle, as those have whose zero points were lost."""
+    """Evenly spread weights above 0 have codes about the middle, as where zero points were lost."""
     floats = drawn(512, 256, 64, 0)
     make = torch.Generator().manual_seed(1)
     above = torch.rand(8, 1, 256, generator=make) < 0.2

@@ -49,8 +49,9 @@ def literals() -> Iterator[str]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 at = {"StorageError": 1, "Finding": 0}.get(node.func.id)
-                if at is not None and len(node.args) > at and isinstance(node.args[at], ast.Constant):
-                    yield str(node.args[at].value)
+                given = node.args[at] if at is not None and len(node.args) > at else None
+                if isinstance(given, ast.Constant):
+                    yield str(given.value)
 
 
 def test_verdicts_and_codes_are_those_of_the_page_in_their_order() -> None:

@@ -166,6 +166,8 @@ UP, DOWN, HEAD = "model.layers.0.mlp.up_proj", "model.layers.0.mlp.down_proj", "
 NAMED = [
     pytest.param(fp8(UP), table(**{"0.mlp.up_proj": "FP8", "0.mlp.down_proj": "FP8"}), DOWN,
                  "quantized_layers", id="modelopt"),
+    pytest.param(fp8(UP), table(**{"0.mlp.up_proj": "FP8", "1.mlp.experts": "FP8"}),
+                 "model.layers.1.mlp.experts.3.down_proj", "quantized_layers", id="experts together"),
     pytest.param(fp8(UP), targets(UP, DOWN), DOWN, "config_groups.g", id="compressed-tensors"),
     pytest.param(fp8(UP), targets("Linear"), HEAD, "config_groups.g", id="a class"),
     pytest.param(gptq(UP), {**ROUND, "extra_config": {DOWN: {"group_size": 16}}}, DOWN,
@@ -258,3 +260,25 @@ def test_a_scale_that_is_lost_is_found_also_where_layers_may_be_plain(tmp_path: 
     report = verify(model(tmp_path, tensors, quantization_config=config), tier="headers")
 
     assert {finding.tensor for finding in report.findings} == {f"model.layers.2.{name}.weight_scale"}
+
+
+def test_a_pattern_that_means_quantized_layers_too_is_no_note_of_its_own(tmp_path: Path) -> None:
+    tensors = {**gptq(UP), f"{DOWN}.weight": torch.randn(8, 16)}
+    config = {**GPTQ, "dynamic": {r"+:.*mlp\..*": {"group_size": 8}}}
+
+    report = verify(model(tmp_path, tensors, quantization_config=config), tier="headers")
+
+    assert not notes(report, "programs that go by the config")
+
+
+def test_a_quantized_layer_that_lacks_what_it_may_lack_is_missed_as_before(tmp_path: Path) -> None:
+    tensors = {}
+    for layer in range(3):
+        tensors |= gptq(f"model.layers.{layer}.mlp.up_proj")
+    del tensors["model.layers.1.mlp.up_proj.g_idx"]
+
+    report = verify(model(tmp_path, tensors, quantization_config=GPTQ), tier="headers")
+
+    assert [(finding.rule, finding.tensor) for finding in report.findings] == [
+        ("missing-sibling", "model.layers.1.mlp.up_proj.g_idx")
+    ]

@@ -131,6 +131,12 @@ LLAMA = {"architectures": ["LlamaForCausalLM"]}
 DAMAGED: dict[str, tuple[Case, str]] = {
     "a whole model without its head": (
         (without(whole(), "lm_head"), {**CONFIG, **LLAMA}), "architecture-missing"),
+    "a whole model with an fc and without its head": (
+        ({**without(whole(), "lm_head"), "fc.weight": torch.randn(H, 2 * H)}, {**CONFIG, **LLAMA}),
+        "architecture-missing"),
+    "a draft whose head has lost inputs": (
+        ({**eagle3("layers.0."), "lm_head.weight": torch.randn(DRAFT, H - 8)},
+         {**SMALL, "architectures": ["Eagle3LlamaForCausalLM"]}), "architecture-shape"),
     "a whole model without norms": (
         (without(whole(), "input_layernorm"), {**CONFIG, **LLAMA}), "architecture-missing"),
     "a model with mtp without its head": (

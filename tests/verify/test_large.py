@@ -133,10 +133,10 @@ def test_siblings_are_compared_in_proportion_to_them(monkeypatch: pytest.MonkeyP
     def found(count: int) -> int:
         """The comparisons of so many experts of which one lacks a tensor."""
         Compared.times = 0
+        names = expert_names(count)
+        known = {"prefixes": {name: name for name in names}, "all_layers": {}}  # none is described
         account = SimpleNamespace(hides=lambda name: False)
-        given: Any = SimpleNamespace(
-            names=expert_names(count), architecture=None, ordinary=True, account=account
-        )
+        given: Any = SimpleNamespace(names=names, architecture=None, ordinary=True, account=account, **known)
         (finding,) = siblings.check(siblings.RULE, given)
         assert finding.tensor == f"model.layers.0.mlp.experts.{count - 1}.down"
         return Compared.times + count  # each has to be looked at once

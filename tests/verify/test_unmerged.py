@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from qload import open_checkpoint
-from qload.errors import UnsupportedFormatError
+from qload.errors import MismatchError
 from qload.models import load_model
 from qload.verify import verify
 from tests.verify.checkpoints import GPTQ, gptq, model, rules
@@ -87,7 +87,7 @@ def test_a_matrix_of_another_shape_under_a_wrapper_is_found(tmp_path: Path) -> N
 def test_a_model_is_not_run_without_what_it_learned(kind: str, tmp_path: Path) -> None:
     folder = model(tmp_path, wrapped(kind), **CONFIG)
 
-    with pytest.raises(UnsupportedFormatError, match="is an adapter that is not merged into"):
+    with pytest.raises(MismatchError, match="is an adapter that is not merged into"):
         load_model(folder)
 
 

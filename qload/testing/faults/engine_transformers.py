@@ -79,8 +79,8 @@ FAULTS = (
     of(
         "engine-all-unexpected-silenced",
         "source",
-        "if own or name.startswith(leads) or name in exempt:",
-        "if own or prefix or name.startswith(leads) or name in exempt:",
+        "if own or name.startswith(leads):",
+        "if own or prefix or name.startswith(leads):",
     ),
     of(
         "engine-away-forgotten",

@@ -22,7 +22,7 @@ from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 from qload import Fp8Quantizer, open_checkpoint
 from qload.engines.transformers import LinearSlot, QloadConfig, TypedExperts, install, load, uninstall
 from qload.engines.transformers.devices import SlotPlace, places_in
-from qload.errors import ArgumentError, MissingTensorError, QloadError, UnsupportedFormatError
+from qload.errors import ArgumentError, MismatchError, MissingTensorError, QloadError
 from tests.engines.transformers.models import EAGER, RANGE, Stored, logits, of_kind, shared
 from tests.models.recorded import off
 from tests.models.with_transformers.stored import FORMATS
@@ -179,7 +179,7 @@ def test_adapters_that_are_not_merged_are_refused_with_their_layer(tmp_path: Pat
         held.tensors[own.replace(name, f"{name}.base_layer")] = held.tensors.pop(own)
     held.tensors[f"{name}.lora_A.default.weight"] = torch.ones(2, 4)
 
-    with pytest.raises(UnsupportedFormatError, match=rf"is an adapter .* merged into {name}\.base_layer"):
+    with pytest.raises(MismatchError, match=rf"is an adapter .* merged into {name}\.base_layer"):
         Stored(held.write(tmp_path), stored.means).load()
 
 
