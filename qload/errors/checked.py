@@ -21,11 +21,14 @@ from qload.errors.arguments import ArgumentError
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Admits = Callable[[Any], bool]
+# Classes, of which a value is an instance, or a test for what no class says.
+Test = Callable[[Any], bool]
+Admitted = tuple[type[Any], ...] | Test
 
-Parameter = tuple[str, Admits, object]  # its name, what it admits, and that in words
+Parameter = tuple[str, Admitted, object]  # name, admitted values, annotation
 
-ANYTHING: Parameter = ("", lambda value: True, Any)
+ANY: tuple[type[Any], ...] = (object,)
+ANYTHING: Parameter = ("", ANY, Any)
 _TEXT = (str, bytes, bytearray)
 
 
@@ -52,27 +55,27 @@ def check_call(
     """
     places, names, loose = _parameters(function)
     for place, value in enumerate(arguments):
-        name, admits, hint = places[min(place, len(places) - 1)]
-        if not admits(value):
+        name, admitted, hint = places[min(place, len(places) - 1)]
+        if not (isinstance(value, admitted) if isinstance(admitted, tuple) else admitted(value)):
             raise refusal(lead + name, hint, value)
     for name, value in named.items():
-        _, admits, hint = names.get(name, loose)
-        if not admits(value):
+        _, admitted, hint = names.get(name, loose)
+        if not (isinstance(value, admitted) if isinstance(admitted, tuple) else admitted(value)):
             raise refusal(lead + name, hint, value)
 
 
 def check_type(argument: str, value: object, hint: Any) -> None:
     """One argument of a type, where a function has checks of its own that say more."""
-    if not _admits(hint)(value):
+    if not _test(_admitted(hint))(value):
         raise refusal(argument, hint, value)
 
 
 def check_fields(record: object) -> None:
     """The fields of a dataclass that was made just now."""
     kind: Any = type(record)
-    for name, (admits, hint) in _fields(kind).items():
+    for name, (admitted, hint) in _fields(kind).items():
         value = getattr(record, name)
-        if not admits(value):
+        if not (isinstance(value, admitted) if isinstance(admitted, tuple) else admitted(value)):
             raise refusal(name, hint, value)
 
 
@@ -120,7 +123,7 @@ def _parameters(function: Callable[..., object]) -> tuple[list[Parameter], dict[
     """
     hints, places, names, rest, loose = _hints(function), [], {}, ANYTHING, ANYTHING
     for name, parameter in inspect.signature(function).parameters.items():
-        found = (name, _admits(hints.get(name, Any)), hints.get(name, Any))
+        found = (name, _admitted(hints.get(name, Any)), hints.get(name, Any))
         if parameter.kind is parameter.VAR_KEYWORD:
             loose = found
         elif parameter.kind is parameter.VAR_POSITIONAL:
@@ -133,9 +136,9 @@ def _parameters(function: Callable[..., object]) -> tuple[list[Parameter], dict[
 
 
 @cache
-def _fields(record: Any) -> Mapping[str, tuple[Admits, object]]:
+def _fields(record: Any) -> Mapping[str, tuple[Admitted, object]]:
     hints = _hints(record)
-    return {f.name: (_admits(hint), hint) for f in fields(record) for hint in [hints.get(f.name, Any)]}
+    return {f.name: (_admitted(hint), hint) for f in fields(record) for hint in [hints.get(f.name, Any)]}
 
 
 def _hints(owner: Any) -> Mapping[str, Any]:
@@ -146,14 +149,14 @@ def _hints(owner: Any) -> Mapping[str, Any]:
         return {name: hint for name, hint in held.items() if not isinstance(hint, str)}
 
 
-def _admits(hint: Any) -> Admits:
-    """Whether a value is of a type."""
+@cache
+def _admitted(hint: Any) -> Admitted:
+    """The classes or the test of an annotation."""
     origin, arguments = get_origin(hint), get_args(hint)
     if hint in (None, NoneType):
-        return lambda value: value is None
+        return (NoneType,)
     if origin in (Union, UnionType):
-        several = [_admits(each) for each in arguments]
-        return lambda value: any(admits(value) for admits in several)
+        return _either([_admitted(each) for each in arguments])
     if origin is Literal:
         return lambda value: any(type(value) is type(each) and value == each for each in arguments)
     if origin is not None:
@@ -162,13 +165,37 @@ def _admits(hint: Any) -> Admits:
         number: type[Any] = Integral if hint is int else Real
         return lambda value: type(value) is hint or (isinstance(value, number) and type(value) is not bool)
     if getattr(hint, "_is_protocol", False):  # that a base can be asked is not enough, from Python 3.12 on
-        return _protocol(hint) if vars(hint).get("_is_runtime_protocol") else ANYTHING[1]
-    asked = inspect.isclass(hint) and hint is not Any
-    return (lambda value: isinstance(value, hint)) if asked else ANYTHING[1]
+        return _protocol(hint) if vars(hint).get("_is_runtime_protocol") else ANY
+    return (hint,) if inspect.isclass(hint) and hint is not Any else ANY
 
 
-def _protocol(hint: Any) -> Admits:
-    """Asked once of each type: to look for every method takes long."""
+def _either(several: Sequence[Admitted]) -> Admitted:
+    """The classes of all members of a union, or a test where one of them is a test."""
+    classes = tuple(kind for each in several if isinstance(each, tuple) for kind in each)
+    tests = [each for each in several if not isinstance(each, tuple)]
+    if not tests:
+        return classes
+    return lambda value: isinstance(value, classes) or any(test(value) for test in tests)
+
+
+def _test(admitted: Admitted) -> Test:
+    """The same as a function."""
+    if not isinstance(admitted, tuple):
+        return admitted
+    return lambda value: isinstance(value, admitted)
+
+
+def _all(admitted: Admitted) -> Callable[[Iterable[Any]], bool]:
+    """A test for all values of a container."""
+    if not isinstance(admitted, tuple):
+        return lambda values: all(map(admitted, values))
+    if admitted == ANY:
+        return lambda values: True
+    return lambda values: all(isinstance(value, admitted) for value in values)
+
+
+def _protocol(hint: Any) -> Test:
+    """A test for the methods of a protocol, once for each type: to look for every method takes long."""
     known: set[type[Any]] = set()
 
     def admits(value: Any) -> bool:
@@ -179,33 +206,29 @@ def _protocol(hint: Any) -> Admits:
     return admits
 
 
-def _generic(origin: Any, arguments: tuple[Any, ...]) -> Admits:
-    """Containers with what they contain, where looking does not use it up; classes; what can be called."""
+def _generic(origin: Any, arguments: tuple[Any, ...]) -> Admitted:
+    """Containers with their contents, where looking does not use them up; classes; callables."""
     if origin is type:
         kind = arguments[0] if inspect.isclass(arguments[0]) else object
         return lambda value: isinstance(value, type) and issubclass(value, kind)
     if origin is tuple:
         return _tuple(arguments)
     if issubclass(origin, Mapping):
-        keys, values = map(_admits, arguments)
-        return lambda value: (
-            isinstance(value, origin) and all(map(keys, value)) and all(map(values, value.values()))
-        )
+        keys, values = (_all(_admitted(each)) for each in arguments)
+        return lambda value: isinstance(value, origin) and keys(value) and values(value.values())
     if issubclass(origin, Iterable) and arguments:
-        each, whole = _admits(arguments[0]), issubclass(origin, Sequence | set | frozenset)
+        each, whole = _all(_admitted(arguments[0])), issubclass(origin, Sequence | set | frozenset)
         return lambda value: (
-            isinstance(value, origin)
-            and not isinstance(value, _TEXT)
-            and (not whole or all(map(each, value)))
+            isinstance(value, origin) and not isinstance(value, _TEXT) and (not whole or each(value))
         )
-    return lambda value: isinstance(value, origin)
+    return (origin,)
 
 
-def _tuple(arguments: tuple[Any, ...]) -> Admits:
+def _tuple(arguments: tuple[Any, ...]) -> Test:
     if len(arguments) == 2 and arguments[1] is Ellipsis:
-        each = _admits(arguments[0])
-        return lambda value: isinstance(value, tuple) and all(map(each, value))
-    several = [_admits(argument) for argument in arguments]
+        each = _all(_admitted(arguments[0]))
+        return lambda value: isinstance(value, tuple) and each(value)
+    several = [_test(_admitted(argument)) for argument in arguments]
     return lambda value: (
         isinstance(value, tuple)
         and len(value) == len(several)

@@ -215,7 +215,8 @@ def _modules(storage: WeightStorage) -> dict[str, list[StackedMatrix]]:
             groups.setdefault((lead, matrix), {})[ending] = name
         elif last in TELLING:
             module, _, matrix = lead.rpartition(".")
-            if not module[-1:].isdigit() and _may_be_stacked(storage, name, module, matrix, last):
+            axes = 0 if module[-1:].isdigit() else len(storage.info(name).shape)
+            if axes == 3 and _may_be_stacked(storage, name, module, matrix, last):
                 groups.setdefault((module, matrix), {})[DOTTED[last]] = name
     modules: dict[str, list[StackedMatrix]] = {}
     for (module, matrix), endings in groups.items():
@@ -230,12 +231,10 @@ def _modules(storage: WeightStorage) -> dict[str, list[StackedMatrix]]:
 
 
 def _may_be_stacked(storage: WeightStorage, name: str, module: str, matrix: str, last: str) -> bool:
-    """Whether a tensor may be of a stack: a weight of three axes, or scales beside experts by number."""
+    """Whether a tensor of three axes may be of a stack: a weight, or scales beside experts by number."""
     if last in WEIGHTS:
-        info = storage.info(name)
-        known = matrix in LAYERS or (info.dtype not in FLOATS and "conv" not in matrix)
-        return known and len(info.shape) == 3
-    return matrix in LAYERS and module.endswith(("experts", "moe")) and len(storage.info(name).shape) == 3
+        return matrix in LAYERS or (storage.info(name).dtype not in FLOATS and "conv" not in matrix)
+    return matrix in LAYERS and module.endswith(("experts", "moe"))
 
 
 def _matrix(

@@ -158,8 +158,7 @@ def describe(
     fmt, specs = chosen.format, chosen.specs
     names = LayerNames(weights, prefix, chosen.suffixes)
     infos = {spec.name: weights.info(names.full(spec.name)) for spec in specs}
-    if not _is_dense(weights, prefix):
-        _check_axes(prefix, specs[0], infos, names)
+    _check_axes(prefix, specs[0], infos, names)
     seen = LayerHeaders(
         shapes={spec.name: _shape(spec, infos[spec.name].shape) for spec in specs},
         dtypes={name: info.dtype for name, info in infos.items()},
@@ -186,7 +185,7 @@ def _is_dense(weights: TensorSource, prefix: str) -> bool:
 def _check_axes(prefix: str, spec: TensorSpec, infos: Mapping[str, TensorInfo], names: LayerNames) -> None:
     """The weight has no more axes than its format has, or it is a stack: UnsupportedFormatError."""
     shape = infos[spec.name].shape
-    if len(shape) > max(len(spec.axes), 2):
+    if len(shape) > max(len(spec.axes), 2) and not _is_dense(names.weights, prefix):
         raise UnsupportedFormatError(
             f"{prefix}: {len(shape)} axes",
             f"{names.full(spec.name)} has the shape {list(shape)}, as several layers in one tensor have, and "

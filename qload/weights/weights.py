@@ -207,7 +207,8 @@ class Weights(LoaderBlocks, ExpertLoads, StreamedLoads, TensorShares):
 
     def has_tensor(self, name: str) -> bool:
         """Whether `name`, an alias, or either under the prefix is stored."""
-        return self._resolve(name) is not None
+        keys = self.storage.keys()
+        return (type(name) is str and name in keys) or self._resolve(name) is not None
 
     def get_shape(self, name: str) -> tuple[int, ...]:
         """The shape of the tensor `name`, from the header."""
@@ -329,6 +330,9 @@ class Weights(LoaderBlocks, ExpertLoads, StreamedLoads, TensorShares):
         return names
 
     def _stored(self, name: str) -> str:
+        keys = self.storage.keys()
+        if type(name) is str and name in keys:
+            return name
         stored = self._resolve(name)
         if stored is None:
             raise self.missing(name)
