@@ -191,6 +191,7 @@ def test_a_config_that_is_no_mapping_is_refused(config: Any) -> None:
     [({"quant_method": name}, name) for name in ("hqq", "quanto", "foo")]
     + [
         ({**GPTQ, "checkpoint_format": "gptq_p"}, "gptq_p"),
+        ({**GPTQ, "checkpoint_format": "gptq_p", "bits": 6}, "gptq_p"),  # bits that no reader of gptq knows
         ({**AWQ, "version": "gemv"}, "awq_gemv"),
         ({**AWQ, "version": "GEMV_FAST"}, "awq_gemv_fast"),
         ({**AWQ, "version": "marlin"}, "awq_marlin"),

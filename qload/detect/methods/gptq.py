@@ -73,12 +73,12 @@ class _GPTQ(Section):
 
 def read(found: FoundConfig) -> Claims:
     """The claims of `quant_method: gptq`, Marlin checkpoints that say gptq among them."""
-    read = validate(_GPTQ, found)
     stated = agree(found, "checkpoint_format", "format") or "gptq"
+    if isinstance(stated, str) and stated not in (*FORMATS, *marlin.FORMATS):
+        raise UnsupportedFormatError(stated, f"the checkpoint_format of {found.file} has no reader", KNOWN)
+    read = validate(_GPTQ, found)
     if stated in marlin.FORMATS or read.is_marlin_format:
         return marlin.read(found)
-    if stated not in FORMATS:
-        raise UnsupportedFormatError(stated, f"the checkpoint_format of {found.file} has no reader", KNOWN)
     check_group_size(found, read.group_size)
     zeros: ZeroPoints = Stored() if stated == "gptq_v2" else STORED_MINUS_ONE
     indexed = True if read.desc_act else None  # without act order tools may leave the index out
