@@ -147,10 +147,12 @@ class Recogniser:
         """The dialect of the layer `prefix`; the error to raise where it is not read; None if unknown."""
         layer = LayerTensors(prefix, weights.has_tensor, weights.info)
         for candidate in (*self._candidates, *self._packed(layer, weights)):
+            if self._is_grid(candidate, layer):
+                continue
             if _has_all(candidate, layer) and _is_format(candidate, layer, weights):
                 return self._judged(candidate, layer)
         rows = SIGNATURES if self._own_words or not self.configured else (*SIGNATURES, WORDS)
-        found = next((row for row in rows if row.matches(layer)), None)
+        found = next((row for row in rows if self._names.isdisjoint(row.unless) and row.matches(layer)), None)
         return None if found is None else _refused(found, layer)
 
     def _judged(
@@ -172,6 +174,26 @@ class Recogniser:
         return RecognisedFormat(
             fmt, f"the config does not name its format; its tensors are {name}, and are read so"
         )
+
+    def _is_grid(self, candidate: ConfiguredFormat, layer: LayerTensors) -> bool:
+        """Whether a scale of two axes would be one of the tensor, though the config states a scale a block.
+
+        It is a grid of blocks that was cut to one entry.
+        """
+        config = candidate.config
+        if not isinstance(config, Fp8Config) or config.per != "tensor" or not self._in_blocks:
+            return False
+        return any((info := layer.info(scale)) and len(info.shape) == 2 for scale in SCALES)
+
+    @cached_property
+    def _in_blocks(self) -> bool:
+        """Whether the config states FP8 with a scale for each block."""
+        return any(isinstance(fmt.config, Fp8Config) and fmt.config.block for fmt in self.formats)
+
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        """The formats that the config states."""
+        return frozenset(fmt.weight_type.format for fmt in self.formats)
 
     @cached_property
     def _own_words(self) -> bool:

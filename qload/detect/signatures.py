@@ -66,12 +66,15 @@ class Signature:
         The tensors, which are all stored. The first one is looked for when a checkpoint is opened.
     without
         Suffixes of which none is stored.
+    unless
+        Names of formats. A config that states one of them contradicts the dialect: the layer is damaged.
     """
 
     dialect: str
     remedy: str
     parts: tuple[SignatureTensor, ...]
     without: tuple[str, ...] = ()
+    unless: tuple[str, ...] = ()
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -328,6 +331,7 @@ SIGNATURES = (
         f"transformers loads it, and knows from linear_class whether the scale multiplies; {SOURCE}",
         (SignatureTensor("weight_scale", FLOATS, "1"), SignatureTensor(WEIGHT, U8, "N/4 K")),
         without=("weight_scale_2", "weight.absmax"),
+        unless=("fp8", "ct_int"),
     ),
     Signature(
         "ModelOpt's NVFP4_SVD",
@@ -345,6 +349,7 @@ SIGNATURES = (
             SignatureTensor(WEIGHT, U8, "N K/2"),
             SignatureTensor("weight_scale", E4M3, "N K/32"),
         ),
+        unless=("modelopt_nvfp4",),
     ),
     Signature(
         "ModelOpt's W4A8_AWQ",

@@ -12,13 +12,14 @@ compressed-tensors 0.20.0.
 
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from math import prod
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from qload import spec
-from qload.errors import UnsupportedFormatError
+from qload.errors import ShapeError, UnsupportedFormatError
 from qload.spec import Role, TensorSpec
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -26,6 +27,7 @@ FLOAT8 = (torch.float8_e8m0fnu, torch.float8_e4m3fn)
 INTEGERS = (torch.int8, torch.uint8, torch.int32, torch.int64)
 FREE = "ABCDEFGHIJLMOQRSTUVWXYZ"  # letters for the axes of what is not looked at
 UNUSED = (*FLOATS, *FLOAT8, *INTEGERS)
+MAX_FACTS = 2  # elements of a tensor that states a layer's shape, which a weight of one element may have
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,17 @@ class UnquantizedConfig(spec.Config):
     unused_axes: tuple[int, ...] = field(default=(), repr=False, compare=False)
 
     def for_layer(self, headers: spec.LayerHeaders) -> "UnquantizedConfig":
-        """Tells a vector from a matrix."""
+        """Tells a vector from a matrix; ShapeError for an unused tensor that is larger than the weight.
+
+        It holds the weight, and was exchanged with its scale.
+        """
+        most = max(prod(headers.shapes["weight"]), MAX_FACTS)
+        for name in self.unused:
+            if name in headers.shapes and prod(headers.shapes[name]) > most:
+                full, file = headers.names.full(name), headers.names.file(name)
+                raise ShapeError(
+                    full, f"at most the {most} elements of the weight", headers.shapes[name], file
+                )
         axes = tuple(len(headers.shapes.get(name, ())) for name in self.unused)
         return replace(self, axes=1 if len(headers.shapes["weight"]) == 1 else 2, unused_axes=axes)
 

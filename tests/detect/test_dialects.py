@@ -390,6 +390,23 @@ def test_a_foreign_layer_among_others_is_refused_alone(name: str, layer: dict[st
 NEAR_MISSES: dict[str, tuple[dict[str, Any], dict[str, Tensor]]] = {
     "FP8 with half of its scales": (GPTQ, make.fp8(scales=(64, 1))[0] | {"weight_scale": ones(32, 1)}),
     "FP8 with a row of blocks too many": (FP8_BLOCK, make.fp8((256, 256))[0] | {"weight_scale": ones(3, 2)}),
+    "FP8 whose grid of blocks was cut to one": (
+        FP8_BLOCK,
+        make.fp8((256, 256))[0] | {"weight_scale": ones(1, 1)},
+    ),
+    "FP8 whose bytes lost their dtype": (
+        FP8_TENSOR,
+        {"weight": zeros(8, 64, dtype=U8), "weight_scale": ones(1)},
+    ),
+    "int8 whose bytes lost their sign": (INT8, {"weight": zeros(8, 64, dtype=U8), "weight_scale": ones(1)}),
+    "NVFP4 with half of its scales": (
+        NVFP4,
+        make.nvfp4()[0] | {"weight_scale": zeros(64, 4, dtype=F8), "weight_scale_2": ones()},
+    ),
+    "FP8 whose weight and scales were exchanged": (
+        FP8_BLOCK,
+        {"weight": ones(2, 2), "weight_scale_inv": zeros(256, 256, dtype=F8)},
+    ),
     "FP8 whose scales are whole numbers": (GPTQ, make.fp8()[0] | {"weight_scale": zeros(1, dtype=I32)}),
     "FP8 under two names": (
         FP8_TENSOR,

@@ -1,6 +1,7 @@
 """`verify` sees each expert of a stack: what is lost, rolled or exchanged."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -68,17 +69,47 @@ def test_a_stack_of_more_experts_than_the_config_says_is_found(tmp_path: Path) -
     assert any(".experts." in (finding.tensor or "") for finding in shapes)
 
 
-def test_a_stack_of_more_experts_that_no_format_of_its_own_has_is_not_read(tmp_path: Path) -> None:
+def test_a_stack_of_more_experts_that_no_format_of_its_own_has_is_not_read_and_found(tmp_path: Path) -> None:
     tensors, write = changed(FOLDERS["nvfp4_gpt_oss"], tmp_path, num_local_experts=1)
 
     report = verify(write(tensors))
 
     (note,) = (note for note in report.notes if "not read" in note)
     assert "at most 1 experts are expected" in note
-    assert {finding.tensor for finding in report.findings} == {
-        "model.layers.0.mlp.router",
-        "model.layers.0.mlp.router.bias",
-    }
+    above = "model.layers.0.mlp"
+    stacks = {f"{above}.experts.{name}" for name in ("gate_up_proj", "gate_up_proj_bias", "down_proj_bias")}
+    found = {finding.tensor for finding in report.findings}
+    assert {f"{above}.router", f"{above}.router.bias"} < found
+    assert found & stacks
+
+
+def doubled(tensor: Tensor) -> Tensor:
+    return tensor.view(torch.uint8).repeat(2, 1, 1).view(tensor.dtype)
+
+
+def shortened(tensor: Tensor) -> Tensor:
+    return tensor[:, :, :-1]
+
+
+@pytest.mark.parametrize(
+    ("name", "stack", "damage"),
+    [
+        ("nvfp4_gpt_oss", "model.layers.0.mlp.experts.down_proj", doubled),
+        ("nvfp4_gpt_oss", "model.layers.0.mlp.experts.down_proj_bias", torch.t),
+        ("fp8_block_llama4", "model.layers.0.feed_forward.experts.down_proj", doubled),
+        ("fp8_block_llama4", "model.layers.0.feed_forward.experts.gate_up_proj", shortened),
+    ],
+)
+def test_a_stack_of_another_size_than_the_config_says_is_found(
+    name: str, stack: str, damage: Callable[[Tensor], Tensor], tmp_path: Path
+) -> None:
+    tensors, write = changed(FOLDERS[name], tmp_path)
+    tensors[stack] = damage(tensors[stack])
+
+    report = verify(write(tensors))
+
+    found = [finding.tensor for finding in report.findings if finding.rule == "architecture-shape"]
+    assert stack in found
 
 
 def against(folder: Path, tmp_path: Path, tensors: dict[str, Tensor], write: Any) -> Report:

@@ -6,6 +6,7 @@ keys, outputs that were lost, and an embedding of another vocabulary are sound l
 
 from collections import defaultdict
 from collections.abc import Iterator
+from math import prod
 
 import torch
 
@@ -75,6 +76,25 @@ def _tensors(subject: Subject, architecture: Architecture) -> Iterator[Differenc
             continue
         lawful = [shape] if shape else _stacks(architecture, name, info)
         if lawful and info.shape not in lawful:
+            said = " or ".join(map(str, lawful))
+            yield name, info.file, f"shape is {info.shape}", f"{said} ({architecture.said(name)})"
+    yield from _unread_stacks(subject, architecture)
+
+
+def _unread_stacks(subject: Subject, architecture: Architecture) -> Iterator[Difference]:
+    """Stacks that no format reads, and that no format could: the wrong number of experts or of floats."""
+    assert subject.weights is not None
+    for name in subject.unread:
+        shape = architecture.shape(name)
+        if not shape and not architecture.find(name):
+            continue
+        info = subject.weights.info(name)
+        lawful = [shape] if shape else _stacks(architecture, name, info)
+        if not lawful or info.shape in lawful:
+            continue
+        one_float_each = info.dtype.is_floating_point and info.dtype != torch.float8_e8m0fnu
+        lost = one_float_each and prod(info.shape) != prod(lawful[0])
+        if shape or lost or lawful[0][0] not in info.shape:
             said = " or ".join(map(str, lawful))
             yield name, info.file, f"shape is {info.shape}", f"{said} ({architecture.said(name)})"
 
