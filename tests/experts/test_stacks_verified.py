@@ -112,6 +112,23 @@ def test_a_stack_of_another_size_than_the_config_says_is_found(
     assert stack in found
 
 
+@pytest.mark.parametrize("ending", ["", ".weight"])
+def test_gate_and_up_that_lost_an_output_are_found_though_they_stay_one_layer(
+    ending: str, tmp_path: Path
+) -> None:
+    tensors, write = changed(FOLDERS["fp8_block_llama4"], tmp_path)
+    lead = "model.layers.0.feed_forward.experts"
+    stack = f"{lead}.gate_up_proj"
+    del tensors[f"{stack}_scale_inv"]
+    tensors[f"{stack}{ending}"] = tensors.pop(stack)[:, :, :-1]
+    tensors[f"{stack}{'.' if ending else '_'}weight_scale"] = torch.ones(len(tensors[f"{stack}{ending}"]))
+
+    report = verify(write(tensors))
+
+    found = [finding.tensor for finding in report.findings if finding.rule == "architecture-shape"]
+    assert f"{stack}{ending}" in found
+
+
 def against(folder: Path, tmp_path: Path, tensors: dict[str, Tensor], write: Any) -> Report:
     return verify(write(tensors), against=folder)
 

@@ -11,6 +11,7 @@ from math import prod
 import torch
 
 from qload.architecture import Architecture
+from qload.experts import ExpertStacks
 from qload.loader import LayerDescription
 from qload.storage import TensorInfo
 from qload.verify.report import Finding
@@ -78,25 +79,42 @@ def _tensors(subject: Subject, architecture: Architecture) -> Iterator[Differenc
         if lawful and info.shape not in lawful:
             said = " or ".join(map(str, lawful))
             yield name, info.file, f"shape is {info.shape}", f"{said} ({architecture.said(name)})"
+    yield from _joined_stacks(subject, architecture)
     yield from _unread_stacks(subject, architecture)
+
+
+def _joined_stacks(subject: Subject, architecture: Architecture) -> Iterator[Difference]:
+    """Stacks that are read with gate and up in one layer, of which the table knows no size."""
+    storage = subject.weights.storage if subject.weights else None
+    if not isinstance(storage, ExpertStacks):
+        return
+    for stack in storage.stacks:
+        if not stack.joined or stack.field != "weight" or not architecture.find(stack.prefix):
+            continue
+        info = storage.info(stack.source)
+        lawful = _stacks(architecture, stack.prefix, info)
+        if lawful and info.shape not in lawful:
+            said = " or ".join(map(str, lawful))
+            words = f"{said} ({architecture.said(stack.prefix)})"
+            yield stack.source, info.file, f"shape is {info.shape}", words
 
 
 def _unread_stacks(subject: Subject, architecture: Architecture) -> Iterator[Difference]:
     """Stacks that no format reads, and that no format could: the wrong number of experts or of floats."""
     assert subject.weights is not None
     for name in subject.unread:
-        shape = architecture.shape(name)
-        if not shape and not architecture.find(name):
+        shape, prefix = architecture.shape(name), name.removesuffix(".weight")
+        if not shape and not architecture.find(prefix):
             continue
         info = subject.weights.info(name)
-        lawful = [shape] if shape else _stacks(architecture, name, info)
+        lawful = [shape] if shape else _stacks(architecture, prefix, info)
         if not lawful or info.shape in lawful:
             continue
         one_float_each = info.dtype.is_floating_point and info.dtype != torch.float8_e8m0fnu
         lost = one_float_each and prod(info.shape) != prod(lawful[0])
         if shape or lost or lawful[0][0] not in info.shape:
             said = " or ".join(map(str, lawful))
-            yield name, info.file, f"shape is {info.shape}", f"{said} ({architecture.said(name)})"
+            yield name, info.file, f"shape is {info.shape}", f"{said} ({architecture.said(prefix)})"
 
 
 def _stacks(architecture: Architecture, name: str, info: TensorInfo) -> list[tuple[int, ...]]:
