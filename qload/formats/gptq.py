@@ -543,9 +543,9 @@ def _settle(
     if not words.numel():
         return zeros, None, None
     evidence: Evidence = "alike"
+    if values.closely and bool((words == _row(bits, zeros, words.shape[1])).all()):
+        return zeros, evidence, None  # symmetric, whatever the mean of its weights
     if values.claims.sym:
-        if bool((words == _row(bits, zeros, words.shape[1])).all()):
-            return zeros, evidence, None
         error = _asymmetric(values, words, bits, zeros)
         if error is not None:
             return zeros, evidence, error

@@ -325,6 +325,28 @@ def test_symmetric_layers_one_beside_the_middle_are_refused(bits: int, stored_as
         loaded(stored, config(bits, 64, sym=True, checkpoint_format=claimed)).get_weights(NAME)
 
 
+@pytest.mark.parametrize("claims", [{}, {"sym": False}])
+@pytest.mark.parametrize(("stored_as", "mean"), [("gptq", -0.4), ("gptq_v2", 0.4)])
+def test_zero_points_in_the_middle_are_right_whatever_the_mean_of_weights(
+    stored_as: str, mean: float, claims: dict[str, Any], tmp_path: Path
+) -> None:
+    """Symmetric layers of weights about -0.4 or 0.4 have codes a step from their zero points."""
+    weights = torch.randn(512, 256, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + mean
+    grouped = weights.reshape(8, 64, 256)
+    scales = (grouped.abs().amax(1) / 7.5).half()
+    codes = ((grouped / scales.double()[:, None]).round() + 8).clamp(0, 15).long().reshape(512, 256)
+    middle = torch.full((8, 256), 8)
+    words = packed(middle, 4) if stored_as == "gptq_v2" else fields(middle, 4)
+    own = {name: value for name, value in config(4, 64, checkpoint_format=stored_as).items() if name != "sym"}
+    stored = tensors(codes, scales, words, 4)
+
+    weight = loaded(stored, {**own, **claims}).get_weights(NAME)
+    want = ((codes - 8).double() * scales.double().repeat_interleave(64, 0)).T.half()
+    assert torch.equal(weight.dequantize().half(), want)
+    source = model(tmp_path, stored, quantization_config={**own, **claims})
+    assert verify(source).verdict == "ok"
+
+
 def test_codes_that_are_noise_deny_nothing() -> None:
     make = torch.Generator().manual_seed(0)
     codes = torch.randint(0, 16, (512, 256), generator=make)
