@@ -51,7 +51,8 @@ SURE = 3.0  # standard errors on either side of the middle between two readings
 LOST = 3  # lost fields of a layer from which on it is sure that ones were OR-ed
 BOUND = 1 << 25  # bytes of codes that are read of a layer
 CHUNK = 1 << 22  # codes that are spelled out at once
-BESIDE = 512  # columns that others are compared with
+FIRST = 64  # columns that are compared before any more are
+BESIDE = 512  # columns that others are compared with, at most
 MEAN_BITS, MEAN_GROUPS, NOISE = 4, 64, 0.92  # where a mean offset says something, as in zero-point-mean
 APART, SOUND = 0.58, 0.44  # codes: offsets in a wrong convention are above, those of sound layers below
 DOUBT = 4.0  # standard errors beyond APART
@@ -382,27 +383,53 @@ def _in_words(ones: Tensor, bits: int) -> Tensor:
 
 
 def _offsets(values: LayerValues, words: Tensor, bits: int) -> _Offsets:
-    """What the codes of a layer say of the two readings; of no pairs where they cannot be read."""
+    """What the codes of a layer say of the two readings; of no pairs where they cannot be read.
+
+    A few columns are compared first, and more of them only while these decide nothing.
+    """
     packing = gptq.columns(bits)
     whole, fields = WHOLE.read(words, packing), FIELDS.read(words, packing)
     top = 2**bits - 1
     low = int(bits > 2)  # a group at an end of the codes is not centred
     inner = (whole > low) & (whole < top) & (fields > low) & (fields < top)
     differ = _held(values, bits, (whole != fields) & inner)
-    if not bool(differ.any()):
-        return _Offsets()
-    touched = differ.any(0)
+    touched = differ.any(0).nonzero().flatten()
     others = _held(values, bits, ~(whole != fields).any(0)).nonzero().flatten()
-    step = max(1, len(others) // BESIDE)
-    columns = torch.cat([touched.nonzero().flatten(), others[::step]])
-    means, seen = _mean_codes(values, bits, columns, words.shape[0])
+    found, count = _Offsets(), FIRST
+    while len(touched):
+        columns = torch.cat([_spread(touched, count), _spread(others, min(count, BESIDE))])
+        marks = differ[:, columns]
+        readings = whole[:, columns], fields[:, columns]
+        found = _compared(values, bits, *readings, marks, inner[:, columns], columns)
+        if found.reading is not None or count >= len(touched):
+            break
+        count *= 8
+    return found
+
+
+def _spread(columns: Tensor, count: int) -> Tensor:
+    """At most `count` of the columns, from all over them."""
+    return columns[:: -(-len(columns) // count)] if len(columns) else columns
+
+
+def _compared(
+    values: LayerValues,
+    bits: int,
+    whole: Tensor,
+    fields: Tensor,
+    differ: Tensor,
+    inner: Tensor,
+    columns: Tensor,
+) -> _Offsets:
+    """What the codes of some columns say: (G, n) zero points in two readings, and where to look at them."""
+    means, seen = _mean_codes(values, bits, columns, len(whole))
     if means is None:
         return _Offsets()
-    whole, fields, differ = whole[:, columns].double(), fields[:, columns].double(), differ[:, columns] & seen
-    sound = seen & (whole == fields) & inner[:, columns]
+    whole, fields, alike = whole.double(), fields.double(), whole == fields
+    differ, sound = differ & seen, seen & alike & inner
     if not bool(differ.any()) or not bool(sound.any()):
         return _Offsets()
-    usual, variance = _usual(means - whole, whole, sound, top)
+    usual, variance = _usual(means - whole, whole, sound, 2**bits - 1)
     a = (means - whole - usual[whole.long()])[differ]
     b = (means - fields - usual[fields.long()])[differ]
     spread = float(torch.minimum(a.abs(), b.abs()).square().mean())

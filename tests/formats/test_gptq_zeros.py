@@ -10,6 +10,7 @@ from torch import Tensor
 
 from qload.detect import loader_from_config
 from qload.errors import MismatchError
+from qload.formats import gptq
 from qload.layouts import StoredMinusOne, StoredMinusOnePerField
 from qload.parallel import FakeWorld
 from qload.storage import MemoryStorage
@@ -386,3 +387,21 @@ def test_zero_points_of_0_under_codes_about_the_middle_are_not_lost() -> None:
     stored = tensors(codes.reshape(512, 256), scales, fields(zeros, 4), 4)
 
     assert torch.equal(loaded(stored, config(4, 64)).get_weights(NAME).dequantize().half(), want)
+
+
+def test_a_few_columns_decide_where_many_have_zero_points_of_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    codes, zeros, scales, want = quantized(4, 512, 1024, 64, 0.5)
+    stored = tensors(codes, scales, fields(zeros, 4), 4)
+    compared: list[int] = []
+    means = gptq._mean_codes
+
+    def counted(values: Any, bits: int, columns: Tensor, groups: int) -> Any:
+        compared.append(len(columns))
+        return means(values, bits, columns, groups)
+
+    monkeypatch.setattr(gptq, "_mean_codes", counted)
+
+    weight = loaded(stored, config(4, 64)).get_weights(NAME)
+
+    assert torch.equal(weight.dequantize().half(), want)
+    assert max(compared) <= 2 * gptq.FIRST < 1024
