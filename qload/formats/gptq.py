@@ -41,6 +41,10 @@ DOUBTFUL = (
     "zero points of 0 are stored minus one, programs wrap them in several ways, and nothing tells which is "
     "meant: 1 is taken to be subtracted from whole words, as gptqmodel does"
 )
+ASYMMETRIC = (
+    "the config says sym is true, and zero points are not all in the middle of the codes: they are read as "
+    "they are stored; set sym to false, or quantize again"
+)
 # Why a reading was taken: all are alike, the codes, the writer's name, other layers of the checkpoint,
 # nothing, or it is known that no reading is right.
 Evidence = Literal["alike", "codes", "writer", "others", "none", "lost"]
@@ -84,6 +88,8 @@ class GPTQConfig(spec.Grouped, spec.Config):
         Whether `g_idx` is stored and says the groups; False: they lie in order; None: as the layer has it.
     evidence
         Why `zeros` is believed, where it was looked at: `Evidence` lists the kinds; None: it was not.
+    asymmetric
+        Whether zero points were found beside the middle although the config says that all are there.
     claimed_bits
         Where the shapes of a layer say other bits than the config, what the config says.
     """
@@ -98,6 +104,7 @@ class GPTQConfig(spec.Grouped, spec.Config):
     indexed: bool | None = field(default=True, compare=False)  # how it is stored, not what it means
     claimed_bits: int | None = field(default=None, compare=False)  # only a claim
     evidence: Evidence | None = field(default=None, compare=False, repr=False)
+    asymmetric: bool = field(default=False, compare=False, repr=False)
 
     by_values: ClassVar[bool] = True
 
@@ -139,8 +146,7 @@ class GPTQConfig(spec.Grouped, spec.Config):
 
     def settled(self, values: LayerValues) -> tuple[dict[str, Any], QloadError | None]:
         """The convention of zero points that `values` support; the error where they contradict the config."""
-        zeros, evidence, error = _settle(values, self.bits, self.zeros)
-        return {} if evidence is None else {"zeros": zeros, "evidence": evidence}, error
+        return _settle(values, self.bits, self.zeros)
 
     def like(self, other: spec.Config) -> "GPTQConfig":
         """In the other's way to wrap zero points, where this layer has none of 0 that it would change."""
@@ -154,6 +160,11 @@ class GPTQConfig(spec.Grouped, spec.Config):
     def doubt(self) -> str:
         """Zero points of 0 whose reading nothing supports."""
         return DOUBTFUL if self.evidence == "none" else ""
+
+    @property
+    def denied(self) -> str:
+        """Zero points beside the middle, where the config says that all are there."""
+        return ASYMMETRIC if self.asymmetric else ""
 
     def _believed(self, headers: spec.LayerHeaders) -> "GPTQConfig":
         """With the bits that all shapes agree on, whatever the config says."""
@@ -557,32 +568,28 @@ def _mean_offset(values: LayerValues, words: Tensor, bits: int, zeros: ZeroPoint
     return offset if wrong else None
 
 
-def _settle(
-    values: LayerValues, bits: int, zeros: ZeroPoints
-) -> tuple[ZeroPoints, Evidence | None, QloadError | None]:
+def _settle(values: LayerValues, bits: int, zeros: ZeroPoints) -> tuple[dict[str, Any], QloadError | None]:
     """How zero points are stored, why that is believed, and the error where they contradict the config."""
-    if values.claims.sym and not values.closely:
-        return zeros, None, None  # the config was right so far, and zero points of 0 are not symmetric
+    symmetric = bool(values.claims.sym)
     held = values.held("qzeros")
     if held is None:
-        return zeros, None, None
+        return {}, None
     words = values.read("qzeros", tuple(slice(*pair) for pair in held))
     if not words.numel():
-        return zeros, None, None
+        return {}, None
     evidence: Evidence = "alike"
-    if values.closely and bool((words == _row(bits, zeros, words.shape[1])).all()):
-        return zeros, evidence, None  # symmetric, whatever the mean of its weights
-    if values.claims.sym:
+    error: QloadError | None = None
+    looked_at = symmetric or values.closely
+    if looked_at and bool((words == _row(bits, zeros, words.shape[1])).all()):  # whatever the mean of weights
+        return {"zeros": zeros, "evidence": evidence}, None
+    if symmetric:
         error = _asymmetric(values, words, bits, zeros)
-        if error is not None:
-            return zeros, evidence, error
-    if isinstance(zeros, StoredMinusOne) and _wraps(words, bits):
+    if error is None and isinstance(zeros, StoredMinusOne) and _wraps(words, bits):
         zeros, evidence = _reading(values, words, bits)
-        if evidence == "lost":
-            return zeros, evidence, _lost_error(values, words, bits)
-    if values.closely and not values.claims.sym and evidence == "alike":
-        return zeros, evidence, _one_off(values, words, bits, zeros)
-    return zeros, evidence, None
+        error = _lost_error(values, words, bits) if evidence == "lost" else None
+    if values.closely and not symmetric and evidence == "alike":
+        error = _one_off(values, words, bits, zeros)
+    return {"zeros": zeros, "evidence": evidence, "asymmetric": symmetric and error is None}, error
 
 
 def _reading(values: LayerValues, words: Tensor, bits: int) -> tuple[ZeroPoints, Evidence]:

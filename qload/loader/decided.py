@@ -1,6 +1,7 @@
 """What the values of a layer decide about it, beyond headers and facts: asked once for each layer."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 from weakref import ref
@@ -8,14 +9,15 @@ from weakref import ref
 from torch import Tensor
 
 from qload.errors import QloadError
-from qload.loader.alike import Describer
 from qload.loader.description import ConfiguredFormat, LayerDescription
 from qload.loader.source import TensorSource, fact_of
 from qload.spec import Config, Grouped, LayerClaims, Names, named
 
-CLOSELY = 2  # layers whose values are compared with the config, which is wrong of all or of none
+CLOSELY = 2  # layers of a claim whose values are compared with it, which is wrong of all or of none
 MOST = 256  # layers that are asked where one alone decides nothing
 REMEMBERED = 1 << 16  # layers
+
+Describe = Callable[[TensorSource, str], LayerDescription]
 
 
 def whole_source(source: TensorSource) -> TensorSource:
@@ -28,33 +30,37 @@ def whole_source(source: TensorSource) -> TensorSource:
 class DecidedLayers:
     """The layers of a source that were decided by their values.
 
-    `every`: whether the values of every layer are compared with the config, and not of the first ones alone.
+    `describe` tells of each layer what headers say. `every`: whether the values of every layer are compared
+    with the config, and not of the first ones of each of its claims alone.
     """
 
-    def __init__(self, source: TensorSource, describer: Describer, *, every: bool) -> None:
-        self._source, self._describer, self._every = ref(source), describer, every
+    def __init__(self, source: TensorSource, describe: Describe, *, every: bool) -> None:
+        self._source, self._describe, self._every = ref(source), describe, every
         self._found: dict[str, tuple[dict[str, Any], QloadError | None]] = {}
         self._formats: dict[Any, ConfiguredFormat] = {}
-        self._left = CLOSELY
-        self._is_told = False
+        self._compared: Counter[LayerClaims | None] = Counter()
+        self._told: set[str] = set()
         self.shared: dict[str, Any] = {}
 
     def is_of(self, source: TensorSource) -> bool:
         """Whether the layers are those of a source."""
         return self._source() is source
 
-    def is_first_doubt(self) -> bool:
-        """Whether this is asked for the first time: a doubt is told once."""
-        first, self._is_told = not self._is_told, True
-        return first
+    def is_news(self, kind: str) -> bool:
+        """Whether something of this kind is told for the first time: it is told once for all layers."""
+        is_news = kind not in self._told
+        self._told.add(kind)
+        return is_news
 
     def settle(self, layer: LayerDescription) -> LayerDescription:
         """The layer with what its values change in its config, and the error where they contradict claims."""
         found = self._found.get(layer.prefix)
         if found is None:
-            values = StoredValues(self, layer, closely=self._every or self._left > 0)
+            claims = layer.format.claims
+            closely = self._every or self._compared[claims] < CLOSELY
+            values = StoredValues(self, layer, closely=closely)
             found = layer.format.config.settled(values)
-            self._left -= values.is_read_closely and found[1] is None
+            self._compared[claims] += values.is_read_closely and found[1] is None
             if len(self._found) < REMEMBERED:
                 self._found[layer.prefix] = found
         changes, error = found
@@ -69,7 +75,7 @@ class DecidedLayers:
         for name in sorted(key for key in keys if key.endswith(f".{suffix}"))[:MOST]:
             try:
                 assert source is not None  # it holds the layer that asks
-                layer = self._describer.describe(source, name.removesuffix(f".{suffix}"))
+                layer = self._describe(source, name.removesuffix(f".{suffix}"))
             except QloadError:
                 continue
             if layer.format.config.by_values and layer.format.claims is not None:

@@ -105,7 +105,7 @@ class FormatLoader(WeightsLoader):
             return layer
         root = whole_source(weights)
         if self._decided is None or not self._decided.is_of(root):
-            self._decided = DecidedLayers(root, self._describer(), every=self.judged)
+            self._decided = DecidedLayers(root, self.describe, every=self.judged)
         return self._decided.settle(layer)
 
     def claims_of(self, prefix: str) -> LayerClaims | None:
@@ -167,9 +167,10 @@ class FormatLoader(WeightsLoader):
             return
         if layer.contradiction is not None:
             raise layer.contradiction
-        doubt = layer.format.config.doubt
-        if doubt and self._decided is not None and self._decided.is_first_doubt():
-            log.warning("%s: %s", layer.prefix, doubt)
+        config = layer.format.config
+        for kind, text in (("doubt", config.doubt), ("denied", config.denied)):
+            if text and self._decided is not None and self._decided.is_news(kind):
+                log.warning("%s: %s", layer.prefix, text)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_decided": None}  # a copy decides by itself

@@ -95,13 +95,6 @@ class ModuleLoader(FormatLoader):
         twin.default = self.default.for_rules()
         return twin
 
-    def settle(self, weights: TensorSource, layer: LayerDescription) -> LayerDescription:
-        """A `layer` of `weights` as the loader of its module decides it."""
-        try:
-            return self.chosen(layer.prefix).settle(weights, layer)
-        except (MismatchError, ConfigError):  # of a plain layer nothing has two meanings
-            return layer
-
     def claims_of(self, prefix: str) -> LayerClaims | None:
         """The claims of the loader that the layer `prefix` has; None where the config is ambiguous."""
         try:

@@ -70,6 +70,11 @@ class Config:
         """What nothing decides about the values of a layer, as a sentence; "" where all is decided."""
         return ""
 
+    @property
+    def denied(self) -> str:
+        """Which claim the values of a layer deny, as a sentence; "" where they deny none."""
+        return ""
+
 
 @dataclass(frozen=True)
 class LayerHeaders:

@@ -341,7 +341,6 @@ DOORS: dict[str, Call] = {
     **{f"{kind}.{name}": by_loader(kind, name) for kind in LOADERS for name in ASKED},
     # Which ask the loader of the module.
     "ModuleLoader.describe": by_loader("FormatLoader", "describe"),
-    "ModuleLoader.settle": by_loader("FormatLoader", "settle"),
     **{f"{kind}.load": refuses(load_of(kind)) for kind in (
         "ColumnParallelLinear", "ReplicatedLinear", "RowParallelLinear", "VocabParallelEmbedding",
         "ParallelExperts")},

@@ -405,3 +405,67 @@ def test_a_few_columns_decide_where_many_have_zero_points_of_0(monkeypatch: pyte
 
     assert torch.equal(weight.dequantize().half(), want)
     assert max(compared) <= 2 * gptq.FIRST < 1024
+
+
+def several(*layers: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Layers 0, 1, ... of a model."""
+    return {
+        name.replace("layers.0", f"layers.{at}"): tensor
+        for at, layer in enumerate(layers)
+        for name, tensor in layer.items()
+    }
+
+
+def test_every_layer_is_read_alike_where_the_config_says_sym_and_none_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    drawn_layers = [quantized(4, 512, 256, 64, 0.1, seed) for seed in range(4)]
+    stored = several(*(tensors(c, s, fields(z, 4), 4) for c, z, s, _ in drawn_layers))
+
+    weights = loaded(stored, config(4, 64) | {"sym": True})
+    with caplog.at_level(logging.WARNING, "qload"):
+        for at, (*_, want) in enumerate(drawn_layers):
+            weight = weights.get_weights(NAME.replace("layers.0", f"layers.{at}"))
+            assert torch.equal(weight.dequantize().half(), want), at
+
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"{NAME}: the config says sym is true")
+
+    for at in (0, 1, 2):
+        codes, zeros, scales, _ = quantized(4, 512, 256, 64, 0)
+        layer = several(*[tensors(codes, scales, fields(torch.full_like(zeros, 8), 4), 4)] * (at + 1))
+        stored |= {name: tensor for name, tensor in layer.items() if f"layers.{at}." in name}
+    weights = loaded(stored, config(4, 64) | {"sym": True})
+    caplog.clear()
+    for at in range(4):
+        weights.get_weights(NAME.replace("layers.0", f"layers.{at}"))
+    (record,) = caplog.records
+    assert record.getMessage().startswith(NAME.replace("layers.0", "layers.3"))
+
+
+def test_layers_of_a_rule_are_compared_with_its_claims_and_read_as_those_of_others_are(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    many = [quantized(4, 512, 256, 64, 0.1, seed) for seed in range(3)]
+    codes, zeros, scales, want = quantized(4, 512, 256, 128, 0.002)
+    rule = {"dynamic": {r"+:.*layers\.3\..*": {"group_size": 128}}}
+    few = tensors(codes, scales, fields(zeros, 4), 4)
+    stored = several(*(tensors(c, s, fields(z, 4), 4) for c, z, s, _ in many), few)
+    last = NAME.replace("layers.0", "layers.3")
+
+    assert torch.equal(loaded(stored, config(4, 64, **rule)).get_weights(last).dequantize().half(), want)
+
+    sound = [quantized(4, 512, 256, 64, 0, seed) for seed in range(3)]
+    stored = several(*(tensors(c, s, fields(z, 4), 4) for c, z, s, _ in sound), few)
+    with caplog.at_level(logging.WARNING, "qload"):
+        loaded(stored, config(4, 64, **rule)).get_weights(last)
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"{last}: zero points of 0 are stored minus one")
+
+    codes, zeros, scales, _ = quantized(4, 512, 256, 128, 0, seed=9)
+    stored |= {last + name[len(NAME) :]: t for name, t in tensors(codes, scales, packed(zeros, 4), 4).items()}
+    weights = loaded(stored, config(4, 64, **rule))
+    for at in range(3):
+        weights.get_weights(NAME.replace("layers.0", f"layers.{at}"))
+    with pytest.raises(MismatchError, match="zero points are one off"):
+        weights.get_weights(last)
