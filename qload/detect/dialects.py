@@ -253,8 +253,15 @@ class Recogniser:
 
     @cached_property
     def _int8(self) -> tuple[ConfiguredFormat, ...]:
-        """int-quantized with a scale for the tensor or for each output, beside a config of it."""
-        own = [fmt for fmt in self.formats if isinstance(fmt.config, CTIntConfig)]
+        """int-quantized with a scale for the tensor or for each output, beside a config of either.
+
+        Beside a config of groups one scale an output is what is left of several.
+        """
+        own = [
+            fmt
+            for fmt in self.formats
+            if isinstance(fmt.config, CTIntConfig) and fmt.config.block in (None, (1, -1))
+        ]
         return tuple(
             replace(fmt, config=replace(fmt.config, block=block))
             for fmt in own

@@ -224,7 +224,7 @@ def _with_logits(
     tell: Progress,
 ) -> Report:
     """The report, with what the model's layers and logits show."""
-    if report.verdict == "incomplete":
+    if report.coverage is not None and report.coverage.unread:
         why = "logits were not compared: of a model that is not read whole there are none"
         return replace(report, notes=(*report.notes, why))
     from qload.verify.logits import check_logits

@@ -41,6 +41,12 @@ INT8 = {
     "format": "int-quantized",
     "config_groups": {"g": {"targets": ["Linear"], "weights": {"num_bits": 8, "strategy": "tensor"}}},
 }
+INT8_GROUPS = {
+    **INT8,
+    "config_groups": {
+        "g": {"targets": ["Linear"], "weights": {"num_bits": 8, "strategy": "group", "group_size": 32}}
+    },
+}
 INT8_OUTPUTS = {
     **INT8,
     "config_groups": {"g": {"targets": ["Linear"], "weights": {"num_bits": 8, "strategy": "channel"}}},
@@ -390,6 +396,10 @@ def test_a_foreign_layer_among_others_is_refused_alone(name: str, layer: dict[st
 NEAR_MISSES: dict[str, tuple[dict[str, Any], dict[str, Tensor]]] = {
     "FP8 with half of its scales": (GPTQ, make.fp8(scales=(64, 1))[0] | {"weight_scale": ones(32, 1)}),
     "FP8 with a row of blocks too many": (FP8_BLOCK, make.fp8((256, 256))[0] | {"weight_scale": ones(3, 2)}),
+    "int-quantized of groups, of which one is left": (
+        INT8_GROUPS,
+        {"weight": zeros(8, 64, dtype=I8), "weight_scale": ones(8, 1)},
+    ),
     "FP8 whose grid of blocks was cut to one": (
         FP8_BLOCK,
         make.fp8((256, 256))[0] | {"weight_scale": ones(1, 1)},

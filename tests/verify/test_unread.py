@@ -252,6 +252,22 @@ def test_logits_are_not_compared_of_a_model_that_is_not_read_whole(kind: str, tm
     assert any("logits were not compared" in note for note in report.notes)
 
 
+def test_logits_are_not_compared_either_where_what_is_read_is_damaged(tmp_path: Path) -> None:
+    from qload.verify import Prompt
+
+    given = KINDS["stacks of a known type"](tmp_path / "given")
+    file = given.folder / "model.safetensors"
+    tensors = load_file(file)
+    tensors["model.norm.weight"][0] = torch.nan
+    save_file(tensors, file)
+
+    report = verify(given.folder, logits=Prompt((1, 2, 3)))
+
+    assert (report.verdict, report.logits) == ("findings", None)
+    assert {finding.tensor for finding in report.findings} == {"model.norm.weight"}
+    assert any("logits were not compared" in note for note in report.notes)
+
+
 def test_causes_are_in_json_and_sarif(tmp_path: Path) -> None:
     tensors = {f"model.layers.{at}.up_proj.weight": torch.full((4, 4), torch.nan) for at in range(3)}
     report = verify(model(tmp_path, tensors))
