@@ -156,3 +156,42 @@ def test_inspect_has_the_claims_of_each_layer(tmp_path: Path) -> None:
     }
 
     assert [(found[name].bits, found[name].sym) for name in (UP, DOWN)] == [(4, True), (8, False)]  # type: ignore[union-attr]
+
+
+def pack_quantized(name: str, *, zero_points: bool) -> dict[str, Tensor]:
+    """A layer as compressed-tensors packs it, asymmetric with zero points."""
+    make = torch.Generator().manual_seed(sum(map(ord, name)))
+    codes = torch.randn(N, K, generator=make).mul(2.5).round().long().add(8).clamp(0, 15)
+    own = {
+        f"{name}.weight_packed": packed(codes, 4),
+        f"{name}.weight_scale": torch.rand(N, K // GROUP, generator=make).add(0.5).bfloat16(),
+        f"{name}.weight_shape": torch.tensor([N, K]),
+    }
+    zeros = packed(torch.full((K // GROUP, N), 8), 4).T.contiguous()
+    return own | ({f"{name}.weight_zero_point": zeros} if zero_points else {})
+
+
+@pytest.mark.parametrize("claimed", [True, False])
+def test_a_layer_whose_group_is_symmetric_has_no_zero_points_to_miss(claimed: bool, tmp_path: Path) -> None:
+    names = [UP.replace("layers.0", f"layers.{at}") for at in range(3)]
+    stored = {
+        name: tensor
+        for at, own in enumerate(names)
+        for name, tensor in pack_quantized(own, zero_points=at > 0).items()
+    }
+    weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": GROUP}
+    first, rest = r"re:.*layers\.0\..*", r"re:.*layers\.[12]\..*"
+    groups = {
+        "group_0": {"targets": [first], "weights": {**weights, "symmetric": claimed}},
+        "group_1": {"targets": [rest], "weights": {**weights, "symmetric": False}},
+    }
+    config = {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "quantization_status": "compressed",
+        "config_groups": groups,
+    }
+
+    found = rules(verify(model(tmp_path, stored, quantization_config=config)))
+
+    assert found == (set() if claimed else {"missing-tensor", "missing-sibling"})

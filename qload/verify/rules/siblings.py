@@ -47,14 +47,14 @@ class Loss:
 def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
     """Each tensor that one layer lacks and its siblings have."""
     for loss in losses(subject):
-        if _certain(subject, loss) and not _is_plain_instead(subject, loss):
+        if _certain(subject, loss) and not _is_by_design(subject, loss):
             yield rule.finding(loss.name, None, loss.text, "fetch or write the checkpoint again")
 
 
 def doubtful(subject: Subject) -> Iterator[Loss]:
     """What layers lack that may have been made so."""
     found = (loss for loss in losses(subject) if not _certain(subject, loss))
-    return (loss for loss in found if not _is_plain_instead(subject, loss))
+    return (loss for loss in found if not _is_by_design(subject, loss))
 
 
 def losses(subject: Subject) -> Iterator[Loss]:
@@ -75,14 +75,20 @@ def losses(subject: Subject) -> Iterator[Loss]:
                     yield Loss(name, kept, block, having, len(layers) - 1)
 
 
-def _is_plain_instead(subject: Subject, loss: Loss) -> bool:
-    """Whether a layer lacks a tensor because it is plain, where that of the sibling is quantized."""
+def _is_by_design(subject: Subject, loss: Loss) -> bool:
+    """Whether a layer lacks a tensor because it is plain, where that of the sibling is quantized.
+
+    Or because another entry of the config is about it, by which it is whole.
+    """
     theirs = subject.all_layers.get(subject.prefixes[loss.kept])
     if not isinstance(theirs, LayerDescription) or theirs.format.weight_type.plain:
         return False
     own = {theirs.names.full(spec.name) for spec in theirs.specs}
     here = subject.all_layers.get(loss.name.removesuffix(loss.kept[len(theirs.prefix) :]))
-    return loss.kept in own and isinstance(here, LayerDescription) and here.format.weight_type.plain
+    if loss.kept not in own or not isinstance(here, LayerDescription):
+        return False
+    ours, other = ((each.format.claims, each.format.activations) for each in (here, theirs))
+    return here.format.weight_type.plain or ours != other
 
 
 def _alike(subject: Subject) -> list[str]:
