@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from qload.architecture.adapters import REMEDY, adapters_of, base_name, is_adapter
 from qload.architecture.config import CAUSAL, TIE, Tie, tie_of
-from qload.detect.entries import pattern_entries
+from qload.detect.entries import PatternEntry, pattern_entries
 from qload.errors import ConfigError, MismatchError
 from qload.loader import LayerDescription
 from qload.loader.exclusion import parts, wholes
@@ -135,10 +135,12 @@ def _predicts(subject: Subject) -> bool:
 
 
 def left_plain(subject: Subject) -> Iterator[str]:
-    """Plain layers that no entry of the config leaves out, while others of their kind are quantized."""
+    """Plain layers that no entry of the config is about, while others of their kind are quantized."""
     plain, quantized = _matrices(subject)
     kinds = {key for prefix in quantized for key in _alike(prefix)}
-    found = [prefix for prefix in plain if not kinds.isdisjoint(_alike(prefix))]
+    meant = {prefix for _, prefixes in _meaningless(subject) for prefix in prefixes}
+    meant |= {prefix for prefix in plain if subject.loader.named.entry(prefix) is not None}
+    found = [prefix for prefix in plain if prefix not in meant and not kinds.isdisjoint(_alike(prefix))]
     if found:
         like = next(prefix for prefix in quantized if not set(_alike(found[0])).isdisjoint(_alike(prefix)))
         yield (
@@ -151,6 +153,16 @@ def left_plain(subject: Subject) -> Iterator[str]:
 
 def meaningless_patterns(subject: Subject) -> Iterator[str]:
     """Patterns that have modules quantized, of which none is stored quantized."""
+    for entry, meant in _meaningless(subject):
+        yield (
+            f"{meant[0]}: plain, and {entry.key} has it quantized by {entry.text!r:.80}"
+            f"{_more(meant)}: programs that go by the config look for quantized tensors and fail; "
+            "take the entry out"
+        )
+
+
+def _meaningless(subject: Subject) -> Iterator[tuple[PatternEntry, list[str]]]:
+    """The patterns that mean plain layers alone, and these."""
     if not subject.configs:
         return
     plain, quantized = _matrices(subject)
@@ -158,11 +170,7 @@ def meaningless_patterns(subject: Subject) -> Iterator[str]:
         with suppress(ConfigError):  # of a pattern that cannot be judged, which loads refuse
             meant = [prefix for prefix in plain if entry.means(prefix)]
             if meant and not any(map(entry.means, quantized)):
-                yield (
-                    f"{meant[0]}: plain, and {entry.key} has it quantized by {entry.text!r:.80}"
-                    f"{_more(meant)}: programs that go by the config look for quantized tensors and fail; "
-                    "take the entry out"
-                )
+                yield entry, meant
 
 
 def unknown_modules(subject: Subject) -> Iterator[str]:

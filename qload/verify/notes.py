@@ -21,7 +21,8 @@ from qload.verify.subject import Subject
 
 
 def flags(subject: Subject) -> Iterator[str]:
-    """A flag that claims act order over groups that lie in order."""
+    """A flag that claims act order over groups that lie in order, and bits that some layers deny."""
+    yield from _bits(subject)
     layers: dict[LayerClaims, list[GPTQConfig]] = {}
     for layer in subject.described():
         claims, config = layer.format.claims, layer.format.config
@@ -34,6 +35,30 @@ def flags(subject: Subject) -> Iterator[str]:
                 f"{subject.claims.file} says {claims.says('desc_act')}; the groups of {len(in_order)} of "
                 f"{len(configs)} layers lie in order (static groups), and g_idx is believed"
             )
+
+
+def _bits(subject: Subject) -> Iterator[str]:
+    """Layers of other bits than the config claims; a claim that all of its layers deny is a finding."""
+    layers: dict[LayerClaims, list[LayerDescription]] = {}
+    for layer in subject.described():
+        if isinstance(layer.format.config, GPTQConfig) and layer.format.claims is not None:
+            layers.setdefault(layer.format.claims, []).append(layer)
+    for claims, those in layers.items():
+        denied = {layer.prefix: bits for layer in those if (bits := _believed(layer)) is not None}
+        if denied and len(denied) < len(those) and subject.claims is not None:
+            first = next(iter(denied))
+            yield (
+                f"{first}: {denied[first]} bits by its shapes, which are believed, and {subject.claims.file} "
+                f"says {claims.says('bits')}; so of {len(denied)} of {len(those)} layers: programs that go "
+                "by the config fail; state it by an entry for these modules"
+            )
+
+
+def _believed(layer: LayerDescription) -> int | None:
+    """The bits that shapes say where the config claims others."""
+    config = layer.format.config
+    assert isinstance(config, GPTQConfig)
+    return None if config.claimed_bits is None else config.bits
 
 
 def architecture(subject: Subject) -> Iterator[str]:

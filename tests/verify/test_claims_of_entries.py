@@ -195,3 +195,16 @@ def test_a_layer_whose_group_is_symmetric_has_no_zero_points_to_miss(claimed: bo
     found = rules(verify(model(tmp_path, stored, quantization_config=config)))
 
     assert found == (set() if claimed else {"missing-tensor", "missing-sibling"})
+
+
+def test_bits_that_one_layer_denies_are_told_with_the_way_out(tmp_path: Path) -> None:
+    stored = {**layer(UP), **layer(DOWN, bits=8)}
+
+    report = verify(model(tmp_path, stored, quantization_config=BASE))
+
+    assert report.verdict == "ok"
+    (note,) = [note for note in report.notes if "bits" in note]
+    assert note.startswith(
+        f"{DOWN}: 8 bits by its shapes, which are believed, and config.json says bits is 4"
+    )
+    assert "1 of 2 layers" in note

@@ -282,3 +282,25 @@ def test_a_quantized_layer_that_lacks_what_it_may_lack_is_missed_as_before(tmp_p
     assert [(finding.rule, finding.tensor) for finding in report.findings] == [
         ("missing-sibling", "model.layers.1.mlp.up_proj.g_idx")
     ]
+
+
+@pytest.mark.parametrize(
+    ("case", "entry"),
+    [
+        ("gptq", {"dynamic": {r"+:.*layers\.1\..*": {"group_size": 32}}}),
+        ("modelopt", {"quantized_layers": True}),
+    ],
+)
+def test_a_plain_layer_that_an_entry_means_is_told_in_one_sentence(
+    case: str, entry: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = next(each for each in DIALECTS if each.startswith(case))
+    tensors, config, name = several(folder, plain=1)
+    if case == "modelopt":
+        listed = {f"model.layers.{at}.{name}": {"quant_algo": config["quant_algo"]} for at in range(LAYERS)}
+        entry = {"quant_algo": "MIXED_PRECISION", "quantized_layers": listed}
+
+    report = verify(model(tmp_path, tensors, quantization_config=config | entry), tier="headers")
+
+    (note,) = notes(report, f"model.layers.1.{name}", "plain")
+    assert "has it quantized" in note
