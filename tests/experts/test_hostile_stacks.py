@@ -60,6 +60,19 @@ def test_more_experts_than_the_config_says_are_left_in_their_stack(count: int) -
         assert list(with_experts(headers, config("qwen3_moe")).keys()) == [DOWN]
 
 
+def test_scales_of_more_experts_than_the_config_says_are_not_read() -> None:
+    scales = f"{DOWN}_scale_inv"
+    weight = stack(HIDDEN, INNER, dtype=torch.float8_e4m3fn)
+    headers = Headers(
+        **{f"{lead('qwen3_moe')}.0.down_proj.weight": weight, scales: stack(E + 1, 1, 1, dtype=torch.float32)}
+    )
+
+    unread = stack_finder.search(headers, config("qwen3_moe")).unread
+
+    assert unread.keys() == {scales}
+    assert f"1 to {E} experts are expected" in unread[scales]
+
+
 @pytest.mark.parametrize("said", [10**9, 1 << 62, "three", None, -1, 2.5])
 def test_a_config_that_counts_any_number_of_experts_allows_no_more_than_there_may_be(said: Any) -> None:
     told = config("qwen3_moe", num_experts=said)

@@ -77,6 +77,22 @@ def test_the_layer_that_raises_is_named_and_the_others_are_judged(
     assert report.verdict == "findings"
 
 
+def test_a_rule_that_raises_only_over_several_layers_is_told_all_the_same(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check(own: Rule, subject: Subject) -> Iterator[Finding]:
+        if len(subject.layers) > 1:
+            raise ValueError("in company")
+        yield from ()
+
+    use(monkeypatch, (Rule("made-up", "headers", check, each=True),))
+
+    report = verify(folder)
+
+    assert [finding.rule for finding in report.findings] == ["internal"]
+    assert "ValueError: in company" in report.findings[0].message
+
+
 def test_findings_before_an_exception_are_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def check(own: Rule, subject: Subject) -> Iterator[Finding]:
         yield own.finding("a", None, "a: found")

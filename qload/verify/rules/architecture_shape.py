@@ -110,8 +110,7 @@ def _unread_stacks(subject: Subject, architecture: Architecture) -> Iterator[Dif
         lawful = [shape] if shape else _stacks(architecture, prefix, info)
         if not lawful or info.shape in lawful:
             continue
-        one_float_each = info.dtype.is_floating_point and info.dtype != torch.float8_e8m0fnu
-        lost = one_float_each and prod(info.shape) != prod(lawful[0])
+        lost = info.dtype.is_floating_point and prod(info.shape) != prod(lawful[0])
         if shape or lost or lawful[0][0] not in info.shape:
             said = " or ".join(map(str, lawful))
             yield name, info.file, f"shape is {info.shape}", f"{said} ({architecture.said(prefix)})"
