@@ -154,7 +154,7 @@ class GPTQConfig(spec.Grouped, spec.Config):
             return self
         wrapping = WHOLE, FIELDS
         fits = other.evidence not in (None, "alike") and {self.zeros, other.zeros} <= {*wrapping}
-        return replace(self, zeros=other.zeros) if fits else self
+        return replace(self, zeros=other.zeros, evidence="others") if fits else self
 
     @property
     def doubt(self) -> str:

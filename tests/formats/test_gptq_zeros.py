@@ -16,6 +16,7 @@ from qload.parallel import FakeWorld
 from qload.storage import MemoryStorage
 from qload.verify import verify
 from qload.weights import Weights, open_checkpoint
+from tests.experts.expert_layers import FACTS
 from tests.verify.checkpoints import model, rules
 
 NAME = "model.layers.0.mlp.up_proj"
@@ -469,3 +470,32 @@ def test_layers_of_a_rule_are_compared_with_its_claims_and_read_as_those_of_othe
         weights.get_weights(NAME.replace("layers.0", f"layers.{at}"))
     with pytest.raises(MismatchError, match="zero points are one off"):
         weights.get_weights(last)
+
+
+@WRITERS
+def test_a_layer_that_is_claimed_to_be_symmetric_is_told_by_one_rule(write: Any, tmp_path: Path) -> None:
+    codes, zeros, scales, _ = quantized(4, 512, 256, 128, 0.002)
+    stored = tensors(codes, scales, write(zeros, 4), 4)
+    claims = config(4, 128) | {"sym": True}
+
+    assert rules(verify(model(tmp_path, stored, quantization_config=claims))) == {"symmetry"}
+
+
+def test_experts_are_one_stack_where_one_of_them_has_no_zero_point_of_0() -> None:
+    stored: dict[str, Tensor] = {}
+    want: dict[str, Tensor] = {}
+    for at, (expert, name) in enumerate(
+        (expert, name) for expert in range(3) for name in ("gate_proj", "up_proj", "down_proj")
+    ):
+        own = f"model.layers.0.mlp.experts.{expert}.{name}"
+        codes, zeros, scales, want[own] = quantized(4, 256, 256, 64, 0.2 * (expert == 1), seed=at)
+        layer = tensors(codes, scales, fields(zeros, 4), 4)
+        stored |= {own + key[len(NAME) :]: tensor for key, tensor in layer.items()}
+
+    made = loaded(stored, config(4, 64)).get_experts("model.layers.0.mlp.experts", facts=FACTS)
+
+    for expert in range(3):
+        gate_up, down = made.dequantize(expert)
+        own = [want[f"model.layers.0.mlp.experts.{expert}.{name}"] for name in ("gate_proj", "up_proj")]
+        assert torch.equal(gate_up.half(), torch.cat(own))
+        assert torch.equal(down.half(), want[f"model.layers.0.mlp.experts.{expert}.down_proj"])

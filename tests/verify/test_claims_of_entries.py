@@ -208,3 +208,23 @@ def test_bits_that_one_layer_denies_are_told_with_the_way_out(tmp_path: Path) ->
         f"{DOWN}: 8 bits by its shapes, which are believed, and config.json says bits is 4"
     )
     assert "1 of 2 layers" in note
+
+
+@pytest.mark.parametrize(
+    ("entry", "found"), [({"desc_act": False}, set()), ({"group_size": GROUP}, {"group-order"})]
+)
+def test_only_of_modules_that_are_claimed_to_be_in_act_order_an_order_was_lost(
+    entry: dict[str, Any], found: set[str], tmp_path: Path
+) -> None:
+    """Codes that do not fill the range of any group, as where rows were quantized in other groups."""
+    make = torch.Generator().manual_seed(0)
+    codes = torch.randn(256, K, generator=make).mul(2.2).round().long().add(8).clamp(0, 15)
+    stored = {
+        f"{UP}.qweight": packed(codes, 4).T.contiguous(),
+        f"{UP}.qzeros": fields(torch.full((K // GROUP, 256), 8), 4),
+        f"{UP}.scales": torch.rand(K // GROUP, 256, generator=make).add(0.5).half(),
+        f"{UP}.g_idx": (torch.arange(K) // GROUP).int(),
+    }
+    config = {**BASE, "desc_act": True, "dynamic": {r"+:.*up_proj": entry}}
+
+    assert rules(verify(model(tmp_path, stored, quantization_config=config))) == found

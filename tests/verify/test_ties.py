@@ -212,3 +212,19 @@ def test_a_value_that_is_no_boolean_says_nothing() -> None:
     known = architecture_of({"model_type": "mistral3", "text_config": {"model_type": "mistral"}})
     assert known is not None
     assert known.tied
+
+
+def test_a_head_that_a_known_type_misses_is_a_finding_and_no_note(tmp_path: Path) -> None:
+    config = {**SIZES, "tie_word_embeddings": False, "architectures": ["LlamaForCausalLM"]}
+
+    assert tied_notes(tmp_path, WITHOUT, config) == ("findings", [])
+
+
+def test_plain_tensors_that_nobody_has_compared_are_not_told_apart(tmp_path: Path) -> None:
+    config = {**SIZES, "model_type": "unheard_of", "tie_word_embeddings": True}
+    path = model(tmp_path, WITH_HEAD, **config)
+
+    headers, values = (verify(path, tier=tier) for tier in ("headers", "values"))
+
+    assert [note for note in headers.notes if note.startswith("lm_head")] == []
+    assert [note for note in values.notes if note.startswith("lm_head")] != []
