@@ -264,6 +264,7 @@ def test_zero_points_under_ones_are_lost_and_no_load_makes_them_up(
     )
 
     found = {finding.rule: finding for finding in verify(source).findings}
+    assert found.keys() == {"zero-point-reading"}
     assert (found["zero-point-reading"].severity, found["zero-point-reading"].tensor) == (
         "error",
         f"{NAME}.qzeros",
@@ -499,3 +500,51 @@ def test_experts_are_one_stack_where_one_of_them_has_no_zero_point_of_0() -> Non
         own = [want[f"model.layers.0.mlp.experts.{expert}.{name}"] for name in ("gate_proj", "up_proj")]
         assert torch.equal(gate_up.half(), torch.cat(own))
         assert torch.equal(down.half(), want[f"model.layers.0.mlp.experts.{expert}.down_proj"])
+
+
+@pytest.mark.parametrize(("prefix", "is_read"), [("lm_head", True), ("model.layers.0.mlp.up_proj", False)])
+def test_a_head_may_have_a_mean_of_its_own(prefix: str, is_read: bool) -> None:
+    codes, zeros, scales, _ = quantized(4, 512, 256, 64, 0)
+    own = tensors(codes, scales, packed(zeros, 4), 4)
+    weights = loaded({name.replace(NAME, prefix): tensor for name, tensor in own.items()}, config(4, 64))
+
+    if is_read:
+        assert weights.get_weights(prefix).shape == (256, 512)
+    else:
+        with pytest.raises(MismatchError, match="one off"):
+            weights.get_weights(prefix)
+
+
+def converted(source: Path, to: Path) -> tuple[int, str]:
+    """The exit code and the output of a conversion to AWQ."""
+    from click.testing import CliRunner
+
+    from qload.cli import main
+
+    done = CliRunner().invoke(main, ["convert", str(source), "-o", str(to), "--to", "awq"])
+    return done.exit_code, " ".join(done.output.split())
+
+
+def test_a_convention_that_codes_deny_is_not_converted(tmp_path: Path) -> None:
+    codes, zeros, scales, _ = quantized(4, 512, 256, 64, 0)
+    stored = tensors(codes, scales, packed(zeros, 4), 4)
+    (tmp_path / "from").mkdir()
+    source = model(tmp_path / "from", stored, quantization_config=config(4, 64))
+
+    code, output = converted(source, tmp_path / "awq")
+
+    assert code != 0
+    assert f"{NAME}.qzeros: zero points are one off" in output
+    assert not (tmp_path / "awq").exists()
+
+
+def test_a_doubt_is_told_by_a_conversion(tmp_path: Path) -> None:
+    codes, zeros, scales, _ = quantized(4, 512, 256, 128, 0.002)
+    stored = tensors(codes, scales, whole_words(zeros, 4), 4)
+    (tmp_path / "from").mkdir()
+    source = model(tmp_path / "from", stored, quantization_config=config(4, 128))
+
+    code, output = converted(source, tmp_path / "awq")
+
+    assert code == 0
+    assert f"{NAME}: zero points of 0 are stored minus one" in output
