@@ -111,7 +111,8 @@ def _unread_stacks(subject: Subject, architecture: Architecture) -> Iterator[Dif
         if not lawful or info.shape in lawful:
             continue
         lost = info.dtype.is_floating_point and prod(info.shape) != prod(lawful[0])
-        if shape or lost or lawful[0][0] not in info.shape:
+        other = len(info.shape) > 2 and lawful[0][0] not in info.shape  # two axes may be all experts in one
+        if shape or lost or other:
             said = " or ".join(map(str, lawful))
             yield name, info.file, f"shape is {info.shape}", f"{said} ({architecture.said(prefix)})"
 
