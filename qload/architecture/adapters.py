@@ -1,9 +1,9 @@
-"""Adapters that PEFT leaves beside the layers of a model, told by names of tensors.
+"""PEFT adapters beside the layers of a model, recognised by tensor names.
 
-A model that was saved while PEFT wrapped it holds `NAME.base_layer.qweight` beside
-`NAME.lora_A.default.weight`, with or without `base_model.model.` before all names. Where a whole module was
-trained it is `NAME.modules_to_save.default` beside `NAME.original_module`. Old versions leave `NAME.qweight`
-in its place. Source: the names of parameters in huggingface/peft, src/peft/tuners.
+A model saved inside PEFT's wrapper stores `NAME.base_layer.qweight` beside `NAME.lora_A.default.weight`, with
+or without `base_model.model.` before all names. A fully trained module is `NAME.modules_to_save.default`
+beside `NAME.original_module`. Old versions of PEFT keep the name `NAME.qweight`. Source: the names of
+parameters in huggingface/peft, src/peft/tuners.
 """
 
 import re
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from qload.errors import MismatchError
 
 WRAPPER = "base_model.model."
-# Segments of names that only parameters of adapters have: LoRA, DoRA, AdaLoRA, VeRA, IA3, LoHa, LoKr, OFT.
+# Name segments of adapter parameters: LoRA, DoRA, AdaLoRA, VeRA, IA3, LoHa, LoKr, OFT.
 ADAPTER = re.compile(
     r"lora_(A|B|E|embedding_A|embedding_B|magnitude_vector|ranknum|bias)"
     r"|vera_lambda_[bd]|ia3_l|hada_[wt][12](_[ab])?|lokr_[wt][12](_[ab])?|oft_[rR]|boft_[RsS]"
@@ -24,7 +24,7 @@ REMEDY = "merge them with PEFT (merge_and_unload) and save the model again, or l
 
 @dataclass(frozen=True, slots=True)
 class Adapters:
-    """Adapters that are not merged: the first tensor, the layer beside it, and how many layers have some."""
+    """Unmerged adapters: the first tensor, its layer, and the number of layers with adapters."""
 
     name: str
     layer: str
@@ -36,12 +36,12 @@ class Adapters:
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a tensor is a parameter of an adapter."""
+    """Return whether a tensor is a parameter of an adapter."""
     return any(map(ADAPTER.fullmatch, name.split(".")))
 
 
 def base_name(name: str) -> str:
-    """The name that a tensor has in the model without PEFT's wrappers."""
+    """Name of a tensor in the model without PEFT's wrappers."""
     name = name.removeprefix(WRAPPER)
     if BASE not in name and SAVED not in name and ORIGINAL not in name:
         return name
@@ -49,7 +49,7 @@ def base_name(name: str) -> str:
 
 
 def adapters_of(names: Iterable[str]) -> Adapters | None:
-    """The adapters among the tensors of a whole model; None where there are none, or nothing else."""
+    """Adapters among the tensors of a whole model; None without adapters, and for adapters alone."""
     beside: dict[str, str] = {}  # layer -> a tensor of its adapter
     bases: dict[str, str] = {}  # layer -> what it is stored as
     for name in names:
@@ -70,7 +70,7 @@ def adapters_of(names: Iterable[str]) -> Adapters | None:
 
 
 def refuse_adapters(names: Iterable[str]) -> None:
-    """Raise MismatchError for a model beside whose layers lie adapters that are not merged."""
+    """Raise MismatchError for a model with unmerged adapters."""
     found = adapters_of(names)
     if found is not None:
         what = "a PEFT model that was saved whole"
@@ -78,7 +78,7 @@ def refuse_adapters(names: Iterable[str]) -> None:
 
 
 def _unwrapped(parts: list[str]) -> Iterator[str]:
-    """The segments without those of wrappers; after `modules_to_save` stands the name of an adapter."""
+    """Name segments without PEFT's; the segment after `modules_to_save` is the name of an adapter."""
     before = ""
     for part in parts:
         if part not in (BASE, SAVED, ORIGINAL) and before != SAVED:

@@ -70,11 +70,11 @@ def read_list(config: Mapping[str, Any], key: str) -> frozenset[int] | Literal[F
 
 @dataclass(frozen=True, slots=True)
 class Tie:
-    """Whether head and embedding are one (None: not known), and what says so.
+    """Tie of head and embedding (None: not known), and its source.
 
-    `key`: of config.json; "" where it is the default of the type `kind`. `denied`: the key that says the
-    other, which programs read too. `outer`: whether it is a default of the model around the text model, which
-    transformers goes by, and no program that loads the text model alone.
+    `key`: of config.json; "" for the default of the type `kind`. `denied`: a key with the opposite value,
+    read by some programs. `outer`: True for a default of the model around the text model: transformers uses
+    it, but a program for the text model alone does not.
     """
 
     tied: bool | None
@@ -91,7 +91,7 @@ class Tie:
 
 
 def tie_of(config: Mapping[str, Any]) -> Tie:
-    """Whether a model ties its head: as config.json says at its top or for its text model, or by default."""
+    """Find the tie in config.json: at its top, in its text model's section, or by default of the type."""
     found, outer = model_of(config), config.get("model_type")
     own = found[1] if found else _text_of(config)
     places = {TIE: config}

@@ -1,8 +1,8 @@
-"""Draft models: heads that predict further words for another model, whose embedding or head they may borrow.
+"""Draft models for speculative decoding; they may share the embedding or head of their target model.
 
-EAGLE holds one decoder layer (`layers.0` without its first norm, or `midlayer`) and `fc`, which joins the
-hidden states of the model. EAGLE-3 has a smaller vocabulary, with the maps `d2t` and `t2d`. An exported MTP
-layer keeps its number, beyond those of the model. Sources: SafeAILab/EAGLE, vllm-project/speculators,
+EAGLE has one decoder layer (`layers.0` without its first norm, or `midlayer`) and `fc`, a projection of the
+target's hidden states. EAGLE-3 has a smaller vocabulary, with the maps `d2t` and `t2d`. An exported MTP layer
+keeps its layer number, above those of the target. Sources: SafeAILab/EAGLE, vllm-project/speculators,
 deepseek-ai/DeepSeek-V3.
 """
 
@@ -10,21 +10,21 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-# Words of the classes and types of drafts, in any case.
+# Words in the class names and model types of drafts, in any case.
 DRAFT = re.compile(r"eagle|medusa|hydra|mtp|nextn|speculat|draft", re.IGNORECASE)
-KEYS = ("speculators_model_type", "draft_vocab_size")  # of config.json, which no other model has
-# Segments of names that only drafts have; and what stands at the top of one alone.
+KEYS = ("speculators_model_type", "draft_vocab_size")  # keys of config.json, only in drafts
+# Name segments only in drafts, and prefixes only at the top level of a draft.
 OWN = frozenset(("midlayer", "d2t", "t2d"))
 JOINING = ("fc.", "model.fc.")
-# What a layer that predicts further words has, and no other: two norms and the matrix that joins them.
+# Tensors only in MTP layers: two norms, and a projection of their joined outputs.
 # Source: deepseek-ai/DeepSeek-V3, README_WEIGHTS.md.
 PREDICTING = frozenset(("eh_proj", "enorm", "hnorm"))
 LAYER = re.compile(r"(.*?\b(?:layers|h)\.\d+)\.")
 
 
 def is_draft(config: Mapping[str, Any], names: Iterable[str]) -> bool:
-    """Whether a checkpoint is a draft alone, by its config or by the names of its tensors."""
-    if isinstance(config.get("vision_config"), dict):  # of a model that sees, as NVIDIA's Eagle
+    """Return whether a checkpoint is a draft without its target, by its config or its tensor names."""
+    if isinstance(config.get("vision_config"), dict):  # a vision-language model, such as NVIDIA's Eagle
         return False
     classes = config.get("architectures")
     named = [config.get("model_type"), *(classes if isinstance(classes, list) else ())]
@@ -34,7 +34,7 @@ def is_draft(config: Mapping[str, Any], names: Iterable[str]) -> bool:
 
 
 def _has_names_of_draft(names: Iterable[str]) -> bool:
-    layers: dict[str, bool] = {}  # whether it predicts further words
+    layers: dict[str, bool] = {}  # layer -> whether it is an MTP layer
     joined = False
     for name in names:
         parts = name.split(".")

@@ -54,7 +54,7 @@ def rows_by_key(table: Table) -> Mapping[str, Row]:
 def find(name: str, rows: Mapping[str, Row], base: str) -> Place | None:
     """The row that a name belongs to, under any of the leads, with the decoder's own base or without it.
 
-    A name that PEFT has wrapped stands for the one inside.
+    PEFT's segments of a name are ignored.
     """
     wrapper, name = WRAPPER * name.startswith(WRAPPER), base_name(name)
     for lead in LEADS:

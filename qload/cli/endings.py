@@ -42,10 +42,9 @@ class Refusal(Exception):
 
 @contextmanager
 def endings(as_json: bool = False, verbose: Callable[[], bool] = lambda: False) -> Iterator[None]:
-    """Inside, an interrupt, a reader that leaves, a full disk and every error become exit codes.
+    """Exit with the code of an interrupt, a closed pipe, a full disk or any error inside the block.
 
-    `as_json`: who reads standard output is told of an error there too, by an object. `verbose`: whether the
-    traceback of a bug is printed.
+    `as_json`: print an error as an object on standard output too. `verbose`: print the traceback of a bug.
     """
     try:
         if sys.stdout is None:
@@ -87,7 +86,7 @@ def endings(as_json: bool = False, verbose: Callable[[], bool] = lambda: False) 
 
 
 def _code_of(error: Exception) -> int:
-    """The exit code of an error that is raised on purpose."""
+    """Exit code of a qload error."""
     if isinstance(error, (*ASKED, Refusal)):
         return WRONG
     known = isinstance(error, QloadError) and error.rule in (
@@ -98,7 +97,7 @@ def _code_of(error: Exception) -> int:
 
 
 def _print_traceback(error: Exception) -> None:
-    """Where a bug was met, on standard error if that can be written to."""
+    """Print the traceback of a bug on standard error, if that is open."""
     with suppress(OSError):
         click.echo(safe("".join(traceback.format_exception(error)), keep="\n\t", limit=1 << 20), err=True)
 

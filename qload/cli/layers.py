@@ -137,7 +137,7 @@ def _beside(layer: "LayerInfo", fact: str, claims: Mapping[str, Any]) -> Text:
     """What the tensors say, if they say it; where the config claims something else, that too."""
     value = getattr(layer, fact)
     key = CLAIMS[fact]
-    own = getattr(layer.claims, key, claims.get(key))  # by the entry of the config that applies to the layer
+    own = getattr(layer.claims, key, claims.get(key))  # the entry of the config for this layer
     claim = None if layer.format == PLAIN else own
     if None in (claim, value) or claim == value:
         return Text(_value(value))

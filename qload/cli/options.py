@@ -10,7 +10,7 @@ import click
 from qload.cli.hub import hub_id
 
 F = TypeVar("F", bound=Callable[..., Any])
-VERBOSE = f"{__name__}.verbose"  # of the meta of all contexts
+VERBOSE = f"{__name__}.verbose"  # a key of the meta that all contexts share
 
 
 class CheckpointPath(click.Path):
@@ -124,7 +124,7 @@ class _ToStandardError(logging.Handler):
 
 
 def is_verbose(ctx: click.Context) -> bool:
-    """Whether -v was given, to the group or to the verb."""
+    """Return whether -v is given, before or after the name of the command."""
     return bool(ctx.meta.get(VERBOSE))
 
 

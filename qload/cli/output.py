@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 class Printable(Protocol):
-    """What a verb found: the exit code of its verdict, and plain data."""
+    """Result of a command: the exit code of its verdict, and plain data."""
 
     @property
     def exit_code(self) -> int:
-        """Of the verdict, by the table of `qload.errors.verdicts.EXIT_CODES`."""
+        """Exit code of the verdict, from `qload.errors.verdicts.EXIT_CODES`."""
 
     def to_json(self) -> dict[str, Any]:
         """All of it."""

@@ -194,7 +194,7 @@ def _planned(asked: RunArguments, group: "ProcessGroup") -> RunPlan:
     values = read_model_config(asked.place)
     if not values:
         with suppress(ConfigError):
-            checked_config(asked.place, values)  # a format that is not read is told before what is missing
+            checked_config(asked.place, values)  # an unsupported format is raised first
         raise ArgumentError("path", "a checkpoint with a config.json", f"none beside {asked.place}")
     config = checked_config(asked.place, values)
     tokenizer = None if asked.text is None else Tokenizer(asked.place)

@@ -174,7 +174,7 @@ def verify(
                     codes.append(_told(report, as_json, sarif, several))
     if first and sarif is not None:
         write(reports, sarif)
-    ctx.exit(worst_code(codes) if first else 0)  # the verdict is the first process' to tell
+    ctx.exit(worst_code(codes) if first else 0)  # only the first process exits with the verdict
 
 
 def _told(report: "Report", as_json: bool | None, sarif: Path | None, several: bool) -> int:

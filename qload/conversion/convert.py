@@ -38,8 +38,8 @@ def convert(
     Every layer is asked first, and a target that cannot say one refuses them all before a byte is written.
     What was written is then read back through its own config and compared with what was read, layer by layer,
     and only then has the folder its name. A run that was interrupted goes on where it was, file by file. What
-    is plain already stays as it is stored; nothing is quantized. UnreadTensorsError where a tensor is in a
-    form that no format reads: nothing is copied that is not understood.
+    is plain already stays as it is stored; nothing is quantized. UnreadTensorsError for a tensor in a
+    form that no format reads; such a tensor is never copied.
 
     Parameters
     ----------

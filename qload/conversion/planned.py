@@ -80,7 +80,7 @@ def _answers(
 
 
 def _contradicting(layers: Mapping[str, LayerDescription | QloadError]) -> dict[str, str]:
-    """The layers whose values contradict the config: nothing is written again by it."""
+    """Layers with values that contradict the config, each with its reason; they are refused."""
     return {
         prefix: " ".join(str(layer.contradiction).split())
         for prefix, layer in layers.items()

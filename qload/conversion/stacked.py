@@ -85,7 +85,7 @@ def new_stacks(subject: Subject, stored: Mapping[str, StoredLayer]) -> list[NewS
 
 
 def _name(prefix: str, there: Collection[str]) -> str:
-    """What the new stack is called: as the weight of the old one, with or without a name of its own."""
+    """Name of the new stack: that of the old stack's weight, with or without `.weight`."""
     dotted = any(f"{prefix}.{field}" in there for field in ("weight", "weight_packed"))
     return f"{prefix}{WEIGHT}" if dotted else prefix
 

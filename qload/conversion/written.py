@@ -110,9 +110,9 @@ def target_of(folder: str | PathLike[str], shard_size: int) -> Path:
 
 
 def of_checkpoint(path: str | PathLike[str], make: Callable[[Subject], F], empty: Callable[..., F]) -> F:
-    """The report that `make` makes of a checkpoint, all of whose tensors are read; else UnreadTensorsError.
+    """Report of `make` on a checkpoint; UnreadTensorsError if some of its tensors are not read.
 
-    `empty`: the report of a path, with `unreadable` or `unsupported` as the reason why there is no more.
+    `empty`: builds the report of a path with the reason as `unreadable` or `unsupported`.
     """
     with closing(Subject.open(path)) as subject:
         why = why_unreadable(subject)

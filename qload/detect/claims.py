@@ -65,7 +65,7 @@ METHODS: dict[str, Callable[[FoundConfig], Claims]] = {
     "mxfp4": mxfp4.read,
     "auto-round": auto_round.read,
 }
-ALIASES = {"intel/auto-round": "auto-round"}  # what versions up to 0.4.7 write
+ALIASES = {"intel/auto-round": "auto-round"}  # written by versions up to 0.4.7
 AUTO_ROUND = (
     GPTQWeight,
     AWQWeight,

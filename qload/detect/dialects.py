@@ -1,8 +1,8 @@
 """Dialects: layers that do not fit the formats of the config, identified by their own tensors.
 
-A dialect of a format that is read is read, with a note. Any other one is an UnsupportedFormatError that names
-the dialect and the program that reads it: every row of `qload.detect.signatures` gives the names, dtypes and
-shapes of a layer's tensors, which have to fit together. A layer that fits no row stays an error.
+A dialect of a supported format is read, with a note. Any other known dialect raises UnsupportedFormatError
+with its name and a program that reads it. `qload.detect.signatures` lists the names, dtypes and shapes of
+each dialect; all must fit a layer. A layer that fits no dialect stays an error.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -38,17 +38,17 @@ from qload.loader.source import fact_of
 from qload.spec import Role, named
 from qload.storage import WeightStorage, metadata_of, parse_json
 
-PACKED_BITS = (2, 4, 8)  # of codes that never straddle words, whatever the version
+PACKED_BITS = (2, 4, 8)  # widths whose codes never cross a word
 METHOD_KEYS = ("quant_method", "method")
-BLOCK = (128, 128)  # of every FP8 model whose config does not give another one
+BLOCK = (128, 128)  # FP8 blocks where the config states none
 INVERSE = "weight_scale_inv"
 SCALES = ("weight_scale", INVERSE, "scale")
 COMFY_METADATA = "_quantization_metadata"
-MAX_METADATA = 1 << 24  # letters of a header's metadata that are parsed
+MAX_METADATA = 1 << 24  # characters; longer metadata of a header is not parsed
 
 
 INVERSE_FP8 = "the config does not state whether weight_scale_inv multiplies or divides"
-UNSTATED = {  # whose values depend on who wrote it: ComfyUI stores other orders under the same names
+UNSTATED = {  # dialects that need a config: ComfyUI stores other orders under the same names
     CTMXFP4Weight: "MXFP4",
     MXFP8Weight: "MXFP8",
     ModelOptNVFP4Weight: "NVFP4",
@@ -57,10 +57,10 @@ NO_CONFIG = "no config tells who wrote it, and ModelOpt and ComfyUI store other 
 
 
 def refuse_foreign(found: FoundConfig | None, storage: WeightStorage) -> None:
-    """UnsupportedFormatError for a checkpoint of another program, by its marks.
+    """Raise UnsupportedFormatError for a checkpoint of another program.
 
-    Where a config names a method, marks that no file of this method has; else the first layer that matches a
-    signature.
+    With a quantization method in the config only unambiguous marks count: ComfyUI's and torchao's. Without
+    one the first layer that matches a signature decides.
     """
     _refuse_marked(storage)
     named = found is not None and any(found.values.get(key) for key in METHOD_KEYS)
@@ -75,7 +75,7 @@ MARKED = tuple(row for row in SIGNATURES if row.marks in (("comfy_quant",), ("_w
 
 
 def _marked(storage: WeightStorage, signatures: Iterable[Signature]) -> Iterator[tuple[str, Signature]]:
-    """Each prefix under which the first tensor of a signature is stored."""
+    """Yield each layer that stores the first tensor of a signature, with the signature."""
     by_ending: dict[str, list[tuple[str, Signature]]] = {}
     for signature in signatures:
         for mark in signature.marks:
@@ -89,7 +89,7 @@ def _marked(storage: WeightStorage, signatures: Iterable[Signature]) -> Iterator
 
 
 def _refuse_marked(storage: WeightStorage) -> None:
-    """UnsupportedFormatError for what a header's metadata declare."""
+    """Raise UnsupportedFormatError for ComfyUI layers declared in the metadata of a header."""
     for file, metadata in metadata_of(storage).items():
         layers = _declared(metadata.get(COMFY_METADATA, ""), file)
         if layers:
@@ -103,7 +103,7 @@ def _refuse_marked(storage: WeightStorage) -> None:
 
 
 def _declared(text: str, file: str) -> Mapping[str, object]:
-    """The layers that ComfyUI's metadata list; none where the text is no such list."""
+    """Parse the layers in ComfyUI's metadata; empty for any other text."""
     if not text or len(text) > MAX_METADATA:
         return {}
     try:
@@ -115,7 +115,7 @@ def _declared(text: str, file: str) -> Mapping[str, object]:
 
 
 def _refused(signature: Signature, layer: LayerTensors) -> UnsupportedFormatError:
-    """The error for a layer, naming its tensors."""
+    """Build the error for a layer, with the names of its tensors."""
     stored = [
         f"{suffix} ({str(info.dtype).removeprefix('torch.')})"
         for part in signature.parts
@@ -133,9 +133,9 @@ class Recogniser:
     Attributes
     ----------
     formats
-        What the config says of the layers, which tells the size of blocks and whether scales divide.
+        Formats of the config, with the size of blocks and the meaning of `weight_scale_inv`.
     configured
-        Whether there is a config.
+        Whether the checkpoint has a quantization config.
     """
 
     formats: tuple[ConfiguredFormat, ...] = ()
@@ -144,7 +144,7 @@ class Recogniser:
     def recognise(
         self, weights: TensorSource, prefix: str
     ) -> RecognisedFormat | UnsupportedFormatError | None:
-        """The dialect of the layer `prefix`; the error to raise where it is not read; None if unknown."""
+        """Identify the dialect of the layer `prefix`: a supported format, the error to raise, or None."""
         layer = LayerTensors(prefix, weights.has_tensor, weights.info)
         for candidate in (*self._candidates, *self._packed(layer, weights)):
             if self._is_grid(candidate, layer):
@@ -158,7 +158,7 @@ class Recogniser:
     def _judged(
         self, fmt: ConfiguredFormat, layer: LayerTensors
     ) -> RecognisedFormat | UnsupportedFormatError:
-        """A format that is read, or the reason why its values cannot be told."""
+        """Accept a supported format with a note, or return an error where its values are ambiguous."""
         name, config = fmt.weight_type.format, fmt.config
         if not self.configured and fmt.weight_type in UNSTATED:
             remedy = "add the quantization_config of the program that wrote it"
@@ -197,12 +197,12 @@ class Recogniser:
 
     @cached_property
     def _own_words(self) -> bool:
-        """Whether the config is of a method that packs `qweight`."""
+        """True if the method of the config packs `qweight`."""
         return any("qweight" in spec.suffixes for fmt in self.formats for spec in fmt.specs())
 
     @cached_property
     def _candidates(self) -> tuple[ConfiguredFormat, ...]:
-        """Formats that a layer's tensors describe completely."""
+        """Formats defined by a layer's tensors alone."""
         names = (MXFP4_NAMES, *(("weight", scale) for scale in SCALES))
         return (
             ConfiguredFormat(MXFP8Weight, MXFP8Config()),
@@ -217,7 +217,7 @@ class Recogniser:
         )
 
     def _packed(self, layer: LayerTensors, weights: TensorSource) -> Iterator[ConfiguredFormat]:
-        """pack-quantized with the bits and groups that the tensors tell; not beside a config of it."""
+        """pack-quantized with bits and group size from the shapes, unless the config has that format."""
         shape, words, scale = (layer.info(f"weight_{name}") for name in ("shape", "packed", "scale"))
         stated = any(fmt.weight_type is CTPackWeight for fmt in self.formats)
         if stated or shape is None or words is None or scale is None:
@@ -234,7 +234,7 @@ class Recogniser:
 
     @cached_property
     def _fp8(self) -> tuple[ConfiguredFormat, ...]:
-        """FP8 with a scale for the tensor, for each block and for each output, in this order."""
+        """FP8 with a scale for the tensor, each block or each output, in this order of preference."""
         own = [(fmt.config, fmt) for fmt in self.formats if isinstance(fmt.config, Fp8Config)]
         stated = Fp8Config(
             divide=any(config.divide for config, _ in own),
@@ -253,9 +253,9 @@ class Recogniser:
 
     @cached_property
     def _int8(self) -> tuple[ConfiguredFormat, ...]:
-        """int-quantized with a scale for the tensor or for each output, beside a config of either.
+        """int-quantized with a scale for the tensor or each output, if the config has layers of either kind.
 
-        Beside a config of groups one scale an output is what is left of several.
+        If the config has groups, one scale for each output is the rest of several.
         """
         own = [
             fmt
@@ -271,14 +271,14 @@ class Recogniser:
 
 
 def _shared_by(config: Fp8Config) -> str:
-    """What shares a scale, in words."""
+    """Unit with one scale, in words: tensor, output or block."""
     if config.block is not None:
         return "block of {} outputs and {} inputs".format(*config.block)
     return {"channel": "output"}.get(config.per or "", "tensor")
 
 
 def _has_all(fmt: ConfiguredFormat, layer: LayerTensors) -> bool:
-    """Whether each tensor of a format is stored once, in a dtype of the format."""
+    """Return whether a layer stores each tensor of a format under one name, in a dtype of the format."""
     for spec in fmt.specs():
         found = [info for suffix in spec.suffixes if (info := layer.info(suffix))]
         if len(found) > 1 or (not found and not spec.optional):
@@ -289,7 +289,7 @@ def _has_all(fmt: ConfiguredFormat, layer: LayerTensors) -> bool:
 
 
 def _is_format(fmt: ConfiguredFormat, layer: LayerTensors, weights: TensorSource) -> bool:
-    """Whether the shapes are those of a format."""
+    """Return whether a layer's shapes fit a format."""
     suffixes = {
         spec.name: next((suffix for suffix in spec.suffixes if layer.info(suffix)), spec.suffix)
         for spec in fmt.specs()

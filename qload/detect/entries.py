@@ -1,11 +1,11 @@
-"""Entries of a quantization config that have modules quantized: by name, or by a pattern of names.
+"""Entries of a quantization config that select modules to quantize, by name or by pattern.
 
     gptq                dynamic (patterns without '-:'), modules_in_block_to_quantize, lm_head: true
     auto-round          extra_config: names and patterns with fewer than 16 bits
     compressed-tensors  config_groups.*.targets; `Linear` means the head as well
     modelopt            quantized_layers, or config_groups.*.targets beside MIXED_PRECISION
 
-Entries that leave modules out are `Exclusions` of the loader.
+Entries that exclude modules are `Exclusions` of the loader.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +21,7 @@ from qload.loader.named import NamedModules
 
 HEAD = "lm_head"
 MODELOPT = "modelopt"
-# How a module is left out, by the method; a key that the config has already is named instead.
+# Method -> how its config excludes a module; a list that the config already has is named instead.
 LEAVING_OUT: Mapping[str, str] = {
     "gptq": "a pattern with '-:' in dynamic",
     "gptq_marlin": "a pattern with '-:' in dynamic",
@@ -37,7 +37,7 @@ LISTS = (
 
 @dataclass(frozen=True)
 class PatternEntry:
-    """A pattern of names whose modules the config has quantized: the key, the pattern, and what it means."""
+    """A pattern that selects modules to quantize: its key, its text, and its predicate on names."""
 
     key: str
     text: str
@@ -45,13 +45,13 @@ class PatternEntry:
 
 
 def leaving_out(found: FoundConfig) -> str:
-    """How this config leaves a module out: the list that it has, else the way of its method."""
+    """Describe how to exclude a module: by the list in this config, else by the key of its method."""
     listed = next((key for key in LISTS if isinstance(found.values.get(key), list)), None)
     return listed or LEAVING_OUT.get(_method(found), "modules_to_not_convert")
 
 
 def named_modules(found: FoundConfig) -> NamedModules:
-    """The modules that a config has quantized by name."""
+    """Collect the modules listed by name as quantized."""
     keys: dict[str, str] = {}
     for name, key in _names(found):
         keys.setdefault(name, key)
@@ -59,7 +59,7 @@ def named_modules(found: FoundConfig) -> NamedModules:
 
 
 def pattern_entries(found: FoundConfig) -> Iterator[PatternEntry]:
-    """The entries that have modules quantized by patterns, or by the place in a block."""
+    """Yield the entries that select modules by a pattern, or by their name within a block."""
     dynamic = Patterns(found, "dynamic")
     for pattern in _mapping(found.values, "dynamic"):
         if not pattern.startswith(gptq.WITHOUT):
@@ -79,7 +79,7 @@ def pattern_entries(found: FoundConfig) -> Iterator[PatternEntry]:
 
 
 def _names(found: FoundConfig) -> Iterator[tuple[str, str]]:
-    """(name, key) of every module that is named whole."""
+    """Yield (name, key) of every module listed by its full name."""
     for name in _mapping(found.values, "quantized_layers"):
         yield name, "quantized_layers"
     for name, rule in _mapping(found.values, "extra_config").items():
@@ -95,7 +95,7 @@ def _names(found: FoundConfig) -> Iterator[tuple[str, str]]:
 
 
 def _targets(found: FoundConfig) -> Iterator[tuple[str, str]]:
-    """(key, target) of every group whose weights are quantized."""
+    """Yield (key, target) of every group with quantized weights."""
     for name, group in _mapping(found.values, "config_groups").items():
         if not isinstance(group, dict) or not isinstance(group.get("weights"), dict):
             continue
@@ -115,7 +115,7 @@ def _standing_in(name: str) -> Callable[[str], bool]:
 
 
 def _is_quantized(rule: Any) -> bool:
-    """Whether a rule of AutoRound leaves a module quantized."""
+    """Return whether a rule of AutoRound quantizes its modules."""
     bits = rule.get("bits") if isinstance(rule, dict) else None
     return not isinstance(bits, int) or bits < auto_round.PLAIN_BITS
 

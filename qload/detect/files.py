@@ -23,7 +23,7 @@ CONFIGS = (
     MODELOPT,
 )  # all that is read beside an index
 
-BESIDE_SECTION = ("rotation_config",)  # of AutoRound, which may write it beside its section
+BESIDE_SECTION = ("rotation_config",)  # AutoRound may write it beside its section
 
 _SHORT = Repr()
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother, _SHORT.maxlong = 3, 60, 60, 60

@@ -1,8 +1,8 @@
-"""Keys of quantization configs that owners give a meaning, that no reader here acts on, and what they change.
+"""Keys of quantization configs that qload ignores although their owners act on them.
 
-A key that changes what stored values mean is refused. One that changes what a program computes beside the
-weights, or that only some programs act on, is a note. Settings of the quantizer, such as `damp_percent` and
-`iters`, change neither. Sources: gptqmodel 7.7.0, auto-round 0.16.1, transformers 5.23.0.
+A key that changes the meaning of stored values is refused. A key that changes other computations, or that
+only some programs act on, is a note. Settings of the quantizer, such as `damp_percent` and `iters`, change
+neither. Sources: gptqmodel 7.7.0, auto-round 0.16.1, transformers 5.23.0.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,11 +22,11 @@ class KnownKey:
     Attributes
     ----------
     meaning
-        What it does, as a sentence goes on after the key.
+        Its effect, as the predicate of a sentence about the key.
     refused
-        Whether stored values then mean something else than they do without it.
+        Whether it changes the meaning of stored values.
     neutral
-        The values with which it does nothing.
+        Values without effect.
     """
 
     meaning: str
@@ -38,7 +38,7 @@ _ROTATED = KnownKey("turns the inputs of layers by matrices that are not read he
 _SCALES = KnownKey("quantizes the scales too, in a form that is not read here", refused=True)
 _ADAPTER = KnownKey("adds a low-rank product to outputs, which is not read: weights are as they are stored")
 _CACHE = KnownKey("is about the key/value cache and attention, and is left to the engine")
-# Under these keys of a method entries for modules, which have the same keys.
+# Method -> the key of its entries for modules; an entry has the keys of the config itself.
 ENTRIES: Mapping[str, str] = {"gptq": "dynamic", "auto-round": "extra_config"}
 KEYS: Mapping[str, Mapping[str, KnownKey]] = {
     "gptq": {
@@ -68,7 +68,7 @@ KEYS: Mapping[str, Mapping[str, KnownKey]] = {
 
 
 def notes_of(found: FoundConfig, method: str) -> Iterator[str]:
-    """A note for each key with a meaning that is not acted on; UnsupportedFormatError where values change."""
+    """Yield a note for each ignored key; raise UnsupportedFormatError for one that changes stored values."""
     known = KEYS.get(method, {})
     for path, values in _sections(found, method):
         for key, meant in known.items():
@@ -83,7 +83,7 @@ def notes_of(found: FoundConfig, method: str) -> Iterator[str]:
 
 
 def _sections(found: FoundConfig, method: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The config, and its entries for modules, each with its path."""
+    """Yield the config and its entries for modules, each with its path."""
     yield "", found.values
     name = ENTRIES.get(method)
     entries = found.values.get(name) if name else None

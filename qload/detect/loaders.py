@@ -329,7 +329,7 @@ def settle(found: FoundConfig | None, storage: WeightStorage | None) -> Claims |
 
 
 def _claims(found: FoundConfig, storage: WeightStorage | None) -> Claims:
-    """A config's claims; an UnsupportedFormatError names tensors that are stored so."""
+    """Read a config's claims; an UnsupportedFormatError names the quantized tensors."""
     try:
         return read_claims(found)
     except UnsupportedFormatError as error:
@@ -341,7 +341,7 @@ def _claims(found: FoundConfig, storage: WeightStorage | None) -> Claims:
 
 
 def _quantized(storage: WeightStorage) -> Iterator[str]:
-    """The tensors that no plain layer has, by names and dtypes."""
+    """Yield the tensors of quantized layers, by names and dtypes."""
     for name in storage.keys():  # noqa: SIM118
         info = storage.info(name)
         special = ROLES.get(name.rpartition(".")[2], Role.FLOAT) is not Role.FLOAT
@@ -350,7 +350,7 @@ def _quantized(storage: WeightStorage) -> Iterator[str]:
 
 
 def _states_nothing(found: FoundConfig, storage: WeightStorage) -> bool:
-    """Whether a section of config.json names no method, and no stored tensor is quantized."""
+    """Return whether the section names no method and no stored tensor is quantized."""
     if not found.section or any(found.values.get(key) for key in METHOD_KEYS):
         return False
     return next(_quantized(storage), None) is None

@@ -14,7 +14,7 @@ PLAIN = ConfiguredFormat(UnquantizedWeight, UnquantizedConfig())
 
 
 def unread(error: UnsupportedFormatError, plain: ConfiguredFormat = PLAIN) -> UnreadLoader:
-    """The loader of layers whose stated format is not read: an `error` for each, but for plain ones."""
+    """Build the loader of an unsupported format: plain layers load, any other layer raises `error`."""
     return UnreadLoader(error, plain, tuple(ROLES))
 
 
@@ -25,10 +25,10 @@ def ruled(
     patterns: Patterns,
     key: str,
 ) -> Callable[[], FormatLoader]:
-    """What makes a loader that asks one rule after another, and has the default's formats for all others.
+    """Build a factory of loaders with rules in order of precedence, and default formats for other modules.
 
-    `rules`: entry -> the formats of the modules that it means, none where it leaves them out, or the error
-    for these modules where their format is not read.
+    `rules`: entry -> the formats of its modules, empty if it excludes them, or the error of an unsupported
+    format.
     """
     read = {entry: formats for entry, formats in rules.items() if isinstance(formats, tuple)}
     everything = dict.fromkeys([*default, *(fmt for formats in read.values() for fmt in formats)])

@@ -1,8 +1,8 @@
-"""Signatures of dialects that are not read: names, dtypes and shapes of a layer's tensors, and the way out.
+"""Signatures of unsupported dialects: names, dtypes and shapes of a layer's tensors, and a remedy.
 
-Sources, for the names and shapes: aqlm 1.1.7, amd-quark 0.13, auto-round 0.16.1, comfy-kitchen 0.2.40,
-exllamav3 1.6.5, hqq 0.2.8, mlx 0.32.4, modelopt 0.47.0, optimum-quanto 0.2.7, torchao 0.18.0, and
-transformers 5.23.0, also of the programs that it reads for.
+Sources of names and shapes: aqlm 1.1.7, amd-quark 0.13, auto-round 0.16.1, comfy-kitchen 0.2.40, exllamav3
+1.6.5, hqq 0.2.8, mlx 0.32.4, modelopt 0.47.0, optimum-quanto 0.2.7, torchao 0.18.0, and transformers 5.23.0
+with the programs that it loads for.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,11 +35,11 @@ class SignatureTensor:
     Attributes
     ----------
     suffix
-        Its name after the layer's; several where tools differ, of which exactly one is stored.
+        Its name after the layer's; of several exactly one is stored.
     dtypes
-        Those it may have; () for any.
+        Possible dtypes; () for any.
     axes
-        As in a `TensorSpec`; None: of any shape.
+        As in a `TensorSpec`; None: any shape.
     """
 
     suffix: str | tuple[str, ...]
@@ -48,26 +48,26 @@ class SignatureTensor:
 
     @property
     def suffixes(self) -> tuple[str, ...]:
-        """All names after the layer's."""
+        """All possible suffixes."""
         return (self.suffix,) if isinstance(self.suffix, str) else self.suffix
 
 
 @dataclass(frozen=True)
 class Signature:
-    """The tensors by which the layers of a dialect are identified that is not read.
+    """Tensors that identify the layers of an unsupported dialect.
 
     Attributes
     ----------
     dialect
         Its name.
     remedy
-        Which program reads it, or how to convert it.
+        A program that reads it, or how to convert it.
     parts
-        The tensors, which are all stored. The first one is looked for when a checkpoint is opened.
+        Tensors of a layer, all required. Opening a checkpoint searches for the first one.
     without
-        Suffixes of which none is stored.
+        Suffixes that a layer of the dialect never has.
     unless
-        Names of formats. A config that states one of them contradicts the dialect: the layer is damaged.
+        Names of formats. A config with one of them contradicts the dialect: the layer is damaged.
     """
 
     dialect: str
@@ -78,11 +78,11 @@ class Signature:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """The names of the tensor that is looked for first."""
+        """Suffixes of the tensor to search for."""
         return self.parts[0].suffixes
 
     def matches(self, layer: "LayerTensors") -> bool:
-        """Whether dtypes and shapes of a layer's tensors are those of the dialect."""
+        """Return whether names, dtypes and shapes of a layer's tensors fit the dialect."""
         if any(layer.info(suffix) for suffix in self.without):
             return False
         specs, shapes = [], {}
@@ -98,7 +98,7 @@ class Signature:
 
 
 def _fit(specs: Sequence[TensorSpec], shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Whether shapes agree with their axes and with each other."""
+    """Return whether shapes fit their axes and each other."""
     try:
         solve(specs, shapes, Names())
     except QloadError:
@@ -108,14 +108,14 @@ def _fit(specs: Sequence[TensorSpec], shapes: Mapping[str, tuple[int, ...]]) -> 
 
 @dataclass(frozen=True)
 class LayerTensors:
-    """Dtypes and shapes of the tensors under a prefix; each is looked up once.
+    """Headers of the tensors under a prefix; each is read once.
 
     Attributes
     ----------
     prefix
-        The layer's name.
+        Name of the layer.
     has, find
-        Whether a tensor is stored under a whole name, and what its header says.
+        Whether a tensor is stored under a full name, and its header.
     """
 
     prefix: str
@@ -125,11 +125,11 @@ class LayerTensors:
 
     @classmethod
     def of_storage(cls, storage: WeightStorage, prefix: str) -> "LayerTensors":
-        """Those of a storage."""
+        """Build from a storage."""
         return cls(prefix, storage.keys().__contains__, storage.info)
 
     def info(self, suffix: str) -> TensorInfo | None:
-        """Of the tensor with a suffix; None where it is not stored."""
+        """Header of the tensor with a suffix; None for a missing one."""
         if suffix not in self.known:
             name = f"{self.prefix}.{suffix}" if self.prefix else suffix
             self.known[suffix] = self.find(name) if self.has(name) else None
@@ -139,7 +139,7 @@ class LayerTensors:
 WEIGHT, ANY = "weight", INTEGERS
 SCALES = ("weight_scale", "weight_scale_inv", "scale")
 
-# In this order: of rows that both match the first one counts.
+# In order of precedence: the first match counts.
 SIGNATURES = (
     Signature("ComfyUI's own layers", COMFY, (SignatureTensor("comfy_quant", U8),)),
     Signature(
@@ -417,7 +417,7 @@ SIGNATURES = (
         (SignatureTensor("blocks", U8, "E N G 16"), SignatureTensor("scales", U8, "E N G")),
     ),
 )
-# Beside a config of another method only: without a config, and beside one of their own, they contradict it.
+# Only in a checkpoint of another method: without a config, or with one of their own, such words are an error.
 WORDS = Signature(
     "words of GPTQ or AWQ, whose bits and zero points the config does not state",
     "state the layer's own settings in the config, as AutoRound's extra_config or GPTQModel's dynamic do",
@@ -427,7 +427,7 @@ WORDS = Signature(
         SignatureTensor("scales", FLOATS, "G N"),
     ),
 )
-# Methods that configs name and that are not read: which program does.
+# Unsupported methods of configs -> a program that reads them.
 METHODS_ELSEWHERE: Mapping[str, str] = {
     "aqlm": f"transformers loads it where aqlm is installed; {SOURCE}",
     "bitnet": f"transformers loads it; {SOURCE}",
@@ -455,7 +455,7 @@ METHODS_ELSEWHERE: Mapping[str, str] = {
     "vptq": f"transformers loads it where vptq is installed; {SOURCE}",
     "w4afp8": f"SGLang loads it; {SOURCE}",
 }
-# Names of tensors that layers of these dialects have, and no layer of a format that is read.
+# Suffixes of these dialects that no supported format has.
 FOREIGN_SUFFIXES = frozenset(
     suffix
     for row in SIGNATURES

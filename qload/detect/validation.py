@@ -19,11 +19,11 @@ Model = TypeVar("Model", bound=BaseModel)
 
 @dataclass(frozen=True)
 class Claims:
-    """What a config says about the layers it does not exclude; None where it says nothing.
+    """Claims of a config about the layers it does not exclude; None for a missing claim.
 
-    `formats`: the formats its layers may be stored in, as the loader takes them. `loader`: what makes another
-    one, where modules differ. `notes`: what the config says beside, which changes no weight. `unused`:
-    the names of tensors that are stored beside weights that stayed plain too, and mean nothing there.
+    `formats`: formats of its layers, as the loader takes them. `loader`: the factory of another loader, if
+    modules differ. `notes`: remarks on keys that change no weight. `unused`: names of tensors without meaning
+    beside plain weights.
     """
 
     method: str
@@ -42,7 +42,7 @@ class Claims:
 
     @property
     def of_layers(self) -> LayerClaims:
-        """What it claims about every layer that no entry of its own applies to."""
+        """Claims of the base config, for layers without an entry of their own."""
         return LayerClaims(self.bits, self.group_size, self.sym, self.desc_act)
 
     def facts(self) -> Mapping[str, Any]:

@@ -71,7 +71,7 @@ def diff(
 
 
 def _unreadable(ours: Subject, theirs: Subject, subject: Subject) -> CheckpointDiff:
-    """Nothing compared, as `subject`, one of both, is not read."""
+    """Report without comparison: `subject`, one of the two, cannot be read."""
     first = subject.errors[0].message if subject.errors else "it cannot be read"
     remedy = f"; {subject.errors[0].remedy}" if subject.errors and subject.errors[0].remedy else ""
     why = f"{subject.path}: {first}{remedy}"
@@ -101,7 +101,7 @@ def _layers(ours: Subject, theirs: Subject, crew: Crew, progress: Progress) -> I
 
 
 def _read(subject: Subject, prefixes: Iterable[str]) -> Iterator[str]:
-    """The layers that are not told tensor by tensor, as those are which no format reads."""
+    """Yield the layers that a format reads; the tensors of others are listed one by one."""
     return (prefix for prefix in prefixes if not isinstance(subject.layers[prefix], UnsupportedFormatError))
 
 
@@ -121,7 +121,7 @@ def _tensors(ours: Subject, theirs: Subject) -> Iterator[LayerDiff]:
 
 
 def _unread(ours: Subject, theirs: Subject) -> Iterator[LayerDiff]:
-    """Tensors that no format reads in one of both: whether they mean the same is not known."""
+    """Yield an `unread` outcome for each tensor that no format reads in either checkpoint."""
     for name, reason in ours.unread.items():
         yield LayerDiff(name, name if name in theirs.prefixes else None, "unread", reason)
     for name, reason in theirs.unread.items():
@@ -130,7 +130,7 @@ def _unread(ours: Subject, theirs: Subject) -> Iterator[LayerDiff]:
 
 
 def _lonely(subject: Subject, names: dict[str, str], other: Subject, first: bool) -> Iterator[LayerDiff]:
-    """What is in one of both alone, or in the other too, where it is not read."""
+    """Yield the layers and tensors of `subject` without a comparable one in `other`."""
     for key, name in names.items():
         if other.account.hides(name) or other.account.hides(key):
             told: Outcome = "unread"

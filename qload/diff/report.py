@@ -56,7 +56,7 @@ class CheckpointDiff(AnswerByLayer):
     unreadable
         Why one of both cannot be read; "" where both can.
     unsupported
-        The format of one of both that is known and not read, with the way out; "" where there is none.
+        The unsupported format of either, with its remedy; "" if there is none.
     """
 
     path: str
@@ -66,9 +66,9 @@ class CheckpointDiff(AnswerByLayer):
     unsupported: str = ""
 
     def _sound(self) -> bool:
-        """Whether all that is read means the same."""
+        """Return whether all layers and tensors that are read have equal values."""
         return all(layer.same or layer.outcome == "unread" for layer in self.layers)
 
     def _incomplete(self) -> bool:
-        """Whether some tensor of either is not read."""
+        """Return whether either checkpoint has unread tensors."""
         return any(layer.outcome == "unread" for layer in self.layers)

@@ -320,13 +320,13 @@ class UnsupportedFormatError(QloadError, NotImplementedError):
 class UnreadTensorsError(QloadError, NotImplementedError):
     """Some tensors of a checkpoint are in a form that no format reads.
 
-    Raised before any weight is read, by everything that loads, runs, converts or shards a whole checkpoint:
-    a tensor that is not read is never used as a value, nor copied.
+    Everything that loads, runs, converts or shards a whole checkpoint raises it before any weight is read: an
+    unread tensor is neither used as a value nor copied.
 
     Attributes
     ----------
     unread
-        The reason and the way out, by the name of the tensor.
+        Tensor name -> the reason and the remedy.
     nbytes
         The bytes of all these tensors.
     """

@@ -97,7 +97,7 @@ def names_of(weights: Holder, prefix: str) -> ExpertNames:
 
 
 def _refuse_joined(prefix: str, stored: Mapping[str, set[int]]) -> None:
-    """UnsupportedFormatError for experts whose gate and up are one matrix that nothing takes apart."""
+    """Raise UnsupportedFormatError for experts with gate and up joined in an unknown order."""
     joined = next((name for name in stored if len(LAYERS.get(name, ())) > 1), None)
     if joined is not None:
         name = f"{prefix}.{min(stored[joined])}.{joined}"
@@ -109,7 +109,7 @@ def _refuse_joined(prefix: str, stored: Mapping[str, set[int]]) -> None:
 
 
 def _refuse_stacks(weights: Holder, prefix: str) -> None:
-    """UnsupportedFormatError for experts that are stored together and cannot be told apart."""
+    """Raise UnsupportedFormatError for plain stacks of experts with unknown axes."""
     for lead in ("", *([f"{weights.prefix}."] if weights.prefix else [])):
         there = set(weights.names_under(f"{lead}{prefix}."))
         for matrix in LAYERS:

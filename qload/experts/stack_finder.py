@@ -1,12 +1,12 @@
-"""Find the tensors that hold one matrix of every expert of a layer, and say where each expert's part lies.
+"""Find stacks, tensors with one matrix of every expert of a layer, and locate each expert in them.
 
-A stack is told by its own tensors: a weight with one axis more than its format has for a layer, of length E,
-and its scales. `PREFIX` is the name of a matrix, such as `experts.gate_up_proj` or `moe.down_proj`; its
-fields are `PREFIX_field` or `PREFIX.field`, in the forms that `stack_layouts` lists.
+A stack is identified by its own tensors: a weight with one more axis than a layer has in its format, of
+length E, and its scales. `PREFIX` is the name of a matrix, such as `experts.gate_up_proj` or `moe.down_proj`;
+its fields are `PREFIX_field` or `PREFIX.field`, in the forms of `stack_layouts`.
 
-The axis of outputs is told by the scales, then by the sizes of the config, then by the other matrices of the
-module, and last by the type of model. Gate and up of one tensor are told apart where their order is known;
-else they stay one layer of 2 N outputs.
+Evidence for the axis of outputs, in order of precedence: the scales, the sizes of the config, the other
+matrices of the module, the type of model. Joined gate and up are split if their order is known; else they
+stay one layer of 2 N outputs.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,42 +25,42 @@ from qload.formats.fp8 import WEIGHTS as FP8
 from qload.formats.unquantized import FLOATS
 from qload.storage import TensorInfo, WeightStorage
 
-MAX_EXPERTS = 1 << 12  # of a layer; published models have some hundreds
-MAX_NAMES = 1 << 20  # of all experts' tensors: as many as a header of the greatest length lists
-DEFAULT_BLOCK = (128, 128)  # of block FP8 whose config does not say
+MAX_EXPERTS = 1 << 12  # per layer; published models have some hundreds
+MAX_NAMES = 1 << 20  # tensors of all experts, about as many as the longest header lists
+DEFAULT_BLOCK = (128, 128)  # (outputs, inputs) of FP8 blocks if the config states none
 
 ENDINGS = {
     f"{matrix}{ending}": (matrix, ending) for matrix in LAYERS for ending in FIELDS if ending[:1] != "."
 }
 DOTTED = {ending[1:]: ending for ending in FIELDS if ending[:1] == "."}
 TELLING = frozenset((*WEIGHTS, "weight_scale", "weight_scale_inv"))
-FAMILIES = {"gate_up_proj": ("w1", "w3"), "down_proj": ("w2",)}  # other names of experts beside joined scales
-READ = {  # dtypes of each field that holds a weight
+FAMILIES = {"gate_up_proj": ("w1", "w3"), "down_proj": ("w2",)}  # other names of experts' layers
+READ = {  # field of a weight -> its dtypes
     "weight": (*FLOATS, *FP8, torch.uint8, torch.int8),
     "weight_packed": (torch.uint8, torch.int32),
     "qweight": (torch.int32,),
 }
-BYTES = (torch.uint8, torch.int8)  # dtypes of codes, which mean nothing without a scale
-POWERS = (torch.uint8, torch.float8_e8m0fnu)  # dtypes of scales that are exponents alone
+BYTES = (torch.uint8, torch.int8)  # dtypes of codes that need a scale
+POWERS = (torch.uint8, torch.float8_e8m0fnu)  # dtypes of E8M0 scales
 GROUPS_FP4, GROUP_MX = (16, 32), 32  # inputs that share a scale
 
 
 @dataclass(frozen=True, slots=True)
 class StoredStack:
-    """One stored tensor of several experts: its name, and where each layer's tensor of an expert lies.
+    """One stored tensor of several experts, and the slot of each expert's tensors in it.
 
     Attributes
     ----------
     lead, matrix
-        The module that has the experts, and the matrix in it: `model.layers.0.mlp.experts`, `gate_up_proj`.
+        The module of the experts, and the matrix in it: `model.layers.0.mlp.experts`, `gate_up_proj`.
     source
         The name of the stored tensor.
     count
-        How many experts there are.
+        Number of experts.
     parts
-        `gate_proj.weight` -> its place.
+        `gate_proj.weight` -> its slot.
     field
-        The field of a layer that the tensor is.
+        Field of each expert's layer, such as `weight_scale`.
     """
 
     lead: str
@@ -71,24 +71,24 @@ class StoredStack:
     field: str = "weight"
 
     def names(self) -> Iterator[tuple[str, Slot, int]]:
-        """Each expert's tensors: name, place, number of the expert."""
+        """Yield each expert's tensors: name, slot, number of the expert."""
         for expert in range(self.count):
             for part, slot in self.parts.items():
                 yield f"{self.lead}.{expert}.{part}", slot, expert
 
     @property
     def prefix(self) -> str:
-        """The name of the matrix of all experts."""
+        """Name of the matrix of all experts."""
         return f"{self.lead}.{self.matrix}"
 
     @property
     def joined(self) -> bool:
-        """Whether gate and up of an expert stay one layer."""
+        """True if gate and up of an expert stay one layer."""
         return self.layers != LAYERS.get(self.matrix, self.layers) and len(self.layers) == 1
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """The layers of an expert that it holds something of: `gate_proj`, `up_proj`."""
+        """Layers of an expert in this tensor: `gate_proj`, `up_proj`."""
         return tuple(part.removesuffix(f".{self.field}") for part in self.parts)
 
 
@@ -96,7 +96,7 @@ class StoredStack:
 class FoundStacks:
     """The stacks of a checkpoint.
 
-    `stacks`: those that are read, one for each tensor. `unread`: by the names of tensors, why others are not.
+    `stacks`: the readable ones, one for each tensor. `unread`: tensor name -> the reason for each other one.
     """
 
     stacks: list[StoredStack] = field(default_factory=list)
@@ -105,7 +105,7 @@ class FoundStacks:
 
 @dataclass(frozen=True)
 class StackedMatrix:
-    """The stored tensors of one matrix of all experts, by field; `endings`: what their names end with."""
+    """The stored tensors of one matrix of all experts, by field; `endings`: the suffixes of their names."""
 
     lead: str
     name: str
@@ -120,40 +120,40 @@ class StackedMatrix:
 
     @cached_property
     def weight(self) -> str | None:
-        """The field that holds codes or floats; None where only scales are stacked."""
+        """The field of codes or floats; None if only scales are stacked."""
         return next((name for name in WEIGHTS if name in self.tensors), None)
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """The layers of an expert that it holds."""
+        """Layers of an expert in this matrix."""
         return LAYERS.get(self.name, (self.name,))
 
     @cached_property
     def info(self) -> TensorInfo:
-        """Of the weight."""
+        """Header of the weight."""
         assert self.weight is not None
         return self.infos[self.weight]
 
     @property
     def plain(self) -> bool:
-        """Whether there are floats and no scales: the numbers are what they are."""
+        """True for floats without scales."""
         return self.info.dtype in FLOATS and self.tensors.keys() <= {"weight", "bias"}
 
     @property
     def in_blocks(self) -> bool:
-        """Whether it is MXFP4 as gpt-oss has it."""
+        """True for MXFP4 as gpt-oss stores it."""
         return self.weight is not None and self.endings[self.weight] == "_blocks"
 
     @cached_property
     def packs_inputs(self) -> bool:
-        """Whether a byte holds two inputs: uint8, or int8 beside exponents, as in DeepSeek V4."""
+        """True if a byte holds two inputs: uint8, or int8 beside exponents, as in DeepSeek V4."""
         scale = self.infos.get("scale")
         pairs = scale is not None and scale.dtype in POWERS and self.info.dtype == torch.int8
         return self.info.dtype == torch.uint8 or pairs
 
     @cached_property
     def packs_outputs(self) -> bool:
-        """Whether a byte holds two outputs, as in ModelOpt's AWQ, and has one scale a group of inputs."""
+        """True if a byte holds two outputs, as in ModelOpt's AWQ with a scale for each group of inputs."""
         scale = self.infos.get("weight_scale")
         if self.info.dtype != torch.uint8 or "weight_scale_2" in self.infos or scale is None:
             return False
@@ -163,15 +163,15 @@ class StackedMatrix:
 
 
 def find_stacks(storage: WeightStorage, config: Mapping[str, Any]) -> list[StoredStack]:
-    """The stacks that can be read expert by expert; `config`: the model's config.json, which is hostile."""
+    """Find the readable stacks; `config`: the model's config.json, which is not trusted."""
     return search(storage, config).stacks
 
 
 def search(storage: WeightStorage, config: Mapping[str, Any]) -> FoundStacks:
-    """The stacks of a checkpoint, and the reasons for those that are not read; no value is read.
+    """Find the stacks of a checkpoint from its headers, with a reason for each unreadable one.
 
-    Not read are those of more experts than the config says or than MAX_EXPERTS, all beyond MAX_NAMES, and
-    those whose axes no tensor, size or type tells.
+    A stack is unreadable with more experts than the config states or than MAX_EXPERTS, beyond MAX_NAMES
+    tensors in all, or with ambiguous axes.
     """
     found = FoundStacks()
     modules = _modules(storage)
@@ -195,7 +195,7 @@ def search(storage: WeightStorage, config: Mapping[str, Any]) -> FoundStacks:
 def _under(
     storage: WeightStorage, unread: Mapping[str, str], stacks: Iterable[StoredStack]
 ) -> Iterator[tuple[str, str]]:
-    """Each tensor whose name continues that of a matrix that is not read, with the reason."""
+    """Yield the other tensors of unread matrices, by the prefixes of their names, with the reason."""
     read = {stack.source for stack in stacks} if unread else frozenset()
     for prefix, reason in unread.items():
         stored = storage.keys()
@@ -205,7 +205,7 @@ def _under(
 
 
 def _modules(storage: WeightStorage) -> dict[str, list[StackedMatrix]]:
-    """The matrices that may be stacks, by the module that has them, told by names and numbers of axes."""
+    """Collect candidates for stacks by module, from names and numbers of axes."""
     stored = storage.keys()
     groups: dict[tuple[str, str], dict[str, str]] = {}  # (module, matrix) -> ending -> name
     for name in stored:
@@ -231,7 +231,7 @@ def _modules(storage: WeightStorage) -> dict[str, list[StackedMatrix]]:
 
 
 def _may_be_stacked(storage: WeightStorage, name: str, module: str, matrix: str, last: str) -> bool:
-    """Whether a tensor of three axes may be of a stack: a weight, or scales beside experts by number."""
+    """Return whether a tensor of three axes may be of a stack: a weight, or scales of numbered experts."""
     if last in WEIGHTS:
         return matrix in LAYERS or (storage.info(name).dtype not in FLOATS and "conv" not in matrix)
     return matrix in LAYERS and module.endswith(("experts", "moe"))
@@ -240,7 +240,7 @@ def _may_be_stacked(storage: WeightStorage, name: str, module: str, matrix: str,
 def _matrix(
     storage: WeightStorage, module: str, name: str, stored: Mapping[str, str]
 ) -> StackedMatrix | None:
-    """The tensors by field; None where they are of no stack: a weight of two axes, or a lone bias."""
+    """Group a matrix's tensors by field; None if it is no stack: a weight with two axes, or a lone bias."""
     tensors: dict[str, str] = {}
     endings: dict[str, str] = {}
     if not module:
@@ -260,7 +260,7 @@ def _matrix(
 
 
 def _block(config: Mapping[str, Any]) -> tuple[int, int] | None:
-    """The (outputs, inputs) of blocks of scales in the config; None where it has none that can be."""
+    """Read (outputs, inputs) of scale blocks from the config; None if it states no valid one."""
     section = config.get("quantization_config")
     if not isinstance(section, dict):
         return None
@@ -275,7 +275,7 @@ def _block(config: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 def _hidden(config: Mapping[str, Any]) -> int | None:
-    """The hidden size of a model of any type; None where the config does not say."""
+    """Read the hidden size of a model of any type; None if the config does not state it."""
     for place in (config, *(config.get(key) for key in INNER)):
         size = place.get("hidden_size") if isinstance(place, dict | Mapping) else None
         if type(size) is int and size > 0:
@@ -284,8 +284,8 @@ def _hidden(config: Mapping[str, Any]) -> int | None:
 
 
 @dataclass(frozen=True)
-class _Told:
-    """The axis of outputs: whether inputs come first, and whether no other reading of the shapes fits."""
+class _AxisOrder:
+    """Order of axes deduced from shapes; `sure`: no other order fits."""
 
     inputs_first: bool
     sure: bool = True
@@ -312,14 +312,14 @@ class _Finder:
 
     @cached_property
     def most(self) -> int:
-        """How many experts a layer may have."""
+        """Largest number of experts of a layer."""
         stated = self.architecture.sizes.get("experts") if self.architecture else None
         return MAX_EXPERTS if stated is None else min(stated, MAX_EXPERTS)
 
     def of_module(
         self, matrices: list[StackedMatrix]
     ) -> Iterator[tuple[StackedMatrix, list[StoredStack] | str]]:
-        """Each matrix with its stacks, or the reason why it is not read."""
+        """Yield each matrix with its stacks, or with the reason why it is unreadable."""
         weights = [matrix for matrix in matrices if matrix.weight is not None]
         told = self._axes(weights)
         for matrix in matrices:
@@ -329,12 +329,12 @@ class _Finder:
                 yield matrix, self._stacks(matrix, told.get(matrix.name))
 
     def _known(self, matrix: StackedMatrix) -> bool:
-        """Whether the table of the type of model has experts in this module."""
+        """Return whether the model type's table has experts in this module."""
         place = self.architecture.find(f"{matrix.lead}.0.gate_proj") if self.architecture else None
         return place is not None and place.expert is not None
 
     def _stacks(self, matrix: StackedMatrix, inputs_first: bool | None) -> list[StoredStack] | str:
-        """The stacks of a matrix with a weight."""
+        """Stacks of a matrix with a weight, or the reason why it is unreadable."""
         name, info = matrix.tensors[matrix.weight or ""], matrix.info
         what = f"experts in one tensor, {name} of shape {list(info.shape)}"
         if not 1 <= info.shape[0] <= self.most:
@@ -355,7 +355,7 @@ class _Finder:
             return f"{what}: neither the scales nor the config tells outputs from inputs"
         order = self._order(matrix, inputs_first)
         if matrix.in_blocks and order is None:
-            return []  # which is a format of its own: `mxfp4_experts`
+            return []  # the format `mxfp4_experts` reads it
         if matrix.plain and (order is None or self._turned(matrix, inputs_first)):
             return f"{what}: its axes are not those of its type of model"
         reason = ""
@@ -370,7 +370,7 @@ class _Finder:
         return reason
 
     def _beside(self, matrix: StackedMatrix) -> Mapping[str, TensorInfo]:
-        """The fields beside the weight: those of the stack, or else of the first expert's own tensors."""
+        """Headers of the stack's fields; of a lone stacked weight, those of the first expert's own scales."""
         if len(matrix.infos) > 1:
             return matrix.infos
         found, start, stored = {}, f"{matrix.lead}.0.{matrix.layers[0]}.", self.storage.keys()
@@ -381,7 +381,7 @@ class _Finder:
         return found
 
     def _order(self, matrix: StackedMatrix, inputs_first: bool) -> str | None:
-        """How gate and up lie in one tensor: in "halves" or in "turns"; None where that is not known."""
+        """Order of gate and up in one tensor: "halves" or "turns" (interleaved); None if unknown."""
         if len(matrix.layers) == 1:
             return None if matrix.in_blocks and not self._known(matrix) else "halves"
         if matrix.name in HALVES:
@@ -395,13 +395,13 @@ class _Finder:
         return "halves" if self._joined_blocks(matrix, inputs_first) else None
 
     def _turned(self, matrix: StackedMatrix, inputs_first: bool) -> bool:
-        """Whether it lies otherwise than a type has it whose gate and up lie in turns."""
+        """Return whether the axes contradict the table of a type with interleaved gate and up."""
         assert self.architecture is not None
         own = self.architecture.table.stacked
         return own.interleaved and own.inputs_first != inputs_first
 
     def _joined_blocks(self, matrix: StackedMatrix, inputs_first: bool) -> bool:
-        """Whether there are scales of blocks of each part, where blocks of both together would be fewer."""
+        """Return whether the number of scale blocks fits gate and up apart, and not both together."""
         block, count = self.block or DEFAULT_BLOCK, len(matrix.layers)
         N, _ = _sizes(matrix, inputs_first)
         rows = count * -(-(N // count) // block[0])
@@ -430,7 +430,7 @@ class _Finder:
         )
 
     def _laid_out(self, matrix: StackedMatrix, layout: Layout) -> list[StoredStack] | str:
-        """All tensors of a matrix, or the reason why one of them is not read."""
+        """Locate all tensors of a matrix, or give the reason why one of them is unreadable."""
         found = []
         for own, source in matrix.tensors.items():
             info, ending = matrix.infos[own], matrix.endings[own]
@@ -449,7 +449,7 @@ class _Finder:
         return found
 
     def _scales_alone(self, matrix: StackedMatrix) -> list[StoredStack] | str:
-        """Scales in one tensor, of weights that each expert has by itself."""
+        """Locate stacked scales of weights that are stored expert by expert."""
         first = next(iter(matrix.tensors))
         shape = list(matrix.infos[first].shape)
         what = f"scales of experts in one tensor, {matrix.tensors[first]} of shape {shape}"
@@ -476,12 +476,12 @@ class _Finder:
                     quantized=weight.dtype not in FLOATS,
                 )
                 return self._laid_out(matrix, layout)
-        return []  # of weights that are lost, which is for the rules to find
+        return []  # the weights are missing, and rules report that
 
-    # Which axis of a weight is that of its outputs
+    # Order of the axes of inputs and outputs
 
     def _axes(self, matrices: list[StackedMatrix]) -> dict[str, bool]:
-        """Of each matrix whether its inputs come first; without an entry nothing tells."""
+        """Map matrices to whether inputs come first; without an entry for an ambiguous one."""
         told: dict[str, bool] = {}
         weak: dict[str, bool] = {}
         for matrix in matrices:
@@ -509,10 +509,10 @@ class _Finder:
                 told.setdefault(matrix.name, next(iter(weakly)))
         return told
 
-    def _by_scales(self, matrix: StackedMatrix) -> _Told | None:
-        """As the shapes of a weight and its scales tell."""
+    def _by_scales(self, matrix: StackedMatrix) -> _AxisOrder | None:
+        """Deduce the order of axes from the shapes of a weight and its scales."""
         if matrix.in_blocks or matrix.info.dtype == torch.int32 or matrix.packs_outputs:
-            return _Told(inputs_first=False)
+            return _AxisOrder(inputs_first=False)
         if len(matrix.info.shape) != 3:
             return None
         for own, info in self._beside(matrix).items():
@@ -522,29 +522,29 @@ class _Finder:
                     return told
         return None
 
-    def _by_scale(self, matrix: StackedMatrix, scale: TensorInfo) -> _Told | None:
-        """As one scale tells, which lies as its weight does.
+    def _by_scale(self, matrix: StackedMatrix, scale: TensorInfo) -> _AxisOrder | None:
+        """Deduce the order of axes from one scale, in the order of its weight.
 
-        Scales of outputs may lie the other way, and those of four-bit floats, which have one group size each.
+        Scales of outputs and of four-bit floats may be in the other order: their group sizes are fixed.
         """
         first, second = matrix.info.shape[1:]
         dims = scale.shape[1:]
         if len(dims) == 1:
             outputs, inputs = dims[0] == first, dims[0] == second
-            return _Told(inputs) if outputs != inputs and dims[0] > len(matrix.layers) else None
+            return _AxisOrder(inputs) if outputs != inputs and dims[0] > len(matrix.layers) else None
         if len(dims) != 2 or prod(dims) == 1:
             return None
         alike = {turned: self._fits(matrix, scale, turned, turned) for turned in (False, True)}
         exact = 1 in dims or matrix.packs_inputs
         apart = {turned: exact and self._fits(matrix, scale, turned, not turned) for turned in (False, True)}
         if alike[False] != alike[True]:
-            return _Told(alike[True], sure=not (1 in dims and apart[alike[False]]))
+            return _AxisOrder(alike[True], sure=not (1 in dims and apart[alike[False]]))
         if not alike[False] and apart[False] != apart[True]:
-            return _Told(apart[True])
+            return _AxisOrder(apart[True])
         return None
 
     def _fits(self, matrix: StackedMatrix, scale: TensorInfo, inputs_first: bool, scale_turned: bool) -> bool:
-        """Whether a scale is one of outputs, groups or blocks of a weight, if both lie so."""
+        """Return whether a scale fits the outputs, groups or blocks of a weight in these orders of axes."""
         N, K = _sizes(matrix, inputs_first)
         n, k = scale.shape[:0:-1] if scale_turned else scale.shape[1:]
         if matrix.packs_inputs:
@@ -558,7 +558,7 @@ class _Finder:
         return k == -(-K // columns) and n in (-(-N // rows), count * -(-(N // count) // rows))
 
     def _by_sizes(self, matrix: StackedMatrix) -> bool | None:
-        """As the sizes of the config tell: those of the table of the type of model, or the hidden size."""
+        """Deduce whether inputs come first from sizes: the model type's table, or the hidden size."""
         if len(matrix.info.shape) != 3 or matrix.info.dtype == torch.int32:
             return None
         both = {turned: _sizes(matrix, turned) for turned in (False, True)}
@@ -576,7 +576,7 @@ class _Finder:
 
 
 def _by_pair(matrices: Mapping[str, StackedMatrix]) -> bool | None:
-    """As a matrix of gate and up tells beside that of down, whose inputs are half of its outputs."""
+    """Deduce whether inputs come first: down has half as many inputs as gate_up has outputs."""
     both = next((one for name, one in matrices.items() if len(one.layers) > 1), None)
     down = next((one for name, one in matrices.items() if name in DOWN), None)
     if both is None or down is None or {len(both.info.shape), len(down.info.shape)} != {3}:
@@ -589,7 +589,7 @@ def _by_pair(matrices: Mapping[str, StackedMatrix]) -> bool | None:
 
 
 def _sizes(matrix: StackedMatrix, inputs_first: bool) -> tuple[int, int]:
-    """(N, K) of a stacked weight, if its inputs come first or do not."""
+    """(N, K) of a stacked weight in an order of axes."""
     dims = matrix.info.shape[1:]
     if matrix.in_blocks:
         return dims[0], prod(dims[1:]) * 2

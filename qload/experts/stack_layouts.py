@@ -1,4 +1,4 @@
-"""Say where the tensors of each expert lie in the tensors of all experts, by field and shape.
+"""Layouts of stacked experts: the place of each expert's tensors, by field and shape.
 
 E experts of N outputs and K inputs each; gate and up may be joined along the outputs:
 
@@ -34,9 +34,9 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "output_linear": ("down_proj",),
     **{name: (name,) for name in ("gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")},
 }
-DOWN = ("down_proj", "w2", "output_linear")  # whose outputs, and not inputs, are the model's hidden size
-HALVES = ("w13", "input_linear")  # whose first half is the gate in every program that has the name
-# What the name of a stack goes on with -> the name of the field in an expert's own layer.
+DOWN = ("down_proj", "w2", "output_linear")  # matrices with the hidden size as outputs
+HALVES = ("w13", "input_linear")  # names with the gate in the first half, in every program
+# Suffix of a stack's name -> the field of an expert's own layer.
 FIELDS: dict[str, str] = {
     "": "weight",
     "_weight": "weight",
@@ -57,31 +57,31 @@ FIELDS: dict[str, str] = {
     ".scales": "scales",
     ".scale": "scale",
 }  # fmt: skip
-WEIGHTS = ("weight", "weight_packed", "qweight")  # the fields of which a layer has one
+WEIGHTS = ("weight", "weight_packed", "qweight")  # a layer has one of these fields
 WEIGHT_ENDINGS = tuple(ending for ending, own in FIELDS.items() if own in WEIGHTS)
-SCALES = ("weight_scale", "weight_scale_inv", "scale")  # of a weight, as tools call them
+SCALES = ("weight_scale", "weight_scale_inv", "scale")  # names of a weight's scale
 SINGLE = ("weight_scale_2", "weight_global_scale", "input_scale", "input_global_scale", "input_zero_point",
           "activation_scale")  # fmt: skip
-OF_INPUTS = ("g_idx", "weight_g_idx", "pre_quant_scale")  # one for each input of a layer
-COLUMNS = ("qweight", "qzeros", "scales")  # outputs are the last axis of a layer
+OF_INPUTS = ("g_idx", "weight_g_idx", "pre_quant_scale")  # fields with one entry for each input
+COLUMNS = ("qweight", "qzeros", "scales")  # fields of a layer with outputs as the last axis
 BYTES_OF_BLOCK = 16  # of 32 inputs, in MXFP4 of gpt-oss
 
 Shape = tuple[int, ...]
 
 
 def stack_names(prefix: str) -> list[str]:
-    """What the weight of a stacked matrix may be called."""
+    """Possible names of a stacked matrix's weight."""
     return [f"{prefix}{ending}" for ending in WEIGHT_ENDINGS]
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How one stacked matrix lies: N outputs of all its `layers` together, and K inputs.
+    """Layout of one stacked matrix: N outputs of all its `layers` together, and K inputs.
 
-    `stored_layers`: how many layers were joined, which `layers` keeps as one where they cannot be told apart.
-    `quantized`: transformers stores scales of blocks beside plain weights too, which mean nothing there.
+    `stored_layers`: number of joined layers; `layers` has one entry if their order is unknown.
+    `quantized`: False for plain weights, which transformers stores with meaningless block scales.
     `four_bits`: a byte holds two inputs.
-    `scales_have_inputs`: a scale of each output is (N, 1), and stored as (N,) gets that axis.
+    `scales_have_inputs`: scales of outputs are (N, 1); stored as (N,) they get that axis.
     """
 
     layers: tuple[str, ...]
@@ -97,7 +97,7 @@ class Layout:
     four_bits: bool = False
 
     def slots(self, own: str, ending: str, source: str, info: TensorInfo) -> list[Slot] | None:
-        """Where each layer's tensor lies in the stored one; None for a form that is not known."""
+        """Locate each layer's tensor in the stored one; None for an unknown form."""
         dims = info.shape[1:]
         if 0 in info.shape:
             return None
@@ -117,7 +117,7 @@ class Layout:
         return self._scale(own, source, info)
 
     def _scale(self, own: str, source: str, info: TensorInfo) -> list[Slot] | None:
-        """Scales and zero points: one for the tensor, an expert, a layer, an output, a group or a block."""
+        """Locate scales or zero points: one per tensor, expert, layer, output, group or block."""
         dims = info.shape[1:]
         if info.shape in ((), (1,)):
             return self._shared(source, info, info.shape, counted=False)
@@ -140,7 +140,7 @@ class Layout:
         return self._scales(source, info) if len(dims) == 2 else None
 
     def _outputs(self, source: str, info: TensorInfo) -> list[Slot] | None:
-        """One an output, without the axis of inputs, which integers of compressed-tensors have."""
+        """Locate one scale for each output; integers of compressed-tensors get an axis of inputs."""
         slots = self._split(source, info, info.shape[1:])
         if not self.scales_have_inputs or slots is None:
             return slots
@@ -148,7 +148,7 @@ class Layout:
         return [replace(slot, info=own, lacks_axis=True) for slot in slots]
 
     def _one_each(self, source: str, info: TensorInfo) -> list[Slot] | None:
-        """A scale of each of the joined layers, which have to be told apart; interleaved ones have none."""
+        """Locate one scale for each joined layer; None if the layers are not split or interleaved."""
         if len(self.layers) == 1 or self.interleaved:
             return None
         dims = (1, *info.shape[2:])
@@ -156,7 +156,7 @@ class Layout:
         return [Slot(source, own, True, at) for at in range(len(self.layers))]
 
     def _packed_zeros(self, source: str, info: TensorInfo) -> list[Slot] | None:
-        """Zero points in words along the outputs, which layers share no word of."""
+        """Locate zero points packed along the outputs; no word belongs to two layers."""
         if len(info.shape) != 3:
             return None
         words, count = info.shape[1], len(self.layers)
@@ -165,7 +165,7 @@ class Layout:
         return self._matrix(source, info, False) if count == 1 or whole else None
 
     def _shape(self, source: str, info: TensorInfo) -> list[Slot] | None:
-        """[E, N, K] or [N, K] of all experts, or a row for each."""
+        """Locate a stored shape: [E, N, K] or [N, K] of all experts, or a row for each expert."""
         if info.shape not in ((2,), (3,)) and not (len(info.shape) == 2 and info.shape[1] == 2):
             return None
         counted, parts = len(info.shape) == 2, len(self.layers)
@@ -180,10 +180,10 @@ class Layout:
         return self._split(source, info, dims, bytes_of_block=BYTES_OF_BLOCK)
 
     def _scales(self, source: str, info: TensorInfo) -> list[Slot] | None:
-        """One an output, of all its inputs or of groups of them, or one a block.
+        """Locate scales of outputs, of groups of inputs, or of blocks.
 
-        Scales lie as their weight does; those of blocks, and of outputs, are told by their shape where they
-        lie the other way. What contradicts the weight is left to the loader to refuse.
+        Scales have the order of their weight's axes; shapes reveal the other order for blocks and for
+        outputs. The loader refuses a scale that contradicts the weight.
         """
         own = self.inputs_first
         rows = {turned: info.shape[2 if turned else 1] for turned in (own, not own)}
@@ -196,7 +196,7 @@ class Layout:
         return None if self.interleaved else self._matrix(source, info, own)
 
     def _grids(self) -> Collection[Shape]:
-        """(outputs, inputs) of scales of blocks: of all outputs together, and of each layer's joined."""
+        """Shapes (outputs, inputs) of block scales: blocks over all outputs, and blocks of each layer."""
         if self.block is None:
             return ()
         rows, columns = self.block
@@ -204,10 +204,10 @@ class Layout:
         return {(n, -(-self.K // columns)) for n in (-(-self.N // rows), each)}
 
     def _blocks_of_scales(self, source: str, info: TensorInfo, turned: bool) -> list[Slot] | None:
-        """Those of each layer, if no block has outputs of two layers, or if there is one block of outputs.
+        """Locate the block scales of each layer, if no block crosses layers or there is one block of outputs.
 
-        Of layers shorter than a block transformers joins the scales of each, though one block has outputs of
-        both. Blocks of several layers that stay one are counted from the first output on.
+        For layers shorter than a block transformers joins the scales of each layer, although one block would
+        cover both. Blocks of layers that stay joined start at the first output.
         """
         assert self.block is not None
         dims = info.shape[:0:-1] if turned else info.shape[1:]
@@ -239,7 +239,7 @@ class Layout:
         inputs_first: bool = False,
         bytes_of_block: int = 0,
     ) -> list[Slot] | None:
-        """Equal shares of the outputs, which come first in `dims`."""
+        """Split the outputs, the first of `dims`, evenly among the layers."""
         count = len(self.layers)
         if dims[0] % count:
             return None
@@ -253,6 +253,6 @@ class Layout:
     def _shared(
         self, source: str, info: TensorInfo, dims: Shape, *, counted: bool = True, inputs_first: bool = False
     ) -> list[Slot]:
-        """All of it for each layer."""
+        """Give each layer the whole tensor."""
         own = [TensorInfo(info.dtype, dims, info.file, shared=at > 0) for at in range(len(self.layers))]
         return [Slot(source, one, counted, inputs_first=inputs_first) for one in own]

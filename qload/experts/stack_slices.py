@@ -1,4 +1,4 @@
-"""`Slot`: where one tensor of each expert lies in a tensor of all experts.
+"""`Slot`: the place of one tensor of each expert in a tensor of all experts.
 
 stored, inputs first, interleaved        of expert e, gate: first 0, step 2, inputs first
 (E, K, 2 N)                              (N, K) = stored[e, :, 0::2].T
@@ -16,7 +16,7 @@ from qload.storage import TensorInfo
 from qload.storage.rectangles import GAP
 
 TURNED = Order("k n -> n k")
-WINDOW_BYTES = 8 << 20  # that are read at once for some columns of them
+WINDOW_BYTES = 8 << 20  # of whole rows, read at once for some of their columns
 
 Bounds = tuple[tuple[int, int], ...]
 Slices = tuple[slice, ...]
@@ -24,28 +24,28 @@ Slices = tuple[slice, ...]
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Where one tensor of each expert lies.
+    """The place of one tensor of each expert.
 
     Attributes
     ----------
     source
         The name of the stored tensor.
     info
-        Of the tensor of one expert: dtype, shape, and the file of the stored one.
+        Dtype and shape of one expert's tensor, and the file of the stored one.
     counted
-        Whether the first stored axis counts experts; if not, all of them have the same.
+        Whether the first stored axis is that of experts; if not, all experts share the tensor.
     first
-        The first of its outputs among those that are stored together; of interleaved ones, 0 or 1.
+        Index of its first output among the joined outputs; 0 or 1 if they are interleaved.
     step
-        How far its outputs are apart: 2 where gate and up are interleaved.
+        Distance of its outputs: 2 where gate and up are interleaved.
     inputs_first
         Whether the stored axes are (inputs, outputs).
     bytes_of_block
-        How many bytes along the inputs have an axis of their own, as MXFP4's 16; 0: none have.
+        Bytes along the inputs with an axis of their own, 16 for MXFP4; 0: none.
     layers_of_shape
-        Of a stored shape [E, N, K] or [N, K], how many layers the N outputs are of; 0: it is no shape.
+        Number of layers with the N outputs of a stored shape [E, N, K] or [N, K]; 0: it is no shape.
     experts
-        Of a stored shape, the E that it has to say.
+        E expected in a stored shape.
     lacks_axis
         Whether the last axis, of length 1, is not stored.
     """
@@ -62,7 +62,7 @@ class Slot:
     lacks_axis: bool = False
 
     def stored(self, expert: int, pairs: Bounds) -> Slices:
-        """What to read for the elements `pairs` of an expert's tensor; of interleaved outputs, both kinds."""
+        """Slices to read for the elements `pairs` of an expert's tensor, with both of interleaved layers."""
         found = [slice(*pair) for pair in pairs]
         if self.layers_of_shape:
             return (slice(expert, expert + 1),) if self.counted else ()
@@ -80,7 +80,7 @@ class Slot:
         return (slice(expert, expert + 1), *found) if self.counted else tuple(found)
 
     def arranged(self, block: Tensor, pairs: Bounds) -> Tensor:
-        """A copy, as an expert of its own would be stored, of what was read for the elements `pairs`."""
+        """Copy what was read for the elements `pairs` into the layout of one expert's tensor."""
         if self.layers_of_shape:
             return self._shape(block)[slice(*pairs[0])].clone()
         found = block[0] if self.counted else block
@@ -98,7 +98,7 @@ class Slot:
         return found.flatten(1)[:, start : start + inputs[1] - inputs[0]]
 
     def _shape(self, stored: Tensor) -> Tensor:
-        """[N, K] of one layer; MismatchError where E, or N of so many layers, is not what is stored."""
+        """[N, K] of one layer; MismatchError if the stored shape contradicts E or N."""
         values = stored.flatten().tolist()
         outputs, inputs = values[-2:]
         if values[:-2] not in ([], [self.experts]) or outputs % self.layers_of_shape:
@@ -108,7 +108,7 @@ class Slot:
 
 
 def widened(stored: Slices, whole: TensorInfo) -> Slices:
-    """More columns than are asked for, where a few of long rows are: each row would be a call of its own."""
+    """Widen a slice of few columns of long rows: otherwise each row would be a read of its own."""
     rows, columns, size = stored[-2], stored[-1], whole.dtype.itemsize
     asked, row = columns.stop - columns.start, whole.shape[-1]
     width = WINDOW_BYTES // ((rows.stop - rows.start) * size)
@@ -119,5 +119,5 @@ def widened(stored: Slices, whole: TensorInfo) -> Slices:
 
 
 def extents(pairs: Sequence[tuple[int, int]]) -> list[int]:
-    """How many elements each dimension has."""
+    """Lengths of ranges."""
     return [stop - start for start, stop in pairs]

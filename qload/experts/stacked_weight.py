@@ -1,4 +1,4 @@
-"""`StackedWeight`: one matrix of all experts of a layer, loaded by the name that it is stored under."""
+"""`StackedWeight`: one matrix of all experts of a layer, loaded by its stored name."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,10 +18,10 @@ from qload.spec import Codes, Config, TensorSpec, Weight, check_out
 
 @dataclass(frozen=True, eq=False, repr=False)
 class StackedWeight(Weight):
-    """All experts' layers of one matrix, or a share of each: (E, N, K).
+    """One matrix of all experts, or a share of each expert: (E, N, K).
 
-    It cannot multiply; `expert` gives a layer that can. Gate and up that are stored as one matrix are one
-    layer of both, the gate's outputs first.
+    It cannot multiply; `expert` gives a layer that can. Joined gate and up are one layer, the gate's outputs
+    first.
 
     Attributes
     ----------
@@ -39,7 +39,7 @@ class StackedWeight(Weight):
 
     @classmethod
     def tensors(cls, config: Any) -> tuple[TensorSpec, ...]:
-        """None of its own: those of the experts' format have an axis more here."""
+        """No tensors of its own: the experts' tensors have one axis more here."""
         return ()
 
     @property
@@ -52,11 +52,11 @@ class StackedWeight(Weight):
         return self.stack.fields()
 
     def expert(self, index: int) -> Weight:
-        """The layer of the expert `index`: a view, no copy. ArgumentError where there is no such expert."""
+        """The layer of the expert `index`: a view, no copy. ArgumentError for an index of no expert."""
         return self.stack.expert(index)
 
     def codes(self) -> Codes:
-        """UnsupportedFormatError: each expert has codes of its own."""
+        """Raise UnsupportedFormatError: each expert has codes of its own."""
         raise UnsupportedFormatError(
             f"{self.layer.name}: {self.stack.format} of several experts",
             "codes are those of one layer",
@@ -64,7 +64,7 @@ class StackedWeight(Weight):
         )
 
     def dequantize(self, dtype: torch.dtype = torch.float32, out: Tensor | None = None) -> Tensor:
-        """(E, N, K): the weights of the experts in a `dtype`, or written to `out`, in its dtype."""
+        """Dequantize all experts to (E, N, K) in a `dtype`, or into `out` in its dtype."""
         if out is not None:
             check_out(out, self.shape, self.device)
         made = torch.empty(self.shape, dtype=dtype, device=self.device) if out is None else out
@@ -87,9 +87,9 @@ class StackedWeight(Weight):
 def load_stacked(
     loader: WeightsLoader, source: TensorSource, prefix: str, layers: StackedLayers, split: Split | None
 ) -> StackedWeight:
-    """The layers of every expert under the name of their matrix, cut alike along `split`.
+    """Load one matrix of all experts by its stored name; each expert is cut along `split`.
 
-    UnsupportedFormatError where outputs of gate and up lie in turns; ArgumentError for a cut of both.
+    UnsupportedFormatError for interleaved gate and up; ArgumentError for a cut of joined gate and up.
     """
     if layers.interleaved:
         raise UnsupportedFormatError(

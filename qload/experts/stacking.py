@@ -66,7 +66,7 @@ def stacked(name: str, count: int, weights: Iterable[Weight]) -> Stack:
 
 
 def _like(weight: Weight, other: Weight) -> Weight:
-    """In the convention of another expert, where the weight means the same in it."""
+    """The weight with the zero-point convention of `other`, if that changes no value."""
     config, origin = weight.config.like(other.config), weight.layer.origin
     if origin is not None and other.layer.origin is not None:
         origin = origin.like(other.layer.origin)

@@ -36,14 +36,14 @@ def with_experts(storage: WeightStorage, config: Mapping[str, Any]) -> WeightSto
     storage
         Where the tensors are; closing what is returned closes it.
     config
-        The model's `config.json`, whole. The tensors tell how experts lie in a stack; its sizes and its
-        `model_type` decide where they do not. Stacks of plain floats of a type that is not known stay as they
-        are, and so do stacks that cannot be read: `ExpertStacks.unread` has the reasons.
+        The model's `config.json`, whole. The tensors determine the layout of a stack; if they are ambiguous,
+        its sizes and its `model_type` do. Stacks of plain floats of an unknown type stay as they are, and so
+        do unreadable stacks: `ExpertStacks.unread` has the reasons.
 
     Raises
     ------
     TwoFormatsError
-        Where a stack and another tensor both hold an expert's tensor of one name.
+        If a stack and another tensor both have an expert's tensor of one name.
 
     Examples
     --------
@@ -69,9 +69,9 @@ def with_experts(storage: WeightStorage, config: Mapping[str, Any]) -> WeightSto
 
 @dataclass(frozen=True)
 class StackedLayers:
-    """The layers that one stacked matrix is of: expert e has `lead.e.layer` for each of `layers`.
+    """Layers in one stacked matrix: expert e has `lead.e.layer` for each of `layers`.
 
-    `interleaved`: the outputs of these layers lie in turns.
+    `interleaved`: the outputs of these layers alternate.
     """
 
     lead: str
@@ -80,15 +80,15 @@ class StackedLayers:
     interleaved: bool
 
     def of(self, expert: int) -> list[str]:
-        """The prefixes of one expert's layers."""
+        """Prefixes of one expert's layers."""
         return [f"{self.lead}.{expert}.{layer}" for layer in self.layers]
 
 
 class ExpertStacks:
-    """A `WeightStorage` over another one, with the experts' tensors in lieu of the stacks that hold them.
+    """A `WeightStorage` over another one, with each expert's tensors in place of their stacks.
 
-    `keys` goes through all tensors but those stacks; they can be asked for by name as before. `unread`: why
-    stacks are not read, by the names of their tensors.
+    `keys` iterates over all tensors but those stacks; the stacks can still be read by name. `unread`: name of
+    a stack's tensor -> the reason why it is unreadable.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class ExpertStacks:
             )
             for stack in stacks
             if stack.field in WEIGHTS and not any(slot.bytes_of_block for slot in stack.parts.values())
-        }  # but for MXFP4 of gpt-oss, which has a format of stacks
+        }  # except for MXFP4 of gpt-oss, a format of stacks
         if stacks:
             log.info("%s", self.note())
 
@@ -150,7 +150,7 @@ class ExpertStacks:
 
     @property
     def metadata(self) -> Mapping[str, Mapping[str, str]]:
-        """The free text in the headers of the files below."""
+        """Free text in the headers of the underlying files."""
         return metadata_of(self.storage)
 
     def close(self) -> None:
@@ -164,11 +164,11 @@ class ExpertStacks:
         return iter((name,)) if stack is None else (held for held, _, _ in stack.names())
 
     def matrix(self, prefix: str) -> StackedLayers | None:
-        """The layers of the stacked matrix `prefix`, such as `experts.down_proj`; None of any other name."""
+        """Layers of the stacked matrix `prefix`, such as `experts.down_proj`; None for any other name."""
         return self._matrices.get(prefix)
 
     def note(self) -> str:
-        """That there are stacks, for a reader of names that no file lists; "" where there is none."""
+        """Explain names of experts that no file lists, for an error message; "" without stacks."""
         if not self._stacks:
             return ""
         stacks = sorted(self._stacks.values(), key=lambda stack: stack.field not in WEIGHTS)

@@ -176,8 +176,8 @@ class ExpertsWeight:
         """A module (x, topk_ids, topk_weights) -> y: x (M, H) through the experts that each token chose.
 
         ArgumentError for a scheme that has no quantizer, and for one whose scale covers all tokens: a token's
-        result must not depend on what stands beside it. CastError where a scale would lose more than one
-        rounding in `dtype`.
+        result must not depend on other tokens. CastError for a scale that overflows or
+        underflows in `dtype`.
 
         Parameters
         ----------

@@ -49,7 +49,7 @@ def _is_block(block: object) -> bool:
 
 @dataclass(frozen=True)
 class Fp8Config(spec.Config):
-    """What an FP8 checkpoint's config says of all its layers; ArgumentError for what no file can mean.
+    """Config of all FP8 layers of a checkpoint; ArgumentError for a combination that no file can have.
 
     Attributes
     ----------
@@ -70,9 +70,9 @@ class Fp8Config(spec.Config):
     dtype
         Of the weight, as the config claims; the tensor is believed.
     stored_scale
-        The name of the scale on disk; None: one of those that tools usually write.
+        Name of the scale on disk; None: one of the usual names.
     scale_bytes
-        Whether the scales of blocks are exponents in uint8, once a layer is described.
+        Whether the scales of blocks are exponents in uint8; set once a layer is described.
     """
 
     name: ClassVar[str] = "fp8"
@@ -114,7 +114,7 @@ class Fp8Config(spec.Config):
 
     @property
     def scale_dtypes(self) -> tuple[torch.dtype, ...]:
-        """The dtypes that the scale may have."""
+        """Valid dtypes of the scale."""
         if self.scale_bytes:
             return EXPONENTS
         return (*SCALES, torch.uint8) if self.per == "block" and not self.divide else SCALES
@@ -242,7 +242,7 @@ class Fp8Weight(spec.Weight):
 
     @property
     def scales(self) -> Tensor:
-        """The scales as floats, of which e8m0 is one."""
+        """Scales as floats, E8M0 included; exponents in uint8 are viewed as E8M0."""
         scale = self.weight_scale
         return scale.view(torch.float8_e8m0fnu) if scale.dtype == torch.uint8 else scale
 

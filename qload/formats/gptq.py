@@ -19,9 +19,9 @@ The format `gptq` stores a zero point minus one. Programs wrap a zero point of 0
     fields        each field wraps by itself (text-generation-inference)
     ones          -1 is OR-ed into the word: higher fields are ones, and their zero points lost (auto-gptq)
 
-The first two differ by one in the field after a wrapped one. Weights of a column are as often above zero as
-below, so that the mean code of a group is about its zero point in the right reading: where readings differ
-it is compared with that of other columns with the same zero point.
+The first two differ by one in the field after a wrapped one. Weights of a column are centred on zero, so that
+in the right reading the mean code of a group is near its zero point. Where readings differ, that distance is
+compared with the distance in other columns with the same zero point.
 """
 
 from dataclasses import dataclass, field, replace
@@ -45,20 +45,20 @@ ASYMMETRIC = (
     "the config says sym is true, and zero points are not all in the middle of the codes: they are read as "
     "they are stored; set sym to false, or quantize again"
 )
-# Why a reading was taken: all are alike, the codes, the writer's name, other layers of the checkpoint,
-# nothing, or it is known that no reading is right.
+# Evidence for a reading: all readings are equal, the codes, the name of the quantizer, other layers of the
+# checkpoint, none; "lost": zero points are lost, and no reading is right.
 Evidence = Literal["alike", "codes", "writer", "others", "none", "lost"]
 
 WHOLE, FIELDS = StoredMinusOne(), StoredMinusOnePerField()
-FEWEST = 3  # pairs of group and column that a decision rests on
+FEWEST = 3  # pairs of group and column needed for a decision
 SURE = 3.0  # standard errors on either side of the middle between two readings
-LOST = 3  # lost fields of a layer from which on it is sure that ones were OR-ed
-BOUND = 1 << 25  # bytes of codes that are read of a layer
-CHUNK = 1 << 22  # codes that are spelled out at once
-FIRST = 64  # columns that are compared before any more are
-BESIDE = 512  # columns that others are compared with, at most
-MEAN_BITS, MEAN_GROUPS, NOISE = 4, 64, 0.92  # where a mean offset says something, as in zero-point-mean
-APART, SOUND = 0.58, 0.44  # codes: offsets in a wrong convention are above, those of sound layers below
+LOST = 3  # lost fields of a layer that prove an OR of ones
+BOUND = 1 << 25  # bytes of codes, read per layer
+CHUNK = 1 << 22  # codes unpacked at once
+FIRST = 64  # columns of the first comparison
+BESIDE = 512  # columns with one reading, sampled for comparison
+MEAN_BITS, MEAN_GROUPS, NOISE = 4, 64, 0.92  # as in rule zero-point-mean
+APART, SOUND = 0.58, 0.44  # codes: smallest offset in a wrong convention, largest offset of a sound layer
 DOUBT = 4.0  # standard errors beyond APART
 SAMPLED_ROWS, SAMPLED_CODES = 256, 1 << 13
 
@@ -83,15 +83,15 @@ class GPTQConfig(spec.Grouped, spec.Config):
         Whether the groups of the whole layer lie in order, so that a cut between two groups cuts the scales
         too; found in `g_idx` when a layer is loaded or made.
     desc_act
-        Whether inputs are in act order, as the config claims; `g_idx` is believed.
+        Claim of the config that inputs are in act order; `g_idx` decides.
     indexed
-        Whether `g_idx` is stored and says the groups; False: they lie in order; None: as the layer has it.
+        Whether a stored `g_idx` gives the groups; False: groups are in order; None: as the layer stores it.
     evidence
-        Why `zeros` is believed, where it was looked at: `Evidence` lists the kinds; None: it was not.
+        Evidence for `zeros`, one of `Evidence`; None: the values were not examined.
     asymmetric
-        Whether zero points were found beside the middle although the config says that all are there.
+        Whether some zero point is not in the middle of the codes, against the `sym` of the config.
     claimed_bits
-        Where the shapes of a layer say other bits than the config, what the config says.
+        Bits claimed by the config, if the shapes of the layer contradict them.
     """
 
     name: ClassVar[str] = "gptq"
@@ -145,11 +145,11 @@ class GPTQConfig(spec.Grouped, spec.Config):
         return replace(own, positional=G > 1 and in_order, indexed=True)
 
     def settled(self, values: LayerValues) -> tuple[dict[str, Any], QloadError | None]:
-        """The convention of zero points that `values` support; the error where they contradict the config."""
+        """Decide the convention of zero points by `values`; with the error if they contradict the config."""
         return _settle(values, self.bits, self.zeros)
 
     def like(self, other: spec.Config) -> "GPTQConfig":
-        """In the other's way to wrap zero points, where this layer has none of 0 that it would change."""
+        """The config with the other's way to wrap zero points, if that changes no zero point here."""
         if self.evidence != "alike" or not isinstance(other, GPTQConfig) or other.zeros == self.zeros:
             return self
         wrapping = WHOLE, FIELDS
@@ -158,7 +158,7 @@ class GPTQConfig(spec.Grouped, spec.Config):
 
     @property
     def doubt(self) -> str:
-        """Zero points of 0 whose reading nothing supports."""
+        """Warning about zero points of 0 without evidence for their reading."""
         return DOUBTFUL if self.evidence == "none" else ""
 
     @property
@@ -286,9 +286,9 @@ class GPTQWeight(spec.Weight):
 
 @dataclass(frozen=True)
 class _Offsets:
-    """How far mean codes are from zero points in both readings, of pairs (group, column) where these differ.
+    """Mean distance of codes from zero points in both readings, over pairs (group, column) where they differ.
 
-    `count` pairs; `whole` and `fields` are mean differences, `variance` is that of one pair.
+    `count`: pairs. `whole` and `fields`: mean distances. `variance`: that of one pair.
     """
 
     count: int = 0
@@ -306,7 +306,7 @@ class _Offsets:
 
     @property
     def reading(self) -> ZeroPoints | None:
-        """The convention that the codes support; None where they support neither."""
+        """Convention supported by the codes; None if they support neither."""
         if self.count < FEWEST:
             return None
         margin = 2 * SURE * (self.variance / self.count) ** 0.5
@@ -315,7 +315,7 @@ class _Offsets:
 
 
 def _wraps(words: Tensor, bits: int) -> bool:
-    """Whether some field of `qzeros` is all ones: elsewhere all readings are alike."""
+    """Return whether some field of `qzeros` is all ones; without one all readings are equal."""
     if bits == 3:
         return bool((gptq.columns(3).unpack(words) == 7).any())
     ones = words
@@ -326,10 +326,10 @@ def _wraps(words: Tensor, bits: int) -> bool:
 
 
 def _lost(values: LayerValues, words: Tensor, bits: int) -> int:
-    """How many zero points were lost because ones were OR-ed into words: 0 where that is not sure.
+    """Count the zero points lost by an OR of ones; 0 without proof.
 
-    In each word all bits above a field of ones are ones; in other groups these columns have zero points far
-    from 0, and their codes are about these.
+    Proof: in each word all bits above a field of ones are ones, and in other groups these columns have zero
+    points far from 0 with codes near them.
     """
     ones, above = _fields_of_ones(words, bits)
     if bool((ones & ~above).any()):
@@ -354,9 +354,9 @@ def _lost(values: LayerValues, words: Tensor, bits: int) -> int:
 
 
 def _fields_of_ones(words: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """(G, N): whether a field is all ones, and whether all bits of its word from its first on are ones.
+    """Find fields of ones, and fields from which on all bits of the word are ones: two masks (G, N).
 
-    A field of 3 bits that lies in two words counts as neither.
+    A field of 3 bits that crosses words is in neither mask.
     """
     G, W = words.shape
     if bits == 3:
@@ -369,17 +369,17 @@ def _fields_of_ones(words: Tensor, bits: int) -> tuple[Tensor, Tensor]:
                 shifted = words[:, word::3] >> (begin + 3 * i)
                 ones[..., first + i], above[..., first + i] = (shifted & 7) == 7, shifted == -1
         return ones.flatten(1), above.flatten(1)
-    shifted = torch.stack([words >> at for at in range(0, 32, bits)], -1)  # of int32: the sign goes along
+    shifted = torch.stack([words >> at for at in range(0, 32, bits)], -1)  # int32: shifts extend the sign
     return ((shifted & (2**bits - 1)) == 2**bits - 1).flatten(1), (shifted == -1).flatten(1)
 
 
 def _runs(bits: int) -> list[tuple[int, int]]:
-    """The first field and the number of fields of each word of a run that words of `bits` make up."""
+    """(first field, number of fields) of each word in a run of words without a crossing code at its end."""
     return [(0, 11), (11, 11), (22, 10)] if bits == 3 else [(0, 32 // bits)]
 
 
 def _after_first(ones: Tensor, bits: int) -> Tensor:
-    """(G, N): whether a field of ones lies below in the same word."""
+    """Mark the fields above a field of ones in the same word: (G, N)."""
     runs = ones.reshape(len(ones), -1, 32 if bits == 3 else 32 // bits)
     return torch.cat(
         [runs[..., a : a + n].cumsum(-1) > runs[..., a : a + n].int() for a, n in _runs(bits)], -1
@@ -387,16 +387,16 @@ def _after_first(ones: Tensor, bits: int) -> Tensor:
 
 
 def _in_words(ones: Tensor, bits: int) -> Tensor:
-    """(G, N): whether the word of a field holds a field of ones."""
+    """Mark the fields of words with a field of ones: (G, N)."""
     runs = ones.reshape(len(ones), -1, 32 if bits == 3 else 32 // bits)
     parts = [runs[..., a : a + n].any(-1, keepdim=True).expand(*runs.shape[:2], n) for a, n in _runs(bits)]
     return torch.cat(parts, -1).flatten(1)
 
 
 def _offsets(values: LayerValues, words: Tensor, bits: int) -> _Offsets:
-    """What the codes of a layer say of the two readings; of no pairs where they cannot be read.
+    """Measure both readings of a layer against its codes; no pairs if the codes cannot be read.
 
-    A few columns are compared first, and more of them only while these decide nothing.
+    A few columns are compared first, and more of them while the result is ambiguous.
     """
     packing = gptq.columns(bits)
     whole, fields = WHOLE.read(words, packing), FIELDS.read(words, packing)
@@ -448,7 +448,7 @@ def _compared(
 
 
 def _held(values: LayerValues, bits: int, marks: Tensor) -> Tensor:
-    """Marks of columns (..., n) of zero points, without the columns whose codes are not held."""
+    """Clear the marks (..., n) of columns without readable codes."""
     codes, zeros = values.held("qweight"), values.held("qzeros")
     if codes is None or zeros is None:
         return torch.zeros_like(marks)
@@ -457,7 +457,7 @@ def _held(values: LayerValues, bits: int, marks: Tensor) -> Tensor:
 
 
 def _usual(offset: Tensor, zeros: Tensor, sound: Tensor, top: int) -> tuple[Tensor, float]:
-    """By zero point, the mean distance of codes where all readings are alike; and the variance about it."""
+    """Mean distance of codes from each zero point where readings agree, and the variance about it."""
     kinds = zeros[sound].long()
     counts = torch.zeros(top + 1, dtype=torch.float64).index_add_(
         0, kinds, torch.ones(len(kinds), dtype=torch.float64)
@@ -470,14 +470,14 @@ def _usual(offset: Tensor, zeros: Tensor, sound: Tensor, top: int) -> tuple[Tens
 
 
 def _mean_codes(values: LayerValues, bits: int, columns: Tensor, groups: int) -> tuple[Tensor | None, Tensor]:
-    """(groups, columns): the mean code of each, and whether half of its rows were seen."""
+    """Mean codes (groups, columns), and a mask of those with at least half of their rows read."""
     held = values.held("qweight")
     origin = values.held("qzeros")
     nothing = torch.zeros(groups, len(columns), dtype=torch.bool)
     if held is None or origin is None:
         return None, nothing
     (r0, r1), (c0, c1) = held
-    first = origin[1][0] * 32 // bits - c0  # of the columns that the words name
+    first = origin[1][0] * 32 // bits - c0  # first column of the zero points, counted from that of the codes
     places = columns + first
     if not len(places):
         return None, nothing
@@ -503,7 +503,7 @@ def _mean_codes(values: LayerValues, bits: int, columns: Tensor, groups: int) ->
 
 
 def _codes(rows: Tensor, bits: int) -> Tensor:
-    """Words (R, N) of codes down K -> codes (K, N)."""
+    """Unpack words (R, N) along K to codes (K, N)."""
     if bits == 3:
         return gptq.rows(3).unpack(rows.contiguous())
     shifts = torch.arange(0, 32, bits, dtype=torch.int32)
@@ -512,7 +512,7 @@ def _codes(rows: Tensor, bits: int) -> Tensor:
 
 
 def _fields_at(words: Tensor, columns: Tensor, bits: int) -> Tensor:
-    """Words (G, W) of fields along N -> the fields of some columns (G, n)."""
+    """Unpack the fields of some columns from words (G, W): (G, n)."""
     if bits == 3:
         return gptq.columns(3).unpack(words)[:, columns]
     fields: Tensor = (words[:, columns * bits // 32] >> (columns * bits % 32).int()) & (2**bits - 1)
@@ -520,9 +520,9 @@ def _fields_at(words: Tensor, columns: Tensor, bits: int) -> Tensor:
 
 
 def _mean_offset(values: LayerValues, words: Tensor, bits: int, zeros: ZeroPoints) -> float | None:
-    """The mean distance of codes from zero points that are in the other convention by it; else None.
+    """Mean distance of codes from zero points, if it proves the other convention; else None.
 
-    The other convention of `Stored` is one higher, that of zero points stored minus one is one lower.
+    Zero points of the other convention are one higher for `Stored`, and one lower for those stored minus one.
     """
     if bits > MEAN_BITS:
         return None
@@ -545,7 +545,7 @@ def _mean_offset(values: LayerValues, words: Tensor, bits: int, zeros: ZeroPoint
     points = _fields_at(words, columns, bits).float() + (0 if isinstance(zeros, Stored) else 1)
     of_inputs, of_outputs, seen = [], torch.zeros(len(columns)), set[int]()
     total = squares = 0.0
-    for start in dict.fromkeys(starts):  # one after another, as a load has little memory to spare
+    for start in dict.fromkeys(starts):  # one after another, to save memory
         rows = values.read("qweight", (slice(start, start + length), slice(c0, c1)))[:, columns - c0]
         codes = _codes(rows, bits).float()
         total, squares = total + float(codes.sum()), squares + float(codes.square().sum())
@@ -569,7 +569,7 @@ def _mean_offset(values: LayerValues, words: Tensor, bits: int, zeros: ZeroPoint
 
 
 def _settle(values: LayerValues, bits: int, zeros: ZeroPoints) -> tuple[dict[str, Any], QloadError | None]:
-    """How zero points are stored, why that is believed, and the error where they contradict the config."""
+    """Decide the convention of zero points: with its evidence, and the error if it contradicts the config."""
     symmetric = bool(values.claims.sym)
     held = values.held("qzeros")
     if held is None:
@@ -593,7 +593,7 @@ def _settle(values: LayerValues, bits: int, zeros: ZeroPoints) -> tuple[dict[str
 
 
 def _reading(values: LayerValues, words: Tensor, bits: int) -> tuple[ZeroPoints, Evidence]:
-    """The reading that some evidence supports, and which does; that of the format's owner where none does."""
+    """Choose a reading with its evidence; without evidence, the reading of gptqmodel."""
     if _lost(values, words, bits):
         return WHOLE, "lost"
     packing = gptq.columns(bits)
@@ -609,7 +609,7 @@ def _reading(values: LayerValues, words: Tensor, bits: int) -> tuple[ZeroPoints,
 
 
 def _of_all_layers(values: LayerValues) -> ZeroPoints | None:
-    """The reading that the codes of all layers together support; one program wrote them."""
+    """Reading supported by the codes of all layers together, as one program wrote them; None if neither."""
     if "reading" not in values.shared:
         total = _Offsets()
         for config, other in values.layers("qzeros"):
@@ -625,11 +625,11 @@ def _of_all_layers(values: LayerValues) -> ZeroPoints | None:
 
 
 def _asymmetric(values: LayerValues, words: Tensor, bits: int, zeros: ZeroPoints) -> QloadError | None:
-    """The error of a layer that is claimed to be symmetric, with all zero points one beside the middle."""
+    """Error of a layer with the claim `sym` and all zero points one off the middle."""
     packing, middle = gptq.columns(bits), 2 ** (bits - 1)
     side = 1 if isinstance(zeros, Stored) else -1
     points = zeros.read(words, packing)
-    if not bool((points == middle - side).all()):  # what `verify` tells alone
+    if not bool((points == middle - side).all()):  # a finding of `verify`, no error of loads
         return None
     name = values.names.full("qzeros")
     return MismatchError(
@@ -643,14 +643,14 @@ def _asymmetric(values: LayerValues, words: Tensor, bits: int, zeros: ZeroPoints
 
 @lru_cache(64)
 def _row(bits: int, zeros: ZeroPoints, width: int) -> Tensor:
-    """A row of words whose zero points are all in the middle."""
+    """A row of words with all zero points in the middle."""
     return zeros.write(torch.full((1, width * 32 // bits), 2 ** (bits - 1)), gptq.columns(bits))
 
 
 def _one_off(values: LayerValues, words: Tensor, bits: int, zeros: ZeroPoints) -> QloadError | None:
-    """The error of a layer whose codes are about zero points in the other convention.
+    """Error of a layer with codes near the zero points of the other convention.
 
-    Layers beside the blocks of a model, such as its head, have means of their own.
+    Layers outside of the blocks of a model, such as its head, are not centred and are skipped.
     """
     if not any(map(str.isdecimal, values.names.full("qzeros").split("."))):
         return None

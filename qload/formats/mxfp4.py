@@ -10,12 +10,12 @@ On disk, for a layer of K inputs and N outputs, as compressed-tensors writes it 
 ModelOpt (mxfp4) calls the codes `weight`. DeepSeek V4 calls them `weight` and the exponents `scale`, which
 are int8 and float8_e8m0fnu there: the same bytes.
 
-gpt-oss stores the experts of a layer so, E of them, under a prefix that the names go on from:
+gpt-oss stores the E experts of a layer in two tensors, with these suffixes:
 
     _blocks        uint8  (E, N, K/32, 16)  the bytes of 32 inputs
     _scales        uint8  (E, N, K/32)      e8m0
 
-An exponent of 255 is NaN, by the format's own words and here, although some readers take it for 2**128.
+An exponent of 255 is NaN by the format's specification, although some readers take it for 2**128.
 Source: compressed-tensors 0.20.0, transformers 5.23.0 and torchao 0.18.0, bit-equal to all.
 """
 
@@ -39,7 +39,7 @@ NAMES = ("weight_packed", "weight_scale")
 
 @dataclass(frozen=True)
 class MXFP4Config(spec.Config):
-    """There is one MXFP4, under several names.
+    """Config of MXFP4: names and dtypes on disk.
 
     Attributes
     ----------
@@ -56,7 +56,7 @@ class MXFP4Config(spec.Config):
     exponents: torch.dtype = field(default=torch.uint8, repr=False)
 
     def for_layer(self, headers: spec.LayerHeaders) -> "MXFP4Config":
-        """Tells the dtypes of what is stored."""
+        """The config with the dtypes of the stored tensors."""
         codes, exponents = (headers.dtypes.get(name, torch.uint8) for name in NAMES)
         return replace(self, codes=codes, exponents=exponents)
 

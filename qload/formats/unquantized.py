@@ -4,10 +4,9 @@
 
 A vector (N,), such as the weight of a norm, is stored the same way and has no K.
 
-transformers leaves a weight plain that FP8 blocks do not divide, and stores a scale beside it all the same
-that it never filled; compressed-tensors stores its scales beside plain weights in a model that is frozen and
-not compressed. Such tensors are known, and neither applied nor looked at. Source: transformers 5.23.0 and
-compressed-tensors 0.20.0.
+transformers leaves a weight plain if FP8 blocks do not divide it, and stores an uninitialized scale beside
+it. compressed-tensors stores scales beside the plain weights of a frozen, uncompressed model. Such tensors
+are recognised and ignored. Source: transformers 5.23.0 and compressed-tensors 0.20.0.
 """
 
 from dataclasses import dataclass, field, replace
@@ -25,25 +24,25 @@ from qload.spec import Role, TensorSpec
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 FLOAT8 = (torch.float8_e8m0fnu, torch.float8_e4m3fn)
 INTEGERS = (torch.int8, torch.uint8, torch.int32, torch.int64)
-FREE = "ABCDEFGHIJLMOQRSTUVWXYZ"  # letters for the axes of what is not looked at
+FREE = "ABCDEFGHIJLMOQRSTUVWXYZ"  # letters for the axes of ignored tensors
 UNUSED = (*FLOATS, *FLOAT8, *INTEGERS)
 MAX_FACTS = 2  # elements of a tensor that states a layer's shape, which a weight of one element may have
 
 
 @dataclass(frozen=True)
 class UnquantizedConfig(spec.Config):
-    """What is to be known of plain layers.
+    """Config of plain layers.
 
     Attributes
     ----------
     axes
-        2 for a matrix (N, K), 1 for a vector (N,); found in the shape when a layer is loaded or made.
+        2 for a matrix (N, K), 1 for a vector (N,); from the shape when a layer is loaded or made.
     unused
-        The names of tensors that may be stored beside a plain weight and mean nothing there.
+        Names of tensors without meaning beside a plain weight.
     unused_because
-        Why, for a note; None: what is stored beside it is named alone.
+        The reason, for a note; None: the note has the names alone.
     unused_axes
-        How many axes each one has; found in their shapes.
+        Numbers of axes of these tensors, from their shapes.
     """
 
     name: ClassVar[str] = "unquantized"
@@ -69,7 +68,7 @@ class UnquantizedConfig(spec.Config):
         return replace(self, axes=1 if len(headers.shapes["weight"]) == 1 else 2, unused_axes=axes)
 
     def notes(self, headers: spec.LayerHeaders) -> tuple[str, ...]:
-        """Tensors beside the weight that are not applied."""
+        """Note on ignored tensors beside the weight."""
         found = [name for name in self.unused if name in headers.shapes]
         if not found:
             return ()

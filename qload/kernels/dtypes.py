@@ -51,7 +51,7 @@ def for_activations(weight: Weight, dtype: torch.dtype | None, remedy: str = KEP
 
 
 def stack_for_activations(stack: Any, dtype: torch.dtype | None) -> Any:
-    """A stack of experts whose scales multiply activations of a dtype; each expert as `for_activations`."""
+    """Cast the scales of a stack of experts for activations of a dtype, as `for_activations` does."""
     if dtype is not None and dtype not in DTYPES:
         raise ArgumentError("dtype", NONE, _plain(dtype))
     if dtype is None or not issubclass(stack.weight_type, (UnquantizedWeight, *ORDERS)):

@@ -155,7 +155,7 @@ class ExpertsMeaning:
 
 
 def experts_module(weight: Any, activations: Activations, maximum: Maximum, dtype: torch.dtype | None) -> Any:
-    """The module of `ExpertsWeight.get_linear`, with scales and biases in the dtype of the activations."""
+    """Build the module of `ExpertsWeight.get_linear`, with scales and biases in the activations' dtype."""
     stacks = {name: dtypes.stack_for_activations(getattr(weight, name), dtype) for name in STACKS}
     biases = {name: dtypes.bias_for(getattr(weight, name), dtype) for name in BIASES}
     return Experts(replace(weight, **stacks, **biases), activations, maximum)

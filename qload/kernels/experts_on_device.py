@@ -2,10 +2,10 @@
 
 `qload.kernels.experts_function` sorts the chosen experts on the host, and a capture forbids that copy. Here
 each pair of a token and an expert gathers the tensors of its expert by index. Calls with more pairs than
-experts run every expert over all tokens and keep the rows that chose it. Both ways add the experts of a token
-in the order of their numbers.
+experts run every expert over all tokens and mask the other rows. Both add the experts of a token in the order
+of their numbers.
 
-No id is checked, since no host reads it: an id of no expert makes the result of its token NaN.
+The host cannot check ids: the result of a token with an invalid id is NaN.
 """
 
 import math
@@ -21,7 +21,7 @@ from qload.spec import Weight
 
 
 def is_capturing(x: Tensor) -> bool:
-    """Whether the current stream of the device of `x` records a CUDA graph."""
+    """Return whether the current stream of the device of `x` records a CUDA graph."""
     return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 

@@ -129,7 +129,7 @@ def _is_own(x: Tensor, weight: Weight, bias: Tensor | None) -> bool:
 
 
 def are_tensors(x: object, bias: object) -> bool:
-    """Whether x is a tensor, and `bias` is one or None."""
+    """Return whether x is a tensor and `bias` a tensor or None."""
     return isinstance(x, Tensor) and (bias is None or isinstance(bias, Tensor))
 
 

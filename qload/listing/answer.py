@@ -10,22 +10,22 @@ from typing import Any, TypeVar
 from qload.errors import ArgumentError, QloadError, UnreadTensorsError, UnsupportedFormatError
 from qload.errors.verdicts import EXIT_CODES, SCHEMA, Verdict
 
-# Rules whose findings are verdicts of their own.
+# Rules with verdicts of their own.
 INTERNAL, UNSUPPORTED = "internal", UnsupportedFormatError.rule
 
 
 class Answer(ABC):
-    """Base of reports about the checkpoint at `path`: a verdict, by which commands end, and plain data."""
+    """Base of reports about the checkpoint at `path`: a verdict with an exit code, and plain data."""
 
     path: str
 
     @property
     def verdict(self) -> Verdict:
-        """The first that holds of the following.
+        """Verdict of the report, the first of these that applies.
 
-        `unreadable`: files or config cannot be understood; `findings`: something is wrong; `internal`: a bug
-        of qload ended a part of the work; `incomplete`: some tensors are in a form that no format reads;
-        `unsupported`: the whole checkpoint is of a format that is known and not read; `ok`: nothing is wrong.
+        `unreadable`: files or config cannot be parsed; `findings`: something is wrong; `internal`: a bug of
+        qload ended a part of the work; `incomplete`: no format reads some tensors; `unsupported`: the whole
+        checkpoint is of a known format that qload does not read; `ok`: nothing is wrong.
         """
         holds: Mapping[Verdict, Callable[[], bool]] = {
             "unreadable": lambda: not self._readable(),
@@ -38,7 +38,7 @@ class Answer(ABC):
 
     @property
     def exit_code(self) -> int:
-        """That of a command with this verdict."""
+        """Exit code of a command with this verdict."""
         return EXIT_CODES[self.verdict]
 
     def to_json(self) -> dict[str, Any]:
@@ -50,15 +50,15 @@ class Answer(ABC):
         return not getattr(self, "unreadable", "")
 
     def _internal(self) -> bool:
-        """Whether a bug of qload ended a part of the work."""
+        """Return whether a bug of qload ended a part of the work."""
         return False
 
     def _incomplete(self) -> bool:
-        """Whether some tensors are in a form that no format reads; by default as the field `unread` says."""
+        """Return whether no format reads some tensors; by default, whether the field `unread` has entries."""
         return bool(getattr(self, "unread", ()))
 
     def _unsupported(self) -> bool:
-        """Whether the whole is of a format that is not read; by default as the field `unsupported` says."""
+        """Return whether the whole checkpoint is unsupported; by default, whether `unsupported` is set."""
         return bool(getattr(self, "unsupported", ""))
 
     @abstractmethod
@@ -92,32 +92,32 @@ Found = TypeVar("Found", bound=Answer)
 
 
 def answered(
-    ask: Callable[[], Found],
+    make: Callable[[], Found],
     unreadable: Callable[[str], Found],
     unsupported: Callable[[str], Found],
 ) -> Found:
-    """The report that `ask` makes, or the one of a checkpoint that cannot be read, by the reason.
+    """Return the report of `make`, or the report of a checkpoint that cannot be read, with the reason.
 
-    ArgumentError and UnreadTensorsError are raised: they are about the question.
+    ArgumentError and UnreadTensorsError are raised.
     """
     try:
-        return ask()
+        return make()
     except (ArgumentError, UnreadTensorsError):
         raise
     except QloadError as error:
         return (unsupported if error.rule == UNSUPPORTED else unreadable)(str(error))
 
 
-# A path of names with dots, a file's name, and a number by itself or at the end of a text.
+# A dotted name, a file name, or a number.
 WORD = re.compile(r"[\w\-]+(?:\.[\w\-]+)+|(?<![\w.])[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?\b")
-OWN = "\0"  # stands for a name that is left out, until all other words are known
+OWN = "\0"  # placeholder of a removed name
 LISTED = re.compile(r"\*(?:(?:, | and | or | x )\*)*,?(?=\))|\*(?:(?:, | and | or | x )\*)+")
 
 
 def cause_of(message: str, *names: str | None) -> str:
-    """A message without what tells one place from another: equal for findings of one cause.
+    """Reduce a message to its cause, a text that is equal for findings of one cause.
 
-    The `names` of the tensor, its layer and its file are left out; other names of tensors and files, and
+    The `names` of the tensor, its layer and its file are removed; other names of tensors and files, and
     numbers, become stars.
 
     Examples
@@ -132,7 +132,7 @@ def cause_of(message: str, *names: str | None) -> str:
 
 
 def _starred(found: re.Match[str]) -> str:
-    """A star for a number, a tensor of a numbered layer, and a file of tensors; other words as they are."""
+    """Replace a number, a tensor of a numbered layer, or a file of tensors by a star; keep other words."""
     word = found[0]
     if word.endswith(".safetensors") or any(part.isdecimal() for part in word.split(".")):
         return "*"

@@ -30,8 +30,8 @@ class Coverage:
     exempt
         By the reason, of tensors that no layer has and no weight depends on.
     unread
-        Of tensors that no format reads: of layers in a dialect that is known and not read, and of stacks of
-        quantized experts in a form that is not known.
+        Of tensors that no format reads: layers in an unsupported dialect, and stacks of quantized experts in
+        an unknown layout.
     refused
         Of layers that cannot be read, each of which is a finding.
     unexplained
@@ -55,10 +55,10 @@ class Coverage:
 
 @dataclass(frozen=True)
 class Account:
-    """What became of each tensor, in the words of the ledger of loads; `coverage` has it in bytes.
+    """State of each tensor, as the ledger of loads has it; `coverage` has the bytes.
 
-    `unexplained`: by name, with the layer that it stands in. `unread_bytes`: of each tensor that is not read.
-    `modules`: the layers that are not read, and the modules of experts whose stacks are not.
+    `unexplained`: tensor name -> its layer. `unread_bytes`: bytes of each unread tensor. `modules`: unread
+    layers, and modules of experts with unread stacks.
     """
 
     report: LoadReport
@@ -68,7 +68,7 @@ class Account:
     modules: frozenset[str] = frozenset()
 
     def notes(self) -> list[str]:
-        """One for each cause why tensors are not read: how many, the first, the reason and their bytes."""
+        """One note for each cause of unread tensors: their number, the first one, the reason, their bytes."""
         causes: dict[str, list[str]] = {}
         members: dict[str, list[str]] = {}
         for name in self.report.unread:
@@ -84,19 +84,19 @@ class Account:
         ]
 
     def hides(self, prefix: str) -> bool:
-        """Whether unread tensors belong to the layer `prefix`, or to the experts that it is one of."""
+        """Return whether the layer `prefix`, or its module of experts, has unread tensors."""
         if not self.modules:
             return False
         parts = prefix.split(".")
         return any(".".join(parts[:count]) in self.modules for count in range(1, len(parts) + 1))
 
     def error(self) -> UnreadTensorsError | None:
-        """Why a whole checkpoint cannot be loaded, run or copied; None where all of it is read."""
+        """Error for loading, running or copying the whole checkpoint; None without unread tensors."""
         unread = self.report.unread
         return UnreadTensorsError(dict(unread), self.coverage.unread) if unread else None
 
     def _module(self, name: str) -> str:
-        """The longest module of an unread tensor's name that is not read."""
+        """The innermost unread module of a tensor; the tensor itself if there is none."""
         parts = name.split(".")
         leads = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
         return next((lead for lead in leads if lead in self.modules), name)
@@ -151,10 +151,10 @@ def account(groups: Groups) -> Account:
 
 
 def check_all_read(weights: Weights) -> None:
-    """UnreadTensorsError where any tensor of a checkpoint is in a form that no format reads.
+    """Raise UnreadTensorsError if no format reads some tensor of a checkpoint.
 
-    Headers and facts alone are looked at. What loads, runs or copies a whole model calls this first: tensors
-    that nothing reads have no values, and a model without them is another one.
+    It reads headers and facts alone. Everything that loads, runs or copies a whole model calls it first: an
+    unread tensor has no values, and the model would be wrong without it.
     """
     error = account(Groups(weights)).error()
     if error is not None:
@@ -162,7 +162,7 @@ def check_all_read(weights: Weights) -> None:
 
 
 def _reason(error: UnsupportedFormatError) -> str:
-    """Which format a layer is in, why it is not read, and the way out, in one line."""
+    """Format of a layer, the reason why it is not read, and the remedy, in one line."""
     text = f"{error.format}: {error.reason}" if error.format not in error.reason else error.reason
     return f"{text}; {error.remedy}" if error.remedy else text
 

@@ -14,9 +14,9 @@ from qload.weights import Weights
 
 
 class Groups:
-    """The tensors of a `Weights` by the prefixes of layers; headers and facts are read once, no weight is.
+    """Tensors of a `Weights` by the prefixes of layers; headers and facts are read once, and no weight.
 
-    `settled`: whether layers are described as loads read them, which reads zero points.
+    `settled`: describe layers as loads do, by their zero points too.
     """
 
     def __init__(self, weights: Weights, *, settled: bool = False) -> None:

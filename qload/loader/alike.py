@@ -35,15 +35,15 @@ Headers = tuple[tuple[str, torch.dtype, Shape], ...]
 
 
 class Describer:
-    """Describes layers that are stored in one of some formats; what headers and facts tell, it asks once.
+    """Describes layers in one of several formats; equal headers and facts are examined once.
 
-    Two layers are alike whose tensors have the same suffixes, dtypes and shapes, and whose facts have the
-    same bytes: nothing else goes into a description, but for names. An error is never remembered.
+    Two layers are alike if their tensors have the same suffixes, dtypes and shapes, and their facts the same
+    bytes: a description depends on nothing else, except for names. Errors are not cached.
 
     Parameters
     ----------
     formats
-        What the config says of the layers.
+        Formats of the config.
     dialects
         Identifies layers that do not fit these formats; None: such a layer is an error.
     """
@@ -58,7 +58,7 @@ class Describer:
         self._chosen: dict[Headers, ChosenFormat] = {}
         self._described: dict[tuple[Headers, bytes], LayerDescription] = {}
         self._last: dict[Headers, tuple[bytes, Mapping[str, Tensor], LayerDescription]] = {}
-        self._unfit: set[Headers] = set()  # of layers that fit no format, as names and dtypes tell
+        self._unfit: set[Headers] = set()  # names and dtypes of layers that fit no format
         self._of_dialects: dict[ConfiguredFormat, Describer] = {}
 
     def describe(self, weights: TensorSource, prefix: str) -> LayerDescription:
@@ -83,7 +83,7 @@ class Describer:
             return layer
 
     def _in_dialect(self, weights: TensorSource, prefix: str) -> LayerDescription | None:
-        """The layer in a format that the config does not name; None where no dialect is recognised."""
+        """Describe a layer in a dialect missing from the config; None for an unknown dialect."""
         found = self.dialects.recognise(weights, prefix) if self.dialects else None
         if isinstance(found, UnsupportedFormatError):
             raise found
@@ -95,11 +95,11 @@ class Describer:
         describer = self._of_dialects.setdefault(dialect.format, Describer((dialect.format,)))
         try:
             return replace(describer.describe(weights, prefix), dialect=dialect.note)
-        except QloadError:  # the error of the config's own formats says more
+        except QloadError:  # the error of the config's own formats is more precise
             return None
 
     def _in_formats(self, weights: TensorSource, prefix: str, headers: Headers) -> LayerDescription:
-        """The layer in one of the config's formats."""
+        """Describe a layer in one of the config's formats."""
         chosen = self._chosen.get(headers)
         if chosen is None:
             chosen = choose(weights, prefix, self.formats)

@@ -82,7 +82,7 @@ class WeightsLoader(ABC):
         raise ArgumentError("loader", f"one with describe(), to list {prefix}", type(self).__name__)
 
     def settle(self, weights: TensorSource, layer: LayerDescription) -> LayerDescription:
-        """A described `layer` of `weights` with what its values decide about it, as `FormatLoader` does."""
+        """Complete the description of a `layer` of `weights` by its values, as `FormatLoader` does."""
         return layer
 
     def left_out(self, prefix: str) -> str | None:

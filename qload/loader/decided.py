@@ -1,4 +1,4 @@
-"""What the values of a layer decide about it, beyond headers and facts: asked once for each layer."""
+"""Decisions by the values of a layer, beyond headers and facts; each layer is examined once."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -13,25 +13,25 @@ from qload.loader.description import ConfiguredFormat, LayerDescription
 from qload.loader.source import TensorSource, fact_of
 from qload.spec import Config, Grouped, LayerClaims, Names, named
 
-CLOSELY = 2  # layers of a claim whose values are compared with it, which is wrong of all or of none
-MOST = 256  # layers that are asked where one alone decides nothing
+CLOSELY = 2  # layers of a claim that are compared with it: it is wrong about all or none
+MOST = 256  # layers examined together if one alone is ambiguous
 REMEMBERED = 1 << 16  # layers
 
 Describe = Callable[[TensorSource, str], LayerDescription]
 
 
 def whole_source(source: TensorSource) -> TensorSource:
-    """The source that others stand before, which holds all tensors as they are."""
+    """The innermost source, with all tensors as stored."""
     while (inner := getattr(source, "inner", None)) is not None:
         source = inner
     return source
 
 
 class DecidedLayers:
-    """The layers of a source that were decided by their values.
+    """Cache of decisions by values, for the layers of one source.
 
-    `describe` tells of each layer what headers say. `every`: whether the values of every layer are compared
-    with the config, and not of the first ones of each of its claims alone.
+    `describe` reads the headers of a layer. `every`: compare every layer with the config, not the first ones
+    of each claim alone.
     """
 
     def __init__(self, source: TensorSource, describe: Describe, *, every: bool) -> None:
@@ -43,17 +43,17 @@ class DecidedLayers:
         self.shared: dict[str, Any] = {}
 
     def is_of(self, source: TensorSource) -> bool:
-        """Whether the layers are those of a source."""
+        """Return whether the cache belongs to a source."""
         return self._source() is source
 
     def is_news(self, kind: str) -> bool:
-        """Whether something of this kind is told for the first time: it is told once for all layers."""
+        """Return True on the first call for a kind of message: it is logged once for all layers."""
         is_news = kind not in self._told
         self._told.add(kind)
         return is_news
 
     def settle(self, layer: LayerDescription) -> LayerDescription:
-        """The layer with what its values change in its config, and the error where they contradict claims."""
+        """Update a layer's config by its values, and attach the error if they contradict claims."""
         found = self._found.get(layer.prefix)
         if found is None:
             claims = layer.format.claims
@@ -69,12 +69,12 @@ class DecidedLayers:
         return replace(layer, format=self._format(layer.format, changes), contradiction=error)
 
     def others(self, suffix: str) -> "Iterator[tuple[Config, StoredValues]]":
-        """Layers of the source that have a tensor of this suffix, in the order of their names."""
+        """Yield the layers with a tensor of this suffix, in the order of their names."""
         source = self._source()
         keys: Iterable[str] = getattr(getattr(source, "storage", None), "keys", tuple)()
         for name in sorted(key for key in keys if key.endswith(f".{suffix}"))[:MOST]:
             try:
-                assert source is not None  # it holds the layer that asks
+                assert source is not None  # the calling layer keeps it alive
                 layer = self._describe(source, name.removesuffix(f".{suffix}"))
             except QloadError:
                 continue
@@ -82,11 +82,11 @@ class DecidedLayers:
                 yield layer.format.config, StoredValues(self, layer, closely=False)
 
     def _format(self, fmt: ConfiguredFormat, changes: Mapping[str, Any]) -> ConfiguredFormat:
-        """One format for all layers that are decided alike."""
+        """Share one format among layers with equal decisions."""
         key = id(fmt), tuple(changes.items())
         if key not in self._formats:
             self._formats[key] = replace(fmt, config=replace(fmt.config, **changes))
-            self._formats[id(fmt), None] = fmt  # which keeps its id
+            self._formats[id(fmt), None] = fmt  # keeps `fmt` alive, and so its id unique
         return self._formats[key]
 
 
@@ -95,7 +95,7 @@ class StoredValues:
 
     def __init__(self, decided: DecidedLayers, layer: LayerDescription, *, closely: bool) -> None:
         source = decided._source()
-        assert source is not None  # it holds the layer
+        assert source is not None  # the layer keeps it alive
         self._decided, self._layer, self._source = decided, layer, source
         self._roles = {spec.name: spec.role for spec in layer.specs}
         self.closely, self.is_read_closely = closely, False
@@ -104,7 +104,7 @@ class StoredValues:
 
     @property
     def claims(self) -> LayerClaims:
-        """What the config claims about the layer."""
+        """Claims of the config about the layer."""
         return self._layer.format.claims or LayerClaims()
 
     @property
@@ -114,7 +114,7 @@ class StoredValues:
         return config.rows_of_a_group(self._layer.K) if isinstance(config, Grouped) else self._layer.K
 
     def held(self, field: str) -> tuple[tuple[int, int], ...] | None:
-        """(start, stop) along each axis of what can be read: of files, the whole tensor."""
+        """(start, stop) of the readable part along each axis; of files, the whole tensor."""
         name = self.names.full(field)
         part = getattr(getattr(self._source, "storage", None), "held", None)
         if part is not None:
@@ -141,7 +141,7 @@ class StoredValues:
         return index[start:stop].cpu().long()
 
     def layers(self, field: str) -> "Iterator[tuple[Config, StoredValues]]":
-        """Layers of the checkpoint that have the field."""
+        """Yield the layers of the checkpoint with this field."""
         full = self.names.full(field)
         lead = named(self._layer.prefix, "")
         return self._decided.others(full.removeprefix(lead).lstrip("."))

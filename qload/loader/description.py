@@ -32,16 +32,16 @@ PLAIN_BESIDE = (
 
 @dataclass(frozen=True)
 class ConfiguredFormat:
-    """A format with the config that its files gave, and what that declares of the inputs of its layers.
+    """A format with its config, and the declared quantization of its layers' inputs.
 
-    Of a layer that was described, the names in `activations` are its fields. `claims`: what the checkpoint's
-    config claims about layers of this format; None where it claims nothing.
+    Of a described layer, the names in `activations` are its fields. `claims`: claims of the checkpoint's
+    config about layers of this format; None without claims.
     """
 
     weight_type: type[Weight]
     config: Config
     activations: ActivationScheme | None = field(default=None, compare=False)  # which changes no weight
-    claims: LayerClaims | None = field(default=None, compare=False, repr=False)  # to be checked, not believed
+    claims: LayerClaims | None = field(default=None, compare=False, repr=False)  # to check, not to trust
 
     def specs(self) -> tuple[TensorSpec, ...]:
         """The declaration before any layer was looked at."""
@@ -54,14 +54,14 @@ class ConfiguredFormat:
 
 @dataclass(frozen=True)
 class RecognisedFormat:
-    """A way to store a layer that the config does not name, and that the layer's own tensors identify.
+    """A format missing from the config, identified by a layer's own tensors.
 
     Attributes
     ----------
     format
-        How to read it.
+        Format to read it in.
     note
-        What the config and the tensors say.
+        Note on the difference between config and tensors.
     """
 
     format: ConfiguredFormat
@@ -69,12 +69,12 @@ class RecognisedFormat:
 
 
 class DialectRecogniser(Protocol):
-    """Identification of layers that do not fit any format of the config."""
+    """Identifies layers that fit no format of the config."""
 
     def recognise(
         self, weights: TensorSource, prefix: str
     ) -> RecognisedFormat | UnsupportedFormatError | None:
-        """The dialect of the layer `prefix`; the error to raise where it is not read; None if unknown."""
+        """Identify the dialect of the layer `prefix`: a supported format, the error to raise, or None."""
 
 
 @dataclass(frozen=True)
@@ -115,9 +115,9 @@ class LayerDescription:
     dtypes: Mapping[str, torch.dtype]
     names: Names
     notes: Sequence[str] = ()  # where a claim disagreed without harm
-    dialect: str | None = None  # a note, where the tensors and not the config tell the format
+    dialect: str | None = None  # a note on a format identified by tensors
     cuts: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)  # known of layers like it
-    contradiction: QloadError | None = field(default=None, compare=False)  # of claims and values: no load
+    contradiction: QloadError | None = field(default=None, compare=False)  # raised by loads
 
     @property
     def N(self) -> int:
@@ -176,14 +176,14 @@ def describe(
 
 
 def _is_dense(weights: TensorSource, prefix: str) -> bool:
-    """Whether the architecture of the model has one layer of this name, and no experts."""
+    """Return whether the model's architecture has a single layer of this name, outside of experts."""
     architecture: Any = getattr(weights, "architecture", None)
     place = None if architecture is None else architecture.find(prefix)
     return place is not None and place.expert is None
 
 
 def _check_axes(prefix: str, spec: TensorSpec, infos: Mapping[str, TensorInfo], names: LayerNames) -> None:
-    """The weight has no more axes than its format has, or it is a stack: UnsupportedFormatError."""
+    """Raise UnsupportedFormatError for a weight with more axes than its format has: a stack."""
     shape = infos[spec.name].shape
     if len(shape) > max(len(spec.axes), 2) and not _is_dense(names.weights, prefix):
         raise UnsupportedFormatError(
@@ -253,7 +253,7 @@ def check_alike(layers: Sequence[LayerDescription]) -> None:
 
 
 def in_one_convention(layers: Mapping[str, LayerDescription]) -> Mapping[str, LayerDescription]:
-    """Layers to be fused; those that mean the same in the convention of another one are read in it."""
+    """Give layers to be fused one zero-point convention, if that changes no value."""
     configs = [layer.format.config for layer in layers.values()]
     if len(configs) < 2 or not any(config.by_values for config in configs):
         return layers

@@ -18,7 +18,7 @@ FUSED: Mapping[str, tuple[str, ...]] = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
 }
-# By the last segment of an expert's layer, what tensors of all experts that hold it are called beside that.
+# Last segment of an expert's layer -> other names of the stacked matrix that contains it.
 STACKED: Mapping[str, tuple[str, ...]] = {
     "gate_proj": ("gate_up_proj", "gate_up", "input_linear"),
     "up_proj": ("gate_up_proj", "gate_up", "input_linear"),
@@ -41,7 +41,7 @@ def wholes(prefix: str, fused: Iterable[tuple[str, tuple[str, ...]]] = FUSED.ite
 
 
 def stacks(prefix: str) -> list[str]:
-    """The matrices of all experts that may hold a layer of one expert: its name without the number."""
+    """Names of the stacked matrices that may contain a layer of one expert."""
     module, _, last = prefix.rpartition(".")
     lead, _, number = module.rpartition(".")
     if not lead or not number.isdecimal():
@@ -97,7 +97,7 @@ class Exclusions:
         return f"{self.key} has {entry!r:.80}"
 
     def remedy(self, entry: str) -> str:
-        """What to change where the layer is quantized all the same."""
+        """Remedy for a quantized layer that an entry excludes."""
         return f"take the entry out of {self.key}, or store the layer plain"
 
     def _is_name(self, entry: str) -> bool:
@@ -142,7 +142,7 @@ class Inside(Exclusions):
         return self.others.reason(entry) if entry in self.others.names else f"{self.key} does not name it"
 
     def remedy(self, entry: str) -> str:
-        """What to change, of the list that has an entry, or of the one that names no module of this name."""
+        """Remedy by the list with the entry, else by the list without a module of this name."""
         named = entry in self.others.names
         return self.others.remedy(entry) if named else f"name the module in {self.key}, or store it plain"
 

@@ -33,19 +33,19 @@ log: logging.Logger = logging.getLogger("qload")
 
 
 class FormatLoader(WeightsLoader):
-    """Loads every layer in whichever of its formats the layer's tensors are stored.
+    """Loads each layer in one of several formats, chosen by its tensors.
 
     Parameters
     ----------
     formats
-        What a layer may be stored as: a type of weight with its config, each.
+        Possible formats of a layer: a type of weight with its config, each.
     exclusions
-        The layers that the config leaves out, which must not be quantized.
+        Layers that the config excludes; they must not be quantized.
 
     Attributes
     ----------
     named
-        The modules that the config has quantized by name: a plain one gets a note.
+        Modules that the config lists by name as quantized: a plain one gets a note.
     """
 
     @checked
@@ -56,7 +56,7 @@ class FormatLoader(WeightsLoader):
         self.dialects: DialectRecogniser | None = None
         self._found: Describer | None = None
         self._decided: DecidedLayers | None = None
-        self.judged = False  # whether rules judge the layers, and loads refuse nothing that rules tell
+        self.judged = False  # True: rules report contradictions, and loads do not raise them
 
     def recognise_by(self, dialects: DialectRecogniser) -> None:
         """Identify by `dialects` the layers that do not fit the config."""
@@ -88,7 +88,7 @@ class FormatLoader(WeightsLoader):
         return self._noted(layer)
 
     def _noted(self, layer: LayerDescription) -> LayerDescription:
-        """The layer, with a note where it is plain, and the config names it as quantized."""
+        """Add a note to a plain layer that the config lists as quantized."""
         if not self.named.keys or not layer.format.weight_type.plain or "K" not in layer.sizes:
             return layer
         note = self.named.note(layer.prefix)
@@ -97,9 +97,9 @@ class FormatLoader(WeightsLoader):
         return replace(layer, notes=(*layer.notes, note))
 
     def settle(self, weights: TensorSource, layer: LayerDescription) -> LayerDescription:
-        """A described `layer` of `weights` with what its values decide about it; every load does this.
+        """Complete the description of a `layer` of `weights` by its values; every load does this.
 
-        Of GPTQ reads zero points, and codes where these leave a doubt, if a config claims anything.
+        For GPTQ with claims it reads zero points, and codes if zero points are ambiguous.
         """
         if not layer.format.config.by_values or layer.format.claims is None:
             return layer
@@ -109,7 +109,7 @@ class FormatLoader(WeightsLoader):
         return self._decided.settle(layer)
 
     def claims_of(self, prefix: str) -> LayerClaims | None:
-        """What the config claims about the layer `prefix`, whether or not it can be described."""
+        """Claims of the config about the layer `prefix`, even if it cannot be described."""
         return next((fmt.claims for fmt in self.formats if fmt.claims is not None), None)
 
     def left_out(self, prefix: str) -> str | None:
@@ -157,7 +157,7 @@ class FormatLoader(WeightsLoader):
         return _Planned(layers, shares_of(weights, layers, parts, split), sum(widths))
 
     def for_rules(self) -> Self:
-        """The same loader for rules, which tell by themselves where values contradict claims."""
+        """The same loader for rules: it does not raise contradictions of values and claims."""
         twin = copy(self)
         twin.judged = True
         return twin
@@ -173,7 +173,7 @@ class FormatLoader(WeightsLoader):
                 log.warning("%s: %s", layer.prefix, text)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_decided": None}  # a copy decides by itself
+        return {**self.__dict__, "_decided": None}  # a copy starts with an empty cache
 
     def _describer(self) -> Describer:
         """Of these very formats: a twin with other ones has its own."""
@@ -192,9 +192,7 @@ class FormatLoader(WeightsLoader):
             settings = f"settings of {first.weight_type.format}: {', '.join(known)}"
             raise ArgumentError("changes", settings, ", ".join(changes))
         twin = copy(self)
-        claims = (
-            None if "zeros" in changes else first.claims
-        )  # what a caller states is not judged by the config
+        claims = None if "zeros" in changes else first.claims  # the caller's settings replace the claims
         twin.formats = (replace(first, config=replace(first.config, **changes), claims=claims), *rest)
         return twin
 

@@ -48,7 +48,7 @@ class ModuleLoader(FormatLoader):
         self.default: FormatLoader = default
 
     def recognise_by(self, dialects: DialectRecogniser) -> None:
-        """Identify by `dialects` the layers that do not fit their own loader."""
+        """Identify layers that fit no format of their loader by `dialects`."""
         super().recognise_by(dialects)
         for loader in (*(loader for _, loader in self.choices), self.default):
             loader.recognise_by(dialects)
@@ -57,15 +57,14 @@ class ModuleLoader(FormatLoader):
     def chosen(self, prefix: str) -> FormatLoader:
         """The loader of the module `prefix`.
 
-        That of the parts of a fused layer, or of the layer that a module is a part of, where a choice which
-        comes earlier knows these: what a config says of one name it means for the other. That of the tensor
-        of all experts that holds a layer of one, where no choice knows the layer. MismatchError for parts
-        that it does not mean alike.
+        An entry for a fused layer also holds for its parts, and an entry for a part for the fused layer; the
+        earliest choice wins. Without an entry for a layer of one expert, the entry of its stacked matrix
+        holds. MismatchError for parts with different entries.
         """
         place, made_of = len(self.choices), parts(prefix)
         for name in (prefix, *wholes(prefix)):
             place = self._place(name, place)
-        if place == len(self.choices):  # a config may name the tensors of all experts as they are stored
+        if place == len(self.choices):  # a config may list stacked matrices
             place = min((self._place(name, place) for name in stacks(prefix)), default=place)
         first = min((self._place(part, place) for part in made_of), default=place)
         if first < place:
@@ -89,14 +88,14 @@ class ModuleLoader(FormatLoader):
         return self._noted(loader.describe(weights, prefix))
 
     def for_rules(self) -> Self:
-        """The same loader for rules, of whichever module."""
+        """The same loader for rules, with all its modules."""
         twin = super().for_rules()
         twin.choices = tuple((knows, loader.for_rules()) for knows, loader in self.choices)
         twin.default = self.default.for_rules()
         return twin
 
     def claims_of(self, prefix: str) -> LayerClaims | None:
-        """The claims of the loader that the layer `prefix` has; None where the config is ambiguous."""
+        """Claims about the layer `prefix`; None for an ambiguous config."""
         try:
             return self.chosen(prefix).claims_of(prefix)
         except (MismatchError, ConfigError):
@@ -125,16 +124,16 @@ class ModuleLoader(FormatLoader):
 
 
 class UnreadLoader(FormatLoader):
-    """Loads layers that are stored plain; any other one is an UnsupportedFormatError that names it.
+    """Loads plain layers; any other layer raises UnsupportedFormatError with its name.
 
     Parameters
     ----------
     error
-        The format that the config states for these layers, why it is not read, and what does read it.
+        The unsupported format of the config, the reason, and the remedy.
     plain
-        How layers that are stored plain are read.
+        Format of plain layers.
     suffixes
-        Names of tensors that quantized layers have, by which a layer that is not stored at all is told.
+        Suffixes of quantized layers' tensors; a layer with none of them is missing.
     """
 
     def __init__(
@@ -146,7 +145,7 @@ class UnreadLoader(FormatLoader):
 
     @checked
     def describe(self, weights: TensorSource, prefix: str) -> LayerDescription:
-        """The plain layer `prefix`; MissingTensorError where nothing is stored; UnsupportedFormatError."""
+        """Describe a plain layer; MissingTensorError for a missing one; else UnsupportedFormatError."""
         try:
             return super().describe(weights, prefix)
         except (DtypeError, MissingTensorError, ShapeError, TwoFormatsError):
@@ -155,10 +154,10 @@ class UnreadLoader(FormatLoader):
             raise self._of(prefix) from None
 
     def recognise_by(self, dialects: DialectRecogniser) -> None:
-        """Nothing: the config states the format of these layers."""
+        """Do nothing: the config states the format of these layers."""
 
     def _of(self, prefix: str) -> UnsupportedFormatError:
-        """The error, naming a layer."""
+        """Add the name of a layer to the error."""
         return replace(self.error, reason=f"{prefix}: {self.error.reason}")
 
     def __repr__(self) -> str:

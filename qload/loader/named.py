@@ -1,4 +1,4 @@
-"""Modules that a config names one by one as quantized, whatever is stored of them."""
+"""Modules listed by name as quantized in a config."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,18 +8,18 @@ Entry = tuple[str, str]  # the name of the module, and the key that lists it
 
 @dataclass(frozen=True)
 class NamedModules:
-    """Names of modules, each with the key of the config that has it quantized.
+    """Names of quantized modules -> the key of the config with this name.
 
-    `leaving_out`: how a config of the same method says that a module is not quantized.
+    `leaving_out`: how to exclude a module in a config of this method.
     """
 
     keys: Mapping[str, str] = field(default_factory=dict)
     leaving_out: str = "modules_to_not_convert"
 
     def entry(self, prefix: str) -> Entry | None:
-        """The entry for a layer, or for the experts that it is one of; None where no entry names it.
+        """Find the entry for a layer or for its module of experts; None without one.
 
-        A name may leave out what stands before it: `lm_head` means `language_model.lm_head` too.
+        A name in the config may lack leading segments: `lm_head` stands for `language_model.lm_head` too.
         """
         if not self.keys:
             return None
@@ -34,7 +34,7 @@ class NamedModules:
         return None
 
     def note(self, prefix: str) -> str | None:
-        """The note on a plain layer that an entry names; None where none does."""
+        """Note on a plain layer with an entry; None without an entry."""
         entry = self.entry(prefix)
         if entry is None:
             return None

@@ -136,7 +136,7 @@ class Arrivals:
         return kept.piece[tuple(slice(*pair) for pair in inside)]
 
     def held(self, name: str) -> tuple[tuple[int, int], ...] | None:
-        """(start, stop) along each axis of what is kept of the tensor `name`."""
+        """(start, stop) along each axis of the local part of the tensor `name`."""
         kept = self._find(name)
         ends = zip(kept.origin, kept.piece.shape, strict=False)
         return tuple((at, at + size) for at, size in ends) if kept.piece.ndim == len(kept.shape) else None

@@ -50,7 +50,7 @@ class StepGraph:
         register_capture(self)
 
     def release(self) -> None:
-        """Free the graph, which the communicators of its world wait for; a later call is refused."""
+        """Free the graph, so that NCCL can destroy its communicators; later calls raise ArgumentError."""
         self._released = True
         torch.cuda.synchronize(self._memory.device)
         self._graph.reset()

@@ -81,9 +81,9 @@ def opened(
 
 
 def checked_config(checkpoint: Weights | str | PathLike[str], config: Mapping[str, Any]) -> TextConfig:
-    """The model of a `config`; ConfigError for one that there is no model of.
+    """Read the model's configuration from a `config`; ConfigError for an unsupported model.
 
-    In its place UnreadTensorsError or UnsupportedFormatError, where the `checkpoint` is not read.
+    For a `checkpoint` that is not read, UnreadTensorsError or UnsupportedFormatError takes precedence.
     """
     try:
         return text_config(config)

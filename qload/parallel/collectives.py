@@ -15,7 +15,7 @@ CAN = "a group of torch.distributed, or one that has {}"
 
 
 class Capture(Protocol):
-    """A recorded CUDA graph, which may hold the communicators of a world."""
+    """A recorded CUDA graph; it may hold communicators of a world."""
 
     def release(self) -> None:
         """Free the graph, so that the communicators can be destroyed."""
@@ -34,7 +34,7 @@ def register_capture(capture: Capture) -> None:
 
 
 def release_captures() -> None:
-    """Free every registered graph that is still alive."""
+    """Free every registered graph."""
     for capture in list(_captures):
         capture.release()
     _captures.clear()

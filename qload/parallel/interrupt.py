@@ -47,7 +47,7 @@ class Interrupt:
         self.restore_signals()
 
     def restore_signals(self) -> None:
-        """Restore the signal handlers from before the block; SIGTERM waits on while an error is on its way.
+        """Restore the signal handlers from before the block; SIGTERM waits while an error propagates.
 
         A handler in Python cannot end a main thread that waits in native code; the default one can.
         """

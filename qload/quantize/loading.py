@@ -129,7 +129,7 @@ class QuantizingLoader(WeightsLoader):
         return self.inner.describe(weights, prefix)
 
     def settle(self, weights: TensorSource, layer: LayerDescription) -> LayerDescription:
-        """A described `layer` of `weights` as its values decide it."""
+        """Complete the description of a `layer` of `weights` by its values."""
         return self.inner.settle(weights, layer)
 
     def left_out(self, prefix: str) -> str | None:

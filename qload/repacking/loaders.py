@@ -75,7 +75,7 @@ class RepackingLoader(WeightsLoader):
         return self.inner.describe(weights, prefix)
 
     def settle(self, weights: TensorSource, layer: LayerDescription) -> LayerDescription:
-        """A described `layer` of `weights` as its values decide it, which the inner loader tells."""
+        """Complete the description of a `layer` of `weights` by its values, in the inner loader."""
         return self.inner.settle(weights, layer)
 
     def left_out(self, prefix: str) -> str | None:

@@ -37,7 +37,7 @@ class Config:
     """What a format's files leave to be said once for many layers. Frozen, compares by value."""
 
     name: ClassVar[str]
-    by_values: ClassVar[bool] = False  # whether `settled` has anything to decide
+    by_values: ClassVar[bool] = False  # whether `settled` depends on values
 
     def __new__(cls, *arguments: Any, **named: Any) -> Self:
         """What it is made of has the types that its fields say, or ArgumentError."""
@@ -58,16 +58,16 @@ class Config:
         return ()
 
     def settled(self, values: "LayerValues") -> tuple[dict[str, Any], QloadError | None]:
-        """What a layer's `values` change in its config, and the error where they contradict claims."""
+        """Changes of this config by a layer's `values`, and the error if they contradict claims."""
         return {}, None
 
     def like(self, other: "Config") -> Self:
-        """In the convention of an `other` config, where the layer means the same in it; else as it is."""
+        """This config with the convention of an `other`, if that changes no value of the layer."""
         return self
 
     @property
     def doubt(self) -> str:
-        """What nothing decides about the values of a layer, as a sentence; "" where all is decided."""
+        """Warning about a reading of a layer without evidence; "" without doubt."""
         return ""
 
     @property
@@ -110,18 +110,18 @@ class LayerHeaders:
 
 @dataclass(frozen=True)
 class LayerClaims:
-    """What a config claims about a layer: the entry that applies to its module, or the base config.
+    """Claims of a config about a layer: of the entry for its module, else of the base config.
 
     Attributes
     ----------
     bits, group_size, sym, desc_act
-        As the config states them; None where it states nothing.
+        As the config states them; None if it does not.
     source
-        The dotted path of the entry, such as `dynamic.+:.*down_proj`; "" for the base config.
+        Dotted path of the entry, such as `dynamic.+:.*down_proj`; "" for the base config.
     convention
-        The key that says how zero points are stored, or whose absence does.
+        Key that sets the convention of zero points, by its value or its absence.
     writer
-        The program that wrote the checkpoint, as the config names it: `gptqmodel:7.7.0`; "" for none.
+        Quantizer named in the config, such as `gptqmodel:7.7.0`; "" without a name.
     """
 
     bits: int | None = None
@@ -140,15 +140,15 @@ class LayerClaims:
 
 
 class LayerValues(Protocol):
-    """The values of a layer that its config may decide by, on the CPU.
+    """Values of a layer on the CPU, as evidence for its config.
 
-    A rank of an engine may hold a part of them. `rows_of_a_group`: how many inputs share a scale. `closely`:
-    whether codes are to be compared with zero points that no claim fixes.
+    A rank of an engine may have a part of them. `rows_of_a_group`: inputs per scale. `closely`: compare codes
+    with zero points that no claim fixes.
     """
 
     @property
     def claims(self) -> LayerClaims:
-        """What the config claims about the layer."""
+        """Claims of the config about the layer."""
 
     @property
     def names(self) -> Names:
@@ -156,14 +156,14 @@ class LayerValues(Protocol):
 
     @property
     def rows_of_a_group(self) -> int:
-        """Inputs of a group, the last of which may be shorter."""
+        """Inputs of a group; the last group may be shorter."""
 
     @property
     def closely(self) -> bool:
-        """Whether to look at codes."""
+        """True to compare codes with zero points."""
 
     def held(self, field: str) -> tuple[tuple[int, int], ...] | None:
-        """(start, stop) along each axis of the part of a tensor that can be read; None: nothing."""
+        """(start, stop) of the readable part of a tensor along each axis; None: nothing."""
 
     def read(self, field: str, index: tuple[slice, ...] = ()) -> Tensor:
         """Elements of a tensor of the layer."""
@@ -173,10 +173,10 @@ class LayerValues(Protocol):
 
     @property
     def shared(self) -> dict[str, Any]:
-        """What was found of all layers of the checkpoint, by name."""
+        """Results shared by all layers of the checkpoint, by name."""
 
     def layers(self, field: str) -> "Iterator[tuple[Config, LayerValues]]":
-        """Layers of the checkpoint that have a field, in order, this one among them."""
+        """Yield the layers of the checkpoint with a field, in order, this one included."""
 
 
 @dataclass(frozen=True)

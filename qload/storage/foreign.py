@@ -27,9 +27,9 @@ SOURCE = "qload reads the safetensors that it was made from"
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of file: how it begins, how its name ends, what it is in words, and what to do with it.
+    """A kind of file: first bytes, suffixes, description and remedy.
 
-    `holds_model`: whether it is a model in another format, which another program reads.
+    `holds_model`: True for a model in a format of another program.
     """
 
     words: str
@@ -40,7 +40,7 @@ class Kind:
 
     @property
     def rule(self) -> str:
-        """Under which `verify` reports such a file: a model of another format is not damaged."""
+        """Rule of its finding in `verify`: `unsupported-format` for a model, which is not damaged."""
         return "unsupported-format" if self.holds_model else "not-safetensors"
 
 

@@ -79,7 +79,7 @@ class FillingStorage(Protocol):
 
 
 def metadata_of(storage: WeightStorage) -> Mapping[str, Mapping[str, str]]:
-    """The free text in the header of each file; nothing of a storage that has no files."""
+    """Free text in the header of each file; empty for a storage without files."""
     found: Mapping[str, Mapping[str, str]] = getattr(storage, "metadata", {})
     return found
 

@@ -19,7 +19,7 @@ from qload.layouts import StoredMinusOne, StoredMinusOnePerField, StoredMinusOne
 from qload.spec import Weight
 from qload.testing.derived import derived_bound
 
-# How programs read zero points that are stored minus one: alike, but for those of 0.
+# Readings of zero points stored minus one; they differ for zero points of 0.
 WRAPPINGS = (StoredMinusOne(), StoredMinusOnePerField(), StoredMinusOneUnmasked())
 Kernel = Callable[[Tensor], Tensor]
 OF_PLACES = ("inputs-shifted", "outputs-reversed")  # which tokens in other places would look like
@@ -114,7 +114,7 @@ def assert_reads_back(
 
 
 def _other_wrapping(weight: Weight, got: Tensor, dtype: torch.dtype) -> str | None:
-    """The way to wrap zero points of 0 in which a kernel reads a GPTQ weight, if not the weight's."""
+    """Name another reading of zero points of 0 that explains a kernel's GPTQ weight; None without one."""
     if not isinstance(weight, GPTQWeight) or weight.config.zeros not in WRAPPINGS:
         return None
     for zeros in WRAPPINGS:

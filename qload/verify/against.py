@@ -34,7 +34,7 @@ THREADS = 4  # each has a run of outputs in several readings in memory
 
 @dataclass(frozen=True)
 class Supported:
-    """A layer whose reading nothing else decides, and which the reference supports as it is read."""
+    """A layer with an ambiguous reading that the reference confirms."""
 
     layer: str
 
@@ -53,7 +53,7 @@ def check(
     ours, theirs = _layers(subject), _layers(reference)
     for prefix in sorted(ours.keys() ^ theirs.keys()):
         here, other = (subject, reference) if prefix in ours else (reference, subject)
-        if other.account.hides(prefix):  # which a note tells: it is there, and not read
+        if other.account.hides(prefix):  # stored and unread: a note reports it
             continue
         where = here.path
         yield Finding(MISSING, "error", prefix, None, f"{prefix}: a layer of {where} only")
@@ -77,7 +77,7 @@ def check(
 
 
 def _tensors(subject: Subject, reference: Subject) -> Iterator[Finding]:
-    """Findings for tensors of no layer, such as biases and stacks of floats, that both checkpoints have."""
+    """Compare tensors outside of layers, such as biases and stacks of floats, in both checkpoints."""
     here, there = ({*each.account.report.used} - each.specs.keys() for each in (subject, reference))
     for name in sorted(here & there):
         found = _differing(subject, reference, name)
@@ -86,7 +86,7 @@ def _tensors(subject: Subject, reference: Subject) -> Iterator[Finding]:
 
 
 def _differing(subject: Subject, reference: Subject, name: str) -> Finding | None:
-    """The first number of a tensor that differs after one rounding to the narrower dtype of both."""
+    """Finding for a tensor that differs after one rounding to the narrower of both dtypes."""
     assert subject.weights is not None
     assert reference.weights is not None
     storages = subject.weights.storage, reference.weights.storage

@@ -77,7 +77,7 @@ def misreading(pair: SideBySide, run: tuple[int, int], near: float) -> str | Non
 
 
 def other_wrapping(pair: SideBySide) -> str | None:
-    """The other way to wrap zero points of 0, where it brings the whole layer closer to the reference."""
+    """Name the other reading of zero points of 0 if it is closer to the reference; else None."""
     ours, other, name = Distance(), Distance(), ""
     for _, weight, reference in pair.runs():
         want, got = meant(reference), meant(weight)

@@ -26,9 +26,9 @@ def is_exponents(spec: TensorSpec) -> bool:
 
 
 def values(storage: WeightStorage, name: str, spec: TensorSpec | None) -> Iterator[tuple[int, Tensor]]:
-    """The runs of a tensor of floats, as floats that can be compared; nothing where it holds none.
+    """Yield runs of a tensor as comparable floats; nothing for integers.
 
-    Of a tensor that is declared as exponents, each byte is one (e8m0).
+    Bytes of a tensor declared as exponents are E8M0 floats.
     """
     dtype = storage.info(name).dtype
     exponents = spec is not None and is_exponents(spec)

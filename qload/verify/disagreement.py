@@ -1,8 +1,8 @@
-"""Notes on what a config and the stored tensors say of each other, where the tensors are sound.
+"""Notes on disagreements between a config and sound tensors.
 
-Programs that go by the config alone fail on such a checkpoint, or compute with other weights. Each note is
-one sentence for all layers with the same cause, and ends in what to change. Plain layers that the config has
-quantized by their names are noted by the loader.
+Programs that follow the config alone fail on such a checkpoint, or compute with other weights. Each note is
+one sentence for all layers with the same cause, and ends with a remedy. The loader notes plain layers that
+the config lists by name as quantized.
 """
 
 import re
@@ -19,18 +19,18 @@ from qload.verify import kin
 from qload.verify.subject import Subject
 from qload.verify.values import Values
 
-# The last part of the names of heads and embeddings, of types of model without a table.
+# Last segments of heads and embeddings, for model types without a table.
 HEADS = ("lm_head", "output", "embed_out", "head")
 EMBEDDINGS = ("embed_tokens", "tok_embeddings", "wte", "word_embeddings", "embed_in")
-WITH_ADAPTERS = ("phi4mm", "phi4_multimodal")  # for what they see and hear
-# A name in a list of layers: what stands before and after the number. Segments that name the text model.
+WITH_ADAPTERS = ("phi4mm", "phi4_multimodal")  # model types with adapters of their own, for images and audio
+# A name in a list of layers, split at its number. Segments that name the text model.
 LAYER = re.compile(r"(?:(.*?)\.)?(?:mtp_)?(?:layers|h|block|blocks)\.\d+\.(.+)")
 TEXT = frozenset(("model", "language_model", "text_model", "transformer", "mtp"))
-SEARCHED = 1000  # names of a config that are looked for among all names
+SEARCHED = 1000  # names of a config, searched among all stored names
 
 
 def disagreements(subject: Subject) -> Iterator[str]:
-    """All notes of this module on one checkpoint."""
+    """Yield all notes of this module on one checkpoint."""
     yield from adapters(subject)
     yield from ties(subject)
     yield from left_plain(subject)
@@ -39,7 +39,7 @@ def disagreements(subject: Subject) -> Iterator[str]:
 
 
 def adapters(subject: Subject) -> Iterator[str]:
-    """A model that PEFT wrapped and that was saved whole; some types of model have adapters of their own."""
+    """Yield a note on a model saved inside PEFT's wrapper, except for types with adapters of their own."""
     found = adapters_of(subject.names)
     if found is not None and subject.model_config.get("model_type") not in WITH_ADAPTERS:
         yield (
@@ -49,9 +49,9 @@ def adapters(subject: Subject) -> Iterator[str]:
 
 
 def ties(subject: Subject) -> Iterator[str]:
-    """A head that is stored although it is tied, or is neither stored nor tied; keys that contradict.
+    """Yield a note on a tie that the stored tensors or other keys contradict.
 
-    A plain head that differs, and one that is missed in a known type of model, are findings of rules.
+    Rules report a plain head that differs, and a missing head in a known model type.
     """
     tie = tie_of(subject.model_config)
     if tie.tied is None or subject.draft:
@@ -72,7 +72,7 @@ def ties(subject: Subject) -> Iterator[str]:
 
 
 def _tied(subject: Subject, tie: Tie, head: str, embedding: str) -> Iterator[str]:
-    """A head beside the embedding that it is tied to, where no rule compares them."""
+    """Yield a note on a stored head that differs from its tied embedding, if no rule compares them."""
     ours, theirs = subject.all_layers.get(head), subject.all_layers.get(embedding)
     if not isinstance(ours, LayerDescription) or not isinstance(theirs, LayerDescription):
         return
@@ -86,7 +86,7 @@ def _tied(subject: Subject, tie: Tie, head: str, embedding: str) -> Iterator[str
 
 
 def _is_a_finding(subject: Subject, tie: Tie, head: str, embedding: str) -> bool:
-    """Whether the rule `tied-head` compares the two, and finds that they differ."""
+    """Return whether the rule `tied-head` reports a difference of the two."""
     ours, theirs = subject.all_layers.get(head), subject.all_layers.get(embedding)
     if not tie.tied or tie.outer or subject.inventory is None:
         return False
@@ -97,7 +97,7 @@ def _is_a_finding(subject: Subject, tie: Tie, head: str, embedding: str) -> bool
 
 
 def _equal(subject: Subject, ours: LayerDescription, theirs: LayerDescription) -> bool:
-    """Whether two layers hold the same bytes, or nobody has looked at the bytes of plain ones."""
+    """Return whether two layers have equal bytes; plain layers count as equal while no bytes are read."""
     values: Values | None = vars(subject).get("values")
     if ours.format != theirs.format or ours.sizes != theirs.sizes or ours.dtypes != theirs.dtypes:
         return False
@@ -112,12 +112,12 @@ def _shown(layer: LayerDescription) -> str:
 
 
 def _without_head(subject: Subject) -> str:
-    """What to do about keys that contradict where no head is stored."""
+    """Remedy for contradicting keys without a stored head."""
     return "the head may be in another file" if subject.shard else "no head is stored: set both to true"
 
 
 def _end(subject: Subject, lasts: tuple[str, ...]) -> str | None:
-    """The prefix of the head, or the embedding, where one is stored: as the table names it, or by name."""
+    """Prefix of the stored head or embedding, by the model type's table or by name; None without one."""
     architecture, inventory = subject.architecture, subject.inventory
     if architecture is not None and inventory is not None:
         table = architecture.table
@@ -128,14 +128,14 @@ def _end(subject: Subject, lasts: tuple[str, ...]) -> str | None:
 
 
 def _predicts(subject: Subject) -> bool:
-    """Whether config.json names a class that predicts words, and this is the whole of it."""
+    """Return whether this is a whole checkpoint of a class for causal language models."""
     classes = subject.model_config.get("architectures")
     named = classes if isinstance(classes, list) else []
     return not subject.shard and any(isinstance(name, str) and name.endswith(CAUSAL) for name in named)
 
 
 def left_plain(subject: Subject) -> Iterator[str]:
-    """Plain layers that no entry of the config is about, while others of their kind are quantized."""
+    """Yield a note on plain layers without an entry in the config, if similar layers are quantized."""
     plain, quantized = _matrices(subject)
     kinds = {key for prefix in quantized for key in _alike(prefix)}
     meant = {prefix for _, prefixes in _meaningless(subject) for prefix in prefixes}
@@ -152,7 +152,7 @@ def left_plain(subject: Subject) -> Iterator[str]:
 
 
 def meaningless_patterns(subject: Subject) -> Iterator[str]:
-    """Patterns that have modules quantized, of which none is stored quantized."""
+    """Yield a note on each pattern of modules to quantize that matches plain layers alone."""
     for entry, meant in _meaningless(subject):
         yield (
             f"{meant[0]}: plain, and {entry.key} has it quantized by {entry.text!r:.80}"
@@ -162,19 +162,19 @@ def meaningless_patterns(subject: Subject) -> Iterator[str]:
 
 
 def _meaningless(subject: Subject) -> Iterator[tuple[PatternEntry, list[str]]]:
-    """The patterns that mean plain layers alone, and these."""
+    """Yield each pattern that matches plain layers alone, with these layers."""
     if not subject.configs:
         return
     plain, quantized = _matrices(subject)
     for entry in pattern_entries(subject.configs[0]) if plain else ():
-        with suppress(ConfigError):  # of a pattern that cannot be judged, which loads refuse
+        with suppress(ConfigError):  # an invalid pattern, which loads refuse
             meant = [prefix for prefix in plain if entry.means(prefix)]
             if meant and not any(map(entry.means, quantized)):
                 yield entry, meant
 
 
 def unknown_modules(subject: Subject) -> Iterator[str]:
-    """Names of modules that the config has quantized, and of which no layer is stored."""
+    """Yield a note on modules listed as quantized without a stored layer."""
     named = subject.loader.named
     if subject.shard or not named.keys:
         return
@@ -183,11 +183,11 @@ def unknown_modules(subject: Subject) -> Iterator[str]:
     unused, text = sorted(named.keys.keys() - used), "".join(f".{prefix}.\n" for prefix in prefixes)
     found: dict[str, list[str]] = {}
     for name in unused[:SEARCHED]:
-        known = (name, *parts(name), *wholes(name))  # under a longer name, in parts, or in one with others
+        known = (name, *parts(name), *wholes(name))  # with a longer name, as parts, or fused
         if not any(f".{each}." in text for each in known):
             found.setdefault(named.keys[name], []).append(name)
     for key, names in sorted(found.items()):
-        if names != ["lm_head"] or key == "lm_head":  # which a class means too, and a tied model has not
+        if names != ["lm_head"] or key == "lm_head":  # a target that includes the head fits a tied model
             yield (
                 f"{names[0]}: {key} has it quantized, and no such layer is stored{_more(names)}: take the "
                 f"{'entries' if names[1:] else 'entry'} out, if no layer was lost"
@@ -195,7 +195,7 @@ def unknown_modules(subject: Subject) -> Iterator[str]:
 
 
 def _matrices(subject: Subject) -> tuple[list[str], list[str]]:
-    """The prefixes of plain matrices that the config does not leave out, and of quantized layers."""
+    """Prefixes of plain matrices without an exclusion, and of quantized layers."""
     plain, quantized = [], []
     for layer in subject.described():
         if not layer.format.weight_type.plain:
@@ -208,9 +208,9 @@ def _matrices(subject: Subject) -> tuple[list[str], list[str]]:
 
 
 def _alike(prefix: str) -> Iterator[str]:
-    """Keys that a layer has in common with those of its kind: the same of other layers, and its siblings.
+    """Keys shared by similar layers: the same matrix of other blocks, and siblings in the block.
 
-    A layer that predicts further words is like the others, wherever it stands.
+    Blocks of MTP count as other blocks.
     """
     name = base_name(prefix)
     found = LAYER.fullmatch(name)

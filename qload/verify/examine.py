@@ -51,7 +51,7 @@ REPORTED = 1024  # names of a run of layers to be reported, of most of which onl
 
 
 def _reporting(examine: Callable[P, Report]) -> Callable[P, Report]:
-    """Findings for a file that fails or is replaced meanwhile, and for an exception that nothing expects."""
+    """Turn a failing or replaced file, or an unexpected exception, into a finding."""
 
     @wraps(examine)
     def reporting(*arguments: P.args, **options: P.kwargs) -> Report:
@@ -180,7 +180,7 @@ def verify(
 def _compared(
     report: Report, subject: Subject, path: str | PathLike[str], crew: Crew, tell: Tell, drawing: bool
 ) -> Report:
-    """The report, with what a comparison with the reference at `path` shows."""
+    """Extend the report by a comparison with the reference at `path`."""
     found, told, maps = list(report.findings), list(report.notes), dict[str, str]()
     with closing(Subject.open(path)) as reference:
         if reference.weights is None or reference.errors:
@@ -251,7 +251,7 @@ def _nothing(stage: str, done: int, total: int) -> None:
 
 
 def _unreadable(subject: Subject) -> Report:
-    """What stands in the way of reading any of it; a format that is known and not read is no damage."""
+    """Report of a checkpoint that cannot be opened; an unsupported format counts as readable."""
     return Report(subject.path, tuple(subject.errors), tuple(subject.notes), readable=subject.is_unsupported)
 
 

@@ -1,8 +1,8 @@
-"""All rules and notes over a subject, tier by tier; a bug in one of them ends that one alone.
+"""Run all rules and notes over a subject, tier by tier; a bug ends its own rule alone.
 
-Rules that judge each layer or tensor by itself are given runs of them. What rules about values need is
+Rules about single layers or tensors run on parts of the checkpoint. Statistics for rules about values are
 measured once, before the first of them. An unexpected exception becomes a finding of the rule `internal`, at
-the layer or tensor where it was raised.
+its layer or tensor.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -24,7 +24,7 @@ from qload.verify.values import Values, measure
 
 T = TypeVar("T")
 Progress = Callable[[str, int, int], None]
-# A file that fails or is replaced ends all, and so does a machine: they are no bugs of a rule.
+# Failures of files and machines end the run: they are no bugs of a rule.
 PASSED_ON = (StorageError, ConfigError, LostRankError, MemoryError)
 NOTES = (notes.architecture, notes.absences, notes.flags, notes.of_loaders, disagreements)
 NOTES_OF_LAYERS = (notes.readings, notes.subnormals)
@@ -34,7 +34,7 @@ def judge(
     subject: Subject, crew: Crew, progress: Progress, last: Tier = "meaning"
 ) -> tuple[list[Finding], list[str]]:
     """What the rules find, rule by rule up to those of the `last` tier, and what is worth telling."""
-    subject.specs, subject.prefixes, subject.account  # noqa: B018  (computed once here, and not once a run)
+    subject.specs, subject.prefixes, subject.account  # noqa: B018  (computed once for all runs)
     parts = runs(subject)
     sizes = [size_of(part) for part in parts]
     found: list[Finding] = []
@@ -65,10 +65,10 @@ def judge(
 
 
 def check_rule(rule: Rule, subject: Subject) -> list[Finding]:
-    """What a rule finds in a subject, or in a run of one.
+    """Collect the findings of a rule on a subject, or on a run of one.
 
-    Where a rule that judges each layer by itself raises, it is asked for the layers and tensors one by one:
-    only those that raise are not judged.
+    After an exception a rule about single layers runs again, layer by layer and tensor by tensor: it skips
+    only those that raise.
     """
     failed: list[Finding] = []
     found = collected(rule.id, partial(rule.check, rule, subject), failed)
@@ -81,15 +81,15 @@ def check_rule(rule: Rule, subject: Subject) -> list[Finding]:
         check = partial(rule.check, rule, piece)
         found += collected(rule.id, check, found, _tensor_of(subject, name))
     alone = any(finding.rule == INTERNAL for finding in found)
-    return found if alone else found + failed  # it may fail in the company of others alone
+    return found if alone else found + failed  # it may fail only for the whole run
 
 
 def collected(
     where: str, work: Callable[[], Iterable[T]], failed: list[Finding], tensor: str | None = None
 ) -> list[T]:
-    """What `work` yields up to an exception, of which there is a finding in `failed`.
+    """Collect items of `work` up to an exception, and append its finding to `failed`.
 
-    `where`: the rule, by its id, or what else is done.
+    `where`: id of the rule, or name of another part of the work.
     """
     found: list[T] = []
     try:
@@ -102,7 +102,7 @@ def collected(
 
 
 def _tensor_of(subject: Subject, name: str) -> str:
-    """The first tensor of the layer `name`; a tensor's own name."""
+    """First tensor of the layer `name`; the name itself for a tensor."""
     layer = subject.all_layers.get(name)
     return layer.names.full(layer.specs[0].name) if isinstance(layer, LayerDescription) else name
 
@@ -110,9 +110,9 @@ def _tensor_of(subject: Subject, name: str) -> str:
 def _measure(
     subject: Subject, parts: list[Subject], crew: Crew, sizes: list[int], tell: Tell
 ) -> list[Finding]:
-    """One pass over all bytes, for the rules of a run as for those of the whole.
+    """Measure all bytes in one pass, for the rules of runs and of the whole.
 
-    Tensors that could not be measured, and their layers, are not judged any further.
+    Rules skip tensors that could not be measured, and their layers.
     """
     measured = crew.share_out(lambda at: _measured(parts[at]), sizes, tell)
     values = Values.joined(each for each, _ in measured)
@@ -125,7 +125,7 @@ def _measure(
 
 
 def _measured(part: Subject) -> tuple[Values, list[Finding]]:
-    """The values of a run; where that raises, of its layers and tensors one by one."""
+    """Measure a run; after an exception, its layers and tensors one by one."""
     failed: list[Finding] = []
     whole = collected("values", partial(_measure_one, part), failed)
     if not failed:
@@ -143,7 +143,7 @@ def _measure_one(piece: Subject) -> list[Values]:
 
 
 def _leave_out(subject: Subject, failed: Mapping[str, Finding]) -> None:
-    """Judge neither these tensors nor the layers that have them."""
+    """Exclude these tensors and their layers from all rules."""
     layers = {
         prefix: layer
         for prefix, layer in subject.layers.items()
@@ -164,7 +164,7 @@ def _findings(parts: list[Subject], rules: list[Rule], at: int) -> list[list[Fin
 
 
 def _notes(parts: list[Subject], at: int) -> tuple[list[notes.Counted], list[Finding]]:
-    """Of one run, what is told layer by layer, and the bugs on the way."""
+    """Collect notes on single layers of a run, and findings for their exceptions."""
     failed: list[Finding] = []
     found: list[notes.Counted] = []
     for note in NOTES_OF_LAYERS:

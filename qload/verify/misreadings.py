@@ -37,7 +37,7 @@ def readings(weight: Weight, reference: Weight) -> dict[str, Reading]:
 
 
 def wrapped(weight: Weight, codes: Codes) -> Iterator[tuple[str, Callable[[], Codes]]]:
-    """With zero points of 0 of GPTQ wrapped in the other way, where that changes any."""
+    """Yield a GPTQ weight in the other reading of zero points of 0, if that changes any."""
     if not isinstance(weight, GPTQWeight) or codes.zeros is None:
         return
     for ours, other, words in (

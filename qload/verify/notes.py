@@ -65,7 +65,7 @@ def architecture(subject: Subject) -> Iterator[str]:
     """A type of model of no table, names that are not those of its table, and values that are no sizes."""
     config = subject.model_config
     if subject.architecture is None:
-        if config:  # none: there is no config.json
+        if config:  # empty without a config.json
             known = isinstance(config.get("model_type"), str)
             said = f"is {shown(config['model_type'])}, which is not known" if known else "is missing"
             yield (
@@ -101,7 +101,7 @@ def absences(subject: Subject) -> Iterator[str]:
 
 
 def _lacking(config: Mapping[str, Any]) -> str:
-    """Why a model of a known type may lack something: its class, or that it is a draft."""
+    """Reason for a missing tensor in a model of a known type: its class, or a draft."""
     classes = config.get("architectures")
     if isinstance(classes, list) and not is_usual_class(config):
         return f"the class {', '.join(map(str, classes)):.80}, which may do without"
@@ -133,7 +133,7 @@ def of_loaders(subject: Subject) -> Iterator[str]:
         yield f"{prefixes[0]}: {note}" + (f"; {len(prefixes)} layers in all" if len(prefixes) > 1 else "")
 
 
-# Who decides how zero points of 0 are read, by `GPTQConfig.evidence`.
+# Evidence for the reading of zero points of 0, by `GPTQConfig.evidence`.
 DECIDED = {
     "alike": "as all programs do that mask",
     "codes": "as their codes are about these",
@@ -153,7 +153,7 @@ class Counted:
 
 
 def readings(subject: Subject) -> Iterator[Counted]:
-    """Per layer of gptq v1, how many zero points are read in another way by kernels that do not mask."""
+    """Count the zero points of each gptq v1 layer that kernels without a mask read otherwise."""
     assert subject.weights is not None
     for layer in subject.described():
         config = layer.format.config

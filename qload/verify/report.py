@@ -27,16 +27,16 @@ class Finding:
     rule
         The rule's stable id; `docs/rules` has a page for each.
     severity
-        "error", or "warning" for what some readers take another way.
+        "error"; or "warning" where programs differ.
     tensor, file
-        Where it is, as far as it is at one place; else None.
+        Its place, if it has one place; else None.
     message
-        What is wrong, with the values.
+        Description with values.
     remedy
-        What to do, or "".
+        Remedy, or "".
     cause
-        A text that is equal for findings of one cause; by default the rule and the message without the names
-        and numbers that tell one place from another.
+        Text that is equal for findings of one cause; by default the rule and the message without names and
+        numbers of its place.
     """
 
     rule: str
@@ -99,20 +99,20 @@ class Report(Answer):
         return self.readable
 
     def _sound(self) -> bool:
-        """Whether nothing was found that is wrong with the checkpoint."""
+        """Return whether no finding is about the checkpoint itself."""
         return all(finding.rule in (INTERNAL, UNSUPPORTED) for finding in self.findings)
 
     def _internal(self) -> bool:
-        """Whether a rule ended by a bug."""
+        """Return whether a bug ended a rule."""
         return any(finding.rule == INTERNAL for finding in self.findings)
 
     def _incomplete(self) -> bool:
-        """Whether tensors are not read, of the checkpoint or of its reference."""
+        """Return whether the checkpoint or its reference has unread tensors."""
         coverages = (self.coverage, self.reference_coverage)
         return any(coverage is not None and coverage.unread > 0 for coverage in coverages)
 
     def _unsupported(self) -> bool:
-        """Whether the whole checkpoint is of a format that is not read."""
+        """Return whether the whole checkpoint is of an unsupported format."""
         return any(finding.rule == UNSUPPORTED for finding in self.findings)
 
     def _data(self) -> dict[str, Any]:
@@ -144,7 +144,7 @@ def _layer(layer: LayerInfo) -> dict[str, Any]:
 
 
 def internal_finding(where: str, tensor: str | None, error: Exception) -> Finding:
-    """A bug of qload that ended a rule, or another part of the work, which `where` names."""
+    """Finding for a bug that ended a rule or another part of the work, `where`."""
     log.info("%s: internal error%s", where, f" at {tensor}" if tensor else "", exc_info=error)
     text = " ".join(str(error).split())
     message = f"{where}: internal error, {type(error).__name__}: {text:.400}"

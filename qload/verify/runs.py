@@ -34,7 +34,7 @@ def runs(subject: Subject, size: int = NAMES) -> list[Subject]:
 
 
 def pieces_of(run: Subject) -> Iterator[tuple[str, Subject]]:
-    """The layers and then the tensors of a run, each alone, with its name."""
+    """Yield each layer and then each tensor of a run as a subject of its own, with its name."""
     for prefix, layer in run.layers.items():
         piece = copy(run)
         vars(piece).update(names=[], judged=[], layers={prefix: layer})

@@ -50,10 +50,10 @@ MAX_LAYERS = 1 << 16  # a config that counts more is not believed
 
 @dataclass
 class Subject:
-    """What the rules look at. `errors`: why it cannot be read further; then there are no `weights`.
+    """A checkpoint as rules see it. `errors`: reasons why it cannot be opened; then `weights` is None.
 
-    `path`: what the report calls it; `place`: where it is; `shard`: whether it is one file of several.
-    `settled`: whether layers are described as loads read them, and not by headers and facts alone.
+    `path`: its name in the report; `place`: its path; `shard`: True for one file of several. `settled`:
+    describe layers as loads do, by their values too.
     """
 
     path: str
@@ -136,7 +136,7 @@ class Subject:
 
     @cached_property
     def draft(self) -> bool:
-        """Whether this is a draft, which may borrow its embedding and head from another model."""
+        """True for a draft; it may share the embedding and head of its target."""
         return is_draft(self.model_config, self.names)
 
     @cached_property
@@ -170,17 +170,17 @@ class Subject:
 
     @property
     def is_unsupported(self) -> bool:
-        """Whether all that stands in the way of reading it is a format that is known and not read."""
+        """True if an unsupported format is the only reason why it cannot be opened."""
         return bool(self.errors) and all(finding.rule == UNSUPPORTED for finding in self.errors)
 
     @property
     def unread(self) -> Mapping[str, str]:
-        """The reason, by name, of tensors that no format reads: nothing but their presence is judged."""
+        """Unread tensors with the reason; rules judge nothing but their presence."""
         return self.account.report.unread
 
     @cached_property
     def judged(self) -> list[str]:
-        """The names of tensors whose shapes and values are judged: all but those that are not read."""
+        """Names of tensors with shapes and values to judge: all but the unread ones."""
         unread = self.unread
         return [name for name in self.names if name not in unread]
 

@@ -38,7 +38,7 @@ OF_PROJECTIONS = {"k_scale", "v_scale", "kv_scale", "output_scale"}
 ZEROS_OF_ATTENTION = {"k_zero_point", "v_zero_point"}
 ZEROS_OF_PROJECTIONS = {"k_bias", "v_bias"}  # ModelOpt's affine caches; not a bias of the outputs
 
-MANY_AXES = tuple(  # ends of the names of tensors that have more axes in a format than those of a matrix
+MANY_AXES = tuple(  # suffixes of tensors with three or more axes in some format
     suffix
     for weight in FORMATS
     for spec in weight.tensors(weight.example)
@@ -69,9 +69,9 @@ def exemption(name: str, info: TensorInfo) -> str | None:
 
 
 def unread_reason(name: str, storage: WeightStorage) -> str | None:
-    """Why no format reads a tensor that no load used: it is of a stack of experts; None of any other.
+    """Reason why no format reads an unused tensor: it belongs to a stack of experts; None for any other.
 
-    A stack is told by its tensors: codes with one axis more than a layer has.
+    Codes with one more axis than a layer has identify a stack.
     """
     if isinstance(storage, ExpertStacks) and name in storage.unread:
         return storage.unread[name]

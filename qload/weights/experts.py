@@ -68,9 +68,9 @@ class ExpertLoads:
         return load_experts(self, prefix, split, expert_ranks, facts)
 
     def _load_stack(self: Owner, prefix: str, split: Split | None) -> StackedWeight | None:
-        """The matrix of all experts that is stored under `prefix`; None where that is no such matrix.
+        """Load the matrix of all experts under `prefix`; None for any other name.
 
-        UnsupportedFormatError where it is one, and not read.
+        UnsupportedFormatError for an unreadable one.
         """
         storage = self.storage
         if not isinstance(storage, ExpertStacks) or type(prefix) is not str:

@@ -79,11 +79,11 @@ class Ledger:
         self.exemptions += [(pattern, reason) for pattern in patterns]
 
     def leave(self, names: Iterable[str], reason: str) -> None:
-        """No format reads these tensors, for this reason."""
+        """Record tensors as unread, with the reason."""
         self.unread.update(dict.fromkeys(names, reason))
 
     def refuse(self, names: Iterable[str]) -> None:
-        """Each of these tensors belongs to a layer that contradicts itself: it is damaged, and no stack."""
+        """Record tensors of damaged layers; they count as damaged, not as a stack."""
         self.refused.update(names)
 
     def fresh(self) -> "Ledger":
@@ -110,7 +110,7 @@ class Ledger:
         )
 
     def exempts(self, key: str, storage: WeightStorage) -> bool:
-        """Whether a tensor may stay unused, for some reason."""
+        """Return whether a tensor may stay unused."""
         return self._reason(key, storage) is not None
 
     def _reason(self, key: str, storage: WeightStorage) -> str | None:

@@ -126,7 +126,7 @@ class Weights(LoaderBlocks, ExpertLoads, StreamedLoads, TensorShares):
     def get_weights(self, prefix: str) -> Weight:
         """The whole layer stored under `prefix`, the same on every rank.
 
-        Of a matrix that holds all experts of a layer, such as `experts.down_proj`, a `StackedWeight`.
+        For a matrix of all experts, such as `experts.down_proj`, a `StackedWeight`.
         """
         return self._load_stack(prefix, None) or self.loader.get_weights(self, prefix)
 
@@ -218,7 +218,7 @@ class Weights(LoaderBlocks, ExpertLoads, StreamedLoads, TensorShares):
     def get_tensor(self, name: str, *, role: Role | None = None) -> Tensor:
         """All of the tensor `name`; its `role` says whether it is cast, None: as its name tells.
 
-        It is what is stored, also of a tensor that no format reads, which has no other meaning then.
+        An unread tensor is returned as stored, without dequantization.
         """
         return self._get(name, (), role)
 

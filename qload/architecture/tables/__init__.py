@@ -34,7 +34,7 @@ TABLES: Mapping[str, Table] = {
 # Whose text model is of another type than they are, where that does not say its own.
 TEXT_OF: Mapping[str, str] = {"gemma3": "gemma3_text", "llama4": "llama4_text", "idefics2": "mistral"}
 
-# Which tie the head by default, around a text model that does not.
+# Types that tie the head by default, around a text model that does not.
 TIED_AROUND = frozenset(
     (
         *("deepseek_vl", "deepseek_vl_hybrid", "fun_asr_nano", "glmasr", "got_ocr2", "internvl", "janus"),

@@ -1,9 +1,9 @@
-"""`quant_method: auto-round`: one method, and in `packing_format` whose tensors it writes.
+"""`quant_method: auto-round`: one method with the tensors of several others, named by `packing_format`.
 
     auto_round:auto_gptq              GPTQ, zero points minus 1, no index
     auto_round:gptqmodel, auto_round  GPTQ, zero points as they are, with an index
     auto_round:auto_awq               AWQ GEMM
-    auto_round:llm_compressor         compressed-tensors', whose kind `data_type` and `act_bits` say
+    auto_round:llm_compressor         compressed-tensors, its kind by `data_type` and `act_bits`
     auto_round:fp8_static             FP8, a scale for each output and one for activations
     auto_round:fp8                    FP8, with the blocks that group_size lists
     none, and data_type fp            FP8, weights only; group_size 0: one scale, -1: one for each output
@@ -12,8 +12,8 @@
 Versions up to 0.4.7 write a `backend` and no `packing_format`: `auto_round:exllamav2` stores zero points as
 they are, `auto_round:gptq:exllamav2` minus 1.
 
-`extra_config` maps names, and patterns that may lie anywhere in a name, to what holds for these modules
-instead; 16 bits leave them plain. Names count before patterns. Source: auto-round 0.16.1 and its files.
+`extra_config` maps names, and patterns that match anywhere in a name, to the settings of these modules; 16
+bits leave them plain. Names take precedence over patterns. Source: auto-round 0.16.1 and its files.
 """
 
 from collections.abc import Mapping
@@ -43,13 +43,13 @@ GPTQ: Mapping[str, ZeroPoints] = {
     "auto_round": Stored(),
 }
 DEFAULT = "auto_gptq"
-# Kernels of versions up to 0.4.7 behind `auto_round:`. Their packer left out the subtraction;
-# `auto_round:gptq:` before a kernel means auto-gptq's packer, which subtracts.
+# Kernels named after `auto_round:` by versions up to 0.4.7: zero points are stored as they are. With
+# `auto_round:gptq:` before the kernel auto-gptq's packer stores them minus one.
 KERNELS = ("exllamav2", "exllama", "tritonv2", "triton", "cuda")
 FAKE = "fake"
 FP8 = ("fp8", "fp8_static")
 BITS = {**dict.fromkeys(GPTQ, (2, 3, 4, 8)), "auto_awq": (4, 8), "awq": (4, 8), **dict.fromkeys(FP8, (8,))}
-ELSEWHERE = {  # by the packing_format or data_type: which program reads it
+ELSEWHERE = {  # packing_format or data_type -> a program that reads it
     "gguf": "llama.cpp runs the GGUF file that AutoRound writes beside it",
     "mlx": "mlx-lm loads it, and its convert with --dequantize writes plain safetensors",
     "svdquant": "Nunchaku, or diffusers with it, loads it",
@@ -71,7 +71,7 @@ COMPRESSED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 }
 
 
-MAX_SIZE = (1 << 31) - 1  # no layer has more inputs or outputs
+MAX_SIZE = (1 << 31) - 1  # inputs or outputs of a layer
 Side = Annotated[int, Field(ge=1, le=MAX_SIZE)]
 Block = Annotated[list[Side], Field(min_length=2, max_length=2)]
 Size = Annotated[int, Field(ge=-1, le=MAX_SIZE)] | Block  # inputs of a group; [outputs, inputs] of a block
@@ -139,9 +139,9 @@ def read(found: FoundConfig) -> Claims:
 
 
 def _packing(found: FoundConfig, rule: _Rule) -> str:
-    """Whose tensors a module is written as: of `packing_format`, or of `backend` where there is none.
+    """Packing of a rule's modules: `packing_format`, else `backend`.
 
-    UnsupportedFormatError for a backend of which it is not certain how it stores zero points.
+    UnsupportedFormatError for a backend with an unknown convention of zero points.
     """
     stated = rule.packing_format or rule.backend
     if stated in (None, "auto", "auto_round:auto"):
@@ -162,9 +162,9 @@ def _packing(found: FoundConfig, rule: _Rule) -> str:
 def _formats(
     found: FoundConfig, rule: _Rule, source: str
 ) -> tuple[ConfiguredFormat, ...] | UnsupportedFormatError:
-    """The format of a rule's modules, none where they are stored plain, or why it is not read.
+    """Formats of a rule's modules, empty for plain ones; the error if the format is not supported.
 
-    `source`: the entry of the config, whose claims the format carries.
+    `source`: the entry of the config with the claims of these formats.
     """
     try:
         packing = _packing(found, rule)

@@ -29,13 +29,13 @@ from qload.spec import ActivationScheme
 
 KNOWN = (f"compressed-tensors ({', '.join(ct_schemes.FORMATS)})",)
 PLAIN = ConfiguredFormat(UnquantizedWeight, UnquantizedConfig())
-UNCOMPRESSED = ("initialized", "calibration", "frozen")  # a status with which weights may be stored plain
-# What the owner stores beside a weight that it quantizes whenever the model runs.
+UNCOMPRESSED = ("initialized", "calibration", "frozen")  # statuses of models with plain weights
+# Tensors beside a plain weight that compressed-tensors quantizes at run time.
 OBSERVED = (
     "weight_scale", "weight_zero_point", "weight_g_idx", "weight_global_scale",
     "input_scale", "input_zero_point", "input_global_scale", "output_scale", "output_zero_point",
 )  # fmt: skip
-OFFLINE = ("weight_input", "weight_output")  # locations of transforms that stored weights already have
+OFFLINE = ("weight_input", "weight_output")  # locations of transforms applied to stored weights
 KEYS = ("config_groups", "sparsity_config")  # which no other method has
 DENSE_SINCE = (0, 18)  # the version that packs 3, 5, 6 and 7 bits as a stream
 
@@ -126,9 +126,9 @@ def _loader(
     ignoring: Patterns,
     targeting: Patterns,
 ) -> Callable[[], FormatLoader]:
-    """What makes a loader that asks `ignore` first, then every target in the order of its precedence.
+    """Build a factory of loaders that check `ignore` first, then the targets in their order of precedence.
 
-    `refused`: the error of each group whose format is not read.
+    `refused`: the error of each group with an unsupported format.
     """
     ignore = tuple(read.ignore or ())
     everything = (*dict.fromkeys(formats.values()), PLAIN)
@@ -152,14 +152,14 @@ def _loader(
 def _choice(
     target: str, fmt: ConfiguredFormat, own: Exclusions, patterns: Patterns, read: _CompressedTensors
 ) -> tuple[Callable[[str], bool], FormatLoader]:
-    """The loader of the modules that a target means."""
+    """Build the loader of a target's modules."""
     plain = fmt.weight_type.plain
     loader = FormatLoader(fmt) if plain else FormatLoader(fmt, *_observed(read), PLAIN, exclusions=own)
     return matcher(target, patterns=patterns), loader
 
 
 def _observed(read: _CompressedTensors) -> tuple[ConfiguredFormat, ...]:
-    """Plain weights beside scales, in a model that was saved before its weights were compressed."""
+    """Format of plain weights beside scales, in a model saved before compression."""
     if read.quantization_status not in UNCOMPRESSED:
         return ()
     why = (
@@ -229,7 +229,7 @@ def _refuse(read: _CompressedTensors, found: FoundConfig) -> None:
 
 
 def _locations(transforms: Mapping[str, Any]) -> set[str]:
-    """Where transforms are applied; "unknown" for what has another form than the owner writes."""
+    """Collect the locations of transforms; "unknown" for an entry of another form."""
     groups = transforms.get("config_groups")
     if not isinstance(groups, dict) or len(transforms) > 1:
         return {"unknown"}

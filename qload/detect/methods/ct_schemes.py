@@ -56,7 +56,7 @@ class Scheme(BaseModel):
     actorder: Literal["group", "weight", "dynamic", "static"] | bool | None = None
 
     def claims(self, source: str) -> LayerClaims:
-        """What it claims about a layer; `source`: its place in the config."""
+        """Claims about each layer of the scheme; `source`: the path of the scheme in the config."""
         act_order = (
             self.actorder in ("group", "dynamic", True) if "actorder" in self.model_fields_set else None
         )

@@ -1,4 +1,4 @@
-"""`quant_method: fp8`, `fbgemm_fp8` and `mxfp8`, and GPTQModel's dialect of fp8, whose scales divide."""
+"""`quant_method: fp8`, `fbgemm_fp8` and `mxfp8`, and GPTQModel's dialect of fp8 with dividing scales."""
 
 from typing import Annotated, Literal
 
@@ -85,7 +85,7 @@ def read(found: FoundConfig) -> Claims:
 
 
 def read_mxfp8(found: FoundConfig) -> Claims:
-    """The claims of MXFP8 as transformers and SGLang write it: 32 inputs share a power of two."""
+    """Read the claims of MXFP8 as transformers and SGLang write it: 32 inputs share a power of two."""
     read = validate(_MXFP8, found)
     block = read.weight_block_size
     if block not in (None, MX_BLOCK):

@@ -36,7 +36,7 @@ from qload.spec import LayerClaims
 
 KNOWN = ("gptq (checkpoint_format gptq, gptq_v2, marlin, marlin_24)",)
 FORMATS = ("gptq", "gptq_v2")
-CLAIMED = ("bits", "group_size", "sym", "desc_act")  # what a rule may state of its modules
+CLAIMED = ("bits", "group_size", "sym", "desc_act")  # claims that a rule may state
 WITHOUT, WITH = "-:", "+:"  # before a pattern; nothing means the second
 
 Module = Annotated[str, Field(min_length=1)]
@@ -113,7 +113,7 @@ def read(found: FoundConfig) -> Claims:
 
 
 def _writer(found: FoundConfig) -> str:
-    """The program that quantized, as gptqmodel names itself in `meta.quantizer`; "" where none is named."""
+    """Quantizer named in `meta.quantizer`, such as `gptqmodel:7.7.0`; "" if none is named."""
     meta = found.values.get("meta")
     named = meta.get("quantizer") if isinstance(meta, Mapping) else None
     first = named[0] if isinstance(named, list) and named else named
@@ -147,7 +147,7 @@ def _rules(
 
 
 def _changed(base: ConfiguredFormat, rule: _Rule, source: str) -> ConfiguredFormat:
-    """The format and the claims of the modules that a rule applies to."""
+    """Format and claims of a rule's modules."""
     assert isinstance(base.config, GPTQConfig)
     assert base.claims is not None
     stated = {key: value for key in CLAIMED if (value := getattr(rule, key)) is not None}

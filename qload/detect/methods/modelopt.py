@@ -1,9 +1,9 @@
 """`quant_method: modelopt`, and `hf_quant_config.json`, which ModelOpt writes beside the other config.
 
-One algorithm holds for all layers, or, as MIXED_PRECISION, one each for the layers that a table names:
-`quantized_layers`, or, where there is none, `config_groups` with names of layers as targets. ModelOpt writes
-`fp8_pb_wo` and `mxfp4` in small letters, so that letters are not told apart. An algorithm that is not read
-costs the layers that have it, and the whole checkpoint where no layer has another one.
+One algorithm holds for all layers. With MIXED_PRECISION a table gives the algorithm of each layer:
+`quantized_layers`, else `config_groups` with names of layers as targets. Names of algorithms are compared
+without case, since ModelOpt writes `fp8_pb_wo` and `mxfp4` in lower case. Layers of an unsupported algorithm
+are not read; the whole checkpoint is unsupported if no layer has another algorithm.
 """
 
 from collections.abc import Callable, Mapping
@@ -46,7 +46,7 @@ class Algorithm:
     group_size: int | None = None
 
     def claimed(self, source: str) -> ConfiguredFormat:
-        """The format, with what an entry `source` of the config claims by naming this algorithm."""
+        """Format with the claims of this algorithm, stated by the entry `source` of the config."""
         return replace(self.format, claims=LayerClaims(self.bits, self.group_size, True, None, source))
 
 
@@ -67,7 +67,7 @@ ALGORITHMS = {
     "NVFP4": Algorithm(ConfiguredFormat(ModelOptNVFP4Weight, NVFP4Config(), LOCAL), 4, 16),
     "W4A16_NVFP4": Algorithm(ConfiguredFormat(ModelOptNVFP4Weight, NVFP4Config()), 4, 16),
     "MXFP8": Algorithm(ConfiguredFormat(MXFP8Weight, MXFP8Config(), MX), 8, 32),
-    # Whether its inputs are quantized the algorithm does not say.
+    # The algorithm does not state whether inputs are quantized.
     "MXFP4": Algorithm(ConfiguredFormat(CTMXFP4Weight, MXFP4Config(("weight", "weight_scale"))), 4, 32),
 }
 DECLARING = tuple(
@@ -81,11 +81,11 @@ GROUPS = {  # by the bits, type, strategy and group size of weights
 }
 KNOWN = (f"modelopt (quant_algo {', '.join((*ALGORITHMS, AWQ, MIXED))})",)
 
-Size = Annotated[int, Field(ge=-1)] | None  # 0, or -1, is what ModelOpt writes where it has none to say
+Size = Annotated[int, Field(ge=-1)] | None  # ModelOpt writes 0 or -1 for no group size
 Entries = Annotated[list[str], AfterValidator(lambda names: [name for name in names if name])]
 
 
-Format = ConfiguredFormat | UnsupportedFormatError  # which is raised for each layer
+Format = ConfiguredFormat | UnsupportedFormatError  # the error is raised for each layer
 
 
 class _Strict(BaseModel):
@@ -186,7 +186,7 @@ def _agree(found: FoundConfig, stated: str) -> None:
 
 
 def _table(found: FoundConfig, read: _ModelOpt) -> dict[str, Format]:
-    """Layer -> its format, or the error where it is not read."""
+    """Map each layer to its format, or to the error of an unsupported one."""
     if read.quantized_layers:
         return {name: _of_layer(found, name, layer) for name, layer in read.quantized_layers.items()}
     groups = validate(_Groups, found).config_groups
@@ -197,7 +197,7 @@ def _table(found: FoundConfig, read: _ModelOpt) -> dict[str, Format]:
 
 
 def _of_layer(found: FoundConfig, name: str, layer: _Layer) -> Format:
-    """The format of a layer of `quantized_layers`, or the error where it is not read."""
+    """Format of an entry of `quantized_layers`, or the error of an unsupported one."""
     key = f"quantized_layers.{name:.80}.group_size"
     try:
         return _algorithm(found, key, layer.quant_algo, layer.group_size).claimed("quantized_layers")
@@ -206,7 +206,7 @@ def _of_layer(found: FoundConfig, name: str, layer: _Layer) -> Format:
 
 
 def _of_group(found: FoundConfig, group: _Group) -> Format:
-    """The format of the algorithm that has such weights and inputs, or the error where it is not read."""
+    """Format of an entry of `config_groups`, by weights and inputs, or the error of an unsupported one."""
     weights, inputs = group.weights, group.input_activations
     said = (weights.num_bits, weights.type, weights.strategy, weights.group_size)
     name = GROUPS.get(said, AWQ if said[:3] == (4, "int", None) else "")

@@ -40,7 +40,7 @@ class ModelNames:
         return str(found) if found in self._held else None
 
     def is_float(self, key: str) -> bool:
-        """Whether the tensor `key` has a place in the model, and floats are expected there."""
+        """Return whether the model has a floating point tensor in the place of `key`."""
         found = self.of(key)
         return found is not None and bool(self._held[found].dtype.is_floating_point)
 

@@ -182,9 +182,9 @@ def check_plain(source: Source, places: Places) -> None:
 
 
 def check_values(source: Source, names: ModelNames, places: Places) -> None:
-    """UnreadTensorsError for tensors that transformers would take as values, and that are not stored as such.
+    """Raise UnreadTensorsError for quantized tensors that transformers would load as plain values.
 
-    Left to transformers are plain floats, and whole numbers where its model has some.
+    Plain floats are left to transformers, and integers with a place for integers in its model.
     """
     ours = {*source.names_of_layers(places)}
     infos = {

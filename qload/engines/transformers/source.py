@@ -70,14 +70,14 @@ class Source:
         )
 
     def check_all_read(self) -> None:
-        """UnreadTensorsError where a tensor is in a form that no format reads."""
+        """Raise UnreadTensorsError for a tensor in a form that no format reads."""
         error = account(self.groups).error()
         if error is not None:
             self.close()
             raise error
 
     def infos(self) -> Mapping[str, TensorInfo]:
-        """All tensors as the files have them, stacks of experts whole."""
+        """Headers of all stored tensors; a stack of experts is one tensor."""
         storage = self._opened.storage
         stored = storage.storage if isinstance(storage, ExpertStacks) else storage
         return {name: stored.info(name) for name in stored.keys()}  # noqa: SIM118, it is no dict
@@ -106,7 +106,7 @@ class Source:
         yield from {*self.names_of_layers(places), *self._opened.report().exempted} & self.infos().keys()
 
     def names_of_layers(self, places: Places) -> Iterator[str]:
-        """What qload reads for these layers, as the files have it."""
+        """Yield the stored names of the tensors that qload reads for these layers."""
         layers, leads = {*places.linears.values()}, tuple(f"{lead}." for lead in places.experts.values())
         for name in self.infos():
             prefix = self.groups.prefixes.get(name)

@@ -71,7 +71,7 @@ class CheckpointNames:
         return bool(self.suffixes(module)) and {*self.suffixes(module)} <= PLAIN
 
     def check_all_read(self, loader: WeightsLoader) -> None:
-        """UnreadTensorsError where `loader` and stacks of experts do not read a tensor of the files."""
+        """Raise UnreadTensorsError for a stored tensor that neither `loader` nor stacks of experts read."""
         folder = self._folder()
         if folder is not None:
             config = read_model_config(folder)

@@ -13,7 +13,7 @@ from qload.verify.report import Finding
 from qload.verify.rules.rule import Rule
 from qload.verify.subject import Subject
 
-# The index of groups of a format, and what the config says where it denies act order.
+# Index of groups -> the claim of a config that denies act order.
 INDICES = {"g_idx": "desc_act is false", "weight_g_idx": "actorder is none or weight"}
 
 
@@ -27,9 +27,7 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
         index = next((spec.name for spec in layer.specs if spec.name in INDICES), None)
         if claims is None or claims.desc_act is not False or index is None or not isinstance(config, Grouped):
             continue
-        if (
-            getattr(config, "indexed", True) is False
-        ):  # an index of zeros, which means that groups lie in order
+        if getattr(config, "indexed", True) is False:  # an index of zeros stands for groups in order
             continue
         g_idx, in_order = layer.facts[index], config.in_order(layer.K)
         apart = torch.nonzero(g_idx != in_order).flatten()

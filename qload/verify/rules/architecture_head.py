@@ -17,12 +17,12 @@ from qload.verify.subject import Subject
 
 
 def check_tied(rule: Rule, subject: Subject) -> Iterator[Finding]:
-    """The first row in which head and embedding differ; a draft has a head of its own."""
+    """Report the first row in which a tied head differs from the embedding; drafts are skipped."""
     architecture, inventory = subject.architecture, subject.inventory
     if architecture is None or inventory is None or not architecture.tied or subject.weights is None:
         return
     tie = tie_of(subject.model_config)
-    if subject.draft or tie.outer:  # a default that programs differ in is a note
+    if subject.draft or tie.outer:  # a default of some programs alone is a note
         return
     storage = subject.weights.storage
     head, embedding = (
@@ -67,7 +67,7 @@ def check_plain(rule: Rule, subject: Subject) -> Iterator[Finding]:
     said = next((config for config in subject.configs if config.values.get("lm_head") is False), None)
     if said is None:
         return
-    head = None  # of a type without a table
+    head = None  # a model type without a table
     if architecture is not None and inventory is not None:
         (head,) = inventory.spell(architecture.table.head)
     for layer in subject.described():

@@ -58,7 +58,7 @@ def _is_head(architecture: Architecture, missing: Missing) -> bool:
 
 
 def _remedy(subject: Subject, missing: Missing) -> str:
-    """What to do: without a head the embedding may have been meant."""
+    """Remedy; for a missing head, also a tie to the embedding."""
     again, tie = "fetch or write the checkpoint again", tie_of(subject.model_config)
     if subject.architecture is None or not _is_head(subject.architecture, missing):
         return again

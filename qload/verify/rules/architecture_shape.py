@@ -54,7 +54,7 @@ def _matrices(subject: Subject, architecture: Architecture) -> Iterator[Differen
 def _is_of_draft(
     subject: Subject, architecture: Architecture, layer: LayerDescription, expected: tuple[int, int]
 ) -> bool:
-    """Whether an EAGLE-3 draft has a matrix so: attention over two vectors, a head of fewer words."""
+    """Return whether EAGLE-3 explains a shape: attention with doubled inputs, or a smaller vocabulary."""
     place, last = architecture.find(layer.prefix), layer.prefix.rpartition(".")[2]
     N, K = expected
     if place is not None and place.row.name == architecture.table.head:

@@ -18,7 +18,7 @@ from qload.verify.subject import Subject
 
 
 def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
-    """The method, where no layer of it is there, none failed and all are read; the bits that none has."""
+    """Report a method without a layer if all layers are plain and read, and bits that no layer has."""
     claims = subject.claims
     if claims is None or not claims.formats or _one_of_several(Path(subject.place)):
         return
@@ -34,7 +34,7 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
 
 
 def _denied_bits(rule: Rule, subject: Subject, file: str) -> Iterator[Finding]:
-    """Each claim of bits, of the base config or of one of its entries, that all of its layers deny."""
+    """Report each claim of bits, of the base config or an entry, that all of its layers contradict."""
     of_claims: dict[LayerClaims, list[Config]] = {}
     for layer in subject.described():
         if layer.format.claims is not None and not layer.format.weight_type.plain:
@@ -53,7 +53,7 @@ def _denied_bits(rule: Rule, subject: Subject, file: str) -> Iterator[Finding]:
 
 
 def _is_plain(layer: LayerDescription | QloadError) -> bool:
-    """Whether a layer is plain, and no scale of the method is stored beside it."""
+    """Return whether a layer is plain, without a scale of the method beside it."""
     if isinstance(layer, QloadError) or not layer.format.weight_type.plain:
         return False
     return not any(spec.role is Role.UNUSED for spec in layer.specs)

@@ -43,7 +43,7 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
 
 
 def _has_index(layer: LayerDescription) -> bool:
-    """Whether `g_idx` says the groups of a layer; where one of zeros says nothing they lie in order."""
+    """Return whether `g_idx` gives the groups of a layer; with an index of zeros they are in order."""
     return any(spec.name == "g_idx" and spec.index_of == "G" for spec in layer.specs)
 
 

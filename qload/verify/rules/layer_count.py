@@ -17,9 +17,9 @@ from qload.verify.subject import Subject
 
 
 def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
-    """Layers that the config counts and no tensor belongs to, and layers beyond its count.
+    """Report layers that the config counts but no tensor belongs to, and layers beyond its count.
 
-    A draft numbers its layers on from those of its model, or not at all, and is not asked.
+    Drafts are skipped: they continue the numbers of their target, or have none.
     """
     if subject.draft:
         return

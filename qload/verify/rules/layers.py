@@ -16,7 +16,7 @@ IDS = ("missing-tensor", "tensor-shape", "tensor-dtype", "index-range", "index-a
 
 
 def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
-    """Every layer that cannot be loaded, with the loader's own words; a layer that is not read is none."""
+    """Report every layer that cannot be loaded, with the loader's error; unread layers are skipped."""
     for prefix, layer in subject.layers.items():
         if isinstance(layer, QloadError) and not isinstance(layer, UnsupportedFormatError):
             found = finding_of(layer)

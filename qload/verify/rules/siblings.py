@@ -71,15 +71,12 @@ def losses(subject: Subject) -> Iterator[Loss]:
             having = sum(alike[other] for other in supersets.holding(layers[fuller]))
             for lost in sorted(layers[fuller] - held):
                 kept, name = f"{block}.{fuller}.{lost}", f"{block}.{index}.{lost}"
-                if not any(map(subject.account.hides, (kept, name))):  # dialects differ in their tensors
+                if not any(map(subject.account.hides, (kept, name))):  # unread dialects have other tensors
                     yield Loss(name, kept, block, having, len(layers) - 1)
 
 
 def _is_by_design(subject: Subject, loss: Loss) -> bool:
-    """Whether a layer lacks a tensor because it is plain, where that of the sibling is quantized.
-
-    Or because another entry of the config is about it, by which it is whole.
-    """
+    """Return whether a layer lacks a tensor by design: it is plain, or follows another entry of the config."""
     theirs = subject.all_layers.get(subject.prefixes[loss.kept])
     if not isinstance(theirs, LayerDescription) or theirs.format.weight_type.plain:
         return False
@@ -92,7 +89,7 @@ def _is_by_design(subject: Subject, loss: Loss) -> bool:
 
 
 def _alike(subject: Subject) -> list[str]:
-    """The names but for those of layers that predict further words, which have more, and of adapters."""
+    """Names without those of MTP layers, which have more tensors, and of adapters."""
     architecture, names = subject.architecture, [name for name in subject.names if not is_adapter(name)]
     predicting = {kin.block(name) for name in names if not PREDICTING.isdisjoint(name.split("."))}
     announced = architecture is not None and architecture.sizes.get("predict")

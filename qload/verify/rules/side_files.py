@@ -19,7 +19,7 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
             read_claims(found)
         except QloadError as error:
             told = finding_of(error, severity=rule.severity)
-            if isinstance(error, UnsupportedFormatError):  # of this config, and not of the checkpoint
+            if isinstance(error, UnsupportedFormatError):  # about this config, not the checkpoint
                 told = rule.finding(None, found.file, f"{found.file}: {told.message}", told.remedy)
             yield told
 

@@ -66,14 +66,14 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
 
 
 def _is_denied(layer: LayerDescription) -> bool:
-    """Whether no load takes a layer, as the codes that loads look at deny its zero points."""
+    """Return whether loads refuse a layer because its codes contradict its zero points."""
     config = layer.format.config
     lost = isinstance(config, GPTQConfig) and config.evidence == "lost"
     return layer.contradiction is not None and not lost and not _is_known(layer)
 
 
 def _is_known(layer: LayerDescription) -> bool:
-    """Whether the config claims the zero points of a layer, which the rule `symmetry` then checks."""
+    """Return whether the config claims symmetric zero points, a case of the rule `symmetry`."""
     claims = layer.format.claims
     return claims is not None and bool(claims.sym) and isinstance(layer.format.config, GPTQConfig)
 

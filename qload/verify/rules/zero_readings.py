@@ -1,9 +1,9 @@
-"""Zero points of 0 that are stored minus one have one reading.
+"""Zero points of 0 stored minus one have a single reading.
 
-A zero point of 0 minus one is -1, which programs wrap in three ways. Whole words are subtracted from, and the
-next field gets one less; each field wraps by itself; or -1 is OR-ed into the word, and zero points above are
-lost. Codes tell which it was, as they are about their zero points in the right reading; so does the writer's
-name, or the reference of `--against`. Where nothing tells, programs read the layer differently.
+A zero point of 0 minus one is -1, and programs wrap it in three ways. Subtraction from whole words borrows
+from the next field; each field wraps by itself; or an OR of -1 destroys the zero points above in the word.
+Codes are evidence, since they are near their zero points in the right reading; so are the name of the
+quantizer and the reference of `--against`. Without evidence programs read the layer differently.
 """
 
 from collections.abc import Iterator
@@ -22,14 +22,14 @@ ID = "zero-point-reading"
 
 
 def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
-    """Each layer whose readings differ while nothing decides, and each whose zero points are lost."""
+    """Report layers with an ambiguous reading, and layers with lost zero points."""
     assert subject.weights is not None
     for layer in subject.described():
         config = layer.format.config
         if not isinstance(config, GPTQConfig) or config.evidence not in ("none", "lost"):
             continue
         if config.evidence == "none" and layer.format.claims is not None and layer.format.claims.sym:
-            continue  # the rule `symmetry` tells of it
+            continue  # the rule `symmetry` reports it
         name, file = layer.names.full("qzeros"), layer.names.file("qzeros")
         if config.evidence == "lost":
             text = str(layer.contradiction).replace("\n  ", "\n").split("\nremedy")[0]
@@ -48,7 +48,7 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
 
 
 def _apart(storage: WeightStorage, layer: LayerDescription) -> int:
-    """How many zero points differ between both readings."""
+    """Count the zero points that differ between both readings."""
     config = layer.format.config
     assert isinstance(config, GPTQConfig)
     packing = gptq.columns(config.bits)

@@ -36,7 +36,7 @@ class Measurable(Protocol):
 
     @property
     def judged(self) -> Sequence[str]:
-        """The names of the tensors that are to be measured."""
+        """Names of the tensors to measure."""
 
     @property
     def specs(self) -> Mapping[str, TensorSpec]:

@@ -227,15 +227,15 @@ def _lost(codes: Codes, plain: Tensor) -> dict[str, float | None]:
     if codes.divide or not bool(nothing.any()):
         return {}
     index, groups = _index(codes, plain.shape[1])
-    meant = plain if codes.lookup is None else codes.lookup[plain.long()]  # two codes of a float mean zero
+    meant = plain if codes.lookup is None else codes.lookup[plain.long()]  # floats have two codes for zero
     differing = _differing(index, groups, meant, codes.n_group)
     return {"lost": float((nothing.expand(len(differing), groups) & differing).float().mean())}
 
 
 def _differing(index: Tensor, groups: int, plain: Tensor, outer: Tensor | None = None) -> Tensor:
-    """The groups whose codes differ, (N, G): those of padding and of dead outputs do not.
+    """Mark the groups with different codes, (N, G): groups of padding and of dead outputs have one code.
 
-    `outer`: the block of outputs of each output, where groups span several; then (blocks, G).
+    `outer`: the block of each output, for groups of several outputs; then (blocks, G).
     """
     where = index[None].expand(len(plain), -1)
     low = torch.full((len(plain), groups), torch.inf).scatter_reduce_(1, where, plain.float(), "amin")
