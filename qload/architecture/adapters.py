@@ -32,7 +32,7 @@ class Adapters:
 
     def __str__(self) -> str:
         more = f", one of {self.count} such layers" if self.count > 1 else ""
-        return f"{self.name} is an adapter that is not merged into {self.layer}{more}"
+        return f"{self.name} is an unmerged adapter of {self.layer}{more}"
 
 
 def is_adapter(name: str) -> bool:
@@ -50,23 +50,25 @@ def base_name(name: str) -> str:
 
 def adapters_of(names: Iterable[str]) -> Adapters | None:
     """Adapters among the tensors of a whole model; None without adapters, and for adapters alone."""
-    beside: dict[str, str] = {}  # layer -> a tensor of its adapter
-    bases: dict[str, str] = {}  # layer -> what it is stored as
+    adapters: dict[str, str] = {}  # layer -> a tensor of its adapter
+    bases: dict[str, str] = {}  # layer -> its stored name
     for name in names:
         parts = name.split(".")
         at = next((at for at, part in enumerate(parts) if part == SAVED or ADAPTER.fullmatch(part)), None)
         if at is not None:
-            beside.setdefault(".".join(parts[:at]), name)
+            adapters.setdefault(".".join(parts[:at]), name)
             continue
         stored = next((at for at, part in enumerate(parts) if part in (BASE, ORIGINAL)), None)
         if stored is not None:
             bases.setdefault(".".join(parts[:stored]), ".".join(parts[: stored + 1]))
         else:
             bases.setdefault(".".join(parts[:-1]), ".".join(parts[:-1]))
-    layers = sorted((layer for layer in beside if layer in bases), key=lambda layer: SAVED in beside[layer])
+    layers = sorted(
+        (layer for layer in adapters if layer in bases), key=lambda layer: SAVED in adapters[layer]
+    )
     if not layers:
         return None
-    return Adapters(beside[layers[0]], bases[layers[0]], len(layers))
+    return Adapters(adapters[layers[0]], bases[layers[0]], len(layers))
 
 
 def refuse_adapters(names: Iterable[str]) -> None:

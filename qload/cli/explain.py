@@ -85,14 +85,14 @@ def explain(
     import torch
 
     from qload import native
-    from qload.listing import answered
+    from qload.listing import make_report
     from qload.plan import Explanation
     from qload.plan import explain as run
 
     native.check()
     wanted = getattr(torch, DTYPES.get(dtype, dtype))
     with opened(path) as place:
-        found = answered(
+        found = make_report(
             lambda: run(place, arch=arch, tp=tp, dtype=wanted, tokens=tokens),
             lambda why: Explanation(str(place), unreadable=why),
             lambda why: Explanation(str(place), unsupported=why),

@@ -10,7 +10,7 @@ from qload.cli.bench_load import bench_load
 from qload.cli.convert import convert
 from qload.cli.diff import diff
 from qload.cli.doctor import doctor
-from qload.cli.endings import endings
+from qload.cli.endings import exit_on_error
 from qload.cli.explain import explain
 from qload.cli.formats import formats
 from qload.cli.inspect import inspect
@@ -52,14 +52,14 @@ class Verbs(click.Group):
     ) -> click.Context:
         """Read the options of the group, which may print help or the version."""
         as_json = asks_for_json(args)
-        with endings(as_json):
+        with exit_on_error(as_json):
             ctx = super().make_context(info_name, args, *more, **settings)
         ctx.meta[__name__] = as_json
         return ctx
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the verb."""
-        with endings(ctx.meta[__name__], lambda: is_verbose(ctx)):
+        with exit_on_error(ctx.meta[__name__], lambda: is_verbose(ctx)):
             return super().invoke(ctx)
 
 

@@ -71,13 +71,13 @@ def plan(
     """
     by_first_alone(ctx)
     from qload import native
-    from qload.listing import answered
+    from qload.listing import make_report
     from qload.plan import ShardingPlan
     from qload.plan import plan as run
 
     native.check()
     with opened(path) as place:
-        found = answered(
+        found = make_report(
             lambda: run(place, tp=tp, ep=ep, target=kernel),
             lambda why: ShardingPlan(str(place), unreadable=why),
             lambda why: ShardingPlan(str(place), unsupported=why),

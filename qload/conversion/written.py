@@ -20,7 +20,7 @@ from qload.conversion.shards import OutputFile
 from qload.conversion.source import source_files, why_unreadable
 from qload.conversion.write import Progress, write_shards
 from qload.errors import ArgumentError
-from qload.listing import answered
+from qload.listing import make_report
 from qload.verify.crew import Crew
 from qload.verify.subject import Subject
 
@@ -126,7 +126,7 @@ def of_checkpoint(path: str | PathLike[str], make: Callable[[Subject], F], empty
             return make(subject)
 
         # A file may fail, or be replaced, meanwhile.
-        return answered(
+        return make_report(
             make_of_all_read,
             lambda why: empty(subject.path, unreadable=why),
             lambda why: empty(subject.path, unsupported=why),

@@ -53,7 +53,7 @@ UNSTATED = {  # dialects that need a config: ComfyUI stores other orders under t
     MXFP8Weight: "MXFP8",
     ModelOptNVFP4Weight: "NVFP4",
 }
-NO_CONFIG = "no config tells who wrote it, and ModelOpt and ComfyUI store other orders under these names"
+NO_CONFIG = "no config names its writer, and ModelOpt and ComfyUI store different orders under these names"
 
 
 def refuse_foreign(found: FoundConfig | None, storage: WeightStorage) -> None:
@@ -93,10 +93,10 @@ def _refuse_marked(storage: WeightStorage) -> None:
     for file, metadata in metadata_of(storage).items():
         layers = _declared(metadata.get(COMFY_METADATA, ""), file)
         if layers:
-            name, said = next(iter(layers.items()))
-            kind = said.get("format") if isinstance(said, dict) else None
+            name, declared = next(iter(layers.items()))
+            layer_format = declared.get("format") if isinstance(declared, dict) else None
             raise UnsupportedFormatError(
-                f"ComfyUI's own layers ({kind!s:.40})",
+                f"ComfyUI's own layers ({layer_format!s:.40})",
                 f"{COMFY_METADATA} in the header of {file} has {len(layers)} layers, as {name:.200}",
                 remedy=COMFY,
             )
@@ -152,8 +152,10 @@ class Recogniser:
             if _has_all(candidate, layer) and _is_format(candidate, layer, weights):
                 return self._judged(candidate, layer)
         rows = SIGNATURES if self._own_words or not self.configured else (*SIGNATURES, WORDS)
-        found = next((row for row in rows if self._names.isdisjoint(row.unless) and row.matches(layer)), None)
-        return None if found is None else _refused(found, layer)
+        signature = next(
+            (row for row in rows if self._names.isdisjoint(row.unless) and row.matches(layer)), None
+        )
+        return None if signature is None else _refused(signature, layer)
 
     def _judged(
         self, fmt: ConfiguredFormat, layer: LayerTensors
@@ -161,7 +163,7 @@ class Recogniser:
         """Accept a supported format with a note, or return an error where its values are ambiguous."""
         name, config = fmt.weight_type.format, fmt.config
         if not self.configured and fmt.weight_type in UNSTATED:
-            remedy = "add the quantization_config of the program that wrote it"
+            remedy = "add the quantization_config of its writer"
             reason = f"{layer.prefix}: {NO_CONFIG}"
             return UnsupportedFormatError(UNSTATED[fmt.weight_type], reason, remedy=remedy)
         if isinstance(config, Fp8Config):
@@ -170,10 +172,8 @@ class Recogniser:
             if alone and not any(isinstance(fmt.config, Fp8Config) for fmt in self.formats):
                 remedy = "state quant_method fp8, with weight_scale_semantics inverse if it divides"
                 reason = f"{layer.prefix}: {INVERSE_FP8}"
-                return UnsupportedFormatError("FP8 under two readings", reason, remedy=remedy)
-        return RecognisedFormat(
-            fmt, f"the config does not name its format; its tensors are {name}, and are read so"
-        )
+                return UnsupportedFormatError("FP8 with two readings", reason, remedy=remedy)
+        return RecognisedFormat(fmt, f"the config does not name its format; read as {name}, by its tensors")
 
     def _is_grid(self, candidate: ConfiguredFormat, layer: LayerTensors) -> bool:
         """Whether a scale of two axes would be one of the tensor, though the config states a scale a block.
@@ -235,12 +235,12 @@ class Recogniser:
     @cached_property
     def _fp8(self) -> tuple[ConfiguredFormat, ...]:
         """FP8 with a scale for the tensor, each block or each output, in this order of preference."""
-        own = [(fmt.config, fmt) for fmt in self.formats if isinstance(fmt.config, Fp8Config)]
+        fp8 = [(fmt.config, fmt) for fmt in self.formats if isinstance(fmt.config, Fp8Config)]
         stated = Fp8Config(
-            divide=any(config.divide for config, _ in own),
-            input_scale=True if any(config.input_scale for config, _ in own) else None,
+            divide=any(config.divide for config, _ in fp8),
+            input_scale=True if any(config.input_scale for config, _ in fp8) else None,
         )
-        blocks = dict.fromkeys([*(config.block for config, _ in own if config.block), BLOCK])
+        blocks = dict.fromkeys([*(config.block for config, _ in fp8 if config.block), BLOCK])
         in_blocks = [replace(stated, per="block", block=block) for block in blocks]
         configs = [
             replace(stated, per="tensor"),
@@ -248,7 +248,7 @@ class Recogniser:
             *(replace(config, stored_scale="scale") for config in in_blocks if not stated.divide),
             replace(stated, per="channel"),
         ]
-        inputs = next((fmt.activations for _, fmt in own), None)
+        inputs = next((fmt.activations for _, fmt in fp8), None)
         return tuple(ConfiguredFormat(Fp8Weight, config, inputs) for config in configs)
 
     @cached_property
@@ -257,14 +257,14 @@ class Recogniser:
 
         If the config has groups, one scale for each output is the rest of several.
         """
-        own = [
+        integers = [
             fmt
             for fmt in self.formats
             if isinstance(fmt.config, CTIntConfig) and fmt.config.block in (None, (1, -1))
         ]
         return tuple(
             replace(fmt, config=replace(fmt.config, block=block))
-            for fmt in own
+            for fmt in integers
             for block in (None, (1, -1))
             if isinstance(fmt.config, CTIntConfig)
         )
@@ -280,10 +280,10 @@ def _shared_by(config: Fp8Config) -> str:
 def _has_all(fmt: ConfiguredFormat, layer: LayerTensors) -> bool:
     """Return whether a layer stores each tensor of a format under one name, in a dtype of the format."""
     for spec in fmt.specs():
-        found = [info for suffix in spec.suffixes if (info := layer.info(suffix))]
-        if len(found) > 1 or (not found and not spec.optional):
+        stored = [info for suffix in spec.suffixes if (info := layer.info(suffix))]
+        if len(stored) > 1 or (not stored and not spec.optional):
             return False
-        if any(info.dtype not in spec.dtypes for info in found):
+        if any(info.dtype not in spec.dtypes for info in stored):
             return False
     return True
 

@@ -121,8 +121,8 @@ def _is_quantized(rule: Any) -> bool:
 
 
 def _mapping(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    held = values.get(key)
-    return held if isinstance(held, dict) else {}
+    value = values.get(key)
+    return value if isinstance(value, dict) else {}
 
 
 def _method(found: FoundConfig) -> str:

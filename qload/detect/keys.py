@@ -34,21 +34,19 @@ class KnownKey:
     neutral: tuple[Any, ...] = NOTHING
 
 
-_ROTATED = KnownKey("turns the inputs of layers by matrices that are not read here", refused=True)
-_SCALES = KnownKey("quantizes the scales too, in a form that is not read here", refused=True)
-_ADAPTER = KnownKey("adds a low-rank product to outputs, which is not read: weights are as they are stored")
-_CACHE = KnownKey("is about the key/value cache and attention, and is left to the engine")
+_ROTATED = KnownKey("rotates the inputs of layers, and qload does not", refused=True)
+_SCALES = KnownKey("quantizes the scales too, and qload does not dequantize them", refused=True)
+_ADAPTER = KnownKey("adds a low-rank product to outputs; qload reads the stored weights without it")
+_CACHE = KnownKey("configures the key/value cache and attention, which is left to the engine")
 # Method -> the key of its entries for modules; an entry has the keys of the config itself.
 ENTRIES: Mapping[str, str] = {"gptq": "dynamic", "auto-round": "extra_config"}
 KEYS: Mapping[str, Mapping[str, KnownKey]] = {
     "gptq": {
         "adapter": _ADAPTER,
-        "rotation": KnownKey(
-            "had weights rotated before they were quantized; they are read as they are stored"
-        ),
+        "rotation": KnownKey("rotated weights before quantization; qload reads them as stored"),
     },
     "awq": {
-        "dynamic": KnownKey("says what holds for some modules; layers are read by their tensors"),
+        "dynamic": KnownKey("has settings of some modules; qload reads layers by their tensors"),
     },
     "auto-round": {
         "rotation_config": _ROTATED,
@@ -61,7 +59,7 @@ KEYS: Mapping[str, Mapping[str, KnownKey]] = {
     },
     "fp8": {
         "expert_dtype": KnownKey(
-            "says how experts are stored; they are read by their tensors", neutral=(*NOTHING, "fp8")
+            "states the dtype of experts; qload reads them by their tensors", neutral=(*NOTHING, "fp8")
         ),
     },
 }

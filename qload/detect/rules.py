@@ -13,7 +13,7 @@ from qload.loader.modules import ModuleLoader
 PLAIN = ConfiguredFormat(UnquantizedWeight, UnquantizedConfig())
 
 
-def unread(error: UnsupportedFormatError, plain: ConfiguredFormat = PLAIN) -> UnreadLoader:
+def unsupported_loader(error: UnsupportedFormatError, plain: ConfiguredFormat = PLAIN) -> UnreadLoader:
     """Build the loader of an unsupported format: plain layers load, any other layer raises `error`."""
     return UnreadLoader(error, plain, tuple(ROLES))
 
@@ -37,7 +37,7 @@ def ruled(
 
     def loader_of(formats: tuple[ConfiguredFormat, ...] | UnsupportedFormatError) -> FormatLoader:
         if isinstance(formats, UnsupportedFormatError):
-            return unread(formats)
+            return unsupported_loader(formats)
         if formats:
             return FormatLoader(*formats, PLAIN, exclusions=exclusions)
         return FormatLoader(*everything, PLAIN, exclusions=without)

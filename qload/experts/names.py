@@ -103,8 +103,8 @@ def _refuse_joined(prefix: str, stored: Mapping[str, set[int]]) -> None:
         name = f"{prefix}.{min(stored[joined])}.{joined}"
         raise UnsupportedFormatError(
             f"{prefix}: gate and up in one matrix",
-            f"nothing tells which outputs of {name} are the gate's",
-            remedy=f"get_weights({name!r}) has both, as they are stored",
+            f"the order of gate and up in {name} is unknown",
+            remedy=f"load both as stored: get_weights({name!r})",
         )
 
 
@@ -117,8 +117,8 @@ def _refuse_stacks(weights: Holder, prefix: str) -> None:
                 if name in there and len(shape := weights.info(name).shape) > 2:
                     raise UnsupportedFormatError(
                         f"{prefix}: experts in one tensor",
-                        f"nothing tells outputs from inputs in {name} of shape {list(shape)}",
-                        remedy="get_tensor gives it as it is stored",
+                        f"the order of outputs and inputs in {name} of shape {list(shape)} is unknown",
+                        remedy=f"read it as stored: get_tensor({name!r})",
                     )
 
 

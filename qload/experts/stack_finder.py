@@ -33,15 +33,15 @@ ENDINGS = {
     f"{matrix}{ending}": (matrix, ending) for matrix in LAYERS for ending in FIELDS if ending[:1] != "."
 }
 DOTTED = {ending[1:]: ending for ending in FIELDS if ending[:1] == "."}
-TELLING = frozenset((*WEIGHTS, "weight_scale", "weight_scale_inv"))
+IDENTIFYING_FIELDS = frozenset((*WEIGHTS, "weight_scale", "weight_scale_inv"))
 FAMILIES = {"gate_up_proj": ("w1", "w3"), "down_proj": ("w2",)}  # other names of experts' layers
-READ = {  # field of a weight -> its dtypes
+WEIGHT_DTYPES = {  # field of a weight -> its dtypes
     "weight": (*FLOATS, *FP8, torch.uint8, torch.int8),
     "weight_packed": (torch.uint8, torch.int32),
     "qweight": (torch.int32,),
 }
-BYTES = (torch.uint8, torch.int8)  # dtypes of codes that need a scale
-POWERS = (torch.uint8, torch.float8_e8m0fnu)  # dtypes of E8M0 scales
+BYTE_DTYPES = (torch.uint8, torch.int8)  # dtypes of codes that need a scale
+E8M0_DTYPES = (torch.uint8, torch.float8_e8m0fnu)  # dtypes of E8M0 scales
 GROUPS_FP4, GROUP_MX = (16, 32), 32  # inputs that share a scale
 
 
@@ -148,7 +148,7 @@ class StackedMatrix:
     def packs_inputs(self) -> bool:
         """True if a byte holds two inputs: uint8, or int8 beside exponents, as in DeepSeek V4."""
         scale = self.infos.get("scale")
-        pairs = scale is not None and scale.dtype in POWERS and self.info.dtype == torch.int8
+        pairs = scale is not None and scale.dtype in E8M0_DTYPES and self.info.dtype == torch.int8
         return self.info.dtype == torch.uint8 or pairs
 
     @cached_property
@@ -173,23 +173,25 @@ def search(storage: WeightStorage, config: Mapping[str, Any]) -> FoundStacks:
     A stack is unreadable with more experts than the config states or than MAX_EXPERTS, beyond MAX_NAMES
     tensors in all, or with ambiguous axes.
     """
-    found = FoundStacks()
+    result = FoundStacks()
     modules = _modules(storage)
     if not modules:
-        return found
+        return result
     finder = _Finder(storage, config, architecture_of(config))
     total, unread = 0, dict[str, str]()
     for matrices in modules.values():
         for matrix, stacks in finder.of_module(matrices):
-            total += 0 if isinstance(stacks, str) else sum(one.count * len(one.parts) for one in stacks)
+            total += 0 if isinstance(stacks, str) else sum(stack.count * len(stack.parts) for stack in stacks)
             if not isinstance(stacks, str) and total <= MAX_NAMES:
-                found.stacks.extend(stacks)
+                result.stacks.extend(stacks)
             elif matrix.weight is None or not matrix.plain:
-                why = stacks if isinstance(stacks, str) else f"beyond {MAX_NAMES} tensors of experts"
-                found.unread.update(dict.fromkeys(matrix.tensors.values(), why))
+                why = (
+                    stacks if isinstance(stacks, str) else f"more than {MAX_NAMES} tensors of experts in all"
+                )
+                result.unread.update(dict.fromkeys(matrix.tensors.values(), why))
                 unread[matrix.prefix] = why
-    found.unread.update(_under(storage, unread, found.stacks))
-    return found
+    result.unread.update(_under(storage, unread, result.stacks))
+    return result
 
 
 def _under(
@@ -213,7 +215,7 @@ def _modules(storage: WeightStorage) -> dict[str, list[StackedMatrix]]:
         if last in ENDINGS:
             matrix, ending = ENDINGS[last]
             groups.setdefault((lead, matrix), {})[ending] = name
-        elif last in TELLING:
+        elif last in IDENTIFYING_FIELDS:
             module, _, matrix = lead.rpartition(".")
             axes = 0 if module[-1:].isdigit() else len(storage.info(name).shape)
             if axes == 3 and _may_be_stacked(storage, name, module, matrix, last):
@@ -247,16 +249,16 @@ def _matrix(
         return None
     for ending, tensor in stored.items():
         of_words = ending == "_scales" and not {"_qweight", ".qweight"}.isdisjoint(stored)
-        own = "scales" if of_words else FIELDS[ending]
-        if own not in tensors:
-            tensors[own], endings[own] = tensor, ending
-    infos = {own: storage.info(tensor) for own, tensor in tensors.items()}
-    found = StackedMatrix(module, name, tensors, endings, infos)
-    if found.weight is None:
-        scales = any("scale" in own for own in tensors)
-        return found if scales and module.endswith(("experts", "moe")) else None
-    axes = 4 if found.in_blocks else 3
-    return found if len(found.info.shape) >= axes else None
+        field_name = "scales" if of_words else FIELDS[ending]
+        if field_name not in tensors:
+            tensors[field_name], endings[field_name] = tensor, ending
+    infos = {field_name: storage.info(tensor) for field_name, tensor in tensors.items()}
+    matrix = StackedMatrix(module, name, tensors, endings, infos)
+    if matrix.weight is None:
+        scales = any("scale" in field_name for field_name in tensors)
+        return matrix if scales and module.endswith(("experts", "moe")) else None
+    axes = 4 if matrix.in_blocks else 3
+    return matrix if len(matrix.info.shape) >= axes else None
 
 
 def _block(config: Mapping[str, Any]) -> tuple[int, int] | None:
@@ -269,7 +271,11 @@ def _block(config: Mapping[str, Any]) -> tuple[int, int] | None:
     for group in groups.values() if isinstance(groups, dict) else ():
         weights = group.get("weights") if isinstance(group, dict) else None
         size = size or (weights.get("block_structure") if isinstance(weights, dict) else None)
-    if not isinstance(size, list) or len(size) != 2 or not all(type(one) is int and one > 0 for one in size):
+    if (
+        not isinstance(size, list)
+        or len(size) != 2
+        or not all(type(side) is int and side > 0 for side in size)
+    ):
         return None
     return size[0], size[1]
 
@@ -311,7 +317,7 @@ class _Finder:
         return isinstance(section, dict) and section.get("quant_method") == "compressed-tensors"
 
     @cached_property
-    def most(self) -> int:
+    def max_experts(self) -> int:
         """Largest number of experts of a layer."""
         stated = self.architecture.sizes.get("experts") if self.architecture else None
         return MAX_EXPERTS if stated is None else min(stated, MAX_EXPERTS)
@@ -321,12 +327,12 @@ class _Finder:
     ) -> Iterator[tuple[StackedMatrix, list[StoredStack] | str]]:
         """Yield each matrix with its stacks, or with the reason why it is unreadable."""
         weights = [matrix for matrix in matrices if matrix.weight is not None]
-        told = self._axes(weights)
+        orders = self._axes(weights)
         for matrix in matrices:
             if matrix.weight is None:
                 yield matrix, self._scales_alone(matrix)
             else:
-                yield matrix, self._stacks(matrix, told.get(matrix.name))
+                yield matrix, self._stacks(matrix, orders.get(matrix.name))
 
     def _known(self, matrix: StackedMatrix) -> bool:
         """Return whether the model type's table has experts in this module."""
@@ -337,32 +343,32 @@ class _Finder:
         """Stacks of a matrix with a weight, or the reason why it is unreadable."""
         name, info = matrix.tensors[matrix.weight or ""], matrix.info
         what = f"experts in one tensor, {name} of shape {list(info.shape)}"
-        if not 1 <= info.shape[0] <= self.most:
-            return f"{what}: at most {self.most} experts are expected"
-        if info.dtype not in (READ[matrix.weight or ""] if not matrix.in_blocks else (torch.uint8,)):
+        if not 1 <= info.shape[0] <= self.max_experts:
+            return f"{what}: at most {self.max_experts} experts are expected"
+        if info.dtype not in (WEIGHT_DTYPES[matrix.weight or ""] if not matrix.in_blocks else (torch.uint8,)):
             return f"{what}: no format has {matrix.weight} of {str(info.dtype).removeprefix('torch.')}"
         scale = matrix.infos.get("weight_scale")
-        if matrix.in_blocks and scale is not None and scale.dtype not in POWERS:
-            return f"{what}: its scales are no powers of two, as those of MXFP4 are"
+        if matrix.in_blocks and scale is not None and scale.dtype not in E8M0_DTYPES:
+            return f"{what}: MXFP4 needs scales of uint8 or float8_e8m0fnu"
         if len(info.shape) != (4 if matrix.in_blocks else 3):
-            return f"{what}: no format has so many axes"
+            return f"{what}: {4 if matrix.in_blocks else 3} axes are expected"
         if matrix.plain and not self._known(matrix):
-            return f"{what}: no tensor tells outputs from inputs, and the type of model is not known"
-        scaled = matrix.in_blocks or any("scale" in own for own in self._beside(matrix))
-        if info.dtype in BYTES and not scaled:
-            return f"{what}: no scale that is known is stored beside these bytes"
+            return f"{what}: the order of outputs and inputs is unknown, as is the type of model"
+        scaled = matrix.in_blocks or any("scale" in field_name for field_name in self._beside(matrix))
+        if info.dtype in BYTE_DTYPES and not scaled:
+            return f"{what}: no scale with a known name is stored beside it"
         if inputs_first is None:
-            return f"{what}: neither the scales nor the config tells outputs from inputs"
+            return f"{what}: neither scales nor config show the order of outputs and inputs"
         order = self._order(matrix, inputs_first)
         if matrix.in_blocks and order is None:
             return []  # the format `mxfp4_experts` reads it
         if matrix.plain and (order is None or self._turned(matrix, inputs_first)):
-            return f"{what}: its axes are not those of its type of model"
+            return f"{what}: the order of its axes contradicts its type of model"
         reason = ""
-        for whole in (False, True):
-            if (order is None and not whole) or (matrix.plain and whole):
+        for joined in (False, True):
+            if (order is None and not joined) or (matrix.plain and joined):
                 continue
-            layout = self._layout(matrix, inputs_first, whole, interleaved=order == "turns")
+            layout = self._layout(matrix, inputs_first, joined, interleaved=order == "turns")
             stacks = self._laid_out(matrix, layout)
             if not isinstance(stacks, str):
                 return stacks
@@ -373,12 +379,12 @@ class _Finder:
         """Headers of the stack's fields; of a lone stacked weight, those of the first expert's own scales."""
         if len(matrix.infos) > 1:
             return matrix.infos
-        found, start, stored = {}, f"{matrix.lead}.0.{matrix.layers[0]}.", self.storage.keys()
-        for own in SCALES:
-            if f"{start}{own}" in stored:
-                info = self.storage.info(f"{start}{own}")
-                found[own] = replace(info, shape=(1, *info.shape))
-        return found
+        fields, start, stored = {}, f"{matrix.lead}.0.{matrix.layers[0]}.", self.storage.keys()
+        for field_name in SCALES:
+            if f"{start}{field_name}" in stored:
+                info = self.storage.info(f"{start}{field_name}")
+                fields[field_name] = replace(info, shape=(1, *info.shape))
+        return fields
 
     def _order(self, matrix: StackedMatrix, inputs_first: bool) -> str | None:
         """Order of gate and up in one tensor: "halves" or "turns" (interleaved); None if unknown."""
@@ -388,31 +394,33 @@ class _Finder:
             return "halves"
         if self._known(matrix):
             assert self.architecture is not None
-            own = self.architecture.table.stacked
-            if not own.interleaved:
+            stacked = self.architecture.table.stacked
+            if not stacked.interleaved:
                 return "halves"
-            return "turns" if matrix.in_blocks or own.inputs_first == inputs_first else None
+            return "turns" if matrix.in_blocks or stacked.inputs_first == inputs_first else None
         return "halves" if self._joined_blocks(matrix, inputs_first) else None
 
     def _turned(self, matrix: StackedMatrix, inputs_first: bool) -> bool:
         """Return whether the axes contradict the table of a type with interleaved gate and up."""
         assert self.architecture is not None
-        own = self.architecture.table.stacked
-        return own.interleaved and own.inputs_first != inputs_first
+        stacked = self.architecture.table.stacked
+        return stacked.interleaved and stacked.inputs_first != inputs_first
 
     def _joined_blocks(self, matrix: StackedMatrix, inputs_first: bool) -> bool:
         """Return whether the number of scale blocks fits gate and up apart, and not both together."""
         block, count = self.block or DEFAULT_BLOCK, len(matrix.layers)
         N, _ = _sizes(matrix, inputs_first)
         rows = count * -(-(N // count) // block[0])
-        for own in SCALES:
-            dims = matrix.infos[own].shape[1:] if own in matrix.infos else ()
+        for field_name in SCALES:
+            dims = matrix.infos[field_name].shape[1:] if field_name in matrix.infos else ()
             if len(dims) == 2 and dims[1 if inputs_first else 0] == rows != -(-N // block[0]):
                 return N % count == 0
         return False
 
-    def _layout(self, matrix: StackedMatrix, inputs_first: bool, whole: bool, *, interleaved: bool) -> Layout:
-        layers = (matrix.name,) if whole and len(matrix.layers) > 1 else matrix.layers
+    def _layout(
+        self, matrix: StackedMatrix, inputs_first: bool, joined: bool, *, interleaved: bool
+    ) -> Layout:
+        layers = (matrix.name,) if joined and len(matrix.layers) > 1 else matrix.layers
         N, K = _sizes(matrix, inputs_first)
         quantized = matrix.info.dtype not in FLOATS
         return Layout(
@@ -431,22 +439,24 @@ class _Finder:
 
     def _laid_out(self, matrix: StackedMatrix, layout: Layout) -> list[StoredStack] | str:
         """Locate all tensors of a matrix, or give the reason why one of them is unreadable."""
-        found = []
-        for own, source in matrix.tensors.items():
-            info, ending = matrix.infos[own], matrix.endings[own]
-            slots = layout.slots(own, ending, source, info)
+        stacks = []
+        for field_name, source in matrix.tensors.items():
+            info, ending = matrix.infos[field_name], matrix.endings[field_name]
+            slots = layout.slots(field_name, ending, source, info)
             if slots is None:
                 return (
-                    f"experts in one tensor, of which {source} has the shape {list(info.shape)}: no form of "
-                    f"{own} for E experts of {layout.N} outputs and {layout.K} inputs is read so"
+                    f"experts in one tensor, {source} of shape {list(info.shape)}: no known layout of "
+                    f"{field_name} for E experts of {layout.N} outputs and {layout.K} inputs"
                 )
             stacked = info.shape[0] if slots[0].counted else layout.experts
-            if stacked > self.most:
-                return f"{source} of shape {list(info.shape)}: at most {self.most} experts are expected"
-            names = (f"{layer}.{own}" for layer in layout.layers)
+            if stacked > self.max_experts:
+                return (
+                    f"{source} of shape {list(info.shape)}: at most {self.max_experts} experts are expected"
+                )
+            names = (f"{layer}.{field_name}" for layer in layout.layers)
             places = dict(zip(names, slots, strict=True))
-            found.append(StoredStack(matrix.lead, matrix.name, source, stacked, places, own))
-        return found
+            stacks.append(StoredStack(matrix.lead, matrix.name, source, stacked, places, field_name))
+        return stacks
 
     def _scales_alone(self, matrix: StackedMatrix) -> list[StoredStack] | str:
         """Locate stacked scales of weights that are stored expert by expert."""
@@ -454,12 +464,15 @@ class _Finder:
         shape = list(matrix.infos[first].shape)
         what = f"scales of experts in one tensor, {matrix.tensors[first]} of shape {shape}"
         count = max((info.shape[0] for info in matrix.infos.values() if info.shape), default=0)
-        if not 1 <= count <= self.most:
-            return f"{what}: 1 to {self.most} experts are expected"
+        if not 1 <= count <= self.max_experts:
+            return f"{what}: 1 to {self.max_experts} experts are expected"
         stored = self.storage.keys()
         for layers in (matrix.layers, FAMILIES.get(matrix.name, ())):
             names = (
-                f"{matrix.lead}.{e}.{one}.{own}" for e in range(count) for one in layers for own in WEIGHTS
+                f"{matrix.lead}.{e}.{layer}.{field_name}"
+                for e in range(count)
+                for layer in layers
+                for field_name in WEIGHTS
             )
             weight = next((self.storage.info(name) for name in names if name in stored), None)
             if weight is not None and len(weight.shape) == 2:
@@ -482,18 +495,18 @@ class _Finder:
 
     def _axes(self, matrices: list[StackedMatrix]) -> dict[str, bool]:
         """Map matrices to whether inputs come first; without an entry for an ambiguous one."""
-        told: dict[str, bool] = {}
+        orders: dict[str, bool] = {}
         weak: dict[str, bool] = {}
         for matrix in matrices:
             by_scales = self._by_scales(matrix)
             sizes = self._by_sizes(matrix)
             if by_scales is not None and by_scales.sure:
-                told[matrix.name] = by_scales.inputs_first
+                orders[matrix.name] = by_scales.inputs_first
             elif sizes is not None:
-                told[matrix.name] = sizes
+                orders[matrix.name] = sizes
             elif by_scales is not None:
                 weak[matrix.name] = by_scales.inputs_first
-        shared = {*told.values()}
+        shared = {*orders.values()}
         if not shared:
             pair = _by_pair({matrix.name: matrix for matrix in matrices})
             shared = set() if pair is None else {pair}
@@ -502,12 +515,12 @@ class _Finder:
         weakly = {*weak.values()}
         for matrix in matrices:
             if len(shared) == 1:
-                told.setdefault(matrix.name, next(iter(shared)))
+                orders.setdefault(matrix.name, next(iter(shared)))
             elif matrix.name in weak:
-                told.setdefault(matrix.name, weak[matrix.name])
+                orders.setdefault(matrix.name, weak[matrix.name])
             elif not shared and len(weakly) == 1:
-                told.setdefault(matrix.name, next(iter(weakly)))
-        return told
+                orders.setdefault(matrix.name, next(iter(weakly)))
+        return orders
 
     def _by_scales(self, matrix: StackedMatrix) -> _AxisOrder | None:
         """Deduce the order of axes from the shapes of a weight and its scales."""
@@ -515,11 +528,11 @@ class _Finder:
             return _AxisOrder(inputs_first=False)
         if len(matrix.info.shape) != 3:
             return None
-        for own, info in self._beside(matrix).items():
-            if own in SCALES:
-                told = self._by_scale(matrix, info)
-                if told is not None:
-                    return told
+        for field_name, info in self._beside(matrix).items():
+            if field_name in SCALES:
+                order = self._by_scale(matrix, info)
+                if order is not None:
+                    return order
         return None
 
     def _by_scale(self, matrix: StackedMatrix, scale: TensorInfo) -> _AxisOrder | None:
@@ -534,13 +547,15 @@ class _Finder:
             return _AxisOrder(inputs) if outputs != inputs and dims[0] > len(matrix.layers) else None
         if len(dims) != 2 or prod(dims) == 1:
             return None
-        alike = {turned: self._fits(matrix, scale, turned, turned) for turned in (False, True)}
+        same_order = {turned: self._fits(matrix, scale, turned, turned) for turned in (False, True)}
         exact = 1 in dims or matrix.packs_inputs
-        apart = {turned: exact and self._fits(matrix, scale, turned, not turned) for turned in (False, True)}
-        if alike[False] != alike[True]:
-            return _AxisOrder(alike[True], sure=not (1 in dims and apart[alike[False]]))
-        if not alike[False] and apart[False] != apart[True]:
-            return _AxisOrder(apart[True])
+        other_order = {
+            turned: exact and self._fits(matrix, scale, turned, not turned) for turned in (False, True)
+        }
+        if same_order[False] != same_order[True]:
+            return _AxisOrder(same_order[True], sure=not (1 in dims and other_order[same_order[False]]))
+        if not same_order[False] and other_order[False] != other_order[True]:
+            return _AxisOrder(other_order[True])
         return None
 
     def _fits(self, matrix: StackedMatrix, scale: TensorInfo, inputs_first: bool, scale_turned: bool) -> bool:
@@ -577,13 +592,13 @@ class _Finder:
 
 def _by_pair(matrices: Mapping[str, StackedMatrix]) -> bool | None:
     """Deduce whether inputs come first: down has half as many inputs as gate_up has outputs."""
-    both = next((one for name, one in matrices.items() if len(one.layers) > 1), None)
-    down = next((one for name, one in matrices.items() if name in DOWN), None)
-    if both is None or down is None or {len(both.info.shape), len(down.info.shape)} != {3}:
+    gate_up = next((matrix for name, matrix in matrices.items() if len(matrix.layers) > 1), None)
+    down = next((matrix for name, matrix in matrices.items() if name in DOWN), None)
+    if gate_up is None or down is None or {len(gate_up.info.shape), len(down.info.shape)} != {3}:
         return None
     fits = {}
     for turned in (False, True):
-        (N, K), (outputs, inputs) = _sizes(both, turned), _sizes(down, turned)
+        (N, K), (outputs, inputs) = _sizes(gate_up, turned), _sizes(down, turned)
         fits[turned] = (2 * inputs, outputs) == (N, K)
     return fits[True] if fits[False] != fits[True] else None
 

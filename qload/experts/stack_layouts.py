@@ -96,44 +96,44 @@ class Layout:
     scales_have_inputs: bool = False
     four_bits: bool = False
 
-    def slots(self, own: str, ending: str, source: str, info: TensorInfo) -> list[Slot] | None:
+    def slots(self, field: str, ending: str, source: str, info: TensorInfo) -> list[Slot] | None:
         """Locate each layer's tensor in the stored one; None for an unknown form."""
         dims = info.shape[1:]
         if 0 in info.shape:
             return None
         if ending == "_blocks":
             return self._blocks_of_bytes(source, info)
-        if own in ("weight", "weight_packed"):
+        if field in ("weight", "weight_packed"):
             return self._matrix(source, info, self.inputs_first) if len(dims) == 2 else None
-        if own == "weight_shape":
+        if field == "weight_shape":
             return self._shape(source, info)
-        if own in OF_INPUTS:
+        if field in OF_INPUTS:
             return self._shared(source, info, info.shape[-1:], counted=len(info.shape) == 2)
-        if own in COLUMNS:
-            one = len(self.layers) == 1 and len(dims) == 2
-            return self._shared(source, info, dims) if one else None
-        if own == "bias":
+        if field in COLUMNS:
+            is_single_layer = len(self.layers) == 1 and len(dims) == 2
+            return self._shared(source, info, dims) if is_single_layer else None
+        if field == "bias":
             return self._split(source, info, dims) if len(dims) == 1 else None
-        return self._scale(own, source, info)
+        return self._scale(field, source, info)
 
-    def _scale(self, own: str, source: str, info: TensorInfo) -> list[Slot] | None:
+    def _scale(self, field: str, source: str, info: TensorInfo) -> list[Slot] | None:
         """Locate scales or zero points: one per tensor, expert, layer, output, group or block."""
         dims = info.shape[1:]
         if info.shape in ((), (1,)):
             return self._shared(source, info, info.shape, counted=False)
-        if own == "weight_scale_inv" and not self.quantized:
+        if field == "weight_scale_inv" and not self.quantized:
             return self._shared(source, info, dims)
         if prod(dims) == 1:
-            alone = own in SINGLE or (self.scales_have_inputs and self.block is None and self.N > 1)
+            alone = field in SINGLE or (self.scales_have_inputs and self.block is None and self.N > 1)
             return self._shared(source, info, () if alone else dims)
         each_layer = prod(dims) == dims[0] == self.stored_layers != self.N
         if each_layer and (len(self.layers) > 1 or dims not in self._grids()):
             return self._one_each(source, info)
-        if own in SINGLE:
+        if field in SINGLE:
             return None
         if len(dims) == 1:
             return self._outputs(source, info) if dims == (self.N,) else None
-        if own == "weight_zero_point" and info.dtype == torch.int32:
+        if field == "weight_zero_point" and info.dtype == torch.int32:
             return self._packed_zeros(source, info)
         if len(dims) == 4 and dims[1] == dims[3] == 1:
             return None if self.inputs_first or self.interleaved else self._matrix(source, info, False)
@@ -144,16 +144,16 @@ class Layout:
         slots = self._split(source, info, info.shape[1:])
         if not self.scales_have_inputs or slots is None:
             return slots
-        own = TensorInfo(info.dtype, (*slots[0].info.shape, 1), info.file)
-        return [replace(slot, info=own, lacks_axis=True) for slot in slots]
+        header = TensorInfo(info.dtype, (*slots[0].info.shape, 1), info.file)
+        return [replace(slot, info=header, lacks_axis=True) for slot in slots]
 
     def _one_each(self, source: str, info: TensorInfo) -> list[Slot] | None:
         """Locate one scale for each joined layer; None if the layers are not split or interleaved."""
         if len(self.layers) == 1 or self.interleaved:
             return None
         dims = (1, *info.shape[2:])
-        own = TensorInfo(info.dtype, dims, info.file)
-        return [Slot(source, own, True, at) for at in range(len(self.layers))]
+        header = TensorInfo(info.dtype, dims, info.file)
+        return [Slot(source, header, True, at) for at in range(len(self.layers))]
 
     def _packed_zeros(self, source: str, info: TensorInfo) -> list[Slot] | None:
         """Locate zero points packed along the outputs; no word belongs to two layers."""
@@ -161,16 +161,18 @@ class Layout:
             return None
         words, count = info.shape[1], len(self.layers)
         bits, rest = divmod(32 * words, self.N)
-        whole = not rest and not self.N % count and not self.N // count * bits % 32
-        return self._matrix(source, info, False) if count == 1 or whole else None
+        aligned = not rest and not self.N % count and not self.N // count * bits % 32
+        return self._matrix(source, info, False) if count == 1 or aligned else None
 
     def _shape(self, source: str, info: TensorInfo) -> list[Slot] | None:
         """Locate a stored shape: [E, N, K] or [N, K] of all experts, or a row for each expert."""
         if info.shape not in ((2,), (3,)) and not (len(info.shape) == 2 and info.shape[1] == 2):
             return None
         counted, parts = len(info.shape) == 2, len(self.layers)
-        own = [TensorInfo(info.dtype, (2,), info.file, shared=at > 0) for at in range(parts)]
-        return [Slot(source, one, counted, layers_of_shape=parts, experts=self.experts) for one in own]
+        headers = [TensorInfo(info.dtype, (2,), info.file, shared=at > 0) for at in range(parts)]
+        return [
+            Slot(source, header, counted, layers_of_shape=parts, experts=self.experts) for header in headers
+        ]
 
     def _blocks_of_bytes(self, source: str, info: TensorInfo) -> list[Slot] | None:
         if len(info.shape) != 4 or info.shape[-1] != BYTES_OF_BLOCK:
@@ -185,23 +187,25 @@ class Layout:
         Scales have the order of their weight's axes; shapes reveal the other order for blocks and for
         outputs. The loader refuses a scale that contradicts the weight.
         """
-        own = self.inputs_first
-        rows = {turned: info.shape[2 if turned else 1] for turned in (own, not own)}
-        for turned in (own, not own):
+        inputs_first = self.inputs_first
+        rows = {turned: info.shape[2 if turned else 1] for turned in (inputs_first, not inputs_first)}
+        for turned in (inputs_first, not inputs_first):
             n, k = info.shape[:0:-1] if turned else info.shape[1:]
-            if n == self.N and (turned == own or k == 1 or (self.four_bits and rows[own] != self.N)):
+            if n == self.N and (
+                turned == inputs_first or k == 1 or (self.four_bits and rows[inputs_first] != self.N)
+            ):
                 return self._matrix(source, info, turned)
             if (n, k) in self._grids():
                 return self._blocks_of_scales(source, info, turned)
-        return None if self.interleaved else self._matrix(source, info, own)
+        return None if self.interleaved else self._matrix(source, info, inputs_first)
 
     def _grids(self) -> Collection[Shape]:
         """Shapes (outputs, inputs) of block scales: blocks over all outputs, and blocks of each layer."""
         if self.block is None:
             return ()
         rows, columns = self.block
-        each = self.stored_layers * -(-(self.N // self.stored_layers) // rows)
-        return {(n, -(-self.K // columns)) for n in (-(-self.N // rows), each)}
+        joined = self.stored_layers * -(-(self.N // self.stored_layers) // rows)
+        return {(n, -(-self.K // columns)) for n in (-(-self.N // rows), joined)}
 
     def _blocks_of_scales(self, source: str, info: TensorInfo, turned: bool) -> list[Slot] | None:
         """Locate the block scales of each layer, if no block crosses layers or there is one block of outputs.
@@ -211,17 +215,17 @@ class Layout:
         """
         assert self.block is not None
         dims = info.shape[:0:-1] if turned else info.shape[1:]
-        count, each = self.stored_layers, self.block[0]
+        count, rows = self.stored_layers, self.block[0]
         if len(self.layers) == 1:
-            joined = count * -(-(self.N // count) // each)
-            two_readings = count > 1 and self.N // count % each and joined == -(-self.N // each) > 1
+            joined = count * -(-(self.N // count) // rows)
+            two_readings = count > 1 and self.N // count % rows and joined == -(-self.N // rows) > 1
             return (
-                None if two_readings or dims[0] != -(-self.N // each) else self._matrix(source, info, turned)
+                None if two_readings or dims[0] != -(-self.N // rows) else self._matrix(source, info, turned)
             )
         if dims[0] == 1 and not self.interleaved:
             return self._shared(source, info, dims, inputs_first=turned)
-        straddle = self.N // count % each and count * each < self.N
-        joined_apart = dims[0] == count * -(-(self.N // count) // each) != -(-self.N // each)
+        straddle = self.N // count % rows and count * rows < self.N
+        joined_apart = dims[0] == count * -(-(self.N // count) // rows) != -(-self.N // rows)
         if self.interleaved or (straddle and not joined_apart):
             return None
         return self._matrix(source, info, turned)
@@ -243,16 +247,16 @@ class Layout:
         count = len(self.layers)
         if dims[0] % count:
             return None
-        each = dims[0] // count
-        own = TensorInfo(info.dtype, (each, *dims[1:]), info.file)
-        step, apart = (count, 1) if self.interleaved else (1, each)
+        outputs = dims[0] // count
+        header = TensorInfo(info.dtype, (outputs, *dims[1:]), info.file)
+        step, apart = (count, 1) if self.interleaved else (1, outputs)
         return [
-            Slot(source, own, True, at * apart, step, inputs_first, bytes_of_block) for at in range(count)
+            Slot(source, header, True, at * apart, step, inputs_first, bytes_of_block) for at in range(count)
         ]
 
     def _shared(
         self, source: str, info: TensorInfo, dims: Shape, *, counted: bool = True, inputs_first: bool = False
     ) -> list[Slot]:
         """Give each layer the whole tensor."""
-        own = [TensorInfo(info.dtype, dims, info.file, shared=at > 0) for at in range(len(self.layers))]
-        return [Slot(source, one, counted, inputs_first=inputs_first) for one in own]
+        headers = [TensorInfo(info.dtype, dims, info.file, shared=at > 0) for at in range(len(self.layers))]
+        return [Slot(source, header, counted, inputs_first=inputs_first) for header in headers]

@@ -63,39 +63,39 @@ class Slot:
 
     def stored(self, expert: int, pairs: Bounds) -> Slices:
         """Slices to read for the elements `pairs` of an expert's tensor, with both of interleaved layers."""
-        found = [slice(*pair) for pair in pairs]
+        slices = [slice(*pair) for pair in pairs]
         if self.layers_of_shape:
             return (slice(expert, expert + 1),) if self.counted else ()
         if self.lacks_axis:
-            found.pop()
-        if found and self.step > 1:
-            found[0] = slice(self.step * pairs[0][0], self.step * pairs[0][1])
-        elif found:
-            found[0] = slice(self.first + pairs[0][0], self.first + pairs[0][1])
+            slices.pop()
+        if slices and self.step > 1:
+            slices[0] = slice(self.step * pairs[0][0], self.step * pairs[0][1])
+        elif slices:
+            slices[0] = slice(self.first + pairs[0][0], self.first + pairs[0][1])
         if self.bytes_of_block:
             start, stop = pairs[1]
-            found[1] = slice(start // self.bytes_of_block, -(-stop // self.bytes_of_block))
+            slices[1] = slice(start // self.bytes_of_block, -(-stop // self.bytes_of_block))
         if self.inputs_first:
-            found.reverse()
-        return (slice(expert, expert + 1), *found) if self.counted else tuple(found)
+            slices.reverse()
+        return (slice(expert, expert + 1), *slices) if self.counted else tuple(slices)
 
     def arranged(self, block: Tensor, pairs: Bounds) -> Tensor:
         """Copy what was read for the elements `pairs` into the layout of one expert's tensor."""
         if self.layers_of_shape:
             return self._shape(block)[slice(*pairs[0])].clone()
-        found = block[0] if self.counted else block
+        stored = block[0] if self.counted else block
         if self.step > 1:
             turns = slice(self.first, None, self.step)
-            found = found[:, turns] if self.inputs_first else found[turns]
+            stored = stored[:, turns] if self.inputs_first else stored[turns]
         if self.inputs_first:
-            return TURNED.apply(found.contiguous())
+            return TURNED.apply(stored.contiguous())
         if self.bytes_of_block:
-            found = self._of_blocks(found, pairs[1])
-        return found.reshape(extents(pairs)).clone(memory_format=torch.contiguous_format)
+            stored = self._of_blocks(stored, pairs[1])
+        return stored.reshape(extents(pairs)).clone(memory_format=torch.contiguous_format)
 
-    def _of_blocks(self, found: Tensor, inputs: tuple[int, int]) -> Tensor:
+    def _of_blocks(self, stored: Tensor, inputs: tuple[int, int]) -> Tensor:
         start = inputs[0] % self.bytes_of_block
-        return found.flatten(1)[:, start : start + inputs[1] - inputs[0]]
+        return stored.flatten(1)[:, start : start + inputs[1] - inputs[0]]
 
     def _shape(self, stored: Tensor) -> Tensor:
         """[N, K] of one layer; MismatchError if the stored shape contradicts E or N."""
@@ -107,12 +107,12 @@ class Slot:
         return torch.tensor([outputs // self.layers_of_shape, inputs], dtype=stored.dtype)
 
 
-def widened(stored: Slices, whole: TensorInfo) -> Slices:
+def widened(stored: Slices, info: TensorInfo) -> Slices:
     """Widen a slice of few columns of long rows: otherwise each row would be a read of its own."""
-    rows, columns, size = stored[-2], stored[-1], whole.dtype.itemsize
-    asked, row = columns.stop - columns.start, whole.shape[-1]
+    rows, columns, size = stored[-2], stored[-1], info.dtype.itemsize
+    wanted, row = columns.stop - columns.start, info.shape[-1]
     width = WINDOW_BYTES // ((rows.stop - rows.start) * size)
-    if asked >= width or (row - asked) * size <= GAP:
+    if wanted >= width or (row - wanted) * size <= GAP:
         return stored
     start, stop = columns.start // width * width, -(-columns.stop // width) * width
     return (*stored[:-1], slice(start, min(stop, row)))

@@ -93,8 +93,8 @@ def load_stacked(
     """
     if layers.interleaved:
         raise UnsupportedFormatError(
-            f"{prefix}: outputs of {' and '.join(layers.layers)} in turns",
-            "they are loaded as layers of their own",
+            f"{prefix}: interleaved outputs of {' and '.join(layers.layers)}",
+            "one layer cannot have both",
             remedy=f"load {layers.of(0)[0]} and so on, or get_experts({layers.lead!r})",
         )
     if split is not None and len(layers.layers) > 1:

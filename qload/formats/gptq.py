@@ -38,8 +38,8 @@ from qload.layouts import STORED_MINUS_ONE, Stored, StoredMinusOne, StoredMinusO
 from qload.spec import LayerValues, Role, TensorSpec
 
 DOUBTFUL = (
-    "zero points of 0 are stored minus one, programs wrap them in several ways, and nothing tells which is "
-    "meant: 1 is taken to be subtracted from whole words, as gptqmodel does"
+    "programs wrap zero points of 0, stored minus one, in several ways, and neither codes nor config show "
+    "which: qload subtracts 1 from whole words, as gptqmodel does"
 )
 ASYMMETRIC = (
     "the config says sym is true, and zero points are not all in the middle of the codes: they are read as "
@@ -50,16 +50,17 @@ ASYMMETRIC = (
 Evidence = Literal["alike", "codes", "writer", "others", "none", "lost"]
 
 WHOLE, FIELDS = StoredMinusOne(), StoredMinusOnePerField()
-FEWEST = 3  # pairs of group and column needed for a decision
-SURE = 3.0  # standard errors on either side of the middle between two readings
-LOST = 3  # lost fields of a layer that prove an OR of ones
-BOUND = 1 << 25  # bytes of codes, read per layer
-CHUNK = 1 << 22  # codes unpacked at once
-FIRST = 64  # columns of the first comparison
-BESIDE = 512  # columns with one reading, sampled for comparison
-MEAN_BITS, MEAN_GROUPS, NOISE = 4, 64, 0.92  # as in rule zero-point-mean
-APART, SOUND = 0.58, 0.44  # codes: smallest offset in a wrong convention, largest offset of a sound layer
-DOUBT = 4.0  # standard errors beyond APART
+MIN_PAIRS = 3  # pairs of group and column needed for a decision
+STANDARD_ERRORS = 3.0  # standard errors on either side of the middle between two readings
+MIN_LOST_FIELDS = 3  # lost fields of a layer that prove an OR of ones
+MAX_CODE_BYTES = 1 << 25  # bytes of codes, read per layer
+CHUNK_CODES = 1 << 22  # codes unpacked at once
+FIRST_COLUMNS = 64  # columns of the first comparison
+MAX_COMPARED_COLUMNS = 512  # columns with one reading, sampled for comparison
+MEAN_BITS, MEAN_GROUPS, MAX_SPREAD = 4, 64, 0.92  # as in rule zero-point-mean
+MIN_WRONG_OFFSET = 0.58  # codes: smallest offset in a wrong convention
+MAX_SOUND_OFFSET = 0.44  # codes: largest offset of a sound layer
+MIN_STANDARD_ERRORS = 4.0  # standard errors beyond MIN_WRONG_OFFSET
 SAMPLED_ROWS, SAMPLED_CODES = 256, 1 << 13
 
 BITS = (2, 3, 4, 8)
@@ -307,9 +308,9 @@ class _Offsets:
     @property
     def reading(self) -> ZeroPoints | None:
         """Convention supported by the codes; None if they support neither."""
-        if self.count < FEWEST:
+        if self.count < MIN_PAIRS:
             return None
-        margin = 2 * SURE * (self.variance / self.count) ** 0.5
+        margin = 2 * STANDARD_ERRORS * (self.variance / self.count) ** 0.5
         apart = abs(self.fields) - abs(self.whole)
         return WHOLE if apart > margin else FIELDS if -apart > margin else None
 
@@ -325,7 +326,7 @@ def _wraps(words: Tensor, bits: int) -> bool:
     return bool((ones & (low - (low >> 31 << 32))).any())
 
 
-def _lost(values: LayerValues, words: Tensor, bits: int) -> int:
+def _count_lost(values: LayerValues, words: Tensor, bits: int) -> int:
     """Count the zero points lost by an OR of ones; 0 without proof.
 
     Proof: in each word all bits above a field of ones are ones, and in other groups these columns have zero
@@ -336,7 +337,7 @@ def _lost(values: LayerValues, words: Tensor, bits: int) -> int:
         return 0
     lost = ones & _after_first(ones, bits)
     count = int(lost.sum())
-    if count < LOST:
+    if count < MIN_LOST_FIELDS:
         return 0
     points = FIELDS.read(words, gptq.columns(bits)).double()
     sound = ~_in_words(ones, bits)
@@ -344,11 +345,11 @@ def _lost(values: LayerValues, words: Tensor, bits: int) -> int:
     known = lost & sound.any(0) & (usual >= 2**bits / 8)
     if int(known.sum()) * 2 < count:
         return 0
-    columns = _held(values, bits, known.any(0)).nonzero().flatten()
-    means, seen = _mean_codes(values, bits, columns, words.shape[0])
+    columns = _where_readable(values, bits, known.any(0)).nonzero().flatten()
+    means, enough = _mean_codes(values, bits, columns, words.shape[0])
     if means is None:
         return 0
-    at = known[:, columns] & seen
+    at = known[:, columns] & enough
     apart = (means - usual[columns])[at]
     return count if at.any() and abs(float(apart.mean())) < 2**bits / 8 else 0
 
@@ -403,12 +404,12 @@ def _offsets(values: LayerValues, words: Tensor, bits: int) -> _Offsets:
     top = 2**bits - 1
     low = int(bits > 2)  # a group at an end of the codes is not centred
     inner = (whole > low) & (whole < top) & (fields > low) & (fields < top)
-    differ = _held(values, bits, (whole != fields) & inner)
+    differ = _where_readable(values, bits, (whole != fields) & inner)
     touched = differ.any(0).nonzero().flatten()
-    others = _held(values, bits, ~(whole != fields).any(0)).nonzero().flatten()
-    found, count = _Offsets(), FIRST
+    others = _where_readable(values, bits, ~(whole != fields).any(0)).nonzero().flatten()
+    found, count = _Offsets(), FIRST_COLUMNS
     while len(touched):
-        columns = torch.cat([_spread(touched, count), _spread(others, min(count, BESIDE))])
+        columns = torch.cat([_spread(touched, count), _spread(others, min(count, MAX_COMPARED_COLUMNS))])
         marks = differ[:, columns]
         readings = whole[:, columns], fields[:, columns]
         found = _compared(values, bits, *readings, marks, inner[:, columns], columns)
@@ -447,7 +448,7 @@ def _compared(
     return _Offsets(a.numel(), float(a.mean()), float(b.mean()), max(variance, spread))
 
 
-def _held(values: LayerValues, bits: int, marks: Tensor) -> Tensor:
+def _where_readable(values: LayerValues, bits: int, marks: Tensor) -> Tensor:
     """Clear the marks (..., n) of columns without readable codes."""
     codes, zeros = values.held("qweight"), values.held("qzeros")
     if codes is None or zeros is None:
@@ -471,12 +472,12 @@ def _usual(offset: Tensor, zeros: Tensor, sound: Tensor, top: int) -> tuple[Tens
 
 def _mean_codes(values: LayerValues, bits: int, columns: Tensor, groups: int) -> tuple[Tensor | None, Tensor]:
     """Mean codes (groups, columns), and a mask of those with at least half of their rows read."""
-    held = values.held("qweight")
+    bounds = values.held("qweight")
     origin = values.held("qzeros")
     nothing = torch.zeros(groups, len(columns), dtype=torch.bool)
-    if held is None or origin is None:
+    if bounds is None or origin is None:
         return None, nothing
-    (r0, r1), (c0, c1) = held
+    (r0, r1), (c0, c1) = bounds
     first = origin[1][0] * 32 // bits - c0  # first column of the zero points, counted from that of the codes
     places = columns + first
     if not len(places):
@@ -484,12 +485,12 @@ def _mean_codes(values: LayerValues, bits: int, columns: Tensor, groups: int) ->
     unit = 3 if bits == 3 else 1  # words that end where a code does
     run = unit * 32 // bits
     width = max(1, c1 - c0)
-    rows = max(unit, min(r1 - r0, BOUND // (4 * width)) // unit * unit)
+    rows = max(unit, min(r1 - r0, MAX_CODE_BYTES // (4 * width)) // unit * unit)
     stop = min(r1, r0 + rows)
     of_rows = values.group_of_rows(r0 // unit * run, stop // unit * run) - origin[0][0]
     sums = torch.zeros(groups, len(columns), dtype=torch.float64)
     counts = torch.zeros(groups, dtype=torch.float64)
-    chunk = max(unit, CHUNK // max(1, len(columns)) // run * unit)
+    chunk = max(unit, CHUNK_CODES // max(1, len(columns)) // run * unit)
     for start in range(r0, stop, chunk):
         end = min(stop, start + chunk)
         words = values.read("qweight", (slice(start, end), slice(c0, c1)))[:, places]
@@ -526,10 +527,10 @@ def _mean_offset(values: LayerValues, words: Tensor, bits: int, zeros: ZeroPoint
     """
     if bits > MEAN_BITS:
         return None
-    held, origin = values.held("qweight"), values.held("qzeros")
-    if held is None or origin is None or origin != ((0, words.shape[0]), (0, words.shape[1])):
+    bounds, origin = values.held("qweight"), values.held("qzeros")
+    if bounds is None or origin is None or origin != ((0, words.shape[0]), (0, words.shape[1])):
         return None
-    (r0, r1), (c0, c1) = held
+    (r0, r1), (c0, c1) = bounds
     unit = 3 if bits == 3 else 1
     run = unit * 32 // bits
     if words.shape[1] * 32 // bits < c1 or r1 - r0 < unit:
@@ -543,7 +544,7 @@ def _mean_offset(values: LayerValues, words: Tensor, bits: int, zeros: ZeroPoint
     if len(columns) < 2:
         return None
     points = _fields_at(words, columns, bits).float() + (0 if isinstance(zeros, Stored) else 1)
-    of_inputs, of_outputs, seen = [], torch.zeros(len(columns)), set[int]()
+    of_inputs, of_outputs, groups = [], torch.zeros(len(columns)), set[int]()
     total = squares = 0.0
     for start in dict.fromkeys(starts):  # one after another, to save memory
         rows = values.read("qweight", (slice(start, start + length), slice(c0, c1)))[:, columns - c0]
@@ -553,18 +554,21 @@ def _mean_offset(values: LayerValues, words: Tensor, bits: int, zeros: ZeroPoint
         codes -= points[group]
         of_inputs.append(codes.mean(1))
         of_outputs += codes.sum(0)
-        seen |= set(group.tolist())
+        groups |= set(group.tolist())
     inputs, outputs = torch.cat(of_inputs), of_outputs / sum(map(len, of_inputs))
     count = len(inputs) * len(columns)
-    if len(seen) * len(columns) < MEAN_GROUPS:
+    if len(groups) * len(columns) < MEAN_GROUPS:
         return None
     even = ((4.0**bits - 1) / 12) ** 0.5
-    if max(0.0, squares / count - (total / count) ** 2) ** 0.5 / even > NOISE:
+    if max(0.0, squares / count - (total / count) ** 2) ** 0.5 / even > MAX_SPREAD:
         return None
     offset = float(inputs.mean())
     error = (float(inputs.var()) / len(inputs) + float(outputs.var()) / len(outputs)) ** 0.5
     side = -1.0 if isinstance(zeros, Stored) else 1.0
-    wrong = -side * offset > APART + DOUBT * error and abs(offset + side) < SOUND
+    wrong = (
+        -side * offset > MIN_WRONG_OFFSET + MIN_STANDARD_ERRORS * error
+        and abs(offset + side) < MAX_SOUND_OFFSET
+    )
     return offset if wrong else None
 
 
@@ -594,14 +598,14 @@ def _settle(values: LayerValues, bits: int, zeros: ZeroPoints) -> tuple[dict[str
 
 def _reading(values: LayerValues, words: Tensor, bits: int) -> tuple[ZeroPoints, Evidence]:
     """Choose a reading with its evidence; without evidence, the reading of gptqmodel."""
-    if _lost(values, words, bits):
+    if _count_lost(values, words, bits):
         return WHOLE, "lost"
     packing = gptq.columns(bits)
     if torch.equal(WHOLE.read(words, packing), FIELDS.read(words, packing)):
         return WHOLE, "alike"
-    found = _offsets(values, words, bits)
-    if found.reading is not None:
-        return found.reading, "codes"
+    offsets = _offsets(values, words, bits)
+    if offsets.reading is not None:
+        return offsets.reading, "codes"
     if values.claims.writer.lower().startswith("gptqmodel"):
         return WHOLE, "writer"
     together = _of_all_layers(values)
@@ -613,15 +617,15 @@ def _of_all_layers(values: LayerValues) -> ZeroPoints | None:
     if "reading" not in values.shared:
         total = _Offsets()
         for config, other in values.layers("qzeros"):
-            bits, held = getattr(config, "bits", 0), other.held("qzeros")
-            if held is None or not isinstance(getattr(config, "zeros", None), StoredMinusOne):
+            bits, bounds = getattr(config, "bits", 0), other.held("qzeros")
+            if bounds is None or not isinstance(getattr(config, "zeros", None), StoredMinusOne):
                 continue
-            words = other.read("qzeros", tuple(slice(*pair) for pair in held))
+            words = other.read("qzeros", tuple(slice(*pair) for pair in bounds))
             if _wraps(words, bits):
                 total += _offsets(other, words, bits)
         values.shared["reading"] = total.reading
-    found: ZeroPoints | None = values.shared["reading"]
-    return found
+    reading: ZeroPoints | None = values.shared["reading"]
+    return reading
 
 
 def _asymmetric(values: LayerValues, words: Tensor, bits: int, zeros: ZeroPoints) -> QloadError | None:
@@ -660,8 +664,8 @@ def _one_off(values: LayerValues, words: Tensor, bits: int, zeros: ZeroPoints) -
     return MismatchError(
         values.names.full("qzeros"),
         "zero points are one off",
-        f"zero points that codes are about, within {APART:.2f} on average",
-        f"codes that are {offset:+.2f} from them on average, read as {zeros.name}",
+        f"a mean distance of codes from zero points within {MIN_WRONG_OFFSET:.2f}",
+        f"{offset:+.2f}, with zero points read as {zeros.name}",
         _remedy(values, zeros),
     )
 
@@ -673,12 +677,12 @@ def _remedy(values: LayerValues, zeros: ZeroPoints) -> str:
 
 
 def _lost_error(values: LayerValues, words: Tensor, bits: int) -> QloadError:
-    count = _lost(values, words, bits)
+    count = _count_lost(values, words, bits)
     return MismatchError(
         values.names.full("qzeros"),
         "zero points are lost",
         "a field of its own for each zero point minus one",
-        f"{count} fields of ones above another, as -1 was OR-ed into words",
-        "remedy   quantize again with a program that wraps each zero point by itself, or load with "
-        "with_config(zeros=StoredMinusOnePerField()), which takes the lost ones for 0",
+        f"{count} fields of ones above another: an OR of -1 overwrote them",
+        "remedy   quantize again with a program that wraps each zero point by itself, or read lost zero "
+        "points as 0 by with_config(zeros=StoredMinusOnePerField())",
     )

@@ -1,6 +1,6 @@
 """What a checkpoint holds, layer by layer and byte by byte, before any weight of it is read."""
 
-from qload.listing.answer import Answer, answered, cause_of
+from qload.listing.answer import Answer, cause_of, make_report
 from qload.listing.coverage import Account, Coverage, account, check_all_read
 from qload.listing.groups import Groups
 from qload.listing.info import LayerInfo, info_of
@@ -14,10 +14,10 @@ __all__ = [
     "Groups",
     "LayerInfo",
     "account",
-    "answered",
     "cause_of",
     "check_all_read",
     "info_of",
     "layers",
     "load_layers",
+    "make_report",
 ]

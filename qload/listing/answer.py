@@ -91,7 +91,7 @@ class AnswerByLayer(Answer):
 Found = TypeVar("Found", bound=Answer)
 
 
-def answered(
+def make_report(
     make: Callable[[], Found],
     unreadable: Callable[[str], Found],
     unsupported: Callable[[str], Found],

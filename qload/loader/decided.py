@@ -13,9 +13,9 @@ from qload.loader.description import ConfiguredFormat, LayerDescription
 from qload.loader.source import TensorSource, fact_of
 from qload.spec import Config, Grouped, LayerClaims, Names, named
 
-CLOSELY = 2  # layers of a claim that are compared with it: it is wrong about all or none
-MOST = 256  # layers examined together if one alone is ambiguous
-REMEMBERED = 1 << 16  # layers
+MAX_CHECKED_LAYERS = 2  # layers of a claim that are compared with it: it is wrong about all or none
+MAX_SAMPLED_LAYERS = 256  # layers examined together if one alone is ambiguous
+MAX_CACHED_LAYERS = 1 << 16  # layers
 
 Describe = Callable[[TensorSource, str], LayerDescription]
 
@@ -57,11 +57,11 @@ class DecidedLayers:
         found = self._found.get(layer.prefix)
         if found is None:
             claims = layer.format.claims
-            closely = self._every or self._compared[claims] < CLOSELY
+            closely = self._every or self._compared[claims] < MAX_CHECKED_LAYERS
             values = StoredValues(self, layer, closely=closely)
             found = layer.format.config.settled(values)
             self._compared[claims] += values.is_read_closely and found[1] is None
-            if len(self._found) < REMEMBERED:
+            if len(self._found) < MAX_CACHED_LAYERS:
                 self._found[layer.prefix] = found
         changes, error = found
         if not changes and error is None:
@@ -72,7 +72,7 @@ class DecidedLayers:
         """Yield the layers with a tensor of this suffix, in the order of their names."""
         source = self._source()
         keys: Iterable[str] = getattr(getattr(source, "storage", None), "keys", tuple)()
-        for name in sorted(key for key in keys if key.endswith(f".{suffix}"))[:MOST]:
+        for name in sorted(key for key in keys if key.endswith(f".{suffix}"))[:MAX_SAMPLED_LAYERS]:
             try:
                 assert source is not None  # the calling layer keeps it alive
                 layer = self._describe(source, name.removesuffix(f".{suffix}"))

@@ -188,9 +188,8 @@ def _check_axes(prefix: str, spec: TensorSpec, infos: Mapping[str, TensorInfo], 
     if len(shape) > max(len(spec.axes), 2) and not _is_dense(names.weights, prefix):
         raise UnsupportedFormatError(
             f"{prefix}: {len(shape)} axes",
-            f"{names.full(spec.name)} has the shape {list(shape)}, as several layers in one tensor have, and "
-            f"nothing tells how they lie",
-            remedy="get_tensor gives it as it is stored",
+            f"{names.full(spec.name)} has the shape {list(shape)}: several layers in an unknown layout",
+            remedy=f"read it as stored: get_tensor({names.full(spec.name)!r})",
         )
 
 

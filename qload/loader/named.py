@@ -39,8 +39,9 @@ class NamedModules:
         if entry is None:
             return None
         return (
-            f"{entry[1]} has it quantized, and its weight is plain: programs that go by the config look for "
-            f"quantized tensors and fail; correct that entry, or leave the layer out by {self.leaving_out}"
+            f"{entry[1]} lists it as quantized, and its weight is plain: programs that follow the config "
+            "expect quantized tensors and fail; correct that entry, or exclude the layer by "
+            f"{self.leaving_out}"
         )
 
 

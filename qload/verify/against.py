@@ -33,18 +33,18 @@ THREADS = 4  # each has a run of outputs in several readings in memory
 
 
 @dataclass(frozen=True)
-class Supported:
+class ConfirmedReading:
     """A layer with an ambiguous reading that the reference confirms."""
 
     layer: str
 
 
-Told = Finding | str | LayerMap | Supported
+Item = Finding | str | LayerMap | ConfirmedReading
 
 
 def check(
     subject: Subject, reference: Subject, crew: Crew, tell: Tell, drawing: bool = False
-) -> Iterator[Told]:
+) -> Iterator[Item]:
     """Findings for layers that mean something else; notes for lawful quantization errors.
 
     `drawing`: for each layer the map of its errors too, of the same read.
@@ -64,7 +64,7 @@ def check(
         for prefix in both
     ]
 
-    def compared(at: int) -> list[Told]:
+    def compared(at: int) -> list[Item]:
         failed: list[Finding] = []
         layer = ours[both[at]]
         compare = partial(_layer, subject, layer, reference, theirs, drawing)
@@ -123,7 +123,7 @@ def _layer(
     reference: Subject,
     layers: Mapping[str, LayerDescription],
     drawing: bool,
-) -> Iterator[Told]:
+) -> Iterator[Item]:
     name, theirs = ours.prefix, layers[ours.prefix]
     if (ours.N, ours.K) != (theirs.N, theirs.K):
         shapes = f"({ours.N}, {ours.K}), the reference ({theirs.N}, {theirs.K})"
@@ -137,7 +137,7 @@ def _layer(
             yield LayerMap(name, drawn.text())
         if found.first is None:
             if ours.format.config.doubt:
-                yield Supported(name)
+                yield ConfirmedReading(name)
             return
         plain = theirs.format.weight_type.plain and not ours.format.weight_type.plain
         lawful = plain and found.original
@@ -157,7 +157,7 @@ def _layer(
     told = list(_verdict(name, found, cause, lawful))
     yield from told
     if ours.format.config.doubt and not any(isinstance(each, Finding) for each in told):
-        yield Supported(name)
+        yield ConfirmedReading(name)
 
 
 def _is_matrix(layer: LayerDescription) -> bool:

@@ -40,11 +40,12 @@ def disagreements(subject: Subject) -> Iterator[str]:
 
 def adapters(subject: Subject) -> Iterator[str]:
     """Yield a note on a model saved inside PEFT's wrapper, except for types with adapters of their own."""
-    found = adapters_of(subject.names)
-    if found is not None and subject.model_config.get("model_type") not in WITH_ADAPTERS:
+    unmerged = adapters_of(subject.names)
+    if unmerged is not None and subject.model_config.get("model_type") not in WITH_ADAPTERS:
         yield (
-            f"{found}: PEFT saved the model whole, and programs that load it find no such layer or lose what "
-            f"was trained; {REMEDY}"
+            f"{unmerged}: the model was saved inside PEFT's wrapper, and other programs find no such layer "
+            "or "
+            f"ignore the adapter; {REMEDY}"
         )
 
 
@@ -60,8 +61,10 @@ def ties(subject: Subject) -> Iterator[str]:
     if head and embedding and _is_a_finding(subject, tie, head, embedding):
         return
     if tie.denied:
-        what = f"{head} is stored: set both to false, if it is meant" if head else _without_head(subject)
-        yield f"config.json: {tie}: some programs read the one, some the other; {what}"
+        what = (
+            f"{head} is stored: set both to false, if the model uses it" if head else _without_head(subject)
+        )
+        yield f"config.json: {tie}: programs differ in the key that they read; {what}"
     elif tie.tied and head and embedding:
         yield from _tied(subject, tie, head, embedding)
     elif not tie.tied and not head and embedding and subject.architecture is None and _predicts(subject):
@@ -79,9 +82,9 @@ def _tied(subject: Subject, tie: Tie, head: str, embedding: str) -> Iterator[str
     if _equal(subject, ours, theirs):
         return
     yield (
-        f"{head}: stored as {_shown(ours)}, beside {embedding} as {_shown(theirs)}, and {tie}: programs that "
-        f"tie the two take the embedding for the head; set {tie.key or TIE} to false in config.json, if the "
-        "head is meant, or leave the head out"
+        f"{head}: stored as {_shown(ours)}, and {embedding} as {_shown(theirs)}, while {tie}: programs "
+        "that tie "
+        f"the two ignore the stored head; set {tie.key or TIE} to false in config.json, or remove the head"
     )
 
 
@@ -104,7 +107,7 @@ def _equal(subject: Subject, ours: LayerDescription, theirs: LayerDescription) -
     if values is None:
         return ours.format.weight_type.plain
     pairs = ((ours.names.full(spec.name), theirs.names.full(spec.name)) for spec in ours.specs)
-    return all(values.contents[one].digest == values.contents[other].digest for one, other in pairs)
+    return all(values.contents[name].digest == values.contents[other].digest for name, other in pairs)
 
 
 def _shown(layer: LayerDescription) -> str:
@@ -140,14 +143,15 @@ def left_plain(subject: Subject) -> Iterator[str]:
     kinds = {key for prefix in quantized for key in _alike(prefix)}
     meant = {prefix for _, prefixes in _meaningless(subject) for prefix in prefixes}
     meant |= {prefix for prefix in plain if subject.loader.named.entry(prefix) is not None}
-    found = [prefix for prefix in plain if prefix not in meant and not kinds.isdisjoint(_alike(prefix))]
-    if found:
-        like = next(prefix for prefix in quantized if not set(_alike(found[0])).isdisjoint(_alike(prefix)))
+    alike = [prefix for prefix in plain if not kinds.isdisjoint(_alike(prefix))]
+    unlisted = [prefix for prefix in alike if prefix not in meant]
+    if unlisted:
+        like = next(prefix for prefix in quantized if not set(_alike(unlisted[0])).isdisjoint(_alike(prefix)))
         yield (
-            f"{found[0]}: plain, while {like} is quantized, and no entry of the config leaves it out"
-            f"{_more(found)}: programs that go by the config look for quantized tensors, and fail or read "
+            f"{unlisted[0]}: plain, while {like} is quantized, and no entry of the config excludes it"
+            f"{_more(unlisted)}: programs that follow the config expect quantized tensors, and fail or read "
             f"others; "
-            f"leave {'them' if found[1:] else 'it'} out by {subject.loader.named.leaving_out}"
+            f"exclude {'them' if unlisted[1:] else 'it'} by {subject.loader.named.leaving_out}"
         )
 
 
@@ -155,9 +159,9 @@ def meaningless_patterns(subject: Subject) -> Iterator[str]:
     """Yield a note on each pattern of modules to quantize that matches plain layers alone."""
     for entry, meant in _meaningless(subject):
         yield (
-            f"{meant[0]}: plain, and {entry.key} has it quantized by {entry.text!r:.80}"
-            f"{_more(meant)}: programs that go by the config look for quantized tensors and fail; "
-            "take the entry out"
+            f"{meant[0]}: plain, and {entry.key} lists it as quantized by {entry.text!r:.80}"
+            f"{_more(meant)}: programs that follow the config expect quantized tensors and fail; "
+            "remove the entry"
         )
 
 
@@ -181,16 +185,17 @@ def unknown_modules(subject: Subject) -> Iterator[str]:
     prefixes = list(map(base_name, subject.suffixes))
     used = {entry[0] for prefix in prefixes if (entry := named.entry(prefix)) is not None}
     unused, text = sorted(named.keys.keys() - used), "".join(f".{prefix}.\n" for prefix in prefixes)
-    found: dict[str, list[str]] = {}
+    missing: dict[str, list[str]] = {}
     for name in unused[:SEARCHED]:
         known = (name, *parts(name), *wholes(name))  # with a longer name, as parts, or fused
-        if not any(f".{each}." in text for each in known):
-            found.setdefault(named.keys[name], []).append(name)
-    for key, names in sorted(found.items()):
+        if not any(f".{alias}." in text for alias in known):
+            missing.setdefault(named.keys[name], []).append(name)
+    for key, names in sorted(missing.items()):
         if names != ["lm_head"] or key == "lm_head":  # a target that includes the head fits a tied model
             yield (
-                f"{names[0]}: {key} has it quantized, and no such layer is stored{_more(names)}: take the "
-                f"{'entries' if names[1:] else 'entry'} out, if no layer was lost"
+                f"{names[0]}: {key} lists it as quantized, and no such layer is stored{_more(names)}: "
+                "remove the "
+                f"{'entries' if names[1:] else 'entry'}, if no layer was lost"
             )
 
 
@@ -213,14 +218,14 @@ def _alike(prefix: str) -> Iterator[str]:
     Blocks of MTP count as other blocks.
     """
     name = base_name(prefix)
-    found = LAYER.fullmatch(name)
-    if found is None:
+    match = LAYER.fullmatch(name)
+    if match is None:
         return
-    lead = (part for part in (found[1] or "").split(".") if part not in TEXT)
-    yield f"{'.'.join(lead)}: {kin.kind(found[2])}"
+    lead = (part for part in (match[1] or "").split(".") if part not in TEXT)
+    yield f"{'.'.join(lead)}: {kin.kind(match[2])}"
     parent, _, last = name.rpartition(".")
     yield from (f"{parent}: {group}" for group in kin.SIBLINGS if last in group)
 
 
-def _more(found: Sequence[str]) -> str:
-    return f"; {len(found)} in all" if len(found) > 1 else ""
+def _more(prefixes: Sequence[str]) -> str:
+    return f"; {len(prefixes)} in all" if len(prefixes) > 1 else ""

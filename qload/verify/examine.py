@@ -189,7 +189,7 @@ def _compared(
         for item in collected("against", compared, found):
             if isinstance(item, LayerMap):
                 maps[item.layer] = item.text
-            elif isinstance(item, comparison.Supported):
+            elif isinstance(item, comparison.ConfirmedReading):
                 supported = f"{item.layer}.qzeros"
                 found = [one for one in found if (one.rule, one.tensor) != (zero_readings.ID, supported)]
             else:
@@ -225,7 +225,7 @@ def _with_logits(
 ) -> Report:
     """The report, with what the model's layers and logits show."""
     if report.coverage is not None and report.coverage.unread:
-        why = "logits were not compared: of a model that is not read whole there are none"
+        why = "logits were not compared: some tensors of the model are not read"
         return replace(report, notes=(*report.notes, why))
     from qload.verify.logits import check_logits
 
@@ -271,7 +271,7 @@ def _report(subject: Subject, found: list[Finding], told: list[str], crew: Crew)
     assert subject.weights is not None
     weights, parts = subject.weights, runs(subject, REPORTED)
 
-    def told_of(at: int) -> tuple[list[LayerInfo], list[Finding]]:
+    def report_layers(at: int) -> tuple[list[LayerInfo], list[Finding]]:
         failed: list[Finding] = []
         listed: list[LayerInfo] = []
         for layer in parts[at].described():
@@ -282,7 +282,7 @@ def _report(subject: Subject, found: list[Finding], told: list[str], crew: Crew)
     if subject.shard:
         found = list(_told_of_shard(found))
         told = [SHARD, *told]
-    layers = crew.share_out(told_of, [0] * len(parts), lambda *_: None)
+    layers = crew.share_out(report_layers, [0] * len(parts), lambda *_: None)
     return Report(
         path=subject.path,
         findings=(*found, *chain.from_iterable(failed for _, failed in layers)),

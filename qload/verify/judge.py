@@ -37,12 +37,12 @@ def judge(
     subject.specs, subject.prefixes, subject.account  # noqa: B018  (computed once for all runs)
     parts = runs(subject)
     sizes = [size_of(part) for part in parts]
-    found: list[Finding] = []
+    findings: list[Finding] = []
     tiers = get_args(Tier)
     for tier in tiers[: tiers.index(last) + 1]:
         tell: Tell = partial(progress, tier)
         if tier == "values":
-            found += _measure(subject, parts, crew, sizes, tell)
+            findings += _measure(subject, parts, crew, sizes, tell)
             tell = _nothing
         rules = [rule for rule in RULES if rule.tier == tier]
         each = [rule for rule in rules if rule.each]
@@ -52,16 +52,16 @@ def judge(
             for rule, column in zip(each, zip(*judged, strict=True), strict=True)
         }
         for rule in rules:
-            found += by_rule[rule.id] if rule.each else check_rule(rule, subject)
-    told: list[str] = []
+            findings += by_rule[rule.id] if rule.each else check_rule(rule, subject)
+    texts: list[str] = []
     for note in NOTES:
-        told += collected("notes", partial(note, subject), found)
+        texts += collected("notes", partial(note, subject), findings)
     if last != "headers":
-        told += collected("notes", partial(notes.repeated, subject), found)
+        texts += collected("notes", partial(notes.repeated, subject), findings)
         noted = crew.share_out(partial(_notes, parts), sizes, _nothing)
-        told += notes.told_once(chain.from_iterable(counted for counted, _ in noted))
-        found += chain.from_iterable(failed for _, failed in noted)
-    return found, told
+        texts += notes.told_once(chain.from_iterable(counted for counted, _ in noted))
+        findings += chain.from_iterable(failed for _, failed in noted)
+    return findings, texts
 
 
 def check_rule(rule: Rule, subject: Subject) -> list[Finding]:
@@ -71,17 +71,17 @@ def check_rule(rule: Rule, subject: Subject) -> list[Finding]:
     only those that raise.
     """
     failed: list[Finding] = []
-    found = collected(rule.id, partial(rule.check, rule, subject), failed)
+    findings = collected(rule.id, partial(rule.check, rule, subject), failed)
     if not failed:
-        return found
+        return findings
     if not rule.each:
-        return found + failed
-    found = []
+        return findings + failed
+    findings = []
     for name, piece in pieces_of(subject):
         check = partial(rule.check, rule, piece)
-        found += collected(rule.id, check, found, _tensor_of(subject, name))
-    alone = any(finding.rule == INTERNAL for finding in found)
-    return found if alone else found + failed  # it may fail only for the whole run
+        findings += collected(rule.id, check, findings, _tensor_of(subject, name))
+    alone = any(finding.rule == INTERNAL for finding in findings)
+    return findings if alone else findings + failed  # it may fail only for the whole run
 
 
 def collected(
@@ -91,14 +91,14 @@ def collected(
 
     `where`: id of the rule, or name of another part of the work.
     """
-    found: list[T] = []
+    items: list[T] = []
     try:
-        found.extend(work())  # keeps what comes before an exception
+        items.extend(work())  # keeps what comes before an exception
     except PASSED_ON:
         raise
     except Exception as error:
         failed.append(internal_finding(where, tensor, error))
-    return found
+    return items
 
 
 def _tensor_of(subject: Subject, name: str) -> str:
@@ -115,27 +115,27 @@ def _measure(
     Rules skip tensors that could not be measured, and their layers.
     """
     measured = crew.share_out(lambda at: _measured(parts[at]), sizes, tell)
-    values = Values.joined(each for each, _ in measured)
+    values = Values.joined(part for part, _ in measured)
     failed = {finding.tensor or "": finding for _, findings in measured for finding in findings}
-    for each in (subject, *parts):
-        vars(each)["values"] = values
+    for target in (subject, *parts):
+        vars(target)["values"] = values
         if failed:
-            _leave_out(each, failed)
+            _leave_out(target, failed)
     return list(failed.values())
 
 
 def _measured(part: Subject) -> tuple[Values, list[Finding]]:
     """Measure a run; after an exception, its layers and tensors one by one."""
     failed: list[Finding] = []
-    whole = collected("values", partial(_measure_one, part), failed)
+    values = collected("values", partial(_measure_one, part), failed)
     if not failed:
-        return whole[0], []
-    found: list[Values] = []
+        return values[0], []
+    parts: list[Values] = []
     failed = []
     for name, piece in pieces_of(part):
         measuring = partial(_measure_one, piece)
-        found += collected("values", measuring, failed, _tensor_of(part, name))
-    return Values.joined(found), failed
+        parts += collected("values", measuring, failed, _tensor_of(part, name))
+    return Values.joined(parts), failed
 
 
 def _measure_one(piece: Subject) -> list[Values]:
@@ -166,7 +166,7 @@ def _findings(parts: list[Subject], rules: list[Rule], at: int) -> list[list[Fin
 def _notes(parts: list[Subject], at: int) -> tuple[list[notes.Counted], list[Finding]]:
     """Collect notes on single layers of a run, and findings for their exceptions."""
     failed: list[Finding] = []
-    found: list[notes.Counted] = []
+    counted: list[notes.Counted] = []
     for note in NOTES_OF_LAYERS:
-        found += collected("notes", partial(note, parts[at]), failed)
-    return found, failed
+        counted += collected("notes", partial(note, parts[at]), failed)
+    return counted, failed

@@ -69,15 +69,15 @@ def architecture(subject: Subject) -> Iterator[str]:
             known = isinstance(config.get("model_type"), str)
             said = f"is {shown(config['model_type'])}, which is not known" if known else "is missing"
             yield (
-                f"config.json: model_type {said}: no shape is compared with the config, and nothing that is "
-                "missing can be seen by it"
+                f"config.json: model_type {said}: neither shapes nor missing tensors are "
+                "checked by the config"
             )
         return
     yield from subject.architecture.notes
     if subject.inventory is None:
         yield (
             f"config.json: the names of its layers are not those of model_type {subject.architecture.type}: "
-            "nothing that is missing can be seen by it"
+            "missing tensors are not checked by it"
         )
     elif beyond := sorted(subject.inventory.undeclared_predictors):
         yield (
@@ -105,7 +105,7 @@ def _lacking(config: Mapping[str, Any]) -> str:
     classes = config.get("architectures")
     if isinstance(classes, list) and not is_usual_class(config):
         return f"the class {', '.join(map(str, classes)):.80}, which may do without"
-    return "by its tensors this is a draft, which may take it from its model"
+    return "this is a draft by its tensors, and may share it with its target"
 
 
 def repeated(subject: Subject) -> Iterator[str]:
@@ -135,10 +135,10 @@ def of_loaders(subject: Subject) -> Iterator[str]:
 
 # Evidence for the reading of zero points of 0, by `GPTQConfig.evidence`.
 DECIDED = {
-    "alike": "as all programs do that mask",
-    "codes": "as their codes are about these",
-    "writer": "as the program does that the config names",
-    "others": "as codes of other layers are about these",
+    "alike": "as by all programs that mask",
+    "codes": "as their codes show",
+    "writer": "as by the quantizer in the config",
+    "others": "as codes of other layers show",
 }
 
 
@@ -161,8 +161,8 @@ def readings(subject: Subject) -> Iterator[Counted]:
             count = _apart(subject.weights.storage, layer)
             if count:
                 kind = (
-                    f"zero points are read as {config.zeros.name}, {DECIDED[config.evidence]}; kernels that "
-                    f"do not mask read up to {2**config.bits}"
+                    f"zero points are read as {config.zeros.name}, {DECIDED[config.evidence]}; kernels "
+                    f"without a mask read up to {2**config.bits}"
                 )
                 yield Counted(kind, f"{layer.prefix}.qzeros", count, config.groups(layer.K) * layer.N)
 

@@ -154,7 +154,7 @@ def internal_finding(where: str, tensor: str | None, error: Exception) -> Findin
         tensor,
         None,
         f"{tensor}: {message}" if tensor else message,
-        "report it to qload with this message; -v shows the traceback. The other rules were asked",
+        "report this message as a bug of qload; -v shows the traceback. All other rules ran",
     )
 
 

@@ -13,7 +13,7 @@ CACHE_SCALE = "a scale of the key/value cache or of attention, which the engine 
 CACHE_ZERO = "a zero point or bias of the key/value cache, which the engine reads"
 BUFFER = "a buffer of positions, masks or counts, which no weight depends on"
 ROUTES = "a table of the experts that a token is routed to, which no weight depends on"
-STACK = "codes of three axes or more, as several experts in one tensor, in a form that no format reads"
+STACK = "codes with three or more axes: several experts in one tensor, in an unknown layout"
 AXES_OF_LAYER = 2
 
 ATTENTION = re.compile(r"(self_|cross_)?attn|(self_|cross_)?attention|mixer")

@@ -15,7 +15,7 @@ from qload.spec import Role
 from qload.storage import FillingStorage, WeightStorage
 from qload.weights.names import SortedNames
 
-REMEDY = "get_tensor gives its tensors as they are stored"
+REMEDY = "read its tensors as stored by get_tensor"
 
 
 class _Holder(Protocol):

@@ -84,8 +84,7 @@ def test_the_layer_and_the_number_of_layers_are_told() -> None:
         refuse_adapters(sorted(names))
 
     assert caught.value.got == (
-        f"{Q}.lora_A.default.weight is an adapter that is not merged into {Q}.base_layer, one of 2 such "
-        "layers"
+        f"{Q}.lora_A.default.weight is an unmerged adapter of {Q}.base_layer, one of 2 such layers"
     )
     assert "merge_and_unload" in str(caught.value)
 

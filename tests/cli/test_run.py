@@ -167,5 +167,5 @@ def test_a_model_with_adapters_that_are_not_merged_is_refused_with_their_place(
     result = run(folder, "--prompt-ids", "1")
 
     assert result.exit_code == 1
-    assert f"{lead}{name}.lora_A.default.weight is an adapter that is not merged" in result.stderr
-    assert f"into {lead}{name}.base_layer; remedy: merge them with PEFT" in result.stderr
+    assert f"{lead}{name}.lora_A.default.weight is an unmerged adapter" in result.stderr
+    assert f"of {lead}{name}.base_layer; remedy: merge them with PEFT" in result.stderr

@@ -307,8 +307,9 @@ def test_a_module_that_the_config_has_quantized_and_is_plain_is_noted(
 
     assert weights.get_weights(prefix).format == "unquantized"
     want = (
-        f"{prefix}: config_groups.group_0 has it quantized, and its weight is plain: programs that go by the "
-        "config look for quantized tensors and fail; correct that entry, or leave the layer out by ignore"
+        f"{prefix}: config_groups.group_0 lists it as quantized, and its weight is plain: programs that "
+        "follow "
+        "the config expect quantized tensors and fail; correct that entry, or exclude the layer by ignore"
     )
     assert weights.report().notes == ((want,) if noted else ())
 

@@ -144,7 +144,7 @@ def test_a_dialect_is_noted_once_it_is_loaded() -> None:
 
     (note,) = weights.report().notes
     assert note.startswith(
-        "up: the config does not name its format; its tensors are fp8 with a scale for each output"
+        "up: the config does not name its format; read as fp8 with a scale for each output, by its tensors"
     )
 
 

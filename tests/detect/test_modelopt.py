@@ -188,8 +188,9 @@ def test_a_layer_of_the_table_that_is_plain_is_noted() -> None:
 
     assert weights.get_weights("model.layers.0.q_proj").format == "unquantized"
     assert weights.report().notes == (
-        "model.layers.0.q_proj: quantized_layers has it quantized, and its weight is plain: programs that go "
-        "by the config look for quantized tensors and fail; correct that entry, or leave the layer out by "
+        "model.layers.0.q_proj: quantized_layers lists it as quantized, and its weight is plain: programs "
+        "that "
+        "follow the config expect quantized tensors and fail; correct that entry, or exclude the layer by "
         "ignore",
     )
 

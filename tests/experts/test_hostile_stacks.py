@@ -149,7 +149,7 @@ def test_plain_stacks_of_a_type_that_is_not_known_stay_as_they_are(kind: Any) ->
     assert weights.report().complete
     coverage = account(Groups(weights)).coverage
     assert (coverage.read, coverage.unread) == (coverage.total, 0)
-    with pytest.raises(UnsupportedFormatError, match=rf"outputs from inputs.*{lead('gpt_oss')}"):
+    with pytest.raises(UnsupportedFormatError, match=rf"outputs and inputs.*{lead('gpt_oss')}"):
         weights.get_experts(lead("gpt_oss"), facts=FACTS)
 
 

@@ -214,7 +214,7 @@ def test_experts_in_one_tensor_that_nothing_tells_apart_are_refused_by_its_name(
     error = refusal({f"{PREFIX}.gate_up_proj": torch.ones(2, 4, 4)}, BOTH)
 
     assert isinstance(error, UnsupportedFormatError)
-    assert f"outputs from inputs in {PREFIX}.gate_up_proj of shape [2, 4, 4]" in str(error)
+    assert f"outputs and inputs in {PREFIX}.gate_up_proj of shape [2, 4, 4]" in str(error)
 
 
 QWEN = {"model_type": "qwen3_moe", "hidden_size": 8, "moe_intermediate_size": 12}

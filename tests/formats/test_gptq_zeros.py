@@ -1,4 +1,4 @@
-"""How zero points of 0 are stored minus one: what the evidence decides, by arithmetic of torch alone."""
+"""How programs wrap zero points of 0, stored minus one: the evidence decides, by arithmetic of torch."""
 
 import logging
 from pathlib import Path
@@ -406,7 +406,7 @@ def test_a_few_columns_decide_where_many_have_zero_points_of_0(monkeypatch: pyte
     weight = loaded(stored, config(4, 64)).get_weights(NAME)
 
     assert torch.equal(weight.dequantize().half(), want)
-    assert max(compared) <= 2 * gptq.FIRST < 1024
+    assert max(compared) <= 2 * gptq.FIRST_COLUMNS < 1024
 
 
 def several(*layers: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -462,7 +462,7 @@ def test_layers_of_a_rule_are_compared_with_its_claims_and_read_as_those_of_othe
     with caplog.at_level(logging.WARNING, "qload"):
         loaded(stored, config(4, 64, **rule)).get_weights(last)
     (record,) = caplog.records
-    assert record.getMessage().startswith(f"{last}: zero points of 0 are stored minus one")
+    assert record.getMessage().startswith(f"{last}: programs wrap zero points of 0, stored minus one")
 
     codes, zeros, scales, _ = quantized(4, 512, 256, 128, 0, seed=9)
     stored |= {last + name[len(NAME) :]: t for name, t in tensors(codes, scales, packed(zeros, 4), 4).items()}
@@ -547,4 +547,4 @@ def test_a_doubt_is_told_by_a_conversion(tmp_path: Path) -> None:
     code, output = converted(source, tmp_path / "awq")
 
     assert code == 0
-    assert f"{NAME}: zero points of 0 are stored minus one" in output
+    assert f"{NAME}: programs wrap zero points of 0, stored minus one" in output

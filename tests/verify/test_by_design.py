@@ -134,6 +134,6 @@ def test_what_many_layers_have_in_common_is_one_note(tmp_path: Path) -> None:
 
     report = verify(model(tmp_path, tensors, quantization_config=GPTQ))
 
-    (note,) = [note for note in report.notes if "do not mask" in note]
+    (note,) = [note for note in report.notes if "without a mask" in note]
     assert note.startswith("model.layers.0.up.qzeros: 2 of 16 zero points are read as stored minus one")
     assert note.endswith("; 3 layers in all")

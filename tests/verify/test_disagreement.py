@@ -59,8 +59,8 @@ def test_a_plain_layer_whose_like_is_quantized_is_told_with_the_way_out(case: st
         "ok",
         [
             f"model.layers.1.{name}: plain, while model.layers.0.{name} is quantized, and no entry of the "
-            "config leaves it out: programs that go by the config look for quantized tensors, and fail or "
-            f"read others; leave it out by {DIALECTS[case]}"
+            "config excludes it: programs that follow the config expect quantized tensors, and fail or "
+            f"read others; exclude it by {DIALECTS[case]}"
         ],
     )
 
@@ -87,8 +87,8 @@ def test_one_sentence_tells_of_all_plain_layers_and_names_a_list_that_the_config
     assert report.verdict == "ok"
     assert notes(report, "plain") == [
         "model.mtp.layers.0.k_proj: plain, while model.layers.0.k_proj is quantized, and no entry of the "
-        "config leaves it out; 3 in all: programs that go by the config look for quantized tensors, and fail "
-        "or read others; leave them out by modules_to_not_convert"
+        "config excludes it; 3 in all: programs that follow the config expect quantized tensors, and fail "
+        "or read others; exclude them by modules_to_not_convert"
     ]
 
 
@@ -119,7 +119,7 @@ def test_an_entry_that_leaves_out_a_plain_layer_is_no_note_and_a_quantized_one_a
         section = {key: value for key, value in config.items() if key != "ignore"} | entry
         found[kind] = verify(model(tmp_path / kind, tensors, quantization_config=section))
 
-    assert not notes(found["plain"], "programs that go by the config")
+    assert not notes(found["plain"], "programs that follow the config")
     assert "excluded-module" not in rules(found["plain"])
     (finding,) = (each for each in found["quantized"].findings if each.rule == "excluded-module")
     (key,) = entry
@@ -185,9 +185,9 @@ def test_a_plain_layer_that_an_entry_names_as_quantized_is_told(
     report = verify(model(tmp_path, tensors, quantization_config=config), tier="headers")
 
     assert report.verdict == "ok"
-    (note,) = notes(report, "programs that go by the config")
-    assert note.startswith(f"{name}: {key} has it quantized, and its weight is plain: ")
-    assert "; correct that entry, or leave the layer out by " in note
+    (note,) = notes(report, "programs that follow the config")
+    assert note.startswith(f"{name}: {key} lists it as quantized, and its weight is plain: ")
+    assert "; correct that entry, or exclude the layer by " in note
 
 
 PATTERNS = [
@@ -212,10 +212,10 @@ def test_a_pattern_that_means_plain_layers_alone_is_told_once(
     report = verify(model(tmp_path, tensors, quantization_config=config), tier="headers")
 
     assert report.verdict == "ok"
-    (note,) = notes(report, "programs that go by the config")
-    assert note.startswith(f"{DOWN}: plain, and {key} has it quantized by ")
+    (note,) = notes(report, "programs that follow the config")
+    assert note.startswith(f"{DOWN}: plain, and {key} lists it as quantized by ")
     assert "; 2 in all: " in note
-    assert note.endswith("; take the entry out")
+    assert note.endswith("; remove the entry")
 
 
 def test_names_of_modules_that_are_not_stored_are_one_note_for_a_key(tmp_path: Path) -> None:
@@ -227,8 +227,9 @@ def test_names_of_modules_that_are_not_stored_are_one_note_for_a_key(tmp_path: P
 
     assert report.verdict == "ok"
     assert notes(report, "no such layer is stored") == [
-        "model.layers.7.mlp.up_proj: quantized_layers has it quantized, and no such layer is stored; 2 in all"
-        ": take the entries out, if no layer was lost"
+        "model.layers.7.mlp.up_proj: quantized_layers lists it as quantized, and no such layer is stored; "
+        "2 in "
+        "all: remove the entries, if no layer was lost"
     ]
 
 
@@ -268,7 +269,7 @@ def test_a_pattern_that_means_quantized_layers_too_is_no_note_of_its_own(tmp_pat
 
     report = verify(model(tmp_path, tensors, quantization_config=config), tier="headers")
 
-    assert not notes(report, "programs that go by the config")
+    assert not notes(report, "programs that follow the config")
 
 
 def test_a_quantized_layer_that_lacks_what_it_may_lack_is_missed_as_before(tmp_path: Path) -> None:
@@ -303,4 +304,4 @@ def test_a_plain_layer_that_an_entry_means_is_told_in_one_sentence(
     report = verify(model(tmp_path, tensors, quantization_config=config | entry), tier="headers")
 
     (note,) = notes(report, f"model.layers.1.{name}", "plain")
-    assert "has it quantized" in note
+    assert "lists it as quantized" in note

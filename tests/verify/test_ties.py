@@ -46,9 +46,9 @@ def test_a_quantized_head_beside_the_embedding_it_is_tied_to_is_told(
     assert tied_notes(tmp_path, QUANTIZED, config) == (
         "ok",
         [
-            f"lm_head: stored as gptq (8, 16), beside {EMBEDDING} as unquantized (8, 16), and {why}: "
-            f"programs that tie the two take the embedding for the head; set {key} to false in config.json, "
-            "if the head is meant, or leave the head out"
+            f"lm_head: stored as gptq (8, 16), and {EMBEDDING} as unquantized (8, 16), while {why}: "
+            f"programs that tie the two ignore the stored head; set {key} to false in config.json, "
+            "or remove the head"
         ],
     )
 
@@ -60,9 +60,7 @@ def test_a_quantized_embedding_beside_a_plain_head_is_told(tmp_path: Path) -> No
     verdict, (note,) = tied_notes(tmp_path, tensors, config)
 
     assert verdict == "ok"
-    assert note.startswith(
-        f"lm_head: stored as unquantized (8, 16), beside {EMBEDDING} as gptq (8, 16), and "
-    )
+    assert note.startswith(f"lm_head: stored as unquantized (8, 16), and {EMBEDDING} as gptq (8, 16), while ")
 
 
 @pytest.mark.parametrize("said", [{"tie_word_embeddings": False}, {}], ids=["false", "absent"])
@@ -119,7 +117,7 @@ def test_keys_that_contradict_are_told_where_no_head_is_stored(top: bool, text: 
     assert tied_notes(tmp_path, within(WITHOUT), inner("llava", top, text)) == (
         "ok",
         [
-            f"config.json: {true} is true, and {false} is not: some programs read the one, some the other; "
+            f"config.json: {true} is true, and {false} is not: programs differ in the key that they read; "
             "no head is stored: set both to true"
         ],
     )
@@ -163,7 +161,7 @@ def test_the_default_of_the_model_around_a_text_model_counts_for_what_is_missing
     assert tied_notes(tmp_path, within(WITHOUT), config) == ("ok", [])
     verdict, (note,) = tied_notes(tmp_path / "with", within(WITH_HEAD), config)
     assert verdict == "ok"
-    assert note.startswith("lm_head: stored as unquantized (8, 16), beside model.language_model.embed_tokens")
+    assert note.startswith("lm_head: stored as unquantized (8, 16), and model.language_model.embed_tokens")
     assert "tie_word_embeddings is not in config.json, and true by default for mistral3" in note
 
 

@@ -61,7 +61,7 @@ def test_adapters_are_one_note_and_nothing_is_missed(kind: str, tmp_path: Path) 
     assert report.findings == ()
     (note,) = report.notes
     assert note.startswith(f"{lead}{first}.lora_")
-    assert f" is an adapter that is not merged into {lead}{base}, one of " in note
+    assert f" is an unmerged adapter of {lead}{base}, one of " in note
     assert note.endswith("or load the base and the adapter")
 
 
@@ -87,7 +87,7 @@ def test_a_matrix_of_another_shape_under_a_wrapper_is_found(tmp_path: Path) -> N
 def test_a_model_is_not_run_without_what_it_learned(kind: str, tmp_path: Path) -> None:
     folder = model(tmp_path, wrapped(kind), **CONFIG)
 
-    with pytest.raises(MismatchError, match="is an adapter that is not merged into"):
+    with pytest.raises(MismatchError, match="is an unmerged adapter of"):
         load_model(folder)
 
 

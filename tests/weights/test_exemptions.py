@@ -123,7 +123,7 @@ def test_a_stack_that_was_looked_at_has_its_own_reason() -> None:
         reason = unread_reason(name, storage)
         assert reason is not None
         assert "model.moe.down_proj of shape [2, 4, 4]" in reason
-        assert "tells outputs from inputs" in reason
+        assert "order of outputs and inputs" in reason
 
 
 def test_few_names_are_shown_and_those_near_are_compared() -> None:

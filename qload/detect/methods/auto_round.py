@@ -106,7 +106,7 @@ def read(found: FoundConfig) -> Claims:
     """The claims of all modules, and the loader that gives those of `extra_config` their own."""
     read = validate(_AutoRound, found)
     if read.rotation_config:
-        reason = f"the rotation_config of {found.file} turns weights, and nothing here turns them back"
+        reason = f"the rotation_config of {found.file} rotates weights, and qload does not rotate them back"
         raise UnsupportedFormatError("auto-round with rotations", reason, KNOWN, "auto-round loads it")
     base = _Rule(**{key: getattr(read, key) for key in _Rule.model_fields})
     stated = _formats(found, base, "")

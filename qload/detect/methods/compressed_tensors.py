@@ -18,7 +18,7 @@ from qload.detect.matching import CLASSES, Ignored, matcher, precedence
 from qload.detect.methods import ct_activations, ct_schemes
 from qload.detect.methods.ct_schemes import Scheme
 from qload.detect.regex import Patterns
-from qload.detect.rules import unread
+from qload.detect.rules import unsupported_loader
 from qload.detect.validation import Claims, Section, validate
 from qload.errors import ConfigError, UnsupportedFormatError
 from qload.formats import UnquantizedConfig, UnquantizedWeight
@@ -137,7 +137,7 @@ def _loader(
     targets = [(target, name) for name, group in read.config_groups.items() for target in group.targets]
     targets.sort(key=lambda pair: precedence(pair[0]))
     choices = [
-        (matcher(target, patterns=targeting), unread(refused[name]))
+        (matcher(target, patterns=targeting), unsupported_loader(refused[name]))
         if name in refused
         else _choice(target, formats.get(name) or plain[name], own, targeting, read)
         for target, name in targets
@@ -221,8 +221,8 @@ def _refuse(read: _CompressedTensors, found: FoundConfig) -> None:
         if online:
             raise UnsupportedFormatError(
                 "compressed-tensors with transforms",
-                f"the transform_config of {found.file} turns inputs or outputs of layers at run time "
-                f"({', '.join(online):.80}), and nothing here does",
+                f"the transform_config of {found.file} transforms inputs or outputs of layers at run time "
+                f"({', '.join(online):.80}), and qload does not",
                 KNOWN,
                 "vLLM runs it",
             )
@@ -250,8 +250,8 @@ def _notes(read: _CompressedTensors, found: FoundConfig) -> tuple[str, ...]:
     ]
     if read.transform_config and any(read.transform_config.values()):
         notes.append(
-            f"{found.file} has a transform_config whose every location is that of a weight: stored "
-            "weights are turned already, and are taken as they are"
+            f"the transform_config of {found.file} transforms weights alone: stored weights are transformed "
+            "already, and are read as stored"
         )
     if read.kv_cache_scheme:
         notes.append(

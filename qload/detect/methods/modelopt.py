@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from qload.detect.files import FoundConfig, shown
 from qload.detect.matching import Globs, check, is_glob
 from qload.detect.methods.compressed_tensors import PLAIN, Untargeted
-from qload.detect.rules import unread
+from qload.detect.rules import unsupported_loader
 from qload.detect.validation import Claims, Name, Section, validate
 from qload.errors import ConfigError, UnsupportedFormatError
 from qload.formats import (
@@ -233,7 +233,8 @@ def _loader(read: _ModelOpt, table: Mapping[str, Format]) -> Callable[[], Format
         for (fmt, _), those in names.items()
     ]
     choices += [
-        (partial(_is_among, frozenset(those)), unread(error, PLAIN)) for error, those in refused.values()
+        (partial(_is_among, frozenset(those)), unsupported_loader(error, PLAIN))
+        for error, those in refused.values()
     ]
     formats = dict.fromkeys(fmt for fmt, _ in names)
     others = FormatLoader(*formats, PLAIN, exclusions=Untargeted(key="quantized_layers"))

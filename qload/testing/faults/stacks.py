@@ -18,13 +18,13 @@ FAULTS = (
         "turns-of-gate-and-up-ignored",
         LAYOUTS,
         "(count, 1) if self.interleaved",
-        "(1, each) if self.interleaved",
+        "(1, outputs) if self.interleaved",
     ),
     Fault(
         "stacked-expert-cut-off-by-one",
         SLICES,
-        "return (slice(expert, expert + 1), *found) if",
-        "return (slice(max(0, expert - 1), max(1, expert)), *found) if",
+        "return (slice(expert, expert + 1), *slices) if",
+        "return (slice(max(0, expert - 1), max(1, expert)), *slices) if",
     ),
     Fault(
         "scale-of-the-next-stacked-expert",
@@ -56,12 +56,12 @@ FAULTS = (
     Fault(
         "zero-points-of-two-layers-in-a-word",
         LAYOUTS,
-        "if count == 1 or whole else None",
+        "if count == 1 or aligned else None",
         "if True else None",
     ),
     Fault("shape-of-all-experts-unchecked", SLICES, "values[:-2] not in ([], [self.experts]) or", ""),
     Fault(
-        "scale-of-a-plain-expert-cut", LAYOUTS, 'own == "weight_scale_inv" and not self.quantized', "False"
+        "scale-of-a-plain-expert-cut", LAYOUTS, 'field == "weight_scale_inv" and not self.quantized', "False"
     ),
     Fault("block-of-another-stack", STACKS, "last[:2] != (slot.source, wide)", "last[1] != wide"),
     Fault("columns-beside-those-asked-for", STACKS, "first = wide[-1].start", "first = stored[-1].start"),

@@ -56,7 +56,7 @@ def _differs(rule: Rule, names: tuple[str, str], file: str | None, what: str, ti
     return rule.finding(
         head,
         file,
-        f"{head}: {what}; the config ties it to {embedding} ({why}), and then engines never read it",
+        f"{head}: {what}; the config ties it to {embedding} ({why}), so that engines ignore it",
         f"set {keys} to false in config.json, if the head is meant",
     )
 

@@ -47,7 +47,7 @@ def _denied_bits(rule: Rule, subject: Subject, file: str) -> Iterator[Finding]:
             yield rule.finding(
                 None,
                 file,
-                f"{file}: {claims.says('bits')}, and by their shapes {whose} have {found}",
+                f"{file}: {claims.says('bits')}, but by shape {whose} have {found}",
                 f"set bits to {found} there",
             )
 

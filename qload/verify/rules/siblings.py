@@ -76,7 +76,7 @@ def losses(subject: Subject) -> Iterator[Loss]:
 
 
 def _is_by_design(subject: Subject, loss: Loss) -> bool:
-    """Return whether a layer lacks a tensor by design: it is plain, or follows another entry of the config."""
+    """Return whether a layer lacks a tensor by design: plain, or under another entry of the config."""
     theirs = subject.all_layers.get(subject.prefixes[loss.kept])
     if not isinstance(theirs, LayerDescription) or theirs.format.weight_type.plain:
         return False

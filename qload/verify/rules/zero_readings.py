@@ -34,20 +34,26 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
         if config.evidence == "lost":
             text = str(layer.contradiction).replace("\n  ", "\n").split("\nremedy")[0]
             yield Finding(
-                ID, "error", name, file, text, "quantize again: what is lost is nowhere in the file"
+                ID,
+                "error",
+                name,
+                file,
+                text,
+                "quantize again: the file does not contain the lost zero points",
             )
             continue
-        count, total = _apart(subject.weights.storage, layer), config.groups(layer.K) * layer.N
+        count, total = _count_differing(subject.weights.storage, layer), config.groups(layer.K) * layer.N
         yield rule.finding(
             name,
             file,
-            f"{name}: {count} of {total} zero points have two readings, and nothing tells which is meant: "
-            f"{WHOLE.name} from whole words, which is taken here, and {FIELDS.name}",
-            "compare with the float original by --against, or store zero points as they are (gptq_v2)",
+            f"{name}: {count} of {total} zero points have two readings, and neither codes nor config show "
+            "which "
+            f"is right: {WHOLE.name} from whole words (used here), and {FIELDS.name}",
+            "compare with the float original by --against, or store zero points unchanged (gptq_v2)",
         )
 
 
-def _apart(storage: WeightStorage, layer: LayerDescription) -> int:
+def _count_differing(storage: WeightStorage, layer: LayerDescription) -> int:
     """Count the zero points that differ between both readings."""
     config = layer.format.config
     assert isinstance(config, GPTQConfig)
