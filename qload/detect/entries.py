@@ -17,7 +17,7 @@ from qload.detect.matching import CLASSES, EMBEDDING, LINEAR, REGEX, is_regex, m
 from qload.detect.methods import auto_round, gptq
 from qload.detect.regex import Patterns
 from qload.loader.exclusion import Exclusions
-from qload.loader.named import NamedModules
+from qload.loader.named_modules import NamedModules
 
 HEAD = "lm_head"
 MODELOPT = "modelopt"

@@ -35,7 +35,7 @@ from qload.formats.gptq import BITS
 from qload.formats.unquantized import FLOATS
 from qload.layouts import STORED_MINUS_ONE, Stored, ZeroPoints
 from qload.loader import ConfiguredFormat, FormatLoader, WeightsLoader
-from qload.loader.named import NOTHING_NAMED
+from qload.loader.named_modules import NOTHING_NAMED
 from qload.spec import Role, above
 from qload.storage import WeightStorage
 

@@ -450,7 +450,7 @@ def _compared(
 
 def _where_readable(values: LayerValues, bits: int, marks: Tensor) -> Tensor:
     """Clear the marks (..., n) of columns without readable codes."""
-    codes, zeros = values.held("qweight"), values.held("qzeros")
+    codes, zeros = values.readable("qweight"), values.readable("qzeros")
     if codes is None or zeros is None:
         return torch.zeros_like(marks)
     at = torch.arange(marks.shape[-1]) + zeros[1][0] * 32 // bits
@@ -472,8 +472,8 @@ def _usual(offset: Tensor, zeros: Tensor, sound: Tensor, top: int) -> tuple[Tens
 
 def _mean_codes(values: LayerValues, bits: int, columns: Tensor, groups: int) -> tuple[Tensor | None, Tensor]:
     """Mean codes (groups, columns), and a mask of those with at least half of their rows read."""
-    bounds = values.held("qweight")
-    origin = values.held("qzeros")
+    bounds = values.readable("qweight")
+    origin = values.readable("qzeros")
     nothing = torch.zeros(groups, len(columns), dtype=torch.bool)
     if bounds is None or origin is None:
         return None, nothing
@@ -527,7 +527,7 @@ def _mean_offset(values: LayerValues, words: Tensor, bits: int, zeros: ZeroPoint
     """
     if bits > MEAN_BITS:
         return None
-    bounds, origin = values.held("qweight"), values.held("qzeros")
+    bounds, origin = values.readable("qweight"), values.readable("qzeros")
     if bounds is None or origin is None or origin != ((0, words.shape[0]), (0, words.shape[1])):
         return None
     (r0, r1), (c0, c1) = bounds
@@ -575,15 +575,15 @@ def _mean_offset(values: LayerValues, words: Tensor, bits: int, zeros: ZeroPoint
 def _settle(values: LayerValues, bits: int, zeros: ZeroPoints) -> tuple[dict[str, Any], QloadError | None]:
     """Decide the convention of zero points: with its evidence, and the error if it contradicts the config."""
     symmetric = bool(values.claims.sym)
-    held = values.held("qzeros")
-    if held is None:
+    bounds = values.readable("qzeros")
+    if bounds is None:
         return {}, None
-    words = values.read("qzeros", tuple(slice(*pair) for pair in held))
+    words = values.read("qzeros", tuple(slice(*pair) for pair in bounds))
     if not words.numel():
         return {}, None
     evidence: Evidence = "alike"
     error: QloadError | None = None
-    looked_at = symmetric or values.closely
+    looked_at = symmetric or values.compare_codes
     if looked_at and bool((words == _row(bits, zeros, words.shape[1])).all()):  # whatever the mean of weights
         return {"zeros": zeros, "evidence": evidence}, None
     if symmetric:
@@ -591,7 +591,7 @@ def _settle(values: LayerValues, bits: int, zeros: ZeroPoints) -> tuple[dict[str
     if error is None and isinstance(zeros, StoredMinusOne) and _wraps(words, bits):
         zeros, evidence = _reading(values, words, bits)
         error = _lost_error(values, words, bits) if evidence == "lost" else None
-    if values.closely and not symmetric and evidence == "alike":
+    if values.compare_codes and not symmetric and evidence == "alike":
         error = _one_off(values, words, bits, zeros)
     return {"zeros": zeros, "evidence": evidence, "asymmetric": symmetric and error is None}, error
 
@@ -617,7 +617,7 @@ def _of_all_layers(values: LayerValues) -> ZeroPoints | None:
     if "reading" not in values.shared:
         total = _Offsets()
         for config, other in values.layers("qzeros"):
-            bits, bounds = getattr(config, "bits", 0), other.held("qzeros")
+            bits, bounds = getattr(config, "bits", 0), other.readable("qzeros")
             if bounds is None or not isinstance(getattr(config, "zeros", None), StoredMinusOne):
                 continue
             words = other.read("qzeros", tuple(slice(*pair) for pair in bounds))

@@ -15,7 +15,6 @@ from qload.loader import pieces
 from qload.loader.alike import Describer
 from qload.loader.base import LoadPlan, Part, Split, WeightsLoader
 from qload.loader.cuts import Share, share
-from qload.loader.decided import DecidedLayers, whole_source
 from qload.loader.description import (
     ConfiguredFormat,
     DialectRecogniser,
@@ -24,7 +23,8 @@ from qload.loader.description import (
     in_one_convention,
 )
 from qload.loader.exclusion import Exclusions
-from qload.loader.named import NOTHING_NAMED, NamedModules
+from qload.loader.layer_values import LayerDecisions, whole_source
+from qload.loader.named_modules import NOTHING_NAMED, NamedModules
 from qload.loader.source import Rectangle, TensorSource
 from qload.spec import Layer, LayerClaims, Weight
 
@@ -55,7 +55,7 @@ class FormatLoader(WeightsLoader):
         self.named: NamedModules = NOTHING_NAMED
         self.dialects: DialectRecogniser | None = None
         self._found: Describer | None = None
-        self._decided: DecidedLayers | None = None
+        self._decisions: LayerDecisions | None = None
         self.judged = False  # True: rules report contradictions, and loads do not raise them
 
     def recognise_by(self, dialects: DialectRecogniser) -> None:
@@ -104,9 +104,9 @@ class FormatLoader(WeightsLoader):
         if not layer.format.config.by_values or layer.format.claims is None:
             return layer
         root = whole_source(weights)
-        if self._decided is None or not self._decided.is_of(root):
-            self._decided = DecidedLayers(root, self.describe, every=self.judged)
-        return self._decided.settle(layer)
+        if self._decisions is None or not self._decisions.belongs_to(root):
+            self._decisions = LayerDecisions(root, self.describe, every=self.judged)
+        return self._decisions.settle(layer)
 
     def claims_of(self, prefix: str) -> LayerClaims | None:
         """Claims of the config about the layer `prefix`, even if it cannot be described."""
@@ -169,11 +169,11 @@ class FormatLoader(WeightsLoader):
             raise layer.contradiction
         config = layer.format.config
         for kind, text in (("doubt", config.doubt), ("denied", config.denied)):
-            if text and self._decided is not None and self._decided.is_news(kind):
+            if text and self._decisions is not None and self._decisions.is_first(kind):
                 log.warning("%s: %s", layer.prefix, text)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_decided": None}  # a copy starts with an empty cache
+        return {**self.__dict__, "_decisions": None}  # a copy starts with an empty cache
 
     def _describer(self) -> Describer:
         """Of these very formats: a twin with other ones has its own."""

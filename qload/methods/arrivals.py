@@ -135,7 +135,7 @@ class Arrivals:
             raise ArgumentError(name, f"{tuple(kept.piece.shape)} from {kept.origin} on", repr(index))
         return kept.piece[tuple(slice(*pair) for pair in inside)]
 
-    def held(self, name: str) -> tuple[tuple[int, int], ...] | None:
+    def readable(self, name: str) -> tuple[tuple[int, int], ...] | None:
         """(start, stop) along each axis of the local part of the tensor `name`."""
         kept = self._find(name)
         ends = zip(kept.origin, kept.piece.shape, strict=False)

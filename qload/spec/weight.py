@@ -142,8 +142,8 @@ class LayerClaims:
 class LayerValues(Protocol):
     """Values of a layer on the CPU, as evidence for its config.
 
-    A rank of an engine may have a part of them. `rows_of_a_group`: inputs per scale. `closely`: compare codes
-    with zero points that no claim fixes.
+    A rank of an engine may have a part of them. `rows_of_a_group`: inputs per scale. `compare_codes`: compare
+    codes with zero points that no claim fixes.
     """
 
     @property
@@ -159,10 +159,10 @@ class LayerValues(Protocol):
         """Inputs of a group; the last group may be shorter."""
 
     @property
-    def closely(self) -> bool:
+    def compare_codes(self) -> bool:
         """True to compare codes with zero points."""
 
-    def held(self, field: str) -> tuple[tuple[int, int], ...] | None:
+    def readable(self, field: str) -> tuple[tuple[int, int], ...] | None:
         """(start, stop) of the readable part of a tensor along each axis; None: nothing."""
 
     def read(self, field: str, index: tuple[slice, ...] = ()) -> Tensor:

@@ -27,7 +27,7 @@ def whole_source(source: TensorSource) -> TensorSource:
     return source
 
 
-class DecidedLayers:
+class LayerDecisions:
     """Cache of decisions by values, for the layers of one source.
 
     `describe` reads the headers of a layer. `every`: compare every layer with the config, not the first ones
@@ -36,39 +36,39 @@ class DecidedLayers:
 
     def __init__(self, source: TensorSource, describe: Describe, *, every: bool) -> None:
         self._source, self._describe, self._every = ref(source), describe, every
-        self._found: dict[str, tuple[dict[str, Any], QloadError | None]] = {}
+        self._cache: dict[str, tuple[dict[str, Any], QloadError | None]] = {}
         self._formats: dict[Any, ConfiguredFormat] = {}
-        self._compared: Counter[LayerClaims | None] = Counter()
-        self._told: set[str] = set()
+        self._checked: Counter[LayerClaims | None] = Counter()
+        self._logged: set[str] = set()
         self.shared: dict[str, Any] = {}
 
-    def is_of(self, source: TensorSource) -> bool:
+    def belongs_to(self, source: TensorSource) -> bool:
         """Return whether the cache belongs to a source."""
         return self._source() is source
 
-    def is_news(self, kind: str) -> bool:
-        """Return True on the first call for a kind of message: it is logged once for all layers."""
-        is_news = kind not in self._told
-        self._told.add(kind)
-        return is_news
+    def is_first(self, kind: str) -> bool:
+        """Return True on the first call for a kind of message, which is logged once for all layers."""
+        is_first = kind not in self._logged
+        self._logged.add(kind)
+        return is_first
 
     def settle(self, layer: LayerDescription) -> LayerDescription:
         """Update a layer's config by its values, and attach the error if they contradict claims."""
-        found = self._found.get(layer.prefix)
-        if found is None:
+        decision = self._cache.get(layer.prefix)
+        if decision is None:
             claims = layer.format.claims
-            closely = self._every or self._compared[claims] < MAX_CHECKED_LAYERS
-            values = StoredValues(self, layer, closely=closely)
-            found = layer.format.config.settled(values)
-            self._compared[claims] += values.is_read_closely and found[1] is None
-            if len(self._found) < MAX_CACHED_LAYERS:
-                self._found[layer.prefix] = found
-        changes, error = found
+            compare = self._every or self._checked[claims] < MAX_CHECKED_LAYERS
+            values = StoredValues(self, layer, compare_codes=compare)
+            decision = layer.format.config.settled(values)
+            self._checked[claims] += values.codes_compared and decision[1] is None
+            if len(self._cache) < MAX_CACHED_LAYERS:
+                self._cache[layer.prefix] = decision
+        changes, error = decision
         if not changes and error is None:
             return layer
         return replace(layer, format=self._format(layer.format, changes), contradiction=error)
 
-    def others(self, suffix: str) -> "Iterator[tuple[Config, StoredValues]]":
+    def layers_with(self, suffix: str) -> "Iterator[tuple[Config, StoredValues]]":
         """Yield the layers with a tensor of this suffix, in the order of their names."""
         source = self._source()
         keys: Iterable[str] = getattr(getattr(source, "storage", None), "keys", tuple)()
@@ -79,7 +79,7 @@ class DecidedLayers:
             except QloadError:
                 continue
             if layer.format.config.by_values and layer.format.claims is not None:
-                yield layer.format.config, StoredValues(self, layer, closely=False)
+                yield layer.format.config, StoredValues(self, layer, compare_codes=False)
 
     def _format(self, fmt: ConfiguredFormat, changes: Mapping[str, Any]) -> ConfiguredFormat:
         """Share one format among layers with equal decisions."""
@@ -93,14 +93,14 @@ class DecidedLayers:
 class StoredValues:
     """The values of a layer, as `qload.spec.LayerValues` describes them."""
 
-    def __init__(self, decided: DecidedLayers, layer: LayerDescription, *, closely: bool) -> None:
-        source = decided._source()
+    def __init__(self, decisions: LayerDecisions, layer: LayerDescription, *, compare_codes: bool) -> None:
+        source = decisions._source()
         assert source is not None  # the layer keeps it alive
-        self._decided, self._layer, self._source = decided, layer, source
+        self._decisions, self._layer, self._source = decisions, layer, source
         self._roles = {spec.name: spec.role for spec in layer.specs}
-        self.closely, self.is_read_closely = closely, False
+        self.compare_codes, self.codes_compared = compare_codes, False
         self.names: Names = layer.names
-        self.shared = decided.shared
+        self.shared = decisions.shared
 
     @property
     def claims(self) -> LayerClaims:
@@ -113,10 +113,10 @@ class StoredValues:
         config = self._layer.format.config
         return config.rows_of_a_group(self._layer.K) if isinstance(config, Grouped) else self._layer.K
 
-    def held(self, field: str) -> tuple[tuple[int, int], ...] | None:
+    def readable(self, field: str) -> tuple[tuple[int, int], ...] | None:
         """(start, stop) of the readable part along each axis; of files, the whole tensor."""
         name = self.names.full(field)
-        part = getattr(getattr(self._source, "storage", None), "held", None)
+        part = getattr(getattr(self._source, "storage", None), "readable", None)
         if part is not None:
             found: tuple[tuple[int, int], ...] | None = part(name)
             return found
@@ -126,7 +126,7 @@ class StoredValues:
         """Elements of a tensor, on the CPU."""
         name, role = self.names.full(field), self._roles[field]
         shape = self._source.info(name).shape
-        self.is_read_closely |= self.closely
+        self.codes_compared |= self.compare_codes
         if all(part.indices(size)[:2] == (0, size) for part, size in zip(index, shape, strict=False)):
             return fact_of(self._source, name, role).cpu()
         return self._source.read(name, index, role=role).cpu()
@@ -144,4 +144,4 @@ class StoredValues:
         """Yield the layers of the checkpoint with this field."""
         full = self.names.full(field)
         lead = named(self._layer.prefix, "")
-        return self._decided.others(full.removeprefix(lead).lstrip("."))
+        return self._decisions.layers_with(full.removeprefix(lead).lstrip("."))
