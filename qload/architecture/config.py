@@ -92,11 +92,11 @@ class Tie:
 
 def tie_of(config: Mapping[str, Any]) -> Tie:
     """Find the tie in config.json: at its top, in its text model's section, or by default of the type."""
-    found, outer = model_of(config), config.get("model_type")
-    own = found[1] if found else _text_of(config)
+    model, outer = model_of(config), config.get("model_type")
+    text = model[1] if model else _text_of(config)
     places = {TIE: config}
-    if own is not None and own is not config:
-        places[f"{next(key for key in INNER if config.get(key) is own)}.{TIE}"] = own
+    if text is not None and text is not config:
+        places[f"{next(key for key in INNER if config.get(key) is text)}.{TIE}"] = text
     known = {key: place[TIE] for key, place in places.items() if isinstance(place.get(TIE), bool)}
     if known:
         tied = any(known.values())
@@ -105,9 +105,9 @@ def tie_of(config: Mapping[str, Any]) -> Tie:
             next(key for key in known if known[key] is tied),
             denied=next((key for key in known if known[key] is not tied), ""),
         )
-    if found is not None and own is not config and isinstance(outer, str) and outer in TIED_AROUND:
+    if model is not None and text is not config and isinstance(outer, str) and outer in TIED_AROUND:
         return Tie(True, kind=outer, outer=True)
-    return Tie(TABLES[found[0]].tied, kind=found[0]) if found else Tie(None)
+    return Tie(TABLES[model[0]].tied, kind=model[0]) if model else Tie(None)
 
 
 def _text_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -44,59 +44,59 @@ class PatternEntry:
     means: Callable[[str], bool]
 
 
-def leaving_out(found: FoundConfig) -> str:
+def leaving_out(source: FoundConfig) -> str:
     """Describe how to exclude a module: by the list in this config, else by the key of its method."""
-    listed = next((key for key in LISTS if isinstance(found.values.get(key), list)), None)
-    return listed or LEAVING_OUT.get(_method(found), "modules_to_not_convert")
+    listed = next((key for key in LISTS if isinstance(source.values.get(key), list)), None)
+    return listed or LEAVING_OUT.get(_method(source), "modules_to_not_convert")
 
 
-def named_modules(found: FoundConfig) -> NamedModules:
+def named_modules(source: FoundConfig) -> NamedModules:
     """Collect the modules listed by name as quantized."""
     keys: dict[str, str] = {}
-    for name, key in _names(found):
+    for name, key in _names(source):
         keys.setdefault(name, key)
-    return NamedModules(keys, leaving_out(found))
+    return NamedModules(keys, leaving_out(source))
 
 
-def pattern_entries(found: FoundConfig) -> Iterator[PatternEntry]:
+def pattern_entries(source: FoundConfig) -> Iterator[PatternEntry]:
     """Yield the entries that select modules by a pattern, or by their name within a block."""
-    dynamic = Patterns(found, "dynamic")
-    for pattern in _mapping(found.values, "dynamic"):
+    dynamic = Patterns(source, "dynamic")
+    for pattern in _mapping(source.values, "dynamic"):
         if not pattern.startswith(gptq.WITHOUT):
             entry = REGEX + pattern.removeprefix(gptq.WITH)
             yield PatternEntry("dynamic", pattern, _meaning(entry, dynamic))
-    anywhere = Patterns(found, "extra_config", anywhere=True)
-    for pattern, rule in _mapping(found.values, "extra_config").items():
+    anywhere = Patterns(source, "extra_config", anywhere=True)
+    for pattern, rule in _mapping(source.values, "extra_config").items():
         if not auto_round.SIGNS.isdisjoint(pattern) and _is_quantized(rule):
             yield PatternEntry("extra_config", pattern, _meaning(REGEX + pattern, anywhere))
-    targeting = Patterns(found, "config_groups")
-    for key, target in _targets(found):
+    targeting = Patterns(source, "config_groups")
+    for key, target in _targets(source):
         if is_regex(target) or target == EMBEDDING:
             yield PatternEntry(key, target, _meaning(target, targeting))
-    for entry in found.values.get("modules_in_block_to_quantize") or ():
+    for entry in source.values.get("modules_in_block_to_quantize") or ():
         for name in [entry] if isinstance(entry, str) else entry:
             yield PatternEntry("modules_in_block_to_quantize", name, _standing_in(name))
 
 
-def _names(found: FoundConfig) -> Iterator[tuple[str, str]]:
+def _names(source: FoundConfig) -> Iterator[tuple[str, str]]:
     """Yield (name, key) of every module listed by its full name."""
-    for name in _mapping(found.values, "quantized_layers"):
+    for name in _mapping(source.values, "quantized_layers"):
         yield name, "quantized_layers"
-    for name, rule in _mapping(found.values, "extra_config").items():
+    for name, rule in _mapping(source.values, "extra_config").items():
         if auto_round.SIGNS.isdisjoint(name) and _is_quantized(rule):
             yield name, "extra_config"
-    for key, target in _targets(found):
+    for key, target in _targets(source):
         if not is_regex(target) and target not in CLASSES:
             yield target, key
-        elif target == LINEAR and _method(found) != MODELOPT:
+        elif target == LINEAR and _method(source) != MODELOPT:
             yield HEAD, key
-    if found.values.get(HEAD) is True:
+    if source.values.get(HEAD) is True:
         yield HEAD, HEAD
 
 
-def _targets(found: FoundConfig) -> Iterator[tuple[str, str]]:
+def _targets(source: FoundConfig) -> Iterator[tuple[str, str]]:
     """Yield (key, target) of every group with quantized weights."""
-    for name, group in _mapping(found.values, "config_groups").items():
+    for name, group in _mapping(source.values, "config_groups").items():
         if not isinstance(group, dict) or not isinstance(group.get("weights"), dict):
             continue
         targets = group.get("targets") if group.get("format") != "dense" else None
@@ -125,5 +125,5 @@ def _mapping(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _method(found: FoundConfig) -> str:
-    return str(found.values.get("quant_method") or "").lower()
+def _method(source: FoundConfig) -> str:
+    return str(source.values.get("quant_method") or "").lower()

@@ -87,13 +87,13 @@ class Signature:
             return False
         specs, shapes = [], {}
         for part in self.parts:
-            found = [info for suffix in part.suffixes if (info := layer.info(suffix))]
-            if len(found) != 1 or (part.dtypes and found[0].dtype not in part.dtypes):
+            headers = [info for suffix in part.suffixes if (info := layer.info(suffix))]
+            if len(headers) != 1 or (part.dtypes and headers[0].dtype not in part.dtypes):
                 return False
             if part.axes is not None:
                 name = part.suffixes[0]
                 specs.append(TensorSpec(name, part.dtypes, part.axes, Role.WORD))
-                shapes[name] = found[0].shape
+                shapes[name] = headers[0].shape
         return _fit(specs, shapes)
 
 

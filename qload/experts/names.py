@@ -111,10 +111,10 @@ def _refuse_joined(prefix: str, stored: Mapping[str, set[int]]) -> None:
 def _refuse_stacks(weights: Holder, prefix: str) -> None:
     """Raise UnsupportedFormatError for plain stacks of experts with unknown axes."""
     for lead in ("", *([f"{weights.prefix}."] if weights.prefix else [])):
-        there = set(weights.names_under(f"{lead}{prefix}."))
+        stored = set(weights.names_under(f"{lead}{prefix}."))
         for matrix in LAYERS:
             for name in stack_names(f"{lead}{prefix}.{matrix}"):
-                if name in there and len(shape := weights.info(name).shape) > 2:
+                if name in stored and len(shape := weights.info(name).shape) > 2:
                     raise UnsupportedFormatError(
                         f"{prefix}: experts in one tensor",
                         f"the order of outputs and inputs in {name} of shape {list(shape)} is unknown",

@@ -61,10 +61,10 @@ def with_experts(storage: WeightStorage, config: Mapping[str, Any]) -> WeightSto
             [ 4., 12.],
             [ 6., 14.]])
     """
-    found = search(storage, config)
-    if not found.stacks and not found.unread:
+    result = search(storage, config)
+    if not result.stacks and not result.unread:
         return storage
-    return ExpertStacks(storage, found.stacks, found.unread)
+    return ExpertStacks(storage, result.stacks, result.unread)
 
 
 @dataclass(frozen=True)

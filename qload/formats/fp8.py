@@ -129,14 +129,14 @@ class Fp8Config(spec.Config):
     def for_layer(self, headers: spec.LayerHeaders) -> "Fp8Config":
         """What shares a scale, from its shape beside what is claimed; ShapeError for a contradiction."""
         sizes = {**headers.sizes(Fp8Weight.tensors(self)[:1]), "P": 1}
-        shape, own = headers.shapes["weight_scale"], self
+        shape, config = headers.shapes["weight_scale"], self
         if self.per == "block" and headers.dtypes["weight_scale"] == torch.uint8:
-            own = replace(self, scale_bytes=True)
+            config = replace(self, scale_bytes=True)
         stored: dict[str, Per] = AXES
         if self.per == "block":
             stored = {self.grid: "block", self.spread: "block"}
             if self.axes == "P" and shape == (1,) == tuple(set(_shape(self.grid, sizes))):
-                return replace(own, per="tensor", block=None, axes="P")
+                return replace(config, per="tensor", block=None, axes="P")
         fitting = [
             (axes, per)
             for axes, per in stored.items()
@@ -149,7 +149,7 @@ class Fp8Config(spec.Config):
         axes, per = fitting[0]
         if per != "parts":
             headers.check_single(("input_scale",))
-        return replace(own, per=per, axes=axes)
+        return replace(config, per=per, axes=axes)
 
     def _contradicted(self, headers: spec.LayerHeaders, sizes: dict[str, int]) -> ShapeError:
         N, hint = sizes["N"], "" if self.per else "blocks of scales need weight_block_size in the config"

@@ -72,18 +72,18 @@ class DeviceExperts:
         local = self.weight.local
         for place in range(len(local)):
             chosen = ids == local.start + place
-            own = weights.masked_fill(~chosen, 0.0).sum(1, keepdim=True)
-            y = self._through(rows, place, own)
+            routing = weights.masked_fill(~chosen, 0.0).sum(1, keepdim=True)
+            y = self._through(rows, place, routing)
             total += y.masked_fill(~chosen.any(1, keepdim=True), 0.0)
         return total
 
-    def _through(self, rows: Tensor, place: Tensor | int, own: Tensor) -> Tensor:
+    def _through(self, rows: Tensor, place: Tensor | int, routing: Tensor) -> Tensor:
         """Rows (n, H) through one expert, times the routing weights `own` (n, 1)."""
         facts = self.weight.facts
-        taken = rows * own if facts.side == "input" else rows
+        taken = rows * routing if facts.side == "input" else rows
         between = facts.activation(*self._product("gate_up", taken, place).chunk(2, dim=-1))
         y = self._product("down", between, place)
-        return y if facts.side == "input" else y * own
+        return y if facts.side == "input" else y * routing
 
     def _product(self, name: Literal["gate_up", "down"], rows: Tensor, place: Tensor | int) -> Tensor:
         stack, biases = getattr(self.weight, name), getattr(self.weight, f"{name}_bias")

@@ -68,8 +68,8 @@ def check(
         failed: list[Finding] = []
         layer = ours[both[at]]
         compare = partial(_layer, subject, layer, reference, theirs, drawing)
-        told = collected("against", compare, failed, layer.prefix)
-        return [*told, *failed]
+        items = collected("against", compare, failed, layer.prefix)
+        return [*items, *failed]
 
     for told in crew.share_out(compared, sizes, tell, THREADS):
         yield from told
@@ -78,11 +78,13 @@ def check(
 
 def _tensors(subject: Subject, reference: Subject) -> Iterator[Finding]:
     """Compare tensors outside of layers, such as biases and stacks of floats, in both checkpoints."""
-    here, there = ({*each.account.report.used} - each.specs.keys() for each in (subject, reference))
-    for name in sorted(here & there):
-        found = _differing(subject, reference, name)
-        if found is not None:
-            yield found
+    ours, theirs = (
+        {*checkpoint.account.report.used} - checkpoint.specs.keys() for checkpoint in (subject, reference)
+    )
+    for name in sorted(ours & theirs):
+        finding = _differing(subject, reference, name)
+        if finding is not None:
+            yield finding
 
 
 def _differing(subject: Subject, reference: Subject, name: str) -> Finding | None:
@@ -97,8 +99,12 @@ def _differing(subject: Subject, reference: Subject, name: str) -> Finding | Non
     narrow = min(ours.dtype, theirs.dtype, key=lambda dtype: (dtype.itemsize, str(dtype)))
     count, first = 0, None
     for (start, got), (_, want) in zip(*(rows(storage, name) for storage in storages), strict=True):
-        one, other = got.to(narrow), want.to(narrow)
-        apart = (one != other) & ~(one.isnan() & other.isnan()) if one.is_floating_point() else one != other
+        value, other = got.to(narrow), want.to(narrow)
+        apart = (
+            (value != other) & ~(value.isnan() & other.isnan())
+            if value.is_floating_point()
+            else value != other
+        )
         if bool(apart.any()) and first is None:
             row, *rest = apart.nonzero()[0].tolist()
             first = (start + row, *rest), float(got[(row, *rest)]), float(want[(row, *rest)])
@@ -154,9 +160,9 @@ def _layer(
     except QloadError as error:
         yield finding_of(error)
         return
-    told = list(_verdict(name, found, cause, lawful))
-    yield from told
-    if ours.format.config.doubt and not any(isinstance(each, Finding) for each in told):
+    items = list(_verdict(name, found, cause, lawful))
+    yield from items
+    if ours.format.config.doubt and not any(isinstance(each, Finding) for each in items):
         yield ConfirmedReading(name)
 
 

@@ -238,12 +238,12 @@ def _with_logits(
     )
 
 
-def _sort(items: Iterable[Finding | str], found: list[Finding], told: list[str]) -> None:
+def _sort(items: Iterable[Finding | str], findings: list[Finding], notes: list[str]) -> None:
     for item in items:
         if isinstance(item, Finding):
-            found.append(item)
+            findings.append(item)
         else:
-            told.append(item)
+            notes.append(item)
 
 
 def _nothing(stage: str, done: int, total: int) -> None:
@@ -255,9 +255,9 @@ def _unreadable(subject: Subject) -> Report:
     return Report(subject.path, tuple(subject.errors), tuple(subject.notes), readable=subject.is_unsupported)
 
 
-def _told_of_shard(found: list[Finding]) -> Iterator[Finding]:
+def _told_of_shard(findings: list[Finding]) -> Iterator[Finding]:
     """Of one file of several what it says itself: what it lacks may be in the others."""
-    for finding in found:
+    for finding in findings:
         beyond = finding.rule == "layer-count" and finding.severity == "warning"
         if finding.rule not in ELSEWHERE or beyond:
             yield finding

@@ -80,12 +80,12 @@ def _is_by_design(subject: Subject, loss: Loss) -> bool:
     theirs = subject.all_layers.get(subject.prefixes[loss.kept])
     if not isinstance(theirs, LayerDescription) or theirs.format.weight_type.plain:
         return False
-    own = {theirs.names.full(spec.name) for spec in theirs.specs}
-    here = subject.all_layers.get(loss.name.removesuffix(loss.kept[len(theirs.prefix) :]))
-    if loss.kept not in own or not isinstance(here, LayerDescription):
+    names = {theirs.names.full(spec.name) for spec in theirs.specs}
+    layer = subject.all_layers.get(loss.name.removesuffix(loss.kept[len(theirs.prefix) :]))
+    if loss.kept not in names or not isinstance(layer, LayerDescription):
         return False
-    ours, other = ((each.format.claims, each.format.activations) for each in (here, theirs))
-    return here.format.weight_type.plain or ours != other
+    ours, other = ((each.format.claims, each.format.activations) for each in (layer, theirs))
+    return layer.format.weight_type.plain or ours != other
 
 
 def _alike(subject: Subject) -> list[str]:

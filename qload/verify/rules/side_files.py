@@ -18,10 +18,10 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
         try:
             read_claims(found)
         except QloadError as error:
-            told = finding_of(error, severity=rule.severity)
+            finding = finding_of(error, severity=rule.severity)
             if isinstance(error, UnsupportedFormatError):  # about this config, not the checkpoint
-                told = rule.finding(None, found.file, f"{found.file}: {told.message}", told.remedy)
-            yield told
+                finding = rule.finding(None, found.file, f"{found.file}: {finding.message}", finding.remedy)
+            yield finding
 
 
 RULE = Rule("config-side-file", "headers", check, "warning")
