@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 from weakref import ref
 
+import torch
 from torch import Tensor
 
 from qload.errors import QloadError
@@ -59,7 +60,8 @@ class LayerDecisions:
             claims = layer.format.claims
             compare = self._every or self._checked[claims] < MAX_CHECKED_LAYERS
             values = StoredValues(self, layer, compare_codes=compare)
-            decision = layer.format.config.settled(values)
+            with torch.device("cpu"):  # callers may have another default, such as "meta"
+                decision = layer.format.config.settled(values)
             self._checked[claims] += values.codes_compared and decision[1] is None
             if len(self._cache) < MAX_CACHED_LAYERS:
                 self._cache[layer.prefix] = decision

@@ -409,6 +409,22 @@ def test_a_few_columns_decide_where_many_have_zero_points_of_0(monkeypatch: pyte
     assert max(compared) <= 2 * gptq.FIRST_COLUMNS < 1024
 
 
+@pytest.mark.parametrize("sym", [False, True])
+def test_layers_are_decided_where_the_default_device_is_another(sym: bool) -> None:
+    """transformers builds models under torch.device("meta"), and loads their tensors there."""
+    codes, zeros, scales, want = quantized(4, 512, 256, 64, 0 if sym else 0.1)
+    middle = torch.full_like(zeros, 8)
+    stored = tensors(codes, scales, fields(middle if sym else zeros, 4), 4)
+
+    with torch.device("meta"):
+        weight = loaded(stored, config(4, 64, sym=sym)).get_weights(NAME)
+
+    own = loaded(stored, config(4, 64, sym=sym)).get_weights(NAME)
+    assert weight.config == own.config
+    assert torch.equal(weight.dequantize(), own.dequantize())
+    assert sym or torch.equal(weight.dequantize().half(), want)
+
+
 def several(*layers: dict[str, Tensor]) -> dict[str, Tensor]:
     """Layers 0, 1, ... of a model."""
     return {
