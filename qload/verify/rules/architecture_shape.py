@@ -77,8 +77,7 @@ def _tensors(subject: Subject, architecture: Architecture) -> Iterator[Differenc
             continue
         lawful = [shape] if shape else _stacks(architecture, name, info)
         if lawful and info.shape not in lawful:
-            said = " or ".join(map(str, lawful))
-            yield name, info.file, f"shape is {info.shape}", f"{said} ({architecture.said(name)})"
+            yield _tensor_difference(name, info, lawful, architecture.said(name))
     yield from _joined_stacks(subject, architecture)
     yield from _unread_stacks(subject, architecture)
 
@@ -94,9 +93,7 @@ def _joined_stacks(subject: Subject, architecture: Architecture) -> Iterator[Dif
         info = storage.info(stack.source)
         lawful = _stacks(architecture, stack.prefix, info)
         if lawful and info.shape not in lawful:
-            said = " or ".join(map(str, lawful))
-            words = f"{said} ({architecture.said(stack.prefix)})"
-            yield stack.source, info.file, f"shape is {info.shape}", words
+            yield _tensor_difference(stack.source, info, lawful, architecture.said(stack.prefix))
 
 
 def _unread_stacks(subject: Subject, architecture: Architecture) -> Iterator[Difference]:
@@ -113,8 +110,12 @@ def _unread_stacks(subject: Subject, architecture: Architecture) -> Iterator[Dif
         lost = info.dtype.is_floating_point and prod(info.shape) != prod(lawful[0])
         other = len(info.shape) > 2 and lawful[0][0] not in info.shape  # two axes may be all experts in one
         if shape or lost or other:
-            said = " or ".join(map(str, lawful))
-            yield name, info.file, f"shape is {info.shape}", f"{said} ({architecture.said(prefix)})"
+            yield _tensor_difference(name, info, lawful, architecture.said(prefix))
+
+
+def _tensor_difference(name: str, info: TensorInfo, lawful: list[tuple[int, ...]], source: str) -> Difference:
+    """Difference between a stored shape and the lawful ones; `source`: the settings behind these."""
+    return name, info.file, f"shape is {info.shape}", f"{' or '.join(map(str, lawful))} ({source})"
 
 
 def _stacks(architecture: Architecture, name: str, info: TensorInfo) -> list[tuple[int, ...]]:
