@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from qload.devices.meaning import Meaning
-from qload.errors import ArgumentError
+from qload.errors import ArgumentError, check_values
 from qload.sentences import WordSentence
 
 INTEGERS = (torch.int32, torch.uint8, torch.int64, torch.int16, torch.int8)
@@ -88,10 +88,11 @@ def stood_for(codes: Tensor, lookup: Tensor | None) -> Tensor:
 
 
 def check_integers(codes: Tensor) -> None:
-    """Whole numbers of a dtype that torch counts in, or ArgumentError."""
+    """Whole numbers of a dtype that torch counts in, and values, or ArgumentError."""
     if codes.dtype not in INTEGERS:
         known = ", ".join(_word(dtype) for dtype in INTEGERS)
         raise ArgumentError("codes", f"integers: {known}", _word(codes.dtype))
+    check_values("codes", codes)
 
 
 def _word(dtype: torch.dtype) -> str:

@@ -15,7 +15,7 @@ from qload.diagnosis.misreading import Misreading
 from qload.diagnosis.misreadings import in_programs
 from qload.diagnosis.said import said, said_of_none
 from qload.diagnosis.where import Where, where_of
-from qload.errors import ArgumentError, checked
+from qload.errors import ArgumentError, check_values, checked
 from qload.spec import Weight
 
 
@@ -96,6 +96,8 @@ def diagnose(
             f"the shape of what is expected, {tuple(expected.shape)} = (N, K) or (E, N, K)",
             str(tuple(got.shape)),
         )
+    check_values("expected", expected)
+    check_values("got", got)
     closeness = closeness_of(expected, got)
     if expected.ndim == 3:
         return _of_experts(expected.float(), got.float(), layer, closeness)

@@ -15,7 +15,7 @@ from qload.errors.arguments import (
     worlds,
 )
 from qload.errors.base import QloadError
-from qload.errors.checked import check_call, check_fields, check_type, checked
+from qload.errors.checked import check_call, check_fields, check_type, check_values, checked
 from qload.errors.checkpoint import (
     AmbiguousIndexError,
     ConfigError,
@@ -65,6 +65,7 @@ __all__ = [
     "check_call",
     "check_fields",
     "check_type",
+    "check_values",
     "checked",
     "worlds",
 ]

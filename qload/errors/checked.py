@@ -70,6 +70,12 @@ def check_type(argument: str, value: object, hint: Any) -> None:
         raise refusal(argument, hint, value)
 
 
+def check_values(argument: str, tensor: Any) -> None:
+    """Refuse a tensor on device "meta", which has a shape and no values: ArgumentError."""
+    if tensor.is_meta:
+        raise ArgumentError(argument, "a tensor with values", "one on meta, which has none")
+
+
 def check_fields(record: object) -> None:
     """The fields of a dataclass that was made just now."""
     kind: Any = type(record)

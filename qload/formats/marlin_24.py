@@ -25,7 +25,7 @@ from torch import Tensor
 
 from qload import spec
 from qload.devices import StoredSparse
-from qload.errors import FieldValueError
+from qload.errors import FieldValueError, check_values
 from qload.layouts import marlin, marlin_24
 from qload.spec import Role, TensorSpec, named
 
@@ -117,11 +117,13 @@ class Marlin24Weight(spec.Weight):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        name = named(self.layer.name or type(self).__name__, "B_meta")
+        check_values(name, self.B_meta)
         wrong = marlin_24.invalid(self.B_meta)
         if wrong:
             place, count, total = wrong
             raise FieldValueError(
-                named(self.layer.name or type(self).__name__, "B_meta"),
+                name,
                 "metadata that keeps no two places of four, in order",
                 "one of " + ", ".join(map(str, marlin_24.PAIRS)),
                 f"{place} ({count} of {total} fields)",

@@ -167,6 +167,7 @@ def repack(
     True
     """
     _check_layout(layout)
+    weight.check_values()
     reader, writer = _reader(weight, layout), _writer(weight, layout)
     if whole is not None and _reader(whole, layout).meaning is not reader.meaning:
         raise ArgumentError("whole", f"the layer that the {weight.format} weight is of", whole.format)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from qload.devices.tensors import check_writable
-from qload.errors import ArgumentError, checked
+from qload.errors import ArgumentError, check_values, checked
 from qload.kernels.linear import Linear
 from qload.spec import Layer, Weight
 
@@ -57,6 +57,9 @@ def copy_into(linear: Linear, weight: Weight, bias: Tensor | None = None) -> Non
         here, there = ((tuple(each.shape), each.dtype) for each in (tensor, new))
         if here != there:
             raise ArgumentError(f"{name}: {field}", *(f"{shape}, {dtype}" for shape, dtype in (here, there)))
+        check_values(f"{name}: {field}", new)
+        if tensor.is_meta:
+            raise ArgumentError(f"{name}: {field}", "a layer with memory to write to", "one on meta")
         check_writable(tensor, f"{name}: {field}")
     with torch.no_grad():
         for _, tensor, new in pairs:

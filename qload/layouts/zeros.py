@@ -14,7 +14,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from qload.devices import ZeroRule
-from qload.errors import ArgumentError, checked
+from qload.errors import ArgumentError, check_values, checked
 from qload.layouts.packing import Packing
 
 _ONES = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}
@@ -72,6 +72,7 @@ class Stored(ZeroPoints):
     @checked
     def write(self, zeros: Tensor, packing: Packing) -> Tensor:
         """Zero points in [0, 2**bits) -> int32 words."""
+        check_values("zeros", zeros)
         return packing.pack(zeros)
 
 
@@ -96,6 +97,7 @@ class StoredMinusOne(ZeroPoints):
     @checked
     def write(self, zeros: Tensor, packing: Packing) -> Tensor:
         """Zero points in [0, 2**bits) -> int32 words."""
+        check_values("zeros", zeros)
         if packing.bits in _ONES:
             return packing.pack(zeros).sub(_ONES[packing.bits])
         return StoredMinusOnePerField().write(zeros, packing)
@@ -122,6 +124,7 @@ class StoredMinusOnePerField(ZeroPoints):
     @checked
     def write(self, zeros: Tensor, packing: Packing) -> Tensor:
         """Zero points in [0, 2**bits) -> int32 words."""
+        check_values("zeros", zeros)
         return packing.pack(zeros.sub(1).remainder(2**packing.bits))
 
 
@@ -147,6 +150,7 @@ class StoredMinusOneUnmasked(ZeroPoints):
     @checked
     def write(self, zeros: Tensor, packing: Packing) -> Tensor:
         """Zero points in [1, 2**bits] -> int32 words; ArgumentError for one that is less."""
+        check_values("zeros", zeros)
         if zeros.numel() and int(zeros.min()) < 1:
             raise ArgumentError(
                 "zeros", f"1 <= zero <= {2**packing.bits}: 0 cannot be said", str(int(zeros.min()))

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qload.errors import ArgumentError, DtypeError, MismatchError, ShapeError
+from qload.errors import ArgumentError, DtypeError, MismatchError, ShapeError, check_values
 from qload.methods.tags import keep_tags
 from qload.spec.casts import check_cast
 
@@ -140,8 +140,7 @@ def check_tensor(loaded: object, tensor: str) -> None:
     """What a loader is given is a tensor that holds values, or ArgumentError."""
     if not isinstance(loaded, Tensor):
         raise ArgumentError(tensor, "a tensor", type(loaded).__name__)
-    if loaded.is_meta:
-        raise ArgumentError(tensor, "a tensor with values", "one on meta, which has none")
+    check_values(tensor, loaded)
 
 
 def fill(target: Tensor, loaded: Tensor, tensor: str) -> None:

@@ -97,6 +97,7 @@ def requantize(weight: Fp8Weight) -> Requantized:
 
     Parts whose scale is smaller lose bits, which `error` reports; nothing in qload asks for this by itself.
     """
+    weight.check_values()
     config, parts = weight.config, weight.layer.parts
     if config.per not in ("tensor", "parts"):
         raise ArgumentError("weight", "an Fp8Weight with one scale a part", f"one scale a {config.per}")

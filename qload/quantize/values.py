@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from qload.errors import CastError, MismatchError, ShapeError
+from qload.errors import CastError, MismatchError, ShapeError, check_values
 from qload.spec import named
 from qload.spec.casts import check_cast
 
@@ -30,6 +30,8 @@ def floats(weight: Tensor, dtype: torch.dtype, name: str, remedy: str) -> Tensor
     full = named(name, "weight")
     if 0 in weight.shape:
         raise ShapeError(full, "(N, K), each at least 1, to be quantized", weight.shape)
+    check_values(full, weight)
+    check_values(full, weight)
     check_finite(weight, name)
     made = weight.to(dtype)
     if torch.promote_types(weight.dtype, dtype) != dtype:

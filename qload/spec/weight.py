@@ -18,6 +18,7 @@ from qload.errors import (
     ShapeError,
     check_call,
     check_fields,
+    check_values,
     checked,
 )
 from qload.spec import above
@@ -325,6 +326,11 @@ class Weight(ABC):
         """(K,): what each input is multiplied by before the weight, and no part of it; None: nothing."""
         return None
 
+    def check_values(self) -> None:
+        """Refuse a weight on device "meta": ArgumentError with the name of a tensor."""
+        for name, tensor in self.fields().items():
+            check_values(named(self.layer.name or type(self).__name__, name), tensor)
+
     @property
     def device(self) -> torch.device:
         """Where the tensors lie."""
@@ -352,7 +358,9 @@ class Weight(ABC):
 
     @checked
     def to(self, device: torch.device | str) -> Self:
-        """The same weight on another `device`; no dtype changes."""
+        """The same weight on another `device`; no dtype changes. A weight without values stays on "meta"."""
+        if torch.device(device).type != "meta":
+            self.check_values()
         return self.holding({name: tensor.to(device) for name, tensor in self.fields().items()})
 
     @classmethod

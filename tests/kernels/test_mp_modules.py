@@ -142,7 +142,7 @@ def test_a_parameter_that_the_module_does_not_have_is_named(kind: type[MPLinearK
 def test_a_layer_on_meta_has_no_weights_to_process(kind: type[MPLinearKernel]) -> None:
     layer = Case().layer(Case().weight()).to("meta")
 
-    with pytest.raises(ArgumentError, match=r"qweight: weight\n  expected values\n.*meta"):
+    with pytest.raises(ArgumentError, match=r"qweight: weight\n  expected a tensor with values\n.*meta"):
         kind(Case().config, "qweight", "scales").process_weights_after_loading(layer)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qload.errors import AmbiguousIndexError, ArgumentError, DtypeError, ShapeError
+from qload.errors import AmbiguousIndexError, ArgumentError, DtypeError, ShapeError, check_values
 from qload.formats import GPTQConfig, GPTQWeight
 from qload.kernel_formats.gptq import from_codes
 from qload.kernels.mp_linear.contract import MPLinearLayerConfig
@@ -61,8 +61,8 @@ def read_layer(
 ) -> GPTQWeight:
     """Parameters as the engines hold them -> a typed weight, every shape checked."""
     for part, tensor in (("weight", w_q), ("scales", w_s), ("zero points", w_zp), ("g_idx", g_idx)):
-        if tensor is not None and tensor.is_meta:
-            raise ArgumentError(f"{name}: {part}", "values", "a tensor on meta, which has none")
+        if tensor is not None:
+            check_values(f"{name}: {part}", tensor)
     if w_s.dtype != config.scale_dtype:
         stated, got = (str(dtype).removeprefix("torch.") for dtype in (config.scale_dtype, w_s.dtype))
         hint = f"remedy   choose a kernel for a config whose scale_type is {got}"
