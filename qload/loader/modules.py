@@ -44,6 +44,7 @@ class ModuleLoader(FormatLoader):
     def __init__(self, choices: Sequence[tuple[Matcher, FormatLoader]], default: FormatLoader) -> None:
         loaders = [*(loader for _, loader in choices), default]
         super().__init__(*dict.fromkeys(fmt for loader in loaders for fmt in loader.formats))
+        self.config_tensors = tuple(dict.fromkeys(n for loader in loaders for n in loader.config_tensors))
         self.choices: tuple[tuple[Matcher, FormatLoader], ...] = tuple(choices)
         self.default: FormatLoader = default
 
