@@ -65,6 +65,7 @@ class Subject:
     notes: list[str] = field(default_factory=list)
     shard: bool = False
     settled: bool = True
+    _storage: WeightStorage | None = field(default=None, init=False, repr=False)
 
     @classmethod
     def open(cls, path: str | PathLike[str], *, settled: bool = True) -> Self:
@@ -77,13 +78,17 @@ class Subject:
         located = subject._try(lambda: locate(place))
         if located is not None:
             subject.shard = located.shard
-            subject._config(place, located, subject._headers(located))
+            try:
+                subject._config(place, located, subject._headers(located))
+            except BaseException:
+                subject.close()
+                raise
         return subject
 
     def close(self) -> None:
         """Close the files."""
-        if self.weights is not None:
-            self.weights.storage.close()
+        if self._storage is not None:
+            self._storage.close()
 
     @property
     def loader(self) -> FormatLoader:
@@ -258,13 +263,12 @@ class Subject:
         if self.errors:  # the config can still be wrong, but there is nothing to open
             self._try(lambda: settle(found, None))
             return
-        storage = self._storage(located, headers)
+        storage = self._open_storage(located, headers)
         if storage is None:
             return
         self.claims = self._try(lambda: settle(found, storage))
         loader = self._try(lambda: loader_from_claims(found, storage))
         if loader is None:
-            storage.close()
             return
         if self.claims is not None:
             self.notes += self.claims.notes
@@ -273,14 +277,12 @@ class Subject:
             self.notes += self.claims.notes
         self.weights = Weights(storage, loader=loader.for_rules(), architecture=self.architecture)
 
-    def _storage(self, located: CheckpointFiles, headers: Mapping[str, Header]) -> WeightStorage | None:
+    def _open_storage(self, located: CheckpointFiles, headers: Mapping[str, Header]) -> WeightStorage | None:
         """The tensors, those of each expert by themselves; None where two tensors hold the same."""
-        stored = self._try(lambda: SafetensorsStorage(located, headers=headers))
+        stored = self._storage = self._try(lambda: SafetensorsStorage(located, headers=headers))
         if stored is None:
             return None
         storage = self._try(lambda: with_experts(stored, self.model_config))
-        if storage is None:
-            stored.close()
         if isinstance(storage, ExpertStacks) and storage.stacks:
             self.notes.append(storage.note())
         return storage

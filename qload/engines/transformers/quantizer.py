@@ -65,9 +65,16 @@ class QloadQuantizer(HfQuantizer):  # type: ignore[misc]
         **options: Any,
     ) -> None:
         """Find the layers, check how ranks share them, and put slots where they go."""
-        source = Source(checkpoint_files, self.config, self.dtype)
+        self._source = Source(checkpoint_files, self.config, self.dtype)
+        try:
+            self._prepare(model, self._source, device_map)
+        except BaseException:
+            self._source.close()
+            raise
+
+    def _prepare(self, model: Any, source: Source, device_map: Any) -> None:
         source.check_all_read()
-        self._source, names, self._plan = source, ModelNames(model), SharingPlan(model)
+        names, self._plan = ModelNames(model), SharingPlan(model)
         refuse_adapters(name for name in source.groups.names if not is_adapter(name) or not names.of(name))
         tied = {key.removesuffix(".weight") for key in model.all_tied_weights_keys}
         places = places_of(model, names, source.groups.found, source.is_quantized, source.will_be_quantized)

@@ -13,7 +13,7 @@ from qload.errors import ArgumentError
 from qload.experts.stacks import ExpertStacks
 from qload.formats.unquantized import FLOATS
 from qload.listing import Groups, account
-from qload.loader import FormatLoader
+from qload.loader import FormatLoader, WeightsLoader
 from qload.parallel import ALONE, ProcessGroup
 from qload.quantize import QuantizingLoader
 from qload.spec import named
@@ -43,13 +43,20 @@ class Source:
         place = files[0] if len(files) == 1 else folders.pop()
         self._opened: Weights = open_checkpoint(place, dtype=dtype)
         self.dtype: torch.dtype = dtype
+        try:
+            self._loader = self._loader_of(config)
+            self.groups: Groups = Groups(self.weights("cpu", ALONE, as_stored=config.quantizer is None))
+        except BaseException:
+            self.close()
+            raise
+
+    def _loader_of(self, config: QloadConfig) -> WeightsLoader:
+        """The checkpoint's own loader, and what it repacks or quantizes for as a `config` asks."""
         inner = self._opened.loader
         if config.quantizer is None:
-            self._loader = for_target(inner, self._for_activations(config.target))
-        else:
-            assert isinstance(inner, FormatLoader)
-            self._loader = QuantizingLoader(inner, config.quantizer, policy=config.policy, dtype=dtype)
-        self.groups: Groups = Groups(self.weights("cpu", ALONE, as_stored=config.quantizer is None))
+            return for_target(inner, self._for_activations(config.target))
+        assert isinstance(inner, FormatLoader)
+        return QuantizingLoader(inner, config.quantizer, policy=config.policy, dtype=self.dtype)
 
     def _for_activations(self, target: Target | None) -> Target | None:
         """The target, with the activations' dtype where Marlin's kernel needs one and none is said."""

@@ -83,7 +83,8 @@ class CheckpointNames:
         folder = self._folder() if self._stored is None else None
         if folder is None:
             return
-        there = SafetensorsStorage(folder).keys()
+        with SafetensorsStorage(folder) as storage:
+            there = storage.keys()
         names = {name: name for name in there}
         for mapper in self._mappers:
             renamed = ((mapper.map_name(name), stored) for name, stored in names.items())
