@@ -358,7 +358,13 @@ class _Finder:
         if info.dtype in BYTE_DTYPES and not scaled:
             return f"{what}: no scale with a known name is stored beside it"
         if inputs_first is None:
-            return f"{what}: neither scales nor config show the order of outputs and inputs"
+            scales = [
+                f"{field_name} of shape {list(info.shape)}"
+                for field_name, info in self._beside(matrix).items()
+                if field_name in SCALES
+            ]
+            beside = f" ({', '.join(scales)})" if scales else ""
+            return f"{what}: neither scales{beside} nor config show the order of outputs and inputs"
         order = self._order(matrix, inputs_first)
         if matrix.in_blocks and order is None:
             return []  # the format `mxfp4_experts` reads it
