@@ -4,9 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
+from safetensors.torch import load_file
 
-from qload.plan import explain, plan
 from tests.cli.test_several import run
 from tests.paths import FIXTURES
 
@@ -19,10 +18,28 @@ def a_wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
 
 
-def test_json_is_the_plan_itself() -> None:
+def linear_layers() -> set[str]:
+    """The prefixes of all layers, read from the file itself."""
+    return {name.rpartition(".")[0] for name in load_file(MODEL / "model.safetensors")}
+
+
+def test_json_has_every_layer_and_what_does_not_fit() -> None:
+    """Four heads of queries and two of keys and values do not divide into three."""
     result = run("plan", MODEL, "--tp", "2,3")
 
-    assert json.loads(result.stdout) == json.loads(json.dumps(plan(MODEL, tp=(2, 3)).to_json()))
+    told = json.loads(result.stdout)
+    refused = {
+        world: {layer["prefix"] for layer in told["layers"] if not layer["shares"][world]["fits"]}
+        for world in ("2", "3")
+    }
+    assert {layer["prefix"] for layer in told["layers"]} == linear_layers()
+    assert refused["2"] == set()
+    assert {name.partition("layers.")[2] for name in refused["3"]} == {
+        f"{layer}.self_attn.{part}_proj" for layer in (0, 1) for part in "qkvo"
+    }
+    assert [(world["fits"], world["refused"]) for world in told["worlds"].values()] == [(True, 0), (False, 8)]
+    assert [len(world["bytes"]) for world in told["worlds"].values()] == [2, 3]
+    assert (told["verdict"], told["path"], told["model"]) == ("findings", str(MODEL), "mixtral")
 
 
 @pytest.mark.parametrize(("sizes", "code"), [("1,2", 0), ("2,3", 1)])
@@ -60,11 +77,17 @@ def test_what_cannot_be_asked_is_a_usage_error(asked: list[str]) -> None:
     assert run("plan", dense, *asked).exit_code == 2
 
 
-def test_json_of_explain_is_the_explanation_itself() -> None:
+def test_json_of_explain_has_every_layer_and_what_was_asked() -> None:
     result = run("explain", MODEL, "--arch", "sm90", "--dtype", "fp16", "--tokens", "1,2")
 
-    told = explain(MODEL, arch="sm90", dtype=torch.float16, tokens=(1, 2)).to_json()
-    assert (json.loads(result.stdout), result.exit_code) == (json.loads(json.dumps(told)), 0)
+    told = json.loads(result.stdout)
+    assert (told["path"], told["verdict"], result.exit_code) == (str(MODEL), "ok", 0)
+    assert (told["arch"], told["tp"], told["dtype"]) == ("sm90", 1, "float16")
+    assert {layer["prefix"] for layer in told["layers"]} == linear_layers()
+    assert {tuple(choice["tokens"] for choice in layer["choices"]) for layer in told["layers"]} == {(1, 2)}
+    plain = {layer["prefix"] for layer in told["layers"] if layer["kernel_format"] == "unquantized"}
+    assert {name.rpartition(".")[2] for name in plain} >= {"norm", "input_layernorm", "lm_head"}
+    assert {layer["kernel_format"] for layer in told["layers"] if layer["prefix"] not in plain} == {"strips"}
 
 
 def test_explain_as_text_has_kernels_and_reasons() -> None:

@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from qload import diff
 from qload.testing import make_checkpoint
-from tests.unread import EXPERTS, KINDS, known_type
+from tests.unread import EXPERTS, KINDS, LAYER, known_type, layer
 from tests.verify.checkpoints import GPTQ, gptq, model
 
 KIND = pytest.mark.parametrize("kind", KINDS)
@@ -58,9 +58,32 @@ def test_experts_beside_a_stack_that_is_not_read_are_unread_and_not_missing(
     assert all(name.startswith(f"{EXPERTS}.") for name in experts)
     assert given.unread.keys() <= outcomes.keys()
     assert found.verdict == "incomplete"
+    details = {layer.name: layer.detail for layer in found.layers}
+    assert {details[name] for name in experts} == {f"in {given.folder} it is not read"}
+    others = {layer.name: layer.other for layer in found.layers}
+    assert {others[name] == name for name in experts} == {not turned}
+    assert {details[name].startswith(f"{given.folder}: ") for name in given.unread} == {turned}
 
 
-def test_a_damaged_layer_is_refused_and_not_unread(tmp_path: Path) -> None:
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_layer_beside_one_that_is_not_read_names_the_folder_where_it_is_not(
+    turned: bool, tmp_path: Path
+) -> None:
+    """A layer of an unread dialect, and a readable one of the same name."""
+    given, sound = layer(tmp_path / "unread"), tmp_path / "sound"
+    sound.mkdir()
+    model(sound, {f"{LAYER}.weight": torch.ones(16, 128), "model.norm.weight": torch.ones(128)})
+    folders = (sound, given.folder) if turned else (given.folder, sound)
+
+    found = {each.name: each for each in diff(*folders).layers}
+
+    assert (found[LAYER].outcome, found[LAYER].detail) == ("unread", f"in {given.folder} it is not read")
+    assert found[LAYER].other == (None if turned else LAYER)
+    assert {name for name, each in found.items() if each.outcome == "unread"} == {LAYER, *given.unread}
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_damaged_layer_is_refused_and_not_unread(turned: bool, tmp_path: Path) -> None:
     (tmp_path / "sound").mkdir()
     (tmp_path / "broken").mkdir()
     sound = model(tmp_path / "sound", gptq("a"), quantization_config=GPTQ)
@@ -68,7 +91,7 @@ def test_a_damaged_layer_is_refused_and_not_unread(tmp_path: Path) -> None:
     tensors["a.scales"] = torch.ones(3, 8, dtype=torch.float16)
     broken = model(tmp_path / "broken", tensors, quantization_config=GPTQ)
 
-    found = diff(sound, broken)
+    found = diff(*((broken, sound) if turned else (sound, broken)))
 
     assert [(layer.name, layer.outcome) for layer in found.layers] == [("a", "refused")]
     assert "a.scales: wrong shape" in found.layers[0].detail

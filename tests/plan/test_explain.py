@@ -11,7 +11,8 @@ from qload.errors import ArgumentError
 from qload.kernel_formats import PanelsWeight
 from qload.kernels import cpu
 from qload.kernels.cpu import PanelsPlan
-from qload.plan import ExplainedLayer
+from qload.plan import ExplainedLayer, asked
+from qload.plan.kernels import KernelChoice
 from qload.repacking import loaders
 from qload.spec import Weight
 from tests.paths import FIXTURES, FOLDERS, cases
@@ -92,6 +93,47 @@ def test_activations_that_no_kernel_takes_are_told_with_those_that_would_do() ->
 
     assert {choice.kernel for choice in layer.choices} == {"dequantize, then torch's product"}
     assert layer.changes == ("activations of float16: decode, many", "activations of bfloat16: decode, many")
+
+
+DEQUANTIZED = "dequantize, then torch's product"
+# Of float32, which is asked for, and of the two other types: the kernels of 1 and of 64 tokens.
+SUGGESTED: dict[str, tuple[dict[str, list[str]], list[str]]] = {
+    "no kernel for either number": (
+        {"float32": [DEQUANTIZED] * 2, "float16": ["decode", "many"], "bfloat16": [DEQUANTIZED] * 2},
+        ["float16: decode, many"],
+    ),
+    "no kernel for the second number": (
+        {"float32": ["decode", DEQUANTIZED], "float16": ["decode"] * 2, "bfloat16": ["decode", "many"]},
+        ["float16: decode", "bfloat16: decode, many"],
+    ),
+    "no kernel for the first number": (
+        {"float32": [DEQUANTIZED, "many"], "float16": [DEQUANTIZED, "many"], "bfloat16": ["many"] * 2},
+        ["bfloat16: many"],
+    ),
+    "another dtype with a kernel for a part": (
+        {"float32": [DEQUANTIZED] * 2, "float16": ["decode", DEQUANTIZED], "bfloat16": [DEQUANTIZED, "many"]},
+        [],
+    ),
+    "kernels for both": (
+        {"float32": ["decode", "many"], "float16": ["decode", "many"], "bfloat16": ["decode", "many"]},
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize(("kernels", "suggested"), SUGGESTED.values(), ids=SUGGESTED)
+def test_a_dtype_is_suggested_where_it_has_kernels_for_all_tokens_and_the_asked_one_has_not(
+    kernels: dict[str, list[str]], suggested: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def table(weight: Weight, dtype: torch.dtype, chip: Any, tokens: tuple[int, ...]) -> Any:
+        found = kernels[str(dtype).removeprefix("torch.")]
+        return tuple(KernelChoice(*pair) for pair in zip(tokens, found, strict=True))
+
+    monkeypatch.setattr(asked, "kernels_for", table)
+
+    layer = only(gptq(128, 128), arch="sm90", dtype=torch.float32, tokens=(1, 64))
+
+    assert layer.changes == tuple(f"activations of {each}" for each in suggested)
 
 
 def test_a_share_that_only_names_tell_has_a_note() -> None:
