@@ -152,8 +152,28 @@ def test_an_answer_that_was_not_asked_for_is_a_finding(hub: Hub, answer: Callabl
 
     (finding,) = json.loads(result.stdout)["findings"]
     assert finding["file"] == SHARD
+    assert finding["message"].startswith(SHARD)
     assert ANSWERS[answer] in finding["message"]
+    assert ("the hub gave no answer" in finding["message"]) == ("gave no answer" in ANSWERS[answer])
     assert result.exit_code == 1
+
+
+AGAIN = (a_body_that_breaks_off, a_failure, a_redirect_to_a_file, a_redirect_to_nobody, nothing_at_all)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [each for each in ANSWERS if each is not a_redirect_to_itself],
+    ids=lambda answer: answer.__name__,
+)
+def test_a_range_is_asked_for_again_where_there_was_no_answer_and_once_elsewhere(
+    hub: Hub, answer: Callable[[Request], None]
+) -> None:
+    hub.faults.append(of_the_shard(answer))
+    run("inspect", "org/sound")
+
+    tries = [place for command, place in hub.asked if command == "GET" and place.endswith(SHARD)]
+    assert len(tries) == (3 if answer in AGAIN else 1)
 
 
 @pytest.mark.parametrize("answer", [a_long_body, an_endless_body, the_whole_file], ids=lambda a: a.__name__)
