@@ -8,6 +8,8 @@ Source: compressed-tensors 0.20.0, modelopt 0.47.0, torchao 0.18.0, transformers
 import torch
 from torch import Tensor
 
+from qload import devices
+
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 E2M1 = (*_MAGNITUDES, *(-value for value in _MAGNITUDES))  # the value of each code
 
@@ -28,7 +30,12 @@ def values(device: torch.device) -> Tensor:
 
 
 def pack(codes: Tensor) -> Tensor:
-    """Codes (..., C) -> bytes (..., C / 2), as `NibblePairs` holds them, the first in the low bits."""
+    """Codes (..., C) in [0, 16) -> bytes (..., C / 2), as of `NibblePairs`, the first in the low bits.
+
+    ArgumentError for codes that are no integers or do not fit.
+    """
+    devices.check_integers(codes)
+    devices.check_codes(codes, 4)
     low, high = codes.to(torch.uint8).reshape(*codes.shape[:-1], -1, 2).unbind(-1)
     return low | (high << 4)
 

@@ -11,8 +11,10 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
+from qload import devices
 from qload.devices import ZeroRule
 from qload.errors import ArgumentError, check_values, checked
 from qload.layouts.packing import Packing
@@ -51,7 +53,20 @@ class ZeroPoints(ABC):
 
     @abstractmethod
     def write(self, zeros: Tensor, packing: Packing) -> Tensor:
-        """Zero points `zeros` in plain order -> int32 words in an order `packing`; the inverse of `read`."""
+        """Zero points `zeros` in plain order -> int32 words in an order `packing`; the inverse of `read`.
+
+        ArgumentError for zero points that are no integers, or beyond `span`.
+        """
+
+    def _fields(self, zeros: Tensor, bits: int) -> Tensor:
+        """Return the zero points less one, int32; ArgumentError for zero points beyond `span`."""
+        check_values("zeros", zeros)
+        devices.check_integers(zeros)
+        low, high = self.span(bits)
+        least, most = map(int, zeros.aminmax()) if zeros.numel() else (low, high)
+        if least < low or most > high:
+            raise ArgumentError("zeros", f"{low} <= zero <= {high}, {self.name}", f"{least} to {most}")
+        return zeros.to(torch.int32).sub(1)
 
 
 @dataclass(frozen=True)
@@ -124,8 +139,7 @@ class StoredMinusOnePerField(ZeroPoints):
     @checked
     def write(self, zeros: Tensor, packing: Packing) -> Tensor:
         """Zero points in [0, 2**bits) -> int32 words."""
-        check_values("zeros", zeros)
-        return packing.pack(zeros.sub(1).remainder(2**packing.bits))
+        return packing.pack(self._fields(zeros, packing.bits).remainder(2**packing.bits))
 
 
 @dataclass(frozen=True)
@@ -149,10 +163,5 @@ class StoredMinusOneUnmasked(ZeroPoints):
 
     @checked
     def write(self, zeros: Tensor, packing: Packing) -> Tensor:
-        """Zero points in [1, 2**bits] -> int32 words; ArgumentError for one that is less."""
-        check_values("zeros", zeros)
-        if zeros.numel() and int(zeros.min()) < 1:
-            raise ArgumentError(
-                "zeros", f"1 <= zero <= {2**packing.bits}: 0 cannot be said", str(int(zeros.min()))
-            )
-        return packing.pack(zeros.sub(1))
+        """Zero points in [1, 2**bits] -> int32 words."""
+        return packing.pack(self._fields(zeros, packing.bits))

@@ -1,5 +1,6 @@
 """Layouts as sentences: what a sentence may say, that every one has an inverse, and one tile of each."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -7,9 +8,25 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
+from torch import Tensor
 
 from qload.errors import ArgumentError, PatternError
-from qload.layouts import STORED_MINUS_ONE, Order, Packing, Stored, StoredMinusOneUnmasked, awq, exllama, gptq
+from qload.layouts import (
+    STORED_MINUS_ONE,
+    Order,
+    Packing,
+    Stored,
+    StoredMinusOnePerField,
+    StoredMinusOneUnmasked,
+    ZeroPoints,
+    awq,
+    compressed_tensors,
+    eetq,
+    exllama,
+    fp4,
+    gptq,
+)
+from qload.layouts.exl2 import Exl2Groups
 from qload.testing import assert_same_bits
 from tests.example_counts import at_most
 
@@ -160,9 +177,68 @@ def test_every_zero_point_can_be_said(zeros: Any, bits: int) -> None:
     assert_same_bits(zeros.read(zeros.write(logical, packing), packing), logical)
 
 
-def test_zero_cannot_be_said_without_a_mask() -> None:
-    with pytest.raises(ArgumentError, match="0 cannot be said"):
-        StoredMinusOneUnmasked().write(torch.zeros(1, 8, dtype=torch.int32), gptq.columns(4))
+CONVENTIONS = [Stored(), STORED_MINUS_ONE, StoredMinusOnePerField(), StoredMinusOneUnmasked()]
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.int16, torch.uint8], ids=str)
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("zeros", CONVENTIONS, ids=lambda z: z.name)
+def test_zero_points_are_written_where_they_can_be_said_and_refused_elsewhere(
+    zeros: ZeroPoints, bits: int, dtype: torch.dtype
+) -> None:
+    packing = gptq.columns(bits)
+    lowest = 1 if isinstance(zeros, StoredMinusOneUnmasked) else 0
+    highest = 2**bits - 1 + lowest
+
+    for value in (lowest, lowest + 1, highest - 1, highest):
+        if value <= torch.iinfo(dtype).max:
+            written = zeros.write(torch.full((1, 32), value, dtype=dtype), packing)
+            assert zeros.read(written, packing).tolist() == [[value] * 32]
+    for beyond in (lowest - 1, highest + 1, highest + 2):
+        if torch.iinfo(dtype).min <= beyond <= torch.iinfo(dtype).max:
+            points = torch.full((1, 32), lowest, dtype=dtype)
+            points[0, 17] = beyond
+            with pytest.raises(ArgumentError, match=r"(zeros|codes)\n  expected "):
+                zeros.write(points, packing)
+
+
+@pytest.mark.parametrize("zeros", CONVENTIONS, ids=lambda z: z.name)
+@pytest.mark.parametrize("value", [3.7, 3.0, float("nan"), True])
+def test_zero_points_are_integers(zeros: ZeroPoints, value: Any) -> None:
+    for bits in (3, 4):
+        with pytest.raises(ArgumentError, match="expected integers"):
+            zeros.write(torch.full((1, 32), value), gptq.columns(bits))
+
+
+OF_FOUR_BITS = Exl2Groups.read(torch.tensor([4, 0]), 4)  # one group of 32 rows in 4 words
+
+# A packer of codes, and the shape and the number of codes that it takes.
+PACKERS: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, int], int]] = {
+    "words of rows": (gptq.rows(4).pack, (32, 64), 16),
+    "words of columns": (gptq.columns(8).pack, (32, 64), 256),
+    "awq": (awq.columns(4).pack, (32, 64), 16),
+    "compressed-tensors": (lambda codes: compressed_tensors.pack(codes, 4, dense=False), (32, 60), 16),
+    "compressed-tensors, dense": (lambda codes: compressed_tensors.pack(codes, 3, dense=True), (32, 64), 8),
+    "four-bit floats": (fp4.pack, (32, 64), 16),
+    "eetq": (eetq.pack, (64, 64), 256),
+    "exl2": (OF_FOUR_BITS.pack, (32, 64), 16),
+    "exl2, shuffled": (lambda codes: OF_FOUR_BITS.pack(codes, shuffle=True), (32, 64), 16),
+}
+
+
+@pytest.mark.parametrize(("pack", "shape", "count"), PACKERS.values(), ids=PACKERS)
+def test_every_packer_takes_whole_codes_that_fit_and_nothing_else(
+    pack: Callable[[Tensor], Tensor], shape: tuple[int, int], count: int
+) -> None:
+    pack(torch.full(shape, count - 1))
+    for value in (3.7, 3.0, float("nan"), True, 1j):
+        with pytest.raises(ArgumentError, match="codes\n  expected integers"):
+            pack(torch.full(shape, value))
+    for beyond in (-1, count):
+        codes = torch.zeros(shape, dtype=torch.int32)
+        codes[-1, -1] = beyond
+        with pytest.raises(ArgumentError, match=f"codes\n  expected 0 <= code < {count}"):
+            pack(codes)
 
 
 @pytest.mark.parametrize("packing", PACKINGS)

@@ -1,6 +1,7 @@
 """EETQ from plain weights: by hand, against its owner's codes, and the same at every world size."""
 
 import json
+from math import floor
 from typing import Any
 
 import pytest
@@ -39,9 +40,9 @@ def row(*values: float) -> Tensor:
 
 def test_a_row_by_hand() -> None:
     """The largest is -128: the scale is 1. Halves are rounded away from zero."""
-    weight = row(-128, 127, 0.5, -0.5, 1.5, 2.5, -2.5, 0.25)
+    weight = row(-128, 127, 0.5, -0.5, 1.5, 2.5, -2.5, 0.25, 3.7, -3.7, 3.3, -3.3, 126.9, -127.6)
 
-    assert codes(weight)[0, :9].tolist() == [-128, 127, 1, -1, 2, 3, -3, 0, 0]
+    assert codes(weight)[0, :15].tolist() == [-128, 127, 1, -1, 2, 3, -3, 0, 4, -4, 3, -3, 127, -128, 0]
     assert quantize(weight).weight_scales[0] == 1
 
 
@@ -76,7 +77,7 @@ def test_a_row_of_zeros_is_zeros() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_the_error_is_at_most_a_step_and_scales_are_half(dtype: torch.dtype) -> None:
+def test_the_error_is_at_most_half_a_step_and_scales_are_half(dtype: torch.dtype) -> None:
     weight = torch.randn(64, 128, generator=torch.Generator().manual_seed(0)).to(dtype)
 
     made = quantize(weight)
@@ -85,7 +86,15 @@ def test_the_error_is_at_most_a_step_and_scales_are_half(dtype: torch.dtype) -> 
     assert made.weight_scales.dtype == torch.float16
     assert_same_bits(made.weight_scales, step.half()[:, 0])
     lost = 128 * (step.half().float() - step).abs()
-    assert bool(((made.dequantize() - weight.float()).abs() <= step + lost).all())
+    code = made.codes().codes.int() - 128
+    largest = weight.float() > 127 * step  # which code 127 stands for
+    allowed = torch.where(largest, 1.0, 0.5 + 2**-16) * step + lost
+    assert bool(((made.dequantize() - weight.float()).abs() <= allowed).all())
+    whole = (weight.double() / step.double()).tolist()
+    nearest = [
+        [min(127, floor(abs(each) + 0.5) * (1 if each > 0 else -1)) for each in line] for line in whole
+    ]
+    assert code.tolist() == nearest
 
 
 @pytest.mark.parametrize("folder", cases("eetq"), ids=lambda folder: folder.name)
