@@ -50,6 +50,19 @@ def test_a_patch_is_real_where_all_of_its_pixels_are() -> None:
     ]
 
 
+@pytest.mark.parametrize(("height", "width"), [(4, 4), (4, 7), (7, 4), (7, 7)])
+def test_an_image_of_one_patch_has_one_and_its_position_is_the_first(height: int, width: int) -> None:
+    patches = patch_mask(torch.ones(2, height, width, dtype=torch.bool), 4)
+
+    assert patches.tolist() == [[[True]], [[True]]]
+    for side in (1, 2, 8):
+        assert patch_positions(patches, side).tolist() == [[0], [0]]
+
+
+def test_a_tower_of_one_position_has_it_for_all_patches() -> None:
+    assert patch_positions(mask_of((3, 2), rows=3, columns=2), 1).tolist() == [[0] * 6]
+
+
 def test_an_image_without_a_patch_of_its_own_is_refused() -> None:
     with pytest.raises(ArgumentError, match="pixel_mask"):
         patch_positions(mask_of((4, 4), (0, 0), rows=4, columns=4), 4)

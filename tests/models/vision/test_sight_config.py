@@ -5,7 +5,8 @@ import copy
 import pytest
 
 from qload.errors import ConfigError
-from qload.models.vision.config import sight_config
+from qload.experts import GatedActivation
+from qload.models.vision.config import ResamplerConfig, SightConfig, TowerConfig, sight_config
 
 SMALL = {
     "model_type": "idefics2",
@@ -20,6 +21,57 @@ def test_the_sizes_and_what_follows_from_them() -> None:
 
     assert (said.tower.hidden, said.tower.heads, said.tower.side, said.image_token) == (32, 4, 4, 95)
     assert (said.resampler.hidden, said.resampler.kv_heads) == (64, 2)
+
+
+# A key of the config, a value that is no default, and the field that has it.
+SAID = [
+    ("vision_config", "hidden_size", 40, "tower", "hidden", 40),
+    ("vision_config", "intermediate_size", 56, "tower", "inner", 56),
+    ("vision_config", "num_hidden_layers", 5, "tower", "layers", 5),
+    ("vision_config", "num_attention_heads", 8, "tower", "heads", 8),
+    ("vision_config", "num_channels", 4, "tower", "channels", 4),
+    ("vision_config", "patch_size", 5, "tower", "patch", 5),
+    ("vision_config", "patch_size", 30, "tower", "side", 1),
+    ("vision_config", "image_size", 35, "tower", "side", 5),
+    ("vision_config", "image_size", 34, "tower", "side", 4),
+    ("vision_config", "image_size", 7, "tower", "side", 1),
+    ("vision_config", "layer_norm_eps", 0.125, "tower", "eps", 0.125),
+    ("vision_config", "hidden_act", "silu", "tower", "activation", GatedActivation("silu")),
+    ("perceiver_config", "resampler_n_latents", 7, "resampler", "latents", 7),
+    ("perceiver_config", "resampler_depth", 5, "resampler", "depth", 5),
+    ("perceiver_config", "resampler_n_heads", 6, "resampler", "heads", 6),
+    ("perceiver_config", "resampler_head_dim", 24, "resampler", "head_size", 24),
+    ("perceiver_config", "num_key_value_heads", 1, "resampler", "kv_heads", 1),
+    ("perceiver_config", "hidden_act", "gelu", "resampler", "activation", GatedActivation("gelu")),
+]
+
+
+@pytest.mark.parametrize(("section", "key", "value", "part", "field", "expected"), SAID)
+def test_every_key_is_a_field_and_no_other_field_changes(
+    section: str, key: str, value: object, part: str, field: str, expected: object
+) -> None:
+    other = sight_config({**SMALL, section: {**SMALL[section], key: value}}, 64, 1e-5)  # type: ignore[dict-item]
+    usual = sight_config(SMALL, 64, 1e-5)
+
+    changed = {
+        (name, each)
+        for name in ("tower", "resampler")
+        for each in vars(getattr(usual, name))
+        if getattr(getattr(other, name), each) != getattr(getattr(usual, name), each)
+    }
+    assert getattr(getattr(other, part), field) == expected
+    assert changed <= {
+        (part, field),
+        *([("tower", "patch"), ("tower", "side")] if key == "patch_size" else []),
+    }
+
+
+def test_what_a_config_leaves_out_is_as_its_owner_has_it() -> None:
+    """`Idefics2VisionConfig` and `Idefics2PerceiverConfig` of transformers 5.23.0."""
+    tower = TowerConfig(768, 3072, 12, 12, 3, 32, 7, GatedActivation("gelu_tanh"), 1e-6)
+    resampler = ResamplerConfig(4096, 64, 3, 16, 4, 96, GatedActivation("silu"), 1e-6)
+
+    assert sight_config({"model_type": "idefics2"}, 4096, 1e-5) == SightConfig(tower, resampler, 32001)
 
 
 @pytest.mark.parametrize(

@@ -28,13 +28,22 @@ def attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.cat(made, 1)
 
 
+# As large as the norms' mean squares, and a different one of each part, so that another one is seen.
+TOWER_EPS, RESAMPLER_EPS = 0.5, 0.25
+SEEING = {
+    **CONFIG,
+    "vision_config": {**CONFIG["vision_config"], "layer_norm_eps": TOWER_EPS},
+    "perceiver_config": {**CONFIG["perceiver_config"], "rms_norm_eps": RESAMPLER_EPS},
+}
+
+
 def centered(x: Tensor, t: dict[str, Tensor], name: str) -> Tensor:
     x = x - x.mean(1, keepdim=True)
-    return x / (x.square().mean(1, keepdim=True) + 1e-6).sqrt() * t[f"{name}.weight"] + t[f"{name}.bias"]
+    return x / (x.square().mean(1, keepdim=True) + TOWER_EPS).sqrt() * t[f"{name}.weight"] + t[f"{name}.bias"]
 
 
 def normed(x: Tensor, t: dict[str, Tensor], name: str) -> Tensor:
-    return x / (x.square().mean(1, keepdim=True) + 1e-6).sqrt() * t[f"{name}.weight"]
+    return x / (x.square().mean(1, keepdim=True) + RESAMPLER_EPS).sqrt() * t[f"{name}.weight"]
 
 
 def linear(x: Tensor, t: dict[str, Tensor], name: str) -> Tensor:
@@ -95,7 +104,7 @@ def test_images_become_what_the_formulas_say(ranks: int) -> None:
     def work(group: ProcessGroup) -> Tensor:
         storage = MemoryStorage(tensors | text())
         weights = Weights(storage, loader=loader_from_config(None), process_group=group)
-        return load_vision_model(weights, CONFIG).images(pixels, mask)
+        return load_vision_model(weights, SEEING).images(pixels, mask)
 
     for made in FakeWorld(ranks).run(work):
         assert (made - expected).abs().max() <= OF_RANGE * (expected.max() - expected.min())
@@ -106,6 +115,40 @@ def test_the_tower_alone_is_its_formula() -> None:
     weights = Weights(MemoryStorage(tensors | text()), loader=loader_from_config(None))
     expected = seen(pixels[0, 2].double(), 2, 3, {name: tensor.double() for name, tensor in tensors.items()})
 
-    made = load_vision_model(weights, CONFIG).tower(pixels[:, 2], patch_mask(mask[:, 2].bool(), 7))
+    made = load_vision_model(weights, SEEING).tower(pixels[:, 2], patch_mask(mask[:, 2].bool(), 7))
 
     assert (made[0, :6] - expected).abs().max() <= OF_RANGE * (expected.max() - expected.min())
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "rows", "columns"),
+    [(7, 7, 1, 1), (13, 7, 1, 1), (7, 28, 1, 4), (28, 7, 4, 1), (35, 14, 5, 2)],
+    ids=["one patch", "one patch and a part", "one row", "one column", "more rows than were trained"],
+)
+def test_an_image_of_few_patches_is_seen_by_the_formulas(
+    height: int, width: int, rows: int, columns: int
+) -> None:
+    tensors = sight()
+    wide = {name: tensor.double() for name, tensor in tensors.items()}
+    pixels = torch.randn(1, 3, height, width, generator=torch.Generator().manual_seed(3))
+    weights = Weights(MemoryStorage(tensors | text()), loader=loader_from_config(None))
+    expected = resampled(seen(pixels[0].double(), rows, columns, wide), wide)
+
+    made = load_vision_model(weights, SEEING).images(pixels)
+
+    assert made.shape == expected.shape == (5, 64)
+    assert (made - expected).abs().max() <= OF_RANGE * (expected.max() - expected.min())
+
+
+def test_a_resampler_that_says_no_length_has_the_eps_of_the_text() -> None:
+    tensors, own = sight(), dict(SEEING["perceiver_config"], rms_norm_eps=0.0625)
+    del own["hidden_size"]
+    reads = {**CONFIG["text_config"], "rms_norm_eps": RESAMPLER_EPS}
+    weights = Weights(MemoryStorage(tensors | text()), loader=loader_from_config(None))
+    pixels = torch.randn(1, 3, 7, 7, generator=torch.Generator().manual_seed(4))
+    wide = {name: tensor.double() for name, tensor in tensors.items()}
+    expected = resampled(seen(pixels[0].double(), 1, 1, wide), wide)
+
+    model = load_vision_model(weights, {**SEEING, "perceiver_config": own, "text_config": reads})
+
+    assert (model.images(pixels) - expected).abs().max() <= OF_RANGE * (expected.max() - expected.min())
