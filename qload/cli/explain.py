@@ -43,9 +43,7 @@ DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 @click.option(
     "--dtype",
     type=click.Choice([*DTYPES, *DTYPES.values()]),
-    default="bf16",
-    show_default=True,
-    help="Of the activations.",
+    help="Of the activations. Default: the dtype that config.json names, or bf16 where it names none.",
 )
 @click.option(
     "--tokens",
@@ -70,7 +68,7 @@ def explain(
     path: "Path | HubId",
     arch: str | None,
     tp: int,
-    dtype: str,
+    dtype: str | None,
     tokens: tuple[int, ...],
     html: Path | None,
     every: bool,
@@ -79,7 +77,7 @@ def explain(
     """Show which kernel multiplies each layer, and why not each other one.
 
     No GPU is needed: layers are repacked, but for their codes, as loading for ARCH repacks them, and kernels
-    are chosen by the table that calls choose by. How long they take is not measured.
+    are chosen by the table that calls choose by. A time is a prediction with its basis, or "not measured".
     """
     by_first_alone(ctx)
     import torch
@@ -90,7 +88,7 @@ def explain(
     from qload.plan import explain as run
 
     native.check()
-    wanted = getattr(torch, DTYPES.get(dtype, dtype))
+    wanted = None if dtype is None else getattr(torch, DTYPES.get(dtype, dtype))
     with opened(path) as place:
         found = make_report(
             lambda: run(place, arch=arch, tp=tp, dtype=wanted, tokens=tokens),

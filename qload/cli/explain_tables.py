@@ -9,7 +9,7 @@ from rich.text import Text
 
 from qload.cli.fold import Fold, fold, unfolded
 from qload.cli.tables import STYLE
-from qload.cli.text import name, safe
+from qload.cli.text import name, plural, safe
 
 if TYPE_CHECKING:
     from qload.plan import ExplainedLayer, Explanation
@@ -52,8 +52,8 @@ def _layer(row: "Fold[ExplainedLayer]") -> Iterator[RenderableType]:
     for other, why in layer.formats.items():
         yield Text(f"    not {other}: {safe(why)}", "dim")
     for choice in layer.choices:
-        took = "time not measured" if choice.seconds is None else f"{choice.seconds * 1e6:.3g} us on an H200"
-        yield Text(f"    {choice.tokens} tokens: ").append(choice.kernel, "green").append(f", {took}")
+        tokens = plural(choice.tokens, "token")
+        yield Text(f"    {tokens}: ").append(choice.kernel, "green").append(f", {choice.time}")
         for other, why in choice.refused.items():
             yield Text(f"        not {other}: {safe(why)}", "dim")
     for change in layer.changes:

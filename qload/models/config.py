@@ -12,6 +12,7 @@ import torch
 from pydantic import Field
 
 from qload.architecture import Architecture, architecture_of
+from qload.architecture.config import INNER
 from qload.detect import FoundConfig
 from qload.detect.files import MODEL_CONFIG, shown
 from qload.detect.validation import Excerpt, validate
@@ -191,7 +192,7 @@ def text_config(config: Mapping[str, Any]) -> TextConfig:
         sparse_layers=sparse,
         latent=latent,
         eos=_eos(said),
-        dtype=_dtype(said, config),
+        dtype=config_dtype(config),
     )
 
 
@@ -287,10 +288,11 @@ def _facts(found: FoundConfig, architecture: Architecture) -> ExpertFacts:
         raise ConfigError(found.file, key, "numbers above 0", error.got) from error
 
 
-def _dtype(said: Said, whole: Mapping[str, Any]) -> torch.dtype | None:
-    """What the config says, of the text or else of the whole model."""
-    own = said.dtype or said.torch_dtype or whole.get("dtype") or whole.get("torch_dtype")
-    return DTYPES.get(str(own).removeprefix("torch."))
+def config_dtype(config: Mapping[str, Any]) -> torch.dtype | None:
+    """The dtype that config.json names, of the text model or else of the whole; None: none of `DTYPES`."""
+    inner = [config[key] for key in INNER if isinstance(config.get(key), dict)]
+    names = (part.get(key) for part in (*inner, config) for key in ("dtype", "torch_dtype"))
+    return DTYPES.get(str(next(filter(None, names), None)).removeprefix("torch."))
 
 
 def _temperature(family: Family, said: Said) -> tuple[float, float] | None:

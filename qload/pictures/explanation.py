@@ -56,8 +56,8 @@ def _row(layer: ExplainedLayer, tokens: Sequence[int]) -> list[str | int | None]
 
 
 def _kernel(choice: KernelChoice) -> str:
-    """By name, with its time where that was measured."""
-    return choice.kernel if choice.seconds is None else f"{choice.kernel}, {choice.seconds * 1e6:.3g} us"
+    """By name, with the prediction of its time, or that it was not measured."""
+    return f"{choice.kernel}, {choice.time}"
 
 
 def _reasons(layer: ExplainedLayer) -> Iterator[str]:

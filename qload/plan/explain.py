@@ -8,8 +8,10 @@ import torch
 from qload.errors import ArgumentError, checked
 from qload.kernels import dtypes
 from qload.listing import Groups, account
+from qload.models.config import config_dtype
 from qload.plan.asked import AskedKinds, Question
 from qload.plan.explained import Explanation
+from qload.plan.model import described_model
 from qload.plan.plan import opened
 from qload.plan.sharing import sharings
 from qload.weights import Weights
@@ -17,10 +19,8 @@ from qload.weights import Weights
 FIRST = (
     "alike layers, of one shape, dtype and grouping, are asked once: with zero points and scales of the first"
 )
-TIMES = (
-    "predicted times: of one H200, between layers that were timed there: strips, up to 16 tokens, groups "
-    "of 128, no zero points; elsewhere not measured"
-)
+FALLBACK = torch.bfloat16  # dtype of the activations where config.json names none
+NO_DTYPE = "config.json names no dtype of float16, bfloat16 and float32: activations of bfloat16 are assumed"
 FIRST_CHIP = 20  # of capability 2.0; below it are slips such as sm12 for sm120
 EXPERTS = "of experts each matrix is told by itself: kernels that multiply all experts at once are not"
 
@@ -31,7 +31,7 @@ def explain(
     *,
     arch: str | None = None,
     tp: int = 1,
-    dtype: torch.dtype = torch.bfloat16,
+    dtype: torch.dtype | None = None,
     tokens: Sequence[int] = (1, 64, 1024),
 ) -> Explanation:
     """Which kernel multiplies each layer on a chip, that need not be here, and why not each other one.
@@ -47,7 +47,8 @@ def explain(
     tp
         How many ranks share the layers; told is the share of the first.
     dtype
-        Of the activations: float16, bfloat16 or float32.
+        Of the activations: float16, bfloat16 or float32. None: the dtype that config.json names, or bfloat16
+        with a note where it names none of these.
     tokens
         Numbers of rows of x.
 
@@ -72,10 +73,14 @@ def explain(
     """
     if tp < 1 or not tokens or min(tokens) < 1:
         raise ArgumentError("tp, tokens", "numbers of at least 1", f"tp={tp}, tokens={tokens}")
-    if dtype not in dtypes.DTYPES:
+    if dtype is not None and dtype not in dtypes.DTYPES:
         raise ArgumentError("dtype", "torch.float16, torch.bfloat16 or torch.float32", str(dtype))
-    question = Question(capability_of(arch), tp, dtype, tuple(tokens))
-    with opened(path_or_weights) as (weights, config, why):
+    capability = capability_of(arch)
+    with opened(path_or_weights) as (weights, model_config):
+        config, why = described_model(model_config)
+        stated = config_dtype(model_config)
+        activations = dtype or stated or FALLBACK
+        question = Question(capability, tp, activations, tuple(tokens))
         groups, asked = Groups(weights), AskedKinds(weights, question)
         accounted = account(groups)
         layers = [
@@ -84,12 +89,14 @@ def explain(
             if not accounted.hides(prefix)
         ]
         path = "" if isinstance(path_or_weights, Weights) else str(path_or_weights)
-        notes = [TIMES, FIRST, *([EXPERTS] if any(".experts." in each.prefix for each in layers) else [])]
+        notes = [] if dtype or stated else [NO_DTYPE]
+        notes += [FIRST, *([EXPERTS] if any(".experts." in each.prefix for each in layers) else [])]
         notes += [*([why] if why and tp > 1 else []), *accounted.notes()]
-        named = "cpu" if question.capability is None else f"sm{question.capability}"
+        named = "cpu" if capability is None else f"sm{capability}"
         ordered = sorted(layers, key=lambda layer: layer.prefix)
         unread = dict(accounted.report.unread)
-        return Explanation(path, named, tp, str(dtype).removeprefix("torch."), ordered, notes, unread)
+        named_dtype = str(activations).removeprefix("torch.")
+        return Explanation(path, named, tp, named_dtype, ordered, notes, unread)
 
 
 def capability_of(arch: str | None) -> int | None:

@@ -86,5 +86,5 @@ class Explanation(Answer):
         return not any(layer.error for layer in self.layers)
 
     def _data(self) -> dict[str, Any]:
-        """The fields; `seconds` null: not measured."""
+        """The fields; `seconds` null and `basis` "": not measured."""
         return asdict(self)

@@ -13,7 +13,7 @@ from qload.kernels import cpu
 from qload.kernels.cuda import launch
 from qload.kernels.cuda.choice import choose, ranked
 from qload.kernels.cuda.linear import OPERATORS, call_of, unread
-from qload.plan.times import GROUP, predicted
+from qload.plan.times import BASIS, GROUP, predicted
 from qload.spec import ActivationScheme, Weight
 
 PLAIN, DEQUANTIZED, SCALED = "torch's product", "dequantize, then torch's product", "quantized inputs"
@@ -34,14 +34,23 @@ class KernelChoice:
     refused
         Why each other one does not, by name.
     seconds
-        How long it takes on an H200, between layers and tokens that were timed there; None: that was not
-        measured.
+        Predicted time of the product; None: it was not measured.
+    basis
+        The measurements behind `seconds`; "" without a prediction.
     """
 
     tokens: int
     kernel: str
     refused: dict[str, str] = field(default_factory=dict)
     seconds: float | None = None
+    basis: str = ""
+
+    @property
+    def time(self) -> str:
+        """The prediction with its basis, or "not measured"."""
+        if self.seconds is None:
+            return "not measured"
+        return f"predicted {self.seconds * 1e6:.3g} us ({self.basis})"
 
 
 class _CallThere:
@@ -119,8 +128,10 @@ def _chosen(weight: Weight, dtype: torch.dtype, capability: tuple[int, int], tok
         return KernelChoice(tokens, DEQUANTIZED, {name: str(why) for name, why in why_not.items()})
     timed = ranked(call.layout, call.bits, capability, call.bytes, tokens, call.kind)
     refused = {name: why or _behind(name, timed) for name, why in why_not.items() if name != best}
+    if not _was_timed(weight):
+        return KernelChoice(tokens, best, refused)
     seconds = predicted(best, call.layout, call.bits, capability, call.bytes, tokens)
-    return KernelChoice(tokens, best, refused, seconds if _was_timed(weight) else None)
+    return KernelChoice(tokens, best, refused, seconds, "" if seconds is None else BASIS)
 
 
 def _was_timed(weight: Weight) -> bool:

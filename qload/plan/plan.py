@@ -1,6 +1,6 @@
 """`plan`: among how many ranks a checkpoint can be shared, from headers and facts alone."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from typing import Literal
@@ -71,7 +71,8 @@ def plan(
     ['uneven', 'padded', 'whole']
     """
     worlds = check_ranks(tp, ep)
-    with opened(path_or_weights) as (weights, config, why):
+    with opened(path_or_weights) as (weights, model_config):
+        config, why = described_model(model_config)
         path = "" if isinstance(path_or_weights, Weights) else str(path_or_weights)
         notes = [NOT_COUNTED, *([why] if why else [])]
         return _plan(weights, config, worlds, ep, target, path, notes)
@@ -80,15 +81,15 @@ def plan(
 @contextmanager
 def opened(
     path_or_weights: str | PathLike[str] | Weights,
-) -> Iterator[tuple[Weights, TextConfig | None, str]]:
-    """The tensors of `path_or_weights`, and the model of their config, or None and a note that says why."""
+) -> Iterator[tuple[Weights, Mapping[str, object]]]:
+    """The tensors of `path_or_weights` and the entries of their config.json, if there is one."""
     if isinstance(path_or_weights, Weights):
         known = path_or_weights.architecture
-        said = {} if known is None else {**known.config, "model_type": known.type}
-        yield path_or_weights, *described_model(said)
+        config = {} if known is None else {**known.config, "model_type": known.type}
+        yield path_or_weights, config
     else:
         with open_checkpoint(path_or_weights) as weights:
-            yield weights, *described_model(read_model_config(path_or_weights))
+            yield weights, read_model_config(path_or_weights)
 
 
 def _plan(

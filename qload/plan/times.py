@@ -1,7 +1,7 @@
 """How long kernels took on one H200, and between what was timed, how long they will take.
 
 Microseconds of layers in strips, back to back in a graph, fp16, groups of 128, symmetric: the tables of
-docs/cuda-decode.md, by the bytes of the codes. What lies beyond them is not told.
+docs/cuda-decode.md, by the bytes of the codes. Nothing is predicted beyond them.
 """
 
 from bisect import bisect_left
@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 CAPABILITY = (9, 0)
 TOKENS = (1, 8, 16)
 GROUP = 128
+BASIS = "between times of one H200: strips, groups of 128, no zero points, float16 activations"
 
 # By kernel, layout and bits: (K, N) and the time for each of TOKENS.
 TIMED: Mapping[tuple[str, str, int], Sequence[tuple[tuple[int, int], tuple[float, ...]]]] = {

@@ -78,11 +78,11 @@ def test_what_cannot_be_asked_is_a_usage_error(asked: list[str]) -> None:
 
 
 def test_json_of_explain_has_every_layer_and_what_was_asked() -> None:
-    result = run("explain", MODEL, "--arch", "sm90", "--dtype", "fp16", "--tokens", "1,2")
+    result = run("explain", MODEL, "--arch", "sm90", "--dtype", "bf16", "--tokens", "1,2")
 
     told = json.loads(result.stdout)
     assert (told["path"], told["verdict"], result.exit_code) == (str(MODEL), "ok", 0)
-    assert (told["arch"], told["tp"], told["dtype"]) == ("sm90", 1, "float16")
+    assert (told["arch"], told["tp"], told["dtype"]) == ("sm90", 1, "bfloat16")
     assert {layer["prefix"] for layer in told["layers"]} == linear_layers()
     assert {tuple(choice["tokens"] for choice in layer["choices"]) for layer in told["layers"]} == {(1, 2)}
     plain = {layer["prefix"] for layer in told["layers"] if layer["kernel_format"] == "unquantized"}
@@ -94,7 +94,8 @@ def test_explain_as_text_has_kernels_and_reasons() -> None:
     shown = run("explain", MODEL, "--arch", "sm90", "--table").stdout
 
     assert "model.layers.{0..1}.self_attn.o_proj  x2  gptq -> strips (64, 64)" in shown
-    assert "1 tokens: decode, time not measured" in shown
+    assert "1 token: decode, not measured" in shown
+    assert "on sm90, activations of float16" in shown  # as config.json says
     assert "not gptq_marlin: could hold it too, and strips is preferred here" in shown
 
 

@@ -1,5 +1,7 @@
 """What explain says is what loading makes and what calls choose, of chips that are here and that are not."""
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from qload.kernel_formats import PanelsWeight
 from qload.kernels import cpu
 from qload.kernels.cpu import PanelsPlan
 from qload.plan import ExplainedLayer, asked
+from qload.plan.explain import NO_DTYPE
 from qload.plan.kernels import KernelChoice
 from qload.repacking import loaders
 from qload.spec import Weight
@@ -141,6 +144,47 @@ def test_a_share_that_only_names_tell_has_a_note() -> None:
 
     assert "usual by the last part" in notes[2]
     assert "usual by the last part" not in notes[1]
+
+
+@pytest.mark.parametrize(
+    ("entries", "dtype"),
+    [
+        ({"dtype": "float16"}, "float16"),
+        ({"torch_dtype": "float32"}, "float32"),
+        ({"dtype": "bfloat16", "torch_dtype": "float16"}, "bfloat16"),
+        ({"dtype": "float32", "text_config": {"torch_dtype": "torch.float16"}}, "float16"),
+    ],
+)
+def test_activations_have_the_dtype_that_the_config_names(
+    entries: dict[str, Any], dtype: str, tmp_path: Path
+) -> None:
+    path = checkpoint(tmp_path, entries)
+
+    assert explain(path, arch="sm90").dtype == dtype
+    assert NO_DTYPE not in explain(path, arch="sm90").notes
+    assert explain(path, arch="sm90", dtype=torch.bfloat16).dtype == "bfloat16"
+
+
+@pytest.mark.parametrize("entries", [{}, {"dtype": None}, {"dtype": "float64"}, {"torch_dtype": 16}], ids=str)
+def test_a_config_that_names_no_dtype_has_a_note(entries: dict[str, Any], tmp_path: Path) -> None:
+    path = checkpoint(tmp_path, entries)
+
+    assert explain(path, arch="sm90").dtype == "bfloat16"
+    assert NO_DTYPE in explain(path, arch="sm90").notes
+    assert NO_DTYPE not in explain(path, arch="sm90", dtype=torch.bfloat16).notes
+
+
+def test_the_config_of_an_open_checkpoint_names_the_dtype() -> None:
+    with open_checkpoint(FIXTURES / "models" / "gptq_mixtral") as weights:
+        assert explain(weights, arch="sm90").dtype == "float16"
+
+
+def checkpoint(folder: Path, entries: dict[str, Any]) -> Path:
+    """Write the tensors of a fixture beside a config.json of these entries."""
+    known = json.loads((FOUR_BITS / "config.json").read_text())
+    shutil.copy(FOUR_BITS / "model.safetensors", folder)
+    (folder / "config.json").write_text(json.dumps(known | entries))
+    return folder
 
 
 @pytest.mark.parametrize("arch", ["sm12", "sm19", "sm9", "90", "sm", "sm90a"])

@@ -1,5 +1,6 @@
 """Predicted times: what was timed, on the line between, and nothing beyond."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from qload import MemoryStorage, Weights, explain, loader_from_config
 from qload.cli.explain_tables import tables
 from qload.pictures import explanation_page
-from qload.plan.times import TIMED, TOKENS, between, predicted
+from qload.plan.times import BASIS, TIMED, TOKENS, between, predicted
 
 DOCS = Path(__file__).parents[2] / "docs" / "cuda-decode.md"
 SQUARE = 8192 * 8192 // 2  # bytes of 4 bits
@@ -84,9 +85,22 @@ def test_an_explanation_has_the_time_of_the_kernel_that_runs():
     assert [choice.kernel for choice in layer.choices] == ["decode", "many"]
     assert [choice.seconds for choice in layer.choices] == [4.70 * 1e-6, None]
     printed = "\n".join(str(line) for line in tables(found, every=True))
-    assert "1 tokens: decode, 4.7 us on an H200" in printed
-    assert "64 tokens: many, time not measured" in printed
-    assert '"decode, 4.7 us"' in explanation_page(found)
+    assert f"1 token: decode, predicted 4.7 us ({BASIS})" in printed
+    assert "64 tokens: many, not measured" in printed
+    assert f'"decode, predicted 4.7 us ({BASIS})"' in explanation_page(found)
+    assert '"many, not measured"' in explanation_page(found)
+    assert [choice.basis for choice in layer.choices] == [BASIS, ""]
+
+
+def test_a_row_has_a_prediction_with_its_basis_or_was_not_measured():
+    """And no note says so of rows in general."""
+    found = explained("sm90", [1, 8, 16, 17, 64, 1024])
+    printed = [str(line) for line in tables(found, every=True)]
+    rows = [line for line in printed if re.match(r"    \d+ tokens?: ", line)]
+
+    assert ["predicted" in row and f"us ({BASIS})" in row for row in rows] == [True] * 3 + [False] * 3
+    assert ["not measured" in row for row in rows] == [False] * 3 + [True] * 3
+    assert not [line for line in printed if line not in rows and re.search("measured|predict", line)]
 
 
 @pytest.mark.parametrize(
