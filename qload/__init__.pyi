@@ -92,6 +92,8 @@ from .kernel_formats import Exl2KernelWeight as Exl2KernelWeight
 from .kernel_formats import ExllamaConfig as ExllamaConfig
 from .kernel_formats import ExllamaWeight as ExllamaWeight
 from .kernel_formats import Fp4MarlinConfig as Fp4MarlinConfig
+from .kernel_formats import Fp4MarlinVllm033Config as Fp4MarlinVllm033Config
+from .kernel_formats import Fp4MarlinVllm033Weight as Fp4MarlinVllm033Weight
 from .kernel_formats import Fp4MarlinWeight as Fp4MarlinWeight
 from .kernel_formats import Fp8MarlinConfig as Fp8MarlinConfig
 from .kernel_formats import Fp8MarlinWeight as Fp8MarlinWeight

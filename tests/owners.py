@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -124,11 +125,28 @@ REPACKED_FP8: dict[str, Callable[[Any, torch.dtype], Tensor]] = {
     "tgi.qweight": lambda weight, dtype: fp8_marlin(weight, dtype, "qweight", False),
     "tgi.scales": lambda weight, dtype: fp8_marlin(weight, dtype, "scales", False),
 }
-# The same of four-bit floats, of which the owner's cases have bfloat16 activations.
+
+
+def fp4_marlin(
+    weight: Weight, name: str, layout: str = "marlin_vllm_0_11", dtype: str = "bfloat16"
+) -> Tensor:
+    return repack(weight, layout, dtype=getattr(torch, dtype)).fields()[name]
+
+
+# The same of four-bit floats, of which the cases of vLLM 0.11 have bfloat16 activations.
 REPACKED_FP4: dict[str, Callable[[Any], Tensor]] = {
     "vllm011.weight": lambda weight: fp4_marlin(weight, "qweight"),
     "vllm011.weight_scale": lambda weight: fp4_marlin(weight, "scales"),
     "vllm011.weight_scale_2": lambda weight: fp4_marlin(weight, "global_scale"),
+    **{
+        f"vllm033.{dtype}.{name}": partial(fp4_marlin, name=field, layout="marlin_vllm_0_33", dtype=dtype)
+        for dtype in ("float16", "bfloat16")
+        for name, field in (
+            ("weight", "qweight"),
+            ("weight_scale", "scales"),
+            ("weight_global_scale", "global_scale"),
+        )
+    },
 }
 EXTRA: dict[str, Callable[[Any], Tensor]] = {
     "absmax_f32": lambda weight: weight.absmax,
@@ -146,10 +164,6 @@ def packed(weight: Weight, layout: str, name: str, zeros: ZeroPoints | None = No
 
 def fp8_marlin(weight: Fp8Weight, dtype: torch.dtype, name: str, exponent_bias: bool) -> Tensor:
     return repack(weight, "marlin", dtype=dtype, exponent_bias=exponent_bias).fields()[name]
-
-
-def fp4_marlin(weight: Weight, name: str) -> Tensor:
-    return repack(weight, "marlin", dtype=torch.bfloat16).fields()[name]
 
 
 def prefix_of(name: str) -> str:
@@ -255,7 +269,7 @@ def layouts(weight: Any) -> list[str]:
     if isinstance(weight, Fp8Weight):
         return ["marlin"] if weight.weight.dtype == torch.float8_e4m3fn else []
     if isinstance(weight, FP4):
-        return ["marlin"]
+        return ["marlin", "marlin_vllm_0_11", "marlin_vllm_0_33"]
     if not isinstance(weight, INTEGERS) or "input_scale" in weight.fields():
         return []
     codes, (N, K) = weight.codes(), weight.shape

@@ -5,7 +5,12 @@
 
 from qload.kernel_formats.exl2 import Exl2KernelWeight
 from qload.kernel_formats.exllama import ExllamaConfig, ExllamaWeight
-from qload.kernel_formats.fp4_marlin import Fp4MarlinConfig, Fp4MarlinWeight
+from qload.kernel_formats.fp4_marlin import (
+    Fp4MarlinConfig,
+    Fp4MarlinVllm033Config,
+    Fp4MarlinVllm033Weight,
+    Fp4MarlinWeight,
+)
 from qload.kernel_formats.fp8_marlin import Fp8MarlinConfig, Fp8MarlinWeight
 from qload.kernel_formats.marlin import GPTQMarlinConfig, GPTQMarlinWeight
 from qload.kernel_formats.panels import PanelsConfig, PanelsWeight
@@ -18,6 +23,8 @@ __all__ = [
     "ExllamaConfig",
     "ExllamaWeight",
     "Fp4MarlinConfig",
+    "Fp4MarlinVllm033Config",
+    "Fp4MarlinVllm033Weight",
     "Fp4MarlinWeight",
     "Fp8MarlinConfig",
     "Fp8MarlinWeight",

@@ -1,15 +1,21 @@
 """NVFP4 and MXFP4 in Marlin's order: e2m1 codes where 4-bit integers would be, scales of one byte.
 
     qweight       int32           (K/16, 2*N)  e2m1 codes in `layouts.marlin`
-    scales        e4m3fn, e8m0    (K/g, N)     in the order `layouts.marlin.SCALES_OF_A_BYTE`; of NVFP4
-                                               (g = 16) s0e5m3 bytes, e4m3fn in name alone; of MXFP4 (g = 32)
-                                               exponents
-    global_scale  fp16, bf16      (1,)         of NVFP4, in the dtype of the activations
+    scales        e4m3fn, e8m0    (K/g, N)     in the order of the kernel's generation; of NVFP4 (g = 16)
+                                               s0e5m3 bytes, e4m3fn in name alone; of MXFP4 (g = 32) exponents
+    global_scale  see below       (1,)         of NVFP4
     second_scale  fp32            () or (P,)   the checkpoint's own, from which global_scale was rounded
     input_scale   fp32            () or (P,)   of the activations, as it is stored; absent where it is not
 
     NVFP4:  w[n, k] = e2m1[code] * (s0e5m3[byte] * 2**-(7 + raised)) times or by second_scale
     MXFP4:  w[n, k] = e2m1[code] * 2**(byte - 127)
+
+| | vLLM 0.11 | vLLM 0.33 |
+|---|---|---|
+| layout of `repack` | `marlin_vllm_0_11`, and `marlin` | `marlin_vllm_0_33` |
+| scales | two groups share a row | each group has a row |
+| global_scale | fp16 or bf16, as the activations | fp32 |
+| scales raised for bf16 | by as little as the kernel needs | until the highest is above 224 |
 
 The kernel shifts a code's bits into an fp16 or bf16, which makes it 2**14 or 2**126 too small, and multiplies
 a sum by global_scale = second scale * 2**(14 - 7 - raised), or 2**(126 - 7 - raised). It takes the highest
@@ -19,10 +25,11 @@ global scale beside the second one does, so that experts of one config may diffe
 alone, and an exponent of 0, 2**-127, is 0 in the kernel. K and N are padded as in `kernel_formats.marlin`,
 with bytes of 0.
 
-Source: vLLM 0.11.0, byte-equal to it; it does not raise scales, and later ones do.
+Source: vLLM 0.11.0 and 0.33.0. Bytes are equal to theirs, but: 0.11 raises no scales; 0.33 writes 0 for
+scales below 2**-6, which its kernel reads with fp16, and raises a share by its own highest scale.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -32,7 +39,17 @@ from qload import devices, spec
 from qload.errors import ArgumentError, RepackError
 from qload.formats import mxfp4, nvfp4
 from qload.kernel_formats.fp4 import BITS, NAMES, Fp4
-from qload.kernel_formats.fp4_scales import EXPONENT_BIAS, SHIFT, global_scale, raised, unraised, why_not
+from qload.kernel_formats.fp4_scales import (
+    EXPONENT_BIAS,
+    SHIFT,
+    VLLM_0_11,
+    VLLM_0_33,
+    Generation,
+    global_scale,
+    raised,
+    unraised,
+    why_not,
+)
 from qload.kernel_formats.integers import Origin
 from qload.kernel_formats.marlin_shapes import padded
 from qload.layouts import ClippedCodes, fp4, marlin
@@ -43,7 +60,7 @@ SCALES = {nvfp4.GROUP: nvfp4.E4M3FN, mxfp4.GROUP: torch.float8_e8m0fnu}
 
 @dataclass(frozen=True)
 class Fp4MarlinConfig(spec.Grouped, spec.Config):
-    """What is to be known of a weight of four-bit floats in Marlin's order; ArgumentError for what none has.
+    """Config of four-bit floats in the order of vLLM 0.11's Marlin kernel; ArgumentError for other groups.
 
     Attributes
     ----------
@@ -53,22 +70,45 @@ class Fp4MarlinConfig(spec.Grouped, spec.Config):
         Whether NVFP4's second scale divides, as compressed-tensors', or multiplies, as ModelOpt's.
     """
 
-    name: ClassVar[str] = "fp4_marlin"
+    name: ClassVar[str] = "fp4_marlin_vllm_0_11"
 
     group_size: int
     divides: bool = False
 
     def __post_init__(self) -> None:
         if self.group_size not in SCALES:
-            raise ArgumentError("fp4_marlin: group_size", "16 (NVFP4) or 32 (MXFP4)", str(self.group_size))
+            expected = "16 (NVFP4) or 32 (MXFP4)"
+            raise ArgumentError(f"{self.name}: group_size", expected, str(self.group_size))
+
+
+@dataclass(frozen=True)
+class Fp4MarlinVllm033Config(Fp4MarlinConfig):
+    """Config of four-bit floats in the order of vLLM 0.33's Marlin kernel; ArgumentError for other values.
+
+    The further attributes are those of `Fp4MarlinConfig`.
+
+    Attributes
+    ----------
+    dtype
+        Of the activations: float16 or bfloat16, for which the scales and the global scale were written.
+    """
+
+    name: ClassVar[str] = "fp4_marlin_vllm_0_33"
+
+    dtype: torch.dtype = torch.bfloat16
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.dtype not in EXPONENT_BIAS:
+            raise ArgumentError(f"{self.name}: dtype", "torch.float16 or torch.bfloat16", str(self.dtype))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Fp4MarlinWeight(spec.Weight):
-    """An NVFP4 or MXFP4 weight in the order Marlin's kernel reads.
+    """An NVFP4 or MXFP4 weight in the order that vLLM 0.11's Marlin kernel reads.
 
-    K and N are padded to what the kernel's thread blocks divide. Source: vLLM, to whose tensors it is
-    byte-equal.
+    K and N are padded to whole thread blocks of the kernel. vLLM 0.12 and later read another order:
+    `Fp4MarlinVllm033Weight`.
 
     Attributes
     ----------
@@ -92,45 +132,53 @@ class Fp4MarlinWeight(spec.Weight):
     second_scale: Tensor | None = None
     input_scale: Tensor | None = None
 
-    format: ClassVar[str] = "fp4_marlin"
+    format: ClassVar[str] = "fp4_marlin_vllm_0_11"
+    generation: ClassVar[Generation] = VLLM_0_11
     example: ClassVar[Fp4MarlinConfig] = Fp4MarlinConfig(nvfp4.GROUP)
     further: ClassVar[tuple[Fp4MarlinConfig, ...]] = (Fp4MarlinConfig(mxfp4.GROUP),)
 
     @classmethod
     def tensors(cls, config: Fp4MarlinConfig) -> tuple[TensorSpec, ...]:
-        """Of the padded K and N; columns of two groups of scales follow each other, and are not cut."""
-        group, fp32 = config.group_size, (torch.float32,)
-        specs = (
-            TensorSpec("qweight", (torch.int32,), "K/16 N@64*2", Role.WORD),
-            TensorSpec(
-                "scales",
-                (SCALES[group],),
-                f"K@{2 * group}/{group} N@64!",
-                Role.WORD,
-                view=f"K@{2 * group}/{2 * group} N@64*2",
-            ),
-        )
-        if group == mxfp4.GROUP:
+        """Of the padded K and N."""
+        fp32, generation = (torch.float32,), cls.generation
+        specs = (TensorSpec("qweight", (torch.int32,), "K/16 N@64*2", Role.WORD), cls.scale_spec(config))
+        if config.group_size == mxfp4.GROUP:
             return specs
+        global_dtypes = (generation.global_dtype,) if generation.global_dtype else tuple(EXPONENT_BIAS)
         return (
             *specs,
-            TensorSpec("global_scale", tuple(EXPONENT_BIAS), "1", Role.SCALE),
+            TensorSpec("global_scale", global_dtypes, "1", Role.SCALE),
             TensorSpec("second_scale", fp32, "P", Role.SCALE, divides=True),  # or is the inverse of one
             TensorSpec("input_scale", fp32, "P", Role.SCALE, optional=True, divides=True),
         )
 
+    @classmethod
+    def scale_spec(cls, config: Fp4MarlinConfig) -> TensorSpec:
+        """The declaration of the scales for a `config`: columns of paired groups follow each other, uncut."""
+        group = config.group_size
+        pair = cls.generation.paired_groups * group
+        if pair == group:
+            return TensorSpec("scales", (SCALES[group],), f"K/{group} N@64", Role.WORD)
+        axes, view = f"K@{pair}/{group} N@64!", f"K@{pair}/{pair} N@64*{pair // group}"
+        return TensorSpec("scales", (SCALES[group],), axes, Role.WORD, view=view)
+
+    @property
+    def activation_dtype(self) -> torch.dtype:
+        """The dtype of the activations for which scales were written."""
+        return torch.bfloat16 if self.global_scale is None else self.global_scale.dtype
+
     def plain_scales(self) -> Tensor:
         """Bytes (N, K / group_size) in plain order, without the padding."""
-        (N, K), stored = self.shape, self.scales.view(torch.uint8)
-        pairs = stored.reshape(stored.shape[0] // 2, 2 * stored.shape[1])
-        return marlin.SCALES_OF_A_BYTE.undo(pairs)[: self.config.groups(K), :N].T
+        (N, K), stored, paired = self.shape, self.scales.view(torch.uint8), self.generation.paired_groups
+        rows = stored.reshape(stored.shape[0] // paired, paired * stored.shape[1])
+        return self.generation.scale_order.undo(rows)[: self.config.groups(K), :N].T
 
     def group_scales(self) -> Tensor:
         """NVFP4's scales (N, K / 16) as they were before they were raised, float32."""
         assert self.global_scale is not None
         assert self.second_scale is not None
         stored, divides = fp4.from_s0e5m3(self.plain_scales()), self.config.divides
-        return unraised(stored, self.global_scale, self.second_scale, divides)
+        return unraised(stored, self.global_scale, self.second_scale, divides, self.activation_dtype)
 
     def codes(self) -> spec.Codes:
         """The bits of each float, what they mean, and the product of both scales, without the padding."""
@@ -152,31 +200,71 @@ class Fp4MarlinWeight(spec.Weight):
         )
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class Fp4MarlinVllm033Weight(Fp4MarlinWeight):
+    """An NVFP4 or MXFP4 weight in the order that vLLM 0.33's Marlin kernel reads.
+
+    The attributes are those of `Fp4MarlinWeight`, but for:
+
+    Attributes
+    ----------
+    scales
+        Permuted bytes, each group in a row of its own: (K / group_size, N), float8_e4m3fn by name and s0e5m3
+        by meaning (NVFP4), or float8_e8m0fnu (MXFP4).
+    global_scale
+        The factor of the kernel, rounded from the second scale: (1,), fp32; None: MXFP4.
+    """
+
+    config: Fp4MarlinVllm033Config
+
+    format: ClassVar[str] = "fp4_marlin_vllm_0_33"
+    generation: ClassVar[Generation] = VLLM_0_33
+    example: ClassVar[Fp4MarlinVllm033Config] = Fp4MarlinVllm033Config(nvfp4.GROUP)
+    further: ClassVar[tuple[Fp4MarlinVllm033Config, ...]] = (Fp4MarlinVllm033Config(mxfp4.GROUP),)
+
+    @property
+    def activation_dtype(self) -> torch.dtype:
+        """The dtype of the activations for which scales were written."""
+        return self.config.dtype
+
+
 def write(meant: Fp4, *, dtype: Any, whole: Fp4 | None = None) -> Fp4MarlinWeight:
-    """Codes and scales in Marlin's order; exact, or RepackError with the reason.
+    """Codes and scales in the order of vLLM 0.11's kernel; exact, or RepackError with the reason.
 
     `dtype`: float16 or bfloat16, of the activations. `whole`: the layer that this is a share of, which
     decides what is refused and raised.
     """
+    return _write(meant, dtype, whole, Fp4MarlinWeight)
+
+
+def write_vllm_0_33(meant: Fp4, *, dtype: Any, whole: Fp4 | None = None) -> Fp4MarlinWeight:
+    """Codes and scales in the order of vLLM 0.33's kernel, as `write`."""
+    return _write(meant, dtype, whole, Fp4MarlinVllm033Weight)
+
+
+def _write(meant: Fp4, dtype: Any, whole: Fp4 | None, weight_type: type[Fp4MarlinWeight]) -> Fp4MarlinWeight:
     if not isinstance(dtype, torch.dtype) or dtype not in EXPONENT_BIAS:
         raise ArgumentError("dtype", "torch.float16 or torch.bfloat16, as the activations", str(dtype))
-    decides = whole or meant
-    reason = why_not(decides, dtype)
+    generation, decides = weight_type.generation, whole or meant
+    reason = why_not(decides, dtype, generation)
     if reason:
-        raise RepackError(meant.source, "marlin", reason)
+        raise RepackError(meant.source, generation.layout, reason)
     (N, K), names = (meant.layer.N, meant.layer.K), meant.names
-    config, power = Fp4MarlinConfig(names.group_size, names.divides), raised(decides, dtype)
+    power = raised(decides, dtype, generation)
+    config = replace(weight_type.example, group_size=names.group_size, divides=names.divides)
+    if isinstance(config, Fp4MarlinVllm033Config):
+        config = replace(config, dtype=dtype)
     Np, Kp = padded(N, K, names.group_size)
     codes = meant.unpack()
     if (Np, Kp) != (N, K):
         wide = torch.zeros(Kp, Np, dtype=torch.uint8, device=meant.scales.device)
         wide[:K, :N] = devices.plain(codes)
         codes = wide
-    return Fp4MarlinWeight(
+    return weight_type(
         config=config,
         qweight=marlin.rows(BITS).pack(codes),
-        scales=_scales(meant, power, (config.groups(Kp), Np)),
-        global_scale=global_scale(decides, dtype, power),
+        scales=_scales(meant, power, (config.groups(Kp), Np), generation),
+        global_scale=global_scale(decides, dtype, power, generation),
         second_scale=meant.second,
         input_scale=meant.inputs,
         layer=meant.layer,
@@ -188,7 +276,7 @@ def read(weight: Fp4MarlinWeight) -> Fp4:
     origin = weight.layer.origin
     if not isinstance(origin, Origin):
         reason = "it was made by hand, and nothing says which checkpoint's names it had"
-        raise RepackError("fp4_marlin", "fp4", reason)
+        raise RepackError(weight.format, "fp4", reason)
     codes = weight.codes().codes.T
     if weight.second_scale is None:
         scales = weight.plain_scales().contiguous()
@@ -198,11 +286,11 @@ def read(weight: Fp4MarlinWeight) -> Fp4:
     return Fp4(names, lambda: codes, scales, weight.second_scale, weight.input_scale, layer)
 
 
-def _scales(meant: Fp4, raised: int, shape: tuple[int, int]) -> Tensor:
+def _scales(meant: Fp4, raised: int, shape: tuple[int, int], generation: Generation) -> Tensor:
     """The bytes (G, N) of the padded `shape` in the kernel's order."""
     bytes_ = meant.scales
     if meant.second is not None:
         bytes_ = fp4.s0e5m3((meant.scales.float() * 2.0 ** (SHIFT + raised)).half())
     wide = torch.zeros(shape, dtype=torch.uint8, device=bytes_.device)
     wide[: bytes_.shape[1], : bytes_.shape[0]] = bytes_.T
-    return marlin.SCALES_OF_A_BYTE.apply(wide).reshape(shape).view(SCALES[meant.names.group_size])
+    return generation.scale_order.apply(wide).reshape(shape).view(SCALES[meant.names.group_size])

@@ -37,7 +37,8 @@ from qload.kernel_formats import (
 from qload.kernel_formats.exl2 import Exl2KernelWeight
 from qload.kernel_formats.exllama import ExllamaWeight
 from qload.kernel_formats.fp4 import Fp4
-from qload.kernel_formats.fp4_marlin import Fp4MarlinWeight
+from qload.kernel_formats.fp4_marlin import Fp4MarlinVllm033Weight, Fp4MarlinWeight
+from qload.kernel_formats.fp4_scales import VLLM_0_11, VLLM_0_33
 from qload.kernel_formats.fp8_marlin import Fp8MarlinWeight
 from qload.kernel_formats.integers import Integers, Origin
 from qload.kernel_formats.marlin import GPTQMarlinWeight
@@ -92,6 +93,7 @@ READERS: dict[type[Weight], Reader] = {
     Fp8MarlinWeight: Reader(Fp8Weight, fp8_marlin.read),
     **{weight_type: Reader(Fp4, fp4.read, fp4.back, fp4.packed_name) for weight_type in fp4.NAMES},
     Fp4MarlinWeight: Reader(Fp4, fp4_marlin.read),
+    Fp4MarlinVllm033Weight: Reader(Fp4, fp4_marlin.read),
 }
 
 WRITERS: dict[tuple[type[Any], str], Writer] = {
@@ -114,6 +116,8 @@ WRITERS: dict[tuple[type[Any], str], Writer] = {
     (Exl2Weight, "exllama"): Writer(Exl2KernelWeight, exl2.from_exl2),
     (Fp8Weight, "marlin"): Writer(Fp8MarlinWeight, fp8_marlin.write, ("dtype", "exponent_bias", "whole")),
     (Fp4, "marlin"): Writer(Fp4MarlinWeight, fp4_marlin.write, ("dtype", "whole")),
+    (Fp4, VLLM_0_11.layout): Writer(Fp4MarlinWeight, fp4_marlin.write, ("dtype", "whole")),
+    (Fp4, VLLM_0_33.layout): Writer(Fp4MarlinVllm033Weight, fp4_marlin.write_vllm_0_33, ("dtype", "whole")),
 }
 LAYOUTS = tuple(dict.fromkeys(layout for _, layout in WRITERS))
 
@@ -141,7 +145,8 @@ def repack(
     layout
         "gptq" (zero points stored minus one), "gptq_v2" (stored), "awq", "exllama" and "marlin" (as their
         kernels read them), "strips" (as our kernel for few tokens does), "panels" (as our kernels for CPUs
-        do) or "marlin_24" (a weight that is 2:4 sparse).
+        do), "marlin_24" (a weight that is 2:4 sparse), or of NVFP4 and MXFP4 "marlin_vllm_0_33" and
+        "marlin_vllm_0_11" (for the Marlin kernel of that version of vLLM; "marlin" is the latter).
     out
         A weight of the target's type and shapes, whose tensors are overwritten and returned; none is
         written to where anything is refused.
@@ -149,7 +154,8 @@ def repack(
         How zero points are stored in "gptq" or "exllama", where it is not what the layout's name says:
         `StoredMinusOne()` takes 1 from whole words, `StoredMinusOnePerField()` from each field.
     dtype
-        Of the activations, float16 or bfloat16; of FP8, NVFP4 and MXFP4 for "marlin", and needed there.
+        Of the activations, float16 or bfloat16; of FP8, NVFP4 and MXFP4 for the orders of Marlin, and needed
+        there.
     exponent_bias
         Of FP8 for "marlin", and needed there: whether scales carry the factor of the exponent (vLLM's kernel)
         or the kernel applies it (TGI's).

@@ -24,6 +24,7 @@ from qload.formats import (
 from qload.kernel_formats import (
     Exl2KernelWeight,
     ExllamaWeight,
+    Fp4MarlinVllm033Weight,
     Fp4MarlinWeight,
     Fp8MarlinWeight,
     GPTQMarlinWeight,
@@ -40,7 +41,8 @@ MOST = 240 << 20  # bytes of a slice and of what comes and goes while it is dequ
 SPELLED = 5  # of these, bytes a code where a GPU does not read codes as they are stored: an int32, and words
 OF_FACTORS = 4  # and where the inputs have factors, by which a slice in float32 is multiplied
 OF_TWO_SCALES = (CTNVFP4Weight, ModelOptNVFP4Weight)  # whose products take a byte a code at most
-BITS = {Fp4MarlinWeight: 4, Fp8MarlinWeight: 8}  # of codes whose words are put into plain order
+# Bits of codes whose words are put into plain order.
+BITS = {Fp4MarlinWeight: 4, Fp4MarlinVllm033Weight: 4, Fp8MarlinWeight: 8}
 ACROSS = 5  # the same of codes that cross words
 WIDER: dict[type[Weight], int] = {Exl2Weight: 9, Exl2KernelWeight: 13, Fp8MarlinWeight: 7, Marlin24Weight: 14}
 

@@ -4,10 +4,10 @@ A lane holds, of each 16 x 16 block, rows 2t, 2t + 1, 2t + 8, 2t + 9 of two colu
 matrix instruction takes. Within a word the rows 8 apart are neighbours, so that one mask and one shift
 give both halves of a register. Scales are permuted so that a lane loads its columns' scales at once:
 eight columns 8 apart where there are groups, pairs of columns where one scale serves a whole column.
-Scales of one byte go two groups at once: a lane's eight columns of the first, then of the second, and of
-every four the middle two change places.
+In scales of one byte the middle two of every four columns change places. In vLLM 0.11 two groups of them
+share a row: a lane's eight columns of the first, then of the second; in vLLM 0.33 each group has its own.
 
-Source: IST's packer 2f6d7c1, vLLM 0.11.0 and TGI db931fcf, byte-equal to all.
+Source: IST's packer 2f6d7c1, vLLM 0.11.0 and 0.33.0, and TGI db931fcf, byte-equal to all.
 """
 
 from functools import cache
@@ -21,7 +21,8 @@ BITS = (4, 8)
 
 SCALES_GROUPED = Order("g (nt j c) -> g (nt c j)", j=8, c=8)
 SCALES_PER_COLUMN = Order("g (nt j t r) -> g (nt t j r)", j=4, t=4, r=2)
-SCALES_OF_A_BYTE = Order("(gp h) (nt a b d c) -> gp (nt c h a d b)", h=2, a=2, b=2, d=2, c=8)
+SCALES_OF_A_BYTE = Order("g (nt a b d c) -> g (nt c a d b)", a=2, b=2, d=2, c=8)
+SCALES_OF_A_BYTE_PAIRED = Order("(gp h) (nt a b d c) -> gp (nt c h a d b)", h=2, a=2, b=2, d=2, c=8)
 BIAS = Order("(nt j t r) -> (nt t j r)", j=4, t=4, r=2)
 
 

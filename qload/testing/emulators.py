@@ -115,35 +115,47 @@ def fp8_marlin_weight(qweight: Tensor, scales: Tensor, *, exponent_bias: bool) -
     return (values * factors[_even_groups(values.shape[0], scales.shape[0])]).float()
 
 
-def marlin_byte_scales(stored: Tensor) -> Tensor:
-    """Return Marlin scales of one byte, uint8 (G, N), in column order; two groups share each run of 128."""
-    n_size = stored.shape[1]
-    pair, at = _axes(stored.shape[0] // 2, 2 * n_size)
+def marlin_byte_scales(stored: Tensor, *, paired: bool = True) -> Tensor:
+    """Return Marlin scales of one byte, uint8 (G, N), in column order.
+
+    `paired`: two groups share each run of 128 bytes (vLLM 0.11), or each group has runs of 64 (vLLM 0.33).
+    """
+    groups, n_size = stored.shape
+    width = 2 if paired else 1  # groups of a run
+    line, at = _axes(groups // width, width * n_size)
     place = at % 8
     swapped = 4 * (place // 4) + torch.tensor((0, 2, 1, 3))[place % 4]
-    column = at // 128 * 64 + at % 128 // 16 + 8 * swapped
-    flat = stored.contiguous().view(torch.uint8).reshape(-1, 2 * n_size)
-    return _scattered(flat.long(), 2 * pair + at // 8 % 2, column, stored.shape[0], n_size).to(torch.uint8)
+    column = at // (64 * width) * 64 + at % (64 * width) // (8 * width) + 8 * swapped
+    flat = stored.contiguous().view(torch.uint8).reshape(-1, width * n_size)
+    return _scattered(flat.long(), width * line + at // 8 % width, column, groups, n_size).to(torch.uint8)
 
 
 def fp4_marlin_weight(qweight: Tensor, scales: Tensor, global_scale: Tensor | None = None) -> Tensor:
-    """Return the float32 weight (K, N) of e2m1 codes in the 4-bit Marlin order, as registers hold it.
+    """Return the float32 weight (K, N) of e2m1 codes as registers of vLLM 0.11's Marlin kernel hold it.
 
     With a `global_scale`, whose dtype is that of the activations, scales are s0e5m3 (NVFP4) and a code is
-    only shifted into place; without one they are exponents, read with bfloat16 (MXFP4).
+    only shifted into place; without one they are exponents, read with bfloat16 (MXFP4). ValueError for a
+    global scale of another dtype.
     """
     dtype = torch.bfloat16 if global_scale is None else global_scale.dtype
-    codes, bytes_ = marlin_codes(qweight, 4), marlin_byte_scales(scales).long()
-    bits = (codes >> 3) << 15 | (codes & 7) << _FP4_SHIFT[dtype]
-    values = _halves(bits, dtype)
-    if global_scale is None:
-        values, halves = values * 2.0**126, bytes_ << 7
-    elif dtype == torch.float16:
-        halves = bytes_ << 7
-    else:  # the highest bit becomes the highest of eight bits of exponent, the others the lowest four
-        halves = (bytes_ & 0x80) << 7 | (bytes_ & 0x7F) << 4
-    factors = _halves(halves, dtype) * (1.0 if global_scale is None else global_scale.double())
-    return (values * factors[_even_groups(values.shape[0], scales.shape[0])]).float()
+    if dtype not in _FP4_SHIFT:
+        raise ValueError(f"vLLM 0.11's kernel takes a global scale of the activations' dtype, got {dtype}")
+    return _fp4_weight(qweight, marlin_byte_scales(scales), global_scale, dtype)
+
+
+def fp4_marlin_vllm_0_33_weight(
+    qweight: Tensor, scales: Tensor, global_scale: Tensor | None = None, *, dtype: torch.dtype
+) -> Tensor:
+    """Return the float32 weight (K, N) of e2m1 codes as registers of vLLM 0.33's Marlin kernel hold it.
+
+    `dtype`: of the activations; MXFP4, without a `global_scale`, is read with bfloat16 alone. ValueError for
+    a global scale that is not float32, and for MXFP4 with float16.
+    """
+    if global_scale is None and dtype != torch.bfloat16:
+        raise ValueError(f"vLLM 0.33's kernel reads MXFP4 with bfloat16, got {dtype}")
+    if global_scale is not None and global_scale.dtype != torch.float32:
+        raise ValueError(f"vLLM 0.33's kernel takes a global scale in float32, got {global_scale.dtype}")
+    return _fp4_weight(qweight, marlin_byte_scales(scales, paired=False), global_scale, dtype)
 
 
 def marlin_24_codes(B_24: Tensor, bits: int) -> Tensor:
@@ -232,6 +244,21 @@ def exllama_weight(
 def multiply(x: Tensor, weight: Tensor) -> Tensor:
     """Return x (M, K) times weight (K, N): products and sums in float32, rounded once to x's dtype."""
     return (x.float() @ weight.float()).to(x.dtype)
+
+
+def _fp4_weight(qweight: Tensor, scales: Tensor, global_scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Codes as 16-bit floats times scales (G, N), bytes in column order."""
+    codes, bytes_ = marlin_codes(qweight, 4), scales.long()
+    bits = (codes >> 3) << 15 | (codes & 7) << _FP4_SHIFT[dtype]
+    values = _halves(bits, dtype)
+    if global_scale is None:
+        values, halves = values * 2.0**126, bytes_ << 7
+    elif dtype == torch.float16:
+        halves = bytes_ << 7
+    else:  # the highest bit becomes the highest of eight bits of exponent, the others the lowest four
+        halves = (bytes_ & 0x80) << 7 | (bytes_ & 0x7F) << 4
+    factors = _halves(halves, dtype) * (1.0 if global_scale is None else global_scale.double())
+    return (values * factors[_even_groups(values.shape[0], scales.shape[0])]).float()
 
 
 def _axes(*sizes: int) -> list[Tensor]:

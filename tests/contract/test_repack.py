@@ -24,7 +24,8 @@ from qload.formats import (
     ModelOptNVFP4Weight,
     UnquantizedWeight,
 )
-from qload.kernel_formats import LAYOUTS, repack, restore
+from qload.kernel_formats import repack, restore
+from qload.kernel_formats.repack import targets
 from qload.parallel import FakeWorld
 from qload.spec import Weight
 from qload.testing import assert_same_bits, layers
@@ -119,7 +120,7 @@ TARGETS = {"awq": AWQWeight, "marlin_24": Marlin24Weight}
 FORMATS_HERE = [GPTQWeight, AWQWeight, MarlinWeight, Marlin24Weight, CTPackWeight]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", targets(GPTQWeight))
 @pytest.mark.parametrize("weight_type", FORMATS_HERE, ids=lambda weight_type: weight_type.format)
 @given(data=st.data())
 @at_most(25)

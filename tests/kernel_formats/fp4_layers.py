@@ -1,4 +1,4 @@
-"""Layers of four-bit floats of given codes and scales, and their repack to Marlin's order."""
+"""Layers of four-bit floats of given codes and scales, and their repack to Marlin's orders."""
 
 from typing import Any
 
@@ -7,15 +7,17 @@ import torch
 from torch import Tensor
 
 from qload.formats import CTMXFP4Weight, CTNVFP4Weight, ModelOptNVFP4Weight, MXFP4Config, NVFP4Config
-from qload.kernel_formats import Fp4MarlinWeight, repack
+from qload.kernel_formats import Fp4MarlinVllm033Weight, Fp4MarlinWeight, repack
 from qload.layouts import fp4
 from qload.spec import Weight
+from qload.testing import emulators
 
 HALF, BRAIN = torch.float16, torch.bfloat16
 KINDS: dict[Any, tuple[str, str]] = {
     CTNVFP4Weight: ("weight_packed", "weight_global_scale"),
     ModelOptNVFP4Weight: ("weight", "weight_scale_2"),
 }
+GENERATIONS = ("marlin_vllm_0_11", "marlin_vllm_0_33")  # layouts
 NVFP4 = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.format)
 
 
@@ -50,7 +52,15 @@ def mxfp4(exponents: Tensor, codes: Tensor | None = None, **more: Any) -> CTMXFP
     return CTMXFP4Weight(config=MXFP4Config(), weight_packed=packed, weight_scale=exponents, **more)
 
 
-def pack(weight: Weight, dtype: torch.dtype = BRAIN) -> Fp4MarlinWeight:
-    made = repack(weight, "marlin", dtype=dtype)
+def pack(weight: Weight, dtype: torch.dtype = BRAIN, layout: str = "marlin") -> Fp4MarlinWeight:
+    made = repack(weight, layout, dtype=dtype)
     assert isinstance(made, Fp4MarlinWeight)
     return made
+
+
+def lanes_read(packed: Fp4MarlinWeight) -> Tensor:
+    """The padded weight (K, N) as the kernel of the weight's own generation reads it."""
+    held = packed.qweight, packed.scales, packed.global_scale
+    if isinstance(packed, Fp4MarlinVllm033Weight):
+        return emulators.fp4_marlin_vllm_0_33_weight(*held, dtype=packed.config.dtype)
+    return emulators.fp4_marlin_weight(*held)

@@ -32,6 +32,7 @@ from qload.testing import (
 )
 from tests.example_counts import at_most
 from tests.format_cases import CONFIGS
+from tests.kernel_formats.fp4_layers import GENERATIONS, lanes_read
 
 
 def emulate(weight: Any) -> torch.Tensor:
@@ -51,7 +52,7 @@ def emulate(weight: Any) -> torch.Tensor:
             weight.B_24, weight.B_meta, weight.s, bits=weight.config.bits, grouped=grouped
         )
     elif isinstance(weight, Fp4MarlinWeight):
-        rows = emulators.fp4_marlin_weight(weight.qweight, weight.scales, weight.global_scale)
+        rows = lanes_read(weight)
     elif isinstance(weight, Fp8MarlinWeight):
         rows = emulators.fp8_marlin_weight(
             weight.qweight, weight.scales, exponent_bias=weight.config.exponent_bias
@@ -118,7 +119,8 @@ def fp4_weights(draw: st.DrawFn, *, exact: bool = False) -> Weight:
 def drawn(kind: str, data: Any, *, exact: bool = False) -> Weight:
     """A weight in a kernel's order."""
     if kind == "fp4":
-        return repack(data.draw(fp4_weights(exact=exact)), "marlin", dtype=torch.bfloat16)
+        layout = data.draw(st.sampled_from(GENERATIONS))
+        return repack(data.draw(fp4_weights(exact=exact)), layout, dtype=torch.bfloat16)
     if kind == "fp8":
         dtype = data.draw(st.sampled_from([torch.float16, torch.bfloat16]))
         weight = data.draw(fp8_weights(exact=exact))

@@ -14,8 +14,19 @@ from qload.spec import Layer, Weight
 from qload.testing import assert_same_bits, emulators
 from tests.contract.test_repack import assert_same_weight
 from tests.example_counts import at_most
-from tests.kernel_formats.fp4_layers import BRAIN, HALF, KINDS, NVFP4, mxfp4, nvfp4, pack
+from tests.kernel_formats.fp4_layers import (
+    BRAIN,
+    GENERATIONS,
+    HALF,
+    KINDS,
+    NVFP4,
+    lanes_read,
+    mxfp4,
+    nvfp4,
+    pack,
+)
 
+EACH = pytest.mark.parametrize("layout", GENERATIONS)
 BOTH = pytest.mark.parametrize("dtype", [HALF, BRAIN], ids=str)
 
 
@@ -47,17 +58,27 @@ COLUMNS = [
 ]  # of a lane's eight, which are 8 apart, the middle two of four swapped
 
 
-def test_two_groups_of_a_lanes_columns_are_sixteen_bytes() -> None:
-    """Exponents that say group and column: 64 * group + column."""
-    exponents = torch.arange(4) * 64 + torch.arange(64)[:, None]
+EXPONENTS = (torch.arange(4) * 64 + torch.arange(64)[:, None]).clamp(max=254)  # 64 * group + column
 
-    packed = pack(mxfp4(exponents.clamp(max=254)))
+
+def test_two_groups_of_a_lanes_columns_are_sixteen_bytes() -> None:
+    packed = pack(mxfp4(EXPONENTS))
     stored = packed.scales.view(torch.uint8)
 
     assert (tuple(packed.scales.shape), packed.scales.dtype) == ((4, 64), torch.float8_e8m0fnu)
     assert stored[0, :32].tolist() == [*COLUMNS, *[64 + n for n in COLUMNS], *[n + 1 for n in COLUMNS],
                                        *[65 + n for n in COLUMNS]]  # fmt: skip
     assert stored[1, :8].tolist() == [4 + n for n in COLUMNS]  # half of eight times eight columns on
+    assert stored[2, :8].tolist() == [128 + n for n in COLUMNS]
+
+
+def test_in_vllm_0_33_a_group_of_a_lanes_columns_is_eight_bytes() -> None:
+    packed = pack(mxfp4(EXPONENTS), layout="marlin_vllm_0_33")
+    stored = packed.scales.view(torch.uint8)
+
+    assert (tuple(packed.scales.shape), packed.scales.dtype) == ((4, 64), torch.float8_e8m0fnu)
+    assert stored[0].tolist() == [n + lane for lane in range(8) for n in COLUMNS]
+    assert stored[1, :16].tolist() == [64 + n for n in COLUMNS] + [65 + n for n in COLUMNS]
     assert stored[2, :8].tolist() == [128 + n for n in COLUMNS]
 
 
@@ -124,29 +145,33 @@ def sound(draw: st.DrawFn, *, plain: bool = False) -> Weight:
     return nvfp4(scales, codes, second, kind)  # type: ignore[no-any-return]
 
 
+@EACH
 @BOTH
 @given(weight=sound())
 @at_most(30)
-def test_a_repacked_weight_means_the_same_and_goes_back(dtype: torch.dtype, weight: Weight) -> None:
+def test_a_repacked_weight_means_the_same_and_goes_back(
+    layout: str, dtype: torch.dtype, weight: Weight
+) -> None:
     if isinstance(weight, CTMXFP4Weight) and dtype == HALF:
         with pytest.raises(RepackError, match="powers of two with bfloat16 alone, got float16"):
-            pack(weight, dtype)
+            pack(weight, dtype, layout)
         return
 
-    packed = pack(weight, dtype)
+    packed = pack(weight, dtype, layout)
 
     assert_same_bits(packed.dequantize(), weight.dequantize())
     assert_same_bits(packed.codes().plain().int(), weight.codes().plain().int())
     assert_same_weight(restore(packed), weight)
 
 
+@EACH
 @given(weight=sound(plain=True), dtype=st.sampled_from([HALF, BRAIN]))
 @at_most(30)
-def test_a_kernels_lanes_read_the_weight(weight: Weight, dtype: torch.dtype) -> None:
-    packed = pack(weight, BRAIN if isinstance(weight, CTMXFP4Weight) else dtype)
+def test_a_kernels_lanes_read_the_weight(layout: str, weight: Weight, dtype: torch.dtype) -> None:
+    packed = pack(weight, BRAIN if isinstance(weight, CTMXFP4Weight) else dtype, layout)
     N, K = weight.shape
 
-    read = emulators.fp4_marlin_weight(packed.qweight, packed.scales, packed.global_scale)
+    read = lanes_read(packed)
 
     assert_same_bits(read[:K, :N].T.contiguous(), weight.dequantize())
     assert not read[K:].any()
@@ -234,6 +259,92 @@ def test_scales_are_raised_to_what_bfloat16_reads(lowest: float, highest: float,
         assert_same_bits(read.T.contiguous(), weight.dequantize())
         assert_same_bits(each.dequantize(), weight.dequantize())
         assert_same_weight(restore(each), weight)
+
+
+RAISED_IN_VLLM_0_33 = [
+    (2.0**-6, 448.0, 0), (2.0**-6, 240.0, 0), (1.5 * 2**-7, 240.0, 1), (2.0**-6, 224.0, 1), (2.0**-7, 1.0, 8),
+    (0.25, 1.0, 8), (2.0**-9, 60.0, 3), (2.0**-9, 52.0, 3), (2.0**-9, 2.0**-9, 17),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("lowest", "highest", "power"), RAISED_IN_VLLM_0_33)
+def test_vllm_0_33_raises_scales_until_the_highest_is_above_224(
+    lowest: float, highest: float, power: int
+) -> None:
+    """And once more where the lowest needs it: 1.5 * 2**-7 beside 240, which vLLM writes as 0."""
+    scales = torch.full((64, 8), highest)
+    scales[3, 5], scales[4, 1] = lowest, 0
+    weight = nvfp4(scales)
+
+    packed, half = (pack(weight, dtype, "marlin_vllm_0_33") for dtype in (BRAIN, HALF))
+
+    for each, factor in ((packed, 0.5 * 2.0 ** (119 - power)), (half, 0.5 * 2.0**7)):
+        assert each.global_scale is not None
+        assert (each.global_scale.dtype, each.global_scale.tolist()) == (torch.float32, [factor])
+        assert_same_bits(lanes_read(each).T.contiguous(), weight.dequantize())
+        assert_same_bits(each.dequantize(), weight.dequantize())
+        assert_same_weight(restore(each), weight)
+
+
+@EACH
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.format)
+def test_scales_that_are_all_0_are_not_raised(layout: str, kind: Any) -> None:
+    weight = nvfp4(torch.zeros(64, 8), kind=kind)
+
+    packed = pack(weight, BRAIN, layout)
+
+    assert packed.global_scale is not None
+    assert packed.global_scale.tolist() == [(0.5 if kind is ModelOptNVFP4Weight else 2.0) * 2.0**119]
+    assert_same_weight(restore(packed), weight)
+
+
+# Two generations of one kernel.
+
+
+def test_marlin_is_the_order_of_vllm_0_11() -> None:
+    for weight in (nvfp4(torch.ones(64, 8)), mxfp4(EXPONENTS)):
+        assert_same_weight(pack(weight, layout="marlin"), pack(weight, layout="marlin_vllm_0_11"))
+
+
+def test_the_emulator_of_the_other_generation_reads_another_weight() -> None:
+    """MXFP4 has the same dtypes and shapes in both, so that only values tell."""
+    weight = mxfp4(EXPONENTS)
+    old, new = (pack(weight, layout=layout) for layout in GENERATIONS)
+    want = weight.dequantize().T
+
+    swapped = [
+        emulators.fp4_marlin_vllm_0_33_weight(old.qweight, old.scales, dtype=BRAIN),
+        emulators.fp4_marlin_weight(new.qweight, new.scales),
+    ]
+
+    for read in swapped:
+        wrong = (read != want).float().mean()
+        assert wrong > 0.5
+
+
+@BOTH
+def test_an_emulator_refuses_the_global_scale_of_the_other_generation(dtype: torch.dtype) -> None:
+    old, new = (pack(nvfp4(torch.ones(64, 8)), dtype, layout) for layout in GENERATIONS)
+
+    with pytest.raises(ValueError, match=r"vLLM 0\.33's kernel takes a global scale in float32, got torch"):
+        emulators.fp4_marlin_vllm_0_33_weight(old.qweight, old.scales, old.global_scale, dtype=dtype)
+    with pytest.raises(
+        ValueError, match=r"0\.11's kernel takes .* of the activations' dtype, got torch\.float32"
+    ):
+        emulators.fp4_marlin_weight(new.qweight, new.scales, new.global_scale)
+    with pytest.raises(ValueError, match=r"MXFP4 with bfloat16, got torch\.float16"):
+        emulators.fp4_marlin_vllm_0_33_weight(new.qweight, new.scales, dtype=HALF)
+
+
+@EACH
+def test_one_generation_is_repacked_for_the_other(layout: str) -> None:
+    weight = nvfp4(torch.rand(64, 8, generator=torch.Generator().manual_seed(0)) + 2.0**-6, second=0.75)
+    other = next(each for each in GENERATIONS if each != layout)
+
+    again = repack(pack(weight, HALF, layout), other, dtype=BRAIN)
+
+    assert_same_weight(again, pack(weight, BRAIN, other))
+    assert again.layer == pack(weight, BRAIN, other).layer
 
 
 @BOTH

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from qload.errors import ArgumentError, RepackError, ShapeError
 from qload.formats import CTMXFP4Weight, CTNVFP4Weight, MXFP4Config, NVFP4Config
-from qload.kernel_formats import Fp4MarlinConfig, Fp4MarlinWeight, repack, restore
+from qload.kernel_formats import Fp4MarlinConfig, Fp4MarlinVllm033Config, Fp4MarlinWeight, repack, restore
 from qload.spec import Layer, Weight
 from qload.testing import assert_same_bits, layers
 from tests.contract.test_repack import assert_same_weight
@@ -70,6 +70,7 @@ def test_what_the_kernel_would_misread_is_refused(weight: Weight, dtype: torch.d
         pack(weight, dtype)
 
     assert caught.value.source == weight.format
+    assert caught.value.layout == "marlin_vllm_0_11"
 
 
 @pytest.mark.parametrize("weight", [nvfp4(torch.ones(64, 8)), mxfp4(torch.ones(64, 4))])
@@ -102,8 +103,49 @@ def test_scales_of_an_odd_number_of_groups_are_refused() -> None:
 
 @pytest.mark.parametrize("group", [0, -1, 64])
 def test_a_config_that_no_kernel_reads_is_refused(group: int) -> None:
-    with pytest.raises(ArgumentError, match="fp4_marlin: group_size"):
+    with pytest.raises(ArgumentError, match="fp4_marlin_vllm_0_11: group_size"):
         Fp4MarlinConfig(group)
+
+
+ROUNDED_BY_VLLM_0_11 = {"overflows bfloat16", "overflows float16", "a subnormal"}
+OF_VLLM_0_33 = [
+    *(case for case in REFUSED if case.id not in ROUNDED_BY_VLLM_0_11),
+    pytest.param(
+        nvfp4(torch.ones(64, 8), second=2.0**17), BRAIN, r"of 131072 times 2\*\*111 .* bits as float32",
+        id="overflows",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("weight", "dtype", "text"), OF_VLLM_0_33)
+def test_vllm_0_33_refuses_the_same_but_for_roundings_of_the_second_scale(
+    weight: Weight, dtype: torch.dtype, text: str
+) -> None:
+    with pytest.raises(RepackError, match=text) as caught:
+        pack(weight, dtype, "marlin_vllm_0_33")
+
+    assert caught.value.layout == "marlin_vllm_0_33"
+
+
+@pytest.mark.parametrize(
+    ("second", "dtype", "power"), [(600.0, HALF, 7), (1.01 * 2.0**-24, HALF, 7), (512.0, BRAIN, 119 - 8)]
+)
+def test_vllm_0_33_takes_second_scales_that_16_bits_do_not_hold(
+    second: float, dtype: torch.dtype, power: int
+) -> None:
+    weight = nvfp4(torch.ones(64, 8), second=second)
+
+    packed = pack(weight, dtype, "marlin_vllm_0_33")
+
+    assert packed.global_scale is not None
+    assert packed.global_scale.item() == weight.weight_scale_2.item() * 2.0**power
+    assert_same_bits(packed.dequantize(), weight.dequantize())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, None])
+def test_a_config_for_other_activations_is_refused(dtype: Any) -> None:
+    with pytest.raises(ArgumentError, match="fp4_marlin_vllm_0_33: dtype"):
+        Fp4MarlinVllm033Config(16, dtype=dtype)
 
 
 @given(data=st.data(), dtype=st.sampled_from([HALF, BRAIN]))

@@ -1,4 +1,4 @@
-"""What every layout of `LAYOUTS` makes of one small weight, as text: each line of its diff is a decision."""
+"""What every layout of integers makes of one small weight, as text: each line of its diff is a decision."""
 
 import pytest
 import torch
@@ -6,7 +6,8 @@ from syrupy.assertion import SnapshotAssertion
 from torch import Tensor
 
 from qload.formats import GPTQConfig, GPTQWeight
-from qload.kernel_formats import LAYOUTS, repack
+from qload.kernel_formats import repack
+from qload.kernel_formats.repack import targets
 from qload.layouts import Stored, gptq
 from qload.spec import Weight
 
@@ -69,7 +70,7 @@ def text(weight: Weight) -> str:
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", targets(GPTQWeight))
 def test_the_words_of_every_layout_are_pinned(layout: str, bits: int, golden: SnapshotAssertion) -> None:
     weight = sparse(bits) if layout == "marlin_24" else dense(bits)
 
@@ -81,7 +82,7 @@ def test_the_words_of_an_act_order_are_pinned(layout: str, golden: SnapshotAsser
     assert text(repack(dense(4, act=True), layout)) == golden
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", targets(GPTQWeight))
 def test_every_word_of_every_layout_is_pinned(layout: str, golden_tensors: SnapshotAssertion) -> None:
     weight = sparse(4) if layout == "marlin_24" else dense(4)
 

@@ -7,9 +7,10 @@ import torch
 
 from qload.detect import KernelTarget
 from qload.errors import ArgumentError
-from qload.formats import Fp8Config, Fp8Weight
+from qload.formats import Fp8Config, Fp8Weight, GPTQWeight
 from qload.formats.fp8 import E4M3FN
-from qload.kernel_formats import LAYOUTS, repack, restore
+from qload.kernel_formats import repack, restore
+from qload.kernel_formats.repack import targets
 from qload.layouts import Stored
 from qload.testing import assert_same_bits
 from tests.kernel_formats.marlin_layers import layer
@@ -51,7 +52,7 @@ def test_a_target_of_other_settings_is_refused_when_it_is_made(kernel: Any, sett
         KernelTarget(kernel, **setting)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", targets(GPTQWeight))
 def test_a_layer_of_no_outputs_goes_there_and_back(layout: str) -> None:
     empty = layer(128, 0, 32)
 

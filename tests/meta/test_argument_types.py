@@ -54,6 +54,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "ExllamaLinearKernel": {"c": LAYER_CONFIG, **WORDS},
     "FakeWorld": {"world": 2},
     "Fp4MarlinConfig": {"group_size": 16},
+    "Fp4MarlinVllm033Config": {"group_size": 16},
     "GatedActivation": {"kind": "silu"},
     "Fp8MarlinConfig": {"group_size": -1, "exponent_bias": True},
     "GPTQConfig": {"bits": 4, "group_size": 32},

@@ -165,6 +165,16 @@ def test_a_scale_of_a_byte_lies_beside_that_of_the_next_group(byte, place) -> No
 
 
 @pytest.mark.parametrize(
+    ("byte", "place"),
+    [(0, (0, 0)), (1, (0, 16)), (2, (0, 8)), (4, (0, 32)), (8, (0, 1)), (64, (0, 64)), (128, (1, 0))],
+)
+def test_a_scale_of_a_byte_of_vllm_0_33_lies_in_the_row_of_its_group(byte, place) -> None:
+    stored = torch.zeros(4 * 128, dtype=torch.uint8)
+    stored[byte] = 1
+    assert found(emulators.marlin_byte_scales(stored.reshape(4, 128), paired=False)) == [place]
+
+
+@pytest.mark.parametrize(
     ("dtype", "bias", "scale", "value"),
     [
         (torch.float16, 14, 0b10110_000, 1.0),
@@ -180,8 +190,12 @@ def test_a_four_bit_float_is_shifted_into_place_and_scaled(dtype, bias, scale, v
     scales = torch.full((2, 64), scale, dtype=torch.uint8)
     factor = torch.tensor([2.0 ** (bias - 7)]).to(dtype) if bias else None
     read = emulators.fp4_marlin_weight(qweight, scales, factor)
-    assert read[[0, 8], 0].tolist() == [1.5 * value, -1.5 * value]
-    assert read.count_nonzero() == 2 * (value != 0)
+    new = emulators.fp4_marlin_vllm_0_33_weight(
+        qweight, scales, None if factor is None else factor.float(), dtype=dtype
+    )
+    for each in (read, new):
+        assert each[[0, 8], 0].tolist() == [1.5 * value, -1.5 * value]
+        assert each.count_nonzero() == 2 * (value != 0)
 
 
 @pytest.mark.parametrize(

@@ -124,8 +124,11 @@ FAULTS = (
     Fault("fp4-parts-of-one-scale", _FP4, "(second != second[:1]).any()", "(second != second).any()"),
     Fault("fp4-raised-and-not-told", _FP4_ORDER, "(SHIFT + raised)).half()", "SHIFT).half()"),
     Fault("fp4-raised-for-ever", _FP4, "(EXPONENT - SHIFT - power)", "(EXPONENT - SHIFT - 0 * power)"),
-    Fault("fp4-raised-by-share", _FP4_ORDER, "decides = whole or meant", "decides = meant"),
+    Fault("fp4-raised-by-share", _FP4_ORDER, ".generation, whole or meant", ".generation, meant"),
     Fault("fp4-scales-not-swapped", _ORDERS, "gp (nt c h a d b)", "gp (nt c h a b d)"),
+    Fault("fp4-scales-of-vllm-0-33-not-swapped", _ORDERS, "g (nt c a d b)", "g (nt c a b d)"),
+    Fault("fp4-raised-too-little-for-vllm-0-33", _FP4, "frexp(HIGHEST / highest)[1] - 1", "0"),
+    Fault("fp4-generations-alike", _FP4, "marlin.SCALES_OF_A_BYTE, 1", "marlin.SCALES_OF_A_BYTE_PAIRED, 2"),
     Fault("fp4-groups-not-paired", _ORDERS, "gp (nt c h a d b)", "gp (h nt c a d b)"),
     Fault(
         "fp4-nibbles-high-first",
