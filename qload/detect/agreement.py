@@ -12,7 +12,11 @@ from qload.storage import WeightStorage
 
 DECISIVE = ("method", "bits", "group_size")  # with another of these a layer means other weights
 OTHERS = ("format", "sym", "desc_act")
-KEYS = {"method": "quant_method"}
+SPELLINGS = {
+    "method": ("quant_method", "method"),
+    "bits": ("bits", "w_bit"),
+    "group_size": ("group_size", "q_group_size"),
+}
 
 
 def check_configs(
@@ -26,7 +30,7 @@ def check_configs(
         if _is_there(claims, other, storage):
             yield ConfigsDisagreeError(
                 found.file,
-                found.key(KEYS.get(name, name)),
+                found.key(*SPELLINGS[name]),
                 f"{getattr(claims, name)} as in {claims.file}",
                 str(getattr(other, name)),
                 f"remedy   make {found.file} say what {claims.file} says, or remove it",

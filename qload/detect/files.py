@@ -37,9 +37,10 @@ class FoundConfig:
     section: str  # "quantization_config", "text_config.quantization_config", or "" for the whole file
     values: Mapping[str, Any]
 
-    def key(self, name: str) -> str:
-        """`bits` -> `quantization_config.bits`."""
-        return f"{self.section}.{name}" if self.section else name
+    def key(self, name: str, *others: str) -> str:
+        """`bits` -> `quantization_config.bits`; of several spellings the first that the config has."""
+        stated = next((each for each in (name, *others) if self.values.get(each) is not None), name)
+        return f"{self.section}.{stated}" if self.section else stated
 
 
 def find_config(path: str | PathLike[str]) -> FoundConfig | None:

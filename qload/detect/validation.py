@@ -105,10 +105,10 @@ def agree(found: FoundConfig, *keys: str) -> Any:
     return there[0][1] if there else None
 
 
-def check_group_size(found: FoundConfig, size: int) -> None:
-    """A group of no rows is none, or ConfigError."""
+def check_group_size(found: FoundConfig, size: int, *keys: str) -> None:
+    """A group of no rows is none, or ConfigError; `keys`: spellings of the key, if not `group_size`."""
     if size == 0:
-        raise ConfigError(found.file, found.key("group_size"), "-1 or at least 1", "0")
+        raise ConfigError(found.file, found.key(*(keys or ("group_size",))), "-1 or at least 1", "0")
 
 
 def validate(model: type[Model], found: FoundConfig) -> Model:

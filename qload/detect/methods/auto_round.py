@@ -16,7 +16,7 @@ they are, `auto_round:gptq:exllamav2` minus 1.
 bits leave them plain. Names take precedence over patterns. Source: auto-round 0.16.1 and its files.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -71,6 +71,14 @@ COMPRESSED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 }
 
 
+# A setting of compressed-tensors' schemes -> the key of AutoRound that states it.
+SETTINGS: Mapping[str, str] = {
+    "": "data_type",
+    "type": "data_type",
+    "num_bits": "bits",
+    "symmetric": "sym",
+    **dict.fromkeys(("strategy", "group_size", "block_structure"), "group_size"),
+}
 MAX_SIZE = (1 << 31) - 1  # inputs or outputs of a layer
 Side = Annotated[int, Field(ge=1, le=MAX_SIZE)]
 Block = Annotated[list[Side], Field(min_length=2, max_length=2)]
@@ -109,13 +117,13 @@ def read(found: FoundConfig) -> Claims:
         reason = f"the rotation_config of {found.file} rotates weights, and qload does not rotate them back"
         raise UnsupportedFormatError("auto-round with rotations", reason, KNOWN, "auto-round loads it")
     base = _Rule(**{key: getattr(read, key) for key in _Rule.model_fields})
-    stated = _formats(found, base, "")
+    stated = _formats(found, base, "", {*found.values})
     rules: dict[str, tuple[ConfiguredFormat, ...] | UnsupportedFormatError] = {}
     for name, rule in sorted((read.extra_config or {}).items(), key=lambda item: _is_pattern(item[0])):
         own = base.model_copy(update=rule.model_dump(exclude_none=True))
         plain = (own.bits or 0) >= PLAIN_BITS
         entry = REGEX * _is_pattern(name) + name
-        rules[entry] = () if plain else _formats(found, own, f"extra_config.{name}")
+        rules[entry] = () if plain else _formats(found, own, f"extra_config.{name}", rule.model_fields_set)
     if isinstance(stated, UnsupportedFormatError):
         raise stated
     packing = _packing(found, base)
@@ -160,17 +168,22 @@ def _packing(found: FoundConfig, rule: _Rule) -> str:
 
 
 def _formats(
-    found: FoundConfig, rule: _Rule, source: str
+    found: FoundConfig, rule: _Rule, source: str, stated: Collection[str]
 ) -> tuple[ConfiguredFormat, ...] | UnsupportedFormatError:
     """Formats of a rule's modules, empty for plain ones; the error if the format is not supported.
 
-    `source`: the entry of the config with the claims of these formats.
+    `source`: the entry of the config with the claims of these formats. `stated`: the keys that it has; all
+    others are those of the whole config.
     """
+
+    def key(name: str) -> str:
+        return f"{source:.99}.{name}" if source and name in stated else name
+
     try:
         packing = _packing(found, rule)
         if packing == FAKE:
             return ()
-        fmt = _format(found, packing, rule)
+        fmt = _format(found, packing, rule, key)
     except UnsupportedFormatError as error:
         return error
     convention = "backend" if rule.packing_format is None and rule.backend else "packing_format"
@@ -182,8 +195,8 @@ def _is_pattern(key: str) -> bool:
     return not SIGNS.isdisjoint(key)
 
 
-def _format(found: FoundConfig, packing: str, rule: _Rule) -> ConfiguredFormat:
-    """What a packing stores modules as for which a rule holds."""
+def _format(found: FoundConfig, packing: str, rule: _Rule, key: Callable[[str], str]) -> ConfiguredFormat:
+    """What a packing stores modules as for which a rule holds; `key`: where the rule states a setting."""
     bits, size = rule.bits or 0, -1 if rule.group_size is None else rule.group_size
     data_type = rule.data_type or "int"
     kind = next((kind for kind in COMPRESSED if data_type.startswith(kind)), None)
@@ -200,11 +213,12 @@ def _format(found: FoundConfig, packing: str, rule: _Rule) -> ConfiguredFormat:
     if bits not in BITS.get(packing, (bits,)) or not (grouped or float8 or packing == "llm_compressor"):
         lawful = " or ".join(map(str, BITS.get(packing, ())))
         expected = f"bits {lawful}, and a group size of -1 or at least 1, for {packing}"
-        raise ConfigError(found.file, found.key("bits"), expected, f"bits {bits}, group size {size}")
+        wrong = "group_size" if bits in BITS.get(packing, (bits,)) else "bits"
+        raise ConfigError(found.file, found.key(key(wrong)), expected, f"bits {bits}, group size {size}")
     if float8:
         return _float8(packing, rule, size)
     if kind in ("nv_fp", "mx_fp") or packing == "llm_compressor" or isinstance(size, list):
-        return _compressed(found, rule, kind, bits, size)
+        return _compressed(found, rule, kind, bits, size, key)
     if packing in GPTQ:
         zeros = GPTQ[packing]
         return ConfiguredFormat(GPTQWeight, GPTQConfig(bits, size, zeros, desc_act=False, indexed=None))
@@ -242,9 +256,14 @@ def _inputs(rule: _Rule) -> ActivationScheme | None:
 
 
 def _compressed(
-    found: FoundConfig, rule: _Rule, kind: str, bits: int, size: int | list[int]
+    found: FoundConfig,
+    rule: _Rule,
+    kind: str,
+    bits: int,
+    size: int | list[int],
+    key: Callable[[str], str],
 ) -> ConfiguredFormat:
-    """As compressed-tensors' own config would say it."""
+    """As compressed-tensors' own config would say it; errors name the keys of AutoRound."""
     stated, said = COMPRESSED[kind]
     if kind == "int" and (rule.act_bits or PLAIN_BITS) < PLAIN_BITS:
         stated = "int-quantized"
@@ -257,6 +276,6 @@ def _compressed(
         {"num_bits": bits, "symmetric": rule.sym is not False, **shared, **said}
     )
     fmt = ct_schemes.format_of(
-        found, "packing_format", stated.format(bits=bits), scheme, static=False, dense=True
+        found, lambda name: key(SETTINGS[name]), stated.format(bits=bits), scheme, static=False, dense=True
     )
     return replace(fmt, activations=_inputs(rule))

@@ -38,7 +38,7 @@ def read(found: FoundConfig) -> Claims:
             )
     if read.backend == "llm-awq":
         raise UnsupportedFormatError("llm-awq", f"the backend of {found.file} packs in another order", KNOWN)
-    check_group_size(found, read.group_size)
+    check_group_size(found, read.group_size, "group_size", "q_group_size")
     sym = None if read.zero_point is None else not read.zero_point
     config = AWQConfig(read.group_size, read.bits, zero_point=sym is not True)
     return Claims(

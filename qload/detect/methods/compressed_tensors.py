@@ -192,7 +192,11 @@ def _format_of(
     dense = (int(version[1]), int(version[2])) >= DENSE_SINCE if version else None
     inputs = _inputs_of(found, name, group, read)
     static = inputs is not None and not inputs.dynamic
-    read_as = ct_schemes.format_of(found, f"{key}.weights", stated, group.weights, static=static, dense=dense)
+
+    def place(setting: str) -> str:
+        return f"{key}.weights.{setting}" if setting else f"{key}.format" if group.format else "format"
+
+    read_as = ct_schemes.format_of(found, place, stated, group.weights, static=static, dense=dense)
     claims = group.weights.claims(f"config_groups.{name}")
     return replace(read_as, activations=inputs, claims=claims)
 

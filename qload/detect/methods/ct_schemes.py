@@ -1,5 +1,6 @@
 """From a group's scheme and format to the format that reads its weights, as compressed-tensors means them."""
 
+from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -81,16 +82,23 @@ class Scheme(BaseModel):
 
 
 def format_of(
-    found: FoundConfig, key: str, stated: str, scheme: Scheme, *, static: bool, dense: bool | None
+    found: FoundConfig,
+    key: Callable[[str], str],
+    stated: str,
+    scheme: Scheme,
+    *,
+    static: bool,
+    dense: bool | None,
 ) -> ConfiguredFormat:
     """The format that reads a scheme.
 
+    `key`: the place in the config of a setting by its name, and of the format by "".
     `static`: activations have stored scales. `dense`: what the version says.
     """
     if stated not in FORMATS:
         raise UnsupportedFormatError(
             f"compressed-tensors ({stated:.40})",
-            f"{found.key(key)} of {found.file} has no reader",
+            f"{found.key(key(''))} of {found.file} has no reader",
             (*FORMATS,),
         )
     block, size = _checked(found, key, stated, scheme), scheme.rows_of_a_group or -1
@@ -118,13 +126,15 @@ def format_of(
     return ConfiguredFormat(Fp8Weight, Fp8Config("block", block, input_scale=inputs))
 
 
-def _checked(found: FoundConfig, key: str, stated: str, scheme: Scheme) -> tuple[int, int] | None:
+def _checked(
+    found: FoundConfig, key: Callable[[str], str], stated: str, scheme: Scheme
+) -> tuple[int, int] | None:
     """What shares a scale, as (outputs, inputs); ConfigError for what the format does not store."""
     types, bits, strategies = FORMATS[stated]
     bits = range(8, 9) if scheme.type == "float" and stated == "naive-quantized" else bits
 
     def wrong(name: str, expected: str, got: Any) -> ConfigError:
-        return ConfigError(found.file, found.key(f"{key}.{name}"), f"{expected} in {stated}", shown(got))
+        return ConfigError(found.file, found.key(key(name)), f"{expected} in {stated}", shown(got))
 
     if scheme.type not in types:
         raise wrong("type", " or ".join(types), scheme.type)

@@ -135,7 +135,7 @@ def _rules(
     for pattern, rule in dynamic.items():
         entry = REGEX + pattern.removeprefix(WITHOUT).removeprefix(WITH)
         if rule.group_size is not None:
-            check_group_size(found, rule.group_size)
+            check_group_size(found, rule.group_size, f"dynamic.{pattern:.80}.group_size")
         for key, other in (("checkpoint_format", rule.checkpoint_format), ("format", rule.format)):
             if other not in (None, stated):
                 where = found.key(f"dynamic.{pattern:.80}.{key}")

@@ -133,7 +133,7 @@ def read(found: FoundConfig) -> Claims:
         check(found, key, getattr(read, key) or (), is_glob)
     mixed = read.quant_algo.upper() == MIXED
     if not mixed and read.quantized_layers:
-        raise _unsupported(found, f"{read.quant_algo} with quantized_layers")
+        raise _unsupported(found, f"{read.quant_algo} with quantized_layers", "quantized_layers")
     table = _table(found, read) if mixed else {}
     if not mixed:
         _agree(found, read.quant_algo)
@@ -163,7 +163,7 @@ def _algorithm(found: FoundConfig, key: str, stated: str, size: int | None) -> A
     if name == AWQ:
         return Algorithm(ConfiguredFormat(ModelOptAWQWeight, ModelOptAWQConfig(size)), 4, size or None)
     if name not in ALGORITHMS:
-        raise _unsupported(found, stated)
+        raise _unsupported(found, stated, f"{key.removesuffix('group_size')}quant_algo")
     algorithm = ALGORITHMS[name]
     if size and algorithm.group_size not in (None, size):
         raise ConfigError(found.file, found.key(key), f"{algorithm.group_size} with {stated}", shown(size))
@@ -193,7 +193,9 @@ def _table(found: FoundConfig, read: _ModelOpt) -> dict[str, Format]:
     if not groups:
         expected = f"layers, each with its quant_algo, beside {MIXED}"
         raise ConfigError(found.file, found.key("quantized_layers"), expected, "nothing")
-    return {target: _of_group(found, group) for group in groups.values() for target in group.targets}
+    return {
+        target: _of_group(found, name, group) for name, group in groups.items() for target in group.targets
+    }
 
 
 def _of_layer(found: FoundConfig, name: str, layer: _Layer) -> Format:
@@ -205,13 +207,15 @@ def _of_layer(found: FoundConfig, name: str, layer: _Layer) -> Format:
         return error
 
 
-def _of_group(found: FoundConfig, group: _Group) -> Format:
+def _of_group(found: FoundConfig, group_name: str, group: _Group) -> Format:
     """Format of an entry of `config_groups`, by weights and inputs, or the error of an unsupported one."""
     weights, inputs = group.weights, group.input_activations
     said = (weights.num_bits, weights.type, weights.strategy, weights.group_size)
     name = GROUPS.get(said, AWQ if said[:3] == (4, "int", None) else "")
     if not name or (inputs is not None and inputs.num_bits != weights.num_bits):
-        return _unsupported(found, f"{weights.type:.20} of {weights.num_bits} bits in config_groups")
+        what = f"{weights.type:.20} of {weights.num_bits} bits in config_groups"
+        part = "input_activations" if name else "weights"
+        return _unsupported(found, what, f"config_groups.{group_name:.80}.{part}")
     if name == "NVFP4" and inputs is None:
         name = "W4A16_NVFP4"
     fmt = _algorithm(found, "config_groups", name, weights.group_size).claimed("config_groups")
@@ -249,10 +253,10 @@ def _is_among(names: frozenset[str], module: str) -> bool:
     return any(".".join(own[at:]) in names for own in known for at in range(len(own)))
 
 
-def _unsupported(found: FoundConfig, what: str) -> UnsupportedFormatError:
+def _unsupported(found: FoundConfig, what: str, key: str) -> UnsupportedFormatError:
     return UnsupportedFormatError(
         f"modelopt ({what:.60})",
-        f"the quant_algo of {found.file} has no reader",
+        f"the {key} of {found.file} has no reader",
         KNOWN,
         "TensorRT-LLM loads what ModelOpt exports, vLLM and SGLang load most of it",
     )

@@ -1,0 +1,355 @@
+"""Errors name the key that is wrong: each key of each method's section, with values of no use, one at a time.
+
+`SECTIONS` has a section for each method, with every key that its reader checks; a key of a reader that no
+section has fails a test. Contradictions of two keys stand in a table of their own.
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from pydantic import AliasChoices, BaseModel
+
+import qload.detect.methods
+from qload.detect import FoundConfig, check_configs, read_claims, settle
+from qload.detect.claims import METHODS
+from qload.errors import ConfigError, UnsupportedFormatError
+from qload.storage import MemoryStorage
+
+GPTQ = {
+    "quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True,
+    "checkpoint_format": "gptq", "format": "gptq", "pack_dtype": "int32", "is_marlin_format": False,
+    "lm_head": False,
+    "modules_in_block_to_quantize": ["self_attn.q_proj"], "modules_to_not_convert": ["head"],
+    "dynamic": {
+        "+:.*up": {
+            "bits": 8, "group_size": 32, "sym": True, "desc_act": False, "pack_dtype": "int32",
+            "checkpoint_format": "gptq", "format": "gptq",
+        }
+    },
+}  # fmt: skip
+AWQ = {
+    "quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True, "version": "gemm",
+    "checkpoint_format": "gemm", "format": "gemm", "pack_dtype": "int32", "backend": "autoawq",
+    "modules_to_not_convert": ["head"],
+}  # fmt: skip
+LLM_AWQ = {"quant_method": "awq", "w_bit": 4, "q_group_size": 64, "zero_point": True, "version": "gemm"}
+MARLIN = {
+    "quant_method": "marlin", "bits": 4, "group_size": 128, "desc_act": False, "sym": True,
+    "checkpoint_format": "marlin", "format": "marlin", "pack_dtype": "int32", "is_marlin_format": True,
+    "is_marlin_24_format": False, "modules_to_not_convert": ["head"],
+}  # fmt: skip
+FP8 = {
+    "quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128], "fmt": "e4m3",
+    "scale_fmt": "float", "bits": 8, "format": "fp8", "weight_scale_method": "block",
+    "weight_scale_semantics": "inverse", "ignored_layers": ["head"], "modules_to_not_convert": ["head"],
+}  # fmt: skip
+MXFP8 = {
+    "quant_method": "mxfp8", "activation_scheme": "dynamic", "weight_block_size": [1, 32],
+    "scale_fmt": "ue8m0",
+    "ignored_layers": ["head"], "modules_to_not_convert": ["head"],
+}  # fmt: skip
+FBGEMM = {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": ["head"]}
+BNB = {
+    "quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False,
+    "bnb_4bit_quant_type": "nf4",
+    "bnb_4bit_use_double_quant": True, "bnb_4bit_compute_dtype": "bfloat16",
+    "bnb_4bit_quant_storage": "uint8",
+    "llm_int8_threshold": 6.0, "llm_int8_skip_modules": ["head"],
+    "llm_int8_enable_fp32_cpu_offload": False,
+    "llm_int8_has_fp16_weight": False, "modules_to_not_convert": ["head"],
+}  # fmt: skip
+COMPRESSED = {
+    "quant_method": "compressed-tensors", "format": "pack-quantized", "quantization_status": "compressed",
+    "ignore": ["head"], "sparsity_config": {"format": "dense"}, "transform_config": {}, "version": "0.12.0",
+    "kv_cache_scheme": None, "modules_to_not_convert": ["head"],
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"], "format": "int-quantized", "output_activations": None,
+            "weights": {
+                "num_bits": 8, "type": "int", "strategy": "block", "group_size": 128, "symmetric": True,
+                "actorder": False, "block_structure": [128, 128],
+            },
+            "input_activations": {
+                "num_bits": 8, "type": "int", "dynamic": True, "strategy": "token", "group_size": 128,
+                "symmetric": True, "scale_dtype": "torch.float32",
+            },
+        }
+    },
+}  # fmt: skip
+MODELOPT = {
+    "quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "kv_cache_quant_algo": "FP8",
+    "exclude_modules": ["head"], "ignore": ["head"], "has_zero_point": False,
+    "modules_to_not_convert": ["head"],
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {"num_bits": 4, "type": "float", "group_size": 16, "strategy": "tensor_group"},
+            "input_activations": {
+                "num_bits": 4, "type": "float", "group_size": 16, "strategy": "tensor_group",
+            },
+        }
+    },
+}  # fmt: skip
+NUMBERS = {"num_bits": 8, "type": "float", "strategy": "channel", "group_size": None}
+MODELOPT_GROUPS = {
+    "quant_method": "modelopt",
+    "quant_algo": "MIXED_PRECISION",
+    "config_groups": {
+        "group_0": {
+            "targets": ["up"],
+            "weights": NUMBERS,
+            "input_activations": {**NUMBERS, "strategy": "token"},
+        }
+    },
+}
+MIXED = {
+    "quant_method": "modelopt", "quant_algo": "MIXED_PRECISION",
+    "quantized_layers": {"model.up": {"quant_algo": "NVFP4", "group_size": 16}},
+}  # fmt: skip
+ROUNDED = {
+    "bits": 4, "group_size": 128, "packing_format": "auto_round:auto_gptq", "backend": "auto", "sym": True,
+    "data_type": "int", "act_bits": 16, "act_data_type": "float", "act_group_size": 128, "act_sym": True,
+    "act_dynamic": True,
+}  # fmt: skip
+AUTO_ROUND = {
+    "quant_method": "auto-round", **ROUNDED, "rotation_config": None, "modules_to_not_convert": ["head"],
+    "extra_config": {"model.up": ROUNDED},
+}  # fmt: skip
+EXL2 = {
+    "quant_method": "exl2", "version": "0.2", "bits": 4.5, "head_bits": 6, "calibration": {},
+    "modules_to_not_convert": ["head"],
+}  # fmt: skip
+SECTIONS: dict[str, dict[str, Any]] = {
+    "gptq": GPTQ,
+    "gptq_marlin": {**GPTQ, "quant_method": "gptq_marlin"},
+    "awq": AWQ,
+    "awq_marlin": {**AWQ, "quant_method": "awq_marlin"},
+    "llm-awq": LLM_AWQ,
+    "marlin": MARLIN,
+    "gptq_marlin_24": {**MARLIN, "quant_method": "gptq_marlin_24", "is_marlin_24_format": True},
+    "fp8": FP8,
+    "mxfp8": MXFP8,
+    "fbgemm_fp8": FBGEMM,
+    "bitsandbytes": BNB,
+    "compressed-tensors": COMPRESSED,
+    "modelopt": MODELOPT,
+    "modelopt groups": MODELOPT_GROUPS,
+    "mixed": MIXED,
+    "auto-round": AUTO_ROUND,
+    "exl2": EXL2,
+    "eetq": {"quant_method": "eetq", "weights": "int8", "modules_to_not_convert": ["head"]},
+    "mxfp4": {"quant_method": "mxfp4", "modules_to_not_convert": ["head"]},
+}
+# Of no type, or out of every range: JSON that a program may write.
+WRONG: tuple[Any, ...] = ({"\1": [None]}, [[None]], "\1", -77, 1e99, True, "", [], {})
+# Keys whose every value is taken.
+INPUTS_OF_GROUP = "modelopt groups.config_groups.group_0.input_activations"
+FREE = {"auto-round.rotation_config", f"{INPUTS_OF_GROUP}.strategy"}
+LOOSE = ("modelopt.config_groups",)  # groups beside one algorithm for all, which counts
+SAID_AS = {  # how errors of a format call a key
+    "is_marlin_format": ("checkpoint_format",),
+    "format": ("version", "sparsity_config"),
+    "checkpoint_format": ("version",),
+    "backend": ("packing_format",),
+    "targets": ("target",),
+    **dict.fromkeys(
+        ("num_bits", "type", "strategy", "group_size"),
+        ("config_groups.group_0.weights of", "config_groups.group_0.input_activations of"),
+    ),
+}
+Path = tuple[str, ...]
+
+
+TWINS = {  # two keys that say one thing together
+    ("format", "quantization_config.config_groups.group_0.weights.strategy"),
+    ("config_groups", "quantization_config.quantized_layers"),
+}
+
+
+def found(section: Mapping[str, Any]) -> FoundConfig:
+    return FoundConfig("config.json", "quantization_config", section)
+
+
+def paths(section: Mapping[str, Any], lead: Path = ()) -> Iterator[Path]:
+    """The path of each key, at each depth; the names of groups, layers and rules are no keys."""
+    for key, value in section.items():
+        if not lead or lead[-1] not in ("config_groups", "dynamic", "extra_config", "quantized_layers"):
+            yield (*lead, key)
+        if isinstance(value, dict):
+            yield from paths(value, (*lead, key))
+
+
+def changed(section: Mapping[str, Any], path: Path, value: Any) -> dict[str, Any]:
+    """The section with another value at a path."""
+    twin = place = deepcopy(dict(section))
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    return twin
+
+
+EACH = [
+    pytest.param(section, path, id=f"{method}.{'.'.join(path)}")
+    for method, section in SECTIONS.items()
+    for path in paths(section)
+    if path != ("quant_method",)
+]
+
+
+def error_of(section: Mapping[str, Any]) -> ConfigError | UnsupportedFormatError | None:
+    try:
+        read_claims(found(section))
+    except (ConfigError, UnsupportedFormatError) as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize("method", SECTIONS)
+def test_the_section_itself_is_read(method: str) -> None:
+    assert read_claims(found(SECTIONS[method])).file == "config.json"
+
+
+@pytest.mark.parametrize(("section", "path"), EACH)
+def test_an_error_names_the_key_whose_value_is_wrong(
+    section: dict[str, Any], path: Path, request: pytest.FixtureRequest
+) -> None:
+    key = ".".join(("quantization_config", *path))
+    errors = [error for value in WRONG if (error := error_of(changed(section, path, value))) is not None]
+
+    assert errors or request.node.callspec.id in FREE or request.node.callspec.id.startswith(LOOSE)
+    for error in errors:
+        if isinstance(error, ConfigError):  # of two spellings that differ, either is at fault
+            named = error.key == key or error.key.startswith(f"{key}.") or path[-1] in error.expected
+            named |= (path[-1], error.key) in TWINS
+            assert named, error
+            assert error.file == "config.json"
+        else:  # of a name that is none
+            assert any(word in str(error) for word in (path[-1], *SAID_AS.get(path[-1], ()))), error
+
+
+GROUP = "config_groups.group_0"
+WEIGHTS, INPUTS = (("config_groups", "group_0", part) for part in ("weights", "input_activations"))
+CONTRADICTIONS: list[tuple[dict[str, Any], dict[Path, Any], str]] = [
+    (GPTQ, {("group_size",): 0}, "group_size"),
+    (GPTQ, {("dynamic", "+:.*up", "group_size"): 0}, "dynamic.+:.*up.group_size"),
+    (GPTQ, {("dynamic", "+:.*up", "format"): "gptq_v2"}, "dynamic.+:.*up.format"),
+    (GPTQ, {("dynamic", "+:.*up", "checkpoint_format"): "gptq_v2"}, "dynamic.+:.*up.checkpoint_format"),
+    (GPTQ, {("format",): "gptq_v2"}, "format"),
+    (AWQ, {("group_size",): 0}, "group_size"),
+    (AWQ, {("w_bit",): 8}, "w_bit"),
+    (AWQ, {("q_group_size",): 32}, "q_group_size"),
+    (LLM_AWQ, {("q_group_size",): 0}, "q_group_size"),
+    (LLM_AWQ, {("w_bit",): 3}, "w_bit"),
+    (MARLIN, {("group_size",): 0}, "group_size"),
+    (MARLIN, {("format",): "gptq"}, "format"),
+    (FP8, {("weight_scale_semantics",): None}, "weight_scale_semantics"),
+    (FP8, {("weight_block_size",): None}, "weight_block_size"),
+    (FP8, {("weight_scale_method",): "row"}, "weight_block_size"),
+    (BNB, {("load_in_8bit",): True}, "load_in_4bit"),
+    (BNB, {("_load_in_8bit",): True}, "_load_in_8bit"),
+    (BNB, {("_load_in_4bit",): False}, "_load_in_4bit"),
+    *[
+        (COMPRESSED, {(*WEIGHTS, name): value}, f"{GROUP}.weights.{name}")
+        for name, value in (
+            ("num_bits", 9), ("type", "float"), ("strategy", "tensor_group"), ("block_structure", [128]),
+            ("block_structure", "128x"),
+        )
+    ],
+    (
+        COMPRESSED,
+        {
+            (*WEIGHTS, "strategy"): "group",
+            (*WEIGHTS, "group_size"): 0,
+        },
+        f"{GROUP}.weights.group_size",
+    ),
+    (
+        COMPRESSED,
+        {
+            (*INPUTS, "strategy"): "group",
+            (*INPUTS, "group_size"): 0,
+        },
+        f"{GROUP}.input_activations.group_size",
+    ),
+    (COMPRESSED, {("format",): None, ("config_groups", "group_0", "format"): None}, f"{GROUP}.format"),
+    (COMPRESSED, {("config_groups",): {}, ("sparsity_config",): None}, "config_groups"),
+    (MODELOPT, {("group_size",): 32}, "group_size"),
+    (MODELOPT, {(*WEIGHTS, "num_bits"): 8}, f"{GROUP}.weights.num_bits"),
+    (
+        MODELOPT,
+        {(*INPUTS, "num_bits"): 8},
+        f"{GROUP}.input_activations.num_bits",
+    ),
+    (MIXED, {("quantized_layers",): {}}, "quantized_layers"),
+    (MIXED, {("quantized_layers", "model.up", "group_size"): 32}, "quantized_layers.model.up.group_size"),
+    (AUTO_ROUND, {("bits",): 5}, "bits"),
+    (AUTO_ROUND, {("group_size",): 0}, "group_size"),
+    (AUTO_ROUND, {("extra_config", "model.up", "bits"): 5}, "extra_config.model.up.bits"),
+    (AUTO_ROUND, {("extra_config", "model.up", "group_size"): 0}, "extra_config.model.up.group_size"),
+    (AUTO_ROUND, {("extra_config",): {"model.up": {"sym": True}}, ("bits",): 5}, "bits"),
+    *[
+        (AUTO_ROUND, {("packing_format",): "llm_compressor", ("extra_config",): None, **wrong}, key)
+        for wrong, key in (
+            ({("bits",): 11}, "bits"), ({("data_type",): "fp", ("bits",): 4}, "bits"),
+            ({("data_type",): "nv_fp4", ("bits",): 4, ("sym",): False}, "sym"),
+        )
+    ],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("section", "wrong", "key"),
+    CONTRADICTIONS,
+    ids=[f"{at}-{case[2]}" for at, case in enumerate(CONTRADICTIONS)],
+)
+def test_a_contradiction_names_its_key(section: dict[str, Any], wrong: dict[Path, Any], key: str) -> None:
+    for path, value in wrong.items():
+        section = changed(section, path, value)
+
+    with pytest.raises(ConfigError) as caught:
+        read_claims(found(section))
+
+    assert caught.value.key == f"quantization_config.{key}"
+
+
+@pytest.mark.parametrize(
+    ("other", "key"),
+    [
+        ({**LLM_AWQ, "w_bit": 8}, "w_bit"),
+        ({**LLM_AWQ, "q_group_size": 32}, "q_group_size"),
+        ({"quant_method": "awq", "bits": 8, "group_size": 64}, "bits"),
+        ({"quant_method": "awq", "bits": 4, "group_size": 32}, "group_size"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 64}, "quant_method"),
+        ({"method": "gptq", "bits": 4, "group_size": 64}, "method"),
+    ],
+)
+def test_two_configs_that_disagree_name_the_key_of_the_second(other: dict[str, Any], key: str) -> None:
+    storage = MemoryStorage({"up.qweight": torch.zeros(8, 8, dtype=torch.int32)})
+    configs = [found(LLM_AWQ), FoundConfig("quant_config.json", "", other)]
+    claims = settle(configs[0], storage)
+    assert claims is not None
+
+    (error,) = check_configs(configs, claims, storage)
+
+    assert (error.file, error.key) == ("quant_config.json", key)
+
+
+def aliases(model: type[BaseModel]) -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        alias = field.validation_alias
+        yield from (map(str, alias.choices) if isinstance(alias, AliasChoices) else [str(alias or name)])
+
+
+def test_each_key_of_each_reader_is_in_a_section() -> None:
+    known = {path[-1] for section in SECTIONS.values() for path in paths(section)}
+    for module in pkgutil.iter_modules(qload.detect.methods.__path__):
+        for value in vars(importlib.import_module(f"qload.detect.methods.{module.name}")).values():
+            if isinstance(value, type) and issubclass(value, BaseModel):
+                assert {*aliases(value)} <= known, value
+
+    assert {section["quant_method"] for section in SECTIONS.values()} == METHODS.keys()
