@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from qload.errors import NotEnoughMemoryError
+from qload.formats import ROLES
+from qload.spec import Role
 from qload.storage import TensorInfo, WeightStorage
 
 MEMORY_FILE = Path("/proc/meminfo")  # Linux' own; elsewhere nobody says what is free
@@ -15,12 +17,13 @@ AVAILABLE = "MemAvailable:"
 
 
 def stored_bytes(storage: WeightStorage, dtype: torch.dtype | None = None) -> int:
-    """Bytes of all tensors of a checkpoint, those of plain weights as of the dtype that they are cast to."""
+    """Bytes of all tensors of a checkpoint; plain floats count in the `dtype` that a load casts them to."""
     return sum(_bytes(name, storage.info(name), dtype) for name in storage.keys())  # noqa: SIM118, it is no dict
 
 
 def _bytes(name: str, info: TensorInfo, dtype: torch.dtype | None) -> int:
-    plain = name.endswith(".weight") and info.dtype in (torch.float16, torch.bfloat16, torch.float32)
+    role = ROLES.get(name.rpartition(".")[2], Role.FLOAT)
+    plain = role is Role.FLOAT and info.dtype in (torch.float16, torch.bfloat16, torch.float32)
     return info.nbytes // info.dtype.itemsize * dtype.itemsize if plain and dtype is not None else info.nbytes
 
 
