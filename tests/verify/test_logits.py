@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from click.testing import CliRunner
 from torch import Tensor
 
@@ -14,11 +13,9 @@ from qload.cli import main
 from qload.errors import ArgumentError, NotEnoughMemoryError
 from qload.kernel_formats import PanelsWeight
 from qload.kernels import Linear
-from qload.models.memory import stored_bytes
 from qload.parallel import Rank
 from qload.repacking import RepackingLoader
 from qload.spec import Weight
-from qload.storage import SafetensorsStorage
 from qload.verify import Prompt, verify
 from qload.verify.logits import check_logits, opened
 from qload.verify.logits.opened import watched
@@ -325,10 +322,14 @@ def test_a_model_that_is_too_large_is_refused_before_it_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = stored(tmp_path / "model", "packed")
-    codes = sum(each.nbytes for each in quantized("packed").tensors.values() if each.dtype == torch.int32)
-    whole = stored_bytes(SafetensorsStorage(path), torch.float32)
+    tensors = quantized("packed").tensors
+    codes = sum(each.nbytes for each in tensors.values() if not each.is_floating_point())
+    floats = {name: each for name, each in tensors.items() if each.is_floating_point()}
+    scales = sum(each.nbytes for name, each in floats.items() if name.endswith("scale"))
+    plain = sum(4 * each.numel() for name, each in floats.items() if not name.endswith("scale"))
+    needed_bytes = plain + scales + 2 * codes  # as they are stored, and repacked
 
-    for free, needed in ((whole + codes - 1, True), (whole + 2 * codes, False)):
+    for free, needed in ((needed_bytes - 1, True), (needed_bytes, False)):
         monkeypatch.setattr(opened, "free_bytes", lambda device, free=free: free)
         if needed:
             with pytest.raises(NotEnoughMemoryError):
