@@ -44,8 +44,7 @@ def section(layers: Sequence[StoredLayer], plain: Sequence[str]) -> WrittenConfi
 def _gptq(layers: Sequence[StoredLayer], plain: Sequence[str]) -> WrittenConfig:
     """As gptqmodel writes it: what differs from most layers, and what is left out, is in `dynamic`."""
     bits, size = _usual(layers)
-    conventions = {layer.config.zeros.name for layer in layers if layer.config.evidence != "alike"}
-    conventions = conventions or {layer.config.zeros.name for layer in layers}
+    conventions = _conventions(layers)
     if len(conventions) > 1:
         return _nobody(layers, f"zero points are in two conventions: {', '.join(sorted(conventions))}")
     dynamic: dict[str, dict[str, int]] = {
@@ -67,6 +66,13 @@ def _gptq(layers: Sequence[StoredLayer], plain: Sequence[str]) -> WrittenConfig:
         **({"dynamic": dynamic} if dynamic else {}),
     }
     return WrittenConfig(values, "quantize_config.json")
+
+
+def _conventions(layers: Sequence[StoredLayer]) -> set[str]:
+    """Conventions of zero points that the layers need; zero points minus one may fit several."""
+    told = [(layer.config.zeros, layer.config.evidence) for layer in layers]
+    needed = {zeros.name for zeros, evidence in told if evidence != "alike" or isinstance(zeros, Stored)}
+    return needed if needed - {Stored.name} else {zeros.name for zeros, _ in told}
 
 
 def _awq(layers: Sequence[StoredLayer], plain: Sequence[str]) -> WrittenConfig:

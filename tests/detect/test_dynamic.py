@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from qload.detect import loader_from_config
+from qload.detect.entries import pattern_entries
+from qload.detect.files import FoundConfig
 from qload.errors import ConfigError, ExcludedModuleError, MismatchError, ShapeError
 from qload.formats import GPTQConfig, GPTQWeight, UnquantizedWeight
 from qload.layouts import Stored
@@ -145,3 +147,13 @@ def test_a_pattern_that_cannot_be_judged_costs_its_own_layers_an_error(pattern: 
 
 def test_no_rule_changes_what_the_others_get() -> None:
     assert loader_from_config({**GPTQ, "dynamic": RULES}).formats[0].config == GPTQConfig(4, 32, Stored())
+
+
+def test_only_patterns_that_quantize_are_entries() -> None:
+    """A module may be named as hostile a way as a pattern is written."""
+    rules = {"-:a": {}, "+:b": {"bits": 8}, "c": {}, "-:d.*": {}}
+    found = list(pattern_entries(FoundConfig("config.json", "quantization_config", {"dynamic": rules})))
+
+    assert [(entry.key, entry.text) for entry in found] == [("dynamic", "+:b"), ("dynamic", "c")]
+    names = ("a", "b", "c", "d", "-:a", "+:b")
+    assert [[name for name in names if entry.means(name)] for entry in found] == [["b"], ["c"]]

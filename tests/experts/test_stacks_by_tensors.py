@@ -493,6 +493,32 @@ def test_scales_of_outputs_tell_the_axes_of_a_square_matrix_by_where_they_have_o
     assert stored(without, {"quantization_config": FP8_CHANNEL})[0].unread.keys() == without.keys()
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_square_matrix_has_the_axes_of_another_whose_scales_fit_one_order_alone(turned: bool) -> None:
+    """Scales of outputs may lie in the other order than their weight: of a square one both orders fit."""
+    module, draw = "model.layers.0.moe", generator(1)
+    gate_up, down = (
+        torch.randn(E, 64, 64, generator=draw).to(E4M3),
+        torch.randn(E, 64, 32, generator=draw).to(E4M3),
+    )
+    scales = [positive(E, 64, 1, seed=seed) for seed in (2, 3)]
+    values = {"gate_up_proj": gate_up.float() * scales[0], "down_proj": down.float() * scales[1]}
+    tensors = {
+        f"{module}.gate_up_proj.weight": gate_up.transpose(1, 2).contiguous() if turned else gate_up,
+        f"{module}.gate_up_proj.weight_scale": scales[0]
+        if turned
+        else scales[0].transpose(1, 2).contiguous(),
+        f"{module}.down_proj.weight": down.transpose(1, 2).contiguous() if turned else down,
+        f"{module}.down_proj.weight_scale": scales[1].transpose(1, 2).contiguous() if turned else scales[1],
+    }
+
+    storage, load = stored(tensors, {"quantization_config": FP8_CHANNEL})
+
+    assert storage.unread == {}
+    for name, expected in values.items():
+        assert torch.equal(load(f"{module}.{name}"), expected)
+
+
 @pytest.mark.parametrize("inner", [6, 10, 16, 32])
 def test_zero_points_of_gate_and_up_in_one_word_leave_them_one_layer(inner: int) -> None:
     """Words of eight zero points; of six and of ten outputs the last word of the gate has some of up."""
