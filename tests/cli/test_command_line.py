@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner, Result
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from qload.cli import main
-from qload.verify import inspect, verify
 from tests.paths import FIXTURES, ROOT
 
 MODEL = FIXTURES / "gptq" / "model_g32_desc_act"
@@ -30,12 +29,35 @@ def damaged(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("verb", ["inspect", "verify"])
-def test_in_a_pipe_it_prints_the_reports_json(verb: str) -> None:
+def test_in_a_pipe_it_prints_json_with_every_layer_and_byte(verb: str) -> None:
+    """Layers and bytes are counted in the files themselves."""
     result = run(verb, MODEL)
 
-    report = {"inspect": inspect, "verify": verify}[verb](MODEL)
-    assert json.loads(result.stdout) == json.loads(json.dumps(report.to_json()))
-    assert {"schema", "verdict", "findings"} <= json.loads(result.stdout).keys()
+    stored: dict[str, torch.Tensor] = {}
+    for file in MODEL.glob("*.safetensors"):
+        stored |= load_file(file)
+    told, total = json.loads(result.stdout), sum(tensor.nbytes for tensor in stored.values())
+    layers = {layer["prefix"]: layer for layer in told["layers"]}
+    assert layers.keys() == {name.rpartition(".")[0] for name in stored}
+    assert len(layers) == len(told["layers"])
+    assert {prefix for prefix, layer in layers.items() if layer["format"] == "gptq"} == {
+        name.removesuffix(".qweight") for name in stored if name.endswith(".qweight")
+    }
+    for prefix, layer in layers.items():
+        own = {name: tensor for name, tensor in stored.items() if name.rpartition(".")[0] == prefix}
+        assert layer["bytes"] == sum(
+            tensor.nbytes for name, tensor in own.items() if not name.endswith(".bias")
+        )
+        if layer["format"] == "gptq":
+            words = own[f"{prefix}.qweight"]
+            assert (layer["bits"], layer["group_size"], layer["shape"]) == (
+                4,
+                32,
+                [words.shape[1], 8 * words.shape[0]],
+            )
+    assert (told["coverage"]["total"], told["coverage"]["explained"]) == (total, total)
+    assert (told["schema"], told["path"], told["verdict"], told["findings"]) == (2, str(MODEL), "ok", [])
+    assert told["claims"]["bits"] == 4
     assert result.exit_code == 0
 
 
