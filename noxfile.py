@@ -205,7 +205,7 @@ def transformers(session: nox.Session) -> None:
     keep_bytecode(session)
     install(session, "test", "transformers")
     tables = (f"tests/transformers/{name}.py" for name in ("tables", "routing", "experts"))
-    names = ("whole", "others", "settings", "adapters", "sharing", "mistakes", "page")
+    names = ("whole", "others", "settings", "adapters", "sharing", "mistakes", "files", "page")
     engine = (f"tests/engines/transformers/{name}.py" for name in names)
     session.run("pytest", *tables, *engine, "-n", "2", *session.posargs)
     busy = (f"tests/engines/transformers/{name}.py" for name in ("processes", "compiled"))

@@ -32,6 +32,7 @@ from .errors import LostRankError as LostRankError
 from .errors import MismatchError as MismatchError
 from .errors import MissingTensorError as MissingTensorError
 from .errors import NoKernelError as NoKernelError
+from .errors import NonfiniteScaleError as NonfiniteScaleError
 from .errors import NotEnoughMemoryError as NotEnoughMemoryError
 from .errors import NotWarmError as NotWarmError
 from .errors import PatternError as PatternError

@@ -12,7 +12,7 @@ import click
 
 from qload.cli.devices import checked_device
 from qload.cli.hub import opened
-from qload.cli.options import CheckpointPath, as_json, verbose
+from qload.cli.options import CheckpointPath, as_json, nonfinite, verbose
 from qload.cli.output import dumps
 from qload.cli.progress import Update, named, progress_bar
 from qload.errors.verdicts import SCHEMA
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import torch
 
     from qload.hub import HubId
+    from qload.loader.finite_scales import Nonfinite
 
 EPILOG = """\b
 Examples:
@@ -45,9 +46,17 @@ TARGETS = ("auto", "marlin", "strips", "panels", "exllama", "awq", "gptq", "gptq
     help="What the layers are repacked for.",
 )
 @click.option("--rounds", type=click.IntRange(1, 100), default=3, show_default=True, help="How many turns.")
+@nonfinite
 @as_json
 @verbose
-def bench_load(path: "Path | HubId", device: str, target: str, rounds: int, as_json: bool | None) -> None:
+def bench_load(
+    path: "Path | HubId",
+    device: str,
+    target: str,
+    rounds: int,
+    nonfinite: "Nonfinite",
+    as_json: bool | None,
+) -> None:
     """Measure how fast the checkpoint at PATH is loaded.
 
     In turns: safetensors' load_file, whose tensors are copied where they stay on the CPU; all layers as they
@@ -58,7 +67,7 @@ def bench_load(path: "Path | HubId", device: str, target: str, rounds: int, as_j
 
     native.check()
     with opened(path, whole=True) as place, progress_bar() as progress:
-        report = measure(place, device, target, rounds, progress)
+        report = measure(place, device, target, rounds, progress, nonfinite)
     if as_json or (as_json is None and not sys.stdout.isatty()):
         click.echo(dumps(report))
     else:
@@ -66,7 +75,12 @@ def bench_load(path: "Path | HubId", device: str, target: str, rounds: int, as_j
 
 
 def measure(
-    place: Any, device: str, target: str, rounds: int, progress: Update | None = None
+    place: Any,
+    device: str,
+    target: str,
+    rounds: int,
+    progress: Update | None = None,
+    nonfinite: "Nonfinite" = "error",
 ) -> dict[str, Any]:
     """What the verb prints, as JSON: bytes of the tensors, and of each stage the rounds' rates in GB/s."""
     from qload.listing import check_all_read
@@ -78,8 +92,8 @@ def measure(
     nbytes, files = _stored(place)
     stages: dict[str, Callable[[Update | None], Any]] = {
         "load_file": lambda tell: _load_files(files, where),
-        "as stored": lambda tell: _load(place, where, None, tell),
-        target: lambda tell: _load(place, where, target, tell),
+        "as stored": lambda tell: _load(place, where, None, nonfinite, tell),
+        target: lambda tell: _load(place, where, target, nonfinite, tell),
     }
     seconds: dict[str, list[float]] = {name: [] for name in stages}
     above: dict[str, list[int]] = {name: [] for name in stages}
@@ -123,13 +137,15 @@ def _load_files(files: Iterable[Path], where: "torch.device") -> Any:
     return [[tensor.clone() for tensor in load_file(file).values()] for file in files]
 
 
-def _load(place: Any, where: "torch.device", target: str | None, tell: Update | None) -> Any:
+def _load(
+    place: Any, where: "torch.device", target: str | None, nonfinite: "Nonfinite", tell: Update | None
+) -> Any:
     from qload.detect import KernelTarget
     from qload.listing import load_layers
     from qload.weights import open_checkpoint
 
     asked: Any = None if target is None else KernelTarget(target)  # type: ignore[arg-type]
-    with open_checkpoint(place, device=where, target=asked) as weights:
+    with open_checkpoint(place, device=where, target=asked, nonfinite=nonfinite) as weights:
         return list(load_layers(weights, progress=tell))
 
 

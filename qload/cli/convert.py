@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from qload.cli.hub import opened
-from qload.cli.options import CheckpointPath, as_json, verbose
+from qload.cli.options import CheckpointPath, as_json, nonfinite, verbose
 from qload.cli.output import emit
 from qload.cli.progress import progress_bar
 from qload.cli.ranks import ranks
@@ -15,6 +15,7 @@ from qload.cli.written import new_folder, shard_size, tables
 
 if TYPE_CHECKING:
     from qload.hub import HubId
+    from qload.loader.finite_scales import Nonfinite
 
 FLOATS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 FORMATS = ("gptq", "gptq_v2", "awq", "marlin", "marlin_24", "compressed-tensors", "fp8")
@@ -57,6 +58,7 @@ OUTCOMES = {
 )
 @click.option("--round", "rounding", is_flag=True, help="Round to fp16 or bf16 what is no such number.")
 @shard_size
+@nonfinite
 @as_json
 @verbose
 @click.pass_context
@@ -68,6 +70,7 @@ def convert(
     keep: tuple[str, ...],
     rounding: bool,
     shard_size: int,
+    nonfinite: "Nonfinite",
     as_json: bool | None,
 ) -> None:
     """Write the checkpoint at PATH in another format.
@@ -91,6 +94,7 @@ def convert(
                 keep=keep,
                 rounding=rounding,
                 shard_size=shard_size,
+                nonfinite=nonfinite,
                 progress=progress,
                 process_group=group,
             )

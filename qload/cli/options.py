@@ -92,6 +92,17 @@ def experts_parallel(function: F) -> F:
     )(function)
 
 
+def nonfinite(function: F) -> F:
+    """--nonfinite, about scales that are NaN or infinite."""
+    return click.option(
+        "--nonfinite",
+        type=click.Choice(["error", "allow"]),
+        default="error",
+        show_default=True,
+        help="Refuse a layer with a scale that is NaN or infinite, or take it as it is stored.",
+    )(function)
+
+
 def as_json(function: F) -> F:
     """--json/--table; None leaves it to what standard output is."""
     return click.option(

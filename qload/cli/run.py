@@ -11,7 +11,7 @@ import click
 
 from qload.cli.endings import Refusal
 from qload.cli.hub import opened
-from qload.cli.options import CheckpointPath, verbose
+from qload.cli.options import CheckpointPath, nonfinite, verbose
 from qload.cli.output import dumps
 from qload.cli.text import safe
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import torch
 
     from qload.hub import HubId
+    from qload.loader.finite_scales import Nonfinite
     from qload.models import Decoder, Sampler, TextConfig
     from qload.models.tokenizer import Tokenizer
     from qload.parallel import ProcessGroup
@@ -53,6 +54,7 @@ class RunArguments:
     dtype: str | None
     sampler: "Sampler"
     logits: bool
+    nonfinite: "Nonfinite" = "error"
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,7 @@ def token_ids(ctx: click.Context, param: click.Parameter, value: str | None) -> 
 @click.option("--top-p", type=float, default=1.0, show_default=True, help="Draw from those of so much alone.")
 @click.option("--seed", type=int, default=0, show_default=True, help="What tokens are drawn by.")
 @click.option("--logits", is_flag=True, help="Print the logits after the prompt, a JSON array, first.")
+@nonfinite
 @verbose
 def run(
     path: "Path | HubId",
@@ -122,6 +125,7 @@ def run(
     top_p: float,
     seed: int,
     logits: bool,
+    nonfinite: "Nonfinite",
 ) -> None:
     """Write on after a prompt with the model at PATH.
 
@@ -141,7 +145,7 @@ def run(
     with said_once() as ranks, joined_world(device) as group:
         ranks.append(group.rank())
         with opened(path, whole=True, quiet=group.rank() > 0) as place:
-            asked = RunArguments(place, prompt_ids, prompt, tokens, device, dtype, sampler, logits)
+            asked = RunArguments(place, prompt_ids, prompt, tokens, device, dtype, sampler, logits, nonfinite)
             plan = planned(asked, group)
             written = _written(asked, plan, group)
         if group.rank() == 0:
@@ -250,7 +254,7 @@ def _loaded(asked: RunArguments, plan: RunPlan, group: "ProcessGroup") -> "Decod
     from qload.weights import open_checkpoint
 
     options: dict[str, Any] = {"device": plan.device, "dtype": plan.dtype, "process_group": group}
-    with open_checkpoint(asked.place, **options, target="auto") as weights:
+    with open_checkpoint(asked.place, **options, target="auto", nonfinite=asked.nonfinite) as weights:
         return load_model(weights)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from qload.cli.hub import opened
-from qload.cli.options import CheckpointPath, as_json, experts_parallel, verbose
+from qload.cli.options import CheckpointPath, as_json, experts_parallel, nonfinite, verbose
 from qload.cli.output import emit
 from qload.cli.progress import progress_bar
 from qload.cli.ranks import ranks
@@ -15,6 +15,7 @@ from qload.cli.written import new_folder, shard_size, tables
 
 if TYPE_CHECKING:
     from qload.hub import HubId
+    from qload.loader.finite_scales import Nonfinite
 
 EPILOG = """\b
 Examples:
@@ -48,6 +49,7 @@ OUTCOMES = {
 @experts_parallel
 @new_folder
 @shard_size
+@nonfinite
 @as_json
 @verbose
 @click.pass_context
@@ -58,6 +60,7 @@ def shard(
     ep: int | None,
     folder: Path,
     shard_size: int,
+    nonfinite: "Nonfinite",
     as_json: bool | None,
 ) -> None:
     """Write what each of N ranks would load of the checkpoint at PATH.
@@ -75,6 +78,13 @@ def shard(
         first = group is None or group.rank() == 0
         with opened(path, whole=True, quiet=not first) as place, progress_bar(seen=first) as progress:
             found = run(
-                place, folder, tp=tp, ep=ep, shard_size=shard_size, progress=progress, process_group=group
+                place,
+                folder,
+                tp=tp,
+                ep=ep,
+                shard_size=shard_size,
+                nonfinite=nonfinite,
+                progress=progress,
+                process_group=group,
             )
     ctx.exit(emit(found, as_json, partial(tables, outcomes=OUTCOMES)) if first else 0)

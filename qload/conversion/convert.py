@@ -16,6 +16,7 @@ from qload.conversion.write import Progress
 from qload.conversion.written import SHARD_SIZE, NewCheckpoint, nothing, of_checkpoint, target_of
 from qload.diff import LayerDiff, diff
 from qload.errors import ArgumentError, checked
+from qload.loader.finite_scales import Nonfinite, check_nonfinite
 from qload.parallel import ProcessGroup
 from qload.verify.crew import Crew
 from qload.verify.subject import Subject
@@ -30,6 +31,7 @@ def convert(
     keep: Sequence[str] = (),
     rounding: bool = False,
     shard_size: int = SHARD_SIZE,
+    nonfinite: Nonfinite = "error",
     progress: Progress | None = None,
     process_group: ProcessGroup | None = None,
 ) -> Conversion:
@@ -57,6 +59,9 @@ def convert(
         Whether values may be rounded to float16 or bfloat16, once; without it what is no such number refuses.
     shard_size
         Of how many bytes a file is at most, but for one of a larger layer.
+    nonfinite
+        "error": a layer with a scale that is NaN or infinite is refused. "allow": such scales are taken as
+        they are stored.
     progress
         Told a stage, the bytes of it that are done, and all.
     process_group
@@ -78,12 +83,13 @@ def convert(
     """
     if to not in TARGETS:
         raise ArgumentError("to", f"one of {', '.join(TARGETS)}", f"{to!r:.80}")
+    check_nonfinite(nonfinite)
     target, tell = target_of(folder, shard_size), progress or nothing
     crew = Crew.of(process_group)
 
     def make(subject: Subject) -> Conversion:
         asked = AskedTarget(subject, to, rounding, crew)
-        plan = planned(asked, keep, lambda done, total: tell("asking layers", done, total))
+        plan = planned(asked, keep, lambda done, total: tell("asking layers", done, total), nonfinite)
         if plan.refused:
             return Conversion(subject.path, "", to, _refused(subject, plan.refused), plan.notes)
         return _written(asked, plan, target, shards_of(plan.items, shard_size), tell)

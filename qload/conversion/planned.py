@@ -11,9 +11,10 @@ from qload.conversion.sections import HEAD, WrittenConfig, section
 from qload.conversion.source import as_stored
 from qload.conversion.stacked import new_stacks, shared_sources
 from qload.detect.matching import EMBEDDINGS
-from qload.errors import ArgumentError, QloadError
+from qload.errors import ArgumentError, NonfiniteScaleError, QloadError
 from qload.formats import GPTQConfig
 from qload.loader import LayerDescription
+from qload.loader.finite_scales import Nonfinite, check_scales
 from qload.spec import Role
 from qload.storage import WeightStorage
 from qload.verify.subject import Subject
@@ -38,7 +39,7 @@ class Planned:
     notes: Sequence[str]
 
 
-def planned(asked: AskedTarget, keep: Sequence[str], tell: Told) -> Planned:
+def planned(asked: AskedTarget, keep: Sequence[str], tell: Told, nonfinite: Nonfinite = "error") -> Planned:
     """Every layer asked; ArgumentError where no layer would change, or a pattern of `keep` means none."""
     subject = asked.subject
     quantized = {
@@ -56,6 +57,7 @@ def planned(asked: AskedTarget, keep: Sequence[str], tell: Told) -> Planned:
             "path", "a checkpoint with quantized layers to convert", "none: all is plain, or kept"
         )
     refused |= _contradicting(quantized)
+    refused |= nonfinite_layers(subject) if nonfinite == "error" else {}
     items = list(_items(subject, stored, refused))
     made = _section(subject, [*stored.values(), *kept.values()])
     return Planned(items, stored, made, {**made.refused, **refused}, list(_notes(subject, stored, asked.to)))
@@ -86,6 +88,18 @@ def _contradicting(layers: Mapping[str, LayerDescription | QloadError]) -> dict[
         for prefix, layer in layers.items()
         if isinstance(layer, LayerDescription) and layer.contradiction is not None
     }
+
+
+def nonfinite_layers(subject: Subject) -> dict[str, str]:
+    """Layers with scales that are NaN or infinite, each with its reason; they are refused."""
+    assert subject.weights is not None
+    found = {}
+    for layer in subject.described():
+        try:
+            check_scales(subject.weights, [layer], {}, whole=False)
+        except NonfiniteScaleError as error:
+            found[layer.prefix] = " ".join(str(error).split())
+    return found
 
 
 def _kept(subject: Subject, quantized: Mapping[str, object], keep: Sequence[str]) -> dict[str, StoredLayer]:

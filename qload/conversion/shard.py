@@ -19,6 +19,7 @@ from qload.detect.files import CONFIGS
 from qload.diff.codes import same_weight
 from qload.errors import QloadError, checked
 from qload.loader import Part
+from qload.loader.finite_scales import Nonfinite, check_nonfinite
 from qload.parallel import ProcessGroup
 from qload.plan.sharing import check_ranks
 from qload.verify.crew import Crew
@@ -33,6 +34,7 @@ def shard(
     tp: int,
     ep: int | None = None,
     shard_size: int = SHARD_SIZE,
+    nonfinite: Nonfinite = "error",
     progress: Progress | None = None,
     process_group: ProcessGroup | None = None,
 ) -> ShardedCheckpoint:
@@ -57,6 +59,9 @@ def shard(
         them. None: all ranks cut all experts.
     shard_size
         Of how many bytes a file is at most, but for one of a larger layer.
+    nonfinite
+        "error": a layer with a scale that is NaN or infinite is refused. "allow": such scales are taken as
+        they are stored.
     progress
         Told a stage, the bytes of it that are done, and all.
     process_group
@@ -81,11 +86,13 @@ def shard(
     >>> folder.cleanup()
     """
     check_ranks(tp, ep)
+    check_nonfinite(nonfinite)
     target, tell = target_of(folder, shard_size), progress or nothing
     crew = Crew.of(process_group)
 
     def make(subject: Subject) -> ShardedCheckpoint:
-        plan = planned_shares(subject, tp, ep, lambda done, total: tell("asking layers", done, total))
+        told = partial(tell, "asking layers")
+        plan = planned_shares(subject, tp, ep, told, nonfinite)
         asked = ShardedCheckpoint(subject.path, tp=tp, ep=ep)
         if plan.refused:
             return replace(asked, layers=_refused(subject, plan))

@@ -4,10 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from qload.conversion.items import Item, copied
-from qload.conversion.planned import STACKED, Told
+from qload.conversion.planned import STACKED, Told, nonfinite_layers
 from qload.conversion.rank_share import RankShare
 from qload.conversion.source import as_stored
 from qload.loader import LayerDescription
+from qload.loader.finite_scales import Nonfinite
 from qload.plan.answers import Answers
 from qload.plan.model import described_model
 from qload.plan.sharing import Sharing, sharings
@@ -34,13 +35,16 @@ class PlannedShares:
     notes: Sequence[str]
 
 
-def planned_shares(subject: Subject, ranks: int, runs: int | None, tell: Told) -> PlannedShares:
+def planned_shares(
+    subject: Subject, ranks: int, runs: int | None, tell: Told, nonfinite: Nonfinite = "error"
+) -> PlannedShares:
     """Every layer asked for every rank, in the words of `plan`; ArgumentError for `runs` without experts."""
     weights = subject.weights
     assert weights is not None
     model, why = described_model(subject.model_config)
     how = sharings(subject.groups, model, runs)
     refused = _refused(subject, how, ranks)
+    refused |= nonfinite_layers(subject) if nonfinite == "error" else {}
     if refused:
         return PlannedShares(how, (), (), refused, ())
     asked = [(rank, prefix) for rank in range(ranks) for prefix in how if how[prefix].cut != "whole"]

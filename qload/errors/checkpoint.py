@@ -193,6 +193,16 @@ class FieldValueError(MismatchError):
 
 
 @dataclass(eq=False)
+class NonfiniteScaleError(MismatchError):
+    """A scale of a layer is NaN or infinite, as memory that no quantizer filled may be.
+
+    Raised when the layer is loaded, unless `nonfinite="allow"`. The fields are those of MismatchError.
+    """
+
+    rule: ClassVar[str] = "scale-value"
+
+
+@dataclass(eq=False)
 class ExcludedModuleError(MismatchError):
     """A layer that the config leaves out, and whose tensors are quantized.
 

@@ -16,6 +16,7 @@ from qload.experts.source import ExpertSource
 from qload.experts.stacking import Stacking
 from qload.experts.weight import ExpertsWeight
 from qload.loader import FormatLoader, Split, WeightsLoader
+from qload.loader.finite_scales import check_scales, refuses_nonfinite
 from qload.spec import Weight
 from qload.storage import WeightStorage
 
@@ -63,6 +64,10 @@ def load_experts(
     """The experts under a prefix that are on this rank, or its share of each; see `Weights.get_experts`."""
     plan = plan_experts(weights, prefix, split, expert_ranks)
     known = facts or facts_of(weights.architecture)
+    if len(plan.local) < plan.names.count and refuses_nonfinite(weights):
+        for expert in range(plan.names.count):  # those of other ranks too: all ranks refuse alike
+            for layer in (weights.loader.describe(plan.source, name) for name in plan.names.of(expert)):
+                check_scales(plan.source, [layer], {}, whole=False)
     gate_ups, downs = Stacking(prefix, len(plan.local)), Stacking(prefix, len(plan.local))
     plan.source.begin(plan.found.facts)
     for gate, up, down in plan.here:

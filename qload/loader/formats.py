@@ -5,12 +5,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, Self
 
 from torch import Tensor
 
-from qload.errors import ArgumentError, ExcludedModuleError, MismatchError, checked
+from qload.errors import ArgumentError, CutError, ExcludedModuleError, MismatchError, checked
 from qload.loader import pieces
 from qload.loader.alike import Describer
 from qload.loader.base import LoadPlan, Part, Split, WeightsLoader
@@ -23,12 +24,17 @@ from qload.loader.description import (
     in_one_convention,
 )
 from qload.loader.exclusion import Exclusions
+from qload.loader.finite_scales import check_scales, refuses_nonfinite
 from qload.loader.layer_values import LayerDecisions, whole_source
 from qload.loader.named_modules import NOTHING_NAMED, NamedModules
 from qload.loader.source import Rectangle, TensorSource
 from qload.spec import Layer, LayerClaims, Weight
 
 NOTHING = Exclusions()
+DECLARED = (
+    "%s and layers like it: the checkpoint declares quantized inputs, %s; linears quantize x so before each "
+    'product, and activations="unquantized" takes x as it comes'
+)
 log: logging.Logger = logging.getLogger("qload")
 
 
@@ -46,6 +52,8 @@ class FormatLoader(WeightsLoader):
     ----------
     named
         Modules that the config lists by name as quantized: a plain one gets a note.
+    logged
+        Schemes of inputs that were logged; loaders of one checkpoint may share the set.
     """
 
     @checked
@@ -56,6 +64,7 @@ class FormatLoader(WeightsLoader):
         self.dialects: DialectRecogniser | None = None
         self._found: Describer | None = None
         self._decisions: LayerDecisions | None = None
+        self.logged: set[str] = set()
         self.judged = False  # True: rules report contradictions, and loads do not raise them
 
     def recognise_by(self, dialects: DialectRecogniser) -> None:
@@ -152,9 +161,18 @@ class FormatLoader(WeightsLoader):
         )
         for layer in layers.values():
             self._refuse_contradiction(layer)
+            self._log_scheme(layer)
         check_alike(list(layers.values()))
         widths = [(layers[p.prefix].N if p.stop is None else p.stop) - p.start for p in parts]
-        return _Planned(layers, shares_of(weights, layers, parts, split), sum(widths))
+        alone = split is None or weights.process_group.size() == 1
+        try:
+            shares = shares_of(weights, layers, parts, split)
+        except CutError:
+            run = _joined_run(parts) if alone else None
+            if run is None or layers[run.prefix].sizes.get("P", 1) > 1:
+                raise
+            shares = shares_of(weights, layers, [run], split)  # nothing of it is cut
+        return _Planned(layers, shares, widths, alone)
 
     def for_rules(self) -> Self:
         """The same loader for rules: it does not raise contradictions of values and claims."""
@@ -171,6 +189,13 @@ class FormatLoader(WeightsLoader):
         for kind, text in (("doubt", config.doubt), ("denied", config.denied)):
             if text and self._decisions is not None and self._decisions.is_first(kind):
                 log.warning("%s: %s", layer.prefix, text)
+
+    def _log_scheme(self, layer: LayerDescription) -> None:
+        """Log once, for all layers, how the inputs of a `layer` are quantized."""
+        scheme = layer.format.activations
+        if scheme is not None and not self.judged and str(scheme) not in self.logged:
+            self.logged.add(str(scheme))
+            log.info(DECLARED, layer.prefix, scheme)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_decisions": None}  # a copy starts with an empty cache
@@ -204,11 +229,15 @@ class FormatLoader(WeightsLoader):
 
 @dataclass(frozen=True)
 class _Planned:
-    """Layers that were described, this rank's share of each part, and how many outputs all parts have."""
+    """Layers that were described, this rank's shares, and the outputs that each part has on all ranks.
+
+    `alone`: whether every rank reads the same. A share is of one part, or then of all neighbouring ones.
+    """
 
     layers: Mapping[str, LayerDescription]
     shares: Sequence[Share]
-    outputs: int
+    widths: Sequence[int]
+    alone: bool
 
     def reads(self) -> list[Rectangle]:
         """What a load asks for."""
@@ -218,14 +247,18 @@ class _Planned:
     def load(self, weights: TensorSource, out: Mapping[str, Tensor] = MappingProxyType({})) -> Weight:
         """The typed weight, which is entered into the ledger."""
         first, layers = self.shares[0], self.layers.values()
+        here = (one.bounds.n1 - one.bounds.n0 for one in self.shares)
         layer = Layer(
-            parts=tuple(one.bounds.n1 - one.bounds.n0 for one in self.shares),
+            parts=tuple(self.widths if self.alone else here),
             K=first.bounds.k1 - first.bounds.k0,
-            whole=(self.outputs, first.layer.K),
+            whole=(sum(self.widths), first.layer.K),
             name=", ".join(self.layers),
             activations=first.layer.format.activations,
         )
-        weight = self._made(layer, _tensors(weights, self.shares, out))
+        tensors = _tensors(weights, self.shares, out)
+        if refuses_nonfinite(weights):
+            check_scales(weights, layers, tensors, whole=self.alone)
+        weight = self._made(layer, tensors)
         for one in layers:
             for note in (*one.notes, *([one.dialect] if one.dialect else [])):
                 weights.note(f"{one.prefix}: {note}")
@@ -241,6 +274,13 @@ class _Planned:
             return fmt.weight_type.unchecked(fmt.config, layer, tensors)
         made: Weight = fmt.weight_type(config=fmt.config, layer=layer, **tensors)
         return made
+
+
+def _joined_run(parts: Sequence[Part]) -> Part | None:
+    """Neighbouring parts of one layer as one part; None for others."""
+    first, last = parts[0], parts[-1]
+    run = all(one.prefix == other.prefix and one.stop == other.start for one, other in pairwise(parts))
+    return Part(first.prefix, first.start, last.stop) if run and len(parts) > 1 else None
 
 
 def shares_of(

@@ -45,6 +45,7 @@ class WrappedSource:
 
     def __init__(self, inner: TensorSource) -> None:
         self.inner, self.process_group = inner, inner.process_group
+        self.nonfinite: str = getattr(inner, "nonfinite", "error")
 
     def has_tensor(self, name: str) -> bool:
         """As the inner source."""

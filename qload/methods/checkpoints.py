@@ -17,6 +17,7 @@ from qload.detect.claims import METHODS, READS
 from qload.errors import ArgumentError, ConfigError, check_type
 from qload.kernels.declared import Activations
 from qload.loader import FormatLoader, ModuleLoader
+from qload.loader.finite_scales import Nonfinite, check_nonfinite
 from qload.methods.awq_marlin import NAME as SPECIAL
 from qload.methods.base import LinearMethodBase, QuantizationConfig
 from qload.methods.layers import is_linear
@@ -39,15 +40,23 @@ class CheckpointConfig(QuantizationConfig):
         What weights are repacked for, as in `loader_from_config`; None: they stay as they are stored.
     activations
         "declared" or "unquantized", as in `Weight.get_linear`.
+    nonfinite
+        What becomes of scales that are NaN or infinite, as in `open_checkpoint`.
     """
 
     name: ClassVar[str] = ""
 
     def __init__(
-        self, loader: FormatLoader, target: Target | None = "auto", activations: Activations = "declared"
+        self,
+        loader: FormatLoader,
+        target: Target | None = "auto",
+        activations: Activations = "declared",
+        nonfinite: Nonfinite = "error",
     ) -> None:
         check_type("loader", loader, FormatLoader)
+        check_nonfinite(nonfinite)
         self.loader, self.target, self.activations = loader, target, activations
+        self.nonfinite: Nonfinite = nonfinite
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.loader!r}, target={self.target!r})"
@@ -104,7 +113,14 @@ class CheckpointConfig(QuantizationConfig):
         if self.loader.left_out(prefix) is not None:
             return UnquantizedLinearMethod()
         loader = self.loader.chosen(prefix) if isinstance(self.loader, ModuleLoader) else self.loader
-        return TypedLinearMethod(loader.formats, prefix, target=self.target, activations=self.activations)
+        return TypedLinearMethod(
+            loader.formats,
+            prefix,
+            target=self.target,
+            activations=self.activations,
+            nonfinite=self.nonfinite,
+            logged=self.loader.logged,
+        )
 
 
 def _config(name: str) -> type[CheckpointConfig]:

@@ -59,15 +59,21 @@ class JoinedLinear(nn.Module):
     ----------
     linears
         Modules (..., K) -> (..., N), in order.
+    widths
+        N of each, which a bias of all of them is split by.
     """
 
-    def __init__(self, linears: Sequence[nn.Module]) -> None:
+    def __init__(self, linears: Sequence[nn.Module], widths: Sequence[int] = ()) -> None:
         super().__init__()
         self.linears = nn.ModuleList(linears)
+        self.widths = tuple(widths)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """All outputs of x (..., K)."""
-        return torch.cat([linear(x) for linear in self.linears], -1)
+    def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """All outputs of x (..., K); `bias` (N of all,) goes into the products."""
+        if bias is None:
+            return torch.cat([linear(x) for linear in self.linears], -1)
+        own = zip(self.linears, torch.split(bias, self.widths), strict=True)
+        return torch.cat([linear(x, piece) for linear, piece in own], -1)
 
 
 @dataclass(frozen=True)
@@ -131,7 +137,7 @@ def made_linear(
     layers = [weight.layer for weight, _ in loaded]
     widths = tuple(width for layer in layers for width in layer.parts)
     return LoadedLinear(
-        linears[0] if len(linears) == 1 else JoinedLinear(linears),
+        linears[0] if len(linears) == 1 else JoinedLinear(linears, [layer.N for layer in layers]),
         (sum(widths), layers[0].K),
         (sum(layer.whole[0] for layer in layers), layers[0].whole[1]),
         widths,

@@ -99,17 +99,19 @@ def slots(
 
 
 def check_cuts(fmt: ConfiguredFormat, place: Placement) -> None:
-    """The world's cuts of such a layer are lawful, or CutError or DivideError, the same on every rank."""
+    """The world's cuts of such a layer are lawful, or CutError or DivideError, the same on every rank.
+
+    Each part is cut by itself: parts that one weight cannot hold together are several weights.
+    """
     config = _known(fmt.config, place.whole[1])
     specs = tuple(spec for spec in fmt.weight_type.tensors(config) if not spec.optional)
     split, world = place.split, place.group.size()
-    for number, (name, width) in enumerate(zip(place.names, place.parts, strict=True)):
+    for name, width in zip(place.names, place.parts, strict=True):
         N = width * world if split == "N" else width
         names = _SuffixNames(name, MappingProxyType({spec.name: spec.suffix for spec in specs}))
         sizes = {"N": N, "K": place.whole[1], PARTS: 1}
         layer = LayerDescription(name, fmt, specs, sizes, {}, {}, names)
-        joined = number + 1 < len(place.parts)
-        share(layer, Part(name), split, place.group, joined=joined)
+        share(layer, Part(name), split, place.group)
 
 
 @dataclass(frozen=True)

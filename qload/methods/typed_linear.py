@@ -18,16 +18,18 @@ from torch import Tensor, nn
 
 from qload.detect import Target, for_target
 from qload.errors import ArgumentError, MissingTensorError, ShapeError
-from qload.kernels import Linear
 from qload.kernels.declared import Activations, Maximum
 from qload.kernels.dtypes import DTYPES
 from qload.loader import ConfiguredFormat, FormatLoader, Part, Split, TensorSource, WeightsLoader
+from qload.loader.finite_scales import Nonfinite
 from qload.methods.arrivals import Arrivals
 from qload.methods.base import LinearMethodBase
+from qload.methods.loaded import load_linear
 from qload.methods.parameters import blank, check_loaded, full_name, register_weight
 from qload.methods.placement import placement
 from qload.methods.share_shapes import ParameterSlot, check_cuts, slots
 from qload.methods.tags import put_tags_back
+from qload.parallel import ALONE
 from qload.spec import Weight, named
 from qload.weights import Weights
 
@@ -45,6 +47,10 @@ class TypedLinearMethod(LinearMethodBase):
         What the weight is repacked for, as in `loader_from_config`; None: as it is stored.
     activations
         "declared" or "unquantized", as in `Weight.get_linear`.
+    nonfinite
+        What becomes of scales that are NaN or infinite, as in `open_checkpoint`.
+    logged
+        What was logged of the checkpoint's layers, as `FormatLoader.logged`; None: nothing yet.
     """
 
     def __init__(
@@ -54,9 +60,13 @@ class TypedLinearMethod(LinearMethodBase):
         *,
         target: Target | None = "auto",
         activations: Activations = "declared",
+        nonfinite: Nonfinite = "error",
+        logged: set[str] | None = None,
     ) -> None:
         self.formats = tuple(formats)
         self.prefix, self.target, self.activations = prefix, target, activations
+        self.nonfinite: Nonfinite = nonfinite
+        self.logged: set[str] = set() if logged is None else logged
 
     def create_weights(
         self,
@@ -116,8 +126,9 @@ class TypedLinearMethod(LinearMethodBase):
     def process_weights_after_loading(self, layer: nn.Module) -> None:
         """Make the typed weight of what was loaded into `layer`, repack it, and drop the parameters.
 
-        A second call does nothing. What is wrong with the tensors is said as by every load: of one that is
-        missing a MissingTensorError, of a shape a ShapeError; a bias that was not loaded is a MismatchError.
+        Parts that one weight cannot hold together are multiplied one after another. A second call does
+        nothing. What is wrong with the tensors is said as by every load: of one that is missing a
+        MissingTensorError, of a shape a ShapeError; a bias that was not loaded is a MismatchError.
         """
         if hasattr(layer, "typed_linear"):
             return
@@ -125,11 +136,7 @@ class TypedLinearMethod(LinearMethodBase):
         check_loaded(layer)
         arrivals = _arrivals(layer)
         arrivals.find_written(layer)
-        weight = self._weight(layer, arrivals)
-        maximum: Maximum = "own" if arrivals.place.split == "K" else None
-        wanted: torch.dtype = layer.params_dtype  # type: ignore[assignment]
-        dtype = wanted if wanted in DTYPES else None
-        linear = weight.get_linear(activations=self.activations, maximum=maximum, dtype=dtype)
+        linear = self.loaded(layer)
         for slot in arrivals.slots.values():
             if slot.param_name in layer._parameters:
                 delattr(layer, slot.param_name)
@@ -141,7 +148,7 @@ class TypedLinearMethod(LinearMethodBase):
 
         ShapeError for a bias of another size; ArgumentError before `process_weights_after_loading`.
         """
-        linear: Linear | None = getattr(layer, "typed_linear", None)
+        linear: nn.Module | None = getattr(layer, "typed_linear", None)
         if linear is None:
             first = "process_weights_after_loading before the first call"
             raise ArgumentError(full_name(layer, "weight"), first, "a call")
@@ -151,25 +158,43 @@ class TypedLinearMethod(LinearMethodBase):
         y: Tensor = linear(x, bias)
         return y
 
-    def _weight(self, layer: nn.Module, arrivals: Arrivals) -> Weight:
-        """The typed weight of what arrived, in the order of the target's kernel."""
-        place, stored = arrivals.place, FormatLoader(*self.formats)
-        loader = for_target(stored, self.target)
-        device = next(getattr(layer, slot.param_name).device for slot in arrivals.slots.values())
-        dtype: torch.dtype = layer.params_dtype  # type: ignore[assignment]
-        options: dict[str, Any] = {"device": device, "dtype": dtype, "process_group": place.group}
-        weights = Weights(arrivals, loader=stored, **options)
-        parts = _parts(weights, arrivals)
+    def loaded(self, layer: Any, rows: tuple[int, int] | None = None) -> nn.Module:
+        """What multiplies by the tensors that have arrived in a `layer`, in the order of the target's kernel.
+
+        `rows`: the outputs [start, stop) that this rank has, where its share is no equal one; else None.
+        """
+        arrivals, stored = _arrivals(layer), FormatLoader(*self.formats)
+        stored.logged = self.logged
+        place, dtype = arrivals.place, layer.params_dtype
+        options: dict[str, Any] = {
+            "device": next(getattr(layer, slot.param_name).device for slot in arrivals.slots.values()),
+            "dtype": dtype,
+            "process_group": place.group if rows is None else ALONE,
+            "nonfinite": self.nonfinite,
+        }
+        weights = Weights(arrivals, loader=for_target(stored, self.target), **options)
+        alone = Weights(arrivals, loader=stored, **options)
+        parts = [Part(place.prefix, *rows)] if rows is not None else _parts(weights, arrivals)
+        split = place.split if rows is None else None
+
+        def make(weight: Weight, bias: Tensor | None, maximum: Maximum) -> nn.Module:
+            own: Maximum = "own" if place.split == "K" else None
+            wanted = dtype if dtype in DTYPES else None
+            return weight.get_linear(bias, activations=self.activations, maximum=own, dtype=wanted)
+
+        def make_alone(weight: Weight, bias: Tensor | None, maximum: Maximum) -> nn.Module:
+            return make(_repacked_alone(weight, alone, parts, self.target), bias, maximum)
+
         try:
             if not arrivals.is_share:
-                return loader.load(weights, parts, place.split)
+                return load_linear(weights, parts, split, make).linear
         except ArgumentError:
             if not arrivals.is_share:
                 raise
-        return repacked_alone(stored.load(weights, parts, place.split), weights, parts, self.target)
+        return load_linear(alone, parts, split, make_alone).linear
 
 
-def repacked_alone(
+def _repacked_alone(
     weight: Weight, weights: TensorSource, parts: Sequence[Part], target: Target | None
 ) -> Weight:
     """A rank's share of the `parts` of a layer in the order of a `target`, which it alone decides by.

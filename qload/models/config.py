@@ -145,11 +145,12 @@ class TextConfig:
 
 
 @checked
-def text_config(config: Mapping[str, Any]) -> TextConfig:
+def text_config(config: Mapping[str, Any], facts: ExpertFacts | None = None) -> TextConfig:
     """What a model's `config.json` says of its text model, by `model_type`.
 
-    `config`: the whole file, which stays as it is. ConfigError names the key for a type that there is no
-    model of, and for what cannot be believed or acted on; nothing is guessed.
+    `config`: the whole file, which stays as it is. `facts`: what its experts do between their matrices; None:
+    as the file says. ConfigError names the key for a type that there is no model of, and for what cannot be
+    believed or acted on; nothing is guessed. ArgumentError for `facts` of a model without experts.
     """
     architecture = architecture_of(config)
     if architecture is None or architecture.type not in FAMILIES:
@@ -164,6 +165,8 @@ def text_config(config: Mapping[str, Any]) -> TextConfig:
     head, turned, value = sizes.of_heads(latent)
     pairs = family.pairs if latent is None else latent.interleaved
     sparse = sizes.sparse_layers(family)
+    if facts is not None and not sparse:
+        raise ArgumentError("facts", f"None for a {architecture.type} model without experts", str(facts))
     return TextConfig(
         type=architecture.type,
         architecture=architecture,
@@ -188,7 +191,7 @@ def text_config(config: Mapping[str, Any]) -> TextConfig:
         sinks=family.sinks,
         temperature=_temperature(family, said),
         routing=routing_of({**architecture.config, "model_type": architecture.type}) if sparse else None,
-        facts=_facts(found, architecture) if sparse else None,
+        facts=facts or (_facts(found, architecture) if sparse else None),
         sparse_layers=sparse,
         latent=latent,
         eos=_eos(said),
@@ -285,7 +288,8 @@ def _facts(found: FoundConfig, architecture: Architecture) -> ExpertFacts:
         return facts_of(architecture)
     except ArgumentError as error:
         key = found.key("swiglu_alpha or swiglu_limit")
-        raise ConfigError(found.file, key, "numbers above 0", error.got) from error
+        expected = "numbers above 0; or pass facts=ExpertFacts(GatedActivation(...)) to load_model"
+        raise ConfigError(found.file, key, expected, error.got) from error
 
 
 def config_dtype(config: Mapping[str, Any]) -> torch.dtype | None:

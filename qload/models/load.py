@@ -13,8 +13,9 @@ from torch import nn
 from qload.architecture.adapters import refuse_adapters
 from qload.detect import read_model_config
 from qload.errors import ConfigError, StorageError, UnsupportedFormatError, checked
-from qload.experts import ExpertSplit
+from qload.experts import ExpertFacts, ExpertSplit
 from qload.listing import check_all_read
+from qload.loader.finite_scales import Nonfinite
 from qload.methods import ParallelLMHead, VocabParallelEmbedding
 from qload.methods.loaded import LinearFactory
 from qload.methods.parallel_experts import ExpertsFactory
@@ -74,19 +75,24 @@ def opened(
     device: torch.device | str,
     dtype: torch.dtype | None,
     process_group: ProcessGroup | None,
+    facts: ExpertFacts | None = None,
+    nonfinite: Nonfinite = "error",
 ) -> Weights:
     """A checkpoint's tensors, plain floats cast to `dtype`; None: as its `config` says."""
-    said = dtype or checked_config(path, config).dtype or torch.float32
-    return open_checkpoint(path, device=device, dtype=said, process_group=process_group)
+    said = dtype or checked_config(path, config, facts).dtype or torch.float32
+    options: dict[str, Any] = {"device": device, "process_group": process_group, "nonfinite": nonfinite}
+    return open_checkpoint(path, dtype=said, **options)
 
 
-def checked_config(checkpoint: Weights | str | PathLike[str], config: Mapping[str, Any]) -> TextConfig:
-    """Read the model's configuration from a `config`; ConfigError for an unsupported model.
+def checked_config(
+    checkpoint: Weights | str | PathLike[str], config: Mapping[str, Any], facts: ExpertFacts | None = None
+) -> TextConfig:
+    """Read the model's configuration from a `config` and `facts`; ConfigError for an unsupported model.
 
     For a `checkpoint` that is not read, UnreadTensorsError or UnsupportedFormatError takes precedence.
     """
     try:
-        return text_config(config)
+        return text_config(config, facts)
     except ConfigError as error:
         try:
             with (
@@ -112,6 +118,8 @@ def load_model(
     make: LinearFactory | None = None,
     make_experts: ExpertsFactory | None = None,
     expert_split: ExpertSplit | None = "tensor",
+    facts: ExpertFacts | None = None,
+    nonfinite: Nonfinite = "error",
 ) -> Decoder:
     """The text model of a checkpoint, or this rank's share of it, in whichever format its weights are.
 
@@ -123,13 +131,16 @@ def load_model(
         The path of a checkpoint, or its tensors, whose device, dtype and process group then count.
     config
         The whole `config.json`; None: that of the path, or what `weights` knows of it.
-    device, dtype, process_group
+    device, dtype, process_group, nonfinite
         Those of `open_checkpoint`. `dtype`: of activations and plain floats; None: as the config says.
     make, make_experts
         What makes a module of a typed weight, its bias and what finds a maximum over the ranks, and one of
         the experts of a layer; None: `get_linear` of either.
     expert_split
         How ranks share the experts: "tensor", each of every one; "experts", whole ones.
+    facts
+        What experts do between their matrices, and where the routing weight goes; None: as the config says.
+        ArgumentError for a model without experts.
 
     Raises
     ------
@@ -143,15 +154,17 @@ def load_model(
         Where the ranks cannot share it.
     UnreadTensorsError
         Where a tensor of the checkpoint is in a form that no format reads.
+    NonfiniteScaleError
+        Where a scale is NaN or infinite.
     """
     if not isinstance(weights, Weights):
         config = read_model_config(weights) if config is None else config
-        with opened(weights, config, device, dtype, process_group) as found:
-            return _loaded(found, text_config(config), make, make_experts, expert_split)
+        with opened(weights, config, device, dtype, process_group, facts, nonfinite) as found:
+            return _loaded(found, text_config(config, facts), make, make_experts, expert_split)
     if config is None:
         known = weights.architecture
         config = {} if known is None else {**known.config, "model_type": known.type}
-    return _loaded(weights, checked_config(weights, config), make, make_experts, expert_split)
+    return _loaded(weights, checked_config(weights, config, facts), make, make_experts, expert_split)
 
 
 def _loaded(

@@ -19,6 +19,7 @@ class HeaderOnlySource(WrappedSource):
     def __init__(self, inner: TensorSource, skipped: str) -> None:
         super().__init__(inner)
         self.skipped = skipped
+        self.nonfinite = "allow"  # the load itself refuses
 
     @classmethod
     def without_codes(cls, inner: TensorSource, layer: LayerDescription) -> Self:

@@ -16,6 +16,7 @@ from torch import Tensor
 from qload import devices
 from qload.kernel_formats import alike
 from qload.loader import LoadPlan, Rectangle, TensorSource
+from qload.loader.finite_scales import is_finite, refuses_nonfinite
 from qload.loader.source import (
     AskedMove,
     FileElements,
@@ -123,6 +124,8 @@ class LateTensors:
         light = WithoutLate(source, self.tensors)
         weight = inner.finish(light)
         made = known.repack(weight, layout, {name: partial(self._moved, name) for name in self.tensors})
+        if made is not None and refuses_nonfinite(source) and not _has_finite_scales(made):
+            made = None  # a load of all tensors names the one that is refused
         if made is None:
             self.owner.give_up(self.kind, self._failed)
             self._there()  # after which nobody writes to their memory
@@ -185,6 +188,12 @@ class ExpectedLayers:
     def moves(self, kind: Any) -> Mapping[str, alike.Move] | None:
         """How the tensors of the next layer of a kind are expected to move; None where nothing is."""
         return self._moves.get(kind) if self._late[kind] else None
+
+
+def _has_finite_scales(weight: Weight) -> bool:
+    fields = weight.fields()
+    scales = (spec for spec in type(weight).tensors(weight.config) if spec.role is Role.SCALE)
+    return all(is_finite(fields[spec.name], spec) for spec in scales if spec.name in fields)
 
 
 def _field(name: str) -> str:

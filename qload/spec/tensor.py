@@ -11,6 +11,7 @@ from qload.errors import DtypeError, ShapeError
 from qload.spec.axis import PARTS, Axis, axes_of
 
 Shape = tuple[int, ...]
+EXPONENTS = frozenset((torch.uint8, torch.float8_e8m0fnu))
 
 
 class Role(Enum):
@@ -102,6 +103,11 @@ class TensorSpec:
     def suffix(self) -> str:
         """What follows the layer's prefix on disk, the first of several names."""
         return self.suffixes[0]
+
+    @property
+    def is_exponents(self) -> bool:
+        """Whether its values are exponents alone (E8M0): those are the floats that may be stored as bytes."""
+        return torch.uint8 in self.dtypes and EXPONENTS.issuperset(self.dtypes)
 
     def joined(self) -> int | None:
         """The place along which the parts of a fused layer are joined, or None."""

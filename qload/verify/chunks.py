@@ -17,21 +17,13 @@ from qload.weights import Weights
 OUTPUTS = 1 << 20  # elements of a dequantized run, which with its working copies takes some 32 MiB
 
 
-EXPONENTS = frozenset((torch.uint8, torch.float8_e8m0fnu))
-
-
-def is_exponents(spec: TensorSpec) -> bool:
-    """Whether a scale is an exponent alone (e8m0): those are the ones that are declared as bytes."""
-    return torch.uint8 in spec.dtypes and EXPONENTS.issuperset(spec.dtypes)
-
-
 def values(storage: WeightStorage, name: str, spec: TensorSpec | None) -> Iterator[tuple[int, Tensor]]:
     """Yield runs of a tensor as comparable floats; nothing for integers.
 
     Bytes of a tensor declared as exponents are E8M0 floats.
     """
     dtype = storage.info(name).dtype
-    exponents = spec is not None and is_exponents(spec)
+    exponents = spec is not None and spec.is_exponents
     if not dtype.is_floating_point and not exponents:
         return
     for start, run in rows(storage, name):

@@ -275,7 +275,9 @@ class Subject:
             self.errors += map(finding_of, check_configs(configs, self.claims, storage))
             self.notes += config_notes(configs, self.claims, storage)
             self.notes += self.claims.notes
-        self.weights = Weights(storage, loader=loader.for_rules(), architecture=self.architecture)
+        self.weights = Weights(
+            storage, loader=loader.for_rules(), architecture=self.architecture, nonfinite="allow"
+        )
 
     def _open_storage(self, located: CheckpointFiles, headers: Mapping[str, Header]) -> WeightStorage | None:
         """The tensors, those of each expert by themselves; None where two tensors hold the same."""

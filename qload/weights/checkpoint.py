@@ -22,6 +22,7 @@ from qload.detect import (
 from qload.errors import checked
 from qload.experts import with_experts
 from qload.loader import WeightsLoader
+from qload.loader.finite_scales import Nonfinite
 from qload.parallel import ProcessGroup
 from qload.storage import SafetensorsStorage, WeightStorage
 from qload.weights.weights import Weights
@@ -39,6 +40,7 @@ def open_checkpoint(
     aliases: Mapping[str, Sequence[str]] | None = None,
     prefix: str | None = None,
     target: Target | None = None,
+    nonfinite: Nonfinite = "error",
 ) -> Weights:
     """The tensors of a safetensors file, a directory, or a sharded index, as `Weights`.
 
@@ -48,7 +50,7 @@ def open_checkpoint(
     ----------
     path
         The file, the directory, or the index. The loader follows from the config beside the files.
-    device, dtype, process_group, aliases, prefix
+    device, dtype, process_group, aliases, prefix, nonfinite
         Those of `Weights`.
     target
         What the weights are repacked for, as in `loader_from_config`. "marlin" takes the `dtype` of FP8 and
@@ -87,6 +89,7 @@ def open_checkpoint(
             aliases=aliases,
             prefix=prefix,
             architecture=architecture_of(config),
+            nonfinite=nonfinite,
         )
     except BaseException:
         storage.close()

@@ -13,6 +13,7 @@ from torch import Tensor
 from qload.devices import stream_on
 from qload.errors import QloadError, check_type, checked
 from qload.loader import LoadPlan, Part, TensorSource, WeightsLoader
+from qload.loader.finite_scales import Nonfinite
 from qload.loader.source import LateElements
 from qload.native.settings import one_thread
 from qload.spec import Role, Weight
@@ -35,6 +36,7 @@ class StreamOwner(LoadHolder, TensorSource, Protocol):
     storage: WeightStorage
     device: torch.device
     dtype: torch.dtype | None
+    nonfinite: Nonfinite
 
     def _stored(self, name: str) -> str: ...
 
@@ -163,7 +165,7 @@ class AheadSource:
     def __init__(self, inner: StreamOwner, ahead: Ahead, placed: "PlacedFacts", stack: ExitStack) -> None:
         self.inner, self.ahead = inner, ahead
         self.at_the_end = stack.callback  # what is to be done when the stream ends
-        self.process_group = inner.process_group
+        self.process_group, self.nonfinite = inner.process_group, inner.nonfinite
         self.has_tensor, self.info, self.missing = inner.has_tensor, inner.info, inner.missing
         self.take, self.note = inner.take, inner.note
         self.read_fact, self.place = inner.read_fact, placed.place

@@ -16,6 +16,7 @@ from qload.errors import ArgumentError, DivideError, MissingTensorError, check_t
 from qload.experts.stacks import within
 from qload.formats.unquantized import FLOATS
 from qload.loader import Blocks, Heads, Part, WeightsLoader, split_blocks
+from qload.loader.finite_scales import Nonfinite, check_nonfinite
 from qload.parallel import ProcessGroup
 from qload.spec import Role, Weight
 from qload.storage import TensorInfo, WeightStorage, check_name
@@ -59,6 +60,9 @@ class Weights(LoaderBlocks, ExpertLoads, StreamedLoads, TensorShares):
     architecture
         What the model's config tells of its matrices, as `architecture_of` makes it; None: not known. Loads
         by columns without `heads` are refused where it says that they end inside of a head.
+    nonfinite
+        "error": loads of a layer with a scale that is NaN or infinite are a NonfiniteScaleError, on all ranks
+        that share it. "allow": such scales are loaded as they are stored. Plain tensors are not examined.
 
     Examples
     --------
@@ -88,6 +92,7 @@ class Weights(LoaderBlocks, ExpertLoads, StreamedLoads, TensorShares):
         aliases: Mapping[str, Sequence[str]] | None = None,
         prefix: str | None = None,
         architecture: Architecture | None = None,
+        nonfinite: Nonfinite = "error",
     ) -> None:
         for argument, value, hint in (
             ("storage", storage, WeightStorage),
@@ -99,6 +104,7 @@ class Weights(LoaderBlocks, ExpertLoads, StreamedLoads, TensorShares):
             check_type(argument, value, hint)
         if dtype is not None and dtype not in FLOATS:
             raise ArgumentError("dtype", f"None or one of {', '.join(map(str, FLOATS))}", str(dtype))
+        check_nonfinite(nonfinite)
         self.storage: WeightStorage = storage
         super().__init__(loader)
         self.device: torch.device = device_of(device)
@@ -107,6 +113,7 @@ class Weights(LoaderBlocks, ExpertLoads, StreamedLoads, TensorShares):
         self.aliases: dict[str, Sequence[str]] = aliases_of(aliases)
         self.prefix: str | None = prefix
         self.architecture: Architecture | None = architecture
+        self.nonfinite: Nonfinite = nonfinite
         self._ledger = Ledger()
         if architecture is not None:
             self.exempt_by(architecture.exempt)

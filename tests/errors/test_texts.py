@@ -180,6 +180,9 @@ MISTAKES: dict[str, Callable[[], Any]] = {
     ),
     "three rows of four as 2:4": lambda: repack(sparse(0x76543210), "marlin_24"),
     "metadata that keeps one place twice": lambda: damaged(repack(sparse(0x88988898), "marlin_24")),
+    "a scale that is not finite": lambda: load(
+        scales=torch.ones(2, 32).half().index_fill(1, torch.tensor([7]), torch.nan)
+    ),
     "an index that is no permutation": lambda: repeated(repack(shuffled(), "exllama")),
     "groups of 48 for Marlin": lambda: repack(
         GPTQWeight(config=GPTQConfig(4, 48), **fields(96, 48)), "marlin"

@@ -279,13 +279,50 @@ def test_a_part_that_did_not_come_is_named() -> None:
         layer.quant_method.process_weights_after_loading(layer)
 
 
-def test_parts_in_other_orders_are_not_one_layer() -> None:
+def test_parts_in_other_orders_are_multiplied_one_after_another() -> None:
+    parts = gptq(act_order=True), gptq(act_order=True, seed=1)
     layer = layer_of(MergedColumnParallelLinear, sizes=(K, [N, N]))
-    hand_over(layer, gptq(act_order=True), 0)
-    hand_over(layer, gptq(act_order=True, seed=1), 1)
+    for number, tensors in enumerate(parts):
+        hand_over(layer, tensors, number)
 
-    with pytest.raises(MismatchError, match="parts of a fused layer differ in g_idx"):
-        layer.quant_method.process_weights_after_loading(layer)
+    layer.quant_method.process_weights_after_loading(layer)
+
+    held = [linear.typed.dequantize() for linear in layer.typed_linear.linears]
+    for got, tensors in zip(held, parts, strict=True):
+        assert_same_bits(got, asked(GPTQ, tensors, Rank(0, 1), "N", None).dequantize())
+    x, bias = torch.eye(K), torch.arange(2 * N).float()
+    assert_same_bits(layer.quant_method.apply(layer, x, bias), layer.quant_method.apply(layer, x) + bias)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_one_rank_cuts_no_block_of_merged_parts(fused: bool) -> None:
+    widths = (128, 64, 64)  # keys and values end inside of a block of 128 outputs
+    values = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+    draw = torch.Generator().manual_seed(1)
+    matrices = [torch.randn(width, K, generator=draw).to(torch.float8_e4m3fn) for width in widths]
+    whole = torch.cat([each.view(torch.uint8) for each in matrices]).view(torch.float8_e4m3fn)
+    scales = [torch.rand(1, 1, generator=draw) + 0.5 for _ in widths]
+    stored = [{"weight": one, "weight_scale_inv": scale} for one, scale in zip(matrices, scales, strict=True)]
+    layer: Any = nn.Module()
+    layer.tp_rank, layer.tp_size = 0, 1
+    method: Any = config_of(values, None).get_quant_method(
+        layer_of(MergedColumnParallelLinear, sizes=(K, [N, N])), "attn.qkv_proj"
+    )
+    method.create_weights(layer, K, list(widths), K, sum(widths), torch.float32)
+    if fused:
+        blocks = torch.rand(2, 1, generator=draw) + 0.5
+        parts = [{"weight": whole, "weight_scale_inv": blocks}]
+        meant = whole.float() * blocks.repeat_interleave(128, 0)
+    else:
+        parts = stored
+        meant = torch.cat([one.float() * scale for one, scale in zip(matrices, scales, strict=True)])
+    for number, tensors in enumerate(parts):
+        for name, tensor in tensors.items():
+            method.load(layer, name, tensor, None if fused else number)
+
+    method.process_weights_after_loading(layer)
+
+    assert torch.equal(method.apply(layer, torch.eye(K)), meant.T)
 
 
 def test_a_layer_loaded_whole_and_in_parts_is_refused() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from qload import native
 from qload.detect import loader_from_config
-from qload.errors import StorageError
+from qload.errors import NonfiniteScaleError, StorageError
 from qload.kernel_formats import alike, repack
 from qload.parallel import FakeWorld
 from qload.repacking import late_tensors
@@ -118,6 +118,24 @@ def test_each_kind_has_a_first(tmp_path: Path, moved: list[bool]) -> None:
     check(saved(tmp_path, layers), "abcde")
 
     assert moved == [True] * 8
+
+
+@has_native
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_scale_that_is_not_finite_is_refused_where_it_goes_straight(
+    tmp_path: Path, moved: list[bool], streamed: bool
+) -> None:
+    layers = {name: drawn() for name in "abc"}
+    layers["c"]["scales"][1, 5] = torch.inf
+
+    file = saved(tmp_path, layers)
+    with (
+        opened(file) as weights,
+        pytest.raises(NonfiniteScaleError, match=r"^c\.scales: .*\n.*\n.*inf at \(1, 5\)"),
+    ):
+        assert [*(weights.stream(list("abc")) if streamed else map(weights.get_weights, "abc"))]
+
+    assert moved == [True] * 4  # codes and scales of two layers
 
 
 def odd() -> Iterator[Any]:

@@ -7,7 +7,9 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from qload.detect import KernelTarget, Target
 from qload.errors import ArgumentError, check_type
+from qload.experts import ExpertFacts
 from qload.kernels.declared import Activations
+from qload.loader.finite_scales import Nonfinite, check_nonfinite
 from qload.quantize import Quantizer
 from qload.quantize.policy import Modules, Policy
 
@@ -33,6 +35,11 @@ class QloadConfig(QuantizationConfigMixin):  # type: ignore[misc]
         What weights are repacked for, as in `open_checkpoint`.
     activations
         "declared": inputs are quantized where the checkpoint declares it; "unquantized": never.
+    nonfinite
+        What becomes of scales that are NaN or infinite, as in `open_checkpoint`.
+    facts
+        What experts do between their matrices, for a model whose config and class do not tell; ArgumentError
+        where they tell otherwise. None: only what they tell.
     checkpoint
         The checkpoint's own `quantization_config`, for who reads the model's config; qload reads the files.
     options
@@ -52,6 +59,8 @@ class QloadConfig(QuantizationConfigMixin):  # type: ignore[misc]
         policy: Policy | None = None,
         target: Target | None = "auto",
         activations: Activations = "declared",
+        nonfinite: Nonfinite = "error",
+        facts: ExpertFacts | None = None,
         checkpoint: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
@@ -60,11 +69,15 @@ class QloadConfig(QuantizationConfigMixin):  # type: ignore[misc]
         check_type("target", target, str | KernelTarget | None)
         if activations not in ("declared", "unquantized"):
             raise ArgumentError("activations", "'declared' or 'unquantized'", repr(activations))
+        check_nonfinite(nonfinite)
+        check_type("facts", facts, ExpertFacts | None)
         self.quant_method = METHOD
         self.quantizer: Quantizer | None = quantizer
         self.policy: Policy = PLAIN_HEAD if policy is None else policy
         self.target: Target | None = target
         self.activations: Activations = activations
+        self.nonfinite: Nonfinite = nonfinite
+        self.facts: ExpertFacts | None = facts
         self.checkpoint: Mapping[str, Any] | None = checkpoint
 
     @classmethod

@@ -5,12 +5,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, _default_apply_gate
 
+from qload.architecture import Architecture
 from qload.engines.transformers.slots import ModuleSlot
 from qload.errors import ArgumentError, UnsupportedFormatError
-from qload.experts import ExpertFacts
-from qload.experts.facts import ACTIVATIONS
+from qload.experts import ExpertFacts, GatedActivation
+from qload.experts.facts import ACTIVATIONS, facts_of
 
 NAME = "qload"
 STACKS = ("gate_up_proj", "down_proj")
@@ -102,8 +104,48 @@ def facts_in(module: nn.Module) -> ExpertFacts | None:
     """What a module of experts does between its matrices, by its config; None: it has a way of its own."""
     plain = getattr(type(module), "_apply_gate", None) is _default_apply_gate
     known = ACTIVATIONS.get(getattr(getattr(module, "config", None), "hidden_act", ""))
-    usual = getattr(module, "has_gate", False) and not getattr(module, "has_post_expert_norm", True)
-    return ExpertFacts(known) if plain and usual and known is not None else None
+    if known is None and getattr(module, "act_fn", None) is functional.silu:  # which no config names
+        known = ACTIVATIONS["silu"]
+    return ExpertFacts(known) if plain and _is_usual(module) and known is not None else None
+
+
+def _is_usual(module: nn.Module) -> bool:
+    """Whether a gate is all that stands between the matrices of a module of experts."""
+    return getattr(module, "has_gate", False) and not getattr(module, "has_post_expert_norm", True)
+
+
+def settled_facts(
+    name: str, module: nn.Module, architecture: Architecture | None, given: ExpertFacts | None
+) -> ExpertFacts:
+    """What the experts `name` do between their matrices, as `module` or the config tells, else as `given`.
+
+    ArgumentError that names the argument `facts`, where nothing tells, or where they tell otherwise.
+    """
+    told = facts_in(module)
+    try:
+        told = told or facts_of(architecture)
+    except ArgumentError as error:
+        own = f"{type(module).__name__}._apply_gate"
+        if given is None:
+            expected = f"{error.expected}, as an argument of load or QloadConfig"
+            got = f"{error.got}; {name} calls {own}, which is not known"
+            raise ArgumentError("facts", expected, got) from None
+        if _is_usual(module) and not _computes(module, given.activation):
+            raise ArgumentError("facts", f"what {own} of {name} computes", str(given)) from None
+        return given
+    if given is not None and given != told:
+        raise ArgumentError("facts", f"None, or {told}, as {name} has it", str(given))
+    return told
+
+
+def _computes(module: Any, activation: GatedActivation) -> bool:
+    """Whether the gate of a module is this activation, tried on numbers far beyond usual ones."""
+    draw = torch.Generator().manual_seed(0)
+    with torch.device("cpu"), torch.no_grad():
+        gate, up = (torch.randn(64, 32, generator=draw) * 16 for _ in range(2))
+        joined, interleaved = torch.cat([gate, up], -1), torch.stack([gate, up], -1).flatten(-2)
+        want = activation(gate, up)
+        return any(torch.allclose(module._apply_gate(each), want) for each in (joined, interleaved))
 
 
 class AllRows:

@@ -8,14 +8,13 @@ import torch
 from torch import nn
 
 from qload.engines.transformers.devices import SlotPlace, keep_away
-from qload.engines.transformers.experts import TypedExperts, facts_in
+from qload.engines.transformers.experts import TypedExperts
 from qload.engines.transformers.placing import Places
 from qload.engines.transformers.shares import SharingPlan
 from qload.engines.transformers.slots import LinearSlot
 from qload.engines.transformers.source import Source
 from qload.errors import ShapeError
 from qload.experts import ExpertFacts
-from qload.experts.facts import facts_of
 from qload.kernels.declared import Activations
 from qload.methods.loaded import maximum_for
 from qload.parallel import ProcessGroup
@@ -38,6 +37,8 @@ class Filling:
         The ranks that share them.
     activations
         Whether inputs are quantized where the checkpoint declares it.
+    facts
+        What the experts of each place do between their matrices.
     """
 
     source: Source
@@ -45,6 +46,7 @@ class Filling:
     plan: SharingPlan
     group: ProcessGroup
     activations: Activations
+    facts: Mapping[str, ExpertFacts]
 
     def fill(self, model: nn.Module, where: Mapping[str, SlotPlace]) -> None:
         """Load every layer to where it multiplies; the errors of its load. `where`: by a slot's name."""
@@ -82,7 +84,7 @@ class Filling:
     def _fill_experts(self, name: str, module: Any, weights: Weights, place: SlotPlace) -> None:
         typed: TypedExperts = module.typed_experts
         prefix, split = self.places.experts[name], self.plan.split(name)
-        loaded = weights.get_experts(prefix, split=split, facts=self._facts(weights, module))
+        loaded = weights.get_experts(prefix, split=split, facts=self.facts[name])
         whole = (loaded.shape[0], *loaded.down.layer.whole)
         if typed.shape != whole:
             raise ShapeError(prefix, f"{typed.shape} = (E, H, I), as the model has it", whole)
@@ -90,10 +92,6 @@ class Filling:
         linear = loaded.get_linear(activations=self.activations, maximum=maximum)
         typed.fill(linear)
         keep_away(linear, place)
-
-    @staticmethod
-    def _facts(weights: Weights, module: nn.Module) -> ExpertFacts:
-        return facts_in(module) or facts_of(weights.architecture)
 
 
 def on_meta(model: nn.Module) -> Iterator[str]:

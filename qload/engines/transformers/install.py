@@ -9,7 +9,9 @@ from qload.detect import Target
 from qload.detect.claims import METHODS
 from qload.engines.transformers.config import METHOD, QloadConfig
 from qload.engines.transformers.quantizer import QloadQuantizer
+from qload.experts import ExpertFacts
 from qload.kernels.declared import Activations
+from qload.loader.finite_scales import Nonfinite
 
 # transformers has two names for bitsandbytes, by a flag.
 READ = (*METHODS, "bitsandbytes_4bit", "bitsandbytes_8bit")
@@ -24,7 +26,13 @@ def register() -> None:
     AUTO_QUANTIZER_MAPPING.setdefault(METHOD, QloadQuantizer)
 
 
-def install(*, target: Target | None = "auto", activations: Activations = "declared") -> None:
+def install(
+    *,
+    target: Target | None = "auto",
+    activations: Activations = "declared",
+    nonfinite: Nonfinite = "error",
+    facts: ExpertFacts | None = None,
+) -> None:
     """From here on transformers' `from_pretrained` loads every quantized checkpoint by qload.
 
     Of those whose `config.json` says that they are quantized, and by a method that qload reads; `load` takes
@@ -32,10 +40,16 @@ def install(*, target: Target | None = "auto", activations: Activations = "decla
 
     Parameters
     ----------
-    target, activations
+    target, activations, nonfinite, facts
         Those of `QloadConfig`.
     """
-    QloadConfig(target=target, activations=activations)  # refused here, not when a model is loaded
+    settings: dict[str, Any] = {
+        "target": target,
+        "activations": activations,
+        "nonfinite": nonfinite,
+        "facts": facts,
+    }
+    QloadConfig(**settings)  # refused here, not when a model is loaded
     uninstall()
 
     class Installed(QloadConfig):
@@ -44,7 +58,7 @@ def install(*, target: Target | None = "auto", activations: Activations = "decla
         @classmethod
         def from_dict(cls, section: Mapping[str, Any], *rest: Any, **options: Any) -> Any:
             """The config for a checkpoint whose own section this is."""
-            return QloadConfig.of_checkpoint(section, target=target, activations=activations)
+            return QloadConfig.of_checkpoint(section, **settings)
 
     for method in READ:
         _before[method] = AUTO_QUANTIZATION_CONFIG_MAPPING.get(method, _MISSING)

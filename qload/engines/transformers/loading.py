@@ -1,6 +1,7 @@
 """`load`: a model of transformers from any checkpoint that qload reads."""
 
 from collections.abc import Mapping
+from copy import copy
 from os import PathLike
 from typing import Any
 
@@ -10,10 +11,13 @@ from transformers.distributed.configuration_utils import DistributedConfig
 
 from qload.detect import Target
 from qload.engines.transformers.config import METHOD, QloadConfig
+from qload.engines.transformers.files import FOUND, NAME, folder_and_files, named_files
 from qload.engines.transformers.install import register
 from qload.errors import ArgumentError, MissingTensorError, check_type
+from qload.experts import ExpertFacts
 from qload.kernels.declared import Activations
 from qload.kernels.dtypes import DTYPES
+from qload.loader.finite_scales import Nonfinite
 
 SHOWN = 5  # names in a message
 
@@ -23,6 +27,8 @@ def load(
     *,
     target: Target | None = "auto",
     activations: Activations = "declared",
+    nonfinite: Nonfinite = "error",
+    facts: ExpertFacts | None = None,
     dtype: torch.dtype | str | None = None,
     device_map: Any = None,
     tp_plan: Any = None,
@@ -35,8 +41,9 @@ def load(
     Parameters
     ----------
     path
-        A folder, or a model's name on the hub.
-    target, activations
+        A folder, a file or an index in one, or a model's name on the hub. Files are those that
+        `open_checkpoint` finds; on the hub transformers finds them, by their usual names.
+    target, activations, nonfinite, facts
         Those of `QloadConfig`.
     dtype
         Of activations and plain floats; None: as the checkpoint says.
@@ -49,8 +56,8 @@ def load(
     model_class
         Whose `from_pretrained` is called; None: the class that the config names, or `AutoModelForCausalLM`.
     quantization_config
-        A `QloadConfig` whose quantizer quantizes plain layers while they are loaded, and whose `target` and
-        `activations` then count.
+        A `QloadConfig` whose quantizer quantizes plain layers while they are loaded, and whose `target`,
+        `activations`, `nonfinite` and `facts` then count.
     options
         Further ones of `from_pretrained`.
 
@@ -71,7 +78,9 @@ def load(
     dtype = one_dtype(dtype, options.pop("torch_dtype", None))
     check_dtype(dtype)
     check_plan(tp_plan, options)
-    asked = quantization_config or QloadConfig(target=target, activations=activations)
+    asked = quantization_config or QloadConfig(
+        target=target, activations=activations, nonfinite=nonfinite, facts=facts
+    )
     names = (
         "cache_dir",
         "force_download",
@@ -82,7 +91,11 @@ def load(
         "trust_remote_code",
     )
     fetch = {name: options[name] for name in names if name in options}
-    config = options.pop("config", None) or transformers.AutoConfig.from_pretrained(path, **fetch)
+    folder, files = folder_and_files(path, options)
+    given = options.pop("config", None)
+    config = copy(given) if given else transformers.AutoConfig.from_pretrained(folder, **fetch)
+    if getattr(config, NAME, None) is None:
+        setattr(config, FOUND, files)
     if tp_plan is not None:
         options["distributed_config"] = DistributedConfig(tp_plan=tp_plan)
     section = getattr(config, "quantization_config", None)
@@ -91,14 +104,15 @@ def load(
     config.quantization_config = {**asked.as_section(), "quant_method": METHOD}
     kind = model_class or class_of(config)
     wants_info = options.pop("output_loading_info", False)
-    model, info = kind.from_pretrained(
-        path,
-        config=config,
-        dtype="auto" if dtype is None else dtype,
-        device_map=device_map,
-        output_loading_info=True,
-        **options,
-    )
+    with named_files(path):
+        model, info = kind.from_pretrained(
+            folder,
+            config=config,
+            dtype="auto" if dtype is None else dtype,
+            device_map=device_map,
+            output_loading_info=True,
+            **options,
+        )
     missing = sorted(info["missing_keys"])
     if missing:
         raise MissingTensorError(

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,13 +14,15 @@ from qload.architecture.adapters import is_adapter, refuse_adapters
 from qload.engines.transformers.config import QloadConfig
 from qload.engines.transformers.counting import count_truly
 from qload.engines.transformers.devices import check_map, places_in
-from qload.engines.transformers.experts import TypedExperts, take_over
+from qload.engines.transformers.experts import TypedExperts, settled_facts, take_over
+from qload.engines.transformers.files import FOUND, NAME, check_files, complete, unusual_files
 from qload.engines.transformers.filling import Filling
 from qload.engines.transformers.placing import ModelNames, Places, patterns, places_of
 from qload.engines.transformers.shares import SharingPlan
 from qload.engines.transformers.slots import LinearSlot, refuse_casts
 from qload.engines.transformers.source import Source
 from qload.errors import ArgumentError, UnreadTensorsError
+from qload.experts import ExpertFacts
 from qload.formats.unquantized import FLOATS
 from qload.parallel import ALONE, ProcessGroup, Rank
 from qload.spec import named
@@ -46,10 +49,25 @@ class QloadQuantizer(HfQuantizer):  # type: ignore[misc]
         self.config: QloadConfig = quantization_config
         self.dtype: torch.dtype = torch.get_default_dtype()
         self.device_map: Mapping[str, Any] | None = None
+        self._files: Sequence[str] | None = None  # None: transformers finds them
         self._source: Source | None = None
         self._places = Places()
         self._plan: SharingPlan | None = None
+        self._facts: dict[str, ExpertFacts] = {}
         self._slots: list[LinearSlot | TypedExperts] = []
+
+    def update_attn_implementation(self, config: Any) -> Any:
+        """The model's `config`, with the name of a file that transformers would not find by itself.
+
+        transformers calls this before it looks for files.
+        """
+        files = config.__dict__.pop(FOUND, None)
+        if files is None and getattr(config, NAME, None) is None:
+            files = unusual_files(config.name_or_path)
+        if files:
+            self._files = files
+            setattr(config, NAME, Path(files[0]).name)
+        return config
 
     def update_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """The `dtype` of activations that transformers has settled on, which is the same for qload."""
@@ -61,10 +79,15 @@ class QloadQuantizer(HfQuantizer):  # type: ignore[misc]
         model: Any,
         *,
         device_map: Any = None,
-        checkpoint_files: Sequence[str] = (),
+        checkpoint_files: list[str],
         **options: Any,
     ) -> None:
         """Find the layers, check how ranks share them, and put slots where they go."""
+        if self._files is None:
+            check_files(checkpoint_files)
+        else:
+            complete(checkpoint_files, self._files)
+            model.config.__dict__.pop(NAME, None)
         self._source = Source(checkpoint_files, self.config, self.dtype)
         try:
             self._prepare(model, self._source, device_map)
@@ -84,6 +107,9 @@ class QloadQuantizer(HfQuantizer):  # type: ignore[misc]
             places = replace(places, linears=linears)
         check_values(source, names, places)
         self._places = places
+        known, given = source.groups.weights.architecture, self.config.facts
+        for name in places.experts:
+            self._facts[name] = settled_facts(name, model.get_submodule(name), known, given)
         self._plan.check(source.weights("cpu", Rank(0, self._plan.ranks), as_stored=True), places)
         self._tell_nowhere(model)
         self._silence(model, names)
@@ -130,7 +156,8 @@ class QloadQuantizer(HfQuantizer):  # type: ignore[misc]
         slots = [*self._places.linears, *self._places.experts]
         try:
             group = _group(model) if self._plan.ranks > 1 else ALONE
-            filling = Filling(self._source, self._places, self._plan, group, self.config.activations)
+            inputs = self.config.activations
+            filling = Filling(self._source, self._places, self._plan, group, inputs, self._facts)
             filling.fill(model, places_in(model, self.device_map, slots))
         finally:
             self._source.close()

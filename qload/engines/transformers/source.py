@@ -41,7 +41,7 @@ class Source:
                 "checkpoint", "safetensors files in one folder", ", ".join(files) or "no file"
             )
         place = files[0] if len(files) == 1 else folders.pop()
-        self._opened: Weights = open_checkpoint(place, dtype=dtype)
+        self._opened: Weights = open_checkpoint(place, dtype=dtype, nonfinite=config.nonfinite)
         self.dtype: torch.dtype = dtype
         try:
             self._loader = self._loader_of(config)
@@ -74,6 +74,7 @@ class Source:
             dtype=self.dtype,
             process_group=group,
             architecture=self._opened.architecture,
+            nonfinite=self._opened.nonfinite,
         )
 
     def check_all_read(self) -> None:

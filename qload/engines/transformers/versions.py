@@ -25,6 +25,7 @@ HOOKS = (
     ("transformers.quantizers.auto", "AUTO_QUANTIZER_MAPPING"),
     ("transformers.quantizers.base", "HfQuantizer._process_model_after_weight_loading"),
     ("transformers.quantizers.base", "HfQuantizer._process_model_before_weight_loading"),
+    ("transformers.quantizers.base", "HfQuantizer.update_attn_implementation"),
     ("transformers.quantizers.base", "HfQuantizer.update_parallel_plan"),
     ("transformers.quantizers.base", "HfQuantizer.validate_environment"),
     ("transformers.utils.quantization_config", "QuantizationConfigMixin.to_dict"),

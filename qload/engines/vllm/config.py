@@ -26,7 +26,8 @@ class QloadQuantizationConfig(QuantizationConfig):
     loader
         What reads its layers.
     settings
-        `target` and `activations` of `qload.methods.CheckpointConfig`, where they are not the default.
+        `target`, `activations` and `nonfinite` of `qload.methods.CheckpointConfig`, where they are not the
+        default.
     """
 
     def __init__(self, loader: FormatLoader, **settings: Any) -> None:
@@ -62,8 +63,9 @@ class QloadQuantizationConfig(QuantizationConfig):
 
         Or what a tool's own file has, which vLLM reads where `config.json` says nothing.
 
-        `qload`: {"target": ..., "activations": ...}, as of `qload.methods.CheckpointConfig`. ConfigError and
-        UnsupportedFormatError as of `qload.loader_from_config`; ArgumentError where vLLM lacks what it takes.
+        `qload`: {"target": ..., "activations": ..., "nonfinite": ...}, those of
+        `qload.methods.CheckpointConfig`. ConfigError and UnsupportedFormatError as of
+        `qload.loader_from_config`; ArgumentError where vLLM lacks what it takes.
         """
         check_hooks(TO_LOAD)
         values, settings = section_and_settings(config)
@@ -147,9 +149,14 @@ class QloadQuantizationConfig(QuantizationConfig):
             return None
         check_ranks(prefix, layer.moe_config)
         formats = self._formats(one)
-        target, activations = self.methods.target, self.methods.activations
         return QloadExpertsMethod(
-            layer.moe_config, formats, self.names, target=target, activations=activations
+            layer.moe_config,
+            formats,
+            self.names,
+            target=self.methods.target,
+            activations=self.methods.activations,
+            nonfinite=self.methods.nonfinite,
+            logged=loader.logged,
         )
 
     def _typed(self, layer: nn.Module, prefix: str) -> TypedLinearMethod | None:

@@ -15,6 +15,7 @@ from qload.errors import ArgumentError, MismatchError, UnsupportedFormatError
 from qload.experts import ExpertFacts, GatedActivation, LocalExperts
 from qload.kernels.declared import Activations, Maximum
 from qload.loader import FormatLoader
+from qload.loader.finite_scales import Nonfinite
 from qload.weights import Weights
 
 PARAMETERS = {"w13": ("w1", "w3"), "w2": ("w2",)}  # vLLM's names of an expert's parameters begin so
@@ -74,7 +75,12 @@ def watch_experts(
 
 
 def finish_experts(
-    layer: Any, arrivals: ExpertArrivals, target: Target | None, activations: Activations
+    layer: Any,
+    arrivals: ExpertArrivals,
+    target: Target | None,
+    activations: Activations,
+    nonfinite: Nonfinite = "error",
+    logged: set[str] | None = None,
 ) -> None:
     """Make what multiplies, and let go of what arrived. A second call does nothing.
 
@@ -83,9 +89,12 @@ def finish_experts(
     """
     if hasattr(layer, "typed_experts"):
         return
-    loader = for_target(FormatLoader(*arrivals.formats), target)
+    stored = FormatLoader(*arrivals.formats)
+    stored.logged = set() if logged is None else logged
+    loader = for_target(stored, target)
     device, dtype = next(iter(_params(layer).values())).device, layer.params_dtype
-    weights = Weights(arrivals, loader=loader, device=device, dtype=dtype, process_group=arrivals.group)
+    options: dict[str, Any] = {"device": device, "process_group": arrivals.group, "nonfinite": nonfinite}
+    weights = Weights(arrivals, loader=loader, dtype=dtype, **options)
     cut = arrivals.group.size() > 1
     made = weights.get_experts(arrivals.prefix, split="tensor" if cut else None, facts=layer.expert_facts)
     count = layer.local_num_experts

@@ -19,6 +19,7 @@ from qload.engines.vllm.expert_filling import (
 from qload.engines.vllm.names import CheckpointNames
 from qload.kernels.declared import Activations
 from qload.loader import ConfiguredFormat
+from qload.loader.finite_scales import Nonfinite
 from qload.parallel import Rank
 
 
@@ -33,7 +34,7 @@ class QloadExpertsMethod(FusedMoEMethodBase):
         What the experts may be stored as.
     names
         The tensors that the checkpoint has.
-    target, activations
+    target, activations, nonfinite, logged
         As of `TypedLinearMethod`.
     """
 
@@ -45,10 +46,13 @@ class QloadExpertsMethod(FusedMoEMethodBase):
         *,
         target: Target | None,
         activations: Activations,
+        nonfinite: Nonfinite,
+        logged: set[str],
     ) -> None:
         super().__init__(moe)
         self.formats, self.names = formats, names
-        self.target, self.activations = target, activations
+        self.target, self.activations, self.nonfinite = target, activations, nonfinite
+        self.logged = logged
 
     def get_fused_moe_quant_config(self, layer: nn.Module) -> None:
         """None: `layer` is for none of vLLM's own kernels."""
@@ -83,7 +87,9 @@ class QloadExpertsMethod(FusedMoEMethodBase):
         unwatch_experts(layer)
 
     def _finish(self, layer: Any) -> None:
-        finish_experts(layer, layer.expert_arrivals, self.target, self.activations)
+        finish_experts(
+            layer, layer.expert_arrivals, self.target, self.activations, self.nonfinite, self.logged
+        )
 
     def apply(
         self,

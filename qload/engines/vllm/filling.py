@@ -8,18 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from qload.detect import for_target
 from qload.engines.vllm.names import Awaited, CheckpointNames
-from qload.errors import ArgumentError
-from qload.kernels.declared import Maximum
-from qload.kernels.dtypes import DTYPES
-from qload.loader import FormatLoader, Part
-from qload.methods import JoinedLinear, TypedLinearMethod
-from qload.methods.loaded import load_linear
-from qload.methods.typed_linear import repacked_alone
-from qload.parallel import ALONE
-from qload.spec import Weight, named
-from qload.weights import Weights
+from qload.methods import TypedLinearMethod
+from qload.spec import named
 
 Rows = tuple[int, int]
 
@@ -71,45 +62,14 @@ def finish(layer: Any, typed: TypedLinearMethod, rows: Rows | None = None) -> No
     """
     if hasattr(layer, "typed_linear"):
         return
-    arrivals, stored = layer.typed_arrivals, FormatLoader(*typed.formats)
-    place, slots = arrivals.place, arrivals.slots.values()
-    arrived = [getattr(layer, slot.param_name) for slot in slots]
-    dtype = layer.params_dtype if layer.params_dtype in DTYPES else None
-    device, group = arrived[0].device, place.group if rows is None else ALONE
-    loader = for_target(stored, typed.target)
-    weights = Weights(arrivals, loader=loader, device=device, dtype=layer.params_dtype, process_group=group)
-    shape = weights.loader.shape
-    if rows is not None:
-        parts = [Part(place.prefix, *rows)]
-    elif arrivals.is_fused(place.prefix):
-        parts = place.load_of_whole(shape(weights, place.prefix))
-    else:
-        parts = place.load_of_parts([shape(weights, name) for name in place.names])
-
-    def make(weight: Weight, bias: Tensor | None, maximum: Maximum) -> nn.Module:
-        own: Maximum = "own" if place.split == "K" else None
-        return weight.get_linear(bias, activations=typed.activations, maximum=own, dtype=dtype)
-
-    split = None if rows is not None else place.split
-    try:
-        loaded = load_linear(weights, parts, split, make)
-    except ArgumentError:
-        if not arrivals.is_share:
-            raise
-        alone = Weights(arrivals, loader=stored, device=device, dtype=layer.params_dtype, process_group=group)
-
-        def make_alone(weight: Weight, bias: Tensor | None, maximum: Maximum) -> nn.Module:
-            return make(repacked_alone(weight, alone, parts, typed.target), bias, maximum)
-
-        loaded = load_linear(alone, parts, split, make_alone)
-    for slot, param in zip(slots, arrived, strict=True):
+    arrivals = layer.typed_arrivals
+    arrived = [getattr(layer, slot.param_name) for slot in arrivals.slots.values()]
+    device, linear = arrived[0].device, typed.loaded(layer, rows)
+    for slot, param in zip(arrivals.slots.values(), arrived, strict=True):
         delattr(layer, slot.param_name)
         param.data = param.data.new_empty(0)
     arrivals.close()
-    layer.typed_linear = loaded.linear
-    if isinstance(loaded.linear, JoinedLinear):
-        linears: Any = loaded.linear.linears
-        layer.joined_sizes = [each.typed.layer.N for each in linears]
+    layer.typed_linear = linear
     # vLLM's latent attention asks for a weight by this name to learn its device, and multiplies to read it.
     layer.qweight = torch.empty(0, device=device)
 
@@ -117,13 +77,7 @@ def finish(layer: Any, typed: TypedLinearMethod, rows: Rows | None = None) -> No
 def multiplied(layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
     """X (..., K) -> this rank's (..., N), in x's dtype; `bias` (N,) goes into the products."""
     linear = layer.typed_linear
-    if bias is None:
-        y: Tensor = linear(x)
-    elif isinstance(linear, JoinedLinear):
-        own = zip(linear.linears, torch.split(bias, layer.joined_sizes), strict=True)
-        y = torch.cat([each(x, piece) for each, piece in own], -1)
-    else:
-        y = linear(x, bias)
+    y: Tensor = linear(x) if bias is None else linear(x, bias)
     return y
 
 

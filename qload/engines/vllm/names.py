@@ -7,10 +7,12 @@ from typing import Any
 from qload.architecture import architecture_of
 from qload.detect import read_model_config
 from qload.detect.matching import EMBEDDINGS
+from qload.errors import StorageError
 from qload.experts import with_experts
 from qload.listing import check_all_read
 from qload.loader import WeightsLoader
-from qload.storage import SafetensorsStorage
+from qload.storage import SafetensorsStorage, locate
+from qload.storage.locate import INDEX, SUFFIX, USUAL
 from qload.weights import Weights
 
 PLAIN = frozenset(("weight", "bias"))
@@ -71,9 +73,13 @@ class CheckpointNames:
         return bool(self.suffixes(module)) and {*self.suffixes(module)} <= PLAIN
 
     def check_all_read(self, loader: WeightsLoader) -> None:
-        """Raise UnreadTensorsError for a stored tensor that neither `loader` nor stacks of experts read."""
+        """Raise UnreadTensorsError for a stored tensor that neither `loader` nor stacks of experts read.
+
+        StorageError where vLLM would read other files than `open_checkpoint` finds.
+        """
         folder = self._folder()
         if folder is not None:
+            check_files(folder)
             config = read_model_config(folder)
             with SafetensorsStorage(folder) as storage:
                 known = architecture_of(config)
@@ -109,6 +115,23 @@ class CheckpointNames:
                 return None
             path = Path(found).parent
         return path if any(path.glob("*.safetensors")) else None
+
+
+def check_files(folder: Path) -> None:
+    """Raise StorageError where vLLM reads other files of a folder than `open_checkpoint` finds.
+
+    vLLM takes all safetensors files, without those that `model.safetensors.index.json` does not name.
+    """
+    theirs = {file.name for file in folder.glob(f"*{SUFFIX}")}
+    index = folder / f"{USUAL}{INDEX}"
+    if index.is_file():
+        theirs &= {*(locate(index).weight_map or {}).values()}
+    ours = {*locate(folder).files}
+    if theirs != ours:
+        only = [f"vLLM alone reads {', '.join(sorted(theirs - ours))}"] if theirs - ours else []
+        only += [f"qload alone reads {', '.join(sorted(ours - theirs))}"] if ours - theirs else []
+        remedy = f"move the files of another checkpoint away, or write {USUAL}{INDEX} with all names"
+        raise StorageError(str(folder), "index-mismatch", "; ".join(only), remedy=remedy)
 
 
 class Awaited:

@@ -6,15 +6,15 @@ from typing import Any
 from qload.detect.claims import method_of_own_file
 from qload.errors import ConfigError
 
-SETTINGS = ("target", "activations")
+SETTINGS = ("target", "activations", "nonfinite")
 
 
 def section_and_settings(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The section as `qload.loader_from_config` takes it, and `target` and `activations` where they are said.
+    """The section as `qload.loader_from_config` takes it, and those of `SETTINGS` that are said.
 
     `hf_quant_config.json` is ModelOpt's and has the section inside; `quantize_config.json` and
     `quant_config.json` need not name their method, which their keys tell. ConfigError for a `qload` that is
-    not an object with those settings.
+    not an object with these settings.
     """
     values = dict(config)
     settings = values.pop("qload", {})

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from qload.detect import DefaultWeightsLoader, read_model_config
 from qload.errors import ShapeError, checked
-from qload.experts import ExpertSplit
+from qload.experts import ExpertFacts, ExpertSplit
 from qload.listing import check_all_read
+from qload.loader.finite_scales import Nonfinite
 from qload.methods.loaded import LinearFactory
 from qload.methods.parallel_experts import ExpertsFactory
 from qload.models.cache import PagedCache
@@ -100,6 +101,8 @@ def load_vision_model(
     make: LinearFactory | None = None,
     make_experts: ExpertsFactory | None = None,
     expert_split: ExpertSplit | None = "tensor",
+    facts: ExpertFacts | None = None,
+    nonfinite: Nonfinite = "error",
 ) -> VisionModel:
     """The model of a checkpoint that sees, or this rank's share of it.
 
@@ -110,9 +113,9 @@ def load_vision_model(
     ----------
     weights, config
         A path, or tensors and the whole `config.json`, without which tensors say too little.
-    device, dtype, process_group
+    device, dtype, process_group, nonfinite
         Of a path.
-    make, make_experts, expert_split
+    make, make_experts, expert_split, facts
         Of the text.
 
     Raises
@@ -126,12 +129,12 @@ def load_vision_model(
     """
     if not isinstance(weights, Weights):
         config = read_model_config(weights) if config is None else config
-        with opened(weights, config, device, dtype, process_group) as found:
+        with opened(weights, config, device, dtype, process_group, facts, nonfinite) as found:
             return load_vision_model(
-                found, config, make=make, make_experts=make_experts, expert_split=expert_split
+                found, config, make=make, make_experts=make_experts, expert_split=expert_split, facts=facts
             )
     check_all_read(weights)
-    text = text_config(config or {})
+    text = text_config(config or {}, facts)
     sight = sight_config(config or {}, text.hidden, text.eps)
     making = Making.of(weights, text, make, make_experts, expert_split)
     check_shares(weights, text, making.base, making.head, making.split)

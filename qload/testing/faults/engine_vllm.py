@@ -18,9 +18,9 @@ FAULTS = (
     Fault("engine-keeps-what-arrived", FILLING, "param.data = param.data.new_empty(0)", "param.data"),
     Fault(
         "engine-bias-of-joined-parts-turned",
-        FILLING,
-        "torch.split(bias, layer.joined_sizes)",
-        "torch.split(bias, layer.joined_sizes)[::-1]",
+        "qload/methods/loaded.py",
+        "torch.split(bias, self.widths)",
+        "torch.split(bias, self.widths)[::-1]",
     ),
     Fault(
         "engine-head-bias-twice",
@@ -30,7 +30,7 @@ FAULTS = (
     ),
     Fault(
         "engine-rows-of-the-first-rank",
-        FILLING,
+        "qload/methods/typed_linear.py",
         "parts = [Part(place.prefix, *rows)]",
         "parts = [Part(place.prefix, 0, rows[1] - rows[0])]",
     ),
@@ -55,8 +55,8 @@ FAULTS = (
     Fault(
         "engine-experts-of-one-rank",
         EXPERTS,
-        "dtype=dtype, process_group=arrivals.group)",
-        "dtype=dtype)",
+        '"process_group": arrivals.group, ',
+        "",
     ),
     Fault(
         "engine-routing-weight-on-the-other-side",

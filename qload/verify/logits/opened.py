@@ -94,7 +94,8 @@ def watched(path: Any, device: str, dtype: torch.dtype | None = None, *, kernels
     config = read_model_config(path)
     known = config_of(config)
     own = dtype or known.dtype or torch.float32
-    with open_checkpoint(path, device=device, dtype=own, target="auto") as weights:
+    options: dict[str, Any] = {"device": device, "dtype": own, "nonfinite": "allow"}  # a rule's finding
+    with open_checkpoint(path, **options, target="auto") as weights:
         loader, watch = weights.loader, Watching()
         assert isinstance(loader, RepackingLoader)
         _check_memory(weights, torch.device(device), own, kernels)

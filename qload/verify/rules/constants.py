@@ -7,7 +7,6 @@ right dtype and shape, and no value that is not valid. Layers that were added an
 from collections.abc import Iterator, Mapping
 
 from qload.spec import Role
-from qload.verify.chunks import is_exponents
 from qload.verify.kin import kind, kinds
 from qload.verify.report import Finding
 from qload.verify.rules.expanded import expanded
@@ -69,7 +68,7 @@ def _scales(subject: Subject) -> Mapping[str, bool]:
         layer.names.full(spec.name): True
         for layer in subject.described()
         for spec in layer.specs
-        if spec.role is Role.SCALE and not is_exponents(spec)
+        if spec.role is Role.SCALE and not spec.is_exponents
     }
 
 

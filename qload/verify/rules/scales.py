@@ -17,7 +17,7 @@ from qload.formats import AWQConfig, CTPackConfig, GPTQConfig
 from qload.loader import LayerDescription
 from qload.spec import Role, TensorSpec
 from qload.storage import WeightStorage
-from qload.verify.chunks import is_exponents, values
+from qload.verify.chunks import values
 from qload.verify.report import Finding
 from qload.verify.rules.rule import Rule
 from qload.verify.subject import Subject
@@ -39,7 +39,7 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
         if numbers is not None and _suspect(numbers, spec):
             yield from _check(rule, storage, name, spec, signed=_signed(layer))
         if spec and layer is not None and _lost(subject, name, spec, layer):
-            least = "2**-127" if is_exponents(spec) else "zero"
+            least = "2**-127" if spec.is_exponents else "zero"
             yield rule.finding(
                 name, storage.info(name).file, f"{name}: all scales are {least}, and the codes differ"
             )
@@ -88,7 +88,7 @@ def _lost(subject: Subject, name: str, spec: TensorSpec, layer: LayerDescription
     numbers, contents = subject.values.numbers.get(name), subject.values.contents
     if spec.divides or numbers is None or not contents[name].nbytes:
         return False
-    nothing = contents[name].byte == 0 if is_exponents(spec) else not numbers.low and not numbers.high
+    nothing = contents[name].byte == 0 if spec.is_exponents else not numbers.low and not numbers.high
     return nothing and contents[_codes(spec, layer)].byte is None
 
 

@@ -11,7 +11,6 @@ from qload.formats.unquantized import FLOATS
 from qload.loader import FormatLoader, LayerDescription
 from qload.spec import Role, TensorSpec
 from qload.storage import TensorInfo, WeightStorage
-from qload.verify.chunks import is_exponents
 from qload.verify.values.contents import Contents, ContentsOf
 from qload.verify.values.held import holding
 from qload.verify.values.numbers import Numbers, NumbersOf
@@ -97,7 +96,7 @@ def measure(subject: Measurable) -> Values:
 def _tensor(
     storage: WeightStorage, name: str, spec: TensorSpec | None, role: Role, held: Tensor | None
 ) -> tuple[Contents, Numbers | None]:
-    info, exponents = storage.info(name), spec is not None and is_exponents(spec)
+    info, exponents = storage.info(name), spec is not None and spec.is_exponents
     scale = role is Role.SCALE
     floats = holds_floats(info, spec, role) or (scale and (exponents or info.dtype.is_floating_point))
     if held is None and 0 < info.nbytes <= SMALL:

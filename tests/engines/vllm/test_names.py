@@ -1,14 +1,15 @@
 """Which tensors a layer waits for, by the names that an engine gives its modules."""
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from qload import open_checkpoint
+from qload import loader_from_config, open_checkpoint
 from qload.engines.vllm.names import Awaited, CheckpointNames
-from qload.errors import UnreadTensorsError
+from qload.errors import StorageError, UnreadTensorsError
 from qload.testing import make_checkpoint
 from tests.unread import KINDS
 
@@ -121,3 +122,38 @@ def test_what_is_read_is_not_refused_and_files_that_are_not_there_are_not_asked(
     with open_checkpoint(tmp_path / "sound") as weights:
         CheckpointNames(str(tmp_path / "sound")).check_all_read(weights.loader)
         CheckpointNames().check_all_read(weights.loader)
+
+
+def files(folder: Path, *names: str) -> None:
+    for name in names:
+        save_file({f"{name}.weight": torch.zeros(1)}, folder / name)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["gptq_model-4bit-128g.safetensors"],
+        ["out-00001-of-00002.safetensors", "out-00002-of-00002.safetensors"],
+    ],
+)
+def test_files_of_other_names_are_those_that_vllm_reads(names: list[str], tmp_path: Path) -> None:
+    files(tmp_path, *names)
+
+    CheckpointNames(str(tmp_path)).check_all_read(loader_from_config(None))
+
+
+def test_files_that_vllm_alone_reads_are_refused_by_name(tmp_path: Path) -> None:
+    files(tmp_path, "model.safetensors", "old.safetensors")
+
+    with pytest.raises(StorageError, match=r"vLLM alone reads old\.safetensors\n  remedy   move") as caught:
+        CheckpointNames(str(tmp_path)).check_all_read(loader_from_config(None))
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_files_that_an_index_of_another_name_leaves_out_are_refused_by_name(tmp_path: Path) -> None:
+    files(tmp_path, "output.safetensors", "old.safetensors")
+    index = {"weight_map": {"output.safetensors.weight": "output.safetensors"}}
+    (tmp_path / "output.safetensors.index.json").write_text(json.dumps(index))
+
+    with pytest.raises(StorageError, match=r"vLLM alone reads old\.safetensors"):
+        CheckpointNames(str(tmp_path)).check_all_read(loader_from_config(None))
