@@ -1,6 +1,5 @@
 """What a model's config tells of its tensors: names, (N, K), which there are, and which share an input."""
 
-from qload.architecture.architecture import Architecture, architecture_of
-from qload.architecture.inventory import Inventory, Missing
+import lazy_loader
 
-__all__ = ["Architecture", "Inventory", "Missing", "architecture_of"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -64,9 +64,11 @@ def bench_load(
     that fills the cache of files. On a CUDA device also the most memory above what the result takes.
     """
     from qload import native
+    from qload.storage.locate import locate
 
     native.check()
     with opened(path, whole=True) as place, progress_bar() as progress:
+        locate(place)  # refuses a wrong path before torch is imported
         report = measure(place, device, target, rounds, progress, nonfinite)
     if as_json or (as_json is None and not sys.stdout.isatty()):
         click.echo(dumps(report))

@@ -81,21 +81,28 @@ def convert(
     and the like are copied, and the config is written as the format's owner writes it. Nothing is quantized.
     """
     from qload import native
-    from qload.conversion import convert as run
+    from qload.conversion.report import Conversion
+    from qload.verify.report import reason_of, refused_path
 
     native.check()
     with ranks() as group:
         first = group is None or group.rank() == 0
         with opened(path, whole=True, quiet=not first) as place, progress_bar(seen=first) as progress:
-            found = run(
-                place,
-                folder,
-                to=FLOATS.get(to, to),
-                keep=keep,
-                rounding=rounding,
-                shard_size=shard_size,
-                nonfinite=nonfinite,
-                progress=progress,
-                process_group=group,
-            )
+            refused, target = refused_path(place), FLOATS.get(to, to)
+            if refused is not None:
+                found = Conversion(refused.path, to=target, **reason_of(refused.findings))
+            else:
+                from qload.conversion import convert as run  # imports torch
+
+                found = run(
+                    place,
+                    folder,
+                    to=target,
+                    keep=keep,
+                    rounding=rounding,
+                    shard_size=shard_size,
+                    nonfinite=nonfinite,
+                    progress=progress,
+                    process_group=group,
+                )
     ctx.exit(emit(found, as_json, partial(tables, outcomes=OUTCOMES)) if first else 0)

@@ -53,7 +53,7 @@ def diff(ctx: click.Context, path: "Path | HubId", other: "Path | HubId", as_jso
     Weights are read piece by piece, so that a checkpoint may be larger than the memory.
     """
     from qload import native
-    from qload.diff import diff as run
+    from qload.diff.report import refused_paths
 
     native.check()
     with ranks() as group:
@@ -63,7 +63,11 @@ def diff(ctx: click.Context, path: "Path | HubId", other: "Path | HubId", as_jso
             opened(other, whole=True, quiet=not first) as two,
             progress_bar(seen=first) as progress,
         ):
-            found = run(one, two, progress=progress, process_group=group)
+            found = refused_paths(one, two)
+            if found is None:
+                from qload.diff import diff as run  # imports torch
+
+                found = run(one, two, progress=progress, process_group=group)
     ctx.exit(emit(found, as_json, _tables) if first else 0)
 
 

@@ -1,8 +1,11 @@
 """qload doctor: what this installation can do natively, and what is missing and why."""
 
+import ctypes
 import json
+import runpy
 import sys
 from collections.abc import Callable
+from importlib import metadata
 from typing import Any
 
 import click
@@ -13,27 +16,37 @@ from qload.errors.verdicts import SCHEMA
 EPILOG = """\b
 Examples:
   qload doctor
+  qload doctor --torch
   qload doctor --json | jq .isa
 
 Exit codes: 0 all is in order, also where a native module is missing, 1 QLOAD_ISA or QLOAD_NUM_THREADS has a
 value that cannot be used here, 2 the command is wrong, 3 a bug of qload."""
+DRIVER = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+NAME_BYTES = 256  # of a device's name, at most
 
 
 @click.command(epilog=EPILOG)
+@click.option(
+    "--torch",
+    "with_torch",
+    is_flag=True,
+    help="Import torch, which takes seconds, and show its number of threads, the CUDA devices that it can "
+    "use, and the kernels of engines.",
+)
 @as_json
 @verbose
 @click.pass_context
-def doctor(ctx: click.Context, as_json: bool | None) -> None:
+def doctor(ctx: click.Context, with_torch: bool, as_json: bool | None) -> None:
     """Show which native modules are here.
 
     For a module that is missing it says why. It shows the instruction set and the number of threads in use,
-    the version of torch, the CUDA devices that torch sees, and which kernel engines get for integers of each
-    width, in groups of 128; `qload explain` says it of each layer of a checkpoint.
+    the version of torch, and the CUDA devices of the driver. With --torch it also shows which kernel engines
+    get for integers of each width, in groups of 128; `qload explain` says it of each layer of a checkpoint.
 
     Without native modules everything works through torch, and takes longer. docs/native.md says how they are
     built.
     """
-    report = examine()
+    report = examine(with_torch)
     if as_json or (as_json is None and not sys.stdout.isatty()):
         click.echo(json.dumps(report, indent=2))
     else:
@@ -41,10 +54,8 @@ def doctor(ctx: click.Context, as_json: bool | None) -> None:
     ctx.exit(1 if report["wrong"] else 0)
 
 
-def examine() -> dict[str, Any]:
-    """What `qload doctor` prints, as JSON."""
-    import torch
-
+def examine(with_torch: bool = False) -> dict[str, Any]:
+    """Return the facts that `qload doctor` prints, as JSON; those of an imported torch only `with_torch`."""
     from qload import native
     from qload.errors import ArgumentError
 
@@ -58,19 +69,61 @@ def examine() -> dict[str, Any]:
             return None
 
     modules = {name: native.load(name) for name in native.MODULES}
-    cuda = torch.cuda
-    devices = [cuda.get_device_name(i) for i in range(cuda.device_count())] if cuda.is_available() else []
+    version, cuda_version = _torch_build()
+    devices, reason = _driver_devices()
     return {
         "schema": SCHEMA,
         "modules": {n: {"built": m.found is not None, "reason": m.reason} for n, m in modules.items()},
         "isas": list(native.available()),
         "isa": asked(native.isa if modules["cpu"].found else native.check_isa),
-        "threads": asked(native.threads),
-        "torch": torch.__version__,
+        "threads": asked(native.threads if with_torch else native.requested_threads),
+        "torch": version,
+        "torch_cuda": cuda_version,
         "cuda_devices": devices,
-        "kernels": _kernels(),
+        "no_cuda": reason,
+        "torch_devices": _torch_devices() if with_torch else None,
+        "kernels": _kernels() if with_torch else None,
         "wrong": wrong,
     }
+
+
+def _torch_build() -> tuple[str | None, str | None]:
+    """Version of the installed torch, and of the CUDA that it is built for, without an import of torch."""
+    try:
+        installed = metadata.distribution("torch")
+    except metadata.PackageNotFoundError:
+        return None, None
+    try:
+        build = runpy.run_path(str(installed.locate_file("torch/version.py")))
+    except OSError:  # torch's own sources, which are imported from another folder
+        return installed.version, None
+    return build["__version__"], build["cuda"]
+
+
+def _driver_devices() -> tuple[list[str], str]:
+    """Names of the CUDA devices that the driver shows to this process, and why there is none, or ""."""
+    try:
+        driver = ctypes.CDLL(DRIVER)
+    except OSError as error:
+        return [], f"no CUDA driver: {error}"
+    count, device, name = ctypes.c_int(), ctypes.c_int(), ctypes.create_string_buffer(NAME_BYTES)
+    if status := driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
+        return [], f"the CUDA driver answers with error {status}"
+    names: list[str] = []
+    for at in range(count.value):
+        if status := driver.cuDeviceGet(ctypes.byref(device), at):
+            return names, f"the CUDA driver answers with error {status} for device {at}"
+        if status := driver.cuDeviceGetName(name, NAME_BYTES, device):
+            return names, f"the CUDA driver answers with error {status} for the name of device {at}"
+        names.append(name.value.decode())
+    return names, "" if names else "the CUDA driver has no device"
+
+
+def _torch_devices() -> list[str]:
+    """Names of the CUDA devices that torch can use."""
+    from torch import cuda
+
+    return [cuda.get_device_name(at) for at in range(cuda.device_count())] if cuda.is_available() else []
 
 
 def _kernels() -> dict[str, str]:
@@ -98,13 +151,16 @@ def _print(report: dict[str, Any]) -> None:
     for name, module in report["modules"].items():
         found = Text("built", "green") if module["built"] else Text(module["reason"], "yellow")
         out.print(Text(f"{name:13} ") + found)
+    build = f", built for CUDA {report['torch_cuda']}" if report["torch_cuda"] else ""
     rows = {
         "isa": f"{report['isa'] or 'none'}   of {', '.join(report['isas']) or 'none'}",
-        "threads": str(report["threads"]),
-        "torch": report["torch"],
-        "CUDA devices": ", ".join(report["cuda_devices"]) or "none",
-        "kernels": ", ".join(f"{bits} bits: {kernel}" for bits, kernel in report["kernels"].items()),
+        "threads": str(report["threads"] or "as many as torch uses"),
+        "torch": f"{report['torch']}{build}" if report["torch"] else "not installed",
+        "CUDA devices": ", ".join(report["cuda_devices"]) or f"none: {report['no_cuda']}",
     }
+    if report["kernels"] is not None:
+        rows["torch's"] = ", ".join(report["torch_devices"]) or "none"
+        rows["kernels"] = ", ".join(f"{bits} bits: {kernel}" for bits, kernel in report["kernels"].items())
     for name, value in rows.items():
         out.print(Text(f"{name:13} {value}"))
     for text in report["wrong"]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from functools import partial
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -80,18 +81,24 @@ def explain(
     are chosen by the table that calls choose by. A time is a prediction with its basis, or "not measured".
     """
     by_first_alone(ctx)
-    import torch
-
     from qload import native
-    from qload.listing import make_report
-    from qload.plan import Explanation
-    from qload.plan import explain as run
+    from qload.listing.answer import make_report
+    from qload.plan.explained import Explanation
+    from qload.storage.locate import locate
+
+    def explained(place: "str | PathLike[str]") -> Explanation:
+        locate(place)  # refuses a wrong path before torch is imported
+        import torch
+
+        from qload.plan import explain as run
+
+        activations = None if dtype is None else getattr(torch, DTYPES.get(dtype, dtype))
+        return run(place, arch=arch, tp=tp, dtype=activations, tokens=tokens)
 
     native.check()
-    wanted = None if dtype is None else getattr(torch, DTYPES.get(dtype, dtype))
     with opened(path) as place:
         found = make_report(
-            lambda: run(place, arch=arch, tp=tp, dtype=wanted, tokens=tokens),
+            lambda: explained(place),
             lambda why: Explanation(str(place), unreadable=why),
             lambda why: Explanation(str(place), unsupported=why),
         )

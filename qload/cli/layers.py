@@ -15,7 +15,8 @@ from qload.cli.tables import table
 from qload.cli.text import name, plural, safe, size
 
 if TYPE_CHECKING:
-    from qload.verify import LayerInfo, Report
+    from qload.listing import LayerInfo
+    from qload.verify import Report
 
 PLAIN = "unquantized"
 ALIKE = (

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from functools import partial
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -71,14 +72,20 @@ def plan(
     """
     by_first_alone(ctx)
     from qload import native
-    from qload.listing import make_report
-    from qload.plan import ShardingPlan
-    from qload.plan import plan as run
+    from qload.listing.answer import make_report
+    from qload.plan.report import ShardingPlan
+    from qload.storage.locate import locate
+
+    def planned(place: "str | PathLike[str]") -> ShardingPlan:
+        locate(place)  # refuses a wrong path before torch is imported
+        from qload.plan import plan as run
+
+        return run(place, tp=tp, ep=ep, target=kernel)
 
     native.check()
     with opened(path) as place:
         found = make_report(
-            lambda: run(place, tp=tp, ep=ep, target=kernel),
+            lambda: planned(place),
             lambda why: ShardingPlan(str(place), unreadable=why),
             lambda why: ShardingPlan(str(place), unsupported=why),
         )

@@ -1,5 +1,6 @@
 """qload run: a model writes on after a prompt."""
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from qload.cli.endings import Refusal
 from qload.cli.hub import opened
 from qload.cli.options import CheckpointPath, nonfinite, verbose
 from qload.cli.output import dumps
+from qload.cli.ranks import LAUNCHED
 from qload.cli.text import safe
 
 if TYPE_CHECKING:
@@ -135,11 +137,16 @@ def run(
     if (prompt is None) == (prompt_ids is None):
         raise click.UsageError("either --prompt-ids or --prompt has to say the prompt")
     from qload import native
+    from qload.storage.locate import locate
+
+    native.check()
+    if isinstance(path, Path) and LAUNCHED not in os.environ:
+        locate(path)  # refuses a wrong path before torch is imported; ranks refuse it together, below
+
     from qload.cli.devices import checked_device
     from qload.models import Sampler
     from qload.parallel import joined_world
 
-    native.check()
     checked_device(device)
     sampler = Sampler(temperature, top_k, top_p, seed)
     with said_once() as ranks, joined_world(device) as group:

@@ -71,20 +71,27 @@ def shard(
     qload-certificate.json there says so. Configs, tokenizers and the like are copied into each folder.
     """
     from qload import native
-    from qload.conversion import shard as run
+    from qload.conversion.shard_report import ShardedCheckpoint
+    from qload.verify.report import reason_of, refused_path
 
     native.check()
     with ranks() as group:
         first = group is None or group.rank() == 0
         with opened(path, whole=True, quiet=not first) as place, progress_bar(seen=first) as progress:
-            found = run(
-                place,
-                folder,
-                tp=tp,
-                ep=ep,
-                shard_size=shard_size,
-                nonfinite=nonfinite,
-                progress=progress,
-                process_group=group,
-            )
+            refused = refused_path(place)
+            if refused is not None:
+                found = ShardedCheckpoint(refused.path, tp=tp, ep=ep, **reason_of(refused.findings))
+            else:
+                from qload.conversion import shard as run  # imports torch
+
+                found = run(
+                    place,
+                    folder,
+                    tp=tp,
+                    ep=ep,
+                    shard_size=shard_size,
+                    nonfinite=nonfinite,
+                    progress=progress,
+                    process_group=group,
+                )
     ctx.exit(emit(found, as_json, partial(tables, outcomes=OUTCOMES)) if first else 0)

@@ -132,7 +132,8 @@ def verify(
     With --logits a model has to fit into the memory of its device, and of each layer the dequantized weight.
     """
     from qload import native
-    from qload.verify import Prompt, verify
+    from qload.verify.prompt import Prompt
+    from qload.verify.report import refused_path
 
     native.check()
     if not logits and (prompt_ids is not None or device is not None):
@@ -152,16 +153,20 @@ def verify(
                     progress_bar(seen=first) as progress,
                 ):
                     tell = named(progress, str(path)) if several else progress
-                    report = verify(
-                        place,
-                        against=reference,
-                        tp=tp,
-                        tier=tier,
-                        logits=prompt,
-                        error_maps=html is not None,
-                        progress=tell,
-                        process_group=group,
-                    )
+                    report = refused_path(place)
+                    if report is None:
+                        from qload.verify import verify as run  # imports torch
+
+                        report = run(
+                            place,
+                            against=reference,
+                            tp=tp,
+                            tier=tier,
+                            logits=prompt,
+                            error_maps=html is not None,
+                            progress=tell,
+                            process_group=group,
+                        )
                     if first and html is not None:
                         from qload.errors.writing import written_to
                         from qload.pictures import layer_pictures, report_page

@@ -1,8 +1,5 @@
 """Checkpoints written again: in another format, or in the shares of ranks, proven to mean the same."""
 
-from qload.conversion.convert import convert
-from qload.conversion.report import Conversion, ConvertedLayer
-from qload.conversion.shard import shard
-from qload.conversion.shard_report import ShardedCheckpoint, ShardedLayer
+import lazy_loader
 
-__all__ = ["Conversion", "ConvertedLayer", "ShardedCheckpoint", "ShardedLayer", "convert", "shard"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

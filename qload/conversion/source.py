@@ -7,17 +7,19 @@ from qload.errors import QloadError
 from qload.experts import ExpertStacks
 from qload.loader import LayerDescription
 from qload.storage import SafetensorsStorage, WeightStorage, is_directory, snapshot
+from qload.verify.report import Reason, reason_of
 from qload.verify.subject import Subject
 
 
 def why_unreadable(subject: Subject) -> str:
     """What is wrong with all of it; "" where it can be asked."""
-    if subject.weights is not None and not subject.errors:
-        return ""
-    if not subject.errors:
-        return "it cannot be read"
-    first = subject.errors[0]
-    return f"{first.message}; {first.remedy}" if first.remedy and subject.is_unsupported else first.message
+    reason = unreadable(subject)
+    return "" if reason is None else reason["unreadable"] or reason["unsupported"]
+
+
+def unreadable(subject: Subject) -> Reason | None:
+    """Why nothing of it can be read, as fields of a report; None if it can."""
+    return reason_of(subject.errors) if subject.errors or subject.weights is None else None
 
 
 def as_stored(subject: Subject) -> WeightStorage:

@@ -17,7 +17,7 @@ from qload.conversion.certificate import certificate, version
 from qload.conversion.folder import UnfinishedFolder, check_target, hashed_file
 from qload.conversion.report import WrittenCheckpoint
 from qload.conversion.shards import OutputFile
-from qload.conversion.source import source_files, why_unreadable
+from qload.conversion.source import source_files, unreadable
 from qload.conversion.write import Progress, write_shards
 from qload.errors import ArgumentError
 from qload.listing import make_report
@@ -115,9 +115,9 @@ def of_checkpoint(path: str | PathLike[str], make: Callable[[Subject], F], empty
     `empty`: builds the report of a path with the reason as `unreadable` or `unsupported`.
     """
     with closing(Subject.open(path)) as subject:
-        why = why_unreadable(subject)
-        if why:
-            return empty(subject.path, **{"unsupported" if subject.is_unsupported else "unreadable": why})
+        reason = unreadable(subject)
+        if reason is not None:
+            return empty(subject.path, **reason)
 
         def make_of_all_read() -> F:
             error = subject.account.error()

@@ -7,12 +7,13 @@ from os import PathLike
 from qload.architecture import Architecture
 from qload.architecture.names import spelled
 from qload.diff.layers import layer_diff, tensor_diff
-from qload.diff.report import CheckpointDiff, LayerDiff, Outcome
+from qload.diff.report import CheckpointDiff, LayerDiff, Outcome, unreadable
 from qload.errors import StorageError, UnsupportedFormatError, checked
 from qload.loader import LayerDescription
 from qload.parallel import ProcessGroup
 from qload.verify.causes import SideBySide
 from qload.verify.crew import Crew
+from qload.verify.report import Report
 from qload.verify.subject import Subject
 
 Progress = Callable[[str, int, int], None]  # a stage, bytes that are done, bytes of all
@@ -58,7 +59,8 @@ def diff(
     with closing(Subject.open(path)) as ours, closing(Subject.open(other)) as theirs:
         for subject in (ours, theirs):
             if subject.weights is None or subject.errors:
-                return _unreadable(ours, theirs, subject)
+                refused = Report(subject.path, tuple(subject.errors), readable=False)
+                return unreadable(ours.path, theirs.path, refused)
         try:
             found = [
                 *_layers(ours, theirs, crew, progress or _nothing),
@@ -68,16 +70,6 @@ def diff(
         except StorageError as error:  # a file that fails or is replaced meanwhile
             return CheckpointDiff(ours.path, theirs.path, unreadable=str(error))
         return CheckpointDiff(ours.path, theirs.path, sorted(found, key=lambda layer: layer.name))
-
-
-def _unreadable(ours: Subject, theirs: Subject, subject: Subject) -> CheckpointDiff:
-    """Report without comparison: `subject`, one of the two, cannot be read."""
-    first = subject.errors[0].message if subject.errors else "it cannot be read"
-    remedy = f"; {subject.errors[0].remedy}" if subject.errors and subject.errors[0].remedy else ""
-    why = f"{subject.path}: {first}{remedy}"
-    if subject.is_unsupported:
-        return CheckpointDiff(ours.path, theirs.path, unsupported=why)
-    return CheckpointDiff(ours.path, theirs.path, unreadable=why)
 
 
 def _layers(ours: Subject, theirs: Subject, crew: Crew, progress: Progress) -> Iterator[LayerDiff]:

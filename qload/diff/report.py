@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from os import PathLike
 from typing import Literal
 
 from qload.listing.answer import AnswerByLayer
+from qload.verify.report import Report, reason_of, refused_path
 
 Outcome = Literal["bits", "rounded", "differs", "shape", "missing", "refused", "unread"]
 SAME = ("bits", "rounded")
@@ -72,3 +74,17 @@ class CheckpointDiff(AnswerByLayer):
     def _incomplete(self) -> bool:
         """Return whether either checkpoint has unread tensors."""
         return any(layer.outcome == "unread" for layer in self.layers)
+
+
+def refused_paths(path: str | PathLike[str], other: str | PathLike[str]) -> CheckpointDiff | None:
+    """Report of two paths of which one has no checkpoint, from the names of files; None if both have one."""
+    refused = refused_path(path) or refused_path(other)
+    return None if refused is None else unreadable(str(path), str(other), refused)
+
+
+def unreadable(path: str, other: str, refused: Report) -> CheckpointDiff:
+    """Report without comparison: the checkpoint of `refused`, one of the two, cannot be read."""
+    reason = reason_of(refused.findings)
+    if reason["unsupported"]:
+        return CheckpointDiff(path, other, unsupported=f"{refused.path}: {reason['unsupported']}")
+    return CheckpointDiff(path, other, unreadable=f"{refused.path}: {reason['unreadable']}")

@@ -1,7 +1,17 @@
 """The native modules: which of them are here, why one is missing, and what they are asked to use."""
 
 from qload.native.modules import MODULES, NativeModule, load
-from qload.native.settings import available, check, check_isa, is_on, isa, reference, threads, using
+from qload.native.settings import (
+    available,
+    check,
+    check_isa,
+    is_on,
+    isa,
+    reference,
+    requested_threads,
+    threads,
+    using,
+)
 
 __all__ = [
     "MODULES",
@@ -13,6 +23,7 @@ __all__ = [
     "isa",
     "load",
     "reference",
+    "requested_threads",
     "threads",
     "using",
 ]

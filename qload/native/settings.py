@@ -11,8 +11,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 
-import torch
-
 from qload.errors import ArgumentError
 from qload.native.modules import load
 
@@ -87,7 +85,7 @@ def isa() -> str:
 
 def check() -> None:
     """What QLOAD_ISA and QLOAD_NUM_THREADS say can be used here, or ArgumentError."""
-    threads()
+    requested_threads()
     check_isa()
 
 
@@ -109,14 +107,24 @@ def _asked() -> tuple[str | None, str]:
     return asked, said
 
 
+def requested_threads() -> int | None:
+    """The number of threads that `using` or QLOAD_NUM_THREADS sets, or None; ArgumentError for no number."""
+    inside = _settings.get().threads
+    if inside is not None:
+        return inside
+    value = os.environ.get("QLOAD_NUM_THREADS")
+    if not value:
+        return None
+    if not value.isdecimal() or not 1 <= int(value) <= MOST_THREADS:
+        raise ArgumentError("QLOAD_NUM_THREADS", f"a number from 1 to {MOST_THREADS}", repr(value))
+    return int(value)
+
+
 def threads() -> int:
-    """How many threads a call may use."""
-    asked = _settings.get().threads
-    if asked is not None:
-        return asked
-    said = os.environ.get("QLOAD_NUM_THREADS")
-    if not said:
-        return torch.get_num_threads()
-    if not said.isdecimal() or not 1 <= int(said) <= MOST_THREADS:
-        raise ArgumentError("QLOAD_NUM_THREADS", f"a number from 1 to {MOST_THREADS}", repr(said))
-    return int(said)
+    """How many threads a call may use: as many as are set, or as many as torch uses."""
+    number = requested_threads()
+    if number is not None:
+        return number
+    import torch  # the module is for commands too that end before torch is needed
+
+    return torch.get_num_threads()

@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from qload.listing import Answer
-from qload.plan.kernels import KernelChoice
+from qload.listing.answer import Answer
+
+if TYPE_CHECKING:
+    from qload.plan.kernels import KernelChoice
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class ExplainedLayer:
     shape: tuple[int, ...]
     kernel_format: str | None = None
     formats: Mapping[str, str] = field(default_factory=dict)
-    choices: tuple[KernelChoice, ...] = ()
+    choices: "tuple[KernelChoice, ...]" = ()
     changes: tuple[str, ...] = ()
     error: str = ""
     bits: int | None = None

@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from qload.errors import QloadError
-from qload.listing import Answer
-from qload.plan.alternatives import Alternative
+from qload.listing.answer import Answer
+
+if TYPE_CHECKING:
+    from qload.plan.alternatives import Alternative
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class LayerShare:
 
     bytes: tuple[int, ...] = ()
     error: QloadError | None = None
-    alternatives: tuple[Alternative, ...] = ()
+    alternatives: "tuple[Alternative, ...]" = ()
     kernel: str = ""
 
     @property

@@ -13,8 +13,6 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from qload.errors import StorageError
 from qload.storage.files import NO_FILE, FileIdentity, open_regular, read_first
 from qload.storage.foreign import begins_as
@@ -28,40 +26,42 @@ MAX_HEADER = 100_000_000  # the format's own bound
 MAX_RANK = 25  # dimensions: the most that torch indexes on every device
 MAX_NAME = 1024  # letters
 MAX_EMPTY_SIDE = 1 << 24  # of a tensor that holds nothing, so that no file's length bounds it
-_DTYPES = {
-    "F64": "float64",
-    "F32": "float32",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "C64": "complex64",
-    "I64": "int64",
-    "I32": "int32",
-    "I16": "int16",
-    "I8": "int8",
-    "U64": "uint64",
-    "U32": "uint32",
-    "U16": "uint16",
-    "U8": "uint8",
-    "BOOL": "bool",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2",
-    "F8_E8M0": "float8_e8m0fnu",
-    "F8_E4M3FNUZ": "float8_e4m3fnuz",
-    "F8_E5M2FNUZ": "float8_e5m2fnuz",
-}
-DTYPES: dict[str, torch.dtype] = {
-    name: getattr(torch, kind) for name, kind in _DTYPES.items() if hasattr(torch, kind)
+ITEM_BYTES = {  # of an element, by the name of its dtype in a header; other dtypes are not read
+    "F64": 8,
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "C64": 8,
+    "I64": 8,
+    "I32": 4,
+    "I16": 2,
+    "I8": 1,
+    "U64": 8,
+    "U32": 4,
+    "U16": 2,
+    "U8": 1,
+    "BOOL": 1,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "F8_E8M0": 1,
+    "F8_E4M3FNUZ": 1,
+    "F8_E5M2FNUZ": 1,
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A tensor in a file: dtype, shape, and [begin, end) in bytes from the start of the file."""
+    """A tensor in a file: dtype by its name in the header, shape, [begin, end) in bytes of the file."""
 
-    dtype: torch.dtype
+    dtype: str
     shape: tuple[int, ...]
     begin: int
     end: int
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return ITEM_BYTES[self.dtype]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ def _entry(name: str, entry: Any, start: int, file: str, shapes: dict[Shape, Sha
             file, "header-entry", "needs dtype, shape and data_offsets, and nothing else", name
         )
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in DTYPES:
+    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
         raise StorageError(file, "dtype", f"has a dtype that is not read here: {dtype!r:.40}", name)
     if not _naturals(shape) or len(shape) > MAX_RANK:
         raise StorageError(file, "header-entry", f"has a shape that is none: {shape!r:.80}", name)
@@ -153,7 +153,7 @@ def _entry(name: str, entry: Any, start: int, file: str, shapes: dict[Shape, Sha
         )
     if not _naturals(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise StorageError(file, "header-entry", f"has data_offsets that are none: {offsets!r:.80}", name)
-    need = prod(shape) * DTYPES[dtype].itemsize
+    need = prod(shape) * ITEM_BYTES[dtype]
     if need != offsets[1] - offsets[0]:
         raise StorageError(
             file,
@@ -162,7 +162,7 @@ def _entry(name: str, entry: Any, start: int, file: str, shapes: dict[Shape, Sha
             name,
         )
     sizes = tuple(shape)
-    return Entry(DTYPES[dtype], shapes.setdefault(sizes, sizes), start + offsets[0], start + offsets[1])
+    return Entry(dtype, shapes.setdefault(sizes, sizes), start + offsets[0], start + offsets[1])
 
 
 def _naturals(value: Any) -> bool:

@@ -37,7 +37,7 @@ class FileRanges:
         begin = in_one_run(entry, pairs) if self.files.is_here(file) else None
         if begin is None:
             return None
-        return FileRange(file, begin, prod(stop - start for start, stop in pairs) * entry.dtype.itemsize)
+        return FileRange(file, begin, prod(stop - start for start, stop in pairs) * entry.itemsize)
 
     @contextmanager
     def descriptor(self, file: str) -> Iterator[int]:

@@ -28,7 +28,7 @@ def read_rectangle(
 
     `out`: where they go, as many bytes in one piece.
     """
-    size = entry.dtype.itemsize
+    size = entry.itemsize
     extents = [stop - start for start, stop in pairs]
     run = np.empty(prod(extents) * size, np.uint8) if out is None else out
     first = in_one_run(entry, pairs)
@@ -60,7 +60,7 @@ def in_one_run(entry: Entry, pairs: Bounds) -> int | None:
     """Where the elements begin in the file; None where something else lies between them."""
     if last_cut(entry, pairs):
         return None
-    row = prod(entry.shape[1:]) * entry.dtype.itemsize
+    row = prod(entry.shape[1:]) * entry.itemsize
     return entry.begin + (pairs[0][0] * row if pairs else 0)
 
 

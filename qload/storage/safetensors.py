@@ -19,6 +19,7 @@ from qload.storage.headers import read_headers
 from qload.storage.locate import CheckpointFiles, PathLikes, locate
 from qload.storage.open_files import OpenFiles
 from qload.storage.protocol import (
+    DTYPES,
     AskedBytes,
     TensorInfo,
     bounds,
@@ -103,7 +104,7 @@ class SafetensorsStorage:
         """Dtype, shape and file of the tensor `name`, from the header."""
         entry = self._entries.get(name) if type(name) is str else None
         file, entry = self._find(name) if entry is None else (self._holders[name], entry)
-        return TensorInfo(entry.dtype, entry.shape, file)
+        return TensorInfo(DTYPES[entry.dtype], entry.shape, file)
 
     @checked
     def read(self, name: str, index: tuple[slice, ...] = ()) -> Tensor:
@@ -115,11 +116,11 @@ class SafetensorsStorage:
         pairs = bounds(name, entry.shape, index)
         extents = [stop - start for start, stop in pairs]
         if 0 in extents:
-            return torch.empty(extents, dtype=entry.dtype)
+            return torch.empty(extents, dtype=DTYPES[entry.dtype])
         with self._open.reading(file) as opened:
             piece = read_rectangle(opened, entry, pairs)
         self._count(piece.nbytes)
-        return torch.from_numpy(piece).view(entry.dtype).reshape(extents)
+        return torch.from_numpy(piece).view(DTYPES[entry.dtype]).reshape(extents)
 
     @checked
     def read_into(self, name: str, index: tuple[slice, ...], out: Tensor) -> None:
@@ -129,7 +130,7 @@ class SafetensorsStorage:
         """
         file, entry = self._find(name)
         pairs = bounds(name, entry.shape, index)
-        check_out(name, out, [stop - start for start, stop in pairs], entry.dtype)
+        check_out(name, out, [stop - start for start, stop in pairs], DTYPES[entry.dtype])
         if out.numel():
             with self._open.reading(file) as opened:
                 read_rectangle(opened, entry, pairs, out.reshape(-1).view(torch.uint8).numpy())
@@ -145,7 +146,7 @@ class SafetensorsStorage:
         for name, index, memory in asked:
             file, entry = self._find(name)
             pairs = bounds(name, entry.shape, index)
-            check_memory(name, memory, prod(stop - start for start, stop in pairs) * entry.dtype.itemsize)
+            check_memory(name, memory, prod(stop - start for start, stop in pairs) * entry.itemsize)
             if memory.size:
                 wanted.setdefault(file, []).append((entry, pairs, memory))
         for file, pieces in wanted.items():

@@ -1,8 +1,5 @@
 """Is this checkpoint true? Rules in tiers, from headers to meaning; findings as data."""
 
-from qload.listing import LayerInfo
-from qload.verify.examine import inspect, verify
-from qload.verify.prompt import Prompt
-from qload.verify.report import Finding, Report
+import lazy_loader
 
-__all__ = ["Finding", "LayerInfo", "Prompt", "Report", "inspect", "verify"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -3,11 +3,15 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from qload.errors import QloadError
-from qload.listing import Answer, Coverage, LayerInfo, cause_of
-from qload.listing.answer import INTERNAL, UNSUPPORTED
+from qload.listing.answer import INTERNAL, UNSUPPORTED, Answer, cause_of
+from qload.storage.locate import locate
+
+if TYPE_CHECKING:
+    from qload.listing import Coverage, LayerInfo
 
 log: logging.Logger = logging.getLogger("qload")
 
@@ -86,11 +90,11 @@ class Report(Answer):
     path: str
     findings: Sequence[Finding] = ()
     notes: Sequence[str] = ()
-    layers: Sequence[LayerInfo] = ()
+    layers: "Sequence[LayerInfo]" = ()
     claims: Mapping[str, Any] = field(default_factory=dict)
-    coverage: Coverage | None = None
+    coverage: "Coverage | None" = None
     logits: Mapping[str, Any] | None = None
-    reference_coverage: Coverage | None = None
+    reference_coverage: "Coverage | None" = None
     error_maps: Mapping[str, str] = field(default_factory=dict)
     readable: bool = True
 
@@ -132,12 +136,12 @@ class Report(Answer):
         }
 
 
-def _coverage(coverage: Coverage) -> dict[str, Any]:
+def _coverage(coverage: "Coverage") -> dict[str, Any]:
     """What a report says of the bytes; `explained` is what is read and what is exempt."""
     return {**asdict(coverage), "explained": coverage.explained}
 
 
-def _layer(layer: LayerInfo) -> dict[str, Any]:
+def _layer(layer: "LayerInfo") -> dict[str, Any]:
     """What a report says of a layer: all but its tensors, of which a large model has many, and its config."""
     said = {name: getattr(layer, name) for name in SAID}
     return {**said, "activations": None if layer.activations is None else asdict(layer.activations)}
@@ -171,3 +175,33 @@ def finding_of(error: QloadError, *, severity: Severity = "error") -> Finding:
         message=message,
         remedy=" ".join(remedies),
     )
+
+
+def refused_path(path: str | PathLike[str]) -> Report | None:
+    """Report of a path without a checkpoint, from the names of its files; None if there is a checkpoint.
+
+    It does not import torch, so that commands refuse a wrong path at once.
+    """
+    try:
+        locate(path)
+    except QloadError as error:
+        return Report(str(path), (finding_of(error),), readable=error.rule == UNSUPPORTED)
+    return None
+
+
+class Reason(TypedDict):
+    """Why a checkpoint has no other report: one of two fields of reports, the other one is ""."""
+
+    unreadable: str
+    unsupported: str
+
+
+def reason_of(errors: Sequence[Finding]) -> Reason:
+    """The first of the `errors` that a checkpoint cannot be opened for, with its remedy."""
+    if not errors:
+        return Reason(unreadable="it cannot be read", unsupported="")
+    first = errors[0]
+    text = f"{first.message}; {first.remedy}" if first.remedy else first.message
+    if all(finding.rule == UNSUPPORTED for finding in errors):
+        return Reason(unreadable="", unsupported=text)
+    return Reason(unreadable=text, unsupported="")

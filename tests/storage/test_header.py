@@ -5,9 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from qload.errors import StorageError
-from qload.storage import SafetensorsStorage, parse_header
+from qload.storage import DTYPES, SafetensorsStorage, parse_header, read_header
+from qload.storage.header import ITEM_BYTES
 from tests.storage.mutations import mutations, try_one
 
 
@@ -119,6 +122,18 @@ def test_a_lawful_header_is_read(content: bytes) -> None:
     header = parse_header(content, len(content), "x")
 
     assert all(header.file_size >= entry.end for entry in header.tensors.values())
+
+
+def test_a_tensor_of_each_dtype_has_its_torch_dtype_and_its_size(tmp_path: Path) -> None:
+    stored = {name: torch.zeros(3, dtype=dtype) for name, dtype in DTYPES.items()}
+    save_file(stored, tmp_path / "model.safetensors")
+
+    assert {name: dtype.itemsize for name, dtype in DTYPES.items()} == ITEM_BYTES
+    header = read_header(tmp_path / "model.safetensors")
+    assert {name: entry.dtype for name, entry in header.tensors.items()} == {name: name for name in stored}
+    with SafetensorsStorage(tmp_path) as storage:
+        assert {name: storage.info(name).dtype for name in stored} == DTYPES
+        assert {name: storage.read(name).dtype for name in stored} == DTYPES
 
 
 def test_mutated_headers_raise_only_qloads_errors_and_stay_inside_their_file() -> None:

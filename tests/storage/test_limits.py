@@ -15,7 +15,7 @@ from qload.storage.foreign import begins_as, conventions, refused_file
 from qload.storage.header import MAX_EMPTY_SIDE, MAX_HEADER, MAX_NAME, MAX_RANK, Entry, Header
 from qload.storage.locate import CheckpointFiles
 
-ENTRY = Entry(torch.uint8, (0,), 0, 0)
+ENTRY = Entry("U8", (0,), 0, 0)
 
 
 def refused(entries: dict[str, Any], data: int = 0, spare: int = 0) -> str:
@@ -219,7 +219,7 @@ def test_a_file_of_no_known_beginning_is_told_by_its_name(name: str, words: str,
     [(7, True), (8, False), (8 + 2 * 92, False), (8 + 2 * 92 + 1, True), (None, False)],
 )
 def test_a_total_may_count_headers_twice_and_no_more(total: int | None, noted: bool) -> None:
-    header = Header({"a": Entry(torch.float32, (2,), 92, 100)}, {}, 100)
+    header = Header({"a": Entry("F32", (2,), 92, 100)}, {}, 100)
     located = CheckpointFiles({}, {"a": "f"}, "index", {}, total)
 
     said = [f"index says total_size {total}; its tensors take 8 bytes"] if noted else []

@@ -1,0 +1,12 @@
+from .answer import Answer as Answer
+from .answer import cause_of as cause_of
+from .answer import make_report as make_report
+from .coverage import Account as Account
+from .coverage import Coverage as Coverage
+from .coverage import account as account
+from .coverage import check_all_read as check_all_read
+from .groups import Groups as Groups
+from .info import LayerInfo as LayerInfo
+from .info import info_of as info_of
+from .layers import layers as layers
+from .load import load_layers as load_layers

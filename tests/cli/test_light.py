@@ -1,0 +1,162 @@
+"""Commands that answer without torch, in processes of their own: an import of torch takes seconds."""
+
+import ctypes
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from qload.cli import main
+from tests.paths import ROOT
+
+# Runs the commands of standard input, a JSON array of arguments a line, in one process.
+RUN = """
+import contextlib, io, json, sys
+from qload.cli import main
+
+for line in sys.stdin:
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        try:
+            code = main(json.loads(line), prog_name="qload")
+        except SystemExit as end:
+            code = end.code
+    print(json.dumps([code, "torch" in sys.modules, out.getvalue()]))
+"""
+VERBS = {  # arguments of each verb for a path
+    "inspect": ["inspect", "{path}"],
+    "verify": ["verify", "{path}"],
+    "diff": ["diff", "{path}", "{path}"],
+    "plan": ["plan", "{path}"],
+    "explain": ["explain", "{path}"],
+    "convert": ["convert", "{path}", "--to", "awq", "-o", "{out}"],
+    "shard": ["shard", "{path}", "--tp", "2", "-o", "{out}"],
+    "run": ["run", "{path}", "--prompt-ids", "1,2"],
+    "bench-load": ["bench-load", "{path}"],
+}
+Ended = tuple[int, bool, str]  # exit code, whether torch was imported, all output
+
+
+def ended(commands: list[list[str]]) -> list[Ended]:
+    lines = "".join(f"{json.dumps(command)}\n" for command in commands)
+    done = subprocess.run(
+        [sys.executable, "-c", RUN], input=lines, capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    return [(code, imported, out) for code, imported, out in map(json.loads, done.stdout.splitlines())]
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, int, str]]:
+    """Paths without a checkpoint, each with the exit code and a part of the reason."""
+    folder = tmp_path_factory.mktemp("paths")
+    (folder / "empty").mkdir()
+    (folder / "pickle").mkdir()
+    (folder / "pickle" / "pytorch_model.bin").touch()
+    (folder / "text.txt").write_text("no tensors")
+    (folder / "model.safetensors.index.json").write_text("{")
+    return {
+        "missing": (folder / "missing", 1, "no such file"),
+        "empty": (folder / "empty", 1, "no *.safetensors file"),
+        "pickle": (folder / "pickle", 4, "pytorch_model.bin is a pickle"),
+        "text": (folder / "text.txt", 1, "text.txt"),
+        "index": (folder / "model.safetensors.index.json", 1, "index.json"),
+    }
+
+
+def test_every_verb_refuses_a_path_without_a_checkpoint_before_it_imports_torch(
+    paths: dict[str, tuple[Path, int, str]], tmp_path: Path
+) -> None:
+    assert VERBS.keys() == {
+        name
+        for name, command in vars(main)["commands"].items()
+        if any(type(each.type).__name__ == "CheckpointPath" for each in command.params)
+    }
+    cases = [(verb, *case) for verb in VERBS for case in paths.values()]
+    out = tmp_path / "out"
+    commands = [[part.format(path=path, out=out) for part in VERBS[verb]] for verb, path, _, _ in cases]
+
+    for (verb, path, code, reason), found in zip(cases, ended(commands), strict=True):
+        assert found[:2] == (code, False), (verb, path, found)
+        assert reason in found[2], (verb, path, found)
+    assert not out.exists()
+
+
+def test_help_the_version_and_the_doctor_do_not_import_torch() -> None:
+    helps = [[name, "--help"] for name in vars(main)["commands"]]
+    commands = [["--help"], ["--version"], ["doctor"], ["doctor", "--table"], *helps]
+
+    for command, (code, imported, out) in zip(commands, ended(commands), strict=True):
+        assert (code, imported) == (0, False), (command, out)
+        assert out
+
+
+def test_the_doctor_imports_torch_where_it_is_to() -> None:
+    report = json.loads(CliRunner().invoke(main, ["doctor", "--torch", "--json"]).stdout)
+    words = CliRunner().invoke(main, ["doctor", "--torch", "--table"])
+
+    assert report["threads"] == torch.get_num_threads()
+    assert len(report["torch_devices"]) == torch.cuda.device_count()
+    assert report["kernels"].keys() == {"2", "3", "4", "8"}
+    assert words.exit_code == 0
+    assert f"4 bits: {report['kernels']['4']}" in words.stdout
+
+
+def driver(names: list[bytes], **statuses: int) -> SimpleNamespace:
+    """A CUDA driver of devices with `names`, whose functions return `statuses` by their names."""
+
+    def count(number: Any) -> int:
+        number._obj.value = len(names)
+        return statuses.get("cuDeviceGetCount", 0)
+
+    def device(place: Any, at: int) -> int:
+        place._obj.value = at
+        return statuses.get("cuDeviceGet", 0)
+
+    def name(buffer: Any, size: int, place: Any) -> int:
+        buffer.value = names[place.value][: size - 1]
+        return statuses.get("cuDeviceGetName", 0)
+
+    return SimpleNamespace(
+        cuInit=lambda flags: statuses.get("cuInit", 0),
+        cuDeviceGetCount=count,
+        cuDeviceGet=device,
+        cuDeviceGetName=name,
+    )
+
+
+@pytest.mark.parametrize(
+    ("library", "names", "reason"),
+    [
+        (driver([b"one", b"two"]), ["one", "two"], ""),
+        (driver([]), [], "the CUDA driver has no device"),
+        (driver([b"one"], cuInit=100), [], "the CUDA driver answers with error 100"),
+        (driver([b"one"], cuDeviceGetCount=3), [], "the CUDA driver answers with error 3"),
+        (driver([b"one"], cuDeviceGet=101), [], "the CUDA driver answers with error 101 for device 0"),
+        (
+            driver([b"one"], cuDeviceGetName=1),
+            [],
+            "the CUDA driver answers with error 1 for the name of device 0",
+        ),
+        (None, [], "no CUDA driver: not there"),
+    ],
+)
+def test_the_doctor_has_the_devices_of_the_driver_or_the_reason_why_there_are_none(
+    monkeypatch: pytest.MonkeyPatch, library: SimpleNamespace | None, names: list[str], reason: str
+) -> None:
+    def load(name: str) -> SimpleNamespace:
+        if library is None:
+            raise OSError("not there")
+        return library
+
+    monkeypatch.setattr(ctypes, "CDLL", load)
+    report = json.loads(CliRunner().invoke(main, ["doctor", "--json"]).stdout)
+    words = CliRunner().invoke(main, ["doctor", "--table"]).stdout
+
+    assert (report["cuda_devices"], report["no_cuda"]) == (names, reason)
+    assert (", ".join(names) or reason) in " ".join(words.split())

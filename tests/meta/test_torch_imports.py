@@ -1,0 +1,65 @@
+"""Modules that do not import torch: those of commands, of files and headers, and of reports."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.paths import ROOT
+
+PACKAGES = ("cli", "errors", "hub", "native", "sentences", "storage")
+READS_TENSORS = {f"qload.storage.{name}" for name in ("memory", "protocol", "rows", "safetensors")}
+MODULES = {
+    "qload.architecture.config",
+    "qload.architecture.drafts",
+    "qload.architecture.names",
+    "qload.architecture.tables",
+    "qload.conversion.report",
+    "qload.conversion.shard_report",
+    "qload.detect.files",
+    "qload.diff.report",
+    "qload.listing.answer",
+    "qload.plan.explained",
+    "qload.plan.report",
+    "qload.verify.prompt",
+    "qload.verify.report",
+}
+# Prints each module of standard input, a JSON array, that cannot be imported without torch, and why.
+IMPORT = """
+import importlib, json, sys
+
+sys.modules["torch"] = None
+failed = {}
+for name in json.load(sys.stdin):
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        failed[name] = str(error)
+print(json.dumps(failed))
+"""
+
+
+def without_torch(names: list[str]) -> dict[str, str]:
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT],
+        input=json.dumps(names),
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=True,
+    )
+    failed: dict[str, str] = json.loads(done.stdout)
+    return failed
+
+
+def module(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def test_modules_of_commands_headers_and_reports_do_not_import_torch() -> None:
+    there = {module(path) for name in PACKAGES for path in (ROOT / "qload" / name).rglob("[!_]*.py")}
+    packages = {f"qload.{name}" for name in PACKAGES}
+
+    assert there >= READS_TENSORS
+    assert without_torch(sorted((there - READS_TENSORS) | packages | MODULES)) == {}
+    assert without_torch(sorted(READS_TENSORS)).keys() == READS_TENSORS  # those alone are left out
