@@ -226,6 +226,16 @@ def why_not(integers: Integers) -> str | None:
     return None
 
 
+def refusal(integers: Integers) -> str | None:
+    """Why `write` refuses a weight, or None; codes are not read."""
+    if integers.bits not in CODE_BITS:
+        return f"codes of {integers.bits} bits"
+    reason = why_not(integers)
+    if reason or integers.in_order:
+        return reason
+    return _why_not_permuted(integers, torch.argsort(integers.g_idx, stable=True))
+
+
 def _why_not_permuted(integers: Integers, perm: Tensor) -> str | None:
     """Why groups cannot be told by their size once rows are in the order of `perm`, or None."""
     size, K = integers.group_size, integers.layer.K

@@ -275,6 +275,22 @@ def options(weight_type: type[Weight], layout: str) -> tuple[str, ...]:
     return writer.options if writer else ()
 
 
+def why_not_panels(weight: Weight) -> str | None:
+    """Why a weight in the order of its checkpoint is not repacked to panels, or None; codes are not read.
+
+    The reasons are those of `target="auto"` on a CPU.
+    """
+    reader = READERS.get(type(weight))
+    if reader is None or reader.meaning is not Integers or reader.back is None:
+        return f"{weight.format} is not repacked to panels"
+    if isinstance(weight, Marlin24Weight):
+        return "2:4 sparse weights stay as they are stored"
+    try:
+        return panels.refusal(reader.read(weight))
+    except RepackError as error:
+        return error.reason
+
+
 def skippable_tensor(weight: Weight, layout: str) -> str:
     """The tensor whose values do not decide what is refused or left out; "" where all do."""
     reader = READERS.get(type(weight))

@@ -6,7 +6,9 @@ for any number of tokens (`qload.kernels.cpu_rows`). `csrc/cpu/product.h` says w
 order; the result has the same bits on any number of threads.
 """
 
+import logging
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,17 +16,53 @@ from torch import Tensor
 from qload.devices.cpu import values_of
 from qload.devices.tensors import FLOATS, address, is_plain
 from qload.formats import EETQWeight
-from qload.kernel_formats.panels import PanelsWeight
+from qload.kernel_formats.panels import CODE_BITS, PanelsConfig, PanelsWeight
+from qload.kernel_formats.repack import why_not_panels
 from qload.kernels.cpu_choice import PAIRS, REGISTERS, TORCH, kind_of, most_before_torch, ranked, row_bits
 from qload.kernels.cpu_eetq import inputs_of_pairs, outputs_of_pairs, rows_of_pairs
 from qload.kernels.cpu_rows import BYTE_SCALES, ROW_TYPES, CodeRows, KeptRows, rows_of
 from qload.native import is_on, isa, load, threads
 from qload.spec import Weight
 
+log: logging.Logger = logging.getLogger("qload")
+
 TYPES: tuple[type[Weight], ...] = (
     PanelsWeight,
     *ROW_TYPES,
 )  # of weights that are multiplied, if not every one
+
+_advised: set[tuple[str, torch.dtype]] = set()  # formats and activations that the log has advice about
+_refused: set[Any] = set()  # format, config and layer of weights that panels refuse
+
+
+def advise_panels(x: Tensor, weight: Weight) -> None:
+    """Warn once of a format and a dtype of x (..., K) if panels multiply it faster than dequantizing does.
+
+    For a call that `multiply` does not take, of a weight that its loader did not repack. Nothing is logged
+    where the CPU module is missing or panels refuse the weight.
+    """
+    about = weight.format, x.dtype
+    if about in _advised or load("cpu").found is None or not is_on() or torch.compiler.is_compiling():
+        return
+    bits, layer = getattr(weight.config, "bits", None), (weight.format, weight.config, weight.layer)
+    if bits not in CODE_BITS or x.dtype not in FLOATS or 0 in weight.shape or layer in _refused:
+        return
+    if not all(is_plain(tensor, "cpu") for tensor in (x, *weight.fields().values())):
+        return
+    stored = PanelsConfig(bits, -1, zero_point=True).stored_bits
+    if ways_of(PanelsWeight, stored, x.dtype, x.numel() // x.shape[-1])[0] == TORCH:
+        return
+    if why_not_panels(weight) is not None:
+        _refused.add(layer)
+        return
+    _advised.add(about)
+    log.warning(
+        '%s: %s is dequantized for each product with %s on a CPU; target="auto" of open_checkpoint, or '
+        'repack(weight, "panels"), stores it in the order of the CPU module, which is faster',
+        weight.layer.name or "weight",
+        weight.format,
+        str(x.dtype).removeprefix("torch."),
+    )
 
 
 def why_not(weight: Weight, dtype: torch.dtype) -> str | None:

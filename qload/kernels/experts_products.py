@@ -98,6 +98,8 @@ class ExpertProducts:
         for expert, some, kept in zip(run.places, of_each, matrices, strict=True):
             bias = None if biases is None else biases[expert]
             made = None if kept is None or not as_it_comes else kept.multiply(some, bias)
+            if made is None and kept is not None and as_it_comes:
+                cpu.advise_panels(some, kept.weight)
             parts.append(self._otherwise(some, stack, expert, bias, kept) if made is None else made)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 

@@ -40,9 +40,11 @@ def linear(
             return functional.linear(x, weight.dequantize(x.dtype), bias)
         if x.is_cuda and cuda.can_multiply(x, weight, bias):
             return cuda.linear(x, weight, bias)
-        made = cpu.multiply(x, weight, bias, kept=kept) if x.device.type == "cpu" else None
-        if made is not None:
-            return made
+        if x.device.type == "cpu":
+            made = cpu.multiply(x, weight, bias, kept=kept)
+            if made is not None:
+                return made
+            cpu.advise_panels(x, weight)
     K = weight.layer.K
     with sums.in_given_types(x):
         y = product(x.reshape(math.prod(x.shape[:-1]), K), weight, bias, activations, maximum, kept=kept)
