@@ -15,6 +15,7 @@ from qload.kernel_formats import PanelsWeight
 from qload.kernel_formats.panels import CODE_BITS
 from qload.kernel_formats.repack import restores, targets
 from qload.kernels.cpu_rows import ROW_TYPES
+from qload.listing import format_label
 from qload.quantize import QUANTIZERS
 from qload.repacking.loaders import READ_AS_STORED
 from qload.spec import Config, Role, TensorSpec, Weight
@@ -52,7 +53,8 @@ What can be done with each format, as `qload formats` prints it. A layer has N o
 | fused | whether several layers are loaded as one, such as q, k and v: `get_multi_weights_col` |
 | experts | whether `get_experts` loads experts that are stored each by itself, and what is done with them |
 | experts in stacks | whether tensors of all experts are read as a layer for each; what their names end with |
-| repack to | kernel formats that `repack` writes; a weight that one cannot hold exactly is refused |
+| repack to | kernel formats that `repack` writes; a weight that one cannot hold exactly is refused. \
+`marlin` is the order of Marlin's kernels; the format of files is `marlin_checkpoint`, "marlin" in configs |
 | kernel of a CPU | whether the CPU module multiplies with it; `target="auto"` repacks to panels for that |
 | restore | whether `restore` brings back the stored tensors, bit for bit |
 | quantize while loading | which quantizer makes this format of plain layers |
@@ -81,7 +83,7 @@ def as_markdown() -> str:
     parts = ["# Formats", INTRODUCTION]
     for name, row in overview().items():
         lines = (f"| {column} | {cell} |" for column, cell in row.items())
-        parts.append("\n".join([f"## {name}", "", "| | |", "|---|---|", *lines]))
+        parts.append("\n".join([f"## {format_label(name)}", "", "| | |", "|---|---|", *lines]))
     return "\n\n".join(parts) + "\n"
 
 

@@ -15,6 +15,8 @@ from qload.cli.hub import opened
 from qload.cli.options import CheckpointPath, as_json, nonfinite, verbose
 from qload.cli.output import dumps
 from qload.cli.progress import Update, named, progress_bar
+from qload.cli.summary import summarize
+from qload.cli.text import safe, size
 from qload.errors.verdicts import SCHEMA
 
 if TYPE_CHECKING:
@@ -74,6 +76,8 @@ def bench_load(
         click.echo(dumps(report))
     else:
         _print(report)
+    rates = (f"{each['stage']}: {each['gigabytes_per_second']:.2f} GB/s" for each in report["stages"])
+    summarize([_title(report), *rates], as_json)
 
 
 def measure(
@@ -173,17 +177,23 @@ def _timed(
 
 
 def _print(report: dict[str, Any]) -> None:
-    from rich.table import Table
+    from rich.text import Text
 
     from qload.cli.console import stdout
-    from qload.cli.text import safe, size
+    from qload.cli.tables import NamedRow, NameTable
 
-    table = Table(title=f"{safe(report['path'])}: {size(report['bytes'])} to {report['device']}")
-    for column in ("stage", "GB/s", "of each turn", "memory above the result"):
-        table.add_column(column, justify="left" if column == "stage" else "right")
+    columns = ("GB/s", "of each turn", "memory above the result")
+    rows = []
     for stage in report["stages"]:
         above = stage["peak_above_result"]
         rates = " ".join(f"{rate:.2f}" for rate in stage["rounds"])
         rate = f"{stage['gigabytes_per_second']:.2f}"
-        table.add_row(stage["stage"], rate, rates, "" if above is None else size(above))
-    stdout().print(table)
+        facts = [Text(rate), Text(rates), Text("" if above is None else size(above))]
+        rows.append(NamedRow(stage["stage"], facts))
+    out = stdout()
+    out.print(Text(_title(report)))
+    out.print(NameTable("stage", columns, rows, columns))
+
+
+def _title(report: dict[str, Any]) -> str:
+    return f"{safe(report['path'])}: {size(report['bytes'])} to {report['device']}"

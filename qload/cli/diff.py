@@ -11,6 +11,7 @@ from qload.cli.options import CheckpointPath, as_json, verbose
 from qload.cli.output import emit
 from qload.cli.progress import progress_bar
 from qload.cli.ranks import ranks
+from qload.cli.summary import counts, layer_lines
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -68,21 +69,26 @@ def diff(ctx: click.Context, path: "Path | HubId", other: "Path | HubId", as_jso
                 from qload.diff import diff as run  # imports torch
 
                 found = run(one, two, progress=progress, process_group=group)
-    ctx.exit(emit(found, as_json, _tables) if first else 0)
+    ctx.exit(emit(found, as_json, _tables, _summary) if first else 0)
 
 
 def _tables(found: "CheckpointDiff") -> "Iterator[RenderableType]":
     from rich.text import Text
 
+    from qload.cli.console import Paragraph, glued
     from qload.cli.tables import STYLE
     from qload.cli.text import name, safe
 
     for layer in found.layers:
         if not layer.same:
-            yield Text(OUTCOMES[layer.outcome], "red").append(f"  {name(layer.name)}", "none")
-            yield Text(f"    {safe(layer.detail)}", "dim")
-    line = Text(found.verdict, STYLE.get(found.verdict, "bold red"))
-    counts = [f"{count} {OUTCOMES[outcome]}" for outcome, count in sorted(found.counts.items())]
-    yield line.append(
-        f"  {safe(found.unreadable or found.unsupported or ', '.join(counts) or 'nothing found')}", "none"
+            yield Text(OUTCOMES[layer.outcome], "red").append(f"  {glued(name(layer.name))}", "none")
+            yield Paragraph(Text(safe(layer.detail, keep="\n"), "dim"), 4)
+    yield Text(found.verdict, STYLE.get(found.verdict, "bold red")).append(
+        f"  {counts(found, OUTCOMES)}", "none"
     )
+
+
+def _summary(found: "CheckpointDiff") -> Iterator[str]:
+    yield f"{found.verdict}  {counts(found, OUTCOMES)}"
+    layers = (layer for layer in found.layers if not layer.same)
+    yield from layer_lines((OUTCOMES[layer.outcome], layer.name, layer.detail) for layer in layers)

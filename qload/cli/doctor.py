@@ -4,13 +4,14 @@ import ctypes
 import json
 import runpy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from typing import Any
 
 import click
 
 from qload.cli.options import as_json, verbose
+from qload.cli.summary import summarize
 from qload.errors.verdicts import SCHEMA
 
 EPILOG = """\b
@@ -51,6 +52,7 @@ def doctor(ctx: click.Context, with_torch: bool, as_json: bool | None) -> None:
         click.echo(json.dumps(report, indent=2))
     else:
         _print(report)
+    summarize((f"{name:13} {value}" for name, value in _rows(report)), as_json)
     ctx.exit(1 if report["wrong"] else 0)
 
 
@@ -147,21 +149,23 @@ def _print(report: dict[str, Any]) -> None:
 
     from qload.cli.console import stdout
 
-    out = stdout()
+    out, styles = stdout(), {"wrong": "red"}
     for name, module in report["modules"].items():
-        found = Text("built", "green") if module["built"] else Text(module["reason"], "yellow")
-        out.print(Text(f"{name:13} ") + found)
+        styles[name] = "green" if module["built"] else "yellow"
+    for name, value in _rows(report):
+        out.print(Text(f"{name:13} ").append(value, styles.get(name)))
+
+
+def _rows(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Each fact by name; first errors of the installation."""
+    yield from (("wrong", text) for text in report["wrong"])
+    for name, module in report["modules"].items():
+        yield name, "built" if module["built"] else module["reason"]
     build = f", built for CUDA {report['torch_cuda']}" if report["torch_cuda"] else ""
-    rows = {
-        "isa": f"{report['isa'] or 'none'}   of {', '.join(report['isas']) or 'none'}",
-        "threads": str(report["threads"] or "as many as torch uses"),
-        "torch": f"{report['torch']}{build}" if report["torch"] else "not installed",
-        "CUDA devices": ", ".join(report["cuda_devices"]) or f"none: {report['no_cuda']}",
-    }
+    yield "isa", f"{report['isa'] or 'none'}   of {', '.join(report['isas']) or 'none'}"
+    yield "threads", str(report["threads"] or "as many as torch uses")
+    yield "torch", f"{report['torch']}{build}" if report["torch"] else "not installed"
+    yield "CUDA devices", ", ".join(report["cuda_devices"]) or f"none: {report['no_cuda']}"
     if report["kernels"] is not None:
-        rows["torch's"] = ", ".join(report["torch_devices"]) or "none"
-        rows["kernels"] = ", ".join(f"{bits} bits: {kernel}" for bits, kernel in report["kernels"].items())
-    for name, value in rows.items():
-        out.print(Text(f"{name:13} {value}"))
-    for text in report["wrong"]:
-        out.print(Text(text, "red"))
+        yield "torch's", ", ".join(report["torch_devices"]) or "none"
+        yield "kernels", ", ".join(f"{bits} bits: {kernel}" for bits, kernel in report["kernels"].items())

@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 from rich.console import RenderableType
 from rich.text import Text
 
+from qload.cli.console import Paragraph, glued
+from qload.cli.explain import verdict_line
 from qload.cli.fold import Fold, fold, unfolded
 from qload.cli.tables import STYLE
 from qload.cli.text import name, plural, safe
+from qload.listing import format_label
 
 if TYPE_CHECKING:
     from qload.plan import ExplainedLayer, Explanation
@@ -24,10 +27,8 @@ def tables(found: "Explanation", *, every: bool) -> Iterator[RenderableType]:
     rows = unfolded(found.layers, name=_prefix) if every else fold(found.layers, name=_prefix, alike=_kind)
     for row in rows:
         yield from _layer(row)
-    ranks = f"rank 0 of {found.tp}, " if found.tp > 1 else ""
-    yield Text(found.verdict, STYLE.get(found.verdict, "bold red")).append(
-        f"  {safe(found.path)} on {found.arch}, {ranks}activations of {found.dtype}", "none"
-    )
+    rest = verdict_line(found).removeprefix(found.verdict)
+    yield Text(found.verdict, STYLE.get(found.verdict, "bold red")).append(rest, "none")
     for note in found.notes:
         yield Text("note  ", "dim").append(safe(note), "none")
 
@@ -44,17 +45,18 @@ def _kind(layer: "ExplainedLayer") -> Hashable:
 
 def _layer(row: "Fold[ExplainedLayer]") -> Iterator[RenderableType]:
     layer = row.first
-    title = Text(name(row.name), "bold").append(f"  x{row.count}" if row.count > 1 else "", "none")
+    title = Text(glued(name(row.name)), "bold").append(f"  x{row.count}" if row.count > 1 else "", "none")
+    stored = "-" if layer.format is None else format_label(layer.format)
     made = "" if layer.kernel_format in (None, layer.format) else f" -> {layer.kernel_format}"
-    yield title.append(f"  {safe(layer.format or '-')}{made} {safe(layer.shape)}", "none")
+    yield title.append(f"  {safe(stored)}{made} {glued(safe(layer.shape))}", "none")
     if layer.error:
-        yield Text(f"    {safe(layer.error)}", "red")
+        yield Paragraph(Text(safe(layer.error, keep="\n"), "red"), 4)
     for other, why in layer.formats.items():
-        yield Text(f"    not {other}: {safe(why)}", "dim")
+        yield Paragraph(Text(f"not {other}: {safe(why)}", "dim"), 4)
     for choice in layer.choices:
         tokens = plural(choice.tokens, "token")
-        yield Text(f"    {tokens}: ").append(choice.kernel, "green").append(f", {choice.time}")
+        yield Paragraph(Text(f"{tokens}: ").append(choice.kernel, "green").append(f", {choice.time}"), 4)
         for other, why in choice.refused.items():
-            yield Text(f"        not {other}: {safe(why)}", "dim")
+            yield Paragraph(Text(f"not {other}: {safe(why)}", "dim"), 8)
     for change in layer.changes:
-        yield Text(f"    would be taken with {safe(change)}", "yellow")
+        yield Paragraph(Text(f"would be taken with {safe(change)}", "yellow"), 4)

@@ -6,6 +6,7 @@ import sys
 import click
 
 from qload.cli.options import as_json, verbose
+from qload.cli.summary import summarize
 from qload.errors.verdicts import SCHEMA
 
 EPILOG = """\b
@@ -37,13 +38,16 @@ def formats(as_json: bool | None, markdown: bool) -> None:
     if as_json or (as_json is None and not sys.stdout.isatty()):
         cells = {name: {c: [cell.yes, cell.text] for c, cell in row.items()} for name, row in table.items()}
         click.echo(json.dumps({"schema": SCHEMA, "formats": cells}, indent=2))
+        loaded = sum(row["load"].yes for row in table.values())
+        summarize([f"{loaded} formats are read; --table shows what can be done with each"], as_json)
         return
     from rich.text import Text
 
     from qload.cli.console import stdout
+    from qload.listing import format_label
 
     out = stdout()
     for name, row in table.items():
-        out.print(Text(name, "bold"))
+        out.print(Text(format_label(name), "bold"))
         for column, cell in row.items():
             out.print(Text(f"  {column:22}  {cell}", "" if cell.yes else "yellow"))

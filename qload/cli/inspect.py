@@ -1,6 +1,7 @@
 """qload inspect: what a checkpoint holds, layer by layer."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from qload.cli.hub import opened
 from qload.cli.options import as_json, paths_argument, verbose
 from qload.cli.output import emit
 from qload.cli.ranks import by_first_alone
+from qload.cli.summary import report_lines, several_lines, summarize
 from qload.errors.verdicts import worst_code
 
 if TYPE_CHECKING:
@@ -64,7 +66,7 @@ def inspect(ctx: click.Context, paths: "tuple[Path | HubId, ...]", every: bool, 
     from qload.verify.report import refused_path
 
     native.check()
-    codes = []
+    codes, reports, several = [], [], len(paths) > 1
     for path in paths:
         with opened(path) as place:
             report = refused_path(place)
@@ -72,5 +74,8 @@ def inspect(ctx: click.Context, paths: "tuple[Path | HubId, ...]", every: bool, 
                 from qload.verify import inspect as run  # imports torch
 
                 report = run(place)
-        codes.append(emit(report, as_json, tables, one_of_several=len(paths) > 1))
+        codes.append(emit(report, as_json, tables, report_lines, one_of_several=several))
+        reports.append(replace(report, layers=()))
+    if several:
+        summarize(several_lines(reports), as_json)
     ctx.exit(worst_code(codes))

@@ -2,17 +2,15 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, ConsoleOptions, RenderableType
-from rich.measure import Measurement
-from rich.table import Table
+from rich.console import RenderableType
 from rich.text import Text
 
 from qload.cli.fold import Fold, fold, unfolded
-from qload.cli.tables import table
+from qload.cli.tables import NamedRow, NameTable
 from qload.cli.text import name, plural, safe, size
+from qload.listing import format_label
 
 if TYPE_CHECKING:
     from qload.listing import LayerInfo
@@ -49,7 +47,7 @@ def layers(report: "Report", *, every: bool) -> Iterator[RenderableType]:
         plain, listed = [], list(report.layers)
     if listed:
         rows = unfolded(listed, name=_prefix) if every else fold(listed, name=_prefix, alike=_kind)
-        yield LayerTable(rows, report.claims)
+        yield NameTable("layer", HEADER, [*_claimed(report.claims), *_rows(rows, report.claims)], ("bytes",))
     yield from _inputs(report.layers)
     if plain:
         yield Text(_summary(plain))
@@ -58,62 +56,19 @@ def layers(report: "Report", *, every: bool) -> Iterator[RenderableType]:
         yield Text(f"{plural(len(report.layers), 'layer')} in all, {size(total)}")
 
 
-@dataclass
-class LayerTable:
-    """A row a layer where names fit beside their facts, a name above its facts where they do not."""
-
-    rows: "Sequence[Fold[LayerInfo]]"
-    claims: Mapping[str, Any]
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        wide = self._wide()
-        fits = Measurement.get(console, options.update(width=10_000), wide).maximum <= options.max_width
-        yield wide if fits else self._narrow()
-
-    def _wide(self) -> Table:
-        shown = table()
-        shown.add_column("layer")
-        shown.add_column("count", justify="right")
-        for column in HEADER:
-            shown.add_column(column, justify="right" if column == "bytes" else "left")
-        if self.claims:
-            shown.add_row(self._source(), "", *_claimed(self.claims), style="italic", end_section=True)
-        for row in self.rows:
-            count = str(row.count) if row.count > 1 else ""
-            shown.add_row(Text(name(row.name)), count, *_facts(row.first, self.claims))
-        return shown
-
-    def _narrow(self) -> Text:
-        lines = [_facts(row.first, self.claims) for row in self.rows]
-        cells = [[Text(column, "bold") for column in HEADER], _claimed(self.claims), *lines]
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        names = [f"{name(row.name)}{f'  x{row.count}' if row.count > 1 else ''}" for row in self.rows]
-        shown = Text("\n").append(_aligned(cells[0], widths))
-        if self.claims:
-            shown.append(f"{self._source()}\n", "italic").append(_aligned(cells[1], widths))
-        for label, line in zip(names, lines, strict=True):
-            shown.append(f"{label}\n").append(_aligned(line, widths))
-        return shown
-
-    def _source(self) -> str:
-        return f"{safe(self.claims['file'])} claims"
+def _rows(rows: "Sequence[Fold[LayerInfo]]", claims: Mapping[str, Any]) -> Iterator[NamedRow]:
+    for row in rows:
+        yield NamedRow(name(row.name), _facts(row.first, claims), row.count)
 
 
-def _aligned(cells: Sequence[Text], widths: Sequence[int]) -> Text:
-    line = Text("  ")
-    for cell, width in zip(cells, widths, strict=True):
-        line.append(cell).append(" " * (width - len(cell) + 2))
-    line.rstrip()
-    return line.append("\n")
-
-
-def _claimed(claims: Mapping[str, Any]) -> list[Text]:
-    """The config's own row."""
+def _claimed(claims: Mapping[str, Any]) -> Iterator[NamedRow]:
+    """The config's own row, if there is a config."""
     if not claims:
-        return [Text()] * len(HEADER)
-    form = " ".join(dict.fromkeys((claims["method"], claims["format"])))
+        return
+    form = " ".join(dict.fromkeys(map(format_label, (claims["method"], claims["format"]))))
     facts = [_value(claims[CLAIMS[fact]]) for fact in ("bits", "group_size", "sym", "act_order")]
-    return [Text(cell) for cell in (safe(form), *facts, "", "", "")]
+    cells = [Text(cell) for cell in (safe(form), *facts, "", "", "")]
+    yield NamedRow(f"{safe(claims['file'])} claims", cells, style="italic")
 
 
 def _facts(layer: "LayerInfo", claims: Mapping[str, Any]) -> list[Text]:
@@ -148,7 +103,9 @@ def _beside(layer: "LayerInfo", fact: str, claims: Mapping[str, Any]) -> Text:
 def _value(value: object) -> str:
     if value is None:
         return "-"
-    return ("no", "yes")[value] if isinstance(value, bool) else safe(value)
+    if isinstance(value, bool):
+        return ("no", "yes")[value]
+    return safe(format_label(value) if isinstance(value, str) else value)
 
 
 def _inputs(listed: Sequence["LayerInfo"]) -> Iterator[Text]:

@@ -1,4 +1,7 @@
-"""What a verb prints and how it ends: tables for people, JSON for programs, an exit code for both."""
+"""What a verb prints and how it ends: tables for people, JSON for programs, an exit code for both.
+
+Beside JSON that goes to a pipe or a file, standard error has a summary.
+"""
 
 import json
 import sys
@@ -6,6 +9,8 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import click
+
+from qload.cli.summary import summarize
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -29,12 +34,14 @@ def emit(
     report: Found,
     as_json: bool | None,
     tables: "Callable[[Found], Iterable[RenderableType]]",
+    summary: Callable[[Found], Iterable[str]],
     *,
     one_of_several: bool = False,
 ) -> int:
     """Print the report, by default as tables on a terminal and as JSON elsewhere; return the exit code.
 
-    One of several reports is one line of JSON, so that the lines are read one by one, or as a stream.
+    One of several reports is one line of JSON, so that the lines are read one by one, or as a stream; their
+    `summary` is left to the verb.
     """
     if as_json or (as_json is None and not sys.stdout.isatty()):
         click.echo(dumps(report.to_json(), indent=None if one_of_several else 2))
@@ -44,6 +51,8 @@ def emit(
         out = stdout()
         for table in tables(report):
             out.print(table)
+    if not one_of_several:
+        summarize(summary(report), as_json)
     return report.exit_code
 
 

@@ -4,13 +4,14 @@ from collections.abc import Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
-from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
+from qload.cli.console import Paragraph, glued
 from qload.cli.fold import Fold, fold, unfolded
-from qload.cli.tables import STYLE, table
+from qload.cli.plan import world_line
+from qload.cli.tables import STYLE, NamedRow, NameTable
 from qload.cli.text import name, plural, safe, size
+from qload.listing import format_label
 
 if TYPE_CHECKING:
     from qload.plan import Alternative, LayerShare, PlannedLayer, ShardingPlan, WorldPlan
@@ -47,19 +48,16 @@ def _kind(layer: "PlannedLayer") -> Hashable:
     return layer.format, layer.shape, layer.cut, tuple(shares)
 
 
-def _layers(rows: "Sequence[Fold[PlannedLayer]]", worlds: Sequence[int]) -> Table:
+def _layers(rows: "Sequence[Fold[PlannedLayer]]", worlds: Sequence[int]) -> NameTable:
     """What each rank holds of each layer."""
-    shown = table()
-    shown.add_column("layer", overflow="fold")
-    for column in ("count", "format", "(N, K)", "cut"):
-        shown.add_column(column, justify="right" if column == "count" else "left")
-    for ranks in worlds:
-        shown.add_column(plural(ranks, "rank"), justify="right")
+    listed, numbers = [], [plural(ranks, "rank") for ranks in worlds]
     for row in rows:
-        layer, count = row.first, str(row.count) if row.count > 1 else ""
-        facts = (safe(layer.format or "-"), safe(layer.shape), CUTS[layer.cut])
-        shown.add_row(Text(name(row.name)), count, *facts, *(_held(layer.shares[each]) for each in worlds))
-    return shown
+        layer = row.first
+        stored = "-" if layer.format is None else format_label(layer.format)
+        facts = map(Text, (safe(stored), safe(layer.shape), CUTS[layer.cut]))
+        held = (_held(layer.shares[each]) for each in worlds)
+        listed.append(NamedRow(name(row.name), [*facts, *held], row.count))
+    return NameTable("layer", ("format", "(N, K)", "cut", *numbers), listed, numbers)
 
 
 def _held(share: "LayerShare") -> Text:
@@ -72,11 +70,11 @@ def _refused(rows: "Sequence[Fold[PlannedLayer]]", ranks: int) -> Iterator[Rende
     for row in rows:
         share = row.first.shares[ranks]
         if not share.fits:
-            title = Text(f"{plural(ranks, 'rank')}  ", "bold red").append(name(row.name), "none")
+            title = Text(f"{plural(ranks, 'rank')}  ", "bold red").append(glued(name(row.name)), "none")
             yield title.append(f"  x{row.count}" if row.count > 1 else "")
-            yield Padding(Text(safe(share.reason, keep="\n")), (0, 0, 0, 4))
+            yield Paragraph(Text(safe(share.reason, keep="\n")), 4)
             for each in share.alternatives:
-                yield Padding(Text("instead  ", "green").append(_instead(each), "none"), (0, 0, 0, 4))
+                yield Paragraph(Text("instead  ", "green").append(_instead(each), "none"), 4)
 
 
 def _instead(each: "Alternative") -> str:
@@ -84,10 +82,6 @@ def _instead(each: "Alternative") -> str:
 
 
 def _world(ranks: int, world: "WorldPlan") -> Text:
-    """ok  4 ranks: 1.2 GiB each, at most 1.3 GiB."""
-    line = Text("ok" if world.fits else "no", STYLE["ok"] if world.fits else "bold red")
-    most, least = max(world.bytes), min(world.bytes)
-    held = size(most) if most == least else f"{size(least)} to {size(most)}"
-    each = " each" if ranks > 1 else ""
-    what = f"{held}{each}" if world.fits else f"{plural(world.refused, 'layer')} cannot be shared"
-    return line.append(f"  {plural(ranks, 'rank')}: {what}", "none")
+    verdict = "ok" if world.fits else "no"
+    rest = world_line(ranks, world).removeprefix(verdict)
+    return Text(verdict, STYLE["ok"] if world.fits else "bold red").append(rest, "none")

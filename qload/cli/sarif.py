@@ -5,12 +5,10 @@ and the tensor as a logical location. Source: the SARIF 2.1.0 standard of OASIS,
 """
 
 import hashlib
-import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
-from importlib import metadata, resources
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -54,8 +52,10 @@ def write(reports: "Sequence[Report]", place: Path) -> None:
 
 def log(reports: "Sequence[Report]") -> dict[str, Any]:
     """One run of qload over all the checkpoints, as a SARIF log."""
+    from qload.verify.rules.pages import rule_pages
+
     found = [(report, finding) for report in reports for finding in report.findings]
-    rules = list(dict.fromkeys([*_pages(), *(finding.rule for _, finding in found)]))
+    rules = list(dict.fromkeys([*rule_pages(), *(finding.rule for _, finding in found)]))
     told = [{"level": "note", "message": {"text": note}} for report in reports for note in report.notes]
     driver = {"name": "qload", **_version(), "rules": [_rule(rule) for rule in rules]}
     invocation = {"executionSuccessful": True, "toolExecutionNotifications": told}
@@ -124,7 +124,9 @@ def _quoted(path: str) -> str:
 
 
 def _rule(rule: str) -> dict[str, Any]:
-    page = _pages().get(rule)
+    from qload.verify.rules.pages import rule_pages
+
+    page = rule_pages().get(rule)
     if page is None:
         return {"id": rule}
     what, why, do = page["what"], page["why"], page["do"]
@@ -137,14 +139,6 @@ def _rule(rule: str) -> dict[str, Any]:
             "markdown": f"{what}\n\n**Why it matters.** {why}\n\n**What to do.** {do}",
         },
     }
-
-
-@cache
-def _pages() -> Mapping[str, Mapping[str, str]]:
-    """What docs/rules says of each rule, in short."""
-    text = resources.files("qload.verify.rules").joinpath("pages.json").read_text("utf-8")
-    pages: dict[str, dict[str, str]] = json.loads(text)
-    return pages
 
 
 def _version() -> dict[str, str]:

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from qload.cli.options import as_json, verbose
+from qload.cli.summary import summarize
 from qload.errors.verdicts import SCHEMA
 
 EPILOG = """\b
@@ -65,6 +66,8 @@ def selftest(
         click.echo(json.dumps({"schema": SCHEMA, "faults": rows, "let_through": through}, indent=2))
     else:
         _print(rows)
+    caught = f"{len(rows) - len(through)} of {len(rows)} faults are caught"
+    summarize([caught, *(f"let through  {fault}" for fault in through)], as_json)
     raise SystemExit(1 if through else 0)
 
 
@@ -114,14 +117,11 @@ def _adopted(tests: str, pack: str | None, gemm: str | None, format_name: str | 
 
 
 def _print(rows: list[dict[str, Any]]) -> None:
-    from rich.table import Table
+    from rich.text import Text
 
     from qload.cli.console import stdout
+    from qload.cli.tables import NamedRow, NameTable
 
-    table = Table(title="kill matrix")
-    columns = [name for name in rows[0] if name != "words"] if rows else []
-    for name in columns:
-        table.add_column(name, overflow="fold")
-    for row in rows:
-        table.add_row(*(str(row[name] or "") for name in columns))
-    stdout().print(table)
+    columns = [name for name in rows[0] if name not in ("fault", "words")] if rows else []
+    listed = [NamedRow(row["fault"], [Text(str(row[name] or "")) for name in columns]) for row in rows]
+    stdout().print(NameTable("fault", columns, listed))

@@ -11,7 +11,7 @@ from qload.cli.options import CheckpointPath, as_json, experts_parallel, nonfini
 from qload.cli.output import emit
 from qload.cli.progress import progress_bar
 from qload.cli.ranks import ranks
-from qload.cli.written import new_folder, shard_size, tables
+from qload.cli.written import new_folder, shard_size, summary, tables
 
 if TYPE_CHECKING:
     from qload.hub import HubId
@@ -94,4 +94,8 @@ def shard(
                     progress=progress,
                     process_group=group,
                 )
-    ctx.exit(emit(found, as_json, partial(tables, outcomes=OUTCOMES)) if first else 0)
+    ctx.exit(
+        emit(found, as_json, partial(tables, outcomes=OUTCOMES), partial(summary, outcomes=OUTCOMES))
+        if first
+        else 0
+    )

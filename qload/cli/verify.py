@@ -24,6 +24,7 @@ from qload.cli.progress import named, progress_bar
 from qload.cli.ranks import ranks
 from qload.cli.run import token_ids
 from qload.cli.sarif import STDOUT, SarifFile, write
+from qload.cli.summary import report_lines, several_lines, summarize
 from qload.errors.verdicts import worst_code
 
 if TYPE_CHECKING:
@@ -179,14 +180,18 @@ def verify(
                     codes.append(_told(report, as_json, sarif, several))
     if first and sarif is not None:
         write(reports, sarif)
+    if first and several:
+        summarize(several_lines(reports), as_json)
     ctx.exit(worst_code(codes) if first else 0)  # only the first process exits with the verdict
 
 
 def _told(report: "Report", as_json: bool | None, sarif: Path | None, several: bool) -> int:
     """The exit code of a report, which is printed unless SARIF alone is asked for."""
     if sarif == STDOUT:
+        if not several:
+            summarize(report_lines(report), as_json)
         return report.exit_code
-    return emit(report, as_json, _tables, one_of_several=several)
+    return emit(report, as_json, _tables, report_lines, one_of_several=several)
 
 
 def _tables(report: "Report") -> "Iterator[RenderableType]":

@@ -1,16 +1,19 @@
 """What verbs that write a checkpoint share: where to, in how large files, and what became of its layers."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from qload.cli.options import output_folder
+from qload.cli.summary import counts, finding_lines, layer_lines, note_lines
+from qload.cli.text import plural
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from qload.conversion import Conversion, ShardedCheckpoint
+    from qload.verify import Finding
 
 F = TypeVar("F", bound=Callable[..., Any])
 GIGABYTE = 1_000_000_000
@@ -47,15 +50,41 @@ def tables(
     """The layers that are not well, the notes, and the verdict; `outcomes` in words."""
     from rich.text import Text
 
-    from qload.cli.tables import STYLE
+    from qload.cli.console import Paragraph, glued
+    from qload.cli.tables import STYLE, FindingTable
     from qload.cli.text import name, safe
 
     for layer in found.layers:
         if not layer.well:
-            yield Text(layer.outcome, "red").append(f"  {name(layer.name)}", "none")
-            yield Text(f"    {safe(layer.detail)}", "dim")
+            yield Text(layer.outcome, "red").append(f"  {glued(name(layer.name))}", "none")
+            yield Paragraph(Text(safe(layer.detail, keep="\n"), "dim"), 4)
+    findings = errors_of(found)
+    if findings:
+        yield FindingTable(findings)
     for note in found.notes:
         yield Text(f"note  {safe(note)}")
-    line = Text(found.verdict, STYLE.get(found.verdict, "bold red"))
-    counts = [f"{count} {outcomes[outcome]}" for outcome, count in sorted(found.counts.items())]
-    yield line.append(f"  {safe(found.unreadable or found.unsupported or ', '.join(counts))}", "none")
+    yield Text(found.verdict, STYLE.get(found.verdict, "bold red")).append(
+        f"  {_came_to(found, outcomes)}", "none"
+    )
+
+
+def summary(found: "Conversion | ShardedCheckpoint", outcomes: Mapping[str, str]) -> Iterator[str]:
+    """The verdict, and a line for each reason why a checkpoint or a layer is not well."""
+    yield f"{found.verdict}  {_came_to(found, outcomes)}"
+    yield from finding_lines(errors_of(found))
+    yield from layer_lines(
+        (layer.outcome, layer.name, layer.detail) for layer in found.layers if not layer.well
+    )
+    yield from note_lines(found.notes)
+
+
+def errors_of(found: "Conversion | ShardedCheckpoint") -> "Sequence[Finding]":
+    """Errors of headers, which `convert` looks for."""
+    return getattr(found, "findings", ())
+
+
+def _came_to(found: "Conversion | ShardedCheckpoint", outcomes: Mapping[str, str]) -> str:
+    errors = errors_of(found)
+    if errors:
+        return f"{plural(len(errors), 'error')} in the header tier of verify, so that nothing was written"
+    return counts(found, outcomes)

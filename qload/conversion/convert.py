@@ -1,6 +1,7 @@
 """`convert`: a checkpoint in another format, proven to mean the same by reading back what was written."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -11,14 +12,18 @@ from qload.conversion.planned import Planned, planned
 from qload.conversion.report import Conversion, ConvertedLayer
 from qload.conversion.shards import INDEX, OutputFile, index_of, shards_of
 from qload.conversion.source import format_of, source_folder
-from qload.conversion.targets import TARGETS
+from qload.conversion.targets import OLDER_NAMES, TARGETS
 from qload.conversion.write import Progress
 from qload.conversion.written import SHARD_SIZE, NewCheckpoint, nothing, of_checkpoint, target_of
 from qload.diff import LayerDiff, diff
 from qload.errors import ArgumentError, checked
+from qload.listing.answer import INTERNAL
 from qload.loader.finite_scales import Nonfinite, check_nonfinite
 from qload.parallel import ProcessGroup
 from qload.verify.crew import Crew
+from qload.verify.examine import header_errors
+from qload.verify.report import Finding
+from qload.verify.rules.pages import rule_pages
 from qload.verify.subject import Subject
 
 
@@ -30,6 +35,7 @@ def convert(
     to: str,
     keep: Sequence[str] = (),
     rounding: bool = False,
+    accept: Sequence[str] = (),
     shard_size: int = SHARD_SIZE,
     nonfinite: Nonfinite = "error",
     progress: Progress | None = None,
@@ -37,11 +43,12 @@ def convert(
 ) -> Conversion:
     """Write a checkpoint in another format: the same weights, bit for bit, and its config and side files.
 
-    Every layer is asked first, and a target that cannot say one refuses them all before a byte is written.
-    What was written is then read back through its own config and compared with what was read, layer by layer,
-    and only then has the folder its name. A run that was interrupted goes on where it was, file by file. What
-    is plain already stays as it is stored; nothing is quantized. UnreadTensorsError for a tensor in a
-    form that no format reads; such a tensor is never copied.
+    The header tier of `verify` runs first, and its errors refuse the checkpoint. Then every layer is asked,
+    and a target that cannot say one refuses them all before a byte is written. What was written is then read
+    back through its own config and compared with what was read, layer by layer, and only then has the folder
+    its name. A run that was interrupted goes on where it was, file by file. What is plain already stays as it
+    is stored; nothing is quantized. UnreadTensorsError for a tensor in a form that no format reads; such a
+    tensor is never copied.
 
     Parameters
     ----------
@@ -50,13 +57,17 @@ def convert(
     folder
         Which is made; ArgumentError where it has anything in it, or the disk too little space.
     to
-        "gptq" (zero points stored minus one), "gptq_v2", "awq", "marlin", "marlin_24", "compressed-tensors"
-        (pack-quantized); "fp8" (FP8 of any dialect, and plain weights that it says to the bit, as
-        compressed-tensors' float-quantized); or "float32", "float16", "bfloat16": dequantized.
+        "gptq" (zero points stored minus one), "gptq_v2", "awq", "marlin_checkpoint", "marlin_24",
+        "compressed-tensors" (pack-quantized); "fp8" (FP8 of any dialect, and plain weights that it says to
+        the bit, as compressed-tensors' float-quantized); or "float32", "float16", "bfloat16": dequantized.
+        "marlin" is the older name of "marlin_checkpoint"; Marlin's kernel order is no format of files.
     keep
         Patterns, as a shell has them, of the layers that stay as they are.
     rounding
         Whether values may be rounded to float16 or bfloat16, once; without it what is no such number refuses.
+    accept
+        Ids of rules whose errors in the header tier do not refuse the checkpoint; they become notes.
+        ArgumentError for an id that is no rule's.
     shard_size
         Of how many bytes a file is at most, but for one of a larger layer.
     nonfinite
@@ -81,20 +92,39 @@ def convert(
     ('ok', {'bits'}, ['config.json', 'model.safetensors', 'qload-certificate.json'])
     >>> folder.cleanup()
     """
+    to = OLDER_NAMES.get(to, to)
     if to not in TARGETS:
         raise ArgumentError("to", f"one of {', '.join(TARGETS)}", f"{to!r:.80}")
     check_nonfinite(nonfinite)
+    unknown = [rule for rule in accept if rule not in rule_pages()]
+    if unknown:
+        raise ArgumentError("accept", "ids of rules, as docs/rules lists them", f"{unknown[0]!r:.80}")
     target, tell = target_of(folder, shard_size), progress or nothing
     crew = Crew.of(process_group)
 
     def make(subject: Subject) -> Conversion:
+        errors = header_errors(subject, crew, tell)
+        refusing = [each for each in errors if each.rule not in (*accept, INTERNAL)]
+        if refusing:
+            return Conversion(subject.path, to=to, findings=refusing)
         asked = AskedTarget(subject, to, rounding, crew)
         plan = planned(asked, keep, lambda done, total: tell("asking layers", done, total), nonfinite)
+        plan = replace(plan, notes=[*_accepted(errors), *plan.notes])
         if plan.refused:
             return Conversion(subject.path, "", to, _refused(subject, plan.refused), plan.notes)
         return _written(asked, plan, target, shards_of(plan.items, shard_size), tell)
 
     return of_checkpoint(path, make, partial(Conversion, to=to))
+
+
+def _accepted(errors: Sequence[Finding]) -> Iterator[str]:
+    """A note for each cause of errors that do not refuse the checkpoint."""
+    causes: dict[str, list[Finding]] = {}
+    for finding in errors:
+        causes.setdefault(finding.cause, []).append(finding)
+    for first, *others in causes.values():
+        more = f" ({len(others)} more of this cause)" if others else ""
+        yield f"error of the rule {first.rule}, not refused: {' '.join(first.message.split())}{more}"
 
 
 def _refused(subject: Subject, reasons: Mapping[str, str]) -> list[ConvertedLayer]:

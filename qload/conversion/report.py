@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from qload.listing.answer import AnswerByLayer
+from qload.verify.report import Finding
 
 Became = Literal["bits", "rounded", "differs", "refused"]
 WELL = ("bits", "rounded")
@@ -79,6 +80,8 @@ class Conversion(WrittenCheckpoint):
         All that were read; of what was refused, the refused ones.
     notes
         What the target says no more, and what was left out.
+    findings
+        Errors that the header tier of `verify` reports of what was read; then nothing was written.
     unreadable
         Why the checkpoint cannot be read; "" where it can.
     unsupported
@@ -88,5 +91,10 @@ class Conversion(WrittenCheckpoint):
     to: str = ""
     layers: Sequence[ConvertedLayer] = ()
     notes: Sequence[str] = ()
+    findings: Sequence[Finding] = ()
     unreadable: str = ""
     unsupported: str = ""
+
+    def _sound(self) -> bool:
+        """Whether headers have no errors, and all was written and is well."""
+        return not self.findings and super()._sound()

@@ -10,6 +10,7 @@ from qload.errors import RepackError
 from qload.kernel_formats import awq, compressed_tensors, gptq, marlin_24, marlin_checkpoint
 from qload.kernel_formats.integers import Integers
 from qload.layouts import STORED_MINUS_ONE, Stored
+from qload.listing import MARLIN_CHECKPOINT
 from qload.spec import Weight
 
 
@@ -36,7 +37,7 @@ INTEGERS: Mapping[str, IntegerTarget] = {
     "gptq": IntegerTarget(_minus_one),
     "gptq_v2": IntegerTarget(lambda integers: gptq.write(integers, Stored())),
     "awq": IntegerTarget(awq.write),
-    "marlin": IntegerTarget(marlin_checkpoint.write),
+    MARLIN_CHECKPOINT: IntegerTarget(marlin_checkpoint.write),
     "marlin_24": IntegerTarget(marlin_24.write, looks_at_codes=True),
     "compressed-tensors": IntegerTarget(compressed_tensors.write),
 }
@@ -46,6 +47,7 @@ FLOATS: Mapping[str, torch.dtype] = {
     "bfloat16": torch.bfloat16,
 }
 TARGETS = (*INTEGERS, "fp8", *FLOATS)
+OLDER_NAMES = {"marlin": MARLIN_CHECKPOINT}  # of targets: "marlin" is a kernel order elsewhere
 
 
 class Unpacked(Integers):

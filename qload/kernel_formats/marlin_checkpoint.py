@@ -11,7 +11,7 @@ def write(integers: Integers) -> MarlinWeight:
     """Exact, or RepackError: only what tiles hold whole, of one scale a group and no zero points."""
     reason = _why_not(integers)
     if reason:
-        raise RepackError(integers.source, "marlin", reason)
+        raise RepackError(integers.source, "a Marlin checkpoint", reason)
     bits, groups, K = integers.bits, integers.groups, integers.layer.K
     return MarlinWeight(
         config=MarlinConfig(-1 if groups == 1 else K // groups, bits),
@@ -23,7 +23,7 @@ def write(integers: Integers) -> MarlinWeight:
 
 def _why_not(integers: Integers) -> str | None:
     if integers.bits not in marlin.BITS:
-        return f"marlin has 4 or 8 bits, got {integers.bits}"
+        return f"a Marlin checkpoint has 4 or 8 bits, got {integers.bits}"
     return why_not_in_tiles(integers, marlin.TILE_K)
 
 

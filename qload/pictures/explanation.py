@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from qload.listing import format_label
 from qload.pictures.in_pages import drawings_of
 from qload.pictures.page import Page, ReportTable
 from qload.plan import ExplainedLayer, Explanation, KernelChoice
@@ -44,7 +45,7 @@ def _row(layer: ExplainedLayer, tokens: Sequence[int]) -> list[str | int | None]
     kernels = {choice.tokens: _kernel(choice) for choice in layer.choices}
     return [
         layer.prefix,
-        layer.format,
+        layer.format and format_label(layer.format),
         layer.shape[0] if layer.shape else None,
         layer.shape[1] if len(layer.shape) > 1 else None,
         layer.kernel_format,

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
 
+from qload.listing import format_label
 from qload.pictures.in_pages import drawings_of
 from qload.pictures.page import Page, ReportTable
 from qload.pictures.values import LayerPictures
@@ -64,7 +65,7 @@ def _layers(report: Report, pictures: Mapping[str, LayerPictures]) -> list[Seque
     return [
         [
             layer.prefix,
-            layer.format,
+            layer.format and format_label(layer.format),
             layer.bits,
             layer.group_size,
             _word(layer.sym),

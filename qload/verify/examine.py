@@ -177,6 +177,13 @@ def verify(
     return report if logits is None else _with_logits(report, path, logits, against, tell)
 
 
+def header_errors(subject: Subject, crew: Crew, progress: Progress) -> list[Finding]:
+    """Errors that `verify(path, tier="headers")` reports of a checkpoint that is open."""
+    found, _ = judge(subject, crew, progress, "headers")
+    found = list(_told_of_shard(found)) if subject.shard else found
+    return [finding for finding in found if finding.severity == "error"]
+
+
 def _compared(
     report: Report, subject: Subject, path: str | PathLike[str], crew: Crew, tell: Tell, drawing: bool
 ) -> Report:

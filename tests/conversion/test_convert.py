@@ -16,8 +16,11 @@ from qload.conversion import Conversion
 from qload.conversion.sections import NO_ACT_ORDER
 from qload.conversion.targets import INTEGERS
 from qload.errors import ArgumentError
+from qload.formats import MarlinWeight
 from qload.listing import layers
 from qload.testing import make_checkpoint
+from qload.verify import judge
+from qload.verify.rules.rule import Rule
 from tests.paths import FIXTURES
 from tests.verify.checkpoints import GPTQ, gptq, model
 
@@ -27,6 +30,10 @@ OTHERS = {
     "experts": FIXTURES / "models" / "gptq_mixtral",
 }
 UP = "model.layers.0.mlp.up_proj"
+
+
+PART = ["layer-count", "architecture-missing", "architecture-shape"]  # errors of a part of a model
+FORMAT_OF = {"gptq_v2": "gptq", "compressed-tensors": "ct_pack", "marlin_checkpoint": "marlin"}  # in JSON
 
 
 def made(format: str, folder: Path, **said: Any) -> Path:
@@ -61,11 +68,11 @@ def refused(found: Conversion) -> set[str]:
     ("source", "ways"),
     [
         ("gptq", ["awq", "gptq"]),
-        ("gptq", ["marlin", "compressed-tensors", "gptq_v2"]),
+        ("gptq", ["marlin_checkpoint", "compressed-tensors", "gptq_v2"]),
         ("gptq-8bit", ["compressed-tensors", "awq", "gptq"]),
         ("gptq-act-order", ["gptq_v2", "gptq"]),
         ("awq", ["compressed-tensors", "gptq_v2", "awq"]),
-        ("compressed-tensors", ["marlin", "awq", "compressed-tensors"]),
+        ("compressed-tensors", ["marlin_checkpoint", "awq", "compressed-tensors"]),
     ],
 )
 def test_whatever_the_way_the_weights_are_the_same(source: str, ways: list[str], tmp_path: Path) -> None:
@@ -76,7 +83,7 @@ def test_whatever_the_way_the_weights_are_the_same(source: str, ways: list[str],
         assert (found.verdict, set(found.counts)) == ("ok", {"bits"})
         last = tmp_path / to
         assert same(first, last)
-        assert formats(last) == {{"gptq_v2": "gptq", "compressed-tensors": "ct_pack"}.get(to, to)}
+        assert formats(last) == {FORMAT_OF.get(to, to)}
 
 
 @pytest.mark.parametrize("source", OTHERS)
@@ -106,11 +113,11 @@ def test_back_in_its_own_format_each_tensor_is_what_it_was(tmp_path: Path) -> No
         ("gptq-act-order", "awq", "the groups are not in order along K (act order), and there is no g_idx"),
         (
             "gptq-act-order",
-            "marlin",
+            "marlin_checkpoint",
             "the groups are not in order along K (act order), and there is no g_idx",
         ),
         ("gptq-act-order", "compressed-tensors", NO_ACT_ORDER),
-        ("awq", "marlin", "a zero point is not 8, and none are stored"),
+        ("awq", "marlin_checkpoint", "a zero point is not 8, and none are stored"),
         (
             "awq",
             "gptq",
@@ -327,7 +334,104 @@ def test_a_layer_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     source = model(tmp_path / "in", stored, quantization_config=GPTQ)
     found = convert(source, tmp_path / "out", to="awq")
 
+    assert [(each.rule, each.tensor) for each in found.findings] == [("missing-tensor", "b.scales")]
+    assert (found.verdict, found.layers) == ("findings", ())
+    found = convert(source, tmp_path / "out", to="awq", accept=["missing-tensor"])
     assert [(layer.name, layer.outcome) for layer in found.layers] == [("b", "refused")]
+    assert not (tmp_path / "out").exists()
+
+
+def damaged(folder: Path) -> Path:
+    """Two GPTQ layers whose scales have a row too few."""
+    folder.mkdir()
+    stored = {**gptq("q_proj"), **gptq("up_proj"), **gptq("down_proj")}
+    stored |= {name: torch.ones(1, 8).half() for name in ("q_proj.scales", "up_proj.scales")}
+    return model(folder, stored, quantization_config=GPTQ)
+
+
+def test_errors_of_the_header_tier_refuse_what_verify_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = damaged(tmp_path / "in")
+    monkeypatch.setattr("qload.conversion.asked.AskedTarget.answers", None)  # layers are not asked
+    found = convert(source, tmp_path / "out", to="awq")
+
+    assert found.findings == list(verify(source, tier="headers").findings)
+    assert [each.rule for each in found.findings] == ["tensor-shape"] * 2
+    assert (found.verdict, found.folder, found.layers, found.exit_code) == ("findings", "", (), 1)
+    assert [each["rule"] for each in found.to_json()["findings"]] == ["tensor-shape"] * 2
+    assert {path.name for path in tmp_path.iterdir()} == {"in"}
+
+
+def test_accepted_errors_are_notes_and_unreadable_layers_stay_refused(tmp_path: Path) -> None:
+    found = convert(damaged(tmp_path / "in"), tmp_path / "out", to="awq", accept=["tensor-shape"])
+
+    assert [layer.name for layer in found.layers if layer.outcome == "refused"] == ["q_proj", "up_proj"]
+    (note,) = found.notes
+    assert note.startswith("error of the rule tensor-shape, not refused: q_proj.scales: ")
+    assert note.endswith("(1 more of this cause)")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_accepted_error_is_a_note_of_the_certificate(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    config = {"quantization_config": GPTQ, "num_hidden_layers": 2}
+    source = model(tmp_path / "in", gptq("model.layers.0.q_proj"), **config)
+
+    assert [each.rule for each in convert(source, tmp_path / "out", to="awq").findings] == ["layer-count"]
+    found = convert(source, tmp_path / "out", to="awq", accept=["layer-count"])
+    assert found.verdict == "ok"
+    said = json.loads((tmp_path / "out" / "qload-certificate.json").read_text())
+    assert said["notes"] == list(found.notes)
+    assert found.notes[0].startswith("error of the rule layer-count, not refused: num_hidden_layers is 2")
+
+
+def test_warnings_of_headers_refuse_nothing(tmp_path: Path) -> None:
+    source = made("gptq", tmp_path / "in", num_hidden_layers=2)
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 1}))
+
+    assert {each.severity for each in verify(source, tier="headers").findings} == {"warning"}
+    assert convert(source, tmp_path / "out", to="awq").verdict == "ok"
+
+
+def test_one_file_of_several_does_not_lack_what_the_others_hold(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    model(tmp_path / "in", gptq("model.layers.0.q_proj"), quantization_config=GPTQ, num_hidden_layers=2)
+    file = tmp_path / "in" / "model-00001-of-00002.safetensors"
+    (tmp_path / "in" / "model.safetensors").rename(file)
+
+    assert convert(file, tmp_path / "out", to="awq").verdict == "ok"
+
+
+def test_a_bug_of_a_rule_refuses_nothing_and_is_a_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def bug(*_: object) -> None:
+        raise KeyError("slip")
+
+    monkeypatch.setattr(judge, "RULES", (Rule("missing-sibling", "headers", bug),))  # type: ignore[arg-type]
+    found = convert(made("gptq", tmp_path / "in"), tmp_path / "out", to="awq")
+
+    assert found.verdict == "ok"
+    assert "rule internal, not refused: missing-sibling: internal error, KeyError" in found.notes[0]
+
+
+@pytest.mark.parametrize("accept", [["nothing"], ["layer-count", ""]])
+def test_what_is_no_rule_is_an_argument_error(accept: list[str], tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="accept"):
+        convert(OTHERS["awq"], tmp_path / "out", to="gptq_v2", accept=accept)
+
+
+def test_the_older_name_of_marlin_checkpoints_means_them(tmp_path: Path) -> None:
+    source = made("gptq", tmp_path / "in")
+    found = [convert(source, tmp_path / to, to=to) for to in ("marlin", "marlin_checkpoint")]
+    written = [json.loads(Path(each.folder, "qload-certificate.json").read_text()) for each in found]
+
+    assert [each.to for each in found] == ["marlin_checkpoint"] * 2
+    assert written[0] == written[1]
+    assert written[0]["to"] == "marlin_checkpoint"
+    assert formats(tmp_path / "marlin") == {MarlinWeight.format}  # of files, not a kernel's GPTQMarlinWeight
 
 
 def test_experts_of_one_tensor_that_are_plain_are_copied(
@@ -339,7 +443,7 @@ def test_experts_of_one_tensor_that_are_plain_are_copied(
     (tmp_path / "in").mkdir()
     source = model(tmp_path / "in", stored, quantization_config=GPTQ, **sizes)
 
-    assert convert(source, tmp_path / "out", to="gptq_v2").verdict == "ok"
+    assert convert(source, tmp_path / "out", to="gptq_v2", accept=PART).verdict == "ok"
     now = load_file(tmp_path / "out" / "model.safetensors")
     assert torch.equal(now["model.layers.0.mlp.experts.gate_up_proj"], stack)
 
@@ -367,4 +471,4 @@ def test_settings_in_tensors_are_left_out(tmp_path: Path) -> None:
 
 
 def test_every_target_is_tried_here() -> None:
-    assert {*INTEGERS} == {"gptq", "gptq_v2", "awq", "marlin", "marlin_24", "compressed-tensors"}
+    assert {*INTEGERS} == {"gptq", "gptq_v2", "awq", "marlin_checkpoint", "marlin_24", "compressed-tensors"}

@@ -18,6 +18,7 @@ from qload.testing import make_checkpoint
 from tests.conversion.interruption import interrupted
 from tests.paths import ROOT
 
+BEFORE = ("headers", "asking layers")  # stages of progress that read no weight
 SMALL = 40_000  # bytes of a file
 
 
@@ -209,7 +210,7 @@ def test_progress_is_told_in_bytes_to_the_end(source: Path, tmp_path: Path) -> N
     convert(source, tmp_path / "out", to="awq", progress=lambda *each: told.append(each))
     writing = [(done, total) for stage, done, total in told if stage == "writing"]
 
-    assert next(stage for stage, *_ in told if stage != "asking layers") == "writing"
+    assert next(stage for stage, *_ in told if stage not in BEFORE) == "writing"
     assert writing[0][0] == 0
     assert writing[-1][0] == writing[-1][1]
     assert json.dumps(told)

@@ -40,7 +40,7 @@ def records() -> list[Any]:
 
 # What is filled in as a run goes on.
 MUTABLE = {
-    *("Ledger", "LayerTable", "FindingTable", "Traffic"),
+    *("Ledger", "Traffic"),
     *("Comparison", "Compared", "Watching", "ScaleFit", "Distance", "Subject"),
     "ValueDiff",
     "NativeInputs",  # whose codes are made in the type that a product asks for

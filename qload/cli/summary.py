@@ -1,0 +1,113 @@
+"""A report in at most ten lines, on standard error, where standard output is JSON for a program.
+
+A line is not wrapped, has no escape sequence, and has no name cut short.
+"""
+
+import sys
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+from qload.cli.text import name, percent, plural, safe, size
+
+if TYPE_CHECKING:
+    from qload.listing import Coverage
+    from qload.listing.answer import AnswerByLayer
+    from qload.verify import Finding, Report
+
+T = TypeVar("T")
+LINES = 10
+MESSAGE_LIMIT = 300  # characters of a message
+
+
+def summarize(lines: Iterable[str], as_json: bool | None) -> None:
+    """Print the first lines on standard error if standard output is JSON that no terminal shows."""
+    if as_json is False or sys.stdout.isatty():
+        return
+    listed = list(lines)
+    if len(listed) > LINES:
+        listed[LINES - 1 :] = [f"... and {len(listed) - LINES + 1} more lines"]
+    for line in listed:
+        click.echo(line, err=True)
+
+
+def report_lines(report: "Report") -> Iterator[str]:
+    """The verdict, a line for each cause of findings, and the notes."""
+    yield verdict_line(report)
+    yield from finding_lines(report.findings)
+    yield from note_lines(report.notes)
+
+
+def several_lines(reports: "Sequence[Report]") -> Iterator[str]:
+    """The verdict of each checkpoint, those with findings first."""
+    return map(verdict_line, sorted(reports, key=lambda report: report.verdict == "ok"))
+
+
+def verdict_line(report: "Report") -> str:
+    """ok  ./model: 21 layers, 7 plain tensors, 100 % of 1.1 MiB explained."""
+    severities = [finding.severity for finding in report.findings]
+    counts = ((severity, severities.count(severity)) for severity in ("error", "warning"))
+    found = [plural(count, severity) for severity, count in counts if count]
+    found += [plural(len(report.notes), "note")] if report.notes else []
+    parts = [", ".join(found)] if found else []
+    parts += [_coverage(report.coverage)] if report.coverage else []
+    return f"{report.verdict}  {safe(report.path)}: {'; '.join(parts) or 'nothing found'}"
+
+
+def finding_lines(findings: "Iterable[Finding]") -> Iterator[str]:
+    """A line for each cause, with the first of its places and how many there are."""
+    for first, count in _alike(findings, lambda finding: (finding.severity, finding.cause)):
+        message = first.message.removeprefix(f"{first.file}: ").removeprefix(f"{first.tensor}: ")
+        places = [name(place) for place in (first.tensor or first.file,) if place]
+        lead = "  ".join([first.severity, safe(first.rule), *places])
+        yield f"{lead}: {_in_one_line(message)}{_more(count)}"
+
+
+def layer_lines(outcomes: Iterable[tuple[str, str, str]]) -> Iterator[str]:
+    """A line for each outcome and reason, from (outcome, name of a layer, reason)."""
+    from qload.listing import cause_of
+
+    causes = _alike(outcomes, lambda each: (each[0], cause_of(each[2], each[1])))
+    for (outcome, layer, reason), count in causes:
+        detail = f": {_in_one_line(reason.removeprefix(f'{layer}: '))}" if reason else ""
+        yield f"{outcome}  {name(layer)}{detail}{_more(count)}"
+
+
+def counts(found: "AnswerByLayer", outcomes: Mapping[str, str]) -> str:
+    """How many layers have each outcome, in words; or why the checkpoint cannot be read."""
+    why = getattr(found, "unreadable", "") or getattr(found, "unsupported", "")
+    numbers = [f"{count} {outcomes[outcome]}" for outcome, count in sorted(found.counts.items())]
+    return safe(why or ", ".join(numbers) or "nothing found")
+
+
+def note_lines(notes: Iterable[str]) -> Iterator[str]:
+    """A line for each note."""
+    return (f"note  {_in_one_line(note)}" for note in notes)
+
+
+def _alike(items: Iterable[T], key: Callable[[T], Hashable]) -> Iterator[tuple[T, int]]:
+    """The first of all items with one key, and how many have it."""
+    groups: dict[Hashable, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return ((group[0], len(group)) for group in groups.values())
+
+
+def _in_one_line(text: str) -> str:
+    lines = (" ".join(line.split()) for line in text.splitlines())
+    return safe("; ".join(filter(None, lines)), limit=MESSAGE_LIMIT)
+
+
+def _more(count: int) -> str:
+    return f" ({count} in all)" if count > 1 else ""
+
+
+def _coverage(coverage: "Coverage") -> str:
+    """What was explained, and which share of the bytes; never 100 % of what was not."""
+    counts = ((coverage.layers, "layer"), (coverage.plain_tensors, "plain tensor"))
+    parts = [plural(count, what) for count, what in counts if count]
+    parts.append(f"{percent(coverage.explained, coverage.total)} of {size(coverage.total)} explained")
+    if coverage.unread:
+        parts.append(f"{percent(coverage.unread, coverage.total)} not read")
+    return ", ".join(parts)
