@@ -11,15 +11,21 @@ SECTIONS = {"why": "Why it matters.", "do": "What to do."}
 
 
 def short(page: str) -> dict[str, str]:
-    """A page's paragraphs, each as one line: what the rule says, why it matters, and what to do."""
+    """A page's Markdown, a line for each paragraph and item: what the rule says, why, and what to do."""
     text = re.sub(r"^```.*?^```$", "", page, flags=re.MULTILINE | re.DOTALL)
-    paragraphs = [" ".join(part.split()) for part in text.split("\n\n")[2:]]  # under the title and the tier
+    paragraphs = [_paragraph(part) for part in text.split("\n\n")[2:]]  # under the title and the tier
     what = [part for part in paragraphs if part and not part.startswith("**")]
-    found = {"what": " ".join(what)}
+    found = {"what": "\n\n".join(what)}
     for key, title in SECTIONS.items():
         (paragraph,) = (part for part in paragraphs if part.startswith(f"**{title}**"))
         found[key] = paragraph.removeprefix(f"**{title}**").strip()
     return found
+
+
+def _paragraph(part: str) -> str:
+    """Lines joined, but for those that begin an item of a list or a row of a table."""
+    lines = re.split(r"\n(?=- |\|)", part.strip())
+    return "\n".join(" ".join(line.split()) for line in lines)
 
 
 def pages() -> dict[str, dict[str, str]]:

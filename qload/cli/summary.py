@@ -58,10 +58,9 @@ def verdict_line(report: "Report") -> str:
 def finding_lines(findings: "Iterable[Finding]") -> Iterator[str]:
     """A line for each cause, with the first of its places and how many there are."""
     for first, count in _alike(findings, lambda finding: (finding.severity, finding.cause)):
-        message = first.message.removeprefix(f"{first.file}: ").removeprefix(f"{first.tensor}: ")
         places = [name(place) for place in (first.tensor or first.file,) if place]
         lead = "  ".join([first.severity, safe(first.rule), *places])
-        yield f"{lead}: {_in_one_line(message)}{_more(count)}"
+        yield f"{lead}: {_in_one_line(first.detail)}{_more(count)}"
 
 
 def layer_lines(outcomes: Iterable[tuple[str, str, str]]) -> Iterator[str]:

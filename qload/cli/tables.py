@@ -178,10 +178,7 @@ def _where(finding: "Finding") -> list[str]:
 
 
 def _what(finding: "Finding") -> Text:
-    message = finding.message
-    for shown in (finding.file, finding.tensor):  # beside it already
-        message = message.removeprefix(f"{shown}: ")
-    what = Text(safe(message, keep="\n"))
+    what = Text(safe(finding.detail, keep="\n"))
     if finding.remedy:
         what.append("\nremedy  ", "green").append(_indented(finding.remedy, 8), "none")
     return what

@@ -14,6 +14,7 @@ from importlib import resources
 from typing import Any
 
 from qload.errors import ArgumentError
+from qload.pictures.markdown import markdown_html
 
 FOLDER = "qload.pictures.template"
 LONGEST = 4000  # characters of a text
@@ -54,8 +55,8 @@ class ReportTable:
 class Page:
     """What a page says.
 
-    `facts`: beside the verdict, by name; `shares`: parts of one bar, in bytes; `explanations`: texts by `id`;
-    `drawings`: by name, SVG that holds nothing of a file.
+    `facts`: beside the verdict, by name; `shares`: parts of one bar, in bytes; `explanations`: Markdown by
+    `id`; `drawings`: by name, SVG that holds nothing of a file.
     """
 
     title: str
@@ -84,6 +85,10 @@ class Page:
         return template.render(
             page=replace(self, tables=tables),
             shown=shown,
+            explained={
+                name: markdown_html(shown(text), tuple(self.explanations))
+                for name, text in self.explanations.items()
+            },
             parts=parts,
             data=_data(tables),
             style=_file("page.css"),

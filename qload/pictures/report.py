@@ -1,9 +1,6 @@
 """What `verify` found, as a page: the verdict, which bytes are explained, findings and layers."""
 
-import json
 from collections.abc import Mapping, Sequence
-from functools import cache
-from importlib import resources
 
 from qload.listing import format_label
 from qload.pictures.in_pages import drawings_of
@@ -11,6 +8,7 @@ from qload.pictures.page import Page, ReportTable
 from qload.pictures.values import LayerPictures
 from qload.verify import Report
 from qload.verify.report import Finding
+from qload.verify.rules.pages import rule_pages
 
 FINDINGS = ("rule", "severity", "tensor", "file", "message", "remedy")
 LAYERS = (
@@ -44,13 +42,13 @@ def report_page(report: Report, pictures: Mapping[str, LayerPictures] | None = N
         ],
         notes=report.notes,
         shares=_shares(report),
-        explanations={rule: text for rule, text in _rules().items() if rule in found},
+        explanations={rule: _explanation(page) for rule, page in rule_pages().items() if rule in found},
         drawings=drawings_of((layer.format, layer.bits) for layer in report.layers),
     ).html()
 
 
 def _finding(found: Finding) -> list[str | int | None]:
-    return [found.rule, found.severity, found.tensor, found.file, found.message, found.remedy or None]
+    return [found.rule, found.severity, found.tensor, found.file, found.detail, found.remedy or None]
 
 
 def _layers(report: Report, pictures: Mapping[str, LayerPictures]) -> list[Sequence[str | int | None]]:
@@ -101,12 +99,6 @@ def _shares(report: Report) -> Mapping[str, int]:
     }
 
 
-@cache
-def _rules() -> Mapping[str, str]:
-    """What docs/rules says of each rule, in short."""
-    text = resources.files("qload.verify.rules").joinpath("pages.json").read_text("utf-8")
-    pages: dict[str, dict[str, str]] = json.loads(text)
-    return {
-        rule: f"{page['what']}\n\nWhy it matters: {page['why']}\n\nWhat to do: {page['do']}"
-        for rule, page in pages.items()
-    }
+def _explanation(page: Mapping[str, str]) -> str:
+    """The page of a rule in short, as Markdown."""
+    return f"{page['what']}\n\n**Why it matters.** {page['why']}\n\n**What to do.** {page['do']}"

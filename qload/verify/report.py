@@ -51,6 +51,11 @@ class Finding:
     remedy: str = ""
     cause: str = ""
 
+    @property
+    def detail(self) -> str:
+        """The message without the tensor or the file that it begins with, for where these stand beside it."""
+        return self.message.removeprefix(f"{self.file}: ").removeprefix(f"{self.tensor}: ")
+
     def __post_init__(self) -> None:
         if not self.cause:
             layer = self.tensor.rpartition(".")[0] if self.tensor else None

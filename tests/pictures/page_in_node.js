@@ -25,7 +25,8 @@ const sections = JSON.parse(data).map((table, at) => {
   const section = new Made("section");
   section.dataset.table = String(at);
   section.querySelector("input").value = "";
-  section.heads = table.columns.map(() => new Made("th"));
+  section.heads = table.columns.map((title) => Object.assign(new Made("th"), { textContent: ` ${title}\n` }));
+  Object.assign(section.querySelector(".scroll"), { clientWidth: 400, scrollWidth: Number(process.argv[4] ?? 400) });
   return section;
 });
 global.document = {
@@ -33,11 +34,14 @@ global.document = {
   createElement: (tag) => new Made(tag),
   querySelectorAll: () => sections.filter((_, at) => JSON.parse(data)[at].rows.length),
 };
+global.window = { addEventListener: () => {} };
 new Function(script)();
 
 const rows = (section) => section.querySelector("tbody").kids;
 const section = sections.at(-1);
 const first = rows(section).length;
+const look = section.className;
+const titles = rows(section)[0].kids.map((cell) => cell.dataset.title);
 const canvases = rows(section)[0].kids.flatMap((cell) => cell.kids).filter((kid) => kid.tag === "canvas");
 section.heads[0].querySelector("button").on.click();
 const names = rows(section).map((row) => row.kids[0].textContent);
@@ -46,6 +50,8 @@ section.querySelector("input").on.input();
 console.log(JSON.stringify({
   first,
   names,
+  look,
+  titles,
   small: section.querySelector("small").textContent,
   drawn: canvases.map((each) => ({ title: each.title, width: each.width, rects: each.rects })),
 }));

@@ -21,6 +21,7 @@ from qload.pictures.page import Page, ReportTable, shown
 from qload.pictures.values import LayerPictures
 from qload.verify import Report
 from qload.verify.report import Finding
+from qload.verify.rules.pages import rule_pages
 from tests.paths import FIXTURES
 
 MODEL = FIXTURES / "models" / "gptq_mixtral"
@@ -203,11 +204,18 @@ def test_the_script_draws_sorts_and_filters(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     page.write_text(report_page(report(layers=layers), pictures))
     script = Path(__file__).parent / "page_in_node.js"
-    done = subprocess.run(
-        ["node", script, page, "LAYERS.77 gptq"], capture_output=True, text=True, check=True
+    told, wide = (
+        json.loads(
+            subprocess.run(
+                ["node", script, page, "LAYERS.77 gptq", width], capture_output=True, text=True, check=True
+            ).stdout
+        )
+        for width in ("400", "401")
     )
-    told = json.loads(done.stdout)
     bars, error = told["drawn"]
+
+    assert (told["look"], wide["look"]) == ("table", "table cards")  # of a table in 400 pixels
+    assert told["titles"] == tables(page.read_text())[1]["columns"]
 
     assert (told["first"], told["small"]) == (200, "11 of 1000")
     assert [told["names"][at] for at in (2, 10)] == ["model.layers.2", "model.layers.10"]
@@ -219,6 +227,98 @@ def test_the_script_draws_sorts_and_filters(tmp_path: Path) -> None:
     colors = [rect[0] for rect in error["rects"]]
     assert colors[0] == colors[3]
     assert len({*colors}) == 3
+
+
+def style(selector: str) -> dict[str, str]:
+    """The declarations of all rules of the page's style for one selector."""
+    (sheet,) = re.findall(r"<style>(.*?)</style>", report_page(report()), re.DOTALL)
+    sheet = html.unescape(sheet)
+    found = [
+        declarations
+        for selectors, declarations in re.findall(r"([^{}]+)\{([^{}]*)\}", sheet)
+        if selector in [each.strip() for each in selectors.split(",")]
+    ]
+    pairs = [each.split(":", 1) for part in found for each in part.split(";") if ":" in each]
+    return {name.strip(): value.strip() for name, value in pairs}
+
+
+def test_no_cell_is_kept_from_wrapping_and_cards_break_what_is_longer_than_a_line() -> None:
+    for selector in ("td", "td.long", "th button", "dd", ".cards td"):
+        assert style(selector).get("white-space") in (None, "pre-line")
+    assert (style(".cards td")["display"], style(".cards td")["overflow-wrap"]) == ("block", "anywhere")
+    assert style(".cards td::before")["content"] == 'attr(data-title) ": "'
+    assert style("pre")["white-space"] == "pre-wrap"
+    for selector in ("dd", "h1", "article", "pre"):
+        assert style(selector)["overflow-wrap"] == "anywhere"
+    assert style(".layout svg")["max-width"] == style("canvas")["max-width"] == "100%"
+
+
+def test_rules_are_rendered() -> None:
+    finding = Finding("against-value", "error", "a", None, "a: differs")
+    (article,) = re.findall(
+        '<article id="against-value">(.*?)</article>', report_page(report(finding)), re.DOTALL
+    )
+
+    assert "<p><strong>Why it matters.</strong> " in article
+    assert article.count("<li>") == 4
+    assert "(<code>gptq</code>, <code>gptq_v2</code>)" in article
+    assert not re.search(r"`|\*\*|^- ", article, re.MULTILINE)
+
+
+def test_an_explanation_is_text_whatever_is_in_it() -> None:
+    text = Page("t", "ok", {}, [], explanations={"rule": f"**{HOSTILE}**"}).html()
+
+    assert "<img" not in text
+    assert f"<strong>{html.escape(SHOWN)}</strong>" in text
+
+
+def test_a_message_does_not_repeat_the_tensor_beside_it() -> None:
+    finding = Finding("dtype", "error", "a.b", "f", "a.b: wrong")
+
+    assert tables(report_page(report(finding)))[0]["rows"] == [["dtype", "error", "a.b", "f", "wrong"]]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
+@pytest.mark.parametrize("width", [420, 700, 1300])
+def test_a_browser_cuts_nothing_off_at_the_side(width: int, tmp_path: Path) -> None:
+    """In a frame of that width, as a window has a least width; with names that nothing breaks."""
+    name = "model.language_model.layers.0." + "unbroken" * 20 + ".weight_scale_inverse"
+    findings = [
+        Finding(rule, "error", name, "f.safetensors", f"{name}: " + "m" * 300, "r " * 90)
+        for rule in rule_pages()
+    ]
+    layers = [layer(f"{name}{at}") for at in range(300)]
+    pictures = {each.prefix: LayerPictures("2^-40: " + "1 " * 60 + "1", "0.1: 09 50") for each in layers}
+    text = report_page(replace(report(*findings, layers=tuple(layers)), path="p" * 300), pictures)
+    probe = """<script>addEventListener("load", () => {
+for (const each of document.querySelectorAll("details")) each.open = true;
+const places = [document.documentElement, ...document.querySelectorAll(".scroll, article, details, dl")];
+parent.postMessage([innerWidth, ...places.map((each) => each.scrollWidth - each.clientWidth)], "*");
+});</script></body>"""
+    (tmp_path / "page.html").write_text(re.sub(r"<meta http-equiv[^>]*>", "", text).replace("</body>", probe))
+    outer = (
+        "<script>onmessage = (told) => (document.title = JSON.stringify(told.data));</script>"
+        f'<iframe src="page.html" style="border:0;width:{width}px;height:900px"></iframe>'
+    )
+    (tmp_path / "outer.html").write_text(outer)
+    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'user'}"]
+    done = subprocess.run(
+        [
+            "chromium",
+            *options,
+            "--virtual-time-budget=20000",
+            "--dump-dom",
+            (tmp_path / "outer.html").as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    seen, *over = json.loads(re.findall("<title>(.*?)</title>", done.stdout)[0])
+
+    assert (seen, len(over)) == (width, len(rule_pages()) + 5)
+    assert max(over) <= 0
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ const RUN = 200;
 const SHORT = 48; // characters that stay in one line
 const SIZE = 64; // pixels of a picture's height, and of a map's width
 const BAR = 6;
+const UNBROKEN = 24; // characters of a name that is never broken
 const tables = JSON.parse(document.getElementById("data").textContent);
 
 const canvas = (width, text) => {
@@ -43,6 +44,18 @@ const map = (text) => {
   return made;
 };
 
+// A long text may be broken behind the dots and lines of its names, and is copied without a break.
+const fillText = (cell, text) => {
+  if (text.length <= UNBROKEN) {
+    cell.textContent = text;
+    return;
+  }
+  text.split(/(?<=[._/])(?=\w)/).forEach((part, at) => {
+    if (at) cell.append(document.createElement("wbr"));
+    cell.append(part);
+  });
+};
+
 for (const section of document.querySelectorAll("section.table")) {
   const table = tables[Number(section.dataset.table)];
   const body = section.querySelector("tbody");
@@ -71,8 +84,9 @@ for (const section of document.querySelectorAll("section.table")) {
       details.append(summary, rest.join("\n"));
       cell.append(details);
     } else {
-      cell.textContent = text;
+      fillText(cell, text);
     }
+    cell.dataset.title = heads[column].textContent.trim();
     if (table.numbers.includes(column)) cell.className = "number";
     if (text.length > SHORT && !table.drawn[column]) cell.className = "long";
     return cell;
@@ -88,6 +102,12 @@ for (const section of document.querySelectorAll("section.table")) {
     count += rows.length;
   };
 
+  // Where a table is wider than its place, each row is a card, a line for each cell: nothing is cut off.
+  const fit = () => {
+    section.className = "table";
+    if (scroll.scrollWidth > scroll.clientWidth) section.className = "table cards";
+  };
+
   const fill = () => {
     const words = section.querySelector("input").value.toLowerCase().split(/\s+/).filter(Boolean);
     shown = order.filter((at) => words.every((word) => texts[at].includes(word)));
@@ -97,6 +117,7 @@ for (const section of document.querySelectorAll("section.table")) {
     scroll.scrollTop = 0;
     count = 0;
     more();
+    fit();
   };
 
   // Names count as people do, layer 2 before layer 10; cells without a value come last, whatever the direction.
@@ -120,7 +141,11 @@ for (const section of document.querySelectorAll("section.table")) {
   });
   section.querySelector("input").addEventListener("input", fill);
   scroll.addEventListener("scroll", () => {
-    if (scroll.scrollTop + scroll.clientHeight > scroll.scrollHeight - 600) more();
+    if (scroll.scrollTop + scroll.clientHeight > scroll.scrollHeight - 600) {
+      more();
+      if (section.className === "table") fit();
+    }
   });
+  window.addEventListener("resize", fit);
   fill();
 }
